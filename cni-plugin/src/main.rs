@@ -1,0 +1,2 @@
+//! The chained CNI plugin `denizen`.
+fn main() {}

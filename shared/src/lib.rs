@@ -1,0 +1,8 @@
+//! What Denizen's two programs must agree on, and no more: the state file ([`state`]), the agent's
+//! socket ([`socket`]) and where both lie ([`run_dir`]).
+//!
+//! Nothing here is async, and nothing here knows Kubernetes or a kernel interface.
+
+pub mod run_dir;
+pub mod socket;
+pub mod state;

@@ -1,0 +1,1 @@
+//! Hosts in network namespaces, real packets: what the kernel tests stand on.
