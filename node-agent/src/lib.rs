@@ -1,1 +1,8 @@
-//! The node agent.
+//! The node agent: what a node's services are, what becomes of their packets, and the kernel's rules
+//! that make it so.
+//!
+//! Facts flow in ([`source`] → [`model`]), decisions are computed ([`plan`]), differences flow out
+//! ([`backend`]). Everything between the first arrow and the last is pure. [`agent`] alone knows every
+//! layer.
+
+pub mod model;
