@@ -6,3 +6,4 @@
 //! layer.
 
 pub mod model;
+pub mod source;
