@@ -5,4 +5,7 @@
 //! ([`backend`]). Everything between the first arrow and the last is pure. [`agent`] alone knows every
 //! layer.
 
+pub mod backend;
 pub mod model;
+pub mod netlink;
+pub mod plan;
