@@ -36,11 +36,17 @@ impl Namespace {
         let (ready, path) = channel();
         let thread = std::thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
-            ready.send(format!("/proc/{}/task/{}/ns/net", std::process::id(), gettid())).expect("the test waits");
+            ready
+                .send(format!("/proc/{}/task/{}/ns/net", std::process::id(), gettid()))
+                .expect("the test waits");
             todo.into_iter().for_each(|job| job());
         });
         let path = path.recv().expect("a new network namespace").into();
-        let namespace = Namespace { path, jobs: Some(jobs), thread: Some(thread) };
+        let namespace = Namespace {
+            path,
+            jobs: Some(jobs),
+            thread: Some(thread),
+        };
         namespace.ip("link set lo up");
         namespace
     }
@@ -54,7 +60,8 @@ impl Namespace {
     pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, result) = channel();
         let jobs = self.jobs.as_ref().expect("it ends with the value");
-        jobs.send(Box::new(move || drop(done.send(job())))).expect("the thread is there");
+        jobs.send(Box::new(move || drop(done.send(job()))))
+            .expect("the thread is there");
         result.recv().expect("the job did not panic")
     }
 
@@ -66,16 +73,27 @@ impl Namespace {
     /// Runs `ip` in it, with `arguments` as one would type them, and returns what it prints.
     pub fn ip(&self, arguments: &str) -> String {
         let mut ip = program(Path::new("ip"));
-        ip.args(arguments.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        ip.args(arguments.split_whitespace())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let output = self.spawn(ip).wait_with_output().expect("ip ends");
-        assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "ip {arguments}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         String::from_utf8(output.stdout).expect("ip prints text")
     }
 
     /// What `ip -json` says of the links in it that are called, or have the alternative name, `name`.
     pub fn link(&self, name: &str) -> Value {
-        let all: Value = serde_json::from_str(&self.ip("-json -details address show")).expect("ip prints JSON");
-        let found = all.as_array().into_iter().flatten().find(|link| link["ifname"] == name);
+        let all: Value =
+            serde_json::from_str(&self.ip("-json -details address show")).expect("ip prints JSON");
+        let found = all
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|link| link["ifname"] == name);
         found.cloned().unwrap_or(Value::Null)
     }
 }
@@ -100,10 +118,17 @@ impl Drop for Namespace {
 pub fn denizen() -> PathBuf {
     let beside = || {
         let test = std::env::current_exe().expect("a test has a path");
-        test.ancestors().nth(2).expect("target/<profile>/deps/<test>").join("denizen")
+        test.ancestors()
+            .nth(2)
+            .expect("target/<profile>/deps/<test>")
+            .join("denizen")
     };
     let path = std::env::var_os("DENIZEN_PLUGIN").map_or_else(beside, PathBuf::from);
-    assert!(path.is_file(), "{} is not built: cargo build -p denizen-cni", path.display());
+    assert!(
+        path.is_file(),
+        "{} is not built: cargo build -p denizen-cni",
+        path.display()
+    );
     path
 }
 
@@ -135,7 +160,11 @@ impl Call {
 
     /// The variables of a call for `command`.
     pub fn environment(&self, command: &str) -> Vec<(&'static str, String)> {
-        let netns = self.netns.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+        let netns = self
+            .netns
+            .as_ref()
+            .map(|path| path.display().to_string())
+            .unwrap_or_default();
         vec![
             ("CNI_COMMAND", command.to_owned()),
             ("CNI_CONTAINERID", self.container.clone()),
@@ -152,7 +181,10 @@ pub fn start(node: &Namespace, plugin: &Path, variables: Vec<(&'static str, Stri
     let mut command = program(plugin);
     command.env_clear().envs(variables);
     command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = node.spawn(command);
     // One that has already said no does not read to the end.
     let _ = child.stdin.take().expect("it is piped").write_all(input);
@@ -164,12 +196,19 @@ pub type Refusal = Value;
 
 /// What `child` answered: its result, null where it printed nothing, or its error object.
 pub fn finish(child: Child) -> Result<Value, Refusal> {
-    let Output { status, stdout, stderr } = child.wait_with_output().expect("a plugin ends");
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = child.wait_with_output().expect("a plugin ends");
     let printed = String::from_utf8_lossy(&stdout).into_owned();
     let answer = match printed.trim() {
         "" => Value::Null,
         text => serde_json::from_str(text).unwrap_or_else(|error| {
-            panic!("standard output is not JSON: {error}: {text:?}, {}", String::from_utf8_lossy(&stderr))
+            panic!(
+                "standard output is not JSON: {error}: {text:?}, {}",
+                String::from_utf8_lossy(&stderr)
+            )
         }),
     };
     if status.success() { Ok(answer) } else { Err(answer) }
@@ -198,12 +237,17 @@ impl Chain {
 
     /// Checks it against `result`, what its ADD returned.
     pub fn check(&self, node: &Namespace, call: &Call, result: &Value) -> Result<(), Refusal> {
-        self.plugins.iter().try_for_each(|plugin| self.call(node, call, "CHECK", plugin, Some(result)).map(drop))
+        self.plugins
+            .iter()
+            .try_for_each(|plugin| self.call(node, call, "CHECK", plugin, Some(result)).map(drop))
     }
 
     /// Deletes it, last plugin first. `result` is what its ADD returned, where the runtime still knows.
     pub fn del(&self, node: &Namespace, call: &Call, result: Option<&Value>) -> Result<(), Refusal> {
-        self.plugins.iter().rev().try_for_each(|plugin| self.call(node, call, "DEL", plugin, result).map(drop))
+        self.plugins
+            .iter()
+            .rev()
+            .try_for_each(|plugin| self.call(node, call, "DEL", plugin, result).map(drop))
     }
 
     /// Calls one plugin of the chain.
@@ -216,7 +260,11 @@ impl Chain {
         result: Option<&Value>,
     ) -> Result<Value, Refusal> {
         let kind = plugin["type"].as_str().expect("a plugin has a type");
-        let path = if kind == "denizen" { denizen() } else { Path::new(REAL_PLUGINS).join(kind) };
+        let path = if kind == "denizen" {
+            denizen()
+        } else {
+            Path::new(REAL_PLUGINS).join(kind)
+        };
         let input = self.configuration(plugin, result).to_string();
         finish(start(node, &path, call.environment(command), input.as_bytes()))
     }
@@ -225,7 +273,9 @@ impl Chain {
     pub fn configuration(&self, plugin: &Value, result: Option<&Value>) -> Value {
         let mut configuration = plugin.clone();
         // As libcni does: what a plugin can take of the runtime's data is named by its capabilities.
-        let fields = configuration.as_object_mut().expect("a configuration is an object");
+        let fields = configuration
+            .as_object_mut()
+            .expect("a configuration is an object");
         fields.remove("capabilities");
         fields.insert("name".to_owned(), json!(self.name));
         fields.insert("cniVersion".to_owned(), json!(self.version));

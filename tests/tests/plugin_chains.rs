@@ -18,7 +18,11 @@ impl Rig {
     fn new() -> Rig {
         // A tmpfs, as the real run directory.
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        Rig { dir, node: Namespace::new(), pod: Namespace::new() }
+        Rig {
+            dir,
+            node: Namespace::new(),
+            pod: Namespace::new(),
+        }
     }
 
     fn run_dir(&self) -> std::path::PathBuf {
@@ -35,10 +39,18 @@ impl Rig {
 
     /// `first` and denizen, in a network `name` with addresses of `ranges`.
     fn chain(&self, version: &'static str, name: &str, mut first: Value, ranges: &[&str]) -> Chain {
-        let ranges: Vec<_> = ranges.iter().map(|subnet| json!([{ "subnet": subnet }])).collect();
-        first["ipam"] = json!({ "type": "host-local", "ranges": ranges, "dataDir": self.dir.path().join("ipam") });
+        let ranges: Vec<_> = ranges
+            .iter()
+            .map(|subnet| json!([{ "subnet": subnet }]))
+            .collect();
+        first["ipam"] =
+            json!({ "type": "host-local", "ranges": ranges, "dataDir": self.dir.path().join("ipam") });
         let ours = json!({ "type": "denizen", "runDir": self.run_dir() });
-        Chain { name: name.to_owned(), version, plugins: vec![first, ours] }
+        Chain {
+            name: name.to_owned(),
+            version,
+            plugins: vec![first, ours],
+        }
     }
 }
 
@@ -54,7 +66,12 @@ fn smoke() {
     let call = Call::new("web-0", &rig.pod);
     let result = chain.add(&rig.node, &call).unwrap();
     eprintln!("{result:#}\n{:#?}", rig.record(&call));
-    eprintln!("{}", std::fs::File::open(rig.run_dir().join("pods.json")).map(|f| std::io::read_to_string(f).unwrap()).unwrap());
+    eprintln!(
+        "{}",
+        std::fs::File::open(rig.run_dir().join("pods.json"))
+            .map(|f| std::io::read_to_string(f).unwrap())
+            .unwrap()
+    );
     chain.del(&rig.node, &call, Some(&result)).unwrap();
     let _ = Path::new("/");
 }
