@@ -30,6 +30,9 @@ const NEXT_FILE: &str = "pods.json.next";
 /// More than a node could ever need (some 400 bytes an attachment), and little enough to read at once.
 const MAX_SIZE: u64 = 64 << 20;
 
+/// What a record may take, with room to spare.
+const ROOM_FOR_A_RECORD: usize = 4096;
+
 /// Between two tries for the lock, which is held for well under a millisecond.
 const LOCK_RETRY: Duration = Duration::from_micros(500);
 
@@ -141,6 +144,24 @@ impl RunDir {
         Ok((out, state.epoch, state.generation))
     }
 
+    /// Does all that [`RunDir::update`] would do, but puts nothing in the state file's place: whether a record
+    /// could be written now.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RunDir::update`].
+    pub fn rehearse(&self, wait: Duration) -> Result<(), StateError> {
+        let _lock = self.lock(wait)?;
+        let state = self.read()?.unwrap_or_else(|| State::empty(new_epoch()));
+        let path = self.path.join(NEXT_FILE);
+        // The next record needs room that this one has not taken yet.
+        let mut text = print(&state, &path)?;
+        text.resize(text.len() + ROOM_FOR_A_RECORD, b' ');
+        let written = self.write_next(&text, &path);
+        let removed = self.remove_next().map_err(|errno| failed("remove", &path, errno));
+        written.and(removed)
+    }
+
     /// Renames a state file that cannot be understood to `pods.json.bad-<suffix>`, under the lock, so that a new
     /// one can be begun and the old one looked at. Returns its new path; `None` when, with the lock held, the file
     /// turned out to be readable or gone.
@@ -200,7 +221,7 @@ impl RunDir {
     /// Puts `state` in the file's place. The caller holds the lock.
     fn replace(&self, state: &State) -> Result<(), StateError> {
         let path = self.path.join(NEXT_FILE);
-        let text = format::print(state).map_err(|error| io_failed("write", &path, error.into()))?;
+        let text = print(state, &path)?;
         let written = self.write_next(&text, &path).and_then(|()| {
             renameat(self.dir.as_fd(), NEXT_FILE, self.dir.as_fd(), STATE_FILE)
                 .map_err(|errno| failed("rename", &path, errno))
@@ -236,6 +257,10 @@ impl RunDir {
             Err(errno) => Err(errno),
         }
     }
+}
+
+fn print(state: &State, path: &Path) -> Result<Vec<u8>, StateError> {
+    format::print(state).map_err(|error| io_failed("write", path, error.into()))
 }
 
 /// A name for a new file that none before it had. This program's only randomness: the keys of std's hasher
