@@ -9,7 +9,10 @@
     reason = "tests read clocks and files and execute programs; denizen does not"
 )]
 
+pub mod agent;
 pub mod binary;
+pub mod flows;
+pub mod manifest;
 pub mod netns;
 pub mod pod;
 pub mod probe;
