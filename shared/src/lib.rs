@@ -3,6 +3,10 @@
 //!
 //! Nothing here is async, and nothing here knows Kubernetes or a kernel interface.
 
+pub mod error;
+mod format;
 pub mod run_dir;
 pub mod socket;
 pub mod state;
+pub mod store;
+mod trust;

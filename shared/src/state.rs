@@ -2,12 +2,17 @@
 //!
 //! The format is a contract between two programs that are upgraded apart: fields unknown to one of
 //! them are kept, and a newer [`VERSION`] is refused.
+//!
+//! This module knows what the file says. How it is locked, read and replaced is in [`crate::store`].
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+
+pub use crate::error::StateError;
+pub use crate::store::RunDir;
 
 /// The version of the format that this program writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
@@ -29,6 +34,19 @@ pub struct State {
     pub unknown: Map<String, Value>,
 }
 
+impl State {
+    /// A file that holds no attachment yet.
+    pub fn empty(epoch: Epoch) -> State {
+        State {
+            version: VERSION,
+            epoch,
+            generation: Generation(0),
+            attachments: BTreeMap::new(),
+            unknown: Map::new(),
+        }
+    }
+}
+
 /// A random string made with the file, so that a generation of a lost file is never taken for one of
 /// its successor's.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -44,6 +62,13 @@ pub struct Generation(pub u64);
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct AttachmentId(pub String);
+
+impl AttachmentId {
+    /// The name of the attachment that container `container_id` has through its interface `if_name`.
+    pub fn new(container_id: &str, if_name: &str) -> AttachmentId {
+        AttachmentId(format!("{container_id}/{if_name}"))
+    }
+}
 
 /// One interface of one pod, as it was at ADD.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -107,6 +132,11 @@ pub struct HostInterface {
 }
 
 impl Attachment {
+    /// The key that this record has in the file.
+    pub fn id(&self) -> AttachmentId {
+        AttachmentId::new(&self.container_id, &self.if_name)
+    }
+
     /// The input interface that the node's IP stack sees on this pod's packets: the VLAN device, else the
     /// bridge, else the veth itself; `None` where they never enter this node's stack.
     pub fn input_interface(&self) -> Option<&str> {

@@ -83,7 +83,6 @@ impl Agent {
 
     /// Starts the agent and waits for nothing.
     pub fn spawn(node: &Netns, settings: Settings) -> Result<Self> {
-        fs::create_dir_all(&settings.run_dir)?;
         let log = settings.run_dir.join("agent.log");
         let output = OpenOptions::new().create(true).append(true).open(&log)?;
         let mut command = Command::new(binary::ours("denizen-agent")?);

@@ -11,6 +11,7 @@
 
 pub mod agent;
 pub mod binary;
+pub mod cni;
 pub mod flows;
 pub mod manifest;
 pub mod netns;

@@ -10,7 +10,9 @@
 //! nobody has is answered with "no route", so that an untouched packet is not mistaken for a dropped one.
 
 use std::fmt::Write;
+use std::fs::DirBuilder;
 use std::net::IpAddr;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -81,7 +83,11 @@ impl World {
     /// A world of its own for one test.
     pub fn new(label: &str, addresses: Addresses) -> Result<Self> {
         let named = |part: &str| Netns::new(&format!("{label}-{part}"));
-        let folder = Folder::Temporary(tempfile::Builder::new().prefix("denizen-").tempdir()?);
+        // In memory, as the run directory of a real node: the plugin syncs what it records.
+        let folder = tempfile::Builder::new()
+            .prefix("denizen-")
+            .tempdir_in("/dev/shm")?;
+        let folder = Folder::Temporary(folder);
         Self::build(
             [
                 named("node")?,
@@ -156,7 +162,12 @@ impl World {
     /// A folder inside [`Self::folder`], made when it is not there.
     pub fn subfolder(&self, name: &str) -> Result<PathBuf> {
         let path = self.folder().join(name);
-        std::fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        let mut builder = DirBuilder::new();
+        builder
+            .recursive(true)
+            .mode(0o700)
+            .create(&path)
+            .with_context(|| format!("cannot make {}", path.display()))?;
         Ok(path)
     }
 

@@ -1,0 +1,93 @@
+//! ADD: records an attachment.
+
+use std::time::SystemTime;
+
+use denizen_shared::socket::WaitFor;
+use denizen_shared::state::{Attachment, RunDir};
+use serde_json::Map;
+
+use super::{LOCK_WAIT, Seen};
+use crate::config::{Config, OnTimeout, WaitForAgent};
+use crate::environment::Attach;
+use crate::error::CniError;
+use crate::prev_result::Told;
+use crate::time::rfc3339;
+use crate::version::CniVersion;
+use crate::wait::{Waited, wait};
+
+/// Records the attachment of `call`, in the place of one of the same name, and returns the result of the plugin
+/// before this one as it was written. What it recorded is undone when it fails.
+pub(crate) fn add(
+    call: &Attach,
+    config: &Config<'_>,
+    version: CniVersion,
+    now: SystemTime,
+) -> Result<String, CniError> {
+    let result = config.prev_result()?;
+    let told = Told::parse(result, version, &call.named.if_name)?;
+    let seen = Seen::of(call, &told)?;
+    let record = Attachment {
+        container_id: call.named.container_id.clone(),
+        if_name: call.named.if_name.clone(),
+        network: config.network.clone(),
+        pod: call.pod.clone(),
+        netns: Some(call.netns.display().to_string()),
+        host_interface: seen.attached.host_interface,
+        l3_interface: seen.attached.l3_interface,
+        bridge: seen.attached.bridge,
+        ips: told.ips,
+        added_at: rfc3339(now),
+        unknown: Map::new(),
+    };
+    let run_dir = RunDir::create(&config.run_dir)?;
+    let (replaced, epoch, generation) = run_dir.update(LOCK_WAIT, |state| {
+        state.attachments.insert(record.id(), record.clone())
+    })?;
+    if let Some(how) = &config.wait_for_agent {
+        let ask = WaitFor {
+            wait_for: record.id(),
+            epoch,
+            generation,
+        };
+        wait_for_agent(&run_dir, &ask, how).map_err(|error| undo(&run_dir, &record, replaced, error))?;
+    }
+    Ok(result.get().to_owned())
+}
+
+fn wait_for_agent(run_dir: &RunDir, ask: &WaitFor, how: &WaitForAgent) -> Result<(), CniError> {
+    let why = match wait(run_dir, ask, how.timeout) {
+        Waited::Programmed => return Ok(()),
+        Waited::Not(why) => why,
+    };
+    let message = format!("the agent has not programmed {}: {why}", ask.wait_for.0);
+    match how.on_timeout {
+        OnTimeout::Proceed => {
+            eprintln!(
+                "denizen: {message}; the pod starts all the same (waitForAgent.onTimeout is \"proceed\")"
+            );
+            Ok(())
+        }
+        OnTimeout::Fail => Err(CniError::TryAgainLater(message)),
+    }
+}
+
+/// Takes back `record` and puts in its place what it had `replaced`, unless somebody else has changed it since.
+/// Returns `error`, with what went wrong on the way.
+fn undo(run_dir: &RunDir, record: &Attachment, replaced: Option<Attachment>, error: CniError) -> CniError {
+    let id = record.id();
+    let undone = run_dir.update(LOCK_WAIT, |state| {
+        if state.attachments.get(&id) == Some(record) {
+            match replaced {
+                Some(before) => state.attachments.insert(id.clone(), before),
+                None => state.attachments.remove(&id),
+            };
+        }
+    });
+    match undone {
+        Ok(_) => error,
+        Err(also) => {
+            let also = CniError::from(also).in_full();
+            CniError::TryAgainLater(format!("{error}; and its record could not be taken back: {also}"))
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! CHECK: whether the record, the result and the kernel still say the same.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::net::IpAddr;
+
+use denizen_shared::state::{Attachment, RunDir, StateError};
+
+use super::Seen;
+use crate::config::Config;
+use crate::environment::Attach;
+use crate::error::CniError;
+use crate::prev_result::Told;
+use crate::version::CniVersion;
+
+/// Fails with every disagreement that there is about the attachment of `call`.
+pub(crate) fn check(call: &Attach, config: &Config<'_>, version: CniVersion) -> Result<(), CniError> {
+    let told = Told::parse(config.prev_result()?, version, &call.named.if_name)?;
+    let id = call.named.id();
+    let state = match RunDir::open(&config.run_dir) {
+        Err(StateError::NoRunDir { .. }) => None,
+        run_dir => run_dir?.read()?,
+    };
+    let Some(record) = state.and_then(|mut state| state.attachments.remove(&id)) else {
+        let run_dir = config.run_dir.display();
+        return Err(CniError::Disagreement(format!(
+            "{} is not recorded in {run_dir}",
+            id.0
+        )));
+    };
+    let seen = Seen::of(call, &told)?;
+    let mut found = Vec::new();
+    compare_call(&record, call, config, &told, &mut found);
+    compare_kernel(&record, &told, seen, &mut found)?;
+    match found.as_slice() {
+        [] => Ok(()),
+        found => Err(CniError::Disagreement(format!("{}: {}", id.0, found.join("; ")))),
+    }
+}
+
+/// The record against what the runtime says now.
+fn compare_call(
+    record: &Attachment,
+    call: &Attach,
+    config: &Config<'_>,
+    told: &Told,
+    found: &mut Vec<String>,
+) {
+    differ("network", &record.network, "configured", &config.network, found);
+    let netns = Some(call.netns.display().to_string());
+    differ("netns", &record.netns, "called for", &netns, found);
+    differ(
+        "addresses",
+        &set(&record.ips),
+        "in prevResult",
+        &set(&told.ips),
+        found,
+    );
+}
+
+/// The record against the kernel.
+fn compare_kernel(
+    record: &Attachment,
+    told: &Told,
+    mut seen: Seen,
+    found: &mut Vec<String>,
+) -> Result<(), CniError> {
+    let name = &record.if_name;
+    match &seen.container {
+        Some(container) => {
+            let has = seen
+                .pod
+                .addresses(container.index)
+                .map_err(|error| CniError::io(format!("cannot list the addresses of {name}"), error))?;
+            let lost = record.ips.iter().filter(|ip| !has.contains(ip));
+            found.extend(lost.map(|ip| format!("address {ip} is recorded, and {name} does not have it")));
+        }
+        // What a result does not list as an interface (a device handed to user space) nobody can find.
+        None if told.has_interface || record.host_interface.is_some() => {
+            found.push(format!("interface {name} is gone from the pod"));
+        }
+        None => {}
+    }
+    let is = seen.attached;
+    let (was, now) = (&record.host_interface, &is.host_interface);
+    match (was, now) {
+        (Some(was), Some(now)) => {
+            differ(
+                "host interface's name",
+                &was.name,
+                "in the kernel",
+                &now.name,
+                found,
+            );
+            differ(
+                "host interface's index",
+                &was.index,
+                "in the kernel",
+                &now.index,
+                found,
+            );
+            differ(
+                "host interface's MAC address",
+                &was.mac,
+                "in the kernel",
+                &now.mac,
+                found,
+            );
+        }
+        (Some(was), None) => found.push(format!("host interface {} is gone", was.name)),
+        (None, Some(now)) => found.push(format!("host interface {} is not recorded", now.name)),
+        (None, None) => {}
+    }
+    if now.is_some() {
+        differ("bridge", &record.bridge, "in the kernel", &is.bridge, found);
+        differ(
+            "input interface",
+            &record.l3_interface,
+            "in the kernel",
+            &is.l3_interface,
+            found,
+        );
+    }
+    Ok(())
+}
+
+fn differ<T: PartialEq + Debug>(what: &str, was: &T, place: &str, is: &T, found: &mut Vec<String>) {
+    if was != is {
+        found.push(format!("{what}: recorded {was:?}, {place} {is:?}"));
+    }
+}
+
+fn set(ips: &[IpAddr]) -> BTreeSet<IpAddr> {
+    ips.iter().copied().collect()
+}

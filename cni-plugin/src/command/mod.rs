@@ -1,0 +1,80 @@
+//! What the runtime calls the plugin for: a function each.
+
+mod add;
+mod check;
+mod del;
+mod gc;
+mod status;
+
+use std::time::Duration;
+
+use denizen_shared::state::{Attachment, AttachmentId, RunDir, State, StateError};
+
+pub(crate) use add::add;
+pub(crate) use check::check;
+pub(crate) use del::del;
+pub(crate) use gc::gc;
+pub(crate) use status::status;
+
+use crate::environment::Attach;
+use crate::error::CniError;
+use crate::kernel::{Attached, Link, Links, Netns, attached};
+use crate::prev_result::Told;
+
+/// How long a writer waits for the others; then the runtime is told to try again later.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+
+/// What the kernel says of one attachment.
+struct Seen {
+    /// The interface inside the pod.
+    container: Option<Link>,
+    /// The links inside the pod.
+    pod: Links,
+    attached: Attached,
+}
+
+impl Seen {
+    fn of(call: &Attach, told: &Told) -> Result<Seen, CniError> {
+        let path = call.netns.display();
+        let not_one = |why| CniError::Environment(format!("CNI_NETNS cannot be used: {path}: {why}"));
+        let netns = Netns::open(&call.netns).map_err(not_one)?;
+        let mut pod = netns.links().map_err(not_one)?;
+        let if_name = &call.named.if_name;
+        let container = pod
+            .named(if_name)
+            .map_err(|error| CniError::io(format!("cannot look at {if_name} in {path}"), error))?;
+        let attached = Links::open()
+            .and_then(|mut node| attached(&mut node, container.as_ref(), &netns, &told.host_links))
+            .map_err(|error| {
+                CniError::io(
+                    format!("cannot look at the node's end of {if_name} in {path}"),
+                    error,
+                )
+            })?;
+        Ok(Seen {
+            container,
+            pod,
+            attached,
+        })
+    }
+}
+
+/// Removes every attachment that `is_gone`, when there is any.
+fn remove(
+    run_dir: &std::path::Path,
+    is_gone: impl Fn(&AttachmentId, &Attachment) -> bool,
+) -> Result<(), CniError> {
+    let run_dir = match RunDir::open(run_dir) {
+        Err(StateError::NoRunDir { .. }) => return Ok(()),
+        opened => opened?,
+    };
+    // Looked at first without the lock: where there is nothing to remove, nobody is waited for and nothing
+    // has to be writable.
+    let has_any = |state: &State| state.attachments.iter().any(|(id, record)| is_gone(id, record));
+    if run_dir.read()?.is_some_and(|state| has_any(&state)) {
+        run_dir.update(LOCK_WAIT, |state| {
+            state.attachments.retain(|id, record| !is_gone(id, record))
+        })?;
+    }
+    Ok(())
+}

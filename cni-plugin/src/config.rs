@@ -1,0 +1,253 @@
+//! Standard input: [`RawConfig`] as written, [`Config`] checked.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use denizen_shared::run_dir;
+use denizen_shared::state::AttachmentId;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+
+use crate::environment::is_name;
+use crate::error::CniError;
+use crate::version::CniVersion;
+
+/// How long an ADD waits for the agent when the configuration asks for it and does not say.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The longest wait: runtimes give up an ADD after some minutes, and take it for hanging before.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Keys that the specification gives to every plugin.
+const EVERY_PLUGINS: [&str; 6] = [
+    "cniVersion",
+    "name",
+    "type",
+    "args",
+    "runtimeConfig",
+    "capabilities",
+];
+
+/// Keys that this plugin gives a meaning.
+const OURS: [&str; 3] = ["prevResult", "runDir", "waitForAgent"];
+
+/// Keys of others that a program which writes Go's configuration struct cannot leave out: harmless empty.
+const HARMLESS_EMPTY: [&str; 2] = ["ipam", "dns"];
+
+/// What begins with this is a protocol's between runtime and plugin.
+const PROTOCOL: &str = "cni.dev/";
+
+/// The configuration as it was written: an object, whose values nobody has looked at.
+#[derive(Debug)]
+pub(crate) struct RawConfig<'a> {
+    fields: BTreeMap<Cow<'a, str>, &'a RawValue>,
+}
+
+impl<'a> RawConfig<'a> {
+    pub(crate) fn parse(input: &'a [u8]) -> Result<RawConfig<'a>, CniError> {
+        if input.trim_ascii().is_empty() {
+            return Err(CniError::Decode(
+                "standard input is empty: a network configuration is missing".to_owned(),
+            ));
+        }
+        let fields = serde_json::from_slice(input).map_err(|error| {
+            CniError::Decode(format!("standard input is not a network configuration: {error}"))
+        })?;
+        Ok(RawConfig { fields })
+    }
+
+    /// The version that it says, as far as it says any.
+    pub(crate) fn version_text(&self) -> Result<Option<String>, CniError> {
+        self.typed("cniVersion")
+    }
+
+    /// The version that it is of.
+    pub(crate) fn version(&self) -> Result<CniVersion, CniError> {
+        let known = CniVersion::list();
+        let name = self.version_text()?.ok_or_else(|| {
+            CniError::IncompatibleVersion(format!("cniVersion is missing: this plugin speaks {known}"))
+        })?;
+        CniVersion::named(&name).ok_or_else(|| {
+            CniError::IncompatibleVersion(format!(
+                "cniVersion {name:?} is unknown: this plugin speaks {known}"
+            ))
+        })
+    }
+
+    fn typed<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, CniError> {
+        let Some(raw) = self.fields.get(key).filter(|raw| raw.get() != "null") else {
+            return Ok(None);
+        };
+        serde_json::from_str(raw.get())
+            .map(Some)
+            .map_err(|error| CniError::InvalidConfig(format!("{key} is malformed: {error}")))
+    }
+
+    /// Refuses the first key that means nothing to this plugin: who wrote it expects something of it.
+    fn refuse_unknown(&self) -> Result<(), CniError> {
+        let known = |key: &str, value: &RawValue| {
+            EVERY_PLUGINS.contains(&key)
+                || OURS.contains(&key)
+                || key.starts_with(PROTOCOL)
+                || (HARMLESS_EMPTY.contains(&key)
+                    && value.get().split_whitespace().collect::<String>() == "{}")
+        };
+        match self.fields.iter().find(|(key, value)| !known(key, value)) {
+            None => Ok(()),
+            Some((key, value)) => Err(CniError::UnsupportedField {
+                key: key.to_string(),
+                value: value.get().to_owned(),
+                why: format!("denizen knows {}", OURS[1..].join(" and ")),
+            }),
+        }
+    }
+}
+
+/// A configuration that can be used. Nobody checks it again.
+#[derive(Debug)]
+pub(crate) struct Config<'a> {
+    pub(crate) network: String,
+    pub(crate) run_dir: PathBuf,
+    pub(crate) wait_for_agent: Option<WaitForAgent>,
+    /// What the plugin before this one returned, as it was written.
+    pub(crate) prev_result: Option<&'a RawValue>,
+}
+
+impl<'a> Config<'a> {
+    /// All of it, for who sets something up or says whether that would work.
+    pub(crate) fn whole(raw: &RawConfig<'a>) -> Result<Config<'a>, CniError> {
+        raw.refuse_unknown()?;
+        let wait_for_agent = raw.typed("waitForAgent")?.map(WaitForAgent::of).transpose()?;
+        Ok(Config {
+            wait_for_agent,
+            ..Config::for_removal(raw)?
+        })
+    }
+
+    /// What removal needs. It is not refused for the sake of what only ADD would use: a pod that cannot be
+    /// deleted helps nobody who mistyped a key.
+    pub(crate) fn for_removal(raw: &RawConfig<'a>) -> Result<Config<'a>, CniError> {
+        let network: String = raw
+            .typed("name")?
+            .ok_or_else(|| CniError::InvalidConfig("name is missing".to_owned()))?;
+        if !is_name(&network) {
+            return Err(CniError::InvalidConfig(format!("name is malformed: {network:?}")));
+        }
+        let run_dir = raw
+            .typed("runDir")?
+            .unwrap_or_else(|| PathBuf::from(run_dir::DEFAULT));
+        if !Path::new(&run_dir).is_absolute() {
+            return Err(CniError::InvalidConfig(format!(
+                "runDir is not an absolute path: {run_dir:?}"
+            )));
+        }
+        let prev_result = raw
+            .fields
+            .get("prevResult")
+            .copied()
+            .filter(|raw| raw.get() != "null");
+        Ok(Config {
+            network,
+            run_dir,
+            wait_for_agent: None,
+            prev_result,
+        })
+    }
+
+    /// The result of the plugin before this one, which only a chain has.
+    pub(crate) fn prev_result(&self) -> Result<&'a RawValue, CniError> {
+        self.prev_result.ok_or_else(|| {
+            CniError::InvalidConfig(
+                "prevResult is missing: denizen is chained behind the plugin that makes the interface"
+                    .to_owned(),
+            )
+        })
+    }
+}
+
+/// The attachments that the runtime still knows, from a GC's configuration.
+pub(crate) fn valid_attachments(raw: &RawConfig<'_>) -> Result<Vec<AttachmentId>, CniError> {
+    #[derive(Deserialize)]
+    struct Valid {
+        #[serde(rename = "containerID")]
+        container_id: String,
+        ifname: String,
+    }
+    let key = "cni.dev/valid-attachments";
+    // Absent is not empty: an empty list removes everything.
+    let valid: Vec<Valid> = raw
+        .typed(key)?
+        .ok_or_else(|| CniError::InvalidConfig(format!("{key} is missing")))?;
+    Ok(valid
+        .iter()
+        .map(|valid| AttachmentId::new(&valid.container_id, &valid.ifname))
+        .collect())
+}
+
+/// How an ADD waits until the agent has programmed the kernel for its pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WaitForAgent {
+    pub(crate) timeout: Duration,
+    pub(crate) on_timeout: OnTimeout,
+}
+
+/// What becomes of an ADD whose pod is not programmed in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum OnTimeout {
+    /// The pod starts, and is treated right a moment later.
+    #[default]
+    Proceed,
+    /// The ADD fails, and the runtime tries again.
+    Fail,
+}
+
+impl WaitForAgent {
+    fn of(mut fields: BTreeMap<String, serde_json::Value>) -> Result<WaitForAgent, CniError> {
+        let refused = |key: &str, value: &serde_json::Value, why: &str| CniError::UnsupportedField {
+            key: format!("waitForAgent.{key}"),
+            value: value.to_string(),
+            why: why.to_owned(),
+        };
+        let timeout = match fields.remove("timeout") {
+            None => DEFAULT_TIMEOUT,
+            Some(value) => value
+                .as_str()
+                .and_then(duration)
+                .filter(|timeout| (Duration::from_millis(1)..=LONGEST_TIMEOUT).contains(timeout))
+                .ok_or_else(|| refused("timeout", &value, "from \"1ms\" to \"60s\""))?,
+        };
+        let on_timeout = match fields.remove("onTimeout") {
+            None => OnTimeout::default(),
+            Some(value) => serde_json::from_value(value.clone())
+                .map_err(|_| refused("onTimeout", &value, "\"proceed\" or \"fail\""))?,
+        };
+        match fields.first_key_value() {
+            None => Ok(WaitForAgent { timeout, on_timeout }),
+            Some((key, value)) => Err(refused(key, value, "denizen knows timeout and onTimeout")),
+        }
+    }
+}
+
+/// The duration that `text` says, in whole milliseconds, seconds or minutes.
+fn duration(text: &str) -> Option<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = text.split_at(digits);
+    let milliseconds = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        _ => return None,
+    };
+    number
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(milliseconds)
+        .map(Duration::from_millis)
+}
+
+#[cfg(test)]
+mod tests;

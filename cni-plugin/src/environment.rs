@@ -1,0 +1,215 @@
+//! The call, as the runtime's `CNI_*` variables say it: [`Environment`] as written, [`Attach`] checked.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use denizen_shared::state::{AttachmentId, Pod};
+use serde_json::Map;
+
+use crate::error::CniError;
+
+/// The longest interface name that the kernel takes, without the final zero.
+const LONGEST_IF_NAME: usize = 15;
+
+/// The `CNI_*` variables, unchecked. An empty variable is a missing one, as runtimes mean it.
+#[derive(Debug, Clone, Default)]
+pub struct Environment {
+    /// `CNI_COMMAND`.
+    pub command: Option<OsString>,
+    /// `CNI_CONTAINERID`.
+    pub container_id: Option<OsString>,
+    /// `CNI_NETNS`.
+    pub netns: Option<OsString>,
+    /// `CNI_IFNAME`.
+    pub if_name: Option<OsString>,
+    /// `CNI_ARGS`.
+    pub args: Option<OsString>,
+}
+
+impl Environment {
+    /// The variables that this process was started with.
+    pub fn of_process() -> Environment {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        Environment {
+            command: variable("CNI_COMMAND"),
+            container_id: variable("CNI_CONTAINERID"),
+            netns: variable("CNI_NETNS"),
+            if_name: variable("CNI_IFNAME"),
+            args: variable("CNI_ARGS"),
+        }
+    }
+
+    /// Whether there is no variable at all: somebody runs the plugin by hand.
+    pub(crate) fn is_empty(&self) -> bool {
+        let all = [
+            &self.command,
+            &self.container_id,
+            &self.netns,
+            &self.if_name,
+            &self.args,
+        ];
+        all.into_iter().all(Option::is_none)
+    }
+
+    /// What the plugin is called for.
+    pub(crate) fn command(&self) -> Result<Command, CniError> {
+        let name = text("CNI_COMMAND", self.command.as_ref())?;
+        let name = name.ok_or_else(|| CniError::Environment("CNI_COMMAND is missing".to_owned()))?;
+        Command::named(name).ok_or_else(|| CniError::Environment(format!("CNI_COMMAND is unknown: {name:?}")))
+    }
+
+    /// The attachment that is meant, which needs no more than its name.
+    pub(crate) fn named(&self) -> Result<Named, CniError> {
+        self.present(&[
+            ("CNI_CONTAINERID", &self.container_id),
+            ("CNI_IFNAME", &self.if_name),
+        ])?;
+        let container_id = text("CNI_CONTAINERID", self.container_id.as_ref())?.unwrap_or_default();
+        let if_name = text("CNI_IFNAME", self.if_name.as_ref())?.unwrap_or_default();
+        if !is_name(container_id) {
+            return Err(CniError::Environment(format!(
+                "CNI_CONTAINERID is malformed: {container_id:?} (a letter or digit, then letters, digits, '_', '.' and '-')"
+            )));
+        }
+        is_if_name(if_name)
+            .map_err(|why| CniError::Environment(format!("CNI_IFNAME is malformed: {if_name:?} {why}")))?;
+        Ok(Named {
+            container_id: container_id.to_owned(),
+            if_name: if_name.to_owned(),
+        })
+    }
+
+    /// The attachment that is meant, with all that ADD and CHECK need.
+    pub(crate) fn attach(&self) -> Result<Attach, CniError> {
+        self.present(&[
+            ("CNI_CONTAINERID", &self.container_id),
+            ("CNI_IFNAME", &self.if_name),
+            ("CNI_NETNS", &self.netns),
+        ])?;
+        let named = self.named()?;
+        let netns = text("CNI_NETNS", self.netns.as_ref())?.unwrap_or_default();
+        let args = text("CNI_ARGS", self.args.as_ref())?.unwrap_or_default();
+        Ok(Attach {
+            named,
+            netns: PathBuf::from(netns),
+            pod: pod(args)?,
+        })
+    }
+
+    /// Names every variable that is missing at once, so that one call shows all that is wrong.
+    fn present(&self, variables: &[(&str, &Option<OsString>)]) -> Result<(), CniError> {
+        let missing: Vec<_> = variables
+            .iter()
+            .filter(|(_, value)| value.is_none())
+            .map(|(name, _)| *name)
+            .collect();
+        match missing.as_slice() {
+            [] => Ok(()),
+            missing => Err(CniError::Environment(format!(
+                "missing variables: {}",
+                missing.join(", ")
+            ))),
+        }
+    }
+}
+
+/// What a runtime calls a plugin for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Command {
+    Add,
+    Del,
+    Check,
+    Gc,
+    Status,
+    Version,
+}
+
+impl Command {
+    fn named(name: &str) -> Option<Command> {
+        Some(match name {
+            "ADD" => Command::Add,
+            "DEL" => Command::Del,
+            "CHECK" => Command::Check,
+            "GC" => Command::Gc,
+            "STATUS" => Command::Status,
+            "VERSION" => Command::Version,
+            _ => return None,
+        })
+    }
+}
+
+/// One attachment of one container, by name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Named {
+    pub(crate) container_id: String,
+    pub(crate) if_name: String,
+}
+
+impl Named {
+    pub(crate) fn id(&self) -> AttachmentId {
+        AttachmentId::new(&self.container_id, &self.if_name)
+    }
+}
+
+/// One attachment of one container, and where it is.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Attach {
+    pub(crate) named: Named,
+    pub(crate) netns: PathBuf,
+    pub(crate) pod: Option<Pod>,
+}
+
+fn text<'a>(name: &str, value: Option<&'a OsString>) -> Result<Option<&'a str>, CniError> {
+    match value {
+        None => Ok(None),
+        Some(value) => match value.to_str() {
+            Some(value) => Ok(Some(value)),
+            None => Err(CniError::Environment(format!("{name} is not UTF-8: {value:?}"))),
+        },
+    }
+}
+
+/// Whether `name` is what the specification lets a container id and a network's name be.
+pub(crate) fn is_name(name: &str) -> bool {
+    let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(inner)
+}
+
+/// Whether the kernel would take `name` for an interface.
+fn is_if_name(name: &str) -> Result<(), &'static str> {
+    let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
+    match name {
+        "." | ".." => Err("is a directory's name"),
+        _ if name.len() > LONGEST_IF_NAME => Err("has more than 15 bytes"),
+        _ if name.contains(bad) => Err("contains '/', ':', white space or a control character"),
+        _ => Ok(()),
+    }
+}
+
+/// The pod that `CNI_ARGS` names. Other arguments are other plugins' and pass by.
+fn pod(args: &str) -> Result<Option<Pod>, CniError> {
+    let (mut namespace, mut name, mut uid) = (None, None, None);
+    for pair in args.split(';').filter(|pair| !pair.is_empty()) {
+        let Some((key, value)) = pair.split_once('=') else {
+            return Err(CniError::Environment(format!(
+                "CNI_ARGS is malformed: {pair:?} has no '='"
+            )));
+        };
+        let place = match key {
+            "K8S_POD_NAMESPACE" => &mut namespace,
+            "K8S_POD_NAME" => &mut name,
+            "K8S_POD_UID" => &mut uid,
+            _ => continue,
+        };
+        *place = (!value.is_empty()).then(|| value.to_owned());
+    }
+    Ok(namespace.zip(name).map(|(namespace, name)| Pod {
+        namespace,
+        name,
+        uid,
+        unknown: Map::new(),
+    }))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,60 @@
+//! A pod's network namespace.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sched::{CloneFlags, setns};
+
+use super::link::Links;
+
+/// The namespace that the calling thread is in.
+const OWN: &str = "/proc/thread-self/ns/net";
+
+/// An open network namespace, another one than this program's.
+pub(crate) struct Netns {
+    pub(crate) file: File,
+    own: File,
+}
+
+impl Netns {
+    /// Opens the namespace at `path`. Whether it is one, only entering it tells: see [`Netns::links`].
+    pub(crate) fn open(path: &Path) -> io::Result<Netns> {
+        // Non-blocking, for a named pipe in its place would hold the runtime for ever.
+        let file = File::options()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)?;
+        let own = File::open(OWN)?;
+        let (this, that) = (own.metadata()?, file.metadata()?);
+        if (this.dev(), this.ino()) == (that.dev(), that.ino()) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "it is the node's own network namespace",
+            ));
+        }
+        Ok(Netns { file, own })
+    }
+
+    /// The links of this namespace. The calling thread is in its own namespace again afterwards.
+    pub(crate) fn links(&self) -> io::Result<Links> {
+        match setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET) {
+            Ok(()) => {}
+            Err(Errno::EINVAL) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "it is not a network namespace",
+                ));
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+        // A socket belongs to the namespace that it was made in: nothing else has to be done in there.
+        let links = Links::open();
+        setns(self.own.as_fd(), CloneFlags::CLONE_NEWNET)?;
+        links
+    }
+}

@@ -1,0 +1,120 @@
+//! What the plugin before this one says it made: the few facts of it that are recorded. The text itself is
+//! handed on untouched by who holds it.
+
+use std::net::IpAddr;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::error::CniError;
+use crate::version::CniVersion;
+
+/// The facts of a `prevResult` that concern one attachment.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// Links on the node that have to do with it, by name: the pod's veth, the bridge, others.
+    pub(crate) host_links: Vec<String>,
+    /// Whether it says that the container has the interface.
+    pub(crate) has_interface: bool,
+    /// The interface's addresses.
+    pub(crate) ips: Vec<IpAddr>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawResult {
+    cni_version: Option<String>,
+    interfaces: Option<Vec<RawInterface>>,
+    ips: Option<Vec<RawIp>>,
+}
+
+#[derive(Deserialize)]
+struct RawInterface {
+    name: String,
+    sandbox: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct RawIp {
+    version: Option<String>,
+    address: String,
+    interface: Option<usize>,
+}
+
+impl RawInterface {
+    fn is_in_sandbox(&self) -> bool {
+        self.sandbox.as_ref().is_some_and(|sandbox| !sandbox.is_empty())
+    }
+}
+
+impl Told {
+    /// Reads `raw`, the result of a chain of `version`, for the container's interface `if_name`.
+    pub(crate) fn parse(raw: &RawValue, version: CniVersion, if_name: &str) -> Result<Told, CniError> {
+        let result: RawResult = serde_json::from_str(raw.get())
+            .map_err(|error| CniError::InvalidConfig(format!("prevResult is malformed: {error}")))?;
+        if let Some(other) = result.cni_version.filter(|said| said != version.name()) {
+            return Err(CniError::InvalidConfig(format!(
+                "prevResult is of cniVersion {other:?}, and the configuration of {:?}",
+                version.name()
+            )));
+        }
+        let interfaces = result.interfaces.unwrap_or_default();
+        let ours = |interface: &RawInterface| interface.is_in_sandbox() && interface.name == if_name;
+        let mut ips = Vec::new();
+        for ip in result.ips.unwrap_or_default() {
+            let address = address(&ip)?;
+            // An address that names no interface is the one's that this call is about.
+            let is_ours = match ip.interface {
+                None => true,
+                Some(index) => ours(
+                    interfaces
+                        .get(index)
+                        .ok_or_else(|| malformed(&ip, "its interface is not in the list"))?,
+                ),
+            };
+            if is_ours {
+                ips.push(address);
+            }
+        }
+        let has_interface = interfaces.iter().any(ours);
+        let on_node = interfaces
+            .into_iter()
+            .filter(|interface| !interface.is_in_sandbox());
+        Ok(Told {
+            host_links: on_node.map(|interface| interface.name).collect(),
+            has_interface,
+            ips,
+        })
+    }
+}
+
+/// The address of `ip`, without its prefix length.
+fn address(ip: &RawIp) -> Result<IpAddr, CniError> {
+    let Some((address, prefix)) = ip.address.split_once('/') else {
+        return Err(malformed(ip, "the prefix length is missing"));
+    };
+    let address: IpAddr = address
+        .parse()
+        .map_err(|_| malformed(ip, "it is not an IP address"))?;
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    if !prefix.parse::<u8>().is_ok_and(|prefix| prefix <= longest) {
+        return Err(malformed(ip, "the prefix length is not one"));
+    }
+    // Spec 0.3.x and 0.4.0 say the family a second time.
+    let family = if address.is_ipv4() { "4" } else { "6" };
+    if ip.version.as_ref().is_some_and(|said| said != family) {
+        return Err(malformed(ip, "its version is another's"));
+    }
+    // Recorded, these would make a pod of the node itself, or of everybody.
+    if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
+        return Err(malformed(ip, "no pod can have it"));
+    }
+    Ok(address)
+}
+
+fn malformed(ip: &RawIp, why: &str) -> CniError {
+    CniError::InvalidConfig(format!("prevResult has a bad address: {:?}: {why}", ip.address))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! One call, from its variables and its standard input to what goes to standard output.
+
+use std::io::Read;
+use std::time::SystemTime;
+
+use serde::Serialize;
+
+use crate::command::{add, check, del, gc, status};
+use crate::config::{Config, RawConfig, valid_attachments};
+use crate::environment::{Command, Environment};
+use crate::error::CniError;
+use crate::version::CniVersion;
+
+/// More than any configuration with its `prevResult`, or a GC's list, could need.
+const LONGEST_INPUT: u64 = 16 << 20;
+
+/// What came of a call.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It succeeded, and this goes to standard output.
+    Done(String),
+    /// It failed, and this error object goes to standard output.
+    Failed(String),
+    /// There was no call: somebody runs the plugin by hand, and reads this on standard error.
+    ByHand(String),
+}
+
+/// Does what `environment` and `input` ask for, at the time `now`.
+pub fn run(environment: &Environment, input: impl Read, now: SystemTime) -> Outcome {
+    if environment.is_empty() {
+        return Outcome::ByHand(about());
+    }
+    // An error speaks the version that was asked in, as soon as that is known.
+    let mut version = CniVersion::NEWEST;
+    match call(environment, input, now, &mut version) {
+        Ok(output) => Outcome::Done(output),
+        Err(error) => Outcome::Failed(error.object(version)),
+    }
+}
+
+fn call(
+    environment: &Environment,
+    input: impl Read,
+    now: SystemTime,
+    version: &mut CniVersion,
+) -> Result<String, CniError> {
+    let command = environment.command()?;
+    let input = read(input)?;
+    if command == Command::Version {
+        return versions(&input);
+    }
+    let raw = RawConfig::parse(&input)?;
+    *version = raw.version()?;
+    knows(*version, command)?;
+    match command {
+        Command::Add => return add(&environment.attach()?, &Config::whole(&raw)?, *version, now),
+        Command::Del => del(&environment.named()?, &Config::for_removal(&raw)?)?,
+        Command::Check => check(&environment.attach()?, &Config::whole(&raw)?, *version)?,
+        Command::Gc => gc(&Config::for_removal(&raw)?, valid_attachments(&raw)?)?,
+        Command::Status => status(&Config::whole(&raw)?)?,
+        Command::Version => {}
+    }
+    Ok(String::new())
+}
+
+fn read(input: impl Read) -> Result<Vec<u8>, CniError> {
+    let mut text = Vec::new();
+    input
+        .take(LONGEST_INPUT + 1)
+        .read_to_end(&mut text)
+        .map_err(|error| CniError::io("cannot read standard input", error))?;
+    if text.len() as u64 > LONGEST_INPUT {
+        return Err(CniError::Decode(format!(
+            "standard input is longer than {LONGEST_INPUT} bytes"
+        )));
+    }
+    Ok(text)
+}
+
+/// Refuses a command that the configuration's version does not have yet.
+fn knows(version: CniVersion, command: Command) -> Result<(), CniError> {
+    let since = match command {
+        Command::Add | Command::Del | Command::Version => CniVersion::V0_3_0,
+        Command::Check => CniVersion::V0_4_0,
+        Command::Gc | Command::Status => CniVersion::V1_1_0,
+    };
+    if version >= since {
+        return Ok(());
+    }
+    let (version, since) = (version.name(), since.name());
+    Err(CniError::IncompatibleVersion(format!(
+        "cniVersion {version} does not have this command: {since} does"
+    )))
+}
+
+/// The answer to VERSION. A runtime asks in a version of its own, which this plugin need not know, and some ask
+/// without saying any.
+fn versions(input: &[u8]) -> Result<String, CniError> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Versions {
+        cni_version: String,
+        supported_versions: [&'static str; CniVersion::ALL.len()],
+    }
+    let asked = match input.trim_ascii() {
+        [] => None,
+        input => RawConfig::parse(input)?.version_text()?,
+    };
+    let versions = Versions {
+        cni_version: asked.unwrap_or_else(|| CniVersion::NEWEST.name().to_owned()),
+        supported_versions: CniVersion::ALL.map(CniVersion::name),
+    };
+    Ok(serde_json::to_string(&versions).expect("strings are always JSON"))
+}
+
+fn about() -> String {
+    format!(
+        "denizen {}: a chained CNI plugin that records this node's pods for denizen-agent
+
+It is not run by hand: a container runtime calls it, behind the plugin that makes a pod's
+interface. In a *.conflist under /etc/cni/net.d, as the last of \"plugins\":
+
+    {{ \"type\": \"denizen\" }}
+
+optionally with \"runDir\" (where it records; by default {}) and
+\"waitForAgent\" (e.g. {{ \"timeout\": \"1s\", \"onTimeout\": \"proceed\" }}).
+
+CNI versions: {}
+",
+        env!("CARGO_PKG_VERSION"),
+        denizen_shared::run_dir::DEFAULT,
+        CniVersion::list()
+    )
+}

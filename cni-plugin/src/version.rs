@@ -1,0 +1,51 @@
+//! The versions of the CNI specification that this plugin speaks.
+
+/// A version of the specification, oldest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CniVersion {
+    /// 0.3.0: results with interfaces.
+    V0_3_0,
+    /// 0.3.1: chains.
+    V0_3_1,
+    /// 0.4.0: CHECK.
+    V0_4_0,
+    /// 1.0.0: no more `version` beside an address.
+    V1_0_0,
+    /// 1.1.0: GC and STATUS.
+    V1_1_0,
+}
+
+impl CniVersion {
+    /// Every version, oldest first.
+    pub const ALL: [CniVersion; 5] = [
+        CniVersion::V0_3_0,
+        CniVersion::V0_3_1,
+        CniVersion::V0_4_0,
+        CniVersion::V1_0_0,
+        CniVersion::V1_1_0,
+    ];
+
+    /// What to speak to who has not said a version.
+    pub const NEWEST: CniVersion = CniVersion::V1_1_0;
+
+    /// The version as it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            CniVersion::V0_3_0 => "0.3.0",
+            CniVersion::V0_3_1 => "0.3.1",
+            CniVersion::V0_4_0 => "0.4.0",
+            CniVersion::V1_0_0 => "1.0.0",
+            CniVersion::V1_1_0 => "1.1.0",
+        }
+    }
+
+    /// The version that is written `name`.
+    pub fn named(name: &str) -> Option<CniVersion> {
+        CniVersion::ALL.into_iter().find(|version| version.name() == name)
+    }
+
+    /// All versions, as a sentence lists them.
+    pub(crate) fn list() -> String {
+        CniVersion::ALL.map(CniVersion::name).join(", ")
+    }
+}

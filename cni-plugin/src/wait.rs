@@ -1,0 +1,126 @@
+//! Waiting until the agent has programmed the kernel for a pod: the client of the agent's socket.
+//!
+//! No lock is held meanwhile, and the time-out bounds everything that an agent, or what stands in its place, can do.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use denizen_shared::run_dir::SOCKET;
+use denizen_shared::socket::{WaitAnswer, WaitFor};
+use denizen_shared::state::RunDir;
+use nix::errno::Errno;
+use nix::fcntl::AtFlags;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::sys::stat::{SFlag, fstatat};
+
+/// Between two tries to reach an agent whose socket is there and which does not listen: it may be restarting.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// More than an answer could need.
+const LONGEST_ANSWER: u64 = 64 << 10;
+
+/// What came of the wait.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Waited {
+    /// The kernel treats the pod's packets as a local pod's.
+    Programmed,
+    /// Not so, for this reason.
+    Not(String),
+}
+
+/// Whether there is a socket in `run_dir` that an agent could listen on.
+pub(crate) fn has_socket(run_dir: &RunDir) -> bool {
+    fstatat(run_dir.dir().as_fd(), SOCKET, AtFlags::AT_SYMLINK_NOFOLLOW)
+        .is_ok_and(|entry| SFlag::from_bits_truncate(entry.st_mode).contains(SFlag::S_IFSOCK))
+}
+
+/// Whether an agent listens in `run_dir` now.
+pub(crate) fn is_listened_to(run_dir: &RunDir) -> bool {
+    has_socket(run_dir) && open(run_dir).is_ok()
+}
+
+/// Asks the agent for `ask`, for at most `timeout`.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the I/O edge: the wait for another process is bounded here"
+)]
+pub(crate) fn wait(run_dir: &RunDir, ask: &WaitFor, timeout: Duration) -> Waited {
+    let begun = Instant::now();
+    let remaining = || timeout.saturating_sub(begun.elapsed());
+    loop {
+        if !has_socket(run_dir) {
+            return Waited::Not(format!("no agent runs here: there is no {SOCKET}"));
+        }
+        match answer(run_dir, ask, &remaining) {
+            Ok(WaitAnswer { programmed: true, .. }) => return Waited::Programmed,
+            Ok(WaitAnswer { reason, .. }) => {
+                return Waited::Not(reason.unwrap_or_else(|| "the agent did not say why".to_owned()));
+            }
+            // Rubbish does not become an answer by asking again.
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return Waited::Not(format!("the agent's answer makes no sense: {error}"));
+            }
+            Err(error) if remaining() <= RETRY => {
+                return Waited::Not(format!("no answer from the agent within {timeout:?}: {error}"));
+            }
+            Err(_) => std::thread::sleep(RETRY),
+        }
+    }
+}
+
+/// One question and its answer; an error of kind `InvalidData` when the answer is none.
+fn answer(run_dir: &RunDir, ask: &WaitFor, remaining: &impl Fn() -> Duration) -> io::Result<WaitAnswer> {
+    let mut stream = open(run_dir)?;
+    let mut line = serde_json::to_vec(ask)?;
+    line.push(b'\n');
+    stream.set_write_timeout(Some(positive(remaining())))?;
+    stream.write_all(&line)?;
+
+    let mut answer = Vec::new();
+    let mut piece = [0; 4096];
+    while !answer.contains(&b'\n') {
+        // Anew for each piece: who sends a byte a second does not hold us longer than who sends none.
+        stream.set_read_timeout(Some(positive(remaining())))?;
+        match stream.read(&mut piece)? {
+            0 if answer.is_empty() => return Err(io::ErrorKind::UnexpectedEof.into()),
+            0 => break,
+            length => answer.extend_from_slice(piece.get(..length).unwrap_or_default()),
+        }
+        if answer.len() as u64 > LONGEST_ANSWER {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it has no end"));
+        }
+        if remaining().is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+    let line = answer.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    serde_json::from_slice(line).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// A connection to the agent, without waiting for one: a socket whose queue is full is busy, not awaited.
+fn open(run_dir: &RunDir) -> io::Result<UnixStream> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket: OwnedFd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    // Through the open directory: no path is walked again, and none is too long for a socket's address.
+    let path = format!("/proc/self/fd/{}/{SOCKET}", run_dir.dir().as_raw_fd());
+    match connect(socket.as_raw_fd(), &UnixAddr::new(path.as_str())?) {
+        Ok(()) => {}
+        Err(Errno::EAGAIN) => {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "too many wait for it already",
+            ));
+        }
+        Err(errno) => return Err(errno.into()),
+    }
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// A time-out that the kernel takes for one: zero would mean none at all.
+fn positive(remaining: Duration) -> Duration {
+    remaining.max(Duration::from_millis(1))
+}

@@ -1,0 +1,75 @@
+use std::path::Path;
+
+use super::*;
+
+/// The format itself, pinned: a file that an installed program wrote must stay readable, and what this
+/// program writes must stay readable to the other one.
+const FILE: &str = r#"{
+"version": 1,
+"epoch": "b1946ac9",
+"generation": 42,
+"attachments": {
+"3f1c/eth0": {"containerId":"3f1c","ifName":"eth0","network":"pods","pod":{"namespace":"default","name":"web-0","uid":"a-1"},"netns":"/var/run/netns/cni-1","hostInterface":{"name":"veth3a1","index":12,"mac":"0a:58:0a:01:02:03"},"bridge":"cni0","ips":["10.1.2.3","fd00::3"],"addedAt":"2026-11-20T12:00:00Z"},
+"3f1c/net1": {"containerId":"3f1c","ifName":"net1","network":"storage","pod":null,"netns":null,"hostInterface":null,"l3Interface":"br0.7","bridge":null,"ips":[],"addedAt":"2026-11-20T12:00:01Z","mtu":9000}
+},
+"node": "a"
+}
+"#;
+
+const PATH: &str = "/run/denizen/pods.json";
+
+fn parsed(text: &str) -> Result<State, StateError> {
+    parse(text.as_bytes(), Path::new(PATH))
+}
+
+#[test]
+fn the_pinned_file_is_read_and_written_back_byte_by_byte() {
+    let state = parsed(FILE).unwrap();
+    assert_eq!(state.attachments.len(), 2);
+    assert_eq!(state.unknown["node"], "a");
+    assert_eq!(String::from_utf8(print(&state).unwrap()).unwrap(), FILE);
+}
+
+#[test]
+fn what_is_not_of_the_schema_is_refused_with_the_file_s_name() {
+    let cases = [
+        ("nothing", ""),
+        ("truncated", &FILE[..FILE.len() / 2]),
+        ("not JSON", "pods: []"),
+        ("not an object", "[]"),
+        ("another program's", r#"{"cniVersion":"1.0.0"}"#),
+        ("an older version than the first", &FILE.replacen("1", "0", 1)),
+        ("a negative version", &FILE.replacen("1", "-1", 1)),
+        ("an address that is none", &FILE.replace("10.1.2.3", "10.1.2.300")),
+        (
+            "a record at another's key",
+            &FILE.replace("\"3f1c/eth0\"", "\"3f1c/eth1\""),
+        ),
+        (
+            "a missing field",
+            &FILE.replace("\"containerId\":\"3f1c\",\"ifName\":\"eth0\",", ""),
+        ),
+        ("something behind it", &format!("{FILE}{{}}")),
+    ];
+    for (name, text) in cases {
+        let error = parsed(text).expect_err(name);
+        assert!(
+            matches!(error, StateError::Unreadable { .. }),
+            "{name}: {error:?}"
+        );
+        assert!(error.to_string().contains(PATH), "{name}: {error}");
+    }
+}
+
+#[test]
+fn a_newer_version_names_who_must_be_upgraded() {
+    let newer_schema = r#"{"version": 2, "pods": []}"#;
+    for text in [FILE.replacen("1", "2", 1).as_str(), newer_schema] {
+        let error = parsed(text).unwrap_err();
+        assert!(
+            matches!(error, StateError::NewerVersion { found: 2, .. }),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains("upgrade"), "{error}");
+    }
+}

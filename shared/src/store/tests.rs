@@ -1,0 +1,235 @@
+use std::fs::{self, Permissions};
+use std::net::IpAddr;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+use serde_json::Map;
+use tempfile::TempDir;
+
+use super::*;
+use crate::state::{Attachment, AttachmentId};
+
+const WAIT: Duration = Duration::from_secs(5);
+
+/// A run directory on a tmpfs, as on a real node.
+fn run_dir() -> (TempDir, RunDir) {
+    let parent = tempfile::tempdir_in("/dev/shm").unwrap();
+    let dir = RunDir::create(&parent.path().join("denizen")).unwrap();
+    (parent, dir)
+}
+
+fn attachment(container: &str) -> Attachment {
+    Attachment {
+        container_id: container.to_owned(),
+        if_name: "eth0".to_owned(),
+        network: "pods".to_owned(),
+        pod: None,
+        netns: None,
+        host_interface: None,
+        l3_interface: None,
+        bridge: None,
+        ips: vec![IpAddr::from([10, 1, 2, 3])],
+        added_at: "2026-11-20T12:00:00Z".to_owned(),
+        unknown: Map::new(),
+    }
+}
+
+fn add(dir: &RunDir, container: &str) -> (Epoch, Generation) {
+    let record = attachment(container);
+    let ((), epoch, generation) = dir
+        .update(WAIT, |state| {
+            state.attachments.insert(record.id(), record);
+        })
+        .unwrap();
+    (epoch, generation)
+}
+
+#[test]
+fn generation_rises_with_every_change_and_only_then() {
+    let (_parent, dir) = run_dir();
+    assert_eq!(dir.read().unwrap(), None);
+    let (_, _, generation) = dir.update(WAIT, |_| ()).unwrap();
+    assert_eq!(
+        (generation, dir.read().unwrap()),
+        (Generation(0), None),
+        "no change makes no file"
+    );
+
+    let (epoch, generation) = add(&dir, "a");
+    assert_eq!(generation, Generation(1));
+    assert_eq!(
+        add(&dir, "a"),
+        (epoch.clone(), Generation(1)),
+        "the same record again"
+    );
+    assert_eq!(add(&dir, "b"), (epoch.clone(), Generation(2)));
+    let (gone, _, generation) = dir
+        .update(WAIT, |state| {
+            state.attachments.remove(&AttachmentId::new("a", "eth0"))
+        })
+        .unwrap();
+    assert_eq!((gone, generation), (Some(attachment("a")), Generation(3)));
+
+    let state = dir.read().unwrap().unwrap();
+    assert_eq!((state.epoch, state.generation), (epoch, Generation(3)));
+    assert_eq!(
+        state.attachments.into_values().collect::<Vec<_>>(),
+        [attachment("b")]
+    );
+}
+
+#[test]
+fn a_lost_file_s_successor_has_another_epoch() {
+    let (_parent, dir) = run_dir();
+    let (first, _) = add(&dir, "a");
+    fs::remove_file(dir.path().join(STATE_FILE)).unwrap();
+    let (second, generation) = add(&dir, "a");
+    assert_ne!(first, second);
+    assert_eq!(generation, Generation(1));
+}
+
+#[test]
+fn directory_and_files_are_for_root_alone() {
+    let (_parent, dir) = run_dir();
+    add(&dir, "a");
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    assert_eq!(mode(dir.path()), 0o700);
+    for file in [STATE_FILE, LOCK_FILE] {
+        assert_eq!(mode(&dir.path().join(file)), 0o600, "{file}");
+    }
+    assert_eq!(
+        fs::read_dir(dir.path()).unwrap().count(),
+        2,
+        "nothing else is left there"
+    );
+}
+
+#[test]
+fn an_untrusted_directory_is_not_opened() {
+    let parent = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (dir, link) = (parent.path().join("dir"), parent.path().join("link"));
+    assert!(matches!(RunDir::open(&dir), Err(StateError::NoRunDir { .. })));
+    fs::create_dir(&dir).unwrap();
+    symlink(&dir, &link).unwrap();
+    let slashed = PathBuf::from(format!("{}/", link.display()));
+    for path in [&link, &slashed] {
+        assert!(
+            matches!(RunDir::create(path), Err(StateError::NotOurs { .. })),
+            "{}",
+            path.display()
+        );
+    }
+    for mode in [0o770, 0o707, 0o1777] {
+        fs::set_permissions(&dir, Permissions::from_mode(mode)).unwrap();
+        assert!(
+            matches!(RunDir::open(&dir), Err(StateError::NotOurs { .. })),
+            "{mode:o}"
+        );
+    }
+    fs::set_permissions(&dir, Permissions::from_mode(0o700)).unwrap();
+    RunDir::open(&dir).unwrap();
+    chown(&dir, Some(65_534), None).unwrap();
+    assert!(
+        matches!(RunDir::open(&dir), Err(StateError::NotOurs { .. })),
+        "somebody else's"
+    );
+    assert!(matches!(
+        RunDir::open(Path::new("/dev/null")),
+        Err(StateError::NotOurs { .. })
+    ));
+}
+
+/// Something untrusted in a file's place.
+type Plant = fn(&Path);
+
+#[test]
+fn an_untrusted_file_is_neither_read_nor_written() {
+    let plants: [(&str, Plant); 5] = [
+        ("a link", |path| {
+            let target = path.with_extension("target");
+            fs::rename(path, &target).unwrap();
+            symlink(&target, path).unwrap();
+        }),
+        ("somebody else's", |path| chown(path, Some(65_534), None).unwrap()),
+        ("writable by all", |path| {
+            fs::set_permissions(path, Permissions::from_mode(0o666)).unwrap()
+        }),
+        ("a directory", |path| {
+            fs::remove_file(path).unwrap();
+            fs::create_dir(path).unwrap();
+        }),
+        ("a named pipe", |path| {
+            fs::remove_file(path).unwrap();
+            nix::unistd::mkfifo(path, Mode::S_IRUSR).unwrap();
+        }),
+    ];
+    for file in [STATE_FILE, LOCK_FILE] {
+        for (name, plant) in plants {
+            let (_parent, dir) = run_dir();
+            add(&dir, "a");
+            plant(&dir.path().join(file));
+            let error = dir.update(WAIT, |state| state.attachments.clear()).unwrap_err();
+            // Opening a directory for writing fails before it can be looked at.
+            let refused = matches!(error, StateError::NotOurs { .. } | StateError::Io { .. });
+            assert!(refused, "{file}, {name}: {error:?}");
+            assert!(error.to_string().contains(file), "{file}, {name}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_link_in_the_next_file_s_place_is_replaced_and_not_followed() {
+    let (parent, dir) = run_dir();
+    let victim = parent.path().join("victim");
+    fs::File::create(&victim).unwrap();
+    symlink(&victim, dir.path().join(NEXT_FILE)).unwrap();
+    add(&dir, "a");
+    assert_eq!(fs::metadata(&victim).unwrap().len(), 0);
+    assert_eq!(dir.read().unwrap().unwrap().attachments.len(), 1);
+}
+
+#[test]
+fn an_unreadable_file_is_never_overwritten_and_can_be_set_aside() {
+    let (_parent, dir) = run_dir();
+    let (epoch, _) = add(&dir, "a");
+    assert_eq!(dir.set_aside(WAIT, "1").unwrap(), None, "a readable file stays");
+
+    let path = dir.path().join(STATE_FILE);
+    File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(40)
+        .unwrap();
+    let error = dir.update(WAIT, |state| state.attachments.clear()).unwrap_err();
+    assert!(matches!(error, StateError::Unreadable { .. }), "{error:?}");
+    assert_eq!(fs::metadata(&path).unwrap().len(), 40);
+
+    let aside = dir.set_aside(WAIT, "20261120T120000Z").unwrap().unwrap();
+    assert_eq!(aside, dir.path().join("pods.json.bad-20261120T120000Z"));
+    assert_eq!(fs::metadata(aside).unwrap().len(), 40);
+    assert_ne!(add(&dir, "b").0, epoch);
+}
+
+#[test]
+fn a_held_lock_costs_the_wait_and_no_more() {
+    let (_parent, dir) = run_dir();
+    let held = dir.lock(WAIT).unwrap();
+    let wait = Duration::from_millis(30);
+    let error = dir.update(wait, |_| ()).unwrap_err();
+    assert!(
+        matches!(error, StateError::Locked { waited, .. } if waited == wait),
+        "{error:?}"
+    );
+    drop(held);
+    dir.update(Duration::ZERO, |_| ()).unwrap();
+}
+
+#[test]
+fn a_lock_file_that_was_removed_under_a_writer_excludes_nobody_for_long() {
+    let (_parent, dir) = run_dir();
+    let held = dir.lock(WAIT).unwrap();
+    fs::remove_file(dir.path().join(LOCK_FILE)).unwrap();
+    let successor = dir.lock(WAIT).unwrap();
+    assert!(!dir.is_still(LOCK_FILE, &held));
+    assert!(dir.is_still(LOCK_FILE, &successor));
+}

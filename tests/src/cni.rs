@@ -1,0 +1,292 @@
+//! Running CNI chains as libcni does: each plugin's own process, `prevResult` handed from one to the next, the
+//! results kept for CHECK and DEL.
+//!
+//! The network namespaces here have no name and no process of their own: a thread that waits is in each. They are
+//! gone with the test, also with one that was killed, and no two tests can meet in them.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::gettid;
+use serde_json::{Value, json};
+
+/// Where Debian's `containernetworking-plugins` lie.
+pub const REAL_PLUGINS: &str = "/usr/lib/cni";
+
+/// Every version of the CNI specification that the plugin speaks.
+pub const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A network namespace, alive as long as this value.
+pub struct Namespace {
+    path: PathBuf,
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Namespace {
+    /// An empty one, with its loopback up. It needs root, and a test without it fails.
+    pub fn new() -> Namespace {
+        let (jobs, todo) = channel::<Job>();
+        let (ready, path) = channel();
+        let thread = std::thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
+            ready
+                .send(format!("/proc/{}/task/{}/ns/net", std::process::id(), gettid()))
+                .expect("the test waits");
+            todo.into_iter().for_each(|job| job());
+        });
+        let path = path.recv().expect("a new network namespace").into();
+        let namespace = Namespace {
+            path,
+            jobs: Some(jobs),
+            thread: Some(thread),
+        };
+        namespace.ip("link set lo up");
+        namespace
+    }
+
+    /// Its path, as a runtime would pass it in `CNI_NETNS`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Runs `job` in it.
+    pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
+        let (done, result) = channel();
+        let jobs = self.jobs.as_ref().expect("it ends with the value");
+        jobs.send(Box::new(move || drop(done.send(job()))))
+            .expect("the thread is there");
+        result.recv().expect("the job did not panic")
+    }
+
+    /// Starts `command` in it.
+    pub fn spawn(&self, mut command: Command) -> Child {
+        self.run(move || command.spawn().expect("the program is installed"))
+    }
+
+    /// Runs `ip` in it, with `arguments` as one would type them, and returns what it prints.
+    pub fn ip(&self, arguments: &str) -> String {
+        let mut ip = program(Path::new("ip"));
+        ip.args(arguments.split_whitespace())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let output = self.spawn(ip).wait_with_output().expect("ip ends");
+        assert!(
+            output.status.success(),
+            "ip {arguments}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8(output.stdout).expect("ip prints text")
+    }
+
+    /// What `ip -json` says of the links in it that are called, or have the alternative name, `name`.
+    pub fn link(&self, name: &str) -> Value {
+        let all: Value =
+            serde_json::from_str(&self.ip("-json -details address show")).expect("ip prints JSON");
+        let found = all
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|link| link["ifname"] == name);
+        found.cloned().unwrap_or(Value::Null)
+    }
+}
+
+impl Default for Namespace {
+    fn default() -> Self {
+        Namespace::new()
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        self.jobs.take();
+        if let Some(thread) = self.thread.take() {
+            // A job's panic has been reported by whom it concerns.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The plugin as cargo built it beside this test; `DENIZEN_PLUGIN` names another.
+pub fn denizen() -> PathBuf {
+    let beside = || {
+        let test = std::env::current_exe().expect("a test has a path");
+        test.ancestors()
+            .nth(2)
+            .expect("target/<profile>/deps/<test>")
+            .join("denizen")
+    };
+    let path = std::env::var_os("DENIZEN_PLUGIN").map_or_else(beside, PathBuf::from);
+    assert!(
+        path.is_file(),
+        "{} is not built: cargo build -p denizen-cni",
+        path.display()
+    );
+    path
+}
+
+/// What is attached: a container, its interface and what the runtime says of it.
+#[derive(Debug, Clone, Default)]
+pub struct Call {
+    /// `CNI_CONTAINERID`.
+    pub container: String,
+    /// `CNI_IFNAME`.
+    pub interface: String,
+    /// `CNI_NETNS`; `None` once the namespace is gone.
+    pub netns: Option<PathBuf>,
+    /// `CNI_ARGS`.
+    pub args: String,
+}
+
+impl Call {
+    /// The interface `eth0` of `container`, whose namespace is `pod`.
+    pub fn new(container: &str, pod: &Namespace) -> Call {
+        Call {
+            container: container.to_owned(),
+            interface: "eth0".to_owned(),
+            netns: Some(pod.path().to_owned()),
+            args: format!(
+                "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={container};K8S_POD_UID=uid-{container}"
+            ),
+        }
+    }
+
+    /// The variables of a call for `command`.
+    pub fn environment(&self, command: &str) -> Vec<(&'static str, String)> {
+        let netns = self
+            .netns
+            .as_ref()
+            .map(|path| path.display().to_string())
+            .unwrap_or_default();
+        vec![
+            ("CNI_COMMAND", command.to_owned()),
+            ("CNI_CONTAINERID", self.container.clone()),
+            ("CNI_IFNAME", self.interface.clone()),
+            ("CNI_NETNS", netns),
+            ("CNI_ARGS", self.args.clone()),
+            ("CNI_PATH", REAL_PLUGINS.to_owned()),
+        ]
+    }
+}
+
+/// Starts `plugin` in the network namespace of `node` and gives it `input`.
+pub fn start(node: &Namespace, plugin: &Path, variables: Vec<(&'static str, String)>, input: &[u8]) -> Child {
+    let mut command = program(plugin);
+    command.env_clear().envs(variables);
+    command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = node.spawn(command);
+    // One that has already said no does not read to the end.
+    let _ = child.stdin.take().expect("it is piped").write_all(input);
+    child
+}
+
+/// A plugin's error object.
+pub type Refusal = Value;
+
+/// What `child` answered: its result, null where it printed nothing, or its error object.
+pub fn finish(child: Child) -> Result<Value, Refusal> {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = child.wait_with_output().expect("a plugin ends");
+    let printed = String::from_utf8_lossy(&stdout).into_owned();
+    let answer = match printed.trim() {
+        "" => Value::Null,
+        text => serde_json::from_str(text).unwrap_or_else(|error| {
+            panic!(
+                "standard output is not JSON: {error}: {text:?}, {}",
+                String::from_utf8_lossy(&stderr)
+            )
+        }),
+    };
+    if status.success() { Ok(answer) } else { Err(answer) }
+}
+
+/// Plugins that are called one after the other for one network.
+#[derive(Debug, Clone)]
+pub struct Chain {
+    /// The network's name.
+    pub name: String,
+    /// The version that the runtime speaks with all of them.
+    pub version: &'static str,
+    /// Each plugin's configuration.
+    pub plugins: Vec<Value>,
+}
+
+impl Chain {
+    /// Adds the attachment of `call`: the last plugin's result, or the first error.
+    pub fn add(&self, node: &Namespace, call: &Call) -> Result<Value, Refusal> {
+        let mut result = None;
+        for plugin in &self.plugins {
+            result = Some(self.call(node, call, "ADD", plugin, result.as_ref())?);
+        }
+        Ok(result.unwrap_or_default())
+    }
+
+    /// Checks it against `result`, what its ADD returned.
+    pub fn check(&self, node: &Namespace, call: &Call, result: &Value) -> Result<(), Refusal> {
+        self.plugins
+            .iter()
+            .try_for_each(|plugin| self.call(node, call, "CHECK", plugin, Some(result)).map(drop))
+    }
+
+    /// Deletes it, last plugin first. `result` is what its ADD returned, where the runtime still knows.
+    pub fn del(&self, node: &Namespace, call: &Call, result: Option<&Value>) -> Result<(), Refusal> {
+        self.plugins
+            .iter()
+            .rev()
+            .try_for_each(|plugin| self.call(node, call, "DEL", plugin, result).map(drop))
+    }
+
+    /// Calls one plugin of the chain.
+    pub fn call(
+        &self,
+        node: &Namespace,
+        call: &Call,
+        command: &str,
+        plugin: &Value,
+        result: Option<&Value>,
+    ) -> Result<Value, Refusal> {
+        let kind = plugin["type"].as_str().expect("a plugin has a type");
+        let path = if kind == "denizen" {
+            denizen()
+        } else {
+            Path::new(REAL_PLUGINS).join(kind)
+        };
+        let input = self.configuration(plugin, result).to_string();
+        finish(start(node, &path, call.environment(command), input.as_bytes()))
+    }
+
+    /// What `plugin` gets on standard input.
+    pub fn configuration(&self, plugin: &Value, result: Option<&Value>) -> Value {
+        let mut configuration = plugin.clone();
+        // As libcni does: what a plugin can take of the runtime's data is named by its capabilities.
+        let fields = configuration
+            .as_object_mut()
+            .expect("a configuration is an object");
+        fields.remove("capabilities");
+        fields.insert("name".to_owned(), json!(self.name));
+        fields.insert("cniVersion".to_owned(), json!(self.version));
+        if let Some(result) = result {
+            fields.insert("prevResult".to_owned(), result.clone());
+        }
+        configuration
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the tests run real programs")]
+fn program(path: &Path) -> Command {
+    Command::new(path)
+}
