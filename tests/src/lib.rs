@@ -17,6 +17,7 @@ pub mod manifest;
 pub mod netns;
 pub mod pod;
 pub mod probe;
+pub mod quickstart;
 pub mod runtime;
 pub mod sctp;
 pub mod server;

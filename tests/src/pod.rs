@@ -4,12 +4,13 @@
 use std::fmt::Write;
 use std::net::IpAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::netns::Netns;
-use crate::runtime::{CNI_VERSION, Chain, POD_INTERFACE, Sandbox};
+use crate::runtime::{Added, CNI_VERSION, Chain, POD_INTERFACE, Sandbox};
 use crate::world::{host_length, nodad};
 
 /// The bridge of bridged pods.
@@ -37,6 +38,7 @@ pub struct Pod {
     sandbox: Sandbox,
     chain: Chain,
     result: Value,
+    took: Vec<(String, Duration)>,
 }
 
 impl Pod {
@@ -47,7 +49,7 @@ impl Pod {
             netns: netns.path(),
             pod: name.to_owned(),
         };
-        let result = chain.add(node, &sandbox, None)?;
+        let Added { result, took } = chain.add(node, &sandbox, None)?;
         let host_interfaces = || {
             let entries = result["interfaces"].as_array().into_iter().flatten();
             entries.filter(|entry| entry["sandbox"].as_str().unwrap_or_default().is_empty())
@@ -67,6 +69,7 @@ impl Pod {
             sandbox,
             chain: chain.clone(),
             result,
+            took,
         })
     }
 
@@ -98,7 +101,7 @@ impl Pod {
             "interfaces": [{ "name": host_interface }, { "name": POD_INTERFACE, "sandbox": netns.path() }],
             "ips": ips.collect::<Vec<_>>(),
         });
-        let (addresses, chain) = (addresses.to_vec(), Chain::empty());
+        let (addresses, chain, took) = (addresses.to_vec(), Chain::empty(), Vec::new());
         Ok(Self {
             netns,
             addresses,
@@ -107,13 +110,15 @@ impl Pod {
             sandbox,
             chain,
             result,
+            took,
         })
     }
 
     /// Has the real plugin record a pod that was wired by hand.
     pub fn record(&mut self, node: &Netns, run_dir: &Path, options: &Value) -> Result<()> {
         self.chain = Chain::empty().then_denizen(run_dir, options);
-        self.result = self.chain.add(node, &self.sandbox, Some(self.result.clone()))?;
+        let added = self.chain.add(node, &self.sandbox, Some(self.result.clone()))?;
+        (self.result, self.took) = (added.result, added.took);
         Ok(())
     }
 
@@ -131,6 +136,11 @@ impl Pod {
             .iter()
             .copied()
             .find(|address| address.is_ipv4() == other.is_ipv4())
+    }
+
+    /// How long each plugin took over its ADD.
+    pub fn took(&self) -> &[(String, Duration)] {
+        &self.took
     }
 
     /// The node's end of its veth.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
+use std::str::FromStr;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
@@ -53,6 +54,19 @@ impl fmt::Display for Protocol {
             Self::Tcp => "TCP",
             Self::Udp => "UDP",
             Self::Sctp => "SCTP",
+        })
+    }
+}
+
+impl FromStr for Protocol {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        Ok(match text {
+            "TCP" => Self::Tcp,
+            "UDP" => Self::Udp,
+            "SCTP" => Self::Sctp,
+            other => anyhow::bail!("{other} is no protocol: TCP, UDP or SCTP"),
         })
     }
 }

@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
@@ -30,6 +32,15 @@ pub struct Sandbox {
     pub netns: PathBuf,
     /// The pod's name; its namespace is `default`.
     pub pod: String,
+}
+
+/// What came of an ADD.
+#[derive(Debug, Clone)]
+pub struct Added {
+    /// The last plugin's result.
+    pub result: Value,
+    /// How long each plugin's process took.
+    pub took: Vec<(String, Duration)>,
 }
 
 /// The interface that every chain makes in a pod.
@@ -76,14 +87,22 @@ impl Chain {
         self
     }
 
-    /// ADD by every plugin in order, from inside `node`; the last one's result.
-    pub fn add(&self, node: &Netns, sandbox: &Sandbox, previous: Option<Value>) -> Result<Value> {
-        let mut result = previous;
+    /// ADD by every plugin in order, from inside `node`.
+    pub fn add(&self, node: &Netns, sandbox: &Sandbox, previous: Option<Value>) -> Result<Added> {
+        let (mut result, mut took) = (previous, Vec::new());
         for plugin in &self.plugins {
+            let started = Instant::now();
             let output = self.execute(node, "ADD", plugin, sandbox, result.as_ref())?;
+            took.push((
+                plugin["type"].as_str().unwrap_or_default().to_owned(),
+                started.elapsed(),
+            ));
             result = Some(serde_json::from_slice(&output.stdout).context("a plugin's result is not JSON")?);
         }
-        result.context("a chain without plugins has no result")
+        Ok(Added {
+            result: result.context("a chain without plugins has no result")?,
+            took,
+        })
     }
 
     /// DEL by every plugin in reverse order.

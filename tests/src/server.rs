@@ -1,9 +1,11 @@
 //! Servers that answer every connection, datagram or INIT with one line: which address answered, and
 //! which source it saw.
 
+use std::fmt;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::str::FromStr;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{mem::MaybeUninit, thread};
@@ -40,13 +42,15 @@ struct Listener {
 impl Server {
     /// Starts to answer; whoever asks after this has returned is answered.
     pub fn start(namespace: &Netns, listens: &[Listen]) -> Result<Self> {
-        let open = || {
-            listens
-                .iter()
-                .map(|listen| Listener::open(*listen))
-                .collect::<Result<Vec<_>>>()
-        };
-        let listeners = namespace.run(open)??;
+        namespace.run(|| Self::start_here(listens))?
+    }
+
+    /// The same in the namespace that this thread is in.
+    pub fn start_here(listens: &[Listen]) -> Result<Self> {
+        let listeners = listens
+            .iter()
+            .map(|listen| Listener::open(*listen))
+            .collect::<Result<Vec<_>>>()?;
         let (ended, stop) = nix::unistd::pipe()?;
         let thread = thread::spawn(move || answer_until(&ended, &listeners));
         Ok(Self {
@@ -58,6 +62,27 @@ impl Server {
     /// Answers over `protocol` at one address and port.
     pub fn at(namespace: &Netns, protocol: Protocol, address: SocketAddr) -> Result<Self> {
         Self::start(namespace, &[Listen { protocol, address }])
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}/{}", self.address, self.protocol)
+    }
+}
+
+impl FromStr for Listen {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (address, protocol) = text
+            .rsplit_once('/')
+            .with_context(|| format!("{text}: no protocol"))?;
+        let address = address.parse().with_context(|| format!("{text}: no address"))?;
+        Ok(Self {
+            protocol: protocol.parse()?,
+            address,
+        })
     }
 }
 

@@ -10,6 +10,7 @@ use denizen_tests::probe::{Outcome, Probe, Protocol, SILENCE};
 use denizen_tests::runtime::Chain;
 use denizen_tests::server::{Listen, Server};
 use denizen_tests::world::{Addresses, World, ip};
+use serde_json::Value;
 
 const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
@@ -272,5 +273,58 @@ fn real_plugins_attach_pods_in_disjoint_ranges() -> Result<()> {
     two.detach(&world.node)?;
     let answer = Probe::tcp(SocketAddr::new(gone, 80)).ask_in(&one.netns);
     assert_eq!(answer, Outcome::Unreachable, "after DEL");
+    Ok(())
+}
+
+#[test]
+fn the_real_plugin_records_pods_of_either_make() -> Result<()> {
+    let world = World::new("self-record", Addresses::default())?;
+    let run_dir = world.subfolder("run")?;
+    let mut pods = Vec::new();
+    for (name, wiring) in [("b", Wiring::Bridged), ("r", Wiring::Routed)] {
+        let netns = Netns::new(&format!("self-record-{name}"))?;
+        let mut pod = Pod::wire(
+            &world.node,
+            netns,
+            name,
+            wiring,
+            &[ip(&format!("10.10.{}.2", pods.len()))],
+        )?;
+        pod.record(&world.node, &run_dir, &Value::Null)?;
+        pods.push(pod);
+    }
+    let ranges = [("172.20.5.0/24", ip("172.20.5.1"))];
+    let chain = Chain::routed(&ranges, &world.subfolder("cni")?).then_denizen(&run_dir, &Value::Null);
+    pods.push(Pod::attach(
+        &world.node,
+        Netns::new("self-record-c")?,
+        "c",
+        &chain,
+    )?);
+    let recorded = || -> Result<Value> {
+        Ok(serde_json::from_slice(&std::fs::read(
+            run_dir.join("pods.json"),
+        )?)?)
+    };
+    let state = recorded()?;
+    for pod in &pods {
+        let record = &state["attachments"][pod.attachment()];
+        assert_eq!(record["hostInterface"]["name"], pod.host_interface(), "{record}");
+        let bridge = if pod.input_interface == BRIDGE {
+            BRIDGE.into()
+        } else {
+            Value::Null
+        };
+        assert_eq!(record["bridge"], bridge, "{record}");
+        assert_eq!(record["ips"], serde_json::to_value(&pod.addresses)?, "{record}");
+    }
+    for pod in pods {
+        pod.detach(&world.node)?;
+    }
+    assert_eq!(
+        recorded()?["attachments"],
+        serde_json::json!({}),
+        "after every DEL"
+    );
     Ok(())
 }
