@@ -1,1 +1,11 @@
-//! The node agent.
+//! The node agent: what a node's services are, what becomes of their packets, and the kernel's rules
+//! that make it so.
+//!
+//! Facts flow in ([`source`] → [`model`]), decisions are computed ([`plan`]), differences flow out
+//! ([`backend`]). Everything between the first arrow and the last is pure. [`agent`] alone knows every
+//! layer.
+
+pub mod backend;
+pub mod model;
+pub mod netlink;
+pub mod plan;

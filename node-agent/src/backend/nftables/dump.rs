@@ -1,0 +1,220 @@
+//! What the kernel holds of ours, as it tells it. It is parsed, never trusted: what we would not have
+//! written ourselves is simply not equal to what we want.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::element::{Element, Key, Value, read_address};
+use super::message::{VERDICT_TYPE, hook_number, nf_family, rule_comment, set_flags};
+use super::name::{SetName, TABLE};
+use super::rule::Chain;
+use super::set::{Data, Shape, address_len, find_tlv};
+use super::table::Delta;
+use crate::model::Family;
+use crate::netlink::{Attributes, Message};
+
+/// A chain as the kernel has it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct ObservedChain {
+    /// Hook number and priority of a base chain.
+    pub hook: Option<(u32, i32)>,
+    /// The rules' comments, in order; empty for a rule without one.
+    pub rules: Vec<String>,
+}
+
+/// A set as the kernel has it: flags, key type and length, data type and length, user data.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ObservedSet {
+    flags: u32,
+    key: (u32, u32),
+    data: Option<(u32, u32)>,
+    user_data: Vec<u8>,
+}
+
+/// What an element leads to, as the kernel has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ObservedValue {
+    /// It has no data.
+    Member,
+    /// Goes to this chain.
+    Goto(String),
+    /// An endpoint.
+    Endpoint(SocketAddr),
+    /// Something else.
+    Other,
+}
+
+/// All of a table.
+#[derive(Debug, Default)]
+pub struct Observed {
+    /// The ruleset's generation when reading began.
+    pub generation: u32,
+    /// Whether the table is there.
+    pub table: bool,
+    /// Its chains.
+    pub chains: BTreeMap<String, ObservedChain>,
+    /// Its sets.
+    pub sets: BTreeMap<String, ObservedSet>,
+    /// Their elements, with comments.
+    pub elements: HashMap<(SetName, Key), (ObservedValue, Option<Arc<str>>)>,
+    /// Elements with keys that no set of ours could have.
+    pub strange: usize,
+}
+
+impl Observed {
+    /// Takes in a NFT_MSG_NEWCHAIN.
+    pub fn chain(&mut self, message: &Message<'_>) {
+        let attributes = message.attributes();
+        let Some(name) = ours(attributes).and_then(|a| a.find_str(3)) else { return };
+        let hook = attributes.nested(4);
+        let hook = hook.find_u32(1).zip(hook.find_u32(2).map(|priority| priority as i32));
+        self.chains.entry(name.to_owned()).or_default().hook = hook;
+    }
+
+    /// Takes in a NFT_MSG_NEWRULE.
+    pub fn rule(&mut self, message: &Message<'_>) {
+        let attributes = message.attributes();
+        let Some(chain) = ours(attributes).and_then(|a| a.find_str(2)) else { return };
+        let comment = attributes.find(7).and_then(comment_in).unwrap_or_default();
+        self.chains.entry(chain.to_owned()).or_default().rules.push(comment.to_owned());
+    }
+
+    /// Takes in a NFT_MSG_NEWSET.
+    pub fn set(&mut self, message: &Message<'_>) {
+        let attributes = message.attributes();
+        let Some(name) = ours(attributes).and_then(|a| a.find_str(2)) else { return };
+        let number = |kind| attributes.find_u32(kind).unwrap_or_default();
+        let set = ObservedSet {
+            flags: number(3),
+            key: (number(4), number(5)),
+            data: attributes.find_u32(6).map(|data| (data, number(7))),
+            user_data: attributes.find(13).unwrap_or_default().to_vec(),
+        };
+        self.sets.insert(name.to_owned(), set);
+    }
+
+    /// Takes in a NFT_MSG_NEWSETELEM about one of our sets.
+    pub fn elements(&mut self, family: Family, set: SetName, message: &Message<'_>) {
+        for (_, element) in message.attributes().nested(3) {
+            let element = Attributes::new(element);
+            let Some(key) = element.nested(1).find(1).and_then(Key::from_bytes) else {
+                self.strange += 1;
+                continue;
+            };
+            let comment = element.find(6).and_then(comment_in).map(Arc::from);
+            self.elements.insert((set, key), (value(family, set, element), comment));
+        }
+    }
+
+    /// Whether the table's sets and chains are these, apart from chains of size classes that nothing
+    /// refers to any more, which are returned.
+    pub fn same_structure(&self, family: Family, chains: &[Chain]) -> Option<Vec<String>> {
+        let sets = SetName::ALL.into_iter().all(|set| {
+            self.sets.get(set.as_str()).is_some_and(|observed| *observed == wanted_set(family, set))
+        });
+        let same_chain = |chain: &Chain| {
+            self.chains.get(&chain.name.to_string()).is_some_and(|seen| *seen == wanted_chain(family, chain))
+        };
+        let same =
+            self.table && self.strange == 0 && sets && self.sets.len() == SetName::ALL.len() && chains.iter().all(same_chain);
+        if !same {
+            return None;
+        }
+        let wanted: BTreeSet<String> = chains.iter().map(|c| c.name.to_string()).collect();
+        let others: Vec<String> = self.chains.keys().filter(|name| !wanted.contains(*name)).cloned().collect();
+        let unhooked = others.iter().all(|name| self.chains[name].hook.is_none());
+        unhooked.then_some(others)
+    }
+
+    /// What leads from the elements that are there to these.
+    pub fn difference(&self, wanted: Vec<Element>) -> Delta {
+        let mut delta = Delta::default();
+        let keys: HashSet<(SetName, Key)> = wanted.iter().map(|e| (e.set, e.key)).collect();
+        delta.delete = self.elements.keys().filter(|key| !keys.contains(*key)).copied().collect();
+        for element in wanted.into_iter().filter(|element| !self.has(element)) {
+            let key = (element.set, element.key);
+            if self.elements.contains_key(&key) {
+                delta.delete.push(key);
+            }
+            delta.add.push(element);
+        }
+        delta.sort();
+        delta
+    }
+
+    /// Whether an element is there as it should be.
+    fn has(&self, element: &Element) -> bool {
+        self.elements.get(&(element.set, element.key)).is_some_and(|(value, comment)| {
+            *comment == element.comment
+                && match (value, element.value) {
+                    (ObservedValue::Member, Value::Member) => true,
+                    (ObservedValue::Goto(seen), Value::Goto(chain)) => *seen == chain.to_string(),
+                    (ObservedValue::Endpoint(seen), Value::Endpoint(endpoint)) => *seen == endpoint,
+                    (ObservedValue::Member | ObservedValue::Goto(_), _) => false,
+                    (ObservedValue::Endpoint(_) | ObservedValue::Other, _) => false,
+                }
+        })
+    }
+}
+
+fn wanted_set(family: Family, set: SetName) -> ObservedSet {
+    let shape = set.shape();
+    ObservedSet {
+        flags: set_flags(&shape),
+        key: (shape.key_type(family), shape.key_len(family)),
+        data: match shape.data {
+            Data::None => None,
+            Data::Verdict => Some((VERDICT_TYPE, 0)),
+            Data::Endpoint => Some((Shape::endpoint_type(family), Shape::endpoint_len(family))),
+        },
+        user_data: shape.user_data(family, set.why()),
+    }
+}
+
+fn wanted_chain(family: Family, chain: &Chain) -> ObservedChain {
+    ObservedChain {
+        hook: chain.hook.map(|(hook, priority)| (hook_number(hook), priority)),
+        rules: chain.rules.iter().map(|rule| rule_comment(family, rule)).collect(),
+    }
+}
+
+fn value(family: Family, set: SetName, element: Attributes<'_>) -> ObservedValue {
+    const NFT_GOTO: i32 = -4;
+    let data = element.nested(2);
+    match set.shape().data {
+        Data::None => ObservedValue::Member,
+        Data::Verdict => {
+            let verdict = data.nested(2);
+            match (verdict.find_u32(1).map(|code| code as i32), verdict.find_str(2)) {
+                (Some(NFT_GOTO), Some(chain)) => ObservedValue::Goto(chain.to_owned()),
+                _ => ObservedValue::Other,
+            }
+        }
+        Data::Endpoint => {
+            let bytes = data.find(1).unwrap_or_default();
+            let port = bytes.get(address_len(family)..).and_then(|rest| rest.first_chunk::<2>());
+            match (read_address(family, bytes), port) {
+                (Some(ip), Some(port)) => {
+                    ObservedValue::Endpoint(SocketAddr::new(ip, u16::from_be_bytes(*port)))
+                }
+                _ => ObservedValue::Other,
+            }
+        }
+    }
+}
+
+/// Dumps of chains and rules cover every table of the family.
+fn ours(attributes: Attributes<'_>) -> Option<Attributes<'_>> {
+    (attributes.find_str(1) == Some(TABLE)).then_some(attributes)
+}
+
+fn comment_in(user_data: &[u8]) -> Option<&str> {
+    let text = find_tlv(user_data, 0)?;
+    std::str::from_utf8(text.strip_suffix(&[0]).unwrap_or(text)).ok()
+}
+
+/// Whether a message is about this family.
+pub fn is_of(family: Family, message: &Message<'_>) -> bool {
+    message.family() == Some(nf_family(family))
+}

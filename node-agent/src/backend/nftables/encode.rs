@@ -1,0 +1,300 @@
+//! Rules as the kernel's expressions (`struct nft_expr`; linux/netfilter/nf_tables.h).
+//!
+//! Registers are named as nft names them, so that its own listing recognises what it reads.
+
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+
+use super::name::{ChainName, SetName};
+use super::rule::{Action, MASQUERADE_BIT, Match, Rule};
+use super::set::{Data, Part};
+use crate::model::Family;
+use crate::netlink::Writer;
+
+// Attribute numbers, in the order of the kernel's enums.
+const EXPR_NAME: u16 = 1;
+const EXPR_DATA: u16 = 2;
+const LIST_ELEM: u16 = 1;
+const DATA_VALUE: u16 = 1;
+const DATA_VERDICT: u16 = 2;
+const VERDICT_CODE: u16 = 1;
+const VERDICT_CHAIN: u16 = 2;
+
+const VERDICT_REGISTER: u32 = 0;
+const NF_DROP: i32 = 0;
+const NFT_JUMP: i32 = -3;
+const NFT_GOTO: i32 = -4;
+const NFT_RETURN: i32 = -5;
+
+const CMP_EQ: u32 = 0;
+const CMP_NEQ: u32 = 1;
+
+const META_MARK: u32 = 3;
+const META_IIFNAME: u32 = 6;
+const META_L4PROTO: u32 = 16;
+
+const NETWORK_HEADER: u32 = 1;
+const TRANSPORT_HEADER: u32 = 2;
+
+/// Writes a rule's expressions into an open list.
+pub fn rule(writer: &mut Writer, family: Family, rule: &Rule) {
+    let mut out = Expressions { writer, family };
+    for wanted in &rule.matches {
+        out.matches(wanted);
+    }
+    for action in &rule.actions {
+        out.action(action);
+    }
+}
+
+/// Writes a verdict that goes to a chain, as the value of a map's element.
+pub fn goto_data(writer: &mut Writer, kind: u16, chain: ChainName) {
+    let data = writer.begin(kind);
+    verdict(writer, NFT_GOTO, Some(chain));
+    writer.end(data);
+}
+
+fn verdict(writer: &mut Writer, code: i32, chain: Option<ChainName>) {
+    let open = writer.begin(DATA_VERDICT);
+    writer.put_u32(VERDICT_CODE, code as u32);
+    if let Some(chain) = chain {
+        writer.put_str(VERDICT_CHAIN, &chain.to_string());
+    }
+    writer.end(open);
+}
+
+/// nft's name of the 32-bit register `word`: the old 128-bit registers where one begins there.
+fn register(word: u32) -> u32 {
+    if word.is_multiple_of(4) { 1 + word / 4 } else { 8 + word }
+}
+
+struct Expressions<'a> {
+    writer: &'a mut Writer,
+    family: Family,
+}
+
+impl Expressions<'_> {
+    fn matches(&mut self, wanted: &Match) {
+        match wanted {
+            Match::In(set) => {
+                self.load_key(*set, 0);
+                self.lookup(*set, None);
+            }
+            Match::Protocol(protocol) => {
+                self.meta(META_L4PROTO, 0);
+                self.compare(CMP_EQ, &[protocol.number()]);
+            }
+            Match::InputInterface(name) => {
+                self.meta(META_IIFNAME, 0);
+                let mut whole = [0; 16];
+                whole[..name.len().min(15)].copy_from_slice(&name.as_bytes()[..name.len().min(15)]);
+                self.compare(CMP_EQ, &whole);
+            }
+            Match::InputPrefix(prefix) => {
+                self.meta(META_IIFNAME, 0);
+                self.compare(CMP_EQ, prefix.as_bytes());
+            }
+            Match::Source(range) => self.source(*range),
+            Match::Translated => {
+                const CT_STATUS: u32 = 2;
+                const IPS_DST_NAT: u32 = 1 << 5;
+                self.expression("ct", |w| {
+                    w.put_u32(1, register(0));
+                    w.put_u32(2, CT_STATUS);
+                });
+                self.bits(IPS_DST_NAT, 0);
+                self.compare(CMP_NEQ, &0_u32.to_ne_bytes());
+            }
+            Match::Marked => {
+                self.meta(META_MARK, 0);
+                self.bits(MASQUERADE_BIT, 0);
+                self.compare(CMP_EQ, &MASQUERADE_BIT.to_ne_bytes());
+            }
+        }
+    }
+
+    fn action(&mut self, action: &Action) {
+        match *action {
+            Action::Return => self.verdict(NFT_RETURN, None),
+            Action::Jump(chain) => self.verdict(NFT_JUMP, Some(chain)),
+            Action::Goto(chain) => self.verdict(NFT_GOTO, Some(chain)),
+            Action::Drop => self.verdict(NF_DROP, None),
+            Action::Lookup(map) => {
+                self.load_key(map, 0);
+                self.lookup(map, Some(VERDICT_REGISTER));
+            }
+            Action::Translate { endpoints, slots } => self.translate(endpoints, slots),
+            Action::Mark => self.change_mark(!MASQUERADE_BIT, MASQUERADE_BIT),
+            Action::Unmark => self.change_mark(!MASQUERADE_BIT, 0),
+            Action::Masquerade => {
+                const FULLY_RANDOM: u32 = 1 << 4;
+                self.expression("masq", |w| w.put_u32(1, FULLY_RANDOM));
+            }
+            Action::Count => self.expression("counter", |w| {
+                w.put(1, &0_u64.to_be_bytes());
+                w.put(2, &0_u64.to_be_bytes());
+            }),
+            Action::Reset => self.reject(1, 0),
+            Action::Unreachable => {
+                // ICMP port unreachable; ICMPv6 port unreachable.
+                let code = match self.family {
+                    Family::V4 => 3,
+                    Family::V6 => 4,
+                };
+                self.reject(0, code);
+            }
+        }
+    }
+
+    fn translate(&mut self, endpoints: SetName, slots: u32) {
+        let address_words = Part::Destination.words(self.family);
+        self.load_key(endpoints, slots);
+        self.lookup(endpoints, Some(register(0)));
+        let nf_family = super::message::nf_family(self.family);
+        self.expression("nat", |w| {
+            const DESTINATION: u32 = 1;
+            w.put_u32(1, DESTINATION);
+            w.put_u32(2, u32::from(nf_family));
+            w.put_u32(3, register(0));
+            w.put_u32(5, register(address_words));
+        });
+    }
+
+    /// Loads a key's parts into consecutive registers; `slots` to draw among, where a slot is a part.
+    fn load_key(&mut self, set: SetName, slots: u32) {
+        let mut word = 0;
+        for part in set.shape().key {
+            let addresses = match self.family {
+                Family::V4 => (12, 16),
+                Family::V6 => (8, 24),
+            };
+            match part {
+                Part::Source => self.payload(NETWORK_HEADER, addresses.0, part.len(self.family), word),
+                Part::Destination => self.payload(NETWORK_HEADER, addresses.1, part.len(self.family), word),
+                Part::Port => self.payload(TRANSPORT_HEADER, 2, 2, word),
+                Part::Protocol => self.meta(META_L4PROTO, word),
+                Part::Interface => self.meta(META_IIFNAME, word),
+                Part::Slot => self.expression("numgen", |w| {
+                    const RANDOM: u32 = 1;
+                    w.put_u32(1, register(word));
+                    w.put_u32(2, slots);
+                    w.put_u32(3, RANDOM);
+                    w.put_u32(4, 0);
+                }),
+            }
+            word += part.words(self.family);
+        }
+    }
+
+    fn lookup(&mut self, set: SetName, destination: Option<u32>) {
+        debug_assert_eq!(destination.is_none(), set.shape().data == Data::None);
+        self.expression("lookup", |w| {
+            w.put_str(1, set.as_str());
+            w.put_u32(2, register(0));
+            if let Some(destination) = destination {
+                w.put_u32(3, destination);
+            }
+        });
+    }
+
+    /// Compares as many whole bytes of the source as the prefix has, and masks the last one.
+    fn source(&mut self, range: IpNetwork) {
+        let offset = match self.family {
+            Family::V4 => 12,
+            Family::V6 => 8,
+        };
+        let network = match range.network() {
+            IpAddr::V4(ip) => ip.octets().to_vec(),
+            IpAddr::V6(ip) => ip.octets().to_vec(),
+        };
+        let bits = usize::from(range.prefix());
+        if bits.is_multiple_of(8) && bits > 0 {
+            self.payload(NETWORK_HEADER, offset, bits / 8, 0);
+            return self.compare(CMP_EQ, &network[..bits / 8]);
+        }
+        let mask: Vec<u8> = (0..network.len())
+            .map(|byte| 0xff_u8.checked_shl(8 - bits.saturating_sub(byte * 8).min(8) as u32).unwrap_or(0))
+            .collect();
+        self.payload(NETWORK_HEADER, offset, network.len(), 0);
+        self.bitwise(&mask, &vec![0; network.len()]);
+        self.compare(CMP_EQ, &network);
+    }
+
+    fn change_mark(&mut self, keep: u32, flip: u32) {
+        self.meta(META_MARK, 0);
+        self.bits(keep, flip);
+        self.expression("meta", |w| {
+            w.put_u32(2, META_MARK);
+            w.put_u32(3, register(0));
+        });
+    }
+
+    fn bits(&mut self, mask: u32, flip: u32) {
+        self.bitwise(&mask.to_ne_bytes(), &flip.to_ne_bytes());
+    }
+
+    fn bitwise(&mut self, mask: &[u8], flip: &[u8]) {
+        self.expression("bitwise", |w| {
+            w.put_u32(1, register(0));
+            w.put_u32(2, register(0));
+            w.put_u32(3, mask.len() as u32);
+            for (kind, value) in [(4, mask), (5, flip)] {
+                let data = w.begin(kind);
+                w.put(DATA_VALUE, value);
+                w.end(data);
+            }
+        });
+    }
+
+    fn meta(&mut self, key: u32, word: u32) {
+        self.expression("meta", |w| {
+            w.put_u32(2, key);
+            w.put_u32(1, register(word));
+        });
+    }
+
+    fn payload(&mut self, base: u32, offset: u32, length: usize, word: u32) {
+        self.expression("payload", |w| {
+            w.put_u32(1, register(word));
+            w.put_u32(2, base);
+            w.put_u32(3, offset);
+            w.put_u32(4, length as u32);
+        });
+    }
+
+    fn compare(&mut self, operator: u32, value: &[u8]) {
+        self.expression("cmp", |w| {
+            w.put_u32(1, register(0));
+            w.put_u32(2, operator);
+            let data = w.begin(3);
+            w.put(DATA_VALUE, value);
+            w.end(data);
+        });
+    }
+
+    fn verdict(&mut self, code: i32, chain: Option<ChainName>) {
+        self.expression("immediate", |w| {
+            w.put_u32(1, VERDICT_REGISTER);
+            let data = w.begin(2);
+            verdict(w, code, chain);
+            w.end(data);
+        });
+    }
+
+    fn reject(&mut self, kind: u32, code: u8) {
+        self.expression("reject", |w| {
+            w.put_u32(1, kind);
+            w.put(2, &[code]);
+        });
+    }
+
+    fn expression(&mut self, name: &str, data: impl FnOnce(&mut Writer)) {
+        let element = self.writer.begin(LIST_ELEM);
+        self.writer.put_str(EXPR_NAME, name);
+        let open = self.writer.begin(EXPR_DATA);
+        data(self.writer);
+        self.writer.end(open);
+        self.writer.end(element);
+    }
+}

@@ -1,0 +1,174 @@
+//! Reads and writes nf_tables through netlink.
+
+use nix::errno::Errno;
+use nix::libc;
+use thiserror::Error;
+
+use super::dump::{Observed, is_of};
+use super::message::{Batch, kind, nf_family};
+use super::name::{SetName, TABLE};
+use crate::model::Family;
+use crate::netlink::{Message, NetlinkError, Socket, Writer};
+
+/// How often a dump that was torn by somebody's change is taken anew.
+const DUMP_TRIES: usize = 20;
+
+/// Why the kernel's table is not as it should be.
+#[derive(Debug, Error)]
+pub enum NftablesError {
+    /// nf_tables cannot be read or written at all.
+    #[error("nf_tables, {family}: cannot {doing}")]
+    Netlink {
+        /// Whose table.
+        family: Family,
+        /// What was tried.
+        doing: &'static str,
+        /// Why it failed.
+        #[source]
+        source: NetlinkError,
+    },
+    /// A batch was refused; the table is as it was before.
+    #[error("nf_tables, {family}: the kernel refused {what}")]
+    Refused {
+        /// Whose table.
+        family: Family,
+        /// What was refused.
+        what: String,
+        /// The kernel's answer.
+        #[source]
+        source: NetlinkError,
+    },
+    /// Somebody changed the ruleset between a look and the batch that was made from it.
+    #[error("nf_tables, {family}: the ruleset changed while it was being repaired")]
+    Raced {
+        /// Whose table.
+        family: Family,
+    },
+}
+
+/// A connection to nf_tables in this thread's network namespace.
+#[derive(Debug)]
+pub struct Kernel {
+    socket: Socket,
+}
+
+impl Kernel {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// [`NetlinkError`] when there is no netlink socket to be had.
+    pub fn open() -> Result<Self, NetlinkError> {
+        Socket::open().map(|socket| Self { socket })
+    }
+
+    /// A batch for a family's table.
+    pub fn batch(&mut self, family: Family, generation: Option<u32>) -> Batch {
+        // A batch has fewer messages than this by far; numbers need only differ from the last batch's.
+        const MESSAGES: u32 = 1 << 20;
+        Batch::new(family, self.socket.sequences(MESSAGES), generation)
+    }
+
+    /// Sends a batch and reads what became of it.
+    ///
+    /// # Errors
+    /// [`NftablesError::Refused`] or [`NftablesError::Raced`]: nothing was changed.
+    pub fn commit(&mut self, family: Family, batch: Batch) -> Result<(), NftablesError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let batch = batch.finish();
+        let sent = self.socket.send(&batch.bytes).and_then(|()| self.socket.outcome(batch.last));
+        sent.map_err(|source| match source {
+            NetlinkError::Refused(ref refusal) if refusal.errno == Errno::ERESTART => {
+                NftablesError::Raced { family }
+            }
+            NetlinkError::Refused(ref refusal) => {
+                let what = batch.what(refusal.sequence).map(ToString::to_string);
+                NftablesError::Refused { family, what: what.unwrap_or("the batch".to_owned()), source }
+            }
+            source => NftablesError::Netlink { family, doing: "write", source },
+        })
+    }
+
+    /// Reads all of a family's table.
+    ///
+    /// # Errors
+    /// [`NftablesError::Netlink`]; a look that was torn is repeated a bounded number of times first.
+    pub fn observe(&mut self, family: Family) -> Result<Observed, NftablesError> {
+        let mut result = Err(NetlinkError::Interrupted);
+        for _ in 0..DUMP_TRIES {
+            result = self.look(family);
+            if !matches!(result, Err(NetlinkError::Interrupted | NetlinkError::Overflow)) {
+                break;
+            }
+        }
+        result.map_err(|source| NftablesError::Netlink { family, doing: "read", source })
+    }
+
+    fn look(&mut self, family: Family) -> Result<Observed, NetlinkError> {
+        let mut seen = Observed { generation: self.generation()?, ..Observed::default() };
+        self.dump(family, libc::NFT_MSG_GETTABLE, None, |m| {
+            seen.table |= m.attributes().find_str(1) == Some(TABLE);
+        })?;
+        if !seen.table {
+            return Ok(seen);
+        }
+        self.dump(family, libc::NFT_MSG_GETCHAIN, None, |m| seen.chain(&m))?;
+        self.dump(family, libc::NFT_MSG_GETRULE, None, |m| seen.rule(&m))?;
+        self.dump(family, libc::NFT_MSG_GETSET, None, |m| seen.set(&m))?;
+        for set in SetName::ALL {
+            if seen.sets.contains_key(set.as_str()) {
+                self.dump(family, libc::NFT_MSG_GETSETELEM, Some(set), |m| {
+                    seen.elements(family, set, &m);
+                })?;
+            }
+        }
+        if self.generation()? == seen.generation { Ok(seen) } else { Err(NetlinkError::Interrupted) }
+    }
+
+    /// Numbers the states of the ruleset of this network namespace, of all tables together.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn generation(&mut self) -> Result<u32, NetlinkError> {
+        const GENERATION_ID: u16 = 1;
+        let sequence = self.socket.sequences(1);
+        let mut request = Writer::default();
+        let open = request.begin_message(kind(libc::NFT_MSG_GETGEN), 0, sequence, 0, 0);
+        request.end_message(open);
+        self.socket.send(request.bytes())?;
+        let mut generation = None;
+        self.socket.receive(true, |message| {
+            if message.sequence == sequence {
+                generation = message.attributes().find_u32(GENERATION_ID);
+            }
+        })?;
+        generation.ok_or(NetlinkError::Unacknowledged)
+    }
+
+    fn dump(
+        &mut self,
+        family: Family,
+        message: i32,
+        set: Option<SetName>,
+        mut each: impl FnMut(Message<'_>),
+    ) -> Result<(), NetlinkError> {
+        let sequence = self.socket.sequences(1);
+        let mut request = Writer::default();
+        let flags = libc::NLM_F_DUMP as u16;
+        let open = request.begin_message(kind(message), flags, sequence, nf_family(family), 0);
+        // A table's own dump takes no name; the others are narrowed by it.
+        if message != libc::NFT_MSG_GETTABLE {
+            request.put_str(1, TABLE);
+        }
+        if let Some(set) = set {
+            request.put_str(2, set.as_str());
+        }
+        request.end_message(open);
+        self.socket.dump(request.bytes(), sequence, |answer| {
+            if is_of(family, &answer) {
+                each(answer);
+            }
+        })
+    }
+}

@@ -1,0 +1,22 @@
+//! nftables: services are data, not rules.
+//!
+//! A constant number of chains and rules ([`program`]), and maps whose elements are the services and their
+//! endpoints ([`lower`]). One table a family, one netlink batch a change ([`kernel`]).
+
+mod dump;
+mod element;
+mod encode;
+mod kernel;
+mod lower;
+mod message;
+mod name;
+mod program;
+mod rule;
+mod set;
+mod sync;
+mod table;
+
+pub use kernel::{Kernel, NftablesError};
+pub use program::Shape;
+pub use rule::MASQUERADE_BIT;
+pub use sync::{Nftables, Repair};

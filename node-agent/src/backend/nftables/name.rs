@@ -1,0 +1,203 @@
+//! What denizen's objects in nf_tables are called.
+
+use std::fmt;
+
+use crate::model::Protocol;
+
+/// The table, one in each family. By its name a restarted agent knows what is its own.
+pub const TABLE: &str = "denizen";
+
+/// Which doors a balancing chain serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Group {
+    /// Addresses of services, any endpoint.
+    Service,
+    /// Node ports, any endpoint.
+    NodePort,
+    /// Addresses of services, endpoints on this node only.
+    LocalService,
+    /// Node ports, endpoints on this node only.
+    LocalNodePort,
+}
+
+impl Group {
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Service => "",
+            Self::NodePort => "nodeport-",
+            Self::LocalService => "local-",
+            Self::LocalNodePort => "local-nodeport-",
+        }
+    }
+
+    /// The map in which the group's doors are found.
+    pub fn doors(self) -> SetName {
+        match self {
+            Self::Service => SetName::Services,
+            Self::NodePort => SetName::NodePorts,
+            Self::LocalService => SetName::LocalServices,
+            Self::LocalNodePort => SetName::LocalNodePorts,
+        }
+    }
+
+    /// The map in which the doors' endpoints are found.
+    pub fn endpoints(self) -> SetName {
+        match self {
+            Self::Service => SetName::Endpoints,
+            Self::NodePort => SetName::NodePortEndpoints,
+            Self::LocalService => SetName::LocalEndpoints,
+            Self::LocalNodePort => SetName::LocalNodePortEndpoints,
+        }
+    }
+}
+
+/// Balances among at most `size` endpoints over one protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Class {
+    /// Whose doors.
+    pub group: Group,
+    /// nft's text form wants the protocol named where a port is translated.
+    pub protocol: Protocol,
+    /// A power of two.
+    pub size: u32,
+}
+
+/// A chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ChainName {
+    /// nat prerouting.
+    Prerouting,
+    /// nat output.
+    Output,
+    /// nat postrouting.
+    Postrouting,
+    /// Where services are looked up.
+    Services,
+    /// Where node ports are looked up.
+    NodePorts,
+    /// Where doors under policy Local are looked up for traffic from elsewhere.
+    LocalPolicy,
+    /// Marks for masquerade what is not a local pod's.
+    MarkUnlessLocal,
+    /// Refuses.
+    NoEndpoints,
+    /// Drops.
+    NoLocalEndpoints,
+    /// Marks unless local, then balances.
+    Cluster(Class),
+    /// Marks always, then balances.
+    External(Class),
+    /// Balances.
+    Balance(Class),
+}
+
+impl fmt::Display for ChainName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let class = |f: &mut fmt::Formatter<'_>, what: &str, class: &Class| {
+            write!(f, "{}{what}-{}-{}", class.group.prefix(), class.protocol, class.size)
+        };
+        match self {
+            Self::Prerouting => f.write_str("prerouting"),
+            Self::Output => f.write_str("output"),
+            Self::Postrouting => f.write_str("postrouting"),
+            Self::Services => f.write_str("services"),
+            Self::NodePorts => f.write_str("nodeports"),
+            Self::LocalPolicy => f.write_str("local-policy"),
+            Self::MarkUnlessLocal => f.write_str("mark-unless-local"),
+            Self::NoEndpoints => f.write_str("no-endpoints"),
+            Self::NoLocalEndpoints => f.write_str("no-local-endpoints"),
+            Self::Cluster(c) => class(f, "cluster", c),
+            Self::External(c) => class(f, "external", c),
+            Self::Balance(c) => class(f, "lb", c),
+        }
+    }
+}
+
+/// A set or map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SetName {
+    /// Address, protocol, port → where to.
+    Services,
+    /// Address, protocol, port, slot → endpoint.
+    Endpoints,
+    /// Protocol, port → where to.
+    NodePorts,
+    /// Protocol, port, slot → endpoint.
+    NodePortEndpoints,
+    /// As [`Self::Services`], under policy Local, from elsewhere.
+    LocalServices,
+    /// As [`Self::Endpoints`], on this node.
+    LocalEndpoints,
+    /// As [`Self::NodePorts`], under policy Local, from elsewhere.
+    LocalNodePorts,
+    /// As [`Self::NodePortEndpoints`], on this node.
+    LocalNodePortEndpoints,
+    /// The cluster IPs that services have.
+    ClusterIps,
+    /// The node's own addresses that serve node ports.
+    NodePortAddresses,
+    /// Input interface and address of each pod of this node.
+    LocalPods,
+    /// Each local endpoint's address, twice.
+    Hairpin,
+}
+
+impl SetName {
+    /// All, in the order in which they are made.
+    pub const ALL: [Self; 12] = [
+        Self::Services,
+        Self::Endpoints,
+        Self::NodePorts,
+        Self::NodePortEndpoints,
+        Self::LocalServices,
+        Self::LocalEndpoints,
+        Self::LocalNodePorts,
+        Self::LocalNodePortEndpoints,
+        Self::ClusterIps,
+        Self::NodePortAddresses,
+        Self::LocalPods,
+        Self::Hairpin,
+    ];
+
+    /// Its name in the kernel.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Services => "services",
+            Self::Endpoints => "endpoints",
+            Self::NodePorts => "nodeports",
+            Self::NodePortEndpoints => "nodeport-endpoints",
+            Self::LocalServices => "local-services",
+            Self::LocalEndpoints => "local-endpoints",
+            Self::LocalNodePorts => "local-nodeports",
+            Self::LocalNodePortEndpoints => "local-nodeport-endpoints",
+            Self::ClusterIps => "cluster-ips",
+            Self::NodePortAddresses => "nodeport-addresses",
+            Self::LocalPods => "local-pods",
+            Self::Hairpin => "hairpin",
+        }
+    }
+
+    /// What it is for, beside it on the node.
+    pub fn why(self) -> &'static str {
+        match self {
+            Self::Services => "where connections to a service's address and port go",
+            Self::Endpoints => "the endpoints behind each service address, by slot",
+            Self::NodePorts => "where connections to a node port go",
+            Self::NodePortEndpoints => "the endpoints behind each node port, by slot",
+            Self::LocalServices => "policy Local: where connections from elsewhere to a service go",
+            Self::LocalEndpoints => "policy Local: the endpoints on this node, by slot",
+            Self::LocalNodePorts => "policy Local: where connections from elsewhere to a node port go",
+            Self::LocalNodePortEndpoints => "policy Local: a node port's endpoints on this node, by slot",
+            Self::ClusterIps => "cluster IPs of services",
+            Self::NodePortAddresses => "addresses of this node that serve node ports",
+            Self::LocalPods => "where packets of this node's pods come in, and with which source",
+            Self::Hairpin => "pods that are handed to themselves",
+        }
+    }
+}
+
+impl fmt::Display for SetName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

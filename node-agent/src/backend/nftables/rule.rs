@@ -1,0 +1,115 @@
+//! Rules as the program writes them: typed, and few kinds of them.
+//!
+//! Both forms, the kernel's expressions (`encode`) and nft's text (`text`), are made from these.
+
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+use super::name::{ChainName, SetName};
+use crate::backend::why::Why;
+use crate::model::Protocol;
+
+/// The mark bit that means: masquerade this connection. kube-proxy's, so that a packet that both mark means
+/// the same to both.
+pub const MASQUERADE_BIT: u32 = 1 << 14;
+
+/// What a rule asks of a packet.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Match {
+    /// The set has the packet's values of its key.
+    In(SetName),
+    /// The transport protocol.
+    Protocol(Protocol),
+    /// The input interface's name.
+    InputInterface(Arc<str>),
+    /// What the input interface's name begins with.
+    InputPrefix(Arc<str>),
+    /// The source address.
+    Source(IpNetwork),
+    /// The connection's destination was translated.
+    Translated,
+    /// [`MASQUERADE_BIT`] is set.
+    Marked,
+}
+
+/// What a rule does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// On with the rules behind the jump that led here.
+    Return,
+    /// To a chain, and back when it returns.
+    Jump(ChainName),
+    /// To a chain, not to come back.
+    Goto(ChainName),
+    /// Where the map says; on with the next rule when it says nothing.
+    Lookup(SetName),
+    /// To the endpoint in a slot drawn among this many; on with the next rule when the slot is free.
+    Translate {
+        /// Where the endpoints are.
+        endpoints: SetName,
+        /// Slots to draw from.
+        slots: u32,
+    },
+    /// Sets [`MASQUERADE_BIT`], whatever else the mark says.
+    Mark,
+    /// Clears [`MASQUERADE_BIT`].
+    Unmark,
+    /// Replaces the source by the address of the interface that it leaves by, with a random port, since
+    /// two clients may use the same one.
+    Masquerade,
+    /// Counts.
+    Count,
+    /// Drops.
+    Drop,
+    /// Answers with a TCP reset.
+    Reset,
+    /// Answers that the port is unreachable.
+    Unreachable,
+}
+
+/// A rule, and why it is there.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Rule {
+    /// Why.
+    pub why: Why,
+    /// All must hold.
+    pub matches: Vec<Match>,
+    /// Done in this order.
+    pub actions: Vec<Action>,
+}
+
+impl Rule {
+    /// The only constructor: no rule without a reason.
+    pub fn new(
+        why: Why,
+        matches: impl IntoIterator<Item = Match>,
+        actions: impl IntoIterator<Item = Action>,
+    ) -> Self {
+        Self { why, matches: matches.into_iter().collect(), actions: actions.into_iter().collect() }
+    }
+}
+
+/// The hook that a base chain hangs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Hook {
+    /// `NF_INET_PRE_ROUTING`.
+    Prerouting,
+    /// `NF_INET_LOCAL_OUT`.
+    Output,
+    /// `NF_INET_POST_ROUTING`.
+    Postrouting,
+}
+
+/// A chain of rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    /// Its name.
+    pub name: ChainName,
+    /// Where it hangs, and at which priority; `None` for a chain that is only jumped to. All hang in nat.
+    pub hook: Option<(Hook, i32)>,
+    /// What it is for.
+    pub why: Why,
+    /// Its rules.
+    pub rules: Vec<Rule>,
+}

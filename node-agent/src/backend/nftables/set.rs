@@ -1,0 +1,233 @@
+//! The shapes of the sets and maps: what their keys and values are made of.
+
+use super::name::SetName;
+use crate::model::Family;
+
+/// One part of a key: a value that is taken from a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Source address.
+    Source,
+    /// Destination address.
+    Destination,
+    /// Transport protocol.
+    Protocol,
+    /// Destination port.
+    Port,
+    /// A number that is drawn: the slot of an endpoint.
+    Slot,
+    /// Name of the input interface.
+    Interface,
+}
+
+/// What an element holds besides its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Data {
+    /// Nothing: a set.
+    None,
+    /// A verdict.
+    Verdict,
+    /// An endpoint's address and port.
+    Endpoint,
+}
+
+/// The shape of a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// The key's parts, in order.
+    pub key: &'static [Part],
+    /// What the key leads to.
+    pub data: Data,
+}
+
+impl SetName {
+    /// What the set's elements look like.
+    pub fn shape(self) -> Shape {
+        use Part::{Destination, Interface, Port, Protocol, Slot, Source};
+        let (key, data): (&[Part], _) = match self {
+            Self::Services | Self::LocalServices => (&[Destination, Protocol, Port], Data::Verdict),
+            Self::Endpoints | Self::LocalEndpoints => (&[Destination, Protocol, Port, Slot], Data::Endpoint),
+            Self::NodePorts | Self::LocalNodePorts => (&[Protocol, Port], Data::Verdict),
+            Self::NodePortEndpoints | Self::LocalNodePortEndpoints => {
+                (&[Protocol, Port, Slot], Data::Endpoint)
+            }
+            Self::ClusterIps | Self::NodePortAddresses => (&[Destination], Data::None),
+            Self::LocalPods => (&[Interface, Source], Data::None),
+            Self::Hairpin => (&[Source, Destination], Data::None),
+        };
+        Shape { key, data }
+    }
+}
+
+/// The bytes that an address of this family has.
+pub fn address_len(family: Family) -> usize {
+    match family {
+        Family::V4 => 4,
+        Family::V6 => 16,
+    }
+}
+
+impl Part {
+    /// Bytes that count, of those that it takes in a key.
+    pub fn len(self, family: Family) -> usize {
+        match self {
+            Self::Source | Self::Destination => address_len(family),
+            Self::Protocol => 1,
+            Self::Port => 2,
+            Self::Slot => 4,
+            Self::Interface => 16,
+        }
+    }
+
+    /// 32-bit registers that it takes in a key.
+    pub fn words(self, family: Family) -> u32 {
+        self.len(family).div_ceil(4) as u32
+    }
+
+    /// nft's number for the data type (`enum datatypes` in nft's datatype.h), by which `nft list` knows how
+    /// to print it.
+    fn data_type(self, family: Family) -> u32 {
+        match self {
+            Self::Source | Self::Destination => address_type(family),
+            Self::Protocol => 12,
+            Self::Port => INET_SERVICE,
+            Self::Slot => 4,
+            Self::Interface => 41,
+        }
+    }
+}
+
+const INET_SERVICE: u32 = 13;
+
+fn address_type(family: Family) -> u32 {
+    match family {
+        Family::V4 => 7,
+        Family::V6 => 8,
+    }
+}
+
+impl Shape {
+    /// Bytes of a key.
+    pub fn key_len(&self, family: Family) -> u32 {
+        self.key.iter().map(|part| part.words(family) * 4).sum()
+    }
+
+    /// Six bits a part, the first highest.
+    pub fn key_type(&self, family: Family) -> u32 {
+        self.key.iter().fold(0, |whole, part| (whole << 6) | part.data_type(family))
+    }
+
+    /// nft's number for an endpoint's type: an address and a port.
+    pub fn endpoint_type(family: Family) -> u32 {
+        (address_type(family) << 6) | INET_SERVICE
+    }
+
+    /// Bytes of an endpoint.
+    pub fn endpoint_len(family: Family) -> u32 {
+        address_len(family) as u32 + 4
+    }
+
+    /// What nft keeps beside the set (`NFTA_SET_USERDATA`), so that it lists keys by their expressions and
+    /// reads its own listing back.
+    pub fn user_data(&self, family: Family, comment: &str) -> Vec<u8> {
+        const KEY_BYTE_ORDER: u8 = 0;
+        const DATA_BYTE_ORDER: u8 = 1;
+        const KEY_TYPEOF: u8 = 3;
+        const DATA_TYPEOF: u8 = 4;
+        const COMMENT: u8 = 7;
+        const BIG_ENDIAN: u32 = 2;
+        let mut out = Vec::new();
+        // A concatenation has no byte order of its own.
+        let order = if self.key.len() == 1 { BIG_ENDIAN } else { 0 };
+        tlv(&mut out, KEY_BYTE_ORDER, &order.to_ne_bytes());
+        if self.data != Data::None {
+            tlv(&mut out, DATA_BYTE_ORDER, &0_u32.to_ne_bytes());
+        }
+        tlv(&mut out, KEY_TYPEOF, &type_of(self.key, family));
+        if self.data == Data::Endpoint {
+            tlv(&mut out, DATA_TYPEOF, &type_of(&[Part::Destination, Part::Port], family));
+        }
+        tlv(&mut out, COMMENT, &with_nul(comment));
+        out
+    }
+}
+
+/// nft's description of an expression: its kind (`enum expr_types`), and what identifies it.
+fn type_of(parts: &[Part], family: Family) -> Vec<u8> {
+    const CONCATENATION: u32 = 13;
+    if let [part] = parts {
+        return described(*part, family);
+    }
+    let mut each = Vec::new();
+    for (n, part) in parts.iter().enumerate() {
+        tlv(&mut each, n as u8, &described(*part, family));
+    }
+    expression(CONCATENATION, &each)
+}
+
+fn described(part: Part, family: Family) -> Vec<u8> {
+    const PAYLOAD: u32 = 7;
+    const META: u32 = 9;
+    const NUMGEN: u32 = 23;
+    let numbers = |numbers: &[u32]| {
+        let mut data = Vec::new();
+        for (n, number) in numbers.iter().enumerate() {
+            tlv(&mut data, n as u8, &number.to_ne_bytes());
+        }
+        data
+    };
+    // Payload: nft's number of the header (`enum proto_desc_id`) and of the field in it.
+    let (header, source, destination) = match family {
+        Family::V4 => (12, 11, 12),
+        Family::V6 => (13, 8, 9),
+    };
+    match part {
+        Part::Source => expression(PAYLOAD, &numbers(&[header, source])),
+        Part::Destination => expression(PAYLOAD, &numbers(&[header, destination])),
+        Part::Port => expression(PAYLOAD, &numbers(&[11, 2])),
+        Part::Protocol => expression(META, &numbers(&[16])),
+        Part::Interface => expression(META, &numbers(&[6])),
+        // Random, among as many as a slot may ever be.
+        Part::Slot => expression(NUMGEN, &numbers(&[1, super::lower::MOST_SLOTS, 0])),
+    }
+}
+
+fn expression(kind: u32, data: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    tlv(&mut out, 0, &kind.to_ne_bytes());
+    tlv(&mut out, 1, data);
+    out
+}
+
+/// nft's user data: type, length, value.
+pub fn tlv(out: &mut Vec<u8>, kind: u8, value: &[u8]) {
+    debug_assert!(value.len() <= usize::from(u8::MAX), "user data of {} bytes", value.len());
+    out.extend_from_slice(&[kind, value.len() as u8]);
+    out.extend_from_slice(value);
+}
+
+/// The first value of this kind in user data.
+pub fn find_tlv(mut data: &[u8], kind: u8) -> Option<&[u8]> {
+    while let [found, length, rest @ ..] = data {
+        let value = rest.get(..usize::from(*length))?;
+        if *found == kind {
+            return Some(value);
+        }
+        data = &rest[usize::from(*length)..];
+    }
+    None
+}
+
+/// A comment as nft stores it.
+pub fn with_nul(text: &str) -> Vec<u8> {
+    [text.as_bytes(), &[0]].concat()
+}
+
+/// nft takes 128 bytes as a comment, the last of them zero.
+pub fn cut(text: &str) -> String {
+    let mut end = text.len().min(127);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}

@@ -1,0 +1,217 @@
+//! What one family's table should hold. Pure: it remembers what was wanted last, and tells what differs.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::element::{Element, Key, Value};
+use super::lower::{DoorState, lower};
+use super::name::{Class, SetName};
+use super::program::{self, Shape};
+use super::rule::Chain;
+use super::set::cut;
+use crate::model::{Family, LocalPod, PodSet, family_of};
+use crate::plan::{Door, DoorAddress, DoorKind, Frontend};
+
+/// Elements to take away, elements to add, and the classes that they need and that were not there.
+///
+/// An element that is replaced is in both lists; the kernel does both at one instant.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Delta {
+    /// Chains to make first.
+    pub classes: Vec<Class>,
+    /// Then what goes.
+    pub delete: Vec<(SetName, Key)>,
+    /// Then what comes.
+    pub add: Vec<Element>,
+}
+
+impl Delta {
+    /// Nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.classes.is_empty() && self.delete.is_empty() && self.add.is_empty()
+    }
+
+    /// Groups elements by set, so that each set's share messages, and makes the order a stable one.
+    pub fn sort(&mut self) {
+        self.delete.sort_unstable();
+        self.add.sort_unstable_by(|a, b| (a.set, a.key).cmp(&(b.set, b.key)));
+    }
+}
+
+type Members = BTreeMap<Key, Option<Arc<str>>>;
+
+/// What one family's table should hold.
+#[derive(Debug)]
+pub struct Table {
+    /// The family.
+    pub family: Family,
+    shape: Shape,
+    doors: HashMap<Door, DoorState>,
+    classes: BTreeSet<Class>,
+    cluster_ips: HashMap<IpAddr, usize>,
+    members: BTreeMap<SetName, Members>,
+}
+
+impl Table {
+    /// An empty one.
+    pub fn new(family: Family, shape: Shape) -> Self {
+        Self {
+            family,
+            shape,
+            doors: HashMap::new(),
+            classes: BTreeSet::new(),
+            cluster_ips: HashMap::new(),
+            members: BTreeMap::new(),
+        }
+    }
+
+    /// Every chain that should be there, in an order in which each is made before it is referred to.
+    pub fn chains(&self) -> Vec<Chain> {
+        let classes = self.classes.iter().flat_map(|class| program::class_chains(*class));
+        program::chains(&self.shape).into_iter().chain(classes).collect()
+    }
+
+    /// Every element that should be there, sorted.
+    pub fn elements(&self) -> Vec<Element> {
+        let doors = self.doors.iter().flat_map(|(door, state)| state.elements(door));
+        let members = self.members.iter().flat_map(|(set, members)| {
+            members.iter().map(|(key, comment)| member(*set, *key, comment.clone()))
+        });
+        let ips = self.cluster_ips.keys().map(|ip| cluster_ip(*ip));
+        let mut all: Vec<Element> = doors.chain(members).chain(ips).collect();
+        all.sort_unstable_by(|a, b| (a.set, a.key).cmp(&(b.set, b.key)));
+        all
+    }
+
+    /// Forgets in which slots endpoints are, so that the table is what a fresh start makes of it.
+    pub fn forget_slots<'a>(&mut self, frontend: impl Fn(&Door) -> Option<&'a Frontend>) {
+        self.classes.clear();
+        for (door, state) in &mut self.doors {
+            if let Some(frontend) = frontend(door) {
+                *state = lower(frontend, None);
+            }
+            self.classes.extend(state.classes(door));
+        }
+    }
+
+    /// The constant part becomes that of `shape`; whether it differs.
+    pub fn reshape(&mut self, shape: Shape) -> bool {
+        let differs = self.shape != shape;
+        self.shape = shape;
+        differs
+    }
+
+    /// Some doors are decided otherwise; `None` means that a door is gone. Doors of the other family are
+    /// left alone.
+    pub fn change_doors<'a>(
+        &mut self,
+        doors: impl Iterator<Item = (Door, Option<&'a Frontend>)>,
+        delta: &mut Delta,
+    ) {
+        let family = self.family;
+        for (door, frontend) in doors.filter(|(door, _)| door.family() == family) {
+            self.change_door(door, frontend, delta);
+        }
+    }
+
+    fn change_door(&mut self, door: Door, frontend: Option<&Frontend>, delta: &mut Delta) {
+        let now = self.doors.remove(&door);
+        let wanted = frontend.map(|frontend| lower(frontend, now.as_ref()));
+        let elements =
+            |state: &Option<DoorState>| state.as_ref().map(|s| s.elements(&door)).unwrap_or_default();
+        difference(elements(&now), elements(&wanted), delta);
+        self.count_cluster_ip(&door, now.as_ref(), wanted.as_ref(), delta);
+        if let Some(wanted) = wanted {
+            for class in wanted.classes(&door) {
+                if self.classes.insert(class) {
+                    delta.classes.push(class);
+                }
+            }
+            self.doors.insert(door, wanted);
+        }
+    }
+
+    fn count_cluster_ip(
+        &mut self,
+        door: &Door,
+        now: Option<&DoorState>,
+        wanted: Option<&DoorState>,
+        delta: &mut Delta,
+    ) {
+        let DoorAddress::Ip(ip) = door.address else { return };
+        let is = |state: Option<&DoorState>| state.is_some_and(|s| s.kind == DoorKind::ClusterIp);
+        let count = self.cluster_ips.entry(ip).or_insert(0);
+        let known = *count > 0;
+        *count = *count + usize::from(is(wanted)) - usize::from(is(now));
+        match (known, *count > 0) {
+            (false, true) => delta.add.push(cluster_ip(ip)),
+            (true, false) => delta.delete.push((SetName::ClusterIps, Key::EMPTY.address(ip))),
+            (false, false) | (true, true) => {}
+        }
+        if *count == 0 {
+            self.cluster_ips.remove(&ip);
+        }
+    }
+
+    /// The pods of this node are these.
+    pub fn change_pods(&mut self, pods: &PodSet, delta: &mut Delta) {
+        let family = self.family;
+        let keys = |pod: &LocalPod| {
+            let comment: Arc<str> = cut(&pod.to_string()).into();
+            let interface = pod.interface.clone();
+            let ips: Vec<IpAddr> = pod.ips.iter().copied().filter(|ip| family_of(*ip) == family).collect();
+            ips.into_iter().map(move |ip| {
+                (Key::EMPTY.interface(&interface).address(ip), Some(comment.clone()))
+            })
+        };
+        self.change_members(SetName::LocalPods, pods.pods.iter().flat_map(keys).collect(), delta);
+    }
+
+    /// These addresses may be handed to themselves.
+    pub fn change_hairpins(&mut self, addresses: impl Iterator<Item = IpAddr>, delta: &mut Delta) {
+        let key = |ip| (Key::EMPTY.address(ip).address(ip), None);
+        let wanted = addresses.filter(|ip| family_of(*ip) == self.family).map(key).collect();
+        self.change_members(SetName::Hairpin, wanted, delta);
+    }
+
+    /// Node ports are served on these addresses.
+    pub fn change_node_port_addresses(&mut self, addresses: &[IpAddr], delta: &mut Delta) {
+        let ours = addresses.iter().filter(|ip| family_of(**ip) == self.family);
+        let wanted = ours.map(|ip| (Key::EMPTY.address(*ip), None)).collect();
+        self.change_members(SetName::NodePortAddresses, wanted, delta);
+    }
+
+    fn change_members(&mut self, set: SetName, wanted: Members, delta: &mut Delta) {
+        let list = |members: &Members| -> Vec<Element> {
+            members.iter().map(|(key, comment)| member(set, *key, comment.clone())).collect()
+        };
+        let now = self.members.insert(set, wanted).unwrap_or_default();
+        difference(list(&now), list(&self.members[&set]), delta);
+    }
+}
+
+fn member(set: SetName, key: Key, comment: Option<Arc<str>>) -> Element {
+    Element { set, key, value: Value::Member, comment }
+}
+
+fn cluster_ip(ip: IpAddr) -> Element {
+    member(SetName::ClusterIps, Key::EMPTY.address(ip), None)
+}
+
+/// What leads from some elements to others.
+pub fn difference(now: Vec<Element>, wanted: Vec<Element>, delta: &mut Delta) {
+    let mut stale: HashMap<(SetName, Key), Element> =
+        now.into_iter().map(|element| ((element.set, element.key), element)).collect();
+    for element in wanted {
+        match stale.remove(&(element.set, element.key)) {
+            Some(same) if same == element => {}
+            Some(_) => {
+                delta.delete.push((element.set, element.key));
+                delta.add.push(element);
+            }
+            None => delta.add.push(element),
+        }
+    }
+    delta.delete.extend(stale.into_keys());
+}

@@ -1,0 +1,85 @@
+//! Why a rule exists.
+
+/// Why a chain, a set or a rule exists: the doc comment is the whole story, for us; [`Why::text`] is what
+/// an operator reads beside it on the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Why {
+    /// Packets that arrive here from pods and from outside enter the service rules before they are routed,
+    /// since the endpoint decides the route.
+    Arriving,
+    /// Packets that this node itself sends to a service never pass prerouting.
+    Sending,
+    /// Source addresses can only be replaced once the route, and with it the address to use, is known.
+    Leaving,
+    /// The one place where a new connection's service is looked up.
+    Dispatch,
+    /// One lookup finds the service behind an address, protocol and port.
+    FindService,
+    /// A port of a cluster IP that no service has: the address is ours alone, so nobody else will answer.
+    UnusedPort,
+    /// Node ports answer on the node's own addresses only.
+    OwnAddress,
+    /// One lookup finds the service behind a node port, whatever the node's addresses are.
+    FindNodePort,
+    /// `externalTrafficPolicy: Local` binds only what comes from elsewhere, so this node's pods are let
+    /// through to the ordinary rules. (What the node itself sends never gets here: it passes output.)
+    PodsAreInside,
+    /// Traffic from elsewhere to a service with `externalTrafficPolicy: Local` stays on this node and keeps
+    /// its source address.
+    StayOnNode,
+    /// KEP-2450: a local pod's connection is answered through this node anyway, so it keeps its address.
+    LocalPod,
+    /// Whoever is not a local pod gets the node's address as the source, so that the answer comes back
+    /// through this node and its translation is undone.
+    ComesFromElsewhere,
+    /// An external door under policy Cluster: the endpoint may be on another node, which would answer the
+    /// client directly.
+    AnyNode,
+    /// One of the service's endpoints, each as likely as the others.
+    Choose,
+    /// The slot drawn has no endpoint: draw again among one fewer, which keeps the choice uniform.
+    ChooseAmongFewer,
+    /// A packet that found no slot raced with a change. Dropped, it is sent again and looked up anew; let
+    /// go, its connection would keep an untranslated conntrack entry for minutes.
+    NeverUndone,
+    /// Nobody serves it: the client should know at once.
+    RefuseTcp,
+    /// Nobody serves it: the client should know at once.
+    Refuse,
+    /// Others serve it, but policy keeps this node from them; the client's next try may be routed elsewhere.
+    NoLocalEndpoint,
+    /// A pod that calls a service and is handed to itself sees its own address as the client. It answers
+    /// itself directly, nobody undoes the translation, and the connection hangs. With the node's address as
+    /// the source, the answer comes back this way.
+    Hairpin,
+    /// The mark was set where the service was chosen; it is cleared here so that it means nothing to others.
+    MarkedAbove,
+}
+
+impl Why {
+    /// At most 100 bytes: the kernel's tools allow 128 in a comment, and the rule's id stands before it.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Arriving => "services are chosen before routing: the endpoint decides the route",
+            Self::Sending => "what this node itself sends does not pass prerouting",
+            Self::Leaving => "the source is replaced when the route is known",
+            Self::Dispatch => "looks up the service of a new connection",
+            Self::FindService => "address, protocol and port name the service",
+            Self::UnusedPort => "no service has this port, and nobody else answers on a cluster IP",
+            Self::OwnAddress => "node ports answer on these addresses of the node",
+            Self::FindNodePort => "protocol and port name the service",
+            Self::PodsAreInside => "policy Local does not bind this node's own pods",
+            Self::StayOnNode => "policy Local: from elsewhere only to endpoints on this node, source kept",
+            Self::LocalPod => "a local pod is answered through this node anyway",
+            Self::ComesFromElsewhere => "not a local pod: the answer must come back through this node",
+            Self::AnyNode => "policy Cluster: the endpoint may be on another node",
+            Self::Choose => "one endpoint, each as likely as the others",
+            Self::ChooseAmongFewer => "no endpoint in that slot: draw among fewer",
+            Self::NeverUndone => "raced with a change: the client's retransmission is looked up anew",
+            Self::RefuseTcp | Self::Refuse => "nobody serves it: say so at once",
+            Self::NoLocalEndpoint => "served elsewhere, not here: stay silent, the client may be routed anew",
+            Self::Hairpin => "a pod handed to itself must be answered through this node",
+            Self::MarkedAbove => "marked where the service was chosen",
+        }
+    }
+}

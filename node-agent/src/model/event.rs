@@ -1,0 +1,46 @@
+//! What sources say.
+
+use ipnetwork::IpNetwork;
+
+use super::endpoint::{Slice, SliceName};
+use super::node::{Node, NodeAddress};
+use super::pod::PodSet;
+use super::service::{Service, ServiceName};
+
+/// What a source must have listed once before services are programmed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Listing {
+    /// All Services.
+    Services,
+    /// All EndpointSlices.
+    Slices,
+    /// This Node object, or that there is none.
+    Node,
+    /// The addresses of this node's links.
+    Addresses,
+}
+
+impl Listing {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Services, Self::Slices, Self::Node, Self::Addresses];
+}
+
+/// One fact from the outside world. Each says what is so now, not what changed: an event that is repeated
+/// or overtaken by a later one does no harm.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// A Service is so, or is gone (or no longer ours to program).
+    Service(ServiceName, Option<Service>),
+    /// An EndpointSlice is so, or is gone.
+    Slice(SliceName, Option<Slice>),
+    /// This node's Node object is so, or is missing.
+    Node(Option<Node>),
+    /// A ServiceCIDR of this name has these ranges, or is gone.
+    ServiceCidr(String, Option<Vec<IpNetwork>>),
+    /// The state file says so.
+    Pods(PodSet),
+    /// The kernel's links have these addresses, sorted.
+    Addresses(Vec<NodeAddress>),
+    /// The first full list of these objects has been told.
+    Listed(Listing),
+}

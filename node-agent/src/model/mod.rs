@@ -1,0 +1,17 @@
+//! What is true: services, endpoints, this node, its pods. Plain values; no kernel, no Kubernetes client.
+
+mod endpoint;
+mod event;
+mod node;
+mod pod;
+mod service;
+mod world;
+
+pub use endpoint::{EndpointState, Slice, SliceEndpoint, SliceName, SlicePort};
+pub use event::{Event, Listing};
+pub use node::{Node, NodeAddress};
+pub use pod::{LocalPod, PodSet};
+pub use service::{
+    Affinity, Family, Protocol, Service, ServiceName, ServicePort, ServicePortName, TrafficPolicy, family_of,
+};
+pub use world::{Change, Model, Snapshot};

@@ -1,0 +1,29 @@
+//! This node.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+/// The Node object of this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Label `topology.kubernetes.io/zone`; `None` when missing or empty.
+    pub zone: Option<Arc<str>>,
+    /// `status.addresses` of type InternalIP, then ExternalIP, in the order of the API. The first of each
+    /// family is the primary one.
+    pub addresses: Vec<IpAddr>,
+    /// `spec.podCIDRs`.
+    pub pod_cidrs: Vec<IpNetwork>,
+}
+
+/// An address on a link of this node's network namespace, as the kernel has it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NodeAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// The link's name.
+    pub interface: Arc<str>,
+}

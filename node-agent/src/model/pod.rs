@@ -1,0 +1,37 @@
+//! The pods of this node, as the CNI plugin recorded them.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use denizen_shared::state::{AttachmentId, Epoch, Generation};
+
+/// One attachment of a pod whose packets enter this node's stack.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalPod {
+    /// Names the attachment.
+    pub id: AttachmentId,
+    /// `namespace/name`, where the runtime told.
+    pub pod: Option<Arc<str>>,
+    /// The input interface that the IP stack sees on the pod's packets: the bridge for a bridged pod.
+    pub interface: Arc<str>,
+    /// The node's end of the pod's veth; a bridge's port for a bridged pod.
+    pub port: Option<Arc<str>>,
+    /// The pod's addresses.
+    pub ips: Vec<IpAddr>,
+}
+
+impl fmt::Display for LocalPod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.pod.as_deref().unwrap_or(&self.id.0))
+    }
+}
+
+/// The state file's content at one generation.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PodSet {
+    /// Which file; `None` while there is no file.
+    pub version: Option<(Epoch, Generation)>,
+    /// Every recorded attachment with an input interface, sorted by id.
+    pub pods: Vec<LocalPod>,
+}

@@ -1,0 +1,198 @@
+//! Services, cut down to what decides about packets.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+/// An IP family. Everything is programmed once for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// Both, in the order in which they are programmed and printed.
+    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
+}
+
+/// The family of an address.
+pub fn family_of(address: IpAddr) -> Family {
+    match address {
+        IpAddr::V4(_) => Family::V4,
+        IpAddr::V6(_) => Family::V6,
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
+/// A transport protocol that a Service can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// SCTP.
+    Sctp,
+}
+
+impl Protocol {
+    /// The number in the IP header (IANA protocol numbers).
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+
+    /// As the Kubernetes API and a person write it, in either case.
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Tcp, Self::Udp, Self::Sctp]
+            .into_iter()
+            .find(|p| p.to_string().eq_ignore_ascii_case(text))
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        })
+    }
+}
+
+/// Namespace and name of a Service.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServiceName {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+}
+
+impl ServiceName {
+    /// From the two strings.
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
+}
+
+impl fmt::Display for ServiceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// One port of a Service: what endpoints, affinity and load balancing belong to.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServicePortName {
+    /// The Service.
+    pub service: ServiceName,
+    /// The port's name; empty for the only port of a Service.
+    pub port: Arc<str>,
+    /// Two ports may share a name only across protocols.
+    pub protocol: Protocol,
+}
+
+impl fmt::Display for ServicePortName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.port {
+            "" => self.service.fmt(f),
+            port => write!(f, "{}:{port}", self.service),
+        }
+    }
+}
+
+/// `externalTrafficPolicy` and `internalTrafficPolicy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TrafficPolicy {
+    /// To any endpoint of the cluster.
+    #[default]
+    Cluster,
+    /// Only to endpoints on this node.
+    Local,
+}
+
+/// `sessionAffinity`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Affinity {
+    /// Every connection is balanced anew.
+    #[default]
+    None,
+    /// Connections of one client address go where its last one went, for this many seconds after it.
+    ClientIp {
+        /// `sessionAffinityConfig.clientIP.timeoutSeconds`.
+        seconds: u32,
+    },
+}
+
+/// One entry of `spec.ports`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServicePort {
+    /// Joins the port to the slices' ports; empty for an unnamed port.
+    pub name: Arc<str>,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The port on the cluster IP, external IPs and load balancer IPs.
+    pub port: NonZeroU16,
+    /// The port on the node's own addresses, where one is allocated.
+    pub node_port: Option<NonZeroU16>,
+}
+
+/// A Service that has at least one cluster IP. Headless and ExternalName ones never get here, nor do
+/// those that `service.kubernetes.io/service-proxy-name` gives to another proxy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Service {
+    /// Its name.
+    pub name: ServiceName,
+    /// `spec.clusterIPs`, of both families.
+    pub cluster_ips: Vec<IpAddr>,
+    /// `spec.externalIPs`.
+    pub external_ips: Vec<IpAddr>,
+    /// `status.loadBalancer.ingress[].ip`, without those whose `ipMode` is `Proxy`.
+    pub load_balancer_ips: Vec<IpAddr>,
+    /// `spec.loadBalancerSourceRanges`; empty means that every source is allowed.
+    pub source_ranges: Vec<IpNetwork>,
+    /// `spec.ports`.
+    pub ports: Vec<ServicePort>,
+    /// `spec.externalTrafficPolicy`.
+    pub external_policy: TrafficPolicy,
+    /// `spec.internalTrafficPolicy`.
+    pub internal_policy: TrafficPolicy,
+    /// `spec.sessionAffinity`.
+    pub affinity: Affinity,
+    /// `spec.healthCheckNodePort`.
+    pub health_check_node_port: Option<NonZeroU16>,
+    /// `metadata.creationTimestamp` as the API writes it (RFC 3339 in UTC, so it sorts); empty in hand
+    /// written manifests. The older of two Services that claim one address and port wins.
+    pub created: Arc<str>,
+}
+
+impl Service {
+    /// Whether anything but the cluster IP leads to it. `externalTrafficPolicy` counts only then
+    /// (kube-proxy's `ExternallyAccessible`).
+    pub fn externally_reachable(&self) -> bool {
+        !self.external_ips.is_empty()
+            || !self.load_balancer_ips.is_empty()
+            || self.ports.iter().any(|port| port.node_port.is_some())
+    }
+}

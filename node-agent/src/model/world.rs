@@ -1,0 +1,180 @@
+//! The world as the sources tell it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use ipnetwork::IpNetwork;
+
+use super::endpoint::{Slice, SliceName};
+use super::event::{Event, Listing};
+use super::node::{Node, NodeAddress};
+use super::pod::PodSet;
+use super::service::{Service, ServiceName};
+
+/// What an event touched, so that only that is planned anew.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Services whose own facts or endpoints differ now.
+    pub services: BTreeSet<ServiceName>,
+    /// The Node object differs: every service may be decided otherwise.
+    pub node: bool,
+    /// The recorded pods differ.
+    pub pods: bool,
+    /// The node's addresses differ.
+    pub addresses: bool,
+    /// The ranges that cluster IPs come from differ.
+    pub service_ranges: bool,
+}
+
+impl Change {
+    /// Nothing differs.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Everything the sources have told.
+#[derive(Debug, Default)]
+pub struct Model {
+    listed: BTreeSet<Listing>,
+    services: HashMap<ServiceName, Service>,
+    slices: HashMap<ServiceName, BTreeMap<SliceName, Slice>>,
+    slice_owner: HashMap<SliceName, ServiceName>,
+    node: Option<Node>,
+    service_ranges: BTreeMap<String, Vec<IpNetwork>>,
+    pods: PodSet,
+    addresses: Vec<NodeAddress>,
+}
+
+impl Model {
+    /// Takes a fact in. Repeating one changes nothing.
+    pub fn apply(&mut self, event: Event, change: &mut Change) {
+        match event {
+            Event::Service(name, service) => self.apply_service(name, service, change),
+            Event::Slice(name, slice) => self.apply_slice(name, slice, change),
+            Event::Node(node) => change.node |= replace(&mut self.node, node),
+            Event::ServiceCidr(name, ranges) => {
+                let before = match ranges {
+                    Some(ranges) => self.service_ranges.insert(name.clone(), ranges),
+                    None => self.service_ranges.remove(&name),
+                };
+                change.service_ranges |= before.as_ref() != self.service_ranges.get(&name);
+            }
+            Event::Pods(pods) => change.pods |= replace(&mut self.pods, pods),
+            Event::Addresses(addresses) => change.addresses |= replace(&mut self.addresses, addresses),
+            Event::Listed(listing) => {
+                self.listed.insert(listing);
+            }
+        }
+    }
+
+    fn apply_service(&mut self, name: ServiceName, service: Option<Service>, change: &mut Change) {
+        if self.services.get(&name) == service.as_ref() {
+            return;
+        }
+        match service {
+            Some(service) => self.services.insert(name.clone(), service),
+            None => self.services.remove(&name),
+        };
+        change.services.insert(name);
+    }
+
+    /// A slice may move from one service to another: its label is an ordinary label.
+    fn apply_slice(&mut self, name: SliceName, slice: Option<Slice>, change: &mut Change) {
+        let owner = self.slice_owner.get(&name);
+        let before = owner
+            .and_then(|owner| self.slices.get(owner))
+            .and_then(|slices| slices.get(&name));
+        if before == slice.as_ref() {
+            return;
+        }
+        if let Some(owner) = self.slice_owner.remove(&name) {
+            if let Some(slices) = self.slices.get_mut(&owner) {
+                slices.remove(&name);
+                if slices.is_empty() {
+                    self.slices.remove(&owner);
+                }
+            }
+            change.services.insert(owner);
+        }
+        if let Some(slice) = slice {
+            let owner = slice.service.clone();
+            change.services.insert(owner.clone());
+            self.slice_owner.insert(name.clone(), owner.clone());
+            self.slices.entry(owner).or_default().insert(name, slice);
+        }
+    }
+
+    /// What the state file said last; pods are programmed whether or not anything else is known.
+    pub fn pods(&self) -> &PodSet {
+        &self.pods
+    }
+
+    /// Which first lists are still owed.
+    pub fn owed(&self) -> impl Iterator<Item = Listing> + '_ {
+        Listing::ALL
+            .into_iter()
+            .filter(|listing| !self.listed.contains(listing))
+    }
+
+    /// The world as the sources tell it; `None` while one of them still owes its first full list.
+    ///
+    /// A plan made from half a picture deletes rules that are still wanted. Planning takes a
+    /// [`Snapshot`], and only this function makes one, so that mistake does not compile.
+    pub fn snapshot(&self) -> Option<Snapshot<'_>> {
+        self.owed().next().is_none().then_some(Snapshot { model: self })
+    }
+}
+
+/// Stores `new`; whether it differs from what was there.
+fn replace<T: PartialEq>(slot: &mut T, new: T) -> bool {
+    let differs = *slot != new;
+    *slot = new;
+    differs
+}
+
+/// A complete picture of the world.
+#[derive(Debug, Clone, Copy)]
+pub struct Snapshot<'a> {
+    model: &'a Model,
+}
+
+impl<'a> Snapshot<'a> {
+    /// One service.
+    pub fn service(&self, name: &ServiceName) -> Option<&'a Service> {
+        self.model.services.get(name)
+    }
+
+    /// Every service, in no order.
+    pub fn services(&self) -> impl Iterator<Item = &'a Service> + use<'a> {
+        self.model.services.values()
+    }
+
+    /// The slices of a service, by name.
+    pub fn slices(&self, service: &ServiceName) -> impl Iterator<Item = &'a Slice> + use<'a> {
+        self.model
+            .slices
+            .get(service)
+            .into_iter()
+            .flat_map(BTreeMap::values)
+    }
+
+    /// The Node object of this node, where there is one.
+    pub fn node(&self) -> Option<&'a Node> {
+        self.model.node.as_ref()
+    }
+
+    /// The addresses of this node's links.
+    pub fn addresses(&self) -> &'a [NodeAddress] {
+        &self.model.addresses
+    }
+
+    /// The recorded pods of this node.
+    pub fn pods(&self) -> &'a PodSet {
+        &self.model.pods
+    }
+
+    /// The ranges that cluster IPs come from, where they are known.
+    pub fn service_ranges(&self) -> impl Iterator<Item = IpNetwork> + use<'a> {
+        self.model.service_ranges.values().flatten().copied()
+    }
+}

@@ -1,0 +1,269 @@
+//! A netlink socket of the netfilter family.
+
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, getsockname, recvmsg, sendto,
+    setsockopt, socket, sockopt,
+};
+use thiserror::Error;
+
+use super::message::{Attributes, Message, parse_messages};
+
+/// What went wrong between us and the kernel's netlink.
+#[derive(Debug, Error)]
+pub enum NetlinkError {
+    /// The socket does not do what it should.
+    #[error("netlink: cannot {doing}")]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// Answers were lost: the socket's buffer was too small for them.
+    #[error("netlink: answers were lost, the receive buffer overflowed")]
+    Overflow,
+    /// A dump was torn by a change; it must be taken again.
+    #[error("netlink: the kernel's tables changed while they were read")]
+    Interrupted,
+    /// The kernel refused a request.
+    #[error("the kernel refused {}", .0)]
+    Refused(Refusal),
+    /// The kernel did not say what became of a request.
+    #[error("the kernel never acknowledged the request")]
+    Unacknowledged,
+}
+
+/// An error the kernel answered with.
+#[derive(Debug, Clone)]
+pub struct Refusal {
+    /// Sequence number of the message it did not like.
+    pub sequence: u32,
+    /// The error.
+    pub errno: Errno,
+    /// The kernel's own words, where it has some (extended acknowledgement).
+    pub message: Option<String>,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "message {}: {}", self.sequence, self.errno.desc())?;
+        match &self.message {
+            Some(message) => write!(f, " ({message})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl NetlinkError {
+    fn io(doing: &'static str) -> impl FnOnce(Errno) -> Self {
+        move |errno| Self::Io { doing, source: errno.into() }
+    }
+
+    /// The error the kernel answered with, if it is that.
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Refused(refusal) => Some(refusal.errno),
+            Self::Io { .. } | Self::Overflow | Self::Interrupted | Self::Unacknowledged => None,
+        }
+    }
+}
+
+/// What the kernel may hold for us at once: the answers to one batch, or notifications.
+const RECEIVE_BUFFER: usize = 8 << 20;
+/// One receive returns no more than this (the kernel's dumps come in pieces of at most 32 KiB).
+const RECEIVE_PIECE: usize = 256 << 10;
+
+/// A netlink socket to netfilter, in the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub struct Socket {
+    fd: OwnedFd,
+    port: u32,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+impl Socket {
+    /// Opens one.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Io`], typically for want of `CAP_NET_ADMIN` later on: opening needs none.
+    pub fn open() -> Result<Self, NetlinkError> {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let fd =
+            socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkNetFilter)
+                .map_err(NetlinkError::io("open a socket"))?;
+        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0)).map_err(NetlinkError::io("bind the socket"))?;
+        let address: NetlinkAddr =
+            getsockname(fd.as_raw_fd()).map_err(NetlinkError::io("read the socket's address"))?;
+        let socket = Self { fd, port: address.pid(), sequence: 0, buffer: vec![0; RECEIVE_PIECE] };
+        socket.option(libc::NETLINK_CAP_ACK, 1)?;
+        socket.option(libc::NETLINK_EXT_ACK, 1)?;
+        // Beyond net.core.rmem_max, which an ordinary node leaves at 208 KiB.
+        let _ = setsockopt(&socket.fd, sockopt::RcvBufForce, &RECEIVE_BUFFER);
+        Ok(socket)
+    }
+
+    /// The port id by which notifications name who caused them.
+    pub fn port(&self) -> u32 {
+        self.port
+    }
+
+    /// Numbers for `count` messages to come; returns the first.
+    pub fn sequences(&mut self, count: u32) -> u32 {
+        let first = self.sequence.wrapping_add(1);
+        self.sequence = self.sequence.wrapping_add(count);
+        first
+    }
+
+    /// Sends a datagram of messages, however large.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Io`].
+    pub fn send(&self, bytes: &[u8]) -> Result<(), NetlinkError> {
+        // The kernel copies a batch into one buffer, charged twice over to the sender.
+        let _ = setsockopt(&self.fd, sockopt::SndBufForce, &(bytes.len() * 2).max(1 << 20));
+        let kernel = NetlinkAddr::new(0, 0);
+        sendto(self.fd.as_raw_fd(), bytes, &kernel, MsgFlags::empty())
+            .map(drop)
+            .map_err(NetlinkError::io("send a request"))
+    }
+
+    /// Receives what is there, and gives each message to `each`; false when nothing was there.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Overflow`] when answers were lost, else [`NetlinkError::Io`].
+    pub fn receive(&mut self, wait: bool, mut each: impl FnMut(Message<'_>)) -> Result<bool, NetlinkError> {
+        let flags = if wait { MsgFlags::empty() } else { MsgFlags::MSG_DONTWAIT };
+        let mut pieces = [IoSliceMut::new(&mut self.buffer)];
+        let length = loop {
+            match recvmsg::<NetlinkAddr>(self.fd.as_raw_fd(), &mut pieces, None, flags) {
+                Ok(received) => break received.bytes,
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Ok(false),
+                Err(Errno::ENOBUFS) => return Err(NetlinkError::Overflow),
+                Err(errno) => return Err(NetlinkError::io("receive an answer")(errno)),
+            }
+        };
+        parse_messages(&self.buffer[..length]).for_each(&mut each);
+        Ok(true)
+    }
+
+    /// Sends a dump request (numbered `sequence`) and gives each answer to `each`.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Interrupted`] when the tables changed meanwhile; what was given is then of no use.
+    pub fn dump(
+        &mut self,
+        request: &[u8],
+        sequence: u32,
+        mut each: impl FnMut(Message<'_>),
+    ) -> Result<(), NetlinkError> {
+        self.send(request)?;
+        let mut end = None;
+        let mut torn = false;
+        while end.is_none() {
+            self.receive(true, |message| {
+                if message.sequence != sequence || end.is_some() {
+                    return;
+                }
+                torn |= message.flags & libc::NLM_F_DUMP_INTR as u16 != 0;
+                match i32::from(message.kind) {
+                    libc::NLMSG_DONE => end = Some(Ok(())),
+                    libc::NLMSG_ERROR => end = Some(answer(&message)),
+                    _ => each(message),
+                }
+            })?;
+        }
+        if torn {
+            return Err(NetlinkError::Interrupted);
+        }
+        end.unwrap_or(Ok(()))
+    }
+
+    /// Reads what became of a batch that was just sent, whose last message, numbered `last`, asked for an
+    /// acknowledgement. The kernel has answered by the time that sending returns.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Refused`] with the first refusal; the batch then changed nothing.
+    pub fn outcome(&mut self, last: u32) -> Result<(), NetlinkError> {
+        let mut refused = None;
+        let mut acknowledged = false;
+        loop {
+            let more = self.receive(false, |message| {
+                if i32::from(message.kind) != libc::NLMSG_ERROR {
+                    return;
+                }
+                match answer(&message) {
+                    Err(error) if refused.is_none() => refused = Some(error),
+                    Ok(()) if message.sequence == last => acknowledged = true,
+                    Ok(()) | Err(_) => {}
+                }
+            })?;
+            if !more {
+                return match (refused, acknowledged) {
+                    (Some(error), _) => Err(error),
+                    (None, true) => Ok(()),
+                    (None, false) => Err(NetlinkError::Unacknowledged),
+                };
+            }
+        }
+    }
+
+    fn option(&self, option: libc::c_int, value: libc::c_int) -> Result<(), NetlinkError> {
+        // SAFETY: the pointer and the length describe `value`, which outlives the call.
+        #[expect(unsafe_code, reason = "nix has no netlink socket options")]
+        let result = unsafe {
+            libc::setsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_NETLINK,
+                option,
+                (&raw const value).cast(),
+                size_of_val(&value) as libc::socklen_t,
+            )
+        };
+        Errno::result(result).map(drop).map_err(NetlinkError::io("set a socket option"))
+    }
+
+    /// Receives the notifications of a multicast group (`enum nfnetlink_groups`) from now on.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Io`].
+    pub fn join(&self, group: libc::c_int) -> Result<(), NetlinkError> {
+        self.option(libc::NETLINK_ADD_MEMBERSHIP, group)
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsRawFd for Socket {
+    fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// What an NLMSG_ERROR message says: an acknowledgement, or a refusal.
+fn answer(message: &Message<'_>) -> Result<(), NetlinkError> {
+    const NLMSGERR_ATTR_MSG: u16 = 1;
+    // With NETLINK_CAP_ACK the original header follows, but not its payload; then the attributes.
+    const ERROR_AND_HEADER: usize = 4 + 16;
+    let code = message.payload.get(..4).and_then(|b| b.try_into().ok()).map_or(0, i32::from_ne_bytes);
+    if code == 0 {
+        return Ok(());
+    }
+    let attributes = Attributes::new(message.payload.get(ERROR_AND_HEADER..).unwrap_or_default());
+    Err(NetlinkError::Refused(Refusal {
+        sequence: message.sequence,
+        errno: Errno::from_raw(-code),
+        message: attributes.find_str(NLMSGERR_ATTR_MSG).map(str::to_owned),
+    }))
+}

@@ -1,0 +1,139 @@
+//! From one service and its surroundings to its front doors.
+
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+use super::frontend::{Door, DoorAddress, DoorKind, Frontend, Masquerade};
+use super::outcome::{Endpoints, Outcome};
+use super::selection::{Selection, Whereabouts, select};
+use crate::model::{Family, Service, ServicePort, ServicePortName, Slice, TrafficPolicy, family_of};
+
+/// What the operator settled that decides about every service alike.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// This node's name.
+    pub node_name: Arc<str>,
+    /// Masquerade everything that enters at a cluster IP, this node's own pods included.
+    pub masquerade_all: bool,
+}
+
+/// Every front door of `service`, whose slices are `slices`, on a node in `zone`.
+pub fn frontends(
+    settings: &Settings,
+    zone: Option<&str>,
+    service: &Service,
+    slices: &[&Slice],
+) -> Vec<Frontend> {
+    let here = Whereabouts { node: &settings.node_name, zone };
+    let mut found = Vec::new();
+    for family in Family::BOTH {
+        // A service that has no cluster IP of a family does not exist in it.
+        if !service.cluster_ips.iter().any(|ip| family_of(*ip) == family) {
+            continue;
+        }
+        for port in &service.ports {
+            let selection = select(port, family, slices.iter().copied(), here);
+            let decided = Decided { settings, service, port, family, selection };
+            found.extend(decided.doors());
+        }
+    }
+    // One address may be named twice, as a load balancer IP and as an external IP: it is one door.
+    found.sort_by(|a, b| (a.door, a.rank()).cmp(&(b.door, b.rank())));
+    found.dedup_by_key(|frontend| frontend.door);
+    found
+}
+
+/// One service port in one family, its endpoints selected.
+struct Decided<'a> {
+    settings: &'a Settings,
+    service: &'a Service,
+    port: &'a ServicePort,
+    family: Family,
+    selection: Selection,
+}
+
+impl Decided<'_> {
+    fn doors(&self) -> Vec<Frontend> {
+        let service = self.service;
+        let at = |kind, ips: &[IpAddr]| -> Vec<_> {
+            let ours = ips.iter().filter(|ip| family_of(**ip) == self.family);
+            ours.map(|ip| self.frontend(kind, DoorAddress::Ip(*ip), self.port.port)).collect()
+        };
+        let node_port = self.port.node_port.map(|port| {
+            let address = DoorAddress::Node(self.family);
+            self.frontend(DoorKind::NodePort, address, port)
+        });
+        [
+            at(DoorKind::ClusterIp, &service.cluster_ips),
+            Vec::from_iter(node_port),
+            at(DoorKind::LoadBalancerIp, &service.load_balancer_ips),
+            at(DoorKind::ExternalIp, &service.external_ips),
+        ]
+        .concat()
+    }
+
+    fn frontend(&self, kind: DoorKind, address: DoorAddress, port: NonZeroU16) -> Frontend {
+        let service = self.service;
+        let (policy, inside, masquerade, outside) = match kind {
+            DoorKind::ClusterIp => {
+                let always = self.settings.masquerade_all;
+                let masquerade = if always { Masquerade::Always } else { Masquerade::UnlessLocalPod };
+                (service.internal_policy, self.by_policy(service.internal_policy), masquerade, None)
+            }
+            DoorKind::NodePort | DoorKind::LoadBalancerIp | DoorKind::ExternalIp => self.external(),
+        };
+        Frontend {
+            door: Door { address, protocol: self.port.protocol, port },
+            kind,
+            service_port: ServicePortName {
+                service: service.name.clone(),
+                port: self.port.name.clone(),
+                protocol: self.port.protocol,
+            },
+            policy,
+            sources: (kind == DoorKind::LoadBalancerIp).then(|| self.sources()).flatten(),
+            inside,
+            masquerade,
+            outside,
+            affinity: service.affinity,
+            created: service.created.clone(),
+        }
+    }
+
+    /// An external door. Under policy Local, what comes from this node and its pods is not external: it may
+    /// use every endpoint, as at the cluster IP (kubernetes #77523, #78662).
+    fn external(&self) -> (TrafficPolicy, Outcome, Masquerade, Option<Outcome>) {
+        let policy = self.service.external_policy;
+        let inside = self.by_policy(TrafficPolicy::Cluster);
+        match policy {
+            TrafficPolicy::Cluster => (policy, inside, Masquerade::Always, None),
+            TrafficPolicy::Local => {
+                let outside = self.by_policy(TrafficPolicy::Local);
+                (policy, inside, Masquerade::UnlessLocalPod, Some(outside))
+            }
+        }
+    }
+
+    fn by_policy(&self, policy: TrafficPolicy) -> Outcome {
+        let forward = |endpoints: &Option<Endpoints>| endpoints.clone().map(Outcome::Forward);
+        match policy {
+            TrafficPolicy::Cluster => forward(&self.selection.cluster).unwrap_or(Outcome::Reject),
+            TrafficPolicy::Local => forward(&self.selection.local).unwrap_or_else(|| {
+                let elsewhere = self.selection.cluster.is_some();
+                if elsewhere { Outcome::Drop } else { Outcome::Reject }
+            }),
+        }
+    }
+
+    /// Who may use the load balancer IP; `None` when everybody may. Ranges of the other family alone leave
+    /// nobody, as in kube-proxy: the operator named who may come, and it is not them.
+    fn sources(&self) -> Option<Arc<[IpNetwork]>> {
+        let ranges = &self.service.source_ranges;
+        let ours = || ranges.iter().copied().filter(|range| family_of(range.ip()) == self.family);
+        let everybody = ranges.is_empty() || ours().any(|range| range.prefix() == 0);
+        (!everybody).then(|| ours().collect())
+    }
+}

@@ -1,0 +1,19 @@
+//! Decisions: what becomes of a packet at every front door of every service.
+//!
+//! Pure, and no word of any backend: nftables, iptables and `explain` all read the same [`Frontend`]s.
+
+mod conflict;
+mod decide;
+mod detector;
+mod frontend;
+mod node_port;
+mod outcome;
+mod selection;
+
+pub use conflict::{Conflict, Plan, Touched};
+pub use decide::{Settings, frontends};
+pub use detector::{Detector, Local};
+pub use frontend::{Door, DoorAddress, DoorKind, Frontend, Masquerade};
+pub use node_port::{NodePortAddresses, node_port_addresses};
+pub use outcome::{Endpoint, Endpoints, Outcome};
+pub use selection::{Selection, Whereabouts, select};

@@ -1,0 +1,62 @@
+//! On which of the node's own addresses node ports are served.
+
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+
+use crate::model::{Family, Node, NodeAddress, PodSet, family_of};
+
+/// `nodePortAddresses`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum NodePortAddresses {
+    /// The primary address of each family: the first that the Node object names; where it names none (or
+    /// there is no Node object), every address of the node that is not on loopback, link-local, or on an
+    /// interface that pods' packets come in through.
+    #[default]
+    Primary,
+    /// The node's addresses in these ranges. A family without a range serves no node ports (kube-proxy
+    /// would open all of that family's addresses).
+    In(Vec<IpNetwork>),
+}
+
+/// The addresses, sorted.
+pub fn node_port_addresses(
+    wanted: &NodePortAddresses,
+    node: Option<&Node>,
+    addresses: &[NodeAddress],
+    pods: &PodSet,
+) -> Vec<IpAddr> {
+    let mut found: Vec<IpAddr> = match wanted {
+        NodePortAddresses::In(ranges) => {
+            let inside = |ip: IpAddr| ranges.iter().any(|range| range.contains(ip));
+            addresses.iter().map(|a| a.address).filter(|ip| !ip.is_loopback() && inside(*ip)).collect()
+        }
+        NodePortAddresses::Primary => Family::BOTH
+            .into_iter()
+            .flat_map(|family| {
+                let named = node.into_iter().flat_map(|node| node.addresses.iter().copied());
+                match named.clone().find(|ip| family_of(*ip) == family) {
+                    Some(primary) => vec![primary],
+                    None => reachable(family, addresses, pods),
+                }
+            })
+            .collect(),
+    };
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// The node's addresses of a family by which somebody outside could mean this node.
+fn reachable(family: Family, addresses: &[NodeAddress], pods: &PodSet) -> Vec<IpAddr> {
+    let link_local = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    let of_pods = |name: &str| pods.pods.iter().any(|pod| *pod.interface == *name);
+    let candidates = addresses.iter().filter(|a| family_of(a.address) == family);
+    candidates
+        .filter(|a| !a.address.is_loopback() && !link_local(a.address) && !of_pods(&a.interface))
+        .map(|a| a.address)
+        .collect()
+}

@@ -1,0 +1,60 @@
+//! What becomes of a new connection, and who may get it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// An endpoint that may get connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Endpoint {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// It runs on this node.
+    pub local: bool,
+}
+
+/// Endpoints to choose from, each as likely as the others.
+///
+/// Invariant: never empty; sorted by address, one entry an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoints(Arc<[Endpoint]>);
+
+impl Endpoints {
+    /// From endpoints in any order; `None` when there are none.
+    pub fn new(mut endpoints: Vec<Endpoint>) -> Option<Self> {
+        endpoints.sort_unstable();
+        endpoints.dedup_by_key(|endpoint| endpoint.address);
+        (!endpoints.is_empty()).then(|| Self(endpoints.into()))
+    }
+
+    /// In order of address.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Endpoint> {
+        self.0.iter()
+    }
+
+    /// How many; at least one.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// What becomes of a new connection to one frontend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// To one of these.
+    Forward(Endpoints),
+    /// Nobody serves it anywhere. Refuse at once: the client should not wait for a time-out.
+    Reject,
+    /// Others serve it, but policy keeps this node from them. Stay silent: the client retries and may by
+    /// then be routed elsewhere; a refusal would end what the retry can save.
+    Drop,
+}
+
+impl Outcome {
+    /// The endpoints that connections are forwarded to; none where they are refused.
+    pub fn endpoints(&self) -> Option<&Endpoints> {
+        match self {
+            Self::Forward(endpoints) => Some(endpoints),
+            Self::Reject | Self::Drop => None,
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Which endpoints of a service port this node may use (kube-proxy's `CategorizeEndpoints`).
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::outcome::{Endpoint, Endpoints};
+use crate::model::{EndpointState, Family, ServicePort, Slice, SliceEndpoint};
+
+/// The endpoints of one service port in one family, sorted by what may use them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Selection {
+    /// For policy Cluster: the ready ones that the topology hints leave; else the draining ones.
+    pub cluster: Option<Endpoints>,
+    /// For policy Local: the ready ones on this node; else the draining ones on this node.
+    pub local: Option<Endpoints>,
+}
+
+/// Where this node is.
+#[derive(Debug, Clone, Copy)]
+pub struct Whereabouts<'a> {
+    /// The node's name.
+    pub node: &'a str,
+    /// The node's zone.
+    pub zone: Option<&'a str>,
+}
+
+/// Selects the endpoints of `port` among `slices`, which belong to its service.
+pub fn select<'a>(
+    port: &ServicePort,
+    family: Family,
+    slices: impl Iterator<Item = &'a Slice>,
+    here: Whereabouts<'_>,
+) -> Selection {
+    let all = merged(port, family, slices);
+    let is_local = |e: &SliceEndpoint| e.node.as_deref() == Some(here.node);
+    let pick = |state: EndpointState, wanted: &dyn Fn(&SliceEndpoint) -> bool| {
+        let picked = all.iter().filter(|(_, e)| e.state == state && wanted(e));
+        Endpoints::new(picked.map(|(at, e)| Endpoint { address: *at, local: is_local(e) }).collect())
+    };
+    let hinted = topology(&all, here);
+    Selection {
+        cluster: pick(EndpointState::Ready, &*hinted).or_else(|| pick(EndpointState::Draining, &|_| true)),
+        local: pick(EndpointState::Ready, &is_local).or_else(|| pick(EndpointState::Draining, &is_local)),
+    }
+}
+
+/// Every endpoint once. One address and port in two slices is one endpoint: a running pod beats a
+/// terminating one, whose address it got early; else the later slice (by name) counts.
+fn merged<'a>(
+    port: &ServicePort,
+    family: Family,
+    slices: impl Iterator<Item = &'a Slice>,
+) -> BTreeMap<SocketAddr, &'a SliceEndpoint> {
+    let mut all = BTreeMap::new();
+    for slice in slices.filter(|slice| slice.family == family) {
+        let ports = slice.ports.iter().filter(|p| p.name == port.name && p.protocol == port.protocol);
+        for slice_port in ports {
+            for endpoint in &slice.endpoints {
+                let at = SocketAddr::new(endpoint.address, slice_port.port.get());
+                let kept = all.entry(at).or_insert(endpoint);
+                if kept.terminating || !endpoint.terminating {
+                    *kept = endpoint;
+                }
+            }
+        }
+    }
+    all
+}
+
+type Filter<'a> = Box<dyn Fn(&SliceEndpoint) -> bool + 'a>;
+
+/// Which ready endpoints the hints leave to this node: those for it by name, else those for its zone, and
+/// all where one ready endpoint has no hint or none names this place, since a partial picture would
+/// overload whoever is in it.
+fn topology<'a>(all: &BTreeMap<SocketAddr, &SliceEndpoint>, here: Whereabouts<'a>) -> Filter<'a> {
+    let names = |hints: &[Arc<str>], place: &str| hints.iter().any(|hint| **hint == *place);
+    let ready = || all.values().filter(|e| e.state == EndpointState::Ready);
+    if ready().all(|e| !e.node_hints.is_empty()) && ready().any(|e| names(&e.node_hints, here.node)) {
+        return Box::new(move |e| names(&e.node_hints, here.node));
+    }
+    match here.zone {
+        Some(zone)
+            if ready().all(|e| !e.zone_hints.is_empty()) && ready().any(|e| names(&e.zone_hints, zone)) =>
+        {
+            Box::new(move |e| names(&e.zone_hints, zone))
+        }
+        _ => Box::new(|_| true),
+    }
+}
