@@ -11,6 +11,8 @@
 
 pub mod agent;
 pub mod binary;
+pub mod cast;
+pub mod cluster;
 pub mod cni;
 pub mod flows;
 pub mod manifest;

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::node::{Node, Who, listens};
+use super::node::{Node, listens};
 use super::page::Page;
 use super::{rows, serve};
+use crate::cast::Who;
 use crate::manifest::{self, Port};
 use crate::netns::Netns;
-use crate::pod::Pod;
+use crate::pod::{Pod, Wiring};
 use crate::probe::{Outcome, Probe};
 use crate::world::ip;
 
@@ -34,7 +35,7 @@ pub(super) fn play(node: &mut Node, page: &mut Page) -> Result<()> {
     appear_and_vanish(node, page, late, address)?;
     remove_from_web(node, page)?;
     let started = Instant::now();
-    pod.detach(&node.world.node)?;
+    pod.detach(&node.cast.cluster.world.node)?;
     page.say(format_args!(
         "the pod is removed by DEL, which took {}",
         millis(started.elapsed())
@@ -45,7 +46,7 @@ pub(super) fn play(node: &mut Node, page: &mut Page) -> Result<()> {
 /// A new pod, whose first packet must already be a local pod's.
 fn add_pod(node: &Node, page: &mut Page) -> Result<Pod> {
     let started = Instant::now();
-    let pod = node.add_pod("late")?;
+    let pod = node.cast.cluster.add_pod("late", Wiring::Bridged)?;
     let took = started.elapsed();
     serve::start(&pod.netns, &listens(&pod.addresses))?;
     let web = SocketAddr::new(ip("172.30.0.10"), 80);
@@ -73,7 +74,7 @@ fn add_pod(node: &Node, page: &mut Page) -> Result<Pod> {
 
 /// A service that gets its first endpoint and loses it again: refused, answered, refused.
 fn appear_and_vanish(node: &Node, page: &mut Page, late: SocketAddr, endpoint: IpAddr) -> Result<()> {
-    let (netns, ..) = node.place(Who::Routed, late.ip())?;
+    let (netns, _) = node.cast.place(Who::Routed);
     let object = manifest::service("late", &[late.ip()], &LATE);
     let slices = manifest::slice("late", &LATE, &[(endpoint, "node-1")]);
     let refused = |outcome: &Outcome| *outcome == Outcome::Refused;
@@ -90,7 +91,7 @@ fn appear_and_vanish(node: &Node, page: &mut Page, late: SocketAddr, endpoint: I
             page.check(took.is_none().then_some("it did not take effect"));
             Ok(())
         };
-    let manifests = &node.manifests;
+    let manifests = &node.cast.cluster.manifests;
     measure(
         "a service without endpoints is put into the folder: connections are refused",
         &|| manifests.put("late", slice::from_ref(&object)),
@@ -115,16 +116,16 @@ fn appear_and_vanish(node: &Node, page: &mut Page, late: SocketAddr, endpoint: I
 /// One of three endpoints of a service in use is removed.
 fn remove_from_web(node: &Node, page: &mut Page) -> Result<()> {
     let web = SocketAddr::new(ip("172.30.0.10"), 80);
-    let text = std::fs::read_to_string(node.manifests.folder().join("web.yaml"))?;
+    let text = std::fs::read_to_string(node.cast.cluster.manifests.folder().join("web.yaml"))?;
     let entry = "  - addresses: [10.10.0.2]\n    nodeName: node-1\n    conditions: { ready: true }\n";
     let without = text.replace(entry, "");
     anyhow::ensure!(
         without != text,
         "conf/examples/web.yaml no longer lists the bridged pod"
     );
-    let removed = node.place(Who::Bridged, web.ip())?.1;
-    let (netns, ..) = node.place(Who::Routed, web.ip())?;
-    node.manifests.put_text("web", &without)?;
+    let removed = node.cast.address(Who::Bridged, web.ip())?;
+    let (netns, _) = node.cast.place(Who::Routed);
+    node.cast.cluster.manifests.put_text("web", &without)?;
     let started = Instant::now();
     let mut without_it = 0;
     while without_it < ENOUGH && started.elapsed() < BOUND {

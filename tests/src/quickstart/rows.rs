@@ -5,9 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
 
-use super::node::{Node, Who};
+use super::node::Node;
 use super::page::{Line, Page};
 use crate::agent::Explanation;
+use crate::cast::Who;
 use crate::probe::{Outcome, Probe, Protocol};
 use crate::world::ip;
 
@@ -140,24 +141,18 @@ pub(super) fn play(node: &Node, page: &mut Page) -> Result<()> {
 }
 
 fn send(node: &Node, row: &Row) -> Result<Line> {
-    let (netns, source, interface) = node.place(row.from, row.to.ip())?;
-    let probe = Probe {
-        protocol: row.protocol,
-        ..Probe::tcp(row.to)
-    };
-    let outcome = probe.from(source).ask_in(netns);
+    let (source, interface) = (
+        node.cast.address(row.from, row.to.ip())?,
+        node.cast.place(row.from).1,
+    );
+    let outcome = node.cast.ask(row.from, row.to, row.protocol)?;
     let told = node.agent.explain(source, interface, row.to, row.protocol)?;
-    let (answered, saw, masqueraded) = match &outcome {
-        Outcome::Answered { endpoint, seen } => (
-            format!("{endpoint} ({})", node.owner(endpoint.ip())),
-            seen.ip().to_string(),
-            if was_masqueraded(row, seen.ip(), source) {
-                "yes"
-            } else {
-                "no"
-            },
-        ),
-        other => (format!("{other:?}").to_lowercase(), "-".to_owned(), "-"),
+    let (answered, saw, masqueraded) = if let Outcome::Answered { endpoint, seen } = &outcome {
+        let who = format!("{endpoint} ({})", node.owner(endpoint.ip()));
+        let masqueraded = was_masqueraded(row, seen.ip(), source);
+        (who, seen.ip().to_string(), if masqueraded { "yes" } else { "no" })
+    } else {
+        (format!("{outcome:?}").to_lowercase(), "-".to_owned(), "-")
     };
     Ok(Line {
         from: format!("{} {source}", node.owner(source)),
@@ -186,9 +181,9 @@ fn wrong(node: &Node, row: &Row, outcome: &Outcome, source: IpAddr) -> Result<Op
         (Expect::Answer { by, masquerade }, Outcome::Answered { endpoint, seen }) => {
             let addresses = by
                 .iter()
-                .map(|who| Ok(node.place(*who, row.to.ip())?.1))
+                .map(|who| node.cast.address(*who, row.to.ip()))
                 .collect::<Result<Vec<_>>>()?;
-            let nodes = node.world.node_addresses()?;
+            let nodes = node.cast.cluster.world.node_addresses()?;
             let source_is_right = if *masquerade {
                 nodes.contains(&seen.ip())
             } else {
@@ -215,7 +210,7 @@ fn disagreement(row: &Row, told: &Explanation) -> Option<String> {
 
 /// Many connections of the bridged pod to `to`: each of `by` should answer about as many.
 pub(super) fn spread(node: &Node, to: SocketAddr, by: &[Who], page: &mut Page) -> Result<()> {
-    let (netns, ..) = node.place(Who::Bridged, to.ip())?;
+    let (netns, _) = node.cast.place(Who::Bridged);
     let outcomes = netns.run(|| (0..SPREAD).map(|_| Probe::tcp(to).ask()).collect::<Vec<_>>())?;
     let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
     for endpoint in outcomes.iter().filter_map(Outcome::endpoint) {
@@ -230,7 +225,7 @@ pub(super) fn spread(node: &Node, to: SocketAddr, by: &[Who], page: &mut Page) -
     ));
     let expected = by
         .iter()
-        .map(|who| Ok(node.place(*who, to.ip())?.1))
+        .map(|who| node.cast.address(*who, to.ip()))
         .collect::<Result<Vec<_>>>()?;
     let only = expected.len() == counts.len() && expected.iter().all(|address| counts.contains_key(address));
     let all = counts.values().sum::<usize>() == SPREAD;
