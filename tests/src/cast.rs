@@ -162,6 +162,20 @@ impl Cast {
     }
 }
 
+/// Port 80 of a service over every protocol, at [`PORT`] of its endpoints.
+pub fn every_protocol() -> Vec<Port> {
+    let named = ["tcp", "udp", "sctp"].into_iter().zip(PROTOCOLS);
+    named
+        .map(|(name, protocol)| Port::tcp(name, 80, PORT).over(protocol))
+        .collect()
+}
+
+/// [`every_protocol`] at the cluster IPs of `number`.
+pub fn every_way(number: u8) -> impl Iterator<Item = (SocketAddr, Protocol)> {
+    let both = service_ips(number).into_iter();
+    both.flat_map(|ip| PROTOCOLS.map(|protocol| (SocketAddr::new(ip, 80), protocol)))
+}
+
 /// The cluster IPs of a test's service, of both families.
 pub fn service_ips(number: u8) -> [IpAddr; 2] {
     [
