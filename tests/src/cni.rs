@@ -4,6 +4,7 @@
 //! The network namespaces here have no name and no process of their own: a thread that waits is in each. They are
 //! gone with the test, also with one that was killed, and no two tests can meet in them.
 
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -36,11 +37,18 @@ impl Namespace {
         let (ready, path) = channel();
         let thread = std::thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
-            ready.send(format!("/proc/{}/task/{}/ns/net", std::process::id(), gettid())).expect("the test waits");
+            without_duplicate_address_detection();
+            ready
+                .send(format!("/proc/{}/task/{}/ns/net", std::process::id(), gettid()))
+                .expect("the test waits");
             todo.into_iter().for_each(|job| job());
         });
         let path = path.recv().expect("a new network namespace").into();
-        let namespace = Namespace { path, jobs: Some(jobs), thread: Some(thread) };
+        let namespace = Namespace {
+            path,
+            jobs: Some(jobs),
+            thread: Some(thread),
+        };
         namespace.ip("link set lo up");
         namespace
     }
@@ -54,7 +62,8 @@ impl Namespace {
     pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, result) = channel();
         let jobs = self.jobs.as_ref().expect("it ends with the value");
-        jobs.send(Box::new(move || drop(done.send(job())))).expect("the thread is there");
+        jobs.send(Box::new(move || drop(done.send(job()))))
+            .expect("the thread is there");
         result.recv().expect("the job did not panic")
     }
 
@@ -66,16 +75,27 @@ impl Namespace {
     /// Runs `ip` in it, with `arguments` as one would type them, and returns what it prints.
     pub fn ip(&self, arguments: &str) -> String {
         let mut ip = program(Path::new("ip"));
-        ip.args(arguments.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        ip.args(arguments.split_whitespace())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let output = self.spawn(ip).wait_with_output().expect("ip ends");
-        assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "ip {arguments}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         String::from_utf8(output.stdout).expect("ip prints text")
     }
 
     /// What `ip -json` says of the links in it that are called, or have the alternative name, `name`.
     pub fn link(&self, name: &str) -> Value {
-        let all: Value = serde_json::from_str(&self.ip("-json -details address show")).expect("ip prints JSON");
-        let found = all.as_array().into_iter().flatten().find(|link| link["ifname"] == name);
+        let all: Value =
+            serde_json::from_str(&self.ip("-json -details address show")).expect("ip prints JSON");
+        let found = all
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|link| link["ifname"] == name);
         found.cloned().unwrap_or(Value::Null)
     }
 }
@@ -100,10 +120,17 @@ impl Drop for Namespace {
 pub fn denizen() -> PathBuf {
     let beside = || {
         let test = std::env::current_exe().expect("a test has a path");
-        test.ancestors().nth(2).expect("target/<profile>/deps/<test>").join("denizen")
+        test.ancestors()
+            .nth(2)
+            .expect("target/<profile>/deps/<test>")
+            .join("denizen")
     };
     let path = std::env::var_os("DENIZEN_PLUGIN").map_or_else(beside, PathBuf::from);
-    assert!(path.is_file(), "{} is not built: cargo build -p denizen-cni", path.display());
+    assert!(
+        path.is_file(),
+        "{} is not built: cargo build -p denizen-cni",
+        path.display()
+    );
     path
 }
 
@@ -135,7 +162,11 @@ impl Call {
 
     /// The variables of a call for `command`.
     pub fn environment(&self, command: &str) -> Vec<(&'static str, String)> {
-        let netns = self.netns.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+        let netns = self
+            .netns
+            .as_ref()
+            .map(|path| path.display().to_string())
+            .unwrap_or_default();
         vec![
             ("CNI_COMMAND", command.to_owned()),
             ("CNI_CONTAINERID", self.container.clone()),
@@ -152,7 +183,10 @@ pub fn start(node: &Namespace, plugin: &Path, variables: Vec<(&'static str, Stri
     let mut command = program(plugin);
     command.env_clear().envs(variables);
     command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = node.spawn(command);
     // One that has already said no does not read to the end.
     let _ = child.stdin.take().expect("it is piped").write_all(input);
@@ -164,12 +198,19 @@ pub type Refusal = Value;
 
 /// What `child` answered: its result, null where it printed nothing, or its error object.
 pub fn finish(child: Child) -> Result<Value, Refusal> {
-    let Output { status, stdout, stderr } = child.wait_with_output().expect("a plugin ends");
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = child.wait_with_output().expect("a plugin ends");
     let printed = String::from_utf8_lossy(&stdout).into_owned();
     let answer = match printed.trim() {
         "" => Value::Null,
         text => serde_json::from_str(text).unwrap_or_else(|error| {
-            panic!("standard output is not JSON: {error}: {text:?}, {}", String::from_utf8_lossy(&stderr))
+            panic!(
+                "standard output is not JSON: {error}: {text:?}, {}",
+                String::from_utf8_lossy(&stderr)
+            )
         }),
     };
     if status.success() { Ok(answer) } else { Err(answer) }
@@ -198,12 +239,17 @@ impl Chain {
 
     /// Checks it against `result`, what its ADD returned.
     pub fn check(&self, node: &Namespace, call: &Call, result: &Value) -> Result<(), Refusal> {
-        self.plugins.iter().try_for_each(|plugin| self.call(node, call, "CHECK", plugin, Some(result)).map(drop))
+        self.plugins
+            .iter()
+            .try_for_each(|plugin| self.call(node, call, "CHECK", plugin, Some(result)).map(drop))
     }
 
     /// Deletes it, last plugin first. `result` is what its ADD returned, where the runtime still knows.
     pub fn del(&self, node: &Namespace, call: &Call, result: Option<&Value>) -> Result<(), Refusal> {
-        self.plugins.iter().rev().try_for_each(|plugin| self.call(node, call, "DEL", plugin, result).map(drop))
+        self.plugins
+            .iter()
+            .rev()
+            .try_for_each(|plugin| self.call(node, call, "DEL", plugin, result).map(drop))
     }
 
     /// Calls one plugin of the chain.
@@ -216,23 +262,47 @@ impl Chain {
         result: Option<&Value>,
     ) -> Result<Value, Refusal> {
         let kind = plugin["type"].as_str().expect("a plugin has a type");
-        let path = if kind == "denizen" { denizen() } else { Path::new(REAL_PLUGINS).join(kind) };
-        let input = self.configuration(plugin, result).to_string();
-        finish(start(node, &path, call.environment(command), input.as_bytes()))
+        let (path, version) = match kind {
+            "denizen" => (denizen(), self.version),
+            // Debian's plugins end at 1.0.0, whose results are results of 1.1.0 as well.
+            _ => (Path::new(REAL_PLUGINS).join(kind), self.version.min("1.0.0")),
+        };
+        let input = self.configuration(plugin, version, result).to_string();
+        let mut answer = finish(start(node, &path, call.environment(command), input.as_bytes()))?;
+        if version != self.version && !answer.is_null() {
+            answer["cniVersion"] = json!(self.version);
+        }
+        Ok(answer)
     }
 
     /// What `plugin` gets on standard input.
-    pub fn configuration(&self, plugin: &Value, result: Option<&Value>) -> Value {
+    fn configuration(&self, plugin: &Value, version: &str, result: Option<&Value>) -> Value {
         let mut configuration = plugin.clone();
         // As libcni does: what a plugin can take of the runtime's data is named by its capabilities.
-        let fields = configuration.as_object_mut().expect("a configuration is an object");
+        let fields = configuration
+            .as_object_mut()
+            .expect("a configuration is an object");
         fields.remove("capabilities");
         fields.insert("name".to_owned(), json!(self.name));
-        fields.insert("cniVersion".to_owned(), json!(self.version));
+        fields.insert("cniVersion".to_owned(), json!(version));
         if let Some(result) = result {
-            fields.insert("prevResult".to_owned(), result.clone());
+            let mut result = result.clone();
+            result["cniVersion"] = json!(version);
+            fields.insert("prevResult".to_owned(), result);
         }
         configuration
+    }
+}
+
+/// The `bridge` and `ptp` plugins wait for it, a second and more for every IPv6 pod, and no test has a duplicate.
+fn without_duplicate_address_detection() {
+    for scope in ["all", "default"] {
+        let path = format!("/proc/sys/net/ipv6/conf/{scope}/accept_dad");
+        let mut file = File::options()
+            .write(true)
+            .open(path)
+            .expect("the kernel has IPv6");
+        file.write_all(b"0").expect("it is this namespace's own setting");
     }
 }
 
