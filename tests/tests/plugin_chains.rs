@@ -5,95 +5,44 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use denizen_shared::state::{Attachment, AttachmentId, RunDir, State};
-use denizen_tests::cni::{Call, Chain, Namespace, VERSIONS};
+use denizen_shared::state::{Attachment, AttachmentId};
+use denizen_tests::cni::{Call, Chain, Namespace, Rig, VERSIONS};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 const V4: &str = "10.85.0.0/24";
 const V6: &str = "fd00:85::/64";
 
-/// A node, one pod that is not attached yet, and where things are kept.
-struct Rig {
-    dir: TempDir,
-    node: Namespace,
-    pod: Namespace,
-}
-
-impl Rig {
-    fn new() -> Rig {
-        // A tmpfs, as the real run directory.
-        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        Rig {
-            dir,
-            node: Namespace::new(),
-            pod: Namespace::new(),
-        }
-    }
-
-    fn run_dir(&self) -> PathBuf {
-        self.dir.path().join("denizen")
-    }
-
-    fn state(&self) -> State {
-        RunDir::open(&self.run_dir()).unwrap().read().unwrap().unwrap()
-    }
-
-    fn record(&self, call: &Call) -> Attachment {
-        self.state().attachments[&AttachmentId::new(&call.container, &call.interface)].clone()
-    }
-
-    fn ours(&self) -> Value {
-        json!({ "type": "denizen", "runDir": self.run_dir() })
-    }
-
-    /// `first` and ours, in the network `pods` with addresses of `ranges`.
-    fn chain(&self, version: &'static str, mut first: Value, ranges: &[&str]) -> Chain {
-        let ranges: Vec<_> = ranges
-            .iter()
-            .map(|subnet| json!([{ "subnet": subnet }]))
-            .collect();
-        first["ipam"] =
-            json!({ "type": "host-local", "ranges": ranges, "dataDir": self.dir.path().join("ipam") });
-        Chain {
-            name: "pods".to_owned(),
-            version,
-            plugins: vec![first, self.ours()],
-        }
-    }
-
-    /// Holds `record` against what the kernel says to `ip`.
-    fn assert_is_what_ip_says(&self, record: &Attachment, name: &str) {
-        let inside = self.pod.link(&record.if_name);
-        let addresses: BTreeSet<IpAddr> = inside["addr_info"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter(|address| address["scope"] == "global")
-            .map(|address| address["local"].as_str().unwrap().parse().unwrap())
-            .collect();
-        assert_eq!(
-            record.ips.iter().copied().collect::<BTreeSet<_>>(),
-            addresses,
-            "{name}"
-        );
-        let Some(host) = &record.host_interface else {
-            return;
-        };
-        let link = self.node.link(&host.name);
-        assert_eq!(json!(host.index), link["ifindex"], "{name}");
-        assert_eq!(json!(host.mac), link["address"], "{name}");
-        assert_eq!(
-            json!(host.index),
-            inside["link_index"],
-            "{name}: it is the pod's other end"
-        );
-        assert_eq!(
-            json!(record.bridge),
-            link["master"],
-            "{name}: null where there is none"
-        );
-    }
+/// Holds `record` against what the kernel says to `ip`.
+fn assert_is_what_ip_says(rig: &Rig, record: &Attachment, name: &str) {
+    let inside = rig.pod.link(&record.if_name);
+    let addresses: BTreeSet<IpAddr> = inside["addr_info"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|address| address["scope"] == "global")
+        .map(|address| address["local"].as_str().unwrap().parse().unwrap())
+        .collect();
+    assert_eq!(
+        record.ips.iter().copied().collect::<BTreeSet<_>>(),
+        addresses,
+        "{name}"
+    );
+    let Some(host) = &record.host_interface else {
+        return;
+    };
+    let link = rig.node.link(&host.name);
+    assert_eq!(json!(host.index), link["ifindex"], "{name}");
+    assert_eq!(json!(host.mac), link["address"], "{name}");
+    assert_eq!(
+        json!(host.index),
+        inside["link_index"],
+        "{name}: it is the pod's other end"
+    );
+    assert_eq!(
+        json!(record.bridge),
+        link["master"],
+        "{name}: null where there is none"
+    );
 }
 
 fn bridge() -> Value {
@@ -149,7 +98,7 @@ fn the_record_is_what_ip_says_after_add_and_nothing_is_left_after_del() {
             let result = chain.add(&rig.node, &call).unwrap();
 
             let record = rig.record(&call);
-            rig.assert_is_what_ip_says(&record, name);
+            assert_is_what_ip_says(&rig, &record, name);
             assert_eq!(record.ips.len(), ranges.len(), "{name}");
             assert_eq!(record.bridge.as_deref(), on_bridge, "{name}");
             assert_eq!(record.host_interface.is_none(), is_macvlan, "{name}");
@@ -287,7 +236,7 @@ fn a_device_that_was_moved_into_the_pod_has_no_host_interface() {
     let result = chain.add(&rig.node, &call).unwrap();
     let record = rig.record(&call);
     assert_eq!((&record.host_interface, &record.bridge), (&None, &None));
-    rig.assert_is_what_ip_says(&record, "host-device");
+    assert_is_what_ip_says(&rig, &record, "host-device");
     chain.check(&rig.node, &call, &result).unwrap();
     chain.del(&rig.node, &call, Some(&result)).unwrap();
     assert!(rig.state().attachments.is_empty());
@@ -337,126 +286,6 @@ fn a_second_add_replaces_the_record() {
     assert_eq!(rig.record(&call).ips, ["10.85.0.77".parse::<IpAddr>().unwrap()]);
 }
 
-/// What somebody does behind our back: on the node and in the pod, as arguments of `ip`; `VETH` stands for the pod's veth.
-type Change = (
-    &'static str,
-    &'static [&'static str],
-    &'static [&'static str],
-    &'static str,
-);
-
-const CHANGES: [Change; 7] = [
-    (
-        "renamed",
-        &["link set VETH down", "link set VETH name veth-new"],
-        &[],
-        "host interface's name: recorded",
-    ),
-    (
-        "deleted",
-        &["link del VETH"],
-        &[],
-        "interface eth0 is gone from the pod; host interface",
-    ),
-    (
-        "on another bridge",
-        &["link add br9 type bridge", "link set VETH master br9"],
-        &[],
-        "bridge: recorded",
-    ),
-    (
-        "on no bridge",
-        &["link set VETH nomaster"],
-        &[],
-        "bridge: recorded",
-    ),
-    (
-        "another MAC",
-        &["link set VETH address 02:00:00:00:00:99"],
-        &[],
-        "MAC address: recorded",
-    ),
-    (
-        "no address",
-        &[],
-        &["addr flush dev eth0"],
-        "address 10.85.0.2 is recorded, and eth0 does not have it",
-    ),
-    (
-        "another address",
-        &[],
-        &[
-            "addr del 10.85.0.2/24 dev eth0",
-            "addr add 10.85.0.77/24 dev eth0",
-        ],
-        "address 10.85.0.2 is recorded",
-    ),
-];
-
-#[test]
-fn check_fails_with_the_reason_when_the_kernel_disagrees() {
-    for version in &VERSIONS[2..] {
-        for (name, on_node, in_pod, reason) in CHANGES {
-            let rig = Rig::new();
-            let chain = rig.chain(version, bridge(), &[V4]);
-            let call = Call::new("web-0", &rig.pod);
-            let result = chain.add(&rig.node, &call).unwrap();
-            let check = || chain.call(&rig.node, &call, "CHECK", &chain.plugins[1], Some(&result));
-            check().unwrap();
-            let veth = rig.record(&call).host_interface.unwrap().name;
-            on_node
-                .iter()
-                .for_each(|change| drop(rig.node.ip(&change.replace("VETH", &veth))));
-            in_pod.iter().for_each(|change| drop(rig.pod.ip(change)));
-            let refusal = check().unwrap_err();
-            let message = refusal["msg"].as_str().unwrap();
-            assert!(message.contains(reason), "{name}, {version}: {message}");
-            assert!(
-                message.starts_with("web-0/eth0: "),
-                "{name}, {version}: {message}"
-            );
-            assert_eq!(refusal["code"], 100, "{name}, {version}");
-        }
-    }
-}
-
-#[test]
-fn check_fails_with_the_reason_when_record_or_result_disagree() {
-    let rig = Rig::new();
-    let chain = rig.chain("1.1.0", bridge(), &[V4]);
-    let call = Call::new("web-0", &rig.pod);
-    let result = chain.add(&rig.node, &call).unwrap();
-    let ours = &chain.plugins[1];
-    let refused = |chain: &Chain, call: &Call, result: &Value| {
-        let refusal = chain
-            .call(&rig.node, call, "CHECK", ours, Some(result))
-            .unwrap_err();
-        refusal["msg"].as_str().unwrap().to_owned()
-    };
-    let mut other = result.clone();
-    other["ips"][0]["address"] = json!("10.85.0.77/24");
-    assert!(
-        refused(&chain, &call, &other)
-            .contains("addresses: recorded {10.85.0.2}, in prevResult {10.85.0.77}")
-    );
-
-    let renamed = Chain {
-        name: "others".to_owned(),
-        ..chain.clone()
-    };
-    assert!(refused(&renamed, &call, &result).contains("network: recorded \"pods\", configured \"others\""));
-
-    let elsewhere = Namespace::new();
-    let moved = Call {
-        netns: Some(elsewhere.path().to_owned()),
-        ..call.clone()
-    };
-    assert!(refused(&chain, &moved, &result).contains("netns: recorded"));
-
-    chain.call(&rig.node, &call, "DEL", ours, None).unwrap();
-    assert!(refused(&chain, &call, &result).starts_with("web-0/eth0 is not recorded in "));
-}
-
 #[test]
 fn every_conflist_in_conf_works_as_it_is() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../conf/cni");
@@ -478,7 +307,7 @@ fn every_conflist_in_conf_works_as_it_is() {
             // Nothing else is changed than where things are kept.
             match plugin["type"].as_str().unwrap() {
                 "denizen" => plugin["runDir"] = json!(rig.run_dir()),
-                "bridge" | "ptp" => plugin["ipam"]["dataDir"] = json!(rig.dir.path().join("ipam")),
+                "bridge" | "ptp" => plugin["ipam"]["dataDir"] = json!(rig.folder().join("ipam")),
                 _ => {}
             }
         }
@@ -489,7 +318,7 @@ fn every_conflist_in_conf_works_as_it_is() {
         };
         let call = Call::new("web-0", &rig.pod);
         let result = chain.add(&rig.node, &call).unwrap();
-        rig.assert_is_what_ip_says(&rig.record(&call), &path.display().to_string());
+        assert_is_what_ip_says(&rig, &rig.record(&call), &path.display().to_string());
         // portmap 1.1's own CHECK fails on a pod with one address family.
         chain
             .call(
