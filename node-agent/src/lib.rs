@@ -6,6 +6,11 @@
 //! layer.
 
 pub mod backend;
+pub mod config;
+pub mod control;
+pub mod engine;
+pub mod explain;
 pub mod model;
 pub mod netlink;
 pub mod plan;
+pub mod status;

@@ -20,6 +20,17 @@ pub enum Listing {
     Addresses,
 }
 
+impl std::fmt::Display for Listing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Services => "services",
+            Self::Slices => "endpoint slices",
+            Self::Node => "this node's object",
+            Self::Addresses => "this node's addresses",
+        })
+    }
+}
+
 impl Listing {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Services, Self::Slices, Self::Node, Self::Addresses];

@@ -10,7 +10,7 @@ mod world;
 pub use endpoint::{EndpointState, Slice, SliceEndpoint, SliceName, SlicePort};
 pub use event::{Event, Listing};
 pub use node::{Node, NodeAddress};
-pub use pod::{LocalPod, PodSet};
+pub use pod::{LocalPod, PodSet, PodVersion};
 pub use service::{
     Affinity, Family, Protocol, Service, ServiceName, ServicePort, ServicePortName, TrafficPolicy, family_of,
 };

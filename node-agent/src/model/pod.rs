@@ -27,11 +27,14 @@ impl fmt::Display for LocalPod {
     }
 }
 
+/// Which state of which state file.
+pub type PodVersion = (Epoch, Generation);
+
 /// The state file's content at one generation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodSet {
     /// Which file; `None` while there is no file.
-    pub version: Option<(Epoch, Generation)>,
+    pub version: Option<PodVersion>,
     /// Every recorded attachment with an input interface, sorted by id.
     pub pods: Vec<LocalPod>,
 }

@@ -41,7 +41,7 @@ pub struct Model {
     slice_owner: HashMap<SliceName, ServiceName>,
     node: Option<Node>,
     service_ranges: BTreeMap<String, Vec<IpNetwork>>,
-    pods: PodSet,
+    pods: Option<PodSet>,
     addresses: Vec<NodeAddress>,
 }
 
@@ -59,7 +59,7 @@ impl Model {
                 };
                 change.service_ranges |= before.as_ref() != self.service_ranges.get(&name);
             }
-            Event::Pods(pods) => change.pods |= replace(&mut self.pods, pods),
+            Event::Pods(pods) => change.pods |= replace(&mut self.pods, Some(pods)),
             Event::Addresses(addresses) => change.addresses |= replace(&mut self.addresses, addresses),
             Event::Listed(listing) => {
                 self.listed.insert(listing);
@@ -104,9 +104,15 @@ impl Model {
         }
     }
 
-    /// What the state file said last; pods are programmed whether or not anything else is known.
-    pub fn pods(&self) -> &PodSet {
-        &self.pods
+    /// What the state file said last; `None` while it could not be read yet. Pods are programmed whether or
+    /// not anything else is known.
+    pub fn pods(&self) -> Option<&PodSet> {
+        self.pods.as_ref()
+    }
+
+    /// How many services are known.
+    pub fn service_count(&self) -> usize {
+        self.services.len()
     }
 
     /// Which first lists are still owed.
@@ -168,9 +174,10 @@ impl<'a> Snapshot<'a> {
         &self.model.addresses
     }
 
-    /// The recorded pods of this node.
+    /// The recorded pods of this node; none while the state file could not be read yet.
     pub fn pods(&self) -> &'a PodSet {
-        &self.model.pods
+        static NONE: PodSet = PodSet { version: None, pods: Vec::new() };
+        self.model.pods().unwrap_or(&NONE)
     }
 
     /// The ranges that cluster IPs come from, where they are known.

@@ -65,6 +65,15 @@ impl Plan {
         self.claims.values().filter_map(|claims| claims.first())
     }
 
+    /// How many endpoints connections are forwarded to, counted once for each service port.
+    pub fn endpoint_count(&self) -> usize {
+        let ports: HashMap<&ServicePortName, usize> = self
+            .frontends()
+            .filter_map(|f| f.inside.endpoints().map(|endpoints| (&f.service_port, endpoints.count())))
+            .collect();
+        ports.values().sum()
+    }
+
     /// The addresses of this node's endpoints.
     pub fn local_endpoints(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.local_endpoints.keys().copied()

@@ -36,6 +36,22 @@ pub enum Local<'a> {
     Range(IpNetwork),
 }
 
+impl std::fmt::Display for Detector {
+    /// As on the command line.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::PodState => f.write_str("pod-state"),
+            Self::Bridge(names) => write!(f, "bridge={}", names.join(",")),
+            Self::InterfacePrefix(prefixes) => write!(f, "interface-prefix={}", prefixes.join(",")),
+            Self::NodeCidr(None) => f.write_str("node-cidr"),
+            Self::NodeCidr(Some(ranges)) => {
+                let ranges: Vec<String> = ranges.iter().map(ToString::to_string).collect();
+                write!(f, "node-cidr={}", ranges.join(","))
+            }
+        }
+    }
+}
+
 impl Detector {
     /// The ranges that `NodeCidr` stands for.
     pub fn ranges(&self, node_cidrs: &[IpNetwork]) -> Vec<IpNetwork> {

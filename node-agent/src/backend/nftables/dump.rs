@@ -76,7 +76,7 @@ impl Observed {
     pub fn rule(&mut self, message: &Message<'_>) {
         let attributes = message.attributes();
         let Some(chain) = ours(attributes).and_then(|a| a.find_str(2)) else { return };
-        let comment = attributes.find(7).and_then(comment_in).unwrap_or_default();
+        let comment = rule_comment_of(attributes).unwrap_or_default();
         self.chains.entry(chain.to_owned()).or_default().rules.push(comment.to_owned());
     }
 
@@ -110,9 +110,7 @@ impl Observed {
     /// Whether the table's sets and chains are these, apart from chains of size classes that nothing
     /// refers to any more, which are returned.
     pub fn same_structure(&self, family: Family, chains: &[Chain]) -> Option<Vec<String>> {
-        let sets = SetName::ALL.into_iter().all(|set| {
-            self.sets.get(set.as_str()).is_some_and(|observed| *observed == wanted_set(family, set))
-        });
+        let sets = SetName::ALL.into_iter().all(|set| self.has_set(family, set));
         let same_chain = |chain: &Chain| {
             self.chains.get(&chain.name.to_string()).is_some_and(|seen| *seen == wanted_chain(family, chain))
         };
@@ -127,11 +125,18 @@ impl Observed {
         unhooked.then_some(others)
     }
 
-    /// What leads from the elements that are there to these.
-    pub fn difference(&self, wanted: Vec<Element>) -> Delta {
+    /// Whether a set is there in the shape that it should have.
+    pub fn has_set(&self, family: Family, set: SetName) -> bool {
+        self.sets.get(set.as_str()).is_some_and(|observed| *observed == wanted_set(family, set))
+    }
+
+    /// What leads from the elements that are there to these, in the sets that are asked for.
+    pub fn difference(&self, mut wanted: Vec<Element>, covers: impl Fn(SetName) -> bool) -> Delta {
         let mut delta = Delta::default();
+        wanted.retain(|element| covers(element.set));
         let keys: HashSet<(SetName, Key)> = wanted.iter().map(|e| (e.set, e.key)).collect();
-        delta.delete = self.elements.keys().filter(|key| !keys.contains(*key)).copied().collect();
+        let there = self.elements.keys().filter(|(set, _)| covers(*set));
+        delta.delete = there.filter(|key| !keys.contains(*key)).copied().collect();
         for element in wanted.into_iter().filter(|element| !self.has(element)) {
             let key = (element.set, element.key);
             if self.elements.contains_key(&key) {
@@ -141,6 +146,21 @@ impl Observed {
         }
         delta.sort();
         delta
+    }
+
+    /// The members of the sets that are asked for, as they are.
+    pub fn members(&self, of: impl Fn(SetName) -> bool) -> Vec<Element> {
+        let there = self.elements.iter().filter(|((set, _), (value, _))| {
+            of(*set) && set.shape().data == Data::None && *value == ObservedValue::Member
+        });
+        there
+            .map(|((set, key), (_, comment))| Element {
+                set: *set,
+                key: *key,
+                value: Value::Member,
+                comment: comment.clone(),
+            })
+            .collect()
     }
 
     /// Whether an element is there as it should be.
@@ -207,6 +227,11 @@ fn value(family: Family, set: SetName, element: Attributes<'_>) -> ObservedValue
 /// Dumps of chains and rules cover every table of the family.
 fn ours(attributes: Attributes<'_>) -> Option<Attributes<'_>> {
     (attributes.find_str(1) == Some(TABLE)).then_some(attributes)
+}
+
+/// The comment of a rule of ours.
+pub fn rule_comment_of(rule: Attributes<'_>) -> Option<&str> {
+    ours(rule)?.find(7).and_then(comment_in)
 }
 
 fn comment_in(user_data: &[u8]) -> Option<&str> {

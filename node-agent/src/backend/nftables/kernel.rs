@@ -4,11 +4,26 @@ use nix::errno::Errno;
 use nix::libc;
 use thiserror::Error;
 
-use super::dump::{Observed, is_of};
+use super::dump::{Observed, is_of, rule_comment_of};
 use super::message::{Batch, kind, nf_family};
 use super::name::{SetName, TABLE};
+use crate::backend::why::Why;
 use crate::model::Family;
-use crate::netlink::{Message, NetlinkError, Socket, Writer};
+use crate::netlink::{Attributes, Message, NetlinkError, Socket, Writer};
+
+/// How many packets a rule counted, if it is one that drops what found no endpoint.
+fn missed(message: &Message<'_>) -> u64 {
+    const EXPRESSIONS: u16 = 4;
+    const PACKETS: u16 = 2;
+    let rule = message.attributes();
+    let is_missed = rule_comment_of(rule).is_some_and(|text| text.ends_with(Why::NeverUndone.text()));
+    let counters = rule.nested(EXPRESSIONS).filter_map(|(_, expression)| {
+        let expression = Attributes::new(expression);
+        (expression.find_str(1) == Some("counter")).then(|| expression.nested(2).find(PACKETS))?
+    });
+    let packets = counters.filter_map(|bytes| bytes.try_into().ok().map(u64::from_be_bytes));
+    if is_missed { packets.sum() } else { 0 }
+}
 
 /// How often a dump that was torn by somebody's change is taken anew.
 const DUMP_TRIES: usize = 20;
@@ -37,6 +52,12 @@ pub enum NftablesError {
         /// The kernel's answer.
         #[source]
         source: NetlinkError,
+    },
+    /// An older version's table is there, and services are not known yet: replacing it would take them away.
+    #[error("nf_tables, {family}: the table of an older version stays until all services are known")]
+    OlderTable {
+        /// Whose table.
+        family: Family,
     },
     /// Somebody changed the ruleset between a look and the batch that was made from it.
     #[error("nf_tables, {family}: the ruleset changed while it was being repaired")]
@@ -124,6 +145,17 @@ impl Kernel {
             }
         }
         if self.generation()? == seen.generation { Ok(seen) } else { Err(NetlinkError::Interrupted) }
+    }
+
+    /// Sums the counters of the rules for [`Why::NeverUndone`].
+    ///
+    /// # Errors
+    /// [`NftablesError::Netlink`].
+    pub fn missed_lookups(&mut self, family: Family) -> Result<u64, NftablesError> {
+        let mut sum = 0;
+        self.dump(family, libc::NFT_MSG_GETRULE, None, |m| sum += missed(&m))
+            .map_err(|source| NftablesError::Netlink { family, doing: "read", source })?;
+        Ok(sum)
     }
 
     /// Numbers the states of the ruleset of this network namespace, of all tables together.

@@ -15,8 +15,10 @@ mod rule;
 mod set;
 mod sync;
 mod table;
+mod watch;
 
 pub use kernel::{Kernel, NftablesError};
 pub use program::Shape;
 pub use rule::MASQUERADE_BIT;
 pub use sync::{Nftables, Repair};
+pub use watch::Watch;

@@ -113,6 +113,15 @@ impl fmt::Display for ChainName {
     }
 }
 
+/// What must be known before a set can be said to be right. Until then, what an earlier run put there stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Facts {
+    /// The state file.
+    Pods,
+    /// A complete picture of services, endpoints and the node.
+    Services,
+}
+
 /// A set or map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SetName {
@@ -158,6 +167,24 @@ impl SetName {
         Self::LocalPods,
         Self::Hairpin,
     ];
+
+    /// Whose facts fill it.
+    pub fn filled_by(self) -> Facts {
+        match self {
+            Self::LocalPods => Facts::Pods,
+            Self::Services
+            | Self::Endpoints
+            | Self::NodePorts
+            | Self::NodePortEndpoints
+            | Self::LocalServices
+            | Self::LocalEndpoints
+            | Self::LocalNodePorts
+            | Self::LocalNodePortEndpoints
+            | Self::ClusterIps
+            | Self::NodePortAddresses
+            | Self::Hairpin => Facts::Services,
+        }
+    }
 
     /// Its name in the kernel.
     pub fn as_str(self) -> &'static str {

@@ -1,16 +1,15 @@
 //! Brings the kernel's tables to what is wanted, and keeps them there.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use tracing::{debug, info, warn};
 
 use super::dump::Observed;
-use super::element::Element;
 use super::kernel::{Kernel, NftablesError};
 use super::message::Batch;
-use super::name::SetName;
+use super::name::{Facts, SetName};
 use super::program::{self, Shape};
-use super::rule::Chain;
 use super::table::{Delta, Table};
 use crate::model::{Family, PodSet};
 use crate::netlink::NetlinkError;
@@ -43,6 +42,24 @@ struct Programmed {
     pending: Delta,
     /// What the kernel holds is not known: nothing was read yet, or a batch failed.
     unknown: bool,
+    known: Known,
+}
+
+/// Which facts the agent has been told. What an earlier run programmed from the others is left alone: a
+/// restart must lose nothing while the API, or the state file, cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Known {
+    pods: bool,
+    services: bool,
+}
+
+impl Known {
+    fn covers(self, set: SetName) -> bool {
+        match set.filled_by() {
+            Facts::Pods => self.pods,
+            Facts::Services => self.services,
+        }
+    }
 }
 
 /// The nftables backend.
@@ -64,6 +81,7 @@ impl Nftables {
                 wanted: Table::new(family, shape(family)),
                 pending: Delta::default(),
                 unknown: true,
+                known: Known::default(),
             })
             .collect();
         Ok(Self { kernel: Kernel::open()?, families })
@@ -72,12 +90,13 @@ impl Nftables {
     /// The pods of this node are these.
     pub fn set_pods(&mut self, pods: &PodSet) {
         for family in &mut self.families {
+            family.unknown |= !std::mem::replace(&mut family.known.pods, true);
             family.wanted.change_pods(pods, &mut family.pending);
         }
     }
 
     /// These addresses may be handed to themselves through a service.
-    pub fn set_hairpins(&mut self, addresses: &[IpAddr]) {
+    pub fn set_hairpins(&mut self, addresses: &BTreeSet<IpAddr>) {
         for family in &mut self.families {
             family.wanted.change_hairpins(addresses.iter().copied(), &mut family.pending);
         }
@@ -95,6 +114,13 @@ impl Nftables {
         for family in &mut self.families {
             let decided = doors.clone().map(|door| (*door, plan.frontend(door)));
             family.wanted.change_doors(decided, &mut family.pending);
+        }
+    }
+
+    /// The picture of services, endpoints and the node is complete from now on.
+    pub fn set_complete(&mut self) {
+        for family in &mut self.families {
+            family.unknown |= !std::mem::replace(&mut family.known.services, true);
         }
     }
 
@@ -142,6 +168,14 @@ impl Nftables {
             family.unknown = true;
         }
         self.sync()
+    }
+
+    /// Packets that found no endpoint in any slot, in both families.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn missed_lookups(&mut self) -> Result<u64, NftablesError> {
+        Family::BOTH.into_iter().map(|family| self.kernel.missed_lookups(family)).sum()
     }
 
     /// Removes both tables.
@@ -198,23 +232,28 @@ impl Programmed {
 
     fn repair(&mut self, kernel: &mut Kernel, seen: &Observed) -> Result<Repair, NftablesError> {
         let family = self.wanted.family;
-        let chains = self.wanted.chains();
-        let elements = self.wanted.elements();
         let mut batch = kernel.batch(family, Some(seen.generation));
-        let Some(left_over) = seen.same_structure(family, &chains) else {
-            load(&mut batch, seen.table, &chains, &elements);
-            kernel.commit(family, batch)?;
-            info!(%family, chains = chains.len(), elements = elements.len(), "ruleset programmed");
-            return Ok(Repair { rebuilt: true, elements: elements.len() });
+        let same = seen.same_structure(family, &self.wanted.chains());
+        let leave = seen.table && !self.known.services;
+        let left_over = match same {
+            Some(left_over) => left_over,
+            None if leave && seen.has_set(family, SetName::LocalPods) => Vec::new(),
+            None if leave => {
+                return Err(NftablesError::OlderTable { family });
+            }
+            None => return load(kernel, batch, seen, &self.wanted, self.known),
         };
-        let delta = seen.difference(elements);
+        let known = self.known;
+        let delta = seen.difference(self.wanted.elements(), |set| known.covers(set));
         write(&mut batch, &delta);
         kernel.commit(family, batch)?;
         let repair = Repair { rebuilt: false, elements: delta.add.len().max(delta.delete.len()) };
         if !repair.is_none() {
             info!(%family, elements = repair.elements, "ruleset brought up to date");
         }
-        self.remove_chains(kernel, &left_over);
+        if self.known.services {
+            self.remove_chains(kernel, &left_over);
+        }
         Ok(repair)
     }
 
@@ -234,27 +273,33 @@ impl Programmed {
 
 /// Everything, in place of whatever is there, at one instant.
 fn load(
-    batch: &mut Batch,
-    present: bool,
-    chains: &[Chain],
-    elements: &[Element],
-) {
-    if present {
+    kernel: &mut Kernel,
+    mut batch: Batch,
+    seen: &Observed,
+    wanted: &Table,
+    known: Known,
+) -> Result<Repair, NftablesError> {
+    let (family, chains, mut elements) = (wanted.family, wanted.chains(), wanted.elements());
+    elements.extend(seen.members(|set| !known.covers(set)));
+    if seen.table {
         batch.delete_table();
     }
     batch.add_table();
-    for chain in chains {
+    for chain in &chains {
         batch.add_chain(chain);
     }
     for (set, id) in SetName::ALL.into_iter().zip(1..) {
         batch.add_set(set, id);
     }
-    for chain in chains {
+    for chain in &chains {
         for rule in &chain.rules {
             batch.add_rule(chain.name, rule);
         }
     }
-    batch.add_elements(elements);
+    batch.add_elements(&elements);
+    kernel.commit(family, batch)?;
+    info!(%family, chains = chains.len(), elements = elements.len(), "ruleset programmed");
+    Ok(Repair { rebuilt: true, elements: elements.len() })
 }
 
 /// The chains of new classes, then what goes, then what comes.

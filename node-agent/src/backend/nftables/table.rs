@@ -84,17 +84,6 @@ impl Table {
         all
     }
 
-    /// Forgets in which slots endpoints are, so that the table is what a fresh start makes of it.
-    pub fn forget_slots<'a>(&mut self, frontend: impl Fn(&Door) -> Option<&'a Frontend>) {
-        self.classes.clear();
-        for (door, state) in &mut self.doors {
-            if let Some(frontend) = frontend(door) {
-                *state = lower(frontend, None);
-            }
-            self.classes.extend(state.classes(door));
-        }
-    }
-
     /// The constant part becomes that of `shape`; whether it differs.
     pub fn reshape(&mut self, shape: Shape) -> bool {
         let differs = self.shape != shape;

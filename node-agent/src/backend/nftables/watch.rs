@@ -1,0 +1,72 @@
+//! The kernel's word of who changed what in nf_tables.
+
+use nix::libc;
+
+use super::message::kind;
+use super::name::TABLE;
+use crate::netlink::{Message, NetlinkError, Socket};
+
+/// Listens to the changes of nf_tables in this network namespace.
+///
+/// Opened after the first load: the kernel writes a notification for every element while somebody listens,
+/// which doubles the cost of a large batch.
+#[derive(Debug)]
+pub struct Watch {
+    socket: Socket,
+    own: u32,
+    /// Our table was touched in the batch whose end has not come yet.
+    touched: bool,
+}
+
+impl Watch {
+    /// Listens from now on. `own` is the process whose changes are our own: the thread that commits.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn open(own: u32) -> Result<Self, NetlinkError> {
+        const NFNLGRP_NFTABLES: libc::c_int = 7;
+        let socket = Socket::open()?;
+        socket.join(NFNLGRP_NFTABLES)?;
+        Ok(Self { socket, own, touched: false })
+    }
+
+    /// The socket, to wait on.
+    pub fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Reads all that is there: whether somebody else touched our tables. Notifications that were lost
+    /// count as if they had been about us.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn foreign_change(&mut self) -> Result<bool, NetlinkError> {
+        let mut foreign = false;
+        let Self { socket, own, touched } = self;
+        loop {
+            let more = socket.receive(false, |message| match ended_by(&message) {
+                Some(process) => {
+                    foreign |= std::mem::take(touched) && process != *own;
+                }
+                None => *touched |= is_ours(&message),
+            });
+            match more {
+                Ok(true) => {}
+                Ok(false) => return Ok(foreign),
+                Err(NetlinkError::Overflow) => foreign = true,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// The process that made a batch, if this message is the one that ends its notifications.
+fn ended_by(message: &Message<'_>) -> Option<u32> {
+    const PROCESS: u16 = 2;
+    (message.kind == kind(libc::NFT_MSG_NEWGEN)).then(|| message.attributes().find_u32(PROCESS))?
+}
+
+/// Every message about a table, or what is in it, has the table's name first.
+fn is_ours(message: &Message<'_>) -> bool {
+    message.attributes().find_str(1) == Some(TABLE)
+}

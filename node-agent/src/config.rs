@@ -1,0 +1,283 @@
+//! The command line, as written ([`RunArgs`]) and checked ([`Config`]). Nobody checks again.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+use denizen_shared::run_dir;
+use ipnetwork::IpNetwork;
+use thiserror::Error;
+
+use crate::engine::Policy;
+use crate::plan::{Detector, NodePortAddresses, Settings};
+
+/// How logs are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For a person.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// What programs the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BackendChoice {
+    /// The best that this kernel has: nftables.
+    Auto,
+    /// nftables.
+    Nftables,
+}
+
+/// What decides about packets, as written: for `run`, `render` and `explain` alike.
+#[derive(Debug, Clone, Args)]
+pub struct PolicyArgs {
+    /// This node's name in the API; the host name by default
+    #[arg(long, value_name = "NAME")]
+    pub node_name: Option<String>,
+
+    /// How this node's own pods are told apart: pod-state, bridge=NAME[,NAME…], interface-prefix=P[,P…], or
+    /// node-cidr[=CIDR[,CIDR…]]
+    #[arg(long, value_name = "MODE[=VALUE,…]", default_value = "pod-state")]
+    pub detect_local: String,
+
+    /// KEP-2450's name for --detect-local node-cidr=CIDR[,CIDR…]
+    #[arg(long, value_name = "CIDR,…", conflicts_with = "detect_local")]
+    pub node_cidr: Option<String>,
+
+    /// KEP-2450's name for --detect-local interface-prefix=P[,P…]
+    #[arg(long, value_name = "PREFIX,…", conflicts_with_all = ["detect_local", "node_cidr"])]
+    pub pod_interface_prefix: Option<String>,
+
+    /// Not for denizen: it needs no cluster CIDR
+    #[arg(long, hide = true, value_name = "CIDR")]
+    pub cluster_cidr: Option<String>,
+
+    /// Masquerade everything that enters at a cluster IP, this node's pods included
+    #[arg(long)]
+    pub masquerade_all: bool,
+
+    /// Which of the node's addresses serve node ports: "primary", or CIDRs
+    #[arg(long, value_name = "CIDR,…", default_value = "primary")]
+    pub nodeport_addresses: String,
+}
+
+/// Where the agent's files are.
+#[derive(Debug, Clone, Args)]
+pub struct RunDirArgs {
+    /// The run directory: state file, lock and the agent's socket
+    #[arg(long, value_name = "DIR", default_value = run_dir::DEFAULT)]
+    pub run_dir: PathBuf,
+}
+
+/// `denizen-agent run`, as written.
+#[derive(Debug, Clone, Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened into the flags")]
+    pub policy: PolicyArgs,
+
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened into the flags")]
+    pub run_dir: RunDirArgs,
+
+    /// A folder of manifests (Services, EndpointSlices, Nodes, ServiceCIDRs) to serve, in place of an API
+    /// server's
+    #[arg(long, value_name = "DIR")]
+    pub manifests: PathBuf,
+
+    /// What programs the kernel
+    #[arg(long, value_enum, default_value = "auto")]
+    pub backend: BackendChoice,
+
+    /// How logs are written to standard error
+    #[arg(long, value_enum, default_value = "text")]
+    pub log_format: LogFormat,
+}
+
+/// `denizen-agent run`, checked.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// What decides about packets.
+    pub policy: Policy,
+    /// The run directory.
+    pub run_dir: PathBuf,
+    /// The folder of manifests.
+    pub manifests: PathBuf,
+}
+
+/// What is wrong with the command line.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum ConfigError {
+    /// Removing the need for it is what denizen is for.
+    #[error(
+        "denizen never needs a cluster CIDR: leave {0} out for pod-state, which knows this node's pods \
+         exactly, or use --detect-local bridge=NAME, interface-prefix=PREFIX or node-cidr"
+    )]
+    ClusterCidr(&'static str),
+    /// No such mode.
+    #[error("--detect-local {0:?}: there is pod-state, bridge=NAME,…, interface-prefix=PREFIX,… and node-cidr[=CIDR,…]")]
+    Mode(String),
+    /// A mode wants a value, or wants none.
+    #[error("--detect-local {mode}: {problem}")]
+    Value {
+        /// The mode.
+        mode: &'static str,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Not a CIDR.
+    #[error("{flag}: {value:?} is not a CIDR such as 10.0.0.0/24")]
+    Cidr {
+        /// Where it stands.
+        flag: &'static str,
+        /// What stands there.
+        value: String,
+    },
+    /// The node's name is not known.
+    #[error("--node-name is not given, and the host name cannot be read: {0}")]
+    NodeName(String),
+}
+
+impl RunArgs {
+    /// Checks everything.
+    ///
+    /// # Errors
+    /// [`ConfigError`], for the first thing that is wrong.
+    pub fn check(&self) -> Result<Config, ConfigError> {
+        let Self { policy, run_dir, manifests, backend: _, log_format: _ } = self;
+        Ok(Config {
+            policy: policy.check()?,
+            run_dir: run_dir.run_dir.clone(),
+            manifests: manifests.clone(),
+        })
+    }
+}
+
+impl PolicyArgs {
+    /// Checks everything.
+    ///
+    /// # Errors
+    /// [`ConfigError`], for the first thing that is wrong.
+    pub fn check(&self) -> Result<Policy, ConfigError> {
+        if self.cluster_cidr.is_some() {
+            return Err(ConfigError::ClusterCidr("--cluster-cidr"));
+        }
+        let detect = match (&self.node_cidr, &self.pod_interface_prefix) {
+            (Some(cidrs), _) => format!("node-cidr={cidrs}"),
+            (None, Some(prefixes)) => format!("interface-prefix={prefixes}"),
+            (None, None) => self.detect_local.clone(),
+        };
+        let node_name = match &self.node_name {
+            Some(name) => name.clone(),
+            None => host_name()?,
+        };
+        Ok(Policy {
+            settings: Settings { node_name: node_name.into(), masquerade_all: self.masquerade_all },
+            detector: detector(&detect)?,
+            node_ports: node_port_addresses(&self.nodeport_addresses)?,
+        })
+    }
+}
+
+/// As kube-proxy: the host name, in lower case, is the node's name unless another is given.
+fn host_name() -> Result<String, ConfigError> {
+    let name = nix::unistd::gethostname().map_err(|errno| ConfigError::NodeName(errno.to_string()))?;
+    Ok(name.to_string_lossy().trim().to_lowercase())
+}
+
+fn detector(text: &str) -> Result<Detector, ConfigError> {
+    let (mode, values) = match text.split_once('=') {
+        Some((mode, values)) => (mode, Some(values.split(',').map(str::trim).collect::<Vec<_>>())),
+        None => (text, None),
+    };
+    match (mode, values) {
+        ("pod-state", None) => Ok(Detector::PodState),
+        ("pod-state", Some(_)) => {
+            Err(ConfigError::Value { mode: "pod-state", problem: "it takes no value".to_owned() })
+        }
+        ("bridge", values) => Ok(Detector::Bridge(names("bridge", "cni0", values)?)),
+        ("interface-prefix", values) => {
+            Ok(Detector::InterfacePrefix(names("interface-prefix", "veth", values)?))
+        }
+        ("node-cidr", None) => Ok(Detector::NodeCidr(None)),
+        ("node-cidr", Some(values)) => {
+            Ok(Detector::NodeCidr(Some(cidrs("--detect-local node-cidr", values)?)))
+        }
+        ("cluster-cidr", _) => Err(ConfigError::ClusterCidr("--detect-local cluster-cidr")),
+        _ => Err(ConfigError::Mode(text.to_owned())),
+    }
+}
+
+fn names(
+    mode: &'static str,
+    example: &str,
+    values: Option<Vec<&str>>,
+) -> Result<Vec<Arc<str>>, ConfigError> {
+    // IFNAMSIZ, without the zero that ends a name.
+    const LONGEST: usize = 15;
+    let Some(values) = values else {
+        return Err(ConfigError::Value { mode, problem: format!("it wants a value: {mode}={example}") });
+    };
+    match values.iter().find(|name| name.is_empty() || name.len() > LONGEST || name.contains('/')) {
+        Some(bad) => {
+            Err(ConfigError::Value { mode, problem: format!("{bad:?} cannot be in an interface's name") })
+        }
+        None => Ok(values.into_iter().map(Arc::from).collect()),
+    }
+}
+
+fn cidrs(flag: &'static str, values: Vec<&str>) -> Result<Vec<IpNetwork>, ConfigError> {
+    let parse = |value: &str| value.parse().map_err(|_| ConfigError::Cidr { flag, value: value.to_owned() });
+    values.into_iter().map(parse).collect()
+}
+
+fn node_port_addresses(text: &str) -> Result<NodePortAddresses, ConfigError> {
+    match text.trim() {
+        "primary" => Ok(NodePortAddresses::Primary),
+        list => {
+            let values = list.split(',').map(str::trim).collect();
+            cidrs("--nodeport-addresses", values).map(NodePortAddresses::In)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_read_as_they_are_shown() {
+        for text in [
+            "pod-state",
+            "bridge=cni0",
+            "bridge=cni0,br1",
+            "interface-prefix=veth,cali",
+            "node-cidr",
+            "node-cidr=10.1.0.0/24,fd00::/64",
+        ] {
+            assert_eq!(detector(text).map(|d| d.to_string()), Ok(text.to_owned()), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let cases = [
+            ("cluster-cidr=10.0.0.0/8", "pod-state, which knows"),
+            ("cluster-cidr", "never needs a cluster CIDR"),
+            ("podstate", "there is pod-state"),
+            ("bridge", "bridge=cni0"),
+            ("bridge=", "\"\" cannot be"),
+            ("bridge=a-name-that-is-too-long", "a-name-that-is-too-long"),
+            ("node-cidr=10.0.0.0", "10.0.0.0/24"),
+            ("pod-state=1", "takes no value"),
+        ];
+        for (text, words) in cases {
+            match detector(text) {
+                // A bare address parses as a /32, which is what its writer meant.
+                Ok(read) => assert_eq!((text, read.to_string().as_str()), ("node-cidr=10.0.0.0", "node-cidr=10.0.0.0/32")),
+                Err(error) => assert!(error.to_string().contains(words), "{text}: {error}"),
+            }
+        }
+    }
+}

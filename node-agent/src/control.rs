@@ -1,0 +1,179 @@
+//! The agent's socket: one JSON line asks, one JSON line answers.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use denizen_shared::run_dir::SOCKET;
+use denizen_shared::socket::WaitFor;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+use tracing::debug;
+
+/// What may be asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Request {
+    /// Answer when a pod is programmed.
+    WaitFor(WaitFor),
+    /// What becomes of a packet?
+    Explain {
+        /// The two ends, as on the command line.
+        explain: ExplainQuery,
+    },
+    /// What does the agent know and do?
+    Status {
+        /// Nothing to say.
+        status: Empty,
+    },
+}
+
+/// `--from` and `--to` of `denizen-agent explain`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExplainQuery {
+    /// `ADDR[@INTERFACE]`.
+    pub from: String,
+    /// `ADDR:PORT[/PROTO]`.
+    pub to: String,
+}
+
+/// `{}`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Empty {}
+
+/// A request, and where its answer (one JSON value) goes.
+#[derive(Debug)]
+pub struct Asked {
+    /// What was asked.
+    pub request: Request,
+    /// Where the answer goes; closed when nobody waits any more.
+    pub answer: oneshot::Sender<serde_json::Value>,
+}
+
+/// Why the socket cannot be used.
+#[derive(Debug, Error)]
+pub enum ControlError {
+    /// Another agent answers there.
+    #[error("another agent (process {pid}) runs on {path}", path = .path.display())]
+    Taken {
+        /// The socket.
+        path: PathBuf,
+        /// The other agent.
+        pid: i32,
+    },
+    /// No agent answers.
+    #[error("no agent answers on {path}: is `denizen-agent run` running with this --run-dir?", path = .path.display())]
+    Nobody {
+        /// The socket.
+        path: PathBuf,
+        /// What happened instead.
+        #[source]
+        source: io::Error,
+    },
+    /// The socket cannot be made.
+    #[error("cannot listen on {path}", path = .path.display())]
+    Listen {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The agent answers something else than was asked.
+    #[error("the agent's answer cannot be read: {0}")]
+    Answer(String),
+}
+
+/// A request is small; whoever writes more is no friend.
+const LONGEST_REQUEST: u64 = 64 * 1024;
+/// Nobody needs longer to write a line.
+const REQUEST_TIME: Duration = Duration::from_secs(5);
+
+/// Listens on the run directory's socket, in the place of a dead one.
+///
+/// # Errors
+/// [`ControlError::Taken`] when a living agent listens there.
+pub async fn listen(run_dir: &Path) -> Result<UnixListener, ControlError> {
+    let path = run_dir.join(SOCKET);
+    if let Ok(other) = UnixStream::connect(&path).await {
+        let pid = other.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or_default();
+        return Err(ControlError::Taken { path, pid });
+    }
+    let failed = |source| ControlError::Listen { path: path.clone(), source };
+    match std::fs::remove_file(&path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let listener = UnixListener::bind(&path).map_err(failed)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    Ok(listener)
+}
+
+/// Takes connections until nobody answers requests any more.
+pub async fn serve(listener: UnixListener, requests: mpsc::Sender<Asked>) {
+    while !requests.is_closed() {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                tokio::spawn(converse(stream, requests.clone()));
+            }
+            Err(error) => {
+                debug!(%error, "cannot take a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn converse(stream: UnixStream, requests: mpsc::Sender<Asked>) {
+    let (read, mut write) = stream.into_split();
+    let mut read = BufReader::new(read.take(LONGEST_REQUEST));
+    let mut line = String::new();
+    if !matches!(timeout(REQUEST_TIME, read.read_line(&mut line)).await, Ok(Ok(1..))) {
+        return;
+    }
+    let answer = match serde_json::from_str(&line) {
+        Err(error) => serde_json::json!({ "error": format!("not a request: {error}") }),
+        Ok(request) => {
+            let (answer, answered) = oneshot::channel();
+            if requests.send(Asked { request, answer }).await.is_err() {
+                return;
+            }
+            // Who waits for a pod may give up; the agent then forgets it.
+            let mut rest = String::new();
+            let answer = tokio::select! {
+                answer = answered => answer,
+                _ = read.read_line(&mut rest) => return,
+            };
+            let Ok(answer) = answer else { return };
+            answer
+        }
+    };
+    let _ = write.write_all(format!("{answer}\n").as_bytes()).await;
+}
+
+/// Asks the running agent.
+///
+/// # Errors
+/// [`ControlError::Nobody`] when there is none, [`ControlError::Answer`] with the agent's own words when it
+/// cannot answer.
+pub async fn ask(run_dir: &Path, request: &Request) -> Result<serde_json::Value, ControlError> {
+    let path = run_dir.join(SOCKET);
+    let nobody = |source| ControlError::Nobody { path: path.clone(), source };
+    let mut stream = UnixStream::connect(&path).await.map_err(nobody)?;
+    let line = serde_json::to_string(request).map_err(|e| ControlError::Answer(e.to_string()))?;
+    stream.write_all(format!("{line}\n").as_bytes()).await.map_err(nobody)?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).await.map_err(nobody)?;
+    let answer: serde_json::Value =
+        serde_json::from_str(&answer).map_err(|error| ControlError::Answer(error.to_string()))?;
+    match answer.get("error").and_then(|error| error.as_str()) {
+        Some(error) => Err(ControlError::Answer(error.to_owned())),
+        None => Ok(answer),
+    }
+}

@@ -1,0 +1,226 @@
+//! Model, plan and backend behind one face: events in, a programmed kernel out. It has no task, no socket
+//! and no clock of its own; `agent` drives it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use denizen_shared::socket::WaitFor;
+use thiserror::Error;
+use tracing::{info, warn};
+
+use crate::backend::nftables::{Nftables, NftablesError, Repair, Shape};
+use crate::explain::{Explanation, Packet, Scene, explain};
+use crate::model::{Change, Event, Family, Model, family_of};
+use crate::netlink::NetlinkError;
+use crate::plan::{Detector, NodePortAddresses, Plan, Settings, node_port_addresses};
+use crate::status::{LastSync, Status};
+
+/// What the operator asked for, as far as it decides about packets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    /// What decides about every service alike.
+    pub settings: Settings,
+    /// How local traffic is told apart.
+    pub detector: Detector,
+    /// Where node ports are served.
+    pub node_ports: NodePortAddresses,
+}
+
+/// Why a question cannot be answered.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("not everything is known yet; waiting for {}", .0.join(", "))]
+pub struct NotYet(pub Vec<String>);
+
+/// Model, plan and backend.
+#[derive(Debug)]
+pub struct Engine {
+    policy: Policy,
+    model: Model,
+    plan: Plan,
+    backend: Nftables,
+    change: Change,
+    complete: bool,
+    synced: bool,
+    /// The state file's version whose pods are in the kernel.
+    programmed_pods: Option<crate::model::PodVersion>,
+    last_sync: Option<LastSync>,
+    drift_repaired: u64,
+    last_repair: Option<Duration>,
+    last_error: Option<String>,
+}
+
+impl Engine {
+    /// Opens the backend in this thread's network namespace.
+    ///
+    /// # Errors
+    /// [`NetlinkError`] when there is no netlink to be had.
+    pub fn open(policy: Policy) -> Result<Self, NetlinkError> {
+        let backend = Nftables::open(|_| Shape { detector: policy.detector.clone(), ranges: Vec::new() })?;
+        Ok(Self {
+            policy,
+            model: Model::default(),
+            plan: Plan::default(),
+            backend,
+            change: Change::default(),
+            complete: false,
+            synced: false,
+            programmed_pods: None,
+            last_sync: None,
+            drift_repaired: 0,
+            last_repair: None,
+            last_error: None,
+        })
+    }
+
+    /// Takes facts in. Nothing is programmed before [`Self::sync`].
+    pub fn apply(&mut self, events: Vec<Event>) {
+        for event in events {
+            self.model.apply(event, &mut self.change);
+        }
+    }
+
+    /// Whether there is anything to program.
+    pub fn is_idle(&self) -> bool {
+        let first = !self.complete && self.model.snapshot().is_some();
+        self.change.is_empty() && !first && self.last_error.is_none()
+    }
+
+    /// Plans what changed and programs it.
+    ///
+    /// # Errors
+    /// The backend's. What could not be programmed is tried again by the next call.
+    pub fn sync(&mut self) -> Result<(), NftablesError> {
+        self.decide();
+        let result = self.backend.sync();
+        self.last_error = result.as_ref().err().map(|error| describe(error));
+        if result.is_ok() {
+            self.synced |= self.complete;
+            self.programmed_pods = self.model.pods().and_then(|pods| pods.version.clone());
+        }
+        result.map(drop)
+    }
+
+    /// Looks whether somebody else changed what is ours, and repairs it. Returns what was repaired.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn resync(&mut self) -> Result<Repair, NftablesError> {
+        let result = self.backend.resync();
+        self.last_error = result.as_ref().err().map(|error| describe(error));
+        result
+    }
+
+    /// Decisions, for what changed since the last time.
+    fn decide(&mut self) {
+        let mut change = std::mem::take(&mut self.change);
+        if change.pods && let Some(pods) = self.model.pods() {
+            self.backend.set_pods(pods);
+        }
+        let Some(world) = self.model.snapshot() else {
+            // Pods are done with; the rest waits for the whole picture.
+            change.pods = false;
+            self.change = change;
+            return;
+        };
+        let first = !std::mem::replace(&mut self.complete, true);
+        if first {
+            change.node = true;
+            self.backend.set_complete();
+            info!("everything is known: services are programmed from now on");
+        }
+        let touched = self.plan.update(&self.policy.settings, world, &change);
+        for lost in &touched.conflicts {
+            let (door, winner, loser) = (&lost.door, &lost.winner, &lost.loser);
+            warn!(%door, service = %winner, %loser, "two services claim one address and port");
+        }
+        self.backend.set_doors(&self.plan, touched.doors.iter());
+        if first || change.node || change.pods || change.addresses {
+            let node = (world.node(), world.addresses(), world.pods());
+            let addresses = node_port_addresses(&self.policy.node_ports, node.0, node.1, node.2);
+            self.backend.set_node_port_addresses(&addresses);
+        }
+        let pods = world.pods().pods.iter().flat_map(|pod| pod.ips.iter().copied());
+        if first || change.node || change.pods || !touched.doors.is_empty() {
+            let itself: BTreeSet<IpAddr> = pods.chain(self.plan.local_endpoints()).collect();
+            self.backend.set_hairpins(&itself);
+        }
+        if first || change.node {
+            let cidrs = world.node().map(|node| node.pod_cidrs.clone()).unwrap_or_default();
+            let ranges = self.policy.detector.ranges(&cidrs);
+            let detector = &self.policy.detector;
+            self.backend.set_shape(|family: Family| Shape {
+                detector: detector.clone(),
+                ranges: ranges.iter().copied().filter(|range| family_of(range.ip()) == family).collect(),
+            });
+        }
+    }
+
+    /// Whether the pods of this generation of the state file (or a later one) are in the kernel.
+    pub fn has_programmed(&self, asked: &WaitFor) -> bool {
+        self.programmed_pods
+            .as_ref()
+            .is_some_and(|(epoch, generation)| *epoch == asked.epoch && *generation >= asked.generation)
+    }
+
+    /// What happens to a packet.
+    ///
+    /// # Errors
+    /// [`NotYet`] while a source still owes its first list.
+    pub fn explain(&self, packet: &Packet) -> Result<Explanation, NotYet> {
+        let world = self.model.snapshot().ok_or_else(|| NotYet(self.owed()))?;
+        let Policy { detector, node_ports, .. } = &self.policy;
+        Ok(explain(Scene { world, plan: &self.plan, detector, node_ports }, packet))
+    }
+
+    fn owed(&self) -> Vec<String> {
+        self.model.owed().map(|listing| listing.to_string()).collect()
+    }
+
+    /// Remembers when the kernel was programmed last, and how long it took.
+    pub fn note_sync(&mut self, at: String, took: Duration) {
+        self.last_sync = Some(LastSync { at, milliseconds: took.as_secs_f64() * 1e3 });
+    }
+
+    /// Remembers a repair, and how long it took from the kernel's word of the change.
+    pub fn note_repair(&mut self, took: Duration) {
+        self.drift_repaired += 1;
+        self.last_repair = Some(took);
+    }
+
+    /// Whether all of the first full set of rules is in the kernel.
+    pub fn is_synced(&self) -> bool {
+        self.synced
+    }
+
+    /// What the agent knows and has programmed; `problems` are the sources' own.
+    pub fn status(&mut self, problems: Vec<String>) -> Status {
+        let mut errors = problems;
+        errors.extend(self.last_error.clone());
+        let missed_lookups = self.backend.missed_lookups().unwrap_or_else(|error| {
+            errors.push(describe(&error));
+            0
+        });
+        Status {
+            backend: "nftables".to_owned(),
+            detect_local: self.policy.detector.to_string(),
+            synced: self.synced,
+            waiting_for: self.owed(),
+            pods: self.model.pods().map_or(0, |pods| pods.pods.len()),
+            services: self.model.service_count(),
+            endpoints: self.plan.endpoint_count(),
+            generation: self.programmed_pods.as_ref().map(|(_, generation)| generation.0),
+            last_sync: self.last_sync.clone(),
+            drift_repaired: self.drift_repaired,
+            last_repair_milliseconds: self.last_repair.map(|took| took.as_secs_f64() * 1e3),
+            missed_lookups,
+            errors,
+        }
+    }
+}
+
+/// An error with all its causes on one line.
+pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}

@@ -1,0 +1,254 @@
+//! What happens to a packet on this node, step by step, and why.
+//!
+//! Computed from the same [`Plan`] as the rules, so it cannot say anything else than they do; that the
+//! kernel agrees is what the tests with real packets hold.
+
+mod packet;
+mod words;
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+pub use packet::{Packet, PacketError};
+
+use crate::model::{Snapshot, TrafficPolicy, family_of};
+use crate::plan::{
+    Detector, Door, DoorAddress, DoorKind, Endpoints, Frontend, Masquerade, NodePortAddresses, Outcome,
+    Plan, node_port_addresses,
+};
+
+/// What becomes of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Its destination becomes one of the endpoints.
+    Forward,
+    /// It is refused.
+    Reject,
+    /// It is dropped without a word.
+    Drop,
+    /// Denizen does nothing to it.
+    Untouched,
+}
+
+/// One step of a packet's way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// What is found or done.
+    pub what: String,
+    /// Why.
+    pub why: String,
+}
+
+/// A packet's whole way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// What becomes of it.
+    pub verdict: Verdict,
+    /// `namespace/name:port` of the service behind its destination.
+    pub service: Option<String>,
+    /// Where it may go, each as likely as the others.
+    pub endpoints: Vec<String>,
+    /// Whether its source becomes the node's address.
+    pub masquerade: bool,
+    /// Whether it comes from a pod of this node.
+    pub local: bool,
+    /// The way, in order.
+    pub steps: Vec<Step>,
+}
+
+/// What an explanation is made from.
+#[derive(Debug, Clone, Copy)]
+pub struct Scene<'a> {
+    /// The world.
+    pub world: Snapshot<'a>,
+    /// What is decided about it.
+    pub plan: &'a Plan,
+    /// How local traffic is told apart.
+    pub detector: &'a Detector,
+    /// Where node ports are served.
+    pub node_ports: &'a NodePortAddresses,
+}
+
+/// Explains what becomes of a new connection's first packet.
+pub fn explain(scene: Scene<'_>, packet: &Packet) -> Explanation {
+    let mut way = Way { scene, packet, steps: Vec::new() };
+    let source = way.source();
+    match way.door() {
+        Some(frontend) => way.through(frontend, source),
+        None => way.past(source),
+    }
+}
+
+/// Who sends, as far as the rules can tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sender {
+    Node,
+    Pod,
+    Other,
+}
+
+struct Way<'a> {
+    scene: Scene<'a>,
+    packet: &'a Packet,
+    steps: Vec<Step>,
+}
+
+impl<'a> Way<'a> {
+    fn step(&mut self, what: impl Into<String>, why: impl Into<String>) {
+        self.steps.push(Step { what: what.into(), why: why.into() });
+    }
+
+    fn source(&mut self) -> Sender {
+        let Scene { world, detector, .. } = self.scene;
+        let from = self.packet.source;
+        let own = world.addresses().iter().any(|own| own.address == from);
+        if own && self.packet.interface.is_none() {
+            self.step(format!("{from} is this node itself"), words::NODE);
+            return Sender::Node;
+        }
+        let interface = self.packet.interface.clone().or_else(|| words::usual_interface(world, from));
+        let cidrs = world.node().map(|node| &*node.pod_cidrs).unwrap_or_default();
+        let (what, why, sender) = match detector.local(world.pods(), cidrs, from, interface.as_deref()) {
+            Some(local) => {
+                let (what, why) = words::local(from, &local, interface.as_deref());
+                (what, why, Sender::Pod)
+            }
+            None => {
+                let why = words::not_local(detector).to_owned();
+                (words::foreign(from, interface.as_deref()), why, Sender::Other)
+            }
+        };
+        self.step(what, why);
+        sender
+    }
+
+    /// The door that the packet is addressed to.
+    fn door(&self) -> Option<&'a Frontend> {
+        let Packet { destination, port, protocol, .. } = *self.packet;
+        let at = |address| self.scene.plan.frontend(&Door { address, protocol, port });
+        at(DoorAddress::Ip(destination)).or_else(|| {
+            let node_port = !self.is_cluster_ip(destination) && self.serves_node_ports(destination);
+            if node_port { at(DoorAddress::Node(family_of(destination))) } else { None }
+        })
+    }
+
+    fn serves_node_ports(&self, address: IpAddr) -> bool {
+        let Scene { world, node_ports, .. } = self.scene;
+        node_port_addresses(node_ports, world.node(), world.addresses(), world.pods()).contains(&address)
+    }
+
+    fn is_cluster_ip(&self, address: IpAddr) -> bool {
+        let at = DoorAddress::Ip(address);
+        self.scene.plan.frontends().any(|f| f.kind == DoorKind::ClusterIp && f.door.address == at)
+    }
+
+    /// No service has this address and port.
+    fn past(mut self, sender: Sender) -> Explanation {
+        let to = self.packet.destination_text();
+        let verdict = if self.is_cluster_ip(self.packet.destination) {
+            self.step(format!("{to} is refused"), words::UNUSED_PORT);
+            Verdict::Reject
+        } else {
+            self.step(format!("{to} is left alone"), words::NO_SERVICE);
+            Verdict::Untouched
+        };
+        self.finish(verdict, None, None, false, sender)
+    }
+
+    fn through(mut self, frontend: &Frontend, sender: Sender) -> Explanation {
+        let service = frontend.service_port.to_string();
+        let to = self.packet.destination_text();
+        self.step(format!("{to} is a {} of {service}", frontend.kind), words::kind(frontend.kind));
+        let bound = frontend.outside.as_ref().filter(|_| sender == Sender::Other);
+        let outcome = bound.unwrap_or(&frontend.inside);
+        self.step(words::policy(frontend, bound.is_some()), words::policy_why(frontend, sender != Sender::Other));
+        match outcome {
+            Outcome::Reject => {
+                self.step("refused", words::NO_ENDPOINTS);
+                self.finish(Verdict::Reject, Some(service), None, false, sender)
+            }
+            Outcome::Drop => {
+                self.step("dropped without an answer", words::NO_LOCAL_ENDPOINT);
+                self.finish(Verdict::Drop, Some(service), None, false, sender)
+            }
+            Outcome::Forward(endpoints) => {
+                self.step(words::endpoints(endpoints), words::CHOICE);
+                let masquerade = self.masquerade(frontend, bound.is_some(), endpoints, sender);
+                self.finish(Verdict::Forward, Some(service), Some(endpoints), masquerade, sender)
+            }
+        }
+    }
+
+    fn masquerade(
+        &mut self,
+        frontend: &Frontend,
+        bound: bool,
+        endpoints: &Endpoints,
+        sender: Sender,
+    ) -> bool {
+        let hairpin = endpoints.iter().filter(|e| e.address.ip() == self.packet.source).count();
+        let (masquerade, why) = match frontend.masquerade {
+            _ if bound => (false, words::KEPT_LOCAL_POLICY),
+            Masquerade::Always if frontend.kind == DoorKind::ClusterIp => (true, words::MASQUERADE_ALL),
+            Masquerade::Always => (true, words::MASQUERADE_EXTERNAL),
+            Masquerade::UnlessLocalPod if sender == Sender::Pod => (false, words::KEPT_LOCAL_POD),
+            Masquerade::UnlessLocalPod => (true, words::MASQUERADE_FOREIGN),
+        };
+        let itself = hairpin > 0 && !masquerade;
+        let always_itself = itself && hairpin == endpoints.count();
+        if !always_itself {
+            let what = if masquerade { words::SOURCE_REPLACED } else { words::SOURCE_KEPT };
+            self.step(what, why);
+        }
+        if itself {
+            self.step(words::HAIRPIN, words::HAIRPIN_WHY);
+        }
+        masquerade || always_itself
+    }
+
+    fn finish(
+        self,
+        verdict: Verdict,
+        service: Option<String>,
+        endpoints: Option<&Endpoints>,
+        masquerade: bool,
+        sender: Sender,
+    ) -> Explanation {
+        let endpoints = endpoints.into_iter().flat_map(Endpoints::iter).map(|e| e.address.to_string());
+        Explanation {
+            verdict,
+            service,
+            endpoints: endpoints.collect(),
+            masquerade,
+            local: sender == Sender::Pod,
+            steps: self.steps,
+        }
+    }
+}
+
+impl std::fmt::Display for Explanation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (n, step) in (1..).zip(&self.steps) {
+            writeln!(f, "{n}. {}\n   {}", step.what, step.why)?;
+        }
+        let verdict = match self.verdict {
+            Verdict::Forward if self.masquerade => "forwarded, masqueraded",
+            Verdict::Forward => "forwarded, source kept",
+            Verdict::Reject => "refused",
+            Verdict::Drop => "dropped",
+            Verdict::Untouched => "untouched",
+        };
+        writeln!(f, "=> {verdict}")
+    }
+}
+
+/// Which policy the words speak of.
+fn policy_name(kind: DoorKind, policy: TrafficPolicy) -> String {
+    let which = match kind {
+        DoorKind::ClusterIp => "internalTrafficPolicy",
+        DoorKind::NodePort | DoorKind::LoadBalancerIp | DoorKind::ExternalIp => "externalTrafficPolicy",
+    };
+    format!("{which} {policy:?}")
+}

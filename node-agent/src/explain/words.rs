@@ -1,0 +1,118 @@
+//! The words of an explanation: for an operator, who knows Kubernetes and not this program.
+
+use std::net::IpAddr;
+
+use super::policy_name;
+use crate::model::{Snapshot, TrafficPolicy};
+use crate::plan::{Detector, DoorKind, Endpoints, Frontend, Local};
+
+pub(super) const NODE: &str = "the address is one of this node's own, and no interface was named";
+pub(super) const UNUSED_PORT: &str =
+    "the address is a service's cluster IP, but no service has this port; nobody else answers there";
+pub(super) const NO_SERVICE: &str =
+    "no service has this address, protocol and port; denizen touches services' traffic only";
+pub(super) const NO_ENDPOINTS: &str =
+    "the service has no endpoint that could be used; the client should know at once";
+pub(super) const NO_LOCAL_ENDPOINT: &str = "the service has endpoints, but none on this node, and policy Local \
+     forbids the others; a client that gets no answer tries again and may then be sent to another node";
+pub(super) const CHOICE: &str = "drawn at random for each new connection; the connection then stays there";
+pub(super) const SOURCE_REPLACED: &str = "the source becomes this node's address";
+pub(super) const SOURCE_KEPT: &str = "the source stays as it is";
+pub(super) const KEPT_LOCAL_POLICY: &str =
+    "under policy Local the endpoint is on this node, so the answer comes back through it anyway";
+pub(super) const KEPT_LOCAL_POD: &str =
+    "the sender is a pod of this node, so the answer comes back through it anyway";
+pub(super) const MASQUERADE_ALL: &str = "masqueradeAll asks for it at every cluster IP";
+pub(super) const MASQUERADE_EXTERNAL: &str = "under policy Cluster the endpoint may be on another node, which \
+     would answer the client directly, from an address it does not know";
+pub(super) const MASQUERADE_FOREIGN: &str = "the sender is not a pod of this node; without it the answer might \
+     take another way back, and nobody would translate it";
+pub(super) const HAIRPIN: &str = "when the pod itself is chosen, the source becomes this node's address";
+pub(super) const HAIRPIN_WHY: &str =
+    "a pod that saw its own address as the client would answer itself directly, and the connection would hang";
+
+/// The interface that packets from this address come in through, if they come from where they should: a
+/// recorded pod's own.
+pub(super) fn usual_interface(world: Snapshot<'_>, from: IpAddr) -> Option<String> {
+    world.pods().pods.iter().find(|pod| pod.ips.contains(&from)).map(|pod| pod.interface.to_string())
+}
+
+pub(super) fn local(from: IpAddr, local: &Local<'_>, interface: Option<&str>) -> (String, String) {
+    let interface = interface.unwrap_or("an interface that was not named");
+    match local {
+        Local::Pod(pod) => (
+            format!("{from} is pod {pod}, on this node"),
+            format!("the state file has this address for packets that come in through {interface}"),
+        ),
+        Local::Bridge(name) => (
+            format!("{from} counts as a pod of this node"),
+            format!("it comes in through {name}, and --detect-local bridge says that pods are behind it"),
+        ),
+        Local::Prefix(prefix) => (
+            format!("{from} counts as a pod of this node"),
+            format!(
+                "it comes in through {interface}, and --detect-local interface-prefix says that pods' \
+                 interfaces begin with {prefix}"
+            ),
+        ),
+        Local::Range(range) => (
+            format!("{from} counts as a pod of this node"),
+            format!("the source lies in {range}, and --detect-local node-cidr says that pods' addresses do"),
+        ),
+    }
+}
+
+pub(super) fn foreign(from: IpAddr, interface: Option<&str>) -> String {
+    match interface {
+        Some(interface) => format!("{from}, coming in through {interface}, is not a pod of this node"),
+        None => format!("{from} is not a pod of this node"),
+    }
+}
+
+pub(super) fn not_local(detector: &Detector) -> &'static str {
+    match detector {
+        Detector::PodState => "the state file records no pod with this address behind this interface",
+        Detector::Bridge(_) => "it does not come in through one of the bridges of --detect-local",
+        Detector::InterfacePrefix(_) => "its interface begins with none of the prefixes of --detect-local",
+        Detector::NodeCidr(_) => "its source lies in none of this node's pod CIDRs",
+    }
+}
+
+pub(super) fn kind(kind: DoorKind) -> &'static str {
+    match kind {
+        DoorKind::ClusterIp => "spec.clusterIPs and spec.ports of the Service",
+        DoorKind::NodePort => "spec.ports[].nodePort of the Service, on an address that serves node ports",
+        DoorKind::LoadBalancerIp => "status.loadBalancer.ingress of the Service",
+        DoorKind::ExternalIp => "spec.externalIPs of the Service",
+    }
+}
+
+pub(super) fn policy(frontend: &Frontend, bound: bool) -> String {
+    let policy = policy_name(frontend.kind, frontend.policy);
+    let only_here = bound || (frontend.kind == DoorKind::ClusterIp && frontend.policy == TrafficPolicy::Local);
+    if only_here { format!("{policy}: endpoints on this node only") } else { format!("{policy}: any endpoint") }
+}
+
+pub(super) fn policy_why(frontend: &Frontend, inside: bool) -> &'static str {
+    match (frontend.policy, frontend.outside.is_some(), inside) {
+        (TrafficPolicy::Cluster, _, _) => "the Service says so",
+        (TrafficPolicy::Local, true, true) => {
+            "it binds what comes from elsewhere; this node and its pods may use every endpoint"
+        }
+        (TrafficPolicy::Local, _, _) => "the Service says so",
+    }
+}
+
+pub(super) fn endpoints(endpoints: &Endpoints) -> String {
+    const SHOWN: usize = 8;
+    let each = endpoints.iter().take(SHOWN).map(|endpoint| {
+        let here = if endpoint.local { " (on this node)" } else { "" };
+        format!("{}{here}", endpoint.address)
+    });
+    let list = each.collect::<Vec<_>>().join(", ");
+    match endpoints.count() {
+        1 => format!("to {list}, the only endpoint"),
+        n if n > SHOWN => format!("to one of {n} endpoints, 1 in {n} each: {list}, and {} more", n - SHOWN),
+        n => format!("to one of {n} endpoints, 1 in {n} each: {list}"),
+    }
+}

@@ -1,0 +1,75 @@
+//! What the running agent knows and has programmed, for people and programs.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The answer to `denizen-agent status`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// Which backend programs the kernel.
+    pub backend: String,
+    /// How local traffic is told apart, as on the command line.
+    pub detect_local: String,
+    /// All of the first full set of rules is in the kernel.
+    pub synced: bool,
+    /// What is still waited for before services are programmed.
+    pub waiting_for: Vec<String>,
+    /// Attachments of local pods that are programmed.
+    pub pods: usize,
+    /// Services that are known.
+    pub services: usize,
+    /// Endpoints that connections are forwarded to, counted once for each service port.
+    pub endpoints: usize,
+    /// The state file's generation that is programmed; `None` while there is no file.
+    pub generation: Option<u64>,
+    /// The last time that something was programmed.
+    pub last_sync: Option<LastSync>,
+    /// How often somebody else's change to the agent's tables was repaired.
+    pub drift_repaired: u64,
+    /// How long the last such repair took, from the kernel's word of it to the repaired table.
+    pub last_repair_milliseconds: Option<f64>,
+    /// Packets that found no endpoint in any slot, dropped to be sent again. Always 0, or a bug.
+    pub missed_lookups: u64,
+    /// What is wrong right now.
+    pub errors: Vec<String>,
+}
+
+/// One programming of the kernel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LastSync {
+    /// When, RFC 3339 in UTC.
+    pub at: String,
+    /// How long it took, from the last event to the kernel's acknowledgement.
+    pub milliseconds: f64,
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let synced = match (self.synced, self.waiting_for.is_empty()) {
+            (true, _) => "all programmed".to_owned(),
+            (false, true) => "not programmed yet".to_owned(),
+            (false, false) => format!("waiting for {}", self.waiting_for.join(", ")),
+        };
+        writeln!(f, "{:<16}{synced}", "state")?;
+        writeln!(f, "{:<16}{}", "backend", self.backend)?;
+        writeln!(f, "{:<16}{}", "detect-local", self.detect_local)?;
+        let generation = self.generation.map(|g| format!(" (state file generation {g})"));
+        writeln!(f, "{:<16}{}{}", "local pods", self.pods, generation.unwrap_or_default())?;
+        writeln!(f, "{:<16}{}", "services", self.services)?;
+        writeln!(f, "{:<16}{}", "endpoints", self.endpoints)?;
+        match &self.last_sync {
+            Some(last) => writeln!(f, "{:<16}{} in {:.1} ms", "last sync", last.at, last.milliseconds)?,
+            None => writeln!(f, "{:<16}never", "last sync")?,
+        }
+        let repair = self.last_repair_milliseconds.map(|ms| format!(", the last in {ms:.1} ms"));
+        let times = if self.drift_repaired == 1 { "time" } else { "times" };
+        writeln!(f, "{:<16}{} {times}{}", "drift repaired", self.drift_repaired, repair.unwrap_or_default())?;
+        writeln!(f, "{:<16}{}", "missed lookups", self.missed_lookups)?;
+        match &*self.errors {
+            [] => writeln!(f, "{:<16}none", "errors"),
+            errors => errors.iter().try_for_each(|error| writeln!(f, "{:<16}{error}", "error")),
+        }
+    }
+}
