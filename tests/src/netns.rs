@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sched::{CloneFlags, setns};
@@ -76,7 +76,7 @@ impl Netns {
     /// A socket belongs for its whole life to the namespace it was made in, and a child process to that
     /// of the thread that spawned it: both may be returned and used outside.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
-        let file = File::open(self.path()).with_context(|| format!("cannot open namespace {}", self.name))?;
+        let file = self.open()?;
         thread::scope(|scope| {
             let inside = scope.spawn(move || -> Result<T> {
                 setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter the namespace")?;
@@ -86,6 +86,22 @@ impl Netns {
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
+    }
+
+    /// Runs `work` on a thread of its own inside this namespace and does not wait for it.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<JoinHandle<Result<T>>> {
+        let file = self.open()?;
+        Ok(thread::spawn(move || {
+            setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter the namespace")?;
+            Ok(work())
+        }))
+    }
+
+    fn open(&self) -> Result<File> {
+        File::open(self.path()).with_context(|| format!("cannot open namespace {}", self.name))
     }
 
     /// Sets a `net.*` sysctl in this namespace.

@@ -1,7 +1,6 @@
 //! A pod that reaches itself through a service. It must see the node as the client, or else it would
 //! answer itself directly, past the translation.
 
-
 use anyhow::Result;
 use denizen_tests::cast::{Cast, Who, every_protocol, every_way};
 
