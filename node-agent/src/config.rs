@@ -116,7 +116,9 @@ pub enum ConfigError {
     )]
     ClusterCidr(&'static str),
     /// No such mode.
-    #[error("--detect-local {0:?}: there is pod-state, bridge=NAME,…, interface-prefix=PREFIX,… and node-cidr[=CIDR,…]")]
+    #[error(
+        "--detect-local {0:?}: there is pod-state, bridge=NAME,…, interface-prefix=PREFIX,… and node-cidr[=CIDR,…]"
+    )]
     Mode(String),
     /// A mode wants a value, or wants none.
     #[error("--detect-local {mode}: {problem}")]
@@ -145,7 +147,13 @@ impl RunArgs {
     /// # Errors
     /// [`ConfigError`], for the first thing that is wrong.
     pub fn check(&self) -> Result<Config, ConfigError> {
-        let Self { policy, run_dir, manifests, backend: _, log_format: _ } = self;
+        let Self {
+            policy,
+            run_dir,
+            manifests,
+            backend: _,
+            log_format: _,
+        } = self;
         Ok(Config {
             policy: policy.check()?,
             run_dir: run_dir.run_dir.clone(),
@@ -173,7 +181,10 @@ impl PolicyArgs {
             None => host_name()?,
         };
         Ok(Policy {
-            settings: Settings { node_name: node_name.into(), masquerade_all: self.masquerade_all },
+            settings: Settings {
+                node_name: node_name.into(),
+                masquerade_all: self.masquerade_all,
+            },
             detector: detector(&detect)?,
             node_ports: node_port_addresses(&self.nodeport_addresses)?,
         })
@@ -193,42 +204,54 @@ fn detector(text: &str) -> Result<Detector, ConfigError> {
     };
     match (mode, values) {
         ("pod-state", None) => Ok(Detector::PodState),
-        ("pod-state", Some(_)) => {
-            Err(ConfigError::Value { mode: "pod-state", problem: "it takes no value".to_owned() })
-        }
+        ("pod-state", Some(_)) => Err(ConfigError::Value {
+            mode: "pod-state",
+            problem: "it takes no value".to_owned(),
+        }),
         ("bridge", values) => Ok(Detector::Bridge(names("bridge", "cni0", values)?)),
-        ("interface-prefix", values) => {
-            Ok(Detector::InterfacePrefix(names("interface-prefix", "veth", values)?))
-        }
+        ("interface-prefix", values) => Ok(Detector::InterfacePrefix(names(
+            "interface-prefix",
+            "veth",
+            values,
+        )?)),
         ("node-cidr", None) => Ok(Detector::NodeCidr(None)),
-        ("node-cidr", Some(values)) => {
-            Ok(Detector::NodeCidr(Some(cidrs("--detect-local node-cidr", values)?)))
-        }
+        ("node-cidr", Some(values)) => Ok(Detector::NodeCidr(Some(cidrs(
+            "--detect-local node-cidr",
+            values,
+        )?))),
         ("cluster-cidr", _) => Err(ConfigError::ClusterCidr("--detect-local cluster-cidr")),
         _ => Err(ConfigError::Mode(text.to_owned())),
     }
 }
 
-fn names(
-    mode: &'static str,
-    example: &str,
-    values: Option<Vec<&str>>,
-) -> Result<Vec<Arc<str>>, ConfigError> {
+fn names(mode: &'static str, example: &str, values: Option<Vec<&str>>) -> Result<Vec<Arc<str>>, ConfigError> {
     // IFNAMSIZ, without the zero that ends a name.
     const LONGEST: usize = 15;
     let Some(values) = values else {
-        return Err(ConfigError::Value { mode, problem: format!("it wants a value: {mode}={example}") });
+        return Err(ConfigError::Value {
+            mode,
+            problem: format!("it wants a value: {mode}={example}"),
+        });
     };
-    match values.iter().find(|name| name.is_empty() || name.len() > LONGEST || name.contains('/')) {
-        Some(bad) => {
-            Err(ConfigError::Value { mode, problem: format!("{bad:?} cannot be in an interface's name") })
-        }
+    match values
+        .iter()
+        .find(|name| name.is_empty() || name.len() > LONGEST || name.contains('/'))
+    {
+        Some(bad) => Err(ConfigError::Value {
+            mode,
+            problem: format!("{bad:?} cannot be in an interface's name"),
+        }),
         None => Ok(values.into_iter().map(Arc::from).collect()),
     }
 }
 
 fn cidrs(flag: &'static str, values: Vec<&str>) -> Result<Vec<IpNetwork>, ConfigError> {
-    let parse = |value: &str| value.parse().map_err(|_| ConfigError::Cidr { flag, value: value.to_owned() });
+    let parse = |value: &str| {
+        value.parse().map_err(|_| ConfigError::Cidr {
+            flag,
+            value: value.to_owned(),
+        })
+    };
     values.into_iter().map(parse).collect()
 }
 
@@ -256,7 +279,11 @@ mod tests {
             "node-cidr",
             "node-cidr=10.1.0.0/24,fd00::/64",
         ] {
-            assert_eq!(detector(text).map(|d| d.to_string()), Ok(text.to_owned()), "{text}");
+            assert_eq!(
+                detector(text).map(|d| d.to_string()),
+                Ok(text.to_owned()),
+                "{text}"
+            );
         }
     }
 
@@ -275,7 +302,10 @@ mod tests {
         for (text, words) in cases {
             match detector(text) {
                 // A bare address parses as a /32, which is what its writer meant.
-                Ok(read) => assert_eq!((text, read.to_string().as_str()), ("node-cidr=10.0.0.0", "node-cidr=10.0.0.0/32")),
+                Ok(read) => assert_eq!(
+                    (text, read.to_string().as_str()),
+                    ("node-cidr=10.0.0.0", "node-cidr=10.0.0.0/32")
+                ),
                 Err(error) => assert!(error.to_string().contains(words), "{text}: {error}"),
             }
         }

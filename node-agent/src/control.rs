@@ -101,10 +101,17 @@ const REQUEST_TIME: Duration = Duration::from_secs(5);
 pub async fn listen(run_dir: &Path) -> Result<UnixListener, ControlError> {
     let path = run_dir.join(SOCKET);
     if let Ok(other) = UnixStream::connect(&path).await {
-        let pid = other.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or_default();
+        let pid = other
+            .peer_cred()
+            .ok()
+            .and_then(|peer| peer.pid())
+            .unwrap_or_default();
         return Err(ControlError::Taken { path, pid });
     }
-    let failed = |source| ControlError::Listen { path: path.clone(), source };
+    let failed = |source| ControlError::Listen {
+        path: path.clone(),
+        source,
+    };
     match std::fs::remove_file(&path) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -134,7 +141,10 @@ async fn converse(stream: UnixStream, requests: mpsc::Sender<Asked>) {
     let (read, mut write) = stream.into_split();
     let mut read = BufReader::new(read.take(LONGEST_REQUEST));
     let mut line = String::new();
-    if !matches!(timeout(REQUEST_TIME, read.read_line(&mut line)).await, Ok(Ok(1..))) {
+    if !matches!(
+        timeout(REQUEST_TIME, read.read_line(&mut line)).await,
+        Ok(Ok(1..))
+    ) {
         return;
     }
     let answer = match serde_json::from_str(&line) {
@@ -164,12 +174,21 @@ async fn converse(stream: UnixStream, requests: mpsc::Sender<Asked>) {
 /// cannot answer.
 pub async fn ask(run_dir: &Path, request: &Request) -> Result<serde_json::Value, ControlError> {
     let path = run_dir.join(SOCKET);
-    let nobody = |source| ControlError::Nobody { path: path.clone(), source };
+    let nobody = |source| ControlError::Nobody {
+        path: path.clone(),
+        source,
+    };
     let mut stream = UnixStream::connect(&path).await.map_err(nobody)?;
     let line = serde_json::to_string(request).map_err(|e| ControlError::Answer(e.to_string()))?;
-    stream.write_all(format!("{line}\n").as_bytes()).await.map_err(nobody)?;
+    stream
+        .write_all(format!("{line}\n").as_bytes())
+        .await
+        .map_err(nobody)?;
     let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer).await.map_err(nobody)?;
+    BufReader::new(stream)
+        .read_line(&mut answer)
+        .await
+        .map_err(nobody)?;
     let answer: serde_json::Value =
         serde_json::from_str(&answer).map_err(|error| ControlError::Answer(error.to_string()))?;
     match answer.get("error").and_then(|error| error.as_str()) {

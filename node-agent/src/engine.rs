@@ -56,7 +56,10 @@ impl Engine {
     /// # Errors
     /// [`NetlinkError`] when there is no netlink to be had.
     pub fn open(policy: Policy) -> Result<Self, NetlinkError> {
-        let backend = Nftables::open(|_| Shape { detector: policy.detector.clone(), ranges: Vec::new() })?;
+        let backend = Nftables::open(|_| Shape {
+            detector: policy.detector.clone(),
+            ranges: Vec::new(),
+        })?;
         Ok(Self {
             policy,
             model: Model::default(),
@@ -114,7 +117,9 @@ impl Engine {
     /// Decisions, for what changed since the last time.
     fn decide(&mut self) {
         let mut change = std::mem::take(&mut self.change);
-        if change.pods && let Some(pods) = self.model.pods() {
+        if change.pods
+            && let Some(pods) = self.model.pods()
+        {
             self.backend.set_pods(pods);
         }
         let Some(world) = self.model.snapshot() else {
@@ -146,12 +151,19 @@ impl Engine {
             self.backend.set_hairpins(&itself);
         }
         if first || change.node {
-            let cidrs = world.node().map(|node| node.pod_cidrs.clone()).unwrap_or_default();
+            let cidrs = world
+                .node()
+                .map(|node| node.pod_cidrs.clone())
+                .unwrap_or_default();
             let ranges = self.policy.detector.ranges(&cidrs);
             let detector = &self.policy.detector;
             self.backend.set_shape(|family: Family| Shape {
                 detector: detector.clone(),
-                ranges: ranges.iter().copied().filter(|range| family_of(range.ip()) == family).collect(),
+                ranges: ranges
+                    .iter()
+                    .copied()
+                    .filter(|range| family_of(range.ip()) == family)
+                    .collect(),
             });
         }
     }
@@ -169,8 +181,18 @@ impl Engine {
     /// [`NotYet`] while a source still owes its first list.
     pub fn explain(&self, packet: &Packet) -> Result<Explanation, NotYet> {
         let world = self.model.snapshot().ok_or_else(|| NotYet(self.owed()))?;
-        let Policy { detector, node_ports, .. } = &self.policy;
-        Ok(explain(Scene { world, plan: &self.plan, detector, node_ports }, packet))
+        let Policy {
+            detector, node_ports, ..
+        } = &self.policy;
+        Ok(explain(
+            Scene {
+                world,
+                plan: &self.plan,
+                detector,
+                node_ports,
+            },
+            packet,
+        ))
     }
 
     fn owed(&self) -> Vec<String> {
@@ -179,7 +201,10 @@ impl Engine {
 
     /// Remembers when the kernel was programmed last, and how long it took.
     pub fn note_sync(&mut self, at: String, took: Duration) {
-        self.last_sync = Some(LastSync { at, milliseconds: took.as_secs_f64() * 1e3 });
+        self.last_sync = Some(LastSync {
+            at,
+            milliseconds: took.as_secs_f64() * 1e3,
+        });
     }
 
     /// Remembers a repair, and how long it took from the kernel's word of the change.

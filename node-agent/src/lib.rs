@@ -2,10 +2,12 @@
 //! that make it so.
 //!
 //! Facts flow in ([`source`] → [`model`]), decisions are computed ([`plan`]), differences flow out
-//! ([`backend`]). Everything between the first arrow and the last is pure. [`agent`] alone knows every
-//! layer.
+//! ([`backend`]). Everything between the first arrow and the last is pure. [`engine`] joins the layers;
+//! [`agent`] alone knows the clock.
 
+pub mod agent;
 pub mod backend;
+pub mod cli;
 pub mod config;
 pub mod control;
 pub mod engine;
@@ -13,4 +15,5 @@ pub mod explain;
 pub mod model;
 pub mod netlink;
 pub mod plan;
+pub mod source;
 pub mod status;

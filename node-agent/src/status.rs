@@ -56,20 +56,36 @@ impl fmt::Display for Status {
         writeln!(f, "{:<16}{}", "backend", self.backend)?;
         writeln!(f, "{:<16}{}", "detect-local", self.detect_local)?;
         let generation = self.generation.map(|g| format!(" (state file generation {g})"));
-        writeln!(f, "{:<16}{}{}", "local pods", self.pods, generation.unwrap_or_default())?;
+        writeln!(
+            f,
+            "{:<16}{}{}",
+            "local pods",
+            self.pods,
+            generation.unwrap_or_default()
+        )?;
         writeln!(f, "{:<16}{}", "services", self.services)?;
         writeln!(f, "{:<16}{}", "endpoints", self.endpoints)?;
         match &self.last_sync {
             Some(last) => writeln!(f, "{:<16}{} in {:.1} ms", "last sync", last.at, last.milliseconds)?,
             None => writeln!(f, "{:<16}never", "last sync")?,
         }
-        let repair = self.last_repair_milliseconds.map(|ms| format!(", the last in {ms:.1} ms"));
+        let repair = self
+            .last_repair_milliseconds
+            .map(|ms| format!(", the last in {ms:.1} ms"));
         let times = if self.drift_repaired == 1 { "time" } else { "times" };
-        writeln!(f, "{:<16}{} {times}{}", "drift repaired", self.drift_repaired, repair.unwrap_or_default())?;
+        writeln!(
+            f,
+            "{:<16}{} {times}{}",
+            "drift repaired",
+            self.drift_repaired,
+            repair.unwrap_or_default()
+        )?;
         writeln!(f, "{:<16}{}", "missed lookups", self.missed_lookups)?;
         match &*self.errors {
             [] => writeln!(f, "{:<16}none", "errors"),
-            errors => errors.iter().try_for_each(|error| writeln!(f, "{:<16}{error}", "error")),
+            errors => errors
+                .iter()
+                .try_for_each(|error| writeln!(f, "{:<16}{error}", "error")),
         }
     }
 }

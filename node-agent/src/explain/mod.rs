@@ -14,8 +14,8 @@ pub use packet::{Packet, PacketError};
 
 use crate::model::{Snapshot, TrafficPolicy, family_of};
 use crate::plan::{
-    Detector, Door, DoorAddress, DoorKind, Endpoints, Frontend, Masquerade, NodePortAddresses, Outcome,
-    Plan, node_port_addresses,
+    Detector, Door, DoorAddress, DoorKind, Endpoints, Frontend, Masquerade, NodePortAddresses, Outcome, Plan,
+    node_port_addresses,
 };
 
 /// What becomes of a packet.
@@ -73,7 +73,11 @@ pub struct Scene<'a> {
 
 /// Explains what becomes of a new connection's first packet.
 pub fn explain(scene: Scene<'_>, packet: &Packet) -> Explanation {
-    let mut way = Way { scene, packet, steps: Vec::new() };
+    let mut way = Way {
+        scene,
+        packet,
+        steps: Vec::new(),
+    };
     let source = way.source();
     match way.door() {
         Some(frontend) => way.through(frontend, source),
@@ -97,7 +101,10 @@ struct Way<'a> {
 
 impl<'a> Way<'a> {
     fn step(&mut self, what: impl Into<String>, why: impl Into<String>) {
-        self.steps.push(Step { what: what.into(), why: why.into() });
+        self.steps.push(Step {
+            what: what.into(),
+            why: why.into(),
+        });
     }
 
     fn source(&mut self) -> Sender {
@@ -108,7 +115,11 @@ impl<'a> Way<'a> {
             self.step(format!("{from} is this node itself"), words::NODE);
             return Sender::Node;
         }
-        let interface = self.packet.interface.clone().or_else(|| words::usual_interface(world, from));
+        let interface = self
+            .packet
+            .interface
+            .clone()
+            .or_else(|| words::usual_interface(world, from));
         let cidrs = world.node().map(|node| &*node.pod_cidrs).unwrap_or_default();
         let (what, why, sender) = match detector.local(world.pods(), cidrs, from, interface.as_deref()) {
             Some(local) => {
@@ -126,22 +137,42 @@ impl<'a> Way<'a> {
 
     /// The door that the packet is addressed to.
     fn door(&self) -> Option<&'a Frontend> {
-        let Packet { destination, port, protocol, .. } = *self.packet;
-        let at = |address| self.scene.plan.frontend(&Door { address, protocol, port });
+        let Packet {
+            destination,
+            port,
+            protocol,
+            ..
+        } = *self.packet;
+        let at = |address| {
+            self.scene.plan.frontend(&Door {
+                address,
+                protocol,
+                port,
+            })
+        };
         at(DoorAddress::Ip(destination)).or_else(|| {
             let node_port = !self.is_cluster_ip(destination) && self.serves_node_ports(destination);
-            if node_port { at(DoorAddress::Node(family_of(destination))) } else { None }
+            if node_port {
+                at(DoorAddress::Node(family_of(destination)))
+            } else {
+                None
+            }
         })
     }
 
     fn serves_node_ports(&self, address: IpAddr) -> bool {
-        let Scene { world, node_ports, .. } = self.scene;
+        let Scene {
+            world, node_ports, ..
+        } = self.scene;
         node_port_addresses(node_ports, world.node(), world.addresses(), world.pods()).contains(&address)
     }
 
     fn is_cluster_ip(&self, address: IpAddr) -> bool {
         let at = DoorAddress::Ip(address);
-        self.scene.plan.frontends().any(|f| f.kind == DoorKind::ClusterIp && f.door.address == at)
+        self.scene
+            .plan
+            .frontends()
+            .any(|f| f.kind == DoorKind::ClusterIp && f.door.address == at)
     }
 
     /// No service has this address and port.
@@ -160,10 +191,16 @@ impl<'a> Way<'a> {
     fn through(mut self, frontend: &Frontend, sender: Sender) -> Explanation {
         let service = frontend.service_port.to_string();
         let to = self.packet.destination_text();
-        self.step(format!("{to} is a {} of {service}", frontend.kind), words::kind(frontend.kind));
+        self.step(
+            format!("{to} is a {} of {service}", frontend.kind),
+            words::kind(frontend.kind),
+        );
         let bound = frontend.outside.as_ref().filter(|_| sender == Sender::Other);
         let outcome = bound.unwrap_or(&frontend.inside);
-        self.step(words::policy(frontend, bound.is_some()), words::policy_why(frontend, sender != Sender::Other));
+        self.step(
+            words::policy(frontend, bound.is_some()),
+            words::policy_why(frontend, sender != Sender::Other),
+        );
         match outcome {
             Outcome::Reject => {
                 self.step("refused", words::NO_ENDPOINTS);
@@ -176,7 +213,13 @@ impl<'a> Way<'a> {
             Outcome::Forward(endpoints) => {
                 self.step(words::endpoints(endpoints), words::CHOICE);
                 let masquerade = self.masquerade(frontend, bound.is_some(), endpoints, sender);
-                self.finish(Verdict::Forward, Some(service), Some(endpoints), masquerade, sender)
+                self.finish(
+                    Verdict::Forward,
+                    Some(service),
+                    Some(endpoints),
+                    masquerade,
+                    sender,
+                )
             }
         }
     }
@@ -188,7 +231,10 @@ impl<'a> Way<'a> {
         endpoints: &Endpoints,
         sender: Sender,
     ) -> bool {
-        let hairpin = endpoints.iter().filter(|e| e.address.ip() == self.packet.source).count();
+        let hairpin = endpoints
+            .iter()
+            .filter(|e| e.address.ip() == self.packet.source)
+            .count();
         let (masquerade, why) = match frontend.masquerade {
             _ if bound => (false, words::KEPT_LOCAL_POLICY),
             Masquerade::Always if frontend.kind == DoorKind::ClusterIp => (true, words::MASQUERADE_ALL),
@@ -199,7 +245,11 @@ impl<'a> Way<'a> {
         let itself = hairpin > 0 && !masquerade;
         let always_itself = itself && hairpin == endpoints.count();
         if !always_itself {
-            let what = if masquerade { words::SOURCE_REPLACED } else { words::SOURCE_KEPT };
+            let what = if masquerade {
+                words::SOURCE_REPLACED
+            } else {
+                words::SOURCE_KEPT
+            };
             self.step(what, why);
         }
         if itself {
@@ -216,7 +266,10 @@ impl<'a> Way<'a> {
         masquerade: bool,
         sender: Sender,
     ) -> Explanation {
-        let endpoints = endpoints.into_iter().flat_map(Endpoints::iter).map(|e| e.address.to_string());
+        let endpoints = endpoints
+            .into_iter()
+            .flat_map(Endpoints::iter)
+            .map(|e| e.address.to_string());
         Explanation {
             verdict,
             service,

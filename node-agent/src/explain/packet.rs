@@ -29,7 +29,9 @@ pub enum PacketError {
     #[error("--from {0:?}: expected an address, or an address and an interface: 10.1.2.3@cni0")]
     From(String),
     /// `--to` is not `ADDR:PORT[/PROTO]`.
-    #[error("--to {0:?}: expected an address and a port, and perhaps a protocol: 10.96.0.1:443/tcp, [fd00::1]:53/udp")]
+    #[error(
+        "--to {0:?}: expected an address and a port, and perhaps a protocol: 10.96.0.1:443/tcp, [fd00::1]:53/udp"
+    )]
     To(String),
     /// The two are of different families.
     #[error("{0} cannot send to {1}: one is IPv4, the other IPv6")]
@@ -59,12 +61,22 @@ impl Packet {
         if family_of(source) != family_of(destination.ip()) {
             return Err(PacketError::Families(source, destination.ip()));
         }
-        Ok(Self { source, interface, destination: destination.ip(), port, protocol })
+        Ok(Self {
+            source,
+            interface,
+            destination: destination.ip(),
+            port,
+            protocol,
+        })
     }
 
     /// Address, port and protocol.
     pub fn destination_text(&self) -> String {
-        format!("{}/{}", SocketAddr::new(self.destination, self.port.get()), self.protocol)
+        format!(
+            "{}/{}",
+            SocketAddr::new(self.destination, self.port.get()),
+            self.protocol
+        )
     }
 }
 
@@ -75,19 +87,62 @@ mod tests {
     #[test]
     fn words_are_read_or_named() {
         let cases = [
-            ("an address alone", "10.0.0.1", "10.96.0.1:443", Ok((None, Protocol::Tcp))),
-            ("an interface", "10.0.0.1@cni0", "10.96.0.1:53/udp", Ok((Some("cni0"), Protocol::Udp))),
-            ("IPv6", "fd00::1@veth1", "[fd00::2]:80/SCTP", Ok((Some("veth1"), Protocol::Sctp))),
-            ("no port", "10.0.0.1", "10.96.0.1", Err(PacketError::To("10.96.0.1".into()))),
-            ("port 0", "10.0.0.1", "10.96.0.1:0", Err(PacketError::To("10.96.0.1:0".into()))),
-            ("no such protocol", "10.0.0.1", "10.96.0.1:1/x", Err(PacketError::To("10.96.0.1:1/x".into()))),
-            ("empty interface", "10.0.0.1@", "10.96.0.1:1", Err(PacketError::From("10.0.0.1@".into()))),
-            ("a name", "web", "10.96.0.1:1", Err(PacketError::From("web".into()))),
+            (
+                "an address alone",
+                "10.0.0.1",
+                "10.96.0.1:443",
+                Ok((None, Protocol::Tcp)),
+            ),
+            (
+                "an interface",
+                "10.0.0.1@cni0",
+                "10.96.0.1:53/udp",
+                Ok((Some("cni0"), Protocol::Udp)),
+            ),
+            (
+                "IPv6",
+                "fd00::1@veth1",
+                "[fd00::2]:80/SCTP",
+                Ok((Some("veth1"), Protocol::Sctp)),
+            ),
+            (
+                "no port",
+                "10.0.0.1",
+                "10.96.0.1",
+                Err(PacketError::To("10.96.0.1".into())),
+            ),
+            (
+                "port 0",
+                "10.0.0.1",
+                "10.96.0.1:0",
+                Err(PacketError::To("10.96.0.1:0".into())),
+            ),
+            (
+                "no such protocol",
+                "10.0.0.1",
+                "10.96.0.1:1/x",
+                Err(PacketError::To("10.96.0.1:1/x".into())),
+            ),
+            (
+                "empty interface",
+                "10.0.0.1@",
+                "10.96.0.1:1",
+                Err(PacketError::From("10.0.0.1@".into())),
+            ),
+            (
+                "a name",
+                "web",
+                "10.96.0.1:1",
+                Err(PacketError::From("web".into())),
+            ),
         ];
         for (name, from, to, expected) in cases {
             let read = Packet::parse(from, to).map(|p| (p.interface, p.protocol));
             assert_eq!(read, expected.map(|(i, p)| (i.map(str::to_owned), p)), "{name}");
         }
-        assert!(matches!(Packet::parse("10.0.0.1", "[fd00::1]:1"), Err(PacketError::Families(..))));
+        assert!(matches!(
+            Packet::parse("10.0.0.1", "[fd00::1]:1"),
+            Err(PacketError::Families(..))
+        ));
     }
 }

@@ -28,13 +28,17 @@ pub(super) const MASQUERADE_EXTERNAL: &str = "under policy Cluster the endpoint 
 pub(super) const MASQUERADE_FOREIGN: &str = "the sender is not a pod of this node; without it the answer might \
      take another way back, and nobody would translate it";
 pub(super) const HAIRPIN: &str = "when the pod itself is chosen, the source becomes this node's address";
-pub(super) const HAIRPIN_WHY: &str =
-    "a pod that saw its own address as the client would answer itself directly, and the connection would hang";
+pub(super) const HAIRPIN_WHY: &str = "a pod that saw its own address as the client would answer itself directly, and the connection would hang";
 
 /// The interface that packets from this address come in through, if they come from where they should: a
 /// recorded pod's own.
 pub(super) fn usual_interface(world: Snapshot<'_>, from: IpAddr) -> Option<String> {
-    world.pods().pods.iter().find(|pod| pod.ips.contains(&from)).map(|pod| pod.interface.to_string())
+    world
+        .pods()
+        .pods
+        .iter()
+        .find(|pod| pod.ips.contains(&from))
+        .map(|pod| pod.interface.to_string())
 }
 
 pub(super) fn local(from: IpAddr, local: &Local<'_>, interface: Option<&str>) -> (String, String) {
@@ -89,8 +93,13 @@ pub(super) fn kind(kind: DoorKind) -> &'static str {
 
 pub(super) fn policy(frontend: &Frontend, bound: bool) -> String {
     let policy = policy_name(frontend.kind, frontend.policy);
-    let only_here = bound || (frontend.kind == DoorKind::ClusterIp && frontend.policy == TrafficPolicy::Local);
-    if only_here { format!("{policy}: endpoints on this node only") } else { format!("{policy}: any endpoint") }
+    let only_here =
+        bound || (frontend.kind == DoorKind::ClusterIp && frontend.policy == TrafficPolicy::Local);
+    if only_here {
+        format!("{policy}: endpoints on this node only")
+    } else {
+        format!("{policy}: any endpoint")
+    }
 }
 
 pub(super) fn policy_why(frontend: &Frontend, inside: bool) -> &'static str {
@@ -112,7 +121,10 @@ pub(super) fn endpoints(endpoints: &Endpoints) -> String {
     let list = each.collect::<Vec<_>>().join(", ");
     match endpoints.count() {
         1 => format!("to {list}, the only endpoint"),
-        n if n > SHOWN => format!("to one of {n} endpoints, 1 in {n} each: {list}, and {} more", n - SHOWN),
+        n if n > SHOWN => format!(
+            "to one of {n} endpoints, 1 in {n} each: {list}, and {} more",
+            n - SHOWN
+        ),
         n => format!("to one of {n} endpoints, 1 in {n} each: {list}"),
     }
 }

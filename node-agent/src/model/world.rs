@@ -176,7 +176,10 @@ impl<'a> Snapshot<'a> {
 
     /// The recorded pods of this node; none while the state file could not be read yet.
     pub fn pods(&self) -> &'a PodSet {
-        static NONE: PodSet = PodSet { version: None, pods: Vec::new() };
+        static NONE: PodSet = PodSet {
+            version: None,
+            pods: Vec::new(),
+        };
         self.model.pods().unwrap_or(&NONE)
     }
 

@@ -42,10 +42,13 @@ impl Writer {
 
     /// Begins a message of a netfilter subsystem (`struct nfgenmsg` follows the header).
     pub fn begin_message(&mut self, kind: u16, flags: u16, sequence: u32, family: u8, resource: u16) -> Open {
-        let open = Open { start: self.buffer.len() };
+        let open = Open {
+            start: self.buffer.len(),
+        };
         self.buffer.extend_from_slice(&0_u32.to_ne_bytes());
         self.buffer.extend_from_slice(&kind.to_ne_bytes());
-        self.buffer.extend_from_slice(&(flags | libc::NLM_F_REQUEST as u16).to_ne_bytes());
+        self.buffer
+            .extend_from_slice(&(flags | libc::NLM_F_REQUEST as u16).to_ne_bytes());
         self.buffer.extend_from_slice(&sequence.to_ne_bytes());
         self.buffer.extend_from_slice(&0_u32.to_ne_bytes());
         self.buffer.extend_from_slice(&[family, 0]);
@@ -103,7 +106,9 @@ impl Writer {
     }
 
     fn header(&mut self, kind: u16) -> Open {
-        let open = Open { start: self.buffer.len() };
+        let open = Open {
+            start: self.buffer.len(),
+        };
         self.buffer.extend_from_slice(&[0; 2]);
         self.buffer.extend_from_slice(&kind.to_ne_bytes());
         open
@@ -126,7 +131,9 @@ pub struct Message<'a> {
 impl<'a> Message<'a> {
     /// The attributes of a netfilter message, behind `struct nfgenmsg`.
     pub fn attributes(&self) -> Attributes<'a> {
-        Attributes { rest: self.payload.get(4..).unwrap_or_default() }
+        Attributes {
+            rest: self.payload.get(4..).unwrap_or_default(),
+        }
     }
 
     /// The address family in `struct nfgenmsg`.
@@ -155,7 +162,12 @@ impl<'a> Iterator for Messages<'a> {
         let payload = self.rest.get(MESSAGE_HEADER..length)?;
         self.rest = self.rest.get(aligned(length)..).unwrap_or_default();
         let (kind, flags) = (u16_at(header, 4)?, u16_at(header, 6)?);
-        Some(Message { kind, flags, sequence: u32_at(header, 8)?, payload })
+        Some(Message {
+            kind,
+            flags,
+            sequence: u32_at(header, 8)?,
+            payload,
+        })
     }
 }
 

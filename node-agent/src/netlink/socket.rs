@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, getsockname, recvmsg, sendto,
-    setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, getsockname, recvmsg,
+    sendto, setsockopt, socket, sockopt,
 };
 use thiserror::Error;
 
@@ -62,7 +62,10 @@ impl std::fmt::Display for Refusal {
 
 impl NetlinkError {
     fn io(doing: &'static str) -> impl FnOnce(Errno) -> Self {
-        move |errno| Self::Io { doing, source: errno.into() }
+        move |errno| Self::Io {
+            doing,
+            source: errno.into(),
+        }
     }
 
     /// The error the kernel answered with, if it is that.
@@ -95,13 +98,22 @@ impl Socket {
     /// [`NetlinkError::Io`], typically for want of `CAP_NET_ADMIN` later on: opening needs none.
     pub fn open() -> Result<Self, NetlinkError> {
         let flags = SockFlag::SOCK_CLOEXEC;
-        let fd =
-            socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkNetFilter)
-                .map_err(NetlinkError::io("open a socket"))?;
+        let fd = socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            flags,
+            SockProtocol::NetlinkNetFilter,
+        )
+        .map_err(NetlinkError::io("open a socket"))?;
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0)).map_err(NetlinkError::io("bind the socket"))?;
         let address: NetlinkAddr =
             getsockname(fd.as_raw_fd()).map_err(NetlinkError::io("read the socket's address"))?;
-        let socket = Self { fd, port: address.pid(), sequence: 0, buffer: vec![0; RECEIVE_PIECE] };
+        let socket = Self {
+            fd,
+            port: address.pid(),
+            sequence: 0,
+            buffer: vec![0; RECEIVE_PIECE],
+        };
         socket.option(libc::NETLINK_CAP_ACK, 1)?;
         socket.option(libc::NETLINK_EXT_ACK, 1)?;
         // Beyond net.core.rmem_max, which an ordinary node leaves at 208 KiB.
@@ -139,7 +151,11 @@ impl Socket {
     /// # Errors
     /// [`NetlinkError::Overflow`] when answers were lost, else [`NetlinkError::Io`].
     pub fn receive(&mut self, wait: bool, mut each: impl FnMut(Message<'_>)) -> Result<bool, NetlinkError> {
-        let flags = if wait { MsgFlags::empty() } else { MsgFlags::MSG_DONTWAIT };
+        let flags = if wait {
+            MsgFlags::empty()
+        } else {
+            MsgFlags::MSG_DONTWAIT
+        };
         let mut pieces = [IoSliceMut::new(&mut self.buffer)];
         let length = loop {
             match recvmsg::<NetlinkAddr>(self.fd.as_raw_fd(), &mut pieces, None, flags) {
@@ -227,7 +243,9 @@ impl Socket {
                 size_of_val(&value) as libc::socklen_t,
             )
         };
-        Errno::result(result).map(drop).map_err(NetlinkError::io("set a socket option"))
+        Errno::result(result)
+            .map(drop)
+            .map_err(NetlinkError::io("set a socket option"))
     }
 
     /// Receives the notifications of a multicast group (`enum nfnetlink_groups`) from now on.
@@ -256,7 +274,11 @@ fn answer(message: &Message<'_>) -> Result<(), NetlinkError> {
     const NLMSGERR_ATTR_MSG: u16 = 1;
     // With NETLINK_CAP_ACK the original header follows, but not its payload; then the attributes.
     const ERROR_AND_HEADER: usize = 4 + 16;
-    let code = message.payload.get(..4).and_then(|b| b.try_into().ok()).map_or(0, i32::from_ne_bytes);
+    let code = message
+        .payload
+        .get(..4)
+        .and_then(|b| b.try_into().ok())
+        .map_or(0, i32::from_ne_bytes);
     if code == 0 {
         return Ok(());
     }

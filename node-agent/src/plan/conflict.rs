@@ -43,7 +43,10 @@ impl Plan {
     pub fn update(&mut self, settings: &Settings, world: Snapshot<'_>, change: &Change) -> Touched {
         let mut touched = Touched::default();
         if change.node {
-            let all = world.services().map(|s| s.name.clone()).chain(self.doors_of.keys().cloned());
+            let all = world
+                .services()
+                .map(|s| s.name.clone())
+                .chain(self.doors_of.keys().cloned());
             for name in all.collect::<BTreeSet<_>>() {
                 self.replan(settings, world, &name, &mut touched);
             }
@@ -69,7 +72,11 @@ impl Plan {
     pub fn endpoint_count(&self) -> usize {
         let ports: HashMap<&ServicePortName, usize> = self
             .frontends()
-            .filter_map(|f| f.inside.endpoints().map(|endpoints| (&f.service_port, endpoints.count())))
+            .filter_map(|f| {
+                f.inside
+                    .endpoints()
+                    .map(|endpoints| (&f.service_port, endpoints.count()))
+            })
             .collect();
         ports.values().sum()
     }
@@ -122,7 +129,11 @@ impl Plan {
         claims.insert(at, frontend);
         if is_new && claims.len() > 1 {
             let winner = claims[0].service_port.clone();
-            let loser = if at == 0 { claims[1].service_port.clone() } else { name };
+            let loser = if at == 0 {
+                claims[1].service_port.clone()
+            } else {
+                name
+            };
             touched.conflicts.push(Conflict { door, winner, loser });
         }
         count(&mut self.local_endpoints, claims.first(), true);
@@ -130,9 +141,13 @@ impl Plan {
     }
 
     fn release(&mut self, door: &Door, service: &ServiceName, touched: &mut Touched) {
-        let Entry::Occupied(mut entry) = self.claims.entry(*door) else { return };
+        let Entry::Occupied(mut entry) = self.claims.entry(*door) else {
+            return;
+        };
         count(&mut self.local_endpoints, entry.get().first(), false);
-        entry.get_mut().retain(|claim| claim.service_port.service != *service);
+        entry
+            .get_mut()
+            .retain(|claim| claim.service_port.service != *service);
         count(&mut self.local_endpoints, entry.get().first(), true);
         if entry.get().is_empty() {
             entry.remove();
@@ -145,8 +160,14 @@ impl Plan {
 fn count(counts: &mut BTreeMap<IpAddr, usize>, frontend: Option<&Frontend>, into: bool) {
     let Some(frontend) = frontend else { return };
     let outcomes = [Some(&frontend.inside), frontend.outside.as_ref()];
-    let endpoints = outcomes.into_iter().flatten().filter_map(|outcome| outcome.endpoints());
-    for endpoint in endpoints.flat_map(|endpoints| endpoints.iter()).filter(|endpoint| endpoint.local) {
+    let endpoints = outcomes
+        .into_iter()
+        .flatten()
+        .filter_map(|outcome| outcome.endpoints());
+    for endpoint in endpoints
+        .flat_map(|endpoints| endpoints.iter())
+        .filter(|endpoint| endpoint.local)
+    {
         let ip = endpoint.address.ip();
         let n = counts.entry(ip).or_insert(0);
         *n = if into { *n + 1 } else { n.saturating_sub(1) };

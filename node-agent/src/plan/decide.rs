@@ -27,7 +27,10 @@ pub fn frontends(
     service: &Service,
     slices: &[&Slice],
 ) -> Vec<Frontend> {
-    let here = Whereabouts { node: &settings.node_name, zone };
+    let here = Whereabouts {
+        node: &settings.node_name,
+        zone,
+    };
     let mut found = Vec::new();
     for family in Family::BOTH {
         // A service that has no cluster IP of a family does not exist in it.
@@ -36,7 +39,13 @@ pub fn frontends(
         }
         for port in &service.ports {
             let selection = select(port, family, slices.iter().copied(), here);
-            let decided = Decided { settings, service, port, family, selection };
+            let decided = Decided {
+                settings,
+                service,
+                port,
+                family,
+                selection,
+            };
             found.extend(decided.doors());
         }
     }
@@ -60,7 +69,8 @@ impl Decided<'_> {
         let service = self.service;
         let at = |kind, ips: &[IpAddr]| -> Vec<_> {
             let ours = ips.iter().filter(|ip| family_of(**ip) == self.family);
-            ours.map(|ip| self.frontend(kind, DoorAddress::Ip(*ip), self.port.port)).collect()
+            ours.map(|ip| self.frontend(kind, DoorAddress::Ip(*ip), self.port.port))
+                .collect()
         };
         let node_port = self.port.node_port.map(|port| {
             let address = DoorAddress::Node(self.family);
@@ -80,13 +90,26 @@ impl Decided<'_> {
         let (policy, inside, masquerade, outside) = match kind {
             DoorKind::ClusterIp => {
                 let always = self.settings.masquerade_all;
-                let masquerade = if always { Masquerade::Always } else { Masquerade::UnlessLocalPod };
-                (service.internal_policy, self.by_policy(service.internal_policy), masquerade, None)
+                let masquerade = if always {
+                    Masquerade::Always
+                } else {
+                    Masquerade::UnlessLocalPod
+                };
+                (
+                    service.internal_policy,
+                    self.by_policy(service.internal_policy),
+                    masquerade,
+                    None,
+                )
             }
             DoorKind::NodePort | DoorKind::LoadBalancerIp | DoorKind::ExternalIp => self.external(),
         };
         Frontend {
-            door: Door { address, protocol: self.port.protocol, port },
+            door: Door {
+                address,
+                protocol: self.port.protocol,
+                port,
+            },
             kind,
             service_port: ServicePortName {
                 service: service.name.clone(),
@@ -94,7 +117,9 @@ impl Decided<'_> {
                 protocol: self.port.protocol,
             },
             policy,
-            sources: (kind == DoorKind::LoadBalancerIp).then(|| self.sources()).flatten(),
+            sources: (kind == DoorKind::LoadBalancerIp)
+                .then(|| self.sources())
+                .flatten(),
             inside,
             masquerade,
             outside,
@@ -132,7 +157,12 @@ impl Decided<'_> {
     /// nobody, as in kube-proxy: the operator named who may come, and it is not them.
     fn sources(&self) -> Option<Arc<[IpNetwork]>> {
         let ranges = &self.service.source_ranges;
-        let ours = || ranges.iter().copied().filter(|range| family_of(range.ip()) == self.family);
+        let ours = || {
+            ranges
+                .iter()
+                .copied()
+                .filter(|range| family_of(range.ip()) == self.family)
+        };
         let everybody = ranges.is_empty() || ours().any(|range| range.prefix() == 0);
         (!everybody).then(|| ours().collect())
     }

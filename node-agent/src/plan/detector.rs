@@ -79,16 +79,21 @@ impl Detector {
             }
             Self::Bridge(names) => {
                 let interface = interface?;
-                names.iter().find(|name| ***name == *interface).map(|name| Local::Bridge(name))
+                names
+                    .iter()
+                    .find(|name| ***name == *interface)
+                    .map(|name| Local::Bridge(name))
             }
             Self::InterfacePrefix(prefixes) => {
                 let interface = interface?;
                 let prefix = prefixes.iter().find(|prefix| interface.starts_with(&***prefix));
                 prefix.map(|prefix| Local::Prefix(prefix))
             }
-            Self::NodeCidr(_) => {
-                self.ranges(node_cidrs).into_iter().find(|range| range.contains(source)).map(Local::Range)
-            }
+            Self::NodeCidr(_) => self
+                .ranges(node_cidrs)
+                .into_iter()
+                .find(|range| range.contains(source))
+                .map(Local::Range),
         }
     }
 }

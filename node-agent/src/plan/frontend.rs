@@ -116,6 +116,11 @@ impl Frontend {
     /// Claims on one door sort by this; the smallest wins. A total order of facts alone, so that every
     /// node and every restart names the same winner.
     pub fn rank(&self) -> impl Ord + '_ {
-        (self.kind, self.created.is_empty(), &self.created, &self.service_port)
+        (
+            self.kind,
+            self.created.is_empty(),
+            &self.created,
+            &self.service_port,
+        )
     }
 }

@@ -29,7 +29,11 @@ pub fn node_port_addresses(
     let mut found: Vec<IpAddr> = match wanted {
         NodePortAddresses::In(ranges) => {
             let inside = |ip: IpAddr| ranges.iter().any(|range| range.contains(ip));
-            addresses.iter().map(|a| a.address).filter(|ip| !ip.is_loopback() && inside(*ip)).collect()
+            addresses
+                .iter()
+                .map(|a| a.address)
+                .filter(|ip| !ip.is_loopback() && inside(*ip))
+                .collect()
         }
         NodePortAddresses::Primary => Family::BOTH
             .into_iter()

@@ -36,7 +36,14 @@ pub fn select<'a>(
     let is_local = |e: &SliceEndpoint| e.node.as_deref() == Some(here.node);
     let pick = |state: EndpointState, wanted: &dyn Fn(&SliceEndpoint) -> bool| {
         let picked = all.iter().filter(|(_, e)| e.state == state && wanted(e));
-        Endpoints::new(picked.map(|(at, e)| Endpoint { address: *at, local: is_local(e) }).collect())
+        Endpoints::new(
+            picked
+                .map(|(at, e)| Endpoint {
+                    address: *at,
+                    local: is_local(e),
+                })
+                .collect(),
+        )
     };
     let hinted = topology(&all, here);
     Selection {
@@ -54,7 +61,10 @@ fn merged<'a>(
 ) -> BTreeMap<SocketAddr, &'a SliceEndpoint> {
     let mut all = BTreeMap::new();
     for slice in slices.filter(|slice| slice.family == family) {
-        let ports = slice.ports.iter().filter(|p| p.name == port.name && p.protocol == port.protocol);
+        let ports = slice
+            .ports
+            .iter()
+            .filter(|p| p.name == port.name && p.protocol == port.protocol);
         for slice_port in ports {
             for endpoint in &slice.endpoints {
                 let at = SocketAddr::new(endpoint.address, slice_port.port.get());

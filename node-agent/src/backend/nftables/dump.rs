@@ -66,24 +66,36 @@ impl Observed {
     /// Takes in a NFT_MSG_NEWCHAIN.
     pub fn chain(&mut self, message: &Message<'_>) {
         let attributes = message.attributes();
-        let Some(name) = ours(attributes).and_then(|a| a.find_str(3)) else { return };
+        let Some(name) = ours(attributes).and_then(|a| a.find_str(3)) else {
+            return;
+        };
         let hook = attributes.nested(4);
-        let hook = hook.find_u32(1).zip(hook.find_u32(2).map(|priority| priority as i32));
+        let hook = hook
+            .find_u32(1)
+            .zip(hook.find_u32(2).map(|priority| priority as i32));
         self.chains.entry(name.to_owned()).or_default().hook = hook;
     }
 
     /// Takes in a NFT_MSG_NEWRULE.
     pub fn rule(&mut self, message: &Message<'_>) {
         let attributes = message.attributes();
-        let Some(chain) = ours(attributes).and_then(|a| a.find_str(2)) else { return };
+        let Some(chain) = ours(attributes).and_then(|a| a.find_str(2)) else {
+            return;
+        };
         let comment = rule_comment_of(attributes).unwrap_or_default();
-        self.chains.entry(chain.to_owned()).or_default().rules.push(comment.to_owned());
+        self.chains
+            .entry(chain.to_owned())
+            .or_default()
+            .rules
+            .push(comment.to_owned());
     }
 
     /// Takes in a NFT_MSG_NEWSET.
     pub fn set(&mut self, message: &Message<'_>) {
         let attributes = message.attributes();
-        let Some(name) = ours(attributes).and_then(|a| a.find_str(2)) else { return };
+        let Some(name) = ours(attributes).and_then(|a| a.find_str(2)) else {
+            return;
+        };
         let number = |kind| attributes.find_u32(kind).unwrap_or_default();
         let set = ObservedSet {
             flags: number(3),
@@ -103,7 +115,8 @@ impl Observed {
                 continue;
             };
             let comment = element.find(6).and_then(comment_in).map(Arc::from);
-            self.elements.insert((set, key), (value(family, set, element), comment));
+            self.elements
+                .insert((set, key), (value(family, set, element), comment));
         }
     }
 
@@ -112,22 +125,34 @@ impl Observed {
     pub fn same_structure(&self, family: Family, chains: &[Chain]) -> Option<Vec<String>> {
         let sets = SetName::ALL.into_iter().all(|set| self.has_set(family, set));
         let same_chain = |chain: &Chain| {
-            self.chains.get(&chain.name.to_string()).is_some_and(|seen| *seen == wanted_chain(family, chain))
+            self.chains
+                .get(&chain.name.to_string())
+                .is_some_and(|seen| *seen == wanted_chain(family, chain))
         };
-        let same =
-            self.table && self.strange == 0 && sets && self.sets.len() == SetName::ALL.len() && chains.iter().all(same_chain);
+        let same = self.table
+            && self.strange == 0
+            && sets
+            && self.sets.len() == SetName::ALL.len()
+            && chains.iter().all(same_chain);
         if !same {
             return None;
         }
         let wanted: BTreeSet<String> = chains.iter().map(|c| c.name.to_string()).collect();
-        let others: Vec<String> = self.chains.keys().filter(|name| !wanted.contains(*name)).cloned().collect();
+        let others: Vec<String> = self
+            .chains
+            .keys()
+            .filter(|name| !wanted.contains(*name))
+            .cloned()
+            .collect();
         let unhooked = others.iter().all(|name| self.chains[name].hook.is_none());
         unhooked.then_some(others)
     }
 
     /// Whether a set is there in the shape that it should have.
     pub fn has_set(&self, family: Family, set: SetName) -> bool {
-        self.sets.get(set.as_str()).is_some_and(|observed| *observed == wanted_set(family, set))
+        self.sets
+            .get(set.as_str())
+            .is_some_and(|observed| *observed == wanted_set(family, set))
     }
 
     /// What leads from the elements that are there to these, in the sets that are asked for.
@@ -165,16 +190,18 @@ impl Observed {
 
     /// Whether an element is there as it should be.
     fn has(&self, element: &Element) -> bool {
-        self.elements.get(&(element.set, element.key)).is_some_and(|(value, comment)| {
-            *comment == element.comment
-                && match (value, element.value) {
-                    (ObservedValue::Member, Value::Member) => true,
-                    (ObservedValue::Goto(seen), Value::Goto(chain)) => *seen == chain.to_string(),
-                    (ObservedValue::Endpoint(seen), Value::Endpoint(endpoint)) => *seen == endpoint,
-                    (ObservedValue::Member | ObservedValue::Goto(_), _) => false,
-                    (ObservedValue::Endpoint(_) | ObservedValue::Other, _) => false,
-                }
-        })
+        self.elements
+            .get(&(element.set, element.key))
+            .is_some_and(|(value, comment)| {
+                *comment == element.comment
+                    && match (value, element.value) {
+                        (ObservedValue::Member, Value::Member) => true,
+                        (ObservedValue::Goto(seen), Value::Goto(chain)) => *seen == chain.to_string(),
+                        (ObservedValue::Endpoint(seen), Value::Endpoint(endpoint)) => *seen == endpoint,
+                        (ObservedValue::Member | ObservedValue::Goto(_), _) => false,
+                        (ObservedValue::Endpoint(_) | ObservedValue::Other, _) => false,
+                    }
+            })
     }
 }
 
@@ -195,7 +222,11 @@ fn wanted_set(family: Family, set: SetName) -> ObservedSet {
 fn wanted_chain(family: Family, chain: &Chain) -> ObservedChain {
     ObservedChain {
         hook: chain.hook.map(|(hook, priority)| (hook_number(hook), priority)),
-        rules: chain.rules.iter().map(|rule| rule_comment(family, rule)).collect(),
+        rules: chain
+            .rules
+            .iter()
+            .map(|rule| rule_comment(family, rule))
+            .collect(),
     }
 }
 
@@ -213,7 +244,9 @@ fn value(family: Family, set: SetName, element: Attributes<'_>) -> ObservedValue
         }
         Data::Endpoint => {
             let bytes = data.find(1).unwrap_or_default();
-            let port = bytes.get(address_len(family)..).and_then(|rest| rest.first_chunk::<2>());
+            let port = bytes
+                .get(address_len(family)..)
+                .and_then(|rest| rest.first_chunk::<2>());
             match (read_address(family, bytes), port) {
                 (Some(ip), Some(port)) => {
                     ObservedValue::Endpoint(SocketAddr::new(ip, u16::from_be_bytes(*port)))

@@ -19,11 +19,17 @@ pub struct Key {
 
 impl Key {
     /// No parts yet.
-    pub const EMPTY: Self = Self { length: 0, bytes: [0; LONGEST_KEY] };
+    pub const EMPTY: Self = Self {
+        length: 0,
+        bytes: [0; LONGEST_KEY],
+    };
 
     /// From what the kernel tells; `None` when it is longer than any key of ours.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let mut key = Self { length: u8::try_from(bytes.len()).ok()?, bytes: [0; LONGEST_KEY] };
+        let mut key = Self {
+            length: u8::try_from(bytes.len()).ok()?,
+            bytes: [0; LONGEST_KEY],
+        };
         key.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
         Some(key)
     }

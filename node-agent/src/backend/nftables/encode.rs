@@ -66,7 +66,11 @@ fn verdict(writer: &mut Writer, code: i32, chain: Option<ChainName>) {
 
 /// nft's name of the 32-bit register `word`: the old 128-bit registers where one begins there.
 fn register(word: u32) -> u32 {
-    if word.is_multiple_of(4) { 1 + word / 4 } else { 8 + word }
+    if word.is_multiple_of(4) {
+        1 + word / 4
+    } else {
+        8 + word
+    }
 }
 
 struct Expressions<'a> {
@@ -214,7 +218,11 @@ impl Expressions<'_> {
             return self.compare(CMP_EQ, &network[..bits / 8]);
         }
         let mask: Vec<u8> = (0..network.len())
-            .map(|byte| 0xff_u8.checked_shl(8 - bits.saturating_sub(byte * 8).min(8) as u32).unwrap_or(0))
+            .map(|byte| {
+                0xff_u8
+                    .checked_shl(8 - bits.saturating_sub(byte * 8).min(8) as u32)
+                    .unwrap_or(0)
+            })
             .collect();
         self.payload(NETWORK_HEADER, offset, network.len(), 0);
         self.bitwise(&mask, &vec![0; network.len()]);

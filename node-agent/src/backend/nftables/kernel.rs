@@ -98,16 +98,27 @@ impl Kernel {
             return Ok(());
         }
         let batch = batch.finish();
-        let sent = self.socket.send(&batch.bytes).and_then(|()| self.socket.outcome(batch.last));
+        let sent = self
+            .socket
+            .send(&batch.bytes)
+            .and_then(|()| self.socket.outcome(batch.last));
         sent.map_err(|source| match source {
             NetlinkError::Refused(ref refusal) if refusal.errno == Errno::ERESTART => {
                 NftablesError::Raced { family }
             }
             NetlinkError::Refused(ref refusal) => {
                 let what = batch.what(refusal.sequence).map(ToString::to_string);
-                NftablesError::Refused { family, what: what.unwrap_or("the batch".to_owned()), source }
+                NftablesError::Refused {
+                    family,
+                    what: what.unwrap_or("the batch".to_owned()),
+                    source,
+                }
             }
-            source => NftablesError::Netlink { family, doing: "write", source },
+            source => NftablesError::Netlink {
+                family,
+                doing: "write",
+                source,
+            },
         })
     }
 
@@ -123,11 +134,18 @@ impl Kernel {
                 break;
             }
         }
-        result.map_err(|source| NftablesError::Netlink { family, doing: "read", source })
+        result.map_err(|source| NftablesError::Netlink {
+            family,
+            doing: "read",
+            source,
+        })
     }
 
     fn look(&mut self, family: Family) -> Result<Observed, NetlinkError> {
-        let mut seen = Observed { generation: self.generation()?, ..Observed::default() };
+        let mut seen = Observed {
+            generation: self.generation()?,
+            ..Observed::default()
+        };
         self.dump(family, libc::NFT_MSG_GETTABLE, None, |m| {
             seen.table |= m.attributes().find_str(1) == Some(TABLE);
         })?;
@@ -144,7 +162,11 @@ impl Kernel {
                 })?;
             }
         }
-        if self.generation()? == seen.generation { Ok(seen) } else { Err(NetlinkError::Interrupted) }
+        if self.generation()? == seen.generation {
+            Ok(seen)
+        } else {
+            Err(NetlinkError::Interrupted)
+        }
     }
 
     /// Sums the counters of the rules for [`Why::NeverUndone`].
@@ -154,7 +176,11 @@ impl Kernel {
     pub fn missed_lookups(&mut self, family: Family) -> Result<u64, NftablesError> {
         let mut sum = 0;
         self.dump(family, libc::NFT_MSG_GETRULE, None, |m| sum += missed(&m))
-            .map_err(|source| NftablesError::Netlink { family, doing: "read", source })?;
+            .map_err(|source| NftablesError::Netlink {
+                family,
+                doing: "read",
+                source,
+            })?;
         Ok(sum)
     }
 

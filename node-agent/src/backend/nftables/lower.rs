@@ -54,7 +54,13 @@ pub fn lower(frontend: &Frontend, now: Option<&DoorState>) -> DoorState {
         Some(now) if *now.owner == *owner(frontend) => now.owner.clone(),
         _ => owner(frontend).into(),
     };
-    DoorState { kind: frontend.kind, inside, masquerade: frontend.masquerade, outside, owner }
+    DoorState {
+        kind: frontend.kind,
+        inside,
+        masquerade: frontend.masquerade,
+        outside,
+        owner,
+    }
 }
 
 fn owner(frontend: &Frontend) -> String {
@@ -66,8 +72,11 @@ fn target(outcome: &Outcome, now: Option<&Target>) -> Target {
         Outcome::Reject => Target::Reject,
         Outcome::Drop => Target::Drop,
         Outcome::Forward(endpoints) => {
-            let wanted: Vec<SocketAddr> =
-                endpoints.iter().map(|endpoint| endpoint.address).take(MOST_SLOTS as usize).collect();
+            let wanted: Vec<SocketAddr> = endpoints
+                .iter()
+                .map(|endpoint| endpoint.address)
+                .take(MOST_SLOTS as usize)
+                .collect();
             let now = match now {
                 Some(Target::Forward(slots)) => Some(slots),
                 Some(Target::Reject | Target::Drop) | None => None,
@@ -88,12 +97,23 @@ impl Slots {
         };
         let before: &[SocketAddr] = now.map_or(&[], |now| &now.endpoints);
         let stays: Vec<Option<SocketAddr>> = (0..wanted.len())
-            .map(|slot| before.get(slot).copied().filter(|at| wanted.binary_search(at).is_ok()))
+            .map(|slot| {
+                before
+                    .get(slot)
+                    .copied()
+                    .filter(|at| wanted.binary_search(at).is_ok())
+            })
             .collect();
         let mut kept: Vec<SocketAddr> = stays.iter().flatten().copied().collect();
         kept.sort_unstable();
-        let mut others = wanted.iter().copied().filter(|at| kept.binary_search(at).is_err());
-        let endpoints = stays.into_iter().filter_map(|stays| stays.or_else(|| others.next())).collect();
+        let mut others = wanted
+            .iter()
+            .copied()
+            .filter(|at| kept.binary_search(at).is_err());
+        let endpoints = stays
+            .into_iter()
+            .filter_map(|stays| stays.or_else(|| others.next()))
+            .collect();
         Self { size, endpoints }
     }
 }
@@ -110,7 +130,10 @@ impl DoorState {
     }
 
     fn outside_side(&self, door: &Door) -> (&Target, Group) {
-        (self.outside.as_ref().unwrap_or(&Target::Reject), outside_group(door))
+        (
+            self.outside.as_ref().unwrap_or(&Target::Reject),
+            outside_group(door),
+        )
     }
 
     /// The door's elements.
@@ -122,7 +145,13 @@ impl DoorState {
         };
         self.side(door, &self.inside, inside_group(door), entry, &mut elements);
         if let Some(outside) = &self.outside {
-            self.side(door, outside, outside_group(door), ChainName::Balance, &mut elements);
+            self.side(
+                door,
+                outside,
+                outside_group(door),
+                ChainName::Balance,
+                &mut elements,
+            );
         }
         elements
     }
@@ -160,7 +189,11 @@ impl DoorState {
 }
 
 fn class(group: Group, protocol: Protocol, slots: &Slots) -> Class {
-    Class { group, protocol, size: slots.size }
+    Class {
+        group,
+        protocol,
+        size: slots.size,
+    }
 }
 
 fn inside_group(door: &Door) -> Group {

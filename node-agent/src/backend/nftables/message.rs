@@ -75,7 +75,14 @@ impl Batch {
     /// An empty batch for one family's table. With `generation`, the kernel refuses it (ERESTART) when
     /// anybody has changed anything since it was read.
     pub fn new(family: Family, first: u32, generation: Option<u32>) -> Self {
-        let mut batch = Self { writer: Writer::default(), family, first, count: 0, what: Vec::new(), last_at: 0 };
+        let mut batch = Self {
+            writer: Writer::default(),
+            family,
+            first,
+            count: 0,
+            what: Vec::new(),
+            last_at: 0,
+        };
         batch.edge(libc::NFNL_MSG_BATCH_BEGIN, generation);
         batch
     }
@@ -91,7 +98,12 @@ impl Batch {
         let last = self.first + self.count - 1;
         self.writer.add_flags(self.last_at, libc::NLM_F_ACK as u16);
         self.edge(libc::NFNL_MSG_BATCH_END, None);
-        Finished { bytes: self.writer.into_bytes(), first: self.first, last, what: self.what }
+        Finished {
+            bytes: self.writer.into_bytes(),
+            first: self.first,
+            last,
+            what: self.what,
+        }
     }
 
     fn edge(&mut self, message: i32, generation: Option<u32>) {
@@ -99,7 +111,9 @@ impl Batch {
         let sequence = self.first + self.count;
         self.count += 1;
         let subsystem = libc::NFNL_SUBSYS_NFTABLES as u16;
-        let open = self.writer.begin_message(message as u16, 0, sequence, 0, subsystem);
+        let open = self
+            .writer
+            .begin_message(message as u16, 0, sequence, 0, subsystem);
         if let Some(generation) = generation {
             self.writer.put_u32(GENERATION, generation);
         }
@@ -111,7 +125,9 @@ impl Batch {
         self.count += 1;
         self.what.push(what);
         self.last_at = self.writer.bytes().len();
-        let open = self.writer.begin_message(kind(kind_of), flags, sequence, nf_family(self.family), 0);
+        let open = self
+            .writer
+            .begin_message(kind(kind_of), flags, sequence, nf_family(self.family), 0);
         self.writer.put_str(1, TABLE);
         fill(&mut self.writer, self.family);
         self.writer.end_message(open);
@@ -123,7 +139,10 @@ impl Batch {
         const FLAGS: u16 = 2;
         self.message(libc::NFT_MSG_NEWTABLE, CREATE, What::Table, |w, _| {
             w.put_u32(FLAGS, 0);
-            w.put(USER_DATA, &comment(0, "Denizen: service networking; see denizen-agent explain"));
+            w.put(
+                USER_DATA,
+                &comment(0, "Denizen: service networking; see denizen-agent explain"),
+            );
         });
     }
 
@@ -151,13 +170,18 @@ impl Batch {
 
     /// Appends a rule to a chain that is there.
     pub fn add_rule(&mut self, chain: ChainName, rule: &Rule) {
-        self.message(libc::NFT_MSG_NEWRULE, CREATE | APPEND, What::Chain(chain), |w, family| {
-            w.put_str(2, &chain.to_string());
-            let list = w.begin(4);
-            encode::rule(w, family, rule);
-            w.end(list);
-            w.put(7, &comment(0, &rule_comment(family, rule)));
-        });
+        self.message(
+            libc::NFT_MSG_NEWRULE,
+            CREATE | APPEND,
+            What::Chain(chain),
+            |w, family| {
+                w.put_str(2, &chain.to_string());
+                let list = w.begin(4);
+                encode::rule(w, family, rule);
+                w.end(list);
+                w.put(7, &comment(0, &rule_comment(family, rule)));
+            },
+        );
     }
 
     /// Removes a chain of this name; its rules go first, in a message of their own.
@@ -261,7 +285,11 @@ pub const VERDICT_TYPE: u32 = 0xffff_ff00;
 
 /// `enum nft_set_flags`.
 pub fn set_flags(shape: &Shape) -> u32 {
-    if shape.data == Data::None { 0 } else { libc::NFT_SET_MAP as u32 }
+    if shape.data == Data::None {
+        0
+    } else {
+        libc::NFT_SET_MAP as u32
+    }
 }
 
 fn put_key(w: &mut Writer, key: &Key) {

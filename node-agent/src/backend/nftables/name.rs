@@ -94,7 +94,13 @@ pub enum ChainName {
 impl fmt::Display for ChainName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let class = |f: &mut fmt::Formatter<'_>, what: &str, class: &Class| {
-            write!(f, "{}{what}-{}-{}", class.group.prefix(), class.protocol, class.size)
+            write!(
+                f,
+                "{}{what}-{}-{}",
+                class.group.prefix(),
+                class.protocol,
+                class.size
+            )
         };
         match self {
             Self::Prerouting => f.write_str("prerouting"),

@@ -39,11 +39,19 @@ pub fn chains(shape: &Shape) -> Vec<Chain> {
             Why::NoLocalEndpoint,
             vec![Rule::new(Why::NoLocalEndpoint, [], [Action::Count, Action::Drop])],
         ),
-        chain(ChainName::MarkUnlessLocal, Why::ComesFromElsewhere, mark_unless_local(shape)),
+        chain(
+            ChainName::MarkUnlessLocal,
+            Why::ComesFromElsewhere,
+            mark_unless_local(shape),
+        ),
         chain(
             ChainName::NodePorts,
             Why::FindNodePort,
-            vec![Rule::new(Why::FindNodePort, [], [Action::Lookup(SetName::NodePorts)])],
+            vec![Rule::new(
+                Why::FindNodePort,
+                [],
+                [Action::Lookup(SetName::NodePorts)],
+            )],
         ),
         chain(ChainName::Services, Why::Dispatch, dispatch()),
         chain(ChainName::LocalPolicy, Why::StayOnNode, local_policy(shape)),
@@ -67,7 +75,11 @@ pub fn chains(shape: &Shape) -> Vec<Chain> {
             (Hook::Postrouting, SOURCE_PRIORITY),
             Why::Leaving,
             vec![
-                Rule::new(Why::MarkedAbove, [Match::Marked], [Action::Unmark, Action::Masquerade]),
+                Rule::new(
+                    Why::MarkedAbove,
+                    [Match::Marked],
+                    [Action::Unmark, Action::Masquerade],
+                ),
                 Rule::new(
                     Why::Hairpin,
                     [Match::Translated, Match::In(SetName::Hairpin)],
@@ -90,11 +102,18 @@ pub fn class_chains(class: Class) -> Vec<Chain> {
 
 /// The chain that balances a class.
 fn balance(class: Class) -> Chain {
-    let translate = |slots| Action::Translate { endpoints: class.group.endpoints(), slots };
+    let translate = |slots| Action::Translate {
+        endpoints: class.group.endpoints(),
+        slots,
+    };
     let mut rules: Vec<Rule> = draws(class.size)
         .enumerate()
         .map(|(n, slots)| {
-            let why = if n == 0 { Why::Choose } else { Why::ChooseAmongFewer };
+            let why = if n == 0 {
+                Why::Choose
+            } else {
+                Why::ChooseAmongFewer
+            };
             Rule::new(why, [Match::Protocol(class.protocol)], [translate(slots)])
         })
         .collect();
@@ -105,11 +124,18 @@ fn balance(class: Class) -> Chain {
 /// The chains that mark, where they should, and then balance a class.
 fn entries(class: Class) -> [Chain; 2] {
     let go = Rule::new(Why::Choose, [], [Action::Goto(ChainName::Balance(class))]);
-    let unless_local =
-        Rule::new(Why::ComesFromElsewhere, [], [Action::Jump(ChainName::MarkUnlessLocal)]);
+    let unless_local = Rule::new(
+        Why::ComesFromElsewhere,
+        [],
+        [Action::Jump(ChainName::MarkUnlessLocal)],
+    );
     let always = Rule::new(Why::AnyNode, [], [Action::Mark]);
     [
-        chain(ChainName::Cluster(class), Why::ComesFromElsewhere, vec![unless_local, go.clone()]),
+        chain(
+            ChainName::Cluster(class),
+            Why::ComesFromElsewhere,
+            vec![unless_local, go.clone()],
+        ),
         chain(ChainName::External(class), Why::AnyNode, vec![always, go]),
     ]
 }
@@ -154,20 +180,24 @@ fn local(shape: &Shape) -> Vec<Match> {
     match &shape.detector {
         Detector::PodState => vec![Match::In(SetName::LocalPods)],
         Detector::Bridge(names) => names.iter().cloned().map(Match::InputInterface).collect(),
-        Detector::InterfacePrefix(prefixes) => {
-            prefixes.iter().cloned().map(Match::InputPrefix).collect()
-        }
+        Detector::InterfacePrefix(prefixes) => prefixes.iter().cloned().map(Match::InputPrefix).collect(),
         Detector::NodeCidr(_) => shape.ranges.iter().copied().map(Match::Source).collect(),
     }
 }
 
 fn mark_unless_local(shape: &Shape) -> Vec<Rule> {
-    let returns = local(shape).into_iter().map(|is| Rule::new(Why::LocalPod, [is], [Action::Return]));
-    returns.chain([Rule::new(Why::ComesFromElsewhere, [], [Action::Mark])]).collect()
+    let returns = local(shape)
+        .into_iter()
+        .map(|is| Rule::new(Why::LocalPod, [is], [Action::Return]));
+    returns
+        .chain([Rule::new(Why::ComesFromElsewhere, [], [Action::Mark])])
+        .collect()
 }
 
 fn local_policy(shape: &Shape) -> Vec<Rule> {
-    let returns = local(shape).into_iter().map(|is| Rule::new(Why::PodsAreInside, [is], [Action::Return]));
+    let returns = local(shape)
+        .into_iter()
+        .map(|is| Rule::new(Why::PodsAreInside, [is], [Action::Return]));
     let lookups = [
         Rule::new(Why::StayOnNode, [], [Action::Lookup(SetName::LocalServices)]),
         Rule::new(
@@ -180,9 +210,19 @@ fn local_policy(shape: &Shape) -> Vec<Rule> {
 }
 
 fn chain(name: ChainName, why: Why, rules: Vec<Rule>) -> Chain {
-    Chain { name, hook: None, why, rules }
+    Chain {
+        name,
+        hook: None,
+        why,
+        rules,
+    }
 }
 
 fn base(name: ChainName, hook: (Hook, i32), why: Why, rules: Vec<Rule>) -> Chain {
-    Chain { name, hook: Some(hook), why, rules }
+    Chain {
+        name,
+        hook: Some(hook),
+        why,
+        rules,
+    }
 }

@@ -86,7 +86,11 @@ impl Rule {
         matches: impl IntoIterator<Item = Match>,
         actions: impl IntoIterator<Item = Action>,
     ) -> Self {
-        Self { why, matches: matches.into_iter().collect(), actions: actions.into_iter().collect() }
+        Self {
+            why,
+            matches: matches.into_iter().collect(),
+            actions: actions.into_iter().collect(),
+        }
     }
 }
 

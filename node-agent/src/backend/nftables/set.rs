@@ -114,7 +114,9 @@ impl Shape {
 
     /// Six bits a part, the first highest.
     pub fn key_type(&self, family: Family) -> u32 {
-        self.key.iter().fold(0, |whole, part| (whole << 6) | part.data_type(family))
+        self.key
+            .iter()
+            .fold(0, |whole, part| (whole << 6) | part.data_type(family))
     }
 
     /// nft's number for an endpoint's type: an address and a port.
@@ -145,7 +147,11 @@ impl Shape {
         }
         tlv(&mut out, KEY_TYPEOF, &type_of(self.key, family));
         if self.data == Data::Endpoint {
-            tlv(&mut out, DATA_TYPEOF, &type_of(&[Part::Destination, Part::Port], family));
+            tlv(
+                &mut out,
+                DATA_TYPEOF,
+                &type_of(&[Part::Destination, Part::Port], family),
+            );
         }
         tlv(&mut out, COMMENT, &with_nul(comment));
         out
@@ -201,7 +207,11 @@ fn expression(kind: u32, data: &[u8]) -> Vec<u8> {
 
 /// nft's user data: type, length, value.
 pub fn tlv(out: &mut Vec<u8>, kind: u8, value: &[u8]) {
-    debug_assert!(value.len() <= usize::from(u8::MAX), "user data of {} bytes", value.len());
+    debug_assert!(
+        value.len() <= usize::from(u8::MAX),
+        "user data of {} bytes",
+        value.len()
+    );
     out.extend_from_slice(&[kind, value.len() as u8]);
     out.extend_from_slice(value);
 }

@@ -84,7 +84,10 @@ impl Nftables {
                 known: Known::default(),
             })
             .collect();
-        Ok(Self { kernel: Kernel::open()?, families })
+        Ok(Self {
+            kernel: Kernel::open()?,
+            families,
+        })
     }
 
     /// The pods of this node are these.
@@ -98,14 +101,18 @@ impl Nftables {
     /// These addresses may be handed to themselves through a service.
     pub fn set_hairpins(&mut self, addresses: &BTreeSet<IpAddr>) {
         for family in &mut self.families {
-            family.wanted.change_hairpins(addresses.iter().copied(), &mut family.pending);
+            family
+                .wanted
+                .change_hairpins(addresses.iter().copied(), &mut family.pending);
         }
     }
 
     /// Node ports are served on these addresses.
     pub fn set_node_port_addresses(&mut self, addresses: &[IpAddr]) {
         for family in &mut self.families {
-            family.wanted.change_node_port_addresses(addresses, &mut family.pending);
+            family
+                .wanted
+                .change_node_port_addresses(addresses, &mut family.pending);
         }
     }
 
@@ -175,7 +182,10 @@ impl Nftables {
     /// # Errors
     /// The kernel's.
     pub fn missed_lookups(&mut self) -> Result<u64, NftablesError> {
-        Family::BOTH.into_iter().map(|family| self.kernel.missed_lookups(family)).sum()
+        Family::BOTH
+            .into_iter()
+            .map(|family| self.kernel.missed_lookups(family))
+            .sum()
     }
 
     /// Removes both tables.
@@ -247,7 +257,10 @@ impl Programmed {
         let delta = seen.difference(self.wanted.elements(), |set| known.covers(set));
         write(&mut batch, &delta);
         kernel.commit(family, batch)?;
-        let repair = Repair { rebuilt: false, elements: delta.add.len().max(delta.delete.len()) };
+        let repair = Repair {
+            rebuilt: false,
+            elements: delta.add.len().max(delta.delete.len()),
+        };
         if !repair.is_none() {
             info!(%family, elements = repair.elements, "ruleset brought up to date");
         }
@@ -299,12 +312,19 @@ fn load(
     batch.add_elements(&elements);
     kernel.commit(family, batch)?;
     info!(%family, chains = chains.len(), elements = elements.len(), "ruleset programmed");
-    Ok(Repair { rebuilt: true, elements: elements.len() })
+    Ok(Repair {
+        rebuilt: true,
+        elements: elements.len(),
+    })
 }
 
 /// The chains of new classes, then what goes, then what comes.
 fn write(batch: &mut Batch, delta: &Delta) {
-    let chains: Vec<_> = delta.classes.iter().flat_map(|class| program::class_chains(*class)).collect();
+    let chains: Vec<_> = delta
+        .classes
+        .iter()
+        .flat_map(|class| program::class_chains(*class))
+        .collect();
     for chain in &chains {
         batch.add_chain(chain);
     }

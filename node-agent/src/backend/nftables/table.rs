@@ -35,7 +35,8 @@ impl Delta {
     /// Groups elements by set, so that each set's share messages, and makes the order a stable one.
     pub fn sort(&mut self) {
         self.delete.sort_unstable();
-        self.add.sort_unstable_by(|a, b| (a.set, a.key).cmp(&(b.set, b.key)));
+        self.add
+            .sort_unstable_by(|a, b| (a.set, a.key).cmp(&(b.set, b.key)));
     }
 }
 
@@ -68,7 +69,10 @@ impl Table {
 
     /// Every chain that should be there, in an order in which each is made before it is referred to.
     pub fn chains(&self) -> Vec<Chain> {
-        let classes = self.classes.iter().flat_map(|class| program::class_chains(*class));
+        let classes = self
+            .classes
+            .iter()
+            .flat_map(|class| program::class_chains(*class));
         program::chains(&self.shape).into_iter().chain(classes).collect()
     }
 
@@ -76,7 +80,9 @@ impl Table {
     pub fn elements(&self) -> Vec<Element> {
         let doors = self.doors.iter().flat_map(|(door, state)| state.elements(door));
         let members = self.members.iter().flat_map(|(set, members)| {
-            members.iter().map(|(key, comment)| member(*set, *key, comment.clone()))
+            members
+                .iter()
+                .map(|(key, comment)| member(*set, *key, comment.clone()))
         });
         let ips = self.cluster_ips.keys().map(|ip| cluster_ip(*ip));
         let mut all: Vec<Element> = doors.chain(members).chain(ips).collect();
@@ -149,18 +155,33 @@ impl Table {
         let keys = |pod: &LocalPod| {
             let comment: Arc<str> = cut(&pod.to_string()).into();
             let interface = pod.interface.clone();
-            let ips: Vec<IpAddr> = pod.ips.iter().copied().filter(|ip| family_of(*ip) == family).collect();
+            let ips: Vec<IpAddr> = pod
+                .ips
+                .iter()
+                .copied()
+                .filter(|ip| family_of(*ip) == family)
+                .collect();
             ips.into_iter().map(move |ip| {
-                (Key::EMPTY.interface(&interface).address(ip), Some(comment.clone()))
+                (
+                    Key::EMPTY.interface(&interface).address(ip),
+                    Some(comment.clone()),
+                )
             })
         };
-        self.change_members(SetName::LocalPods, pods.pods.iter().flat_map(keys).collect(), delta);
+        self.change_members(
+            SetName::LocalPods,
+            pods.pods.iter().flat_map(keys).collect(),
+            delta,
+        );
     }
 
     /// These addresses may be handed to themselves.
     pub fn change_hairpins(&mut self, addresses: impl Iterator<Item = IpAddr>, delta: &mut Delta) {
         let key = |ip| (Key::EMPTY.address(ip).address(ip), None);
-        let wanted = addresses.filter(|ip| family_of(*ip) == self.family).map(key).collect();
+        let wanted = addresses
+            .filter(|ip| family_of(*ip) == self.family)
+            .map(key)
+            .collect();
         self.change_members(SetName::Hairpin, wanted, delta);
     }
 
@@ -173,7 +194,10 @@ impl Table {
 
     fn change_members(&mut self, set: SetName, wanted: Members, delta: &mut Delta) {
         let list = |members: &Members| -> Vec<Element> {
-            members.iter().map(|(key, comment)| member(set, *key, comment.clone())).collect()
+            members
+                .iter()
+                .map(|(key, comment)| member(set, *key, comment.clone()))
+                .collect()
         };
         let now = self.members.insert(set, wanted).unwrap_or_default();
         difference(list(&now), list(&self.members[&set]), delta);
@@ -181,7 +205,12 @@ impl Table {
 }
 
 fn member(set: SetName, key: Key, comment: Option<Arc<str>>) -> Element {
-    Element { set, key, value: Value::Member, comment }
+    Element {
+        set,
+        key,
+        value: Value::Member,
+        comment,
+    }
 }
 
 fn cluster_ip(ip: IpAddr) -> Element {
@@ -190,8 +219,10 @@ fn cluster_ip(ip: IpAddr) -> Element {
 
 /// What leads from some elements to others.
 pub fn difference(now: Vec<Element>, wanted: Vec<Element>, delta: &mut Delta) {
-    let mut stale: HashMap<(SetName, Key), Element> =
-        now.into_iter().map(|element| ((element.set, element.key), element)).collect();
+    let mut stale: HashMap<(SetName, Key), Element> = now
+        .into_iter()
+        .map(|element| ((element.set, element.key), element))
+        .collect();
     for element in wanted {
         match stale.remove(&(element.set, element.key)) {
             Some(same) if same == element => {}

@@ -1,5 +1,7 @@
 //! The kernel's word of who changed what in nf_tables.
 
+use std::os::fd::{AsRawFd, RawFd};
+
 use nix::libc;
 
 use super::message::kind;
@@ -27,12 +29,11 @@ impl Watch {
         const NFNLGRP_NFTABLES: libc::c_int = 7;
         let socket = Socket::open()?;
         socket.join(NFNLGRP_NFTABLES)?;
-        Ok(Self { socket, own, touched: false })
-    }
-
-    /// The socket, to wait on.
-    pub fn socket(&self) -> &Socket {
-        &self.socket
+        Ok(Self {
+            socket,
+            own,
+            touched: false,
+        })
     }
 
     /// Reads all that is there: whether somebody else touched our tables. Notifications that were lost
@@ -57,6 +58,12 @@ impl Watch {
                 Err(error) => return Err(error),
             }
         }
+    }
+}
+
+impl AsRawFd for Watch {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
     }
 }
 

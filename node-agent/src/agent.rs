@@ -1,0 +1,303 @@
+//! The loop: it alone knows every layer, the clock and the pace.
+
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use denizen_shared::socket::{WaitAnswer, WaitFor};
+use denizen_shared::store::RunDir;
+use nix::unistd::gettid;
+use serde_json::{Value, json};
+use tokio::io::unix::AsyncFd;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tracing::{debug, error, info, warn};
+
+use crate::backend::nftables::Watch;
+use crate::config::Config;
+use crate::control::{self, Asked, Request};
+use crate::engine::{Engine, describe};
+use crate::explain::Packet;
+use crate::model::Event;
+use crate::source::{Outlet, manifests, state_file};
+
+/// Behind the kernel's own notifications: how often the tables are looked at anyway.
+const RESYNC: Duration = Duration::from_secs(600);
+/// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
+const SHORTEST_RETRY: Duration = Duration::from_millis(50);
+const LONGEST_RETRY: Duration = Duration::from_secs(30);
+/// Batches of events that may queue up before a source waits.
+const QUEUE: usize = 64;
+
+/// Runs until it is told to stop. The rules stay: that is how an upgrade works.
+///
+/// # Errors
+/// When it cannot start: another agent runs here, the run directory cannot be used, or the kernel has no
+/// netlink for us.
+pub async fn run(config: Config) -> anyhow::Result<()> {
+    let _only = only_one_here().await?;
+    RunDir::create(&config.run_dir).context("cannot use the run directory")?;
+    let listener = control::listen(&config.run_dir).await?;
+    let (asked, requests) = mpsc::channel(QUEUE);
+    tokio::spawn(control::serve(listener, asked));
+    let (told, events) = mpsc::channel(QUEUE);
+    let problems = start_sources(&config, &told);
+    drop(told);
+    let engine = Engine::open(config.policy).context("cannot open netlink to nf_tables")?;
+    let mut agent = Agent {
+        engine,
+        problems,
+        waiting: Vec::new(),
+        watch: None,
+    };
+    let result = agent.attend(events, requests).await;
+    let _ = std::fs::remove_file(config.run_dir.join(denizen_shared::run_dir::SOCKET));
+    result
+}
+
+/// Two agents in one network namespace would undo each other's work. An abstract socket belongs to the
+/// network namespace and dies with its process, so it is the lock.
+async fn only_one_here() -> anyhow::Result<UnixListener> {
+    const NAME: &str = "\0denizen-agent";
+    match UnixListener::bind(NAME) {
+        Ok(listener) => Ok(listener),
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+            let other = UnixStream::connect(NAME)
+                .await
+                .and_then(|other| other.peer_cred());
+            let pid = other.ok().and_then(|other| other.pid()).unwrap_or_default();
+            bail!("another agent (process {pid}) runs in this network namespace")
+        }
+        Err(error) => Err(error).context("cannot take the lock of this network namespace"),
+    }
+}
+
+type Problems = Vec<watch::Receiver<Vec<String>>>;
+
+fn start_sources(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> Problems {
+    let outlets = [(); 3].map(|()| Outlet::new(told.clone()));
+    let [
+        (pods, pod_problems),
+        (objects, object_problems),
+        (links, link_problems),
+    ] = outlets;
+    tokio::spawn(state_file::run(
+        state_file::Config {
+            run_dir: config.run_dir.clone(),
+        },
+        pods,
+    ));
+    let folder = manifests::Config {
+        folder: config.manifests.clone(),
+        node_name: config.policy.settings.node_name.to_string(),
+    };
+    tokio::spawn(async move {
+        if let Err(error) = manifests::run(folder, objects).await {
+            error!(error = describe(&error), "the manifests cannot be used");
+        }
+    });
+    tokio::spawn(async move {
+        let _ = links
+            .tell(vec![
+                Event::Addresses(vec![]),
+                Event::Listed(crate::model::Listing::Addresses),
+            ])
+            .await;
+        std::future::pending::<()>().await
+    });
+    vec![pod_problems, object_problems, link_problems]
+}
+
+/// A plugin's ADD that waits for its pod.
+struct Waiting {
+    asked: WaitFor,
+    answer: oneshot::Sender<Value>,
+}
+
+struct Agent {
+    engine: Engine,
+    problems: Problems,
+    waiting: Vec<Waiting>,
+    /// Listens to foreign changes, once everything is programmed.
+    watch: Option<AsyncFd<Watch>>,
+}
+
+impl Agent {
+    async fn attend(
+        &mut self,
+        mut events: mpsc::Receiver<Vec<Event>>,
+        mut requests: mpsc::Receiver<Asked>,
+    ) -> anyhow::Result<()> {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut resync = interval(RESYNC);
+        resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        resync.reset();
+        let mut retry = pin!(sleep(Duration::MAX));
+        let mut delay = SHORTEST_RETRY;
+        loop {
+            let tried = tokio::select! {
+                // Pods and services before questions about them.
+                biased;
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                batch = events.recv() => match batch {
+                    Some(batch) => self.take(batch, &mut events),
+                    None => bail!("every source has ended"),
+                },
+                changed = foreign_change(&mut self.watch) => self.repair(changed),
+                Some(asked) = requests.recv() => { self.answer(asked); None }
+                () = &mut retry => Some(self.program(false)),
+                _ = resync.tick() => Some(self.program(true)),
+            };
+            match tried {
+                Some(true) => {
+                    delay = SHORTEST_RETRY;
+                    retry.as_mut().reset(far_away());
+                }
+                Some(false) => {
+                    retry.as_mut().reset(tokio::time::Instant::now() + delay);
+                    delay = (delay * 2).min(LONGEST_RETRY);
+                }
+                None => {}
+            }
+        }
+        info!("told to stop; the rules stay");
+        Ok(())
+    }
+
+    /// Takes in everything that is there, so that a burst is one change.
+    fn take(&mut self, batch: Vec<Event>, events: &mut mpsc::Receiver<Vec<Event>>) -> Option<bool> {
+        self.engine.apply(batch);
+        while let Ok(batch) = events.try_recv() {
+            self.engine.apply(batch);
+        }
+        (!self.engine.is_idle()).then(|| self.program(false))
+    }
+
+    /// Programs what is due, or looks at everything; whether that worked.
+    fn program(&mut self, look: bool) -> bool {
+        let begun = now();
+        let result = if look {
+            self.engine.resync().map(|repair| {
+                if !repair.is_none() {
+                    self.engine.note_repair(begun.elapsed());
+                    warn!(
+                        elements = repair.elements,
+                        rebuilt = repair.rebuilt,
+                        "drift repaired"
+                    );
+                }
+            })
+        } else {
+            self.engine.sync()
+        };
+        match result {
+            Ok(()) => {
+                self.engine.note_sync(timestamp(), begun.elapsed());
+                self.release();
+                self.listen();
+                true
+            }
+            Err(error) => {
+                error!(
+                    error = describe(&error),
+                    "the kernel is not as it should be; trying again"
+                );
+                false
+            }
+        }
+    }
+
+    /// The kernel says that somebody changed our tables.
+    fn repair(&mut self, changed: bool) -> Option<bool> {
+        changed.then(|| {
+            debug!("somebody changed our tables");
+            self.program(true)
+        })
+    }
+
+    /// Listens to foreign changes as soon as everything is programmed: from then on batches are small.
+    fn listen(&mut self) {
+        if self.watch.is_some() || !self.engine.is_synced() {
+            return;
+        }
+        let own = gettid().as_raw().unsigned_abs();
+        match Watch::open(own).map_err(anyhow::Error::from).and_then(pollable) {
+            Ok(watch) => self.watch = Some(watch),
+            Err(error) => warn!(error = format!("{error:#}"), "cannot listen to foreign changes"),
+        }
+    }
+
+    fn answer(&mut self, Asked { request, answer }: Asked) {
+        let value = match request {
+            Request::WaitFor(asked) => {
+                self.waiting.push(Waiting { asked, answer });
+                return self.release();
+            }
+            Request::Explain { explain } => match Packet::parse(&explain.from, &explain.to) {
+                Err(error) => json!({ "error": error.to_string() }),
+                Ok(packet) => match self.engine.explain(&packet) {
+                    Err(error) => json!({ "error": error.to_string() }),
+                    Ok(explanation) => json!(explanation),
+                },
+            },
+            Request::Status { .. } => {
+                let problems = self.problems.iter().flat_map(|p| p.borrow().clone()).collect();
+                json!(self.engine.status(problems))
+            }
+        };
+        let _ = answer.send(value);
+    }
+
+    /// Answers every ADD whose pod is programmed, and forgets those that gave up.
+    fn release(&mut self) {
+        let engine = &self.engine;
+        let done = self
+            .waiting
+            .extract_if(.., |w| w.answer.is_closed() || engine.has_programmed(&w.asked));
+        for waiting in done {
+            let _ = waiting.answer.send(json!(WaitAnswer {
+                programmed: true,
+                reason: None
+            }));
+        }
+    }
+}
+
+fn pollable(watch: Watch) -> anyhow::Result<AsyncFd<Watch>> {
+    // SAFETY: a Watch owns its socket from its making to its end, and always names the same one.
+    #[expect(unsafe_code, reason = "the promise that AsRawFd alone does not make")]
+    let pollable = unsafe { AsyncFd::register(watch) };
+    Ok(pollable?)
+}
+
+/// Waits until the kernel says that somebody changed something; whether it was ours.
+async fn foreign_change(watch: &mut Option<AsyncFd<Watch>>) -> bool {
+    let Some(watch) = watch else {
+        return std::future::pending().await;
+    };
+    match watch.readable_mut().await {
+        Ok(mut ready) => {
+            ready.clear_ready();
+            ready.get_inner_mut().foreign_change().unwrap_or(true)
+        }
+        Err(_) => true,
+    }
+}
+
+fn far_away() -> tokio::time::Instant {
+    tokio::time::Instant::now() + Duration::from_secs(365 * 24 * 3600)
+}
+
+#[expect(clippy::disallowed_methods, reason = "the loop alone reads the clock")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+#[expect(clippy::disallowed_methods, reason = "the loop alone reads the clock")]
+fn timestamp() -> String {
+    jiff::Timestamp::now().strftime("%FT%TZ").to_string()
+}

@@ -1,0 +1,147 @@
+//! The commands.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::de::DeserializeOwned;
+use tracing_subscriber::EnvFilter;
+
+use crate::agent;
+use crate::backend::nftables::{Kernel, Nftables};
+use crate::config::{LogFormat, RunArgs, RunDirArgs};
+use crate::control::{self, Empty, ExplainQuery, Request};
+use crate::explain::{Explanation, Packet};
+use crate::status::Status;
+
+/// Service networking for a node that knows its own pods.
+#[derive(Debug, Parser)]
+#[command(name = "denizen-agent", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Program this node's services, and keep them programmed
+    Run(Box<RunArgs>),
+    /// What happens to a packet here, step by step, and why
+    Explain(ExplainArgs),
+    /// What the running agent knows and has programmed
+    Status(StatusArgs),
+    /// Remove everything that denizen ever programmed on this node
+    Cleanup,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For a person.
+    Text,
+    /// For a program.
+    Json,
+}
+
+#[derive(Debug, Args)]
+struct ExplainArgs {
+    /// Who sends, and through which interface the packet comes in
+    #[arg(long, value_name = "ADDR[@INTERFACE]")]
+    from: String,
+    /// Where to
+    #[arg(long, value_name = "ADDR:PORT[/PROTO]")]
+    to: String,
+    #[command(flatten)]
+    run_dir: RunDirArgs,
+    #[arg(long, value_enum, default_value = "text")]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+struct StatusArgs {
+    #[command(flatten)]
+    run_dir: RunDirArgs,
+    #[arg(long, value_enum, default_value = "text")]
+    output: Output,
+}
+
+/// Reads the command line and does what it says.
+///
+/// # Errors
+/// What a person should read, causes included.
+pub fn run() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Run(args) => {
+            log_to_standard_error(args.log_format);
+            let config = args.check()?;
+            block_on(agent::run(config))
+        }
+        Command::Explain(args) => explain(&args),
+        Command::Status(StatusArgs { run_dir, output }) => {
+            let status: Status = ask(run_dir.run_dir, Request::Status { status: Empty {} })?;
+            show(&status, output)
+        }
+        Command::Cleanup => cleanup(),
+    }
+}
+
+fn explain(args: &ExplainArgs) -> anyhow::Result<()> {
+    let ExplainArgs {
+        from,
+        to,
+        run_dir,
+        output,
+    } = args;
+    Packet::parse(from, to)?;
+    let explain = ExplainQuery {
+        from: from.clone(),
+        to: to.clone(),
+    };
+    let explanation: Explanation = ask(run_dir.run_dir.clone(), Request::Explain { explain })?;
+    show(&explanation, *output)
+}
+
+fn cleanup() -> anyhow::Result<()> {
+    let mut kernel = Kernel::open().context("cannot open netlink to nf_tables")?;
+    let removed = Nftables::cleanup(&mut kernel)?;
+    println!(
+        "removed {removed} nftables table{}",
+        if removed == 1 { "" } else { "s" }
+    );
+    Ok(())
+}
+
+fn ask<T: DeserializeOwned>(run_dir: PathBuf, request: Request) -> anyhow::Result<T> {
+    let answer = block_on(async move { Ok(control::ask(&run_dir, &request).await?) })?;
+    serde_json::from_value(answer).context("the agent answers otherwise than this program expects")
+}
+
+fn show<T: serde::Serialize + std::fmt::Display>(value: &T, output: Output) -> anyhow::Result<()> {
+    match output {
+        Output::Text => print!("{value}"),
+        Output::Json => println!("{}", serde_json::to_string_pretty(value)?),
+    }
+    Ok(())
+}
+
+/// One thread: the kernel names the thread that commits, and a netlink batch is quicker than a hand-over.
+fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(future)
+}
+
+fn log_to_standard_error(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => builder
+            .with_ansi(std::io::stderr().is_terminal())
+            .with_target(false)
+            .init(),
+        LogFormat::Json => builder.json().flatten_event(true).init(),
+    }
+}

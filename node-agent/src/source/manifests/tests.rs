@@ -1,0 +1,56 @@
+use super::*;
+
+mod documents;
+mod watched;
+
+/// Where a test writes its files.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "a test writes as any editor would")]
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.folder.path().join(name), text).unwrap();
+    }
+
+    fn remove(&self, name: &str) {
+        std::fs::remove_file(self.folder.path().join(name)).unwrap();
+    }
+
+    fn config(&self) -> Config {
+        Config {
+            folder: self.folder.path().to_owned(),
+            node_name: "n1".to_owned(),
+        }
+    }
+
+    /// What a first look would tell.
+    fn fresh(&self) -> (Vec<Event>, Vec<String>) {
+        read(&self.config()).unwrap()
+    }
+}
+
+/// A service with one cluster IP.
+fn service(name: &str, address: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: d}}\n\
+         spec: {{clusterIP: {address}, ports: [{{port: 80}}]}}\n"
+    )
+}
+
+/// The names of the services that are told, and their cluster IPs; `-` for those that are gone.
+fn told(events: &[Event]) -> Vec<String> {
+    let services = events.iter().filter_map(|event| match event {
+        Event::Service(name, Some(service)) => Some(format!("{name} {}", service.cluster_ips[0])),
+        Event::Service(name, None) => Some(format!("{name} -")),
+        _ => None,
+    });
+    services.collect()
+}

@@ -1,0 +1,196 @@
+//! The API's objects, cut down to the fields that are used, and what they say in the model's terms.
+//!
+//! Plain serde structs and pure functions: where an object came from (a file, the API server) is not known
+//! here. What cannot be used is left out and named in a [`Warning`]; the rest of the object goes on.
+
+mod address;
+mod node;
+mod service;
+mod service_cidr;
+mod slice;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use crate::model::{ServiceName, SliceName};
+
+pub use address::{parse_address, parse_range};
+pub use node::{Node, node};
+pub use service::{Service, service};
+pub use service_cidr::{ServiceCidr, service_cidr};
+pub use slice::{EndpointSlice, slice};
+
+/// Gives a Service or slice to another proxy, whatever its value.
+const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
+
+/// What every object has.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Metadata {
+    /// Its name.
+    #[serde(default)]
+    pub name: String,
+    /// Its namespace. Where none is written the API would take `default`.
+    pub namespace: Option<String>,
+    /// Its labels.
+    pub labels: Option<BTreeMap<String, String>>,
+    /// When the API took it in, RFC 3339 in UTC.
+    pub creation_timestamp: Option<String>,
+}
+
+impl Metadata {
+    /// The namespace, `default` where none is written.
+    pub fn namespace(&self) -> &str {
+        match self.namespace.as_deref() {
+            None | Some("") => "default",
+            Some(namespace) => namespace,
+        }
+    }
+
+    /// The name of a Service with this metadata.
+    pub fn service_name(&self) -> ServiceName {
+        ServiceName::new(self.namespace(), &self.name)
+    }
+
+    /// The name of an EndpointSlice with this metadata.
+    pub fn slice_name(&self) -> SliceName {
+        SliceName {
+            namespace: self.namespace().into(),
+            name: self.name.as_str().into(),
+        }
+    }
+
+    fn label(&self, name: &str) -> Option<&str> {
+        self.labels.as_ref()?.get(name).map(String::as_str)
+    }
+}
+
+/// The kinds of objects that say something about services.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// `v1` Service.
+    Service,
+    /// `discovery.k8s.io/v1` EndpointSlice.
+    EndpointSlice,
+    /// `v1` Node.
+    Node,
+    /// `networking.k8s.io/v1` ServiceCIDR.
+    ServiceCidr,
+}
+
+impl Kind {
+    /// From `apiVersion` and `kind`; `None` for what says nothing about services. Both count: Knative's
+    /// Service is another thing.
+    pub fn of(api_version: &str, kind: &str) -> Option<Self> {
+        match (api_version, kind) {
+            ("v1", "Service") => Some(Self::Service),
+            ("discovery.k8s.io/v1", "EndpointSlice") => Some(Self::EndpointSlice),
+            ("v1", "Node") => Some(Self::Node),
+            ("networking.k8s.io/v1" | "networking.k8s.io/v1beta1", "ServiceCIDR") => Some(Self::ServiceCidr),
+            (_, _) => None,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Service => "Service",
+            Self::EndpointSlice => "EndpointSlice",
+            Self::Node => "Node",
+            Self::ServiceCidr => "ServiceCIDR",
+        })
+    }
+}
+
+/// Why nothing of an object can be used.
+#[derive(Debug, Error)]
+pub enum ObjectError {
+    /// It has no name, so nobody could say which one it is.
+    #[error("{kind} without metadata.name")]
+    Unnamed {
+        /// Its kind.
+        kind: Kind,
+    },
+    /// A field has a type that the API does not allow.
+    #[error("{kind} {name}: {field}")]
+    Malformed {
+        /// Its kind.
+        kind: Kind,
+        /// Namespace and name, where they could be read.
+        name: String,
+        /// Path of the field.
+        field: String,
+        /// What is wrong with it.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+/// Something in an object that was left out, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Warning {
+    /// Kind, namespace and name.
+    pub object: String,
+    /// Path of the field.
+    pub field: String,
+    /// What it says.
+    pub value: String,
+    /// Why that cannot be used, and what follows.
+    pub problem: &'static str,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: {} {:?}: {}",
+            self.object, self.field, self.value, self.problem
+        )
+    }
+}
+
+/// Collects the warnings about one object.
+struct Notes<'a> {
+    kind: Kind,
+    metadata: &'a Metadata,
+    warnings: &'a mut Vec<Warning>,
+}
+
+impl<'a> Notes<'a> {
+    /// For an object that has a name.
+    fn new(kind: Kind, metadata: &'a Metadata, warnings: &'a mut Vec<Warning>) -> Result<Self, ObjectError> {
+        if metadata.name.is_empty() {
+            return Err(ObjectError::Unnamed { kind });
+        }
+        Ok(Self {
+            kind,
+            metadata,
+            warnings,
+        })
+    }
+
+    fn warn(&mut self, field: impl fmt::Display, value: impl fmt::Display, problem: &'static str) {
+        let Metadata { name, .. } = self.metadata;
+        let object = match self.kind {
+            Kind::Service | Kind::EndpointSlice => {
+                format!("{} {}/{name}", self.kind, self.metadata.namespace())
+            }
+            Kind::Node | Kind::ServiceCidr => format!("{} {name}", self.kind),
+        };
+        self.warnings.push(Warning {
+            object,
+            field: field.to_string(),
+            value: value.to_string(),
+            problem,
+        });
+    }
+}
+
+/// The elements of a list field, where `null` and a missing field are an empty list, as in Go.
+fn elements<T>(list: Option<&Vec<T>>) -> &[T] {
+    list.map_or(&[], Vec::as_slice)
+}

@@ -1,0 +1,307 @@
+//! What a Service says in the model's terms.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+
+use ipnetwork::IpNetwork;
+
+use super::{Service, ServicePort, ServiceSpec, ServiceStatus};
+use crate::model::{self, Affinity, Protocol, TrafficPolicy, family_of};
+use crate::source::object::address::special_address;
+use crate::source::object::{
+    Kind, Notes, ObjectError, PROXY_NAME_LABEL, Warning, elements, parse_address, parse_range,
+};
+
+/// `sessionAffinityConfig.clientIP.timeoutSeconds` where nothing is written.
+const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
+
+/// The most that the API allows: a day.
+const MAX_AFFINITY_SECONDS: u32 = 86_400;
+
+/// The service in the model's terms; `None` for one that is not this proxy's to serve: headless,
+/// `ExternalName`, given to another proxy by label, or without a usable cluster IP (which is warned of).
+pub fn service(raw: &Service, warnings: &mut Vec<Warning>) -> Result<Option<model::Service>, ObjectError> {
+    let mut notes = Notes::new(Kind::Service, &raw.metadata, warnings)?;
+    let Some(spec) = &raw.spec else { return Ok(None) };
+    if raw.metadata.label(PROXY_NAME_LABEL).is_some() || spec.kind.as_deref() == Some("ExternalName") {
+        return Ok(None);
+    }
+    let cluster_ips = cluster_ips(spec, &mut notes);
+    if cluster_ips.is_empty() {
+        return Ok(None);
+    }
+    let (source_ranges, load_balancer_ips) = load_balancer(spec, raw.status.as_ref(), &mut notes);
+    Ok(Some(model::Service {
+        name: raw.metadata.service_name(),
+        cluster_ips,
+        external_ips: external_ips(spec, &mut notes),
+        load_balancer_ips,
+        source_ranges,
+        ports: ports(spec, &mut notes),
+        external_policy: policy(
+            "spec.externalTrafficPolicy",
+            &spec.external_traffic_policy,
+            &mut notes,
+        ),
+        internal_policy: policy(
+            "spec.internalTrafficPolicy",
+            &spec.internal_traffic_policy,
+            &mut notes,
+        ),
+        affinity: affinity(spec, &mut notes),
+        health_check_node_port: health_check_node_port(spec, &mut notes),
+        created: raw
+            .metadata
+            .creation_timestamp
+            .as_deref()
+            .unwrap_or_default()
+            .into(),
+    }))
+}
+
+/// One for each family, in the order written: `clusterIPs`, or where only the older field is written, that.
+fn cluster_ips(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<IpAddr> {
+    let first = spec.cluster_ip.as_deref().filter(|text| !text.is_empty());
+    let several = elements(spec.cluster_ips.as_ref());
+    let written: Vec<(&str, &str)> = match first {
+        Some("None") => Vec::new(),
+        Some(text) if several.is_empty() => vec![("spec.clusterIP", text)],
+        Some(_) | None => several
+            .iter()
+            .map(|text| ("spec.clusterIPs", text.as_str()))
+            .collect(),
+    };
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for (field, text) in written {
+        if text.is_empty() || text == "None" {
+            continue;
+        }
+        match parse_address(text) {
+            None => notes.warn(
+                field,
+                text,
+                "not an IP address: no cluster IP of this family is served",
+            ),
+            Some(address)
+                if addresses
+                    .iter()
+                    .any(|other| family_of(*other) == family_of(address)) =>
+            {
+                notes.warn(field, text, "a second cluster IP of one family: left out");
+            }
+            Some(address) => addresses.push(address),
+        }
+    }
+    addresses
+}
+
+fn external_ips(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<IpAddr> {
+    let mut addresses = Vec::new();
+    for (index, text) in elements(spec.external_ips.as_ref()).iter().enumerate() {
+        let address = parse_address(text).ok_or("not an IP address: left out");
+        let usable = address.and_then(|address| special_address(address).map_or(Ok(address), Err));
+        match usable {
+            Ok(address) if !addresses.contains(&address) => addresses.push(address),
+            Ok(_) => {}
+            Err(problem) => notes.warn(format_args!("spec.externalIPs[{index}]"), text, problem),
+        }
+    }
+    addresses
+}
+
+/// The source ranges, and the load balancer IPs that they guard.
+///
+/// A range that cannot be read allows nobody. Where none of those written can be read, the load balancer
+/// IPs are not served at all: an empty list of ranges would let everybody in.
+fn load_balancer(
+    spec: &ServiceSpec,
+    status: Option<&ServiceStatus>,
+    notes: &mut Notes<'_>,
+) -> (Vec<IpNetwork>, Vec<IpAddr>) {
+    let written = elements(spec.load_balancer_source_ranges.as_ref());
+    let mut ranges = Vec::new();
+    for (index, text) in written.iter().enumerate() {
+        match parse_range(text) {
+            Some(range) => ranges.push(range),
+            None => notes.warn(
+                format_args!("spec.loadBalancerSourceRanges[{index}]"),
+                text,
+                "not an address range: allows nobody",
+            ),
+        }
+    }
+    let addresses = ingress_addresses(status, notes);
+    if ranges.is_empty() && !written.is_empty() && !addresses.is_empty() {
+        notes.warn(
+            "spec.loadBalancerSourceRanges",
+            written.join(" "),
+            "no usable range: the load balancer's addresses are not served",
+        );
+        return (ranges, Vec::new());
+    }
+    (ranges, addresses)
+}
+
+fn ingress_addresses(status: Option<&ServiceStatus>, notes: &mut Notes<'_>) -> Vec<IpAddr> {
+    let ingress = status.and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
+    let mut addresses = Vec::new();
+    for (index, entry) in elements(ingress).iter().enumerate() {
+        let Some(text) = entry.ip.as_deref().filter(|text| !text.is_empty()) else {
+            continue;
+        };
+        if !matches!(entry.ip_mode.as_deref(), None | Some("" | "VIP")) {
+            continue;
+        }
+        match parse_address(text) {
+            Some(address) if !addresses.contains(&address) => addresses.push(address),
+            Some(_) => {}
+            None => notes.warn(
+                format_args!("status.loadBalancer.ingress[{index}].ip"),
+                text,
+                "not an IP address: left out",
+            ),
+        }
+    }
+    addresses
+}
+
+fn ports(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<model::ServicePort> {
+    let mut ports: Vec<model::ServicePort> = Vec::new();
+    for (index, raw) in elements(spec.ports.as_ref()).iter().enumerate() {
+        let Some(port) = service_port(index, raw, notes) else {
+            continue;
+        };
+        let twice = |other: &&model::ServicePort| {
+            other.protocol == port.protocol && (other.name == port.name || other.port == port.port)
+        };
+        if ports.iter().any(|other| twice(&other)) {
+            notes.warn(
+                format_args!("spec.ports[{index}]"),
+                format_args!("{} {}/{}", port.name, port.port, port.protocol),
+                "an earlier port has this name or number: left out",
+            );
+        } else {
+            ports.push(port);
+        }
+    }
+    ports
+}
+
+fn service_port(index: usize, raw: &ServicePort, notes: &mut Notes<'_>) -> Option<model::ServicePort> {
+    let protocol = protocol(
+        format_args!("spec.ports[{index}].protocol"),
+        raw.protocol.as_deref(),
+        notes,
+    )?;
+    let Some(port) = raw.port.and_then(port_number) else {
+        notes.warn(
+            format_args!("spec.ports[{index}].port"),
+            raw.port.unwrap_or_default(),
+            "not a port number: the port is left out",
+        );
+        return None;
+    };
+    let node_port = raw.node_port.filter(|number| *number != 0);
+    let usable = node_port.and_then(port_number);
+    if let (Some(number), None) = (node_port, usable) {
+        notes.warn(
+            format_args!("spec.ports[{index}].nodePort"),
+            number,
+            "not a port number: no node port is served",
+        );
+    }
+    Some(model::ServicePort {
+        name: raw.name.as_deref().unwrap_or_default().into(),
+        protocol,
+        port,
+        node_port: usable,
+    })
+}
+
+/// A port number of the API, which are wider integers there.
+pub(in crate::source::object) fn port_number(number: i64) -> Option<NonZeroU16> {
+    u16::try_from(number).ok().and_then(NonZeroU16::new)
+}
+
+/// A port's protocol: TCP where none is written.
+pub(in crate::source::object) fn protocol(
+    field: fmt::Arguments<'_>,
+    written: Option<&str>,
+    notes: &mut Notes<'_>,
+) -> Option<Protocol> {
+    match written {
+        None | Some("") => Some(Protocol::Tcp),
+        Some(text) => {
+            let protocol = Protocol::parse(text);
+            if protocol.is_none() {
+                notes.warn(field, text, "not a protocol of services: the port is left out");
+            }
+            protocol
+        }
+    }
+}
+
+fn policy(field: &'static str, written: &Option<String>, notes: &mut Notes<'_>) -> TrafficPolicy {
+    match written.as_deref() {
+        None | Some("" | "Cluster") => TrafficPolicy::Cluster,
+        Some("Local") => TrafficPolicy::Local,
+        Some(text) => {
+            notes.warn(field, text, "not a traffic policy: taken as Cluster");
+            TrafficPolicy::Cluster
+        }
+    }
+}
+
+fn affinity(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Affinity {
+    match spec.session_affinity.as_deref() {
+        None | Some("" | "None") => return Affinity::None,
+        Some("ClientIP") => {}
+        Some(text) => {
+            notes.warn(
+                "spec.sessionAffinity",
+                text,
+                "not a session affinity: taken as None",
+            );
+            return Affinity::None;
+        }
+    }
+    let config = spec.session_affinity_config.as_ref();
+    let written = config.and_then(|config| config.client_ip.as_ref()?.timeout_seconds);
+    let Some(number) = written else {
+        return Affinity::ClientIp {
+            seconds: DEFAULT_AFFINITY_SECONDS,
+        };
+    };
+    let usable = u32::try_from(number)
+        .ok()
+        .filter(|seconds| (1..=MAX_AFFINITY_SECONDS).contains(seconds));
+    if usable.is_none() {
+        notes.warn(
+            "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+            number,
+            "not between a second and a day: taken as three hours",
+        );
+    }
+    Affinity::ClientIp {
+        seconds: usable.unwrap_or(DEFAULT_AFFINITY_SECONDS),
+    }
+}
+
+/// Only a load balancer with the policy Local asks for it; elsewhere the API may keep a stale number.
+fn health_check_node_port(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Option<NonZeroU16> {
+    let asked = spec.kind.as_deref() == Some("LoadBalancer")
+        && spec.external_traffic_policy.as_deref() == Some("Local");
+    let number = spec
+        .health_check_node_port
+        .filter(|number| asked && *number != 0)?;
+    let port = port_number(number);
+    if port.is_none() {
+        notes.warn(
+            "spec.healthCheckNodePort",
+            number,
+            "not a port number: no health check is served",
+        );
+    }
+    port
+}

@@ -1,0 +1,169 @@
+//! The pods of this node, from the state file that the CNI plugin writes.
+//!
+//! A CNI ADD may be waiting for what is told here, so a change is read at once, without a pause to collect
+//! others. A file that cannot be read, or is lost, leaves what was told last: pods do not stop running when
+//! their record does.
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use denizen_shared::error::StateError;
+use denizen_shared::run_dir::STATE_FILE;
+use denizen_shared::state::{Attachment, AttachmentId, State};
+use denizen_shared::store::RunDir;
+use thiserror::Error;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tracing::{info, warn};
+
+use super::watch::{FolderWatch, Hints};
+use super::{Closed, Outlet, RETRY, described};
+use crate::model::{Event, LocalPod, PodSet};
+
+/// Where to look.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The run directory. It is made, 0700, where it is missing.
+    pub run_dir: PathBuf,
+}
+
+/// Why the pods of this node are not known better than they were.
+#[derive(Debug, Error)]
+enum StateFileError {
+    #[error("cannot use the state file")]
+    State(#[from] StateError),
+    #[error("the state file is gone; the pods it named last are kept")]
+    Lost,
+    #[error("cannot watch the run directory")]
+    Watch(#[source] io::Error),
+}
+
+/// Tells the pods, now and whenever they change, until nobody listens any more. The first [`PodSet`] comes
+/// with the first look that succeeds; until then nothing is known, not that there are no pods.
+pub async fn run(config: Config, outlet: Outlet) {
+    let mut source = Source { outlet, told: None };
+    loop {
+        if source.attend(&config).await.is_err() {
+            return;
+        }
+        tokio::select! {
+            () = source.outlet.closed() => return,
+            () = sleep(RETRY) => {}
+        }
+    }
+}
+
+struct Source {
+    outlet: Outlet,
+    told: Option<PodSet>,
+}
+
+impl Source {
+    /// Follows the run directory while there is one. Where it cannot be watched, looks once.
+    async fn attend(&mut self, config: &Config) -> Result<(), Closed> {
+        let dir = match RunDir::create(&config.run_dir) {
+            Ok(dir) => dir,
+            Err(error) => {
+                self.trouble(Some(error.into()));
+                return Ok(());
+            }
+        };
+        match FolderWatch::open(&config.run_dir) {
+            Ok(watch) => self.follow(&dir, &watch).await,
+            Err(error) => {
+                let problem = self.look(&dir).await?;
+                self.trouble(problem.or(Some(StateFileError::Watch(error))));
+                Ok(())
+            }
+        }
+    }
+
+    /// Looks once, and again at every hint, for as long as this is the run directory.
+    async fn follow(&mut self, dir: &RunDir, watch: &FolderWatch) -> Result<(), Closed> {
+        let mut hints = Hints {
+            overflow: true,
+            ..Hints::default()
+        };
+        let mut check = interval(RETRY);
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            if hints.overflow || hints.names.iter().any(|name| name == STATE_FILE) {
+                let problem = self.look(dir).await?;
+                self.trouble(problem);
+            }
+            if hints.gone || !watch.is_current() {
+                return Ok(());
+            }
+            hints = Hints::default();
+            tokio::select! {
+                () = self.outlet.closed() => return Err(Closed),
+                _ = check.tick() => {}
+                changed = watch.changed(&mut hints) => if let Err(error) = changed {
+                    self.trouble(Some(StateFileError::Watch(error)));
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Reads the file, and tells what it says where that is new; or says why it cannot be used.
+    async fn look(&mut self, dir: &RunDir) -> Result<Option<StateFileError>, Closed> {
+        let known = self.told.as_ref().is_some_and(|told| told.version.is_some());
+        let pods = match dir.read() {
+            Ok(Some(state)) => pod_set(state),
+            Ok(None) if known => return Ok(Some(StateFileError::Lost)),
+            Ok(None) => PodSet::default(),
+            Err(error) => return Ok(Some(error.into())),
+        };
+        if self.told.as_ref() != Some(&pods) {
+            self.told = Some(pods.clone());
+            self.outlet.tell(vec![Event::Pods(pods)]).await?;
+        }
+        Ok(None)
+    }
+
+    /// Reports what is wrong now, and traces it once.
+    fn trouble(&self, error: Option<StateFileError>) {
+        let problems: Vec<String> = error.iter().map(|error| described(error)).collect();
+        if self.outlet.report(problems.clone()) {
+            match problems.first() {
+                Some(error) => warn!(error, "pods of this node are kept as they were"),
+                None => info!("the state file can be read again"),
+            }
+        }
+    }
+}
+
+/// The attachments whose packets enter this node's stack, sorted by id.
+fn pod_set(state: State) -> PodSet {
+    let pods = state
+        .attachments
+        .into_iter()
+        .filter_map(|(id, attachment)| local_pod(id, attachment));
+    PodSet {
+        pods: pods.collect(),
+        version: Some((state.epoch, state.generation)),
+    }
+}
+
+fn local_pod(id: AttachmentId, attachment: Attachment) -> Option<LocalPod> {
+    let interface: Arc<str> = attachment.input_interface()?.into();
+    let mut ips = Vec::with_capacity(attachment.ips.len());
+    for ip in attachment.ips {
+        if !ips.contains(&ip) {
+            ips.push(ip);
+        }
+    }
+    Some(LocalPod {
+        id,
+        pod: attachment
+            .pod
+            .map(|pod| format!("{}/{}", pod.namespace, pod.name).into()),
+        interface,
+        port: attachment.host_interface.map(|link| link.name.into()),
+        ips,
+    })
+}

@@ -1,0 +1,312 @@
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use denizen_shared::state::{HostInterface, Pod};
+use tokio::runtime;
+use tokio::sync::{mpsc, watch as latest};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::*;
+
+/// Longer than anything here takes on a busy machine.
+const LONG: Duration = Duration::from_secs(20);
+
+struct Running {
+    events: mpsc::Receiver<Vec<Event>>,
+    problems: latest::Receiver<Vec<String>>,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    fn start(run_dir: &Path) -> Self {
+        let (sender, events) = mpsc::channel(16);
+        let (outlet, problems) = Outlet::new(sender);
+        let config = Config {
+            run_dir: run_dir.to_owned(),
+        };
+        Self {
+            events,
+            problems,
+            task: tokio::spawn(run(config, outlet)),
+        }
+    }
+
+    async fn pods(&mut self) -> PodSet {
+        let batch = timeout(LONG, self.events.recv())
+            .await
+            .expect("told in time")
+            .expect("still running");
+        match batch.as_slice() {
+            [Event::Pods(pods)] => pods.clone(),
+            other => panic!("not one set of pods: {other:?}"),
+        }
+    }
+
+    async fn problem(&mut self, part: &str) {
+        let has = |problems: &Vec<String>| problems.iter().any(|problem| problem.contains(part));
+        timeout(LONG, self.problems.wait_for(has))
+            .await
+            .expect("reported in time")
+            .unwrap();
+    }
+
+    async fn no_problem(&mut self) {
+        timeout(LONG, self.problems.wait_for(Vec::is_empty))
+            .await
+            .expect("reported in time")
+            .unwrap();
+    }
+
+    async fn stop(self) {
+        drop(self.events);
+        timeout(LONG, self.task).await.expect("stops in time").unwrap();
+    }
+}
+
+fn in_runtime(test: impl Future<Output = ()>) {
+    runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(test);
+}
+
+/// A run directory that does not exist yet, and what it is in.
+fn run_dir() -> (tempfile::TempDir, PathBuf) {
+    let parent = tempfile::tempdir().unwrap();
+    let path = parent.path().join("run");
+    (parent, path)
+}
+
+fn attachment(container: &str, interface: Option<&str>, bridge: Option<&str>, ips: &[&str]) -> Attachment {
+    Attachment {
+        container_id: container.to_owned(),
+        if_name: "eth0".to_owned(),
+        network: "pods".to_owned(),
+        pod: Some(Pod {
+            namespace: "default".to_owned(),
+            name: format!("pod-{container}"),
+            uid: None,
+            unknown: Default::default(),
+        }),
+        netns: None,
+        host_interface: interface.map(|name| HostInterface {
+            name: name.to_owned(),
+            index: 7,
+            mac: "0a:58:0a:01:02:03".to_owned(),
+            unknown: Default::default(),
+        }),
+        l3_interface: None,
+        bridge: bridge.map(str::to_owned),
+        ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
+        added_at: "2026-11-20T12:00:00Z".to_owned(),
+        unknown: Default::default(),
+    }
+}
+
+fn add(
+    dir: &RunDir,
+    attachment: Attachment,
+) -> (denizen_shared::state::Epoch, denizen_shared::state::Generation) {
+    let add = |state: &mut State| {
+        state.attachments.insert(attachment.id(), attachment);
+    };
+    let ((), epoch, generation) = dir.update(Duration::from_secs(5), add).unwrap();
+    (epoch, generation)
+}
+
+fn names(pods: &PodSet) -> Vec<&str> {
+    pods.pods.iter().map(|pod| pod.id.0.as_str()).collect()
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a test writes what no program of ours would"
+)]
+fn write_beside_and_rename(dir: &Path, text: &str) {
+    std::fs::write(dir.join("other"), text).unwrap();
+    std::fs::set_permissions(
+        dir.join("other"),
+        std::os::unix::fs::PermissionsExt::from_mode(0o600),
+    )
+    .unwrap();
+    std::fs::rename(dir.join("other"), dir.join(STATE_FILE)).unwrap();
+}
+
+#[test]
+fn pods_of_attachments() {
+    let mut vlan = attachment("d", Some("veth4"), Some("br0"), &["10.0.0.4"]);
+    vlan.l3_interface = Some("br0.7".to_owned());
+    let mut nameless = attachment("e", Some("veth5"), None, &["10.0.0.5"]);
+    nameless.pod = None;
+    let cases = [
+        (
+            "routed",
+            attachment("a", Some("veth1"), None, &["10.0.0.1", "fd00::1"]),
+            Some("default/pod-a veth1 veth1 10.0.0.1 fd00::1"),
+        ),
+        (
+            "bridged",
+            attachment("b", Some("veth2"), Some("cni0"), &["10.0.0.2"]),
+            Some("default/pod-b cni0 veth2 10.0.0.2"),
+        ),
+        (
+            "one address twice",
+            attachment("c", Some("veth3"), None, &["10.0.0.3", "10.0.0.3"]),
+            Some("default/pod-c veth3 veth3 10.0.0.3"),
+        ),
+        (
+            "a VLAN on the bridge",
+            vlan,
+            Some("default/pod-d br0.7 veth4 10.0.0.4"),
+        ),
+        ("not named", nameless, Some("e/eth0 veth5 veth5 10.0.0.5")),
+        (
+            "no interface on the node",
+            attachment("f", None, None, &["10.0.0.6"]),
+            None,
+        ),
+        (
+            "no address",
+            attachment("g", Some("veth7"), None, &[]),
+            Some("default/pod-g veth7 veth7"),
+        ),
+    ];
+    for (name, attachment, expected) in cases {
+        let pod = local_pod(attachment.id(), attachment);
+        let shown = pod.map(|pod| {
+            let port = pod.port.as_deref().unwrap_or("-");
+            let mut shown = format!("{pod} {} {port}", pod.interface);
+            for ip in &pod.ips {
+                shown += &format!(" {ip}");
+            }
+            shown
+        });
+        assert_eq!(shown.as_deref(), expected, "{name}");
+    }
+}
+
+#[test]
+fn changes_are_told_with_their_generation() {
+    in_runtime(async {
+        let (_parent, path) = run_dir();
+        let mut source = Running::start(&path);
+        assert_eq!(source.pods().await, PodSet::default(), "no file yet");
+        let dir = RunDir::open(&path).expect("the source made the run directory");
+        let version = add(&dir, attachment("b", Some("veth2"), None, &["10.0.0.2"]));
+        assert_eq!(source.pods().await.version, Some(version));
+        let version = add(&dir, attachment("a", Some("veth1"), None, &["10.0.0.1"]));
+        let pods = source.pods().await;
+        assert_eq!(
+            (names(&pods), pods.version.clone()),
+            (vec!["a/eth0", "b/eth0"], Some(version))
+        );
+        dir.update(Duration::from_secs(5), |state| state.attachments.clear())
+            .unwrap();
+        assert!(source.pods().await.pods.is_empty());
+        source.stop().await;
+    });
+}
+
+#[test]
+fn a_file_that_cannot_be_used_leaves_the_pods_as_they_were() {
+    let cases = [
+        ("not JSON", "{", "cannot be read as a state file"),
+        ("not ours", "[]", "cannot be read as a state file"),
+        ("newer", r#"{"version": 2, "pods": []}"#, "has version 2"),
+    ];
+    for (name, text, problem) in cases {
+        in_runtime(async {
+            let (_parent, path) = run_dir();
+            let dir = RunDir::create(&path).unwrap();
+            add(&dir, attachment("a", Some("veth1"), None, &["10.0.0.1"]));
+            let good = std::fs::File::open(path.join(STATE_FILE))
+                .map(std::io::read_to_string)
+                .unwrap()
+                .unwrap();
+            let mut source = Running::start(&path);
+            assert_eq!(names(&source.pods().await), ["a/eth0"], "{name}");
+
+            write_beside_and_rename(&path, text);
+            source.problem(problem).await;
+            std::fs::remove_file(path.join(STATE_FILE)).unwrap();
+            source.problem("the state file is gone").await;
+            assert!(source.events.try_recv().is_err(), "{name}: pods are kept");
+            write_beside_and_rename(&path, &good);
+            source.no_problem().await;
+            assert!(source.events.try_recv().is_err(), "{name}: nothing is new");
+            source.stop().await;
+        });
+    }
+}
+
+#[test]
+fn an_unreadable_file_at_the_start_says_nothing_about_pods() {
+    in_runtime(async {
+        let (_parent, path) = run_dir();
+        let dir = RunDir::create(&path).unwrap();
+        write_beside_and_rename(&path, "");
+        let mut source = Running::start(&path);
+        source.problem("cannot be read as a state file").await;
+        assert!(source.events.try_recv().is_err());
+        std::fs::remove_file(path.join(STATE_FILE)).unwrap();
+        assert_eq!(source.pods().await, PodSet::default());
+        add(&dir, attachment("a", Some("veth1"), None, &["10.0.0.1"]));
+        assert_eq!(names(&source.pods().await), ["a/eth0"]);
+        source.stop().await;
+    });
+}
+
+#[test]
+fn a_run_directory_that_is_replaced_is_found_again() {
+    in_runtime(async {
+        let (parent, path) = run_dir();
+        let dir = RunDir::create(&path).unwrap();
+        add(&dir, attachment("a", Some("veth1"), None, &["10.0.0.1"]));
+        let mut source = Running::start(&path);
+        assert_eq!(names(&source.pods().await), ["a/eth0"]);
+        std::fs::rename(&path, parent.path().join("away")).unwrap();
+        std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+        let dir = RunDir::open(&path).unwrap();
+        add(&dir, attachment("b", Some("veth2"), None, &["10.0.0.2"]));
+        assert_eq!(names(&source.pods().await), ["b/eth0"]);
+        source.stop().await;
+    });
+}
+
+/// Not an assertion of a time: it is printed, and only has to be far from any pause of the source's own.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a test measures")]
+fn a_change_is_told_at_once() {
+    in_runtime(async {
+        let (_parent, path) = run_dir();
+        let dir = RunDir::create(&path).unwrap();
+        for index in 0..500 {
+            add(
+                &dir,
+                attachment(&format!("{index:064}"), Some("veth1"), None, &["10.0.0.1"]),
+            );
+        }
+        let mut source = Running::start(&path);
+        source.pods().await;
+        let mut times = Vec::new();
+        for index in 0..50 {
+            add(
+                &dir,
+                attachment(&format!("new-{index}"), Some("veth1"), None, &["10.0.0.1"]),
+            );
+            let written = Instant::now();
+            source.pods().await;
+            times.push(written.elapsed());
+        }
+        times.sort();
+        println!(
+            "from rename to told, 500 pods: median {:?}, worst {:?}",
+            times[25], times[49]
+        );
+        assert!(times[25] < Duration::from_millis(100), "{times:?}");
+        source.stop().await;
+    });
+}
