@@ -15,6 +15,7 @@
 //! The objects of the Kubernetes API, as they are written in files or served, are in [`object`].
 
 pub mod manifests;
+pub mod node;
 pub mod object;
 pub mod state_file;
 mod watch;

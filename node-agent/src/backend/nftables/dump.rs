@@ -100,7 +100,11 @@ impl Observed {
         let set = ObservedSet {
             flags: number(3),
             key: (number(4), number(5)),
-            data: attributes.find_u32(6).map(|data| (data, number(7))),
+            // A verdict's length is the kernel's own affair.
+            data: match attributes.find_u32(6) {
+                Some(VERDICT_TYPE) => Some((VERDICT_TYPE, 0)),
+                data => data.map(|data| (data, number(7))),
+            },
             user_data: attributes.find(13).unwrap_or_default().to_vec(),
         };
         self.sets.insert(name.to_owned(), set);

@@ -47,10 +47,12 @@ fn service(name: &str, address: &str) -> String {
 
 /// The names of the services that are told, and their cluster IPs; `-` for those that are gone.
 fn told(events: &[Event]) -> Vec<String> {
-    let services = events.iter().filter_map(|event| match event {
-        Event::Service(name, Some(service)) => Some(format!("{name} {}", service.cluster_ips[0])),
-        Event::Service(name, None) => Some(format!("{name} -")),
-        _ => None,
-    });
-    services.collect()
+    let mut services = Vec::new();
+    for event in events {
+        if let Event::Service(name, service) = event {
+            let address = service.as_ref().map(|service| service.cluster_ips[0].to_string());
+            services.push(format!("{name} {}", address.as_deref().unwrap_or("-")));
+        }
+    }
+    services
 }

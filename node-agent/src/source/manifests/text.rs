@@ -65,7 +65,8 @@ mod tests {
 
     #[test]
     fn documents_of_a_file() {
-        let cases: [(&str, &str, &[(usize, &str)]); 13] = [
+        type Case<'a> = (&'a str, &'a str, &'a [(usize, &'a str)]);
+        let cases: [Case<'_>; 13] = [
             ("nothing", "", &[]),
             ("comments", "# a\n\n# b\n", &[]),
             ("one", "a: 1\n", &[(1, "a: 1\n")]),

@@ -1,0 +1,287 @@
+//! This node's addresses and links, live, as the kernel has them (rtnetlink).
+//!
+//! Told are the addresses that packets can reach right now: of every link, the loopback and every scope
+//! included, since which of them a service is reached at is policy, and the plan's. *Deprecated* addresses
+//! are among them, for they still take connections. *Tentative* ones (whose duplicate detection has not
+//! ended) and those that failed it are not, for the kernel does not answer at them; the kernel speaks again
+//! when that changes.
+//!
+//! The source listens before it looks, so that nothing is missed in between. When the kernel's notifications
+//! overflow it looks again.
+
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{Stream, StreamExt};
+use nix::sys::socket::{setsockopt, sockopt};
+use rtnetlink::packet_core::{
+    ErrorMessage, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
+};
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::address::AddressMessage;
+use rtnetlink::packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
+use rtnetlink::sys::{AsyncSocket, SocketAddr};
+use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
+use thiserror::Error;
+use tokio::sync::watch as latest;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{debug, info, warn};
+
+pub use self::table::Link;
+use self::table::Table;
+use super::{Closed, Outlet, RETRY, described};
+use crate::model::{Event, Listing, NodeAddress};
+
+/// After a notification, further ones are waited for until none came for so long …
+const QUIET: Duration = Duration::from_millis(5);
+
+/// … but no longer than this.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// The kernel answers in milliseconds. An answer that was lost never comes.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// How often a look that was disturbed by a change is repeated at once.
+const LOOKS: u32 = 10;
+
+/// Room for the notifications of some thousand links that are made at once.
+const RECEIVE_BUFFER: usize = 4 << 20;
+
+/// Everything that the kernel says of links and addresses.
+const GROUPS: [MulticastGroup; 3] = [
+    MulticastGroup::Link,
+    MulticastGroup::Ipv4Ifaddr,
+    MulticastGroup::Ipv6Ifaddr,
+];
+
+/// Why the addresses are not known better than they were.
+#[derive(Debug, Error)]
+enum NodeError {
+    #[error("cannot open a route netlink socket")]
+    Open(#[source] io::Error),
+    #[error("cannot ask the kernel for links and addresses")]
+    Ask(#[source] rtnetlink::Error),
+    #[error("the kernel refused to list links and addresses: {0}")]
+    Refused(ErrorMessage),
+    #[error("the kernel did not list its links and addresses in time")]
+    Silent,
+    #[error("links and addresses change faster than they can be listed")]
+    Disturbed,
+    #[error("the kernel's notifications ended")]
+    Ended,
+}
+
+/// Why the source stops listening.
+enum Stop {
+    Closed,
+    Failed(NodeError),
+}
+
+impl From<Closed> for Stop {
+    fn from(Closed: Closed) -> Self {
+        Self::Closed
+    }
+}
+
+impl From<NodeError> for Stop {
+    fn from(error: NodeError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Tells the addresses, and shows the links in `links`, now and whenever they change, until nobody listens
+/// any more. The network namespace is that of the calling thread.
+///
+/// `links` is empty until the first look: an attachment whose link is not among a later list has lost it.
+pub async fn run(outlet: Outlet, links: latest::Sender<Arc<[Link]>>) {
+    let mut source = Source {
+        outlet,
+        links,
+        told: None,
+    };
+    loop {
+        match source.listen().await {
+            Stop::Closed => return,
+            Stop::Failed(error) => source.trouble(Some(&error)),
+        }
+        tokio::select! {
+            () = source.outlet.closed() => return,
+            () = sleep(RETRY) => {}
+        }
+    }
+}
+
+struct Source {
+    outlet: Outlet,
+    links: latest::Sender<Arc<[Link]>>,
+    told: Option<Vec<NodeAddress>>,
+}
+
+impl Source {
+    /// Listens on a socket of its own for as long as that works.
+    async fn listen(&mut self) -> Stop {
+        let (mut connection, handle, messages) = match new_multicast_connection(&GROUPS) {
+            Ok(opened) => opened,
+            Err(error) => return NodeError::Open(error).into(),
+        };
+        // The end of a list says, too, whether the list is consistent.
+        connection.set_forward_done(true);
+        // Without the privilege the default does as well: an overflow is seen.
+        let socket = connection.socket_mut().socket_mut();
+        if let Err(error) = setsockopt(socket, sockopt::RcvBufForce, &RECEIVE_BUFFER) {
+            debug!(%error, "receive buffer stays at its default");
+        }
+        tokio::select! {
+            () = connection => NodeError::Ended.into(),
+            stop = self.follow(handle, messages) => stop,
+        }
+    }
+
+    /// Looks once, and then applies what the kernel says.
+    async fn follow(
+        &mut self,
+        handle: Handle,
+        messages: impl Stream<Item = (NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
+    ) -> Stop {
+        let mut messages = pin!(messages);
+        let mut table = None;
+        loop {
+            let mut current = match table.take() {
+                Some(table) => table,
+                None => match look(&handle).await {
+                    Ok(table) => table,
+                    Err(error) => return error.into(),
+                },
+            };
+            if let Err(closed) = self.tell(&current).await {
+                return closed.into();
+            }
+            let first = tokio::select! {
+                () = self.outlet.closed() => return Stop::Closed,
+                message = messages.next() => message,
+            };
+            match collect(first, &mut messages, &mut current).await {
+                Ok(Heard::All) => table = Some(current),
+                Ok(Heard::Part) => info!("notifications of links were lost: looking again"),
+                Err(error) => return error.into(),
+            }
+        }
+    }
+
+    /// Tells what is different from what was told.
+    async fn tell(&mut self, table: &Table) -> Result<(), Closed> {
+        self.trouble(None);
+        self.links.send_if_modified(|links| {
+            let now = table.links();
+            let differs = **links != *now;
+            *links = now.into();
+            differs
+        });
+        let addresses = table.addresses();
+        if self.told.as_ref() == Some(&addresses) {
+            return Ok(());
+        }
+        let mut batch = vec![Event::Addresses(addresses.clone())];
+        if self.told.is_none() {
+            batch.push(Event::Listed(Listing::Addresses));
+        }
+        self.told = Some(addresses);
+        self.outlet.tell(batch).await
+    }
+
+    /// Reports what is wrong now, and traces it once.
+    fn trouble(&self, error: Option<&NodeError>) {
+        let problems: Vec<String> = error.iter().map(|error| described(*error)).collect();
+        let news = self.outlet.report(problems.clone());
+        if let (true, Some(error)) = (news, problems.first()) {
+            warn!(error, "addresses of this node are kept as they were");
+        }
+    }
+}
+
+/// Whether all notifications got through.
+enum Heard {
+    All,
+    Part,
+}
+
+/// Applies a notification, and those that come right after it.
+async fn collect(
+    first: Option<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
+    messages: &mut (impl Stream<Item = (NetlinkMessage<RouteNetlinkMessage>, SocketAddr)> + Unpin),
+    table: &mut Table,
+) -> Result<Heard, NodeError> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut next = first;
+    loop {
+        let (message, sender) = next.ok_or(NodeError::Ended)?;
+        match message.payload {
+            // Port 0 is the kernel.
+            NetlinkPayload::InnerMessage(message) if sender.port_number() == 0 => table.apply(&message),
+            NetlinkPayload::Overrun(_) => return Ok(Heard::Part),
+            NetlinkPayload::InnerMessage(_)
+            | NetlinkPayload::Done(_)
+            | NetlinkPayload::Error(_)
+            | NetlinkPayload::Noop => {}
+            _ => {}
+        }
+        if Instant::now() >= deadline {
+            return Ok(Heard::All);
+        }
+        next = match timeout(QUIET, messages.next()).await {
+            Ok(next) => next,
+            Err(_quiet) => return Ok(Heard::All),
+        };
+    }
+}
+
+/// Everything that the kernel has now.
+async fn look(handle: &Handle) -> Result<Table, NodeError> {
+    for _ in 0..LOOKS {
+        let mut table = Table::default();
+        let mut links = LinkMessage::default();
+        // Most of what the kernel says about a link are statistics.
+        links
+            .attributes
+            .push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+        let links = list(handle, RouteNetlinkMessage::GetLink(links), &mut table);
+        let undisturbed = timeout(ANSWER, links).await.map_err(|_| NodeError::Silent)??;
+        let addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+        let addresses = list(handle, addresses, &mut table);
+        if timeout(ANSWER, addresses)
+            .await
+            .map_err(|_| NodeError::Silent)??
+            && undisturbed
+        {
+            return Ok(table);
+        }
+    }
+    Err(NodeError::Disturbed)
+}
+
+/// Applies a list of the kernel's; whether nothing changed while it was made.
+async fn list(handle: &Handle, what: RouteNetlinkMessage, table: &mut Table) -> Result<bool, NodeError> {
+    let mut request = NetlinkMessage::from(what);
+    request.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+    let mut answers = handle.clone().request(request).map_err(NodeError::Ask)?;
+    let mut undisturbed = true;
+    while let Some(answer) = answers.next().await {
+        undisturbed &= answer.header.flags & NLM_F_DUMP_INTR == 0;
+        match answer.payload {
+            NetlinkPayload::InnerMessage(message) => table.apply(&message),
+            NetlinkPayload::Error(error) => return Err(NodeError::Refused(error)),
+            NetlinkPayload::Done(_) => return Ok(undisturbed),
+            NetlinkPayload::Noop => {}
+            // Part of the list is lost.
+            NetlinkPayload::Overrun(_) => undisturbed = false,
+            _ => {}
+        }
+    }
+    Err(NodeError::Ended)
+}
