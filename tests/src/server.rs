@@ -4,14 +4,15 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::str::FromStr;
+use std::thread;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use std::{mem::MaybeUninit, thread};
 
 use anyhow::{Context, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{SockaddrStorage, recvfrom};
 use socket2::{SockAddr, Socket, Type};
 
 use crate::netns::Netns;
@@ -146,12 +147,10 @@ impl Listener {
     }
 
     fn datagram(&self) -> io::Result<()> {
-        let mut buffer = [MaybeUninit::uninit(); 64];
-        let (_, peer) = self.socket.recv_from(&mut buffer)?;
-        let _ = self.socket.send_to(
-            line(Some(self.listen.address), peer.as_socket()).as_bytes(),
-            &peer,
-        );
+        let mut buffer = [0; 64];
+        let (_, peer) = receive_from(&self.socket, &mut buffer)?;
+        let answer = line(Some(self.listen.address), Some(peer));
+        let _ = self.socket.send_to(answer.as_bytes(), &SockAddr::from(peer));
         Ok(())
     }
 
@@ -174,18 +173,16 @@ impl Listener {
     }
 }
 
-/// Receives into initialised memory.
+/// What a socket received, and from whom.
 pub(crate) fn receive_from(socket: &Socket, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-    let mut space = vec![MaybeUninit::uninit(); buffer.len()];
-    let (length, peer) = socket.recv_from(&mut space)?;
-    for (to, from) in buffer.iter_mut().zip(&space[..length]) {
-        // SAFETY: the kernel wrote the first `length` bytes.
-        *to = unsafe { from.assume_init() };
-    }
-    let peer = peer
-        .as_socket()
-        .ok_or_else(|| io::Error::other("a peer that has no IP address"))?;
-    Ok((length, peer))
+    let (length, peer) = recvfrom::<SockaddrStorage>(socket.as_raw_fd(), buffer)?;
+    let v4 = |peer: &SockaddrStorage| peer.as_sockaddr_in().map(|it| SocketAddr::V4((*it).into()));
+    let v6 = |peer: &SockaddrStorage| peer.as_sockaddr_in6().map(|it| SocketAddr::V6((*it).into()));
+    let peer = peer.and_then(|peer| v4(&peer).or_else(|| v6(&peer)));
+    Ok((
+        length,
+        peer.ok_or_else(|| io::Error::other("a peer that has no IP address"))?,
+    ))
 }
 
 /// What is answered: the address that answers and the one it was asked from.
