@@ -1,8 +1,9 @@
 //! The real agent in the node's namespace: started, asked and ended as an operator would.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
@@ -16,10 +17,7 @@ use serde_json::Value;
 
 use crate::binary;
 use crate::netns::{Netns, checked};
-use crate::probe::{Probe, Protocol};
-
-/// Where the agent says whether it has programmed the kernel: kube-proxy's port.
-const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
+use crate::probe::Protocol;
 
 /// How long a start may take before it counts as failed.
 pub const STARTING: Duration = Duration::from_secs(10);
@@ -77,7 +75,7 @@ impl Agent {
     /// Starts the agent in `node` and returns once its first full set of rules is in the kernel.
     pub fn start(node: &Netns, settings: Settings) -> Result<Self> {
         let mut agent = Self::spawn(node, settings)?;
-        agent.wait_programmed(node, STARTING)?;
+        agent.wait_programmed(STARTING)?;
         Ok(agent)
     }
 
@@ -110,10 +108,11 @@ impl Agent {
         })
     }
 
-    /// Waits until the agent reports health, or says why it ended.
-    pub fn wait_programmed(&mut self, node: &Netns, patience: Duration) -> Result<()> {
+    /// Waits until the agent says that the first full set of rules is in the kernel, or says why it ended.
+    pub fn wait_programmed(&mut self, patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
-        while !node.run(healthy)? {
+        let synced = |status: Value| status["synced"] == true;
+        while !asked_directly(&self.settings.run_dir).is_ok_and(synced) {
             if let Some(status) = self.child.try_wait()? {
                 bail!("denizen-agent ended with {status}:\n{}", self.log());
             }
@@ -218,22 +217,12 @@ impl Drop for Agent {
     }
 }
 
-/// Whether an agent in this thread's namespace answers 200 to `GET /healthz`.
-fn healthy() -> bool {
-    let ask = || -> std::io::Result<String> {
-        let mut stream = Probe::tcp(HEALTH).patience(Duration::from_secs(2)).connect()?;
-        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
-    };
-    ask().is_ok_and(|answer| answer.split(' ').nth(1) == Some("200"))
-}
-
-/// Ends a process that an earlier run of ours left, by its id.
-pub fn end_process(pid: u32) -> Result<()> {
-    let name = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("comm")).unwrap_or_default();
-    ensure!(name.trim() == "denizen-agent", "process {pid} is not an agent");
-    kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGTERM)?;
-    Ok(())
+/// What an agent says of itself through its socket, without a process in between.
+fn asked_directly(run_dir: &Path) -> Result<Value> {
+    let mut stream = UnixStream::connect(run_dir.join(denizen_shared::run_dir::SOCKET))?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    stream.write_all(b"{\"status\":{}}\n")?;
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line)?;
+    Ok(serde_json::from_str(&line)?)
 }

@@ -225,6 +225,6 @@ fn pods_are_programmed_while_the_services_are_unknown() -> Result<()> {
         "the old rules are still there"
     );
     std::fs::rename(&aside, cluster.manifests.folder())?;
-    agent.wait_programmed(&cluster.world.node, STARTING)?;
+    agent.wait_programmed(STARTING)?;
     Ok(())
 }
