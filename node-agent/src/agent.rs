@@ -21,7 +21,7 @@ use crate::control::{self, Asked, Request};
 use crate::engine::{Engine, describe};
 use crate::explain::Packet;
 use crate::model::Event;
-use crate::source::{Outlet, manifests, state_file};
+use crate::source::{Outlet, manifests, node, state_file};
 
 /// Behind the kernel's own notifications: how often the tables are looked at anyway.
 const RESYNC: Duration = Duration::from_secs(600);
@@ -98,15 +98,7 @@ fn start_sources(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> Problems {
             error!(error = describe(&error), "the manifests cannot be used");
         }
     });
-    tokio::spawn(async move {
-        let _ = links
-            .tell(vec![
-                Event::Addresses(vec![]),
-                Event::Listed(crate::model::Listing::Addresses),
-            ])
-            .await;
-        std::future::pending::<()>().await
-    });
+    tokio::spawn(node::run(links, watch::Sender::default()));
     vec![pod_problems, object_problems, link_problems]
 }
 
