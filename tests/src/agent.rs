@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Pid;
 use serde::Deserialize;
 use serde_json::Value;
@@ -111,8 +112,7 @@ impl Agent {
     /// Waits until the agent says that the first full set of rules is in the kernel, or says why it ended.
     pub fn wait_programmed(&mut self, patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
-        let synced = |status: Value| status["synced"] == true;
-        while !asked_directly(&self.settings.run_dir).is_ok_and(synced) {
+        while !self.asked_directly().is_ok_and(|status| status["synced"] == true) {
             if let Some(status) = self.child.try_wait()? {
                 bail!("denizen-agent ended with {status}:\n{}", self.log());
             }
@@ -166,6 +166,22 @@ impl Agent {
             .with_context(|| format!("an explanation unlike design.md's: {answer}"))
     }
 
+    /// What this very agent says of itself through its socket, without a process in between.
+    fn asked_directly(&self) -> Result<Value> {
+        let path = self.settings.run_dir.join(denizen_shared::run_dir::SOCKET);
+        let mut stream = UnixStream::connect(path)?;
+        let answering = getsockopt(&stream, PeerCredentials)?.pid();
+        ensure!(
+            u32::try_from(answering)? == self.pid(),
+            "process {answering} answers there"
+        );
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.write_all(b"{\"status\":{}}\n")?;
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line)?;
+        Ok(serde_json::from_str(&line)?)
+    }
+
     fn ask(&self, question: &str, arguments: &[&str]) -> Result<Value> {
         let mut command = Command::new(binary::ours("denizen-agent")?);
         command
@@ -215,14 +231,4 @@ impl Drop for Agent {
             let _ = File::create(&self.log);
         }
     }
-}
-
-/// What an agent says of itself through its socket, without a process in between.
-fn asked_directly(run_dir: &Path) -> Result<Value> {
-    let mut stream = UnixStream::connect(run_dir.join(denizen_shared::run_dir::SOCKET))?;
-    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    stream.write_all(b"{\"status\":{}}\n")?;
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line)?;
-    Ok(serde_json::from_str(&line)?)
 }

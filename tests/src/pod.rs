@@ -163,7 +163,7 @@ fn addresses_of(result: &Value) -> Vec<IpAddr> {
 /// The node's side. Gateways are link-scoped: they are in nobody's range, whatever the pods' addresses are.
 fn wire_node(node: &Netns, pod: &Netns, veth: &str, wiring: Wiring, addresses: &[IpAddr]) -> Result<()> {
     let gateway = |device: &str| {
-        format!("addr add 169.254.1.1/32 dev {device}\naddr add fe80::1/64 dev {device} nodad\n")
+        format!("addr replace 169.254.1.1/32 dev {device}\naddr replace fe80::1/64 dev {device} nodad\n")
     };
     let mut commands = format!(
         "link add {veth} type veth peer name {POD_INTERFACE} netns {}\n",
@@ -176,11 +176,10 @@ fn wire_node(node: &Netns, pod: &Netns, veth: &str, wiring: Wiring, addresses: &
         }
         Wiring::Bridged => {
             if node.ip(&format!("link show {BRIDGE}")).is_err() {
-                node.ip(&format!(
-                    "link add {BRIDGE} type bridge\nlink set {BRIDGE} up\n{}",
-                    gateway(BRIDGE)
-                ))?;
+                node.ip(&format!("link add {BRIDGE} type bridge\nlink set {BRIDGE} up"))?;
             }
+            // Also where the `bridge` plugin made it and gave it gateways of its own.
+            node.ip(&gateway(BRIDGE))?;
             writeln!(
                 commands,
                 "link set {veth} master {BRIDGE}\nlink set {veth} type bridge_slave hairpin on"

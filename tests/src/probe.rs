@@ -262,7 +262,7 @@ impl Probe {
     fn datagram(self) -> io::Result<String> {
         let socket = self.bound()?;
         socket.connect(&SockAddr::from(self.to))?;
-        socket.send(b"who?")?;
+        socket.send(b"who?").or_else(|error| refusal(&socket, error))?;
         let mut buffer = [0; 256];
         let length = (&socket).read(&mut buffer)?;
         Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
@@ -276,7 +276,8 @@ impl Probe {
         to.set_port(0);
         // Connected, so that an ICMP error is reported to this socket.
         socket.connect(&SockAddr::from(to))?;
-        socket.send(&sctp::init(port, self.to.port(), u32::from(port) + 1))?;
+        let init = sctp::init(port, self.to.port(), u32::from(port) + 1);
+        socket.send(&init).or_else(|error| refusal(&socket, error))?;
         let deadline = Instant::now() + self.patience;
         let mut buffer = [0; 2048];
         while Instant::now() < deadline {
@@ -289,6 +290,14 @@ impl Probe {
         }
         Err(io::ErrorKind::TimedOut.into())
     }
+}
+
+/// A packet that is rejected on its way out is first reported as dropped; the refusal itself comes after.
+fn refusal(socket: &Socket, dropped: io::Error) -> io::Result<usize> {
+    const SHORTLY: u16 = 50;
+    let mut ready = [PollFd::new(socket.as_fd(), PollFlags::empty())];
+    poll(&mut ready, PollTimeout::from(SHORTLY))?;
+    Err(socket.take_error()?.unwrap_or(dropped))
 }
 
 fn parse(line: &str) -> Outcome {

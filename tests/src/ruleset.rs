@@ -56,20 +56,23 @@ fn without_counts(line: &str) -> String {
     words.join(" ")
 }
 
-/// How many packets each `counter … drop` of the tables has seen together: lookups that missed.
-pub fn dropped(node: &Netns) -> Result<u64> {
+/// How many packets the last rules of the chains that choose an endpoint have dropped: lookups that missed.
+pub fn missed(node: &Netns) -> Result<u64> {
     let mut sum = 0;
     for family in ["ip", "ip6"] {
         let text = node.output("nft", &["list", "table", family, "denizen"])?;
-        for line in text
-            .lines()
-            .filter(|line| line.contains("counter packets") && line.contains("drop"))
-        {
-            let mut words = line.split_whitespace().skip_while(|word| *word != "packets");
-            sum += words
-                .nth(1)
-                .and_then(|count| count.parse::<u64>().ok())
-                .unwrap_or_default();
+        let mut chooses = false;
+        for line in text.lines().map(str::trim) {
+            if let Some(name) = line.strip_prefix("chain ") {
+                chooses = name.contains("lb-");
+            }
+            if chooses && line.starts_with("counter packets") {
+                sum += line
+                    .split(' ')
+                    .nth(2)
+                    .and_then(|count| count.parse::<u64>().ok())
+                    .context("a count")?;
+            }
         }
     }
     Ok(sum)

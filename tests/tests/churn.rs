@@ -96,7 +96,7 @@ fn no_lookup_misses_across_a_commit() -> Result<()> {
         "the test itself is too slow: {rate:.0} changes a second"
     );
     assert_eq!(tally.failed, 0, "{tally:?}");
-    assert_eq!(ruleset::dropped(&world.node)?, 0, "lookups that missed");
+    assert_eq!(ruleset::missed(&world.node)?, 0, "lookups that missed");
     assert_eq!(tally.lost_once, 0, "a packet was lost and sent again");
     Ok(())
 }
