@@ -45,9 +45,7 @@ pub(super) fn play(node: &mut Node, page: &mut Page) -> Result<()> {
 
 /// A new pod, whose first packet must already be a local pod's.
 fn add_pod(node: &Node, page: &mut Page) -> Result<Pod> {
-    let started = Instant::now();
     let pod = node.cast.cluster.add_pod("late", Wiring::Bridged)?;
-    let took = started.elapsed();
     serve::start(&pod.netns, &listens(&pod.addresses))?;
     let web = SocketAddr::new(ip("172.30.0.10"), 80);
     let outcome = Probe::tcp(web).ask_in(&pod.netns);
@@ -57,8 +55,8 @@ fn add_pod(node: &Node, page: &mut Page) -> Result<Pod> {
         .map(|(plugin, took)| format!("{plugin} {}", millis(*took)))
         .collect();
     page.say(format_args!(
-        "a pod is added through the CNI chain: {} in all, {}",
-        millis(took),
+        "a pod is added through the CNI chain in {}: {}",
+        millis(pod.took().iter().map(|(_, took)| *took).sum()),
         parts.join(", ")
     ));
     page.say("    denizen's part ends when the agent has answered that the kernel knows the pod");

@@ -71,9 +71,13 @@ impl Node {
             both(&self.cast.cluster.world.addresses().client)
         ));
         let status = self.agent.status()?;
+        let word = |key: &str| status[key].as_str().unwrap_or("?");
         page.say(format_args!(
             "the agent    backend {}, local traffic by {}, {} pods, {} services, nowhere a cluster CIDR",
-            status["backend"], status["detectLocal"], status["pods"], status["services"]
+            word("backend"),
+            word("detectLocal"),
+            status["pods"],
+            status["services"]
         ));
         let known = status["pods"].as_u64();
         page.check((known != Some(2)).then_some("the agent should know two pods"));
@@ -149,6 +153,8 @@ fn cluster(keep: bool) -> Result<Cluster> {
         there.is_empty(),
         "a node is still up: `tests/quickstart --cleanup` takes it away"
     );
+    // What a run that failed half way left: an old state file would bring its pods back.
+    let _ = fs::remove_dir_all(KEPT_FOLDER);
     fs::create_dir_all(KEPT_FOLDER)?;
     Cluster::named(KEPT, Path::new(KEPT_FOLDER), &wait)
 }

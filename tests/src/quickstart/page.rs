@@ -31,30 +31,38 @@ impl Page {
         println!("  {text}");
     }
 
+    /// The table, and below it the reasons that its last column numbers.
     pub(super) fn table(&mut self, lines: &[Line]) {
-        let head = Line {
-            from: "FROM".to_owned(),
-            to: "TO".to_owned(),
-            answered: "ANSWERED BY".to_owned(),
-            saw: "WHICH SAW AS SOURCE".to_owned(),
-            masqueraded: "MASQUERADED",
-            why: Vec::new(),
-            wrong: None,
+        let mut reasons: Vec<&str> = Vec::new();
+        for why in lines.iter().flat_map(|line| &line.why) {
+            if !reasons.contains(&why.as_str()) {
+                reasons.push(why);
+            }
+        }
+        let number = |why: &String| {
+            reasons
+                .iter()
+                .position(|it| it == why)
+                .map(|at| (at + 1).to_string())
         };
-        let widest = |cell: fn(&Line) -> &str| {
-            let lengths = lines.iter().chain([&head]).map(|line| cell(line).chars().count());
-            lengths.max().unwrap_or_default()
+        let numbers = |line: &Line| line.why.iter().filter_map(number).collect::<Vec<_>>().join(" ");
+        let cells = |line: &Line| {
+            [&line.from, &line.to, &line.answered, &line.saw, line.masqueraded].map(str::to_owned)
         };
-        let widths = [
-            widest(|it| &it.from),
-            widest(|it| &it.to),
-            widest(|it| &it.answered),
-            widest(|it| &it.saw),
-        ];
-        print(&head, widths);
+        let head = ["FROM", "TO", "ANSWERED BY", "SAW AS SOURCE", "MASQUERADED"].map(str::to_owned);
+        let mut widths = head.clone().map(|cell| cell.chars().count());
         for line in lines {
-            print(line, widths);
+            let lengths = cells(line).map(|cell| cell.chars().count());
+            widths = std::array::from_fn(|at| widths[at].max(lengths[at]));
+        }
+        print(&head, widths, "WHY");
+        for line in lines {
+            print(&cells(line), widths, &numbers(line));
             self.check(line.wrong.as_deref());
+        }
+        println!("\n  Why, in the words of `denizen-agent explain`:");
+        for (at, reason) in reasons.iter().enumerate() {
+            println!("  {:>3}  {reason}", at + 1);
         }
     }
 
@@ -83,12 +91,10 @@ impl Page {
     }
 }
 
-fn print(line: &Line, [from, to, answered, saw]: [usize; 4]) {
-    println!(
-        "  {:from$}  {:to$}  {:answered$}  {:saw$}  {}",
-        line.from, line.to, line.answered, line.saw, line.masqueraded
-    );
-    for why in &line.why {
-        println!("      · {why}");
-    }
+fn print(cells: &[String; 5], widths: [usize; 5], why: &str) {
+    let padded = cells
+        .iter()
+        .zip(widths)
+        .map(|(cell, width)| format!("{cell:width$}"));
+    println!("  {}  {why}", padded.collect::<Vec<_>>().join("  "));
 }

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::node::Node;
 use super::page::{Line, Page};
-use crate::agent::Explanation;
+use crate::agent::{Explanation, Step};
 use crate::cast::Who;
 use crate::probe::{Outcome, Probe, Protocol};
 use crate::world::ip;
@@ -84,7 +84,7 @@ fn rows(at: &Services) -> Vec<Row> {
         row(Bridged, "dns", at.dns, 53, Tcp, answer(&[Routed], false)),
         row(
             Outside,
-            "shop's node port",
+            "shop node port",
             at.node,
             30080,
             Tcp,
@@ -92,7 +92,7 @@ fn rows(at: &Services) -> Vec<Row> {
         ),
         row(
             Routed,
-            "shop's node port",
+            "shop node port",
             at.node,
             30080,
             Tcp,
@@ -129,6 +129,9 @@ pub(super) fn play(node: &Node, page: &mut Page) -> Result<()> {
         }
     }
     page.table(&lines);
+    page.title("Two of them in full");
+    explain_in_full(node, page)?;
+    page.title("Three endpoints share the connections");
     for family in services() {
         spread(
             node,
@@ -148,25 +151,58 @@ fn send(node: &Node, row: &Row) -> Result<Line> {
     let outcome = node.cast.ask(row.from, row.to, row.protocol)?;
     let told = node.agent.explain(source, interface, row.to, row.protocol)?;
     let (answered, saw, masqueraded) = if let Outcome::Answered { endpoint, seen } = &outcome {
-        let who = format!("{endpoint} ({})", node.owner(endpoint.ip()));
+        let who = format!("{} {endpoint}", node.owner(endpoint.ip()));
         let masqueraded = was_masqueraded(row, seen.ip(), source);
         (who, seen.ip().to_string(), if masqueraded { "yes" } else { "no" })
     } else {
         (format!("{outcome:?}").to_lowercase(), "-".to_owned(), "-")
     };
+    // What names an address is of this connection; what does not is a reason that others share.
+    let general = told
+        .steps
+        .iter()
+        .filter(|step| !step.what.contains(|it: char| it.is_ascii_digit()));
+    let mut why: Vec<_> = general.map(reason).collect();
+    if why.is_empty() {
+        why.extend(told.steps.last().map(|step| step.why.clone()));
+    }
     Ok(Line {
-        from: format!("{} {source}", node.owner(source)),
+        from: node.owner(source).to_owned(),
         to: format!("{} {}/{}", row.what, row.to, row.protocol),
         answered,
         saw,
         masqueraded,
-        why: told
-            .steps
-            .iter()
-            .map(|step| format!("{}: {}", step.what, step.why))
-            .collect(),
+        why,
         wrong: wrong(node, row, &outcome, source)?.or_else(|| disagreement(row, &told)),
     })
+}
+
+fn reason(step: &Step) -> String {
+    format!("{}: {}", step.what, step.why)
+}
+
+/// Two connections explained to the end.
+fn explain_in_full(node: &Node, page: &mut Page) -> Result<()> {
+    let rows = rows(&services()[0]);
+    for row in rows
+        .iter()
+        .filter(|row| row.from == Who::Routed && row.what == "shop" || row.from == Who::Remote)
+    {
+        let (source, interface) = (
+            node.cast.address(row.from, row.to.ip())?,
+            node.cast.place(row.from).1,
+        );
+        let told = node.agent.explain(source, interface, row.to, row.protocol)?;
+        let at = interface.map(|name| format!("@{name}")).unwrap_or_default();
+        page.say(format_args!(
+            "denizen-agent explain --from {source}{at} --to {}/{}",
+            row.to, row.protocol
+        ));
+        for step in &told.steps {
+            page.say(format_args!("    · {}", reason(step)));
+        }
+    }
+    Ok(())
 }
 
 /// A connection that starts on the node has the node's address with or without masquerade.
@@ -184,7 +220,9 @@ fn wrong(node: &Node, row: &Row, outcome: &Outcome, source: IpAddr) -> Result<Op
                 .map(|who| node.cast.address(*who, row.to.ip()))
                 .collect::<Result<Vec<_>>>()?;
             let nodes = node.cast.cluster.world.node_addresses()?;
-            let source_is_right = if *masquerade {
+            // A pod that is handed to itself is masqueraded whatever else holds.
+            let masquerade = *masquerade || endpoint.ip() == source;
+            let source_is_right = if masquerade {
                 nodes.contains(&seen.ip())
             } else {
                 seen.ip() == source
