@@ -10,6 +10,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::backend::nftables::{Nftables, NftablesError, Repair, Shape};
+use crate::describe::describe;
 use crate::explain::{Explanation, Packet, Scene, explain};
 use crate::model::{Change, Event, Family, Model, family_of};
 use crate::netlink::NetlinkError;
@@ -242,10 +243,4 @@ impl Engine {
             errors,
         }
     }
-}
-
-/// An error with all its causes on one line.
-pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -59,6 +59,14 @@ pub enum NftablesError {
         /// Whose table.
         family: Family,
     },
+    /// Everything was programmed but these.
+    #[error("nf_tables, {family}: the kernel refused {}", names.join("; "))]
+    Parts {
+        /// Whose table.
+        family: Family,
+        /// What was refused, and why.
+        names: Vec<String>,
+    },
     /// Somebody changed the ruleset between a look and the batch that was made from it.
     #[error("nf_tables, {family}: the ruleset changed while it was being repaired")]
     Raced {
@@ -120,6 +128,16 @@ impl Kernel {
                 source,
             },
         })
+    }
+
+    /// Commits what `fill` puts into a batch.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    pub fn write(&mut self, family: Family, fill: impl FnOnce(&mut Batch)) -> Result<(), NftablesError> {
+        let mut batch = self.batch(family, None);
+        fill(&mut batch);
+        self.commit(family, batch)
     }
 
     /// Reads all of a family's table.

@@ -6,6 +6,7 @@
 mod dump;
 mod element;
 mod encode;
+mod isolate;
 mod kernel;
 mod lower;
 mod message;

@@ -6,11 +6,15 @@ use std::net::IpAddr;
 use tracing::{debug, info, warn};
 
 use super::dump::Observed;
+use super::element::{Element, KeyText};
+use super::isolate::isolate;
 use super::kernel::{Kernel, NftablesError};
 use super::message::Batch;
 use super::name::{Facts, SetName};
 use super::program::{self, Shape};
+use super::rule::Chain;
 use super::table::{Delta, Table};
+use crate::describe::describe;
 use crate::model::{Family, PodSet};
 use crate::netlink::NetlinkError;
 use crate::plan::{Door, Plan};
@@ -150,7 +154,11 @@ impl Nftables {
             let done = if family.unknown {
                 family.reconcile(&mut self.kernel)
             } else {
-                family.commit(&mut self.kernel).map(|()| Repair::default())
+                // What was refused raced with somebody's change, or is refused again, and then isolated.
+                match family.commit(&mut self.kernel) {
+                    Err(NftablesError::Refused { .. }) => family.reconcile(&mut self.kernel),
+                    done => done.map(|()| Repair::default()),
+                }
             };
             match done {
                 Ok(repair) => {
@@ -230,6 +238,7 @@ impl Programmed {
             let seen = kernel.observe(family)?;
             match self.repair(kernel, &seen) {
                 Err(NftablesError::Raced { .. }) => {}
+                Err(NftablesError::Refused { .. }) => return self.salvage(kernel, &seen),
                 Err(error) => return Err(error),
                 Ok(repair) => {
                     self.unknown = false;
@@ -270,6 +279,37 @@ impl Programmed {
         Ok(repair)
     }
 
+    /// The kernel refuses a batch as a whole: everything in it is programmed that it takes, and what it
+    /// does not take is named. That part is tried again with the next attempt.
+    fn salvage(&mut self, kernel: &mut Kernel, seen: &Observed) -> Result<Repair, NftablesError> {
+        let family = self.wanted.family;
+        if seen.same_structure(family, &self.wanted.chains()).is_none() {
+            let mut batch = kernel.batch(family, Some(seen.generation));
+            replace_structure(&mut batch, seen.table, &self.wanted.chains());
+            kernel.commit(family, batch)?;
+        }
+        let known = self.known;
+        let seen = kernel.observe(family)?;
+        let delta = seen.difference(self.wanted.elements(), |set| known.covers(set));
+        let gone = isolate(&delta.delete, |keys| {
+            kernel.write(family, |batch| batch.delete_elements(keys)).map_err(|e| describe(&e))
+        });
+        let mut names: Vec<String> = gone
+            .into_iter()
+            .map(|((set, key), error)| format!("to remove {} from {set}: {error}", KeyText { set: *set, family, key }))
+            .collect();
+        let added = isolate(&delta.add, |elements| {
+            kernel.write(family, |batch| batch.add_elements(elements)).map_err(|e| describe(&e))
+        });
+        names.extend(added.into_iter().map(|(element, error)| {
+            let owner = element.comment.as_deref().unwrap_or("no comment");
+            let Element { set, key, .. } = element;
+            format!("to add {} ({owner}) to {set}: {error}", KeyText { set: *set, family, key })
+        }));
+        let repair = Repair { rebuilt: false, elements: delta.add.len().max(delta.delete.len()) };
+        if names.is_empty() { Ok(repair) } else { Err(NftablesError::Parts { family, names }) }
+    }
+
     /// Chains that nothing refers to any more. In a batch of their own: before 6.2 a kernel refuses to
     /// remove a chain in the batch that removes the last element that names it.
     fn remove_chains(&self, kernel: &mut Kernel, names: &[String]) {
@@ -294,21 +334,7 @@ fn load(
 ) -> Result<Repair, NftablesError> {
     let (family, chains, mut elements) = (wanted.family, wanted.chains(), wanted.elements());
     elements.extend(seen.members(|set| !known.covers(set)));
-    if seen.table {
-        batch.delete_table();
-    }
-    batch.add_table();
-    for chain in &chains {
-        batch.add_chain(chain);
-    }
-    for (set, id) in SetName::ALL.into_iter().zip(1..) {
-        batch.add_set(set, id);
-    }
-    for chain in &chains {
-        for rule in &chain.rules {
-            batch.add_rule(chain.name, rule);
-        }
-    }
+    replace_structure(&mut batch, seen.table, &chains);
     batch.add_elements(&elements);
     kernel.commit(family, batch)?;
     info!(%family, chains = chains.len(), elements = elements.len(), "ruleset programmed");
@@ -316,6 +342,25 @@ fn load(
         rebuilt: true,
         elements: elements.len(),
     })
+}
+
+/// Table, chains, sets and rules, in place of whatever is there.
+fn replace_structure(batch: &mut Batch, present: bool, chains: &[Chain]) {
+    if present {
+        batch.delete_table();
+    }
+    batch.add_table();
+    for chain in chains {
+        batch.add_chain(chain);
+    }
+    for (set, id) in SetName::ALL.into_iter().zip(1..) {
+        batch.add_set(set, id);
+    }
+    for chain in chains {
+        for rule in &chain.rules {
+            batch.add_rule(chain.name, rule);
+        }
+    }
 }
 
 /// The chains of new classes, then what goes, then what comes.
