@@ -248,7 +248,7 @@ fn a_writer_stopped_while_it_holds_the_lock_costs_the_others_an_error_11() {
     let configuration = rig.configuration("1.1.0").to_string().into_bytes();
     let mut instants = Instants::of_writer(0);
     let lock = rig.run_dir().join("pods.json.lock");
-    let holder = (0..10_000)
+    let holder = (0..1_000)
         .find_map(|turn| {
             let call = Call::new(&format!("stopped-{turn}"), &rig.pod);
             let mut child = start(&rig.node, &denizen(), call.environment("ADD"), &configuration);
