@@ -100,7 +100,7 @@ fn of_a_file_that_is_not_text_nothing_is_used() {
     assert_eq!(told(&events), ["d/b 10.0.0.2"]);
     assert_eq!(problems.len(), 1, "{problems:?}");
     assert!(
-        problems[0].starts_with("a.yaml: skipped: cannot be read: "),
+        problems[0].starts_with("a.yaml: skipped: not text in UTF-8"),
         "{}",
         problems[0]
     );
