@@ -83,6 +83,21 @@ impl Call {
 
 /// Starts `plugin` in the network namespace of `node` and gives it `input`.
 pub fn start(node: &Namespace, plugin: &Path, variables: Variables, input: &[u8]) -> Child {
+    let mut child = node.spawn(prepared(plugin, variables));
+    give(&mut child, input);
+    child
+}
+
+/// Calls `plugin` in the calling thread's own network namespace.
+pub fn call_here(plugin: &Path, variables: Variables, input: &[u8]) -> Result<Value, Refusal> {
+    let mut child = prepared(plugin, variables)
+        .spawn()
+        .expect("the program is installed");
+    give(&mut child, input);
+    finish(child)
+}
+
+fn prepared(plugin: &Path, variables: Variables) -> Command {
     let mut command = program(plugin);
     command.env_clear().envs(variables);
     command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
@@ -90,10 +105,12 @@ pub fn start(node: &Namespace, plugin: &Path, variables: Variables, input: &[u8]
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let mut child = node.spawn(command);
+    command
+}
+
+fn give(child: &mut Child, input: &[u8]) {
     // One that has already said no does not read to the end.
     let _ = child.stdin.take().expect("it is piped").write_all(input);
-    child
 }
 
 /// The variables of one call.

@@ -1,6 +1,11 @@
 //! Endpoints change two hundred times a second while clients connect without pause: every lookup must find
 //! somebody, also one that races with a commit.
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read clocks and files; denizen does not"
+)]
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,10 @@
 //! The agent ends and starts again, politely and not, while clients connect without pause.
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read clocks and files; denizen does not"
+)]
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
