@@ -73,6 +73,7 @@ fn no_lookup_misses_across_a_commit() -> Result<()> {
         cast.cluster.manifests.put(&format!("{name}-slice"), &slices)?;
     }
     let agent = cast.cluster.start_agent()?;
+    world.forget_quickly()?;
     let mut load = Load::default();
     for who in [Who::Bridged, Who::Routed, Who::Outside, Who::ThisNode] {
         let both =

@@ -84,6 +84,7 @@ fn still_alive(stream: &mut TcpStream) -> Result<()> {
 }
 
 fn load(cast: &Cast) -> Result<Load> {
+    cast.cluster.world.forget_quickly()?;
     let mut load = Load::default();
     for who in [Who::Bridged, Who::Routed, Who::Outside] {
         let targets = every_way(10)
