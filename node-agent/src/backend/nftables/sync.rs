@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use tracing::{debug, info, warn};
 
-use super::dump::Observed;
+use super::dump::{Observed, ObservedValue};
 use super::element::{Element, KeyText};
 use super::isolate::isolate;
 use super::kernel::{Kernel, NftablesError};
@@ -62,6 +62,7 @@ impl Known {
         match set.filled_by() {
             Facts::Pods => self.pods,
             Facts::Services => self.services,
+            Facts::Traffic => false,
         }
     }
 }
@@ -88,10 +89,29 @@ impl Nftables {
                 known: Known::default(),
             })
             .collect();
-        Ok(Self {
+        let mut backend = Self {
             kernel: Kernel::open()?,
             families,
-        })
+        };
+        backend.restore_numbers();
+        Ok(backend)
+    }
+
+    /// Clients that an earlier run's rules remember stay with their endpoints.
+    fn restore_numbers(&mut self) {
+        for family in &mut self.families {
+            let seen = self.kernel.remembered(family.wanted.family);
+            for ((set, key), (value, comment)) in &seen.elements {
+                let ends = key.protocol_and_number(*set, family.wanted.family);
+                if let (ObservedValue::Endpoint(at), Some(owner), Some((protocol, number))) =
+                    (value, comment, ends)
+                {
+                    family
+                        .wanted
+                        .restore_number((owner.clone(), protocol), *at, number);
+                }
+            }
+        }
     }
 
     /// The pods of this node are these.
@@ -292,22 +312,49 @@ impl Programmed {
         let seen = kernel.observe(family)?;
         let delta = seen.difference(self.wanted.elements(), |set| known.covers(set));
         let gone = isolate(&delta.delete, |keys| {
-            kernel.write(family, |batch| batch.delete_elements(keys)).map_err(|e| describe(&e))
+            kernel
+                .write(family, |batch| batch.delete_elements(keys))
+                .map_err(|e| describe(&e))
         });
         let mut names: Vec<String> = gone
             .into_iter()
-            .map(|((set, key), error)| format!("to remove {} from {set}: {error}", KeyText { set: *set, family, key }))
+            .map(|((set, key), error)| {
+                format!(
+                    "to remove {} from {set}: {error}",
+                    KeyText {
+                        set: *set,
+                        family,
+                        key
+                    }
+                )
+            })
             .collect();
         let added = isolate(&delta.add, |elements| {
-            kernel.write(family, |batch| batch.add_elements(elements)).map_err(|e| describe(&e))
+            kernel
+                .write(family, |batch| batch.add_elements(elements))
+                .map_err(|e| describe(&e))
         });
         names.extend(added.into_iter().map(|(element, error)| {
             let owner = element.comment.as_deref().unwrap_or("no comment");
             let Element { set, key, .. } = element;
-            format!("to add {} ({owner}) to {set}: {error}", KeyText { set: *set, family, key })
+            format!(
+                "to add {} ({owner}) to {set}: {error}",
+                KeyText {
+                    set: *set,
+                    family,
+                    key
+                }
+            )
         }));
-        let repair = Repair { rebuilt: false, elements: delta.add.len().max(delta.delete.len()) };
-        if names.is_empty() { Ok(repair) } else { Err(NftablesError::Parts { family, names }) }
+        let repair = Repair {
+            rebuilt: false,
+            elements: delta.add.len().max(delta.delete.len()),
+        };
+        if names.is_empty() {
+            Ok(repair)
+        } else {
+            Err(NftablesError::Parts { family, names })
+        }
     }
 
     /// Chains that nothing refers to any more. In a batch of their own: before 6.2 a kernel refuses to
