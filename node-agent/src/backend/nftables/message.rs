@@ -18,6 +18,9 @@ pub const fn kind(message: i32) -> u16 {
 const CREATE: u16 = libc::NLM_F_CREATE as u16;
 const APPEND: u16 = libc::NLM_F_APPEND as u16;
 
+/// What the table says of itself on the node.
+pub const TABLE_COMMENT: &str = "Denizen: service networking; see denizen-agent explain";
+
 /// Elements of one set go many to a message; a nested attribute holds at most 65,535 bytes.
 const MESSAGE_ROOM: usize = 60_000;
 
@@ -139,10 +142,7 @@ impl Batch {
         const FLAGS: u16 = 2;
         self.message(libc::NFT_MSG_NEWTABLE, CREATE, What::Table, |w, _| {
             w.put_u32(FLAGS, 0);
-            w.put(
-                USER_DATA,
-                &comment(0, "Denizen: service networking; see denizen-agent explain"),
-            );
+            w.put(USER_DATA, &comment(0, TABLE_COMMENT));
         });
     }
 

@@ -22,7 +22,7 @@ const WHOLE_CASCADE: u32 = 64;
 const TRIES: u32 = 32;
 
 /// What the constant part depends on.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Shape {
     /// How local traffic is told apart.
     pub detector: Detector,

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use ipnetwork::IpNetwork;
 use tracing::{debug, info, warn};
 
 use super::dump::Observed;
@@ -14,29 +15,15 @@ use super::name::{Facts, SetName};
 use super::program::{self, Shape};
 use super::rule::Chain;
 use super::table::{Delta, Table};
+use super::text::Rendering;
+use crate::backend::{Backend, Repair, Told};
 use crate::describe::describe;
-use crate::model::{Family, PodSet};
+use crate::model::{Family, PodSet, family_of};
 use crate::netlink::NetlinkError;
-use crate::plan::{Door, Plan};
+use crate::plan::{Detector, Door, Plan};
 
 /// How often a repair that others' changes overtook is tried before it is left to the next occasion.
 const REPAIR_TRIES: usize = 10;
-
-/// What a look at the kernel found, and did about it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Repair {
-    /// The table's chains or sets were not ours, and all was programmed anew.
-    pub rebuilt: bool,
-    /// Elements that were missing, wrong or foreign.
-    pub elements: usize,
-}
-
-impl Repair {
-    /// Everything was as it should be.
-    pub fn is_none(&self) -> bool {
-        *self == Self::default()
-    }
-}
 
 /// One family's table, wanted and programmed.
 #[derive(Debug)]
@@ -66,44 +53,80 @@ impl Known {
     }
 }
 
-/// The nftables backend.
+/// The nftables backend: what is wanted, and the kernel that it is wanted in.
 #[derive(Debug)]
-pub struct Nftables {
-    kernel: Kernel,
+pub struct Nftables<K = Kernel> {
+    kernel: K,
     families: Vec<Programmed>,
 }
+
+/// In place of a [`Kernel`], where the rules are only looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NoKernel;
 
 impl Nftables {
     /// Opens nf_tables in this thread's network namespace. Nothing is read or written yet.
     ///
     /// # Errors
     /// [`NetlinkError`] when there is no netlink to be had.
-    pub fn open(shape: impl Fn(Family) -> Shape) -> Result<Self, NetlinkError> {
+    pub fn open() -> Result<Self, NetlinkError> {
+        Ok(Self::of(Kernel::open()?))
+    }
+
+    /// Removes both tables.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn cleanup(kernel: &mut Kernel) -> Result<usize, NftablesError> {
+        let mut removed = 0;
+        for family in Family::BOTH {
+            if kernel.observe(family)?.table {
+                let mut batch = kernel.batch(family, None);
+                batch.delete_table();
+                kernel.commit(family, batch)?;
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+}
+
+impl Nftables<NoKernel> {
+    /// Programs nothing, needs nothing, and shows what it would program.
+    pub fn offline() -> Self {
+        Self::of(NoKernel)
+    }
+
+    /// The rules that it would program.
+    pub fn rendering(&self) -> Rendering {
+        Rendering::of(self.families.iter().map(|family| &family.wanted))
+    }
+}
+
+impl<K> Nftables<K> {
+    fn of(kernel: K) -> Self {
         let families = Family::BOTH
             .into_iter()
             .map(|family| Programmed {
-                wanted: Table::new(family, shape(family)),
+                wanted: Table::new(family, Shape::default()),
                 pending: Delta::default(),
                 unknown: true,
                 known: Known::default(),
             })
             .collect();
-        Ok(Self {
-            kernel: Kernel::open()?,
-            families,
-        })
+        Self { kernel, families }
     }
+}
 
-    /// The pods of this node are these.
-    pub fn set_pods(&mut self, pods: &PodSet) {
+impl<K> Told for Nftables<K> {
+    fn set_pods(&mut self, pods: &PodSet) {
         for family in &mut self.families {
             family.unknown |= !std::mem::replace(&mut family.known.pods, true);
             family.wanted.change_pods(pods, &mut family.pending);
         }
     }
 
-    /// These addresses may be handed to themselves through a service.
-    pub fn set_hairpins(&mut self, addresses: &BTreeSet<IpAddr>) {
+    fn set_hairpins(&mut self, addresses: &BTreeSet<IpAddr>) {
         for family in &mut self.families {
             family
                 .wanted
@@ -111,8 +134,7 @@ impl Nftables {
         }
     }
 
-    /// Node ports are served on these addresses.
-    pub fn set_node_port_addresses(&mut self, addresses: &[IpAddr]) {
+    fn set_node_port_addresses(&mut self, addresses: &[IpAddr]) {
         for family in &mut self.families {
             family
                 .wanted
@@ -120,34 +142,36 @@ impl Nftables {
         }
     }
 
-    /// These doors are decided otherwise, or are gone.
-    pub fn set_doors<'a>(&mut self, plan: &Plan, doors: impl Iterator<Item = &'a Door> + Clone) {
+    fn set_doors(&mut self, plan: &Plan, doors: &BTreeSet<Door>) {
         for family in &mut self.families {
-            let decided = doors.clone().map(|door| (*door, plan.frontend(door)));
+            let decided = doors.iter().map(|door| (*door, plan.frontend(door)));
             family.wanted.change_doors(decided, &mut family.pending);
         }
     }
 
-    /// The picture of services, endpoints and the node is complete from now on.
-    pub fn set_complete(&mut self) {
+    fn set_complete(&mut self) {
         for family in &mut self.families {
             family.unknown |= !std::mem::replace(&mut family.known.services, true);
         }
     }
 
-    /// The constant part is this from now on.
-    pub fn set_shape(&mut self, shape: impl Fn(Family) -> Shape) {
+    fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
         for family in &mut self.families {
-            let differs = family.wanted.reshape(shape(family.wanted.family));
-            family.unknown |= differs;
+            let of_family = |range: &&IpNetwork| family_of(range.ip()) == family.wanted.family;
+            let shape = Shape {
+                detector: detector.clone(),
+                ranges: ranges.iter().filter(of_family).copied().collect(),
+            };
+            family.unknown |= family.wanted.reshape(shape);
         }
     }
+}
 
-    /// Programs what is pending. After an error, run it again: it starts from what it observes.
-    ///
-    /// # Errors
-    /// The first family's error; the other family is programmed all the same.
-    pub fn sync(&mut self) -> Result<Repair, NftablesError> {
+impl Backend for Nftables {
+    type Error = NftablesError;
+
+    /// As the trait says; of two families with errors the first one's is returned.
+    fn sync(&mut self) -> Result<Repair, NftablesError> {
         let mut repairs = Repair::default();
         let mut result = Ok(());
         for family in &mut self.families {
@@ -174,43 +198,18 @@ impl Nftables {
         result.map(|()| repairs)
     }
 
-    /// Looks at the kernel's tables and repairs what somebody else changed.
-    ///
-    /// # Errors
-    /// As [`Self::sync`].
-    pub fn resync(&mut self) -> Result<Repair, NftablesError> {
+    fn resync(&mut self) -> Result<Repair, NftablesError> {
         for family in &mut self.families {
             family.unknown = true;
         }
         self.sync()
     }
 
-    /// Packets that found no endpoint in any slot, in both families.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn missed_lookups(&mut self) -> Result<u64, NftablesError> {
+    fn missed_lookups(&mut self) -> Result<u64, NftablesError> {
         Family::BOTH
             .into_iter()
             .map(|family| self.kernel.missed_lookups(family))
             .sum()
-    }
-
-    /// Removes both tables.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn cleanup(kernel: &mut Kernel) -> Result<usize, NftablesError> {
-        let mut removed = 0;
-        for family in Family::BOTH {
-            if kernel.observe(family)?.table {
-                let mut batch = kernel.batch(family, None);
-                batch.delete_table();
-                kernel.commit(family, batch)?;
-                removed += 1;
-            }
-        }
-        Ok(removed)
     }
 }
 
@@ -292,22 +291,49 @@ impl Programmed {
         let seen = kernel.observe(family)?;
         let delta = seen.difference(self.wanted.elements(), |set| known.covers(set));
         let gone = isolate(&delta.delete, |keys| {
-            kernel.write(family, |batch| batch.delete_elements(keys)).map_err(|e| describe(&e))
+            kernel
+                .write(family, |batch| batch.delete_elements(keys))
+                .map_err(|e| describe(&e))
         });
         let mut names: Vec<String> = gone
             .into_iter()
-            .map(|((set, key), error)| format!("to remove {} from {set}: {error}", KeyText { set: *set, family, key }))
+            .map(|((set, key), error)| {
+                format!(
+                    "to remove {} from {set}: {error}",
+                    KeyText {
+                        set: *set,
+                        family,
+                        key
+                    }
+                )
+            })
             .collect();
         let added = isolate(&delta.add, |elements| {
-            kernel.write(family, |batch| batch.add_elements(elements)).map_err(|e| describe(&e))
+            kernel
+                .write(family, |batch| batch.add_elements(elements))
+                .map_err(|e| describe(&e))
         });
         names.extend(added.into_iter().map(|(element, error)| {
             let owner = element.comment.as_deref().unwrap_or("no comment");
             let Element { set, key, .. } = element;
-            format!("to add {} ({owner}) to {set}: {error}", KeyText { set: *set, family, key })
+            format!(
+                "to add {} ({owner}) to {set}: {error}",
+                KeyText {
+                    set: *set,
+                    family,
+                    key
+                }
+            )
         }));
-        let repair = Repair { rebuilt: false, elements: delta.add.len().max(delta.delete.len()) };
-        if names.is_empty() { Ok(repair) } else { Err(NftablesError::Parts { family, names }) }
+        let repair = Repair {
+            rebuilt: false,
+            elements: delta.add.len().max(delta.delete.len()),
+        };
+        if names.is_empty() {
+            Ok(repair)
+        } else {
+            Err(NftablesError::Parts { family, names })
+        }
     }
 
     /// Chains that nothing refers to any more. In a batch of their own: before 6.2 a kernel refuses to
