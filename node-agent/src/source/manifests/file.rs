@@ -74,13 +74,15 @@ fn item(
         Kind::Service => {
             let raw: object::Service = found.typed()?;
             let service = object::service(&raw, warnings)?;
-            let name = raw.metadata.service_name();
+            let shared = service.as_ref().map(|service| service.name.clone());
+            let name = shared.unwrap_or_else(|| raw.metadata.service_name());
             (Key::Service(name.clone()), Event::Service(name, service))
         }
         Kind::EndpointSlice => {
             let raw: object::EndpointSlice = found.typed()?;
             let slice = object::slice(&raw, warnings)?;
-            let name = raw.metadata.slice_name();
+            let shared = slice.as_ref().map(|slice| slice.name.clone());
+            let name = shared.unwrap_or_else(|| raw.metadata.slice_name());
             (Key::Slice(name.clone()), Event::Slice(name, slice))
         }
         Kind::Node => {

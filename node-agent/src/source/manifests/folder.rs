@@ -74,7 +74,7 @@ impl Stamp {
 }
 
 /// The events of one pass over changed files: for each object those of the first file by name.
-type Fresh = HashMap<Key, (FileName, Event)>;
+type Fresh = HashMap<Key, Box<(FileName, Event)>>;
 
 impl Folder {
     /// Nothing is read yet.
@@ -116,7 +116,7 @@ impl Folder {
                         .is_none_or(|known| known.stamp != Some(*stamp))
             })
             .collect();
-        let mut touched = BTreeSet::new();
+        let mut touched = Vec::new();
         for name in gone {
             self.forget(&name, &mut touched);
         }
@@ -166,16 +166,16 @@ impl Folder {
     }
 
     /// Forgets a file and all that it said.
-    fn forget(&mut self, name: &FileName, touched: &mut BTreeSet<Key>) {
+    fn forget(&mut self, name: &FileName, touched: &mut Vec<Key>) {
         let known = self.files.remove(name).unwrap_or_default();
         for key in known.keys {
             self.index.disclaim(&key, name);
-            touched.insert(key);
+            touched.push(key);
         }
     }
 
     /// Reads a file anew.
-    fn read(&mut self, name: &FileName, stamp: Stamp, fresh: &mut Fresh, touched: &mut BTreeSet<Key>) {
+    fn read(&mut self, name: &FileName, stamp: Stamp, fresh: &mut Fresh, touched: &mut Vec<Key>) {
         let shown = name.to_string_lossy();
         let Some(format) = file::format_of(&shown) else {
             return;
@@ -188,16 +188,18 @@ impl Folder {
         let before = self.files.remove(name).unwrap_or_default();
         for key in before.keys {
             self.index.disclaim(&key, name);
-            touched.insert(key);
+            touched.push(key);
         }
         let mut keys = Vec::new();
         let problems = file::read(&shown, format, &text, &self.node_name, &mut |item: Item| {
             let Item { key, digest, event } = item;
             self.index.claim(key.clone(), name, digest);
             if self.index.told(&key) != Some(digest) {
-                fresh.entry(key.clone()).or_insert_with(|| (name.clone(), event));
+                fresh
+                    .entry(key.clone())
+                    .or_insert_with(|| Box::new((name.clone(), event)));
             }
-            touched.insert(key.clone());
+            touched.push(key.clone());
             keys.push(key);
         });
         problems
@@ -233,13 +235,9 @@ impl Folder {
 
     /// Adds to `events` what is different now about the objects `touched`. Returns the files that would
     /// have to be read to know the rest.
-    fn settle(
-        &mut self,
-        touched: BTreeSet<Key>,
-        mut fresh: Fresh,
-        events: &mut Vec<Event>,
-    ) -> BTreeSet<FileName> {
+    fn settle(&mut self, touched: Vec<Key>, mut fresh: Fresh, events: &mut Vec<Event>) -> BTreeSet<FileName> {
         let mut again = BTreeSet::new();
+        events.reserve(fresh.len());
         for key in touched {
             self.note_duplicates(&key);
             match self.index.difference(&key) {
@@ -249,7 +247,8 @@ impl Folder {
                     events.push(key.gone());
                 }
                 Difference::Says(file, digest) => match fresh.remove(&key) {
-                    Some((source, event)) if source == file => {
+                    Some(said) if said.0 == file => {
+                        let (_, event) = *said;
                         // Nobody has to be told that something unknown is not there.
                         if self.index.told(&key).is_some() || event != key.gone() {
                             events.push(event);
@@ -265,7 +264,8 @@ impl Folder {
         again
     }
 
-    fn note_duplicates(&mut self, key: &Key) {
+    /// The files that have an object which another has as well, and is right about.
+    fn losers(&self, key: &Key) -> Vec<Problem> {
         let mut files = self
             .index
             .files(key)
@@ -275,13 +275,21 @@ impl Folder {
             object: key.to_string(),
             winner,
         };
-        let problems: Vec<Problem> = files
+        files
             .map(|file| Problem {
                 file,
                 place: None,
                 what: what.clone(),
             })
-            .collect();
+            .collect()
+    }
+
+    fn note_duplicates(&mut self, key: &Key) {
+        let problems = if self.index.files(key).nth(1).is_some() {
+            self.losers(key)
+        } else {
+            Vec::new()
+        };
         if problems.is_empty() {
             self.duplicates.remove(key);
         } else if self.duplicates.get(key) != Some(&problems) {
