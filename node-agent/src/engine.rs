@@ -62,6 +62,11 @@ impl Engine {
     pub fn open(policy: Policy) -> Result<Self, NetlinkError> {
         Ok(Self::new(policy, Nftables::open()?))
     }
+
+    /// The port by which the kernel's notifications name the backend's own changes.
+    pub fn port(&self) -> u32 {
+        self.backend.port()
+    }
 }
 
 impl<B: Told> Engine<B> {

@@ -62,6 +62,8 @@ pub trait Backend: Told {
 pub struct Repair {
     /// The table's chains or sets were not ours, and all was programmed anew.
     pub rebuilt: bool,
+    /// Chains that were missing or foreign.
+    pub chains: usize,
     /// Elements that were missing, wrong or foreign.
     pub elements: usize,
 }

@@ -77,9 +77,12 @@ fn engine(facts: &Facts) -> anyhow::Result<Engine<Nftables<NoKernel>>> {
 
 /// The node's addresses as far as its Node object names them, on an interface that nobody can know here.
 fn addresses(events: &[Event]) -> Event {
-    let node = events.iter().rev().find_map(|event| match event {
-        Event::Node(node) => node.as_ref(),
-        _ => None,
+    let node = events.iter().rev().find_map(|event| {
+        if let Event::Node(node) = event {
+            node.as_ref()
+        } else {
+            None
+        }
     });
     let interface: Arc<str> = "unknown".into();
     let of = |node: &Node| -> Vec<NodeAddress> {

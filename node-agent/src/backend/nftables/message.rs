@@ -156,7 +156,6 @@ impl Batch {
         self.message(libc::NFT_MSG_NEWCHAIN, CREATE, What::Chain(chain.name), |w, _| {
             w.put_str(3, &chain.name.to_string());
             if let Some((hook, priority)) = chain.hook {
-                const ACCEPT: u32 = 1;
                 let open = w.begin(4);
                 w.put_u32(1, hook_number(hook));
                 w.put_u32(2, priority as u32);
@@ -269,6 +268,9 @@ impl Batch {
         }
     }
 }
+
+/// A base chain's policy: `NF_ACCEPT`.
+pub const ACCEPT: u32 = 1;
 
 /// `enum nf_inet_hooks`.
 pub fn hook_number(hook: Hook) -> u32 {

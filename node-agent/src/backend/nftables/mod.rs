@@ -13,6 +13,7 @@ mod message;
 mod name;
 mod program;
 mod rule;
+mod salvage;
 mod set;
 mod sync;
 mod table;

@@ -6,9 +6,7 @@ use std::net::IpAddr;
 use ipnetwork::IpNetwork;
 use tracing::{debug, info, warn};
 
-use super::dump::Observed;
-use super::element::{Element, KeyText};
-use super::isolate::isolate;
+use super::dump::{Observed, Structure};
 use super::kernel::{Kernel, NftablesError};
 use super::message::Batch;
 use super::name::{Facts, SetName};
@@ -17,7 +15,6 @@ use super::rule::Chain;
 use super::table::{Delta, Table};
 use super::text::Rendering;
 use crate::backend::{Backend, Repair, Told};
-use crate::describe::describe;
 use crate::model::{Family, PodSet, family_of};
 use crate::netlink::NetlinkError;
 use crate::plan::{Detector, Door, Plan};
@@ -27,25 +24,25 @@ const REPAIR_TRIES: usize = 10;
 
 /// One family's table, wanted and programmed.
 #[derive(Debug)]
-struct Programmed {
-    wanted: Table,
+pub(super) struct Programmed {
+    pub(super) wanted: Table,
     /// Differences that are not in the kernel yet.
     pending: Delta,
     /// What the kernel holds is not known: nothing was read yet, or a batch failed.
     unknown: bool,
-    known: Known,
+    pub(super) known: Known,
 }
 
 /// Which facts the agent has been told. What an earlier run programmed from the others is left alone: a
 /// restart must lose nothing while the API, or the state file, cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Known {
+pub(super) struct Known {
     pods: bool,
     services: bool,
 }
 
 impl Known {
-    fn covers(self, set: SetName) -> bool {
+    pub(super) fn covers(self, set: SetName) -> bool {
         match set.filled_by() {
             Facts::Pods => self.pods,
             Facts::Services => self.services,
@@ -71,6 +68,11 @@ impl Nftables {
     /// [`NetlinkError`] when there is no netlink to be had.
     pub fn open() -> Result<Self, NetlinkError> {
         Ok(Self::of(Kernel::open()?))
+    }
+
+    /// The port by which the kernel's notifications name this backend's own changes.
+    pub fn port(&self) -> u32 {
+        self.kernel.port()
     }
 
     /// Removes both tables.
@@ -187,6 +189,7 @@ impl Backend for Nftables {
             match done {
                 Ok(repair) => {
                     repairs.rebuilt |= repair.rebuilt;
+                    repairs.chains += repair.chains;
                     repairs.elements += repair.elements;
                 }
                 Err(error) => {
@@ -223,7 +226,9 @@ impl Programmed {
         delta.sort();
         let family = self.wanted.family;
         let mut batch = kernel.batch(family, None);
-        write(&mut batch, &delta);
+        let classes = delta.classes.iter();
+        let chains: Vec<Chain> = classes.flat_map(|class| program::class_chains(*class)).collect();
+        write(&mut batch, &chains, &delta);
         kernel.commit(family, batch)?;
         debug!(%family, add = delta.add.len(), delete = delta.delete.len(), "elements changed");
         Ok(())
@@ -251,11 +256,11 @@ impl Programmed {
     fn repair(&mut self, kernel: &mut Kernel, seen: &Observed) -> Result<Repair, NftablesError> {
         let family = self.wanted.family;
         let mut batch = kernel.batch(family, Some(seen.generation));
-        let same = seen.same_structure(family, &self.wanted.chains());
+        let same = seen.structure(family, &self.wanted.chains());
         let leave = seen.table && !self.known.services;
-        let left_over = match same {
-            Some(left_over) => left_over,
-            None if leave && seen.has_set(family, SetName::LocalPods) => Vec::new(),
+        let structure = match same {
+            Some(structure) => structure,
+            None if leave && seen.has_set(family, SetName::LocalPods) => Structure::default(),
             None if leave => {
                 return Err(NftablesError::OlderTable { family });
             }
@@ -263,77 +268,24 @@ impl Programmed {
         };
         let known = self.known;
         let delta = seen.difference(self.wanted.elements(), |set| known.covers(set));
-        write(&mut batch, &delta);
+        write(&mut batch, &structure.missing, &delta);
         kernel.commit(family, batch)?;
+        let left_over = if known.services {
+            structure.left_over
+        } else {
+            Vec::new()
+        };
         let repair = Repair {
             rebuilt: false,
+            chains: structure.missing.len() + left_over.len(),
             elements: delta.add.len().max(delta.delete.len()),
         };
         if !repair.is_none() {
-            info!(%family, elements = repair.elements, "ruleset brought up to date");
+            let Repair { chains, elements, .. } = repair;
+            info!(%family, chains, elements, "ruleset brought up to date");
         }
-        if self.known.services {
-            self.remove_chains(kernel, &left_over);
-        }
+        self.remove_chains(kernel, &left_over);
         Ok(repair)
-    }
-
-    /// The kernel refuses a batch as a whole: everything in it is programmed that it takes, and what it
-    /// does not take is named. That part is tried again with the next attempt.
-    fn salvage(&mut self, kernel: &mut Kernel, seen: &Observed) -> Result<Repair, NftablesError> {
-        let family = self.wanted.family;
-        if seen.same_structure(family, &self.wanted.chains()).is_none() {
-            let mut batch = kernel.batch(family, Some(seen.generation));
-            replace_structure(&mut batch, seen.table, &self.wanted.chains());
-            kernel.commit(family, batch)?;
-        }
-        let known = self.known;
-        let seen = kernel.observe(family)?;
-        let delta = seen.difference(self.wanted.elements(), |set| known.covers(set));
-        let gone = isolate(&delta.delete, |keys| {
-            kernel
-                .write(family, |batch| batch.delete_elements(keys))
-                .map_err(|e| describe(&e))
-        });
-        let mut names: Vec<String> = gone
-            .into_iter()
-            .map(|((set, key), error)| {
-                format!(
-                    "to remove {} from {set}: {error}",
-                    KeyText {
-                        set: *set,
-                        family,
-                        key
-                    }
-                )
-            })
-            .collect();
-        let added = isolate(&delta.add, |elements| {
-            kernel
-                .write(family, |batch| batch.add_elements(elements))
-                .map_err(|e| describe(&e))
-        });
-        names.extend(added.into_iter().map(|(element, error)| {
-            let owner = element.comment.as_deref().unwrap_or("no comment");
-            let Element { set, key, .. } = element;
-            format!(
-                "to add {} ({owner}) to {set}: {error}",
-                KeyText {
-                    set: *set,
-                    family,
-                    key
-                }
-            )
-        }));
-        let repair = Repair {
-            rebuilt: false,
-            elements: delta.add.len().max(delta.delete.len()),
-        };
-        if names.is_empty() {
-            Ok(repair)
-        } else {
-            Err(NftablesError::Parts { family, names })
-        }
     }
 
     /// Chains that nothing refers to any more. In a batch of their own: before 6.2 a kernel refuses to
@@ -366,12 +318,13 @@ fn load(
     info!(%family, chains = chains.len(), elements = elements.len(), "ruleset programmed");
     Ok(Repair {
         rebuilt: true,
+        chains: chains.len(),
         elements: elements.len(),
     })
 }
 
 /// Table, chains, sets and rules, in place of whatever is there.
-fn replace_structure(batch: &mut Batch, present: bool, chains: &[Chain]) {
+pub(super) fn replace_structure(batch: &mut Batch, present: bool, chains: &[Chain]) {
     if present {
         batch.delete_table();
     }
@@ -389,17 +342,12 @@ fn replace_structure(batch: &mut Batch, present: bool, chains: &[Chain]) {
     }
 }
 
-/// The chains of new classes, then what goes, then what comes.
-fn write(batch: &mut Batch, delta: &Delta) {
-    let chains: Vec<_> = delta
-        .classes
-        .iter()
-        .flat_map(|class| program::class_chains(*class))
-        .collect();
-    for chain in &chains {
+/// New chains, then what goes, then what comes.
+pub(super) fn write(batch: &mut Batch, chains: &[Chain], delta: &Delta) {
+    for chain in chains {
         batch.add_chain(chain);
     }
-    for chain in &chains {
+    for chain in chains {
         for rule in &chain.rules {
             batch.add_rule(chain.name, rule);
         }
