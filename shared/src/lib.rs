@@ -6,6 +6,7 @@
 pub mod error;
 mod format;
 pub mod run_dir;
+mod sheet;
 pub mod socket;
 pub mod state;
 pub mod store;

@@ -20,7 +20,8 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 use crate::error::StateError;
 use crate::format;
 use crate::run_dir::{LOCK_FILE, STATE_FILE};
-use crate::state::{Epoch, Generation, State};
+use crate::sheet::Sheet;
+use crate::state::{Attachment, AttachmentId, Epoch, Generation, State};
 use crate::trust::{self, failed, io_failed};
 
 /// Where a writer, who holds the lock, builds the next file. A writer that was killed leaves it behind,
@@ -98,20 +99,31 @@ impl RunDir {
     /// [`StateError::Unreadable`], [`StateError::NewerVersion`], [`StateError::NotOurs`] or [`StateError::Io`].
     pub fn read(&self) -> Result<Option<State>, StateError> {
         let path = self.path.join(STATE_FILE);
-        let Some(file) = trust::file(&self.dir, STATE_FILE, OFlag::O_RDONLY, &path)? else {
+        self.text(&path)?
+            .map(|text| format::parse(&text, &path))
+            .transpose()
+    }
+
+    fn text(&self, path: &Path) -> Result<Option<Vec<u8>>, StateError> {
+        let Some(file) = trust::file(&self.dir, STATE_FILE, OFlag::O_RDONLY, path)? else {
             return Ok(None);
         };
-        let mut text = Vec::new();
+        let size = file
+            .metadata()
+            .map_err(|error| io_failed("look at", path, error))?
+            .len();
+        let mut text = Vec::with_capacity(size.min(MAX_SIZE) as usize + 1);
         file.take(MAX_SIZE + 1)
             .read_to_end(&mut text)
-            .map_err(|error| io_failed("read", &path, error))?;
+            .map_err(|error| io_failed("read", path, error))?;
         if text.len() as u64 > MAX_SIZE {
+            let why = format!("it is larger than {MAX_SIZE} bytes");
             return Err(StateError::Unreadable {
-                path,
-                why: format!("it is larger than {MAX_SIZE} bytes"),
+                path: path.to_owned(),
+                why,
             });
         }
-        format::parse(&text, &path).map(Some)
+        Ok(Some(text))
     }
 
     /// Changes the state file: locks it within `wait`, reads it (an absent file is an empty one), lets
@@ -129,7 +141,14 @@ impl RunDir {
         wait: Duration,
         change: impl FnOnce(&mut State) -> T,
     ) -> Result<(T, Epoch, Generation), StateError> {
-        let lock = self.lock(wait)?;
+        let _lock = self.lock(wait)?;
+        self.update_locked(change)
+    }
+
+    fn update_locked<T>(
+        &self,
+        change: impl FnOnce(&mut State) -> T,
+    ) -> Result<(T, Epoch, Generation), StateError> {
         let before = self.read()?.unwrap_or_else(|| State::empty(new_epoch()));
         let mut state = before.clone();
         let out = change(&mut state);
@@ -138,10 +157,64 @@ impl RunDir {
             (before.version, before.epoch.clone(), before.generation);
         if state != before {
             state.generation.0 += 1;
-            self.replace(&state)?;
+            self.replace(&format::print(&state).map_err(|error| self.unprintable(error))?)?;
         }
-        drop(lock);
         Ok((out, state.epoch, state.generation))
+    }
+
+    /// As [`RunDir::update`], to put `record` in the place of the one of its name, which is returned. What this
+    /// costs hardly depends on how many records there are.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RunDir::update`].
+    pub fn put(
+        &self,
+        wait: Duration,
+        record: &Attachment,
+    ) -> Result<(Option<Attachment>, Epoch, Generation), StateError> {
+        let _lock = self.lock(wait)?;
+        let text = self.text(&self.path.join(STATE_FILE))?;
+        let Some(mut sheet) = text.as_deref().and_then(Sheet::parse) else {
+            return self.update_locked(|state| state.attachments.insert(record.id(), record.clone()));
+        };
+        let before = sheet.generation;
+        let replaced = sheet.put(record).map_err(|error| self.unprintable(error))?;
+        if sheet.generation != before {
+            self.replace(&sheet.print().map_err(|error| self.unprintable(error))?)?;
+        }
+        Ok((replaced, sheet.epoch, sheet.generation))
+    }
+
+    /// As [`RunDir::update`], to remove the record of `id`. Where there is none, nobody is waited for and nothing has
+    /// to be writable.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RunDir::update`].
+    pub fn remove(&self, wait: Duration, id: &AttachmentId) -> Result<(), StateError> {
+        let path = self.path.join(STATE_FILE);
+        let has_it = |text: &[u8]| match Sheet::parse(text) {
+            Some(sheet) => Ok(sheet.has(id)),
+            None => format::parse(text, &path).map(|state| state.attachments.contains_key(id)),
+        };
+        match self.text(&path)? {
+            Some(text) if has_it(&text)? => {}
+            Some(_) | None => return Ok(()),
+        }
+        let _lock = self.lock(wait)?;
+        let text = self.text(&path)?;
+        let Some(mut sheet) = text.as_deref().and_then(Sheet::parse) else {
+            return self
+                .update_locked(|state| drop(state.attachments.remove(id)))
+                .map(drop);
+        };
+        let before = sheet.generation;
+        sheet.remove(id);
+        match sheet.generation == before {
+            true => Ok(()),
+            false => self.replace(&sheet.print().map_err(|error| self.unprintable(error))?),
+        }
     }
 
     /// Does all that [`RunDir::update`] would do, but puts nothing in the state file's place: whether a record
@@ -155,7 +228,7 @@ impl RunDir {
         let state = self.read()?.unwrap_or_else(|| State::empty(new_epoch()));
         let path = self.path.join(NEXT_FILE);
         // The next record needs room that this one has not taken yet.
-        let mut text = print(&state, &path)?;
+        let mut text = format::print(&state).map_err(|error| self.unprintable(error))?;
         text.resize(text.len() + ROOM_FOR_A_RECORD, b' ');
         let written = self.write_next(&text, &path);
         let removed = self.remove_next().map_err(|errno| failed("remove", &path, errno));
@@ -218,11 +291,10 @@ impl RunDir {
         }
     }
 
-    /// Puts `state` in the file's place. The caller holds the lock.
-    fn replace(&self, state: &State) -> Result<(), StateError> {
+    /// Puts `text` in the file's place. The caller holds the lock.
+    fn replace(&self, text: &[u8]) -> Result<(), StateError> {
         let path = self.path.join(NEXT_FILE);
-        let text = print(state, &path)?;
-        let written = self.write_next(&text, &path).and_then(|()| {
+        let written = self.write_next(text, &path).and_then(|()| {
             renameat(self.dir.as_fd(), NEXT_FILE, self.dir.as_fd(), STATE_FILE)
                 .map_err(|errno| failed("rename", &path, errno))
         });
@@ -251,16 +323,16 @@ impl RunDir {
             .map_err(|error| io_failed("write", path, error))
     }
 
+    fn unprintable(&self, error: serde_json::Error) -> StateError {
+        io_failed("write", &self.path.join(NEXT_FILE), error.into())
+    }
+
     fn remove_next(&self) -> Result<(), Errno> {
         match unlinkat(self.dir.as_fd(), NEXT_FILE, UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => Ok(()),
             Err(errno) => Err(errno),
         }
     }
-}
-
-fn print(state: &State, path: &Path) -> Result<Vec<u8>, StateError> {
-    format::print(state).map_err(|error| io_failed("write", path, error.into()))
 }
 
 /// A name for a new file that none before it had. This program's only randomness: the keys of std's hasher

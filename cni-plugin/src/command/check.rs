@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::net::IpAddr;
 
-use denizen_shared::state::{Attachment, RunDir, StateError};
+use denizen_shared::state::Attachment;
 
-use super::Seen;
+use super::{Seen, existing};
 use crate::config::Config;
 use crate::environment::Attach;
 use crate::error::CniError;
@@ -17,9 +17,9 @@ use crate::version::CniVersion;
 pub(crate) fn check(call: &Attach, config: &Config<'_>, version: CniVersion) -> Result<(), CniError> {
     let told = Told::parse(config.prev_result()?, version, &call.named.if_name)?;
     let id = call.named.id();
-    let state = match RunDir::open(&config.run_dir) {
-        Err(StateError::NoRunDir { .. }) => None,
-        run_dir => run_dir?.read()?,
+    let state = match existing(&config.run_dir)? {
+        Some(run_dir) => run_dir.read()?,
+        None => None,
     };
     let Some(record) = state.and_then(|mut state| state.attachments.remove(&id)) else {
         let run_dir = config.run_dir.display();

@@ -8,11 +8,12 @@ mod words;
 
 use std::net::IpAddr;
 
+use ipnetwork::IpNetwork;
 use serde::{Deserialize, Serialize};
 
 pub use packet::{Packet, PacketError};
 
-use crate::model::{Snapshot, TrafficPolicy, family_of};
+use crate::model::{Affinity, Snapshot, TrafficPolicy, family_of};
 use crate::plan::{
     Detector, Door, DoorAddress, DoorKind, Endpoints, Frontend, Masquerade, NodePortAddresses, Outcome, Plan,
     node_port_addresses,
@@ -195,6 +196,11 @@ impl<'a> Way<'a> {
             format!("{to} is a {} of {service}", frontend.kind),
             words::kind(frontend.kind),
         );
+        if let Some(allowed) = &frontend.sources
+            && !self.may_enter(allowed)
+        {
+            return self.finish(Verdict::Drop, Some(service), None, false, sender);
+        }
         let bound = frontend.outside.as_ref().filter(|_| sender == Sender::Other);
         let outcome = bound.unwrap_or(&frontend.inside);
         self.step(
@@ -212,6 +218,9 @@ impl<'a> Way<'a> {
             }
             Outcome::Forward(endpoints) => {
                 self.step(words::endpoints(endpoints), words::CHOICE);
+                if let Affinity::ClientIp { seconds } = frontend.affinity {
+                    self.step(words::affinity(seconds), words::AFFINITY);
+                }
                 let masquerade = self.masquerade(frontend, bound.is_some(), endpoints, sender);
                 self.finish(
                     Verdict::Forward,
@@ -220,6 +229,27 @@ impl<'a> Way<'a> {
                     masquerade,
                     sender,
                 )
+            }
+        }
+    }
+
+    /// Whether the source may use the load balancer IP.
+    fn may_enter(&mut self, allowed: &[IpNetwork]) -> bool {
+        let source = self.packet.source;
+        match allowed.iter().find(|range| range.contains(source)) {
+            Some(range) => {
+                self.step(
+                    format!("{source} may use it: it lies in {range}"),
+                    words::SOURCE_RANGES,
+                );
+                true
+            }
+            None => {
+                self.step(
+                    format!("{source} may not use it, and is dropped"),
+                    words::SOURCE_RANGES,
+                );
+                false
             }
         }
     }

@@ -16,6 +16,10 @@ pub(super) const NO_ENDPOINTS: &str =
 pub(super) const NO_LOCAL_ENDPOINT: &str = "the service has endpoints, but none on this node, and policy Local \
      forbids the others; a client that gets no answer tries again and may then be sent to another node";
 pub(super) const CHOICE: &str = "drawn at random for each new connection; the connection then stays there";
+pub(super) const SOURCE_RANGES: &str = "spec.loadBalancerSourceRanges of the Service; they bind everybody, this \
+     node and its pods included, and come before anything else";
+pub(super) const AFFINITY: &str = "sessionAffinity ClientIP: a client is remembered, whichever address of the \
+     service port it used, until so long after its last new connection";
 pub(super) const SOURCE_REPLACED: &str = "the source becomes this node's address";
 pub(super) const SOURCE_KEPT: &str = "the source stays as it is";
 pub(super) const KEPT_LOCAL_POLICY: &str =
@@ -110,6 +114,10 @@ pub(super) fn policy_why(frontend: &Frontend, inside: bool) -> &'static str {
         }
         (TrafficPolicy::Local, _, _) => "the Service says so",
     }
+}
+
+pub(super) fn affinity(seconds: u32) -> String {
+    format!("a client that came within the last {seconds} s goes to the endpoint that it had")
 }
 
 pub(super) fn endpoints(endpoints: &Endpoints) -> String {

@@ -94,9 +94,8 @@ impl Plan {
         touched: &mut Touched,
     ) {
         let slices: Vec<_> = world.slices(name).collect();
-        let zone = world.node().and_then(|node| node.zone.as_deref());
         let wanted = match world.service(name) {
-            Some(service) => frontends(settings, zone, service, &slices),
+            Some(service) => frontends(settings, world.node(), service, &slices),
             None => Vec::new(),
         };
         let mut gone: BTreeSet<Door> = self.doors_of.remove(name).into_iter().flatten().collect();

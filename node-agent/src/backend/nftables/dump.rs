@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::element::{Element, Key, Value, read_address};
-use super::message::{ACCEPT, VERDICT_TYPE, hook_number, nf_family, rule_comment, set_flags};
+use super::message::{ACCEPT, hook_number, nf_family, rule_comment};
 use super::name::{SetName, TABLE};
 use super::rule::Chain;
-use super::set::{Data, Shape, address_len, find_tlv};
+use super::set::{Data, VERDICT, address_len, find_tlv};
 use super::table::Delta;
 use crate::model::Family;
 use crate::netlink::{Attributes, Message};
@@ -41,6 +41,8 @@ pub enum ObservedValue {
     Goto(String),
     /// An endpoint.
     Endpoint(SocketAddr),
+    /// An endpoint's number.
+    Number(u32),
     /// Something else.
     Other,
 }
@@ -127,7 +129,7 @@ impl Observed {
             key: (number(4), number(5)),
             // A verdict's length is the kernel's own affair.
             data: match attributes.find_u32(6) {
-                Some(VERDICT_TYPE) => Some((VERDICT_TYPE, 0)),
+                Some(VERDICT) => Some((VERDICT, 0)),
                 data => data.map(|data| (data, number(7))),
             },
             user_data: attributes.find(13).unwrap_or_default().to_vec(),
@@ -139,7 +141,12 @@ impl Observed {
     pub fn elements(&mut self, family: Family, set: SetName, message: &Message<'_>) {
         for (_, element) in message.attributes().nested(3) {
             let element = Attributes::new(element);
-            let Some(key) = element.nested(1).find(1).and_then(Key::from_bytes) else {
+            let last = element.nested(10).find(1);
+            let key = element.nested(1).find(1).and_then(|first| match last {
+                Some(last) => Key::from_bounds(first, last),
+                None => Key::from_bytes(first),
+            });
+            let Some(key) = key else {
                 self.strange += 1;
                 continue;
             };
@@ -234,7 +241,10 @@ impl Observed {
                         (ObservedValue::Member, Value::Member) => true,
                         (ObservedValue::Goto(seen), Value::Goto(chain)) => *seen == chain.to_string(),
                         (ObservedValue::Endpoint(seen), Value::Endpoint(endpoint)) => *seen == endpoint,
-                        (ObservedValue::Member | ObservedValue::Goto(_), _) => false,
+                        (ObservedValue::Number(seen), Value::Number(number)) => *seen == number,
+                        (ObservedValue::Member | ObservedValue::Goto(_) | ObservedValue::Number(_), _) => {
+                            false
+                        }
                         (ObservedValue::Endpoint(_) | ObservedValue::Other, _) => false,
                     }
             })
@@ -244,13 +254,9 @@ impl Observed {
 fn wanted_set(family: Family, set: SetName) -> ObservedSet {
     let shape = set.shape();
     ObservedSet {
-        flags: set_flags(&shape),
+        flags: shape.flags(),
         key: (shape.key_type(family), shape.key_len(family)),
-        data: match shape.data {
-            Data::None => None,
-            Data::Verdict => Some((VERDICT_TYPE, 0)),
-            Data::Endpoint => Some((Shape::endpoint_type(family), Shape::endpoint_len(family))),
-        },
+        data: shape.data(family),
         user_data: shape.user_data(family, set.why()),
     }
 }
@@ -273,6 +279,10 @@ fn value(family: Family, set: SetName, element: Attributes<'_>) -> ObservedValue
     let data = element.nested(2);
     match set.shape().data {
         Data::None => ObservedValue::Member,
+        Data::Number => match data.find(1).and_then(|bytes| bytes.try_into().ok()) {
+            Some(number) => ObservedValue::Number(u32::from_ne_bytes(number)),
+            None => ObservedValue::Other,
+        },
         Data::Verdict => {
             let verdict = data.nested(2);
             match (verdict.find_u32(1).map(|code| code as i32), verdict.find_str(2)) {

@@ -3,10 +3,11 @@
 use nix::errno::Errno;
 use nix::libc;
 use thiserror::Error;
+use tracing::debug;
 
 use super::dump::{Observed, is_of, rule_comment_of};
 use super::message::{Batch, kind, nf_family};
-use super::name::{SetName, TABLE};
+use super::name::{Group, SetName, TABLE};
 use crate::backend::why::Why;
 use crate::model::Family;
 use crate::netlink::{Attributes, Message, NetlinkError, Socket, Writer};
@@ -191,6 +192,21 @@ impl Kernel {
         } else {
             Err(NetlinkError::Interrupted)
         }
+    }
+
+    /// The endpoints that clients of services with session affinity are remembered with. Where the table, or
+    /// a set, is not there, there are none.
+    pub fn remembered(&mut self, family: Family) -> Observed {
+        let mut seen = Observed::default();
+        for set in Group::ALL.map(Group::affinity_endpoints) {
+            let looked = self.dump(family, libc::NFT_MSG_GETSETELEM, Some(set), |m| {
+                seen.elements(family, set, &m);
+            });
+            if let Err(error) = looked {
+                debug!(%family, %set, %error, "no clients are remembered from an earlier run");
+            }
+        }
+        seen
     }
 
     /// Sums the counters of the rules for [`Why::NeverUndone`].

@@ -11,6 +11,7 @@ mod kernel;
 mod lower;
 mod message;
 mod name;
+mod number;
 mod program;
 mod rule;
 mod salvage;

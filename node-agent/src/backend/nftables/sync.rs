@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnetwork::IpNetwork;
 use tracing::{debug, info, warn};
 
-use super::dump::{Observed, Structure};
+use super::dump::{Observed, ObservedValue, Structure};
 use super::kernel::{Kernel, NftablesError};
 use super::message::Batch;
 use super::name::{Facts, SetName};
@@ -46,6 +46,7 @@ impl Known {
         match set.filled_by() {
             Facts::Pods => self.pods,
             Facts::Services => self.services,
+            Facts::Traffic => false,
         }
     }
 }
@@ -67,7 +68,26 @@ impl Nftables {
     /// # Errors
     /// [`NetlinkError`] when there is no netlink to be had.
     pub fn open() -> Result<Self, NetlinkError> {
-        Ok(Self::of(Kernel::open()?))
+        let mut backend = Self::of(Kernel::open()?);
+        backend.restore_numbers();
+        Ok(backend)
+    }
+
+    /// Clients that an earlier run's rules remember stay with their endpoints.
+    fn restore_numbers(&mut self) {
+        for family in &mut self.families {
+            let seen = self.kernel.remembered(family.wanted.family);
+            for ((set, key), (value, comment)) in &seen.elements {
+                let ends = key.protocol_and_number(*set, family.wanted.family);
+                if let (ObservedValue::Endpoint(at), Some(owner), Some((protocol, number))) =
+                    (value, comment, ends)
+                {
+                    family
+                        .wanted
+                        .restore_number((owner.clone(), protocol), *at, number);
+                }
+            }
+        }
     }
 
     /// The port by which the kernel's notifications name this backend's own changes.

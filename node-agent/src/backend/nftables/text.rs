@@ -8,10 +8,11 @@ use std::fmt;
 use serde::Serialize;
 
 use super::element::{Element, KeyText, Value};
-use super::message::{TABLE_COMMENT, rule_comment};
+use super::lower::MOST_SLOTS;
+use super::message::{MOST_CLIENTS, TABLE_COMMENT, rule_comment};
 use super::name::{SetName, TABLE};
-use super::rule::{Action, Chain, Hook, MASQUERADE_BIT, Match, Rule};
-use super::set::{Data, Part};
+use super::rule::{Action, Chain, ENDPOINT_BITS, Hook, MASQUERADE_BIT, Match, Rule, SCRATCH, SCRATCH_BITS};
+use super::set::{Data, Part, Shape};
 use super::table::Table;
 use crate::model::Family;
 
@@ -39,6 +40,9 @@ struct SetText {
     comment: &'static str,
     /// Of what keys and values are.
     declaration: String,
+    /// What else it must be told.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    settings: Vec<String>,
     elements: Vec<ElementText>,
 }
 
@@ -90,6 +94,7 @@ fn table(table: &Table) -> TableText {
             name: name.as_str(),
             comment: name.why(),
             declaration: declaration(family, name),
+            settings: settings(&name.shape()),
             elements: of_set.map(|element| element_text(family, element)).collect(),
         }
     });
@@ -117,19 +122,26 @@ fn ip(family: Family) -> &'static str {
 fn declaration(family: Family, set: SetName) -> String {
     let shape = set.shape();
     let types: Vec<&str> = shape.key.iter().map(|part| part_type(family, *part)).collect();
+    let key = key(family, set, MOST_SLOTS);
     match shape.data {
-        Data::None => format!("typeof {}", key(family, set, super::lower::MOST_SLOTS)),
+        Data::None => format!("typeof {key}"),
         Data::Verdict => format!("type {} : verdict", types.join(" . ")),
-        Data::Endpoint => {
-            let key = key(family, set, super::lower::MOST_SLOTS);
-            format!("typeof {key} : {} daddr . th dport", ip(family))
-        }
+        Data::Endpoint => format!("typeof {key} : {} daddr . th dport", ip(family)),
+        Data::Number => format!("typeof {key} : meta priority"),
     }
+}
+
+fn settings(shape: &Shape) -> Vec<String> {
+    let ranged = shape.is_ranged().then(|| vec!["flags interval".to_owned()]);
+    let dynamic = || vec![format!("size {MOST_CLIENTS}"), "flags dynamic,timeout".to_owned()];
+    ranged
+        .or_else(|| shape.is_dynamic().then(dynamic))
+        .unwrap_or_default()
 }
 
 fn part_type(family: Family, part: Part) -> &'static str {
     match part {
-        Part::Source | Part::Destination => match family {
+        Part::Source | Part::SourceRange | Part::Destination => match family {
             Family::V4 => "ipv4_addr",
             Family::V6 => "ipv6_addr",
         },
@@ -137,6 +149,7 @@ fn part_type(family: Family, part: Part) -> &'static str {
         Part::Port => "inet_service",
         Part::Slot => "integer",
         Part::Interface => "ifname",
+        Part::Scratch => "classid",
     }
 }
 
@@ -144,12 +157,13 @@ fn part_type(family: Family, part: Part) -> &'static str {
 fn key(family: Family, set: SetName, slots: u32) -> String {
     let ip = ip(family);
     let parts = set.shape().key.iter().map(|part| match part {
-        Part::Source => format!("{ip} saddr"),
+        Part::Source | Part::SourceRange => format!("{ip} saddr"),
         Part::Destination => format!("{ip} daddr"),
         Part::Protocol => "meta l4proto".to_owned(),
         Part::Port => "th dport".to_owned(),
         Part::Slot => format!("numgen random mod {slots}"),
         Part::Interface => "iifname".to_owned(),
+        Part::Scratch => "meta priority".to_owned(),
     });
     parts.collect::<Vec<_>>().join(" . ")
 }
@@ -166,6 +180,7 @@ fn element_text(family: Family, element: &Element) -> ElementText {
         value: match element.value {
             Value::Member => None,
             Value::Goto(chain) => Some(format!("goto {chain}")),
+            Value::Number(number) => Some(priority(number)),
             Value::Endpoint(endpoint) => Some(format!("{} . {}", endpoint.ip(), endpoint.port())),
         },
         comment: element.comment.as_deref().map(str::to_owned),
@@ -208,6 +223,14 @@ fn match_text(family: Family, wanted: &Match) -> String {
         Match::Source(range) => format!("{} saddr {}/{}", ip(family), range.network(), range.prefix()),
         Match::Translated => "ct status dnat".to_owned(),
         Match::Marked => format!("meta mark & {MASQUERADE_BIT:#010x} == {MASQUERADE_BIT:#010x}"),
+        Match::Recalled => format!("meta priority & {} != none", priority(ENDPOINT_BITS)),
+        Match::Scratched => {
+            format!(
+                "meta priority & {} == {}",
+                priority(SCRATCH_BITS),
+                priority(SCRATCH)
+            )
+        }
     }
 }
 
@@ -221,6 +244,24 @@ fn action_text(family: Family, action: &Action) -> String {
             let key = key(family, endpoints, slots);
             format!("dnat {} to {key} map @{endpoints}", ip(family))
         }
+        Action::TranslateToNumber(endpoints) => {
+            format!(
+                "dnat {} to {} map @{endpoints}",
+                ip(family),
+                key(family, endpoints, 0)
+            )
+        }
+        Action::Draw { numbers, slots } => {
+            format!("meta priority set {} map @{numbers}", key(family, numbers, slots))
+        }
+        Action::KeepServicePort => format!("meta priority set meta priority & {}", priority(!ENDPOINT_BITS)),
+        Action::Recall => {
+            let affinity = SetName::Affinity;
+            format!("meta priority set {} map @{affinity}", key(family, affinity, 0))
+        }
+        Action::Remember(seconds) => affinity_text(family, "update", &format!(" timeout {seconds}s")),
+        Action::Forget => affinity_text(family, "delete", ""),
+        Action::ClearScratch => "meta priority set none".to_owned(),
         Action::Mark => format!("meta mark set meta mark | {MASQUERADE_BIT:#010x}"),
         Action::Unmark => format!("meta mark set meta mark & {:#010x}", !MASQUERADE_BIT),
         Action::Masquerade => "masquerade fully-random".to_owned(),
@@ -229,6 +270,17 @@ fn action_text(family: Family, action: &Action) -> String {
         Action::Reset => "reject with tcp reset".to_owned(),
         Action::Unreachable => "reject".to_owned(),
     }
+}
+
+/// Changes the client's entry in the map of clients.
+fn affinity_text(family: Family, operation: &str, timeout: &str) -> String {
+    let (map, ip, bits) = (SetName::Affinity, ip(family), priority(!ENDPOINT_BITS));
+    format!("{operation} @{map} {{ meta priority & {bits} . {ip} saddr{timeout} : meta priority }}")
+}
+
+/// A packet's priority as nft writes it: a traffic class, in two halves.
+fn priority(number: u32) -> String {
+    format!("{:x}:{:x}", number >> 16, number & 0xffff)
 }
 
 impl fmt::Display for Rendering {
@@ -251,6 +303,9 @@ impl fmt::Display for SetText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\n\t{} {} {{", self.kind, self.name)?;
         writeln!(f, "\t\t{}", self.declaration)?;
+        self.settings
+            .iter()
+            .try_for_each(|setting| writeln!(f, "\t\t{setting}"))?;
         writeln!(f, "\t\tcomment \"{}\"", self.comment)?;
         if !self.elements.is_empty() {
             writeln!(f, "\t\telements = {{")?;
