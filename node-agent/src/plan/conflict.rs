@@ -117,7 +117,7 @@ impl Plan {
         let door = frontend.door;
         let claims = self.claims.entry(door).or_default();
         let mine = |claim: &Frontend| claim.service_port.service == frontend.service_port.service;
-        if claims.iter().any(|claim| *claim == frontend) {
+        if claims.contains(&frontend) {
             return;
         }
         count(&mut self.local_endpoints, claims.first(), false);

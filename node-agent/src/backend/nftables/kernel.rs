@@ -91,6 +91,11 @@ impl Kernel {
         Socket::open().map(|socket| Self { socket })
     }
 
+    /// The port by which the kernel's notifications name what came through here.
+    pub fn port(&self) -> u32 {
+        self.socket.port()
+    }
+
     /// A batch for a family's table.
     pub fn batch(&mut self, family: Family, generation: Option<u32>) -> Batch {
         // A batch has fewer messages than this by far; numbers need only differ from the last batch's.
@@ -123,7 +128,10 @@ impl Kernel {
                     source,
                 }
             }
-            source => NftablesError::Netlink {
+            source @ (NetlinkError::Io { .. }
+            | NetlinkError::Overflow
+            | NetlinkError::Interrupted
+            | NetlinkError::Unacknowledged) => NftablesError::Netlink {
                 family,
                 doing: "write",
                 source,
@@ -165,9 +173,7 @@ impl Kernel {
             generation: self.generation()?,
             ..Observed::default()
         };
-        self.dump(family, libc::NFT_MSG_GETTABLE, None, |m| {
-            seen.table |= m.attributes().find_str(1) == Some(TABLE);
-        })?;
+        self.dump(family, libc::NFT_MSG_GETTABLE, None, |m| seen.table(&m))?;
         if !seen.table {
             return Ok(seen);
         }

@@ -37,7 +37,7 @@ impl Delta {
     pub fn sort(&mut self) {
         self.delete.sort_unstable();
         self.add
-            .sort_unstable_by(|a, b| (a.set, a.key).cmp(&(b.set, b.key)));
+            .sort_unstable_by_key(|element| (element.set, element.key));
     }
 }
 
@@ -94,8 +94,13 @@ impl Table {
         });
         let ips = self.cluster_ips.keys().map(|ip| cluster_ip(*ip));
         let mut all: Vec<Element> = doors.chain(members).chain(ips).collect();
-        all.sort_unstable_by(|a, b| (a.set, a.key).cmp(&(b.set, b.key)));
+        all.sort_unstable_by_key(|element| (element.set, element.key));
         all
+    }
+
+    /// What the constant part depends on now.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
     }
 
     /// The constant part becomes that of `shape`; whether it differs.
