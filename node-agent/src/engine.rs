@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use denizen_shared::socket::WaitFor;
+use ipnetwork::IpNetwork;
 use thiserror::Error;
 use tracing::{info, warn};
 
@@ -60,6 +61,7 @@ impl Engine {
         let backend = Nftables::open(|_| Shape {
             detector: policy.detector.clone(),
             ranges: Vec::new(),
+            service_ranges: Vec::new(),
         })?;
         Ok(Self {
             policy,
@@ -151,20 +153,25 @@ impl Engine {
             let itself: BTreeSet<IpAddr> = pods.chain(self.plan.local_endpoints()).collect();
             self.backend.set_hairpins(&itself);
         }
-        if first || change.node {
+        if first || change.node || change.service_ranges {
             let cidrs = world
                 .node()
                 .map(|node| node.pod_cidrs.clone())
                 .unwrap_or_default();
             let ranges = self.policy.detector.ranges(&cidrs);
-            let detector = &self.policy.detector;
-            self.backend.set_shape(|family: Family| Shape {
-                detector: detector.clone(),
-                ranges: ranges
+            let service_ranges: Vec<IpNetwork> = world.service_ranges().collect();
+            let of = |family: Family, ranges: &[IpNetwork]| -> Vec<IpNetwork> {
+                ranges
                     .iter()
                     .copied()
                     .filter(|range| family_of(range.ip()) == family)
-                    .collect(),
+                    .collect()
+            };
+            let detector = &self.policy.detector;
+            self.backend.set_shape(|family| Shape {
+                detector: detector.clone(),
+                ranges: of(family, &ranges),
+                service_ranges: of(family, &service_ranges),
             });
         }
     }

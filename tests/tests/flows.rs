@@ -8,11 +8,7 @@ use denizen_tests::flows::{play, table};
 use denizen_tests::pod::Wiring;
 
 /// Packets that wait for a feature in cases that are otherwise covered: case, part of the packet's name, why.
-const PENDING: &[(&str, &str, &str)] = &[(
-    "clusterip-basics",
-    "UnallocatedClusterIP",
-    "issue 5: unallocated addresses of the service ranges",
-)];
+const PENDING: &[(&str, &str, &str)] = &[];
 
 macro_rules! cases {
     ($($(#[$attribute:meta])* $name:ident: $case:literal;)*) => {
@@ -55,9 +51,7 @@ cases! {
     no_endpoints_everywhere: "no-endpoints-everywhere";
     clusterip_basics: "clusterip-basics";
     loadbalancer_source_ranges: "loadbalancer-source-ranges";
-    #[ignore = "it needs `--config`: nodePortAddresses"]
     nodeports_nftables_ipv4_defaults: "nodeports/nftables/ipv4 defaults";
-    #[ignore = "it needs `--config`: nodePortAddresses"]
     nodeports_nftables_ipv6_defaults: "nodeports/nftables/ipv6 defaults";
     etp_local: "etp-local";
     etp_cluster: "etp-cluster";
@@ -81,7 +75,6 @@ cases! {
     empty_zone_label: "endpoint-selection/empty-zone-label";
     unready_endpoint: "endpoint-selection/unready-endpoint";
     missing_hints_no_filtering_applied: "endpoint-selection/missing-hints-no-filtering-applied";
-    #[ignore = "it needs `--config`: a feature gate"]
     prefersamenode_falls_back_to_same_zone_when_feature_gate_disabled: "endpoint-selection/prefersamenode-falls-back-to-same-zone-when-feature-gate-disabled";
     prefersamenode_ignored_if_some_endpoints_unhinted: "endpoint-selection/prefersamenode-ignored-if-some-endpoints-unhinted";
     conflicting_topology_and_localness_require_merging_allendpoints: "endpoint-selection/conflicting-topology-and-localness-require-merging-allendpoints";

@@ -114,6 +114,10 @@ fn of_many_mistakes_the_first_are_named_and_the_rest_counted() {
     let (events, problems) = place.fresh();
     assert_eq!(told(&events), ["d/b 10.0.0.2"]);
     assert_eq!(problems.len(), 101);
-    assert!(problems[99].starts_with("a.yaml, document 100 (line 198): skipped: "), "{}", problems[99]);
+    assert!(
+        problems[99].starts_with("a.yaml, document 100 (line 198): skipped: "),
+        "{}",
+        problems[99]
+    );
     assert_eq!(problems[100], "a.yaml: and 50 more");
 }
