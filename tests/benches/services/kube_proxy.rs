@@ -12,9 +12,8 @@ use denizen_tests::cni::Namespace;
 use crate::clock::{Samples, text, timed};
 use crate::manifests::{ENDPOINTS, endpoint_ip, service_ip, spare_ip};
 
-/// Sizes in this shape. The kernel's work grows with the square of the number of sets, so that the next
-/// size takes minutes.
-const SIZES: [usize; 2] = [1_000, 10_000];
+/// More than this is not waited for: the kernel's work grows with the square of the number of sets.
+const MOST: usize = 10_000;
 const CHANGES: usize = 10;
 
 /// What it cost.
@@ -25,24 +24,28 @@ pub struct Other {
 }
 
 /// Measures the sizes that can be waited for, and prints them.
-pub fn all() -> Vec<Other> {
+pub fn all(sizes: &[usize]) -> Vec<Other> {
     println!("\n## nft -f in kube-proxy's shape, the same services\n");
-    let measured: Vec<Other> = SIZES
+    let (small, large): (Vec<usize>, Vec<usize>) = sizes.iter().partition(|size| **size <= MOST);
+    let measured: Vec<Other> = small
         .into_iter()
         .map(|services| Namespace::new().run(move || measured(services)))
         .collect();
-    if let Some(last) = measured.last() {
-        let skipped = crate::SIZES.into_iter().filter(|size| !SIZES.contains(size));
-        for size in skipped {
-            let times = (size as f64 / last.services as f64).powi(2);
-            println!(
-                "{size} services: skipped; at its quadratic growth this takes {:.0} times {}",
-                times,
-                text(last.load)
-            );
-        }
+    for size in large {
+        println!(
+            "{size} services: skipped, the time grows with the square of their number{}",
+            guess(&measured, size)
+        );
     }
     measured
+}
+
+fn guess(measured: &[Other], services: usize) -> String {
+    let guess = |last: &Other| {
+        let times = (services as f64 / last.services as f64).powi(2);
+        format!(": {times:.0} times {}", text(last.load))
+    };
+    measured.last().map(guess).unwrap_or_default()
 }
 
 fn measured(services: usize) -> Other {

@@ -6,7 +6,7 @@
 //!
 //! It prints, and asserts nothing: times belong to the machine they were taken on. What can be carried from
 //! one machine to another are the ratios, which is why all of one run is printed together. Words behind
-//! `--` choose parts: `cargo bench -p denizen-tests --bench services -- cold connect`.
+//! `--` choose parts, and numbers among the sizes: `cargo bench -p denizen-tests --bench services -- cold 10000`.
 //!
 //! All that it makes in the kernel is in nameless network namespaces, which end with it, however it ends.
 
@@ -28,7 +28,7 @@ use std::process::ExitCode;
 use crate::kube_proxy::Other;
 use crate::programmed::Programmed;
 
-/// How many services; four endpoints each.
+/// How many services; four endpoints each. The last is too much for kube-proxy's shape.
 const SIZES: [usize; 3] = [1_000, 10_000, 50_000];
 
 /// The parts, by the words that choose them.
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     match words.first().map(String::as_str) {
         // The bench starts itself anew to be the process whose memory is measured.
-        Some("run") => return memory::agent(),
+        Some("run" | "status") => return memory::agent(),
         Some("engine") => return memory::engine_alone(&words[1..]),
         _ => {}
     }
@@ -51,9 +51,22 @@ fn main() -> ExitCode {
         .filter(|part| words.iter().any(|word| word == part))
         .collect();
     let wants = |part| chosen.is_empty() || chosen.contains(&part);
+    let named: Vec<usize> = words.iter().filter_map(|word| word.parse().ok()).collect();
+    let sizes: Vec<usize> = SIZES
+        .into_iter()
+        .filter(|size| named.is_empty() || named.contains(size))
+        .collect();
     clock::listen_to_spans();
-    let ours = if wants("cold") { programmed::all() } else { Vec::new() };
-    let other = if wants("kube-proxy") { kube_proxy::all() } else { Vec::new() };
+    let ours = if wants("cold") {
+        programmed::all(&sizes)
+    } else {
+        Vec::new()
+    };
+    let other = if wants("kube-proxy") {
+        kube_proxy::all(&sizes)
+    } else {
+        Vec::new()
+    };
     ratios(&ours, &other);
     if wants("listening") {
         listening::report();

@@ -46,44 +46,54 @@ fn of_process(id: u32) -> String {
 pub fn report() {
     println!("\n## Memory, {SERVICES} services of 4 endpoints\n");
     let folder = manifests::folder(SERVICES);
-    let path = folder.path().to_str().expect("a temporary folder's path is text").to_owned();
     let run_dir = tempfile::tempdir().expect("a temporary folder");
-    let run = run_dir.path().join("run");
-    let run = run.to_str().expect("a temporary folder's path is text");
-    let agent = ["run", "--manifests", &path, "--run-dir", run, "--node-name", NODE];
-    resident("denizen-agent run", &agent, "ruleset programmed");
-    resident("an engine alone", &["engine", &path], "ruleset programmed");
+    let (path, run) = (folder.path(), run_dir.path().join("run"));
+    let namespace = Namespace::new();
+    let mut agent = again(&["run", "--node-name", NODE]);
+    agent.arg("--manifests").arg(path).arg("--run-dir").arg(&run);
+    let status = || {
+        let mut status = again(&["status", "--output", "json"]);
+        let status = status.arg("--run-dir").arg(&run).stderr(Stdio::null()).output();
+        let said: serde_json::Value = serde_json::from_slice(&status.ok()?.stdout).ok()?;
+        (said["synced"] == true).then_some(())
+    };
+    resident("denizen-agent run", namespace.spawn(agent), status);
+    let ready = run_dir.path().join("ready");
+    let mut engine = again(&["engine"]);
+    engine.arg(path).arg(&ready);
+    let there = || ready.exists().then_some(());
+    resident("an engine that was told once", namespace.spawn(engine), there);
 }
 
-/// Runs this program again as something else, and reads its memory once it says `ready`.
-fn resident(what: &str, arguments: &[&str], ready: &str) {
-    let namespace = Namespace::new();
-    let log = tempfile::NamedTempFile::new().expect("a temporary file");
+/// This program as something else.
+fn again(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("a bench has a path"));
     command
         .args(arguments)
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(log.reopen().expect("a temporary file"));
-    let mut child = namespace.spawn(command);
-    let said = || std::fs::read_to_string(log.path()).unwrap_or_default();
-    let is_ready = |child: &mut Child| {
-        let ended = child.try_wait().is_ok_and(|ended| ended.is_some());
-        let both = said().matches(ready).count() >= 2;
-        (both || ended).then_some(both)
-    };
-    let programmed = (0..PATIENCE).find_map(|_| {
+        .env("RUST_LOG", "warn");
+    command
+}
+
+/// Reads a process's memory once it is ready, and ends it.
+fn resident(what: &str, mut process: Child, ready: impl Fn() -> Option<()>) {
+    let is_ready = (0..PATIENCE).find_map(|_| {
         sleep(Duration::from_millis(100));
-        is_ready(&mut child)
+        let ended = process.try_wait().is_ok_and(|ended| ended.is_some());
+        if ended {
+            Some(false)
+        } else {
+            ready().map(|()| true)
+        }
     });
     // What comes right after the first load belongs to it.
     sleep(Duration::from_secs(1));
-    match programmed {
-        Some(true) => println!("{what}: {}", of_process(child.id())),
-        Some(false) | None => println!("{what}: not measured, it said: {}", said()),
+    match is_ready {
+        Some(true) => println!("{what}: {}", of_process(process.id())),
+        Some(false) | None => println!("{what}: not measured, it was never ready"),
     }
-    let _ = child.kill();
-    let _ = child.wait();
+    let _ = process.kill();
+    let _ = process.wait();
 }
 
 /// This process is `denizen-agent`, with the same arguments.
@@ -101,9 +111,11 @@ pub fn agent() -> ExitCode {
 /// This process parses a folder of manifests, programs it, and holds what an engine holds.
 pub fn engine_alone(arguments: &[String]) -> ExitCode {
     end_with_the_bench();
-    let folder = arguments.first().expect("the bench names it");
+    let [folder, ready] = arguments else {
+        return ExitCode::FAILURE;
+    };
     let _engine = started(manifests::facts(folder.as_ref())).0;
-    eprintln!("ruleset programmed\nruleset programmed");
+    std::fs::write(ready, "").expect("the bench made the folder");
     sleep(Duration::from_secs(60));
     ExitCode::SUCCESS
 }

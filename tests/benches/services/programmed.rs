@@ -53,9 +53,9 @@ pub fn policy() -> Policy {
 }
 
 /// Measures every size, and prints it.
-pub fn all() -> Vec<Programmed> {
+pub fn all(sizes: &[usize]) -> Vec<Programmed> {
     println!("\n## Denizen's engine, services of 4 endpoints\n");
-    crate::SIZES.into_iter().map(measured).collect()
+    sizes.iter().copied().map(measured).collect()
 }
 
 fn measured(services: usize) -> Programmed {
@@ -154,12 +154,7 @@ fn other_changes(engine: &mut Engine, facts: &[Event]) {
     });
 }
 
-fn many(
-    engine: &mut Engine,
-    what: &str,
-    times: usize,
-    mut facts: impl FnMut(usize) -> Vec<Event>,
-) -> Costs {
+fn many(engine: &mut Engine, what: &str, times: usize, mut facts: impl FnMut(usize) -> Vec<Event>) -> Costs {
     let one = |n| {
         let facts = facts(n);
         let (synced, cost) = cost(|| {

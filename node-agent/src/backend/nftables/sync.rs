@@ -119,8 +119,16 @@ impl Nftables {
     /// These doors are decided otherwise, or are gone.
     pub fn set_doors<'a>(&mut self, plan: &Plan, doors: impl Iterator<Item = &'a Door> + Clone) {
         for family in &mut self.families {
-            let decided = doors.clone().map(|door| (*door, plan.frontend(door)));
-            family.wanted.change_doors(decided, &mut family.pending);
+            for door in doors.clone() {
+                let decided = (*door, plan.frontend(door));
+                family
+                    .wanted
+                    .change_doors(std::iter::once(decided), &mut family.pending);
+                if family.unknown {
+                    // What differs will be seen in the kernel. At the start this would hold everything.
+                    family.pending.clear();
+                }
+            }
         }
     }
 
