@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use denizen_shared::socket::{WaitAnswer, WaitFor};
 use denizen_shared::store::RunDir;
-use nix::unistd::gettid;
 use serde_json::{Value, json};
 use tokio::io::unix::AsyncFd;
 use tokio::net::{UnixListener, UnixStream};
@@ -18,7 +17,8 @@ use tracing::{debug, error, info, warn};
 use crate::backend::nftables::Watch;
 use crate::config::Config;
 use crate::control::{self, Asked, Request};
-use crate::engine::{Engine, describe};
+use crate::describe::describe;
+use crate::engine::Engine;
 use crate::explain::Packet;
 use crate::model::Event;
 use crate::source::{Outlet, manifests, node, state_file};
@@ -216,8 +216,10 @@ impl Agent {
         if self.watch.is_some() || !self.engine.is_synced() {
             return;
         }
-        let own = gettid().as_raw().unsigned_abs();
-        match Watch::open(own).map_err(anyhow::Error::from).and_then(pollable) {
+        match Watch::open(self.engine.port())
+            .map_err(anyhow::Error::from)
+            .and_then(pollable)
+        {
             Ok(watch) => self.watch = Some(watch),
             Err(error) => warn!(error = format!("{error:#}"), "cannot listen to foreign changes"),
         }
@@ -289,7 +291,6 @@ fn now() -> Instant {
     Instant::now()
 }
 
-#[expect(clippy::disallowed_methods, reason = "the loop alone reads the clock")]
 fn timestamp() -> String {
     jiff::Timestamp::now().strftime("%FT%TZ").to_string()
 }

@@ -10,6 +10,7 @@ pub mod backend;
 pub mod cli;
 pub mod config;
 pub mod control;
+pub mod describe;
 pub mod engine;
 pub mod explain;
 pub mod model;

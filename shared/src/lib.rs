@@ -5,7 +5,10 @@
 
 pub mod error;
 mod format;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod run_dir;
+mod sheet;
 pub mod socket;
 pub mod state;
 pub mod store;

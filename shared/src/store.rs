@@ -6,7 +6,7 @@
 
 use std::fs::{DirBuilder, File, TryLockError};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,8 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 use crate::error::StateError;
 use crate::format;
 use crate::run_dir::{LOCK_FILE, STATE_FILE};
-use crate::state::{Epoch, Generation, State};
+use crate::sheet::Sheet;
+use crate::state::{Attachment, AttachmentId, Epoch, Generation, State};
 use crate::trust::{self, failed, io_failed};
 
 /// Where a writer, who holds the lock, builds the next file. A writer that was killed leaves it behind,
@@ -32,6 +33,9 @@ const MAX_SIZE: u64 = 64 << 20;
 
 /// What a record may take, with room to spare.
 const ROOM_FOR_A_RECORD: usize = 4096;
+
+/// What is written at once.
+const WRITE_PIECE: usize = 64 << 10;
 
 /// Between two tries for the lock, which is held for well under a millisecond.
 const LOCK_RETRY: Duration = Duration::from_micros(500);
@@ -98,20 +102,31 @@ impl RunDir {
     /// [`StateError::Unreadable`], [`StateError::NewerVersion`], [`StateError::NotOurs`] or [`StateError::Io`].
     pub fn read(&self) -> Result<Option<State>, StateError> {
         let path = self.path.join(STATE_FILE);
-        let Some(file) = trust::file(&self.dir, STATE_FILE, OFlag::O_RDONLY, &path)? else {
+        self.text(&path)?
+            .map(|text| format::parse(&text, &path))
+            .transpose()
+    }
+
+    fn text(&self, path: &Path) -> Result<Option<Vec<u8>>, StateError> {
+        let Some(file) = trust::file(&self.dir, STATE_FILE, OFlag::O_RDONLY, path)? else {
             return Ok(None);
         };
-        let mut text = Vec::new();
+        let size = file
+            .metadata()
+            .map_err(|error| io_failed("look at", path, error))?
+            .len();
+        let mut text = Vec::with_capacity(size.min(MAX_SIZE) as usize + 1);
         file.take(MAX_SIZE + 1)
             .read_to_end(&mut text)
-            .map_err(|error| io_failed("read", &path, error))?;
+            .map_err(|error| io_failed("read", path, error))?;
         if text.len() as u64 > MAX_SIZE {
+            let why = format!("it is larger than {MAX_SIZE} bytes");
             return Err(StateError::Unreadable {
-                path,
-                why: format!("it is larger than {MAX_SIZE} bytes"),
+                path: path.to_owned(),
+                why,
             });
         }
-        format::parse(&text, &path).map(Some)
+        Ok(Some(text))
     }
 
     /// Changes the state file: locks it within `wait`, reads it (an absent file is an empty one), lets
@@ -129,7 +144,14 @@ impl RunDir {
         wait: Duration,
         change: impl FnOnce(&mut State) -> T,
     ) -> Result<(T, Epoch, Generation), StateError> {
-        let lock = self.lock(wait)?;
+        let _lock = self.lock(wait)?;
+        self.update_locked(change)
+    }
+
+    fn update_locked<T>(
+        &self,
+        change: impl FnOnce(&mut State) -> T,
+    ) -> Result<(T, Epoch, Generation), StateError> {
         let before = self.read()?.unwrap_or_else(|| State::empty(new_epoch()));
         let mut state = before.clone();
         let out = change(&mut state);
@@ -138,10 +160,65 @@ impl RunDir {
             (before.version, before.epoch.clone(), before.generation);
         if state != before {
             state.generation.0 += 1;
-            self.replace(&state)?;
+            let text = format::print(&state).map_err(|error| self.unprintable(error))?;
+            self.replace(|out| out.write_all(&text))?;
         }
-        drop(lock);
         Ok((out, state.epoch, state.generation))
+    }
+
+    /// As [`RunDir::update`], to put `record` in the place of the one of its name, which is returned. What this
+    /// costs hardly depends on how many records there are.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RunDir::update`].
+    pub fn put(
+        &self,
+        wait: Duration,
+        record: &Attachment,
+    ) -> Result<(Option<Attachment>, Epoch, Generation), StateError> {
+        let _lock = self.lock(wait)?;
+        let text = self.text(&self.path.join(STATE_FILE))?;
+        let Some(mut sheet) = text.as_deref().and_then(Sheet::parse) else {
+            return self.update_locked(|state| state.attachments.insert(record.id(), record.clone()));
+        };
+        let before = sheet.generation;
+        let replaced = sheet.put(record).map_err(|error| self.unprintable(error))?;
+        if sheet.generation != before {
+            self.replace(|out| sheet.print(out))?;
+        }
+        Ok((replaced, sheet.epoch, sheet.generation))
+    }
+
+    /// As [`RunDir::update`], to remove the record of `id`. Where there is none, nobody is waited for and nothing has
+    /// to be writable.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RunDir::update`].
+    pub fn remove(&self, wait: Duration, id: &AttachmentId) -> Result<(), StateError> {
+        let path = self.path.join(STATE_FILE);
+        let has_it = |text: &[u8]| match Sheet::parse(text) {
+            Some(sheet) => Ok(sheet.has(id)),
+            None => format::parse(text, &path).map(|state| state.attachments.contains_key(id)),
+        };
+        match self.text(&path)? {
+            Some(text) if has_it(&text)? => {}
+            Some(_) | None => return Ok(()),
+        }
+        let _lock = self.lock(wait)?;
+        let text = self.text(&path)?;
+        let Some(mut sheet) = text.as_deref().and_then(Sheet::parse) else {
+            return self
+                .update_locked(|state| drop(state.attachments.remove(id)))
+                .map(drop);
+        };
+        let before = sheet.generation;
+        sheet.remove(id);
+        match sheet.generation == before {
+            true => Ok(()),
+            false => self.replace(|out| sheet.print(out)),
+        }
     }
 
     /// Does all that [`RunDir::update`] would do, but puts nothing in the state file's place: whether a record
@@ -155,9 +232,9 @@ impl RunDir {
         let state = self.read()?.unwrap_or_else(|| State::empty(new_epoch()));
         let path = self.path.join(NEXT_FILE);
         // The next record needs room that this one has not taken yet.
-        let mut text = print(&state, &path)?;
+        let mut text = format::print(&state).map_err(|error| self.unprintable(error))?;
         text.resize(text.len() + ROOM_FOR_A_RECORD, b' ');
-        let written = self.write_next(&text, &path);
+        let written = self.write_next(|out| out.write_all(&text), &path);
         let removed = self.remove_next().map_err(|errno| failed("remove", &path, errno));
         written.and(removed)
     }
@@ -218,11 +295,10 @@ impl RunDir {
         }
     }
 
-    /// Puts `state` in the file's place. The caller holds the lock.
-    fn replace(&self, state: &State) -> Result<(), StateError> {
+    /// Puts what `print` writes in the file's place. The caller holds the lock.
+    fn replace(&self, print: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), StateError> {
         let path = self.path.join(NEXT_FILE);
-        let text = print(state, &path)?;
-        let written = self.write_next(&text, &path).and_then(|()| {
+        let written = self.write_next(print, &path).and_then(|()| {
             renameat(self.dir.as_fd(), NEXT_FILE, self.dir.as_fd(), STATE_FILE)
                 .map_err(|errno| failed("rename", &path, errno))
         });
@@ -233,7 +309,11 @@ impl RunDir {
         written
     }
 
-    fn write_next(&self, text: &[u8], path: &Path) -> Result<(), StateError> {
+    fn write_next(
+        &self,
+        print: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+        path: &Path,
+    ) -> Result<(), StateError> {
         self.remove_next()
             .map_err(|errno| failed("remove", path, errno))?;
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -244,11 +324,17 @@ impl RunDir {
             Mode::from_bits_truncate(0o600),
         )
         .map_err(|errno| failed("make", path, errno))?;
-        let mut file = File::from(file);
+        // Piece by piece: memory as large as the file would cost a page fault for each of its pages.
+        let mut out = BufWriter::with_capacity(WRITE_PIECE, File::from(file));
         // The file, not the folder: that the rename survives a power cut matters to no pod, since none does.
-        file.write_all(text)
-            .and_then(|()| file.sync_data())
+        print(&mut out)
+            .and_then(|()| out.into_inner().map_err(io::IntoInnerError::into_error))
+            .and_then(|file| file.sync_data())
             .map_err(|error| io_failed("write", path, error))
+    }
+
+    fn unprintable(&self, error: serde_json::Error) -> StateError {
+        io_failed("write", &self.path.join(NEXT_FILE), error.into())
     }
 
     fn remove_next(&self) -> Result<(), Errno> {
@@ -257,10 +343,6 @@ impl RunDir {
             Err(errno) => Err(errno),
         }
     }
-}
-
-fn print(state: &State, path: &Path) -> Result<Vec<u8>, StateError> {
-    format::print(state).map_err(|error| io_failed("write", path, error.into()))
 }
 
 /// A name for a new file that none before it had. This program's only randomness: the keys of std's hasher

@@ -1,118 +1,23 @@
 //! Running CNI chains as libcni does: each plugin's own process, `prevResult` handed from one to the next, the
 //! results kept for CHECK and DEL.
-//!
-//! The network namespaces here have no name and no process of their own: a thread that waits is in each. They are
-//! gone with the test, also with one that was killed, and no two tests can meet in them.
+
+mod namespace;
+mod rig;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::mpsc::{Sender, channel};
-use std::thread::JoinHandle;
 
-use nix::sched::{CloneFlags, unshare};
-use nix::unistd::gettid;
 use serde_json::{Value, json};
+
+pub use namespace::{Disk, Namespace};
+pub use rig::{Rig, spec_result, with};
 
 /// Where Debian's `containernetworking-plugins` lie.
 pub const REAL_PLUGINS: &str = "/usr/lib/cni";
 
 /// Every version of the CNI specification that the plugin speaks.
 pub const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-
-type Job = Box<dyn FnOnce() + Send>;
-
-/// A network namespace, alive as long as this value.
-pub struct Namespace {
-    path: PathBuf,
-    jobs: Option<Sender<Job>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Namespace {
-    /// An empty one, with its loopback up. It needs root, and a test without it fails.
-    pub fn new() -> Namespace {
-        let (jobs, todo) = channel::<Job>();
-        let (ready, path) = channel();
-        let thread = std::thread::spawn(move || {
-            unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
-            ready
-                .send(format!("/proc/{}/task/{}/ns/net", std::process::id(), gettid()))
-                .expect("the test waits");
-            todo.into_iter().for_each(|job| job());
-        });
-        let path = path.recv().expect("a new network namespace").into();
-        let namespace = Namespace {
-            path,
-            jobs: Some(jobs),
-            thread: Some(thread),
-        };
-        namespace.ip("link set lo up");
-        namespace
-    }
-
-    /// Its path, as a runtime would pass it in `CNI_NETNS`.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Runs `job` in it.
-    pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
-        let (done, result) = channel();
-        let jobs = self.jobs.as_ref().expect("it ends with the value");
-        jobs.send(Box::new(move || drop(done.send(job()))))
-            .expect("the thread is there");
-        result.recv().expect("the job did not panic")
-    }
-
-    /// Starts `command` in it.
-    pub fn spawn(&self, mut command: Command) -> Child {
-        self.run(move || command.spawn().expect("the program is installed"))
-    }
-
-    /// Runs `ip` in it, with `arguments` as one would type them, and returns what it prints.
-    pub fn ip(&self, arguments: &str) -> String {
-        let mut ip = program(Path::new("ip"));
-        ip.args(arguments.split_whitespace())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let output = self.spawn(ip).wait_with_output().expect("ip ends");
-        assert!(
-            output.status.success(),
-            "ip {arguments}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        String::from_utf8(output.stdout).expect("ip prints text")
-    }
-
-    /// What `ip -json` says of the links in it that are called, or have the alternative name, `name`.
-    pub fn link(&self, name: &str) -> Value {
-        let all: Value =
-            serde_json::from_str(&self.ip("-json -details address show")).expect("ip prints JSON");
-        let found = all
-            .as_array()
-            .into_iter()
-            .flatten()
-            .find(|link| link["ifname"] == name);
-        found.cloned().unwrap_or(Value::Null)
-    }
-}
-
-impl Default for Namespace {
-    fn default() -> Self {
-        Namespace::new()
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        self.jobs.take();
-        if let Some(thread) = self.thread.take() {
-            // A job's panic has been reported by whom it concerns.
-            let _ = thread.join();
-        }
-    }
-}
 
 /// The plugin as cargo built it beside this test; `DENIZEN_PLUGIN` names another.
 pub fn denizen() -> PathBuf {
@@ -159,7 +64,7 @@ impl Call {
     }
 
     /// The variables of a call for `command`.
-    pub fn environment(&self, command: &str) -> Vec<(&'static str, String)> {
+    pub fn environment(&self, command: &str) -> Variables {
         let netns = self
             .netns
             .as_ref()
@@ -177,7 +82,22 @@ impl Call {
 }
 
 /// Starts `plugin` in the network namespace of `node` and gives it `input`.
-pub fn start(node: &Namespace, plugin: &Path, variables: Vec<(&'static str, String)>, input: &[u8]) -> Child {
+pub fn start(node: &Namespace, plugin: &Path, variables: Variables, input: &[u8]) -> Child {
+    let mut child = node.spawn(prepared(plugin, variables));
+    give(&mut child, input);
+    child
+}
+
+/// Calls `plugin` in the calling thread's own network namespace.
+pub fn call_here(plugin: &Path, variables: Variables, input: &[u8]) -> Result<Value, Refusal> {
+    let mut child = prepared(plugin, variables)
+        .spawn()
+        .expect("the program is installed");
+    give(&mut child, input);
+    finish(child)
+}
+
+fn prepared(plugin: &Path, variables: Variables) -> Command {
     let mut command = program(plugin);
     command.env_clear().envs(variables);
     command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
@@ -185,11 +105,16 @@ pub fn start(node: &Namespace, plugin: &Path, variables: Vec<(&'static str, Stri
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let mut child = node.spawn(command);
+    command
+}
+
+fn give(child: &mut Child, input: &[u8]) {
     // One that has already said no does not read to the end.
     let _ = child.stdin.take().expect("it is piped").write_all(input);
-    child
 }
+
+/// The variables of one call.
+pub type Variables = Vec<(&'static str, String)>;
 
 /// A plugin's error object.
 pub type Refusal = Value;
@@ -212,6 +137,11 @@ pub fn finish(child: Child) -> Result<Value, Refusal> {
         }),
     };
     if status.success() { Ok(answer) } else { Err(answer) }
+}
+
+/// Calls denizen alone, in the network namespace of `node`.
+pub fn invoke(node: &Namespace, variables: Variables, input: &[u8]) -> Result<Value, Refusal> {
+    finish(start(node, &denizen(), variables, input))
 }
 
 /// Plugins that are called one after the other for one network.
@@ -260,17 +190,21 @@ impl Chain {
         result: Option<&Value>,
     ) -> Result<Value, Refusal> {
         let kind = plugin["type"].as_str().expect("a plugin has a type");
-        let path = if kind == "denizen" {
-            denizen()
-        } else {
-            Path::new(REAL_PLUGINS).join(kind)
+        let (path, version) = match kind {
+            "denizen" => (denizen(), self.version),
+            // Debian's plugins end at 1.0.0, whose results are results of 1.1.0 as well.
+            _ => (Path::new(REAL_PLUGINS).join(kind), self.version.min("1.0.0")),
         };
-        let input = self.configuration(plugin, result).to_string();
-        finish(start(node, &path, call.environment(command), input.as_bytes()))
+        let input = self.configuration(plugin, version, result).to_string();
+        let mut answer = finish(start(node, &path, call.environment(command), input.as_bytes()))?;
+        if version != self.version && !answer.is_null() {
+            answer["cniVersion"] = json!(self.version);
+        }
+        Ok(answer)
     }
 
     /// What `plugin` gets on standard input.
-    pub fn configuration(&self, plugin: &Value, result: Option<&Value>) -> Value {
+    fn configuration(&self, plugin: &Value, version: &str, result: Option<&Value>) -> Value {
         let mut configuration = plugin.clone();
         // As libcni does: what a plugin can take of the runtime's data is named by its capabilities.
         let fields = configuration
@@ -278,9 +212,11 @@ impl Chain {
             .expect("a configuration is an object");
         fields.remove("capabilities");
         fields.insert("name".to_owned(), json!(self.name));
-        fields.insert("cniVersion".to_owned(), json!(self.version));
+        fields.insert("cniVersion".to_owned(), json!(version));
         if let Some(result) = result {
-            fields.insert("prevResult".to_owned(), result.clone());
+            let mut result = result.clone();
+            result["cniVersion"] = json!(version);
+            fields.insert("prevResult".to_owned(), result);
         }
         configuration
     }

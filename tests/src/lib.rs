@@ -1,3 +1,29 @@
-//! Hosts in network namespaces, real packets: what the kernel tests stand on.
+//! Hosts in network namespaces, real packets: what the kernel tests and the quick start stand on.
+//!
+//! From the ground up: [`netns`] makes one namespace, [`world`] a node with its surroundings, [`pod`]
+//! attaches pods to it, [`server`] answers and [`probe`] asks, [`agent`] runs the real agent, and
+//! [`flows`] plays the table of packets. Nothing here touches the machine's own network namespace.
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read clocks and files and execute programs; denizen does not"
+)]
+
+pub mod agent;
+pub mod binary;
+pub mod cast;
+pub mod cluster;
 pub mod cni;
+pub mod effort;
+pub mod flows;
+pub mod load;
+pub mod manifest;
+pub mod netns;
+pub mod pod;
+pub mod probe;
+pub mod quickstart;
+pub mod ruleset;
+pub mod runtime;
+pub mod sctp;
+pub mod server;
+pub mod world;

@@ -6,9 +6,10 @@ mod del;
 mod gc;
 mod status;
 
+use std::path::Path;
 use std::time::Duration;
 
-use denizen_shared::state::{Attachment, AttachmentId, RunDir, State, StateError};
+use denizen_shared::state::{RunDir, StateError};
 
 pub(crate) use add::add;
 pub(crate) use check::check;
@@ -59,22 +60,10 @@ impl Seen {
     }
 }
 
-/// Removes every attachment that `is_gone`, when there is any.
-fn remove(
-    run_dir: &std::path::Path,
-    is_gone: impl Fn(&AttachmentId, &Attachment) -> bool,
-) -> Result<(), CniError> {
-    let run_dir = match RunDir::open(run_dir) {
-        Err(StateError::NoRunDir { .. }) => return Ok(()),
-        opened => opened?,
-    };
-    // Looked at first without the lock: where there is nothing to remove, nobody is waited for and nothing
-    // has to be writable.
-    let has_any = |state: &State| state.attachments.iter().any(|(id, record)| is_gone(id, record));
-    if run_dir.read()?.is_some_and(|state| has_any(&state)) {
-        run_dir.update(LOCK_WAIT, |state| {
-            state.attachments.retain(|id, record| !is_gone(id, record))
-        })?;
+/// The run directory, when there is one: where there is none, nothing has been recorded.
+fn existing(run_dir: &Path) -> Result<Option<RunDir>, StateError> {
+    match RunDir::open(run_dir) {
+        Err(StateError::NoRunDir { .. }) => Ok(None),
+        opened => opened.map(Some),
     }
-    Ok(())
 }

@@ -17,6 +17,9 @@ pub enum Why {
     FindService,
     /// A port of a cluster IP that no service has: the address is ours alone, so nobody else will answer.
     UnusedPort,
+    /// An address that cluster IPs are allocated from, and that no service has (or has not here, yet). No one
+    /// else is there; silence lets the client try again until there is.
+    Unallocated,
     /// Node ports answer on the node's own addresses only.
     OwnAddress,
     /// One lookup finds the service behind a node port, whatever the node's addresses are.
@@ -52,6 +55,27 @@ pub enum Why {
     /// itself directly, nobody undoes the translation, and the connection hangs. With the node's address as
     /// the source, the answer comes back this way.
     Hairpin,
+    /// `loadBalancerSourceRanges`: who may use the load balancer IP goes on to it.
+    MayEnter,
+    /// `loadBalancerSourceRanges`: everybody else's packets vanish.
+    MayNotEnter,
+    /// `loadBalancerSourceRanges` binds everybody, pods and this node included, and comes before anything
+    /// else is decided.
+    Restricted,
+    /// `sessionAffinity: ClientIP`: whichever slot, its endpoint's number names the service port.
+    WhichServicePort,
+    /// `sessionAffinity: ClientIP`: the endpoint that the client got last.
+    Recall,
+    /// `sessionAffinity: ClientIP`: back to that endpoint, and the time begins anew.
+    BackToLast,
+    /// `sessionAffinity: ClientIP`: that endpoint is gone, so another one will be remembered.
+    LastIsGone,
+    /// `sessionAffinity: ClientIP`: one endpoint, and it is remembered.
+    ChooseAndRemember,
+    /// The table of clients is full: better an endpoint without memory than none.
+    WithoutMemory,
+    /// Session affinity borrowed the priority of a connection's first packet; queues should not see it.
+    GiveBackPriority,
     /// The mark was set where the service was chosen; it is cleared here so that it means nothing to others.
     MarkedAbove,
 }
@@ -66,6 +90,7 @@ impl Why {
             Self::Dispatch => "looks up the service of a new connection",
             Self::FindService => "address, protocol and port name the service",
             Self::UnusedPort => "no service has this port, and nobody else answers on a cluster IP",
+            Self::Unallocated => "in a range of cluster IPs, but no service has it (yet)",
             Self::OwnAddress => "node ports answer on these addresses of the node",
             Self::FindNodePort => "protocol and port name the service",
             Self::PodsAreInside => "policy Local does not bind this node's own pods",
@@ -79,6 +104,16 @@ impl Why {
             Self::RefuseTcp | Self::Refuse => "nobody serves it: say so at once",
             Self::NoLocalEndpoint => "served elsewhere, not here: stay silent, the client may be routed anew",
             Self::Hairpin => "a pod handed to itself must be answered through this node",
+            Self::MayEnter => "loadBalancerSourceRanges: may use the load balancer IP",
+            Self::MayNotEnter => "loadBalancerSourceRanges: may not use the load balancer IP",
+            Self::Restricted => "loadBalancerSourceRanges bind everybody, before anything else",
+            Self::WhichServicePort => "session affinity: any endpoint's number tells the service port",
+            Self::Recall => "session affinity: the endpoint that the client got last",
+            Self::BackToLast => "session affinity: back to it, and the time begins anew",
+            Self::LastIsGone => "session affinity: it is gone; forget it and choose another",
+            Self::ChooseAndRemember => "session affinity: one endpoint, each as likely as the others",
+            Self::WithoutMemory => "session affinity: no room to remember; any endpoint will do",
+            Self::GiveBackPriority => "session affinity borrowed the first packet's priority",
             Self::MarkedAbove => "marked where the service was chosen",
         }
     }

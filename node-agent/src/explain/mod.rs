@@ -8,11 +8,12 @@ mod words;
 
 use std::net::IpAddr;
 
+use ipnetwork::IpNetwork;
 use serde::{Deserialize, Serialize};
 
 pub use packet::{Packet, PacketError};
 
-use crate::model::{Snapshot, TrafficPolicy, family_of};
+use crate::model::{Affinity, Snapshot, TrafficPolicy, family_of};
 use crate::plan::{
     Detector, Door, DoorAddress, DoorKind, Endpoints, Frontend, Masquerade, NodePortAddresses, Outcome, Plan,
     node_port_addresses,
@@ -151,7 +152,8 @@ impl<'a> Way<'a> {
             })
         };
         at(DoorAddress::Ip(destination)).or_else(|| {
-            let node_port = !self.is_cluster_ip(destination) && self.serves_node_ports(destination);
+            let ours = self.is_cluster_ip(destination) || self.is_service_range(destination);
+            let node_port = !ours && self.serves_node_ports(destination);
             if node_port {
                 at(DoorAddress::Node(family_of(destination)))
             } else {
@@ -167,6 +169,13 @@ impl<'a> Way<'a> {
         node_port_addresses(node_ports, world.node(), world.addresses(), world.pods()).contains(&address)
     }
 
+    fn is_service_range(&self, address: IpAddr) -> bool {
+        self.scene
+            .world
+            .service_ranges()
+            .any(|range| range.contains(address))
+    }
+
     fn is_cluster_ip(&self, address: IpAddr) -> bool {
         let at = DoorAddress::Ip(address);
         self.scene
@@ -178,9 +187,18 @@ impl<'a> Way<'a> {
     /// No service has this address and port.
     fn past(mut self, sender: Sender) -> Explanation {
         let to = self.packet.destination_text();
-        let verdict = if self.is_cluster_ip(self.packet.destination) {
+        let destination = self.packet.destination;
+        let verdict = if self.is_cluster_ip(destination) {
             self.step(format!("{to} is refused"), words::UNUSED_PORT);
             Verdict::Reject
+        } else if let Some(range) = self
+            .scene
+            .world
+            .service_ranges()
+            .find(|r| r.contains(destination))
+        {
+            self.step(format!("{to} is dropped: it lies in {range}"), words::UNALLOCATED);
+            Verdict::Drop
         } else {
             self.step(format!("{to} is left alone"), words::NO_SERVICE);
             Verdict::Untouched
@@ -195,6 +213,11 @@ impl<'a> Way<'a> {
             format!("{to} is a {} of {service}", frontend.kind),
             words::kind(frontend.kind),
         );
+        if let Some(allowed) = &frontend.sources
+            && !self.may_enter(allowed)
+        {
+            return self.finish(Verdict::Drop, Some(service), None, false, sender);
+        }
         let bound = frontend.outside.as_ref().filter(|_| sender == Sender::Other);
         let outcome = bound.unwrap_or(&frontend.inside);
         self.step(
@@ -212,6 +235,9 @@ impl<'a> Way<'a> {
             }
             Outcome::Forward(endpoints) => {
                 self.step(words::endpoints(endpoints), words::CHOICE);
+                if let Affinity::ClientIp { seconds } = frontend.affinity {
+                    self.step(words::affinity(seconds), words::AFFINITY);
+                }
                 let masquerade = self.masquerade(frontend, bound.is_some(), endpoints, sender);
                 self.finish(
                     Verdict::Forward,
@@ -220,6 +246,27 @@ impl<'a> Way<'a> {
                     masquerade,
                     sender,
                 )
+            }
+        }
+    }
+
+    /// Whether the source may use the load balancer IP.
+    fn may_enter(&mut self, allowed: &[IpNetwork]) -> bool {
+        let source = self.packet.source;
+        match allowed.iter().find(|range| range.contains(source)) {
+            Some(range) => {
+                self.step(
+                    format!("{source} may use it: it lies in {range}"),
+                    words::SOURCE_RANGES,
+                );
+                true
+            }
+            None => {
+                self.step(
+                    format!("{source} may not use it, and is dropped"),
+                    words::SOURCE_RANGES,
+                );
+                false
             }
         }
     }

@@ -9,6 +9,8 @@ use crate::plan::{Detector, DoorKind, Endpoints, Frontend, Local};
 pub(super) const NODE: &str = "the address is one of this node's own, and no interface was named";
 pub(super) const UNUSED_PORT: &str =
     "the address is a service's cluster IP, but no service has this port; nobody else answers there";
+pub(super) const UNALLOCATED: &str = "cluster IPs are allocated from this range (a ServiceCIDR), and no service \
+     has this one; a client that gets no answer tries again, and the service may be there by then";
 pub(super) const NO_SERVICE: &str =
     "no service has this address, protocol and port; denizen touches services' traffic only";
 pub(super) const NO_ENDPOINTS: &str =
@@ -16,6 +18,10 @@ pub(super) const NO_ENDPOINTS: &str =
 pub(super) const NO_LOCAL_ENDPOINT: &str = "the service has endpoints, but none on this node, and policy Local \
      forbids the others; a client that gets no answer tries again and may then be sent to another node";
 pub(super) const CHOICE: &str = "drawn at random for each new connection; the connection then stays there";
+pub(super) const SOURCE_RANGES: &str = "spec.loadBalancerSourceRanges of the Service; they bind everybody, this \
+     node and its pods included, and come before anything else";
+pub(super) const AFFINITY: &str = "sessionAffinity ClientIP: a client is remembered, whichever address of the \
+     service port it used, until so long after its last new connection";
 pub(super) const SOURCE_REPLACED: &str = "the source becomes this node's address";
 pub(super) const SOURCE_KEPT: &str = "the source stays as it is";
 pub(super) const KEPT_LOCAL_POLICY: &str =
@@ -110,6 +116,10 @@ pub(super) fn policy_why(frontend: &Frontend, inside: bool) -> &'static str {
         }
         (TrafficPolicy::Local, _, _) => "the Service says so",
     }
+}
+
+pub(super) fn affinity(seconds: u32) -> String {
+    format!("a client that came within the last {seconds} s goes to the endpoint that it had")
 }
 
 pub(super) fn endpoints(endpoints: &Endpoints) -> String {

@@ -50,6 +50,9 @@ pub enum Protocol {
 }
 
 impl Protocol {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
+
     /// The number in the IP header (IANA protocol numbers).
     pub fn number(self) -> u8 {
         match self {
@@ -59,9 +62,14 @@ impl Protocol {
         }
     }
 
+    /// The protocol that has this number in the IP header.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|protocol| protocol.number() == number)
+    }
+
     /// As the Kubernetes API and a person write it, in either case.
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::Tcp, Self::Udp, Self::Sctp]
+        Self::ALL
             .into_iter()
             .find(|p| p.to_string().eq_ignore_ascii_case(text))
     }

@@ -96,9 +96,8 @@ impl Plan {
         touched: &mut Touched,
     ) {
         let slices: Vec<_> = world.slices(name).collect();
-        let zone = world.node().and_then(|node| node.zone.as_deref());
         let wanted = match world.service(name) {
-            Some(service) => frontends(settings, zone, service, &slices),
+            Some(service) => frontends(settings, world.node(), service, &slices),
             None => Vec::new(),
         };
         let mut gone: BTreeSet<Door> = self.doors_of.remove(name).into_iter().flatten().collect();
@@ -121,7 +120,7 @@ impl Plan {
         // Nearly every door has one claim.
         let claims = self.claims.entry(door).or_insert_with(|| Vec::with_capacity(1));
         let mine = |claim: &Frontend| claim.service_port.service == frontend.service_port.service;
-        if claims.iter().any(|claim| *claim == frontend) {
+        if claims.contains(&frontend) {
             return;
         }
         let before = claims.first().cloned();

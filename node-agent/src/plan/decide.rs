@@ -9,27 +9,31 @@ use ipnetwork::IpNetwork;
 use super::frontend::{Door, DoorAddress, DoorKind, Frontend, Masquerade};
 use super::outcome::{Endpoints, Outcome};
 use super::selection::{Selection, Whereabouts, select};
-use crate::model::{Family, Service, ServicePort, ServicePortName, Slice, TrafficPolicy, family_of};
+use crate::model::{Family, Node, Service, ServicePort, ServicePortName, Slice, TrafficPolicy, family_of};
 
 /// What the operator settled that decides about every service alike.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// This node's name.
     pub node_name: Arc<str>,
+    /// Whether `hints.forNodes` count (kube-proxy's gate PreferSameTrafficDistribution).
+    pub node_hints: bool,
     /// Masquerade everything that enters at a cluster IP, this node's own pods included.
     pub masquerade_all: bool,
 }
 
-/// Every front door of `service`, whose slices are `slices`, on a node in `zone`.
+/// Every front door of `service`, whose slices are `slices`, on this node.
 pub fn frontends(
     settings: &Settings,
-    zone: Option<&str>,
+    node: Option<&Node>,
     service: &Service,
     slices: &[&Slice],
 ) -> Vec<Frontend> {
+    let zone = node.and_then(|node| node.zone.as_deref());
     let here = Whereabouts {
         node: &settings.node_name,
         zone,
+        node_hints: settings.node_hints,
     };
     let mut found = Vec::new();
     for family in Family::BOTH {
@@ -41,6 +45,7 @@ pub fn frontends(
             let selection = select(port, family, slices.iter().copied(), here);
             let decided = Decided {
                 settings,
+                node,
                 service,
                 port,
                 family,
@@ -58,6 +63,7 @@ pub fn frontends(
 /// One service port in one family, its endpoints selected.
 struct Decided<'a> {
     settings: &'a Settings,
+    node: Option<&'a Node>,
     service: &'a Service,
     port: &'a ServicePort,
     family: Family,
@@ -117,9 +123,10 @@ impl Decided<'_> {
                 protocol: self.port.protocol,
             },
             policy,
-            sources: (kind == DoorKind::LoadBalancerIp)
-                .then(|| self.sources())
-                .flatten(),
+            sources: match (kind, address) {
+                (DoorKind::LoadBalancerIp, DoorAddress::Ip(ip)) => self.sources(ip),
+                _ => None,
+            },
             inside,
             masquerade,
             outside,
@@ -153,17 +160,32 @@ impl Decided<'_> {
         }
     }
 
-    /// Who may use the load balancer IP; `None` when everybody may. Ranges of the other family alone leave
+    /// Who may use this load balancer IP; `None` when everybody may. Ranges of the other family alone leave
     /// nobody, as in kube-proxy: the operator named who may come, and it is not them.
-    fn sources(&self) -> Option<Arc<[IpNetwork]>> {
-        let ranges = &self.service.source_ranges;
-        let ours = || {
-            ranges
-                .iter()
-                .copied()
-                .filter(|range| family_of(range.ip()) == self.family)
-        };
-        let everybody = ranges.is_empty() || ours().any(|range| range.prefix() == 0);
-        (!everybody).then(|| ours().collect())
+    ///
+    /// Where a range has this node in it, the load balancer IP itself may come too: a node that has the
+    /// address on an interface of its own uses it as the source when it calls it.
+    fn sources(&self, own: IpAddr) -> Option<Arc<[IpNetwork]>> {
+        let ours = |range: &&IpNetwork| family_of(range.ip()) == self.family;
+        let mut allowed: Vec<IpNetwork> = self.service.source_ranges.iter().filter(ours).copied().collect();
+        if self.service.source_ranges.is_empty() || allowed.iter().any(|range| range.prefix() == 0) {
+            return None;
+        }
+        let nodes = self.node.into_iter().flat_map(|node| &node.addresses);
+        if nodes
+            .into_iter()
+            .any(|node| allowed.iter().any(|range| range.contains(*node)))
+        {
+            allowed.push(IpNetwork::from(own));
+        }
+        // A range within another says nothing more, and the kernel takes no two that overlap.
+        allowed.sort_unstable_by_key(|range| (range.prefix(), range.network()));
+        let mut widest: Vec<IpNetwork> = Vec::new();
+        for range in allowed {
+            if !widest.iter().any(|wider| wider.contains(range.network())) {
+                widest.push(range);
+            }
+        }
+        Some(widest.into())
     }
 }

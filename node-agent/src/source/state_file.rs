@@ -20,7 +20,8 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
 
 use super::watch::{FolderWatch, Hints};
-use super::{Closed, Outlet, RETRY, described};
+use super::{Closed, Outlet, RETRY};
+use crate::describe::describe;
 use crate::model::{Event, LocalPod, PodSet};
 
 /// Where to look.
@@ -39,6 +40,14 @@ enum StateFileError {
     Lost,
     #[error("cannot watch the run directory")]
     Watch(#[source] io::Error),
+}
+
+/// What the state file says now, `None` when there is none: for commands that work offline. Makes nothing.
+///
+/// # Errors
+/// [`StateError`].
+pub fn read(config: &Config) -> Result<Option<PodSet>, StateError> {
+    Ok(RunDir::open(&config.run_dir)?.read()?.map(pod_set))
 }
 
 /// Tells the pods, now and whenever they change, until nobody listens any more. The first [`PodSet`] comes
@@ -127,7 +136,7 @@ impl Source {
 
     /// Reports what is wrong now, and traces it once.
     fn trouble(&self, error: Option<StateFileError>) {
-        let problems: Vec<String> = error.iter().map(|error| described(error)).collect();
+        let problems: Vec<String> = error.iter().map(|error| describe(error)).collect();
         if self.outlet.report(problems.clone()) {
             match problems.first() {
                 Some(error) => warn!(error, "pods of this node are kept as they were"),

@@ -46,6 +46,7 @@ pub fn policy() -> Policy {
         settings: Settings {
             node_name: NODE.into(),
             masquerade_all: false,
+            node_hints: false,
         },
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
@@ -93,13 +94,12 @@ fn measured(services: usize) -> Programmed {
 
 /// From parsed facts to the kernel.
 pub fn started(facts: Vec<Event>) -> (Engine, Cost) {
-    let mut engine = Engine::open(policy()).expect("netlink, as root");
-    let (synced, cost) = cost(|| {
+    cost(|| {
+        let mut engine = Engine::open(policy()).expect("netlink, as root");
         engine.apply(facts);
-        engine.sync()
-    });
-    synced.expect("the kernel takes the rules");
-    (engine, cost)
+        engine.sync().expect("the kernel takes the rules");
+        engine
+    })
 }
 
 /// The agent starts anew, remembering nothing: it reads what is there, and finds it right.

@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::element::{Element, Key, Value, read_address};
-use super::message::{VERDICT_TYPE, hook_number, nf_family, rule_comment, set_flags};
+use super::message::{ACCEPT, hook_number, nf_family, rule_comment};
 use super::name::{SetName, TABLE};
 use super::rule::Chain;
-use super::set::{Data, Shape, address_len, find_tlv};
+use super::set::{Data, VERDICT, address_len, find_tlv};
 use super::table::Delta;
 use crate::model::Family;
 use crate::netlink::{Attributes, Message};
@@ -17,8 +17,8 @@ use crate::netlink::{Attributes, Message};
 /// A chain as the kernel has it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ObservedChain {
-    /// Hook number and priority of a base chain.
-    pub hook: Option<(u32, i32)>,
+    /// Hook number, priority and policy of a base chain.
+    pub hook: Option<(u32, i32, u32)>,
     /// The rules' comments, in order; empty for a rule without one.
     pub rules: Vec<String>,
 }
@@ -41,9 +41,24 @@ pub enum ObservedValue {
     Goto(String),
     /// An endpoint.
     Endpoint(SocketAddr),
+    /// An endpoint's number.
+    Number(u32),
     /// Something else.
     Other,
 }
+
+/// Which chains differ.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Structure {
+    /// Those that are not there: of size classes that came into use while nobody looked, or that somebody
+    /// removed.
+    pub missing: Vec<Chain>,
+    /// Those that should not be there: of size classes that are no longer in use, or somebody else's.
+    pub left_over: Vec<String>,
+}
+
+/// An element's value and comment.
+pub type ObservedElement = (ObservedValue, Option<Arc<str>>);
 
 /// All of a table.
 #[derive(Debug, Default)]
@@ -52,17 +67,27 @@ pub struct Observed {
     pub generation: u32,
     /// Whether the table is there.
     pub table: bool,
+    /// Whether somebody put it to sleep, or owns it: flags that ours does not have.
+    pub flags: u32,
     /// Its chains.
     pub chains: BTreeMap<String, ObservedChain>,
     /// Its sets.
     pub sets: BTreeMap<String, ObservedSet>,
     /// Their elements, with comments.
-    pub elements: HashMap<(SetName, Key), (ObservedValue, Option<Arc<str>>)>,
+    pub elements: HashMap<(SetName, Key), ObservedElement>,
     /// Elements with keys that no set of ours could have.
     pub strange: usize,
 }
 
 impl Observed {
+    /// Takes in a NFT_MSG_NEWTABLE.
+    pub fn table(&mut self, message: &Message<'_>) {
+        if let Some(table) = ours(message.attributes()) {
+            self.table = true;
+            self.flags = table.find_u32(2).unwrap_or_default();
+        }
+    }
+
     /// Takes in a NFT_MSG_NEWCHAIN.
     pub fn chain(&mut self, message: &Message<'_>) {
         let attributes = message.attributes();
@@ -70,9 +95,11 @@ impl Observed {
             return;
         };
         let hook = attributes.nested(4);
-        let hook = hook
-            .find_u32(1)
-            .zip(hook.find_u32(2).map(|priority| priority as i32));
+        let place = hook.find_u32(1).zip(hook.find_u32(2));
+        let hook = place.map(|(hook, priority)| {
+            let policy = attributes.find_u32(5).unwrap_or_default();
+            (hook, priority as i32, policy)
+        });
         self.chains.entry(name.to_owned()).or_default().hook = hook;
     }
 
@@ -102,7 +129,7 @@ impl Observed {
             key: (number(4), number(5)),
             // A verdict's length is the kernel's own affair.
             data: match attributes.find_u32(6) {
-                Some(VERDICT_TYPE) => Some((VERDICT_TYPE, 0)),
+                Some(VERDICT) => Some((VERDICT, 0)),
                 data => data.map(|data| (data, number(7))),
             },
             user_data: attributes.find(13).unwrap_or_default().to_vec(),
@@ -114,7 +141,12 @@ impl Observed {
     pub fn elements(&mut self, family: Family, set: SetName, message: &Message<'_>) {
         for (_, element) in message.attributes().nested(3) {
             let element = Attributes::new(element);
-            let Some(key) = element.nested(1).find(1).and_then(Key::from_bytes) else {
+            let last = element.nested(10).find(1);
+            let key = element.nested(1).find(1).and_then(|first| match last {
+                Some(last) => Key::from_bounds(first, last),
+                None => Key::from_bytes(first),
+            });
+            let Some(key) = key else {
                 self.strange += 1;
                 continue;
             };
@@ -124,16 +156,17 @@ impl Observed {
         }
     }
 
-    /// Whether the table's sets and chains are these, apart from chains of size classes that nothing
-    /// refers to any more, which are returned.
-    pub fn same_structure(&self, family: Family, chains: &[Chain]) -> Option<Vec<String>> {
+    /// What differs between the table's chains and these; `None` when the table is not one that chains can
+    /// be added to or taken from, because a set or a chain is there and is otherwise than it should be.
+    pub fn structure(&self, family: Family, chains: &[Chain]) -> Option<Structure> {
         let sets = SetName::ALL.into_iter().all(|set| self.has_set(family, set));
         let same_chain = |chain: &Chain| {
             self.chains
                 .get(&chain.name.to_string())
-                .is_some_and(|seen| *seen == wanted_chain(family, chain))
+                .is_none_or(|seen| *seen == wanted_chain(family, chain))
         };
         let same = self.table
+            && self.flags == 0
             && self.strange == 0
             && sets
             && self.sets.len() == SetName::ALL.len()
@@ -149,7 +182,13 @@ impl Observed {
             .cloned()
             .collect();
         let unhooked = others.iter().all(|name| self.chains[name].hook.is_none());
-        unhooked.then_some(others)
+        let missing = chains
+            .iter()
+            .filter(|c| !self.chains.contains_key(&c.name.to_string()));
+        unhooked.then(|| Structure {
+            missing: missing.cloned().collect(),
+            left_over: others,
+        })
     }
 
     /// Whether a set is there in the shape that it should have.
@@ -202,7 +241,10 @@ impl Observed {
                         (ObservedValue::Member, Value::Member) => true,
                         (ObservedValue::Goto(seen), Value::Goto(chain)) => *seen == chain.to_string(),
                         (ObservedValue::Endpoint(seen), Value::Endpoint(endpoint)) => *seen == endpoint,
-                        (ObservedValue::Member | ObservedValue::Goto(_), _) => false,
+                        (ObservedValue::Number(seen), Value::Number(number)) => *seen == number,
+                        (ObservedValue::Member | ObservedValue::Goto(_) | ObservedValue::Number(_), _) => {
+                            false
+                        }
                         (ObservedValue::Endpoint(_) | ObservedValue::Other, _) => false,
                     }
             })
@@ -212,20 +254,18 @@ impl Observed {
 fn wanted_set(family: Family, set: SetName) -> ObservedSet {
     let shape = set.shape();
     ObservedSet {
-        flags: set_flags(&shape),
+        flags: shape.flags(),
         key: (shape.key_type(family), shape.key_len(family)),
-        data: match shape.data {
-            Data::None => None,
-            Data::Verdict => Some((VERDICT_TYPE, 0)),
-            Data::Endpoint => Some((Shape::endpoint_type(family), Shape::endpoint_len(family))),
-        },
+        data: shape.data(family),
         user_data: shape.user_data(family, set.why()),
     }
 }
 
 fn wanted_chain(family: Family, chain: &Chain) -> ObservedChain {
     ObservedChain {
-        hook: chain.hook.map(|(hook, priority)| (hook_number(hook), priority)),
+        hook: chain
+            .hook
+            .map(|(hook, priority)| (hook_number(hook), priority, ACCEPT)),
         rules: chain
             .rules
             .iter()
@@ -239,6 +279,10 @@ fn value(family: Family, set: SetName, element: Attributes<'_>) -> ObservedValue
     let data = element.nested(2);
     match set.shape().data {
         Data::None => ObservedValue::Member,
+        Data::Number => match data.find(1).and_then(|bytes| bytes.try_into().ok()) {
+            Some(number) => ObservedValue::Number(u32::from_ne_bytes(number)),
+            None => ObservedValue::Other,
+        },
         Data::Verdict => {
             let verdict = data.nested(2);
             match (verdict.find_u32(1).map(|code| code as i32), verdict.find_str(2)) {

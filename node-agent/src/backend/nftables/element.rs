@@ -7,8 +7,9 @@ use std::sync::Arc;
 use super::name::{ChainName, SetName};
 use super::set::{Part, address_len};
 use crate::model::{Family, Protocol};
+use ipnetwork::IpNetwork;
 
-const LONGEST_KEY: usize = 32;
+const LONGEST_KEY: usize = 44;
 
 /// An element's key, as the kernel's registers hold it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -69,6 +70,54 @@ impl Key {
         self.push(&slot.to_ne_bytes())
     }
 
+    /// With a number that is kept in a packet's priority.
+    pub fn number(self, number: u32) -> Self {
+        self.push(&number.to_ne_bytes())
+    }
+
+    /// The protocol, and the number in which the key ends, of a key of a set that has both.
+    pub fn protocol_and_number(&self, set: SetName, family: Family) -> Option<(Protocol, u32)> {
+        let before = set.shape().key.iter().take_while(|part| **part != Part::Protocol);
+        let at = before.map(|part| part.words(family) as usize * 4).sum::<usize>();
+        let (number, bytes) = (self.as_bytes().last_chunk()?, self.as_bytes().get(at)?);
+        Some((Protocol::from_number(*bytes)?, u32::from_ne_bytes(*number)))
+    }
+
+    /// With a range of sources. The kernel knows the range by its first and its last address: see
+    /// [`Self::bounds`].
+    pub fn range(self, range: IpNetwork) -> Self {
+        self.address(range.network()).push(&[range.prefix()])
+    }
+
+    /// The first and the last key of a key that ends in a range.
+    pub fn bounds(&self) -> (Self, Self) {
+        let end = usize::from(self.length) - 4;
+        let prefix = usize::from(self.bytes[end]);
+        let mut first = *self;
+        first.bytes[end..].fill(0);
+        first.length = end as u8;
+        let mut last = first;
+        // The address stands last, and its length is what the family's keys of this shape leave for it.
+        let address = end - if end > 16 { 16 } else { 4 };
+        for bit in prefix..(end - address) * 8 {
+            last.bytes[address + bit / 8] |= 0x80 >> (bit % 8);
+        }
+        (first, last)
+    }
+
+    /// The key that has these bounds; `None` when they are not those of a prefix.
+    pub fn from_bounds(first: &[u8], last: &[u8]) -> Option<Self> {
+        let address = first.len().checked_sub(if first.len() > 16 { 16 } else { 4 })?;
+        let differ = first
+            .iter()
+            .zip(last)
+            .map(|(a, b)| (a ^ b).count_ones())
+            .sum::<u32>() as usize;
+        let prefix = ((first.len() - address) * 8).checked_sub(differ)?;
+        let key = Self::from_bytes(first)?.push(&[u8::try_from(prefix).ok()?]);
+        (key.bounds().1.as_bytes() == last).then_some(key)
+    }
+
     /// With an interface name, which the kernel holds to 15 bytes.
     pub fn interface(self, name: &str) -> Self {
         let mut padded = [0; 16];
@@ -93,6 +142,8 @@ pub enum Value {
     Goto(ChainName),
     /// An endpoint.
     Endpoint(SocketAddr),
+    /// An endpoint's number.
+    Number(u32),
 }
 
 /// One element.
@@ -130,7 +181,8 @@ impl fmt::Display for KeyText<'_> {
             if n > 0 {
                 f.write_str(" . ")?;
             }
-            let taken = part.words(self.family) as usize * 4;
+            let range = if *part == Part::SourceRange { 4 } else { 0 };
+            let taken = part.words(self.family) as usize * 4 + range;
             let (value, behind) = rest.split_at(taken.min(rest.len()));
             write_part(f, *part, self.family, value)?;
             rest = behind;
@@ -147,8 +199,7 @@ fn write_part(f: &mut fmt::Formatter<'_>, part: Part, family: Family, value: &[u
         },
         Part::Protocol => {
             let number = value.first().copied().unwrap_or_default();
-            let known = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
-            match known.into_iter().find(|p| p.number() == number) {
+            match Protocol::from_number(number) {
                 Some(protocol) => write!(f, "{protocol}"),
                 None => write!(f, "{number}"),
             }
@@ -156,6 +207,15 @@ fn write_part(f: &mut fmt::Formatter<'_>, part: Part, family: Family, value: &[u
         Part::Port => match value {
             [high, low, ..] => write!(f, "{}", u16::from_be_bytes([*high, *low])),
             _ => f.write_str("?"),
+        },
+        Part::SourceRange => match (read_address(family, value), value.get(address_len(family))) {
+            (Some(address), Some(prefix)) => write!(f, "{address}/{prefix}"),
+            _ => f.write_str("?"),
+        },
+        // As nft writes a traffic class: two halves.
+        Part::Scratch => match value.try_into().map(u32::from_ne_bytes) {
+            Ok(number) => write!(f, "{:04x}:{:04x}", number >> 16, number & 0xffff),
+            Err(_) => f.write_str("?"),
         },
         Part::Slot => match value.try_into().map(u32::from_ne_bytes) {
             Ok(slot) => write!(f, "{slot}"),

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use ipnetwork::IpNetwork;
 
 use super::name::{ChainName, SetName};
-use super::rule::{Action, MASQUERADE_BIT, Match, Rule};
+use super::rule::{Action, ENDPOINT_BITS, MASQUERADE_BIT, Match, Rule, SCRATCH, SCRATCH_BITS};
 use super::set::{Data, Part};
 use crate::model::Family;
 use crate::netlink::Writer;
@@ -27,9 +27,13 @@ const NFT_JUMP: i32 = -3;
 const NFT_GOTO: i32 = -4;
 const NFT_RETURN: i32 = -5;
 
+const AFFINITY_UPDATE: u32 = 1;
+const AFFINITY_DELETE: u32 = 2;
+
 const CMP_EQ: u32 = 0;
 const CMP_NEQ: u32 = 1;
 
+const META_PRIORITY: u32 = 2;
 const META_MARK: u32 = 3;
 const META_IIFNAME: u32 = 6;
 const META_L4PROTO: u32 = 16;
@@ -99,7 +103,8 @@ impl Expressions<'_> {
                 self.meta(META_IIFNAME, 0);
                 self.compare(CMP_EQ, prefix.as_bytes());
             }
-            Match::Source(range) => self.source(*range),
+            Match::Source(range) => self.within(Part::Source, *range),
+            Match::Destination(range) => self.within(Part::Destination, *range),
             Match::Translated => {
                 const CT_STATUS: u32 = 2;
                 const IPS_DST_NAT: u32 = 1 << 5;
@@ -115,6 +120,16 @@ impl Expressions<'_> {
                 self.bits(MASQUERADE_BIT, 0);
                 self.compare(CMP_EQ, &MASQUERADE_BIT.to_ne_bytes());
             }
+            Match::Recalled => {
+                self.meta(META_PRIORITY, 0);
+                self.bits(ENDPOINT_BITS, 0);
+                self.compare(CMP_NEQ, &0_u32.to_ne_bytes());
+            }
+            Match::Scratched => {
+                self.meta(META_PRIORITY, 0);
+                self.bits(SCRATCH_BITS, 0);
+                self.compare(CMP_EQ, &SCRATCH.to_ne_bytes());
+            }
         }
     }
 
@@ -129,6 +144,33 @@ impl Expressions<'_> {
                 self.lookup(map, Some(VERDICT_REGISTER));
             }
             Action::Translate { endpoints, slots } => self.translate(endpoints, slots),
+            Action::TranslateToNumber(endpoints) => self.translate(endpoints, 0),
+            Action::Draw { numbers, slots } => {
+                self.load_key(numbers, slots);
+                self.lookup(numbers, Some(register(0)));
+                self.store(META_PRIORITY);
+            }
+            Action::KeepServicePort => {
+                self.meta(META_PRIORITY, 0);
+                self.bits(!ENDPOINT_BITS, 0);
+                self.store(META_PRIORITY);
+            }
+            Action::Recall => {
+                self.load_key(SetName::Affinity, 0);
+                self.lookup(SetName::Affinity, Some(register(0)));
+                self.store(META_PRIORITY);
+            }
+            Action::Remember(seconds) => self.affinity(AFFINITY_UPDATE, Some(seconds)),
+            Action::Forget => self.affinity(AFFINITY_DELETE, None),
+            Action::ClearScratch => {
+                self.expression("immediate", |w| {
+                    w.put_u32(1, register(0));
+                    let data = w.begin(2);
+                    w.put(DATA_VALUE, &0_u32.to_ne_bytes());
+                    w.end(data);
+                });
+                self.store(META_PRIORITY);
+            }
             Action::Mark => self.change_mark(!MASQUERADE_BIT, MASQUERADE_BIT),
             Action::Unmark => self.change_mark(!MASQUERADE_BIT, 0),
             Action::Masquerade => {
@@ -165,17 +207,52 @@ impl Expressions<'_> {
         });
     }
 
+    /// Changes the client's entry in the map of clients: service port and client → endpoint's number.
+    fn affinity(&mut self, operation: u32, seconds: Option<u32>) {
+        let words: u32 = SetName::Affinity
+            .shape()
+            .key
+            .iter()
+            .map(|part| part.words(self.family))
+            .sum();
+        // Behind the key. nft's own choice for an IPv6 key lies within it.
+        let data = register(words.next_multiple_of(4));
+        self.meta(META_PRIORITY, 0);
+        self.bits(!ENDPOINT_BITS, 0);
+        self.address(Part::Source, 1);
+        self.meta(META_PRIORITY, words.next_multiple_of(4));
+        self.expression("dynset", |w| {
+            w.put_str(1, SetName::Affinity.as_str());
+            w.put_u32(3, operation);
+            w.put_u32(4, register(0));
+            w.put_u32(5, data);
+            if let Some(seconds) = seconds {
+                w.put(6, &(u64::from(seconds) * 1000).to_be_bytes());
+            }
+        });
+    }
+
+    fn address(&mut self, part: Part, word: u32) {
+        self.payload(NETWORK_HEADER, self.offset(part), part.len(self.family), word);
+    }
+
+    /// Where the source or the destination address is in the header.
+    fn offset(&self, part: Part) -> u32 {
+        match (self.family, part == Part::Destination) {
+            (Family::V4, false) => 12,
+            (Family::V4, true) => 16,
+            (Family::V6, false) => 8,
+            (Family::V6, true) => 24,
+        }
+    }
+
     /// Loads a key's parts into consecutive registers; `slots` to draw among, where a slot is a part.
     fn load_key(&mut self, set: SetName, slots: u32) {
         let mut word = 0;
         for part in set.shape().key {
-            let addresses = match self.family {
-                Family::V4 => (12, 16),
-                Family::V6 => (8, 24),
-            };
             match part {
-                Part::Source => self.payload(NETWORK_HEADER, addresses.0, part.len(self.family), word),
-                Part::Destination => self.payload(NETWORK_HEADER, addresses.1, part.len(self.family), word),
+                Part::Source | Part::SourceRange | Part::Destination => self.address(*part, word),
+                Part::Scratch => self.meta(META_PRIORITY, word),
                 Part::Port => self.payload(TRANSPORT_HEADER, 2, 2, word),
                 Part::Protocol => self.meta(META_L4PROTO, word),
                 Part::Interface => self.meta(META_IIFNAME, word),
@@ -202,19 +279,15 @@ impl Expressions<'_> {
         });
     }
 
-    /// Compares as many whole bytes of the source as the prefix has, and masks the last one.
-    fn source(&mut self, range: IpNetwork) {
-        let offset = match self.family {
-            Family::V4 => 12,
-            Family::V6 => 8,
-        };
+    /// Compares as many whole bytes of an address as the prefix has, and masks the last one.
+    fn within(&mut self, part: Part, range: IpNetwork) {
         let network = match range.network() {
             IpAddr::V4(ip) => ip.octets().to_vec(),
             IpAddr::V6(ip) => ip.octets().to_vec(),
         };
         let bits = usize::from(range.prefix());
         if bits.is_multiple_of(8) && bits > 0 {
-            self.payload(NETWORK_HEADER, offset, bits / 8, 0);
+            self.payload(NETWORK_HEADER, self.offset(part), bits / 8, 0);
             return self.compare(CMP_EQ, &network[..bits / 8]);
         }
         let mask: Vec<u8> = (0..network.len())
@@ -224,7 +297,7 @@ impl Expressions<'_> {
                     .unwrap_or(0)
             })
             .collect();
-        self.payload(NETWORK_HEADER, offset, network.len(), 0);
+        self.payload(NETWORK_HEADER, self.offset(part), network.len(), 0);
         self.bitwise(&mask, &vec![0; network.len()]);
         self.compare(CMP_EQ, &network);
     }
@@ -232,8 +305,12 @@ impl Expressions<'_> {
     fn change_mark(&mut self, keep: u32, flip: u32) {
         self.meta(META_MARK, 0);
         self.bits(keep, flip);
+        self.store(META_MARK);
+    }
+
+    fn store(&mut self, key: u32) {
         self.expression("meta", |w| {
-            w.put_u32(2, META_MARK);
+            w.put_u32(2, key);
             w.put_u32(3, register(0));
         });
     }

@@ -3,11 +3,11 @@
 use nix::errno::Errno;
 use nix::libc;
 use thiserror::Error;
-use tracing::trace_span;
+use tracing::{debug, trace_span};
 
 use super::dump::{Observed, is_of, rule_comment_of};
 use super::message::{Batch, kind, nf_family};
-use super::name::{SetName, TABLE};
+use super::name::{Group, SetName, TABLE};
 use crate::backend::why::Why;
 use crate::model::Family;
 use crate::netlink::{Attributes, Message, NetlinkError, Socket, Writer};
@@ -60,6 +60,14 @@ pub enum NftablesError {
         /// Whose table.
         family: Family,
     },
+    /// Everything was programmed but these.
+    #[error("nf_tables, {family}: the kernel refused {}", names.join("; "))]
+    Parts {
+        /// Whose table.
+        family: Family,
+        /// What was refused, and why.
+        names: Vec<String>,
+    },
     /// Somebody changed the ruleset between a look and the batch that was made from it.
     #[error("nf_tables, {family}: the ruleset changed while it was being repaired")]
     Raced {
@@ -81,6 +89,11 @@ impl Kernel {
     /// [`NetlinkError`] when there is no netlink socket to be had.
     pub fn open() -> Result<Self, NetlinkError> {
         Socket::open().map(|socket| Self { socket })
+    }
+
+    /// The port by which the kernel's notifications name what came through here.
+    pub fn port(&self) -> u32 {
+        self.socket.port()
     }
 
     /// A batch for a family's table.
@@ -116,12 +129,25 @@ impl Kernel {
                     source,
                 }
             }
-            source => NftablesError::Netlink {
+            source @ (NetlinkError::Io { .. }
+            | NetlinkError::Overflow
+            | NetlinkError::Interrupted
+            | NetlinkError::Unacknowledged) => NftablesError::Netlink {
                 family,
                 doing: "write",
                 source,
             },
         })
+    }
+
+    /// Commits what `fill` puts into a batch.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    pub fn write(&mut self, family: Family, fill: impl FnOnce(&mut Batch)) -> Result<(), NftablesError> {
+        let mut batch = self.batch(family, None);
+        fill(&mut batch);
+        self.commit(family, batch)
     }
 
     /// Reads all of a family's table.
@@ -149,9 +175,7 @@ impl Kernel {
             generation: self.generation()?,
             ..Observed::default()
         };
-        self.dump(family, libc::NFT_MSG_GETTABLE, None, |m| {
-            seen.table |= m.attributes().find_str(1) == Some(TABLE);
-        })?;
+        self.dump(family, libc::NFT_MSG_GETTABLE, None, |m| seen.table(&m))?;
         if !seen.table {
             return Ok(seen);
         }
@@ -170,6 +194,21 @@ impl Kernel {
         } else {
             Err(NetlinkError::Interrupted)
         }
+    }
+
+    /// The endpoints that clients of services with session affinity are remembered with. Where the table, or
+    /// a set, is not there, there are none.
+    pub fn remembered(&mut self, family: Family) -> Observed {
+        let mut seen = Observed::default();
+        for set in Group::ALL.map(Group::affinity_endpoints) {
+            let looked = self.dump(family, libc::NFT_MSG_GETSETELEM, Some(set), |m| {
+                seen.elements(family, set, &m);
+            });
+            if let Err(error) = looked {
+                debug!(%family, %set, %error, "no clients are remembered from an earlier run");
+            }
+        }
+        seen
     }
 
     /// Sums the counters of the rules for [`Why::NeverUndone`].

@@ -1,12 +1,16 @@
 //! Frontends as elements of the maps. Pure.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use ipnetwork::IpNetwork;
+
 use super::element::{Element, Key, Value};
-use super::name::{ChainName, Class, Group};
+use super::name::{ChainName, Class, Group, SetName};
+use super::number::{MOST_NUMBERS, Numbers};
 use super::set::cut;
-use crate::model::Protocol;
+use crate::model::{Affinity, Protocol};
 use crate::plan::{Door, DoorAddress, DoorKind, Frontend, Masquerade, Outcome};
 
 /// More endpoints than this a door cannot have: the slots are numbered with 16 bits.
@@ -25,6 +29,12 @@ pub struct DoorState {
     outside: Option<Target>,
     /// Whose door it is, beside the element.
     owner: Arc<str>,
+    /// For how many seconds clients are kept with their endpoint.
+    affinity: Option<u32>,
+    /// The number of each endpoint of either side, where clients are kept.
+    numbers: BTreeMap<SocketAddr, u32>,
+    /// Who may enter, where not everybody may.
+    sources: Option<Arc<[IpNetwork]>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,30 +54,41 @@ struct Slots {
 }
 
 /// The door as it should be programmed, given how it is programmed now.
-pub fn lower(frontend: &Frontend, now: Option<&DoorState>) -> DoorState {
-    let inside = target(&frontend.inside, now.map(|now| &now.inside));
+pub fn lower(frontend: &Frontend, now: Option<&DoorState>, numbers: &mut Numbers) -> DoorState {
+    let most = match frontend.affinity {
+        Affinity::None => MOST_SLOTS as usize,
+        Affinity::ClientIp { .. } => MOST_NUMBERS,
+    };
+    let inside = target(&frontend.inside, now.map(|now| &now.inside), most);
     let outside = frontend.outside.as_ref().map(|outcome| {
         let now = now.and_then(|now| now.outside.as_ref());
-        target(outcome, now)
+        target(outcome, now, most)
     });
     let owner = match now {
         Some(now) if *now.owner == *owner(frontend) => now.owner.clone(),
         _ => owner(frontend).into(),
     };
-    DoorState {
+    let mut door = DoorState {
         kind: frontend.kind,
         inside,
         masquerade: frontend.masquerade,
         outside,
         owner,
+        affinity: None,
+        numbers: BTreeMap::new(),
+        sources: frontend.sources.clone(),
+    };
+    if let Affinity::ClientIp { seconds } = frontend.affinity {
+        door.number(frontend.door.protocol, seconds, numbers);
     }
+    door
 }
 
 fn owner(frontend: &Frontend) -> String {
     cut(&frontend.service_port.to_string())
 }
 
-fn target(outcome: &Outcome, now: Option<&Target>) -> Target {
+fn target(outcome: &Outcome, now: Option<&Target>, most: usize) -> Target {
     match outcome {
         Outcome::Reject => Target::Reject,
         Outcome::Drop => Target::Drop,
@@ -75,13 +96,18 @@ fn target(outcome: &Outcome, now: Option<&Target>) -> Target {
             let wanted: Vec<SocketAddr> = endpoints
                 .iter()
                 .map(|endpoint| endpoint.address)
-                .take(MOST_SLOTS as usize)
+                .take(most)
                 .collect();
-            let now = match now {
-                Some(Target::Forward(slots)) => Some(slots),
-                Some(Target::Reject | Target::Drop) | None => None,
-            };
-            Target::Forward(Slots::of(&wanted, now))
+            Target::Forward(Slots::of(&wanted, now.and_then(Target::slots)))
+        }
+    }
+}
+
+impl Target {
+    fn slots(&self) -> Option<&Slots> {
+        match self {
+            Self::Forward(slots) => Some(slots),
+            Self::Reject | Self::Drop => None,
         }
     }
 }
@@ -119,21 +145,37 @@ impl Slots {
 }
 
 impl DoorState {
-    /// The classes whose chains the door's elements name.
-    pub fn classes(&self, door: &Door) -> impl Iterator<Item = Class> {
-        let sides = [(&self.inside, inside_group(door)), self.outside_side(door)];
-        let classes = sides.map(|(target, group)| match target {
-            Target::Forward(slots) => Some(class(group, door.protocol, slots)),
-            Target::Reject | Target::Drop => None,
-        });
-        classes.into_iter().flatten()
+    /// Keeps clients with their endpoint.
+    fn number(&mut self, protocol: Protocol, seconds: u32, numbers: &mut Numbers) {
+        self.affinity = Some(seconds);
+        let targets = [Some(&self.inside), self.outside.as_ref()].into_iter().flatten();
+        let sides = targets
+            .filter_map(Target::slots)
+            .flat_map(|slots| slots.endpoints.iter().copied());
+        let endpoints: Vec<SocketAddr> = sides.collect::<BTreeSet<_>>().into_iter().collect();
+        let told = numbers.of(&(self.owner.clone(), protocol), &endpoints);
+        self.numbers = endpoints.into_iter().zip(told).collect();
     }
 
-    fn outside_side(&self, door: &Door) -> (&Target, Group) {
-        (
-            self.outside.as_ref().unwrap_or(&Target::Reject),
-            outside_group(door),
-        )
+    /// The classes whose chains the door's elements name, and those that these chains name.
+    pub fn classes(&self, door: &Door) -> impl Iterator<Item = Class> {
+        let outside = self.outside.as_ref().map(|target| (target, outside_group(door)));
+        let sides = [Some((&self.inside, inside_group(door))), outside]
+            .into_iter()
+            .flatten();
+        let classes =
+            sides.filter_map(|(target, group)| Some(self.class(group, door.protocol, target.slots()?)));
+        let with_plain = classes.flat_map(|class| [Some(class.plain()), class.affinity.map(|_| class)]);
+        with_plain.flatten().collect::<Vec<_>>().into_iter()
+    }
+
+    fn class(&self, group: Group, protocol: Protocol, slots: &Slots) -> Class {
+        Class {
+            group,
+            protocol,
+            size: slots.size,
+            affinity: self.affinity,
+        }
     }
 
     /// The door's elements.
@@ -153,6 +195,18 @@ impl DoorState {
                 &mut elements,
             );
         }
+        if let Some(sources) = &self.sources {
+            let comment = || Some(self.owner.clone());
+            let element = |set, key| Element {
+                set,
+                key,
+                value: Value::Member,
+                comment: comment(),
+            };
+            elements.push(element(SetName::RestrictedDoors, door_key(door)));
+            let range = |range: &IpNetwork| element(SetName::AllowedSources, door_key(door).range(*range));
+            elements.extend(sources.iter().map(range));
+        }
         elements
     }
 
@@ -168,14 +222,26 @@ impl DoorState {
             Target::Reject => ChainName::NoEndpoints,
             Target::Drop => ChainName::NoLocalEndpoints,
             Target::Forward(slots) => {
-                let endpoints = slots.endpoints.iter().zip(0..).map(|(endpoint, slot)| Element {
-                    set: group.endpoints(),
-                    key: door_key(door).slot(slot),
-                    value: Value::Endpoint(*endpoint),
+                let at = |set, key, value| Element {
+                    set,
+                    key,
+                    value,
                     comment: None,
-                });
-                elements.extend(endpoints);
-                entry(class(group, door.protocol, slots))
+                };
+                for (endpoint, slot) in slots.endpoints.iter().zip(0..) {
+                    let key = door_key(door).slot(slot);
+                    elements.push(at(group.endpoints(), key, Value::Endpoint(*endpoint)));
+                    if let Some(number) = self.numbers.get(endpoint) {
+                        elements.push(at(group.affinity_slots(), key, Value::Number(*number)));
+                        elements.push(Element {
+                            set: group.affinity_endpoints(),
+                            key: door_key(door).number(*number),
+                            value: Value::Endpoint(*endpoint),
+                            comment: Some(self.owner.clone()),
+                        });
+                    }
+                }
+                entry(self.class(group, door.protocol, slots))
             }
         };
         let comment = Some(self.owner.clone());
@@ -185,14 +251,6 @@ impl DoorState {
             value: Value::Goto(chain),
             comment,
         });
-    }
-}
-
-fn class(group: Group, protocol: Protocol, slots: &Slots) -> Class {
-    Class {
-        group,
-        protocol,
-        size: slots.size,
     }
 }
 

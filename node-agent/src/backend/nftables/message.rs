@@ -6,7 +6,7 @@ use super::element::{Element, Key, Value, endpoint_bytes};
 use super::encode;
 use super::name::{ChainName, SetName, TABLE};
 use super::rule::{Chain, Hook, Rule};
-use super::set::{Data, Shape, tlv, with_nul};
+use super::set::{Shape, tlv, with_nul};
 use crate::model::Family;
 use crate::netlink::Writer;
 
@@ -17,6 +17,9 @@ pub const fn kind(message: i32) -> u16 {
 
 const CREATE: u16 = libc::NLM_F_CREATE as u16;
 const APPEND: u16 = libc::NLM_F_APPEND as u16;
+
+/// What the table says of itself on the node.
+pub const TABLE_COMMENT: &str = "Denizen: service networking; see denizen-agent explain";
 
 /// Elements of one set go many to a message; a nested attribute holds at most 65,535 bytes.
 const MESSAGE_ROOM: usize = 60_000;
@@ -139,10 +142,7 @@ impl Batch {
         const FLAGS: u16 = 2;
         self.message(libc::NFT_MSG_NEWTABLE, CREATE, What::Table, |w, _| {
             w.put_u32(FLAGS, 0);
-            w.put(
-                USER_DATA,
-                &comment(0, "Denizen: service networking; see denizen-agent explain"),
-            );
+            w.put(USER_DATA, &comment(0, TABLE_COMMENT));
         });
     }
 
@@ -156,7 +156,6 @@ impl Batch {
         self.message(libc::NFT_MSG_NEWCHAIN, CREATE, What::Chain(chain.name), |w, _| {
             w.put_str(3, &chain.name.to_string());
             if let Some((hook, priority)) = chain.hook {
-                const ACCEPT: u32 = 1;
                 let open = w.begin(4);
                 w.put_u32(1, hook_number(hook));
                 w.put_u32(2, priority as u32);
@@ -196,20 +195,14 @@ impl Batch {
         self.message(libc::NFT_MSG_NEWSET, CREATE, What::Set(set), |w, family| {
             let shape = set.shape();
             w.put_str(2, set.as_str());
-            w.put_u32(3, set_flags(&shape));
+            w.put_u32(3, shape.flags());
             w.put_u32(4, shape.key_type(family));
             w.put_u32(5, shape.key_len(family));
-            match shape.data {
-                Data::None => {}
-                Data::Verdict => {
-                    w.put_u32(6, VERDICT_TYPE);
-                    w.put_u32(7, 0);
-                }
-                Data::Endpoint => {
-                    w.put_u32(6, Shape::endpoint_type(family));
-                    w.put_u32(7, Shape::endpoint_len(family));
-                }
+            if let Some((kind, length)) = shape.data(family) {
+                w.put_u32(6, kind);
+                w.put_u32(7, length);
             }
+            describe_set(w, family, &shape);
             w.put_u32(10, id);
             w.put(13, &shape.user_data(family, set.why()));
         });
@@ -218,9 +211,14 @@ impl Batch {
     /// Adds elements, grouped by set in the order given.
     pub fn add_elements(&mut self, elements: &[Element]) {
         let write = |w: &mut Writer, element: &Element| {
-            put_key(w, &element.key);
+            put_key(w, element.set, &element.key);
             match element.value {
                 Value::Member => {}
+                Value::Number(number) => {
+                    let data = w.begin(2);
+                    w.put(1, &number.to_ne_bytes());
+                    w.end(data);
+                }
                 Value::Goto(chain) => encode::goto_data(w, 2, chain),
                 Value::Endpoint(endpoint) => {
                     let data = w.begin(2);
@@ -240,7 +238,7 @@ impl Batch {
     /// Removes elements, grouped by set in the order given. They must be there.
     pub fn delete_elements(&mut self, keys: &[(SetName, Key)]) {
         for group in keys.chunk_by(|a, b| a.0 == b.0) {
-            let write = |w: &mut Writer, (_, key): &(SetName, Key)| put_key(w, key);
+            let write = |w: &mut Writer, (set, key): &(SetName, Key)| put_key(w, *set, key);
             self.elements(libc::NFT_MSG_DELSETELEM, 0, group[0].0, group, write);
         }
     }
@@ -270,6 +268,9 @@ impl Batch {
     }
 }
 
+/// A base chain's policy: `NF_ACCEPT`.
+pub const ACCEPT: u32 = 1;
+
 /// `enum nf_inet_hooks`.
 pub fn hook_number(hook: Hook) -> u32 {
     let number = match hook {
@@ -280,22 +281,44 @@ pub fn hook_number(hook: Hook) -> u32 {
     number as u32
 }
 
-/// nft's number for verdicts as a map's data.
-pub const VERDICT_TYPE: u32 = 0xffff_ff00;
+/// Clients that are remembered at a time; the next one gets an endpoint without being remembered.
+pub const MOST_CLIENTS: u32 = 1 << 18;
 
-/// `enum nft_set_flags`.
-pub fn set_flags(shape: &Shape) -> u32 {
-    if shape.data == Data::None {
-        0
-    } else {
-        libc::NFT_SET_MAP as u32
+/// How large a set may grow, and where the parts of its keys end, where the kernel must know.
+fn describe_set(w: &mut Writer, family: Family, shape: &Shape) {
+    if !shape.is_dynamic() && !shape.is_ranged() {
+        return;
     }
+    let description = w.begin(9);
+    if shape.is_dynamic() {
+        w.put_u32(1, MOST_CLIENTS);
+    }
+    if shape.is_ranged() {
+        let parts = w.begin(2);
+        for part in shape.key {
+            let field = w.begin(1);
+            w.put_u32(1, part.len(family) as u32);
+            w.end(field);
+        }
+        w.end(parts);
+    }
+    w.end(description);
 }
 
-fn put_key(w: &mut Writer, key: &Key) {
-    let open = w.begin(1);
-    w.put(1, key.as_bytes());
-    w.end(open);
+/// A key, or the first and the last key of a range.
+fn put_key(w: &mut Writer, set: SetName, key: &Key) {
+    let mut put = |kind, key: &Key| {
+        let open = w.begin(kind);
+        w.put(1, key.as_bytes());
+        w.end(open);
+    };
+    if set.shape().is_ranged() {
+        let (first, last) = key.bounds();
+        put(1, &first);
+        put(10, &last);
+    } else {
+        put(1, key);
+    }
 }
 
 /// A comment in user data.

@@ -6,19 +6,23 @@
 mod dump;
 mod element;
 mod encode;
+mod isolate;
 mod kernel;
 mod lower;
 mod message;
 mod name;
+mod number;
 mod program;
 mod rule;
+mod salvage;
 mod set;
 mod sync;
 mod table;
+mod text;
 mod watch;
 
 pub use kernel::{Kernel, NftablesError};
-pub use program::Shape;
 pub use rule::MASQUERADE_BIT;
-pub use sync::{Nftables, Repair};
+pub use sync::{Nftables, NoKernel};
+pub use text::Rendering;
 pub use watch::Watch;

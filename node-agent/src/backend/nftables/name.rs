@@ -21,6 +21,14 @@ pub enum Group {
 }
 
 impl Group {
+    /// All of them.
+    pub const ALL: [Self; 4] = [
+        Self::Service,
+        Self::NodePort,
+        Self::LocalService,
+        Self::LocalNodePort,
+    ];
+
     fn prefix(self) -> &'static str {
         match self {
             Self::Service => "",
@@ -37,6 +45,26 @@ impl Group {
             Self::NodePort => SetName::NodePorts,
             Self::LocalService => SetName::LocalServices,
             Self::LocalNodePort => SetName::LocalNodePorts,
+        }
+    }
+
+    /// The map of the doors' endpoints by slot, where a client is kept with its endpoint.
+    pub fn affinity_slots(self) -> SetName {
+        match self {
+            Self::Service => SetName::AffinitySlots,
+            Self::NodePort => SetName::NodePortAffinitySlots,
+            Self::LocalService => SetName::LocalAffinitySlots,
+            Self::LocalNodePort => SetName::LocalNodePortAffinitySlots,
+        }
+    }
+
+    /// The map of the doors' endpoints by the number that clients are remembered with.
+    pub fn affinity_endpoints(self) -> SetName {
+        match self {
+            Self::Service => SetName::AffinityEndpoints,
+            Self::NodePort => SetName::NodePortAffinityEndpoints,
+            Self::LocalService => SetName::LocalAffinityEndpoints,
+            Self::LocalNodePort => SetName::LocalNodePortAffinityEndpoints,
         }
     }
 
@@ -60,6 +88,18 @@ pub struct Class {
     pub protocol: Protocol,
     /// A power of two.
     pub size: u32,
+    /// Clients are kept with their endpoint for this many seconds; `None` without session affinity.
+    pub affinity: Option<u32>,
+}
+
+impl Class {
+    /// The same without session affinity.
+    pub fn plain(self) -> Self {
+        Self {
+            affinity: None,
+            ..self
+        }
+    }
 }
 
 /// A chain.
@@ -89,11 +129,28 @@ pub enum ChainName {
     External(Class),
     /// Balances.
     Balance(Class),
+    /// Sends a client that is remembered to its endpoint.
+    Remembered(Class),
+    /// Drops what may not enter at a load balancer IP.
+    SourceRanges,
 }
 
 impl fmt::Display for ChainName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let class = |f: &mut fmt::Formatter<'_>, what: &str, class: &Class| {
+            if let Some(seconds) = class.affinity {
+                let Class {
+                    group,
+                    protocol,
+                    size,
+                    ..
+                } = class;
+                return write!(
+                    f,
+                    "{}{what}-affinity-{protocol}-{size}-{seconds}s",
+                    group.prefix()
+                );
+            }
             write!(
                 f,
                 "{}{what}-{}-{}",
@@ -115,6 +172,8 @@ impl fmt::Display for ChainName {
             Self::Cluster(c) => class(f, "cluster", c),
             Self::External(c) => class(f, "external", c),
             Self::Balance(c) => class(f, "lb", c),
+            Self::Remembered(c) => class(f, "remembered", c),
+            Self::SourceRanges => f.write_str("source-ranges"),
         }
     }
 }
@@ -126,6 +185,8 @@ pub enum Facts {
     Pods,
     /// A complete picture of services, endpoints and the node.
     Services,
+    /// Packets: the kernel fills it, and it is never said to be wrong.
+    Traffic,
 }
 
 /// A set or map.
@@ -155,11 +216,33 @@ pub enum SetName {
     LocalPods,
     /// Each local endpoint's address, twice.
     Hairpin,
+    /// Doors that not every source may enter by.
+    RestrictedDoors,
+    /// Door and range of sources that may enter by it.
+    AllowedSources,
+    /// Service port and client → endpoint's number; the kernel fills it and lets it expire.
+    Affinity,
+    /// As [`Self::Endpoints`], → endpoint's number, for services with session affinity.
+    AffinitySlots,
+    /// Address, protocol, port, endpoint's number → endpoint.
+    AffinityEndpoints,
+    /// As [`Self::AffinitySlots`], of node ports.
+    NodePortAffinitySlots,
+    /// As [`Self::AffinityEndpoints`], of node ports.
+    NodePortAffinityEndpoints,
+    /// As [`Self::AffinitySlots`], on this node.
+    LocalAffinitySlots,
+    /// As [`Self::AffinityEndpoints`], on this node.
+    LocalAffinityEndpoints,
+    /// As [`Self::LocalAffinitySlots`], of node ports.
+    LocalNodePortAffinitySlots,
+    /// As [`Self::LocalAffinityEndpoints`], of node ports.
+    LocalNodePortAffinityEndpoints,
 }
 
 impl SetName {
     /// All, in the order in which they are made.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 23] = [
         Self::Services,
         Self::Endpoints,
         Self::NodePorts,
@@ -172,12 +255,24 @@ impl SetName {
         Self::NodePortAddresses,
         Self::LocalPods,
         Self::Hairpin,
+        Self::RestrictedDoors,
+        Self::AllowedSources,
+        Self::Affinity,
+        Self::AffinitySlots,
+        Self::AffinityEndpoints,
+        Self::NodePortAffinitySlots,
+        Self::NodePortAffinityEndpoints,
+        Self::LocalAffinitySlots,
+        Self::LocalAffinityEndpoints,
+        Self::LocalNodePortAffinitySlots,
+        Self::LocalNodePortAffinityEndpoints,
     ];
 
     /// Whose facts fill it.
     pub fn filled_by(self) -> Facts {
         match self {
             Self::LocalPods => Facts::Pods,
+            Self::Affinity => Facts::Traffic,
             Self::Services
             | Self::Endpoints
             | Self::NodePorts
@@ -188,7 +283,17 @@ impl SetName {
             | Self::LocalNodePortEndpoints
             | Self::ClusterIps
             | Self::NodePortAddresses
-            | Self::Hairpin => Facts::Services,
+            | Self::Hairpin
+            | Self::RestrictedDoors
+            | Self::AllowedSources
+            | Self::AffinitySlots
+            | Self::AffinityEndpoints
+            | Self::NodePortAffinitySlots
+            | Self::NodePortAffinityEndpoints
+            | Self::LocalAffinitySlots
+            | Self::LocalAffinityEndpoints
+            | Self::LocalNodePortAffinitySlots
+            | Self::LocalNodePortAffinityEndpoints => Facts::Services,
         }
     }
 
@@ -207,6 +312,17 @@ impl SetName {
             Self::NodePortAddresses => "nodeport-addresses",
             Self::LocalPods => "local-pods",
             Self::Hairpin => "hairpin",
+            Self::RestrictedDoors => "restricted-doors",
+            Self::AllowedSources => "allowed-sources",
+            Self::Affinity => "affinity",
+            Self::AffinitySlots => "affinity-slots",
+            Self::AffinityEndpoints => "affinity-endpoints",
+            Self::NodePortAffinitySlots => "nodeport-affinity-slots",
+            Self::NodePortAffinityEndpoints => "nodeport-affinity-endpoints",
+            Self::LocalAffinitySlots => "local-affinity-slots",
+            Self::LocalAffinityEndpoints => "local-affinity-endpoints",
+            Self::LocalNodePortAffinitySlots => "local-nodeport-affinity-slots",
+            Self::LocalNodePortAffinityEndpoints => "local-nodeport-affinity-endpoints",
         }
     }
 
@@ -225,6 +341,25 @@ impl SetName {
             Self::NodePortAddresses => "addresses of this node that serve node ports",
             Self::LocalPods => "where packets of this node's pods come in, and with which source",
             Self::Hairpin => "pods that are handed to themselves",
+            Self::RestrictedDoors => "loadBalancerSourceRanges: load balancer IPs that not everybody may use",
+            Self::AllowedSources => "loadBalancerSourceRanges: who may use them",
+            Self::Affinity => "session affinity: the endpoint that each client of a service port got last",
+            Self::AffinitySlots => "session affinity: the number of the endpoint in each slot",
+            Self::AffinityEndpoints => "session affinity: endpoints by number",
+            Self::NodePortAffinitySlots => {
+                "session affinity, node ports: the number of the endpoint in each slot"
+            }
+            Self::NodePortAffinityEndpoints => "session affinity, node ports: endpoints by number",
+            Self::LocalAffinitySlots => {
+                "session affinity, policy Local: the number of the endpoint in each slot"
+            }
+            Self::LocalAffinityEndpoints => "session affinity, policy Local: endpoints by number",
+            Self::LocalNodePortAffinitySlots => {
+                "session affinity, policy Local, node ports: the number of the endpoint in each slot"
+            }
+            Self::LocalNodePortAffinityEndpoints => {
+                "session affinity, policy Local, node ports: endpoints by number"
+            }
         }
     }
 }

@@ -4,6 +4,8 @@
 //! and that one lookup decides everything about it at once (where to, masqueraded or not), so a packet that
 //! races with a commit sees it before the change or after, never half.
 
+use std::sync::Arc;
+
 use super::name::{ChainName, Class, Group, SetName};
 use super::rule::{Action, Chain, Hook, Match, Rule};
 use crate::backend::why::Why;
@@ -22,12 +24,14 @@ const WHOLE_CASCADE: u32 = 64;
 const TRIES: u32 = 32;
 
 /// What the constant part depends on.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Shape {
     /// How local traffic is told apart.
     pub detector: Detector,
     /// The ranges that the detector stands for, where it stands for ranges (of this family).
     pub ranges: Vec<IpNetwork>,
+    /// The ranges that cluster IPs come from (of this family), where they are known.
+    pub service_ranges: Vec<IpNetwork>,
 }
 
 /// The chains that are always there, in an order in which each is made before it is referred to.
@@ -53,13 +57,15 @@ pub fn chains(shape: &Shape) -> Vec<Chain> {
                 [Action::Lookup(SetName::NodePorts)],
             )],
         ),
-        chain(ChainName::Services, Why::Dispatch, dispatch()),
+        chain(ChainName::SourceRanges, Why::Restricted, source_ranges()),
+        chain(ChainName::Services, Why::Dispatch, dispatch(shape)),
         chain(ChainName::LocalPolicy, Why::StayOnNode, local_policy(shape)),
         base(
             ChainName::Prerouting,
             (Hook::Prerouting, DESTINATION_PRIORITY),
             Why::Arriving,
             vec![
+                restricted(),
                 Rule::new(Why::StayOnNode, [], [Action::Jump(ChainName::LocalPolicy)]),
                 Rule::new(Why::Dispatch, [], [Action::Jump(ChainName::Services)]),
             ],
@@ -68,13 +74,17 @@ pub fn chains(shape: &Shape) -> Vec<Chain> {
             ChainName::Output,
             (Hook::Output, DESTINATION_PRIORITY),
             Why::Sending,
-            vec![Rule::new(Why::Dispatch, [], [Action::Jump(ChainName::Services)])],
+            vec![
+                restricted(),
+                Rule::new(Why::Dispatch, [], [Action::Jump(ChainName::Services)]),
+            ],
         ),
         base(
             ChainName::Postrouting,
             (Hook::Postrouting, SOURCE_PRIORITY),
             Why::Leaving,
             vec![
+                Rule::new(Why::GiveBackPriority, [Match::Scratched], [Action::ClearScratch]),
                 Rule::new(
                     Why::MarkedAbove,
                     [Match::Marked],
@@ -90,14 +100,18 @@ pub fn chains(shape: &Shape) -> Vec<Chain> {
     ]
 }
 
-/// The chains of a class: the one that balances, then those that mark, where they should, and go to it.
+/// The chains of a class: those that balance, then those that mark, where they should, and go to them.
 /// Policy Local from elsewhere needs the first alone.
 pub fn class_chains(class: Class) -> Vec<Chain> {
-    let entries = match class.group {
-        Group::Service | Group::NodePort => Vec::from(entries(class)),
-        Group::LocalService | Group::LocalNodePort => Vec::new(),
+    let mut chains = match class.affinity {
+        None => vec![balance(class)],
+        Some(seconds) => vec![remembered(class, seconds), balance_and_remember(class, seconds)],
     };
-    std::iter::once(balance(class)).chain(entries).collect()
+    match class.group {
+        Group::Service | Group::NodePort => chains.extend(entries(class)),
+        Group::LocalService | Group::LocalNodePort => {}
+    }
+    chains
 }
 
 /// The chain that balances a class.
@@ -106,19 +120,59 @@ fn balance(class: Class) -> Chain {
         endpoints: class.group.endpoints(),
         slots,
     };
-    let mut rules: Vec<Rule> = draws(class.size)
-        .enumerate()
-        .map(|(n, slots)| {
-            let why = if n == 0 {
-                Why::Choose
-            } else {
-                Why::ChooseAmongFewer
-            };
-            Rule::new(why, [Match::Protocol(class.protocol)], [translate(slots)])
-        })
-        .collect();
+    let choose = |slots| [translate(slots)];
+    let mut rules = cascade(class, Why::Choose, choose);
     rules.push(Rule::new(Why::NeverUndone, [], [Action::Count, Action::Drop]));
     chain(ChainName::Balance(class), Why::Choose, rules)
+}
+
+/// The chain that keeps clients with their endpoint, and balances the others.
+fn balance_and_remember(class: Class, seconds: u32) -> Chain {
+    let (numbers, endpoints) = (class.group.affinity_slots(), class.group.affinity_endpoints());
+    let draw = |slots| Action::Draw { numbers, slots };
+    let mut rules = vec![Rule::new(
+        Why::WhichServicePort,
+        [],
+        [draw(1), Action::Jump(ChainName::Remembered(class))],
+    )];
+    rules.extend(cascade(class, Why::ChooseAndRemember, |slots| {
+        [
+            draw(slots),
+            Action::Remember(seconds),
+            Action::TranslateToNumber(endpoints),
+        ]
+    }));
+    rules.push(Rule::new(
+        Why::WithoutMemory,
+        [],
+        [Action::Goto(ChainName::Balance(class.plain()))],
+    ));
+    chain(ChainName::Balance(class), Why::ChooseAndRemember, rules)
+}
+
+/// The chain that sends a client that is remembered to its endpoint, and returns for others.
+fn remembered(class: Class, seconds: u32) -> Chain {
+    let back = Action::TranslateToNumber(class.group.affinity_endpoints());
+    let rules = vec![
+        Rule::new(Why::WhichServicePort, [], [Action::KeepServicePort]),
+        Rule::new(Why::Recall, [], [Action::Recall]),
+        Rule::new(
+            Why::BackToLast,
+            [Match::Recalled, Match::Protocol(class.protocol)],
+            [Action::Remember(seconds), back],
+        ),
+        Rule::new(Why::LastIsGone, [Match::Recalled], [Action::Forget]),
+    ];
+    chain(ChainName::Remembered(class), Why::Recall, rules)
+}
+
+/// A rule for each draw of a class.
+fn cascade<const N: usize>(class: Class, first: Why, actions: impl Fn(u32) -> [Action; N]) -> Vec<Rule> {
+    let whys = std::iter::once(first).chain(std::iter::repeat(Why::ChooseAmongFewer));
+    let draws = draws(class.size).zip(whys);
+    draws
+        .map(|(slots, why)| Rule::new(why, [Match::Protocol(class.protocol)], actions(slots)))
+        .collect()
 }
 
 /// The chains that mark, where they should, and then balance a class.
@@ -140,6 +194,27 @@ fn entries(class: Class) -> [Chain; 2] {
     ]
 }
 
+/// Before everything else is decided, as in kube-proxy's nftables mode.
+fn restricted() -> Rule {
+    let restricted = Match::In(SetName::RestrictedDoors);
+    Rule::new(
+        Why::Restricted,
+        [restricted],
+        [Action::Jump(ChainName::SourceRanges)],
+    )
+}
+
+fn source_ranges() -> Vec<Rule> {
+    vec![
+        Rule::new(
+            Why::MayEnter,
+            [Match::In(SetName::AllowedSources)],
+            [Action::Return],
+        ),
+        Rule::new(Why::MayNotEnter, [], [Action::Count, Action::Drop]),
+    ]
+}
+
 /// Among how many slots a class draws, time after time, until one is taken. With the slots taken that a
 /// class may have (more than a quarter of its size, without gaps) every endpoint is equally likely.
 fn draws(size: u32) -> Box<dyn Iterator<Item = u32>> {
@@ -158,20 +233,22 @@ fn refuse() -> Vec<Rule> {
     ]
 }
 
-fn dispatch() -> Vec<Rule> {
-    vec![
+fn dispatch(shape: &Shape) -> Vec<Rule> {
+    let refuse = Action::Goto(ChainName::NoEndpoints);
+    let unallocated = shape.service_ranges.iter().map(|range| {
+        Rule::new(
+            Why::Unallocated,
+            [Match::Destination(*range)],
+            [Action::Count, Action::Drop],
+        )
+    });
+    let known = [
         Rule::new(Why::FindService, [], [Action::Lookup(SetName::Services)]),
-        Rule::new(
-            Why::UnusedPort,
-            [Match::In(SetName::ClusterIps)],
-            [Action::Goto(ChainName::NoEndpoints)],
-        ),
-        Rule::new(
-            Why::OwnAddress,
-            [Match::In(SetName::NodePortAddresses)],
-            [Action::Goto(ChainName::NodePorts)],
-        ),
-    ]
+        Rule::new(Why::UnusedPort, [Match::In(SetName::ClusterIps)], [refuse]),
+    ];
+    let own = Match::In(SetName::NodePortAddresses);
+    let node_ports = Rule::new(Why::OwnAddress, [own], [Action::Goto(ChainName::NodePorts)]);
+    known.into_iter().chain(unallocated).chain([node_ports]).collect()
 }
 
 /// What is local, a rule each: a list of values is one chain of returns before one mark (KEP-2450's
@@ -180,8 +257,18 @@ fn local(shape: &Shape) -> Vec<Match> {
     match &shape.detector {
         Detector::PodState => vec![Match::In(SetName::LocalPods)],
         Detector::Bridge(names) => names.iter().cloned().map(Match::InputInterface).collect(),
-        Detector::InterfacePrefix(prefixes) => prefixes.iter().cloned().map(Match::InputPrefix).collect(),
+        Detector::InterfacePrefix(prefixes) => prefixes.iter().cloned().map(begins_with).collect(),
         Detector::NodeCidr(_) => shape.ranges.iter().copied().map(Match::Source).collect(),
+    }
+}
+
+/// A prefix as long as a name can be is the whole name, and nft has no way to write it with a wildcard.
+fn begins_with(prefix: Arc<str>) -> Match {
+    const LONGEST_NAME: usize = 15;
+    if prefix.len() < LONGEST_NAME {
+        Match::InputPrefix(prefix)
+    } else {
+        Match::InputInterface(prefix)
     }
 }
 

@@ -14,6 +14,14 @@ use crate::model::Protocol;
 /// the same to both.
 pub const MASQUERADE_BIT: u32 = 1 << 14;
 
+/// The numbers that session affinity keeps in a packet's priority for a moment have these two bits so; the
+/// traffic classes that an operator names by hand, and those that the kernel makes, do not.
+pub const SCRATCH_BITS: u32 = 0xc000_0000;
+/// See [`SCRATCH_BITS`].
+pub const SCRATCH: u32 = 0x4000_0000;
+/// The bits of a number that name the endpoint; the others name its service port.
+pub const ENDPOINT_BITS: u32 = (1 << 14) - 1;
+
 /// What a rule asks of a packet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Match {
@@ -27,10 +35,16 @@ pub enum Match {
     InputPrefix(Arc<str>),
     /// The source address.
     Source(IpNetwork),
+    /// The destination address.
+    Destination(IpNetwork),
     /// The connection's destination was translated.
     Translated,
     /// [`MASQUERADE_BIT`] is set.
     Marked,
+    /// The packet's priority holds the number of an endpoint, not only of a service port.
+    Recalled,
+    /// The packet's priority holds one of our numbers.
+    Scratched,
 }
 
 /// What a rule does.
@@ -51,6 +65,27 @@ pub enum Action {
         /// Slots to draw from.
         slots: u32,
     },
+    /// Draws a slot among this many, and puts the number of the endpoint in it into the packet's priority; on
+    /// with the next rule when the slot is free.
+    Draw {
+        /// Where the numbers are.
+        numbers: SetName,
+        /// Slots to draw from.
+        slots: u32,
+    },
+    /// Cuts the number in the packet's priority down to that of the service port.
+    KeepServicePort,
+    /// Puts the number of the endpoint that the client got last into the packet's priority; on with the next
+    /// rule when it got none.
+    Recall,
+    /// Remembers, for this many seconds, that the client gets the endpoint in the packet's priority.
+    Remember(u32),
+    /// Forgets which endpoint the client got last.
+    Forget,
+    /// To the endpoint in the packet's priority; on with the next rule when it is gone.
+    TranslateToNumber(SetName),
+    /// Clears the packet's priority.
+    ClearScratch,
     /// Sets [`MASQUERADE_BIT`], whatever else the mark says.
     Mark,
     /// Clears [`MASQUERADE_BIT`].

@@ -18,6 +18,11 @@ pub enum Part {
     Slot,
     /// Name of the input interface.
     Interface,
+    /// A range that the source address is in: the address, and the length of the prefix. Only in a set, and
+    /// there the last part.
+    SourceRange,
+    /// The packet's priority, in which session affinity keeps an endpoint's number for a moment.
+    Scratch,
 }
 
 /// What an element holds besides its key.
@@ -29,6 +34,8 @@ pub enum Data {
     Verdict,
     /// An endpoint's address and port.
     Endpoint,
+    /// An endpoint's number, for [`Part::Scratch`].
+    Number,
 }
 
 /// The shape of a set.
@@ -43,7 +50,7 @@ pub struct Shape {
 impl SetName {
     /// What the set's elements look like.
     pub fn shape(self) -> Shape {
-        use Part::{Destination, Interface, Port, Protocol, Slot, Source};
+        use Part::{Destination, Interface, Port, Protocol, Scratch, Slot, Source, SourceRange};
         let (key, data): (&[Part], _) = match self {
             Self::Services | Self::LocalServices => (&[Destination, Protocol, Port], Data::Verdict),
             Self::Endpoints | Self::LocalEndpoints => (&[Destination, Protocol, Port, Slot], Data::Endpoint),
@@ -54,6 +61,23 @@ impl SetName {
             Self::ClusterIps | Self::NodePortAddresses => (&[Destination], Data::None),
             Self::LocalPods => (&[Interface, Source], Data::None),
             Self::Hairpin => (&[Source, Destination], Data::None),
+            Self::RestrictedDoors => (&[Destination, Protocol, Port], Data::None),
+            Self::AllowedSources => (&[Destination, Protocol, Port, SourceRange], Data::None),
+            // The number first: nft cannot write a rule that updates a set whose key begins with an IPv6
+            // address.
+            Self::Affinity => (&[Scratch, Source], Data::Number),
+            Self::AffinitySlots | Self::LocalAffinitySlots => {
+                (&[Destination, Protocol, Port, Slot], Data::Number)
+            }
+            Self::AffinityEndpoints | Self::LocalAffinityEndpoints => {
+                (&[Destination, Protocol, Port, Scratch], Data::Endpoint)
+            }
+            Self::NodePortAffinitySlots | Self::LocalNodePortAffinitySlots => {
+                (&[Protocol, Port, Slot], Data::Number)
+            }
+            Self::NodePortAffinityEndpoints | Self::LocalNodePortAffinityEndpoints => {
+                (&[Protocol, Port, Scratch], Data::Endpoint)
+            }
         };
         Shape { key, data }
     }
@@ -71,10 +95,10 @@ impl Part {
     /// Bytes that count, of those that it takes in a key.
     pub fn len(self, family: Family) -> usize {
         match self {
-            Self::Source | Self::Destination => address_len(family),
+            Self::Source | Self::SourceRange | Self::Destination => address_len(family),
             Self::Protocol => 1,
             Self::Port => 2,
-            Self::Slot => 4,
+            Self::Slot | Self::Scratch => 4,
             Self::Interface => 16,
         }
     }
@@ -88,16 +112,20 @@ impl Part {
     /// to print it.
     fn data_type(self, family: Family) -> u32 {
         match self {
-            Self::Source | Self::Destination => address_type(family),
+            Self::Source | Self::SourceRange | Self::Destination => address_type(family),
             Self::Protocol => 12,
             Self::Port => INET_SERVICE,
             Self::Slot => 4,
             Self::Interface => 41,
+            Self::Scratch => CLASS_ID,
         }
     }
 }
 
+/// nft's number for verdicts as data; their length is the kernel's own affair.
+pub const VERDICT: u32 = 0xffff_ff00;
 const INET_SERVICE: u32 = 13;
+const CLASS_ID: u32 = 23;
 
 fn address_type(family: Family) -> u32 {
     match family {
@@ -119,14 +147,42 @@ impl Shape {
             .fold(0, |whole, part| (whole << 6) | part.data_type(family))
     }
 
-    /// nft's number for an endpoint's type: an address and a port.
-    pub fn endpoint_type(family: Family) -> u32 {
-        (address_type(family) << 6) | INET_SERVICE
+    /// The kernel's number for the data's type, and its length.
+    pub fn data(&self, family: Family) -> Option<(u32, u32)> {
+        let endpoint = (address_type(family) << 6) | INET_SERVICE;
+        match self.data {
+            Data::None => None,
+            Data::Verdict => Some((VERDICT, 0)),
+            Data::Endpoint => Some((endpoint, address_len(family) as u32 + 4)),
+            Data::Number => Some((CLASS_ID, 4)),
+        }
     }
 
-    /// Bytes of an endpoint.
-    pub fn endpoint_len(family: Family) -> u32 {
-        address_len(family) as u32 + 4
+    /// Whether the last part of a key is a range.
+    pub fn is_ranged(&self) -> bool {
+        self.key.contains(&Part::SourceRange)
+    }
+
+    /// Whether packets fill it.
+    pub fn is_dynamic(&self) -> bool {
+        self.key.first() == Some(&Part::Scratch)
+    }
+
+    /// `enum nft_set_flags`.
+    pub fn flags(&self) -> u32 {
+        const INTERVAL: u32 = 0x4;
+        const MAP: u32 = 0x8;
+        const TIMEOUT: u32 = 0x10;
+        const DYNAMIC: u32 = 0x20;
+        const CONCATENATION: u32 = 0x80;
+        let map = if self.data == Data::None { 0 } else { MAP };
+        let ranged = if self.is_ranged() {
+            INTERVAL | CONCATENATION
+        } else {
+            0
+        };
+        let dynamic = if self.is_dynamic() { TIMEOUT | DYNAMIC } else { 0 };
+        map | ranged | dynamic
     }
 
     /// What nft keeps beside the set (`NFTA_SET_USERDATA`), so that it lists keys by their expressions and
@@ -137,21 +193,23 @@ impl Shape {
         const KEY_TYPEOF: u8 = 3;
         const DATA_TYPEOF: u8 = 4;
         const COMMENT: u8 = 7;
+        const HOST_ENDIAN: u32 = 1;
         const BIG_ENDIAN: u32 = 2;
         let mut out = Vec::new();
         // A concatenation has no byte order of its own.
         let order = if self.key.len() == 1 { BIG_ENDIAN } else { 0 };
         tlv(&mut out, KEY_BYTE_ORDER, &order.to_ne_bytes());
+        let (data_order, data): (u32, &[Part]) = match self.data {
+            Data::None | Data::Verdict => (0, &[]),
+            Data::Endpoint => (0, &[Part::Destination, Part::Port]),
+            Data::Number => (HOST_ENDIAN, &[Part::Scratch]),
+        };
         if self.data != Data::None {
-            tlv(&mut out, DATA_BYTE_ORDER, &0_u32.to_ne_bytes());
+            tlv(&mut out, DATA_BYTE_ORDER, &data_order.to_ne_bytes());
         }
         tlv(&mut out, KEY_TYPEOF, &type_of(self.key, family));
-        if self.data == Data::Endpoint {
-            tlv(
-                &mut out,
-                DATA_TYPEOF,
-                &type_of(&[Part::Destination, Part::Port], family),
-            );
+        if !data.is_empty() {
+            tlv(&mut out, DATA_TYPEOF, &type_of(data, family));
         }
         tlv(&mut out, COMMENT, &with_nul(comment));
         out
@@ -188,11 +246,12 @@ fn described(part: Part, family: Family) -> Vec<u8> {
         Family::V6 => (13, 8, 9),
     };
     match part {
-        Part::Source => expression(PAYLOAD, &numbers(&[header, source])),
+        Part::Source | Part::SourceRange => expression(PAYLOAD, &numbers(&[header, source])),
         Part::Destination => expression(PAYLOAD, &numbers(&[header, destination])),
         Part::Port => expression(PAYLOAD, &numbers(&[11, 2])),
         Part::Protocol => expression(META, &numbers(&[16])),
         Part::Interface => expression(META, &numbers(&[6])),
+        Part::Scratch => expression(META, &numbers(&[2])),
         // Random, among as many as a slot may ever be.
         Part::Slot => expression(NUMGEN, &numbers(&[1, super::lower::MOST_SLOTS, 0])),
     }
@@ -233,11 +292,11 @@ pub fn with_nul(text: &str) -> Vec<u8> {
     [text.as_bytes(), &[0]].concat()
 }
 
-/// nft takes 128 bytes as a comment, the last of them zero.
+/// As a comment can be: nft takes 128 bytes, the last of them zero, and has no way to write a quote in one.
+/// A name with a quote would make the whole host's `nft list` unreadable to nft.
 pub fn cut(text: &str) -> String {
-    let mut end = text.len().min(127);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text[..end].to_owned()
+    let harmless = |c: char| if c == '"' || c.is_control() { '?' } else { c };
+    let mut text: String = text.chars().map(harmless).collect();
+    text.truncate(text.floor_char_boundary(127));
+    text
 }

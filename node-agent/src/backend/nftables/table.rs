@@ -1,12 +1,13 @@
 //! What one family's table should hold. Pure: it remembers what was wanted last, and tells what differs.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::element::{Element, Key, Value};
 use super::lower::{DoorState, lower};
 use super::name::{Class, SetName};
+use super::number::{Numbers, Owner};
 use super::program::{self, Shape};
 use super::rule::Chain;
 use super::set::cut;
@@ -44,7 +45,7 @@ impl Delta {
     pub fn sort(&mut self) {
         self.delete.sort_unstable();
         self.add
-            .sort_unstable_by(|a, b| (a.set, a.key).cmp(&(b.set, b.key)));
+            .sort_unstable_by_key(|element| (element.set, element.key));
     }
 }
 
@@ -58,6 +59,7 @@ pub struct Table {
     shape: Shape,
     doors: HashMap<Door, DoorState>,
     classes: BTreeSet<Class>,
+    numbers: Numbers,
     cluster_ips: HashMap<IpAddr, usize>,
     members: BTreeMap<SetName, Members>,
 }
@@ -70,9 +72,15 @@ impl Table {
             shape,
             doors: HashMap::new(),
             classes: BTreeSet::new(),
+            numbers: Numbers::default(),
             cluster_ips: HashMap::new(),
             members: BTreeMap::new(),
         }
+    }
+
+    /// Takes over the number by which an earlier run's clients remember an endpoint.
+    pub fn restore_number(&mut self, owner: Owner, endpoint: SocketAddr, number: u32) {
+        self.numbers.restore(owner, endpoint, number);
     }
 
     /// Every chain that should be there, in an order in which each is made before it is referred to.
@@ -94,8 +102,13 @@ impl Table {
         });
         let ips = self.cluster_ips.keys().map(|ip| cluster_ip(*ip));
         let mut all: Vec<Element> = doors.chain(members).chain(ips).collect();
-        all.sort_unstable_by(|a, b| (a.set, a.key).cmp(&(b.set, b.key)));
+        all.sort_unstable_by_key(|element| (element.set, element.key));
         all
+    }
+
+    /// What the constant part depends on now.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
     }
 
     /// The constant part becomes that of `shape`; whether it differs.
@@ -120,7 +133,7 @@ impl Table {
 
     fn change_door(&mut self, door: Door, frontend: Option<&Frontend>, delta: &mut Delta) {
         let now = self.doors.remove(&door);
-        let wanted = frontend.map(|frontend| lower(frontend, now.as_ref()));
+        let wanted = frontend.map(|frontend| lower(frontend, now.as_ref(), &mut self.numbers));
         let elements =
             |state: &Option<DoorState>| state.as_ref().map(|s| s.elements(&door)).unwrap_or_default();
         difference(elements(&now), elements(&wanted), delta);

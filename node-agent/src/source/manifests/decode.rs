@@ -227,6 +227,15 @@ impl Found<'_> {
 
     /// The object in its type.
     pub(super) fn typed<T: DeserializeOwned>(&self) -> Result<T, ObjectError> {
+        // Keeping track of the path costs time, and is for an error that somebody will read.
+        let typed = match &self.raw {
+            Raw::Json(json) => serde_json::from_str(json),
+            Raw::Tree(tree) => T::deserialize(tree),
+        };
+        typed.or_else(|_| self.typed_with_path())
+    }
+
+    fn typed_with_path<T: DeserializeOwned>(&self) -> Result<T, ObjectError> {
         let typed = match &self.raw {
             Raw::Json(json) => {
                 serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(json))

@@ -77,7 +77,11 @@ impl Index {
         let claims = &mut self.entries.entry(key).or_default().claims;
         match claims.binary_search_by(|(other, _)| other.cmp(file)) {
             Ok(at) => claims[at].1 = digest,
-            Err(at) => claims.insert(at, (file.clone(), digest)),
+            Err(at) => {
+                // Nearly every object is in one file.
+                claims.reserve_exact(1);
+                claims.insert(at, (file.clone(), digest));
+            }
         }
     }
 

@@ -1,6 +1,8 @@
 use super::*;
 
 mod documents;
+mod property;
+mod size;
 mod watched;
 
 /// Where a test writes its files.

@@ -1,0 +1,159 @@
+//! Any sequence of changes to the files ends in what a first look would tell.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::super::folder::{Folder, Look};
+use super::*;
+
+/// A change to the folder.
+#[derive(Debug, Clone)]
+enum Step {
+    Write(usize, String),
+    Remove(usize),
+    Rename(usize, usize),
+    Link(usize, usize),
+    /// Look at what was touched since the last look.
+    Look,
+    /// Look without knowing what was touched.
+    LookEverywhere,
+}
+
+const FILES: [&str; 5] = ["a.yaml", "b.yml", "c.json", "d.yaml", ".e.yaml"];
+
+/// Few objects, so that they meet in several files.
+fn document() -> impl Strategy<Value = String> {
+    let service = (0..3, 0..4).prop_map(|(name, variant)| match variant {
+        0 => service(&format!("s{name}"), "None"),
+        address => service(&format!("s{name}"), &format!("10.0.{name}.{address}")),
+    });
+    let slice = (0..2, 1..3).prop_map(|(name, variant)| {
+        format!(
+            "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n\
+             metadata: {{name: e{name}, namespace: d, labels: {{kubernetes.io/service-name: s{variant}}}}}\n\
+             endpoints: [{{addresses: [10.1.{name}.{variant}]}}]\n"
+        )
+    });
+    let node = (1..3, 1..3).prop_map(|(name, variant)| {
+        format!("apiVersion: v1\nkind: Node\nmetadata: {{name: n{name}}}\nspec: {{podCIDR: 10.{variant}.0.0/16}}\n")
+    });
+    let cidr = (1..3).prop_map(|variant| {
+        format!(
+            "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {{name: k}}\n\
+             spec: {{cidrs: [10.{variant}.0.0/16]}}\n"
+        )
+    });
+    let json = (0..3).prop_map(|name| {
+        format!(
+            r#"{{"apiVersion":"v1","kind":"Service","metadata":{{"name":"s{name}","namespace":"d"}},"spec":{{"clusterIP":"10.9.9.{name}"}}}}
+"#
+        )
+    });
+    let broken = prop_oneof![
+        Just("{".to_owned()),
+        Just("kind: Pod\n".to_owned()),
+        Just(String::new())
+    ];
+    prop_oneof![4 => service, 2 => slice, 1 => node, 1 => cidr, 1 => json, 1 => broken]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let file = || 0..FILES.len();
+    let text = vec(document(), 0..4).prop_map(|documents| documents.join("---\n"));
+    prop_oneof![
+        6 => (file(), text).prop_map(|(file, text)| Step::Write(file, text)),
+        2 => file().prop_map(Step::Remove),
+        2 => (file(), file()).prop_map(|(from, to)| Step::Rename(from, to)),
+        1 => (file(), file()).prop_map(|(from, to)| Step::Link(from, to)),
+        6 => Just(Step::Look),
+        1 => Just(Step::LookEverywhere),
+    ]
+}
+
+/// What was told, by what it is about.
+#[derive(Debug, Default, PartialEq)]
+struct Told(BTreeMap<String, Event>);
+
+impl Told {
+    fn apply(&mut self, events: Vec<Event>) {
+        for event in events {
+            let (key, gone) = match &event {
+                Event::Service(name, service) => (format!("service {name}"), service.is_none()),
+                Event::Slice(name, slice) => (format!("slice {name}"), slice.is_none()),
+                Event::Node(node) => ("node".to_owned(), node.is_none()),
+                Event::ServiceCidr(name, ranges) => (format!("range {name}"), ranges.is_none()),
+                Event::Listed(_) => continue,
+                Event::Pods(_) | Event::Addresses(_) => panic!("not of manifests: {event:?}"),
+            };
+            if gone {
+                self.0.remove(&key);
+            } else {
+                assert_ne!(
+                    self.0.get(&key),
+                    Some(&event),
+                    "told although nothing is different"
+                );
+                self.0.insert(key, event);
+            }
+        }
+    }
+}
+
+/// Carries out one change; whether files were touched is the file system's to say, so errors are none.
+fn change(place: &Place, step: &Step, touched: &mut BTreeSet<std::ffi::OsString>) {
+    let path = |file: &usize| place.folder.path().join(FILES[*file]);
+    let files = match step {
+        Step::Write(file, text) => {
+            // Not through a link to another file, whose name would not be told.
+            let _ = std::fs::remove_file(path(file));
+            place.write(FILES[*file], text);
+            vec![file]
+        }
+        Step::Remove(file) => {
+            let _ = std::fs::remove_file(path(file));
+            vec![file]
+        }
+        Step::Rename(from, to) => {
+            let _ = std::fs::rename(path(from), path(to));
+            vec![from, to]
+        }
+        Step::Link(from, to) => {
+            let _ = std::fs::remove_file(path(to));
+            std::os::unix::fs::symlink(FILES[*from], path(to)).unwrap();
+            vec![to]
+        }
+        Step::Look | Step::LookEverywhere => vec![],
+    };
+    touched.extend(files.into_iter().map(|file| FILES[*file].into()));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_changes_end_in_what_a_first_look_tells(steps in vec(step(), 1..30)) {
+        let place = Place::new();
+        let config = place.config();
+        let mut folder = Folder::new(config.folder.clone(), config.node_name.clone());
+        let (mut told, mut touched) = (Told::default(), BTreeSet::new());
+        for step in steps.iter().chain([&Step::Look]) {
+            change(&place, step, &mut touched);
+            let look = match step {
+                Step::Look => Look::Touched(std::mem::take(&mut touched)),
+                Step::LookEverywhere => Look::Everywhere,
+                Step::Write(..) | Step::Remove(_) | Step::Rename(..) | Step::Link(..) => continue,
+            };
+            told.apply(folder.scan(&look).unwrap());
+        }
+        let (events, mut problems) = place.fresh();
+        let mut fresh = Told::default();
+        fresh.apply(events);
+        prop_assert_eq!(told, fresh);
+        let mut known = folder.problems();
+        known.sort();
+        problems.sort();
+        prop_assert_eq!(known, problems);
+    }
+}

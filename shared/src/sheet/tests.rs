@@ -1,0 +1,134 @@
+use proptest::prelude::*;
+use serde_json::{Map, json};
+
+use super::*;
+use crate::format;
+use crate::state::{HostInterface, Pod, State};
+
+/// Texts that are easy to get wrong, besides plain ones.
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        "[a-z0-9]{1,6}",
+        Just("\"\\\n\u{e9}\u{1f980}/".to_owned()),
+        Just(String::new())
+    ]
+}
+
+fn unknown() -> impl Strategy<Value = Map<String, Value>> {
+    let value = prop_oneof![Just(json!(null)), Just(json!({"a": [1.5, "x"]})), Just(json!(7))];
+    prop::collection::btree_map("x[a-z]{1,3}", value, 0..2).prop_map(|map| map.into_iter().collect())
+}
+
+prop_compose! {
+    fn attachment()(
+        container_id in "[a-c]{1,2}", if_name in "eth[01]", network in text(),
+        pod in prop::option::of((text(), text(), prop::option::of(text()), unknown())),
+        netns in prop::option::of(text()), l3_interface in prop::option::of(text()),
+        host in prop::option::of((text(), any::<u32>(), text(), unknown())),
+        bridge in prop::option::of(text()), ips in prop::collection::vec(any::<IpAddr>(), 0..3),
+        added_at in text(), unknown in unknown(),
+    ) -> Attachment {
+        let pod = pod.map(|(namespace, name, uid, unknown)| Pod { namespace, name, uid, unknown });
+        let host_interface = host.map(|(name, index, mac, unknown)| HostInterface { name, index, mac, unknown });
+        Attachment {
+            container_id, if_name, network, pod, netns, host_interface, l3_interface, bridge, ips, added_at, unknown,
+        }
+    }
+}
+
+prop_compose! {
+    fn state()(
+        records in prop::collection::vec(attachment(), 0..6), generation in 0_u64..1_000, unknown in unknown(),
+    ) -> State {
+        let mut state = State::empty(Epoch("b1946ac9".to_owned()));
+        state.attachments.extend(records.into_iter().map(|record| (record.id(), record)));
+        (state.generation, state.unknown) = (Generation(generation), unknown);
+        state
+    }
+}
+
+fn print(sheet: &Sheet<'_>) -> Vec<u8> {
+    let mut text = Vec::new();
+    sheet.print(&mut text).unwrap();
+    text
+}
+
+/// What [`Sheet`] makes of `text` when `record` is put, or the record of `id` removed.
+fn put(text: &[u8], record: &Attachment) -> (Option<Attachment>, Vec<u8>) {
+    let mut sheet = Sheet::parse(text).unwrap();
+    (sheet.put(record).unwrap(), print(&sheet))
+}
+
+proptest! {
+    #[test]
+    fn a_record_is_put_and_removed_as_in_the_typed_way(mut state in state(), record in attachment()) {
+        let text = format::print(&state).unwrap();
+        let same = state.attachments.get(&record.id()) == Some(&record);
+        let (replaced, printed) = put(&text, &record);
+        prop_assert_eq!(replaced, state.attachments.insert(record.id(), record.clone()));
+        state.generation.0 += u64::from(!same);
+        prop_assert_eq!(&printed, &format::print(&state).unwrap());
+        prop_assert_eq!(put(&printed, &record).1, printed.clone());
+
+        let mut sheet = Sheet::parse(&printed).unwrap();
+        prop_assert!(sheet.has(&record.id()));
+        sheet.remove(&record.id());
+        prop_assert!(!sheet.has(&record.id()));
+        state.attachments.remove(&record.id());
+        state.generation.0 += 1;
+        prop_assert_eq!(print(&sheet), format::print(&state).unwrap());
+    }
+
+    #[test]
+    fn a_file_that_somebody_formatted_is_read_as_well(state in state(), record in attachment()) {
+        let pretty = serde_json::to_vec_pretty(&state).unwrap();
+        let (_, printed) = put(&pretty, &record);
+        let mut expected = state;
+        expected.generation.0 += u64::from(expected.attachments.get(&record.id()) != Some(&record));
+        expected.attachments.insert(record.id(), record);
+        prop_assert_eq!(serde_json::from_slice::<State>(&printed).unwrap(), expected);
+    }
+
+    /// What the typed way refuses, this one must not take.
+    #[test]
+    fn damage_is_never_taken_for_a_file(state in state(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let mut text = format::print(&state).unwrap();
+        let at = at.index(text.len());
+        text[at] = byte;
+        for damaged in [text.as_slice(), &text[..at]] {
+            if format::parse(damaged, std::path::Path::new("pods.json")).is_err() {
+                prop_assert!(Sheet::parse(damaged).is_none(), "{}", String::from_utf8_lossy(damaged));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_said_twice_is_left_to_the_typed_way() {
+    let cases = [
+        r#"{"version":1,"epoch":"a","generation":1,"attachments":{},"epoch":"b"}"#,
+        r#"{"version":1,"epoch":"a","generation":1,"attachments":{},"generation":2}"#,
+        r#"{"version":1,"epoch":"a","generation":1,"attachments":{},"attachments":{}}"#,
+        r#"{"version":1,"epoch":"a","generation":1,"attachments":{},"x":1,"x":2}"#,
+        r#"{"version":1,"epoch":"a","generation":1,"attachments":{},"\u0078":1,"x":2}"#,
+        r#"{"version":2,"epoch":"a","generation":1,"attachments":{}}"#,
+        r#"{"version":1,"epoch":"a","generation":1}"#,
+    ];
+    for text in cases {
+        assert!(Sheet::parse(text.as_bytes()).is_none(), "{text}");
+    }
+}
+
+#[test]
+fn a_record_without_unknown_fields_is_read_without_copying() {
+    let text = r#"{"containerId":"3f1c","ifName":"eth0","network":"pods","pod":{"namespace":"default","name":"web-0","uid":"a-1"},"netns":"/var/run/netns/cni-1","hostInterface":{"name":"veth3a1","index":12,"mac":"0a:58:0a:01:02:03"},"bridge":"cni0","ips":["10.1.2.3","fd00::3"],"addedAt":"2026-11-20T12:00:00Z"}"#;
+    let checked: Checked<'_> = serde_json::from_str(text).unwrap();
+    assert!(matches!(checked.container_id, Cow::Borrowed("3f1c")));
+    let full = format!(r#"{{"version":1,"epoch":"a","generation":1,"attachments":{{"3f1c/eth0":{text}}}}}"#);
+    let mut cursor = Cursor {
+        text: &full,
+        at: full.find(text).unwrap(),
+    };
+    assert_eq!(cursor.value::<Checked<'_>>().unwrap().1, text);
+    assert!(Sheet::parse(full.as_bytes()).is_some());
+}

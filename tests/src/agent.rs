@@ -1,0 +1,234 @@
+//! The real agent in the node's namespace: started, asked and ended as an operator would.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::unistd::Pid;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::binary;
+use crate::netns::{Netns, checked};
+use crate::probe::Protocol;
+
+/// How long a start may take before it counts as failed.
+pub const STARTING: Duration = Duration::from_secs(10);
+
+/// How an agent is to be run.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The folder of Services, EndpointSlices and Nodes.
+    pub manifests: PathBuf,
+    /// The run directory, which the plugin records into.
+    pub run_dir: PathBuf,
+    /// Which of the Nodes this one is.
+    pub node_name: String,
+    /// Flags beyond these.
+    pub flags: Vec<String>,
+}
+
+/// A running agent. Dropping it kills it, and prints its log for the test that failed.
+#[derive(Debug)]
+pub struct Agent {
+    child: Child,
+    settings: Settings,
+    log: PathBuf,
+    quiet: bool,
+}
+
+/// What `denizen-agent explain --output json` says.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Explanation {
+    /// `forward`, `reject`, `drop` or `untouched`.
+    pub verdict: String,
+    /// `namespace/name:port`, where the packet is for one.
+    pub service: Option<String>,
+    /// Those it may be forwarded to.
+    #[serde(default)]
+    pub endpoints: Vec<SocketAddr>,
+    /// Whether its source becomes the node's.
+    pub masquerade: bool,
+    /// Whether its source is a pod of this node.
+    pub local: bool,
+    /// How that came about.
+    pub steps: Vec<Step>,
+}
+
+/// One step of an explanation.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Step {
+    /// What was found.
+    pub what: String,
+    /// Why it matters.
+    pub why: String,
+}
+
+impl Agent {
+    /// Starts the agent in `node` and returns once its first full set of rules is in the kernel.
+    pub fn start(node: &Netns, settings: Settings) -> Result<Self> {
+        let mut agent = Self::spawn(node, settings)?;
+        agent.wait_programmed(STARTING)?;
+        Ok(agent)
+    }
+
+    /// Starts the agent and waits for nothing.
+    pub fn spawn(node: &Netns, settings: Settings) -> Result<Self> {
+        let log = settings.run_dir.join("agent.log");
+        let output = OpenOptions::new().create(true).append(true).open(&log)?;
+        let mut command = Command::new(binary::ours("denizen-agent")?);
+        command
+            .arg("run")
+            .arg("--manifests")
+            .arg(&settings.manifests)
+            .arg("--run-dir")
+            .arg(&settings.run_dir);
+        command
+            .args(["--node-name", &settings.node_name])
+            .args(&settings.flags);
+        command
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output);
+        let child = node
+            .run(|| command.spawn())?
+            .context("cannot start denizen-agent")?;
+        Ok(Self {
+            child,
+            settings,
+            log,
+            quiet: false,
+        })
+    }
+
+    /// Waits until the agent says that the first full set of rules is in the kernel, or says why it ended.
+    pub fn wait_programmed(&mut self, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        while !self.asked_directly().is_ok_and(|status| status["synced"] == true) {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("denizen-agent ended with {status}:\n{}", self.log());
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "not programmed within {patience:?}:\n{}",
+                self.log()
+            );
+            thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Lets it go on running after this value is dropped.
+    pub fn leave(self) {
+        std::mem::forget(self);
+    }
+
+    /// Keeps its log from being printed at the end.
+    pub fn quiet(&mut self) {
+        self.quiet = true;
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// `denizen-agent status --output json`.
+    pub fn status(&self) -> Result<Value> {
+        self.ask("status", &[])
+    }
+
+    /// `denizen-agent explain --output json` for a packet from `from`, coming in through `interface`.
+    pub fn explain(
+        &self,
+        from: IpAddr,
+        interface: Option<&str>,
+        to: SocketAddr,
+        protocol: Protocol,
+    ) -> Result<Explanation> {
+        let from = interface.map_or_else(|| from.to_string(), |interface| format!("{from}@{interface}"));
+        let to = format!("{to}/{protocol}");
+        let answer = self.ask("explain", &["--from", &from, "--to", &to])?;
+        serde_json::from_value(answer.clone())
+            .with_context(|| format!("an explanation unlike design.md's: {answer}"))
+    }
+
+    /// What this very agent says of itself through its socket, without a process in between.
+    fn asked_directly(&self) -> Result<Value> {
+        let path = self.settings.run_dir.join(denizen_shared::run_dir::SOCKET);
+        let mut stream = UnixStream::connect(path)?;
+        let answering = getsockopt(&stream, PeerCredentials)?.pid();
+        ensure!(
+            u32::try_from(answering)? == self.pid(),
+            "process {answering} answers there"
+        );
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.write_all(b"{\"status\":{}}\n")?;
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line)?;
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    fn ask(&self, question: &str, arguments: &[&str]) -> Result<Value> {
+        let mut command = Command::new(binary::ours("denizen-agent")?);
+        command
+            .arg(question)
+            .arg("--run-dir")
+            .arg(&self.settings.run_dir)
+            .args(["--output", "json"])
+            .args(arguments);
+        let output = checked(&mut command)?;
+        serde_json::from_slice(&output.stdout)
+            .with_context(|| format!("{question} printed something else than JSON"))
+    }
+
+    /// SIGTERM, and the end of the process.
+    pub fn terminate(mut self) -> Result<ExitStatus> {
+        self.end(Signal::SIGTERM)
+    }
+
+    /// SIGKILL, and the end of the process.
+    pub fn kill(mut self) -> Result<ExitStatus> {
+        self.end(Signal::SIGKILL)
+    }
+
+    fn end(&mut self, signal: Signal) -> Result<ExitStatus> {
+        kill(Pid::from_raw(i32::try_from(self.child.id())?), signal)?;
+        let deadline = Instant::now() + STARTING;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "denizen-agent lives {STARTING:?} after {signal}"
+            );
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if !self.quiet {
+            eprintln!("--- denizen-agent's log\n{}---", self.log());
+            // A restarted agent appends; what was shown is not shown again.
+            let _ = File::create(&self.log);
+        }
+    }
+}

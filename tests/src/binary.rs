@@ -1,0 +1,37 @@
+//! Where the programs under test are.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+
+/// Debian's folder of CNI plugins; `DENIZEN_CNI_PLUGINS` names another.
+const CNI_PLUGINS: &str = "/usr/lib/cni";
+
+/// The folder that cargo builds into, found from this very program, which cargo built too:
+/// `target/debug/deps/test-…` or `target/debug/quickstart`.
+pub fn folder() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot tell where this program lies")?;
+    let folder = own.parent().context("a program lies in a folder")?;
+    let built = if folder.ends_with("deps") {
+        folder.parent().unwrap_or(folder)
+    } else {
+        folder
+    };
+    Ok(built.to_owned())
+}
+
+/// One of denizen's own programs, built beside this one.
+pub fn ours(name: &str) -> Result<PathBuf> {
+    let path = folder()?.join(name);
+    ensure!(
+        path.exists(),
+        "{} is not there: run `cargo build --workspace` first",
+        path.display()
+    );
+    Ok(path)
+}
+
+/// The folder of the CNI plugins that go in front of ours.
+pub fn cni_plugins() -> PathBuf {
+    std::env::var_os("DENIZEN_CNI_PLUGINS").map_or_else(|| PathBuf::from(CNI_PLUGINS), PathBuf::from)
+}

@@ -1,0 +1,185 @@
+//! The usual cast of a kernel test: a bridged and a routed pod of the node, another node's pod, a host
+//! outside, and the node itself. Each may start a connection, the pods also serve.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::cluster::{Cluster, NODE, OTHER_NODE, serve};
+use crate::manifest::{self, Port};
+use crate::netns::Netns;
+use crate::pod::{Pod, Wiring};
+use crate::probe::{Outcome, Probe, Protocol};
+use crate::server::Server;
+use crate::world::ip;
+
+/// What every pod listens at.
+pub const PORT: u16 = 8080;
+
+/// The protocols that every pod answers.
+pub const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+
+/// One of the cast.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Who {
+    /// A pod of the node behind its bridge.
+    Bridged,
+    /// A pod of the node with a veth of its own.
+    Routed,
+    /// A pod of another node.
+    Remote,
+    /// A host outside the cluster.
+    Outside,
+    /// The node itself.
+    ThisNode,
+}
+
+/// Everyone who may start a connection.
+pub const EVERYONE: [Who; 5] = [
+    Who::Bridged,
+    Who::Routed,
+    Who::Remote,
+    Who::Outside,
+    Who::ThisNode,
+];
+
+/// The cast, on its stage.
+#[derive(Debug)]
+pub struct Cast {
+    /// The bridged pod.
+    pub bridged: Pod,
+    /// The routed pod.
+    pub routed: Pod,
+    /// Where all this is.
+    pub cluster: Cluster,
+}
+
+impl Cast {
+    /// Attaches the two pods. Nobody serves yet.
+    pub fn on(cluster: Cluster) -> Result<Self> {
+        let bridged = cluster.add_pod("bridged", Wiring::Bridged)?;
+        let routed = cluster.add_pod("routed", Wiring::Routed)?;
+        Ok(Self {
+            bridged,
+            routed,
+            cluster,
+        })
+    }
+
+    /// A cluster of its own for one test, without an agent yet; the pods serve at [`PORT`] over every
+    /// protocol as long as the second value lives.
+    pub fn new(label: &str) -> Result<(Self, Vec<Server>)> {
+        let cast = Self::on(Cluster::new(label, &Value::Null)?)?;
+        let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
+        let world = &cast.cluster.world;
+        let servers = vec![
+            serve(&cast.bridged.netns, &cast.bridged.addresses, &ports)?,
+            serve(&cast.routed.netns, &cast.routed.addresses, &ports)?,
+            serve(&world.remote, &world.addresses().remote, &ports)?,
+        ];
+        Ok((cast, servers))
+    }
+
+    /// The namespace that `who` is in, and the interface through which the node sees its packets come in.
+    pub fn place(&self, who: Who) -> (&Netns, Option<&str>) {
+        match who {
+            Who::Bridged => (&self.bridged.netns, Some(&self.bridged.input_interface)),
+            Who::Routed => (&self.routed.netns, Some(&self.routed.input_interface)),
+            Who::Remote => (&self.cluster.world.remote, Some("eth0")),
+            Who::Outside => (&self.cluster.world.client, Some("eth0")),
+            Who::ThisNode => (&self.cluster.world.node, None),
+        }
+    }
+
+    /// The address of `who` of the same family as `like`.
+    pub fn address(&self, who: Who, like: IpAddr) -> Result<IpAddr> {
+        let own = self.cluster.world.addresses();
+        let all = match who {
+            Who::Bridged => &self.bridged.addresses,
+            Who::Routed => &self.routed.addresses,
+            Who::Remote => &own.remote,
+            Who::Outside => &own.client,
+            Who::ThisNode => &own.node,
+        };
+        let found = all
+            .iter()
+            .copied()
+            .find(|address| address.is_ipv4() == like.is_ipv4());
+        found.with_context(|| format!("{who:?} has no address of the family of {like}"))
+    }
+
+    /// Whose address that is.
+    pub fn owner(&self, address: IpAddr) -> Option<Who> {
+        let of_node = self
+            .cluster
+            .is_nodes(address)
+            .unwrap_or(false)
+            .then_some(Who::ThisNode);
+        EVERYONE
+            .into_iter()
+            .find(|who| self.address(*who, address).is_ok_and(|it| it == address))
+            .or(of_node)
+    }
+
+    /// Asks `to` as `who`, from its own address.
+    pub fn ask(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<Outcome> {
+        let probe = Probe {
+            protocol,
+            ..Probe::tcp(to)
+        };
+        Ok(probe.from(self.address(who, to.ip())?).ask_in(self.place(who).0))
+    }
+
+    /// What the endpoint saw of an answered connection of `who`: its own address, or the node's.
+    pub fn was_masqueraded(&self, who: Who, outcome: &Outcome) -> Result<bool> {
+        let seen = outcome
+            .seen()
+            .with_context(|| format!("{who:?} got {outcome:?}"))?;
+        if seen == self.address(who, seen)? {
+            return Ok(false);
+        }
+        anyhow::ensure!(
+            self.cluster.is_nodes(seen)?,
+            "{who:?} was seen as {seen}, which is nobody's"
+        );
+        Ok(true)
+    }
+
+    /// A dual-stack service at [`service_ips`] of `number`, and its slices; `members` serve it.
+    pub fn service(&self, name: &str, number: u8, ports: &[Port], members: &[Who]) -> Result<Vec<Value>> {
+        let ips = service_ips(number);
+        let mut objects = vec![manifest::service(name, &ips, ports)];
+        for like in ips {
+            let node = |who: &Who| if *who == Who::Remote { OTHER_NODE } else { NODE };
+            let member = |who: &Who| Ok((self.address(*who, like)?, node(who)));
+            let members = members.iter().map(member).collect::<Result<Vec<_>>>()?;
+            if !members.is_empty() {
+                objects.push(manifest::slice(name, ports, &members));
+            }
+        }
+        Ok(objects)
+    }
+}
+
+/// Port 80 of a service over every protocol, at [`PORT`] of its endpoints.
+pub fn every_protocol() -> Vec<Port> {
+    let named = ["tcp", "udp", "sctp"].into_iter().zip(PROTOCOLS);
+    named
+        .map(|(name, protocol)| Port::tcp(name, 80, PORT).over(protocol))
+        .collect()
+}
+
+/// [`every_protocol`] at the cluster IPs of `number`.
+pub fn every_way(number: u8) -> impl Iterator<Item = (SocketAddr, Protocol)> {
+    let both = service_ips(number).into_iter();
+    both.flat_map(|ip| PROTOCOLS.map(|protocol| (SocketAddr::new(ip, 80), protocol)))
+}
+
+/// The cluster IPs of a test's service, of both families.
+pub fn service_ips(number: u8) -> [IpAddr; 2] {
+    [
+        ip(&format!("172.30.0.{number}")),
+        ip(&format!("fd00:172:30::{number}")),
+    ]
+}

@@ -1,0 +1,146 @@
+//! A node as an installation has it: real CNI chains with `denizen` behind them, a folder of manifests in
+//! the API's place, and the real agent. Its pods' addresses lie in ranges that no CIDR holds together.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use crate::agent::{Agent, Settings};
+use crate::manifest::{self, Manifests};
+use crate::netns::Netns;
+use crate::pod::{BRIDGE, Pod, Wiring};
+use crate::probe::Protocol;
+use crate::runtime::Chain;
+use crate::server::{Listen, Server};
+use crate::world::{Addresses, World, ip};
+
+/// The node's name in the manifests.
+pub const NODE: &str = "node-1";
+
+/// Another node's name in the manifests.
+pub const OTHER_NODE: &str = "node-2";
+
+/// The ranges of bridged pods, and the bridge's addresses in them.
+const BRIDGED: [(&str, &str); 2] = [
+    ("10.10.0.0/16", "10.10.0.1"),
+    ("fd00:10:10::/64", "fd00:10:10::1"),
+];
+
+/// The ranges of routed pods, and their gateways.
+const ROUTED: [(&str, &str); 2] = [
+    ("172.20.0.0/16", "172.20.0.1"),
+    ("fd00:172:20::/64", "fd00:172:20::1"),
+];
+
+/// A node, its surroundings and its chains.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The hosts.
+    pub world: World,
+    /// What the agent is told of the cluster.
+    pub manifests: Manifests,
+    run_dir: PathBuf,
+    bridged: Chain,
+    routed: Chain,
+    label: Label,
+}
+
+/// What the namespaces are called.
+#[derive(Debug, Clone)]
+enum Label {
+    Unique(String),
+    Exact(String),
+}
+
+impl Cluster {
+    /// A cluster of its own for one test. The plugin waits for the agent as `wait` says: the value of
+    /// `waitForAgent` in its configuration; null for not at all.
+    pub fn new(label: &str, wait: &Value) -> Result<Self> {
+        Self::around(
+            World::new(label, Addresses::default())?,
+            Label::Unique(label.to_owned()),
+            wait,
+        )
+    }
+
+    /// A cluster whose namespaces are called `<name>-…` and can be kept. Its files are in `folder`.
+    pub fn named(name: &str, folder: &Path, wait: &Value) -> Result<Self> {
+        let world = World::named(name, Addresses::default(), folder)?;
+        Self::around(world, Label::Exact(name.to_owned()), wait)
+    }
+
+    fn around(world: World, label: Label, wait: &Value) -> Result<Self> {
+        let (data, run_dir) = (world.subfolder("cni")?, world.subfolder("run")?);
+        let manifests = Manifests::in_folder(&world.folder().join("manifests"))?;
+        let addresses: Vec<_> = ["192.168.0.2", "2001:db8::1"].map(ip).into();
+        manifests.put("node", &[manifest::node(NODE, &addresses, "")])?;
+        let options = if wait.is_null() {
+            Value::Null
+        } else {
+            json!({ "waitForAgent": wait })
+        };
+        let parsed = |ranges: [(&'static str, &str); 2]| ranges.map(|(range, gateway)| (range, ip(gateway)));
+        let bridged = Chain::bridged(BRIDGE, &parsed(BRIDGED), &data).then_denizen(&run_dir, &options);
+        let routed = Chain::routed(&parsed(ROUTED), &data).then_denizen(&run_dir, &options);
+        Ok(Self {
+            world,
+            manifests,
+            run_dir,
+            bridged,
+            routed,
+            label,
+        })
+    }
+
+    /// A new pod, attached through the real chain.
+    pub fn add_pod(&self, name: &str, wiring: Wiring) -> Result<Pod> {
+        let netns = match &self.label {
+            Label::Unique(label) => Netns::new(&format!("{label}-{name}"))?,
+            Label::Exact(label) => Netns::named(&format!("{label}-{name}"))?,
+        };
+        let chain = match wiring {
+            Wiring::Bridged => &self.bridged,
+            Wiring::Routed => &self.routed,
+        };
+        Pod::attach(&self.world.node, netns, name, chain)
+    }
+
+    /// How the agent is run here.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            manifests: self.manifests.folder().to_owned(),
+            run_dir: self.run_dir.clone(),
+            node_name: NODE.to_owned(),
+            flags: Vec::new(),
+        }
+    }
+
+    /// Starts the agent and waits until it has programmed the kernel.
+    pub fn start_agent(&self) -> Result<Agent> {
+        Agent::start(&self.world.node, self.settings())
+    }
+
+    /// Where the state file and the agent's socket are.
+    pub fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+
+    /// Whether a packet that was seen as coming from `seen` has the node's address.
+    pub fn is_nodes(&self, seen: IpAddr) -> Result<bool> {
+        Ok(self.world.node_addresses()?.contains(&seen))
+    }
+}
+
+/// Answers over `protocol` at `port` of every one of these addresses, which `netns` has.
+pub fn serve(netns: &Netns, addresses: &[IpAddr], ports: &[(Protocol, u16)]) -> Result<Server> {
+    let at = |address: &IpAddr| {
+        let listen = |(protocol, port): &(Protocol, u16)| Listen {
+            protocol: *protocol,
+            address: SocketAddr::new(*address, *port),
+        };
+        ports.iter().map(listen).collect::<Vec<_>>()
+    };
+    Server::start(netns, &addresses.iter().flat_map(at).collect::<Vec<_>>())
+}

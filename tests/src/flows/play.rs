@@ -1,0 +1,168 @@
+//! Plays a case: every packet as real connections, and `explain` asked about each.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::thread;
+
+use anyhow::{Result, bail, ensure};
+
+use super::stage::Stage;
+use super::table::{self, Flow, From, Nobody, Verdict};
+use crate::netns::Netns;
+use crate::pod::Wiring;
+use crate::probe::{Outcome, PATIENCE, Probe, SILENCE};
+
+/// Connections to try for each endpoint before one that was never chosen counts as not chosen at all:
+/// with four to choose from, one in 10^14 such series misses one by chance.
+const TRIES_AN_ENDPOINT: usize = 30;
+
+/// Connections of one client that must all go the same way, where one endpoint serves one client.
+const STICKY_TRIES: usize = 20;
+
+/// Plays the case `name` with pods attached as `wiring` says, all its packets at once, and fails with every
+/// packet that went another way than the table says, or that `explain` tells otherwise.
+///
+/// Packets whose name contains one of `pending` are left out.
+pub fn play(name: &str, wiring: Wiring, pending: &[&str]) -> Result<()> {
+    let case = table::case(name)?;
+    let stage = Stage::set(&case, "flow", wiring)?;
+    let node = stage.world.node_addresses()?;
+    let flows: Vec<_> = case
+        .our_flows()
+        .filter(|flow| !pending.iter().any(|it| flow.name.contains(it)))
+        .collect();
+    let failures: Vec<_> = thread::scope(|scope| {
+        let playing: Vec<_> = flows
+            .iter()
+            .map(|flow| (flow, scope.spawn(|| one(&stage, flow, &node))))
+            .collect();
+        let failed = playing
+            .into_iter()
+            .map(|(flow, thread)| (flow, thread.join().expect("a flow's thread")));
+        failed
+            .filter_map(|(flow, result)| Some((*flow, result.err()?)))
+            .collect()
+    });
+    if failures.is_empty() {
+        return Ok(());
+    }
+    let mut report = format!(
+        "{} of {} flows of {name} went wrong, pods {wiring:?}:\n",
+        failures.len(),
+        flows.len()
+    );
+    for (flow, error) in failures {
+        writeln!(report, "- {}: {error:#}", flow.name)?;
+    }
+    bail!(
+        "{report}{}",
+        stage.world.node.output("nft", &["list", "ruleset"])?
+    )
+}
+
+fn one(stage: &Stage, flow: &Flow, node: &[IpAddr]) -> Result<()> {
+    let (netns, interface) = stage.origin(flow)?;
+    connect(netns, flow, node)?;
+    let to = SocketAddr::new(flow.dest_ip, flow.dest_port);
+    let told = stage.agent.explain(flow.from, interface, to, flow.protocol)?;
+    let (verdict, endpoints) = match &flow.expect.endpoints {
+        Verdict::Forward(endpoints) => ("forward", endpoints.as_slice()),
+        Verdict::Nobody(Nobody::Reject) => ("reject", [].as_slice()),
+        Verdict::Nobody(Nobody::Drop) => ("drop", [].as_slice()),
+        Verdict::Nobody(Nobody::None | Nobody::Accept) => ("untouched", [].as_slice()),
+    };
+    ensure!(
+        told.verdict == verdict,
+        "the packet was as it should be, but explain says {told:?}"
+    );
+    if verdict == "forward" {
+        let set = |endpoints: &[SocketAddr]| endpoints.iter().copied().collect::<BTreeSet<_>>();
+        ensure!(
+            set(&told.endpoints) == set(endpoints),
+            "explain names other endpoints: {told:?}"
+        );
+        ensure!(
+            told.masquerade == flow.expect.masq,
+            "explain is wrong about masquerade: {told:?}"
+        );
+    }
+    ensure!(
+        told.local == (flow.from_kind == From::LocalPod),
+        "explain is wrong about the source: {told:?}"
+    );
+    Ok(())
+}
+
+fn connect(netns: &Netns, flow: &Flow, node: &[IpAddr]) -> Result<()> {
+    let to = SocketAddr::new(flow.dest_ip, flow.dest_port);
+    let probe = Probe {
+        protocol: flow.protocol,
+        from: Some(flow.from),
+        to,
+        patience: PATIENCE,
+    };
+    match &flow.expect.endpoints {
+        Verdict::Forward(endpoints) => netns.run(|| forwarded(probe, flow, endpoints, node))?,
+        Verdict::Nobody(Nobody::Reject) => expect(&probe.ask_in(netns), &Outcome::Refused),
+        Verdict::Nobody(Nobody::Drop) => expect(&probe.patience(SILENCE).ask_in(netns), &Outcome::Dropped),
+        Verdict::Nobody(Nobody::None | Nobody::Accept) => {
+            let outcome = probe.ask_in(netns);
+            ensure!(outcome.endpoint() == Some(to), "touched: {outcome:?}");
+            ensure!(
+                outcome.seen() == Some(flow.from),
+                "its source was changed: {outcome:?}"
+            );
+            Ok(())
+        }
+    }
+}
+
+fn expect(outcome: &Outcome, expected: &Outcome) -> Result<()> {
+    ensure!(outcome == expected, "{outcome:?} instead of {expected:?}");
+    Ok(())
+}
+
+/// Connects until every endpoint has answered, none but these, and each saw the source it should.
+fn forwarded(probe: Probe, flow: &Flow, endpoints: &[SocketAddr], node: &[IpAddr]) -> Result<()> {
+    let sticky = flow.expect.sticky.is_some();
+    let wanted: BTreeSet<_> = endpoints.iter().copied().collect();
+    let tries = if sticky {
+        STICKY_TRIES
+    } else {
+        TRIES_AN_ENDPOINT * wanted.len()
+    };
+    let mut answered = BTreeSet::new();
+    for _ in 0..tries {
+        let outcome = probe.ask();
+        let (Some(endpoint), Some(seen)) = (outcome.endpoint(), outcome.seen()) else {
+            bail!("{outcome:?} instead of one of {wanted:?}");
+        };
+        ensure!(
+            wanted.contains(&endpoint),
+            "{endpoint} answered, which is none of {wanted:?}"
+        );
+        // A pod that is handed to itself is masqueraded whatever else holds.
+        let masquerade = flow.expect.masq || endpoint.ip() == flow.from;
+        let right = if masquerade {
+            node.contains(&seen)
+        } else {
+            seen == flow.from
+        };
+        ensure!(right, "{endpoint} saw {seen}, masquerade expected: {masquerade}");
+        answered.insert(endpoint);
+        if answered == wanted && !sticky {
+            return Ok(());
+        }
+    }
+    let never: Vec<_> = wanted.difference(&answered).collect();
+    ensure!(
+        sticky || never.is_empty(),
+        "never answered in {tries} connections: {never:?}"
+    );
+    ensure!(
+        !sticky || answered.len() == 1,
+        "one client, yet several endpoints answered: {answered:?}"
+    );
+    Ok(())
+}

@@ -1,0 +1,101 @@
+//! Clients that connect without pause until they are told to stop, and count what went wrong.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::netns::Netns;
+use crate::probe::{Outcome, Probe, Protocol};
+
+/// A connection that took this long was lost once: it is TCP's first retransmission that came through.
+const LOST_ONCE: Duration = Duration::from_millis(900);
+
+/// Failures to remember in words; the rest is counted.
+const REMEMBERED: usize = 5;
+
+/// What a load came to.
+#[derive(Debug, Clone, Default)]
+pub struct Tally {
+    /// Connections that were answered.
+    pub answered: usize,
+    /// Connections that were not, or that `accept` did not accept.
+    pub failed: usize,
+    /// Answered only after a packet had been lost.
+    pub lost_once: usize,
+    /// The first failures, in words.
+    pub examples: Vec<String>,
+}
+
+/// Clients at work.
+#[derive(Debug, Default)]
+pub struct Load {
+    stop: Arc<AtomicBool>,
+    clients: Vec<JoinHandle<Result<Tally>>>,
+}
+
+impl Load {
+    /// One more client, in `netns`, which asks `targets` one after the other; `accept` judges what came of
+    /// each connection.
+    pub fn client(
+        &mut self,
+        netns: &Netns,
+        targets: Vec<(SocketAddr, Protocol)>,
+        accept: impl Fn(&Outcome) -> bool + Send + 'static,
+    ) -> Result<()> {
+        let stop = Arc::clone(&self.stop);
+        self.clients
+            .push(netns.spawn(move || work(&stop, &targets, &accept))?);
+        Ok(())
+    }
+
+    /// Stops every client; what they came to together.
+    pub fn stop(self) -> Result<Tally> {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut sum = Tally::default();
+        for client in self.clients {
+            let Ok(tally) = client.join() else {
+                bail!("a client panicked")
+            };
+            sum.add(tally?);
+        }
+        Ok(sum)
+    }
+}
+
+impl Tally {
+    fn add(&mut self, other: Self) {
+        self.answered += other.answered;
+        self.failed += other.failed;
+        self.lost_once += other.lost_once;
+        self.examples.extend(other.examples);
+    }
+}
+
+fn work(stop: &AtomicBool, targets: &[(SocketAddr, Protocol)], accept: &dyn Fn(&Outcome) -> bool) -> Tally {
+    let mut tally = Tally::default();
+    for (to, protocol) in targets.iter().cycle() {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let started = Instant::now();
+        let outcome = Probe {
+            protocol: *protocol,
+            ..Probe::tcp(*to)
+        }
+        .ask();
+        if !accept(&outcome) {
+            tally.failed += 1;
+            if tally.examples.len() < REMEMBERED {
+                tally.examples.push(format!("{to}/{protocol}: {outcome:?}"));
+            }
+            continue;
+        }
+        tally.answered += 1;
+        tally.lost_once += usize::from(started.elapsed() > LOST_ONCE);
+    }
+    tally
+}

@@ -1,0 +1,230 @@
+//! One network namespace: made with a unique name, entered by threads, gone when it is dropped.
+//!
+//! A killed test run cannot clean up, so the name says whose it is, and the next run removes what
+//! belongs to nobody.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, JoinHandle};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sched::{CloneFlags, setns};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Where `ip netns` keeps its names, so that `ip netns exec` works on ours.
+const FOLDER: &str = "/run/netns";
+
+/// What the name of every namespace of a test begins with; the owner's process id follows.
+const PREFIX: &str = "dz";
+
+/// A network namespace of ours.
+#[derive(Debug)]
+pub struct Netns {
+    name: String,
+    kept: bool,
+}
+
+impl Netns {
+    /// A new namespace whose name no other run has. `label` is for the person who looks at `ip netns`.
+    ///
+    /// The first call in a process also removes what killed runs left.
+    pub fn new(label: &str) -> Result<Self> {
+        static LEFTOVERS: Once = Once::new();
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        LEFTOVERS.call_once(remove_leftovers);
+        let counter = COUNTER.fetch_add(1, Ordering::Relaxed);
+        Self::named(&format!("{PREFIX}{}-{counter}-{label}", std::process::id()))
+    }
+
+    /// A new namespace of exactly this name, for one that is to outlive this process (see [`Self::keep`]).
+    pub fn named(name: &str) -> Result<Self> {
+        checked(Command::new("ip").args(["netns", "add", name]))?;
+        let namespace = Self {
+            name: name.to_owned(),
+            kept: false,
+        };
+        // Duplicate address detection makes an IPv6 address unusable for its first second or two.
+        namespace.sysctl("net.ipv6.conf.default.accept_dad", "0")?;
+        namespace.sysctl("net.ipv6.conf.default.dad_transmits", "0")?;
+        namespace.sysctl("net.ipv6.conf.default.accept_ra", "0")?;
+        namespace.ip("link set lo up")?;
+        Ok(namespace)
+    }
+
+    /// Its name, as `ip netns exec` takes it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The file that stands for it, as CNI's `CNI_NETNS` takes it.
+    pub fn path(&self) -> PathBuf {
+        Path::new(FOLDER).join(&self.name)
+    }
+
+    /// Leaves it in place when this value is dropped.
+    pub fn keep(&mut self) {
+        self.kept = true;
+    }
+
+    /// Runs `work` on a thread inside this namespace.
+    ///
+    /// A socket belongs for its whole life to the namespace it was made in, and a child process to that
+    /// of the thread that spawned it: both may be returned and used outside.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        let file = self.open()?;
+        thread::scope(|scope| {
+            let inside = scope.spawn(move || -> Result<T> {
+                setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter the namespace")?;
+                Ok(work())
+            });
+            inside
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Runs `work` on a thread of its own inside this namespace and does not wait for it.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<JoinHandle<Result<T>>> {
+        let file = self.open()?;
+        Ok(thread::spawn(move || {
+            setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter the namespace")?;
+            Ok(work())
+        }))
+    }
+
+    fn open(&self) -> Result<File> {
+        File::open(self.path()).with_context(|| format!("cannot open namespace {}", self.name))
+    }
+
+    /// Sets a `net.*` sysctl in this namespace.
+    pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
+        let path = Path::new("/proc/sys").join(key.replace('.', "/"));
+        self.run(|| fs::write(&path, value))?
+            .with_context(|| format!("cannot set {key} in {}", self.name))
+    }
+
+    /// Runs `ip` in here, one command a line.
+    pub fn ip(&self, commands: &str) -> Result<()> {
+        self.feed("ip", &["-batch", "-"], commands)
+    }
+
+    /// Loads a ruleset written in nft's language.
+    pub fn nft(&self, ruleset: &str) -> Result<()> {
+        self.feed("nft", &["-f", "-"], ruleset)
+    }
+
+    /// Runs a program in here and returns what it printed; an error unless it succeeded.
+    pub fn output(&self, program: &str, arguments: &[&str]) -> Result<String> {
+        let output = self.run(|| checked(Command::new(program).args(arguments)))??;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    fn feed(&self, program: &str, arguments: &[&str], input: &str) -> Result<()> {
+        let output = self.run(|| -> Result<Output> {
+            let mut child = Command::new(program)
+                .args(arguments)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .with_context(|| format!("cannot run {program}"))?;
+            child
+                .stdin
+                .take()
+                .context("no standard input")?
+                .write_all(input.as_bytes())?;
+            Ok(child.wait_with_output()?)
+        })??;
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "{program} in {} failed: {stderr}\n{input}",
+            self.name
+        );
+        Ok(())
+    }
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        if !self.kept {
+            remove(&self.name);
+        }
+    }
+}
+
+/// Removes the namespace `name` and first ends whatever still runs in it.
+pub fn remove(name: &str) {
+    for pid in processes_in(name) {
+        // It may have ended by itself in the meantime, which is what we want.
+        let _ = kill(pid, Signal::SIGKILL);
+    }
+    let _ = Command::new("ip")
+        .args(["netns", "del", name])
+        .stderr(Stdio::null())
+        .status();
+}
+
+/// Names of the namespaces that exist on this machine and begin with `prefix`.
+pub fn names_with(prefix: &str) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(FOLDER) else {
+        return Vec::new();
+    };
+    let names = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| name.starts_with(prefix)).collect()
+}
+
+/// The processes that run inside namespace `name`.
+fn processes_in(name: &str) -> Vec<Pid> {
+    let Ok(output) = Command::new("ip")
+        .args(["netns", "pids", name])
+        .stderr(Stdio::null())
+        .output()
+    else {
+        return Vec::new();
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let pids = text
+        .lines()
+        .filter_map(|line| line.trim().parse().ok())
+        .map(Pid::from_raw);
+    pids.filter(|pid| *pid != Pid::this()).collect()
+}
+
+/// Removes the namespaces of test processes that no longer live.
+fn remove_leftovers() {
+    for name in names_with(PREFIX) {
+        let owner = name[PREFIX.len()..]
+            .split('-')
+            .next()
+            .and_then(|digits| digits.parse::<u32>().ok());
+        if owner.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+            remove(&name);
+        }
+    }
+}
+
+/// Runs a command to its end; an error that carries what it printed unless it succeeded.
+pub fn checked(command: &mut Command) -> Result<Output> {
+    let output = command
+        .output()
+        .with_context(|| format!("cannot run {command:?}"))?;
+    if !output.status.success() {
+        let (stdout, stderr) = (
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+        );
+        bail!("{command:?} failed with {}: {stdout}{stderr}", output.status);
+    }
+    Ok(output)
+}

@@ -1,0 +1,224 @@
+//! Pods of the node: attached through the real CNI chain, or wired by hand where a test needs one exact
+//! address; recorded by the real `denizen` plugin either way.
+
+use std::fmt::Write;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::netns::Netns;
+use crate::runtime::{Added, CNI_VERSION, Chain, POD_INTERFACE, Sandbox};
+use crate::world::{host_length, nodad};
+
+/// The bridge of bridged pods.
+pub const BRIDGE: &str = "cni0";
+
+/// How a pod's packets reach the node's stack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wiring {
+    /// Through a bridge: the stack sees the bridge as their input interface.
+    Bridged,
+    /// Through a veth of its own.
+    Routed,
+}
+
+/// A pod of the node.
+#[derive(Debug)]
+pub struct Pod {
+    /// Its network namespace.
+    pub netns: Netns,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// The interface through which the node's stack sees its packets come in.
+    pub input_interface: String,
+    host_interface: String,
+    sandbox: Sandbox,
+    chain: Chain,
+    result: Value,
+    took: Vec<(String, Duration)>,
+}
+
+impl Pod {
+    /// A pod in the namespace `netns`, attached by `chain`, which begins with a plugin that makes interfaces.
+    pub fn attach(node: &Netns, netns: Netns, name: &str, chain: &Chain) -> Result<Self> {
+        let sandbox = Sandbox {
+            id: netns.name().to_owned(),
+            netns: netns.path(),
+            pod: name.to_owned(),
+        };
+        let Added { result, took } = chain.add(node, &sandbox, None)?;
+        let host_interfaces = || {
+            let entries = result["interfaces"].as_array().into_iter().flatten();
+            entries.filter(|entry| entry["sandbox"].as_str().unwrap_or_default().is_empty())
+        };
+        let names: Vec<_> = host_interfaces()
+            .filter_map(|entry| entry["name"].as_str())
+            .collect();
+        // `bridge` lists the bridge first and then the veth, `ptp` the veth alone.
+        let input_interface = (*names.first().context("the chain made no interface on the node")?).to_owned();
+        let host_interface = (*names.last().context("the chain made no interface on the node")?).to_owned();
+        let addresses = addresses_of(&result);
+        Ok(Self {
+            netns,
+            addresses,
+            input_interface,
+            host_interface,
+            sandbox,
+            chain: chain.clone(),
+            result,
+            took,
+        })
+    }
+
+    /// A pod with exactly these addresses, not recorded anywhere yet.
+    pub fn wire(
+        node: &Netns,
+        netns: Netns,
+        name: &str,
+        wiring: Wiring,
+        addresses: &[IpAddr],
+    ) -> Result<Self> {
+        let sandbox = Sandbox {
+            id: netns.name().to_owned(),
+            netns: netns.path(),
+            pod: name.to_owned(),
+        };
+        let host_interface = format!("v-{name}");
+        wire_node(node, &netns, &host_interface, wiring, addresses)?;
+        wire_pod(&netns, wiring, addresses)?;
+        let input_interface = match wiring {
+            Wiring::Bridged => BRIDGE.to_owned(),
+            Wiring::Routed => host_interface.clone(),
+        };
+        let ips = addresses
+            .iter()
+            .map(|it| json!({ "address": format!("{it}/{}", host_length(*it)), "interface": 1 }));
+        let result = json!({
+            "cniVersion": CNI_VERSION,
+            "interfaces": [{ "name": host_interface }, { "name": POD_INTERFACE, "sandbox": netns.path() }],
+            "ips": ips.collect::<Vec<_>>(),
+        });
+        let (addresses, chain, took) = (addresses.to_vec(), Chain::empty(), Vec::new());
+        Ok(Self {
+            netns,
+            addresses,
+            input_interface,
+            host_interface,
+            sandbox,
+            chain,
+            result,
+            took,
+        })
+    }
+
+    /// Has the real plugin record a pod that was wired by hand.
+    pub fn record(&mut self, node: &Netns, run_dir: &Path, options: &Value) -> Result<()> {
+        self.chain = Chain::empty().then_denizen(run_dir, options);
+        let added = self.chain.add(node, &self.sandbox, Some(self.result.clone()))?;
+        (self.result, self.took) = (added.result, added.took);
+        Ok(())
+    }
+
+    /// DEL, as the runtime does it when the pod ends, and the end of its interface.
+    pub fn detach(self, node: &Netns) -> Result<()> {
+        self.chain.del(node, &self.sandbox, &self.result)?;
+        // The plugin that made the interface has removed it; one made by hand is still there.
+        let _ = node.ip(&format!("link del {}", self.host_interface));
+        Ok(())
+    }
+
+    /// Its address of the same family as `other`.
+    pub fn address_like(&self, other: IpAddr) -> Option<IpAddr> {
+        self.addresses
+            .iter()
+            .copied()
+            .find(|address| address.is_ipv4() == other.is_ipv4())
+    }
+
+    /// How long each plugin took over its ADD.
+    pub fn took(&self) -> &[(String, Duration)] {
+        &self.took
+    }
+
+    /// The node's end of its veth.
+    pub fn host_interface(&self) -> &str {
+        &self.host_interface
+    }
+
+    /// `<containerId>/<ifName>`, its key in the state file.
+    pub fn attachment(&self) -> String {
+        format!("{}/{POD_INTERFACE}", self.sandbox.id)
+    }
+}
+
+fn addresses_of(result: &Value) -> Vec<IpAddr> {
+    let entries = result["ips"].as_array().into_iter().flatten();
+    let texts = entries.filter_map(|entry| entry["address"].as_str()?.split('/').next());
+    texts.filter_map(|text| text.parse().ok()).collect()
+}
+
+/// The node's side. Gateways are link-scoped: they are in nobody's range, whatever the pods' addresses are.
+fn wire_node(node: &Netns, pod: &Netns, veth: &str, wiring: Wiring, addresses: &[IpAddr]) -> Result<()> {
+    let gateway = |device: &str| {
+        format!("addr replace 169.254.1.1/32 dev {device}\naddr replace fe80::1/64 dev {device} nodad\n")
+    };
+    let mut commands = format!(
+        "link add {veth} type veth peer name {POD_INTERFACE} netns {}\n",
+        pod.name()
+    );
+    let device = match wiring {
+        Wiring::Routed => {
+            write!(commands, "link set {veth} up\n{}", gateway(veth))?;
+            veth
+        }
+        Wiring::Bridged => {
+            if node.ip(&format!("link show {BRIDGE}")).is_err() {
+                node.ip(&format!("link add {BRIDGE} type bridge\nlink set {BRIDGE} up"))?;
+            }
+            // Also where the `bridge` plugin made it and gave it gateways of its own.
+            node.ip(&gateway(BRIDGE))?;
+            writeln!(
+                commands,
+                "link set {veth} master {BRIDGE}\nlink set {veth} type bridge_slave hairpin on"
+            )?;
+            writeln!(commands, "link set {veth} up")?;
+            BRIDGE
+        }
+    };
+    for address in addresses {
+        writeln!(commands, "route add {address} dev {device}")?;
+    }
+    node.ip(&commands)
+}
+
+/// The pod's side. Bridged pods see their neighbours on the link and answer them past the node's routing,
+/// as pods behind the `bridge` plugin do; routed pods see only their gateway.
+fn wire_pod(pod: &Netns, wiring: Wiring, addresses: &[IpAddr]) -> Result<()> {
+    let mut commands = format!("link set {POD_INTERFACE} up\n");
+    for address in addresses {
+        let length = match (wiring, address) {
+            (Wiring::Bridged, IpAddr::V4(_)) => 24,
+            (Wiring::Bridged, IpAddr::V6(_)) => 64,
+            (Wiring::Routed, _) => host_length(*address),
+        };
+        let nodad = nodad(*address);
+        writeln!(
+            commands,
+            "addr add {address}/{length} dev {POD_INTERFACE} {nodad}"
+        )?;
+        let gateway = if address.is_ipv4() {
+            "169.254.1.1"
+        } else {
+            "fe80::1"
+        };
+        let onlink = if address.is_ipv4() { "onlink" } else { "" };
+        writeln!(
+            commands,
+            "route add default via {gateway} dev {POD_INTERFACE} {onlink}"
+        )?;
+    }
+    pod.ip(&commands)
+}

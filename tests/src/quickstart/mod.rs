@@ -1,0 +1,39 @@
+//! The quick start: a node with pods whose addresses have nothing in common, real connections through the
+//! real agent, and a page for a person that says what became of each and why.
+
+mod changes;
+mod node;
+mod page;
+mod rows;
+pub mod serve;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+pub use node::remove_kept;
+
+use node::Node;
+use page::Page;
+
+/// Makes the node, sends the connections, changes things, and says what came of it. With `keep` the node is
+/// left up. Succeeds when everything was as it should be.
+pub fn run(keep: bool) -> Result<ExitCode> {
+    let mut page = Page::default();
+    page.title("A node of its own, in network namespaces");
+    let mut node = Node::up(keep)?;
+    node.introduce(&mut page)?;
+    page.title("Connections, each sent just now");
+    rows::play(&node, &mut page)?;
+    page.title("Changes while it runs");
+    changes::play(&mut node, &mut page)?;
+    page.verdict();
+    if keep {
+        node.leave(&mut page)?;
+    }
+    Ok(if page.is_well() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}

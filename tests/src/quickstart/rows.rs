@@ -1,0 +1,272 @@
+//! The connections of the quick start, and what should become of each.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::Result;
+
+use super::node::Node;
+use super::page::{Line, Page};
+use crate::agent::{Explanation, Step};
+use crate::cast::Who;
+use crate::probe::{Outcome, Probe, Protocol};
+use crate::world::ip;
+
+/// Connections by which the even spread over endpoints is shown.
+const SPREAD: usize = 300;
+
+/// A connection to make.
+struct Row {
+    from: Who,
+    what: &'static str,
+    to: SocketAddr,
+    protocol: Protocol,
+    expect: Expect,
+}
+
+/// What should become of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Expect {
+    /// One of these pods answers; `masquerade` says whether it sees the node as the source.
+    Answer {
+        by: &'static [Who],
+        masquerade: bool,
+    },
+    Refused,
+}
+
+/// Where the example services are, by family.
+struct Services {
+    web: IpAddr,
+    dns: IpAddr,
+    shop: IpAddr,
+    lonely: IpAddr,
+    node: IpAddr,
+    remote: IpAddr,
+}
+
+fn services() -> [Services; 2] {
+    let family = |base: &str, [web, dns, shop, lonely]: [&str; 4], node: &str, remote: &str| Services {
+        web: ip(&format!("{base}{web}")),
+        dns: ip(&format!("{base}{dns}")),
+        shop: ip(&format!("{base}{shop}")),
+        lonely: ip(&format!("{base}{lonely}")),
+        node: ip(node),
+        remote: ip(remote),
+    };
+    let last = ["10", "53", "20", "99"];
+    [
+        family("172.30.0.", last, "192.168.0.2", "192.168.77.10"),
+        family("fd00:172:30::", last, "2001:db8::1", "fd00:77::10"),
+    ]
+}
+
+fn rows(at: &Services) -> Vec<Row> {
+    use Protocol::{Tcp, Udp};
+    use Who::{Bridged, Outside, Remote, Routed, ThisNode};
+    let row = |from, what, address, port, protocol, expect| Row {
+        from,
+        what,
+        to: SocketAddr::new(address, port),
+        protocol,
+        expect,
+    };
+    let answer = |by, masquerade| Expect::Answer { by, masquerade };
+    const ALL: &[Who] = &[Bridged, Routed, Remote];
+    vec![
+        row(Bridged, "web", at.web, 80, Tcp, answer(ALL, false)),
+        row(Routed, "web", at.web, 80, Tcp, answer(ALL, false)),
+        row(Remote, "web", at.web, 80, Tcp, answer(ALL, true)),
+        row(Outside, "web", at.web, 80, Tcp, answer(ALL, true)),
+        row(ThisNode, "web", at.web, 80, Tcp, answer(ALL, true)),
+        row(Bridged, "dns", at.dns, 53, Udp, answer(&[Routed], false)),
+        row(Outside, "dns", at.dns, 53, Udp, answer(&[Routed], true)),
+        row(Bridged, "dns", at.dns, 53, Tcp, answer(&[Routed], false)),
+        row(
+            Outside,
+            "shop node port",
+            at.node,
+            30080,
+            Tcp,
+            answer(&[Bridged], true),
+        ),
+        row(
+            Routed,
+            "shop node port",
+            at.node,
+            30080,
+            Tcp,
+            answer(&[Bridged], true),
+        ),
+        row(Routed, "shop", at.shop, 80, Tcp, answer(&[Bridged], false)),
+        row(
+            Bridged,
+            "shop (itself)",
+            at.shop,
+            80,
+            Tcp,
+            answer(&[Bridged], true),
+        ),
+        row(Bridged, "lonely", at.lonely, 80, Tcp, Expect::Refused),
+        row(Outside, "lonely", at.lonely, 80, Tcp, Expect::Refused),
+        row(
+            Bridged,
+            "no service",
+            at.remote,
+            8080,
+            Tcp,
+            answer(&[Remote], false),
+        ),
+    ]
+}
+
+/// Sends all connections of both families and puts them on the page.
+pub(super) fn play(node: &Node, page: &mut Page) -> Result<()> {
+    let mut lines = Vec::new();
+    for family in services() {
+        for row in rows(&family) {
+            lines.push(send(node, &row)?);
+        }
+    }
+    page.table(&lines);
+    page.title("Two of them in full");
+    explain_in_full(node, page)?;
+    page.title("Three endpoints share the connections");
+    for family in services() {
+        spread(
+            node,
+            SocketAddr::new(family.web, 80),
+            &[Who::Bridged, Who::Routed, Who::Remote],
+            page,
+        )?;
+    }
+    Ok(())
+}
+
+fn send(node: &Node, row: &Row) -> Result<Line> {
+    let (source, interface) = (
+        node.cast.address(row.from, row.to.ip())?,
+        node.cast.place(row.from).1,
+    );
+    let outcome = node.cast.ask(row.from, row.to, row.protocol)?;
+    let told = node.agent.explain(source, interface, row.to, row.protocol)?;
+    let (answered, saw, masqueraded) = if let Outcome::Answered { endpoint, seen } = &outcome {
+        let who = format!("{} {endpoint}", node.owner(endpoint.ip()));
+        let masqueraded = was_masqueraded(row, seen.ip(), source);
+        (who, seen.ip().to_string(), if masqueraded { "yes" } else { "no" })
+    } else {
+        (format!("{outcome:?}").to_lowercase(), "-".to_owned(), "-")
+    };
+    // What names an address is of this connection; what does not is a reason that others share.
+    let general = told
+        .steps
+        .iter()
+        .filter(|step| !step.what.contains(|it: char| it.is_ascii_digit()));
+    let mut why: Vec<_> = general.map(reason).collect();
+    if why.is_empty() {
+        why.extend(told.steps.last().map(|step| step.why.clone()));
+    }
+    Ok(Line {
+        from: node.owner(source).to_owned(),
+        to: format!("{} {}/{}", row.what, row.to, row.protocol),
+        answered,
+        saw,
+        masqueraded,
+        why,
+        wrong: wrong(node, row, &outcome, source)?.or_else(|| disagreement(row, &told)),
+    })
+}
+
+fn reason(step: &Step) -> String {
+    format!("{}: {}", step.what, step.why)
+}
+
+/// Two connections explained to the end.
+fn explain_in_full(node: &Node, page: &mut Page) -> Result<()> {
+    let rows = rows(&services()[0]);
+    for row in rows
+        .iter()
+        .filter(|row| row.from == Who::Routed && row.what == "shop" || row.from == Who::Remote)
+    {
+        let (source, interface) = (
+            node.cast.address(row.from, row.to.ip())?,
+            node.cast.place(row.from).1,
+        );
+        let told = node.agent.explain(source, interface, row.to, row.protocol)?;
+        let at = interface.map(|name| format!("@{name}")).unwrap_or_default();
+        page.say(format_args!(
+            "denizen-agent explain --from {source}{at} --to {}/{}",
+            row.to, row.protocol
+        ));
+        for step in &told.steps {
+            page.say(format_args!("    · {}", reason(step)));
+        }
+    }
+    Ok(())
+}
+
+/// A connection that starts on the node has the node's address with or without masquerade.
+fn was_masqueraded(row: &Row, seen: IpAddr, source: IpAddr) -> bool {
+    seen != source
+        || (row.from == Who::ThisNode && matches!(row.expect, Expect::Answer { masquerade: true, .. }))
+}
+
+fn wrong(node: &Node, row: &Row, outcome: &Outcome, source: IpAddr) -> Result<Option<String>> {
+    let right = match (&row.expect, outcome) {
+        (Expect::Refused, outcome) => *outcome == Outcome::Refused,
+        (Expect::Answer { by, masquerade }, Outcome::Answered { endpoint, seen }) => {
+            let addresses = by
+                .iter()
+                .map(|who| node.cast.address(*who, row.to.ip()))
+                .collect::<Result<Vec<_>>>()?;
+            let nodes = node.cast.cluster.world.node_addresses()?;
+            // A pod that is handed to itself is masqueraded whatever else holds.
+            let masquerade = *masquerade || endpoint.ip() == source;
+            let source_is_right = if masquerade {
+                nodes.contains(&seen.ip())
+            } else {
+                seen.ip() == source
+            };
+            addresses.contains(&endpoint.ip()) && source_is_right
+        }
+        (Expect::Answer { .. }, _) => false,
+    };
+    Ok((!right).then(|| format!("{outcome:?} instead of {:?}", row.expect)))
+}
+
+/// What `explain` says otherwise than the packet did.
+fn disagreement(row: &Row, told: &Explanation) -> Option<String> {
+    let service = told.service.is_some();
+    let expected = match &row.expect {
+        Expect::Refused => ("reject", false),
+        Expect::Answer { .. } if !service => ("untouched", false),
+        Expect::Answer { masquerade, .. } => ("forward", *masquerade),
+    };
+    let agrees = (told.verdict.as_str(), told.masquerade) == expected;
+    (!agrees).then(|| format!("explain says {}, masquerade {}", told.verdict, told.masquerade))
+}
+
+/// Many connections of the bridged pod to `to`: each of `by` should answer about as many.
+pub(super) fn spread(node: &Node, to: SocketAddr, by: &[Who], page: &mut Page) -> Result<()> {
+    let (netns, _) = node.cast.place(Who::Bridged);
+    let outcomes = netns.run(|| (0..SPREAD).map(|_| Probe::tcp(to).ask()).collect::<Vec<_>>())?;
+    let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
+    for endpoint in outcomes.iter().filter_map(Outcome::endpoint) {
+        *counts.entry(endpoint.ip()).or_default() += 1;
+    }
+    let texts = counts
+        .iter()
+        .map(|(address, count)| format!("{count} by {address} ({})", node.owner(*address)));
+    let texts = texts.collect::<Vec<_>>().join(", ");
+    page.say(format_args!(
+        "{SPREAD} connections of the bridged pod to {to}: {texts}"
+    ));
+    let expected = by
+        .iter()
+        .map(|who| node.cast.address(*who, to.ip()))
+        .collect::<Result<Vec<_>>>()?;
+    let only = expected.len() == counts.len() && expected.iter().all(|address| counts.contains_key(address));
+    let all = counts.values().sum::<usize>() == SPREAD;
+    page.check((!only || !all).then_some("not every connection was answered, or not by exactly these"));
+    Ok(())
+}

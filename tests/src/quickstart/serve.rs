@@ -1,0 +1,52 @@
+//! The servers of the quick start's pods: processes of their own, so that they outlive it when it is asked to
+//! leave the node up.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::netns::Netns;
+use crate::server::{Listen, Server};
+
+/// The word by which this program is told to be such a process.
+pub const WORD: &str = "serve";
+
+/// What it prints once it answers.
+const READY: &str = "ready";
+
+/// Starts a process inside `netns` that answers at `listens` until it is killed, as it is when the
+/// namespace is removed.
+pub fn start(netns: &Netns, listens: &[Listen]) -> Result<()> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg(WORD).args(listens.iter().map(Listen::to_string));
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    let mut child = netns.run(|| command.spawn())??;
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().context("no standard output")?).read_line(&mut line)?;
+    ensure!(
+        line.trim() == READY,
+        "a server in {} did not come up",
+        netns.name()
+    );
+    Ok(())
+}
+
+/// What that process does.
+pub fn main(listens: &[String]) -> Result<()> {
+    let listens = listens
+        .iter()
+        .map(|text| text.parse())
+        .collect::<Result<Vec<_>>>()?;
+    let _server = Server::start_here(&listens)?;
+    println!("{READY}");
+    std::io::stdout().flush()?;
+    loop {
+        thread::sleep(Duration::from_secs(3600));
+    }
+}

@@ -1,0 +1,79 @@
+//! A pod's first packet, sent as soon as ADD has returned, is already a local pod's.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read clocks and files; denizen does not"
+)]
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use anyhow::Result;
+use denizen_tests::cast::{PORT, service_ips};
+use denizen_tests::cluster::{Cluster, OTHER_NODE, serve};
+use denizen_tests::effort;
+use denizen_tests::manifest::{Port, service, slice};
+use denizen_tests::pod::Wiring;
+use denizen_tests::probe::{Probe, Protocol};
+use serde_json::{Value, json};
+
+const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
+
+fn cluster(label: &str, wait: &Value) -> Result<(Cluster, denizen_tests::server::Server)> {
+    let cluster = Cluster::new(label, wait)?;
+    let remote = cluster.world.addresses().remote.clone();
+    let server = serve(&cluster.world.remote, &remote, &[(Protocol::Tcp, PORT)])?;
+    let slices = remote
+        .iter()
+        .map(|address| slice("web", &HTTP, &[(*address, OTHER_NODE)]));
+    let web = service("web", &service_ips(10), &HTTP);
+    cluster
+        .manifests
+        .put("web", &std::iter::once(web).chain(slices).collect::<Vec<_>>())?;
+    Ok((cluster, server))
+}
+
+#[test]
+fn no_first_packet_is_masqueraded() -> Result<()> {
+    let (cluster, _server) = cluster("first", &json!({ "timeout": "5s", "onTimeout": "fail" }))?;
+    let _agent = cluster.start_agent()?;
+    let (pods, started) = (effort::times(500, 40), Instant::now());
+    let (mut wrong, mut slowest) = (Vec::new(), std::time::Duration::ZERO);
+    for number in 0..pods {
+        let wiring = if number % 2 == 0 {
+            Wiring::Bridged
+        } else {
+            Wiring::Routed
+        };
+        let pod = cluster.add_pod(&format!("p{number}"), wiring)?;
+        let to = SocketAddr::new(service_ips(10)[number / 2 % 2], 80);
+        let outcome = Probe::tcp(to).ask_in(&pod.netns);
+        if outcome.seen() != pod.address_like(to.ip()) {
+            wrong.push((number, wiring, outcome));
+        }
+        slowest = pod
+            .took()
+            .iter()
+            .filter(|(plugin, _)| plugin == "denizen")
+            .map(|(_, it)| *it)
+            .fold(slowest, Ord::max);
+        pod.detach(&cluster.world.node)?;
+    }
+    eprintln!(
+        "{pods} pods in {:?}; denizen's ADD took {slowest:?} at most, its wait included",
+        started.elapsed()
+    );
+    assert!(wrong.is_empty(), "{} of {pods}: {wrong:?}", wrong.len());
+    Ok(())
+}
+
+#[test]
+fn without_an_agent_add_does_as_it_is_told() -> Result<()> {
+    let (lenient, _server) = cluster("first-go", &json!({ "timeout": "200ms", "onTimeout": "proceed" }))?;
+    let pod = lenient.add_pod("p", Wiring::Routed)?;
+    assert_eq!(pod.addresses.len(), 2, "attached all the same");
+    let (strict, _server) = cluster("first-fail", &json!({ "timeout": "200ms", "onTimeout": "fail" }))?;
+    let error = strict.add_pod("p", Wiring::Routed).expect_err("nobody answers");
+    assert!(format!("{error:#}").contains("agent"), "{error:#}");
+    Ok(())
+}

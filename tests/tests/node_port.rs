@@ -1,0 +1,89 @@
+//! Node ports: every source is masqueraded, in both families, and only the node's own addresses answer.
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+use denizen_tests::cast::{Cast, EVERYONE, PORT, PROTOCOLS, Who, every_protocol, service_ips};
+use denizen_tests::manifest::Port;
+use denizen_tests::probe::{Outcome, Protocol};
+
+const NODE_PORT: u16 = 30080;
+
+#[test]
+fn everybody_reaches_a_node_port_and_is_masqueraded() -> Result<()> {
+    let (cast, _servers) = Cast::new("np-all")?;
+    let ports: Vec<_> = every_protocol()
+        .into_iter()
+        .map(|it| it.at_node(NODE_PORT))
+        .collect();
+    cast.cluster.manifests.put(
+        "web",
+        &cast.service("web", 10, &ports, &[Who::Bridged, Who::Remote])?,
+    )?;
+    let agent = cast.cluster.start_agent()?;
+    for (like, protocol) in service_ips(10)
+        .into_iter()
+        .flat_map(|ip| PROTOCOLS.map(|it| (ip, it)))
+    {
+        let to = SocketAddr::new(cast.address(Who::ThisNode, like)?, NODE_PORT);
+        for who in EVERYONE {
+            let outcome = cast.ask(who, to, protocol)?;
+            if who != Who::ThisNode {
+                assert!(
+                    cast.was_masqueraded(who, &outcome)?,
+                    "{who:?} to {to}/{protocol}: {outcome:?}"
+                );
+            }
+            assert!(
+                outcome.endpoint().is_some(),
+                "{who:?} to {to}/{protocol}: {outcome:?}"
+            );
+            let told = agent.explain(cast.address(who, like)?, cast.place(who).1, to, protocol)?;
+            assert_eq!(
+                (told.verdict.as_str(), told.masquerade),
+                ("forward", true),
+                "{told:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_node_port_without_endpoints_refuses() -> Result<()> {
+    let (cast, _servers) = Cast::new("np-none")?;
+    let ports = [Port::tcp("http", 80, PORT).at_node(NODE_PORT)];
+    cast.cluster
+        .manifests
+        .put("web", &cast.service("web", 10, &ports, &[])?)?;
+    let _agent = cast.cluster.start_agent()?;
+    for like in service_ips(10) {
+        let to = SocketAddr::new(cast.address(Who::ThisNode, like)?, NODE_PORT);
+        for who in EVERYONE {
+            assert_eq!(
+                cast.ask(who, to, Protocol::Tcp)?,
+                Outcome::Refused,
+                "{who:?} to {to}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The same number at somebody else's address is somebody else's port.
+#[test]
+fn a_node_port_is_the_nodes_alone() -> Result<()> {
+    let (cast, _servers) = Cast::new("np-else")?;
+    let ports = [Port::tcp("http", 80, PORT).at_node(PORT)];
+    cast.cluster
+        .manifests
+        .put("web", &cast.service("web", 10, &ports, &[Who::Bridged])?)?;
+    let _agent = cast.cluster.start_agent()?;
+    for like in service_ips(10) {
+        let to = SocketAddr::new(cast.address(Who::Remote, like)?, PORT);
+        let outcome = cast.ask(Who::Routed, to, Protocol::Tcp)?;
+        assert_eq!(outcome.endpoint(), Some(to), "{outcome:?}");
+        assert!(!cast.was_masqueraded(Who::Routed, &outcome)?, "{outcome:?}");
+    }
+    Ok(())
+}

@@ -1,0 +1,294 @@
+//! Writers that are killed, stopped, or many at once: the state file is whole, and nobody hangs.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Child;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use denizen_shared::state::{AttachmentId, RunDir};
+use denizen_tests::cni::{Call, Chain, Namespace, Rig, denizen, finish, start};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+const KILLS: usize = 1_000;
+const WRITERS: usize = 8;
+
+/// Instants for the kills. Not the same in every run, which is the point; no two writers' are the same either.
+struct Instants(u64);
+
+impl Instants {
+    fn of_writer(writer: usize) -> Instants {
+        Instants((u64::from(std::process::id()) << 8 | writer as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// The next one, up to `longest` after the start.
+    fn next(&mut self, longest: Duration) -> Duration {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        longest.mul_f64((self.0 >> 11) as f64 / (1_u64 << 53) as f64)
+    }
+}
+
+/// One writer: its own node and pod namespace, and what it knows to be recorded.
+struct Writer<'a> {
+    number: usize,
+    run_dir: &'a Path,
+    node: Namespace,
+    pod: Namespace,
+    configuration: Vec<u8>,
+    /// Containers whose ADD has returned.
+    added: Vec<String>,
+    /// Kills that came when the record was already there.
+    too_late: usize,
+}
+
+impl Writer<'_> {
+    fn start(&self, command: &str, container: &str) -> Child {
+        let call = Call::new(container, &self.pod);
+        start(
+            &self.node,
+            &denizen(),
+            call.environment(command),
+            &self.configuration,
+        )
+    }
+
+    /// Adds `container` and kills that after `delay`. Whether the kill came before the end.
+    fn add(&mut self, container: String, delay: Duration) -> bool {
+        let mut child = self.start("ADD", &container);
+        std::thread::sleep(delay);
+        child.kill().unwrap();
+        let status = child.wait().unwrap();
+        let recorded = self
+            .assert_whole()
+            .contains_key(&AttachmentId::new(&container, "eth0"));
+        match (status.signal(), status.success()) {
+            (Some(9), _) => {
+                self.too_late += usize::from(recorded);
+                true
+            }
+            (None, true) => {
+                assert!(recorded, "{container}: its ADD had returned");
+                self.added.push(container);
+                false
+            }
+            other => panic!("{container}: {other:?}"),
+        }
+    }
+
+    /// Deletes all but the last few, or the file would only grow; half of the deletions are killed as well.
+    fn clean_up(&mut self, instants: &mut Instants) -> usize {
+        let mut killed = 0;
+        while self.added.len() > 6 {
+            // From here on nobody can say whether it is there.
+            let container = self.added.remove(0);
+            let mut child = self.start("DEL", &container);
+            if container.ends_with(['1', '3', '5', '7', '9']) {
+                std::thread::sleep(instants.next(Duration::from_millis(2)));
+                child.kill().unwrap();
+            }
+            killed += usize::from(child.wait().unwrap().signal() == Some(9));
+        }
+        killed
+    }
+
+    /// The file is readable and holds every record whose ADD had returned.
+    fn assert_whole(&self) -> BTreeMap<AttachmentId, denizen_shared::state::Attachment> {
+        let state = RunDir::open(self.run_dir).unwrap().read().unwrap();
+        let attachments = state.map(|state| state.attachments).unwrap_or_default();
+        for container in &self.added {
+            assert!(
+                attachments.contains_key(&AttachmentId::new(container, "eth0")),
+                "{container} is lost"
+            );
+        }
+        attachments
+    }
+
+    fn work(mut self, kills: &AtomicUsize) -> Self {
+        let mut instants = Instants::of_writer(self.number);
+        // A whole ADD takes about as long as the longest delay, so that the kills fall anywhere in it.
+        let mut longest = Duration::from_millis(3);
+        for turn in 0.. {
+            if kills.load(Ordering::Relaxed) >= KILLS {
+                break;
+            }
+            assert!(turn < 100 * KILLS, "the kills never come in time");
+            let killed = self.add(format!("w{}-{turn}", self.number), instants.next(longest));
+            longest = if killed {
+                longest.mul_f64(1.05)
+            } else {
+                longest.mul_f64(0.9)
+            };
+            kills.fetch_add(
+                usize::from(killed) + self.clean_up(&mut instants),
+                Ordering::Relaxed,
+            );
+        }
+        self
+    }
+}
+
+#[test]
+fn a_thousand_killed_writers_lose_no_record_and_leave_a_readable_file() {
+    let rig = Rig::new();
+    rig.add("first");
+    let configuration = rig.configuration("1.1.0").to_string().into_bytes();
+    let (kills, run_dir) = (AtomicUsize::new(0), rig.run_dir());
+    let writers: Vec<_> = std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|number| {
+                let (node, pod) = (Namespace::new(), Namespace::new());
+                let (configuration, run_dir, kills) = (configuration.clone(), run_dir.as_path(), &kills);
+                let writer = Writer {
+                    number,
+                    run_dir,
+                    node,
+                    pod,
+                    configuration,
+                    added: vec![],
+                    too_late: 0,
+                };
+                scope.spawn(move || writer.work(kills))
+            })
+            .collect();
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+    });
+    for writer in &writers {
+        writer.assert_whole();
+    }
+    let too_late: usize = writers.iter().map(|writer| writer.too_late).sum();
+    let added: usize = writers.iter().map(|writer| writer.added.len()).sum();
+    let (kills, records) = (kills.into_inner(), rig.records().len());
+    println!(
+        "{kills} kills, {too_late} of them between record and return; {added} of {records} records known"
+    );
+    assert!(kills >= KILLS);
+    // Nothing of the killed stands in anybody's way.
+    RunDir::open(&run_dir)
+        .unwrap()
+        .update(Duration::ZERO, |_| ())
+        .unwrap();
+    rig.add("last");
+}
+
+#[test]
+fn a_hundred_pods_at_once_are_a_hundred_records() {
+    let rig = Rig::new();
+    let chain = rig.chain(
+        "1.0.0",
+        json!({ "type": "bridge", "bridge": "cni0", "isGateway": true }),
+        &["10.85.0.0/16"],
+    );
+    // The first makes the bridge, which the bridge plugin itself cannot do twice at once.
+    let first = Call::new("first", &rig.pod);
+    chain.add(&rig.node, &first).unwrap();
+    let pods: Vec<_> = (0..100).map(|_| Namespace::new()).collect();
+    let calls: Vec<_> = pods
+        .iter()
+        .enumerate()
+        .map(|(n, pod)| Call::new(&format!("pod-{n}"), pod))
+        .collect();
+    let before: Vec<_> = calls.iter().map(|call| add_first(&rig, &chain, call)).collect();
+    let adding: Vec<_> = calls
+        .iter()
+        .zip(&before)
+        .map(|(call, result)| add_ours(&rig, &chain, call, result))
+        .collect();
+    for (child, result) in adding.into_iter().zip(&before) {
+        assert_eq!(&finish(child).unwrap(), result);
+    }
+    let state = rig.state();
+    assert_eq!((state.attachments.len(), state.generation.0), (101, 101));
+    for (call, pod) in calls.iter().zip(&pods) {
+        let record = &state.attachments[&AttachmentId::new(&call.container, "eth0")];
+        let host = record.host_interface.as_ref().unwrap();
+        assert_eq!(json!(host.index), pod.link("eth0")["link_index"]);
+    }
+    RunDir::open(&rig.run_dir())
+        .unwrap()
+        .update(Duration::ZERO, |_| ())
+        .expect("no lock is held");
+}
+
+fn add_first(rig: &Rig, chain: &Chain, call: &Call) -> Value {
+    chain
+        .call(&rig.node, call, "ADD", &chain.plugins[0], None)
+        .unwrap()
+}
+
+/// Starts ours and does not wait for it.
+fn add_ours(rig: &Rig, chain: &Chain, call: &Call, result: &Value) -> Child {
+    let mut configuration = chain.plugins[1].clone();
+    configuration["cniVersion"] = json!(chain.version);
+    configuration["name"] = json!(chain.name);
+    configuration["prevResult"] = result.clone();
+    start(
+        &rig.node,
+        &denizen(),
+        call.environment("ADD"),
+        configuration.to_string().as_bytes(),
+    )
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "that a wait is bounded can only be seen on a clock"
+)]
+#[test]
+fn a_writer_stopped_while_it_holds_the_lock_costs_the_others_an_error_11() {
+    let rig = Rig::new();
+    rig.add("first");
+    let configuration = rig.configuration("1.1.0").to_string().into_bytes();
+    let mut instants = Instants::of_writer(0);
+    let lock = rig.run_dir().join("pods.json.lock");
+    let holder = (0..1_000)
+        .find_map(|turn| {
+            let call = Call::new(&format!("stopped-{turn}"), &rig.pod);
+            let mut child = start(&rig.node, &denizen(), call.environment("ADD"), &configuration);
+            std::thread::sleep(instants.next(Duration::from_millis(3)));
+            let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+            kill(pid, Signal::SIGSTOP).unwrap();
+            let holds_it = File::open(&lock).unwrap().try_lock().is_err();
+            if holds_it {
+                return Some((child, pid, call.container));
+            }
+            kill(pid, Signal::SIGCONT).unwrap();
+            child.wait().unwrap();
+            None
+        })
+        .expect("one of them is stopped while it writes");
+
+    let begun = Instant::now();
+    let waiting: Vec<_> = (0..3)
+        .map(|n| {
+            let call = Call::new(&format!("waiting-{n}"), &rig.pod);
+            start(&rig.node, &denizen(), call.environment("ADD"), &configuration)
+        })
+        .collect();
+    for child in waiting {
+        let refusal = finish(child).unwrap_err();
+        assert_eq!(refusal["code"], 11, "{refusal}");
+        assert!(
+            refusal["msg"].as_str().unwrap().contains("pods.json.lock"),
+            "{refusal}"
+        );
+    }
+    let took = begun.elapsed();
+    assert!(
+        (Duration::from_secs(5)..Duration::from_secs(8)).contains(&took),
+        "{took:?}"
+    );
+
+    let (child, pid, container) = holder;
+    kill(pid, Signal::SIGCONT).unwrap();
+    finish(child).expect("it goes on where it was stopped");
+    assert!(rig.records().contains(&format!("{container}/eth0")));
+    rig.add("last");
+}
