@@ -17,5 +17,5 @@ mod wait;
 
 pub use environment::Environment;
 pub use error::CniError;
-pub use run::{Outcome, run};
+pub use run::{Outcome, run, understand};
 pub use version::CniVersion;

@@ -3,12 +3,14 @@
 use std::io::Read;
 use std::time::SystemTime;
 
+use denizen_shared::state::AttachmentId;
 use serde::Serialize;
 
 use crate::command::{add, check, del, gc, status};
 use crate::config::{Config, RawConfig, valid_attachments};
-use crate::environment::{Command, Environment};
+use crate::environment::{Attach, Command, Environment, Named};
 use crate::error::CniError;
+use crate::prev_result::Told;
 use crate::version::CniVersion;
 
 /// More than any configuration with its `prevResult`, or a GC's list, could need.
@@ -38,29 +40,70 @@ pub fn run(environment: &Environment, input: impl Read, now: SystemTime) -> Outc
     }
 }
 
+/// Checks `environment` and `input` as [`run`] does before it does anything, and does nothing: for the fuzz target, whose
+/// configurations name any directory.
+#[doc(hidden)]
+pub fn understand(environment: &Environment, input: &[u8]) -> Result<(), String> {
+    let mut version = CniVersion::NEWEST;
+    parse(environment, input, &mut version)
+        .map(drop)
+        .map_err(|error| error.object(version))
+}
+
+/// A call, wholly checked.
+enum Call<'a> {
+    Add(Attach, Config<'a>, Told),
+    Del(Named, Config<'a>),
+    Check(Attach, Config<'a>, Told),
+    Gc(Config<'a>, Vec<AttachmentId>),
+    Status(Config<'a>),
+    Version(String),
+}
+
 fn call(
     environment: &Environment,
     input: impl Read,
     now: SystemTime,
     version: &mut CniVersion,
 ) -> Result<String, CniError> {
-    let command = environment.command()?;
     let input = read(input)?;
-    if command == Command::Version {
-        return versions(&input);
-    }
-    let raw = RawConfig::parse(&input)?;
-    *version = raw.version()?;
-    knows(*version, command)?;
-    match command {
-        Command::Add => return add(&environment.attach()?, &Config::whole(&raw)?, *version, now),
-        Command::Del => del(&environment.named()?, &Config::for_removal(&raw)?)?,
-        Command::Check => check(&environment.attach()?, &Config::whole(&raw)?, *version)?,
-        Command::Gc => gc(&Config::for_removal(&raw)?, valid_attachments(&raw)?)?,
-        Command::Status => status(&Config::whole(&raw)?)?,
-        Command::Version => {}
+    match parse(environment, &input, version)? {
+        Call::Add(attach, config, told) => return add(&attach, &config, told, now),
+        Call::Version(versions) => return Ok(versions),
+        Call::Del(named, config) => del(&named, &config)?,
+        Call::Check(attach, config, told) => check(&attach, &config, &told)?,
+        Call::Gc(config, valid) => gc(&config, valid)?,
+        Call::Status(config) => status(&config)?,
     }
     Ok(String::new())
+}
+
+fn parse<'a>(
+    environment: &Environment,
+    input: &'a [u8],
+    version: &mut CniVersion,
+) -> Result<Call<'a>, CniError> {
+    let command = environment.command()?;
+    if command == Command::Version {
+        // Of its input, only the version matters, and that need not be one of ours.
+        return versions(input).map(Call::Version);
+    }
+    let raw = RawConfig::parse(input)?;
+    *version = raw.version()?;
+    knows(*version, command)?;
+    let attached = || {
+        let (attach, config) = (environment.attach()?, Config::whole(&raw)?);
+        let told = Told::parse(config.prev_result()?, *version, &attach.named.if_name)?;
+        Ok::<_, CniError>((attach, config, told))
+    };
+    Ok(match command {
+        Command::Add => attached().map(|(attach, config, told)| Call::Add(attach, config, told))?,
+        Command::Check => attached().map(|(attach, config, told)| Call::Check(attach, config, told))?,
+        Command::Del => Call::Del(environment.named()?, Config::for_removal(&raw)?),
+        Command::Gc => Call::Gc(Config::for_removal(&raw)?, valid_attachments(&raw)?),
+        Command::Status => Call::Status(Config::whole(&raw)?),
+        Command::Version => versions(input).map(Call::Version)?,
+    })
 }
 
 fn read(input: impl Read) -> Result<Vec<u8>, CniError> {

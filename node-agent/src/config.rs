@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use denizen_shared::run_dir;
 use ipnetwork::IpNetwork;
 use thiserror::Error;
+use tracing::warn;
 
 use crate::engine::Policy;
 use crate::plan::{Detector, NodePortAddresses, Settings};
@@ -56,6 +57,11 @@ pub struct PolicyArgs {
     /// Masquerade everything that enters at a cluster IP, this node's pods included
     #[arg(long)]
     pub masquerade_all: bool,
+
+    /// kube-proxy's gates; PreferSameTrafficDistribution=false ignores the hints for nodes, others are ignored
+    /// with a warning
+    #[arg(long, value_name = "NAME=BOOL,…", default_value = "")]
+    pub feature_gates: String,
 
     /// Which of the node's addresses serve node ports: "primary", or CIDRs
     #[arg(long, value_name = "CIDR,…", default_value = "primary")]
@@ -136,6 +142,9 @@ pub enum ConfigError {
         /// What stands there.
         value: String,
     },
+    /// Not a list of gates.
+    #[error("--feature-gates: {0:?} is not NAME=true or NAME=false")]
+    Gate(String),
     /// The node's name is not known.
     #[error("--node-name is not given, and the host name cannot be read: {0}")]
     NodeName(String),
@@ -182,6 +191,7 @@ impl PolicyArgs {
         };
         Ok(Policy {
             settings: Settings {
+                node_hints: node_hints(&self.feature_gates)?,
                 node_name: node_name.into(),
                 masquerade_all: self.masquerade_all,
             },
@@ -243,6 +253,21 @@ fn names(mode: &'static str, example: &str, values: Option<Vec<&str>>) -> Result
         }),
         None => Ok(values.into_iter().map(Arc::from).collect()),
     }
+}
+
+/// Whether hints for nodes count. kube-proxy's other gates have no meaning here.
+fn node_hints(gates: &str) -> Result<bool, ConfigError> {
+    let mut wanted = true;
+    for gate in gates.split(',').map(str::trim).filter(|gate| !gate.is_empty()) {
+        let bad = || ConfigError::Gate(gate.to_owned());
+        let (name, value) = gate.split_once('=').ok_or_else(bad)?;
+        let value = value.to_lowercase().parse().map_err(|_| bad())?;
+        match name {
+            "PreferSameTrafficDistribution" => wanted = value,
+            other => warn!(gate = other, "this feature gate means nothing here"),
+        }
+    }
+    Ok(wanted)
 }
 
 fn cidrs(flag: &'static str, values: Vec<&str>) -> Result<Vec<IpNetwork>, ConfigError> {

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use denizen_shared::socket::WaitFor;
+use ipnetwork::IpNetwork;
 use thiserror::Error;
 use tracing::{info, warn};
 
@@ -182,13 +183,15 @@ impl<B: Told> Engine<B> {
             let itself: BTreeSet<IpAddr> = pods.chain(self.plan.local_endpoints()).collect();
             self.backend.set_hairpins(&itself);
         }
-        if first || change.node {
+        if first || change.node || change.service_ranges {
             let cidrs = world
                 .node()
                 .map(|node| node.pod_cidrs.clone())
                 .unwrap_or_default();
             let detector = &self.policy.detector;
             self.backend.set_detector(detector, &detector.ranges(&cidrs));
+            let service_ranges: Vec<IpNetwork> = world.service_ranges().collect();
+            self.backend.set_service_ranges(&service_ranges);
         }
     }
 

@@ -5,6 +5,8 @@
 
 pub mod error;
 mod format;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod run_dir;
 mod sheet;
 pub mod socket;

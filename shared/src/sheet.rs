@@ -8,6 +8,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::io::{self, Write};
 use std::net::IpAddr;
 
 use serde::de::{Error, SeqAccess, Visitor};
@@ -130,46 +131,32 @@ impl<'a> Sheet<'a> {
         self.records.binary_search_by(|record| record.id.as_ref().cmp(id))
     }
 
-    /// The file's text, as [`crate::format::print`] would print it.
-    pub(crate) fn print(&self) -> serde_json::Result<Vec<u8>> {
-        let room = self
-            .records
-            .iter()
-            .map(|record| record.text.len() + record.id.len() + 8)
-            .sum::<usize>();
-        let mut text = Vec::with_capacity(room + 1024);
+    /// Writes the file's text, as [`crate::format::print`] would print it, to `out`.
+    pub(crate) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         let mut separator = "{\n";
         for member in &self.members {
-            text.extend_from_slice(separator.as_bytes());
+            out.write_all(separator.as_bytes())?;
             separator = ",\n";
             match member {
-                Member::Generation => {
-                    text.extend_from_slice(format!("\"generation\": {}", self.generation.0).as_bytes());
-                }
-                Member::Attachments => self.print_records(&mut text)?,
-                Member::Other { key, value } => {
-                    [*key, ": ", *value]
-                        .iter()
-                        .for_each(|part| text.extend_from_slice(part.as_bytes()));
-                }
+                Member::Generation => write!(out, "\"generation\": {}", self.generation.0)?,
+                Member::Attachments => self.print_records(out)?,
+                Member::Other { key, value } => write!(out, "{key}: {value}")?,
             }
         }
-        text.extend_from_slice(b"\n}\n");
-        Ok(text)
+        out.write_all(b"\n}\n")
     }
 
-    fn print_records(&self, text: &mut Vec<u8>) -> serde_json::Result<()> {
-        text.extend_from_slice(b"\"attachments\": {");
+    fn print_records(&self, out: &mut dyn Write) -> io::Result<()> {
+        out.write_all(b"\"attachments\": {")?;
         let mut separator = "\n";
         for record in &self.records {
-            text.extend_from_slice(separator.as_bytes());
+            out.write_all(separator.as_bytes())?;
             separator = ",\n";
-            serde_json::to_writer(&mut *text, &record.id)?;
-            text.extend_from_slice(b": ");
-            text.extend_from_slice(record.text.as_bytes());
+            serde_json::to_writer(&mut *out, &record.id)?;
+            out.write_all(b": ")?;
+            out.write_all(record.text.as_bytes())?;
         }
-        text.extend_from_slice(b"\n}");
-        Ok(())
+        out.write_all(b"\n}")
     }
 }
 

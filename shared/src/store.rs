@@ -6,7 +6,7 @@
 
 use std::fs::{DirBuilder, File, TryLockError};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -33,6 +33,9 @@ const MAX_SIZE: u64 = 64 << 20;
 
 /// What a record may take, with room to spare.
 const ROOM_FOR_A_RECORD: usize = 4096;
+
+/// What is written at once.
+const WRITE_PIECE: usize = 64 << 10;
 
 /// Between two tries for the lock, which is held for well under a millisecond.
 const LOCK_RETRY: Duration = Duration::from_micros(500);
@@ -157,7 +160,8 @@ impl RunDir {
             (before.version, before.epoch.clone(), before.generation);
         if state != before {
             state.generation.0 += 1;
-            self.replace(&format::print(&state).map_err(|error| self.unprintable(error))?)?;
+            let text = format::print(&state).map_err(|error| self.unprintable(error))?;
+            self.replace(|out| out.write_all(&text))?;
         }
         Ok((out, state.epoch, state.generation))
     }
@@ -181,7 +185,7 @@ impl RunDir {
         let before = sheet.generation;
         let replaced = sheet.put(record).map_err(|error| self.unprintable(error))?;
         if sheet.generation != before {
-            self.replace(&sheet.print().map_err(|error| self.unprintable(error))?)?;
+            self.replace(|out| sheet.print(out))?;
         }
         Ok((replaced, sheet.epoch, sheet.generation))
     }
@@ -213,7 +217,7 @@ impl RunDir {
         sheet.remove(id);
         match sheet.generation == before {
             true => Ok(()),
-            false => self.replace(&sheet.print().map_err(|error| self.unprintable(error))?),
+            false => self.replace(|out| sheet.print(out)),
         }
     }
 
@@ -230,7 +234,7 @@ impl RunDir {
         // The next record needs room that this one has not taken yet.
         let mut text = format::print(&state).map_err(|error| self.unprintable(error))?;
         text.resize(text.len() + ROOM_FOR_A_RECORD, b' ');
-        let written = self.write_next(&text, &path);
+        let written = self.write_next(|out| out.write_all(&text), &path);
         let removed = self.remove_next().map_err(|errno| failed("remove", &path, errno));
         written.and(removed)
     }
@@ -291,10 +295,10 @@ impl RunDir {
         }
     }
 
-    /// Puts `text` in the file's place. The caller holds the lock.
-    fn replace(&self, text: &[u8]) -> Result<(), StateError> {
+    /// Puts what `print` writes in the file's place. The caller holds the lock.
+    fn replace(&self, print: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), StateError> {
         let path = self.path.join(NEXT_FILE);
-        let written = self.write_next(text, &path).and_then(|()| {
+        let written = self.write_next(print, &path).and_then(|()| {
             renameat(self.dir.as_fd(), NEXT_FILE, self.dir.as_fd(), STATE_FILE)
                 .map_err(|errno| failed("rename", &path, errno))
         });
@@ -305,7 +309,11 @@ impl RunDir {
         written
     }
 
-    fn write_next(&self, text: &[u8], path: &Path) -> Result<(), StateError> {
+    fn write_next(
+        &self,
+        print: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+        path: &Path,
+    ) -> Result<(), StateError> {
         self.remove_next()
             .map_err(|errno| failed("remove", path, errno))?;
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -316,10 +324,12 @@ impl RunDir {
             Mode::from_bits_truncate(0o600),
         )
         .map_err(|errno| failed("make", path, errno))?;
-        let mut file = File::from(file);
+        // Piece by piece: memory as large as the file would cost a page fault for each of its pages.
+        let mut out = BufWriter::with_capacity(WRITE_PIECE, File::from(file));
         // The file, not the folder: that the rename survives a power cut matters to no pod, since none does.
-        file.write_all(text)
-            .and_then(|()| file.sync_data())
+        print(&mut out)
+            .and_then(|()| out.into_inner().map_err(io::IntoInnerError::into_error))
+            .and_then(|file| file.sync_data())
             .map_err(|error| io_failed("write", path, error))
     }
 

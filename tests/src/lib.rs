@@ -4,6 +4,11 @@
 //! attaches pods to it, [`server`] answers and [`probe`] asks, [`agent`] runs the real agent, and
 //! [`flows`] plays the table of packets. Nothing here touches the machine's own network namespace.
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read clocks and files and execute programs; denizen does not"
+)]
+
 pub mod agent;
 pub mod binary;
 pub mod cast;

@@ -207,6 +207,20 @@ impl World {
         self.place(&self.client, "client", address)
     }
 
+    /// Has the node's connection tracking forget connections soon after they end. Thousands a second would
+    /// otherwise fill its table within the minute, and the kernel would drop what is in nobody's rules.
+    pub fn forget_quickly(&self) -> Result<()> {
+        for (key, seconds) in [
+            ("udp_timeout", "2"),
+            ("udp_timeout_stream", "2"),
+            ("tcp_timeout_close", "1"),
+        ] {
+            self.node
+                .sysctl(&format!("net.netfilter.nf_conntrack_{key}"), seconds)?;
+        }
+        Ok(())
+    }
+
     fn let_packets_through(&self) -> Result<()> {
         for router in [&self.node, &self.fabric] {
             router.sysctl("net.ipv4.ip_forward", "1")?;

@@ -1,5 +1,10 @@
 //! A pod's first packet, sent as soon as ADD has returned, is already a local pod's.
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read clocks and files; denizen does not"
+)]
+
 use std::net::SocketAddr;
 use std::time::Instant;
 

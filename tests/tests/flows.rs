@@ -8,23 +8,7 @@ use denizen_tests::flows::{play, table};
 use denizen_tests::pod::Wiring;
 
 /// Packets that wait for a feature in cases that are otherwise covered: case, part of the packet's name, why.
-const PENDING: &[(&str, &str, &str)] = &[
-    (
-        "clusterip-basics",
-        "ClusterIP-unused-port",
-        "issue 5: unused ports of a cluster IP",
-    ),
-    (
-        "clusterip-basics",
-        "UnallocatedClusterIP",
-        "issue 5: unallocated addresses of the service ranges",
-    ),
-    (
-        "nil-endpoint-conditions",
-        "ns1/termonly",
-        "issue 5: terminating endpoints",
-    ),
-];
+const PENDING: &[(&str, &str, &str)] = &[];
 
 macro_rules! cases {
     ($($(#[$attribute:meta])* $name:ident: $case:literal;)*) => {
@@ -66,69 +50,44 @@ fn every_case_of_the_table_is_listed() -> Result<()> {
 cases! {
     no_endpoints_everywhere: "no-endpoints-everywhere";
     clusterip_basics: "clusterip-basics";
-    #[ignore = "issue 5: loadBalancerSourceRanges"]
     loadbalancer_source_ranges: "loadbalancer-source-ranges";
-    #[ignore = "issue 5: nodePortAddresses"]
     nodeports_nftables_ipv4_defaults: "nodeports/nftables/ipv4 defaults";
-    #[ignore = "issue 5: nodePortAddresses"]
     nodeports_nftables_ipv6_defaults: "nodeports/nftables/ipv6 defaults";
-    #[ignore = "issue 5: externalTrafficPolicy: Local"]
     etp_local: "etp-local";
     etp_cluster: "etp-cluster";
     itp_cluster: "itp-cluster";
     itp_cluster_slice_deleted: "itp-cluster/slice-deleted";
-    #[ignore = "issue 5: internalTrafficPolicy: Local"]
     itp_local_one_local: "itp-local-one-local";
     itp_local_one_local_slice_deleted: "itp-local-one-local/slice-deleted";
-    #[ignore = "issue 5: internalTrafficPolicy: Local"]
     itp_local_none_local: "itp-local-none-local";
     itp_local_none_local_slice_deleted: "itp-local-none-local/slice-deleted";
-    #[ignore = "issue 5: terminating endpoints"]
     terminating_local_ready_local_endpoints_win: "terminating-local/ready-local-endpoints-win";
-    #[ignore = "issue 5: terminating endpoints"]
     terminating_local_only_terminating_local_endpoints: "terminating-local/only-terminating-local-endpoints";
-    #[ignore = "issue 5: terminating endpoints"]
     terminating_local_only_a_terminating_remote_endpoint: "terminating-local/only-a-terminating-remote-endpoint";
-    #[ignore = "issue 5: terminating endpoints"]
     terminating_local_nothing_usable_anywhere: "terminating-local/nothing-usable-anywhere";
     terminating_local_slice_deleted: "terminating-local/slice-deleted";
-    #[ignore = "issue 5: traffic policies of Local"]
     policy_matrix_detector_on: "policy-matrix/detector-on";
     lb_ipmode_vip: "lb-ipmode/vip";
     lb_ipmode_unset: "lb-ipmode/unset";
-    #[ignore = "issue 5: loadBalancerSourceRanges"]
     sloppy_addresses: "sloppy-addresses";
-    #[ignore = "issue 5: topology hints"]
     should_use_topology_since_all_endpoints_have_hints_node_has_a_zone: "endpoint-selection/should-use-topology-since-all-endpoints-have-hints-node-has-a-zone-label-and-and-there-are-endpoints-for-the-node-s-zone";
-    #[ignore = "issue 5: internalTrafficPolicy: Local"]
     internaltrafficpolicy_local_topology_ignored_for_local_endpoints: "endpoint-selection/internaltrafficpolicy-local-topology-ignored-for-local-endpoints";
     empty_zone_label: "endpoint-selection/empty-zone-label";
-    #[ignore = "issue 5: topology hints"]
     unready_endpoint: "endpoint-selection/unready-endpoint";
     missing_hints_no_filtering_applied: "endpoint-selection/missing-hints-no-filtering-applied";
-    #[ignore = "issue 5: topology hints"]
     prefersamenode_falls_back_to_same_zone_when_feature_gate_disabled: "endpoint-selection/prefersamenode-falls-back-to-same-zone-when-feature-gate-disabled";
     prefersamenode_ignored_if_some_endpoints_unhinted: "endpoint-selection/prefersamenode-ignored-if-some-endpoints-unhinted";
-    #[ignore = "issue 5: topology hints"]
     conflicting_topology_and_localness_require_merging_allendpoints: "endpoint-selection/conflicting-topology-and-localness-require-merging-allendpoints";
-    #[ignore = "issue 5: internalTrafficPolicy: Local"]
     internaltrafficpolicy_local_but_all_endpoints_are_remote: "endpoint-selection/internaltrafficpolicy-local-but-all-endpoints-are-remote";
-    #[ignore = "issue 5: internalTrafficPolicy: Local"]
     internaltrafficpolicy_local_some_endpoints_are_local: "endpoint-selection/internaltrafficpolicy-local-some-endpoints-are-local";
     cluster_traffic_policy_some_endpoints_are_ready: "endpoint-selection/cluster-traffic-policy-some-endpoints-are-ready";
-    #[ignore = "issue 5: internalTrafficPolicy: Local"]
     itp_local_etp_cluster_some_endpoints_local: "endpoint-selection/itp-local-etp-cluster-some-endpoints-local";
-    #[ignore = "issue 5: internalTrafficPolicy: Local"]
     itp_local_etp_local_some_endpoints_local: "endpoint-selection/itp-local-etp-local-some-endpoints-local";
-    #[ignore = "issue 5: internalTrafficPolicy: Local"]
     itp_local_etp_local_all_endpoints_remote_and_terminating: "endpoint-selection/itp-local-etp-local-all-endpoints-remote-and-terminating";
     externaltrafficpolicy_ignored_if_not_externally_accessible: "endpoint-selection/externaltrafficpolicy-ignored-if-not-externally-accessible";
     empty_endpoints_when_no_service_endpoints_exist: "endpoint-selection/empty-endpoints-when-no-service-endpoints-exist";
-    #[ignore = "issue 5: traffic policies of Local"]
     policy_matrix_per_pod_detection: "policy-matrix/per-pod-detection";
-    #[ignore = "issue 5: loadBalancerSourceRanges"]
     source_range_without_endpoints: "source-range-without-endpoints";
-    #[ignore = "issue 5: session affinity"]
     session_affinity: "session-affinity";
     nil_endpoint_conditions: "nil-endpoint-conditions";
     endpoint_in_two_slices: "endpoint-in-two-slices";

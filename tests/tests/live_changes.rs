@@ -1,6 +1,11 @@
 //! Changes while the agent runs: of manifests, of pods. Each reaches the kernel by itself, and as a small
 //! transaction.
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read clocks and files; denizen does not"
+)]
+
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,10 @@
 //! A service that nobody serves refuses at once, so that clients need not wait for a time-out.
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read clocks and files; denizen does not"
+)]
+
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,10 @@
 //! The agent ends and starts again, politely and not, while clients connect without pause.
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read clocks and files; denizen does not"
+)]
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -79,6 +84,7 @@ fn still_alive(stream: &mut TcpStream) -> Result<()> {
 }
 
 fn load(cast: &Cast) -> Result<Load> {
+    cast.cluster.world.forget_quickly()?;
     let mut load = Load::default();
     for who in [Who::Bridged, Who::Routed, Who::Outside] {
         let targets = every_way(10)

@@ -12,7 +12,6 @@ use crate::environment::Attach;
 use crate::error::CniError;
 use crate::prev_result::Told;
 use crate::time::rfc3339;
-use crate::version::CniVersion;
 use crate::wait::{Waited, wait};
 
 /// Records the attachment of `call`, in the place of one of the same name, and returns the result of the plugin
@@ -20,11 +19,10 @@ use crate::wait::{Waited, wait};
 pub(crate) fn add(
     call: &Attach,
     config: &Config<'_>,
-    version: CniVersion,
+    told: Told,
     now: SystemTime,
 ) -> Result<String, CniError> {
     let result = config.prev_result()?;
-    let told = Told::parse(result, version, &call.named.if_name)?;
     let seen = Seen::of(call, &told)?;
     let record = Attachment {
         container_id: call.named.container_id.clone(),
@@ -40,9 +38,7 @@ pub(crate) fn add(
         unknown: Map::new(),
     };
     let run_dir = RunDir::create(&config.run_dir)?;
-    let (replaced, epoch, generation) = run_dir.update(LOCK_WAIT, |state| {
-        state.attachments.insert(record.id(), record.clone())
-    })?;
+    let (replaced, epoch, generation) = run_dir.put(LOCK_WAIT, &record)?;
     if let Some(how) = &config.wait_for_agent {
         let ask = WaitFor {
             wait_for: record.id(),

@@ -11,11 +11,9 @@ use crate::config::Config;
 use crate::environment::Attach;
 use crate::error::CniError;
 use crate::prev_result::Told;
-use crate::version::CniVersion;
 
 /// Fails with every disagreement that there is about the attachment of `call`.
-pub(crate) fn check(call: &Attach, config: &Config<'_>, version: CniVersion) -> Result<(), CniError> {
-    let told = Told::parse(config.prev_result()?, version, &call.named.if_name)?;
+pub(crate) fn check(call: &Attach, config: &Config<'_>, told: &Told) -> Result<(), CniError> {
     let id = call.named.id();
     let state = match existing(&config.run_dir)? {
         Some(run_dir) => run_dir.read()?,
@@ -28,10 +26,10 @@ pub(crate) fn check(call: &Attach, config: &Config<'_>, version: CniVersion) -> 
             id.0
         )));
     };
-    let seen = Seen::of(call, &told)?;
+    let seen = Seen::of(call, told)?;
     let mut found = Vec::new();
-    compare_call(&record, call, config, &told, &mut found);
-    compare_kernel(&record, &told, seen, &mut found)?;
+    compare_call(&record, call, config, told, &mut found);
+    compare_kernel(&record, told, seen, &mut found)?;
     match found.as_slice() {
         [] => Ok(()),
         found => Err(CniError::Disagreement(format!("{}: {}", id.0, found.join("; ")))),

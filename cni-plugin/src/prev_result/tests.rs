@@ -1,1 +1,38 @@
+use super::*;
 
+fn told(version: CniVersion, text: &str) -> Result<Told, CniError> {
+    Told::parse(&RawValue::from_string(text.to_owned()).unwrap(), version, "eth0")
+}
+
+#[test]
+fn addresses_of_other_interfaces_are_not_the_pod_s() {
+    let text = r#"{"interfaces": [
+            {"name": "br0"}, {"name": "veth1", "sandbox": ""}, {"name": "eth0", "sandbox": "/x"}, {"name": "eth1", "sandbox": "/x"}
+        ], "ips": [
+            {"address": "10.0.0.1/24", "interface": 0}, {"address": "10.0.0.2/24", "interface": 2},
+            {"address": "10.0.0.3/24", "interface": 3}, {"address": "fd00::2/64"}
+        ]}"#;
+    for version in CniVersion::ALL {
+        let expected = Told {
+            host_links: vec!["br0".into(), "veth1".into()],
+            has_interface: true,
+            ips: vec!["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
+        };
+        assert_eq!(told(version, text).unwrap(), expected, "{version:?}");
+    }
+}
+
+#[test]
+fn a_result_may_leave_out_everything() {
+    let nothing = Told {
+        host_links: vec![],
+        has_interface: false,
+        ips: vec![],
+    };
+    for text in [
+        "{}",
+        r#"{"interfaces": null, "ips": null, "cniVersion": "1.0.0"}"#,
+    ] {
+        assert_eq!(told(CniVersion::V1_0_0, text).unwrap(), nothing, "{text}");
+    }
+}

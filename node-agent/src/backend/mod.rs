@@ -31,6 +31,9 @@ pub trait Told {
     /// Local traffic is told apart so, from now on; `ranges` of both families are what the detector stands
     /// for, where it stands for ranges.
     fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]);
+
+    /// Cluster IPs come from these ranges, of both families.
+    fn set_service_ranges(&mut self, ranges: &[IpNetwork]);
 }
 
 /// A backend with a kernel.

@@ -17,6 +17,9 @@ pub enum Why {
     FindService,
     /// A port of a cluster IP that no service has: the address is ours alone, so nobody else will answer.
     UnusedPort,
+    /// An address that cluster IPs are allocated from, and that no service has (or has not here, yet). No one
+    /// else is there; silence lets the client try again until there is.
+    Unallocated,
     /// Node ports answer on the node's own addresses only.
     OwnAddress,
     /// One lookup finds the service behind a node port, whatever the node's addresses are.
@@ -87,6 +90,7 @@ impl Why {
             Self::Dispatch => "looks up the service of a new connection",
             Self::FindService => "address, protocol and port name the service",
             Self::UnusedPort => "no service has this port, and nobody else answers on a cluster IP",
+            Self::Unallocated => "in a range of cluster IPs, but no service has it (yet)",
             Self::OwnAddress => "node ports answer on these addresses of the node",
             Self::FindNodePort => "protocol and port name the service",
             Self::PodsAreInside => "policy Local does not bind this node's own pods",

@@ -152,7 +152,8 @@ impl<'a> Way<'a> {
             })
         };
         at(DoorAddress::Ip(destination)).or_else(|| {
-            let node_port = !self.is_cluster_ip(destination) && self.serves_node_ports(destination);
+            let ours = self.is_cluster_ip(destination) || self.is_service_range(destination);
+            let node_port = !ours && self.serves_node_ports(destination);
             if node_port {
                 at(DoorAddress::Node(family_of(destination)))
             } else {
@@ -168,6 +169,13 @@ impl<'a> Way<'a> {
         node_port_addresses(node_ports, world.node(), world.addresses(), world.pods()).contains(&address)
     }
 
+    fn is_service_range(&self, address: IpAddr) -> bool {
+        self.scene
+            .world
+            .service_ranges()
+            .any(|range| range.contains(address))
+    }
+
     fn is_cluster_ip(&self, address: IpAddr) -> bool {
         let at = DoorAddress::Ip(address);
         self.scene
@@ -179,9 +187,18 @@ impl<'a> Way<'a> {
     /// No service has this address and port.
     fn past(mut self, sender: Sender) -> Explanation {
         let to = self.packet.destination_text();
-        let verdict = if self.is_cluster_ip(self.packet.destination) {
+        let destination = self.packet.destination;
+        let verdict = if self.is_cluster_ip(destination) {
             self.step(format!("{to} is refused"), words::UNUSED_PORT);
             Verdict::Reject
+        } else if let Some(range) = self
+            .scene
+            .world
+            .service_ranges()
+            .find(|r| r.contains(destination))
+        {
+            self.step(format!("{to} is dropped: it lies in {range}"), words::UNALLOCATED);
+            Verdict::Drop
         } else {
             self.step(format!("{to} is left alone"), words::NO_SERVICE);
             Verdict::Untouched

@@ -9,6 +9,8 @@ use crate::plan::{Detector, DoorKind, Endpoints, Frontend, Local};
 pub(super) const NODE: &str = "the address is one of this node's own, and no interface was named";
 pub(super) const UNUSED_PORT: &str =
     "the address is a service's cluster IP, but no service has this port; nobody else answers there";
+pub(super) const UNALLOCATED: &str = "cluster IPs are allocated from this range (a ServiceCIDR), and no service \
+     has this one; a client that gets no answer tries again, and the service may be there by then";
 pub(super) const NO_SERVICE: &str =
     "no service has this address, protocol and port; denizen touches services' traffic only";
 pub(super) const NO_ENDPOINTS: &str =

@@ -16,6 +16,8 @@ use crate::model::{Family, Node, Service, ServicePort, ServicePortName, Slice, T
 pub struct Settings {
     /// This node's name.
     pub node_name: Arc<str>,
+    /// Whether `hints.forNodes` count (kube-proxy's gate PreferSameTrafficDistribution).
+    pub node_hints: bool,
     /// Masquerade everything that enters at a cluster IP, this node's own pods included.
     pub masquerade_all: bool,
 }
@@ -31,6 +33,7 @@ pub fn frontends(
     let here = Whereabouts {
         node: &settings.node_name,
         zone,
+        node_hints: settings.node_hints,
     };
     let mut found = Vec::new();
     for family in Family::BOTH {

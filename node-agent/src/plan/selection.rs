@@ -23,6 +23,8 @@ pub struct Whereabouts<'a> {
     pub node: &'a str,
     /// The node's zone.
     pub zone: Option<&'a str>,
+    /// Whether hints for nodes count.
+    pub node_hints: bool,
 }
 
 /// Selects the endpoints of `port` among `slices`, which belong to its service.
@@ -86,7 +88,10 @@ type Filter<'a> = Box<dyn Fn(&SliceEndpoint) -> bool + 'a>;
 fn topology<'a>(all: &BTreeMap<SocketAddr, &SliceEndpoint>, here: Whereabouts<'a>) -> Filter<'a> {
     let names = |hints: &[Arc<str>], place: &str| hints.iter().any(|hint| **hint == *place);
     let ready = || all.values().filter(|e| e.state == EndpointState::Ready);
-    if ready().all(|e| !e.node_hints.is_empty()) && ready().any(|e| names(&e.node_hints, here.node)) {
+    if here.node_hints
+        && ready().all(|e| !e.node_hints.is_empty())
+        && ready().any(|e| names(&e.node_hints, here.node))
+    {
         return Box::new(move |e| names(&e.node_hints, here.node));
     }
     match here.zone {

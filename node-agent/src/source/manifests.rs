@@ -30,7 +30,8 @@ use tracing::{info, warn};
 
 use self::folder::{Folder, Look};
 use super::watch::{FolderWatch, Hints};
-use super::{Closed, Outlet, RETRY, described};
+use super::{Closed, Outlet, RETRY};
+use crate::describe::describe;
 use crate::model::{Event, Listing};
 
 /// After a hint, further ones are waited for until none came for so long …
@@ -234,7 +235,7 @@ impl Source {
 
     /// Reports that the folder cannot be followed, or can again, and traces it once.
     fn trouble(&mut self, error: Option<&ManifestsError>) {
-        let trouble = error.map(|error| described(error));
+        let trouble = error.map(|error| describe(error));
         if trouble != self.trouble {
             match &trouble {
                 Some(error) => warn!(error, "manifests are kept as they were"),

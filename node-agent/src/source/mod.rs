@@ -17,6 +17,8 @@
 pub mod manifests;
 pub mod node;
 pub mod object;
+#[cfg(test)]
+mod running;
 pub mod state_file;
 mod watch;
 
@@ -76,10 +78,4 @@ impl Outlet {
             differs
         })
     }
-}
-
-/// An error with its causes, for a person.
-fn described(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -35,7 +35,8 @@ use tracing::{debug, info, warn};
 
 pub use self::table::Link;
 use self::table::Table;
-use super::{Closed, Outlet, RETRY, described};
+use super::{Closed, Outlet, RETRY};
+use crate::describe::describe;
 use crate::model::{Event, Listing, NodeAddress};
 
 /// After a notification, further ones are waited for until none came for so long …
@@ -197,7 +198,7 @@ impl Source {
 
     /// Reports what is wrong now, and traces it once.
     fn trouble(&self, error: Option<&NodeError>) {
-        let problems: Vec<String> = error.iter().map(|error| described(*error)).collect();
+        let problems: Vec<String> = error.iter().map(|error| describe(*error)).collect();
         let news = self.outlet.report(problems.clone());
         if let (true, Some(error)) = (news, problems.first()) {
             warn!(error, "addresses of this node are kept as they were");

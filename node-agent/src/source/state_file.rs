@@ -20,7 +20,8 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
 
 use super::watch::{FolderWatch, Hints};
-use super::{Closed, Outlet, RETRY, described};
+use super::{Closed, Outlet, RETRY};
+use crate::describe::describe;
 use crate::model::{Event, LocalPod, PodSet};
 
 /// Where to look.
@@ -135,7 +136,7 @@ impl Source {
 
     /// Reports what is wrong now, and traces it once.
     fn trouble(&self, error: Option<StateFileError>) {
-        let problems: Vec<String> = error.iter().map(|error| described(error)).collect();
+        let problems: Vec<String> = error.iter().map(|error| describe(error)).collect();
         if self.outlet.report(problems.clone()) {
             match problems.first() {
                 Some(error) => warn!(error, "pods of this node are kept as they were"),

@@ -213,40 +213,29 @@ fn write_down(case: &Case, world: &World) -> Result<Settings> {
             "metadata": { "name": "kubernetes" }, "spec": { "cidrs": case.config.service_cidrs },
         })],
     )?;
-    let mut flags = Vec::new();
-    if let Some(configuration) = configuration(case) {
-        let path = world.folder().join("config.yaml");
-        std::fs::write(&path, configuration.to_string())?;
-        flags = vec!["--config".to_owned(), path.display().to_string()];
-    }
     Ok(Settings {
         manifests: manifests.folder().to_owned(),
         run_dir: world.subfolder("run")?,
         node_name: case.node.name.clone(),
-        flags,
+        flags: flags(case),
     })
 }
 
-/// The case's configuration as kubeadm would write it; `None` where it is the default.
-fn configuration(case: &Case) -> Option<Value> {
+/// The case's configuration on the agent's command line.
+fn flags(case: &Case) -> Vec<String> {
     let config = &case.config;
-    let mut fields = serde_json::Map::new();
+    let mut flags = Vec::new();
     if !config.node_port_addresses.is_empty() {
-        fields.insert("nodePortAddresses".to_owned(), json!(config.node_port_addresses));
+        flags.push(format!(
+            "--nodeport-addresses={}",
+            config.node_port_addresses.join(",")
+        ));
     }
     if config.masquerade_all {
-        fields.insert("nftables".to_owned(), json!({ "masqueradeAll": true }));
+        flags.push("--masquerade-all".to_owned());
     }
     if config.prefer_same_node == Some(false) {
-        fields.insert(
-            "featureGates".to_owned(),
-            json!({ "PreferSameTrafficDistribution": false }),
-        );
+        flags.push("--feature-gates=PreferSameTrafficDistribution=false".to_owned());
     }
-    if fields.is_empty() {
-        return None;
-    }
-    fields.insert("apiVersion".to_owned(), "kubeproxy.config.k8s.io/v1alpha1".into());
-    fields.insert("kind".to_owned(), "KubeProxyConfiguration".into());
-    Some(Value::Object(fields))
+    flags
 }

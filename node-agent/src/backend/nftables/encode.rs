@@ -103,7 +103,8 @@ impl Expressions<'_> {
                 self.meta(META_IIFNAME, 0);
                 self.compare(CMP_EQ, prefix.as_bytes());
             }
-            Match::Source(range) => self.source(*range),
+            Match::Source(range) => self.within(Part::Source, *range),
+            Match::Destination(range) => self.within(Part::Destination, *range),
             Match::Translated => {
                 const CT_STATUS: u32 = 2;
                 const IPS_DST_NAT: u32 = 1 << 5;
@@ -232,13 +233,17 @@ impl Expressions<'_> {
     }
 
     fn address(&mut self, part: Part, word: u32) {
-        let offset = match (self.family, part == Part::Destination) {
+        self.payload(NETWORK_HEADER, self.offset(part), part.len(self.family), word);
+    }
+
+    /// Where the source or the destination address is in the header.
+    fn offset(&self, part: Part) -> u32 {
+        match (self.family, part == Part::Destination) {
             (Family::V4, false) => 12,
             (Family::V4, true) => 16,
             (Family::V6, false) => 8,
             (Family::V6, true) => 24,
-        };
-        self.payload(NETWORK_HEADER, offset, part.len(self.family), word);
+        }
     }
 
     /// Loads a key's parts into consecutive registers; `slots` to draw among, where a slot is a part.
@@ -274,19 +279,15 @@ impl Expressions<'_> {
         });
     }
 
-    /// Compares as many whole bytes of the source as the prefix has, and masks the last one.
-    fn source(&mut self, range: IpNetwork) {
-        let offset = match self.family {
-            Family::V4 => 12,
-            Family::V6 => 8,
-        };
+    /// Compares as many whole bytes of an address as the prefix has, and masks the last one.
+    fn within(&mut self, part: Part, range: IpNetwork) {
         let network = match range.network() {
             IpAddr::V4(ip) => ip.octets().to_vec(),
             IpAddr::V6(ip) => ip.octets().to_vec(),
         };
         let bits = usize::from(range.prefix());
         if bits.is_multiple_of(8) && bits > 0 {
-            self.payload(NETWORK_HEADER, offset, bits / 8, 0);
+            self.payload(NETWORK_HEADER, self.offset(part), bits / 8, 0);
             return self.compare(CMP_EQ, &network[..bits / 8]);
         }
         let mask: Vec<u8> = (0..network.len())
@@ -296,7 +297,7 @@ impl Expressions<'_> {
                     .unwrap_or(0)
             })
             .collect();
-        self.payload(NETWORK_HEADER, offset, network.len(), 0);
+        self.payload(NETWORK_HEADER, self.offset(part), network.len(), 0);
         self.bitwise(&mask, &vec![0; network.len()]);
         self.compare(CMP_EQ, &network);
     }

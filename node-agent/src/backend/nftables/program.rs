@@ -30,6 +30,8 @@ pub struct Shape {
     pub detector: Detector,
     /// The ranges that the detector stands for, where it stands for ranges (of this family).
     pub ranges: Vec<IpNetwork>,
+    /// The ranges that cluster IPs come from (of this family), where they are known.
+    pub service_ranges: Vec<IpNetwork>,
 }
 
 /// The chains that are always there, in an order in which each is made before it is referred to.
@@ -56,7 +58,7 @@ pub fn chains(shape: &Shape) -> Vec<Chain> {
             )],
         ),
         chain(ChainName::SourceRanges, Why::Restricted, source_ranges()),
-        chain(ChainName::Services, Why::Dispatch, dispatch()),
+        chain(ChainName::Services, Why::Dispatch, dispatch(shape)),
         chain(ChainName::LocalPolicy, Why::StayOnNode, local_policy(shape)),
         base(
             ChainName::Prerouting,
@@ -231,20 +233,22 @@ fn refuse() -> Vec<Rule> {
     ]
 }
 
-fn dispatch() -> Vec<Rule> {
-    vec![
+fn dispatch(shape: &Shape) -> Vec<Rule> {
+    let refuse = Action::Goto(ChainName::NoEndpoints);
+    let unallocated = shape.service_ranges.iter().map(|range| {
+        Rule::new(
+            Why::Unallocated,
+            [Match::Destination(*range)],
+            [Action::Count, Action::Drop],
+        )
+    });
+    let known = [
         Rule::new(Why::FindService, [], [Action::Lookup(SetName::Services)]),
-        Rule::new(
-            Why::UnusedPort,
-            [Match::In(SetName::ClusterIps)],
-            [Action::Goto(ChainName::NoEndpoints)],
-        ),
-        Rule::new(
-            Why::OwnAddress,
-            [Match::In(SetName::NodePortAddresses)],
-            [Action::Goto(ChainName::NodePorts)],
-        ),
-    ]
+        Rule::new(Why::UnusedPort, [Match::In(SetName::ClusterIps)], [refuse]),
+    ];
+    let own = Match::In(SetName::NodePortAddresses);
+    let node_ports = Rule::new(Why::OwnAddress, [own], [Action::Goto(ChainName::NodePorts)]);
+    known.into_iter().chain(unallocated).chain([node_ports]).collect()
 }
 
 /// What is local, a rule each: a list of values is one chain of returns before one mark (KEP-2450's

@@ -35,6 +35,8 @@ pub enum Match {
     InputPrefix(Arc<str>),
     /// The source address.
     Source(IpNetwork),
+    /// The destination address.
+    Destination(IpNetwork),
     /// The connection's destination was translated.
     Translated,
     /// [`MASQUERADE_BIT`] is set.

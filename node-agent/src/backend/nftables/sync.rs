@@ -180,9 +180,23 @@ impl<K> Told for Nftables<K> {
     fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
         for family in &mut self.families {
             let of_family = |range: &&IpNetwork| family_of(range.ip()) == family.wanted.family;
+            let ranges = ranges.iter().filter(of_family).copied().collect();
             let shape = Shape {
                 detector: detector.clone(),
-                ranges: ranges.iter().filter(of_family).copied().collect(),
+                ranges,
+                ..family.wanted.shape().clone()
+            };
+            family.unknown |= family.wanted.reshape(shape);
+        }
+    }
+
+    fn set_service_ranges(&mut self, ranges: &[IpNetwork]) {
+        for family in &mut self.families {
+            let of_family = |range: &&IpNetwork| family_of(range.ip()) == family.wanted.family;
+            let service_ranges = ranges.iter().filter(of_family).copied().collect();
+            let shape = Shape {
+                service_ranges,
+                ..family.wanted.shape().clone()
             };
             family.unknown |= family.wanted.reshape(shape);
         }

@@ -98,6 +98,11 @@ impl Table {
         all
     }
 
+    /// What the constant part depends on now.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
     /// The constant part becomes that of `shape`; whether it differs.
     pub fn reshape(&mut self, shape: Shape) -> bool {
         let differs = self.shape != shape;

@@ -221,6 +221,7 @@ fn match_text(family: Family, wanted: &Match) -> String {
         Match::InputInterface(name) => format!("iifname \"{name}\""),
         Match::InputPrefix(prefix) => format!("iifname \"{prefix}*\""),
         Match::Source(range) => format!("{} saddr {}/{}", ip(family), range.network(), range.prefix()),
+        Match::Destination(range) => format!("{} daddr {}/{}", ip(family), range.network(), range.prefix()),
         Match::Translated => "ct status dnat".to_owned(),
         Match::Marked => format!("meta mark & {MASQUERADE_BIT:#010x} == {MASQUERADE_BIT:#010x}"),
         Match::Recalled => format!("meta priority & {} != none", priority(ENDPOINT_BITS)),

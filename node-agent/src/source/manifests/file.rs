@@ -4,9 +4,9 @@ use std::collections::HashSet;
 
 use super::decode::{self, Format, Found};
 use super::index::Key;
-use super::problem::{Problem, What};
+use super::problem::{Problem, Problems, What};
+use crate::describe::describe;
 use crate::model::Event;
-use crate::source::described;
 use crate::source::object::{self, Kind, ObjectError, Warning};
 
 /// An object of a file.
@@ -25,8 +25,8 @@ pub(super) fn read(
     text: &str,
     node_name: &str,
     sink: &mut dyn FnMut(Item),
-) -> Vec<Problem> {
-    let mut problems = Vec::new();
+) -> Problems {
+    let mut problems = Problems::default();
     let mut seen = HashSet::new();
     decode::objects(format, text, &mut |place, found| {
         let problem = |what| Problem {
@@ -36,15 +36,13 @@ pub(super) fn read(
         };
         let found = match found {
             Ok(found) => found,
-            Err(error) => return problems.push(problem(What::Skipped(described(&error)))),
+            Err(error) => return problems.push(problem(What::Skipped(describe(&error)))),
         };
         let mut warnings = Vec::new();
         let item = item(&found, node_name, &mut warnings);
-        problems.extend(
-            warnings
-                .into_iter()
-                .map(|warning| problem(What::LeftOut(warning))),
-        );
+        for warning in warnings {
+            problems.push(problem(What::LeftOut(warning)));
+        }
         match item {
             Ok(Some(item)) if seen.contains(&item.key) => {
                 let winner = "an earlier document".to_owned();
@@ -58,7 +56,7 @@ pub(super) fn read(
                 sink(item);
             }
             Ok(None) => {}
-            Err(error) => problems.push(problem(What::Skipped(described(&error)))),
+            Err(error) => problems.push(problem(What::Skipped(describe(&error)))),
         }
     });
     problems

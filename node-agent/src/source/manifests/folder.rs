@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use super::ManifestsError;
 use super::file::{self, Item};
 use super::index::{Difference, FileName, Index, Key};
-use super::problem::{Problem, What};
+use super::problem::{Problem, Problems, What};
 use crate::model::Event;
 
 /// Which files to parse again although they look as they did.
@@ -48,7 +48,7 @@ struct Known {
     /// `None` when it has to be read again in any case.
     stamp: Option<Stamp>,
     keys: Vec<Key>,
-    problems: Vec<Problem>,
+    problems: Problems,
 }
 
 /// Tells a file's content from an earlier one's.
@@ -73,6 +73,10 @@ impl Stamp {
     }
 }
 
+/// The most objects in several files that are named: of two copies of a large file a person wants to know
+/// that they are two, not all that is in them.
+const MAX_DUPLICATES: usize = 100;
+
 /// The events of one pass over changed files: for each object those of the first file by name.
 type Fresh = HashMap<Key, Box<(FileName, Event)>>;
 
@@ -90,11 +94,9 @@ impl Folder {
 
     /// Everything in it that is not used, and why.
     pub(super) fn problems(&self) -> Vec<String> {
-        let files = self.files.values().flat_map(|known| &known.problems);
-        files
-            .chain(self.duplicates.values().flatten())
-            .map(ToString::to_string)
-            .collect()
+        let files = self.files.values().flat_map(|known| known.problems.lines());
+        let duplicates = self.duplicates.values().flatten().map(ToString::to_string);
+        files.chain(duplicates).collect()
     }
 
     /// Looks at the folder and returns what is different from what was told, as one change.
@@ -181,8 +183,9 @@ impl Folder {
             return;
         };
         let text = match text_of(&self.path.join(&**name)) {
-            Ok(text) => text,
+            Ok(text) => Ok(text),
             Err(error) if error.kind() == ErrorKind::NotFound => return self.forget(name, touched),
+            Err(error) if error.kind() == ErrorKind::InvalidData => Err("not text in UTF-8".to_owned()),
             Err(error) => return self.unreadable(name, &error),
         };
         let before = self.files.remove(name).unwrap_or_default();
@@ -191,26 +194,26 @@ impl Folder {
             touched.push(key);
         }
         let mut keys = Vec::new();
-        let problems = file::read(&shown, format, &text, &self.node_name, &mut |item: Item| {
-            let Item { key, digest, event } = item;
+        let mut sink = |Item { key, digest, event }: Item| {
             self.index.claim(key.clone(), name, digest);
             if self.index.told(&key) != Some(digest) {
-                fresh
-                    .entry(key.clone())
-                    .or_insert_with(|| Box::new((name.clone(), event)));
+                let said = || Box::new((name.clone(), event));
+                fresh.entry(key.clone()).or_insert_with(said);
             }
             touched.push(key.clone());
             keys.push(key);
-        });
-        problems
-            .iter()
-            .filter(|problem| !before.problems.contains(problem))
-            .for_each(Problem::trace);
+        };
+        let problems = match text {
+            Ok(text) => file::read(&shown, format, &text, &self.node_name, &mut sink),
+            Err(error) => Problems::of_file(&shown, error),
+        };
+        problems.trace_new(&before.problems);
         keys.shrink_to_fit();
+        let stamp = Some(stamp);
         self.files.insert(
             name.clone(),
             Known {
-                stamp: Some(stamp),
+                stamp,
                 keys,
                 problems,
             },
@@ -219,17 +222,10 @@ impl Folder {
 
     /// What a file said that cannot be read now stays, and it is tried again at every scan.
     fn unreadable(&mut self, name: &FileName, error: &io::Error) {
-        let what = What::Skipped(format!("cannot be read: {error}"));
-        let problem = Problem {
-            file: name.to_string_lossy().into_owned(),
-            place: None,
-            what,
-        };
+        let problems = Problems::of_file(&name.to_string_lossy(), format!("cannot be read: {error}"));
         let known = self.files.entry(name.clone()).or_default();
-        if !known.problems.contains(&problem) {
-            problem.trace();
-        }
-        known.problems = vec![problem];
+        problems.trace_new(&known.problems);
+        known.problems = problems;
         known.stamp = None;
     }
 
@@ -285,16 +281,18 @@ impl Folder {
     }
 
     fn note_duplicates(&mut self, key: &Key) {
-        let problems = if self.index.files(key).nth(1).is_some() {
+        let losers = if self.index.files(key).nth(1).is_some() {
             self.losers(key)
         } else {
             Vec::new()
         };
-        if problems.is_empty() {
+        if losers.is_empty() {
             self.duplicates.remove(key);
-        } else if self.duplicates.get(key) != Some(&problems) {
-            problems.iter().for_each(Problem::trace);
-            self.duplicates.insert(key.clone(), problems);
+        } else if self.duplicates.get(key) != Some(&losers)
+            && (self.duplicates.len() < MAX_DUPLICATES || self.duplicates.contains_key(key))
+        {
+            losers.iter().for_each(Problem::trace);
+            self.duplicates.insert(key.clone(), losers);
         }
     }
 }

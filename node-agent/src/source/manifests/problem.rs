@@ -27,6 +27,59 @@ pub(super) enum What {
     Duplicate { object: String, winner: String },
 }
 
+/// The most problems that are named for one file: a person reads them.
+const MAX_NAMED: usize = 100;
+
+/// What is wrong with one file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Problems {
+    named: Vec<Problem>,
+    more: usize,
+}
+
+impl Problems {
+    /// Only that the whole file cannot be used.
+    pub(super) fn of_file(file: &str, error: String) -> Self {
+        let problem = Problem {
+            file: file.to_owned(),
+            place: None,
+            what: What::Skipped(error),
+        };
+        Self {
+            named: vec![problem],
+            more: 0,
+        }
+    }
+
+    /// Adds one.
+    pub(super) fn push(&mut self, problem: Problem) {
+        if self.named.len() < MAX_NAMED {
+            self.named.push(problem);
+        } else {
+            self.more += 1;
+        }
+    }
+
+    /// Traces those that were not there `before`.
+    pub(super) fn trace_new(&self, before: &Self) {
+        self.named
+            .iter()
+            .filter(|problem| !before.named.contains(problem))
+            .for_each(Problem::trace);
+        if self.more > 0 && self.more != before.more {
+            let file = self.named.first().map(|problem| problem.file.as_str());
+            warn!(file, more = self.more, "further parts of a manifest are not used");
+        }
+    }
+
+    /// One line for each.
+    pub(super) fn lines(&self) -> impl Iterator<Item = String> {
+        let file = self.named.first().map_or("", |problem| problem.file.as_str());
+        let more = (self.more > 0).then(|| format!("{file}: and {} more", self.more));
+        self.named.iter().map(ToString::to_string).chain(more)
+    }
+}
+
 impl Problem {
     /// Traces it.
     pub(super) fn trace(&self) {

@@ -1,62 +1,34 @@
 //! In a network namespace of their own, which takes root: without it they fail.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::thread;
 
-use nix::sched::{CloneFlags, unshare};
-use rtnetlink::{LinkUnspec, LinkVeth, new_connection};
-use tokio::runtime;
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
-
 use super::*;
+use crate::source::running::{LONG, Running, in_runtime};
+use nix::sched::{CloneFlags, unshare};
+use rtnetlink::packet_route::AddressFamily;
+use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags};
+use rtnetlink::{LinkUnspec, LinkVeth, new_connection};
 
-/// Longer than anything here takes on a busy machine.
-const LONG: Duration = Duration::from_secs(30);
+type Links = latest::Receiver<Arc<[Link]>>;
 
-/// A source that runs, and what it told.
-struct Running {
-    events: mpsc::Receiver<Vec<Event>>,
-    links: latest::Receiver<Arc<[Link]>>,
-    task: JoinHandle<()>,
+fn start() -> (Running<()>, Links) {
+    let (shown, links) = latest::channel(Arc::from([]));
+    (Running::start(|outlet| run(outlet, shown)), links)
 }
 
-impl Running {
-    fn start() -> Self {
-        let (sender, events) = mpsc::channel(16);
-        let (outlet, _) = Outlet::new(sender);
-        let (shown, links) = latest::channel(Arc::from([]));
-        Self {
-            events,
-            links,
-            task: tokio::spawn(run(outlet, shown)),
-        }
+/// The addresses that are told next.
+async fn told(source: &mut Running<()>) -> Vec<NodeAddress> {
+    let batch = source.batch().await;
+    match batch.as_slice() {
+        [Event::Addresses(addresses), ..] => addresses.clone(),
+        other => panic!("not addresses: {other:?}"),
     }
+}
 
-    async fn batch(&mut self) -> Vec<Event> {
-        timeout(LONG, self.events.recv())
-            .await
-            .expect("told in time")
-            .expect("still running")
-    }
-
-    /// Waits until the addresses told are these.
-    async fn addresses(&mut self, expected: &[&str]) {
-        loop {
-            let batch = self.batch().await;
-            let [Event::Addresses(addresses), ..] = batch.as_slice() else {
-                panic!("not addresses: {batch:?}")
-            };
-            if shown(addresses) == expected {
-                return;
-            }
-        }
-    }
-
-    async fn stop(self) {
-        drop(self.events);
-        timeout(LONG, self.task).await.expect("stops in time").unwrap();
-    }
+/// Waits until the addresses told are these.
+async fn addresses(source: &mut Running<()>, expected: &[&str]) {
+    while shown(&told(source).await) != expected {}
 }
 
 fn shown(addresses: &[NodeAddress]) -> Vec<String> {
@@ -70,17 +42,9 @@ fn shown(addresses: &[NodeAddress]) -> Vec<String> {
 fn in_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     let thread = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("root, for a network namespace");
-        block_on(test());
+        in_runtime(test());
     });
     thread.join().unwrap();
-}
-
-fn block_on(future: impl Future<Output = ()>) {
-    runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(future);
 }
 
 /// A way to change what the kernel has.
@@ -100,22 +64,32 @@ impl Kernel {
         links.next().await.unwrap().unwrap().header.index
     }
 
-    async fn up(&self, name: &str) {
-        let message = LinkUnspec::new_with_index(self.index(name).await).up().build();
+    async fn set(&self, message: LinkMessage) {
         self.handle.link().set(message).execute().await.unwrap();
     }
 
-    /// A pair of links that are up.
-    async fn veth(&self, name: &str, peer: &str) {
-        self.handle
-            .link()
-            .add(LinkVeth::new(name, peer).build())
-            .execute()
-            .await
-            .unwrap();
-        for name in [name, peer] {
-            self.up(name).await;
-        }
+    async fn up(&self, name: &str) {
+        self.set(LinkUnspec::new_with_index(self.index(name).await).up().build())
+            .await;
+    }
+
+    async fn add_veth(&self, name: &str, peer: &str) {
+        let message = LinkVeth::new(name, peer).build();
+        self.handle.link().add(message).execute().await.unwrap();
+    }
+
+    async fn remove_link(&self, name: &str) {
+        let index = self.index(name).await;
+        self.handle.link().del(index).execute().await.unwrap();
+    }
+
+    /// With duplicate detection, where the kernel does that.
+    async fn add_unsure(&self, name: &str, address: &str, length: u8) {
+        let request = self
+            .handle
+            .address()
+            .add(self.index(name).await, ip(address), length);
+        request.execute().await.unwrap();
     }
 
     async fn add(&self, name: &str, address: &str, length: u8) {
@@ -123,7 +97,7 @@ impl Kernel {
             .handle
             .address()
             .add(self.index(name).await, ip(address), length);
-        request.message_mut().header.flags |= rtnetlink::packet_route::address::AddressHeaderFlags::Nodad;
+        request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
         request.execute().await.unwrap();
     }
 
@@ -131,12 +105,8 @@ impl Kernel {
         let mut message = AddressMessage::default();
         message.header.index = self.index(name).await;
         message.header.prefix_len = length;
-        message.header.family = rtnetlink::packet_route::AddressFamily::Inet;
-        message
-            .attributes
-            .push(rtnetlink::packet_route::address::AddressAttribute::Local(ip(
-                address,
-            )));
+        message.header.family = AddressFamily::Inet;
+        message.attributes.push(AddressAttribute::Local(ip(address)));
         self.handle.address().del(message).execute().await.unwrap();
     }
 }
@@ -145,25 +115,34 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
+/// Waits until these are the links' names, and returns the links.
+async fn named(links: &mut Links, expected: &[&str]) -> Arc<[Link]> {
+    let right = |links: &Arc<[Link]>| links.iter().map(|link| &*link.name).eq(expected.iter().copied());
+    let found = timeout(LONG, links.wait_for(right)).await;
+    found.expect("shown in time").expect("still running").clone()
+}
+
 #[test]
 fn addresses_are_told_as_they_come_and_go() {
     in_namespace(|| async {
         let kernel = Kernel::open();
-        let mut source = Running::start();
+        let (mut source, _links) = start();
         assert_eq!(
             source.batch().await,
             [Event::Addresses(vec![]), Event::Listed(Listing::Addresses)]
         );
         kernel.up("lo").await;
-        source.addresses(&["127.0.0.1@lo", "::1@lo"]).await;
+        addresses(&mut source, &["127.0.0.1@lo", "::1@lo"]).await;
         kernel.add("lo", "10.0.0.1", 24).await;
-        source.addresses(&["10.0.0.1@lo", "127.0.0.1@lo", "::1@lo"]).await;
+        addresses(&mut source, &["10.0.0.1@lo", "127.0.0.1@lo", "::1@lo"]).await;
         kernel.add("lo", "fd00::1", 64).await;
-        source
-            .addresses(&["10.0.0.1@lo", "127.0.0.1@lo", "::1@lo", "fd00::1@lo"])
-            .await;
+        addresses(
+            &mut source,
+            &["10.0.0.1@lo", "127.0.0.1@lo", "::1@lo", "fd00::1@lo"],
+        )
+        .await;
         kernel.remove("lo", "10.0.0.1", 24).await;
-        source.addresses(&["127.0.0.1@lo", "::1@lo", "fd00::1@lo"]).await;
+        addresses(&mut source, &["127.0.0.1@lo", "::1@lo", "fd00::1@lo"]).await;
         source.stop().await;
     });
 }
@@ -173,7 +152,7 @@ fn what_is_there_at_the_start_is_told_first() {
     in_namespace(|| async {
         let kernel = Kernel::open();
         kernel.add("lo", "10.0.0.1", 32).await;
-        let mut source = Running::start();
+        let (mut source, _links) = start();
         let batch = source.batch().await;
         let expected = NodeAddress {
             address: ip("10.0.0.1"),
@@ -188,39 +167,18 @@ fn what_is_there_at_the_start_is_told_first() {
 fn links_are_shown_with_what_names_them() {
     in_namespace(|| async {
         let kernel = Kernel::open();
-        let mut source = Running::start();
+        let (mut source, mut links) = start();
         source.batch().await;
-        let names = |links: &Arc<[Link]>| links.iter().map(|link| link.name.to_string()).collect::<Vec<_>>();
+        kernel.add_veth("pod1", "peer1").await;
+        let shown = named(&mut links, &["lo", "peer1", "pod1"]).await;
+        assert_eq!(shown[2].mac.len(), "0a:58:0a:01:02:03".len(), "{shown:?}");
+        assert_eq!(shown[2].index, kernel.index("pod1").await);
         kernel
-            .handle
-            .link()
-            .add(LinkVeth::new("pod1", "peer1").build())
-            .execute()
-            .await
-            .unwrap();
-        let both = |links: &Arc<[Link]>| names(links) == ["lo", "peer1", "pod1"];
-        let links = timeout(LONG, source.links.wait_for(both))
-            .await
-            .expect("shown in time")
-            .unwrap()
-            .clone();
-        assert_eq!(links[2].mac.len(), "0a:58:0a:01:02:03".len(), "{links:?}");
-        assert_eq!(links[2].index, kernel.index("pod1").await);
-
-        let renamed = LinkUnspec::new_with_index(links[2].index).name("pod2").build();
-        kernel.handle.link().set(renamed).execute().await.unwrap();
-        let other = |links: &Arc<[Link]>| names(links) == ["lo", "peer1", "pod2"];
-        timeout(LONG, source.links.wait_for(other))
-            .await
-            .expect("shown in time")
-            .unwrap();
-
-        kernel.handle.link().del(links[2].index).execute().await.unwrap();
-        let gone = |links: &Arc<[Link]>| names(links) == ["lo"];
-        timeout(LONG, source.links.wait_for(gone))
-            .await
-            .expect("shown in time")
-            .unwrap();
+            .set(LinkUnspec::new_with_index(shown[2].index).name("pod2").build())
+            .await;
+        named(&mut links, &["lo", "peer1", "pod2"]).await;
+        kernel.remove_link("pod2").await;
+        named(&mut links, &["lo"]).await;
         source.stop().await;
     });
 }
@@ -229,24 +187,12 @@ fn links_are_shown_with_what_names_them() {
 fn an_address_goes_with_its_link() {
     in_namespace(|| async {
         let kernel = Kernel::open();
-        kernel
-            .handle
-            .link()
-            .add(LinkVeth::new("pod1", "peer1").build())
-            .execute()
-            .await
-            .unwrap();
+        kernel.add_veth("pod1", "peer1").await;
         kernel.add("pod1", "10.0.0.1", 24).await;
-        let mut source = Running::start();
-        source.addresses(&["10.0.0.1@pod1"]).await;
-        kernel
-            .handle
-            .link()
-            .del(kernel.index("pod1").await)
-            .execute()
-            .await
-            .unwrap();
-        source.addresses(&[]).await;
+        let (mut source, _links) = start();
+        addresses(&mut source, &["10.0.0.1@pod1"]).await;
+        kernel.remove_link("pod1").await;
+        addresses(&mut source, &[]).await;
         source.stop().await;
     });
 }
@@ -256,30 +202,22 @@ fn an_address_goes_with_its_link() {
 fn a_tentative_address_is_told_when_the_kernel_answers_at_it() {
     in_namespace(|| async {
         let kernel = Kernel::open();
-        kernel.veth("pod1", "peer1").await;
-        let mut source = Running::start();
+        kernel.add_veth("pod1", "peer1").await;
+        kernel.up("pod1").await;
+        kernel.up("peer1").await;
+        let (mut source, _links) = start();
         source.batch().await;
-        let index = kernel.index("pod1").await;
-        kernel
-            .handle
-            .address()
-            .add(index, ip("fd00::1"), 64)
-            .execute()
-            .await
-            .unwrap();
+        kernel.add_unsure("pod1", "fd00::1", 64).await;
         let added = Instant::now();
-        loop {
-            let batch = source.batch().await;
-            let [Event::Addresses(addresses)] = batch.as_slice() else {
-                panic!("not addresses: {batch:?}")
-            };
-            if addresses.iter().any(|told| told.address == ip("fd00::1")) {
-                break;
-            }
-        }
+        while !told(&mut source)
+            .await
+            .iter()
+            .any(|told| told.address == ip("fd00::1"))
+        {}
+        let waited = added.elapsed();
         assert!(
-            added.elapsed() > Duration::from_millis(500),
-            "duplicate detection takes a second"
+            waited > Duration::from_millis(500),
+            "duplicate detection takes a second, not {waited:?}"
         );
         source.stop().await;
     });
@@ -291,41 +229,24 @@ fn lost_notifications_are_made_up_for() {
     const MANY: u32 = 20_000;
     in_namespace(|| async {
         let kernel = Kernel::open();
-        let mut source = Running::start();
+        let (mut source, _links) = start();
         source.batch().await;
         // A thread is born into its parent's namespace. While it is waited for, nothing else runs here.
         let adding = thread::spawn(|| {
-            block_on(async {
+            in_runtime(async {
                 let kernel = Kernel::open();
                 let lo = kernel.index("lo").await;
                 for number in 0..MANY {
-                    let address = std::net::Ipv4Addr::from(0x0a00_0000 + number);
-                    kernel
-                        .handle
-                        .address()
-                        .add(lo, address.into(), 32)
-                        .execute()
-                        .await
-                        .unwrap();
+                    let address = Ipv4Addr::from(0x0a00_0000 + number);
+                    let request = kernel.handle.address().add(lo, address.into(), 32);
+                    request.execute().await.unwrap();
                 }
             });
         });
         adding.join().unwrap();
-        loop {
-            let batch = source.batch().await;
-            let [Event::Addresses(addresses)] = batch.as_slice() else {
-                panic!("not addresses: {batch:?}")
-            };
-            if addresses.len() == MANY as usize {
-                break;
-            }
-        }
+        while told(&mut source).await.len() < MANY as usize {}
         kernel.remove("lo", "10.0.0.0", 32).await;
-        let batch = source.batch().await;
-        let [Event::Addresses(addresses)] = batch.as_slice() else {
-            panic!("not addresses: {batch:?}")
-        };
-        assert_eq!(addresses.len(), MANY as usize - 1);
+        assert_eq!(told(&mut source).await.len(), MANY as usize - 1);
         source.stop().await;
     });
 }

@@ -2,75 +2,23 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use denizen_shared::state::{HostInterface, Pod};
-use tokio::runtime;
-use tokio::sync::{mpsc, watch as latest};
-use tokio::task::JoinHandle;
-use tokio::time::timeout;
-
 use super::*;
+use crate::source::running::{Running, in_runtime};
+use denizen_shared::state::{HostInterface, Pod};
 
-/// Longer than anything here takes on a busy machine.
-const LONG: Duration = Duration::from_secs(20);
-
-struct Running {
-    events: mpsc::Receiver<Vec<Event>>,
-    problems: latest::Receiver<Vec<String>>,
-    task: JoinHandle<()>,
+fn start(run_dir: &Path) -> Running<()> {
+    let config = Config {
+        run_dir: run_dir.to_owned(),
+    };
+    Running::start(|outlet| run(config, outlet))
 }
 
-impl Running {
-    fn start(run_dir: &Path) -> Self {
-        let (sender, events) = mpsc::channel(16);
-        let (outlet, problems) = Outlet::new(sender);
-        let config = Config {
-            run_dir: run_dir.to_owned(),
-        };
-        Self {
-            events,
-            problems,
-            task: tokio::spawn(run(config, outlet)),
-        }
+async fn pods(source: &mut Running<()>) -> PodSet {
+    let batch = source.batch().await;
+    match batch.as_slice() {
+        [Event::Pods(pods)] => pods.clone(),
+        other => panic!("not one set of pods: {other:?}"),
     }
-
-    async fn pods(&mut self) -> PodSet {
-        let batch = timeout(LONG, self.events.recv())
-            .await
-            .expect("told in time")
-            .expect("still running");
-        match batch.as_slice() {
-            [Event::Pods(pods)] => pods.clone(),
-            other => panic!("not one set of pods: {other:?}"),
-        }
-    }
-
-    async fn problem(&mut self, part: &str) {
-        let has = |problems: &Vec<String>| problems.iter().any(|problem| problem.contains(part));
-        timeout(LONG, self.problems.wait_for(has))
-            .await
-            .expect("reported in time")
-            .unwrap();
-    }
-
-    async fn no_problem(&mut self) {
-        timeout(LONG, self.problems.wait_for(Vec::is_empty))
-            .await
-            .expect("reported in time")
-            .unwrap();
-    }
-
-    async fn stop(self) {
-        drop(self.events);
-        timeout(LONG, self.task).await.expect("stops in time").unwrap();
-    }
-}
-
-fn in_runtime(test: impl Future<Output = ()>) {
-    runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(test);
 }
 
 /// A run directory that does not exist yet, and what it is in.
@@ -192,20 +140,20 @@ fn pods_of_attachments() {
 fn changes_are_told_with_their_generation() {
     in_runtime(async {
         let (_parent, path) = run_dir();
-        let mut source = Running::start(&path);
-        assert_eq!(source.pods().await, PodSet::default(), "no file yet");
+        let mut source = start(&path);
+        assert_eq!(pods(&mut source).await, PodSet::default(), "no file yet");
         let dir = RunDir::open(&path).expect("the source made the run directory");
         let version = add(&dir, attachment("b", Some("veth2"), None, &["10.0.0.2"]));
-        assert_eq!(source.pods().await.version, Some(version));
+        assert_eq!(pods(&mut source).await.version, Some(version));
         let version = add(&dir, attachment("a", Some("veth1"), None, &["10.0.0.1"]));
-        let pods = source.pods().await;
+        let told = pods(&mut source).await;
         assert_eq!(
-            (names(&pods), pods.version.clone()),
+            (names(&told), told.version.clone()),
             (vec!["a/eth0", "b/eth0"], Some(version))
         );
         dir.update(Duration::from_secs(5), |state| state.attachments.clear())
             .unwrap();
-        assert!(source.pods().await.pods.is_empty());
+        assert!(pods(&mut source).await.pods.is_empty());
         source.stop().await;
     });
 }
@@ -226,8 +174,8 @@ fn a_file_that_cannot_be_used_leaves_the_pods_as_they_were() {
                 .map(std::io::read_to_string)
                 .unwrap()
                 .unwrap();
-            let mut source = Running::start(&path);
-            assert_eq!(names(&source.pods().await), ["a/eth0"], "{name}");
+            let mut source = start(&path);
+            assert_eq!(names(&pods(&mut source).await), ["a/eth0"], "{name}");
 
             write_beside_and_rename(&path, text);
             source.problem(problem).await;
@@ -248,13 +196,13 @@ fn an_unreadable_file_at_the_start_says_nothing_about_pods() {
         let (_parent, path) = run_dir();
         let dir = RunDir::create(&path).unwrap();
         write_beside_and_rename(&path, "");
-        let mut source = Running::start(&path);
+        let mut source = start(&path);
         source.problem("cannot be read as a state file").await;
         assert!(source.events.try_recv().is_err());
         std::fs::remove_file(path.join(STATE_FILE)).unwrap();
-        assert_eq!(source.pods().await, PodSet::default());
+        assert_eq!(pods(&mut source).await, PodSet::default());
         add(&dir, attachment("a", Some("veth1"), None, &["10.0.0.1"]));
-        assert_eq!(names(&source.pods().await), ["a/eth0"]);
+        assert_eq!(names(&pods(&mut source).await), ["a/eth0"]);
         source.stop().await;
     });
 }
@@ -265,13 +213,13 @@ fn a_run_directory_that_is_replaced_is_found_again() {
         let (parent, path) = run_dir();
         let dir = RunDir::create(&path).unwrap();
         add(&dir, attachment("a", Some("veth1"), None, &["10.0.0.1"]));
-        let mut source = Running::start(&path);
-        assert_eq!(names(&source.pods().await), ["a/eth0"]);
+        let mut source = start(&path);
+        assert_eq!(names(&pods(&mut source).await), ["a/eth0"]);
         std::fs::rename(&path, parent.path().join("away")).unwrap();
         std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
         let dir = RunDir::open(&path).unwrap();
         add(&dir, attachment("b", Some("veth2"), None, &["10.0.0.2"]));
-        assert_eq!(names(&source.pods().await), ["b/eth0"]);
+        assert_eq!(names(&pods(&mut source).await), ["b/eth0"]);
         source.stop().await;
     });
 }
@@ -289,8 +237,8 @@ fn a_change_is_told_at_once() {
                 attachment(&format!("{index:064}"), Some("veth1"), None, &["10.0.0.1"]),
             );
         }
-        let mut source = Running::start(&path);
-        source.pods().await;
+        let mut source = start(&path);
+        pods(&mut source).await;
         let mut times = Vec::new();
         for index in 0..50 {
             add(
@@ -298,7 +246,7 @@ fn a_change_is_told_at_once() {
                 attachment(&format!("new-{index}"), Some("veth1"), None, &["10.0.0.1"]),
             );
             let written = Instant::now();
-            source.pods().await;
+            pods(&mut source).await;
             times.push(written.elapsed());
         }
         times.sort();

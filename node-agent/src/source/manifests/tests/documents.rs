@@ -100,8 +100,24 @@ fn of_a_file_that_is_not_text_nothing_is_used() {
     assert_eq!(told(&events), ["d/b 10.0.0.2"]);
     assert_eq!(problems.len(), 1, "{problems:?}");
     assert!(
-        problems[0].starts_with("a.yaml: skipped: cannot be read: "),
+        problems[0].starts_with("a.yaml: skipped: not text in UTF-8"),
         "{}",
         problems[0]
     );
+}
+
+#[test]
+fn of_many_mistakes_the_first_are_named_and_the_rest_counted() {
+    let place = Place::new();
+    place.write("a.yaml", &"kind: Pod\n---\n".repeat(150));
+    place.write("b.yaml", &service("b", "10.0.0.2"));
+    let (events, problems) = place.fresh();
+    assert_eq!(told(&events), ["d/b 10.0.0.2"]);
+    assert_eq!(problems.len(), 101);
+    assert!(
+        problems[99].starts_with("a.yaml, document 100 (line 198): skipped: "),
+        "{}",
+        problems[99]
+    );
+    assert_eq!(problems[100], "a.yaml: and 50 more");
 }

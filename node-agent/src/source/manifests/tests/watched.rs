@@ -1,71 +1,10 @@
 //! What is told while files change.
 
-use tokio::runtime;
-use tokio::sync::{mpsc, watch as latest};
-use tokio::task::JoinHandle;
-
 use super::*;
+use crate::source::running::{Running, in_runtime};
 
-/// Longer than anything here takes on a busy machine.
-const LONG: Duration = Duration::from_secs(20);
-
-/// A source that runs, and what it told.
-struct Running {
-    events: mpsc::Receiver<Vec<Event>>,
-    problems: latest::Receiver<Vec<String>>,
-    task: JoinHandle<Result<(), ManifestsError>>,
-}
-
-impl Running {
-    fn start(config: Config) -> Self {
-        let (sender, events) = mpsc::channel(16);
-        let (outlet, problems) = Outlet::new(sender);
-        Self {
-            events,
-            problems,
-            task: tokio::spawn(run(config, outlet)),
-        }
-    }
-
-    async fn batch(&mut self) -> Vec<Event> {
-        timeout(LONG, self.events.recv())
-            .await
-            .expect("told in time")
-            .expect("still running")
-    }
-
-    /// Waits for a report that begins so.
-    async fn problem(&mut self, begin: &str) {
-        let has = |problems: &Vec<String>| problems.iter().any(|problem| problem.starts_with(begin));
-        timeout(LONG, self.problems.wait_for(has))
-            .await
-            .expect("reported in time")
-            .unwrap();
-    }
-
-    async fn no_problem(&mut self) {
-        timeout(LONG, self.problems.wait_for(Vec::is_empty))
-            .await
-            .expect("reported in time")
-            .unwrap();
-    }
-
-    async fn stop(self) {
-        drop(self.events);
-        timeout(LONG, self.task)
-            .await
-            .expect("stops in time")
-            .unwrap()
-            .unwrap();
-    }
-}
-
-fn in_runtime(test: impl Future<Output = ()>) {
-    runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(test);
+fn start(config: Config) -> Running<Result<(), ManifestsError>> {
+    Running::start(|outlet| run(config, outlet))
 }
 
 #[test]
@@ -73,7 +12,7 @@ fn changes_are_told_and_nothing_else() {
     in_runtime(async {
         let place = Place::new();
         place.write("a.yaml", &service("a", "10.0.0.1"));
-        let mut source = Running::start(place.config());
+        let mut source = start(place.config());
         let first = source.batch().await;
         assert_eq!(told(&first), ["d/a 10.0.0.1"]);
         assert_eq!(first[1..], LISTED);
@@ -97,7 +36,7 @@ fn changes_are_told_and_nothing_else() {
         place.write("d.yaml", &service("d", "10.0.0.4"));
         place.remove("c.yaml");
         assert_eq!(told(&source.batch().await), ["d/b -", "d/d 10.0.0.4"]);
-        source.stop().await;
+        source.stop().await.unwrap();
     });
 }
 
@@ -107,7 +46,7 @@ fn of_two_files_with_one_object_the_first_by_name_is_right() {
         let place = Place::new();
         place.write("b.yaml", &service("a", "10.0.0.2"));
         place.write("c.yaml", &service("a", "10.0.0.3"));
-        let mut source = Running::start(place.config());
+        let mut source = start(place.config());
         assert_eq!(told(&source.batch().await), ["d/a 10.0.0.2"]);
         source
             .problem("c.yaml: Service d/a is in b.yaml already: left out")
@@ -119,7 +58,7 @@ fn of_two_files_with_one_object_the_first_by_name_is_right() {
         place.remove("b.yaml");
         assert_eq!(told(&source.batch().await), ["d/a 10.0.0.3"]);
         source.no_problem().await;
-        source.stop().await;
+        source.stop().await.unwrap();
     });
 }
 
@@ -132,7 +71,7 @@ fn a_mounted_config_map_is_followed() {
         place.write("..1/a.yaml", &service("a", "10.0.0.1"));
         std::os::unix::fs::symlink("..1", at("..data")).unwrap();
         std::os::unix::fs::symlink("..data/a.yaml", at("a.yaml")).unwrap();
-        let mut source = Running::start(place.config());
+        let mut source = start(place.config());
         assert_eq!(told(&source.batch().await), ["d/a 10.0.0.1"]);
 
         std::fs::create_dir(at("..2")).unwrap();
@@ -140,7 +79,7 @@ fn a_mounted_config_map_is_followed() {
         std::os::unix::fs::symlink("..2", at("..data_tmp")).unwrap();
         std::fs::rename(at("..data_tmp"), at("..data")).unwrap();
         assert_eq!(told(&source.batch().await), ["d/a 10.0.0.2"]);
-        source.stop().await;
+        source.stop().await.unwrap();
     });
 }
 
@@ -153,7 +92,7 @@ fn a_folder_that_is_missing_at_the_start_is_an_error() {
             folder: folder.clone(),
             ..place.config()
         };
-        let source = Running::start(config);
+        let source = start(config);
         let error = source.task.await.unwrap().unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -170,7 +109,7 @@ fn a_folder_that_goes_keeps_its_content_until_it_is_back() {
         std::fs::create_dir(&folder).unwrap();
         place.write("manifests/a.yaml", &service("a", "10.0.0.1"));
         place.write("manifests/b.yaml", &service("b", "10.0.0.2"));
-        let mut source = Running::start(Config {
+        let mut source = start(Config {
             folder: folder.clone(),
             ..place.config()
         });
@@ -191,7 +130,7 @@ fn a_folder_that_goes_keeps_its_content_until_it_is_back() {
         }
         assert!(told_of.contains(&"d/a -".to_owned()), "{told_of:?}");
         source.no_problem().await;
-        source.stop().await;
+        source.stop().await.unwrap();
     });
 }
 
@@ -205,7 +144,7 @@ fn a_link_in_the_path_may_be_set_anew() {
             place.write(&format!("{folder}/a.yaml"), &service("a", address));
         }
         std::os::unix::fs::symlink("one", at("current")).unwrap();
-        let mut source = Running::start(Config {
+        let mut source = start(Config {
             folder: at("current"),
             ..place.config()
         });
@@ -213,6 +152,6 @@ fn a_link_in_the_path_may_be_set_anew() {
         std::os::unix::fs::symlink("two", at("next")).unwrap();
         std::fs::rename(at("next"), at("current")).unwrap();
         assert_eq!(told(&source.batch().await), ["d/a 10.0.0.2"]);
-        source.stop().await;
+        source.stop().await.unwrap();
     });
 }

@@ -72,6 +72,13 @@ fn cluster_ips(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<IpAddr> {
             .map(|text| ("spec.clusterIPs", text.as_str()))
             .collect(),
     };
+    if first.is_none() && several.is_empty() {
+        notes.warn(
+            "spec.clusterIP",
+            "",
+            "no address (\"None\" would say that none is wanted): not served",
+        );
+    }
     let mut addresses: Vec<IpAddr> = Vec::new();
     for (field, text) in written {
         if text.is_empty() || text == "None" {

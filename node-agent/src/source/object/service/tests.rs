@@ -59,8 +59,8 @@ fn which_services_are_ours() {
             None,
             0,
         ),
-        ("no address yet", json!({"spec": {"clusterIP": ""}}), None, 0),
-        ("no address at all", json!({"spec": {"clusterIP": null}}), None, 0),
+        ("no address yet", json!({"spec": {"clusterIP": ""}}), None, 1),
+        ("no address at all", json!({"spec": {"clusterIP": null}}), None, 1),
         ("ExternalName", json!({"spec": {"type": "ExternalName"}}), None, 0),
         (
             "another proxy's",

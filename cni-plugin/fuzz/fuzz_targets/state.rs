@@ -1,0 +1,6 @@
+//! Any text in the state file's place: both ways to read it agree, and what is written can be read.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &[u8]| denizen_shared::fuzzing::state_file(text));

@@ -1,0 +1,58 @@
+//! What must hold of any text in the state file's place: for the fuzz target, and for a test of what it found.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use serde_json::Map;
+
+use crate::format;
+use crate::sheet::Sheet;
+use crate::state::{Attachment, Generation};
+
+/// Reads `text` in both ways and changes it in both ways.
+///
+/// # Panics
+///
+/// When one of them takes what the other refuses, or they write something else.
+pub fn state_file(text: &[u8]) {
+    let path = Path::new("pods.json");
+    let sheet = Sheet::parse(text);
+    let Ok(mut state) = format::parse(text, path) else {
+        assert!(sheet.is_none(), "one way takes what the other refuses");
+        return;
+    };
+    let printed = format::print(&state).expect("what was read can be written");
+    assert_eq!(
+        format::parse(&printed, path).expect("what was written can be read"),
+        state
+    );
+    let Some(mut sheet) = sheet.filter(|_| state.generation < Generation(u64::MAX)) else {
+        return;
+    };
+    let record = record();
+    let replaced = sheet.put(&record).expect("a record can be written");
+    let mut changed = Vec::new();
+    sheet.print(&mut changed).expect("memory takes everything");
+    state.generation.0 += u64::from(state.attachments.get(&record.id()) != Some(&record));
+    assert_eq!(replaced, state.attachments.insert(record.id(), record));
+    assert_eq!(
+        format::parse(&changed, path).expect("what was written can be read"),
+        state
+    );
+}
+
+fn record() -> Attachment {
+    Attachment {
+        container_id: "3f1c".to_owned(),
+        if_name: "eth0".to_owned(),
+        network: "pods".to_owned(),
+        pod: None,
+        netns: None,
+        host_interface: None,
+        l3_interface: None,
+        bridge: None,
+        ips: vec![IpAddr::from([10, 1, 2, 3])],
+        added_at: "2026-11-20T12:00:00Z".to_owned(),
+        unknown: Map::new(),
+    }
+}
