@@ -286,7 +286,13 @@ fn priority(number: u32) -> String {
 
 impl fmt::Display for Rendering {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.tables.iter().try_for_each(|table| table.fmt(f))
+        for (n, table) in self.tables.iter().enumerate() {
+            if n > 0 {
+                writeln!(f)?;
+            }
+            table.fmt(f)?;
+        }
+        Ok(())
     }
 }
 
