@@ -93,11 +93,7 @@ fn start_sources(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> Problems {
         folder: config.manifests.clone(),
         node_name: config.policy.settings.node_name.to_string(),
     };
-    tokio::spawn(async move {
-        if let Err(error) = manifests::run(folder, objects).await {
-            error!(error = describe(&error), "the manifests cannot be used");
-        }
-    });
+    tokio::spawn(manifests::run(folder, objects));
     tokio::spawn(node::run(links, watch::Sender::default()));
     vec![pod_problems, object_problems, link_problems]
 }
