@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use denizen_shared::socket::{WaitAnswer, WaitFor};
 use denizen_shared::store::RunDir;
-use nix::unistd::gettid;
 use serde_json::{Value, json};
 use tokio::io::unix::AsyncFd;
 use tokio::net::{UnixListener, UnixStream};
@@ -94,11 +93,7 @@ fn start_sources(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> Problems {
         folder: config.manifests.clone(),
         node_name: config.policy.settings.node_name.to_string(),
     };
-    tokio::spawn(async move {
-        if let Err(error) = manifests::run(folder, objects).await {
-            error!(error = describe(&error), "the manifests cannot be used");
-        }
-    });
+    tokio::spawn(manifests::run(folder, objects));
     tokio::spawn(node::run(links, watch::Sender::default()));
     vec![pod_problems, object_problems, link_problems]
 }
@@ -217,8 +212,10 @@ impl Agent {
         if self.watch.is_some() || !self.engine.is_synced() {
             return;
         }
-        let own = gettid().as_raw().unsigned_abs();
-        match Watch::open(own).map_err(anyhow::Error::from).and_then(pollable) {
+        match Watch::open(self.engine.port())
+            .map_err(anyhow::Error::from)
+            .and_then(pollable)
+        {
             Ok(watch) => self.watch = Some(watch),
             Err(error) => warn!(error = format!("{error:#}"), "cannot listen to foreign changes"),
         }
@@ -290,7 +287,6 @@ fn now() -> Instant {
     Instant::now()
 }
 
-#[expect(clippy::disallowed_methods, reason = "the loop alone reads the clock")]
 fn timestamp() -> String {
     jiff::Timestamp::now().strftime("%FT%TZ").to_string()
 }

@@ -1,16 +1,19 @@
 //! The commands.
 
+mod offline;
+
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use denizen_shared::run_dir;
 use serde::de::DeserializeOwned;
 use tracing_subscriber::EnvFilter;
 
 use crate::agent;
 use crate::backend::nftables::{Kernel, Nftables};
-use crate::config::{LogFormat, RunArgs, RunDirArgs};
+use crate::config::{LogFormat, PolicyArgs, RunArgs, RunDirArgs};
 use crate::control::{self, Empty, ExplainQuery, Request};
 use crate::explain::{Explanation, Packet};
 use crate::status::Status;
@@ -27,8 +30,10 @@ struct Cli {
 enum Command {
     /// Program this node's services, and keep them programmed
     Run(Box<RunArgs>),
+    /// The rules that `run` would program, on standard output; needs no root
+    Render(Box<offline::RenderArgs>),
     /// What happens to a packet here, step by step, and why
-    Explain(ExplainArgs),
+    Explain(Box<ExplainArgs>),
     /// What the running agent knows and has programmed
     Status(StatusArgs),
     /// Remove everything that denizen ever programmed on this node
@@ -51,8 +56,15 @@ struct ExplainArgs {
     /// Where to
     #[arg(long, value_name = "ADDR:PORT[/PROTO]")]
     to: String,
+    /// Answer from these manifests (and from the state file in --run-dir, where that is given) in place of
+    /// the running agent
+    #[arg(long, value_name = "DIR")]
+    manifests: Option<PathBuf>,
+    /// The running agent's run directory
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
     #[command(flatten)]
-    run_dir: RunDirArgs,
+    policy: PolicyArgs,
     #[arg(long, value_enum, default_value = "text")]
     output: Output,
 }
@@ -76,7 +88,8 @@ pub fn run() -> anyhow::Result<()> {
             let config = args.check()?;
             block_on(agent::run(config))
         }
-        Command::Explain(args) => explain(&args),
+        Command::Render(args) => offline::render(&args),
+        Command::Explain(args) => explain(*args),
         Command::Status(StatusArgs { run_dir, output }) => {
             let status: Status = ask(run_dir.run_dir, Request::Status { status: Empty {} })?;
             show(&status, output)
@@ -85,20 +98,26 @@ pub fn run() -> anyhow::Result<()> {
     }
 }
 
-fn explain(args: &ExplainArgs) -> anyhow::Result<()> {
-    let ExplainArgs {
-        from,
-        to,
-        run_dir,
-        output,
-    } = args;
-    Packet::parse(from, to)?;
-    let explain = ExplainQuery {
-        from: from.clone(),
-        to: to.clone(),
+fn explain(args: ExplainArgs) -> anyhow::Result<()> {
+    let ExplainArgs { from, to, .. } = args;
+    let packet = Packet::parse(&from, &to)?;
+    let explanation: Explanation = match args.manifests {
+        Some(manifests) => {
+            let (policy, run_dir) = (args.policy, args.run_dir);
+            let facts = offline::Facts {
+                policy,
+                manifests,
+                run_dir,
+            };
+            offline::explain(&facts, &packet)?
+        }
+        None => {
+            let run_dir = args.run_dir.unwrap_or_else(|| run_dir::DEFAULT.into());
+            let explain = ExplainQuery { from, to };
+            ask(run_dir, Request::Explain { explain })?
+        }
     };
-    let explanation: Explanation = ask(run_dir.run_dir.clone(), Request::Explain { explain })?;
-    show(&explanation, *output)
+    show(&explanation, args.output)
 }
 
 fn cleanup() -> anyhow::Result<()> {

@@ -10,10 +10,11 @@ use ipnetwork::IpNetwork;
 use thiserror::Error;
 use tracing::{info, warn};
 
-use crate::backend::nftables::{Nftables, NftablesError, Repair, Shape};
+use crate::backend::nftables::Nftables;
+use crate::backend::{Backend, Repair, Told};
 use crate::describe::describe;
 use crate::explain::{Explanation, Packet, Scene, explain};
-use crate::model::{Change, Event, Family, Model, family_of};
+use crate::model::{Change, Event, Model, PodVersion};
 use crate::netlink::NetlinkError;
 use crate::plan::{Detector, NodePortAddresses, Plan, Settings, node_port_addresses};
 use crate::status::{LastSync, Status};
@@ -36,16 +37,18 @@ pub struct NotYet(pub Vec<String>);
 
 /// Model, plan and backend.
 #[derive(Debug)]
-pub struct Engine {
+pub struct Engine<B = Nftables> {
     policy: Policy,
     model: Model,
     plan: Plan,
-    backend: Nftables,
+    backend: B,
     change: Change,
     complete: bool,
     synced: bool,
+    /// The state file's version whose pods the backend was told.
+    decided_pods: Option<PodVersion>,
     /// The state file's version whose pods are in the kernel.
-    programmed_pods: Option<crate::model::PodVersion>,
+    programmed_pods: Option<PodVersion>,
     last_sync: Option<LastSync>,
     drift_repaired: u64,
     last_repair: Option<Duration>,
@@ -58,12 +61,21 @@ impl Engine {
     /// # Errors
     /// [`NetlinkError`] when there is no netlink to be had.
     pub fn open(policy: Policy) -> Result<Self, NetlinkError> {
-        let backend = Nftables::open(|_| Shape {
-            detector: policy.detector.clone(),
-            ranges: Vec::new(),
-            service_ranges: Vec::new(),
-        })?;
-        Ok(Self {
+        Ok(Self::new(policy, Nftables::open()?))
+    }
+
+    /// The port by which the kernel's notifications name the backend's own changes.
+    pub fn port(&self) -> u32 {
+        self.backend.port()
+    }
+}
+
+impl<B: Told> Engine<B> {
+    /// Over a backend that was told nothing yet.
+    pub fn new(policy: Policy, mut backend: B) -> Self {
+        // Ranges that the Node object names are not known yet.
+        backend.set_detector(&policy.detector, &policy.detector.ranges(&[]));
+        Self {
             policy,
             model: Model::default(),
             plan: Plan::default(),
@@ -71,12 +83,19 @@ impl Engine {
             change: Change::default(),
             complete: false,
             synced: false,
+            decided_pods: None,
             programmed_pods: None,
             last_sync: None,
             drift_repaired: 0,
             last_repair: None,
             last_error: None,
-        })
+        }
+    }
+
+    /// What is told so far, decided, for a look at the backend.
+    pub fn decided(&mut self) -> &B {
+        self.decide();
+        &self.backend
     }
 
     /// Takes facts in. Nothing is programmed before [`Self::sync`].
@@ -91,19 +110,17 @@ impl Engine {
         let first = !self.complete && self.model.snapshot().is_some();
         self.change.is_empty() && !first && self.last_error.is_none()
     }
+}
 
+impl<B: Backend> Engine<B> {
     /// Plans what changed and programs it.
     ///
     /// # Errors
     /// The backend's. What could not be programmed is tried again by the next call.
-    pub fn sync(&mut self) -> Result<(), NftablesError> {
+    pub fn sync(&mut self) -> Result<(), B::Error> {
         self.decide();
         let result = self.backend.sync();
-        self.last_error = result.as_ref().err().map(|error| describe(error));
-        if result.is_ok() {
-            self.synced |= self.complete;
-            self.programmed_pods = self.model.pods().and_then(|pods| pods.version.clone());
-        }
+        self.note_outcome(&result);
         result.map(drop)
     }
 
@@ -111,12 +128,24 @@ impl Engine {
     ///
     /// # Errors
     /// The backend's.
-    pub fn resync(&mut self) -> Result<Repair, NftablesError> {
+    pub fn resync(&mut self) -> Result<Repair, B::Error> {
         let result = self.backend.resync();
-        self.last_error = result.as_ref().err().map(|error| describe(error));
+        self.note_outcome(&result);
         result
     }
 
+    /// A look that succeeds has programmed all that was decided, as much as a change that does: who waits for
+    /// a pod must not wait for the next change.
+    fn note_outcome(&mut self, result: &Result<Repair, B::Error>) {
+        self.last_error = result.as_ref().err().map(|error| describe(error));
+        if result.is_ok() {
+            self.synced |= self.complete;
+            self.programmed_pods = self.decided_pods.clone();
+        }
+    }
+}
+
+impl<B: Told> Engine<B> {
     /// Decisions, for what changed since the last time.
     fn decide(&mut self) {
         let mut change = std::mem::take(&mut self.change);
@@ -124,6 +153,7 @@ impl Engine {
             && let Some(pods) = self.model.pods()
         {
             self.backend.set_pods(pods);
+            self.decided_pods = pods.version.clone();
         }
         let Some(world) = self.model.snapshot() else {
             // Pods are done with; the rest waits for the whole picture.
@@ -142,14 +172,14 @@ impl Engine {
             let (door, winner, loser) = (&lost.door, &lost.winner, &lost.loser);
             warn!(%door, service = %winner, %loser, "two services claim one address and port");
         }
-        self.backend.set_doors(&self.plan, touched.doors.iter());
+        self.backend.set_doors(&self.plan, &touched.doors);
         if first || change.node || change.pods || change.addresses {
             let node = (world.node(), world.addresses(), world.pods());
             let addresses = node_port_addresses(&self.policy.node_ports, node.0, node.1, node.2);
             self.backend.set_node_port_addresses(&addresses);
         }
-        let pods = world.pods().pods.iter().flat_map(|pod| pod.ips.iter().copied());
-        if first || change.node || change.pods || !touched.doors.is_empty() {
+        if first || change.pods || touched.local_endpoints {
+            let pods = world.pods().pods.iter().flat_map(|pod| pod.ips.iter().copied());
             let itself: BTreeSet<IpAddr> = pods.chain(self.plan.local_endpoints()).collect();
             self.backend.set_hairpins(&itself);
         }
@@ -158,21 +188,10 @@ impl Engine {
                 .node()
                 .map(|node| node.pod_cidrs.clone())
                 .unwrap_or_default();
-            let ranges = self.policy.detector.ranges(&cidrs);
-            let service_ranges: Vec<IpNetwork> = world.service_ranges().collect();
-            let of = |family: Family, ranges: &[IpNetwork]| -> Vec<IpNetwork> {
-                ranges
-                    .iter()
-                    .copied()
-                    .filter(|range| family_of(range.ip()) == family)
-                    .collect()
-            };
             let detector = &self.policy.detector;
-            self.backend.set_shape(|family| Shape {
-                detector: detector.clone(),
-                ranges: of(family, &ranges),
-                service_ranges: of(family, &service_ranges),
-            });
+            self.backend.set_detector(detector, &detector.ranges(&cidrs));
+            let service_ranges: Vec<IpNetwork> = world.service_ranges().collect();
+            self.backend.set_service_ranges(&service_ranges);
         }
     }
 
@@ -225,7 +244,9 @@ impl Engine {
     pub fn is_synced(&self) -> bool {
         self.synced
     }
+}
 
+impl<B: Backend> Engine<B> {
     /// What the agent knows and has programmed; `problems` are the sources' own.
     pub fn status(&mut self, problems: Vec<String>) -> Status {
         let mut errors = problems;

@@ -42,6 +42,14 @@ enum StateFileError {
     Watch(#[source] io::Error),
 }
 
+/// What the state file says now, `None` when there is none: for commands that work offline. Makes nothing.
+///
+/// # Errors
+/// [`StateError`].
+pub fn read(config: &Config) -> Result<Option<PodSet>, StateError> {
+    Ok(RunDir::open(&config.run_dir)?.read()?.map(pod_set))
+}
+
 /// Tells the pods, now and whenever they change, until nobody listens any more. The first [`PodSet`] comes
 /// with the first look that succeeds; until then nothing is known, not that there are no pods.
 pub async fn run(config: Config, outlet: Outlet) {

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::element::{Element, Key, Value, read_address};
-use super::message::{hook_number, nf_family, rule_comment};
+use super::message::{ACCEPT, hook_number, nf_family, rule_comment};
 use super::name::{SetName, TABLE};
 use super::rule::Chain;
 use super::set::{Data, VERDICT, address_len, find_tlv};
@@ -17,8 +17,8 @@ use crate::netlink::{Attributes, Message};
 /// A chain as the kernel has it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ObservedChain {
-    /// Hook number and priority of a base chain.
-    pub hook: Option<(u32, i32)>,
+    /// Hook number, priority and policy of a base chain.
+    pub hook: Option<(u32, i32, u32)>,
     /// The rules' comments, in order; empty for a rule without one.
     pub rules: Vec<String>,
 }
@@ -47,6 +47,19 @@ pub enum ObservedValue {
     Other,
 }
 
+/// Which chains differ.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Structure {
+    /// Those that are not there: of size classes that came into use while nobody looked, or that somebody
+    /// removed.
+    pub missing: Vec<Chain>,
+    /// Those that should not be there: of size classes that are no longer in use, or somebody else's.
+    pub left_over: Vec<String>,
+}
+
+/// An element's value and comment.
+pub type ObservedElement = (ObservedValue, Option<Arc<str>>);
+
 /// All of a table.
 #[derive(Debug, Default)]
 pub struct Observed {
@@ -54,17 +67,27 @@ pub struct Observed {
     pub generation: u32,
     /// Whether the table is there.
     pub table: bool,
+    /// Whether somebody put it to sleep, or owns it: flags that ours does not have.
+    pub flags: u32,
     /// Its chains.
     pub chains: BTreeMap<String, ObservedChain>,
     /// Its sets.
     pub sets: BTreeMap<String, ObservedSet>,
     /// Their elements, with comments.
-    pub elements: HashMap<(SetName, Key), (ObservedValue, Option<Arc<str>>)>,
+    pub elements: HashMap<(SetName, Key), ObservedElement>,
     /// Elements with keys that no set of ours could have.
     pub strange: usize,
 }
 
 impl Observed {
+    /// Takes in a NFT_MSG_NEWTABLE.
+    pub fn table(&mut self, message: &Message<'_>) {
+        if let Some(table) = ours(message.attributes()) {
+            self.table = true;
+            self.flags = table.find_u32(2).unwrap_or_default();
+        }
+    }
+
     /// Takes in a NFT_MSG_NEWCHAIN.
     pub fn chain(&mut self, message: &Message<'_>) {
         let attributes = message.attributes();
@@ -72,9 +95,11 @@ impl Observed {
             return;
         };
         let hook = attributes.nested(4);
-        let hook = hook
-            .find_u32(1)
-            .zip(hook.find_u32(2).map(|priority| priority as i32));
+        let place = hook.find_u32(1).zip(hook.find_u32(2));
+        let hook = place.map(|(hook, priority)| {
+            let policy = attributes.find_u32(5).unwrap_or_default();
+            (hook, priority as i32, policy)
+        });
         self.chains.entry(name.to_owned()).or_default().hook = hook;
     }
 
@@ -131,16 +156,17 @@ impl Observed {
         }
     }
 
-    /// Whether the table's sets and chains are these, apart from chains of size classes that nothing
-    /// refers to any more, which are returned.
-    pub fn same_structure(&self, family: Family, chains: &[Chain]) -> Option<Vec<String>> {
+    /// What differs between the table's chains and these; `None` when the table is not one that chains can
+    /// be added to or taken from, because a set or a chain is there and is otherwise than it should be.
+    pub fn structure(&self, family: Family, chains: &[Chain]) -> Option<Structure> {
         let sets = SetName::ALL.into_iter().all(|set| self.has_set(family, set));
         let same_chain = |chain: &Chain| {
             self.chains
                 .get(&chain.name.to_string())
-                .is_some_and(|seen| *seen == wanted_chain(family, chain))
+                .is_none_or(|seen| *seen == wanted_chain(family, chain))
         };
         let same = self.table
+            && self.flags == 0
             && self.strange == 0
             && sets
             && self.sets.len() == SetName::ALL.len()
@@ -156,7 +182,13 @@ impl Observed {
             .cloned()
             .collect();
         let unhooked = others.iter().all(|name| self.chains[name].hook.is_none());
-        unhooked.then_some(others)
+        let missing = chains
+            .iter()
+            .filter(|c| !self.chains.contains_key(&c.name.to_string()));
+        unhooked.then(|| Structure {
+            missing: missing.cloned().collect(),
+            left_over: others,
+        })
     }
 
     /// Whether a set is there in the shape that it should have.
@@ -231,7 +263,9 @@ fn wanted_set(family: Family, set: SetName) -> ObservedSet {
 
 fn wanted_chain(family: Family, chain: &Chain) -> ObservedChain {
     ObservedChain {
-        hook: chain.hook.map(|(hook, priority)| (hook_number(hook), priority)),
+        hook: chain
+            .hook
+            .map(|(hook, priority)| (hook_number(hook), priority, ACCEPT)),
         rules: chain
             .rules
             .iter()

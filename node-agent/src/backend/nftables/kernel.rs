@@ -3,7 +3,7 @@
 use nix::errno::Errno;
 use nix::libc;
 use thiserror::Error;
-use tracing::debug;
+use tracing::{debug, trace_span};
 
 use super::dump::{Observed, is_of, rule_comment_of};
 use super::message::{Batch, kind, nf_family};
@@ -91,6 +91,11 @@ impl Kernel {
         Socket::open().map(|socket| Self { socket })
     }
 
+    /// The port by which the kernel's notifications name what came through here.
+    pub fn port(&self) -> u32 {
+        self.socket.port()
+    }
+
     /// A batch for a family's table.
     pub fn batch(&mut self, family: Family, generation: Option<u32>) -> Batch {
         // A batch has fewer messages than this by far; numbers need only differ from the last batch's.
@@ -107,6 +112,7 @@ impl Kernel {
             return Ok(());
         }
         let batch = batch.finish();
+        let _span = trace_span!("commit", %family, bytes = batch.bytes.len()).entered();
         let sent = self
             .socket
             .send(&batch.bytes)
@@ -123,7 +129,10 @@ impl Kernel {
                     source,
                 }
             }
-            source => NftablesError::Netlink {
+            source @ (NetlinkError::Io { .. }
+            | NetlinkError::Overflow
+            | NetlinkError::Interrupted
+            | NetlinkError::Unacknowledged) => NftablesError::Netlink {
                 family,
                 doing: "write",
                 source,
@@ -146,6 +155,7 @@ impl Kernel {
     /// # Errors
     /// [`NftablesError::Netlink`]; a look that was torn is repeated a bounded number of times first.
     pub fn observe(&mut self, family: Family) -> Result<Observed, NftablesError> {
+        let _span = trace_span!("observe", %family).entered();
         let mut result = Err(NetlinkError::Interrupted);
         for _ in 0..DUMP_TRIES {
             result = self.look(family);
@@ -165,9 +175,7 @@ impl Kernel {
             generation: self.generation()?,
             ..Observed::default()
         };
-        self.dump(family, libc::NFT_MSG_GETTABLE, None, |m| {
-            seen.table |= m.attributes().find_str(1) == Some(TABLE);
-        })?;
+        self.dump(family, libc::NFT_MSG_GETTABLE, None, |m| seen.table(&m))?;
         if !seen.table {
             return Ok(seen);
         }

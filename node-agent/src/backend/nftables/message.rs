@@ -18,6 +18,9 @@ pub const fn kind(message: i32) -> u16 {
 const CREATE: u16 = libc::NLM_F_CREATE as u16;
 const APPEND: u16 = libc::NLM_F_APPEND as u16;
 
+/// What the table says of itself on the node.
+pub const TABLE_COMMENT: &str = "Denizen: service networking; see denizen-agent explain";
+
 /// Elements of one set go many to a message; a nested attribute holds at most 65,535 bytes.
 const MESSAGE_ROOM: usize = 60_000;
 
@@ -139,10 +142,7 @@ impl Batch {
         const FLAGS: u16 = 2;
         self.message(libc::NFT_MSG_NEWTABLE, CREATE, What::Table, |w, _| {
             w.put_u32(FLAGS, 0);
-            w.put(
-                USER_DATA,
-                &comment(0, "Denizen: service networking; see denizen-agent explain"),
-            );
+            w.put(USER_DATA, &comment(0, TABLE_COMMENT));
         });
     }
 
@@ -156,7 +156,6 @@ impl Batch {
         self.message(libc::NFT_MSG_NEWCHAIN, CREATE, What::Chain(chain.name), |w, _| {
             w.put_str(3, &chain.name.to_string());
             if let Some((hook, priority)) = chain.hook {
-                const ACCEPT: u32 = 1;
                 let open = w.begin(4);
                 w.put_u32(1, hook_number(hook));
                 w.put_u32(2, priority as u32);
@@ -269,6 +268,9 @@ impl Batch {
     }
 }
 
+/// A base chain's policy: `NF_ACCEPT`.
+pub const ACCEPT: u32 = 1;
+
 /// `enum nf_inet_hooks`.
 pub fn hook_number(hook: Hook) -> u32 {
     let number = match hook {
@@ -279,10 +281,11 @@ pub fn hook_number(hook: Hook) -> u32 {
     number as u32
 }
 
+/// Clients that are remembered at a time; the next one gets an endpoint without being remembered.
+pub const MOST_CLIENTS: u32 = 1 << 18;
+
 /// How large a set may grow, and where the parts of its keys end, where the kernel must know.
 fn describe_set(w: &mut Writer, family: Family, shape: &Shape) {
-    /// Clients that are remembered at a time; the next one gets an endpoint without being remembered.
-    const MOST_CLIENTS: u32 = 1 << 18;
     if !shape.is_dynamic() && !shape.is_ranged() {
         return;
     }

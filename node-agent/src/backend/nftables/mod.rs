@@ -14,13 +14,15 @@ mod name;
 mod number;
 mod program;
 mod rule;
+mod salvage;
 mod set;
 mod sync;
 mod table;
+mod text;
 mod watch;
 
 pub use kernel::{Kernel, NftablesError};
-pub use program::Shape;
 pub use rule::MASQUERADE_BIT;
-pub use sync::{Nftables, Repair};
+pub use sync::{Nftables, NoKernel};
+pub use text::Rendering;
 pub use watch::Watch;

@@ -51,7 +51,7 @@ impl Numbers {
     pub fn of(&mut self, owner: &Owner, endpoints: &[SocketAddr]) -> Box<[u32]> {
         if !self.ports.contains_key(owner) {
             self.last = self.last % PORTS + 1;
-            let bits = SCRATCH | self.last * (ENDPOINT_BITS + 1);
+            let bits = SCRATCH | (self.last * (ENDPOINT_BITS + 1));
             self.ports.insert(
                 owner.clone(),
                 Port {

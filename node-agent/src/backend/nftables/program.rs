@@ -4,6 +4,8 @@
 //! and that one lookup decides everything about it at once (where to, masqueraded or not), so a packet that
 //! races with a commit sees it before the change or after, never half.
 
+use std::sync::Arc;
+
 use super::name::{ChainName, Class, Group, SetName};
 use super::rule::{Action, Chain, Hook, Match, Rule};
 use crate::backend::why::Why;
@@ -22,7 +24,7 @@ const WHOLE_CASCADE: u32 = 64;
 const TRIES: u32 = 32;
 
 /// What the constant part depends on.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Shape {
     /// How local traffic is told apart.
     pub detector: Detector,
@@ -255,8 +257,18 @@ fn local(shape: &Shape) -> Vec<Match> {
     match &shape.detector {
         Detector::PodState => vec![Match::In(SetName::LocalPods)],
         Detector::Bridge(names) => names.iter().cloned().map(Match::InputInterface).collect(),
-        Detector::InterfacePrefix(prefixes) => prefixes.iter().cloned().map(Match::InputPrefix).collect(),
+        Detector::InterfacePrefix(prefixes) => prefixes.iter().cloned().map(begins_with).collect(),
         Detector::NodeCidr(_) => shape.ranges.iter().copied().map(Match::Source).collect(),
+    }
+}
+
+/// A prefix as long as a name can be is the whole name, and nft has no way to write it with a wildcard.
+fn begins_with(prefix: Arc<str>) -> Match {
+    const LONGEST_NAME: usize = 15;
+    if prefix.len() < LONGEST_NAME {
+        Match::InputPrefix(prefix)
+    } else {
+        Match::InputInterface(prefix)
     }
 }
 

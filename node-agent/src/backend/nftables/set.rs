@@ -292,11 +292,11 @@ pub fn with_nul(text: &str) -> Vec<u8> {
     [text.as_bytes(), &[0]].concat()
 }
 
-/// nft takes 128 bytes as a comment, the last of them zero.
+/// As a comment can be: nft takes 128 bytes, the last of them zero, and has no way to write a quote in one.
+/// A name with a quote would make the whole host's `nft list` unreadable to nft.
 pub fn cut(text: &str) -> String {
-    let mut end = text.len().min(127);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text[..end].to_owned()
+    let harmless = |c: char| if c == '"' || c.is_control() { '?' } else { c };
+    let mut text: String = text.chars().map(harmless).collect();
+    text.truncate(text.floor_char_boundary(127));
+    text
 }

@@ -3,62 +3,46 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use ipnetwork::IpNetwork;
 use tracing::{debug, info, warn};
 
-use super::dump::{Observed, ObservedValue};
-use super::element::{Element, KeyText};
-use super::isolate::isolate;
+use super::dump::{Observed, ObservedValue, Structure};
 use super::kernel::{Kernel, NftablesError};
 use super::message::Batch;
 use super::name::{Facts, SetName};
 use super::program::{self, Shape};
 use super::rule::Chain;
 use super::table::{Delta, Table};
-use crate::describe::describe;
-use crate::model::{Family, PodSet};
+use super::text::Rendering;
+use crate::backend::{Backend, Repair, Told};
+use crate::model::{Family, PodSet, family_of};
 use crate::netlink::NetlinkError;
-use crate::plan::{Door, Plan};
+use crate::plan::{Detector, Door, Plan};
 
 /// How often a repair that others' changes overtook is tried before it is left to the next occasion.
 const REPAIR_TRIES: usize = 10;
 
-/// What a look at the kernel found, and did about it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Repair {
-    /// The table's chains or sets were not ours, and all was programmed anew.
-    pub rebuilt: bool,
-    /// Elements that were missing, wrong or foreign.
-    pub elements: usize,
-}
-
-impl Repair {
-    /// Everything was as it should be.
-    pub fn is_none(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
 /// One family's table, wanted and programmed.
 #[derive(Debug)]
-struct Programmed {
-    wanted: Table,
+pub(super) struct Programmed {
+    pub(super) wanted: Table,
     /// Differences that are not in the kernel yet.
     pending: Delta,
     /// What the kernel holds is not known: nothing was read yet, or a batch failed.
     unknown: bool,
-    known: Known,
+    pub(super) known: Known,
 }
 
 /// Which facts the agent has been told. What an earlier run programmed from the others is left alone: a
 /// restart must lose nothing while the API, or the state file, cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Known {
+pub(super) struct Known {
     pods: bool,
     services: bool,
 }
 
 impl Known {
-    fn covers(self, set: SetName) -> bool {
+    pub(super) fn covers(self, set: SetName) -> bool {
         match set.filled_by() {
             Facts::Pods => self.pods,
             Facts::Services => self.services,
@@ -67,32 +51,24 @@ impl Known {
     }
 }
 
-/// The nftables backend.
+/// The nftables backend: what is wanted, and the kernel that it is wanted in.
 #[derive(Debug)]
-pub struct Nftables {
-    kernel: Kernel,
+pub struct Nftables<K = Kernel> {
+    kernel: K,
     families: Vec<Programmed>,
 }
+
+/// In place of a [`Kernel`], where the rules are only looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NoKernel;
 
 impl Nftables {
     /// Opens nf_tables in this thread's network namespace. Nothing is read or written yet.
     ///
     /// # Errors
     /// [`NetlinkError`] when there is no netlink to be had.
-    pub fn open(shape: impl Fn(Family) -> Shape) -> Result<Self, NetlinkError> {
-        let families = Family::BOTH
-            .into_iter()
-            .map(|family| Programmed {
-                wanted: Table::new(family, shape(family)),
-                pending: Delta::default(),
-                unknown: true,
-                known: Known::default(),
-            })
-            .collect();
-        let mut backend = Self {
-            kernel: Kernel::open()?,
-            families,
-        };
+    pub fn open() -> Result<Self, NetlinkError> {
+        let mut backend = Self::of(Kernel::open()?);
         backend.restore_numbers();
         Ok(backend)
     }
@@ -114,106 +90,9 @@ impl Nftables {
         }
     }
 
-    /// The pods of this node are these.
-    pub fn set_pods(&mut self, pods: &PodSet) {
-        for family in &mut self.families {
-            family.unknown |= !std::mem::replace(&mut family.known.pods, true);
-            family.wanted.change_pods(pods, &mut family.pending);
-        }
-    }
-
-    /// These addresses may be handed to themselves through a service.
-    pub fn set_hairpins(&mut self, addresses: &BTreeSet<IpAddr>) {
-        for family in &mut self.families {
-            family
-                .wanted
-                .change_hairpins(addresses.iter().copied(), &mut family.pending);
-        }
-    }
-
-    /// Node ports are served on these addresses.
-    pub fn set_node_port_addresses(&mut self, addresses: &[IpAddr]) {
-        for family in &mut self.families {
-            family
-                .wanted
-                .change_node_port_addresses(addresses, &mut family.pending);
-        }
-    }
-
-    /// These doors are decided otherwise, or are gone.
-    pub fn set_doors<'a>(&mut self, plan: &Plan, doors: impl Iterator<Item = &'a Door> + Clone) {
-        for family in &mut self.families {
-            let decided = doors.clone().map(|door| (*door, plan.frontend(door)));
-            family.wanted.change_doors(decided, &mut family.pending);
-        }
-    }
-
-    /// The picture of services, endpoints and the node is complete from now on.
-    pub fn set_complete(&mut self) {
-        for family in &mut self.families {
-            family.unknown |= !std::mem::replace(&mut family.known.services, true);
-        }
-    }
-
-    /// The constant part is this from now on.
-    pub fn set_shape(&mut self, shape: impl Fn(Family) -> Shape) {
-        for family in &mut self.families {
-            let differs = family.wanted.reshape(shape(family.wanted.family));
-            family.unknown |= differs;
-        }
-    }
-
-    /// Programs what is pending. After an error, run it again: it starts from what it observes.
-    ///
-    /// # Errors
-    /// The first family's error; the other family is programmed all the same.
-    pub fn sync(&mut self) -> Result<Repair, NftablesError> {
-        let mut repairs = Repair::default();
-        let mut result = Ok(());
-        for family in &mut self.families {
-            let done = if family.unknown {
-                family.reconcile(&mut self.kernel)
-            } else {
-                // What was refused raced with somebody's change, or is refused again, and then isolated.
-                match family.commit(&mut self.kernel) {
-                    Err(NftablesError::Refused { .. }) => family.reconcile(&mut self.kernel),
-                    done => done.map(|()| Repair::default()),
-                }
-            };
-            match done {
-                Ok(repair) => {
-                    repairs.rebuilt |= repair.rebuilt;
-                    repairs.elements += repair.elements;
-                }
-                Err(error) => {
-                    family.unknown = true;
-                    result = result.and(Err(error));
-                }
-            }
-        }
-        result.map(|()| repairs)
-    }
-
-    /// Looks at the kernel's tables and repairs what somebody else changed.
-    ///
-    /// # Errors
-    /// As [`Self::sync`].
-    pub fn resync(&mut self) -> Result<Repair, NftablesError> {
-        for family in &mut self.families {
-            family.unknown = true;
-        }
-        self.sync()
-    }
-
-    /// Packets that found no endpoint in any slot, in both families.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn missed_lookups(&mut self) -> Result<u64, NftablesError> {
-        Family::BOTH
-            .into_iter()
-            .map(|family| self.kernel.missed_lookups(family))
-            .sum()
+    /// The port by which the kernel's notifications name this backend's own changes.
+    pub fn port(&self) -> u32 {
+        self.kernel.port()
     }
 
     /// Removes both tables.
@@ -234,6 +113,151 @@ impl Nftables {
     }
 }
 
+impl Nftables<NoKernel> {
+    /// Programs nothing, needs nothing, and shows what it would program.
+    pub fn offline() -> Self {
+        Self::of(NoKernel)
+    }
+
+    /// The rules that it would program.
+    pub fn rendering(&self) -> Rendering {
+        Rendering::of(self.families.iter().map(|family| &family.wanted))
+    }
+}
+
+impl<K> Nftables<K> {
+    fn of(kernel: K) -> Self {
+        let families = Family::BOTH
+            .into_iter()
+            .map(|family| Programmed {
+                wanted: Table::new(family, Shape::default()),
+                pending: Delta::default(),
+                unknown: true,
+                known: Known::default(),
+            })
+            .collect();
+        Self { kernel, families }
+    }
+}
+
+impl<K> Told for Nftables<K> {
+    fn set_pods(&mut self, pods: &PodSet) {
+        for family in &mut self.families {
+            family.unknown |= !std::mem::replace(&mut family.known.pods, true);
+            family.wanted.change_pods(pods, &mut family.pending);
+        }
+    }
+
+    fn set_hairpins(&mut self, addresses: &BTreeSet<IpAddr>) {
+        for family in &mut self.families {
+            family
+                .wanted
+                .change_hairpins(addresses.iter().copied(), &mut family.pending);
+        }
+    }
+
+    fn set_node_port_addresses(&mut self, addresses: &[IpAddr]) {
+        for family in &mut self.families {
+            family
+                .wanted
+                .change_node_port_addresses(addresses, &mut family.pending);
+        }
+    }
+
+    fn set_doors(&mut self, plan: &Plan, doors: &BTreeSet<Door>) {
+        for family in &mut self.families {
+            for door in doors {
+                let decided = (*door, plan.frontend(door));
+                family
+                    .wanted
+                    .change_doors(std::iter::once(decided), &mut family.pending);
+                if family.unknown {
+                    // What differs will be seen in the kernel. At the start this would hold everything.
+                    family.pending.clear();
+                }
+            }
+        }
+    }
+
+    fn set_complete(&mut self) {
+        for family in &mut self.families {
+            family.unknown |= !std::mem::replace(&mut family.known.services, true);
+        }
+    }
+
+    fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
+        for family in &mut self.families {
+            let of_family = |range: &&IpNetwork| family_of(range.ip()) == family.wanted.family;
+            let ranges = ranges.iter().filter(of_family).copied().collect();
+            let shape = Shape {
+                detector: detector.clone(),
+                ranges,
+                ..family.wanted.shape().clone()
+            };
+            family.unknown |= family.wanted.reshape(shape);
+        }
+    }
+
+    fn set_service_ranges(&mut self, ranges: &[IpNetwork]) {
+        for family in &mut self.families {
+            let of_family = |range: &&IpNetwork| family_of(range.ip()) == family.wanted.family;
+            let service_ranges = ranges.iter().filter(of_family).copied().collect();
+            let shape = Shape {
+                service_ranges,
+                ..family.wanted.shape().clone()
+            };
+            family.unknown |= family.wanted.reshape(shape);
+        }
+    }
+}
+
+impl Backend for Nftables {
+    type Error = NftablesError;
+
+    /// As the trait says; of two families with errors the first one's is returned.
+    fn sync(&mut self) -> Result<Repair, NftablesError> {
+        let mut repairs = Repair::default();
+        let mut result = Ok(());
+        for family in &mut self.families {
+            let done = if family.unknown {
+                family.reconcile(&mut self.kernel)
+            } else {
+                // What was refused raced with somebody's change, or is refused again, and then isolated.
+                match family.commit(&mut self.kernel) {
+                    Err(NftablesError::Refused { .. }) => family.reconcile(&mut self.kernel),
+                    done => done.map(|()| Repair::default()),
+                }
+            };
+            match done {
+                Ok(repair) => {
+                    repairs.rebuilt |= repair.rebuilt;
+                    repairs.chains += repair.chains;
+                    repairs.elements += repair.elements;
+                }
+                Err(error) => {
+                    family.unknown = true;
+                    result = result.and(Err(error));
+                }
+            }
+        }
+        result.map(|()| repairs)
+    }
+
+    fn resync(&mut self) -> Result<Repair, NftablesError> {
+        for family in &mut self.families {
+            family.unknown = true;
+        }
+        self.sync()
+    }
+
+    fn missed_lookups(&mut self) -> Result<u64, NftablesError> {
+        Family::BOTH
+            .into_iter()
+            .map(|family| self.kernel.missed_lookups(family))
+            .sum()
+    }
+}
+
 impl Programmed {
     /// A change costs what changed.
     fn commit(&mut self, kernel: &mut Kernel) -> Result<(), NftablesError> {
@@ -244,7 +268,9 @@ impl Programmed {
         delta.sort();
         let family = self.wanted.family;
         let mut batch = kernel.batch(family, None);
-        write(&mut batch, &delta);
+        let classes = delta.classes.iter();
+        let chains: Vec<Chain> = classes.flat_map(|class| program::class_chains(*class)).collect();
+        write(&mut batch, &chains, &delta);
         kernel.commit(family, batch)?;
         debug!(%family, add = delta.add.len(), delete = delta.delete.len(), "elements changed");
         Ok(())
@@ -272,11 +298,11 @@ impl Programmed {
     fn repair(&mut self, kernel: &mut Kernel, seen: &Observed) -> Result<Repair, NftablesError> {
         let family = self.wanted.family;
         let mut batch = kernel.batch(family, Some(seen.generation));
-        let same = seen.same_structure(family, &self.wanted.chains());
+        let same = seen.structure(family, &self.wanted.chains());
         let leave = seen.table && !self.known.services;
-        let left_over = match same {
-            Some(left_over) => left_over,
-            None if leave && seen.has_set(family, SetName::LocalPods) => Vec::new(),
+        let structure = match same {
+            Some(structure) => structure,
+            None if leave && seen.has_set(family, SetName::LocalPods) => Structure::default(),
             None if leave => {
                 return Err(NftablesError::OlderTable { family });
             }
@@ -284,77 +310,24 @@ impl Programmed {
         };
         let known = self.known;
         let delta = seen.difference(self.wanted.elements(), |set| known.covers(set));
-        write(&mut batch, &delta);
+        write(&mut batch, &structure.missing, &delta);
         kernel.commit(family, batch)?;
+        let left_over = if known.services {
+            structure.left_over
+        } else {
+            Vec::new()
+        };
         let repair = Repair {
             rebuilt: false,
+            chains: structure.missing.len() + left_over.len(),
             elements: delta.add.len().max(delta.delete.len()),
         };
         if !repair.is_none() {
-            info!(%family, elements = repair.elements, "ruleset brought up to date");
+            let Repair { chains, elements, .. } = repair;
+            info!(%family, chains, elements, "ruleset brought up to date");
         }
-        if self.known.services {
-            self.remove_chains(kernel, &left_over);
-        }
+        self.remove_chains(kernel, &left_over);
         Ok(repair)
-    }
-
-    /// The kernel refuses a batch as a whole: everything in it is programmed that it takes, and what it
-    /// does not take is named. That part is tried again with the next attempt.
-    fn salvage(&mut self, kernel: &mut Kernel, seen: &Observed) -> Result<Repair, NftablesError> {
-        let family = self.wanted.family;
-        if seen.same_structure(family, &self.wanted.chains()).is_none() {
-            let mut batch = kernel.batch(family, Some(seen.generation));
-            replace_structure(&mut batch, seen.table, &self.wanted.chains());
-            kernel.commit(family, batch)?;
-        }
-        let known = self.known;
-        let seen = kernel.observe(family)?;
-        let delta = seen.difference(self.wanted.elements(), |set| known.covers(set));
-        let gone = isolate(&delta.delete, |keys| {
-            kernel
-                .write(family, |batch| batch.delete_elements(keys))
-                .map_err(|e| describe(&e))
-        });
-        let mut names: Vec<String> = gone
-            .into_iter()
-            .map(|((set, key), error)| {
-                format!(
-                    "to remove {} from {set}: {error}",
-                    KeyText {
-                        set: *set,
-                        family,
-                        key
-                    }
-                )
-            })
-            .collect();
-        let added = isolate(&delta.add, |elements| {
-            kernel
-                .write(family, |batch| batch.add_elements(elements))
-                .map_err(|e| describe(&e))
-        });
-        names.extend(added.into_iter().map(|(element, error)| {
-            let owner = element.comment.as_deref().unwrap_or("no comment");
-            let Element { set, key, .. } = element;
-            format!(
-                "to add {} ({owner}) to {set}: {error}",
-                KeyText {
-                    set: *set,
-                    family,
-                    key
-                }
-            )
-        }));
-        let repair = Repair {
-            rebuilt: false,
-            elements: delta.add.len().max(delta.delete.len()),
-        };
-        if names.is_empty() {
-            Ok(repair)
-        } else {
-            Err(NftablesError::Parts { family, names })
-        }
     }
 
     /// Chains that nothing refers to any more. In a batch of their own: before 6.2 a kernel refuses to
@@ -387,12 +360,13 @@ fn load(
     info!(%family, chains = chains.len(), elements = elements.len(), "ruleset programmed");
     Ok(Repair {
         rebuilt: true,
+        chains: chains.len(),
         elements: elements.len(),
     })
 }
 
 /// Table, chains, sets and rules, in place of whatever is there.
-fn replace_structure(batch: &mut Batch, present: bool, chains: &[Chain]) {
+pub(super) fn replace_structure(batch: &mut Batch, present: bool, chains: &[Chain]) {
     if present {
         batch.delete_table();
     }
@@ -410,17 +384,12 @@ fn replace_structure(batch: &mut Batch, present: bool, chains: &[Chain]) {
     }
 }
 
-/// The chains of new classes, then what goes, then what comes.
-fn write(batch: &mut Batch, delta: &Delta) {
-    let chains: Vec<_> = delta
-        .classes
-        .iter()
-        .flat_map(|class| program::class_chains(*class))
-        .collect();
-    for chain in &chains {
+/// New chains, then what goes, then what comes.
+pub(super) fn write(batch: &mut Batch, chains: &[Chain], delta: &Delta) {
+    for chain in chains {
         batch.add_chain(chain);
     }
-    for chain in &chains {
+    for chain in chains {
         for rule in &chain.rules {
             batch.add_rule(chain.name, rule);
         }

@@ -33,11 +33,19 @@ impl Delta {
         self.classes.is_empty() && self.delete.is_empty() && self.add.is_empty()
     }
 
+    /// Nothing to do, in the same room.
+    pub fn clear(&mut self) {
+        let Self { classes, delete, add } = self;
+        classes.clear();
+        delete.clear();
+        add.clear();
+    }
+
     /// Groups elements by set, so that each set's share messages, and makes the order a stable one.
     pub fn sort(&mut self) {
         self.delete.sort_unstable();
         self.add
-            .sort_unstable_by(|a, b| (a.set, a.key).cmp(&(b.set, b.key)));
+            .sort_unstable_by_key(|element| (element.set, element.key));
     }
 }
 
@@ -94,8 +102,13 @@ impl Table {
         });
         let ips = self.cluster_ips.keys().map(|ip| cluster_ip(*ip));
         let mut all: Vec<Element> = doors.chain(members).chain(ips).collect();
-        all.sort_unstable_by(|a, b| (a.set, a.key).cmp(&(b.set, b.key)));
+        all.sort_unstable_by_key(|element| (element.set, element.key));
         all
+    }
+
+    /// What the constant part depends on now.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
     }
 
     /// The constant part becomes that of `shape`; whether it differs.
@@ -227,6 +240,9 @@ fn cluster_ip(ip: IpAddr) -> Element {
 
 /// What leads from some elements to others.
 pub fn difference(now: Vec<Element>, wanted: Vec<Element>, delta: &mut Delta) {
+    if now.is_empty() {
+        return delta.add.extend(wanted);
+    }
     let mut stale: HashMap<(SetName, Key), Element> = now
         .into_iter()
         .map(|element| ((element.set, element.key), element))

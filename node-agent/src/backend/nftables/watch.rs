@@ -21,7 +21,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Listens from now on. `own` is the process whose changes are our own: the thread that commits.
+    /// Listens from now on. `own` is the port of the socket whose changes are our own. (A process id would
+    /// not do: the kernel names it as the host knows it, not as a container's process knows itself.)
     ///
     /// # Errors
     /// [`NetlinkError`].
@@ -46,8 +47,8 @@ impl Watch {
         let Self { socket, own, touched } = self;
         loop {
             let more = socket.receive(false, |message| match ended_by(&message) {
-                Some(process) => {
-                    foreign |= std::mem::take(touched) && process != *own;
+                Some(port) => {
+                    foreign |= std::mem::take(touched) && port != *own;
                 }
                 None => *touched |= is_ours(&message),
             });
@@ -67,10 +68,9 @@ impl AsRawFd for Watch {
     }
 }
 
-/// The process that made a batch, if this message is the one that ends its notifications.
+/// The port that a batch came from, if this message is the one that ends its notifications.
 fn ended_by(message: &Message<'_>) -> Option<u32> {
-    const PROCESS: u16 = 2;
-    (message.kind == kind(libc::NFT_MSG_NEWGEN)).then(|| message.attributes().find_u32(PROCESS))?
+    (message.kind == kind(libc::NFT_MSG_NEWGEN)).then_some(message.port)
 }
 
 /// Every message about a table, or what is in it, has the table's name first.

@@ -1,0 +1,353 @@
+//! The program as nft's text: what `nft list` shows of it, as far as nft reads that back. Pure.
+//!
+//! Two things are written otherwise than nft lists them. A port is translated only where the protocol is
+//! named before (`meta l4proto tcp`), which nft then folds into the key; and `th dport` stays what it is.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::element::{Element, KeyText, Value};
+use super::lower::MOST_SLOTS;
+use super::message::{MOST_CLIENTS, TABLE_COMMENT, rule_comment};
+use super::name::{SetName, TABLE};
+use super::rule::{Action, Chain, ENDPOINT_BITS, Hook, MASQUERADE_BIT, Match, Rule, SCRATCH, SCRATCH_BITS};
+use super::set::{Data, Part, Shape};
+use super::table::Table;
+use crate::model::Family;
+
+/// The rules of all families.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Rendering {
+    tables: Vec<TableText>,
+}
+
+/// One family's table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct TableText {
+    family: &'static str,
+    name: &'static str,
+    comment: &'static str,
+    sets: Vec<SetText>,
+    chains: Vec<ChainText>,
+}
+
+/// A set or a map, its elements sorted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct SetText {
+    kind: &'static str,
+    name: &'static str,
+    comment: &'static str,
+    /// Of what keys and values are.
+    declaration: String,
+    /// What else it must be told.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    settings: Vec<String>,
+    elements: Vec<ElementText>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct ElementText {
+    key: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    comment: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct ChainText {
+    name: String,
+    comment: &'static str,
+    /// Where a base chain hangs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hook: Option<String>,
+    rules: Vec<RuleText>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct RuleText {
+    rule: String,
+    comment: String,
+}
+
+impl Rendering {
+    /// Of these tables.
+    pub(super) fn of<'a>(tables: impl Iterator<Item = &'a Table>) -> Self {
+        Self {
+            tables: tables.map(table).collect(),
+        }
+    }
+}
+
+fn table(table: &Table) -> TableText {
+    let family = table.family;
+    let elements = table.elements();
+    let sets = SetName::ALL.map(|name| {
+        let of_set = elements.iter().filter(|element| element.set == name);
+        SetText {
+            kind: if name.shape().data == Data::None {
+                "set"
+            } else {
+                "map"
+            },
+            name: name.as_str(),
+            comment: name.why(),
+            declaration: declaration(family, name),
+            settings: settings(&name.shape()),
+            elements: of_set.map(|element| element_text(family, element)).collect(),
+        }
+    });
+    TableText {
+        family: ip(family),
+        name: TABLE,
+        comment: TABLE_COMMENT,
+        sets: sets.into(),
+        chains: table
+            .chains()
+            .iter()
+            .map(|chain| chain_text(family, chain))
+            .collect(),
+    }
+}
+
+fn ip(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "ip",
+        Family::V6 => "ip6",
+    }
+}
+
+/// A verdict map's key has a type, since nft 1.0.6 lists no expressions for one.
+fn declaration(family: Family, set: SetName) -> String {
+    let shape = set.shape();
+    let types: Vec<&str> = shape.key.iter().map(|part| part_type(family, *part)).collect();
+    let key = key(family, set, MOST_SLOTS);
+    match shape.data {
+        Data::None => format!("typeof {key}"),
+        Data::Verdict => format!("type {} : verdict", types.join(" . ")),
+        Data::Endpoint => format!("typeof {key} : {} daddr . th dport", ip(family)),
+        Data::Number => format!("typeof {key} : meta priority"),
+    }
+}
+
+fn settings(shape: &Shape) -> Vec<String> {
+    let ranged = shape.is_ranged().then(|| vec!["flags interval".to_owned()]);
+    let dynamic = || vec![format!("size {MOST_CLIENTS}"), "flags dynamic,timeout".to_owned()];
+    ranged
+        .or_else(|| shape.is_dynamic().then(dynamic))
+        .unwrap_or_default()
+}
+
+fn part_type(family: Family, part: Part) -> &'static str {
+    match part {
+        Part::Source | Part::SourceRange | Part::Destination => match family {
+            Family::V4 => "ipv4_addr",
+            Family::V6 => "ipv6_addr",
+        },
+        Part::Protocol => "inet_proto",
+        Part::Port => "inet_service",
+        Part::Slot => "integer",
+        Part::Interface => "ifname",
+        Part::Scratch => "classid",
+    }
+}
+
+/// The values of a packet that are looked up in a set; `slots` to draw among, where a slot is one of them.
+fn key(family: Family, set: SetName, slots: u32) -> String {
+    let ip = ip(family);
+    let parts = set.shape().key.iter().map(|part| match part {
+        Part::Source | Part::SourceRange => format!("{ip} saddr"),
+        Part::Destination => format!("{ip} daddr"),
+        Part::Protocol => "meta l4proto".to_owned(),
+        Part::Port => "th dport".to_owned(),
+        Part::Slot => format!("numgen random mod {slots}"),
+        Part::Interface => "iifname".to_owned(),
+        Part::Scratch => "meta priority".to_owned(),
+    });
+    parts.collect::<Vec<_>>().join(" . ")
+}
+
+fn element_text(family: Family, element: &Element) -> ElementText {
+    let Element { set, key, .. } = element;
+    ElementText {
+        key: KeyText {
+            set: *set,
+            family,
+            key,
+        }
+        .to_string(),
+        value: match element.value {
+            Value::Member => None,
+            Value::Goto(chain) => Some(format!("goto {chain}")),
+            Value::Number(number) => Some(priority(number)),
+            Value::Endpoint(endpoint) => Some(format!("{} . {}", endpoint.ip(), endpoint.port())),
+        },
+        comment: element.comment.as_deref().map(str::to_owned),
+    }
+}
+
+fn chain_text(family: Family, chain: &Chain) -> ChainText {
+    let hook = chain.hook.map(|(hook, priority)| {
+        let hook = match hook {
+            Hook::Prerouting => "prerouting",
+            Hook::Output => "output",
+            Hook::Postrouting => "postrouting",
+        };
+        format!("type nat hook {hook} priority {priority}; policy accept;")
+    });
+    let rules = chain.rules.iter().map(|rule| RuleText {
+        rule: rule_text(family, rule),
+        comment: rule_comment(family, rule),
+    });
+    ChainText {
+        name: chain.name.to_string(),
+        comment: chain.why.text(),
+        hook,
+        rules: rules.collect(),
+    }
+}
+
+fn rule_text(family: Family, rule: &Rule) -> String {
+    let matches = rule.matches.iter().map(|wanted| match_text(family, wanted));
+    let actions = rule.actions.iter().map(|action| action_text(family, action));
+    matches.chain(actions).collect::<Vec<_>>().join(" ")
+}
+
+fn match_text(family: Family, wanted: &Match) -> String {
+    match wanted {
+        Match::In(set) => format!("{} @{set}", key(family, *set, 0)),
+        Match::Protocol(protocol) => format!("meta l4proto {protocol}"),
+        Match::InputInterface(name) => format!("iifname \"{name}\""),
+        Match::InputPrefix(prefix) => format!("iifname \"{prefix}*\""),
+        Match::Source(range) => format!("{} saddr {}/{}", ip(family), range.network(), range.prefix()),
+        Match::Destination(range) => format!("{} daddr {}/{}", ip(family), range.network(), range.prefix()),
+        Match::Translated => "ct status dnat".to_owned(),
+        Match::Marked => format!("meta mark & {MASQUERADE_BIT:#010x} == {MASQUERADE_BIT:#010x}"),
+        Match::Recalled => format!("meta priority & {} != none", priority(ENDPOINT_BITS)),
+        Match::Scratched => {
+            format!(
+                "meta priority & {} == {}",
+                priority(SCRATCH_BITS),
+                priority(SCRATCH)
+            )
+        }
+    }
+}
+
+fn action_text(family: Family, action: &Action) -> String {
+    match *action {
+        Action::Return => "return".to_owned(),
+        Action::Jump(chain) => format!("jump {chain}"),
+        Action::Goto(chain) => format!("goto {chain}"),
+        Action::Lookup(map) => format!("{} vmap @{map}", key(family, map, 0)),
+        Action::Translate { endpoints, slots } => {
+            let key = key(family, endpoints, slots);
+            format!("dnat {} to {key} map @{endpoints}", ip(family))
+        }
+        Action::TranslateToNumber(endpoints) => {
+            format!(
+                "dnat {} to {} map @{endpoints}",
+                ip(family),
+                key(family, endpoints, 0)
+            )
+        }
+        Action::Draw { numbers, slots } => {
+            format!("meta priority set {} map @{numbers}", key(family, numbers, slots))
+        }
+        Action::KeepServicePort => format!("meta priority set meta priority & {}", priority(!ENDPOINT_BITS)),
+        Action::Recall => {
+            let affinity = SetName::Affinity;
+            format!("meta priority set {} map @{affinity}", key(family, affinity, 0))
+        }
+        Action::Remember(seconds) => affinity_text(family, "update", &format!(" timeout {seconds}s")),
+        Action::Forget => affinity_text(family, "delete", ""),
+        Action::ClearScratch => "meta priority set none".to_owned(),
+        Action::Mark => format!("meta mark set meta mark | {MASQUERADE_BIT:#010x}"),
+        Action::Unmark => format!("meta mark set meta mark & {:#010x}", !MASQUERADE_BIT),
+        Action::Masquerade => "masquerade fully-random".to_owned(),
+        Action::Count => "counter".to_owned(),
+        Action::Drop => "drop".to_owned(),
+        Action::Reset => "reject with tcp reset".to_owned(),
+        Action::Unreachable => "reject".to_owned(),
+    }
+}
+
+/// Changes the client's entry in the map of clients.
+fn affinity_text(family: Family, operation: &str, timeout: &str) -> String {
+    let (map, ip, bits) = (SetName::Affinity, ip(family), priority(!ENDPOINT_BITS));
+    format!("{operation} @{map} {{ meta priority & {bits} . {ip} saddr{timeout} : meta priority }}")
+}
+
+/// A packet's priority as nft writes it: a traffic class, in two halves.
+fn priority(number: u32) -> String {
+    format!("{:x}:{:x}", number >> 16, number & 0xffff)
+}
+
+impl fmt::Display for Rendering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, table) in self.tables.iter().enumerate() {
+            if n > 0 {
+                writeln!(f)?;
+            }
+            table.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for TableText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "table {} {} {{", self.family, self.name)?;
+        writeln!(f, "\tcomment \"{}\"", self.comment)?;
+        self.sets.iter().try_for_each(|set| set.fmt(f))?;
+        self.chains.iter().try_for_each(|chain| chain.fmt(f))?;
+        writeln!(f, "}}")
+    }
+}
+
+impl fmt::Display for SetText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\n\t{} {} {{", self.kind, self.name)?;
+        writeln!(f, "\t\t{}", self.declaration)?;
+        self.settings
+            .iter()
+            .try_for_each(|setting| writeln!(f, "\t\t{setting}"))?;
+        writeln!(f, "\t\tcomment \"{}\"", self.comment)?;
+        if !self.elements.is_empty() {
+            writeln!(f, "\t\telements = {{")?;
+            for element in &self.elements {
+                writeln!(f, "\t\t\t{element},")?;
+            }
+            writeln!(f, "\t\t}}")?;
+        }
+        writeln!(f, "\t}}")
+    }
+}
+
+impl fmt::Display for ElementText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.key)?;
+        if let Some(comment) = &self.comment {
+            write!(f, " comment \"{comment}\"")?;
+        }
+        match &self.value {
+            Some(value) => write!(f, " : {value}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for ChainText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\n\tchain {} {{", self.name)?;
+        writeln!(f, "\t\tcomment \"{}\"", self.comment)?;
+        if let Some(hook) = &self.hook {
+            writeln!(f, "\t\t{hook}")?;
+        }
+        for RuleText { rule, comment } in &self.rules {
+            writeln!(f, "\t\t{rule} comment \"{comment}\"")?;
+        }
+        writeln!(f, "\t}}")
+    }
+}

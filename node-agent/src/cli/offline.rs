@@ -1,0 +1,98 @@
+//! `render` and `explain --manifests`: the agent's answers without an agent, a kernel or root.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::Args;
+
+use super::{Output, show};
+use crate::backend::nftables::{Nftables, NoKernel};
+use crate::config::{BackendChoice, PolicyArgs};
+use crate::engine::Engine;
+use crate::explain::{Explanation, Packet};
+use crate::model::{Event, Listing, Node, NodeAddress};
+use crate::source::{manifests, state_file};
+
+/// What takes the place of the kernel and the API.
+#[derive(Debug, Args)]
+pub(super) struct Facts {
+    #[command(flatten)]
+    pub(super) policy: PolicyArgs,
+    /// A folder of manifests (Services, EndpointSlices, Nodes, ServiceCIDRs). The node's addresses are taken
+    /// from its Node object there
+    #[arg(long, value_name = "DIR")]
+    pub(super) manifests: PathBuf,
+    /// The run directory with the state file of this node's pods; without it there are none
+    #[arg(long, value_name = "DIR")]
+    pub(super) run_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct RenderArgs {
+    #[command(flatten)]
+    facts: Facts,
+    /// Whose rules
+    #[arg(long, value_enum, default_value = "auto")]
+    backend: BackendChoice,
+    #[arg(long, value_enum, default_value = "text")]
+    output: Output,
+}
+
+/// Prints the rules that the agent would program.
+pub(super) fn render(args: &RenderArgs) -> anyhow::Result<()> {
+    let mut engine = engine(&args.facts)?;
+    match args.backend {
+        BackendChoice::Auto | BackendChoice::Nftables => show(&engine.decided().rendering(), args.output),
+    }
+}
+
+/// What would happen to a packet.
+pub(super) fn explain(facts: &Facts, packet: &Packet) -> anyhow::Result<Explanation> {
+    let mut engine = engine(facts)?;
+    engine.decided();
+    Ok(engine.explain(packet)?)
+}
+
+fn engine(facts: &Facts) -> anyhow::Result<Engine<Nftables<NoKernel>>> {
+    let policy = facts.policy.check()?;
+    let (mut events, problems) = manifests::read(&manifests::Config {
+        folder: facts.manifests.clone(),
+        node_name: policy.settings.node_name.to_string(),
+    })?;
+    for problem in problems {
+        eprintln!("denizen-agent: left out: {problem}");
+    }
+    events.push(addresses(&events));
+    events.push(Event::Listed(Listing::Addresses));
+    if let Some(run_dir) = &facts.run_dir {
+        let run_dir = run_dir.clone();
+        let pods = state_file::read(&state_file::Config { run_dir }).context("cannot use the state file")?;
+        events.extend(pods.map(Event::Pods));
+    }
+    let mut engine = Engine::new(policy, Nftables::offline());
+    engine.apply(events);
+    Ok(engine)
+}
+
+/// The node's addresses as far as its Node object names them, on an interface that nobody can know here.
+fn addresses(events: &[Event]) -> Event {
+    let node = events.iter().rev().find_map(|event| {
+        if let Event::Node(node) = event {
+            node.as_ref()
+        } else {
+            None
+        }
+    });
+    let interface: Arc<str> = "unknown".into();
+    let of = |node: &Node| -> Vec<NodeAddress> {
+        let on = |address: &_| NodeAddress {
+            address: *address,
+            interface: interface.clone(),
+        };
+        node.addresses.iter().map(on).collect()
+    };
+    let mut addresses = node.map(of).unwrap_or_default();
+    addresses.sort_unstable();
+    Event::Addresses(addresses)
+}

@@ -1,0 +1,185 @@
+//! What `render` prints, feature by feature: `golden/NAME.yaml` (and `NAME.json`, the state file) against
+//! `golden/NAME.txt`. `UPDATE_GOLDEN=1` writes the latter anew.
+//!
+//! `empty` is printed whole. The others show only what they have beyond it: the sets with elements and the
+//! chains that are otherwise.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read files and execute programs; denizen does not"
+)]
+
+use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+const EMPTY: &str = "empty";
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
+}
+
+/// Runs the program on one feature's files.
+fn run(name: &str, command: &[&str]) -> Result<String> {
+    let folder = tempfile::tempdir()?;
+    let (manifests, run_dir) = (folder.path().join("manifests"), folder.path().join("run"));
+    fs::create_dir(&manifests)?;
+    fs::create_dir(&run_dir)?;
+    fs::set_permissions(&run_dir, Permissions::from_mode(0o700))?;
+    let text = fs::read_to_string(golden().join(format!("{name}.yaml")))?;
+    fs::write(manifests.join("all.yaml"), &text)?;
+    if let Ok(state) = fs::read(golden().join(format!("{name}.json"))) {
+        fs::write(run_dir.join("pods.json"), state)?;
+        fs::set_permissions(run_dir.join("pods.json"), Permissions::from_mode(0o600))?;
+    }
+    let flags = text.lines().find_map(|line| line.strip_prefix("# flags: "));
+    let output = Command::new(env!("CARGO_BIN_EXE_denizen-agent"))
+        .args(command)
+        .arg("--manifests")
+        .arg(&manifests)
+        .arg("--run-dir")
+        .arg(&run_dir)
+        .args(["--node-name", "node-1"])
+        .args(flags.unwrap_or_default().split_whitespace())
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && said.is_empty(), "{name}: {said}");
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// The features' names, sorted.
+fn features() -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(golden())? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "yaml") {
+            let name = path.file_stem().context("a name")?;
+            names.push(name.to_string_lossy().into_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// A rendering's sets and chains, each after the line that begins its table.
+fn blocks(text: &str) -> Vec<(&str, &str)> {
+    let mut table = "";
+    let mut found = Vec::new();
+    for block in text.split("\n\n") {
+        if block.starts_with("table ") {
+            table = block.lines().next().unwrap_or_default();
+        } else {
+            let block = block.trim_end_matches('\n');
+            // The last one of a table stands before the table's own end.
+            found.push((table, block.strip_suffix("\n}").unwrap_or(block)));
+        }
+    }
+    found
+}
+
+fn beyond(empty: &str, text: &str) -> String {
+    let usual: BTreeSet<_> = blocks(empty).into_iter().collect();
+    let mut shown = String::new();
+    let mut table = "";
+    for (of, block) in blocks(text).into_iter().filter(|block| !usual.contains(block)) {
+        if of != table {
+            shown += &format!("{of}\n");
+            table = of;
+        }
+        shown += &format!("{block}\n\n");
+    }
+    shown
+}
+
+#[test]
+fn rules_are_as_they_were() -> Result<()> {
+    let empty = run(EMPTY, &["render"])?;
+    let mut wrong = Vec::new();
+    for name in features()? {
+        let text = run(&name, &["render"])?;
+        let text = if name == EMPTY {
+            text
+        } else {
+            beyond(&empty, &text)
+        };
+        let path = golden().join(format!("{name}.txt"));
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            fs::write(&path, text)?;
+        } else if fs::read_to_string(&path).unwrap_or_default() != text {
+            wrong.push(format!("{}:\n{text}", path.display()));
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "not as it was (UPDATE_GOLDEN=1 takes it over):\n{}",
+        wrong.join("\n")
+    );
+    Ok(())
+}
+
+#[test]
+fn json_has_what_text_has() -> Result<()> {
+    for name in features()? {
+        let json: serde_json::Value = serde_json::from_str(&run(&name, &["render", "--output", "json"])?)?;
+        let tables = json["tables"].as_array().context("tables")?;
+        let count =
+            |of: &str| -> usize { tables.iter().filter_map(|t| t[of].as_array()).map(Vec::len).sum() };
+        let text = run(&name, &["render"])?;
+        let lines = |begins: &str| text.lines().filter(|line| line.starts_with(begins)).count();
+        assert_eq!(count("chains"), lines("\tchain "), "{name}");
+        assert_eq!(count("sets"), lines("\tset ") + lines("\tmap "), "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_packet_is_explained_without_an_agent() -> Result<()> {
+    let cases = [
+        ("detect-pod-state", "10.1.2.3", "10.96.0.10:80", "forward", false),
+        (
+            "detect-pod-state",
+            "10.1.2.3@eth0",
+            "10.96.0.10:80",
+            "forward",
+            true,
+        ),
+        ("detect-pod-state", "10.7.7.7", "10.96.0.10:80", "forward", true),
+        ("detect-pod-state", "10.7.7.7", "10.96.0.10:81", "reject", false),
+        (
+            "detect-pod-state",
+            "10.7.7.7",
+            "10.96.0.77:80",
+            "untouched",
+            false,
+        ),
+        (
+            "detect-bridge",
+            "10.7.7.7@cni0",
+            "10.96.0.10:80",
+            "forward",
+            false,
+        ),
+        ("external-local", "10.7.7.7", "198.51.100.9:80", "forward", false),
+        ("external-local", "10.7.7.7", "192.168.0.2:30081", "drop", false),
+        (
+            "external-local",
+            "192.168.0.2",
+            "192.168.0.2:30081",
+            "forward",
+            true,
+        ),
+        ("external-local", "10.7.7.7", "192.168.0.2:30082", "reject", false),
+    ];
+    for (name, from, to, verdict, masquerade) in cases {
+        let command = ["explain", "--from", from, "--to", to, "--output", "json"];
+        let said: serde_json::Value = serde_json::from_str(&run(name, &command)?)?;
+        let case = format!("{name}: {from} to {to}: {said:#}");
+        assert_eq!(said["verdict"], verdict, "{case}");
+        assert_eq!(said["masquerade"], masquerade, "{case}");
+    }
+    Ok(())
+}
