@@ -181,8 +181,8 @@ impl<B: Told> Engine<B> {
             let addresses = node_port_addresses(&self.policy.node_ports, node.0, node.1, node.2);
             self.backend.set_node_port_addresses(&addresses);
         }
-        let pods = world.pods().pods.iter().flat_map(|pod| pod.ips.iter().copied());
-        if first || change.node || change.pods || !touched.doors.is_empty() {
+        if first || change.pods || touched.local_endpoints {
+            let pods = world.pods().pods.iter().flat_map(|pod| pod.ips.iter().copied());
             let itself: BTreeSet<IpAddr> = pods.chain(self.plan.local_endpoints()).collect();
             self.backend.set_hairpins(&itself);
         }

@@ -41,7 +41,8 @@ pub fn state_file(text: &[u8]) {
     );
 }
 
-fn record() -> Attachment {
+/// A record like any other.
+pub(crate) fn record() -> Attachment {
     Attachment {
         container_id: "3f1c".to_owned(),
         if_name: "eth0".to_owned(),

@@ -48,10 +48,15 @@ impl Candidate {
         call_here(&self.program, self.del.clone(), self.input.as_bytes()).unwrap();
     }
 
-    fn median(&self) -> Duration {
+    /// The time that a tenth of the turns kept below: what else the machine does can only add to a turn.
+    fn time(&self) -> Duration {
+        self.quantile(10)
+    }
+
+    fn quantile(&self, percent: usize) -> Duration {
         let mut times = self.times.clone();
         times.sort_unstable();
-        times[times.len() / 2]
+        times[times.len() * percent / 100]
     }
 }
 
@@ -152,16 +157,22 @@ fn candidates(rig: &Rig) -> Vec<Candidate> {
     all
 }
 
-/// The medians, next to what they have to be held against; whether the goals are met.
+/// The times, next to what they have to be held against; whether the goals are met.
 fn report(all: &[Candidate]) -> bool {
-    let at = |records: usize| all[RECORDS.iter().position(|known| *known == records).unwrap()].median();
-    println!("ADD, whole process, median of {ROUNDS} in turn:");
+    let at = |records: usize| all[RECORDS.iter().position(|known| *known == records).unwrap()].time();
+    let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+    println!(
+        "ADD, whole process, {ROUNDS} in turn:       fastest tenth    median   ratio of the first to 250 records"
+    );
     for candidate in all {
-        let (median, ratio) = (candidate.median(), candidate.median().div_duration_f64(at(250)));
+        let (time, median) = (
+            milliseconds(candidate.time()),
+            milliseconds(candidate.quantile(50)),
+        );
+        let ratio = candidate.time().div_duration_f64(at(250));
         println!(
-            "  {:<24} {:>7.3} ms  {ratio:>5.2} x denizen at 250",
-            candidate.name,
-            median.as_secs_f64() * 1e3
+            "  {:<36} {time:>10.3} ms {median:>6.3} ms   {ratio:.2}",
+            candidate.name
         );
     }
     // portmap without a port to map returns at once: it is shown, and is not an ADD to be held against.
@@ -169,7 +180,7 @@ fn report(all: &[Candidate]) -> bool {
         .iter()
         .filter(|candidate| !candidate.name.ends_with("nothing to map"));
     let ratios: Vec<_> = theirs
-        .map(|candidate| at(250).div_duration_f64(candidate.median()))
+        .map(|candidate| at(250).div_duration_f64(candidate.time()))
         .collect();
     let worst = ratios.iter().copied().fold(0.0, f64::max);
     let more = at(1_000).saturating_sub(at(0));

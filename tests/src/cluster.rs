@@ -8,7 +8,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::agent::{Agent, Settings};
-use crate::manifest::{self, Manifests};
+use crate::manifest::{self, Manifests, Port};
 use crate::netns::Netns;
 use crate::pod::{BRIDGE, Pod, Wiring};
 use crate::probe::Protocol;
@@ -125,6 +125,20 @@ impl Cluster {
     /// Where the state file and the agent's socket are.
     pub fn run_dir(&self) -> &Path {
         &self.run_dir
+    }
+
+    /// A dual-stack service `web` at `cluster_ips` that another node's pod alone serves, at `port` of its
+    /// address of each family, as long as the value lives.
+    pub fn remote_web(&self, cluster_ips: &[IpAddr], port: Port) -> Result<Server> {
+        let remote = &self.world.addresses().remote;
+        let mut objects = vec![manifest::service("web", cluster_ips, &[port])];
+        objects.extend(
+            remote
+                .iter()
+                .map(|address| manifest::slice("web", &[port], &[(*address, OTHER_NODE)])),
+        );
+        self.manifests.put("web", &objects)?;
+        serve(&self.world.remote, remote, &[(port.protocol, port.target)])
     }
 
     /// Whether a packet that was seen as coming from `seen` has the node's address.

@@ -10,26 +10,17 @@ use std::time::Instant;
 
 use anyhow::Result;
 use denizen_tests::cast::{PORT, service_ips};
-use denizen_tests::cluster::{Cluster, OTHER_NODE, serve};
+use denizen_tests::cluster::Cluster;
 use denizen_tests::effort;
-use denizen_tests::manifest::{Port, service, slice};
+use denizen_tests::manifest::Port;
 use denizen_tests::pod::Wiring;
-use denizen_tests::probe::{Probe, Protocol};
+use denizen_tests::probe::Probe;
+use denizen_tests::server::Server;
 use serde_json::{Value, json};
 
-const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
-
-fn cluster(label: &str, wait: &Value) -> Result<(Cluster, denizen_tests::server::Server)> {
+fn cluster(label: &str, wait: &Value) -> Result<(Cluster, Server)> {
     let cluster = Cluster::new(label, wait)?;
-    let remote = cluster.world.addresses().remote.clone();
-    let server = serve(&cluster.world.remote, &remote, &[(Protocol::Tcp, PORT)])?;
-    let slices = remote
-        .iter()
-        .map(|address| slice("web", &HTTP, &[(*address, OTHER_NODE)]));
-    let web = service("web", &service_ips(10), &HTTP);
-    cluster
-        .manifests
-        .put("web", &std::iter::once(web).chain(slices).collect::<Vec<_>>())?;
+    let server = cluster.remote_web(&service_ips(10), Port::tcp("http", 80, PORT))?;
     Ok((cluster, server))
 }
 

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::Result;
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::{BRIDGE, Pod, Wiring};
-use denizen_tests::probe::{Outcome, Probe, Protocol, SILENCE};
+use denizen_tests::probe::{Outcome, PATIENCE, Probe, Protocol, SILENCE};
 use denizen_tests::runtime::Chain;
 use denizen_tests::server::{Listen, Server};
 use denizen_tests::world::{Addresses, World, ip};
@@ -95,16 +95,13 @@ fn service(family: &str, last: u8) -> SocketAddr {
 
 fn tells_verdicts_apart(label: &str, wiring: Wiring) -> Result<()> {
     let stage = stage(label, wiring)?;
+    let node = stage.world.node_addresses()?;
     for (family, protocol) in FAMILIES
         .iter()
-        .flat_map(|family| PROTOCOLS.map(|protocol| (family, protocol)))
+        .flat_map(|family| PROTOCOLS.map(|it| (family, it)))
     {
         let ask = |last: u8| {
-            let patience = if last == 4 {
-                SILENCE
-            } else {
-                Probe::tcp(service(family, 1)).patience
-            };
+            let patience = if last == 4 { SILENCE } else { PATIENCE };
             Probe {
                 protocol,
                 from: None,
@@ -113,27 +110,26 @@ fn tells_verdicts_apart(label: &str, wiring: Wiring) -> Result<()> {
             }
             .ask_in(&stage.client.netns)
         };
-        let own = stage.client.address_like(service(family, 1).ip());
+        let like = service(family, 1).ip();
+        let own = stage.client.address_like(like);
         let endpoint = stage
             .server
-            .address_like(service(family, 1).ip())
+            .address_like(like)
             .map(|it| SocketAddr::new(it, 8080));
         let what = format!("{family} {protocol}");
 
-        let plain = ask(1);
+        let (plain, masqueraded) = (ask(1), ask(2));
         assert_eq!(
             (plain.endpoint(), plain.seen()),
             (endpoint, own),
             "{what}: {plain:?}"
         );
-        let masqueraded = ask(2);
         assert_eq!(masqueraded.endpoint(), endpoint, "{what}: {masqueraded:?}");
-        let seen = masqueraded.seen().expect("answered");
         assert!(
-            stage.world.node_addresses()?.contains(&seen),
-            "{what}: {seen} is not the node's"
+            masqueraded.seen().is_some_and(|it| node.contains(&it)),
+            "{what}: {masqueraded:?}"
         );
-        assert_ne!(Some(seen), own, "{what}");
+        assert_ne!(masqueraded.seen(), own, "{what}");
         assert_eq!(ask(3), Outcome::Refused, "{what}");
         assert_eq!(ask(4), Outcome::Dropped, "{what}");
         assert_eq!(ask(5), Outcome::Unreachable, "{what}");

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::cast::{Cast, PORT, Who, service_ips};
-use denizen_tests::cluster::{Cluster, OTHER_NODE, serve};
+use denizen_tests::cluster::{Cluster, OTHER_NODE};
 use denizen_tests::manifest::{Port, service, slice};
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::{Pod, Wiring};
@@ -99,19 +99,11 @@ fn a_broken_manifest_harms_nothing_else() -> Result<()> {
 #[test]
 fn a_pod_is_local_from_add_to_del() -> Result<()> {
     let cluster = Cluster::new("live-pod", &json!({ "timeout": "5s", "onTimeout": "fail" }))?;
-    let remote = cluster.world.addresses().remote.clone();
-    let _server = serve(&cluster.world.remote, &remote, &[(Protocol::Tcp, PORT)])?;
-    let web = service("web", &service_ips(10), &HTTP);
-    let slices = remote
-        .iter()
-        .map(|address| slice("web", &HTTP, &[(*address, OTHER_NODE)]));
-    cluster
-        .manifests
-        .put("web", &std::iter::once(web).chain(slices).collect::<Vec<_>>())?;
+    let _server = cluster.remote_web(&service_ips(10), HTTP[0])?;
     let _agent = cluster.start_agent()?;
+    let node = &cluster.world.node;
     for (name, wiring) in [("b", Wiring::Bridged), ("r", Wiring::Routed)] {
         let pod = cluster.add_pod(name, wiring)?;
-        let addresses = pod.addresses.clone();
         for ip in service_ips(10) {
             let first = Probe::tcp(SocketAddr::new(ip, 80)).ask_in(&pod.netns);
             assert_eq!(
@@ -120,19 +112,13 @@ fn a_pod_is_local_from_add_to_del() -> Result<()> {
                 "{wiring:?}, its first packet: {first:?}"
             );
         }
-        pod.detach(&cluster.world.node)?;
+        let addresses = pod.addresses.clone();
+        pod.detach(node)?;
         // Somebody else gets the address and is not recorded: nobody vouches for it any more.
         let netns = Netns::new(&format!("live-pod-{name}2"))?;
-        let stranger = Pod::wire(
-            &cluster.world.node,
-            netns,
-            &format!("{name}2"),
-            wiring,
-            &addresses,
-        )?;
+        let stranger = Pod::wire(node, netns, &format!("{name}2"), wiring, &addresses)?;
         for ip in service_ips(10) {
-            let to = SocketAddr::new(ip, 80);
-            let started = Instant::now();
+            let (to, started) = (SocketAddr::new(ip, 80), Instant::now());
             while Probe::tcp(to).ask_in(&stranger.netns).seen() == stranger.address_like(ip) {
                 assert!(
                     started.elapsed() < BOUND,

@@ -234,7 +234,7 @@ impl<'a> Way<'a> {
                 self.finish(Verdict::Drop, Some(service), None, false, sender)
             }
             Outcome::Forward(endpoints) => {
-                self.step(words::endpoints(endpoints), words::CHOICE);
+                self.step(words::endpoints(endpoints), words::choice(endpoints));
                 if let Affinity::ClientIp { seconds } = frontend.affinity {
                     self.step(words::affinity(seconds), words::AFFINITY);
                 }

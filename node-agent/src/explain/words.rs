@@ -17,7 +17,6 @@ pub(super) const NO_ENDPOINTS: &str =
     "the service has no endpoint that could be used; the client should know at once";
 pub(super) const NO_LOCAL_ENDPOINT: &str = "the service has endpoints, but none on this node, and policy Local \
      forbids the others; a client that gets no answer tries again and may then be sent to another node";
-pub(super) const CHOICE: &str = "drawn at random for each new connection; the connection then stays there";
 pub(super) const SOURCE_RANGES: &str = "spec.loadBalancerSourceRanges of the Service; they bind everybody, this \
      node and its pods included, and come before anything else";
 pub(super) const AFFINITY: &str = "sessionAffinity ClientIP: a client is remembered, whichever address of the \
@@ -115,6 +114,13 @@ pub(super) fn policy_why(frontend: &Frontend, inside: bool) -> &'static str {
             "it binds what comes from elsewhere; this node and its pods may use every endpoint"
         }
         (TrafficPolicy::Local, _, _) => "the Service says so",
+    }
+}
+
+pub(super) fn choice(endpoints: &Endpoints) -> &'static str {
+    match endpoints.count() {
+        1 => "the service's EndpointSlices name no other that could be used",
+        _ => "drawn at random for each new connection; the connection then stays there",
     }
 }
 

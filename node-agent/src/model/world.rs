@@ -37,7 +37,8 @@ impl Change {
 pub struct Model {
     listed: BTreeSet<Listing>,
     services: HashMap<ServiceName, Service>,
-    slices: HashMap<ServiceName, BTreeMap<SliceName, Slice>>,
+    /// Sorted by name. Most services have one slice, for which a tree would take eleven times the room.
+    slices: HashMap<ServiceName, Vec<Slice>>,
     slice_owner: HashMap<SliceName, ServiceName>,
     node: Option<Node>,
     service_ranges: BTreeMap<String, Vec<IpNetwork>>,
@@ -83,13 +84,13 @@ impl Model {
         let owner = self.slice_owner.get(&name);
         let before = owner
             .and_then(|owner| self.slices.get(owner))
-            .and_then(|slices| slices.get(&name));
+            .and_then(|slices| slices.iter().find(|slice| slice.name == name));
         if before == slice.as_ref() {
             return;
         }
         if let Some(owner) = self.slice_owner.remove(&name) {
             if let Some(slices) = self.slices.get_mut(&owner) {
-                slices.remove(&name);
+                slices.retain(|slice| slice.name != name);
                 if slices.is_empty() {
                     self.slices.remove(&owner);
                 }
@@ -99,8 +100,10 @@ impl Model {
         if let Some(slice) = slice {
             let owner = slice.service.clone();
             change.services.insert(owner.clone());
-            self.slice_owner.insert(name.clone(), owner.clone());
-            self.slices.entry(owner).or_default().insert(name, slice);
+            self.slice_owner.insert(name, owner.clone());
+            let slices = self.slices.entry(owner).or_insert_with(|| Vec::with_capacity(1));
+            let at = slices.partition_point(|other| other.name < slice.name);
+            slices.insert(at, slice);
         }
     }
 
@@ -157,11 +160,7 @@ impl<'a> Snapshot<'a> {
 
     /// The slices of a service, by name.
     pub fn slices(&self, service: &ServiceName) -> impl Iterator<Item = &'a Slice> + use<'a> {
-        self.model
-            .slices
-            .get(service)
-            .into_iter()
-            .flat_map(BTreeMap::values)
+        self.model.slices.get(service).into_iter().flatten()
     }
 
     /// The Node object of this node, where there is one.

@@ -26,6 +26,8 @@ pub struct Touched {
     pub doors: BTreeSet<Door>,
     /// Claims that were not there before, and lost.
     pub conflicts: Vec<Conflict>,
+    /// [`Plan::local_endpoints`] are others now.
+    pub local_endpoints: bool,
 }
 
 /// What is decided about every door.
@@ -115,12 +117,13 @@ impl Plan {
     /// Puts a service's claim in place of the one it had.
     fn claim(&mut self, frontend: Frontend, touched: &mut Touched) {
         let door = frontend.door;
-        let claims = self.claims.entry(door).or_default();
+        // Nearly every door has one claim.
+        let claims = self.claims.entry(door).or_insert_with(|| Vec::with_capacity(1));
         let mine = |claim: &Frontend| claim.service_port.service == frontend.service_port.service;
         if claims.contains(&frontend) {
             return;
         }
-        count(&mut self.local_endpoints, claims.first(), false);
+        let before = claims.first().cloned();
         let is_new = !claims.iter().any(mine);
         claims.retain(|claim| !mine(claim));
         let name = frontend.service_port.clone();
@@ -135,7 +138,8 @@ impl Plan {
             };
             touched.conflicts.push(Conflict { door, winner, loser });
         }
-        count(&mut self.local_endpoints, claims.first(), true);
+        let after = claims.first();
+        touched.local_endpoints |= recount(&mut self.local_endpoints, before.as_ref(), after);
         touched.doors.insert(door);
     }
 
@@ -143,11 +147,12 @@ impl Plan {
         let Entry::Occupied(mut entry) = self.claims.entry(*door) else {
             return;
         };
-        count(&mut self.local_endpoints, entry.get().first(), false);
+        let before = entry.get().first().cloned();
         entry
             .get_mut()
             .retain(|claim| claim.service_port.service != *service);
-        count(&mut self.local_endpoints, entry.get().first(), true);
+        let after = entry.get().first();
+        touched.local_endpoints |= recount(&mut self.local_endpoints, before.as_ref(), after);
         if entry.get().is_empty() {
             entry.remove();
         }
@@ -155,23 +160,38 @@ impl Plan {
     }
 }
 
-/// Counts a door's local endpoints in or out.
-fn count(counts: &mut BTreeMap<IpAddr, usize>, frontend: Option<&Frontend>, into: bool) {
-    let Some(frontend) = frontend else { return };
-    let outcomes = [Some(&frontend.inside), frontend.outside.as_ref()];
-    let endpoints = outcomes
-        .into_iter()
-        .flatten()
-        .filter_map(|outcome| outcome.endpoints());
-    for endpoint in endpoints
-        .flat_map(|endpoints| endpoints.iter())
-        .filter(|endpoint| endpoint.local)
-    {
-        let ip = endpoint.address.ip();
+/// Counts a door's local endpoints: in those of its winner now, out those of the one before. Whether any is
+/// new or gone. In first, so that one that stays is neither.
+fn recount(
+    counts: &mut BTreeMap<IpAddr, usize>,
+    before: Option<&Frontend>,
+    after: Option<&Frontend>,
+) -> bool {
+    let mut differs = false;
+    for ip in local_endpoints(after) {
         let n = counts.entry(ip).or_insert(0);
-        *n = if into { *n + 1 } else { n.saturating_sub(1) };
+        differs |= *n == 0;
+        *n += 1;
+    }
+    for ip in local_endpoints(before) {
+        let n = counts.entry(ip).or_insert(0);
+        *n = n.saturating_sub(1);
         if *n == 0 {
             counts.remove(&ip);
+            differs = true;
         }
     }
+    differs
+}
+
+fn local_endpoints(frontend: Option<&Frontend>) -> impl Iterator<Item = IpAddr> {
+    let outcomes = frontend
+        .into_iter()
+        .flat_map(|frontend| [Some(&frontend.inside), frontend.outside.as_ref()]);
+    outcomes
+        .flatten()
+        .filter_map(|outcome| outcome.endpoints())
+        .flat_map(|endpoints| endpoints.iter())
+        .filter(|endpoint| endpoint.local)
+        .map(|endpoint| endpoint.address.ip())
 }

@@ -1,11 +1,10 @@
 use std::fs::{self, Permissions};
-use std::net::IpAddr;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
-use serde_json::Map;
 use tempfile::TempDir;
 
 use super::*;
+use crate::fuzzing;
 use crate::state::{Attachment, AttachmentId};
 
 const WAIT: Duration = Duration::from_secs(5);
@@ -20,16 +19,7 @@ fn run_dir() -> (TempDir, RunDir) {
 fn attachment(container: &str) -> Attachment {
     Attachment {
         container_id: container.to_owned(),
-        if_name: "eth0".to_owned(),
-        network: "pods".to_owned(),
-        pod: None,
-        netns: None,
-        host_interface: None,
-        l3_interface: None,
-        bridge: None,
-        ips: vec![IpAddr::from([10, 1, 2, 3])],
-        added_at: "2026-11-20T12:00:00Z".to_owned(),
-        unknown: Map::new(),
+        ..fuzzing::record()
     }
 }
 

@@ -64,60 +64,39 @@ fn services() -> [Services; 2] {
 fn rows(at: &Services) -> Vec<Row> {
     use Protocol::{Tcp, Udp};
     use Who::{Bridged, Outside, Remote, Routed, ThisNode};
-    let row = |from, what, address, port, protocol, expect| Row {
-        from,
-        what,
-        to: SocketAddr::new(address, port),
-        protocol,
-        expect,
-    };
+    let to = |address, port, protocol| (SocketAddr::new(address, port), protocol);
     let answer = |by, masquerade| Expect::Answer { by, masquerade };
+    let web = to(at.web, 80, Tcp);
+    let (dns, dns_tcp) = (to(at.dns, 53, Udp), to(at.dns, 53, Tcp));
+    let (shop, node_port) = (to(at.shop, 80, Tcp), to(at.node, 30080, Tcp));
+    let (lonely, pod) = (to(at.lonely, 80, Tcp), to(at.remote, 8080, Tcp));
     const ALL: &[Who] = &[Bridged, Routed, Remote];
-    vec![
-        row(Bridged, "web", at.web, 80, Tcp, answer(ALL, false)),
-        row(Routed, "web", at.web, 80, Tcp, answer(ALL, false)),
-        row(Remote, "web", at.web, 80, Tcp, answer(ALL, true)),
-        row(Outside, "web", at.web, 80, Tcp, answer(ALL, true)),
-        row(ThisNode, "web", at.web, 80, Tcp, answer(ALL, true)),
-        row(Bridged, "dns", at.dns, 53, Udp, answer(&[Routed], false)),
-        row(Outside, "dns", at.dns, 53, Udp, answer(&[Routed], true)),
-        row(Bridged, "dns", at.dns, 53, Tcp, answer(&[Routed], false)),
-        row(
-            Outside,
-            "shop node port",
-            at.node,
-            30080,
-            Tcp,
-            answer(&[Bridged], true),
-        ),
-        row(
-            Routed,
-            "shop node port",
-            at.node,
-            30080,
-            Tcp,
-            answer(&[Bridged], true),
-        ),
-        row(Routed, "shop", at.shop, 80, Tcp, answer(&[Bridged], false)),
-        row(
-            Bridged,
-            "shop (itself)",
-            at.shop,
-            80,
-            Tcp,
-            answer(&[Bridged], true),
-        ),
-        row(Bridged, "lonely", at.lonely, 80, Tcp, Expect::Refused),
-        row(Outside, "lonely", at.lonely, 80, Tcp, Expect::Refused),
-        row(
-            Bridged,
-            "no service",
-            at.remote,
-            8080,
-            Tcp,
-            answer(&[Remote], false),
-        ),
-    ]
+    let rows = [
+        (Bridged, "web", web, answer(ALL, false)),
+        (Routed, "web", web, answer(ALL, false)),
+        (Remote, "web", web, answer(ALL, true)),
+        (Outside, "web", web, answer(ALL, true)),
+        (ThisNode, "web", web, answer(ALL, true)),
+        (Bridged, "dns", dns, answer(&[Routed], false)),
+        (Outside, "dns", dns, answer(&[Routed], true)),
+        (Bridged, "dns", dns_tcp, answer(&[Routed], false)),
+        (Outside, "shop node port", node_port, answer(&[Bridged], true)),
+        (Routed, "shop node port", node_port, answer(&[Bridged], true)),
+        (Routed, "shop", shop, answer(&[Bridged], false)),
+        (Bridged, "shop (itself)", shop, answer(&[Bridged], true)),
+        (Bridged, "lonely", lonely, Expect::Refused),
+        (Outside, "lonely", lonely, Expect::Refused),
+        (Bridged, "no service", pod, answer(&[Remote], false)),
+    ];
+    rows.into_iter()
+        .map(|(from, what, (to, protocol), expect)| Row {
+            from,
+            what,
+            to,
+            protocol,
+            expect,
+        })
+        .collect()
 }
 
 /// Sends all connections of both families and puts them on the page.

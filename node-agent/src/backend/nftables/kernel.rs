@@ -3,7 +3,7 @@
 use nix::errno::Errno;
 use nix::libc;
 use thiserror::Error;
-use tracing::debug;
+use tracing::{debug, trace_span};
 
 use super::dump::{Observed, is_of, rule_comment_of};
 use super::message::{Batch, kind, nf_family};
@@ -112,6 +112,7 @@ impl Kernel {
             return Ok(());
         }
         let batch = batch.finish();
+        let _span = trace_span!("commit", %family, bytes = batch.bytes.len()).entered();
         let sent = self
             .socket
             .send(&batch.bytes)
@@ -154,6 +155,7 @@ impl Kernel {
     /// # Errors
     /// [`NftablesError::Netlink`]; a look that was torn is repeated a bounded number of times first.
     pub fn observe(&mut self, family: Family) -> Result<Observed, NftablesError> {
+        let _span = trace_span!("observe", %family).entered();
         let mut result = Err(NetlinkError::Interrupted);
         for _ in 0..DUMP_TRIES {
             result = self.look(family);

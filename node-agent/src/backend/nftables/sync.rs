@@ -166,8 +166,16 @@ impl<K> Told for Nftables<K> {
 
     fn set_doors(&mut self, plan: &Plan, doors: &BTreeSet<Door>) {
         for family in &mut self.families {
-            let decided = doors.iter().map(|door| (*door, plan.frontend(door)));
-            family.wanted.change_doors(decided, &mut family.pending);
+            for door in doors {
+                let decided = (*door, plan.frontend(door));
+                family
+                    .wanted
+                    .change_doors(std::iter::once(decided), &mut family.pending);
+                if family.unknown {
+                    // What differs will be seen in the kernel. At the start this would hold everything.
+                    family.pending.clear();
+                }
+            }
         }
     }
 

@@ -33,6 +33,14 @@ impl Delta {
         self.classes.is_empty() && self.delete.is_empty() && self.add.is_empty()
     }
 
+    /// Nothing to do, in the same room.
+    pub fn clear(&mut self) {
+        let Self { classes, delete, add } = self;
+        classes.clear();
+        delete.clear();
+        add.clear();
+    }
+
     /// Groups elements by set, so that each set's share messages, and makes the order a stable one.
     pub fn sort(&mut self) {
         self.delete.sort_unstable();
@@ -232,6 +240,9 @@ fn cluster_ip(ip: IpAddr) -> Element {
 
 /// What leads from some elements to others.
 pub fn difference(now: Vec<Element>, wanted: Vec<Element>, delta: &mut Delta) {
+    if now.is_empty() {
+        return delta.add.extend(wanted);
+    }
     let mut stale: HashMap<(SetName, Key), Element> = now
         .into_iter()
         .map(|element| ((element.set, element.key), element))

@@ -1,0 +1,119 @@
+//! Durations, many of them, and where they were spent.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// How long `job` takes.
+pub fn timed<T>(job: impl FnOnce() -> T) -> (T, Duration) {
+    let begun = Instant::now();
+    let result = job();
+    (result, begun.elapsed())
+}
+
+/// What something took, in all and within the agent's spans that wait for the kernel.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Cost {
+    /// From the first fact to the kernel's acknowledgement.
+    pub whole: Duration,
+    /// Of that, the netlink batches.
+    pub commit: Duration,
+    /// Of that, reading the kernel's tables.
+    pub observe: Duration,
+}
+
+/// What `job` costs.
+pub fn cost<T>(job: impl FnOnce() -> T) -> (T, Cost) {
+    SPENT.iter().for_each(|spent| spent.store(0, Ordering::Relaxed));
+    let (result, whole) = timed(job);
+    let [commit, observe] = [0, 1].map(|n| Duration::from_nanos(SPENT[n].load(Ordering::Relaxed)));
+    let cost = Cost {
+        whole,
+        commit,
+        observe,
+    };
+    (result, cost)
+}
+
+/// Many durations of the same thing.
+#[derive(Debug, Clone)]
+pub struct Samples(Vec<Duration>);
+
+impl FromIterator<Duration> for Samples {
+    fn from_iter<I: IntoIterator<Item = Duration>>(durations: I) -> Self {
+        let mut durations = Vec::from_iter(durations);
+        durations.sort_unstable();
+        Self(durations)
+    }
+}
+
+impl Samples {
+    /// The one in the middle.
+    pub fn median(&self) -> Duration {
+        self.quantile(50)
+    }
+
+    /// The one that so many in a hundred do not exceed.
+    pub fn quantile(&self, hundredth: usize) -> Duration {
+        let last = self.0.len().saturating_sub(1);
+        self.0.get(last * hundredth / 100).copied().unwrap_or_default()
+    }
+}
+
+/// Microseconds or milliseconds, whichever reads well.
+pub fn text(duration: Duration) -> String {
+    let micros = duration.as_secs_f64() * 1e6;
+    match micros {
+        ..1_000.0 => format!("{micros:.1} µs"),
+        ..10_000.0 => format!("{:.2} ms", micros / 1e3),
+        ..1_000_000.0 => format!("{:.0} ms", micros / 1e3),
+        _ => format!("{:.2} s", micros / 1e6),
+    }
+}
+
+/// The agent's spans that are measured.
+const SPANS: [&str; 2] = ["commit", "observe"];
+static SPENT: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+
+thread_local! {
+    static BEGUN: [Cell<Option<Instant>>; 2] = const { [Cell::new(None), Cell::new(None)] };
+}
+
+/// From now on, [`cost`] sees inside.
+pub fn listen_to_spans() {
+    tracing::subscriber::set_global_default(Spans).expect("nobody else listens in a bench");
+}
+
+/// Sums up the time in each of [`SPANS`]. Everything else that is traced is not even formatted.
+struct Spans;
+
+impl Subscriber for Spans {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_span() && SPANS.contains(&metadata.name())
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        let at = SPANS.iter().position(|name| *name == span.metadata().name());
+        Id::from_u64(at.map_or(1, |at| at as u64 + 1))
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {}
+
+    fn enter(&self, id: &Id) {
+        BEGUN.with(|begun| begun[id.into_u64() as usize - 1].set(Some(Instant::now())));
+    }
+
+    fn exit(&self, id: &Id) {
+        let at = id.into_u64() as usize - 1;
+        if let Some(begun) = BEGUN.with(|begun| begun[at].take()) {
+            SPENT[at].fetch_add(begun.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        }
+    }
+}

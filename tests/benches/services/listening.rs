@@ -1,0 +1,38 @@
+//! What it costs that somebody listens to nf_tables' notifications, as the running agent does.
+
+use denizen_agent::backend::nftables::Watch;
+use denizen_agent::model::Event;
+use denizen_tests::cni::Namespace;
+
+use crate::clock::text;
+use crate::manifests;
+use crate::programmed::{endpoint_changes, started};
+
+const SERVICES: usize = 10_000;
+
+/// Measures and prints it.
+pub fn report() {
+    println!("\n## Listening to the kernel's notifications, {SERVICES} services\n");
+    let folder = manifests::folder(SERVICES);
+    let facts = manifests::facts(folder.path());
+    for listening in [false, true] {
+        let facts = facts.clone();
+        Namespace::new().run(move || measured(facts, listening));
+    }
+}
+
+fn measured(facts: Vec<Event>, listening: bool) {
+    println!("{}", if listening { "with a listener" } else { "without" });
+    let watch = || Watch::open(0).expect("netlink, as root");
+    let during = listening.then(watch);
+    let (mut engine, cold) = started(facts.clone());
+    println!("  cold: {} (kernel {})", text(cold.whole), text(cold.commit));
+    // The load has overflowed its buffer, so that nothing more would be written to it.
+    drop(during);
+    let mut after = listening.then(watch);
+    endpoint_changes(&mut engine, &facts, &mut || {
+        if let Some(watch) = &mut after {
+            watch.foreign_change().expect("notifications can be read");
+        }
+    });
+}

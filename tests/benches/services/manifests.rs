@@ -1,0 +1,116 @@
+//! Services of four endpoints, as `kubectl get -o yaml` would write them.
+
+use std::fmt::Write;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+
+use denizen_agent::model::{Event, Listing, NodeAddress};
+use denizen_agent::source::manifests::{Config, read};
+use tempfile::TempDir;
+
+/// Endpoints of each service.
+pub const ENDPOINTS: usize = 4;
+
+/// The node that the agent is on.
+pub const NODE: &str = "node-0";
+
+/// Pods of one node: the cluster has as many nodes as it takes.
+const PODS_OF_A_NODE: usize = 100;
+
+/// Documents in one file.
+const SERVICES_IN_A_FILE: usize = 250;
+
+/// The cluster IP of a service, which has port 80.
+pub fn service_ip(service: usize) -> Ipv4Addr {
+    Ipv4Addr::from((u32::from_be_bytes([10, 96, 0, 0])) + service as u32 + 1)
+}
+
+/// The address of an endpoint, which has port 8080.
+pub fn endpoint_ip(service: usize, endpoint: usize) -> Ipv4Addr {
+    let number = service * ENDPOINTS + endpoint;
+    Ipv4Addr::from(u32::from_be_bytes([10, 128, 0, 0]) + number as u32 + 1)
+}
+
+/// An address that no endpoint has at first.
+pub fn spare_ip(number: usize) -> Ipv4Addr {
+    Ipv4Addr::from(u32::from_be_bytes([10, 160, 0, 0]) + number as u32 + 1)
+}
+
+/// A folder of so many services' manifests, which goes with the value.
+pub fn folder(services: usize) -> TempDir {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let nodes = (services * ENDPOINTS).div_ceil(PODS_OF_A_NODE);
+    for first in (0..services).step_by(SERVICES_IN_A_FILE) {
+        let mut text = String::new();
+        for service in first..(first + SERVICES_IN_A_FILE).min(services) {
+            document(&mut text, service, nodes);
+        }
+        let path = folder.path().join(format!("services-{first:05}.yaml"));
+        std::fs::write(path, text).expect("the temporary folder has room");
+    }
+    folder
+}
+
+fn document(text: &mut String, service: usize, nodes: usize) {
+    let (namespace, ip) = (service % 50, service_ip(service));
+    let metadata = format!(
+        "  namespace: team-{namespace}\n  creationTimestamp: \"2026-11-01T12:00:00Z\"\n  \
+         resourceVersion: \"{}\"\n  uid: 00000000-0000-0000-0000-{service:012}\n",
+        100_000 + service
+    );
+    let written = write!(
+        text,
+        "---\napiVersion: v1\nkind: Service\nmetadata:\n  name: service-{service}\n{metadata}  labels:\n    \
+         app: app-{service}\nspec:\n  type: ClusterIP\n  clusterIP: {ip}\n  clusterIPs:\n  - {ip}\n  \
+         ipFamilies:\n  - IPv4\n  ipFamilyPolicy: SingleStack\n  internalTrafficPolicy: Cluster\n  \
+         sessionAffinity: None\n  selector:\n    app: app-{service}\n  ports:\n  - name: http\n    port: 80\n    \
+         protocol: TCP\n    targetPort: 8080\n\
+         ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: service-{service}-x7k2p\n\
+         {metadata}  labels:\n    kubernetes.io/service-name: service-{service}\naddressType: IPv4\nports:\n\
+         - name: http\n  port: 8080\n  protocol: TCP\nendpoints:\n"
+    );
+    written.expect("text has room");
+    for endpoint in 0..ENDPOINTS {
+        let node = (service * ENDPOINTS + endpoint) % nodes;
+        let ip = endpoint_ip(service, endpoint);
+        let written = write!(
+            text,
+            "- addresses:\n  - {ip}\n  conditions:\n    ready: true\n    serving: true\n    \
+             terminating: false\n  nodeName: node-{node}\n  targetRef:\n    kind: Pod\n    name: \
+             app-{service}-{endpoint}\n    namespace: team-{namespace}\n"
+        );
+        written.expect("text has room");
+    }
+}
+
+/// All that the agent must know before it programs anything: the folder's objects, and this node.
+pub fn facts(folder: &Path) -> Vec<Event> {
+    let config = Config {
+        folder: folder.to_owned(),
+        node_name: NODE.to_owned(),
+    };
+    let (mut events, problems) = read(&config).expect("the folder was just written");
+    assert!(problems.is_empty(), "{problems:?}");
+    events.push(Event::Pods(programmed_pods(0)));
+    events.push(Event::Addresses(vec![NodeAddress {
+        address: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+        interface: "eth0".into(),
+    }]));
+    events.push(Event::Listed(Listing::Addresses));
+    events
+}
+
+/// The pods of this node, and `more` of them.
+pub fn programmed_pods(more: usize) -> denizen_agent::model::PodSet {
+    let pod = |number: usize| denizen_agent::model::LocalPod {
+        id: denizen_shared::state::AttachmentId(format!("{number:064x}/eth0")),
+        pod: Some(format!("team-0/pod-{number}").into()),
+        interface: "cni0".into(),
+        port: Some(format!("veth{number}").into()),
+        ips: vec![IpAddr::V4(spare_ip((1 << 19) + number))],
+    };
+    denizen_agent::model::PodSet {
+        version: None,
+        pods: (0..PODS_OF_A_NODE + more).map(pod).collect(),
+    }
+}
