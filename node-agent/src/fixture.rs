@@ -7,8 +7,8 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 
 use crate::model::{
-    Affinity, EndpointState, LocalPod, Node, NodeAddress, PodSet, Protocol, Service, ServiceName, ServicePort,
-    Slice, SliceEndpoint, SliceName, SlicePort, TrafficPolicy, family_of,
+    Affinity, EndpointState, LocalPod, Node, NodeAddress, PodSet, Protocol, Service, ServiceName,
+    ServicePort, Slice, SliceEndpoint, SliceName, SlicePort, TrafficPolicy, family_of,
 };
 use crate::plan::Settings;
 

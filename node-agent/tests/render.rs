@@ -101,7 +101,11 @@ fn rules_are_as_they_were() -> Result<()> {
     let mut wrong = Vec::new();
     for name in features()? {
         let text = run(&name, &["render"])?;
-        let text = if name == EMPTY { text } else { beyond(&empty, &text) };
+        let text = if name == EMPTY {
+            text
+        } else {
+            beyond(&empty, &text)
+        };
         let path = golden().join(format!("{name}.txt"));
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
             fs::write(&path, text)?;
@@ -122,7 +126,8 @@ fn json_has_what_text_has() -> Result<()> {
     for name in features()? {
         let json: serde_json::Value = serde_json::from_str(&run(&name, &["render", "--output", "json"])?)?;
         let tables = json["tables"].as_array().context("tables")?;
-        let count = |of: &str| -> usize { tables.iter().filter_map(|t| t[of].as_array()).map(Vec::len).sum() };
+        let count =
+            |of: &str| -> usize { tables.iter().filter_map(|t| t[of].as_array()).map(Vec::len).sum() };
         let text = run(&name, &["render"])?;
         let lines = |begins: &str| text.lines().filter(|line| line.starts_with(begins)).count();
         assert_eq!(count("chains"), lines("\tchain "), "{name}");
@@ -135,14 +140,38 @@ fn json_has_what_text_has() -> Result<()> {
 fn a_packet_is_explained_without_an_agent() -> Result<()> {
     let cases = [
         ("detect-pod-state", "10.1.2.3", "10.96.0.10:80", "forward", false),
-        ("detect-pod-state", "10.1.2.3@eth0", "10.96.0.10:80", "forward", true),
+        (
+            "detect-pod-state",
+            "10.1.2.3@eth0",
+            "10.96.0.10:80",
+            "forward",
+            true,
+        ),
         ("detect-pod-state", "10.7.7.7", "10.96.0.10:80", "forward", true),
         ("detect-pod-state", "10.7.7.7", "10.96.0.10:81", "reject", false),
-        ("detect-pod-state", "10.7.7.7", "10.96.0.77:80", "untouched", false),
-        ("detect-bridge", "10.7.7.7@cni0", "10.96.0.10:80", "forward", false),
+        (
+            "detect-pod-state",
+            "10.7.7.7",
+            "10.96.0.77:80",
+            "untouched",
+            false,
+        ),
+        (
+            "detect-bridge",
+            "10.7.7.7@cni0",
+            "10.96.0.10:80",
+            "forward",
+            false,
+        ),
         ("external-local", "10.7.7.7", "198.51.100.9:80", "forward", false),
         ("external-local", "10.7.7.7", "192.168.0.2:30081", "drop", false),
-        ("external-local", "192.168.0.2", "192.168.0.2:30081", "forward", true),
+        (
+            "external-local",
+            "192.168.0.2",
+            "192.168.0.2:30081",
+            "forward",
+            true,
+        ),
         ("external-local", "10.7.7.7", "192.168.0.2:30082", "reject", false),
     ];
     for (name, from, to, verdict, masquerade) in cases {

@@ -56,7 +56,10 @@ fn letters(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Reject => "R".to_owned(),
         Outcome::Drop => "D".to_owned(),
-        Outcome::Forward(endpoints) => endpoints.iter().map(|e| if e.local { 'h' } else { 'a' }).collect(),
+        Outcome::Forward(endpoints) => endpoints
+            .iter()
+            .map(|e| if e.local { 'h' } else { 'a' })
+            .collect(),
     }
 }
 
@@ -78,16 +81,31 @@ fn decide(settings: &Settings, service: &Service, slices: &[Slice]) -> Vec<Front
 fn every_policy_kind_of_door_and_mix_of_endpoints() {
     use TrafficPolicy::{Cluster, Local};
     for mix in Mix::ALL {
-        for (internal, external, all) in
-            [Cluster, Local].into_iter().flat_map(|i| [Cluster, Local].map(|e| [false, true].map(|a| (i, e, a)))).flatten()
+        for (internal, external, all) in [Cluster, Local]
+            .into_iter()
+            .flat_map(|i| [Cluster, Local].map(|e| [false, true].map(|a| (i, e, a))))
+            .flatten()
         {
-            let service = Service { internal_policy: internal, external_policy: external, ..every_door() };
-            let settings = Settings { masquerade_all: all, ..settings() };
+            let service = Service {
+                internal_policy: internal,
+                external_policy: external,
+                ..every_door()
+            };
+            let settings = Settings {
+                masquerade_all: all,
+                ..settings()
+            };
             let found = decide(&settings, &service, &mix.slices());
             assert_eq!(found.len(), 4);
             for door in found {
-                let case = format!("{mix:?}, internal {internal:?}, external {external:?}, masquerade all {all}: {door:?}");
-                let policy = if door.kind == DoorKind::ClusterIp { internal } else { external };
+                let case = format!(
+                    "{mix:?}, internal {internal:?}, external {external:?}, masquerade all {all}: {door:?}"
+                );
+                let policy = if door.kind == DoorKind::ClusterIp {
+                    internal
+                } else {
+                    external
+                };
                 let (inside, outside, masquerade) = match (door.kind, policy) {
                     (DoorKind::ClusterIp, Cluster) => (mix.cluster(), None, all),
                     (DoorKind::ClusterIp, Local) => (mix.local(), None, all),
@@ -111,9 +129,15 @@ fn a_service_has_doors_in_the_families_of_its_cluster_ips_only() {
         found.iter().map(|door| door.door.to_string()).collect()
     };
     let external = vec![ip("203.0.113.7"), ip("2001:db8::7")];
-    let one = Service { external_ips: external.clone(), ..service("web", &["fd00::10"]) };
+    let one = Service {
+        external_ips: external.clone(),
+        ..service("web", &["fd00::10"])
+    };
     assert_eq!(addresses(&one), ["[2001:db8::7]:80/tcp", "[fd00::10]:80/tcp"]);
-    let both = Service { external_ips: external, ..service("web", &["10.96.0.10", "fd00::10"]) };
+    let both = Service {
+        external_ips: external,
+        ..service("web", &["10.96.0.10", "fd00::10"])
+    };
     assert_eq!(addresses(&both).len(), 4);
 }
 
@@ -134,16 +158,29 @@ fn an_address_that_is_named_twice_is_one_door() {
         load_balancer_ips: vec![ip("198.51.100.9")],
         ..service("web", &["10.96.0.10"])
     };
-    let kinds: Vec<_> = decide(&settings(), &twice, &[]).iter().map(|door| (door.door.address, door.kind)).collect();
-    let expected = [("10.96.0.10", DoorKind::ClusterIp), ("198.51.100.9", DoorKind::LoadBalancerIp)];
+    let kinds: Vec<_> = decide(&settings(), &twice, &[])
+        .iter()
+        .map(|door| (door.door.address, door.kind))
+        .collect();
+    let expected = [
+        ("10.96.0.10", DoorKind::ClusterIp),
+        ("198.51.100.9", DoorKind::LoadBalancerIp),
+    ];
     assert_eq!(kinds, expected.map(|(at, kind)| (DoorAddress::Ip(ip(at)), kind)));
 }
 
 #[test]
 fn a_node_port_is_one_door_a_family_whatever_the_nodes_addresses() {
-    let web = Service { cluster_ips: vec![ip("10.96.0.10"), ip("fd00::10")], ..every_door() };
+    let web = Service {
+        cluster_ips: vec![ip("10.96.0.10"), ip("fd00::10")],
+        ..every_door()
+    };
     let found = decide(&settings(), &web, &[]);
-    let ports: Vec<_> = found.iter().filter(|door| door.kind == DoorKind::NodePort).map(|door| door.door.address).collect();
+    let ports: Vec<_> = found
+        .iter()
+        .filter(|door| door.kind == DoorKind::NodePort)
+        .map(|door| door.door.address)
+        .collect();
     assert_eq!(ports, Family::BOTH.map(DoorAddress::Node));
 }
 
@@ -151,24 +188,43 @@ fn a_node_port_is_one_door_a_family_whatever_the_nodes_addresses() {
 fn source_ranges_bind_the_load_balancer_ip_alone() {
     let cases: [(&str, &[&str], Option<&[&str]>); 5] = [
         ("none: everybody", &[], None),
-        ("of the family", &["10.0.0.0/8", "fd00::/8"], Some(&["10.0.0.0/8"])),
+        (
+            "of the family",
+            &["10.0.0.0/8", "fd00::/8"],
+            Some(&["10.0.0.0/8"]),
+        ),
         ("of the other family only: nobody", &["fd00::/8"], Some(&[])),
         ("everything: everybody", &["10.0.0.0/8", "0.0.0.0/0"], None),
-        ("one within another: the wider", &["10.1.0.0/16", "10.0.0.0/8", "10.1.2.3/32"], Some(&["10.0.0.0/8"])),
+        (
+            "one within another: the wider",
+            &["10.1.0.0/16", "10.0.0.0/8", "10.1.2.3/32"],
+            Some(&["10.0.0.0/8"]),
+        ),
     ];
     for (name, ranges, expected) in cases {
-        let web = Service { source_ranges: ranges.iter().map(|text| range(text)).collect(), ..every_door() };
+        let web = Service {
+            source_ranges: ranges.iter().map(|text| range(text)).collect(),
+            ..every_door()
+        };
         for door in decide(&settings(), &web, &[]) {
             let expected = expected.filter(|_| door.kind == DoorKind::LoadBalancerIp);
             let expected = expected.map(|ranges| ranges.iter().map(|text| range(text)).collect::<Vec<_>>());
-            assert_eq!(door.sources.as_deref(), expected.as_deref(), "{name}: {}", door.kind);
+            assert_eq!(
+                door.sources.as_deref(),
+                expected.as_deref(),
+                "{name}: {}",
+                door.kind
+            );
         }
     }
 }
 
 #[test]
 fn a_node_within_a_source_range_may_call_from_the_load_balancer_ip() {
-    let web = Service { source_ranges: vec![range("192.168.0.0/24")], ..every_door() };
+    let web = Service {
+        source_ranges: vec![range("192.168.0.0/24")],
+        ..every_door()
+    };
     for (at, allowed) in [("192.168.0.2", true), ("192.168.1.2", false)] {
         let node = node(None, &[at], &[]);
         let found = frontends(&settings(), Some(&node), &web, &[]);

@@ -4,16 +4,28 @@ use super::super::rule::{Action, Chain};
 use crate::model::Protocol;
 
 fn chains(size: u32, affinity: Option<u32>) -> Vec<Chain> {
-    class_chains(Class { group: Group::Service, protocol: Protocol::Tcp, size, affinity })
+    class_chains(Class {
+        group: Group::Service,
+        protocol: Protocol::Tcp,
+        size,
+        affinity,
+    })
 }
 
 /// Among how many slots each rule of the balancing chain draws.
 fn draws(size: u32, affinity: Option<u32>) -> Vec<u32> {
     let chains = chains(size, affinity);
-    let balance = chains.iter().find(|chain| matches!(chain.name, ChainName::Balance(_))).unwrap();
+    let balance = chains
+        .iter()
+        .find(|chain| matches!(chain.name, ChainName::Balance(_)))
+        .unwrap();
     let cascade = balance.rules.iter().filter(|rule| !rule.matches.is_empty());
     let drawn = cascade.flat_map(|rule| &rule.actions).filter_map(|action| {
-        if let Action::Translate { slots, .. } | Action::Draw { slots, .. } = action { Some(*slots) } else { None }
+        if let Action::Translate { slots, .. } | Action::Draw { slots, .. } = action {
+            Some(*slots)
+        } else {
+            None
+        }
     });
     drawn.collect()
 }
@@ -42,7 +54,10 @@ fn every_endpoint_is_as_likely_as_the_others_and_one_is_always_found() {
                 let (first, last, left) = chances(&draws, taken);
                 let fair = 1.0 / f64::from(taken);
                 for chance in [first, last] {
-                    assert!((chance / fair - 1.0).abs() < 1e-9, "{taken} of {size}: {chance}, not {fair}");
+                    assert!(
+                        (chance / fair - 1.0).abs() < 1e-9,
+                        "{taken} of {size}: {chance}, not {fair}"
+                    );
                 }
                 assert!(left.abs() < 1e-12, "{taken} of {size}: {left} finds none");
             }
