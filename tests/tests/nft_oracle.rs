@@ -8,7 +8,7 @@
     reason = "tests read clocks and files and execute programs; denizen does not"
 )]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -183,17 +183,16 @@ fn settled_elements(name: &str, mut value: Value) -> Value {
     value
 }
 
-/// The rules in order: a set of objects would hide it.
-fn rules_in_order(at: &Netns, family: &str) -> Result<Vec<String>> {
+/// Each chain's rules in order: a set of objects would hide it.
+fn rules_in_order(at: &Netns, family: &str) -> Result<BTreeMap<String, Vec<String>>> {
     let text = at.output("nft", &["list", "table", family, "denizen"])?;
-    let rules = text
-        .lines()
-        .map(str::trim)
-        .filter(|line| line.contains(" comment \"") && !line.contains("elements"));
-    Ok(rules
-        .map(|line| line.to_owned())
-        .filter(|line| !line.contains(" : "))
-        .collect())
+    let mut chains: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for block in text.split("\n\n").filter_map(|block| block.trim_start().strip_prefix("chain ")) {
+        let (name, rules) = block.split_once(" {").context("a chain")?;
+        let rules = rules.lines().map(|line| line.trim().to_owned());
+        chains.insert(name.to_owned(), rules.collect());
+    }
+    Ok(chains)
 }
 
 #[test]
