@@ -187,9 +187,14 @@ fn settled_elements(name: &str, mut value: Value) -> Value {
 fn rules_in_order(at: &Netns, family: &str) -> Result<BTreeMap<String, Vec<String>>> {
     let text = at.output("nft", &["list", "table", family, "denizen"])?;
     let mut chains: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for block in text.split("\n\n").filter_map(|block| block.trim_start().strip_prefix("chain ")) {
+    for block in text
+        .split("\n\n")
+        .filter_map(|block| block.trim_start().strip_prefix("chain "))
+    {
         let (name, rules) = block.split_once(" {").context("a chain")?;
-        let rules = rules.lines().map(|line| line.trim().to_owned());
+        // The last one's block ends the table too.
+        let rules = rules.lines().map(str::trim).filter(|line| *line != "}");
+        let rules = rules.map(str::to_owned);
         chains.insert(name.to_owned(), rules.collect());
     }
     Ok(chains)

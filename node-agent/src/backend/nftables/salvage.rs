@@ -4,8 +4,7 @@ use super::dump::Observed;
 use super::element::{Element, KeyText};
 use super::isolate::isolate;
 use super::kernel::{Kernel, NftablesError};
-use super::sync::{Programmed, replace_structure, write};
-use super::table::Delta;
+use super::sync::{Programmed, replace_structure};
 use crate::backend::Repair;
 use crate::describe::describe;
 
@@ -16,8 +15,8 @@ impl Programmed {
         let family = self.wanted.family;
         let mut batch = kernel.batch(family, Some(seen.generation));
         match seen.structure(family, &self.wanted.chains()) {
-            Some(structure) => write(&mut batch, &structure.missing, &Delta::default()),
-            None => replace_structure(&mut batch, seen.table, &self.wanted.chains()),
+            Some(structure) if structure.is_additive() => structure.write(&mut batch),
+            Some(_) | None => replace_structure(&mut batch, seen.table, &self.wanted.chains()),
         }
         kernel.commit(family, batch)?;
         let known = self.known;
