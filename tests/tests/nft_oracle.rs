@@ -192,7 +192,9 @@ fn rules_in_order(at: &Netns, family: &str) -> Result<BTreeMap<String, Vec<Strin
         .filter_map(|block| block.trim_start().strip_prefix("chain "))
     {
         let (name, rules) = block.split_once(" {").context("a chain")?;
-        let rules = rules.lines().map(|line| line.trim().to_owned());
+        // The last one's block ends the table too.
+        let rules = rules.lines().map(str::trim).filter(|line| *line != "}");
+        let rules = rules.map(str::to_owned);
         chains.insert(name.to_owned(), rules.collect());
     }
     Ok(chains)

@@ -1,7 +1,7 @@
 //! What the kernel holds of ours, as it tells it. It is parsed, never trusted: what we would not have
 //! written ourselves is simply not equal to what we want.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -45,16 +45,6 @@ pub enum ObservedValue {
     Number(u32),
     /// Something else.
     Other,
-}
-
-/// Which chains differ.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Structure {
-    /// Those that are not there: of size classes that came into use while nobody looked, or that somebody
-    /// removed.
-    pub missing: Vec<Chain>,
-    /// Those that should not be there: of size classes that are no longer in use, or somebody else's.
-    pub left_over: Vec<String>,
 }
 
 /// An element's value and comment.
@@ -156,41 +146,6 @@ impl Observed {
         }
     }
 
-    /// What differs between the table's chains and these; `None` when the table is not one that chains can
-    /// be added to or taken from, because a set or a chain is there and is otherwise than it should be.
-    pub fn structure(&self, family: Family, chains: &[Chain]) -> Option<Structure> {
-        let sets = SetName::ALL.into_iter().all(|set| self.has_set(family, set));
-        let same_chain = |chain: &Chain| {
-            self.chains
-                .get(&chain.name.to_string())
-                .is_none_or(|seen| *seen == wanted_chain(family, chain))
-        };
-        let same = self.table
-            && self.flags == 0
-            && self.strange == 0
-            && sets
-            && self.sets.len() == SetName::ALL.len()
-            && chains.iter().all(same_chain);
-        if !same {
-            return None;
-        }
-        let wanted: BTreeSet<String> = chains.iter().map(|c| c.name.to_string()).collect();
-        let others: Vec<String> = self
-            .chains
-            .keys()
-            .filter(|name| !wanted.contains(*name))
-            .cloned()
-            .collect();
-        let unhooked = others.iter().all(|name| self.chains[name].hook.is_none());
-        let missing = chains
-            .iter()
-            .filter(|c| !self.chains.contains_key(&c.name.to_string()));
-        unhooked.then(|| Structure {
-            missing: missing.cloned().collect(),
-            left_over: others,
-        })
-    }
-
     /// Whether a set is there in the shape that it should have.
     pub fn has_set(&self, family: Family, set: SetName) -> bool {
         self.sets
@@ -261,7 +216,8 @@ fn wanted_set(family: Family, set: SetName) -> ObservedSet {
     }
 }
 
-fn wanted_chain(family: Family, chain: &Chain) -> ObservedChain {
+/// A chain as the kernel should have it.
+pub fn wanted_chain(family: Family, chain: &Chain) -> ObservedChain {
     ObservedChain {
         hook: chain
             .hook

@@ -58,7 +58,7 @@ pub enum What {
     Set(SetName),
     /// Elements of a set.
     Elements(SetName),
-    /// Something of ours that an older version or somebody else made.
+    /// Something that is otherwise than ours, or should not be there.
     Foreign(String),
 }
 
@@ -69,7 +69,7 @@ impl std::fmt::Display for What {
             Self::Chain(chain) => write!(f, "chain {chain}"),
             Self::Set(set) => write!(f, "set {set}"),
             Self::Elements(set) => write!(f, "elements of {set}"),
-            Self::Foreign(name) => write!(f, "{name}, which is not ours"),
+            Self::Foreign(name) => write!(f, "the removal of {name}"),
         }
     }
 }
@@ -183,11 +183,21 @@ impl Batch {
         );
     }
 
-    /// Removes a chain of this name; its rules go first, in a message of their own.
-    pub fn delete_chain(&mut self, name: &str) {
-        let what = || What::Foreign(format!("chain {name}"));
-        self.message(libc::NFT_MSG_DELRULE, 0, what(), |w, _| w.put_str(2, name));
-        self.message(libc::NFT_MSG_DELCHAIN, 0, what(), |w, _| w.put_str(3, name));
+    /// Removes the rules of a chain.
+    pub fn flush_chain(&mut self, name: &str) {
+        let what = What::Foreign(format!("chain {name}"));
+        self.message(libc::NFT_MSG_DELRULE, 0, what, |w, _| w.put_str(2, name));
+    }
+
+    /// Removes chains, which may refer to each other; nothing else may refer to them.
+    pub fn delete_chains(&mut self, names: &[String]) {
+        for name in names {
+            self.flush_chain(name);
+        }
+        for name in names {
+            let what = What::Foreign(format!("chain {name}"));
+            self.message(libc::NFT_MSG_DELCHAIN, 0, what, |w, _| w.put_str(3, name));
+        }
     }
 
     /// Makes a set or map.

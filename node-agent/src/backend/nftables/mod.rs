@@ -16,6 +16,7 @@ mod program;
 mod rule;
 mod salvage;
 mod set;
+mod structure;
 mod sync;
 mod table;
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::element::{Element, KeyText};
 use super::isolate::isolate;
 use super::kernel::{Kernel, NftablesError};
 use super::message::Batch;
-use super::sync::{Programmed, replace_structure, write};
+use super::sync::{Programmed, replace_structure};
 use super::table::Delta;
 use crate::backend::Repair;
 use crate::describe::describe;
@@ -17,8 +17,8 @@ impl Programmed {
         let family = self.wanted.family;
         let mut batch = kernel.batch(family, Some(seen.generation));
         match seen.structure(family, &self.wanted.chains()) {
-            Some(structure) => write(&mut batch, &structure.missing, &Delta::default()),
-            None => replace_structure(&mut batch, seen.table, &self.wanted.chains()),
+            Some(structure) if structure.is_additive() => structure.write(&mut batch),
+            Some(_) | None => replace_structure(&mut batch, seen.table, &self.wanted.chains()),
         }
         kernel.commit(family, batch)?;
         let known = self.known;
@@ -35,6 +35,7 @@ impl Programmed {
             Err(NftablesError::Parts { family, names })
         }
     }
+
     /// Programs every element that the kernel takes; names the others.
     fn program_parts(&self, kernel: &mut Kernel, delta: &Delta) -> Vec<String> {
         let family = self.wanted.family;

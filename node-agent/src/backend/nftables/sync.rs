@@ -6,12 +6,13 @@ use std::net::IpAddr;
 use ipnetwork::IpNetwork;
 use tracing::{debug, info, warn};
 
-use super::dump::{Observed, ObservedValue, Structure};
+use super::dump::{Observed, ObservedValue};
 use super::kernel::{Kernel, NftablesError};
 use super::message::Batch;
 use super::name::{Facts, SetName};
 use super::program::{self, Shape};
 use super::rule::Chain;
+use super::structure::Structure;
 use super::table::{Delta, Table};
 use super::text::Rendering;
 use crate::backend::{Backend, Repair, Told};
@@ -298,35 +299,30 @@ impl Programmed {
     fn repair(&mut self, kernel: &mut Kernel, seen: &Observed) -> Result<Repair, NftablesError> {
         let family = self.wanted.family;
         let mut batch = kernel.batch(family, Some(seen.generation));
-        let same = seen.structure(family, &self.wanted.chains());
+        let structure = seen.structure(family, &self.wanted.chains());
         let leave = seen.table && !self.known.services;
-        let structure = match same {
-            Some(structure) => structure,
-            None if leave && seen.has_set(family, SetName::LocalPods) => Structure::default(),
-            None if leave => {
-                return Err(NftablesError::OlderTable { family });
-            }
-            None => return load(kernel, batch, seen, &self.wanted, self.known),
+        let structure = match structure {
+            Some(structure) if !leave || structure.is_additive() => structure,
+            Some(_) | None if leave && seen.has_set(family, SetName::LocalPods) => Structure::default(),
+            Some(_) | None if leave => return Err(NftablesError::OlderTable { family }),
+            Some(_) | None => return load(kernel, batch, seen, &self.wanted, self.known),
         };
         let known = self.known;
         let delta = seen.difference(self.wanted.elements(), |set| known.covers(set));
-        write(&mut batch, &structure.missing, &delta);
+        structure.write(&mut batch);
+        write(&mut batch, &[], &delta);
         kernel.commit(family, batch)?;
-        let left_over = if known.services {
-            structure.left_over
-        } else {
-            Vec::new()
-        };
+        let left_over: &[String] = if known.services { &structure.left_over } else { &[] };
         let repair = Repair {
             rebuilt: false,
-            chains: structure.missing.len() + left_over.len(),
+            chains: structure.count() + left_over.len(),
             elements: delta.add.len().max(delta.delete.len()),
         };
         if !repair.is_none() {
             let Repair { chains, elements, .. } = repair;
             info!(%family, chains, elements, "ruleset brought up to date");
         }
-        self.remove_chains(kernel, &left_over);
+        self.remove_chains(kernel, left_over);
         Ok(repair)
     }
 
@@ -335,9 +331,7 @@ impl Programmed {
     fn remove_chains(&self, kernel: &mut Kernel, names: &[String]) {
         let family = self.wanted.family;
         let mut batch = kernel.batch(family, None);
-        for name in names {
-            batch.delete_chain(name);
-        }
+        batch.delete_chains(names);
         if let Err(error) = kernel.commit(family, batch) {
             warn!(%family, %error, "chains of an earlier run are left");
         }

@@ -186,7 +186,12 @@ fn a_node_port_is_one_door_a_family_whatever_the_nodes_addresses() {
 
 #[test]
 fn source_ranges_bind_the_load_balancer_ip_alone() {
-    let cases: [(&str, &[&str], Option<&[&str]>); 5] = [
+    type Case = (
+        &'static str,
+        &'static [&'static str],
+        Option<&'static [&'static str]>,
+    );
+    let cases: [Case; 5] = [
         ("none: everybody", &[], None),
         (
             "of the family",

@@ -35,7 +35,8 @@ fn selected(slices: &[Slice], zone: Option<&str>, node_hints: bool) -> (Vec<u8>,
 #[test]
 fn endpoints_are_those_that_kube_proxy_would_use() {
     let (here, away) = (Some(HERE), Some(AWAY));
-    let cases: [(&str, Vec<SliceEndpoint>, &[u8], &[u8]); 13] = [
+    type Case = (&'static str, Vec<SliceEndpoint>, &'static [u8], &'static [u8]);
+    let cases: [Case; 13] = [
         ("none", vec![], &[], &[]),
         (
             "ready ones",
