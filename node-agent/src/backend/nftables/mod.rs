@@ -20,6 +20,7 @@ mod sync;
 mod table;
 mod text;
 mod watch;
+mod write;
 
 pub use kernel::{Kernel, NftablesError};
 pub use rule::MASQUERADE_BIT;

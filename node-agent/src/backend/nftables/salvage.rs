@@ -4,8 +4,9 @@ use super::dump::Observed;
 use super::element::{Element, KeyText};
 use super::isolate::isolate;
 use super::kernel::{Kernel, NftablesError};
-use super::sync::{Programmed, replace_structure, write};
+use super::sync::Programmed;
 use super::table::Delta;
+use super::write::{replace_structure, write};
 use crate::backend::Repair;
 use crate::describe::describe;
 
