@@ -1,6 +1,9 @@
 //! Model, plan and backend behind one face: events in, a programmed kernel out. It has no task, no socket
 //! and no clock of its own; `agent` drives it.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;

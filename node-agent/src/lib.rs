@@ -13,6 +13,8 @@ pub mod control;
 pub mod describe;
 pub mod engine;
 pub mod explain;
+#[cfg(test)]
+mod fixture;
 pub mod model;
 pub mod netlink;
 pub mod plan;

@@ -4,6 +4,8 @@
 //! kernel agrees is what the tests with real packets hold.
 
 mod packet;
+#[cfg(test)]
+mod tests;
 mod words;
 
 use std::net::IpAddr;
@@ -210,7 +212,11 @@ impl<'a> Way<'a> {
         let service = frontend.service_port.to_string();
         let to = self.packet.destination_text();
         self.step(
-            format!("{to} is a {} of {service}", frontend.kind),
+            format!(
+                "{to} is {} {} of {service}",
+                words::article(frontend.kind),
+                frontend.kind
+            ),
             words::kind(frontend.kind),
         );
         if let Some(allowed) = &frontend.sources
@@ -287,6 +293,9 @@ impl<'a> Way<'a> {
             Masquerade::Always if frontend.kind == DoorKind::ClusterIp => (true, words::MASQUERADE_ALL),
             Masquerade::Always => (true, words::MASQUERADE_EXTERNAL),
             Masquerade::UnlessLocalPod if sender == Sender::Pod => (false, words::KEPT_LOCAL_POD),
+            Masquerade::UnlessLocalPod if sender == Sender::Node && self.node_is_in_a_pod_range() => {
+                (false, words::KEPT_NODE_RANGE)
+            }
             Masquerade::UnlessLocalPod => (true, words::MASQUERADE_FOREIGN),
         };
         let itself = hairpin > 0 && !masquerade;
@@ -303,6 +312,16 @@ impl<'a> Way<'a> {
             self.step(words::HAIRPIN, words::HAIRPIN_WHY);
         }
         masquerade || always_itself
+    }
+
+    /// The detector that looks at the source alone cannot tell the node's own address in its pods' range (a
+    /// bridge's) from a pod's.
+    fn node_is_in_a_pod_range(&self) -> bool {
+        let Scene { world, detector, .. } = self.scene;
+        let cidrs = world.node().map(|node| &*node.pod_cidrs).unwrap_or_default();
+        detector
+            .local(world.pods(), cidrs, self.packet.source, None)
+            .is_some()
     }
 
     fn finish(

@@ -27,6 +27,8 @@ pub(super) const KEPT_LOCAL_POLICY: &str =
     "under policy Local the endpoint is on this node, so the answer comes back through it anyway";
 pub(super) const KEPT_LOCAL_POD: &str =
     "the sender is a pod of this node, so the answer comes back through it anyway";
+pub(super) const KEPT_NODE_RANGE: &str = "the node's address lies in a range of --detect-local node-cidr, so it \
+     counts as a pod's; the answer comes back to this node anyway";
 pub(super) const MASQUERADE_ALL: &str = "masqueradeAll asks for it at every cluster IP";
 pub(super) const MASQUERADE_EXTERNAL: &str = "under policy Cluster the endpoint may be on another node, which \
      would answer the client directly, from an address it does not know";
@@ -84,6 +86,13 @@ pub(super) fn not_local(detector: &Detector) -> &'static str {
         Detector::Bridge(_) => "it does not come in through one of the bridges of --detect-local",
         Detector::InterfacePrefix(_) => "its interface begins with none of the prefixes of --detect-local",
         Detector::NodeCidr(_) => "its source lies in none of this node's pod CIDRs",
+    }
+}
+
+pub(super) fn article(kind: DoorKind) -> &'static str {
+    match kind {
+        DoorKind::ClusterIp | DoorKind::NodePort | DoorKind::LoadBalancerIp => "a",
+        DoorKind::ExternalIp => "an",
     }
 }
 

@@ -9,6 +9,8 @@ mod frontend;
 mod node_port;
 mod outcome;
 mod selection;
+#[cfg(test)]
+mod tests;
 
 pub use conflict::{Conflict, Plan, Touched};
 pub use decide::{Settings, frontends};

@@ -18,6 +18,8 @@ mod salvage;
 mod set;
 mod sync;
 mod table;
+#[cfg(test)]
+mod tests;
 mod text;
 mod watch;
 mod write;

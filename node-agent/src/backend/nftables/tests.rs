@@ -1,0 +1,5 @@
+//! The pure part of the backend: where endpoints sit, how one is chosen, and what a change changes.
+
+mod choice;
+mod slots;
+mod tables;

@@ -1,0 +1,151 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use proptest::prelude::*;
+
+use super::super::element::{KeyText, Value};
+use super::super::lower::{DoorState, lower};
+use super::super::name::ChainName;
+use super::super::number::Numbers;
+use crate::fixture::{ip, port, service};
+use crate::model::{Affinity, Family, Protocol};
+use crate::plan::{
+    Door, DoorAddress, DoorKind, Endpoint, Endpoints, Frontend, Masquerade, Outcome, frontends,
+};
+
+pub fn at(n: u16) -> SocketAddr {
+    SocketAddr::from(([10, 0, (n >> 8) as u8, n as u8], 8080))
+}
+
+/// Forwards to these, or rejects where there are none.
+pub fn to(endpoints: impl IntoIterator<Item = u16>) -> Outcome {
+    let endpoint = |n| Endpoint {
+        address: at(n),
+        local: n % 2 == 0,
+    };
+    Endpoints::new(endpoints.into_iter().map(endpoint).collect()).map_or(Outcome::Reject, Outcome::Forward)
+}
+
+pub fn door(address: &str) -> Door {
+    Door {
+        address: DoorAddress::Ip(ip(address)),
+        protocol: Protocol::Tcp,
+        port: port(80),
+    }
+}
+
+pub fn frontend(door: Door, inside: Outcome) -> Frontend {
+    let any = frontends(
+        &crate::fixture::settings(),
+        None,
+        &service("web", &["10.96.0.10"]),
+        &[],
+    );
+    let [any] = <[Frontend; 1]>::try_from(any).unwrap();
+    Frontend {
+        door,
+        kind: DoorKind::ClusterIp,
+        inside,
+        masquerade: Masquerade::UnlessLocalPod,
+        ..any
+    }
+}
+
+/// Slot by slot, and the size of the class.
+fn programmed(state: &DoorState, door: &Door) -> (BTreeMap<u32, SocketAddr>, Option<u32>) {
+    let mut slots = BTreeMap::new();
+    let mut size = None;
+    for element in state.elements(door) {
+        match element.value {
+            Value::Endpoint(endpoint) if element.comment.is_none() => {
+                let key = KeyText {
+                    set: element.set,
+                    family: Family::V4,
+                    key: &element.key,
+                }
+                .to_string();
+                let slot = key.rsplit(" . ").next().unwrap().parse().unwrap();
+                assert_eq!(slots.insert(slot, endpoint), None, "two in slot {slot}");
+            }
+            Value::Goto(ChainName::Cluster(class)) => size = Some(class.size),
+            Value::Goto(_) | Value::Endpoint(_) | Value::Member | Value::Number(_) => {}
+        }
+    }
+    (slots, size)
+}
+
+fn check(
+    door: &Door,
+    before: &BTreeMap<u32, SocketAddr>,
+    state: &DoorState,
+    wanted: &BTreeSet<u16>,
+) -> BTreeMap<u32, SocketAddr> {
+    let (slots, size) = programmed(state, door);
+    let count = wanted.len() as u32;
+    assert_eq!(
+        slots.keys().copied().collect::<Vec<_>>(),
+        (0..count).collect::<Vec<_>>(),
+        "gaps"
+    );
+    assert_eq!(
+        slots.values().copied().collect::<BTreeSet<_>>(),
+        wanted.iter().map(|n| at(*n)).collect()
+    );
+    assert_eq!(size.is_some(), count > 0);
+    if let Some(size) = size {
+        assert!(
+            size.is_power_of_two() && count <= size && count * 4 > size,
+            "{count} in a class of {size}"
+        );
+    }
+    for (slot, endpoint) in before {
+        let stays = slots.values().any(|now| now == endpoint);
+        if stays && *slot < count {
+            assert_eq!(slots.get(slot), Some(endpoint), "moved without need");
+        }
+    }
+    slots
+}
+
+proptest! {
+    #[test]
+    fn slots_hold_their_invariants(
+        steps in proptest::collection::vec(proptest::collection::btree_set(0_u16..100, 0..90), 1..30),
+        remembers: bool,
+    ) {
+        let door = door("10.96.0.10");
+        let affinity = if remembers { Affinity::ClientIp { seconds: 300 } } else { Affinity::None };
+        let (mut now, mut before, mut numbers) = (None, BTreeMap::new(), Numbers::default());
+        for wanted in steps {
+            let frontend = Frontend { affinity, ..frontend(door, to(wanted.iter().copied())) };
+            let state = lower(&frontend, now.as_ref(), &mut numbers);
+            before = check(&door, &before, &state, &wanted);
+            prop_assert_eq!(&lower(&frontend, Some(&state), &mut numbers), &state, "said twice");
+            now = Some(state);
+        }
+    }
+}
+
+#[test]
+fn a_class_is_left_late_and_only_downwards() {
+    let door = door("10.96.0.10");
+    let mut now: Option<DoorState> = None;
+    let mut numbers = Numbers::default();
+    let steps = [
+        (1, 1),
+        (2, 2),
+        (3, 4),
+        (5, 8),
+        (4, 8),
+        (3, 8),
+        (2, 2),
+        (65, 128),
+        (33, 128),
+        (32, 32),
+    ];
+    for (count, size) in steps {
+        let state = lower(&frontend(door, to(0..count)), now.as_ref(), &mut numbers);
+        assert_eq!(programmed(&state, &door).1, Some(size), "{count} endpoints");
+        now = Some(state);
+    }
+}

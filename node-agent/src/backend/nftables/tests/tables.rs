@@ -1,0 +1,266 @@
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use proptest::prelude::*;
+
+use super::super::element::{Element, Key, Value};
+use super::super::message::rule_comment;
+use super::super::name::{ChainName, Class, Group, SetName};
+use super::super::program::{self, Shape};
+use super::super::rule::Action;
+use super::super::set::cut;
+use super::super::table::{Delta, Table};
+use super::slots::{door, frontend, to};
+use crate::fixture::{ip, pods, port, range};
+use crate::model::{Affinity, Family, Protocol};
+use crate::plan::{Detector, Door, DoorAddress, DoorKind, Frontend, Masquerade, Outcome};
+
+/// The kernel's sets and chains, with its own strictness.
+#[derive(Default)]
+struct Kernel {
+    elements: HashMap<(SetName, Key), Element>,
+    chains: BTreeSet<String>,
+}
+
+impl Kernel {
+    fn commit(&mut self, table: &Table, delta: &Delta) {
+        let made = delta
+            .classes
+            .iter()
+            .flat_map(|class| program::class_chains(*class));
+        for chain in made {
+            assert!(
+                self.chains.insert(chain.name.to_string()),
+                "{} is there already",
+                chain.name
+            );
+        }
+        for key in &delta.delete {
+            assert!(self.elements.remove(key).is_some(), "{key:?} is not there");
+        }
+        for element in &delta.add {
+            let known = self.elements.insert((element.set, element.key), element.clone());
+            assert!(known.is_none(), "{element:?} is there already");
+            if let Value::Goto(chain) = element.value {
+                assert!(self.chains.contains(&chain.to_string()), "{chain} is not there");
+            }
+        }
+        let mut all: Vec<Element> = self.elements.values().cloned().collect();
+        all.sort_by_key(|element| (element.set, element.key));
+        assert_eq!(all, table.elements());
+        let wanted: BTreeSet<String> = table
+            .chains()
+            .iter()
+            .map(|chain| chain.name.to_string())
+            .collect();
+        assert_eq!(self.chains, wanted);
+    }
+}
+
+fn start() -> (Table, Kernel) {
+    let table = Table::new(Family::V4, Shape::default());
+    let chains = table
+        .chains()
+        .iter()
+        .map(|chain| chain.name.to_string())
+        .collect();
+    (
+        table,
+        Kernel {
+            chains,
+            ..Kernel::default()
+        },
+    )
+}
+
+/// A decision about one of few doors; `None` when nobody claims it any more.
+fn decision() -> impl Strategy<Value = (Door, Option<Frontend>)> {
+    let outcome = || {
+        prop_oneof![
+            1 => Just(Outcome::Reject),
+            1 => Just(Outcome::Drop),
+            4 => proptest::collection::btree_set(0_u16..20, 1..20).prop_map(to),
+        ]
+    };
+    let facts = (
+        0_u8..6,
+        any::<[bool; 4]>(),
+        outcome(),
+        proptest::option::of(outcome()),
+        0_u8..3,
+    );
+    facts.prop_map(|(which, [gone, always, udp, external], inside, outside, extra)| {
+        let protocol = if udp { Protocol::Udp } else { Protocol::Tcp };
+        let address = match which {
+            0 => DoorAddress::Node(Family::V4),
+            1 => DoorAddress::Node(Family::V6),
+            n => DoorAddress::Ip(ip(&format!("10.96.0.{}", n / 2))),
+        };
+        let at = Door {
+            address,
+            protocol,
+            port: port(80 + u16::from(which % 2)),
+        };
+        let masquerade = if always {
+            Masquerade::Always
+        } else {
+            Masquerade::UnlessLocalPod
+        };
+        let decided = Frontend {
+            kind: if external {
+                DoorKind::ExternalIp
+            } else {
+                DoorKind::ClusterIp
+            },
+            masquerade,
+            outside,
+            affinity: if extra == 1 {
+                Affinity::ClientIp { seconds: 300 }
+            } else {
+                Affinity::None
+            },
+            sources: (extra == 2).then(|| [range("10.0.0.0/9"), range("192.168.0.0/30")].into()),
+            ..frontend(at, inside)
+        };
+        (at, (!gone).then_some(decided))
+    })
+}
+
+proptest! {
+    /// Whatever is decided in whatever order, several things at once: each delta is one that the kernel
+    /// takes, and what it makes is what the table says.
+    #[test]
+    fn deltas_lead_where_the_table_is(
+        steps in proptest::collection::vec((proptest::collection::vec(decision(), 0..6), 0_usize..4, 0_u8..3), 1..30),
+    ) {
+        let (mut table, mut kernel) = start();
+        for (decisions, local, address) in steps {
+            let mut delta = Delta::default();
+            let decisions: BTreeMap<Door, Option<Frontend>> = decisions.into_iter().collect();
+            table.change_doors(decisions.iter().map(|(door, frontend)| (*door, frontend.as_ref())), &mut delta);
+            let known = [("10.1.2.3", "cni0"), ("10.1.2.4", "cni0"), ("10.1.2.3", "veth1")];
+            table.change_pods(&pods(1, &known[..local]), &mut delta);
+            table.change_hairpins(known[..local].iter().map(|(at, _)| ip(at)), &mut delta);
+            table.change_node_port_addresses(&[ip(&format!("192.168.0.{address}"))], &mut delta);
+            delta.sort();
+            kernel.commit(&table, &delta);
+        }
+    }
+}
+
+#[test]
+fn what_does_not_change_is_not_touched() {
+    let (mut table, mut kernel) = start();
+    let at = door("10.96.0.10");
+    let mut change = |outcome: Outcome, kernel: &mut Kernel| {
+        let mut delta = Delta::default();
+        let decided = frontend(at, outcome);
+        table.change_doors([(at, Some(&decided))].into_iter(), &mut delta);
+        kernel.commit(&table, &delta);
+        (delta.classes.len(), delta.delete.len(), delta.add.len())
+    };
+    assert_eq!(
+        change(to(0..3), &mut kernel),
+        (1, 0, 5),
+        "three endpoints, a verdict and the cluster IP"
+    );
+    assert_eq!(change(to(0..3), &mut kernel), (0, 0, 0), "the same again");
+    assert_eq!(
+        change(to([0, 1, 2, 3]), &mut kernel),
+        (0, 0, 1),
+        "one more in the class: no verdict"
+    );
+    assert_eq!(
+        change(to([0, 1, 3]), &mut kernel),
+        (0, 2, 1),
+        "one less: the last moves into its slot"
+    );
+    assert_eq!(change(to([0, 1, 9]), &mut kernel), (0, 1, 1), "one replaced");
+    assert_eq!(
+        change(Outcome::Reject, &mut kernel),
+        (0, 4, 1),
+        "none left: the verdict is replaced"
+    );
+}
+
+#[test]
+fn every_chain_that_is_named_is_made() {
+    let (mut table, _) = start();
+    let decided = Frontend {
+        affinity: Affinity::ClientIp { seconds: 300 },
+        outside: Some(to(0..2)),
+        ..frontend(door("10.96.0.10"), to(0..5))
+    };
+    table.change_doors(
+        [(decided.door, Some(&decided))].into_iter(),
+        &mut Delta::default(),
+    );
+    let chains = table.chains();
+    let names: BTreeSet<ChainName> = chains.iter().map(|chain| chain.name).collect();
+    assert_eq!(names.len(), chains.len(), "each once");
+    let texts: BTreeSet<String> = names.iter().map(ToString::to_string).collect();
+    assert_eq!(texts.len(), names.len(), "no two of one name");
+    for action in chains
+        .iter()
+        .flat_map(|chain| &chain.rules)
+        .flat_map(|rule| &rule.actions)
+    {
+        if let Action::Jump(chain) | Action::Goto(chain) = action {
+            assert!(names.contains(chain), "{chain}");
+        }
+    }
+}
+
+/// What stands beside everything on the node is short enough, and can be read by nft.
+#[test]
+fn every_reason_fits() {
+    let detectors = [
+        Detector::PodState,
+        Detector::Bridge(vec!["cni0".into()]),
+        Detector::InterfacePrefix(vec!["veth".into()]),
+        Detector::NodeCidr(None),
+    ];
+    let groups = [
+        Group::Service,
+        Group::NodePort,
+        Group::LocalService,
+        Group::LocalNodePort,
+    ];
+    let classes = groups.iter().flat_map(|group| {
+        [None, Some(86_400)].map(|affinity| Class {
+            group: *group,
+            protocol: Protocol::Sctp,
+            size: 65_536,
+            affinity,
+        })
+    });
+    let mut chains: Vec<_> = classes.flat_map(program::class_chains).collect();
+    for detector in detectors {
+        let ranges = vec![range("10.0.0.0/9")];
+        chains.extend(program::chains(&Shape {
+            detector,
+            ranges,
+            ..Shape::default()
+        }));
+    }
+    let rules = chains.iter().flat_map(|chain| &chain.rules);
+    let mut whys: BTreeSet<&str> = rules.clone().map(|rule| rule.why.text()).collect();
+    whys.extend(chains.iter().map(|chain| chain.why.text()));
+    whys.extend(SetName::ALL.map(SetName::why));
+    for text in whys {
+        assert!(
+            text.len() <= 100 && !text.contains('"'),
+            "{} bytes: {text}",
+            text.len()
+        );
+    }
+    for rule in rules {
+        assert!(rule_comment(Family::V6, rule).len() < 128);
+    }
+}
+
+#[test]
+fn a_comment_is_what_nft_can_read() {
+    assert_eq!(cut("default/web:http"), "default/web:http");
+    assert_eq!(cut("a\"b\nc\u{7f}"), "a?b?c?");
+    assert_eq!(cut(&"ä".repeat(100)), "ä".repeat(63));
+}

@@ -1,0 +1,115 @@
+use clap::Parser;
+
+use super::*;
+
+#[test]
+fn modes_are_read_as_they_are_shown() {
+    for text in [
+        "pod-state",
+        "bridge=cni0",
+        "bridge=cni0,br1",
+        "interface-prefix=veth,cali",
+        "node-cidr",
+        "node-cidr=10.1.0.0/24,fd00::/64",
+    ] {
+        assert_eq!(
+            detector(text).map(|d| d.to_string()),
+            Ok(text.to_owned()),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let cases = [
+        ("cluster-cidr=10.0.0.0/8", "pod-state, which knows"),
+        ("cluster-cidr", "never needs a cluster CIDR"),
+        ("podstate", "there is pod-state"),
+        ("bridge", "bridge=cni0"),
+        ("bridge=", "\"\" cannot be"),
+        ("bridge=a-name-that-is-too-long", "a-name-that-is-too-long"),
+        ("node-cidr=10.0.0.0", "10.0.0.0/24"),
+        ("pod-state=1", "takes no value"),
+    ];
+    for (text, words) in cases {
+        match detector(text) {
+            // A bare address parses as a /32, which is what its writer meant.
+            Ok(read) => assert_eq!(
+                (text, read.to_string().as_str()),
+                ("node-cidr=10.0.0.0", "node-cidr=10.0.0.0/32")
+            ),
+            Err(error) => assert!(error.to_string().contains(words), "{text}: {error}"),
+        }
+    }
+}
+
+#[derive(Debug, Parser)]
+struct Line {
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+fn checked(flags: &str) -> Result<Config, String> {
+    let words = ["agent", "--manifests", "/m"]
+        .into_iter()
+        .chain(flags.split_whitespace());
+    let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
+    line.run.check().map_err(|error| error.to_string())
+}
+
+#[test]
+fn flags_become_a_policy() {
+    let cases = [
+        ("", "pod-state"),
+        ("--detect-local bridge=cni0", "bridge=cni0"),
+        (
+            "--node-cidr 10.1.0.0/24,fd00::/64",
+            "node-cidr=10.1.0.0/24,fd00::/64",
+        ),
+        ("--pod-interface-prefix veth,cali", "interface-prefix=veth,cali"),
+    ];
+    for (flags, detector) in cases {
+        let config = checked(flags).unwrap();
+        assert_eq!(config.policy.detector.to_string(), detector, "{flags}");
+        assert_eq!(config.policy.node_ports, NodePortAddresses::Primary, "{flags}");
+    }
+    let named = checked("--node-name n1 --masquerade-all --nodeport-addresses 10.0.0.0/8,fd00::/8").unwrap();
+    assert_eq!(
+        (
+            &*named.policy.settings.node_name,
+            named.policy.settings.masquerade_all
+        ),
+        ("n1", true)
+    );
+    assert!(matches!(named.policy.node_ports, NodePortAddresses::In(ranges) if ranges.len() == 2));
+}
+
+#[test]
+fn flags_that_are_wrong_or_contradict_each_other_are_named() {
+    let cases = [
+        (
+            "--cluster-cidr 10.0.0.0/8",
+            "denizen never needs a cluster CIDR: leave --cluster-cidr out",
+        ),
+        ("--detect-local pod-state --node-cidr 10.0.0.0/8", "--node-cidr"),
+        (
+            "--pod-interface-prefix veth --node-cidr 10.0.0.0/8",
+            "--pod-interface-prefix",
+        ),
+        (
+            "--nodeport-addresses eth0",
+            "--nodeport-addresses: \"eth0\" is not a CIDR",
+        ),
+        (
+            "--pod-interface-prefix veth*",
+            "\"veth*\" cannot be in an interface's name",
+        ),
+        ("--detect-local bridge=a/b", "\"a/b\" cannot be"),
+        ("--backend ebpf", "ebpf"),
+    ];
+    for (flags, words) in cases {
+        let error = checked(flags).unwrap_err();
+        assert!(error.contains(words), "{flags}: {error}");
+    }
+}

@@ -1,0 +1,256 @@
+//! Whatever way the facts come, the rules are those of a fresh start.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use super::{Engine, Policy};
+use crate::backend::nftables::{Nftables, NoKernel};
+use crate::fixture::*;
+use crate::model::{Event, Listing, Protocol, Service, ServiceName, SliceName, TrafficPolicy};
+use crate::plan::{Detector, NodePortAddresses};
+
+fn engine() -> Engine<Nftables<NoKernel>> {
+    let policy = Policy {
+        settings: settings(),
+        // The one whose constant rules depend on facts.
+        detector: Detector::NodeCidr(None),
+        node_ports: NodePortAddresses::Primary,
+    };
+    Engine::new(policy, Nftables::offline())
+}
+
+/// What is programmed, but for what depends on the way: slots, sizes of classes, numbers, and chains that
+/// nothing refers to any more.
+fn settled(engine: &mut Engine<Nftables<NoKernel>>) -> BTreeSet<String> {
+    let text = engine.decided().rendering().to_string();
+    let (mut table, mut block) = ("", "");
+    let mut found = BTreeSet::new();
+    for line in text.lines() {
+        match line.trim_start_matches('\t') {
+            _ if line.starts_with("table ") => table = line,
+            inner if line.starts_with("\t\t\t") => {
+                found.insert(format!("{table} {block} {}", without_the_way(block, inner)));
+            }
+            inner if line.starts_with("\t\t") => {
+                if !of_a_class(block) {
+                    found.insert(format!("{table} {block} {inner}"));
+                }
+            }
+            inner => block = inner,
+        }
+    }
+    // Of an empty set no line tells that it may have elements.
+    found.retain(|line| !line.ends_with("elements = {"));
+    found
+}
+
+fn of_a_class(block: &str) -> bool {
+    block.starts_with("chain ") && block.contains(|c: char| c.is_ascii_digit())
+}
+
+fn without_the_way(block: &str, element: &str) -> String {
+    let Some((key, value)) = element.split_once(" : ") else {
+        return element.to_owned();
+    };
+    if value.starts_with("goto ") {
+        let words = value
+            .trim_end_matches(',')
+            .split('-')
+            .filter(|word| word.parse::<u32>().is_err());
+        return format!("{key} {}", words.collect::<Vec<_>>().join("-"));
+    }
+    let door = key.rsplit_once(" . ").map_or(key, |(door, _)| door);
+    // The number of an endpoint, or of its service port, depends on who came first.
+    if block.contains("affinity-slots") {
+        door.to_owned()
+    } else {
+        format!("{door} {value}")
+    }
+}
+
+/// What an event is about: the last word about it counts.
+fn subject(event: &Event) -> String {
+    match event {
+        Event::Service(name, _) => format!("service {name}"),
+        Event::Slice(name, _) => format!("slice {name}"),
+        Event::Node(_) => "node".to_owned(),
+        Event::ServiceCidr(name, _) => format!("range {name}"),
+        Event::Pods(_) => "pods".to_owned(),
+        Event::Addresses(_) => "addresses".to_owned(),
+        Event::Listed(listing) => format!("{listing:?}"),
+    }
+}
+
+fn a_service(name: u8, variant: u8) -> Event {
+    let (text, own) = (format!("s{name}"), format!("10.96.0.{name}"));
+    let base = || Service {
+        created: format!("20{}", 20 + name % 2).into(),
+        ..service(&text, &[&own, "fd00::10"])
+    };
+    let service = match variant {
+        0 => return Event::Service(ServiceName::new("default", &text), None),
+        1 => base(),
+        2 => Service {
+            external_ips: vec![ip("203.0.113.7")],
+            load_balancer_ips: vec![ip("198.51.100.9")],
+            source_ranges: vec![range("10.0.0.0/9")],
+            ..base()
+        },
+        3 => Service {
+            external_policy: TrafficPolicy::Local,
+            ports: vec![service_port("http", Protocol::Tcp, 80, Some(30080))],
+            ..base()
+        },
+        4 => Service {
+            internal_policy: TrafficPolicy::Local,
+            affinity: crate::model::Affinity::ClientIp { seconds: 300 },
+            ..base()
+        },
+        _ => Service {
+            ports: vec![
+                service_port("http", Protocol::Tcp, 80, None),
+                service_port("http", Protocol::Udp, 80, None),
+            ],
+            ..base()
+        },
+    };
+    Event::Service(service.name.clone(), Some(service))
+}
+
+fn a_slice(name: u8, owner: u8, endpoints: BTreeSet<u8>) -> Event {
+    let text = format!("e{name}");
+    let each = endpoints.iter().map(|n| match n % 3 {
+        0 => endpoint(&format!("10.1.0.{n}"), Some(HERE)),
+        1 => endpoint(&format!("10.1.0.{n}"), Some(AWAY)),
+        _ => draining(&format!("10.1.0.{n}"), Some(HERE)),
+    });
+    let slice = slice(&text, &format!("s{owner}"), each.collect());
+    let told = (!endpoints.is_empty()).then(|| slice.clone());
+    Event::Slice(
+        SliceName {
+            namespace: "default".into(),
+            name: text.into(),
+        },
+        told,
+    )
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let nodes = [
+        None,
+        Some(node(None, &["192.168.0.2"], &["10.1.0.0/24"])),
+        Some(node(Some("a"), &["192.168.0.3", "2001:db8::2"], &["fd00::/61"])),
+    ];
+    let links = [
+        vec![],
+        vec![address("10.1.2.1", "cni0"), address("192.168.0.2", "eth0")],
+    ];
+    let known = [("10.1.2.3", "cni0"), ("10.1.0.3", "veth1")];
+    prop_oneof![
+        6 => (0_u8..4, 0_u8..6).prop_map(|(name, variant)| a_service(name, variant)),
+        8 => (0_u8..4, 0_u8..4, proptest::collection::btree_set(0_u8..30, 0..12))
+            .prop_map(|(name, owner, endpoints)| a_slice(name, owner, endpoints)),
+        1 => proptest::sample::select(nodes.to_vec()).prop_map(Event::Node),
+        1 => proptest::sample::select(links.to_vec()).prop_map(Event::Addresses),
+        1 => (0_usize..3).prop_map(move |count| Event::Pods(pods(count as u64, &known[..count]))),
+        1 => proptest::option::of(Just(vec![range("10.96.0.0/16")])).prop_map(|ranges| Event::ServiceCidr("one".into(), ranges)),
+    ]
+}
+
+fn same(one: &BTreeSet<String>, other: &BTreeSet<String>) -> Result<(), TestCaseError> {
+    let differ: Vec<_> = one.symmetric_difference(other).collect();
+    prop_assert!(differ.is_empty(), "differ: {differ:#?}");
+    Ok(())
+}
+
+/// All that is known at the end, told at once.
+fn last_words(events: &[Event]) -> Vec<Event> {
+    let last: BTreeMap<String, Event> = events
+        .iter()
+        .map(|event| (subject(event), event.clone()))
+        .collect();
+    last.into_values().collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// In batches of any size; some of them twice; after a reconnect, which tells all again; and whenever the
+    /// lists become complete.
+    #[test]
+    fn any_way_ends_as_a_fresh_start(
+        events in proptest::collection::vec(event(), 1..40),
+        listed: [Index; 4],
+        batch in 1_usize..6,
+        reconnect: Index,
+        doubled: bool,
+    ) {
+        let mut way = events.clone();
+        for (listing, at) in Listing::ALL.into_iter().zip(listed) {
+            way.insert(at.index(way.len()), Event::Listed(listing));
+        }
+        let mut engine = engine();
+        let reconnect = reconnect.index(way.len());
+        for (n, some) in way.chunks(batch).enumerate() {
+            engine.apply(some.to_vec());
+            engine.decided();
+            if doubled {
+                engine.apply(some.to_vec());
+                prop_assert!(engine.change.is_empty() || !engine.complete || some.len() > 1, "said twice");
+                engine.decided();
+            }
+            if n * batch <= reconnect && reconnect < (n + 1) * batch {
+                let told = (n + 1) * batch;
+                engine.apply(last_words(&way[..told.min(way.len())]));
+                engine.decided();
+            }
+        }
+        let mut fresh = self::engine();
+        fresh.apply(last_words(&way));
+        same(&settled(&mut engine), &settled(&mut fresh))?;
+    }
+
+    /// What is about different things may come in any order.
+    #[test]
+    fn the_order_does_not_matter(events in proptest::collection::vec(event(), 1..30)) {
+        let events = last_words(&events);
+        let told = |events: Vec<Event>| {
+            let mut engine = engine();
+            engine.apply(Listing::ALL.map(Event::Listed).into());
+            for event in events {
+                engine.apply(vec![event]);
+                engine.decided();
+            }
+            settled(&mut engine)
+        };
+        let reversed = events.iter().rev().cloned().collect();
+        same(&told(events), &told(reversed))?;
+    }
+}
+
+#[test]
+fn services_wait_for_the_whole_picture_and_pods_do_not() {
+    let mut engine = engine();
+    let told = vec![
+        a_service(1, 1),
+        a_slice(1, 1, [3].into()),
+        Event::Pods(pods(1, &[("10.1.2.3", "cni0")])),
+    ];
+    engine.apply(told);
+    engine.apply(Listing::ALL[1..].iter().copied().map(Event::Listed).collect());
+    let early = engine.decided().rendering().to_string();
+    assert!(early.contains("\"cni0\" . 10.1.2.3 comment"), "{early}");
+    assert!(!early.contains("10.96.0.1"), "{early}");
+    engine.apply(vec![Event::Listed(Listing::ALL[0])]);
+    assert!(!engine.is_idle());
+    assert!(
+        engine
+            .decided()
+            .rendering()
+            .to_string()
+            .contains("10.96.0.1 . tcp . 80")
+    );
+    assert!(engine.is_idle());
+}

@@ -1,0 +1,144 @@
+//! Facts as tests write them.
+
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+use crate::model::{
+    Affinity, EndpointState, LocalPod, Node, NodeAddress, PodSet, Protocol, Service, ServiceName,
+    ServicePort, Slice, SliceEndpoint, SliceName, SlicePort, TrafficPolicy, family_of,
+};
+use crate::plan::Settings;
+
+/// This node's name.
+pub const HERE: &str = "node-1";
+/// Another node's name.
+pub const AWAY: &str = "node-2";
+
+pub fn ip(text: &str) -> IpAddr {
+    text.parse().expect(text)
+}
+
+pub fn range(text: &str) -> IpNetwork {
+    text.parse().expect(text)
+}
+
+pub fn port(number: u16) -> NonZeroU16 {
+    NonZeroU16::new(number).expect("not 0")
+}
+
+pub fn settings() -> Settings {
+    Settings {
+        node_name: HERE.into(),
+        node_hints: true,
+        masquerade_all: false,
+    }
+}
+
+pub fn service_port(name: &str, protocol: Protocol, number: u16, node_port: Option<u16>) -> ServicePort {
+    ServicePort {
+        name: name.into(),
+        protocol,
+        port: port(number),
+        node_port: node_port.map(port),
+    }
+}
+
+/// A service at TCP port 80, called `http`.
+pub fn service(name: &str, cluster_ips: &[&str]) -> Service {
+    Service {
+        name: ServiceName::new("default", name),
+        cluster_ips: cluster_ips.iter().map(|text| ip(text)).collect(),
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        source_ranges: Vec::new(),
+        ports: vec![service_port("http", Protocol::Tcp, 80, None)],
+        external_policy: TrafficPolicy::Cluster,
+        internal_policy: TrafficPolicy::Cluster,
+        affinity: Affinity::None,
+        health_check_node_port: None,
+        created: "".into(),
+    }
+}
+
+/// A ready endpoint, without hints.
+pub fn endpoint(address: &str, node: Option<&str>) -> SliceEndpoint {
+    SliceEndpoint {
+        address: ip(address),
+        state: EndpointState::Ready,
+        terminating: false,
+        node: node.map(Arc::from),
+        zone_hints: Vec::new(),
+        node_hints: Vec::new(),
+    }
+}
+
+/// The same, serving its last connections.
+pub fn draining(address: &str, node: Option<&str>) -> SliceEndpoint {
+    SliceEndpoint {
+        state: EndpointState::Draining,
+        terminating: true,
+        ..endpoint(address, node)
+    }
+}
+
+/// The same, not to be used.
+pub fn down(address: &str, node: Option<&str>) -> SliceEndpoint {
+    SliceEndpoint {
+        state: EndpointState::Down,
+        ..endpoint(address, node)
+    }
+}
+
+/// Endpoints of `service` at TCP port 8080, called `http`, of the first one's family.
+pub fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> Slice {
+    let family = family_of(endpoints.first().map_or(ip("0.0.0.0"), |first| first.address));
+    Slice {
+        name: SliceName {
+            namespace: "default".into(),
+            name: name.into(),
+        },
+        service: ServiceName::new("default", service),
+        family,
+        ports: vec![SlicePort {
+            name: "http".into(),
+            protocol: Protocol::Tcp,
+            port: port(8080),
+        }],
+        endpoints,
+    }
+}
+
+pub fn node(zone: Option<&str>, addresses: &[&str], pod_cidrs: &[&str]) -> Node {
+    Node {
+        name: HERE.into(),
+        zone: zone.map(Arc::from),
+        addresses: addresses.iter().map(|text| ip(text)).collect(),
+        pod_cidrs: pod_cidrs.iter().map(|text| range(text)).collect(),
+    }
+}
+
+pub fn address(address: &str, interface: &str) -> NodeAddress {
+    NodeAddress {
+        address: ip(address),
+        interface: interface.into(),
+    }
+}
+
+/// Pods, each with the interface that its packets come in through.
+pub fn pods(generation: u64, pods: &[(&str, &str)]) -> PodSet {
+    use denizen_shared::state::{AttachmentId, Epoch, Generation};
+    let pod = |(n, (address, interface)): (usize, &(&str, &str))| LocalPod {
+        id: AttachmentId::new(&format!("c{n}"), "eth0"),
+        pod: Some(format!("default/pod-{n}").into()),
+        interface: (*interface).into(),
+        port: None,
+        ips: vec![ip(address)],
+    };
+    PodSet {
+        version: Some((Epoch("test".into()), Generation(generation))),
+        pods: pods.iter().enumerate().map(pod).collect(),
+    }
+}

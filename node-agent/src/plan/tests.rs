@@ -1,0 +1,6 @@
+//! Tables: what is decided about which facts (kube-proxy's rules, as `reference.md` §3 and §4 tell them).
+
+mod addresses;
+mod claims;
+mod doors;
+mod selecting;

@@ -1,0 +1,234 @@
+use crate::fixture::*;
+use crate::model::{Family, Protocol, Service, Slice, SliceEndpoint, TrafficPolicy};
+use crate::plan::{DoorAddress, DoorKind, Frontend, Masquerade, Outcome, Settings, frontends};
+
+/// Which endpoints there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mix {
+    Both,
+    HereOnly,
+    AwayOnly,
+    DrainingHereReadyAway,
+    None,
+}
+
+impl Mix {
+    const ALL: [Self; 5] = [
+        Self::Both,
+        Self::HereOnly,
+        Self::AwayOnly,
+        Self::DrainingHereReadyAway,
+        Self::None,
+    ];
+
+    fn slices(self) -> Vec<Slice> {
+        let (here, away) = ("10.0.0.1", "10.0.0.2");
+        let endpoints: Vec<SliceEndpoint> = match self {
+            Self::Both => vec![endpoint(here, Some(HERE)), endpoint(away, Some(AWAY))],
+            Self::HereOnly => vec![endpoint(here, Some(HERE))],
+            Self::AwayOnly => vec![endpoint(away, Some(AWAY))],
+            Self::DrainingHereReadyAway => vec![draining(here, Some(HERE)), endpoint(away, Some(AWAY))],
+            Self::None => vec![],
+        };
+        vec![slice("s", "web", endpoints)]
+    }
+
+    /// In one letter each: `h`ere, `a`way, `R`eject, `D`rop.
+    fn cluster(self) -> &'static str {
+        match self {
+            Self::Both => "ha",
+            Self::HereOnly => "h",
+            Self::AwayOnly | Self::DrainingHereReadyAway => "a",
+            Self::None => "R",
+        }
+    }
+
+    fn local(self) -> &'static str {
+        match self {
+            Self::Both | Self::HereOnly | Self::DrainingHereReadyAway => "h",
+            Self::AwayOnly => "D",
+            Self::None => "R",
+        }
+    }
+}
+
+fn letters(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Reject => "R".to_owned(),
+        Outcome::Drop => "D".to_owned(),
+        Outcome::Forward(endpoints) => endpoints
+            .iter()
+            .map(|e| if e.local { 'h' } else { 'a' })
+            .collect(),
+    }
+}
+
+/// A service with a door of every kind.
+fn every_door() -> Service {
+    Service {
+        external_ips: vec![ip("203.0.113.7")],
+        load_balancer_ips: vec![ip("198.51.100.9")],
+        ports: vec![service_port("http", Protocol::Tcp, 80, Some(30080))],
+        ..service("web", &["10.96.0.10"])
+    }
+}
+
+fn decide(settings: &Settings, service: &Service, slices: &[Slice]) -> Vec<Frontend> {
+    frontends(settings, None, service, &slices.iter().collect::<Vec<_>>())
+}
+
+#[test]
+fn every_policy_kind_of_door_and_mix_of_endpoints() {
+    use TrafficPolicy::{Cluster, Local};
+    for mix in Mix::ALL {
+        for (internal, external, all) in [Cluster, Local]
+            .into_iter()
+            .flat_map(|i| [Cluster, Local].map(|e| [false, true].map(|a| (i, e, a))))
+            .flatten()
+        {
+            let service = Service {
+                internal_policy: internal,
+                external_policy: external,
+                ..every_door()
+            };
+            let settings = Settings {
+                masquerade_all: all,
+                ..settings()
+            };
+            let found = decide(&settings, &service, &mix.slices());
+            assert_eq!(found.len(), 4);
+            for door in found {
+                let case = format!(
+                    "{mix:?}, internal {internal:?}, external {external:?}, masquerade all {all}: {door:?}"
+                );
+                let policy = if door.kind == DoorKind::ClusterIp {
+                    internal
+                } else {
+                    external
+                };
+                let (inside, outside, masquerade) = match (door.kind, policy) {
+                    (DoorKind::ClusterIp, Cluster) => (mix.cluster(), None, all),
+                    (DoorKind::ClusterIp, Local) => (mix.local(), None, all),
+                    (_, Cluster) => (mix.cluster(), None, true),
+                    // masqueradeAll is about cluster IPs alone.
+                    (_, Local) => (mix.cluster(), Some(mix.local()), false),
+                };
+                assert_eq!(door.policy, policy, "{case}");
+                assert_eq!(letters(&door.inside), inside, "{case}");
+                assert_eq!(door.outside.as_ref().map(letters).as_deref(), outside, "{case}");
+                assert_eq!(door.masquerade == Masquerade::Always, masquerade, "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_service_has_doors_in_the_families_of_its_cluster_ips_only() {
+    let addresses = |service: &Service| -> Vec<String> {
+        let found = decide(&settings(), service, &[]);
+        found.iter().map(|door| door.door.to_string()).collect()
+    };
+    let external = vec![ip("203.0.113.7"), ip("2001:db8::7")];
+    let one = Service {
+        external_ips: external.clone(),
+        ..service("web", &["fd00::10"])
+    };
+    assert_eq!(addresses(&one), ["[2001:db8::7]:80/tcp", "[fd00::10]:80/tcp"]);
+    let both = Service {
+        external_ips: external,
+        ..service("web", &["10.96.0.10", "fd00::10"])
+    };
+    assert_eq!(addresses(&both).len(), 4);
+}
+
+#[test]
+fn protocols_on_one_port_number_stay_apart() {
+    let of = |protocol| service_port("dns", protocol, 53, Some(30053));
+    let dns = Service {
+        ports: [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(of).into(),
+        ..service("dns", &["10.96.0.53"])
+    };
+    assert_eq!(decide(&settings(), &dns, &[]).len(), 6);
+}
+
+#[test]
+fn an_address_that_is_named_twice_is_one_door() {
+    let twice = Service {
+        external_ips: vec![ip("198.51.100.9"), ip("10.96.0.10")],
+        load_balancer_ips: vec![ip("198.51.100.9")],
+        ..service("web", &["10.96.0.10"])
+    };
+    let kinds: Vec<_> = decide(&settings(), &twice, &[])
+        .iter()
+        .map(|door| (door.door.address, door.kind))
+        .collect();
+    let expected = [
+        ("10.96.0.10", DoorKind::ClusterIp),
+        ("198.51.100.9", DoorKind::LoadBalancerIp),
+    ];
+    assert_eq!(kinds, expected.map(|(at, kind)| (DoorAddress::Ip(ip(at)), kind)));
+}
+
+#[test]
+fn a_node_port_is_one_door_a_family_whatever_the_nodes_addresses() {
+    let web = Service {
+        cluster_ips: vec![ip("10.96.0.10"), ip("fd00::10")],
+        ..every_door()
+    };
+    let found = decide(&settings(), &web, &[]);
+    let ports: Vec<_> = found
+        .iter()
+        .filter(|door| door.kind == DoorKind::NodePort)
+        .map(|door| door.door.address)
+        .collect();
+    assert_eq!(ports, Family::BOTH.map(DoorAddress::Node));
+}
+
+#[test]
+fn source_ranges_bind_the_load_balancer_ip_alone() {
+    let cases: [(&str, &[&str], Option<&[&str]>); 5] = [
+        ("none: everybody", &[], None),
+        (
+            "of the family",
+            &["10.0.0.0/8", "fd00::/8"],
+            Some(&["10.0.0.0/8"]),
+        ),
+        ("of the other family only: nobody", &["fd00::/8"], Some(&[])),
+        ("everything: everybody", &["10.0.0.0/8", "0.0.0.0/0"], None),
+        (
+            "one within another: the wider",
+            &["10.1.0.0/16", "10.0.0.0/8", "10.1.2.3/32"],
+            Some(&["10.0.0.0/8"]),
+        ),
+    ];
+    for (name, ranges, expected) in cases {
+        let web = Service {
+            source_ranges: ranges.iter().map(|text| range(text)).collect(),
+            ..every_door()
+        };
+        for door in decide(&settings(), &web, &[]) {
+            let expected = expected.filter(|_| door.kind == DoorKind::LoadBalancerIp);
+            let expected = expected.map(|ranges| ranges.iter().map(|text| range(text)).collect::<Vec<_>>());
+            assert_eq!(
+                door.sources.as_deref(),
+                expected.as_deref(),
+                "{name}: {}",
+                door.kind
+            );
+        }
+    }
+}
+
+#[test]
+fn a_node_within_a_source_range_may_call_from_the_load_balancer_ip() {
+    let web = Service {
+        source_ranges: vec![range("192.168.0.0/24")],
+        ..every_door()
+    };
+    for (at, allowed) in [("192.168.0.2", true), ("192.168.1.2", false)] {
+        let node = node(None, &[at], &[]);
+        let found = frontends(&settings(), Some(&node), &web, &[]);
+        let sources = found.iter().find_map(|door| door.sources.as_deref()).unwrap();
+        assert_eq!(sources.contains(&range("198.51.100.9/32")), allowed, "{at}");
+    }
+}

@@ -1,0 +1,418 @@
+//! nft itself as the judge: what it makes of the program's text is what the agent makes by netlink; what it
+//! lists is what it reads back; and whatever it is told to spoil is repaired.
+//!
+//! The features are those of the golden files of `render`.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read clocks and files and execute programs; denizen does not"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::{Agent, Settings};
+use denizen_tests::binary;
+use denizen_tests::manifest::{Manifests, Port, node, service, slice};
+use denizen_tests::netns::{Netns, checked};
+use denizen_tests::ruleset;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const HERE: &str = "node-1";
+const FAMILIES: [&str; 2] = ["ip", "ip6"];
+
+/// A repair that has not come by then never will.
+const BOUND: Duration = Duration::from_secs(5);
+
+/// Facts for an agent, and flags.
+struct Feature {
+    name: String,
+    folder: TempDir,
+    flags: Vec<String>,
+}
+
+impl Feature {
+    fn empty(name: &str) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let run_dir = folder.path().join("run");
+        fs::create_dir(&run_dir)?;
+        fs::set_permissions(&run_dir, Permissions::from_mode(0o700))?;
+        fs::create_dir(folder.path().join("manifests"))?;
+        let (name, flags) = (name.to_owned(), Vec::new());
+        Ok(Self { name, folder, flags })
+    }
+
+    /// One of the golden files of `render`.
+    fn golden(name: &str) -> Result<Self> {
+        let mut feature = Self::empty(name)?;
+        let folder = golden();
+        let text = fs::read_to_string(folder.join(format!("{name}.yaml")))?;
+        fs::write(feature.manifests().join("all.yaml"), &text)?;
+        let flags = text.lines().find_map(|line| line.strip_prefix("# flags: "));
+        let words = flags.unwrap_or_default().split_whitespace();
+        feature.flags = words.map(str::to_owned).collect();
+        if let Ok(state) = fs::read(folder.join(format!("{name}.json"))) {
+            let path = feature.run_dir().join("pods.json");
+            fs::write(&path, state)?;
+            fs::set_permissions(path, Permissions::from_mode(0o600))?;
+        }
+        Ok(feature)
+    }
+
+    /// As many services of one endpoint each, in both families.
+    fn many(services: u32) -> Result<Self> {
+        let feature = Self::empty(&format!("{services} services"))?;
+        let ports = [Port::tcp("http", 80, 8080)];
+        let mut objects = vec![node(HERE, &["192.168.0.2".parse()?], "")];
+        for n in 0..services {
+            let (name, [a, b]) = (format!("s{n}"), [(n >> 8) as u8, n as u8]);
+            let own = [
+                format!("10.96.{a}.{b}").parse()?,
+                format!("fd00:96::{n:x}").parse()?,
+            ];
+            objects.push(service(&name, &own, &ports));
+            objects.push(slice(&name, &ports, &[(format!("10.1.{a}.{b}").parse()?, HERE)]));
+            objects.push(slice(&name, &ports, &[(format!("fd00:1::{n:x}").parse()?, HERE)]));
+        }
+        Manifests::in_folder(&feature.manifests())?.put("all", &objects)?;
+        Ok(feature)
+    }
+
+    /// A service of as many endpoints.
+    fn large(endpoints: u32) -> Result<Self> {
+        let feature = Self::empty(&format!("{endpoints} endpoints"))?;
+        let ports = [Port::tcp("http", 80, 8080).at_node(30080)];
+        let mut all = Vec::new();
+        for n in 0..endpoints {
+            all.push((format!("10.1.{}.{}", n >> 8, n & 0xff).parse()?, HERE));
+        }
+        let objects = [
+            node(HERE, &["192.168.0.2".parse()?], ""),
+            service("web", &["10.96.0.10".parse()?], &ports),
+            slice("web", &ports, &all),
+        ];
+        Manifests::in_folder(&feature.manifests())?.put("all", &objects)?;
+        Ok(feature)
+    }
+
+    fn manifests(&self) -> PathBuf {
+        self.folder.path().join("manifests")
+    }
+
+    fn run_dir(&self) -> PathBuf {
+        self.folder.path().join("run")
+    }
+
+    /// The agent, with all programmed.
+    fn start(&self, at: &Netns) -> Result<Agent> {
+        let settings = Settings {
+            manifests: self.manifests(),
+            run_dir: self.run_dir(),
+            node_name: HERE.to_owned(),
+            flags: self.flags.clone(),
+        };
+        Agent::start(at, settings).with_context(|| self.name.clone())
+    }
+
+    /// What `render` prints.
+    fn rendered(&self) -> Result<String> {
+        let mut command = Command::new(binary::ours("denizen-agent")?);
+        command.arg("render").arg("--manifests").arg(self.manifests());
+        command.arg("--run-dir").arg(self.run_dir());
+        command.args(["--node-name", HERE]).args(&self.flags);
+        Ok(String::from_utf8(checked(&mut command)?.stdout)?)
+    }
+}
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../node-agent/tests/golden")
+}
+
+/// All features: every rule shape there is.
+fn features() -> Result<Vec<Feature>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(golden())? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "yaml") {
+            let name = path.file_stem().context("a name")?.to_string_lossy().into_owned();
+            found.push(Feature::golden(&name)?);
+        }
+    }
+    ensure!(found.len() > 10, "the golden files are not there");
+    found.push(Feature::large(70)?);
+    Ok(found)
+}
+
+/// A family's table as nft tells it in JSON, without what differs from time to time.
+fn told(at: &Netns, family: &str) -> Result<BTreeSet<String>> {
+    let text = at.output("nft", &["-j", "list", "table", family, "denizen"])?;
+    let all: Value = serde_json::from_str(&text).with_context(|| format!("nft -j:\n{text}"))?;
+    let objects = all["nftables"].as_array().context("nftables")?;
+    // The first is about nft itself.
+    let objects = objects[1..].iter().cloned();
+    Ok(objects.map(|object| settled(object).to_string()).collect())
+}
+
+fn settled(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let passing = ["handle", "packets", "bytes"];
+            let lasting = fields.into_iter().filter(|(name, _)| !passing.contains(&&**name));
+            let settled = lasting.map(|(name, value)| {
+                let value = settled_elements(&name, settled(value));
+                (name, value)
+            });
+            settled.collect()
+        }
+        Value::Array(items) => items.into_iter().map(settled).collect(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value,
+    }
+}
+
+/// A set's elements have no order.
+fn settled_elements(name: &str, mut value: Value) -> Value {
+    if let (true, Some(items)) = (name == "elem", value.as_array_mut()) {
+        items.sort_by_key(Value::to_string);
+    }
+    value
+}
+
+/// Each chain's rules in order: a set of objects would hide it.
+fn rules_in_order(at: &Netns, family: &str) -> Result<BTreeMap<String, Vec<String>>> {
+    let text = at.output("nft", &["list", "table", family, "denizen"])?;
+    let mut chains: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for block in text
+        .split("\n\n")
+        .filter_map(|block| block.trim_start().strip_prefix("chain "))
+    {
+        let (name, rules) = block.split_once(" {").context("a chain")?;
+        let rules = rules.lines().map(|line| line.trim().to_owned());
+        chains.insert(name.to_owned(), rules.collect());
+    }
+    Ok(chains)
+}
+
+#[test]
+fn text_makes_what_netlink_makes() -> Result<()> {
+    for feature in features()? {
+        let (by_agent, by_nft) = (Netns::new("agent")?, Netns::new("nft")?);
+        let _agent = feature.start(&by_agent)?;
+        by_nft
+            .nft(&feature.rendered()?)
+            .with_context(|| feature.name.clone())?;
+        for family in FAMILIES {
+            let (agent, nft) = (told(&by_agent, family)?, told(&by_nft, family)?);
+            let differ: Vec<_> = agent.symmetric_difference(&nft).collect();
+            assert!(differ.is_empty(), "{}, {family}: {differ:#?}", feature.name);
+            assert_eq!(
+                rules_in_order(&by_agent, family)?,
+                rules_in_order(&by_nft, family)?
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_nft_lists_it_reads_back() -> Result<()> {
+    for feature in features()? {
+        let at = Netns::new("list")?;
+        drop(feature.start(&at)?);
+        let listed = at.output("nft", &["list", "ruleset"])?;
+        for nonsense in [
+            "@nh,",
+            "@th,",
+            "@ih,",
+            "unknown",
+            "(null)",
+            "[invalid",
+            "expression",
+        ] {
+            assert!(
+                !listed.contains(nonsense),
+                "{}: {nonsense} in\n{listed}",
+                feature.name
+            );
+        }
+        let json: Value = serde_json::from_str(&at.output("nft", &["-j", "list", "ruleset"])?)?;
+        assert!(json["nftables"].is_array());
+        let before = FAMILIES.map(|family| told(&at, family).unwrap());
+        let rules = FAMILIES.map(|family| rules_in_order(&at, family).unwrap());
+        at.nft(&format!("flush ruleset\n{listed}"))
+            .with_context(|| feature.name.clone())?;
+        assert_eq!(
+            FAMILIES.map(|family| told(&at, family).unwrap()),
+            before,
+            "{}",
+            feature.name
+        );
+        assert_eq!(FAMILIES.map(|family| rules_in_order(&at, family).unwrap()), rules);
+    }
+    Ok(())
+}
+
+/// Clients that the rules remember are elements too, and they are not the agent's to remove.
+#[test]
+fn remembered_clients_are_listed_and_left_alone() -> Result<()> {
+    let feature = Feature::golden("affinity")?;
+    let at = Netns::new("clients")?;
+    let agent = feature.start(&at)?;
+    let clients = [("ip", "10.0.0.9"), ("ip6", "2001:db8::99")];
+    for (family, client) in clients {
+        let element = format!("{{ 4000:4000 . {client} timeout 300s : 4000:4001 }}");
+        at.nft(&format!("add element {family} denizen affinity {element}"))?;
+    }
+    at.nft("add rule ip denizen services counter")?;
+    repaired(&at, "a rule, beside clients", &agent, 0)?;
+    for (family, client) in clients {
+        let listed = at.output("nft", &["list", "map", family, "denizen", "affinity"])?;
+        assert!(
+            listed.contains(client) && listed.contains(": 4000:4001"),
+            "{listed}"
+        );
+    }
+    Ok(())
+}
+
+fn repairs(agent: &Agent) -> Result<u64> {
+    let status = agent.status()?;
+    status["driftRepaired"]
+        .as_u64()
+        .with_context(|| status.to_string())
+}
+
+/// Waits until more repairs were counted than before.
+fn repaired(at: &Netns, what: &str, agent: &Agent, before: u64) -> Result<()> {
+    let started = Instant::now();
+    while repairs(agent)? <= before {
+        let listed = || at.output("nft", &["list", "ruleset"]).unwrap_or_default();
+        ensure!(
+            started.elapsed() < BOUND,
+            "{what}: not repaired in {BOUND:?}:\n{}",
+            listed()
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Ways to spoil one family's table, in nft's language.
+fn harms(family: &str) -> Vec<(&'static str, String)> {
+    let (door, slot) = match family {
+        "ip" => ("10.96.0.10 . tcp . 80", "10.96.0.10 . tcp . 80 . 0"),
+        _ => ("fd00:96::10 . tcp . 80", "fd00:96::10 . tcp . 80 . 0"),
+    };
+    let foreign = if family == "ip" {
+        "10.96.0.77"
+    } else {
+        "fd00:96::77"
+    };
+    let endpoint = if family == "ip" { "10.6.6.6" } else { "fd00::6666" };
+    let t = format!("{family} denizen");
+    vec![
+        ("delete the table", format!("delete table {t}")),
+        ("flush the table", format!("flush table {t}")),
+        (
+            "put the table to sleep",
+            format!("add table {t} {{ flags dormant; }}"),
+        ),
+        (
+            "delete an endpoint",
+            format!("delete element {t} endpoints {{ {slot} }}"),
+        ),
+        (
+            "delete a service",
+            format!("delete element {t} services {{ {door} }}"),
+        ),
+        ("delete a set's element", format!("flush set {t} cluster-ips")),
+        (
+            "add a foreign service",
+            format!("add element {t} services {{ {foreign} . tcp . 80 : goto no-endpoints }}"),
+        ),
+        (
+            "lead a service elsewhere",
+            format!(
+                "delete element {t} services {{ {door} }}\nadd element {t} services {{ {door} : goto no-endpoints }}"
+            ),
+        ),
+        (
+            "lead an endpoint elsewhere",
+            format!(
+                "delete element {t} endpoints {{ {slot} }}\nadd element {t} endpoints {{ {slot} : {endpoint} . 80 }}"
+            ),
+        ),
+        (
+            "add a foreign member",
+            format!("add element {t} cluster-ips {{ {foreign} }}"),
+        ),
+        ("add a rule", format!("add rule {t} prerouting counter drop")),
+        (
+            "put a rule first",
+            format!("insert rule {t} services counter drop"),
+        ),
+        ("flush a chain", format!("flush chain {t} postrouting")),
+        (
+            "delete a base chain",
+            format!("flush chain {t} output\ndelete chain {t} output"),
+        ),
+        (
+            "drop by policy",
+            format!("chain {t} prerouting {{ policy drop; }}"),
+        ),
+        ("add a chain", format!("add chain {t} strange")),
+        (
+            "add chains that refer to each other",
+            format!(
+                "add chain {t} a-strange\nadd chain {t} b-strange\nadd rule {t} b-strange goto a-strange"
+            ),
+        ),
+        (
+            "hook a chain in",
+            format!("add chain {t} hooked {{ type filter hook forward priority 0; policy accept; }}"),
+        ),
+        (
+            "add a set",
+            format!("add set {t} strange {{ type inet_service; }}"),
+        ),
+    ]
+}
+
+#[test]
+fn whatever_is_spoiled_is_repaired_to_what_a_fresh_start_makes() -> Result<()> {
+    let feature = Feature::golden("external-local")?;
+    let at = Netns::new("drift")?;
+    let agent = feature.start(&at)?;
+    let fresh = FAMILIES.map(|family| (told(&at, family).unwrap(), rules_in_order(&at, family).unwrap()));
+    let mut harms: Vec<_> = FAMILIES.into_iter().flat_map(harms).collect();
+    harms.push(("flush the ruleset", "flush ruleset".to_owned()));
+    for (what, harm) in harms {
+        let before = repairs(&agent)?;
+        at.nft(&harm).with_context(|| what.to_owned())?;
+        repaired(&at, what, &agent, before)?;
+        let now = FAMILIES.map(|family| (told(&at, family).unwrap(), rules_in_order(&at, family).unwrap()));
+        assert!(
+            now == fresh,
+            "{what}: {harm}\n{}",
+            at.output("nft", &["list", "ruleset"])?
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn ten_thousand_services_have_the_rules_of_ten() -> Result<()> {
+    let mut sizes = Vec::new();
+    for services in [10, 10_000] {
+        let at = Netns::new("size")?;
+        let _agent = Feature::many(services)?.start(&at)?;
+        sizes.push(ruleset::size(&at)?);
+    }
+    assert_eq!(sizes[0], sizes[1], "chains and rules");
+    Ok(())
+}
