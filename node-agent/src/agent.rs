@@ -20,6 +20,7 @@ use crate::control::{self, Asked, Request};
 use crate::describe::describe;
 use crate::engine::Engine;
 use crate::explain::Packet;
+use crate::memory::give_back;
 use crate::model::Event;
 use crate::source::{Outlet, manifests, node, state_file};
 
@@ -140,7 +141,7 @@ impl Agent {
                 changed = foreign_change(&mut self.watch) => self.repair(changed),
                 Some(asked) = requests.recv() => { self.answer(asked); None }
                 () = &mut retry => Some(self.program(false)),
-                _ = resync.tick() => Some(self.program(true)),
+                _ = resync.tick() => { give_back(); Some(self.program(true)) }
             };
             let Some(programmed) = tried else { continue };
             let pause = if programmed { NEVER } else { delay };
@@ -218,6 +219,7 @@ impl Agent {
             Ok(watch) => self.watch = Some(watch),
             Err(error) => warn!(error = format!("{error:#}"), "cannot listen to foreign changes"),
         }
+        give_back();
     }
 
     fn answer(&mut self, Asked { request, answer }: Asked) {

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
@@ -19,23 +20,34 @@ pub fn timed<T>(job: impl FnOnce() -> T) -> (T, Duration) {
 pub struct Cost {
     /// From the first fact to the kernel's acknowledgement.
     pub whole: Duration,
-    /// Of that, the netlink batches.
+    /// What the thread worked, in the kernel too: on a machine with other things to do, that is less.
+    pub work: Duration,
+    /// Of the whole, the netlink batches.
     pub commit: Duration,
-    /// Of that, reading the kernel's tables.
+    /// Of the whole, reading the kernel's tables.
     pub observe: Duration,
 }
 
 /// What `job` costs.
 pub fn cost<T>(job: impl FnOnce() -> T) -> (T, Cost) {
     SPENT.iter().for_each(|spent| spent.store(0, Ordering::Relaxed));
+    let begun = worked();
     let (result, whole) = timed(job);
+    let work = worked().saturating_sub(begun);
     let [commit, observe] = [0, 1].map(|n| Duration::from_nanos(SPENT[n].load(Ordering::Relaxed)));
     let cost = Cost {
         whole,
+        work,
         commit,
         observe,
     };
     (result, cost)
+}
+
+/// How long this thread has been working.
+fn worked() -> Duration {
+    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
+    time.expect("every thread has such a clock").into()
 }
 
 /// Many durations of the same thing.

@@ -82,6 +82,9 @@ fn main() -> ExitCode {
 
 /// What the figures of this run say of one another.
 fn ratios(ours: &[Programmed], other: &[Other]) {
+    if ours.is_empty() {
+        return;
+    }
     println!("\n## Ratios of this run\n");
     for (ours, other) in ours
         .iter()

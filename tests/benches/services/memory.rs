@@ -15,14 +15,17 @@ const SERVICES: usize = 10_000;
 /// How long the agent may take to program them, in tenths of a second.
 const PATIENCE: usize = 600;
 
-/// What the kernel holds that it cannot give back, in KiB. Other programs' share moves too, so that small
-/// differences mean nothing.
-pub fn kernel_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").expect("/proc is there");
-    ["SUnreclaim:", "VmallocUsed:", "Percpu:"]
-        .into_iter()
-        .filter_map(|name| kibibytes(&text, name))
-        .sum()
+/// What the kernel has allocated in pieces, in KiB: sets' elements among others. Other programs' share moves
+/// too, so that small differences mean nothing. `None` where there is no `/proc/slabinfo`.
+pub fn kernel_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/slabinfo").ok()?;
+    let pieces = text.lines().filter(|line| line.starts_with("kmalloc-"));
+    let bytes = pieces.filter_map(|line| {
+        let mut columns = line.split_whitespace().skip(1);
+        let in_use: u64 = columns.next()?.parse().ok()?;
+        Some(in_use * columns.nth(1)?.parse::<u64>().ok()?)
+    });
+    Some(bytes.sum::<u64>() / 1024)
 }
 
 fn kibibytes(text: &str, name: &str) -> Option<u64> {

@@ -1,6 +1,9 @@
 //! The agent's own engine: a cold start, changes, a restart.
 
 use std::net::IpAddr;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
 
 use denizen_agent::engine::{Engine, Policy};
 use denizen_agent::model::{Event, Service, ServiceName, Slice};
@@ -34,6 +37,11 @@ impl Costs {
         self.0.iter().map(|cost| cost.whole).collect()
     }
 
+    /// What the thread worked for that, in the kernel too.
+    fn work(&self) -> Samples {
+        self.0.iter().map(|cost| cost.work).collect()
+    }
+
     /// The kernel's part.
     pub fn commit(&self) -> Samples {
         self.0.iter().map(|cost| cost.commit).collect()
@@ -63,33 +71,46 @@ fn measured(services: usize) -> Programmed {
     let folder = manifests::folder(services);
     let (facts, parsing) = timed(|| manifests::facts(folder.path()));
     println!("{services} services: manifests parsed in {}", text(parsing));
-    let mut starts = Vec::new();
-    for _ in 1..STARTS {
-        let facts = facts.clone();
-        starts.push(Namespace::new().run(move || started(facts).1));
-    }
-    Namespace::new().run(move || {
+    // Namespaces that ended give their memory back a moment later.
+    sleep(Duration::from_secs(2));
+    let others = facts.clone();
+    let (programmed, kernel) = Namespace::new().run(move || {
         let before = kernel_memory();
-        let (mut engine, last) = started(facts.clone());
-        let kernel = kernel_memory().saturating_sub(before);
-        starts.push(last);
-        let cold = starts.into_iter().min_by_key(|cost| cost.whole).unwrap_or(last);
-        println!(
-            "  cold: {} (kernel {}, {:.1} MiB there)",
-            text(cold.whole),
-            text(cold.commit),
-            kernel as f64 / 1024.0
-        );
-        let endpoint = endpoint_changes(&mut engine, &facts, &mut || {});
-        other_changes(&mut engine, &facts);
-        drop(engine);
-        restart(facts);
-        Programmed {
-            services,
-            cold,
-            endpoint,
-        }
-    })
+        let (engine, cold) = started(facts.clone());
+        let kernel = kernel_memory()
+            .zip(before)
+            .map(|(after, before)| after.saturating_sub(before));
+        (changed(services, engine, cold, facts), kernel)
+    });
+    let again = (1..STARTS).map(|_| {
+        let facts = others.clone();
+        Namespace::new().run(move || started(facts).1)
+    });
+    let starts: Vec<Cost> = again.chain([programmed.cold]).collect();
+    let cold = starts
+        .into_iter()
+        .min_by_key(|cost| cost.whole)
+        .unwrap_or_default();
+    println!(
+        "  cold: {} ({} of work), kernel {}; its memory: {:.1} MiB",
+        text(cold.whole),
+        text(cold.work),
+        text(cold.commit),
+        kernel.unwrap_or_default() as f64 / 1024.0
+    );
+    Programmed { cold, ..programmed }
+}
+
+fn changed(services: usize, mut engine: Engine, cold: Cost, facts: Vec<Event>) -> Programmed {
+    let endpoint = endpoint_changes(&mut engine, &facts, &mut || {});
+    other_changes(&mut engine, &facts);
+    drop(engine);
+    restart(facts);
+    Programmed {
+        services,
+        cold,
+        endpoint,
+    }
 }
 
 /// From parsed facts to the kernel.
@@ -106,19 +127,16 @@ pub fn started(facts: Vec<Event>) -> (Engine, Cost) {
 fn restart(facts: Vec<Event>) {
     let (mut engine, again) = started(facts);
     println!(
-        "  restart: {} (reading {}, kernel {} for the changes above undone)",
+        "  restart: {} ({} of work; reading {}, kernel {} for the changes above undone)",
         text(again.whole),
+        text(again.work),
         text(again.observe),
         text(again.commit)
     );
-    let (looked, look) = cost(|| engine.resync());
-    let repair = looked.expect("the kernel can be read");
-    println!(
-        "  a look at unchanged tables: {} (reading {}); repaired: {}",
-        text(look.whole),
-        text(look.observe),
-        repair.elements
-    );
+    look(&mut engine, "when nobody changed anything");
+    let changed = Command::new("nft").args(["add", "table", "ip", "other"]).status();
+    assert!(changed.expect("nft is installed").success());
+    look(&mut engine, "when somebody changed another table");
 }
 
 /// One endpoint of one service in another's place, again and again; `between` runs after each.
@@ -130,6 +148,17 @@ pub fn endpoint_changes(engine: &mut Engine, facts: &[Event], between: &mut dyn 
         slice.endpoints[n % 4].address = IpAddr::V4(spare_ip(n));
         vec![said(slice)]
     })
+}
+
+fn look(engine: &mut Engine, what: &str) {
+    let (looked, look) = cost(|| engine.resync());
+    let repair = looked.expect("the kernel can be read");
+    println!(
+        "  a look {what}: {} (reading {}); repaired: {}",
+        text(look.whole),
+        text(look.observe),
+        repair.elements
+    );
 }
 
 fn other_changes(engine: &mut Engine, facts: &[Event]) {
@@ -165,14 +194,16 @@ fn many(engine: &mut Engine, what: &str, times: usize, mut facts: impl FnMut(usi
         cost
     };
     let costs = Costs((0..times).map(one).collect());
-    let (whole, commit) = (costs.whole(), costs.commit());
-    println!(
-        "  {what:<30} p50 {:>9}  p99 {:>9}   kernel p50 {:>9}  p99 {:>9}",
-        text(whole.median()),
-        text(whole.quantile(99)),
-        text(commit.median()),
-        text(commit.quantile(99))
-    );
+    let columns = [
+        ("in all", costs.whole()),
+        ("of work", costs.work()),
+        ("kernel", costs.commit()),
+    ];
+    let columns = columns.map(|(name, samples)| {
+        let (half, most) = (text(samples.median()), text(samples.quantile(99)));
+        format!("{half:>9} {most:>9} {name}")
+    });
+    println!("  {what:<30} p50 p99: {}", columns.join(" | "));
     costs
 }
 

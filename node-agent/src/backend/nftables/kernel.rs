@@ -80,6 +80,15 @@ pub enum NftablesError {
 #[derive(Debug)]
 pub struct Kernel {
     socket: Socket,
+    /// How many batches of ours the kernel took.
+    taken: u32,
+}
+
+/// A state of the ruleset: its generation, and how many batches of ours were taken by then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mark {
+    generation: u32,
+    taken: u32,
 }
 
 impl Kernel {
@@ -88,7 +97,7 @@ impl Kernel {
     /// # Errors
     /// [`NetlinkError`] when there is no netlink socket to be had.
     pub fn open() -> Result<Self, NetlinkError> {
-        Socket::open().map(|socket| Self { socket })
+        Socket::open().map(|socket| Self { socket, taken: 0 })
     }
 
     /// The port by which the kernel's notifications name what came through here.
@@ -117,6 +126,7 @@ impl Kernel {
             .socket
             .send(&batch.bytes)
             .and_then(|()| self.socket.outcome(batch.last));
+        self.taken = self.taken.wrapping_add(u32::from(sent.is_ok()));
         sent.map_err(|source| match source {
             NetlinkError::Refused(ref refusal) if refusal.errno == Errno::ERESTART => {
                 NftablesError::Raced { family }
@@ -226,6 +236,22 @@ impl Kernel {
         Ok(sum)
     }
 
+    /// The state that was read last, when nothing of ours was committed since.
+    pub fn mark(&self, seen: &Observed) -> Mark {
+        Mark {
+            generation: seen.generation,
+            taken: self.taken,
+        }
+    }
+
+    /// Whether nobody but us has committed anything since: every batch that is taken, anybody's, raises the
+    /// generation by one.
+    pub fn is_undisturbed(&mut self, since: Mark) -> bool {
+        let ours = self.taken.wrapping_sub(since.taken);
+        self.generation()
+            .is_ok_and(|now| now.wrapping_sub(since.generation) == ours)
+    }
+
     /// Numbers the states of the ruleset of this network namespace, of all tables together.
     ///
     /// # Errors
@@ -270,5 +296,35 @@ impl Kernel {
                 each(answer);
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sched::{CloneFlags, unshare};
+
+    use super::*;
+
+    #[test]
+    fn only_what_others_commit_disturbs() {
+        let alone = std::thread::spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
+            let mut kernel = Kernel::open().unwrap();
+            let seen = kernel.observe(Family::V4).unwrap();
+            let mark = kernel.mark(&seen);
+            assert!(kernel.is_undisturbed(mark), "nothing happened");
+            kernel.write(Family::V4, Batch::add_table).unwrap();
+            kernel.write(Family::V6, Batch::add_table).unwrap();
+            assert!(kernel.is_undisturbed(mark), "our own changes");
+            kernel.write(Family::V6, Batch::delete_table).unwrap();
+            kernel.write(Family::V6, Batch::delete_table).unwrap_err();
+            assert!(kernel.is_undisturbed(mark), "a change of ours that was refused");
+            let mut other = Kernel::open().unwrap();
+            other.write(Family::V4, Batch::delete_table).unwrap();
+            assert!(!kernel.is_undisturbed(mark), "somebody else's change");
+            kernel.write(Family::V4, Batch::add_table).unwrap();
+            assert!(!kernel.is_undisturbed(mark), "and for good");
+        });
+        alone.join().unwrap();
     }
 }

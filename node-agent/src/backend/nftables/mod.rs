@@ -23,6 +23,7 @@ mod table;
 mod tests;
 mod text;
 mod watch;
+mod write;
 
 pub use kernel::{Kernel, NftablesError};
 pub use rule::MASQUERADE_BIT;

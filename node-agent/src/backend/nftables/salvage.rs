@@ -5,8 +5,9 @@ use super::element::{Element, KeyText};
 use super::isolate::isolate;
 use super::kernel::{Kernel, NftablesError};
 use super::message::Batch;
-use super::sync::{Programmed, replace_structure};
+use super::sync::Programmed;
 use super::table::Delta;
+use super::write::replace_structure;
 use crate::backend::Repair;
 use crate::describe::describe;
 

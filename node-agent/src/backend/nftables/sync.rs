@@ -7,14 +7,14 @@ use ipnetwork::IpNetwork;
 use tracing::{debug, info, warn};
 
 use super::dump::{Observed, ObservedValue};
-use super::kernel::{Kernel, NftablesError};
-use super::message::Batch;
+use super::kernel::{Kernel, Mark, NftablesError};
 use super::name::{Facts, SetName};
 use super::program::{self, Shape};
 use super::rule::Chain;
 use super::structure::Structure;
 use super::table::{Delta, Table};
 use super::text::Rendering;
+use super::write::{load, write};
 use crate::backend::{Backend, Repair, Told};
 use crate::model::{Family, PodSet, family_of};
 use crate::netlink::NetlinkError;
@@ -31,6 +31,8 @@ pub(super) struct Programmed {
     pending: Delta,
     /// What the kernel holds is not known: nothing was read yet, or a batch failed.
     unknown: bool,
+    /// When it was read last and found, or made, right.
+    looked: Option<Mark>,
     pub(super) known: Known,
 }
 
@@ -134,6 +136,7 @@ impl<K> Nftables<K> {
                 wanted: Table::new(family, Shape::default()),
                 pending: Delta::default(),
                 unknown: true,
+                looked: None,
                 known: Known::default(),
             })
             .collect();
@@ -245,8 +248,11 @@ impl Backend for Nftables {
     }
 
     fn resync(&mut self) -> Result<Repair, NftablesError> {
-        for family in &mut self.families {
-            family.unknown = true;
+        let Self { kernel, families } = self;
+        for family in families {
+            // Reading is dear: the kernel counts from the first element for every piece that it hands out.
+            let is_right = family.looked.is_some_and(|mark| kernel.is_undisturbed(mark));
+            family.unknown |= !is_right;
         }
         self.sync()
     }
@@ -283,12 +289,14 @@ impl Programmed {
         self.pending = Delta::default();
         for _ in 0..REPAIR_TRIES {
             let seen = kernel.observe(family)?;
+            let mark = kernel.mark(&seen);
             match self.repair(kernel, &seen) {
                 Err(NftablesError::Raced { .. }) => {}
                 Err(NftablesError::Refused { .. }) => return self.salvage(kernel, &seen),
                 Err(error) => return Err(error),
                 Ok(repair) => {
                     self.unknown = false;
+                    self.looked = Some(mark);
                     return Ok(repair);
                 }
             }
@@ -336,58 +344,4 @@ impl Programmed {
             warn!(%family, %error, "chains of an earlier run are left");
         }
     }
-}
-
-/// Everything, in place of whatever is there, at one instant.
-fn load(
-    kernel: &mut Kernel,
-    mut batch: Batch,
-    seen: &Observed,
-    wanted: &Table,
-    known: Known,
-) -> Result<Repair, NftablesError> {
-    let (family, chains, mut elements) = (wanted.family, wanted.chains(), wanted.elements());
-    elements.extend(seen.members(|set| !known.covers(set)));
-    replace_structure(&mut batch, seen.table, &chains);
-    batch.add_elements(&elements);
-    kernel.commit(family, batch)?;
-    info!(%family, chains = chains.len(), elements = elements.len(), "ruleset programmed");
-    Ok(Repair {
-        rebuilt: true,
-        chains: chains.len(),
-        elements: elements.len(),
-    })
-}
-
-/// Table, chains, sets and rules, in place of whatever is there.
-pub(super) fn replace_structure(batch: &mut Batch, present: bool, chains: &[Chain]) {
-    if present {
-        batch.delete_table();
-    }
-    batch.add_table();
-    for chain in chains {
-        batch.add_chain(chain);
-    }
-    for (set, id) in SetName::ALL.into_iter().zip(1..) {
-        batch.add_set(set, id);
-    }
-    for chain in chains {
-        for rule in &chain.rules {
-            batch.add_rule(chain.name, rule);
-        }
-    }
-}
-
-/// New chains, then what goes, then what comes.
-pub(super) fn write(batch: &mut Batch, chains: &[Chain], delta: &Delta) {
-    for chain in chains {
-        batch.add_chain(chain);
-    }
-    for chain in chains {
-        for rule in &chain.rules {
-            batch.add_rule(chain.name, rule);
-        }
-    }
-    batch.delete_elements(&delta.delete);
-    batch.add_elements(&delta.add);
 }

@@ -92,18 +92,29 @@ impl Table {
         program::chains(&self.shape).into_iter().chain(classes).collect()
     }
 
+    /// Every element that should be there, by its set and in no order.
+    pub fn elements_by_set(&self) -> BTreeMap<SetName, Vec<Element>> {
+        let mut all: BTreeMap<SetName, Vec<Element>> = BTreeMap::new();
+        let mut add = |element: Element| all.entry(element.set).or_default().push(element);
+        for (door, state) in &self.doors {
+            state.elements(door).into_iter().for_each(&mut add);
+        }
+        for (set, members) in &self.members {
+            for (key, comment) in members {
+                add(member(*set, *key, comment.clone()));
+            }
+        }
+        self.cluster_ips.keys().for_each(|ip| add(cluster_ip(*ip)));
+        all
+    }
+
     /// Every element that should be there, sorted.
     pub fn elements(&self) -> Vec<Element> {
-        let doors = self.doors.iter().flat_map(|(door, state)| state.elements(door));
-        let members = self.members.iter().flat_map(|(set, members)| {
-            members
-                .iter()
-                .map(|(key, comment)| member(*set, *key, comment.clone()))
+        let sorted = self.elements_by_set().into_values().map(|mut elements| {
+            elements.sort_unstable_by_key(|element| element.key);
+            elements
         });
-        let ips = self.cluster_ips.keys().map(|ip| cluster_ip(*ip));
-        let mut all: Vec<Element> = doors.chain(members).chain(ips).collect();
-        all.sort_unstable_by_key(|element| (element.set, element.key));
-        all
+        sorted.flatten().collect()
     }
 
     /// What the constant part depends on now.

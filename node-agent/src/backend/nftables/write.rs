@@ -1,0 +1,71 @@
+//! What a batch is made of: everything, or a difference.
+
+use tracing::info;
+
+use super::dump::Observed;
+use super::kernel::{Kernel, NftablesError};
+use super::message::Batch;
+use super::name::SetName;
+use super::rule::Chain;
+use super::sync::Known;
+use super::table::{Delta, Table};
+use crate::backend::Repair;
+
+/// Everything, in place of whatever is there, at one instant.
+pub(super) fn load(
+    kernel: &mut Kernel,
+    mut batch: Batch,
+    seen: &Observed,
+    wanted: &Table,
+    known: Known,
+) -> Result<Repair, NftablesError> {
+    let (family, chains) = (wanted.family, wanted.chains());
+    replace_structure(&mut batch, seen.table, &chains);
+    let mut count = 0;
+    // Set by set, and in no order within: sorting so many would take as long as planning them.
+    let kept = seen.members(|set| !known.covers(set));
+    for elements in wanted.elements_by_set().values().chain([&kept]) {
+        batch.add_elements(elements);
+        count += elements.len();
+    }
+    kernel.commit(family, batch)?;
+    info!(%family, chains = chains.len(), elements = count, "ruleset programmed");
+    Ok(Repair {
+        rebuilt: true,
+        chains: chains.len(),
+        elements: count,
+    })
+}
+
+/// Table, chains, sets and rules, in place of whatever is there.
+pub(super) fn replace_structure(batch: &mut Batch, present: bool, chains: &[Chain]) {
+    if present {
+        batch.delete_table();
+    }
+    batch.add_table();
+    for chain in chains {
+        batch.add_chain(chain);
+    }
+    for (set, id) in SetName::ALL.into_iter().zip(1..) {
+        batch.add_set(set, id);
+    }
+    for chain in chains {
+        for rule in &chain.rules {
+            batch.add_rule(chain.name, rule);
+        }
+    }
+}
+
+/// New chains, then what goes, then what comes.
+pub(super) fn write(batch: &mut Batch, chains: &[Chain], delta: &Delta) {
+    for chain in chains {
+        batch.add_chain(chain);
+    }
+    for chain in chains {
+        for rule in &chain.rules {
+            batch.add_rule(chain.name, rule);
+        }
+    }
+    batch.delete_elements(&delta.delete);
+    batch.add_elements(&delta.add);
+}
