@@ -28,6 +28,8 @@ const RESYNC: Duration = Duration::from_secs(600);
 /// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
 const SHORTEST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
+/// What has not failed is not repeated.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Batches of events that may queue up before a source waits.
 const QUEUE: usize = 64;
 
@@ -93,11 +95,7 @@ fn start_sources(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> Problems {
         folder: config.manifests.clone(),
         node_name: config.policy.settings.node_name.to_string(),
     };
-    tokio::spawn(async move {
-        if let Err(error) = manifests::run(folder, objects).await {
-            error!(error = describe(&error), "the manifests cannot be used");
-        }
-    });
+    tokio::spawn(manifests::run(folder, objects));
     tokio::spawn(node::run(links, watch::Sender::default()));
     vec![pod_problems, object_problems, link_problems]
 }
@@ -127,7 +125,7 @@ impl Agent {
         let mut resync = interval(RESYNC);
         resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
         resync.reset();
-        let mut retry = pin!(sleep(Duration::MAX));
+        let mut retry = pin!(sleep(NEVER));
         let mut delay = SHORTEST_RETRY;
         loop {
             let tried = tokio::select! {
@@ -144,17 +142,14 @@ impl Agent {
                 () = &mut retry => Some(self.program(false)),
                 _ = resync.tick() => Some(self.program(true)),
             };
-            match tried {
-                Some(true) => {
-                    delay = SHORTEST_RETRY;
-                    retry.as_mut().reset(far_away());
-                }
-                Some(false) => {
-                    retry.as_mut().reset(tokio::time::Instant::now() + delay);
-                    delay = (delay * 2).min(LONGEST_RETRY);
-                }
-                None => {}
-            }
+            let Some(programmed) = tried else { continue };
+            let pause = if programmed { NEVER } else { delay };
+            delay = if programmed {
+                SHORTEST_RETRY
+            } else {
+                (delay * 2).min(LONGEST_RETRY)
+            };
+            retry.as_mut().reset(tokio::time::Instant::now() + pause);
         }
         info!("told to stop; the rules stay");
         Ok(())
@@ -280,10 +275,6 @@ async fn foreign_change(watch: &mut Option<AsyncFd<Watch>>) -> bool {
         }
         Err(_) => true,
     }
-}
-
-fn far_away() -> tokio::time::Instant {
-    tokio::time::Instant::now() + Duration::from_secs(365 * 24 * 3600)
 }
 
 #[expect(clippy::disallowed_methods, reason = "the loop alone reads the clock")]

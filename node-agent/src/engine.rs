@@ -19,7 +19,7 @@ use crate::describe::describe;
 use crate::explain::{Explanation, Packet, Scene, explain};
 use crate::model::{Change, Event, Model, PodVersion};
 use crate::netlink::NetlinkError;
-use crate::plan::{Detector, NodePortAddresses, Plan, Settings, node_port_addresses};
+use crate::plan::{Conflict, Detector, NodePortAddresses, Plan, Settings, node_port_addresses};
 use crate::status::{LastSync, Status};
 
 /// What the operator asked for, as far as it decides about packets.
@@ -171,10 +171,7 @@ impl<B: Told> Engine<B> {
             info!("everything is known: services are programmed from now on");
         }
         let touched = self.plan.update(&self.policy.settings, world, &change);
-        for lost in &touched.conflicts {
-            let (door, winner, loser) = (&lost.door, &lost.winner, &lost.loser);
-            warn!(%door, service = %winner, %loser, "two services claim one address and port");
-        }
+        touched.conflicts.iter().for_each(warn_of);
         self.backend.set_doors(&self.plan, &touched.doors);
         if first || change.node || change.pods || change.addresses {
             let node = (world.node(), world.addresses(), world.pods());
@@ -187,15 +184,20 @@ impl<B: Told> Engine<B> {
             self.backend.set_hairpins(&itself);
         }
         if first || change.node || change.service_ranges {
-            let cidrs = world
-                .node()
-                .map(|node| node.pod_cidrs.clone())
-                .unwrap_or_default();
-            let detector = &self.policy.detector;
-            self.backend.set_detector(detector, &detector.ranges(&cidrs));
-            let service_ranges: Vec<IpNetwork> = world.service_ranges().collect();
-            self.backend.set_service_ranges(&service_ranges);
+            self.decide_ranges();
         }
+    }
+
+    /// What the constant part of the rules depends on.
+    fn decide_ranges(&mut self) {
+        let Some(world) = self.model.snapshot() else {
+            return;
+        };
+        let cidrs = world.node().map(|node| &*node.pod_cidrs).unwrap_or_default();
+        let detector = &self.policy.detector;
+        self.backend.set_detector(detector, &detector.ranges(cidrs));
+        let service_ranges: Vec<IpNetwork> = world.service_ranges().collect();
+        self.backend.set_service_ranges(&service_ranges);
     }
 
     /// Whether the pods of this generation of the state file (or a later one) are in the kernel.
@@ -274,4 +276,9 @@ impl<B: Backend> Engine<B> {
             errors,
         }
     }
+}
+
+fn warn_of(lost: &Conflict) {
+    let Conflict { door, winner, loser } = lost;
+    warn!(%door, service = %winner, %loser, "two services claim one address and port");
 }

@@ -52,40 +52,38 @@ impl fmt::Display for Status {
             (false, true) => "not programmed yet".to_owned(),
             (false, false) => format!("waiting for {}", self.waiting_for.join(", ")),
         };
-        writeln!(f, "{:<16}{synced}", "state")?;
-        writeln!(f, "{:<16}{}", "backend", self.backend)?;
-        writeln!(f, "{:<16}{}", "detect-local", self.detect_local)?;
         let generation = self.generation.map(|g| format!(" (state file generation {g})"));
-        writeln!(
-            f,
-            "{:<16}{}{}",
-            "local pods",
-            self.pods,
-            generation.unwrap_or_default()
-        )?;
-        writeln!(f, "{:<16}{}", "services", self.services)?;
-        writeln!(f, "{:<16}{}", "endpoints", self.endpoints)?;
-        match &self.last_sync {
-            Some(last) => writeln!(f, "{:<16}{} in {:.1} ms", "last sync", last.at, last.milliseconds)?,
-            None => writeln!(f, "{:<16}never", "last sync")?,
-        }
+        let last = self
+            .last_sync
+            .as_ref()
+            .map(|last| format!("{} in {:.1} ms", last.at, last.milliseconds));
         let repair = self
             .last_repair_milliseconds
             .map(|ms| format!(", the last in {ms:.1} ms"));
         let times = if self.drift_repaired == 1 { "time" } else { "times" };
-        writeln!(
-            f,
-            "{:<16}{} {times}{}",
-            "drift repaired",
-            self.drift_repaired,
-            repair.unwrap_or_default()
-        )?;
-        writeln!(f, "{:<16}{}", "missed lookups", self.missed_lookups)?;
-        match &*self.errors {
-            [] => writeln!(f, "{:<16}none", "errors"),
-            errors => errors
-                .iter()
-                .try_for_each(|error| writeln!(f, "{:<16}{error}", "error")),
-        }
+        let lines = [
+            ("state", synced),
+            ("backend", self.backend.clone()),
+            ("detect-local", self.detect_local.clone()),
+            (
+                "local pods",
+                format!("{}{}", self.pods, generation.unwrap_or_default()),
+            ),
+            ("services", self.services.to_string()),
+            ("endpoints", self.endpoints.to_string()),
+            ("last sync", last.unwrap_or("never".to_owned())),
+            (
+                "drift repaired",
+                format!("{} {times}{}", self.drift_repaired, repair.unwrap_or_default()),
+            ),
+            ("missed lookups", self.missed_lookups.to_string()),
+        ];
+        let errors = self.errors.iter().map(|error| ("error", error.clone()));
+        let none = self.errors.is_empty().then(|| ("errors", "none".to_owned()));
+        lines
+            .into_iter()
+            .chain(errors)
+            .chain(none)
+            .try_for_each(|(what, value)| writeln!(f, "{what:<16}{value}"))
     }
 }

@@ -5,6 +5,8 @@
 //! key; other formatting does no harm) makes [`Sheet::parse`] say `None`, and the typed way is taken: this one is an optimisation
 //! and decides nothing. A test holds that both write the same bytes.
 
+mod printed;
+
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -199,16 +201,7 @@ impl<'a> Cursor<'a> {
     fn records(&mut self) -> Option<Vec<Record<'a>>> {
         let mut records: Vec<Record<'a>> = Vec::new();
         self.object(|id, raw_id, cursor| {
-            let begin = cursor.at;
-            let (container, interface, text) = match cursor.value::<Checked<'a>>() {
-                Some((checked, text)) => (checked.container_id, checked.if_name, text),
-                None => {
-                    // Fields that this program does not know need to be looked at in full.
-                    cursor.at = begin;
-                    let (record, text) = cursor.value::<Attachment>()?;
-                    (Cow::Owned(record.container_id), Cow::Owned(record.if_name), text)
-                }
-            };
+            let (container, interface, text) = cursor.record()?;
             let is_its_own = id
                 .split_once('/')
                 .is_some_and(|(one, two)| one == container && two == interface);
@@ -223,6 +216,28 @@ impl<'a> Cursor<'a> {
             (is_its_own && in_order).then_some(())
         })?;
         Some(records)
+    }
+
+    /// The record here: its container id, its interface name, its text.
+    fn record(&mut self) -> Option<(Cow<'a, str>, Cow<'a, str>, &'a str)> {
+        self.skip_space();
+        let rest = &self.text[self.at..];
+        if let Some((container, interface, length)) = printed::record(rest) {
+            self.at += length;
+            return Some((
+                Cow::Borrowed(container),
+                Cow::Borrowed(interface),
+                &rest[..length],
+            ));
+        }
+        let begin = self.at;
+        if let Some((checked, text)) = self.value::<Checked<'a>>() {
+            return Some((checked.container_id, checked.if_name, text));
+        }
+        // Fields that this program does not know need to be looked at in full.
+        self.at = begin;
+        let (record, text) = self.value::<Attachment>()?;
+        Some((Cow::Owned(record.container_id), Cow::Owned(record.if_name), text))
     }
 
     fn take(&mut self, byte: u8) -> Option<()> {

@@ -4,11 +4,13 @@
 //! Ratios of one run, for times are a machine's. The programs take turns, so that what disturbs one disturbs all.
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on fails")]
 
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use denizen_shared::state::{Attachment, HostInterface, Pod, RunDir};
-use denizen_tests::cni::{Call, REAL_PLUGINS, Rig, Variables, call_here};
+use denizen_tests::cni::{Call, REAL_PLUGINS, Rig, Variables, run_here};
 use serde_json::{Map, Value, json};
 
 const ROUNDS: usize = 300;
@@ -20,21 +22,26 @@ struct Candidate {
     program: PathBuf,
     add: Variables,
     del: Variables,
-    input: String,
+    input: PathBuf,
     /// It has its turn in one of so many rounds.
     every: usize,
     times: Vec<Duration>,
 }
 
 impl Candidate {
-    fn new(name: impl Into<String>, program: PathBuf, call: &Call, configuration: &Value) -> Candidate {
+    fn new(name: &str, program: PathBuf, rig: &Rig, call: &Call, configuration: &Value) -> Candidate {
         let (add, del) = (call.environment("ADD"), call.environment("DEL"));
+        let input = rig.folder().join(name);
+        File::create(&input)
+            .unwrap()
+            .write_all(configuration.to_string().as_bytes())
+            .unwrap();
         Candidate {
-            name: name.into(),
+            name: name.to_owned(),
             program,
             add,
             del,
-            input: configuration.to_string(),
+            input,
             every: 1,
             times: Vec::new(),
         }
@@ -42,17 +49,20 @@ impl Candidate {
 
     #[expect(clippy::disallowed_methods, reason = "this is what a bench is for")]
     fn turn(&mut self) {
+        let (add, del) = (self.add.clone(), self.del.clone());
+        let input = || File::open(&self.input).unwrap();
+        let (to_add, to_del) = (input(), input());
         let begun = Instant::now();
-        call_here(&self.program, self.add.clone(), self.input.as_bytes()).unwrap();
+        let added = run_here(&self.program, add, to_add);
         self.times.push(begun.elapsed());
-        call_here(&self.program, self.del.clone(), self.input.as_bytes()).unwrap();
+        assert!(
+            added.success() && run_here(&self.program, del, to_del).success(),
+            "{}",
+            self.name
+        );
     }
 
-    /// The time that a tenth of the turns kept below: what else the machine does can only add to a turn.
-    fn time(&self) -> Duration {
-        self.quantile(10)
-    }
-
+    /// The time that `percent` of the turns kept below. What else the machine does can only add to a turn.
     fn quantile(&self, percent: usize) -> Duration {
         let mut times = self.times.clone();
         times.sort_unstable();
@@ -63,7 +73,9 @@ impl Candidate {
 /// As full as a real one.
 fn record(number: usize) -> Attachment {
     let unknown = Map::new;
-    let id = format!("{number:064x}");
+    // Random to the eye, as a runtime's ids are: they differ in their first digits.
+    let part = |salt: usize| (number + salt).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let id = format!("{:016x}{:016x}{:016x}{:016x}", part(1), part(2), part(3), part(4));
     Attachment {
         container_id: id.clone(),
         if_name: "eth0".to_owned(),
@@ -132,8 +144,9 @@ fn candidates(rig: &Rig) -> Vec<Candidate> {
             "cniVersion": "1.0.0", "name": "pods", "type": "denizen", "runDir": run_dir, "prevResult": result,
         });
         all.push(Candidate::new(
-            format!("denizen, {records} records"),
+            &format!("denizen, {records} records"),
             installed(),
+            rig,
             &call,
             &ours,
         ));
@@ -143,7 +156,13 @@ fn candidates(rig: &Rig) -> Vec<Candidate> {
         configuration["name"] = json!("pods");
         configuration["type"] = json!(kind);
         configuration["prevResult"] = result.clone();
-        Candidate::new(name, Path::new(REAL_PLUGINS).join(kind), &call, &configuration)
+        Candidate::new(
+            name,
+            Path::new(REAL_PLUGINS).join(kind),
+            rig,
+            &call,
+            &configuration,
+        )
     };
     all.push(real(
         "tuning, one sysctl",
@@ -159,39 +178,46 @@ fn candidates(rig: &Rig) -> Vec<Candidate> {
 
 /// The times, next to what they have to be held against; whether the goals are met.
 fn report(all: &[Candidate]) -> bool {
-    let at = |records: usize| all[RECORDS.iter().position(|known| *known == records).unwrap()].time();
-    let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+    let (median, fastest) = (|of: &Candidate| of.quantile(50), |of: &Candidate| of.quantile(10));
+    let ours = |records: usize| &all[RECORDS.iter().position(|known| *known == records).unwrap()];
     println!(
-        "ADD, whole process, {ROUNDS} in turn:       fastest tenth    median   ratio of the first to 250 records"
+        "ADD, whole process, {ROUNDS} turns each        median   fastest tenth   ratio of both to 250 records"
     );
-    for candidate in all {
-        let (time, median) = (
-            milliseconds(candidate.time()),
-            milliseconds(candidate.quantile(50)),
-        );
-        let ratio = candidate.time().div_duration_f64(at(250));
+    for one in all {
+        let [middle, fast] = [median(one), fastest(one)].map(|time| time.as_secs_f64() * 1e3);
+        let ratios = [
+            median(one).div_duration_f64(median(ours(250))),
+            fastest(one).div_duration_f64(fastest(ours(250))),
+        ];
         println!(
-            "  {:<36} {time:>10.3} ms {median:>6.3} ms   {ratio:.2}",
-            candidate.name
+            "  {:<32} {middle:>9.3} ms {fast:>11.3} ms   {:.2}, {:.2}",
+            one.name, ratios[0], ratios[1]
         );
     }
     // portmap without a port to map returns at once: it is shown, and is not an ADD to be held against.
-    let theirs = all[RECORDS.len()..]
-        .iter()
-        .filter(|candidate| !candidate.name.ends_with("nothing to map"));
-    let ratios: Vec<_> = theirs
-        .map(|candidate| at(250).div_duration_f64(candidate.time()))
-        .collect();
-    let worst = ratios.iter().copied().fold(0.0, f64::max);
-    let more = at(1_000).saturating_sub(at(0));
+    let theirs = || {
+        all[RECORDS.len()..]
+            .iter()
+            .filter(|one| !one.name.ends_with("nothing to map"))
+    };
+    let worst = |time: fn(&Candidate) -> Duration| {
+        theirs()
+            .map(|one| time(ours(250)).div_duration_f64(time(one)))
+            .fold(0.0, f64::max)
+    };
+    let more = median(ours(1_000)).saturating_sub(median(ours(0)));
     let size = installed().metadata().unwrap().len();
-    println!("at 250 records: {worst:.2} of the faster of theirs that does something (goal: at most 0.33)");
+    let (ratio, undisturbed) = (worst(median), worst(fastest));
+    println!(
+        "at 250 records, of the faster of theirs that does something: {ratio:.2} by the medians (goal: at most 0.33),"
+    );
+    println!("    {undisturbed:.2} by the turns that nothing else on the machine disturbed");
     println!(
         "1,000 records more than none: {:.3} ms (goal: at most 2 ms)",
         more.as_secs_f64() * 1e3
     );
     println!("the binary: {size} bytes (goal: under 1,500,000)");
-    worst <= 1.0 / 3.0 && more <= Duration::from_millis(2) && size < 1_500_000
+    ratio <= 1.0 / 3.0 && more <= Duration::from_millis(2) && size < 1_500_000
 }
 
 fn main() {

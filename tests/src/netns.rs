@@ -15,11 +15,15 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tempfile::TempDir;
 
 /// Where `ip netns` keeps its names, so that `ip netns exec` works on ours.
 const FOLDER: &str = "/run/netns";
 
-/// What the name of every namespace of a test begins with; the owner's process id follows.
+/// Where files are kept in memory.
+const MEMORY: &str = "/dev/shm";
+
+/// What the name of every namespace and folder of a test begins with; the owner's process id follows.
 const PREFIX: &str = "dz";
 
 /// A network namespace of ours.
@@ -201,17 +205,33 @@ fn processes_in(name: &str) -> Vec<Pid> {
     pids.filter(|pid| *pid != Pid::this()).collect()
 }
 
-/// Removes the namespaces of test processes that no longer live.
+/// A folder for one test's files, in memory, as the run directory of a real node is: the plugin syncs what
+/// it records. Gone when it is dropped; its name says whose it is, as a namespace's does.
+pub fn folder() -> Result<TempDir> {
+    let prefix = format!("{PREFIX}{}-", std::process::id());
+    tempfile::Builder::new()
+        .prefix(&prefix)
+        .tempdir_in(MEMORY)
+        .context("cannot make a folder in memory")
+}
+
+/// Removes the namespaces and folders of test processes that no longer live.
 fn remove_leftovers() {
-    for name in names_with(PREFIX) {
-        let owner = name[PREFIX.len()..]
-            .split('-')
-            .next()
-            .and_then(|digits| digits.parse::<u32>().ok());
-        if owner.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
-            remove(&name);
+    for name in names_with(PREFIX).iter().filter(|name| is_nobodys(name)) {
+        remove(name);
+    }
+    for entry in fs::read_dir(MEMORY).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(is_nobodys) {
+            let _ = fs::remove_dir_all(entry.path());
         }
     }
+}
+
+/// Whether a name of ours says a process that no longer lives.
+fn is_nobodys(name: &str) -> bool {
+    let digits = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
+    let owner = digits.and_then(|digits| digits.parse::<u32>().ok());
+    owner.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
 }
 
 /// Runs a command to its end; an error that carries what it printed unless it succeeded.

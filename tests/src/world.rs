@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-use crate::netns::Netns;
+use crate::netns::{self, Netns};
 
 /// The addresses that the world's hosts have. Nothing but these tells which is whose.
 #[derive(Debug, Clone)]
@@ -93,11 +93,7 @@ impl World {
     /// A world of its own for one test.
     pub fn new(label: &str, addresses: Addresses) -> Result<Self> {
         let named = |part: &str| Netns::new(&format!("{label}-{part}"));
-        // In memory, as the run directory of a real node: the plugin syncs what it records.
-        let folder = tempfile::Builder::new()
-            .prefix("denizen-")
-            .tempdir_in("/dev/shm")?;
-        let folder = Folder::Temporary(folder);
+        let folder = Folder::Temporary(netns::folder()?);
         Self::build(
             [
                 named("node")?,

@@ -224,7 +224,6 @@ fn pods_are_programmed_while_the_services_are_unknown() -> Result<()> {
 }
 
 #[test]
-#[ignore = "the manifest source gives up when its folder is not there at the start"]
 fn manifests_that_come_back_are_read() -> Result<()> {
     let mut blind = without_manifests("restart-back")?;
     std::fs::rename(&blind.aside, blind.cluster.manifests.folder())?;

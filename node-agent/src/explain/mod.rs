@@ -239,21 +239,24 @@ impl<'a> Way<'a> {
                 self.step("dropped without an answer", words::NO_LOCAL_ENDPOINT);
                 self.finish(Verdict::Drop, Some(service), None, false, sender)
             }
-            Outcome::Forward(endpoints) => {
-                self.step(words::endpoints(endpoints), words::choice(endpoints));
-                if let Affinity::ClientIp { seconds } = frontend.affinity {
-                    self.step(words::affinity(seconds), words::AFFINITY);
-                }
-                let masquerade = self.masquerade(frontend, bound.is_some(), endpoints, sender);
-                self.finish(
-                    Verdict::Forward,
-                    Some(service),
-                    Some(endpoints),
-                    masquerade,
-                    sender,
-                )
-            }
+            Outcome::Forward(endpoints) => self.forward(frontend, bound.is_some(), endpoints, sender),
         }
+    }
+
+    fn forward(
+        mut self,
+        frontend: &Frontend,
+        bound: bool,
+        endpoints: &Endpoints,
+        sender: Sender,
+    ) -> Explanation {
+        self.step(words::endpoints(endpoints), words::choice(endpoints));
+        if let Affinity::ClientIp { seconds } = frontend.affinity {
+            self.step(words::affinity(seconds), words::AFFINITY);
+        }
+        let masquerade = self.masquerade(frontend, bound, endpoints, sender);
+        let service = Some(frontend.service_port.to_string());
+        self.finish(Verdict::Forward, service, Some(endpoints), masquerade, sender)
     }
 
     /// Whether the source may use the load balancer IP.

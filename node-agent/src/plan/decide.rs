@@ -94,20 +94,7 @@ impl Decided<'_> {
     fn frontend(&self, kind: DoorKind, address: DoorAddress, port: NonZeroU16) -> Frontend {
         let service = self.service;
         let (policy, inside, masquerade, outside) = match kind {
-            DoorKind::ClusterIp => {
-                let always = self.settings.masquerade_all;
-                let masquerade = if always {
-                    Masquerade::Always
-                } else {
-                    Masquerade::UnlessLocalPod
-                };
-                (
-                    service.internal_policy,
-                    self.by_policy(service.internal_policy),
-                    masquerade,
-                    None,
-                )
-            }
+            DoorKind::ClusterIp => self.internal(),
             DoorKind::NodePort | DoorKind::LoadBalancerIp | DoorKind::ExternalIp => self.external(),
         };
         Frontend {
@@ -133,6 +120,16 @@ impl Decided<'_> {
             affinity: service.affinity,
             created: service.created.clone(),
         }
+    }
+
+    /// A cluster IP.
+    fn internal(&self) -> (TrafficPolicy, Outcome, Masquerade, Option<Outcome>) {
+        let policy = self.service.internal_policy;
+        let masquerade = match self.settings.masquerade_all {
+            true => Masquerade::Always,
+            false => Masquerade::UnlessLocalPod,
+        };
+        (policy, self.by_policy(policy), masquerade, None)
     }
 
     /// An external door. Under policy Local, what comes from this node and its pods is not external: it may

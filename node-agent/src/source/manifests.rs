@@ -91,12 +91,9 @@ const LISTED: [Event; 3] = [
     Event::Listed(Listing::Node),
 ];
 
-/// Tells what the folder says, now and whenever it changes, until nobody listens any more.
-///
-/// # Errors
-///
-/// When the folder cannot be read at the start. Later its last good content stays told.
-pub async fn run(config: Config, outlet: Outlet) -> Result<(), ManifestsError> {
+/// Tells what the folder says, now and whenever it changes, until nobody listens any more. While the folder
+/// cannot be read, what it said last stays told; before it could be read once, nothing is, and it is waited for.
+pub async fn run(config: Config, outlet: Outlet) {
     let mut source = Source {
         path: config.folder.clone(),
         folder: Some(Folder::new(config.folder, config.node_name)),
@@ -107,13 +104,12 @@ pub async fn run(config: Config, outlet: Outlet) -> Result<(), ManifestsError> {
     };
     loop {
         match source.attend().await {
-            Stop::Closed => return Ok(()),
+            Stop::Closed => return,
             Stop::Replaced => continue,
-            Stop::Failed(error) if !source.listed => return Err(error),
             Stop::Failed(error) => source.trouble(Some(&error)),
         }
         tokio::select! {
-            () = source.outlet.closed() => return Ok(()),
+            () = source.outlet.closed() => return,
             () = sleep(RETRY) => {}
         }
     }
@@ -238,7 +234,7 @@ impl Source {
         let trouble = error.map(|error| describe(error));
         if trouble != self.trouble {
             match &trouble {
-                Some(error) => warn!(error, "manifests are kept as they were"),
+                Some(error) => warn!(error, "manifests cannot be read; what was known stays"),
                 None => info!("the folder of manifests can be followed again"),
             }
         }

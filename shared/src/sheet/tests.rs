@@ -131,4 +131,19 @@ fn a_record_without_unknown_fields_is_read_without_copying() {
     };
     assert_eq!(cursor.value::<Checked<'_>>().unwrap().1, text);
     assert!(Sheet::parse(full.as_bytes()).is_some());
+    let record: Attachment = serde_json::from_str(text).unwrap();
+    let printed = serde_json::to_string(&record).unwrap();
+    assert_eq!(
+        printed::record(&printed),
+        Some(("3f1c", "eth0", printed.len())),
+        "as this program prints it"
+    );
+    for (from, to) in [
+        ("12", "012"),
+        ("eth0", "eth\\u0030"),
+        ("10.1.2.3", "10.1.2.333"),
+        ("}", ",\"x\":1}"),
+    ] {
+        assert_eq!(printed::record(&printed.replacen(from, to, 1)), None, "{to}");
+    }
 }

@@ -191,10 +191,10 @@ impl World {
         let mut services = Vec::new();
         let mut slices = Vec::new();
         for fact in facts {
-            match fact {
-                Event::Service(_, Some(service)) => services.push(service.clone()),
-                Event::Slice(_, Some(slice)) => slices.push(slice.clone()),
-                _ => {}
+            if let Event::Service(_, Some(service)) = fact {
+                services.push(service.clone());
+            } else if let Event::Slice(_, Some(slice)) = fact {
+                slices.push(slice.clone());
             }
         }
         Self { services, slices }

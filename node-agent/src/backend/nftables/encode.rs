@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 
+use super::element::Key;
 use super::name::{ChainName, SetName};
 use super::rule::{Action, ENDPOINT_BITS, MASQUERADE_BIT, Match, Rule, SCRATCH, SCRATCH_BITS};
 use super::set::{Data, Part};
@@ -95,9 +96,7 @@ impl Expressions<'_> {
             }
             Match::InputInterface(name) => {
                 self.meta(META_IIFNAME, 0);
-                let mut whole = [0; 16];
-                whole[..name.len().min(15)].copy_from_slice(&name.as_bytes()[..name.len().min(15)]);
-                self.compare(CMP_EQ, &whole);
+                self.compare(CMP_EQ, Key::EMPTY.interface(name).as_bytes());
             }
             Match::InputPrefix(prefix) => {
                 self.meta(META_IIFNAME, 0);
@@ -115,22 +114,17 @@ impl Expressions<'_> {
                 self.bits(IPS_DST_NAT, 0);
                 self.compare(CMP_NEQ, &0_u32.to_ne_bytes());
             }
-            Match::Marked => {
-                self.meta(META_MARK, 0);
-                self.bits(MASQUERADE_BIT, 0);
-                self.compare(CMP_EQ, &MASQUERADE_BIT.to_ne_bytes());
-            }
-            Match::Recalled => {
-                self.meta(META_PRIORITY, 0);
-                self.bits(ENDPOINT_BITS, 0);
-                self.compare(CMP_NEQ, &0_u32.to_ne_bytes());
-            }
-            Match::Scratched => {
-                self.meta(META_PRIORITY, 0);
-                self.bits(SCRATCH_BITS, 0);
-                self.compare(CMP_EQ, &SCRATCH.to_ne_bytes());
-            }
+            Match::Marked => self.meta_bits(META_MARK, MASQUERADE_BIT, CMP_EQ, MASQUERADE_BIT),
+            Match::Recalled => self.meta_bits(META_PRIORITY, ENDPOINT_BITS, CMP_NEQ, 0),
+            Match::Scratched => self.meta_bits(META_PRIORITY, SCRATCH_BITS, CMP_EQ, SCRATCH),
         }
+    }
+
+    /// Compares some bits of a field.
+    fn meta_bits(&mut self, key: u32, mask: u32, operator: u32, value: u32) {
+        self.meta(key, 0);
+        self.bits(mask, 0);
+        self.compare(operator, &value.to_ne_bytes());
     }
 
     fn action(&mut self, action: &Action) {
@@ -150,11 +144,7 @@ impl Expressions<'_> {
                 self.lookup(numbers, Some(register(0)));
                 self.store(META_PRIORITY);
             }
-            Action::KeepServicePort => {
-                self.meta(META_PRIORITY, 0);
-                self.bits(!ENDPOINT_BITS, 0);
-                self.store(META_PRIORITY);
-            }
+            Action::KeepServicePort => self.change(META_PRIORITY, !ENDPOINT_BITS, 0),
             Action::Recall => {
                 self.load_key(SetName::Affinity, 0);
                 self.lookup(SetName::Affinity, Some(register(0)));
@@ -162,17 +152,9 @@ impl Expressions<'_> {
             }
             Action::Remember(seconds) => self.affinity(AFFINITY_UPDATE, Some(seconds)),
             Action::Forget => self.affinity(AFFINITY_DELETE, None),
-            Action::ClearScratch => {
-                self.expression("immediate", |w| {
-                    w.put_u32(1, register(0));
-                    let data = w.begin(2);
-                    w.put(DATA_VALUE, &0_u32.to_ne_bytes());
-                    w.end(data);
-                });
-                self.store(META_PRIORITY);
-            }
-            Action::Mark => self.change_mark(!MASQUERADE_BIT, MASQUERADE_BIT),
-            Action::Unmark => self.change_mark(!MASQUERADE_BIT, 0),
+            Action::ClearScratch => self.clear_priority(),
+            Action::Mark => self.change(META_MARK, !MASQUERADE_BIT, MASQUERADE_BIT),
+            Action::Unmark => self.change(META_MARK, !MASQUERADE_BIT, 0),
             Action::Masquerade => {
                 const FULLY_RANDOM: u32 = 1 << 4;
                 self.expression("masq", |w| w.put_u32(1, FULLY_RANDOM));
@@ -182,15 +164,22 @@ impl Expressions<'_> {
                 w.put(2, &0_u64.to_be_bytes());
             }),
             Action::Reset => self.reject(1, 0),
-            Action::Unreachable => {
-                // ICMP port unreachable; ICMPv6 port unreachable.
-                let code = match self.family {
-                    Family::V4 => 3,
-                    Family::V6 => 4,
-                };
-                self.reject(0, code);
-            }
+            // ICMP port unreachable; ICMPv6 port unreachable.
+            Action::Unreachable => match self.family {
+                Family::V4 => self.reject(0, 3),
+                Family::V6 => self.reject(0, 4),
+            },
         }
+    }
+
+    fn clear_priority(&mut self) {
+        self.expression("immediate", |w| {
+            w.put_u32(1, register(0));
+            let data = w.begin(2);
+            w.put(DATA_VALUE, &0_u32.to_ne_bytes());
+            w.end(data);
+        });
+        self.store(META_PRIORITY);
     }
 
     fn translate(&mut self, endpoints: SetName, slots: u32) {
@@ -302,10 +291,10 @@ impl Expressions<'_> {
         self.compare(CMP_EQ, &network);
     }
 
-    fn change_mark(&mut self, keep: u32, flip: u32) {
-        self.meta(META_MARK, 0);
+    fn change(&mut self, key: u32, keep: u32, flip: u32) {
+        self.meta(key, 0);
         self.bits(keep, flip);
-        self.store(META_MARK);
+        self.store(key);
     }
 
     fn store(&mut self, key: u32) {

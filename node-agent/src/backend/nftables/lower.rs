@@ -222,25 +222,7 @@ impl DoorState {
             Target::Reject => ChainName::NoEndpoints,
             Target::Drop => ChainName::NoLocalEndpoints,
             Target::Forward(slots) => {
-                let at = |set, key, value| Element {
-                    set,
-                    key,
-                    value,
-                    comment: None,
-                };
-                for (endpoint, slot) in slots.endpoints.iter().zip(0..) {
-                    let key = door_key(door).slot(slot);
-                    elements.push(at(group.endpoints(), key, Value::Endpoint(*endpoint)));
-                    if let Some(number) = self.numbers.get(endpoint) {
-                        elements.push(at(group.affinity_slots(), key, Value::Number(*number)));
-                        elements.push(Element {
-                            set: group.affinity_endpoints(),
-                            key: door_key(door).number(*number),
-                            value: Value::Endpoint(*endpoint),
-                            comment: Some(self.owner.clone()),
-                        });
-                    }
-                }
+                self.endpoints(door, slots, group, elements);
                 entry(self.class(group, door.protocol, slots))
             }
         };
@@ -251,6 +233,26 @@ impl DoorState {
             value: Value::Goto(chain),
             comment,
         });
+    }
+
+    /// One side's endpoints by slot and, where clients are kept, by number.
+    fn endpoints(&self, door: &Door, slots: &Slots, group: Group, elements: &mut Vec<Element>) {
+        let at = |set, key, value, comment| Element {
+            set,
+            key,
+            value,
+            comment,
+        };
+        for (endpoint, slot) in slots.endpoints.iter().zip(0..) {
+            let (key, value) = (door_key(door).slot(slot), Value::Endpoint(*endpoint));
+            elements.push(at(group.endpoints(), key, value, None));
+            if let Some(number) = self.numbers.get(endpoint) {
+                elements.push(at(group.affinity_slots(), key, Value::Number(*number), None));
+                // The comment tells a restarted agent whose number it is.
+                let (key, owner) = (door_key(door).number(*number), Some(self.owner.clone()));
+                elements.push(at(group.affinity_endpoints(), key, value, owner));
+            }
+        }
     }
 }
 

@@ -36,66 +36,54 @@ pub struct Shape {
 
 /// The chains that are always there, in an order in which each is made before it is referred to.
 pub fn chains(shape: &Shape) -> Vec<Chain> {
-    vec![
+    let drop = Rule::new(Why::NoLocalEndpoint, [], [Action::Count, Action::Drop]);
+    let node_ports = Rule::new(Why::FindNodePort, [], [Action::Lookup(SetName::NodePorts)]);
+    let jumped_to = [
         chain(ChainName::NoEndpoints, Why::Refuse, refuse()),
-        chain(
-            ChainName::NoLocalEndpoints,
-            Why::NoLocalEndpoint,
-            vec![Rule::new(Why::NoLocalEndpoint, [], [Action::Count, Action::Drop])],
-        ),
+        chain(ChainName::NoLocalEndpoints, Why::NoLocalEndpoint, vec![drop]),
         chain(
             ChainName::MarkUnlessLocal,
             Why::ComesFromElsewhere,
             mark_unless_local(shape),
         ),
-        chain(
-            ChainName::NodePorts,
-            Why::FindNodePort,
-            vec![Rule::new(
-                Why::FindNodePort,
-                [],
-                [Action::Lookup(SetName::NodePorts)],
-            )],
-        ),
+        chain(ChainName::NodePorts, Why::FindNodePort, vec![node_ports]),
         chain(ChainName::SourceRanges, Why::Restricted, source_ranges()),
         chain(ChainName::Services, Why::Dispatch, dispatch(shape)),
         chain(ChainName::LocalPolicy, Why::StayOnNode, local_policy(shape)),
+    ];
+    jumped_to.into_iter().chain(base_chains()).collect()
+}
+
+/// Where packets enter.
+fn base_chains() -> [Chain; 3] {
+    let local_policy = Rule::new(Why::StayOnNode, [], [Action::Jump(ChainName::LocalPolicy)]);
+    let services = Rule::new(Why::Dispatch, [], [Action::Jump(ChainName::Services)]);
+    let arriving = vec![restricted(), local_policy, services.clone()];
+    let hairpin = [Match::Translated, Match::In(SetName::Hairpin)];
+    let leaving = vec![
+        Rule::new(Why::GiveBackPriority, [Match::Scratched], [Action::ClearScratch]),
+        Rule::new(
+            Why::MarkedAbove,
+            [Match::Marked],
+            [Action::Unmark, Action::Masquerade],
+        ),
+        Rule::new(Why::Hairpin, hairpin, [Action::Masquerade]),
+    ];
+    let before = |hook| (hook, DESTINATION_PRIORITY);
+    let sending = vec![restricted(), services];
+    [
         base(
             ChainName::Prerouting,
-            (Hook::Prerouting, DESTINATION_PRIORITY),
+            before(Hook::Prerouting),
             Why::Arriving,
-            vec![
-                restricted(),
-                Rule::new(Why::StayOnNode, [], [Action::Jump(ChainName::LocalPolicy)]),
-                Rule::new(Why::Dispatch, [], [Action::Jump(ChainName::Services)]),
-            ],
+            arriving,
         ),
-        base(
-            ChainName::Output,
-            (Hook::Output, DESTINATION_PRIORITY),
-            Why::Sending,
-            vec![
-                restricted(),
-                Rule::new(Why::Dispatch, [], [Action::Jump(ChainName::Services)]),
-            ],
-        ),
+        base(ChainName::Output, before(Hook::Output), Why::Sending, sending),
         base(
             ChainName::Postrouting,
             (Hook::Postrouting, SOURCE_PRIORITY),
             Why::Leaving,
-            vec![
-                Rule::new(Why::GiveBackPriority, [Match::Scratched], [Action::ClearScratch]),
-                Rule::new(
-                    Why::MarkedAbove,
-                    [Match::Marked],
-                    [Action::Unmark, Action::Masquerade],
-                ),
-                Rule::new(
-                    Why::Hairpin,
-                    [Match::Translated, Match::In(SetName::Hairpin)],
-                    [Action::Masquerade],
-                ),
-            ],
+            leaving,
         ),
     ]
 }

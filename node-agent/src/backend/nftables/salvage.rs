@@ -4,7 +4,9 @@ use super::dump::Observed;
 use super::element::{Element, KeyText};
 use super::isolate::isolate;
 use super::kernel::{Kernel, NftablesError};
+use super::message::Batch;
 use super::sync::{Programmed, replace_structure};
+use super::table::Delta;
 use crate::backend::Repair;
 use crate::describe::describe;
 
@@ -16,47 +18,15 @@ impl Programmed {
         let mut batch = kernel.batch(family, Some(seen.generation));
         match seen.structure(family, &self.wanted.chains()) {
             Some(structure) if structure.is_additive() => structure.write(&mut batch),
+            // An earlier run's services stay until it is known what takes their place.
+            Some(_) | None if seen.table && !self.known.services => {}
             Some(_) | None => replace_structure(&mut batch, seen.table, &self.wanted.chains()),
         }
         kernel.commit(family, batch)?;
         let known = self.known;
         let seen = kernel.observe(family)?;
         let delta = seen.difference(self.wanted.elements(), |set| known.covers(set));
-        let gone = isolate(&delta.delete, |keys| {
-            kernel
-                .write(family, |batch| batch.delete_elements(keys))
-                .map_err(|e| describe(&e))
-        });
-        let mut names: Vec<String> = gone
-            .into_iter()
-            .map(|((set, key), error)| {
-                format!(
-                    "to remove {} from {set}: {error}",
-                    KeyText {
-                        set: *set,
-                        family,
-                        key
-                    }
-                )
-            })
-            .collect();
-        let added = isolate(&delta.add, |elements| {
-            kernel
-                .write(family, |batch| batch.add_elements(elements))
-                .map_err(|e| describe(&e))
-        });
-        names.extend(added.into_iter().map(|(element, error)| {
-            let owner = element.comment.as_deref().unwrap_or("no comment");
-            let Element { set, key, .. } = element;
-            format!(
-                "to add {} ({owner}) to {set}: {error}",
-                KeyText {
-                    set: *set,
-                    family,
-                    key
-                }
-            )
-        }));
+        let names = self.program_parts(kernel, &delta);
         let repair = Repair {
             elements: delta.add.len().max(delta.delete.len()),
             ..Repair::default()
@@ -66,5 +36,44 @@ impl Programmed {
         } else {
             Err(NftablesError::Parts { family, names })
         }
+    }
+
+    /// Programs every element that the kernel takes; names the others.
+    fn program_parts(&self, kernel: &mut Kernel, delta: &Delta) -> Vec<String> {
+        let family = self.wanted.family;
+        let mut write = |fill: &dyn Fn(&mut Batch)| kernel.write(family, fill).map_err(|e| describe(&e));
+        let gone = isolate(&delta.delete, |keys| write(&|batch| batch.delete_elements(keys)));
+        let added = isolate(&delta.add, |elements| {
+            write(&|batch| batch.add_elements(elements))
+        });
+        let gone = gone.into_iter().map(|((set, key), error)| {
+            format!(
+                "to remove {} from {set}: {error}",
+                KeyText {
+                    set: *set,
+                    family,
+                    key
+                }
+            )
+        });
+        let added = added.into_iter().map(
+            |(
+                Element {
+                    set, key, comment, ..
+                },
+                error,
+            )| {
+                let owner = comment.as_deref().unwrap_or("no comment");
+                format!(
+                    "to add {} ({owner}) to {set}: {error}",
+                    KeyText {
+                        set: *set,
+                        family,
+                        key
+                    }
+                )
+            },
+        );
+        gone.chain(added).collect()
     }
 }

@@ -2,7 +2,6 @@ use super::*;
 
 mod documents;
 mod property;
-mod size;
 mod watched;
 
 /// Where a test writes its files.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::source::running::{Running, in_runtime};
 
-fn start(config: Config) -> Running<Result<(), ManifestsError>> {
+fn start(config: Config) -> Running<()> {
     Running::start(|outlet| run(config, outlet))
 }
 
@@ -36,7 +36,7 @@ fn changes_are_told_and_nothing_else() {
         place.write("d.yaml", &service("d", "10.0.0.4"));
         place.remove("c.yaml");
         assert_eq!(told(&source.batch().await), ["d/b -", "d/d 10.0.0.4"]);
-        source.stop().await.unwrap();
+        source.stop().await;
     });
 }
 
@@ -58,7 +58,7 @@ fn of_two_files_with_one_object_the_first_by_name_is_right() {
         place.remove("b.yaml");
         assert_eq!(told(&source.batch().await), ["d/a 10.0.0.3"]);
         source.no_problem().await;
-        source.stop().await.unwrap();
+        source.stop().await;
     });
 }
 
@@ -79,25 +79,43 @@ fn a_mounted_config_map_is_followed() {
         std::os::unix::fs::symlink("..2", at("..data_tmp")).unwrap();
         std::fs::rename(at("..data_tmp"), at("..data")).unwrap();
         assert_eq!(told(&source.batch().await), ["d/a 10.0.0.2"]);
-        source.stop().await.unwrap();
+        source.stop().await;
     });
 }
 
 #[test]
-fn a_folder_that_is_missing_at_the_start_is_an_error() {
+fn a_folder_that_is_missing_at_the_start_is_waited_for() {
     in_runtime(async {
         let place = Place::new();
-        let folder = place.folder.path().join("none");
+        let folder = place.folder.path().join("late");
         let config = Config {
             folder: folder.clone(),
             ..place.config()
         };
-        let source = start(config);
-        let error = source.task.await.unwrap().unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            format!("cannot read the folder of manifests {}", folder.display())
+        let mut source = start(config);
+        source
+            .problem(&format!(
+                "cannot read the folder of manifests {}",
+                folder.display()
+            ))
+            .await;
+        assert!(
+            source.events.try_recv().is_err(),
+            "nothing is known, not that there is nothing"
         );
+        place.write("a.yaml", &service("a", "10.0.0.1"));
+        std::fs::create_dir(place.folder.path().join("made")).unwrap();
+        std::fs::rename(
+            place.folder.path().join("a.yaml"),
+            place.folder.path().join("made/a.yaml"),
+        )
+        .unwrap();
+        std::fs::rename(place.folder.path().join("made"), &folder).unwrap();
+        let first = source.batch().await;
+        assert_eq!(told(&first), ["d/a 10.0.0.1"]);
+        assert_eq!(first[1..], LISTED);
+        source.no_problem().await;
+        source.stop().await;
     });
 }
 
@@ -130,7 +148,7 @@ fn a_folder_that_goes_keeps_its_content_until_it_is_back() {
         }
         assert!(told_of.contains(&"d/a -".to_owned()), "{told_of:?}");
         source.no_problem().await;
-        source.stop().await.unwrap();
+        source.stop().await;
     });
 }
 
@@ -152,6 +170,6 @@ fn a_link_in_the_path_may_be_set_anew() {
         std::os::unix::fs::symlink("two", at("next")).unwrap();
         std::fs::rename(at("next"), at("current")).unwrap();
         assert_eq!(told(&source.batch().await), ["d/a 10.0.0.2"]);
-        source.stop().await.unwrap();
+        source.stop().await;
     });
 }
