@@ -130,8 +130,6 @@ impl Agent {
         let mut delay = SHORTEST_RETRY;
         loop {
             let tried = tokio::select! {
-                // Pods and services before questions about them.
-                biased;
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
                 batch = events.recv() => match batch {
@@ -159,7 +157,9 @@ impl Agent {
     /// Takes in everything that is there, so that a burst is one change.
     fn take(&mut self, batch: Vec<Event>, events: &mut mpsc::Receiver<Vec<Event>>) -> Option<bool> {
         self.engine.apply(batch);
-        while let Ok(batch) = events.try_recv() {
+        // Bounded, so that a flood of events does not keep others waiting.
+        for _ in 0..QUEUE {
+            let Ok(batch) = events.try_recv() else { break };
             self.engine.apply(batch);
         }
         (!self.engine.is_idle()).then(|| self.program(false))

@@ -1,15 +1,19 @@
 //! Whatever way the facts come, the rules are those of a fresh start.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
+use denizen_shared::socket::WaitFor;
+use ipnetwork::IpNetwork;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::{Engine, Policy};
 use crate::backend::nftables::{Nftables, NoKernel};
+use crate::backend::{Backend, Repair, Told};
 use crate::fixture::*;
-use crate::model::{Event, Listing, Protocol, Service, ServiceName, SliceName, TrafficPolicy};
-use crate::plan::{Detector, NodePortAddresses};
+use crate::model::{Event, Listing, PodSet, Protocol, Service, ServiceName, SliceName, TrafficPolicy};
+use crate::plan::{Detector, Door, NodePortAddresses, Plan};
 
 fn engine() -> Engine<Nftables<NoKernel>> {
     let policy = Policy {
@@ -253,4 +257,68 @@ fn services_wait_for_the_whole_picture_and_pods_do_not() {
             .contains("10.96.0.1 . tcp . 80")
     );
     assert!(engine.is_idle());
+}
+
+/// A backend whose kernel refuses the next change.
+#[derive(Debug, Default)]
+struct Refusing {
+    refuses: bool,
+}
+
+impl Told for Refusing {
+    fn set_pods(&mut self, _: &PodSet) {}
+    fn set_hairpins(&mut self, _: &BTreeSet<IpAddr>) {}
+    fn set_node_port_addresses(&mut self, _: &[IpAddr]) {}
+    fn set_doors(&mut self, _: &Plan, _: &BTreeSet<Door>) {}
+    fn set_complete(&mut self) {}
+    fn set_detector(&mut self, _: &Detector, _: &[IpNetwork]) {}
+    fn set_service_ranges(&mut self, _: &[IpNetwork]) {}
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("refused")]
+struct Refused;
+
+impl Backend for Refusing {
+    type Error = Refused;
+
+    fn sync(&mut self) -> Result<Repair, Refused> {
+        if std::mem::take(&mut self.refuses) {
+            Err(Refused)
+        } else {
+            Ok(Repair::default())
+        }
+    }
+
+    fn resync(&mut self) -> Result<Repair, Refused> {
+        self.sync()
+    }
+
+    fn missed_lookups(&mut self) -> Result<u64, Refused> {
+        Ok(0)
+    }
+}
+
+/// A change that failed and was then repaired by a look (the kernel's word of a foreign change comes sooner
+/// than the next try) left the ADD that waited for it waiting.
+#[test]
+fn who_waits_for_a_pod_is_answered_by_a_repair_too() {
+    let policy = Policy {
+        settings: settings(),
+        detector: Detector::PodState,
+        node_ports: NodePortAddresses::Primary,
+    };
+    let mut engine = Engine::new(policy, Refusing { refuses: true });
+    let told = pods(7, &[("10.1.2.3", "cni0")]);
+    let (epoch, generation) = told.version.clone().unwrap();
+    let asked = WaitFor {
+        wait_for: told.pods[0].id.clone(),
+        epoch,
+        generation,
+    };
+    engine.apply(vec![Event::Pods(told)]);
+    assert!(engine.sync().is_err());
+    assert!(!engine.has_programmed(&asked) && !engine.is_idle());
+    assert!(engine.resync().is_ok());
+    assert!(engine.has_programmed(&asked) && engine.is_idle());
 }

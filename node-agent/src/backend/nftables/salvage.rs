@@ -19,6 +19,8 @@ impl Programmed {
         let mut batch = kernel.batch(family, Some(seen.generation));
         match seen.structure(family, &self.wanted.chains()) {
             Some(structure) if structure.is_additive() => structure.write(&mut batch),
+            // An earlier run's services stay until it is known what takes their place.
+            Some(_) | None if seen.table && !self.known.services => {}
             Some(_) | None => replace_structure(&mut batch, seen.table, &self.wanted.chains()),
         }
         kernel.commit(family, batch)?;

@@ -41,7 +41,7 @@ pub(super) struct Programmed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Known {
     pods: bool,
-    services: bool,
+    pub(super) services: bool,
 }
 
 impl Known {
