@@ -1,6 +1,11 @@
 //! The other ways to tell local traffic apart: what each takes for a pod of this node, right or wrong, and
 //! that `explain` says the same.
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read clocks and files; denizen does not"
+)]
+
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
