@@ -1,7 +1,10 @@
 //! The command line, as written ([`RunArgs`]) and checked ([`Config`]). Nobody checks again.
 
+mod node_side;
 #[cfg(test)]
 mod tests;
+
+pub use node_side::NodeSideArgs;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -69,6 +72,10 @@ pub struct PolicyArgs {
     /// Which of the node's addresses serve node ports: "primary", or CIDRs
     #[arg(long, value_name = "CIDR,…", default_value = "primary")]
     pub nodeport_addresses: String,
+
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened into the flags")]
+    pub node_side: NodeSideArgs,
 }
 
 /// Where the agent's files are.
@@ -200,6 +207,7 @@ impl PolicyArgs {
             },
             detector: detector(&detect)?,
             node_ports: node_port_addresses(&self.nodeport_addresses)?,
+            node_side: self.node_side.settled(),
         })
     }
 }

@@ -19,7 +19,7 @@ use crate::describe::describe;
 use crate::explain::{Explanation, Packet, Scene, explain};
 use crate::model::{Change, Event, Model, PodVersion};
 use crate::netlink::NetlinkError;
-use crate::plan::{Conflict, Detector, NodePortAddresses, Plan, Settings, node_port_addresses};
+use crate::plan::{Conflict, Detector, NodePortAddresses, NodeSide, Plan, Settings, node_port_addresses};
 use crate::status::{LastSync, Status};
 
 /// What the operator asked for, as far as it decides about packets.
@@ -31,6 +31,8 @@ pub struct Policy {
     pub detector: Detector,
     /// Where node ports are served.
     pub node_ports: NodePortAddresses,
+    /// What is settled about this node.
+    pub node_side: NodeSide,
 }
 
 /// Why a question cannot be answered.
@@ -78,6 +80,7 @@ impl<B: Told> Engine<B> {
     pub fn new(policy: Policy, mut backend: B) -> Self {
         // Ranges that the Node object names are not known yet.
         backend.set_detector(&policy.detector, &policy.detector.ranges(&[]));
+        backend.set_node_side(&policy.node_side);
         Self {
             policy,
             model: Model::default(),

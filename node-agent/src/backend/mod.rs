@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use ipnetwork::IpNetwork;
 
 use crate::model::PodSet;
-use crate::plan::{Detector, Door, Plan};
+use crate::plan::{Detector, Door, NodeSide, Plan};
 
 /// What a backend is told. Pure: nothing reaches a kernel by it, so that rules can be looked at without one.
 pub trait Told {
@@ -31,6 +31,9 @@ pub trait Told {
     /// Local traffic is told apart so, from now on; `ranges` of both families are what the detector stands
     /// for, where it stands for ranges.
     fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]);
+
+    /// What the operator settled about this node.
+    fn set_node_side(&mut self, node_side: &NodeSide);
 
     /// Cluster IPs come from these ranges, of both families.
     fn set_service_ranges(&mut self, ranges: &[IpNetwork]);

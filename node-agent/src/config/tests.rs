@@ -83,6 +83,11 @@ fn flags_become_a_policy() {
         ("n1", true)
     );
     assert!(matches!(named.policy.node_ports, NodePortAddresses::In(ranges) if ranges.len() == 2));
+    assert_eq!(named.policy.node_side.masquerade_bit.mask(), 0x4000);
+    for (bit, mask) in [(0, 1), (31, 0x8000_0000)] {
+        let config = checked(&format!("--masquerade-bit {bit}")).unwrap();
+        assert_eq!(config.policy.node_side.masquerade_bit.mask(), mask);
+    }
 }
 
 #[test]
@@ -107,6 +112,8 @@ fn flags_that_are_wrong_or_contradict_each_other_are_named() {
         ),
         ("--detect-local bridge=a/b", "\"a/b\" cannot be"),
         ("--backend ebpf", "ebpf"),
+        ("--masquerade-bit 32", "a mark has the bits 0 to 31"),
+        ("--masquerade-bit 0x4000", "a mark has the bits 0 to 31"),
     ];
     for (flags, words) in cases {
         let error = checked(flags).unwrap_err();

@@ -13,7 +13,7 @@ use crate::backend::nftables::{Nftables, NoKernel};
 use crate::backend::{Backend, Repair, Told};
 use crate::fixture::*;
 use crate::model::{Event, Listing, PodSet, Protocol, Service, ServiceName, SliceName, TrafficPolicy};
-use crate::plan::{Detector, Door, NodePortAddresses, Plan};
+use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
 
 fn engine() -> Engine<Nftables<NoKernel>> {
     let policy = Policy {
@@ -21,6 +21,7 @@ fn engine() -> Engine<Nftables<NoKernel>> {
         // The one whose constant rules depend on facts.
         detector: Detector::NodeCidr(None),
         node_ports: NodePortAddresses::Primary,
+        node_side: NodeSide::default(),
     };
     Engine::new(policy, Nftables::offline())
 }
@@ -272,6 +273,7 @@ impl Told for Refusing {
     fn set_doors(&mut self, _: &Plan, _: &BTreeSet<Door>) {}
     fn set_complete(&mut self) {}
     fn set_detector(&mut self, _: &Detector, _: &[IpNetwork]) {}
+    fn set_node_side(&mut self, _: &NodeSide) {}
     fn set_service_ranges(&mut self, _: &[IpNetwork]) {}
 }
 
@@ -307,6 +309,7 @@ fn who_waits_for_a_pod_is_answered_by_a_repair_too() {
         settings: settings(),
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
+        node_side: NodeSide::default(),
     };
     let mut engine = Engine::new(policy, Refusing { refuses: true });
     let told = pods(7, &[("10.1.2.3", "cni0")]);

@@ -5,7 +5,7 @@ use crate::backend::nftables::{Nftables, NoKernel};
 use crate::engine::{Engine, Policy};
 use crate::fixture::*;
 use crate::model::{Affinity, Event, Listing, Protocol, Service, Slice, TrafficPolicy};
-use crate::plan::{Detector, NodePortAddresses, Settings};
+use crate::plan::{Detector, NodePortAddresses, NodeSide, Settings};
 
 const HERE_1: &str = "10.1.2.3";
 const AWAY_1: &str = "10.9.9.9";
@@ -67,6 +67,7 @@ fn engine(detector: Detector, masquerade_all: bool) -> Engine<Nftables<NoKernel>
         settings,
         detector,
         node_ports: NodePortAddresses::Primary,
+        node_side: NodeSide::default(),
     };
     let mut engine = Engine::new(policy, Nftables::offline());
     engine.apply(world());
@@ -385,6 +386,7 @@ fn nothing_is_explained_from_half_a_picture() {
         settings: settings(),
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
+        node_side: NodeSide::default(),
     };
     let engine = Engine::new(policy, Nftables::offline());
     let asked = engine.explain(&Packet::parse("10.1.2.3", "10.96.0.10:80").unwrap());

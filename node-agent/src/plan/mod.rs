@@ -7,6 +7,7 @@ mod decide;
 mod detector;
 mod frontend;
 mod node_port;
+mod node_side;
 mod outcome;
 mod selection;
 #[cfg(test)]
@@ -17,5 +18,6 @@ pub use decide::{Settings, frontends};
 pub use detector::{Detector, Local};
 pub use frontend::{Door, DoorAddress, DoorKind, Frontend, Masquerade};
 pub use node_port::{NodePortAddresses, node_port_addresses};
+pub use node_side::{MarkBit, NodeSide};
 pub use outcome::{Endpoint, Endpoints, Outcome};
 pub use selection::{Selection, Whereabouts, select};

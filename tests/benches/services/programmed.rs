@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use denizen_agent::engine::{Engine, Policy};
 use denizen_agent::model::{Event, Service, ServiceName, Slice};
-use denizen_agent::plan::{Detector, NodePortAddresses, Settings};
+use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Settings};
 use denizen_tests::cni::Namespace;
 
 use crate::clock::{Cost, Samples, cost, text, timed};
@@ -58,6 +58,7 @@ pub fn policy() -> Policy {
         },
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
+        node_side: NodeSide::default(),
     }
 }
 

@@ -8,7 +8,7 @@ use ipnetwork::IpNetwork;
 
 use super::element::Key;
 use super::name::{ChainName, SetName};
-use super::rule::{Action, ENDPOINT_BITS, MASQUERADE_BIT, Match, Rule, SCRATCH, SCRATCH_BITS};
+use super::rule::{Action, ENDPOINT_BITS, Match, Rule, SCRATCH, SCRATCH_BITS};
 use super::set::{Data, Part};
 use crate::model::Family;
 use crate::netlink::Writer;
@@ -114,7 +114,7 @@ impl Expressions<'_> {
                 self.bits(IPS_DST_NAT, 0);
                 self.compare(CMP_NEQ, &0_u32.to_ne_bytes());
             }
-            Match::Marked => self.meta_bits(META_MARK, MASQUERADE_BIT, CMP_EQ, MASQUERADE_BIT),
+            Match::Marked(bit) => self.meta_bits(META_MARK, bit.mask(), CMP_EQ, bit.mask()),
             Match::Recalled => self.meta_bits(META_PRIORITY, ENDPOINT_BITS, CMP_NEQ, 0),
             Match::Scratched => self.meta_bits(META_PRIORITY, SCRATCH_BITS, CMP_EQ, SCRATCH),
         }
@@ -153,8 +153,8 @@ impl Expressions<'_> {
             Action::Remember(seconds) => self.affinity(AFFINITY_UPDATE, Some(seconds)),
             Action::Forget => self.affinity(AFFINITY_DELETE, None),
             Action::ClearScratch => self.clear_priority(),
-            Action::Mark => self.change(META_MARK, !MASQUERADE_BIT, MASQUERADE_BIT),
-            Action::Unmark => self.change(META_MARK, !MASQUERADE_BIT, 0),
+            Action::Mark(bit) => self.change(META_MARK, !bit.mask(), bit.mask()),
+            Action::Unmark(bit) => self.change(META_MARK, !bit.mask(), 0),
             Action::Masquerade => {
                 const FULLY_RANDOM: u32 = 1 << 4;
                 self.expression("masq", |w| w.put_u32(1, FULLY_RANDOM));

@@ -26,7 +26,6 @@ mod watch;
 mod write;
 
 pub use kernel::{Kernel, NftablesError};
-pub use rule::MASQUERADE_BIT;
 pub use sync::{Nftables, NoKernel};
 pub use text::Rendering;
 pub use watch::Watch;

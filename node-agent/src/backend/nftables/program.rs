@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::name::{ChainName, Class, Group, SetName};
 use super::rule::{Action, Chain, Hook, Match, Rule};
 use crate::backend::why::Why;
-use crate::plan::Detector;
+use crate::plan::{Detector, MarkBit, NodeSide};
 use ipnetwork::IpNetwork;
 
 /// Before kube-proxy's `dstnat` (-100), so that denizen decides while another's rules are still there.
@@ -32,6 +32,8 @@ pub struct Shape {
     pub ranges: Vec<IpNetwork>,
     /// The ranges that cluster IPs come from (of this family), where they are known.
     pub service_ranges: Vec<IpNetwork>,
+    /// What the operator settled about this node.
+    pub node_side: NodeSide,
 }
 
 /// The chains that are always there, in an order in which each is made before it is referred to.
@@ -51,11 +53,14 @@ pub fn chains(shape: &Shape) -> Vec<Chain> {
         chain(ChainName::Services, Why::Dispatch, dispatch(shape)),
         chain(ChainName::LocalPolicy, Why::StayOnNode, local_policy(shape)),
     ];
-    jumped_to.into_iter().chain(base_chains()).collect()
+    jumped_to
+        .into_iter()
+        .chain(base_chains(shape.node_side.masquerade_bit))
+        .collect()
 }
 
 /// Where packets enter.
-fn base_chains() -> [Chain; 3] {
+fn base_chains(masquerade: MarkBit) -> [Chain; 3] {
     let local_policy = Rule::new(Why::StayOnNode, [], [Action::Jump(ChainName::LocalPolicy)]);
     let services = Rule::new(Why::Dispatch, [], [Action::Jump(ChainName::Services)]);
     let arriving = vec![restricted(), local_policy, services.clone()];
@@ -64,8 +69,8 @@ fn base_chains() -> [Chain; 3] {
         Rule::new(Why::GiveBackPriority, [Match::Scratched], [Action::ClearScratch]),
         Rule::new(
             Why::MarkedAbove,
-            [Match::Marked],
-            [Action::Unmark, Action::Masquerade],
+            [Match::Marked(masquerade)],
+            [Action::Unmark(masquerade), Action::Masquerade],
         ),
         Rule::new(Why::Hairpin, hairpin, [Action::Masquerade]),
     ];
@@ -90,13 +95,13 @@ fn base_chains() -> [Chain; 3] {
 
 /// The chains of a class: those that balance, then those that mark, where they should, and go to them.
 /// Policy Local from elsewhere needs the first alone.
-pub fn class_chains(class: Class) -> Vec<Chain> {
+pub fn class_chains(class: Class, masquerade: MarkBit) -> Vec<Chain> {
     let mut chains = match class.affinity {
         None => vec![balance(class)],
         Some(seconds) => vec![remembered(class, seconds), balance_and_remember(class, seconds)],
     };
     match class.group {
-        Group::Service | Group::NodePort => chains.extend(entries(class)),
+        Group::Service | Group::NodePort => chains.extend(entries(class, masquerade)),
         Group::LocalService | Group::LocalNodePort => {}
     }
     chains
@@ -164,14 +169,14 @@ fn cascade<const N: usize>(class: Class, first: Why, actions: impl Fn(u32) -> [A
 }
 
 /// The chains that mark, where they should, and then balance a class.
-fn entries(class: Class) -> [Chain; 2] {
+fn entries(class: Class, masquerade: MarkBit) -> [Chain; 2] {
     let go = Rule::new(Why::Choose, [], [Action::Goto(ChainName::Balance(class))]);
     let unless_local = Rule::new(
         Why::ComesFromElsewhere,
         [],
         [Action::Jump(ChainName::MarkUnlessLocal)],
     );
-    let always = Rule::new(Why::AnyNode, [], [Action::Mark]);
+    let always = Rule::new(Why::AnyNode, [], [Action::Mark(masquerade)]);
     [
         chain(
             ChainName::Cluster(class),
@@ -261,11 +266,12 @@ fn begins_with(prefix: Arc<str>) -> Match {
 }
 
 fn mark_unless_local(shape: &Shape) -> Vec<Rule> {
+    let mark = Action::Mark(shape.node_side.masquerade_bit);
     let returns = local(shape)
         .into_iter()
         .map(|is| Rule::new(Why::LocalPod, [is], [Action::Return]));
     returns
-        .chain([Rule::new(Why::ComesFromElsewhere, [], [Action::Mark])])
+        .chain([Rule::new(Why::ComesFromElsewhere, [], [mark])])
         .collect()
 }
 

@@ -9,10 +9,7 @@ use ipnetwork::IpNetwork;
 use super::name::{ChainName, SetName};
 use crate::backend::why::Why;
 use crate::model::Protocol;
-
-/// The mark bit that means: masquerade this connection. kube-proxy's, so that a packet that both mark means
-/// the same to both.
-pub const MASQUERADE_BIT: u32 = 1 << 14;
+use crate::plan::MarkBit;
 
 /// The numbers that session affinity keeps in a packet's priority for a moment have these two bits so; the
 /// traffic classes that an operator names by hand, and those that the kernel makes, do not.
@@ -39,8 +36,8 @@ pub enum Match {
     Destination(IpNetwork),
     /// The connection's destination was translated.
     Translated,
-    /// [`MASQUERADE_BIT`] is set.
-    Marked,
+    /// This bit of the mark is set.
+    Marked(MarkBit),
     /// The packet's priority holds the number of an endpoint, not only of a service port.
     Recalled,
     /// The packet's priority holds one of our numbers.
@@ -86,10 +83,10 @@ pub enum Action {
     TranslateToNumber(SetName),
     /// Clears the packet's priority.
     ClearScratch,
-    /// Sets [`MASQUERADE_BIT`], whatever else the mark says.
-    Mark,
-    /// Clears [`MASQUERADE_BIT`].
-    Unmark,
+    /// Sets this bit of the mark, whatever else the mark says.
+    Mark(MarkBit),
+    /// Clears this bit of the mark, whatever else the mark says.
+    Unmark(MarkBit),
     /// Replaces the source by the address of the interface that it leaves by, with a random port, since
     /// two clients may use the same one.
     Masquerade,

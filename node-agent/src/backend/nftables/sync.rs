@@ -9,7 +9,7 @@ use tracing::{debug, info, warn};
 use super::dump::{Observed, ObservedValue};
 use super::kernel::{Kernel, Mark, NftablesError};
 use super::name::{Facts, SetName};
-use super::program::{self, Shape};
+use super::program::Shape;
 use super::rule::Chain;
 use super::structure::Structure;
 use super::table::{Delta, Table};
@@ -18,7 +18,7 @@ use super::write::{load, write};
 use crate::backend::{Backend, Repair, Told};
 use crate::model::{Family, PodSet, family_of};
 use crate::netlink::NetlinkError;
-use crate::plan::{Detector, Door, Plan};
+use crate::plan::{Detector, Door, NodeSide, Plan};
 
 /// How often a repair that others' changes overtook is tried before it is left to the next occasion.
 const REPAIR_TRIES: usize = 10;
@@ -202,6 +202,16 @@ impl<K> Told for Nftables<K> {
         }
     }
 
+    fn set_node_side(&mut self, node_side: &NodeSide) {
+        for family in &mut self.families {
+            let shape = Shape {
+                node_side: *node_side,
+                ..family.wanted.shape().clone()
+            };
+            family.unknown |= family.wanted.reshape(shape);
+        }
+    }
+
     fn set_service_ranges(&mut self, ranges: &[IpNetwork]) {
         for family in &mut self.families {
             let of_family = |range: &&IpNetwork| family_of(range.ip()) == family.wanted.family;
@@ -276,7 +286,9 @@ impl Programmed {
         let family = self.wanted.family;
         let mut batch = kernel.batch(family, None);
         let classes = delta.classes.iter();
-        let chains: Vec<Chain> = classes.flat_map(|class| program::class_chains(*class)).collect();
+        let chains: Vec<Chain> = classes
+            .flat_map(|class| self.wanted.class_chains(*class))
+            .collect();
         write(&mut batch, &chains, &delta);
         kernel.commit(family, batch)?;
         debug!(%family, add = delta.add.len(), delete = delta.delete.len(), "elements changed");

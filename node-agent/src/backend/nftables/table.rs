@@ -85,11 +85,13 @@ impl Table {
 
     /// Every chain that should be there, in an order in which each is made before it is referred to.
     pub fn chains(&self) -> Vec<Chain> {
-        let classes = self
-            .classes
-            .iter()
-            .flat_map(|class| program::class_chains(*class));
+        let classes = self.classes.iter().flat_map(|class| self.class_chains(*class));
         program::chains(&self.shape).into_iter().chain(classes).collect()
+    }
+
+    /// The chains of a class.
+    pub fn class_chains(&self, class: Class) -> Vec<Chain> {
+        program::class_chains(class, self.shape.node_side.masquerade_bit)
     }
 
     /// Every element that should be there, by its set and in no order.

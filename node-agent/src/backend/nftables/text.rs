@@ -11,7 +11,7 @@ use super::element::{Element, KeyText, Value};
 use super::lower::MOST_SLOTS;
 use super::message::{MOST_CLIENTS, TABLE_COMMENT, rule_comment};
 use super::name::{SetName, TABLE};
-use super::rule::{Action, Chain, ENDPOINT_BITS, Hook, MASQUERADE_BIT, Match, Rule, SCRATCH, SCRATCH_BITS};
+use super::rule::{Action, Chain, ENDPOINT_BITS, Hook, Match, Rule, SCRATCH, SCRATCH_BITS};
 use super::set::{Data, Part, Shape};
 use super::table::Table;
 use crate::model::Family;
@@ -223,7 +223,7 @@ fn match_text(family: Family, wanted: &Match) -> String {
         Match::Source(range) => format!("{} saddr {}/{}", ip(family), range.network(), range.prefix()),
         Match::Destination(range) => format!("{} daddr {}/{}", ip(family), range.network(), range.prefix()),
         Match::Translated => "ct status dnat".to_owned(),
-        Match::Marked => format!("meta mark & {MASQUERADE_BIT:#010x} == {MASQUERADE_BIT:#010x}"),
+        Match::Marked(bit) => format!("meta mark & {bit} == {bit}"),
         Match::Recalled => format!("meta priority & {} != none", priority(ENDPOINT_BITS)),
         Match::Scratched => {
             format!(
@@ -263,8 +263,8 @@ fn action_text(family: Family, action: &Action) -> String {
         Action::Remember(seconds) => affinity_text(family, "update", &format!(" timeout {seconds}s")),
         Action::Forget => affinity_text(family, "delete", ""),
         Action::ClearScratch => "meta priority set none".to_owned(),
-        Action::Mark => format!("meta mark set meta mark | {MASQUERADE_BIT:#010x}"),
-        Action::Unmark => format!("meta mark set meta mark & {:#010x}", !MASQUERADE_BIT),
+        Action::Mark(bit) => format!("meta mark set meta mark | {bit}"),
+        Action::Unmark(bit) => format!("meta mark set meta mark & {:#010x}", !bit.mask()),
         Action::Masquerade => "masquerade fully-random".to_owned(),
         Action::Count => "counter".to_owned(),
         Action::Drop => "drop".to_owned(),

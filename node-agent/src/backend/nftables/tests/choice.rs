@@ -2,14 +2,16 @@ use super::super::name::{ChainName, Class, Group};
 use super::super::program::class_chains;
 use super::super::rule::{Action, Chain};
 use crate::model::Protocol;
+use crate::plan::MarkBit;
 
 fn chains(size: u32, affinity: Option<u32>) -> Vec<Chain> {
-    class_chains(Class {
+    let class = Class {
         group: Group::Service,
         protocol: Protocol::Tcp,
         size,
         affinity,
-    })
+    };
+    class_chains(class, MarkBit::MASQUERADE)
 }
 
 /// Among how many slots each rule of the balancing chain draws.

@@ -12,7 +12,7 @@ use super::super::table::{Delta, Table};
 use super::slots::{door, frontend, to};
 use crate::fixture::{ip, pods, port, range};
 use crate::model::{Affinity, Family, Protocol};
-use crate::plan::{Detector, Door, DoorAddress, DoorKind, Frontend, Masquerade, Outcome};
+use crate::plan::{Detector, Door, DoorAddress, DoorKind, Frontend, MarkBit, Masquerade, Outcome};
 
 /// The kernel's sets and chains, with its own strictness.
 #[derive(Default)]
@@ -23,10 +23,7 @@ struct Kernel {
 
 impl Kernel {
     fn commit(&mut self, table: &Table, delta: &Delta) {
-        let made = delta
-            .classes
-            .iter()
-            .flat_map(|class| program::class_chains(*class));
+        let made = delta.classes.iter().flat_map(|class| table.class_chains(*class));
         for chain in made {
             assert!(
                 self.chains.insert(chain.name.to_string()),
@@ -233,7 +230,9 @@ fn every_reason_fits() {
             affinity,
         })
     });
-    let mut chains: Vec<_> = classes.flat_map(program::class_chains).collect();
+    let mut chains: Vec<_> = classes
+        .flat_map(|class| program::class_chains(class, MarkBit::MASQUERADE))
+        .collect();
     for detector in detectors {
         let ranges = vec![range("10.0.0.0/9")];
         chains.extend(program::chains(&Shape {
