@@ -43,8 +43,8 @@ pub struct PolicyArgs {
     #[arg(long, value_name = "NAME")]
     pub node_name: Option<String>,
 
-    /// How this node's own pods are told apart: pod-state, bridge=NAME[,NAME…], interface-prefix=P[,P…], or
-    /// node-cidr[=CIDR[,CIDR…]]
+    /// How this node's own pods are told apart: pod-state[=port-exact], bridge=NAME[,NAME…], bridge-port,
+    /// interface-prefix=P[,P…], or node-cidr[=CIDR[,CIDR…]]
     #[arg(long, value_name = "MODE[=VALUE,…]", default_value = "pod-state")]
     pub detect_local: String,
 
@@ -128,12 +128,13 @@ pub enum ConfigError {
     /// Removing the need for it is what denizen is for.
     #[error(
         "denizen never needs a cluster CIDR: leave {0} out for pod-state, which knows this node's pods \
-         exactly, or use --detect-local bridge=NAME, interface-prefix=PREFIX or node-cidr"
+         exactly, or use --detect-local bridge=NAME, bridge-port, interface-prefix=PREFIX or node-cidr"
     )]
     ClusterCidr(&'static str),
     /// No such mode.
     #[error(
-        "--detect-local {0:?}: there is pod-state, bridge=NAME,…, interface-prefix=PREFIX,… and node-cidr[=CIDR,…]"
+        "--detect-local {0:?}: there is pod-state[=port-exact], bridge=NAME,…, bridge-port, interface-prefix=PREFIX,… and \
+         node-cidr[=CIDR,…]"
     )]
     Mode(String),
     /// A mode wants a value, or wants none.
@@ -225,8 +226,14 @@ fn detector(text: &str) -> Result<Detector, ConfigError> {
     };
     match (mode, values) {
         ("pod-state", None) => Ok(Detector::PodState),
+        ("pod-state", Some(values)) if values == ["port-exact"] => Ok(Detector::PodPort),
         ("pod-state", Some(_)) => Err(ConfigError::Value {
             mode: "pod-state",
+            problem: "it takes no value but port-exact".to_owned(),
+        }),
+        ("bridge-port", None) => Ok(Detector::BridgePort),
+        ("bridge-port", Some(_)) => Err(ConfigError::Value {
+            mode: "bridge-port",
             problem: "it takes no value".to_owned(),
         }),
         ("bridge", values) => Ok(Detector::Bridge(names("bridge", "cni0", values)?)),

@@ -127,15 +127,22 @@ pub fn address(address: &str, interface: &str) -> NodeAddress {
     }
 }
 
-/// Pods, each with the interface that its packets come in through.
+/// Pods, each with the interface that its packets come in through, and the port of the bridge that this is:
+/// `veth1`, `cni0/veth1`.
 pub fn pods(generation: u64, pods: &[(&str, &str)]) -> PodSet {
     use denizen_shared::state::{AttachmentId, Epoch, Generation};
-    let pod = |(n, (address, interface)): (usize, &(&str, &str))| LocalPod {
-        id: AttachmentId::new(&format!("c{n}"), "eth0"),
-        pod: Some(format!("default/pod-{n}").into()),
-        interface: (*interface).into(),
-        port: None,
-        ips: vec![ip(address)],
+    let pod = |(n, (address, arrival)): (usize, &(&str, &str))| {
+        let (interface, port) = match arrival.split_once('/') {
+            Some((bridge, port)) => (bridge, Some(port)),
+            None => (*arrival, None),
+        };
+        LocalPod {
+            id: AttachmentId::new(&format!("c{n}"), "eth0"),
+            pod: Some(format!("default/pod-{n}").into()),
+            interface: interface.into(),
+            port: port.map(Arc::from),
+            ips: vec![ip(address)],
+        }
     };
     PodSet {
         version: Some((Epoch("test".into()), Generation(generation))),

@@ -6,6 +6,8 @@ use super::*;
 fn modes_are_read_as_they_are_shown() {
     for text in [
         "pod-state",
+        "pod-state=port-exact",
+        "bridge-port",
         "bridge=cni0",
         "bridge=cni0,br1",
         "interface-prefix=veth,cali",
@@ -30,7 +32,8 @@ fn what_is_wrong_is_named() {
         ("bridge=", "\"\" cannot be"),
         ("bridge=a-name-that-is-too-long", "a-name-that-is-too-long"),
         ("node-cidr=10.0.0.0", "10.0.0.0/24"),
-        ("pod-state=1", "takes no value"),
+        ("pod-state=1", "takes no value but port-exact"),
+        ("bridge-port=cni0", "bridge-port: it takes no value"),
     ];
     for (text, words) in cases {
         match detector(text) {

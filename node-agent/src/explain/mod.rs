@@ -3,6 +3,7 @@
 //! Computed from the same [`Plan`] as the rules, so it cannot say anything else than they do; that the
 //! kernel agrees is what the tests with real packets hold.
 
+mod arrival;
 mod packet;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub use packet::{Packet, PacketError};
 
+use self::arrival::arrival;
 use crate::model::{Affinity, Snapshot, TrafficPolicy, family_of};
 use crate::plan::{
     Detector, Door, DoorAddress, DoorKind, Endpoints, Frontend, Masquerade, NodePortAddresses, Outcome, Plan,
@@ -118,20 +120,16 @@ impl<'a> Way<'a> {
             self.step(format!("{from} is this node itself"), words::NODE);
             return Sender::Node;
         }
-        let interface = self
-            .packet
-            .interface
-            .clone()
-            .or_else(|| words::usual_interface(world, from));
+        let arrival = arrival(world, self.packet);
         let cidrs = world.node().map(|node| &*node.pod_cidrs).unwrap_or_default();
-        let (what, why, sender) = match detector.local(world.pods(), cidrs, from, interface.as_deref()) {
+        let (what, why, sender) = match detector.local(world.pods(), cidrs, from, arrival) {
             Some(local) => {
-                let (what, why) = words::local(from, &local, interface.as_deref());
+                let (what, why) = words::local(from, &local, arrival);
                 (what, why, Sender::Pod)
             }
             None => {
                 let why = words::not_local(detector).to_owned();
-                (words::foreign(from, interface.as_deref()), why, Sender::Other)
+                (words::foreign(from, arrival), why, Sender::Other)
             }
         };
         self.step(what, why);

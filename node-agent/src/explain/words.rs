@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use super::policy_name;
-use crate::model::{Snapshot, TrafficPolicy};
-use crate::plan::{Detector, DoorKind, Endpoints, Frontend, Local};
+use crate::model::TrafficPolicy;
+use crate::plan::{Arrival, Detector, DoorKind, Endpoints, Frontend, Local, Port};
 
 pub(super) const NODE: &str = "the address is one of this node's own, and no interface was named";
 pub(super) const UNUSED_PORT: &str =
@@ -37,23 +37,18 @@ pub(super) const MASQUERADE_FOREIGN: &str = "the sender is not a pod of this nod
 pub(super) const HAIRPIN: &str = "when the pod itself is chosen, the source becomes this node's address";
 pub(super) const HAIRPIN_WHY: &str = "a pod that saw its own address as the client would answer itself directly, and the connection would hang";
 
-/// The interface that packets from this address come in through, if they come from where they should: a
-/// recorded pod's own.
-pub(super) fn usual_interface(world: Snapshot<'_>, from: IpAddr) -> Option<String> {
-    world
-        .pods()
-        .pods
-        .iter()
-        .find(|pod| pod.ips.contains(&from))
-        .map(|pod| pod.interface.to_string())
-}
-
-pub(super) fn local(from: IpAddr, local: &Local<'_>, interface: Option<&str>) -> (String, String) {
-    let interface = interface.unwrap_or("an interface that was not named");
+pub(super) fn local(from: IpAddr, local: &Local<'_>, arrival: Option<Arrival<'_>>) -> (String, String) {
+    let interface = arrival.map_or("an interface that was not named", |arrival| arrival.interface);
     match local {
         Local::Pod(pod) => (
             format!("{from} is pod {pod}, on this node"),
             format!("the state file has this address for packets that come in through {interface}"),
+        ),
+        Local::Port => (
+            format!("{from} counts as a pod of this node"),
+            format!(
+                "it comes in through a port of {interface}, and --detect-local bridge-port says that pods do"
+            ),
         ),
         Local::Bridge(name) => (
             format!("{from} counts as a pod of this node"),
@@ -73,9 +68,15 @@ pub(super) fn local(from: IpAddr, local: &Local<'_>, interface: Option<&str>) ->
     }
 }
 
-pub(super) fn foreign(from: IpAddr, interface: Option<&str>) -> String {
-    match interface {
-        Some(interface) => format!("{from}, coming in through {interface}, is not a pod of this node"),
+pub(super) fn foreign(from: IpAddr, arrival: Option<Arrival<'_>>) -> String {
+    match arrival {
+        Some(Arrival {
+            interface,
+            port: Port::Named(port),
+        }) => format!("{from}, coming in through {port} of {interface}, is not a pod of this node"),
+        Some(Arrival { interface, .. }) => {
+            format!("{from}, coming in through {interface}, is not a pod of this node")
+        }
         None => format!("{from} is not a pod of this node"),
     }
 }
@@ -83,6 +84,10 @@ pub(super) fn foreign(from: IpAddr, interface: Option<&str>) -> String {
 pub(super) fn not_local(detector: &Detector) -> &'static str {
     match detector {
         Detector::PodState => "the state file records no pod with this address behind this interface",
+        Detector::PodPort => {
+            "the state file records no pod with this address behind this interface and this port of a bridge"
+        }
+        Detector::BridgePort => "it does not come in through a port of a bridge",
         Detector::Bridge(_) => "it does not come in through one of the bridges of --detect-local",
         Detector::InterfacePrefix(_) => "its interface begins with none of the prefixes of --detect-local",
         Detector::NodeCidr(_) => "its source lies in none of this node's pod CIDRs",

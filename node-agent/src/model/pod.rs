@@ -15,7 +15,9 @@ pub struct LocalPod {
     pub pod: Option<Arc<str>>,
     /// The input interface that the IP stack sees on the pod's packets: the bridge for a bridged pod.
     pub interface: Arc<str>,
-    /// The node's end of the pod's veth; a bridge's port for a bridged pod.
+    /// Where [`Self::interface`] is a bridge: the port of it that the pod's packets come in through, which is
+    /// the node's end of its veth. `None` for a routed pod, and for one in a VLAN of a bridge, since between
+    /// that port and the VLAN's interface there may be another bridge's port.
     pub port: Option<Arc<str>>,
     /// The pod's addresses.
     pub ips: Vec<IpAddr>,

@@ -15,7 +15,7 @@ mod tests;
 
 pub use conflict::{Conflict, Plan, Touched};
 pub use decide::{Settings, frontends};
-pub use detector::{Detector, Local};
+pub use detector::{Arrival, Detector, Local, Port};
 pub use frontend::{Door, DoorAddress, DoorKind, Frontend, Masquerade};
 pub use node_port::{NodePortAddresses, node_port_addresses};
 pub use node_side::{MarkBit, NodeSide};

@@ -172,7 +172,10 @@ fn local_pod(id: AttachmentId, attachment: Attachment) -> Option<LocalPod> {
             .pod
             .map(|pod| format!("{}/{}", pod.namespace, pod.name).into()),
         interface,
-        port: attachment.host_interface.map(|link| link.name.into()),
+        port: attachment
+            .host_interface
+            .filter(|_| attachment.bridge.is_some() && attachment.l3_interface.is_none())
+            .map(|link| link.name.into()),
         ips,
     })
 }

@@ -248,7 +248,8 @@ fn dispatch(shape: &Shape) -> Vec<Rule> {
 /// MASQ-IF-NOT-LOCAL).
 fn local(shape: &Shape) -> Vec<Match> {
     match &shape.detector {
-        Detector::PodState => vec![Match::In(SetName::LocalPods)],
+        Detector::PodState | Detector::PodPort => vec![Match::In(SetName::LocalPods)],
+        Detector::BridgePort => Vec::new(),
         Detector::Bridge(names) => names.iter().cloned().map(Match::InputInterface).collect(),
         Detector::InterfacePrefix(prefixes) => prefixes.iter().cloned().map(begins_with).collect(),
         Detector::NodeCidr(_) => shape.ranges.iter().copied().map(Match::Source).collect(),

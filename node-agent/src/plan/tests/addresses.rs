@@ -2,7 +2,7 @@ use std::net::IpAddr;
 
 use crate::fixture::*;
 use crate::model::NodeAddress;
-use crate::plan::{Detector, Local, NodePortAddresses, node_port_addresses};
+use crate::plan::{Arrival, Detector, Local, NodePortAddresses, Port, node_port_addresses};
 
 fn links() -> Vec<NodeAddress> {
     vec![
@@ -81,7 +81,7 @@ fn node_ports_are_served_where_the_operator_says() {
 
 #[test]
 fn each_detector_tells_its_own_pods_apart() {
-    let pods = pods(1, &[("10.1.2.3", "cni0"), ("172.20.0.4", "veth1")]);
+    let pods = pods(1, &[("10.1.2.3", "cni0/veth9"), ("172.20.0.4", "veth1")]);
     let cidrs = [range("10.1.2.0/24")];
     let names = |names: &[&str]| names.iter().map(|name| (*name).into()).collect();
     let explicit = || Detector::NodeCidr(Some(vec![range("172.20.0.0/15")]));
@@ -110,6 +110,90 @@ fn each_detector_tells_its_own_pods_apart() {
         (
             "its address from this node itself",
             Detector::PodState,
+            "10.1.2.3",
+            None,
+            false,
+        ),
+        (
+            "through another port of the bridge",
+            Detector::PodState,
+            "10.1.2.3",
+            Some("cni0/veth8"),
+            true,
+        ),
+        (
+            "port-exact: a recorded pod",
+            Detector::PodPort,
+            "10.1.2.3",
+            Some("cni0/veth9"),
+            true,
+        ),
+        (
+            "port-exact: through another port of the bridge",
+            Detector::PodPort,
+            "10.1.2.3",
+            Some("cni0/veth8"),
+            false,
+        ),
+        (
+            "port-exact: through this port of another bridge",
+            Detector::PodPort,
+            "10.1.2.3",
+            Some("cni1/veth9"),
+            false,
+        ),
+        (
+            "port-exact: through no port",
+            Detector::PodPort,
+            "10.1.2.3",
+            Some("cni0"),
+            false,
+        ),
+        (
+            "port-exact: nobody says through which port",
+            Detector::PodPort,
+            "10.1.2.3",
+            Some("cni0/"),
+            true,
+        ),
+        (
+            "port-exact: a routed pod",
+            Detector::PodPort,
+            "172.20.0.4",
+            Some("veth1"),
+            true,
+        ),
+        (
+            "port-exact: a routed pod's interface with another address",
+            Detector::PodPort,
+            "172.20.0.5",
+            Some("veth1"),
+            false,
+        ),
+        (
+            "a port, whoever sends",
+            Detector::BridgePort,
+            "8.8.8.8",
+            Some("br7/eth3"),
+            true,
+        ),
+        (
+            "one of a bridge's ports",
+            Detector::BridgePort,
+            "8.8.8.8",
+            Some("br7/"),
+            true,
+        ),
+        (
+            "no port of a bridge",
+            Detector::BridgePort,
+            "10.1.2.3",
+            Some("veth1"),
+            false,
+        ),
+        (
+            "no port, from this node itself",
+            Detector::BridgePort,
             "10.1.2.3",
             None,
             false,
@@ -178,8 +262,8 @@ fn each_detector_tells_its_own_pods_apart() {
             true,
         ),
     ];
-    for (name, detector, source, interface, local) in cases {
-        let found = detector.local(&pods, &cidrs, ip(source), interface);
+    for (name, detector, source, arrival, local) in cases {
+        let found = detector.local(&pods, &cidrs, ip(source), arrival.map(parse));
         assert_eq!(found.is_some(), local, "{name}: {found:?}");
         if let (Detector::PodState, Some(found)) = (&detector, &found) {
             assert!(
@@ -188,4 +272,14 @@ fn each_detector_tells_its_own_pods_apart() {
             );
         }
     }
+}
+
+/// `veth1` is an interface, `cni0/veth1` the port of a bridge, and `cni0/` one of its ports.
+fn parse(arrival: &str) -> Arrival<'_> {
+    let (interface, port) = match arrival.split_once('/') {
+        None => (arrival, Port::None),
+        Some((bridge, "")) => (bridge, Port::Unnamed),
+        Some((bridge, port)) => (bridge, Port::Named(port)),
+    };
+    Arrival { interface, port }
 }

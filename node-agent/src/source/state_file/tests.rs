@@ -93,7 +93,7 @@ fn pods_of_attachments() {
         (
             "routed",
             attachment("a", Some("veth1"), None, &["10.0.0.1", "fd00::1"]),
-            Some("default/pod-a veth1 veth1 10.0.0.1 fd00::1"),
+            Some("default/pod-a veth1 - 10.0.0.1 fd00::1"),
         ),
         (
             "bridged",
@@ -103,14 +103,14 @@ fn pods_of_attachments() {
         (
             "one address twice",
             attachment("c", Some("veth3"), None, &["10.0.0.3", "10.0.0.3"]),
-            Some("default/pod-c veth3 veth3 10.0.0.3"),
+            Some("default/pod-c veth3 - 10.0.0.3"),
         ),
         (
             "a VLAN on the bridge",
             vlan,
-            Some("default/pod-d br0.7 veth4 10.0.0.4"),
+            Some("default/pod-d br0.7 - 10.0.0.4"),
         ),
-        ("not named", nameless, Some("e/eth0 veth5 veth5 10.0.0.5")),
+        ("not named", nameless, Some("e/eth0 veth5 - 10.0.0.5")),
         (
             "no interface on the node",
             attachment("f", None, None, &["10.0.0.6"]),
@@ -119,7 +119,7 @@ fn pods_of_attachments() {
         (
             "no address",
             attachment("g", Some("veth7"), None, &[]),
-            Some("default/pod-g veth7 veth7"),
+            Some("default/pod-g veth7 -"),
         ),
     ];
     for (name, attachment, expected) in cases {
