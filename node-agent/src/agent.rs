@@ -1,6 +1,7 @@
 //! The loop: it alone knows every layer, the clock and the pace.
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -22,6 +23,7 @@ use crate::engine::Engine;
 use crate::explain::Packet;
 use crate::memory::give_back;
 use crate::model::Event;
+use crate::records;
 use crate::source::{Outlet, manifests, node, state_file};
 
 /// Behind the kernel's own notifications: how often the tables are looked at anyway.
@@ -80,11 +82,12 @@ async fn only_one_here() -> anyhow::Result<UnixListener> {
 type Problems = Vec<watch::Receiver<Vec<String>>>;
 
 fn start_sources(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> Problems {
-    let outlets = [(); 3].map(|()| Outlet::new(told.clone()));
+    let outlets = [(); 4].map(|()| Outlet::new(told.clone()));
     let [
         (pods, pod_problems),
         (objects, object_problems),
         (links, link_problems),
+        (records, record_problems),
     ] = outlets;
     tokio::spawn(state_file::run(
         state_file::Config {
@@ -97,8 +100,13 @@ fn start_sources(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> Problems {
         node_name: config.policy.settings.node_name.to_string(),
     };
     tokio::spawn(manifests::run(folder, objects));
-    tokio::spawn(node::run(links, watch::Sender::default()));
-    vec![pod_problems, object_problems, link_problems]
+    let (told_links, known_links) = watch::channel(Arc::default());
+    tokio::spawn(node::run(links, told_links));
+    let keeper = records::Config {
+        run_dir: config.run_dir.clone(),
+    };
+    tokio::spawn(records::keep(keeper, known_links, records));
+    vec![pod_problems, object_problems, link_problems, record_problems]
 }
 
 /// A plugin's ADD that waits for its pod.

@@ -19,5 +19,6 @@ mod memory;
 pub mod model;
 pub mod netlink;
 pub mod plan;
+pub mod records;
 pub mod source;
 pub mod status;

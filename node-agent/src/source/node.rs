@@ -27,7 +27,7 @@ use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::AddressMessage;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
 use rtnetlink::sys::{AsyncSocket, SocketAddr};
-use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
+use rtnetlink::{Handle, MulticastGroup, new_connection, new_multicast_connection};
 use thiserror::Error;
 use tokio::sync::watch as latest;
 use tokio::time::{Instant, sleep, timeout};
@@ -61,9 +61,10 @@ const GROUPS: [MulticastGroup; 3] = [
     MulticastGroup::Ipv6Ifaddr,
 ];
 
-/// Why the addresses are not known better than they were.
+/// Why links and addresses are not known better than they were.
 #[derive(Debug, Error)]
-enum NodeError {
+#[expect(missing_docs, reason = "each says in its text what it is")]
+pub enum NodeError {
     #[error("cannot open a route netlink socket")]
     Open(#[source] io::Error),
     #[error("cannot ask the kernel for links and addresses")]
@@ -239,6 +240,19 @@ async fn collect(
             Ok(next) => next,
             Err(_quiet) => return Ok(Heard::All),
         };
+    }
+}
+
+/// The links that the kernel has now: a list that is begun after the call, and undisturbed.
+///
+/// # Errors
+/// [`NodeError`], also while links change faster than they can be listed.
+pub async fn links() -> Result<Vec<Link>, NodeError> {
+    let (mut connection, handle, _) = new_connection().map_err(NodeError::Open)?;
+    connection.set_forward_done(true);
+    tokio::select! {
+        () = connection => Err(NodeError::Ended),
+        table = look(&handle) => table.map(|table| table.links()),
     }
 }
 
