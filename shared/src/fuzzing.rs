@@ -16,7 +16,8 @@ use crate::state::{Attachment, Generation};
 /// When one of them takes what the other refuses, or they write something else.
 pub fn state_file(text: &[u8]) {
     let path = Path::new("pods.json");
-    let sheet = Sheet::parse(text);
+    let record = record();
+    let sheet = Sheet::parse(text, &record.id());
     let Ok(mut state) = format::parse(text, path) else {
         assert!(sheet.is_none(), "one way takes what the other refuses");
         return;
@@ -29,7 +30,6 @@ pub fn state_file(text: &[u8]) {
     let Some(mut sheet) = sheet.filter(|_| state.generation < Generation(u64::MAX)) else {
         return;
     };
-    let record = record();
     let replaced = sheet.put(&record).expect("a record can be written");
     let mut changed = Vec::new();
     sheet.print(&mut changed).expect("memory takes everything");

@@ -1,4 +1,4 @@
-//! The state file as text, record by record: to change one without taking the other thousand apart.
+//! The state file as text: to change one record without taking the other thousand apart.
 //!
 //! The plugin is started for every pod, and most of what a whole read and write would cost it goes into values that it
 //! hands on as they are. Everything is checked all the same. What is not as this module expects it (a repeated
@@ -8,10 +8,12 @@
 mod printed;
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{self, Write};
 use std::net::IpAddr;
+use std::ops::Range;
 
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -19,146 +21,123 @@ use serde_json::Value;
 
 use crate::state::{Attachment, AttachmentId, Epoch, Generation, VERSION};
 
-/// A readable file of our version.
+/// A readable file of our version, open at one record's place.
 pub(crate) struct Sheet<'a> {
     pub(crate) epoch: Epoch,
     pub(crate) generation: Generation,
-    /// Every member of the file's object, in its order.
-    members: Vec<Member<'a>>,
-    /// *Invariant:* in the order of their ids, each once.
-    records: Vec<Record<'a>>,
+    text: &'a str,
+    /// Where the file says its generation.
+    generation_at: Range<usize>,
+    place: Place,
+    /// What is cut out of the text, and what comes there.
+    edit: Option<(Range<usize>, String)>,
 }
 
-enum Member<'a> {
-    Generation,
-    Attachments,
-    /// As it stands in the file.
-    Other {
-        key: &'a str,
-        value: &'a str,
-    },
+/// Where a record is, or would be.
+#[derive(Default)]
+struct Place {
+    /// Behind the brace that opens the records.
+    open: usize,
+    /// The end of the record before.
+    before: Option<usize>,
+    own: Option<Member>,
+    /// Where the record behind begins.
+    after: Option<usize>,
 }
 
-struct Record<'a> {
-    id: Cow<'a, str>,
-    /// The record's text.
-    text: Cow<'a, str>,
+/// Where a record is: from its id on.
+struct Member {
+    begin: usize,
+    record: Range<usize>,
 }
 
 impl<'a> Sheet<'a> {
-    /// Reads `text`. `None` when it has to be read in the typed way, which knows what is wrong with it, if
-    /// anything is.
-    pub(crate) fn parse(text: &'a [u8]) -> Option<Sheet<'a>> {
+    /// Reads `text`, to change the record of `id`. `None` when it has to be read in the typed way, which knows what is
+    /// wrong with it, if anything is.
+    pub(crate) fn parse(text: &'a [u8], id: &AttachmentId) -> Option<Sheet<'a>> {
         let mut cursor = Cursor {
             text: std::str::from_utf8(text).ok()?,
             at: 0,
+            is_plain: printed::is_plain(text),
         };
-        let (mut version, mut epoch, mut generation, mut records) = (None, None, None, None);
-        let (mut members, mut seen) = (Vec::new(), BTreeSet::new());
-        cursor.object(|key, raw_key, cursor| {
-            let member = match key {
-                "generation" => {
-                    generation = Some(cursor.value::<Generation>()?.0);
-                    Member::Generation
-                }
-                "attachments" => {
-                    records = Some(cursor.records()?);
-                    Member::Attachments
-                }
-                _ => Member::Other {
-                    key: raw_key,
-                    value: cursor.value::<Value>()?.1,
-                },
-            };
-            if let Member::Other { value, .. } = &member {
-                match key {
-                    "version" => version = Some(serde_json::from_str::<u32>(value).ok()?),
-                    "epoch" => epoch = Some(serde_json::from_str::<Epoch>(value).ok()?),
-                    _ => {}
-                }
+        let (mut version, mut epoch, mut generation, mut place) = (None, None, None, None);
+        let mut seen = BTreeSet::new();
+        cursor.object(|key, cursor| {
+            match key {
+                "version" => version = Some(cursor.value::<u32>()?.0),
+                "epoch" => epoch = Some(cursor.value::<Epoch>()?.0),
+                "generation" => generation = Some(cursor.value::<Generation>()?),
+                "attachments" => place = Some(cursor.place(&id.0)?),
+                _ => drop(cursor.value::<Value>()?),
             }
-            members.push(member);
             seen.insert(key.to_owned()).then_some(())
         })?;
-        let (epoch, generation, records) = (epoch?, generation?, records?);
+        let (generation, generation_at) = generation?;
+        let (epoch, place) = (epoch?, place?);
         (cursor.is_at_end() && version == Some(VERSION)).then_some(Sheet {
             epoch,
             generation,
-            members,
-            records,
+            text: cursor.text,
+            generation_at,
+            place,
+            edit: None,
         })
     }
 
     /// Puts `record` in the place of the one of its name, which is returned. The same one again changes nothing.
     pub(crate) fn put(&mut self, record: &Attachment) -> serde_json::Result<Option<Attachment>> {
-        let id = record.id().0;
-        let text = || Ok::<_, serde_json::Error>(Cow::Owned(serde_json::to_string(record)?));
-        match self.place(&id) {
-            Ok(place) => {
-                let before: Attachment = serde_json::from_str(&self.records[place].text)?;
-                if before != *record {
-                    self.records[place].text = text()?;
-                    self.generation.0 += 1;
-                }
-                Ok(Some(before))
+        if let Some(own) = &self.place.own {
+            let before: Attachment = serde_json::from_str(&self.text[own.record.clone()])?;
+            if before != *record {
+                self.change(own.record.clone(), serde_json::to_string(record)?);
             }
-            Err(place) => {
-                self.records.insert(
-                    place,
-                    Record {
-                        text: text()?,
-                        id: Cow::Owned(id),
-                    },
-                );
-                self.generation.0 += 1;
-                Ok(None)
-            }
+            return Ok(Some(before));
         }
+        let id = serde_json::to_string(&record.id())?;
+        let text = serde_json::to_string(record)?;
+        let (at, new) = match (self.place.before, self.place.after) {
+            (Some(end), _) => (end, format!(",\n{id}: {text}")),
+            (None, Some(begin)) => (begin, format!("{id}: {text},\n")),
+            (None, None) => (self.place.open, format!("\n{id}: {text}")),
+        };
+        self.change(at..at, new);
+        Ok(None)
     }
 
-    /// Removes the record of `id`, if there is one.
-    pub(crate) fn remove(&mut self, id: &AttachmentId) {
-        if let Ok(place) = self.place(&id.0) {
-            self.records.remove(place);
-            self.generation.0 += 1;
-        }
+    /// Removes the record, if there is one.
+    pub(crate) fn remove(&mut self) {
+        let Some(own) = &self.place.own else { return };
+        let cut = match (self.place.before, self.place.after) {
+            (Some(end), _) => end..own.record.end,
+            (None, Some(begin)) => own.begin..begin,
+            (None, None) => self.place.open..own.record.end,
+        };
+        self.change(cut, String::new());
     }
 
-    /// Whether there is a record of `id`.
-    pub(crate) fn has(&self, id: &AttachmentId) -> bool {
-        self.place(&id.0).is_ok()
+    /// Whether there is a record.
+    pub(crate) fn has(&self) -> bool {
+        self.place.own.is_some()
     }
 
-    fn place(&self, id: &str) -> Result<usize, usize> {
-        self.records.binary_search_by(|record| record.id.as_ref().cmp(id))
+    fn change(&mut self, cut: Range<usize>, new: String) {
+        self.edit = Some((cut, new));
+        self.generation.0 += 1;
     }
 
     /// Writes the file's text, as [`crate::format::print`] would print it, to `out`.
     pub(crate) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
-        let mut separator = "{\n";
-        for member in &self.members {
-            out.write_all(separator.as_bytes())?;
-            separator = ",\n";
-            match member {
-                Member::Generation => write!(out, "\"generation\": {}", self.generation.0)?,
-                Member::Attachments => self.print_records(out)?,
-                Member::Other { key, value } => write!(out, "{key}: {value}")?,
-            }
+        let text = self.text.as_bytes();
+        let generation = (self.generation_at.clone(), self.generation.0.to_string());
+        let mut edits = Vec::from_iter(self.edit.iter().chain([&generation]));
+        edits.sort_by_key(|(cut, _)| cut.start);
+        let mut at = 0;
+        for (cut, new) in edits {
+            out.write_all(&text[at..cut.start])?;
+            out.write_all(new.as_bytes())?;
+            at = cut.end;
         }
-        out.write_all(b"\n}\n")
-    }
-
-    fn print_records(&self, out: &mut dyn Write) -> io::Result<()> {
-        out.write_all(b"\"attachments\": {")?;
-        let mut separator = "\n";
-        for record in &self.records {
-            out.write_all(separator.as_bytes())?;
-            separator = ",\n";
-            serde_json::to_writer(&mut *out, &record.id)?;
-            out.write_all(b": ")?;
-            out.write_all(record.text.as_bytes())?;
-        }
-        out.write_all(b"\n}")
+        out.write_all(&text[at..])
     }
 }
 
@@ -166,30 +145,31 @@ impl<'a> Sheet<'a> {
 struct Cursor<'a> {
     text: &'a str,
     at: usize,
+    /// [`printed`] may look at it.
+    is_plain: bool,
 }
 
 impl<'a> Cursor<'a> {
-    /// The value here, and its text.
-    fn value<T: Deserialize<'a>>(&mut self) -> Option<(T, &'a str)> {
+    /// The value here, and where it is.
+    fn value<T: Deserialize<'a>>(&mut self) -> Option<(T, Range<usize>)> {
         self.skip_space();
-        let rest = &self.text[self.at..];
-        let mut values = serde_json::Deserializer::from_str(rest).into_iter::<T>();
+        let begin = self.at;
+        let mut values = serde_json::Deserializer::from_str(&self.text[begin..]).into_iter::<T>();
         let value = values.next()?.ok()?;
-        let length = values.byte_offset();
-        self.at += length;
-        Some((value, &rest[..length]))
+        self.at += values.byte_offset();
+        Some((value, begin..self.at))
     }
 
-    /// The members of the object here: `member` gets each key, as it is meant and as it is written, and reads the value.
-    fn object(&mut self, mut member: impl FnMut(&str, &'a str, &mut Cursor<'a>) -> Option<()>) -> Option<()> {
+    /// The members of the object here: `member` gets each key and reads the value.
+    fn object(&mut self, mut member: impl FnMut(&str, &mut Cursor<'a>) -> Option<()>) -> Option<()> {
         self.take(b'{')?;
         if self.take(b'}').is_some() {
             return Some(());
         }
         loop {
-            let (key, raw_key) = self.value::<Text<'a>>()?;
+            let (key, _) = self.value::<Text<'a>>()?;
             self.take(b':')?;
-            member(&key.0, raw_key, self)?;
+            member(&key.0, self)?;
             if self.take(b'}').is_some() {
                 return Some(());
             }
@@ -197,47 +177,64 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The records in the object here, each checked.
-    fn records(&mut self) -> Option<Vec<Record<'a>>> {
-        let mut records: Vec<Record<'a>> = Vec::new();
-        self.object(|id, raw_id, cursor| {
-            let (container, interface, text) = cursor.record()?;
-            let is_its_own = id
-                .split_once('/')
-                .is_some_and(|(one, two)| one == container && two == interface);
-            let in_order = records.last().is_none_or(|last| last.id.as_ref() < id);
-            // Without escapes the id is the text between the quotes: no copy.
-            let plain = raw_id.get(1..raw_id.len() - 1).filter(|raw| *raw == id);
-            let id = plain.map_or_else(|| Cow::Owned(id.to_owned()), Cow::Borrowed);
-            records.push(Record {
-                id,
-                text: Cow::Borrowed(text),
-            });
-            (is_its_own && in_order).then_some(())
-        })?;
-        Some(records)
+    /// The place of `id` among the records in the object here, each of which is checked.
+    fn place(&mut self, id: &str) -> Option<Place> {
+        self.take(b'{')?;
+        let mut place = Place {
+            open: self.at,
+            ..Place::default()
+        };
+        let mut last: Option<Cow<'a, str>> = None;
+        if self.take(b'}').is_some() {
+            return Some(place);
+        }
+        loop {
+            let (found, member) = self.member()?;
+            if last.is_some_and(|last| last >= found) {
+                return None;
+            }
+            match found.as_ref().cmp(id) {
+                Ordering::Less => place.before = Some(member.record.end),
+                Ordering::Equal => place.own = Some(member),
+                Ordering::Greater => _ = place.after.get_or_insert(member.begin),
+            }
+            last = Some(found);
+            if self.take(b'}').is_some() {
+                return Some(place);
+            }
+            self.take(b',')?;
+        }
     }
 
-    /// The record here: its container id, its interface name, its text.
-    fn record(&mut self) -> Option<(Cow<'a, str>, Cow<'a, str>, &'a str)> {
+    /// The record here, and its id, which says the same as the record.
+    fn member(&mut self) -> Option<(Cow<'a, str>, Member)> {
         self.skip_space();
-        let rest = &self.text[self.at..];
-        if let Some((container, interface, length)) = printed::record(rest) {
-            self.at += length;
-            return Some((
-                Cow::Borrowed(container),
-                Cow::Borrowed(interface),
-                &rest[..length],
-            ));
-        }
         let begin = self.at;
-        if let Some((checked, text)) = self.value::<Checked<'a>>() {
-            return Some((checked.container_id, checked.if_name, text));
+        if self.is_plain
+            && let Some((id, record)) = printed::member(&self.text[begin..])
+        {
+            self.at = begin + record.end;
+            let record = begin + record.start..self.at;
+            return Some((Cow::Borrowed(id), Member { begin, record }));
+        }
+        let (id, _) = self.value::<Text<'a>>()?;
+        self.take(b':')?;
+        self.skip_space();
+        let (container, interface, record) = self.record()?;
+        let (one, two) = id.0.split_once('/')?;
+        (one == container && two == interface).then_some((id.0, Member { begin, record }))
+    }
+
+    /// The record here: its container id, its interface name, and where it is.
+    fn record(&mut self) -> Option<(Cow<'a, str>, Cow<'a, str>, Range<usize>)> {
+        let begin = self.at;
+        if let Some((checked, place)) = self.value::<Checked<'a>>() {
+            return Some((checked.container_id, checked.if_name, place));
         }
         // Fields that this program does not know need to be looked at in full.
         self.at = begin;
-        let (record, text) = self.value::<Attachment>()?;
-        Some((Cow::Owned(record.container_id), Cow::Owned(record.if_name), text))
+        let (record, place) = self.value::<Attachment>()?;
+        Some((Cow::Owned(record.container_id), Cow::Owned(record.if_name), place))
     }
 
     fn take(&mut self, byte: u8) -> Option<()> {

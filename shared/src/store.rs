@@ -6,7 +6,7 @@
 
 use std::fs::{DirBuilder, File, TryLockError};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{self, BufWriter, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -33,9 +33,6 @@ const MAX_SIZE: u64 = 64 << 20;
 
 /// What a record may take, with room to spare.
 const ROOM_FOR_A_RECORD: usize = 4096;
-
-/// What is written at once.
-const WRITE_PIECE: usize = 64 << 10;
 
 /// Between two tries for the lock, which is held for well under a millisecond.
 const LOCK_RETRY: Duration = Duration::from_micros(500);
@@ -179,8 +176,9 @@ impl RunDir {
     ) -> Result<(Option<Attachment>, Epoch, Generation), StateError> {
         let _lock = self.lock(wait)?;
         let text = self.text(&self.path.join(STATE_FILE))?;
-        let Some(mut sheet) = text.as_deref().and_then(Sheet::parse) else {
-            return self.update_locked(|state| state.attachments.insert(record.id(), record.clone()));
+        let id = record.id();
+        let Some(mut sheet) = text.as_deref().and_then(|text| Sheet::parse(text, &id)) else {
+            return self.update_locked(|state| state.attachments.insert(id, record.clone()));
         };
         let before = sheet.generation;
         let replaced = sheet.put(record).map_err(|error| self.unprintable(error))?;
@@ -198,8 +196,8 @@ impl RunDir {
     /// Those of [`RunDir::update`].
     pub fn remove(&self, wait: Duration, id: &AttachmentId) -> Result<(), StateError> {
         let path = self.path.join(STATE_FILE);
-        let has_it = |text: &[u8]| match Sheet::parse(text) {
-            Some(sheet) => Ok(sheet.has(id)),
+        let has_it = |text: &[u8]| match Sheet::parse(text, id) {
+            Some(sheet) => Ok(sheet.has()),
             None => format::parse(text, &path).map(|state| state.attachments.contains_key(id)),
         };
         match self.text(&path)? {
@@ -208,13 +206,13 @@ impl RunDir {
         }
         let _lock = self.lock(wait)?;
         let text = self.text(&path)?;
-        let Some(mut sheet) = text.as_deref().and_then(Sheet::parse) else {
+        let Some(mut sheet) = text.as_deref().and_then(|text| Sheet::parse(text, id)) else {
             return self
                 .update_locked(|state| drop(state.attachments.remove(id)))
                 .map(drop);
         };
         let before = sheet.generation;
-        sheet.remove(id);
+        sheet.remove();
         match sheet.generation == before {
             true => Ok(()),
             false => self.replace(|out| sheet.print(out)),
@@ -324,12 +322,10 @@ impl RunDir {
             Mode::from_bits_truncate(0o600),
         )
         .map_err(|errno| failed("make", path, errno))?;
-        // Piece by piece: memory as large as the file would cost a page fault for each of its pages.
-        let mut out = BufWriter::with_capacity(WRITE_PIECE, File::from(file));
+        let mut file = File::from(file);
         // The file, not the folder: that the rename survives a power cut matters to no pod, since none does.
-        print(&mut out)
-            .and_then(|()| out.into_inner().map_err(io::IntoInnerError::into_error))
-            .and_then(|file| file.sync_data())
+        print(&mut file)
+            .and_then(|()| file.sync_data())
             .map_err(|error| io_failed("write", path, error))
     }
 

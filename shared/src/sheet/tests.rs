@@ -53,9 +53,9 @@ fn print(sheet: &Sheet<'_>) -> Vec<u8> {
     text
 }
 
-/// What [`Sheet`] makes of `text` when `record` is put, or the record of `id` removed.
+/// What [`Sheet`] makes of `text` when `record` is put.
 fn put(text: &[u8], record: &Attachment) -> (Option<Attachment>, Vec<u8>) {
-    let mut sheet = Sheet::parse(text).unwrap();
+    let mut sheet = Sheet::parse(text, &record.id()).unwrap();
     (sheet.put(record).unwrap(), print(&sheet))
 }
 
@@ -70,13 +70,14 @@ proptest! {
         prop_assert_eq!(&printed, &format::print(&state).unwrap());
         prop_assert_eq!(put(&printed, &record).1, printed.clone());
 
-        let mut sheet = Sheet::parse(&printed).unwrap();
-        prop_assert!(sheet.has(&record.id()));
-        sheet.remove(&record.id());
-        prop_assert!(!sheet.has(&record.id()));
+        let mut sheet = Sheet::parse(&printed, &record.id()).unwrap();
+        prop_assert!(sheet.has());
+        sheet.remove();
+        let removed = print(&sheet);
+        prop_assert!(!Sheet::parse(&removed, &record.id()).unwrap().has());
         state.attachments.remove(&record.id());
         state.generation.0 += 1;
-        prop_assert_eq!(print(&sheet), format::print(&state).unwrap());
+        prop_assert_eq!(removed, format::print(&state).unwrap());
     }
 
     #[test]
@@ -85,19 +86,26 @@ proptest! {
         let (_, printed) = put(&pretty, &record);
         let mut expected = state;
         expected.generation.0 += u64::from(expected.attachments.get(&record.id()) != Some(&record));
-        expected.attachments.insert(record.id(), record);
-        prop_assert_eq!(serde_json::from_slice::<State>(&printed).unwrap(), expected);
+        expected.attachments.insert(record.id(), record.clone());
+        prop_assert_eq!(&serde_json::from_slice::<State>(&printed).unwrap(), &expected);
+
+        let mut sheet = Sheet::parse(&printed, &record.id()).unwrap();
+        sheet.remove();
+        expected.attachments.remove(&record.id());
+        expected.generation.0 += 1;
+        prop_assert_eq!(serde_json::from_slice::<State>(&print(&sheet)).unwrap(), expected);
     }
 
     /// What the typed way refuses, this one must not take.
     #[test]
     fn damage_is_never_taken_for_a_file(state in state(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
         let mut text = format::print(&state).unwrap();
+        let id = AttachmentId("a/eth0".to_owned());
         let at = at.index(text.len());
         text[at] = byte;
         for damaged in [text.as_slice(), &text[..at]] {
             if format::parse(damaged, std::path::Path::new("pods.json")).is_err() {
-                prop_assert!(Sheet::parse(damaged).is_none(), "{}", String::from_utf8_lossy(damaged));
+                prop_assert!(Sheet::parse(damaged, &id).is_none(), "{}", String::from_utf8_lossy(damaged));
             }
         }
     }
@@ -115,7 +123,10 @@ fn what_is_said_twice_is_left_to_the_typed_way() {
         r#"{"version":1,"epoch":"a","generation":1}"#,
     ];
     for text in cases {
-        assert!(Sheet::parse(text.as_bytes()).is_none(), "{text}");
+        assert!(
+            Sheet::parse(text.as_bytes(), &AttachmentId(String::new())).is_none(),
+            "{text}"
+        );
     }
 }
 
@@ -128,22 +139,52 @@ fn a_record_without_unknown_fields_is_read_without_copying() {
     let mut cursor = Cursor {
         text: &full,
         at: full.find(text).unwrap(),
+        is_plain: true,
     };
-    assert_eq!(cursor.value::<Checked<'_>>().unwrap().1, text);
-    assert!(Sheet::parse(full.as_bytes()).is_some());
-    let record: Attachment = serde_json::from_str(text).unwrap();
-    let printed = serde_json::to_string(&record).unwrap();
+    assert_eq!(&full[cursor.value::<Checked<'_>>().unwrap().1], text);
+    assert!(Sheet::parse(full.as_bytes(), &AttachmentId(String::new())).is_some());
+}
+
+#[test]
+fn a_record_is_known_by_how_it_is_printed() {
+    let record = crate::fuzzing::record();
+    let state = State {
+        attachments: [(record.id(), record)].into(),
+        ..State::empty(Epoch("a".to_owned()))
+    };
+    let text = String::from_utf8(format::print(&state).unwrap()).unwrap();
+    let line = text.lines().find(|line| line.contains("containerId")).unwrap();
+    assert!(printed::is_plain(text.as_bytes()));
+    let (id, place) = printed::member(line).unwrap();
     assert_eq!(
-        printed::record(&printed),
-        Some(("3f1c", "eth0", printed.len())),
-        "as this program prints it"
+        (id, &line[place]),
+        ("3f1c/eth0", line.split_once(": ").unwrap().1)
     );
     for (from, to) in [
-        ("12", "012"),
-        ("eth0", "eth\\u0030"),
+        ("\"3f1c/eth0\"", "\"3f1c/eth1\""),
+        ("pods", "po\nds"),
         ("10.1.2.3", "10.1.2.333"),
         ("}", ",\"x\":1}"),
+        ("}", ""),
     ] {
-        assert_eq!(printed::record(&printed.replacen(from, to, 1)), None, "{to}");
+        assert_eq!(printed::member(&line.replacen(from, to, 1)), None, "{to}");
+    }
+    let index = |index: &str| {
+        let interface = format!(r#"{{"name":"veth3a1","index":{index},"mac":"0a:58:0a:01:02:03"}}"#);
+        line.replacen(
+            "\"hostInterface\":null",
+            &format!("\"hostInterface\":{interface}"),
+            1,
+        )
+    };
+    assert!(printed::member(&index("12")).is_some());
+    for bad in ["012", "", "-1", "4294967296"] {
+        assert_eq!(printed::member(&index(bad)), None, "{bad}");
+    }
+    for odd in ["\\", "\t", "\0"] {
+        assert!(
+            !printed::is_plain(text.replacen("pods", odd, 1).as_bytes()),
+            "{odd:?}"
+        );
     }
 }
