@@ -21,6 +21,7 @@ use crate::control::{self, Asked, Request};
 use crate::describe::describe;
 use crate::engine::Engine;
 use crate::explain::Packet;
+use crate::host::{self, Keeper};
 use crate::memory::give_back;
 use crate::model::Event;
 use crate::records;
@@ -42,6 +43,12 @@ const QUEUE: usize = 64;
 /// When it cannot start: another agent runs here, the run directory cannot be used, or the kernel has no
 /// netlink for us.
 pub async fn run(config: Config) -> anyhow::Result<()> {
+    if config.init_only {
+        host::set_all(&config.conntrack);
+        info!("the kernel's settings are set up; nothing else was asked for");
+        return Ok(());
+    }
+    host::set_up(&config.conntrack);
     let _only = only_one_here().await?;
     RunDir::create(&config.run_dir).context("cannot use the run directory")?;
     let listener = control::listen(&config.run_dir).await?;
@@ -53,6 +60,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let engine = Engine::open(config.policy).context("cannot open netlink to nf_tables")?;
     let mut agent = Agent {
         engine,
+        settings: Keeper::default(),
         problems,
         waiting: Vec::new(),
         watch: None,
@@ -117,6 +125,7 @@ struct Waiting {
 
 struct Agent {
     engine: Engine,
+    settings: Keeper,
     problems: Problems,
     waiting: Vec<Waiting>,
     /// Listens to foreign changes, once everything is programmed.
@@ -176,6 +185,7 @@ impl Agent {
     /// Programs what is due, or looks at everything; whether that worked.
     fn program(&mut self, look: bool) -> bool {
         let begun = now();
+        self.settings.keep(self.engine.settings(), look);
         let result = if look {
             self.engine.resync().map(|repair| {
                 if !repair.is_none() {
@@ -244,8 +254,9 @@ impl Agent {
                 },
             },
             Request::Status { .. } => {
-                let problems = self.problems.iter().flat_map(|p| p.borrow().clone()).collect();
-                json!(self.engine.status(problems))
+                let told = self.problems.iter().flat_map(|p| p.borrow().clone());
+                let problems = told.chain(self.settings.problems().iter().cloned());
+                json!(self.engine.status(problems.collect()))
             }
         };
         let _ = answer.send(value);

@@ -1,9 +1,12 @@
 //! The command line, as written ([`RunArgs`]) and checked ([`Config`]). Nobody checks again.
 
+mod conntrack;
+mod duration;
 mod node_side;
 #[cfg(test)]
 mod tests;
 
+pub use conntrack::ConntrackArgs;
 pub use node_side::NodeSideArgs;
 
 use std::path::PathBuf;
@@ -16,6 +19,7 @@ use thiserror::Error;
 use tracing::warn;
 
 use crate::engine::Policy;
+use crate::host::Conntrack;
 use crate::plan::{Detector, NodePortAddresses, Settings};
 
 /// How logs are written.
@@ -106,6 +110,14 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value = "auto")]
     pub backend: BackendChoice,
 
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened into the flags")]
+    pub conntrack: ConntrackArgs,
+
+    /// Do what needs privileges beyond nf_tables (set the kernel's settings) and exit: for an init container
+    #[arg(long)]
+    pub init_only: bool,
+
     /// How logs are written to standard error
     #[arg(long, value_enum, default_value = "text")]
     pub log_format: LogFormat,
@@ -120,6 +132,10 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// The folder of manifests.
     pub manifests: PathBuf,
+    /// Connection tracking's settings.
+    pub conntrack: Conntrack,
+    /// Only set the kernel's settings.
+    pub init_only: bool,
 }
 
 /// What is wrong with the command line.
@@ -172,12 +188,16 @@ impl RunArgs {
             run_dir,
             manifests,
             backend: _,
+            conntrack,
+            init_only,
             log_format: _,
         } = self;
         Ok(Config {
             policy: policy.check()?,
             run_dir: run_dir.run_dir.clone(),
             manifests: manifests.clone(),
+            conntrack: conntrack.asked(),
+            init_only: *init_only,
         })
     }
 }

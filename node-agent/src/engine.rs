@@ -17,6 +17,7 @@ use crate::backend::nftables::Nftables;
 use crate::backend::{Backend, Repair, Told};
 use crate::describe::describe;
 use crate::explain::{Explanation, Packet, Scene, explain};
+use crate::host::{Setting, live};
 use crate::model::{Change, Event, Model, PodVersion};
 use crate::netlink::NetlinkError;
 use crate::plan::{Conflict, Detector, NodePortAddresses, NodeSide, Plan, Settings, node_port_addresses};
@@ -232,6 +233,11 @@ impl<B: Told> Engine<B> {
 
     fn owed(&self) -> Vec<String> {
         self.model.owed().map(|listing| listing.to_string()).collect()
+    }
+
+    /// The kernel's settings that the rules need beside them.
+    pub fn settings(&self) -> Vec<Setting> {
+        live(self.model.pods(), &self.policy.detector)
     }
 
     /// Remembers when the kernel was programmed last, and how long it took.

@@ -15,6 +15,7 @@ pub mod engine;
 pub mod explain;
 #[cfg(test)]
 mod fixture;
+pub mod host;
 mod memory;
 pub mod model;
 pub mod netlink;

@@ -1,0 +1,13 @@
+//! What surrounds the rules on this host and decides whether they work: settings of the kernel.
+//!
+//! What is wanted is pure ([`setting`], [`conntrack`]); [`sysctl`] alone reads and
+//! writes, and [`keeper`] remembers what it could not.
+
+pub mod conntrack;
+pub mod keeper;
+pub mod setting;
+pub mod sysctl;
+
+pub use conntrack::Conntrack;
+pub use keeper::{Keeper, set_all, set_up};
+pub use setting::{Setting, Wanted, foreseen, live};
