@@ -1,5 +1,7 @@
 //! The loop: it alone knows every layer, the clock and the pace.
 
+mod publish;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +17,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, error, info, warn};
 
+use self::publish::Publisher;
 use crate::backend::nftables::Watch;
 use crate::config::Config;
 use crate::control::{self, Asked, Request};
@@ -22,6 +25,7 @@ use crate::describe::describe;
 use crate::engine::Engine;
 use crate::explain::Packet;
 use crate::host::{self, Keeper};
+use crate::http;
 use crate::memory::give_back;
 use crate::model::Event;
 use crate::records;
@@ -32,6 +36,8 @@ const RESYNC: Duration = Duration::from_secs(600);
 /// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
 const SHORTEST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
+/// How often the loop says that it comes round: often enough for [`crate::status::health::LATE`].
+const HEARTBEAT: Duration = Duration::from_secs(10);
 /// What has not failed is not repeated.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Batches of events that may queue up before a source waits.
@@ -55,8 +61,10 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let (asked, requests) = mpsc::channel(QUEUE);
     tokio::spawn(control::serve(listener, asked));
     let (told, events) = mpsc::channel(QUEUE);
-    let problems = start_sources(&config, &told);
+    let mut problems = start_sources(&config, &told);
     drop(told);
+    let (publisher, published) = Publisher::new(now());
+    problems.push(http::start(config.listen, published).context("cannot start the HTTP servers")?);
     let engine = Engine::open(config.policy).context("cannot open netlink to nf_tables")?;
     let mut agent = Agent {
         engine,
@@ -64,6 +72,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         problems,
         waiting: Vec::new(),
         watch: None,
+        publisher,
     };
     let result = agent.attend(events, requests).await;
     let _ = std::fs::remove_file(config.run_dir.join(denizen_shared::run_dir::SOCKET));
@@ -130,6 +139,7 @@ struct Agent {
     waiting: Vec<Waiting>,
     /// Listens to foreign changes, once everything is programmed.
     watch: Option<AsyncFd<Watch>>,
+    publisher: Publisher,
 }
 
 impl Agent {
@@ -143,6 +153,7 @@ impl Agent {
         let mut resync = interval(RESYNC);
         resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
         resync.reset();
+        let mut heartbeat = interval(HEARTBEAT);
         let mut retry = pin!(sleep(NEVER));
         let mut delay = SHORTEST_RETRY;
         loop {
@@ -155,6 +166,7 @@ impl Agent {
                 },
                 changed = foreign_change(&mut self.watch) => self.repair(changed),
                 Some(asked) = requests.recv() => { self.answer(asked); None }
+                _ = heartbeat.tick() => { self.publisher.alive(now()); None }
                 () = &mut retry => Some(self.program(false)),
                 _ = resync.tick() => { give_back(); Some(self.program(true)) }
             };
@@ -186,6 +198,7 @@ impl Agent {
     fn program(&mut self, look: bool) -> bool {
         let begun = now();
         self.settings.keep(self.engine.settings(), look);
+        self.publisher.queued(&self.engine, begun);
         let result = if look {
             self.engine.resync().map(|repair| {
                 if !repair.is_none() {
@@ -203,6 +216,8 @@ impl Agent {
         match result {
             Ok(()) => {
                 self.engine.note_sync(timestamp(), begun.elapsed());
+                self.publisher
+                    .programmed(&mut self.engine, now(), jiff::Timestamp::now());
                 self.release();
                 self.listen();
                 true

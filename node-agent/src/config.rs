@@ -2,6 +2,7 @@
 
 mod conntrack;
 mod duration;
+mod listen;
 mod node_side;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ use ipnetwork::IpNetwork;
 use thiserror::Error;
 use tracing::warn;
 
+pub use self::listen::{Listen, ListenArgs};
 use crate::engine::Policy;
 use crate::host::Conntrack;
 use crate::plan::{Detector, NodePortAddresses, Settings};
@@ -101,6 +103,10 @@ pub struct RunArgs {
     #[expect(missing_docs, reason = "flattened into the flags")]
     pub run_dir: RunDirArgs,
 
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened into the flags")]
+    pub listen: ListenArgs,
+
     /// A folder of manifests (Services, EndpointSlices, Nodes, ServiceCIDRs) to serve, in place of an API
     /// server's
     #[arg(long, value_name = "DIR")]
@@ -136,6 +142,8 @@ pub struct Config {
     pub conntrack: Conntrack,
     /// Only set the kernel's settings.
     pub init_only: bool,
+    /// Where HTTP is served.
+    pub listen: Listen,
 }
 
 /// What is wrong with the command line.
@@ -169,6 +177,16 @@ pub enum ConfigError {
         /// What stands there.
         value: String,
     },
+    /// Not an address to listen at.
+    #[error(
+        "{flag}: {value:?} is not an IP address with or without a port, such as 127.0.0.1:10249 or [::1]:10249"
+    )]
+    Listen {
+        /// Where it stands.
+        flag: &'static str,
+        /// What stands there.
+        value: String,
+    },
     /// Not a list of gates.
     #[error("--feature-gates: {0:?} is not NAME=true or NAME=false")]
     Gate(String),
@@ -186,6 +204,7 @@ impl RunArgs {
         let Self {
             policy,
             run_dir,
+            listen,
             manifests,
             backend: _,
             conntrack,
@@ -198,6 +217,7 @@ impl RunArgs {
             manifests: manifests.clone(),
             conntrack: conntrack.asked(),
             init_only: *init_only,
+            listen: listen.check()?,
         })
     }
 }

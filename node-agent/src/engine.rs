@@ -1,6 +1,7 @@
 //! Model, plan and backend behind one face: events in, a programmed kernel out. It has no task, no socket
 //! and no clock of its own; `agent` drives it.
 
+mod health;
 #[cfg(test)]
 mod tests;
 
@@ -59,6 +60,8 @@ pub struct Engine<B = Nftables> {
     drift_repaired: u64,
     last_repair: Option<Duration>,
     last_error: Option<String>,
+    /// [`Self::take_health_ports`] may differ from what it returned last.
+    health_ports_due: bool,
 }
 
 impl Engine {
@@ -96,6 +99,7 @@ impl<B: Told> Engine<B> {
             drift_repaired: 0,
             last_repair: None,
             last_error: None,
+            health_ports_due: false,
         }
     }
 
@@ -177,6 +181,8 @@ impl<B: Told> Engine<B> {
         let touched = self.plan.update(&self.policy.settings, world, &change);
         touched.conflicts.iter().for_each(warn_of);
         self.backend.set_doors(&self.plan, &touched.doors);
+        self.health_ports_due |=
+            first || touched.health_checks || change.node || change.pods || change.addresses;
         if first || change.node || change.pods || change.addresses {
             let node = (world.node(), world.addresses(), world.pods());
             let addresses = node_port_addresses(&self.policy.node_ports, node.0, node.1, node.2);
@@ -265,6 +271,7 @@ impl<B: Backend> Engine<B> {
     pub fn status(&mut self, problems: Vec<String>) -> Status {
         let mut errors = problems;
         errors.extend(self.last_error.clone());
+        errors.extend(self.lost_health_ports());
         let missed_lookups = self.backend.missed_lookups().unwrap_or_else(|error| {
             errors.push(describe(&error));
             0

@@ -117,6 +117,7 @@ pub fn node(zone: Option<&str>, addresses: &[&str], pod_cidrs: &[&str]) -> Node 
         zone: zone.map(Arc::from),
         addresses: addresses.iter().map(|text| ip(text)).collect(),
         pod_cidrs: pod_cidrs.iter().map(|text| range(text)).collect(),
+        leaving: false,
     }
 }
 

@@ -16,6 +16,7 @@ pub mod explain;
 #[cfg(test)]
 mod fixture;
 pub mod host;
+pub mod http;
 mod memory;
 pub mod model;
 pub mod netlink;

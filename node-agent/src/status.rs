@@ -1,5 +1,7 @@
 //! What the running agent knows and has programmed, for people and programs.
 
+pub mod health;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};

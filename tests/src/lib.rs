@@ -16,6 +16,7 @@ pub mod cluster;
 pub mod cni;
 pub mod effort;
 pub mod flows;
+pub mod http;
 pub mod load;
 pub mod manifest;
 pub mod netns;

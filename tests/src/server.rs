@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{SockaddrStorage, recvfrom};
 use socket2::{SockAddr, Socket, Type};
@@ -52,7 +53,8 @@ impl Server {
             .iter()
             .map(|listen| Listener::open(*listen))
             .collect::<Result<Vec<_>>>()?;
-        let (ended, stop) = nix::unistd::pipe()?;
+        // A program that is executed meanwhile must not keep it open.
+        let (ended, stop) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         let thread = thread::spawn(move || answer_until(&ended, &listeners));
         Ok(Self {
             stop: Some(stop),

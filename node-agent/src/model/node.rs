@@ -17,6 +17,8 @@ pub struct Node {
     pub addresses: Vec<IpAddr>,
     /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNetwork>,
+    /// It is being deleted, or the cluster autoscaler is about to: load balancers should leave it (KEP-3836).
+    pub leaving: bool,
 }
 
 /// An address on a link of this node's network namespace, as the kernel has it.

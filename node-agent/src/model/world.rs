@@ -41,6 +41,8 @@ pub struct Model {
     slices: HashMap<ServiceName, Vec<Slice>>,
     slice_owner: HashMap<SliceName, ServiceName>,
     node: Option<Node>,
+    /// There was a Node object, and it was deleted.
+    node_gone: bool,
     service_ranges: BTreeMap<String, Vec<IpNetwork>>,
     pods: Option<PodSet>,
     addresses: Vec<NodeAddress>,
@@ -52,7 +54,10 @@ impl Model {
         match event {
             Event::Service(name, service) => self.apply_service(name, service, change),
             Event::Slice(name, slice) => self.apply_slice(name, slice, change),
-            Event::Node(node) => change.node |= replace(&mut self.node, node),
+            Event::Node(node) => {
+                self.node_gone = node.is_none() && (self.node_gone || self.node.is_some());
+                change.node |= replace(&mut self.node, node);
+            }
             Event::ServiceCidr(name, ranges) => {
                 let before = match ranges {
                     Some(ranges) => self.service_ranges.insert(name.clone(), ranges),
@@ -111,6 +116,12 @@ impl Model {
     /// not anything else is known.
     pub fn pods(&self) -> Option<&PodSet> {
         self.pods.as_ref()
+    }
+
+    /// Whether load balancers may send to this node: it is not being deleted, nor was it. Where there never
+    /// was a Node object, nobody said so.
+    pub fn is_node_eligible(&self) -> bool {
+        !self.node_gone && !self.node.as_ref().is_some_and(|node| node.leaving)
     }
 
     /// How many services are known.

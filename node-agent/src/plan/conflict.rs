@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use super::decide::{Settings, frontends};
 use super::frontend::{Door, Frontend};
+use super::health_check::{HealthCheck, HealthChecks};
 use crate::model::{Change, ServiceName, ServicePortName, Snapshot};
 
 /// Two service ports claim one door, and one of them gets it.
@@ -28,6 +29,8 @@ pub struct Touched {
     pub conflicts: Vec<Conflict>,
     /// [`Plan::local_endpoints`] are others now.
     pub local_endpoints: bool,
+    /// [`Plan::health_checks`] are others now.
+    pub health_checks: bool,
 }
 
 /// What is decided about every door.
@@ -38,6 +41,7 @@ pub struct Plan {
     doors_of: HashMap<ServiceName, Vec<Door>>,
     /// This node's endpoints, and how many doors lead to each.
     local_endpoints: BTreeMap<IpAddr, usize>,
+    health_checks: HealthChecks,
 }
 
 impl Plan {
@@ -88,6 +92,11 @@ impl Plan {
         self.local_endpoints.keys().copied()
     }
 
+    /// What the health-check node ports answer.
+    pub fn health_checks(&self) -> &HealthChecks {
+        &self.health_checks
+    }
+
     fn replan(
         &mut self,
         settings: &Settings,
@@ -96,7 +105,10 @@ impl Plan {
         touched: &mut Touched,
     ) {
         let slices: Vec<_> = world.slices(name).collect();
-        let wanted = match world.service(name) {
+        let service = world.service(name);
+        let check = service.and_then(|service| HealthCheck::of(settings, world.node(), service, &slices));
+        touched.health_checks |= self.health_checks.put(name, check);
+        let wanted = match service {
             Some(service) => frontends(settings, world.node(), service, &slices),
             None => Vec::new(),
         };

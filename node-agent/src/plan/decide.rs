@@ -22,6 +22,15 @@ pub struct Settings {
     pub masquerade_all: bool,
 }
 
+/// Where this node is, as far as endpoints are selected by it.
+pub(super) fn whereabouts<'a>(settings: &'a Settings, node: Option<&'a Node>) -> Whereabouts<'a> {
+    Whereabouts {
+        node: &settings.node_name,
+        zone: node.and_then(|node| node.zone.as_deref()),
+        node_hints: settings.node_hints,
+    }
+}
+
 /// Every front door of `service`, whose slices are `slices`, on this node.
 pub fn frontends(
     settings: &Settings,
@@ -29,12 +38,7 @@ pub fn frontends(
     service: &Service,
     slices: &[&Slice],
 ) -> Vec<Frontend> {
-    let zone = node.and_then(|node| node.zone.as_deref());
-    let here = Whereabouts {
-        node: &settings.node_name,
-        zone,
-        node_hints: settings.node_hints,
-    };
+    let here = whereabouts(settings, node);
     let mut found = Vec::new();
     for family in Family::BOTH {
         // A service that has no cluster IP of a family does not exist in it.

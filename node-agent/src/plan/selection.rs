@@ -1,7 +1,7 @@
 //! Which endpoints of a service port this node may use (kube-proxy's `CategorizeEndpoints`).
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::outcome::{Endpoint, Endpoints};
@@ -27,6 +27,27 @@ pub struct Whereabouts<'a> {
     pub node_hints: bool,
 }
 
+impl Whereabouts<'_> {
+    /// Whether an endpoint is on this node. One that names no node is on none.
+    fn has(&self, endpoint: &SliceEndpoint) -> bool {
+        endpoint.node.as_deref() == Some(self.node)
+    }
+}
+
+/// The addresses on this node that serve `port` and take new connections, by every slice's word and with no
+/// last resort.
+pub fn local_ready<'a>(
+    port: &ServicePort,
+    family: Family,
+    slices: impl Iterator<Item = &'a Slice>,
+    here: Whereabouts<'_>,
+) -> impl Iterator<Item = IpAddr> {
+    merged(port, family, slices)
+        .into_iter()
+        .filter(move |(_, e)| e.state == EndpointState::Ready && here.has(e))
+        .map(|(at, _)| at.ip())
+}
+
 /// Selects the endpoints of `port` among `slices`, which belong to its service.
 pub fn select<'a>(
     port: &ServicePort,
@@ -35,7 +56,7 @@ pub fn select<'a>(
     here: Whereabouts<'_>,
 ) -> Selection {
     let all = merged(port, family, slices);
-    let is_local = |e: &SliceEndpoint| e.node.as_deref() == Some(here.node);
+    let is_local = |e: &SliceEndpoint| here.has(e);
     let pick = |state: EndpointState, wanted: &dyn Fn(&SliceEndpoint) -> bool| {
         let picked = all.iter().filter(|(_, e)| e.state == state && wanted(e));
         Endpoints::new(

@@ -3,4 +3,5 @@
 mod addresses;
 mod claims;
 mod doors;
+mod health_checks;
 mod selecting;

@@ -39,6 +39,8 @@ pub struct Metadata {
     pub labels: Option<BTreeMap<String, String>>,
     /// When the API took it in, RFC 3339 in UTC.
     pub creation_timestamp: Option<String>,
+    /// When its deletion began, where it did.
+    pub deletion_timestamp: Option<String>,
 }
 
 impl Metadata {

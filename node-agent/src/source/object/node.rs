@@ -6,6 +6,8 @@ use super::{Kind, Metadata, Notes, ObjectError, Warning, elements, parse_address
 use crate::model;
 
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+/// The cluster autoscaler puts it on a node that it is about to remove (its `deletetaint` package).
+const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// A Node, cut down.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -29,6 +31,16 @@ pub struct NodeSpec {
     /// Where this node's pods get their addresses from.
     #[serde(rename = "podCIDRs")]
     pub pod_cidrs: Option<Vec<String>>,
+    /// Who should not run here.
+    pub taints: Option<Vec<Taint>>,
+}
+
+/// One entry of `spec.taints`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Taint {
+    /// Its name.
+    #[serde(default)]
+    pub key: String,
 }
 
 /// `status`.
@@ -78,7 +90,14 @@ pub fn node(raw: &Node, warnings: &mut Vec<Warning>) -> Result<model::Node, Obje
             .map(Into::into),
         addresses,
         pod_cidrs: pod_cidrs(raw.spec.as_ref(), &mut notes),
+        leaving: is_leaving(raw),
     })
+}
+
+fn is_leaving(raw: &Node) -> bool {
+    let taints = raw.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+    raw.metadata.deletion_timestamp.is_some()
+        || elements(taints).iter().any(|taint| taint.key == TO_BE_DELETED)
 }
 
 fn pod_cidrs(spec: Option<&NodeSpec>, notes: &mut Notes<'_>) -> Vec<ipnetwork::IpNetwork> {
@@ -133,6 +152,29 @@ mod tests {
         assert_eq!(node.zone.as_deref(), Some("a"));
         assert_eq!(node.pod_cidrs.len(), 2);
         assert!(warnings.is_empty(), "{warnings:?}");
+    }
+
+    #[test]
+    fn a_node_that_is_deleted_or_about_to_be_is_leaving() {
+        let cases = [
+            (r#"{"metadata":{"name":"n"}}"#, false),
+            (
+                r#"{"metadata":{"name":"n"},"spec":{"taints":[{"key":"other","effect":"NoSchedule"}]}}"#,
+                false,
+            ),
+            (
+                r#"{"metadata":{"name":"n"},"spec":{"taints":[{"key":"other"},
+                    {"key":"ToBeDeletedByClusterAutoscaler","value":"1","effect":"NoSchedule"}]}}"#,
+                true,
+            ),
+            (
+                r#"{"metadata":{"name":"n","deletionTimestamp":"2026-11-20T12:00:00Z"}}"#,
+                true,
+            ),
+        ];
+        for (json, leaving) in cases {
+            assert_eq!(converted(json).0.leaving, leaving, "{json}");
+        }
     }
 
     #[test]

@@ -1,0 +1,79 @@
+//! Where HTTP is served.
+
+use std::net::{IpAddr, SocketAddr};
+
+use clap::Args;
+
+use super::ConfigError;
+
+/// kube-proxy's ports.
+const HEALTH_PORT: u16 = 10256;
+
+/// Where HTTP is served, as written.
+#[derive(Debug, Clone, Args)]
+pub struct ListenArgs {
+    /// Where /healthz and /livez are served; empty for nowhere
+    #[arg(long, value_name = "ADDR[:PORT]", default_value = "0.0.0.0:10256")]
+    pub healthz_bind_address: String,
+}
+
+/// Where HTTP is served, checked; `None` for nowhere. 0.0.0.0 stands for every address of both families.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listen {
+    /// `/healthz` and `/livez`.
+    pub health: Option<SocketAddr>,
+}
+
+impl ListenArgs {
+    /// Checks everything.
+    ///
+    /// # Errors
+    /// [`ConfigError::Listen`].
+    pub fn check(&self) -> Result<Listen, ConfigError> {
+        Ok(Listen {
+            health: address("--healthz-bind-address", &self.healthz_bind_address, HEALTH_PORT)?,
+        })
+    }
+}
+
+fn address(flag: &'static str, text: &str, port: u16) -> Result<Option<SocketAddr>, ConfigError> {
+    let text = text.trim();
+    let alone = || text.parse().map(|ip: IpAddr| SocketAddr::new(ip, port));
+    match text.parse().or_else(|_| alone()) {
+        _ if text.is_empty() => Ok(None),
+        Ok(at) => Ok(Some(at)),
+        Err(_) => Err(ConfigError::Listen {
+            flag,
+            value: text.to_owned(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_may_leave_its_port_out_and_none_is_nowhere() {
+        let cases = [
+            ("0.0.0.0:10256", Ok(Some("0.0.0.0:10256"))),
+            ("127.0.0.1", Ok(Some("127.0.0.1:9"))),
+            ("::1", Ok(Some("[::1]:9"))),
+            ("[::]:1", Ok(Some("[::]:1"))),
+            ("", Ok(None)),
+            ("localhost:1", Err(())),
+            (":10256", Err(())),
+            ("1.2.3.4:99999", Err(())),
+        ];
+        for (text, expected) in cases {
+            let found = address("--flag", text, 9).map_err(|error| {
+                assert!(
+                    error.to_string().contains(&format!("--flag: {text:?}")),
+                    "{error}"
+                );
+            });
+            let found = found.map(|at| at.map(|at| at.to_string()));
+            assert_eq!(found, expected.map(|at| at.map(str::to_owned)), "{text}");
+        }
+    }
+}

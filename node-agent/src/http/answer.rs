@@ -1,0 +1,115 @@
+//! What is answered.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU16;
+use std::time::Instant;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use hyper::{Request, Response, StatusCode};
+use jiff::Timestamp;
+
+use super::{Published, Site};
+use crate::model::{ServiceName, family_of};
+use crate::status::health::Report;
+
+/// How a load balancer that balances by weight asks for it.
+const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
+
+pub(super) type Answer = Response<Full<Bytes>>;
+
+/// What is known to answer with.
+#[derive(Debug)]
+pub(super) struct Answers {
+    published: Published,
+}
+
+impl Answers {
+    pub(super) fn new(published: Published) -> Self {
+        Self { published }
+    }
+
+    /// Answers a request that came in at `site`, at the node's address `local`.
+    pub(super) async fn answer(&self, site: Site, local: SocketAddr, request: &Request<Incoming>) -> Answer {
+        match site {
+            Site::HealthCheck => self.health_check(local),
+            Site::Health => self.health(request.uri().path()),
+        }
+    }
+
+    /// kube-proxy's health of itself. Any method will do, as there.
+    fn health(&self, path: &str) -> Answer {
+        let pulse = *self.published.pulse.borrow();
+        let told = match path {
+            "/healthz" => Report::healthz(&pulse, now(), Timestamp::now()),
+            "/livez" => Report::livez(&pulse, now(), Timestamp::now()),
+            _ => return plain(StatusCode::NOT_FOUND, "there is /healthz and /livez\n"),
+        };
+        let (well, report) = told;
+        match serde_json::to_string(&report) {
+            Ok(body) => json(well, body),
+            Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+        }
+    }
+
+    /// The service whose health-check node port this is.
+    pub(super) fn owner(&self, port: u16) -> Option<ServiceName> {
+        let ports = self.published.ports.borrow();
+        let check = ports.checks.get(&NonZeroU16::new(port)?)?;
+        Some(check.service.clone())
+    }
+
+    /// Status, headers and body of kube-proxy's health-check node port (`service_health.go`), whatever path and
+    /// method is asked for.
+    fn health_check(&self, local: SocketAddr) -> Answer {
+        let ports = self.published.ports.borrow();
+        let check = NonZeroU16::new(local.port()).and_then(|port| ports.checks.get(&port));
+        let Some(check) = check else {
+            return plain(StatusCode::NOT_FOUND, "no service has this port any more\n");
+        };
+        let family = family_of(local.ip().to_canonical());
+        let count = check.local_endpoints.get(&family).copied().unwrap_or_default();
+        let healthy = self.published.pulse.borrow().is_ready(now());
+        let ServiceName { namespace, name } = &check.service;
+        let [namespace, name] = [namespace, name].map(|text| serde_json::Value::from(&**text));
+        let body = format!(
+            "{{\n\t\"service\": {{\n\t\t\"namespace\": {namespace},\n\t\t\"name\": {name}\n\t}},\n\
+             \t\"localEndpoints\": {count},\n\t\"serviceProxyHealthy\": {healthy}\n}}"
+        );
+        let mut answer = json(count > 0 && healthy, body);
+        answer.headers_mut().insert(WEIGHT, HeaderValue::from(count));
+        answer
+    }
+}
+
+/// JSON, with 200 where all is well and 503 where it is not.
+fn json(well: bool, body: String) -> Answer {
+    let status = if well {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    answer(status, "application/json", body)
+}
+
+fn plain(status: StatusCode, text: &str) -> Answer {
+    answer(status, "text/plain; charset=utf-8", text.to_owned())
+}
+
+fn answer(status: StatusCode, content_type: &'static str, body: String) -> Answer {
+    let mut answer = Response::new(Full::from(body));
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    answer
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "how late is the loop? Who judges it must not ask it"
+)]
+fn now() -> Instant {
+    Instant::now()
+}

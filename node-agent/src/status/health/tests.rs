@@ -1,0 +1,98 @@
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read clocks and files; denizen does not"
+)]
+
+use serde_json::{Value, json};
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn clock(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+#[test]
+fn an_agent_is_live_until_it_is_late_and_ready_once_it_has_programmed_all() {
+    let start = Instant::now();
+    let synced = Pulse {
+        synced: true,
+        updated: Some(clock(0)),
+        ..Pulse::starting(start)
+    };
+    let waiting = Pulse {
+        waiting: Some(start),
+        ..synced
+    };
+    let (soon, late) = (start + LATE - SECOND, start + LATE);
+    let alive = |pulse: Pulse, at| Pulse { alive: at, ..pulse };
+    let cases = [
+        ("starting", Pulse::starting(start), start, true, false),
+        (
+            "starting for long",
+            alive(Pulse::starting(start), late),
+            late,
+            true,
+            false,
+        ),
+        ("nothing to do", alive(synced, late), late, true, true),
+        ("the loop hangs, not for long", synced, soon, true, true),
+        ("the loop hangs", synced, late, false, false),
+        ("a change waits", alive(waiting, soon), soon, true, true),
+        (
+            "a change waits for long",
+            alive(waiting, late),
+            late,
+            false,
+            false,
+        ),
+        ("a clock of another processor", synced, start - SECOND, true, true),
+    ];
+    for (name, pulse, now, live, ready) in cases {
+        assert_eq!((pulse.is_live(now), pulse.is_ready(now)), (live, ready), "{name}");
+    }
+}
+
+fn said((well, report): (bool, Report)) -> (bool, Value) {
+    (well, serde_json::to_value(report).unwrap())
+}
+
+#[test]
+fn the_bodies_are_kube_proxys() {
+    let now = Instant::now();
+    let pulse = Pulse {
+        synced: true,
+        updated: Some(clock(3600)),
+        ..Pulse::starting(now)
+    };
+    let status = |healthy: bool| {
+        let family = json!({ "lastUpdated": "1970-01-01T01:00:00Z", "healthy": healthy });
+        json!({ "IPv4": family, "IPv6": family })
+    };
+    let well = json!({
+        "lastUpdated": "1970-01-01T02:00:00Z", "currentTime": "1970-01-01T02:00:00Z",
+        "nodeEligible": true, "healthy": true, "status": status(true),
+    });
+    assert_eq!(said(Report::healthz(&pulse, now, clock(7200))), (true, well));
+    let leaving = Pulse {
+        node_eligible: false,
+        ..pulse
+    };
+    let healthz = json!({
+        "lastUpdated": "1970-01-01T01:00:00Z", "currentTime": "1970-01-01T02:00:00Z",
+        "nodeEligible": false, "healthy": true, "status": status(true),
+    });
+    assert_eq!(
+        said(Report::healthz(&leaving, now, clock(7200))),
+        (false, healthz)
+    );
+    let livez = json!({
+        "lastUpdated": "1970-01-01T02:00:00Z", "currentTime": "1970-01-01T02:00:00Z",
+        "healthy": true, "status": status(true),
+    });
+    assert_eq!(said(Report::livez(&leaving, now, clock(7200))), (true, livez));
+    let (well, starting) = said(Report::healthz(&Pulse::starting(now), now, clock(7200)));
+    assert!(!well);
+    assert_eq!(starting["lastUpdated"], "0001-01-01T00:00:00Z");
+}
