@@ -176,7 +176,7 @@ pub(crate) fn is_name(name: &str) -> bool {
 }
 
 /// Whether the kernel would take `name` for an interface.
-fn is_if_name(name: &str) -> Result<(), &'static str> {
+pub(crate) fn is_if_name(name: &str) -> Result<(), &'static str> {
     let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
     match name {
         "." | ".." => Err("is a directory's name"),
@@ -187,7 +187,7 @@ fn is_if_name(name: &str) -> Result<(), &'static str> {
 }
 
 /// The pod that `CNI_ARGS` names. Other arguments are other plugins' and pass by.
-fn pod(args: &str) -> Result<Option<Pod>, CniError> {
+pub(crate) fn pod(args: &str) -> Result<Option<Pod>, CniError> {
     let (mut namespace, mut name, mut uid) = (None, None, None);
     for pair in args.split(';').filter(|pair| !pair.is_empty()) {
         let Some((key, value)) = pair.split_once('=') else {

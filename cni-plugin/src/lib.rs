@@ -4,6 +4,7 @@
 //! kernel is asked, the state file is changed, the result goes out. There is no async runtime, and nothing is
 //! changed but the state file.
 
+mod adopt;
 mod command;
 mod config;
 mod environment;
@@ -15,6 +16,7 @@ mod time;
 mod version;
 mod wait;
 
+pub use adopt::{NotAdopted, Remembered, adopt};
 pub use environment::Environment;
 pub use error::CniError;
 pub use run::{Outcome, run, understand};

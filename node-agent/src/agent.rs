@@ -61,6 +61,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let (asked, requests) = mpsc::channel(QUEUE);
     tokio::spawn(control::serve(listener, asked));
     let (told, events) = mpsc::channel(QUEUE);
+    records::adopt_at_start(&config.records()).await;
     let mut problems = start_sources(&config, &told);
     drop(told);
     let (publisher, published) = Publisher::new(now());
@@ -106,10 +107,12 @@ fn start_sources(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> Problems {
         (links, link_problems),
         (records, record_problems),
     ] = outlets;
+    let (told_file, known_file) = watch::channel(state_file::Seen::default());
     tokio::spawn(state_file::run(
         state_file::Config {
             run_dir: config.run_dir.clone(),
         },
+        told_file,
         pods,
     ));
     let folder = manifests::Config {
@@ -119,10 +122,11 @@ fn start_sources(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> Problems {
     tokio::spawn(manifests::run(folder, objects));
     let (told_links, known_links) = watch::channel(Arc::default());
     tokio::spawn(node::run(links, told_links));
-    let keeper = records::Config {
-        run_dir: config.run_dir.clone(),
+    let shown = records::Shown {
+        links: known_links,
+        state_file: known_file,
     };
-    tokio::spawn(records::keep(keeper, known_links, records));
+    tokio::spawn(records::keep(config.records(), shown, records));
     vec![pod_problems, object_problems, link_problems, record_problems]
 }
 

@@ -23,6 +23,7 @@ pub use self::listen::{Listen, ListenArgs};
 use crate::engine::Policy;
 use crate::host::Conntrack;
 use crate::plan::{Detector, NodePortAddresses, Settings};
+use crate::records;
 
 /// How logs are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -112,6 +113,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub manifests: PathBuf,
 
+    /// Where the container runtime keeps the results of its CNI calls: pods that it attached without denizen are
+    /// taken over from there; empty for not at all
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/cni")]
+    pub cni_cache_dir: PathBuf,
+
     /// What programs the kernel
     #[arg(long, value_enum, default_value = "auto")]
     pub backend: BackendChoice,
@@ -136,6 +142,8 @@ pub struct Config {
     pub policy: Policy,
     /// The run directory.
     pub run_dir: PathBuf,
+    /// Where the container runtime keeps the results of its CNI calls; empty for nowhere.
+    pub cni_cache_dir: PathBuf,
     /// The folder of manifests.
     pub manifests: PathBuf,
     /// Connection tracking's settings.
@@ -206,6 +214,7 @@ impl RunArgs {
             run_dir,
             listen,
             manifests,
+            cni_cache_dir,
             backend: _,
             conntrack,
             init_only,
@@ -214,11 +223,23 @@ impl RunArgs {
         Ok(Config {
             policy: policy.check()?,
             run_dir: run_dir.run_dir.clone(),
+            cni_cache_dir: cni_cache_dir.clone(),
             manifests: manifests.clone(),
             conntrack: conntrack.asked(),
             init_only: *init_only,
             listen: listen.check()?,
         })
+    }
+}
+
+impl Config {
+    /// Where the records of pods are, and what else tells of pods.
+    pub fn records(&self) -> records::Config {
+        let cache = &self.cni_cache_dir;
+        records::Config {
+            run_dir: self.run_dir.clone(),
+            cni_cache: (!cache.as_os_str().is_empty()).then(|| cache.clone()),
+        }
     }
 }
 

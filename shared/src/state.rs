@@ -96,6 +96,9 @@ pub struct Attachment {
     pub ips: Vec<IpAddr>,
     /// When the plugin recorded this, RFC 3339 in UTC.
     pub added_at: String,
+    /// The pod was attached without denizen, and the agent took it over from what the runtime remembers.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub adopted: bool,
     /// Fields that a newer program wrote.
     #[serde(flatten)]
     pub unknown: Map<String, Value>,

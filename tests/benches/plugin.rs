@@ -102,6 +102,7 @@ fn record(number: usize) -> Attachment {
             "fd00::3".parse().unwrap(),
         ],
         added_at: "2026-11-20T12:00:00Z".to_owned(),
+        adopted: false,
         unknown: unknown(),
     }
 }

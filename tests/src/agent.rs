@@ -23,6 +23,9 @@ use crate::probe::Protocol;
 /// How long a start may take before it counts as failed.
 pub const STARTING: Duration = Duration::from_secs(10);
 
+/// The runtime's cache of CNI results, in the run directory: the machine's own is nobody's business here.
+pub const CNI_CACHE: &str = "cni-cache";
+
 /// How an agent is to be run.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -93,6 +96,8 @@ impl Agent {
             .arg(&settings.run_dir);
         command
             .args(["--node-name", &settings.node_name])
+            .arg("--cni-cache-dir")
+            .arg(settings.run_dir.join(CNI_CACHE))
             .args(&settings.flags);
         command
             .stdin(Stdio::null())

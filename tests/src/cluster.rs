@@ -100,11 +100,25 @@ impl Cluster {
             Label::Unique(label) => Netns::new(&format!("{label}-{name}"))?,
             Label::Exact(label) => Netns::named(&format!("{label}-{name}"))?,
         };
-        let chain = match wiring {
+        Pod::attach(&self.world.node, netns, name, self.chain(wiring))
+    }
+
+    /// A new pod, attached through the chain as it was before denizen came to this node.
+    pub fn add_pod_without_denizen(&self, name: &str, wiring: Wiring) -> Result<Pod> {
+        let Label::Unique(label) = &self.label else {
+            anyhow::bail!("only in a test's own cluster");
+        };
+        let netns = Netns::new(&format!("{label}-{name}"))?;
+        let chain = self.chain(wiring).clone().without_denizen();
+        Pod::attach(&self.world.node, netns, name, &chain)
+    }
+
+    /// The chain that pods of this wiring are attached through.
+    pub fn chain(&self, wiring: Wiring) -> &Chain {
+        match wiring {
             Wiring::Bridged => &self.bridged,
             Wiring::Routed => &self.routed,
-        };
-        Pod::attach(&self.world.node, netns, name, chain)
+        }
     }
 
     /// How the agent is run here.

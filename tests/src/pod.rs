@@ -122,6 +122,32 @@ impl Pod {
         Ok(())
     }
 
+    /// What libcni keeps of the ADD: the file's name, and what it says. `netns` is the path that the runtime says, which old
+    /// ones leave out.
+    pub fn cached(&self, netns: Option<&str>) -> (String, Value) {
+        let Sandbox { id, pod, .. } = &self.sandbox;
+        let args = [
+            ("IgnoreUnknown", "1"),
+            ("K8S_POD_NAMESPACE", "default"),
+            ("K8S_POD_NAME", pod),
+        ];
+        let mut cached = json!({
+            "kind": "cniCacheV1", "containerId": id, "config": "e30=", "ifName": POD_INTERFACE,
+            "networkName": self.chain.network(), "cniArgs": args, "result": self.result,
+        });
+        if let Some(netns) = netns {
+            cached["netns"] = netns.into();
+        }
+        (format!("{}-{id}-{POD_INTERFACE}", self.chain.network()), cached)
+    }
+
+    /// The runtime's list of plugins is another one from now on.
+    #[must_use]
+    pub fn through(mut self, chain: &Chain) -> Self {
+        self.chain = chain.clone();
+        self
+    }
+
     /// DEL, as the runtime does it when the pod ends, and the end of its interface.
     pub fn detach(self, node: &Netns) -> Result<()> {
         self.chain.del(node, &self.sandbox, &self.result)?;

@@ -87,6 +87,18 @@ impl Chain {
         self
     }
 
+    /// The same chain as it was before denizen was chained to it.
+    #[must_use]
+    pub fn without_denizen(mut self) -> Self {
+        self.plugins.retain(|plugin| plugin["type"] != "denizen");
+        self
+    }
+
+    /// The network's name.
+    pub fn network(&self) -> &str {
+        &self.network
+    }
+
     /// ADD by every plugin in order, from inside `node`.
     pub fn add(&self, node: &Netns, sandbox: &Sandbox, previous: Option<Value>) -> Result<Added> {
         let (mut result, mut took) = (previous, Vec::new());

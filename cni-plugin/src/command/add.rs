@@ -35,6 +35,7 @@ pub(crate) fn add(
         bridge: seen.attached.bridge,
         ips: told.ips,
         added_at: rfc3339(now),
+        adopted: false,
         unknown: Map::new(),
     };
     let run_dir = RunDir::create(&config.run_dir)?;

@@ -37,6 +37,11 @@ pub(crate) fn attached(
         },
         Some(_) | None => only(node, told)?,
     };
+    at(node, host)
+}
+
+/// Where a pod is attached whose link on the node is `host`.
+pub(crate) fn at(node: &mut Links, host: Option<Link>) -> io::Result<Attached> {
     let Some(host) = host else {
         return Ok(Attached::default());
     };
@@ -78,7 +83,7 @@ fn peer(node: &mut Links, container: &Link, netns: &Netns) -> io::Result<Option<
 }
 
 /// The one link of those named that could be a pod's. Of several, none is guessed.
-fn only(node: &mut Links, told: &[String]) -> io::Result<Option<Link>> {
+pub(crate) fn only(node: &mut Links, told: &[String]) -> io::Result<Option<Link>> {
     let mut found = Vec::new();
     for name in told {
         found.extend(node.named(name)?.filter(|link| !link.is("bridge")));

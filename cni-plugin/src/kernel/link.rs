@@ -17,12 +17,17 @@ const IFINFOMSG_INDEX: usize = 4;
 const IFADDRMSG: usize = 8;
 const IFADDRMSG_INDEX: usize = 4;
 
+/// Length of `struct rtmsg`.
+const RTMSG: usize = 12;
+
 /// Length of `struct rtgenmsg`, padded.
 const RTGENMSG: usize = 4;
 
 // What libc's headers leave out.
 const NETNSA_NSID: u16 = 1;
 const NETNSA_FD: u16 = 3;
+const IFLA_TARGET_NETNSID: u16 = 46;
+const IFA_TARGET_NETNSID: u16 = 10;
 const IFLA_VLAN_ID: u16 = 1;
 const IFLA_BR_VLAN_FILTERING: u16 = 7;
 const IFLA_BRIDGE_VLAN_INFO: u16 = 2;
@@ -112,35 +117,53 @@ pub(crate) struct PortVlan {
 }
 
 /// The links of one network namespace.
-pub(crate) struct Links(Netlink);
+pub(crate) struct Links {
+    netlink: Netlink,
+    /// The namespace, as the socket's own one numbers it; `None` for that one itself.
+    nsid: Option<i32>,
+}
 
 impl Links {
     /// The links of the network namespace that the calling thread is in now.
     pub(crate) fn open() -> io::Result<Links> {
-        Netlink::open().map(Links)
+        let netlink = Netlink::open()?;
+        Ok(Links { netlink, nsid: None })
+    }
+
+    /// The links of the namespace that the calling thread's one has the number `nsid` for (since Linux 4.20). It takes
+    /// `CAP_NET_ADMIN`, where entering a namespace takes `CAP_SYS_ADMIN`.
+    pub(crate) fn of_namespace(nsid: i32) -> io::Result<Links> {
+        let netlink = Netlink::open()?;
+        // Else the kernel lists the socket's own addresses, whatever namespace is asked for.
+        netlink.check_strictly()?;
+        let nsid = Some(nsid);
+        Ok(Links { netlink, nsid })
     }
 
     pub(crate) fn named(&mut self, name: &str) -> io::Result<Option<Link>> {
         let mut request = vec![0; IFINFOMSG];
         push(&mut request, libc::IFLA_IFNAME, format!("{name}\0").as_bytes());
-        self.one(&request)
+        self.one(request)
     }
 
     pub(crate) fn at(&mut self, index: u32) -> io::Result<Option<Link>> {
         let mut request = vec![0; IFINFOMSG];
         request[IFINFOMSG_INDEX..][..4].copy_from_slice(&index.to_ne_bytes());
-        self.one(&request)
+        self.one(request)
     }
 
-    fn one(&mut self, request: &[u8]) -> io::Result<Option<Link>> {
-        self.0
-            .get(libc::RTM_GETLINK, request)?
+    fn one(&mut self, mut request: Vec<u8>) -> io::Result<Option<Link>> {
+        if let Some(nsid) = self.nsid {
+            push(&mut request, IFLA_TARGET_NETNSID, &nsid.to_ne_bytes());
+        }
+        self.netlink
+            .get(libc::RTM_GETLINK, &request)?
             .map(|body| Link::parse(&body))
             .transpose()
     }
 
     pub(crate) fn all(&mut self) -> io::Result<Vec<Link>> {
-        let bodies = self.0.dump(libc::RTM_GETLINK, &[0; IFINFOMSG])?;
+        let bodies = self.netlink.dump(libc::RTM_GETLINK, &[0; IFINFOMSG])?;
         bodies.iter().map(|body| Link::parse(body)).collect()
     }
 
@@ -154,7 +177,7 @@ impl Links {
             &RTEXT_FILTER_BRVLAN.to_ne_bytes(),
         );
         let mut ports = BTreeMap::new();
-        for body in self.0.dump(libc::RTM_GETLINK, &request)? {
+        for body in self.netlink.dump(libc::RTM_GETLINK, &request)? {
             let all = body.get(IFINFOMSG..).ok_or_else(malformed)?;
             let vlans = attributes(attribute(all, libc::IFLA_AF_SPEC).unwrap_or_default())
                 .filter(|(kind, _)| *kind == IFLA_BRIDGE_VLAN_INFO)
@@ -168,7 +191,11 @@ impl Links {
     /// The addresses of link `index`.
     pub(crate) fn addresses(&mut self, index: u32) -> io::Result<Vec<IpAddr>> {
         let mut addresses = Vec::new();
-        for body in self.0.dump(libc::RTM_GETADDR, &[0; IFADDRMSG])? {
+        let mut request = vec![0; IFADDRMSG];
+        if let Some(nsid) = self.nsid {
+            push(&mut request, IFA_TARGET_NETNSID, &nsid.to_ne_bytes());
+        }
+        for body in self.netlink.dump(libc::RTM_GETADDR, &request)? {
             if u32_at(&body, IFADDRMSG_INDEX)? == index {
                 let all = body.get(IFADDRMSG..).ok_or_else(malformed)?;
                 // IFA_ADDRESS is the far end's where an IPv4 address has a peer; IFA_LOCAL is IPv4's only.
@@ -179,11 +206,35 @@ impl Links {
         Ok(addresses)
     }
 
+    /// The link that packets to `address` leave this namespace through; `None` where they cannot.
+    pub(crate) fn route_to(&mut self, address: IpAddr) -> io::Result<Option<u32>> {
+        let mut request = vec![0; RTMSG];
+        let (family, bits) = match address {
+            IpAddr::V4(_) => (libc::AF_INET, 32),
+            IpAddr::V6(_) => (libc::AF_INET6, 128),
+        };
+        (request[0], request[1]) = (family as u8, bits);
+        match address {
+            IpAddr::V4(address) => push(&mut request, libc::RTA_DST, &address.octets()),
+            IpAddr::V6(address) => push(&mut request, libc::RTA_DST, &address.octets()),
+        }
+        let body = match self.netlink.get(libc::RTM_GETROUTE, &request) {
+            Err(error) if error.kind() == io::ErrorKind::NetworkUnreachable => None,
+            Err(error) if error.kind() == io::ErrorKind::HostUnreachable => None,
+            other => other?,
+        };
+        let Some(body) = body else { return Ok(None) };
+        let all = body.get(RTMSG..).ok_or_else(malformed)?;
+        attribute(all, libc::RTA_OIF)
+            .map(|index| u32_at(index, 0))
+            .transpose()
+    }
+
     /// The number that this namespace has for the namespace `netns`, if it has met it.
     pub(crate) fn nsid(&mut self, netns: BorrowedFd<'_>) -> io::Result<Option<i32>> {
         let mut request = vec![0; RTGENMSG];
         push(&mut request, NETNSA_FD, &netns.as_raw_fd().to_ne_bytes());
-        let Some(body) = self.0.get(libc::RTM_GETNSID, &request)? else {
+        let Some(body) = self.netlink.get(libc::RTM_GETNSID, &request)? else {
             return Ok(None);
         };
         let all = body.get(RTGENMSG..).ok_or_else(malformed)?;

@@ -8,6 +8,6 @@ mod netlink;
 mod netns;
 mod vlan;
 
-pub(crate) use attached::{Attached, attached};
+pub(crate) use attached::{Attached, at, attached, only};
 pub(crate) use link::{Link, Links};
 pub(crate) use netns::Netns;

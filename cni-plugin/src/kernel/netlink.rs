@@ -5,6 +5,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::sockopt::ReceiveTimeout;
 use nix::sys::socket::{
@@ -49,6 +50,22 @@ impl Netlink {
             sequence: 0,
             buffer: vec![0; BUFFER],
         })
+    }
+
+    /// From now on the kernel refuses what it does not understand of a request, and understands more (Linux 4.20).
+    pub(crate) fn check_strictly(&self) -> io::Result<()> {
+        let on: libc::c_int = 1;
+        // SAFETY: the pointer and the length describe `on`, which outlives the call.
+        let result = unsafe {
+            libc::setsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_NETLINK,
+                libc::NETLINK_GET_STRICT_CHK,
+                (&raw const on).cast(),
+                size_of_val(&on) as libc::socklen_t,
+            )
+        };
+        Errno::result(result).map(drop).map_err(io::Error::from)
     }
 
     /// Asks for one thing. `None` when the kernel knows no such thing.

@@ -1,23 +1,32 @@
-//! The agent's own hand on the state file, which the CNI plugin alone writes otherwise: records that nobody will remove
-//! any more ([`prune`]) are taken out.
+//! The agent's own hand on the state file, which the CNI plugin alone writes otherwise: pods that were attached without
+//! denizen are put in ([`adopt`]), records that nobody will remove any more are taken out ([`prune`]), and a file that was
+//! lost is written anew.
 //!
 //! It runs beside the sources and tells the model nothing: what it changes comes in through
 //! [`crate::source::state_file`], as every other change of the file does. Blocking work (a lock that another holds, a
 //! file that is synced) is done on a thread of its own, since the loop programs the kernel meanwhile.
 
+pub mod adopt;
+mod cache;
 pub mod prune;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use denizen_shared::error::StateError;
 use tokio::sync::watch as latest;
+use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use crate::describe::describe;
 use crate::source::Outlet;
 use crate::source::node::Link;
+use crate::source::state_file::Seen;
+
+/// A file that is lost is written anew after this, unless it is back by then.
+const MEND: Duration = Duration::from_secs(1);
 
 /// After a change of links, so long is waited for the runtime, which removes the record of a pod that it ends by itself.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -34,28 +43,66 @@ const LOCK_WAIT: Duration = Duration::from_secs(5);
 pub struct Config {
     /// The run directory.
     pub run_dir: PathBuf,
+    /// Where the container runtime keeps the results of its ADDs; `None` where no pod is to be adopted.
+    pub cni_cache: Option<PathBuf>,
 }
 
-/// Keeps the records true until nobody listens to `outlet` any more. `links` are those of [`crate::source::node`], empty
-/// until they were listed for the first time.
-pub async fn keep(config: Config, mut links: latest::Receiver<Arc<[Link]>>, outlet: Outlet) {
+/// What the sources show.
+#[derive(Debug)]
+pub struct Shown {
+    /// The links of [`crate::source::node`], empty until they were listed for the first time.
+    pub links: latest::Receiver<Arc<[Link]>>,
+    /// The state file, as [`crate::source::state_file`] saw it.
+    pub state_file: latest::Receiver<Seen>,
+}
+
+/// Adopts the pods that were attached without denizen. What is wrong is logged: the agent starts all the same.
+pub async fn adopt_at_start(config: &Config) {
+    let config = config.clone();
+    match spawn_blocking(move || adopt::adopt_pods(&config)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => warn!(error = describe(&error), "no pod could be adopted"),
+        Err(error) => warn!(error = describe(&error), "no pod could be adopted"),
+    }
+}
+
+/// Keeps the records true until nobody listens to `outlet` any more.
+pub async fn keep(config: Config, mut shown: Shown, outlet: Outlet) {
     loop {
-        tokio::select! {
+        let wait = tokio::select! {
             () = outlet.closed() => return,
             // An end of the list's source is no change; the look a minute later does no harm.
-            _ = timeout(AGAIN, links.changed()) => {}
-        }
+            _ = timeout(AGAIN, shown.links.changed()) => SETTLE,
+            _ = shown.state_file.wait_for(|seen| seen.is_lost) => MEND,
+        };
         tokio::select! {
             () = outlet.closed() => return,
-            () = sleep(SETTLE) => {}
+            () = sleep(wait) => {}
         }
-        let listed = links.borrow_and_update().clone();
-        let problem = prune::prune(&config.run_dir, &listed).await.err();
-        let problems: Vec<String> = problem.iter().map(|error| describe(error)).collect();
+        let links = shown.links.borrow_and_update().clone();
+        let seen = shown.state_file.borrow().clone();
+        let mended = if seen.is_lost {
+            mend(&config, seen).await
+        } else {
+            Ok(())
+        };
+        let pruned = prune::prune(&config.run_dir, &links).await;
+        let problems: Vec<String> = [mended.err(), pruned.err().map(|error| describe(&error))]
+            .into_iter()
+            .flatten()
+            .collect();
         if outlet.report(problems.clone())
             && let Some(error) = problems.first()
         {
-            warn!(error, "records of pods that are gone are kept");
+            warn!(error, "the records of pods are not as they should be");
         }
     }
+}
+
+async fn mend(config: &Config, seen: Seen) -> Result<(), String> {
+    let config = config.clone();
+    let mended: Result<Result<(), StateError>, _> =
+        spawn_blocking(move || adopt::rebuild(&config, seen.last.as_deref())).await;
+    let mended = mended.map_err(|error| describe(&error))?;
+    mended.map_err(|error| format!("the state file cannot be written anew: {}", describe(&error)))
 }

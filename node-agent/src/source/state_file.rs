@@ -16,6 +16,7 @@ use denizen_shared::run_dir::STATE_FILE;
 use denizen_shared::state::{Attachment, AttachmentId, State};
 use denizen_shared::store::RunDir;
 use thiserror::Error;
+use tokio::sync::watch as latest;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
 
@@ -23,6 +24,15 @@ use super::watch::{FolderWatch, Hints};
 use super::{Closed, Outlet, RETRY};
 use crate::describe::describe;
 use crate::model::{Event, LocalPod, PodSet};
+
+/// What was seen of the file: for who mends it.
+#[derive(Debug, Clone, Default)]
+pub struct Seen {
+    /// What it said when it could be read last.
+    pub last: Option<Arc<State>>,
+    /// It is gone, or cannot be understood. A file of a newer version, or one that is not ours, is neither.
+    pub is_lost: bool,
+}
 
 /// Where to look.
 #[derive(Debug, Clone)]
@@ -47,13 +57,20 @@ enum StateFileError {
 /// # Errors
 /// [`StateError`].
 pub fn read(config: &Config) -> Result<Option<PodSet>, StateError> {
-    Ok(RunDir::open(&config.run_dir)?.read()?.map(pod_set))
+    Ok(RunDir::open(&config.run_dir)?
+        .read()?
+        .map(|state| pod_set(&state)))
 }
 
 /// Tells the pods, now and whenever they change, until nobody listens any more. The first [`PodSet`] comes
 /// with the first look that succeeds; until then nothing is known, not that there are no pods.
-pub async fn run(config: Config, outlet: Outlet) {
-    let mut source = Source { outlet, told: None };
+/// What was seen of the file is shown in `seen`.
+pub async fn run(config: Config, seen: latest::Sender<Seen>, outlet: Outlet) {
+    let mut source = Source {
+        outlet,
+        seen,
+        told: None,
+    };
     loop {
         if source.attend(&config).await.is_err() {
             return;
@@ -67,6 +84,7 @@ pub async fn run(config: Config, outlet: Outlet) {
 
 struct Source {
     outlet: Outlet,
+    seen: latest::Sender<Seen>,
     told: Option<PodSet>,
 }
 
@@ -122,9 +140,18 @@ impl Source {
     async fn look(&mut self, dir: &RunDir) -> Result<Option<StateFileError>, Closed> {
         let known = self.told.as_ref().is_some_and(|told| told.version.is_some());
         let pods = match dir.read() {
-            Ok(Some(state)) => pod_set(state),
-            Ok(None) if known => return Ok(Some(StateFileError::Lost)),
+            Ok(Some(state)) => {
+                let state = Arc::new(state);
+                self.seen.send_if_modified(|seen| {
+                    let differs = seen.is_lost || seen.last.as_ref() != Some(&state);
+                    (seen.last, seen.is_lost) = (Some(state.clone()), false);
+                    differs
+                });
+                pod_set(&state)
+            }
+            Ok(None) if known => return Ok(Some(self.lost(StateFileError::Lost))),
             Ok(None) => PodSet::default(),
+            Err(error @ StateError::Unreadable { .. }) => return Ok(Some(self.lost(error.into()))),
             Err(error) => return Ok(Some(error.into())),
         };
         if self.told.as_ref() != Some(&pods) {
@@ -132,6 +159,12 @@ impl Source {
             self.outlet.tell(vec![Event::Pods(pods)]).await?;
         }
         Ok(None)
+    }
+
+    fn lost(&self, error: StateFileError) -> StateFileError {
+        self.seen
+            .send_if_modified(|seen| !std::mem::replace(&mut seen.is_lost, true));
+        error
     }
 
     /// Reports what is wrong now, and traces it once.
@@ -147,35 +180,33 @@ impl Source {
 }
 
 /// The attachments whose packets enter this node's stack, sorted by id.
-fn pod_set(state: State) -> PodSet {
+fn pod_set(state: &State) -> PodSet {
     let pods = state
         .attachments
-        .into_iter()
+        .iter()
         .filter_map(|(id, attachment)| local_pod(id, attachment));
     PodSet {
         pods: pods.collect(),
-        version: Some((state.epoch, state.generation)),
+        version: Some((state.epoch.clone(), state.generation)),
     }
 }
 
-fn local_pod(id: AttachmentId, attachment: Attachment) -> Option<LocalPod> {
+fn local_pod(id: &AttachmentId, attachment: &Attachment) -> Option<LocalPod> {
     let interface: Arc<str> = attachment.input_interface()?.into();
     let mut ips = Vec::with_capacity(attachment.ips.len());
-    for ip in attachment.ips {
-        if !ips.contains(&ip) {
-            ips.push(ip);
+    for ip in &attachment.ips {
+        if !ips.contains(ip) {
+            ips.push(*ip);
         }
     }
+    let pod = attachment.pod.as_ref();
+    let is_port = attachment.bridge.is_some() && attachment.l3_interface.is_none();
+    let port = attachment.host_interface.as_ref().filter(|_| is_port);
     Some(LocalPod {
-        id,
-        pod: attachment
-            .pod
-            .map(|pod| format!("{}/{}", pod.namespace, pod.name).into()),
+        id: id.clone(),
+        pod: pod.map(|pod| format!("{}/{}", pod.namespace, pod.name).into()),
         interface,
-        port: attachment
-            .host_interface
-            .filter(|_| attachment.bridge.is_some() && attachment.l3_interface.is_none())
-            .map(|link| link.name.into()),
+        port: port.map(|link| link.name.as_str().into()),
         ips,
     })
 }

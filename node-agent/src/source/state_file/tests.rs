@@ -10,7 +10,7 @@ fn start(run_dir: &Path) -> Running<()> {
     let config = Config {
         run_dir: run_dir.to_owned(),
     };
-    Running::start(|outlet| run(config, outlet))
+    Running::start(|outlet| run(config, latest::Sender::default(), outlet))
 }
 
 async fn pods(source: &mut Running<()>) -> PodSet {
@@ -50,6 +50,7 @@ fn attachment(container: &str, interface: Option<&str>, bridge: Option<&str>, ip
         bridge: bridge.map(str::to_owned),
         ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
         added_at: "2026-11-20T12:00:00Z".to_owned(),
+        adopted: false,
         unknown: Default::default(),
     }
 }
@@ -123,7 +124,7 @@ fn pods_of_attachments() {
         ),
     ];
     for (name, attachment, expected) in cases {
-        let pod = local_pod(attachment.id(), attachment);
+        let pod = local_pod(&attachment.id(), &attachment);
         let shown = pod.map(|pod| {
             let port = pod.port.as_deref().unwrap_or("-");
             let mut shown = format!("{pod} {} {port}", pod.interface);

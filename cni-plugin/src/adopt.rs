@@ -1,0 +1,236 @@
+//! For the agent: the record that an ADD of this plugin would have made, from what a runtime remembers of an ADD that
+//! was made without it. What is remembered counts only as far as the kernel says the same.
+//!
+//! No namespace is entered (that would take `CAP_SYS_ADMIN`): the kernel is asked about a pod's namespace from the
+//! node's.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use denizen_shared::state::Attachment;
+use serde::Deserialize;
+use serde_json::Map;
+use serde_json::value::RawValue;
+use thiserror::Error;
+
+use crate::environment::{is_if_name, is_name, pod};
+use crate::kernel::{Attached, Links, Netns, at, attached, only};
+use crate::prev_result::Told;
+use crate::version::CniVersion;
+
+/// What a runtime remembers of an ADD.
+#[derive(Debug, Clone)]
+pub struct Remembered<'a> {
+    /// The runtime's id of the pod sandbox.
+    pub container_id: &'a str,
+    /// The interface's name inside the pod.
+    pub if_name: &'a str,
+    /// The `name` of the CNI network configuration.
+    pub network: &'a str,
+    /// Path of the pod's network namespace; the result may name it too.
+    pub netns: Option<&'a str>,
+    /// `CNI_ARGS`.
+    pub args: &'a str,
+    /// The result of the chain's last plugin.
+    pub result: &'a RawValue,
+    /// When the ADD was, RFC 3339 in UTC.
+    pub added_at: String,
+}
+
+/// Why there is no record to make.
+#[derive(Debug, Error)]
+pub enum NotAdopted {
+    /// What is remembered cannot be right.
+    #[error("{0}")]
+    Malformed(String),
+    /// The kernel says otherwise: the pod is gone, or never had to do with this node's stack.
+    #[error("{0}")]
+    NotSo(String),
+    /// The kernel would not say.
+    #[error("the kernel cannot be asked")]
+    Kernel(#[from] io::Error),
+}
+
+/// The record of `remembered`, as this thread's network namespace has it now.
+///
+/// # Errors
+/// [`NotAdopted`].
+pub fn adopt(remembered: &Remembered<'_>) -> Result<Attachment, NotAdopted> {
+    let Remembered {
+        container_id,
+        if_name,
+        network,
+        ..
+    } = *remembered;
+    let malformed = |what: &str, text: &str| NotAdopted::Malformed(format!("{what} is malformed: {text:?}"));
+    if !is_name(container_id) {
+        return Err(malformed("containerId", container_id));
+    }
+    if !is_name(network) {
+        return Err(malformed("networkName", network));
+    }
+    is_if_name(if_name).map_err(|_| malformed("ifName", if_name))?;
+    let result = Outline::parse(remembered.result)?;
+    let told = Told::parse(remembered.result, result.version()?, if_name)
+        .map_err(|error| NotAdopted::Malformed(error.to_string()))?;
+    let (attached, ips) = seen(&told, result.netns(remembered), if_name)?;
+    Ok(Attachment {
+        container_id: container_id.to_owned(),
+        if_name: if_name.to_owned(),
+        network: network.to_owned(),
+        pod: pod(remembered.args).map_err(|error| NotAdopted::Malformed(error.to_string()))?,
+        netns: result.netns(remembered).map(str::to_owned),
+        host_interface: attached.host_interface,
+        l3_interface: attached.l3_interface,
+        bridge: attached.bridge,
+        ips,
+        added_at: remembered.added_at.clone(),
+        adopted: true,
+        unknown: Map::new(),
+    })
+}
+
+/// What of a result is needed beside [`Told`].
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Outline {
+    cni_version: Option<String>,
+    interfaces: Option<Vec<Place>>,
+}
+
+#[derive(Deserialize)]
+struct Place {
+    name: String,
+    sandbox: Option<String>,
+}
+
+impl Outline {
+    fn parse(result: &RawValue) -> Result<Self, NotAdopted> {
+        serde_json::from_str(result.get())
+            .map_err(|error| NotAdopted::Malformed(format!("the result is malformed: {error}")))
+    }
+
+    fn version(&self) -> Result<CniVersion, NotAdopted> {
+        let said = self.cni_version.as_deref().unwrap_or_default();
+        CniVersion::named(said).ok_or_else(|| {
+            NotAdopted::Malformed(format!(
+                "the result is of cniVersion {said:?}, which names no interfaces"
+            ))
+        })
+    }
+
+    /// The pod's namespace, as the runtime or else a plugin named it.
+    fn netns<'a>(&'a self, remembered: &Remembered<'a>) -> Option<&'a str> {
+        let named = self
+            .interfaces
+            .iter()
+            .flatten()
+            .filter(|place| place.name == remembered.if_name);
+        let sandbox = named
+            .filter_map(|place| place.sandbox.as_deref())
+            .find(|path| !path.is_empty());
+        remembered
+            .netns
+            .filter(|path| !path.is_empty())
+            .or(sandbox)
+            .filter(|path| path.starts_with('/'))
+    }
+}
+
+/// Where the pod is attached, and which of the addresses it was told to have it has.
+fn seen(
+    told: &Told,
+    netns: Option<&str>,
+    if_name: &str,
+) -> Result<(Attached, Vec<std::net::IpAddr>), NotAdopted> {
+    let mut node = Links::open()?;
+    let (attached, has) = match netns
+        .map(|path| namespace(&mut node, Path::new(path)))
+        .transpose()?
+        .flatten()
+    {
+        Some((netns, nsid)) => inside(&mut node, told, &netns, nsid, if_name)?,
+        None => outside(&mut node, told)?,
+    };
+    if attached.host_interface.is_none() {
+        return Err(NotAdopted::NotSo(
+            "it has no interface on this node's stack".to_owned(),
+        ));
+    }
+    if has.is_empty() {
+        return Err(NotAdopted::NotSo(
+            "the kernel knows none of its addresses there".to_owned(),
+        ));
+    }
+    Ok((attached, has))
+}
+
+/// The namespace at `path`, with the number that this one has for it; `None` where that cannot be said from here, for the
+/// folder it is in is not shared with this process.
+fn namespace(node: &mut Links, path: &Path) -> Result<Option<(Netns, i32)>, NotAdopted> {
+    let gone = || NotAdopted::NotSo(format!("its network namespace {} is gone", path.display()));
+    let netns = match Netns::open(path) {
+        Ok(netns) => netns,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let folder_is_here = path.parent().is_some_and(Path::is_dir);
+            return if folder_is_here { Err(gone()) } else { Ok(None) };
+        }
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            return Err(NotAdopted::NotSo(
+                "it is in the node's own network namespace".to_owned(),
+            ));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    match node.nsid(netns.file.as_fd()) {
+        Ok(Some(nsid)) => Ok(Some((netns, nsid))),
+        Ok(None) => Err(NotAdopted::NotSo(
+            "no link of this node leads into its network namespace".to_owned(),
+        )),
+        // A file where a namespace was mounted: its mount did not reach this process.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// By the pod's own namespace: its interface leads to the node's, and has the addresses.
+fn inside(
+    node: &mut Links,
+    told: &Told,
+    netns: &Netns,
+    nsid: i32,
+    if_name: &str,
+) -> Result<(Attached, Vec<std::net::IpAddr>), NotAdopted> {
+    let mut pod = Links::of_namespace(nsid)?;
+    let container = pod
+        .named(if_name)?
+        .ok_or_else(|| NotAdopted::NotSo(format!("it has no interface {if_name}")))?;
+    let has = pod.addresses(container.index)?;
+    let ips = told.ips.iter().copied().filter(|ip| has.contains(ip)).collect();
+    Ok((attached(node, Some(&container), netns, &told.host_links)?, ips))
+}
+
+/// Without it: the one link on the node that the result names leads into some namespace, and the node's own routes to
+/// the addresses lead to it, or to the bridge that it is a port of.
+fn outside(node: &mut Links, told: &Told) -> Result<(Attached, Vec<std::net::IpAddr>), NotAdopted> {
+    let Some(host) = only(node, &told.host_links)?.filter(|link| link.lower_nsid.is_some()) else {
+        return Err(NotAdopted::NotSo(
+            "no link of this node is its own for certain".to_owned(),
+        ));
+    };
+    let (name, attached) = (host.name.clone(), at(node, Some(host))?);
+    let input = attached
+        .l3_interface
+        .as_ref()
+        .or(attached.bridge.as_ref())
+        .unwrap_or(&name);
+    let input = node.named(input)?.map(|link| link.index);
+    let mut ips = Vec::new();
+    for ip in &told.ips {
+        if input.is_some() && node.route_to(*ip)? == input {
+            ips.push(*ip);
+        }
+    }
+    Ok((attached, ips))
+}

@@ -1,0 +1,260 @@
+//! What container runtimes remember of the ADDs they made: libcni's result cache.
+//!
+//! libcni (and so containerd, CRI-O and others) writes `results/<network>-<containerId>-<ifName>` at each ADD and removes
+//! it at DEL; a JSON object of kind `cniCacheV1` since 0.8, the bare result before that (libcni/api.go, `cachedInfo`). The
+//! folder is on a disk: a reboot leaves the files of pods that are long gone.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// Where results lie below the cache folder: libcni's own place, and that of runtimes that keep more there.
+const PLACES: [&str; 2] = ["results", "cache/results"];
+
+/// More than any chain's configuration and result need.
+const LARGEST: u64 = 1 << 20;
+
+/// What a runtime says of one ADD.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) path: PathBuf,
+    pub(super) written: SystemTime,
+    pub(super) container_id: String,
+    pub(super) if_name: String,
+    pub(super) network: String,
+    pub(super) netns: Option<String>,
+    pub(super) args: String,
+    pub(super) result: Box<RawValue>,
+}
+
+/// Everything in the cache folder `folder` that could be read, and what is wrong with the rest, each with its path.
+pub(super) fn entries(folder: &Path) -> (Vec<Entry>, Vec<(PathBuf, String)>) {
+    let (mut entries, mut bad) = (Vec::new(), Vec::new());
+    for place in PLACES {
+        let place = folder.join(place);
+        let files = match fs::read_dir(&place) {
+            Ok(files) => files,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => {
+                bad.push((place, error.to_string()));
+                continue;
+            }
+        };
+        for path in files.flatten().map(|file| file.path()) {
+            match read(&path) {
+                Ok(Some(entry)) => entries.push(entry),
+                Ok(None) => {}
+                Err(why) => bad.push((path, why)),
+            }
+        }
+    }
+    (entries, bad)
+}
+
+/// The entry in the file `path`; `None` when it is gone by now, or only about a pod's loopback.
+fn read(path: &Path) -> Result<Option<Entry>, String> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error.to_string()),
+    };
+    let metadata = file.metadata().map_err(|error| error.to_string())?;
+    // Who writes here says which pods there are, as far as the kernel does not.
+    if metadata.uid() != nix::unistd::geteuid().as_raw() && metadata.uid() != 0
+        || metadata.mode() & 0o022 != 0
+    {
+        return Err("others than root may write it".to_owned());
+    }
+    if !metadata.is_file() || metadata.len() > LARGEST {
+        return Err(format!("it is not a file of at most {LARGEST} bytes"));
+    }
+    let written = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+    let mut text = String::new();
+    file.take(LARGEST)
+        .read_to_string(&mut text)
+        .map_err(|error| error.to_string())?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let entry = parse(&name, &text, path, written)?;
+    Ok(Some(entry).filter(|entry| entry.if_name != "lo"))
+}
+
+/// `kind` tells a cached call from a bare result.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Cached {
+    kind: Option<String>,
+    container_id: Option<String>,
+    if_name: Option<String>,
+    network_name: Option<String>,
+    netns: Option<String>,
+    #[serde(default)]
+    cni_args: Option<Vec<(String, String)>>,
+    result: Option<Box<RawValue>>,
+}
+
+/// What the file called `name` says in `text`. Pure.
+fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<Entry, String> {
+    let cached: Cached = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let missing = |key: &str| format!("{key} is missing");
+    let (path, args) = (path.to_owned(), cached.cni_args.unwrap_or_default());
+    let args: Vec<String> = args.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    match cached.kind.as_deref() {
+        Some("cniCacheV1") => Ok(Entry {
+            path,
+            written,
+            container_id: cached.container_id.ok_or_else(|| missing("containerId"))?,
+            if_name: cached.if_name.ok_or_else(|| missing("ifName"))?,
+            network: cached.network_name.ok_or_else(|| missing("networkName"))?,
+            netns: cached.netns,
+            args: args.join(";"),
+            result: cached.result.ok_or_else(|| missing("result"))?,
+        }),
+        Some(other) => Err(format!("it is of kind {other:?}, and not cniCacheV1")),
+        None => {
+            let mut parts = name.rsplitn(3, '-');
+            let (Some(if_name), Some(container), Some(network)) = (parts.next(), parts.next(), parts.next())
+            else {
+                return Err("its name is not <network>-<containerId>-<ifName>".to_owned());
+            };
+            Ok(Entry {
+                path,
+                written,
+                container_id: container.to_owned(),
+                if_name: if_name.to_owned(),
+                network: network.to_owned(),
+                netns: None,
+                args: String::new(),
+                result: serde_json::from_str(text).map_err(|error| error.to_string())?,
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn parsed(name: &str, text: &str) -> Result<String, String> {
+        let entry = parse(name, text, Path::new(name), SystemTime::UNIX_EPOCH)?;
+        let Entry {
+            container_id,
+            if_name,
+            network,
+            netns,
+            args,
+            ..
+        } = entry;
+        Ok([network, container_id, if_name, netns.unwrap_or_default(), args].join(" "))
+    }
+
+    #[test]
+    fn both_layouts() {
+        let result = json!({ "cniVersion": "1.0.0", "ips": [] });
+        let whole = json!({
+            "kind": "cniCacheV1", "containerId": "3f1c", "config": "e30=", "ifName": "eth0", "networkName": "pods",
+            "netns": "/run/netns/a", "cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_NAME", "web-0"]], "result": result,
+        });
+        let without = |key: &str| {
+            let mut without = whole.clone();
+            without.as_object_mut().unwrap().remove(key);
+            without.to_string()
+        };
+        let cases = [
+            (
+                "all of it",
+                "any",
+                whole.to_string(),
+                Ok("pods 3f1c eth0 /run/netns/a IgnoreUnknown=1;K8S_POD_NAME=web-0"),
+            ),
+            (
+                "an old one has no netns",
+                "any",
+                without("netns"),
+                Ok("pods 3f1c eth0  IgnoreUnknown=1;K8S_POD_NAME=web-0"),
+            ),
+            (
+                "no arguments",
+                "any",
+                without("cniArgs"),
+                Ok("pods 3f1c eth0 /run/netns/a "),
+            ),
+            (
+                "a bare result",
+                "my-net-3f1c-eth0",
+                result.to_string(),
+                Ok("my-net 3f1c eth0  "),
+            ),
+            (
+                "no container",
+                "any",
+                without("containerId"),
+                Err("containerId is missing"),
+            ),
+            ("no result", "any", without("result"), Err("result is missing")),
+            (
+                "another kind",
+                "any",
+                json!({ "kind": "cniCacheV2" }).to_string(),
+                Err("it is of kind \"cniCacheV2\", and not cniCacheV1"),
+            ),
+            (
+                "a name that says nothing",
+                "eth0",
+                "{}".to_owned(),
+                Err("its name is not <network>-<containerId>-<ifName>"),
+            ),
+            (
+                "half a file",
+                "any",
+                whole.to_string()[..40].to_owned(),
+                Err("EOF while parsing a string at line 1 column 40"),
+            ),
+            (
+                "an empty file",
+                "any",
+                String::new(),
+                Err("EOF while parsing a value at line 1 column 0"),
+            ),
+        ];
+        for (name, file, text, expected) in cases {
+            let found = parsed(file, &text);
+            assert_eq!(found.as_deref().map_err(String::as_str), expected, "{name}");
+        }
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a runtime writes so")]
+    fn bad_files_are_named_and_the_others_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let results = folder.path().join("results");
+        fs::create_dir(&results).unwrap();
+        let put = |name: &str, text: &str| fs::write(results.join(name), text).unwrap();
+        put("pods-a-eth0", r#"{"cniVersion":"1.0.0"}"#);
+        put("cni-loopback-a-lo", r#"{"cniVersion":"1.0.0"}"#);
+        put("pods-b-eth0", "{");
+        put("pods-c-eth0", r#"{"cniVersion":"1.0.0"}"#);
+        fs::set_permissions(results.join("pods-c-eth0"), fs::Permissions::from_mode(0o666)).unwrap();
+        let (good, mut bad) = entries(folder.path());
+        bad.sort();
+        let good: Vec<&str> = good.iter().map(|entry| entry.container_id.as_str()).collect();
+        assert_eq!(good, ["a"]);
+        let names: Vec<_> = bad
+            .iter()
+            .map(|(path, _)| path.file_name().unwrap().to_str().unwrap())
+            .collect();
+        assert_eq!(names, ["pods-b-eth0", "pods-c-eth0"]);
+        assert!(
+            entries(Path::new("/nonexistent")).1.is_empty(),
+            "no runtime here has a cache"
+        );
+    }
+}
