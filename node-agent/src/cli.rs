@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use tracing_subscriber::EnvFilter;
 
 use crate::agent;
+use crate::backend::BackendName;
 use crate::backend::nftables::{Kernel, Nftables};
 use crate::config::{LogFormat, PolicyArgs, RunArgs, RunDirArgs};
 use crate::control::{self, Empty, ExplainQuery, Request};
@@ -85,7 +86,7 @@ pub fn run() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Run(args) => {
             log_to_standard_error(args.log_format);
-            let config = args.check()?;
+            let config = args.check(BackendName::Nftables)?;
             block_on(agent::run(config))
         }
         Command::Render(args) => offline::render(&args),

@@ -13,13 +13,14 @@ pub use node_side::NodeSideArgs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 use denizen_shared::run_dir;
 use ipnetwork::IpNetwork;
 use thiserror::Error;
 use tracing::warn;
 
 pub use self::listen::{Listen, ListenArgs};
+use crate::backend::BackendName;
 use crate::engine::Policy;
 use crate::host::Conntrack;
 use crate::plan::{Detector, NodePortAddresses, Settings};
@@ -41,6 +42,8 @@ pub enum BackendChoice {
     Auto,
     /// nftables.
     Nftables,
+    /// iptables, in chains named as kube-proxy's.
+    Iptables,
 }
 
 /// What decides about packets, as written: for `run`, `render` and `explain` alike.
@@ -76,13 +79,22 @@ pub struct PolicyArgs {
     #[arg(long, value_name = "NAME=BOOL,…", default_value = "")]
     pub feature_gates: String,
 
-    /// Which of the node's addresses serve node ports: "primary", or CIDRs
-    #[arg(long, value_name = "CIDR,…", default_value = "primary")]
-    pub nodeport_addresses: String,
-
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened into the flags")]
     pub node_side: NodeSideArgs,
+
+    /// Which of the node's addresses serve node ports: "primary", "all", or CIDRs; by default primary with
+    /// nftables and all with iptables, as kube-proxy has it
+    #[arg(long, value_name = "CIDR,…")]
+    pub nodeport_addresses: Option<String>,
+
+    /// With iptables: serve node ports on 127.0.0.1 too, where all addresses serve them
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
+    pub iptables_localhost_nodeports: bool,
+
+    /// What programs the kernel
+    #[arg(long, value_enum, default_value = "auto")]
+    pub backend: BackendChoice,
 }
 
 /// Where the agent's files are.
@@ -117,10 +129,6 @@ pub struct RunArgs {
     /// taken over from there; empty for not at all
     #[arg(long, value_name = "DIR", default_value = "/var/lib/cni")]
     pub cni_cache_dir: PathBuf,
-
-    /// What programs the kernel
-    #[arg(long, value_enum, default_value = "auto")]
-    pub backend: BackendChoice,
 
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened into the flags")]
@@ -177,6 +185,11 @@ pub enum ConfigError {
         /// What is wrong.
         problem: String,
     },
+    /// A set of iptables holds no ports of a bridge.
+    #[error(
+        "--detect-local pod-state=port-exact needs --backend nftables: no set of iptables knows a bridge's ports"
+    )]
+    PortExact,
     /// Not a CIDR.
     #[error("{flag}: {value:?} is not a CIDR such as 10.0.0.0/24")]
     Cidr {
@@ -204,24 +217,23 @@ pub enum ConfigError {
 }
 
 impl RunArgs {
-    /// Checks everything.
+    /// Checks everything. `auto` is what `--backend auto` stands for on this node.
     ///
     /// # Errors
     /// [`ConfigError`], for the first thing that is wrong.
-    pub fn check(&self) -> Result<Config, ConfigError> {
+    pub fn check(&self, auto: BackendName) -> Result<Config, ConfigError> {
         let Self {
             policy,
             run_dir,
             listen,
             manifests,
             cni_cache_dir,
-            backend: _,
             conntrack,
             init_only,
             log_format: _,
         } = self;
         Ok(Config {
-            policy: policy.check()?,
+            policy: policy.check(auto)?,
             run_dir: run_dir.run_dir.clone(),
             cni_cache_dir: cni_cache_dir.clone(),
             manifests: manifests.clone(),
@@ -244,11 +256,16 @@ impl Config {
 }
 
 impl PolicyArgs {
-    /// Checks everything.
+    /// Checks everything. `auto` is what `--backend auto` stands for.
     ///
     /// # Errors
     /// [`ConfigError`], for the first thing that is wrong.
-    pub fn check(&self) -> Result<Policy, ConfigError> {
+    pub fn check(&self, auto: BackendName) -> Result<Policy, ConfigError> {
+        let backend = match self.backend {
+            BackendChoice::Auto => auto,
+            BackendChoice::Nftables => BackendName::Nftables,
+            BackendChoice::Iptables => BackendName::Iptables,
+        };
         if self.cluster_cidr.is_some() {
             return Err(ConfigError::ClusterCidr("--cluster-cidr"));
         }
@@ -261,16 +278,39 @@ impl PolicyArgs {
             Some(name) => name.clone(),
             None => host_name()?,
         };
+        let detector = detector(&detect)?;
+        if (backend, &detector) == (BackendName::Iptables, &Detector::PodPort) {
+            return Err(ConfigError::PortExact);
+        }
         Ok(Policy {
             settings: Settings {
                 node_hints: node_hints(&self.feature_gates)?,
                 node_name: node_name.into(),
                 masquerade_all: self.masquerade_all,
             },
-            detector: detector(&detect)?,
-            node_ports: node_port_addresses(&self.nodeport_addresses)?,
+            detector,
             node_side: self.node_side.settled(),
+            node_ports: self.node_ports(backend)?,
+            backend,
         })
+    }
+}
+
+impl PolicyArgs {
+    fn node_ports(&self, backend: BackendName) -> Result<NodePortAddresses, ConfigError> {
+        let usual = match backend {
+            BackendName::Nftables => "primary",
+            BackendName::Iptables => "all",
+        };
+        let localhost = backend == BackendName::Iptables && self.iptables_localhost_nodeports;
+        match self.nodeport_addresses.as_deref().unwrap_or(usual).trim() {
+            "primary" => Ok(NodePortAddresses::Primary),
+            "all" => Ok(NodePortAddresses::All { localhost }),
+            list => {
+                let values = list.split(',').map(str::trim).collect();
+                cidrs("--nodeport-addresses", values).map(NodePortAddresses::In)
+            }
+        }
     }
 }
 
@@ -359,14 +399,4 @@ fn cidrs(flag: &'static str, values: Vec<&str>) -> Result<Vec<IpNetwork>, Config
         })
     };
     values.into_iter().map(parse).collect()
-}
-
-fn node_port_addresses(text: &str) -> Result<NodePortAddresses, ConfigError> {
-    match text.trim() {
-        "primary" => Ok(NodePortAddresses::Primary),
-        list => {
-            let values = list.split(',').map(str::trim).collect();
-            cidrs("--nodeport-addresses", values).map(NodePortAddresses::In)
-        }
-    }
 }

@@ -15,7 +15,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::backend::nftables::Nftables;
-use crate::backend::{Backend, Repair, Told};
+use crate::backend::{Backend, BackendName, Repair, Told};
 use crate::describe::describe;
 use crate::explain::{Explanation, Packet, Scene, explain};
 use crate::host::{Setting, live};
@@ -35,6 +35,8 @@ pub struct Policy {
     pub node_ports: NodePortAddresses,
     /// What is settled about this node.
     pub node_side: NodeSide,
+    /// Which backend renders it: what nobody serves is not the same in all of them.
+    pub backend: BackendName,
 }
 
 /// Why a question cannot be answered.
@@ -107,6 +109,13 @@ impl<B: Told> Engine<B> {
     pub fn decided(&mut self) -> &B {
         self.decide();
         &self.backend
+    }
+
+    /// The same, to be written.
+    #[cfg(test)]
+    pub fn decided_mut(&mut self) -> &mut B {
+        self.decide();
+        &mut self.backend
     }
 
     /// Takes facts in. Nothing is programmed before [`Self::sync`].
@@ -186,7 +195,12 @@ impl<B: Told> Engine<B> {
         if first || change.node || change.pods || change.addresses {
             let node = (world.node(), world.addresses(), world.pods());
             let addresses = node_port_addresses(&self.policy.node_ports, node.0, node.1, node.2);
-            self.backend.set_node_port_addresses(&addresses);
+            self.backend
+                .set_node_port_addresses(&self.policy.node_ports, &addresses);
+        }
+        if first || touched.health_checks {
+            let ports = self.plan.health_checks().settled().0.into_keys();
+            self.backend.set_health_ports(&ports.collect());
         }
         if first || change.pods || touched.local_endpoints {
             let pods = world.pods().pods.iter().flat_map(|pod| pod.ips.iter().copied());
@@ -224,7 +238,10 @@ impl<B: Told> Engine<B> {
     pub fn explain(&self, packet: &Packet) -> Result<Explanation, NotYet> {
         let world = self.model.snapshot().ok_or_else(|| NotYet(self.owed()))?;
         let Policy {
-            detector, node_ports, ..
+            detector,
+            node_ports,
+            backend,
+            ..
         } = &self.policy;
         Ok(explain(
             Scene {
@@ -232,6 +249,7 @@ impl<B: Told> Engine<B> {
                 plan: &self.plan,
                 detector,
                 node_ports,
+                backend: *backend,
             },
             packet,
         ))
@@ -277,7 +295,7 @@ impl<B: Backend> Engine<B> {
             0
         });
         Status {
-            backend: "nftables".to_owned(),
+            backend: self.policy.backend.to_string(),
             detect_local: self.policy.detector.to_string(),
             synced: self.synced,
             waiting_for: self.owed(),

@@ -121,6 +121,63 @@ fn rules_are_as_they_were() -> Result<()> {
     Ok(())
 }
 
+/// Lines that `empty` has not, each after the line that begins its table.
+fn lines_beyond(empty: &str, text: &str) -> String {
+    let usual: BTreeSet<_> = empty.lines().collect();
+    let (mut shown, mut headings) = (String::new(), Vec::new());
+    for line in text.lines() {
+        if line.contains("-restore --noflush") {
+            headings = vec![line];
+        } else if line.starts_with('*') {
+            headings.retain(|heading| !heading.starts_with('*'));
+            headings.push(line);
+        } else if !usual.contains(line) {
+            headings
+                .drain(..)
+                .for_each(|heading| shown += &format!("{heading}\n"));
+            shown += &format!("{line}\n");
+        }
+    }
+    shown
+}
+
+#[test]
+fn iptables_rules_are_as_they_were() -> Result<()> {
+    let render = |name: &str| run(name, &["render", "--backend", "iptables"]);
+    let empty = render(EMPTY)?;
+    let mut wrong = Vec::new();
+    for name in features()? {
+        let text = render(&name)?;
+        for rule in text.lines().filter(|line| line.starts_with('-')) {
+            let comment = rule
+                .split_once("--comment \"")
+                .and_then(|(_, rest)| rest.split_once('"'));
+            ensure!(
+                comment.is_some_and(|(words, _)| !words.is_empty()),
+                "{name}: no word of why: {rule}"
+            );
+        }
+        let text = if name == EMPTY {
+            text
+        } else {
+            lines_beyond(&empty, &text)
+        };
+        let path = golden().join("iptables").join(format!("{name}.txt"));
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            fs::create_dir_all(golden().join("iptables"))?;
+            fs::write(&path, text)?;
+        } else if fs::read_to_string(&path).unwrap_or_default() != text {
+            wrong.push(format!("{}:\n{text}", path.display()));
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "not as it was (UPDATE_GOLDEN=1 takes it over):\n{}",
+        wrong.join("\n")
+    );
+    Ok(())
+}
+
 #[test]
 fn json_has_what_text_has() -> Result<()> {
     for name in features()? {

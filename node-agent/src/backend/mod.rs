@@ -1,15 +1,36 @@
 //! From decisions to the kernel. A backend never decides; it renders.
 
+pub mod iptables;
 pub mod nftables;
 pub mod why;
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 
 use ipnetwork::IpNetwork;
 
 use crate::model::PodSet;
-use crate::plan::{Detector, Door, NodeSide, Plan};
+use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
+
+/// A backend, by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackendName {
+    /// Services are data in maps of nf_tables.
+    Nftables,
+    /// Services are chains of iptables, as kube-proxy's.
+    Iptables,
+}
+
+impl fmt::Display for BackendName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nftables => "nftables",
+            Self::Iptables => "iptables",
+        })
+    }
+}
 
 /// What a backend is told. Pure: nothing reaches a kernel by it, so that rules can be looked at without one.
 pub trait Told {
@@ -19,8 +40,12 @@ pub trait Told {
     /// These addresses may be handed to themselves through a service.
     fn set_hairpins(&mut self, addresses: &BTreeSet<IpAddr>);
 
-    /// Node ports are served on these addresses.
-    fn set_node_port_addresses(&mut self, addresses: &[IpAddr]);
+    /// Node ports are served there; `addresses` are those that `wanted` stands for now.
+    fn set_node_port_addresses(&mut self, wanted: &NodePortAddresses, addresses: &[IpAddr]);
+
+    /// Load balancers ask at these ports of the node whether it serves. Only a backend that accepts packets at
+    /// all has to do anything about it.
+    fn set_health_ports(&mut self, ports: &BTreeSet<NonZeroU16>);
 
     /// These doors are decided otherwise, or are gone.
     fn set_doors(&mut self, plan: &Plan, doors: &BTreeSet<Door>);

@@ -78,6 +78,46 @@ pub enum Why {
     GiveBackPriority,
     /// The mark was set where the service was chosen; it is cleared here so that it means nothing to others.
     MarkedAbove,
+    /// iptables: where a chosen endpoint's connection is translated.
+    ToEndpoint,
+    /// `--masquerade-all`.
+    MasqueradeAll,
+    /// As [`Self::PodsAreInside`], for what the node itself sends; it may be sent on to another node, so it
+    /// needs the node's own address in any case.
+    NodeIsInside,
+    /// iptables: the last of a chain, since the addresses of services come first.
+    LastOfAll,
+    /// iptables: one bit of the mark, as kube-proxy's. By this rule's words denizen knows the chains for its
+    /// own: kube-proxy, when it takes over, writes it without them.
+    MarkForMasquerade,
+    /// What nobody marked is not ours to masquerade.
+    NotMarked,
+    /// The mark means nothing after this, and the same packet may come by again, encapsulated.
+    MarkDone,
+    /// What connection tracking cannot place is not translated back either, and would reach the client from
+    /// an address that it does not know: the client resets the connection (kubernetes #74839).
+    Invalid,
+    /// Where FORWARD drops by default, what a service admits must be let through.
+    AdmitMarked,
+    /// KEP-2450: what belongs to a connection that was admitted goes on, whatever its addresses.
+    AdmitEstablished,
+    /// Where INPUT drops by default, a load balancer must still reach the health-check node ports.
+    HealthCheck,
+    /// With `route_localnet` on, a neighbour could address what listens on the loopback interface alone.
+    Martian,
+    /// iptables, in kube-proxy's words: as [`Self::Arriving`] and [`Self::Sending`] in nat; in filter since nat
+    /// cannot refuse.
+    ServicePortals,
+    /// The same for the doors that lead in from outside; in filter since nat cannot refuse.
+    ExternalPortals,
+    /// iptables, in kube-proxy's words: as [`Self::Leaving`].
+    PostroutingRules,
+    /// iptables, in kube-proxy's words: what a service admits is let through where FORWARD drops by default.
+    ForwardingRules,
+    /// iptables, in kube-proxy's words: as [`Self::HealthCheck`].
+    HealthPorts,
+    /// iptables, in kube-proxy's words: as [`Self::Restricted`]; nat can only fail to translate, so filter drops.
+    LoadBalancerFirewall,
 }
 
 impl Why {
@@ -115,6 +155,24 @@ impl Why {
             Self::WithoutMemory => "session affinity: no room to remember; any endpoint will do",
             Self::GiveBackPriority => "session affinity borrowed the first packet's priority",
             Self::MarkedAbove => "marked where the service was chosen",
+            Self::ToEndpoint => "the connection goes to this endpoint",
+            Self::MasqueradeAll => "masquerade-all was asked for",
+            Self::NodeIsInside => "policy Local does not bind this node itself; it must be answered here",
+            Self::LastOfAll => "kubernetes service nodeports; NOTE: this must be the last rule in this chain",
+            Self::MarkForMasquerade => "denizen: one bit of the mark asks for masquerade",
+            Self::NotMarked => "nothing asked for masquerade",
+            Self::MarkDone => "the mark is cleared, so that it means nothing to others",
+            Self::Invalid => "would reach the client untranslated, and reset its connection",
+            Self::AdmitMarked => "admitted by a service",
+            Self::AdmitEstablished => "belongs to a connection that was admitted",
+            Self::HealthCheck => "a load balancer asks here whether this node serves",
+            Self::Martian => "loopback addresses are for this node alone",
+            Self::ServicePortals => "kubernetes service portals",
+            Self::ExternalPortals => "kubernetes externally-visible service portals",
+            Self::PostroutingRules => "kubernetes postrouting rules",
+            Self::ForwardingRules => "kubernetes forwarding rules",
+            Self::HealthPorts => "kubernetes health check service ports",
+            Self::LoadBalancerFirewall => "kubernetes load balancer firewall",
         }
     }
 }

@@ -7,8 +7,9 @@ use anyhow::Context;
 use clap::Args;
 
 use super::{Output, show};
-use crate::backend::nftables::{Nftables, NoKernel};
-use crate::config::{BackendChoice, PolicyArgs};
+use crate::backend::nftables::Nftables;
+use crate::backend::{BackendName, Told, iptables};
+use crate::config::PolicyArgs;
 use crate::engine::Engine;
 use crate::explain::{Explanation, Packet};
 use crate::model::{Event, Listing, Node, NodeAddress};
@@ -32,30 +33,37 @@ pub(super) struct Facts {
 pub(super) struct RenderArgs {
     #[command(flatten)]
     facts: Facts,
-    /// Whose rules
-    #[arg(long, value_enum, default_value = "auto")]
-    backend: BackendChoice,
     #[arg(long, value_enum, default_value = "text")]
     output: Output,
 }
 
+/// What `--backend auto` stands for where no kernel is asked.
+const AUTO: BackendName = BackendName::Nftables;
+
 /// Prints the rules that the agent would program.
 pub(super) fn render(args: &RenderArgs) -> anyhow::Result<()> {
-    let mut engine = engine(&args.facts)?;
-    match args.backend {
-        BackendChoice::Auto | BackendChoice::Nftables => show(&engine.decided().rendering(), args.output),
+    match args.facts.policy.check(AUTO)?.backend {
+        BackendName::Nftables => {
+            let mut engine = engine(&args.facts, Nftables::offline())?;
+            show(&engine.decided().rendering(), args.output)
+        }
+        BackendName::Iptables => {
+            let mut engine = engine(&args.facts, iptables::Wanted::new(true))?;
+            show(&engine.decided().rendering(), args.output)
+        }
     }
 }
 
 /// What would happen to a packet.
 pub(super) fn explain(facts: &Facts, packet: &Packet) -> anyhow::Result<Explanation> {
-    let mut engine = engine(facts)?;
+    let mut engine = engine(facts, Nftables::offline())?;
     engine.decided();
     Ok(engine.explain(packet)?)
 }
 
-fn engine(facts: &Facts) -> anyhow::Result<Engine<Nftables<NoKernel>>> {
-    let policy = facts.policy.check()?;
+/// `backend` renders. (What is explained depends on the policy alone.)
+fn engine<B: Told>(facts: &Facts, backend: B) -> anyhow::Result<Engine<B>> {
+    let policy = facts.policy.check(AUTO)?;
     let (mut events, problems) = manifests::read(&manifests::Config {
         folder: facts.manifests.clone(),
         node_name: policy.settings.node_name.to_string(),
@@ -70,7 +78,7 @@ fn engine(facts: &Facts) -> anyhow::Result<Engine<Nftables<NoKernel>>> {
         let pods = state_file::read(&state_file::Config { run_dir }).context("cannot use the state file")?;
         events.extend(pods.map(Event::Pods));
     }
-    let mut engine = Engine::new(policy, Nftables::offline());
+    let mut engine = Engine::new(policy, backend);
     engine.apply(events);
     Ok(engine)
 }

@@ -58,7 +58,9 @@ fn checked(flags: &str) -> Result<Config, String> {
         .into_iter()
         .chain(flags.split_whitespace());
     let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
-    line.run.check().map_err(|error| error.to_string())
+    line.run
+        .check(BackendName::Nftables)
+        .map_err(|error| error.to_string())
 }
 
 #[test]
@@ -90,6 +92,28 @@ fn flags_become_a_policy() {
     for (bit, mask) in [(0, 1), (31, 0x8000_0000)] {
         let config = checked(&format!("--masquerade-bit {bit}")).unwrap();
         assert_eq!(config.policy.node_side.masquerade_bit.mask(), mask);
+    }
+}
+
+/// Each backend has kube-proxy's own default for its mode.
+#[test]
+fn node_ports_are_served_where_kube_proxy_serves_them() {
+    let all = |localhost| NodePortAddresses::All { localhost };
+    let cases = [
+        ("--backend nftables", NodePortAddresses::Primary),
+        ("--backend nftables --nodeport-addresses all", all(false)),
+        ("--backend iptables", all(true)),
+        (
+            "--backend iptables --iptables-localhost-nodeports false",
+            all(false),
+        ),
+        (
+            "--backend iptables --nodeport-addresses primary",
+            NodePortAddresses::Primary,
+        ),
+    ];
+    for (flags, served) in cases {
+        assert_eq!(checked(flags).unwrap().policy.node_ports, served, "{flags}");
     }
 }
 

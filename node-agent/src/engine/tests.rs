@@ -1,7 +1,10 @@
 //! Whatever way the facts come, the rules are those of a fresh start.
 
+mod iptables;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 
 use denizen_shared::socket::WaitFor;
 use ipnetwork::IpNetwork;
@@ -10,7 +13,7 @@ use proptest::sample::Index;
 
 use super::{Engine, Policy};
 use crate::backend::nftables::{Nftables, NoKernel};
-use crate::backend::{Backend, Repair, Told};
+use crate::backend::{Backend, BackendName, Repair, Told};
 use crate::fixture::*;
 use crate::model::{Event, Listing, PodSet, Protocol, Service, ServiceName, SliceName, TrafficPolicy};
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
@@ -22,6 +25,7 @@ fn engine() -> Engine<Nftables<NoKernel>> {
         detector: Detector::NodeCidr(None),
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),
+        backend: BackendName::Nftables,
     };
     Engine::new(policy, Nftables::offline())
 }
@@ -269,7 +273,8 @@ struct Refusing {
 impl Told for Refusing {
     fn set_pods(&mut self, _: &PodSet) {}
     fn set_hairpins(&mut self, _: &BTreeSet<IpAddr>) {}
-    fn set_node_port_addresses(&mut self, _: &[IpAddr]) {}
+    fn set_node_port_addresses(&mut self, _: &NodePortAddresses, _: &[IpAddr]) {}
+    fn set_health_ports(&mut self, _: &BTreeSet<NonZeroU16>) {}
     fn set_doors(&mut self, _: &Plan, _: &BTreeSet<Door>) {}
     fn set_complete(&mut self) {}
     fn set_detector(&mut self, _: &Detector, _: &[IpNetwork]) {}
@@ -310,6 +315,7 @@ fn who_waits_for_a_pod_is_answered_by_a_repair_too() {
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),
+        backend: BackendName::Nftables,
     };
     let mut engine = Engine::new(policy, Refusing { refuses: true });
     let told = pods(7, &[("10.1.2.3", "cni0")]);

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use packet::{Packet, PacketError};
 
 use self::arrival::arrival;
+use crate::backend::BackendName;
 use crate::model::{Affinity, Snapshot, TrafficPolicy, family_of};
 use crate::plan::{
     Detector, Door, DoorAddress, DoorKind, Endpoints, Frontend, Masquerade, NodePortAddresses, Outcome, Plan,
@@ -74,6 +75,8 @@ pub struct Scene<'a> {
     pub detector: &'a Detector,
     /// Where node ports are served.
     pub node_ports: &'a NodePortAddresses,
+    /// Which backend renders it.
+    pub backend: BackendName,
 }
 
 /// Explains what becomes of a new connection's first packet.
@@ -152,7 +155,8 @@ impl<'a> Way<'a> {
             })
         };
         at(DoorAddress::Ip(destination)).or_else(|| {
-            let ours = self.is_cluster_ip(destination) || self.is_service_range(destination);
+            let ours = self.answers_for_all()
+                && (self.is_cluster_ip(destination) || self.is_service_range(destination));
             let node_port = !ours && self.serves_node_ports(destination);
             if node_port {
                 at(DoorAddress::Node(family_of(destination)))
@@ -167,6 +171,15 @@ impl<'a> Way<'a> {
             world, node_ports, ..
         } = self.scene;
         node_port_addresses(node_ports, world.node(), world.addresses(), world.pods()).contains(&address)
+    }
+
+    /// nftables answers for the whole of a cluster IP and of the ranges that these come from; iptables, as
+    /// kube-proxy's, leaves alone what is no service's port.
+    fn answers_for_all(&self) -> bool {
+        match self.scene.backend {
+            BackendName::Nftables => true,
+            BackendName::Iptables => false,
+        }
     }
 
     fn is_service_range(&self, address: IpAddr) -> bool {
@@ -188,7 +201,10 @@ impl<'a> Way<'a> {
     fn past(mut self, sender: Sender) -> Explanation {
         let to = self.packet.destination_text();
         let destination = self.packet.destination;
-        let verdict = if self.is_cluster_ip(destination) {
+        let verdict = if !self.answers_for_all() {
+            self.step(format!("{to} is left alone"), words::NO_SERVICE);
+            Verdict::Untouched
+        } else if self.is_cluster_ip(destination) {
             self.step(format!("{to} is refused"), words::UNUSED_PORT);
             Verdict::Reject
         } else if let Some(range) = self
@@ -217,7 +233,9 @@ impl<'a> Way<'a> {
             ),
             words::kind(frontend.kind),
         );
-        if let Some(allowed) = &frontend.sources
+        // iptables refuses in the filter table, where the ranges are not asked unless somebody serves.
+        let ranges_first = self.answers_for_all() || frontend.inside.endpoints().is_some();
+        if let Some(allowed) = frontend.sources.as_ref().filter(|_| ranges_first)
             && !self.may_enter(allowed)
         {
             return self.finish(Verdict::Drop, Some(service), None, false, sender);

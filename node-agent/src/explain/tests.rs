@@ -1,6 +1,7 @@
 //! An explanation for every situation: its verdict, and the words that an operator will look for.
 
 use super::{Packet, Verdict};
+use crate::backend::BackendName;
 use crate::backend::nftables::{Nftables, NoKernel};
 use crate::engine::{Engine, Policy};
 use crate::fixture::*;
@@ -68,6 +69,7 @@ fn engine(detector: Detector, masquerade_all: bool) -> Engine<Nftables<NoKernel>
         detector,
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),
+        backend: BackendName::Nftables,
     };
     let mut engine = Engine::new(policy, Nftables::offline());
     engine.apply(world());
@@ -387,6 +389,7 @@ fn nothing_is_explained_from_half_a_picture() {
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),
+        backend: BackendName::Nftables,
     };
     let engine = Engine::new(policy, Nftables::offline());
     let asked = engine.explain(&Packet::parse("10.1.2.3", "10.96.0.10:80").unwrap());

@@ -17,6 +17,11 @@ pub enum NodePortAddresses {
     /// The node's addresses in these ranges. A family without a range serves no node ports (kube-proxy
     /// would open all of that family's addresses).
     In(Vec<IpNetwork>),
+    /// Every address of the node.
+    All {
+        /// Those of the loopback interface too (IPv4 alone: from `::1` nothing can be sent on).
+        localhost: bool,
+    },
 }
 
 /// The addresses, sorted.
@@ -35,6 +40,11 @@ pub fn node_port_addresses(
                 .filter(|ip| !ip.is_loopback() && inside(*ip))
                 .collect()
         }
+        NodePortAddresses::All { localhost } => addresses
+            .iter()
+            .map(|a| a.address)
+            .filter(|ip| !ip.is_loopback() || (*localhost && ip.is_ipv4()))
+            .collect(),
         NodePortAddresses::Primary => Family::BOTH
             .into_iter()
             .flat_map(|family| {

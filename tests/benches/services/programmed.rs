@@ -5,6 +5,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
+use denizen_agent::backend::BackendName;
 use denizen_agent::engine::{Engine, Policy};
 use denizen_agent::model::{Event, Service, ServiceName, Slice};
 use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Settings};
@@ -59,6 +60,7 @@ pub fn policy() -> Policy {
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),
+        backend: BackendName::Nftables,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 
 use ipnetwork::IpNetwork;
 use tracing::{debug, info, warn};
@@ -18,7 +19,7 @@ use super::write::{load, write};
 use crate::backend::{Backend, Repair, Told};
 use crate::model::{Family, PodSet, family_of};
 use crate::netlink::NetlinkError;
-use crate::plan::{Detector, Door, NodeSide, Plan};
+use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
 
 /// How often a repair that others' changes overtook is tried before it is left to the next occasion.
 const REPAIR_TRIES: usize = 10;
@@ -160,7 +161,9 @@ impl<K> Told for Nftables<K> {
         }
     }
 
-    fn set_node_port_addresses(&mut self, addresses: &[IpAddr]) {
+    fn set_health_ports(&mut self, _ports: &BTreeSet<NonZeroU16>) {}
+
+    fn set_node_port_addresses(&mut self, _wanted: &NodePortAddresses, addresses: &[IpAddr]) {
         for family in &mut self.families {
             family
                 .wanted

@@ -1,0 +1,205 @@
+//! The chains that are always there, and the jumps into them from the kernel's own. Pure.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+use super::name::{
+    ChainId, ChainName, EXTERNAL_SERVICES, FORWARD, MARK_MASQ, MASQ_IF_NOT_LOCAL, NODE_PORTS, POSTROUTING,
+    PROXY_FIREWALL, SERVICES, Table,
+};
+use super::rule::{Match, Rule, Target, host};
+use crate::backend::why::Why;
+use crate::model::{Family, Protocol, family_of};
+use crate::plan::{Detector, MarkBit, NodePortAddresses};
+
+/// What the constant part depends on, and what every service's part depends on alike.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    /// The family.
+    pub family: Family,
+    /// What is asked of a packet to know it for a local pod's: it is one if any of these holds.
+    pub local: Vec<Match>,
+    /// What is asked of a packet to know it for one to a node port's address, one rule each.
+    pub to_node: Vec<Vec<(bool, Match)>>,
+    /// Node ports are served on the loopback addresses too.
+    pub loopback: bool,
+    /// Health-check node ports, which a host's own firewall must not close.
+    pub health_ports: Vec<u16>,
+    /// What asks for masquerade.
+    pub mark: MarkBit,
+    /// What connection tracking takes for no part of any connection is dropped.
+    pub drop_invalid: bool,
+}
+
+impl Shape {
+    /// Nothing is known yet.
+    pub fn new(family: Family, drop_invalid: bool) -> Self {
+        Self {
+            family,
+            local: Vec::new(),
+            to_node: Vec::new(),
+            loopback: false,
+            health_ports: Vec::new(),
+            mark: MarkBit::MASQUERADE,
+            drop_invalid,
+        }
+    }
+
+    /// Local traffic is told apart so; `ranges` are what the detector stands for, where it stands for ranges.
+    pub fn detect(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
+        let names = |names: &[Arc<str>]| names.iter().cloned().map(Match::Input).collect();
+        self.local = match detector {
+            // The set cannot hold a bridge's port, so a policy with port-exact pods never comes here.
+            Detector::PodState | Detector::PodPort => vec![Match::FromPod],
+            Detector::BridgePort => vec![Match::BridgePort],
+            Detector::Bridge(bridges) => names(bridges),
+            Detector::InterfacePrefix(prefixes) => prefixes.iter().map(|p| begins_with(p)).collect(),
+            Detector::NodeCidr(_) => {
+                let ours = ranges.iter().filter(|range| family_of(range.ip()) == self.family);
+                ours.copied().map(Match::Source).collect()
+            }
+        };
+    }
+
+    /// Node ports are served there; `addresses` are those that this stands for now.
+    pub fn serve_node_ports(&mut self, wanted: &NodePortAddresses, addresses: &[IpAddr]) {
+        let loopback = Match::Destination(loopback(self.family));
+        self.loopback = false;
+        self.to_node = match wanted {
+            NodePortAddresses::All { localhost } => {
+                // IPv6 has no route_localnet: what leaves the node from ::1 never comes back.
+                self.loopback = *localhost && self.family == Family::V4;
+                let unless_loopback = (!self.loopback).then_some((false, loopback));
+                vec![
+                    unless_loopback
+                        .into_iter()
+                        .chain([(true, Match::ToNode)])
+                        .collect(),
+                ]
+            }
+            NodePortAddresses::Primary | NodePortAddresses::In(_) => {
+                let ours = addresses.iter().filter(|ip| family_of(**ip) == self.family);
+                ours.map(|ip| vec![(true, Match::Destination(host(*ip)))])
+                    .collect()
+            }
+        };
+    }
+
+    /// The constant chains with their rules; [`node_port_jumps`] stand in a shared one.
+    pub fn chains(&self) -> Vec<(ChainId, Vec<Rule>)> {
+        let nobody = Arc::from("");
+        let rule = |why, tests: &[Match], target| Rule::new(why, &nobody, tests.to_vec(), target);
+        let nat = |name| (Table::Nat, name);
+        let filter = |name| (Table::Filter, name);
+        let mut chains = vec![
+            (
+                nat(MARK_MASQ),
+                vec![rule(Why::MarkForMasquerade, &[], Target::Mark(self.mark))],
+            ),
+            (
+                nat(POSTROUTING),
+                vec![
+                    rule(Why::NotMarked, &[], Target::Return).unless(Match::Marked(self.mark)),
+                    rule(Why::MarkDone, &[], Target::Unmark(self.mark)),
+                    rule(Why::MarkedAbove, &[], Target::Masquerade),
+                ],
+            ),
+            (filter(FORWARD), self.forward()),
+            (filter(NODE_PORTS), self.health()),
+        ];
+        if self.local.len() > 1 {
+            let local = self.local.iter();
+            let returns = local.map(|is| rule(Why::LocalPod, std::slice::from_ref(is), Target::Return));
+            let mark = rule(Why::ComesFromElsewhere, &[], Target::Jump(MARK_MASQ));
+            chains.push((nat(MASQ_IF_NOT_LOCAL), returns.chain([mark]).collect()));
+        }
+        chains
+    }
+
+    /// KEP-2450's third rule is the last one: no CIDR in it.
+    fn forward(&self) -> Vec<Rule> {
+        let nobody = Arc::from("");
+        let accept = |why, test| Rule::new(why, &nobody, [test], Target::Accept);
+        let invalid = || Rule::new(Why::Invalid, &nobody, [Match::State("INVALID")], Target::Drop);
+        let mut rules: Vec<Rule> = self.drop_invalid.then(invalid).into_iter().collect();
+        rules.push(accept(Why::AdmitMarked, Match::Marked(self.mark)));
+        rules.push(accept(Why::AdmitEstablished, Match::State("RELATED,ESTABLISHED")));
+        rules
+    }
+
+    fn health(&self) -> Vec<Rule> {
+        let nobody = Arc::from("");
+        let accept = |port: &u16| {
+            let tests = [Match::Port(Protocol::Tcp, *port)];
+            Rule::new(Why::HealthCheck, &nobody, tests, Target::Accept)
+        };
+        // With `route_localnet` a neighbour could reach what listens on 127.0.0.1 (CVE-2020-8558).
+        let own = loopback(self.family);
+        let martian = Rule::new(Why::Martian, &nobody, [Match::Destination(own)], Target::Drop);
+        let martian = martian
+            .unless(Match::Source(own))
+            .unless(Match::State("RELATED,ESTABLISHED,DNAT"));
+        let martian = self.loopback.then_some(martian);
+        martian
+            .into_iter()
+            .chain(self.health_ports.iter().map(accept))
+            .collect()
+    }
+
+    /// What stands last among the services: whatever goes to the node itself may be for a node port.
+    pub fn node_port_jumps(&self) -> Vec<Rule> {
+        let jump = |to_node: &Vec<(bool, Match)>| {
+            let rule = Rule::new(Why::LastOfAll, &Arc::from(""), [], Target::Jump(NODE_PORTS));
+            rule.also(to_node.iter().cloned())
+        };
+        self.to_node.iter().map(jump).collect()
+    }
+
+    /// The jumps from the kernel's own chains, which others use too: word for word kube-proxy's, so that
+    /// neither program adds a second one beside the other's.
+    pub fn jumps(&self) -> Vec<(ChainId, Rule)> {
+        use Why::{ExternalPortals, ForwardingRules, HealthPorts, LoadBalancerFirewall};
+        use Why::{PostroutingRules, ServicePortals};
+        let (filter, nat) = (Table::Filter, Table::Nat);
+        let entry = |table, from, to, why| {
+            // What was let in once is not asked again.
+            let new = table == filter && to != FORWARD && to != NODE_PORTS;
+            let new = new.then_some(Match::State("NEW"));
+            let rule = Rule::new(why, &Arc::from(""), new, Target::Jump(to));
+            ((table, ChainName::BuiltIn(from)), rule)
+        };
+        vec![
+            entry(nat, "PREROUTING", SERVICES, ServicePortals),
+            entry(nat, "OUTPUT", SERVICES, ServicePortals),
+            entry(nat, "POSTROUTING", POSTROUTING, PostroutingRules),
+            entry(filter, "INPUT", NODE_PORTS, HealthPorts),
+            entry(filter, "INPUT", EXTERNAL_SERVICES, ExternalPortals),
+            entry(filter, "INPUT", PROXY_FIREWALL, LoadBalancerFirewall),
+            entry(filter, "FORWARD", FORWARD, ForwardingRules),
+            entry(filter, "FORWARD", SERVICES, ServicePortals),
+            entry(filter, "FORWARD", EXTERNAL_SERVICES, ExternalPortals),
+            entry(filter, "FORWARD", PROXY_FIREWALL, LoadBalancerFirewall),
+            entry(filter, "OUTPUT", SERVICES, ServicePortals),
+            // Not in kube-proxy, which lets this node's own packets to such an address leave the node.
+            entry(filter, "OUTPUT", EXTERNAL_SERVICES, ExternalPortals),
+            entry(filter, "OUTPUT", PROXY_FIREWALL, LoadBalancerFirewall),
+        ]
+    }
+}
+
+/// A prefix as long as a name can be is the whole name.
+fn begins_with(prefix: &str) -> Match {
+    const LONGEST_NAME: usize = 15;
+    let plus = if prefix.len() < LONGEST_NAME { "+" } else { "" };
+    Match::Input(format!("{prefix}{plus}").into())
+}
+
+fn loopback(family: Family) -> IpNetwork {
+    let (address, prefix) = match family {
+        Family::V4 => (IpAddr::from([127, 0, 0, 0]), 8),
+        Family::V6 => (IpAddr::from(std::net::Ipv6Addr::LOCALHOST), 128),
+    };
+    IpNetwork::new(address, prefix).expect("these prefixes are no longer than their addresses")
+}

@@ -1,0 +1,156 @@
+//! Names: those of kube-proxy's chains, so that tools and eyes that know them go on working, and so that
+//! either program can take over from the other in place.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use data_encoding::BASE32;
+use sha2::{Digest, Sha256};
+
+use crate::model::{Family, ServicePortName};
+
+/// A table of iptables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Table {
+    /// Accepts, refuses and drops.
+    Filter,
+    /// Translates addresses.
+    Nat,
+}
+
+impl Table {
+    /// Both, in the order in which they are listed.
+    pub const BOTH: [Self; 2] = [Self::Filter, Self::Nat];
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Filter => "filter",
+            Self::Nat => "nat",
+        })
+    }
+}
+
+/// What a chain that belongs to one service port, or to one of its endpoints, does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// Chooses among the endpoints of policy Cluster.
+    Service,
+    /// Chooses among the endpoints on this node (policy Local).
+    Local,
+    /// Where external doors lead.
+    External,
+    /// `loadBalancerSourceRanges`.
+    SourceRanges,
+    /// Translates to one endpoint.
+    Endpoint,
+}
+
+impl Kind {
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Service => "KUBE-SVC-",
+            Self::Local => "KUBE-SVL-",
+            Self::External => "KUBE-EXT-",
+            Self::SourceRanges => "KUBE-FW-",
+            Self::Endpoint => "KUBE-SEP-",
+        }
+    }
+}
+
+/// A chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ChainName {
+    /// One of the kernel's own, which others use too.
+    BuiltIn(&'static str),
+    /// One that is always there.
+    Fixed(&'static str),
+    /// One of a service port or an endpoint.
+    Of(Kind, Hash),
+}
+
+/// The end of a chain's name: names are at most 28 characters long, those of services are longer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Hash([u8; 16]);
+
+impl fmt::Debug for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::str::from_utf8(&self.0).map_err(|_| fmt::Error)?)
+    }
+}
+
+impl Hash {
+    /// That of a service port's chains; with an endpoint, that of the endpoint's (kube-proxy's
+    /// `portProtoHash` and `servicePortEndpointChainName`).
+    pub fn of(service_port: &ServicePortName, endpoint: Option<SocketAddr>) -> Self {
+        let endpoint = endpoint.map(|at| at.to_string()).unwrap_or_default();
+        let digest = Sha256::digest(format!("{service_port}{}{endpoint}", service_port.protocol));
+        // 10 bytes are 16 characters.
+        let mut text = [0; 16];
+        BASE32.encode_mut(&digest[..10], &mut text);
+        Self(text)
+    }
+}
+
+impl fmt::Display for ChainName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BuiltIn(name) | Self::Fixed(name) => f.write_str(name),
+            Self::Of(kind, hash) => write!(f, "{}{hash}", kind.prefix()),
+        }
+    }
+}
+
+/// A chain, and the table that it is in.
+pub type ChainId = (Table, ChainName);
+
+pub const SERVICES: ChainName = ChainName::Fixed("KUBE-SERVICES");
+pub const EXTERNAL_SERVICES: ChainName = ChainName::Fixed("KUBE-EXTERNAL-SERVICES");
+pub const NODE_PORTS: ChainName = ChainName::Fixed("KUBE-NODEPORTS");
+pub const POSTROUTING: ChainName = ChainName::Fixed("KUBE-POSTROUTING");
+pub const MARK_MASQ: ChainName = ChainName::Fixed("KUBE-MARK-MASQ");
+pub const MASQ_IF_NOT_LOCAL: ChainName = ChainName::Fixed("KUBE-MASQ-IF-NOT-LOCAL");
+pub const FORWARD: ChainName = ChainName::Fixed("KUBE-FORWARD");
+pub const PROXY_FIREWALL: ChainName = ChainName::Fixed("KUBE-PROXY-FIREWALL");
+
+/// The set of this node's pods: addresses, each with the interface that its packets come in through.
+pub fn pod_set(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "DENIZEN-PODS-4",
+        Family::V6 => "DENIZEN-PODS-6",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Protocol, ServiceName};
+
+    /// Values seen on real nodes.
+    #[test]
+    fn names_are_kube_proxys() {
+        let api = ServicePortName {
+            service: ServiceName::new("default", "kubernetes"),
+            port: "https".into(),
+            protocol: Protocol::Tcp,
+        };
+        let service = ChainName::Of(Kind::Service, Hash::of(&api, None));
+        assert_eq!(service.to_string(), "KUBE-SVC-NPX46M4PTMTKRN6Y");
+        let endpoints = [
+            ("172.16.0.11:6443", "KUBE-SEP-23Y66C2VAJ3WDEMI"),
+            ("172.16.0.12:6443", "KUBE-SEP-47TYMEKETDMXSVAN"),
+            ("172.16.0.13:6443", "KUBE-SEP-CZKGMRCAIW3ENCXY"),
+        ];
+        for (at, name) in endpoints {
+            let hash = Hash::of(&api, Some(at.parse().unwrap()));
+            assert_eq!(ChainName::Of(Kind::Endpoint, hash).to_string(), name);
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! One rule, and its text as `iptables-save` writes it: what is written is what is read back.
+
+use std::fmt::{self, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+use super::name::{ChainName, pod_set};
+use crate::backend::why::Why;
+use crate::model::{Family, Protocol};
+use crate::plan::MarkBit;
+
+/// What a rule asks of a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Match {
+    /// Its source is in this range.
+    Source(IpNetwork),
+    /// Its destination is in this range.
+    Destination(IpNetwork),
+    /// It came in through this interface; one that ends in `+` stands for all that begin so.
+    Input(Arc<str>),
+    /// It is of this protocol.
+    Protocol(Protocol),
+    /// It goes to this port (of the protocol that is asked for as well).
+    Port(Protocol, u16),
+    /// Its source is one of the node's own addresses.
+    FromNode,
+    /// Its destination is one of the node's own addresses.
+    ToNode,
+    /// It comes from a recorded pod: source address and input interface are in the set.
+    FromPod,
+    /// It came in through a port of a bridge.
+    BridgePort,
+    /// It is marked for masquerade.
+    Marked(MarkBit),
+    /// Its connection is in one of these states.
+    State(&'static str),
+    /// One packet in so many.
+    OneIn(u32),
+    /// The client used this endpoint within so many seconds.
+    Recent(ChainName, u32),
+    /// Always; and the client is remembered with this endpoint.
+    Remember(ChainName),
+}
+
+/// What a rule does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// The packet goes on in that chain.
+    Jump(ChainName),
+    /// Accepts.
+    Accept,
+    /// Drops.
+    Drop,
+    /// Back to the chain that jumped here.
+    Return,
+    /// Refuses, as the protocol does it.
+    Reject(Protocol),
+    /// Marks for masquerade, leaving the mark's other bits alone.
+    Mark(MarkBit),
+    /// Takes that mark away.
+    Unmark(MarkBit),
+    /// The source becomes the node's address.
+    Masquerade,
+    /// The destination becomes this one.
+    Translate(SocketAddr),
+}
+
+/// A rule. Its comment says what it is about and why it is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    about: Arc<str>,
+    why: Why,
+    tests: Vec<(bool, Match)>,
+    target: Target,
+}
+
+/// The kernel's XT_MAX_COMMENT_LEN, without the zero that ends it.
+const LONGEST_COMMENT: usize = 255;
+
+impl Rule {
+    /// The only constructor: whoever adds a rule says why.
+    pub fn new(why: Why, about: &Arc<str>, tests: impl IntoIterator<Item = Match>, target: Target) -> Self {
+        Self {
+            about: about.clone(),
+            why,
+            tests: tests.into_iter().map(|it| (true, it)).collect(),
+            target,
+        }
+    }
+
+    /// The same, for packets alone that are not so.
+    #[must_use]
+    pub fn unless(mut self, test: Match) -> Self {
+        self.tests.push((false, test));
+        self
+    }
+
+    /// The same, for packets alone of which these hold, or do not.
+    #[must_use]
+    pub fn also(mut self, tests: impl IntoIterator<Item = (bool, Match)>) -> Self {
+        self.tests.extend(tests);
+        self
+    }
+
+    /// What follows the chain's name in `iptables-save`.
+    pub fn text(&self, family: Family) -> String {
+        // Longer than most, so that nothing is moved.
+        let mut text = String::with_capacity(256);
+        let written = self.write(family, &mut text);
+        written.expect("a string takes everything");
+        text
+    }
+
+    fn write(&self, family: Family, text: &mut String) -> fmt::Result {
+        for at in [Place::Source, Place::Destination, Place::Input, Place::Protocol] {
+            for (is, test) in self.tests.iter().filter(|(_, test)| test.place() == at) {
+                test.write_plain(*is, text)?;
+            }
+        }
+        write!(text, "-m comment --comment \"")?;
+        write_comment(&self.about, self.why.text(), text)?;
+        write!(text, "\"")?;
+        for (is, test) in &self.tests {
+            test.write_extension(family, *is, text)?;
+        }
+        self.target.write(family, text)
+    }
+}
+
+/// Where `iptables-save` writes a test, whatever the order in which it was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Source,
+    Destination,
+    Input,
+    Protocol,
+    Extension,
+}
+
+impl Match {
+    fn place(&self) -> Place {
+        match self {
+            Self::Source(_) => Place::Source,
+            Self::Destination(_) => Place::Destination,
+            Self::Input(_) => Place::Input,
+            Self::Protocol(_) | Self::Port(..) => Place::Protocol,
+            Self::FromNode
+            | Self::ToNode
+            | Self::FromPod
+            | Self::BridgePort
+            | Self::Marked(_)
+            | Self::State(_)
+            | Self::OneIn(_)
+            | Self::Recent(..)
+            | Self::Remember(_) => Place::Extension,
+        }
+    }
+
+    fn write_plain(&self, is: bool, text: &mut String) -> fmt::Result {
+        let not = if is { "" } else { "! " };
+        match self {
+            Self::Source(range) => write!(text, "{not}-s {} ", network(range)),
+            Self::Destination(range) => write!(text, "{not}-d {} ", network(range)),
+            Self::Input(name) => write!(text, "{not}-i {name} "),
+            Self::Protocol(protocol) | Self::Port(protocol, _) => write!(text, "{not}-p {protocol} "),
+            Self::FromNode
+            | Self::ToNode
+            | Self::FromPod
+            | Self::BridgePort
+            | Self::Marked(_)
+            | Self::State(_)
+            | Self::OneIn(_)
+            | Self::Recent(..)
+            | Self::Remember(_) => Ok(()),
+        }
+    }
+
+    fn write_extension(&self, family: Family, is: bool, text: &mut String) -> fmt::Result {
+        let not = if is { "" } else { "! " };
+        match self {
+            Self::Source(_) | Self::Destination(_) | Self::Input(_) => Ok(()),
+            Self::Protocol(protocol) => write!(text, " -m {protocol}"),
+            Self::Port(protocol, port) => write!(text, " -m {protocol} --dport {port}"),
+            Self::FromNode => write!(text, " -m addrtype {not}--src-type LOCAL"),
+            Self::ToNode => write!(text, " -m addrtype {not}--dst-type LOCAL"),
+            Self::FromPod => write!(text, " -m set {not}--match-set {} src,src", pod_set(family)),
+            Self::BridgePort => write!(text, " -m physdev {not}--physdev-is-in"),
+            Self::Marked(bit) => write!(text, " -m mark {not}--mark {0:#x}/{0:#x}", bit.mask()),
+            Self::State(states) => write!(text, " -m conntrack {not}--ctstate {states}"),
+            Self::OneIn(n) => write!(
+                text,
+                " -m statistic --mode random --probability {}",
+                probability(*n)
+            ),
+            Self::Recent(name, seconds) => write!(
+                text,
+                " -m recent --rcheck --seconds {seconds} --reap --name {name} --mask {} --rsource",
+                whole_mask(family)
+            ),
+            Self::Remember(name) => write!(
+                text,
+                " -m recent --set --name {name} --mask {} --rsource",
+                whole_mask(family)
+            ),
+        }
+    }
+}
+
+impl Target {
+    fn write(self, family: Family, text: &mut String) -> fmt::Result {
+        match self {
+            Self::Jump(chain) => write!(text, " -j {chain}"),
+            Self::Accept => write!(text, " -j ACCEPT"),
+            Self::Drop => write!(text, " -j DROP"),
+            Self::Return => write!(text, " -j RETURN"),
+            Self::Reject(protocol) => {
+                let with = match (protocol, family) {
+                    (Protocol::Tcp, _) => "tcp-reset",
+                    (Protocol::Udp | Protocol::Sctp, Family::V4) => "icmp-port-unreachable",
+                    (Protocol::Udp | Protocol::Sctp, Family::V6) => "icmp6-port-unreachable",
+                };
+                write!(text, " -j REJECT --reject-with {with}")
+            }
+            Self::Mark(bit) => write!(text, " -j MARK --set-xmark {0:#x}/{0:#x}", bit.mask()),
+            // The bit is known to be set here, so that to flip it is to clear it.
+            Self::Unmark(bit) => write!(text, " -j MARK --set-xmark {:#x}/0x0", bit.mask()),
+            Self::Masquerade => write!(text, " -j MASQUERADE --random-fully"),
+            Self::Translate(to) => write!(text, " -j DNAT --to-destination {to}"),
+        }
+    }
+}
+
+fn network(range: &IpNetwork) -> String {
+    format!("{}/{}", range.network(), range.prefix())
+}
+
+/// A single address.
+pub fn host(address: IpAddr) -> IpNetwork {
+    IpNetwork::from(address)
+}
+
+/// One in `n` as the kernel holds it (a fraction of 2³¹), as exactly as `iptables-save` writes it: with the
+/// five digits that kube-proxy once had, the last of a thousand endpoints got far too much.
+fn probability(n: u32) -> String {
+    const WHOLE: f64 = (1_u32 << 31) as f64;
+    format!("{:.11}", (WHOLE / f64::from(n)).round() / WHOLE)
+}
+
+fn whole_mask(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "255.255.255.255",
+        Family::V6 => "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+    }
+}
+
+/// As `iptables-save` escapes it. What cannot be in a line becomes a question mark.
+fn write_comment(about: &str, why: &str, text: &mut String) -> fmt::Result {
+    let between = if about.is_empty() { "" } else { ": " };
+    let room = LONGEST_COMMENT - why.len() - between.len();
+    let about = &about[..about.floor_char_boundary(room)];
+    for c in [about, between, why].into_iter().flat_map(str::chars) {
+        match c {
+            '"' | '\\' | '\'' => write!(text, "\\{c}")?,
+            c if c.is_control() => text.write_char('?')?,
+            c => text.write_char(c)?,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probabilities_are_what_the_kernel_holds() {
+        let cases = [
+            (2, "0.50000000000"),
+            (3, "0.33333333349"),
+            (1000, "0.00100000016"),
+        ];
+        for (n, text) in cases {
+            assert_eq!(probability(n), text);
+        }
+    }
+
+    #[test]
+    fn a_comment_is_one_line_of_what_the_kernel_takes() {
+        let long: Arc<str> = "ü\n".repeat(200).into();
+        let rule = Rule::new(Why::Hairpin, &long, [], Target::Return);
+        let text = rule.text(Family::V4);
+        let comment = text.split('"').nth(1).unwrap();
+        assert!(
+            comment.len() <= LONGEST_COMMENT && !comment.contains('\n'),
+            "{comment}"
+        );
+        assert!(comment.ends_with(Why::Hairpin.text()), "{comment}");
+    }
+}

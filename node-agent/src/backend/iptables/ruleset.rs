@@ -1,0 +1,260 @@
+//! One family's rules as they are wanted, and which chains changed since they were last written. Pure.
+//!
+//! What is kept is what the rules are made from, and a number for each chain that tells whether it came out
+//! otherwise; the text of a chain is made when it is written.
+
+use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{Hash as _, Hasher};
+
+use super::fixed::Shape;
+use super::name::{ChainId, ChainName, Table};
+use super::rule::Rule;
+use super::service::{Lowered, ServicePort, Shared, lower, lower_shared};
+use crate::model::{Family, ServicePortName};
+use crate::plan::{Door, DoorAddress, Frontend};
+
+/// A chain's rules as lines, each without `-A` and the chain's name.
+pub type Lines = Vec<String>;
+
+/// Tells two contents of a chain apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Print(u64);
+
+impl Print {
+    /// Of a chain's lines, in order.
+    pub fn of<T: AsRef<str>>(lines: impl IntoIterator<Item = T>) -> Self {
+        let mut hasher = DefaultHasher::new();
+        lines.into_iter().for_each(|line| line.as_ref().hash(&mut hasher));
+        Self(hasher.finish())
+    }
+}
+
+/// The rules of one family.
+#[derive(Debug)]
+pub struct Ruleset {
+    shape: Shape,
+    ports: BTreeMap<ServicePortName, Port>,
+    owners: HashMap<Door, ServicePortName>,
+    /// Chains to be written or, where there is no text for them any more, removed.
+    changed: BTreeMap<ChainId, Option<ServicePortName>>,
+}
+
+/// A service port's doors, and what was made of them.
+#[derive(Debug, Default)]
+struct Port {
+    doors: BTreeMap<Door, Frontend>,
+    chains: Box<[(ChainName, Print)]>,
+    shared: [Option<Print>; Shared::ALL.len()],
+}
+
+impl Ruleset {
+    /// Without any service.
+    pub fn new(shape: Shape) -> Self {
+        let mut ruleset = Self {
+            shape,
+            ports: BTreeMap::new(),
+            owners: HashMap::new(),
+            changed: BTreeMap::new(),
+        };
+        ruleset.touch_fixed();
+        ruleset
+    }
+
+    /// Whose they are.
+    pub fn family(&self) -> Family {
+        self.shape.family
+    }
+
+    /// What every rule depends on.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Changes what every rule depends on.
+    pub fn reshape(&mut self, change: impl FnOnce(&mut Shape)) {
+        let before = self.shape.clone();
+        change(&mut self.shape);
+        if self.shape == before {
+            return;
+        }
+        self.touch_fixed();
+        let old = before.chains().into_iter().map(|(id, _)| (id, None));
+        self.changed.extend(old);
+        let names: Vec<ServicePortName> = if self.shape.local != before.local {
+            self.ports.keys().cloned().collect()
+        } else if self.shape.to_node != before.to_node {
+            let has_node_port = |port: &Port| {
+                port.doors
+                    .keys()
+                    .any(|d| matches!(d.address, DoorAddress::Node(_)))
+            };
+            let ports = self.ports.iter().filter(|(_, port)| has_node_port(port));
+            ports.map(|(name, _)| name.clone()).collect()
+        } else {
+            Vec::new()
+        };
+        names.iter().for_each(|name| self.lower(name));
+    }
+
+    /// Doors are decided otherwise, or are gone.
+    pub fn change_doors<'a>(&mut self, doors: impl Iterator<Item = (Door, Option<&'a Frontend>)>) {
+        let mut touched = BTreeSet::new();
+        for (door, decided) in doors.filter(|(door, _)| door.family() == self.shape.family) {
+            let owner = decided.map(|frontend| frontend.service_port.clone());
+            let before = match owner.clone() {
+                Some(owner) => self.owners.insert(door, owner),
+                None => self.owners.remove(&door),
+            };
+            if let Some(before) = before {
+                if let Some(port) = self.ports.get_mut(&before) {
+                    port.doors.remove(&door);
+                }
+                touched.insert(before);
+            }
+            if let (Some(owner), Some(frontend)) = (owner, decided) {
+                let port = self.ports.entry(owner.clone()).or_default();
+                port.doors.insert(door, frontend.clone());
+                touched.insert(owner);
+            }
+        }
+        touched.iter().for_each(|name| self.lower(name));
+    }
+
+    /// Makes a service port's rules anew, and notes which chains came out otherwise.
+    fn lower(&mut self, name: &ServicePortName) {
+        let Some(mut port) = self.ports.remove(name) else {
+            return;
+        };
+        let family = self.shape.family;
+        let print = |rules: &[Rule]| Print::of(rules.iter().map(|rule| rule.text(family)));
+        let Lowered { chains, shared } = lower(view(&self.shape, name, &port));
+        let chains: Vec<_> = chains
+            .into_iter()
+            .map(|(id, rules)| (id, print(&rules)))
+            .collect();
+        let lists = Shared::ALL.map(|of| {
+            let rules = shared.iter().filter(|(it, _)| *it == of);
+            let lines: Vec<String> = rules.map(|(_, rule)| rule.text(family)).collect();
+            (!lines.is_empty()).then(|| Print::of(lines))
+        });
+        let stays = |entry: &&(ChainName, Print), others: &[(ChainName, Print)]| {
+            others
+                .binary_search_by_key(&entry.0, |(id, _)| *id)
+                .is_ok_and(|at| others[at].1 == entry.1)
+        };
+        let new = chains.iter().filter(|entry| !stays(entry, &port.chains));
+        let old = port.chains.iter().filter(|entry| !stays(entry, &chains));
+        for (chain, _) in old.chain(new) {
+            self.changed.insert((Table::Nat, *chain), Some(name.clone()));
+        }
+        for ((of, before), now) in Shared::ALL.into_iter().zip(port.shared).zip(lists) {
+            if before != now {
+                self.changed.insert(of.chain(), None);
+            }
+        }
+        port.chains = chains.into();
+        port.shared = lists;
+        if !port.doors.is_empty() {
+            self.ports.insert(name.clone(), port);
+        }
+    }
+
+    fn touch_fixed(&mut self) {
+        let fixed = self.shape.chains().into_iter().map(|(id, _)| id);
+        let all = fixed.chain(Shared::ALL.map(Shared::chain));
+        self.changed.extend(all.map(|id| (id, None)));
+    }
+
+    /// Whether any chain changed since this was last asked for.
+    pub fn is_changed(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
+    /// The chains that changed, each with its lines, or without where it is wanted no more.
+    pub fn take_changes(&mut self) -> BTreeMap<ChainId, Option<Lines>> {
+        let changed = std::mem::take(&mut self.changed);
+        let mut owned: BTreeMap<&ServicePortName, BTreeMap<ChainName, Vec<Rule>>> = BTreeMap::new();
+        for name in changed.values().flatten() {
+            if let Some(port) = self.ports.get(name) {
+                owned
+                    .entry(name)
+                    .or_insert_with(|| lower(view(&self.shape, name, port)).chains);
+            }
+        }
+        let mut fixed: BTreeMap<ChainId, Vec<Rule>> = self.shape.chains().into_iter().collect();
+        let mut found = BTreeMap::new();
+        for (id, owner) in &changed {
+            let rules = match owner {
+                Some(owner) => owned.get_mut(owner).and_then(|chains| chains.remove(&id.1)),
+                None => fixed.remove(id),
+            };
+            found.insert(*id, rules.map(|rules| self.lines(&rules)));
+        }
+        if Shared::ALL.iter().any(|of| changed.contains_key(&of.chain())) {
+            let lists = self
+                .shared()
+                .into_iter()
+                .filter(|(id, _)| changed.contains_key(id));
+            found.extend(lists.map(|(id, lines)| (id, Some(lines))));
+        }
+        found
+    }
+
+    /// Nothing more is to be written: all of it is about to be compared.
+    pub fn forget_changes(&mut self) {
+        self.changed.clear();
+    }
+
+    /// Each chain with its lines, one after the other.
+    pub fn for_each(&self, mut each: impl FnMut(ChainId, Lines)) {
+        let fixed = self.shape.chains().into_iter();
+        fixed.for_each(|(id, rules)| each(id, self.lines(&rules)));
+        self.shared().into_iter().for_each(|(id, lines)| each(id, lines));
+        for (name, port) in &self.ports {
+            for (chain, rules) in lower(view(&self.shape, name, port)).chains {
+                each((Table::Nat, chain), self.lines(&rules));
+            }
+        }
+    }
+
+    /// The jumps into these chains from the kernel's own.
+    pub fn jumps(&self) -> Vec<(ChainId, String)> {
+        let jumps = self.shape.jumps().into_iter();
+        jumps
+            .map(|(id, rule)| (id, rule.text(self.shape.family)))
+            .collect()
+    }
+
+    fn lines(&self, rules: &[Rule]) -> Lines {
+        rules.iter().map(|rule| rule.text(self.shape.family)).collect()
+    }
+
+    /// The chains in which every service has lines, sorted by service.
+    fn shared(&self) -> BTreeMap<ChainId, Lines> {
+        let mut found: BTreeMap<ChainId, Lines> = Shared::ALL
+            .into_iter()
+            .map(|of| (of.chain(), Vec::new()))
+            .collect();
+        for (name, port) in &self.ports {
+            for (of, rule) in lower_shared(view(&self.shape, name, port)) {
+                found
+                    .entry(of.chain())
+                    .or_default()
+                    .push(rule.text(self.shape.family));
+            }
+        }
+        let last = self.lines(&self.shape.node_port_jumps());
+        found.entry(Shared::Services.chain()).or_default().extend(last);
+        found
+    }
+}
+
+fn view<'a>(shape: &'a Shape, name: &'a ServicePortName, port: &'a Port) -> ServicePort<'a> {
+    ServicePort {
+        name,
+        doors: &port.doors,
+        local: &shape.local,
+        to_node: &shape.to_node,
+    }
+}

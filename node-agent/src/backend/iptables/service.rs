@@ -1,0 +1,398 @@
+//! One service port as rules: chains of its own, and lines in chains that all services share. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+use super::name::{
+    ChainId, ChainName, EXTERNAL_SERVICES, Hash, Kind, MARK_MASQ, MASQ_IF_NOT_LOCAL, NODE_PORTS,
+    PROXY_FIREWALL, SERVICES, Table,
+};
+use super::rule::{Match, Rule, Target, host};
+use crate::backend::why::Why;
+use crate::model::{Affinity, Protocol, ServicePortName, TrafficPolicy};
+use crate::plan::{Door, DoorAddress, DoorKind, Endpoints, Frontend, Masquerade, Outcome};
+
+/// A chain in which every service has lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Shared {
+    /// Refuses or drops what goes to a cluster IP that nobody here serves.
+    UnservedInside,
+    /// The same for the doors that lead in from outside.
+    UnservedOutside,
+    /// Drops what `loadBalancerSourceRanges` did not let through.
+    Firewall,
+    /// Finds the service of an address and port.
+    Services,
+    /// Finds the service of a node port.
+    NodePorts,
+}
+
+impl Shared {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::UnservedInside,
+        Self::UnservedOutside,
+        Self::Firewall,
+        Self::Services,
+        Self::NodePorts,
+    ];
+
+    /// Its name.
+    pub fn chain(self) -> ChainId {
+        match self {
+            Self::UnservedInside => (Table::Filter, SERVICES),
+            Self::UnservedOutside => (Table::Filter, EXTERNAL_SERVICES),
+            Self::Firewall => (Table::Filter, PROXY_FIREWALL),
+            Self::Services => (Table::Nat, SERVICES),
+            Self::NodePorts => (Table::Nat, NODE_PORTS),
+        }
+    }
+}
+
+/// What a service port's rules are made from.
+#[derive(Debug, Clone, Copy)]
+pub struct ServicePort<'a> {
+    /// Its name.
+    pub name: &'a ServicePortName,
+    /// The doors of one family that are its own, decided.
+    pub doors: &'a BTreeMap<Door, Frontend>,
+    /// What is asked of a packet to know it for a local pod's: it is one if any of these holds.
+    pub local: &'a [Match],
+    /// What is asked of a packet to know it for one to the node, one rule each.
+    pub to_node: &'a [Vec<(bool, Match)>],
+}
+
+/// A service port's rules.
+#[derive(Debug, Default)]
+pub struct Lowered {
+    /// The chains that are its own, in the nat table, sorted.
+    pub chains: BTreeMap<ChainName, Vec<Rule>>,
+    /// Its lines in chains that all services share.
+    pub shared: Vec<(Shared, Rule)>,
+}
+
+/// Lowers a service port.
+pub fn lower(port: ServicePort<'_>) -> Lowered {
+    let mut lowering = Lowering {
+        port,
+        hash: Hash::of(port.name, None),
+        out: Lowered::default(),
+    };
+    lowering.shared();
+    lowering.out.chains = lowering.chains();
+    lowering.out
+}
+
+/// Its lines in shared chains alone.
+pub fn lower_shared(port: ServicePort<'_>) -> Vec<(Shared, Rule)> {
+    let mut lowering = Lowering {
+        port,
+        hash: Hash::of(port.name, None),
+        out: Lowered::default(),
+    };
+    lowering.shared();
+    lowering.out.shared
+}
+
+struct Lowering<'a> {
+    port: ServicePort<'a>,
+    hash: Hash,
+    out: Lowered,
+}
+
+impl<'a> Lowering<'a> {
+    fn chain(&self, kind: Kind) -> ChainName {
+        ChainName::Of(kind, self.hash)
+    }
+
+    fn about(&self, what: &str) -> Arc<str> {
+        format!("{} {what}", self.port.name).into()
+    }
+
+    /// The chain that balances under a policy.
+    fn balance(&self, policy: TrafficPolicy) -> ChainName {
+        self.chain(match policy {
+            TrafficPolicy::Cluster => Kind::Service,
+            TrafficPolicy::Local => Kind::Local,
+        })
+    }
+
+    fn shared(&mut self) {
+        for frontend in self.port.doors.values() {
+            match &frontend.inside {
+                Outcome::Forward(_) => self.enter(frontend),
+                Outcome::Reject => self.refuse(frontend),
+                Outcome::Drop => self.drop(frontend),
+            }
+            // What comes from elsewhere and was not translated: KUBE-EXT let only this node and its pods in.
+            if let (Outcome::Forward(_), Some(Outcome::Drop | Outcome::Reject)) =
+                (&frontend.inside, &frontend.outside)
+            {
+                self.drop(frontend);
+            }
+        }
+    }
+
+    /// The way in from a door.
+    fn enter(&mut self, frontend: &Frontend) {
+        let about = self.about(&frontend.kind.to_string());
+        let Door { protocol, port, .. } = frontend.door;
+        let to_port = Match::Port(protocol, port.get());
+        let external = self.chain(Kind::External);
+        let (shared, why, tests, chain) = match (frontend.door.address, frontend.kind) {
+            (DoorAddress::Node(_), _) => (Shared::NodePorts, Why::FindNodePort, vec![to_port], external),
+            (DoorAddress::Ip(ip), kind) => {
+                let chain = match kind {
+                    DoorKind::ClusterIp => self.balance(frontend.policy),
+                    DoorKind::LoadBalancerIp if frontend.sources.is_some() => self.chain(Kind::SourceRanges),
+                    DoorKind::LoadBalancerIp | DoorKind::ExternalIp | DoorKind::NodePort => external,
+                };
+                let tests = vec![Match::Destination(host(ip)), to_port];
+                if frontend.sources.is_some() {
+                    let drop = Rule::new(Why::MayNotEnter, &about, tests.clone(), Target::Drop);
+                    self.out.shared.push((Shared::Firewall, drop));
+                }
+                (Shared::Services, Why::FindService, tests, chain)
+            }
+        };
+        let rule = Rule::new(why, &about, tests, Target::Jump(chain));
+        self.out.shared.push((shared, rule));
+    }
+
+    fn refuse(&mut self, frontend: &Frontend) {
+        let protocol = frontend.door.protocol;
+        let why = match protocol {
+            Protocol::Tcp => Why::RefuseTcp,
+            Protocol::Udp | Protocol::Sctp => Why::Refuse,
+        };
+        self.unserved(frontend, "has no endpoints", why, Target::Reject(protocol));
+    }
+
+    fn drop(&mut self, frontend: &Frontend) {
+        self.unserved(
+            frontend,
+            "has no local endpoints",
+            Why::NoLocalEndpoint,
+            Target::Drop,
+        );
+    }
+
+    fn unserved(&mut self, frontend: &Frontend, what: &str, why: Why, target: Target) {
+        let about = self.about(what);
+        let Door {
+            address,
+            protocol,
+            port,
+        } = frontend.door;
+        let to_port = Match::Port(protocol, port.get());
+        let shared = match frontend.kind {
+            DoorKind::ClusterIp => Shared::UnservedInside,
+            DoorKind::NodePort | DoorKind::LoadBalancerIp | DoorKind::ExternalIp => Shared::UnservedOutside,
+        };
+        let rules: Vec<Rule> = match address {
+            DoorAddress::Ip(ip) => {
+                let tests = [Match::Destination(host(ip)), to_port];
+                vec![Rule::new(why, &about, tests, target)]
+            }
+            DoorAddress::Node(_) => {
+                let rule = |to_node: &Vec<(bool, Match)>| {
+                    Rule::new(why, &about, [to_port.clone()], target).also(to_node.iter().cloned())
+                };
+                self.port.to_node.iter().map(rule).collect()
+            }
+        };
+        self.out
+            .shared
+            .extend(rules.into_iter().map(|rule| (shared, rule)));
+    }
+
+    /// The chains that lines in shared chains, or one another, lead to.
+    fn chains(&self) -> BTreeMap<ChainName, Vec<Rule>> {
+        let mut chains = BTreeMap::new();
+        let balanced = self.balanced();
+        for (policy, endpoints) in &balanced {
+            chains.insert(self.balance(*policy), self.balance_rules(*policy, endpoints));
+        }
+        let all: BTreeSet<SocketAddr> = balanced
+            .iter()
+            .flat_map(|(_, endpoints)| endpoints.iter().map(|e| e.address))
+            .collect();
+        for at in all {
+            chains.insert(self.endpoint(at), self.endpoint_rules(at));
+        }
+        let external = || self.doors().filter(|f| f.kind != DoorKind::ClusterIp);
+        if let Some(door) = external().next() {
+            chains.insert(self.chain(Kind::External), self.external_rules(door));
+        }
+        if self.doors().any(|f| f.sources.is_some()) {
+            chains.insert(self.chain(Kind::SourceRanges), self.source_ranges());
+        }
+        chains
+    }
+
+    /// The doors that lead anywhere.
+    fn doors(&self) -> impl Iterator<Item = &'a Frontend> + use<'a> {
+        let doors = self.port.doors.values();
+        doors.filter(|frontend| frontend.inside.endpoints().is_some())
+    }
+
+    /// The endpoints of each policy that a door follows. All doors of a service port select alike.
+    fn balanced(&self) -> Vec<(TrafficPolicy, &'a Endpoints)> {
+        let mut found: Vec<(TrafficPolicy, &'a Endpoints)> = Vec::new();
+        for frontend in self.doors() {
+            let inside = match frontend.kind {
+                DoorKind::ClusterIp => frontend.policy,
+                DoorKind::NodePort | DoorKind::LoadBalancerIp | DoorKind::ExternalIp => {
+                    TrafficPolicy::Cluster
+                }
+            };
+            let outside = frontend.outside.as_ref().and_then(Outcome::endpoints);
+            let sides = [
+                (inside, frontend.inside.endpoints()),
+                (TrafficPolicy::Local, outside),
+            ];
+            for (policy, endpoints) in sides {
+                if let Some(endpoints) = endpoints
+                    && found.iter().all(|(known, _)| *known != policy)
+                {
+                    found.push((policy, endpoints));
+                }
+            }
+        }
+        found
+    }
+
+    fn affinity(&self) -> Option<u32> {
+        let affinity = self.port.doors.values().next().map(|frontend| frontend.affinity);
+        match affinity {
+            Some(Affinity::ClientIp { seconds }) => Some(seconds),
+            Some(Affinity::None) | None => None,
+        }
+    }
+
+    fn endpoint(&self, at: SocketAddr) -> ChainName {
+        ChainName::Of(Kind::Endpoint, Hash::of(self.port.name, Some(at)))
+    }
+
+    fn balance_rules(&self, policy: TrafficPolicy, endpoints: &Endpoints) -> Vec<Rule> {
+        let mut rules = self.mark_rules(policy);
+        let to = |at: SocketAddr| self.about(&format!("-> {at}"));
+        if let Some(seconds) = self.affinity() {
+            let recall = |at: SocketAddr| {
+                let chain = self.endpoint(at);
+                Rule::new(
+                    Why::Recall,
+                    &to(at),
+                    [Match::Recent(chain, seconds)],
+                    Target::Jump(chain),
+                )
+            };
+            rules.extend(endpoints.iter().map(|e| recall(e.address)));
+        }
+        let left = (1..=u32::try_from(endpoints.count()).unwrap_or(u32::MAX)).rev();
+        rules.extend(endpoints.iter().zip(left).map(|(endpoint, left)| {
+            let chance = (left > 1).then_some(Match::OneIn(left));
+            let (about, chain) = (to(endpoint.address), self.endpoint(endpoint.address));
+            Rule::new(Why::Choose, &about, chance, Target::Jump(chain))
+        }));
+        rules
+    }
+
+    /// KEP-2450's first rule: who calls a cluster IP and is not a local pod is masqueraded.
+    fn mark_rules(&self, policy: TrafficPolicy) -> Vec<Rule> {
+        let own = |f: &&Frontend| f.kind == DoorKind::ClusterIp && f.policy == policy;
+        let mut rules = Vec::new();
+        for frontend in self.doors().filter(own) {
+            let DoorAddress::Ip(ip) = frontend.door.address else {
+                continue;
+            };
+            let about = self.about("cluster IP");
+            let to_port = Match::Port(frontend.door.protocol, frontend.door.port.get());
+            let tests = [Match::Destination(host(ip)), to_port];
+            let mark = |why, chain| Rule::new(why, &about, tests.clone(), Target::Jump(chain));
+            rules.push(match (frontend.masquerade, self.port.local) {
+                (Masquerade::Always, _) => mark(Why::MasqueradeAll, MARK_MASQ),
+                (Masquerade::UnlessLocalPod, []) => mark(Why::ComesFromElsewhere, MARK_MASQ),
+                (Masquerade::UnlessLocalPod, [only]) => {
+                    mark(Why::ComesFromElsewhere, MARK_MASQ).unless(only.clone())
+                }
+                (Masquerade::UnlessLocalPod, _) => mark(Why::ComesFromElsewhere, MASQ_IF_NOT_LOCAL),
+            });
+        }
+        rules
+    }
+
+    fn endpoint_rules(&self, at: SocketAddr) -> Vec<Rule> {
+        let about = self.about(&format!("-> {at}"));
+        let from_itself = [Match::Source(host(at.ip()))];
+        let mut tests = vec![Match::Protocol(self.port.name.protocol)];
+        let why = if self.affinity().is_some() {
+            tests.push(Match::Remember(self.endpoint(at)));
+            Why::ChooseAndRemember
+        } else {
+            Why::ToEndpoint
+        };
+        vec![
+            Rule::new(Why::Hairpin, &about, from_itself, Target::Jump(MARK_MASQ)),
+            Rule::new(why, &about, tests, Target::Translate(at)),
+        ]
+    }
+
+    fn external_rules(&self, door: &Frontend) -> Vec<Rule> {
+        let about = self.about("from outside");
+        let to = |policy| Target::Jump(self.balance(policy));
+        let Some(outside) = &door.outside else {
+            return vec![
+                Rule::new(Why::AnyNode, &about, [], Target::Jump(MARK_MASQ)),
+                Rule::new(Why::Choose, &about, [], to(TrafficPolicy::Cluster)),
+            ];
+        };
+        // KEP-2450's second rule: a local pod's connection never leaves for the load balancer and back.
+        let inside = |is: &Match| {
+            Rule::new(
+                Why::PodsAreInside,
+                &about,
+                [is.clone()],
+                to(TrafficPolicy::Cluster),
+            )
+        };
+        let from_node = |target| Rule::new(Why::NodeIsInside, &about, [Match::FromNode], target);
+        let mut rules: Vec<Rule> = self.port.local.iter().map(inside).collect();
+        rules.push(from_node(Target::Jump(MARK_MASQ)));
+        rules.push(from_node(to(TrafficPolicy::Cluster)));
+        if outside.endpoints().is_some() {
+            rules.push(Rule::new(Why::StayOnNode, &about, [], to(TrafficPolicy::Local)));
+        }
+        rules
+    }
+
+    /// Who may enter goes on; of the others the filter table drops what comes back untranslated.
+    fn source_ranges(&self) -> Vec<Rule> {
+        let about = self.about("load balancer IP");
+        let mut doors_of: BTreeMap<IpNetwork, Vec<IpNetwork>> = BTreeMap::new();
+        let mut doors = 0;
+        for frontend in self.doors() {
+            if let (Some(sources), DoorAddress::Ip(ip)) = (&frontend.sources, frontend.door.address) {
+                doors += 1;
+                for range in sources.iter() {
+                    doors_of.entry(*range).or_default().push(host(ip));
+                }
+            }
+        }
+        let rule = |tests: Vec<Match>| {
+            let target = Target::Jump(self.chain(Kind::External));
+            Rule::new(Why::MayEnter, &about, tests, target)
+        };
+        let each = doors_of.into_iter().flat_map(|(range, at)| match at {
+            at if at.len() == doors => vec![vec![Match::Source(range)]],
+            at => at
+                .into_iter()
+                .map(|ip| vec![Match::Source(range), Match::Destination(ip)])
+                .collect(),
+        });
+        each.map(rule).collect()
+    }
+}

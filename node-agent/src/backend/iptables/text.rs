@@ -1,0 +1,117 @@
+//! The rules as `iptables-restore --noflush` takes them, and the same as data. Pure.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use super::name::{ChainName, Table, pod_set};
+use super::pods::Pods;
+use super::ruleset::Ruleset;
+use crate::model::Family;
+
+/// The rules of both families.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Rendering {
+    families: Vec<FamilyText>,
+}
+
+/// One family's rules.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct FamilyText {
+    /// Whose `-restore` they are for.
+    program: &'static str,
+    set: SetText,
+    tables: Vec<TableText>,
+}
+
+/// This node's pods.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct SetText {
+    name: &'static str,
+    elements: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct TableText {
+    name: String,
+    /// Chains with their rules. Of the kernel's own chains only the jumps to ours, which are put first there.
+    chains: BTreeMap<String, Vec<String>>,
+    #[serde(skip)]
+    own: Vec<String>,
+}
+
+impl Rendering {
+    /// Of these rules and pods.
+    pub(super) fn of<'a>(families: impl Iterator<Item = (&'a Ruleset, &'a Pods)>) -> Self {
+        let families = families.map(|(rules, pods)| family(rules, pods));
+        Self {
+            families: families.collect(),
+        }
+    }
+}
+
+fn family(rules: &Ruleset, pods: &Pods) -> FamilyText {
+    let mut tables = Table::BOTH.map(|table| TableText {
+        name: table.to_string(),
+        chains: BTreeMap::new(),
+        own: Vec::new(),
+    });
+    for ((table, chain), line) in rules.jumps() {
+        let chains = &mut tables[table as usize].chains;
+        chains.entry(chain.to_string()).or_default().push(line);
+    }
+    rules.for_each(|(table, chain), lines| {
+        debug_assert!(!matches!(chain, ChainName::BuiltIn(_)));
+        tables[table as usize].own.push(chain.to_string());
+        tables[table as usize].chains.insert(chain.to_string(), lines);
+    });
+    FamilyText {
+        program: match rules.family() {
+            Family::V4 => "iptables",
+            Family::V6 => "ip6tables",
+        },
+        set: SetText {
+            name: pod_set(rules.family()),
+            elements: pods.of(rules.family()).map(|pod| pod.to_string()).collect(),
+        },
+        tables: tables.into(),
+    }
+}
+
+impl fmt::Display for Rendering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for family in &self.families {
+            writeln!(f, "# {}-restore --noflush", family.program)?;
+            let inet = if family.program == "iptables" {
+                "inet"
+            } else {
+                "inet6"
+            };
+            let SetText { name, elements } = &family.set;
+            writeln!(f, "# create {name} hash:net,iface family {inet} comment")?;
+            elements
+                .iter()
+                .try_for_each(|pod| writeln!(f, "# add {name} {pod}"))?;
+            family.tables.iter().try_for_each(|table| write!(f, "{table}"))?;
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for TableText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "*{}", self.name)?;
+        let is_own = |name: &String| self.own.contains(name);
+        let own = self.chains.keys().filter(|name| is_own(name));
+        own.clone().try_for_each(|name| writeln!(f, ":{name} - [0:0]"))?;
+        for (name, lines) in &self.chains {
+            let how = if is_own(name) { "-A" } else { "-I" };
+            lines
+                .iter()
+                .try_for_each(|line| writeln!(f, "{how} {name} {line}"))?;
+        }
+        writeln!(f, "COMMIT")
+    }
+}
