@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::io::unix::AsyncFd;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, error, info, warn};
 
@@ -24,6 +24,7 @@ use crate::control::{self, Asked, Request};
 use crate::describe::describe;
 use crate::engine::Engine;
 use crate::explain::Packet;
+use crate::host::forward::{self, Findings};
 use crate::host::{self, Keeper};
 use crate::http;
 use crate::memory::give_back;
@@ -66,10 +67,13 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     drop(told);
     let (publisher, published) = Publisher::new(now());
     problems.push(http::start(config.listen, published).context("cannot start the HTTP servers")?);
+    let (elsewhere, found) = watch_forward(&config);
     let engine = Engine::open(config.policy).context("cannot open netlink to nf_tables")?;
     let mut agent = Agent {
         engine,
         settings: Keeper::default(),
+        elsewhere,
+        found,
         problems,
         waiting: Vec::new(),
         watch: None,
@@ -130,6 +134,14 @@ fn start_sources(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> Problems {
     vec![pod_problems, object_problems, link_problems, record_problems]
 }
 
+fn watch_forward(config: &Config) -> (Arc<Notify>, watch::Receiver<Findings>) {
+    let elsewhere = Arc::new(Notify::new());
+    let (findings, found) = watch::channel(Findings::default());
+    let open = config.policy.node_side.open_forward;
+    tokio::spawn(forward::run(open, elsewhere.clone(), findings));
+    (elsewhere, found)
+}
+
 /// A plugin's ADD that waits for its pod.
 struct Waiting {
     asked: WaitFor,
@@ -139,6 +151,10 @@ struct Waiting {
 struct Agent {
     engine: Engine,
     settings: Keeper,
+    /// Told when somebody changes another table than ours.
+    elsewhere: Arc<Notify>,
+    /// What other firewalls do to what is forwarded.
+    found: watch::Receiver<Findings>,
     problems: Problems,
     waiting: Vec<Waiting>,
     /// Listens to foreign changes, once everything is programmed.
@@ -249,11 +265,15 @@ impl Agent {
         if self.watch.is_some() || !self.engine.is_synced() {
             return;
         }
-        match Watch::open(self.engine.port())
+        match Watch::open(self.engine.port(), &self.elsewhere)
             .map_err(anyhow::Error::from)
             .and_then(pollable)
         {
-            Ok(watch) => self.watch = Some(watch),
+            Ok(watch) => {
+                self.watch = Some(watch);
+                // What was changed until now was changed unheard.
+                self.elsewhere.notify_one();
+            }
             Err(error) => warn!(error = format!("{error:#}"), "cannot listen to foreign changes"),
         }
         give_back();
@@ -274,8 +294,13 @@ impl Agent {
             },
             Request::Status { .. } => {
                 let told = self.problems.iter().flat_map(|p| p.borrow().clone());
-                let problems = told.chain(self.settings.problems().iter().cloned());
-                json!(self.engine.status(problems.collect()))
+                let found = self.found.borrow().clone();
+                let settings = self.settings.problems().iter().cloned();
+                let mut status = self
+                    .engine
+                    .status(told.chain(settings).chain(found.errors).collect());
+                status.warnings = found.warnings;
+                json!(status)
             }
         };
         let _ = answer.send(value);

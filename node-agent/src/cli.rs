@@ -17,6 +17,7 @@ use crate::backend::nftables::{Kernel, Nftables};
 use crate::config::{LogFormat, PolicyArgs, RunArgs, RunDirArgs};
 use crate::control::{self, Empty, ExplainQuery, Request};
 use crate::explain::{Explanation, Packet};
+use crate::host::forward;
 use crate::status::Status;
 
 /// Service networking for a node that knows its own pods.
@@ -122,12 +123,17 @@ fn explain(args: ExplainArgs) -> anyhow::Result<()> {
 }
 
 fn cleanup() -> anyhow::Result<()> {
+    let opened = forward::cleanup().context("cannot remove denizen's rules from other firewalls' chains");
     let mut kernel = Kernel::open().context("cannot open netlink to nf_tables")?;
     let removed = Nftables::cleanup(&mut kernel)?;
+    let opened = opened?;
     println!(
         "removed {removed} nftables table{}",
         if removed == 1 { "" } else { "s" }
     );
+    if opened > 0 {
+        println!("removed denizen's rules from {opened} of other firewalls' chains");
+    }
     Ok(())
 }
 

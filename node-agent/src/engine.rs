@@ -308,6 +308,7 @@ impl<B: Backend> Engine<B> {
             last_repair_milliseconds: self.last_repair.map(|took| took.as_secs_f64() * 1e3),
             missed_lookups,
             errors,
+            warnings: Vec::new(),
         }
     }
 }

@@ -36,6 +36,9 @@ pub struct Status {
     pub missed_lookups: u64,
     /// What is wrong right now.
     pub errors: Vec<String>,
+    /// What may be wrong, and cannot be known from here.
+    #[serde(default)]
+    pub warnings: Vec<String>,
 }
 
 /// One programming of the kernel.
@@ -81,11 +84,13 @@ impl fmt::Display for Status {
             ("missed lookups", self.missed_lookups.to_string()),
         ];
         let errors = self.errors.iter().map(|error| ("error", error.clone()));
+        let warnings = self.warnings.iter().map(|warning| ("warning", warning.clone()));
         let none = self.errors.is_empty().then(|| ("errors", "none".to_owned()));
         lines
             .into_iter()
             .chain(errors)
             .chain(none)
+            .chain(warnings)
             .try_for_each(|(what, value)| writeln!(f, "{what:<16}{value}"))
     }
 }

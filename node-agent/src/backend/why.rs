@@ -76,6 +76,15 @@ pub enum Why {
     WithoutMemory,
     /// Session affinity borrowed the priority of a connection's first packet; queues should not see it.
     GiveBackPriority,
+    /// `--open-forward`: the connection is known for one of ours in another firewall's chain, where nothing
+    /// else tells it from others: not its packets' mark, which only the first has, nor its addresses.
+    Admitted,
+    /// `--open-forward`, in another firewall's chain: KEP-2450's one rule without a CIDR. Answers, and errors
+    /// about connections, come from whatever address the endpoint has.
+    AdmitAnswers,
+    /// `--open-forward`, in another firewall's chain: what that firewall would drop, since it does not know
+    /// that services are to be reached.
+    AdmitServices,
     /// The mark was set where the service was chosen; it is cleared here so that it means nothing to others.
     MarkedAbove,
     /// iptables: where a chosen endpoint's connection is translated.
@@ -154,6 +163,9 @@ impl Why {
             Self::ChooseAndRemember => "session affinity: one endpoint, each as likely as the others",
             Self::WithoutMemory => "session affinity: no room to remember; any endpoint will do",
             Self::GiveBackPriority => "session affinity borrowed the first packet's priority",
+            Self::Admitted => "known by this where another firewall's FORWARD would drop it",
+            Self::AdmitAnswers => "answers of connections that were let in",
+            Self::AdmitServices => "connections to services",
             Self::MarkedAbove => "marked where the service was chosen",
             Self::ToEndpoint => "the connection goes to this endpoint",
             Self::MasqueradeAll => "masquerade-all was asked for",

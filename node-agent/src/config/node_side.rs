@@ -10,6 +10,11 @@ pub struct NodeSideArgs {
     /// The bit of a packet's mark that means: masquerade this connection; 14 is the mark 0x4000
     #[arg(long, value_name = "0..31", default_value = "14", value_parser = mark_bit)]
     pub masquerade_bit: MarkBit,
+
+    /// Where another firewall's FORWARD drops by default, put rules there that let services' connections
+    /// through; `cleanup` removes them
+    #[arg(long)]
+    pub open_forward: bool,
 }
 
 impl NodeSideArgs {
@@ -17,6 +22,7 @@ impl NodeSideArgs {
     pub fn settled(&self) -> NodeSide {
         NodeSide {
             masquerade_bit: self.masquerade_bit,
+            open_forward: self.open_forward,
         }
     }
 }

@@ -1,9 +1,11 @@
-//! What surrounds the rules on this host and decides whether they work: settings of the kernel.
+//! What surrounds the rules on this host and decides whether they work: settings of the kernel, and others'
+//! chains that drop what is forwarded ([`forward`]).
 //!
-//! What is wanted is pure ([`setting`], [`conntrack`]); [`sysctl`] alone reads and
+//! What settings are wanted is pure ([`setting`], [`conntrack`]); [`sysctl`] alone reads and
 //! writes, and [`keeper`] remembers what it could not.
 
 pub mod conntrack;
+pub mod forward;
 pub mod keeper;
 pub mod setting;
 pub mod sysctl;

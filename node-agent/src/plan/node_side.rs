@@ -13,6 +13,9 @@ impl MarkBit {
     /// both mark means the same to both.
     pub const MASQUERADE: Self = Self(14);
 
+    /// The bit of a connection's mark (never of a packet's) that means: denizen forwarded it to an endpoint.
+    pub const ADMITTED: Self = Self(12);
+
     /// The bit of this number; `None` when marks have no such bit.
     pub fn new(number: u8) -> Option<Self> {
         (number < 32).then_some(Self(number))
@@ -36,12 +39,16 @@ pub struct NodeSide {
     /// Connections whose first packet has it are masqueraded. Every other bit of a mark is somebody else's,
     /// and is kept.
     pub masquerade_bit: MarkBit,
+    /// What is forwarded to endpoints is let through others' chains in the forward hook. Such connections
+    /// get [`MarkBit::ADMITTED`].
+    pub open_forward: bool,
 }
 
 impl Default for NodeSide {
     fn default() -> Self {
         Self {
             masquerade_bit: MarkBit::MASQUERADE,
+            open_forward: false,
         }
     }
 }

@@ -155,6 +155,7 @@ impl Expressions<'_> {
             Action::ClearScratch => self.clear_priority(),
             Action::Mark(bit) => self.change(META_MARK, !bit.mask(), bit.mask()),
             Action::Unmark(bit) => self.change(META_MARK, !bit.mask(), 0),
+            Action::Admit(bit) => self.admit(bit.mask()),
             Action::Masquerade => {
                 const FULLY_RANDOM: u32 = 1 << 4;
                 self.expression("masq", |w| w.put_u32(1, FULLY_RANDOM));
@@ -170,6 +171,19 @@ impl Expressions<'_> {
                 Family::V6 => self.reject(0, 4),
             },
         }
+    }
+
+    fn admit(&mut self, bit: u32) {
+        const CT_MARK: u32 = 3;
+        self.expression("ct", |w| {
+            w.put_u32(1, register(0));
+            w.put_u32(2, CT_MARK);
+        });
+        self.bits(!bit, bit);
+        self.expression("ct", |w| {
+            w.put_u32(2, CT_MARK);
+            w.put_u32(4, register(0));
+        });
     }
 
     fn clear_priority(&mut self) {

@@ -95,13 +95,19 @@ fn base_chains(masquerade: MarkBit) -> [Chain; 3] {
 
 /// The chains of a class: those that balance, then those that mark, where they should, and go to them.
 /// Policy Local from elsewhere needs the first alone.
-pub fn class_chains(class: Class, masquerade: MarkBit) -> Vec<Chain> {
-    let mut chains = match class.affinity {
-        None => vec![balance(class)],
-        Some(seconds) => vec![remembered(class, seconds), balance_and_remember(class, seconds)],
+pub fn class_chains(class: Class, node_side: &NodeSide) -> Vec<Chain> {
+    let mut balancing = match class.affinity {
+        None => balance(class),
+        Some(seconds) => balance_and_remember(class, seconds),
     };
+    if node_side.open_forward {
+        let admit = Rule::new(Why::Admitted, [], [Action::Admit(MarkBit::ADMITTED)]);
+        balancing.rules.insert(0, admit);
+    }
+    let remembered = class.affinity.map(|seconds| remembered(class, seconds));
+    let mut chains: Vec<Chain> = remembered.into_iter().chain([balancing]).collect();
     match class.group {
-        Group::Service | Group::NodePort => chains.extend(entries(class, masquerade)),
+        Group::Service | Group::NodePort => chains.extend(entries(class, node_side.masquerade_bit)),
         Group::LocalService | Group::LocalNodePort => {}
     }
     chains

@@ -87,6 +87,8 @@ pub enum Action {
     Mark(MarkBit),
     /// Clears this bit of the mark, whatever else the mark says.
     Unmark(MarkBit),
+    /// Sets this bit of the connection's mark, whatever else the mark says.
+    Admit(MarkBit),
     /// Replaces the source by the address of the interface that it leaves by, with a random port, since
     /// two clients may use the same one.
     Masquerade,

@@ -91,7 +91,7 @@ impl Table {
 
     /// The chains of a class.
     pub fn class_chains(&self, class: Class) -> Vec<Chain> {
-        program::class_chains(class, self.shape.node_side.masquerade_bit)
+        program::class_chains(class, &self.shape.node_side)
     }
 
     /// Every element that should be there, by its set and in no order.

@@ -265,6 +265,7 @@ fn action_text(family: Family, action: &Action) -> String {
         Action::ClearScratch => "meta priority set none".to_owned(),
         Action::Mark(bit) => format!("meta mark set meta mark | {bit}"),
         Action::Unmark(bit) => format!("meta mark set meta mark & {:#010x}", !bit.mask()),
+        Action::Admit(bit) => format!("ct mark set ct mark | {bit}"),
         Action::Masquerade => "masquerade fully-random".to_owned(),
         Action::Count => "counter".to_owned(),
         Action::Drop => "drop".to_owned(),

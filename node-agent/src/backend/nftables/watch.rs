@@ -1,8 +1,10 @@
 //! The kernel's word of who changed what in nf_tables.
 
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 
 use nix::libc;
+use tokio::sync::Notify;
 
 use super::message::kind;
 use super::name::TABLE;
@@ -16,23 +18,27 @@ use crate::netlink::{Message, NetlinkError, Socket};
 pub struct Watch {
     socket: Socket,
     own: u32,
+    /// Told of changes of other tables.
+    elsewhere: Arc<Notify>,
     /// Our table was touched in the batch whose end has not come yet.
     touched: bool,
 }
 
 impl Watch {
-    /// Listens from now on. `own` is the port of the socket whose changes are our own. (A process id would
+    /// Listens from now on. `own` is the port of the socket whose changes are our own; `elsewhere` is told when
+    /// somebody changes tables that are not ours. (A process id would
     /// not do: the kernel names it as the host knows it, not as a container's process knows itself.)
     ///
     /// # Errors
     /// [`NetlinkError`].
-    pub fn open(own: u32) -> Result<Self, NetlinkError> {
+    pub fn open(own: u32, elsewhere: &Arc<Notify>) -> Result<Self, NetlinkError> {
         const NFNLGRP_NFTABLES: libc::c_int = 7;
         let socket = Socket::open()?;
         socket.join(NFNLGRP_NFTABLES)?;
         Ok(Self {
             socket,
             own,
+            elsewhere: Arc::clone(elsewhere),
             touched: false,
         })
     }
@@ -44,18 +50,30 @@ impl Watch {
     /// [`NetlinkError`].
     pub fn foreign_change(&mut self) -> Result<bool, NetlinkError> {
         let mut foreign = false;
-        let Self { socket, own, touched } = self;
+        let Self {
+            socket,
+            own,
+            elsewhere,
+            touched,
+        } = self;
         loop {
             let more = socket.receive(false, |message| match ended_by(&message) {
                 Some(port) => {
-                    foreign |= std::mem::take(touched) && port != *own;
+                    let ours = std::mem::take(touched);
+                    foreign |= ours && port != *own;
+                    if !ours && port != *own {
+                        elsewhere.notify_one();
+                    }
                 }
                 None => *touched |= is_ours(&message),
             });
             match more {
                 Ok(true) => {}
                 Ok(false) => return Ok(foreign),
-                Err(NetlinkError::Overflow) => foreign = true,
+                Err(NetlinkError::Overflow) => {
+                    foreign = true;
+                    elsewhere.notify_one();
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -2,7 +2,7 @@ use super::super::name::{ChainName, Class, Group};
 use super::super::program::class_chains;
 use super::super::rule::{Action, Chain};
 use crate::model::Protocol;
-use crate::plan::MarkBit;
+use crate::plan::NodeSide;
 
 fn chains(size: u32, affinity: Option<u32>) -> Vec<Chain> {
     let class = Class {
@@ -11,7 +11,7 @@ fn chains(size: u32, affinity: Option<u32>) -> Vec<Chain> {
         size,
         affinity,
     };
-    class_chains(class, MarkBit::MASQUERADE)
+    class_chains(class, &NodeSide::default())
 }
 
 /// Among how many slots each rule of the balancing chain draws.

@@ -12,7 +12,7 @@ use super::super::table::{Delta, Table};
 use super::slots::{door, frontend, to};
 use crate::fixture::{ip, pods, port, range};
 use crate::model::{Affinity, Family, Protocol};
-use crate::plan::{Detector, Door, DoorAddress, DoorKind, Frontend, MarkBit, Masquerade, Outcome};
+use crate::plan::{Detector, Door, DoorAddress, DoorKind, Frontend, Masquerade, NodeSide, Outcome};
 
 /// The kernel's sets and chains, with its own strictness.
 #[derive(Default)]
@@ -231,7 +231,7 @@ fn every_reason_fits() {
         })
     });
     let mut chains: Vec<_> = classes
-        .flat_map(|class| program::class_chains(class, MarkBit::MASQUERADE))
+        .flat_map(|class| program::class_chains(class, &NodeSide::default()))
         .collect();
     for detector in detectors {
         let ranges = vec![range("10.0.0.0/9")];

@@ -1,0 +1,212 @@
+//! What somebody else's chain in the forward hook does to what it does not know. Pure.
+
+use std::collections::BTreeMap;
+
+/// What a rule does to the packets that it matches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Act {
+    /// On with the next rule.
+    Nothing,
+    /// Lets them through.
+    Accept,
+    /// Drops or refuses them.
+    Drop,
+    /// Back to where the chain was called.
+    Return,
+    /// To a chain, and back.
+    Jump(String),
+    /// To a chain, not back.
+    Goto(String),
+    /// Something that cannot be told from the rule alone: a map of verdicts, a program that is asked.
+    Unknown,
+}
+
+/// A rule, as far as it matters here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// It asks something of packets. What it asks is not looked at.
+    pub conditional: bool,
+    /// What it does.
+    pub act: Act,
+    /// By what it is removed, when it is one of denizen's own.
+    pub own: Option<u64>,
+}
+
+/// The rules of a table's chains, by the chain's name.
+pub type Chains = BTreeMap<String, Vec<Rule>>;
+
+/// What becomes of a packet that no rule was made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Judgement {
+    /// It is let through.
+    Passes,
+    /// It is dropped.
+    Drops {
+        /// And so is every other: no rule lets anything through.
+        all: bool,
+    },
+}
+
+/// How a walk through a chain ends for such a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Accepted,
+    Dropped,
+    Returned,
+}
+
+/// Judges the base chain `base`; denizen's own rules in it do not count.
+pub fn judge(chains: &Chains, base: &str, policy_drops: bool) -> Judgement {
+    let mut walk = Walk {
+        chains,
+        accepts: false,
+    };
+    let dropped = match walk.through(base, 0) {
+        End::Accepted => false,
+        End::Dropped => true,
+        End::Returned => policy_drops,
+    };
+    if dropped {
+        Judgement::Drops { all: !walk.accepts }
+    } else {
+        Judgement::Passes
+    }
+}
+
+struct Walk<'a> {
+    chains: &'a Chains,
+    /// Some rule on the way may let something through.
+    accepts: bool,
+}
+
+impl Walk<'_> {
+    fn through(&mut self, chain: &str, depth: usize) -> End {
+        // The kernel's own limit on jumps (NFT_JUMP_STACK_SIZE).
+        const DEEPEST: usize = 16;
+        let rules = self.chains.get(chain).filter(|_| depth < DEEPEST);
+        let foreign = rules.into_iter().flatten().filter(|rule| rule.own.is_none());
+        for rule in foreign {
+            if let Some(end) = self.past(rule, depth) {
+                return end;
+            }
+        }
+        End::Returned
+    }
+
+    /// Where the walk ends at this rule, if it does.
+    fn past(&mut self, rule: &Rule, depth: usize) -> Option<End> {
+        let end = match &rule.act {
+            Act::Nothing => return None,
+            Act::Unknown => {
+                self.accepts = true;
+                return None;
+            }
+            Act::Accept => End::Accepted,
+            Act::Drop => End::Dropped,
+            Act::Return => End::Returned,
+            Act::Jump(to) => match self.through(to, depth + 1) {
+                End::Returned => return None,
+                end @ (End::Accepted | End::Dropped) => end,
+            },
+            Act::Goto(to) => self.through(to, depth + 1),
+        };
+        if rule.conditional {
+            // What returns early goes round a drop that comes later.
+            self.accepts |= end != End::Dropped;
+            return None;
+        }
+        Some(end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(conditional: bool, act: Act) -> Rule {
+        Rule {
+            conditional,
+            act,
+            own: None,
+        }
+    }
+
+    #[test]
+    fn chains_are_judged_by_what_they_do_to_strangers() {
+        use Act::{Accept, Drop, Goto, Jump, Nothing, Return, Unknown};
+        let always = |act| rule(false, act);
+        let some = |act| rule(true, act);
+        let to = |act: fn(String) -> Act| act("other".to_owned());
+        let ours = Rule {
+            own: Some(7),
+            ..always(Accept)
+        };
+        let drops = |all| Judgement::Drops { all };
+        let passes = Judgement::Passes;
+        // Rules of the base chain, of the other chain, and what is so with policy drop and accept.
+        type Case = (&'static str, Vec<Rule>, Vec<Rule>, [Judgement; 2]);
+        let cases: Vec<Case> = vec![
+            ("empty", vec![], vec![], [drops(true), passes]),
+            ("counts", vec![always(Nothing)], vec![], [drops(true), passes]),
+            ("accepts some", vec![some(Accept)], vec![], [drops(false), passes]),
+            ("accepts all", vec![always(Accept)], vec![], [passes, passes]),
+            (
+                "refuses at the end",
+                vec![some(Accept), always(Drop)],
+                vec![],
+                [drops(false); 2],
+            ),
+            ("refuses all", vec![always(Drop)], vec![], [drops(true); 2]),
+            ("refuses some", vec![some(Drop)], vec![], [drops(true), passes]),
+            ("a map", vec![some(Unknown)], vec![], [drops(false), passes]),
+            (
+                "jumps to a drop",
+                vec![always(to(Jump))],
+                vec![always(Drop)],
+                [drops(true); 2],
+            ),
+            (
+                "jumps to an accept",
+                vec![always(to(Jump))],
+                vec![always(Accept)],
+                [passes; 2],
+            ),
+            (
+                "jumps and returns",
+                vec![always(to(Jump))],
+                vec![always(Return), always(Drop)],
+                [drops(true), passes],
+            ),
+            (
+                "some go to a drop",
+                vec![some(to(Goto))],
+                vec![always(Drop)],
+                [drops(true), passes],
+            ),
+            (
+                "some jump to an accept",
+                vec![some(to(Jump))],
+                vec![always(Accept)],
+                [drops(false), passes],
+            ),
+            (
+                "all go away",
+                vec![always(to(Goto)), always(Accept)],
+                vec![],
+                [drops(true), passes],
+            ),
+            (
+                "round in a circle",
+                vec![always(to(Jump))],
+                vec![always(to(Jump))],
+                [drops(true), passes],
+            ),
+            ("ours does not count", vec![ours], vec![], [drops(true), passes]),
+        ];
+        for (name, base, other, expected) in cases {
+            let chains = Chains::from([("forward".to_owned(), base), ("other".to_owned(), other)]);
+            let judged = [true, false].map(|policy| judge(&chains, "forward", policy));
+            assert_eq!(judged, expected, "{name}");
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Looks at the forward hook at the start, whenever somebody changes a ruleset, and now and then.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+use super::{Findings, look};
+
+/// Legacy iptables tells nobody of its changes.
+const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
+/// Between two looks: whoever rewrites a ruleset does it in many steps.
+const AT_MOST_EVERY: Duration = Duration::from_secs(1);
+
+/// Runs until nobody wants to know what is found any more. `changed` is told of others' changes.
+pub async fn run(open: bool, changed: Arc<Notify>, found: watch::Sender<Findings>) {
+    while !found.is_closed() {
+        // Iptables may wait for its lock.
+        let Ok(findings) = spawn_blocking(move || look(open)).await else {
+            return;
+        };
+        report(&found, findings);
+        sleep(AT_MOST_EVERY).await;
+        let _ = timeout(AT_LEAST_EVERY, changed.notified()).await;
+    }
+}
+
+fn report(found: &watch::Sender<Findings>, findings: Findings) {
+    found.send_if_modified(|now| {
+        let news = *now != findings;
+        if news {
+            for problem in findings.errors.iter().chain(&findings.warnings) {
+                warn!(problem, "packets that are forwarded may be dropped");
+            }
+        }
+        *now = findings;
+        news
+    });
+}
