@@ -31,6 +31,7 @@ use crate::memory::give_back;
 use crate::model::Event;
 use crate::records;
 use crate::source::{Outlet, manifests, node, state_file};
+use crate::status::Status;
 
 /// Behind the kernel's own notifications: how often the tables are looked at anyway.
 const RESYNC: Duration = Duration::from_secs(600);
@@ -60,12 +61,12 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     RunDir::create(&config.run_dir).context("cannot use the run directory")?;
     let listener = control::listen(&config.run_dir).await?;
     let (asked, requests) = mpsc::channel(QUEUE);
-    tokio::spawn(control::serve(listener, asked));
+    tokio::spawn(control::serve(listener, asked.clone()));
     let (told, events) = mpsc::channel(QUEUE);
     records::adopt_at_start(&config.records()).await;
     let mut problems = start_sources(&config, &told);
     drop(told);
-    let (publisher, published) = Publisher::new(now());
+    let (publisher, published) = Publisher::new(&config, asked, now());
     problems.push(http::start(config.listen, published).context("cannot start the HTTP servers")?);
     let (elsewhere, found) = watch_forward(&config);
     let engine = Engine::open(config.policy).context("cannot open netlink to nf_tables")?;
@@ -146,6 +147,7 @@ fn watch_forward(config: &Config) -> (Arc<Notify>, watch::Receiver<Findings>) {
 struct Waiting {
     asked: WaitFor,
     answer: oneshot::Sender<Value>,
+    since: Instant,
 }
 
 struct Agent {
@@ -205,13 +207,18 @@ impl Agent {
 
     /// Takes in everything that is there, so that a burst is one change.
     fn take(&mut self, batch: Vec<Event>, events: &mut mpsc::Receiver<Vec<Event>>) -> Option<bool> {
-        self.engine.apply(batch);
+        self.accept(batch);
         // Bounded, so that a flood of events does not keep others waiting.
         for _ in 0..QUEUE {
             let Ok(batch) = events.try_recv() else { break };
-            self.engine.apply(batch);
+            self.accept(batch);
         }
         (!self.engine.is_idle()).then(|| self.program(false))
+    }
+
+    fn accept(&mut self, batch: Vec<Event>) {
+        self.publisher.taken(&batch);
+        self.engine.apply(batch);
     }
 
     /// Programs what is due, or looks at everything; whether that worked.
@@ -223,6 +230,7 @@ impl Agent {
             self.engine.resync().map(|repair| {
                 if !repair.is_none() {
                     self.engine.note_repair(begun.elapsed());
+                    self.publisher.metrics.own.drift_repaired.inc();
                     warn!(
                         elements = repair.elements,
                         rebuilt = repair.rebuilt,
@@ -236,13 +244,13 @@ impl Agent {
         match result {
             Ok(()) => {
                 self.engine.note_sync(timestamp(), begun.elapsed());
-                self.publisher
-                    .programmed(&mut self.engine, now(), jiff::Timestamp::now());
+                self.publisher.programmed(&mut self.engine, begun, now());
                 self.release();
                 self.listen();
                 true
             }
             Err(error) => {
+                self.publisher.metrics.like_kube_proxy.sync_failures.inc();
                 error!(
                     error = describe(&error),
                     "the kernel is not as it should be; trying again"
@@ -282,7 +290,8 @@ impl Agent {
     fn answer(&mut self, Asked { request, answer }: Asked) {
         let value = match request {
             Request::WaitFor(asked) => {
-                self.waiting.push(Waiting { asked, answer });
+                let since = now();
+                self.waiting.push(Waiting { asked, answer, since });
                 return self.release();
             }
             Request::Explain { explain } => match Packet::parse(&explain.from, &explain.to) {
@@ -292,18 +301,26 @@ impl Agent {
                     Ok(explanation) => json!(explanation),
                 },
             },
-            Request::Status { .. } => {
-                let told = self.problems.iter().flat_map(|p| p.borrow().clone());
-                let found = self.found.borrow().clone();
-                let settings = self.settings.problems().iter().cloned();
-                let mut status = self
-                    .engine
-                    .status(told.chain(settings).chain(found.errors).collect());
-                status.warnings = found.warnings;
-                json!(status)
+            Request::Status { .. } => json!(self.status()),
+            Request::Measure { .. } => {
+                let status = self.status();
+                self.engine.measure(&status, &self.publisher.metrics);
+                Value::Null
             }
         };
         let _ = answer.send(value);
+    }
+
+    /// What is known and programmed, and what is wrong by anybody's word.
+    fn status(&mut self) -> Status {
+        let told = self.problems.iter().flat_map(|p| p.borrow().clone());
+        let found = self.found.borrow().clone();
+        let settings = self.settings.problems().iter().cloned();
+        let problems = told.chain(settings).chain(found.errors).collect();
+        Status {
+            warnings: found.warnings,
+            ..self.engine.status(problems)
+        }
     }
 
     /// Answers every ADD whose pod is programmed, and forgets those that gave up.
@@ -313,10 +330,14 @@ impl Agent {
             .waiting
             .extract_if(.., |w| w.answer.is_closed() || engine.has_programmed(&w.asked));
         for waiting in done {
-            let _ = waiting.answer.send(json!(WaitAnswer {
+            let answered = waiting.answer.send(json!(WaitAnswer {
                 programmed: true,
                 reason: None
             }));
+            let outcome = if answered.is_ok() { "programmed" } else { "gave_up" };
+            let own = &self.publisher.metrics.own;
+            own.plugin_waits.get_or_create(&[("outcome", outcome)]).inc();
+            own.plugin_wait.observe(waiting.since.elapsed().as_secs_f64());
         }
     }
 }

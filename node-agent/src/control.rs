@@ -31,6 +31,11 @@ pub enum Request {
         /// Nothing to say.
         status: Empty,
     },
+    /// Bring the gauges of the metrics up to date. The answer says nothing.
+    Measure {
+        /// Nothing to say.
+        measure: Empty,
+    },
 }
 
 /// `--from` and `--to` of `denizen-agent explain`.

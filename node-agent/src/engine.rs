@@ -1,6 +1,7 @@
 //! Model, plan and backend behind one face: events in, a programmed kernel out. It has no task, no socket
 //! and no clock of its own; `agent` drives it.
 
+mod figures;
 mod health;
 #[cfg(test)]
 mod tests;

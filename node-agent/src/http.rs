@@ -13,11 +13,13 @@ use std::io;
 use std::sync::Arc;
 use std::thread;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::config::Listen;
+use crate::control::Asked;
 use crate::plan::HealthPorts;
 use crate::status::health::Pulse;
+use crate::status::metrics::Metrics;
 
 /// What the loop publishes for the servers, always as it is now.
 #[derive(Debug, Clone)]
@@ -26,6 +28,10 @@ pub struct Published {
     pub pulse: watch::Receiver<Pulse>,
     /// Which health-check node ports there are.
     pub ports: watch::Receiver<HealthPorts>,
+    /// What is counted and measured.
+    pub metrics: Metrics,
+    /// Where the loop is asked.
+    pub requests: mpsc::Sender<Asked>,
 }
 
 /// What is served at an address.
@@ -33,6 +39,8 @@ pub struct Published {
 enum Site {
     /// `/healthz` and `/livez`.
     Health,
+    /// `/metrics`, and what else kube-proxy has beside it.
+    Metrics,
     /// Whatever service has the health-check node port at the moment of the question.
     HealthCheck,
 }

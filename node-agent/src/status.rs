@@ -1,6 +1,7 @@
 //! What the running agent knows and has programmed, for people and programs.
 
 pub mod health;
+pub mod metrics;
 
 use std::fmt;
 

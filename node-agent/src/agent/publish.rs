@@ -1,32 +1,58 @@
-//! What the loop says of itself, for those who run beside it.
+//! What the loop says of itself, for those who run beside it: health, the health-check node ports, metrics.
 
-use std::time::Instant;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::{Instant, SystemTime};
 
+use denizen_shared::run_dir::STATE_FILE;
+use denizen_shared::state::AttachmentId;
 use jiff::Timestamp;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::backend::Backend;
+use crate::config::Config;
+use crate::control::Asked;
 use crate::engine::Engine;
 use crate::http::Published;
+use crate::model::{Event, PodSet};
 use crate::plan::HealthPorts;
 use crate::status::health::Pulse;
+use crate::status::metrics::Metrics;
 
 /// The loop's end of [`Published`].
 #[derive(Debug)]
 pub(super) struct Publisher {
     pulse: watch::Sender<Pulse>,
     ports: watch::Sender<HealthPorts>,
+    pub(super) metrics: Metrics,
+    state_file: PathBuf,
+    /// Which attachments were told last.
+    known: Option<BTreeSet<AttachmentId>>,
+    /// When the oldest record was written whose pod is not programmed yet.
+    recorded: Option<SystemTime>,
 }
 
 impl Publisher {
-    pub(super) fn new(now: Instant) -> (Self, Published) {
+    /// Whoever reads it may ask the loop by `requests`.
+    pub(super) fn new(config: &Config, requests: mpsc::Sender<Asked>, now: Instant) -> (Self, Published) {
         let (pulse, pulse_receiver) = watch::channel(Pulse::starting(now));
         let (ports, ports_receiver) = watch::channel(HealthPorts::default());
+        let metrics = Metrics::default();
         let published = Published {
             pulse: pulse_receiver,
             ports: ports_receiver,
+            metrics: metrics.clone(),
+            requests,
         };
-        (Self { pulse, ports }, published)
+        let publisher = Self {
+            pulse,
+            ports,
+            metrics,
+            state_file: config.run_dir.join(STATE_FILE),
+            known: None,
+            recorded: None,
+        };
+        (publisher, published)
     }
 
     /// The loop comes round.
@@ -34,8 +60,39 @@ impl Publisher {
         self.pulse.send_modify(|pulse| pulse.alive = now);
     }
 
+    /// These facts are taken in.
+    pub(super) fn taken(&mut self, events: &[Event]) {
+        for event in events {
+            let (total, pending) = match event {
+                Event::Service(..) => &self.metrics.like_kube_proxy.service_changes,
+                Event::Slice(..) => &self.metrics.like_kube_proxy.endpoint_changes,
+                Event::Pods(pods) => {
+                    self.pods_told(pods);
+                    continue;
+                }
+                Event::Node(_) | Event::ServiceCidr(..) | Event::Addresses(_) | Event::Listed(_) => continue,
+            };
+            total.inc();
+            pending.inc();
+        }
+    }
+
+    /// A pod that comes while the agent runs is measured from its record's writing. Where a later record has
+    /// overtaken it already, from that one's.
+    fn pods_told(&mut self, pods: &PodSet) {
+        let now: BTreeSet<AttachmentId> = pods.pods.iter().map(|pod| pod.id.clone()).collect();
+        let is_added = self.known.as_ref().is_some_and(|known| !now.is_subset(known));
+        self.known = Some(now);
+        if is_added && self.recorded.is_none() {
+            let written = std::fs::metadata(&self.state_file).and_then(|file| file.modified());
+            self.recorded = written.ok();
+        }
+    }
+
     /// There is something to program.
     pub(super) fn queued<B>(&self, engine: &Engine<B>, now: Instant) {
+        let metrics = &self.metrics.like_kube_proxy;
+        metrics.last_queued.set(seconds(Timestamp::now()));
         self.pulse.send_modify(|pulse| {
             pulse.alive = now;
             pulse.node_eligible = engine.is_node_eligible();
@@ -43,8 +100,10 @@ impl Publisher {
         });
     }
 
-    /// All that was to program is in the kernel. A load balancer is told of endpoints only now.
-    pub(super) fn programmed<B: Backend>(&self, engine: &mut Engine<B>, now: Instant, clock: Timestamp) {
+    /// All that was to program since `begun` is in the kernel. A load balancer is told of endpoints only now.
+    pub(super) fn programmed<B: Backend>(&mut self, engine: &mut Engine<B>, begun: Instant, now: Instant) {
+        let clock = Timestamp::now();
+        self.measure(begun, now, clock);
         self.pulse.send_modify(|pulse| {
             pulse.alive = now;
             pulse.waiting = None;
@@ -59,4 +118,22 @@ impl Publisher {
             });
         }
     }
+
+    fn measure(&mut self, begun: Instant, now: Instant, clock: Timestamp) {
+        let metrics = &self.metrics.like_kube_proxy;
+        metrics.sync_duration.observe((now - begun).as_secs_f64());
+        metrics.last_sync.set(seconds(clock));
+        metrics.service_changes.1.set(0);
+        metrics.endpoint_changes.1.set(0);
+        let recorded = self.recorded.take();
+        // A clock that was put back says nothing.
+        if let Some(Ok(took)) = recorded.map(|at| SystemTime::from(clock).duration_since(at)) {
+            self.metrics.own.pod_programming.observe(took.as_secs_f64());
+        }
+    }
+}
+
+/// Since 1970.
+fn seconds(at: Timestamp) -> f64 {
+    at.as_duration().as_secs_f64()
 }

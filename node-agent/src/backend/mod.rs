@@ -11,7 +11,7 @@ use std::num::NonZeroU16;
 
 use ipnetwork::IpNetwork;
 
-use crate::model::PodSet;
+use crate::model::{Family, PodSet};
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
 
 /// A backend, by name.
@@ -81,11 +81,27 @@ pub trait Backend: Told {
     /// As [`Self::sync`].
     fn resync(&mut self) -> Result<Repair, Self::Error>;
 
+    /// How many elements each set of the rules should have.
+    fn sizes(&self) -> Vec<SetSize> {
+        Vec::new()
+    }
+
     /// Packets that found no endpoint in any slot.
     ///
     /// # Errors
     /// The kernel's.
     fn missed_lookups(&mut self) -> Result<u64, Self::Error>;
+}
+
+/// How many elements one set or map of one family should have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SetSize {
+    /// The family.
+    pub family: Family,
+    /// The set's name in the kernel.
+    pub set: String,
+    /// How many.
+    pub elements: usize,
 }
 
 /// What a look at the kernel found, and did about it.

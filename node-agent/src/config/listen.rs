@@ -8,6 +8,7 @@ use super::ConfigError;
 
 /// kube-proxy's ports.
 const HEALTH_PORT: u16 = 10256;
+const METRICS_PORT: u16 = 10249;
 
 /// Where HTTP is served, as written.
 #[derive(Debug, Clone, Args)]
@@ -15,6 +16,10 @@ pub struct ListenArgs {
     /// Where /healthz and /livez are served; empty for nowhere
     #[arg(long, value_name = "ADDR[:PORT]", default_value = "0.0.0.0:10256")]
     pub healthz_bind_address: String,
+
+    /// Where /metrics is served; empty for nowhere
+    #[arg(long, value_name = "ADDR[:PORT]", default_value = "127.0.0.1:10249")]
+    pub metrics_bind_address: String,
 }
 
 /// Where HTTP is served, checked; `None` for nowhere. 0.0.0.0 stands for every address of both families.
@@ -22,6 +27,8 @@ pub struct ListenArgs {
 pub struct Listen {
     /// `/healthz` and `/livez`.
     pub health: Option<SocketAddr>,
+    /// `/metrics`.
+    pub metrics: Option<SocketAddr>,
 }
 
 impl ListenArgs {
@@ -32,6 +39,7 @@ impl ListenArgs {
     pub fn check(&self) -> Result<Listen, ConfigError> {
         Ok(Listen {
             health: address("--healthz-bind-address", &self.healthz_bind_address, HEALTH_PORT)?,
+            metrics: address("--metrics-bind-address", &self.metrics_bind_address, METRICS_PORT)?,
         })
     }
 }

@@ -2,20 +2,28 @@
 
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
-use hyper::{Request, Response, StatusCode};
+use hyper::{Method, Request, Response, StatusCode};
 use jiff::Timestamp;
+use serde_json::Value;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use super::{Published, Site};
+use crate::control::{Asked, Empty, Request as Question};
 use crate::model::{ServiceName, family_of};
 use crate::status::health::Report;
+use crate::status::metrics::CONTENT_TYPE as METRICS;
 
 /// How a load balancer that balances by weight asks for it.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
+
+/// How long the loop may take to answer.
+const LOOP_TIME: Duration = Duration::from_secs(2);
 
 pub(super) type Answer = Response<Full<Bytes>>;
 
@@ -35,7 +43,40 @@ impl Answers {
         match site {
             Site::HealthCheck => self.health_check(local),
             Site::Health => self.health(request.uri().path()),
+            Site::Metrics => self.metrics(request).await,
         }
+    }
+
+    async fn metrics(&self, request: &Request<Incoming>) -> Answer {
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return plain(StatusCode::METHOD_NOT_ALLOWED, "nothing here can be changed\n");
+        }
+        match request.uri().path() {
+            "/metrics" => {
+                // Of a loop that hangs, the last figures are told.
+                self.ask(Question::Measure { measure: Empty {} }).await;
+                answer(StatusCode::OK, METRICS, self.published.metrics.encode())
+            }
+            "/proxyMode" => {
+                let status = self.ask(Question::Status { status: Empty {} }).await;
+                match status.as_ref().and_then(|status| status["backend"].as_str()) {
+                    Some(backend) => plain(StatusCode::OK, backend),
+                    None => plain(StatusCode::SERVICE_UNAVAILABLE, "the agent is busy\n"),
+                }
+            }
+            path => self.health(path),
+        }
+    }
+
+    /// Asks the loop, and waits for it only for a while.
+    async fn ask(&self, request: Question) -> Option<Value> {
+        let (answer, answered) = oneshot::channel();
+        let asked = Asked { request, answer };
+        let told = async {
+            self.published.requests.send(asked).await.ok()?;
+            answered.await.ok()
+        };
+        timeout(LOOP_TIME, told).await.ok().flatten()
     }
 
     /// kube-proxy's health of itself. Any method will do, as there.
@@ -44,9 +85,18 @@ impl Answers {
         let told = match path {
             "/healthz" => Report::healthz(&pulse, now(), Timestamp::now()),
             "/livez" => Report::livez(&pulse, now(), Timestamp::now()),
-            _ => return plain(StatusCode::NOT_FOUND, "there is /healthz and /livez\n"),
+            _ => return plain(StatusCode::NOT_FOUND, "no such page\n"),
         };
         let (well, report) = told;
+        let metrics = &self.published.metrics.like_kube_proxy;
+        let answers = if path == "/healthz" {
+            &metrics.healthz
+        } else {
+            &metrics.livez
+        };
+        answers
+            .get_or_create(&[("code", if well { "200" } else { "503" })])
+            .inc();
         match serde_json::to_string(&report) {
             Ok(body) => json(well, body),
             Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),

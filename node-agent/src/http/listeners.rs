@@ -51,7 +51,11 @@ pub(super) async fn serve(
 fn wanted(listen: Listen, ports: &HealthPorts) -> BTreeMap<SocketAddr, Site> {
     let checks = ports.sockets().map(|at| (at, Site::HealthCheck));
     // The operator's own word comes last, and counts.
-    checks.chain(listen.health.map(|at| (at, Site::Health))).collect()
+    let own = [
+        listen.metrics.map(|at| (at, Site::Metrics)),
+        listen.health.map(|at| (at, Site::Health)),
+    ];
+    checks.chain(own.into_iter().flatten()).collect()
 }
 
 fn report(problems: &watch::Sender<Vec<String>>, failed: Vec<String>) {
@@ -102,6 +106,7 @@ impl Listeners {
     fn problem(&self, site: Site, at: SocketAddr, error: &io::Error) -> String {
         let what = match site {
             Site::Health => "health of this agent".to_owned(),
+            Site::Metrics => "metrics of this agent".to_owned(),
             Site::HealthCheck => {
                 let service = self.answers.owner(at.port());
                 let of = service

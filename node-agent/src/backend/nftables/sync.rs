@@ -16,7 +16,7 @@ use super::structure::Structure;
 use super::table::{Delta, Table};
 use super::text::Rendering;
 use super::write::{load, write};
-use crate::backend::{Backend, Repair, Told};
+use crate::backend::{Backend, Repair, SetSize, Told};
 use crate::model::{Family, PodSet, family_of};
 use crate::netlink::NetlinkError;
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
@@ -268,6 +268,19 @@ impl Backend for Nftables {
             family.unknown |= !is_right;
         }
         self.sync()
+    }
+
+    fn sizes(&self) -> Vec<SetSize> {
+        let of = |family: &Programmed| {
+            let name = family.wanted.family;
+            let sizes = family.wanted.sizes().into_iter();
+            sizes.map(move |(set, elements)| SetSize {
+                family: name,
+                set: set.to_string(),
+                elements,
+            })
+        };
+        self.families.iter().flat_map(of).collect()
     }
 
     fn missed_lookups(&mut self) -> Result<u64, NftablesError> {

@@ -110,6 +110,20 @@ impl Table {
         all
     }
 
+    /// How many elements should be in each set.
+    pub fn sizes(&self) -> BTreeMap<SetName, usize> {
+        let mut sizes: BTreeMap<SetName, usize> = SetName::ALL.map(|set| (set, 0)).into();
+        let members = self.members.iter().map(|(set, members)| (*set, members.len()));
+        sizes.extend(members);
+        sizes.insert(SetName::ClusterIps, self.cluster_ips.len());
+        for (door, state) in &self.doors {
+            for element in state.elements(door) {
+                *sizes.entry(element.set).or_default() += 1;
+            }
+        }
+        sizes
+    }
+
     /// Every element that should be there, sorted.
     pub fn elements(&self) -> Vec<Element> {
         let sorted = self.elements_by_set().into_values().map(|mut elements| {

@@ -1,0 +1,55 @@
+//! Figures of what the engine knows, for whoever asks now and then: what is counted anew costs as much as there is.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+
+use super::Engine;
+use crate::backend::Backend;
+use crate::model::ServicePortName;
+use crate::plan::{DoorKind, Frontend, Outcome};
+use crate::status::Status;
+use crate::status::metrics::Metrics;
+
+impl<B: Backend> Engine<B> {
+    /// Brings the gauges up to date.
+    pub fn measure(&mut self, status: &Status, metrics: &Metrics) {
+        let own = &metrics.own;
+        own.local_pods.set(gauge(status.pods));
+        own.services.set(gauge(status.services));
+        own.endpoints.set(gauge(status.endpoints));
+        own.problems.set(gauge(status.errors.len()));
+        own.missed_lookups
+            .inner()
+            .store(status.missed_lookups, Ordering::Relaxed);
+        for size in self.backend.sizes() {
+            let labels = [("ip_family", size.family.to_string()), ("set", size.set)];
+            own.elements.get_or_create(&labels).set(gauge(size.elements));
+        }
+        let dropped = [
+            (
+                "internal",
+                self.without_local(|f| f.kind == DoorKind::ClusterIp && f.inside == Outcome::Drop),
+            ),
+            (
+                "external",
+                self.without_local(|f| f.outside == Some(Outcome::Drop)),
+            ),
+        ];
+        for (policy, services) in dropped {
+            let family = &metrics.like_kube_proxy.no_local_endpoints;
+            family
+                .get_or_create(&[("traffic_policy", policy)])
+                .set(gauge(services));
+        }
+    }
+
+    fn without_local(&self, drops: impl Fn(&Frontend) -> bool) -> usize {
+        let frontends = self.plan.frontends().filter(|frontend| drops(frontend));
+        let ports: BTreeSet<&ServicePortName> = frontends.map(|frontend| &frontend.service_port).collect();
+        ports.len()
+    }
+}
+
+fn gauge(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

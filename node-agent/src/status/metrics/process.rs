@@ -1,0 +1,72 @@
+//! What this process takes, under the names that every Prometheus client has.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+/// This process.
+#[derive(Debug, Clone)]
+pub(super) struct Process {
+    cpu: Counter<f64, AtomicU64>,
+    memory: Gauge,
+    open_files: Gauge,
+}
+
+impl Process {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let process = Self {
+            cpu: Counter::default(),
+            memory: Gauge::default(),
+            open_files: Gauge::default(),
+        };
+        let started = Gauge::<f64, AtomicU64>::default();
+        started.set(jiff::Timestamp::now().as_duration().as_secs_f64());
+        registry.register_with_unit("cpu", "Processor time", Unit::Seconds, process.cpu.clone());
+        registry.register_with_unit(
+            "resident_memory",
+            "Memory that is resident",
+            Unit::Bytes,
+            process.memory.clone(),
+        );
+        registry.register(
+            "open_fds",
+            "Files and sockets that are open",
+            process.open_files.clone(),
+        );
+        registry.register_with_unit("start_time", "When it started", Unit::Seconds, started);
+        process
+    }
+
+    /// Takes it down as it is now. What cannot be read stays as it was.
+    #[expect(clippy::disallowed_methods, reason = "the kernel tells of a process in files")]
+    pub(super) fn measure(&self) {
+        if let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) {
+            let seconds = seconds(usage.user_time()) + seconds(usage.system_time());
+            self.cpu.inner().store(seconds.to_bits(), Ordering::Relaxed);
+        }
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        if let Some(kibibytes) = resident(&status) {
+            self.memory.set(kibibytes * 1024);
+        }
+        if let Ok(files) = std::fs::read_dir("/proc/self/fd") {
+            self.open_files
+                .set(i64::try_from(files.count()).unwrap_or(i64::MAX));
+        }
+    }
+}
+
+fn seconds(time: TimeVal) -> f64 {
+    let whole = u32::try_from(time.tv_sec()).unwrap_or(u32::MAX);
+    let micros = u32::try_from(time.tv_usec()).unwrap_or_default();
+    f64::from(whole) + f64::from(micros) / 1e6
+}
+
+/// `VmRSS` of `/proc/PID/status`, in KiB.
+fn resident(status: &str) -> Option<i64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}

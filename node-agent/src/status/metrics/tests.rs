@@ -1,0 +1,91 @@
+use super::*;
+
+/// Whoever alerts on a name, or draws it, relies on it: names, types and units change only on purpose.
+#[test]
+fn names_and_types_are_these() {
+    let metrics = Metrics::default();
+    let text = metrics.encode();
+    let types: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "))
+        .collect();
+    let golden = [
+        "kubeproxy_sync_proxy_rules_duration_seconds histogram",
+        "kubeproxy_sync_proxy_rules_last_timestamp_seconds gauge",
+        "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds gauge",
+        "kubeproxy_sync_proxy_rules_nftables_sync_failures counter",
+        "kubeproxy_sync_proxy_rules_service_changes counter",
+        "kubeproxy_sync_proxy_rules_service_changes_pending gauge",
+        "kubeproxy_sync_proxy_rules_endpoint_changes counter",
+        "kubeproxy_sync_proxy_rules_endpoint_changes_pending gauge",
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total gauge",
+        "kubeproxy_proxy_healthz counter",
+        "kubeproxy_proxy_livez counter",
+        "denizen_build info",
+        "denizen_local_pods gauge",
+        "denizen_services gauge",
+        "denizen_endpoints gauge",
+        "denizen_problems gauge",
+        "denizen_rule_elements gauge",
+        "denizen_pod_programming_duration_seconds histogram",
+        "denizen_plugin_wait_duration_seconds histogram",
+        "denizen_plugin_waits counter",
+        "denizen_drift_repaired counter",
+        "denizen_missed_lookups counter",
+        "process_cpu_seconds counter",
+        "process_resident_memory_bytes gauge",
+        "process_open_fds gauge",
+        "process_start_time_seconds gauge",
+    ];
+    assert_eq!(types, golden);
+    assert!(text.ends_with("# EOF\n"), "{text}");
+}
+
+/// OpenMetrics: every sample belongs to the family whose type was declared last.
+#[test]
+fn every_sample_is_in_its_family_and_is_a_number() {
+    let metrics = Metrics::default();
+    metrics.like_kube_proxy.sync_duration.observe(0.003);
+    let hostile = [("ip_family", "IPv4".to_owned()), ("set", "a\"b\\c\nd".to_owned())];
+    metrics.own.elements.get_or_create(&hostile).set(7);
+    let mut family = String::new();
+    for line in metrics.encode().lines() {
+        if let Some(declared) = line.strip_prefix("# TYPE ") {
+            family = declared.split(' ').next().unwrap().to_owned();
+        } else if !line.starts_with('#') {
+            let (series, value) = line.rsplit_once(' ').unwrap();
+            let name = series.split('{').next().unwrap();
+            let rest = name.strip_prefix(family.as_str());
+            let known = ["", "_total", "_bucket", "_sum", "_count", "_info"];
+            assert!(
+                rest.is_some_and(|rest| known.contains(&rest)),
+                "{line} in {family}"
+            );
+            assert!(value.parse::<f64>().is_ok(), "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_copy_counts_into_the_same_numbers() {
+    let metrics = Metrics::default();
+    let copy = metrics.clone();
+    copy.own.drift_repaired.inc();
+    copy.like_kube_proxy
+        .healthz
+        .get_or_create(&[("code", "503")])
+        .inc();
+    let text = metrics.encode();
+    for line in [
+        "denizen_drift_repaired_total 1\n",
+        "kubeproxy_proxy_healthz_total{code=\"503\"} 1\n",
+        "kubeproxy_proxy_healthz_total{code=\"200\"} 0\n",
+        "denizen_plugin_waits_total{outcome=\"gave_up\"} 0\n",
+    ] {
+        assert!(text.contains(line), "{line} in {text}");
+    }
+    let memory = text
+        .lines()
+        .find_map(|line| line.strip_prefix("process_resident_memory_bytes "));
+    assert!(memory.unwrap().parse::<u64>().unwrap() > 100_000, "{memory:?}");
+}
