@@ -87,7 +87,7 @@ impl Shape {
         };
     }
 
-    /// The constant chains with their rules; [`node_port_jumps`] stand in a shared one.
+    /// The constant chains with their rules; `node_port_jumps` stand in a shared one.
     pub fn chains(&self) -> Vec<(ChainId, Vec<Rule>)> {
         let nobody = Arc::from("");
         let rule = |why, tests: &[Match], target| Rule::new(why, &nobody, tests.to_vec(), target);
