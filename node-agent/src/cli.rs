@@ -18,6 +18,7 @@ use crate::config::{LogFormat, PolicyArgs, RunArgs, RunDirArgs};
 use crate::control::{self, Empty, ExplainQuery, Request};
 use crate::explain::{Explanation, Packet};
 use crate::host::forward;
+use crate::install::{self, InstallArgs};
 use crate::status::Status;
 
 /// Service networking for a node that knows its own pods.
@@ -38,6 +39,8 @@ enum Command {
     Explain(Box<ExplainArgs>),
     /// What the running agent knows and has programmed
     Status(StatusArgs),
+    /// Put the CNI plugin and its place in the runtime's configuration there, and keep them there
+    InstallCni(Box<InstallArgs>),
     /// Remove everything that denizen ever programmed on this node
     Cleanup,
 }
@@ -95,6 +98,10 @@ pub fn run() -> anyhow::Result<()> {
         Command::Status(StatusArgs { run_dir, output }) => {
             let status: Status = ask(run_dir.run_dir, Request::Status { status: Empty {} })?;
             show(&status, output)
+        }
+        Command::InstallCni(args) => {
+            log_to_standard_error(LogFormat::Text);
+            block_on(async move { install::run(&args).await })
         }
         Command::Cleanup => cleanup(),
     }

@@ -17,6 +17,7 @@ pub mod explain;
 mod fixture;
 pub mod host;
 pub mod http;
+pub mod install;
 mod memory;
 pub mod model;
 pub mod netlink;

@@ -20,7 +20,7 @@ pub mod object;
 #[cfg(test)]
 mod running;
 pub mod state_file;
-mod watch;
+pub(crate) mod watch;
 
 use std::time::Duration;
 

@@ -1,0 +1,181 @@
+//! `denizen-agent install-cni`: the plugin's program and its place in the node's CNI configuration, put there and kept
+//! there.
+//!
+//! It knows files, and nothing of services or rules; it runs as a container of its own beside the agent.
+
+pub mod conflist;
+pub mod folder;
+pub mod plugin;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use denizen_shared::run_dir;
+use serde_json::{Map, Value};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+use self::conflist::PLUGIN;
+use self::folder::{FolderError, Report};
+use crate::describe::describe;
+use crate::source::watch::{FolderWatch, Hints};
+
+/// How often the folder is looked at when it says nothing: what a link leads to changes without a word.
+const AGAIN: Duration = Duration::from_secs(10);
+
+/// A writer that writes several files, or one in pieces, is given so long.
+const QUIET: Duration = Duration::from_millis(100);
+
+/// `denizen-agent install-cni`, as written.
+#[derive(Debug, Clone, Args)]
+pub struct InstallArgs {
+    /// The folder of the runtime's CNI configurations
+    #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
+    pub cni_conf_dir: PathBuf,
+
+    /// The folder of the runtime's CNI plugins
+    #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
+    pub cni_bin_dir: PathBuf,
+
+    /// The plugin's program; by default `denizen` beside this program
+    #[arg(long, value_name = "FILE")]
+    pub plugin: Option<PathBuf>,
+
+    /// The plugin's configuration, as a JSON object
+    #[arg(
+        long,
+        value_name = "JSON",
+        default_value = r#"{"waitForAgent":{"timeout":"1s","onTimeout":"proceed"}}"#
+    )]
+    pub plugin_config: String,
+
+    /// The run directory that the plugin and the agent share
+    #[arg(long, value_name = "DIR", default_value = run_dir::DEFAULT)]
+    pub run_dir: PathBuf,
+
+    /// Install, and do not stay to keep it installed; an error when there is no CNI configuration yet
+    #[arg(long)]
+    pub once: bool,
+
+    /// Take denizen out of the CNI configuration again. The program stays: pods that were made with it may still need it
+    #[arg(long, conflicts_with = "once")]
+    pub uninstall: bool,
+}
+
+impl InstallArgs {
+    /// Our entry in a list of plugins.
+    fn entry(&self) -> anyhow::Result<Value> {
+        let config: Map<String, Value> =
+            serde_json::from_str(&self.plugin_config).context("--plugin-config is not a JSON object")?;
+        ensure!(
+            !config.contains_key("type"),
+            "--plugin-config: the type is always \"{PLUGIN}\""
+        );
+        let mut entry = Map::from_iter([("type".to_owned(), PLUGIN.into())]);
+        if self.run_dir != Path::new(run_dir::DEFAULT) {
+            entry.insert("runDir".to_owned(), self.run_dir.to_string_lossy().into());
+        }
+        entry.extend(config);
+        Ok(entry.into())
+    }
+}
+
+/// Does what the command line says.
+///
+/// # Errors
+/// What a person should read.
+pub async fn run(args: &InstallArgs) -> anyhow::Result<()> {
+    if args.uninstall {
+        let report = folder::take_out(&args.cni_conf_dir)?;
+        tell(&report, "denizen is out of this CNI configuration");
+        return Ok(());
+    }
+    let entry = args.entry()?;
+    let plugin = match &args.plugin {
+        Some(plugin) => plugin.clone(),
+        None => std::env::current_exe()
+            .context("--plugin is not given")?
+            .with_file_name(PLUGIN),
+    };
+    // The program first: a configuration that names one that is not there stops every pod.
+    if plugin::put(&plugin, &args.cni_bin_dir)? {
+        info!(path = %args.cni_bin_dir.join(PLUGIN).display(), "plugin installed");
+    }
+    if args.once {
+        tell(
+            &folder::insert(&args.cni_conf_dir, &entry)?,
+            "denizen is in this CNI configuration",
+        );
+        return Ok(());
+    }
+    keep(&args.cni_conf_dir, &entry).await
+}
+
+/// Keeps denizen in the configuration until it is told to stop. It stays there then.
+async fn keep(folder: &Path, entry: &Value) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut told = None;
+    loop {
+        // Before the look: what is written after it wakes the wait.
+        let watch = FolderWatch::open(folder).ok();
+        let said = look(folder, entry);
+        if told.as_ref() != Some(&said) {
+            said.iter()
+                .for_each(|problem| warn!(problem, "CNI configuration"));
+            told = Some(said);
+        }
+        tokio::select! {
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+            () = change(watch) => sleep(QUIET).await,
+        }
+    }
+}
+
+/// Puts denizen where it belongs; what a person should know.
+fn look(folder: &Path, entry: &Value) -> Vec<String> {
+    match folder::insert(folder, entry) {
+        Ok(report) => {
+            tell(
+                &Report {
+                    unusable: Vec::new(),
+                    ..report.clone()
+                },
+                "denizen is in this CNI configuration",
+            );
+            report
+                .unusable
+                .iter()
+                .map(|(path, why)| format!("{} is left alone: {why}", path.display()))
+                .collect()
+        }
+        Err(error @ FolderError::Nothing(_)) => vec![format!("{error} yet: waiting for one")],
+        Err(error) => vec![describe(&error)],
+    }
+}
+
+async fn change(watch: Option<FolderWatch>) {
+    match watch {
+        None => sleep(AGAIN / 10).await,
+        Some(watch) => {
+            let mut hints = Hints::default();
+            // A watch that fails is opened anew, after a while.
+            if let Ok(Err(_)) = timeout(AGAIN, watch.changed(&mut hints)).await {
+                sleep(AGAIN).await;
+            }
+        }
+    }
+}
+
+fn tell(report: &Report, what: &str) {
+    for path in &report.changed {
+        info!(path = %path.display(), "{what}");
+    }
+    for (path, why) in &report.unusable {
+        warn!(path = %path.display(), why, "left alone");
+    }
+}

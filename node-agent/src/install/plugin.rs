@@ -1,0 +1,117 @@
+//! The plugin's program: put in place whole, and only when it runs here.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use thiserror::Error;
+
+use super::conflist::PLUGIN;
+
+/// Beside the program until it is known to run.
+const NEXT: &str = ".denizen-next";
+
+/// Why the program is not in place.
+#[derive(Debug, Error)]
+pub enum PluginError {
+    /// It cannot be read or written.
+    #[error("cannot {doing} {}", path.display())]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// It is not denizen, or not for this machine.
+    #[error("{} does not answer VERSION as the CNI plugin does: {answer}", path.display())]
+    Strange {
+        /// The program.
+        path: PathBuf,
+        /// What it said instead.
+        answer: String,
+    },
+}
+
+/// Copies the program `from` into `folder`, unless the same is there; whether it did. What was there stays until the new one
+/// has answered a VERSION call, and is then replaced at once: a runtime never finds none, or half of one.
+///
+/// # Errors
+/// [`PluginError`]; what was there is still there.
+pub fn put(from: &Path, folder: &Path) -> Result<bool, PluginError> {
+    let failed = |doing, path: &Path| {
+        let path = path.to_owned();
+        move |source| PluginError::Io { doing, path, source }
+    };
+    let program = bytes(from).map_err(failed("read", from))?;
+    let (place, next) = (folder.join(PLUGIN), folder.join(NEXT));
+    if bytes(&place).is_ok_and(|there| there == program) && check(&place).is_ok() {
+        return Ok(false);
+    }
+    write(&next, &program).map_err(failed("write", &next))?;
+    if let Err(error) = check(&next) {
+        let _ = fs::remove_file(&next);
+        return Err(error);
+    }
+    fs::rename(&next, &place).map_err(failed("rename", &next))?;
+    Ok(true)
+}
+
+#[expect(clippy::disallowed_methods, reason = "a program is copied here")]
+fn bytes(path: &Path) -> io::Result<Vec<u8>> {
+    fs::read(path)
+}
+
+fn write(path: &Path, program: &[u8]) -> io::Result<()> {
+    let _ = fs::remove_file(path);
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o755)
+        .open(path)?;
+    file.write_all(program)?;
+    file.sync_all()
+}
+
+/// Whether the program at `path` answers as the plugin does.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "that it runs here, only running it tells"
+)]
+fn check(path: &Path) -> Result<(), PluginError> {
+    let strange = |answer: String| PluginError::Strange {
+        path: path.to_owned(),
+        answer,
+    };
+    let mut child = Command::new(path)
+        .env_clear()
+        .env("CNI_COMMAND", "VERSION")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| strange(error.to_string()))?;
+    // One that does not read its input may answer all the same.
+    let input = child
+        .stdin
+        .take()
+        .map(|mut input| input.write_all(br#"{"cniVersion":"1.0.0"}"#));
+    drop(input);
+    let output = child
+        .wait_with_output()
+        .map_err(|error| strange(error.to_string()))?;
+    let answer = String::from_utf8_lossy(&output.stdout).into_owned();
+    let speaks = serde_json::from_str::<serde_json::Value>(&answer).is_ok_and(|answer| {
+        answer["supportedVersions"]
+            .as_array()
+            .is_some_and(|versions| !versions.is_empty())
+    });
+    match output.status.success() && speaks {
+        true => Ok(()),
+        false => Err(strange(format!("{} {answer}", output.status))),
+    }
+}
