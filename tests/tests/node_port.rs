@@ -87,3 +87,41 @@ fn a_node_port_is_the_nodes_alone() -> Result<()> {
     }
     Ok(())
 }
+
+/// Found by the model test. Outside traffic took the node port: the doors under policy Local were looked up
+/// first, node ports among them.
+#[test]
+fn an_external_ip_of_the_node_is_not_taken_by_a_local_node_port_of_its_number() -> Result<()> {
+    let (cast, _servers) = Cast::new("np-ext")?;
+    let mut at_node = every_protocol();
+    at_node
+        .iter_mut()
+        .for_each(|port| port.node_port = Some(NODE_PORT));
+    let mut local = cast.service("local", 10, &at_node, &[Who::Bridged])?;
+    local[0]["spec"]["externalTrafficPolicy"] = "Local".into();
+    let mut at_address = every_protocol();
+    at_address.iter_mut().for_each(|port| port.port = NODE_PORT);
+    let mut external = cast.service("external", 11, &at_address, &[Who::Remote])?;
+    let nodes: Vec<_> = service_ips(11)
+        .map(|like| cast.address(Who::ThisNode, like))
+        .into_iter()
+        .collect::<Result<_>>()?;
+    external[0]["spec"]["externalIPs"] = serde_json::json!(nodes);
+    cast.cluster.manifests.put("both", &[local, external].concat())?;
+    let agent = cast.cluster.start_agent()?;
+    for (node, protocol) in nodes.iter().flat_map(|ip| PROTOCOLS.map(|it| (*ip, it))) {
+        let to = SocketAddr::new(node, NODE_PORT);
+        let wanted = SocketAddr::new(cast.address(Who::Remote, node)?, PORT);
+        for who in EVERYONE {
+            let outcome = cast.ask(who, to, protocol)?;
+            assert_eq!(
+                outcome.endpoint(),
+                Some(wanted),
+                "{who:?} to {to}/{protocol}: {outcome:?}"
+            );
+            let told = agent.explain(cast.address(who, node)?, cast.place(who).1, to, protocol)?;
+            assert_eq!(told.endpoints, [wanted], "{told:?}");
+        }
+    }
+    Ok(())
+}

@@ -117,6 +117,8 @@ pub enum ChainName {
     NodePorts,
     /// Where doors under policy Local are looked up for traffic from elsewhere.
     LocalPolicy,
+    /// The same for node ports.
+    NodePortPolicy,
     /// Marks for masquerade what is not a local pod's.
     MarkUnlessLocal,
     /// Refuses.
@@ -166,6 +168,7 @@ impl fmt::Display for ChainName {
             Self::Services => f.write_str("services"),
             Self::NodePorts => f.write_str("nodeports"),
             Self::LocalPolicy => f.write_str("local-policy"),
+            Self::NodePortPolicy => f.write_str("nodeport-policy"),
             Self::MarkUnlessLocal => f.write_str("mark-unless-local"),
             Self::NoEndpoints => f.write_str("no-endpoints"),
             Self::NoLocalEndpoints => f.write_str("no-local-endpoints"),

@@ -51,7 +51,16 @@ pub fn chains(shape: &Shape) -> Vec<Chain> {
         chain(ChainName::NodePorts, Why::FindNodePort, vec![node_ports]),
         chain(ChainName::SourceRanges, Why::Restricted, source_ranges()),
         chain(ChainName::Services, Why::Dispatch, dispatch(shape)),
-        chain(ChainName::LocalPolicy, Why::StayOnNode, local_policy(shape)),
+        chain(
+            ChainName::LocalPolicy,
+            Why::StayOnNode,
+            local_policy(shape, SetName::LocalServices),
+        ),
+        chain(
+            ChainName::NodePortPolicy,
+            Why::StayOnNode,
+            local_policy(shape, SetName::LocalNodePorts),
+        ),
     ];
     jumped_to
         .into_iter()
@@ -59,11 +68,20 @@ pub fn chains(shape: &Shape) -> Vec<Chain> {
         .collect()
 }
 
-/// Where packets enter.
+/// Where packets enter. An address that is a service's own is never looked up among the node ports, whatever
+/// the policy of the service that has the node port of that number.
 fn base_chains(masquerade: MarkBit) -> [Chain; 3] {
-    let local_policy = Rule::new(Why::StayOnNode, [], [Action::Jump(ChainName::LocalPolicy)]);
-    let services = Rule::new(Why::Dispatch, [], [Action::Jump(ChainName::Services)]);
-    let arriving = vec![restricted(), local_policy, services.clone()];
+    let jump = |why, to| Rule::new(why, [], [Action::Jump(to)]);
+    let at_node = |why, action| Rule::new(why, [Match::In(SetName::NodePortAddresses)], [action]);
+    let services = jump(Why::Dispatch, ChainName::Services);
+    let node_ports = at_node(Why::OwnAddress, Action::Goto(ChainName::NodePorts));
+    let arriving = vec![
+        restricted(),
+        jump(Why::StayOnNode, ChainName::LocalPolicy),
+        services.clone(),
+        at_node(Why::StayOnNode, Action::Jump(ChainName::NodePortPolicy)),
+        node_ports.clone(),
+    ];
     let hairpin = [Match::Translated, Match::In(SetName::Hairpin)];
     let leaving = vec![
         Rule::new(Why::GiveBackPriority, [Match::Scratched], [Action::ClearScratch]),
@@ -75,7 +93,7 @@ fn base_chains(masquerade: MarkBit) -> [Chain; 3] {
         Rule::new(Why::Hairpin, hairpin, [Action::Masquerade]),
     ];
     let before = |hook| (hook, DESTINATION_PRIORITY);
-    let sending = vec![restricted(), services];
+    let sending = vec![restricted(), services, node_ports];
     [
         base(
             ChainName::Prerouting,
@@ -245,9 +263,7 @@ fn dispatch(shape: &Shape) -> Vec<Rule> {
         Rule::new(Why::FindService, [], [Action::Lookup(SetName::Services)]),
         Rule::new(Why::UnusedPort, [Match::In(SetName::ClusterIps)], [refuse]),
     ];
-    let own = Match::In(SetName::NodePortAddresses);
-    let node_ports = Rule::new(Why::OwnAddress, [own], [Action::Goto(ChainName::NodePorts)]);
-    known.into_iter().chain(unallocated).chain([node_ports]).collect()
+    known.into_iter().chain(unallocated).collect()
 }
 
 /// What is local, a rule each: a list of values is one chain of returns before one mark (KEP-2450's
@@ -282,19 +298,13 @@ fn mark_unless_local(shape: &Shape) -> Vec<Rule> {
         .collect()
 }
 
-fn local_policy(shape: &Shape) -> Vec<Rule> {
+fn local_policy(shape: &Shape, doors: SetName) -> Vec<Rule> {
     let returns = local(shape)
         .into_iter()
         .map(|is| Rule::new(Why::PodsAreInside, [is], [Action::Return]));
-    let lookups = [
-        Rule::new(Why::StayOnNode, [], [Action::Lookup(SetName::LocalServices)]),
-        Rule::new(
-            Why::StayOnNode,
-            [Match::In(SetName::NodePortAddresses)],
-            [Action::Lookup(SetName::LocalNodePorts)],
-        ),
-    ];
-    returns.chain(lookups).collect()
+    returns
+        .chain([Rule::new(Why::StayOnNode, [], [Action::Lookup(doors)])])
+        .collect()
 }
 
 fn chain(name: ChainName, why: Why, rules: Vec<Rule>) -> Chain {
