@@ -20,8 +20,8 @@ use self::arrival::arrival;
 use crate::backend::BackendName;
 use crate::model::{Affinity, Snapshot, TrafficPolicy, family_of};
 use crate::plan::{
-    Detector, Door, DoorAddress, DoorKind, Endpoints, Frontend, Masquerade, NodePortAddresses, Outcome, Plan,
-    node_port_addresses,
+    Detector, Door, DoorAddress, DoorKind, Endpoint, Endpoints, Frontend, Masquerade, NodePortAddresses,
+    Outcome, Plan, node_port_addresses,
 };
 
 /// What becomes of a packet.
@@ -118,8 +118,7 @@ impl<'a> Way<'a> {
     fn source(&mut self) -> Sender {
         let Scene { world, detector, .. } = self.scene;
         let from = self.packet.source;
-        let own = world.addresses().iter().any(|own| own.address == from);
-        if own && self.packet.interface.is_none() {
+        if self.is_own(from) && self.packet.interface.is_none() {
             self.step(format!("{from} is this node itself"), words::NODE);
             return Sender::Node;
         }
@@ -303,10 +302,6 @@ impl<'a> Way<'a> {
         endpoints: &Endpoints,
         sender: Sender,
     ) -> bool {
-        let hairpin = endpoints
-            .iter()
-            .filter(|e| e.address.ip() == self.packet.source)
-            .count();
         let (masquerade, why) = match frontend.masquerade {
             _ if bound => (false, words::KEPT_LOCAL_POLICY),
             Masquerade::Always if frontend.kind == DoorKind::ClusterIp => (true, words::MASQUERADE_ALL),
@@ -317,9 +312,15 @@ impl<'a> Way<'a> {
             }
             Masquerade::UnlessLocalPod => (true, words::MASQUERADE_FOREIGN),
         };
-        let itself = hairpin > 0 && !masquerade;
-        let always_itself = itself && hairpin == endpoints.count();
-        if !always_itself {
+        // What arrives for the node itself is not routed on, and the source is replaced behind routing.
+        let stays = |e: &&Endpoint| sender != Sender::Node && self.is_own(e.address.ip());
+        let itself = |e: &&Endpoint| e.address.ip() == self.packet.source && self.is_hairpin();
+        let exceptions = match masquerade {
+            true => endpoints.iter().filter(stays).count(),
+            false => endpoints.iter().filter(itself).count(),
+        };
+        let only_exceptions = exceptions == endpoints.count();
+        if !only_exceptions {
             let what = if masquerade {
                 words::SOURCE_REPLACED
             } else {
@@ -327,10 +328,27 @@ impl<'a> Way<'a> {
             };
             self.step(what, why);
         }
-        if itself {
-            self.step(words::HAIRPIN, words::HAIRPIN_WHY);
+        if exceptions > 0 {
+            let (what, why) = if masquerade { words::STAYS } else { words::HAIRPIN };
+            self.step(what, why);
         }
-        masquerade || always_itself
+        masquerade != only_exceptions
+    }
+
+    fn is_own(&self, address: IpAddr) -> bool {
+        self.scene
+            .world
+            .addresses()
+            .iter()
+            .any(|own| own.address == address)
+    }
+
+    /// Whether the sender is one that may be handed to itself: a recorded pod, or an endpoint on this node.
+    fn is_hairpin(&self) -> bool {
+        let Scene { world, plan, .. } = self.scene;
+        let from = self.packet.source;
+        let recorded = world.pods().pods.iter().any(|pod| pod.ips.contains(&from));
+        recorded || plan.local_endpoints().any(|endpoint| endpoint == from)
     }
 
     /// The detector that looks at the source alone cannot tell the node's own address in its pods' range (a

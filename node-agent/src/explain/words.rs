@@ -34,8 +34,14 @@ pub(super) const MASQUERADE_EXTERNAL: &str = "under policy Cluster the endpoint 
      would answer the client directly, from an address it does not know";
 pub(super) const MASQUERADE_FOREIGN: &str = "the sender is not a pod of this node; without it the answer might \
      take another way back, and nobody would translate it";
-pub(super) const HAIRPIN: &str = "when the pod itself is chosen, the source becomes this node's address";
-pub(super) const HAIRPIN_WHY: &str = "a pod that saw its own address as the client would answer itself directly, and the connection would hang";
+pub(super) const HAIRPIN: (&str, &str) = (
+    "when the pod itself is chosen, the source becomes this node's address",
+    "a pod that saw its own address as the client would answer itself directly, and the connection would hang",
+);
+pub(super) const STAYS: (&str, &str) = (
+    "when this node itself is chosen, the source stays as it is",
+    "an endpoint in the node's own network answers through it anyway",
+);
 
 pub(super) fn local(from: IpAddr, local: &Local<'_>, arrival: Option<Arrival<'_>>) -> (String, String) {
     let interface = arrival.map_or("an interface that was not named", |arrival| arrival.interface);

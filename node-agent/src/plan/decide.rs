@@ -162,7 +162,7 @@ impl Decided<'_> {
     }
 
     /// Who may use this load balancer IP; `None` when everybody may. Ranges of the other family alone leave
-    /// nobody, as in kube-proxy: the operator named who may come, and it is not them.
+    /// nobody (kube-proxy would let everybody in): the operator named who may come, and it is not them.
     ///
     /// Where a range has this node in it, the load balancer IP itself may come too: a node that has the
     /// address on an interface of its own uses it as the source when it calls it.
