@@ -8,7 +8,7 @@ use std::thread;
 use anyhow::{Result, bail, ensure};
 
 use super::stage::Stage;
-use super::table::{self, Flow, From, Nobody, Verdict};
+use super::table::{self, Case, Flow, From, Nobody, Verdict};
 use crate::netns::Netns;
 use crate::pod::Wiring;
 use crate::probe::{Outcome, PATIENCE, Probe, SILENCE};
@@ -25,8 +25,13 @@ const STICKY_TRIES: usize = 20;
 ///
 /// Packets whose name contains one of `pending` are left out.
 pub fn play(name: &str, wiring: Wiring, pending: &[&str]) -> Result<()> {
-    let case = table::case(name)?;
-    let stage = Stage::set(&case, "flow", wiring)?;
+    play_case(&table::case(name)?, wiring, pending)
+}
+
+/// The same for a case that is not in the table.
+pub fn play_case(case: &Case, wiring: Wiring, pending: &[&str]) -> Result<()> {
+    let name = &case.name;
+    let stage = Stage::set(case, "flow", wiring)?;
     let node = stage.world.node_addresses()?;
     let flows: Vec<_> = case
         .our_flows()

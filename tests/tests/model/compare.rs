@@ -1,0 +1,154 @@
+//! What the rules do with a packet against what `explain` says of it, and with a client's next packets.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, ensure};
+use denizen_agent::explain::{Explanation, Verdict};
+use serde_json::Value;
+
+use super::agent::Agent;
+use super::cluster::ports;
+use super::reader::{Arrival, End, Fate, Reader};
+use super::world::World;
+
+/// Draws that should be as likely as each other differ by less.
+const ROUNDING: f64 = 1e-9;
+
+/// Fates, and whether the source is replaced.
+pub type Fates = BTreeSet<(Fate, bool)>;
+
+/// Walks a packet through the rules, holds the outcome against what `explain` said, and returns it.
+pub fn compare(reader: &Reader, arrival: &Arrival, said: &Explanation) -> Result<BTreeMap<End, f64>> {
+    let ends = reader.walk(arrival).context("the rules cannot be read")?;
+    let sum: f64 = ends.values().sum();
+    ensure!(
+        (sum - 1.0).abs() < ROUNDING,
+        "probabilities sum up to {sum}: {ends:?}"
+    );
+    let mut shares: BTreeMap<(Fate, bool), f64> = BTreeMap::new();
+    for (end, share) in &ends {
+        *shares.entry((end.fate, end.masqueraded)).or_default() += share;
+    }
+    let wanted = wanted(arrival, said, reader)?;
+    let found: Fates = shares.keys().copied().collect();
+    ensure!(found == wanted, "the rules do {found:?}, explain says {wanted:?}");
+    for (fate, share) in &shares {
+        let even = 1.0 / wanted.len() as f64;
+        ensure!(
+            (share - even).abs() < ROUNDING,
+            "{fate:?} has the share {share} of {}",
+            wanted.len()
+        );
+    }
+    Ok(ends)
+}
+
+/// What the rules make of a packet, without how likely.
+pub fn fates(ends: &BTreeMap<End, f64>) -> Fates {
+    ends.keys().map(|end| (end.fate, end.masqueraded)).collect()
+}
+
+/// Fates, and whether the source is replaced, by what `explain` says.
+fn wanted(arrival: &Arrival, said: &Explanation, reader: &Reader) -> Result<BTreeSet<(Fate, bool)>> {
+    Ok(match said.verdict {
+        Verdict::Reject => BTreeSet::from([(Fate::Reject, said.masquerade)]),
+        Verdict::Drop => BTreeSet::from([(Fate::Drop, said.masquerade)]),
+        Verdict::Untouched => BTreeSet::from([(Fate::Untouched, said.masquerade)]),
+        Verdict::Forward => {
+            ensure!(!said.endpoints.is_empty(), "forwarded to nobody");
+            let tells = |words: &str| said.steps.iter().any(|step| step.what.starts_with(words));
+            let itself = tells("when the pod itself is chosen");
+            let stays = tells("when this node itself is chosen");
+            let fate = |endpoint: &String| -> Result<_> {
+                let at: SocketAddr = endpoint.parse()?;
+                let masqueraded = match at.ip() {
+                    ip if itself && ip == arrival.source => true,
+                    ip if stays && reader.is_own(ip) => false,
+                    _ => said.masquerade,
+                };
+                Ok((Fate::Forward(at), masqueraded))
+            };
+            said.endpoints.iter().map(fate).collect::<Result<_>>()?
+        }
+    })
+}
+
+/// What the rules remember of a client: nothing without session affinity. With it, every door of the service
+/// port leads to the endpoint that the client had, or to any where that one is not among the door's; and no
+/// other service is different for it.
+pub fn remembers(world: &World, agent: &Agent, reader: &Reader, arrival: &Arrival) -> Result<()> {
+    let (said, ends) = (agent.explain(arrival)?, reader.walk(arrival)?);
+    let sticky = said
+        .service
+        .as_ref()
+        .and_then(|name| service(world, name))
+        .is_some_and(is_sticky);
+    for end in ends.keys() {
+        let Fate::Forward(had) = end.fate else { continue };
+        ensure!(
+            sticky != end.packet.memory.is_empty(),
+            "remembered: {:?}",
+            end.packet.memory
+        );
+        for again in others(world, arrival) {
+            let next = agent.explain(&again)?;
+            let same = next.service == said.service && again.protocol == arrival.protocol;
+            let ends = reader.walk_again(&again, &end.packet)?;
+            let mut wanted = fates(&reader.walk(&again)?);
+            if same && sticky && next.endpoints.contains(&had.to_string()) {
+                wanted.retain(|(fate, _)| *fate == end.fate);
+            }
+            ensure!(
+                fates(&ends) == wanted,
+                "the client had {had}; at {again:?} the rules do {:?} in place of {wanted:?}",
+                fates(&ends)
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The Service that `explain` names.
+pub fn service<'a>(world: &'a World, name: &str) -> Option<&'a Value> {
+    let named = |service: &&Value| {
+        let metadata = &service["metadata"];
+        let (namespace, own) = (metadata["namespace"].as_str(), metadata["name"].as_str());
+        let full = format!("{}/{}", namespace.unwrap_or_default(), own.unwrap_or_default());
+        name == full || name.strip_prefix(&full).is_some_and(|rest| rest.starts_with(':'))
+    };
+    world.services.iter().find(named)
+}
+
+pub fn is_sticky(service: &Value) -> bool {
+    service["spec"]["sessionAffinity"] == "ClientIP"
+}
+
+/// The same client's packets to every door of every service with affinity.
+fn others(world: &World, first: &Arrival) -> Vec<Arrival> {
+    let v4 = first.destination.is_ipv4();
+    let mut found = Vec::new();
+    for port in ports(world, v4)
+        .into_iter()
+        .filter(|port| is_sticky(port.service))
+    {
+        let at_node = world
+            .addresses
+            .iter()
+            .map(|(ip, _)| (*ip, port.number("nodePort")));
+        let own = port
+            .addresses()
+            .into_iter()
+            .map(|(_, ip)| (ip, port.number("port")));
+        for (ip, number) in own.chain(at_node).filter(|(ip, _)| ip.is_ipv4() == v4) {
+            let Some(number) = number else { continue };
+            let destination = SocketAddr::new(ip, number);
+            found.push(Arrival {
+                destination,
+                protocol: port.protocol(),
+                ..first.clone()
+            });
+        }
+    }
+    found
+}

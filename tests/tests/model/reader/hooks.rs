@@ -1,0 +1,201 @@
+//! A packet's way through the hooks, as the kernel takes it: what arrives passes prerouting, is routed, and
+//! passes input or forward and postrouting; what the node sends passes output and postrouting.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result, ensure};
+
+use super::check::check;
+use super::parse::ruleset;
+use super::syntax::{Ruleset, Table};
+use super::walk::{Decided, Packet, Spread, Walk, add};
+
+/// Rules, read.
+pub struct Reader {
+    ruleset: Ruleset,
+    own: Vec<IpAddr>,
+}
+
+/// The first packet of a connection, as it comes to the node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Arrival {
+    pub source: IpAddr,
+    /// What the IP stack sees it come in through; `None`: the node itself sends.
+    pub interface: Option<String>,
+    /// The bridge's port that it came in through before that.
+    pub port: Option<String>,
+    pub destination: SocketAddr,
+    /// IANA's number.
+    pub protocol: u8,
+}
+
+/// What became of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fate {
+    Forward(SocketAddr),
+    Untouched,
+    Reject,
+    Drop,
+}
+
+/// How a packet's way ended.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct End {
+    pub fate: Fate,
+    pub masqueraded: bool,
+    /// The packet as the rules leave it, with what they remember.
+    pub packet: Packet,
+}
+
+/// Foreign bits of the mark that no rule of ours may touch.
+const FOREIGN_MARK: u32 = 0x0001_2030;
+
+impl Reader {
+    /// Reads rules, for a node that has these addresses.
+    pub fn new(text: &str, own: &[IpAddr]) -> Result<Self> {
+        let ruleset = ruleset(text)?;
+        check(&ruleset)?;
+        Ok(Self {
+            ruleset,
+            own: own.to_vec(),
+        })
+    }
+
+    /// Whether the node has this address.
+    pub fn is_own(&self, address: IpAddr) -> bool {
+        self.own.contains(&address)
+    }
+
+    /// All ways that a packet can take, each with its probability.
+    pub fn walk(&self, arrival: &Arrival) -> Result<BTreeMap<End, f64>> {
+        self.walk_again(arrival, &Packet::from(arrival))
+    }
+
+    /// The same, the dynamic maps being as an earlier packet left them.
+    pub fn walk_again(&self, arrival: &Arrival, earlier: &Packet) -> Result<BTreeMap<End, f64>> {
+        let packet = Packet {
+            memory: earlier.memory.clone(),
+            ..Packet::from(arrival)
+        };
+        let mut ends = BTreeMap::new();
+        let first = if arrival.interface.is_some() {
+            "prerouting"
+        } else {
+            "output"
+        };
+        let spread = self.hook(first, Spread::from([(packet, 1.0)]), &mut ends)?;
+        let (mut staying, mut leaving) = (Spread::new(), Spread::new());
+        for (packet, weight) in spread {
+            let stays = arrival.interface.is_some() && self.is_own(packet.destination);
+            add(if stays { &mut staying } else { &mut leaving }, packet, weight);
+        }
+        let staying = self.hook("input", staying, &mut ends)?;
+        if arrival.interface.is_some() {
+            leaving = self.hook("forward", leaving, &mut ends)?;
+        }
+        let leaving = self.hook("postrouting", leaving, &mut ends)?;
+        for packet in leaving.keys() {
+            ensure!(
+                packet.mark == FOREIGN_MARK,
+                "the mark leaves as {:#x}",
+                packet.mark
+            );
+            ensure!(
+                packet.priority == 0,
+                "the priority leaves as {:#x}",
+                packet.priority
+            );
+        }
+        for (packet, weight) in staying.into_iter().chain(leaving) {
+            let to = SocketAddr::new(packet.destination, packet.port);
+            let fate = if packet.translated {
+                Fate::Forward(to)
+            } else {
+                Fate::Untouched
+            };
+            end(&mut ends, fate, packet, weight);
+        }
+        Ok(ends)
+    }
+
+    /// Who is still on the way after a hook: its base chains in the order of their priorities.
+    fn hook(&self, hook: &str, spread: Spread, ends: &mut BTreeMap<End, f64>) -> Result<Spread> {
+        let mut bases: Vec<(i32, &Table, &str, bool)> = Vec::new();
+        for table in &self.ruleset.tables {
+            for (name, chain) in &table.chains {
+                if let Some(base) = chain.base.as_ref().filter(|base| base.hook == hook) {
+                    bases.push((base.priority, table, name, base.nat));
+                }
+            }
+        }
+        bases.sort_by_key(|(priority, ..)| *priority);
+        let mut here = spread;
+        for (_, table, name, nat) in bases {
+            let (passing, past): (Spread, Spread) = here
+                .into_iter()
+                .partition(|(packet, _)| meets(packet, table, hook, nat));
+            let walk = Walk {
+                table,
+                hook,
+                nat,
+                own: &self.own,
+            };
+            let mut decided = Decided::default();
+            let through = walk
+                .chain(name, passing, &mut decided, 0)
+                .with_context(|| hook.to_owned())?;
+            for (packet, weight) in decided.dropped {
+                end(ends, Fate::Drop, packet, weight);
+            }
+            for (packet, weight) in decided.rejected {
+                end(ends, Fate::Reject, packet, weight);
+            }
+            here = past;
+            for (packet, weight) in through.into_iter().chain(decided.accepted) {
+                add(&mut here, packet, weight);
+            }
+        }
+        Ok(here)
+    }
+}
+
+/// A chain is of the packet's family; and where an address has been translated at this hook already, no
+/// further nat chain is asked.
+fn meets(packet: &Packet, table: &Table, hook: &str, nat: bool) -> bool {
+    let family = if packet.destination.is_ipv4() { "ip" } else { "ip6" };
+    let settled = if hook == "postrouting" {
+        packet.masqueraded
+    } else {
+        packet.translated
+    };
+    [family, "inet"].contains(&&*table.family) && !(nat && settled)
+}
+
+fn end(ends: &mut BTreeMap<End, f64>, fate: Fate, packet: Packet, weight: f64) {
+    let masqueraded = packet.masqueraded;
+    *ends
+        .entry(End {
+            fate,
+            masqueraded,
+            packet,
+        })
+        .or_default() += weight;
+}
+
+impl From<&Arrival> for Packet {
+    fn from(arrival: &Arrival) -> Self {
+        Self {
+            source: arrival.source,
+            destination: arrival.destination.ip(),
+            port: arrival.destination.port(),
+            protocol: arrival.protocol,
+            interface: arrival.interface.clone().unwrap_or_default(),
+            mark: FOREIGN_MARK,
+            priority: 0,
+            translated: false,
+            masqueraded: false,
+            memory: BTreeMap::new(),
+        }
+    }
+}

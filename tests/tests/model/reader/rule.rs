@@ -1,0 +1,235 @@
+//! One rule: a line of statements.
+
+use anyhow::{Result, bail, ensure};
+
+use super::syntax::{Expr, Field, Right, Statement, Verdict};
+use super::token::{Cursor, Token};
+use super::value::{Atom, Kind};
+
+/// Reads the rules of a table of this family.
+pub struct Rules<'a> {
+    pub family: &'a str,
+}
+
+/// The verdict that begins with this word, if it is one.
+pub fn verdict(word: &str, words: &mut Cursor) -> Result<Option<Verdict>> {
+    Ok(Some(match word {
+        "accept" => Verdict::Accept,
+        "drop" => Verdict::Drop,
+        "return" => Verdict::Return,
+        "jump" => Verdict::Jump(words.text()?),
+        "goto" => Verdict::Goto(words.text()?),
+        "reject" => {
+            if words.take("with") {
+                words.expect("tcp")?;
+                words.expect("reset")?;
+            }
+            Verdict::Reject
+        }
+        _ => return Ok(None),
+    }))
+}
+
+impl Rules<'_> {
+    /// The rule that begins here, up to the line's end.
+    pub fn rule(&self, words: &mut Cursor) -> Result<Vec<Statement>> {
+        let mut statements = Vec::new();
+        while !words.is_end() {
+            if words.take("comment") {
+                words.text()?;
+                ensure!(words.is_end(), "a comment ends a rule, {}", words.place());
+            } else {
+                statements.push(self.statement(words)?);
+            }
+        }
+        Ok(statements)
+    }
+
+    fn statement(&self, words: &mut Cursor) -> Result<Statement> {
+        let Some(Token::Word(first)) = words.peek().cloned() else {
+            bail!("no statement, {}", words.place());
+        };
+        let known = ["accept", "drop", "return", "jump", "goto", "reject"];
+        if known.contains(&&*first) {
+            words.next();
+            let verdict = verdict(&first, words)?;
+            return verdict
+                .map(Statement::Verdict)
+                .ok_or_else(|| anyhow::anyhow!("{first}"));
+        }
+        Ok(match &*first {
+            "counter" => {
+                words.next();
+                Statement::Counter
+            }
+            "masquerade" => {
+                words.next();
+                words.take("fully-random");
+                Statement::Masquerade
+            }
+            "dnat" => self.dnat(words)?,
+            "update" | "delete" => self.change(words)?,
+            _ => self.match_or_set(words)?,
+        })
+    }
+
+    fn dnat(&self, words: &mut Cursor) -> Result<Statement> {
+        words.expect("dnat")?;
+        words.expect(self.family)?;
+        words.expect("to")?;
+        let to = self.mapped(words)?;
+        ensure!(
+            matches!(to, Expr::Map(..)),
+            "dnat to something else than a map's value"
+        );
+        Ok(Statement::Dnat { to })
+    }
+
+    /// `update @map { key timeout 1s : data }`, or the same with `delete`.
+    fn change(&self, words: &mut Cursor) -> Result<Statement> {
+        let update = words.take("update") || {
+            words.expect("delete")?;
+            false
+        };
+        let map = name(words)?;
+        words.expect("{")?;
+        let key = self.concat(words)?;
+        if words.take("timeout") {
+            words.text()?;
+        }
+        words.expect(":")?;
+        let data = self.concat(words)?;
+        words.expect("}")?;
+        Ok(if update {
+            Statement::Update { map, key, data }
+        } else {
+            Statement::Delete { map, key }
+        })
+    }
+
+    fn match_or_set(&self, words: &mut Cursor) -> Result<Statement> {
+        let left = self.concat(words)?;
+        if words.take("set") {
+            let Expr::Field(field @ (Field::Mark | Field::Priority)) = left else {
+                bail!("{left:?} cannot be set here");
+            };
+            let value = self.value(field.kind(self.family), words)?;
+            return Ok(Statement::Set { field, value });
+        }
+        if words.take("vmap") {
+            let map = name(words)?;
+            return Ok(Statement::VerdictMap { key: left, map });
+        }
+        if matches!(words.peek(), Some(Token::Word(word)) if word.starts_with('@')) {
+            let right = Right::Set(name(words)?);
+            return Ok(Statement::Match {
+                left,
+                negated: false,
+                right,
+            });
+        }
+        self.comparison(left, words)
+    }
+
+    fn comparison(&self, left: Expr, words: &mut Cursor) -> Result<Statement> {
+        let negated = words.take("!=");
+        let said = negated || words.take("==");
+        let [kind] = left.kinds(self.family)[..] else {
+            bail!("a concatenation is compared, {}", words.place());
+        };
+        let pattern = kind.pattern(&words.text()?)?;
+        let right = match (kind, pattern) {
+            (Kind::Status, super::value::Pattern::Is(Atom::Number(bits))) if !said => Right::Bits(bits),
+            (Kind::Status, _) => bail!("a status compared as a whole is not known"),
+            (_, pattern) => Right::Pattern(pattern),
+        };
+        Ok(Statement::Match { left, negated, right })
+    }
+
+    /// A constant, or an expression, to set a field of this kind to.
+    fn value(&self, kind: Kind, words: &mut Cursor) -> Result<Expr> {
+        if let Some(Token::Word(word)) = words.peek()
+            && let Ok(atom) = kind.atom(word)
+        {
+            words.next();
+            return Ok(Expr::Constant(atom));
+        }
+        self.mapped(words)
+    }
+
+    fn mapped(&self, words: &mut Cursor) -> Result<Expr> {
+        let key = self.concat(words)?;
+        if words.take("map") {
+            return Ok(Expr::Map(Box::new(key), name(words)?));
+        }
+        Ok(key)
+    }
+
+    /// A concatenation, or a single part.
+    pub fn concat(&self, words: &mut Cursor) -> Result<Expr> {
+        let mut parts = vec![self.part(words)?];
+        while words.take(".") {
+            parts.push(self.part(words)?);
+        }
+        Ok(if parts.len() == 1 {
+            parts.remove(0)
+        } else {
+            Expr::Concat(parts)
+        })
+    }
+
+    /// An operand, and what is done to its bits.
+    fn part(&self, words: &mut Cursor) -> Result<Expr> {
+        let mut part = self.operand(words)?;
+        loop {
+            let and = words.take("&");
+            if !and && !words.take("|") {
+                return Ok(part);
+            }
+            let [kind] = part.kinds(self.family)[..] else {
+                bail!("bits of a concatenation, {}", words.place());
+            };
+            let bits = kind.atom(&words.text()?)?.number()?;
+            part = if and {
+                Expr::And(part.into(), bits)
+            } else {
+                Expr::Or(part.into(), bits)
+            };
+        }
+    }
+
+    fn operand(&self, words: &mut Cursor) -> Result<Expr> {
+        let first = words.text()?;
+        if first == "iifname" {
+            return Ok(Expr::Field(Field::InputInterface));
+        }
+        let second = words.text()?;
+        let field = match (&*first, &*second) {
+            (family, "saddr") if family == self.family => Field::Source,
+            (family, "daddr") if family == self.family => Field::Destination,
+            ("meta", "l4proto") => Field::Protocol,
+            ("meta", "mark") => Field::Mark,
+            ("meta", "priority") => Field::Priority,
+            ("th", "dport") => Field::Port,
+            ("ct", "status") => Field::ConntrackStatus,
+            ("fib", "daddr") => {
+                words.expect("type")?;
+                Field::DestinationType
+            }
+            ("numgen", "random") => {
+                words.expect("mod")?;
+                return Ok(Expr::Random(words.text()?.parse()?));
+            }
+            _ => bail!("{first} {second} is not known, {}", words.place()),
+        };
+        Ok(Expr::Field(field))
+    }
+}
+
+fn name(words: &mut Cursor) -> Result<String> {
+    let word = words.text()?;
+    match word.strip_prefix('@') {
+        Some(name) => Ok(name.to_owned()),
+        None => bail!("{word} is no set's name, {}", words.place()),
+    }
+}

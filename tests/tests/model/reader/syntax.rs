@@ -1,0 +1,161 @@
+//! What a ruleset consists of.
+
+use std::collections::BTreeMap;
+
+use super::value::{Atom, Key, Kind, Pattern};
+
+/// A whole ruleset.
+#[derive(Debug, Default)]
+pub struct Ruleset {
+    pub tables: Vec<Table>,
+}
+
+#[derive(Debug)]
+pub struct Table {
+    pub family: String,
+    pub sets: BTreeMap<String, Set>,
+    pub chains: BTreeMap<String, Chain>,
+}
+
+/// A set, or a map.
+#[derive(Debug)]
+pub struct Set {
+    pub key: Vec<Kind>,
+    /// Of what a map's values are; none for a set.
+    pub data: Vec<Kind>,
+    /// Elements that are one value each.
+    pub exact: BTreeMap<Key, Option<Datum>>,
+    /// Elements with a range in them.
+    pub ranged: Vec<(Vec<Pattern>, Option<Datum>)>,
+    /// The packets themselves fill it.
+    pub dynamic: bool,
+}
+
+/// A map's value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Datum {
+    Verdict(Verdict),
+    Atoms(Key),
+}
+
+#[derive(Debug)]
+pub struct Chain {
+    pub base: Option<Base>,
+    pub rules: Vec<Vec<Statement>>,
+}
+
+/// Where a base chain hangs. Its policy is to accept: another one is not known here.
+#[derive(Debug)]
+pub struct Base {
+    pub nat: bool,
+    pub hook: String,
+    pub priority: i32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    Accept,
+    Drop,
+    Reject,
+    Return,
+    Jump(String),
+    Goto(String),
+}
+
+#[derive(Debug)]
+pub enum Statement {
+    Match {
+        left: Expr,
+        negated: bool,
+        right: Right,
+    },
+    VerdictMap {
+        key: Expr,
+        map: String,
+    },
+    Verdict(Verdict),
+    Counter,
+    /// A field of the packet's metadata is set.
+    Set {
+        field: Field,
+        value: Expr,
+    },
+    /// An element of a dynamic map is put in place.
+    Update {
+        map: String,
+        key: Expr,
+        data: Expr,
+    },
+    Delete {
+        map: String,
+        key: Expr,
+    },
+    Dnat {
+        to: Expr,
+    },
+    Masquerade,
+}
+
+/// What the left side of a match is compared with.
+#[derive(Debug)]
+pub enum Right {
+    Pattern(Pattern),
+    Set(String),
+    /// One of these bits is there: what a bit mask's match means without an operator.
+    Bits(u128),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Expr {
+    Field(Field),
+    And(Box<Expr>, u128),
+    Or(Box<Expr>, u128),
+    Concat(Vec<Expr>),
+    Map(Box<Expr>, String),
+    /// A random number below this.
+    Random(u128),
+    Constant(Atom),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Field {
+    Source,
+    Destination,
+    Protocol,
+    Port,
+    InputInterface,
+    Mark,
+    Priority,
+    ConntrackStatus,
+    /// What kind of address the destination is here.
+    DestinationType,
+}
+
+impl Field {
+    /// Of what type its values are, in a table of this family.
+    pub fn kind(self, family: &str) -> Kind {
+        match self {
+            Self::Source | Self::Destination if family == "ip6" => Kind::Ipv6,
+            Self::Source | Self::Destination => Kind::Ipv4,
+            Self::Protocol => Kind::Protocol,
+            Self::Port => Kind::Port,
+            Self::InputInterface => Kind::Interface,
+            Self::Mark => Kind::Mark,
+            Self::Priority => Kind::Class,
+            Self::ConntrackStatus => Kind::Status,
+            Self::DestinationType => Kind::RouteType,
+        }
+    }
+}
+
+impl Expr {
+    /// Of what types its parts are; for a map, those of its key.
+    pub fn kinds(&self, family: &str) -> Vec<Kind> {
+        match self {
+            Self::Field(field) => vec![field.kind(family)],
+            Self::And(of, _) | Self::Or(of, _) | Self::Map(of, _) => of.kinds(family),
+            Self::Concat(parts) => parts.iter().flat_map(|part| part.kinds(family)).collect(),
+            Self::Random(_) | Self::Constant(_) => vec![Kind::Integer],
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Values as nft writes them, and as its registers hold them: numbers, and names of interfaces.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// One value.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Atom {
+    Number(u128),
+    Name(String),
+}
+
+/// A concatenation.
+pub type Key = Vec<Atom>;
+
+/// nft's data types, as far as they are known here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Ipv4,
+    Ipv6,
+    Protocol,
+    Port,
+    Interface,
+    /// A traffic class: `major:minor`, in hexadecimal.
+    Class,
+    Mark,
+    /// Bits of conntrack's status.
+    Status,
+    /// What `fib … type` says.
+    RouteType,
+    Integer,
+    Verdict,
+}
+
+/// What a value may be.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Pattern {
+    Is(Atom),
+    Between(u128, u128),
+    Begins(String),
+}
+
+/// `IPS_DST_NAT` of the kernel's `enum ip_conntrack_status`.
+pub const DST_NAT: u128 = 1 << 5;
+
+/// `RTN_LOCAL` and `RTN_UNICAST` of rtnetlink.
+pub const LOCAL: u128 = 2;
+pub const UNICAST: u128 = 1;
+
+impl Kind {
+    /// By the name that `type` takes.
+    pub fn named(name: &str) -> Result<Self> {
+        Ok(match name {
+            "ipv4_addr" => Self::Ipv4,
+            "ipv6_addr" => Self::Ipv6,
+            "inet_proto" => Self::Protocol,
+            "inet_service" => Self::Port,
+            "ifname" => Self::Interface,
+            "classid" => Self::Class,
+            "mark" => Self::Mark,
+            "integer" => Self::Integer,
+            "verdict" => Self::Verdict,
+            other => bail!("the type {other} is not known"),
+        })
+    }
+
+    /// One value.
+    pub fn atom(self, text: &str) -> Result<Atom> {
+        let number = match self {
+            Self::Ipv4 => u128::from(u32::from(text.parse::<Ipv4Addr>().context("an IPv4 address")?)),
+            Self::Ipv6 => u128::from(text.parse::<Ipv6Addr>().context("an IPv6 address")?),
+            Self::Protocol => match text {
+                "tcp" => 6,
+                "udp" => 17,
+                "sctp" => 132,
+                other => bail!("the protocol {other} is not known"),
+            },
+            Self::Interface => return Ok(Atom::Name(text.to_owned())),
+            Self::Class => class(text)?,
+            Self::Status => match text {
+                "dnat" => DST_NAT,
+                other => bail!("the status {other} is not known"),
+            },
+            Self::RouteType => match text {
+                "local" => LOCAL,
+                "unicast" => UNICAST,
+                other => bail!("the type of address {other} is not known"),
+            },
+            Self::Port | Self::Mark | Self::Integer => integer(text)?,
+            Self::Verdict => bail!("{text} where a value was expected"),
+        };
+        Ok(Atom::Number(number))
+    }
+
+    /// One value, a range, a prefix, or a name that ends in a wildcard.
+    pub fn pattern(self, text: &str) -> Result<Pattern> {
+        if self == Self::Interface {
+            return Ok(match text.strip_suffix('*') {
+                Some(begin) => Pattern::Begins(begin.to_owned()),
+                None => Pattern::Is(self.atom(text)?),
+            });
+        }
+        if let Some((address, length)) = text.split_once('/') {
+            ensure!([Self::Ipv4, Self::Ipv6].contains(&self), "a prefix of {self:?}");
+            let bits = if self == Self::Ipv4 { 32 } else { 128 };
+            let Atom::Number(address) = self.atom(address)? else {
+                bail!("an address is a number");
+            };
+            let free = bits - length.parse::<u32>()?;
+            let rest = 1_u128.checked_shl(free).map_or(u128::MAX, |size| size - 1);
+            return Ok(Pattern::Between(address & !rest, address | rest));
+        }
+        Ok(Pattern::Is(self.atom(text)?))
+    }
+}
+
+impl Pattern {
+    pub fn fits(&self, atom: &Atom) -> bool {
+        match (self, atom) {
+            (Self::Is(wanted), atom) => wanted == atom,
+            (Self::Between(least, most), Atom::Number(number)) => (least..=most).contains(&number),
+            (Self::Begins(begin), Atom::Name(name)) => name.starts_with(begin),
+            (Self::Between(..), Atom::Name(_)) | (Self::Begins(_), Atom::Number(_)) => false,
+        }
+    }
+}
+
+impl Atom {
+    pub fn of(address: IpAddr) -> Self {
+        Self::Number(match address {
+            IpAddr::V4(ip) => u32::from(ip).into(),
+            IpAddr::V6(ip) => ip.into(),
+        })
+    }
+
+    pub fn number(&self) -> Result<u128> {
+        match self {
+            Self::Number(number) => Ok(*number),
+            Self::Name(name) => bail!("{name} where a number was expected"),
+        }
+    }
+}
+
+/// `none` is no class; else two hexadecimal halves.
+fn class(text: &str) -> Result<u128> {
+    if text == "none" {
+        return Ok(0);
+    }
+    let (major, minor) = text
+        .split_once(':')
+        .with_context(|| format!("{text}: no class"))?;
+    let half = |text| u16::from_str_radix(text, 16).with_context(|| format!("{text}: no half of a class"));
+    Ok(u128::from(half(major)?) << 16 | u128::from(half(minor)?))
+}
+
+fn integer(text: &str) -> Result<u128> {
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u128::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    number.with_context(|| format!("{text}: no number"))
+}

@@ -1,0 +1,388 @@
+//! A packet's way through chains, with everything that chance could make of it.
+//!
+//! A packet is all that rules can see and change; packets that are alike are one, with the sum of their
+//! probabilities, so that a cascade of draws does not multiply.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::syntax::{Datum, Expr, Field, Right, Set, Statement, Table, Verdict};
+use super::value::{Atom, DST_NAT, Key, LOCAL, UNICAST};
+
+/// `NFT_JUMP_STACK_SIZE` of the kernel.
+const DEEPEST: usize = 16;
+
+/// A packet as rules see it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Packet {
+    pub source: IpAddr,
+    pub destination: IpAddr,
+    pub port: u16,
+    /// IANA's number.
+    pub protocol: u8,
+    /// Empty for what the node itself sends.
+    pub interface: String,
+    pub mark: u32,
+    pub priority: u32,
+    /// The destination was replaced.
+    pub translated: bool,
+    /// The source will be.
+    pub masqueraded: bool,
+    /// What the dynamic maps hold: map and key.
+    pub memory: BTreeMap<(String, Key), Key>,
+}
+
+/// Packets, and how likely each is.
+pub type Spread = BTreeMap<Packet, f64>;
+
+pub fn add(to: &mut Spread, packet: Packet, weight: f64) {
+    *to.entry(packet).or_default() += weight;
+}
+
+/// What an expression may be, each with its share; `None` where a lookup finds nothing.
+type Values = Vec<(Option<Key>, f64)>;
+
+/// What a base chain decided for good.
+#[derive(Debug, Default)]
+pub struct Decided {
+    pub accepted: Spread,
+    pub dropped: Spread,
+    pub rejected: Spread,
+}
+
+/// One table's chains, as packets at one hook meet them.
+pub struct Walk<'a> {
+    pub table: &'a Table,
+    pub hook: &'a str,
+    /// Of the base chain: whether addresses may be translated.
+    pub nat: bool,
+    /// The node's own addresses.
+    pub own: &'a [IpAddr],
+}
+
+impl Walk<'_> {
+    /// Who comes out at a chain's end.
+    pub fn chain(&self, name: &str, entering: Spread, decided: &mut Decided, depth: usize) -> Result<Spread> {
+        ensure!(depth <= DEEPEST, "{name} is jumped to from too deep");
+        let chain = self
+            .table
+            .chains
+            .get(name)
+            .with_context(|| format!("no chain {name}"))?;
+        let (mut here, mut back) = (entering, Spread::new());
+        for rule in &chain.rules {
+            let mut next = Spread::new();
+            for (packet, weight) in here {
+                let mut passing = Passing {
+                    next: &mut next,
+                    back: &mut back,
+                    decided,
+                    depth,
+                };
+                self.rule(rule, packet, weight, &mut passing)
+                    .with_context(|| format!("in chain {name}, rule {rule:?}"))?;
+            }
+            here = next;
+        }
+        here.into_iter()
+            .for_each(|(packet, weight)| add(&mut back, packet, weight));
+        Ok(back)
+    }
+
+    fn rule(&self, rule: &[Statement], packet: Packet, weight: f64, passing: &mut Passing<'_>) -> Result<()> {
+        let Some((statement, rest)) = rule.split_first() else {
+            add(passing.next, packet, weight);
+            return Ok(());
+        };
+        if let Statement::Verdict(verdict) = statement {
+            return self.verdict(verdict, packet, weight, passing);
+        }
+        for (then, share) in self.statement(statement, &packet)? {
+            let weight = weight * share;
+            match then {
+                Then::Next(packet) => self.rule(rest, packet, weight, passing)?,
+                Then::Verdict(verdict) => self.verdict(&verdict, packet.clone(), weight, passing)?,
+                Then::Accepted(packet) => add(&mut passing.decided.accepted, packet, weight),
+                Then::NoMatch => add(passing.next, packet.clone(), weight),
+            }
+        }
+        Ok(())
+    }
+
+    fn verdict(
+        &self,
+        verdict: &Verdict,
+        packet: Packet,
+        weight: f64,
+        passing: &mut Passing<'_>,
+    ) -> Result<()> {
+        let to = match verdict {
+            Verdict::Accept => &mut passing.decided.accepted,
+            Verdict::Drop => &mut passing.decided.dropped,
+            Verdict::Reject => &mut passing.decided.rejected,
+            Verdict::Return => &mut *passing.back,
+            Verdict::Jump(chain) | Verdict::Goto(chain) => {
+                let entering = Spread::from([(packet, weight)]);
+                let returning = self.chain(chain, entering, passing.decided, passing.depth + 1)?;
+                let jumped = matches!(verdict, Verdict::Jump(_));
+                let to = if jumped {
+                    &mut *passing.next
+                } else {
+                    &mut *passing.back
+                };
+                returning
+                    .into_iter()
+                    .for_each(|(packet, weight)| add(to, packet, weight));
+                return Ok(());
+            }
+        };
+        add(to, packet, weight);
+        Ok(())
+    }
+
+    fn statement(&self, statement: &Statement, packet: &Packet) -> Result<Vec<(Then, f64)>> {
+        let one = |then| Ok(vec![(then, 1.0)]);
+        match statement {
+            Statement::Counter => one(Then::Next(packet.clone())),
+            Statement::Verdict(verdict) => one(Then::Verdict(verdict.clone())),
+            Statement::Match { left, negated, right } => self.each(left, packet, |key| {
+                Ok(if self.fits(right, &key)? == *negated {
+                    Then::NoMatch
+                } else {
+                    Then::Next(packet.clone())
+                })
+            }),
+            Statement::VerdictMap { key, map } => self.each(key, packet, |key| {
+                Ok(match lookup(self.set(map)?, &key) {
+                    Some(Some(Datum::Verdict(verdict))) => Then::Verdict(verdict.clone()),
+                    Some(other) => bail!("{map} has {other:?}"),
+                    None => Then::NoMatch,
+                })
+            }),
+            Statement::Set { field, value } => self.each(value, packet, |key| {
+                let number = u32::try_from(single(key)?.number()?)?;
+                Ok(Then::Next(packet.with(*field, number)?))
+            }),
+            Statement::Update { map, key, data } => self.each(key, packet, |key| {
+                let [(Some(data), _)] = &self.values(data, packet)?[..] else {
+                    bail!("what is remembered is drawn");
+                };
+                let mut packet = packet.clone();
+                packet.memory.insert((map.clone(), key), data.clone());
+                Ok(Then::Next(packet))
+            }),
+            Statement::Delete { map, key } => self.each(key, packet, |key| {
+                let mut packet = packet.clone();
+                packet.memory.remove(&(map.clone(), key));
+                Ok(Then::Next(packet))
+            }),
+            Statement::Dnat { to } => {
+                ensure!(
+                    self.nat && ["prerouting", "output"].contains(&self.hook),
+                    "dnat at {}",
+                    self.hook
+                );
+                self.each(to, packet, |to| Ok(Then::Accepted(packet.sent_to(&to)?)))
+            }
+            Statement::Masquerade => {
+                ensure!(
+                    self.nat && self.hook == "postrouting",
+                    "masquerade at {}",
+                    self.hook
+                );
+                one(Then::Accepted(Packet {
+                    masqueraded: true,
+                    ..packet.clone()
+                }))
+            }
+        }
+    }
+
+    /// Everything that an expression may be, and what follows; where there is nothing, the rule does not match.
+    fn each(
+        &self,
+        expr: &Expr,
+        packet: &Packet,
+        then: impl Fn(Key) -> Result<Then>,
+    ) -> Result<Vec<(Then, f64)>> {
+        let follow = |(key, share): (Option<Key>, f64)| Ok((key.map_or(Ok(Then::NoMatch), &then)?, share));
+        self.values(expr, packet)?.into_iter().map(follow).collect()
+    }
+
+    fn values(&self, expr: &Expr, packet: &Packet) -> Result<Values> {
+        let bits = |of: &Expr, change: &dyn Fn(u128) -> u128| {
+            let changed =
+                |key: Key| -> Result<Key> { Ok(vec![Atom::Number(change(single(key)?.number()?))]) };
+            let values = self.values(of, packet)?.into_iter();
+            values
+                .map(|(key, share)| Ok((key.map(changed).transpose()?, share)))
+                .collect::<Result<Values>>()
+        };
+        Ok(match expr {
+            Expr::Field(field) => vec![(Some(vec![self.field(*field, packet)?]), 1.0)],
+            Expr::Constant(atom) => vec![(Some(vec![atom.clone()]), 1.0)],
+            Expr::Random(below) => {
+                let share = 1.0 / *below as f64;
+                (0..*below)
+                    .map(|number| (Some(vec![Atom::Number(number)]), share))
+                    .collect()
+            }
+            Expr::And(of, mask) => bits(of, &|number| number & mask)?,
+            Expr::Or(of, more) => bits(of, &|number| number | more)?,
+            Expr::Concat(parts) => {
+                let mut all = vec![(Some(Key::new()), 1.0)];
+                for part in parts {
+                    all = together(&all, &self.values(part, packet)?);
+                }
+                all
+            }
+            Expr::Map(key, map) => {
+                let set = self.set(map)?;
+                let keys = self.values(key, packet)?.into_iter();
+                keys.map(|(key, share)| Ok((self.mapped(set, map, key, packet)?, share)))
+                    .collect::<Result<Values>>()?
+            }
+        })
+    }
+
+    fn mapped(&self, set: &Set, map: &str, key: Option<Key>, packet: &Packet) -> Result<Option<Key>> {
+        let Some(key) = key else { return Ok(None) };
+        if set.dynamic {
+            return Ok(packet.memory.get(&(map.to_owned(), key)).cloned());
+        }
+        match lookup(set, &key) {
+            Some(Some(Datum::Atoms(atoms))) => Ok(Some(atoms.clone())),
+            Some(other) => bail!("{map} has {other:?}"),
+            None => Ok(None),
+        }
+    }
+
+    fn fits(&self, right: &Right, key: &Key) -> Result<bool> {
+        Ok(match right {
+            Right::Set(name) => lookup(self.set(name)?, key).is_some(),
+            Right::Pattern(pattern) => pattern.fits(&single(key.clone())?),
+            Right::Bits(bits) => single(key.clone())?.number()? & bits != 0,
+        })
+    }
+
+    fn field(&self, field: Field, packet: &Packet) -> Result<Atom> {
+        Ok(match field {
+            Field::Source => Atom::of(packet.source),
+            Field::Destination => Atom::of(packet.destination),
+            Field::Protocol => Atom::Number(packet.protocol.into()),
+            Field::Port => Atom::Number(packet.port.into()),
+            Field::InputInterface => {
+                ensure!(
+                    self.hook != "postrouting",
+                    "which input interface postrouting sees is not known"
+                );
+                Atom::Name(packet.interface.clone())
+            }
+            Field::Mark => Atom::Number(packet.mark.into()),
+            Field::Priority => Atom::Number(packet.priority.into()),
+            Field::ConntrackStatus => Atom::Number(if packet.translated { DST_NAT } else { 0 }),
+            Field::DestinationType => {
+                let own = self.own.contains(&packet.destination);
+                Atom::Number(if own { LOCAL } else { UNICAST })
+            }
+        })
+    }
+
+    fn set(&self, name: &str) -> Result<&Set> {
+        self.table
+            .sets
+            .get(name)
+            .with_context(|| format!("no set {name}"))
+    }
+}
+
+/// Where packets go from a rule.
+struct Passing<'a> {
+    /// To the next rule.
+    next: &'a mut Spread,
+    /// To whoever called the chain.
+    back: &'a mut Spread,
+    decided: &'a mut Decided,
+    depth: usize,
+}
+
+/// What follows a statement.
+enum Then {
+    /// The rule's next statement.
+    Next(Packet),
+    Verdict(Verdict),
+    /// This base chain's end.
+    Accepted(Packet),
+    /// The next rule.
+    NoMatch,
+}
+
+impl Packet {
+    fn with(&self, field: Field, number: u32) -> Result<Self> {
+        let mut packet = self.clone();
+        let set = [
+            (Field::Mark, &mut packet.mark),
+            (Field::Priority, &mut packet.priority),
+        ];
+        let (_, place) = set
+            .into_iter()
+            .find(|(of, _)| *of == field)
+            .context("a field that can be set")?;
+        *place = number;
+        Ok(packet)
+    }
+
+    fn sent_to(&self, to: &[Atom]) -> Result<Self> {
+        let [address, port] = to else {
+            bail!("{to:?} is no address and port")
+        };
+        let destination = match self.destination {
+            IpAddr::V4(_) => Ipv4Addr::from(u32::try_from(address.number()?)?).into(),
+            IpAddr::V6(_) => Ipv6Addr::from(address.number()?).into(),
+        };
+        let port = u16::try_from(port.number()?)?;
+        Ok(Self {
+            destination,
+            port,
+            translated: true,
+            ..self.clone()
+        })
+    }
+}
+
+fn single(key: Key) -> Result<Atom> {
+    match <[Atom; 1]>::try_from(key) {
+        Ok([atom]) => Ok(atom),
+        Err(key) => bail!("{key:?} where one value was expected"),
+    }
+}
+
+fn lookup<'a>(set: &'a Set, key: &Key) -> Option<&'a Option<Datum>> {
+    let fits = |patterns: &[_]| {
+        patterns
+            .iter()
+            .zip(key)
+            .all(|(pattern, atom): (&super::value::Pattern, _)| pattern.fits(atom))
+    };
+    let ranged = || {
+        set.ranged
+            .iter()
+            .find(|(patterns, _)| fits(patterns))
+            .map(|(_, datum)| datum)
+    };
+    set.exact.get(key).or_else(ranged)
+}
+
+/// Every pairing of the two, one behind the other.
+fn together(first: &Values, second: &Values) -> Values {
+    let pair = |(a, x): &(Option<Key>, f64), (b, y): &(Option<Key>, f64)| {
+        let both = a.as_ref().zip(b.as_ref());
+        (both.map(|(a, b)| [a.clone(), b.clone()].concat()), x * y)
+    };
+    first
+        .iter()
+        .flat_map(|a| second.iter().map(move |b| pair(a, b)))
+        .collect()
+}

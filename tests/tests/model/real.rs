@@ -1,0 +1,180 @@
+//! A sample of random worlds with real packets: the real agent in a node's namespace, real pods and hosts,
+//! and `explain` in this process as the one who says what must come out.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use denizen_agent::explain::{Explanation, Verdict as Said};
+use denizen_tests::effort;
+use denizen_tests::flows::play_case;
+use denizen_tests::flows::table::{
+    Case, Config, DetectLocal, Expect, Flow, From, Nobody, NodeRow, PodRow, Verdict,
+};
+use denizen_tests::pod::Wiring;
+use denizen_tests::probe::Protocol;
+use serde_json::{Value, json};
+
+use super::agent::Agent;
+use super::compare::{is_sticky, service};
+use super::draw::numbers;
+use super::place::{HERE, PROTOCOLS};
+use super::reader::Arrival;
+use super::services::Wildness;
+use super::world::{NUMBERS, World};
+use super::{SEED, fresh_seed};
+
+/// Packets of one world; each is several connections.
+const PACKETS: usize = 16;
+
+#[test]
+fn real_packets_go_where_explain_says_bridged() -> Result<()> {
+    play(Wiring::Bridged)
+}
+
+#[test]
+fn real_packets_go_where_explain_says_routed() -> Result<()> {
+    play(Wiring::Routed)
+}
+
+/// Worlds that are the same in every run, and as many that are not.
+fn play(wiring: Wiring) -> Result<()> {
+    let worlds = effort::times(30, 6) as u64;
+    let fresh = fresh_seed()?;
+    let seeds: Vec<u64> = match std::env::var(SEED) {
+        Ok(seed) => vec![seed.parse().context(SEED)?],
+        Err(_) => (1..=worlds)
+            .chain((0..worlds).map(|n| fresh.wrapping_add(n)))
+            .collect(),
+    };
+    for seed in seeds {
+        let case = case(seed)?;
+        eprintln!("{SEED}={seed}: {} packets", case.flows.len());
+        play_case(&case, wiring, &[]).with_context(|| format!("{SEED}={seed}\n{:#?}", case.flows))?;
+    }
+    Ok(())
+}
+
+fn case(seed: u64) -> Result<Case> {
+    let world = World::drawn(&numbers(seed, NUMBERS), Wildness::Playable);
+    let folder = tempfile::tempdir()?;
+    let agent = Agent::new(&world, folder.path())?;
+    let own = |flag: &str| world.flags.iter().find_map(|has| has.strip_prefix(flag));
+    let node = world.node.as_ref().context("a playable world has its node")?;
+    let zone = &node["metadata"]["labels"]["topology.kubernetes.io/zone"];
+    let ranges = world
+        .ranges
+        .iter()
+        .flat_map(|range| range["spec"]["cidrs"].as_array());
+    Ok(Case {
+        name: format!("random world {seed}"),
+        description: String::new(),
+        backends: vec!["nftables".to_owned()],
+        services: world.services.clone(),
+        endpointslices: world.slices.clone(),
+        node: NodeRow {
+            name: HERE.to_owned(),
+            ips: world.addresses.iter().map(|(ip, _)| *ip).collect(),
+            zone: zone.as_str().unwrap_or_default().to_owned(),
+        },
+        config: Config {
+            detect_local: DetectLocal { pods: pods(&world) },
+            masquerade_all: own("--masquerade-all").is_some(),
+            node_port_addresses: own("--nodeport-addresses=")
+                .map(|ranges| ranges.split(',').map(str::to_owned).collect())
+                .unwrap_or_default(),
+            service_cidrs: ranges
+                .flatten()
+                .filter_map(Value::as_str)
+                .map(str::to_owned)
+                .collect(),
+            prefer_same_node: own("--feature-gates=").map(|_| false),
+        },
+        flows: flows(&world, &agent)?,
+    })
+}
+
+fn pods(world: &World) -> Vec<PodRow> {
+    let row = |pod: &super::world::Pod| PodRow {
+        iface: pod.veth.clone(),
+        ips: pod.ips.clone(),
+    };
+    world.pods.iter().map(row).collect()
+}
+
+/// Packets that hosts can really send, no two alike.
+fn flows(world: &World, agent: &Agent) -> Result<Vec<Flow>> {
+    let mut flows = Vec::new();
+    let mut seen = BTreeSet::new();
+    for arrival in &world.packets {
+        let said = agent.explain(arrival)?;
+        let own = world
+            .addresses
+            .iter()
+            .any(|(ip, _)| *ip == arrival.destination.ip());
+        // The way to an address of nobody's here leads past the node.
+        if said.verdict == Said::Untouched && !own {
+            continue;
+        }
+        let sticky = said
+            .service
+            .as_ref()
+            .and_then(|name| service(world, name))
+            .is_some_and(is_sticky);
+        // What one door makes a client remember would change what another does.
+        let of_client =
+            (sticky && said.verdict == Said::Forward).then_some((said.service.clone(), arrival.source));
+        let alike = match of_client {
+            Some((service, source)) => (service, source, None, arrival.protocol),
+            None => (None, arrival.source, Some(arrival.destination), arrival.protocol),
+        };
+        if seen.insert(alike) && flows.len() < PACKETS {
+            flows.push(flow(world, arrival, &said, sticky)?);
+        }
+    }
+    Ok(flows)
+}
+
+fn flow(world: &World, arrival: &Arrival, said: &Explanation, sticky: bool) -> Result<Flow> {
+    let name = PROTOCOLS
+        .iter()
+        .find(|(_, number)| *number == arrival.protocol)
+        .map_or("", |(name, _)| name);
+    let protocol: Protocol = name.parse()?;
+    let endpoints = match said.verdict {
+        Said::Forward => {
+            let each = said.endpoints.iter().map(|endpoint| Ok(endpoint.parse()?));
+            Verdict::Forward(each.collect::<Result<_>>()?)
+        }
+        Said::Reject => Verdict::Nobody(Nobody::Reject),
+        Said::Drop => Verdict::Nobody(Nobody::Drop),
+        Said::Untouched => Verdict::Nobody(Nobody::None),
+    };
+    Ok(Flow {
+        name: format!("{} to {}/{protocol}", arrival.source, arrival.destination),
+        from: arrival.source,
+        from_kind: from(world, arrival.source, arrival.interface.is_none()),
+        protocol,
+        dest_ip: arrival.destination.ip(),
+        dest_port: arrival.destination.port(),
+        expect: Expect {
+            endpoints,
+            masq: said.masquerade,
+            sticky: sticky.then_some(json!(true)),
+        },
+        backends: None,
+    })
+}
+
+fn from(world: &World, source: IpAddr, node: bool) -> From {
+    let outside = super::place::FAMILIES.iter().flat_map(|family| family.outside);
+    if node {
+        From::Node
+    } else if world.pods.iter().any(|pod| pod.ips.contains(&source)) {
+        From::LocalPod
+    } else if outside.into_iter().any(|ip| ip.parse() == Ok(source)) {
+        From::External
+    } else {
+        From::RemotePod
+    }
+}
