@@ -4,6 +4,9 @@ use super::*;
 #[test]
 fn names_and_types_are_these() {
     let metrics = Metrics::default();
+    // A family without a member has no line.
+    let set = [("ip_family", "IPv4".to_owned()), ("set", "services".to_owned())];
+    metrics.own.elements.get_or_create(&set).set(1);
     let text = metrics.encode();
     let types: Vec<&str> = text
         .lines()
