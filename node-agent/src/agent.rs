@@ -33,8 +33,6 @@ use crate::records;
 use crate::source::{Outlet, manifests, node, state_file};
 use crate::status::Status;
 
-/// Behind the kernel's own notifications: how often the tables are looked at anyway.
-const RESYNC: Duration = Duration::from_secs(600);
 /// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
 const SHORTEST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
@@ -69,7 +67,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let (publisher, published) = Publisher::new(&config, asked, now());
     problems.push(http::start(config.listen, published).context("cannot start the HTTP servers")?);
     let (elsewhere, found) = watch_forward(&config);
-    let engine = Engine::open(config.policy).context("cannot open netlink to nf_tables")?;
+    let engine = Engine::open(config.policy, config.iptables_variant).context("cannot start the backend")?;
     let mut agent = Agent {
         engine,
         settings: Keeper::default(),
@@ -78,6 +76,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         problems,
         waiting: Vec::new(),
         watch: None,
+        begun: None,
+        succeeded: false,
         publisher,
     };
     let result = agent.attend(events, requests).await;
@@ -161,6 +161,10 @@ struct Agent {
     waiting: Vec<Waiting>,
     /// Listens to foreign changes, once everything is programmed.
     watch: Option<AsyncFd<Watch>>,
+    /// Since when something is to be programmed that is not in the kernel yet.
+    begun: Option<Instant>,
+    /// What another backend left behind is seen to.
+    succeeded: bool,
     publisher: Publisher,
 }
 
@@ -172,7 +176,7 @@ impl Agent {
     ) -> anyhow::Result<()> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut resync = interval(RESYNC);
+        let mut resync = interval(self.engine.look_every());
         resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
         resync.reset();
         let mut heartbeat = interval(HEARTBEAT);
@@ -187,10 +191,16 @@ impl Agent {
                     None => bail!("every source has ended"),
                 },
                 changed = foreign_change(&mut self.watch) => self.repair(changed),
+                () = self.engine.news() => Some(self.program(false)),
                 Some(asked) = requests.recv() => { self.answer(asked); None }
                 _ = heartbeat.tick() => { self.publisher.alive(now()); None }
                 () = &mut retry => Some(self.program(false)),
-                _ = resync.tick() => { give_back(); Some(self.program(true)) }
+                _ = resync.tick() => {
+                    give_back();
+                    let looked = self.program(true);
+                    resync.reset_after(self.engine.look_every());
+                    Some(looked)
+                }
             };
             let Some(programmed) = tried else { continue };
             let pause = if programmed { NEVER } else { delay };
@@ -223,7 +233,7 @@ impl Agent {
 
     /// Programs what is due, or looks at everything; whether that worked.
     fn program(&mut self, look: bool) -> bool {
-        let begun = now();
+        let begun = *self.begun.get_or_insert_with(now);
         self.settings.keep(self.engine.settings(), look);
         self.publisher.queued(&self.engine, begun);
         let result = if look {
@@ -243,14 +253,22 @@ impl Agent {
         };
         match result {
             Ok(()) => {
+                self.release();
+                if !self.engine.is_settled() {
+                    return true;
+                }
+                self.begun = None;
                 self.engine.note_sync(timestamp(), begun.elapsed());
                 self.publisher.programmed(&mut self.engine, begun, now());
-                self.release();
+                if self.engine.is_synced() && !std::mem::replace(&mut self.succeeded, true) {
+                    self.engine.succeed();
+                }
                 self.listen();
                 true
             }
             Err(error) => {
                 self.publisher.metrics.like_kube_proxy.sync_failures.inc();
+                self.release();
                 error!(
                     error = describe(&error),
                     "the kernel is not as it should be; trying again"

@@ -1,5 +1,6 @@
 //! The commands.
 
+mod cleanup;
 mod offline;
 
 use std::io::IsTerminal;
@@ -9,15 +10,16 @@ use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use denizen_shared::run_dir;
 use serde::de::DeserializeOwned;
+use tracing::info;
 use tracing_subscriber::EnvFilter;
 
+use self::cleanup::CleanupArgs;
+
 use crate::agent;
-use crate::backend::BackendName;
-use crate::backend::nftables::{Kernel, Nftables};
+use crate::backend::{BackendName, chosen};
 use crate::config::{LogFormat, PolicyArgs, RunArgs, RunDirArgs};
 use crate::control::{self, Empty, ExplainQuery, Request};
 use crate::explain::{Explanation, Packet};
-use crate::host::forward;
 use crate::install::{self, InstallArgs};
 use crate::status::Status;
 
@@ -42,7 +44,7 @@ enum Command {
     /// Put the CNI plugin and its place in the runtime's configuration there, and keep them there
     InstallCni(Box<InstallArgs>),
     /// Remove everything that denizen ever programmed on this node
-    Cleanup,
+    Cleanup(CleanupArgs),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -90,7 +92,7 @@ pub fn run() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Run(args) => {
             log_to_standard_error(args.log_format);
-            let config = args.check(BackendName::Nftables)?;
+            let config = args.check(backend_here(&args))?;
             block_on(agent::run(config))
         }
         Command::Render(args) => offline::render(&args),
@@ -103,7 +105,7 @@ pub fn run() -> anyhow::Result<()> {
             log_to_standard_error(LogFormat::Text);
             block_on(async move { install::run(&args).await })
         }
-        Command::Cleanup => cleanup(),
+        Command::Cleanup(args) => cleanup::cleanup(&args),
     }
 }
 
@@ -129,19 +131,15 @@ fn explain(args: ExplainArgs) -> anyhow::Result<()> {
     show(&explanation, args.output)
 }
 
-fn cleanup() -> anyhow::Result<()> {
-    let opened = forward::cleanup().context("cannot remove denizen's rules from other firewalls' chains");
-    let mut kernel = Kernel::open().context("cannot open netlink to nf_tables")?;
-    let removed = Nftables::cleanup(&mut kernel)?;
-    let opened = opened?;
-    println!(
-        "removed {removed} nftables table{}",
-        if removed == 1 { "" } else { "s" }
-    );
-    if opened > 0 {
-        println!("removed denizen's rules from {opened} of other firewalls' chains");
-    }
-    Ok(())
+/// What `--backend auto` stands for on this node; whichever it is, the log says why.
+fn backend_here(args: &RunArgs) -> BackendName {
+    let asked = args.policy.backend.chosen();
+    let (backend, why) = match asked {
+        Some(backend) => (backend, "it was asked for".to_owned()),
+        None => chosen::automatic(),
+    };
+    info!(%backend, why, "backend chosen");
+    backend
 }
 
 fn ask<T: DeserializeOwned>(run_dir: PathBuf, request: Request) -> anyhow::Result<T> {

@@ -1,5 +1,6 @@
 //! The command line, as written ([`RunArgs`]) and checked ([`Config`]). Nobody checks again.
 
+mod backend;
 mod conntrack;
 mod duration;
 mod listen;
@@ -7,13 +8,14 @@ mod node_side;
 #[cfg(test)]
 mod tests;
 
+pub use backend::{BackendArgs, BackendChoice};
 pub use conntrack::ConntrackArgs;
 pub use node_side::NodeSideArgs;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::{ArgAction, Args, ValueEnum};
+use clap::{Args, ValueEnum};
 use denizen_shared::run_dir;
 use ipnetwork::IpNetwork;
 use thiserror::Error;
@@ -21,9 +23,10 @@ use tracing::warn;
 
 pub use self::listen::{Listen, ListenArgs};
 use crate::backend::BackendName;
+use crate::backend::iptables::Variant;
 use crate::engine::Policy;
 use crate::host::Conntrack;
-use crate::plan::{Detector, NodePortAddresses, Settings};
+use crate::plan::{Detector, Settings};
 use crate::records;
 
 /// How logs are written.
@@ -33,17 +36,6 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
-}
-
-/// What programs the kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum BackendChoice {
-    /// The best that this kernel has: nftables.
-    Auto,
-    /// nftables.
-    Nftables,
-    /// iptables, in chains named as kube-proxy's.
-    Iptables,
 }
 
 /// What decides about packets, as written: for `run`, `render` and `explain` alike.
@@ -83,18 +75,9 @@ pub struct PolicyArgs {
     #[expect(missing_docs, reason = "flattened into the flags")]
     pub node_side: NodeSideArgs,
 
-    /// Which of the node's addresses serve node ports: "primary", "all", or CIDRs; by default primary with
-    /// nftables and all with iptables, as kube-proxy has it
-    #[arg(long, value_name = "CIDR,…")]
-    pub nodeport_addresses: Option<String>,
-
-    /// With iptables: serve node ports on 127.0.0.1 too, where all addresses serve them
-    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
-    pub iptables_localhost_nodeports: bool,
-
-    /// What programs the kernel
-    #[arg(long, value_enum, default_value = "auto")]
-    pub backend: BackendChoice,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened into the flags")]
+    pub backend: BackendArgs,
 }
 
 /// Where the agent's files are.
@@ -154,6 +137,8 @@ pub struct Config {
     pub cni_cache_dir: PathBuf,
     /// The folder of manifests.
     pub manifests: PathBuf,
+    /// The iptables to use, where that is not to be found out.
+    pub iptables_variant: Option<Variant>,
     /// Connection tracking's settings.
     pub conntrack: Conntrack,
     /// Only set the kernel's settings.
@@ -239,6 +224,7 @@ impl RunArgs {
             manifests: manifests.clone(),
             conntrack: conntrack.asked(),
             init_only: *init_only,
+            iptables_variant: policy.backend.iptables_variant,
             listen: listen.check()?,
         })
     }
@@ -261,11 +247,7 @@ impl PolicyArgs {
     /// # Errors
     /// [`ConfigError`], for the first thing that is wrong.
     pub fn check(&self, auto: BackendName) -> Result<Policy, ConfigError> {
-        let backend = match self.backend {
-            BackendChoice::Auto => auto,
-            BackendChoice::Nftables => BackendName::Nftables,
-            BackendChoice::Iptables => BackendName::Iptables,
-        };
+        let backend = self.backend.chosen().unwrap_or(auto);
         if self.cluster_cidr.is_some() {
             return Err(ConfigError::ClusterCidr("--cluster-cidr"));
         }
@@ -290,27 +272,9 @@ impl PolicyArgs {
             },
             detector,
             node_side: self.node_side.settled(),
-            node_ports: self.node_ports(backend)?,
+            node_ports: self.backend.node_ports(backend)?,
             backend,
         })
-    }
-}
-
-impl PolicyArgs {
-    fn node_ports(&self, backend: BackendName) -> Result<NodePortAddresses, ConfigError> {
-        let usual = match backend {
-            BackendName::Nftables => "primary",
-            BackendName::Iptables => "all",
-        };
-        let localhost = backend == BackendName::Iptables && self.iptables_localhost_nodeports;
-        match self.nodeport_addresses.as_deref().unwrap_or(usual).trim() {
-            "primary" => Ok(NodePortAddresses::Primary),
-            "all" => Ok(NodePortAddresses::All { localhost }),
-            list => {
-                let values = list.split(',').map(str::trim).collect();
-                cidrs("--nodeport-addresses", values).map(NodePortAddresses::In)
-            }
-        }
     }
 }
 

@@ -15,13 +15,13 @@ use ipnetwork::IpNetwork;
 use thiserror::Error;
 use tracing::{info, warn};
 
-use crate::backend::nftables::Nftables;
+use crate::backend::chosen::{Chosen, ChosenError};
+use crate::backend::iptables::Variant;
 use crate::backend::{Backend, BackendName, Repair, Told};
 use crate::describe::describe;
 use crate::explain::{Explanation, Packet, Scene, explain};
-use crate::host::{Setting, live};
+use crate::host::{Setting, live, on_loopback};
 use crate::model::{Change, Event, Model, PodVersion};
-use crate::netlink::NetlinkError;
 use crate::plan::{Conflict, Detector, NodePortAddresses, NodeSide, Plan, Settings, node_port_addresses};
 use crate::status::{LastSync, Status};
 
@@ -47,7 +47,7 @@ pub struct NotYet(pub Vec<String>);
 
 /// Model, plan and backend.
 #[derive(Debug)]
-pub struct Engine<B = Nftables> {
+pub struct Engine<B = Chosen> {
     policy: Policy,
     model: Model,
     plan: Plan,
@@ -68,17 +68,24 @@ pub struct Engine<B = Nftables> {
 }
 
 impl Engine {
-    /// Opens the backend in this thread's network namespace.
+    /// Opens the policy's backend in this thread's network namespace. `variant` is the iptables to use, where
+    /// that is not to be found out.
     ///
     /// # Errors
-    /// [`NetlinkError`] when there is no netlink to be had.
-    pub fn open(policy: Policy) -> Result<Self, NetlinkError> {
-        Ok(Self::new(policy, Nftables::open()?))
+    /// [`ChosenError`] when the backend's kernel, or its programs, are not to be had.
+    pub fn open(policy: Policy, variant: Option<Variant>) -> Result<Self, ChosenError> {
+        let backend = Chosen::open(policy.backend, variant)?;
+        Ok(Self::new(policy, backend))
     }
 
-    /// The port by which the kernel's notifications name the backend's own changes.
-    pub fn port(&self) -> u32 {
+    /// The port by which the kernel's notifications name the backend's own changes, where it goes by them.
+    pub fn port(&self) -> Option<u32> {
         self.backend.port()
+    }
+
+    /// Removes what another backend left behind, which serves until this one's rules are all there.
+    pub fn succeed(&self) {
+        self.backend.succeed();
     }
 }
 
@@ -155,13 +162,33 @@ impl<B: Backend> Engine<B> {
         result
     }
 
+    /// Whether all that was decided is in the kernel.
+    pub fn is_settled(&self) -> bool {
+        self.backend.is_settled()
+    }
+
+    /// How often to look whether somebody else changed something.
+    pub fn look_every(&self) -> Duration {
+        self.backend.look_every()
+    }
+
+    /// Waits until [`Self::sync`] has something to do that no event tells of.
+    pub async fn news(&mut self) {
+        self.backend.news().await;
+    }
+
     /// A look that succeeds has programmed all that was decided, as much as a change that does: who waits for
     /// a pod must not wait for the next change.
     fn note_outcome(&mut self, result: &Result<Repair, B::Error>) {
         self.last_error = result.as_ref().err().map(|error| describe(error));
         if result.is_ok() {
-            self.synced |= self.complete;
+            self.synced |= self.complete && self.backend.is_settled();
+        }
+        if result.is_ok() || self.backend.has_pods() {
             self.programmed_pods = self.decided_pods.clone();
+        }
+        if !self.backend.repaired().is_none() {
+            self.drift_repaired += 1;
         }
     }
 }
@@ -262,7 +289,9 @@ impl<B: Told> Engine<B> {
 
     /// The kernel's settings that the rules need beside them.
     pub fn settings(&self) -> Vec<Setting> {
-        live(self.model.pods(), &self.policy.detector)
+        let mut settings = live(self.model.pods(), &self.policy.detector);
+        settings.extend(on_loopback(&self.policy.node_ports));
+        settings
     }
 
     /// Remembers when the kernel was programmed last, and how long it took.

@@ -4,7 +4,8 @@
 //! What is not covered yet is ignored with its reason; to enable it is to delete that line.
 
 use anyhow::Result;
-use denizen_tests::flows::{play, table};
+use denizen_tests::flows::play;
+use denizen_tests::flows::table::{self, Backend};
 use denizen_tests::pod::Wiring;
 
 /// Packets that wait for a feature in cases that are otherwise covered: case, part of the packet's name, why.
@@ -29,18 +30,18 @@ fn play_case(name: &str, wiring: Wiring) -> Result<()> {
         .iter()
         .filter(|(case, ..)| *case == name)
         .map(|(_, flow, _)| *flow);
-    play(name, wiring, &pending.collect::<Vec<_>>())
+    play(name, Backend::Nftables, wiring, &pending.collect::<Vec<_>>())
 }
 
 #[test]
 fn every_case_of_the_table_is_listed() -> Result<()> {
-    let cases = table::cases()?;
+    let cases = table::cases(Backend::Nftables)?;
     let names: Vec<_> = cases.iter().map(|case| case.name.as_str()).collect();
     assert_eq!(LISTED, names, "in the table's order");
     for (name, part, _) in PENDING {
-        let case = table::case(name)?;
+        let case = table::case(name, Backend::Nftables)?;
         assert!(
-            case.our_flows().any(|flow| flow.name.contains(part)),
+            case.flows.iter().any(|flow| flow.name.contains(part)),
             "{name} has no flow called …{part}…"
         );
     }

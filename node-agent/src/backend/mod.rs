@@ -1,5 +1,6 @@
 //! From decisions to the kernel. A backend never decides; it renders.
 
+pub mod chosen;
 pub mod iptables;
 pub mod nftables;
 pub mod why;
@@ -8,6 +9,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::num::NonZeroU16;
+use std::time::Duration;
 
 use ipnetwork::IpNetwork;
 
@@ -91,6 +93,34 @@ pub trait Backend: Told {
     /// # Errors
     /// The kernel's.
     fn missed_lookups(&mut self) -> Result<u64, Self::Error>;
+
+    /// Whether all that was told is in the kernel. A backend that executes programs is not done when
+    /// [`Self::sync`] returns; [`Self::news`] then tells when to call it again.
+    fn is_settled(&self) -> bool {
+        true
+    }
+
+    /// Whether the pods that were told are in the kernel, whatever became of the rest.
+    fn has_pods(&self) -> bool {
+        false
+    }
+
+    /// How often to look whether somebody else changed something.
+    fn look_every(&self) -> Duration {
+        // Behind the kernel's own notifications.
+        Duration::from_secs(600)
+    }
+
+    /// What was repaired of somebody else's changes since this was last asked, other than by a call of
+    /// [`Self::resync`] that said so.
+    fn repaired(&mut self) -> Repair {
+        Repair::default()
+    }
+
+    /// Waits until [`Self::sync`] has something to do that no event tells of.
+    fn news(&mut self) -> impl Future<Output = ()> {
+        std::future::pending()
+    }
 }
 
 /// How many elements one set or map of one family should have.

@@ -1,6 +1,7 @@
 use clap::Parser;
 
 use super::*;
+use crate::plan::NodePortAddresses;
 
 #[test]
 fn modes_are_read_as_they_are_shown() {

@@ -12,4 +12,4 @@ pub mod sysctl;
 
 pub use conntrack::Conntrack;
 pub use keeper::{Keeper, set_all, set_up};
-pub use setting::{Setting, Wanted, foreseen, live};
+pub use setting::{Setting, Wanted, foreseen, live, on_loopback};

@@ -1,7 +1,7 @@
 //! Settings of the kernel without which rules are not enough. Pure.
 
 use crate::model::{Family, PodSet, family_of};
-use crate::plan::Detector;
+use crate::plan::{Detector, NodePortAddresses};
 
 /// What a setting should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +63,19 @@ pub fn live(pods: Option<&PodSet>, detector: &Detector) -> Vec<Setting> {
 /// What facts to come may ask for: where they come, this process may not be allowed to set it any more.
 pub fn foreseen() -> Vec<Setting> {
     Family::BOTH.into_iter().map(bridge_filter).collect()
+}
+
+/// What node ports on 127.0.0.1 ask for: what the node sends from there must be let out to an endpoint
+/// (`Documentation/networking/ip-sysctl.rst`, `route_localnet`).
+pub fn on_loopback(node_ports: &NodePortAddresses) -> Option<Setting> {
+    let asked = matches!(node_ports, NodePortAddresses::All { localhost: true });
+    asked.then(|| {
+        Setting::new(
+            "net/ipv4/conf/all/route_localnet",
+            Wanted::Exactly(1),
+            "node ports do not answer on 127.0.0.1",
+        )
+    })
 }
 
 /// Whether pods of this family are behind a bridge of this node.

@@ -23,7 +23,7 @@ pub fn report() {
 
 fn measured(facts: Vec<Event>, listening: bool) {
     println!("{}", if listening { "with a listener" } else { "without" });
-    let watch = || Watch::open(0, &std::sync::Arc::default()).expect("netlink, as root");
+    let watch = || Watch::open(Some(0), &std::sync::Arc::default()).expect("netlink, as root");
     let during = listening.then(watch);
     let (mut engine, cold) = started(facts.clone());
     println!("  cold: {} (kernel {})", text(cold.whole), text(cold.commit));

@@ -119,7 +119,7 @@ fn changed(services: usize, mut engine: Engine, cold: Cost, facts: Vec<Event>) -
 /// From parsed facts to the kernel.
 pub fn started(facts: Vec<Event>) -> (Engine, Cost) {
     cost(|| {
-        let mut engine = Engine::open(policy()).expect("netlink, as root");
+        let mut engine = Engine::open(policy(), None).expect("netlink, as root");
         engine.apply(facts);
         engine.sync().expect("the kernel takes the rules");
         engine

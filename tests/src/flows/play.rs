@@ -8,7 +8,7 @@ use std::thread;
 use anyhow::{Result, bail, ensure};
 
 use super::stage::Stage;
-use super::table::{self, Case, Flow, From, Nobody, Verdict};
+use super::table::{self, Backend, Case, Flow, From, Nobody, Verdict};
 use crate::netns::Netns;
 use crate::pod::Wiring;
 use crate::probe::{Outcome, PATIENCE, Probe, SILENCE};
@@ -24,17 +24,18 @@ const STICKY_TRIES: usize = 20;
 /// packet that went another way than the table says, or that `explain` tells otherwise.
 ///
 /// Packets whose name contains one of `pending` are left out.
-pub fn play(name: &str, wiring: Wiring, pending: &[&str]) -> Result<()> {
-    play_case(&table::case(name)?, wiring, pending)
+pub fn play(name: &str, backend: Backend, wiring: Wiring, pending: &[&str]) -> Result<()> {
+    play_case(&table::case(name, backend)?, backend, wiring, pending)
 }
 
 /// The same for a case that is not in the table.
-pub fn play_case(case: &Case, wiring: Wiring, pending: &[&str]) -> Result<()> {
+pub fn play_case(case: &Case, backend: Backend, wiring: Wiring, pending: &[&str]) -> Result<()> {
     let name = &case.name;
-    let stage = Stage::set(case, "flow", wiring)?;
+    let stage = Stage::set(case, backend, "flow", wiring)?;
     let node = stage.world.node_addresses()?;
     let flows: Vec<_> = case
-        .our_flows()
+        .flows
+        .iter()
         .filter(|flow| !pending.iter().any(|it| flow.name.contains(it)))
         .collect();
     let failures: Vec<_> = thread::scope(|scope| {
@@ -53,17 +54,19 @@ pub fn play_case(case: &Case, wiring: Wiring, pending: &[&str]) -> Result<()> {
         return Ok(());
     }
     let mut report = format!(
-        "{} of {} flows of {name} went wrong, pods {wiring:?}:\n",
+        "{} of {} flows of {name} went wrong, {backend:?}, pods {wiring:?}:\n",
         failures.len(),
         flows.len()
     );
     for (flow, error) in failures {
         writeln!(report, "- {}: {error:#}", flow.name)?;
     }
-    bail!(
-        "{report}{}",
-        stage.world.node.output("nft", &["list", "ruleset"])?
-    )
+    let rules = match backend {
+        Backend::Nftables => stage.world.node.output("nft", &["list", "ruleset"])?,
+        Backend::IptablesLegacy => stage.world.node.output("iptables-legacy-save", &[])?,
+        Backend::IptablesNft => stage.world.node.output("iptables-nft-save", &[])?,
+    };
+    bail!("{report}{rules}")
 }
 
 fn one(stage: &Stage, flow: &Flow, node: &[IpAddr]) -> Result<()> {

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::table::{Case, Flow, From, Nobody, Verdict};
+use super::table::{Backend, Case, Flow, From, Nobody, Verdict};
 use crate::agent::{Agent, Settings};
 use crate::manifest::{self, Manifests};
 use crate::netns::Netns;
@@ -31,7 +31,7 @@ struct Listens {
 }
 
 impl Stage {
-    pub(super) fn set(case: &Case, label: &str, wiring: Wiring) -> Result<Self> {
+    pub(super) fn set(case: &Case, backend: Backend, label: &str, wiring: Wiring) -> Result<Self> {
         let listens = Listens::of(case)?;
         let world = World::new(label, addresses(case, &listens))?;
         borrow_addresses(case, &world)?;
@@ -45,7 +45,7 @@ impl Stage {
             pods.push(pod);
         }
         let servers = listens.serve(&world, &pods)?;
-        let settings = write_down(case, &world)?;
+        let settings = write_down(case, backend, &world)?;
         let agent = Agent::start(&world.node, settings)?;
         Ok(Self {
             agent,
@@ -94,10 +94,12 @@ impl Listens {
             .remote
             .retain(|listen| !of_pod.contains_key(&listen.address.ip()));
         // A packet that the proxy leaves alone is answered by whoever really has its destination.
-        for flow in case
-            .our_flows()
-            .filter(|flow| flow.expect.endpoints == Verdict::Nobody(Nobody::None))
-        {
+        for flow in case.flows.iter().filter(|flow| {
+            matches!(
+                flow.expect.endpoints,
+                Verdict::Nobody(Nobody::None | Nobody::Accept)
+            )
+        }) {
             let listen = Listen {
                 protocol: flow.protocol,
                 address: SocketAddr::new(flow.dest_ip, flow.dest_port),
@@ -135,7 +137,8 @@ impl Listens {
 /// Who is where outside the node.
 fn addresses(case: &Case, listens: &Listens) -> Addresses {
     let sources = |kind: From| {
-        case.our_flows()
+        case.flows
+            .iter()
             .filter(move |flow| flow.from_kind == kind)
             .map(|flow| flow.from)
     };
@@ -177,7 +180,8 @@ fn local_pods(case: &Case, listens: &Listens) -> Vec<Vec<IpAddr>> {
 /// something bound to the loopback interface, as some load balancers do.
 fn borrow_addresses(case: &Case, world: &World) -> Result<()> {
     let from_node = case
-        .our_flows()
+        .flows
+        .iter()
         .filter(|flow| flow.from_kind == From::Node)
         .map(|flow| flow.from);
     let borrowed = from_node.filter(|address| !address.is_loopback() && !case.node.ips.contains(address));
@@ -190,7 +194,7 @@ fn borrow_addresses(case: &Case, world: &World) -> Result<()> {
 }
 
 /// Writes the case's objects and configuration where the agent finds them.
-fn write_down(case: &Case, world: &World) -> Result<Settings> {
+fn write_down(case: &Case, backend: Backend, world: &World) -> Result<Settings> {
     let manifests = Manifests::in_folder(&world.folder().join("manifests"))?;
     let primary = |v4: bool| {
         case.node
@@ -217,14 +221,18 @@ fn write_down(case: &Case, world: &World) -> Result<Settings> {
         manifests: manifests.folder().to_owned(),
         run_dir: world.subfolder("run")?,
         node_name: case.node.name.clone(),
-        flags: flags(case),
+        flags: flags(case, backend),
     })
 }
 
 /// The case's configuration on the agent's command line.
-fn flags(case: &Case) -> Vec<String> {
+fn flags(case: &Case, backend: Backend) -> Vec<String> {
     let config = &case.config;
-    let mut flags = Vec::new();
+    let mut flags = backend.flags();
+    flags.push(format!(
+        "--iptables-localhost-nodeports={}",
+        config.localhost_node_ports
+    ));
     if !config.node_port_addresses.is_empty() {
         flags.push(format!(
             "--nodeport-addresses={}",

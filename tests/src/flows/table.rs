@@ -8,8 +8,36 @@ use serde_json::Value;
 
 use crate::probe::Protocol;
 
-/// The backend whose rows are played.
-pub const BACKEND: &str = "nftables";
+/// Who plays the rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// nftables.
+    Nftables,
+    /// iptables in the tables of ip_tables.
+    IptablesLegacy,
+    /// iptables in the tables of nf_tables.
+    IptablesNft,
+}
+
+impl Backend {
+    /// What the table calls it.
+    fn row(self) -> &'static str {
+        match self {
+            Self::Nftables => "nftables",
+            Self::IptablesLegacy | Self::IptablesNft => "iptables",
+        }
+    }
+
+    /// What the agent is told.
+    pub fn flags(self) -> Vec<String> {
+        let flags: &[&str] = match self {
+            Self::Nftables => &["--backend=nftables"],
+            Self::IptablesLegacy => &["--backend=iptables", "--iptables-variant=legacy"],
+            Self::IptablesNft => &["--backend=iptables", "--iptables-variant=nft"],
+        };
+        flags.iter().map(|&flag| flag.to_owned()).collect()
+    }
+}
 
 /// A cluster as one node sees it, and packets in it.
 #[derive(Debug, Clone, Deserialize)]
@@ -51,6 +79,8 @@ pub struct Config {
     pub detect_local: DetectLocal,
     /// Whether everything to a cluster IP is masqueraded.
     pub masquerade_all: bool,
+    /// Whether node ports answer on 127.0.0.1.
+    pub localhost_node_ports: bool,
     /// Where node ports answer; empty for the default.
     pub node_port_addresses: Vec<String>,
     /// The ranges that cluster IPs come from.
@@ -167,30 +197,23 @@ impl Case {
             .collect::<Result<Vec<_>>>()
             .map(|nested| nested.concat())
     }
-
-    /// The packets that [`BACKEND`] decides about.
-    pub fn our_flows(&self) -> impl Iterator<Item = &Flow> {
-        let ours = |flow: &&Flow| {
-            flow.backends
-                .as_ref()
-                .is_none_or(|them| them.iter().any(|it| it == BACKEND))
-        };
-        self.flows.iter().filter(ours)
-    }
 }
 
-/// The cases that [`BACKEND`] has a part in.
-pub fn cases() -> Result<Vec<Case>> {
-    let all: Vec<Case> = serde_json::from_str(include_str!("../../flows.json")).context("flows.json")?;
-    Ok(all
-        .into_iter()
-        .filter(|case| case.backends.iter().any(|backend| backend == BACKEND))
-        .collect())
+/// The cases that `backend` has a part in, with the packets that it decides about.
+pub fn cases(backend: Backend) -> Result<Vec<Case>> {
+    let mut all: Vec<Case> = serde_json::from_str(include_str!("../../flows.json")).context("flows.json")?;
+    let ours = |them: &[String]| them.iter().any(|it| it == backend.row());
+    all.retain(|case| ours(&case.backends));
+    for case in &mut all {
+        case.flows
+            .retain(|flow| flow.backends.as_deref().is_none_or(ours));
+    }
+    Ok(all)
 }
 
 /// The case of that name.
-pub fn case(name: &str) -> Result<Case> {
-    cases()?
+pub fn case(name: &str, backend: Backend) -> Result<Case> {
+    cases(backend)?
         .into_iter()
         .find(|case| case.name == name)
         .with_context(|| format!("no case {name}"))

@@ -9,7 +9,7 @@ use denizen_agent::explain::{Explanation, Verdict as Said};
 use denizen_tests::effort;
 use denizen_tests::flows::play_case;
 use denizen_tests::flows::table::{
-    Case, Config, DetectLocal, Expect, Flow, From, Nobody, NodeRow, PodRow, Verdict,
+    Backend, Case, Config, DetectLocal, Expect, Flow, From, Nobody, NodeRow, PodRow, Verdict,
 };
 use denizen_tests::pod::Wiring;
 use denizen_tests::probe::Protocol;
@@ -50,7 +50,8 @@ fn play(wiring: Wiring) -> Result<()> {
     for seed in seeds {
         let case = case(seed)?;
         eprintln!("{SEED}={seed}: {} packets", case.flows.len());
-        play_case(&case, wiring, &[]).with_context(|| format!("{SEED}={seed}\n{:#?}", case.flows))?;
+        play_case(&case, Backend::Nftables, wiring, &[])
+            .with_context(|| format!("{SEED}={seed}\n{:#?}", case.flows))?;
     }
     Ok(())
 }
@@ -80,6 +81,7 @@ fn case(seed: u64) -> Result<Case> {
         config: Config {
             detect_local: DetectLocal { pods: pods(&world) },
             masquerade_all: own("--masquerade-all").is_some(),
+            localhost_node_ports: false,
             node_port_addresses: own("--nodeport-addresses=")
                 .map(|ranges| ranges.split(',').map(str::to_owned).collect())
                 .unwrap_or_default(),

@@ -1,18 +1,31 @@
 //! iptables: services are chains, named and shaped as kube-proxy's, for nodes and habits that have iptables.
 //!
 //! `service` and `fixed` lower the plan to rules, `ruleset` knows which chains a change touches, and the text
-//! of a rule (`rule`) is the very text that `iptables-save` reads back.
+//! of a rule (`rule`) is the very text that `iptables-save` reads back. `save` and `edit` compare with what the
+//! kernel holds; `tools` executes the programs, in a `worker` thread, and `ipset` alone speaks netlink.
 
+mod cleanup;
+mod contender;
+mod edit;
 mod fixed;
+mod ipset;
+mod lane;
 mod name;
 mod pods;
 mod rule;
 mod ruleset;
+mod save;
 mod service;
+mod sync;
 #[cfg(test)]
 mod tests;
 mod text;
 mod told;
+mod tools;
+mod worker;
 
+pub use cleanup::{Whose, cleanup, was_here};
+pub use sync::Iptables;
 pub use text::Rendering;
 pub use told::Wanted;
+pub use tools::{IptablesError, Variant};

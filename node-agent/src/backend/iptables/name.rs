@@ -48,6 +48,14 @@ pub enum Kind {
 }
 
 impl Kind {
+    const ALL: [Self; 5] = [
+        Self::Service,
+        Self::Local,
+        Self::External,
+        Self::SourceRanges,
+        Self::Endpoint,
+    ];
+
     fn prefix(self) -> &'static str {
         match self {
             Self::Service => "KUBE-SVC-",
@@ -120,6 +128,27 @@ pub const MASQ_IF_NOT_LOCAL: ChainName = ChainName::Fixed("KUBE-MASQ-IF-NOT-LOCA
 pub const FORWARD: ChainName = ChainName::Fixed("KUBE-FORWARD");
 pub const PROXY_FIREWALL: ChainName = ChainName::Fixed("KUBE-PROXY-FIREWALL");
 
+/// Whether a chain is a service proxy's, kube-proxy's or ours, by its name alone: a restarted agent remembers
+/// nothing. Canaries and what kubelet makes are not.
+pub fn is_a_proxys(table: Table, name: &str) -> bool {
+    // KUBE-XLB- is what kube-proxy before 1.24 had in place of KUBE-EXT- and KUBE-SVL-.
+    let of_a_service = || {
+        let prefixes = Kind::ALL.map(Kind::prefix);
+        prefixes
+            .into_iter()
+            .chain(["KUBE-XLB-"])
+            .any(|p| name.starts_with(p))
+    };
+    let fixed: &[ChainName] = match table {
+        Table::Filter => &[SERVICES, EXTERNAL_SERVICES, NODE_PORTS, FORWARD, PROXY_FIREWALL],
+        Table::Nat => &[SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, MASQ_IF_NOT_LOCAL],
+    };
+    fixed
+        .iter()
+        .any(|fixed| matches!(fixed, ChainName::Fixed(it) if *it == name))
+        || (table == Table::Nat && of_a_service())
+}
+
 /// The set of this node's pods: addresses, each with the interface that its packets come in through.
 pub fn pod_set(family: Family) -> &'static str {
     match family {
@@ -151,6 +180,24 @@ mod tests {
         for (at, name) in endpoints {
             let hash = Hash::of(&api, Some(at.parse().unwrap()));
             assert_eq!(ChainName::Of(Kind::Endpoint, hash).to_string(), name);
+        }
+    }
+
+    #[test]
+    fn a_proxys_chains_are_told_by_their_names() {
+        let cases = [
+            (Table::Nat, "KUBE-SVC-NPX46M4PTMTKRN6Y", true),
+            (Table::Nat, "KUBE-XLB-NPX46M4PTMTKRN6Y", true),
+            (Table::Filter, "KUBE-SVC-NPX46M4PTMTKRN6Y", false),
+            (Table::Nat, "KUBE-MASQ-IF-NOT-LOCAL", true),
+            (Table::Filter, "KUBE-FORWARD", true),
+            (Table::Nat, "KUBE-FORWARD", false),
+            (Table::Nat, "KUBE-MARK-DROP", false),
+            (Table::Nat, "KUBE-PROXY-CANARY", false),
+            (Table::Nat, "CNI-HOSTPORT-DNAT", false),
+        ];
+        for (table, name, ours) in cases {
+            assert_eq!(is_a_proxys(table, name), ours, "{table} {name}");
         }
     }
 }

@@ -19,7 +19,7 @@ pub type Lines = Vec<String>;
 
 /// Tells two contents of a chain apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Print(u64);
+pub struct Print(pub(super) u64);
 
 impl Print {
     /// Of a chain's lines, in order.

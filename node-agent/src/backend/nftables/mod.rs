@@ -12,6 +12,7 @@ mod lower;
 mod message;
 mod name;
 mod number;
+mod probe;
 mod program;
 mod rule;
 mod salvage;
@@ -26,6 +27,7 @@ mod watch;
 mod write;
 
 pub use kernel::{Kernel, NftablesError};
+pub use probe::probe;
 pub use sync::{Nftables, NoKernel};
 pub use text::Rendering;
 pub use watch::Watch;

@@ -17,7 +17,7 @@ use crate::netlink::{Message, NetlinkError, Socket};
 #[derive(Debug)]
 pub struct Watch {
     socket: Socket,
-    own: u32,
+    own: Option<u32>,
     /// Told of changes of other tables.
     elsewhere: Arc<Notify>,
     /// Our table was touched in the batch whose end has not come yet.
@@ -25,13 +25,13 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Listens from now on. `own` is the port of the socket whose changes are our own; `elsewhere` is told when
-    /// somebody changes tables that are not ours. (A process id would
+    /// Listens from now on. `own` is the port of the socket whose changes are our own, `None` where no table of
+    /// nf_tables is ours; `elsewhere` is told when somebody changes tables that are not ours. (A process id would
     /// not do: the kernel names it as the host knows it, not as a container's process knows itself.)
     ///
     /// # Errors
     /// [`NetlinkError`].
-    pub fn open(own: u32, elsewhere: &Arc<Notify>) -> Result<Self, NetlinkError> {
+    pub fn open(own: Option<u32>, elsewhere: &Arc<Notify>) -> Result<Self, NetlinkError> {
         const NFNLGRP_NFTABLES: libc::c_int = 7;
         let socket = Socket::open()?;
         socket.join(NFNLGRP_NFTABLES)?;
@@ -60,12 +60,12 @@ impl Watch {
             let more = socket.receive(false, |message| match ended_by(&message) {
                 Some(port) => {
                     let ours = std::mem::take(touched);
-                    foreign |= ours && port != *own;
-                    if !ours && port != *own {
+                    foreign |= ours && Some(port) != *own;
+                    if !ours && Some(port) != *own {
                         elsewhere.notify_one();
                     }
                 }
-                None => *touched |= is_ours(&message),
+                None => *touched |= own.is_some() && is_ours(&message),
             });
             match more {
                 Ok(true) => {}

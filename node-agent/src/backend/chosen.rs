@@ -1,0 +1,190 @@
+//! The backend that was chosen, when the agent started, for as long as it runs.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+use std::time::Duration;
+
+use ipnetwork::IpNetwork;
+use thiserror::Error;
+use tracing::{info, warn};
+
+use super::iptables::{self, Iptables, IptablesError, Variant, Whose};
+use super::nftables::{self, Kernel, Nftables, NftablesError};
+use super::{Backend, BackendName, Repair, SetSize, Told};
+use crate::model::PodSet;
+use crate::netlink::NetlinkError;
+use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
+
+/// Any backend with a kernel.
+#[derive(Debug)]
+pub enum Chosen {
+    /// Services are data in maps of nf_tables.
+    Nftables(Box<Nftables>),
+    /// Services are chains of iptables.
+    Iptables(Box<Iptables>),
+}
+
+/// Why the chosen backend's kernel is not as it should be.
+#[derive(Debug, Error)]
+pub enum ChosenError {
+    /// nf_tables'.
+    #[error(transparent)]
+    Nftables(#[from] NftablesError),
+    /// iptables'.
+    #[error(transparent)]
+    Iptables(#[from] IptablesError),
+    /// There is no netlink to be had.
+    #[error("cannot open netlink to nf_tables")]
+    Netlink(#[from] NetlinkError),
+}
+
+/// What `--backend auto` stands for on this node, and why: nftables where the kernel can do all that it needs,
+/// found out by a table that is taken back before anybody sees it.
+pub fn automatic() -> (BackendName, String) {
+    match nftables::probe() {
+        Ok(()) => (
+            BackendName::Nftables,
+            "this kernel can do all that it needs".to_owned(),
+        ),
+        Err(error) => {
+            let why = format!(
+                "nftables cannot be used here: {}",
+                crate::describe::describe(&error)
+            );
+            (BackendName::Iptables, why)
+        }
+    }
+}
+
+macro_rules! whichever {
+    ($self:expr, $backend:ident => $do:expr) => {
+        match $self {
+            Chosen::Nftables($backend) => $do,
+            Chosen::Iptables($backend) => $do,
+        }
+    };
+}
+
+impl Chosen {
+    /// Opens the backend of that name in this thread's network namespace. `variant` is the iptables to use,
+    /// where that is not to be found out.
+    ///
+    /// # Errors
+    /// [`ChosenError`] when the kernel, or the programs, are not to be had.
+    pub fn open(name: BackendName, variant: Option<Variant>) -> Result<Self, ChosenError> {
+        Ok(match name {
+            BackendName::Nftables => Self::Nftables(Box::new(Nftables::open()?)),
+            BackendName::Iptables => Self::Iptables(Box::new(Iptables::open(variant)?)),
+        })
+    }
+
+    /// The port by which nf_tables' notifications name this backend's own changes, where it goes by them.
+    pub fn port(&self) -> Option<u32> {
+        match self {
+            Self::Nftables(nftables) => Some(nftables.port()),
+            Self::Iptables(_) => None,
+        }
+    }
+
+    /// Removes what the other backend left behind. Called when this one's rules are all in the kernel: until
+    /// then the other's serve.
+    pub fn succeed(&self) {
+        match self {
+            Self::Iptables(_) => match Kernel::open()
+                .map_err(ChosenError::from)
+                .and_then(|mut kernel| Ok(Nftables::cleanup(&mut kernel)?))
+            {
+                Ok(0) => {}
+                Ok(tables) => info!(tables, "the nftables backend's tables are removed"),
+                Err(error) => warn!(%error, "the nftables backend's tables are left"),
+            },
+            // Programs are executed for it, so a thread does it.
+            Self::Nftables(_) if iptables::was_here() => {
+                std::thread::spawn(|| match iptables::cleanup(Whose::Denizens) {
+                    Ok(chains) => info!(chains, "the iptables backend's chains are removed"),
+                    Err(error) => warn!(%error, "the iptables backend's chains are left"),
+                });
+            }
+            Self::Nftables(_) => {}
+        }
+    }
+}
+
+impl Told for Chosen {
+    fn set_pods(&mut self, pods: &PodSet) {
+        whichever!(self, backend => backend.set_pods(pods));
+    }
+
+    fn set_hairpins(&mut self, addresses: &BTreeSet<IpAddr>) {
+        whichever!(self, backend => backend.set_hairpins(addresses));
+    }
+
+    fn set_node_port_addresses(&mut self, wanted: &NodePortAddresses, addresses: &[IpAddr]) {
+        whichever!(self, backend => backend.set_node_port_addresses(wanted, addresses));
+    }
+
+    fn set_health_ports(&mut self, ports: &BTreeSet<NonZeroU16>) {
+        whichever!(self, backend => backend.set_health_ports(ports));
+    }
+
+    fn set_doors(&mut self, plan: &Plan, doors: &BTreeSet<Door>) {
+        whichever!(self, backend => backend.set_doors(plan, doors));
+    }
+
+    fn set_complete(&mut self) {
+        whichever!(self, backend => backend.set_complete());
+    }
+
+    fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
+        whichever!(self, backend => backend.set_detector(detector, ranges));
+    }
+
+    fn set_node_side(&mut self, node_side: &NodeSide) {
+        whichever!(self, backend => backend.set_node_side(node_side));
+    }
+
+    fn set_service_ranges(&mut self, ranges: &[IpNetwork]) {
+        whichever!(self, backend => backend.set_service_ranges(ranges));
+    }
+}
+
+impl Backend for Chosen {
+    type Error = ChosenError;
+
+    fn sync(&mut self) -> Result<Repair, ChosenError> {
+        whichever!(self, backend => Ok(backend.sync()?))
+    }
+
+    fn resync(&mut self) -> Result<Repair, ChosenError> {
+        whichever!(self, backend => Ok(backend.resync()?))
+    }
+
+    fn sizes(&self) -> Vec<SetSize> {
+        whichever!(self, backend => backend.sizes())
+    }
+
+    fn missed_lookups(&mut self) -> Result<u64, ChosenError> {
+        whichever!(self, backend => Ok(backend.missed_lookups()?))
+    }
+
+    fn is_settled(&self) -> bool {
+        whichever!(self, backend => backend.is_settled())
+    }
+
+    fn has_pods(&self) -> bool {
+        whichever!(self, backend => backend.has_pods())
+    }
+
+    fn look_every(&self) -> Duration {
+        whichever!(self, backend => backend.look_every())
+    }
+
+    fn repaired(&mut self) -> Repair {
+        whichever!(self, backend => backend.repaired())
+    }
+
+    async fn news(&mut self) {
+        whichever!(self, backend => backend.news().await);
+    }
+}

@@ -1,0 +1,66 @@
+//! Removes what this backend, or kube-proxy, left.
+
+use super::edit::Edit;
+use super::ipset::Sets;
+use super::save::CANARY;
+use super::tools::{IptablesError, Tools, Variant};
+use crate::model::Family;
+use crate::netlink::NetlinkError;
+
+/// Whose chains go. Their names are the same; denizen's have its words in them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose {
+    /// Denizen's alone.
+    Denizens,
+    /// kube-proxy's too, its canaries included.
+    Everybodys,
+}
+
+/// Removes rules of both variants, and then the sets that no rule names any more; how many chains there were.
+///
+/// # Errors
+/// The first program's that failed; what could be removed is.
+pub fn cleanup(whose: Whose) -> Result<usize, IptablesError> {
+    let mut removed = 0;
+    let mut result = Ok(());
+    for tools in [Variant::Nft, Variant::Legacy].into_iter().filter_map(Tools::of) {
+        for family in Family::BOTH {
+            match remove(&tools, family, whose) {
+                Ok(chains) => removed += chains,
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+    }
+    result?;
+    sets()?.destroy()?;
+    Ok(removed)
+}
+
+fn remove(tools: &Tools, family: Family, whose: Whose) -> Result<usize, IptablesError> {
+    let seen = tools.save(family)?;
+    let all = whose == Whose::Everybodys;
+    if !all && !seen.is_ours {
+        return Ok(0);
+    }
+    let edit = Edit::removing(&seen, all);
+    if !edit.is_empty() {
+        tools.restore(family, &edit.input())?;
+    }
+    if all && tools.has_chain(family, "mangle", CANARY)? {
+        let input = format!("*mangle\n:{CANARY} - [0:0]\n-X {CANARY}\nCOMMIT\n");
+        tools.restore(family, &input)?;
+    }
+    Ok(edit.chains())
+}
+
+/// Whether this backend was here: its sets are made before its first rule, and removed after its last.
+pub fn was_here() -> bool {
+    Sets::open().is_ok_and(|mut sets| sets.exist())
+}
+
+fn sets() -> Result<Sets, IptablesError> {
+    Sets::open().map_err(|source: NetlinkError| IptablesError::Set {
+        set: "of this node's pods",
+        source,
+    })
+}

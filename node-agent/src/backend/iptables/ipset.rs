@@ -1,0 +1,242 @@
+//! The sets of this node's pods, by netlink (`linux/netfilter/ipset/ip_set.h`): a pod that is added must be
+//! known before its first packet, so no program is executed for it.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use nix::errno::Errno;
+use nix::libc;
+
+use super::name::pod_set;
+use super::pods::{PodElement, PodKey, Pods};
+use super::tools::IptablesError;
+use crate::model::Family;
+use crate::netlink::{Attributes, Message, NetlinkError, Socket, Writer};
+
+/// NFNL_SUBSYS_IPSET.
+const SUBSYSTEM: u16 = 6;
+const CREATE: u16 = 2;
+const DESTROY: u16 = 3;
+const LIST: u16 = 7;
+const ADD: u16 = 9;
+const DELETE: u16 = 10;
+
+/// IPSET_ATTR_… of every message.
+const PROTOCOL: u16 = 1;
+const SET_NAME: u16 = 2;
+const TYPE_NAME: u16 = 3;
+const REVISION: u16 = 4;
+const FAMILY: u16 = 5;
+const DATA: u16 = 7;
+const ELEMENTS: u16 = 8;
+/// IPSET_ATTR_… of what is in a set.
+const ADDRESS: u16 = 1;
+const FLAGS: u16 = 8;
+const INTERFACE: u16 = 23;
+const COMMENT: u16 = 26;
+
+const NET_BYTE_ORDER: u16 = libc::NLA_F_NET_BYTEORDER as u16;
+/// The oldest that a kernel of today understands.
+const PROTOCOL_VERSION: u8 = 6;
+/// The first revision of `hash:net,iface` that has comments.
+const WITH_COMMENTS: u8 = 4;
+const FLAG_WITH_COMMENT: u32 = 1 << 4;
+
+/// The sets, in the network namespace of the thread that opened them.
+#[derive(Debug)]
+pub struct Sets {
+    socket: Socket,
+    /// What is in the kernel, where that is known.
+    programmed: Option<Pods>,
+}
+
+impl Sets {
+    /// Opens them. Nothing is read or written yet.
+    ///
+    /// # Errors
+    /// [`NetlinkError`] when there is no netlink to be had.
+    pub fn open() -> Result<Self, NetlinkError> {
+        let socket = Socket::open()?;
+        Ok(Self {
+            socket,
+            programmed: None,
+        })
+    }
+
+    /// Makes the sets where they are not there. What is in them stays.
+    ///
+    /// # Errors
+    /// [`IptablesError::Set`].
+    pub fn create(&mut self) -> Result<(), IptablesError> {
+        for family in Family::BOTH {
+            let made = self.request(CREATE, family, |message| {
+                message.put_str(TYPE_NAME, "hash:net,iface");
+                message.put(REVISION, &[WITH_COMMENTS]);
+                message.put(FAMILY, &[inet(family)]);
+                let data = message.begin(DATA);
+                message.put(FLAGS | NET_BYTE_ORDER, &FLAG_WITH_COMMENT.to_be_bytes());
+                message.end(data);
+            });
+            named(family, made)?;
+        }
+        Ok(())
+    }
+
+    /// Brings the sets to these pods.
+    ///
+    /// # Errors
+    /// [`IptablesError::Set`]; the next call begins with a look.
+    pub fn program(&mut self, pods: &Pods) -> Result<(), IptablesError> {
+        let before = self.programmed.take();
+        if before.is_none() {
+            self.create()?;
+        }
+        for family in Family::BOTH {
+            let known: Option<BTreeSet<PodKey>> = before
+                .as_ref()
+                .map(|pods| pods.of(family).map(|pod| pod.key.clone()).collect());
+            let held = match known {
+                Some(known) => known,
+                None => named(family, self.held(family))?,
+            };
+            for key in held.into_iter().filter(|key| !pods.contains(key)) {
+                named(family, self.delete(family, &key))?;
+            }
+            for pod in pods.of(family) {
+                let is_new = before.as_ref().is_none_or(|before| !before.contains(pod.key));
+                if is_new {
+                    named(family, self.add(family, pod))?;
+                }
+            }
+        }
+        self.programmed = Some(pods.clone());
+        Ok(())
+    }
+
+    /// What is in the kernel is known.
+    pub fn are_programmed(&self) -> bool {
+        self.programmed.is_some()
+    }
+
+    /// The next [`Self::program`] begins with a look: somebody else may have changed the sets.
+    pub fn forget(&mut self) {
+        self.programmed = None;
+    }
+
+    /// Whether the sets are there: by them an agent knows that this backend was here before.
+    pub fn exist(&mut self) -> bool {
+        Family::BOTH.into_iter().any(|family| self.held(family).is_ok())
+    }
+
+    /// Removes the sets. No rule may name them any more.
+    ///
+    /// # Errors
+    /// [`IptablesError::Set`].
+    pub fn destroy(&mut self) -> Result<(), IptablesError> {
+        self.programmed = None;
+        for family in Family::BOTH {
+            let done = self.request(DESTROY, family, |_| {});
+            match &done {
+                Err(error) if error.errno() == Some(Errno::ENOENT) => {}
+                Err(_) | Ok(()) => named(family, done)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, family: Family, pod: PodElement<'_>) -> Result<(), NetlinkError> {
+        self.request(ADD, family, |message| {
+            let data = message.begin(DATA);
+            put_key(message, pod.key);
+            message.put_str(COMMENT, pod.owner);
+            message.end(data);
+        })
+    }
+
+    fn delete(&mut self, family: Family, key: &PodKey) -> Result<(), NetlinkError> {
+        self.request(DELETE, family, |message| {
+            let data = message.begin(DATA);
+            put_key(message, key);
+            message.end(data);
+        })
+    }
+
+    fn request(
+        &mut self,
+        what: u16,
+        family: Family,
+        fill: impl FnOnce(&mut Writer),
+    ) -> Result<(), NetlinkError> {
+        let sequence = self.socket.sequences(1);
+        let request = message(what, libc::NLM_F_ACK, sequence, family, fill);
+        self.socket.send(&request)?;
+        self.socket.outcome(sequence)
+    }
+
+    fn held(&mut self, family: Family) -> Result<BTreeSet<PodKey>, NetlinkError> {
+        let sequence = self.socket.sequences(1);
+        let request = message(LIST, libc::NLM_F_DUMP, sequence, family, |_| {});
+        let mut held = BTreeSet::new();
+        self.socket
+            .dump(&request, sequence, |answer| held.extend(keys(family, &answer)))?;
+        Ok(held)
+    }
+}
+
+fn inet(family: Family) -> u8 {
+    match family {
+        Family::V4 => libc::AF_INET as u8,
+        Family::V6 => libc::AF_INET6 as u8,
+    }
+}
+
+fn named<T>(family: Family, done: Result<T, NetlinkError>) -> Result<T, IptablesError> {
+    done.map_err(|source| IptablesError::Set {
+        set: pod_set(family),
+        source,
+    })
+}
+
+fn message(what: u16, flags: i32, sequence: u32, family: Family, fill: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    let mut writer = Writer::default();
+    let kind = SUBSYSTEM << 8 | what;
+    let open = writer.begin_message(kind, flags as u16, sequence, inet(family), 0);
+    writer.put(PROTOCOL, &[PROTOCOL_VERSION]);
+    writer.put_str(SET_NAME, pod_set(family));
+    fill(&mut writer);
+    writer.end_message(open);
+    writer.into_bytes()
+}
+
+/// IPSET_ATTR_IPADDR_IPV4 and …_IPV6.
+fn address_kind(family: Family) -> u16 {
+    match family {
+        Family::V4 => 1,
+        Family::V6 => 2,
+    }
+}
+
+fn put_key(message: &mut Writer, key: &PodKey) {
+    let address = message.begin(ADDRESS);
+    match key.address {
+        IpAddr::V4(ip) => message.put(address_kind(Family::V4) | NET_BYTE_ORDER, &ip.octets()),
+        IpAddr::V6(ip) => message.put(address_kind(Family::V6) | NET_BYTE_ORDER, &ip.octets()),
+    }
+    message.end(address);
+    message.put_str(INTERFACE, &key.interface);
+}
+
+/// The elements in one piece of a listing. What is not an address and an interface is not ours to know.
+fn keys<'a>(family: Family, answer: &Message<'a>) -> impl Iterator<Item = PodKey> + use<'a> {
+    let elements = answer.attributes().nested(ELEMENTS);
+    elements.filter_map(move |(_, element)| {
+        let element = Attributes::new(element);
+        let bytes = element.nested(ADDRESS).find(address_kind(family))?;
+        let address = match family {
+            Family::V4 => IpAddr::from(Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?)),
+            Family::V6 => IpAddr::from(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?)),
+        };
+        let interface = element.find_str(INTERFACE)?.into();
+        Some(PodKey { address, interface })
+    })
+}

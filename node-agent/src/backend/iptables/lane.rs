@@ -1,0 +1,136 @@
+//! One family's rules on their way into the kernel. Pure, but for the thread that it gives jobs to.
+
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+
+use super::edit::Edit;
+use super::ruleset::Ruleset;
+use super::save::Observed;
+use super::tools::IptablesError;
+use super::worker::{Done, Job, Outcome};
+use crate::backend::Repair;
+
+/// Rewritten so often in [`WINDOW`], the chains are somebody else's too, who does not stop.
+const CONTENDED: usize = 3;
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// One family's way into the kernel.
+#[derive(Debug)]
+pub struct Lane {
+    jobs: Sender<Job>,
+    /// A job is being done.
+    busy: bool,
+    /// What the kernel holds is not known: nothing was read yet, or a job failed, or somebody should look.
+    pub unknown: bool,
+    /// All was in the kernel once.
+    pub settled: bool,
+    /// When somebody else's changes were seen.
+    rewritten: Vec<Instant>,
+}
+
+impl Lane {
+    /// Nothing is known yet.
+    pub fn new(jobs: Sender<Job>) -> Self {
+        Self {
+            jobs,
+            busy: false,
+            unknown: true,
+            settled: false,
+            rewritten: Vec::new(),
+        }
+    }
+
+    /// Nothing is being done, and nothing is to be done.
+    pub fn is_settled(&self, rules: &Ruleset) -> bool {
+        self.settled && !self.busy && !self.unknown && !rules.is_changed()
+    }
+
+    /// Somebody else goes on writing these chains.
+    pub fn is_contended(&self) -> bool {
+        self.rewritten.len() >= CONTENDED
+    }
+
+    /// Gives the next job, if there is one and the last is done. What is contended is looked at, not written.
+    pub fn go_on(&mut self, rules: &mut Ruleset) {
+        if self.busy {
+            return;
+        }
+        if self.unknown {
+            self.give(Job::Look);
+        } else if rules.is_changed() && !self.is_contended() {
+            self.give(Job::Write(Edit::of(rules.take_changes())));
+        }
+    }
+
+    fn give(&mut self, job: Job) {
+        // The thread ends when this value does.
+        self.busy = self.jobs.send(job).is_ok();
+    }
+
+    /// Takes in what came of a job; what was repaired of somebody else's changes. `look_every` is how long it
+    /// may take to see such a change.
+    ///
+    /// # Errors
+    /// The job's.
+    pub fn take(
+        &mut self,
+        done: Done,
+        rules: &mut Ruleset,
+        look_every: Duration,
+    ) -> Result<Repair, IptablesError> {
+        self.busy = false;
+        match done.result {
+            Err(error) => {
+                self.unknown = true;
+                Err(error)
+            }
+            Ok(Outcome::Written) => {
+                self.settled = true;
+                Ok(Repair::default())
+            }
+            Ok(Outcome::Seen(seen)) => {
+                self.unknown = false;
+                Ok(self.compare(&seen, rules, done.at, look_every))
+            }
+        }
+    }
+
+    fn compare(&mut self, seen: &Observed, rules: &mut Ruleset, at: Instant, look_every: Duration) -> Repair {
+        let due = rules.is_changed();
+        let edit = Edit::between(seen, rules);
+        let family = rules.family();
+        let repair = Repair {
+            rebuilt: false,
+            chains: edit.chains(),
+            elements: edit.jumps(),
+        };
+        rules.forget_changes();
+        if edit.is_empty() {
+            self.settled = true;
+            return Repair::default();
+        }
+        if !self.settled {
+            let adopted = !seen.is_empty() && !seen.is_ours;
+            info!(%family, chains = repair.chains, adopted, "rules are brought up to date");
+            self.give(Job::Write(edit));
+            return Repair::default();
+        }
+        // What changed here meanwhile is no drift.
+        if !due {
+            let window = WINDOW.max(look_every * 4);
+            self.rewritten.retain(|before| at - *before < window);
+            self.rewritten.push(at);
+        }
+        if self.is_contended() {
+            return Repair::default();
+        }
+        self.give(Job::Write(edit));
+        if due {
+            return Repair::default();
+        }
+        warn!(%family, chains = repair.chains, jumps = repair.elements, "somebody changed the rules; repaired");
+        repair
+    }
+}

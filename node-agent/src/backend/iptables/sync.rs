@@ -1,0 +1,219 @@
+//! Brings sets and rules into the kernel, and keeps them there.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+use std::time::Duration;
+
+use ipnetwork::IpNetwork;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tracing::info;
+
+use super::contender::contender;
+use super::ipset::Sets;
+use super::lane::Lane;
+use super::name::pod_set;
+use super::told::Wanted;
+use super::tools::{IptablesError, Tools, Variant};
+use super::worker::{self, Done};
+use crate::backend::{Backend, Repair, SetSize, Told};
+use crate::model::{Family, PodSet};
+use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
+
+/// The rules are looked at this often, or so seldom that looking takes a hundredth of the time. (ip_tables
+/// notifies nobody of a change.)
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// The iptables backend: what is wanted, and the ways into the kernel. Pods go by netlink, at once; rules by
+/// programs that a thread of each family executes.
+#[derive(Debug)]
+pub struct Iptables {
+    wanted: Wanted,
+    sets: Sets,
+    lanes: [Lane; 2],
+    /// What the threads are done with.
+    news: UnboundedReceiver<Done>,
+    heard: Vec<Done>,
+    look_every: Duration,
+    repaired: Repair,
+}
+
+impl Iptables {
+    /// Opens the backend in this thread's network namespace. Nothing is written yet.
+    ///
+    /// # Errors
+    /// When there is no iptables, or no netlink to be had.
+    pub fn open(forced: Option<Variant>) -> Result<Self, IptablesError> {
+        let tools = match forced {
+            Some(variant) => Tools::installed(variant)?,
+            None => Tools::find()?,
+        };
+        info!(variant = ?tools.variant, forced = forced.is_some(), "iptables");
+        let sets = Sets::open().map_err(|source| IptablesError::Set {
+            set: "of this node's pods",
+            source,
+        })?;
+        let (done, news) = unbounded_channel();
+        let lanes = Family::BOTH.map(|family| Lane::new(worker::start(tools, family, done.clone())));
+        Ok(Self {
+            wanted: Wanted::new(!is_liberal()),
+            sets,
+            lanes,
+            news,
+            heard: Vec::new(),
+            look_every: LOOK_EVERY,
+            repaired: Repair::default(),
+        })
+    }
+
+    fn program_pods(&mut self) -> Result<(), IptablesError> {
+        let Wanted {
+            pods,
+            pods_known,
+            services_known,
+            ..
+        } = &self.wanted;
+        if !self.wanted.pods_changed && self.sets.are_programmed() {
+            return Ok(());
+        }
+        match (pods_known, services_known) {
+            (true, _) => self.sets.program(pods)?,
+            // Rules name the sets, whatever is in them.
+            (false, true) => self.sets.create()?,
+            (false, false) => {}
+        }
+        self.wanted.pods_changed = false;
+        Ok(())
+    }
+
+    fn hear(&mut self) -> Result<(), IptablesError> {
+        while let Ok(done) = self.news.try_recv() {
+            self.heard.push(done);
+        }
+        let mut result = Ok(());
+        for done in std::mem::take(&mut self.heard) {
+            let at = done.family as usize;
+            self.look_every = LOOK_EVERY.max(done.took * 100);
+            match self.lanes[at].take(done, &mut self.wanted.rules[at], self.look_every) {
+                Ok(repair) => {
+                    self.repaired.chains += repair.chains;
+                    self.repaired.elements += repair.elements;
+                }
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        result
+    }
+}
+
+impl Backend for Iptables {
+    type Error = IptablesError;
+
+    /// Pods are programmed when it returns; rules are on their way.
+    fn sync(&mut self) -> Result<Repair, IptablesError> {
+        self.program_pods()?;
+        self.hear()?;
+        if self.wanted.services_known {
+            let lanes = self.lanes.iter_mut().zip(&mut self.wanted.rules);
+            lanes.for_each(|(lane, rules)| lane.go_on(rules));
+        }
+        if self.lanes.iter().any(Lane::is_contended) {
+            return Err(IptablesError::Contended(contender()));
+        }
+        Ok(Repair::default())
+    }
+
+    fn resync(&mut self) -> Result<Repair, IptablesError> {
+        self.sets.forget();
+        self.lanes.iter_mut().for_each(|lane| lane.unknown = true);
+        self.sync()
+    }
+
+    fn sizes(&self) -> Vec<SetSize> {
+        let size = |family| SetSize {
+            family,
+            set: pod_set(family).to_owned(),
+            elements: self.wanted.pods.of(family).count(),
+        };
+        Family::BOTH.map(size).into()
+    }
+
+    /// Every chain ends in an endpoint that is there.
+    fn missed_lookups(&mut self) -> Result<u64, IptablesError> {
+        Ok(0)
+    }
+
+    fn is_settled(&self) -> bool {
+        let mut lanes = self.lanes.iter().zip(&self.wanted.rules);
+        self.wanted.services_known && lanes.all(|(lane, rules)| lane.is_settled(rules))
+    }
+
+    fn has_pods(&self) -> bool {
+        self.wanted.pods_known && !self.wanted.pods_changed && self.sets.are_programmed()
+    }
+
+    fn look_every(&self) -> Duration {
+        self.look_every
+    }
+
+    fn repaired(&mut self) -> Repair {
+        std::mem::take(&mut self.repaired)
+    }
+
+    async fn news(&mut self) {
+        match self.news.recv().await {
+            Some(done) => self.heard.push(done),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Connection tracking that lets packets outside a connection's window pass has fewer that it cannot place, and
+/// whoever set it so wants these to pass.
+fn is_liberal() -> bool {
+    const SETTING: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a setting of the kernel that rules depend on"
+    )]
+    let text = std::fs::read_to_string(SETTING);
+    text.is_ok_and(|text| text.trim() == "1")
+}
+
+impl Told for Iptables {
+    fn set_pods(&mut self, pods: &PodSet) {
+        self.wanted.set_pods(pods);
+    }
+
+    fn set_hairpins(&mut self, addresses: &BTreeSet<IpAddr>) {
+        self.wanted.set_hairpins(addresses);
+    }
+
+    fn set_node_port_addresses(&mut self, wanted: &NodePortAddresses, addresses: &[IpAddr]) {
+        self.wanted.set_node_port_addresses(wanted, addresses);
+    }
+
+    fn set_health_ports(&mut self, ports: &BTreeSet<NonZeroU16>) {
+        self.wanted.set_health_ports(ports);
+    }
+
+    fn set_doors(&mut self, plan: &Plan, doors: &BTreeSet<Door>) {
+        self.wanted.set_doors(plan, doors);
+    }
+
+    fn set_complete(&mut self) {
+        self.wanted.set_complete();
+    }
+
+    fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
+        self.wanted.set_detector(detector, ranges);
+    }
+
+    fn set_node_side(&mut self, node_side: &NodeSide) {
+        self.wanted.set_node_side(node_side);
+    }
+
+    fn set_service_ranges(&mut self, ranges: &[IpNetwork]) {
+        self.wanted.set_service_ranges(ranges);
+    }
+}

@@ -1,0 +1,234 @@
+//! Executes the iptables programs: the kernel's own interface for them is theirs, not the world's.
+
+use std::io::{self, Write};
+use std::process::{Command, Output, Stdio};
+
+use clap::ValueEnum;
+use thiserror::Error;
+use tracing::{debug, trace_span};
+
+use super::name::Table;
+use super::save::Observed;
+use crate::model::Family;
+use crate::netlink::NetlinkError;
+
+/// Whose tables the programs speak of: a node has both, and its rules should be in one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Variant {
+    /// ip_tables' own.
+    Legacy,
+    /// nf_tables', through iptables-nft.
+    Nft,
+}
+
+/// Why the rules are not as they should be.
+#[derive(Debug, Error)]
+pub enum IptablesError {
+    /// A program cannot be executed.
+    #[error("cannot run {program}")]
+    Run {
+        /// Which.
+        program: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A program did not do what it was told.
+    #[error("{program} failed: {said}")]
+    Failed {
+        /// Which.
+        program: String,
+        /// What it said.
+        said: String,
+    },
+    /// The set of this node's pods cannot be read or written.
+    #[error("the set {set} cannot be programmed")]
+    Set {
+        /// Which.
+        set: &'static str,
+        /// Why.
+        #[source]
+        source: NetlinkError,
+    },
+    /// Somebody else goes on writing the same chains.
+    #[error("{0}")]
+    Contended(String),
+}
+
+/// The programs of one variant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tools {
+    /// Which.
+    pub variant: Variant,
+    infix: &'static str,
+}
+
+impl Tools {
+    /// The programs of a variant, if they are installed.
+    pub fn of(variant: Variant) -> Option<Self> {
+        let infix = match variant {
+            Variant::Legacy => "-legacy",
+            Variant::Nft => "-nft",
+        };
+        let named = Self { variant, infix };
+        if named.version().is_ok() {
+            return Some(named);
+        }
+        // Where there is one variant alone, it goes by the plain name.
+        let plain = Self { variant, infix: "" };
+        let is_nft = plain.version().ok()?.contains("nf_tables");
+        (is_nft == (variant == Variant::Nft)).then_some(plain)
+    }
+
+    /// The programs of the variant that the operator named.
+    ///
+    /// # Errors
+    /// When they are not installed.
+    pub fn installed(variant: Variant) -> Result<Self, IptablesError> {
+        Self::of(variant).ok_or_else(|| IptablesError::Run {
+            program: match variant {
+                Variant::Legacy => "iptables-legacy-save".to_owned(),
+                Variant::Nft => "iptables-nft-save".to_owned(),
+            },
+            source: io::ErrorKind::NotFound.into(),
+        })
+    }
+
+    /// The variant that this node uses, found out as kubelet does: the one that has the chain which kubelet
+    /// makes for a hint; else the one that holds more rules; else nft.
+    ///
+    /// # Errors
+    /// When no iptables is installed, or a program fails.
+    pub fn find() -> Result<Self, IptablesError> {
+        let (nft, legacy) = (Self::of(Variant::Nft), Self::of(Variant::Legacy));
+        let (nft, legacy) = match (nft, legacy) {
+            (Some(nft), Some(legacy)) => (nft, legacy),
+            (Some(only), None) | (None, Some(only)) => return Ok(only),
+            (None, None) => {
+                let source = io::Error::from(io::ErrorKind::NotFound);
+                let program = "iptables-save".to_owned();
+                return Err(IptablesError::Run { program, source });
+            }
+        };
+        for tools in [nft, legacy] {
+            if tools.is_hinted() {
+                return Ok(tools);
+            }
+        }
+        let more = legacy.count()? > nft.count()?;
+        Ok(if more { legacy } else { nft })
+    }
+
+    fn program(&self, family: Family, what: &str) -> String {
+        let name = match family {
+            Family::V4 => "iptables",
+            Family::V6 => "ip6tables",
+        };
+        format!("{name}{}{what}", self.infix)
+    }
+
+    fn version(&self) -> Result<String, IptablesError> {
+        let program = self.program(Family::V4, "-save");
+        let output = execute(&program, &["--version"], None)?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    fn is_hinted(&self) -> bool {
+        let has = |family, name| self.has_chain(family, "mangle", name).unwrap_or(false);
+        let hinted = |family| has(family, "KUBE-IPTABLES-HINT") || has(family, "KUBE-KUBELET-CANARY");
+        Family::BOTH.into_iter().any(hinted)
+    }
+
+    /// Whether there is a chain of that name.
+    ///
+    /// # Errors
+    /// [`IptablesError`].
+    pub fn has_chain(&self, family: Family, table: &str, name: &str) -> Result<bool, IptablesError> {
+        let output = execute(&self.program(family, "-save"), &["-t", table], None)?;
+        Ok(String::from_utf8_lossy(&output.stdout).contains(&format!(":{name} ")))
+    }
+
+    fn count(&self) -> Result<usize, IptablesError> {
+        let mut rules = 0;
+        for family in Family::BOTH {
+            let output = execute(&self.program(family, "-save"), &[], None)?;
+            rules += output
+                .stdout
+                .split(|byte| *byte == b'\n')
+                .filter(|line| line.starts_with(b"-"))
+                .count();
+        }
+        Ok(rules)
+    }
+
+    /// What the kernel holds of a service proxy's.
+    ///
+    /// # Errors
+    /// [`IptablesError`].
+    pub fn save(&self, family: Family) -> Result<Observed, IptablesError> {
+        let _span = trace_span!("save", %family).entered();
+        let program = self.program(family, "-save");
+        let mut seen = Observed::default();
+        for table in Table::BOTH {
+            let output = execute(&program, &["-t", &table.to_string()], None)?;
+            seen.read(table, &String::from_utf8_lossy(&output.stdout));
+        }
+        Ok(seen)
+    }
+
+    /// Changes rules; a table changes whole or not at all.
+    ///
+    /// # Errors
+    /// [`IptablesError::Failed`] with the program's own words.
+    pub fn restore(&self, family: Family, input: &str) -> Result<(), IptablesError> {
+        let _span = trace_span!("restore", %family, bytes = input.len()).entered();
+        let program = self.program(family, "-restore");
+        // The lock that every legacy program takes, for at most so many seconds.
+        execute(&program, &["-w", "5", "--noflush"], Some(input))?;
+        debug!(%family, bytes = input.len(), "rules written");
+        Ok(())
+    }
+}
+
+fn execute(program: &str, arguments: &[&str], input: Option<&str>) -> Result<Output, IptablesError> {
+    let run = || -> io::Result<Output> {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "iptables has no interface but its programs that the next version would keep"
+        )]
+        let mut command = Command::new(program);
+        // Root's PATH may lack the administrator's programs in a container.
+        let path = std::env::var("PATH").unwrap_or_default();
+        command
+            .env("PATH", format!("{path}:/usr/sbin:/sbin"))
+            .args(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.stdin(if input.is_some() {
+            Stdio::piped()
+        } else {
+            Stdio::null()
+        });
+        let mut child = command.spawn()?;
+        let stdin = child.stdin.take();
+        // It reads all before it says anything worth a pipe's size.
+        if let (Some(mut stdin), Some(input)) = (stdin, input) {
+            match stdin.write_all(input.as_bytes()) {
+                Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
+                Err(_) | Ok(()) => {}
+            }
+        }
+        child.wait_with_output()
+    };
+    let output = run().map_err(|source| IptablesError::Run {
+        program: program.to_owned(),
+        source,
+    })?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+    Err(IptablesError::Failed {
+        program: program.to_owned(),
+        said: format!("{said} ({})", output.status),
+    })
+}

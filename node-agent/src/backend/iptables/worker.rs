@@ -1,0 +1,78 @@
+//! A thread for each family that executes the programs: thousands of rules take them seconds, and whoever
+//! waits for a pod must not wait for rules.
+
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::edit::Edit;
+use super::save::Observed;
+use super::tools::{IptablesError, Tools};
+use crate::model::Family;
+
+/// What is to be done.
+#[derive(Debug)]
+pub enum Job {
+    /// Read what the kernel holds.
+    Look,
+    /// Change it.
+    Write(Edit),
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The kernel holds this.
+    Seen(Box<Observed>),
+    /// It is changed.
+    Written,
+}
+
+/// A job that is done.
+#[derive(Debug)]
+pub struct Done {
+    /// Whose rules.
+    pub family: Family,
+    /// What came of it.
+    pub result: Result<Outcome, IptablesError>,
+    /// When it was done.
+    pub at: Instant,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Starts a thread that does one job after the other until nobody gives it any more.
+pub fn start(tools: Tools, family: Family, done: UnboundedSender<Done>) -> Sender<Job> {
+    let (jobs, todo) = channel();
+    thread::spawn(move || {
+        for job in todo {
+            let begun = now();
+            let result = match job {
+                Job::Look => tools.save(family).map(|seen| Outcome::Seen(Box::new(seen))),
+                Job::Write(edit) => tools.restore(family, &edit.input()).map(|()| Outcome::Written),
+            };
+            let at = now();
+            let took = at - begun;
+            let told = done.send(Done {
+                family,
+                result,
+                at,
+                took,
+            });
+            if told.is_err() {
+                return;
+            }
+        }
+    });
+    jobs
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "what a look costs decides how often there is one"
+)]
+fn now() -> Instant {
+    Instant::now()
+}
