@@ -1,5 +1,6 @@
 //! The loop: it alone knows every layer, the clock and the pace.
 
+mod alone;
 mod publish;
 
 use std::pin::pin;
@@ -11,12 +12,12 @@ use denizen_shared::socket::{WaitAnswer, WaitFor};
 use denizen_shared::store::RunDir;
 use serde_json::{Value, json};
 use tokio::io::unix::AsyncFd;
-use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, error, info, warn};
 
+pub use self::alone::alone_here;
 use self::publish::Publisher;
 use crate::backend::nftables::Watch;
 use crate::config::Config;
@@ -55,7 +56,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         return Ok(());
     }
     host::set_up(&config.conntrack);
-    let _only = only_one_here().await?;
+    let _alone = alone_here().await?;
     RunDir::create(&config.run_dir).context("cannot use the run directory")?;
     let listener = control::listen(&config.run_dir).await?;
     let (asked, requests) = mpsc::channel(QUEUE);
@@ -83,23 +84,6 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let result = agent.attend(events, requests).await;
     let _ = std::fs::remove_file(config.run_dir.join(denizen_shared::run_dir::SOCKET));
     result
-}
-
-/// Two agents in one network namespace would undo each other's work. An abstract socket belongs to the
-/// network namespace and dies with its process, so it is the lock.
-async fn only_one_here() -> anyhow::Result<UnixListener> {
-    const NAME: &str = "\0denizen-agent";
-    match UnixListener::bind(NAME) {
-        Ok(listener) => Ok(listener),
-        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-            let other = UnixStream::connect(NAME)
-                .await
-                .and_then(|other| other.peer_cred());
-            let pid = other.ok().and_then(|other| other.pid()).unwrap_or_default();
-            bail!("another agent (process {pid}) runs in this network namespace")
-        }
-        Err(error) => Err(error).context("cannot take the lock of this network namespace"),
-    }
 }
 
 type Problems = Vec<watch::Receiver<Vec<String>>>;

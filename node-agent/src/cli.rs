@@ -7,7 +7,7 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use denizen_shared::run_dir;
 use serde::de::DeserializeOwned;
 use tracing::info;
@@ -84,6 +84,11 @@ struct StatusArgs {
     output: Output,
 }
 
+/// What may stand on the command line.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
 /// Reads the command line and does what it says.
 ///
 /// # Errors
@@ -105,7 +110,12 @@ pub fn run() -> anyhow::Result<()> {
             log_to_standard_error(LogFormat::Text);
             block_on(async move { install::run(&args).await })
         }
-        Command::Cleanup(args) => cleanup::cleanup(&args),
+        Command::Cleanup(args) => {
+            // A running agent would put everything back; one that starts meanwhile, half of it.
+            let alone = block_on(async { agent::alone_here().await });
+            let _alone = alone.context("nothing is removed while an agent runs: stop it first")?;
+            cleanup::cleanup(&args)
+        }
     }
 }
 

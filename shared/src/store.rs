@@ -4,11 +4,11 @@
 //! one. A kill at any instant leaves the old file or the new one, and the kernel gives back the lock of
 //! who died. A reader needs no lock and never sees half a file.
 
-use std::fs::{DirBuilder, File, TryLockError};
+use std::fs::{DirBuilder, File, Permissions, TryLockError};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -61,12 +61,23 @@ impl RunDir {
         Ok(RunDir { path, dir })
     }
 
-    /// Opens the run directory `path`, made with mode 0700 when there is none. Its parent must be there.
+    /// Opens the run directory `path`, made with mode 0700 when there is none; one that others may look into, as kubelet
+    /// makes them, gets it. Its parent must be there.
     ///
     /// # Errors
     ///
     /// As [`RunDir::open`], and [`StateError::Io`] when it cannot be made.
     pub fn create(path: &Path) -> Result<RunDir, StateError> {
+        let opened = RunDir::open_or_make(path)?;
+        let close = |dir: &File| match dir.metadata()?.mode() & 0o077 {
+            0 => Ok(()),
+            _ => dir.set_permissions(Permissions::from_mode(0o700)),
+        };
+        close(&opened.dir).map_err(|error| io_failed("close to others", &opened.path, error))?;
+        Ok(opened)
+    }
+
+    fn open_or_make(path: &Path) -> Result<RunDir, StateError> {
         match RunDir::open(path) {
             Err(StateError::NoRunDir { path }) => {
                 let made = DirBuilder::new().mode(0o700).create(&path);

@@ -80,7 +80,12 @@ impl Netns {
     /// A socket belongs for its whole life to the namespace it was made in, and a child process to that
     /// of the thread that spawned it: both may be returned and used outside.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
-        let file = self.open()?;
+        Self::run_at(&self.path(), work)
+    }
+
+    /// Runs `work` on a thread inside the namespace that the file at `path` stands for, whoever made it.
+    pub fn run_at<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> Result<T> {
+        let file = opened(path)?;
         thread::scope(|scope| {
             let inside = scope.spawn(move || -> Result<T> {
                 setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter the namespace")?;
@@ -97,15 +102,11 @@ impl Netns {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<JoinHandle<Result<T>>> {
-        let file = self.open()?;
+        let file = opened(&self.path())?;
         Ok(thread::spawn(move || {
             setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter the namespace")?;
             Ok(work())
         }))
-    }
-
-    fn open(&self) -> Result<File> {
-        File::open(self.path()).with_context(|| format!("cannot open namespace {}", self.name))
     }
 
     /// Sets a `net.*` sysctl in this namespace.
@@ -163,6 +164,10 @@ impl Drop for Netns {
             remove(&self.name);
         }
     }
+}
+
+fn opened(path: &Path) -> Result<File> {
+    File::open(path).with_context(|| format!("cannot open namespace {}", path.display()))
 }
 
 /// Removes the namespace `name` and first ends whatever still runs in it.

@@ -94,6 +94,12 @@ impl Chain {
         self
     }
 
+    /// The chain as an operator installs it.
+    pub fn conflist(&self) -> String {
+        let list = json!({ "cniVersion": CNI_VERSION, "name": self.network, "plugins": self.plugins });
+        format!("{list:#}\n")
+    }
+
     /// The network's name.
     pub fn network(&self) -> &str {
         &self.network

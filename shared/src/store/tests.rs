@@ -94,6 +94,16 @@ fn directory_and_files_are_for_root_alone() {
 }
 
 #[test]
+fn a_directory_that_others_may_look_into_is_closed_to_them() {
+    let parent = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = parent.path().join("made-by-kubelet");
+    fs::create_dir(&path).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    RunDir::create(&path).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o700);
+}
+
+#[test]
 fn an_untrusted_directory_is_not_opened() {
     let parent = tempfile::tempdir_in("/dev/shm").unwrap();
     let (dir, link) = (parent.path().join("dir"), parent.path().join("link"));

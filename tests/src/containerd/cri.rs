@@ -1,0 +1,189 @@
+//! What kubelet says to a runtime of a pod's sandbox: CRI v1 (`k8s.io/cri-api`, `pkg/apis/runtime/v1/api.proto`), as far as the
+//! tests need it.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use prost::Message;
+use tokio::runtime::{Builder, Runtime};
+use tonic::client::Grpc;
+use tonic::transport::{Channel, Endpoint};
+use tonic_prost::ProstCodec;
+
+/// A connection to a runtime.
+pub struct Cri {
+    channel: Channel,
+    // After what it drives.
+    runtime: Runtime,
+}
+
+/// Which pod a sandbox is for.
+#[derive(Clone, PartialEq, Message)]
+pub struct Metadata {
+    /// The pod's name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// The pod's UID.
+    #[prost(string, tag = "2")]
+    pub uid: String,
+    /// The pod's namespace.
+    #[prost(string, tag = "3")]
+    pub namespace: String,
+    /// Which try this is.
+    #[prost(uint32, tag = "4")]
+    pub attempt: u32,
+}
+
+/// A sandbox to be made.
+#[derive(Clone, PartialEq, Message)]
+pub struct SandboxConfig {
+    /// Which pod it is for.
+    #[prost(message, optional, tag = "1")]
+    pub metadata: Option<Metadata>,
+    /// Where its containers' logs would be.
+    #[prost(string, tag = "3")]
+    pub log_directory: String,
+    /// What of it is Linux's: nothing but defaults, but a runtime expects it.
+    #[prost(message, optional, tag = "8")]
+    pub linux: Option<Nothing>,
+}
+
+/// A message of which nothing is used.
+#[derive(Clone, PartialEq, Message)]
+pub struct Nothing {}
+
+#[derive(Clone, PartialEq, Message)]
+struct RunRequest {
+    #[prost(message, optional, tag = "1")]
+    config: Option<SandboxConfig>,
+}
+
+/// Names a sandbox: the answer to `RunPodSandbox`, and what the other calls ask with.
+#[derive(Clone, PartialEq, Message)]
+struct Named {
+    #[prost(string, tag = "1")]
+    id: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct StatusAnswer {
+    #[prost(message, optional, tag = "1")]
+    status: Option<SandboxStatus>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct SandboxStatus {
+    #[prost(message, optional, tag = "5")]
+    network: Option<Network>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Network {
+    #[prost(string, tag = "1")]
+    ip: String,
+    #[prost(message, repeated, tag = "2")]
+    additional: Vec<Address>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Address {
+    #[prost(string, tag = "1")]
+    ip: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RuntimeStatusAnswer {
+    #[prost(message, optional, tag = "1")]
+    status: Option<RuntimeStatus>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RuntimeStatus {
+    #[prost(message, repeated, tag = "1")]
+    conditions: Vec<Condition>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Condition {
+    #[prost(string, tag = "1")]
+    kind: String,
+    #[prost(bool, tag = "2")]
+    status: bool,
+    #[prost(string, tag = "3")]
+    reason: String,
+    #[prost(string, tag = "4")]
+    message: String,
+}
+
+impl Cri {
+    /// Connects to the runtime that listens at `socket`.
+    pub fn connect(socket: &Path) -> Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let endpoint = Endpoint::try_from(format!("unix:{}", socket.display()))?;
+        let channel = runtime.block_on(endpoint.connect())?;
+        Ok(Self { channel, runtime })
+    }
+
+    /// Makes a sandbox, its network included, and says its id.
+    pub fn run_sandbox(&self, name: &str) -> Result<String> {
+        let metadata = Metadata {
+            name: name.to_owned(),
+            uid: format!("uid-{name}"),
+            namespace: "default".to_owned(),
+            attempt: 0,
+        };
+        let config = Some(SandboxConfig {
+            metadata: Some(metadata),
+            log_directory: String::new(),
+            linux: Some(Nothing {}),
+        });
+        let Named { id } = self.call("RunPodSandbox", RunRequest { config })?;
+        Ok(id)
+    }
+
+    /// Ends a sandbox: its network is taken away.
+    pub fn stop_sandbox(&self, id: &str) -> Result<()> {
+        let Nothing {} = self.call("StopPodSandbox", Named { id: id.to_owned() })?;
+        Ok(())
+    }
+
+    /// Removes what is left of a sandbox.
+    pub fn remove_sandbox(&self, id: &str) -> Result<()> {
+        let Nothing {} = self.call("RemovePodSandbox", Named { id: id.to_owned() })?;
+        Ok(())
+    }
+
+    /// The addresses that the runtime tells kubelet.
+    pub fn addresses(&self, id: &str) -> Result<Vec<String>> {
+        let answer: StatusAnswer = self.call("PodSandboxStatus", Named { id: id.to_owned() })?;
+        let network = answer.status.and_then(|status| status.network);
+        let network = network.context("a sandbox without a network")?;
+        let additional = network.additional.into_iter().map(|address| address.ip);
+        Ok([network.ip].into_iter().chain(additional).collect())
+    }
+
+    /// What keeps the runtime from making pods; `None` when nothing does.
+    pub fn not_ready(&self) -> Result<Option<String>> {
+        let answer: RuntimeStatusAnswer = self.call("Status", Nothing {})?;
+        let conditions = answer.status.unwrap_or_default().conditions;
+        let bad = conditions.into_iter().find(|condition| !condition.status);
+        Ok(bad.map(|it| format!("{}: {} {}", it.kind, it.reason, it.message)))
+    }
+
+    fn call<Q, A>(&self, method: &str, question: Q) -> Result<A>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let path = format!("/runtime.v1.RuntimeService/{method}").parse()?;
+        let mut grpc = Grpc::new(self.channel.clone());
+        let answer = self.runtime.block_on(async {
+            grpc.ready().await.context("the runtime is gone")?;
+            let answer = grpc.unary(tonic::Request::new(question), path, ProstCodec::<Q, A>::default());
+            answer
+                .await
+                .map_err(|status| anyhow::anyhow!("{method}: {}", status.message()))
+        })?;
+        Ok(answer.into_inner())
+    }
+}

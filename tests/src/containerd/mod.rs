@@ -1,0 +1,223 @@
+//! A real container runtime on the node: containerd with its CRI plugin, which executes real CNI chains for the sandboxes that
+//! it is told to make.
+//!
+//! It runs in namespaces of its own beside the node's network namespace. Processes: whatever it started ends with it, however
+//! it ends. Mounts: it has `/run`, `/var/lib/cni` and its pods' namespaces for itself.
+
+mod cri;
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+pub use self::cri::Cri;
+use crate::binary;
+use crate::netns::{Netns, checked};
+
+/// The image that sandboxes are made from.
+const PAUSE: &str = "denizen.test/pause:1";
+
+/// All of the image: a program that does nothing, for ever.
+const PAUSE_SOURCE: &str = "int pause(void); int main(void) { for (;;) pause(); }\n";
+
+/// How long a busy machine may take to start it.
+const STARTING: Duration = Duration::from_secs(60);
+
+/// Mounts, and then containerd. Its arguments: the folders that are `/var/lib` and `/var/lib/cni` in there, and its configuration.
+const START: &str = r#"
+set -e
+mount -t tmpfs tmpfs /run
+mount --bind "$1" /var/lib
+mount --bind "$2" /var/lib/cni
+exec containerd --config "$3"
+"#;
+
+/// A running containerd. Dropping it ends it and everything it started, and prints its log.
+#[derive(Debug)]
+pub struct Containerd {
+    child: Child,
+    folder: PathBuf,
+}
+
+impl Containerd {
+    /// The folder that its CNI configurations are in, made beside `folder`'s other parts. Made before the start.
+    pub fn conf_dir(folder: &Path) -> Result<PathBuf> {
+        made(folder, "net.d")
+    }
+
+    /// The folder that it finds CNI plugins in: Debian's are there.
+    pub fn bin_dir(folder: &Path) -> Result<PathBuf> {
+        let bin = made(folder, "bin")?;
+        for plugin in fs::read_dir(binary::cni_plugins())?.flatten() {
+            let link = bin.join(plugin.file_name());
+            if !link.is_symlink() {
+                symlink(plugin.path(), link)?;
+            }
+        }
+        Ok(bin)
+    }
+
+    /// Starts it in the node's network namespace, with all its files in `folder` but for the results of its CNI calls, which
+    /// it keeps in `cni_cache`, and waits until it answers.
+    pub fn start(node: &Netns, folder: &Path, cni_cache: &Path) -> Result<Self> {
+        let config = folder.join("config.toml");
+        fs::write(&config, configuration(folder)?)?;
+        let state = made(folder, "var-lib")?;
+        made(&state, "cni")?;
+        fs::create_dir_all(cni_cache)?;
+        let log = File::create(folder.join("log"))?;
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+        command
+            .args(["sh", "-c", START, "sh"])
+            .arg(state)
+            .arg(cni_cache)
+            .arg(config);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let child = node.run(|| command.spawn())?.context("cannot run unshare")?;
+        let folder = folder.to_owned();
+        let mut runtime = Self { child, folder };
+        runtime.wait("answer", |runtime| runtime.cri().map(drop))?;
+        runtime.import_pause_image()?;
+        Ok(runtime)
+    }
+
+    /// Waits until a CNI configuration is loaded.
+    pub fn wait_network(&mut self) -> Result<()> {
+        self.wait("be ready", |runtime| match runtime.cri()?.not_ready()? {
+            None => Ok(()),
+            Some(why) => anyhow::bail!("{why}"),
+        })
+    }
+
+    /// A connection of its own.
+    pub fn cri(&self) -> Result<Cri> {
+        Cri::connect(&self.folder.join("containerd.sock"))
+    }
+
+    /// Runs `work` in the network namespace that a pod's record names.
+    pub fn run_in_pod<T: Send>(&self, netns: &str, work: impl FnOnce() -> T + Send) -> Result<T> {
+        Netns::run_at(&self.as_seen_here(Path::new(netns)), work)
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+
+    /// A path among its mounts, from among ours.
+    fn as_seen_here(&self, path: &Path) -> PathBuf {
+        let root = PathBuf::from(format!("/proc/{}/root", self.child.id()));
+        root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    fn wait(&mut self, what: &str, mut so: impl FnMut(&Self) -> Result<()>) -> Result<()> {
+        let deadline = Instant::now() + STARTING;
+        while let Err(error) = so(self) {
+            let ended = self.child.try_wait()?;
+            ensure!(
+                ended.is_none() && Instant::now() < deadline,
+                "containerd does not {what}: {error:#}\n{}",
+                self.log()
+            );
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    fn import_pause_image(&self) -> Result<()> {
+        let archive = pause_image(&made(&self.folder, "image")?)?;
+        let mut import = Command::new("ctr");
+        import.arg("--address").arg(self.folder.join("containerd.sock"));
+        import.args([
+            "--namespace",
+            "k8s.io",
+            "images",
+            "import",
+            "--snapshotter",
+            "native",
+        ]);
+        checked(import.arg(archive)).context("cannot import the pause image")?;
+        Ok(())
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        // `--kill-child`: the first process of its namespace, and with that all others, end with `unshare`.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        eprintln!("--- containerd's log\n{}---", self.log());
+    }
+}
+
+fn made(folder: &Path, name: &str) -> Result<PathBuf> {
+    let path = folder.join(name);
+    fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    Ok(path)
+}
+
+/// containerd's, as it runs where cgroups are of version 1, nobody may be made less likely to be killed, and no
+/// file system can be stacked on the one it is on.
+fn configuration(folder: &Path) -> Result<String> {
+    let conf_dir = Containerd::conf_dir(folder)?;
+    let bin_dir = Containerd::bin_dir(folder)?;
+    let (folder, conf_dir, bin_dir) = (folder.display(), conf_dir.display(), bin_dir.display());
+    Ok(format!(
+        r#"version = 2
+root = "{folder}/root"
+state = "{folder}/state"
+disabled_plugins = ["io.containerd.internal.v1.opt"]
+
+[grpc]
+address = "{folder}/containerd.sock"
+
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{PAUSE}"
+restrict_oom_score_adj = true
+disable_apparmor = true
+netns_mounts_under_state_dir = true
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+conf_dir = "{conf_dir}"
+bin_dir = "{bin_dir}"
+
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = "native"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+SystemdCgroup = false
+"#
+    ))
+}
+
+/// An image of one static program, as `docker save` would write it.
+fn pause_image(folder: &Path) -> Result<PathBuf> {
+    let source = folder.join("pause.c");
+    fs::write(&source, PAUSE_SOURCE)?;
+    let run = |program: &mut Command| checked(program.current_dir(folder)).map(|it| it.stdout);
+    run(Command::new("cc").args(["-static", "-O", "-o", "pause", "pause.c"]))?;
+    run(Command::new("tar").args(["-cf", "layer.tar", "pause"]))?;
+    let sum = run(Command::new("sha256sum").arg("layer.tar"))?;
+    let sum = String::from_utf8(sum)?;
+    let sum = sum.split_whitespace().next().context("sha256sum says nothing")?;
+    let config = json!({
+        "architecture": "amd64", "os": "linux", "config": { "Entrypoint": ["/pause"] },
+        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{sum}")] },
+    });
+    fs::write(folder.join("config.json"), config.to_string())?;
+    let manifest = json!([{ "Config": "config.json", "RepoTags": [PAUSE], "Layers": ["layer.tar"] }]);
+    fs::write(folder.join("manifest.json"), manifest.to_string())?;
+    let parts = ["manifest.json", "config.json", "layer.tar"];
+    run(Command::new("tar").args(["-cf", "image.tar"]).args(parts))?;
+    Ok(folder.join("image.tar"))
+}
