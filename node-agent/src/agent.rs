@@ -224,7 +224,6 @@ impl Agent {
             self.engine.resync().map(|repair| {
                 if !repair.is_none() {
                     self.engine.note_repair(begun.elapsed());
-                    self.publisher.metrics.own.drift_repaired.inc();
                     warn!(
                         elements = repair.elements,
                         rebuilt = repair.rebuilt,
@@ -238,6 +237,10 @@ impl Agent {
         match result {
             Ok(()) => {
                 self.release();
+                if self.engine.is_contended() {
+                    self.publisher.contended(now());
+                    return true;
+                }
                 if !self.engine.is_settled() {
                     return true;
                 }

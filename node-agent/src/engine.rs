@@ -167,6 +167,11 @@ impl<B: Backend> Engine<B> {
         self.backend.is_settled()
     }
 
+    /// Somebody else goes on writing the same rules, and nothing more is written here.
+    pub fn is_contended(&self) -> bool {
+        self.backend.contended().is_some()
+    }
+
     /// How often to look whether somebody else changed something.
     pub fn look_every(&self) -> Duration {
         self.backend.look_every()
@@ -319,6 +324,7 @@ impl<B: Backend> Engine<B> {
     pub fn status(&mut self, problems: Vec<String>) -> Status {
         let mut errors = problems;
         errors.extend(self.last_error.clone());
+        errors.extend(self.backend.contended().map(str::to_owned));
         errors.extend(self.lost_health_ports());
         let missed_lookups = self.backend.missed_lookups().unwrap_or_else(|error| {
             errors.push(describe(&error));

@@ -18,6 +18,8 @@ pub mod containerd;
 pub mod effort;
 pub mod flows;
 pub mod http;
+pub mod iptables;
+pub mod lasting;
 pub mod load;
 pub mod manifest;
 pub mod netns;

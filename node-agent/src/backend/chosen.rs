@@ -180,6 +180,10 @@ impl Backend for Chosen {
         whichever!(self, backend => backend.look_every())
     }
 
+    fn contended(&self) -> Option<&str> {
+        whichever!(self, backend => backend.contended())
+    }
+
     fn repaired(&mut self) -> Repair {
         whichever!(self, backend => backend.repaired())
     }

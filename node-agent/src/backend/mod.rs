@@ -117,6 +117,11 @@ pub trait Backend: Told {
         Repair::default()
     }
 
+    /// Who else goes on writing these rules, so that nothing more is written or repaired here.
+    fn contended(&self) -> Option<&str> {
+        None
+    }
+
     /// Waits until [`Self::sync`] has something to do that no event tells of.
     fn news(&mut self) -> impl Future<Output = ()> {
         std::future::pending()
