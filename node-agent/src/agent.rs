@@ -1,6 +1,7 @@
 //! The loop: it alone knows every layer, the clock and the pace.
 
 mod alone;
+mod flush;
 mod publish;
 
 use std::pin::pin;
@@ -18,6 +19,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, error, info, warn};
 
 pub use self::alone::alone_here;
+use self::flush::Flush;
 use self::publish::Publisher;
 use crate::backend::nftables::Watch;
 use crate::config::Config;
@@ -32,7 +34,7 @@ use crate::memory::give_back;
 use crate::model::Event;
 use crate::records;
 use crate::source::{Outlet, manifests, node, state_file};
-use crate::status::Status;
+use crate::status::{LastSync, Status};
 
 /// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
 const SHORTEST_RETRY: Duration = Duration::from_millis(50);
@@ -69,6 +71,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     problems.push(http::start(config.listen, published).context("cannot start the HTTP servers")?);
     let (elsewhere, found) = watch_forward(&config);
     let engine = Engine::open(config.policy, config.iptables_variant).context("cannot start the backend")?;
+    let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
     let mut agent = Agent {
         engine,
         settings: Keeper::default(),
@@ -80,6 +83,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         begun: None,
         succeeded: false,
         publisher,
+        flush,
     };
     let result = agent.attend(events, requests).await;
     let _ = std::fs::remove_file(config.run_dir.join(denizen_shared::run_dir::SOCKET));
@@ -150,6 +154,8 @@ struct Agent {
     /// What another backend left behind is seen to.
     succeeded: bool,
     publisher: Publisher,
+    /// Takes stale entries out of the connection tracking.
+    flush: Flush,
 }
 
 impl Agent {
@@ -175,6 +181,7 @@ impl Agent {
                     None => bail!("every source has ended"),
                 },
                 changed = foreign_change(&mut self.watch) => self.repair(changed),
+                step = self.flush.next() => { self.flush.take(step, &mut self.engine); None }
                 () = self.engine.news() => Some(self.program(false)),
                 Some(asked) = requests.recv() => { self.answer(asked); None }
                 _ = heartbeat.tick() => { self.publisher.alive(now()); None }
@@ -245,7 +252,8 @@ impl Agent {
                     return true;
                 }
                 self.begun = None;
-                self.engine.note_sync(timestamp(), begun.elapsed());
+                let sync = LastSync::new(timestamp(), begun.elapsed());
+                self.flush.after(sync, &mut self.engine);
                 self.publisher.programmed(&mut self.engine, begun, now());
                 if self.engine.is_synced() && !std::mem::replace(&mut self.succeeded, true) {
                     self.engine.succeed();
@@ -321,7 +329,8 @@ impl Agent {
         let told = self.problems.iter().flat_map(|p| p.borrow().clone());
         let found = self.found.borrow().clone();
         let settings = self.settings.problems().iter().cloned();
-        let problems = told.chain(settings).chain(found.errors).collect();
+        let problems = told.chain(settings).chain(found.errors);
+        let problems = problems.chain(self.flush.problem()).collect();
         Status {
             warnings: found.warnings,
             ..self.engine.status(problems)

@@ -14,6 +14,7 @@ pub mod binary;
 pub mod cast;
 pub mod cluster;
 pub mod cni;
+pub mod conntrack;
 pub mod containerd;
 pub mod effort;
 pub mod flows;

@@ -164,6 +164,10 @@ impl Backend for Chosen {
         whichever!(self, backend => backend.sizes())
     }
 
+    fn left_doors(&mut self) -> Vec<Door> {
+        whichever!(self, backend => backend.left_doors())
+    }
+
     fn missed_lookups(&mut self) -> Result<u64, ChosenError> {
         whichever!(self, backend => Ok(backend.missed_lookups()?))
     }

@@ -1,6 +1,7 @@
 //! From decisions to the kernel. A backend never decides; it renders.
 
 pub mod chosen;
+pub mod conntrack;
 pub mod iptables;
 pub mod nftables;
 pub mod why;
@@ -85,6 +86,12 @@ pub trait Backend: Told {
 
     /// How many elements each set of the rules should have.
     fn sizes(&self) -> Vec<SetSize> {
+        Vec::new()
+    }
+
+    /// Doors that an earlier run programmed, that were found when the kernel was read first, and that are none
+    /// any more: flows through them are stale, and nothing else remembers them. Each is told once.
+    fn left_doors(&mut self) -> Vec<Door> {
         Vec::new()
     }
 
