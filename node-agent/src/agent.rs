@@ -1,9 +1,9 @@
 //! The loop: it alone knows every layer, the clock and the pace.
 
 mod alone;
-mod flush;
 mod publish;
 
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,6 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, error, info, warn};
 
 pub use self::alone::alone_here;
-use self::flush::Flush;
 use self::publish::Publisher;
 use crate::backend::nftables::Watch;
 use crate::config::Config;
@@ -33,8 +32,8 @@ use crate::http;
 use crate::memory::give_back;
 use crate::model::Event;
 use crate::records;
-use crate::source::{Outlet, manifests, node, state_file};
-use crate::status::{LastSync, Status};
+use crate::source::{Outlet, egress, manifests, node, state_file};
+use crate::status::Status;
 
 /// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
 const SHORTEST_RETRY: Duration = Duration::from_millis(50);
@@ -71,9 +70,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     problems.push(http::start(config.listen, published).context("cannot start the HTTP servers")?);
     let (elsewhere, found) = watch_forward(&config);
     let engine = Engine::open(config.policy, config.iptables_variant).context("cannot start the backend")?;
-    let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
     let mut agent = Agent {
-        engine,
+        engine: with_egress(engine, config.egress.as_deref()),
         settings: Keeper::default(),
         elsewhere,
         found,
@@ -83,7 +81,6 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         begun: None,
         succeeded: false,
         publisher,
-        flush,
     };
     let result = agent.attend(events, requests).await;
     let _ = std::fs::remove_file(config.run_dir.join(denizen_shared::run_dir::SOCKET));
@@ -120,7 +117,21 @@ fn start_sources(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> Problems {
         state_file: known_file,
     };
     tokio::spawn(records::keep(config.records(), shown, records));
-    vec![pod_problems, object_problems, link_problems, record_problems]
+    let mut problems = vec![pod_problems, object_problems, link_problems, record_problems];
+    if let Some(file) = &config.egress {
+        let (egress, egress_problems) = Outlet::new(told.clone());
+        tokio::spawn(egress::run(file.clone(), egress));
+        problems.push(egress_problems);
+    }
+    problems
+}
+
+/// Before anything is programmed: a restart must not let connections out for a moment with a pod's address.
+fn with_egress(mut engine: Engine, file: Option<&Path>) -> Engine {
+    if let Some(Ok(file)) = file.map(egress::read) {
+        engine.apply(vec![Event::Egress(file.egress)]);
+    }
+    engine
 }
 
 fn watch_forward(config: &Config) -> (Arc<Notify>, watch::Receiver<Findings>) {
@@ -154,8 +165,6 @@ struct Agent {
     /// What another backend left behind is seen to.
     succeeded: bool,
     publisher: Publisher,
-    /// Takes stale entries out of the connection tracking.
-    flush: Flush,
 }
 
 impl Agent {
@@ -181,7 +190,6 @@ impl Agent {
                     None => bail!("every source has ended"),
                 },
                 changed = foreign_change(&mut self.watch) => self.repair(changed),
-                step = self.flush.next() => { self.flush.take(step, &mut self.engine); None }
                 () = self.engine.news() => Some(self.program(false)),
                 Some(asked) = requests.recv() => { self.answer(asked); None }
                 _ = heartbeat.tick() => { self.publisher.alive(now()); None }
@@ -231,6 +239,7 @@ impl Agent {
             self.engine.resync().map(|repair| {
                 if !repair.is_none() {
                     self.engine.note_repair(begun.elapsed());
+                    self.publisher.metrics.own.drift_repaired.inc();
                     warn!(
                         elements = repair.elements,
                         rebuilt = repair.rebuilt,
@@ -244,16 +253,11 @@ impl Agent {
         match result {
             Ok(()) => {
                 self.release();
-                if self.engine.is_contended() {
-                    self.publisher.contended(now());
-                    return true;
-                }
                 if !self.engine.is_settled() {
                     return true;
                 }
                 self.begun = None;
-                let sync = LastSync::new(timestamp(), begun.elapsed());
-                self.flush.after(sync, &mut self.engine);
+                self.engine.note_sync(timestamp(), begun.elapsed());
                 self.publisher.programmed(&mut self.engine, begun, now());
                 if self.engine.is_synced() && !std::mem::replace(&mut self.succeeded, true) {
                     self.engine.succeed();
@@ -329,8 +333,7 @@ impl Agent {
         let told = self.problems.iter().flat_map(|p| p.borrow().clone());
         let found = self.found.borrow().clone();
         let settings = self.settings.problems().iter().cloned();
-        let problems = told.chain(settings).chain(found.errors);
-        let problems = problems.chain(self.flush.problem()).collect();
+        let problems = told.chain(settings).chain(found.errors).collect();
         Status {
             warnings: found.warnings,
             ..self.engine.status(problems)

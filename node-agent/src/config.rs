@@ -3,6 +3,7 @@
 mod backend;
 mod conntrack;
 mod duration;
+mod error;
 mod listen;
 mod node_side;
 #[cfg(test)]
@@ -10,6 +11,8 @@ mod tests;
 
 pub use backend::{BackendArgs, BackendChoice};
 pub use conntrack::ConntrackArgs;
+pub(crate) use duration::duration;
+pub use error::ConfigError;
 pub use node_side::NodeSideArgs;
 
 use std::path::PathBuf;
@@ -18,7 +21,6 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use denizen_shared::run_dir;
 use ipnetwork::IpNetwork;
-use thiserror::Error;
 use tracing::warn;
 
 pub use self::listen::{Listen, ListenArgs};
@@ -141,64 +143,12 @@ pub struct Config {
     pub iptables_variant: Option<Variant>,
     /// Connection tracking's settings.
     pub conntrack: Conntrack,
+    /// The file that says where pods keep their address.
+    pub egress: Option<PathBuf>,
     /// Only set the kernel's settings.
     pub init_only: bool,
     /// Where HTTP is served.
     pub listen: Listen,
-}
-
-/// What is wrong with the command line.
-#[derive(Debug, Error, PartialEq, Eq)]
-pub enum ConfigError {
-    /// Removing the need for it is what denizen is for.
-    #[error(
-        "denizen never needs a cluster CIDR: leave {0} out for pod-state, which knows this node's pods \
-         exactly, or use --detect-local bridge=NAME, bridge-port, interface-prefix=PREFIX or node-cidr"
-    )]
-    ClusterCidr(&'static str),
-    /// No such mode.
-    #[error(
-        "--detect-local {0:?}: there is pod-state[=port-exact], bridge=NAME,…, bridge-port, interface-prefix=PREFIX,… and \
-         node-cidr[=CIDR,…]"
-    )]
-    Mode(String),
-    /// A mode wants a value, or wants none.
-    #[error("--detect-local {mode}: {problem}")]
-    Value {
-        /// The mode.
-        mode: &'static str,
-        /// What is wrong.
-        problem: String,
-    },
-    /// A set of iptables holds no ports of a bridge.
-    #[error(
-        "--detect-local pod-state=port-exact needs --backend nftables: no set of iptables knows a bridge's ports"
-    )]
-    PortExact,
-    /// Not a CIDR.
-    #[error("{flag}: {value:?} is not a CIDR such as 10.0.0.0/24")]
-    Cidr {
-        /// Where it stands.
-        flag: &'static str,
-        /// What stands there.
-        value: String,
-    },
-    /// Not an address to listen at.
-    #[error(
-        "{flag}: {value:?} is not an IP address with or without a port, such as 127.0.0.1:10249 or [::1]:10249"
-    )]
-    Listen {
-        /// Where it stands.
-        flag: &'static str,
-        /// What stands there.
-        value: String,
-    },
-    /// Not a list of gates.
-    #[error("--feature-gates: {0:?} is not NAME=true or NAME=false")]
-    Gate(String),
-    /// The node's name is not known.
-    #[error("--node-name is not given, and the host name cannot be read: {0}")]
-    NodeName(String),
 }
 
 impl RunArgs {
@@ -222,6 +172,7 @@ impl RunArgs {
             run_dir: run_dir.run_dir.clone(),
             cni_cache_dir: cni_cache_dir.clone(),
             manifests: manifests.clone(),
+            egress: policy.node_side.egress_masquerade_config.clone(),
             conntrack: conntrack.asked(),
             init_only: *init_only,
             iptables_variant: policy.backend.iptables_variant,
@@ -263,6 +214,9 @@ impl PolicyArgs {
         let detector = detector(&detect)?;
         if (backend, &detector) == (BackendName::Iptables, &Detector::PodPort) {
             return Err(ConfigError::PortExact);
+        }
+        if backend == BackendName::Iptables && self.node_side.egress_masquerade_config.is_some() {
+            return Err(ConfigError::Egress);
         }
         Ok(Policy {
             settings: Settings {

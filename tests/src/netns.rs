@@ -132,8 +132,7 @@ impl Netns {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Runs a program in here that reads `input`; an error unless it succeeded.
-    pub fn feed(&self, program: &str, arguments: &[&str], input: &str) -> Result<()> {
+    fn feed(&self, program: &str, arguments: &[&str], input: &str) -> Result<()> {
         let output = self.run(|| -> Result<Output> {
             let mut child = Command::new(program)
                 .args(arguments)

@@ -70,7 +70,11 @@ impl Publisher {
                     self.pods_told(pods);
                     continue;
                 }
-                Event::Node(_) | Event::ServiceCidr(..) | Event::Addresses(_) | Event::Listed(_) => continue,
+                Event::Node(_)
+                | Event::ServiceCidr(..)
+                | Event::Addresses(_)
+                | Event::Egress(_)
+                | Event::Listed(_) => continue,
             };
             total.inc();
             pending.inc();
@@ -97,15 +101,6 @@ impl Publisher {
             pulse.alive = now;
             pulse.node_eligible = engine.is_node_eligible();
             pulse.waiting.get_or_insert(now);
-        });
-    }
-
-    /// Somebody else goes on writing the same rules: nothing waits to be programmed any more.
-    pub(super) fn contended(&self, now: Instant) {
-        self.pulse.send_modify(|pulse| {
-            pulse.alive = now;
-            pulse.waiting = None;
-            pulse.contended = true;
         });
     }
 

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use super::iptables::{self, Iptables, IptablesError, Variant, Whose};
 use super::nftables::{self, Kernel, Nftables, NftablesError};
 use super::{Backend, BackendName, Repair, SetSize, Told};
-use crate::model::PodSet;
+use crate::model::{Egress, PodSet};
 use crate::netlink::NetlinkError;
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
 
@@ -140,6 +140,10 @@ impl Told for Chosen {
         whichever!(self, backend => backend.set_detector(detector, ranges));
     }
 
+    fn set_egress(&mut self, egress: Option<&Egress>) {
+        whichever!(self, backend => backend.set_egress(egress));
+    }
+
     fn set_node_side(&mut self, node_side: &NodeSide) {
         whichever!(self, backend => backend.set_node_side(node_side));
     }
@@ -164,10 +168,6 @@ impl Backend for Chosen {
         whichever!(self, backend => backend.sizes())
     }
 
-    fn left_doors(&mut self) -> Vec<Door> {
-        whichever!(self, backend => backend.left_doors())
-    }
-
     fn missed_lookups(&mut self) -> Result<u64, ChosenError> {
         whichever!(self, backend => Ok(backend.missed_lookups()?))
     }
@@ -182,10 +182,6 @@ impl Backend for Chosen {
 
     fn look_every(&self) -> Duration {
         whichever!(self, backend => backend.look_every())
-    }
-
-    fn contended(&self) -> Option<&str> {
-        whichever!(self, backend => backend.contended())
     }
 
     fn repaired(&mut self) -> Repair {

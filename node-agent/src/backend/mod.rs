@@ -1,7 +1,6 @@
 //! From decisions to the kernel. A backend never decides; it renders.
 
 pub mod chosen;
-pub mod conntrack;
 pub mod iptables;
 pub mod nftables;
 pub mod why;
@@ -14,7 +13,7 @@ use std::time::Duration;
 
 use ipnetwork::IpNetwork;
 
-use crate::model::{Family, PodSet};
+use crate::model::{Egress, Family, PodSet};
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
 
 /// A backend, by name.
@@ -60,6 +59,10 @@ pub trait Told {
     /// for, where it stands for ranges.
     fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]);
 
+    /// What local pods send beyond these ranges is masqueraded; `None`: denizen leaves that to others. The iptables
+    /// backend cannot, and is never started with such a policy.
+    fn set_egress(&mut self, _egress: Option<&Egress>) {}
+
     /// What the operator settled about this node.
     fn set_node_side(&mut self, node_side: &NodeSide);
 
@@ -86,12 +89,6 @@ pub trait Backend: Told {
 
     /// How many elements each set of the rules should have.
     fn sizes(&self) -> Vec<SetSize> {
-        Vec::new()
-    }
-
-    /// Doors that an earlier run programmed, that were found when the kernel was read first, and that are none
-    /// any more: flows through them are stale, and nothing else remembers them. Each is told once.
-    fn left_doors(&mut self) -> Vec<Door> {
         Vec::new()
     }
 
@@ -122,11 +119,6 @@ pub trait Backend: Told {
     /// [`Self::resync`] that said so.
     fn repaired(&mut self) -> Repair {
         Repair::default()
-    }
-
-    /// Who else goes on writing these rules, so that nothing more is written or repaired here.
-    fn contended(&self) -> Option<&str> {
-        None
     }
 
     /// Waits until [`Self::sync`] has something to do that no event tells of.

@@ -76,6 +76,13 @@ pub enum Why {
     WithoutMemory,
     /// Session affinity borrowed the priority of a connection's first packet; queues should not see it.
     GiveBackPriority,
+    /// Egress masquerade is for this node's pods, whom the input interface tells, and for the first packet of
+    /// a connection: the translation then holds for all of it, and for its answers.
+    PodsAlone,
+    /// `nonMasqueradeCIDRs`: whoever is there knows the pods' own addresses.
+    StaysInside,
+    /// Elsewhere nobody knows the way back to a pod; the node's address is known.
+    GoesOut,
     /// `--open-forward`: the connection is known for one of ours in another firewall's chain, where nothing
     /// else tells it from others: not its packets' mark, which only the first has, nor its addresses.
     Admitted,
@@ -163,6 +170,9 @@ impl Why {
             Self::ChooseAndRemember => "session affinity: one endpoint, each as likely as the others",
             Self::WithoutMemory => "session affinity: no room to remember; any endpoint will do",
             Self::GiveBackPriority => "session affinity borrowed the first packet's priority",
+            Self::PodsAlone => "egress: first packets of this node's pods",
+            Self::StaysInside => "egress: pods keep their address towards this range",
+            Self::GoesOut => "egress: who is elsewhere knows no way back to a pod",
             Self::Admitted => "known by this where another firewall's FORWARD would drop it",
             Self::AdmitAnswers => "answers of connections that were let in",
             Self::AdmitServices => "connections to services",

@@ -13,7 +13,7 @@ use crate::config::PolicyArgs;
 use crate::engine::Engine;
 use crate::explain::{Explanation, Packet};
 use crate::model::{Event, Listing, Node, NodeAddress};
-use crate::source::{manifests, state_file};
+use crate::source::{egress, manifests, state_file};
 
 /// What takes the place of the kernel and the API.
 #[derive(Debug, Args)]
@@ -73,6 +73,9 @@ fn engine<B: Told>(facts: &Facts, backend: B) -> anyhow::Result<Engine<B>> {
     }
     events.push(addresses(&events));
     events.push(Event::Listed(Listing::Addresses));
+    if let Some(file) = &facts.policy.node_side.egress_masquerade_config {
+        events.push(Event::Egress(egress::read(file)?.egress));
+    }
     if let Some(run_dir) = &facts.run_dir {
         let run_dir = run_dir.clone();
         let pods = state_file::read(&state_file::Config { run_dir }).context("cannot use the state file")?;

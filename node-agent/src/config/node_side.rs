@@ -1,5 +1,7 @@
 //! The flags about this node, beside those that decide about services.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 use crate::plan::{MarkBit, NodeSide};
@@ -15,6 +17,11 @@ pub struct NodeSideArgs {
     /// through; `cleanup` removes them
     #[arg(long)]
     pub open_forward: bool,
+
+    /// Masquerade what this node's pods send out of the ranges in this file, which is ip-masq-agent's
+    /// configuration (nonMasqueradeCIDRs, masqLinkLocal, masqLinkLocalIPv6, resyncInterval); nftables only
+    #[arg(long, value_name = "FILE")]
+    pub egress_masquerade_config: Option<PathBuf>,
 }
 
 impl NodeSideArgs {

@@ -15,7 +15,9 @@ use super::{Engine, Policy};
 use crate::backend::nftables::{Nftables, NoKernel};
 use crate::backend::{Backend, BackendName, Repair, Told};
 use crate::fixture::*;
-use crate::model::{Event, Listing, PodSet, Protocol, Service, ServiceName, SliceName, TrafficPolicy};
+use crate::model::{
+    Egress, Event, Listing, PodSet, Protocol, Service, ServiceName, SliceName, TrafficPolicy,
+};
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
 
 fn engine() -> Engine<Nftables<NoKernel>> {
@@ -88,6 +90,7 @@ fn subject(event: &Event) -> String {
         Event::ServiceCidr(name, _) => format!("range {name}"),
         Event::Pods(_) => "pods".to_owned(),
         Event::Addresses(_) => "addresses".to_owned(),
+        Event::Egress(_) => "egress".to_owned(),
         Event::Listed(listing) => format!("{listing:?}"),
     }
 }
@@ -164,6 +167,8 @@ fn event() -> impl Strategy<Value = Event> {
         1 => proptest::sample::select(nodes.to_vec()).prop_map(Event::Node),
         1 => proptest::sample::select(links.to_vec()).prop_map(Event::Addresses),
         1 => (0_usize..3).prop_map(move |count| Event::Pods(pods(count as u64, &known[..count]))),
+        1 => proptest::sample::subsequence(vec![range("10.0.0.0/8"), range("fd00::/8")], 0..=2)
+            .prop_map(|kept| Event::Egress(Egress { v6: kept.len() > 1, kept })),
         1 => proptest::option::of(Just(vec![range("10.96.0.0/16")])).prop_map(|ranges| Event::ServiceCidr("one".into(), ranges)),
     ]
 }
@@ -278,6 +283,7 @@ impl Told for Refusing {
     fn set_doors(&mut self, _: &Plan, _: &BTreeSet<Door>) {}
     fn set_complete(&mut self) {}
     fn set_detector(&mut self, _: &Detector, _: &[IpNetwork]) {}
+    fn set_egress(&mut self, _: Option<&Egress>) {}
     fn set_node_side(&mut self, _: &NodeSide) {}
     fn set_service_ranges(&mut self, _: &[IpNetwork]) {}
 }
@@ -299,10 +305,6 @@ impl Backend for Refusing {
 
     fn resync(&mut self) -> Result<Repair, Refused> {
         self.sync()
-    }
-
-    fn left_doors(&mut self) -> Vec<Door> {
-        Vec::new()
     }
 
     fn missed_lookups(&mut self) -> Result<u64, Refused> {

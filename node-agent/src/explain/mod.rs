@@ -4,6 +4,7 @@
 //! kernel agrees is what the tests with real packets hold.
 
 mod arrival;
+mod egress;
 mod packet;
 #[cfg(test)]
 mod tests;
@@ -218,7 +219,8 @@ impl<'a> Way<'a> {
             self.step(format!("{to} is left alone"), words::NO_SERVICE);
             Verdict::Untouched
         };
-        self.finish(verdict, None, None, false, sender)
+        let masquerade = verdict == Verdict::Untouched && self.leaves_untouched(sender);
+        self.finish(verdict, None, None, masquerade, sender)
     }
 
     fn through(mut self, frontend: &Frontend, sender: Sender) -> Explanation {
@@ -332,7 +334,7 @@ impl<'a> Way<'a> {
             let (what, why) = if masquerade { words::STAYS } else { words::HAIRPIN };
             self.step(what, why);
         }
-        masquerade != only_exceptions
+        masquerade != only_exceptions || self.leaves_for_endpoint(sender, endpoints)
     }
 
     fn is_own(&self, address: IpAddr) -> bool {
@@ -394,6 +396,7 @@ impl std::fmt::Display for Explanation {
             Verdict::Forward => "forwarded, source kept",
             Verdict::Reject => "refused",
             Verdict::Drop => "dropped",
+            Verdict::Untouched if self.masquerade => "no service's, masqueraded",
             Verdict::Untouched => "untouched",
         };
         writeln!(f, "=> {verdict}")

@@ -42,6 +42,8 @@ pub(super) const STAYS: (&str, &str) = (
     "when this node itself is chosen, the source stays as it is",
     "an endpoint in the node's own network answers through it anyway",
 );
+pub(super) const GOES_OUT: &str = "egress masquerade: the destination lies in none of the ranges where pods \
+     keep their address (nonMasqueradeCIDRs)";
 
 pub(super) fn local(from: IpAddr, local: &Local<'_>, arrival: Option<Arrival<'_>>) -> (String, String) {
     let interface = arrival.map_or("an interface that was not named", |arrival| arrival.interface);

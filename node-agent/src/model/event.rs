@@ -2,6 +2,7 @@
 
 use ipnetwork::IpNetwork;
 
+use super::egress::Egress;
 use super::endpoint::{Slice, SliceName};
 use super::node::{Node, NodeAddress};
 use super::pod::PodSet;
@@ -52,6 +53,8 @@ pub enum Event {
     Pods(PodSet),
     /// The kernel's links have these addresses, sorted.
     Addresses(Vec<NodeAddress>),
+    /// Pods' connections beyond services are to be masqueraded so.
+    Egress(Egress),
     /// The first full list of these objects has been told.
     Listed(Listing),
 }

@@ -1,5 +1,6 @@
 //! What is true: services, endpoints, this node, its pods. Plain values; no kernel, no Kubernetes client.
 
+mod egress;
 mod endpoint;
 mod event;
 mod node;
@@ -7,6 +8,7 @@ mod pod;
 mod service;
 mod world;
 
+pub use egress::Egress;
 pub use endpoint::{EndpointState, Slice, SliceEndpoint, SliceName, SlicePort};
 pub use event::{Event, Listing};
 pub use node::{Node, NodeAddress};

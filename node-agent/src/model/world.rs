@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ipnetwork::IpNetwork;
 
+use super::egress::Egress;
 use super::endpoint::{Slice, SliceName};
 use super::event::{Event, Listing};
 use super::node::{Node, NodeAddress};
@@ -23,6 +24,8 @@ pub struct Change {
     pub addresses: bool,
     /// The ranges that cluster IPs come from differ.
     pub service_ranges: bool,
+    /// Where pods keep their address differs.
+    pub egress: bool,
 }
 
 impl Change {
@@ -45,6 +48,7 @@ pub struct Model {
     node_gone: bool,
     service_ranges: BTreeMap<String, Vec<IpNetwork>>,
     pods: Option<PodSet>,
+    egress: Option<Egress>,
     addresses: Vec<NodeAddress>,
 }
 
@@ -67,6 +71,7 @@ impl Model {
             }
             Event::Pods(pods) => change.pods |= replace(&mut self.pods, Some(pods)),
             Event::Addresses(addresses) => change.addresses |= replace(&mut self.addresses, addresses),
+            Event::Egress(egress) => change.egress |= replace(&mut self.egress, Some(egress)),
             Event::Listed(listing) => {
                 self.listed.insert(listing);
             }
@@ -122,6 +127,11 @@ impl Model {
     /// was a Node object, nobody said so.
     pub fn is_node_eligible(&self) -> bool {
         !self.node_gone && !self.node.as_ref().is_some_and(|node| node.leaving)
+    }
+
+    /// Where pods keep their address; `None` where the operator did not ask for egress masquerade.
+    pub fn egress(&self) -> Option<&Egress> {
+        self.egress.as_ref()
     }
 
     /// How many services are known.
@@ -191,6 +201,11 @@ impl<'a> Snapshot<'a> {
             pods: Vec::new(),
         };
         self.model.pods().unwrap_or(&NONE)
+    }
+
+    /// Where pods keep their address; `None` where the operator did not ask for egress masquerade.
+    pub fn egress(&self) -> Option<&'a Egress> {
+        self.model.egress()
     }
 
     /// The ranges that cluster IPs come from, where they are known.

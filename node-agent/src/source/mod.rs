@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | [`manifests`] | Services, slices, this Node, ServiceCIDRs | a folder of YAML and JSON files |
 //! | [`state_file`] | this node's pods | the state file in the run directory |
+//! | [`egress`] | where pods keep their address | a file in ip-masq-agent's format |
 //! | [`node`] | this node's addresses and links | the kernel, by rtnetlink |
 //!
 //! Sources hold no policy, and know the model's types and no other layer. Each is one async task that runs
@@ -14,6 +15,7 @@
 //!
 //! The objects of the Kubernetes API, as they are written in files or served, are in [`object`].
 
+pub mod egress;
 pub mod manifests;
 pub mod node;
 pub mod object;

@@ -40,7 +40,8 @@ impl Feature {
         fs::write(feature.manifests().join("all.yaml"), &text)?;
         let flags = text.lines().find_map(|line| line.strip_prefix("# flags: "));
         let words = flags.unwrap_or_default().split_whitespace();
-        feature.flags = words.map(str::to_owned).collect();
+        let here = folder.to_string_lossy();
+        feature.flags = words.map(|word| word.replace("GOLDEN", &here)).collect();
         if let Ok(state) = fs::read(folder.join(format!("{name}.json"))) {
             let path = feature.run_dir().join("pods.json");
             fs::write(&path, state)?;

@@ -52,14 +52,14 @@ impl Lane {
         self.rewritten.len() >= CONTENDED
     }
 
-    /// Gives the next job, if there is one and the last is done. What is contended is left alone for good.
+    /// Gives the next job, if there is one and the last is done. What is contended is looked at, not written.
     pub fn go_on(&mut self, rules: &mut Ruleset) {
-        if self.busy || self.is_contended() {
+        if self.busy {
             return;
         }
         if self.unknown {
             self.give(Job::Look);
-        } else if rules.is_changed() {
+        } else if rules.is_changed() && !self.is_contended() {
             self.give(Job::Write(Edit::of(rules.take_changes())));
         }
     }

@@ -34,6 +34,10 @@ const AFFINITY_DELETE: u32 = 2;
 const CMP_EQ: u32 = 0;
 const CMP_NEQ: u32 = 1;
 
+// enum ip_conntrack_status
+const IPS_CONFIRMED: u32 = 1 << 3;
+const IPS_DST_NAT: u32 = 1 << 5;
+
 const META_PRIORITY: u32 = 2;
 const META_MARK: u32 = 3;
 const META_IIFNAME: u32 = 6;
@@ -104,20 +108,23 @@ impl Expressions<'_> {
             }
             Match::Source(range) => self.within(Part::Source, *range),
             Match::Destination(range) => self.within(Part::Destination, *range),
-            Match::Translated => {
-                const CT_STATUS: u32 = 2;
-                const IPS_DST_NAT: u32 = 1 << 5;
-                self.expression("ct", |w| {
-                    w.put_u32(1, register(0));
-                    w.put_u32(2, CT_STATUS);
-                });
-                self.bits(IPS_DST_NAT, 0);
-                self.compare(CMP_NEQ, &0_u32.to_ne_bytes());
-            }
+            Match::FirstPacket => self.status(IPS_CONFIRMED, CMP_EQ),
+            Match::Translated => self.status(IPS_DST_NAT, CMP_NEQ),
             Match::Marked(bit) => self.meta_bits(META_MARK, bit.mask(), CMP_EQ, bit.mask()),
             Match::Recalled => self.meta_bits(META_PRIORITY, ENDPOINT_BITS, CMP_NEQ, 0),
             Match::Scratched => self.meta_bits(META_PRIORITY, SCRATCH_BITS, CMP_EQ, SCRATCH),
         }
+    }
+
+    /// Compares one bit of the connection's status with none.
+    fn status(&mut self, bit: u32, operator: u32) {
+        const CT_STATUS: u32 = 2;
+        self.expression("ct", |w| {
+            w.put_u32(1, register(0));
+            w.put_u32(2, CT_STATUS);
+        });
+        self.bits(bit, 0);
+        self.compare(operator, &0_u32.to_ne_bytes());
     }
 
     /// Compares some bits of a field.

@@ -161,7 +161,7 @@ impl Batch {
                 w.put_u32(2, priority as u32);
                 w.end(open);
                 w.put_u32(5, ACCEPT);
-                w.put_str(7, "nat");
+                w.put_str(7, hook.chain_type());
             }
             w.put(12, &comment(0, chain.why.text()));
         });
@@ -287,6 +287,7 @@ pub fn hook_number(hook: Hook) -> u32 {
         Hook::Prerouting => libc::NF_INET_PRE_ROUTING,
         Hook::Output => libc::NF_INET_LOCAL_OUT,
         Hook::Postrouting => libc::NF_INET_POST_ROUTING,
+        Hook::Forward => libc::NF_INET_FORWARD,
     };
     number as u32
 }

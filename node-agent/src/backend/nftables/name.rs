@@ -111,6 +111,10 @@ pub enum ChainName {
     Output,
     /// nat postrouting.
     Postrouting,
+    /// filter forward: what pods send elsewhere than to services.
+    Forward,
+    /// Marks for masquerade what leaves the ranges where pods keep their address.
+    Egress,
     /// Where services are looked up.
     Services,
     /// Where node ports are looked up.
@@ -165,6 +169,8 @@ impl fmt::Display for ChainName {
             Self::Prerouting => f.write_str("prerouting"),
             Self::Output => f.write_str("output"),
             Self::Postrouting => f.write_str("postrouting"),
+            Self::Forward => f.write_str("forward"),
+            Self::Egress => f.write_str("egress"),
             Self::Services => f.write_str("services"),
             Self::NodePorts => f.write_str("nodeports"),
             Self::LocalPolicy => f.write_str("local-policy"),

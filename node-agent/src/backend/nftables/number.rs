@@ -22,8 +22,11 @@ pub type Owner = (Arc<str>, Protocol);
 struct Port {
     /// Its own number, in place.
     bits: u32,
+    /// The number given last.
     last: u32,
     endpoints: HashMap<SocketAddr, u32>,
+    /// Their numbers.
+    taken: HashSet<u32>,
 }
 
 /// All numbers of one family.
@@ -42,7 +45,7 @@ impl Numbers {
         let port = self.ports.entry(owner).or_default();
         port.bits = number & !ENDPOINT_BITS;
         port.last = port.last.max(number & ENDPOINT_BITS);
-        port.endpoints.insert(endpoint, number & ENDPOINT_BITS);
+        port.remember(endpoint, number & ENDPOINT_BITS);
         self.last = self.last.max((port.bits & !SCRATCH_BITS) / (ENDPOINT_BITS + 1));
     }
 
@@ -64,8 +67,7 @@ impl Numbers {
             return Box::default();
         };
         if port.endpoints.len() + endpoints.len() > MOST_NUMBERS {
-            let wanted: HashSet<&SocketAddr> = endpoints.iter().collect();
-            port.endpoints.retain(|endpoint, _| wanted.contains(endpoint));
+            port.forget_all_but(endpoints);
         }
         endpoints.iter().map(|endpoint| port.number(*endpoint)).collect()
     }
@@ -75,20 +77,26 @@ impl Numbers {
 const PORTS: u32 = (1 << 16) - 1;
 
 impl Port {
+    fn remember(&mut self, endpoint: SocketAddr, number: u32) {
+        self.endpoints.insert(endpoint, number);
+        self.taken.insert(number);
+    }
+
+    fn forget_all_but(&mut self, wanted: &[SocketAddr]) {
+        let wanted: HashSet<&SocketAddr> = wanted.iter().collect();
+        self.endpoints.retain(|endpoint, _| wanted.contains(endpoint));
+        self.taken = self.endpoints.values().copied().collect();
+    }
+
     fn number(&mut self, endpoint: SocketAddr) -> u32 {
         let number = self.endpoints.get(&endpoint).copied().unwrap_or_else(|| {
-            let taken: HashSet<u32> = if self.last == ENDPOINT_BITS {
-                self.endpoints.values().copied().collect()
-            } else {
-                HashSet::new()
-            };
-            // Upwards first: a number is used again as late as can be.
+            // On from the last one: a number is used again as late as can be.
             let free = (self.last + 1..=ENDPOINT_BITS)
-                .chain(1..=ENDPOINT_BITS)
-                .find(|n| !taken.contains(n));
+                .chain(1..=self.last)
+                .find(|n| !self.taken.contains(n));
             let number = free.unwrap_or(ENDPOINT_BITS);
-            self.last = self.last.max(number);
-            self.endpoints.insert(endpoint, number);
+            self.last = number;
+            self.remember(endpoint, number);
             number
         });
         self.bits | number

@@ -14,6 +14,8 @@ use ipnetwork::IpNetwork;
 
 /// Before kube-proxy's `dstnat` (-100), so that denizen decides while another's rules are still there.
 const DESTINATION_PRIORITY: i32 = -110;
+/// Before `filter` (0), where others drop.
+const FORWARD_PRIORITY: i32 = -10;
 /// `srcnat`.
 const SOURCE_PRIORITY: i32 = 100;
 
@@ -32,6 +34,8 @@ pub struct Shape {
     pub ranges: Vec<IpNetwork>,
     /// The ranges that cluster IPs come from (of this family), where they are known.
     pub service_ranges: Vec<IpNetwork>,
+    /// Where pods keep their address (of this family); `None` where that is not denizen's business.
+    pub egress: Option<Vec<IpNetwork>>,
     /// What the operator settled about this node.
     pub node_side: NodeSide,
 }
@@ -65,6 +69,7 @@ pub fn chains(shape: &Shape) -> Vec<Chain> {
     jumped_to
         .into_iter()
         .chain(base_chains(shape.node_side.masquerade_bit))
+        .chain(egress(shape).into_iter().flatten())
         .collect()
 }
 
@@ -109,6 +114,28 @@ fn base_chains(masquerade: MarkBit) -> [Chain; 3] {
             leaving,
         ),
     ]
+}
+
+/// What local pods send elsewhere than to services. In the forward hook, the last where the interface is known
+/// that a packet came in through, and where its destination is already a service's endpoint: whether that
+/// lies in a range is what counts.
+fn egress(shape: &Shape) -> Option<[Chain; 2]> {
+    let kept = shape
+        .egress
+        .as_ref()?
+        .iter()
+        .map(|range| Rule::new(Why::StaysInside, [Match::Destination(*range)], [Action::Return]));
+    let mark = Action::Mark(shape.node_side.masquerade_bit);
+    let rules = kept.chain([Rule::new(Why::GoesOut, [], [mark])]).collect();
+    let pods = local(shape).into_iter().map(|is| {
+        let matches = [Match::FirstPacket, is];
+        Rule::new(Why::PodsAlone, matches, [Action::Jump(ChainName::Egress)])
+    });
+    let hook = (Hook::Forward, FORWARD_PRIORITY);
+    Some([
+        chain(ChainName::Egress, Why::GoesOut, rules),
+        base(ChainName::Forward, hook, Why::PodsAlone, pods.collect()),
+    ])
 }
 
 /// The chains of a class: those that balance, then those that mark, where they should, and go to them.

@@ -34,6 +34,8 @@ pub enum Match {
     Source(IpNetwork),
     /// The destination address.
     Destination(IpNetwork),
+    /// The connection is new, and this its first packet.
+    FirstPacket,
     /// The connection's destination was translated.
     Translated,
     /// This bit of the mark is set.
@@ -137,6 +139,18 @@ pub enum Hook {
     Output,
     /// `NF_INET_POST_ROUTING`.
     Postrouting,
+    /// `NF_INET_FORWARD`; a filter chain, since nat has none there.
+    Forward,
+}
+
+impl Hook {
+    /// The type of a chain that hangs there.
+    pub fn chain_type(self) -> &'static str {
+        match self {
+            Self::Prerouting | Self::Output | Self::Postrouting => "nat",
+            Self::Forward => "filter",
+        }
+    }
 }
 
 /// A chain of rules.
@@ -144,7 +158,7 @@ pub enum Hook {
 pub struct Chain {
     /// Its name.
     pub name: ChainName,
-    /// Where it hangs, and at which priority; `None` for a chain that is only jumped to. All hang in nat.
+    /// Where it hangs, and at which priority; `None` for a chain that is only jumped to.
     pub hook: Option<(Hook, i32)>,
     /// What it is for.
     pub why: Why,

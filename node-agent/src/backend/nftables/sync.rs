@@ -17,7 +17,7 @@ use super::table::{Delta, Table};
 use super::text::Rendering;
 use super::write::{load, write};
 use crate::backend::{Backend, Repair, SetSize, Told};
-use crate::model::{Family, PodSet, family_of};
+use crate::model::{Egress, Family, PodSet, family_of};
 use crate::netlink::NetlinkError;
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
 
@@ -35,8 +35,6 @@ pub(super) struct Programmed {
     /// When it was read last and found, or made, right.
     looked: Option<Mark>,
     pub(super) known: Known,
-    /// Doors that were found in the kernel and are not wanted.
-    left_doors: Vec<Door>,
 }
 
 /// Which facts the agent has been told. What an earlier run programmed from the others is left alone: a
@@ -141,7 +139,6 @@ impl<K> Nftables<K> {
                 unknown: true,
                 looked: None,
                 known: Known::default(),
-                left_doors: Vec::new(),
             })
             .collect();
         Self { kernel, families }
@@ -202,6 +199,20 @@ impl<K> Told for Nftables<K> {
             let shape = Shape {
                 detector: detector.clone(),
                 ranges,
+                ..family.wanted.shape().clone()
+            };
+            family.unknown |= family.wanted.reshape(shape);
+        }
+    }
+
+    fn set_egress(&mut self, egress: Option<&Egress>) {
+        for family in &mut self.families {
+            let of = family.wanted.family;
+            let kept = egress
+                .filter(|egress| egress.covers(of))
+                .map(|egress| egress.kept(of).collect());
+            let shape = Shape {
+                egress: kept,
                 ..family.wanted.shape().clone()
             };
             family.unknown |= family.wanted.reshape(shape);
@@ -286,13 +297,6 @@ impl Backend for Nftables {
         self.families.iter().flat_map(of).collect()
     }
 
-    fn left_doors(&mut self) -> Vec<Door> {
-        let families = self.families.iter_mut();
-        families
-            .flat_map(|family| std::mem::take(&mut family.left_doors))
-            .collect()
-    }
-
     fn missed_lookups(&mut self) -> Result<u64, NftablesError> {
         Family::BOTH
             .into_iter()
@@ -335,11 +339,6 @@ impl Programmed {
                 Ok(repair) => {
                     self.unknown = false;
                     self.looked = Some(mark);
-                    if self.known.services {
-                        let found = seen.doors(family);
-                        self.left_doors
-                            .extend(found.filter(|door| !self.wanted.has_door(door)));
-                    }
                     return Ok(repair);
                 }
             }

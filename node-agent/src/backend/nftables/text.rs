@@ -189,12 +189,14 @@ fn element_text(family: Family, element: &Element) -> ElementText {
 
 fn chain_text(family: Family, chain: &Chain) -> ChainText {
     let hook = chain.hook.map(|(hook, priority)| {
+        let kind = hook.chain_type();
         let hook = match hook {
             Hook::Prerouting => "prerouting",
             Hook::Output => "output",
             Hook::Postrouting => "postrouting",
+            Hook::Forward => "forward",
         };
-        format!("type nat hook {hook} priority {priority}; policy accept;")
+        format!("type {kind} hook {hook} priority {priority}; policy accept;")
     });
     let rules = chain.rules.iter().map(|rule| RuleText {
         rule: rule_text(family, rule),
@@ -222,6 +224,7 @@ fn match_text(family: Family, wanted: &Match) -> String {
         Match::InputPrefix(prefix) => format!("iifname \"{prefix}*\""),
         Match::Source(range) => format!("{} saddr {}/{}", ip(family), range.network(), range.prefix()),
         Match::Destination(range) => format!("{} daddr {}/{}", ip(family), range.network(), range.prefix()),
+        Match::FirstPacket => "ct status & confirmed == 0".to_owned(),
         Match::Translated => "ct status dnat".to_owned(),
         Match::Marked(bit) => format!("meta mark & {bit} == {bit}"),
         Match::Recalled => format!("meta priority & {} != none", priority(ENDPOINT_BITS)),

@@ -85,7 +85,9 @@ impl Told {
                 Event::Node(node) => ("node".to_owned(), node.is_none()),
                 Event::ServiceCidr(name, ranges) => (format!("range {name}"), ranges.is_none()),
                 Event::Listed(_) => continue,
-                Event::Pods(_) | Event::Addresses(_) => panic!("not of manifests: {event:?}"),
+                Event::Pods(_) | Event::Addresses(_) | Event::Egress(_) => {
+                    panic!("not of manifests: {event:?}")
+                }
             };
             if gone {
                 self.0.remove(&key);

@@ -1,0 +1,40 @@
+//! Where this node's pods are to be seen by their own address, and where by the node's.
+
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+
+use super::service::{Family, family_of};
+
+/// Which of the pods' connections get the node's address, beside those to services.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Egress {
+    /// Towards these destinations pods keep their address. Sorted, each once.
+    pub kept: Vec<IpNetwork>,
+    /// IPv6 is masqueraded at all. IPv4 always is.
+    pub v6: bool,
+}
+
+impl Egress {
+    /// Whether anything of this family is masqueraded.
+    pub fn covers(&self, family: Family) -> bool {
+        match family {
+            Family::V4 => true,
+            Family::V6 => self.v6,
+        }
+    }
+
+    /// The ranges of this family.
+    pub fn kept(&self, family: Family) -> impl Iterator<Item = IpNetwork> + '_ {
+        let kept = self.kept.iter().copied();
+        kept.filter(move |range| family_of(range.ip()) == family)
+    }
+
+    /// The range for whose sake a pod keeps its address towards this destination.
+    pub fn range_of(&self, destination: IpAddr) -> Option<IpNetwork> {
+        self.kept
+            .iter()
+            .copied()
+            .find(|range| range.contains(destination))
+    }
+}

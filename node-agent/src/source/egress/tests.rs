@@ -1,0 +1,95 @@
+#![expect(clippy::disallowed_methods, reason = "a test writes as any editor would")]
+
+use super::*;
+use crate::fixture::range;
+use crate::source::running::{Running, in_runtime};
+
+fn kept(file: &File) -> Vec<String> {
+    file.egress.kept.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn both_forms_say_the_same() {
+    let yaml = "# ours\nnonMasqueradeCIDRs:\n  - 10.0.0.0/8\n  - fd00::/8\nmasqLinkLocal: true\nresyncInterval: 1m30s\n";
+    let json = r#"{"nonMasqueradeCIDRs": ["fd00::/8", "10.0.0.0/8"], "masqLinkLocal": true, "resyncInterval": "90s"}"#;
+    let file = parse(yaml).unwrap();
+    assert_eq!(file, parse(json).unwrap());
+    assert_eq!(kept(&file), ["10.0.0.0/8", "fd00::/8", "fe80::/10"]);
+    assert_eq!((file.egress.v6, file.resync), (true, Duration::from_secs(90)));
+}
+
+#[test]
+fn what_is_left_out_is_as_in_ip_masq_agent() {
+    for text in [
+        "",
+        "# nothing\n---\n",
+        "nonMasqueradeCIDRs:\n",
+        "{}",
+        "nonMasqueradeCIDRs: []",
+    ] {
+        let file = parse(text).unwrap();
+        assert_eq!(kept(&file), ["169.254.0.0/16"], "{text}");
+        assert_eq!((file.egress.v6, file.resync), (false, RESYNC), "{text}");
+    }
+    let both =
+        parse("nonMasqueradeCIDRs: ['::/128']\nmasqLinkLocalIPv6: true\nmasqLinkLocal: false").unwrap();
+    assert_eq!(kept(&both), ["169.254.0.0/16", "::/128"]);
+    let none = read(Path::new("/nowhere/at/all")).unwrap();
+    assert_eq!(
+        kept(&none),
+        ["10.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"]
+    );
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let cases = [
+        (
+            "nonMasqueradeCIDRs: [10.0.0.0]",
+            "nonMasqueradeCIDRs: \"10.0.0.0\" is not a CIDR",
+        ),
+        ("nonMasqueradeCIDRs: [10.0.0.1/8]", "10.0.0.0/8 is meant?"),
+        ("nonMasqueradeCIDRs: 10.0.0.0/8", "nonMasqueradeCIDRs"),
+        ("masqLinkLocal: perhaps", "masqLinkLocal"),
+        (
+            "resyncInterval: soon",
+            "resyncInterval: \"soon\" is not a duration",
+        ),
+        ("resyncInterval: 10ms", "less than a second"),
+        ("nonMasqueradeCIDRs: [", ""),
+        ("- 10.0.0.0/8", ""),
+    ];
+    for (text, words) in cases {
+        let error = parse(text).unwrap_err();
+        assert!(error.contains(words), "{text}: {error}");
+    }
+    let ignored = parse("cidrLimit: 64\nnonMasqueradeSrcCIDRs: [10.0.0.0/8]")
+        .unwrap()
+        .ignored;
+    assert_eq!(ignored, ["cidrLimit", "nonMasqueradeSrcCIDRs"]);
+}
+
+#[test]
+fn a_change_is_told_and_a_bad_file_changes_nothing() {
+    in_runtime(async {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config");
+        fs::write(&path, "nonMasqueradeCIDRs: [10.0.0.0/8]").unwrap();
+        let mut source = Running::start(|outlet| run(path.clone(), outlet));
+        let egress = |batch: Vec<Event>| match batch.as_slice() {
+            [Event::Egress(egress)] => egress.clone(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(egress(source.batch().await).kept[0], range("10.0.0.0/8"));
+        fs::write(&path, "nonMasqueradeCIDRs: [10.0.0.0/33]").unwrap();
+        source.problem("\"10.0.0.0/33\" is not a CIDR").await;
+        // As a ConfigMap's volume does it: another file takes the name.
+        fs::write(folder.path().join("new"), "nonMasqueradeCIDRs: [11.0.0.0/8]").unwrap();
+        fs::rename(folder.path().join("new"), &path).unwrap();
+        assert_eq!(egress(source.batch().await).kept[0], range("11.0.0.0/8"));
+        source.no_problem().await;
+        fs::remove_file(&path).unwrap();
+        assert_eq!(egress(source.batch().await).kept.len(), 4);
+        source.stop().await;
+    });
+}
