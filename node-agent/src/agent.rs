@@ -1,6 +1,7 @@
 //! The loop: it alone knows every layer, the clock and the pace.
 
 mod alone;
+mod flush;
 mod publish;
 
 use std::path::Path;
@@ -19,6 +20,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, error, info, warn};
 
 pub use self::alone::alone_here;
+use self::flush::Flush;
 use self::publish::Publisher;
 use crate::backend::nftables::Watch;
 use crate::config::Config;
@@ -33,7 +35,7 @@ use crate::memory::give_back;
 use crate::model::Event;
 use crate::records;
 use crate::source::{Outlet, egress, manifests, node, state_file};
-use crate::status::Status;
+use crate::status::{LastSync, Status};
 
 /// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
 const SHORTEST_RETRY: Duration = Duration::from_millis(50);
@@ -70,6 +72,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     problems.push(http::start(config.listen, published).context("cannot start the HTTP servers")?);
     let (elsewhere, found) = watch_forward(&config);
     let engine = Engine::open(config.policy, config.iptables_variant).context("cannot start the backend")?;
+    let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
     let mut agent = Agent {
         engine: with_egress(engine, config.egress.as_deref()),
         settings: Keeper::default(),
@@ -81,6 +84,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         begun: None,
         succeeded: false,
         publisher,
+        flush,
     };
     let result = agent.attend(events, requests).await;
     let _ = std::fs::remove_file(config.run_dir.join(denizen_shared::run_dir::SOCKET));
@@ -165,6 +169,8 @@ struct Agent {
     /// What another backend left behind is seen to.
     succeeded: bool,
     publisher: Publisher,
+    /// Takes stale entries out of the connection tracking.
+    flush: Flush,
 }
 
 impl Agent {
@@ -190,6 +196,7 @@ impl Agent {
                     None => bail!("every source has ended"),
                 },
                 changed = foreign_change(&mut self.watch) => self.repair(changed),
+                step = self.flush.next() => { self.flush.take(step, &mut self.engine); None }
                 () = self.engine.news() => Some(self.program(false)),
                 Some(asked) = requests.recv() => { self.answer(asked); None }
                 _ = heartbeat.tick() => { self.publisher.alive(now()); None }
@@ -239,7 +246,6 @@ impl Agent {
             self.engine.resync().map(|repair| {
                 if !repair.is_none() {
                     self.engine.note_repair(begun.elapsed());
-                    self.publisher.metrics.own.drift_repaired.inc();
                     warn!(
                         elements = repair.elements,
                         rebuilt = repair.rebuilt,
@@ -253,11 +259,16 @@ impl Agent {
         match result {
             Ok(()) => {
                 self.release();
+                if self.engine.is_contended() {
+                    self.publisher.contended(now());
+                    return true;
+                }
                 if !self.engine.is_settled() {
                     return true;
                 }
                 self.begun = None;
-                self.engine.note_sync(timestamp(), begun.elapsed());
+                let sync = LastSync::new(timestamp(), begun.elapsed());
+                self.flush.after(sync, &mut self.engine);
                 self.publisher.programmed(&mut self.engine, begun, now());
                 if self.engine.is_synced() && !std::mem::replace(&mut self.succeeded, true) {
                     self.engine.succeed();
@@ -333,7 +344,8 @@ impl Agent {
         let told = self.problems.iter().flat_map(|p| p.borrow().clone());
         let found = self.found.borrow().clone();
         let settings = self.settings.problems().iter().cloned();
-        let problems = told.chain(settings).chain(found.errors).collect();
+        let problems = told.chain(settings).chain(found.errors);
+        let problems = problems.chain(self.flush.problem()).collect();
         Status {
             warnings: found.warnings,
             ..self.engine.status(problems)

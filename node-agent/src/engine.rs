@@ -16,6 +16,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::backend::chosen::{Chosen, ChosenError};
+use crate::backend::conntrack::{Entry, Judge, Suspects, Suspicion};
 use crate::backend::iptables::Variant;
 use crate::backend::{Backend, BackendName, Repair, Told};
 use crate::describe::describe;
@@ -57,11 +58,16 @@ pub struct Engine<B = Chosen> {
     synced: bool,
     /// The state file's version whose pods the backend was told.
     decided_pods: Option<PodVersion>,
+    /// What may have become stale in the connection tracking.
+    suspicion: Suspicion,
+    node_ports: Vec<IpAddr>,
     /// The state file's version whose pods are in the kernel.
     programmed_pods: Option<PodVersion>,
     last_sync: Option<LastSync>,
     drift_repaired: u64,
     last_repair: Option<Duration>,
+    flushed: u64,
+    flushing: bool,
     last_error: Option<String>,
     /// [`Self::take_health_ports`] may differ from what it returned last.
     health_ports_due: bool,
@@ -104,10 +110,14 @@ impl<B: Told> Engine<B> {
             complete: false,
             synced: false,
             decided_pods: None,
+            suspicion: Suspicion::default(),
+            node_ports: Vec::new(),
             programmed_pods: None,
             last_sync: None,
             drift_repaired: 0,
             last_repair: None,
+            flushed: 0,
+            flushing: false,
             last_error: None,
             health_ports_due: false,
         }
@@ -167,6 +177,11 @@ impl<B: Backend> Engine<B> {
         self.backend.is_settled()
     }
 
+    /// Somebody else goes on writing the same rules, and nothing more is written here.
+    pub fn is_contended(&self) -> bool {
+        self.backend.contended().is_some()
+    }
+
     /// How often to look whether somebody else changed something.
     pub fn look_every(&self) -> Duration {
         self.backend.look_every()
@@ -184,11 +199,17 @@ impl<B: Backend> Engine<B> {
         if result.is_ok() {
             self.synced |= self.complete && self.backend.is_settled();
         }
+        let repaired = self.backend.repaired();
+        if !repaired.is_none() {
+            self.drift_repaired += 1;
+        }
+        let found = result.as_ref().is_ok_and(|repair| !repair.is_none());
+        if found || !repaired.is_none() {
+            self.suspicion.rules_were_missing(&self.plan);
+        }
+        self.suspicion.left(self.backend.left_doors());
         if result.is_ok() || self.backend.has_pods() {
             self.programmed_pods = self.decided_pods.clone();
-        }
-        if !self.backend.repaired().is_none() {
-            self.drift_repaired += 1;
         }
     }
 }
@@ -202,6 +223,7 @@ impl<B: Told> Engine<B> {
         {
             self.backend.set_pods(pods);
             self.decided_pods = pods.version.clone();
+            self.suspicion.pods_are(pods);
         }
         if std::mem::take(&mut change.egress) {
             self.backend.set_egress(self.model.egress());
@@ -223,11 +245,15 @@ impl<B: Told> Engine<B> {
         self.backend.set_doors(&self.plan, &touched.doors);
         self.health_ports_due |=
             first || touched.health_checks || change.node || change.pods || change.addresses;
+        self.suspicion
+            .changed(&self.plan, &change.services, &touched.doors);
         if first || change.node || change.pods || change.addresses {
             let node = (world.node(), world.addresses(), world.pods());
             let addresses = node_port_addresses(&self.policy.node_ports, node.0, node.1, node.2);
             self.backend
                 .set_node_port_addresses(&self.policy.node_ports, &addresses);
+            self.suspicion.node_ports_are(&self.plan, &addresses);
+            self.node_ports = addresses;
         }
         if first || touched.health_checks {
             let ports = self.plan.health_checks().settled().0.into_keys();
@@ -286,6 +312,20 @@ impl<B: Told> Engine<B> {
         ))
     }
 
+    /// Where stale entries of the connection tracking may be found, now that all that was decided is in the
+    /// kernel. Told once.
+    pub fn take_suspects(&mut self) -> Suspects {
+        self.suspicion.take()
+    }
+
+    /// Those of these entries of the connection tracking that are stale.
+    pub fn stale(&self, suspects: &Suspects, mut entries: Vec<Entry>) -> Vec<Entry> {
+        let known = self.model.snapshot().map(|world| (&self.plan, world));
+        let mut judge = Judge::new(suspects, known, self.model.pods(), &self.node_ports);
+        entries.retain(|entry| judge.is_stale(entry));
+        entries
+    }
+
     fn owed(&self) -> Vec<String> {
         self.model.owed().map(|listing| listing.to_string()).collect()
     }
@@ -297,12 +337,19 @@ impl<B: Told> Engine<B> {
         settings
     }
 
-    /// Remembers when the kernel was programmed last, and how long it took.
-    pub fn note_sync(&mut self, at: String, took: Duration) {
-        self.last_sync = Some(LastSync {
-            at,
-            milliseconds: took.as_secs_f64() * 1e3,
-        });
+    /// Remembers when the kernel was programmed last.
+    pub fn note_sync(&mut self, sync: LastSync) {
+        self.last_sync = Some(sync);
+    }
+
+    /// Remembers that so many stale entries were taken out of the connection tracking.
+    pub fn note_flushed(&mut self, entries: usize) {
+        self.flushed += entries as u64;
+    }
+
+    /// Remembers whether stale entries are being looked for.
+    pub fn note_flushing(&mut self, flushing: bool) {
+        self.flushing = flushing;
     }
 
     /// Remembers a repair, and how long it took from the kernel's word of the change.
@@ -322,6 +369,7 @@ impl<B: Backend> Engine<B> {
     pub fn status(&mut self, problems: Vec<String>) -> Status {
         let mut errors = problems;
         errors.extend(self.last_error.clone());
+        errors.extend(self.backend.contended().map(str::to_owned));
         errors.extend(self.lost_health_ports());
         let missed_lookups = self.backend.missed_lookups().unwrap_or_else(|error| {
             errors.push(describe(&error));
@@ -340,6 +388,8 @@ impl<B: Backend> Engine<B> {
             drift_repaired: self.drift_repaired,
             last_repair_milliseconds: self.last_repair.map(|took| took.as_secs_f64() * 1e3),
             missed_lookups,
+            flushed: self.flushed,
+            flushing: self.flushing,
             errors,
             warnings: Vec::new(),
         }

@@ -4,6 +4,7 @@ pub mod health;
 pub mod metrics;
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -27,7 +28,7 @@ pub struct Status {
     pub endpoints: usize,
     /// The state file's generation that is programmed; `None` while there is no file.
     pub generation: Option<u64>,
-    /// The last time that something was programmed.
+    /// The last time that something was programmed, and what it made stale flushed.
     pub last_sync: Option<LastSync>,
     /// How often somebody else's change to the agent's tables was repaired.
     pub drift_repaired: u64,
@@ -35,6 +36,10 @@ pub struct Status {
     pub last_repair_milliseconds: Option<f64>,
     /// Packets that found no endpoint in any slot, dropped to be sent again. Always 0, or a bug.
     pub missed_lookups: u64,
+    /// Stale entries that were taken out of the connection tracking.
+    pub flushed: u64,
+    /// Whether what the last change made stale is still being looked for.
+    pub flushing: bool,
     /// What is wrong right now.
     pub errors: Vec<String>,
     /// What may be wrong, and cannot be known from here.
@@ -49,6 +54,16 @@ pub struct LastSync {
     pub at: String,
     /// How long it took, from the last event to the kernel's acknowledgement.
     pub milliseconds: f64,
+}
+
+impl LastSync {
+    /// At this time (RFC 3339 in UTC), having taken so long.
+    pub fn new(at: String, took: Duration) -> Self {
+        Self {
+            at,
+            milliseconds: took.as_secs_f64() * 1e3,
+        }
+    }
 }
 
 impl fmt::Display for Status {
@@ -83,6 +98,18 @@ impl fmt::Display for Status {
                 format!("{} {times}{}", self.drift_repaired, repair.unwrap_or_default()),
             ),
             ("missed lookups", self.missed_lookups.to_string()),
+            (
+                "flushed flows",
+                format!(
+                    "{}{}",
+                    self.flushed,
+                    if self.flushing {
+                        ", and looking for more"
+                    } else {
+                        ""
+                    }
+                ),
+            ),
         ];
         let errors = self.errors.iter().map(|error| ("error", error.clone()));
         let warnings = self.warnings.iter().map(|warning| ("warning", warning.clone()));

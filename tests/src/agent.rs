@@ -237,3 +237,24 @@ impl Drop for Agent {
         }
     }
 }
+
+/// What a change that has not been programmed by then never will.
+const BOUND: Duration = Duration::from_secs(60);
+
+/// Makes a change, and returns once the agent tells of it as programmed; `meanwhile` is done over and over.
+pub fn programmed(agent: &Agent, change: impl FnOnce() -> Result<()>, meanwhile: impl Fn()) -> Result<Value> {
+    let before = agent.status()?;
+    change()?;
+    let started = Instant::now();
+    loop {
+        meanwhile();
+        let status = agent.status()?;
+        if status["lastSync"] != before["lastSync"] {
+            return Ok(status);
+        }
+        ensure!(
+            started.elapsed() < BOUND,
+            "not programmed after {BOUND:?}: {status}"
+        );
+    }
+}

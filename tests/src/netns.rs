@@ -132,7 +132,8 @@ impl Netns {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    fn feed(&self, program: &str, arguments: &[&str], input: &str) -> Result<()> {
+    /// Runs a program in here that reads `input`; an error unless it succeeded.
+    pub fn feed(&self, program: &str, arguments: &[&str], input: &str) -> Result<()> {
         let output = self.run(|| -> Result<Output> {
             let mut child = Command::new(program)
                 .args(arguments)

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::libc;
@@ -194,8 +194,12 @@ impl Probe {
     pub fn ask(self) -> Outcome {
         let answer = match self.protocol {
             Protocol::Tcp => self.connect().and_then(|stream| self.read_line(stream)),
-            Protocol::Udp => self.datagram(),
-            Protocol::Sctp => self.chunk(),
+            Protocol::Udp => self.connected().and_then(|socket| self.datagram(&socket)),
+            Protocol::Sctp => {
+                let _turn = Self::sctp_turn();
+                self.connected()
+                    .and_then(|socket| self.chunk(&socket, Self::sctp_port()))
+            }
         };
         answer.map_or_else(Outcome::from, |line| parse(&line))
     }
@@ -260,32 +264,53 @@ impl Probe {
         Ok(line)
     }
 
-    fn datagram(self) -> io::Result<String> {
+    /// A socket that sends to the one address, and hears of ICMP errors.
+    pub(crate) fn connected(self) -> io::Result<Socket> {
         let socket = self.bound()?;
-        socket.connect(&SockAddr::from(self.to))?;
-        socket.send(b"who?").or_else(|error| refusal(&socket, error))?;
+        let mut to = self.to;
+        if self.protocol == Protocol::Sctp {
+            to.set_port(0);
+        }
+        socket.connect(&SockAddr::from(to))?;
+        Ok(socket)
+    }
+
+    /// Asks once through a [connected](Self::connected) socket; over SCTP, from this port.
+    pub(crate) fn ask_through(self, socket: &Socket, port: u16) -> Outcome {
+        let answer = match self.protocol {
+            Protocol::Tcp => Err(io::ErrorKind::Unsupported.into()),
+            Protocol::Udp => self.datagram(socket),
+            Protocol::Sctp => self.chunk(socket, port),
+        };
+        answer.map_or_else(Outcome::from, |line| parse(&line))
+    }
+
+    /// A port that no other raw socket of this process sends from.
+    pub(crate) fn sctp_port() -> u16 {
+        static PORTS: AtomicU16 = AtomicU16::new(0);
+        20_000 + PORTS.fetch_add(1, Ordering::Relaxed) % 40_000
+    }
+
+    fn datagram(self, socket: &Socket) -> io::Result<String> {
+        socket.send(b"who?").or_else(|error| refusal(socket, error))?;
         let mut buffer = [0; 256];
-        let length = (&socket).read(&mut buffer)?;
+        let length = (&mut &*socket).read(&mut buffer)?;
         Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
     }
 
-    fn chunk(self) -> io::Result<String> {
-        static PORTS: AtomicU16 = AtomicU16::new(0);
-        // A raw socket hears of every refusal by its peer, whatever the port: one of them at a time.
+    /// A raw socket hears of every refusal by its peer, whatever the port: one of them at a time.
+    fn sctp_turn() -> MutexGuard<'static, ()> {
         static TURN: Mutex<()> = Mutex::new(());
-        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let port = 20_000 + PORTS.fetch_add(1, Ordering::Relaxed) % 40_000;
-        let socket = self.bound()?;
-        let mut to = self.to;
-        to.set_port(0);
-        // Connected, so that an ICMP error is reported to this socket.
-        socket.connect(&SockAddr::from(to))?;
+        TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn chunk(self, socket: &Socket, port: u16) -> io::Result<String> {
         let init = sctp::init(port, self.to.port(), u32::from(port) + 1);
-        socket.send(&init).or_else(|error| refusal(&socket, error))?;
+        socket.send(&init).or_else(|error| refusal(socket, error))?;
         let deadline = Instant::now() + self.patience;
         let mut buffer = [0; 2048];
         while Instant::now() < deadline {
-            let (length, _) = receive_from(&socket, &mut buffer)?;
+            let (length, _) = receive_from(socket, &mut buffer)?;
             let packet = sctp::parse(self.to.ip(), &buffer[..length]);
             let ours = packet.filter(|packet| packet.destination_port == port);
             if let Some(cookie) = ours.and_then(|packet| packet.cookie) {

@@ -72,6 +72,8 @@ fn services_and_syncs_are_counted() -> Result<()> {
         ("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", 0.0),
         ("kubeproxy_sync_proxy_rules_service_changes_total", 1.0),
         ("kubeproxy_sync_proxy_rules_endpoint_changes_total", 2.0),
+        ("kubeproxy_conntrack_reconciler_sync_duration_seconds_count", 0.0),
+        ("kubeproxy_conntrack_reconciler_deleted_entries_total", 0.0),
         ("process_cpu_seconds_total", 0.0),
         (no_local, 1.0),
     ];

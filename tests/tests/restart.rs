@@ -5,8 +5,7 @@
     reason = "tests read clocks and files; denizen does not"
 )]
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,15 +15,13 @@ use denizen_tests::agent::{Agent, STARTING};
 use denizen_tests::cast::{Cast, Who, every_protocol, every_way, service_ips};
 use denizen_tests::cluster::Cluster;
 use denizen_tests::effort;
+use denizen_tests::lasting::{self, ECHO, Lasting};
 use denizen_tests::load::Load;
 use denizen_tests::manifest::{Port, service};
 use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::probe::{Outcome, Probe, Protocol};
 use denizen_tests::ruleset::{self, Monitor};
 use serde_json::json;
-
-/// Where the endpoint of a long-lived connection listens.
-const ECHO: u16 = 9000;
 
 /// A web service over every protocol, and an echo service for connections that stay.
 fn cast(label: &str) -> Result<(Cast, Vec<denizen_tests::server::Server>)> {
@@ -40,47 +37,13 @@ fn cast(label: &str) -> Result<(Cast, Vec<denizen_tests::server::Server>)> {
     cast.cluster
         .manifests
         .put("lonely", &cast.service("lonely", 12, &every_protocol(), &[])?)?;
-    let listener = cast
-        .routed
-        .netns
-        .run(|| TcpListener::bind((cast.routed.addresses[0], ECHO)))??;
-    thread::spawn(move || {
-        listener
-            .incoming()
-            .flatten()
-            .for_each(|stream| drop(thread::spawn(|| echoes(stream))))
-    });
+    lasting::serve(&cast.routed.netns, cast.routed.addresses[0])?;
     Ok((cast, servers))
 }
 
-fn echoes(mut stream: TcpStream) {
-    let mut byte = [0];
-    while stream
-        .read_exact(&mut byte)
-        .and_then(|()| stream.write_all(&byte))
-        .is_ok()
-    {}
-}
-
 /// A connection through the echo service that must outlive every restart.
-fn long_lived(cast: &Cast, who: Who) -> Result<TcpStream> {
-    let to = SocketAddr::new(service_ips(11)[0], 7);
-    let stream = cast
-        .place(who)
-        .0
-        .run(|| Probe::tcp(to).connect())?
-        .context("the echo service")?;
-    stream.set_read_timeout(Some(Duration::from_secs(3)))?;
-    Ok(stream)
-}
-
-fn still_alive(stream: &mut TcpStream) -> Result<()> {
-    let mut answer = [0];
-    stream.write_all(b"?")?;
-    stream
-        .read_exact(&mut answer)
-        .context("an established connection broke")?;
-    Ok(())
+fn long_lived(cast: &Cast, who: Who) -> Result<Lasting> {
+    Lasting::open(cast.place(who).0, SocketAddr::new(service_ips(11)[0], 7))
 }
 
 fn load(cast: &Cast) -> Result<Load> {
@@ -113,9 +76,9 @@ fn sigterm_leaves_the_rules_and_a_restart_changes_none() -> Result<()> {
     let status = agent.terminate()?;
     ensure!(status.success(), "SIGTERM ended it with {status}");
     assert_eq!(ruleset::dump(node)?, before, "after SIGTERM");
-    streams.iter_mut().try_for_each(still_alive)?;
+    streams.iter_mut().try_for_each(Lasting::still_alive)?;
     let _agent = cast.cluster.start_agent()?;
-    streams.iter_mut().try_for_each(still_alive)?;
+    streams.iter_mut().try_for_each(Lasting::still_alive)?;
     let tally = load.stop()?;
     assert_eq!(tally.failed, 0, "{tally:?}");
     assert_eq!(ruleset::dump(node)?, before, "after the restart");
@@ -147,7 +110,7 @@ fn crashes_under_load_harm_no_connection() -> Result<()> {
         agent.kill()?;
         streams
             .iter_mut()
-            .try_for_each(still_alive)
+            .try_for_each(Lasting::still_alive)
             .with_context(|| format!("round {round}, seed {seed}"))?;
     }
     let _agent = cast.cluster.start_agent()?;

@@ -104,6 +104,15 @@ impl Publisher {
         });
     }
 
+    /// Somebody else goes on writing the same rules: nothing waits to be programmed any more.
+    pub(super) fn contended(&self, now: Instant) {
+        self.pulse.send_modify(|pulse| {
+            pulse.alive = now;
+            pulse.waiting = None;
+            pulse.contended = true;
+        });
+    }
+
     /// All that was to program since `begun` is in the kernel. A load balancer is told of endpoints only now.
     pub(super) fn programmed<B: Backend>(&mut self, engine: &mut Engine<B>, begun: Instant, now: Instant) {
         let clock = Timestamp::now();

@@ -168,6 +168,10 @@ impl Backend for Chosen {
         whichever!(self, backend => backend.sizes())
     }
 
+    fn left_doors(&mut self) -> Vec<Door> {
+        whichever!(self, backend => backend.left_doors())
+    }
+
     fn missed_lookups(&mut self) -> Result<u64, ChosenError> {
         whichever!(self, backend => Ok(backend.missed_lookups()?))
     }
@@ -182,6 +186,10 @@ impl Backend for Chosen {
 
     fn look_every(&self) -> Duration {
         whichever!(self, backend => backend.look_every())
+    }
+
+    fn contended(&self) -> Option<&str> {
+        whichever!(self, backend => backend.contended())
     }
 
     fn repaired(&mut self) -> Repair {

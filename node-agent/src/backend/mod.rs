@@ -1,6 +1,7 @@
 //! From decisions to the kernel. A backend never decides; it renders.
 
 pub mod chosen;
+pub mod conntrack;
 pub mod iptables;
 pub mod nftables;
 pub mod why;
@@ -92,6 +93,12 @@ pub trait Backend: Told {
         Vec::new()
     }
 
+    /// Doors that an earlier run programmed, that were found when the kernel was read first, and that are none
+    /// any more: flows through them are stale, and nothing else remembers them. Each is told once.
+    fn left_doors(&mut self) -> Vec<Door> {
+        Vec::new()
+    }
+
     /// Packets that found no endpoint in any slot.
     ///
     /// # Errors
@@ -119,6 +126,11 @@ pub trait Backend: Told {
     /// [`Self::resync`] that said so.
     fn repaired(&mut self) -> Repair {
         Repair::default()
+    }
+
+    /// Who else goes on writing these rules, so that nothing more is written or repaired here.
+    fn contended(&self) -> Option<&str> {
+        None
     }
 
     /// Waits until [`Self::sync`] has something to do that no event tells of.

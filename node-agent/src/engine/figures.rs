@@ -18,6 +18,9 @@ impl<B: Backend> Engine<B> {
         own.services.set(gauge(status.services));
         own.endpoints.set(gauge(status.endpoints));
         own.problems.set(gauge(status.errors.len()));
+        own.drift_repaired
+            .inner()
+            .store(status.drift_repaired, Ordering::Relaxed);
         own.missed_lookups
             .inner()
             .store(status.missed_lookups, Ordering::Relaxed);

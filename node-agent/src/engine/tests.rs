@@ -307,6 +307,10 @@ impl Backend for Refusing {
         self.sync()
     }
 
+    fn left_doors(&mut self) -> Vec<Door> {
+        Vec::new()
+    }
+
     fn missed_lookups(&mut self) -> Result<u64, Refused> {
         Ok(0)
     }

@@ -30,7 +30,9 @@ pub enum EndpointState {
     Ready,
     /// Serving but terminating: the last resort, when no endpoint is ready (KEP-1669).
     Draining,
-    /// Gets none.
+    /// Serving, though neither ready nor terminating: gets no new connections, and keeps those it has.
+    Unready,
+    /// Gets none, and those it had are lost.
     Down,
 }
 
@@ -39,10 +41,20 @@ impl EndpointState {
     pub fn from_conditions(ready: Option<bool>, serving: Option<bool>, terminating: Option<bool>) -> Self {
         if ready.unwrap_or(true) {
             Self::Ready
-        } else if serving.unwrap_or(true) && terminating.unwrap_or(false) {
+        } else if !serving.unwrap_or(true) {
+            Self::Down
+        } else if terminating.unwrap_or(false) {
             Self::Draining
         } else {
-            Self::Down
+            Self::Unready
+        }
+    }
+
+    /// Whether the connections it has are answered (kube-proxy's `IsServing`).
+    pub fn serves(self) -> bool {
+        match self {
+            Self::Ready | Self::Draining | Self::Unready => true,
+            Self::Down => false,
         }
     }
 }

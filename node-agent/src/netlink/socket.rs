@@ -191,7 +191,7 @@ impl Socket {
                 torn |= message.flags & libc::NLM_F_DUMP_INTR as u16 != 0;
                 match i32::from(message.kind) {
                     libc::NLMSG_DONE => end = Some(Ok(())),
-                    libc::NLMSG_ERROR => end = Some(answer(&message)),
+                    libc::NLMSG_ERROR => end = Some(answer(&message).map_err(NetlinkError::Refused)),
                     _ => each(message),
                 }
             })?;
@@ -210,25 +210,45 @@ impl Socket {
     pub fn outcome(&mut self, last: u32) -> Result<(), NetlinkError> {
         let mut refused = None;
         let mut acknowledged = false;
-        loop {
-            let more = self.receive(false, |message| {
-                if i32::from(message.kind) != libc::NLMSG_ERROR {
-                    return;
-                }
-                match answer(&message) {
-                    Err(error) if refused.is_none() => refused = Some(error),
-                    Ok(()) if message.sequence == last => acknowledged = true,
-                    Ok(()) | Err(_) => {}
-                }
-            })?;
-            if !more {
-                return match (refused, acknowledged) {
-                    (Some(error), _) => Err(error),
-                    (None, true) => Ok(()),
-                    (None, false) => Err(NetlinkError::Unacknowledged),
-                };
-            }
+        self.answers(|sequence, answer| match answer {
+            Err(refusal) if refused.is_none() => refused = Some(refusal),
+            Ok(()) if sequence == last => acknowledged = true,
+            Ok(()) | Err(_) => {}
+        })?;
+        match (refused, acknowledged) {
+            (Some(refusal), _) => Err(NetlinkError::Refused(refusal)),
+            (None, true) => Ok(()),
+            (None, false) => Err(NetlinkError::Unacknowledged),
         }
+    }
+
+    /// Reads what became of requests that were just sent in one datagram and are no batch, so that each is
+    /// done or refused by itself. The last, numbered `last`, asked for an acknowledgement.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Unacknowledged`] when the kernel did not get to the last one.
+    pub fn refusals(&mut self, last: u32) -> Result<Vec<Refusal>, NetlinkError> {
+        let mut refusals = Vec::new();
+        let mut answered = false;
+        self.answers(|sequence, answer| {
+            answered |= sequence == last;
+            refusals.extend(answer.err());
+        })?;
+        if answered {
+            Ok(refusals)
+        } else {
+            Err(NetlinkError::Unacknowledged)
+        }
+    }
+
+    /// Gives what the kernel has answered by now to `each`, with the number of the request.
+    fn answers(&mut self, mut each: impl FnMut(u32, Result<(), Refusal>)) -> Result<(), NetlinkError> {
+        while self.receive(false, |message| {
+            if i32::from(message.kind) == libc::NLMSG_ERROR {
+                each(message.sequence, answer(&message));
+            }
+        })? {}
+        Ok(())
     }
 
     fn option(&self, option: libc::c_int, value: libc::c_int) -> Result<(), NetlinkError> {
@@ -270,7 +290,7 @@ impl AsRawFd for Socket {
 }
 
 /// What an NLMSG_ERROR message says: an acknowledgement, or a refusal.
-fn answer(message: &Message<'_>) -> Result<(), NetlinkError> {
+fn answer(message: &Message<'_>) -> Result<(), Refusal> {
     const NLMSGERR_ATTR_MSG: u16 = 1;
     // With NETLINK_CAP_ACK the original header follows, but not its payload; then the attributes.
     const ERROR_AND_HEADER: usize = 4 + 16;
@@ -283,9 +303,9 @@ fn answer(message: &Message<'_>) -> Result<(), NetlinkError> {
         return Ok(());
     }
     let attributes = Attributes::new(message.payload.get(ERROR_AND_HEADER..).unwrap_or_default());
-    Err(NetlinkError::Refused(Refusal {
+    Err(Refusal {
         sequence: message.sequence,
         errno: Errno::from_raw(-code),
         message: attributes.find_str(NLMSGERR_ATTR_MSG).map(str::to_owned),
-    }))
+    })
 }

@@ -74,6 +74,11 @@ impl Plan {
         self.claims.values().filter_map(|claims| claims.first())
     }
 
+    /// The doors that a service claims.
+    pub fn doors_of(&self, service: &ServiceName) -> &[Door] {
+        self.doors_of.get(service).map(Vec::as_slice).unwrap_or_default()
+    }
+
     /// How many endpoints connections are forwarded to, counted once for each service port.
     pub fn endpoint_count(&self) -> usize {
         let ports: HashMap<&ServicePortName, usize> = self

@@ -22,4 +22,4 @@ pub use health_check::{HealthCheck, HealthChecks, HealthPorts};
 pub use node_port::{NodePortAddresses, node_port_addresses};
 pub use node_side::{MarkBit, NodeSide};
 pub use outcome::{Endpoint, Endpoints, Outcome};
-pub use selection::{Selection, Whereabouts, select};
+pub use selection::{Selection, Whereabouts, select, serving};

@@ -1,6 +1,6 @@
 //! Which endpoints of a service port this node may use (kube-proxy's `CategorizeEndpoints`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -73,6 +73,19 @@ pub fn select<'a>(
         cluster: pick(EndpointState::Ready, &*hinted).or_else(|| pick(EndpointState::Draining, &|_| true)),
         local: pick(EndpointState::Ready, &is_local).or_else(|| pick(EndpointState::Draining, &is_local)),
     }
+}
+
+/// The endpoints of `port` among `slices` that answer the connections they have, whether or not they may get
+/// new ones: what is left out by topology, or drains, is no reason to cut anybody off.
+pub fn serving<'a>(
+    port: &ServicePort,
+    family: Family,
+    slices: impl Iterator<Item = &'a Slice>,
+) -> BTreeSet<SocketAddr> {
+    let all = merged(port, family, slices).into_iter();
+    all.filter(|(_, endpoint)| endpoint.state.serves())
+        .map(|(at, _)| at)
+        .collect()
 }
 
 /// Every endpoint once. One address and port in two slices is one endpoint: a running pod beats a

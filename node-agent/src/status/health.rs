@@ -26,6 +26,8 @@ pub struct Pulse {
     pub updated: Option<Timestamp>,
     /// The Node object lets load balancers send to this node.
     pub node_eligible: bool,
+    /// Another service proxy goes on writing the same rules, so this agent has stopped.
+    pub contended: bool,
 }
 
 impl Pulse {
@@ -37,6 +39,7 @@ impl Pulse {
             synced: false,
             updated: None,
             node_eligible: true,
+            contended: false,
         }
     }
 
@@ -46,9 +49,9 @@ impl Pulse {
         !since_long(self.alive) && !self.waiting.is_some_and(since_long)
     }
 
-    /// It is live, and has programmed all of the first full set of rules.
+    /// It is live, has programmed all of the first full set of rules, and goes on programming.
     pub fn is_ready(&self, now: Instant) -> bool {
-        self.synced && self.is_live(now)
+        self.synced && !self.contended && self.is_live(now)
     }
 }
 
@@ -62,6 +65,9 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
     healthy: bool,
+    /// Not in kube-proxy's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
     status: BTreeMap<String, FamilyReport>,
 }
 
@@ -103,10 +109,14 @@ impl Report {
             current_time: clock.to_string(),
             node_eligible,
             healthy,
+            reason: pulse.contended.then_some(CONTENDED),
             status: families.into(),
         }
     }
 }
+
+const CONTENDED: &str =
+    "another service proxy goes on rewriting the same rules; `denizen-agent status` names it";
 
 /// How Go writes a time that is none; who parses the one must not stumble over the other.
 const NEVER: &str = "0001-01-01T00:00:00Z";

@@ -54,6 +54,10 @@ pub struct LikeKubeProxy {
     pub sync_failures: Counter,
     /// Services under policy Local, by which policy, that have endpoints, and none here.
     pub no_local_endpoints: Family<Label, Gauge>,
+    /// Looks for stale entries of the connection tracking, in seconds.
+    pub conntrack_duration: Histogram,
+    /// Entries that these looks took away.
+    pub conntrack_deleted: Counter,
     /// Answers of `/healthz`, by status code.
     pub healthz: Family<Label, Counter>,
     /// Answers of `/livez`, by status code.
@@ -132,12 +136,29 @@ impl LikeKubeProxy {
             endpoint_changes: Default::default(),
             sync_failures: Counter::default(),
             no_local_endpoints: Family::default(),
+            conntrack_duration: doubling(0.001, 15),
+            conntrack_deleted: Counter::default(),
             healthz: Family::default(),
             livez: Family::default(),
         };
         metrics.register_syncs(registry);
         metrics.register_rest(registry);
+        metrics.register_conntrack(registry);
         metrics
+    }
+
+    fn register_conntrack(&self, registry: &mut Registry) {
+        let (name, help) = (
+            "conntrack_reconciler_sync_duration",
+            "How long looking for stale flows took, and flushing them",
+        );
+        registry.register_with_unit(name, help, Unit::Seconds, self.conntrack_duration.clone());
+        let help = "Stale flows that were flushed";
+        registry.register(
+            "conntrack_reconciler_deleted_entries",
+            help,
+            self.conntrack_deleted.clone(),
+        );
     }
 
     fn register_syncs(&self, registry: &mut Registry) {

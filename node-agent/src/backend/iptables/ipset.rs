@@ -82,12 +82,13 @@ impl Sets {
         Ok(())
     }
 
-    /// Brings the sets to these pods.
+    /// Brings the sets to these pods; how many elements it added or removed.
     ///
     /// # Errors
     /// [`IptablesError::Set`]; the next call begins with a look.
-    pub fn program(&mut self, pods: &Pods) -> Result<(), IptablesError> {
+    pub fn program(&mut self, pods: &Pods) -> Result<usize, IptablesError> {
         let before = self.programmed.take();
+        let mut written = 0;
         if before.is_none() {
             self.create()?;
         }
@@ -99,18 +100,17 @@ impl Sets {
                 Some(known) => known,
                 None => named(family, self.held(family))?,
             };
-            for key in held.into_iter().filter(|key| !pods.contains(key)) {
-                named(family, self.delete(family, &key))?;
+            for key in held.iter().filter(|key| !pods.contains(key)) {
+                named(family, self.delete(family, key))?;
+                written += 1;
             }
-            for pod in pods.of(family) {
-                let is_new = before.as_ref().is_none_or(|before| !before.contains(pod.key));
-                if is_new {
-                    named(family, self.add(family, pod))?;
-                }
+            for pod in pods.of(family).filter(|pod| !held.contains(pod.key)) {
+                named(family, self.add(family, pod))?;
+                written += 1;
             }
         }
         self.programmed = Some(pods.clone());
-        Ok(())
+        Ok(written)
     }
 
     /// What is in the kernel is known.

@@ -52,14 +52,14 @@ impl Lane {
         self.rewritten.len() >= CONTENDED
     }
 
-    /// Gives the next job, if there is one and the last is done. What is contended is looked at, not written.
+    /// Gives the next job, if there is one and the last is done. What is contended is left alone for good.
     pub fn go_on(&mut self, rules: &mut Ruleset) {
-        if self.busy {
+        if self.busy || self.is_contended() {
             return;
         }
         if self.unknown {
             self.give(Job::Look);
-        } else if rules.is_changed() && !self.is_contended() {
+        } else if rules.is_changed() {
             self.give(Job::Write(Edit::of(rules.take_changes())));
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ipnetwork::IpNetwork;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-use tracing::info;
+use tracing::{error, info, warn};
 
 use super::contender::contender;
 use super::ipset::Sets;
@@ -36,6 +36,10 @@ pub struct Iptables {
     heard: Vec<Done>,
     look_every: Duration,
     repaired: Repair,
+    /// The sets were as wanted once: what differs at a look is somebody else's doing.
+    sets_settled: bool,
+    /// Who else goes on writing the rules.
+    contended: Option<String>,
 }
 
 impl Iptables {
@@ -63,6 +67,8 @@ impl Iptables {
             heard: Vec::new(),
             look_every: LOOK_EVERY,
             repaired: Repair::default(),
+            sets_settled: false,
+            contended: None,
         })
     }
 
@@ -77,7 +83,14 @@ impl Iptables {
             return Ok(());
         }
         match (pods_known, services_known) {
-            (true, _) => self.sets.program(pods)?,
+            (true, _) => {
+                let written = self.sets.program(pods)?;
+                if std::mem::replace(&mut self.sets_settled, true) && !self.wanted.pods_changed && written > 0
+                {
+                    warn!(elements = written, "somebody changed the sets of pods; repaired");
+                    self.repaired.elements += written;
+                }
+            }
             // Rules name the sets, whatever is in them.
             (false, true) => self.sets.create()?,
             (false, false) => {}
@@ -117,8 +130,10 @@ impl Backend for Iptables {
             let lanes = self.lanes.iter_mut().zip(&mut self.wanted.rules);
             lanes.for_each(|(lane, rules)| lane.go_on(rules));
         }
-        if self.lanes.iter().any(Lane::is_contended) {
-            return Err(IptablesError::Contended(contender()));
+        if self.contended.is_none() && self.lanes.iter().any(Lane::is_contended) {
+            let contender = contender();
+            error!(error = contender, "these rules are somebody else's too");
+            self.contended = Some(contender);
         }
         Ok(Repair::default())
     }
@@ -154,6 +169,10 @@ impl Backend for Iptables {
 
     fn look_every(&self) -> Duration {
         self.look_every
+    }
+
+    fn contended(&self) -> Option<&str> {
+        self.contended.as_deref()
     }
 
     fn repaired(&mut self) -> Repair {

@@ -50,9 +50,6 @@ pub enum IptablesError {
         #[source]
         source: NetlinkError,
     },
-    /// Somebody else goes on writing the same chains.
-    #[error("{0}")]
-    Contended(String),
 }
 
 /// The programs of one variant.

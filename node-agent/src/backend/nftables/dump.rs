@@ -13,6 +13,7 @@ use super::set::{Data, VERDICT, address_len, find_tlv};
 use super::table::Delta;
 use crate::model::Family;
 use crate::netlink::{Attributes, Message};
+use crate::plan::Door;
 
 /// A chain as the kernel has it.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -151,6 +152,13 @@ impl Observed {
         self.sets
             .get(set.as_str())
             .is_some_and(|observed| *observed == wanted_set(family, set))
+    }
+
+    /// The doors that are there.
+    pub fn doors(&self, family: Family) -> impl Iterator<Item = Door> + '_ {
+        let keys = self.elements.keys();
+        keys.filter(|(set, _)| matches!(set, SetName::Services | SetName::NodePorts))
+            .filter_map(move |(set, key)| key.door(*set, family))
     }
 
     /// What leads from the elements that are there to these, in the sets that are asked for.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::name::{ChainName, SetName};
 use super::set::{Part, address_len};
 use crate::model::{Family, Protocol};
+use crate::plan::{Door, DoorAddress};
 use ipnetwork::IpNetwork;
 
 const LONGEST_KEY: usize = 44;
@@ -81,6 +82,28 @@ impl Key {
         let at = before.map(|part| part.words(family) as usize * 4).sum::<usize>();
         let (number, bytes) = (self.as_bytes().last_chunk()?, self.as_bytes().get(at)?);
         Some((Protocol::from_number(*bytes)?, u32::from_ne_bytes(*number)))
+    }
+
+    /// The door that a key of a set of doors stands for.
+    pub fn door(&self, set: SetName, family: Family) -> Option<Door> {
+        let mut rest = self.as_bytes();
+        let address = match set.shape().key.first() {
+            Some(Part::Destination) => {
+                let ip = read_address(family, rest)?;
+                rest = rest.get(address_len(family)..)?;
+                DoorAddress::Ip(ip)
+            }
+            Some(_) | None => DoorAddress::Node(family),
+        };
+        let protocol = Protocol::from_number(*rest.first()?)?;
+        let port = u16::from_be_bytes(*rest.get(4..)?.first_chunk()?)
+            .try_into()
+            .ok()?;
+        Some(Door {
+            address,
+            protocol,
+            port,
+        })
     }
 
     /// With a range of sources. The kernel knows the range by its first and its last address: see

@@ -35,6 +35,8 @@ pub(super) struct Programmed {
     /// When it was read last and found, or made, right.
     looked: Option<Mark>,
     pub(super) known: Known,
+    /// Doors that were found in the kernel and are not wanted.
+    left_doors: Vec<Door>,
 }
 
 /// Which facts the agent has been told. What an earlier run programmed from the others is left alone: a
@@ -139,6 +141,7 @@ impl<K> Nftables<K> {
                 unknown: true,
                 looked: None,
                 known: Known::default(),
+                left_doors: Vec::new(),
             })
             .collect();
         Self { kernel, families }
@@ -297,6 +300,13 @@ impl Backend for Nftables {
         self.families.iter().flat_map(of).collect()
     }
 
+    fn left_doors(&mut self) -> Vec<Door> {
+        let families = self.families.iter_mut();
+        families
+            .flat_map(|family| std::mem::take(&mut family.left_doors))
+            .collect()
+    }
+
     fn missed_lookups(&mut self) -> Result<u64, NftablesError> {
         Family::BOTH
             .into_iter()
@@ -339,6 +349,11 @@ impl Programmed {
                 Ok(repair) => {
                     self.unknown = false;
                     self.looked = Some(mark);
+                    if self.known.services {
+                        let found = seen.doors(family);
+                        self.left_doors
+                            .extend(found.filter(|door| !self.wanted.has_door(door)));
+                    }
                     return Ok(repair);
                 }
             }

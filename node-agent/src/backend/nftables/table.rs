@@ -133,6 +133,11 @@ impl Table {
         sorted.flatten().collect()
     }
 
+    /// Whether a door should be there.
+    pub fn has_door(&self, door: &Door) -> bool {
+        self.doors.contains_key(door)
+    }
+
     /// What the constant part depends on now.
     pub fn shape(&self) -> &Shape {
         &self.shape

@@ -188,7 +188,7 @@ fn slices_of_other_ports_protocols_and_families_are_somebody_elses() {
 
 #[test]
 fn missing_conditions_mean_what_the_api_says() {
-    use EndpointState::{Down, Draining, Ready};
+    use EndpointState::{Down, Draining, Ready, Unready};
     let (yes, no, none) = (Some(true), Some(false), None);
     let cases = [
         ("all missing", none, none, none, Ready),
@@ -201,10 +201,11 @@ fn missing_conditions_mean_what_the_api_says() {
             Ready,
         ),
         ("not ready", no, no, no, Down),
-        ("not ready, serving, not terminating", no, yes, no, Down),
+        ("not ready, serving, not terminating", no, yes, no, Unready),
+        ("not ready, serving missing", no, none, no, Unready),
         ("not ready, serving missing, terminating", no, none, yes, Draining),
         ("terminating and no longer serving", no, no, yes, Down),
-        ("terminating missing", no, yes, none, Down),
+        ("terminating missing", no, yes, none, Unready),
     ];
     for (name, ready, serving, terminating, expected) in cases {
         assert_eq!(

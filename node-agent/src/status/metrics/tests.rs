@@ -24,6 +24,8 @@ fn names_and_types_are_these() {
         "kubeproxy_sync_proxy_rules_no_local_endpoints_total gauge",
         "kubeproxy_proxy_healthz counter",
         "kubeproxy_proxy_livez counter",
+        "kubeproxy_conntrack_reconciler_sync_duration_seconds histogram",
+        "kubeproxy_conntrack_reconciler_deleted_entries counter",
         "denizen_build info",
         "denizen_local_pods gauge",
         "denizen_services gauge",

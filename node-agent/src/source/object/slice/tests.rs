@@ -218,7 +218,7 @@ fn addresses() {
 
 #[test]
 fn conditions() {
-    use EndpointState::{Down, Draining, Ready};
+    use EndpointState::{Down, Draining, Ready, Unready};
     let cases = [
         ("missing", json!(null), Ready, false),
         ("empty", json!({}), Ready, false),
@@ -234,10 +234,21 @@ fn conditions() {
             Ready,
             false,
         ),
-        ("not ready", json!({"ready": false}), Down, false),
+        (
+            "not ready, and serving unsaid",
+            json!({"ready": false}),
+            Unready,
+            false,
+        ),
         (
             "not ready but serving",
             json!({"ready": false, "serving": true}),
+            Unready,
+            false,
+        ),
+        (
+            "neither ready nor serving",
+            json!({"ready": false, "serving": false}),
             Down,
             false,
         ),

@@ -1,0 +1,112 @@
+//! Reads and deletes entries through netlink.
+
+use nix::errno::Errno;
+use nix::libc;
+use thiserror::Error;
+use tracing::trace_span;
+
+use super::entry::{Entry, write_dump};
+use crate::model::{Family, Protocol};
+use crate::netlink::{NetlinkError, Refusal, Socket, Writer};
+
+/// Requests to delete that are sent at once: the kernel answers each that it refuses.
+const AT_ONCE: usize = 512;
+
+/// Why entries could not be read or deleted.
+#[derive(Debug, Error)]
+pub enum ConntrackError {
+    /// Nothing could be read.
+    #[error("conntrack, {family}: cannot read the entries of {protocol}")]
+    Read {
+        /// Which entries.
+        family: Family,
+        /// Which entries.
+        protocol: Protocol,
+        /// Why it failed.
+        #[source]
+        source: NetlinkError,
+    },
+    /// Not all could be deleted.
+    #[error("conntrack: cannot delete all stale entries")]
+    Delete {
+        /// Why one was not.
+        #[source]
+        source: NetlinkError,
+    },
+}
+
+/// A connection to the connection tracking of the network namespace of the thread that opened it. It may be
+/// used from any thread.
+#[derive(Debug)]
+pub struct Conntrack {
+    socket: Socket,
+}
+
+impl Conntrack {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// [`NetlinkError`] when there is no netlink socket to be had. That there is no connection tracking, or no
+    /// leave to read it, only shows later.
+    pub fn open() -> Result<Self, NetlinkError> {
+        Socket::open().map(|socket| Self { socket })
+    }
+
+    /// Gives every entry of a protocol to `each`.
+    ///
+    /// # Errors
+    /// [`ConntrackError::Read`].
+    pub fn read(
+        &mut self,
+        family: Family,
+        protocol: Protocol,
+        mut each: impl FnMut(Entry),
+    ) -> Result<(), ConntrackError> {
+        let _span = trace_span!("conntrack", %family, %protocol).entered();
+        let mut request = Writer::default();
+        let sequence = self.socket.sequences(1);
+        write_dump(&mut request, sequence, family, protocol);
+        let read = self.socket.dump(request.bytes(), sequence, |message| {
+            if let Some(entry) = Entry::parse(&message).filter(|entry| entry.protocol == protocol) {
+                each(entry);
+            }
+        });
+        read.map_err(|source| ConntrackError::Read {
+            family,
+            protocol,
+            source,
+        })
+    }
+
+    /// Deletes exactly these, and adds to `deleted` how many of them were still there.
+    ///
+    /// # Errors
+    /// [`ConntrackError::Delete`]; all that could be deleted are.
+    pub fn delete(&mut self, entries: &[Entry], deleted: &mut usize) -> Result<(), ConntrackError> {
+        let failed = |source| ConntrackError::Delete { source };
+        let mut refused = None;
+        for some in entries.chunks(AT_ONCE) {
+            let refusals = self.delete_some(some).map_err(failed)?;
+            *deleted += some.len() - refusals.len();
+            // What ended by itself meanwhile is what we wanted.
+            let mut others = refusals
+                .into_iter()
+                .filter(|refusal| refusal.errno != Errno::ENOENT);
+            refused = refused.or(others.next());
+        }
+        refused.map_or(Ok(()), |refusal| Err(failed(NetlinkError::Refused(refusal))))
+    }
+
+    fn delete_some(&mut self, entries: &[Entry]) -> Result<Vec<Refusal>, NetlinkError> {
+        let mut requests = Writer::default();
+        let mut last = 0;
+        for (n, entry) in entries.iter().enumerate() {
+            let is_last = n + 1 == entries.len();
+            let flags = if is_last { libc::NLM_F_ACK as u16 } else { 0 };
+            last = self.socket.sequences(1);
+            entry.write_delete(&mut requests, flags, last);
+        }
+        self.socket.send(requests.bytes())?;
+        self.socket.refusals(last)
+    }
+}

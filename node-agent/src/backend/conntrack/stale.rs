@@ -1,0 +1,98 @@
+//! Which entries are stale. Pure.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+
+use super::entry::Entry;
+use super::suspects::{Suspects, doors_of};
+use crate::model::{Family, PodSet, ServicePortName, Snapshot};
+use crate::plan::{Frontend, Plan, serving};
+
+/// Says of entries whether they are stale, by what is known now.
+///
+/// An entry is healthy when whoever is to answer it serves the service at whose door it came in. It need not
+/// be selected for new connections: hints and readiness say who gets more, not who is cut off.
+#[derive(Debug)]
+pub struct Judge<'a> {
+    suspects: &'a Suspects,
+    /// Decisions and their surroundings; `None` while no service is known.
+    known: Option<(&'a Plan, Snapshot<'a>)>,
+    /// Where node ports are served.
+    node_ports: &'a [IpAddr],
+    /// Every address of this node.
+    own: HashSet<IpAddr>,
+    /// The addresses of this node's pods.
+    pods: HashSet<IpAddr>,
+    /// Who serves, for the service ports that were asked about.
+    serving: HashMap<(ServicePortName, Family), BTreeSet<SocketAddr>>,
+}
+
+impl<'a> Judge<'a> {
+    /// Of entries that the suspects [concern](Suspects::concern).
+    pub fn new(
+        suspects: &'a Suspects,
+        known: Option<(&'a Plan, Snapshot<'a>)>,
+        pods: Option<&PodSet>,
+        node_ports: &'a [IpAddr],
+    ) -> Self {
+        let addresses = known.iter().flat_map(|(_, world)| world.addresses());
+        let pods = pods.into_iter().flat_map(|pods| &pods.pods);
+        Self {
+            suspects,
+            known,
+            node_ports,
+            own: addresses.map(|address| address.address).collect(),
+            pods: pods.flat_map(|pod| pod.ips.iter().copied()).collect(),
+            serving: HashMap::new(),
+        }
+    }
+
+    /// Whether an entry leads to nobody, or past whoever should have it.
+    pub fn is_stale(&mut self, entry: &Entry) -> bool {
+        self.is_of_gone_pod(entry) || self.misses_its_service(entry)
+    }
+
+    /// An address that somebody else got meanwhile is his.
+    fn is_of_gone_pod(&self, entry: &Entry) -> bool {
+        [entry.source, entry.answerer].iter().any(|end| {
+            let ip = end.ip();
+            self.suspects.is_pod(ip) && !self.pods.contains(&ip) && !self.own.contains(&ip)
+        })
+    }
+
+    fn misses_its_service(&mut self, entry: &Entry) -> bool {
+        let (Some((plan, world)), Some([door, node_port])) = (self.known, doors_of(entry)) else {
+            return false;
+        };
+        let at_node = self.own.contains(&entry.destination.ip());
+        let claims = [Some(door), at_node.then_some(node_port)].map(|door| plan.frontend(&door?));
+        let claimed = claims.iter().flatten();
+        if claimed.clone().count() == 0 {
+            // A door that is gone. What nobody translated there is none of ours.
+            let was_ours = self.suspects.is_door(&door) || at_node && self.suspects.is_door(&node_port);
+            return was_ours && entry.is_translated();
+        }
+        if claimed
+            .clone()
+            .any(|claim| self.serves(claim, world, entry.answerer))
+        {
+            return false;
+        }
+        // On the node's other addresses that port is some program's own, unless it was translated.
+        let served = claims[0].is_some() || self.node_ports.contains(&entry.destination.ip());
+        served || entry.is_translated()
+    }
+
+    fn serves(&mut self, claim: &Frontend, world: Snapshot<'_>, answerer: SocketAddr) -> bool {
+        let (name, family) = (&claim.service_port, claim.door.family());
+        let key = (name.clone(), family);
+        let all = self.serving.entry(key).or_insert_with(|| {
+            let service = world.service(&name.service);
+            let mut ports = service.into_iter().flat_map(|service| &service.ports);
+            let port = ports.find(|port| port.name == name.port && port.protocol == name.protocol);
+            port.map(|port| serving(port, family, world.slices(&name.service)))
+                .unwrap_or_default()
+        });
+        all.contains(&answerer)
+    }
+}

@@ -1,0 +1,157 @@
+//! What may have become stale, noticed change by change. Pure.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use denizen_shared::state::Epoch;
+
+use super::entry::Entry;
+use crate::model::{Family, PodSet, Protocol, ServiceName, family_of};
+use crate::plan::{Door, DoorAddress, Plan};
+
+/// Where stale entries may be found. Whether an entry is stale is for [`super::Judge`] to say.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Suspects {
+    /// Doors whose endpoints differ, or that came or went. Never of TCP.
+    doors: BTreeSet<Door>,
+    /// Addresses of pods of this node that are gone.
+    pods: BTreeSet<IpAddr>,
+}
+
+impl Suspects {
+    /// One more door; those of TCP are never suspected.
+    pub fn add_door(&mut self, door: Door) {
+        if is_tracked(door.protocol) {
+            self.doors.insert(door);
+        }
+    }
+
+    /// There is nothing to look for.
+    pub fn is_empty(&self) -> bool {
+        self.doors.is_empty() && self.pods.is_empty()
+    }
+
+    /// What is looked for there as well.
+    pub fn absorb(&mut self, other: Self) {
+        let Self { doors, pods } = other;
+        self.doors.extend(doors);
+        self.pods.extend(pods);
+    }
+
+    /// The parts of the kernel's table that must be read.
+    pub fn parts(&self) -> BTreeSet<(Family, Protocol)> {
+        let doors = self.doors.iter().map(|door| (door.family(), door.protocol));
+        let pods = self.pods.iter().flat_map(|ip| {
+            let tracked = Protocol::ALL.into_iter().filter(|protocol| is_tracked(*protocol));
+            tracked.map(|protocol| (family_of(*ip), protocol))
+        });
+        doors.chain(pods).collect()
+    }
+
+    /// Whether an entry is about any of them.
+    pub fn concern(&self, entry: &Entry) -> bool {
+        let doors = doors_of(entry);
+        doors.iter().flatten().any(|door| self.doors.contains(door))
+            || [entry.source, entry.answerer]
+                .iter()
+                .any(|end| self.is_pod(end.ip()))
+    }
+
+    /// Whether a pod that is gone had this address.
+    pub(super) fn is_pod(&self, address: IpAddr) -> bool {
+        self.pods.contains(&address)
+    }
+
+    /// Whether it is one of the suspected doors.
+    pub(super) fn is_door(&self, door: &Door) -> bool {
+        self.doors.contains(door)
+    }
+}
+
+/// The two doors that an entry's first packet may have been addressed to; none for port 0.
+pub(super) fn doors_of(entry: &Entry) -> Option<[Door; 2]> {
+    let port = entry.destination.port().try_into().ok()?;
+    let at = |address| Door {
+        address,
+        protocol: entry.protocol,
+        port,
+    };
+    Some([
+        at(DoorAddress::Ip(entry.destination.ip())),
+        at(DoorAddress::Node(entry.family())),
+    ])
+}
+
+/// Whether flows of this protocol outlive their endpoint unnoticed: whoever uses TCP connects again.
+fn is_tracked(protocol: Protocol) -> bool {
+    match protocol {
+        Protocol::Udp | Protocol::Sctp => true,
+        Protocol::Tcp => false,
+    }
+}
+
+/// Remembers as much of the last state as it takes to see what may have become stale.
+#[derive(Debug, Default)]
+pub struct Suspicion {
+    suspects: Suspects,
+    pods: Option<(Epoch, BTreeSet<IpAddr>)>,
+    node_ports: BTreeSet<IpAddr>,
+}
+
+impl Suspicion {
+    /// These are the pods of this node now. Only what was taken out of one and the same state file is gone: a
+    /// file that was lost takes no pod with it.
+    pub fn pods_are(&mut self, pods: &PodSet) {
+        let Some((epoch, _)) = &pods.version else {
+            return;
+        };
+        let now: BTreeSet<IpAddr> = pods.pods.iter().flat_map(|pod| pod.ips.iter().copied()).collect();
+        if let Some((before, ips)) = &self.pods
+            && before == epoch
+        {
+            self.suspects.pods.extend(ips.difference(&now).copied());
+        }
+        self.pods = Some((epoch.clone(), now));
+    }
+
+    /// These services and their endpoints differ, and the plan was made anew: these doors with it. Where a
+    /// draining endpoint ends, no door does.
+    pub fn changed(&mut self, plan: &Plan, services: &BTreeSet<ServiceName>, doors: &BTreeSet<Door>) {
+        let of_services = services.iter().flat_map(|name| plan.doors_of(name));
+        of_services
+            .chain(doors)
+            .for_each(|door| self.suspects.add_door(*door));
+    }
+
+    /// Node ports are served on these addresses now. On a new one, flows may have come before.
+    pub fn node_ports_are(&mut self, plan: &Plan, addresses: &[IpAddr]) {
+        let now: BTreeSet<IpAddr> = addresses.iter().copied().collect();
+        let come: BTreeSet<Family> = now
+            .difference(&self.node_ports)
+            .map(|ip| family_of(*ip))
+            .collect();
+        let doors = plan.frontends().map(|frontend| frontend.door);
+        if !come.is_empty() {
+            doors
+                .filter(|door| matches!(door.address, DoorAddress::Node(family) if come.contains(&family)))
+                .for_each(|door| self.suspects.add_door(door));
+        }
+        self.node_ports = now;
+    }
+
+    /// The rules were not there for a while: flows may have passed them by at every door.
+    pub fn rules_were_missing(&mut self, plan: &Plan) {
+        plan.frontends()
+            .for_each(|frontend| self.suspects.add_door(frontend.door));
+    }
+
+    /// An earlier run programmed these doors, and they are none any more.
+    pub fn left(&mut self, doors: impl IntoIterator<Item = Door>) {
+        doors.into_iter().for_each(|door| self.suspects.add_door(door));
+    }
+
+    /// All that is suspected since the last call.
+    pub fn take(&mut self) -> Suspects {
+        std::mem::take(&mut self.suspects)
+    }
+}

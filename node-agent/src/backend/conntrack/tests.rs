@@ -1,0 +1,104 @@
+//! Who is stale, case by case; and whatever way the facts come.
+
+mod cases;
+mod messages;
+mod property;
+
+use std::net::SocketAddr;
+
+use super::{Entry, Suspects};
+use crate::backend::BackendName;
+use crate::backend::nftables::{Nftables, NoKernel};
+use crate::engine::{Engine, Policy};
+use crate::fixture::*;
+use crate::model::{Event, Listing, Protocol, Service, Slice, SliceEndpoint, SlicePort};
+use crate::plan::{Detector, NodePortAddresses, NodeSide};
+
+/// Node ports on the node's first addresses.
+fn engine() -> Engine<Nftables<NoKernel>> {
+    let policy = Policy {
+        settings: settings(),
+        detector: Detector::PodState,
+        node_ports: NodePortAddresses::Primary,
+        node_side: NodeSide::default(),
+        backend: BackendName::Nftables,
+    };
+    Engine::new(policy, Nftables::offline())
+}
+
+/// Takes facts in, and says what has become suspicious by them.
+fn told(engine: &mut Engine<Nftables<NoKernel>>, events: Vec<Event>) -> Suspects {
+    engine.apply(events);
+    engine.decided();
+    engine.take_suspects()
+}
+
+/// What a look at these entries would delete.
+fn looked(engine: &Engine<Nftables<NoKernel>>, suspects: &Suspects, entries: &[Entry]) -> Vec<Entry> {
+    let parts = suspects.parts();
+    let read = entries
+        .iter()
+        .filter(|entry| parts.contains(&(entry.family(), entry.protocol)))
+        .filter(|entry| suspects.concern(entry));
+    engine.stale(suspects, read.copied().collect())
+}
+
+fn at(text: &str) -> SocketAddr {
+    text.parse().expect(text)
+}
+
+fn entry(protocol: Protocol, source: &str, destination: &str, answerer: &str) -> Entry {
+    Entry {
+        id: 7,
+        protocol,
+        source: at(source),
+        destination: at(destination),
+        answerer: at(answerer),
+    }
+}
+
+/// UDP and SCTP at port 53, node port 30053, and TCP beside them.
+fn dns(name: &str, ips: &[&str]) -> Service {
+    Service {
+        ports: vec![
+            service_port("udp", Protocol::Udp, 53, Some(30053)),
+            service_port("sctp", Protocol::Sctp, 53, Some(30053)),
+            service_port("tcp", Protocol::Tcp, 53, None),
+        ],
+        ..service(name, ips)
+    }
+}
+
+/// The endpoints of [`dns`], at port 5353.
+fn dns_slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> Slice {
+    let port = |(name, protocol): (&str, Protocol)| SlicePort {
+        name: name.into(),
+        protocol,
+        port: port(5353),
+    };
+    let protocols = [
+        ("udp", Protocol::Udp),
+        ("sctp", Protocol::Sctp),
+        ("tcp", Protocol::Tcp),
+    ];
+    Slice {
+        ports: protocols.map(port).into(),
+        ..slice(name, service, endpoints)
+    }
+}
+
+fn service_is(service: &Service) -> Event {
+    Event::Service(service.name.clone(), Some(service.clone()))
+}
+
+fn service_gone(service: &Service) -> Event {
+    Event::Service(service.name.clone(), None)
+}
+
+fn slice_is(slice: &Slice) -> Event {
+    Event::Slice(slice.name.clone(), Some(slice.clone()))
+}
+
+fn all_listed() -> Vec<Event> {
+    Listing::ALL.map(Event::Listed).into()
+}

@@ -1,0 +1,318 @@
+//! One case after the other.
+
+use super::*;
+use crate::model::{PodSet, TrafficPolicy};
+
+const UDP: Protocol = Protocol::Udp;
+
+/// A service with an endpoint of every kind, on a node of three addresses.
+fn scene() -> Vec<Event> {
+    let dns = Service {
+        external_ips: vec![ip("203.0.113.7")],
+        ..dns("dns", &["10.96.0.1", "fd00:96::1"])
+    };
+    let unready = SliceEndpoint {
+        state: crate::model::EndpointState::Unready,
+        ..endpoint("10.1.0.3", None)
+    };
+    let elsewhere = SliceEndpoint {
+        zone_hints: vec!["b".into()],
+        ..endpoint("10.1.0.5", Some(AWAY))
+    };
+    let here = SliceEndpoint {
+        zone_hints: vec!["a".into()],
+        ..endpoint("10.1.0.1", Some(HERE))
+    };
+    let endpoints = vec![
+        here,
+        draining("10.1.0.2", None),
+        unready,
+        down("10.1.0.4", None),
+        elsewhere,
+    ];
+    let mut events = all_listed();
+    events.extend([
+        Event::Node(Some(node(Some("a"), &["192.168.0.2"], &[]))),
+        Event::Addresses(vec![
+            address("10.1.2.1", "cni0"),
+            address("127.0.0.1", "lo"),
+            address("192.168.0.2", "eth0"),
+        ]),
+        Event::Pods(pods(1, &[("10.1.0.1", "cni0")])),
+        service_is(&dns),
+        slice_is(&dns_slice("e4", "dns", endpoints)),
+        slice_is(&dns_slice("e6", "dns", vec![endpoint("fd00::1", None)])),
+    ]);
+    events
+}
+
+#[test]
+fn at_a_door_the_answerer_decides() {
+    let (cluster_ip, node_port) = ("10.96.0.1:53", "192.168.0.2:30053");
+    let cases = [
+        ("selected", cluster_ip, "10.1.0.1:5353", false),
+        ("draining, not selected", cluster_ip, "10.1.0.2:5353", false),
+        ("serving, though not ready", cluster_ip, "10.1.0.3:5353", false),
+        (
+            "of another zone, not selected",
+            cluster_ip,
+            "10.1.0.5:5353",
+            false,
+        ),
+        ("no longer serving", cluster_ip, "10.1.0.4:5353", true),
+        ("no endpoint at all", cluster_ip, "10.1.0.99:5353", true),
+        ("an endpoint's other port", cluster_ip, "10.1.0.1:53", true),
+        ("never translated", cluster_ip, cluster_ip, true),
+        ("the external IP", "203.0.113.7:53", "10.1.0.1:5353", false),
+        ("the external IP, gone", "203.0.113.7:53", "10.1.0.4:5353", true),
+        ("IPv6", "[fd00:96::1]:53", "[fd00::1]:5353", false),
+        ("IPv6, gone", "[fd00:96::1]:53", "[fd00::2]:5353", true),
+        ("the node port", node_port, "10.1.0.1:5353", false),
+        ("the node port, gone", node_port, "10.1.0.4:5353", true),
+        ("the node port, never translated", node_port, node_port, true),
+        (
+            "an address that does not serve node ports, gone",
+            "10.1.2.1:30053",
+            "10.1.0.4:5353",
+            true,
+        ),
+        (
+            "a program of the node's at the same number",
+            "127.0.0.1:30053",
+            "127.0.0.1:30053",
+            false,
+        ),
+        (
+            "somebody else's node port",
+            "192.168.0.9:30053",
+            "10.1.0.4:5353",
+            false,
+        ),
+        (
+            "another port of the cluster IP",
+            "10.96.0.1:54",
+            "10.1.0.99:54",
+            false,
+        ),
+        ("another address", "10.96.0.2:53", "10.1.0.99:5353", false),
+    ];
+    let mut engine = engine();
+    let suspects = told(&mut engine, scene());
+    for (name, destination, answerer, stale) in cases {
+        for protocol in [UDP, Protocol::Sctp] {
+            let source = if destination.starts_with('[') {
+                "[fd00::9]:4000"
+            } else {
+                "10.9.0.9:4000"
+            };
+            let entry = entry(protocol, source, destination, answerer);
+            let found = looked(&engine, &suspects, &[entry]);
+            assert_eq!(!found.is_empty(), stale, "{name}, {protocol}");
+        }
+    }
+}
+
+#[test]
+fn tcp_is_left_alone() {
+    let mut engine = engine();
+    let suspects = told(&mut engine, scene());
+    let entry = entry(Protocol::Tcp, "10.9.0.9:4000", "10.96.0.1:53", "10.1.0.4:5353");
+    assert!(!suspects.concern(&entry));
+    assert!(
+        suspects
+            .parts()
+            .iter()
+            .all(|(_, protocol)| *protocol != Protocol::Tcp)
+    );
+}
+
+/// What was to be known: the engine, and the entry through the door of a service that is about to change.
+fn settled() -> (Engine<Nftables<NoKernel>>, Entry) {
+    let mut engine = engine();
+    let flow = entry(UDP, "10.9.0.9:4000", "10.96.0.1:53", "10.1.0.1:5353");
+    let suspects = told(&mut engine, scene());
+    assert_eq!(looked(&engine, &suspects, &[flow]), []);
+    (engine, flow)
+}
+
+#[test]
+fn a_service_that_goes_takes_its_flows_with_it() {
+    let (mut engine, flow) = settled();
+    let suspects = told(&mut engine, vec![service_gone(&dns("dns", &[]))]);
+    let untranslated = Entry {
+        answerer: flow.destination,
+        ..flow
+    };
+    let at_node = Entry {
+        destination: at("192.168.0.2:30053"),
+        ..flow
+    };
+    let elsewhere = Entry {
+        destination: at("192.168.0.9:30053"),
+        ..flow
+    };
+    assert_eq!(
+        looked(&engine, &suspects, &[flow, untranslated, at_node, elsewhere]),
+        [flow, at_node]
+    );
+}
+
+/// kubernetes #139628: a sender's packets went to the last endpoint's address for 13 hours.
+#[test]
+fn a_service_that_loses_its_last_endpoint_loses_its_flows() {
+    let (mut engine, flow) = settled();
+    let suspects = told(&mut engine, vec![slice_is(&dns_slice("e4", "dns", vec![]))]);
+    assert_eq!(looked(&engine, &suspects, &[flow]), [flow]);
+}
+
+/// No door is decided otherwise when an endpoint ends that was draining.
+#[test]
+fn the_end_of_a_draining_endpoint_is_noticed() {
+    let (mut engine, flow) = settled();
+    let flow = Entry {
+        answerer: at("10.1.0.2:5353"),
+        ..flow
+    };
+    let left = vec![endpoint("10.1.0.1", Some(HERE))];
+    let suspects = told(&mut engine, vec![slice_is(&dns_slice("e4", "dns", left))]);
+    assert_eq!(looked(&engine, &suspects, &[flow]), [flow]);
+}
+
+/// Both services claim the address; flows of the one that loses it lead past the one that has it now.
+#[test]
+fn a_door_that_another_service_takes_over_is_looked_at() {
+    let (mut engine, flow) = settled();
+    let flow = Entry {
+        destination: at("203.0.113.7:53"),
+        ..flow
+    };
+    let other = Service {
+        external_ips: vec![ip("203.0.113.7")],
+        created: "2020-01-01T00:00:00Z".into(),
+        ..dns("older", &["10.96.0.2"])
+    };
+    let suspects = told(
+        &mut engine,
+        vec![
+            service_is(&other),
+            slice_is(&dns_slice("o4", "older", vec![endpoint("10.1.0.6", None)])),
+        ],
+    );
+    assert_eq!(looked(&engine, &suspects, &[flow]), [flow]);
+}
+
+#[test]
+fn a_policy_that_changes_cuts_nobody_off() {
+    let (mut engine, flow) = settled();
+    let away = Entry {
+        answerer: at("10.1.0.5:5353"),
+        ..flow
+    };
+    let local = Service {
+        internal_policy: TrafficPolicy::Local,
+        ..dns("dns", &["10.96.0.1", "fd00:96::1"])
+    };
+    let suspects = told(&mut engine, vec![service_is(&local)]);
+    assert_eq!(looked(&engine, &suspects, &[flow, away]), []);
+}
+
+#[test]
+fn what_has_nothing_to_do_with_udp_asks_for_no_look() {
+    let (mut engine, _) = settled();
+    let web = service("web", &["10.96.0.3"]);
+    let mut pod = pods(2, &[("10.1.0.1", "cni0"), ("10.1.0.8", "cni0")]);
+    pod.pods.reverse();
+    let quiet = [
+        service_is(&web),
+        slice_is(&slice("web", "web", vec![endpoint("10.1.0.7", None)])),
+        slice_is(&slice("web", "web", vec![])),
+        service_gone(&web),
+        Event::Pods(pod),
+        Event::Addresses(vec![
+            address("10.1.2.1", "cni0"),
+            address("127.0.0.1", "lo"),
+            address("192.168.0.2", "eth0"),
+            address("10.5.0.1", "veth5"),
+        ]),
+    ];
+    for event in quiet {
+        let name = format!("{event:?}");
+        assert!(told(&mut engine, vec![event]).is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn node_ports_on_a_new_address_are_looked_at() {
+    let (mut engine, flow) = settled();
+    let unserved = Entry {
+        destination: at("10.1.2.1:30053"),
+        answerer: at("10.1.2.1:30053"),
+        ..flow
+    };
+    let other = node(Some("a"), &["10.1.2.1"], &[]);
+    let suspects = told(&mut engine, vec![Event::Node(Some(other))]);
+    assert_eq!(looked(&engine, &suspects, &[unserved]), [unserved]);
+}
+
+#[test]
+fn pods_that_go_take_their_flows_with_them() {
+    let these = |generation, addresses: &[&str]| {
+        let named: Vec<_> = addresses.iter().map(|ip| (*ip, "cni0")).collect();
+        pods(generation, &named)
+    };
+    let flows = [
+        entry(UDP, "10.1.0.8:4000", "10.96.0.1:53", "10.1.0.1:5353"),
+        entry(UDP, "10.9.0.9:4000", "192.168.0.2:4000", "10.1.0.8:4000"),
+        entry(UDP, "10.9.0.9:4000", "10.1.0.8:4000", "10.1.0.8:4000"),
+    ];
+    let lost = PodSet {
+        version: Some((
+            denizen_shared::state::Epoch("other".into()),
+            denizen_shared::state::Generation(1),
+        )),
+        pods: Vec::new(),
+    };
+    let cases: [(&str, Vec<PodSet>, usize); 6] = [
+        ("deleted", vec![these(2, &["10.1.0.1"])], 3),
+        (
+            "still there",
+            vec![these(2, &["10.1.0.1", "10.1.0.8", "10.1.0.9"])],
+            0,
+        ),
+        ("the state file was lost", vec![lost.clone()], 0),
+        ("there is no file any more", vec![PodSet::default()], 0),
+        (
+            "its address has another pod by now",
+            vec![these(2, &["10.1.0.1"]), these(3, &["10.1.0.1", "10.1.0.8"])],
+            0,
+        ),
+        (
+            "deleted, and the file was lost after that",
+            vec![these(2, &["10.1.0.1"]), lost],
+            3,
+        ),
+    ];
+    for (name, told_then, stale) in cases {
+        let mut engine = engine();
+        told(&mut engine, scene());
+        told(
+            &mut engine,
+            vec![Event::Pods(these(1, &["10.1.0.1", "10.1.0.8"]))],
+        );
+        let mut suspects = Suspects::default();
+        for pods in told_then {
+            suspects.absorb(told(&mut engine, vec![Event::Pods(pods)]));
+        }
+        assert_eq!(looked(&engine, &suspects, &flows).len(), stale, "{name}");
+    }
+}
+
+/// The API may be away for long; pods come and go.
+#[test]
+fn pods_that_go_are_noticed_while_no_service_is_known() {
+    let mut engine = engine();
+    let flow = entry(UDP, "10.1.0.8:4000", "10.96.0.1:53", "10.1.0.1:5353");
+    told(&mut engine, vec![Event::Pods(pods(1, &[("10.1.0.8", "cni0")]))]);
+    let suspects = told(&mut engine, vec![Event::Pods(pods(2, &[]))]);
+    assert_eq!(looked(&engine, &suspects, &[flow]), [flow]);
+}

@@ -1,0 +1,89 @@
+//! Entries as netlink has them.
+
+use super::*;
+use crate::netlink::{Attributes, Writer, parse_messages};
+
+/// What the kernel tells of a flow, in a zone or not.
+fn dumped(entry: &Entry, zone: bool) -> Vec<u8> {
+    let mut writer = Writer::default();
+    let message = writer.begin_message(1 << 8, 0, 1, 2, 0);
+    let reply = (entry.answerer, entry.source);
+    for (kind, (source, destination)) in [(1, (entry.source, entry.destination)), (2, reply)] {
+        let tuple = writer.begin(kind);
+        let addresses = writer.begin(1);
+        for (n, end) in [(0, source), (1, destination)] {
+            match end.ip() {
+                std::net::IpAddr::V4(ip) => writer.put(1 + n, &ip.octets()),
+                std::net::IpAddr::V6(ip) => writer.put(3 + n, &ip.octets()),
+            }
+        }
+        writer.end(addresses);
+        let ports = writer.begin(2);
+        writer.put(1, &[entry.protocol.number()]);
+        writer.put(2, &source.port().to_be_bytes());
+        writer.put(3, &destination.port().to_be_bytes());
+        writer.end(ports);
+        writer.end(tuple);
+    }
+    writer.put_u32(12, entry.id);
+    if zone {
+        writer.put(18, &7_u16.to_be_bytes());
+    }
+    writer.end_message(message);
+    writer.into_bytes()
+}
+
+fn parsed(bytes: &[u8]) -> Option<Entry> {
+    parse_messages(bytes).next().as_ref().and_then(Entry::parse)
+}
+
+fn samples() -> [Entry; 2] {
+    [
+        entry(Protocol::Udp, "10.1.0.9:4000", "10.96.0.1:53", "10.1.0.1:5353"),
+        entry(
+            Protocol::Sctp,
+            "[fd00::9]:4000",
+            "[fd00:96::1]:53",
+            "[fd00::1]:5353",
+        ),
+    ]
+}
+
+#[test]
+fn what_the_kernel_tells_is_read() {
+    for entry in samples() {
+        assert_eq!(parsed(&dumped(&entry, false)), Some(entry));
+        assert_eq!(parsed(&dumped(&entry, true)), None, "of another zone");
+    }
+}
+
+#[test]
+fn what_is_cut_short_is_no_entry() {
+    for entry in samples() {
+        let whole = dumped(&entry, false);
+        for end in 20..whole.len() {
+            let mut cut = whole[..end].to_vec();
+            cut[..4].copy_from_slice(&(end as u32).to_ne_bytes());
+            assert_eq!(parsed(&cut), None, "cut at {end}");
+        }
+    }
+}
+
+/// A request to delete without a tuple would empty the whole table.
+#[test]
+fn a_deletion_names_all_of_the_tuple_and_the_id() {
+    for entry in samples() {
+        let mut writer = Writer::default();
+        entry.write_delete(&mut writer, 0, 3);
+        let message = parse_messages(writer.bytes()).next().expect("one message");
+        let attributes = message.attributes();
+        assert_eq!((message.kind, message.sequence), (0x102, 3));
+        assert_eq!(attributes.find_u32(12), Some(entry.id));
+        let kinds = |attributes: Attributes<'_>| attributes.map(|(kind, _)| kind).collect::<Vec<_>>();
+        let tuple = attributes.nested(1);
+        assert_eq!(kinds(tuple), [1, 2]);
+        let v6 = entry.destination.is_ipv6();
+        assert_eq!(kinds(tuple.nested(1)), if v6 { [3, 4] } else { [1, 2] });
+        assert_eq!(kinds(tuple.nested(2)), [1, 2, 3]);
+    }
+}

@@ -1,0 +1,223 @@
+//! Against a table of entries that clients make as they go, and a reader of its own of what is healthy.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use super::*;
+use crate::model::ServiceName;
+use crate::plan::{Door, DoorAddress};
+
+/// What happens.
+#[derive(Debug, Clone)]
+enum Step {
+    /// A service is there, with a node port or without, or is gone.
+    Service(u8, Option<Option<u16>>),
+    /// The endpoints of a service.
+    Endpoints(u8, BTreeMap<u8, State>),
+    /// A client sends its first packet to a door.
+    Client(u8, Index),
+    /// The agent programs what it knows, and looks.
+    Sync,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Ready,
+    Draining,
+    Down,
+}
+
+/// What is so, as a person would write it down: each service's node port, and who its endpoints are.
+#[derive(Debug, Default, Clone)]
+struct Facts {
+    services: BTreeMap<u8, Option<u16>>,
+    endpoints: BTreeMap<u8, BTreeMap<u8, State>>,
+}
+
+const NODE: &str = "192.168.0.2";
+
+fn cluster_ip(service: u8) -> IpAddr {
+    ip(&format!("10.96.0.{service}"))
+}
+
+fn endpoint_at(number: u8) -> SocketAddr {
+    at(&format!("10.1.0.{number}:5353"))
+}
+
+fn node_port(service: u8) -> u16 {
+    30000 + u16::from(service)
+}
+
+/// Even doors are cluster IPs, odd ones node ports.
+fn door_at(door: u8) -> SocketAddr {
+    match door % 2 {
+        0 => SocketAddr::new(cluster_ip(door / 2), 53),
+        _ => SocketAddr::new(ip(NODE), node_port(door / 2)),
+    }
+}
+
+impl Facts {
+    fn take(&mut self, step: &Step) {
+        match step {
+            Step::Service(name, Some(port)) => drop(self.services.insert(*name, *port)),
+            Step::Service(name, None) => drop(self.services.remove(name)),
+            Step::Endpoints(name, all) => drop(self.endpoints.insert(*name, all.clone())),
+            Step::Client(..) | Step::Sync => {}
+        }
+    }
+
+    /// The service at whose door that is.
+    fn behind(&self, destination: SocketAddr) -> Option<u8> {
+        let mut services = self.services.iter();
+        let found = services.find(|(name, port)| {
+            destination == SocketAddr::new(cluster_ip(**name), 53)
+                || port.is_some_and(|port| destination == SocketAddr::new(ip(NODE), port))
+        });
+        found.map(|(name, _)| *name)
+    }
+
+    fn endpoints_in(&self, service: u8, states: &[State]) -> Vec<SocketAddr> {
+        let all = self.endpoints.get(&service).into_iter().flatten();
+        all.filter(|(_, state)| states.contains(state))
+            .map(|(number, _)| endpoint_at(*number))
+            .collect()
+    }
+
+    /// Whom the rules hand a new flow to; `None` where they refuse it.
+    fn balanced(&self, destination: SocketAddr, choice: Index) -> Option<SocketAddr> {
+        let Some(service) = self.behind(destination) else {
+            return Some(destination);
+        };
+        let picks = [State::Ready, State::Draining].map(|state| self.endpoints_in(service, &[state]));
+        let picked = picks.into_iter().find(|picked| !picked.is_empty())?;
+        Some(picked[choice.index(picked.len())])
+    }
+
+    fn is_healthy(&self, entry: &Entry) -> bool {
+        match self.behind(entry.destination) {
+            Some(service) => self
+                .endpoints_in(service, &[State::Ready, State::Draining])
+                .contains(&entry.answerer),
+            // A flow that nobody ever touched.
+            None => !entry.is_translated(),
+        }
+    }
+
+    /// What the kernel holds, and a restarted agent finds there.
+    fn doors(&self) -> Vec<Door> {
+        let door = |address, number| Door {
+            address,
+            protocol: Protocol::Udp,
+            port: port(number),
+        };
+        let of = |(name, node_port): (&u8, &Option<u16>)| {
+            let at_node = node_port.map(|port| door(DoorAddress::Node(crate::model::Family::V4), port));
+            [Some(door(DoorAddress::Ip(cluster_ip(*name)), 53)), at_node]
+        };
+        self.services.iter().flat_map(of).flatten().collect()
+    }
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let service = || 0_u8..3;
+    let states = proptest::sample::select(vec![State::Ready, State::Draining, State::Down]);
+    prop_oneof![
+        3 => (service(), proptest::option::of(any::<bool>())).prop_map(|(name, how)| {
+            Step::Service(name, how.map(|at_node| at_node.then(|| node_port(name))))
+        }),
+        4 => (service(), proptest::collection::btree_map(1_u8..6, states, 0..4))
+            .prop_map(|(name, endpoints)| Step::Endpoints(name, endpoints)),
+        8 => (0_u8..6, any::<Index>()).prop_map(|(door, choice)| Step::Client(door, choice)),
+        4 => Just(Step::Sync),
+    ]
+}
+
+/// What the sources say of it, and of what.
+fn event(step: &Step) -> Option<((u8, bool), Event)> {
+    match step {
+        Step::Service(number, Some(node_port)) => {
+            let mut service = service(&format!("s{number}"), &[&cluster_ip(*number).to_string()]);
+            service.ports = vec![service_port("udp", Protocol::Udp, 53, *node_port)];
+            Some(((*number, true), service_is(&service)))
+        }
+        Step::Service(number, None) => {
+            let name = ServiceName::new("default", &format!("s{number}"));
+            Some(((*number, true), Event::Service(name, None)))
+        }
+        Step::Endpoints(number, endpoints) => {
+            let each = endpoints.iter().map(|(number, state)| {
+                let address = endpoint_at(*number).ip().to_string();
+                match state {
+                    State::Ready => endpoint(&address, None),
+                    State::Draining => draining(&address, None),
+                    State::Down => down(&address, None),
+                }
+            });
+            let name = format!("s{number}");
+            let slice = dns_slice(&name, &name, each.collect());
+            Some(((*number, false), slice_is(&slice)))
+        }
+        Step::Client(..) | Step::Sync => None,
+    }
+}
+
+fn started(known: impl IntoIterator<Item = Event>) -> Engine<Nftables<NoKernel>> {
+    let mut engine = engine();
+    engine.apply(all_listed());
+    engine.apply(vec![Event::Addresses(vec![address(NODE, "eth0")])]);
+    engine.apply(known.into_iter().collect());
+    engine
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    /// In batches of any size, and with a restart of the agent somewhere: what is healthy is never taken, and
+    /// after each look nothing stale is left.
+    #[test]
+    fn the_healthy_stay_and_the_stale_go(
+        story in proptest::collection::vec(step(), 1..60),
+        restart: Index,
+    ) {
+        let (mut engine, mut facts, mut programmed) = (started([]), Facts::default(), Facts::default());
+        let mut table: BTreeSet<Entry> = BTreeSet::new();
+        let mut last_words = BTreeMap::new();
+        let mut left = Suspects::default();
+        let restart = restart.index(story.len());
+        for (n, step) in story.iter().chain([&Step::Sync]).enumerate() {
+            if n == restart {
+                engine = started(last_words.values().cloned());
+                programmed.doors().into_iter().for_each(|door| left.add_door(door));
+            }
+            facts.take(step);
+            if let Some((about, event)) = event(step) {
+                engine.apply(vec![event.clone()]);
+                last_words.insert(about, event);
+            }
+            match step {
+                Step::Client(door, choice) => {
+                    let (destination, source) = (door_at(*door), format!("10.9.0.9:{}", 4000 + n));
+                    if let Some(answerer) = programmed.balanced(destination, *choice) {
+                        let flow = entry(Protocol::Udp, &source, "10.0.0.1:1", "10.0.0.1:1");
+                        table.insert(Entry { destination, answerer, ..flow });
+                    }
+                }
+                Step::Sync => {
+                    let mut suspects = told(&mut engine, Vec::new());
+                    suspects.absorb(std::mem::take(&mut left));
+                    programmed = facts.clone();
+                    for entry in looked(&engine, &suspects, &Vec::from_iter(table.iter().copied())) {
+                        prop_assert!(!facts.is_healthy(&entry), "{entry:?} was healthy");
+                        table.remove(&entry);
+                    }
+                    let stale: Vec<_> = table.iter().filter(|entry| !facts.is_healthy(entry)).collect();
+                    prop_assert!(stale.is_empty(), "left: {stale:?}");
+                }
+                Step::Service(..) | Step::Endpoints(..) => {}
+            }
+        }
+    }
+}

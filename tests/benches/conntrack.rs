@@ -1,0 +1,262 @@
+//! What it costs to find and delete stale flows: `cargo bench -p denizen-tests --bench conntrack`, as root.
+//!
+//! 100,000 flows of UDP, 1,000 of them stale, through the agent's own reader and judge, in a network namespace
+//! that is made here; next to `conntrack -L`, which only reads, and `conntrack -D`, which deletes what matches one
+//! address. It prints, and asserts no time: times belong to the machine they were taken on.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a bench reads the clock and the programs that it compares with"
+)]
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use denizen_agent::backend::BackendName;
+use denizen_agent::backend::conntrack::{Conntrack, Suspects};
+use denizen_agent::backend::nftables::{Nftables, NoKernel};
+use denizen_agent::engine::{Engine, Policy};
+use denizen_agent::model::{
+    Affinity, EndpointState, Event, Family, Listing, Protocol, Service, ServiceName, ServicePort, Slice,
+    SliceEndpoint, SliceName, SlicePort, TrafficPolicy,
+};
+use denizen_agent::netlink::{Socket, Writer};
+use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Settings};
+use denizen_tests::cni::Namespace;
+
+const FLOWS: u32 = 100_000;
+const STALE: u32 = 1_000;
+const SERVICES: u32 = 100;
+/// Looks, each at a table that was filled anew; the quickest counts.
+const LOOKS: usize = 5;
+const PIECE: usize = 1024;
+
+fn main() -> ExitCode {
+    if !std::env::args().any(|word| word == "--bench") {
+        println!("not run: this is a bench, and `cargo test` builds it only");
+        return ExitCode::SUCCESS;
+    }
+    println!("\n## {FLOWS} flows of UDP, {STALE} of them stale, {SERVICES} services\n");
+    let namespace = Namespace::new();
+    let best = |what: &str, job: fn() -> Duration| {
+        let runs = (0..LOOKS).map(|_| {
+            namespace.run(|| {
+                empty();
+                fill();
+            });
+            namespace.run(job)
+        });
+        let best = runs.min().unwrap_or_default();
+        println!("{what:<44}{:>8.1} ms", best.as_secs_f64() * 1e3);
+        best.as_secs_f64()
+    };
+    let plain = best("conntrack -L", || program(&["-L", "-p", "udp", "-o", "id"]));
+    let others = best("conntrack -D of one dead endpoint's flows", || {
+        program(&["-D", "-p", "udp", "-r", "10.9.0.1"])
+    });
+    let ours = best("denizen: read, judge, delete", look);
+    let idle = best("denizen: the same, with nothing stale left", || {
+        look();
+        look()
+    });
+    println!(
+        "\nours is {:.2} of the plain listing, {:.2} of the deletion",
+        ours / plain,
+        ours / others
+    );
+    println!("with nothing stale: {:.2} of the plain listing", idle / plain);
+    ExitCode::SUCCESS
+}
+
+fn service_ip(n: u32) -> Ipv4Addr {
+    Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 96, 0, 0)) + n)
+}
+
+/// Two for each service.
+fn endpoint(n: u32) -> Ipv4Addr {
+    Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 1, 0, 0)) + n)
+}
+
+/// What the judge knows, and the doors that are to be looked at: all.
+fn known() -> (Engine<Nftables<NoKernel>>, Suspects) {
+    let policy = Policy {
+        settings: Settings {
+            node_name: "bench".into(),
+            masquerade_all: false,
+            node_hints: false,
+        },
+        detector: Detector::PodState,
+        node_ports: NodePortAddresses::Primary,
+        node_side: NodeSide::default(),
+        backend: BackendName::Nftables,
+    };
+    let mut engine = Engine::new(policy, Nftables::offline());
+    engine.apply(Listing::ALL.map(Event::Listed).into());
+    engine.apply((0..SERVICES).flat_map(facts).collect());
+    let _ = engine.decided();
+    let suspects = engine.take_suspects();
+    (engine, suspects)
+}
+
+fn facts(n: u32) -> [Event; 2] {
+    let name = ServiceName::new("bench", &format!("s{n}"));
+    let at = |port: u16| port.try_into().expect("not 0");
+    let service = Service {
+        name: name.clone(),
+        cluster_ips: vec![IpAddr::V4(service_ip(n))],
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        source_ranges: Vec::new(),
+        ports: vec![ServicePort {
+            name: "dns".into(),
+            protocol: Protocol::Udp,
+            port: at(53),
+            node_port: None,
+        }],
+        external_policy: TrafficPolicy::Cluster,
+        internal_policy: TrafficPolicy::Cluster,
+        affinity: Affinity::None,
+        health_check_node_port: None,
+        created: "".into(),
+    };
+    let endpoint = |ip| SliceEndpoint {
+        address: IpAddr::V4(ip),
+        state: EndpointState::Ready,
+        terminating: false,
+        node: None,
+        zone_hints: Vec::new(),
+        node_hints: Vec::new(),
+    };
+    let slice = Slice {
+        name: SliceName {
+            namespace: "bench".into(),
+            name: format!("s{n}").into(),
+        },
+        service: name.clone(),
+        family: Family::V4,
+        ports: vec![SlicePort {
+            name: "dns".into(),
+            protocol: Protocol::Udp,
+            port: at(5353),
+        }],
+        endpoints: vec![
+            endpoint(self::endpoint(n * 2)),
+            endpoint(self::endpoint(n * 2 + 1)),
+        ],
+    };
+    [
+        Event::Service(name, Some(service)),
+        Event::Slice(slice.name.clone(), Some(slice)),
+    ]
+}
+
+/// One look, as the agent does it.
+fn look() -> Duration {
+    let (engine, suspects) = known();
+    let mut conntrack = Conntrack::open().expect("a netlink socket");
+    let before = memory("VmRSS:");
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+    let begun = Instant::now();
+    let (mut stale, mut piece) = (Vec::new(), Vec::with_capacity(PIECE));
+    for (family, protocol) in suspects.parts() {
+        let read = conntrack.read(family, protocol, |entry| {
+            if suspects.concern(&entry) {
+                piece.push(entry);
+            }
+            if piece.len() == PIECE {
+                stale.extend(engine.stale(
+                    &suspects,
+                    std::mem::replace(&mut piece, Vec::with_capacity(PIECE)),
+                ));
+            }
+        });
+        read.expect("the entries can be read");
+    }
+    stale.extend(engine.stale(&suspects, piece));
+    let mut deleted = 0;
+    conntrack
+        .delete(&stale, &mut deleted)
+        .expect("the entries can be deleted");
+    let took = begun.elapsed();
+    let peak = memory("VmHWM:").saturating_sub(before);
+    if deleted > 0 {
+        assert_eq!(deleted, STALE as usize, "exactly the stale ones");
+        println!("    {deleted} deleted; the look took {peak} KiB beyond what the process had");
+    }
+    took
+}
+
+fn memory(name: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    number.unwrap_or_default()
+}
+
+fn program(arguments: &[&str]) -> Duration {
+    let mut conntrack = Command::new("conntrack");
+    let quiet = conntrack
+        .args(arguments)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let begun = Instant::now();
+    let status = quiet.status().expect("conntrack is installed");
+    assert!(status.success(), "conntrack {arguments:?}: {status}");
+    begun.elapsed()
+}
+
+fn empty() {
+    program(&["-F"]);
+}
+
+/// Makes the flows, as packets would.
+fn fill() {
+    let mut socket = Socket::open().expect("a netlink socket");
+    for first in (0..FLOWS).step_by(500) {
+        let mut requests = Writer::default();
+        let mut last = 0;
+        for n in first..first + 500 {
+            last = socket.sequences(1);
+            create(&mut requests, last, n);
+        }
+        socket.send(requests.bytes()).expect("the kernel takes it");
+        let refused = socket.refusals(last).expect("the kernel answers");
+        assert!(refused.is_empty(), "{refused:?}");
+    }
+}
+
+fn create(requests: &mut Writer, sequence: u32, n: u32) {
+    let ack_create_exclusive = 4 | 0x400 | 0x200;
+    let client = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 8, 0, 0)) + n / 30_000);
+    let client = SocketAddr::new(client.into(), (10_000 + n % 30_000) as u16);
+    let service = n % SERVICES;
+    let answerer = match n % (FLOWS / STALE) {
+        // Stale ones of every service, so that a listing by address would not do.
+        0 => Ipv4Addr::new(10, 9, 0, 1),
+        _ => endpoint(service * 2 + n / SERVICES % 2),
+    };
+    let (door, answerer) = (
+        SocketAddr::new(service_ip(service).into(), 53),
+        SocketAddr::new(answerer.into(), 5353),
+    );
+    let message = requests.begin_message(0x100, ack_create_exclusive, sequence, 2, 0);
+    for (kind, source, destination) in [(1, client, door), (2, answerer, client)] {
+        let tuple = requests.begin(kind);
+        let addresses = requests.begin(1);
+        for (kind, end) in [(1, source), (2, destination)] {
+            if let IpAddr::V4(ip) = end.ip() {
+                requests.put(kind, &ip.octets());
+            }
+        }
+        requests.end(addresses);
+        let ports = requests.begin(2);
+        requests.put(1, &[17]);
+        requests.put(2, &source.port().to_be_bytes());
+        requests.put(3, &destination.port().to_be_bytes());
+        requests.end(ports);
+        requests.end(tuple);
+    }
+    requests.put_u32(7, 600);
+    requests.end_message(message);
+}

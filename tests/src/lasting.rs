@@ -1,0 +1,60 @@
+//! Connections that must outlive whatever a test does to the node.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::netns::Netns;
+use crate::probe::Probe;
+
+/// Where the endpoint of such a connection listens.
+pub const ECHO: u16 = 9000;
+
+/// One connection, open since it was made.
+#[derive(Debug)]
+pub struct Lasting(TcpStream);
+
+/// Sends back every byte of every connection to [`ECHO`] of `address`, which `netns` has.
+pub fn serve(netns: &Netns, address: IpAddr) -> Result<()> {
+    let listener = netns.run(|| TcpListener::bind((address, ECHO)))??;
+    thread::spawn(move || {
+        listener
+            .incoming()
+            .flatten()
+            .for_each(|stream| drop(thread::spawn(|| echoes(stream))))
+    });
+    Ok(())
+}
+
+fn echoes(mut stream: TcpStream) {
+    let mut byte = [0];
+    while stream
+        .read_exact(&mut byte)
+        .and_then(|()| stream.write_all(&byte))
+        .is_ok()
+    {}
+}
+
+impl Lasting {
+    /// Connects to an echo service.
+    pub fn open(from: &Netns, to: SocketAddr) -> Result<Self> {
+        let stream = from
+            .run(|| Probe::tcp(to).connect())?
+            .context("the echo service")?;
+        stream.set_read_timeout(Some(Duration::from_secs(3)))?;
+        Ok(Self(stream))
+    }
+
+    /// An error unless a byte comes back.
+    pub fn still_alive(&mut self) -> Result<()> {
+        let mut answer = [0];
+        self.0.write_all(b"?")?;
+        self.0
+            .read_exact(&mut answer)
+            .context("an established connection broke")?;
+        Ok(())
+    }
+}
