@@ -3,6 +3,7 @@
 mod alone;
 mod flush;
 mod publish;
+mod sources;
 
 use std::path::Path;
 use std::pin::pin;
@@ -22,6 +23,7 @@ use tracing::{debug, error, info, warn};
 pub use self::alone::alone_here;
 use self::flush::Flush;
 use self::publish::Publisher;
+use self::sources::Problems;
 use crate::backend::nftables::Watch;
 use crate::config::Config;
 use crate::control::{self, Asked, Request};
@@ -34,7 +36,7 @@ use crate::http;
 use crate::memory::give_back;
 use crate::model::Event;
 use crate::records;
-use crate::source::{Outlet, egress, manifests, node, state_file};
+use crate::source::egress;
 use crate::status::{LastSync, Status};
 
 /// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
@@ -66,7 +68,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     tokio::spawn(control::serve(listener, asked.clone()));
     let (told, events) = mpsc::channel(QUEUE);
     records::adopt_at_start(&config.records()).await;
-    let mut problems = start_sources(&config, &told);
+    let mut problems = sources::start(&config, &told).await?;
     drop(told);
     let (publisher, published) = Publisher::new(&config, asked, now());
     problems.push(http::start(config.listen, published).context("cannot start the HTTP servers")?);
@@ -89,45 +91,6 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let result = agent.attend(events, requests).await;
     let _ = std::fs::remove_file(config.run_dir.join(denizen_shared::run_dir::SOCKET));
     result
-}
-
-type Problems = Vec<watch::Receiver<Vec<String>>>;
-
-fn start_sources(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> Problems {
-    let outlets = [(); 4].map(|()| Outlet::new(told.clone()));
-    let [
-        (pods, pod_problems),
-        (objects, object_problems),
-        (links, link_problems),
-        (records, record_problems),
-    ] = outlets;
-    let (told_file, known_file) = watch::channel(state_file::Seen::default());
-    tokio::spawn(state_file::run(
-        state_file::Config {
-            run_dir: config.run_dir.clone(),
-        },
-        told_file,
-        pods,
-    ));
-    let folder = manifests::Config {
-        folder: config.manifests.clone(),
-        node_name: config.policy.settings.node_name.to_string(),
-    };
-    tokio::spawn(manifests::run(folder, objects));
-    let (told_links, known_links) = watch::channel(Arc::default());
-    tokio::spawn(node::run(links, told_links));
-    let shown = records::Shown {
-        links: known_links,
-        state_file: known_file,
-    };
-    tokio::spawn(records::keep(config.records(), shown, records));
-    let mut problems = vec![pod_problems, object_problems, link_problems, record_problems];
-    if let Some(file) = &config.egress {
-        let (egress, egress_problems) = Outlet::new(told.clone());
-        tokio::spawn(egress::run(file.clone(), egress));
-        problems.push(egress_problems);
-    }
-    problems
 }
 
 /// Before anything is programmed: a restart must not let connections out for a moment with a pod's address.

@@ -2,21 +2,24 @@
 
 mod backend;
 mod conntrack;
+mod detect;
 mod duration;
 mod error;
 mod listen;
 mod node_side;
+mod objects;
 #[cfg(test)]
 mod tests;
 
 pub use backend::{BackendArgs, BackendChoice};
 pub use conntrack::ConntrackArgs;
+use detect::detector;
 pub(crate) use duration::duration;
 pub use error::ConfigError;
 pub use node_side::NodeSideArgs;
+pub use objects::{Objects, ObjectsArgs, ObjectsError};
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use denizen_shared::run_dir;
@@ -105,10 +108,9 @@ pub struct RunArgs {
     #[expect(missing_docs, reason = "flattened into the flags")]
     pub listen: ListenArgs,
 
-    /// A folder of manifests (Services, EndpointSlices, Nodes, ServiceCIDRs) to serve, in place of an API
-    /// server's
-    #[arg(long, value_name = "DIR")]
-    pub manifests: PathBuf,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened into the flags")]
+    pub objects: ObjectsArgs,
 
     /// Where the container runtime keeps the results of its CNI calls: pods that it attached without denizen are
     /// taken over from there; empty for not at all
@@ -137,8 +139,8 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// Where the container runtime keeps the results of its CNI calls; empty for nowhere.
     pub cni_cache_dir: PathBuf,
-    /// The folder of manifests.
-    pub manifests: PathBuf,
+    /// Where the cluster's objects come from.
+    pub objects: Objects,
     /// The iptables to use, where that is not to be found out.
     pub iptables_variant: Option<Variant>,
     /// Connection tracking's settings.
@@ -161,7 +163,7 @@ impl RunArgs {
             policy,
             run_dir,
             listen,
-            manifests,
+            objects,
             cni_cache_dir,
             conntrack,
             init_only,
@@ -171,7 +173,7 @@ impl RunArgs {
             policy: policy.check(auto)?,
             run_dir: run_dir.run_dir.clone(),
             cni_cache_dir: cni_cache_dir.clone(),
-            manifests: manifests.clone(),
+            objects: objects.check(std::env::var("KUBERNETES_SERVICE_HOST").ok())?,
             egress: policy.node_side.egress_masquerade_config.clone(),
             conntrack: conntrack.asked(),
             init_only: *init_only,
@@ -236,62 +238,6 @@ impl PolicyArgs {
 fn host_name() -> Result<String, ConfigError> {
     let name = nix::unistd::gethostname().map_err(|errno| ConfigError::NodeName(errno.to_string()))?;
     Ok(name.to_string_lossy().trim().to_lowercase())
-}
-
-fn detector(text: &str) -> Result<Detector, ConfigError> {
-    let (mode, values) = match text.split_once('=') {
-        Some((mode, values)) => (mode, Some(values.split(',').map(str::trim).collect::<Vec<_>>())),
-        None => (text, None),
-    };
-    match (mode, values) {
-        ("pod-state", None) => Ok(Detector::PodState),
-        ("pod-state", Some(values)) if values == ["port-exact"] => Ok(Detector::PodPort),
-        ("pod-state", Some(_)) => Err(ConfigError::Value {
-            mode: "pod-state",
-            problem: "it takes no value but port-exact".to_owned(),
-        }),
-        ("bridge-port", None) => Ok(Detector::BridgePort),
-        ("bridge-port", Some(_)) => Err(ConfigError::Value {
-            mode: "bridge-port",
-            problem: "it takes no value".to_owned(),
-        }),
-        ("bridge", values) => Ok(Detector::Bridge(names("bridge", "cni0", values)?)),
-        ("interface-prefix", values) => Ok(Detector::InterfacePrefix(names(
-            "interface-prefix",
-            "veth",
-            values,
-        )?)),
-        ("node-cidr", None) => Ok(Detector::NodeCidr(None)),
-        ("node-cidr", Some(values)) => Ok(Detector::NodeCidr(Some(cidrs(
-            "--detect-local node-cidr",
-            values,
-        )?))),
-        ("cluster-cidr", _) => Err(ConfigError::ClusterCidr("--detect-local cluster-cidr")),
-        _ => Err(ConfigError::Mode(text.to_owned())),
-    }
-}
-
-fn names(mode: &'static str, example: &str, values: Option<Vec<&str>>) -> Result<Vec<Arc<str>>, ConfigError> {
-    // IFNAMSIZ, without the zero that ends a name.
-    const LONGEST: usize = 15;
-    // The kernel's rules for names (dev_valid_name), and what nft's text has no way to write.
-    let strange = |c: char| matches!(c, '/' | ':' | '"' | '*') || c.is_whitespace() || c.is_control();
-    let Some(values) = values else {
-        return Err(ConfigError::Value {
-            mode,
-            problem: format!("it wants a value: {mode}={example}"),
-        });
-    };
-    match values
-        .iter()
-        .find(|name| name.is_empty() || name.len() > LONGEST || name.contains(strange))
-    {
-        Some(bad) => Err(ConfigError::Value {
-            mode,
-            problem: format!("{bad:?} cannot be in an interface's name"),
-        }),
-        None => Ok(values.into_iter().map(Arc::from).collect()),
-    }
 }
 
 /// Whether hints for nodes count. kube-proxy's other gates have no meaning here.

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use denizen_shared::socket::WaitFor;
 use ipnetwork::IpNetwork;
+use jiff::Timestamp;
 use thiserror::Error;
 use tracing::{info, warn};
 
@@ -63,6 +64,10 @@ pub struct Engine<B = Chosen> {
     node_ports: Vec<IpAddr>,
     /// The state file's version whose pods are in the kernel.
     programmed_pods: Option<PodVersion>,
+    /// When the changes were made that are decided and not programmed yet.
+    decided_triggers: Vec<Timestamp>,
+    /// The same of those that are in the kernel since [`Self::take_triggers`] was asked.
+    programmed_triggers: Vec<Timestamp>,
     last_sync: Option<LastSync>,
     drift_repaired: u64,
     last_repair: Option<Duration>,
@@ -113,6 +118,8 @@ impl<B: Told> Engine<B> {
             suspicion: Suspicion::default(),
             node_ports: Vec::new(),
             programmed_pods: None,
+            decided_triggers: Vec::new(),
+            programmed_triggers: Vec::new(),
             last_sync: None,
             drift_repaired: 0,
             last_repair: None,
@@ -210,6 +217,7 @@ impl<B: Backend> Engine<B> {
         self.suspicion.left(self.backend.left_doors());
         if result.is_ok() || self.backend.has_pods() {
             self.programmed_pods = self.decided_pods.clone();
+            self.programmed_triggers.append(&mut self.decided_triggers);
         }
     }
 }
@@ -234,6 +242,7 @@ impl<B: Told> Engine<B> {
             self.change = change;
             return;
         };
+        self.decided_triggers.append(&mut change.triggers);
         let first = !std::mem::replace(&mut self.complete, true);
         if first {
             change.node = true;
@@ -356,6 +365,12 @@ impl<B: Told> Engine<B> {
     pub fn note_repair(&mut self, took: Duration) {
         self.drift_repaired += 1;
         self.last_repair = Some(took);
+    }
+
+    /// When the changes of pods and Services were made that the kernel was programmed for since this was asked
+    /// last: what kube-proxy's `network_programming_duration_seconds` counts from.
+    pub fn take_triggers(&mut self) -> Vec<Timestamp> {
+        std::mem::take(&mut self.programmed_triggers)
     }
 
     /// Whether all of the first full set of rules is in the kernel.

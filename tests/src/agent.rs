@@ -29,14 +29,61 @@ pub const CNI_CACHE: &str = "cni-cache";
 /// How an agent is to be run.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The folder of Services, EndpointSlices and Nodes.
-    pub manifests: PathBuf,
+    /// Where Services, EndpointSlices and Nodes come from.
+    pub objects: Objects,
     /// The run directory, which the plugin records into.
     pub run_dir: PathBuf,
     /// Which of the Nodes this one is.
     pub node_name: String,
     /// Flags beyond these.
     pub flags: Vec<String>,
+}
+
+/// Where the agent's objects come from.
+#[derive(Debug, Clone)]
+pub enum Objects {
+    /// A folder of manifests.
+    Manifests(PathBuf),
+    /// The API that a kubeconfig file leads to.
+    Kubeconfig(PathBuf),
+    /// The API, as a pod of a cluster is told of it.
+    Pod {
+        /// What is mounted as the pod's service account.
+        account: PathBuf,
+        /// Its environment.
+        environment: Vec<(&'static str, String)>,
+    },
+}
+
+/// Shows a process this folder where a pod's service account is. `/run` is nobody else's then.
+const IN_A_POD: &str = r#"
+set -e
+mount -t tmpfs tmpfs /run
+mkdir -p /run/secrets/kubernetes.io/serviceaccount
+mount --bind "$1" /run/secrets/kubernetes.io/serviceaccount
+shift
+exec "$@"
+"#;
+
+impl Objects {
+    /// The agent's command as far as it says where they come from.
+    fn command(&self) -> Result<Command> {
+        let agent = binary::ours("denizen-agent")?;
+        let mut command = Command::new(&agent);
+        match self {
+            Self::Manifests(folder) => command.args(["run", "--manifests"]).arg(folder),
+            Self::Kubeconfig(file) => command.args(["run", "--kubeconfig"]).arg(file),
+            Self::Pod { account, environment } => {
+                command = Command::new("unshare");
+                command.args(["--mount", "sh", "-c", IN_A_POD, "sh"]).arg(account);
+                command
+                    .arg(agent)
+                    .arg("run")
+                    .envs(environment.iter().map(|(name, value)| (name, value)))
+            }
+        };
+        Ok(command)
+    }
 }
 
 /// A running agent. Dropping it kills it, and prints its log for the test that failed.
@@ -87,13 +134,8 @@ impl Agent {
     pub fn spawn(node: &Netns, settings: Settings) -> Result<Self> {
         let log = settings.run_dir.join("agent.log");
         let output = OpenOptions::new().create(true).append(true).open(&log)?;
-        let mut command = Command::new(binary::ours("denizen-agent")?);
-        command
-            .arg("run")
-            .arg("--manifests")
-            .arg(&settings.manifests)
-            .arg("--run-dir")
-            .arg(&settings.run_dir);
+        let mut command = settings.objects.command()?;
+        command.arg("--run-dir").arg(&settings.run_dir);
         command
             .args(["--node-name", &settings.node_name])
             .arg("--cni-cache-dir")

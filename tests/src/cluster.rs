@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use crate::agent::{Agent, Settings};
+use crate::agent::{Agent, Objects, Settings};
 use crate::manifest::{self, Manifests, Port};
 use crate::netns::Netns;
 use crate::pod::{BRIDGE, Pod, Wiring};
@@ -94,6 +94,12 @@ impl Cluster {
         })
     }
 
+    /// From now on the plugin waits for the agent as `wait` says.
+    pub fn wait_as(&mut self, wait: &Value) {
+        self.bridged.wait_as(wait);
+        self.routed.wait_as(wait);
+    }
+
     /// A new pod, attached through the real chain.
     pub fn add_pod(&self, name: &str, wiring: Wiring) -> Result<Pod> {
         let netns = match &self.label {
@@ -124,7 +130,7 @@ impl Cluster {
     /// How the agent is run here.
     pub fn settings(&self) -> Settings {
         Settings {
-            manifests: self.manifests.folder().to_owned(),
+            objects: Objects::Manifests(self.manifests.folder().to_owned()),
             run_dir: self.run_dir.clone(),
             node_name: NODE.to_owned(),
             flags: Vec::new(),

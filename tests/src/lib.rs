@@ -10,6 +10,7 @@
 )]
 
 pub mod agent;
+pub mod api;
 pub mod binary;
 pub mod cast;
 pub mod cluster;

@@ -105,6 +105,13 @@ impl Chain {
         &self.network
     }
 
+    /// From now on the last plugin, which is `denizen`, waits for the agent as `wait` says.
+    pub fn wait_as(&mut self, wait: &Value) {
+        if let Some(denizen) = self.plugins.last_mut() {
+            denizen["waitForAgent"] = wait.clone();
+        }
+    }
+
     /// ADD by every plugin in order, from inside `node`.
     pub fn add(&self, node: &Netns, sandbox: &Sandbox, previous: Option<Value>) -> Result<Added> {
         let (mut result, mut took) = (previous, Vec::new());

@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use denizen_tests::agent::{Agent, STARTING, Settings};
+use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
 use denizen_tests::cluster::{Cluster, NODE};
 use denizen_tests::http::{Reply, fetch, url};
 use denizen_tests::manifest;
@@ -83,11 +83,12 @@ fn both_families_are_told_as_by_kube_proxy() -> Result<()> {
 #[test]
 fn an_agent_that_still_waits_is_live_and_not_ready() -> Result<()> {
     let cluster = Cluster::new("hz-wait", &Value::Null)?;
+    let folder = cluster.world.folder().join("to-come");
     let settings = Settings {
-        manifests: cluster.world.folder().join("to-come"),
+        objects: Objects::Manifests(folder.clone()),
         ..cluster.settings()
     };
-    let mut agent = Agent::spawn(&cluster.world.node, settings.clone())?;
+    let mut agent = Agent::spawn(&cluster.world.node, settings)?;
     let body = until(&cluster, "/healthz", 503)?;
     assert_eq!(
         (&body["healthy"], &body["nodeEligible"]),
@@ -95,7 +96,7 @@ fn an_agent_that_still_waits_is_live_and_not_ready() -> Result<()> {
         "{body}"
     );
     assert_eq!(until(&cluster, "/livez", 200)?["healthy"], true);
-    std::fs::rename(cluster.manifests.folder(), &settings.manifests)?;
+    std::fs::rename(cluster.manifests.folder(), &folder)?;
     agent.wait_programmed(STARTING + BOUND)?;
     until(&cluster, "/healthz", 200)?;
     Ok(())

@@ -44,7 +44,7 @@ fn command(cast: &Cast, program: &[&str], flags: &[&str]) -> Result<Command> {
     let mut words = program.iter().map(Into::into).chain([ours.into_os_string()]);
     let mut command = Command::new(words.next().context("a program")?);
     command.args(words).arg("run").args(flags);
-    command.arg("--manifests").arg(settings.manifests);
+    command.arg("--manifests").arg(cast.cluster.manifests.folder());
     command.arg("--run-dir").arg(settings.run_dir);
     command.args(["--node-name", &settings.node_name]);
     Ok(command)

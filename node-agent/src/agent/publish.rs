@@ -70,7 +70,8 @@ impl Publisher {
                     self.pods_told(pods);
                     continue;
                 }
-                Event::Node(_)
+                Event::Triggered(..)
+                | Event::Node(_)
                 | Event::ServiceCidr(..)
                 | Event::Addresses(_)
                 | Event::Egress(_)
@@ -117,6 +118,11 @@ impl Publisher {
     pub(super) fn programmed<B: Backend>(&mut self, engine: &mut Engine<B>, begun: Instant, now: Instant) {
         let clock = Timestamp::now();
         self.measure(begun, now, clock);
+        for at in engine.take_triggers() {
+            // Another machine's clock may be ahead of ours.
+            let took = clock.duration_since(at).as_secs_f64().max(0.0);
+            self.metrics.like_kube_proxy.network_programming.observe(took);
+        }
         self.pulse.send_modify(|pulse| {
             pulse.alive = now;
             pulse.waiting = None;

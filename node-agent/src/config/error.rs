@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use super::ObjectsError;
+
 /// What is wrong with the command line.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ConfigError {
@@ -51,6 +53,9 @@ pub enum ConfigError {
     /// Not a list of gates.
     #[error("--feature-gates: {0:?} is not NAME=true or NAME=false")]
     Gate(String),
+    /// Nothing to follow, or nobody to ask.
+    #[error(transparent)]
+    Objects(#[from] ObjectsError),
     /// The node's name is not known.
     #[error("--node-name is not given, and the host name cannot be read: {0}")]
     NodeName(String),

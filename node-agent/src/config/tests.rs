@@ -153,3 +153,70 @@ fn flags_that_are_wrong_or_contradict_each_other_are_named() {
         assert!(error.contains(words), "{flags}: {error}");
     }
 }
+
+/// With a token of the pod's service account, or none, and what Kubernetes tells a pod.
+#[test]
+fn where_the_objects_come_from() {
+    use crate::source::kube::access::{Access, Credentials};
+
+    let url = "https://192.168.0.10:6443";
+    let api = |credentials, server: Option<&str>| {
+        let server = server.map(str::to_owned);
+        Ok(Objects::Api(Access { credentials, server }))
+    };
+    let file = || Credentials::Kubeconfig("/k".into());
+    let cluster_ip = Some("10.96.0.1");
+    let cases = [
+        (
+            vec!["--manifests", "/m"],
+            cluster_ip,
+            Ok(Objects::Manifests("/m".into())),
+        ),
+        (vec!["--kubeconfig", "/k"], None, api(file(), None)),
+        (
+            vec!["--kubeconfig", "/k", "--master", url],
+            cluster_ip,
+            api(file(), Some(url)),
+        ),
+        (
+            vec!["--kubeconfig", "/k", "--master", "http://[::1]:8001"],
+            None,
+            api(file(), Some("http://[::1]:8001")),
+        ),
+        (
+            vec!["--kubeconfig", "/k", "--master", "10.0.0.1:6443"],
+            None,
+            Err(ObjectsError::Server("10.0.0.1:6443".into())),
+        ),
+        (
+            vec!["--master", url],
+            cluster_ip,
+            api(Credentials::ServiceAccount, Some(url)),
+        ),
+        (
+            vec!["--master", "http://10.0.0.1"],
+            None,
+            Err(ObjectsError::Server("http://10.0.0.1".into())),
+        ),
+        (
+            vec!["--master", ""],
+            cluster_ip,
+            Err(ObjectsError::ServiceAddress("10.96.0.1".into())),
+        ),
+        (
+            vec![],
+            cluster_ip,
+            Err(ObjectsError::ServiceAddress("10.96.0.1".into())),
+        ),
+        (vec![], None, Err(ObjectsError::NoObjects)),
+    ];
+    for (flags, host, expected) in cases {
+        let line = Line::try_parse_from(std::iter::once("denizen-agent").chain(flags.clone())).unwrap();
+        assert_eq!(
+            line.run.objects.check(host.map(str::to_owned)),
+            expected,
+            "{flags:?}"
+        );
+    }
+    assert!(Line::try_parse_from(["denizen-agent", "--manifests", "/m", "--kubeconfig", "/k"]).is_err());
+}

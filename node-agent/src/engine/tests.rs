@@ -86,6 +86,7 @@ fn subject(event: &Event) -> String {
     match event {
         Event::Service(name, _) => format!("service {name}"),
         Event::Slice(name, _) => format!("slice {name}"),
+        Event::Triggered(name, _) => format!("trigger {name}"),
         Event::Node(_) => "node".to_owned(),
         Event::ServiceCidr(name, _) => format!("range {name}"),
         Event::Pods(_) => "pods".to_owned(),
@@ -196,7 +197,7 @@ proptest! {
     #[test]
     fn any_way_ends_as_a_fresh_start(
         events in proptest::collection::vec(event(), 1..40),
-        listed: [Index; 4],
+        listed: [Index; 5],
         batch in 1_usize..6,
         reconnect: Index,
         doubled: bool,
@@ -316,10 +317,7 @@ impl Backend for Refusing {
     }
 }
 
-/// A change that failed and was then repaired by a look (the kernel's word of a foreign change comes sooner
-/// than the next try) left the ADD that waited for it waiting.
-#[test]
-fn who_waits_for_a_pod_is_answered_by_a_repair_too() {
+fn refusing() -> Engine<Refusing> {
     let policy = Policy {
         settings: settings(),
         detector: Detector::PodState,
@@ -327,7 +325,14 @@ fn who_waits_for_a_pod_is_answered_by_a_repair_too() {
         node_side: NodeSide::default(),
         backend: BackendName::Nftables,
     };
-    let mut engine = Engine::new(policy, Refusing { refuses: true });
+    Engine::new(policy, Refusing { refuses: true })
+}
+
+/// A change that failed and was then repaired by a look (the kernel's word of a foreign change comes sooner
+/// than the next try) left the ADD that waited for it waiting.
+#[test]
+fn who_waits_for_a_pod_is_answered_by_a_repair_too() {
+    let mut engine = refusing();
     let told = pods(7, &[("10.1.2.3", "cni0")]);
     let (epoch, generation) = told.version.clone().unwrap();
     let asked = WaitFor {
@@ -340,4 +345,33 @@ fn who_waits_for_a_pod_is_answered_by_a_repair_too() {
     assert!(!engine.has_programmed(&asked) && !engine.is_idle());
     assert!(engine.resync().is_ok());
     assert!(engine.has_programmed(&asked) && engine.is_idle());
+}
+
+/// The time that a change took counts until the kernel has it, however often it is tried, and what changes
+/// nothing counts not at all.
+#[test]
+fn triggers_are_those_of_what_is_in_the_kernel() {
+    let mut engine = refusing();
+    let at = |second| jiff::Timestamp::from_second(second).unwrap();
+    let name = |n| {
+        let Event::Slice(name, _) = a_slice(n, 1, [3].into()) else {
+            panic!("a slice");
+        };
+        name
+    };
+    engine.apply(vec![a_slice(1, 1, [3].into()), Event::Triggered(name(1), at(1))]);
+    assert!(engine.sync().is_err());
+    assert!(engine.take_triggers().is_empty(), "not everything is known yet");
+    engine.apply(Listing::ALL.map(Event::Listed).into());
+    assert!(engine.sync().is_ok());
+    assert_eq!(engine.take_triggers(), [at(1)]);
+    assert!(engine.take_triggers().is_empty(), "told once");
+    engine.apply(vec![a_slice(1, 1, [3].into()), Event::Triggered(name(1), at(2))]);
+    assert!(engine.is_idle(), "the slice is as it was");
+    engine.backend.refuses = true;
+    engine.apply(vec![a_slice(1, 2, [3].into()), Event::Triggered(name(1), at(3))]);
+    assert!(engine.sync().is_err());
+    assert!(engine.take_triggers().is_empty());
+    assert!(engine.sync().is_ok());
+    assert_eq!(engine.take_triggers(), [at(3)]);
 }

@@ -395,6 +395,6 @@ fn nothing_is_explained_from_half_a_picture() {
     let asked = engine.explain(&Packet::parse("10.1.2.3", "10.96.0.10:80").unwrap());
     assert_eq!(
         asked.unwrap_err().to_string(),
-        "not everything is known yet; waiting for services, endpoint slices, this node's object, this node's addresses"
+        "not everything is known yet; waiting for services, endpoint slices, this node's object, service CIDRs, this node's addresses"
     );
 }

@@ -1,6 +1,7 @@
 //! What sources say.
 
 use ipnetwork::IpNetwork;
+use jiff::Timestamp;
 
 use super::egress::Egress;
 use super::endpoint::{Slice, SliceName};
@@ -17,6 +18,8 @@ pub enum Listing {
     Slices,
     /// This Node object, or that there is none.
     Node,
+    /// All ServiceCIDRs, or that the API has none.
+    ServiceCidrs,
     /// The addresses of this node's links.
     Addresses,
 }
@@ -27,6 +30,7 @@ impl std::fmt::Display for Listing {
             Self::Services => "services",
             Self::Slices => "endpoint slices",
             Self::Node => "this node's object",
+            Self::ServiceCidrs => "service CIDRs",
             Self::Addresses => "this node's addresses",
         })
     }
@@ -34,7 +38,13 @@ impl std::fmt::Display for Listing {
 
 impl Listing {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Services, Self::Slices, Self::Node, Self::Addresses];
+    pub const ALL: [Self; 5] = [
+        Self::Services,
+        Self::Slices,
+        Self::Node,
+        Self::ServiceCidrs,
+        Self::Addresses,
+    ];
 }
 
 /// One fact from the outside world. Each says what is so now, not what changed: an event that is repeated
@@ -45,6 +55,8 @@ pub enum Event {
     Service(ServiceName, Option<Service>),
     /// An EndpointSlice is so, or is gone.
     Slice(SliceName, Option<Slice>),
+    /// What was told last of this slice answers to a change of a pod or a Service that was made then.
+    Triggered(SliceName, Timestamp),
     /// This node's Node object is so, or is missing.
     Node(Option<Node>),
     /// A ServiceCIDR of this name has these ranges, or is gone.

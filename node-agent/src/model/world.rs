@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ipnetwork::IpNetwork;
+use jiff::Timestamp;
 
 use super::egress::Egress;
 use super::endpoint::{Slice, SliceName};
@@ -26,6 +27,8 @@ pub struct Change {
     pub service_ranges: bool,
     /// Where pods keep their address differs.
     pub egress: bool,
+    /// When the changes were made that these services' slices answer to.
+    pub triggers: Vec<Timestamp>,
 }
 
 impl Change {
@@ -58,6 +61,13 @@ impl Model {
         match event {
             Event::Service(name, service) => self.apply_service(name, service, change),
             Event::Slice(name, slice) => self.apply_slice(name, slice, change),
+            Event::Triggered(name, at) => {
+                // A slice that says what it said before, or belongs to nobody, is nothing to program.
+                let owner = self.slice_owner.get(&name);
+                if owner.is_some_and(|owner| change.services.contains(owner)) {
+                    change.triggers.push(at);
+                }
+            }
             Event::Node(node) => {
                 self.node_gone = node.is_none() && (self.node_gone || self.node.is_some());
                 change.node |= replace(&mut self.node, node);

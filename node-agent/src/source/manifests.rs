@@ -85,10 +85,11 @@ pub fn read(config: &Config) -> Result<(Vec<Event>, Vec<String>), ManifestsError
 }
 
 /// What one look at the folder completes.
-const LISTED: [Event; 3] = [
+const LISTED: [Event; 4] = [
     Event::Listed(Listing::Services),
     Event::Listed(Listing::Slices),
     Event::Listed(Listing::Node),
+    Event::Listed(Listing::ServiceCidrs),
 ];
 
 /// Tells what the folder says, now and whenever it changes, until nobody listens any more. While the folder

@@ -2,7 +2,8 @@
 //!
 //! | source | tells | watches |
 //! | --- | --- | --- |
-//! | [`manifests`] | Services, slices, this Node, ServiceCIDRs | a folder of YAML and JSON files |
+//! | [`kube`] | Services, slices, this Node, ServiceCIDRs | the Kubernetes API |
+//! | [`manifests`] | the same | a folder of YAML and JSON files |
 //! | [`state_file`] | this node's pods | the state file in the run directory |
 //! | [`egress`] | where pods keep their address | a file in ip-masq-agent's format |
 //! | [`node`] | this node's addresses and links | the kernel, by rtnetlink |
@@ -16,6 +17,7 @@
 //! The objects of the Kubernetes API, as they are written in files or served, are in [`object`].
 
 pub mod egress;
+pub mod kube;
 pub mod manifests;
 pub mod node;
 pub mod object;

@@ -42,6 +42,9 @@ pub struct Metrics {
 pub struct LikeKubeProxy {
     /// From the first change taken in to the kernel's acknowledgement, in seconds.
     pub sync_duration: Histogram,
+    /// From the change of a pod or Service, wherever it was made, to the kernel's acknowledgement here, in seconds.
+    /// What was made before the agent started does not count.
+    pub network_programming: Histogram,
     /// When that succeeded last.
     pub last_sync: Moment,
     /// When there was something to program last.
@@ -119,6 +122,12 @@ fn doubling(first: f64, buckets: u16) -> Histogram {
     Histogram::new(exponential_buckets(first, 2.0, buckets))
 }
 
+/// kube-proxy's own for its SLI: 0.25 s to 5 minutes.
+fn programming_buckets() -> impl Iterator<Item = f64> {
+    let seconds = (1..60).chain((60..120).step_by(5)).chain((120..=300).step_by(30));
+    [0.25, 0.5].into_iter().chain(seconds.map(f64::from))
+}
+
 /// Series that are there from the start: what never happened is 0, not missing.
 fn from_zero<M: Default + Clone>(family: &Family<Label, M>, name: &'static str, values: &[&'static str]) {
     for value in values {
@@ -130,6 +139,7 @@ impl LikeKubeProxy {
     fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
             sync_duration: doubling(0.001, 15),
+            network_programming: Histogram::new(programming_buckets()),
             last_sync: Moment::default(),
             last_queued: Moment::default(),
             service_changes: Default::default(),
@@ -167,6 +177,11 @@ impl LikeKubeProxy {
             "How long programming the kernel took",
         );
         registry.register_with_unit(name, help, Unit::Seconds, self.sync_duration.clone());
+        let (name, help) = (
+            "network_programming_duration",
+            "From a change in the cluster to the rules in this kernel",
+        );
+        registry.register_with_unit(name, help, Unit::Seconds, self.network_programming.clone());
         let (name, help) = (
             "sync_proxy_rules_last_timestamp",
             "When programming succeeded last",

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::table::{Backend, Case, Flow, From, Nobody, Verdict};
-use crate::agent::{Agent, Settings};
+use crate::agent::{Agent, Objects, Settings};
 use crate::manifest::{self, Manifests};
 use crate::netns::Netns;
 use crate::pod::{Pod, Wiring};
@@ -218,7 +218,7 @@ fn write_down(case: &Case, backend: Backend, world: &World) -> Result<Settings> 
         })],
     )?;
     Ok(Settings {
-        manifests: manifests.folder().to_owned(),
+        objects: Objects::Manifests(manifests.folder().to_owned()),
         run_dir: world.subfolder("run")?,
         node_name: case.node.name.clone(),
         flags: flags(case, backend),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::{Agent, Settings};
+use denizen_tests::agent::{Agent, Objects, Settings};
 use denizen_tests::binary;
 use denizen_tests::manifest::{Manifests, Port, node, service, slice};
 use denizen_tests::netns::{Netns, checked};
@@ -97,7 +97,7 @@ impl Feature {
     /// The agent, with all programmed.
     pub fn start(&self, at: &Netns) -> Result<Agent> {
         let settings = Settings {
-            manifests: self.manifests(),
+            objects: Objects::Manifests(self.manifests()),
             run_dir: self.run_dir(),
             node_name: HERE.to_owned(),
             flags: self.flags.clone(),

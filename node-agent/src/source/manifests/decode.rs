@@ -6,16 +6,13 @@
 mod yaml;
 
 use std::borrow::Cow;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
 use serde_json::value::RawValue;
 use thiserror::Error;
 
 use super::text;
-use crate::source::object::{Kind, ObjectError};
+use crate::source::object::{Found, Kind};
 
 /// How a file is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,19 +32,6 @@ pub(super) struct Place {
     pub(super) item: Option<usize>,
     /// The line that the document begins at, or that is broken, where it is known.
     pub(super) line: Option<usize>,
-}
-
-/// An object that may say something about services.
-#[derive(Debug)]
-pub(super) struct Found<'a> {
-    pub(super) kind: Kind,
-    raw: Raw<'a>,
-}
-
-#[derive(Debug)]
-enum Raw<'a> {
-    Json(&'a str),
-    Tree(Value),
 }
 
 /// Why a document or item of a list could not be used.
@@ -132,13 +116,7 @@ fn json_object(place: Place, json: &str, list: Option<&ListKind>, sink: &mut Sin
     let kinds = (shell.api_version.as_deref(), shell.kind.as_deref());
     match (Nature::of(kinds.0, kinds.1, list), shell.items) {
         (Err(error), _) => sink(place, Err(error)),
-        (Ok(Nature::Object(kind)), _) => sink(
-            place,
-            Ok(Found {
-                kind,
-                raw: Raw::Json(json),
-            }),
-        ),
+        (Ok(Nature::Object(kind)), _) => sink(place, Ok(Found::json(kind, json))),
         (Ok(Nature::List(kind)), Some(items)) if place.item.is_none() => {
             let Ok(items) = serde_json::from_str::<Option<Vec<&RawValue>>>(items.get()) else {
                 return sink(place, Err(ITEMS_NOT_A_LIST));
@@ -198,73 +176,6 @@ impl Nature {
                 tracing::debug!(api_version, kind, "object of no interest");
                 Ok(Self::Other)
             }
-        }
-    }
-}
-
-/// Of a malformed object, what may still tell its name.
-#[derive(Deserialize)]
-struct Named {
-    metadata: NamedMetadata,
-}
-
-#[derive(Deserialize)]
-struct NamedMetadata {
-    namespace: Option<String>,
-    name: String,
-}
-
-impl Found<'_> {
-    /// A number that differs, for all that matters, when the object was written differently.
-    pub(super) fn digest(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        match &self.raw {
-            Raw::Json(json) => json.hash(&mut hasher),
-            Raw::Tree(tree) => tree.hash(&mut hasher),
-        }
-        hasher.finish()
-    }
-
-    /// The object in its type.
-    pub(super) fn typed<T: DeserializeOwned>(&self) -> Result<T, ObjectError> {
-        // Keeping track of the path costs time, and is for an error that somebody will read.
-        let typed = match &self.raw {
-            Raw::Json(json) => serde_json::from_str(json),
-            Raw::Tree(tree) => T::deserialize(tree),
-        };
-        typed.or_else(|_| self.typed_with_path())
-    }
-
-    fn typed_with_path<T: DeserializeOwned>(&self) -> Result<T, ObjectError> {
-        let typed = match &self.raw {
-            Raw::Json(json) => {
-                serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(json))
-            }
-            Raw::Tree(tree) => serde_path_to_error::deserialize(tree),
-        };
-        typed.map_err(|error| ObjectError::Malformed {
-            kind: self.kind,
-            name: self.name(),
-            field: error.path().to_string(),
-            source: error.into_inner(),
-        })
-    }
-
-    fn name(&self) -> String {
-        let named = match &self.raw {
-            Raw::Json(json) => serde_json::from_str::<Named>(json),
-            Raw::Tree(tree) => Named::deserialize(tree),
-        };
-        match named.map(|named| named.metadata) {
-            Ok(NamedMetadata {
-                namespace: Some(namespace),
-                name,
-            }) => format!("{namespace}/{name}"),
-            Ok(NamedMetadata {
-                namespace: None,
-                name,
-            }) => name,
-            Err(_) => "without a readable name".to_owned(),
         }
     }
 }

@@ -2,20 +2,10 @@
 
 use std::collections::HashSet;
 
-use super::decode::{self, Format, Found};
-use super::index::Key;
+use super::decode::{self, Format};
 use super::problem::{Problem, Problems, What};
 use crate::describe::describe;
-use crate::model::Event;
-use crate::source::object::{self, Kind, ObjectError, Warning};
-
-/// An object of a file.
-#[derive(Debug)]
-pub(super) struct Item {
-    pub(super) key: Key,
-    pub(super) digest: u64,
-    pub(super) event: Event,
-}
+use crate::source::object::Said;
 
 /// Reads the text of `file`: hands every object of interest to `sink`, each once, and returns what could
 /// not be used.
@@ -24,7 +14,7 @@ pub(super) fn read(
     format: Format,
     text: &str,
     node_name: &str,
-    sink: &mut dyn FnMut(Item),
+    sink: &mut dyn FnMut(Said),
 ) -> Problems {
     let mut problems = Problems::default();
     let mut seen = HashSet::new();
@@ -39,7 +29,7 @@ pub(super) fn read(
             Err(error) => return problems.push(problem(What::Skipped(describe(&error)))),
         };
         let mut warnings = Vec::new();
-        let item = item(&found, node_name, &mut warnings);
+        let item = found.said(node_name, &mut warnings);
         for warning in warnings {
             problems.push(problem(What::LeftOut(warning)));
         }
@@ -60,49 +50,6 @@ pub(super) fn read(
         }
     });
     problems
-}
-
-/// What an object says; `None` for another node's Node.
-fn item(
-    found: &Found<'_>,
-    node_name: &str,
-    warnings: &mut Vec<Warning>,
-) -> Result<Option<Item>, ObjectError> {
-    let (key, event) = match found.kind {
-        Kind::Service => {
-            let raw: object::Service = found.typed()?;
-            let service = object::service(&raw, warnings)?;
-            let shared = service.as_ref().map(|service| service.name.clone());
-            let name = shared.unwrap_or_else(|| raw.metadata.service_name());
-            (Key::Service(name.clone()), Event::Service(name, service))
-        }
-        Kind::EndpointSlice => {
-            let raw: object::EndpointSlice = found.typed()?;
-            let slice = object::slice(&raw, warnings)?;
-            let shared = slice.as_ref().map(|slice| slice.name.clone());
-            let name = shared.unwrap_or_else(|| raw.metadata.slice_name());
-            (Key::Slice(name.clone()), Event::Slice(name, slice))
-        }
-        Kind::Node => {
-            let raw: object::Node = found.typed()?;
-            if raw.metadata.name != node_name {
-                return Ok(None);
-            }
-            (Key::Node, Event::Node(Some(object::node(&raw, warnings)?)))
-        }
-        Kind::ServiceCidr => {
-            let (name, ranges) = object::service_cidr(&found.typed()?, warnings)?;
-            (
-                Key::ServiceCidr(name.clone()),
-                Event::ServiceCidr(name, Some(ranges)),
-            )
-        }
-    };
-    Ok(Some(Item {
-        key,
-        digest: found.digest(),
-        event,
-    }))
 }
 
 /// How a file of this name is written; `None` for one that is not a manifest.

@@ -8,10 +8,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::ManifestsError;
-use super::file::{self, Item};
-use super::index::{Difference, FileName, Index, Key};
+use super::file;
+use super::index::{Difference, FileName, Index};
 use super::problem::{Problem, Problems, What};
 use crate::model::Event;
+use crate::source::object::{Key, Said};
 
 /// Which files to parse again although they look as they did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -194,7 +195,9 @@ impl Folder {
             touched.push(key);
         }
         let mut keys = Vec::new();
-        let mut sink = |Item { key, digest, event }: Item| {
+        let mut sink = |Said {
+                            key, digest, event, ..
+                        }: Said| {
             self.index.claim(key.clone(), name, digest);
             if self.index.told(&key) != Some(digest) {
                 let said = || Box::new((name.clone(), event));

@@ -2,46 +2,12 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fmt;
 use std::sync::Arc;
 
-use crate::model::{Event, ServiceName, SliceName};
+use crate::source::object::Key;
 
 /// A file of the folder, by its name.
 pub(super) type FileName = Arc<OsStr>;
-
-/// Names an object.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Key {
-    Service(ServiceName),
-    Slice(SliceName),
-    /// This node's; others are not looked at.
-    Node,
-    ServiceCidr(String),
-}
-
-impl Key {
-    /// That the object is gone.
-    pub(super) fn gone(&self) -> Event {
-        match self {
-            Self::Service(name) => Event::Service(name.clone(), None),
-            Self::Slice(name) => Event::Slice(name.clone(), None),
-            Self::Node => Event::Node(None),
-            Self::ServiceCidr(name) => Event::ServiceCidr(name.clone(), None),
-        }
-    }
-}
-
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Service(name) => write!(f, "Service {name}"),
-            Self::Slice(name) => write!(f, "EndpointSlice {name}"),
-            Self::Node => f.write_str("Node of this node"),
-            Self::ServiceCidr(name) => write!(f, "ServiceCIDR {name}"),
-        }
-    }
-}
 
 /// Which files have which object.
 ///

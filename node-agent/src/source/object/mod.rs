@@ -4,6 +4,8 @@
 //! here. What cannot be used is left out and named in a [`Warning`]; the rest of the object goes on.
 
 mod address;
+mod found;
+mod key;
 mod node;
 mod service;
 mod service_cidr;
@@ -12,12 +14,15 @@ mod slice;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use jiff::Timestamp;
 use serde::Deserialize;
 use thiserror::Error;
 
 use crate::model::{ServiceName, SliceName};
 
 pub use address::{parse_address, parse_range};
+pub use found::{Found, Said};
+pub use key::Key;
 pub use node::{Node, node};
 pub use service::{Service, service};
 pub use service_cidr::{ServiceCidr, service_cidr};
@@ -37,10 +42,20 @@ pub struct Metadata {
     pub namespace: Option<String>,
     /// Its labels.
     pub labels: Option<BTreeMap<String, String>>,
+    /// Its annotations.
+    pub annotations: Option<Annotations>,
     /// When the API took it in, RFC 3339 in UTC.
     pub creation_timestamp: Option<String>,
     /// When its deletion began, where it did.
     pub deletion_timestamp: Option<String>,
+}
+
+/// The annotations that are used.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Annotations {
+    /// On slices: when the change of a pod or Service was made that they answer to, RFC 3339.
+    #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
+    pub last_change_trigger_time: Option<String>,
 }
 
 impl Metadata {
@@ -63,6 +78,12 @@ impl Metadata {
             namespace: self.namespace().into(),
             name: self.name.as_str().into(),
         }
+    }
+
+    /// When the change was made that this object answers to; `None` where that is not written, or not a time.
+    fn triggered(&self) -> Option<Timestamp> {
+        let annotations = self.annotations.as_ref()?;
+        annotations.last_change_trigger_time.as_deref()?.parse().ok()
     }
 
     fn label(&self, name: &str) -> Option<&str> {

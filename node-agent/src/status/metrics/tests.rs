@@ -14,6 +14,7 @@ fn names_and_types_are_these() {
         .collect();
     let golden = [
         "kubeproxy_sync_proxy_rules_duration_seconds histogram",
+        "kubeproxy_network_programming_duration_seconds histogram",
         "kubeproxy_sync_proxy_rules_last_timestamp_seconds gauge",
         "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds gauge",
         "kubeproxy_sync_proxy_rules_nftables_sync_failures counter",

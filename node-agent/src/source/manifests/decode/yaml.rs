@@ -6,7 +6,8 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use serde_json::Value;
 use serde_saphyr::{Options, budget, options};
 
-use super::{DecodeError, Found, ITEMS_NOT_A_LIST, ListKind, NOT_AN_OBJECT, Nature, Place, Raw, Sink};
+use super::{DecodeError, ITEMS_NOT_A_LIST, ListKind, NOT_AN_OBJECT, Nature, Place, Sink};
+use crate::source::object::Found;
 
 /// The objects of one document.
 pub(super) fn document(place: Place, text: &str, sink: &mut Sink<'_>) {
@@ -87,13 +88,7 @@ fn object(place: Place, mut tree: Value, list: Option<&ListKind>, sink: &mut Sin
             if let Some(Value::Object(metadata)) = map.get_mut("metadata") {
                 metadata.remove("managedFields");
             }
-            sink(
-                place,
-                Ok(Found {
-                    kind,
-                    raw: Raw::Tree(tree),
-                }),
-            );
+            sink(place, Ok(Found::tree(kind, tree)));
         }
         Ok(Nature::List(kind)) if place.item.is_none() => match map.remove("items") {
             Some(Value::Array(items)) => {

@@ -45,7 +45,7 @@ fn files_of_every_form() {
         let (events, problems) = place.fresh();
         assert_eq!(told(&events), expected, "{name}");
         assert!(problems.is_empty(), "{name}: {problems:?}");
-        assert_eq!(events[events.len() - 3..], LISTED, "{name}");
+        assert_eq!(events[events.len() - LISTED.len()..], LISTED, "{name}");
     }
 }
 

@@ -85,7 +85,7 @@ impl Told {
                 Event::Node(node) => ("node".to_owned(), node.is_none()),
                 Event::ServiceCidr(name, ranges) => (format!("range {name}"), ranges.is_none()),
                 Event::Listed(_) => continue,
-                Event::Pods(_) | Event::Addresses(_) | Event::Egress(_) => {
+                Event::Pods(_) | Event::Addresses(_) | Event::Egress(_) | Event::Triggered(..) => {
                     panic!("not of manifests: {event:?}")
                 }
             };

@@ -1,5 +1,6 @@
 //! What a Service says in the model's terms.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -174,21 +175,23 @@ fn ingress_addresses(status: Option<&ServiceStatus>, notes: &mut Notes<'_>) -> V
 }
 
 fn ports(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<model::ServicePort> {
-    let mut ports: Vec<model::ServicePort> = Vec::new();
-    for (index, raw) in elements(spec.ports.as_ref()).iter().enumerate() {
+    let written = elements(spec.ports.as_ref());
+    let mut ports: Vec<model::ServicePort> = Vec::with_capacity(written.len());
+    let (mut names, mut numbers) = (HashSet::new(), HashSet::new());
+    for (index, raw) in written.iter().enumerate() {
         let Some(port) = service_port(index, raw, notes) else {
             continue;
         };
-        let twice = |other: &&model::ServicePort| {
-            other.protocol == port.protocol && (other.name == port.name || other.port == port.port)
-        };
-        if ports.iter().any(|other| twice(&other)) {
+        let (name, number) = ((port.protocol, port.name.clone()), (port.protocol, port.port));
+        if names.contains(&name) || numbers.contains(&number) {
             notes.warn(
                 format_args!("spec.ports[{index}]"),
                 format_args!("{} {}/{}", port.name, port.port, port.protocol),
                 "an earlier port has this name or number: left out",
             );
         } else {
+            names.insert(name);
+            numbers.insert(number);
             ports.push(port);
         }
     }

@@ -1,0 +1,68 @@
+//! Which sources there are, and what each wants.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use tokio::sync::{mpsc, watch};
+
+use crate::config::{Config, Objects};
+use crate::model::Event;
+use crate::records;
+use crate::source::{Outlet, egress, kube, manifests, node, state_file};
+
+/// What is wrong with each source right now.
+pub(super) type Problems = Vec<watch::Receiver<Vec<String>>>;
+
+/// Starts them all.
+pub(super) async fn start(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> anyhow::Result<Problems> {
+    let mut problems = follow_objects(config, told).await?;
+    let outlets = [(); 3].map(|()| Outlet::new(told.clone()));
+    let [
+        (pods, pod_problems),
+        (links, link_problems),
+        (records, record_problems),
+    ] = outlets;
+    let (told_file, known_file) = watch::channel(state_file::Seen::default());
+    tokio::spawn(state_file::run(
+        state_file::Config {
+            run_dir: config.run_dir.clone(),
+        },
+        told_file,
+        pods,
+    ));
+    let (told_links, known_links) = watch::channel(Arc::default());
+    tokio::spawn(node::run(links, told_links));
+    let shown = records::Shown {
+        links: known_links,
+        state_file: known_file,
+    };
+    tokio::spawn(records::keep(config.records(), shown, records));
+    problems.extend([pod_problems, link_problems, record_problems]);
+    if let Some(file) = &config.egress {
+        let (egress, egress_problems) = Outlet::new(told.clone());
+        tokio::spawn(egress::run(file.clone(), egress));
+        problems.push(egress_problems);
+    }
+    Ok(problems)
+}
+
+/// Starts the source of the cluster's objects.
+async fn follow_objects(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> anyhow::Result<Problems> {
+    let node_name = &config.policy.settings.node_name;
+    match &config.objects {
+        Objects::Manifests(folder) => {
+            let (objects, problems) = Outlet::new(told.clone());
+            let folder = manifests::Config {
+                folder: folder.clone(),
+                node_name: node_name.to_string(),
+            };
+            tokio::spawn(manifests::run(folder, objects));
+            Ok(vec![problems])
+        }
+        Objects::Api(access) => {
+            // Credentials that cannot be used at the start are a mistake for somebody to see at once.
+            access.client().await.context("cannot use the Kubernetes API")?;
+            Ok(kube::start(access, node_name, jiff::Timestamp::now(), told))
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Which API server, and as whom: a kubeconfig file, or the service account of the pod that the agent runs in.
+//!
+//! Files are read anew whenever a client is made, and a client is made anew when the server does not know us
+//! any more: that is how certificates are rotated. A token file is read for every request.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::{Client, Config};
+use thiserror::Error;
+
+use super::client;
+use super::token::TokenFile;
+
+/// How the API is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Access {
+    /// As whom.
+    pub credentials: Credentials,
+    /// A server in place of the one that the credentials name: `https://ADDRESS:PORT`.
+    pub server: Option<String>,
+}
+
+/// Who the agent is for the API.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Credentials {
+    /// The service account of the agent's pod, where Kubernetes mounts it. Its address of the API, a cluster
+    /// IP, is never used.
+    ServiceAccount,
+    /// What this kubeconfig file says.
+    Kubeconfig(PathBuf),
+}
+
+/// Why the API cannot be asked at all.
+#[derive(Debug, Error)]
+pub enum AccessError {
+    /// There is no service account to be had.
+    #[error(
+        "cannot use the service account of this pod: mount one at /var/run/secrets/kubernetes.io/serviceaccount, \
+         or give --kubeconfig FILE or --manifests DIR"
+    )]
+    ServiceAccount(#[source] Box<InClusterError>),
+    /// The kubeconfig file cannot be used.
+    #[error("cannot use the kubeconfig {}", path.display())]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<KubeconfigError>,
+    },
+    /// There is no token where one should be.
+    #[error("cannot use the token in {}", path.display())]
+    Token {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Something that leads to the server is not a URL.
+    #[error("the API server's address {0:?} is not a URL such as https://192.168.0.10:6443")]
+    Server(String),
+    /// Nobody carries requests through a proxy.
+    #[error(
+        "the API would be reached through the proxy {0}, which denizen does not do: take `proxy-url` out of the \
+         kubeconfig and HTTPS_PROXY out of the environment"
+    )]
+    Proxy(String),
+    /// What the files say makes no client.
+    #[error("cannot make a client of the API from its credentials")]
+    Client(#[source] Box<kube::Error>),
+}
+
+impl Access {
+    /// A client, from what the files say now.
+    ///
+    /// # Errors
+    /// [`AccessError`], which names the file.
+    pub async fn client(&self) -> Result<Client, AccessError> {
+        let mut config = match &self.credentials {
+            Credentials::ServiceAccount => {
+                Config::incluster_dns().map_err(|error| AccessError::ServiceAccount(Box::new(error)))?
+            }
+            Credentials::Kubeconfig(path) => {
+                let failed = |source| AccessError::Kubeconfig {
+                    path: path.clone(),
+                    source: Box::new(source),
+                };
+                let file = Kubeconfig::read_from(path).map_err(failed)?;
+                let options = KubeConfigOptions::default();
+                Config::from_custom_kubeconfig(file, &options)
+                    .await
+                    .map_err(failed)?
+            }
+        };
+        if let Some(server) = &self.server {
+            config.cluster_url = server.parse().map_err(|_| AccessError::Server(server.clone()))?;
+        }
+        if let Some(proxy) = &config.proxy_url {
+            return Err(AccessError::Proxy(proxy.to_string()));
+        }
+        // A token that the file itself holds comes first, as in client-go.
+        let token_file = config.auth_info.token_file.take();
+        let token = match token_file.filter(|_| config.auth_info.token.is_none()) {
+            Some(path) => Some(
+                TokenFile::open(Path::new(&path)).map_err(|source| AccessError::Token {
+                    path: path.into(),
+                    source,
+                })?,
+            ),
+            None => None,
+        };
+        client::new(&config, token).map_err(|error| AccessError::Client(Box::new(error)))
+    }
+}
+
+/// Whether `text` can be an API server's address: `https://` or, for a local proxy, `http://`, and a host.
+pub fn is_server(text: &str) -> bool {
+    let url = text.parse().map(Config::new).map(|config| config.cluster_url);
+    url.is_ok_and(|url| matches!(url.scheme_str(), Some("https" | "http")) && url.host().is_some())
+}

@@ -1,0 +1,367 @@
+//! Follows one kind: a list, then a watch from there, and again what failed.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt};
+use jiff::Timestamp;
+use kube::Client;
+use kube::core::WatchEvent;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{debug, info, warn};
+
+use super::access::Access;
+use super::failure::{Failure, Remedy};
+use super::index::{Index, List};
+use super::pace::{Pace, watch_seconds};
+use crate::describe::describe;
+use crate::model::Event;
+use crate::source::object::Kind;
+use crate::source::{Closed, Outlet};
+
+/// How long one page of a list may take, and the answer to a watch to begin.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// How long a list as a stream may take before it is asked for in pages. A server that is older than streams may
+/// ignore that one was asked for, and never says where the list ends.
+const STREAMED_LIST: Duration = Duration::from_secs(120);
+
+/// … and how long it may be silent.
+const STREAM_SILENCE: Duration = Duration::from_secs(20);
+
+/// How long a watch may be silent: the server sends a bookmark about every minute. The kernel notices sooner
+/// when the connection is dead.
+const WATCH_SILENCE: Duration = Duration::from_secs(150);
+
+/// A watch that lasted so long went well, however it ended.
+const STEADY: Duration = Duration::from_secs(10);
+
+/// How long until a kind is asked for again that the server does not serve.
+const NOT_SERVED: Duration = Duration::from_secs(600);
+
+/// An object, as it was served. The model's own copy is the only one that is kept.
+type Json = Box<RawValue>;
+
+/// The annotation of the bookmark that ends a list as a stream (KEP-3157).
+const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+
+/// One page of a list.
+#[derive(Deserialize)]
+struct Page {
+    metadata: PageMetadata,
+    items: Option<Vec<Json>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PageMetadata {
+    resource_version: Option<String>,
+    #[serde(rename = "continue")]
+    next: Option<String>,
+}
+
+/// Of an object, where in the history it stands.
+#[derive(Deserialize)]
+struct Versioned {
+    metadata: VersionedMetadata,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct VersionedMetadata {
+    resource_version: String,
+}
+
+/// Follows one kind.
+pub(super) struct Follower {
+    kind: Kind,
+    node_name: Arc<str>,
+    access: Access,
+    outlet: Outlet,
+    index: Index,
+    /// `None` when the credentials have to be read (again).
+    client: Option<Client>,
+    /// Where to go on watching from; `None` when a list is due.
+    version: Option<String>,
+    /// Lists come as a stream, as far as is known.
+    streams: bool,
+    listed: bool,
+    pace: Pace,
+    trouble: Option<String>,
+}
+
+/// Why nothing more comes.
+enum Stop {
+    Closed,
+    Failed(Failure),
+}
+
+impl From<Closed> for Stop {
+    fn from(Closed: Closed) -> Self {
+        Self::Closed
+    }
+}
+
+impl<E: Into<Failure>> From<E> for Stop {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl Follower {
+    pub(super) fn new(
+        kind: Kind,
+        access: Access,
+        node_name: Arc<str>,
+        since: Timestamp,
+        outlet: Outlet,
+    ) -> Self {
+        Self {
+            kind,
+            index: Index::new(kind, node_name.clone(), since),
+            node_name,
+            access,
+            outlet,
+            client: None,
+            version: None,
+            streams: true,
+            listed: false,
+            pace: Pace::default(),
+            trouble: None,
+        }
+    }
+
+    /// Until nobody listens any more.
+    pub(super) async fn run(mut self) {
+        loop {
+            let pause = match self.advance().await {
+                Ok(()) => Duration::ZERO,
+                Err(Stop::Closed) => return,
+                Err(Stop::Failed(failure)) => match self.failed(&failure).await {
+                    Ok(pause) => pause,
+                    Err(Closed) => return,
+                },
+            };
+            tokio::select! {
+                () = self.outlet.closed() => return,
+                () = sleep(pause) => {}
+            }
+        }
+    }
+
+    /// One list in pages, or one watch to its end.
+    async fn advance(&mut self) -> Result<(), Stop> {
+        let client = match &self.client {
+            Some(client) => client.clone(),
+            None => self.client.insert(self.access.client().await?).clone(),
+        };
+        match self.version.clone() {
+            None if !self.streams => self.list(&client).await,
+            version => self.watch(&client, version).await,
+        }
+    }
+
+    /// What follows from a failure: how long to wait.
+    async fn failed(&mut self, failure: &Failure) -> Result<Duration, Closed> {
+        let remedy = failure.remedy();
+        // Of a watch that goes on, "not this way" can only mean what it goes on from.
+        let listing = self.version.is_none();
+        match remedy {
+            Remedy::NewCredentials => self.client = None,
+            Remedy::ListAnew | Remedy::NotThisWay => self.version = None,
+            Remedy::Again | Remedy::NotServed | Remedy::Forbidden => {}
+        }
+        let unfit =
+            matches!(failure, Failure::Silent(_) | Failure::Answer(_)) || remedy == Remedy::NotThisWay;
+        if listing && self.streams && unfit {
+            info!(kind = %self.kind, error = describe(failure), "no list as a stream: asking for pages");
+            self.streams = false;
+            return Ok(Duration::ZERO);
+        }
+        if self.kind == Kind::ServiceCidr && matches!(remedy, Remedy::NotServed | Remedy::Forbidden) {
+            // Nothing depends on them but the drop of packets to addresses that no Service has.
+            self.listed().await?;
+            if remedy == Remedy::NotServed {
+                self.trouble(None);
+                return Ok(NOT_SERVED);
+            }
+        }
+        let hiccup = matches!(failure, Failure::ShortWatch) && self.pace.is_fresh();
+        if hiccup || remedy == Remedy::ListAnew && !listing {
+            debug!(kind = %self.kind, error = describe(failure), "going on");
+        } else {
+            self.trouble(Some(format!(
+                "{}{}",
+                describe(failure),
+                failure.advice(self.kind)
+            )));
+        }
+        Ok(self.pace.pause(failure.asked()))
+    }
+
+    /// Reads a list in pages; a snapshot of one moment, as the server keeps it for their sake.
+    async fn list(&mut self, client: &Client) -> Result<(), Stop> {
+        let mut list = List::default();
+        let mut next = None;
+        loop {
+            let request = self.kind.request().list(&self.kind.page(&self.node_name, next));
+            let text = client.request_text(request.map_err(kube::Error::BuildRequest)?);
+            let text = tokio::select! {
+                () = self.outlet.closed() => return Err(Stop::Closed),
+                text = timeout(ANSWER, text) => text.map_err(|_| Failure::Silent(ANSWER))??,
+            };
+            let page: Page = serde_json::from_str(&text).map_err(Failure::Answer)?;
+            for item in page.items.iter().flatten() {
+                self.index.list(&mut list, item.get());
+            }
+            next = page.metadata.next.filter(|next| !next.is_empty());
+            if next.is_none() {
+                let version = page.metadata.resource_version.unwrap_or_default();
+                return Ok(self.complete(list, version).await?);
+            }
+        }
+    }
+
+    /// Watches from `version`, or from the beginning: then all that exists comes first.
+    async fn watch(&mut self, client: &Client, version: Option<String>) -> Result<(), Stop> {
+        let initial = version.is_none();
+        let params = self.kind.watch(&self.node_name, watch_seconds(), initial);
+        let request = self.kind.request().watch(&params, &version.unwrap_or_default());
+        let events = client.request_events::<Json>(request.map_err(kube::Error::BuildRequest)?);
+        let events = tokio::select! {
+            () = self.outlet.closed() => return Err(Stop::Closed),
+            events = timeout(ANSWER, events) => events.map_err(|_| Failure::Silent(ANSWER))??,
+        };
+        let events = pin!(events);
+        let begun = Instant::now();
+        if !initial {
+            self.trouble(None);
+        }
+        let ended = self.read(events, initial.then(List::default)).await;
+        if begun.elapsed() >= STEADY {
+            self.pace.reset();
+        }
+        ended?;
+        if begun.elapsed() < STEADY {
+            return Err(Failure::ShortWatch.into());
+        }
+        Ok(())
+    }
+
+    /// Reads a watch to its end; `list` is what came of a list that it begins with.
+    async fn read(
+        &mut self,
+        mut events: impl Stream<Item = kube::Result<WatchEvent<Json>>> + Unpin,
+        mut list: Option<List>,
+    ) -> Result<(), Stop> {
+        let deadline = Instant::now() + STREAMED_LIST;
+        loop {
+            let silence = match list {
+                None => WATCH_SILENCE,
+                Some(_) => STREAM_SILENCE.min(deadline.saturating_duration_since(Instant::now())),
+            };
+            let event = tokio::select! {
+                () = self.outlet.closed() => return Err(Stop::Closed),
+                event = timeout(silence, events.next()) => event,
+            };
+            match event {
+                Ok(Some(event)) => self.take(event?, &mut list).await?,
+                Ok(None) if list.is_some() => return Err(Failure::HalfAList.into()),
+                Ok(None) => return Ok(()),
+                Err(_) => return Err(Failure::Silent(silence).into()),
+            }
+        }
+    }
+
+    async fn take(&mut self, event: WatchEvent<Json>, list: &mut Option<List>) -> Result<(), Stop> {
+        match event {
+            WatchEvent::Error(status) => return Err(Failure::Refused(status).into()),
+            WatchEvent::Bookmark(bookmark) => {
+                let version = bookmark.metadata.resource_version;
+                let ends = bookmark.metadata.annotations.contains_key(INITIAL_EVENTS_END);
+                if list.is_none() {
+                    self.version = Some(version);
+                } else if ends && let Some(list) = list.take() {
+                    self.complete(list, version).await?;
+                    self.trouble(None);
+                }
+            }
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => match list {
+                Some(list) => self.index.list(list, object.get()),
+                None => {
+                    let events = self.index.changed(object.get());
+                    self.told(&object, events).await?;
+                }
+            },
+            WatchEvent::Deleted(object) => match list {
+                Some(list) => self.index.unlist(list, object.get()),
+                None => {
+                    let events = self.index.deleted(object.get());
+                    self.told(&object, events).await?;
+                }
+            },
+        }
+        Ok(())
+    }
+
+    /// Tells what one change of an object comes to, and remembers that it was.
+    async fn told(&mut self, object: &Json, events: Vec<Event>) -> Result<(), Closed> {
+        self.outlet.tell(events).await?;
+        self.report();
+        if let Ok(Versioned { metadata }) = serde_json::from_str(object.get()) {
+            self.version = Some(metadata.resource_version);
+        }
+        Ok(())
+    }
+
+    /// A list is there, whole: tells it as one change, and goes on from there.
+    async fn complete(&mut self, list: List, version: String) -> Result<(), Closed> {
+        let events = self.index.complete(list);
+        self.outlet.tell(events).await?;
+        self.listed().await?;
+        self.version = Some(version);
+        self.report();
+        Ok(())
+    }
+
+    /// The first list has been told.
+    async fn listed(&mut self) -> Result<(), Closed> {
+        if std::mem::replace(&mut self.listed, true) {
+            return Ok(());
+        }
+        self.outlet.tell(vec![Event::Listed(self.kind.listing())]).await
+    }
+
+    /// Reports that this kind cannot be followed, or can again, and traces it once.
+    fn trouble(&mut self, trouble: Option<String>) {
+        let kind = self.kind;
+        if trouble != self.trouble {
+            match &trouble {
+                Some(error) => warn!(%kind, error, "the API cannot be followed; what was known stays"),
+                None => info!(%kind, "the API can be followed again"),
+            }
+        }
+        self.trouble = trouble;
+        self.report();
+    }
+
+    fn report(&self) {
+        let trouble = self
+            .trouble
+            .iter()
+            .map(|trouble| format!("{}s: {trouble}", self.kind));
+        let absent = self.kind == Kind::Node && self.listed && self.index.is_empty();
+        let absent = absent.then(|| {
+            format!(
+                "Node {} does not exist (yet): its addresses and its zone are not known; is --node-name right?",
+                self.node_name
+            )
+        });
+        let problems = self.index.problems().cloned();
+        self.outlet
+            .report(trouble.chain(absent).chain(problems).collect());
+    }
+}

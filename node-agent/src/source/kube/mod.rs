@@ -1,0 +1,64 @@
+//! The Kubernetes API: Services, EndpointSlices, this Node and ServiceCIDRs, as it serves them now.
+//!
+//! | file | knows |
+//! | --- | --- |
+//! | [`access`] | which server, and as whom |
+//! | `token` | a bearer token in a file that somebody replaces |
+//! | `client` | connections that notice when the other end is gone |
+//! | `kinds` | what is asked for: paths and selectors |
+//! | `index` | what was told of which object; pure |
+//! | `follow` | lists, watches, and what to do when they fail |
+//! | `failure` | what failed, and what follows from that |
+//! | `pace` | how long to wait |
+//!
+//! Each kind is followed by a task of its own: listed once, as a stream where the server can, in pages where
+//! it cannot, then watched from there. What is told is one change: a list is told when all of it is there,
+//! with what was deleted in the meantime, and until then what was told before stays true. An object that
+//! cannot be used is named, and what was known of it stays.
+//!
+//! It builds on kube's client and not on its `watcher`, which resumes a stream that ends at once without a
+//! pause, waits for ever for a list that is never answered, and ends a list by its first broken object.
+
+pub mod access;
+mod client;
+mod failure;
+mod follow;
+mod index;
+mod kinds;
+mod pace;
+#[cfg(test)]
+mod tests;
+mod token;
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use tokio::sync::{mpsc, watch as latest};
+
+use self::access::Access;
+use self::follow::Follower;
+use super::Outlet;
+use super::object::Kind;
+use crate::model::Event;
+
+/// The kinds that are followed, in no order.
+const KINDS: [Kind; 4] = [Kind::Service, Kind::EndpointSlice, Kind::Node, Kind::ServiceCidr];
+
+/// Starts a task for each kind, which tells what the API serves until nobody listens any more. Returns what is
+/// wrong with each right now. `since` is when the agent started: what was triggered before counts for no latency.
+pub fn start(
+    access: &Access,
+    node_name: &Arc<str>,
+    since: Timestamp,
+    told: &mpsc::Sender<Vec<Event>>,
+) -> Vec<latest::Receiver<Vec<String>>> {
+    KINDS
+        .into_iter()
+        .map(|kind| {
+            let (outlet, problems) = Outlet::new(told.clone());
+            let follower = Follower::new(kind, access.clone(), node_name.clone(), since, outlet);
+            tokio::spawn(follower.run());
+            problems
+        })
+        .collect()
+}

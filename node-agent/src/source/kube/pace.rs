@@ -1,0 +1,99 @@
+//! How long to wait before the next attempt. Pure, but for the dice.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+/// The first pause; each further one is twice as long …
+const SHORTEST: Duration = Duration::from_millis(200);
+
+/// … up to this.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// Pauses that grow while attempts fail. Each is cut by up to half at random, so that the nodes of a cluster,
+/// who all lose the API at one moment, do not all come back at one.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    failures: u32,
+}
+
+impl Pace {
+    /// What was attempted goes well.
+    pub(super) fn reset(&mut self) {
+        self.failures = 0;
+    }
+
+    /// Nothing has failed lately.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.failures == 0
+    }
+
+    /// The pause after one more failure, at least what the server asked for.
+    pub(super) fn pause(&mut self, asked: Option<Duration>) -> Duration {
+        let whole = SHORTEST.saturating_mul(1 << self.failures.min(16)).min(LONGEST);
+        self.failures = self.failures.saturating_add(1);
+        cut(whole, random()).max(asked.unwrap_or_default().min(LONGEST * 4))
+    }
+}
+
+/// `whole`, cut by up to half.
+fn cut(whole: Duration, random: u64) -> Duration {
+    let half = whole / 2;
+    half + half.mul_f64(fraction(random))
+}
+
+/// A number from 0 to 1.
+fn fraction(random: u64) -> f64 {
+    f64::from(u32::try_from(random >> 32).expect("32 bits of 64")) / f64::from(u32::MAX)
+}
+
+/// How long a watch may last, in seconds: not the same for every node, so that they do not all begin anew
+/// together. (kube's client allows 295.)
+pub(super) fn watch_seconds() -> u32 {
+    240 + u32::try_from(random() % 50).expect("less than 50")
+}
+
+/// The standard library's own seed of hash maps: from the kernel, and different every time.
+fn random() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_bound_and_differ() {
+        let mut pace = Pace::default();
+        let pauses: Vec<Duration> = (0..40).map(|_| pace.pause(None)).collect();
+        let mut whole = SHORTEST;
+        for pause in &pauses {
+            assert!(*pause >= whole / 2 && *pause <= whole, "{pause:?} of {whole:?}");
+            whole = (whole * 2).min(LONGEST);
+        }
+        let last: std::collections::BTreeSet<_> = pauses[20..].iter().collect();
+        assert!(last.len() > 10, "all the same: {last:?}");
+        pace.reset();
+        assert!(pace.pause(None) <= SHORTEST);
+    }
+
+    #[test]
+    fn the_server_may_ask_for_more_but_not_for_ever() {
+        let mut pace = Pace::default();
+        assert_eq!(pace.pause(Some(Duration::from_secs(7))), Duration::from_secs(7));
+        assert_eq!(pace.pause(Some(Duration::from_secs(7_000))), LONGEST * 4);
+    }
+
+    #[test]
+    fn a_pause_is_cut_by_up_to_half() {
+        let whole = Duration::from_secs(10);
+        assert_eq!(cut(whole, 0), whole / 2);
+        assert_eq!(cut(whole, u64::MAX), whole);
+    }
+
+    #[test]
+    fn watches_last_as_long_as_kube_allows() {
+        for _ in 0..1000 {
+            assert!((240..295).contains(&watch_seconds()));
+        }
+    }
+}

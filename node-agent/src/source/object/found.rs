@@ -1,0 +1,175 @@
+//! An object as somebody wrote it, and what it says.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::{EndpointSlice, Key, Kind, ObjectError, Service, Warning, node, service, service_cidr, slice};
+use crate::model::Event;
+
+/// An object that may say something about services, of a kind that is known and otherwise unread.
+#[derive(Debug)]
+pub struct Found<'a> {
+    kind: Kind,
+    raw: Raw<'a>,
+}
+
+#[derive(Debug)]
+enum Raw<'a> {
+    Json(&'a str),
+    Tree(Value),
+}
+
+/// What an object says.
+#[derive(Debug)]
+pub struct Said {
+    /// Which object.
+    pub key: Key,
+    /// A number that differs, for all that matters, when the object was written differently.
+    pub digest: u64,
+    /// What it says in the model's terms.
+    pub event: Event,
+    /// When the change was made that this state of a slice answers to (KEP-760's SLI).
+    pub triggered: Option<Timestamp>,
+}
+
+/// Of a malformed object, what may still tell its name.
+#[derive(Deserialize)]
+struct Named {
+    metadata: NamedMetadata,
+}
+
+#[derive(Deserialize)]
+struct NamedMetadata {
+    namespace: Option<String>,
+    name: String,
+}
+
+impl<'a> Found<'a> {
+    /// Written as JSON.
+    pub fn json(kind: Kind, json: &'a str) -> Self {
+        Self {
+            kind,
+            raw: Raw::Json(json),
+        }
+    }
+
+    /// As the JSON tree that something else was turned into.
+    pub fn tree(kind: Kind, tree: Value) -> Self {
+        Self {
+            kind,
+            raw: Raw::Tree(tree),
+        }
+    }
+
+    /// A number that differs, for all that matters, when the object was written differently.
+    pub fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        match &self.raw {
+            Raw::Json(json) => json.hash(&mut hasher),
+            Raw::Tree(tree) => tree.hash(&mut hasher),
+        }
+        hasher.finish()
+    }
+
+    /// What it says; `None` for another node's Node.
+    ///
+    /// # Errors
+    /// [`ObjectError`] when nothing of it can be used.
+    pub fn said(&self, node_name: &str, warnings: &mut Vec<Warning>) -> Result<Option<Said>, ObjectError> {
+        let mut triggered = None;
+        let (key, event) = match self.kind {
+            Kind::Service => {
+                let raw: Service = self.typed()?;
+                let service = service(&raw, warnings)?;
+                let shared = service.as_ref().map(|service| service.name.clone());
+                let name = shared.unwrap_or_else(|| raw.metadata.service_name());
+                (Key::Service(name.clone()), Event::Service(name, service))
+            }
+            Kind::EndpointSlice => {
+                let raw: EndpointSlice = self.typed()?;
+                let slice = slice(&raw, warnings)?;
+                let shared = slice.as_ref().map(|slice| slice.name.clone());
+                let name = shared.unwrap_or_else(|| raw.metadata.slice_name());
+                triggered = raw.metadata.triggered();
+                (Key::Slice(name.clone()), Event::Slice(name, slice))
+            }
+            Kind::Node => {
+                let raw: super::Node = self.typed()?;
+                if raw.metadata.name != node_name {
+                    return Ok(None);
+                }
+                (Key::Node, Event::Node(Some(node(&raw, warnings)?)))
+            }
+            Kind::ServiceCidr => {
+                let (name, ranges) = service_cidr(&self.typed()?, warnings)?;
+                let key = Key::ServiceCidr(name.clone());
+                (key, Event::ServiceCidr(name, Some(ranges)))
+            }
+        };
+        let digest = self.digest();
+        Ok(Some(Said {
+            key,
+            digest,
+            event,
+            triggered,
+        }))
+    }
+
+    /// Which object it is, where at least that can be read.
+    pub fn key(&self) -> Option<Key> {
+        let NamedMetadata { namespace, name } = self.named()?;
+        let namespace = namespace.filter(|namespace| !namespace.is_empty());
+        Some(Key::new(
+            self.kind,
+            namespace.as_deref().unwrap_or("default"),
+            &name,
+        ))
+    }
+
+    /// The object in its type.
+    fn typed<T: DeserializeOwned>(&self) -> Result<T, ObjectError> {
+        // Keeping track of the path costs time, and is for an error that somebody will read.
+        let typed = match &self.raw {
+            Raw::Json(json) => serde_json::from_str(json),
+            Raw::Tree(tree) => T::deserialize(tree),
+        };
+        typed.or_else(|_| self.typed_with_path())
+    }
+
+    fn typed_with_path<T: DeserializeOwned>(&self) -> Result<T, ObjectError> {
+        let typed = match &self.raw {
+            Raw::Json(json) => {
+                serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(json))
+            }
+            Raw::Tree(tree) => serde_path_to_error::deserialize(tree),
+        };
+        typed.map_err(|error| ObjectError::Malformed {
+            kind: self.kind,
+            name: match self.named() {
+                Some(NamedMetadata {
+                    namespace: Some(namespace),
+                    name,
+                }) => format!("{namespace}/{name}"),
+                Some(NamedMetadata {
+                    namespace: None,
+                    name,
+                }) => name,
+                None => "without a readable name".to_owned(),
+            },
+            field: error.path().to_string(),
+            source: error.into_inner(),
+        })
+    }
+
+    fn named(&self) -> Option<NamedMetadata> {
+        let named = match &self.raw {
+            Raw::Json(json) => serde_json::from_str::<Named>(json),
+            Raw::Tree(tree) => Named::deserialize(tree),
+        };
+        named.ok().map(|named| named.metadata)
+    }
+}

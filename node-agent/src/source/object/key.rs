@@ -1,0 +1,55 @@
+//! The name of an object, as one type for all kinds.
+
+use std::fmt;
+
+use super::Kind;
+use crate::model::{Event, ServiceName, SliceName};
+
+/// Names an object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Key {
+    /// A Service.
+    Service(ServiceName),
+    /// An EndpointSlice.
+    Slice(SliceName),
+    /// This node's; others are not looked at.
+    Node,
+    /// A ServiceCIDR.
+    ServiceCidr(String),
+}
+
+impl Key {
+    /// From an object's kind, namespace and name.
+    pub(super) fn new(kind: Kind, namespace: &str, name: &str) -> Self {
+        match kind {
+            Kind::Service => Self::Service(ServiceName::new(namespace, name)),
+            Kind::EndpointSlice => Self::Slice(SliceName {
+                namespace: namespace.into(),
+                name: name.into(),
+            }),
+            Kind::Node => Self::Node,
+            Kind::ServiceCidr => Self::ServiceCidr(name.to_owned()),
+        }
+    }
+
+    /// That the object is gone.
+    pub fn gone(&self) -> Event {
+        match self {
+            Self::Service(name) => Event::Service(name.clone(), None),
+            Self::Slice(name) => Event::Slice(name.clone(), None),
+            Self::Node => Event::Node(None),
+            Self::ServiceCidr(name) => Event::ServiceCidr(name.clone(), None),
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Service(name) => write!(f, "Service {name}"),
+            Self::Slice(name) => write!(f, "EndpointSlice {name}"),
+            Self::Node => f.write_str("Node of this node"),
+            Self::ServiceCidr(name) => write!(f, "ServiceCIDR {name}"),
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! What the tests' server answers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::{Method, Request, Response};
+use serde_json::{Value, json};
+
+use super::change;
+use super::kinds::{RESOURCES, Resource, Target};
+use super::manners::{Asked, query_of};
+use super::select::Selector;
+use super::server::Shared;
+use super::store::Stored;
+use super::watch::{Body, Pipe, Wanted, Watch, expired};
+
+/// A request's answer.
+pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
+    let asked = Asked {
+        method: request.method().to_string(),
+        path: request.uri().path().to_owned(),
+        query: query_of(request.uri().query().unwrap_or_default()),
+        status: 0,
+    };
+    let number = shared.record(asked.clone());
+    let response = answer_to(&shared, &asked, request).await;
+    shared.answered(number, response.status().as_u16());
+    response
+}
+
+async fn answer_to(shared: &Arc<Shared>, asked: &Asked, request: Request<Incoming>) -> Response<Body> {
+    let manners = shared.manners();
+    let token = request
+        .headers()
+        .get("authorization")
+        .and_then(|value| value.to_str().ok());
+    let token = token
+        .and_then(|text| text.strip_prefix("Bearer "))
+        .unwrap_or_default();
+    if !manners.tokens.is_empty() && !manners.tokens.iter().any(|known| known == token.trim()) {
+        return failure(401, "Unauthorized", "Unauthorized");
+    }
+    let Some(target) = Target::parse(&asked.path) else {
+        return discovery(&asked.path);
+    };
+    let plural = target.resource.plural;
+    if manners.silent.contains(&plural) {
+        std::future::pending::<()>().await;
+    }
+    if manners.unserved.contains(&plural) {
+        return failure(
+            404,
+            "NotFound",
+            "the server could not find the requested resource",
+        );
+    }
+    if manners.forbidden.contains(&plural) {
+        let message = format!("{plural} is forbidden: User \"denizen\" cannot list resource \"{plural}\"");
+        return failure(403, "Forbidden", &message);
+    }
+    match (request.method(), &target.name) {
+        (&Method::GET, Some(name)) => {
+            let namespace = target.namespace.as_deref().unwrap_or_default();
+            match shared.store.get(target.resource, namespace, name) {
+                Some(object) => json_answer(200, object.json.clone()),
+                None => change::not_found(&target),
+            }
+        }
+        (&Method::GET, None) if asked.is_watch() => watch(shared, asked, target),
+        (&Method::GET, None) => page(shared, asked, &target),
+        _ => change::change(shared, &target, request).await,
+    }
+}
+
+fn selector(asked: &Asked, target: &Target) -> Result<Selector, String> {
+    let (labels, fields) = (asked.parameter("labelSelector"), asked.parameter("fieldSelector"));
+    Selector::parse(labels, fields, target.namespace.as_deref())
+}
+
+fn watch(shared: &Arc<Shared>, asked: &Asked, target: Target) -> Response<Body> {
+    let selector = match selector(asked, &target) {
+        Ok(selector) => selector,
+        Err(error) => return failure(400, "BadRequest", &error),
+    };
+    let manners = shared.manners();
+    let initial = asked.is_stream();
+    if initial && (manners.refuses_streams || asked.parameter("resourceVersionMatch") != Some("NotOlderThan"))
+    {
+        let message = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList \
+                       feature gate is enabled";
+        return failure(422, "Invalid", message);
+    }
+    let since = asked.parameter("resourceVersion").unwrap_or_default();
+    let since = match (initial, since.parse()) {
+        (true, _) => None,
+        (false, Ok(since)) => Some(since),
+        (false, Err(_)) => return failure(400, "BadRequest", "invalid resource version"),
+    };
+    let (pipe, body) = Pipe::new(manners);
+    let wanted = Wanted {
+        resource: target.resource,
+        selector,
+        since,
+        bookmarks: asked.parameter("allowWatchBookmarks") == Some("true"),
+        seconds: asked
+            .parameter("timeoutSeconds")
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(1800),
+    };
+    tokio::spawn(Watch::new(shared.clone(), wanted, pipe).run());
+    response(200, body)
+}
+
+/// A page of a list: all pages show the moment of the first.
+fn page(shared: &Arc<Shared>, asked: &Asked, target: &Target) -> Response<Body> {
+    let selector = match selector(asked, target) {
+        Ok(selector) => selector,
+        Err(error) => return failure(400, "BadRequest", &error),
+    };
+    let manners = shared.manners();
+    let limit = asked
+        .parameter("limit")
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(usize::MAX);
+    let limit = limit.min(manners.page).max(1);
+    let (objects, version, from) = match asked
+        .parameter("continue")
+        .and_then(|token| token.split_once('.'))
+    {
+        None => {
+            let (objects, version) = shared.store.list(target.resource, &selector);
+            (objects, version, 0_usize)
+        }
+        Some((version, from)) => {
+            let version: u64 = version.parse().unwrap_or_default();
+            let lost = shared.take(|manners| &mut manners.loses_pages);
+            match shared.store.kept(target.resource, version).filter(|_| !lost) {
+                Some(objects) => (objects, version, from.parse().unwrap_or_default()),
+                None => return json_answer(410, expired().to_string().into()),
+            }
+        }
+    };
+    let to = objects.len().min(from.saturating_add(limit));
+    let text = list_of(
+        target.resource,
+        &objects[from..to],
+        version,
+        (to < objects.len()).then_some(to),
+    );
+    if to < objects.len() {
+        shared.store.keep(target.resource, version, objects);
+    }
+    let breaks = shared.take(|manners| &mut manners.breaks_lists);
+    let (pipe, body) = Pipe::new(manners);
+    let text = Bytes::from(text);
+    tokio::spawn(async move {
+        if breaks {
+            pipe.break_off(&text).await;
+        } else {
+            let _ = pipe.write(text).await;
+        }
+    });
+    response(200, body)
+}
+
+/// As a real server's: items of a list do not say what they are.
+fn list_of(resource: Resource, objects: &[Arc<Stored>], version: u64, next: Option<usize>) -> String {
+    let next = next
+        .map(|next| format!(r#","continue":"{version}.{next}""#))
+        .unwrap_or_default();
+    let items: Vec<String> = objects
+        .iter()
+        .map(|object| {
+            let mut value = object.value.clone();
+            value
+                .as_object_mut()
+                .map(|fields| (fields.remove("kind"), fields.remove("apiVersion")));
+            value.to_string()
+        })
+        .collect();
+    format!(
+        r#"{{"kind":"{}List","apiVersion":"{}","metadata":{{"resourceVersion":"{version}"{next}}},"items":[{}]}}"#,
+        resource.kind,
+        resource.version,
+        items.join(",")
+    )
+}
+
+/// What kubectl asks before it knows what there is.
+fn discovery(path: &str) -> Response<Body> {
+    let groups: BTreeMap<&str, &str> = RESOURCES
+        .iter()
+        .filter_map(|it| Some((it.version.split_once('/')?.0, it.version)))
+        .collect();
+    let found = match path {
+        "/version" => json!({ "major": "1", "minor": "33", "gitVersion": "v1.33.0" }),
+        "/api" => json!({ "kind": "APIVersions", "versions": ["v1"] }),
+        "/apis" => {
+            let group = |(name, version): (&&str, &&str)| {
+                let version = json!({ "groupVersion": version, "version": "v1" });
+                json!({ "name": name, "versions": [version], "preferredVersion": version })
+            };
+            json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": groups.iter().map(group).collect::<Vec<_>>() })
+        }
+        _ => match RESOURCES.iter().find(|it| Resource::prefix(it.version) == path) {
+            Some(found) => resources_of(found.version),
+            None => return failure(404, "NotFound", &format!("there is no {path}")),
+        },
+    };
+    json_answer(200, found.to_string().into())
+}
+
+fn resources_of(version: &str) -> Value {
+    let resource = |it: &Resource| {
+        json!({
+            "name": it.plural, "singularName": it.kind.to_lowercase(), "namespaced": it.namespaced, "kind": it.kind,
+            "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"],
+        })
+    };
+    let own = RESOURCES.iter().filter(|it| it.version == version);
+    json!({ "kind": "APIResourceList", "groupVersion": version, "resources": own.map(resource).collect::<Vec<_>>() })
+}
+
+/// A failure, in the API's words.
+pub(super) fn failure(code: u16, reason: &str, message: &str) -> Response<Body> {
+    let status = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": message, "reason": reason, "code": code,
+    });
+    json_answer(code, status.to_string().into())
+}
+
+pub(super) fn json_answer(code: u16, text: Bytes) -> Response<Body> {
+    response(
+        code,
+        Full::new(text).map_err(|never| match never {}).boxed_unsync(),
+    )
+}
+
+fn response(code: u16, body: Body) -> Response<Body> {
+    Response::builder()
+        .status(code)
+        .header("content-type", "application/json")
+        .body(body)
+        .expect("a status and a header that exist")
+}

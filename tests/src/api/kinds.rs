@@ -1,0 +1,107 @@
+//! The resources that the tests' server has.
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+/// A resource, as discovery names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Resource {
+    /// `v1` or `group/v1`.
+    pub version: &'static str,
+    /// In paths.
+    pub plural: &'static str,
+    /// In objects.
+    pub kind: &'static str,
+    /// Whether its objects are in namespaces.
+    pub namespaced: bool,
+}
+
+/// All there are.
+pub const RESOURCES: [Resource; 4] = [
+    Resource {
+        version: "v1",
+        plural: "services",
+        kind: "Service",
+        namespaced: true,
+    },
+    Resource {
+        version: "v1",
+        plural: "nodes",
+        kind: "Node",
+        namespaced: false,
+    },
+    Resource {
+        version: "discovery.k8s.io/v1",
+        plural: "endpointslices",
+        kind: "EndpointSlice",
+        namespaced: true,
+    },
+    Resource {
+        version: "networking.k8s.io/v1",
+        plural: "servicecidrs",
+        kind: "ServiceCIDR",
+        namespaced: false,
+    },
+];
+
+impl Resource {
+    /// That of an object.
+    pub fn of(object: &Value) -> Result<Self> {
+        let found = RESOURCES
+            .into_iter()
+            .find(|it| object["kind"] == it.kind && object["apiVersion"] == it.version);
+        found.with_context(|| format!("no resource of {} {}", object["apiVersion"], object["kind"]))
+    }
+
+    /// Where discovery and objects of `version` begin.
+    pub fn prefix(version: &str) -> String {
+        let root = if version == "v1" { "/api" } else { "/apis" };
+        format!("{root}/{version}")
+    }
+}
+
+/// What a path is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// Which resource.
+    pub resource: Resource,
+    /// Only of this namespace.
+    pub namespace: Option<String>,
+    /// One object.
+    pub name: Option<String>,
+}
+
+impl Target {
+    /// From `/api/v1/namespaces/default/services/web` and the like.
+    pub fn parse(path: &str) -> Option<Self> {
+        let resource = |rest: &str, plural: &str| {
+            let (version, below) = RESOURCES
+                .iter()
+                .map(|it| it.version)
+                .find_map(|version| Some((version, rest.strip_prefix(&Resource::prefix(version))?)))?;
+            let found = RESOURCES
+                .into_iter()
+                .find(|it| it.version == version && it.plural == plural)?;
+            Some((found, below.to_owned()))
+        };
+        let words: Vec<&str> = path.trim_matches('/').split('/').collect();
+        let plural = words
+            .iter()
+            .find(|word| RESOURCES.iter().any(|it| it.plural == **word))?;
+        let (resource, below) = resource(path, plural)?;
+        let parts: Vec<&str> = below.trim_matches('/').split('/').collect();
+        let owned = |text: &&str| (*text).to_owned();
+        match parts.as_slice() {
+            [_] => Some((None, None)),
+            [_, name] => Some((None, Some(owned(name)))),
+            ["namespaces", namespace, _] => Some((Some(owned(namespace)), None)),
+            ["namespaces", namespace, _, name] => Some((Some(owned(namespace)), Some(owned(name)))),
+            _ => None,
+        }
+        .map(|(namespace, name)| Self {
+            resource,
+            namespace,
+            name,
+        })
+    }
+}

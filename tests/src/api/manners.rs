@@ -1,0 +1,117 @@
+//! How the tests' server behaves, and what it was asked.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How the server behaves. The default is well.
+#[derive(Debug, Clone)]
+pub struct Manners {
+    /// Streaming lists are refused, as by a server whose gate `WatchList` is off.
+    pub refuses_streams: bool,
+    /// A streaming list begins, and its end is never told: as by a server that is older than they are.
+    pub never_ends_initial: bool,
+    /// No page has more objects than this, whatever was asked for.
+    pub page: usize,
+    /// So many of the next further pages are gone when they are asked for.
+    pub loses_pages: usize,
+    /// So many of the next lists, in pages or streams, break off half way.
+    pub breaks_lists: usize,
+    /// Every so many events, a watch has a line that is no JSON.
+    pub garbage_every: Option<usize>,
+    /// Everything is sent in pieces of so many bytes, with pauses.
+    pub slow: Option<(usize, Duration)>,
+    /// Resources that are not served.
+    pub unserved: Vec<&'static str>,
+    /// Resources that nobody may read.
+    pub forbidden: Vec<&'static str>,
+    /// Resources about which a question gets no answer.
+    pub silent: Vec<&'static str>,
+    /// The tokens that are known; any client where there are none.
+    pub tokens: Vec<String>,
+    /// How often a watch gets a bookmark.
+    pub bookmarks: Duration,
+    /// Watches end after this, whatever was asked for.
+    pub watches_last: Duration,
+}
+
+impl Default for Manners {
+    fn default() -> Self {
+        Self {
+            refuses_streams: false,
+            never_ends_initial: false,
+            page: usize::MAX,
+            loses_pages: 0,
+            breaks_lists: 0,
+            garbage_every: None,
+            slow: None,
+            unserved: Vec::new(),
+            forbidden: Vec::new(),
+            silent: Vec::new(),
+            tokens: Vec::new(),
+            bookmarks: Duration::from_secs(60),
+            watches_last: Duration::from_secs(3600),
+        }
+    }
+}
+
+/// A request that the server got.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// `GET` and so on.
+    pub method: String,
+    /// Without the query.
+    pub path: String,
+    /// The query, decoded.
+    pub query: BTreeMap<String, String>,
+    /// The status of the answer; 0 while there is none.
+    pub status: u16,
+}
+
+impl Asked {
+    /// A parameter.
+    pub fn parameter(&self, name: &str) -> Option<&str> {
+        self.query.get(name).map(String::as_str)
+    }
+
+    /// Whether it is a watch.
+    pub fn is_watch(&self) -> bool {
+        matches!(self.parameter("watch"), Some("true" | "1"))
+    }
+
+    /// Whether it is a list as a stream.
+    pub fn is_stream(&self) -> bool {
+        self.is_watch() && self.parameter("sendInitialEvents") == Some("true")
+    }
+
+    /// Whether it is a list, or a page of one.
+    pub fn is_page(&self) -> bool {
+        self.method == "GET" && !self.is_watch()
+    }
+}
+
+/// The query of a URL, decoded.
+pub(super) fn query_of(text: &str) -> BTreeMap<String, String> {
+    let pairs = text.split('&').filter(|pair| !pair.is_empty());
+    pairs
+        .map(|pair| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (decoded(name), decoded(value))
+        })
+        .collect()
+}
+
+fn decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        match byte {
+            b'+' => bytes.push(b' '),
+            b'%' => {
+                let hex: String = rest.by_ref().take(2).map(char::from).collect();
+                bytes.push(u8::from_str_radix(&hex, 16).unwrap_or(b'?'));
+            }
+            other => bytes.push(other),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}

@@ -1,0 +1,73 @@
+//! Kubernetes API servers for tests: one of the tests' own, which can be told to misbehave, and, where
+//! `KUBEBUILDER_ASSETS` names a folder with a real `kube-apiserver` and `etcd`, that one too.
+//!
+//! | file | knows |
+//! | --- | --- |
+//! | `kinds` | which resources there are |
+//! | `select` | label and field selectors |
+//! | `store` | objects, their history, and what it looks like to who selects |
+//! | `manners` | how the server is told to behave, and what it was asked |
+//! | `answer` | a request's answer |
+//! | `change` | POST, PUT, PATCH and DELETE, for kubectl |
+//! | `watch` | the body of a watch |
+//! | `server` | sockets, TLS, starting and stopping |
+//! | [`stage`] | a node whose agent follows it |
+//! | `tls` | an authority, and kubeconfig files that trust it |
+//! | `real` | the real one |
+
+mod answer;
+mod change;
+mod kinds;
+mod manners;
+mod real;
+mod select;
+mod server;
+pub mod stage;
+mod store;
+mod tls;
+mod watch;
+
+use std::path::Path;
+
+use anyhow::Result;
+use serde_json::Value;
+
+pub use self::manners::{Asked, Manners};
+pub use self::real::{RealServer, assets};
+pub use self::server::ApiServer;
+pub use self::tls::Authority;
+
+/// An API server that objects can be put into.
+pub trait Api: std::fmt::Debug {
+    /// `https://ADDRESS:PORT`.
+    fn url(&self) -> String;
+    /// A kubeconfig file that leads to it.
+    fn kubeconfig(&self) -> &Path;
+    /// Puts an object there, or in the place of what has its name: status included.
+    fn put(&self, object: &Value) -> Result<()>;
+    /// Removes the object of this kind and name.
+    fn delete(&self, object: &Value) -> Result<()>;
+
+    /// Puts several.
+    fn put_all(&self, objects: &[Value]) -> Result<()> {
+        objects.iter().try_for_each(|object| self.put(object))
+    }
+}
+
+impl Api for Box<dyn Api> {
+    fn url(&self) -> String {
+        (**self).url()
+    }
+
+    fn kubeconfig(&self) -> &Path {
+        (**self).kubeconfig()
+    }
+
+    fn put(&self, object: &Value) -> Result<()> {
+        (**self).put(object)
+    }
+
+    fn delete(&self, object: &Value) -> Result<()> {
+        (**self).delete(object)
+    }
+}

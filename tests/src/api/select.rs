@@ -1,0 +1,80 @@
+//! Label and field selectors, as far as the agent and kubectl use them. What is not understood is an error, as
+//! it is for a real server.
+
+use serde_json::Value;
+
+/// What a request selects.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Selector {
+    terms: Vec<Term>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Term {
+    NoLabel(String),
+    Namespace(String),
+    Field {
+        path: Vec<String>,
+        value: String,
+        equal: bool,
+    },
+}
+
+/// The fields that a real server indexes for selectors.
+const FIELDS: [&str; 3] = ["metadata.name", "metadata.namespace", "spec.clusterIP"];
+
+impl Selector {
+    /// From `labelSelector`, `fieldSelector` and the path's namespace.
+    pub fn parse(
+        labels: Option<&str>,
+        fields: Option<&str>,
+        namespace: Option<&str>,
+    ) -> Result<Self, String> {
+        let words = |text: Option<&str>| -> Vec<String> {
+            let words = text
+                .unwrap_or_default()
+                .split(',')
+                .filter(|word| !word.is_empty());
+            words.map(str::to_owned).collect()
+        };
+        let label = |word: &String| match word.strip_prefix('!') {
+            Some(name) => Ok(Term::NoLabel(name.to_owned())),
+            None => Err(format!("label selector {word:?} is beyond this server")),
+        };
+        let field = |word: &String| {
+            let (path, value, equal) = match word.split_once("!=") {
+                Some((path, value)) => (path, value, false),
+                None => {
+                    let (path, value) = word.split_once('=').ok_or("a field selector without =")?;
+                    (path, value.trim_start_matches('='), true)
+                }
+            };
+            if !FIELDS.contains(&path) {
+                return Err(format!("field label not supported: {path}"));
+            }
+            Ok(Term::Field {
+                path: path.split('.').map(str::to_owned).collect(),
+                value: value.to_owned(),
+                equal,
+            })
+        };
+        let mut terms = words(labels).iter().map(label).collect::<Result<Vec<_>, _>>()?;
+        for word in words(fields) {
+            terms.push(field(&word)?);
+        }
+        terms.extend(namespace.map(|namespace| Term::Namespace(namespace.to_owned())));
+        Ok(Self { terms })
+    }
+
+    /// Whether it selects `object`.
+    pub fn selects(&self, object: &Value) -> bool {
+        self.terms.iter().all(|term| match term {
+            Term::NoLabel(name) => object["metadata"]["labels"].get(name).is_none(),
+            Term::Namespace(namespace) => object["metadata"]["namespace"] == namespace.as_str(),
+            Term::Field { path, value, equal } => {
+                let found = path.iter().fold(object, |at, part| &at[part.as_str()]);
+                (found.as_str().unwrap_or_default() == value) == *equal
+            }
+        })
+    }
+}

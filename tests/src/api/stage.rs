@@ -1,0 +1,208 @@
+//! The usual cast with an API server in place of a folder of manifests.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::{Api, ApiServer, RealServer, assets};
+use crate::agent::{Agent, Objects, Settings};
+use crate::cast::{Cast, PORT, Who, service_ips};
+use crate::cluster::{Cluster, NODE};
+use crate::manifest::{self, Port};
+use crate::probe::{Outcome, Protocol};
+use crate::server::Server;
+use crate::world::ip;
+
+/// Where API servers listen: a host outside the cluster.
+const SERVER: &str = "203.0.113.66:6443";
+
+/// What has not come about by then never will.
+const BOUND: Duration = Duration::from_secs(90);
+
+/// The only port of [`Stage::put_web`].
+pub const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
+
+/// The cast, and the API server that its agent follows.
+#[derive(Debug)]
+pub struct Stage<A> {
+    /// Who sends and who answers.
+    pub cast: Cast,
+    /// The API.
+    pub api: A,
+    /// What comes of a connection to an address that no service has: a real server has a ServiceCIDR, whose
+    /// addresses are nobody else's.
+    unknown: Outcome,
+    _servers: Vec<Server>,
+}
+
+impl Stage<ApiServer> {
+    /// With the tests' own server.
+    pub fn own(label: &str) -> Result<Self> {
+        Self::with(label, Outcome::Unreachable, |cluster, address| {
+            ApiServer::start(&cluster.world.client, address, &cluster.world.subfolder("api")?)
+        })
+    }
+
+    /// The server goes on after it was stopped.
+    pub fn go_on(&mut self) -> Result<()> {
+        self.api.go_on(&self.cast.cluster.world.client)
+    }
+}
+
+impl<A: Api> Stage<A> {
+    fn with(
+        label: &str,
+        unknown: Outcome,
+        start: impl FnOnce(&Cluster, SocketAddr) -> Result<A>,
+    ) -> Result<Self> {
+        let (cast, servers) = Cast::new(label)?;
+        let address: SocketAddr = SERVER.parse()?;
+        cast.cluster.world.add_client(address.ip())?;
+        let api = start(&cast.cluster, address)?;
+        Ok(Self {
+            cast,
+            api,
+            unknown,
+            _servers: servers,
+        })
+    }
+
+    /// How the agent is run: with the server's kubeconfig.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            objects: Objects::Kubeconfig(self.api.kubeconfig().to_owned()),
+            ..self.cast.cluster.settings()
+        }
+    }
+
+    /// Starts the agent, and waits until all is programmed.
+    pub fn start_agent(&self) -> Result<Agent> {
+        Agent::start(&self.cast.cluster.world.node, self.settings())
+    }
+
+    /// Starts the agent and waits for nothing.
+    pub fn spawn_agent(&self) -> Result<Agent> {
+        Agent::spawn(&self.cast.cluster.world.node, self.settings())
+    }
+
+    /// Puts this node's Node object there.
+    pub fn put_node(&self) -> Result<()> {
+        let addresses: Vec<IpAddr> = ["192.168.0.2", "2001:db8::1"].map(ip).into();
+        self.api.put(&manifest::node(NODE, &addresses, ""))
+    }
+
+    /// Puts service `name` there, at [`service_ips`] of `number`, served by `members`.
+    pub fn put_web(&self, name: &str, number: u8, members: &[Who]) -> Result<()> {
+        self.api
+            .put_all(&self.cast.service(name, number, &HTTP, members)?)
+    }
+
+    /// Removes service `name` and, where `slices`, what [`Self::put_web`] put beside it.
+    pub fn delete_web(&self, name: &str, slices: bool) -> Result<()> {
+        let named = |name: &str| json!({ "namespace": "default", "name": name });
+        self.api
+            .delete(&json!({ "apiVersion": "v1", "kind": "Service", "metadata": named(name) }))?;
+        for family in ["ipv4", "ipv6"].iter().filter(|_| slices) {
+            let metadata = named(&format!("{name}-{family}"));
+            let slice =
+                json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": metadata });
+            self.api.delete(&slice)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until connections to service `number`, in both families, come to what `now` accepts.
+    pub fn until(&self, number: u8, what: &str, now: impl Fn(&Outcome) -> bool) -> Result<()> {
+        for address in service_ips(number) {
+            let to = SocketAddr::new(address, 80);
+            let mut last = None;
+            eventually(what, || {
+                let outcome = self.cast.ask(Who::Bridged, to, Protocol::Tcp)?;
+                let reached = now(&outcome);
+                last = Some(outcome);
+                Ok(reached)
+            })
+            .with_context(|| format!("{to}: {last:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until service `number` is answered by `who`.
+    pub fn until_answered(&self, number: u8, who: Who) -> Result<()> {
+        self.until(number, &format!("{who:?} answers"), |outcome| {
+            outcome.endpoint().is_some_and(|endpoint| {
+                self.cast
+                    .address(who, endpoint.ip())
+                    .is_ok_and(|address| address == endpoint.ip())
+            })
+        })
+    }
+
+    /// Waits until nobody translates the addresses of service `number`.
+    pub fn until_unknown(&self, number: u8) -> Result<()> {
+        self.until(number, "no such service", |outcome| *outcome == self.unknown)
+    }
+}
+
+/// Plays `test` with the tests' own server, and with a real one where there is one.
+pub fn with_every_api(label: &str, test: impl Fn(&Stage<Box<dyn Api>>) -> Result<()>) -> Result<()> {
+    let own = Stage::<Box<dyn Api>>::with(label, Outcome::Unreachable, |cluster, address| {
+        let folder = cluster.world.subfolder("api")?;
+        Ok(Box::new(ApiServer::start(
+            &cluster.world.client,
+            address,
+            &folder,
+        )?))
+    })?;
+    test(&own).context("with the tests' own API server")?;
+    drop(own);
+    let Some(assets) = assets() else { return Ok(()) };
+    let real = Stage::<Box<dyn Api>>::with(label, Outcome::Dropped, |cluster, address| {
+        let folder = cluster.world.subfolder("api")?;
+        Ok(Box::new(RealServer::start(
+            &assets,
+            &cluster.world.client,
+            address,
+            &folder,
+        )?))
+    })?;
+    test(&real).context("with a real kube-apiserver")
+}
+
+/// Waits until `now` holds.
+pub fn eventually(what: &str, mut now: impl FnMut() -> Result<bool>) -> Result<()> {
+    let started = Instant::now();
+    while !now()? {
+        ensure!(started.elapsed() < BOUND, "not within {BOUND:?}: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Waits until the agent says that something is wrong with `part` in it.
+pub fn until_error(agent: &Agent, part: &str) -> Result<()> {
+    until_errors(agent, part, |errors| {
+        errors.iter().any(|error| error.to_string().contains(part))
+    })
+}
+
+/// Waits until the agent says that nothing is wrong.
+pub fn until_no_error(agent: &Agent) -> Result<()> {
+    until_errors(agent, "no errors", |errors| errors.is_empty())
+}
+
+fn until_errors(agent: &Agent, what: &str, now: impl Fn(&[Value]) -> bool) -> Result<()> {
+    let mut last = None;
+    eventually(what, || {
+        // One that has just been started may not listen yet.
+        let status = agent.status();
+        let reached = status
+            .as_ref()
+            .is_ok_and(|it| it["errors"].as_array().is_some_and(|all| now(all)));
+        last = Some(status.map(|status| status["errors"].clone()));
+        Ok(reached)
+    })
+    .with_context(|| format!("errors are {last:?}"))
+}

@@ -1,0 +1,229 @@
+//! Objects and their history.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use anyhow::Result;
+use bytes::Bytes;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::kinds::Resource;
+use super::select::Selector;
+
+/// An object as it is at one version. What clients get is written once.
+#[derive(Debug)]
+pub struct Stored {
+    /// The object.
+    pub value: Value,
+    /// The same as JSON.
+    pub json: Bytes,
+}
+
+/// Names an object: its resource, namespace (empty where there is none) and name.
+pub type Key = (Resource, String, String);
+
+/// One change, as the history has it.
+#[derive(Debug, Clone)]
+struct Change {
+    version: u64,
+    resource: Resource,
+    before: Option<Arc<Stored>>,
+    /// Of a deleted object its last state, at the version of the deletion.
+    after: Arc<Stored>,
+    deleted: bool,
+}
+
+/// An event of a watch.
+#[derive(Debug, Clone)]
+pub struct WatchEvent {
+    /// `ADDED`, `MODIFIED` or `DELETED`.
+    pub kind: &'static str,
+    /// The object.
+    pub object: Arc<Stored>,
+}
+
+#[derive(Debug, Default)]
+struct Content {
+    version: u64,
+    objects: BTreeMap<Key, Arc<Stored>>,
+    history: Vec<Change>,
+    /// What happened up to here is forgotten.
+    forgotten: u64,
+    /// Lists that are handed out in pages.
+    snapshots: BTreeMap<(Resource, u64), Vec<Arc<Stored>>>,
+}
+
+/// All that the server has.
+#[derive(Debug)]
+pub struct Store {
+    content: Mutex<Content>,
+    version: watch::Sender<u64>,
+}
+
+/// The history does not go back so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gone;
+
+impl Default for Store {
+    fn default() -> Self {
+        let content = Content {
+            version: 1,
+            ..Content::default()
+        };
+        Self {
+            content: Mutex::new(content),
+            version: watch::Sender::new(1),
+        }
+    }
+}
+
+impl Store {
+    /// Puts an object there, with a version of its own; what is stored.
+    pub fn put(&self, mut value: Value) -> Result<Arc<Stored>> {
+        let resource = Resource::of(&value)?;
+        let mut content = self.content();
+        content.version += 1;
+        let version = content.version;
+        let key = key(resource, &mut value);
+        let before = content.objects.get(&key).cloned();
+        let metadata = &mut value["metadata"];
+        metadata["resourceVersion"] = version.to_string().into();
+        let inherited = |field: &str| {
+            before
+                .as_ref()
+                .map(|before| before.value["metadata"][field].clone())
+        };
+        metadata["uid"] =
+            inherited("uid").unwrap_or_else(|| format!("00000000-0000-0000-0000-{version:012}").into());
+        if metadata["creationTimestamp"].is_null() {
+            metadata["creationTimestamp"] =
+                inherited("creationTimestamp").unwrap_or_else(|| "2026-01-01T00:00:00Z".into());
+        }
+        let after = Arc::new(Stored::new(value));
+        content.objects.insert(key, after.clone());
+        content.history.push(Change {
+            version,
+            resource,
+            before,
+            after: after.clone(),
+            deleted: false,
+        });
+        self.version.send_replace(version);
+        Ok(after)
+    }
+
+    /// Removes an object; what it was.
+    pub fn delete(&self, resource: Resource, namespace: &str, name: &str) -> Option<Arc<Stored>> {
+        let mut content = self.content();
+        let before = content
+            .objects
+            .remove(&(resource, namespace.to_owned(), name.to_owned()))?;
+        content.version += 1;
+        let version = content.version;
+        let mut value = before.value.clone();
+        value["metadata"]["resourceVersion"] = version.to_string().into();
+        let after = Arc::new(Stored::new(value));
+        content.history.push(Change {
+            version,
+            resource,
+            before: Some(before),
+            after: after.clone(),
+            deleted: true,
+        });
+        self.version.send_replace(version);
+        Some(after)
+    }
+
+    /// One object.
+    pub fn get(&self, resource: Resource, namespace: &str, name: &str) -> Option<Arc<Stored>> {
+        let key = (resource, namespace.to_owned(), name.to_owned());
+        self.content().objects.get(&key).cloned()
+    }
+
+    /// Everything selected, and the version that it is of.
+    pub fn list(&self, resource: Resource, selector: &Selector) -> (Vec<Arc<Stored>>, u64) {
+        let content = self.content();
+        let of_resource = content.objects.iter().filter(|(key, _)| key.0 == resource);
+        let objects = of_resource.map(|(_, object)| object);
+        let selected = objects.filter(|object| selector.selects(&object.value));
+        (selected.cloned().collect(), content.version)
+    }
+
+    /// Keeps a list for its further pages.
+    pub fn keep(&self, resource: Resource, version: u64, list: Vec<Arc<Stored>>) {
+        self.content().snapshots.insert((resource, version), list);
+    }
+
+    /// A list that was kept.
+    pub fn kept(&self, resource: Resource, version: u64) -> Option<Vec<Arc<Stored>>> {
+        self.content().snapshots.get(&(resource, version)).cloned()
+    }
+
+    /// What happened after `since` to what is selected, and until when.
+    pub fn events(
+        &self,
+        resource: Resource,
+        selector: &Selector,
+        since: u64,
+    ) -> Result<(Vec<WatchEvent>, u64), Gone> {
+        let content = self.content();
+        if since < content.forgotten {
+            return Err(Gone);
+        }
+        let from = content.history.partition_point(|change| change.version <= since);
+        let changes = content.history[from..].iter();
+        let events = changes
+            .filter(|change| change.resource == resource)
+            .filter_map(|change| {
+                let was = change
+                    .before
+                    .as_ref()
+                    .is_some_and(|before| selector.selects(&before.value));
+                let is = !change.deleted && selector.selects(&change.after.value);
+                let kind = match (was, is) {
+                    (false, false) => return None,
+                    (false, true) => "ADDED",
+                    (true, true) => "MODIFIED",
+                    (true, false) => "DELETED",
+                };
+                let object = change.after.clone();
+                Some(WatchEvent { kind, object })
+            });
+        Ok((events.collect(), content.version))
+    }
+
+    /// Forgets all history, and the lists that were kept for further pages: as etcd's compaction.
+    pub fn compact(&self) {
+        let mut content = self.content();
+        content.forgotten = content.version;
+        content.history.clear();
+        content.snapshots.clear();
+    }
+
+    /// Tells when there are changes.
+    pub fn versions(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+
+    fn content(&self) -> MutexGuard<'_, Content> {
+        self.content.lock().expect("nobody panics with it")
+    }
+}
+
+impl Stored {
+    fn new(value: Value) -> Self {
+        let json = value.to_string().into();
+        Self { value, json }
+    }
+}
+
+/// The name of an object, whose namespace is written into it where it belongs and is missing.
+fn key(resource: Resource, value: &mut Value) -> Key {
+    let metadata = &mut value["metadata"];
+    if resource.namespaced && metadata["namespace"].is_null() {
+        metadata["namespace"] = json!("default");
+    }
+    let text = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
+    (resource, text("namespace"), text("name"))
+}

@@ -1,0 +1,84 @@
+//! A certificate authority of a test's own, and kubeconfig files that trust it.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use serde_json::json;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::PrivatePkcs8KeyDer;
+use tokio_rustls::rustls::version::{TLS12, TLS13};
+
+/// An authority.
+#[derive(Debug)]
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    /// Its own certificate, which clients trust.
+    pub certificate: String,
+}
+
+/// A server's certificate and key.
+#[derive(Debug)]
+pub struct Identity {
+    /// The certificate.
+    pub certificate: rcgen::Certificate,
+    /// The key.
+    pub key: KeyPair,
+}
+
+impl Authority {
+    /// A new one, which nobody trusts yet.
+    pub fn new() -> Result<Self> {
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate()?;
+        let certificate = params.self_signed(&key)?.pem();
+        let issuer = Issuer::new(params, key);
+        Ok(Self { issuer, certificate })
+    }
+
+    /// A server's identity at this address.
+    pub fn identity(&self, address: IpAddr) -> Result<Identity> {
+        let key = KeyPair::generate()?;
+        let names = [address.to_string(), "kubernetes.default.svc".to_owned()];
+        let certificate = CertificateParams::new(names)?.signed_by(&key, &self.issuer)?;
+        Ok(Identity { certificate, key })
+    }
+
+    /// Writes a kubeconfig file into `folder`, beside the certificate and the token that it names.
+    pub fn write_kubeconfig(&self, folder: &Path, url: &str, token: &str) -> Result<()> {
+        replace(&folder.join("ca.crt"), &self.certificate)?;
+        replace(&folder.join("token"), token)?;
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "agent" } }],
+            "clusters": [{ "name": "test", "cluster": { "server": url, "certificate-authority": folder.join("ca.crt") } }],
+            "users": [{ "name": "agent", "user": { "tokenFile": folder.join("token") } }],
+        });
+        replace(&folder.join("kubeconfig"), &config.to_string())
+    }
+}
+
+impl Identity {
+    /// How a server with this identity speaks TLS.
+    pub fn server_config(&self) -> Result<Arc<ServerConfig>> {
+        let key = PrivatePkcs8KeyDer::from(self.key.serialize_der());
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_protocol_versions(&[&TLS12, &TLS13])?
+            .with_no_client_auth()
+            .with_single_cert(vec![self.certificate.der().clone()], key.into())?;
+        Ok(Arc::new(config))
+    }
+}
+
+/// Replaces a file in one step, as Kubernetes does with what it mounts.
+pub fn replace(path: &Path, text: &str) -> Result<()> {
+    let beside = path.with_extension("new");
+    fs::write(&beside, text).with_context(|| format!("cannot write {}", beside.display()))?;
+    fs::rename(&beside, path)?;
+    Ok(())
+}

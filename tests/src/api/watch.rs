@@ -1,0 +1,210 @@
+//! The body of a watch, and of whatever else is sent piece by piece.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, interval_at, sleep, sleep_until};
+
+use super::kinds::Resource;
+use super::manners::Manners;
+use super::select::Selector;
+use super::server::Shared;
+
+/// The body of an answer.
+pub(super) type Body = UnsyncBoxBody<Bytes, io::Error>;
+
+/// Nobody reads any more.
+#[derive(Debug)]
+pub(super) struct Over;
+
+/// Where the pieces of a body go.
+#[derive(Debug)]
+pub(super) struct Pipe {
+    sender: mpsc::Sender<Result<Frame<Bytes>, io::Error>>,
+    manners: Manners,
+}
+
+impl Pipe {
+    /// A pipe and its other end.
+    pub(super) fn new(manners: Manners) -> (Self, Body) {
+        let (sender, receiver) = mpsc::channel(64);
+        let pieces = stream::unfold(receiver, |mut receiver| async {
+            receiver.recv().await.map(|piece| (piece, receiver))
+        });
+        (Self { sender, manners }, StreamBody::new(pieces).boxed_unsync())
+    }
+
+    /// Sends these bytes, at the pace that the server is told.
+    pub(super) async fn write(&self, bytes: Bytes) -> Result<(), Over> {
+        let Some((size, pause)) = self.manners.slow else {
+            return self.send(Ok(Frame::data(bytes))).await;
+        };
+        for piece in bytes.chunks(size) {
+            sleep(pause).await;
+            self.send(Ok(Frame::data(Bytes::copy_from_slice(piece)))).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends half of these bytes and ends the connection without a word.
+    pub(super) async fn break_off(&self, bytes: &Bytes) -> Over {
+        let half = bytes.slice(..bytes.len() / 2);
+        let _ = self.send(Ok(Frame::data(half))).await;
+        // What was written must have left before the connection is gone.
+        sleep(std::time::Duration::from_millis(20)).await;
+        let _ = self.send(Err(io::ErrorKind::ConnectionAborted.into())).await;
+        Over
+    }
+
+    async fn send(&self, piece: Result<Frame<Bytes>, io::Error>) -> Result<(), Over> {
+        self.sender.send(piece).await.map_err(|_| Over)
+    }
+}
+
+/// What a watch is to show.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) resource: Resource,
+    pub(super) selector: Selector,
+    /// After which version; `None` for a list as a stream.
+    pub(super) since: Option<u64>,
+    pub(super) bookmarks: bool,
+    pub(super) seconds: u64,
+}
+
+/// A watch that runs.
+pub(super) struct Watch {
+    shared: Arc<Shared>,
+    wanted: Wanted,
+    pipe: Pipe,
+    sent: usize,
+    cut: watch::Receiver<u64>,
+    expire: watch::Receiver<u64>,
+}
+
+impl Watch {
+    /// Hears from now on when it is to break off.
+    pub(super) fn new(shared: Arc<Shared>, wanted: Wanted, pipe: Pipe) -> Self {
+        Self {
+            cut: shared.cut.subscribe(),
+            expire: shared.expire.subscribe(),
+            shared,
+            wanted,
+            pipe,
+            sent: 0,
+        }
+    }
+
+    /// Until it is over.
+    pub(super) async fn run(mut self) {
+        let _ = self.serve().await;
+    }
+
+    async fn serve(&mut self) -> Result<(), Over> {
+        let mut versions = self.shared.store.versions();
+        let mut since = match self.wanted.since {
+            Some(since) => since,
+            None => self.initial().await?,
+        };
+        let manners = self.pipe.manners.clone();
+        let asked = std::time::Duration::from_secs(self.wanted.seconds);
+        let end = Instant::now() + manners.watches_last.min(asked);
+        let mut bookmark = interval_at(Instant::now() + manners.bookmarks, manners.bookmarks);
+        loop {
+            versions.borrow_and_update();
+            let Wanted {
+                resource, selector, ..
+            } = &self.wanted;
+            let Ok((events, until)) = self.shared.store.events(*resource, selector, since) else {
+                return self.line("ERROR", expired().to_string().as_bytes()).await;
+            };
+            for event in events {
+                self.line(event.kind, &event.object.json).await?;
+            }
+            since = until;
+            tokio::select! {
+                _ = versions.changed() => {}
+                _ = self.cut.changed() => {
+                    return Err(self.pipe.break_off(&Bytes::from_static(b"{\"type\":\"MODIFIED\",\"obj")).await);
+                }
+                _ = self.expire.changed() => return self.line("ERROR", expired().to_string().as_bytes()).await,
+                _ = bookmark.tick() => if self.wanted.bookmarks { self.bookmark(since, false).await?; },
+                () = sleep_until(end) => return Ok(()),
+            }
+        }
+    }
+
+    /// All that exists, and the bookmark that ends it.
+    async fn initial(&mut self) -> Result<u64, Over> {
+        let Wanted {
+            resource, selector, ..
+        } = &self.wanted;
+        let (objects, version) = self.shared.store.list(*resource, selector);
+        let breaks = self.shared.take(|manners| &mut manners.breaks_lists);
+        let half = objects.len() / 2;
+        for (n, object) in objects.into_iter().enumerate() {
+            if breaks && n >= half {
+                return Err(self.pipe.break_off(&object.json).await);
+            }
+            self.line("ADDED", &object.json).await?;
+        }
+        if !self.pipe.manners.never_ends_initial {
+            self.bookmark(version, true).await?;
+        }
+        Ok(version)
+    }
+
+    async fn bookmark(&mut self, version: u64, ends: bool) -> Result<(), Over> {
+        let Resource {
+            version: api, kind, ..
+        } = self.wanted.resource;
+        let annotations = if ends {
+            json!({ "k8s.io/initial-events-end": "true" })
+        } else {
+            Value::Null
+        };
+        let object = json!({
+            "kind": kind, "apiVersion": api,
+            "metadata": { "resourceVersion": version.to_string(), "annotations": annotations },
+        });
+        let mut text = object;
+        if !ends {
+            text["metadata"]
+                .as_object_mut()
+                .map(|metadata| metadata.remove("annotations"));
+        }
+        self.line("BOOKMARK", text.to_string().as_bytes()).await
+    }
+
+    async fn line(&mut self, kind: &str, object: &[u8]) -> Result<(), Over> {
+        self.sent += 1;
+        if self
+            .pipe
+            .manners
+            .garbage_every
+            .is_some_and(|every| self.sent.is_multiple_of(every))
+        {
+            self.pipe.write(Bytes::from_static(b"}no JSON{\n")).await?;
+        }
+        let mut line = Vec::with_capacity(object.len() + 40);
+        line.extend_from_slice(format!("{{\"type\":\"{kind}\",\"object\":").as_bytes());
+        line.extend_from_slice(object);
+        line.extend_from_slice(b"}\n");
+        self.pipe.write(line.into()).await
+    }
+}
+
+/// What is told who asks for what is forgotten.
+pub(super) fn expired() -> Value {
+    json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": "too old resource version", "reason": "Expired", "code": 410,
+    })
+}
