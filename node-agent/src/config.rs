@@ -21,6 +21,7 @@ pub use objects::{Objects, ObjectsArgs, ObjectsError};
 
 use std::path::PathBuf;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use denizen_shared::run_dir;
 use ipnetwork::IpNetwork;
@@ -114,7 +115,7 @@ pub struct RunArgs {
 
     /// Where the container runtime keeps the results of its CNI calls: pods that it attached without denizen are
     /// taken over from there; empty for not at all
-    #[arg(long, value_name = "DIR", default_value = "/var/lib/cni")]
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/cni", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub cni_cache_dir: PathBuf,
 
     #[command(flatten)]

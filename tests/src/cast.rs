@@ -183,3 +183,11 @@ pub fn service_ips(number: u8) -> [IpAddr; 2] {
         ip(&format!("fd00:172:30::{number}")),
     ]
 }
+
+/// Whether the first packets of `pod` to the service of number 10 are a local pod's: those keep their source.
+pub fn is_local(pod: &Pod) -> bool {
+    service_ips(10).into_iter().all(|service| {
+        let seen = Probe::tcp(SocketAddr::new(service, 80)).ask_in(&pod.netns).seen();
+        seen.is_some() && seen == pod.address_like(service)
+    })
+}

@@ -7,7 +7,6 @@
 )]
 
 use std::fs;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,11 +14,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use denizen_shared::state::{Attachment, AttachmentId, RunDir};
 use denizen_tests::agent::{Agent, CNI_CACHE};
-use denizen_tests::cast::{PORT, service_ips};
+use denizen_tests::cast::{PORT, is_local, service_ips};
 use denizen_tests::cluster::Cluster;
 use denizen_tests::manifest::Port;
 use denizen_tests::pod::{Pod, Wiring};
-use denizen_tests::probe::Probe;
 use denizen_tests::server::Server;
 use serde_json::{Value, json};
 
@@ -77,16 +75,6 @@ impl Stage {
         }
         Ok(())
     }
-}
-
-/// Whether the pod's packets are treated as a local pod's: those keep their source.
-fn is_local(pod: &Pod) -> bool {
-    service_ips(10).iter().all(|service| {
-        let seen = Probe::tcp(SocketAddr::new(*service, 80))
-            .ask_in(&pod.netns)
-            .seen();
-        seen.is_some() && seen == pod.address_like(*service)
-    })
 }
 
 /// As containerd 1.6 does: it says no namespace, and the result does.

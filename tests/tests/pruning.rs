@@ -6,7 +6,6 @@
 )]
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,12 +13,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use denizen_shared::state::{Attachment, RunDir};
 use denizen_tests::agent::Agent;
-use denizen_tests::cast::{PORT, service_ips};
+use denizen_tests::cast::{PORT, is_local, service_ips};
 use denizen_tests::cluster::Cluster;
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::{Pod, Wiring};
-use denizen_tests::probe::Probe;
 use denizen_tests::server::Server;
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
@@ -60,16 +58,6 @@ fn only(cluster: &Cluster, agent: &Agent, expected: &[&str]) -> Result<()> {
 /// Ends the pod as a crash of everything around it does: its links go with its namespace, and nobody calls DEL.
 fn crash(node: &Netns, pod: &Pod) -> Result<()> {
     node.ip(&format!("link del {}", pod.host_interface()))
-}
-
-/// Whether the pod's packets are treated as a local pod's: those keep their source.
-fn is_local(pod: &Pod) -> bool {
-    service_ips(10).iter().all(|service| {
-        let seen = Probe::tcp(SocketAddr::new(*service, 80))
-            .ask_in(&pod.netns)
-            .seen();
-        seen.is_some() && seen == pod.address_like(*service)
-    })
 }
 
 #[test]

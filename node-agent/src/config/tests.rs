@@ -220,3 +220,19 @@ fn where_the_objects_come_from() {
     }
     assert!(Line::try_parse_from(["denizen-agent", "--manifests", "/m", "--kubeconfig", "/k"]).is_err());
 }
+
+#[test]
+fn an_empty_cache_folder_is_none() {
+    for (flag, expected) in [
+        ("--cni-cache-dir=", ""),
+        ("--cni-cache-dir=/elsewhere", "/elsewhere"),
+    ] {
+        let words = ["denizen-agent", "run", "--manifests", "somewhere", flag];
+        let taken = crate::cli::command().try_get_matches_from(words).unwrap();
+        let run = taken.subcommand().expect("run").1;
+        assert_eq!(
+            run.get_one::<PathBuf>("cni_cache_dir"),
+            Some(&PathBuf::from(expected))
+        );
+    }
+}

@@ -7,4 +7,4 @@ mod message;
 mod socket;
 
 pub use message::{Attributes, Message, Messages, Writer, parse_messages};
-pub use socket::{NetlinkError, Refusal, Socket};
+pub use socket::{NetlinkError, Refusal, Socket, answer};

@@ -290,7 +290,10 @@ impl AsRawFd for Socket {
 }
 
 /// What an NLMSG_ERROR message says: an acknowledgement, or a refusal.
-fn answer(message: &Message<'_>) -> Result<(), Refusal> {
+///
+/// # Errors
+/// The refusal.
+pub fn answer(message: &Message<'_>) -> Result<(), Refusal> {
     const NLMSGERR_ATTR_MSG: u16 = 1;
     // With NETLINK_CAP_ACK the original header follows, but not its payload; then the attributes.
     const ERROR_AND_HEADER: usize = 4 + 16;

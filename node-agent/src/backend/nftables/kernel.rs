@@ -10,7 +10,7 @@ use super::message::{Batch, kind, nf_family};
 use super::name::{Group, SetName, TABLE};
 use crate::backend::why::Why;
 use crate::model::Family;
-use crate::netlink::{Attributes, Message, NetlinkError, Socket, Writer};
+use crate::netlink::{Attributes, Message, NetlinkError, Socket, Writer, answer};
 
 /// How many packets a rule counted, if it is one that drops what found no endpoint.
 fn missed(message: &Message<'_>) -> u64 {
@@ -263,13 +263,16 @@ impl Kernel {
         let open = request.begin_message(kind(libc::NFT_MSG_GETGEN), 0, sequence, 0, 0);
         request.end_message(open);
         self.socket.send(request.bytes())?;
-        let mut generation = None;
+        let mut generation = Ok(None);
         self.socket.receive(true, |message| {
             if message.sequence == sequence {
-                generation = message.attributes().find_u32(GENERATION_ID);
+                generation = match i32::from(message.kind) {
+                    libc::NLMSG_ERROR => answer(&message).map(|()| None).map_err(NetlinkError::Refused),
+                    _ => Ok(message.attributes().find_u32(GENERATION_ID)),
+                };
             }
         })?;
-        generation.ok_or(NetlinkError::Unacknowledged)
+        generation?.ok_or(NetlinkError::Unacknowledged)
     }
 
     fn dump(

@@ -1,0 +1,78 @@
+//! The agent as something else than a shell runs it: behind a program that gives it another environment, and asked through its
+//! run directory.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::agent::CNI_CACHE;
+use crate::binary;
+use crate::cluster::{Cluster, NODE};
+use crate::netns::checked;
+
+/// What has not happened by then never will.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running agent. Dropping it kills the program in front of it.
+#[derive(Debug)]
+pub struct Contained {
+    child: Child,
+    run_dir: PathBuf,
+}
+
+impl Contained {
+    /// Starts the agent for `cluster` behind `program`, which must become it, or end with it.
+    pub fn start(cluster: &Cluster, mut program: Command) -> Result<Self> {
+        program.arg(binary::ours("denizen-agent")?).arg("run");
+        program.arg("--manifests").arg(cluster.manifests.folder());
+        program.arg("--run-dir").arg(cluster.run_dir());
+        program
+            .arg("--cni-cache-dir")
+            .arg(cluster.run_dir().join(CNI_CACHE));
+        program.args(["--node-name", NODE]).stdin(Stdio::null());
+        let child = cluster.world.node.run(|| program.spawn())??;
+        let run_dir = cluster.run_dir().to_owned();
+        Ok(Self { child, run_dir })
+    }
+
+    /// `denizen-agent status --output json`.
+    pub fn status(&self) -> Result<Value> {
+        let mut ask = Command::new(binary::ours("denizen-agent")?);
+        ask.args(["status", "--output", "json", "--run-dir"]);
+        let output = checked(ask.arg(&self.run_dir))?;
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    /// Waits until its status is as wished.
+    pub fn until(&self, what: &str, so: impl Fn(&Value) -> bool) -> Result<Value> {
+        let started = Instant::now();
+        loop {
+            match self.status() {
+                Ok(now) if so(&now) => return Ok(now),
+                now => ensure!(started.elapsed() < PATIENCE, "never: {what}: {now:?}"),
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The capabilities in effect of the process that the program in front started, as the kernel counts them.
+    pub fn effective_capabilities(&self) -> Result<u64> {
+        let id = self.child.id();
+        let inner = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
+        let status = fs::read_to_string(format!("/proc/{}/status", inner.trim()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+        Ok(u64::from_str_radix(line.context("no CapEff")?.trim(), 16)?)
+    }
+}
+
+impl Drop for Contained {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
