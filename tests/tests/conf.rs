@@ -1,0 +1,335 @@
+//! What an operator installs is what Kubernetes, Prometheus, Grafana and denizen's own programs take.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read files and execute programs; denizen does not"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use denizen_tests::conf::{DAEMON_SET, UNINSTALL, containers, documents, folder, text};
+use denizen_tests::netns::checked;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The folders that `kubectl apply -k` takes.
+const KUSTOMIZATIONS: [&str; 2] = ["kubernetes", "kubernetes/uninstall"];
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Kustomization {
+    api_version: String,
+    kind: String,
+    namespace: String,
+    images: Vec<Image>,
+    resources: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Image {
+    name: String,
+    new_tag: String,
+}
+
+/// An object as Kubernetes' own type reads it. A field that the type does not know is lost on the way, and that is an error.
+fn strictly<T: DeserializeOwned + Serialize>(object: &Value) -> Result<()> {
+    let typed: T = serde_json::from_value(object.clone())?;
+    kept(object, &serde_json::to_value(typed)?, "")
+}
+
+fn kept(said: &Value, read: &Value, at: &str) -> Result<()> {
+    match (said, read) {
+        (Value::Object(said), Value::Object(read)) => said.iter().try_for_each(|(key, value)| {
+            let at = format!("{at}.{key}");
+            let read = read.get(key).with_context(|| format!("there is no field {at}"))?;
+            kept(value, read, &at)
+        }),
+        (Value::Array(said), Value::Array(read)) => said
+            .iter()
+            .zip(read)
+            .enumerate()
+            .try_for_each(|(index, (said, read))| kept(said, read, &format!("{at}[{index}]"))),
+        _ => {
+            ensure!(said == read, "{at}: {said} is read as {read}");
+            Ok(())
+        }
+    }
+}
+
+fn object(object: &Value) -> Result<()> {
+    let kind = object["kind"].as_str().context("an object without a kind")?;
+    match kind {
+        "ServiceAccount" => strictly::<ServiceAccount>(object),
+        "ClusterRole" => strictly::<ClusterRole>(object),
+        "ClusterRoleBinding" => strictly::<ClusterRoleBinding>(object),
+        "ConfigMap" => strictly::<ConfigMap>(object),
+        "DaemonSet" => strictly::<DaemonSet>(object),
+        other => bail!("nobody looked at a {other} yet"),
+    }
+}
+
+fn kustomization(name: &str) -> Result<Kustomization> {
+    let mut documents = documents(&format!("{name}/kustomization.yaml"))?;
+    ensure!(documents.len() == 1, "one document");
+    Ok(serde_json::from_value(documents.remove(0))?)
+}
+
+#[test]
+fn a_field_that_kubernetes_does_not_know_is_found() {
+    let mut account = documents("kubernetes/rbac.yaml").unwrap().remove(0);
+    object(&account).unwrap();
+    account["metadata"]["nme"] = "typo".into();
+    assert!(
+        object(&account)
+            .unwrap_err()
+            .to_string()
+            .contains(".metadata.nme")
+    );
+}
+
+#[test]
+fn every_manifest_is_what_kubernetes_takes_and_is_installed() -> Result<()> {
+    for name in KUSTOMIZATIONS {
+        let Kustomization {
+            api_version,
+            kind,
+            namespace,
+            images,
+            resources,
+        } = kustomization(name)?;
+        assert_eq!(
+            (api_version.as_str(), kind.as_str()),
+            ("kustomize.config.k8s.io/v1beta1", "Kustomization")
+        );
+        assert_eq!(namespace, "kube-system");
+        assert_eq!(images.len(), 1);
+        assert_eq!(images[0].name, "denizen");
+        assert_eq!(images[0].new_tag, env!("CARGO_PKG_VERSION"));
+        let there = fs::read_dir(folder().join(name))?.flatten();
+        let there: BTreeSet<String> = there
+            .filter(|entry| entry.path().extension().is_some_and(|end| end == "yaml"))
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .filter(|name| name != "kustomization.yaml")
+            .collect();
+        assert_eq!(there, resources.iter().cloned().collect(), "{name}");
+        for resource in resources {
+            for document in documents(&format!("{name}/{resource}"))? {
+                object(&document).with_context(|| format!("{name}/{resource}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// As `kubectl apply -k` would send it.
+#[test]
+fn kubectl_builds_both_kustomizations() -> Result<()> {
+    for (name, objects) in KUSTOMIZATIONS.into_iter().zip([5, 1]) {
+        let built = checked(Command::new("kubectl").arg("kustomize").arg(folder().join(name)))?;
+        let built: Vec<Value> = serde_saphyr::from_multiple(&String::from_utf8(built.stdout)?)?;
+        assert_eq!(built.len(), objects, "{name}");
+        for built in &built {
+            object(built)?;
+            if built["kind"] == "DaemonSet" {
+                let pod = &built["spec"]["template"]["spec"];
+                let lists = ["initContainers", "containers"].map(|key| pod[key].as_array());
+                for container in lists.into_iter().flatten().flatten() {
+                    let image = format!("denizen:{}", env!("CARGO_PKG_VERSION"));
+                    assert_eq!(container["image"], image.as_str());
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The variables that a container is given.
+fn environment(container: &Value) -> Result<BTreeSet<String>> {
+    let named = container["env"].as_array().into_iter().flatten();
+    let mut names: BTreeSet<String> = named
+        .map(|it| Some(it["name"].as_str()?.to_owned()))
+        .collect::<Option<_>>()
+        .context("a variable has a name")?;
+    for source in container["envFrom"].as_array().into_iter().flatten() {
+        let maps = documents("kubernetes/config-map.yaml")?;
+        let map = maps
+            .iter()
+            .find(|map| map["metadata"]["name"] == source["configMapRef"]["name"]);
+        let data = map.context("no such ConfigMap")?["data"].clone();
+        names.extend(
+            data.as_object()
+                .into_iter()
+                .flatten()
+                .map(|(name, _)| name.clone()),
+        );
+    }
+    Ok(names)
+}
+
+#[test]
+fn the_programs_take_the_arguments_that_they_are_given() -> Result<()> {
+    for daemon_set in [DAEMON_SET, UNINSTALL] {
+        for container in containers(daemon_set)? {
+            if container["command"].is_array() {
+                continue;
+            }
+            let environment = environment(&container)?;
+            let mut words = vec!["denizen-agent".to_owned()];
+            for word in container["args"].as_array().context("no arguments")? {
+                let mut word = word.as_str().context("an argument is a text")?.to_owned();
+                for name in &environment {
+                    word = word.replace(&format!("$({name})"), "value");
+                }
+                ensure!(!word.contains("$("), "{word}: no such variable");
+                words.push(word);
+            }
+            let taken = denizen_agent::cli::command().try_get_matches_from(&words);
+            taken.with_context(|| format!("{daemon_set}: {words:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn mounts_have_volumes_and_nothing_has_more_than_it_needs() -> Result<()> {
+    for daemon_set in [DAEMON_SET, UNINSTALL] {
+        let document = documents(daemon_set)?.remove(0);
+        let pod = &document["spec"]["template"]["spec"];
+        let volumes = pod["volumes"].as_array().context("volumes")?;
+        let volumes: BTreeSet<_> = volumes.iter().filter_map(|it| it["name"].as_str()).collect();
+        let mut mounted = BTreeSet::new();
+        for container in &containers(daemon_set)? {
+            let (name, security) = (&container["name"], &container["securityContext"]);
+            let mounts = container["volumeMounts"].as_array().into_iter().flatten();
+            mounted.extend(mounts.filter_map(|it| it["name"].as_str()).map(str::to_owned));
+            assert_eq!(security["readOnlyRootFilesystem"], true, "{name}");
+            // Runtimes mount /proc/sys read-only for all others.
+            if name == "settings" {
+                continue;
+            }
+            assert_ne!(security["privileged"], true, "{name}");
+            assert_eq!(security["allowPrivilegeEscalation"], false, "{name}");
+            assert_eq!(
+                security["capabilities"]["drop"],
+                serde_json::json!(["ALL"]),
+                "{name}"
+            );
+        }
+        assert_eq!(
+            mounted,
+            volumes.into_iter().map(str::to_owned).collect(),
+            "{daemon_set}"
+        );
+        assert_eq!(pod["hostNetwork"], true);
+        assert_eq!(pod["priorityClassName"], "system-node-critical");
+        assert_eq!(pod["tolerations"], serde_json::json!([{ "operator": "Exists" }]));
+    }
+    Ok(())
+}
+
+#[test]
+fn the_agent_is_asked_where_it_answers() -> Result<()> {
+    let containers = containers(DAEMON_SET)?;
+    let agent = containers.iter().find(|it| it["name"] == "agent");
+    let agent = agent.context("no agent")?;
+    for (probe, path) in [("readinessProbe", "/healthz"), ("livenessProbe", "/livez")] {
+        assert_eq!(agent[probe]["httpGet"]["path"], path);
+        assert_eq!(agent[probe]["httpGet"]["port"], 10256);
+    }
+    assert!(agent["resources"]["requests"]["memory"].is_string());
+    Ok(())
+}
+
+/// What the image is made from is there, and what is installed in it is what the tests run.
+#[test]
+fn the_containerfile_names_what_is_there() -> Result<()> {
+    let root = folder().join("..");
+    let packages = fs::read_to_string(root.join("tests/packages"))?;
+    let mut copied = 0;
+    let file = text("Containerfile")?;
+    for line in file.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if let ["COPY", sources @ .., _] = words.as_slice()
+            && !line.contains("--from=")
+        {
+            for source in sources {
+                assert!(root.join(source).exists(), "{source}");
+                copied += 1;
+            }
+        }
+    }
+    for member in [
+        "shared",
+        "cni-plugin",
+        "node-agent",
+        "tests",
+        "Cargo.lock",
+        ".cargo",
+    ] {
+        assert!(file.contains(member), "{member} is needed to build");
+    }
+    assert!(copied >= 7, "{copied}");
+    let last = file.rsplit("FROM ").next().context("a stage")?;
+    let installed = last.split("--no-install-recommends").nth(1).context("packages")?;
+    let installed: Vec<_> = installed
+        .split("&&")
+        .next()
+        .into_iter()
+        .flat_map(str::split_whitespace)
+        .collect();
+    assert!(!installed.is_empty());
+    for package in installed {
+        assert!(packages.contains(&format!(":{package}\n")), "{package}");
+    }
+    Ok(())
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rules {
+    groups: Vec<Group>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Group {
+    name: String,
+    rules: Vec<Alert>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Alert {
+    alert: String,
+    expr: String,
+    #[serde(rename = "for")]
+    lasting: Option<String>,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+}
+
+#[test]
+fn every_alert_says_what_is_wrong_and_how_bad_it_is() -> Result<()> {
+    let rules: Rules = serde_json::from_value(documents("monitoring/alerts.yaml")?.remove(0))?;
+    let mut names = BTreeSet::new();
+    for alert in rules.groups.iter().flat_map(|group| &group.rules) {
+        assert!(names.insert(&alert.alert), "{} twice", alert.alert);
+        assert!(alert.alert.starts_with("Denizen") && !alert.expr.is_empty());
+        assert!(alert.lasting.as_ref().is_none_or(|it| it.ends_with('m')));
+        let severity = alert.labels.get("severity").context("how bad it is")?;
+        assert!(["critical", "warning"].contains(&severity.as_str()));
+        for annotation in ["summary", "description"] {
+            assert!(alert.annotations.contains_key(annotation), "{}", alert.alert);
+        }
+    }
+    assert_eq!(rules.groups[0].name, "denizen");
+    Ok(())
+}

@@ -1,0 +1,194 @@
+//! What `conf/kubernetes` grants is enough, and less is not: the programs with exactly the capabilities of their containers, in
+//! a process namespace of their own, under read-only kernel settings.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read clocks and files and execute programs; denizen does not"
+)]
+
+use std::fs;
+use std::net::SocketAddr;
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result};
+use denizen_tests::agent::CNI_CACHE;
+use denizen_tests::binary;
+use denizen_tests::cast::{Cast, Who, every_protocol, is_local, service_ips};
+use denizen_tests::cluster::{Cluster, serve};
+use denizen_tests::conf::{DAEMON_SET, UNINSTALL, capabilities, containers, documents};
+use denizen_tests::contained::Contained;
+use denizen_tests::netns::checked;
+use denizen_tests::pod::{Pod, Wiring};
+use denizen_tests::probe::Protocol;
+use serde_json::{Value, json};
+
+/// What a runtime does for a container that is not privileged.
+const CONTAINED: &str = r#"
+set -e
+mount --bind /proc/sys /proc/sys
+mount -o remount,ro,bind /proc/sys
+exec "$@"
+"#;
+
+/// The number of each capability (linux/capability.h).
+const NUMBERS: [(&str, u32); 2] = [("NET_ADMIN", 12), ("NET_RAW", 13)];
+
+/// A container with `capabilities`; what it runs is yet to be added.
+fn container(capabilities: &[String]) -> Command {
+    let names = capabilities
+        .iter()
+        .map(|name| format!(",+{}", name.to_lowercase()));
+    let bounds = format!("--bounding-set=-all{}", names.collect::<String>());
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    command.args(["sh", "-c", CONTAINED, "sh", "setpriv", &bounds]);
+    command.args(["--inh-caps=-all", "--no-new-privs", "--"]);
+    command
+}
+
+/// A pod from before denizen, and what its runtime remembers of it.
+fn earlier(cluster: &Cluster) -> Result<Pod> {
+    let pod = cluster.add_pod_without_denizen("earlier", Wiring::Routed)?;
+    let (file, cached) = pod.cached(pod.netns.path().to_str());
+    let results = cluster.run_dir().join(CNI_CACHE).join("results");
+    fs::create_dir_all(&results)?;
+    fs::write(results.join(file), cached.to_string())?;
+    Ok(pod)
+}
+
+#[test]
+fn the_agents_capabilities_are_enough_for_all_it_does() -> Result<()> {
+    let granted = capabilities(DAEMON_SET, "agent")?;
+    let cluster = Cluster::new("caps", &json!({ "timeout": "30s", "onTimeout": "fail" }))?;
+    let remote = &cluster.world.remote;
+    let remotes = &cluster.world.addresses().remote;
+    let ports = denizen_tests::cast::PROTOCOLS.map(|it| (it, denizen_tests::cast::PORT));
+    let _remote = serve(remote, remotes, &ports)?;
+    let earlier = earlier(&cluster)?;
+    let agent = Contained::start(&cluster, container(&granted))?;
+    agent.until("programmed", |status| status["synced"] == true)?;
+    let expected = NUMBERS
+        .iter()
+        .filter(|(name, _)| granted.contains(&(*name).to_owned()));
+    let expected: u64 = expected.map(|(_, number)| 1 << number).sum();
+    assert_eq!(
+        agent.effective_capabilities()?,
+        expected,
+        "{granted:?} and nothing else"
+    );
+    // A pod that comes, whose ADD waits for its rules; services; the kernel's word of a foreign change.
+    let cast = Cast::on(cluster)?;
+    let web = cast.service("web", 10, &every_protocol(), &[Who::Remote])?;
+    cast.cluster.manifests.put("web", &web)?;
+    agent.until("served", |status| status["services"] == 1)?;
+    assert!(
+        is_local(&cast.bridged) && is_local(&cast.routed),
+        "attached while it ran"
+    );
+    assert!(is_local(&earlier), "adopted");
+    cast.cluster.world.node.nft("delete table ip denizen\n")?;
+    agent.until("repaired", |status| status["driftRepaired"] == 1)?;
+    for who in [Who::Bridged, Who::Outside, Who::ThisNode] {
+        for ip in service_ips(10) {
+            let outcome = cast.ask(who, SocketAddr::new(ip, 80), Protocol::Tcp)?;
+            assert!(outcome.endpoint().is_some(), "{who:?} to {ip}: {outcome:?}");
+        }
+    }
+    assert_eq!(agent.status()?["errors"], json!([]));
+    Ok(())
+}
+
+#[test]
+fn without_them_it_says_what_it_may_not() -> Result<()> {
+    let cluster = Cluster::new("caps-none", &Value::Null)?;
+    let mut command = container(&[]);
+    command
+        .args(["timeout", "60"])
+        .arg(binary::ours("denizen-agent")?);
+    command.args(["run", "--node-name", "node", "--cni-cache-dir="]);
+    command.arg("--manifests").arg(cluster.manifests.folder());
+    command.arg("--run-dir").arg(cluster.run_dir());
+    let output = cluster.world.node.run(|| command.output())??;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && output.status.code() != Some(124),
+        "{said}"
+    );
+    // nftables first, then what else there is.
+    assert!(said.contains("Operation not permitted"), "{said}");
+    assert!(said.contains("Permission denied"), "{said}");
+    Ok(())
+}
+
+/// The one that is privileged, with the very arguments and environment that it is given.
+#[test]
+fn the_init_container_sets_the_kernel_up_and_ends() -> Result<()> {
+    let cluster = Cluster::new("caps-init", &Value::Null)?;
+    let node = &cluster.world.node;
+    let filter = "net.bridge.bridge-nf-call-iptables";
+    node.sysctl(filter, "0")?;
+    let containers = containers(DAEMON_SET)?;
+    let settings = containers.iter().find(|it| it["name"] == "settings");
+    let arguments = settings.context("no such container")?["args"].as_array();
+    let arguments = arguments.into_iter().flatten().filter_map(Value::as_str);
+    let map = documents("kubernetes/config-map.yaml")?.remove(0);
+    let data = map["data"].as_object().context("data")?.iter();
+    let environment = data.filter_map(|(name, value)| Some((name, value.as_str()?)));
+    let mut command = Command::new(binary::ours("denizen-agent")?);
+    command.args(arguments).envs(environment);
+    command.env("KUBERNETES_SERVICE_HOST", "172.30.0.1");
+    node.run(|| checked(&mut command))??;
+    assert_eq!(
+        node.output("cat", &["/proc/sys/net/bridge/bridge-nf-call-iptables"])?
+            .trim(),
+        "1"
+    );
+    Ok(())
+}
+
+#[test]
+fn taking_away_needs_no_more() -> Result<()> {
+    let (cast, _servers) = Cast::new("caps-clean")?;
+    let node = &cast.cluster.world.node;
+    cast.cluster.start_agent()?.terminate()?;
+    let before = node.output("nft", &["list", "tables"])?;
+    assert!(before.contains("table ip denizen"), "{before}");
+    let mut command = container(&capabilities(UNINSTALL, "rules")?);
+    command.arg(binary::ours("denizen-agent")?).arg("cleanup");
+    let output = node.run(|| checked(&mut command))??;
+    assert!(
+        String::from_utf8_lossy(&output.stdout).contains("removed 2"),
+        "{output:?}"
+    );
+    assert_eq!(node.output("nft", &["list", "tables"])?, "");
+    Ok(())
+}
+
+#[test]
+fn the_plugin_is_installed_and_taken_out_without_any() -> Result<()> {
+    let installs = capabilities(DAEMON_SET, "install-cni")?;
+    let removes = capabilities(UNINSTALL, "cni")?;
+    assert!(installs.is_empty() && removes.is_empty());
+    let folder = tempfile::tempdir()?;
+    let (conf, bin) = (folder.path().join("net.d"), folder.path().join("bin"));
+    fs::create_dir(&conf)?;
+    fs::create_dir(&bin)?;
+    let text =
+        "{ \"cniVersion\": \"1.0.0\", \"name\": \"pods\", \"plugins\": [ { \"type\": \"bridge\" } ] }\n";
+    let list = conf.join("10-pods.conflist");
+    fs::write(&list, text)?;
+    let run = |capabilities: &[String], flag: &str| -> Result<Output> {
+        let mut command = container(capabilities);
+        command
+            .arg(binary::ours("denizen-agent")?)
+            .args(["install-cni", flag]);
+        command.arg("--cni-conf-dir").arg(&conf);
+        checked(command.arg("--cni-bin-dir").arg(&bin))
+    };
+    run(&installs, "--once")?;
+    assert!(fs::read_to_string(&list)?.contains("denizen"));
+    assert!(bin.join("denizen").is_file());
+    run(&removes, "--uninstall")?;
+    assert_eq!(fs::read_to_string(&list)?, text);
+    Ok(())
+}
