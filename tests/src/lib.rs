@@ -23,6 +23,7 @@ pub mod effort;
 pub mod flows;
 pub mod http;
 pub mod iptables;
+pub mod kube_proxy;
 pub mod lasting;
 pub mod load;
 pub mod manifest;

@@ -3,36 +3,64 @@
 use anyhow::Context;
 use clap::Args;
 
+use super::block_on;
 use crate::backend::iptables::{self, Whose};
-use crate::backend::nftables::{Kernel, Nftables};
-use crate::host::forward;
+use crate::backend::nftables::{Kernel, Nftables, remove_kube_proxys};
+use crate::host::{forward, ipvs};
 
 #[derive(Debug, Args)]
 pub(super) struct CleanupArgs {
-    /// Remove what kube-proxy left too, of its iptables mode. End it first
+    /// Remove what kube-proxy left too, of its iptables, ipvs and nftables modes. End it first
     #[arg(long)]
     kube_proxy: bool,
 }
 
+/// Removes what it can; the first thing that it cannot is the error.
 pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
-    let opened = forward::cleanup().context("cannot remove denizen's rules from other firewalls' chains");
+    let mut results = vec![
+        forward::cleanup()
+            .context("cannot remove denizen's rules from other firewalls' chains")
+            .map(|chains| {
+                if chains > 0 {
+                    println!("removed denizen's rules from {chains} of other firewalls' chains");
+                }
+            }),
+        tables().map(|count| println!("removed {}", counted(count, "nftables table"))),
+        chains(args.kube_proxy).map(|chains| tell(chains, "iptables chain")),
+    ];
+    if args.kube_proxy {
+        let tables = remove_kube_proxys().context("cannot remove kube-proxy's nftables tables");
+        results.push(tables.map(|tables| tell(tables, "kube-proxy nftables table")));
+        let device = block_on(ipvs::remove_device()).map(usize::from);
+        results.push(device.map(|devices| tell(devices, "kube-proxy ipvs device")));
+        let left = ipvs::virtual_servers();
+        if left > 0 {
+            println!(
+                "left are {left} virtual servers of ipvs, which may be anybody's; `ipvsadm --clear` removes them all"
+            );
+        }
+    }
+    results.into_iter().collect()
+}
+
+fn tables() -> anyhow::Result<usize> {
     let mut kernel = Kernel::open().context("cannot open netlink to nf_tables")?;
-    let tables = Nftables::cleanup(&mut kernel)?;
-    println!("removed {}", counted(tables, "nftables table"));
-    let chains = match args.kube_proxy {
+    Ok(Nftables::cleanup(&mut kernel)?)
+}
+
+fn chains(of_kube_proxy: bool) -> anyhow::Result<usize> {
+    Ok(match of_kube_proxy {
         true => iptables::cleanup(Whose::Everybodys)?,
         // Programs are executed only where there may be something to remove.
         false if iptables::was_here() => iptables::cleanup(Whose::Denizens)?,
         false => 0,
-    };
-    if chains > 0 {
-        println!("removed {}", counted(chains, "iptables chain"));
+    })
+}
+
+fn tell(count: usize, what: &str) {
+    if count > 0 {
+        println!("removed {}", counted(count, what));
     }
-    let opened = opened?;
-    if opened > 0 {
-        println!("removed denizen's rules from {opened} of other firewalls' chains");
-    }
-    Ok(())
 }
 
 fn counted(count: usize, what: &str) -> String {

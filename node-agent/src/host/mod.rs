@@ -6,6 +6,7 @@
 
 pub mod conntrack;
 pub mod forward;
+pub mod ipvs;
 pub mod keeper;
 pub mod setting;
 pub mod sysctl;

@@ -16,7 +16,7 @@ pub enum Whose {
     Everybodys,
 }
 
-/// Removes rules of both variants, and then the sets that no rule names any more; how many chains there were.
+/// Removes rules of both variants (kube-proxy's of its iptables and ipvs modes), and then the sets that no rule names any more; how many chains there were.
 ///
 /// # Errors
 /// The first program's that failed; what could be removed is.
@@ -32,7 +32,11 @@ pub fn cleanup(whose: Whose) -> Result<usize, IptablesError> {
         }
     }
     result?;
-    sets()?.destroy()?;
+    let mut sets = sets()?;
+    sets.destroy()?;
+    if whose == Whose::Everybodys {
+        sets.destroy_named("KUBE-")?;
+    }
     Ok(removed)
 }
 

@@ -144,6 +144,32 @@ impl Sets {
         Ok(())
     }
 
+    /// Removes the sets whose names begin so; how many there were. No rule may name them any more.
+    ///
+    /// # Errors
+    /// [`IptablesError::Set`].
+    pub fn destroy_named(&mut self, prefix: &'static str) -> Result<usize, IptablesError> {
+        let failed = |source| IptablesError::Set { set: prefix, source };
+        let sequence = self.socket.sequences(1);
+        let request = message_of(LIST, libc::NLM_F_DUMP, sequence, Family::V4, |_| {});
+        let mut names = BTreeSet::new();
+        self.socket
+            .dump(&request, sequence, |answer| {
+                names.extend(answer.attributes().find_str(SET_NAME).map(str::to_owned));
+            })
+            .map_err(failed)?;
+        names.retain(|name| name.starts_with(prefix));
+        for name in &names {
+            let sequence = self.socket.sequences(1);
+            let request = message_of(DESTROY, libc::NLM_F_ACK, sequence, Family::V4, |writer| {
+                writer.put_str(SET_NAME, name);
+            });
+            self.socket.send(&request).map_err(failed)?;
+            self.socket.outcome(sequence).map_err(failed)?;
+        }
+        Ok(names.len())
+    }
+
     fn add(&mut self, family: Family, pod: PodElement<'_>) -> Result<(), NetlinkError> {
         self.request(ADD, family, |message| {
             let data = message.begin(DATA);
@@ -197,12 +223,25 @@ fn named<T>(family: Family, done: Result<T, NetlinkError>) -> Result<T, Iptables
     })
 }
 
+/// About the set of this node's pods.
 fn message(what: u16, flags: i32, sequence: u32, family: Family, fill: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    message_of(what, flags, sequence, family, |writer| {
+        writer.put_str(SET_NAME, pod_set(family));
+        fill(writer);
+    })
+}
+
+fn message_of(
+    what: u16,
+    flags: i32,
+    sequence: u32,
+    family: Family,
+    fill: impl FnOnce(&mut Writer),
+) -> Vec<u8> {
     let mut writer = Writer::default();
     let kind = SUBSYSTEM << 8 | what;
     let open = writer.begin_message(kind, flags as u16, sequence, inet(family), 0);
     writer.put(PROTOCOL, &[PROTOCOL_VERSION]);
-    writer.put_str(SET_NAME, pod_set(family));
     fill(&mut writer);
     writer.end_message(open);
     writer.into_bytes()

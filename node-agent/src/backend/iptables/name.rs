@@ -143,9 +143,20 @@ pub fn is_a_proxys(table: Table, name: &str) -> bool {
         Table::Filter => &[SERVICES, EXTERNAL_SERVICES, NODE_PORTS, FORWARD, PROXY_FIREWALL],
         Table::Nat => &[SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, MASQ_IF_NOT_LOCAL],
     };
+    // Of its ipvs mode. In the filter table KUBE-FIREWALL is kubelet's.
+    let with_ipvs: &[&str] = match table {
+        Table::Filter => &[
+            "KUBE-NODE-PORT",
+            "KUBE-SOURCE-RANGES-FIREWALL",
+            "KUBE-IPVS-FILTER",
+            "KUBE-IPVS-OUT-FILTER",
+        ],
+        Table::Nat => &["KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-FIREWALL"],
+    };
     fixed
         .iter()
         .any(|fixed| matches!(fixed, ChainName::Fixed(it) if *it == name))
+        || with_ipvs.contains(&name)
         || (table == Table::Nat && of_a_service())
 }
 
@@ -194,6 +205,9 @@ mod tests {
             (Table::Nat, "KUBE-FORWARD", false),
             (Table::Nat, "KUBE-MARK-DROP", false),
             (Table::Nat, "KUBE-PROXY-CANARY", false),
+            (Table::Nat, "KUBE-LOAD-BALANCER", true),
+            (Table::Nat, "KUBE-FIREWALL", true),
+            (Table::Filter, "KUBE-FIREWALL", false),
             (Table::Nat, "CNI-HOSTPORT-DNAT", false),
         ];
         for (table, name, ours) in cases {

@@ -6,6 +6,7 @@
 mod dump;
 mod element;
 mod encode;
+mod foreign;
 mod isolate;
 mod kernel;
 mod lower;
@@ -26,6 +27,7 @@ mod text;
 mod watch;
 mod write;
 
+pub use foreign::remove_kube_proxys;
 pub use kernel::{Kernel, NftablesError};
 pub use probe::probe;
 pub use sync::{Nftables, NoKernel};
