@@ -1,0 +1,153 @@
+//! What services cost with iptables: `cargo bench -p denizen-tests --bench iptables`, as root.
+//!
+//! A cold start and one endpoint's change for 5,000 services of four endpoints, by the agent's own engine, in
+//! the tables of ip_tables and of nf_tables; next to an `iptables-restore` of the very same rules in the same
+//! run. A number behind `--` is another count of services, `legacy` or `nft` chooses a variant.
+//!
+//! The goal is a ratio, and the exit code says whether it is met. In nf_tables a change costs under a tenth of
+//! such a load. ip_tables knows only whole tables: whatever changes, its program reads all rules out of the
+//! kernel and puts all back in. There a change saves no more than the parsing, and the goal is a half.
+//! All that it makes in the kernel is in nameless network namespaces, which end with it, however it ends.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a bench reads the clock, writes manifests, and runs the programs that it compares with"
+)]
+#![allow(dead_code, reason = "manifests are another bench's too")]
+
+#[path = "services/manifests.rs"]
+mod manifests;
+
+use std::io::Write;
+use std::net::IpAddr;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use denizen_agent::backend::BackendName;
+use denizen_agent::backend::iptables::Variant;
+use denizen_agent::engine::{Engine, Policy};
+use denizen_agent::model::{Event, Slice};
+use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Settings};
+use denizen_tests::cni::Namespace;
+
+use crate::manifests::{NODE, spare_ip};
+
+const SERVICES: usize = 5_000;
+/// Changes of one endpoint; the one in the middle counts.
+const CHANGES: usize = 21;
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if !words.iter().any(|word| word == "--bench") {
+        println!("not run: this is a bench, and `cargo test` builds it only");
+        return ExitCode::SUCCESS;
+    }
+    let services = words
+        .iter()
+        .find_map(|word| word.parse().ok())
+        .unwrap_or(SERVICES);
+    let named = |name: &str| words.iter().any(|word| word == name);
+    let folder = manifests::folder(services);
+    let facts = manifests::facts(folder.path());
+    println!("\n## iptables, {services} services of 4 endpoints\n");
+    // How much less a change is to cost than a load of everything.
+    let variants = [("legacy", Variant::Legacy, 2), ("nft", Variant::Nft, 10)];
+    let all = !named("legacy") && !named("nft");
+    let mut is_met = true;
+    for (name, variant, goal) in variants.into_iter().filter(|(name, ..)| all || named(name)) {
+        let facts = facts.clone();
+        let took = Namespace::new().run(move || measured(name, variant, facts));
+        let is_under = took.change * goal < took.load;
+        println!(
+            "{name}: cold {:?}; one endpoint {:?}; iptables-restore of the same {:?}: {:.1} times a change, goal {goal}: {}",
+            took.cold,
+            took.change,
+            took.load,
+            took.load.as_secs_f64() / took.change.as_secs_f64(),
+            if is_under { "met" } else { "MISSED" }
+        );
+        is_met &= is_under;
+    }
+    if is_met {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+struct Took {
+    cold: Duration,
+    change: Duration,
+    load: Duration,
+}
+
+fn measured(name: &str, variant: Variant, facts: Vec<Event>) -> Took {
+    let mut slices: Vec<Slice> = Vec::new();
+    for fact in &facts {
+        if let Event::Slice(_, slice) = fact {
+            slices.extend(slice.clone());
+        }
+    }
+    let policy = Policy {
+        settings: Settings {
+            node_name: NODE.into(),
+            masquerade_all: false,
+            node_hints: false,
+        },
+        detector: Detector::PodState,
+        node_ports: NodePortAddresses::Primary,
+        node_side: NodeSide::default(),
+        backend: BackendName::Iptables,
+    };
+    let mut engine = Engine::open(policy, Some(variant)).expect("iptables, as root");
+    let mut programmed = |facts: Vec<Event>| {
+        let begun = Instant::now();
+        engine.apply(facts);
+        settle(&mut engine);
+        begun.elapsed()
+    };
+    let cold = programmed(facts);
+    let mut changes: Vec<Duration> = (0..CHANGES)
+        .map(|n| {
+            // Spread over all of them: a prime step.
+            let mut slice = slices[n * 7919 % slices.len()].clone();
+            slice.endpoints[n % 4].address = IpAddr::V4(spare_ip(n));
+            programmed(vec![Event::Slice(slice.name.clone(), Some(slice))])
+        })
+        .collect();
+    changes.sort_unstable();
+    Took {
+        cold,
+        change: changes[CHANGES / 2],
+        load: load(name),
+    }
+}
+
+/// Until all that was told is in the kernel: the programs run in threads of their own.
+fn settle(engine: &mut Engine) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .expect("a runtime without a driver needs nothing");
+    loop {
+        engine.sync().expect("the kernel takes the rules");
+        if engine.is_settled() {
+            return;
+        }
+        runtime.block_on(engine.news());
+    }
+}
+
+/// How long `iptables-restore` takes for the rules that are there.
+fn load(variant: &str) -> Duration {
+    let save = Command::new(format!("iptables-{variant}-save")).output();
+    let rules = save.expect("iptables is installed").stdout;
+    let begun = Instant::now();
+    let mut restore = Command::new(format!("iptables-{variant}-restore"))
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("iptables is installed");
+    let mut input = restore.stdin.take().expect("it was asked for");
+    input.write_all(&rules).expect("it reads all");
+    drop(input);
+    assert!(restore.wait().expect("it ends").success(), "{variant}");
+    begun.elapsed()
+}
