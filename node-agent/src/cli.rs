@@ -7,16 +7,17 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use denizen_shared::run_dir;
 use serde::de::DeserializeOwned;
-use tracing::info;
+use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
 use self::cleanup::CleanupArgs;
 
 use crate::agent;
 use crate::backend::{BackendName, chosen};
+use crate::config::file::{Completed, complete, with_booleans};
 use crate::config::{LogFormat, PolicyArgs, RunArgs, RunDirArgs};
 use crate::control::{self, Empty, ExplainQuery, Request};
 use crate::explain::{Explanation, Packet};
@@ -86,7 +87,17 @@ struct StatusArgs {
 
 /// What may stand on the command line.
 pub fn command() -> clap::Command {
-    Cli::command()
+    with_booleans(Cli::command())
+}
+
+/// The command line, completed from the configuration file that it may name; and what of that file has no
+/// effect.
+fn asked() -> anyhow::Result<(Command, Vec<String>)> {
+    let command = command();
+    let Completed { words, ignored } = complete(&command, std::env::args_os().collect())?;
+    let matches = command.get_matches_from(words);
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    Ok((cli.command, ignored))
 }
 
 /// Reads the command line and does what it says.
@@ -94,9 +105,16 @@ pub fn command() -> clap::Command {
 /// # Errors
 /// What a person should read, causes included.
 pub fn run() -> anyhow::Result<()> {
-    match Cli::parse().command {
+    let (command, ignored) = asked()?;
+    if !matches!(command, Command::Run(_)) {
+        ignored.iter().for_each(|what| eprintln!("denizen-agent: {what}"));
+    }
+    match command {
         Command::Run(args) => {
             log_to_standard_error(args.log_format);
+            ignored
+                .iter()
+                .for_each(|what| warn!(what, "the configuration file says what has no effect"));
             let config = args.check(backend_here(&args))?;
             block_on(agent::run(config))
         }

@@ -5,6 +5,7 @@ mod conntrack;
 mod detect;
 mod duration;
 mod error;
+pub mod file;
 mod listen;
 mod node_side;
 mod objects;
@@ -47,8 +48,12 @@ pub enum LogFormat {
 /// What decides about packets, as written: for `run`, `render` and `explain` alike.
 #[derive(Debug, Clone, Args)]
 pub struct PolicyArgs {
+    /// A DenizenConfiguration or a KubeProxyConfiguration; a flag beats the field that stands for it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
     /// This node's name in the API; the host name by default
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, visible_alias = "hostname-override", value_name = "NAME")]
     pub node_name: Option<String>,
 
     /// How this node's own pods are told apart: pod-state[=port-exact], bridge=NAME[,NAME…], bridge-port,
@@ -127,7 +132,7 @@ pub struct RunArgs {
     pub init_only: bool,
 
     /// How logs are written to standard error
-    #[arg(long, value_enum, default_value = "text")]
+    #[arg(long, visible_alias = "logging-format", value_enum, default_value = "text")]
     pub log_format: LogFormat,
 }
 

@@ -277,6 +277,9 @@ impl Probe {
 
     /// Asks once through a [connected](Self::connected) socket; over SCTP, from this port.
     pub(crate) fn ask_through(self, socket: &Socket, port: u16) -> Outcome {
+        let _turn = Self::sctp_turn();
+        // What was refused before is no answer to this.
+        let _ = socket.take_error();
         let answer = match self.protocol {
             Protocol::Tcp => Err(io::ErrorKind::Unsupported.into()),
             Protocol::Udp => self.datagram(socket),

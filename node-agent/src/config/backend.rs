@@ -22,7 +22,7 @@ pub enum BackendChoice {
 #[derive(Debug, Clone, Args)]
 pub struct BackendArgs {
     /// What programs the kernel
-    #[arg(long, value_enum, default_value = "auto")]
+    #[arg(long, visible_alias = "proxy-mode", value_enum, default_value = "auto")]
     pub backend: BackendChoice,
 
     /// With iptables: whose tables; by default those of the variant that this node uses, found out as kubelet does

@@ -10,7 +10,7 @@ use crate::plan::{MarkBit, NodeSide};
 #[derive(Debug, Clone, Args)]
 pub struct NodeSideArgs {
     /// The bit of a packet's mark that means: masquerade this connection; 14 is the mark 0x4000
-    #[arg(long, value_name = "0..31", default_value = "14", value_parser = mark_bit)]
+    #[arg(long, visible_alias = "iptables-masquerade-bit", value_name = "0..31", default_value = "14", value_parser = mark_bit)]
     pub masquerade_bit: MarkBit,
 
     /// Where another firewall's FORWARD drops by default, put rules there that let services' connections

@@ -1,0 +1,255 @@
+//! `--config FILE`: the flags of `run`, written into a file. A field of the file becomes the flag that it
+//! stands for, placed before the words of the command line, so that it is read, checked and explained by the
+//! one definition that there is of each flag. What the command line (or the environment) says beats the file.
+
+mod denizen;
+mod document;
+mod kube_proxy;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::OsString;
+use std::fmt::{self, Display, Write};
+use std::path::{Path, PathBuf};
+
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches, value_parser};
+use thiserror::Error;
+
+use self::document::{Document, Place};
+use super::{ListenArgs, PolicyArgs};
+use crate::backend::BackendName;
+
+/// The command whose flags a file may set. Other commands take those of them that they have.
+const RUN: &str = "run";
+
+/// A flag, as a file sets it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Setting {
+    /// Its long name, without the dashes.
+    flag: String,
+    value: String,
+    /// Where that stands.
+    at: Place,
+}
+
+/// What a file says.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Contents {
+    settings: Vec<Setting>,
+    /// What has no effect here, each with its place and the reason.
+    warnings: Vec<Problem>,
+    errors: Vec<Problem>,
+}
+
+/// What is the matter with one field.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    at: Place,
+    what: String,
+}
+
+impl Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.at, self.what)
+    }
+}
+
+/// Why a file cannot be used.
+#[derive(Debug, Error)]
+pub enum FileError {
+    /// It cannot be read.
+    #[error("cannot read the configuration file {path}")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It says what it cannot say.
+    #[error("the configuration file {path} cannot be used:{}", listed(.problems))]
+    Bad {
+        /// Which.
+        path: PathBuf,
+        /// All that is wrong with it.
+        problems: Vec<Problem>,
+    },
+}
+
+fn listed(problems: &[Problem]) -> String {
+    problems.iter().fold(String::new(), |mut text, problem| {
+        let _ = write!(text, "\n  {problem}");
+        text
+    })
+}
+
+/// A command line with what the file says that it names.
+#[derive(Debug, Default)]
+pub struct Completed {
+    /// All its words.
+    pub words: Vec<OsString>,
+    /// What the file says that has no effect: where, and why.
+    pub ignored: Vec<String>,
+}
+
+/// Lets every switch be written as kube-proxy's may: `--switch=false` as well as `--switch`.
+pub fn with_booleans(command: Command) -> Command {
+    let switch = |arg: Arg| {
+        if !matches!(arg.get_action(), ArgAction::SetTrue) {
+            return arg;
+        }
+        arg.action(ArgAction::Set)
+            .value_parser(value_parser!(bool))
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_value("false")
+            .default_missing_value("true")
+            .hide_default_value(true)
+            .hide_possible_values(true)
+            .value_name("BOOL")
+    };
+    command.mut_subcommands(|sub| sub.mut_args(switch))
+}
+
+/// Adds what the file says that `words` name with `--config`. Words that the command does not understand are
+/// left for it to complain about.
+///
+/// # Errors
+/// [`FileError`].
+pub fn complete(command: &Command, words: Vec<OsString>) -> Result<Completed, FileError> {
+    let untouched = |words| Completed {
+        words,
+        ..Completed::default()
+    };
+    let Ok(matches) = leniently(command.clone()).try_get_matches_from(&words) else {
+        return Ok(untouched(words));
+    };
+    let asked = matches.subcommand().and_then(|(name, given)| {
+        let path = given.try_get_one::<PathBuf>("config").ok().flatten()?;
+        Some((name, given, path))
+    });
+    let Some((name, given, path)) = asked else {
+        return Ok(untouched(words));
+    };
+    let text = text_of(path).map_err(|source| FileError::Read {
+        path: path.clone(),
+        source,
+    })?;
+    let Contents {
+        settings,
+        warnings,
+        errors,
+    } = contents(command, &text);
+    if !errors.is_empty() {
+        return Err(FileError::Bad {
+            path: path.clone(),
+            problems: errors,
+        });
+    }
+    let ignored = warnings
+        .iter()
+        .map(|warning| format!("{}: {warning}", path.display()));
+    let kept = effective(command, name, given, settings);
+    let place = words
+        .iter()
+        .position(|word| word == name)
+        .map_or(words.len(), |at| at + 1);
+    let mut words = words;
+    words.splice(place..place, kept.iter().map(|setting| setting.word().into()));
+    Ok(Completed {
+        words,
+        ignored: ignored.collect(),
+    })
+}
+
+impl Setting {
+    fn word(&self) -> String {
+        format!("--{}={}", self.flag, self.value)
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the command line names it")]
+fn text_of(path: &Path) -> Result<String, std::io::Error> {
+    std::fs::read_to_string(path)
+}
+
+/// All that a file's text says, each value as its flag would read it.
+fn contents(command: &Command, text: &str) -> Contents {
+    let mut run = command
+        .find_subcommand(RUN)
+        .expect("there is a command that runs")
+        .clone();
+    run.build();
+    let mut contents = match Document::read(text) {
+        Err(problem) => Contents {
+            errors: vec![problem],
+            ..Contents::default()
+        },
+        Ok(Document::Denizen(tree)) => denizen::contents(&tree, &run),
+        Ok(Document::KubeProxy(tree)) => kube_proxy::contents(&tree, &run),
+    };
+    let alone = lenient(run).no_binary_name(true);
+    for setting in &contents.settings {
+        if let Err(what) = acceptable(alone.clone(), setting) {
+            let at = setting.at.clone();
+            contents.errors.push(Problem { at, what });
+        }
+    }
+    contents
+}
+
+/// Whether its flag takes the value, as far as that does not depend on other flags.
+fn acceptable(alone: Command, setting: &Setting) -> Result<(), String> {
+    let refused = |error: clap::Error| in_one_line(&error);
+    let matches = alone.try_get_matches_from([setting.word()]).map_err(refused)?;
+    let policy = PolicyArgs::from_arg_matches(&matches).map_err(refused)?;
+    let listen = ListenArgs::from_arg_matches(&matches).map_err(refused)?;
+    let policy = policy.check(BackendName::Nftables).map(drop);
+    policy
+        .and(listen.check().map(drop))
+        .map_err(|error| error.to_string())
+}
+
+/// What clap has to say, without what only helps at a prompt.
+fn in_one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
+    let text = lines.collect::<Vec<_>>().join(" ");
+    text.trim_start_matches("error: ").to_owned()
+}
+
+/// What the file may set: flags that this command has, and that were given neither themselves nor through a
+/// flag that excludes them.
+fn effective(command: &Command, name: &str, given: &ArgMatches, settings: Vec<Setting>) -> Vec<Setting> {
+    let mut sub = command.find_subcommand(name).expect("it was found there").clone();
+    sub.build();
+    let is_given = |arg: &&Arg| {
+        let source = given.value_source(arg.get_id().as_str());
+        matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+    };
+    let all: Vec<&Arg> = sub.get_arguments().filter(is_given).collect();
+    let beaten = |arg: &Arg| {
+        all.iter().any(|by| {
+            by.get_id() == arg.get_id()
+                || sub.get_arg_conflicts_with(by).contains(&arg)
+                || sub.get_arg_conflicts_with(arg).contains(by)
+        })
+    };
+    let keeps = |setting: &Setting| {
+        let arg = sub
+            .get_arguments()
+            .find(|arg| arg.get_long() == Some(&setting.flag));
+        arg.is_some_and(|arg| !beaten(arg))
+    };
+    settings.into_iter().filter(keeps).collect()
+}
+
+/// So that a command line is understood that counts on the file for what it must say.
+fn leniently(command: Command) -> Command {
+    command.mut_subcommands(lenient)
+}
+
+fn lenient(command: Command) -> Command {
+    command.mut_args(|arg| arg.required(false))
+}

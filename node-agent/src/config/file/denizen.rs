@@ -1,0 +1,169 @@
+//! `DenizenConfiguration`: a field for every flag of `run`, named like it.
+
+use clap::{Arg, Command};
+
+use super::document::{Known, Node, Place, Value};
+use super::{Contents, Problem, Setting};
+use crate::config::ConfigError;
+
+/// Flags without a field: which file to read cannot stand in it, nor can what is asked of one run alone; and
+/// each thing has one name here.
+pub(super) const WITHOUT_FIELD: [&str; 7] = [
+    "config",
+    "help",
+    "version",
+    "init-only",
+    "node-cidr",
+    "pod-interface-prefix",
+    "cluster-cidr",
+];
+
+/// Fields that are named as kube-proxy's, where that is not the flag's own name.
+const NAMED_LIKE_KUBE_PROXY: [(&str, &str); 8] = [
+    ("nodePortAddresses", "nodeport-addresses"),
+    ("conntrack.maxPerCore", "conntrack-max-per-core"),
+    ("conntrack.min", "conntrack-min"),
+    (
+        "conntrack.tcpEstablishedTimeout",
+        "conntrack-tcp-timeout-established",
+    ),
+    (
+        "conntrack.tcpCloseWaitTimeout",
+        "conntrack-tcp-timeout-close-wait",
+    ),
+    ("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal"),
+    ("conntrack.udpTimeout", "conntrack-udp-timeout"),
+    ("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream"),
+];
+
+/// How a flag's value is written in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    Bool,
+    Single,
+    /// Of what the flag separates with commas.
+    List,
+    /// Of names to booleans.
+    Gates,
+}
+
+impl Shape {
+    /// By what the flag says of itself.
+    fn of(arg: &Arg) -> Self {
+        let names = arg.get_value_names().unwrap_or_default();
+        let name = names.first().map(|name| name.as_str()).unwrap_or_default();
+        if name == "BOOL" {
+            Self::Bool
+        } else if name.ends_with("=BOOL,…") {
+            Self::Gates
+        } else if name.ends_with(",…") && !name.contains('=') {
+            Self::List
+        } else {
+            Self::Single
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Bool => "true or false",
+            Self::Single => "a single value (in quotes, where it reads as something else)",
+            Self::List => "a list",
+            Self::Gates => "a map of names to true or false",
+        }
+    }
+}
+
+/// The field that stands for a flag.
+pub(super) fn field_of(flag: &str) -> Option<String> {
+    if WITHOUT_FIELD.contains(&flag) {
+        return None;
+    }
+    let named = NAMED_LIKE_KUBE_PROXY.iter().find(|(_, of)| *of == flag);
+    Some(named.map_or_else(|| in_camel_case(flag), |(field, _)| (*field).to_owned()))
+}
+
+fn in_camel_case(flag: &str) -> String {
+    let mut words = flag.split('-');
+    let mut name = words.next().unwrap_or_default().to_owned();
+    for word in words {
+        let (first, rest) = word.split_at(word.chars().next().map_or(0, char::len_utf8));
+        name.push_str(&first.to_uppercase());
+        name.push_str(rest);
+    }
+    name
+}
+
+/// What such a document says.
+pub(super) fn contents(tree: &Node, run: &Command) -> Contents {
+    let flags: Vec<(String, &str)> = run
+        .get_arguments()
+        .filter_map(|arg| arg.get_long())
+        .filter_map(|flag| Some((field_of(flag)?, flag)))
+        .collect();
+    let is_section = |path: &str| {
+        let inside = |(field, _): &(String, &str)| {
+            let rest = field.strip_prefix(path);
+            rest.is_some_and(|rest| rest.starts_with('.'))
+        };
+        flags.iter().any(inside)
+    };
+    let fields = tree.fields(&|path| match path {
+        _ if flags.iter().any(|(field, _)| field == path) => Known::Field,
+        _ if is_section(path) => Known::Section,
+        _ => Known::Unknown,
+    });
+    let mut contents = Contents {
+        errors: fields.errors,
+        ..Contents::default()
+    };
+    contents.errors.extend(fields.unknown.into_iter().map(unknown));
+    for (at, value) in fields.known {
+        let named = flags.iter().find(|(field, _)| *field == at.field);
+        let (_, flag) = named.expect("it is known");
+        set(run, flag, at, value, &mut contents);
+    }
+    contents
+}
+
+fn unknown(at: Place) -> Problem {
+    let what = match at.field.as_str() {
+        "clusterCIDR" | "clusterCidr" => ConfigError::ClusterCidr("it").to_string(),
+        _ => "there is no such field".to_owned(),
+    };
+    Problem { at, what }
+}
+
+/// A field's value, as its flag has it.
+pub(super) fn set(run: &Command, flag: &str, at: Place, value: &Value, contents: &mut Contents) {
+    let mut args = run.get_arguments();
+    let arg = args.find(|arg| arg.get_long() == Some(flag));
+    let shape = Shape::of(arg.expect("the flags that fields stand for exist"));
+    match written(shape, value) {
+        Some(value) => contents.settings.push(Setting {
+            flag: flag.to_owned(),
+            value,
+            at,
+        }),
+        None => contents.errors.push(Problem {
+            at,
+            what: format!("it is {}, and should be {}", value.kind(), shape.name()),
+        }),
+    }
+}
+
+fn written(shape: Shape, value: &Value) -> Option<String> {
+    let joined = |words: Option<Vec<String>>| words.map(|words| words.join(","));
+    match (shape, value) {
+        (Shape::Bool, Value::Bool(value)) => Some(value.to_string()),
+        (Shape::Single, value) => value.scalar(),
+        (Shape::List, Value::List(items)) => joined(items.iter().map(|item| item.value.scalar()).collect()),
+        (Shape::Gates, Value::Map(gates)) => {
+            let gate = |(name, node): &(String, Node)| {
+                let value = written(Shape::Bool, &node.value)?;
+                Some(format!("{name}={value}"))
+            };
+            joined(gates.iter().map(gate).collect())
+        }
+        (Shape::Bool | Shape::List | Shape::Gates, _) => None,
+    }
+}

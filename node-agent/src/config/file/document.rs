@@ -1,0 +1,287 @@
+//! A document, with the place of everything in it: which kind it is, and its fields one by one.
+
+use std::fmt::{self, Display};
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::{Spanned, options};
+
+use super::Problem;
+
+/// Where something stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    /// From 1; 0 where it is not known.
+    line: u64,
+    /// The names that lead there, joined with dots; empty for the whole document.
+    pub(super) field: String,
+}
+
+impl Place {
+    /// Of what is not there.
+    pub(super) fn of(field: &str) -> Self {
+        let field = field.to_owned();
+        Self { line: 0, field }
+    }
+}
+
+impl Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.line, self.field.is_empty()) {
+            (0, true) => write!(f, "the document"),
+            (0, false) => write!(f, "{}", self.field),
+            (line, true) => write!(f, "line {line}"),
+            (line, false) => write!(f, "line {line}, {}", self.field),
+        }
+    }
+}
+
+/// A value, and the line that it is on.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Node {
+    line: u64,
+    pub(super) value: Value,
+}
+
+/// What YAML knows.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Value {
+    Null,
+    Bool(bool),
+    Integer(i128),
+    /// Whose text is lost.
+    Float(f64),
+    Text(String),
+    List(Vec<Node>),
+    Map(Vec<(String, Node)>),
+}
+
+/// A configuration.
+#[derive(Debug, PartialEq)]
+pub(super) enum Document {
+    /// Of this project's own kind.
+    Denizen(Node),
+    /// Of kube-proxy's.
+    KubeProxy(Node),
+}
+
+const OWN: (&str, &str) = ("denizen.io/v1alpha1", "DenizenConfiguration");
+const KUBE_PROXY: (&str, &str) = ("kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration");
+/// What says which kind it is.
+const NATURE: [&str; 2] = ["apiVersion", "kind"];
+
+impl Document {
+    /// Reads the one document of a file, YAML or JSON.
+    pub(super) fn read(text: &str) -> Result<Self, Problem> {
+        // `n` is a name, as in JSON and in YAML 1.2.
+        let options = options! { strict_booleans: true, with_snippet: false };
+        let tree: Node = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+            let line = error.location().map_or(0, |location| location.line());
+            let text = error.without_snippet().to_string();
+            let what = text.lines().next().unwrap_or_default().to_owned();
+            let field = String::new();
+            Problem {
+                at: Place { line, field },
+                what,
+            }
+        })?;
+        let Value::Map(fields) = &tree.value else {
+            return Err(tree.problem(
+                "",
+                format!("it is {}, and should be a map of fields", tree.value.kind()),
+            ));
+        };
+        let text = |name| {
+            let found = fields.iter().find(|(field, _)| field == name);
+            found.map(|(_, node)| node.value.text().unwrap_or_default())
+        };
+        let kinds = format!("{} of {} or {} of {}", OWN.1, OWN.0, KUBE_PROXY.1, KUBE_PROXY.0);
+        match (text("apiVersion"), text("kind")) {
+            (Some(version), Some(kind)) if (version, kind) == OWN => Ok(Self::Denizen(tree)),
+            (Some(version), Some(kind)) if (version, kind) == KUBE_PROXY => Ok(Self::KubeProxy(tree)),
+            (_, Some("ConfigMap")) => Err(tree.problem(
+                "",
+                "it is a ConfigMap: name the file that one of its keys holds (kubeadm's is config.conf)",
+            )),
+            (None, _) | (_, None) => Err(tree.problem(
+                "",
+                format!("it has no apiVersion and kind: it should be a {kinds}"),
+            )),
+            (Some(version), Some(kind)) => Err(tree.problem(
+                "",
+                format!("it is a {kind:?} of {version:?}, and should be a {kinds}"),
+            )),
+        }
+    }
+}
+
+/// What a name leads to.
+pub(super) enum Known {
+    /// A value.
+    Field,
+    /// More names.
+    Section,
+    /// Nothing: nobody knows it.
+    Unknown,
+}
+
+/// The fields that have a value, and those that nobody knows. A section in which nothing stands is none.
+#[derive(Debug, Default)]
+pub(super) struct Fields<'a> {
+    pub(super) known: Vec<(Place, &'a Value)>,
+    pub(super) unknown: Vec<Place>,
+    /// What is a value where there should be names.
+    pub(super) errors: Vec<Problem>,
+}
+
+impl Node {
+    pub(super) fn problem(&self, field: &str, what: impl Into<String>) -> Problem {
+        Problem {
+            at: self.place(field.to_owned()),
+            what: what.into(),
+        }
+    }
+
+    fn place(&self, field: String) -> Place {
+        Place {
+            line: self.line,
+            field,
+        }
+    }
+
+    /// All its fields but those that name its kind. What is null is not set.
+    pub(super) fn fields(&self, known: &impl Fn(&str) -> Known) -> Fields<'_> {
+        let mut fields = Fields::default();
+        if let Value::Map(top) = &self.value {
+            let rest = top.iter().filter(|(name, _)| !NATURE.contains(&name.as_str()));
+            rest.for_each(|(name, node)| node.collect(name.clone(), known, &mut fields));
+        }
+        fields
+    }
+
+    fn collect<'a>(&'a self, path: String, known: &impl Fn(&str) -> Known, fields: &mut Fields<'a>) {
+        match (known(&path), &self.value) {
+            (Known::Unknown, _) => fields.unknown.push(self.place(path)),
+            (_, Value::Null) => {}
+            (Known::Field, value) => fields.known.push((self.place(path), value)),
+            (Known::Section, Value::Map(inner)) => {
+                for (name, node) in inner {
+                    node.collect(format!("{path}.{name}"), known, fields);
+                }
+            }
+            (Known::Section, other) => {
+                let what = format!("it is {}, and should be a map of fields", other.kind());
+                fields.errors.push(self.problem(&path, what));
+            }
+        }
+    }
+}
+
+impl Value {
+    /// In words.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::Null => "nothing",
+            Self::Bool(_) => "true or false",
+            Self::Integer(_) => "a number",
+            Self::Float(_) => "a fraction",
+            Self::Text(_) => "text",
+            Self::List(_) => "a list",
+            Self::Map(_) => "a map",
+        }
+    }
+
+    fn text(&self) -> Option<&str> {
+        if let Self::Text(text) = self {
+            Some(text)
+        } else {
+            None
+        }
+    }
+
+    /// A single value as a flag would have it.
+    pub(super) fn scalar(&self) -> Option<String> {
+        match self {
+            Self::Integer(value) => Some(value.to_string()),
+            Self::Text(text) => Some(text.clone()),
+            Self::Null | Self::Bool(_) | Self::Float(_) | Self::List(_) | Self::Map(_) => None,
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let spanned = Spanned::<Value>::deserialize(deserializer)?;
+        Ok(Self {
+            line: spanned.defined.line(),
+            value: spanned.value,
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ValueVisitor)
+    }
+}
+
+struct ValueVisitor;
+
+impl<'de> Visitor<'de> for ValueVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(Value::Integer(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(Value::Integer(value.into()))
+    }
+
+    fn visit_i128<E>(self, value: i128) -> Result<Value, E> {
+        Ok(Value::Integer(value))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(Value::Float(value))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
+        Ok(Value::Text(text.to_owned()))
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element()? {
+            list.push(item);
+        }
+        Ok(Value::List(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Value, A::Error> {
+        let mut map = Vec::new();
+        while let Some(field) = fields.next_entry()? {
+            map.push(field);
+        }
+        Ok(Value::Map(map))
+    }
+}

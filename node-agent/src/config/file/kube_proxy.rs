@@ -1,0 +1,289 @@
+//! `KubeProxyConfiguration` v1alpha1, as it lies in clusters: what means the same here is taken, and what means
+//! nothing here is named.
+
+use clap::Command;
+
+use super::denizen::set;
+use super::document::{Known, Node, Place, Value};
+use super::{Contents, Problem};
+
+/// Which section kube-proxy goes by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// For `iptables`, for `ipvs`, and where nothing is said.
+    Iptables,
+    Nftables,
+}
+
+/// What becomes of a field.
+#[derive(Debug, Clone, Copy)]
+enum Meaning {
+    /// The same as this flag.
+    Flag(&'static str),
+    /// The same, when this mode's section counts.
+    In(Mode, &'static str),
+    /// It is taken together with others.
+    Together,
+    /// Nothing, for this reason.
+    Nothing(&'static str),
+}
+
+use Meaning::{Flag, In, Nothing, Together};
+
+const AT_ONCE: &str =
+    "every change is programmed at once, and the kernel says when somebody else changes the rules";
+const WATCHES: &str = "the API's objects are followed in a way of its own";
+const NO_IPVS: &str = "there is no ipvs backend";
+const WINDOWS: &str = "it is for Windows";
+const LOGS: &str = "the environment variable RUST_LOG says what is logged";
+const UNIT: &str = "whoever starts the agent sets it (a unit file, a pod's spec)";
+
+/// Every field (reference: kube-proxy's `pkg/proxy/apis/config` v1alpha1).
+const FIELDS: &[(&str, Meaning)] = &[
+    ("featureGates", Flag("feature-gates")),
+    ("clientConnection.kubeconfig", Flag("kubeconfig")),
+    ("clientConnection.acceptContentTypes", Nothing(WATCHES)),
+    ("clientConnection.contentType", Nothing(WATCHES)),
+    ("clientConnection.qps", Nothing(WATCHES)),
+    ("clientConnection.burst", Nothing(WATCHES)),
+    ("logging.format", Flag("log-format")),
+    ("logging.flushFrequency", Nothing(LOGS)),
+    ("logging.verbosity", Nothing(LOGS)),
+    ("logging.vmodule", Nothing(LOGS)),
+    ("logging.options", Nothing(LOGS)),
+    ("hostnameOverride", Flag("node-name")),
+    (
+        "bindAddress",
+        Nothing("both families are always served, at the node's addresses"),
+    ),
+    (
+        "bindAddressHardFail",
+        Nothing("an address that cannot be bound is reported and tried again"),
+    ),
+    ("healthzBindAddress", Flag("healthz-bind-address")),
+    ("metricsBindAddress", Flag("metrics-bind-address")),
+    ("enableProfiling", Nothing("there are no profiling endpoints")),
+    ("showHiddenMetricsForVersion", Nothing("no metric is hidden")),
+    ("mode", Together),
+    ("detectLocalMode", Together),
+    ("detectLocal.bridgeInterface", Together),
+    ("detectLocal.interfaceNamePrefix", Together),
+    ("clusterCIDR", Nothing("this node's pods are known without it")),
+    ("nodePortAddresses", Flag("nodeport-addresses")),
+    ("oomScoreAdj", Nothing(UNIT)),
+    ("configSyncPeriod", Nothing(WATCHES)),
+    ("portRange", Nothing("no ports are opened for services")),
+    ("windowsRunAsService", Nothing(WINDOWS)),
+    ("iptables.masqueradeBit", In(Mode::Iptables, "masquerade-bit")),
+    ("iptables.masqueradeAll", In(Mode::Iptables, "masquerade-all")),
+    (
+        "iptables.localhostNodePorts",
+        In(Mode::Iptables, "iptables-localhost-nodeports"),
+    ),
+    ("iptables.syncPeriod", Nothing(AT_ONCE)),
+    ("iptables.minSyncPeriod", Nothing(AT_ONCE)),
+    ("nftables.masqueradeBit", In(Mode::Nftables, "masquerade-bit")),
+    ("nftables.masqueradeAll", In(Mode::Nftables, "masquerade-all")),
+    ("nftables.syncPeriod", Nothing(AT_ONCE)),
+    ("nftables.minSyncPeriod", Nothing(AT_ONCE)),
+    ("ipvs.syncPeriod", Nothing(NO_IPVS)),
+    ("ipvs.minSyncPeriod", Nothing(NO_IPVS)),
+    ("ipvs.scheduler", Nothing(NO_IPVS)),
+    ("ipvs.excludeCIDRs", Nothing(NO_IPVS)),
+    ("ipvs.strictARP", Nothing(NO_IPVS)),
+    ("ipvs.tcpTimeout", Nothing(NO_IPVS)),
+    ("ipvs.tcpFinTimeout", Nothing(NO_IPVS)),
+    ("ipvs.udpTimeout", Nothing(NO_IPVS)),
+    ("conntrack.maxPerCore", Flag("conntrack-max-per-core")),
+    ("conntrack.min", Flag("conntrack-min")),
+    (
+        "conntrack.tcpEstablishedTimeout",
+        Flag("conntrack-tcp-timeout-established"),
+    ),
+    (
+        "conntrack.tcpCloseWaitTimeout",
+        Flag("conntrack-tcp-timeout-close-wait"),
+    ),
+    ("conntrack.tcpBeLiberal", Flag("conntrack-tcp-be-liberal")),
+    ("conntrack.udpTimeout", Flag("conntrack-udp-timeout")),
+    ("conntrack.udpStreamTimeout", Flag("conntrack-udp-timeout-stream")),
+    ("winkernel.networkName", Nothing(WINDOWS)),
+    ("winkernel.sourceVip", Nothing(WINDOWS)),
+    ("winkernel.enableDSR", Nothing(WINDOWS)),
+    ("winkernel.rootHnsEndpointName", Nothing(WINDOWS)),
+    ("winkernel.forwardHealthCheckVip", Nothing(WINDOWS)),
+];
+
+fn meaning(path: &str) -> Option<Meaning> {
+    let found = FIELDS.iter().find(|(field, _)| *field == path);
+    found.map(|(_, meaning)| *meaning)
+}
+
+/// The fields' names.
+#[cfg(test)]
+pub(super) fn fields() -> impl Iterator<Item = &'static str> {
+    FIELDS.iter().map(|(field, _)| *field)
+}
+
+/// The flags that fields stand for.
+#[cfg(test)]
+pub(super) fn flags() -> impl Iterator<Item = &'static str> {
+    FIELDS.iter().filter_map(|(_, meaning)| match meaning {
+        Flag(flag) | In(_, flag) => Some(*flag),
+        Together | Nothing(_) => None,
+    })
+}
+
+/// What such a document says. kubeadm writes every field out, most of them empty: what is empty is not set.
+pub(super) fn contents(tree: &Node, run: &Command) -> Contents {
+    let is_section = |path: &str| {
+        let mut fields = FIELDS.iter().filter_map(|(field, _)| field.split_once('.'));
+        fields.any(|(section, _)| section == path)
+    };
+    let fields = tree.fields(&|path| match meaning(path) {
+        Some(_) => Known::Field,
+        None if is_section(path) => Known::Section,
+        None => Known::Unknown,
+    });
+    let mut contents = Contents {
+        errors: fields.errors,
+        ..Contents::default()
+    };
+    let unheard = |at| warning(at, "no field of v1alpha1 that is known here: it is ignored");
+    contents.warnings.extend(fields.unknown.into_iter().map(unheard));
+    let together = Joint { all: &fields.known };
+    together.set_backend(run, &mut contents);
+    together.set_detector(run, &mut contents);
+    let section = together.section();
+    let is_set = |(_, value): &(Place, &Value)| !is_empty(value);
+    for (at, value) in fields.known.into_iter().filter(is_set) {
+        match meaning(&at.field).expect("it is known") {
+            Flag(flag) => set(run, flag, at, value, &mut contents),
+            In(mode, flag) if mode == section => set(run, flag, at, value, &mut contents),
+            In(..) if is_zero(value) => {}
+            In(..) => contents.warnings.push(warning(
+                at,
+                "ignored: kube-proxy does not go by it in this mode either",
+            )),
+            Nothing(_) if is_zero(value) => {}
+            Nothing(why) => contents.warnings.push(warning(at, &format!("ignored: {why}"))),
+            Together => {}
+        }
+    }
+    contents
+}
+
+fn warning(at: Place, what: &str) -> Problem {
+    let what = what.to_owned();
+    Problem { at, what }
+}
+
+/// What kube-proxy takes for not set.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Text(text) => text.is_empty(),
+        Value::List(items) => items.is_empty(),
+        Value::Map(fields) => fields.is_empty(),
+        Value::Bool(_) | Value::Integer(_) | Value::Float(_) => false,
+    }
+}
+
+/// What asks for nothing, though it is written.
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::Bool(value) => !value,
+        Value::Integer(number) => *number == 0,
+        Value::Float(number) => *number == 0.0,
+        // The last two stand for every address.
+        Value::Text(text) => matches!(text.as_str(), "" | "0" | "0s" | "0.0.0.0" | "::"),
+        Value::List(items) => items.iter().all(|item| is_zero(&item.value)),
+        Value::Map(fields) => fields.iter().all(|(_, node)| is_zero(&node.value)),
+        Value::Null => true,
+    }
+}
+
+/// Fields that mean something only together.
+struct Joint<'a> {
+    all: &'a [(Place, &'a Value)],
+}
+
+impl Joint<'_> {
+    /// A field's text, and its place. Empty where it is not set.
+    fn text(&self, field: &str) -> (Place, String) {
+        let found = self.all.iter().find(|(at, _)| at.field == field);
+        found.map_or_else(
+            || (Place::of(field), String::new()),
+            |(at, value)| {
+                (
+                    at.clone(),
+                    value.scalar().unwrap_or_else(|| value.kind().to_owned()),
+                )
+            },
+        )
+    }
+
+    fn section(&self) -> Mode {
+        if self.text("mode").1 == "nftables" {
+            Mode::Nftables
+        } else {
+            Mode::Iptables
+        }
+    }
+
+    fn set_backend(&self, run: &Command, contents: &mut Contents) {
+        let (at, mode) = self.text("mode");
+        match mode.as_str() {
+            "" => {}
+            "iptables" | "nftables" => set(run, "backend", at, &Value::Text(mode), contents),
+            "ipvs" => contents.warnings.push(warning(
+                at,
+                "there is no ipvs backend: the best of the others is taken",
+            )),
+            _ => contents.errors.push(warning(
+                at,
+                &format!("{mode:?}: there is iptables, ipvs and nftables"),
+            )),
+        }
+    }
+
+    fn set_detector(&self, run: &Command, contents: &mut Contents) {
+        let (at, mode) = self.text("detectLocalMode");
+        let named = |field, what: &str, contents: &mut Contents| {
+            let (place, name) = self.text(field);
+            if name.is_empty() {
+                let problem = format!("detectLocalMode {mode} wants it");
+                contents.errors.push(warning(place, &problem));
+            }
+            format!("{what}={name}")
+        };
+        let (bridge, prefix) = ("detectLocal.bridgeInterface", "detectLocal.interfaceNamePrefix");
+        let (detector, used) = match mode.as_str() {
+            "" | "ClusterCIDR" => (None, None),
+            "NodeCIDR" => (Some("node-cidr".to_owned()), None),
+            "BridgeInterface" => (Some(named(bridge, "bridge", contents)), Some(bridge)),
+            "InterfaceNamePrefix" => (Some(named(prefix, "interface-prefix", contents)), Some(prefix)),
+            _ => {
+                let what = format!(
+                    "{mode:?}: there is ClusterCIDR, NodeCIDR, BridgeInterface and InterfaceNamePrefix"
+                );
+                return contents.errors.push(warning(at, &what));
+            }
+        };
+        if mode == "ClusterCIDR" {
+            let what = "no cluster CIDR is gone by: this node's pods are known exactly (pod-state)";
+            contents.warnings.push(warning(at.clone(), what));
+        }
+        for field in [bridge, prefix].into_iter().filter(|field| used != Some(*field)) {
+            let (place, name) = self.text(field);
+            if !name.is_empty() {
+                contents
+                    .warnings
+                    .push(warning(place, "ignored: detectLocalMode does not ask for it"));
+            }
+        }
+        if let Some(detector) = detector {
+            set(run, "detect-local", at, &Value::Text(detector), contents);
+        }
+    }
+}

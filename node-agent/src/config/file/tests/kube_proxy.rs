@@ -1,0 +1,268 @@
+//! kube-proxy's files.
+
+use super::*;
+use crate::config::file::kube_proxy::{fields, flags as flags_of_fields};
+
+const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+const MANIFESTS: [&str; 2] = ["--manifests", "/m"];
+
+/// As kubeadm 1.30 and later write it into the ConfigMap `kube-proxy`.
+const KUBEADM: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1
+bindAddress: 0.0.0.0
+bindAddressHardFail: false
+clientConnection:
+  acceptContentTypes: \"\"
+  burst: 0
+  contentType: \"\"
+  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf
+  qps: 0
+clusterCIDR: 10.244.0.0/16
+configSyncPeriod: 0s
+conntrack:
+  maxPerCore: null
+  min: null
+  tcpBeLiberal: false
+  tcpCloseWaitTimeout: null
+  tcpEstablishedTimeout: null
+  udpStreamTimeout: 0s
+  udpTimeout: 0s
+detectLocal:
+  bridgeInterface: \"\"
+  interfaceNamePrefix: \"\"
+detectLocalMode: \"\"
+enableProfiling: false
+healthzBindAddress: \"\"
+hostnameOverride: \"\"
+iptables:
+  localhostNodePorts: null
+  masqueradeAll: false
+  masqueradeBit: null
+  minSyncPeriod: 0s
+  syncPeriod: 0s
+ipvs:
+  excludeCIDRs: null
+  minSyncPeriod: 0s
+  scheduler: \"\"
+  strictARP: false
+  syncPeriod: 0s
+  tcpFinTimeout: 0s
+  tcpTimeout: 0s
+  udpTimeout: 0s
+kind: KubeProxyConfiguration
+logging:
+  flushFrequency: 0
+  options:
+    json:
+      infoBufferSize: \"0\"
+    text:
+      infoBufferSize: \"0\"
+  verbosity: 0
+metricsBindAddress: \"\"
+mode: \"\"
+nftables:
+  masqueradeAll: false
+  masqueradeBit: null
+  minSyncPeriod: 0s
+  syncPeriod: 0s
+nodePortAddresses: null
+oomScoreAdj: null
+portRange: \"\"
+showHiddenMetricsForVersion: \"\"
+winkernel:
+  enableDSR: false
+  forwardHealthCheckVip: false
+  networkName: \"\"
+  rootHnsEndpointName: \"\"
+  sourceVip: \"\"
+";
+
+fn told(text: &str, flags: &[&str]) -> Result<(Config, Vec<String>), String> {
+    let flags: Vec<&str> = MANIFESTS.iter().chain(flags).copied().collect();
+    let (matches, ignored) = matches(text, &flags)?;
+    let args = RunArgs::from_arg_matches(&matches).unwrap();
+    let config = args
+        .check(BackendName::Nftables)
+        .map_err(|error| error.to_string())?;
+    let strip = |text: String| text.split_once("config.yaml: ").unwrap().1.to_owned();
+    Ok((config, ignored.into_iter().map(strip).collect()))
+}
+
+#[test]
+fn kubeadms_file_is_taken_as_it_is() {
+    let (config, ignored) = told(KUBEADM, &["--hostname-override=node-1"]).unwrap();
+    let places: Vec<&str> = ignored
+        .iter()
+        .filter_map(|text| text.split(": ").next())
+        .collect();
+    let without_line: Vec<&str> = places
+        .iter()
+        .filter_map(|place| place.split(", ").nth(1))
+        .collect();
+    assert_eq!(without_line, UNTAKEN, "{ignored:?}");
+    let plain = {
+        let words = [
+            "denizen-agent",
+            "run",
+            "--manifests",
+            "/m",
+            "--node-name",
+            "node-1",
+        ];
+        let matches = command().get_matches_from(words);
+        RunArgs::from_arg_matches(matches.subcommand_matches("run").unwrap()).unwrap()
+    };
+    let plain = plain.check(BackendName::Nftables).unwrap();
+    assert_eq!(
+        format!("{config:?}"),
+        format!("{plain:?}"),
+        "it says nothing else"
+    );
+}
+
+#[test]
+fn it_says_how_to_reach_the_api() {
+    let (matches, _) = matches(KUBEADM, &["--master=https://192.168.0.10:6443"]).unwrap();
+    let args = RunArgs::from_arg_matches(&matches).unwrap();
+    let kubeconfig = "/var/lib/kube-proxy/kubeconfig.conf".into();
+    assert_eq!(args.objects.kubeconfig, Some(kubeconfig));
+    assert!(args.check(BackendName::Nftables).is_ok());
+}
+
+/// Set in kubeadm's file, and without a meaning here.
+const UNTAKEN: [&str; 1] = ["clusterCIDR"];
+
+#[test]
+fn what_means_the_same_is_taken() {
+    let text = format!(
+        "{HEAD}mode: nftables\nhostnameOverride: n\nnftables: {{masqueradeBit: 3, masqueradeAll: true}}\n\
+         nodePortAddresses: [primary]\nmetricsBindAddress: 0.0.0.0:10249\nconntrack: {{maxPerCore: 0, tcpEstablishedTimeout: 2h0m0s}}\n\
+         detectLocalMode: InterfaceNamePrefix\ndetectLocal: {{interfaceNamePrefix: veth}}\nfeatureGates: {{A: true}}\nlogging: {{format: json}}\n"
+    );
+    let (config, ignored) = told(&text, &[]).unwrap();
+    assert_eq!(ignored, Vec::<String>::new());
+    assert_eq!(config.policy.detector.to_string(), "interface-prefix=veth");
+    assert_eq!(&*config.policy.settings.node_name, "n");
+    assert!(config.policy.settings.masquerade_all);
+    assert_eq!(config.policy.node_side.masquerade_bit.mask(), 8);
+    assert_eq!(config.listen.metrics, "0.0.0.0:10249".parse().ok());
+    assert_eq!(
+        (
+            config.conntrack.max_per_core,
+            config.conntrack.tcp_established.as_secs()
+        ),
+        (0, 7200)
+    );
+    assert_eq!(config.policy.backend, BackendName::Nftables);
+    let (config, _) = told(&text, &["--detect-local", "pod-state", "--proxy-mode=iptables"]).unwrap();
+    assert_eq!(config.policy.detector.to_string(), "pod-state");
+    assert_eq!(config.policy.backend, BackendName::Iptables);
+}
+
+#[test]
+fn a_mode_has_its_section_and_a_detector_its_name() {
+    let both = "iptables: {masqueradeBit: 1}\nnftables: {masqueradeBit: 2}\n";
+    for (mode, bit, section) in [
+        ("", 1, "nftables"),
+        ("iptables", 1, "nftables"),
+        ("ipvs", 1, "nftables"),
+        ("nftables", 2, "iptables"),
+    ] {
+        let (config, ignored) = told(&format!("{HEAD}mode: '{mode}'\n{both}"), &[]).unwrap();
+        assert_eq!(config.policy.node_side.masquerade_bit.mask(), 1 << bit, "{mode}");
+        let named = ignored
+            .iter()
+            .any(|text| text.contains(&format!("{section}.masqueradeBit: ignored")));
+        assert!(named, "{mode}: {ignored:?}");
+        assert_eq!(
+            ignored.iter().any(|text| text.contains("no ipvs backend")),
+            mode == "ipvs",
+            "{ignored:?}"
+        );
+    }
+    let cases = [
+        ("mode: userspace", "there is iptables, ipvs and nftables"),
+        (
+            "detectLocalMode: BridgeInterface",
+            "detectLocal.bridgeInterface: detectLocalMode BridgeInterface wants it",
+        ),
+        ("detectLocalMode: Nonsense", "there is ClusterCIDR, NodeCIDR"),
+        ("detectLocalMode: [1]", "there is ClusterCIDR, NodeCIDR"),
+        (
+            "iptables: {masqueradeAll: 1}",
+            "line 3, iptables.masqueradeAll: it is a number",
+        ),
+        (
+            "iptables: []",
+            "line 3, iptables: it is a list, and should be a map",
+        ),
+        (
+            "nodePortAddresses: 10.0.0.0/8",
+            "line 3, nodePortAddresses: it is text, and should be a list",
+        ),
+    ];
+    for (line, words) in cases {
+        let error = told(&format!("{HEAD}{line}\n"), &[])
+            .map(|(_, ignored)| ignored)
+            .unwrap_err();
+        assert!(error.contains(words), "{line}: {error}");
+    }
+    let warned = [
+        (
+            "detectLocalMode: ClusterCIDR\nclusterCIDR: 10.0.0.0/8",
+            "clusterCIDR: ignored",
+        ),
+        (
+            "detectLocalMode: ClusterCIDR",
+            "detectLocalMode: no cluster CIDR is gone by",
+        ),
+        (
+            "detectLocal: {bridgeInterface: cni0}",
+            "detectLocal.bridgeInterface: ignored: detectLocalMode does not ask",
+        ),
+        (
+            "someday: {new: true}",
+            "line 3, someday: no field of v1alpha1 that is known here",
+        ),
+        ("conntrack: {someday: 1}", "conntrack.someday: no field"),
+        ("oomScoreAdj: -999", "oomScoreAdj: ignored"),
+    ];
+    for (line, words) in warned {
+        let (config, ignored) = told(&format!("{HEAD}{line}\n"), &[]).unwrap();
+        assert!(
+            ignored.iter().any(|text| text.contains(words)),
+            "{line}: {ignored:?}"
+        );
+        assert_eq!(config.policy.detector.to_string(), "pod-state");
+    }
+}
+
+/// A field that somebody set is taken, or named; none falls through.
+#[test]
+fn no_field_is_dropped_in_silence() {
+    let known = super::flags();
+    for flag in flags_of_fields() {
+        assert!(known.iter().any(|it| it == flag), "there is no --{flag}");
+    }
+    let mut seen = BTreeSet::new();
+    for field in fields() {
+        assert!(seen.insert(field), "{field} is there twice");
+        let names: Vec<&str> = field.split('.').collect();
+        for value in ["true", "7", "10s", "'10.0.0.0/8'", "['10.0.0.0/8']", "{A: true}"] {
+            let mut text = format!("{{{}: {value}}}", names.last().unwrap());
+            for name in names.iter().rev().skip(1) {
+                text = format!("{{{name}: {text}}}");
+            }
+            let text = format!(
+                "{{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration, {}",
+                &text[1..]
+            );
+            let contents = contents(&command(), &text);
+            let told = (
+                contents.settings.len(),
+                contents.warnings.len(),
+                contents.errors.len(),
+            );
+            assert_ne!(told, (0, 0, 0), "{text}");
+        }
+    }
+}
