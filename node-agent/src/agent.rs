@@ -2,8 +2,10 @@
 
 mod alone;
 mod flush;
+mod history;
 mod publish;
 mod sources;
+mod view;
 
 use std::path::Path;
 use std::pin::pin;
@@ -240,12 +242,10 @@ impl Agent {
                 true
             }
             Err(error) => {
-                self.publisher.metrics.like_kube_proxy.sync_failures.inc();
+                let error = describe(&error);
+                self.publisher.failed(begun, now(), &error);
                 self.release();
-                error!(
-                    error = describe(&error),
-                    "the kernel is not as it should be; trying again"
-                );
+                error!(error, "the kernel is not as it should be; trying again");
                 false
             }
         }
@@ -293,6 +293,7 @@ impl Agent {
                 },
             },
             Request::Status { .. } => json!(self.status()),
+            Request::View { view } => json!(self.view(&view)),
             Request::Measure { .. } => {
                 let status = self.status();
                 self.engine.measure(&status, &self.publisher.metrics);

@@ -15,6 +15,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tracing::debug;
 
+use crate::status::view::ViewQuery;
+
 /// What may be asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -30,6 +32,11 @@ pub enum Request {
     Status {
         /// Nothing to say.
         status: Empty,
+    },
+    /// What does the page for people show?
+    View {
+        /// Which part.
+        view: ViewQuery,
     },
     /// Bring the gauges of the metrics up to date. The answer says nothing.
     Measure {

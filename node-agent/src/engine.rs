@@ -5,6 +5,7 @@ mod figures;
 mod health;
 #[cfg(test)]
 mod tests;
+mod view;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

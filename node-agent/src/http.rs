@@ -8,6 +8,7 @@
 mod answer;
 mod connection;
 mod listeners;
+mod page;
 
 use std::io;
 use std::sync::Arc;
@@ -39,7 +40,7 @@ pub struct Published {
 enum Site {
     /// `/healthz` and `/livez`.
     Health,
-    /// `/metrics`, and what else kube-proxy has beside it.
+    /// The page for people, `/metrics`, and what else kube-proxy has beside it.
     Metrics,
     /// Whatever service has the health-check node port at the moment of the question.
     HealthCheck,

@@ -2,6 +2,7 @@
 
 pub mod health;
 pub mod metrics;
+pub mod view;
 
 use std::fmt;
 use std::time::Duration;

@@ -9,6 +9,7 @@ use denizen_shared::state::AttachmentId;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 
+use super::history::History;
 use crate::backend::Backend;
 use crate::config::Config;
 use crate::control::Asked;
@@ -25,6 +26,7 @@ pub(super) struct Publisher {
     pulse: watch::Sender<Pulse>,
     ports: watch::Sender<HealthPorts>,
     pub(super) metrics: Metrics,
+    pub(super) history: History,
     state_file: PathBuf,
     /// Which attachments were told last.
     known: Option<BTreeSet<AttachmentId>>,
@@ -48,6 +50,7 @@ impl Publisher {
             pulse,
             ports,
             metrics,
+            history: History::default(),
             state_file: config.run_dir.join(STATE_FILE),
             known: None,
             recorded: None,
@@ -62,6 +65,7 @@ impl Publisher {
 
     /// These facts are taken in.
     pub(super) fn taken(&mut self, events: &[Event]) {
+        self.history.taken(events);
         for event in events {
             let (total, pending) = match event {
                 Event::Service(..) => &self.metrics.like_kube_proxy.service_changes,
@@ -138,7 +142,15 @@ impl Publisher {
         }
     }
 
+    /// An attempt that began at `begun` has failed.
+    pub(super) fn failed(&mut self, begun: Instant, now: Instant, error: &str) {
+        self.metrics.like_kube_proxy.sync_failures.inc();
+        self.history
+            .tried(Timestamp::now(), now - begun, Some(error.to_owned()));
+    }
+
     fn measure(&mut self, begun: Instant, now: Instant, clock: Timestamp) {
+        self.history.tried(clock, now - begun, None);
         let metrics = &self.metrics.like_kube_proxy;
         metrics.sync_duration.observe((now - begun).as_secs_f64());
         metrics.last_sync.set(seconds(clock));

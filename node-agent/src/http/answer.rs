@@ -43,11 +43,11 @@ impl Answers {
         match site {
             Site::HealthCheck => self.health_check(local),
             Site::Health => self.health(request.uri().path()),
-            Site::Metrics => self.metrics(request).await,
+            Site::Metrics => self.metrics(local, request).await,
         }
     }
 
-    async fn metrics(&self, request: &Request<Incoming>) -> Answer {
+    async fn metrics(&self, local: SocketAddr, request: &Request<Incoming>) -> Answer {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return plain(StatusCode::METHOD_NOT_ALLOWED, "nothing here can be changed\n");
         }
@@ -64,12 +64,13 @@ impl Answers {
                     None => plain(StatusCode::SERVICE_UNAVAILABLE, "the agent is busy\n"),
                 }
             }
+            "/" | "/style.css" => self.page(local, request).await,
             path => self.health(path),
         }
     }
 
     /// Asks the loop, and waits for it only for a while.
-    async fn ask(&self, request: Question) -> Option<Value> {
+    pub(super) async fn ask(&self, request: Question) -> Option<Value> {
         let (answer, answered) = oneshot::channel();
         let asked = Asked { request, answer };
         let told = async {
@@ -143,11 +144,11 @@ fn json(well: bool, body: String) -> Answer {
     answer(status, "application/json", body)
 }
 
-fn plain(status: StatusCode, text: &str) -> Answer {
+pub(super) fn plain(status: StatusCode, text: &str) -> Answer {
     answer(status, "text/plain; charset=utf-8", text.to_owned())
 }
 
-fn answer(status: StatusCode, content_type: &'static str, body: String) -> Answer {
+pub(super) fn answer(status: StatusCode, content_type: &'static str, body: String) -> Answer {
     let mut answer = Response::new(Full::from(body));
     *answer.status_mut() = status;
     let headers = answer.headers_mut();

@@ -1,0 +1,158 @@
+//! The page for people: rendered here, on the node, without a script. What it shows was written by others (names of
+//! services and pods are whatever a manifest says), so every value is escaped by the template, and the
+//! browser is told to run nothing at all.
+
+mod draw;
+#[cfg(test)]
+mod tests;
+mod way;
+
+use std::net::{IpAddr, SocketAddr};
+
+use hyper::body::Incoming;
+use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue};
+use hyper::http::uri::Authority;
+use hyper::{Request, StatusCode};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::answer::{Answer, Answers, answer, plain};
+use crate::control::{ExplainQuery, Request as Question};
+use crate::explain::Explanation;
+use crate::status::view::{View, ViewQuery};
+
+/// What a browser is told about the page: to run no script, to load our style alone, to send the forms to
+/// nobody else, to show it in nobody's frame, and to keep no copy.
+const HEADERS: [(&str, &str); 5] = [
+    (
+        "content-security-policy",
+        "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    ),
+    ("x-frame-options", "DENY"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cache-control", "no-store"),
+];
+
+/// What the address bar says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Asking {
+    view: ViewQuery,
+    from: String,
+    to: String,
+    /// Seconds after which the browser loads it again.
+    every: Option<u32>,
+}
+
+/// What became of a question.
+type Told<T> = Result<T, String>;
+
+impl Answers {
+    /// The page, or its style.
+    pub(super) async fn page(&self, local: SocketAddr, request: &Request<Incoming>) -> Answer {
+        if !is_meant_for(local.ip(), request.headers()) {
+            return plain(
+                StatusCode::MISDIRECTED_REQUEST,
+                "this page is for those who ask for it by this node's address or as localhost\n",
+            );
+        }
+        let mut page = match request.uri().path() {
+            "/style.css" => answer(
+                StatusCode::OK,
+                "text/css; charset=utf-8",
+                include_str!("page/style.css").to_owned(),
+            ),
+            _ => {
+                self.rendered(&Asking::parse(request.uri().query().unwrap_or_default()))
+                    .await
+            }
+        };
+        for (name, value) in HEADERS {
+            page.headers_mut()
+                .insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        page
+    }
+
+    async fn rendered(&self, asking: &Asking) -> Answer {
+        let view = asking.view.clone();
+        let view: Told<View> = told(self.ask(Question::View { view }).await);
+        let explanation: Option<Told<Explanation>> = match (asking.from.as_str(), asking.to.as_str()) {
+            ("", _) | (_, "") => None,
+            (from, to) => {
+                let (from, to) = (from.to_owned(), to.to_owned());
+                let explain = ExplainQuery { from, to };
+                Some(told(self.ask(Question::Explain { explain }).await))
+            }
+        };
+        let status = match view {
+            Ok(_) => StatusCode::OK,
+            Err(_) => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        let page = draw::document(asking, &view, explanation.as_ref());
+        answer(status, "text/html; charset=utf-8", page.into_string())
+    }
+}
+
+impl Asking {
+    fn parse(query: &str) -> Self {
+        let mut asking = Self::default();
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            let value = value.trim();
+            match &*name {
+                "q" => asking.view.search = value.to_owned(),
+                "skip" => asking.view.skip = value.parse().unwrap_or_default(),
+                "from" => asking.from = value.to_owned(),
+                "to" => asking.to = value.to_owned(),
+                "every" => asking.every = value.parse().ok().map(|every: u32| every.clamp(1, 3600)),
+                _ => {}
+            }
+        }
+        asking
+    }
+
+    /// The address of the page that asks for this.
+    fn link(&self, part: &str) -> String {
+        let mut query = form_urlencoded::Serializer::for_suffix("/?".to_owned(), 2);
+        let every = self.every.map(|every| every.to_string()).unwrap_or_default();
+        let skip = match self.view.skip {
+            0 => String::new(),
+            skip => skip.to_string(),
+        };
+        let written = [
+            ("q", &self.view.search),
+            ("skip", &skip),
+            ("from", &self.from),
+            ("to", &self.to),
+            ("every", &every),
+        ];
+        for (name, value) in written.into_iter().filter(|(_, value)| !value.is_empty()) {
+            query.append_pair(name, value);
+        }
+        format!("{}#{part}", query.finish())
+    }
+}
+
+fn told<T: DeserializeOwned>(answer: Option<Value>) -> Told<T> {
+    let answer =
+        answer.ok_or("The agent's loop does not answer. What it programmed last stays in the kernel.")?;
+    match answer.get("error").and_then(Value::as_str) {
+        Some(error) => Err(error.to_owned()),
+        None => serde_json::from_value(answer).map_err(|error| error.to_string()),
+    }
+}
+
+/// A page of somewhere else may have its own name resolve to 127.0.0.1, and read what a browser on this node
+/// fetches from there as its own (DNS rebinding). Its requests name that host: on loopback only requests to an address,
+/// or to localhost, are ours.
+fn is_meant_for(local: IpAddr, headers: &HeaderMap) -> bool {
+    if !local.to_canonical().is_loopback() {
+        return true;
+    }
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok());
+    let Some(authority) = host.and_then(|host| host.parse::<Authority>().ok()) else {
+        return false;
+    };
+    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+}

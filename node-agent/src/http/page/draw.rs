@@ -1,0 +1,290 @@
+//! The page's parts.
+
+use maud::{DOCTYPE, Markup, html};
+
+use super::way::way;
+use super::{Asking, Told};
+use crate::explain::Explanation;
+use crate::status::Status;
+use crate::status::view::{DoorRow, Fate, Found, PodRow, ServiceRow, SyncRow, View, ViewQuery};
+
+/// The page.
+pub(super) fn document(
+    asking: &Asking,
+    view: &Told<View>,
+    explanation: Option<&Told<Explanation>>,
+) -> Markup {
+    let node = view.as_ref().map_or("", |view| &view.node);
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                @if let Some(every) = asking.every { meta http-equiv="refresh" content=(every); }
+                title { "denizen on " (node) }
+                link rel="stylesheet" href="/style.css";
+            }
+            body {
+                header { (heading(asking, view)) }
+                main {
+                    @match view {
+                        Err(error) => section.bad { h2 { "No answer" } p { (error) } },
+                        Ok(view) => (parts(asking, view, explanation)),
+                    }
+                }
+                footer {
+                    a href="/metrics" { "metrics" } " " a href="/healthz" { "health" }
+                    span { "denizen-agent " (env!("CARGO_PKG_VERSION")) }
+                }
+            }
+        }
+    }
+}
+
+fn heading(asking: &Asking, view: &Told<View>) -> Markup {
+    let (tone, words) = match view {
+        Err(_) => ("bad", "does not answer".to_owned()),
+        Ok(View { status, .. }) if !status.errors.is_empty() => {
+            let number = status.errors.len();
+            let s = if number == 1 { "" } else { "s" };
+            ("bad", format!("{number} problem{s}"))
+        }
+        Ok(View { status, .. }) if !status.synced => {
+            ("warn", format!("waiting for {}", status.waiting_for.join(", ")))
+        }
+        Ok(_) => ("good", "all programmed".to_owned()),
+    };
+    let every = |every| {
+        Asking {
+            every,
+            ..asking.clone()
+        }
+        .link("")
+    };
+    html! {
+        h1 { "denizen" }
+        @if let Ok(view) = view {
+            p.node { (view.node) span { (view.status.backend) ", " (view.status.detect_local) } }
+        }
+        p.badge.(tone) { (words) }
+        nav {
+            @if asking.every.is_some() {
+                a href=(every(None)) { "stop refreshing" }
+            } @else {
+                a href=(every(Some(5))) { "refresh every 5 s" }
+            }
+        }
+    }
+}
+
+fn parts(asking: &Asking, view: &View, explanation: Option<&Told<Explanation>>) -> Markup {
+    html! {
+        (tiles(&view.status))
+        (problems("bad", "What is wrong", &view.status.errors))
+        (problems("warn", "What may be wrong", &view.status.warnings))
+        (way(asking, explanation))
+        (services(asking, &view.services))
+        (pods(asking, &view.pods))
+        (syncs(&view.syncs))
+    }
+}
+
+fn tiles(status: &Status) -> Markup {
+    let last = status.last_sync.as_ref();
+    let repair = status
+        .last_repair_milliseconds
+        .map(|ms| format!("the last in {ms:.1} ms"));
+    let generation = status.generation.map(|number| format!("state file {number}"));
+    let tiles = [
+        ("local pods", status.pods.to_string(), generation),
+        ("services", status.services.to_string(), None),
+        ("endpoints", status.endpoints.to_string(), None),
+        (
+            "last sync",
+            last.map_or("never".to_owned(), |last| format!("{:.1} ms", last.milliseconds)),
+            last.map(|last| last.at.clone()),
+        ),
+        ("drift repaired", status.drift_repaired.to_string(), repair),
+        ("missed lookups", status.missed_lookups.to_string(), None),
+    ];
+    html! {
+        dl.tiles {
+            @for (name, value, more) in tiles {
+                div {
+                    dt { (name) }
+                    dd { (value) @if let Some(more) = more { small { (more) } } }
+                }
+            }
+        }
+    }
+}
+
+fn problems(tone: &str, title: &str, problems: &[String]) -> Markup {
+    html! {
+        @if !problems.is_empty() {
+            section.(tone) {
+                h2 { (title) }
+                ul { @for problem in problems { li { (problem) } } }
+            }
+        }
+    }
+}
+
+fn services(asking: &Asking, services: &Found<ServiceRow>) -> Markup {
+    let (skip, shown) = (asking.view.skip, services.shown.len());
+    let at = |skip| {
+        let view = ViewQuery {
+            skip,
+            ..asking.view.clone()
+        };
+        Asking {
+            view,
+            ..asking.clone()
+        }
+        .link("services")
+    };
+    html! {
+        section #services {
+            h2 { "Services " (extent(skip, shown, services.total)) }
+            form.search action="/" {
+                input type="search" name="q" value=(asking.view.search) aria-label="name or address"
+                    placeholder="name or address of a service or pod";
+                button { "Search" }
+            }
+            table {
+                thead { tr { th { "service" } th { "door" } th { "new connections go to" } } }
+                @for service in &services.shown { (service_rows(asking, service)) }
+            }
+            @if skip > 0 || skip + shown < services.total {
+                p.pages {
+                    @if skip > 0 { a href=(at(skip.saturating_sub(50))) { "previous" } }
+                    @if skip + shown < services.total { a href=(at(skip + shown)) { "next" } }
+                }
+            }
+        }
+    }
+}
+
+fn extent(skip: usize, shown: usize, total: usize) -> Markup {
+    html! {
+        span.count {
+            @if shown == total { (total) } @else { (skip + 1) "–" (skip + shown) " of " (total) }
+        }
+    }
+}
+
+fn service_rows(asking: &Asking, service: &ServiceRow) -> Markup {
+    html! {
+        tbody {
+            @for (index, door) in service.doors.iter().enumerate() {
+                tr {
+                    @if index == 0 {
+                        th scope="rowgroup" rowspan=(service.doors.len()) {
+                            (service.name)
+                            @for policy in &service.policies { span.chip { (policy) } }
+                        }
+                    }
+                    td { (door_cell(asking, door)) }
+                    td {
+                        @if let Some(other) = &door.taken_by {
+                            span.chip.warn { "has " (other) "'s answer: it is older" }
+                        }
+                        (fate(&door.inside))
+                        @if let Some(outside) = &door.outside {
+                            p.outside { "from elsewhere: " (fate(outside)) }
+                        }
+                    }
+                }
+            }
+            @if service.doors.is_empty() {
+                tr { th { (service.name) } td colspan="2" { "no door is served" } }
+            }
+        }
+    }
+}
+
+/// A door, which leads to the form that explains a packet to it.
+fn door_cell(asking: &Asking, door: &DoorRow) -> Markup {
+    let to = Asking {
+        to: door.at.clone(),
+        ..asking.clone()
+    };
+    html! {
+        @if door.at.starts_with("node port") {
+            code { (door.at) }
+        } @else {
+            a href=(to.link("explain")) { code { (door.at) } } " " small { (door.kind) }
+        }
+    }
+}
+
+fn fate(fate: &Fate) -> Markup {
+    html! {
+        @match fate {
+            Fate::Reject => span.chip.bad { "refused: no endpoint" },
+            Fate::Drop => span.chip.warn { "dropped: no endpoint on this node" },
+            Fate::Forward(endpoints) => {
+                @for endpoint in &endpoints.shown {
+                    code.endpoint.local[endpoint.local] title=[endpoint.local.then_some("on this node")] {
+                        (endpoint.at)
+                    } " "
+                }
+                @if endpoints.total > endpoints.shown.len() {
+                    small { "and " (endpoints.total - endpoints.shown.len()) " more" }
+                }
+            },
+        }
+    }
+}
+
+fn pods(asking: &Asking, pods: &Found<PodRow>) -> Markup {
+    let packet = |pod: &PodRow, ip: &String| {
+        let from = format!("{ip}@{}", pod.interface);
+        Asking {
+            from,
+            ..asking.clone()
+        }
+        .link("explain")
+    };
+    html! {
+        section #pods {
+            h2 { "Pods of this node " (extent(0, pods.shown.len(), pods.total)) }
+            table {
+                thead { tr { th { "pod" } th { "addresses" } th { "comes in through" } } }
+                tbody {
+                    @for pod in &pods.shown {
+                        tr {
+                            th scope="row" { (pod.name) }
+                            td { @for ip in &pod.ips { a href=(packet(pod, ip)) { code { (ip) } } " " } }
+                            td { code { (pod.interface) }
+                                @if let Some(port) = &pod.port { " port " code { (port) } } }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn syncs(syncs: &[SyncRow]) -> Markup {
+    html! {
+        section #syncs {
+            h2 { "Last syncs" }
+            table {
+                thead { tr { th { "ended" } th { "took" } th { "what for" } } }
+                tbody {
+                    @for sync in syncs {
+                        tr {
+                            td { time { (sync.at) } }
+                            td.number { (format!("{:.1} ms", sync.milliseconds)) }
+                            td { (sync.what)
+                                @if let Some(error) = &sync.error { " " span.chip.bad { (error) } } }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

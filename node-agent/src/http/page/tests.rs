@@ -1,0 +1,146 @@
+use hyper::header::{HOST, HeaderMap};
+
+use super::*;
+use crate::explain::{Step, Verdict};
+use crate::status::Status;
+use crate::status::view::{DoorRow, EndpointRow, Fate, Found, PodRow, ServiceRow, SyncRow};
+
+/// What somebody writes who wants a browser to run it.
+const HOSTILE: &str = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
+
+fn found<T>(row: T) -> Found<T> {
+    Found {
+        total: 7,
+        shown: vec![row],
+    }
+}
+
+fn hostile_view() -> View {
+    let text = || HOSTILE.to_owned();
+    let forward = || {
+        let endpoint = EndpointRow {
+            at: text(),
+            local: true,
+        };
+        Fate::Forward(found(endpoint))
+    };
+    let door = DoorRow {
+        kind: text(),
+        at: text(),
+        taken_by: Some(text()),
+        inside: forward(),
+        outside: Some(forward()),
+    };
+    View {
+        node: text(),
+        status: Status {
+            flushed: 0,
+            flushing: false,
+            backend: text(),
+            detect_local: text(),
+            synced: false,
+            waiting_for: vec![text()],
+            pods: 1,
+            services: 1,
+            endpoints: 1,
+            generation: Some(1),
+            last_sync: None,
+            drift_repaired: 0,
+            last_repair_milliseconds: None,
+            missed_lookups: 0,
+            errors: vec![text()],
+            warnings: vec![text()],
+        },
+        pods: found(PodRow {
+            name: text(),
+            ips: vec![text()],
+            interface: text(),
+            port: Some(text()),
+        }),
+        services: found(ServiceRow {
+            name: text(),
+            policies: vec![text()],
+            doors: vec![door],
+        }),
+        syncs: vec![SyncRow {
+            at: text(),
+            milliseconds: 1.0,
+            what: text(),
+            error: Some(text()),
+        }],
+    }
+}
+
+#[test]
+fn every_value_is_escaped() {
+    let asking = Asking {
+        view: ViewQuery {
+            search: HOSTILE.to_owned(),
+            skip: 3,
+        },
+        from: HOSTILE.to_owned(),
+        to: HOSTILE.to_owned(),
+        every: Some(5),
+    };
+    let explanation = Explanation {
+        verdict: Verdict::Forward,
+        service: Some(HOSTILE.to_owned()),
+        endpoints: vec![HOSTILE.to_owned()],
+        masquerade: true,
+        local: true,
+        steps: vec![Step {
+            what: HOSTILE.to_owned(),
+            why: HOSTILE.to_owned(),
+        }],
+    };
+    let refused: Told<Explanation> = Err(HOSTILE.to_owned());
+    for explanation in [Some(&Ok(explanation)), Some(&refused), None] {
+        for view in [Ok(hostile_view()), Err(HOSTILE.to_owned())] {
+            let page = draw::document(&asking, &view, explanation).into_string();
+            assert!(page.contains("&lt;script&gt;alert(1)"), "it is shown: {page}");
+            for alive in ["<script", "<img", "\"'>", "onerror=alert(2)>"] {
+                assert!(!page.contains(alive), "{alive} in {page}");
+            }
+        }
+    }
+}
+
+#[test]
+fn on_loopback_a_request_that_names_another_host_is_not_ours() {
+    let cases = [
+        ("127.0.0.1", Some("127.0.0.1:10249"), true),
+        ("127.0.0.1", Some("localhost:8080"), true),
+        ("127.0.0.1", Some("LOCALHOST"), true),
+        ("::1", Some("[::1]:10249"), true),
+        ("::ffff:127.0.0.1", Some("evil.example"), false),
+        ("127.0.0.1", Some("evil.example:10249"), false),
+        ("127.0.0.1", Some("127.0.0.1.evil.example"), false),
+        ("127.0.0.1", Some("user@evil.example"), false),
+        ("127.0.0.1", Some(""), false),
+        ("127.0.0.1", None, false),
+        ("192.168.0.2", Some("node-1.example:10249"), true),
+    ];
+    for (local, host, ours) in cases {
+        let mut headers = HeaderMap::new();
+        if let Some(host) = host {
+            headers.insert(HOST, host.parse().unwrap());
+        }
+        assert_eq!(
+            is_meant_for(local.parse().unwrap(), &headers),
+            ours,
+            "{local} {host:?}"
+        );
+    }
+}
+
+#[test]
+fn a_link_says_what_it_asks_for() {
+    let asking = Asking::parse("q=a%26b&skip=50&from=10.0.0.1%40cni0&to=&every=99999&other=1");
+    assert_eq!(asking.view.search, "a&b");
+    assert_eq!((asking.view.skip, asking.every), (50, Some(3600)));
+    assert_eq!(
+        asking.link("services"),
+        "/?q=a%26b&skip=50&from=10.0.0.1%40cni0&every=3600#services"
+    );
+    assert_eq!(Asking::parse("skip=-1&every=often"), Asking::default());
+}

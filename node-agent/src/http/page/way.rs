@@ -1,0 +1,56 @@
+//! A packet's way, asked for by a form and drawn from its sender to where it ends.
+
+use maud::{Markup, html};
+
+use super::{Asking, Told};
+use crate::explain::{Explanation, Verdict};
+
+/// The form, and the way if one was asked for.
+pub(super) fn way(asking: &Asking, explanation: Option<&Told<Explanation>>) -> Markup {
+    html! {
+        section #explain {
+            h2 { "What becomes of a packet" }
+            form.packet action="/#explain" {
+                label { "from" input name="from" value=(asking.from) placeholder="10.85.0.5@cni0" required; }
+                label { "to" input name="to" value=(asking.to) placeholder="10.96.0.10:80/tcp" required; }
+                button { "Explain" }
+            }
+            @match explanation {
+                None => p.hint { "A pod's address or a service's door below fills the form." },
+                Some(Err(error)) => p.chip.bad { (error) },
+                Some(Ok(explanation)) => (drawn(asking, explanation)),
+            }
+        }
+    }
+}
+
+fn drawn(asking: &Asking, explanation: &Explanation) -> Markup {
+    let (tone, verdict) = match explanation.verdict {
+        Verdict::Forward => ("good", "forwarded"),
+        Verdict::Reject => ("bad", "refused"),
+        Verdict::Drop => ("bad", "dropped"),
+        Verdict::Untouched => ("plain", "left alone"),
+    };
+    html! {
+        ol.way {
+            li.end {
+                code { (asking.from) }
+                span.chip { @if explanation.local { "a pod of this node" } @else { "not a pod of this node" } }
+            }
+            @for step in &explanation.steps {
+                li { strong { (step.what) } p { (step.why) } }
+            }
+            li.end.(tone) {
+                strong { (verdict) }
+                @if let Some(service) = &explanation.service { " as " (service) }
+                @if explanation.masquerade { span.chip { "its source becomes this node's address" } }
+            }
+        }
+        @if !explanation.endpoints.is_empty() {
+            ul.fork {
+                @for endpoint in &explanation.endpoints { li { code { (endpoint) } } }
+            }
+            p.hint { @if explanation.endpoints.len() > 1 { "each as likely as the others" } }
+        }
+    }
+}
