@@ -233,7 +233,7 @@ impl PolicyArgs {
                 masquerade_all: self.masquerade_all,
             },
             detector,
-            node_side: self.node_side.settled(),
+            node_side: self.node_side.settled()?,
             node_ports: self.backend.node_ports(backend)?,
             backend,
         })

@@ -43,6 +43,10 @@ struct Rig {
 
 impl Rig {
     fn new(label: &str) -> Result<Self> {
+        Self::with(label, "pod-state")
+    }
+
+    fn with(label: &str, detect_local: &str) -> Result<Self> {
         let (cast, mut servers) = Cast::new(label)?;
         let world = &cast.cluster.world;
         let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
@@ -63,6 +67,7 @@ impl Rig {
         settings
             .flags
             .push(format!("--egress-masquerade-config={}", config.display()));
+        settings.flags.push(format!("--detect-local={detect_local}"));
         let agent = Agent::start(&world.node, settings)?;
         Ok(Self {
             cast,
@@ -113,7 +118,16 @@ fn both(port: u16) -> [SocketAddr; 2] {
 
 #[test]
 fn pods_are_seen_by_the_nodes_address_outside_the_ranges_alone() -> Result<()> {
-    let rig = Rig::new("egress")?;
+    outside_the_ranges_alone(&Rig::new("egress")?)
+}
+
+/// What the bridge's table tells is known in the forward hook, too.
+#[test]
+fn pods_told_apart_by_their_ports_are_seen_by_the_nodes_address_as_well() -> Result<()> {
+    outside_the_ranges_alone(&Rig::with("egress-port", "pod-state=port-exact")?)
+}
+
+fn outside_the_ranges_alone(rig: &Rig) -> Result<()> {
     for like in service_ips(10) {
         for protocol in PROTOCOLS {
             let at = |ip, port| SocketAddr::new(ip, port);

@@ -32,6 +32,18 @@ pub enum Why {
     StayOnNode,
     /// KEP-2450: a local pod's connection is answered through this node anyway, so it keeps its address.
     LocalPod,
+    /// IP rules see a bridge as the input interface, never its port; only the bridge family does.
+    TellPort,
+    /// The mark may carry the bit already, from the pod's own side of the bridge or from a rule before.
+    PortUnproven,
+    /// This port is the recorded one of the pod that has this address.
+    PodPort,
+    /// KEP-2450's physdev mode: whatever comes in through a port of a bridge counts as a pod's.
+    AnyPort,
+    /// Frames that the bridge only forwards never reach the rules that read the bit; others should not see it.
+    OnlyBridged,
+    /// The bit was read, where the service was chosen; it is cleared so that it means nothing to others.
+    PortTold,
     /// Whoever is not a local pod gets the node's address as the source, so that the answer comes back
     /// through this node and its translation is undone.
     ComesFromElsewhere,
@@ -152,6 +164,12 @@ impl Why {
             Self::PodsAreInside => "policy Local does not bind this node's own pods",
             Self::StayOnNode => "policy Local: from elsewhere only to endpoints on this node, source kept",
             Self::LocalPod => "a local pod is answered through this node anyway",
+            Self::TellPort => "tells the IP tables by a bit of the mark what came in through a pod's port",
+            Self::PortUnproven => "whatever it says, it is not known yet through whose port this came in",
+            Self::PodPort => "the recorded port of the pod with this address",
+            Self::AnyPort => "what comes in through a bridge's port counts as a pod's",
+            Self::OnlyBridged => "the bit is for this node's IP rules alone, and they do not see this",
+            Self::PortTold => "told by the bridge's table, and read where the service was chosen",
             Self::ComesFromElsewhere => "not a local pod: the answer must come back through this node",
             Self::AnyNode => "policy Cluster: the endpoint may be on another node",
             Self::Choose => "one endpoint, each as likely as the others",

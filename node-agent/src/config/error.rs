@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use super::ObjectsError;
+use crate::plan::MarkBit;
 
 /// What is wrong with the command line.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -56,6 +57,9 @@ pub enum ConfigError {
     /// Nothing to follow, or nobody to ask.
     #[error(transparent)]
     Objects(#[from] ObjectsError),
+    /// Two meanings for one bit of the mark.
+    #[error("--masquerade-bit and --bridge-port-bit are the same: {0}")]
+    SameBit(MarkBit),
     /// The node's name is not known.
     #[error("--node-name is not given, and the host name cannot be read: {0}")]
     NodeName(String),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::ConfigError;
 use crate::plan::{MarkBit, NodeSide};
 
 /// What is settled about this node, as written.
@@ -12,6 +13,11 @@ pub struct NodeSideArgs {
     /// The bit of a packet's mark that means: masquerade this connection; 14 is the mark 0x4000
     #[arg(long, visible_alias = "iptables-masquerade-bit", value_name = "0..31", default_value = "14", value_parser = mark_bit)]
     pub masquerade_bit: MarkBit,
+
+    /// The bit of a packet's mark that --detect-local bridge-port and pod-state=port-exact use between a bridge's
+    /// port and the IP rules; 6 is the mark 0x40
+    #[arg(long, value_name = "0..31", default_value = "6", value_parser = mark_bit)]
+    pub bridge_port_bit: MarkBit,
 
     /// Where another firewall's FORWARD drops by default, put rules there that let services' connections
     /// through; `cleanup` removes them
@@ -26,11 +32,19 @@ pub struct NodeSideArgs {
 
 impl NodeSideArgs {
     /// As the rules need it.
-    pub fn settled(&self) -> NodeSide {
-        NodeSide {
+    ///
+    /// # Errors
+    /// [`ConfigError::SameBit`].
+    pub fn settled(&self) -> Result<NodeSide, ConfigError> {
+        let side = NodeSide {
             masquerade_bit: self.masquerade_bit,
+            port_bit: self.bridge_port_bit,
             open_forward: self.open_forward,
+        };
+        if side.masquerade_bit == side.port_bit {
+            return Err(ConfigError::SameBit(side.port_bit));
         }
+        Ok(side)
     }
 }
 

@@ -84,6 +84,14 @@ impl std::fmt::Display for Detector {
 }
 
 impl Detector {
+    /// Whether it tells the ports of a bridge apart, or a bridge's port from other interfaces.
+    pub fn knows_ports(&self) -> bool {
+        match self {
+            Self::PodPort | Self::BridgePort => true,
+            Self::PodState | Self::Bridge(_) | Self::InterfacePrefix(_) | Self::NodeCidr(_) => false,
+        }
+    }
+
     /// The ranges that `NodeCidr` stands for.
     pub fn ranges(&self, node_cidrs: &[IpNetwork]) -> Vec<IpNetwork> {
         match self {

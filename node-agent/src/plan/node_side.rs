@@ -16,6 +16,10 @@ impl MarkBit {
     /// The bit of a connection's mark (never of a packet's) that means: denizen forwarded it to an endpoint.
     pub const ADMITTED: Self = Self(12);
 
+    /// The bit by which a bridge's table tells the IP tables through which port a packet came in. Others
+    /// beside kube-proxy's use 7 (AWS), 8 to 11 (Cilium), 13 (portmap), 15 (kubelet), and 16 to 31 (Calico).
+    pub const PORT: Self = Self(6);
+
     /// The bit of this number; `None` when marks have no such bit.
     pub fn new(number: u8) -> Option<Self> {
         (number < 32).then_some(Self(number))
@@ -42,6 +46,8 @@ pub struct NodeSide {
     /// What is forwarded to endpoints is let through others' chains in the forward hook. Such connections
     /// get [`MarkBit::ADMITTED`].
     pub open_forward: bool,
+    /// On its way from a bridge's port to the IP rules, a packet has it if the port is a pod's.
+    pub port_bit: MarkBit,
 }
 
 impl Default for NodeSide {
@@ -49,6 +55,7 @@ impl Default for NodeSide {
         Self {
             masquerade_bit: MarkBit::MASQUERADE,
             open_forward: false,
+            port_bit: MarkBit::PORT,
         }
     }
 }

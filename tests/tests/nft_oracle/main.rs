@@ -21,14 +21,15 @@ use serde_json::Value;
 
 use self::feature::{Feature, features};
 
-const FAMILIES: [&str; 2] = ["ip", "ip6"];
+/// Where denizen may have a table. Nobody else has one in these namespaces.
+const FAMILIES: [&str; 3] = ["bridge", "ip", "ip6"];
 
 /// A repair that has not come by then never will.
 const BOUND: Duration = Duration::from_secs(5);
 
 /// A family's table as nft tells it in JSON, without what differs from time to time.
 fn told(at: &Netns, family: &str) -> Result<BTreeSet<String>> {
-    let text = at.output("nft", &["-j", "list", "table", family, "denizen"])?;
+    let text = at.output("nft", &["-j", "list", "ruleset", family])?;
     let all: Value = serde_json::from_str(&text).with_context(|| format!("nft -j:\n{text}"))?;
     let objects = all["nftables"].as_array().context("nftables")?;
     // The first is about nft itself.
@@ -62,7 +63,7 @@ fn settled_elements(name: &str, mut value: Value) -> Value {
 
 /// Each chain's rules in order: a set of objects would hide it.
 fn rules_in_order(at: &Netns, family: &str) -> Result<BTreeMap<String, Vec<String>>> {
-    let text = at.output("nft", &["list", "table", family, "denizen"])?;
+    let text = at.output("nft", &["list", "ruleset", family])?;
     let mut chains: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for block in text
         .split("\n\n")
@@ -267,16 +268,62 @@ fn whatever_is_spoiled_is_repaired_to_what_a_fresh_start_makes() -> Result<()> {
     let feature = Feature::golden("external-local")?;
     let at = Netns::new("drift")?;
     let agent = feature.start(&at)?;
-    let fresh = FAMILIES.map(|family| (told(&at, family).unwrap(), rules_in_order(&at, family).unwrap()));
-    let mut harms: Vec<_> = FAMILIES.into_iter().flat_map(harms).collect();
+    let mut harms: Vec<_> = ["ip", "ip6"].into_iter().flat_map(harms).collect();
     harms.push(("flush the ruleset", "flush ruleset".to_owned()));
+    all_repaired(&at, &agent, &harms)
+}
+
+#[test]
+fn a_bridges_table_is_repaired_like_the_others() -> Result<()> {
+    let feature = Feature::golden("detect-port-exact")?;
+    let at = Netns::new("drift-bridge")?;
+    // The agent removes records of links that are gone.
+    for (link, index) in [("veth1", 12), ("a-long-name-123", 13)] {
+        at.ip(&format!("link add {link} index {index} type bridge"))?;
+    }
+    let agent = feature.start(&at)?;
+    let t = "bridge denizen";
+    let harms = [
+        ("delete the table", format!("delete table {t}")),
+        ("flush the table", format!("flush table {t}")),
+        (
+            "delete a port",
+            format!("delete element {t} pod-ports {{ \"veth1\" . 10.1.2.3 }}"),
+        ),
+        (
+            "add a port",
+            format!("add element {t} pod-ports6 {{ \"veth9\" . fd00::9 }}"),
+        ),
+        ("add a rule", format!("add rule {t} prerouting meta mark set 0")),
+        ("flush a chain", format!("flush chain {t} bridged")),
+        (
+            "see every frame later",
+            format!(
+                "flush chain {t} prerouting\ndelete chain {t} prerouting\nadd chain {t} prerouting {{ type filter hook prerouting priority 5; }}"
+            ),
+        ),
+        (
+            "read later",
+            "flush chain ip denizen port-told\ndelete chain ip denizen port-told".to_owned(),
+        ),
+        ("flush the ruleset", "flush ruleset".to_owned()),
+    ];
+    all_repaired(&at, &agent, &harms)
+}
+
+/// Does each harm, and waits until all is as it was.
+fn all_repaired(at: &Netns, agent: &Agent, harms: &[(&str, String)]) -> Result<()> {
+    let state = || -> Result<Vec<_>> {
+        let of = |family| Ok((told(at, family)?, rules_in_order(at, family)?));
+        FAMILIES.into_iter().map(of).collect()
+    };
+    let fresh = state()?;
     for (what, harm) in harms {
-        let before = repairs(&agent)?;
-        at.nft(&harm).with_context(|| what.to_owned())?;
-        repaired(&at, what, &agent, before)?;
-        let now = FAMILIES.map(|family| (told(&at, family).unwrap(), rules_in_order(&at, family).unwrap()));
+        let before = repairs(agent)?;
+        at.nft(harm).with_context(|| (*what).to_owned())?;
+        repaired(at, what, agent, before)?;
         assert!(
-            now == fresh,
+            state()? == fresh,
             "{what}: {harm}\n{}",
             at.output("nft", &["list", "ruleset"])?
         );

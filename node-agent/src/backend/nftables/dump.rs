@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::element::{Element, Key, Value, read_address};
 use super::message::{ACCEPT, hook_number, nf_family, rule_comment};
-use super::name::{SetName, TABLE};
+use super::name::{Layer, SetName, TABLE};
 use super::rule::Chain;
 use super::set::{Data, VERDICT, address_len, find_tlv};
 use super::table::Delta;
@@ -15,11 +15,20 @@ use crate::model::Family;
 use crate::netlink::{Attributes, Message};
 use crate::plan::Door;
 
+/// Where a base chain hangs.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ObservedHook {
+    kind: String,
+    hook: u32,
+    priority: i32,
+    policy: u32,
+}
+
 /// A chain as the kernel has it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ObservedChain {
-    /// Hook number, priority and policy of a base chain.
-    pub hook: Option<(u32, i32, u32)>,
+    /// Where it hangs, if it is a base chain.
+    pub hook: Option<ObservedHook>,
     /// The rules' comments, in order; empty for a rule without one.
     pub rules: Vec<String>,
 }
@@ -87,9 +96,11 @@ impl Observed {
         };
         let hook = attributes.nested(4);
         let place = hook.find_u32(1).zip(hook.find_u32(2));
-        let hook = place.map(|(hook, priority)| {
-            let policy = attributes.find_u32(5).unwrap_or_default();
-            (hook, priority as i32, policy)
+        let hook = place.map(|(hook, priority)| ObservedHook {
+            kind: attributes.find_str(7).unwrap_or_default().to_owned(),
+            hook,
+            priority: priority as i32,
+            policy: attributes.find_u32(5).unwrap_or_default(),
         });
         self.chains.entry(name.to_owned()).or_default().hook = hook;
     }
@@ -129,7 +140,7 @@ impl Observed {
     }
 
     /// Takes in a NFT_MSG_NEWSETELEM about one of our sets.
-    pub fn elements(&mut self, family: Family, set: SetName, message: &Message<'_>) {
+    pub fn elements(&mut self, layer: Layer, set: SetName, message: &Message<'_>) {
         for (_, element) in message.attributes().nested(3) {
             let element = Attributes::new(element);
             let last = element.nested(10).find(1);
@@ -143,22 +154,22 @@ impl Observed {
             };
             let comment = element.find(6).and_then(comment_in).map(Arc::from);
             self.elements
-                .insert((set, key), (value(family, set, element), comment));
+                .insert((set, key), (value(set.family(layer), set, element), comment));
         }
     }
 
     /// Whether a set is there in the shape that it should have.
-    pub fn has_set(&self, family: Family, set: SetName) -> bool {
+    pub fn has_set(&self, layer: Layer, set: SetName) -> bool {
         self.sets
             .get(set.as_str())
-            .is_some_and(|observed| *observed == wanted_set(family, set))
+            .is_some_and(|observed| *observed == wanted_set(layer, set))
     }
 
     /// The doors that are there.
-    pub fn doors(&self, family: Family) -> impl Iterator<Item = Door> + '_ {
+    pub fn doors(&self, layer: Layer) -> impl Iterator<Item = Door> + '_ {
         let keys = self.elements.keys();
         keys.filter(|(set, _)| matches!(set, SetName::Services | SetName::NodePorts))
-            .filter_map(move |(set, key)| key.door(*set, family))
+            .filter_map(move |(set, key)| key.door(*set, set.family(layer)))
     }
 
     /// What leads from the elements that are there to these, in the sets that are asked for.
@@ -214,8 +225,8 @@ impl Observed {
     }
 }
 
-fn wanted_set(family: Family, set: SetName) -> ObservedSet {
-    let shape = set.shape();
+fn wanted_set(layer: Layer, set: SetName) -> ObservedSet {
+    let (shape, family) = (set.shape(), set.family(layer));
     ObservedSet {
         flags: shape.flags(),
         key: (shape.key_type(family), shape.key_len(family)),
@@ -225,16 +236,15 @@ fn wanted_set(family: Family, set: SetName) -> ObservedSet {
 }
 
 /// A chain as the kernel should have it.
-pub fn wanted_chain(family: Family, chain: &Chain) -> ObservedChain {
+pub fn wanted_chain(layer: Layer, chain: &Chain) -> ObservedChain {
     ObservedChain {
-        hook: chain
-            .hook
-            .map(|(hook, priority)| (hook_number(hook), priority, ACCEPT)),
-        rules: chain
-            .rules
-            .iter()
-            .map(|rule| rule_comment(family, rule))
-            .collect(),
+        hook: chain.place.map(|place| ObservedHook {
+            kind: place.kind.as_str().to_owned(),
+            hook: hook_number(place.hook),
+            priority: place.priority,
+            policy: ACCEPT,
+        }),
+        rules: chain.rules.iter().map(|rule| rule_comment(layer, rule)).collect(),
     }
 }
 
@@ -284,7 +294,7 @@ fn comment_in(user_data: &[u8]) -> Option<&str> {
     std::str::from_utf8(text.strip_suffix(&[0]).unwrap_or(text)).ok()
 }
 
-/// Whether a message is about this family.
-pub fn is_of(family: Family, message: &Message<'_>) -> bool {
-    message.family() == Some(nf_family(family))
+/// Whether a message is about tables of this layer.
+pub fn is_of(layer: Layer, message: &Message<'_>) -> bool {
+    message.family() == Some(nf_family(layer))
 }

@@ -2,12 +2,10 @@
 //!
 //! Registers are named as nft names them, so that its own listing recognises what it reads.
 
-use std::net::IpAddr;
-
-use ipnetwork::IpNetwork;
+mod address;
 
 use super::element::Key;
-use super::name::{ChainName, SetName};
+use super::name::{ChainName, Layer, SetName};
 use super::rule::{Action, ENDPOINT_BITS, Match, Rule, SCRATCH, SCRATCH_BITS};
 use super::set::{Data, Part};
 use crate::model::Family;
@@ -39,16 +37,18 @@ const IPS_CONFIRMED: u32 = 1 << 3;
 const IPS_DST_NAT: u32 = 1 << 5;
 
 const META_PRIORITY: u32 = 2;
+const META_PROTOCOL: u32 = 1;
 const META_MARK: u32 = 3;
 const META_IIFNAME: u32 = 6;
 const META_L4PROTO: u32 = 16;
+const META_IIFKIND: u32 = 26;
 
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 
 /// Writes a rule's expressions into an open list.
-pub fn rule(writer: &mut Writer, family: Family, rule: &Rule) {
-    let mut out = Expressions { writer, family };
+pub fn rule(writer: &mut Writer, layer: Layer, rule: &Rule) {
+    let mut out = Expressions { writer, layer };
     for wanted in &rule.matches {
         out.matches(wanted);
     }
@@ -84,13 +84,16 @@ fn register(word: u32) -> u32 {
 
 struct Expressions<'a> {
     writer: &'a mut Writer,
-    family: Family,
+    layer: Layer,
 }
 
 impl Expressions<'_> {
     fn matches(&mut self, wanted: &Match) {
         match wanted {
             Match::In(set) => {
+                if self.layer == Layer::Bridge {
+                    self.carries(set.family(self.layer));
+                }
                 self.load_key(*set, 0);
                 self.lookup(*set, None);
             }
@@ -102,6 +105,11 @@ impl Expressions<'_> {
                 self.meta(META_IIFNAME, 0);
                 self.compare(CMP_EQ, Key::EMPTY.interface(name).as_bytes());
             }
+            Match::InputKind(kind) => {
+                self.meta(META_IIFKIND, 0);
+                self.compare(CMP_EQ, Key::EMPTY.interface(kind).as_bytes());
+            }
+            Match::Carries(family) => self.carries(*family),
             Match::InputPrefix(prefix) => {
                 self.meta(META_IIFNAME, 0);
                 self.compare(CMP_EQ, prefix.as_bytes());
@@ -125,6 +133,16 @@ impl Expressions<'_> {
         });
         self.bits(bit, 0);
         self.compare(operator, &0_u32.to_ne_bytes());
+    }
+
+    /// The family of what is in the frame, by its EtherType.
+    fn carries(&mut self, family: Family) {
+        let ether_type: u16 = match family {
+            Family::V4 => 0x0800,
+            Family::V6 => 0x86dd,
+        };
+        self.meta(META_PROTOCOL, 0);
+        self.compare(CMP_EQ, &ether_type.to_be_bytes());
     }
 
     /// Compares some bits of a field.
@@ -173,9 +191,9 @@ impl Expressions<'_> {
             }),
             Action::Reset => self.reject(1, 0),
             // ICMP port unreachable; ICMPv6 port unreachable.
-            Action::Unreachable => match self.family {
-                Family::V4 => self.reject(0, 3),
-                Family::V6 => self.reject(0, 4),
+            Action::Unreachable => match self.layer {
+                Layer::Ip(Family::V6) => self.reject(0, 4),
+                Layer::Ip(Family::V4) | Layer::Bridge => self.reject(0, 3),
             },
         }
     }
@@ -204,10 +222,11 @@ impl Expressions<'_> {
     }
 
     fn translate(&mut self, endpoints: SetName, slots: u32) {
-        let address_words = Part::Destination.words(self.family);
+        let family = endpoints.family(self.layer);
+        let address_words = Part::Destination.words(family);
         self.load_key(endpoints, slots);
         self.lookup(endpoints, Some(register(0)));
-        let nf_family = super::message::nf_family(self.family);
+        let nf_family = super::message::nf_family(Layer::Ip(family));
         self.expression("nat", |w| {
             const DESTINATION: u32 = 1;
             w.put_u32(1, DESTINATION);
@@ -219,17 +238,13 @@ impl Expressions<'_> {
 
     /// Changes the client's entry in the map of clients: service port and client → endpoint's number.
     fn affinity(&mut self, operation: u32, seconds: Option<u32>) {
-        let words: u32 = SetName::Affinity
-            .shape()
-            .key
-            .iter()
-            .map(|part| part.words(self.family))
-            .sum();
+        let family = SetName::Affinity.family(self.layer);
+        let words = SetName::Affinity.shape().key_len(family) / 4;
         // Behind the key. nft's own choice for an IPv6 key lies within it.
         let data = register(words.next_multiple_of(4));
         self.meta(META_PRIORITY, 0);
         self.bits(!ENDPOINT_BITS, 0);
-        self.address(Part::Source, 1);
+        self.address(family, Part::Source, 1);
         self.meta(META_PRIORITY, words.next_multiple_of(4));
         self.expression("dynset", |w| {
             w.put_str(1, SetName::Affinity.as_str());
@@ -242,26 +257,13 @@ impl Expressions<'_> {
         });
     }
 
-    fn address(&mut self, part: Part, word: u32) {
-        self.payload(NETWORK_HEADER, self.offset(part), part.len(self.family), word);
-    }
-
-    /// Where the source or the destination address is in the header.
-    fn offset(&self, part: Part) -> u32 {
-        match (self.family, part == Part::Destination) {
-            (Family::V4, false) => 12,
-            (Family::V4, true) => 16,
-            (Family::V6, false) => 8,
-            (Family::V6, true) => 24,
-        }
-    }
-
     /// Loads a key's parts into consecutive registers; `slots` to draw among, where a slot is a part.
     fn load_key(&mut self, set: SetName, slots: u32) {
+        let family = set.family(self.layer);
         let mut word = 0;
         for part in set.shape().key {
             match part {
-                Part::Source | Part::SourceRange | Part::Destination => self.address(*part, word),
+                Part::Source | Part::SourceRange | Part::Destination => self.address(family, *part, word),
                 Part::Scratch => self.meta(META_PRIORITY, word),
                 Part::Port => self.payload(TRANSPORT_HEADER, 2, 2, word),
                 Part::Protocol => self.meta(META_L4PROTO, word),
@@ -274,7 +276,7 @@ impl Expressions<'_> {
                     w.put_u32(4, 0);
                 }),
             }
-            word += part.words(self.family);
+            word += part.words(family);
         }
     }
 
@@ -287,29 +289,6 @@ impl Expressions<'_> {
                 w.put_u32(3, destination);
             }
         });
-    }
-
-    /// Compares as many whole bytes of an address as the prefix has, and masks the last one.
-    fn within(&mut self, part: Part, range: IpNetwork) {
-        let network = match range.network() {
-            IpAddr::V4(ip) => ip.octets().to_vec(),
-            IpAddr::V6(ip) => ip.octets().to_vec(),
-        };
-        let bits = usize::from(range.prefix());
-        if bits.is_multiple_of(8) && bits > 0 {
-            self.payload(NETWORK_HEADER, self.offset(part), bits / 8, 0);
-            return self.compare(CMP_EQ, &network[..bits / 8]);
-        }
-        let mask: Vec<u8> = (0..network.len())
-            .map(|byte| {
-                0xff_u8
-                    .checked_shl(8 - bits.saturating_sub(byte * 8).min(8) as u32)
-                    .unwrap_or(0)
-            })
-            .collect();
-        self.payload(NETWORK_HEADER, self.offset(part), network.len(), 0);
-        self.bitwise(&mask, &vec![0; network.len()]);
-        self.compare(CMP_EQ, &network);
     }
 
     fn change(&mut self, key: u32, keep: u32, flip: u32) {

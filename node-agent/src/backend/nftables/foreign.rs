@@ -5,6 +5,7 @@ use nix::libc;
 
 use super::kernel::NftablesError;
 use super::message::{kind, nf_family};
+use super::name::Layer;
 use crate::model::Family;
 use crate::netlink::{NetlinkError, Socket, Writer};
 
@@ -17,9 +18,9 @@ const KUBE_PROXYS: &str = "kube-proxy";
 /// The kernel's.
 pub fn remove_kube_proxys() -> Result<usize, NftablesError> {
     let mut removed = 0;
-    for family in Family::BOTH {
-        let is_removed = remove(family).map_err(|source| NftablesError::Netlink {
-            family,
+    for layer in Family::BOTH.map(Layer::Ip) {
+        let is_removed = remove(layer).map_err(|source| NftablesError::Netlink {
+            layer,
             doing: "remove kube-proxy's",
             source,
         })?;
@@ -28,7 +29,7 @@ pub fn remove_kube_proxys() -> Result<usize, NftablesError> {
     Ok(removed)
 }
 
-fn remove(family: Family) -> Result<bool, NetlinkError> {
+fn remove(layer: Layer) -> Result<bool, NetlinkError> {
     const NAME: u16 = 1;
     let mut socket = Socket::open()?;
     let first = socket.sequences(3);
@@ -44,7 +45,7 @@ fn remove(family: Family) -> Result<bool, NetlinkError> {
         kind(libc::NFT_MSG_DELTABLE),
         flags,
         first + 1,
-        nf_family(family),
+        nf_family(layer),
         0,
     );
     batch.put_str(NAME, KUBE_PROXYS);

@@ -7,9 +7,8 @@ use tracing::{debug, trace_span};
 
 use super::dump::{Observed, is_of, rule_comment_of};
 use super::message::{Batch, kind, nf_family};
-use super::name::{Group, SetName, TABLE};
+use super::name::{Group, Layer, SetName, TABLE};
 use crate::backend::why::Why;
-use crate::model::Family;
 use crate::netlink::{Attributes, Message, NetlinkError, Socket, Writer, answer};
 
 /// How many packets a rule counted, if it is one that drops what found no endpoint.
@@ -33,10 +32,10 @@ const DUMP_TRIES: usize = 20;
 #[derive(Debug, Error)]
 pub enum NftablesError {
     /// nf_tables cannot be read or written at all.
-    #[error("nf_tables, {family}: cannot {doing}")]
+    #[error("nf_tables, {layer} table: cannot {doing}")]
     Netlink {
         /// Whose table.
-        family: Family,
+        layer: Layer,
         /// What was tried.
         doing: &'static str,
         /// Why it failed.
@@ -44,10 +43,10 @@ pub enum NftablesError {
         source: NetlinkError,
     },
     /// A batch was refused; the table is as it was before.
-    #[error("nf_tables, {family}: the kernel refused {what}")]
+    #[error("nf_tables, {layer} table: the kernel refused {what}")]
     Refused {
         /// Whose table.
-        family: Family,
+        layer: Layer,
         /// What was refused.
         what: String,
         /// The kernel's answer.
@@ -55,24 +54,24 @@ pub enum NftablesError {
         source: NetlinkError,
     },
     /// An older version's table is there, and services are not known yet: replacing it would take them away.
-    #[error("nf_tables, {family}: the table of an older version stays until all services are known")]
+    #[error("nf_tables, {layer} table: the table of an older version stays until all services are known")]
     OlderTable {
         /// Whose table.
-        family: Family,
+        layer: Layer,
     },
     /// Everything was programmed but these.
-    #[error("nf_tables, {family}: the kernel refused {}", names.join("; "))]
+    #[error("nf_tables, {layer} table: the kernel refused {}", names.join("; "))]
     Parts {
         /// Whose table.
-        family: Family,
+        layer: Layer,
         /// What was refused, and why.
         names: Vec<String>,
     },
     /// Somebody changed the ruleset between a look and the batch that was made from it.
-    #[error("nf_tables, {family}: the ruleset changed while it was being repaired")]
+    #[error("nf_tables, {layer} table: the ruleset changed while it was being repaired")]
     Raced {
         /// Whose table.
-        family: Family,
+        layer: Layer,
     },
 }
 
@@ -105,23 +104,23 @@ impl Kernel {
         self.socket.port()
     }
 
-    /// A batch for a family's table.
-    pub fn batch(&mut self, family: Family, generation: Option<u32>) -> Batch {
+    /// A batch for a table.
+    pub fn batch(&mut self, layer: Layer, generation: Option<u32>) -> Batch {
         // A batch has fewer messages than this by far; numbers need only differ from the last batch's.
         const MESSAGES: u32 = 1 << 20;
-        Batch::new(family, self.socket.sequences(MESSAGES), generation)
+        Batch::new(layer, self.socket.sequences(MESSAGES), generation)
     }
 
     /// Sends a batch and reads what became of it.
     ///
     /// # Errors
     /// [`NftablesError::Refused`] or [`NftablesError::Raced`]: nothing was changed.
-    pub fn commit(&mut self, family: Family, batch: Batch) -> Result<(), NftablesError> {
+    pub fn commit(&mut self, layer: Layer, batch: Batch) -> Result<(), NftablesError> {
         if batch.is_empty() {
             return Ok(());
         }
         let batch = batch.finish();
-        let _span = trace_span!("commit", %family, bytes = batch.bytes.len()).entered();
+        let _span = trace_span!("commit", %layer, bytes = batch.bytes.len()).entered();
         let sent = self
             .socket
             .send(&batch.bytes)
@@ -129,12 +128,12 @@ impl Kernel {
         self.taken = self.taken.wrapping_add(u32::from(sent.is_ok()));
         sent.map_err(|source| match source {
             NetlinkError::Refused(ref refusal) if refusal.errno == Errno::ERESTART => {
-                NftablesError::Raced { family }
+                NftablesError::Raced { layer }
             }
             NetlinkError::Refused(ref refusal) => {
                 let what = batch.what(refusal.sequence).map(ToString::to_string);
                 NftablesError::Refused {
-                    family,
+                    layer,
                     what: what.unwrap_or("the batch".to_owned()),
                     source,
                 }
@@ -143,7 +142,7 @@ impl Kernel {
             | NetlinkError::Overflow
             | NetlinkError::Interrupted
             | NetlinkError::Unacknowledged) => NftablesError::Netlink {
-                family,
+                layer,
                 doing: "write",
                 source,
             },
@@ -154,48 +153,48 @@ impl Kernel {
     ///
     /// # Errors
     /// As [`Self::commit`].
-    pub fn write(&mut self, family: Family, fill: impl FnOnce(&mut Batch)) -> Result<(), NftablesError> {
-        let mut batch = self.batch(family, None);
+    pub fn write(&mut self, layer: Layer, fill: impl FnOnce(&mut Batch)) -> Result<(), NftablesError> {
+        let mut batch = self.batch(layer, None);
         fill(&mut batch);
-        self.commit(family, batch)
+        self.commit(layer, batch)
     }
 
-    /// Reads all of a family's table.
+    /// Reads all of a table.
     ///
     /// # Errors
     /// [`NftablesError::Netlink`]; a look that was torn is repeated a bounded number of times first.
-    pub fn observe(&mut self, family: Family) -> Result<Observed, NftablesError> {
-        let _span = trace_span!("observe", %family).entered();
+    pub fn observe(&mut self, layer: Layer) -> Result<Observed, NftablesError> {
+        let _span = trace_span!("observe", %layer).entered();
         let mut result = Err(NetlinkError::Interrupted);
         for _ in 0..DUMP_TRIES {
-            result = self.look(family);
+            result = self.look(layer);
             if !matches!(result, Err(NetlinkError::Interrupted | NetlinkError::Overflow)) {
                 break;
             }
         }
         result.map_err(|source| NftablesError::Netlink {
-            family,
+            layer,
             doing: "read",
             source,
         })
     }
 
-    fn look(&mut self, family: Family) -> Result<Observed, NetlinkError> {
+    fn look(&mut self, layer: Layer) -> Result<Observed, NetlinkError> {
         let mut seen = Observed {
             generation: self.generation()?,
             ..Observed::default()
         };
-        self.dump(family, libc::NFT_MSG_GETTABLE, None, |m| seen.table(&m))?;
+        self.dump(layer, libc::NFT_MSG_GETTABLE, None, |m| seen.table(&m))?;
         if !seen.table {
             return Ok(seen);
         }
-        self.dump(family, libc::NFT_MSG_GETCHAIN, None, |m| seen.chain(&m))?;
-        self.dump(family, libc::NFT_MSG_GETRULE, None, |m| seen.rule(&m))?;
-        self.dump(family, libc::NFT_MSG_GETSET, None, |m| seen.set(&m))?;
-        for set in SetName::ALL {
+        self.dump(layer, libc::NFT_MSG_GETCHAIN, None, |m| seen.chain(&m))?;
+        self.dump(layer, libc::NFT_MSG_GETRULE, None, |m| seen.rule(&m))?;
+        self.dump(layer, libc::NFT_MSG_GETSET, None, |m| seen.set(&m))?;
+        for set in SetName::of(layer).iter().copied() {
             if seen.sets.contains_key(set.as_str()) {
-                self.dump(family, libc::NFT_MSG_GETSETELEM, Some(set), |m| {
-                    seen.elements(family, set, &m);
+                self.dump(layer, libc::NFT_MSG_GETSETELEM, Some(set), |m| {
+                    seen.elements(layer, set, &m);
                 })?;
             }
         }
@@ -208,14 +207,14 @@ impl Kernel {
 
     /// The endpoints that clients of services with session affinity are remembered with. Where the table, or
     /// a set, is not there, there are none.
-    pub fn remembered(&mut self, family: Family) -> Observed {
+    pub fn remembered(&mut self, layer: Layer) -> Observed {
         let mut seen = Observed::default();
         for set in Group::ALL.map(Group::affinity_endpoints) {
-            let looked = self.dump(family, libc::NFT_MSG_GETSETELEM, Some(set), |m| {
-                seen.elements(family, set, &m);
+            let looked = self.dump(layer, libc::NFT_MSG_GETSETELEM, Some(set), |m| {
+                seen.elements(layer, set, &m);
             });
             if let Err(error) = looked {
-                debug!(%family, %set, %error, "no clients are remembered from an earlier run");
+                debug!(%layer, %set, %error, "no clients are remembered from an earlier run");
             }
         }
         seen
@@ -225,11 +224,11 @@ impl Kernel {
     ///
     /// # Errors
     /// [`NftablesError::Netlink`].
-    pub fn missed_lookups(&mut self, family: Family) -> Result<u64, NftablesError> {
+    pub fn missed_lookups(&mut self, layer: Layer) -> Result<u64, NftablesError> {
         let mut sum = 0;
-        self.dump(family, libc::NFT_MSG_GETRULE, None, |m| sum += missed(&m))
+        self.dump(layer, libc::NFT_MSG_GETRULE, None, |m| sum += missed(&m))
             .map_err(|source| NftablesError::Netlink {
-                family,
+                layer,
                 doing: "read",
                 source,
             })?;
@@ -277,7 +276,7 @@ impl Kernel {
 
     fn dump(
         &mut self,
-        family: Family,
+        layer: Layer,
         message: i32,
         set: Option<SetName>,
         mut each: impl FnMut(Message<'_>),
@@ -285,7 +284,7 @@ impl Kernel {
         let sequence = self.socket.sequences(1);
         let mut request = Writer::default();
         let flags = libc::NLM_F_DUMP as u16;
-        let open = request.begin_message(kind(message), flags, sequence, nf_family(family), 0);
+        let open = request.begin_message(kind(message), flags, sequence, nf_family(layer), 0);
         // A table's own dump takes no name; the others are narrowed by it.
         if message != libc::NFT_MSG_GETTABLE {
             request.put_str(1, TABLE);
@@ -295,7 +294,7 @@ impl Kernel {
         }
         request.end_message(open);
         self.socket.dump(request.bytes(), sequence, |answer| {
-            if is_of(family, &answer) {
+            if is_of(layer, &answer) {
                 each(answer);
             }
         })
@@ -307,25 +306,29 @@ mod tests {
     use nix::sched::{CloneFlags, unshare};
 
     use super::*;
+    use crate::model::Family;
+
+    const V4: Layer = Layer::Ip(Family::V4);
+    const V6: Layer = Layer::Ip(Family::V6);
 
     #[test]
     fn only_what_others_commit_disturbs() {
         let alone = std::thread::spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
             let mut kernel = Kernel::open().unwrap();
-            let seen = kernel.observe(Family::V4).unwrap();
+            let seen = kernel.observe(V4).unwrap();
             let mark = kernel.mark(&seen);
             assert!(kernel.is_undisturbed(mark), "nothing happened");
-            kernel.write(Family::V4, Batch::add_table).unwrap();
-            kernel.write(Family::V6, Batch::add_table).unwrap();
+            kernel.write(V4, Batch::add_table).unwrap();
+            kernel.write(V6, Batch::add_table).unwrap();
             assert!(kernel.is_undisturbed(mark), "our own changes");
-            kernel.write(Family::V6, Batch::delete_table).unwrap();
-            kernel.write(Family::V6, Batch::delete_table).unwrap_err();
+            kernel.write(V6, Batch::delete_table).unwrap();
+            kernel.write(V6, Batch::delete_table).unwrap_err();
             assert!(kernel.is_undisturbed(mark), "a change of ours that was refused");
             let mut other = Kernel::open().unwrap();
-            other.write(Family::V4, Batch::delete_table).unwrap();
+            other.write(V4, Batch::delete_table).unwrap();
             assert!(!kernel.is_undisturbed(mark), "somebody else's change");
-            kernel.write(Family::V4, Batch::add_table).unwrap();
+            kernel.write(V4, Batch::add_table).unwrap();
             assert!(!kernel.is_undisturbed(mark), "and for good");
         });
         alone.join().unwrap();

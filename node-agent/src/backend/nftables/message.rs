@@ -4,7 +4,7 @@ use nix::libc;
 
 use super::element::{Element, Key, Value, endpoint_bytes};
 use super::encode;
-use super::name::{ChainName, SetName, TABLE};
+use super::name::{ChainName, Layer, SetName, TABLE};
 use super::rule::{Chain, Hook, Rule};
 use super::set::{Shape, tlv, with_nul};
 use crate::model::Family;
@@ -24,12 +24,14 @@ pub const TABLE_COMMENT: &str = "Denizen: service networking; see denizen-agent 
 /// Elements of one set go many to a message; a nested attribute holds at most 65,535 bytes.
 const MESSAGE_ROOM: usize = 60_000;
 
-/// `NFPROTO_IPV4` or `NFPROTO_IPV6`.
-pub fn nf_family(family: Family) -> u8 {
-    match family {
-        Family::V4 => libc::NFPROTO_IPV4 as u8,
-        Family::V6 => libc::NFPROTO_IPV6 as u8,
-    }
+/// `NFPROTO_IPV4`, `NFPROTO_IPV6` or `NFPROTO_BRIDGE`.
+pub fn nf_family(layer: Layer) -> u8 {
+    let number = match layer {
+        Layer::Ip(Family::V4) => libc::NFPROTO_IPV4,
+        Layer::Ip(Family::V6) => libc::NFPROTO_IPV6,
+        Layer::Bridge => libc::NFPROTO_BRIDGE,
+    };
+    number as u8
 }
 
 /// A batch being written.
@@ -39,7 +41,7 @@ pub fn nf_family(family: Family) -> u8 {
 #[derive(Debug)]
 pub struct Batch {
     writer: Writer,
-    family: Family,
+    layer: Layer,
     first: u32,
     count: u32,
     what: Vec<What>,
@@ -75,12 +77,12 @@ impl std::fmt::Display for What {
 }
 
 impl Batch {
-    /// An empty batch for one family's table. With `generation`, the kernel refuses it (ERESTART) when
+    /// An empty batch for one table. With `generation`, the kernel refuses it (ERESTART) when
     /// anybody has changed anything since it was read.
-    pub fn new(family: Family, first: u32, generation: Option<u32>) -> Self {
+    pub fn new(layer: Layer, first: u32, generation: Option<u32>) -> Self {
         let mut batch = Self {
             writer: Writer::default(),
-            family,
+            layer,
             first,
             count: 0,
             what: Vec::new(),
@@ -123,16 +125,16 @@ impl Batch {
         self.writer.end_message(open);
     }
 
-    fn message(&mut self, kind_of: i32, flags: u16, what: What, fill: impl FnOnce(&mut Writer, Family)) {
+    fn message(&mut self, kind_of: i32, flags: u16, what: What, fill: impl FnOnce(&mut Writer, Layer)) {
         let sequence = self.first + self.count;
         self.count += 1;
         self.what.push(what);
         self.last_at = self.writer.bytes().len();
         let open = self
             .writer
-            .begin_message(kind(kind_of), flags, sequence, nf_family(self.family), 0);
+            .begin_message(kind(kind_of), flags, sequence, nf_family(self.layer), 0);
         self.writer.put_str(1, TABLE);
-        fill(&mut self.writer, self.family);
+        fill(&mut self.writer, self.layer);
         self.writer.end_message(open);
     }
 
@@ -155,13 +157,13 @@ impl Batch {
     pub fn add_chain(&mut self, chain: &Chain) {
         self.message(libc::NFT_MSG_NEWCHAIN, CREATE, What::Chain(chain.name), |w, _| {
             w.put_str(3, &chain.name.to_string());
-            if let Some((hook, priority)) = chain.hook {
+            if let Some(place) = chain.place {
                 let open = w.begin(4);
-                w.put_u32(1, hook_number(hook));
-                w.put_u32(2, priority as u32);
+                w.put_u32(1, hook_number(place.hook));
+                w.put_u32(2, place.priority as u32);
                 w.end(open);
                 w.put_u32(5, ACCEPT);
-                w.put_str(7, hook.chain_type());
+                w.put_str(7, place.kind.as_str());
             }
             w.put(12, &comment(0, chain.why.text()));
         });
@@ -173,12 +175,12 @@ impl Batch {
             libc::NFT_MSG_NEWRULE,
             CREATE | APPEND,
             What::Chain(chain),
-            |w, family| {
+            |w, layer| {
                 w.put_str(2, &chain.to_string());
                 let list = w.begin(4);
-                encode::rule(w, family, rule);
+                encode::rule(w, layer, rule);
                 w.end(list);
-                w.put(7, &comment(0, &rule_comment(family, rule)));
+                w.put(7, &comment(0, &rule_comment(layer, rule)));
             },
         );
     }
@@ -202,8 +204,8 @@ impl Batch {
 
     /// Makes a set or map.
     pub fn add_set(&mut self, set: SetName, id: u32) {
-        self.message(libc::NFT_MSG_NEWSET, CREATE, What::Set(set), |w, family| {
-            let shape = set.shape();
+        self.message(libc::NFT_MSG_NEWSET, CREATE, What::Set(set), |w, layer| {
+            let (shape, family) = (set.shape(), set.family(layer));
             w.put_str(2, set.as_str());
             w.put_u32(3, shape.flags());
             w.put_u32(4, shape.key_type(family));
@@ -281,13 +283,14 @@ impl Batch {
 /// A base chain's policy: `NF_ACCEPT`.
 pub const ACCEPT: u32 = 1;
 
-/// `enum nf_inet_hooks`.
+/// `enum nf_inet_hooks`; a bridge's hooks (`NF_BR_PRE_ROUTING` …) have the same numbers.
 pub fn hook_number(hook: Hook) -> u32 {
     let number = match hook {
         Hook::Prerouting => libc::NF_INET_PRE_ROUTING,
+        Hook::Forward => libc::NF_INET_FORWARD,
+        Hook::Input => libc::NF_INET_LOCAL_IN,
         Hook::Output => libc::NF_INET_LOCAL_OUT,
         Hook::Postrouting => libc::NF_INET_POST_ROUTING,
-        Hook::Forward => libc::NF_INET_FORWARD,
     };
     number as u32
 }
@@ -341,9 +344,9 @@ fn comment(kind: u8, text: &str) -> Vec<u8> {
 
 /// `<rule id> <why>`. Rules do not come back from the kernel as they were written; by the id, a hash of what
 /// the kernel was told, a restarted agent knows that a rule is the one it would write.
-pub fn rule_comment(family: Family, rule: &Rule) -> String {
+pub fn rule_comment(layer: Layer, rule: &Rule) -> String {
     let mut bytes = Writer::default();
-    encode::rule(&mut bytes, family, rule);
+    encode::rule(&mut bytes, layer, rule);
     // FNV-1a, 32 bits: the id tells versions of one program apart, it withstands no attack.
     let id = bytes.bytes().iter().fold(0x811c_9dc5_u32, |hash, byte| {
         (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)

@@ -1,11 +1,46 @@
 //! What denizen's objects in nf_tables are called.
 
-use std::fmt;
+mod set;
 
-use crate::model::Protocol;
+use std::fmt;
+use std::net::IpAddr;
+
+pub use self::set::{Facts, SetName};
+use crate::model::{Family, Protocol, family_of};
 
 /// The table, one in each family. By its name a restarted agent knows what is its own.
 pub const TABLE: &str = "denizen";
+
+/// Where a table of ours sees packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Layer {
+    /// Frames that come in through a port of a bridge, whatever they carry. First, since they are told apart
+    /// before they are IP packets.
+    Bridge,
+    /// IP packets of one family.
+    Ip(Family),
+}
+
+impl Layer {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Bridge, Self::Ip(Family::V4), Self::Ip(Family::V6)];
+
+    /// Whether its packets have addresses of this one's family, and no others.
+    pub fn holds(self, address: IpAddr) -> bool {
+        self == Self::Ip(family_of(address))
+    }
+}
+
+impl fmt::Display for Layer {
+    /// As nft names the family.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ip(Family::V4) => "ip",
+            Self::Ip(Family::V6) => "ip6",
+            Self::Bridge => "bridge",
+        })
+    }
+}
 
 /// Which doors a balancing chain serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -139,6 +174,12 @@ pub enum ChainName {
     Remembered(Class),
     /// Drops what may not enter at a load balancer IP.
     SourceRanges,
+    /// Filter prerouting, right behind the nat chain: clears what a bridge's table told by the mark.
+    PortTold,
+    /// The same of packets for the node itself.
+    PortToldHere,
+    /// A bridge's filter forward.
+    Bridged,
 }
 
 impl fmt::Display for ChainName {
@@ -183,198 +224,9 @@ impl fmt::Display for ChainName {
             Self::Balance(c) => class(f, "lb", c),
             Self::Remembered(c) => class(f, "remembered", c),
             Self::SourceRanges => f.write_str("source-ranges"),
+            Self::PortTold => f.write_str("port-told"),
+            Self::PortToldHere => f.write_str("port-told-here"),
+            Self::Bridged => f.write_str("bridged"),
         }
-    }
-}
-
-/// What must be known before a set can be said to be right. Until then, what an earlier run put there stays.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Facts {
-    /// The state file.
-    Pods,
-    /// A complete picture of services, endpoints and the node.
-    Services,
-    /// Packets: the kernel fills it, and it is never said to be wrong.
-    Traffic,
-}
-
-/// A set or map.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum SetName {
-    /// Address, protocol, port → where to.
-    Services,
-    /// Address, protocol, port, slot → endpoint.
-    Endpoints,
-    /// Protocol, port → where to.
-    NodePorts,
-    /// Protocol, port, slot → endpoint.
-    NodePortEndpoints,
-    /// As [`Self::Services`], under policy Local, from elsewhere.
-    LocalServices,
-    /// As [`Self::Endpoints`], on this node.
-    LocalEndpoints,
-    /// As [`Self::NodePorts`], under policy Local, from elsewhere.
-    LocalNodePorts,
-    /// As [`Self::NodePortEndpoints`], on this node.
-    LocalNodePortEndpoints,
-    /// The cluster IPs that services have.
-    ClusterIps,
-    /// The node's own addresses that serve node ports.
-    NodePortAddresses,
-    /// Input interface and address of each pod of this node.
-    LocalPods,
-    /// Each local endpoint's address, twice.
-    Hairpin,
-    /// Doors that not every source may enter by.
-    RestrictedDoors,
-    /// Door and range of sources that may enter by it.
-    AllowedSources,
-    /// Service port and client → endpoint's number; the kernel fills it and lets it expire.
-    Affinity,
-    /// As [`Self::Endpoints`], → endpoint's number, for services with session affinity.
-    AffinitySlots,
-    /// Address, protocol, port, endpoint's number → endpoint.
-    AffinityEndpoints,
-    /// As [`Self::AffinitySlots`], of node ports.
-    NodePortAffinitySlots,
-    /// As [`Self::AffinityEndpoints`], of node ports.
-    NodePortAffinityEndpoints,
-    /// As [`Self::AffinitySlots`], on this node.
-    LocalAffinitySlots,
-    /// As [`Self::AffinityEndpoints`], on this node.
-    LocalAffinityEndpoints,
-    /// As [`Self::LocalAffinitySlots`], of node ports.
-    LocalNodePortAffinitySlots,
-    /// As [`Self::LocalAffinityEndpoints`], of node ports.
-    LocalNodePortAffinityEndpoints,
-}
-
-impl SetName {
-    /// All, in the order in which they are made.
-    pub const ALL: [Self; 23] = [
-        Self::Services,
-        Self::Endpoints,
-        Self::NodePorts,
-        Self::NodePortEndpoints,
-        Self::LocalServices,
-        Self::LocalEndpoints,
-        Self::LocalNodePorts,
-        Self::LocalNodePortEndpoints,
-        Self::ClusterIps,
-        Self::NodePortAddresses,
-        Self::LocalPods,
-        Self::Hairpin,
-        Self::RestrictedDoors,
-        Self::AllowedSources,
-        Self::Affinity,
-        Self::AffinitySlots,
-        Self::AffinityEndpoints,
-        Self::NodePortAffinitySlots,
-        Self::NodePortAffinityEndpoints,
-        Self::LocalAffinitySlots,
-        Self::LocalAffinityEndpoints,
-        Self::LocalNodePortAffinitySlots,
-        Self::LocalNodePortAffinityEndpoints,
-    ];
-
-    /// Whose facts fill it.
-    pub fn filled_by(self) -> Facts {
-        match self {
-            Self::LocalPods => Facts::Pods,
-            Self::Affinity => Facts::Traffic,
-            Self::Services
-            | Self::Endpoints
-            | Self::NodePorts
-            | Self::NodePortEndpoints
-            | Self::LocalServices
-            | Self::LocalEndpoints
-            | Self::LocalNodePorts
-            | Self::LocalNodePortEndpoints
-            | Self::ClusterIps
-            | Self::NodePortAddresses
-            | Self::Hairpin
-            | Self::RestrictedDoors
-            | Self::AllowedSources
-            | Self::AffinitySlots
-            | Self::AffinityEndpoints
-            | Self::NodePortAffinitySlots
-            | Self::NodePortAffinityEndpoints
-            | Self::LocalAffinitySlots
-            | Self::LocalAffinityEndpoints
-            | Self::LocalNodePortAffinitySlots
-            | Self::LocalNodePortAffinityEndpoints => Facts::Services,
-        }
-    }
-
-    /// Its name in the kernel.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Services => "services",
-            Self::Endpoints => "endpoints",
-            Self::NodePorts => "nodeports",
-            Self::NodePortEndpoints => "nodeport-endpoints",
-            Self::LocalServices => "local-services",
-            Self::LocalEndpoints => "local-endpoints",
-            Self::LocalNodePorts => "local-nodeports",
-            Self::LocalNodePortEndpoints => "local-nodeport-endpoints",
-            Self::ClusterIps => "cluster-ips",
-            Self::NodePortAddresses => "nodeport-addresses",
-            Self::LocalPods => "local-pods",
-            Self::Hairpin => "hairpin",
-            Self::RestrictedDoors => "restricted-doors",
-            Self::AllowedSources => "allowed-sources",
-            Self::Affinity => "affinity",
-            Self::AffinitySlots => "affinity-slots",
-            Self::AffinityEndpoints => "affinity-endpoints",
-            Self::NodePortAffinitySlots => "nodeport-affinity-slots",
-            Self::NodePortAffinityEndpoints => "nodeport-affinity-endpoints",
-            Self::LocalAffinitySlots => "local-affinity-slots",
-            Self::LocalAffinityEndpoints => "local-affinity-endpoints",
-            Self::LocalNodePortAffinitySlots => "local-nodeport-affinity-slots",
-            Self::LocalNodePortAffinityEndpoints => "local-nodeport-affinity-endpoints",
-        }
-    }
-
-    /// What it is for, beside it on the node.
-    pub fn why(self) -> &'static str {
-        match self {
-            Self::Services => "where connections to a service's address and port go",
-            Self::Endpoints => "the endpoints behind each service address, by slot",
-            Self::NodePorts => "where connections to a node port go",
-            Self::NodePortEndpoints => "the endpoints behind each node port, by slot",
-            Self::LocalServices => "policy Local: where connections from elsewhere to a service go",
-            Self::LocalEndpoints => "policy Local: the endpoints on this node, by slot",
-            Self::LocalNodePorts => "policy Local: where connections from elsewhere to a node port go",
-            Self::LocalNodePortEndpoints => "policy Local: a node port's endpoints on this node, by slot",
-            Self::ClusterIps => "cluster IPs of services",
-            Self::NodePortAddresses => "addresses of this node that serve node ports",
-            Self::LocalPods => "where packets of this node's pods come in, and with which source",
-            Self::Hairpin => "pods that are handed to themselves",
-            Self::RestrictedDoors => "loadBalancerSourceRanges: load balancer IPs that not everybody may use",
-            Self::AllowedSources => "loadBalancerSourceRanges: who may use them",
-            Self::Affinity => "session affinity: the endpoint that each client of a service port got last",
-            Self::AffinitySlots => "session affinity: the number of the endpoint in each slot",
-            Self::AffinityEndpoints => "session affinity: endpoints by number",
-            Self::NodePortAffinitySlots => {
-                "session affinity, node ports: the number of the endpoint in each slot"
-            }
-            Self::NodePortAffinityEndpoints => "session affinity, node ports: endpoints by number",
-            Self::LocalAffinitySlots => {
-                "session affinity, policy Local: the number of the endpoint in each slot"
-            }
-            Self::LocalAffinityEndpoints => "session affinity, policy Local: endpoints by number",
-            Self::LocalNodePortAffinitySlots => {
-                "session affinity, policy Local, node ports: the number of the endpoint in each slot"
-            }
-            Self::LocalNodePortAffinityEndpoints => {
-                "session affinity, policy Local, node ports: endpoints by number"
-            }
-        }
-    }
-}
-
-impl fmt::Display for SetName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }

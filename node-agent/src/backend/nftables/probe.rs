@@ -4,7 +4,7 @@ use nix::errno::Errno;
 
 use super::kernel::{Kernel, NftablesError};
 use super::message::What;
-use super::name::{Class, Group};
+use super::name::{Class, Group, Layer};
 use super::program::{Shape, class_chains};
 use super::table::Table;
 use super::write::replace_structure;
@@ -17,39 +17,39 @@ use crate::plan::NodeSide;
 /// # Errors
 /// What the kernel refused, or cannot be asked.
 pub fn probe() -> Result<(), NftablesError> {
-    for family in Family::BOTH {
+    for layer in Family::BOTH.map(Layer::Ip) {
         let mut kernel = Kernel::open().map_err(|source| NftablesError::Netlink {
-            family,
+            layer,
             doing: "open",
             source,
         })?;
         // Where there is a table already, the kernel took it.
-        if !kernel.observe(family)?.table {
-            attempt(&mut kernel, family)?;
+        if !kernel.observe(layer)?.table {
+            attempt(&mut kernel, layer)?;
         }
     }
     Ok(())
 }
 
-fn attempt(kernel: &mut Kernel, family: Family) -> Result<(), NftablesError> {
+fn attempt(kernel: &mut Kernel, layer: Layer) -> Result<(), NftablesError> {
     let class = |affinity| Class {
         group: Group::Service,
         protocol: Protocol::Tcp,
         size: 2,
         affinity,
     };
-    let mut chains = Table::new(family, Shape::default()).chains();
+    let mut chains = Table::new(layer, Shape::default()).chains();
     chains.extend(
         [None, Some(300)]
             .into_iter()
             .flat_map(|affinity| class_chains(class(affinity), &NodeSide::default())),
     );
-    let mut batch = kernel.batch(family, None);
-    replace_structure(&mut batch, false, &chains);
+    let mut batch = kernel.batch(layer, None);
+    replace_structure(&mut batch, false, layer, &chains);
     batch.delete_table();
     // There is none any more: this one is refused, and with it all.
     batch.delete_table();
-    match kernel.commit(family, batch) {
+    match kernel.commit(layer, batch) {
         Err(NftablesError::Refused {
             what,
             source: NetlinkError::Refused(refusal),

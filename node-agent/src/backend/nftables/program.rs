@@ -4,10 +4,9 @@
 //! and that one lookup decides everything about it at once (where to, masqueraded or not), so a packet that
 //! races with a commit sees it before the change or after, never half.
 
-use std::sync::Arc;
-
-use super::name::{ChainName, Class, Group, SetName};
-use super::rule::{Action, Chain, Hook, Match, Rule};
+use super::local::{bridge_chains, local, port_told};
+use super::name::{ChainName, Class, Group, Layer, SetName};
+use super::rule::{Action, Chain, Hook, Kind, Match, Place, Rule};
 use crate::backend::why::Why;
 use crate::plan::{Detector, MarkBit, NodeSide};
 use ipnetwork::IpNetwork;
@@ -15,7 +14,7 @@ use ipnetwork::IpNetwork;
 /// Before kube-proxy's `dstnat` (-100), so that denizen decides while another's rules are still there.
 const DESTINATION_PRIORITY: i32 = -110;
 /// Before `filter` (0), where others drop.
-const FORWARD_PRIORITY: i32 = -10;
+pub(super) const FORWARD_PRIORITY: i32 = -10;
 /// `srcnat`.
 const SOURCE_PRIORITY: i32 = 100;
 
@@ -41,7 +40,14 @@ pub struct Shape {
 }
 
 /// The chains that are always there, in an order in which each is made before it is referred to.
-pub fn chains(shape: &Shape) -> Vec<Chain> {
+pub fn chains(layer: Layer, shape: &Shape) -> Vec<Chain> {
+    match layer {
+        Layer::Ip(_) => ip_chains(shape),
+        Layer::Bridge => bridge_chains(shape),
+    }
+}
+
+fn ip_chains(shape: &Shape) -> Vec<Chain> {
     let drop = Rule::new(Why::NoLocalEndpoint, [], [Action::Count, Action::Drop]);
     let node_ports = Rule::new(Why::FindNodePort, [], [Action::Lookup(SetName::NodePorts)]);
     let jumped_to = [
@@ -70,6 +76,7 @@ pub fn chains(shape: &Shape) -> Vec<Chain> {
         .into_iter()
         .chain(base_chains(shape.node_side.masquerade_bit))
         .chain(egress(shape).into_iter().flatten())
+        .chain(port_told(shape))
         .collect()
 }
 
@@ -97,7 +104,12 @@ fn base_chains(masquerade: MarkBit) -> [Chain; 3] {
         ),
         Rule::new(Why::Hairpin, hairpin, [Action::Masquerade]),
     ];
-    let before = |hook| (hook, DESTINATION_PRIORITY);
+    let nat = |hook, priority| Place {
+        kind: Kind::Nat,
+        hook,
+        priority,
+    };
+    let before = |hook| nat(hook, DESTINATION_PRIORITY);
     let sending = vec![restricted(), services, node_ports];
     [
         base(
@@ -109,7 +121,7 @@ fn base_chains(masquerade: MarkBit) -> [Chain; 3] {
         base(ChainName::Output, before(Hook::Output), Why::Sending, sending),
         base(
             ChainName::Postrouting,
-            (Hook::Postrouting, SOURCE_PRIORITY),
+            nat(Hook::Postrouting, SOURCE_PRIORITY),
             Why::Leaving,
             leaving,
         ),
@@ -128,13 +140,17 @@ fn egress(shape: &Shape) -> Option<[Chain; 2]> {
     let mark = Action::Mark(shape.node_side.masquerade_bit);
     let rules = kept.chain([Rule::new(Why::GoesOut, [], [mark])]).collect();
     let pods = local(shape).into_iter().map(|is| {
-        let matches = [Match::FirstPacket, is];
+        let matches = [Match::FirstPacket].into_iter().chain(is);
         Rule::new(Why::PodsAlone, matches, [Action::Jump(ChainName::Egress)])
     });
-    let hook = (Hook::Forward, FORWARD_PRIORITY);
+    let place = Place {
+        kind: Kind::Filter,
+        hook: Hook::Forward,
+        priority: FORWARD_PRIORITY,
+    };
     Some([
         chain(ChainName::Egress, Why::GoesOut, rules),
-        base(ChainName::Forward, hook, Why::PodsAlone, pods.collect()),
+        base(ChainName::Forward, place, Why::PodsAlone, pods.collect()),
     ])
 }
 
@@ -293,33 +309,11 @@ fn dispatch(shape: &Shape) -> Vec<Rule> {
     known.into_iter().chain(unallocated).collect()
 }
 
-/// What is local, a rule each: a list of values is one chain of returns before one mark (KEP-2450's
-/// MASQ-IF-NOT-LOCAL).
-fn local(shape: &Shape) -> Vec<Match> {
-    match &shape.detector {
-        Detector::PodState | Detector::PodPort => vec![Match::In(SetName::LocalPods)],
-        Detector::BridgePort => Vec::new(),
-        Detector::Bridge(names) => names.iter().cloned().map(Match::InputInterface).collect(),
-        Detector::InterfacePrefix(prefixes) => prefixes.iter().cloned().map(begins_with).collect(),
-        Detector::NodeCidr(_) => shape.ranges.iter().copied().map(Match::Source).collect(),
-    }
-}
-
-/// A prefix as long as a name can be is the whole name, and nft has no way to write it with a wildcard.
-fn begins_with(prefix: Arc<str>) -> Match {
-    const LONGEST_NAME: usize = 15;
-    if prefix.len() < LONGEST_NAME {
-        Match::InputPrefix(prefix)
-    } else {
-        Match::InputInterface(prefix)
-    }
-}
-
 fn mark_unless_local(shape: &Shape) -> Vec<Rule> {
     let mark = Action::Mark(shape.node_side.masquerade_bit);
     let returns = local(shape)
         .into_iter()
-        .map(|is| Rule::new(Why::LocalPod, [is], [Action::Return]));
+        .map(|is| Rule::new(Why::LocalPod, is, [Action::Return]));
     returns
         .chain([Rule::new(Why::ComesFromElsewhere, [], [mark])])
         .collect()
@@ -328,7 +322,7 @@ fn mark_unless_local(shape: &Shape) -> Vec<Rule> {
 fn local_policy(shape: &Shape, doors: SetName) -> Vec<Rule> {
     let returns = local(shape)
         .into_iter()
-        .map(|is| Rule::new(Why::PodsAreInside, [is], [Action::Return]));
+        .map(|is| Rule::new(Why::PodsAreInside, is, [Action::Return]));
     returns
         .chain([Rule::new(Why::StayOnNode, [], [Action::Lookup(doors)])])
         .collect()
@@ -337,16 +331,16 @@ fn local_policy(shape: &Shape, doors: SetName) -> Vec<Rule> {
 fn chain(name: ChainName, why: Why, rules: Vec<Rule>) -> Chain {
     Chain {
         name,
-        hook: None,
+        place: None,
         why,
         rules,
     }
 }
 
-fn base(name: ChainName, hook: (Hook, i32), why: Why, rules: Vec<Rule>) -> Chain {
+pub(super) fn base(name: ChainName, place: Place, why: Why, rules: Vec<Rule>) -> Chain {
     Chain {
         name,
-        hook: Some(hook),
+        place: Some(place),
         why,
         rules,
     }

@@ -8,7 +8,7 @@ use ipnetwork::IpNetwork;
 
 use super::name::{ChainName, SetName};
 use crate::backend::why::Why;
-use crate::model::Protocol;
+use crate::model::{Family, Protocol};
 use crate::plan::MarkBit;
 
 /// The numbers that session affinity keeps in a packet's priority for a moment have these two bits so; the
@@ -28,6 +28,11 @@ pub enum Match {
     Protocol(Protocol),
     /// The input interface's name.
     InputInterface(Arc<str>),
+    /// The input interface's kind, as `ip link` names it.
+    InputKind(&'static str),
+    /// The frame carries a packet of this family. Where a set's key has an address, a bridge's rule asks this
+    /// by itself.
+    Carries(Family),
     /// What the input interface's name begins with.
     InputPrefix(Arc<str>),
     /// The source address.
@@ -133,24 +138,46 @@ impl Rule {
 /// The hook that a base chain hangs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Hook {
-    /// `NF_INET_PRE_ROUTING`.
+    /// `NF_INET_PRE_ROUTING`, `NF_BR_PRE_ROUTING`.
     Prerouting,
+    /// `NF_INET_FORWARD`, `NF_BR_FORWARD`.
+    Forward,
+    /// `NF_INET_LOCAL_IN`.
+    Input,
     /// `NF_INET_LOCAL_OUT`.
     Output,
     /// `NF_INET_POST_ROUTING`.
     Postrouting,
-    /// `NF_INET_FORWARD`; a filter chain, since nat has none there.
-    Forward,
 }
 
-impl Hook {
-    /// The type of a chain that hangs there.
-    pub fn chain_type(self) -> &'static str {
+/// What a base chain may do, and when it is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Translates addresses; sees the first packet of each connection.
+    Nat,
+    /// Sees every packet.
+    Filter,
+}
+
+impl Kind {
+    /// The kernel's name.
+    pub fn as_str(self) -> &'static str {
         match self {
-            Self::Prerouting | Self::Output | Self::Postrouting => "nat",
-            Self::Forward => "filter",
+            Self::Nat => "nat",
+            Self::Filter => "filter",
         }
     }
+}
+
+/// Where a base chain hangs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// What it may do.
+    pub kind: Kind,
+    /// On which hook.
+    pub hook: Hook,
+    /// Before chains of higher numbers.
+    pub priority: i32,
 }
 
 /// A chain of rules.
@@ -158,8 +185,8 @@ impl Hook {
 pub struct Chain {
     /// Its name.
     pub name: ChainName,
-    /// Where it hangs, and at which priority; `None` for a chain that is only jumped to.
-    pub hook: Option<(Hook, i32)>,
+    /// Where it hangs; `None` for a chain that is only jumped to.
+    pub place: Option<Place>,
     /// What it is for.
     pub why: Why,
     /// Its rules.

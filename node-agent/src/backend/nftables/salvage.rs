@@ -15,17 +15,17 @@ impl Programmed {
     /// The kernel refuses a batch as a whole: everything in it is programmed that it takes, and what it
     /// does not take is named. That part is tried again with the next attempt.
     pub(super) fn salvage(&mut self, kernel: &mut Kernel, seen: &Observed) -> Result<Repair, NftablesError> {
-        let family = self.wanted.family;
-        let mut batch = kernel.batch(family, Some(seen.generation));
-        match seen.structure(family, &self.wanted.chains()) {
+        let layer = self.wanted.layer;
+        let mut batch = kernel.batch(layer, Some(seen.generation));
+        match seen.structure(layer, &self.wanted.chains()) {
             Some(structure) if structure.is_additive() => structure.write(&mut batch),
             // An earlier run's services stay until it is known what takes their place.
-            Some(_) | None if seen.table && !self.known.services => {}
-            Some(_) | None => replace_structure(&mut batch, seen.table, &self.wanted.chains()),
+            Some(_) | None if seen.table && self.waits_for_services() => {}
+            Some(_) | None => replace_structure(&mut batch, seen.table, layer, &self.wanted.chains()),
         }
-        kernel.commit(family, batch)?;
+        kernel.commit(layer, batch)?;
         let known = self.known;
-        let seen = kernel.observe(family)?;
+        let seen = kernel.observe(layer)?;
         let delta = seen.difference(self.wanted.elements(), |set| known.covers(set));
         let names = self.program_parts(kernel, &delta);
         let repair = Repair {
@@ -35,14 +35,14 @@ impl Programmed {
         if names.is_empty() {
             Ok(repair)
         } else {
-            Err(NftablesError::Parts { family, names })
+            Err(NftablesError::Parts { layer, names })
         }
     }
 
     /// Programs every element that the kernel takes; names the others.
     fn program_parts(&self, kernel: &mut Kernel, delta: &Delta) -> Vec<String> {
-        let family = self.wanted.family;
-        let mut write = |fill: &dyn Fn(&mut Batch)| kernel.write(family, fill).map_err(|e| describe(&e));
+        let layer = self.wanted.layer;
+        let mut write = |fill: &dyn Fn(&mut Batch)| kernel.write(layer, fill).map_err(|e| describe(&e));
         let gone = isolate(&delta.delete, |keys| write(&|batch| batch.delete_elements(keys)));
         let added = isolate(&delta.add, |elements| {
             write(&|batch| batch.add_elements(elements))
@@ -52,7 +52,7 @@ impl Programmed {
                 "to remove {} from {set}: {error}",
                 KeyText {
                     set: *set,
-                    family,
+                    family: set.family(layer),
                     key
                 }
             )
@@ -69,7 +69,7 @@ impl Programmed {
                     "to add {} ({owner}) to {set}: {error}",
                     KeyText {
                         set: *set,
-                        family,
+                        family: set.family(layer),
                         key
                     }
                 )

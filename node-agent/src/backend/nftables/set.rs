@@ -59,7 +59,9 @@ impl SetName {
                 (&[Protocol, Port, Slot], Data::Endpoint)
             }
             Self::ClusterIps | Self::NodePortAddresses => (&[Destination], Data::None),
-            Self::LocalPods => (&[Interface, Source], Data::None),
+            Self::LocalPods | Self::BridgedPods | Self::PodPorts | Self::PodPorts6 => {
+                (&[Interface, Source], Data::None)
+            }
             Self::Hairpin => (&[Source, Destination], Data::None),
             Self::RestrictedDoors => (&[Destination, Protocol, Port], Data::None),
             Self::AllowedSources => (&[Destination, Protocol, Port, SourceRange], Data::None),

@@ -5,9 +5,8 @@ use std::collections::BTreeSet;
 
 use super::dump::{Observed, wanted_chain};
 use super::message::Batch;
-use super::name::SetName;
+use super::name::{Layer, SetName};
 use super::rule::Chain;
-use crate::model::Family;
 
 /// Which chains differ.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -56,15 +55,15 @@ impl Structure {
 impl Observed {
     /// What differs between the table's chains and these; `None` when the table cannot be kept, because its
     /// sets are not those that it should have.
-    pub fn structure(&self, family: Family, chains: &[Chain]) -> Option<Structure> {
-        let sets = SetName::ALL.into_iter().all(|set| self.has_set(family, set));
+    pub fn structure(&self, layer: Layer, chains: &[Chain]) -> Option<Structure> {
+        let sets = SetName::of(layer).iter().all(|set| self.has_set(layer, *set));
         let usable = self.table && self.flags == 0 && self.strange == 0 && sets;
-        if !usable || self.sets.len() != SetName::ALL.len() {
+        if !usable || self.sets.len() != SetName::of(layer).len() {
             return None;
         }
         let mut structure = Structure::default();
         for chain in chains {
-            let (name, wanted) = (chain.name.to_string(), wanted_chain(family, chain));
+            let (name, wanted) = (chain.name.to_string(), wanted_chain(layer, chain));
             match self.chains.get(&name) {
                 None => structure.missing.push(chain.clone()),
                 Some(seen) if seen.hook != wanted.hook => {

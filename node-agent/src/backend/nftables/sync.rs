@@ -9,7 +9,8 @@ use tracing::{debug, info, warn};
 
 use super::dump::{Observed, ObservedValue};
 use super::kernel::{Kernel, Mark, NftablesError};
-use super::name::{Facts, SetName};
+use super::name::{Layer, SetName};
+use super::presence::{Known, remove};
 use super::program::Shape;
 use super::rule::Chain;
 use super::structure::Structure;
@@ -17,51 +18,35 @@ use super::table::{Delta, Table};
 use super::text::Rendering;
 use super::write::{load, write};
 use crate::backend::{Backend, Repair, SetSize, Told};
-use crate::model::{Egress, Family, PodSet, family_of};
+use crate::model::{Egress, PodSet};
 use crate::netlink::NetlinkError;
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
 
 /// How often a repair that others' changes overtook is tried before it is left to the next occasion.
 const REPAIR_TRIES: usize = 10;
 
-/// One family's table, wanted and programmed.
+/// One table, wanted and programmed.
 #[derive(Debug)]
 pub(super) struct Programmed {
     pub(super) wanted: Table,
     /// Differences that are not in the kernel yet.
-    pending: Delta,
+    pub(super) pending: Delta,
     /// What the kernel holds is not known: nothing was read yet, or a batch failed.
-    unknown: bool,
+    pub(super) unknown: bool,
     /// When it was read last and found, or made, right.
-    looked: Option<Mark>,
+    pub(super) looked: Option<Mark>,
     pub(super) known: Known,
     /// Doors that were found in the kernel and are not wanted.
-    left_doors: Vec<Door>,
-}
-
-/// Which facts the agent has been told. What an earlier run programmed from the others is left alone: a
-/// restart must lose nothing while the API, or the state file, cannot be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Known {
-    pods: bool,
-    pub(super) services: bool,
-}
-
-impl Known {
-    pub(super) fn covers(self, set: SetName) -> bool {
-        match set.filled_by() {
-            Facts::Pods => self.pods,
-            Facts::Services => self.services,
-            Facts::Traffic => false,
-        }
-    }
+    pub(super) left_doors: Vec<Door>,
 }
 
 /// The nftables backend: what is wanted, and the kernel that it is wanted in.
 #[derive(Debug)]
 pub struct Nftables<K = Kernel> {
     kernel: K,
-    families: Vec<Programmed>,
+    /// In the order in which they are programmed: a bridge's before those that read what it tells, and after
+    /// them when it is to go.
+    tables: Vec<Programmed>,
 }
 
 /// In place of a [`Kernel`], where the rules are only looked at.
@@ -81,14 +66,15 @@ impl Nftables {
 
     /// Clients that an earlier run's rules remember stay with their endpoints.
     fn restore_numbers(&mut self) {
-        for family in &mut self.families {
-            let seen = self.kernel.remembered(family.wanted.family);
+        for table in &mut self.tables {
+            let layer = table.wanted.layer;
+            let seen = self.kernel.remembered(layer);
             for ((set, key), (value, comment)) in &seen.elements {
-                let ends = key.protocol_and_number(*set, family.wanted.family);
+                let ends = key.protocol_and_number(*set, set.family(layer));
                 if let (ObservedValue::Endpoint(at), Some(owner), Some((protocol, number))) =
                     (value, comment, ends)
                 {
-                    family
+                    table
                         .wanted
                         .restore_number((owner.clone(), protocol), *at, number);
                 }
@@ -101,19 +87,15 @@ impl Nftables {
         self.kernel.port()
     }
 
-    /// Removes both tables.
+    /// Removes all tables.
     ///
     /// # Errors
     /// The kernel's.
     pub fn cleanup(kernel: &mut Kernel) -> Result<usize, NftablesError> {
         let mut removed = 0;
-        for family in Family::BOTH {
-            if kernel.observe(family)?.table {
-                let mut batch = kernel.batch(family, None);
-                batch.delete_table();
-                kernel.commit(family, batch)?;
-                removed += 1;
-            }
+        // What the bridge's tells means nothing without those that read it.
+        for layer in Layer::ALL.into_iter().rev() {
+            removed += usize::from(remove(kernel, layer)?);
         }
         Ok(removed)
     }
@@ -127,140 +109,135 @@ impl Nftables<NoKernel> {
 
     /// The rules that it would program.
     pub fn rendering(&self) -> Rendering {
-        Rendering::of(self.families.iter().map(|family| &family.wanted))
+        let wanted = self.tables.iter().filter(|table| table.is_wanted());
+        Rendering::of(wanted.map(|table| &table.wanted))
     }
 }
 
 impl<K> Nftables<K> {
     fn of(kernel: K) -> Self {
-        let families = Family::BOTH
-            .into_iter()
-            .map(|family| Programmed {
-                wanted: Table::new(family, Shape::default()),
-                pending: Delta::default(),
-                unknown: true,
-                looked: None,
-                known: Known::default(),
-                left_doors: Vec::new(),
-            })
-            .collect();
-        Self { kernel, families }
+        let mut backend = Self {
+            kernel,
+            tables: Layer::ALL.map(Programmed::new).into(),
+        };
+        backend.order();
+        backend
+    }
+
+    fn order(&mut self) {
+        // A layer's own order has the bridge first.
+        self.tables
+            .sort_by_key(|table| (!table.is_wanted(), table.wanted.layer));
+    }
+
+    /// What the constant part of each table depends on becomes what `change` makes of it.
+    fn reshape(&mut self, change: impl Fn(Layer, &mut Shape)) {
+        for table in &mut self.tables {
+            let mut shape = table.wanted.shape().clone();
+            change(table.wanted.layer, &mut shape);
+            table.unknown |= table.wanted.reshape(shape);
+        }
+        self.order();
     }
 }
 
 impl<K> Told for Nftables<K> {
     fn set_pods(&mut self, pods: &PodSet) {
-        for family in &mut self.families {
-            family.unknown |= !std::mem::replace(&mut family.known.pods, true);
-            family.wanted.change_pods(pods, &mut family.pending);
+        for table in &mut self.tables {
+            table.unknown |= !std::mem::replace(&mut table.known.pods, true);
+            table.wanted.change_pods(pods, &mut table.pending);
         }
     }
 
     fn set_hairpins(&mut self, addresses: &BTreeSet<IpAddr>) {
-        for family in &mut self.families {
-            family
+        for table in &mut self.tables {
+            table
                 .wanted
-                .change_hairpins(addresses.iter().copied(), &mut family.pending);
+                .change_hairpins(addresses.iter().copied(), &mut table.pending);
         }
     }
 
     fn set_health_ports(&mut self, _ports: &BTreeSet<NonZeroU16>) {}
 
     fn set_node_port_addresses(&mut self, _wanted: &NodePortAddresses, addresses: &[IpAddr]) {
-        for family in &mut self.families {
-            family
+        for table in &mut self.tables {
+            table
                 .wanted
-                .change_node_port_addresses(addresses, &mut family.pending);
+                .change_node_port_addresses(addresses, &mut table.pending);
         }
     }
 
     fn set_doors(&mut self, plan: &Plan, doors: &BTreeSet<Door>) {
-        for family in &mut self.families {
+        for table in &mut self.tables {
             for door in doors {
                 let decided = (*door, plan.frontend(door));
-                family
+                table
                     .wanted
-                    .change_doors(std::iter::once(decided), &mut family.pending);
-                if family.unknown {
+                    .change_doors(std::iter::once(decided), &mut table.pending);
+                if table.unknown {
                     // What differs will be seen in the kernel. At the start this would hold everything.
-                    family.pending.clear();
+                    table.pending.clear();
                 }
             }
         }
     }
 
     fn set_complete(&mut self) {
-        for family in &mut self.families {
-            family.unknown |= !std::mem::replace(&mut family.known.services, true);
+        for table in &mut self.tables {
+            table.unknown |= !std::mem::replace(&mut table.known.services, true);
         }
     }
 
     fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
-        for family in &mut self.families {
-            let of_family = |range: &&IpNetwork| family_of(range.ip()) == family.wanted.family;
-            let ranges = ranges.iter().filter(of_family).copied().collect();
-            let shape = Shape {
-                detector: detector.clone(),
-                ranges,
-                ..family.wanted.shape().clone()
-            };
-            family.unknown |= family.wanted.reshape(shape);
-        }
+        self.reshape(|layer, shape| {
+            shape.detector = detector.clone();
+            shape.ranges = of_layer(layer, ranges);
+        });
     }
 
     fn set_egress(&mut self, egress: Option<&Egress>) {
-        for family in &mut self.families {
-            let of = family.wanted.family;
-            let kept = egress
-                .filter(|egress| egress.covers(of))
-                .map(|egress| egress.kept(of).collect());
-            let shape = Shape {
-                egress: kept,
-                ..family.wanted.shape().clone()
+        self.reshape(|layer, shape| {
+            shape.egress = match layer {
+                Layer::Ip(family) => egress
+                    .filter(|egress| egress.covers(family))
+                    .map(|egress| egress.kept(family).collect()),
+                Layer::Bridge => None,
             };
-            family.unknown |= family.wanted.reshape(shape);
-        }
+        });
     }
 
     fn set_node_side(&mut self, node_side: &NodeSide) {
-        for family in &mut self.families {
-            let shape = Shape {
-                node_side: *node_side,
-                ..family.wanted.shape().clone()
-            };
-            family.unknown |= family.wanted.reshape(shape);
-        }
+        self.reshape(|_, shape| shape.node_side = *node_side);
     }
 
     fn set_service_ranges(&mut self, ranges: &[IpNetwork]) {
-        for family in &mut self.families {
-            let of_family = |range: &&IpNetwork| family_of(range.ip()) == family.wanted.family;
-            let service_ranges = ranges.iter().filter(of_family).copied().collect();
-            let shape = Shape {
-                service_ranges,
-                ..family.wanted.shape().clone()
-            };
-            family.unknown |= family.wanted.reshape(shape);
-        }
+        self.reshape(|layer, shape| shape.service_ranges = of_layer(layer, ranges));
     }
+}
+
+fn of_layer(layer: Layer, ranges: &[IpNetwork]) -> Vec<IpNetwork> {
+    ranges
+        .iter()
+        .filter(|range| layer.holds(range.ip()))
+        .copied()
+        .collect()
 }
 
 impl Backend for Nftables {
     type Error = NftablesError;
 
-    /// As the trait says; of two families with errors the first one's is returned.
+    /// As the trait says; of several tables with errors the first one's is returned.
     fn sync(&mut self) -> Result<Repair, NftablesError> {
         let mut repairs = Repair::default();
         let mut result = Ok(());
-        for family in &mut self.families {
-            let done = if family.unknown {
-                family.reconcile(&mut self.kernel)
+        for table in &mut self.tables {
+            let done = if table.is_wanted() {
+                table.program(&mut self.kernel)
+            } else if result.is_ok() {
+                table.remove(&mut self.kernel)
             } else {
-                // What was refused raced with somebody's change, or is refused again, and then isolated.
-                match family.commit(&mut self.kernel) {
-                    Err(NftablesError::Refused { .. }) => family.reconcile(&mut self.kernel),
-                    done => done.map(|()| Repair::default()),
-                }
+                // Those that read what it tells are still there.
+                continue;
             };
             match done {
                 Ok(repair) => {
@@ -269,7 +246,7 @@ impl Backend for Nftables {
                     repairs.elements += repair.elements;
                 }
                 Err(error) => {
-                    family.unknown = true;
+                    table.unknown = true;
                     result = result.and(Err(error));
                 }
             }
@@ -278,44 +255,55 @@ impl Backend for Nftables {
     }
 
     fn resync(&mut self) -> Result<Repair, NftablesError> {
-        let Self { kernel, families } = self;
-        for family in families {
+        let Self { kernel, tables } = self;
+        for table in tables {
             // Reading is dear: the kernel counts from the first element for every piece that it hands out.
-            let is_right = family.looked.is_some_and(|mark| kernel.is_undisturbed(mark));
-            family.unknown |= !is_right;
+            let is_right = table.looked.is_some_and(|mark| kernel.is_undisturbed(mark));
+            table.unknown |= !is_right;
         }
         self.sync()
     }
 
     fn sizes(&self) -> Vec<SetSize> {
-        let of = |family: &Programmed| {
-            let name = family.wanted.family;
-            let sizes = family.wanted.sizes().into_iter();
+        let of = |table: &Programmed| {
+            let layer = table.wanted.layer;
+            let sizes = table.wanted.sizes().into_iter();
             sizes.map(move |(set, elements)| SetSize {
-                family: name,
+                family: set.family(layer),
                 set: set.to_string(),
                 elements,
             })
         };
-        self.families.iter().flat_map(of).collect()
+        self.tables.iter().flat_map(of).collect()
     }
 
     fn left_doors(&mut self) -> Vec<Door> {
-        let families = self.families.iter_mut();
-        families
-            .flat_map(|family| std::mem::take(&mut family.left_doors))
+        let tables = self.tables.iter_mut();
+        tables
+            .flat_map(|table| std::mem::take(&mut table.left_doors))
             .collect()
     }
 
     fn missed_lookups(&mut self) -> Result<u64, NftablesError> {
-        Family::BOTH
+        let looked = Layer::ALL
             .into_iter()
-            .map(|family| self.kernel.missed_lookups(family))
-            .sum()
+            .map(|layer| self.kernel.missed_lookups(layer));
+        looked.sum()
     }
 }
 
 impl Programmed {
+    fn program(&mut self, kernel: &mut Kernel) -> Result<Repair, NftablesError> {
+        if self.unknown {
+            return self.reconcile(kernel);
+        }
+        // What was refused raced with somebody's change, or is refused again, and then isolated.
+        match self.commit(kernel) {
+            Err(NftablesError::Refused { .. }) => self.reconcile(kernel),
+            done => done.map(|()| Repair::default()),
+        }
+    }
+
     /// A change costs what changed.
     fn commit(&mut self, kernel: &mut Kernel) -> Result<(), NftablesError> {
         let mut delta = std::mem::take(&mut self.pending);
@@ -323,24 +311,24 @@ impl Programmed {
             return Ok(());
         }
         delta.sort();
-        let family = self.wanted.family;
-        let mut batch = kernel.batch(family, None);
+        let layer = self.wanted.layer;
+        let mut batch = kernel.batch(layer, None);
         let classes = delta.classes.iter();
         let chains: Vec<Chain> = classes
             .flat_map(|class| self.wanted.class_chains(*class))
             .collect();
         write(&mut batch, &chains, &delta);
-        kernel.commit(family, batch)?;
-        debug!(%family, add = delta.add.len(), delete = delta.delete.len(), "elements changed");
+        kernel.commit(layer, batch)?;
+        debug!(%layer, add = delta.add.len(), delete = delta.delete.len(), "elements changed");
         Ok(())
     }
 
     /// Reads the table and commits the difference to what is wanted.
     fn reconcile(&mut self, kernel: &mut Kernel) -> Result<Repair, NftablesError> {
-        let family = self.wanted.family;
+        let layer = self.wanted.layer;
         self.pending = Delta::default();
         for _ in 0..REPAIR_TRIES {
-            let seen = kernel.observe(family)?;
+            let seen = kernel.observe(layer)?;
             let mark = kernel.mark(&seen);
             match self.repair(kernel, &seen) {
                 Err(NftablesError::Raced { .. }) => {}
@@ -350,7 +338,7 @@ impl Programmed {
                     self.unknown = false;
                     self.looked = Some(mark);
                     if self.known.services {
-                        let found = seen.doors(family);
+                        let found = seen.doors(layer);
                         self.left_doors
                             .extend(found.filter(|door| !self.wanted.has_door(door)));
                     }
@@ -358,25 +346,25 @@ impl Programmed {
                 }
             }
         }
-        Err(NftablesError::Raced { family })
+        Err(NftablesError::Raced { layer })
     }
 
     fn repair(&mut self, kernel: &mut Kernel, seen: &Observed) -> Result<Repair, NftablesError> {
-        let family = self.wanted.family;
-        let mut batch = kernel.batch(family, Some(seen.generation));
-        let structure = seen.structure(family, &self.wanted.chains());
-        let leave = seen.table && !self.known.services;
+        let layer = self.wanted.layer;
+        let mut batch = kernel.batch(layer, Some(seen.generation));
+        let structure = seen.structure(layer, &self.wanted.chains());
+        let leave = seen.table && self.waits_for_services();
         let structure = match structure {
             Some(structure) if !leave || structure.is_additive() => structure,
-            Some(_) | None if leave && seen.has_set(family, SetName::LocalPods) => Structure::default(),
-            Some(_) | None if leave => return Err(NftablesError::OlderTable { family }),
+            Some(_) | None if leave && seen.has_set(layer, SetName::LocalPods) => Structure::default(),
+            Some(_) | None if leave => return Err(NftablesError::OlderTable { layer }),
             Some(_) | None => return load(kernel, batch, seen, &self.wanted, self.known),
         };
         let known = self.known;
         let delta = seen.difference(self.wanted.elements(), |set| known.covers(set));
         structure.write(&mut batch);
         write(&mut batch, &[], &delta);
-        kernel.commit(family, batch)?;
+        kernel.commit(layer, batch)?;
         let left_over: &[String] = if known.services { &structure.left_over } else { &[] };
         let repair = Repair {
             rebuilt: false,
@@ -385,7 +373,7 @@ impl Programmed {
         };
         if !repair.is_none() {
             let Repair { chains, elements, .. } = repair;
-            info!(%family, chains, elements, "ruleset brought up to date");
+            info!(%layer, chains, elements, "ruleset brought up to date");
         }
         self.remove_chains(kernel, left_over);
         Ok(repair)
@@ -394,11 +382,11 @@ impl Programmed {
     /// Chains that nothing refers to any more. In a batch of their own: before 6.2 a kernel refuses to
     /// remove a chain in the batch that removes the last element that names it.
     fn remove_chains(&self, kernel: &mut Kernel, names: &[String]) {
-        let family = self.wanted.family;
-        let mut batch = kernel.batch(family, None);
+        let layer = self.wanted.layer;
+        let mut batch = kernel.batch(layer, None);
         batch.delete_chains(names);
-        if let Err(error) = kernel.commit(family, batch) {
-            warn!(%family, %error, "chains of an earlier run are left");
+        if let Err(error) = kernel.commit(layer, batch) {
+            warn!(%layer, %error, "chains of an earlier run are left");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What one family's table should hold. Pure: it remembers what was wanted last, and tells what differs.
+//! What one table should hold. Pure: it remembers what was wanted last, and tells what differs.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use super::element::{Element, Key, Value};
 use super::lower::{DoorState, lower};
-use super::name::{Class, SetName};
+use super::name::{Class, Facts, Layer, SetName};
 use super::number::{Numbers, Owner};
 use super::program::{self, Shape};
 use super::rule::Chain;
 use super::set::cut;
-use crate::model::{Family, LocalPod, PodSet, family_of};
-use crate::plan::{Door, DoorAddress, DoorKind, Frontend};
+use crate::model::{Family, PodSet, family_of};
+use crate::plan::{Detector, Door, DoorAddress, DoorKind, Frontend};
 
 /// Elements to take away, elements to add, and the classes that they need and that were not there.
 ///
@@ -51,11 +51,11 @@ impl Delta {
 
 type Members = BTreeMap<Key, Option<Arc<str>>>;
 
-/// What one family's table should hold.
+/// What one table should hold.
 #[derive(Debug)]
 pub struct Table {
-    /// The family.
-    pub family: Family,
+    /// What it sees.
+    pub layer: Layer,
     shape: Shape,
     doors: HashMap<Door, DoorState>,
     classes: BTreeSet<Class>,
@@ -66,9 +66,9 @@ pub struct Table {
 
 impl Table {
     /// An empty one.
-    pub fn new(family: Family, shape: Shape) -> Self {
+    pub fn new(layer: Layer, shape: Shape) -> Self {
         Self {
-            family,
+            layer,
             shape,
             doors: HashMap::new(),
             classes: BTreeSet::new(),
@@ -86,7 +86,10 @@ impl Table {
     /// Every chain that should be there, in an order in which each is made before it is referred to.
     pub fn chains(&self) -> Vec<Chain> {
         let classes = self.classes.iter().flat_map(|class| self.class_chains(*class));
-        program::chains(&self.shape).into_iter().chain(classes).collect()
+        program::chains(self.layer, &self.shape)
+            .into_iter()
+            .chain(classes)
+            .collect()
     }
 
     /// The chains of a class.
@@ -112,10 +115,13 @@ impl Table {
 
     /// How many elements should be in each set.
     pub fn sizes(&self) -> BTreeMap<SetName, usize> {
-        let mut sizes: BTreeMap<SetName, usize> = SetName::ALL.map(|set| (set, 0)).into();
+        let mut sizes: BTreeMap<SetName, usize> =
+            SetName::of(self.layer).iter().map(|set| (*set, 0)).collect();
         let members = self.members.iter().map(|(set, members)| (*set, members.len()));
         sizes.extend(members);
-        sizes.insert(SetName::ClusterIps, self.cluster_ips.len());
+        if let Some(size) = sizes.get_mut(&SetName::ClusterIps) {
+            *size = self.cluster_ips.len();
+        }
         for (door, state) in &self.doors {
             for element in state.elements(door) {
                 *sizes.entry(element.set).or_default() += 1;
@@ -157,8 +163,8 @@ impl Table {
         doors: impl Iterator<Item = (Door, Option<&'a Frontend>)>,
         delta: &mut Delta,
     ) {
-        let family = self.family;
-        for (door, frontend) in doors.filter(|(door, _)| door.family() == family) {
+        let layer = self.layer;
+        for (door, frontend) in doors.filter(|(door, _)| layer == Layer::Ip(door.family())) {
             self.change_door(door, frontend, delta);
         }
     }
@@ -204,43 +210,59 @@ impl Table {
 
     /// The pods of this node are these.
     pub fn change_pods(&mut self, pods: &PodSet, delta: &mut Delta) {
-        let family = self.family;
-        let keys = |pod: &LocalPod| {
+        let of_pods = SetName::of(self.layer)
+            .iter()
+            .filter(|set| set.filled_by() == Facts::Pods);
+        let mut wanted: BTreeMap<SetName, Members> = of_pods.map(|set| (*set, Members::new())).collect();
+        for pod in &pods.pods {
             let comment: Arc<str> = cut(&pod.to_string()).into();
-            let interface = pod.interface.clone();
-            let ips: Vec<IpAddr> = pod
-                .ips
-                .iter()
-                .copied()
-                .filter(|ip| family_of(*ip) == family)
-                .collect();
-            ips.into_iter().map(move |ip| {
-                (
-                    Key::EMPTY.interface(&interface).address(ip),
-                    Some(comment.clone()),
-                )
-            })
-        };
-        self.change_members(
-            SetName::LocalPods,
-            pods.pods.iter().flat_map(keys).collect(),
-            delta,
-        );
+            let port = pod
+                .port
+                .as_deref()
+                .filter(|_| self.shape.detector == Detector::PodPort);
+            for ip in pod.ips.iter().copied() {
+                let Some((set, interface)) = self.pod_member(&pod.interface, port, ip) else {
+                    continue;
+                };
+                let key = Key::EMPTY.interface(interface).address(ip);
+                wanted.entry(set).or_default().insert(key, Some(comment.clone()));
+            }
+        }
+        for (set, members) in wanted {
+            self.change_members(set, members, delta);
+        }
+    }
+
+    /// Where a pod's address belongs in this table, and beside which interface; `port` is that of the bridge,
+    /// where it matters.
+    fn pod_member<'a>(
+        &self,
+        interface: &'a str,
+        port: Option<&'a str>,
+        ip: IpAddr,
+    ) -> Option<(SetName, &'a str)> {
+        match (self.layer, port) {
+            (Layer::Ip(family), _) if family != family_of(ip) => None,
+            (Layer::Ip(_), None) => Some((SetName::LocalPods, interface)),
+            (Layer::Ip(_), Some(_)) => Some((SetName::BridgedPods, interface)),
+            (Layer::Bridge, None) => None,
+            (Layer::Bridge, Some(port)) => Some(match family_of(ip) {
+                Family::V4 => (SetName::PodPorts, port),
+                Family::V6 => (SetName::PodPorts6, port),
+            }),
+        }
     }
 
     /// These addresses may be handed to themselves.
     pub fn change_hairpins(&mut self, addresses: impl Iterator<Item = IpAddr>, delta: &mut Delta) {
         let key = |ip| (Key::EMPTY.address(ip).address(ip), None);
-        let wanted = addresses
-            .filter(|ip| family_of(*ip) == self.family)
-            .map(key)
-            .collect();
+        let wanted = addresses.filter(|ip| self.layer.holds(*ip)).map(key).collect();
         self.change_members(SetName::Hairpin, wanted, delta);
     }
 
     /// Node ports are served on these addresses.
     pub fn change_node_port_addresses(&mut self, addresses: &[IpAddr], delta: &mut Delta) {
-        let ours = addresses.iter().filter(|ip| family_of(**ip) == self.family);
+        let ours = addresses.iter().filter(|ip| self.layer.holds(**ip));
         let wanted = ours.map(|ip| (Key::EMPTY.address(*ip), None)).collect();
         self.change_members(SetName::NodePortAddresses, wanted, delta);
     }

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::element::{Element, KeyText, Value};
 use super::lower::MOST_SLOTS;
 use super::message::{MOST_CLIENTS, TABLE_COMMENT, rule_comment};
-use super::name::{SetName, TABLE};
+use super::name::{Layer, SetName, TABLE};
 use super::rule::{Action, Chain, ENDPOINT_BITS, Hook, Match, Rule, SCRATCH, SCRATCH_BITS};
 use super::set::{Data, Part, Shape};
 use super::table::Table;
@@ -25,7 +25,7 @@ pub struct Rendering {
 /// One family's table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct TableText {
-    family: &'static str,
+    family: String,
     name: &'static str,
     comment: &'static str,
     sets: Vec<SetText>,
@@ -81,9 +81,10 @@ impl Rendering {
 }
 
 fn table(table: &Table) -> TableText {
-    let family = table.family;
+    let layer = table.layer;
     let elements = table.elements();
-    let sets = SetName::ALL.map(|name| {
+    let sets = SetName::of(layer).iter().map(|name| {
+        let (name, family) = (*name, name.family(layer));
         let of_set = elements.iter().filter(|element| element.set == name);
         SetText {
             kind: if name.shape().data == Data::None {
@@ -99,22 +100,15 @@ fn table(table: &Table) -> TableText {
         }
     });
     TableText {
-        family: ip(family),
+        family: layer.to_string(),
         name: TABLE,
         comment: TABLE_COMMENT,
-        sets: sets.into(),
+        sets: sets.collect(),
         chains: table
             .chains()
             .iter()
-            .map(|chain| chain_text(family, chain))
+            .map(|chain| chain_text(layer, chain))
             .collect(),
-    }
-}
-
-fn ip(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "ip",
-        Family::V6 => "ip6",
     }
 }
 
@@ -126,7 +120,7 @@ fn declaration(family: Family, set: SetName) -> String {
     match shape.data {
         Data::None => format!("typeof {key}"),
         Data::Verdict => format!("type {} : verdict", types.join(" . ")),
-        Data::Endpoint => format!("typeof {key} : {} daddr . th dport", ip(family)),
+        Data::Endpoint => format!("typeof {key} : {} daddr . th dport", Layer::Ip(family)),
         Data::Number => format!("typeof {key} : meta priority"),
     }
 }
@@ -155,7 +149,7 @@ fn part_type(family: Family, part: Part) -> &'static str {
 
 /// The values of a packet that are looked up in a set; `slots` to draw among, where a slot is one of them.
 fn key(family: Family, set: SetName, slots: u32) -> String {
-    let ip = ip(family);
+    let ip = Layer::Ip(family);
     let parts = set.shape().key.iter().map(|part| match part {
         Part::Source | Part::SourceRange => format!("{ip} saddr"),
         Part::Destination => format!("{ip} daddr"),
@@ -166,6 +160,11 @@ fn key(family: Family, set: SetName, slots: u32) -> String {
         Part::Scratch => "meta priority".to_owned(),
     });
     parts.collect::<Vec<_>>().join(" . ")
+}
+
+/// The same in a rule of this layer.
+fn key_of(layer: Layer, set: SetName, slots: u32) -> String {
+    key(set.family(layer), set, slots)
 }
 
 fn element_text(family: Family, element: &Element) -> ElementText {
@@ -187,20 +186,21 @@ fn element_text(family: Family, element: &Element) -> ElementText {
     }
 }
 
-fn chain_text(family: Family, chain: &Chain) -> ChainText {
-    let hook = chain.hook.map(|(hook, priority)| {
-        let kind = hook.chain_type();
-        let hook = match hook {
+fn chain_text(layer: Layer, chain: &Chain) -> ChainText {
+    let hook = chain.place.map(|place| {
+        let hook = match place.hook {
             Hook::Prerouting => "prerouting",
+            Hook::Forward => "forward",
+            Hook::Input => "input",
             Hook::Output => "output",
             Hook::Postrouting => "postrouting",
-            Hook::Forward => "forward",
         };
+        let (kind, priority) = (place.kind.as_str(), place.priority);
         format!("type {kind} hook {hook} priority {priority}; policy accept;")
     });
     let rules = chain.rules.iter().map(|rule| RuleText {
-        rule: rule_text(family, rule),
-        comment: rule_comment(family, rule),
+        rule: rule_text(layer, rule),
+        comment: rule_comment(layer, rule),
     });
     ChainText {
         name: chain.name.to_string(),
@@ -210,20 +210,22 @@ fn chain_text(family: Family, chain: &Chain) -> ChainText {
     }
 }
 
-fn rule_text(family: Family, rule: &Rule) -> String {
-    let matches = rule.matches.iter().map(|wanted| match_text(family, wanted));
-    let actions = rule.actions.iter().map(|action| action_text(family, action));
+fn rule_text(layer: Layer, rule: &Rule) -> String {
+    let matches = rule.matches.iter().map(|wanted| match_text(layer, wanted));
+    let actions = rule.actions.iter().map(|action| action_text(layer, action));
     matches.chain(actions).collect::<Vec<_>>().join(" ")
 }
 
-fn match_text(family: Family, wanted: &Match) -> String {
+fn match_text(layer: Layer, wanted: &Match) -> String {
     match wanted {
-        Match::In(set) => format!("{} @{set}", key(family, *set, 0)),
+        Match::In(set) => format!("{} @{set}", key_of(layer, *set, 0)),
         Match::Protocol(protocol) => format!("meta l4proto {protocol}"),
         Match::InputInterface(name) => format!("iifname \"{name}\""),
+        Match::InputKind(kind) => format!("meta iifkind \"{kind}\""),
+        Match::Carries(family) => format!("meta protocol {}", Layer::Ip(*family)),
         Match::InputPrefix(prefix) => format!("iifname \"{prefix}*\""),
-        Match::Source(range) => format!("{} saddr {}/{}", ip(family), range.network(), range.prefix()),
-        Match::Destination(range) => format!("{} daddr {}/{}", ip(family), range.network(), range.prefix()),
+        Match::Source(range) => format!("{} saddr {}/{}", layer, range.network(), range.prefix()),
+        Match::Destination(range) => format!("{} daddr {}/{}", layer, range.network(), range.prefix()),
         Match::FirstPacket => "ct status & confirmed == 0".to_owned(),
         Match::Translated => "ct status dnat".to_owned(),
         Match::Marked(bit) => format!("meta mark & {bit} == {bit}"),
@@ -238,33 +240,36 @@ fn match_text(family: Family, wanted: &Match) -> String {
     }
 }
 
-fn action_text(family: Family, action: &Action) -> String {
+fn action_text(layer: Layer, action: &Action) -> String {
     match *action {
         Action::Return => "return".to_owned(),
         Action::Jump(chain) => format!("jump {chain}"),
         Action::Goto(chain) => format!("goto {chain}"),
-        Action::Lookup(map) => format!("{} vmap @{map}", key(family, map, 0)),
+        Action::Lookup(map) => format!("{} vmap @{map}", key_of(layer, map, 0)),
         Action::Translate { endpoints, slots } => {
-            let key = key(family, endpoints, slots);
-            format!("dnat {} to {key} map @{endpoints}", ip(family))
+            let key = key_of(layer, endpoints, slots);
+            format!("dnat {} to {key} map @{endpoints}", layer)
         }
         Action::TranslateToNumber(endpoints) => {
             format!(
                 "dnat {} to {} map @{endpoints}",
-                ip(family),
-                key(family, endpoints, 0)
+                layer,
+                key_of(layer, endpoints, 0)
             )
         }
         Action::Draw { numbers, slots } => {
-            format!("meta priority set {} map @{numbers}", key(family, numbers, slots))
+            format!(
+                "meta priority set {} map @{numbers}",
+                key_of(layer, numbers, slots)
+            )
         }
         Action::KeepServicePort => format!("meta priority set meta priority & {}", priority(!ENDPOINT_BITS)),
         Action::Recall => {
             let affinity = SetName::Affinity;
-            format!("meta priority set {} map @{affinity}", key(family, affinity, 0))
+            format!("meta priority set {} map @{affinity}", key_of(layer, affinity, 0))
         }
-        Action::Remember(seconds) => affinity_text(family, "update", &format!(" timeout {seconds}s")),
-        Action::Forget => affinity_text(family, "delete", ""),
+        Action::Remember(seconds) => affinity_text(layer, "update", &format!(" timeout {seconds}s")),
+        Action::Forget => affinity_text(layer, "delete", ""),
         Action::ClearScratch => "meta priority set none".to_owned(),
         Action::Mark(bit) => format!("meta mark set meta mark | {bit}"),
         Action::Unmark(bit) => format!("meta mark set meta mark & {:#010x}", !bit.mask()),
@@ -278,8 +283,8 @@ fn action_text(family: Family, action: &Action) -> String {
 }
 
 /// Changes the client's entry in the map of clients.
-fn affinity_text(family: Family, operation: &str, timeout: &str) -> String {
-    let (map, ip, bits) = (SetName::Affinity, ip(family), priority(!ENDPOINT_BITS));
+fn affinity_text(layer: Layer, operation: &str, timeout: &str) -> String {
+    let (map, ip, bits) = (SetName::Affinity, layer, priority(!ENDPOINT_BITS));
     format!("{operation} @{map} {{ meta priority & {bits} . {ip} saddr{timeout} : meta priority }}")
 }
 

@@ -5,9 +5,9 @@ use tracing::info;
 use super::dump::Observed;
 use super::kernel::{Kernel, NftablesError};
 use super::message::Batch;
-use super::name::SetName;
+use super::name::{Layer, SetName};
+use super::presence::Known;
 use super::rule::Chain;
-use super::sync::Known;
 use super::table::{Delta, Table};
 use crate::backend::Repair;
 
@@ -19,8 +19,8 @@ pub(super) fn load(
     wanted: &Table,
     known: Known,
 ) -> Result<Repair, NftablesError> {
-    let (family, chains) = (wanted.family, wanted.chains());
-    replace_structure(&mut batch, seen.table, &chains);
+    let (layer, chains) = (wanted.layer, wanted.chains());
+    replace_structure(&mut batch, seen.table, layer, &chains);
     let mut count = 0;
     // Set by set, and in no order within: sorting so many would take as long as planning them.
     let kept = seen.members(|set| !known.covers(set));
@@ -28,8 +28,8 @@ pub(super) fn load(
         batch.add_elements(elements);
         count += elements.len();
     }
-    kernel.commit(family, batch)?;
-    info!(%family, chains = chains.len(), elements = count, "ruleset programmed");
+    kernel.commit(layer, batch)?;
+    info!(%layer, chains = chains.len(), elements = count, "ruleset programmed");
     Ok(Repair {
         rebuilt: true,
         chains: chains.len(),
@@ -38,7 +38,7 @@ pub(super) fn load(
 }
 
 /// Table, chains, sets and rules, in place of whatever is there.
-pub(super) fn replace_structure(batch: &mut Batch, present: bool, chains: &[Chain]) {
+pub(super) fn replace_structure(batch: &mut Batch, present: bool, layer: Layer, chains: &[Chain]) {
     if present {
         batch.delete_table();
     }
@@ -46,8 +46,8 @@ pub(super) fn replace_structure(batch: &mut Batch, present: bool, chains: &[Chai
     for chain in chains {
         batch.add_chain(chain);
     }
-    for (set, id) in SetName::ALL.into_iter().zip(1..) {
-        batch.add_set(set, id);
+    for (set, id) in SetName::of(layer).iter().zip(1..) {
+        batch.add_set(*set, id);
     }
     for chain in chains {
         for rule in &chain.rules {

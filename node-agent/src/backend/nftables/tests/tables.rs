@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::super::element::{Element, Key, Value};
 use super::super::message::rule_comment;
-use super::super::name::{ChainName, Class, Group, SetName};
+use super::super::name::{ChainName, Class, Group, Layer, SetName};
 use super::super::program::{self, Shape};
 use super::super::rule::Action;
 use super::super::set::cut;
@@ -54,7 +54,7 @@ impl Kernel {
 }
 
 fn start() -> (Table, Kernel) {
-    let table = Table::new(Family::V4, Shape::default());
+    let table = Table::new(Layer::Ip(Family::V4), Shape::default());
     let chains = table
         .chains()
         .iter()
@@ -212,6 +212,8 @@ fn every_chain_that_is_named_is_made() {
 fn every_reason_fits() {
     let detectors = [
         Detector::PodState,
+        Detector::PodPort,
+        Detector::BridgePort,
         Detector::Bridge(vec!["cni0".into()]),
         Detector::InterfacePrefix(vec!["veth".into()]),
         Detector::NodeCidr(None),
@@ -234,17 +236,21 @@ fn every_reason_fits() {
         .flat_map(|class| program::class_chains(class, &NodeSide::default()))
         .collect();
     for detector in detectors {
-        let ranges = vec![range("10.0.0.0/9")];
-        chains.extend(program::chains(&Shape {
+        let shape = Shape {
             detector,
-            ranges,
+            ranges: vec![range("10.0.0.0/9")],
             ..Shape::default()
-        }));
+        };
+        chains.extend(
+            Layer::ALL
+                .into_iter()
+                .flat_map(|layer| program::chains(layer, &shape)),
+        );
     }
     let rules = chains.iter().flat_map(|chain| &chain.rules);
     let mut whys: BTreeSet<&str> = rules.clone().map(|rule| rule.why.text()).collect();
     whys.extend(chains.iter().map(|chain| chain.why.text()));
-    whys.extend(SetName::ALL.map(SetName::why));
+    whys.extend(Layer::ALL.into_iter().flat_map(SetName::of).map(|set| set.why()));
     for text in whys {
         assert!(
             text.len() <= 100 && !text.contains('"'),
@@ -253,7 +259,7 @@ fn every_reason_fits() {
         );
     }
     for rule in rules {
-        assert!(rule_comment(Family::V6, rule).len() < 128);
+        assert!(rule_comment(Layer::Bridge, rule).len() < 128);
     }
 }
 

@@ -1,0 +1,129 @@
+//! What tells this node's own pods' packets from others, in rules.
+//!
+//! IP rules do not see the port of a bridge: a bridged pod's packets come in through the bridge. A table of the
+//! bridge family sees it, and tells it to the IP tables by one bit of the mark, which is not for others: it is
+//! set when the frame arrives, and cleared right behind the chain that reads it, or when the bridge only
+//! forwards the frame.
+
+use std::sync::Arc;
+
+use super::name::{ChainName, SetName};
+use super::program::{FORWARD_PRIORITY, Shape, base};
+use super::rule::{Action, Chain, Hook, Kind, Match, Place, Rule};
+use crate::backend::why::Why;
+use crate::model::Family;
+use crate::plan::Detector;
+
+/// `dstnat` of a bridge: before bridge netfilter (`NF_BR_PRI_BRNF`, 0) calls the IP hooks.
+const BRIDGE_PRIORITY: i32 = -300;
+
+/// Right behind the kernel's one hook for all nat chains (`NF_IP_PRI_NAT_DST`, -100): their own priorities only
+/// order them among each other.
+const BEHIND_NAT: i32 = -99;
+
+/// What the IP stack's input interface is for what comes in through a port of a bridge: the bridge, or a VLAN's
+/// device on it. Others' packets may come with any mark.
+const BEHIND_PORTS: [&str; 2] = ["bridge", "vlan"];
+
+/// What is local, a rule each: a list of values is one chain of returns before one mark (KEP-2450's
+/// MASQ-IF-NOT-LOCAL).
+pub(super) fn local(shape: &Shape) -> Vec<Vec<Match>> {
+    let told = Match::Marked(shape.node_side.port_bit);
+    let one = |is| vec![is];
+    match &shape.detector {
+        Detector::PodState => vec![one(Match::In(SetName::LocalPods))],
+        Detector::PodPort => vec![
+            one(Match::In(SetName::LocalPods)),
+            vec![told, Match::In(SetName::BridgedPods)],
+        ],
+        Detector::Bridge(names) => names
+            .iter()
+            .cloned()
+            .map(Match::InputInterface)
+            .map(one)
+            .collect(),
+        Detector::BridgePort => BEHIND_PORTS
+            .map(|kind| vec![Match::InputKind(kind), told.clone()])
+            .into(),
+        Detector::InterfacePrefix(prefixes) => prefixes.iter().cloned().map(begins_with).map(one).collect(),
+        Detector::NodeCidr(_) => shape.ranges.iter().copied().map(Match::Source).map(one).collect(),
+    }
+}
+
+/// A prefix as long as a name can be is the whole name, and nft has no way to write it with a wildcard.
+fn begins_with(prefix: Arc<str>) -> Match {
+    const LONGEST_NAME: usize = 15;
+    if prefix.len() < LONGEST_NAME {
+        Match::InputPrefix(prefix)
+    } else {
+        Match::InputInterface(prefix)
+    }
+}
+
+/// The chains behind those that read what the bridge's table told. Chains of their own, since nat chains see only
+/// the first packet of a connection.
+pub(super) fn port_told(shape: &Shape) -> Vec<Chain> {
+    let bit = shape.node_side.port_bit;
+    let clear = |kind| {
+        let told = [Match::InputKind(kind), Match::Marked(bit)];
+        Rule::new(Why::PortTold, told, [Action::Unmark(bit)])
+    };
+    let behind = |name, hook, priority| {
+        let place = Place {
+            kind: Kind::Filter,
+            hook,
+            priority,
+        };
+        base(name, place, Why::PortTold, BEHIND_PORTS.map(clear).into())
+    };
+    match (shape.detector.knows_ports(), &shape.egress) {
+        (false, _) => Vec::new(),
+        (true, None) => vec![behind(ChainName::PortTold, Hook::Prerouting, BEHIND_NAT)],
+        // What leaves the ranges where pods keep their address is told by it, too.
+        (true, Some(_)) => vec![
+            behind(ChainName::PortTold, Hook::Forward, FORWARD_PRIORITY + 1),
+            behind(ChainName::PortToldHere, Hook::Input, BRIDGE_PRIORITY),
+        ],
+    }
+}
+
+/// The bridge's table.
+pub(super) fn bridge_chains(shape: &Shape) -> Vec<Chain> {
+    let bit = shape.node_side.port_bit;
+    let tell = |why, is| Rule::new(why, [is], [Action::Mark(bit)]);
+    let arriving = match shape.detector {
+        Detector::PodPort => vec![
+            // It may come with any mark.
+            Rule::new(Why::PortUnproven, [], [Action::Unmark(bit)]),
+            tell(Why::PodPort, Match::In(SetName::PodPorts)),
+            tell(Why::PodPort, Match::In(SetName::PodPorts6)),
+        ],
+        Detector::BridgePort => vec![
+            tell(Why::AnyPort, Match::Carries(Family::V4)),
+            tell(Why::AnyPort, Match::Carries(Family::V6)),
+        ],
+        Detector::PodState | Detector::Bridge(_) | Detector::InterfacePrefix(_) | Detector::NodeCidr(_) => {
+            Vec::new()
+        }
+    };
+    let forget = Rule::new(Why::OnlyBridged, [Match::Marked(bit)], [Action::Unmark(bit)]);
+    let at = |hook| Place {
+        kind: Kind::Filter,
+        hook,
+        priority: BRIDGE_PRIORITY,
+    };
+    vec![
+        base(
+            ChainName::Prerouting,
+            at(Hook::Prerouting),
+            Why::TellPort,
+            arriving,
+        ),
+        base(
+            ChainName::Bridged,
+            at(Hook::Forward),
+            Why::OnlyBridged,
+            vec![forget],
+        ),
+    ]
+}

@@ -1,0 +1,230 @@
+//! Sets and maps.
+
+use std::fmt;
+
+use super::Layer;
+use crate::model::Family;
+
+/// What must be known before a set can be said to be right. Until then, what an earlier run put there stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Facts {
+    /// The state file.
+    Pods,
+    /// A complete picture of services, endpoints and the node.
+    Services,
+    /// Packets: the kernel fills it, and it is never said to be wrong.
+    Traffic,
+}
+
+/// A set or map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SetName {
+    /// Address, protocol, port → where to.
+    Services,
+    /// Address, protocol, port, slot → endpoint.
+    Endpoints,
+    /// Protocol, port → where to.
+    NodePorts,
+    /// Protocol, port, slot → endpoint.
+    NodePortEndpoints,
+    /// As [`Self::Services`], under policy Local, from elsewhere.
+    LocalServices,
+    /// As [`Self::Endpoints`], on this node.
+    LocalEndpoints,
+    /// As [`Self::NodePorts`], under policy Local, from elsewhere.
+    LocalNodePorts,
+    /// As [`Self::NodePortEndpoints`], on this node.
+    LocalNodePortEndpoints,
+    /// The cluster IPs that services have.
+    ClusterIps,
+    /// The node's own addresses that serve node ports.
+    NodePortAddresses,
+    /// Input interface and address of each pod of this node.
+    LocalPods,
+    /// The same of those whose port of the bridge must be right, too.
+    BridgedPods,
+    /// Port of a bridge and address of each such pod.
+    PodPorts,
+    /// The same, IPv6.
+    PodPorts6,
+    /// Each local endpoint's address, twice.
+    Hairpin,
+    /// Doors that not every source may enter by.
+    RestrictedDoors,
+    /// Door and range of sources that may enter by it.
+    AllowedSources,
+    /// Service port and client → endpoint's number; the kernel fills it and lets it expire.
+    Affinity,
+    /// As [`Self::Endpoints`], → endpoint's number, for services with session affinity.
+    AffinitySlots,
+    /// Address, protocol, port, endpoint's number → endpoint.
+    AffinityEndpoints,
+    /// As [`Self::AffinitySlots`], of node ports.
+    NodePortAffinitySlots,
+    /// As [`Self::AffinityEndpoints`], of node ports.
+    NodePortAffinityEndpoints,
+    /// As [`Self::AffinitySlots`], on this node.
+    LocalAffinitySlots,
+    /// As [`Self::AffinityEndpoints`], on this node.
+    LocalAffinityEndpoints,
+    /// As [`Self::LocalAffinitySlots`], of node ports.
+    LocalNodePortAffinitySlots,
+    /// As [`Self::LocalAffinityEndpoints`], of node ports.
+    LocalNodePortAffinityEndpoints,
+}
+
+impl SetName {
+    /// Those of an IP table, in the order in which they are made.
+    const IP: [Self; 24] = [
+        Self::Services,
+        Self::Endpoints,
+        Self::NodePorts,
+        Self::NodePortEndpoints,
+        Self::LocalServices,
+        Self::LocalEndpoints,
+        Self::LocalNodePorts,
+        Self::LocalNodePortEndpoints,
+        Self::ClusterIps,
+        Self::NodePortAddresses,
+        Self::LocalPods,
+        Self::BridgedPods,
+        Self::Hairpin,
+        Self::RestrictedDoors,
+        Self::AllowedSources,
+        Self::Affinity,
+        Self::AffinitySlots,
+        Self::AffinityEndpoints,
+        Self::NodePortAffinitySlots,
+        Self::NodePortAffinityEndpoints,
+        Self::LocalAffinitySlots,
+        Self::LocalAffinityEndpoints,
+        Self::LocalNodePortAffinitySlots,
+        Self::LocalNodePortAffinityEndpoints,
+    ];
+
+    /// Those of a table, in the order in which they are made.
+    pub fn of(layer: Layer) -> &'static [Self] {
+        match layer {
+            Layer::Ip(_) => &Self::IP,
+            Layer::Bridge => &[Self::PodPorts, Self::PodPorts6],
+        }
+    }
+
+    /// The family of the addresses in its keys.
+    pub fn family(self, layer: Layer) -> Family {
+        match (layer, self) {
+            (Layer::Ip(family), _) => family,
+            (Layer::Bridge, Self::PodPorts6) => Family::V6,
+            (Layer::Bridge, _) => Family::V4,
+        }
+    }
+
+    /// Whose facts fill it.
+    pub fn filled_by(self) -> Facts {
+        match self {
+            Self::LocalPods | Self::BridgedPods | Self::PodPorts | Self::PodPorts6 => Facts::Pods,
+            Self::Affinity => Facts::Traffic,
+            Self::Services
+            | Self::Endpoints
+            | Self::NodePorts
+            | Self::NodePortEndpoints
+            | Self::LocalServices
+            | Self::LocalEndpoints
+            | Self::LocalNodePorts
+            | Self::LocalNodePortEndpoints
+            | Self::ClusterIps
+            | Self::NodePortAddresses
+            | Self::Hairpin
+            | Self::RestrictedDoors
+            | Self::AllowedSources
+            | Self::AffinitySlots
+            | Self::AffinityEndpoints
+            | Self::NodePortAffinitySlots
+            | Self::NodePortAffinityEndpoints
+            | Self::LocalAffinitySlots
+            | Self::LocalAffinityEndpoints
+            | Self::LocalNodePortAffinitySlots
+            | Self::LocalNodePortAffinityEndpoints => Facts::Services,
+        }
+    }
+
+    /// Its name in the kernel.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Services => "services",
+            Self::Endpoints => "endpoints",
+            Self::NodePorts => "nodeports",
+            Self::NodePortEndpoints => "nodeport-endpoints",
+            Self::LocalServices => "local-services",
+            Self::LocalEndpoints => "local-endpoints",
+            Self::LocalNodePorts => "local-nodeports",
+            Self::LocalNodePortEndpoints => "local-nodeport-endpoints",
+            Self::ClusterIps => "cluster-ips",
+            Self::NodePortAddresses => "nodeport-addresses",
+            Self::LocalPods => "local-pods",
+            Self::BridgedPods => "bridged-pods",
+            Self::PodPorts => "pod-ports",
+            Self::PodPorts6 => "pod-ports6",
+            Self::Hairpin => "hairpin",
+            Self::RestrictedDoors => "restricted-doors",
+            Self::AllowedSources => "allowed-sources",
+            Self::Affinity => "affinity",
+            Self::AffinitySlots => "affinity-slots",
+            Self::AffinityEndpoints => "affinity-endpoints",
+            Self::NodePortAffinitySlots => "nodeport-affinity-slots",
+            Self::NodePortAffinityEndpoints => "nodeport-affinity-endpoints",
+            Self::LocalAffinitySlots => "local-affinity-slots",
+            Self::LocalAffinityEndpoints => "local-affinity-endpoints",
+            Self::LocalNodePortAffinitySlots => "local-nodeport-affinity-slots",
+            Self::LocalNodePortAffinityEndpoints => "local-nodeport-affinity-endpoints",
+        }
+    }
+
+    /// What it is for, beside it on the node.
+    pub fn why(self) -> &'static str {
+        match self {
+            Self::Services => "where connections to a service's address and port go",
+            Self::Endpoints => "the endpoints behind each service address, by slot",
+            Self::NodePorts => "where connections to a node port go",
+            Self::NodePortEndpoints => "the endpoints behind each node port, by slot",
+            Self::LocalServices => "policy Local: where connections from elsewhere to a service go",
+            Self::LocalEndpoints => "policy Local: the endpoints on this node, by slot",
+            Self::LocalNodePorts => "policy Local: where connections from elsewhere to a node port go",
+            Self::LocalNodePortEndpoints => "policy Local: a node port's endpoints on this node, by slot",
+            Self::ClusterIps => "cluster IPs of services",
+            Self::NodePortAddresses => "addresses of this node that serve node ports",
+            Self::LocalPods => "where packets of this node's pods come in, and with which source",
+            Self::BridgedPods => "the same of bridged pods whose port the bridge's table tells",
+            Self::PodPorts => "through which port of a bridge a pod's packets come in, and with which source",
+            Self::PodPorts6 => {
+                "through which port of a bridge a pod's IPv6 packets come in, and with which source"
+            }
+            Self::Hairpin => "pods that are handed to themselves",
+            Self::RestrictedDoors => "loadBalancerSourceRanges: load balancer IPs that not everybody may use",
+            Self::AllowedSources => "loadBalancerSourceRanges: who may use them",
+            Self::Affinity => "session affinity: the endpoint that each client of a service port got last",
+            Self::AffinitySlots => "session affinity: the number of the endpoint in each slot",
+            Self::AffinityEndpoints => "session affinity: endpoints by number",
+            Self::NodePortAffinitySlots => {
+                "session affinity, node ports: the number of the endpoint in each slot"
+            }
+            Self::NodePortAffinityEndpoints => "session affinity, node ports: endpoints by number",
+            Self::LocalAffinitySlots => {
+                "session affinity, policy Local: the number of the endpoint in each slot"
+            }
+            Self::LocalAffinityEndpoints => "session affinity, policy Local: endpoints by number",
+            Self::LocalNodePortAffinitySlots => {
+                "session affinity, policy Local, node ports: the number of the endpoint in each slot"
+            }
+            Self::LocalNodePortAffinityEndpoints => {
+                "session affinity, policy Local, node ports: endpoints by number"
+            }
+        }
+    }
+}
+
+impl fmt::Display for SetName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

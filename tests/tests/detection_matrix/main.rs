@@ -1,0 +1,85 @@
+//! Who keeps their address: every way to tell this node's pods apart × pods' wiring × who sends × where to.
+//!
+//! What each mode takes for a local pod is written down here by reasoning from what the mode looks at
+//! ([`MATRIX`]), and what follows for a door from Kubernetes' rules ([`door::Door::expected`]): the program is not
+//! asked. Then every cell is a packet of its own, and `explain` is asked about it. Only what arrives counts, and
+//! no answer is needed, so that a packet with a borrowed address is seen as well as an honest one.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read clocks and files; denizen does not"
+)]
+
+mod cell;
+mod door;
+mod matrix;
+mod stage;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::{Agent, Settings};
+
+use self::cell::play;
+use self::matrix::{MATRIX, Row};
+use self::stage::Stage;
+
+/// What programs the kernel. Every cell is the same for each.
+const BACKENDS: [&[&str]; 1] = [&["--backend=nftables"]];
+
+fn settings(stage: &Stage, backend: &[&str], mode: &str) -> Settings {
+    let mut settings = stage.cast.cluster.settings();
+    settings.flags = vec![format!("--detect-local={mode}")];
+    settings
+        .flags
+        .extend(backend.iter().map(|flag| (*flag).to_owned()));
+    settings
+}
+
+/// One world, and one agent after another in it: a mode leaves nothing behind for the next.
+fn play_rows(label: &str, rows: &[Row]) -> Result<()> {
+    let stage = Stage::set(label)?;
+    let node = &stage.cast.cluster.world.node;
+    for (row, backend) in rows.iter().flat_map(|row| BACKENDS.map(|backend| (row, backend))) {
+        let agent = Agent::start(node, settings(&stage, backend, row.mode))?;
+        play(&stage, &agent, row).with_context(|| backend.join(" "))?;
+        agent.terminate()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn pod_state() -> Result<()> {
+    play_rows("matrix-pods", &MATRIX[..2])
+}
+
+#[test]
+fn bridges() -> Result<()> {
+    play_rows("matrix-bridge", &MATRIX[2..5])
+}
+
+#[test]
+fn prefixes() -> Result<()> {
+    play_rows("matrix-prefix", &MATRIX[5..7])
+}
+
+#[test]
+fn ranges() -> Result<()> {
+    play_rows("matrix-cidr", &MATRIX[7..])
+}
+
+/// nf_tables' bridge family knows the port whether or not bridged packets pass the IP hooks.
+#[test]
+fn ports_are_known_without_bridge_netfilter() -> Result<()> {
+    let stage = Stage::set("matrix-nocall")?;
+    let node = &stage.cast.cluster.world.node;
+    for row in MATRIX.iter().filter(|row| row.mode.contains("port")) {
+        let agent = Agent::start(node, settings(&stage, BACKENDS[0], row.mode))?;
+        for tables in ["iptables", "ip6tables"] {
+            node.sysctl(&format!("net.bridge.bridge-nf-call-{tables}"), "0")?;
+        }
+        play(&stage, &agent, row)?;
+        let still = node.output("sysctl", &["-n", "net.bridge.bridge-nf-call-iptables"])?;
+        ensure!(still.trim() == "0", "the agent set it while this was played");
+        agent.terminate()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! The hosts, and everything that they send from.
+
+use std::cell::Cell;
+use std::net::{IpAddr, UdpSocket};
+
+use anyhow::{Context, Result};
+use denizen_tests::cast::{Cast, Who};
+use denizen_tests::cluster::Cluster;
+use denizen_tests::netns::Netns;
+use denizen_tests::pod::{Pod, Wiring};
+use denizen_tests::world::host_length;
+use serde_json::Value;
+
+use crate::door::{TARGET, service};
+use crate::matrix::Sender;
+
+/// The hosts, and everything that they send from.
+pub struct Stage {
+    pub cast: Cast,
+    pub neighbours: [Pod; 2],
+    /// What the endpoint's sockets hear.
+    pub ears: Vec<UdpSocket>,
+    /// Port numbers that no packet had yet.
+    ports: Cell<u16>,
+}
+
+impl Stage {
+    pub fn set(label: &str) -> Result<Self> {
+        let cast = Cast::on(Cluster::new(label, &Value::Null)?)?;
+        let cluster = &cast.cluster;
+        let neighbours = [
+            cluster.add_pod("near-bridged", Wiring::Bridged)?,
+            cluster.add_pod("near-routed", Wiring::Routed)?,
+        ];
+        for (neighbour, pod) in neighbours.iter().zip([&cast.bridged, &cast.routed]) {
+            borrow(&neighbour.netns, &pod.addresses)?;
+            borrow(&cluster.world.client, &pod.addresses)?;
+        }
+        // What a strict node would drop for its source is what this is about.
+        for interface in ["all", "default", "eth0", "cni0"] {
+            cluster
+                .world
+                .node
+                .sysctl(&format!("net.ipv4.conf.{interface}.rp_filter"), "0")?;
+        }
+        let web = service(&cast, "web", 10, 1, "Cluster")?;
+        cluster.manifests.put("web", &web)?;
+        cluster
+            .manifests
+            .put("kept", &service(&cast, "kept", 11, 2, "Local")?)?;
+        let listen = |address: &IpAddr| UdpSocket::bind((*address, TARGET));
+        let ears = cluster.world.remote.run(|| {
+            cluster
+                .world
+                .addresses()
+                .remote
+                .iter()
+                .map(listen)
+                .collect::<Result<_, _>>()
+        })??;
+        Ok(Self {
+            cast,
+            neighbours,
+            ears,
+            ports: Cell::new(10_000),
+        })
+    }
+
+    /// A source port that no packet had yet.
+    pub fn fresh_port(&self) -> u16 {
+        self.ports.replace(self.ports.get() + 1)
+    }
+
+    fn pod(&self, wiring: Wiring) -> (&Pod, &Pod) {
+        match wiring {
+            Wiring::Bridged => (&self.cast.bridged, &self.neighbours[0]),
+            Wiring::Routed => (&self.cast.routed, &self.neighbours[1]),
+        }
+    }
+
+    /// Where a sender is, which source it writes, and what the node's stack sees it come in through.
+    pub fn sender(
+        &self,
+        wiring: Wiring,
+        sender: Sender,
+        like: IpAddr,
+    ) -> Result<(&Netns, IpAddr, Option<String>)> {
+        let (pod, neighbour) = self.pod(wiring);
+        let pods = pod.address_like(like).context("a pod without an address")?;
+        let honest = |who| {
+            let (netns, interface) = self.cast.place(who);
+            Ok((netns, self.cast.address(who, like)?, interface.map(str::to_owned)))
+        };
+        match sender {
+            // By the node's end of its veth, which `explain` knows as the port of a bridge where it is one.
+            Sender::Pod => Ok((&pod.netns, pods, Some(pod.host_interface().to_owned()))),
+            Sender::Neighbour => Ok((
+                &neighbour.netns,
+                pods,
+                Some(neighbour.host_interface().to_owned()),
+            )),
+            Sender::Remote => honest(Who::Remote),
+            Sender::Outside => honest(Who::Outside),
+            Sender::Spoofer => Ok((&self.cast.cluster.world.client, pods, Some("eth0".to_owned()))),
+            Sender::Node => honest(Who::ThisNode),
+        }
+    }
+}
+
+/// Has a host send from addresses that are another's, without telling its neighbours so.
+fn borrow(netns: &Netns, addresses: &[IpAddr]) -> Result<()> {
+    netns.sysctl("net.ipv4.conf.all.arp_announce", "2")?;
+    for address in addresses {
+        let nodad = if address.is_ipv6() { "nodad" } else { "" };
+        netns.ip(&format!(
+            "addr add {address}/{} dev lo {nodad}",
+            host_length(*address)
+        ))?;
+    }
+    netns.ip("link set lo up")
+}
