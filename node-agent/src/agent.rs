@@ -73,7 +73,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let mut problems = sources::start(&config, &told).await?;
     drop(told);
     let (publisher, published) = Publisher::new(&config, asked, now());
-    problems.push(http::start(config.listen, published).context("cannot start the HTTP servers")?);
+    let notices = sources::notices(&config);
+    problems.push(http::start(config.listen, published, notices).context("cannot start the HTTP servers")?);
     let (elsewhere, found) = watch_forward(&config);
     let engine = Engine::open(config.policy, config.iptables_variant).context("cannot start the backend")?;
     let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;

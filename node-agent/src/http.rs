@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::config::Listen;
 use crate::control::Asked;
+use crate::notice::Notices;
 use crate::plan::HealthPorts;
 use crate::status::health::Pulse;
 use crate::status::metrics::Metrics;
@@ -46,18 +47,24 @@ enum Site {
     HealthCheck,
 }
 
-/// Serves until the loop publishes no more. The receiver holds what cannot be served right now, and why.
+/// Serves until the loop publishes no more. The receiver holds what cannot be served right now, and why; it is an
+/// event too.
 ///
 /// # Errors
 /// When there is no thread or no runtime to be had.
-pub fn start(listen: Listen, published: Published) -> io::Result<watch::Receiver<Vec<String>>> {
+pub fn start(
+    listen: Listen,
+    published: Published,
+    notices: Notices,
+) -> io::Result<watch::Receiver<Vec<String>>> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let (problems, receiver) = watch::channel(Vec::new());
+    let told = listeners::Told { problems, notices };
     let ports = published.ports.clone();
     let answers = Arc::new(answer::Answers::new(published));
-    let serve = listeners::serve(listen, ports, answers, problems);
+    let serve = listeners::serve(listen, ports, answers, told);
     thread::Builder::new()
         .name("http".to_owned())
         .spawn(move || runtime.block_on(serve))?;

@@ -21,6 +21,7 @@ pub mod install;
 mod memory;
 pub mod model;
 pub mod netlink;
+pub mod notice;
 pub mod plan;
 pub mod records;
 pub mod source;

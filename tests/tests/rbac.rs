@@ -39,14 +39,18 @@ fn permitted() -> Result<BTreeSet<Right>> {
 /// What a request needs.
 fn right(asked: &Asked) -> Result<Right> {
     let path = &asked.path;
-    anyhow::ensure!(asked.method == "GET", "{asked:?}");
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     let (group, resource) = match parts.as_slice() {
         ["api", "v1", resource] => ("", *resource),
-        ["apis", group, _, resource] => (*group, *resource),
+        ["apis", group, _, resource] | ["apis", group, _, "namespaces", _, resource] => (*group, *resource),
         _ => anyhow::bail!("{path} is no collection"),
     };
-    let verb = if asked.is_watch() { "watch" } else { "list" };
+    let verb = match asked.method.as_str() {
+        "GET" if asked.is_watch() => "watch",
+        "GET" => "list",
+        "POST" => "create",
+        _ => anyhow::bail!("{asked:?}"),
+    };
     Ok((group.to_owned(), resource.to_owned(), verb.to_owned()))
 }
 

@@ -1,4 +1,4 @@
-//! Which sources there are, and what each wants.
+//! Which sources there are, and what each wants; and where it is told what happens here.
 
 use std::sync::Arc;
 
@@ -7,6 +7,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::config::{Config, Objects};
 use crate::model::Event;
+use crate::notice::{About, Notice, Notices, Reason};
 use crate::records;
 use crate::source::{Outlet, egress, kube, manifests, node, state_file};
 
@@ -65,4 +66,18 @@ async fn follow_objects(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> any
             Ok(kube::start(access, node_name, jiff::Timestamp::now(), told))
         }
     }
+}
+
+/// Events are written where the objects come from. The first says that this agent has started.
+pub(super) fn notices(config: &Config) -> Notices {
+    let Objects::Api(access) = &config.objects else {
+        return Notices::nowhere();
+    };
+    let notices = Notices::to_api(access.clone(), config.policy.settings.node_name.clone());
+    notices.tell(Notice {
+        about: About::Node,
+        reason: Reason::Starting,
+        text: String::new(),
+    });
+    notices
 }

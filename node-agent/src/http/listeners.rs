@@ -17,6 +17,7 @@ use super::Site;
 use super::answer::Answers;
 use super::connection::accept;
 use crate::config::Listen;
+use crate::notice::{About, Notice, Notices, Reason};
 use crate::plan::HealthPorts;
 
 /// How long until an address that cannot be had is tried again.
@@ -29,7 +30,7 @@ pub(super) async fn serve(
     listen: Listen,
     mut ports: watch::Receiver<HealthPorts>,
     answers: Arc<Answers>,
-    problems: watch::Sender<Vec<String>>,
+    told: Told,
 ) {
     let mut listeners = Listeners {
         answers,
@@ -39,7 +40,7 @@ pub(super) async fn serve(
         let wanted = wanted(listen, &ports.borrow_and_update());
         let failed = listeners.bring_to(&wanted);
         let is_well = failed.is_empty();
-        report(&problems, failed);
+        told.report(failed);
         tokio::select! {
             changed = ports.changed() => if changed.is_err() { return },
             () = sleep(RETRY), if !is_well => {}
@@ -58,15 +59,27 @@ fn wanted(listen: Listen, ports: &HealthPorts) -> BTreeMap<SocketAddr, Site> {
     checks.chain(own.into_iter().flatten()).collect()
 }
 
-fn report(problems: &watch::Sender<Vec<String>>, failed: Vec<String>) {
-    problems.send_if_modified(|now| {
-        for new in failed.iter().filter(|problem| !now.contains(problem)) {
-            warn!(error = new, "cannot listen; trying again");
-        }
-        let differs = *now != failed;
-        *now = failed;
-        differs
-    });
+/// Where it is told what cannot be listened at.
+pub(super) struct Told {
+    /// As it is now.
+    pub(super) problems: watch::Sender<Vec<String>>,
+    /// When it begins.
+    pub(super) notices: Notices,
+}
+
+impl Told {
+    fn report(&self, failed: Vec<Notice>) {
+        self.problems.send_if_modified(|now| {
+            for new in failed.iter().filter(|notice| !now.contains(&notice.text)) {
+                warn!(error = new.text, "cannot listen; trying again");
+                self.notices.tell(new.clone());
+            }
+            let failed: Vec<String> = failed.into_iter().map(|notice| notice.text).collect();
+            let differs = *now != failed;
+            *now = failed;
+            differs
+        });
+    }
 }
 
 struct Listeners {
@@ -77,7 +90,7 @@ struct Listeners {
 
 impl Listeners {
     /// Closes what is wanted no more, opens what is missing, and tells what cannot be opened.
-    fn bring_to(&mut self, wanted: &BTreeMap<SocketAddr, Site>) -> Vec<String> {
+    fn bring_to(&mut self, wanted: &BTreeMap<SocketAddr, Site>) -> Vec<Notice> {
         self.open.retain(|at, (site, _)| {
             let stays = wanted.get(at) == Some(site);
             if !stays {
@@ -103,19 +116,34 @@ impl Listeners {
         failed
     }
 
-    fn problem(&self, site: Site, at: SocketAddr, error: &io::Error) -> String {
-        let what = match site {
-            Site::Health => "health of this agent".to_owned(),
-            Site::Metrics => "metrics of this agent".to_owned(),
+    fn problem(&self, site: Site, at: SocketAddr, error: &io::Error) -> Notice {
+        let (about, reason, what) = match site {
+            Site::Health => (
+                About::Node,
+                Reason::HealthUnserved,
+                "health of this agent".to_owned(),
+            ),
+            Site::Metrics => (
+                About::Node,
+                Reason::MetricsUnserved,
+                "metrics of this agent".to_owned(),
+            ),
             Site::HealthCheck => {
-                let service = self.answers.owner(at.port());
-                let of = service
-                    .map(|service| format!(" of {service}"))
-                    .unwrap_or_default();
-                format!("health-check node port {}{of}", at.port())
+                let port = format!("health-check node port {}", at.port());
+                match self.answers.owner(at.port()) {
+                    Some(service) => {
+                        let what = format!("{port} of {service}");
+                        (About::Service(service), Reason::HealthCheckUnserved, what)
+                    }
+                    None => (About::Node, Reason::HealthCheckUnserved, port),
+                }
             }
         };
-        format!("cannot listen at {at} for the {what}: {error}")
+        Notice {
+            about,
+            reason,
+            text: format!("cannot listen at {at} for the {what}: {error}"),
+        }
     }
 }
 

@@ -17,7 +17,7 @@ pub struct Resource {
 }
 
 /// All there are.
-pub const RESOURCES: [Resource; 4] = [
+pub const RESOURCES: [Resource; 5] = [
     Resource {
         version: "v1",
         plural: "services",
@@ -41,6 +41,12 @@ pub const RESOURCES: [Resource; 4] = [
         plural: "servicecidrs",
         kind: "ServiceCIDR",
         namespaced: false,
+    },
+    Resource {
+        version: "events.k8s.io/v1",
+        plural: "events",
+        kind: "Event",
+        namespaced: true,
     },
 ];
 

@@ -171,6 +171,11 @@ impl ApiServer {
         self.shared.asked.lock().expect("nobody panics with it").clone()
     }
 
+    /// Every object of this resource, by its plural.
+    pub fn objects(&self, plural: &str) -> Vec<Value> {
+        self.shared.store.all(plural)
+    }
+
     /// Where its kubeconfig file, certificate and token are.
     pub fn folder(&self) -> &Path {
         &self.folder

@@ -141,6 +141,13 @@ impl Store {
         self.content().objects.get(&key).cloned()
     }
 
+    /// Every object of one resource.
+    pub fn all(&self, plural: &str) -> Vec<Value> {
+        let content = self.content();
+        let of_resource = content.objects.iter().filter(|(key, _)| key.0.plural == plural);
+        of_resource.map(|(_, object)| object.value.clone()).collect()
+    }
+
     /// Everything selected, and the version that it is of.
     pub fn list(&self, resource: Resource, selector: &Selector) -> (Vec<Arc<Stored>>, u64) {
         let content = self.content();

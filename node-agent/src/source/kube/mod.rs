@@ -25,7 +25,7 @@ mod failure;
 mod follow;
 mod index;
 mod kinds;
-mod pace;
+pub(crate) mod pace;
 #[cfg(test)]
 mod tests;
 mod token;

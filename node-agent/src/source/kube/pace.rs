@@ -12,7 +12,7 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// Pauses that grow while attempts fail. Each is cut by up to half at random, so that the nodes of a cluster,
 /// who all lose the API at one moment, do not all come back at one.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(crate) struct Pace {
     failures: u32,
 }
 
@@ -28,7 +28,7 @@ impl Pace {
     }
 
     /// The pause after one more failure, at least what the server asked for.
-    pub(super) fn pause(&mut self, asked: Option<Duration>) -> Duration {
+    pub(crate) fn pause(&mut self, asked: Option<Duration>) -> Duration {
         let whole = SHORTEST.saturating_mul(1 << self.failures.min(16)).min(LONGEST);
         self.failures = self.failures.saturating_add(1);
         cut(whole, random()).max(asked.unwrap_or_default().min(LONGEST * 4))
