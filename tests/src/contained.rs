@@ -40,6 +40,11 @@ impl Contained {
         Ok(Self { child, run_dir })
     }
 
+    /// The process id of the program in front, which is the agent's where that became it.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// `denizen-agent status --output json`.
     pub fn status(&self) -> Result<Value> {
         let mut ask = Command::new(binary::ours("denizen-agent")?);
