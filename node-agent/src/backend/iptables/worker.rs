@@ -9,7 +9,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::edit::Edit;
 use super::save::Observed;
-use super::tools::{IptablesError, Tools};
+use super::tools::{IptablesError, Tools, Variant};
 use crate::model::Family;
 
 /// What is to be done.
@@ -51,7 +51,7 @@ pub fn start(tools: Tools, family: Family, done: UnboundedSender<Done>) -> Sende
             let begun = now();
             let result = match job {
                 Job::Look => tools.save(family).map(|seen| Outcome::Seen(Box::new(seen))),
-                Job::Write(edit) => tools.restore(family, &edit.input()).map(|()| Outcome::Written),
+                Job::Write(edit) => write(tools, family, &edit).map(|()| Outcome::Written),
             };
             let at = now();
             let took = at - begun;
@@ -67,6 +67,15 @@ pub fn start(tools: Tools, family: Family, done: UnboundedSender<Done>) -> Sende
         }
     });
     jobs
+}
+
+/// ip_tables would write all anew with every go.
+fn write(tools: Tools, family: Family, edit: &Edit) -> Result<(), IptablesError> {
+    let goes = match tools.variant {
+        Variant::Legacy => vec![edit.input()],
+        Variant::Nft => edit.goes(),
+    };
+    goes.iter().try_for_each(|input| tools.restore(family, input))
 }
 
 #[expect(
