@@ -93,6 +93,10 @@ fn whatever_others_do_to_the_tables_is_repaired() -> Result<()> {
             "a chain is emptied",
             &format!("flush chain {family} denizen {chain}"),
         )?;
+        harm.repaired(
+            "a rule is replaced, its comment kept",
+            &same_comment(&cast, family)?,
+        )?;
         // Nothing jumps to it, so it is no drift: it goes, but does not count.
         harm.undone("a chain is added", &format!("add chain {family} denizen strange"))?;
         harm.repaired("all rules are flushed", &format!("flush table {family} denizen"))?;
@@ -112,6 +116,20 @@ fn whatever_others_do_to_the_tables_is_repaired() -> Result<()> {
 fn first_after<'a>(dump: &'a str, kind: &str) -> Option<&'a str> {
     dump.lines()
         .find_map(|line| line.strip_prefix(kind)?.trim().strip_suffix('{').map(str::trim))
+}
+
+/// A command that replaces a rule by one that does something else and says the same of itself.
+fn same_comment(cast: &Cast, family: &str) -> Result<String> {
+    let chain = ["-a", "list", "chain", family, "denizen", "services"];
+    let text = cast.cluster.world.node.output("nft", &chain)?;
+    let rule = text.lines().find(|line| line.contains("vmap @services"));
+    let (rule, handle) = rule
+        .and_then(|line| line.split_once(" # handle "))
+        .context("a rule with a handle")?;
+    let comment = rule.split_once(" comment ").context("a comment")?.1;
+    Ok(format!(
+        "replace rule {family} denizen services handle {handle} counter comment {comment}"
+    ))
 }
 
 /// A command that removes one element of a map, whatever its key looks like.

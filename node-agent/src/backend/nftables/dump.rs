@@ -6,9 +6,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::element::{Element, Key, Value, read_address};
+use super::expression::{self, Expression};
 use super::message::{ACCEPT, hook_number, nf_family, rule_comment};
 use super::name::{Layer, SetName, TABLE};
-use super::rule::Chain;
+use super::rule::{Chain, Rule};
 use super::set::{Data, VERDICT, address_len, find_tlv};
 use super::table::Delta;
 use crate::model::Family;
@@ -29,8 +30,15 @@ pub struct ObservedHook {
 pub struct ObservedChain {
     /// Where it hangs, if it is a base chain.
     pub hook: Option<ObservedHook>,
-    /// The rules' comments, in order; empty for a rule without one.
-    pub rules: Vec<String>,
+    /// Its rules, in order.
+    pub rules: Vec<ObservedRule>,
+}
+
+/// A rule as the kernel has it: its comment (empty for none), and what it does.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ObservedRule {
+    comment: String,
+    expressions: Vec<Expression>,
 }
 
 /// A set as the kernel has it: flags, key type and length, data type and length, user data.
@@ -111,12 +119,11 @@ impl Observed {
         let Some(chain) = ours(attributes).and_then(|a| a.find_str(2)) else {
             return;
         };
-        let comment = rule_comment_of(attributes).unwrap_or_default();
-        self.chains
-            .entry(chain.to_owned())
-            .or_default()
-            .rules
-            .push(comment.to_owned());
+        let rule = ObservedRule {
+            comment: rule_comment_of(attributes).unwrap_or_default().to_owned(),
+            expressions: expression::observed(attributes.nested(4)),
+        };
+        self.chains.entry(chain.to_owned()).or_default().rules.push(rule);
     }
 
     /// Takes in a NFT_MSG_NEWSET.
@@ -237,6 +244,10 @@ fn wanted_set(layer: Layer, set: SetName) -> ObservedSet {
 
 /// A chain as the kernel should have it.
 pub fn wanted_chain(layer: Layer, chain: &Chain) -> ObservedChain {
+    let rule = |rule: &Rule| ObservedRule {
+        comment: rule_comment(layer, rule),
+        expressions: expression::wanted(layer, rule),
+    };
     ObservedChain {
         hook: chain.place.map(|place| ObservedHook {
             kind: place.kind.as_str().to_owned(),
@@ -244,7 +255,7 @@ pub fn wanted_chain(layer: Layer, chain: &Chain) -> ObservedChain {
             priority: place.priority,
             policy: ACCEPT,
         }),
-        rules: chain.rules.iter().map(|rule| rule_comment(layer, rule)).collect(),
+        rules: chain.rules.iter().map(rule).collect(),
     }
 }
 

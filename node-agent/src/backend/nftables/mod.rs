@@ -6,6 +6,7 @@
 mod dump;
 mod element;
 mod encode;
+mod expression;
 mod foreign;
 mod isolate;
 mod kernel;
