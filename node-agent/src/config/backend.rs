@@ -29,7 +29,7 @@ pub struct BackendArgs {
     #[arg(long, value_enum)]
     pub iptables_variant: Option<Variant>,
 
-    /// Which of the node's addresses serve node ports: "primary", "all", or CIDRs; by default primary with
+    /// Which of the node's addresses serve node ports: "primary", "all", "all,localhost" (127.0.0.1 too), or CIDRs; by default primary with
     /// nftables and all with iptables, as kube-proxy has it
     #[arg(long, value_name = "CIDR,…")]
     pub nodeport_addresses: Option<String>,
@@ -59,6 +59,8 @@ impl BackendArgs {
         match self.nodeport_addresses.as_deref().unwrap_or(usual).trim() {
             "primary" => Ok(NodePortAddresses::Primary),
             "all" => Ok(NodePortAddresses::All { localhost }),
+            // KEP-6032's words.
+            "all,localhost" | "localhost,all" => Ok(NodePortAddresses::All { localhost: true }),
             list => {
                 let values = list.split(',').map(str::trim).collect();
                 cidrs("--nodeport-addresses", values).map(NodePortAddresses::In)

@@ -103,6 +103,7 @@ fn node_ports_are_served_where_kube_proxy_serves_them() {
     let cases = [
         ("--backend nftables", NodePortAddresses::Primary),
         ("--backend nftables --nodeport-addresses all", all(false)),
+        ("--backend nftables --nodeport-addresses all,localhost", all(true)),
         ("--backend iptables", all(true)),
         (
             "--backend iptables --iptables-localhost-nodeports false",

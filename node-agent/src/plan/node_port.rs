@@ -1,6 +1,6 @@
 //! On which of the node's own addresses node ports are served.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnetwork::IpNetwork;
 
@@ -43,7 +43,8 @@ pub fn node_port_addresses(
         NodePortAddresses::All { localhost } => addresses
             .iter()
             .map(|a| a.address)
-            .filter(|ip| !ip.is_loopback() || (*localhost && ip.is_ipv4()))
+            .filter(|ip| !ip.is_loopback())
+            .chain(localhost.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST)))
             .collect(),
         NodePortAddresses::Primary => Family::BOTH
             .into_iter()

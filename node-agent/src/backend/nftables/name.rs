@@ -146,6 +146,8 @@ pub enum ChainName {
     Output,
     /// nat postrouting.
     Postrouting,
+    /// filter prerouting: who may address the loopback interface.
+    Martians,
     /// filter forward: what pods send elsewhere than to services.
     Forward,
     /// Marks for masquerade what leaves the ranges where pods keep their address.
@@ -210,6 +212,7 @@ impl fmt::Display for ChainName {
             Self::Prerouting => f.write_str("prerouting"),
             Self::Output => f.write_str("output"),
             Self::Postrouting => f.write_str("postrouting"),
+            Self::Martians => f.write_str("martians"),
             Self::Forward => f.write_str("forward"),
             Self::Egress => f.write_str("egress"),
             Self::Services => f.write_str("services"),

@@ -4,17 +4,21 @@
 //! and that one lookup decides everything about it at once (where to, masqueraded or not), so a packet that
 //! races with a commit sees it before the change or after, never half.
 
+use std::net::Ipv4Addr;
+
 use super::local::{bridge_chains, local, port_told};
 use super::name::{ChainName, Class, Group, Layer, SetName};
 use super::rule::{Action, Chain, Hook, Kind, Match, Place, Rule};
 use crate::backend::why::Why;
 use crate::plan::{Detector, MarkBit, NodeSide};
-use ipnetwork::IpNetwork;
+use ipnetwork::{IpNetwork, Ipv4Network};
 
 /// Before kube-proxy's `dstnat` (-100), so that denizen decides while another's rules are still there.
 const DESTINATION_PRIORITY: i32 = -110;
 /// Before `filter` (0), where others drop.
 pub(super) const FORWARD_PRIORITY: i32 = -10;
+/// `raw`: before connection tracking, which would give answers back the loopback address they are meant for.
+const RAW_PRIORITY: i32 = -300;
 /// `srcnat`.
 const SOURCE_PRIORITY: i32 = 100;
 
@@ -35,6 +39,8 @@ pub struct Shape {
     pub service_ranges: Vec<IpNetwork>,
     /// Where pods keep their address (of this family); `None` where that is not denizen's business.
     pub egress: Option<Vec<IpNetwork>>,
+    /// Node ports are served on 127.0.0.1 too.
+    pub loopback: bool,
     /// What the operator settled about this node.
     pub node_side: NodeSide,
 }
@@ -77,6 +83,7 @@ fn ip_chains(shape: &Shape) -> Vec<Chain> {
         .chain(base_chains(shape.node_side.masquerade_bit))
         .chain(egress(shape).into_iter().flatten())
         .chain(port_told(shape))
+        .chain(shape.loopback.then(martians))
         .collect()
 }
 
@@ -126,6 +133,23 @@ fn base_chains(masquerade: MarkBit) -> [Chain; 3] {
             leaving,
         ),
     ]
+}
+
+/// `route_localnet` lets a neighbour's packets to 127.0.0.1 in (CVE-2020-8558).
+fn martians() -> Chain {
+    let loopback = Ipv4Network::new_checked(Ipv4Addr::new(127, 0, 0, 0), 8).expect("8 bits of 32");
+    let own = [Match::InputInterface("lo".into())];
+    let wanted = [Match::Destination(loopback.into())];
+    let rules = vec![
+        Rule::new(Why::Martian, own, [Action::Return]),
+        Rule::new(Why::Martian, wanted, [Action::Count, Action::Drop]),
+    ];
+    let place = Place {
+        kind: Kind::Filter,
+        hook: Hook::Prerouting,
+        priority: RAW_PRIORITY,
+    };
+    base(ChainName::Martians, place, Why::Martian, rules)
 }
 
 /// What local pods send elsewhere than to services. In the forward hook, the last where the interface is known

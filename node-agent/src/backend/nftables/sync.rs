@@ -18,7 +18,7 @@ use super::table::{Delta, Table};
 use super::text::Rendering;
 use super::write::{load, write};
 use crate::backend::{Backend, Repair, SetSize, Told};
-use crate::model::{Egress, PodSet};
+use crate::model::{Egress, Family, PodSet};
 use crate::netlink::NetlinkError;
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
 
@@ -159,7 +159,9 @@ impl<K> Told for Nftables<K> {
 
     fn set_health_ports(&mut self, _ports: &BTreeSet<NonZeroU16>) {}
 
-    fn set_node_port_addresses(&mut self, _wanted: &NodePortAddresses, addresses: &[IpAddr]) {
+    fn set_node_port_addresses(&mut self, wanted: &NodePortAddresses, addresses: &[IpAddr]) {
+        let localhost = *wanted == NodePortAddresses::All { localhost: true };
+        self.reshape(|layer, shape| shape.loopback = localhost && layer == Layer::Ip(Family::V4));
         for table in &mut self.tables {
             table
                 .wanted
