@@ -7,7 +7,8 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use denizen_shared::run_dir;
 use serde::de::DeserializeOwned;
 use tracing::{info, warn};
@@ -96,8 +97,32 @@ fn asked() -> anyhow::Result<(Command, Vec<String>)> {
     let command = command();
     let Completed { words, ignored } = complete(&command, std::env::args_os().collect())?;
     let matches = command.get_matches_from(words);
+    if let Some(("explain", given)) = matches.subcommand() {
+        decides_here(given)?;
+    }
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     Ok((cli.command, ignored))
+}
+
+/// Flags that decide about packets do so offline alone: a running agent goes by those that it was started with.
+fn decides_here(explain: &ArgMatches) -> anyhow::Result<()> {
+    if explain.contains_id("manifests") {
+        return Ok(());
+    }
+    let policy = PolicyArgs::augment_args(clap::Command::new("policy"));
+    let written =
+        |arg: &&clap::Arg| explain.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let named = policy
+        .get_arguments()
+        .filter(written)
+        .filter_map(clap::Arg::get_long);
+    let named: Vec<String> = named.map(|long| format!("--{long}")).collect();
+    anyhow::ensure!(
+        named.is_empty(),
+        "{}: without --manifests the running agent answers, which goes by its own flags",
+        named.join(", ")
+    );
+    Ok(())
 }
 
 /// Reads the command line and does what it says.

@@ -267,3 +267,18 @@ fn a_packet_is_explained_without_an_agent() -> Result<()> {
     }
     Ok(())
 }
+
+/// The running agent has flags of its own; to take these in silence would explain another node.
+#[test]
+fn flags_that_a_running_agent_does_not_go_by_are_refused() -> Result<()> {
+    let output = Command::new(env!("CARGO_BIN_EXE_denizen-agent"))
+        .args(["explain", "--from", "10.1.2.3", "--to", "10.96.0.10:80"])
+        .args(["--masquerade-all", "--detect-local=bridge=cni0"])
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        !output.status.success() && said.contains("--detect-local, --masquerade-all"),
+        "{said}"
+    );
+    Ok(())
+}
