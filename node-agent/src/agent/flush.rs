@@ -22,6 +22,9 @@ use crate::engine::Engine;
 use crate::status::LastSync;
 use crate::status::metrics::LikeKubeProxy;
 
+/// How long what was asked before a change has to be answered: an answer whose entry is gone finds no way back
+/// to the client, and whoever answered may well be draining, not dead.
+const ANSWERED: Duration = Duration::from_millis(50);
 /// How long after the first look the second comes: a packet may have been on its way through the old rules
 /// while the new ones were committed, and its entry is there when it leaves.
 const SECOND_LOOK: Duration = Duration::from_secs(1);
@@ -39,16 +42,24 @@ const PIECES: usize = 4;
 pub struct Flush {
     /// Here while nobody looks.
     conntrack: Option<Conntrack>,
-    /// To be looked for as soon as there was rest enough.
-    fresh: Suspects,
+    /// To be looked for, the oldest change first.
+    fresh: VecDeque<Fresh>,
     /// To be looked for once more, and when.
     again: VecDeque<(Instant, Suspects)>,
     look: Option<Look>,
     rested: Instant,
-    /// What was programmed last and is not told yet: it may have made entries stale.
-    untold: Option<LastSync>,
     problem: Option<String>,
     metrics: LikeKubeProxy,
+}
+
+/// Something that was programmed.
+struct Fresh {
+    /// When it is time to look, if there was rest enough.
+    due: Instant,
+    /// What it may have made stale.
+    suspects: Suspects,
+    /// Not told yet.
+    sync: Option<LastSync>,
 }
 
 /// A look that is under way.
@@ -61,6 +72,8 @@ struct Look {
     begun: Instant,
     entries: mpsc::Receiver<Vec<Entry>>,
     stale: Vec<Entry>,
+    /// Some entries are left to the look after a later change, and so what was programmed is told then.
+    postponed: bool,
     /// Where the stale ones go when all were read.
     judged: Option<oneshot::Sender<Vec<Entry>>>,
     reader: JoinHandle<Looked>,
@@ -95,11 +108,10 @@ impl Flush {
         let conntrack = Conntrack::open().context("cannot open netlink to conntrack")?;
         Ok(Self {
             conntrack: Some(conntrack),
-            fresh: Suspects::default(),
+            fresh: VecDeque::new(),
             again: VecDeque::new(),
             look: None,
             rested: Instant::now(),
-            untold: None,
             problem: None,
             metrics,
         })
@@ -112,19 +124,27 @@ impl Flush {
 
     /// Something was programmed. It is told as the last sync when what it made stale is gone.
     pub fn after<B: Backend>(&mut self, sync: LastSync, engine: &mut Engine<B>) {
-        self.fresh.absorb(engine.take_suspects());
-        self.untold = Some(sync);
+        self.fresh.push_back(Fresh {
+            due: Instant::now() + ANSWERED,
+            suspects: engine.take_suspects(),
+            sync: Some(sync),
+        });
         self.tell(engine);
     }
 
     fn tell<B: Backend>(&mut self, engine: &mut Engine<B>) {
         let looking = self.look.as_ref().is_some_and(|look| look.first);
-        let flushed = self.fresh.is_empty() && !looking;
-        engine.note_flushing(!flushed);
+        let mut told = None;
+        while !looking && let Some(fresh) = self.fresh.pop_front_if(|fresh| fresh.suspects.is_empty()) {
+            told = fresh.sync.or(told);
+        }
         // Where entries cannot be flushed, nobody waits for it.
-        if (flushed || self.problem.is_some())
-            && let Some(sync) = self.untold.take()
-        {
+        if self.problem.is_some() {
+            let waiting = self.fresh.iter_mut().filter_map(|fresh| fresh.sync.take());
+            told = waiting.last().or(told);
+        }
+        engine.note_flushing(looking || !self.fresh.is_empty());
+        if let Some(sync) = told {
             engine.note_sync(sync);
         }
     }
@@ -150,7 +170,7 @@ impl Flush {
     fn due(&self) -> Option<Instant> {
         // Lost with its thread: see `end`.
         self.conntrack.as_ref()?;
-        let fresh = (!self.fresh.is_empty()).then_some(self.rested);
+        let fresh = self.fresh.front().map(|fresh| fresh.due.max(self.rested));
         let again = self.again.front().map(|(due, _)| (*due).max(self.rested));
         fresh.into_iter().chain(again).min()
     }
@@ -159,7 +179,12 @@ impl Flush {
     pub fn take<B: Backend>(&mut self, step: Step, engine: &mut Engine<B>) {
         match (step, &mut self.look) {
             (Step::Due, _) => self.begin(),
-            (Step::Entries(entries), Some(look)) => {
+            (Step::Entries(mut entries), Some(look)) => {
+                // What changed again since has answers on their way again, and a look of its own to come.
+                let later = |entry: &Entry| self.fresh.iter().any(|fresh| fresh.suspects.concern(entry));
+                let read = entries.len();
+                entries.retain(|entry| !later(entry));
+                look.postponed |= entries.len() < read;
                 look.stale.extend(engine.stale(&look.suspects, entries));
             }
             (Step::AllRead, Some(look)) => {
@@ -178,7 +203,11 @@ impl Flush {
             return;
         };
         let now = Instant::now();
-        let mut suspects = std::mem::take(&mut self.fresh);
+        let (mut suspects, mut sync) = (Suspects::default(), None);
+        while let Some(fresh) = self.fresh.pop_front_if(|fresh| fresh.due <= now) {
+            suspects.absorb(fresh.suspects);
+            sync = fresh.sync.or(sync);
+        }
         let first = !suspects.is_empty();
         let again = first.then(|| (now + SECOND_LOOK, suspects.clone()));
         while let Some((_, due)) = self.again.pop_front_if(|(due, _)| *due <= now) {
@@ -191,10 +220,11 @@ impl Flush {
         self.look = Some(Look {
             suspects,
             first,
-            sync: self.untold.take_if(|_| first),
+            sync,
             begun: now,
             entries,
             stale: Vec::new(),
+            postponed: false,
             judged: Some(judged),
             reader: spawn_blocking(move || look_for(&wanted, conntrack, read, stale)),
         });
@@ -223,14 +253,18 @@ impl Flush {
             debug!(elapsed = ?took, "no stale flows");
         }
         if problem.is_some() {
-            self.fresh.absorb(look.suspects);
             self.rested = Instant::now() + RETRY;
+            self.fresh.push_front(Fresh {
+                due: self.rested,
+                suspects: look.suspects,
+                sync: None,
+            });
         }
         if let Some(problem) = problem.as_ref().filter(|_| problem != self.problem) {
             error!(error = problem, "stale flows may be left");
         }
         self.problem = problem;
-        if let Some(sync) = look.sync {
+        if let Some(sync) = look.sync.filter(|_| !look.postponed) {
             engine.note_sync(sync);
         }
         self.tell(engine);
