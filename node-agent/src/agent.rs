@@ -10,6 +10,7 @@ mod view;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -88,6 +89,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         watch: None,
         begun: None,
         succeeded: false,
+        succession: None,
         publisher,
         flush,
     };
@@ -134,6 +136,8 @@ struct Agent {
     begun: Option<Instant>,
     /// What another backend left behind is seen to.
     succeeded: bool,
+    /// Who removes what another backend left behind.
+    succession: Option<JoinHandle<()>>,
     publisher: Publisher,
     /// Takes stale entries out of the connection tracking.
     flush: Flush,
@@ -184,6 +188,10 @@ impl Agent {
             retry.as_mut().reset(tokio::time::Instant::now() + pause);
         }
         info!("told to stop; the rules stay");
+        if let Some(succession) = self.succession.take() {
+            // Whatever it panicked at, it is over.
+            let _ = succession.join();
+        }
         Ok(())
     }
 
@@ -237,7 +245,7 @@ impl Agent {
                 self.flush.after(sync, &mut self.engine);
                 self.publisher.programmed(&mut self.engine, begun, now());
                 if self.engine.is_synced() && !std::mem::replace(&mut self.succeeded, true) {
-                    self.engine.succeed();
+                    self.succession = self.engine.succeed();
                 }
                 self.listen();
                 true

@@ -9,6 +9,7 @@ mod view;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use denizen_shared::socket::WaitFor;
@@ -95,9 +96,10 @@ impl Engine {
         self.backend.port()
     }
 
-    /// Removes what another backend left behind, which serves until this one's rules are all there.
-    pub fn succeed(&self) {
-        self.backend.succeed();
+    /// Removes what another backend left behind, which serves until this one's rules are all there. The thread
+    /// that does it must be waited for before the process ends.
+    pub fn succeed(&self) -> Option<JoinHandle<()>> {
+        self.backend.succeed()
     }
 }
 

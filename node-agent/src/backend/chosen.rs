@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::num::NonZeroU16;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ipnetwork::IpNetwork;
@@ -88,8 +89,9 @@ impl Chosen {
     }
 
     /// Removes what the other backend left behind. Called when this one's rules are all in the kernel: until
-    /// then the other's serve.
-    pub fn succeed(&self) {
+    /// then the other's serve. Where that takes a thread, it must be waited for before the process ends: a
+    /// program that it has begun would go on, and take the next agent's rules away.
+    pub fn succeed(&self) -> Option<JoinHandle<()>> {
         match self {
             Self::Iptables(_) => match Kernel::open()
                 .map_err(ChosenError::from)
@@ -101,13 +103,14 @@ impl Chosen {
             },
             // Programs are executed for it, so a thread does it.
             Self::Nftables(_) if iptables::was_here() => {
-                std::thread::spawn(|| match iptables::cleanup(Whose::Denizens) {
+                return Some(std::thread::spawn(|| match iptables::cleanup(Whose::Denizens) {
                     Ok(chains) => info!(chains, "the iptables backend's chains are removed"),
                     Err(error) => warn!(%error, "the iptables backend's chains are left"),
-                });
+                }));
             }
             Self::Nftables(_) => {}
         }
+        None
     }
 }
 
