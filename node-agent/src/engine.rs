@@ -3,6 +3,7 @@
 
 mod figures;
 mod health;
+mod notes;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -27,7 +28,7 @@ use crate::explain::{Explanation, Packet, Scene, explain};
 use crate::host::{Setting, live, on_loopback};
 use crate::model::{Change, Event, Model, PodVersion};
 use crate::plan::{Conflict, Detector, NodePortAddresses, NodeSide, Plan, Settings, node_port_addresses};
-use crate::status::{LastSync, Status};
+use crate::status::LastSync;
 
 /// What the operator asked for, as far as it decides about packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -349,27 +350,6 @@ impl<B: Told> Engine<B> {
         settings
     }
 
-    /// Remembers when the kernel was programmed last.
-    pub fn note_sync(&mut self, sync: LastSync) {
-        self.last_sync = Some(sync);
-    }
-
-    /// Remembers that so many stale entries were taken out of the connection tracking.
-    pub fn note_flushed(&mut self, entries: usize) {
-        self.flushed += entries as u64;
-    }
-
-    /// Remembers whether stale entries are being looked for.
-    pub fn note_flushing(&mut self, flushing: bool) {
-        self.flushing = flushing;
-    }
-
-    /// Remembers a repair, and how long it took from the kernel's word of the change.
-    pub fn note_repair(&mut self, took: Duration) {
-        self.drift_repaired += 1;
-        self.last_repair = Some(took);
-    }
-
     /// When the changes of pods and Services were made that the kernel was programmed for since this was asked
     /// last: what kube-proxy's `network_programming_duration_seconds` counts from.
     pub fn take_triggers(&mut self) -> Vec<Timestamp> {
@@ -379,38 +359,6 @@ impl<B: Told> Engine<B> {
     /// Whether all of the first full set of rules is in the kernel.
     pub fn is_synced(&self) -> bool {
         self.synced
-    }
-}
-
-impl<B: Backend> Engine<B> {
-    /// What the agent knows and has programmed; `problems` are the sources' own.
-    pub fn status(&mut self, problems: Vec<String>) -> Status {
-        let mut errors = problems;
-        errors.extend(self.last_error.clone());
-        errors.extend(self.backend.contended().map(str::to_owned));
-        errors.extend(self.lost_health_ports());
-        let missed_lookups = self.backend.missed_lookups().unwrap_or_else(|error| {
-            errors.push(describe(&error));
-            0
-        });
-        Status {
-            backend: self.policy.backend.to_string(),
-            detect_local: self.policy.detector.to_string(),
-            synced: self.synced,
-            waiting_for: self.owed(),
-            pods: self.model.pods().map_or(0, |pods| pods.pods.len()),
-            services: self.model.service_count(),
-            endpoints: self.plan.endpoint_count(),
-            generation: self.programmed_pods.as_ref().map(|(_, generation)| generation.0),
-            last_sync: self.last_sync.clone(),
-            drift_repaired: self.drift_repaired,
-            last_repair_milliseconds: self.last_repair.map(|took| took.as_secs_f64() * 1e3),
-            missed_lookups,
-            flushed: self.flushed,
-            flushing: self.flushing,
-            errors,
-            warnings: Vec::new(),
-        }
     }
 }
 

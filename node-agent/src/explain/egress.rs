@@ -15,8 +15,7 @@ impl Way<'_> {
             .egress()
             .filter(|egress| egress.covers(family_of(destination)))?;
         // What stays on this node is never forwarded.
-        let own = world.addresses().iter().any(|own| own.address == destination);
-        (sender == Sender::Pod && !own).then(|| asked.range_of(destination).is_none())
+        (sender == Sender::Pod && !self.is_own(destination)).then(|| asked.range_of(destination).is_none())
     }
 
     /// A destination that no service has.
