@@ -24,7 +24,7 @@ use crate::status::metrics::LikeKubeProxy;
 
 /// How long what was asked before a change has to be answered: an answer whose entry is gone finds no way back
 /// to the client, and whoever answered may well be draining, not dead.
-const ANSWERED: Duration = Duration::from_millis(50);
+const ANSWERED: Duration = Duration::from_millis(200);
 /// How long after the first look the second comes: a packet may have been on its way through the old rules
 /// while the new ones were committed, and its entry is there when it leaves.
 const SECOND_LOOK: Duration = Duration::from_secs(1);
