@@ -244,6 +244,7 @@ impl Agent {
                 let sync = LastSync::new(timestamp(), begun.elapsed());
                 self.flush.after(sync, &mut self.engine);
                 self.publisher.programmed(&mut self.engine, begun, now());
+                self.settings.keep(self.engine.settings(), false);
                 if self.engine.is_synced() && !std::mem::replace(&mut self.succeeded, true) {
                     self.succession = self.engine.succeed();
                 }

@@ -346,7 +346,9 @@ impl<B: Told> Engine<B> {
     /// The kernel's settings that the rules need beside them.
     pub fn settings(&self) -> Vec<Setting> {
         let mut settings = live(self.model.pods(), &self.policy.detector);
-        settings.extend(on_loopback(&self.policy.node_ports));
+        // Not before the rule that keeps neighbours out of there.
+        let on_loopback = on_loopback(&self.policy.node_ports).filter(|_| self.synced);
+        settings.extend(on_loopback);
         settings
     }
 

@@ -6,7 +6,7 @@ use clap::Args;
 use super::block_on;
 use crate::backend::iptables::{self, Whose};
 use crate::backend::nftables::{Kernel, Nftables, remove_kube_proxys};
-use crate::host::{forward, ipvs};
+use crate::host::{forward, ipvs, sysctl};
 
 #[derive(Debug, Args)]
 pub(super) struct CleanupArgs {
@@ -39,6 +39,13 @@ pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
                 "left are {left} virtual servers of ipvs, which may be anybody's; `ipvsadm --clear` removes them all"
             );
         }
+    }
+    // Whoever else needs it keeps neighbours out by rules of their own, as denizen did.
+    if sysctl::loopback_is_open() {
+        println!(
+            "left is net.ipv4.conf.all.route_localnet=1, for node ports on 127.0.0.1: set it to 0 unless kube-proxy \
+             or another needs it, for no rule of denizen's keeps neighbours out any more"
+        );
     }
     results.into_iter().collect()
 }

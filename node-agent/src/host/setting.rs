@@ -3,6 +3,9 @@
 use crate::model::{Family, PodSet, family_of};
 use crate::plan::{Detector, NodePortAddresses};
 
+/// Whether 127.0.0.0/8 is routed as other addresses are.
+pub const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
+
 /// What a setting should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
@@ -71,7 +74,7 @@ pub fn on_loopback(node_ports: &NodePortAddresses) -> Option<Setting> {
     let asked = matches!(node_ports, NodePortAddresses::All { localhost: true });
     asked.then(|| {
         Setting::new(
-            "net/ipv4/conf/all/route_localnet",
+            ROUTE_LOCALNET,
             Wanted::Exactly(1),
             "node ports do not answer on 127.0.0.1",
         )
