@@ -50,7 +50,11 @@ impl Variant {
         let mut all = Vec::new();
         for family in FAMILIES {
             let mut table = String::new();
-            let text = node.output(&self.program(family, "-save"), arguments)?;
+            let program = self.program(family, "-save");
+            // It looks for the sets that the rules name after it has read them, and they may be gone by then.
+            let text = node
+                .output(&program, arguments)
+                .or_else(|_| node.output(&program, arguments))?;
             for line in text.lines().filter(|line| !line.starts_with('#')) {
                 if let Some(name) = line.strip_prefix('*') {
                     table = format!("{family} {name}");

@@ -198,27 +198,30 @@ fn restarts_change_nothing_nft() -> Result<()> {
     restarts_change_nothing("ipt-again-n", Variant::Nft)
 }
 
-/// From nftables to iptables and back: the old rules serve until the new ones are all there, then they go.
+/// From nftables to iptables and back, time after time: the old rules serve until the new ones are all there, then
+/// they go, and a packet that is on its way through them at that instant is served all the same.
 fn backends_change(label: &str, variant: Variant) -> Result<()> {
     let scene = Scene::set(label)?;
     let nftables = || vec!["--backend=nftables".to_owned()];
-    let agent = scene.start(nftables())?;
+    let mut agent = scene.start(nftables())?;
     let mut streams = scene.lasting()?;
     let load = scene.load()?;
-    agent.terminate()?;
-    let agent = scene.start(variant.flags())?;
     let tables = || scene.node().output("nft", &["list", "tables"]);
-    until(
-        "denizen's tables are gone",
-        || Ok(!tables()?.contains(" denizen")),
-    )?;
-    ensure!(scene.dump(variant)?.contains("KUBE-SVC-"), "rules");
-    agent.terminate()?;
-    let _agent = scene.start(nftables())?;
-    until("chains and sets are gone", || {
-        let chains = scene.dump(variant)?.contains("KUBE-");
-        Ok(!chains && scene.node().output("ipset", &["list", "-n"])?.is_empty())
-    })?;
+    for _ in 0..effort::times(20, 2) {
+        agent.terminate()?;
+        agent = scene.start(variant.flags())?;
+        until(
+            "denizen's tables are gone",
+            || Ok(!tables()?.contains(" denizen")),
+        )?;
+        ensure!(scene.dump(variant)?.contains("KUBE-SVC-"), "rules");
+        agent.terminate()?;
+        agent = scene.start(nftables())?;
+        until("chains and sets are gone", || {
+            let chains = scene.dump(variant)?.contains("KUBE-");
+            Ok(!chains && scene.node().output("ipset", &["list", "-n"])?.is_empty())
+        })?;
+    }
     let tally = load.stop()?;
     ensure!(tally.failed == 0, "{tally:?}");
     streams.iter_mut().try_for_each(Lasting::still_alive)

@@ -17,6 +17,9 @@ pub enum Why {
     FindService,
     /// A port of a cluster IP that no service has: the address is ours alone, so nobody else will answer.
     UnusedPort,
+    /// A change may have come between the look for the service and that for the cluster IP: the service that it
+    /// brought is there when its cluster IP is.
+    FindServiceAgain,
     /// An address that cluster IPs are allocated from, and that no service has (or has not here, yet). No one
     /// else is there; silence lets the client try again until there is.
     Unallocated,
@@ -158,6 +161,7 @@ impl Why {
             Self::Dispatch => "looks up the service of a new connection",
             Self::FindService => "address, protocol and port name the service",
             Self::UnusedPort => "no service has this port, and nobody else answers on a cluster IP",
+            Self::FindServiceAgain => "the cluster IP is there now, and so is a service that came with it",
             Self::Unallocated => "in a range of cluster IPs, but no service has it (yet)",
             Self::OwnAddress => "node ports answer on these addresses of the node",
             Self::FindNodePort => "protocol and port name the service",

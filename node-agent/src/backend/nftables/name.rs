@@ -162,6 +162,8 @@ pub enum ChainName {
     NodePortPolicy,
     /// Marks for masquerade what is not a local pod's.
     MarkUnlessLocal,
+    /// Looks again, then refuses.
+    UnusedPort,
     /// Refuses.
     NoEndpoints,
     /// Drops.
@@ -220,6 +222,7 @@ impl fmt::Display for ChainName {
             Self::LocalPolicy => f.write_str("local-policy"),
             Self::NodePortPolicy => f.write_str("nodeport-policy"),
             Self::MarkUnlessLocal => f.write_str("mark-unless-local"),
+            Self::UnusedPort => f.write_str("unused-port"),
             Self::NoEndpoints => f.write_str("no-endpoints"),
             Self::NoLocalEndpoints => f.write_str("no-local-endpoints"),
             Self::Cluster(c) => class(f, "cluster", c),

@@ -1,8 +1,9 @@
 //! Whether a table should be there at all (a bridge's, where the ports of bridges matter), and what is known of it.
 
+use super::dump::Observed;
 use super::kernel::{Kernel, NftablesError};
 use super::message::Batch;
-use super::name::{Facts, Layer, SetName};
+use super::name::{ChainName, Facts, Layer, SetName};
 use super::program::Shape;
 use super::sync::Programmed;
 use super::table::{Delta, Table};
@@ -66,7 +67,7 @@ impl Programmed {
         let seen = kernel.observe(layer)?;
         let mark = kernel.mark(&seen);
         if seen.table {
-            kernel.write(layer, Batch::delete_table)?;
+            take_away(kernel, layer, &seen)?;
         }
         self.looked = Some(mark);
         self.unknown = false;
@@ -79,9 +80,36 @@ impl Programmed {
 
 /// Removes a table; whether it was there.
 pub(super) fn remove(kernel: &mut Kernel, layer: Layer) -> Result<bool, NftablesError> {
-    let there = kernel.observe(layer)?.table;
-    if there {
-        kernel.write(layer, Batch::delete_table)?;
+    let seen = kernel.observe(layer)?;
+    if seen.table {
+        take_away(kernel, layer, &seen)?;
     }
-    Ok(there)
+    Ok(seen.table)
+}
+
+/// First what chooses services, so that nobody is in there any more when the table goes.
+fn take_away(kernel: &mut Kernel, layer: Layer, seen: &Observed) -> Result<(), NftablesError> {
+    empty(kernel, layer, seen, &[ChainName::Prerouting, ChainName::Output])?;
+    kernel.write(layer, Batch::delete_table)
+}
+
+/// Takes the rules out of `chains`, where they are there; the generation after that, as long as nobody else commits.
+///
+/// At the instant in which a table goes, a packet that is in its chains goes on through all their rules, finds
+/// their maps empty and their sets as they were (`nft_map_deactivate` in net/netfilter/nf_tables_api.c), and so
+/// would be refused for want of a service at a cluster IP.
+pub(super) fn empty(
+    kernel: &mut Kernel,
+    layer: Layer,
+    seen: &Observed,
+    chains: &[ChainName],
+) -> Result<u32, NftablesError> {
+    let names = chains.iter().map(ToString::to_string);
+    let full: Vec<String> = names
+        .filter(|name| seen.chains.get(name).is_some_and(|chain| !chain.rules.is_empty()))
+        .collect();
+    kernel.write(layer, |batch| {
+        full.iter().for_each(|name| batch.flush_chain(name))
+    })?;
+    Ok(seen.generation.wrapping_add(u32::from(!full.is_empty())))
 }

@@ -66,6 +66,7 @@ fn ip_chains(shape: &Shape) -> Vec<Chain> {
         ),
         chain(ChainName::NodePorts, Why::FindNodePort, vec![node_ports]),
         chain(ChainName::SourceRanges, Why::Restricted, source_ranges()),
+        chain(ChainName::UnusedPort, Why::UnusedPort, unused_port()),
         chain(ChainName::Services, Why::Dispatch, dispatch(shape)),
         chain(
             ChainName::LocalPolicy,
@@ -317,8 +318,16 @@ fn refuse() -> Vec<Rule> {
     ]
 }
 
-fn dispatch(shape: &Shape) -> Vec<Rule> {
+fn unused_port() -> Vec<Rule> {
     let refuse = Action::Goto(ChainName::NoEndpoints);
+    vec![
+        Rule::new(Why::FindServiceAgain, [], [Action::Lookup(SetName::Services)]),
+        Rule::new(Why::UnusedPort, [], [refuse]),
+    ]
+}
+
+fn dispatch(shape: &Shape) -> Vec<Rule> {
+    let unused = Action::Goto(ChainName::UnusedPort);
     let unallocated = shape.service_ranges.iter().map(|range| {
         Rule::new(
             Why::Unallocated,
@@ -328,7 +337,7 @@ fn dispatch(shape: &Shape) -> Vec<Rule> {
     });
     let known = [
         Rule::new(Why::FindService, [], [Action::Lookup(SetName::Services)]),
-        Rule::new(Why::UnusedPort, [Match::In(SetName::ClusterIps)], [refuse]),
+        Rule::new(Why::UnusedPort, [Match::In(SetName::ClusterIps)], [unused]),
     ];
     known.into_iter().chain(unallocated).collect()
 }

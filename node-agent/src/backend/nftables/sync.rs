@@ -353,17 +353,17 @@ impl Programmed {
 
     fn repair(&mut self, kernel: &mut Kernel, seen: &Observed) -> Result<Repair, NftablesError> {
         let layer = self.wanted.layer;
-        let mut batch = kernel.batch(layer, Some(seen.generation));
         let structure = seen.structure(layer, &self.wanted.chains());
         let leave = seen.table && self.waits_for_services();
         let structure = match structure {
             Some(structure) if !leave || structure.is_additive() => structure,
             Some(_) | None if leave && seen.has_set(layer, SetName::LocalPods) => Structure::default(),
             Some(_) | None if leave => return Err(NftablesError::OlderTable { layer }),
-            Some(_) | None => return load(kernel, batch, seen, &self.wanted, self.known),
+            Some(_) | None => return load(kernel, seen, &self.wanted, self.known),
         };
         let known = self.known;
         let delta = seen.difference(self.wanted.elements(), |set| known.covers(set));
+        let mut batch = kernel.batch(layer, Some(seen.generation));
         structure.write(&mut batch);
         write(&mut batch, &[], &delta);
         kernel.commit(layer, batch)?;

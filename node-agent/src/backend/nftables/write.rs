@@ -5,8 +5,8 @@ use tracing::info;
 use super::dump::Observed;
 use super::kernel::{Kernel, NftablesError};
 use super::message::Batch;
-use super::name::{Layer, SetName};
-use super::presence::Known;
+use super::name::{ChainName, Layer, SetName};
+use super::presence::{Known, empty};
 use super::rule::Chain;
 use super::table::{Delta, Table};
 use crate::backend::Repair;
@@ -14,12 +14,13 @@ use crate::backend::Repair;
 /// Everything, in place of whatever is there, at one instant.
 pub(super) fn load(
     kernel: &mut Kernel,
-    mut batch: Batch,
     seen: &Observed,
     wanted: &Table,
     known: Known,
 ) -> Result<Repair, NftablesError> {
     let (layer, chains) = (wanted.layer, wanted.chains());
+    let generation = empty(kernel, layer, seen, &[ChainName::UnusedPort])?;
+    let mut batch = kernel.batch(layer, Some(generation));
     replace_structure(&mut batch, seen.table, layer, &chains);
     let mut count = 0;
     // Set by set, and in no order within: sorting so many would take as long as planning them.
