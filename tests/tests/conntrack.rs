@@ -23,6 +23,9 @@ use denizen_tests::world::ip;
 /// What a change that has not taken effect by then never will.
 const BOUND: Duration = Duration::from_secs(20);
 
+/// Between two changes of a service that never rests: less than answers are given to arrive.
+const PACE: Duration = Duration::from_millis(50);
+
 const NODE_PORT: u16 = 30053;
 const PORTS: [Port; 2] = [
     Port::tcp("udp", 53, PORT).over(Protocol::Udp).at_node(NODE_PORT),
@@ -135,6 +138,28 @@ fn no_packet_goes_to_an_endpoint_that_was_replaced() -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Whatever changes again is given time for answers again, which must not keep what is gone for ever.
+#[test]
+fn a_service_that_never_rests_loses_no_client() -> Result<()> {
+    let stage = Stage::new("ct-restless")?;
+    stage.endpoints_are(&[Who::Routed])?;
+    let agent = stage.start_agent()?;
+    let flows = stage.flows()?;
+    stage.all_are_answered_by(&flows, Who::Routed)?;
+    let before = agent.status()?["lastSync"].clone();
+    let mut members = [&[Who::Remote][..], &[Who::Remote, Who::Bridged]]
+        .into_iter()
+        .cycle();
+    let asked = flows.iter().map(Flow::ask);
+    until("freed, though the service goes on changing", || {
+        let started = Instant::now();
+        stage.endpoints_are(members.next().context("there is always another")?)?;
+        let is_stuck = asked.clone().any(|outcome| stage.is(&outcome, Who::Routed));
+        std::thread::sleep(PACE.saturating_sub(started.elapsed()));
+        Ok(!is_stuck && agent.status()?["lastSync"] != before)
+    })
 }
 
 #[test]

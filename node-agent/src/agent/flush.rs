@@ -6,7 +6,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -47,6 +47,11 @@ pub struct Flush {
     /// To be looked for once more, and when.
     again: VecDeque<(Instant, Suspects)>,
     look: Option<Look>,
+    /// Stale entries that were left to the next look, since answers may be on their way, and when they were first
+    /// found stale.
+    waiting: HashMap<Entry, Instant>,
+    /// What was programmed, and told when nothing waits that was found stale by then.
+    owed: Option<(Instant, LastSync)>,
     rested: Instant,
     problem: Option<String>,
     metrics: LikeKubeProxy,
@@ -72,8 +77,8 @@ struct Look {
     begun: Instant,
     entries: mpsc::Receiver<Vec<Entry>>,
     stale: Vec<Entry>,
-    /// Some entries are left to the look after a later change, and so what was programmed is told then.
-    postponed: bool,
+    /// As [`Flush::waiting`].
+    waiting: HashMap<Entry, Instant>,
     /// Where the stale ones go when all were read.
     judged: Option<oneshot::Sender<Vec<Entry>>>,
     reader: JoinHandle<Looked>,
@@ -111,6 +116,8 @@ impl Flush {
             fresh: VecDeque::new(),
             again: VecDeque::new(),
             look: None,
+            waiting: HashMap::new(),
+            owed: None,
             rested: Instant::now(),
             problem: None,
             metrics,
@@ -179,13 +186,18 @@ impl Flush {
     pub fn take<B: Backend>(&mut self, step: Step, engine: &mut Engine<B>) {
         match (step, &mut self.look) {
             (Step::Due, _) => self.begin(),
-            (Step::Entries(mut entries), Some(look)) => {
-                // What changed again since has answers on their way again, and a look of its own to come.
+            (Step::Entries(entries), Some(look)) => {
+                let now = Instant::now();
+                // What changed again since may have answers on their way again, and has a look of its own to come.
                 let later = |entry: &Entry| self.fresh.iter().any(|fresh| fresh.suspects.concern(entry));
-                let read = entries.len();
-                entries.retain(|entry| !later(entry));
-                look.postponed |= entries.len() < read;
-                look.stale.extend(engine.stale(&look.suspects, entries));
+                for entry in engine.stale(&look.suspects, entries) {
+                    let since = self.waiting.get(&entry).copied().unwrap_or(now);
+                    if now < since + ANSWERED && later(&entry) {
+                        look.waiting.insert(entry, since);
+                    } else {
+                        look.stale.push(entry);
+                    }
+                }
             }
             (Step::AllRead, Some(look)) => {
                 if let Some(judged) = look.judged.take() {
@@ -224,7 +236,7 @@ impl Flush {
             begun: now,
             entries,
             stale: Vec::new(),
-            postponed: false,
+            waiting: HashMap::new(),
             judged: Some(judged),
             reader: spawn_blocking(move || look_for(&wanted, conntrack, read, stale)),
         });
@@ -233,6 +245,8 @@ impl Flush {
     fn end<B: Backend>(&mut self, done: Result<Looked, JoinError>, engine: &mut Engine<B>) {
         let Some(look) = self.look.take() else { return };
         let took = look.begun.elapsed();
+        self.waiting.retain(|entry, _| !look.suspects.concern(entry));
+        self.waiting.extend(look.waiting);
         self.rested = Instant::now() + took.min(LONGEST_REST);
         let (deleted, problem) = match done {
             Ok(looked) => {
@@ -264,10 +278,21 @@ impl Flush {
             error!(error = problem, "stale flows may be left");
         }
         self.problem = problem;
-        if let Some(sync) = look.sync.filter(|_| !look.postponed) {
+        if let Some(sync) = self.finished(look.sync) {
             engine.note_sync(sync);
         }
         self.tell(engine);
+    }
+
+    /// A look is over: what can be told now, since nothing waits that it was to flush.
+    fn finished(&mut self, sync: Option<LastSync>) -> Option<LastSync> {
+        let Some(oldest) = self.waiting.values().min() else {
+            let owed = self.owed.take();
+            return sync.or(owed.map(|(_, sync)| sync));
+        };
+        let told = self.owed.take_if(|(by, _)| *by < *oldest);
+        self.owed = self.owed.take().or(sync.map(|sync| (Instant::now(), sync)));
+        told.map(|(_, sync)| sync)
     }
 }
 
