@@ -14,6 +14,7 @@ use denizen_tests::agent::{Agent, programmed};
 use denizen_tests::cast::{Cast, PORT, Who, service_ips};
 use denizen_tests::cluster::serve;
 use denizen_tests::conntrack::{Flow, Tracked, insert};
+use denizen_tests::iptables::Variant;
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::Wiring;
@@ -37,6 +38,8 @@ const PORTS: [Port; 2] = [
 /// A service over UDP and SCTP, on its stage.
 struct Stage {
     cast: Cast,
+    /// The agent's.
+    flags: Vec<String>,
     _servers: Vec<denizen_tests::server::Server>,
 }
 
@@ -48,6 +51,7 @@ impl Stage {
         cast.cluster.world.node.sysctl(key, "600")?;
         Ok(Self {
             cast,
+            flags: Vec::new(),
             _servers: servers,
         })
     }
@@ -58,7 +62,9 @@ impl Stage {
 
     /// An agent that has programmed everything, and looked for what became stale before it started.
     fn start_agent(&self) -> Result<Agent> {
-        let agent = self.cast.cluster.start_agent()?;
+        let mut settings = self.cast.cluster.settings();
+        settings.flags.extend_from_slice(&self.flags);
+        let agent = Agent::start(self.node(), settings)?;
         until("done with looking", || Ok(agent.status()?["flushing"] == false))?;
         Ok(agent)
     }
@@ -258,9 +264,11 @@ fn a_local_pod_that_is_deleted() -> Result<()> {
 }
 
 /// Everything that could become stale while nobody was there does; what did not is not looked at twice.
-#[test]
-fn a_restart_finds_what_became_stale_and_touches_nothing_else() -> Result<()> {
-    let stage = Stage::new("ct-restart")?;
+fn a_restart_finds_what_became_stale(label: &str, flags: Vec<String>) -> Result<()> {
+    let stage = Stage {
+        flags,
+        ..Stage::new(label)?
+    };
     let manifests = &stage.cast.cluster.manifests;
     stage.endpoints_are(&[Who::Remote])?;
     let ports = [Port::tcp("udp", 54, PORT).over(Protocol::Udp).at_node(30054)];
@@ -322,6 +330,21 @@ fn a_restart_finds_what_became_stale_and_touches_nothing_else() -> Result<()> {
     assert_eq!(status["flushed"].as_u64(), Some(stale.len() as u64), "{status}");
     assert_eq!(status["errors"], serde_json::json!([]), "{status}");
     Ok(())
+}
+
+#[test]
+fn a_restart_finds_what_became_stale_and_touches_nothing_else() -> Result<()> {
+    a_restart_finds_what_became_stale("ct-restart", Vec::new())
+}
+
+#[test]
+fn so_it_does_with_iptables_legacy() -> Result<()> {
+    a_restart_finds_what_became_stale("ct-restart-l", Variant::Legacy.flags())
+}
+
+#[test]
+fn so_it_does_with_iptables_nft() -> Result<()> {
+    a_restart_finds_what_became_stale("ct-restart-n", Variant::Nft.flags())
 }
 
 /// An entry that appears when the first look is over, as that of a packet does which was on its way through

@@ -11,6 +11,7 @@ use super::save::Observed;
 use super::tools::IptablesError;
 use super::worker::{Done, Job, Outcome};
 use crate::backend::Repair;
+use crate::plan::Door;
 
 /// Rewritten so often in [`WINDOW`], the chains are somebody else's too, who does not stop.
 const CONTENDED: usize = 3;
@@ -26,6 +27,8 @@ pub struct Lane {
     pub unknown: bool,
     /// All was in the kernel once.
     pub settled: bool,
+    /// Doors of an earlier run, or of kube-proxy, that are none any more.
+    pub left_doors: Vec<Door>,
     /// When somebody else's changes were seen.
     rewritten: Vec<Instant>,
 }
@@ -38,6 +41,7 @@ impl Lane {
             busy: false,
             unknown: true,
             settled: false,
+            left_doors: Vec::new(),
             rewritten: Vec::new(),
         }
     }
@@ -112,6 +116,8 @@ impl Lane {
             return Repair::default();
         }
         if !self.settled {
+            let left = seen.doors(family).filter(|door| !rules.has_door(door));
+            self.left_doors.extend(left);
             let adopted = !seen.is_empty() && !seen.is_ours;
             info!(%family, chains = repair.chains, adopted, "rules are brought up to date");
             self.give(Job::Write(edit));

@@ -97,6 +97,11 @@ impl Ruleset {
         names.iter().for_each(|name| self.lower(name));
     }
 
+    /// Whether a service is reached there.
+    pub fn has_door(&self, door: &Door) -> bool {
+        self.owners.contains_key(door)
+    }
+
     /// Doors are decided otherwise, or are gone.
     pub fn change_doors<'a>(&mut self, doors: impl Iterator<Item = (Door, Option<&'a Frontend>)>) {
         let mut touched = BTreeSet::new();

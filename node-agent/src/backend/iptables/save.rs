@@ -3,10 +3,14 @@
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{Hash as _, Hasher};
+use std::net::IpAddr;
+use std::num::NonZeroU16;
 
-use super::name::{MARK_MASQ, Table, is_a_proxys};
+use super::name::{MARK_MASQ, NODE_PORTS, SERVICES, Table, is_a_proxys};
 use super::ruleset::Print;
 use crate::backend::why::Why;
+use crate::model::{Family, Protocol};
+use crate::plan::{Door, DoorAddress};
 
 /// What the kernel holds of a service proxy's, ours or kube-proxy's: their names are the same.
 #[derive(Debug, Clone, Default)]
@@ -16,6 +20,8 @@ pub struct Observed {
     pub jumps: Vec<(Table, String, String)>,
     /// Chains by which kube-proxy sees that somebody flushed the tables.
     pub canaries: BTreeSet<Table>,
+    /// Where services were reached, by an address or else by a node port.
+    doors: Vec<(Option<IpAddr>, Protocol, NonZeroU16)>,
     /// The chains are ours: kube-proxy writes the rule that marks without words.
     pub is_ours: bool,
 }
@@ -44,6 +50,7 @@ impl Observed {
     fn rule(&mut self, table: Table, chain: &str, rule: &str) {
         if let Some(lines) = self.chains.get_mut(&(table, chain.to_owned())) {
             rule.hash(lines);
+            self.doors.extend(door(table, chain, rule));
             self.is_ours |= chain == MARK_MASQ.to_string() && rule.contains(Why::MarkForMasquerade.text());
             return;
         }
@@ -61,10 +68,41 @@ impl Observed {
         all.map(|((table, name), lines)| (*table, name.as_str(), Print(lines.finish())))
     }
 
+    /// Where services were reached. A service without endpoints has no such door.
+    pub fn doors(&self, family: Family) -> impl Iterator<Item = Door> {
+        self.doors.iter().map(move |(ip, protocol, port)| Door {
+            address: ip.map_or(DoorAddress::Node(family), DoorAddress::Ip),
+            protocol: *protocol,
+            port: *port,
+        })
+    }
+
     /// There is nothing.
     pub fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.jumps.is_empty()
     }
+}
+
+/// What a rule of the two chains that lead to services is about.
+fn door(table: Table, chain: &str, rule: &str) -> Option<(Option<IpAddr>, Protocol, NonZeroU16)> {
+    let at_address = chain == SERVICES.to_string();
+    if table != Table::Nat || !(at_address || chain == NODE_PORTS.to_string()) {
+        return None;
+    }
+    let value = |option: &str| {
+        let mut words = rule.split(' ');
+        words.find(|word| *word == option)?;
+        words.next()
+    };
+    let ip = at_address.then(|| value("-d")?.split('/').next()?.parse().ok());
+    // What leads to the node ports has an address perhaps, and no port.
+    let ip = match ip {
+        Some(None) => return None,
+        Some(ip) => ip,
+        None => None,
+    };
+    let protocol = Protocol::parse(&value("-p")?.to_uppercase())?;
+    Some((ip, protocol, value("--dport")?.parse().ok()?))
 }
 
 /// kube-proxy's chain that says that nobody has flushed the table.

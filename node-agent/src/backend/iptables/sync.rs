@@ -153,6 +153,13 @@ impl Backend for Iptables {
         Family::BOTH.map(size).into()
     }
 
+    fn left_doors(&mut self) -> Vec<Door> {
+        let lanes = self.lanes.iter_mut();
+        lanes
+            .flat_map(|lane| std::mem::take(&mut lane.left_doors))
+            .collect()
+    }
+
     /// Every chain ends in an endpoint that is there.
     fn missed_lookups(&mut self) -> Result<u64, IptablesError> {
         Ok(0)
