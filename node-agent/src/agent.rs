@@ -52,12 +52,13 @@ const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Batches of events that may queue up before a source waits.
 const QUEUE: usize = 64;
 
-/// Runs until it is told to stop. The rules stay: that is how an upgrade works.
+/// Runs until it is told to stop. The rules stay: that is how an upgrade works. `backend_why` says why the
+/// backend is the one.
 ///
 /// # Errors
 /// When it cannot start: another agent runs here, the run directory cannot be used, or the kernel has no
 /// netlink for us.
-pub async fn run(config: Config) -> anyhow::Result<()> {
+pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     if config.init_only {
         host::set_all(&config.conntrack);
         info!("the kernel's settings are set up; nothing else was asked for");
@@ -81,6 +82,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
     let mut agent = Agent {
         engine: with_egress(engine, config.egress.as_deref()),
+        backend_why,
         settings: Keeper::default(),
         elsewhere,
         found,
@@ -123,6 +125,8 @@ struct Waiting {
 
 struct Agent {
     engine: Engine,
+    /// Why its backend is the one.
+    backend_why: String,
     settings: Keeper,
     /// Told when somebody changes another table than ours.
     elsewhere: Arc<Notify>,
@@ -321,6 +325,7 @@ impl Agent {
         let problems = told.chain(settings).chain(found.errors);
         let problems = problems.chain(self.flush.problem()).collect();
         Status {
+            backend_why: self.backend_why.clone(),
             warnings: found.warnings,
             ..self.engine.status(problems)
         }

@@ -17,7 +17,7 @@ use tracing_subscriber::EnvFilter;
 use self::cleanup::CleanupArgs;
 
 use crate::agent;
-use crate::backend::{BackendName, chosen};
+use crate::backend::chosen::{self, Choice};
 use crate::config::file::{Completed, complete, with_booleans};
 use crate::config::{LogFormat, PolicyArgs, RunArgs, RunDirArgs};
 use crate::control::{self, Empty, ExplainQuery, Request};
@@ -140,8 +140,9 @@ pub fn run() -> anyhow::Result<()> {
             ignored
                 .iter()
                 .for_each(|what| warn!(what, "the configuration file says what has no effect"));
-            let config = args.check(backend_here(&args))?;
-            block_on(agent::run(config))
+            let Choice { backend, why } = backend_here(&args.policy)?;
+            let config = args.check(backend)?;
+            block_on(agent::run(config, why))
         }
         Command::Render(args) => offline::render(&args),
         Command::Explain(args) => explain(*args),
@@ -184,15 +185,17 @@ fn explain(args: ExplainArgs) -> anyhow::Result<()> {
     show(&explanation, args.output)
 }
 
-/// What `--backend auto` stands for on this node; whichever it is, the log says why.
-fn backend_here(args: &RunArgs) -> BackendName {
-    let asked = args.policy.backend.chosen();
-    let (backend, why) = match asked {
-        Some(backend) => (backend, "it was asked for".to_owned()),
-        None => chosen::automatic(),
+/// The backend on this node; whichever it is, the log says why.
+fn backend_here(policy: &PolicyArgs) -> anyhow::Result<Choice> {
+    let choice = match policy.backend.chosen() {
+        Some(backend) => Choice {
+            backend,
+            why: "it was asked for".to_owned(),
+        },
+        None => chosen::automatic(&policy.detector()?)?,
     };
-    info!(%backend, why, "backend chosen");
-    backend
+    info!(backend = %choice.backend, why = choice.why, "backend chosen");
+    Ok(choice)
 }
 
 fn ask<T: DeserializeOwned>(run_dir: PathBuf, request: Request) -> anyhow::Result<T> {

@@ -210,16 +210,11 @@ impl PolicyArgs {
         if self.cluster_cidr.is_some() {
             return Err(ConfigError::ClusterCidr("--cluster-cidr"));
         }
-        let detect = match (&self.node_cidr, &self.pod_interface_prefix) {
-            (Some(cidrs), _) => format!("node-cidr={cidrs}"),
-            (None, Some(prefixes)) => format!("interface-prefix={prefixes}"),
-            (None, None) => self.detect_local.clone(),
-        };
         let node_name = match &self.node_name {
             Some(name) => name.clone(),
             None => host_name()?,
         };
-        let detector = detector(&detect)?;
+        let detector = self.detector()?;
         if (backend, &detector) == (BackendName::Iptables, &Detector::PodPort) {
             return Err(ConfigError::PortExact);
         }
@@ -236,6 +231,20 @@ impl PolicyArgs {
             node_side: self.node_side.settled()?,
             node_ports: self.backend.node_ports(backend)?,
             backend,
+        })
+    }
+}
+
+impl PolicyArgs {
+    /// How local traffic is told apart, by whichever of the flags.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn detector(&self) -> Result<Detector, ConfigError> {
+        detector(&match (&self.node_cidr, &self.pod_interface_prefix) {
+            (Some(cidrs), _) => format!("node-cidr={cidrs}"),
+            (None, Some(prefixes)) => format!("interface-prefix={prefixes}"),
+            (None, None) => self.detect_local.clone(),
         })
     }
 }

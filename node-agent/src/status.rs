@@ -15,6 +15,9 @@ use serde::{Deserialize, Serialize};
 pub struct Status {
     /// Which backend programs the kernel.
     pub backend: String,
+    /// Why that one.
+    #[serde(default)]
+    pub backend_why: String,
     /// How local traffic is told apart, as on the command line.
     pub detect_local: String,
     /// All of the first full set of rules is in the kernel.
@@ -85,7 +88,7 @@ impl fmt::Display for Status {
         let times = if self.drift_repaired == 1 { "time" } else { "times" };
         let lines = [
             ("state", synced),
-            ("backend", self.backend.clone()),
+            ("backend", format!("{}: {}", self.backend, self.backend_why)),
             ("detect-local", self.detect_local.clone()),
             (
                 "local pods",

@@ -13,6 +13,7 @@ use tracing::{info, warn};
 use super::iptables::{self, Iptables, IptablesError, Variant, Whose};
 use super::nftables::{self, Kernel, Nftables, NftablesError};
 use super::{Backend, BackendName, Repair, SetSize, Told};
+use crate::describe::describe;
 use crate::model::{Egress, PodSet};
 use crate::netlink::NetlinkError;
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
@@ -35,27 +36,49 @@ pub enum ChosenError {
     /// iptables'.
     #[error(transparent)]
     Iptables(#[from] IptablesError),
+    /// The bridge's table cannot be had, and nothing else tells a pod from its neighbour on the bridge.
+    #[error("--detect-local pod-state=port-exact cannot be had on this node, with any backend")]
+    Ports(#[source] NftablesError),
     /// There is no netlink to be had.
     #[error("cannot open netlink to nf_tables")]
     Netlink(#[from] NetlinkError),
 }
 
-/// What `--backend auto` stands for on this node, and why: nftables where the kernel can do all that it needs,
-/// found out by a table that is taken back before anybody sees it.
-pub fn automatic() -> (BackendName, String) {
-    match nftables::probe() {
-        Ok(()) => (
-            BackendName::Nftables,
-            "this kernel can do all that it needs".to_owned(),
-        ),
-        Err(error) => {
-            let why = format!(
-                "nftables cannot be used here: {}",
-                crate::describe::describe(&error)
-            );
-            (BackendName::Iptables, why)
-        }
-    }
+/// A backend, and why it is this one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// Which.
+    pub backend: BackendName,
+    /// Why.
+    pub why: String,
+}
+
+/// What `--backend auto` stands for on this node: nftables where the kernel can do all that it needs to tell local
+/// traffic apart so, found out by tables that are taken back before anybody sees them.
+///
+/// # Errors
+/// When iptables could do no better: which of a bridge's ports a packet came in through, only the bridge's own
+/// table tells.
+pub fn automatic(detector: &Detector) -> Result<Choice, ChosenError> {
+    let ports = if detector.knows_ports() {
+        nftables::probe_ports()
+    } else {
+        Ok(())
+    };
+    let ports = match (detector, ports) {
+        (Detector::PodPort, Err(error)) => return Err(ChosenError::Ports(error)),
+        (_, ports) => ports,
+    };
+    Ok(match ports.and_then(|()| nftables::probe()) {
+        Ok(()) => Choice {
+            backend: BackendName::Nftables,
+            why: "this kernel can do all that it needs".to_owned(),
+        },
+        Err(error) => Choice {
+            backend: BackendName::Iptables,
+            why: format!("nftables cannot be used here: {}", describe(&error)),
+        },
+    })
 }
 
 macro_rules! whichever {

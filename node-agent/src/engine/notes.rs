@@ -43,6 +43,7 @@ impl<B: Backend> Engine<B> {
         });
         Status {
             backend: self.policy.backend.to_string(),
+            backend_why: String::new(),
             detect_local: self.policy.detector.to_string(),
             synced: self.synced,
             waiting_for: self.owed(),

@@ -77,6 +77,8 @@ pub struct Observed {
     pub table: bool,
     /// Whether somebody put it to sleep, or owns it: flags that ours does not have.
     pub flags: u32,
+    /// The netlink port that alone may change it, where it has an owner.
+    pub owner: Option<u32>,
     /// Its chains.
     pub chains: BTreeMap<String, ObservedChain>,
     /// Its sets.
@@ -93,6 +95,7 @@ impl Observed {
         if let Some(table) = ours(message.attributes()) {
             self.table = true;
             self.flags = table.find_u32(2).unwrap_or_default();
+            self.owner = table.find_u32(7);
         }
     }
 

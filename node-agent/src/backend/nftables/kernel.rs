@@ -59,6 +59,14 @@ pub enum NftablesError {
         /// Whose table.
         layer: Layer,
     },
+    /// The kernel lets nobody but its owner change it, and removes it with that process (`NFT_TABLE_F_OWNER`).
+    #[error("nf_tables, {layer} table: it is owned by another process (netlink port {owner})")]
+    Owned {
+        /// Whose table.
+        layer: Layer,
+        /// The owner's port: most often its process id.
+        owner: u32,
+    },
     /// Everything was programmed but these.
     #[error("nf_tables, {layer} table: the kernel refused {}", names.join("; "))]
     Parts {

@@ -32,7 +32,7 @@ mod write;
 
 pub use foreign::remove_kube_proxys;
 pub use kernel::{Kernel, NftablesError};
-pub use probe::probe;
+pub use probe::{probe, probe_ports};
 pub use sync::{Nftables, NoKernel};
 pub use text::Rendering;
 pub use watch::Watch;

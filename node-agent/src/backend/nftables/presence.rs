@@ -66,13 +66,11 @@ impl Programmed {
         let layer = self.wanted.layer;
         let seen = kernel.observe(layer)?;
         let mark = kernel.mark(&seen);
-        if seen.table {
-            take_away(kernel, layer, &seen)?;
-        }
+        let removed = take_away(kernel, layer, &seen)?;
         self.looked = Some(mark);
         self.unknown = false;
         Ok(Repair {
-            rebuilt: seen.table,
+            rebuilt: removed,
             ..Repair::default()
         })
     }
@@ -81,16 +79,18 @@ impl Programmed {
 /// Removes a table; whether it was there.
 pub(super) fn remove(kernel: &mut Kernel, layer: Layer) -> Result<bool, NftablesError> {
     let seen = kernel.observe(layer)?;
-    if seen.table {
-        take_away(kernel, layer, &seen)?;
-    }
-    Ok(seen.table)
+    take_away(kernel, layer, &seen)
 }
 
-/// First what chooses services, so that nobody is in there any more when the table goes.
-fn take_away(kernel: &mut Kernel, layer: Layer, seen: &Observed) -> Result<(), NftablesError> {
-    empty(kernel, layer, seen, &[ChainName::Prerouting, ChainName::Output])?;
-    kernel.write(layer, Batch::delete_table)
+/// First what chooses services, so that nobody is in there any more when the table goes. What another process owns is
+/// not ours: denizen's tables have no owner, for they outlive the agent.
+fn take_away(kernel: &mut Kernel, layer: Layer, seen: &Observed) -> Result<bool, NftablesError> {
+    let ours = seen.table && seen.owner.is_none();
+    if ours {
+        empty(kernel, layer, seen, &[ChainName::Prerouting, ChainName::Output])?;
+        kernel.write(layer, Batch::delete_table)?;
+    }
+    Ok(ours)
 }
 
 /// Takes the rules out of `chains`, where they are there; the generation after that, as long as nobody else commits.

@@ -6,46 +6,71 @@ use super::kernel::{Kernel, NftablesError};
 use super::message::What;
 use super::name::{Class, Group, Layer};
 use super::program::{Shape, class_chains};
+use super::rule::Chain;
 use super::table::Table;
 use super::write::replace_structure;
 use crate::model::{Family, Protocol};
 use crate::netlink::NetlinkError;
-use crate::plan::NodeSide;
+use crate::plan::{Detector, NodeSide};
 
-/// Finds out by a batch that makes everything and then fails on purpose, so that nothing of it stays.
+/// Whether it can have the IP tables.
 ///
 /// # Errors
 /// What the kernel refused, or cannot be asked.
 pub fn probe() -> Result<(), NftablesError> {
-    for layer in Family::BOTH.map(Layer::Ip) {
-        let mut kernel = Kernel::open().map_err(|source| NftablesError::Netlink {
-            layer,
-            doing: "open",
-            source,
-        })?;
-        // Where there is a table already, the kernel took it.
-        if !kernel.observe(layer)?.table {
-            attempt(&mut kernel, layer)?;
-        }
-    }
-    Ok(())
+    Family::BOTH.map(Layer::Ip).into_iter().try_for_each(ask)
 }
 
-fn attempt(kernel: &mut Kernel, layer: Layer) -> Result<(), NftablesError> {
+/// Whether it can have the bridge's table, which tells the ports of bridges.
+///
+/// # Errors
+/// As [`probe`].
+pub fn probe_ports() -> Result<(), NftablesError> {
+    ask(Layer::Bridge)
+}
+
+/// Finds out by a batch that makes everything and then fails on purpose, so that nothing of it stays.
+fn ask(layer: Layer) -> Result<(), NftablesError> {
+    let mut kernel = Kernel::open().map_err(|source| NftablesError::Netlink {
+        layer,
+        doing: "open",
+        source,
+    })?;
+    let seen = kernel.observe(layer)?;
+    match seen.owner {
+        Some(owner) => Err(NftablesError::Owned { layer, owner }),
+        // The kernel took it.
+        None if seen.table => Ok(()),
+        None => attempt(&mut kernel, layer),
+    }
+}
+
+/// The chains that need most of the kernel.
+fn chains(layer: Layer) -> Vec<Chain> {
     let class = |affinity| Class {
         group: Group::Service,
         protocol: Protocol::Tcp,
         size: 2,
         affinity,
     };
-    let mut chains = Table::new(layer, Shape::default()).chains();
-    chains.extend(
-        [None, Some(300)]
-            .into_iter()
-            .flat_map(|affinity| class_chains(class(affinity), &NodeSide::default())),
-    );
+    let shape = Shape {
+        detector: match layer {
+            Layer::Ip(_) => Detector::PodState,
+            Layer::Bridge => Detector::PodPort,
+        },
+        ..Shape::default()
+    };
+    let mut chains = Table::new(layer, shape).chains();
+    if let Layer::Ip(_) = layer {
+        let classes = [None, Some(300)].into_iter();
+        chains.extend(classes.flat_map(|affinity| class_chains(class(affinity), &NodeSide::default())));
+    }
+    chains
+}
+
+fn attempt(kernel: &mut Kernel, layer: Layer) -> Result<(), NftablesError> {
     let mut batch = kernel.batch(layer, None);
-    replace_structure(&mut batch, false, layer, &chains);
+    replace_structure(&mut batch, false, layer, &chains(layer));
     batch.delete_table();
     // There is none any more: this one is refused, and with it all.
     batch.delete_table();

@@ -37,6 +37,7 @@ fn hostile_view() -> View {
             flushed: 0,
             flushing: false,
             backend: text(),
+            backend_why: text(),
             detect_local: text(),
             synced: false,
             waiting_for: vec![text()],
