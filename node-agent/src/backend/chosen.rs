@@ -116,14 +116,24 @@ impl Chosen {
     /// program that it has begun would go on, and take the next agent's rules away.
     pub fn succeed(&self) -> Option<JoinHandle<()>> {
         match self {
-            Self::Iptables(_) => match Kernel::open()
-                .map_err(ChosenError::from)
-                .and_then(|mut kernel| Ok(Nftables::cleanup(&mut kernel)?))
-            {
-                Ok(0) => {}
-                Ok(tables) => info!(tables, "the nftables backend's tables are removed"),
-                Err(error) => warn!(%error, "the nftables backend's tables are left"),
-            },
+            Self::Iptables(iptables) => {
+                match Kernel::open()
+                    .map_err(ChosenError::from)
+                    .and_then(|mut kernel| Ok(Nftables::cleanup(&mut kernel)?))
+                {
+                    Ok(0) => {}
+                    Ok(tables) => info!(tables, "the nftables backend's tables are removed"),
+                    Err(error) => warn!(%error, "the nftables backend's tables are left"),
+                }
+                let used = iptables.variant();
+                return Some(std::thread::spawn(move || {
+                    match iptables::cleanup_other_than(used) {
+                        Ok(0) => {}
+                        Ok(chains) => info!(chains, "the chains in the other variant's tables are removed"),
+                        Err(error) => warn!(%error, "chains in the other variant's tables may be left"),
+                    }
+                }));
+            }
             // Programs are executed for it, so a thread does it.
             Self::Nftables(_) if iptables::was_here() => {
                 return Some(std::thread::spawn(|| match iptables::cleanup(Whose::Denizens) {

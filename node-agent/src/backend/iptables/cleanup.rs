@@ -21,9 +21,32 @@ pub enum Whose {
 /// # Errors
 /// The first program's that failed; what could be removed is.
 pub fn cleanup(whose: Whose) -> Result<usize, IptablesError> {
+    let removed = remove_from(&[Variant::Nft, Variant::Legacy], whose)?;
+    let mut sets = sets()?;
+    sets.destroy()?;
+    if whose == Whose::Everybodys {
+        sets.destroy_named("KUBE-")?;
+    }
+    Ok(removed)
+}
+
+/// Removes denizen's rules from the tables of the variant that is not `used`; how many chains there were. The sets
+/// are the same.
+///
+/// # Errors
+/// As [`cleanup`].
+pub fn cleanup_other_than(used: Variant) -> Result<usize, IptablesError> {
+    let other = match used {
+        Variant::Legacy => Variant::Nft,
+        Variant::Nft => Variant::Legacy,
+    };
+    remove_from(&[other], Whose::Denizens)
+}
+
+fn remove_from(variants: &[Variant], whose: Whose) -> Result<usize, IptablesError> {
     let mut removed = 0;
     let mut result = Ok(());
-    for tools in [Variant::Nft, Variant::Legacy].into_iter().filter_map(Tools::of) {
+    for tools in variants.iter().copied().filter_map(Tools::of) {
         for family in Family::BOTH {
             match remove(&tools, family, whose) {
                 Ok(chains) => removed += chains,
@@ -31,13 +54,7 @@ pub fn cleanup(whose: Whose) -> Result<usize, IptablesError> {
             }
         }
     }
-    result?;
-    let mut sets = sets()?;
-    sets.destroy()?;
-    if whose == Whose::Everybodys {
-        sets.destroy_named("KUBE-")?;
-    }
-    Ok(removed)
+    result.map(|()| removed)
 }
 
 fn remove(tools: &Tools, family: Family, whose: Whose) -> Result<usize, IptablesError> {

@@ -24,7 +24,7 @@ mod told;
 mod tools;
 mod worker;
 
-pub use cleanup::{Whose, cleanup, was_here};
+pub use cleanup::{Whose, cleanup, cleanup_other_than, was_here};
 pub use sync::Iptables;
 pub use text::Rendering;
 pub use told::Wanted;

@@ -28,6 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// programs that a thread of each family executes.
 #[derive(Debug)]
 pub struct Iptables {
+    variant: Variant,
     wanted: Wanted,
     sets: Sets,
     lanes: [Lane; 2],
@@ -60,6 +61,7 @@ impl Iptables {
         let (done, news) = unbounded_channel();
         let lanes = Family::BOTH.map(|family| Lane::new(worker::start(tools, family, done.clone())));
         Ok(Self {
+            variant: tools.variant,
             wanted: Wanted::new(!is_liberal()),
             sets,
             lanes,
@@ -70,6 +72,11 @@ impl Iptables {
             sets_settled: false,
             contended: None,
         })
+    }
+
+    /// Whose tables it writes to.
+    pub fn variant(&self) -> Variant {
+        self.variant
     }
 
     fn program_pods(&mut self) -> Result<(), IptablesError> {

@@ -91,11 +91,11 @@ impl Tools {
         })
     }
 
-    /// The variant that this node uses, found out as kubelet does: the one that has the chain which kubelet
-    /// makes for a hint; else the one that holds more rules; else nft.
+    /// The variant that this node uses, found out as kubernetes-sigs/iptables-wrappers does: the one in which
+    /// kubelet made its chains, which it makes for that; else the one that holds more rules; else nft.
     ///
     /// # Errors
-    /// When no iptables is installed, or a program fails.
+    /// When no iptables is installed, or nothing can be known since a program fails.
     pub fn find() -> Result<Self, IptablesError> {
         let (nft, legacy) = (Self::of(Variant::Nft), Self::of(Variant::Legacy));
         let (nft, legacy) = match (nft, legacy) {
@@ -112,7 +112,12 @@ impl Tools {
                 return Ok(tools);
             }
         }
-        let more = legacy.count()? > nft.count()?;
+        let rules = legacy.count()?;
+        // A kernel may be without nf_tables.
+        let more = nft.count().map_or_else(
+            |error| if rules > 0 { Ok(true) } else { Err(error) },
+            |of_nft| Ok(rules > of_nft),
+        )?;
         Ok(if more { legacy } else { nft })
     }
 
@@ -136,11 +141,32 @@ impl Tools {
         Family::BOTH.into_iter().any(hinted)
     }
 
+    /// The tables to read. Whoever asks ip_tables for another one has it made, and every packet then goes through
+    /// it; and asking at all takes a raw socket, and so CAP_NET_RAW.
+    fn tables(&self, family: Family) -> Tables {
+        let names = match family {
+            Family::V4 => "/proc/net/ip_tables_names",
+            Family::V6 => "/proc/net/ip6_tables_names",
+        };
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "iptables' programs do not tell without making it so"
+        )]
+        let read = || std::fs::read_to_string(names).unwrap_or_default();
+        match self.variant {
+            Variant::Legacy => Tables::These(read()),
+            Variant::Nft => Tables::All,
+        }
+    }
+
     /// Whether there is a chain of that name.
     ///
     /// # Errors
     /// [`IptablesError`].
     pub fn has_chain(&self, family: Family, table: &str, name: &str) -> Result<bool, IptablesError> {
+        if !self.tables(family).has(table) {
+            return Ok(false);
+        }
         let output = execute(&self.program(family, "-save"), &["-t", table], None)?;
         Ok(String::from_utf8_lossy(&output.stdout).contains(&format!(":{name} ")))
     }
@@ -148,6 +174,9 @@ impl Tools {
     fn count(&self) -> Result<usize, IptablesError> {
         let mut rules = 0;
         for family in Family::BOTH {
+            if self.tables(family).are_none() {
+                continue;
+            }
             let output = execute(&self.program(family, "-save"), &[], None)?;
             rules += output
                 .stdout
@@ -166,9 +195,13 @@ impl Tools {
         let _span = trace_span!("save", %family).entered();
         let program = self.program(family, "-save");
         let mut seen = Observed::default();
+        let there = self.tables(family);
         for table in Table::BOTH {
-            let output = execute(&program, &["-t", &table.to_string()], None)?;
-            seen.read(table, &String::from_utf8_lossy(&output.stdout));
+            let name = table.to_string();
+            if there.has(&name) {
+                let output = execute(&program, &["-t", &name], None)?;
+                seen.read(table, &String::from_utf8_lossy(&output.stdout));
+            }
         }
         Ok(seen)
     }
@@ -184,6 +217,27 @@ impl Tools {
         execute(&program, &["-w", "5", "--noflush"], Some(input))?;
         debug!(%family, bytes = input.len(), "rules written");
         Ok(())
+    }
+}
+
+/// The tables that may be read without making them.
+enum Tables {
+    /// Whichever.
+    All,
+    /// Those named here, one a line.
+    These(String),
+}
+
+impl Tables {
+    fn has(&self, table: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::These(names) => names.lines().any(|name| name == table),
+        }
+    }
+
+    fn are_none(&self) -> bool {
+        matches!(self, Self::These(names) if names.is_empty())
     }
 }
 
