@@ -214,10 +214,6 @@ impl PolicyArgs {
             Some(name) => name.clone(),
             None => host_name()?,
         };
-        let detector = self.detector()?;
-        if (backend, &detector) == (BackendName::Iptables, &Detector::PodPort) {
-            return Err(ConfigError::PortExact);
-        }
         if backend == BackendName::Iptables && self.node_side.egress_masquerade_config.is_some() {
             return Err(ConfigError::Egress);
         }
@@ -227,7 +223,7 @@ impl PolicyArgs {
                 node_name: node_name.into(),
                 masquerade_all: self.masquerade_all,
             },
-            detector,
+            detector: self.detector()?,
             node_side: self.node_side.settled()?,
             node_ports: self.backend.node_ports(backend)?,
             backend,

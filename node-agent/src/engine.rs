@@ -99,7 +99,7 @@ impl Engine {
 
     /// Removes what another backend left behind, which serves until this one's rules are all there. The thread
     /// that does it must be waited for before the process ends.
-    pub fn succeed(&self) -> Option<JoinHandle<()>> {
+    pub fn succeed(&mut self) -> Option<JoinHandle<()>> {
         self.backend.succeed()
     }
 }

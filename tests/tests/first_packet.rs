@@ -9,9 +9,11 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use anyhow::Result;
+use denizen_tests::agent::Agent;
 use denizen_tests::cast::{PORT, service_ips};
 use denizen_tests::cluster::Cluster;
 use denizen_tests::effort;
+use denizen_tests::iptables::Variant;
 use denizen_tests::manifest::Port;
 use denizen_tests::pod::Wiring;
 use denizen_tests::probe::Probe;
@@ -24,10 +26,11 @@ fn cluster(label: &str, wait: &Value) -> Result<(Cluster, Server)> {
     Ok((cluster, server))
 }
 
-#[test]
-fn no_first_packet_is_masqueraded() -> Result<()> {
-    let (cluster, _server) = cluster("first", &json!({ "timeout": "5s", "onTimeout": "fail" }))?;
-    let _agent = cluster.start_agent()?;
+fn no_first_packet_is_masqueraded(label: &str, flags: Vec<String>) -> Result<()> {
+    let (cluster, _server) = cluster(label, &json!({ "timeout": "5s", "onTimeout": "fail" }))?;
+    let mut settings = cluster.settings();
+    settings.flags = flags;
+    let _agent = Agent::start(&cluster.world.node, settings)?;
     let (pods, started) = (effort::times(500, 40), Instant::now());
     let (mut wrong, mut slowest) = (Vec::new(), std::time::Duration::ZERO);
     for number in 0..pods {
@@ -56,6 +59,19 @@ fn no_first_packet_is_masqueraded() -> Result<()> {
     );
     assert!(wrong.is_empty(), "{} of {pods}: {wrong:?}", wrong.len());
     Ok(())
+}
+
+#[test]
+fn with_nftables() -> Result<()> {
+    no_first_packet_is_masqueraded("first", Vec::new())
+}
+
+/// Three things of two kernel interfaces must be there by then.
+#[test]
+fn with_iptables_and_exact_ports() -> Result<()> {
+    let mut flags = Variant::Legacy.flags();
+    flags.push("--detect-local=pod-state=port-exact".to_owned());
+    no_first_packet_is_masqueraded("first-port", flags)
 }
 
 #[test]

@@ -151,9 +151,11 @@ fn counters(text: &str) -> Vec<(String, u64)> {
     text.lines().filter_map(counted).collect()
 }
 
-fn restarts_change_nothing(label: &str, variant: Variant) -> Result<()> {
+fn restarts_change_nothing(label: &str, variant: Variant, mode: &str) -> Result<()> {
     let scene = Scene::set(label)?;
-    let agent = scene.start(variant.flags())?;
+    let mut flags = variant.flags();
+    flags.push(format!("--detect-local={mode}"));
+    let agent = scene.start(flags.clone())?;
     let expected = scene.dump(variant)?;
     let mut streams = scene.lasting()?;
     let load = scene.load()?;
@@ -167,13 +169,13 @@ fn restarts_change_nothing(label: &str, variant: Variant) -> Result<()> {
     let before = counters(&variant.counted(scene.node())?);
     for _ in 0..effort::times(20, 4) {
         let mut settings = scene.cast.cluster.settings();
-        settings.flags = variant.flags();
+        settings.flags = flags.clone();
         let agent = Agent::spawn(scene.node(), settings)?;
         thread::sleep(Duration::from_millis(u64::from(std::process::id()) % 40));
         agent.kill()?;
         streams.iter_mut().try_for_each(Lasting::still_alive)?;
     }
-    let agent = scene.start(variant.flags())?;
+    let agent = scene.start(flags)?;
     ensure!(agent.status()?["driftRepaired"] == 0, "{}", agent.status()?);
     let after = counters(&variant.counted(scene.node())?);
     let tally = load.stop()?;
@@ -190,12 +192,22 @@ fn restarts_change_nothing(label: &str, variant: Variant) -> Result<()> {
 
 #[test]
 fn restarts_change_nothing_legacy() -> Result<()> {
-    restarts_change_nothing("ipt-again-l", Variant::Legacy)
+    restarts_change_nothing("ipt-again-l", Variant::Legacy, "pod-state")
 }
 
 #[test]
 fn restarts_change_nothing_nft() -> Result<()> {
-    restarts_change_nothing("ipt-again-n", Variant::Nft)
+    restarts_change_nothing("ipt-again-n", Variant::Nft, "pod-state")
+}
+
+#[test]
+fn restarts_change_nothing_where_ports_matter_legacy() -> Result<()> {
+    restarts_change_nothing("ipt-port-l", Variant::Legacy, "pod-state=port-exact")
+}
+
+#[test]
+fn restarts_change_nothing_where_ports_matter_nft() -> Result<()> {
+    restarts_change_nothing("ipt-port-n", Variant::Nft, "pod-state=port-exact")
 }
 
 /// From nftables to iptables and back, time after time: the old rules serve until the new ones are all there, then

@@ -6,59 +6,74 @@
 )]
 
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::cast::{Cast, Who, every_protocol, service_ips};
+use denizen_tests::flows::table::Backend;
+use denizen_tests::iptables::{self, Variant};
+use denizen_tests::load::Load;
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::Wiring;
-use denizen_tests::probe::{Probe, Protocol};
+use denizen_tests::probe::{Outcome, Probe, Protocol};
 
 /// The default bit's mark, and somebody else's beside it.
 const BIT: &str = "0x40";
+const PORT_EXACT: &str = "pod-state=port-exact";
+
+/// A repair that has not come by then never will.
+const BOUND: Duration = Duration::from_secs(60);
 
 /// Rules of somebody else: what they count is not for them. `eth0`'s packets they mark with the bit themselves,
-/// and a bridge's with a bit of their own. (Only TCP behind routing: the kernel's own multicast reports come there
-/// with `cni0` as input interface and a number of another meaning where the mark is, `reserved_tailroom`.)
-const OTHERS: &str = r#"
-table bridge others {
-    chain prerouting {
+/// and a bridge's with a bit of their own. `leak` stands where the bit must be gone: right behind nat prerouting, or (`later`) only
+/// behind iptables' filter table. (Only TCP behind routing: the kernel's own multicast reports come there with `cni0` as
+/// input interface and a number of another meaning where the mark is, `reserved_tailroom`.)
+fn others(later: bool) -> String {
+    let leak = r#"iifname "cni0" meta mark & 0x40 == 0x40 counter comment "leak""#;
+    let (priority, prerouting) = if later { (1, "") } else { (-300, leak) };
+    format!(
+        r#"
+table bridge others {{
+    chain prerouting {{
         type filter hook prerouting priority -400
         meta mark set meta mark | 0x2
-    }
-    chain forward {
+    }}
+    chain forward {{
         type filter hook forward priority 0
         meta mark & 0x40 == 0x40 counter comment "leak"
         meta mark & 0x2 == 0 counter comment "loss"
-    }
-}
-table inet others {
-    chain early {
+    }}
+}}
+table inet others {{
+    chain early {{
         type filter hook prerouting priority -300
         iifname "eth0" meta mark set meta mark | 0x40
         iifname "cni0" meta mark & 0x40 == 0x40 counter comment "told"
-    }
-    chain prerouting {
+    }}
+    chain prerouting {{
         type filter hook prerouting priority -98
-        iifname "cni0" meta mark & 0x40 == 0x40 counter comment "leak"
+        {prerouting}
         iifname "cni0" meta mark & 0x2 == 0 counter comment "loss"
         iifname "eth0" meta mark & 0x40 == 0 counter comment "loss"
-    }
-    chain input {
-        type filter hook input priority -300
-        iifname "cni0" meta mark & 0x40 == 0x40 counter comment "leak"
-    }
-    chain forward {
-        type filter hook forward priority -300
-        iifname "cni0" meta mark & 0x40 == 0x40 counter comment "leak"
+    }}
+    chain input {{
+        type filter hook input priority {priority}
+        {leak}
+    }}
+    chain forward {{
+        type filter hook forward priority {priority}
+        {leak}
         iifname "eth0" meta mark & 0x40 == 0 counter comment "loss"
-    }
-    chain postrouting {
+    }}
+    chain postrouting {{
         type filter hook postrouting priority -300
-        meta l4proto tcp iifname "cni0" meta mark & 0x40 == 0x40 counter comment "leak"
-    }
+        meta l4proto tcp {leak}
+    }}
+}}
+"#
+    )
 }
-"#;
 
 /// How many packets the rules of this comment counted.
 fn counted(node: &Netns, comment: &str) -> Result<u64> {
@@ -77,18 +92,16 @@ fn counted(node: &Netns, comment: &str) -> Result<u64> {
 }
 
 /// Connections of every kind under `mode`, in a world where others look at, and set, the bit.
-fn kept_to_itself(label: &str, mode: &str, bridge_netfilter: &str) -> Result<()> {
+fn kept_to_itself(label: &str, backend: Backend, mode: &str, bridge_netfilter: &str) -> Result<()> {
     let (cast, _servers) = Cast::new(label)?;
     let members = [Who::Remote];
     cast.cluster
         .manifests
         .put("web", &cast.service("web", 10, &every_protocol(), &members)?)?;
     let neighbour = cast.cluster.add_pod("near", Wiring::Bridged)?;
-    let mut settings = cast.cluster.settings();
-    settings.flags.push(format!("--detect-local={mode}"));
     let node = &cast.cluster.world.node;
-    let agent = Agent::start(node, settings)?;
-    node.nft(OTHERS)?;
+    let agent = start(&cast, backend, mode)?;
+    node.nft(&others(backend != Backend::Nftables))?;
     for tables in ["iptables", "ip6tables"] {
         node.sysctl(&format!("net.bridge.bridge-nf-call-{tables}"), bridge_netfilter)?;
     }
@@ -129,43 +142,160 @@ fn kept_to_itself(label: &str, mode: &str, bridge_netfilter: &str) -> Result<()>
 
 #[test]
 fn port_exact_beside_others() -> Result<()> {
-    kept_to_itself("bit-exact", "pod-state=port-exact", "1")
+    kept_to_itself("bit-exact", Backend::Nftables, PORT_EXACT, "1")
 }
 
 #[test]
 fn port_exact_beside_others_without_bridge_netfilter() -> Result<()> {
-    kept_to_itself("bit-exact-no", "pod-state=port-exact", "0")
+    kept_to_itself("bit-exact-no", Backend::Nftables, PORT_EXACT, "0")
+}
+
+#[test]
+fn port_exact_beside_others_iptables_legacy() -> Result<()> {
+    kept_to_itself("bit-exact-l", Backend::IptablesLegacy, PORT_EXACT, "1")
+}
+
+#[test]
+fn port_exact_beside_others_iptables_nft_without_bridge_netfilter() -> Result<()> {
+    kept_to_itself("bit-exact-n", Backend::IptablesNft, PORT_EXACT, "0")
 }
 
 #[test]
 fn bridge_port_beside_others() -> Result<()> {
-    kept_to_itself("bit-port", "bridge-port", "1")
+    kept_to_itself("bit-port", Backend::Nftables, "bridge-port", "1")
 }
 
 #[test]
 fn bridge_port_beside_others_without_bridge_netfilter() -> Result<()> {
-    kept_to_itself("bit-port-no", "bridge-port", "0")
+    kept_to_itself("bit-port-no", Backend::Nftables, "bridge-port", "0")
 }
 
-/// Another mode needs no table of the bridge family, and takes away what an earlier run's needed.
+fn start(cast: &Cast, backend: Backend, mode: &str) -> Result<Agent> {
+    let mut settings = cast.cluster.settings();
+    settings.flags = backend.flags();
+    settings.flags.push(format!("--detect-local={mode}"));
+    Agent::start(&cast.cluster.world.node, settings)
+}
+
+/// What an agent with these flags leaves in the kernel when it ends: tables of denizen's, chains and elements of sets.
+fn left(cast: &Cast, backend: Backend, mode: &str) -> Result<Vec<String>> {
+    start(cast, backend, mode)?.terminate()?;
+    in_kernel(&cast.cluster.world.node)
+}
+
+fn in_kernel(node: &Netns) -> Result<Vec<String>> {
+    let tables = node.output("nft", &["list", "tables"])?;
+    let tables = tables.lines().filter(|table| table.ends_with(" denizen"));
+    let mut found: Vec<String> = tables.map(str::to_owned).collect();
+    for variant in Variant::BOTH {
+        let rules = variant.dump(node)?;
+        found.extend(rules.contains("KUBE-SERVICES").then(|| format!("{variant:?}")));
+        found.extend(rules.contains("--mark 0x40/0x40").then(|| "its bit".to_owned()));
+    }
+    let sets = iptables::sets(node)?;
+    for set in ["DENIZEN-PODS-4", "DENIZEN-BRIDGED-4"] {
+        let elements = sets.lines().filter(|line| line.contains(set)).count();
+        found.extend((elements > 0).then(|| format!("{elements} in {set}")));
+    }
+    Ok(found)
+}
+
+/// Another mode needs no table of the bridge family, and takes away what an earlier run's needed; so does another
+/// backend. Meanwhile pods keep their address, whatever was there before.
 #[test]
-fn another_mode_leaves_no_bridge_table_behind() -> Result<()> {
+fn another_mode_or_backend_leaves_nothing_behind() -> Result<()> {
+    const V4: &str = "table ip denizen";
+    const V6: &str = "table ip6 denizen";
+    const BRIDGE: &str = "table bridge denizen";
+    const PODS: &str = "2 in DENIZEN-PODS-4";
+    const BRIDGED: &str = "1 in DENIZEN-BRIDGED-4";
     let (cast, _servers) = Cast::new("bit-switch")?;
+    let manifests = &cast.cluster.manifests;
+    manifests.put(
+        "web",
+        &cast.service("web", 10, &every_protocol(), &[Who::Remote])?,
+    )?;
+    let (nftables, legacy, nft) = (Backend::Nftables, Backend::IptablesLegacy, Backend::IptablesNft);
+    let mut load = None;
+    let steps: [(Backend, &str, &[&str]); 11] = [
+        (nftables, "pod-state", &[V4, V6]),
+        (nftables, PORT_EXACT, &[BRIDGE, V4, V6]),
+        (nftables, "pod-state", &[V4, V6]),
+        (nftables, "bridge-port", &[BRIDGE, V4, V6]),
+        (nftables, PORT_EXACT, &[BRIDGE, V4, V6]),
+        (legacy, PORT_EXACT, &[BRIDGE, "Legacy", "its bit", PODS, BRIDGED]),
+        (legacy, "pod-state", &["Legacy", PODS]),
+        (legacy, PORT_EXACT, &[BRIDGE, "Legacy", "its bit", PODS, BRIDGED]),
+        (nftables, PORT_EXACT, &[BRIDGE, V4, V6]),
+        (nft, PORT_EXACT, &[BRIDGE, "Nft", "its bit", PODS, BRIDGED]),
+        (nftables, "pod-state", &[V4, V6]),
+    ];
+    for (number, (backend, mode, expected)) in steps.into_iter().enumerate() {
+        let found = left(&cast, backend, mode)?;
+        let mut found: Vec<&str> = found.iter().map(String::as_str).collect();
+        found.sort_by_key(|what| expected.iter().position(|it| it == what));
+        assert_eq!(found, expected, "{number}: {backend:?} {mode}");
+        // From a mode that has it to another that has it.
+        match number {
+            4 => load = Some(local_load(&cast)?),
+            9 => {
+                let tally = load.take().context("begun above")?.stop()?;
+                assert!(tally.answered > 0 && tally.failed == 0, "{tally:?}");
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// A bridged and a routed pod's connections, which count only with the pod's own address.
+fn local_load(cast: &Cast) -> Result<Load> {
+    cast.cluster.world.forget_quickly()?;
+    let mut load = Load::default();
+    for who in [Who::Bridged, Who::Routed] {
+        let own = service_ips(10)
+            .map(|like| cast.address(who, like))
+            .into_iter()
+            .collect::<Result<Vec<_>>>()?;
+        let targets = service_ips(10).map(|service| (SocketAddr::new(service, 80), Protocol::Tcp));
+        let kept = move |outcome: &Outcome| outcome.seen().is_some_and(|seen| own.contains(&seen));
+        load.client(cast.place(who).0, targets.into(), kept)?;
+    }
+    Ok(load)
+}
+
+/// With iptables the kernel's word comes at once too, and `cleanup` takes all of it away.
+#[test]
+fn what_others_do_to_the_bridges_table_is_repaired_with_iptables() -> Result<()> {
+    let (cast, _servers) = Cast::new("bit-drift")?;
     let node = &cast.cluster.world.node;
-    let tables = |mode: &str| -> Result<String> {
-        let mut settings = cast.cluster.settings();
-        settings.flags.push(format!("--detect-local={mode}"));
-        Agent::start(node, settings)?.terminate()?;
-        node.output("nft", &["list", "tables"])
-    };
-    let without = "table ip denizen\ntable ip6 denizen\n";
-    assert_eq!(tables("pod-state")?, without);
-    let with = tables("pod-state=port-exact")?;
-    assert!(with.contains("table bridge denizen"), "{with}");
-    assert_eq!(tables("pod-state")?, without);
-    assert!(tables("bridge-port")?.contains("table bridge denizen"));
+    let agent = start(&cast, Backend::IptablesNft, PORT_EXACT)?;
+    let table = || node.output("nft", &["list", "table", "bridge", "denizen"]);
+    let expected = table()?;
+    let element = format!(
+        "{} . {}",
+        cast.bridged.host_interface(),
+        cast.bridged.addresses[0]
+    );
+    let harms = [
+        "add rule bridge denizen prerouting meta mark set 0x40".to_owned(),
+        format!("delete element bridge denizen pod-ports {{ {element} }}"),
+        "flush table bridge denizen".to_owned(),
+        "delete table bridge denizen".to_owned(),
+    ];
+    for (harm, count) in harms.into_iter().zip(1..) {
+        node.nft(&harm)?;
+        let began = Instant::now();
+        while table().unwrap_or_default() != expected || agent.status()?["driftRepaired"] != count {
+            let (now, status) = (table(), agent.status()?);
+            ensure!(began.elapsed() < BOUND, "{harm}: {now:?}, {status}");
+        }
+    }
+    agent.terminate()?;
     let program = denizen_tests::binary::ours("denizen-agent")?;
     let said = node.output(&program.display().to_string(), &["cleanup"])?;
-    assert_eq!(said, "removed 3 nftables tables\n");
+    ensure!(said.contains("removed 1 nftables table\n"), "{said}");
+    assert_eq!(in_kernel(node)?, [""; 0]);
+    ensure!(node.output("ipset", &["list", "-n"])?.is_empty(), "sets are left");
     Ok(())
 }

@@ -11,7 +11,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use super::iptables::{self, Iptables, IptablesError, Variant, Whose};
-use super::nftables::{self, Kernel, Nftables, NftablesError};
+use super::nftables::{self, Nftables, NftablesError};
 use super::{Backend, BackendName, Repair, SetSize, Told};
 use crate::describe::describe;
 use crate::model::{Egress, PodSet};
@@ -107,20 +107,17 @@ impl Chosen {
     pub fn port(&self) -> Option<u32> {
         match self {
             Self::Nftables(nftables) => Some(nftables.port()),
-            Self::Iptables(_) => None,
+            Self::Iptables(iptables) => iptables.port(),
         }
     }
 
     /// Removes what the other backend left behind. Called when this one's rules are all in the kernel: until
     /// then the other's serve. Where that takes a thread, it must be waited for before the process ends: a
     /// program that it has begun would go on, and take the next agent's rules away.
-    pub fn succeed(&self) -> Option<JoinHandle<()>> {
+    pub fn succeed(&mut self) -> Option<JoinHandle<()>> {
         match self {
             Self::Iptables(iptables) => {
-                match Kernel::open()
-                    .map_err(ChosenError::from)
-                    .and_then(|mut kernel| Ok(Nftables::cleanup(&mut kernel)?))
-                {
+                match iptables.remove_tables() {
                     Ok(0) => {}
                     Ok(tables) => info!(tables, "the nftables backend's tables are removed"),
                     Err(error) => warn!(%error, "the nftables backend's tables are left"),

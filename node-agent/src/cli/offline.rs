@@ -48,7 +48,7 @@ pub(super) fn render(args: &RenderArgs) -> anyhow::Result<()> {
             show(&engine.decided().rendering(), args.output)
         }
         BackendName::Iptables => {
-            let mut engine = engine(&args.facts, iptables::Wanted::new(true))?;
+            let mut engine = engine(&args.facts, iptables::Wanted::offline())?;
             show(&engine.decided().rendering(), args.output)
         }
     }

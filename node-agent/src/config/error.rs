@@ -28,11 +28,6 @@ pub enum ConfigError {
         /// What is wrong.
         problem: String,
     },
-    /// A set of iptables holds no ports of a bridge.
-    #[error(
-        "--detect-local pod-state=port-exact needs --backend nftables: no set of iptables knows a bridge's ports"
-    )]
-    PortExact,
     /// Not a CIDR.
     #[error("{flag}: {value:?} is not a CIDR such as 10.0.0.0/24")]
     Cidr {

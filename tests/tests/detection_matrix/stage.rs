@@ -14,6 +14,17 @@ use serde_json::Value;
 use crate::door::{TARGET, service};
 use crate::matrix::Sender;
 
+/// Everybody's packets come with the bit of the mark by which a bridge's table tells: it is nothing that a sender,
+/// or a rule of somebody else's, could say.
+const MARKED_BY_OTHERS: &str = r"
+table bridge others {
+    chain prerouting { type filter hook prerouting priority -400; meta mark set meta mark | 0x40; }
+}
+table inet others {
+    chain prerouting { type filter hook prerouting priority -400; iifname != cni0 meta mark set meta mark | 0x40; }
+}
+";
+
 /// The hosts, and everything that they send from.
 pub struct Stage {
     pub cast: Cast,
@@ -43,6 +54,7 @@ impl Stage {
                 .node
                 .sysctl(&format!("net.ipv4.conf.{interface}.rp_filter"), "0")?;
         }
+        cluster.world.node.nft(MARKED_BY_OTHERS)?;
         let web = service(&cast, "web", 10, 1, "Cluster")?;
         cluster.manifests.put("web", &web)?;
         cluster

@@ -9,26 +9,29 @@ use super::name::{
     ChainId, ChainName, EXTERNAL_SERVICES, FORWARD, MARK_MASQ, MASQ_IF_NOT_LOCAL, NODE_PORTS, POSTROUTING,
     PROXY_FIREWALL, SERVICES, Table,
 };
-use super::rule::{Match, Rule, Target, host};
+use super::rule::{Match, Rule, Target, Tests, host};
 use crate::backend::why::Why;
 use crate::model::{Family, Protocol, family_of};
-use crate::plan::{Detector, MarkBit, NodePortAddresses};
+use crate::plan::{Detector, NodePortAddresses, NodeSide};
 
 /// What the constant part depends on, and what every service's part depends on alike.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
     /// The family.
     pub family: Family,
-    /// What is asked of a packet to know it for a local pod's: it is one if any of these holds.
-    pub local: Vec<Match>,
+    /// What is asked of a packet to know it for a local pod's, one rule each.
+    pub local: Vec<Tests>,
     /// What is asked of a packet to know it for one to a node port's address, one rule each.
-    pub to_node: Vec<Vec<(bool, Match)>>,
+    pub to_node: Vec<Tests>,
     /// Node ports are served on the loopback addresses too.
     pub loopback: bool,
     /// Health-check node ports, which a host's own firewall must not close.
     pub health_ports: Vec<u16>,
-    /// What asks for masquerade.
-    pub mark: MarkBit,
+    detector: Detector,
+    /// What the detector stands for, where it stands for ranges, of this family.
+    ranges: Vec<IpNetwork>,
+    /// What asks for masquerade, and by what the bridge's table tells of a pod's port.
+    node_side: NodeSide,
     /// What connection tracking takes for no part of any connection is dropped.
     pub drop_invalid: bool,
 }
@@ -42,25 +45,47 @@ impl Shape {
             to_node: Vec::new(),
             loopback: false,
             health_ports: Vec::new(),
-            mark: MarkBit::MASQUERADE,
+            detector: Detector::default(),
+            ranges: Vec::new(),
+            node_side: NodeSide::default(),
             drop_invalid,
         }
     }
 
     /// Local traffic is told apart so; `ranges` are what the detector stands for, where it stands for ranges.
     pub fn detect(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
-        let names = |names: &[Arc<str>]| names.iter().cloned().map(Match::Input).collect();
-        self.local = match detector {
-            // The set cannot hold a bridge's port, so a policy with port-exact pods never comes here.
-            Detector::PodState | Detector::PodPort => vec![Match::FromPod],
-            Detector::BridgePort => vec![Match::BridgePort],
-            Detector::Bridge(bridges) => names(bridges),
-            Detector::InterfacePrefix(prefixes) => prefixes.iter().map(|p| begins_with(p)).collect(),
-            Detector::NodeCidr(_) => {
-                let ours = ranges.iter().filter(|range| family_of(range.ip()) == self.family);
-                ours.copied().map(Match::Source).collect()
-            }
-        };
+        let ours = ranges.iter().filter(|range| family_of(range.ip()) == self.family);
+        self.ranges = ours.copied().collect();
+        self.detector = detector.clone();
+        self.local = self.local();
+    }
+
+    /// This is settled about the node.
+    pub fn settle(&mut self, node_side: &NodeSide) {
+        self.node_side = *node_side;
+        self.local = self.local();
+    }
+
+    fn local(&self) -> Vec<Tests> {
+        let one = |is| vec![(true, is)];
+        let inputs = |names: &[Arc<str>]| names.iter().cloned().map(Match::Input).map(one).collect();
+        match &self.detector {
+            Detector::PodState => vec![one(Match::FromPod)],
+            // No set of iptables knows a bridge's ports, so the bridge's table tells.
+            Detector::PodPort => vec![
+                vec![(true, self.told()), (true, Match::FromBridgedPod)],
+                vec![(true, Match::FromPod), (false, Match::FromBridgedPod)],
+            ],
+            Detector::BridgePort => vec![one(Match::BridgePort)],
+            Detector::Bridge(bridges) => inputs(bridges),
+            Detector::InterfacePrefix(prefixes) => prefixes.iter().map(|p| one(begins_with(p))).collect(),
+            Detector::NodeCidr(_) => self.ranges.iter().copied().map(Match::Source).map(one).collect(),
+        }
+    }
+
+    /// What the bridge's table says of a packet that came in through its pod's port.
+    fn told(&self) -> Match {
+        Match::Marked(self.node_side.port_bit)
     }
 
     /// Node ports are served there; `addresses` are those that this stands for now.
@@ -92,30 +117,42 @@ impl Shape {
         let nobody = Arc::from("");
         let rule = |why, tests: &[Match], target| Rule::new(why, &nobody, tests.to_vec(), target);
         let nat = |name| (Table::Nat, name);
+        let mark = self.node_side.masquerade_bit;
         let filter = |name| (Table::Filter, name);
         let mut chains = vec![
             (
                 nat(MARK_MASQ),
-                vec![rule(Why::MarkForMasquerade, &[], Target::Mark(self.mark))],
+                vec![rule(Why::MarkForMasquerade, &[], Target::Mark(mark))],
             ),
             (
                 nat(POSTROUTING),
                 vec![
-                    rule(Why::NotMarked, &[], Target::Return).unless(Match::Marked(self.mark)),
-                    rule(Why::MarkDone, &[], Target::Unmark(self.mark)),
+                    rule(Why::NotMarked, &[], Target::Return).unless(Match::Marked(mark)),
+                    rule(Why::MarkDone, &[], Target::Unmark(mark)),
                     rule(Why::MarkedAbove, &[], Target::Masquerade),
                 ],
             ),
             (filter(FORWARD), self.forward()),
             (filter(NODE_PORTS), self.health()),
         ];
-        if self.local.len() > 1 {
-            let local = self.local.iter();
-            let returns = local.map(|is| rule(Why::LocalPod, std::slice::from_ref(is), Target::Return));
+        if !self.local.is_empty() && only_test(&self.local).is_none() {
+            let local = self.local.iter().cloned();
+            let returns = local.map(|is| rule(Why::LocalPod, &[], Target::Return).also(is));
             let mark = rule(Why::ComesFromElsewhere, &[], Target::Jump(MARK_MASQ));
             chains.push((nat(MASQ_IF_NOT_LOCAL), returns.chain([mark]).collect()));
         }
         chains
+    }
+
+    /// What the bridge's table told is for nat alone, which sees a connection's first packet only; so it is cleared in
+    /// those of our chains that every packet passes next (filter, priority 0 of the hooks forward and input). From nat
+    /// prerouting to there it lives on: in routing (`ip rule … fwmark`), in mangle, and before our jumps in FORWARD and
+    /// INPUT. Of recorded pods behind bridges alone, since others may use the bit.
+    fn port_told(&self) -> Option<Rule> {
+        let tests = [self.told(), Match::FromBridgedPod];
+        let clear = Target::Unmark(self.node_side.port_bit);
+        let rule = || Rule::new(Why::PortTold, &Arc::from(""), tests, clear);
+        (self.detector == Detector::PodPort).then(rule)
     }
 
     /// KEP-2450's third rule is the last one: no CIDR in it.
@@ -123,8 +160,10 @@ impl Shape {
         let nobody = Arc::from("");
         let accept = |why, test| Rule::new(why, &nobody, [test], Target::Accept);
         let invalid = || Rule::new(Why::Invalid, &nobody, [Match::State("INVALID")], Target::Drop);
-        let mut rules: Vec<Rule> = self.drop_invalid.then(invalid).into_iter().collect();
-        rules.push(accept(Why::AdmitMarked, Match::Marked(self.mark)));
+        let mut rules: Vec<Rule> = self.port_told().into_iter().collect();
+        rules.extend(self.drop_invalid.then(invalid));
+        let marked = Match::Marked(self.node_side.masquerade_bit);
+        rules.push(accept(Why::AdmitMarked, marked));
         rules.push(accept(Why::AdmitEstablished, Match::State("RELATED,ESTABLISHED")));
         rules
     }
@@ -142,15 +181,13 @@ impl Shape {
             .unless(Match::Source(own))
             .unless(Match::State("RELATED,ESTABLISHED,DNAT"));
         let martian = self.loopback.then_some(martian);
-        martian
-            .into_iter()
-            .chain(self.health_ports.iter().map(accept))
-            .collect()
+        let first = self.port_told().into_iter().chain(martian);
+        first.chain(self.health_ports.iter().map(accept)).collect()
     }
 
     /// What stands last among the services: whatever goes to the node itself may be for a node port.
     pub fn node_port_jumps(&self) -> Vec<Rule> {
-        let jump = |to_node: &Vec<(bool, Match)>| {
+        let jump = |to_node: &Tests| {
             let rule = Rule::new(Why::LastOfAll, &Arc::from(""), [], Target::Jump(NODE_PORTS));
             rule.also(to_node.iter().cloned())
         };
@@ -186,6 +223,14 @@ impl Shape {
             entry(filter, "OUTPUT", EXTERNAL_SERVICES, ExternalPortals),
             entry(filter, "OUTPUT", PROXY_FIREWALL, LoadBalancerFirewall),
         ]
+    }
+}
+
+/// The one test that tells, where one is enough: a rule may ask that it does not hold.
+pub fn only_test(rules: &[Tests]) -> Option<&(bool, Match)> {
+    match rules {
+        [only] if only.len() == 1 => only.first(),
+        _ => None,
     }
 }
 

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use nix::errno::Errno;
 use nix::libc;
 
-use super::name::pod_set;
+use super::name::SetName;
 use super::pods::{PodElement, PodKey, Pods};
 use super::tools::IptablesError;
 use crate::model::Family;
@@ -68,16 +68,16 @@ impl Sets {
     /// # Errors
     /// [`IptablesError::Set`].
     pub fn create(&mut self) -> Result<(), IptablesError> {
-        for family in Family::BOTH {
-            let made = self.request(CREATE, family, |message| {
+        for set in SetName::ALL {
+            let made = self.request(CREATE, set, |message| {
                 message.put_str(TYPE_NAME, "hash:net,iface");
                 message.put(REVISION, &[WITH_COMMENTS]);
-                message.put(FAMILY, &[inet(family)]);
+                message.put(FAMILY, &[inet(set.family())]);
                 let data = message.begin(DATA);
                 message.put(FLAGS | NET_BYTE_ORDER, &FLAG_WITH_COMMENT.to_be_bytes());
                 message.end(data);
             });
-            named(family, made)?;
+            named(set, made)?;
         }
         Ok(())
     }
@@ -92,20 +92,20 @@ impl Sets {
         if before.is_none() {
             self.create()?;
         }
-        for family in Family::BOTH {
+        for set in SetName::ALL {
             let known: Option<BTreeSet<PodKey>> = before
                 .as_ref()
-                .map(|pods| pods.of(family).map(|pod| pod.key.clone()).collect());
+                .map(|pods| pods.of(set).map(|pod| pod.key.clone()).collect());
             let held = match known {
                 Some(known) => known,
-                None => named(family, self.held(family))?,
+                None => named(set, self.held(set))?,
             };
-            for key in held.iter().filter(|key| !pods.contains(key)) {
-                named(family, self.delete(family, key))?;
+            for key in held.iter().filter(|key| !pods.contains(set, key)) {
+                named(set, self.delete(set, key))?;
                 written += 1;
             }
-            for pod in pods.of(family).filter(|pod| !held.contains(pod.key)) {
-                named(family, self.add(family, pod))?;
+            for pod in pods.of(set).filter(|pod| !held.contains(pod.key)) {
+                named(set, self.add(set, pod))?;
                 written += 1;
             }
         }
@@ -125,7 +125,7 @@ impl Sets {
 
     /// Whether the sets are there: by them an agent knows that this backend was here before.
     pub fn exist(&mut self) -> bool {
-        Family::BOTH.into_iter().any(|family| self.held(family).is_ok())
+        SetName::ALL.into_iter().any(|set| self.held(set).is_ok())
     }
 
     /// Removes the sets. No rule may name them any more.
@@ -134,11 +134,11 @@ impl Sets {
     /// [`IptablesError::Set`].
     pub fn destroy(&mut self) -> Result<(), IptablesError> {
         self.programmed = None;
-        for family in Family::BOTH {
-            let done = self.request(DESTROY, family, |_| {});
+        for set in SetName::ALL {
+            let done = self.request(DESTROY, set, |_| {});
             match &done {
                 Err(error) if error.errno() == Some(Errno::ENOENT) => {}
-                Err(_) | Ok(()) => named(family, done)?,
+                Err(_) | Ok(()) => named(set, done)?,
             }
         }
         Ok(())
@@ -170,8 +170,8 @@ impl Sets {
         Ok(names.len())
     }
 
-    fn add(&mut self, family: Family, pod: PodElement<'_>) -> Result<(), NetlinkError> {
-        self.request(ADD, family, |message| {
+    fn add(&mut self, set: SetName, pod: PodElement<'_>) -> Result<(), NetlinkError> {
+        self.request(ADD, set, |message| {
             let data = message.begin(DATA);
             put_key(message, pod.key);
             message.put_str(COMMENT, pod.owner);
@@ -179,8 +179,8 @@ impl Sets {
         })
     }
 
-    fn delete(&mut self, family: Family, key: &PodKey) -> Result<(), NetlinkError> {
-        self.request(DELETE, family, |message| {
+    fn delete(&mut self, set: SetName, key: &PodKey) -> Result<(), NetlinkError> {
+        self.request(DELETE, set, |message| {
             let data = message.begin(DATA);
             put_key(message, key);
             message.end(data);
@@ -190,21 +190,22 @@ impl Sets {
     fn request(
         &mut self,
         what: u16,
-        family: Family,
+        set: SetName,
         fill: impl FnOnce(&mut Writer),
     ) -> Result<(), NetlinkError> {
         let sequence = self.socket.sequences(1);
-        let request = message(what, libc::NLM_F_ACK, sequence, family, fill);
+        let request = message(what, libc::NLM_F_ACK, sequence, set, fill);
         self.socket.send(&request)?;
         self.socket.outcome(sequence)
     }
 
-    fn held(&mut self, family: Family) -> Result<BTreeSet<PodKey>, NetlinkError> {
+    fn held(&mut self, set: SetName) -> Result<BTreeSet<PodKey>, NetlinkError> {
         let sequence = self.socket.sequences(1);
-        let request = message(LIST, libc::NLM_F_DUMP, sequence, family, |_| {});
+        let request = message(LIST, libc::NLM_F_DUMP, sequence, set, |_| {});
         let mut held = BTreeSet::new();
-        self.socket
-            .dump(&request, sequence, |answer| held.extend(keys(family, &answer)))?;
+        self.socket.dump(&request, sequence, |answer| {
+            held.extend(keys(set.family(), &answer))
+        })?;
         Ok(held)
     }
 }
@@ -216,17 +217,17 @@ fn inet(family: Family) -> u8 {
     }
 }
 
-fn named<T>(family: Family, done: Result<T, NetlinkError>) -> Result<T, IptablesError> {
+fn named<T>(set: SetName, done: Result<T, NetlinkError>) -> Result<T, IptablesError> {
     done.map_err(|source| IptablesError::Set {
-        set: pod_set(family),
+        set: set.as_str(),
         source,
     })
 }
 
-/// About the set of this node's pods.
-fn message(what: u16, flags: i32, sequence: u32, family: Family, fill: impl FnOnce(&mut Writer)) -> Vec<u8> {
-    message_of(what, flags, sequence, family, |writer| {
-        writer.put_str(SET_NAME, pod_set(family));
+/// About a set of this node's pods.
+fn message(what: u16, flags: i32, sequence: u32, set: SetName, fill: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    message_of(what, flags, sequence, set.family(), |writer| {
+        writer.put_str(SET_NAME, set.as_str());
         fill(writer);
     })
 }

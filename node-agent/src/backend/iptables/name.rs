@@ -160,11 +160,39 @@ pub fn is_a_proxys(table: Table, name: &str) -> bool {
         || (table == Table::Nat && of_a_service())
 }
 
-/// The set of this node's pods: addresses, each with the interface that its packets come in through.
-pub fn pod_set(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "DENIZEN-PODS-4",
-        Family::V6 => "DENIZEN-PODS-6",
+/// A set of this node's pods: addresses, each with the interface that its packets come in through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetName {
+    /// All of them.
+    Pods(Family),
+    /// Those of them whose port of the bridge must be right, too.
+    BridgedPods(Family),
+}
+
+impl SetName {
+    /// All of them, in the order in which they are filled: a pod whose port matters must not be known without that.
+    pub const ALL: [Self; 4] = [
+        Self::BridgedPods(Family::V4),
+        Self::BridgedPods(Family::V6),
+        Self::Pods(Family::V4),
+        Self::Pods(Family::V6),
+    ];
+
+    /// The family of its addresses.
+    pub fn family(self) -> Family {
+        match self {
+            Self::Pods(family) | Self::BridgedPods(family) => family,
+        }
+    }
+
+    /// Its name in the kernel.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pods(Family::V4) => "DENIZEN-PODS-4",
+            Self::Pods(Family::V6) => "DENIZEN-PODS-6",
+            Self::BridgedPods(Family::V4) => "DENIZEN-BRIDGED-4",
+            Self::BridgedPods(Family::V6) => "DENIZEN-BRIDGED-6",
+        }
     }
 }
 

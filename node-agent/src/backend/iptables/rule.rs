@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-use super::name::{ChainName, pod_set};
+use super::name::{ChainName, SetName};
 use crate::backend::why::Why;
 use crate::model::{Family, Protocol};
 use crate::plan::MarkBit;
@@ -30,9 +30,11 @@ pub enum Match {
     ToNode,
     /// It comes from a recorded pod: source address and input interface are in the set.
     FromPod,
+    /// The same, and the port of the bridge must be right, too.
+    FromBridgedPod,
     /// It came in through a port of a bridge.
     BridgePort,
-    /// It is marked for masquerade.
+    /// Its mark has this bit.
     Marked(MarkBit),
     /// Its connection is in one of these states.
     State(&'static str),
@@ -43,6 +45,9 @@ pub enum Match {
     /// Always; and the client is remembered with this endpoint.
     Remember(ChainName),
 }
+
+/// What a rule asks of a packet, all of it: that these hold, or do not.
+pub type Tests = Vec<(bool, Match)>;
 
 /// What a rule does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,9 +62,9 @@ pub enum Target {
     Return,
     /// Refuses, as the protocol does it.
     Reject(Protocol),
-    /// Marks for masquerade, leaving the mark's other bits alone.
+    /// Sets this bit of the mark.
     Mark(MarkBit),
-    /// Takes that mark away.
+    /// Clears this bit of the mark, which must be set.
     Unmark(MarkBit),
     /// The source becomes the node's address.
     Masquerade,
@@ -72,7 +77,7 @@ pub enum Target {
 pub struct Rule {
     about: Arc<str>,
     why: Why,
-    tests: Vec<(bool, Match)>,
+    tests: Tests,
     target: Target,
 }
 
@@ -149,6 +154,7 @@ impl Match {
             Self::FromNode
             | Self::ToNode
             | Self::FromPod
+            | Self::FromBridgedPod
             | Self::BridgePort
             | Self::Marked(_)
             | Self::State(_)
@@ -168,6 +174,7 @@ impl Match {
             Self::FromNode
             | Self::ToNode
             | Self::FromPod
+            | Self::FromBridgedPod
             | Self::BridgePort
             | Self::Marked(_)
             | Self::State(_)
@@ -185,7 +192,8 @@ impl Match {
             Self::Port(protocol, port) => write!(text, " -m {protocol} --dport {port}"),
             Self::FromNode => write!(text, " -m addrtype {not}--src-type LOCAL"),
             Self::ToNode => write!(text, " -m addrtype {not}--dst-type LOCAL"),
-            Self::FromPod => write!(text, " -m set {not}--match-set {} src,src", pod_set(family)),
+            Self::FromPod => write_set(SetName::Pods(family), is, text),
+            Self::FromBridgedPod => write_set(SetName::BridgedPods(family), is, text),
             Self::BridgePort => write!(text, " -m physdev {not}--physdev-is-in"),
             Self::Marked(bit) => write!(text, " -m mark {not}--mark {0:#x}/{0:#x}", bit.mask()),
             Self::State(states) => write!(text, " -m conntrack {not}--ctstate {states}"),
@@ -230,6 +238,11 @@ impl Target {
             Self::Translate(to) => write!(text, " -j DNAT --to-destination {to}"),
         }
     }
+}
+
+fn write_set(set: SetName, is: bool, text: &mut String) -> fmt::Result {
+    let not = if is { "" } else { "! " };
+    write!(text, " -m set {not}--match-set {} src,src", set.as_str())
 }
 
 fn network(range: &IpNetwork) -> String {

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
+use super::fixed::only_test;
 use super::name::{
     ChainId, ChainName, EXTERNAL_SERVICES, Hash, Kind, MARK_MASQ, MASQ_IF_NOT_LOCAL, NODE_PORTS,
     PROXY_FIREWALL, SERVICES, Table,
 };
-use super::rule::{Match, Rule, Target, host};
+use super::rule::{Match, Rule, Target, Tests, host};
 use crate::backend::why::Why;
 use crate::model::{Affinity, Protocol, ServicePortName, TrafficPolicy};
 use crate::plan::{Door, DoorAddress, DoorKind, Endpoints, Frontend, Masquerade, Outcome};
@@ -59,10 +60,10 @@ pub struct ServicePort<'a> {
     pub name: &'a ServicePortName,
     /// The doors of one family that are its own, decided.
     pub doors: &'a BTreeMap<Door, Frontend>,
-    /// What is asked of a packet to know it for a local pod's: it is one if any of these holds.
-    pub local: &'a [Match],
+    /// What is asked of a packet to know it for a local pod's, one rule each.
+    pub local: &'a [Tests],
     /// What is asked of a packet to know it for one to the node, one rule each.
-    pub to_node: &'a [Vec<(bool, Match)>],
+    pub to_node: &'a [Tests],
 }
 
 /// A service port's rules.
@@ -198,7 +199,7 @@ impl<'a> Lowering<'a> {
                 vec![Rule::new(why, &about, tests, target)]
             }
             DoorAddress::Node(_) => {
-                let rule = |to_node: &Vec<(bool, Match)>| {
+                let rule = |to_node: &Tests| {
                     Rule::new(why, &about, [to_port.clone()], target).also(to_node.iter().cloned())
                 };
                 self.port.to_node.iter().map(rule).collect()
@@ -316,10 +317,10 @@ impl<'a> Lowering<'a> {
             rules.push(match (frontend.masquerade, self.port.local) {
                 (Masquerade::Always, _) => mark(Why::MasqueradeAll, MARK_MASQ),
                 (Masquerade::UnlessLocalPod, []) => mark(Why::ComesFromElsewhere, MARK_MASQ),
-                (Masquerade::UnlessLocalPod, [only]) => {
-                    mark(Why::ComesFromElsewhere, MARK_MASQ).unless(only.clone())
-                }
-                (Masquerade::UnlessLocalPod, _) => mark(Why::ComesFromElsewhere, MASQ_IF_NOT_LOCAL),
+                (Masquerade::UnlessLocalPod, local) => match only_test(local) {
+                    Some((is, test)) => mark(Why::ComesFromElsewhere, MARK_MASQ).also([(!is, test.clone())]),
+                    None => mark(Why::ComesFromElsewhere, MASQ_IF_NOT_LOCAL),
+                },
             });
         }
         rules
@@ -351,13 +352,9 @@ impl<'a> Lowering<'a> {
             ];
         };
         // KEP-2450's second rule: a local pod's connection never leaves for the load balancer and back.
-        let inside = |is: &Match| {
-            Rule::new(
-                Why::PodsAreInside,
-                &about,
-                [is.clone()],
-                to(TrafficPolicy::Cluster),
-            )
+        let inside = |is: &Tests| {
+            let rule = Rule::new(Why::PodsAreInside, &about, [], to(TrafficPolicy::Cluster));
+            rule.also(is.iter().cloned())
         };
         let from_node = |target| Rule::new(Why::NodeIsInside, &about, [Match::FromNode], target);
         let mut rules: Vec<Rule> = self.port.local.iter().map(inside).collect();

@@ -12,10 +12,11 @@ use tracing::{error, info, warn};
 use super::contender::contender;
 use super::ipset::Sets;
 use super::lane::Lane;
-use super::name::pod_set;
+use super::name::SetName;
 use super::told::Wanted;
 use super::tools::{IptablesError, Tools, Variant};
 use super::worker::{self, Done};
+use crate::backend::nftables::{Kernel, Nftables, NftablesError};
 use crate::backend::{Backend, Repair, SetSize, Told};
 use crate::model::{Family, PodSet};
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
@@ -29,7 +30,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Iptables {
     variant: Variant,
-    wanted: Wanted,
+    wanted: Wanted<Kernel>,
     sets: Sets,
     lanes: [Lane; 2],
     /// What the threads are done with.
@@ -62,7 +63,7 @@ impl Iptables {
         let lanes = Family::BOTH.map(|family| Lane::new(worker::start(tools, family, done.clone())));
         Ok(Self {
             variant: tools.variant,
-            wanted: Wanted::new(!is_liberal()),
+            wanted: Wanted::new(!is_liberal(), Nftables::open_bridge()?),
             sets,
             lanes,
             news,
@@ -77,6 +78,47 @@ impl Iptables {
     /// Whose tables it writes to.
     pub fn variant(&self) -> Variant {
         self.variant
+    }
+
+    /// The port by which nf_tables' notifications name this backend's own changes, where it has a table there.
+    pub fn port(&self) -> Option<u32> {
+        let bridge = &self.wanted.bridge;
+        bridge.is_wanted().then(|| bridge.port())
+    }
+
+    /// Removes the tables of nf_tables that the nftables backend, or another way of telling local traffic apart,
+    /// left behind; how many there were.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove_tables(&mut self) -> Result<usize, IptablesError> {
+        Ok(self.wanted.bridge.remove_others()?)
+    }
+
+    /// Programs pods, as `tell` does in the bridge's table, and sets rules on their way. Without the bridge's table
+    /// services are served all the same: pods behind bridges are masqueraded.
+    fn program(
+        &mut self,
+        tell: impl FnOnce(&mut Nftables) -> Result<Repair, NftablesError>,
+    ) -> Result<Repair, IptablesError> {
+        let bridge = &mut self.wanted.bridge;
+        let told = if bridge.is_wanted() {
+            tell(bridge)
+        } else {
+            Ok(Repair::default())
+        };
+        self.program_pods()?;
+        self.hear()?;
+        if self.wanted.services_known {
+            let lanes = self.lanes.iter_mut().zip(&mut self.wanted.rules);
+            lanes.for_each(|(lane, rules)| lane.go_on(rules));
+        }
+        if self.contended.is_none() && self.lanes.iter().any(Lane::is_contended) {
+            let contender = contender();
+            error!(error = contender, "these rules are somebody else's too");
+            self.contended = Some(contender);
+        }
+        Ok(told?)
     }
 
     fn program_pods(&mut self) -> Result<(), IptablesError> {
@@ -131,33 +173,24 @@ impl Backend for Iptables {
 
     /// Pods are programmed when it returns; rules are on their way.
     fn sync(&mut self) -> Result<Repair, IptablesError> {
-        self.program_pods()?;
-        self.hear()?;
-        if self.wanted.services_known {
-            let lanes = self.lanes.iter_mut().zip(&mut self.wanted.rules);
-            lanes.for_each(|(lane, rules)| lane.go_on(rules));
-        }
-        if self.contended.is_none() && self.lanes.iter().any(Lane::is_contended) {
-            let contender = contender();
-            error!(error = contender, "these rules are somebody else's too");
-            self.contended = Some(contender);
-        }
-        Ok(Repair::default())
+        self.program(Nftables::sync).map(|_| Repair::default())
     }
 
     fn resync(&mut self) -> Result<Repair, IptablesError> {
         self.sets.forget();
         self.lanes.iter_mut().for_each(|lane| lane.unknown = true);
-        self.sync()
+        self.program(Nftables::resync)
     }
 
     fn sizes(&self) -> Vec<SetSize> {
-        let size = |family| SetSize {
-            family,
-            set: pod_set(family).to_owned(),
-            elements: self.wanted.pods.of(family).count(),
+        let Wanted { pods, bridge, .. } = &self.wanted;
+        let size = |set: SetName| SetSize {
+            family: set.family(),
+            set: set.as_str().to_owned(),
+            elements: pods.of(set).count(),
         };
-        Family::BOTH.map(size).into()
+        let told = bridge.is_wanted().then(|| bridge.sizes()).into_iter().flatten();
+        SetName::ALL.map(size).into_iter().chain(told).collect()
     }
 
     fn left_doors(&mut self) -> Vec<Door> {
@@ -178,7 +211,9 @@ impl Backend for Iptables {
     }
 
     fn has_pods(&self) -> bool {
-        self.wanted.pods_known && !self.wanted.pods_changed && self.sets.are_programmed()
+        let Wanted { bridge, .. } = &self.wanted;
+        let told = !bridge.is_wanted() || bridge.has_pods();
+        told && self.wanted.pods_known && !self.wanted.pods_changed && self.sets.are_programmed()
     }
 
     fn look_every(&self) -> Duration {

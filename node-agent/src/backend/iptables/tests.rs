@@ -17,7 +17,7 @@ fn engine(events: Vec<Event>) -> Engine<Wanted> {
         node_side: NodeSide::default(),
         backend: BackendName::Iptables,
     };
-    let mut engine = Engine::new(policy, Wanted::new(true));
+    let mut engine = Engine::new(policy, Wanted::offline());
     engine.apply(events);
     engine.apply(Listing::ALL.map(Event::Listed).into());
     engine

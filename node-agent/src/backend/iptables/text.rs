@@ -1,19 +1,24 @@
-//! The rules as `iptables-restore --noflush` takes them, and the same as data. Pure.
+//! The rules as `iptables-restore --noflush` takes them (and the bridge's table as nft does), and the same as data.
+//! Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
 
-use super::name::{ChainName, Table, pod_set};
+use super::name::{ChainName, SetName, Table};
 use super::pods::Pods;
 use super::ruleset::Ruleset;
+use crate::backend::nftables;
 use crate::model::Family;
 
 /// The rules of both families.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Rendering {
     families: Vec<FamilyText>,
+    /// The table that tells of a bridge's ports, where they matter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bridge: Option<nftables::Rendering>,
 }
 
 /// One family's rules.
@@ -21,11 +26,11 @@ pub struct Rendering {
 struct FamilyText {
     /// Whose `-restore` they are for.
     program: &'static str,
-    set: SetText,
+    sets: Vec<SetText>,
     tables: Vec<TableText>,
 }
 
-/// This node's pods.
+/// A set of this node's pods.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct SetText {
     name: &'static str,
@@ -42,11 +47,11 @@ struct TableText {
 }
 
 impl Rendering {
-    /// Of these rules and pods.
-    pub(super) fn of<'a>(families: impl Iterator<Item = (&'a Ruleset, &'a Pods)>) -> Self {
-        let families = families.map(|(rules, pods)| family(rules, pods));
+    /// Of these rules and pods, and of the bridge's table.
+    pub(super) fn of(rules: &[Ruleset], pods: &Pods, bridge: Option<nftables::Rendering>) -> Self {
         Self {
-            families: families.collect(),
+            families: rules.iter().map(|rules| family(rules, pods)).collect(),
+            bridge,
         }
     }
 }
@@ -66,21 +71,27 @@ fn family(rules: &Ruleset, pods: &Pods) -> FamilyText {
         tables[table as usize].own.push(chain.to_string());
         tables[table as usize].chains.insert(chain.to_string(), lines);
     });
+    let sets = SetName::ALL.into_iter().rev();
+    let sets = sets.filter(|set| set.family() == rules.family());
+    let set = |set: SetName| SetText {
+        name: set.as_str(),
+        elements: pods.of(set).map(|pod| pod.to_string()).collect(),
+    };
     FamilyText {
         program: match rules.family() {
             Family::V4 => "iptables",
             Family::V6 => "ip6tables",
         },
-        set: SetText {
-            name: pod_set(rules.family()),
-            elements: pods.of(rules.family()).map(|pod| pod.to_string()).collect(),
-        },
+        sets: sets.map(set).collect(),
         tables: tables.into(),
     }
 }
 
 impl fmt::Display for Rendering {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(bridge) = &self.bridge {
+            writeln!(f, "# nft -f -\n{bridge}")?;
+        }
         for family in &self.families {
             writeln!(f, "# {}-restore --noflush", family.program)?;
             let inet = if family.program == "iptables" {
@@ -88,11 +99,12 @@ impl fmt::Display for Rendering {
             } else {
                 "inet6"
             };
-            let SetText { name, elements } = &family.set;
-            writeln!(f, "# create {name} hash:net,iface family {inet} comment")?;
-            elements
-                .iter()
-                .try_for_each(|pod| writeln!(f, "# add {name} {pod}"))?;
+            for SetText { name, elements } in &family.sets {
+                writeln!(f, "# create {name} hash:net,iface family {inet} comment")?;
+                elements
+                    .iter()
+                    .try_for_each(|pod| writeln!(f, "# add {name} {pod}"))?;
+            }
             family.tables.iter().try_for_each(|table| write!(f, "{table}"))?;
             writeln!(f)?;
         }

@@ -11,14 +11,17 @@ use super::pods::Pods;
 use super::ruleset::Ruleset;
 use super::text::Rendering;
 use crate::backend::Told;
+use crate::backend::nftables::{Nftables, NoKernel};
 use crate::model::{Family, PodSet};
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
 
 /// What is wanted in both families, and how much of it is known.
 #[derive(Debug)]
-pub struct Wanted {
+pub struct Wanted<K = NoKernel> {
     /// The rules, by family.
     pub rules: [Ruleset; 2],
+    /// The table that tells the rules of a bridge's ports. Wanted only where a pod's port must be right.
+    pub bridge: Nftables<K>,
     /// This node's pods.
     pub pods: Pods,
     /// The pods are known, and differ perhaps from what was last written.
@@ -31,10 +34,25 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// Nothing yet. `drop_invalid`: what connection tracking cannot place is not let through.
-    pub fn new(drop_invalid: bool) -> Self {
+    /// As [`Self::new`], to be looked at and never programmed.
+    pub fn offline() -> Self {
+        Self::new(true, Nftables::offline_bridge())
+    }
+
+    /// The rules, to be looked at.
+    pub fn rendering(&self) -> Rendering {
+        let bridge = self.bridge.is_wanted().then(|| self.bridge.rendering());
+        Rendering::of(&self.rules, &self.pods, bridge)
+    }
+}
+
+impl<K> Wanted<K> {
+    /// Nothing yet. `drop_invalid`: what connection tracking cannot place is not let through. `bridge` has the
+    /// bridge's table alone.
+    pub fn new(drop_invalid: bool, bridge: Nftables<K>) -> Self {
         Self {
             rules: Family::BOTH.map(|family| Ruleset::new(Shape::new(family, drop_invalid))),
+            bridge,
             pods: Pods::default(),
             pods_changed: false,
             pods_known: false,
@@ -42,19 +60,15 @@ impl Wanted {
         }
     }
 
-    /// The rules, to be looked at.
-    pub fn rendering(&self) -> Rendering {
-        Rendering::of(self.rules.iter().map(|rules| (rules, &self.pods)))
-    }
-
     fn reshape(&mut self, change: impl Fn(&mut Shape)) {
         self.rules.iter_mut().for_each(|rules| rules.reshape(&change));
     }
 }
 
-impl Told for Wanted {
+impl<K> Told for Wanted<K> {
     fn set_pods(&mut self, pods: &PodSet) {
-        let pods = Pods::new(pods);
+        self.bridge.set_pods(pods);
+        let pods = Pods::new(pods, self.bridge.is_wanted());
         self.pods_changed |= !self.pods_known || self.pods != pods;
         self.pods_known = true;
         self.pods = pods;
@@ -78,15 +92,21 @@ impl Told for Wanted {
     }
 
     fn set_complete(&mut self) {
+        self.bridge.set_complete();
         self.services_known = true;
     }
 
     fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
+        // Any port of a bridge is known to iptables itself: `-m physdev`.
+        if *detector == Detector::PodPort {
+            self.bridge.set_detector(detector, ranges);
+        }
         self.reshape(|shape| shape.detect(detector, ranges));
     }
 
     fn set_node_side(&mut self, node_side: &NodeSide) {
-        self.reshape(|shape| shape.mark = node_side.masquerade_bit);
+        self.bridge.set_node_side(node_side);
+        self.reshape(|shape| shape.settle(node_side));
     }
 
     /// As in kube-proxy's iptables mode, what no service has is nobody's business here.

@@ -9,6 +9,7 @@ use tracing::{debug, trace_span};
 
 use super::name::Table;
 use super::save::Observed;
+use crate::backend::nftables::NftablesError;
 use crate::model::Family;
 use crate::netlink::NetlinkError;
 
@@ -41,7 +42,10 @@ pub enum IptablesError {
         /// What it said.
         said: String,
     },
-    /// The set of this node's pods cannot be read or written.
+    /// The table that tells of a bridge's ports is not as it should be.
+    #[error(transparent)]
+    Bridge(#[from] NftablesError),
+    /// A set of this node's pods cannot be read or written.
     #[error("the set {set} cannot be programmed")]
     Set {
         /// Which.

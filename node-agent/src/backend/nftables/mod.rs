@@ -3,6 +3,7 @@
 //! A constant number of chains and rules (`program`), and maps whose elements are the services and their
 //! endpoints (`lower`). One table a family, one netlink batch a change (`kernel`).
 
+mod bridge;
 mod dump;
 mod element;
 mod encode;

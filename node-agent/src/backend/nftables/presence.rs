@@ -5,7 +5,7 @@ use super::kernel::{Kernel, NftablesError};
 use super::message::Batch;
 use super::name::{ChainName, Facts, Layer, SetName};
 use super::program::Shape;
-use super::sync::Programmed;
+use super::sync::{Nftables, Programmed};
 use super::table::{Delta, Table};
 use crate::backend::Repair;
 
@@ -76,8 +76,45 @@ impl Programmed {
     }
 }
 
+impl Nftables {
+    /// Removes all tables.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn cleanup(kernel: &mut Kernel) -> Result<usize, NftablesError> {
+        remove_all(kernel, &[])
+    }
+
+    /// Removes all tables but those that are wanted here: what another backend, or another mode, left behind.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove_others(&mut self) -> Result<usize, NftablesError> {
+        let wanted = self.tables.iter().filter(|table| table.is_wanted());
+        let wanted: Vec<Layer> = wanted.map(|table| table.wanted.layer).collect();
+        remove_all(&mut self.kernel, &wanted)
+    }
+}
+
+impl<K> Nftables<K> {
+    /// Whether any of its tables should be there.
+    pub fn is_wanted(&self) -> bool {
+        self.tables.iter().any(Programmed::is_wanted)
+    }
+}
+
+/// Removes all tables but these; how many there were.
+fn remove_all(kernel: &mut Kernel, but: &[Layer]) -> Result<usize, NftablesError> {
+    let mut removed = 0;
+    // What the bridge's tells means nothing without those that read it.
+    for layer in Layer::ALL.into_iter().rev().filter(|layer| !but.contains(layer)) {
+        removed += usize::from(remove(kernel, layer)?);
+    }
+    Ok(removed)
+}
+
 /// Removes a table; whether it was there.
-pub(super) fn remove(kernel: &mut Kernel, layer: Layer) -> Result<bool, NftablesError> {
+fn remove(kernel: &mut Kernel, layer: Layer) -> Result<bool, NftablesError> {
     let seen = kernel.observe(layer)?;
     take_away(kernel, layer, &seen)
 }

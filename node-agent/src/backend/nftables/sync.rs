@@ -10,7 +10,7 @@ use tracing::{debug, info, warn};
 use super::dump::{Observed, ObservedValue};
 use super::kernel::{Kernel, Mark, NftablesError};
 use super::name::{Layer, SetName};
-use super::presence::{Known, remove};
+use super::presence::Known;
 use super::program::Shape;
 use super::rule::Chain;
 use super::structure::Structure;
@@ -43,10 +43,10 @@ pub(super) struct Programmed {
 /// The nftables backend: what is wanted, and the kernel that it is wanted in.
 #[derive(Debug)]
 pub struct Nftables<K = Kernel> {
-    kernel: K,
+    pub(super) kernel: K,
     /// In the order in which they are programmed: a bridge's before those that read what it tells, and after
     /// them when it is to go.
-    tables: Vec<Programmed>,
+    pub(super) tables: Vec<Programmed>,
 }
 
 /// In place of a [`Kernel`], where the rules are only looked at.
@@ -59,7 +59,7 @@ impl Nftables {
     /// # Errors
     /// [`NetlinkError`] when there is no netlink to be had.
     pub fn open() -> Result<Self, NetlinkError> {
-        let mut backend = Self::of(Kernel::open()?);
+        let mut backend = Self::of(Kernel::open()?, &Layer::ALL);
         backend.restore_numbers();
         Ok(backend)
     }
@@ -86,25 +86,12 @@ impl Nftables {
     pub fn port(&self) -> u32 {
         self.kernel.port()
     }
-
-    /// Removes all tables.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn cleanup(kernel: &mut Kernel) -> Result<usize, NftablesError> {
-        let mut removed = 0;
-        // What the bridge's tells means nothing without those that read it.
-        for layer in Layer::ALL.into_iter().rev() {
-            removed += usize::from(remove(kernel, layer)?);
-        }
-        Ok(removed)
-    }
 }
 
 impl Nftables<NoKernel> {
     /// Programs nothing, needs nothing, and shows what it would program.
     pub fn offline() -> Self {
-        Self::of(NoKernel)
+        Self::of(NoKernel, &Layer::ALL)
     }
 
     /// The rules that it would program.
@@ -115,10 +102,10 @@ impl Nftables<NoKernel> {
 }
 
 impl<K> Nftables<K> {
-    fn of(kernel: K) -> Self {
+    pub(super) fn of(kernel: K, layers: &[Layer]) -> Self {
         let mut backend = Self {
             kernel,
-            tables: Layer::ALL.map(Programmed::new).into(),
+            tables: layers.iter().copied().map(Programmed::new).collect(),
         };
         backend.order();
         backend
@@ -284,6 +271,11 @@ impl Backend for Nftables {
         tables
             .flat_map(|table| std::mem::take(&mut table.left_doors))
             .collect()
+    }
+
+    fn has_pods(&self) -> bool {
+        let mut wanted = self.tables.iter().filter(|table| table.is_wanted());
+        wanted.all(|table| table.known.pods && !table.unknown && table.pending.is_empty())
     }
 
     fn missed_lookups(&mut self) -> Result<u64, NftablesError> {

@@ -24,7 +24,7 @@ fn engine() -> Engine<Wanted> {
         node_side: NodeSide::default(),
         backend: BackendName::Iptables,
     };
-    Engine::new(policy, Wanted::new(true))
+    Engine::new(policy, Wanted::offline())
 }
 
 /// Writes what changed, as the kernel would hold it.

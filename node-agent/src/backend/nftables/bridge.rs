@@ -1,0 +1,31 @@
+//! The bridge's table without the IP tables: for a backend that reads what it tells by other means than nf_tables.
+
+use super::kernel::{Kernel, NftablesError};
+use super::name::Layer;
+use super::sync::{Nftables, NoKernel};
+
+impl Nftables {
+    /// Opens nf_tables in this thread's network namespace for the bridge's table alone. Nothing is read or
+    /// written yet; and until it is told a detector that knows ports, it is not wanted.
+    ///
+    /// # Errors
+    /// [`NftablesError::Netlink`] when there is no netlink to be had.
+    pub fn open_bridge() -> Result<Self, NftablesError> {
+        let layer = Layer::Bridge;
+        match Kernel::open() {
+            Ok(kernel) => Ok(Self::of(kernel, &[layer])),
+            Err(source) => Err(NftablesError::Netlink {
+                layer,
+                doing: "open netlink",
+                source,
+            }),
+        }
+    }
+}
+
+impl Nftables<NoKernel> {
+    /// As [`Self::offline`], for the bridge's table alone.
+    pub fn offline_bridge() -> Self {
+        Self::of(NoKernel, &[Layer::Bridge])
+    }
+}
