@@ -199,6 +199,32 @@ fn json_has_what_text_has() -> Result<()> {
 }
 
 #[test]
+fn iptables_json_has_what_text_has() -> Result<()> {
+    // That one is refused.
+    for name in features()?.iter().filter(|name| *name != "egress") {
+        let render = |output| run(name, &["render", "--backend", "iptables", "--output", output]);
+        let (json, text) = (render("json")?, render("text")?);
+        let json: serde_json::Value = serde_json::from_str(&json)?;
+        let lines = |begins: &str| text.lines().filter(|line| line.starts_with(begins)).count();
+        let families = || json["families"].as_array().into_iter().flatten();
+        let sets = families()
+            .filter_map(|family| family["sets"].as_array())
+            .flatten();
+        let elements = sets.filter_map(|set| set["elements"].as_array());
+        assert_eq!(elements.map(Vec::len).sum::<usize>(), lines("# add "), "{name}");
+        let tables = families()
+            .filter_map(|family| family["tables"].as_array())
+            .flatten();
+        let chains = tables.filter_map(|table| table["chains"].as_object()).flatten();
+        let rules = chains.filter_map(|(_, rules)| rules.as_array());
+        assert_eq!(rules.map(Vec::len).sum::<usize>(), lines("-"), "{name}");
+        let bridge = json["bridge"]["tables"].as_array().map_or(0, Vec::len);
+        assert_eq!(bridge, lines("table bridge "), "{name}");
+    }
+    Ok(())
+}
+
+#[test]
 fn a_packet_is_explained_without_an_agent() -> Result<()> {
     let cases = [
         ("detect-pod-state", "10.1.2.3", "10.96.0.10:80", "forward", false),

@@ -6,6 +6,7 @@
 )]
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::cast::{Cast, Who, every_protocol, every_way};
 use denizen_tests::netns::Netns;
+use denizen_tests::probe::Protocol;
 use denizen_tests::server::Server;
 
 /// What has not happened by then never will.
@@ -184,4 +186,56 @@ fn exact_ports_without_the_bridges_table_are_an_error() -> Result<()> {
         ensure!(said.contains(words), "{said}");
     }
     Ok(())
+}
+
+/// The bridge's table is all that iptables needs of nf_tables to know ports exactly.
+#[test]
+fn exact_ports_are_known_with_iptables_where_the_bridges_table_can_be_had() -> Result<()> {
+    let (cast, _servers) = scene("auto-ports")?;
+    let _owned = Owned::table(&cast.cluster.world.node, "ip")?;
+    let agent = start(&cast, &["--detect-local=pod-state=port-exact"])?;
+    chose(
+        &cast,
+        &agent,
+        "iptables",
+        "ip table: it is owned by another process",
+    )?;
+    for (to, protocol) in every_way(11) {
+        assert!(keeps_its_address(&cast, Who::Bridged, to, protocol)?);
+        assert!(!keeps_its_address(&cast, Who::Outside, to, protocol)?);
+    }
+    Ok(())
+}
+
+/// Where iptables was asked for, it serves without the bridge's table, says what is wrong, and tries again.
+#[test]
+fn iptables_serves_until_the_bridges_table_can_be_had() -> Result<()> {
+    let (cast, _servers) = scene("auto-later")?;
+    let node = &cast.cluster.world.node;
+    let owned = Owned::table(node, "bridge")?;
+    let mut settings = cast.cluster.settings();
+    settings.flags = ["--backend=iptables", "--detect-local=pod-state=port-exact"]
+        .map(str::to_owned)
+        .into();
+    let mut agent = Agent::spawn(node, settings)?;
+    let (to, protocol) = every_way(11).next().context("no way")?;
+    until("it serves", || {
+        Ok(cast.ask(Who::Outside, to, protocol)?.endpoint().is_some())
+    })?;
+    assert!(!keeps_its_address(&cast, Who::Bridged, to, protocol)?);
+    assert!(keeps_its_address(&cast, Who::Routed, to, protocol)?);
+    let status = agent.status()?;
+    let errors = status["errors"].to_string();
+    ensure!(errors.contains("nf_tables, bridge table"), "{errors}");
+    assert_eq!(status["synced"], false, "{status}");
+    drop(owned);
+    agent.wait_programmed(BOUND)?;
+    assert!(keeps_its_address(&cast, Who::Bridged, to, protocol)?);
+    assert_eq!(agent.status()?["errors"], serde_json::json!([]));
+    Ok(())
+}
+
+fn keeps_its_address(cast: &Cast, who: Who, to: SocketAddr, protocol: Protocol) -> Result<bool> {
+    let outcome = cast.ask(who, to, protocol)?;
+    Ok(!cast.was_masqueraded(who, &outcome)?)
 }
