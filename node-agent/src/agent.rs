@@ -184,10 +184,11 @@ impl Agent {
             };
             let Some(programmed) = tried else { continue };
             let pause = if programmed { NEVER } else { delay };
-            delay = if programmed {
-                SHORTEST_RETRY
-            } else {
-                (delay * 2).min(LONGEST_RETRY)
+            delay = match programmed {
+                false => (delay * 2).min(LONGEST_RETRY),
+                true if self.engine.is_settled() => SHORTEST_RETRY,
+                // It is on its way, and may fail again.
+                true => delay,
             };
             retry.as_mut().reset(tokio::time::Instant::now() + pause);
         }
@@ -326,7 +327,7 @@ impl Agent {
         let problems = problems.chain(self.flush.problem()).collect();
         Status {
             backend_why: self.backend_why.clone(),
-            warnings: found.warnings,
+            warnings: [found.warnings, self.settings.warnings().to_vec()].concat(),
             ..self.engine.status(problems)
         }
     }

@@ -27,14 +27,22 @@ pub struct Contained {
 
 impl Contained {
     /// Starts the agent for `cluster` behind `program`, which must become it, or end with it.
-    pub fn start(cluster: &Cluster, mut program: Command) -> Result<Self> {
+    pub fn start(cluster: &Cluster, program: Command) -> Result<Self> {
+        Self::start_with(cluster, program, &[])
+    }
+
+    /// The same with these flags.
+    pub fn start_with(cluster: &Cluster, mut program: Command, flags: &[String]) -> Result<Self> {
         program.arg(binary::ours("denizen-agent")?).arg("run");
         program.arg("--manifests").arg(cluster.manifests.folder());
         program.arg("--run-dir").arg(cluster.run_dir());
         program
             .arg("--cni-cache-dir")
             .arg(cluster.run_dir().join(CNI_CACHE));
-        program.args(["--node-name", NODE]).stdin(Stdio::null());
+        program
+            .args(["--node-name", NODE])
+            .args(flags)
+            .stdin(Stdio::null());
         let child = cluster.world.node.run(|| program.spawn())??;
         let run_dir = cluster.run_dir().to_owned();
         Ok(Self { child, run_dir })

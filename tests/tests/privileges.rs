@@ -10,13 +10,15 @@ use std::fs;
 use std::net::SocketAddr;
 use std::process::{Command, Output};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::CNI_CACHE;
 use denizen_tests::binary;
 use denizen_tests::cast::{Cast, Who, every_protocol, is_local, service_ips};
 use denizen_tests::cluster::{Cluster, serve};
-use denizen_tests::conf::{DAEMON_SET, UNINSTALL, capabilities, containers, documents};
+use denizen_tests::conf::{DAEMON_SET, UNINSTALL, capabilities, containers, documents, text};
 use denizen_tests::contained::Contained;
+use denizen_tests::iptables::{self, Variant};
+use denizen_tests::manifest::Port;
 use denizen_tests::netns::checked;
 use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::probe::Protocol;
@@ -95,6 +97,86 @@ fn the_agents_capabilities_are_enough_for_all_it_does() -> Result<()> {
         }
     }
     assert_eq!(agent.status()?["errors"], json!([]));
+    Ok(())
+}
+
+/// What the DaemonSet's own comment says that iptables takes.
+fn with_iptables() -> Result<Vec<String>> {
+    let text = text(DAEMON_SET)?;
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("# add: ["));
+    let names = line
+        .and_then(|line| line.strip_suffix(']'))
+        .context("no such comment")?;
+    Ok(names.split(", ").map(str::to_owned).collect())
+}
+
+/// Pods from before and pods that come, services, node ports, repair: all but what a container may not set, which is
+/// a warning that says what to do.
+fn iptables_works(label: &str, variant: Variant) -> Result<()> {
+    let cluster = Cluster::new(label, &json!({ "timeout": "30s", "onTimeout": "fail" }))?;
+    let ports = denizen_tests::cast::PROTOCOLS.map(|it| (it, denizen_tests::cast::PORT));
+    let _remote = serve(&cluster.world.remote, &cluster.world.addresses().remote, &ports)?;
+    let earlier = earlier(&cluster)?;
+    let agent = Contained::start_with(&cluster, container(&with_iptables()?), &variant.flags())?;
+    agent.until("programmed", |status| status["synced"] == true)?;
+    let cast = Cast::on(cluster)?;
+    let recorded = iptables::sets(&cast.cluster.world.node)?;
+    for ip in cast.bridged.addresses.iter().chain(&earlier.addresses) {
+        ensure!(
+            recorded.contains(&ip.to_string()),
+            "attached while it ran, or adopted: {ip}: {recorded}"
+        );
+    }
+    let http = [Port::tcp("http", 80, denizen_tests::cast::PORT).at_node(30080)];
+    let web = cast.service("web", 10, &http, &[Who::Remote])?;
+    cast.cluster.manifests.put("web", &web)?;
+    agent.until("served", |status| {
+        status["services"] == 1 && status["endpoints"] == 1
+    })?;
+    let node = &cast.cluster.world.node;
+    agent.until("in the kernel", |_| {
+        variant.dump(node).is_ok_and(|rules| rules.contains("KUBE-SEP-"))
+    })?;
+    variant.run(node, "-t nat -F KUBE-SERVICES")?;
+    let status = agent.until("repaired", |status| status["driftRepaired"] == 1)?;
+    let at_node = &cast.cluster.world.addresses().node;
+    let doors = service_ips(10).map(|ip| SocketAddr::new(ip, 80)).into_iter();
+    for to in doors.chain(at_node.iter().map(|ip| SocketAddr::new(*ip, 30080))) {
+        for who in [Who::Bridged, Who::Outside, Who::ThisNode] {
+            let outcome = cast.ask(who, to, Protocol::Tcp)?;
+            assert!(outcome.endpoint().is_some(), "{who:?} to {to}: {outcome:?}");
+        }
+    }
+    assert_eq!(status["errors"], json!([]));
+    let warnings = status["warnings"].to_string();
+    for words in ["route_localnet is 0 and cannot be set to 1", "set it on the host"] {
+        ensure!(warnings.contains(words), "{status}");
+    }
+    Ok(())
+}
+
+#[test]
+fn nft_iptables_works_with_what_the_comment_says() -> Result<()> {
+    iptables_works("caps-ipt-n", Variant::Nft)
+}
+
+#[test]
+fn legacy_iptables_works_with_what_the_comment_says() -> Result<()> {
+    iptables_works("caps-ipt-l", Variant::Legacy)
+}
+
+#[test]
+fn iptables_with_less_says_what_it_takes() -> Result<()> {
+    for variant in Variant::BOTH {
+        let (cast, _servers) = Cast::new(&format!("caps-raw-{variant:?}"))?;
+        let web = cast.service("web", 10, &every_protocol(), &[Who::Remote])?;
+        cast.cluster.manifests.put("web", &web)?;
+        let granted = capabilities(DAEMON_SET, "agent")?;
+        let agent = Contained::start_with(&cast.cluster, container(&granted), &variant.flags())?;
+        let says = |status: &Value| status["errors"].to_string().contains("CAP_NET_RAW is needed too");
+        agent.until("said", says)?;
+        assert_eq!(agent.status()?["driftRepaired"], 0, "nobody else is blamed");
+    }
     Ok(())
 }
 

@@ -14,25 +14,37 @@ use crate::describe::describe;
 pub struct Keeper {
     wanted: Vec<Setting>,
     problems: Vec<String>,
+    warnings: Vec<String>,
 }
 
 impl Keeper {
     /// Makes the settings what they should be. What was right when it was looked at last is not looked at
     /// again, unless `look` says so.
     pub fn keep(&mut self, wanted: Vec<Setting>, look: bool) {
-        if self.wanted == wanted && self.problems.is_empty() && !look {
+        if self.wanted == wanted && self.problems.is_empty() && self.warnings.is_empty() && !look {
             return;
         }
-        let problems = set(&wanted);
-        for problem in problems.iter().filter(|problem| !self.problems.contains(problem)) {
+        let (vital, others): (Vec<_>, Vec<_>) = wanted.iter().cloned().partition(|setting| setting.is_vital);
+        let (problems, warnings) = (set(&vital), set(&others));
+        let is_new = |problem: &&String| !self.problems.contains(problem) && !self.warnings.contains(problem);
+        for problem in problems.iter().chain(&warnings).filter(is_new) {
             warn!(problem, "a setting of the kernel is not as it should be");
         }
-        *self = Self { wanted, problems };
+        *self = Self {
+            wanted,
+            problems,
+            warnings,
+        };
     }
 
     /// What is wrong right now.
     pub fn problems(&self) -> &[String] {
         &self.problems
+    }
+
+    /// What else is not as it should be, with which the node does its work.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 }
 

@@ -41,15 +41,18 @@ pub struct Setting {
     pub wanted: Wanted,
     /// What an operator should know of a node where it is not so.
     pub without: &'static str,
+    /// Whether that is an error, and not only worth a warning.
+    pub is_vital: bool,
 }
 
 impl Setting {
-    /// A setting.
+    /// A setting that must be so.
     pub fn new(path: impl Into<String>, wanted: Wanted, without: &'static str) -> Self {
         Self {
             path: path.into(),
             wanted,
             without,
+            is_vital: true,
         }
     }
 }
@@ -72,11 +75,14 @@ pub fn foreseen() -> Vec<Setting> {
 /// (`Documentation/networking/ip-sysctl.rst`, `route_localnet`).
 pub fn on_loopback(node_ports: &NodePortAddresses) -> Option<Setting> {
     let asked = matches!(node_ports, NodePortAddresses::All { localhost: true });
-    asked.then(|| {
-        Setting::new(
+    asked.then(|| Setting {
+        // kube-proxy's own default asks for it, and a container may not set it.
+        is_vital: false,
+        ..Setting::new(
             ROUTE_LOCALNET,
             Wanted::Exactly(1),
-            "node ports do not answer on 127.0.0.1",
+            "node ports do not answer on 127.0.0.1 (set it on the host, or say that they need not: \
+             --iptables-localhost-nodeports=false)",
         )
     })
 }

@@ -77,6 +77,7 @@ fn apply_one(root: &Path, setting: &Setting) -> Result<(), SettingError> {
         path,
         wanted,
         without,
+        is_vital: _,
     } = setting;
     let file = root.join(path);
     let now = fs::read_to_string(&file).and_then(|text| {

@@ -88,6 +88,8 @@ impl Lane {
         match done.result {
             Err(error) => {
                 self.unknown = true;
+                // What is missing then is nobody's doing.
+                self.settled = false;
                 Err(error)
             }
             Ok(Outcome::Written) => {

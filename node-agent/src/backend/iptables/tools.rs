@@ -281,9 +281,23 @@ fn execute(program: &str, arguments: &[&str], input: Option<&str>) -> Result<Out
     if output.status.success() {
         return Ok(output);
     }
-    let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+    let mut said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+    if lacks_raw_sockets() {
+        said.push_str("; sets, and ip_tables, are asked through raw sockets: CAP_NET_RAW is needed too");
+    }
     Err(IptablesError::Failed {
         program: program.to_owned(),
         said: format!("{said} ({})", output.status),
     })
+}
+
+/// Whether this process may not open a raw socket, which none of the programs calls by its name when it fails.
+fn lacks_raw_sockets() -> bool {
+    // linux/capability.h
+    const CAP_NET_RAW: u32 = 13;
+    #[expect(clippy::disallowed_methods, reason = "the kernel's word about this process")]
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    set.is_some_and(|set| set & (1 << CAP_NET_RAW) == 0)
 }
