@@ -117,6 +117,7 @@ pub fn service(name: &str, cluster_ips: &[IpAddr], ports: &[Port]) -> Value {
         "spec": {
             "type": kind, "clusterIP": cluster_ips.first(), "clusterIPs": cluster_ips,
             "ipFamilies": cluster_ips.iter().map(|address| family(*address)).collect::<Vec<_>>(),
+            "ipFamilyPolicy": if cluster_ips.len() > 1 { "RequireDualStack" } else { "SingleStack" },
             "ports": ports.iter().map(Port::of_service).collect::<Vec<_>>(),
         },
     })

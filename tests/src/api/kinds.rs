@@ -66,6 +66,25 @@ impl Resource {
     }
 }
 
+/// The path of an object.
+pub fn path_of(object: &Value) -> Result<String> {
+    let resource = Resource::of(object)?;
+    let metadata = |key: &str| {
+        let text = object["metadata"][key].as_str();
+        text.with_context(|| format!("no metadata.{key}: {object}"))
+    };
+    let namespace = match resource.namespaced {
+        true => format!("namespaces/{}/", metadata("namespace")?),
+        false => String::new(),
+    };
+    let (prefix, plural, name) = (
+        Resource::prefix(resource.version),
+        resource.plural,
+        metadata("name")?,
+    );
+    Ok(format!("{prefix}/{namespace}{plural}/{name}"))
+}
+
 /// What a path is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {

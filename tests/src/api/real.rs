@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::Api;
+use super::kinds::path_of;
 use super::tls::Authority;
 use crate::netns::{Netns, checked};
 
@@ -22,7 +23,7 @@ const TOKEN: &str = "the-only-token";
 /// The ranges that [`crate::cast::service_ips`] are in.
 const SERVICE_RANGES: &str = "172.30.0.0/16,fd00:172:30::/112";
 
-/// The folder with `kube-apiserver`, `etcd` and `kubectl`, where there is one.
+/// The folder with `kube-apiserver` and `etcd`, where there is one.
 pub fn assets() -> Option<PathBuf> {
     std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from)
 }
@@ -32,6 +33,7 @@ pub fn assets() -> Option<PathBuf> {
 pub struct RealServer {
     assets: PathBuf,
     address: SocketAddr,
+    folder: PathBuf,
     kubeconfig: PathBuf,
     namespace: String,
     processes: Vec<Child>,
@@ -50,7 +52,10 @@ impl RealServer {
         };
         let certificate = file("server.crt", identity.certificate.pem())?;
         let key = file("server.key", identity.key.serialize_pem())?;
-        let accounts = file("accounts.key", rcgen::KeyPair::generate()?.serialize_pem())?;
+        let accounts = rcgen::KeyPair::generate()?;
+        let signing = file("accounts.key", accounts.serialize_pem())?;
+        // The flag would take a private key too, but not as PKCS #8 has one of an elliptic curve.
+        let checking = file("accounts.pub", accounts.public_key_pem())?;
         let tokens = file("tokens.csv", format!("{TOKEN},agent,agent,\"system:masters\"\n"))?;
         let etcd = [
             format!("--data-dir={}", folder.join("etcd").display()),
@@ -70,25 +75,26 @@ impl RealServer {
             format!("--token-auth-file={tokens}"),
             "--authorization-mode=RBAC".to_owned(),
             "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
-            format!("--service-account-key-file={accounts}"),
-            format!("--service-account-signing-key-file={accounts}"),
+            format!("--service-account-key-file={checking}"),
+            format!("--service-account-signing-key-file={signing}"),
             format!("--service-cluster-ip-range={SERVICE_RANGES}"),
         ];
         let mut real = Self {
             assets: assets.to_owned(),
             address,
+            folder: folder.to_owned(),
             kubeconfig: folder.join("kubeconfig"),
             namespace: netns.name().to_owned(),
             processes: Vec::new(),
         };
-        real.spawn(netns, "etcd", &etcd, folder)?;
-        real.spawn(netns, "kube-apiserver", &server, folder)?;
-        real.wait_ready(folder)?;
+        real.spawn(netns, "etcd", &etcd)?;
+        real.spawn(netns, "kube-apiserver", &server)?;
+        real.wait_ready()?;
         Ok(real)
     }
 
-    fn spawn(&mut self, netns: &Netns, program: &str, flags: &[String], folder: &Path) -> Result<()> {
-        let log = fs::File::create(folder.join(format!("{program}.log")))?;
+    fn spawn(&mut self, netns: &Netns, program: &str, flags: &[String]) -> Result<()> {
+        let log = fs::File::create(self.folder.join(format!("{program}.log")))?;
         let mut command = Command::new(self.assets.join(program));
         command
             .args(flags)
@@ -101,36 +107,55 @@ impl RealServer {
         Ok(())
     }
 
-    fn wait_ready(&mut self, folder: &Path) -> Result<()> {
+    fn wait_ready(&mut self) -> Result<()> {
+        // It makes this service, and its namespace, a while after it says that it is ready.
+        const MADE: [&str; 3] = [
+            "/readyz",
+            "/api/v1/namespaces/default/services/kubernetes",
+            "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes",
+        ];
         let deadline = Instant::now() + PATIENCE;
-        while self.kubectl(&["get", "--raw", "/readyz"], None).is_err() {
-            let log = || fs::read_to_string(folder.join("kube-apiserver.log")).unwrap_or_default();
+        let made = |it: &Self| MADE.iter().try_for_each(|path| it.ask("GET", path, None));
+        while let Err(error) = made(self) {
+            let log = fs::read_to_string(self.folder.join("kube-apiserver.log")).unwrap_or_default();
             ensure!(
                 Instant::now() < deadline,
-                "kube-apiserver is not ready:\n{}",
-                log()
+                "kube-apiserver is not ready: {error:#}\n{log}"
             );
             for process in &mut self.processes {
-                ensure!(process.try_wait()?.is_none(), "it has ended:\n{}", log());
+                ensure!(process.try_wait()?.is_none(), "it has ended:\n{log}");
             }
             thread::sleep(Duration::from_millis(200));
         }
         Ok(())
     }
 
-    fn kubectl(&self, arguments: &[&str], object: Option<&Value>) -> Result<()> {
+    /// Asks by curl; `body` is its content type and text.
+    fn ask(&self, method: &str, path: &str, body: Option<(&str, &Value)>) -> Result<()> {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.namespace]);
-        command
-            .arg(self.assets.join("kubectl"))
-            .arg("--kubeconfig")
-            .arg(&self.kubeconfig);
-        command.args(arguments);
-        if let Some(object) = object {
-            let path = self.kubeconfig.with_file_name("object.json");
-            fs::write(&path, object.to_string())?;
-            command.arg("--filename").arg(path);
+        command.args([
+            "netns",
+            "exec",
+            &self.namespace,
+            "curl",
+            "--silent",
+            "--show-error",
+        ]);
+        command.args([
+            "--fail-with-body",
+            "--max-time",
+            "20",
+            "--request",
+            method,
+            "--cacert",
+        ]);
+        command.arg(self.folder.join("ca.crt"));
+        command.args(["--header", &format!("Authorization: Bearer {TOKEN}")]);
+        if let Some((kind, body)) = body {
+            command.args(["--header", &format!("Content-Type: {kind}")]);
+            command.args(["--data-binary", &body.to_string()]);
         }
+        command.arg(format!("{}{path}", self.url()));
         checked(&mut command).map(drop)
     }
 }
@@ -145,23 +170,18 @@ impl Api for RealServer {
     }
 
     fn put(&self, object: &Value) -> Result<()> {
-        self.kubectl(&["apply", "--server-side", "--force-conflicts"], Some(object))?;
-        if object["status"].is_null() {
-            return Ok(());
-        }
-        let status = json!({ "status": object["status"] }).to_string();
-        let patch = [
-            "patch",
-            "--subresource=status",
-            "--type=merge",
-            "--patch",
-            &status,
-        ];
-        self.kubectl(&patch, Some(object))
+        let path = path_of(object)?;
+        let mut applied = object.clone();
+        let status = applied.as_object_mut().and_then(|fields| fields.remove("status"));
+        let apply = Some(("application/apply-patch+yaml", &applied));
+        self.ask("PATCH", &format!("{path}?fieldManager=tests&force=true"), apply)?;
+        let Some(status) = status else { return Ok(()) };
+        let merge = Some(("application/merge-patch+json", &json!({ "status": status })));
+        self.ask("PATCH", &format!("{path}/status"), merge)
     }
 
     fn delete(&self, object: &Value) -> Result<()> {
-        self.kubectl(&["delete", "--wait=false"], Some(object))
+        self.ask("DELETE", &path_of(object)?, None)
     }
 }
 

@@ -18,6 +18,11 @@ use crate::world::ip;
 /// Where API servers listen: a host outside the cluster.
 const SERVER: &str = "203.0.113.66:6443";
 
+/// The tests' own server has no ServiceCIDR unless it is given one.
+const OWN: [Outcome; 1] = [Outcome::Unreachable];
+/// A real one has, since 1.33, and addresses in it are nobody else's.
+const REAL: [Outcome; 2] = [Outcome::Unreachable, Outcome::Dropped];
+
 /// What has not come about by then never will.
 const BOUND: Duration = Duration::from_secs(90);
 
@@ -31,16 +36,15 @@ pub struct Stage<A> {
     pub cast: Cast,
     /// The API.
     pub api: A,
-    /// What comes of a connection to an address that no service has: a real server has a ServiceCIDR, whose
-    /// addresses are nobody else's.
-    unknown: Outcome,
+    /// What may come of a connection to an address that no service has.
+    unknown: &'static [Outcome],
     _servers: Vec<Server>,
 }
 
 impl Stage<ApiServer> {
     /// With the tests' own server.
     pub fn own(label: &str) -> Result<Self> {
-        Self::with(label, Outcome::Unreachable, |cluster, address| {
+        Self::with(label, &OWN, |cluster, address| {
             ApiServer::start(&cluster.world.client, address, &cluster.world.subfolder("api")?)
         })
     }
@@ -54,7 +58,7 @@ impl Stage<ApiServer> {
 impl<A: Api> Stage<A> {
     fn with(
         label: &str,
-        unknown: Outcome,
+        unknown: &'static [Outcome],
         start: impl FnOnce(&Cluster, SocketAddr) -> Result<A>,
     ) -> Result<Self> {
         let (cast, servers) = Cast::new(label)?;
@@ -142,13 +146,15 @@ impl<A: Api> Stage<A> {
 
     /// Waits until nobody translates the addresses of service `number`.
     pub fn until_unknown(&self, number: u8) -> Result<()> {
-        self.until(number, "no such service", |outcome| *outcome == self.unknown)
+        self.until(number, "no such service", |outcome| {
+            self.unknown.contains(outcome)
+        })
     }
 }
 
 /// Plays `test` with the tests' own server, and with a real one where there is one.
 pub fn with_every_api(label: &str, test: impl Fn(&Stage<Box<dyn Api>>) -> Result<()>) -> Result<()> {
-    let own = Stage::<Box<dyn Api>>::with(label, Outcome::Unreachable, |cluster, address| {
+    let own = Stage::<Box<dyn Api>>::with(label, &OWN, |cluster, address| {
         let folder = cluster.world.subfolder("api")?;
         Ok(Box::new(ApiServer::start(
             &cluster.world.client,
@@ -159,7 +165,7 @@ pub fn with_every_api(label: &str, test: impl Fn(&Stage<Box<dyn Api>>) -> Result
     test(&own).context("with the tests' own API server")?;
     drop(own);
     let Some(assets) = assets() else { return Ok(()) };
-    let real = Stage::<Box<dyn Api>>::with(label, Outcome::Dropped, |cluster, address| {
+    let real = Stage::<Box<dyn Api>>::with(label, &REAL, |cluster, address| {
         let folder = cluster.world.subfolder("api")?;
         Ok(Box::new(RealServer::start(
             &assets,

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use serde_json::json;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
@@ -35,6 +35,10 @@ impl Authority {
     pub fn new() -> Result<Self> {
         let mut params = CertificateParams::new(Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        // A name of its own: what has its issuer's name passes for self-signed with OpenSSL.
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "the tests' authority");
         let key = KeyPair::generate()?;
         let certificate = params.self_signed(&key)?.pem();
         let issuer = Issuer::new(params, key);
