@@ -1,5 +1,8 @@
 //! The rules of a kube-proxy in iptables mode, and its ways: the first full load, partial updates that name
 //! only what changed, and canary chains by which it sees that somebody flushed the tables.
+//! And those of its nftables mode.
+
+mod nftables;
 
 use std::net::{IpAddr, SocketAddr};
 

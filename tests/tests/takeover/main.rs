@@ -6,6 +6,8 @@
     reason = "tests read clocks and files; denizen does not"
 )]
 
+mod nftables;
+
 use std::net::SocketAddr;
 use std::process::{Child, Command};
 use std::thread;

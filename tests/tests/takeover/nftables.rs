@@ -1,0 +1,61 @@
+//! Into the nftables backend from kube-proxy's nftables mode, which hooks in where denizen does, and back.
+
+use denizen_tests::effort;
+
+use super::*;
+
+fn theirs(scene: &Scene) -> Result<bool> {
+    let tables = scene.node().output("nft", &["list", "tables"])?;
+    Ok(tables.contains("table ip kube-proxy"))
+}
+
+/// Whose rules decide is told by who is seen to be the client: kube-proxy's have everybody masqueraded here.
+fn denizen_decides(scene: &Scene) -> Result<bool> {
+    for _ in 0..20 {
+        let outcome = scene
+            .cast
+            .ask(Who::Bridged, scene.services[0].at, Protocol::Tcp)?;
+        let endpoint = outcome.endpoint().with_context(|| format!("{outcome:?}"))?;
+        // To itself, the pod is masqueraded by either.
+        if scene.cast.owner(endpoint.ip()) != Some(Who::Bridged) {
+            return Ok(!scene.cast.was_masqueraded(Who::Bridged, &outcome)?);
+        }
+    }
+    anyhow::bail!("twenty times the same of three endpoints");
+}
+
+fn cleanup(scene: &Scene) -> Result<()> {
+    let binary = binary::ours("denizen-agent")?;
+    scene
+        .node()
+        .run(|| checked(Command::new(&binary).arg("cleanup")))??;
+    Ok(())
+}
+
+/// kube-proxy serves; denizen comes beside it; kube-proxy's tables go and come, time after time; denizen ends and is
+/// cleaned up. Clients connect without pause through all of it.
+#[test]
+fn nftables_takes_over_from_kube_proxys_nftables_and_back() -> Result<()> {
+    let scene = Scene::set("take-nft", Variant::Nft)?;
+    let kube_proxy = scene.kube_proxy();
+    kube_proxy.start_nftables()?;
+    ensure!(!denizen_decides(&scene)?, "kube-proxy serves");
+    let mut streams = scene.lasting()?;
+    for round in 0..effort::times(20, 3) {
+        unnoticed(&scene, &mut streams, &format!("round {round}"), || {
+            let agent = scene.start(nftables())?;
+            ensure!(denizen_decides(&scene)?, "beside theirs");
+            for _ in 0..5 {
+                kube_proxy.remove_nftables()?;
+                ensure!(!theirs(&scene)? && denizen_decides(&scene)?, "alone");
+                kube_proxy.start_nftables()?;
+                ensure!(theirs(&scene)? && denizen_decides(&scene)?, "theirs came");
+            }
+            agent.terminate()?;
+            cleanup(&scene)?;
+            ensure!(!denizen_decides(&scene)?, "kube-proxy serves again");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
