@@ -5,11 +5,12 @@
     reason = "tests read clocks and files; denizen does not"
 )]
 
+use std::fs;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::Agent;
+use denizen_tests::agent::{Agent, Objects};
 use denizen_tests::cast::{Cast, Who, every_protocol, service_ips};
 use denizen_tests::flows::table::Backend;
 use denizen_tests::iptables::{self, Variant};
@@ -17,6 +18,7 @@ use denizen_tests::load::Load;
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::Wiring;
 use denizen_tests::probe::{Outcome, Probe, Protocol};
+use serde_json::json;
 
 /// The default bit's mark, and somebody else's beside it.
 const BIT: &str = "0x40";
@@ -244,6 +246,55 @@ fn another_mode_or_backend_leaves_nothing_behind() -> Result<()> {
             }
             _ => {}
         }
+    }
+    Ok(())
+}
+
+/// Rules wait for the API, pods do not: by the rules of the mode before, they are local pods still.
+#[test]
+fn another_mode_makes_no_stranger_of_a_pod_while_the_api_is_silent() -> Result<()> {
+    let (cast, _servers) = Cast::new("bit-silent")?;
+    let manifests = &cast.cluster.manifests;
+    manifests.put(
+        "web",
+        &cast.service("web", 10, &every_protocol(), &[Who::Remote])?,
+    )?;
+    let mut settings = cast.cluster.settings();
+    let nobody = cast.cluster.run_dir().join("kubeconfig");
+    let text = json!({
+        "clusters": [{ "name": "test", "cluster": { "server": "http://127.0.0.1:1" } }],
+        "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "test" } }],
+        "users": [{ "name": "test", "user": {} }],
+        "current-context": "test",
+    });
+    fs::write(&nobody, text.to_string())?;
+    settings.objects = Objects::Kubeconfig(nobody);
+    for (before, after) in [("pod-state", PORT_EXACT), (PORT_EXACT, "pod-state")] {
+        left(&cast, Backend::IptablesLegacy, before)?;
+        let pods = iptables::sets(&cast.cluster.world.node)?;
+        let clients = local_load(&cast)?;
+        settings.flags = Backend::IptablesLegacy.flags();
+        settings.flags.push(format!("--detect-local={after}"));
+        let agent = Agent::spawn(&cast.cluster.world.node, settings.clone())?;
+        let began = Instant::now();
+        while iptables::sets(&cast.cluster.world.node)? == pods {
+            ensure!(
+                began.elapsed() < BOUND,
+                "pods were not programmed: {}",
+                agent.log()
+            );
+        }
+        for (who, like) in [Who::Bridged, Who::Routed].into_iter().zip(service_ips(10)) {
+            let outcome = cast.ask(who, SocketAddr::new(like, 80), Protocol::Tcp)?;
+            assert!(
+                !cast.was_masqueraded(who, &outcome)?,
+                "{after}: {who:?}: {outcome:?}"
+            );
+        }
+        let tally = clients.stop()?;
+        assert!(tally.answered > 0 && tally.failed == 0, "{after}: {tally:?}");
+        ensure!(agent.status()?["synced"] == false, "the API answered");
+        agent.terminate()?;
     }
     Ok(())
 }
