@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -251,33 +252,24 @@ fn another_mode_or_backend_leaves_nothing_behind() -> Result<()> {
 }
 
 /// Rules wait for the API, pods do not: by the rules of the mode before, they are local pods still.
-#[test]
-fn another_mode_makes_no_stranger_of_a_pod_while_the_api_is_silent() -> Result<()> {
-    let (cast, _servers) = Cast::new("bit-silent")?;
+fn no_pod_is_a_stranger_while_the_api_is_silent(label: &str, backend: Backend) -> Result<()> {
+    let (cast, _servers) = Cast::new(label)?;
+    let node = &cast.cluster.world.node;
     let manifests = &cast.cluster.manifests;
     manifests.put(
         "web",
         &cast.service("web", 10, &every_protocol(), &[Who::Remote])?,
     )?;
     let mut settings = cast.cluster.settings();
-    let nobody = cast.cluster.run_dir().join("kubeconfig");
-    let text = json!({
-        "clusters": [{ "name": "test", "cluster": { "server": "http://127.0.0.1:1" } }],
-        "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "test" } }],
-        "users": [{ "name": "test", "user": {} }],
-        "current-context": "test",
-    });
-    fs::write(&nobody, text.to_string())?;
-    settings.objects = Objects::Kubeconfig(nobody);
+    settings.objects = Objects::Kubeconfig(nobodys_kubeconfig(&cast)?);
     for (before, after) in [("pod-state", PORT_EXACT), (PORT_EXACT, "pod-state")] {
-        left(&cast, Backend::IptablesLegacy, before)?;
-        let pods = iptables::sets(&cast.cluster.world.node)?;
-        let clients = local_load(&cast)?;
-        settings.flags = Backend::IptablesLegacy.flags();
+        left(&cast, backend, before)?;
+        let (pods, clients) = (by_port(node, backend)?, local_load(&cast)?);
+        settings.flags = backend.flags();
         settings.flags.push(format!("--detect-local={after}"));
-        let agent = Agent::spawn(&cast.cluster.world.node, settings.clone())?;
+        let agent = Agent::spawn(node, settings.clone())?;
         let began = Instant::now();
-        while iptables::sets(&cast.cluster.world.node)? == pods {
+        while by_port(node, backend)? == pods {
             ensure!(
                 began.elapsed() < BOUND,
                 "pods were not programmed: {}",
@@ -297,6 +289,37 @@ fn another_mode_makes_no_stranger_of_a_pod_while_the_api_is_silent() -> Result<(
         agent.terminate()?;
     }
     Ok(())
+}
+
+#[test]
+fn no_pod_is_a_stranger_while_the_api_is_silent_nftables() -> Result<()> {
+    no_pod_is_a_stranger_while_the_api_is_silent("bit-silent", Backend::Nftables)
+}
+
+#[test]
+fn no_pod_is_a_stranger_while_the_api_is_silent_iptables() -> Result<()> {
+    no_pod_is_a_stranger_while_the_api_is_silent("bit-silent-l", Backend::IptablesLegacy)
+}
+
+/// The set of pods whose port must be right.
+fn by_port(node: &Netns, backend: Backend) -> Result<String> {
+    match backend {
+        Backend::Nftables => node.output("nft", &["list", "set", "ip", "denizen", "bridged-pods"]),
+        Backend::IptablesLegacy | Backend::IptablesNft => iptables::sets(node),
+    }
+}
+
+/// Leads to an API that nobody serves.
+fn nobodys_kubeconfig(cast: &Cast) -> Result<PathBuf> {
+    let path = cast.cluster.run_dir().join("kubeconfig");
+    let text = json!({
+        "clusters": [{ "name": "test", "cluster": { "server": "http://127.0.0.1:1" } }],
+        "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "test" } }],
+        "users": [{ "name": "test", "user": {} }],
+        "current-context": "test",
+    });
+    fs::write(&path, text.to_string())?;
+    Ok(path)
 }
 
 /// A bridged and a routed pod's connections, which count only with the pod's own address.

@@ -97,6 +97,10 @@ impl Expressions<'_> {
                 self.load_key(*set, 0);
                 self.lookup(*set, None);
             }
+            Match::NotIn(set) => {
+                self.load_key(*set, 0);
+                self.lookup_unless(*set);
+            }
             Match::Protocol(protocol) => {
                 self.meta(META_L4PROTO, 0);
                 self.compare(CMP_EQ, &[protocol.number()]);
@@ -288,6 +292,15 @@ impl Expressions<'_> {
             if let Some(destination) = destination {
                 w.put_u32(3, destination);
             }
+        });
+    }
+
+    fn lookup_unless(&mut self, set: SetName) {
+        const NFT_LOOKUP_F_INV: u32 = 1;
+        self.expression("lookup", |w| {
+            w.put_str(1, set.as_str());
+            w.put_u32(2, register(0));
+            w.put_u32(5, NFT_LOOKUP_F_INV);
         });
     }
 

@@ -32,9 +32,11 @@ pub(super) fn local(shape: &Shape) -> Vec<Vec<Match>> {
     let one = |is| vec![is];
     match &shape.detector {
         Detector::PodState => vec![one(Match::In(SetName::LocalPods))],
+        // All pods are in the first set whatever the detector, so that the rules of an earlier run, which stay while
+        // services are not known, know them as well.
         Detector::PodPort => vec![
-            one(Match::In(SetName::LocalPods)),
             vec![told, Match::In(SetName::BridgedPods)],
+            vec![Match::In(SetName::LocalPods), Match::NotIn(SetName::BridgedPods)],
         ],
         Detector::Bridge(names) => names
             .iter()

@@ -24,6 +24,8 @@ pub const ENDPOINT_BITS: u32 = (1 << 14) - 1;
 pub enum Match {
     /// The set has the packet's values of its key.
     In(SetName),
+    /// It has not. Not for the bridge's table, where it would hold of every frame that carries something else.
+    NotIn(SetName),
     /// The transport protocol.
     Protocol(Protocol),
     /// The input interface's name.

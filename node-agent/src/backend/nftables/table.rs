@@ -220,12 +220,15 @@ impl Table {
                 .port
                 .as_deref()
                 .filter(|_| self.shape.detector == Detector::PodPort);
+            let interface = match (self.layer, port) {
+                (Layer::Bridge, Some(port)) => port,
+                (Layer::Bridge | Layer::Ip(_), _) => &pod.interface,
+            };
             for ip in pod.ips.iter().copied() {
-                let Some((set, interface)) = self.pod_member(&pod.interface, port, ip) else {
-                    continue;
-                };
                 let key = Key::EMPTY.interface(interface).address(ip);
-                wanted.entry(set).or_default().insert(key, Some(comment.clone()));
+                for set in self.pod_sets(ip, port.is_some()) {
+                    wanted.entry(*set).or_default().insert(key, Some(comment.clone()));
+                }
             }
         }
         for (set, members) in wanted {
@@ -233,23 +236,15 @@ impl Table {
         }
     }
 
-    /// Where a pod's address belongs in this table, and beside which interface; `port` is that of the bridge,
-    /// where it matters.
-    fn pod_member<'a>(
-        &self,
-        interface: &'a str,
-        port: Option<&'a str>,
-        ip: IpAddr,
-    ) -> Option<(SetName, &'a str)> {
-        match (self.layer, port) {
-            (Layer::Ip(family), _) if family != family_of(ip) => None,
-            (Layer::Ip(_), None) => Some((SetName::LocalPods, interface)),
-            (Layer::Ip(_), Some(_)) => Some((SetName::BridgedPods, interface)),
-            (Layer::Bridge, None) => None,
-            (Layer::Bridge, Some(port)) => Some(match family_of(ip) {
-                Family::V4 => (SetName::PodPorts, port),
-                Family::V6 => (SetName::PodPorts6, port),
-            }),
+    /// Where a pod's address belongs in this table; `by_port` if its port of a bridge must be right.
+    fn pod_sets(&self, ip: IpAddr, by_port: bool) -> &'static [SetName] {
+        match (self.layer, family_of(ip)) {
+            (Layer::Ip(family), of_ip) if family != of_ip => &[],
+            (Layer::Ip(_), _) if by_port => &[SetName::LocalPods, SetName::BridgedPods],
+            (Layer::Ip(_), _) => &[SetName::LocalPods],
+            (Layer::Bridge, _) if !by_port => &[],
+            (Layer::Bridge, Family::V4) => &[SetName::PodPorts],
+            (Layer::Bridge, Family::V6) => &[SetName::PodPorts6],
         }
     }
 

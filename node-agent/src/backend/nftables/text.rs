@@ -219,6 +219,7 @@ fn rule_text(layer: Layer, rule: &Rule) -> String {
 fn match_text(layer: Layer, wanted: &Match) -> String {
     match wanted {
         Match::In(set) => format!("{} @{set}", key_of(layer, *set, 0)),
+        Match::NotIn(set) => format!("{} != @{set}", key_of(layer, *set, 0)),
         Match::Protocol(protocol) => format!("meta l4proto {protocol}"),
         Match::InputInterface(name) => format!("iifname \"{name}\""),
         Match::InputKind(kind) => format!("meta iifkind \"{kind}\""),

@@ -120,19 +120,15 @@ impl Rules<'_> {
             let map = name(words)?;
             return Ok(Statement::VerdictMap { key: left, map });
         }
-        if matches!(words.peek(), Some(Token::Word(word)) if word.starts_with('@')) {
-            let right = Right::Set(name(words)?);
-            return Ok(Statement::Match {
-                left,
-                negated: false,
-                right,
-            });
-        }
         self.comparison(left, words)
     }
 
     fn comparison(&self, left: Expr, words: &mut Cursor) -> Result<Statement> {
         let negated = words.take("!=");
+        if matches!(words.peek(), Some(Token::Word(word)) if word.starts_with('@')) {
+            let right = Right::Set(name(words)?);
+            return Ok(Statement::Match { left, negated, right });
+        }
         let said = negated || words.take("==");
         let [kind] = left.kinds(self.family)[..] else {
             bail!("a concatenation is compared, {}", words.place());
