@@ -101,6 +101,8 @@ fn kept_to_itself(label: &str, backend: Backend, mode: &str, bridge_netfilter: &
     cast.cluster
         .manifests
         .put("web", &cast.service("web", 10, &every_protocol(), &members)?)?;
+    let beside = cast.service("beside", 12, &every_protocol(), &[Who::Bridged])?;
+    cast.cluster.manifests.put("beside", &beside)?;
     let neighbour = cast.cluster.add_pod("near", Wiring::Bridged)?;
     let node = &cast.cluster.world.node;
     let agent = start(&cast, backend, mode)?;
@@ -127,6 +129,13 @@ fn kept_to_itself(label: &str, backend: Backend, mode: &str, bridge_netfilter: &
         let remote = SocketAddr::new(cast.address(Who::Remote, like)?, denizen_tests::cast::PORT);
         let outcome = Probe::tcp(remote).ask_in(&neighbour.netns);
         assert_eq!(outcome.endpoint(), Some(remote), "{outcome:?}");
+        // Through a service to the same bridge: bridged, past the rules, it would find no way back.
+        if bridge_netfilter == "1" {
+            let beside = service_ips(12)[usize::from(like.is_ipv6())];
+            let outcome = Probe::tcp(SocketAddr::new(beside, 80)).ask_in(&neighbour.netns);
+            assert_eq!(outcome.endpoint(), Some(pod), "{outcome:?}");
+            assert_eq!(outcome.seen(), neighbour.address_like(like), "{outcome:?}");
+        }
         let closed = SocketAddr::new(cast.address(Who::ThisNode, like)?, 9);
         Probe::tcp(closed).ask_in(&neighbour.netns);
     }
