@@ -221,6 +221,10 @@ impl Backend for Chosen {
         whichever!(self, backend => backend.look_every())
     }
 
+    fn refused(&self) -> Vec<String> {
+        whichever!(self, backend => backend.refused())
+    }
+
     fn contended(&self) -> Option<&str> {
         whichever!(self, backend => backend.contended())
     }

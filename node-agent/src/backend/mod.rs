@@ -128,6 +128,11 @@ pub trait Backend: Told {
         Repair::default()
     }
 
+    /// What was refused and is left out until it is wanted otherwise, in words; everything else is programmed.
+    fn refused(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Who else goes on writing these rules, so that nothing more is written or repaired here.
     fn contended(&self) -> Option<&str> {
         None

@@ -36,6 +36,7 @@ impl<B: Backend> Engine<B> {
         let mut errors = problems;
         errors.extend(self.last_error.clone());
         errors.extend(self.backend.contended().map(str::to_owned));
+        errors.extend(self.backend.refused());
         errors.extend(self.lost_health_ports());
         let missed_lookups = self.backend.missed_lookups().unwrap_or_else(|error| {
             errors.push(describe(&error));

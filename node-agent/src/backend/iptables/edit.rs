@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
 
 use super::name::{ChainId, Table};
+use super::refusal::Refusals;
 use super::ruleset::{Lines, Print, Ruleset};
 use super::save::{CANARY, Observed};
 
@@ -43,21 +44,32 @@ struct TableEdit {
 
 impl Edit {
     /// Writes chains that changed, and removes those without lines.
-    pub fn of(changes: BTreeMap<ChainId, Option<Lines>>) -> Self {
+    pub fn of(changes: BTreeMap<ChainId, Option<Lines>>, refused: &mut Refusals) -> Self {
         let mut edit = Self::default();
         for ((table, chain), lines) in changes {
-            let of_table = edit.table(table);
+            let name = chain.to_string();
             match lines {
-                Some(lines) => drop(of_table.write.insert(chain.to_string(), lines)),
-                None => drop(of_table.remove.insert(chain.to_string())),
+                Some(lines) => {
+                    let lines = refused.without(table, &name, lines);
+                    edit.table(table).write.insert(name, lines);
+                }
+                None => edit.take_away(table, name, refused),
             }
         }
         edit
     }
 
+    fn take_away(&mut self, table: Table, name: String, refused: &mut Refusals) {
+        if refused.keep(table, &name) {
+            self.table(table).write.insert(name, Lines::new());
+        } else {
+            self.table(table).remove.insert(name);
+        }
+    }
+
     /// Brings the kernel from what was seen to what is wanted. A chain of a service proxy that is not wanted
     /// goes, whoever made it; a jump to one stays only as it is wanted, once.
-    pub fn between(seen: &Observed, wanted: &Ruleset) -> Self {
+    pub fn between(seen: &Observed, wanted: &Ruleset, refused: &mut Refusals) -> Self {
         let mut edit = Self {
             fresh: seen.chains().next().is_none(),
             ..Self::default()
@@ -68,12 +80,17 @@ impl Edit {
             .collect();
         wanted.for_each(|(table, chain), lines| {
             let name = chain.to_string();
+            let lines = refused.without(table, &name, lines);
             if left.remove(&(table, name.clone())) != Some(Print::of(&lines)) {
                 edit.table(table).write.insert(name, lines);
             }
         });
-        for (table, name) in left.into_keys() {
-            edit.table(table).remove.insert(name);
+        refused.forget_gone(seen);
+        let nothing = Print::of(Lines::new());
+        for ((table, name), print) in left {
+            if print != nothing || !refused.keep(table, &name) {
+                edit.take_away(table, name, refused);
+            }
         }
         let mut missing: BTreeSet<(Table, String, String)> = wanted
             .jumps()
@@ -104,6 +121,31 @@ impl Edit {
             edit.table(*table).remove.insert(CANARY.to_owned());
         }
         edit
+    }
+
+    /// A chain that was to be written is only emptied; the lines that it was to have.
+    pub fn empty(&mut self, table: Table, chain: &str) -> Option<Lines> {
+        self.table(table).write.get_mut(chain).map(std::mem::take)
+    }
+
+    /// A line is not written.
+    pub fn leave_out(&mut self, table: Table, chain: &str, line: &str) {
+        if let Some(lines) = self.table(table).write.get_mut(chain) {
+            lines.retain(|it| it != line);
+        }
+    }
+
+    /// A chain that was to go is only emptied.
+    pub fn keep(&mut self, table: Table, chain: &str) {
+        let edit = self.table(table);
+        if edit.remove.remove(chain) {
+            edit.write.insert(chain.to_owned(), Lines::new());
+        }
+    }
+
+    /// A table is as it should be.
+    pub fn forget(&mut self, table: Table) {
+        *self.table(table) = TableEdit::default();
     }
 
     fn table(&mut self, table: Table) -> &mut TableEdit {

@@ -3,9 +3,10 @@
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::edit::Edit;
+use super::refusal::Refusals;
 use super::ruleset::Ruleset;
 use super::save::Observed;
 use super::tools::IptablesError;
@@ -29,6 +30,8 @@ pub struct Lane {
     pub settled: bool,
     /// Doors of an earlier run, or of kube-proxy, that are none any more.
     pub left_doors: Vec<Door>,
+    /// What cannot be written.
+    pub refused: Refusals,
     /// When somebody else's changes were seen.
     rewritten: Vec<Instant>,
 }
@@ -42,6 +45,7 @@ impl Lane {
             unknown: true,
             settled: false,
             left_doors: Vec::new(),
+            refused: Refusals::default(),
             rewritten: Vec::new(),
         }
     }
@@ -64,7 +68,8 @@ impl Lane {
         if self.unknown {
             self.give(Job::Look);
         } else if rules.is_changed() {
-            self.give(Job::Write(Edit::of(rules.take_changes())));
+            let edit = Edit::of(rules.take_changes(), &mut self.refused);
+            self.give(Job::Write(edit));
         }
     }
 
@@ -92,7 +97,11 @@ impl Lane {
                 self.settled = false;
                 Err(error)
             }
-            Ok(Outcome::Written) => {
+            Ok(Outcome::Written(refusals)) => {
+                for refusal in &refusals {
+                    error!(family = %rules.family(), error = refusal.words, "all else is written");
+                }
+                self.refused.add(refusals);
                 self.settled = true;
                 Ok(Repair::default())
             }
@@ -105,7 +114,7 @@ impl Lane {
 
     fn compare(&mut self, seen: &Observed, rules: &mut Ruleset, at: Instant, look_every: Duration) -> Repair {
         let due = rules.is_changed();
-        let edit = Edit::between(seen, rules);
+        let edit = Edit::between(seen, rules, &mut self.refused);
         let family = rules.family();
         let repair = Repair {
             rebuilt: false,

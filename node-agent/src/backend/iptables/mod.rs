@@ -13,6 +13,7 @@ mod ipset;
 mod lane;
 mod name;
 mod pods;
+mod refusal;
 mod rule;
 mod ruleset;
 mod save;

@@ -128,17 +128,19 @@ pub const MASQ_IF_NOT_LOCAL: ChainName = ChainName::Fixed("KUBE-MASQ-IF-NOT-LOCA
 pub const FORWARD: ChainName = ChainName::Fixed("KUBE-FORWARD");
 pub const PROXY_FIREWALL: ChainName = ChainName::Fixed("KUBE-PROXY-FIREWALL");
 
+/// Whether a chain is one service's, or one of its endpoints', by its name.
+pub fn is_a_services(name: &str) -> bool {
+    Kind::ALL
+        .map(Kind::prefix)
+        .into_iter()
+        .any(|prefix| name.starts_with(prefix))
+}
+
 /// Whether a chain is a service proxy's, kube-proxy's or ours, by its name alone: a restarted agent remembers
 /// nothing. Canaries and what kubelet makes are not.
 pub fn is_a_proxys(table: Table, name: &str) -> bool {
     // KUBE-XLB- is what kube-proxy before 1.24 had in place of KUBE-EXT- and KUBE-SVL-.
-    let of_a_service = || {
-        let prefixes = Kind::ALL.map(Kind::prefix);
-        prefixes
-            .into_iter()
-            .chain(["KUBE-XLB-"])
-            .any(|p| name.starts_with(p))
-    };
+    let of_a_service = || is_a_services(name) || name.starts_with("KUBE-XLB-");
     let fixed: &[ChainName] = match table {
         Table::Filter => &[SERVICES, EXTERNAL_SERVICES, NODE_PORTS, FORWARD, PROXY_FIREWALL],
         Table::Nat => &[SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, MASQ_IF_NOT_LOCAL],

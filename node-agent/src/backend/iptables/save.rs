@@ -68,6 +68,11 @@ impl Observed {
         all.map(|((table, name), lines)| (*table, name.as_str(), Print(lines.finish())))
     }
 
+    /// Whether there is this chain of a service proxy.
+    pub fn has(&self, table: Table, name: &str) -> bool {
+        self.chains.contains_key(&(table, name.to_owned()))
+    }
+
     /// Where services were reached. A service without endpoints has no such door.
     pub fn doors(&self, family: Family) -> impl Iterator<Item = Door> {
         self.doors.iter().map(move |(ip, protocol, port)| Door {

@@ -220,6 +220,10 @@ impl Backend for Iptables {
         self.look_every
     }
 
+    fn refused(&self) -> Vec<String> {
+        self.lanes.iter().flat_map(|lane| lane.refused.words()).collect()
+    }
+
     fn contended(&self) -> Option<&str> {
         self.contended.as_deref()
     }

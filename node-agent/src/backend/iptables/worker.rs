@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::edit::Edit;
+use super::refusal::Refusal;
 use super::save::Observed;
 use super::tools::{IptablesError, Tools, Variant};
 use crate::model::Family;
@@ -26,8 +27,8 @@ pub enum Job {
 pub enum Outcome {
     /// The kernel holds this.
     Seen(Box<Observed>),
-    /// It is changed.
-    Written,
+    /// It is changed, but for what was refused.
+    Written(Vec<Refusal>),
 }
 
 /// A job that is done.
@@ -51,7 +52,7 @@ pub fn start(tools: Tools, family: Family, done: UnboundedSender<Done>) -> Sende
             let begun = now();
             let result = match job {
                 Job::Look => tools.save(family).map(|seen| Outcome::Seen(Box::new(seen))),
-                Job::Write(edit) => write(tools, family, &edit).map(|()| Outcome::Written),
+                Job::Write(edit) => write_all_but_refused(tools, family, edit).map(Outcome::Written),
             };
             let at = now();
             let took = at - begun;
@@ -69,13 +70,38 @@ pub fn start(tools: Tools, family: Family, done: UnboundedSender<Done>) -> Sende
     jobs
 }
 
-/// ip_tables would write all anew with every go.
-fn write(tools: Tools, family: Family, edit: &Edit) -> Result<(), IptablesError> {
+/// So many refusals are left out at a time; more are rather a program's fault than those of rules.
+const MOST_REFUSALS: usize = 64;
+
+fn write_all_but_refused(
+    tools: Tools,
+    family: Family,
+    mut edit: Edit,
+) -> Result<Vec<Refusal>, IptablesError> {
+    let mut refusals = Vec::new();
+    while let Err((input, error)) = write(tools, family, &edit) {
+        let refusal = match &error {
+            IptablesError::Failed { said, .. } if refusals.len() < MOST_REFUSALS => {
+                Refusal::isolate(&mut edit, &input, said)
+            }
+            IptablesError::Failed { .. }
+            | IptablesError::Run { .. }
+            | IptablesError::Set { .. }
+            | IptablesError::Bridge(_) => None,
+        };
+        refusals.push(refusal.ok_or(error)?);
+    }
+    Ok(refusals)
+}
+
+/// ip_tables would write all anew with every go. Where one fails, its input is told too.
+fn write(tools: Tools, family: Family, edit: &Edit) -> Result<(), (String, IptablesError)> {
     let goes = match tools.variant {
         Variant::Legacy => vec![edit.input()],
         Variant::Nft => edit.goes(),
     };
-    goes.iter().try_for_each(|input| tools.restore(family, input))
+    let mut goes = goes.into_iter();
+    goes.try_for_each(|input| tools.restore(family, &input).map_err(|error| (input, error)))
 }
 
 #[expect(
