@@ -32,6 +32,10 @@ fn ask(cast: &Cast, number: u8) -> Result<Outcome> {
     )
 }
 
+fn is_served(cast: &Cast, number: u8) -> bool {
+    ask(cast, number).is_ok_and(|outcome| outcome.endpoint().is_some())
+}
+
 fn sticky(cast: &Cast, number: u8) -> Result<Vec<Value>> {
     let mut objects = cast.service("sticky", number, &HTTP, &[Who::Routed, Who::Remote])?;
     objects[0]["spec"]["sessionAffinity"] = json!("ClientIP");
@@ -77,27 +81,29 @@ fn one_service_holds_up_no_other(label: &str, variant: Variant) -> Result<()> {
     ensure!(ask(&cast, 11)?.endpoint().is_none(), "sticky is not");
     manifests.put("more", &cast.service("more", 12, &HTTP, &[Who::Remote])?)?;
     agent.until("one more", |status| {
-        status["services"] == 3 && ask(&cast, 12).is_ok_and(|it| it.endpoint().is_some())
+        status["services"] == 3 && is_served(&cast, 12)
     })?;
     ensure!(named(&agent.status()?), "{}", agent.status()?);
     // A look finds it as it was left, which is nobody's doing.
     variant.run(&cast.cluster.world.node, "-t nat -F KUBE-SERVICES")?;
-    agent.until("repaired", |status| status["driftRepaired"] == 1 && named(status))?;
-    for number in [10, 12] {
-        ensure!(ask(&cast, number)?.endpoint().is_some(), "{number} is served");
-    }
+    agent.until("repaired", |status| {
+        status["driftRepaired"] == 1 && named(status) && is_served(&cast, 10) && is_served(&cast, 12)
+    })?;
     // Written otherwise, it is tried again.
     manifests.put(
         "sticky",
         &cast.service("sticky", 11, &HTTP, &[Who::Routed, Who::Remote])?,
     )?;
-    agent.until("no errors", |status| status["errors"] == json!([]))?;
-    ensure!(ask(&cast, 11)?.endpoint().is_some(), "sticky is served");
+    let is_well = |status: &Value| status["errors"] == json!([]);
+    agent.until("no errors", |status| is_well(status) && is_served(&cast, 11))?;
     manifests.put("sticky", &sticky(&cast, 11)?)?;
     agent.until("named again", named)?;
     ensure!(ask(&cast, 10)?.endpoint().is_some(), "web is served");
+    ensure!(ask(&cast, 11)?.endpoint().is_some(), "sticky is as it was before");
     manifests.remove("sticky")?;
-    agent.until("gone, with its error", |status| status["errors"] == json!([]))?;
+    agent.until("gone, with its error", |status| {
+        is_well(status) && !is_served(&cast, 11)
+    })?;
     Ok(())
 }
 

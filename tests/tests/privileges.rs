@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::CNI_CACHE;
+use denizen_tests::agent::{Agent, CNI_CACHE};
 use denizen_tests::binary;
 use denizen_tests::cast::{Cast, Who, every_protocol, is_local, service_ips};
 use denizen_tests::cluster::{Cluster, serve};
@@ -138,7 +138,15 @@ fn iptables_works(label: &str, variant: Variant) -> Result<()> {
         variant.dump(node).is_ok_and(|rules| rules.contains("KUBE-SEP-"))
     })?;
     variant.run(node, "-t nat -F KUBE-SERVICES")?;
-    let status = agent.until("repaired", |status| status["driftRepaired"] == 1)?;
+    let is_served = || {
+        let outcome = cast.ask(
+            Who::Bridged,
+            SocketAddr::new(service_ips(10)[0], 80),
+            Protocol::Tcp,
+        );
+        outcome.is_ok_and(|outcome| outcome.endpoint().is_some())
+    };
+    let status = agent.until("repaired", |status| status["driftRepaired"] == 1 && is_served())?;
     let at_node = &cast.cluster.world.addresses().node;
     let doors = service_ips(10).map(|ip| SocketAddr::new(ip, 80)).into_iter();
     for to in doors.chain(at_node.iter().map(|ip| SocketAddr::new(*ip, 30080))) {
@@ -166,16 +174,32 @@ fn legacy_iptables_works_with_what_the_comment_says() -> Result<()> {
 }
 
 #[test]
-fn iptables_with_less_says_what_it_takes() -> Result<()> {
+fn iptables_with_less_says_what_it_takes_and_leaves_all_as_it_was() -> Result<()> {
     for variant in Variant::BOTH {
         let (cast, _servers) = Cast::new(&format!("caps-raw-{variant:?}"))?;
-        let web = cast.service("web", 10, &every_protocol(), &[Who::Remote])?;
-        cast.cluster.manifests.put("web", &web)?;
+        let put = |who| {
+            let web = cast.service("web", 10, &every_protocol(), &[who])?;
+            cast.cluster.manifests.put("web", &web)
+        };
+        put(Who::Remote)?;
+        let mut settings = cast.cluster.settings();
+        settings.flags = variant.flags();
+        Agent::start(&cast.cluster.world.node, settings)?.terminate()?;
+        put(Who::Routed)?;
         let granted = capabilities(DAEMON_SET, "agent")?;
         let agent = Contained::start_with(&cast.cluster, container(&granted), &variant.flags())?;
         let says = |status: &Value| status["errors"].to_string().contains("CAP_NET_RAW is needed too");
         agent.until("said", says)?;
         assert_eq!(agent.status()?["driftRepaired"], 0, "nobody else is blamed");
+        let outcome = cast.ask(
+            Who::Bridged,
+            SocketAddr::new(service_ips(10)[0], 80),
+            Protocol::Tcp,
+        )?;
+        ensure!(
+            outcome.endpoint().is_some(),
+            "by the rules that were there: {outcome:?}"
+        );
     }
     Ok(())
 }

@@ -50,8 +50,9 @@ impl Edit {
             let name = chain.to_string();
             match lines {
                 Some(lines) => {
-                    let lines = refused.without(table, &name, lines);
-                    edit.table(table).write.insert(name, lines);
+                    if let Some(lines) = refused.without(table, &name, lines) {
+                        edit.table(table).write.insert(name, lines);
+                    }
                 }
                 None => edit.take_away(table, name, refused),
             }
@@ -80,9 +81,14 @@ impl Edit {
             .collect();
         wanted.for_each(|(table, chain), lines| {
             let name = chain.to_string();
-            let lines = refused.without(table, &name, lines);
-            if left.remove(&(table, name.clone())) != Some(Print::of(&lines)) {
-                edit.table(table).write.insert(name, lines);
+            let print = left.remove(&(table, name.clone()));
+            match (refused.without(table, &name, lines), print) {
+                (Some(lines), print) if print != Some(Print::of(&lines)) => {
+                    edit.table(table).write.insert(name, lines);
+                }
+                // Others lead to it.
+                (None, None) => drop(edit.table(table).write.insert(name, Lines::new())),
+                (Some(_) | None, _) => {}
             }
         });
         refused.forget_gone(seen);
@@ -126,6 +132,11 @@ impl Edit {
     /// A chain that was to be written is only emptied; the lines that it was to have.
     pub fn empty(&mut self, table: Table, chain: &str) -> Option<Lines> {
         self.table(table).write.get_mut(chain).map(std::mem::take)
+    }
+
+    /// A chain that was to be written is not; the lines that it was to have.
+    pub fn skip(&mut self, table: Table, chain: &str) -> Option<Lines> {
+        self.table(table).write.remove(chain)
     }
 
     /// A line is not written.

@@ -1,8 +1,8 @@
 //! What `iptables-restore` refused, and how everything else is written all the same. Pure.
 //!
 //! A program refuses a table whole, and says at which line. In a chain of one service every rule counts, so the chain
-//! stays empty: its service is not served there, and nothing that it should drop gets past it. In a chain that all
-//! services share, that line alone is left out.
+//! stays as it was, or empty where it is new: nothing gets past what it should drop. In a chain that all services
+//! share, that line alone is left out.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use super::service::Shared;
 pub struct Refusal {
     table: Table,
     chain: String,
-    /// Lines that are not written for it; `None` where the chain was to go, and stays without lines.
+    /// Lines that are not written to it; `None` where the chain was to go, and stays without lines.
     left_out: Option<Lines>,
     /// What was refused, and what the program said.
     pub words: String,
@@ -29,8 +29,8 @@ pub struct Refusals(BTreeMap<(Table, String), Refusal>);
 
 impl Refusal {
     /// What `said` is about, in what the program was given; it is left out of `edit`, and so is what was written of
-    /// it by then. `None` where no line is named, or nothing can be left out.
-    pub fn isolate(edit: &mut Edit, input: &str, said: &str) -> Option<Self> {
+    /// it by then. `seen` was in the kernel before. `None` where no line is named, or nothing can be left out.
+    pub fn isolate(edit: &mut Edit, seen: &Observed, input: &str, said: &str) -> Option<Self> {
         let number = line_number(said)?;
         let before = || input.lines().take(number);
         let line = before().nth(number - 1)?;
@@ -41,6 +41,9 @@ impl Refusal {
         let (what, rest) = line.split_once(' ')?;
         let (chain, rule) = rest.split_once(' ').unwrap_or((rest, ""));
         let (left_out, what_follows) = match what {
+            "-A" if is_a_services(chain) && seen.has(table, chain) => {
+                (Some(edit.skip(table, chain)?), "the chain stays as it was")
+            }
             "-A" if is_a_services(chain) => (Some(edit.empty(table, chain)?), "the chain stays empty"),
             "-A" if is_shared(table, chain) => {
                 edit.leave_out(table, chain, rule);
@@ -87,12 +90,12 @@ impl Refusals {
         }
     }
 
-    /// What is to be written of a chain with these lines. Lines of a service's chain that came out otherwise are tried
-    /// anew.
-    pub fn without(&mut self, table: Table, chain: &str, mut lines: Lines) -> Lines {
+    /// What is to be written of a chain with these lines; `None` where it stays as it is. Lines of a service's chain
+    /// that came out otherwise are tried anew.
+    pub fn without(&mut self, table: Table, chain: &str, mut lines: Lines) -> Option<Lines> {
         let id = (table, chain.to_owned());
         let Some(Refusal { left_out, .. }) = self.0.get_mut(&id) else {
-            return lines;
+            return Some(lines);
         };
         let holds = match left_out {
             Some(all) if is_shared(table, chain) => {
@@ -105,10 +108,8 @@ impl Refusals {
         };
         if !holds {
             self.0.remove(&id);
-        } else if !is_shared(table, chain) {
-            lines.clear();
         }
-        lines
+        (!holds || is_shared(table, chain)).then_some(lines)
     }
 
     /// Whether a chain that is to go stays, since its removal was refused.
@@ -187,7 +188,7 @@ mod tests {
             edit.input(),
             "Couldn't load match `bad'; Error occurred at line: 4",
         );
-        let refusal = Refusal::isolate(&mut edit, &input, said).unwrap();
+        let refusal = Refusal::isolate(&mut edit, &Observed::default(), &input, said).unwrap();
         refused.add(vec![refusal]);
         let left = "*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -d 10.0.0.1 -j KUBE-SVC-A\nCOMMIT\n";
         assert_eq!(edit.input(), left);
@@ -200,7 +201,7 @@ mod tests {
         let others = lines(&["-d 10.0.0.1 -j KUBE-SVC-A"]);
         assert_eq!(
             refused.without(Table::Nat, "KUBE-SERVICES", others.clone()),
-            others
+            Some(others)
         );
         assert_eq!(refused.words().count(), 0);
     }
@@ -211,7 +212,7 @@ mod tests {
         for number in 1..=6 {
             let said = format!("line {number} failed");
             assert_eq!(
-                Refusal::isolate(&mut Edit::default(), input, &said),
+                Refusal::isolate(&mut Edit::default(), &Observed::default(), input, &said),
                 None,
                 "{said}"
             );
@@ -230,7 +231,8 @@ mod tests {
         let nat = ((Table::Nat, chain), Some(vec!["-m bad".to_owned()]));
         let mut edit = Edit::of(BTreeMap::from([filter, nat]), &mut Refusals::default());
         let input = edit.input();
-        let refusal = Refusal::isolate(&mut edit, &input, "line 7: RULE_APPEND failed").unwrap();
+        let seen = Observed::default();
+        let refusal = Refusal::isolate(&mut edit, &seen, &input, "line 7: RULE_APPEND failed").unwrap();
         assert_eq!(
             edit.input(),
             format!("*nat\n:{chain} - [0:0]\nCOMMIT\n"),

@@ -78,11 +78,15 @@ fn write_all_but_refused(
     family: Family,
     mut edit: Edit,
 ) -> Result<Vec<Refusal>, IptablesError> {
-    let mut refusals = Vec::new();
+    let (mut refusals, mut seen) = (Vec::new(), None);
     while let Err((input, error)) = write(tools, family, &edit) {
         let refusal = match &error {
             IptablesError::Failed { said, .. } if refusals.len() < MOST_REFUSALS => {
-                Refusal::isolate(&mut edit, &input, said)
+                let seen = match &seen {
+                    Some(seen) => seen,
+                    None => seen.insert(tools.save(family)?),
+                };
+                Refusal::isolate(&mut edit, seen, &input, said)
             }
             IptablesError::Failed { .. }
             | IptablesError::Run { .. }
