@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Read};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -132,6 +132,8 @@ pub struct Probe {
     pub protocol: Protocol,
     /// The source address; `None` leaves it to the kernel.
     pub from: Option<IpAddr>,
+    /// The source port, or the next that is free; 0 leaves it to the kernel.
+    pub port: u16,
     /// Where to.
     pub to: SocketAddr,
     /// How long to wait for each step.
@@ -144,6 +146,7 @@ impl Probe {
         Self {
             protocol: Protocol::Tcp,
             from: None,
+            port: 0,
             to,
             patience: PATIENCE,
         }
@@ -242,9 +245,7 @@ impl Probe {
 
     fn bound(self) -> io::Result<Socket> {
         let socket = self.protocol.socket(self.to)?;
-        if let Some(source) = self.from {
-            socket.bind(&SockAddr::from(SocketAddr::new(source, 0)))?;
-        }
+        self.bind(&socket)?;
         // Without it a socket that is no connection hears of refusals, but not of missing routes.
         if self.protocol != Protocol::Tcp {
             match self.to {
@@ -254,6 +255,19 @@ impl Probe {
         }
         socket.set_read_timeout(Some(self.patience))?;
         Ok(socket)
+    }
+
+    fn bind(self, socket: &Socket) -> io::Result<()> {
+        let any: IpAddr = match self.to {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let bind = |port| socket.bind(&SocketAddr::new(self.from.unwrap_or(any), port).into());
+        match (self.from, self.port) {
+            (None, 0) => Ok(()),
+            (Some(_), 0) => bind(0),
+            (_, port) => bind(port).or_else(|_| bind(port + 1)).or_else(|_| bind(port + 2)),
+        }
     }
 
     fn read_line(self, mut stream: TcpStream) -> io::Result<String> {

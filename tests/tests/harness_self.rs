@@ -104,9 +104,8 @@ fn tells_verdicts_apart(label: &str, wiring: Wiring) -> Result<()> {
             let patience = if last == 4 { SILENCE } else { PATIENCE };
             Probe {
                 protocol,
-                from: None,
-                to: service(family, last),
                 patience,
+                ..Probe::tcp(service(family, last))
             }
             .ask_in(&stage.client.netns)
         };

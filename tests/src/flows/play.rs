@@ -107,8 +107,8 @@ fn connect(netns: &Netns, flow: &Flow, node: &[IpAddr]) -> Result<()> {
     let probe = Probe {
         protocol: flow.protocol,
         from: Some(flow.from),
-        to,
         patience: PATIENCE,
+        ..Probe::tcp(to)
     };
     match &flow.expect.endpoints {
         Verdict::Forward(endpoints) => netns.run(|| forwarded(probe, flow, endpoints, node))?,

@@ -86,8 +86,8 @@ impl Trap {
         let probe = Probe {
             protocol,
             from: Some(from),
-            to,
             patience: if said == Fate::Dropped { SILENCE } else { PATIENCE },
+            ..Probe::tcp(to)
         };
         let mut answered = BTreeSet::new();
         let mut seen = None;
