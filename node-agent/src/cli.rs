@@ -3,7 +3,7 @@
 mod cleanup;
 mod offline;
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -204,11 +204,15 @@ fn ask<T: DeserializeOwned>(run_dir: PathBuf, request: Request) -> anyhow::Resul
 }
 
 fn show<T: serde::Serialize + std::fmt::Display>(value: &T, output: Output) -> anyhow::Result<()> {
-    match output {
-        Output::Text => print!("{value}"),
-        Output::Json => println!("{}", serde_json::to_string_pretty(value)?),
+    let text = match output {
+        Output::Text => value.to_string(),
+        Output::Json => serde_json::to_string_pretty(value)? + "\n",
+    };
+    match io::stdout().write_all(text.as_bytes()) {
+        // Whoever reads, as `head` does, has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write to standard output"),
     }
-    Ok(())
 }
 
 /// One thread: the kernel names the thread that commits, and a netlink batch is quicker than a hand-over.

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
@@ -307,4 +307,20 @@ fn flags_that_a_running_agent_does_not_go_by_are_refused() -> Result<()> {
         "{said}"
     );
     Ok(())
+}
+
+/// `render | head`.
+#[test]
+fn who_has_read_enough_is_no_error() {
+    let mut render = Command::new(env!("CARGO_BIN_EXE_denizen-agent"))
+        .args(["render", "--manifests"])
+        .arg(golden())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(render.stdout.take());
+    let output = render.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && !said.contains("panicked"), "{said}");
 }
