@@ -31,14 +31,7 @@ pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
     if args.kube_proxy {
         let tables = remove_kube_proxys().context("cannot remove kube-proxy's nftables tables");
         results.push(tables.map(|tables| tell(tables, "kube-proxy nftables table")));
-        let device = block_on(ipvs::remove_device()).map(usize::from);
-        results.push(device.map(|devices| tell(devices, "kube-proxy ipvs device")));
-        let left = ipvs::virtual_servers();
-        if left > 0 {
-            println!(
-                "left are {left} virtual servers of ipvs, which may be anybody's; `ipvsadm --clear` removes them all"
-            );
-        }
+        results.push(of_ipvs());
     }
     // Whoever else needs it keeps neighbours out by rules of their own, as denizen did.
     if sysctl::loopback_is_open() {
@@ -48,6 +41,24 @@ pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
         );
     }
     results.into_iter().collect()
+}
+
+/// Where there is kube-proxy's device, the virtual servers are taken for its.
+fn of_ipvs() -> anyhow::Result<()> {
+    let servers = ipvs::virtual_servers();
+    let is_kube_proxys = block_on(ipvs::remove_device())?;
+    tell(usize::from(is_kube_proxys), "kube-proxy ipvs device");
+    match (servers, is_kube_proxys) {
+        (0, _) => {}
+        (_, true) => {
+            ipvs::flush().context("cannot remove kube-proxy's virtual servers")?;
+            tell(servers, "virtual server");
+        }
+        (_, false) => println!(
+            "left are {servers} virtual servers of ipvs, which may be anybody's; `ipvsadm --clear` removes them all"
+        ),
+    }
+    Ok(())
 }
 
 fn tables() -> anyhow::Result<usize> {

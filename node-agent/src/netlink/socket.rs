@@ -97,14 +97,21 @@ impl Socket {
     /// # Errors
     /// [`NetlinkError::Io`], typically for want of `CAP_NET_ADMIN` later on: opening needs none.
     pub fn open() -> Result<Self, NetlinkError> {
+        Self::open_to(SockProtocol::NetlinkNetFilter)
+    }
+
+    /// Opens one to generic netlink, whose messages have a command where netfilter's have a family.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn generic() -> Result<Self, NetlinkError> {
+        Self::open_to(SockProtocol::NetlinkGeneric)
+    }
+
+    fn open_to(protocol: SockProtocol) -> Result<Self, NetlinkError> {
         let flags = SockFlag::SOCK_CLOEXEC;
-        let fd = socket(
-            AddressFamily::Netlink,
-            SockType::Raw,
-            flags,
-            SockProtocol::NetlinkNetFilter,
-        )
-        .map_err(NetlinkError::io("open a socket"))?;
+        let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)
+            .map_err(NetlinkError::io("open a socket"))?;
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0)).map_err(NetlinkError::io("bind the socket"))?;
         let address: NetlinkAddr =
             getsockname(fd.as_raw_fd()).map_err(NetlinkError::io("read the socket's address"))?;
