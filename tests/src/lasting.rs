@@ -7,11 +7,29 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use crate::cast::{Cast, Who, every_protocol};
+use crate::manifest::Port;
 use crate::netns::Netns;
 use crate::probe::Probe;
+use crate::server::Server;
 
 /// Where the endpoint of such a connection listens.
 pub const ECHO: u16 = 9000;
+
+/// The pods behind `web`, see [`cast`].
+pub const MEMBERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Remote];
+
+/// The cast with two services: `web` (number 10) over every protocol, and `echo` (number 11, port 7) for such
+/// connections, at the routed pod.
+pub fn cast(label: &str) -> Result<(Cast, Vec<Server>)> {
+    let (cast, servers) = Cast::new(label)?;
+    let manifests = &cast.cluster.manifests;
+    manifests.put("web", &cast.service("web", 10, &every_protocol(), &MEMBERS)?)?;
+    let echo = [Port::tcp("echo", 7, ECHO)];
+    manifests.put("echo", &cast.service("echo", 11, &echo, &[Who::Routed])?)?;
+    serve(&cast.routed.netns, cast.routed.addresses[0])?;
+    Ok((cast, servers))
+}
 
 /// One connection, open since it was made.
 #[derive(Debug)]

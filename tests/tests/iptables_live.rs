@@ -12,12 +12,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::cast::{Cast, Who, every_protocol, every_way, service_ips};
+use denizen_tests::cast::{Cast, Who, every_way, service_ips};
 use denizen_tests::effort;
 use denizen_tests::iptables::{self, Variant};
-use denizen_tests::lasting::{self, ECHO, Lasting};
+use denizen_tests::lasting::{self, Lasting};
 use denizen_tests::load::Load;
-use denizen_tests::manifest::Port;
 use denizen_tests::probe::Protocol;
 use denizen_tests::server::Server;
 
@@ -31,13 +30,7 @@ struct Scene {
 
 impl Scene {
     fn set(label: &str) -> Result<Self> {
-        let (cast, servers) = Cast::new(label)?;
-        let members = [Who::Bridged, Who::Routed, Who::Remote];
-        let manifests = &cast.cluster.manifests;
-        manifests.put("web", &cast.service("web", 10, &every_protocol(), &members)?)?;
-        let echo = [Port::tcp("echo", 7, ECHO)];
-        manifests.put("echo", &cast.service("echo", 11, &echo, &[Who::Routed])?)?;
-        lasting::serve(&cast.routed.netns, cast.routed.addresses[0])?;
+        let (cast, servers) = lasting::cast(label)?;
         Ok(Self {
             cast,
             _servers: servers,

@@ -11,11 +11,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::cast::{Cast, Who, every_protocol, service_ips};
+use denizen_tests::cast::{Who, service_ips};
 use denizen_tests::cluster::Cluster;
 use denizen_tests::iptables::Variant;
-use denizen_tests::lasting::{self, ECHO, Lasting};
-use denizen_tests::manifest::Port;
+use denizen_tests::lasting::{self, Lasting};
 use denizen_tests::netns::Netns;
 use serde_json::Value;
 
@@ -171,14 +170,8 @@ fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
 /// to endpoints of long ago.
 #[test]
 fn another_variant_at_a_restart_leaves_nothing_behind() -> Result<()> {
-    let (cast, _servers) = Cast::new("var-swap")?;
+    let (cast, _servers) = lasting::cast("var-swap")?;
     let node = &cast.cluster.world.node;
-    let members = [Who::Bridged, Who::Routed, Who::Remote];
-    let manifests = &cast.cluster.manifests;
-    manifests.put("web", &cast.service("web", 10, &every_protocol(), &members)?)?;
-    let echo = [Port::tcp("echo", 7, ECHO)];
-    manifests.put("echo", &cast.service("echo", 11, &echo, &[Who::Routed])?)?;
-    lasting::serve(&cast.routed.netns, cast.routed.addresses[0])?;
     let start = |variant: Variant| {
         let mut settings = cast.cluster.settings();
         settings.flags = variant.flags();

@@ -16,13 +16,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
-use denizen_tests::cast::{Cast, PORT, Who, every_protocol, service_ips};
+use denizen_tests::cast::{Cast, PORT, Who, service_ips};
 use denizen_tests::http::{fetch, url};
 use denizen_tests::iptables::Variant;
 use denizen_tests::kube_proxy::{KubeProxy, Served};
 use denizen_tests::lasting::{self, ECHO, Lasting};
 use denizen_tests::load::Load;
-use denizen_tests::manifest::Port;
 use denizen_tests::netns::{Netns, checked};
 use denizen_tests::probe::Protocol;
 use denizen_tests::server::Server;
@@ -41,16 +40,10 @@ struct Scene {
 
 impl Scene {
     fn set(label: &str, variant: Variant) -> Result<Self> {
-        let (cast, servers) = Cast::new(label)?;
-        let members = [Who::Bridged, Who::Routed, Who::Remote];
-        let manifests = &cast.cluster.manifests;
-        manifests.put("web", &cast.service("web", 10, &every_protocol(), &members)?)?;
-        let echo = [Port::tcp("echo", 7, ECHO)];
-        manifests.put("echo", &cast.service("echo", 11, &echo, &[Who::Routed])?)?;
-        lasting::serve(&cast.routed.netns, cast.routed.addresses[0])?;
+        let (cast, servers) = lasting::cast(label)?;
         let at = |number, port| SocketAddr::new(service_ips(number)[0], port);
         let endpoint = |who, port| Ok(SocketAddr::new(cast.address(who, service_ips(10)[0])?, port));
-        let web = members
+        let web = lasting::MEMBERS
             .iter()
             .map(|who| endpoint(*who, PORT))
             .collect::<Result<_>>()?;
