@@ -5,4 +5,4 @@ mod play;
 mod stage;
 pub mod table;
 
-pub use play::{play, play_case};
+pub use play::play;

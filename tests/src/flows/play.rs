@@ -8,7 +8,7 @@ use std::thread;
 use anyhow::{Result, bail, ensure};
 
 use super::stage::Stage;
-use super::table::{self, Backend, Case, Flow, From, Nobody, Verdict};
+use super::table::{Backend, Case, Flow, From, Nobody, Verdict};
 use crate::netns::Netns;
 use crate::pod::Wiring;
 use crate::probe::{Outcome, PATIENCE, Probe, SILENCE};
@@ -20,24 +20,13 @@ const TRIES_AN_ENDPOINT: usize = 30;
 /// Connections of one client that must all go the same way, where one endpoint serves one client.
 const STICKY_TRIES: usize = 20;
 
-/// Plays the case `name` with pods attached as `wiring` says, all its packets at once, and fails with every
-/// packet that went another way than the table says, or that `explain` tells otherwise.
-///
-/// Packets whose name contains one of `pending` are left out.
-pub fn play(name: &str, backend: Backend, wiring: Wiring, pending: &[&str]) -> Result<()> {
-    play_case(&table::case(name, backend)?, backend, wiring, pending)
-}
-
-/// The same for a case that is not in the table.
-pub fn play_case(case: &Case, backend: Backend, wiring: Wiring, pending: &[&str]) -> Result<()> {
+/// Plays the case with pods attached as `wiring` says, all its packets at once, and fails with every packet that
+/// went another way than the table says, or that `explain` tells otherwise.
+pub fn play(case: &Case, backend: Backend, wiring: Wiring) -> Result<()> {
     let name = &case.name;
     let stage = Stage::set(case, backend, "flow", wiring)?;
     let node = stage.world.node_addresses()?;
-    let flows: Vec<_> = case
-        .flows
-        .iter()
-        .filter(|flow| !pending.iter().any(|it| flow.name.contains(it)))
-        .collect();
+    let flows = &case.flows;
     let failures: Vec<_> = thread::scope(|scope| {
         let playing: Vec<_> = flows
             .iter()
@@ -47,7 +36,7 @@ pub fn play_case(case: &Case, backend: Backend, wiring: Wiring, pending: &[&str]
             .into_iter()
             .map(|(flow, thread)| (flow, thread.join().expect("a flow's thread")));
         failed
-            .filter_map(|(flow, result)| Some((*flow, result.err()?)))
+            .filter_map(|(flow, result)| Some((flow, result.err()?)))
             .collect()
     });
     if failures.is_empty() {

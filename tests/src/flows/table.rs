@@ -20,6 +20,9 @@ pub enum Backend {
 }
 
 impl Backend {
+    /// Each.
+    pub const ALL: [Self; 3] = [Self::Nftables, Self::IptablesLegacy, Self::IptablesNft];
+
     /// What the table calls it.
     fn row(self) -> &'static str {
         match self {
@@ -209,14 +212,6 @@ pub fn cases(backend: Backend) -> Result<Vec<Case>> {
             .retain(|flow| flow.backends.as_deref().is_none_or(ours));
     }
     Ok(all)
-}
-
-/// The case of that name.
-pub fn case(name: &str, backend: Backend) -> Result<Case> {
-    cases(backend)?
-        .into_iter()
-        .find(|case| case.name == name)
-        .with_context(|| format!("no case {name}"))
 }
 
 fn endpoints_of(slice: &Value) -> Result<Vec<Listening>> {

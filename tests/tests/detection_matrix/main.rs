@@ -17,35 +17,27 @@ mod stage;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, Settings};
+use denizen_tests::flows::table::Backend;
 
 use self::cell::play;
 use self::matrix::{MATRIX, Row};
 use self::stage::Stage;
 
-/// What programs the kernel. Every cell is the same for each.
-const BACKENDS: [&[&str]; 3] = [
-    &["--backend=nftables"],
-    &["--backend=iptables", "--iptables-variant=legacy"],
-    &["--backend=iptables", "--iptables-variant=nft"],
-];
-
-fn settings(stage: &Stage, backend: &[&str], mode: &str) -> Settings {
+fn settings(stage: &Stage, backend: Backend, mode: &str) -> Settings {
     let mut settings = stage.cast.cluster.settings();
-    settings.flags = vec![format!("--detect-local={mode}")];
-    settings
-        .flags
-        .extend(backend.iter().map(|flag| (*flag).to_owned()));
+    settings.flags = backend.flags();
+    settings.flags.push(format!("--detect-local={mode}"));
     settings
 }
 
 /// One world for each backend, and one agent after another in it: a mode leaves nothing behind for the next.
 fn play_rows(label: &str, rows: &[Row]) -> Result<()> {
-    for (number, backend) in BACKENDS.iter().enumerate() {
-        let stage = Stage::set(&format!("{label}-{number}"))?;
+    for backend in Backend::ALL {
+        let stage = Stage::set(&format!("{label}-{}", backend as u8))?;
         let node = &stage.cast.cluster.world.node;
         for row in rows {
             let agent = Agent::start(node, settings(&stage, backend, row.mode))?;
-            play(&stage, &agent, row).with_context(|| backend.join(" "))?;
+            play(&stage, &agent, row).with_context(|| format!("{backend:?}"))?;
             agent.terminate()?;
         }
     }
@@ -78,14 +70,16 @@ fn ports_are_known_without_bridge_netfilter() -> Result<()> {
     let stage = Stage::set("matrix-nocall")?;
     let node = &stage.cast.cluster.world.node;
     let told = MATRIX.iter().filter(|row| row.mode.contains("port"));
-    let all = told.flat_map(|row| BACKENDS.map(|backend| (row, backend)));
+    let all = told.flat_map(|row| Backend::ALL.map(|backend| (row, backend)));
     // Of iptables' own, physdev needs them to pass.
-    for (row, backend) in all.filter(|(row, backend)| row.mode != "bridge-port" || *backend == BACKENDS[0]) {
+    for (row, backend) in
+        all.filter(|(row, backend)| row.mode != "bridge-port" || *backend == Backend::Nftables)
+    {
         let agent = Agent::start(node, settings(&stage, backend, row.mode))?;
         for tables in ["iptables", "ip6tables"] {
             node.sysctl(&format!("net.bridge.bridge-nf-call-{tables}"), "0")?;
         }
-        play(&stage, &agent, row).with_context(|| backend.join(" "))?;
+        play(&stage, &agent, row).with_context(|| format!("{backend:?}"))?;
         let still = node.output("sysctl", &["-n", "net.bridge.bridge-nf-call-iptables"])?;
         ensure!(still.trim() == "0", "the agent set it while this was played");
         agent.terminate()?;

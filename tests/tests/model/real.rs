@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use anyhow::{Context, Result};
 use denizen_agent::explain::{Explanation, Verdict as Said};
 use denizen_tests::effort;
-use denizen_tests::flows::play_case;
+use denizen_tests::flows;
 use denizen_tests::flows::table::{
     Backend, Case, Config, DetectLocal, Expect, Flow, From, Nobody, NodeRow, PodRow, Verdict,
 };
@@ -50,7 +50,7 @@ fn play(wiring: Wiring) -> Result<()> {
     for seed in seeds {
         let case = case(seed)?;
         eprintln!("{SEED}={seed}: {} packets", case.flows.len());
-        play_case(&case, Backend::Nftables, wiring, &[])
+        flows::play(&case, Backend::Nftables, wiring)
             .with_context(|| format!("{SEED}={seed}\n{:#?}", case.flows))?;
     }
     Ok(())
