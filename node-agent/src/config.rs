@@ -214,9 +214,6 @@ impl PolicyArgs {
             Some(name) => name.clone(),
             None => host_name()?,
         };
-        if backend == BackendName::Iptables && self.node_side.egress_masquerade_config.is_some() {
-            return Err(ConfigError::Egress);
-        }
         Ok(Policy {
             settings: Settings {
                 node_hints: node_hints(&self.feature_gates)?,

@@ -60,9 +60,8 @@ pub trait Told {
     /// for, where it stands for ranges.
     fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]);
 
-    /// What local pods send beyond these ranges is masqueraded; `None`: denizen leaves that to others. The iptables
-    /// backend cannot, and is never started with such a policy.
-    fn set_egress(&mut self, _egress: Option<&Egress>) {}
+    /// What local pods send beyond these ranges is masqueraded; `None`: denizen leaves that to others.
+    fn set_egress(&mut self, egress: Option<&Egress>);
 
     /// What the operator settled about this node.
     fn set_node_side(&mut self, node_side: &NodeSide);

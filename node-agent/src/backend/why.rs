@@ -94,6 +94,9 @@ pub enum Why {
     /// Egress masquerade is for this node's pods, whom the input interface tells, and for the first packet of
     /// a connection: the translation then holds for all of it, and for its answers.
     PodsAlone,
+    /// iptables: egress masquerade is asked for where nothing is admitted by it any more, and where it is still known
+    /// which interface a packet came in through.
+    BehindFilter,
     /// `nonMasqueradeCIDRs`: whoever is there knows the pods' own addresses.
     StaysInside,
     /// Elsewhere nobody knows the way back to a pod; the node's address is known.
@@ -193,6 +196,7 @@ impl Why {
             Self::WithoutMemory => "session affinity: no room to remember; any endpoint will do",
             Self::GiveBackPriority => "session affinity borrowed the first packet's priority",
             Self::PodsAlone => "egress: first packets of this node's pods",
+            Self::BehindFilter => "egress: behind filter, and where the input interface is still known",
             Self::StaysInside => "egress: pods keep their address towards this range",
             Self::GoesOut => "egress: who is elsewhere knows no way back to a pod",
             Self::Admitted => "known by this where another firewall's FORWARD would drop it",

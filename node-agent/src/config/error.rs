@@ -58,7 +58,4 @@ pub enum ConfigError {
     /// The node's name is not known.
     #[error("--node-name is not given, and the host name cannot be read: {0}")]
     NodeName(String),
-    /// Only one backend does it.
-    #[error("--egress-masquerade-config: the iptables backend leaves what pods send out to ip-masq-agent")]
-    Egress,
 }

@@ -25,7 +25,7 @@ pub struct NodeSideArgs {
     pub open_forward: bool,
 
     /// Masquerade what this node's pods send out of the ranges in this file, which is ip-masq-agent's
-    /// configuration (nonMasqueradeCIDRs, masqLinkLocal, masqLinkLocalIPv6, resyncInterval); nftables only
+    /// configuration (nonMasqueradeCIDRs, masqLinkLocal, masqLinkLocalIPv6, resyncInterval)
     #[arg(long, value_name = "FILE")]
     pub egress_masquerade_config: Option<PathBuf>,
 }

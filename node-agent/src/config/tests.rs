@@ -142,10 +142,6 @@ fn flags_that_are_wrong_or_contradict_each_other_are_named() {
         ("--detect-local bridge=a/b", "\"a/b\" cannot be"),
         ("--backend ebpf", "ebpf"),
         ("--conntrack-udp-timeout soon", "is not a duration such as 1h30m"),
-        (
-            "--backend iptables --egress-masquerade-config /f",
-            "leaves what pods send out",
-        ),
         ("--masquerade-bit 32", "a mark has the bits 0 to 31"),
         ("--masquerade-bit 0x4000", "a mark has the bits 0 to 31"),
     ];

@@ -58,14 +58,16 @@ fn remove_from(variants: &[Variant], whose: Whose) -> Result<usize, IptablesErro
 }
 
 fn remove(tools: &Tools, family: Family, whose: Whose) -> Result<usize, IptablesError> {
-    let seen = tools.save(family)?;
+    let mut seen = tools.save(family)?;
     let all = whose == Whose::Everybodys;
     if !all && !seen.is_ours {
-        return Ok(0);
+        seen = seen.denizens_alone();
     }
     let edit = Edit::removing(&seen, all);
-    if !edit.is_empty() {
-        tools.restore(family, &edit.input())?;
+    for input in [edit.input(), edit.egress_input()] {
+        if !input.is_empty() {
+            tools.restore(family, &input)?;
+        }
     }
     if all && tools.has_chain(family, "mangle", CANARY)? {
         let input = format!("*mangle\n:{CANARY} - [0:0]\n-X {CANARY}\nCOMMIT\n");

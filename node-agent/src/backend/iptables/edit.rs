@@ -26,7 +26,7 @@ const AHEAD: [&str; 7] = [
 /// What is to be done in each table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Edit {
-    tables: [TableEdit; 2],
+    tables: [TableEdit; 3],
     /// The kernel holds no chain of a service proxy: what is written is reached by nobody until its last chains
     /// and jumps are there.
     fresh: bool,
@@ -218,18 +218,28 @@ impl Edit {
         let mut goes: Vec<String> = ahead.chunks(AT_ONCE).map(go).collect();
         let filter = self.tables[Table::Filter as usize].clone();
         let rest = Self {
-            tables: [filter, last],
+            tables: [filter, last, TableEdit::default()],
             fresh: true,
         };
         goes.push(rest.input());
         goes
     }
 
-    /// What `iptables-restore --noflush` reads. The filter table comes first: a service that loses its last
+    /// What `iptables-restore --noflush` reads of services. The filter table comes first: a service that loses its last
     /// endpoint is refused before it is translated no more.
     pub fn input(&self) -> String {
+        self.input_of(&Table::OF_SERVICES)
+    }
+
+    /// The same of egress masquerade, apart: whatever becomes of it, services go on.
+    pub fn egress_input(&self) -> String {
+        self.input_of(&[Table::Security])
+    }
+
+    fn input_of(&self, tables: &[Table]) -> String {
         let mut text = String::new();
-        for (table, edit) in Table::BOTH.iter().zip(&self.tables) {
+        for table in tables {
+            let edit = &self.tables[*table as usize];
             if *edit != TableEdit::default() {
                 edit.write_to(*table, &mut text)
                     .expect("a string takes everything");

@@ -30,8 +30,10 @@ pub struct Shape {
     detector: Detector,
     /// What the detector stands for, where it stands for ranges, of this family.
     ranges: Vec<IpNetwork>,
+    /// Where pods keep their address (of this family); `None` where that is not denizen's business.
+    pub(super) egress: Option<Vec<IpNetwork>>,
     /// What asks for masquerade, and by what the bridge's table tells of a pod's port.
-    node_side: NodeSide,
+    pub(super) node_side: NodeSide,
     /// What connection tracking takes for no part of any connection is dropped.
     pub drop_invalid: bool,
 }
@@ -47,6 +49,7 @@ impl Shape {
             health_ports: Vec::new(),
             detector: Detector::default(),
             ranges: Vec::new(),
+            egress: None,
             node_side: NodeSide::default(),
             drop_invalid,
         }
@@ -141,14 +144,16 @@ impl Shape {
             let mark = rule(Why::ComesFromElsewhere, &[], Target::Jump(MARK_MASQ));
             chains.push((nat(MASQ_IF_NOT_LOCAL), returns.chain([mark]).collect()));
         }
+        chains.extend(self.egress_chains());
         chains
     }
 
     /// What the bridge's table told is for nat alone, which sees a connection's first packet only; so it is cleared in
     /// those of our chains that every packet passes next (filter, priority 0 of the hooks forward and input). From nat
     /// prerouting to there it lives on: in routing (`ip rule … fwmark`), in mangle, and before our jumps in FORWARD and
-    /// INPUT. Of recorded pods behind bridges alone, since others may use the bit.
-    fn port_told(&self) -> Option<Rule> {
+    /// INPUT. Of recorded pods behind bridges alone, since others may use the bit. With egress masquerade its chain is
+    /// the last to read it, and clears it in place of the first.
+    pub(super) fn port_told(&self) -> Option<Rule> {
         let tests = [self.told(), Match::FromBridgedPod];
         let clear = Target::Unmark(self.node_side.port_bit);
         let rule = || Rule::new(Why::PortTold, &Arc::from(""), tests, clear);
@@ -160,7 +165,8 @@ impl Shape {
         let nobody = Arc::from("");
         let accept = |why, test| Rule::new(why, &nobody, [test], Target::Accept);
         let invalid = || Rule::new(Why::Invalid, &nobody, [Match::State("INVALID")], Target::Drop);
-        let mut rules: Vec<Rule> = self.port_told().into_iter().collect();
+        let told = self.port_told().filter(|_| self.egress.is_none());
+        let mut rules: Vec<Rule> = told.into_iter().collect();
         rules.extend(self.drop_invalid.then(invalid));
         let marked = Match::Marked(self.node_side.masquerade_bit);
         rules.push(accept(Why::AdmitMarked, marked));
@@ -207,7 +213,7 @@ impl Shape {
             let rule = Rule::new(why, &Arc::from(""), new, Target::Jump(to));
             ((table, ChainName::BuiltIn(from)), rule)
         };
-        vec![
+        let services = [
             entry(nat, "PREROUTING", SERVICES, ServicePortals),
             entry(nat, "OUTPUT", SERVICES, ServicePortals),
             entry(nat, "POSTROUTING", POSTROUTING, PostroutingRules),
@@ -222,7 +228,8 @@ impl Shape {
             // Not in kube-proxy, which lets this node's own packets to such an address leave the node.
             entry(filter, "OUTPUT", EXTERNAL_SERVICES, ExternalPortals),
             entry(filter, "OUTPUT", PROXY_FIREWALL, LoadBalancerFirewall),
-        ]
+        ];
+        services.into_iter().chain(self.egress_jump()).collect()
     }
 }
 

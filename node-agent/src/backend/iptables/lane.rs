@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
 use super::edit::Edit;
+use super::egress;
 use super::refusal::Refusals;
 use super::ruleset::Ruleset;
 use super::save::Observed;
 use super::tools::IptablesError;
 use super::worker::{Done, Job, Outcome};
 use crate::backend::Repair;
+use crate::model::Family;
 use crate::plan::Door;
 
 /// Rewritten so often in [`WINDOW`], the chains are somebody else's too, who does not stop.
@@ -32,6 +34,8 @@ pub struct Lane {
     pub left_doors: Vec<Door>,
     /// What cannot be written.
     pub refused: Refusals,
+    /// Why egress masquerade is not as it should be. It is tried again at every look.
+    pub egress: Option<String>,
     /// When somebody else's changes were seen.
     rewritten: Vec<Instant>,
 }
@@ -46,6 +50,7 @@ impl Lane {
             settled: false,
             left_doors: Vec::new(),
             refused: Refusals::default(),
+            egress: None,
             rewritten: Vec::new(),
         }
     }
@@ -65,11 +70,12 @@ impl Lane {
         if self.busy || self.is_contended() {
             return;
         }
-        if self.unknown {
+        let all = rules.has_other_jumps() || (self.egress.is_some() && rules.has_other_egress());
+        if self.unknown || all {
             self.give(Job::Look);
         } else if rules.is_changed() {
             let edit = Edit::of(rules.take_changes(), &mut self.refused);
-            self.give(Job::Write(edit));
+            self.give(Job::Write(edit.into()));
         }
     }
 
@@ -97,11 +103,12 @@ impl Lane {
                 self.settled = false;
                 Err(error)
             }
-            Ok(Outcome::Written(refusals)) => {
+            Ok(Outcome::Written(refusals, egress)) => {
                 for refusal in &refusals {
                     error!(family = %rules.family(), error = refusal.words, "all else is written");
                 }
                 self.refused.add(refusals);
+                self.note_egress(egress, rules.family());
                 self.settled = true;
                 Ok(Repair::default())
             }
@@ -109,6 +116,19 @@ impl Lane {
                 self.unknown = false;
                 Ok(self.compare(&seen, rules, done.at, look_every))
             }
+        }
+    }
+
+    fn note_egress(&mut self, written: Option<Result<(), IptablesError>>, family: Family) {
+        let before = match &written {
+            Some(_) => self.egress.take(),
+            None => return,
+        };
+        self.egress = written
+            .and_then(Result::err)
+            .map(|error| egress::words(family, &error));
+        if let Some(error) = self.egress.as_ref().filter(|now| before.as_ref() != Some(now)) {
+            error!(%family, error, "services are as they should be");
         }
     }
 
@@ -122,8 +142,16 @@ impl Lane {
             elements: edit.jumps(),
         };
         rules.forget_changes();
+        if edit.egress_input().is_empty() {
+            self.egress = None;
+        }
         if edit.is_empty() {
             self.settled = true;
+            return Repair::default();
+        }
+        // What could not be written is nobody's doing.
+        if self.egress.is_some() && edit.input().is_empty() {
+            self.give(Job::Write(edit.into()));
             return Repair::default();
         }
         if !self.settled {
@@ -131,7 +159,7 @@ impl Lane {
             self.left_doors.extend(left);
             let adopted = !seen.is_empty() && !seen.is_ours;
             info!(%family, chains = repair.chains, adopted, "rules are brought up to date");
-            self.give(Job::Write(edit));
+            self.give(Job::Write(edit.into()));
             return Repair::default();
         }
         // What changed here meanwhile is no drift.
@@ -143,7 +171,7 @@ impl Lane {
         if self.is_contended() {
             return Repair::default();
         }
-        self.give(Job::Write(edit));
+        self.give(Job::Write(edit.into()));
         if due {
             return Repair::default();
         }

@@ -8,6 +8,7 @@
 mod cleanup;
 mod contender;
 mod edit;
+mod egress;
 mod fixed;
 mod ipset;
 mod lane;

@@ -16,11 +16,16 @@ pub enum Table {
     Filter,
     /// Translates addresses.
     Nat,
+    /// Marks what pods send elsewhere than to services.
+    Security,
 }
 
 impl Table {
-    /// Both, in the order in which they are listed.
-    pub const BOTH: [Self; 2] = [Self::Filter, Self::Nat];
+    /// All of them, in the order in which they are listed.
+    pub const ALL: [Self; 3] = [Self::Filter, Self::Nat, Self::Security];
+
+    /// Those that services are in.
+    pub const OF_SERVICES: [Self; 2] = [Self::Filter, Self::Nat];
 }
 
 impl fmt::Display for Table {
@@ -28,6 +33,7 @@ impl fmt::Display for Table {
         f.write_str(match self {
             Self::Filter => "filter",
             Self::Nat => "nat",
+            Self::Security => "security",
         })
     }
 }
@@ -127,6 +133,9 @@ pub const MARK_MASQ: ChainName = ChainName::Fixed("KUBE-MARK-MASQ");
 pub const MASQ_IF_NOT_LOCAL: ChainName = ChainName::Fixed("KUBE-MASQ-IF-NOT-LOCAL");
 pub const FORWARD: ChainName = ChainName::Fixed("KUBE-FORWARD");
 pub const PROXY_FIREWALL: ChainName = ChainName::Fixed("KUBE-PROXY-FIREWALL");
+/// kube-proxy has nothing of the kind, so these two have a name of our own.
+pub const FORWARDED: ChainName = ChainName::Fixed("DENIZEN-FORWARD");
+pub const EGRESS: ChainName = ChainName::Fixed("DENIZEN-EGRESS");
 
 /// Whether a chain is one service's, or one of its endpoints', by its name.
 pub fn is_a_services(name: &str) -> bool {
@@ -144,6 +153,7 @@ pub fn is_a_proxys(table: Table, name: &str) -> bool {
     let fixed: &[ChainName] = match table {
         Table::Filter => &[SERVICES, EXTERNAL_SERVICES, NODE_PORTS, FORWARD, PROXY_FIREWALL],
         Table::Nat => &[SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, MASQ_IF_NOT_LOCAL],
+        Table::Security => &[FORWARDED, EGRESS],
     };
     // Of its ipvs mode. In the filter table KUBE-FIREWALL is kubelet's.
     let with_ipvs: &[&str] = match table {
@@ -154,6 +164,7 @@ pub fn is_a_proxys(table: Table, name: &str) -> bool {
             "KUBE-IPVS-OUT-FILTER",
         ],
         Table::Nat => &["KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-FIREWALL"],
+        Table::Security => &[],
     };
     fixed
         .iter()
@@ -238,6 +249,8 @@ mod tests {
             (Table::Nat, "KUBE-LOAD-BALANCER", true),
             (Table::Nat, "KUBE-FIREWALL", true),
             (Table::Filter, "KUBE-FIREWALL", false),
+            (Table::Security, "DENIZEN-EGRESS", true),
+            (Table::Nat, "DENIZEN-EGRESS", false),
             (Table::Nat, "CNI-HOSTPORT-DNAT", false),
         ];
         for (table, name, ours) in cases {

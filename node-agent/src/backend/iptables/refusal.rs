@@ -35,7 +35,7 @@ impl Refusal {
         let before = || input.lines().take(number);
         let line = before().nth(number - 1)?;
         let heading = before().filter_map(|line| line.strip_prefix('*')).last()?;
-        let table = Table::BOTH
+        let table = Table::OF_SERVICES
             .into_iter()
             .find(|table| table.to_string() == heading)?;
         let (what, rest) = line.split_once(' ')?;

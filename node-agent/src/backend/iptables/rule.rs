@@ -38,6 +38,8 @@ pub enum Match {
     Marked(MarkBit),
     /// Its connection is in one of these states.
     State(&'static str),
+    /// It is the first of its connection, and not one sent again: those that pass nat.
+    FirstPacket,
     /// One packet in so many.
     OneIn(u32),
     /// The client used this endpoint within so many seconds.
@@ -158,6 +160,7 @@ impl Match {
             | Self::BridgePort
             | Self::Marked(_)
             | Self::State(_)
+            | Self::FirstPacket
             | Self::OneIn(_)
             | Self::Recent(..)
             | Self::Remember(_) => Place::Extension,
@@ -167,6 +170,8 @@ impl Match {
     fn write_plain(&self, is: bool, text: &mut String) -> fmt::Result {
         let not = if is { "" } else { "! " };
         match self {
+            // `iptables-save` does not write what every packet is.
+            Self::Source(range) | Self::Destination(range) if is && range.prefix() == 0 => Ok(()),
             Self::Source(range) => write!(text, "{not}-s {} ", network(range)),
             Self::Destination(range) => write!(text, "{not}-d {} ", network(range)),
             Self::Input(name) => write!(text, "{not}-i {name} "),
@@ -178,6 +183,7 @@ impl Match {
             | Self::BridgePort
             | Self::Marked(_)
             | Self::State(_)
+            | Self::FirstPacket
             | Self::OneIn(_)
             | Self::Recent(..)
             | Self::Remember(_) => Ok(()),
@@ -197,6 +203,8 @@ impl Match {
             Self::BridgePort => write!(text, " -m physdev {not}--physdev-is-in"),
             Self::Marked(bit) => write!(text, " -m mark {not}--mark {0:#x}/{0:#x}", bit.mask()),
             Self::State(states) => write!(text, " -m conntrack {not}--ctstate {states}"),
+            Self::FirstPacket if is => write!(text, " -m conntrack ! --ctstatus CONFIRMED"),
+            Self::FirstPacket => write!(text, " -m conntrack --ctstatus CONFIRMED"),
             Self::OneIn(n) => write!(
                 text,
                 " -m statistic --mode random --probability {}",
@@ -297,6 +305,17 @@ mod tests {
         for (n, text) in cases {
             assert_eq!(probability(n), text);
         }
+    }
+
+    #[test]
+    fn a_range_of_every_address_asks_nothing() {
+        let every = Match::Destination("0.0.0.0/0".parse().unwrap());
+        let rule = Rule::new(Why::StaysInside, &"".into(), [every.clone()], Target::Return);
+        let text = rule.text(Family::V4);
+        assert!(!text.contains("-d"), "{text}");
+        let nobody = Rule::new(Why::StaysInside, &"".into(), [], Target::Return).unless(every);
+        let text = nobody.text(Family::V4);
+        assert!(text.starts_with("! -d 0.0.0.0/0 "), "{text}");
     }
 
     #[test]

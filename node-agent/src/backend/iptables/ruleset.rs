@@ -38,6 +38,8 @@ pub struct Ruleset {
     owners: HashMap<Door, ServicePortName>,
     /// Chains to be written or, where there is no text for them any more, removed.
     changed: BTreeMap<ChainId, Option<ServicePortName>>,
+    /// The jumps into these chains are others than when all was last compared.
+    jumps_changed: bool,
 }
 
 /// A service port's doors, and what was made of them.
@@ -56,6 +58,7 @@ impl Ruleset {
             ports: BTreeMap::new(),
             owners: HashMap::new(),
             changed: BTreeMap::new(),
+            jumps_changed: false,
         };
         ruleset.touch_fixed();
         ruleset
@@ -78,6 +81,7 @@ impl Ruleset {
         if self.shape == before {
             return;
         }
+        self.jumps_changed |= self.shape.jumps() != before.jumps();
         self.touch_fixed();
         let old = before.chains().into_iter().map(|(id, _)| (id, None));
         self.changed.extend(old);
@@ -176,6 +180,16 @@ impl Ruleset {
         !self.changed.is_empty()
     }
 
+    /// Whether the jumps into them changed, too: then all is to be compared.
+    pub fn has_other_jumps(&self) -> bool {
+        self.jumps_changed
+    }
+
+    /// Whether what pods send elsewhere than to services is marked otherwise.
+    pub fn has_other_egress(&self) -> bool {
+        self.changed.keys().any(|(table, _)| *table == Table::Security)
+    }
+
     /// The chains that changed, each with its lines, or without where it is wanted no more.
     pub fn take_changes(&mut self) -> BTreeMap<ChainId, Option<Lines>> {
         let changed = std::mem::take(&mut self.changed);
@@ -209,6 +223,7 @@ impl Ruleset {
     /// Nothing more is to be written: all of it is about to be compared.
     pub fn forget_changes(&mut self) {
         self.changed.clear();
+        self.jumps_changed = false;
     }
 
     /// Each chain with its lines, one after the other.

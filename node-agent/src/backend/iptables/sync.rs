@@ -18,7 +18,7 @@ use super::tools::{IptablesError, Tools, Variant};
 use super::worker::{self, Done};
 use crate::backend::nftables::{Kernel, Nftables, NftablesError};
 use crate::backend::{Backend, Repair, SetSize, Told};
-use crate::model::{Family, PodSet};
+use crate::model::{Egress, Family, PodSet};
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
 
 /// The rules are looked at this often, or so seldom that looking takes a hundredth of the time. (ip_tables
@@ -221,7 +221,10 @@ impl Backend for Iptables {
     }
 
     fn refused(&self) -> Vec<String> {
-        self.lanes.iter().flat_map(|lane| lane.refused.words()).collect()
+        let lanes = self.lanes.iter();
+        lanes
+            .flat_map(|lane| lane.refused.words().chain(lane.egress.clone()))
+            .collect()
     }
 
     fn contended(&self) -> Option<&str> {
@@ -279,6 +282,10 @@ impl Told for Iptables {
 
     fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
         self.wanted.set_detector(detector, ranges);
+    }
+
+    fn set_egress(&mut self, egress: Option<&Egress>) {
+        self.wanted.set_egress(egress);
     }
 
     fn set_node_side(&mut self, node_side: &NodeSide) {

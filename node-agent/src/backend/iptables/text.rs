@@ -57,7 +57,7 @@ impl Rendering {
 }
 
 fn family(rules: &Ruleset, pods: &Pods) -> FamilyText {
-    let mut tables = Table::BOTH.map(|table| TableText {
+    let mut tables = Table::ALL.map(|table| TableText {
         name: table.to_string(),
         chains: BTreeMap::new(),
         own: Vec::new(),
@@ -83,7 +83,10 @@ fn family(rules: &Ruleset, pods: &Pods) -> FamilyText {
             Family::V6 => "ip6tables",
         },
         sets: sets.map(set).collect(),
-        tables: tables.into(),
+        tables: tables
+            .into_iter()
+            .filter(|table| !table.chains.is_empty())
+            .collect(),
     }
 }
 

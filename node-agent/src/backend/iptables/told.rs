@@ -12,7 +12,7 @@ use super::ruleset::Ruleset;
 use super::text::Rendering;
 use crate::backend::Told;
 use crate::backend::nftables::{Nftables, NoKernel};
-use crate::model::{Family, PodSet};
+use crate::model::{Egress, Family, PodSet};
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
 
 /// What is wanted in both families, and how much of it is known.
@@ -102,6 +102,10 @@ impl<K> Told for Wanted<K> {
             self.bridge.set_detector(detector, ranges);
         }
         self.reshape(|shape| shape.detect(detector, ranges));
+    }
+
+    fn set_egress(&mut self, egress: Option<&Egress>) {
+        self.reshape(|shape| shape.send_out(egress));
     }
 
     fn set_node_side(&mut self, node_side: &NodeSide) {

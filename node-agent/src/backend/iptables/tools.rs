@@ -200,11 +200,16 @@ impl Tools {
         let program = self.program(family, "-save");
         let mut seen = Observed::default();
         let there = self.tables(family);
-        for table in Table::BOTH {
+        for table in Table::ALL {
             let name = table.to_string();
-            if there.has(&name) {
-                let output = execute(&program, &["-t", &name], None)?;
-                seen.read(table, &String::from_utf8_lossy(&output.stdout));
+            if !there.has(&name) {
+                continue;
+            }
+            match execute(&program, &["-t", &name], None) {
+                Ok(output) => seen.read(table, &String::from_utf8_lossy(&output.stdout)),
+                // What is wanted there cannot be written either, and says why.
+                Err(_) if table == Table::Security => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(seen)

@@ -19,7 +19,7 @@ pub enum Job {
     /// Read what the kernel holds.
     Look,
     /// Change it.
-    Write(Edit),
+    Write(Box<Edit>),
 }
 
 /// What came of it.
@@ -27,8 +27,8 @@ pub enum Job {
 pub enum Outcome {
     /// The kernel holds this.
     Seen(Box<Observed>),
-    /// It is changed, but for what was refused.
-    Written(Vec<Refusal>),
+    /// It is changed, but for what was refused; and what became of egress masquerade, where that was to change.
+    Written(Vec<Refusal>, Option<Result<(), IptablesError>>),
 }
 
 /// A job that is done.
@@ -52,7 +52,13 @@ pub fn start(tools: Tools, family: Family, done: UnboundedSender<Done>) -> Sende
             let begun = now();
             let result = match job {
                 Job::Look => tools.save(family).map(|seen| Outcome::Seen(Box::new(seen))),
-                Job::Write(edit) => write_all_but_refused(tools, family, edit).map(Outcome::Written),
+                Job::Write(edit) => {
+                    let egress = edit.egress_input();
+                    // Its table is one that a kernel may be without.
+                    let apart = || (!egress.is_empty()).then(|| tools.restore(family, &egress));
+                    let written = write_all_but_refused(tools, family, *edit);
+                    written.map(|refusals| Outcome::Written(refusals, apart()))
+                }
             };
             let at = now();
             let took = at - begun;
@@ -104,7 +110,7 @@ fn write(tools: Tools, family: Family, edit: &Edit) -> Result<(), (String, Iptab
         Variant::Legacy => vec![edit.input()],
         Variant::Nft => edit.goes(),
     };
-    let mut goes = goes.into_iter();
+    let mut goes = goes.into_iter().filter(|input| !input.is_empty());
     goes.try_for_each(|input| tools.restore(family, &input).map_err(|error| (input, error)))
 }
 

@@ -1,0 +1,72 @@
+//! What local pods send elsewhere than to services. Pure.
+//!
+//! The chains are in the table `security`, in its FORWARD: the last place where iptables knows the interface that a
+//! packet came in through, and where its destination is already a service's endpoint. Before that, in mangle, the mark
+//! would let every pod's connection past the operator's own rules (`KUBE-FORWARD` accepts what has it); behind it, in nat
+//! POSTROUTING, frames of a bridge have no input interface, and before Linux 5.7 nothing has. `MARK` is allowed in any
+//! table (net/netfilter/xt_mark.c).
+
+use super::fixed::Shape;
+use super::name::{ChainId, ChainName, EGRESS, FORWARDED, Table};
+use super::rule::{Match, Rule, Target};
+use super::tools::IptablesError;
+use crate::backend::why::Why;
+use crate::describe::describe;
+use crate::model::{Egress, Family};
+
+impl Shape {
+    /// What local pods send beyond these ranges is masqueraded; `None`: that is left to others.
+    pub fn send_out(&mut self, egress: Option<&Egress>) {
+        let covered = egress.filter(|egress| egress.covers(self.family));
+        self.egress = covered.map(|egress| egress.kept(self.family).collect());
+    }
+
+    /// The chains, each after those that lead to it.
+    pub(super) fn egress_chains(&self) -> Vec<(ChainId, Vec<Rule>)> {
+        let Some(kept) = &self.egress else {
+            return Vec::new();
+        };
+        let rule = |why, tests: Vec<Match>, target| Rule::new(why, &"".into(), tests, target);
+        let pods = self.local.iter().cloned().map(|is| {
+            let first = rule(Why::PodsAlone, vec![Match::FirstPacket], Target::Jump(EGRESS));
+            first.also(is)
+        });
+        let kept = kept
+            .iter()
+            .map(|range| rule(Why::StaysInside, vec![Match::Destination(*range)], Target::Return));
+        let mark = Target::Mark(self.node_side.masquerade_bit);
+        vec![
+            (
+                (Table::Security, FORWARDED),
+                pods.chain(self.port_told()).collect(),
+            ),
+            (
+                (Table::Security, EGRESS),
+                kept.chain([rule(Why::GoesOut, Vec::new(), mark)]).collect(),
+            ),
+        ]
+    }
+
+    /// The jump to them.
+    pub(super) fn egress_jump(&self) -> Option<(ChainId, Rule)> {
+        self.egress.as_ref()?;
+        let jump = Rule::new(Why::BehindFilter, &"".into(), [], Target::Jump(FORWARDED));
+        Some(((Table::Security, ChainName::BuiltIn("FORWARD")), jump))
+    }
+}
+
+/// Why it is not in the kernel, and what is missing there, in words.
+pub fn words(family: Family, error: &IptablesError) -> String {
+    let why = describe(error);
+    let (module, setting) = match family {
+        Family::V4 => ("iptable_security", "CONFIG_IP_NF_SECURITY"),
+        Family::V6 => ("ip6table_security", "CONFIG_IP6_NF_SECURITY"),
+    };
+    // libiptc's word of what the kernel answers for a table that it has not.
+    let missing = if why.contains("unable to initialize table") {
+        format!("; this kernel is without {module} ({setting}), which --iptables-variant nft does not need")
+    } else {
+        String::new()
+    };
+    format!("egress masquerade of {family} is not as it should be, services are: {why}{missing}")
+}

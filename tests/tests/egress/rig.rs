@@ -1,0 +1,151 @@
+//! Pods, what they ask, and the agent that is told where they keep their address.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::cast::{Cast, PORT, PROTOCOLS, Who, every_protocol, service_ips};
+use denizen_tests::cluster::serve;
+use denizen_tests::flows::table::Backend;
+use denizen_tests::iptables::Variant;
+use denizen_tests::manifest;
+use denizen_tests::netns::Netns;
+use denizen_tests::probe::Protocol;
+use denizen_tests::server::Server;
+use denizen_tests::world::ip;
+
+/// The pods of this node and of the other: everything else is elsewhere.
+const INSIDE: &str = "\
+nonMasqueradeCIDRs:
+  - 10.10.0.0/16
+  - 172.20.0.0/16
+  - 192.168.77.0/24
+  - fd00::/16
+";
+
+/// What has not happened by then never will. (Without notifications the agent looks every ten seconds.)
+pub const SOON: Duration = Duration::from_secs(60);
+
+/// The hosts: a service `web` inside the ranges (number 10), and `far`, whose endpoint is outside them (20).
+pub struct Scene {
+    pub cast: Cast,
+    /// The agent's file.
+    pub config: PathBuf,
+    _servers: Vec<Server>,
+}
+
+/// The hosts, and an agent.
+pub struct Rig {
+    pub backend: Backend,
+    pub scene: Scene,
+    pub agent: Agent,
+}
+
+impl Scene {
+    pub fn set(label: &str) -> Result<Self> {
+        let (cast, mut servers) = Cast::new(label)?;
+        let world = &cast.cluster.world;
+        let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
+        servers.push(serve(&world.client, &world.addresses().client, &ports)?);
+        let web = cast.service("web", 10, &every_protocol(), &[Who::Remote])?;
+        cast.cluster.manifests.put("web", &web)?;
+        let mut far = vec![manifest::service("far", &service_ips(20), &every_protocol())];
+        let out = world.addresses().client.iter();
+        far.extend(out.map(|it| manifest::slice("far", &every_protocol(), &[(*it, "elsewhere")])));
+        cast.cluster.manifests.put("far", &far)?;
+        let config = world.folder().join("egress.yaml");
+        fs::write(&config, INSIDE)?;
+        Ok(Self {
+            cast,
+            config,
+            _servers: servers,
+        })
+    }
+
+    pub fn node(&self) -> &Netns {
+        &self.cast.cluster.world.node
+    }
+
+    /// What an agent is told that masquerades so.
+    pub fn flags(&self, backend: Backend) -> Vec<String> {
+        let mut flags = backend.flags();
+        flags.push(format!("--egress-masquerade-config={}", self.config.display()));
+        flags
+    }
+
+    pub fn start(&self, flags: Vec<String>) -> Result<Agent> {
+        let mut settings = self.cast.cluster.settings();
+        settings.flags = flags;
+        Agent::start(self.node(), settings)
+    }
+
+    /// Whether `who` is seen by the node's address at `to`.
+    pub fn is_masqueraded(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<bool> {
+        let outcome = self.cast.ask(who, to, protocol)?;
+        self.cast.was_masqueraded(who, &outcome)
+    }
+
+    /// Whether any of it is in the kernel.
+    pub fn is_programmed(&self, backend: Backend) -> Result<bool> {
+        let (rules, what) = match backend {
+            Backend::Nftables => (
+                self.node().output("nft", &["list", "table", "ip", "denizen"])?,
+                "hook forward",
+            ),
+            Backend::IptablesLegacy => (Variant::Legacy.dump(self.node())?, ":DENIZEN-EGRESS"),
+            Backend::IptablesNft => (Variant::Nft.dump(self.node())?, ":DENIZEN-EGRESS"),
+        };
+        Ok(rules.contains(what))
+    }
+}
+
+impl Rig {
+    pub fn new(backend: Backend, label: &str, detect_local: &str) -> Result<Self> {
+        let scene = Scene::set(&format!("{label}-{backend:?}"))?;
+        let mut flags = scene.flags(backend);
+        flags.push(format!("--detect-local={detect_local}"));
+        let agent = scene.start(flags)?;
+        Ok(Self {
+            backend,
+            scene,
+            agent,
+        })
+    }
+
+    pub fn address(&self, of: Who, like: IpAddr) -> Result<IpAddr> {
+        self.scene.cast.address(of, like)
+    }
+
+    /// [`Scene::is_masqueraded`]; `explain` must say the same.
+    pub fn is_masqueraded(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<bool> {
+        let masqueraded = self.scene.is_masqueraded(who, to, protocol)?;
+        let interface = self.scene.cast.place(who).1;
+        let from = self.address(who, to.ip())?;
+        let told = self.agent.explain(from, interface, to, protocol)?;
+        ensure!(
+            told.masquerade == masqueraded,
+            "{who:?} to {to}/{protocol}: {masqueraded}, {told:?}"
+        );
+        Ok(masqueraded)
+    }
+
+    pub fn wait_masqueraded(&self, who: Who, to: SocketAddr, expected: bool) -> Result<()> {
+        let started = Instant::now();
+        while self.scene.is_masqueraded(who, to, Protocol::Tcp)? != expected {
+            ensure!(
+                started.elapsed() < SOON,
+                "{who:?} to {to}: not {expected}\n{}",
+                self.agent.log()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Where the host outside listens, which is outside the ranges.
+pub fn outside() -> [SocketAddr; 2] {
+    ["203.0.113.2", "2600:5200::1"].map(|text| SocketAddr::new(ip(text), PORT))
+}
