@@ -10,7 +10,7 @@ use denizen_tests::cast::service_ips;
 use denizen_tests::pod::Wiring;
 use denizen_tests::probe::Protocol;
 
-use crate::door::{DOORS, Seen};
+use crate::door::{Door, Seen};
 use crate::matrix::{Row, SENDERS, Sender};
 use crate::stage::Stage;
 
@@ -28,7 +28,7 @@ struct Cell {
 
 /// Sends every cell's packet, the number of the cell in it. No two packets of a stage have the same source port:
 /// one would be taken for the other's connection.
-fn send_all(stage: &Stage, agent: &Agent, row: &Row) -> Result<Vec<Cell>> {
+fn send_all(stage: &Stage, agent: &Agent, row: &Row, doors: &[Door]) -> Result<Vec<Cell>> {
     let mut cells = Vec::new();
     for wiring in [Wiring::Bridged, Wiring::Routed] {
         for (sender, like) in SENDERS
@@ -37,7 +37,7 @@ fn send_all(stage: &Stage, agent: &Agent, row: &Row) -> Result<Vec<Cell>> {
         {
             let local = row.takes_for_local(wiring, sender);
             let (netns, source, interface) = stage.sender(wiring, sender, like)?;
-            for door in DOORS {
+            for door in doors {
                 let (to, expected) = (door.at(like), door.expected(sender, local));
                 let what = format!("{}, {wiring:?} pods: {sender:?} to {door:?} {to}", row.mode);
                 explained(
@@ -73,8 +73,8 @@ fn explained(
     let told = agent.explain(source, interface, to, Protocol::Udp)?;
     assert_eq!(told.local, local, "{what}: {told:?}");
     let verdict = match (told.verdict.as_str(), told.masquerade) {
-        ("forward", false) => Seen::Kept,
-        ("forward", true) => Seen::Nodes,
+        ("forward" | "untouched", false) => Seen::Kept,
+        ("forward" | "untouched", true) => Seen::Nodes,
         ("drop", _) => Seen::Nothing,
         _ => anyhow::bail!("{what}: {told:?}"),
     };
@@ -102,8 +102,8 @@ fn heard(stage: &Stage, expected: usize) -> Result<BTreeMap<u32, IpAddr>> {
     Ok(heard)
 }
 
-pub fn play(stage: &Stage, agent: &Agent, row: &Row) -> Result<()> {
-    let cells = send_all(stage, agent, row)?;
+pub fn play(stage: &Stage, agent: &Agent, row: &Row, doors: &[Door]) -> Result<()> {
+    let cells = send_all(stage, agent, row, doors)?;
     let expected = cells.iter().filter(|cell| cell.expected != Seen::Nothing).count();
     let heard = heard(stage, expected)?;
     let mut wrong = Vec::new();

@@ -23,8 +23,11 @@ pub enum Door {
     /// The last two under `externalTrafficPolicy: Local`, with an endpoint on another node alone.
     LocalLoadBalancer,
     LocalNodePort,
+    /// No service's: a host behind this node, outside the ranges where pods keep their address.
+    Elsewhere,
 }
 
+/// Those of services.
 pub const DOORS: [Door; 5] = [
     Door::ClusterIp,
     Door::LoadBalancer,
@@ -32,6 +35,12 @@ pub const DOORS: [Door; 5] = [
     Door::LocalLoadBalancer,
     Door::LocalNodePort,
 ];
+
+/// Where it matters that egress masquerade is configured: there, and beside it.
+pub const WITH_EGRESS: [Door; 3] = [Door::Elsewhere, Door::ClusterIp, Door::LocalLoadBalancer];
+
+/// Where pods keep their address then: wherever anybody else is.
+pub const KEPT: &str = "nonMasqueradeCIDRs: [10.10.0.0/16, 172.20.0.0/16, 192.168.0.0/16, 203.0.113.0/24, 'fd00::/8', '2600::/12']";
 
 /// As whose packet one comes to the endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +67,9 @@ impl Door {
                 (false, Sender::Node) => Seen::Nodes,
                 (false, _) => Seen::Nothing,
             },
+            // ip-masq-agent's work, for pods of this node and nobody else.
+            Self::Elsewhere if local => Seen::Nodes,
+            Self::Elsewhere => Seen::Kept,
         }
     }
 
@@ -72,12 +84,18 @@ impl Door {
             Self::NodePort => SocketAddr::new(of(node), 30081),
             Self::LocalLoadBalancer => SocketAddr::new(of(balancers(2)), 80),
             Self::LocalNodePort => SocketAddr::new(of(node), 30082),
+            Self::Elsewhere => SocketAddr::new(of(elsewhere()), TARGET),
         }
     }
 }
 
 fn balancers(n: u8) -> [IpAddr; 2] {
     [ip(&format!("198.51.100.{n}")), ip(&format!("2001:db8:1b::{n}"))]
+}
+
+/// The addresses of the host behind this node.
+pub fn elsewhere() -> [IpAddr; 2] {
+    [ip("198.18.0.5"), ip("2001:db8:18::5")]
 }
 
 /// A load balancer's service with a node port, which another node's pod alone serves.

@@ -20,6 +20,7 @@ use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::flows::table::Backend;
 
 use self::cell::play;
+use self::door::{DOORS, KEPT, WITH_EGRESS};
 use self::matrix::{MATRIX, Row};
 use self::stage::Stage;
 
@@ -37,7 +38,7 @@ fn play_rows(label: &str, rows: &[Row]) -> Result<()> {
         let node = &stage.cast.cluster.world.node;
         for row in rows {
             let agent = Agent::start(node, settings(&stage, backend, row.mode))?;
-            play(&stage, &agent, row).with_context(|| format!("{backend:?}"))?;
+            play(&stage, &agent, row, &DOORS).with_context(|| format!("{backend:?}"))?;
             agent.terminate()?;
         }
     }
@@ -64,6 +65,38 @@ fn ranges() -> Result<()> {
     play_rows("matrix-cidr", &MATRIX[7..])
 }
 
+/// Whoever is taken for a local pod is masqueraded on the way out, in every mode, and nobody else.
+fn egress(label: &str, backend: Backend) -> Result<()> {
+    let stage = Stage::set(label)?;
+    let node = &stage.cast.cluster.world.node;
+    let file = stage.cast.cluster.run_dir().join("egress.yaml");
+    std::fs::write(&file, KEPT)?;
+    for row in &MATRIX {
+        let mut settings = settings(&stage, backend, row.mode);
+        let flag = format!("--egress-masquerade-config={}", file.display());
+        settings.flags.push(flag);
+        let agent = Agent::start(node, settings)?;
+        play(&stage, &agent, row, &WITH_EGRESS)?;
+        agent.terminate()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn egress_nftables() -> Result<()> {
+    egress("matrix-out", Backend::Nftables)
+}
+
+#[test]
+fn egress_iptables_legacy() -> Result<()> {
+    egress("matrix-out-l", Backend::IptablesLegacy)
+}
+
+#[test]
+fn egress_iptables_nft() -> Result<()> {
+    egress("matrix-out-n", Backend::IptablesNft)
+}
+
 /// nf_tables' bridge family knows the port whether or not bridged packets pass the IP hooks.
 #[test]
 fn ports_are_known_without_bridge_netfilter() -> Result<()> {
@@ -79,7 +112,7 @@ fn ports_are_known_without_bridge_netfilter() -> Result<()> {
         for tables in ["iptables", "ip6tables"] {
             node.sysctl(&format!("net.bridge.bridge-nf-call-{tables}"), "0")?;
         }
-        play(&stage, &agent, row).with_context(|| format!("{backend:?}"))?;
+        play(&stage, &agent, row, &DOORS).with_context(|| format!("{backend:?}"))?;
         let still = node.output("sysctl", &["-n", "net.bridge.bridge-nf-call-iptables"])?;
         ensure!(still.trim() == "0", "the agent set it while this was played");
         agent.terminate()?;

@@ -11,7 +11,7 @@ use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::world::host_length;
 use serde_json::Value;
 
-use crate::door::{TARGET, service};
+use crate::door::{TARGET, elsewhere, service};
 use crate::matrix::Sender;
 
 /// Everybody's packets come with the bit of the mark by which a bridge's table tells: it is nothing that a sender,
@@ -29,7 +29,9 @@ table inet others {
 pub struct Stage {
     pub cast: Cast,
     pub neighbours: [Pod; 2],
-    /// What the endpoint's sockets hear.
+    /// Attached to this node, and nobody's pod.
+    _elsewhere: Pod,
+    /// What the sockets of endpoints, and of the host elsewhere, hear.
     pub ears: Vec<UdpSocket>,
     /// Port numbers that no packet had yet.
     ports: Cell<u16>,
@@ -61,18 +63,17 @@ impl Stage {
             .manifests
             .put("kept", &service(&cast, "kept", 11, 2, "Local")?)?;
         let listen = |address: &IpAddr| UdpSocket::bind((*address, TARGET));
-        let ears = cluster.world.remote.run(|| {
-            cluster
-                .world
-                .addresses()
-                .remote
-                .iter()
-                .map(listen)
-                .collect::<Result<_, _>>()
-        })??;
+        let all = |netns: &Netns, addresses: &[IpAddr]| -> Result<Vec<UdpSocket>> {
+            Ok(netns.run(|| addresses.iter().map(listen).collect::<Result<_, _>>())??)
+        };
+        let mut ears = all(&cluster.world.remote, &cluster.world.addresses().remote)?;
+        let netns = Netns::new(&format!("{label}-out"))?;
+        let wired = Pod::wire(&cluster.world.node, netns, "out", Wiring::Routed, &elsewhere())?;
+        ears.extend(all(&wired.netns, &wired.addresses)?);
         Ok(Self {
             cast,
             neighbours,
+            _elsewhere: wired,
             ears,
             ports: Cell::new(10_000),
         })
