@@ -6,19 +6,22 @@
     reason = "tests read clocks and files; denizen does not"
 )]
 
+use std::fs;
 use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::cast::{Cast, Who, every_way, service_ips};
+use denizen_tests::cast::{Cast, PORT, Who, every_way, service_ips};
 use denizen_tests::effort;
 use denizen_tests::iptables::{self, Variant};
 use denizen_tests::lasting::{self, Lasting};
 use denizen_tests::load::Load;
+use denizen_tests::manifest::Port;
 use denizen_tests::probe::Protocol;
 use denizen_tests::server::Server;
+use serde_json::json;
 
 /// The backend looks every ten seconds; what has not happened by then never will.
 const BOUND: Duration = Duration::from_secs(60);
@@ -132,6 +135,58 @@ fn what_others_change_is_repaired_legacy() -> Result<()> {
 #[test]
 fn what_others_change_is_repaired_nft() -> Result<()> {
     changes_are_repaired("ipt-drift-n", Variant::Nft)
+}
+
+/// Rules of every shape: what `iptables-save` says of one otherwise than it was written would be taken for somebody's
+/// doing at every look.
+fn nothing_is_read_otherwise_than_written(label: &str, variant: Variant) -> Result<()> {
+    let scene = Scene::set(label)?;
+    let port = [Port::tcp("http", 80, PORT).at_node(30_080)];
+    for (number, policy) in [(20, "Cluster"), (21, "Local")] {
+        let name = policy.to_lowercase();
+        let mut objects = scene.cast.service(&name, number, &port, &lasting::MEMBERS)?;
+        objects[0]["spec"]["sessionAffinity"] = json!("ClientIP");
+        objects[0]["spec"]["externalTrafficPolicy"] = json!(policy);
+        objects[0]["spec"]["externalIPs"] = json!([format!("198.51.100.{number}")]);
+        objects[0]["spec"]["ports"][0]["nodePort"] = json!(30_000 + u16::from(number));
+        let ranges = json!(["0.0.0.0/0", "::/0", "192.0.2.0/24", "2001:db8::/32"]);
+        objects[0]["spec"]["loadBalancerSourceRanges"] = ranges;
+        let ingress =
+            json!([{ "ip": format!("198.51.101.{number}") }, { "ip": format!("2001:db8:1b::{number}") }]);
+        objects[0]["status"] = json!({ "loadBalancer": { "ingress": ingress } });
+        scene.cast.cluster.manifests.put(&name, &objects)?;
+    }
+    let nobody = scene.cast.service("nobody", 22, &port[..1], &[])?;
+    scene.cast.cluster.manifests.put("nobody", &nobody)?;
+    let file = scene.cast.cluster.run_dir().join("egress.yaml");
+    fs::write(&file, "nonMasqueradeCIDRs: ['0.0.0.0/0', '::/0', 10.0.0.0/8]")?;
+    for mode in [
+        "pod-state=port-exact",
+        "bridge-port",
+        "bridge=cni0,cni1",
+        "interface-prefix=veth,cni",
+    ] {
+        let mut flags = variant.flags();
+        flags.push(format!("--detect-local={mode}"));
+        flags.push(format!("--egress-masquerade-config={}", file.display()));
+        scene.start(flags.clone())?.terminate()?;
+        let again = scene.start(flags)?;
+        let log = again.log();
+        ensure!(!log.contains("rules are brought up to date"), "{mode}: {log}");
+        ensure!(again.status()?["errors"] == json!([]), "{mode}: {log}");
+        again.terminate()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn nothing_is_read_otherwise_than_written_legacy() -> Result<()> {
+    nothing_is_read_otherwise_than_written("ipt-text-l", Variant::Legacy)
+}
+
+#[test]
+fn nothing_is_read_otherwise_than_written_nft() -> Result<()> {
+    nothing_is_read_otherwise_than_written("ipt-text-n", Variant::Nft)
 }
 
 /// Packets that each rule has counted. A chain that is written anew counts from nothing.

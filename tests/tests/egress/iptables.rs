@@ -13,7 +13,7 @@ use denizen_tests::contained::Contained;
 use denizen_tests::flows::table::Backend;
 use denizen_tests::iptables::Variant;
 use denizen_tests::netns::Netns;
-use denizen_tests::probe::{Probe, Protocol};
+use denizen_tests::probe::{Outcome, Probe, Protocol};
 use serde_json::json;
 use std::net::SocketAddr;
 
@@ -161,6 +161,21 @@ fn another_variant_or_backend_leaves_nothing_behind() -> Result<()> {
         }
         agent.terminate()?;
         last = Some(now);
+    }
+    Ok(())
+}
+
+/// `KUBE-FORWARD` accepts what has the mark: it must not be a way for pods past the operator's own rules.
+#[test]
+fn a_firewall_in_forward_still_has_its_say() -> Result<()> {
+    for variant in Variant::BOTH {
+        let scene = Scene::set(&format!("egress-wall-{variant:?}"))?;
+        let _agent = scene.start(scene.flags(backend(variant)))?;
+        let [to, _] = outside();
+        ensure!(scene.is_masqueraded(Who::Routed, to, Protocol::Tcp)?);
+        variant.run(scene.node(), "-t filter -P FORWARD DROP")?;
+        let outcome = scene.cast.ask(Who::Routed, to, Protocol::Tcp)?;
+        ensure!(outcome == Outcome::Dropped, "{variant:?}: {outcome:?}");
     }
     Ok(())
 }
