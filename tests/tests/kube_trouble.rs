@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, STARTING};
 use denizen_tests::api::stage::{Stage, eventually, until_error, until_no_error};
-use denizen_tests::api::{ApiServer, Asked};
+use denizen_tests::api::{Api, ApiServer, Asked};
 use denizen_tests::cast::Who;
 use denizen_tests::pod::Wiring;
 use serde_json::json;
@@ -76,6 +76,37 @@ fn a_server_that_refuses_streams_is_asked_for_pages() -> Result<()> {
     );
     stage.put_web("web", 10, &[Who::Remote])?;
     stage.until_answered(10, Who::Remote)
+}
+
+/// Kubernetes 1.21 to 1.30, without streams and with them.
+#[test]
+fn a_server_that_selects_no_fields_is_asked_for_all_services() -> Result<()> {
+    for refuses_streams in [true, false] {
+        let stage = stage("kube-nofield")?;
+        stage.api.behave(|manners| {
+            manners.refuses_streams = refuses_streams;
+            manners.refuses_fields = true;
+        });
+        let agent = stage.start_agent()?;
+        let served = agent.status()?["services"].clone();
+        let headless = json!({ "clusterIP": "None", "clusterIPs": ["None"], "ports": [{ "port": 80 }] });
+        let metadata = json!({ "namespace": "default", "name": "headless" });
+        stage
+            .api
+            .put(&json!({ "apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": headless }))?;
+        stage.put_web("web", 10, &[Who::Remote])?;
+        stage.until_answered(10, Who::Remote)?;
+        until_no_error(&agent)?;
+        assert_eq!(
+            agent.status()?["services"],
+            served,
+            "the other is nobody's to serve"
+        );
+        let of_nodes = asked(&stage, "nodes");
+        let own = |it: &Asked| it.parameter("fieldSelector") == Some("metadata.name=node-1");
+        ensure!(of_nodes.iter().all(own), "{of_nodes:?}");
+    }
+    Ok(())
 }
 
 #[test]

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::change;
 use super::kinds::{RESOURCES, Resource, Target};
-use super::manners::{Asked, query_of};
+use super::manners::{Asked, Manners, query_of};
 use super::select::Selector;
 use super::server::Shared;
 use super::store::Stored;
@@ -75,17 +75,21 @@ async fn answer_to(shared: &Arc<Shared>, asked: &Asked, request: Request<Incomin
     }
 }
 
-fn selector(asked: &Asked, target: &Target) -> Result<Selector, String> {
+fn selector(asked: &Asked, target: &Target, manners: &Manners) -> Result<Selector, String> {
     let (labels, fields) = (asked.parameter("labelSelector"), asked.parameter("fieldSelector"));
+    if let Some(fields) = fields.filter(|it| manners.refuses_fields && it.starts_with("spec.clusterIP")) {
+        let known = "only \"metadata.name\", \"metadata.namespace\"";
+        return Err(format!("{fields:?} is not a known field selector: {known}"));
+    }
     Selector::parse(labels, fields, target.namespace.as_deref())
 }
 
 fn watch(shared: &Arc<Shared>, asked: &Asked, target: Target) -> Response<Body> {
-    let selector = match selector(asked, &target) {
+    let manners = shared.manners();
+    let selector = match selector(asked, &target, &manners) {
         Ok(selector) => selector,
         Err(error) => return failure(400, "BadRequest", &error),
     };
-    let manners = shared.manners();
     let initial = asked.is_stream();
     if initial && (manners.refuses_streams || asked.parameter("resourceVersionMatch") != Some("NotOlderThan"))
     {
@@ -116,11 +120,11 @@ fn watch(shared: &Arc<Shared>, asked: &Asked, target: Target) -> Response<Body> 
 
 /// A page of a list: all pages show the moment of the first.
 fn page(shared: &Arc<Shared>, asked: &Asked, target: &Target) -> Response<Body> {
-    let selector = match selector(asked, target) {
+    let manners = shared.manners();
+    let selector = match selector(asked, target, &manners) {
         Ok(selector) => selector,
         Err(error) => return failure(400, "BadRequest", &error),
     };
-    let manners = shared.manners();
     let limit = asked
         .parameter("limit")
         .and_then(|text| text.parse().ok())

@@ -8,6 +8,8 @@ use std::time::Duration;
 pub struct Manners {
     /// Streaming lists are refused, as by a server whose gate `WatchList` is off.
     pub refuses_streams: bool,
+    /// Services are selected by no field, as by a server before 1.31.
+    pub refuses_fields: bool,
     /// A streaming list begins, and its end is never told: as by a server that is older than they are.
     pub never_ends_initial: bool,
     /// No page has more objects than this, whatever was asked for.
@@ -38,6 +40,7 @@ impl Default for Manners {
     fn default() -> Self {
         Self {
             refuses_streams: false,
+            refuses_fields: false,
             never_ends_initial: false,
             page: usize::MAX,
             loses_pages: 0,

@@ -88,6 +88,8 @@ pub(super) struct Follower {
     version: Option<String>,
     /// Lists come as a stream, as far as is known.
     streams: bool,
+    /// The server selects by these, as far as is known.
+    fields: Option<String>,
     listed: bool,
     pace: Pace,
     trouble: Option<String>,
@@ -122,6 +124,7 @@ impl Follower {
         Self {
             kind,
             index: Index::new(kind, node_name.clone(), since),
+            fields: kind.fields(&node_name),
             node_name,
             access,
             outlet,
@@ -174,11 +177,7 @@ impl Follower {
             Remedy::ListAnew | Remedy::NotThisWay => self.version = None,
             Remedy::Again | Remedy::NotServed | Remedy::Forbidden => {}
         }
-        let unfit =
-            matches!(failure, Failure::Silent(_) | Failure::Answer(_)) || remedy == Remedy::NotThisWay;
-        if listing && self.streams && unfit {
-            info!(kind = %self.kind, error = describe(failure), "no list as a stream: asking for pages");
-            self.streams = false;
+        if listing && self.asks_simpler(failure) {
             return Ok(Duration::ZERO);
         }
         if self.kind == Kind::ServiceCidr && matches!(remedy, Remedy::NotServed | Remedy::Forbidden) {
@@ -202,12 +201,34 @@ impl Follower {
         Ok(self.pace.pause(failure.asked()))
     }
 
+    /// From now on asks for lists in a way that an older server knows too; whether there is one that was not tried.
+    fn asks_simpler(&mut self, failure: &Failure) -> bool {
+        let refused = failure.remedy() == Remedy::NotThisWay;
+        let unread = matches!(failure, Failure::Silent(_) | Failure::Answer(_));
+        let kind = self.kind;
+        let instead = if self.streams && (refused || unread) {
+            self.streams = false;
+            "no list as a stream: asking for pages"
+        } else if refused && kind == Kind::Service && self.fields.take().is_some() {
+            // Before 1.31 a server selects them by no field but their names (kubernetes #123905); the model leaves out
+            // what need not have been sent. A Node's selector stays: any other would be taken for this node.
+            "no selection by fields: asking for all"
+        } else {
+            return false;
+        };
+        info!(%kind, error = describe(failure), "{instead}");
+        true
+    }
+
     /// Reads a list in pages; a snapshot of one moment, as the server keeps it for their sake.
     async fn list(&mut self, client: &Client) -> Result<(), Stop> {
         let mut list = List::default();
         let mut next = None;
         loop {
-            let request = self.kind.request().list(&self.kind.page(&self.node_name, next));
+            let request = self
+                .kind
+                .request()
+                .list(&self.kind.page(self.fields.clone(), next));
             let text = client.request_text(request.map_err(kube::Error::BuildRequest)?);
             let text = tokio::select! {
                 () = self.outlet.closed() => return Err(Stop::Closed),
@@ -228,7 +249,7 @@ impl Follower {
     /// Watches from `version`, or from the beginning: then all that exists comes first.
     async fn watch(&mut self, client: &Client, version: Option<String>) -> Result<(), Stop> {
         let initial = version.is_none();
-        let params = self.kind.watch(&self.node_name, watch_seconds(), initial);
+        let params = self.kind.watch(self.fields.clone(), watch_seconds(), initial);
         let request = self.kind.request().watch(&params, &version.unwrap_or_default());
         let events = client.request_events::<Json>(request.map_err(kube::Error::BuildRequest)?);
         let events = tokio::select! {

@@ -33,11 +33,11 @@ impl Kind {
         })
     }
 
-    /// A page of the list.
-    pub(super) fn page(self, node_name: &str, continue_token: Option<String>) -> ListParams {
+    /// A page of the list of those with these [`Self::fields`].
+    pub(super) fn page(self, fields: Option<String>, continue_token: Option<String>) -> ListParams {
         ListParams {
             label_selector: self.labels(),
-            field_selector: self.fields(node_name),
+            field_selector: fields,
             limit: Some(PAGE),
             continue_token,
             ..ListParams::default()
@@ -45,10 +45,10 @@ impl Kind {
     }
 
     /// A watch that ends after so many seconds; with `initial`, all that exists comes first (KEP-3157).
-    pub(super) fn watch(self, node_name: &str, seconds: u32, initial: bool) -> WatchParams {
+    pub(super) fn watch(self, fields: Option<String>, seconds: u32, initial: bool) -> WatchParams {
         WatchParams {
             label_selector: self.labels(),
-            field_selector: self.fields(node_name),
+            field_selector: fields,
             timeout: Some(seconds),
             bookmarks: true,
             send_initial_events: initial,
@@ -65,7 +65,8 @@ impl Kind {
         }
     }
 
-    fn fields(self, node_name: &str) -> Option<String> {
+    /// What is asked of an object's fields.
+    pub(super) fn fields(self, node_name: &str) -> Option<String> {
         match self {
             Self::Service => Some("spec.clusterIP!=None".to_owned()),
             Self::Node => Some(format!("metadata.name={node_name}")),
