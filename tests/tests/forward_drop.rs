@@ -14,9 +14,11 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::cast::{Cast, PORT, Who, every_protocol, every_way};
+use denizen_tests::flows::table::Backend;
 use denizen_tests::netns::{Netns, checked};
 use denizen_tests::probe::{Outcome, Probe, Protocol, SILENCE};
 use denizen_tests::server::Server;
+use denizen_tests::world::ip;
 use serde_json::Value;
 
 /// Longer than a look at the forward hook is away on a busy machine.
@@ -110,11 +112,15 @@ impl Firewall {
             .try_for_each(|words| node.output(words[0], &words[1..]).map(drop))
     }
 
+    /// Without the chains of services, where these are in the same table.
     fn shown(&self, node: &Netns) -> Result<String> {
-        self.show
-            .iter()
-            .map(|words| node.output(words[0], &words[1..]))
-            .collect()
+        let mut all = String::new();
+        for words in self.show {
+            let text = node.output(words[0], &words[1..])?;
+            let lines = text.lines().filter(|line| !line.contains("KUBE-"));
+            lines.for_each(|line| all += &format!("{line}\n"));
+        }
+        Ok(all)
     }
 }
 
@@ -144,8 +150,15 @@ fn wait_complaints(agent: &Agent, right: impl Fn(&[String]) -> bool) -> Result<(
     }
 }
 
-fn opening(cast: &Cast) -> Result<Agent> {
+fn run(cast: &Cast, backend: Backend) -> Result<Agent> {
     let mut settings = cast.cluster.settings();
+    settings.flags = backend.flags();
+    Agent::start(&cast.cluster.world.node, settings)
+}
+
+fn opening(cast: &Cast, backend: Backend) -> Result<Agent> {
+    let mut settings = cast.cluster.settings();
+    settings.flags = backend.flags();
     settings.flags.push("--open-forward".to_owned());
     Agent::start(&cast.cluster.world.node, settings)
 }
@@ -168,8 +181,20 @@ fn everyone_is_served(cast: &Cast) -> Result<()> {
     Ok(())
 }
 
-/// What is no service's connection: straight to another node's pod.
+/// Translates a connection to another node's pod, as a port mapping does, behind everybody's services.
+const MAPPING: &str = "table ip mapping { chain in { type nat hook prerouting priority -90; \
+    ip daddr 192.0.2.77 tcp dport 80 counter dnat to 192.168.77.10:8080; }; }";
+
+/// What is no service's connection: straight to another node's pod, and what somebody else has translated.
 fn is_dropped_otherwise(cast: &Cast) -> Result<()> {
+    let node = &cast.cluster.world.node;
+    node.nft(MAPPING)?;
+    let mapped = Probe::tcp((ip("192.0.2.77"), 80).into()).patience(SILENCE);
+    let outcome = mapped.ask_in(cast.place(Who::Bridged).0);
+    let seen = node.output("nft", &["list", "table", "ip", "mapping"])?;
+    ensure!(!seen.contains("packets 0 "), "{seen}");
+    ensure!(outcome.endpoint().is_none(), "somebody else's: {outcome:?}");
+    node.nft("delete table ip mapping")?;
     for (to, _) in every_way(10) {
         let pod = (cast.address(Who::Remote, to.ip())?, PORT).into();
         let probe = Probe::tcp(pod).patience(SILENCE);
@@ -179,8 +204,8 @@ fn is_dropped_otherwise(cast: &Cast) -> Result<()> {
     Ok(())
 }
 
-fn start(firewall: Firewall) -> Result<(Cast, Vec<Server>, String)> {
-    let (cast, servers) = Cast::new(firewall.label)?;
+fn start(firewall: Firewall, backend: Backend) -> Result<(Cast, Vec<Server>, String)> {
+    let (cast, servers) = Cast::new(&format!("{}-{}", firewall.label, backend as u8))?;
     let web = cast.service("web", 10, &every_protocol(), &[Who::Remote])?;
     cast.cluster.manifests.put("web", &web)?;
     let node = &cast.cluster.world.node;
@@ -189,10 +214,10 @@ fn start(firewall: Firewall) -> Result<(Cast, Vec<Server>, String)> {
     Ok((cast, servers, before))
 }
 
-fn found_opened_and_cleaned_up(firewall: Firewall) -> Result<()> {
-    let (cast, _servers, before) = start(firewall)?;
+fn found_opened_and_cleaned_up(firewall: Firewall, backend: Backend) -> Result<()> {
+    let (cast, _servers, before) = start(firewall, backend)?;
     let node = &cast.cluster.world.node;
-    let agent = cast.cluster.start_agent()?;
+    let agent = run(&cast, backend)?;
     let named = |said: &[String]| {
         firewall
             .said
@@ -202,7 +227,8 @@ fn found_opened_and_cleaned_up(firewall: Firewall) -> Result<()> {
     wait_complaints(&agent, named)?;
     for (to, _) in every_way(10) {
         let probe = Probe::tcp(to).patience(SILENCE);
-        let outcome = probe.ask_in(cast.place(Who::Outside).0);
+        // A pod's, whose source is kept: KUBE-FORWARD accepts what is masqueraded.
+        let outcome = probe.ask_in(cast.place(Who::Bridged).0);
         assert!(
             matches!(
                 outcome,
@@ -214,7 +240,7 @@ fn found_opened_and_cleaned_up(firewall: Firewall) -> Result<()> {
     assert_eq!(firewall.shown(node)?, before, "nothing was asked for");
     assert!(agent.terminate()?.success());
 
-    let agent = opening(&cast)?;
+    let agent = opening(&cast, backend)?;
     everyone_is_served(&cast)?;
     is_dropped_otherwise(&cast)?;
     wait_complaints(&agent, <[String]>::is_empty)?;
@@ -225,7 +251,7 @@ fn found_opened_and_cleaned_up(firewall: Firewall) -> Result<()> {
         "{opened}"
     );
     assert!(agent.terminate()?.success());
-    let agent = opening(&cast)?;
+    let agent = opening(&cast, backend)?;
     everyone_is_served(&cast)?;
     assert_eq!(firewall.shown(node)?, opened, "a restart changes nothing");
     assert!(agent.terminate()?.success());
@@ -236,32 +262,40 @@ fn found_opened_and_cleaned_up(firewall: Firewall) -> Result<()> {
     Ok(())
 }
 
+/// Every firewall beside every backend; those of iptables also in the tables that its own services are in.
+fn beside_every_backend(firewall: Firewall) -> Result<()> {
+    for backend in Backend::ALL {
+        found_opened_and_cleaned_up(firewall, backend).with_context(|| format!("{backend:?}"))?;
+    }
+    Ok(())
+}
+
 #[test]
 fn nft_policy_drop() -> Result<()> {
-    found_opened_and_cleaned_up(POLICY)
+    beside_every_backend(POLICY)
 }
 
 #[test]
 fn nft_last_rule() -> Result<()> {
-    found_opened_and_cleaned_up(LAST_RULE)
+    beside_every_backend(LAST_RULE)
 }
 
 #[test]
 fn iptables_nft() -> Result<()> {
-    found_opened_and_cleaned_up(IPTABLES_NFT)
+    beside_every_backend(IPTABLES_NFT)
 }
 
 #[test]
 fn iptables_legacy() -> Result<()> {
-    found_opened_and_cleaned_up(IPTABLES_LEGACY)
+    beside_every_backend(IPTABLES_LEGACY)
 }
 
 /// The flag taken away again takes the rules away; and a firewall that is reloaded is opened again.
 #[test]
 fn a_reload_is_opened_again_and_without_the_flag_all_is_as_before() -> Result<()> {
-    let (cast, _servers, before) = start(POLICY)?;
+    let (cast, _servers, before) = start(POLICY, Backend::Nftables)?;
     let node = &cast.cluster.world.node;
-    let agent = opening(&cast)?;
+    let agent = opening(&cast, Backend::Nftables)?;
     everyone_is_served(&cast)?;
     node.nft("flush chain inet filter forward")?;
     assert_eq!(POLICY.shown(node)?, before);
@@ -285,9 +319,9 @@ fn a_reload_is_opened_again_and_without_the_flag_all_is_as_before() -> Result<()
 /// A datagram that follows before the first is answered is no less the service's.
 #[test]
 fn the_second_packet_before_the_first_answer_is_let_through() -> Result<()> {
-    let (cast, _servers, _) = start(POLICY)?;
+    let (cast, _servers, _) = start(POLICY, Backend::Nftables)?;
     let node = &cast.cluster.world.node;
-    let _agent = opening(&cast)?;
+    let _agent = opening(&cast, Backend::Nftables)?;
     everyone_is_served(&cast)?;
     // The remote pod is struck dumb: no answer comes that would make the connection established.
     cast.cluster.world.remote.nft(

@@ -169,6 +169,7 @@ fn nothing_is_read_otherwise_than_written(label: &str, variant: Variant) -> Resu
         let mut flags = variant.flags();
         flags.push(format!("--detect-local={mode}"));
         flags.push(format!("--egress-masquerade-config={}", file.display()));
+        flags.push("--open-forward".to_owned());
         scene.start(flags.clone())?.terminate()?;
         let again = scene.start(flags)?;
         let log = again.log();

@@ -104,6 +104,8 @@ pub enum Why {
     /// `--open-forward`: the connection is known for one of ours in another firewall's chain, where nothing
     /// else tells it from others: not its packets' mark, which only the first has, nor its addresses.
     Admitted,
+    /// iptables, `--open-forward`: what no service's chain translated was marked in vain.
+    NotAdmitted,
     /// `--open-forward`, in another firewall's chain: KEP-2450's one rule without a CIDR. Answers, and errors
     /// about connections, come from whatever address the endpoint has.
     AdmitAnswers,
@@ -200,6 +202,7 @@ impl Why {
             Self::StaysInside => "egress: pods keep their address towards this range",
             Self::GoesOut => "egress: who is elsewhere knows no way back to a pod",
             Self::Admitted => "known by this where another firewall's FORWARD would drop it",
+            Self::NotAdmitted => "no service's: nothing above has translated it",
             Self::AdmitAnswers => "answers of connections that were let in",
             Self::AdmitServices => "connections to services",
             Self::MarkedAbove => "marked where the service was chosen",

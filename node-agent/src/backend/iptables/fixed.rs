@@ -12,7 +12,7 @@ use super::name::{
 use super::rule::{Match, Rule, Target, Tests, host};
 use crate::backend::why::Why;
 use crate::model::{Family, Protocol, family_of};
-use crate::plan::{Detector, NodePortAddresses, NodeSide};
+use crate::plan::{Detector, MarkBit, NodePortAddresses, NodeSide};
 
 /// What the constant part depends on, and what every service's part depends on alike.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -198,6 +198,18 @@ impl Shape {
             rule.also(to_node.iter().cloned())
         };
         self.to_node.iter().map(jump).collect()
+    }
+
+    /// `--open-forward`: what stands first among the services, and at their end. A translation ends nat's work, so who
+    /// comes to the end was forwarded to no endpoint: two rules tell, however many endpoints there are.
+    pub fn admission(&self) -> Option<[Rule; 2]> {
+        let rule = |why, target| Rule::new(why, &Arc::from(""), [], target);
+        self.node_side.open_forward.then(|| {
+            [
+                rule(Why::Admitted, Target::Admit(MarkBit::ADMITTED)),
+                rule(Why::NotAdmitted, Target::Dismiss(MarkBit::ADMITTED)),
+            ]
+        })
     }
 
     /// The jumps from the kernel's own chains, which others use too: word for word kube-proxy's, so that

@@ -68,6 +68,10 @@ pub enum Target {
     Mark(MarkBit),
     /// Clears this bit of the mark, which must be set.
     Unmark(MarkBit),
+    /// Sets this bit of the connection's mark.
+    Admit(MarkBit),
+    /// Clears this bit of the connection's mark.
+    Dismiss(MarkBit),
     /// The source becomes the node's address.
     Masquerade,
     /// The destination becomes this one.
@@ -242,6 +246,8 @@ impl Target {
             Self::Mark(bit) => write!(text, " -j MARK --set-xmark {0:#x}/{0:#x}", bit.mask()),
             // The bit is known to be set here, so that to flip it is to clear it.
             Self::Unmark(bit) => write!(text, " -j MARK --set-xmark {:#x}/0x0", bit.mask()),
+            Self::Admit(bit) => write!(text, " -j CONNMARK --set-xmark {0:#x}/{0:#x}", bit.mask()),
+            Self::Dismiss(bit) => write!(text, " -j CONNMARK --set-xmark 0x0/{:#x}", bit.mask()),
             Self::Masquerade => write!(text, " -j MASQUERADE --random-fully"),
             Self::Translate(to) => write!(text, " -j DNAT --to-destination {to}"),
         }

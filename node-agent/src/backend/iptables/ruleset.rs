@@ -265,7 +265,12 @@ impl Ruleset {
             }
         }
         let last = self.lines(&self.shape.node_port_jumps());
-        found.entry(Shared::Services.chain()).or_default().extend(last);
+        let services = found.entry(Shared::Services.chain()).or_default();
+        services.extend(last);
+        if let Some([first, end]) = self.shape.admission() {
+            services.insert(0, first.text(self.shape.family));
+            services.push(end.text(self.shape.family));
+        }
         found
     }
 }
