@@ -185,9 +185,14 @@ impl KubeProxy<'_> {
     }
 }
 
+/// The chain of a TCP service port that is called `namespace/name:port`.
+pub fn service_chain(name: &str) -> String {
+    format!("KUBE-SVC-{}", hash(&format!("{name}tcp")))
+}
+
 impl Served {
     fn chain(&self) -> String {
-        format!("KUBE-SVC-{}", hash(&format!("{}tcp", self.name)))
+        service_chain(&self.name)
     }
 
     fn endpoint_chain(&self, at: &SocketAddr) -> String {

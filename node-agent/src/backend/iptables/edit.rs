@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
 
 use super::name::{ChainId, Table};
-use super::refusal::Refusals;
+use super::refusals::Refusals;
 use super::ruleset::{Lines, Print, Ruleset};
 use super::save::{CANARY, Observed};
 
 /// Chains in one go, where there may be several.
-const AT_ONCE: usize = 1_000;
+pub const AT_ONCE: usize = 1_000;
 
 /// What the names of chains begin with that only others of these and KUBE-SERVICES lead to, each after those
 /// that it names.
@@ -32,14 +32,17 @@ pub struct Edit {
     fresh: bool,
 }
 
+/// What is to be done in one table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct TableEdit {
+pub struct TableEdit {
     /// Chains that are made, or made anew.
-    write: BTreeMap<String, Lines>,
-    remove: BTreeSet<String>,
+    pub write: BTreeMap<String, Lines>,
+    /// Chains that go.
+    pub remove: BTreeSet<String>,
     /// Rules of the kernel's own chains.
-    insert: Vec<(String, String)>,
-    delete: Vec<(String, String)>,
+    pub insert: Vec<(String, String)>,
+    /// The same, that go.
+    pub delete: Vec<(String, String)>,
 }
 
 impl Edit {
@@ -114,6 +117,22 @@ impl Edit {
         edit
     }
 
+    /// Writes these chains too, or removes those that are not wanted, whatever the kernel holds of them.
+    pub fn write_anew(&mut self, mut chains: BTreeSet<(Table, String)>, wanted: &Ruleset) {
+        if chains.is_empty() {
+            return;
+        }
+        wanted.for_each(|(table, chain), lines| {
+            let id = (table, chain.to_string());
+            if chains.remove(&id) {
+                self.table(table).write.insert(id.1, lines);
+            }
+        });
+        for (table, chain) in chains {
+            self.table(table).remove.insert(chain);
+        }
+    }
+
     /// Removes all that was seen; kube-proxy's canaries too, if it is to leave no trace.
     pub fn removing(seen: &Observed, canaries: bool) -> Self {
         let mut edit = Self::default();
@@ -159,6 +178,12 @@ impl Edit {
         *self.table(table) = TableEdit::default();
     }
 
+    /// What is to be done in the tables of services, in the order of [`Self::input`].
+    pub fn into_tables(mut self) -> impl Iterator<Item = (Table, TableEdit)> {
+        let all = Table::OF_SERVICES.map(|table| (table, std::mem::take(self.table(table))));
+        all.into_iter().filter(|(_, edit)| *edit != TableEdit::default())
+    }
+
     fn table(&mut self, table: Table) -> &mut TableEdit {
         &mut self.tables[table as usize]
     }
@@ -192,9 +217,8 @@ impl Edit {
         if !self.fresh || nat.write.len() <= AT_ONCE {
             return vec![self.input()];
         }
-        let order = |name: &str| AHEAD.iter().position(|begin| name.starts_with(begin));
         let (mut ahead, mut last) = (Vec::new(), nat.clone());
-        last.write.retain(|name, lines| match order(name) {
+        last.write.retain(|name, lines| match place_ahead(name) {
             Some(place) => {
                 ahead.push((place, name.clone(), std::mem::take(lines)));
                 false
@@ -249,7 +273,20 @@ impl Edit {
     }
 }
 
+/// Where a chain stands among those that are to be there before others; `None` where that is all the same.
+pub fn place_ahead(name: &str) -> Option<usize> {
+    AHEAD.iter().position(|begin| name.starts_with(begin))
+}
+
 impl TableEdit {
+    /// What `iptables-restore --noflush` reads.
+    pub fn input(&self, table: Table) -> String {
+        let mut text = String::new();
+        self.write_to(table, &mut text)
+            .expect("a string takes everything");
+        text
+    }
+
     fn write_to(&self, table: Table, text: &mut String) -> std::fmt::Result {
         writeln!(text, "*{table}")?;
         // A declared chain is made, or emptied.

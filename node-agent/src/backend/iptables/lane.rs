@@ -1,5 +1,6 @@
 //! One family's rules on their way into the kernel. Pure, but for the thread that it gives jobs to.
 
+use std::collections::BTreeSet;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,8 @@ use tracing::{error, info, warn};
 
 use super::edit::Edit;
 use super::egress;
-use super::refusal::Refusals;
+use super::name::Table;
+use super::refusals::{News, Refusals, shortened};
 use super::ruleset::Ruleset;
 use super::save::Observed;
 use super::tools::IptablesError;
@@ -36,6 +38,8 @@ pub struct Lane {
     pub refused: Refusals,
     /// Why egress masquerade is not as it should be. It is tried again at every look.
     pub egress: Option<String>,
+    /// Chains of what is refused that are being tried again.
+    again: BTreeSet<(Table, String)>,
     /// When somebody else's changes were seen.
     rewritten: Vec<Instant>,
 }
@@ -51,6 +55,7 @@ impl Lane {
             left_doors: Vec::new(),
             refused: Refusals::default(),
             egress: None,
+            again: BTreeSet::new(),
             rewritten: Vec::new(),
         }
     }
@@ -96,6 +101,7 @@ impl Lane {
         look_every: Duration,
     ) -> Result<Repair, IptablesError> {
         self.busy = false;
+        let again = std::mem::take(&mut self.again);
         match done.result {
             Err(error) => {
                 self.unknown = true;
@@ -104,10 +110,13 @@ impl Lane {
                 Err(error)
             }
             Ok(Outcome::Written(refusals, egress)) => {
-                for refusal in &refusals {
-                    error!(family = %rules.family(), error = refusal.words, "all else is written");
+                let News { refused, taken } = self.refused.learn(&again, refusals, done.at);
+                for error in shortened(refused) {
+                    error!(family = %rules.family(), error, "all else is written");
                 }
-                self.refused.add(refusals);
+                for before in shortened(taken) {
+                    info!(family = %rules.family(), before, "taken now");
+                }
                 self.note_egress(egress, rules.family());
                 self.settled = true;
                 Ok(Repair::default())
@@ -134,7 +143,7 @@ impl Lane {
 
     fn compare(&mut self, seen: &Observed, rules: &mut Ruleset, at: Instant, look_every: Duration) -> Repair {
         let due = rules.is_changed();
-        let edit = Edit::between(seen, rules, &mut self.refused);
+        let mut edit = Edit::between(seen, rules, &mut self.refused);
         let family = rules.family();
         let repair = Repair {
             rebuilt: false,
@@ -145,13 +154,14 @@ impl Lane {
         if edit.egress_input().is_empty() {
             self.egress = None;
         }
-        if edit.is_empty() {
-            self.settled = true;
-            return Repair::default();
-        }
-        // What could not be written is nobody's doing.
-        if self.egress.is_some() && edit.input().is_empty() {
-            self.give(Job::Write(edit.into()));
+        // What could not be written is nobody's doing. It may be taken by now: nobody tells of a module that is loaded.
+        if edit.is_empty() || (self.egress.is_some() && edit.input().is_empty()) {
+            self.settled |= edit.is_empty();
+            self.again = self.refused.due(at);
+            edit.write_anew(self.again.clone(), rules);
+            if !edit.is_empty() {
+                self.give(Job::Write(edit.into()));
+            }
             return Repair::default();
         }
         if !self.settled {

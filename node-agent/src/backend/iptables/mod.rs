@@ -15,9 +15,11 @@ mod lane;
 mod name;
 mod pods;
 mod refusal;
+mod refusals;
 mod rule;
 mod ruleset;
 mod save;
+mod search;
 mod service;
 mod sync;
 #[cfg(test)]

@@ -1,10 +1,8 @@
-//! What `iptables-restore` refused, and how everything else is written all the same. Pure.
+//! One thing that `iptables-restore` refused, and what is left out for it. Pure.
 //!
 //! A program refuses a table whole, and says at which line. In a chain of one service every rule counts, so the chain
 //! stays as it was, or empty where it is new: nothing gets past what it should drop. In a chain that all services
 //! share, that line alone is left out.
-
-use std::collections::BTreeMap;
 
 use super::edit::Edit;
 use super::name::{Table, is_a_services};
@@ -15,17 +13,26 @@ use super::service::Shared;
 /// A rule, or a removal, that was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    table: Table,
-    chain: String,
-    /// Lines that are not written to it; `None` where the chain was to go, and stays without lines.
-    left_out: Option<Lines>,
+    /// Where.
+    pub table: Table,
+    /// Where there.
+    pub chain: String,
+    /// What is not written.
+    pub left_out: LeftOut,
     /// What was refused, and what the program said.
     pub words: String,
 }
 
-/// The refusals that hold, by chain.
-#[derive(Debug, Default)]
-pub struct Refusals(BTreeMap<(Table, String), Refusal>);
+/// What is not written of a chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LeftOut {
+    /// All of it, which is this.
+    Lines(Lines),
+    /// This line alone.
+    Line(String),
+    /// It was to go, and stays without lines.
+    Removal,
+}
 
 impl Refusal {
     /// What `said` is about, in what the program was given; it is left out of `edit`, and so is what was written of
@@ -40,103 +47,88 @@ impl Refusal {
             .find(|table| table.to_string() == heading)?;
         let (what, rest) = line.split_once(' ')?;
         let (chain, rule) = rest.split_once(' ').unwrap_or((rest, ""));
-        let (left_out, what_follows) = match what {
+        let refusal = |left_out, follows| Self::new(table, chain.to_owned(), left_out, line, follows, said);
+        Some(match what {
             "-A" if is_a_services(chain) && seen.has(table, chain) => {
-                (Some(edit.skip(table, chain)?), "the chain stays as it was")
+                refusal(LeftOut::Lines(edit.skip(table, chain)?), STAYS)
             }
-            "-A" if is_a_services(chain) => (Some(edit.empty(table, chain)?), "the chain stays empty"),
+            "-A" if is_a_services(chain) => refusal(LeftOut::Lines(edit.empty(table, chain)?), STAYS_EMPTY),
             "-A" if is_shared(table, chain) => {
                 edit.leave_out(table, chain, rule);
-                (Some(vec![rule.to_owned()]), "the rule is left out")
+                refusal(LeftOut::Line(rule.to_owned()), LEFT_OUT)
             }
             "-X" => {
                 edit.keep(table, chain);
-                (None, "the chain stays, empty")
+                refusal(LeftOut::Removal, EMPTIED)
             }
             _ => return None,
-        };
-        // A table is in the kernel when the next one begins, and what is inserted would be there twice.
-        if table == Table::Nat && before().any(|line| line == "*filter") {
-            edit.forget(Table::Filter);
-        }
-        Some(Self {
-            table,
-            chain: chain.to_owned(),
-            left_out,
-            words: format!("{table}: {line}: refused, so {what_follows}: {said}"),
         })
     }
 
-    fn id(&self) -> (Table, String) {
-        (self.table, self.chain.clone())
+    /// A service's chain with these lines; it was there before, or is new.
+    pub fn of_chain(table: Table, chain: String, lines: Lines, was_there: bool, said: &str) -> Self {
+        let first = lines.first().map(String::as_str).unwrap_or_default();
+        let more = match lines.len() {
+            0 | 1 => String::new(),
+            n => format!(" (and {} more)", n - 1),
+        };
+        let what = format!("-A {chain} {first}{more}");
+        let follows = if was_there { STAYS } else { STAYS_EMPTY };
+        Self::new(table, chain, LeftOut::Lines(lines), &what, follows, said)
+    }
+
+    /// A line of a chain that services share.
+    pub fn of_line(table: Table, chain: &str, line: &str, said: &str) -> Self {
+        let what = format!("-A {chain} {line}");
+        let left_out = LeftOut::Line(line.to_owned());
+        Self::new(table, chain.to_owned(), left_out, &what, LEFT_OUT, said)
+    }
+
+    /// The removal of a chain.
+    pub fn of_removal(table: Table, chain: String, said: &str) -> Self {
+        let what = format!("-X {chain}");
+        Self::new(table, chain, LeftOut::Removal, &what, EMPTIED, said)
+    }
+
+    fn new(table: Table, chain: String, left_out: LeftOut, what: &str, follows: &str, said: &str) -> Self {
+        Self {
+            table,
+            chain,
+            left_out,
+            words: format!("{table}: {what}: refused, so {follows}: {said}"),
+        }
     }
 }
 
-impl Refusals {
-    /// Remembers them; what was refused of these chains before is past.
-    pub fn add(&mut self, refusals: Vec<Refusal>) {
-        for refusal in refusals {
-            match self.0.get_mut(&refusal.id()) {
-                Some(Refusal {
-                    left_out: Some(all),
-                    words,
-                    ..
-                }) if is_shared(refusal.table, &refusal.chain) => {
-                    all.extend(refusal.left_out.into_iter().flatten());
-                    *words = refusal.words;
-                }
-                Some(_) | None => drop(self.0.insert(refusal.id(), refusal)),
-            }
-        }
-    }
+const STAYS: &str = "the chain stays as it was";
+const STAYS_EMPTY: &str = "the chain stays empty";
+const LEFT_OUT: &str = "the rule is left out";
+const EMPTIED: &str = "the chain stays, empty";
 
-    /// What is to be written of a chain with these lines; `None` where it stays as it is. Lines of a service's chain
-    /// that came out otherwise are tried anew.
-    pub fn without(&mut self, table: Table, chain: &str, mut lines: Lines) -> Option<Lines> {
-        let id = (table, chain.to_owned());
-        let Some(Refusal { left_out, .. }) = self.0.get_mut(&id) else {
-            return Some(lines);
-        };
-        let holds = match left_out {
-            Some(all) if is_shared(table, chain) => {
-                all.retain(|line| lines.contains(line));
-                lines.retain(|line| !all.contains(line));
-                !all.is_empty()
-            }
-            Some(all) => *all == lines,
-            None => false,
-        };
-        if !holds {
-            self.0.remove(&id);
-        }
-        (!holds || is_shared(table, chain)).then_some(lines)
-    }
-
-    /// Whether a chain that is to go stays, since its removal was refused.
-    pub fn keep(&mut self, table: Table, chain: &str) -> bool {
-        let id = (table, chain.to_owned());
-        let kept = self.0.get(&id).is_some_and(|refusal| refusal.left_out.is_none());
-        if !kept {
-            self.0.remove(&id);
-        }
-        kept
-    }
-
-    /// Forgets chains that stay since their removal was refused, and are gone all the same.
-    pub fn forget_gone(&mut self, seen: &Observed) {
-        self.0
-            .retain(|(table, chain), refusal| refusal.left_out.is_some() || seen.has(*table, chain));
-    }
-
-    /// In words.
-    pub fn words(&self) -> impl Iterator<Item = String> {
-        self.0.values().map(|refusal| refusal.words.clone())
-    }
-}
-
-fn is_shared(table: Table, chain: &str) -> bool {
+/// Whether all services have lines in it.
+pub fn is_shared(table: Table, chain: &str) -> bool {
     let mut shared = Shared::ALL.into_iter().map(Shared::chain);
     shared.any(|(its, name)| its == table && name.to_string() == chain)
+}
+
+/// Whether `said` is about rules in `input`, or about the whole of them. It is not where the table cannot be had, the
+/// lock is somebody else's, or the program may not.
+pub fn is_the_rules(input: &str, said: &str) -> bool {
+    let line = line_number(said).and_then(|number| input.lines().nth(number - 1));
+    line.is_some_and(|line| line.starts_with('-') || line == "COMMIT")
+}
+
+/// Takes out of `edit` the tables of `input` that were written before what `said` is about: a table is in the kernel when
+/// the next one begins, and what is inserted would be there twice.
+pub fn forget_written(edit: &mut Edit, input: &str, said: &str) {
+    let before = input.lines().take(line_number(said).unwrap_or(0));
+    let mut begun: Vec<&str> = before.filter_map(|line| line.strip_prefix('*')).collect();
+    begun.pop();
+    let is_written = |table: &Table| begun.contains(&&*table.to_string());
+    Table::OF_SERVICES
+        .into_iter()
+        .filter(is_written)
+        .for_each(|table| edit.forget(table));
 }
 
 /// `Error occurred at line: 5`, `line 5: RULE_APPEND failed …`, `line 5 failed`.
@@ -151,7 +143,10 @@ fn line_number(said: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::super::name::{ChainName, Hash, Kind};
+    use super::super::refusals::Refusals;
     use super::*;
     use crate::model::{Protocol, ServiceName, ServicePortName};
 
@@ -178,32 +173,31 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_that_all_share_loses_one_line_until_nobody_wants_it() {
-        let lines = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Lines>();
-        let wanted = lines(&["-d 10.0.0.1 -j KUBE-SVC-A", "-m bad -j KUBE-SVC-B"]);
-        let mut refused = Refusals::default();
-        let changes = || BTreeMap::from([(Shared::Services.chain(), Some(wanted.clone()))]);
-        let mut edit = Edit::of(changes(), &mut refused);
-        let (input, said) = (
-            edit.input(),
-            "Couldn't load match `bad'; Error occurred at line: 4",
-        );
-        let refusal = Refusal::isolate(&mut edit, &Observed::default(), &input, said).unwrap();
-        refused.add(vec![refusal]);
-        let left = "*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -d 10.0.0.1 -j KUBE-SVC-A\nCOMMIT\n";
-        assert_eq!(edit.input(), left);
-        assert_eq!(
-            Edit::of(changes(), &mut refused).input(),
-            left,
-            "it is not tried again"
-        );
-        assert_eq!(refused.words().count(), 1);
-        let others = lines(&["-d 10.0.0.1 -j KUBE-SVC-A"]);
-        assert_eq!(
-            refused.without(Table::Nat, "KUBE-SERVICES", others.clone()),
-            Some(others)
-        );
-        assert_eq!(refused.words().count(), 0);
+    fn what_is_not_for_the_rules_is_told_from_what_is() {
+        let input = "*nat\n:KUBE-SVC-A - [0:0]\n-A KUBE-SVC-A -j RETURN\nCOMMIT\n";
+        let cases = [
+            ("iptables-restore: line 4 failed (exit status: 1)", true),
+            (
+                "Warning: Extension recent revision 0 not supported, missing kernel module?; iptables-restore: line 4 failed",
+                true,
+            ),
+            (
+                "line 3: RULE_APPEND failed (Invalid argument): rule in chain KUBE-SVC-A",
+                true,
+            ),
+            (
+                "iptables-restore: unable to initialize table 'nat'; Error occurred at line: 1",
+                false,
+            ),
+            ("Another app is currently holding the xtables lock", false),
+            (
+                "Could not fetch rule set generation id: Permission denied (you must be root)",
+                false,
+            ),
+        ];
+        for (said, expected) in cases {
+            assert_eq!(is_the_rules(input, said), expected, "{said}");
+        }
     }
 
     #[test]
@@ -232,7 +226,11 @@ mod tests {
         let mut edit = Edit::of(BTreeMap::from([filter, nat]), &mut Refusals::default());
         let input = edit.input();
         let seen = Observed::default();
-        let refusal = Refusal::isolate(&mut edit, &seen, &input, "line 7: RULE_APPEND failed").unwrap();
+        let said = "line 7: RULE_APPEND failed";
+        forget_written(&mut edit, &input, "line 3 failed");
+        assert_eq!(edit.input(), input, "nothing is written yet");
+        forget_written(&mut edit, &input, said);
+        let refusal = Refusal::isolate(&mut edit, &seen, &input, said).unwrap();
         assert_eq!(
             edit.input(),
             format!("*nat\n:{chain} - [0:0]\nCOMMIT\n"),

@@ -15,7 +15,7 @@ use super::lane::Lane;
 use super::name::SetName;
 use super::told::Wanted;
 use super::tools::{IptablesError, Tools, Variant};
-use super::worker::{self, Done};
+use super::worker::{self, Done, Outcome};
 use crate::backend::nftables::{Kernel, Nftables, NftablesError};
 use crate::backend::{Backend, Repair, SetSize, Told};
 use crate::model::{Egress, Family, PodSet};
@@ -155,7 +155,9 @@ impl Iptables {
         let mut result = Ok(());
         for done in std::mem::take(&mut self.heard) {
             let at = done.family as usize;
-            self.look_every = LOOK_EVERY.max(done.took * 100);
+            if let Ok(Outcome::Seen(_)) = done.result {
+                self.look_every = LOOK_EVERY.max(done.took * 100);
+            }
             match self.lanes[at].take(done, &mut self.wanted.rules[at], self.look_every) {
                 Ok(repair) => {
                     self.repaired.chains += repair.chains;
@@ -223,7 +225,7 @@ impl Backend for Iptables {
     fn refused(&self) -> Vec<String> {
         let lanes = self.lanes.iter();
         lanes
-            .flat_map(|lane| lane.refused.words().chain(lane.egress.clone()))
+            .flat_map(|lane| lane.refused.words().into_iter().chain(lane.egress.clone()))
             .collect()
     }
 

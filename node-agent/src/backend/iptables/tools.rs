@@ -8,6 +8,7 @@ use thiserror::Error;
 use tracing::{debug, trace_span};
 
 use super::name::Table;
+use super::ruleset::Lines;
 use super::save::Observed;
 use crate::backend::nftables::NftablesError;
 use crate::model::Family;
@@ -54,6 +55,17 @@ pub enum IptablesError {
         #[source]
         source: NetlinkError,
     },
+}
+
+impl IptablesError {
+    /// The same, about that.
+    #[must_use]
+    pub fn of(mut self, what: &str) -> Self {
+        if let Self::Failed { said, .. } = &mut self {
+            *said = format!("{what}: {said}");
+        }
+        self
+    }
 }
 
 /// The programs of one variant.
@@ -213,6 +225,18 @@ impl Tools {
             }
         }
         Ok(seen)
+    }
+
+    /// The lines of one chain.
+    ///
+    /// # Errors
+    /// [`IptablesError`].
+    pub fn lines(&self, family: Family, table: Table, chain: &str) -> Result<Lines, IptablesError> {
+        let output = execute(&self.program(family, "-save"), &["-t", &table.to_string()], None)?;
+        let begin = format!("-A {chain} ");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let lines = text.lines().filter_map(|line| line.strip_prefix(&begin));
+        Ok(lines.map(str::to_owned).collect())
     }
 
     /// Changes rules; a table changes whole or not at all.

@@ -6,10 +6,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
+use tracing::debug;
 
-use super::edit::Edit;
-use super::refusal::Refusal;
+use super::edit::{AT_ONCE, Edit};
+use super::name::Table;
+use super::refusal::{Refusal, forget_written, is_the_rules};
+use super::ruleset::Lines;
 use super::save::Observed;
+use super::search::{Kernel, write_in_parts};
 use super::tools::{IptablesError, Tools, Variant};
 use crate::model::Family;
 
@@ -76,32 +80,76 @@ pub fn start(tools: Tools, family: Family, done: UnboundedSender<Done>) -> Sende
     jobs
 }
 
-/// So many refusals are left out at a time; more are rather a program's fault than those of rules.
-const MOST_REFUSALS: usize = 64;
+/// So many refused lines that a program names are left out one by one, as long as it takes no longer than this; and
+/// so long those are searched for that it does not name.
+const MOST_NAMED: usize = 16;
+const PATIENCE: Duration = Duration::from_secs(10);
 
 fn write_all_but_refused(
     tools: Tools,
     family: Family,
     mut edit: Edit,
 ) -> Result<Vec<Refusal>, IptablesError> {
+    let until = now() + PATIENCE;
     let (mut refusals, mut seen) = (Vec::new(), None);
     while let Err((input, error)) = write(tools, family, &edit) {
-        let refusal = match &error {
-            IptablesError::Failed { said, .. } if refusals.len() < MOST_REFUSALS => {
-                let seen = match &seen {
-                    Some(seen) => seen,
-                    None => seen.insert(tools.save(family)?),
-                };
-                Refusal::isolate(&mut edit, seen, &input, said)
-            }
+        let said = match &error {
+            IptablesError::Failed { said, .. } if is_the_rules(&input, said) => said,
             IptablesError::Failed { .. }
             | IptablesError::Run { .. }
             | IptablesError::Set { .. }
-            | IptablesError::Bridge(_) => None,
+            | IptablesError::Bridge(_) => return Err(error),
         };
-        refusals.push(refusal.ok_or(error)?);
+        let seen = match &seen {
+            Some(seen) => seen,
+            None => seen.insert(tools.save(family)?),
+        };
+        forget_written(&mut edit, &input, said);
+        let is_soon = refusals.len() < MOST_NAMED && now() < until;
+        let named = is_soon.then(|| Refusal::isolate(&mut edit, seen, &input, said));
+        if let Some(named) = named.flatten() {
+            refusals.push(named);
+            continue;
+        }
+        debug!(%family, error = said, "what is refused is searched for");
+        let mut node = Node {
+            tools,
+            family,
+            until: now() + PATIENCE,
+        };
+        refusals.extend(write_in_parts(&mut node, edit, seen)?);
+        break;
     }
     Ok(refusals)
+}
+
+/// One family's tables of this node.
+struct Node {
+    tools: Tools,
+    family: Family,
+    until: Instant,
+}
+
+impl Kernel for Node {
+    fn write(&mut self, input: &str) -> Result<(), IptablesError> {
+        self.tools.restore(self.family, input)
+    }
+
+    fn lines(&mut self, table: Table, chain: &str) -> Result<Lines, IptablesError> {
+        self.tools.lines(self.family, table, chain)
+    }
+
+    fn at_once(&self) -> usize {
+        match self.tools.variant {
+            // Whatever is written, all is written anew.
+            Variant::Legacy => usize::MAX,
+            Variant::Nft => AT_ONCE,
+        }
+    }
+
+    fn has_time(&mut self) -> bool {
+        now() < self.until
+    }
 }
 
 /// ip_tables would write all anew with every go. Where one fails, its input is told too.
