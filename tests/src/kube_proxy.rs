@@ -180,6 +180,22 @@ impl KubeProxy<'_> {
             == 3)
     }
 
+    /// Whether each of its jumps is there once, word for word, and no other one from there to there: else it would add its
+    /// own at its next full load.
+    pub fn jumps_stand(&self) -> Result<bool> {
+        let saved = self.variant.dump(self.node)?;
+        let of = |begin: String, end: String| {
+            let lines = saved
+                .lines()
+                .filter(move |line| line.starts_with(&begin) && line.ends_with(&end));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        Ok(JUMPS.iter().all(|(table, from, tests, to)| {
+            let begin = format!("iptables {table}: -A {from} ");
+            of(begin.clone(), format!(" -j {to}")) == [format!("{begin}{tests} -j {to}")]
+        }))
+    }
+
     fn write(&self, input: &str) -> Result<()> {
         self.variant.restore(self.node, "iptables", input)
     }

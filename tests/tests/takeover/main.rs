@@ -157,6 +157,7 @@ fn taken_over(label: &str, variant: Variant) -> Result<()> {
     let begin = || scene.start(variant.flags());
     let agent = unnoticed(&scene, &mut streams, "adopted", begin)?;
     ensure!(scene.is_denizens()?, "adopted");
+    ensure!(kube_proxy.jumps_stand()?, "{}", scene.rules()?);
     ensure!(
         kube_proxy.canaries_live()?,
         "kube-proxy would think that all was flushed"

@@ -221,7 +221,7 @@ impl Shape {
         let entry = |table, from, to, why| {
             // What was let in once is not asked again.
             let new = table == filter && to != FORWARD && to != NODE_PORTS;
-            let new = new.then_some(Match::State("NEW"));
+            let new = new.then_some(Match::New);
             let rule = Rule::new(why, &Arc::from(""), new, Target::Jump(to));
             ((table, ChainName::BuiltIn(from)), rule)
         };

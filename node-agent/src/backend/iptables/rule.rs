@@ -36,6 +36,9 @@ pub enum Match {
     BridgePort,
     /// Its mark has this bit.
     Marked(MarkBit),
+    /// It begins a connection. Asked before the comment, where kube-proxy has it: the program takes a rule for another one
+    /// where the order differs, and each would add its own jump beside the other's.
+    New,
     /// Its connection is in one of these states.
     State(&'static str),
     /// It is the first of its connection, and not one sent again: those that pass nat.
@@ -125,7 +128,7 @@ impl Rule {
     }
 
     fn write(&self, family: Family, text: &mut String) -> fmt::Result {
-        for at in [Place::Source, Place::Destination, Place::Input, Place::Protocol] {
+        for at in Place::BEFORE_COMMENT {
             for (is, test) in self.tests.iter().filter(|(_, test)| test.place() == at) {
                 test.write_plain(*is, text)?;
             }
@@ -147,7 +150,18 @@ enum Place {
     Destination,
     Input,
     Protocol,
+    First,
     Extension,
+}
+
+impl Place {
+    const BEFORE_COMMENT: [Self; 5] = [
+        Self::Source,
+        Self::Destination,
+        Self::Input,
+        Self::Protocol,
+        Self::First,
+    ];
 }
 
 impl Match {
@@ -157,6 +171,7 @@ impl Match {
             Self::Destination(_) => Place::Destination,
             Self::Input(_) => Place::Input,
             Self::Protocol(_) | Self::Port(..) => Place::Protocol,
+            Self::New => Place::First,
             Self::FromNode
             | Self::ToNode
             | Self::FromPod
@@ -180,6 +195,7 @@ impl Match {
             Self::Destination(range) => write!(text, "{not}-d {} ", network(range)),
             Self::Input(name) => write!(text, "{not}-i {name} "),
             Self::Protocol(protocol) | Self::Port(protocol, _) => write!(text, "{not}-p {protocol} "),
+            Self::New => write!(text, "-m conntrack {not}--ctstate NEW "),
             Self::FromNode
             | Self::ToNode
             | Self::FromPod
@@ -197,7 +213,7 @@ impl Match {
     fn write_extension(&self, family: Family, is: bool, text: &mut String) -> fmt::Result {
         let not = if is { "" } else { "! " };
         match self {
-            Self::Source(_) | Self::Destination(_) | Self::Input(_) => Ok(()),
+            Self::Source(_) | Self::Destination(_) | Self::Input(_) | Self::New => Ok(()),
             Self::Protocol(protocol) => write!(text, " -m {protocol}"),
             Self::Port(protocol, port) => write!(text, " -m {protocol} --dport {port}"),
             Self::FromNode => write!(text, " -m addrtype {not}--src-type LOCAL"),
