@@ -25,6 +25,9 @@ use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
 /// notifies nobody of a change.)
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
+/// … but never more seldom than this, however long a look takes on a busy machine.
+const LOOK_AT_LEAST: Duration = Duration::from_secs(60);
+
 /// The iptables backend: what is wanted, and the ways into the kernel. Pods go by netlink, at once; rules by
 /// programs that a thread of each family executes.
 #[derive(Debug)]
@@ -156,7 +159,7 @@ impl Iptables {
         for done in std::mem::take(&mut self.heard) {
             let at = done.family as usize;
             if let Ok(Outcome::Seen(_)) = done.result {
-                self.look_every = LOOK_EVERY.max(done.took * 100);
+                self.look_every = (done.took * 100).clamp(LOOK_EVERY, LOOK_AT_LEAST);
             }
             match self.lanes[at].take(done, &mut self.wanted.rules[at], self.look_every) {
                 Ok(repair) => {
