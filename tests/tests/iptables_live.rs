@@ -141,23 +141,7 @@ fn what_others_change_is_repaired_nft() -> Result<()> {
 /// doing at every look.
 fn nothing_is_read_otherwise_than_written(label: &str, variant: Variant) -> Result<()> {
     let scene = Scene::set(label)?;
-    let port = [Port::tcp("http", 80, PORT).at_node(30_080)];
-    for (number, policy) in [(20, "Cluster"), (21, "Local")] {
-        let name = policy.to_lowercase();
-        let mut objects = scene.cast.service(&name, number, &port, &lasting::MEMBERS)?;
-        objects[0]["spec"]["sessionAffinity"] = json!("ClientIP");
-        objects[0]["spec"]["externalTrafficPolicy"] = json!(policy);
-        objects[0]["spec"]["externalIPs"] = json!([format!("198.51.100.{number}")]);
-        objects[0]["spec"]["ports"][0]["nodePort"] = json!(30_000 + u16::from(number));
-        let ranges = json!(["0.0.0.0/0", "::/0", "192.0.2.0/24", "2001:db8::/32"]);
-        objects[0]["spec"]["loadBalancerSourceRanges"] = ranges;
-        let ingress =
-            json!([{ "ip": format!("198.51.101.{number}") }, { "ip": format!("2001:db8:1b::{number}") }]);
-        objects[0]["status"] = json!({ "loadBalancer": { "ingress": ingress } });
-        scene.cast.cluster.manifests.put(&name, &objects)?;
-    }
-    let nobody = scene.cast.service("nobody", 22, &port[..1], &[])?;
-    scene.cast.cluster.manifests.put("nobody", &nobody)?;
+    every_shape(&scene.cast)?;
     let file = scene.cast.cluster.run_dir().join("egress.yaml");
     fs::write(&file, "nonMasqueradeCIDRs: ['0.0.0.0/0', '::/0', 10.0.0.0/8]")?;
     for mode in [
@@ -178,6 +162,25 @@ fn nothing_is_read_otherwise_than_written(label: &str, variant: Variant) -> Resu
         again.terminate()?;
     }
     Ok(())
+}
+
+fn every_shape(cast: &Cast) -> Result<()> {
+    for (number, policy) in [(20, "Cluster"), (21, "Local")] {
+        let name = policy.to_lowercase();
+        let port = [Port::tcp("http", 80, PORT).at_node(30_000 + u16::from(number))];
+        let mut objects = cast.service(&name, number, &port, &lasting::MEMBERS)?;
+        let spec = &mut objects[0]["spec"];
+        spec["sessionAffinity"] = json!("ClientIP");
+        spec["externalTrafficPolicy"] = json!(policy);
+        spec["externalIPs"] = json!([format!("198.51.100.{number}")]);
+        spec["loadBalancerSourceRanges"] = json!(["0.0.0.0/0", "::/0", "192.0.2.0/24", "2001:db8::/32"]);
+        let ingress =
+            json!([{ "ip": format!("198.51.101.{number}") }, { "ip": format!("2001:db8:1b::{number}") }]);
+        objects[0]["status"] = json!({ "loadBalancer": { "ingress": ingress } });
+        cast.cluster.manifests.put(&name, &objects)?;
+    }
+    let nobody = cast.service("nobody", 22, &[Port::tcp("http", 80, PORT)], &[])?;
+    cast.cluster.manifests.put("nobody", &nobody)
 }
 
 #[test]

@@ -1,21 +1,22 @@
 //! The chains of egress masquerade in iptables' table `security`, beside others' rules and programs.
 
 use std::fs::{self, Permissions};
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
-use denizen_tests::cast::{Who, service_ips};
+use denizen_tests::cast::{Who, every_protocol, service_ips};
 use denizen_tests::contained::Contained;
 use denizen_tests::flows::table::Backend;
 use denizen_tests::iptables::Variant;
 use denizen_tests::netns::Netns;
 use denizen_tests::probe::{Outcome, Probe, Protocol};
-use serde_json::json;
-use std::net::SocketAddr;
+use serde_json::{Value, json};
 
 use crate::rig::{SOON, Scene, outside};
 
@@ -68,8 +69,21 @@ const THEIRS: [&str; 4] = [
 /// nobody else's.
 fn a_life_among_others(label: &str, variant: Variant) -> Result<()> {
     let scene = Scene::set(label)?;
+    others(scene.node(), variant)?;
+    harm_is_repaired(&scene, variant)?;
+    a_restart_writes_nothing_anew(&scene, variant)?;
+    let program = binary::ours("denizen-agent")?.display().to_string();
+    scene.node().output(&program, &["cleanup"])?;
+    let left = variant.dump(scene.node())?;
+    ensure!(!left.contains("DENIZEN-") && !left.contains("KUBE-"), "{left}");
+    for line in THEIRS {
+        ensure!(left.contains(line), "{line} is gone: {left}");
+    }
+    Ok(())
+}
+
+fn harm_is_repaired(scene: &Scene, variant: Variant) -> Result<()> {
     let node = scene.node();
-    others(node, variant)?;
     let agent = scene.start(scene.flags(backend(variant)))?;
     let expected = variant.dump(node)?;
     let harms = [
@@ -83,9 +97,13 @@ fn a_life_among_others(label: &str, variant: Variant) -> Result<()> {
         Ok(found == expected && agent.status()?["driftRepaired"] == 1)
     })?;
     ensure!(scene.is_masqueraded(Who::Bridged, outside()[0], Protocol::Tcp)?);
-    agent.terminate()?;
+    ensure!(agent.terminate()?.success());
+    Ok(())
+}
+
+fn a_restart_writes_nothing_anew(scene: &Scene, variant: Variant) -> Result<()> {
     let counted = || -> Result<Vec<String>> {
-        let all = variant.counted(node)?;
+        let all = variant.counted(scene.node())?;
         let marked = all.lines().filter(|line| line.contains("-A DENIZEN-EGRESS"));
         Ok(marked.map(str::to_owned).collect())
     };
@@ -95,13 +113,6 @@ fn a_life_among_others(label: &str, variant: Variant) -> Result<()> {
     agent.terminate()?;
     assert_eq!(counted()?, before, "written anew, its counters would be others");
     ensure!(before.iter().any(|line| !line.contains("[0:0]")), "{before:?}");
-    let program = binary::ours("denizen-agent")?.display().to_string();
-    node.output(&program, &["cleanup"])?;
-    let left = variant.dump(node)?;
-    ensure!(!left.contains("DENIZEN-") && !left.contains("KUBE-"), "{left}");
-    for line in THEIRS {
-        ensure!(left.contains(line), "{line} is gone: {left}");
-    }
     Ok(())
 }
 
@@ -202,6 +213,8 @@ fn cleanup_removes_it_from_beside_kube_proxys_chains() -> Result<()> {
     Ok(())
 }
 
+const LEGACY_RESTORE: [&str; 2] = ["iptables-legacy-restore", "ip6tables-legacy-restore"];
+
 /// As `iptables-legacy-restore` says it of a kernel without the table (libiptc's TC_INIT fails).
 const WITHOUT_SECURITY: &str = r#"#!/bin/sh
 text=$(cat)
@@ -214,56 +227,57 @@ name=${0##*/}
 printf '%s\n' "$text" | "/usr/sbin/$name" "$@"
 "#;
 
-/// Services go on, status says what is missing, and when it is there at last, it is used.
+/// Puts the programs that say so into `folder`, in front of those of this machine.
+fn without_security(folder: &Path) -> Result<Command> {
+    for name in LEGACY_RESTORE {
+        let program = folder.join(name);
+        fs::write(&program, WITHOUT_SECURITY)?;
+        fs::set_permissions(program, Permissions::from_mode(0o755))?;
+    }
+    let mut command = Command::new("env");
+    command.arg(format!("PATH={}:/usr/sbin:/usr/bin:/sbin:/bin", folder.display()));
+    Ok(command)
+}
+
+/// Services come and go, status says what is missing, and when it is there at last, it is used.
 #[test]
 fn a_kernel_without_the_table_has_services_all_the_same() -> Result<()> {
     let scene = Scene::set("egress-lacks")?;
-    let (node, cluster) = (scene.node(), &scene.cast.cluster);
+    let cluster = &scene.cast.cluster;
     let folder = denizen_tests::netns::folder()?;
-    let programs =
-        ["iptables-legacy-restore", "ip6tables-legacy-restore"].map(|name| folder.path().join(name));
-    for program in &programs {
-        fs::write(program, WITHOUT_SECURITY)?;
-        fs::set_permissions(program, Permissions::from_mode(0o755))?;
-    }
-    let mut program = Command::new("env");
-    program.arg(format!(
-        "PATH={}:/usr/sbin:/usr/bin:/sbin:/bin",
-        folder.path().display()
-    ));
+    let program = without_security(folder.path())?;
     let agent = Contained::start_with(cluster, program, &scene.flags(Backend::IptablesLegacy))?;
-    let names = [
-        "iptable_security (CONFIG_IP_NF_SECURITY)",
-        "ip6table_security (CONFIG_IP6_NF_SECURITY)",
-    ];
-    agent.until("synced, and both named", |status| {
+    let named = |status: &Value| {
         let errors = status["errors"].to_string();
-        status["synced"] == true && names.iter().all(|name| errors.contains(name))
+        errors.contains("iptable_security (CONFIG_IP_NF_SECURITY)")
+            && errors.contains("ip6table_security (CONFIG_IP6_NF_SECURITY)")
+    };
+    let is_served = |number: u8| {
+        let mut doors = service_ips(number).into_iter().map(|ip| SocketAddr::new(ip, 80));
+        doors.all(|door| {
+            Probe::tcp(door)
+                .ask_in(&scene.cast.routed.netns)
+                .endpoint()
+                .is_some()
+        })
+    };
+    agent.until("synced, and both named", |status| {
+        status["synced"] == true && named(status)
     })?;
-    for service in service_ips(10) {
-        let outcome = Probe::tcp(SocketAddr::new(service, 80)).ask_in(&scene.cast.routed.netns);
-        ensure!(outcome.endpoint().is_some(), "{service}: {outcome:?}");
-    }
-    ensure!(!scene.is_masqueraded(Who::Routed, outside()[0], Protocol::Tcp)?);
-    // Services come and go.
+    ensure!(is_served(10) && !scene.is_masqueraded(Who::Routed, outside()[0], Protocol::Tcp)?);
     let more = scene
         .cast
-        .service("more", 12, &denizen_tests::cast::every_protocol(), &[Who::Remote])?;
+        .service("more", 12, &every_protocol(), &[Who::Remote])?;
     cluster.manifests.put("more", &more)?;
-    let to = SocketAddr::new(service_ips(12)[0], 80);
-    agent.until("one more", |status| {
-        let served = Probe::tcp(to)
-            .ask_in(&scene.cast.routed.netns)
-            .endpoint()
-            .is_some();
-        served && status["errors"].to_string().contains(names[0])
-    })?;
+    agent.until("one more", |status| is_served(12) && named(status))?;
+    fs::write(&scene.config, "nonMasqueradeCIDRs: ['fd00::/16']")?;
     // A look tries it again.
-    programs.iter().try_for_each(fs::remove_file)?;
+    LEGACY_RESTORE
+        .iter()
+        .try_for_each(|name| fs::remove_file(folder.path().join(name)))?;
     agent.until("no errors", |status| status["errors"] == json!([]))?;
     assert_eq!(agent.status()?["driftRepaired"], 0, "it is nobody's doing");
     ensure!(scene.is_masqueraded(Who::Routed, outside()[0], Protocol::Tcp)?);
-    ensure!(Variant::Legacy.dump(node)?.contains("-j DENIZEN-FORWARD"));
     Ok(())
 }
 

@@ -190,7 +190,13 @@ impl Edit {
 
     /// There is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.tables.iter().all(|table| *table == TableEdit::default())
+        !self.is_of(&Table::ALL)
+    }
+
+    /// There is something to do in one of these tables.
+    pub fn is_of(&self, tables: &[Table]) -> bool {
+        let mut edits = tables.iter().map(|table| &self.tables[*table as usize]);
+        edits.any(|edit| *edit != TableEdit::default())
     }
 
     /// How many chains it touches.

@@ -1,5 +1,8 @@
 //! One family's rules on their way into the kernel. Pure, but for the thread that it gives jobs to.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
@@ -141,9 +144,27 @@ impl Lane {
         }
     }
 
+    fn note_first(&mut self, seen: &Observed, rules: &Ruleset, due: Repair) {
+        let family = rules.family();
+        let left = seen.doors(family).filter(|door| !rules.has_door(door));
+        self.left_doors.extend(left);
+        let adopted = !seen.is_empty() && !seen.is_ours;
+        info!(%family, chains = due.chains, adopted, "rules are brought up to date");
+    }
+
+    /// What was refused may be taken by now: nobody tells of a module that is loaded.
+    fn try_again(&mut self, mut edit: Edit, rules: &Ruleset, at: Instant) {
+        self.settled |= edit.is_empty();
+        self.again = self.refused.due(at);
+        edit.write_anew(self.again.clone(), rules);
+        if !edit.is_empty() {
+            self.give(Job::Write(edit.into()));
+        }
+    }
+
     fn compare(&mut self, seen: &Observed, rules: &mut Ruleset, at: Instant, look_every: Duration) -> Repair {
         let due = rules.is_changed();
-        let mut edit = Edit::between(seen, rules, &mut self.refused);
+        let edit = Edit::between(seen, rules, &mut self.refused);
         let family = rules.family();
         let repair = Repair {
             rebuilt: false,
@@ -151,29 +172,21 @@ impl Lane {
             elements: edit.jumps(),
         };
         rules.forget_changes();
-        if edit.egress_input().is_empty() {
+        if !edit.is_of(&[Table::Security]) {
             self.egress = None;
         }
-        // What could not be written is nobody's doing. It may be taken by now: nobody tells of a module that is loaded.
-        if edit.is_empty() || (self.egress.is_some() && edit.input().is_empty()) {
-            self.settled |= edit.is_empty();
-            self.again = self.refused.due(at);
-            edit.write_anew(self.again.clone(), rules);
-            if !edit.is_empty() {
-                self.give(Job::Write(edit.into()));
-            }
+        // What could not be written is nobody's doing.
+        let of_services = edit.is_of(&Table::OF_SERVICES);
+        if edit.is_empty() || (self.egress.is_some() && !of_services) {
+            self.try_again(edit, rules, at);
             return Repair::default();
         }
+        // Nor is what is missing at first, or changed here meanwhile.
+        let expected = due || !self.settled;
         if !self.settled {
-            let left = seen.doors(family).filter(|door| !rules.has_door(door));
-            self.left_doors.extend(left);
-            let adopted = !seen.is_empty() && !seen.is_ours;
-            info!(%family, chains = repair.chains, adopted, "rules are brought up to date");
-            self.give(Job::Write(edit.into()));
-            return Repair::default();
+            self.note_first(seen, rules, repair);
         }
-        // What changed here meanwhile is no drift.
-        if !due {
+        if !expected && of_services {
             let window = WINDOW.max(look_every * 4);
             self.rewritten.retain(|before| at - *before < window);
             self.rewritten.push(at);
@@ -182,7 +195,7 @@ impl Lane {
             return Repair::default();
         }
         self.give(Job::Write(edit.into()));
-        if due {
+        if expected {
             return Repair::default();
         }
         warn!(%family, chains = repair.chains, jumps = repair.elements, "somebody changed the rules; repaired");

@@ -1,0 +1,138 @@
+//! Whose doing it is what differs at a look.
+
+use std::sync::mpsc::{Receiver, channel};
+
+use super::*;
+use crate::model::Egress;
+use crate::plan::{Detector, NodePortAddresses};
+
+/// A lane whose jobs nobody does but the test.
+struct Rig {
+    lane: Lane,
+    rules: Ruleset,
+    jobs: Receiver<Job>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let (sender, jobs) = channel();
+        let mut rules = Ruleset::new(super::super::fixed::Shape::new(Family::V4, true));
+        rules.reshape(|shape| {
+            shape.detect(&Detector::PodState, &[]);
+            shape.serve_node_ports(&NodePortAddresses::All { localhost: true }, &[]);
+            shape.send_out(Some(&Egress {
+                kept: vec!["10.0.0.0/8".parse().unwrap()],
+                v6: false,
+            }));
+        });
+        let lane = Lane::new(sender);
+        Self { lane, rules, jobs }
+    }
+
+    /// What `iptables-save` says of all that is wanted, but for `missing`.
+    fn seen(&self, missing: Option<Table>) -> Observed {
+        let mut seen = Observed::default();
+        let mut read = |table, text: String| {
+            if Some(table) != missing {
+                seen.read(table, &text);
+            }
+        };
+        self.rules.for_each(|(table, chain), lines| {
+            let lines: String = lines.iter().map(|line| format!("-A {chain} {line}\n")).collect();
+            read(table, format!(":{chain} - [0:0]\n{lines}"));
+        });
+        for ((table, chain), line) in self.rules.jumps() {
+            read(table, format!("-A {chain} {line}\n"));
+        }
+        seen
+    }
+
+    fn done(&mut self, outcome: Outcome) -> Repair {
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let at = Instant::now();
+        let done = Done {
+            family: Family::V4,
+            result: Ok(outcome),
+            at,
+            took: Duration::ZERO,
+        };
+        let taken = self.lane.take(done, &mut self.rules, Duration::from_secs(10));
+        taken.unwrap()
+    }
+
+    fn looks(&mut self, missing: Option<Table>) -> Repair {
+        let seen = self.seen(missing);
+        self.done(Outcome::Seen(Box::new(seen)))
+    }
+
+    fn writes(&self) -> bool {
+        matches!(self.jobs.try_recv(), Ok(Job::Write(_)))
+    }
+}
+
+fn without_the_table() -> IptablesError {
+    IptablesError::Failed {
+        program: "iptables-legacy-restore".to_owned(),
+        said: "iptables-restore: unable to initialize table 'security'".to_owned(),
+    }
+}
+
+#[test]
+fn what_cannot_be_written_of_egress_is_nobodys_doing() {
+    let mut rig = Rig::new();
+    rig.looks(Some(Table::Security));
+    assert!(rig.writes());
+    rig.done(Outcome::Written(vec![], Some(Err(without_the_table()))));
+    let why = rig.lane.egress.clone().unwrap();
+    assert!(why.contains("iptable_security (CONFIG_IP_NF_SECURITY)"), "{why}");
+    assert!(rig.lane.is_settled(&rig.rules), "services are as they should be");
+    assert_eq!(rig.looks(Some(Table::Security)), Repair::default());
+    assert!(rig.writes(), "a look tries it again");
+    // A change of services alone says nothing about it.
+    rig.done(Outcome::Written(vec![], None));
+    assert_eq!(rig.lane.egress, Some(why));
+    rig.done(Outcome::Written(vec![], Some(Ok(()))));
+    assert_eq!(rig.lane.egress, None);
+}
+
+#[test]
+fn another_egress_without_its_table_is_compared_first() {
+    let mut rig = Rig::new();
+    rig.looks(Some(Table::Security));
+    assert!(rig.writes());
+    rig.done(Outcome::Written(vec![], Some(Err(without_the_table()))));
+    rig.rules
+        .reshape(|shape| shape.send_out(Some(&Egress::default())));
+    rig.lane.go_on(&mut rig.rules);
+    assert!(matches!(rig.jobs.try_recv(), Ok(Job::Look)));
+    assert_eq!(rig.looks(Some(Table::Security)), Repair::default());
+    assert!(rig.writes());
+}
+
+#[test]
+fn a_jump_comes_and_goes_with_its_chain() {
+    let mut rig = Rig::new();
+    rig.looks(None);
+    assert!(rig.lane.is_settled(&rig.rules) && !rig.writes());
+    rig.rules.reshape(|shape| shape.send_out(None));
+    rig.lane.go_on(&mut rig.rules);
+    assert!(matches!(rig.jobs.try_recv(), Ok(Job::Look)), "both are compared");
+}
+
+/// Whoever rewrites that table is no other service proxy.
+#[test]
+fn only_services_chains_are_contended() {
+    let mut rig = Rig::new();
+    rig.looks(None);
+    for _ in 0..2 * CONTENDED {
+        assert_ne!(rig.looks(Some(Table::Security)), Repair::default());
+        assert!(rig.writes());
+        rig.done(Outcome::Written(vec![], Some(Ok(()))));
+    }
+    for _ in 1..CONTENDED {
+        assert_ne!(rig.looks(Some(Table::Nat)), Repair::default());
+        rig.done(Outcome::Written(vec![], None));
+    }
+    assert_eq!(rig.looks(Some(Table::Nat)), Repair::default());
+    assert!(rig.lane.is_contended());
+}
