@@ -2,6 +2,7 @@
 
 use super::edit::Edit;
 use super::ipset::Sets;
+use super::name::Table;
 use super::save::CANARY;
 use super::tools::{IptablesError, Tools, Variant};
 use crate::model::Family;
@@ -58,7 +59,7 @@ fn remove_from(variants: &[Variant], whose: Whose) -> Result<usize, IptablesErro
 }
 
 fn remove(tools: &Tools, family: Family, whose: Whose) -> Result<usize, IptablesError> {
-    let mut seen = tools.save(family)?;
+    let mut seen = tools.save(family, &Table::ALL)?;
     let all = whose == Whose::Everybodys;
     if !all && !seen.is_ours {
         seen = seen.denizens_alone();

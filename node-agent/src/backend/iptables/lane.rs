@@ -80,10 +80,20 @@ impl Lane {
         }
         let all = rules.has_other_jumps() || (self.egress.is_some() && rules.has_other_egress());
         if self.unknown || all {
-            self.give(Job::Look);
+            self.give(Job::Look(self.tables(rules)));
         } else if rules.is_changed() {
             let edit = Edit::of(rules.take_changes(), &mut self.refused);
             self.give(Job::Write(edit.into()));
+        }
+    }
+
+    /// The tables in which there may be anything of ours.
+    fn tables(&self, rules: &Ruleset) -> &'static [Table] {
+        let is_egress_there = !self.settled || self.egress.is_some() || rules.has_egress();
+        if is_egress_there {
+            &Table::ALL
+        } else {
+            &Table::OF_SERVICES
         }
     }
 

@@ -180,6 +180,11 @@ impl Ruleset {
         !self.changed.is_empty()
     }
 
+    /// Whether there are rules about what pods send elsewhere than to services, or were when all was last compared.
+    pub fn has_egress(&self) -> bool {
+        self.shape.egress.is_some() || self.jumps_changed
+    }
+
     /// Whether the jumps into them changed, too: then all is to be compared.
     pub fn has_other_jumps(&self) -> bool {
         self.jumps_changed

@@ -203,24 +203,24 @@ impl Tools {
         Ok(rules)
     }
 
-    /// What the kernel holds of a service proxy's.
+    /// What the kernel holds of a service proxy's in these tables.
     ///
     /// # Errors
     /// [`IptablesError`].
-    pub fn save(&self, family: Family) -> Result<Observed, IptablesError> {
+    pub fn save(&self, family: Family, tables: &[Table]) -> Result<Observed, IptablesError> {
         let _span = trace_span!("save", %family).entered();
         let program = self.program(family, "-save");
         let mut seen = Observed::default();
         let there = self.tables(family);
-        for table in Table::ALL {
+        for table in tables {
             let name = table.to_string();
             if !there.has(&name) {
                 continue;
             }
             match execute(&program, &["-t", &name], None) {
-                Ok(output) => seen.read(table, &String::from_utf8_lossy(&output.stdout)),
+                Ok(output) => seen.read(*table, &String::from_utf8_lossy(&output.stdout)),
                 // What is wanted there cannot be written either, and says why.
-                Err(_) if table == Table::Security => {}
+                Err(_) if *table == Table::Security => {}
                 Err(error) => return Err(error),
             }
         }

@@ -20,8 +20,8 @@ use crate::model::Family;
 /// What is to be done.
 #[derive(Debug)]
 pub enum Job {
-    /// Read what the kernel holds.
-    Look,
+    /// Read what the kernel holds in these tables.
+    Look(&'static [Table]),
     /// Change it.
     Write(Box<Edit>),
 }
@@ -55,7 +55,9 @@ pub fn start(tools: Tools, family: Family, done: UnboundedSender<Done>) -> Sende
         for job in todo {
             let begun = now();
             let result = match job {
-                Job::Look => tools.save(family).map(|seen| Outcome::Seen(Box::new(seen))),
+                Job::Look(tables) => tools
+                    .save(family, tables)
+                    .map(|seen| Outcome::Seen(Box::new(seen))),
                 Job::Write(edit) => {
                     let egress = edit.egress_input();
                     // Its table is one that a kernel may be without.
@@ -102,7 +104,7 @@ fn write_all_but_refused(
         };
         let seen = match &seen {
             Some(seen) => seen,
-            None => seen.insert(tools.save(family)?),
+            None => seen.insert(tools.save(family, &Table::OF_SERVICES)?),
         };
         forget_written(&mut edit, &input, said);
         let is_soon = refusals.len() < MOST_NAMED && now() < until;

@@ -104,19 +104,33 @@ fn another_egress_without_its_table_is_compared_first() {
     rig.rules
         .reshape(|shape| shape.send_out(Some(&Egress::default())));
     rig.lane.go_on(&mut rig.rules);
-    assert!(matches!(rig.jobs.try_recv(), Ok(Job::Look)));
+    assert!(matches!(rig.jobs.try_recv(), Ok(Job::Look(_))));
     assert_eq!(rig.looks(Some(Table::Security)), Repair::default());
     assert!(rig.writes());
 }
 
+/// And who has not asked for it does not pay for looking at its table.
 #[test]
 fn a_jump_comes_and_goes_with_its_chain() {
     let mut rig = Rig::new();
+    let looks_at = |rig: &mut Rig| {
+        rig.lane.go_on(&mut rig.rules);
+        match rig.jobs.try_recv() {
+            Ok(Job::Look(tables)) => tables,
+            _ => &[],
+        }
+    };
+    assert_eq!(looks_at(&mut rig), Table::ALL, "an earlier run's may be there");
     rig.looks(None);
     assert!(rig.lane.is_settled(&rig.rules) && !rig.writes());
+    let seen = rig.seen(None);
     rig.rules.reshape(|shape| shape.send_out(None));
-    rig.lane.go_on(&mut rig.rules);
-    assert!(matches!(rig.jobs.try_recv(), Ok(Job::Look)), "both are compared");
+    assert_eq!(looks_at(&mut rig), Table::ALL, "both are compared");
+    assert_eq!(rig.done(Outcome::Seen(Box::new(seen))), Repair::default());
+    assert!(rig.writes());
+    rig.done(Outcome::Written(vec![], Some(Ok(()))));
+    rig.lane.unknown = true;
+    assert_eq!(looks_at(&mut rig), Table::OF_SERVICES);
 }
 
 /// Whoever rewrites that table is no other service proxy.
