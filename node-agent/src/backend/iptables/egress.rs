@@ -3,8 +3,8 @@
 //! The chains are in the table `security`, in its FORWARD: the last place where iptables knows the interface that a
 //! packet came in through, and where its destination is already a service's endpoint. Before that, in mangle, the mark
 //! would let every pod's connection past the operator's own rules (`KUBE-FORWARD` accepts what has it); behind it, in nat
-//! POSTROUTING, frames of a bridge have no input interface, and before Linux 5.7 nothing has. `MARK` is allowed in any
-//! table (net/netfilter/xt_mark.c).
+//! POSTROUTING, a bridge's frames have no input interface, and before Linux 5.5 (28f8bfd1ac94) nothing has. `MARK` is
+//! allowed in any table (net/netfilter/xt_mark.c).
 
 use super::fixed::Shape;
 use super::name::{ChainId, ChainName, EGRESS, FORWARDED, Table};
@@ -68,5 +68,5 @@ pub fn words(family: Family, error: &IptablesError) -> String {
     } else {
         String::new()
     };
-    format!("egress masquerade of {family} is not as it should be, services are: {why}{missing}")
+    format!("egress masquerade of {family} is not programmed as it should be (services are): {why}{missing}")
 }
