@@ -132,6 +132,7 @@ impl Publisher {
             pulse.waiting = None;
             pulse.updated = Some(clock);
             pulse.synced = engine.is_synced();
+            pulse.refused = engine.refuses();
         });
         if let Some(ports) = engine.take_health_ports() {
             self.ports.send_if_modified(|now| {

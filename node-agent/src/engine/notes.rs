@@ -31,6 +31,11 @@ impl<B: Told> Engine<B> {
 }
 
 impl<B: Backend> Engine<B> {
+    /// Whether anything is refused and left out.
+    pub fn refuses(&self) -> bool {
+        !self.backend.refused().is_empty()
+    }
+
     /// What the agent knows and has programmed; `problems` are the sources' own.
     pub fn status(&mut self, problems: Vec<String>) -> Status {
         let mut errors = problems;

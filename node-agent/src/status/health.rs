@@ -28,6 +28,8 @@ pub struct Pulse {
     pub node_eligible: bool,
     /// Another service proxy goes on writing the same rules, so this agent has stopped.
     pub contended: bool,
+    /// Something is refused and left out. All else is programmed, so that is said and is no fault of the node.
+    pub refused: bool,
 }
 
 impl Pulse {
@@ -40,6 +42,7 @@ impl Pulse {
             updated: None,
             node_eligible: true,
             contended: false,
+            refused: false,
         }
     }
 
@@ -109,7 +112,11 @@ impl Report {
             current_time: clock.to_string(),
             node_eligible,
             healthy,
-            reason: pulse.contended.then_some(CONTENDED),
+            reason: match (pulse.contended, pulse.refused) {
+                (true, _) => Some(CONTENDED),
+                (false, true) => Some(REFUSED),
+                (false, false) => None,
+            },
             status: families.into(),
         }
     }
@@ -117,6 +124,8 @@ impl Report {
 
 const CONTENDED: &str =
     "another service proxy goes on rewriting the same rules; `denizen-agent status` names it";
+
+const REFUSED: &str = "some rules are refused and left out; `denizen-agent status` names them";
 
 /// How Go writes a time that is none; who parses the one must not stumble over the other.
 const NEVER: &str = "0001-01-01T00:00:00Z";

@@ -92,6 +92,17 @@ fn the_bodies_are_kube_proxys() {
         "healthy": true, "status": status(true),
     });
     assert_eq!(said(Report::livez(&leaving, now, clock(7200))), (true, livez));
+    let refused = Pulse {
+        refused: true,
+        ..pulse
+    };
+    let (is_well, body) = said(Report::healthz(&refused, now, clock(7200)));
+    assert!(
+        is_well
+            && body["reason"]
+                .as_str()
+                .is_some_and(|reason| reason.contains("refused"))
+    );
     let (well, starting) = said(Report::healthz(&Pulse::starting(now), now, clock(7200)));
     assert!(!well);
     assert_eq!(starting["lastUpdated"], "0001-01-01T00:00:00Z");
