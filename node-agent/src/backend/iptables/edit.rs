@@ -117,20 +117,19 @@ impl Edit {
         edit
     }
 
-    /// Writes these chains too, or removes those that are not wanted, whatever the kernel holds of them.
-    pub fn write_anew(&mut self, mut chains: BTreeSet<(Table, String)>, wanted: &Ruleset) {
-        if chains.is_empty() {
-            return;
-        }
+    /// Writes these chains, or removes those that are not wanted, whatever the kernel holds of them.
+    pub fn anew(mut chains: BTreeSet<(Table, String)>, wanted: &Ruleset) -> Self {
+        let mut edit = Self::default();
         wanted.for_each(|(table, chain), lines| {
             let id = (table, chain.to_string());
             if chains.remove(&id) {
-                self.table(table).write.insert(id.1, lines);
+                edit.table(table).write.insert(id.1, lines);
             }
         });
         for (table, chain) in chains {
-            self.table(table).remove.insert(chain);
+            edit.table(table).remove.insert(chain);
         }
+        edit
     }
 
     /// Removes all that was seen; kube-proxy's canaries too, if it is to leave no trace.
@@ -197,6 +196,22 @@ impl Edit {
     pub fn is_of(&self, tables: &[Table]) -> bool {
         let mut edits = tables.iter().map(|table| &self.tables[*table as usize]);
         edits.any(|edit| *edit != TableEdit::default())
+    }
+
+    /// What was there before, where that is known: nothing.
+    pub fn seen(&self) -> Option<Observed> {
+        self.fresh.then(Observed::default)
+    }
+
+    /// As if all the chains that it touches were there.
+    pub fn of_all_there(&self) -> Observed {
+        let mut seen = Observed::default();
+        for table in Table::OF_SERVICES {
+            let TableEdit { write, remove, .. } = &self.tables[table as usize];
+            let names = write.keys().chain(remove);
+            names.for_each(|name| seen.read(table, &format!(":{name} -")));
+        }
+        seen
     }
 
     /// How many chains it touches.

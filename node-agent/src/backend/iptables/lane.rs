@@ -41,6 +41,8 @@ pub struct Lane {
     pub refused: Refusals,
     /// Why egress masquerade is not as it should be. It is tried again at every look.
     pub egress: Option<String>,
+    /// It is time to try again what is refused: this.
+    due: Option<Instant>,
     /// Chains of what is refused that are being tried again.
     again: BTreeSet<(Table, String)>,
     /// When somebody else's changes were seen.
@@ -58,6 +60,7 @@ impl Lane {
             left_doors: Vec::new(),
             refused: Refusals::default(),
             egress: None,
+            due: None,
             again: BTreeSet::new(),
             rewritten: Vec::new(),
         }
@@ -84,6 +87,10 @@ impl Lane {
         } else if rules.is_changed() {
             let edit = Edit::of(rules.take_changes(), &mut self.refused);
             self.give(Job::Write(edit.into()));
+        } else if let Some(at) = self.due.take() {
+            self.again = self.refused.due(at);
+            let edit = Edit::anew(self.again.clone(), rules);
+            self.give(Job::WriteAgain(edit.into()));
         }
     }
 
@@ -95,6 +102,17 @@ impl Lane {
         } else {
             &Table::OF_SERVICES
         }
+    }
+
+    /// When what is refused is to be tried again; `None` as long as nothing is to be done for that.
+    pub fn next_try(&self) -> Option<Instant> {
+        let is_free = !self.busy && !self.is_contended() && self.due.is_none();
+        self.refused.next().filter(|_| is_free)
+    }
+
+    /// It is so late.
+    pub fn try_again(&mut self, at: Instant) {
+        self.due = self.next_try().filter(|next| *next <= at).or(self.due);
     }
 
     fn give(&mut self, job: Job) {
@@ -162,16 +180,6 @@ impl Lane {
         info!(%family, chains = due.chains, adopted, "rules are brought up to date");
     }
 
-    /// What was refused may be taken by now: nobody tells of a module that is loaded.
-    fn try_again(&mut self, mut edit: Edit, rules: &Ruleset, at: Instant) {
-        self.settled |= edit.is_empty();
-        self.again = self.refused.due(at);
-        edit.write_anew(self.again.clone(), rules);
-        if !edit.is_empty() {
-            self.give(Job::Write(edit.into()));
-        }
-    }
-
     fn compare(&mut self, seen: &Observed, rules: &mut Ruleset, at: Instant, look_every: Duration) -> Repair {
         let due = rules.is_changed();
         let edit = Edit::between(seen, rules, &mut self.refused);
@@ -185,10 +193,14 @@ impl Lane {
         if !edit.is_of(&[Table::Security]) {
             self.egress = None;
         }
+        if edit.is_empty() {
+            self.settled = true;
+            return Repair::default();
+        }
         // What could not be written is nobody's doing.
         let of_services = edit.is_of(&Table::OF_SERVICES);
-        if edit.is_empty() || (self.egress.is_some() && !of_services) {
-            self.try_again(edit, rules, at);
+        if self.egress.is_some() && !of_services {
+            self.give(Job::Write(edit.into()));
             return Repair::default();
         }
         // Nor is what is missing at first, or changed here meanwhile.

@@ -75,11 +75,13 @@ impl Refusals {
         news
     }
 
-    /// The chains to be tried again at `at`.
+    /// When something is to be tried again.
+    pub fn next(&self) -> Option<Instant> {
+        self.next.filter(|_| !self.all.is_empty())
+    }
+
+    /// The chains to be tried again now, at `at`.
     pub fn due(&mut self, at: Instant) -> BTreeSet<Id> {
-        if self.next.is_none_or(|next| at < next) {
-            return BTreeSet::new();
-        }
         // Should nothing be learned from it.
         self.next = Some(at + self.pause);
         let chains: BTreeSet<Id> = self.all.keys().map(|(id, _)| id.clone()).collect();
@@ -215,26 +217,21 @@ mod tests {
         let (mut refused, start) = (Refusals::default(), now());
         let news = refused.learn(&BTreeSet::new(), vec![refusal("KUBE-SVC-A")], start);
         assert_eq!((news.refused.len(), news.taken.len()), (1, 0));
-        assert!(refused.due(start).is_empty(), "not at once");
         let (mut at, mut pauses) = (start, Vec::new());
         for _ in 0..8 {
             let begun = at;
-            let due = loop {
-                at += Duration::from_secs(1);
-                let due = refused.due(at);
-                if !due.is_empty() {
-                    break due;
-                }
-            };
+            at = refused.next().unwrap();
+            let due = refused.due(at);
             pauses.push((at - begun).as_secs());
             let news = refused.learn(&due, vec![refusal("KUBE-SVC-A")], at);
             assert_eq!(news, News::default(), "it is known");
         }
         assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 300, 300]);
-        let due = refused.due(at + LONGEST);
+        at += LONGEST;
+        let due = refused.due(at);
         let news = refused.learn(&due, Vec::new(), at);
         assert_eq!((news.refused.len(), news.taken.len()), (0, 1));
-        assert_eq!(refused.words().len(), 0);
+        assert_eq!((refused.words().len(), refused.next()), (0, None));
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! Brings sets and rules into the kernel, and keeps them there.
 
 use std::collections::BTreeSet;
+use std::future::pending;
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 use std::time::Duration;
 
 use ipnetwork::IpNetwork;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::time::sleep_until;
 use tracing::{error, info, warn};
 
 use super::contender::contender;
@@ -241,9 +243,22 @@ impl Backend for Iptables {
     }
 
     async fn news(&mut self) {
-        match self.news.recv().await {
-            Some(done) => self.heard.push(done),
-            None => std::future::pending().await,
+        let next = self.lanes.iter().filter_map(Lane::next_try).min();
+        let again = async {
+            match next {
+                Some(at) => {
+                    sleep_until(at.into()).await;
+                    at
+                }
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            done = self.news.recv() => match done {
+                Some(done) => self.heard.push(done),
+                None => pending().await,
+            },
+            at = again => self.lanes.iter_mut().for_each(|lane| lane.try_again(at)),
         }
     }
 }

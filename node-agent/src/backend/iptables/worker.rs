@@ -24,6 +24,8 @@ pub enum Job {
     Look(&'static [Table]),
     /// Change it.
     Write(Box<Edit>),
+    /// Change chains that are there, and were refused before.
+    WriteAgain(Box<Edit>),
 }
 
 /// What came of it.
@@ -62,8 +64,14 @@ pub fn start(tools: Tools, family: Family, done: UnboundedSender<Done>) -> Sende
                     let egress = edit.egress_input();
                     // Its table is one that a kernel may be without.
                     let apart = || (!egress.is_empty()).then(|| tools.restore(family, &egress));
-                    let written = write_all_but_refused(tools, family, *edit);
+                    let seen = edit.seen();
+                    let written = write_all_but_refused(tools, family, *edit, seen);
                     written.map(|refusals| Outcome::Written(refusals, apart()))
+                }
+                Job::WriteAgain(edit) => {
+                    let seen = Some(edit.of_all_there());
+                    let written = write_all_but_refused(tools, family, *edit, seen);
+                    written.map(|refusals| Outcome::Written(refusals, None))
                 }
             };
             let at = now();
@@ -87,13 +95,15 @@ pub fn start(tools: Tools, family: Family, done: UnboundedSender<Done>) -> Sende
 const MOST_NAMED: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// `seen` was in the kernel before; to find that out takes seconds where there is much.
 fn write_all_but_refused(
     tools: Tools,
     family: Family,
     mut edit: Edit,
+    mut seen: Option<Observed>,
 ) -> Result<Vec<Refusal>, IptablesError> {
     let until = now() + PATIENCE;
-    let (mut refusals, mut seen) = (Vec::new(), None);
+    let mut refusals = Vec::new();
     while let Err((input, error)) = write(tools, family, &edit) {
         let said = match &error {
             IptablesError::Failed { said, .. } if is_the_rules(&input, said) => said,
