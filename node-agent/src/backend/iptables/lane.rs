@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use crate::backend::Repair;
 use crate::model::Family;
 use crate::plan::Door;
 
-/// Rewritten so often in [`WINDOW`], the chains are somebody else's too, who does not stop.
+/// Rewritten so often in [`WINDOW`], or at one more look than that, the chains are somebody else's too, who does not stop.
 const CONTENDED: usize = 3;
 const WINDOW: Duration = Duration::from_secs(60);
 
@@ -47,6 +47,8 @@ pub struct Lane {
     again: BTreeSet<(Table, String)>,
     /// When somebody else's changes were seen.
     rewritten: Vec<Instant>,
+    /// The last looks: where they are seldom, a minute sees one.
+    looks: VecDeque<Instant>,
 }
 
 impl Lane {
@@ -63,6 +65,7 @@ impl Lane {
             due: None,
             again: BTreeSet::new(),
             rewritten: Vec::new(),
+            looks: VecDeque::new(),
         }
     }
 
@@ -120,17 +123,11 @@ impl Lane {
         self.busy = self.jobs.send(job).is_ok();
     }
 
-    /// Takes in what came of a job; what was repaired of somebody else's changes. `look_every` is how long it
-    /// may take to see such a change.
+    /// Takes in what came of a job; what was repaired of somebody else's changes.
     ///
     /// # Errors
     /// The job's.
-    pub fn take(
-        &mut self,
-        done: Done,
-        rules: &mut Ruleset,
-        look_every: Duration,
-    ) -> Result<Repair, IptablesError> {
+    pub fn take(&mut self, done: Done, rules: &mut Ruleset) -> Result<Repair, IptablesError> {
         self.busy = false;
         let again = std::mem::take(&mut self.again);
         match done.result {
@@ -154,7 +151,10 @@ impl Lane {
             }
             Ok(Outcome::Seen(seen)) => {
                 self.unknown = false;
-                Ok(self.compare(&seen, rules, done.at, look_every))
+                let repair = self.compare(&seen, rules, done.at);
+                self.looks.push_back(done.at);
+                self.looks.drain(..self.looks.len().saturating_sub(CONTENDED));
+                Ok(repair)
             }
         }
     }
@@ -180,7 +180,14 @@ impl Lane {
         info!(%family, chains = due.chains, adopted, "rules are brought up to date");
     }
 
-    fn compare(&mut self, seen: &Observed, rules: &mut Ruleset, at: Instant, look_every: Duration) -> Repair {
+    fn note_foreign(&mut self, at: Instant) {
+        let since = self.looks.front().copied().unwrap_or(at);
+        self.rewritten
+            .retain(|before| at - *before < WINDOW || *before >= since);
+        self.rewritten.push(at);
+    }
+
+    fn compare(&mut self, seen: &Observed, rules: &mut Ruleset, at: Instant) -> Repair {
         let due = rules.is_changed();
         let edit = Edit::between(seen, rules, &mut self.refused);
         let family = rules.family();
@@ -209,9 +216,7 @@ impl Lane {
             self.note_first(seen, rules, repair);
         }
         if !expected && of_services {
-            let window = WINDOW.max(look_every * 4);
-            self.rewritten.retain(|before| at - *before < window);
-            self.rewritten.push(at);
+            self.note_foreign(at);
         }
         if self.is_contended() {
             return Repair::default();

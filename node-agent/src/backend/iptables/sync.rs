@@ -163,7 +163,7 @@ impl Iptables {
             if let Ok(Outcome::Seen(_)) = done.result {
                 self.look_every = (done.took * 100).clamp(LOOK_EVERY, LOOK_AT_LEAST);
             }
-            match self.lanes[at].take(done, &mut self.wanted.rules[at], self.look_every) {
+            match self.lanes[at].take(done, &mut self.wanted.rules[at]) {
                 Ok(repair) => {
                     self.repaired.chains += repair.chains;
                     self.repaired.elements += repair.elements;

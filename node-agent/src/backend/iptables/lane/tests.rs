@@ -11,6 +11,7 @@ struct Rig {
     lane: Lane,
     rules: Ruleset,
     jobs: Receiver<Job>,
+    now: Instant,
 }
 
 impl Rig {
@@ -25,8 +26,15 @@ impl Rig {
                 v6: false,
             }));
         });
+        #[expect(clippy::disallowed_methods, reason = "a test needs some moment")]
+        let now = Instant::now();
         let lane = Lane::new(sender);
-        Self { lane, rules, jobs }
+        Self {
+            lane,
+            rules,
+            jobs,
+            now,
+        }
     }
 
     /// What `iptables-save` says of all that is wanted, but for `missing`.
@@ -48,16 +56,13 @@ impl Rig {
     }
 
     fn done(&mut self, outcome: Outcome) -> Repair {
-        #[expect(clippy::disallowed_methods, reason = "any time will do")]
-        let at = Instant::now();
         let done = Done {
             family: Family::V4,
             result: Ok(outcome),
-            at,
+            at: self.now,
             took: Duration::ZERO,
         };
-        let taken = self.lane.take(done, &mut self.rules, Duration::from_secs(10));
-        taken.unwrap()
+        self.lane.take(done, &mut self.rules).unwrap()
     }
 
     fn looks(&mut self, missing: Option<Table>) -> Repair {
@@ -149,4 +154,34 @@ fn only_services_chains_are_contended() {
     }
     assert_eq!(rig.looks(Some(Table::Nat)), Repair::default());
     assert!(rig.lane.is_contended());
+}
+
+/// Three times in a minute; or at three of four looks, where they are seldom.
+#[test]
+fn who_goes_on_is_told_from_who_comes_by() {
+    for (seconds, clean, contended) in [
+        (10, 0, true),
+        (300, 0, true),
+        (300, 1, true),
+        (300, 3, false),
+        (10, 9, false),
+    ] {
+        let mut rig = Rig::new();
+        rig.looks(None);
+        for number in 0..CONTENDED {
+            let between = if number == 1 { clean } else { 0 };
+            for _ in 0..between {
+                rig.now += Duration::from_secs(seconds);
+                assert_eq!(rig.looks(None), Repair::default());
+            }
+            rig.now += Duration::from_secs(seconds);
+            rig.looks(Some(Table::Nat));
+            rig.done(Outcome::Written(vec![], None));
+        }
+        assert_eq!(
+            rig.lane.is_contended(),
+            contended,
+            "every {seconds} s, {clean} looks in between"
+        );
+    }
 }
