@@ -143,7 +143,7 @@ impl Lane {
                     error!(family = %rules.family(), error, "all else is written");
                 }
                 for before in shortened(taken) {
-                    info!(family = %rules.family(), before, "taken now");
+                    info!(family = %rules.family(), before, "what was refused is taken now");
                 }
                 self.note_egress(egress, rules.family());
                 self.settled = true;

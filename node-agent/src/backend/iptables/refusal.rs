@@ -19,8 +19,10 @@ pub struct Refusal {
     pub chain: String,
     /// What is not written.
     pub left_out: LeftOut,
-    /// What was refused, and what the program said.
-    pub words: String,
+    what: String,
+    /// What becomes of the chain or line.
+    pub follows: &'static str,
+    said: String,
 }
 
 /// What is not written of a chain.
@@ -90,13 +92,34 @@ impl Refusal {
         Self::new(table, chain, LeftOut::Removal, &what, EMPTIED, said)
     }
 
-    fn new(table: Table, chain: String, left_out: LeftOut, what: &str, follows: &str, said: &str) -> Self {
+    fn new(
+        table: Table,
+        chain: String,
+        left_out: LeftOut,
+        what: &str,
+        follows: &'static str,
+        said: &str,
+    ) -> Self {
         Self {
             table,
             chain,
             left_out,
-            words: format!("{table}: {what}: refused, so {follows}: {said}"),
+            what: what.to_owned(),
+            follows,
+            said: said.to_owned(),
         }
+    }
+
+    /// What was refused, and what the program said.
+    pub fn words(&self) -> String {
+        let Self {
+            table,
+            what,
+            follows,
+            said,
+            ..
+        } = self;
+        format!("{table}: {what}: refused, so {follows}: {said}")
     }
 }
 
@@ -235,7 +258,7 @@ mod tests {
             edit.input(),
             format!("*nat\n:{chain} - [0:0]\nCOMMIT\n"),
             "{}",
-            refusal.words
+            refusal.words()
         );
     }
 }

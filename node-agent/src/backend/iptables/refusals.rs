@@ -55,15 +55,18 @@ impl Refusals {
         };
         before.extend(self.all.extract_if(.., |key, _| is_past(key)));
         let mut news = News::default();
-        for refusal in refusals {
+        for mut refusal in refusals {
             let key = refusal.key();
-            if before.remove(&key).is_none() {
-                news.refused.push(refusal.words.clone());
+            match before.remove(&key) {
+                // It was never anything else since.
+                Some(before) if tried.contains(&key.0) => refusal.follows = before.follows,
+                Some(_) => {}
+                None => news.refused.push(refusal.words()),
             }
             self.all.insert(key, refusal);
         }
         let taken = before.into_iter().filter(|(key, _)| tried.contains(&key.0));
-        news.taken.extend(taken.map(|(_, refusal)| refusal.words));
+        news.taken.extend(taken.map(|(_, refusal)| refusal.words()));
         if news != News::default() {
             self.pause = SHORTEST;
         } else if !tried.is_empty() {
@@ -138,7 +141,7 @@ impl Refusals {
 
     /// In words.
     pub fn words(&self) -> Vec<String> {
-        shortened(self.all.values().map(|refusal| refusal.words.clone()).collect())
+        shortened(self.all.values().map(Refusal::words).collect())
     }
 }
 
@@ -223,8 +226,12 @@ mod tests {
             at = refused.next().unwrap();
             let due = refused.due(at);
             pauses.push((at - begun).as_secs());
-            let news = refused.learn(&due, vec![refusal("KUBE-SVC-A")], at);
+            // Whoever tries again need not know that it is empty.
+            let lines = lines(&["-m bad"]);
+            let again = Refusal::of_chain(Table::Nat, "KUBE-SVC-A".into(), lines, true, "no");
+            let news = refused.learn(&due, vec![again], at);
             assert_eq!(news, News::default(), "it is known");
+            assert!(refused.words()[0].contains("stays empty"));
         }
         assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 300, 300]);
         at += LONGEST;

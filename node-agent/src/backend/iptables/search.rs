@@ -99,14 +99,7 @@ impl<K: Kernel> Search<'_, K> {
         for new in new.chunks(self.kernel.at_once()) {
             self.must("new chains", &writing(new))?;
         }
-        let mut stages: BTreeMap<_, Vec<(String, Lines)>> = BTreeMap::new();
-        for (name, lines) in write {
-            let stage = self.stage(&name);
-            stages.entry(stage).or_default().push((name, lines));
-        }
-        for chains in stages.into_values() {
-            self.chains(chains)?;
-        }
+        // What is allowed depends on where it is reached from.
         let jumps = TableEdit {
             insert,
             delete,
@@ -114,6 +107,14 @@ impl<K: Kernel> Search<'_, K> {
         };
         if jumps != TableEdit::default() {
             self.must("jumps", &jumps)?;
+        }
+        let mut stages: BTreeMap<_, Vec<(String, Lines)>> = BTreeMap::new();
+        for (name, lines) in write {
+            let stage = self.stage(&name);
+            stages.entry(stage).or_default().push((name, lines));
+        }
+        for chains in stages.into_values() {
+            self.chains(chains)?;
         }
         self.removals(remove.into_iter().collect())
     }
@@ -283,13 +284,8 @@ fn sift<T: Clone>(
             bad.push(Bad::alone(it, &no));
             continue;
         }
-        let is_hopeless = part.len() == all.len() && all.len() > FEW && {
-            let mut samples = all.chunks(all.len().div_ceil(SAMPLES)).map(|some| &some[..1]);
-            samples.try_fold(true, |so_far, sample| {
-                Ok::<_, IptablesError>(so_far && attempt(sample)?.is_some())
-            })?
-        };
-        if is_hopeless || !no.has_time {
+        let is_first = part.len() == all.len() && all.len() > FEW;
+        if !no.has_time || (is_first && are_samples_refused(all, &mut attempt)?) {
             bad.extend(part.iter().map(|it| Bad::with_others(it, &no)));
         } else {
             let (one, other) = part.split_at(part.len() / 2);
@@ -297,6 +293,18 @@ fn sift<T: Clone>(
         }
     }
     Ok(bad)
+}
+
+fn are_samples_refused<T>(
+    all: &[T],
+    mut attempt: impl FnMut(&[T]) -> Result<Option<No>, IptablesError>,
+) -> Result<bool, IptablesError> {
+    for some in all.chunks(all.len().div_ceil(SAMPLES)) {
+        if attempt(&some[..1])?.is_none() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 impl<T: Clone> Bad<T> {

@@ -91,7 +91,7 @@ pub fn start(tools: Tools, family: Family, done: UnboundedSender<Done>) -> Sende
 }
 
 /// So many refused lines that a program names are left out one by one, as long as it takes no longer than this; and
-/// so long those are searched for that it does not name.
+/// for so long it is looked closer at what is refused unnamed.
 const MOST_NAMED: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -127,7 +127,7 @@ fn write_all_but_refused(
         let mut node = Node {
             tools,
             family,
-            until: now() + PATIENCE,
+            until: None,
         };
         refusals.extend(write_in_parts(&mut node, edit, seen)?);
         break;
@@ -139,7 +139,8 @@ fn write_all_but_refused(
 struct Node {
     tools: Tools,
     family: Family,
-    until: Instant,
+    /// Until when there is time to look closer, from the first time on that there is anything to look at.
+    until: Option<Instant>,
 }
 
 impl Kernel for Node {
@@ -160,7 +161,8 @@ impl Kernel for Node {
     }
 
     fn has_time(&mut self) -> bool {
-        now() < self.until
+        let now = now();
+        now < *self.until.get_or_insert(now + PATIENCE)
     }
 }
 
