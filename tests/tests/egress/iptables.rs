@@ -141,6 +141,31 @@ fn without_the_flag_no_table_is_made() -> Result<()> {
     Ok(())
 }
 
+/// IPv6 is none of it where no range of IPv6 is named.
+#[test]
+fn the_other_family_has_no_table() -> Result<()> {
+    let scene = Scene::set("egress-four")?;
+    let node = scene.node();
+    fs::write(&scene.config, "nonMasqueradeCIDRs: [10.0.0.0/8]")?;
+    for variant in Variant::BOTH {
+        let agent = scene.start(scene.flags(backend(variant)))?;
+        let [v4, v6] = outside();
+        ensure!(
+            scene.is_masqueraded(Who::Routed, v4, Protocol::Tcp)?,
+            "{variant:?}"
+        );
+        ensure!(
+            !scene.is_masqueraded(Who::Routed, v6, Protocol::Tcp)?,
+            "{variant:?}"
+        );
+        agent.terminate()?;
+    }
+    let v6 = node.output("cat", &["/proc/net/ip6_tables_names"])?
+        + &node.output("nft", &["list", "tables", "ip6"])?;
+    ensure!(v6.contains("nat") && !v6.contains("security"), "{v6}");
+    Ok(())
+}
+
 /// Another variant or backend takes it over, and nothing is left of it where it was.
 #[test]
 fn another_variant_or_backend_leaves_nothing_behind() -> Result<()> {
