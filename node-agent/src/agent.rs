@@ -23,7 +23,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, error, info, warn};
 
-pub use self::alone::alone_here;
+pub use self::alone::{AloneError, alone_here};
 use self::flush::Flush;
 use self::publish::Publisher;
 use self::sources::Problems;

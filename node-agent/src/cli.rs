@@ -154,12 +154,7 @@ pub fn run() -> anyhow::Result<()> {
             log_to_standard_error(LogFormat::Text);
             block_on(async move { install::run(&args).await })
         }
-        Command::Cleanup(args) => {
-            // A running agent would put everything back; one that starts meanwhile, half of it.
-            let alone = block_on(async { agent::alone_here().await });
-            let _alone = alone.context("nothing is removed while an agent runs: stop it first")?;
-            cleanup::cleanup(&args)
-        }
+        Command::Cleanup(args) => cleanup::cleanup(&args),
     }
 }
 

@@ -4,20 +4,40 @@ use anyhow::Context;
 use clap::Args;
 
 use super::block_on;
+use crate::agent::{AloneError, alone_here};
 use crate::backend::iptables::{self, Whose};
 use crate::backend::nftables::{Kernel, Nftables, remove_kube_proxys};
 use crate::host::{forward, ipvs, sysctl};
 
 #[derive(Debug, Args)]
 pub(super) struct CleanupArgs {
-    /// Remove what kube-proxy left too, of its iptables, ipvs and nftables modes. End it first
+    /// Remove what kube-proxy left too, of its iptables, ipvs and nftables modes. End it first. Beside a running
+    /// agent, only that is removed
     #[arg(long)]
     kube_proxy: bool,
 }
 
 /// Removes what it can; the first thing that it cannot is the error.
 pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
-    let mut results = vec![
+    let mut results = Vec::new();
+    // A running agent would put everything of its own back; one that starts meanwhile, half of it.
+    let alone = block_on(async { Ok(alone_here().await) })?;
+    match &alone {
+        Ok(_) => results.extend(denizens(args.kube_proxy)),
+        Err(AloneError::Another { process }) if args.kube_proxy => {
+            println!("left are the rules of the running agent (process {process})");
+        }
+        Err(_) => drop(alone.context("nothing is removed while an agent runs: stop it first")?),
+    }
+    if args.kube_proxy {
+        results.extend(kube_proxys());
+    }
+    results.into_iter().collect()
+}
+
+/// `thoroughly`: its chains too where its sets are gone.
+fn denizens(thoroughly: bool) -> Vec<anyhow::Result<()>> {
+    let results = vec![
         forward::cleanup()
             .context("cannot remove denizen's rules from other firewalls' chains")
             .map(|chains| {
@@ -26,13 +46,8 @@ pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
                 }
             }),
         tables().map(|count| println!("removed {}", counted(count, "nftables table"))),
-        chains(args.kube_proxy).map(|chains| tell(chains, "iptables chain")),
+        chains(thoroughly).map(|chains| tell(chains, "iptables chain")),
     ];
-    if args.kube_proxy {
-        let tables = remove_kube_proxys().context("cannot remove kube-proxy's nftables tables");
-        results.push(tables.map(|tables| tell(tables, "kube-proxy nftables table")));
-        results.push(of_ipvs());
-    }
     // Whoever else needs it keeps neighbours out by rules of their own, as denizen did.
     if sysctl::loopback_is_open() {
         println!(
@@ -40,23 +55,43 @@ pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
              or another needs it, for no rule of denizen's keeps neighbours out any more"
         );
     }
-    results.into_iter().collect()
+    results
 }
 
-/// Where there is kube-proxy's device, the virtual servers are taken for its.
+/// Ipvs' rules and sets go last: without them it translates, but answers that are not masqueraded go astray.
+fn kube_proxys() -> [anyhow::Result<()>; 3] {
+    let tables = remove_kube_proxys().context("cannot remove kube-proxy's nftables tables");
+    let ipvs = of_ipvs();
+    let chains = iptables::cleanup(Whose::KubeProxys).context("cannot remove kube-proxy's iptables chains");
+    [
+        tables.map(|tables| tell(tables, "kube-proxy nftables table")),
+        ipvs,
+        chains.map(|chains| tell(chains, "kube-proxy iptables chain")),
+    ]
+}
+
+/// Where there is kube-proxy's device, the virtual servers are taken for its. It goes last, so that a call that stopped
+/// half way can be made again; until then the node takes services' addresses for its own.
 fn of_ipvs() -> anyhow::Result<()> {
     let servers = ipvs::virtual_servers();
-    let is_kube_proxys = block_on(ipvs::remove_device())?;
-    tell(usize::from(is_kube_proxys), "kube-proxy ipvs device");
-    match (servers, is_kube_proxys) {
-        (0, _) => {}
-        (_, true) => {
-            ipvs::flush().context("cannot remove kube-proxy's virtual servers")?;
-            tell(servers, "virtual server");
+    let Some(device) = block_on(ipvs::device())? else {
+        if servers > 0 {
+            println!(
+                "left are {} of ipvs, which may be anybody's; `ipvsadm --clear` removes them all",
+                counted(servers, "virtual server")
+            );
         }
-        (_, false) => println!(
-            "left are {servers} virtual servers of ipvs, which may be anybody's; `ipvsadm --clear` removes them all"
-        ),
+        return Ok(());
+    };
+    let carried = ipvs::connections();
+    if servers > 0 {
+        ipvs::flush().context("cannot remove kube-proxy's virtual servers")?;
+    }
+    block_on(ipvs::remove(device))?;
+    tell(1, "kube-proxy ipvs device");
+    tell(servers, "virtual server");
+    if carried > 0 {
+        println!("ended {}, which ipvs carried", counted(carried, "connection"));
     }
     Ok(())
 }
@@ -66,13 +101,12 @@ fn tables() -> anyhow::Result<usize> {
     Ok(Nftables::cleanup(&mut kernel)?)
 }
 
-fn chains(of_kube_proxy: bool) -> anyhow::Result<usize> {
-    Ok(match of_kube_proxy {
-        true => iptables::cleanup(Whose::Everybodys)?,
-        // Programs are executed only where there may be something to remove.
-        false if iptables::was_here() => iptables::cleanup(Whose::Denizens)?,
-        false => 0,
-    })
+/// Programs are executed only where there may be something to remove.
+fn chains(thoroughly: bool) -> anyhow::Result<usize> {
+    match thoroughly || iptables::was_here() {
+        true => Ok(iptables::cleanup(Whose::Denizens)?),
+        false => Ok(0),
+    }
 }
 
 fn tell(count: usize, what: &str) {

@@ -21,27 +21,34 @@ const IPVS_CMD_FLUSH: u8 = 17;
 /// The device that has every service address.
 const DEVICE: &str = "kube-ipvs0";
 
-/// Removes kube-proxy's device of ipvs, which makes the node believe that services' addresses are its own;
-/// whether there was one.
+/// Kube-proxy's device of ipvs, which makes the node believe that services' addresses are its own: its index, where
+/// it is.
 ///
 /// # Errors
 /// The kernel's.
-pub async fn remove_device() -> anyhow::Result<bool> {
+pub async fn device() -> anyhow::Result<Option<u32>> {
     let (connection, handle, _) = new_connection().context("cannot open netlink to the links")?;
     tokio::spawn(connection);
     let mut found = handle.link().get().match_name(DEVICE.to_owned()).execute();
     match found.next().await {
-        Some(Ok(link)) => {
-            let removed = handle.link().del(link.header.index).execute().await;
-            removed.with_context(|| format!("cannot remove {DEVICE}"))?;
-            Ok(true)
-        }
+        Some(Ok(link)) => Ok(Some(link.header.index)),
         Some(Err(rtnetlink::Error::NetlinkError(error))) if error.raw_code() == -(Errno::ENODEV as i32) => {
-            Ok(false)
+            Ok(None)
         }
         Some(Err(error)) => Err(error).with_context(|| format!("cannot look for {DEVICE}")),
-        None => Ok(false),
+        None => Ok(None),
     }
+}
+
+/// Removes the [`device`] of this index.
+///
+/// # Errors
+/// The kernel's.
+pub async fn remove(device: u32) -> anyhow::Result<()> {
+    let (connection, handle, _) = new_connection().context("cannot open netlink to the links")?;
+    tokio::spawn(connection);
+    let removed = handle.link().del(device).execute().await;
+    removed.with_context(|| format!("cannot remove {DEVICE}"))
 }
 
 /// Removes all virtual servers, as kube-proxy's own clean-up does: they cannot be told apart.
@@ -82,10 +89,24 @@ fn request(kind: u16, command: u8, flags: u16, sequence: u32, fill: impl FnOnce(
 
 /// How many virtual servers ipvs has, whoever's.
 pub fn virtual_servers() -> usize {
-    #[expect(clippy::disallowed_methods, reason = "the kernel's list of virtual servers")]
-    let list = fs::read_to_string("/proc/net/ip_vs").unwrap_or_default();
-    let kinds = ["TCP ", "UDP ", "SCTP ", "FWM "];
-    list.lines()
-        .filter(|line| kinds.iter().any(|kind| line.starts_with(kind)))
-        .count()
+    lines("ip_vs", |line| {
+        ["TCP ", "UDP ", "SCTP ", "FWM "]
+            .iter()
+            .any(|kind| line.starts_with(kind))
+    })
+}
+
+/// How many connections ipvs carries that are open.
+pub fn connections() -> usize {
+    lines("ip_vs_conn", |line| line.contains(" ESTABLISHED "))
+}
+
+fn lines(list: &str, counts: impl Fn(&str) -> bool) -> usize {
+    let list = format!("/proc/net/{list}");
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the kernel's own lists of what ipvs has"
+    )]
+    let list = fs::read_to_string(list).unwrap_or_default();
+    list.lines().filter(|line| counts(line)).count()
 }

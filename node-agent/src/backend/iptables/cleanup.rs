@@ -11,22 +11,23 @@ use crate::netlink::NetlinkError;
 /// Whose chains go. Their names are the same; denizen's have its words in them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whose {
-    /// Denizen's alone.
+    /// Denizen's.
     Denizens,
-    /// kube-proxy's too, its canaries included.
-    Everybodys,
+    /// kube-proxy's, its canaries included. Where denizen has taken them over they are denizen's.
+    KubeProxys,
 }
 
-/// Removes rules of both variants (kube-proxy's of its iptables and ipvs modes), and then the sets that no rule names any more; how many chains there were.
+/// Removes rules of both variants (kube-proxy's of its iptables and ipvs modes), and then the sets that no rule names
+/// any more; how many chains there were.
 ///
 /// # Errors
 /// The first program's that failed; what could be removed is.
 pub fn cleanup(whose: Whose) -> Result<usize, IptablesError> {
     let removed = remove_from(&[Variant::Nft, Variant::Legacy], whose)?;
     let mut sets = sets()?;
-    sets.destroy()?;
-    if whose == Whose::Everybodys {
-        sets.destroy_named("KUBE-")?;
+    match whose {
+        Whose::Denizens => sets.destroy()?,
+        Whose::KubeProxys => drop(sets.destroy_named("KUBE-")?),
     }
     Ok(removed)
 }
@@ -59,18 +60,23 @@ fn remove_from(variants: &[Variant], whose: Whose) -> Result<usize, IptablesErro
 }
 
 fn remove(tools: &Tools, family: Family, whose: Whose) -> Result<usize, IptablesError> {
-    let mut seen = tools.save(family, &Table::ALL)?;
-    let all = whose == Whose::Everybodys;
-    if !all && !seen.is_ours {
-        seen = seen.denizens_alone();
+    let seen = tools.save(family, &Table::ALL)?;
+    let mut edit = Edit::default();
+    // The names of services' chains are the same; egress masquerade is nobody's but denizen's.
+    edit.remove(&seen, |table| {
+        let is_denizens = seen.is_ours || table == Table::Security;
+        is_denizens == (whose == Whose::Denizens)
+    });
+    let with_canaries = whose == Whose::KubeProxys;
+    if with_canaries {
+        edit.remove_canaries(&seen);
     }
-    let edit = Edit::removing(&seen, all);
     for input in [edit.input(), edit.egress_input()] {
         if !input.is_empty() {
             tools.restore(family, &input)?;
         }
     }
-    if all && tools.has_chain(family, "mangle", CANARY)? {
+    if with_canaries && tools.has_chain(family, "mangle", CANARY)? {
         let input = format!("*mangle\n:{CANARY} - [0:0]\n-X {CANARY}\nCOMMIT\n");
         tools.restore(family, &input)?;
     }

@@ -132,19 +132,21 @@ impl Edit {
         edit
     }
 
-    /// Removes all that was seen; kube-proxy's canaries too, if it is to leave no trace.
-    pub fn removing(seen: &Observed, canaries: bool) -> Self {
-        let mut edit = Self::default();
-        for (table, name, _) in seen.chains() {
-            edit.table(table).remove.insert(name.to_owned());
+    /// Removes what was seen in some tables, but for kube-proxy's canaries.
+    pub fn remove(&mut self, seen: &Observed, of: impl Fn(Table) -> bool) {
+        for (table, name, _) in seen.chains().filter(|(table, ..)| of(*table)) {
+            self.table(table).remove.insert(name.to_owned());
         }
-        for (table, chain, line) in &seen.jumps {
-            edit.table(*table).delete.push((chain.clone(), line.clone()));
+        for (table, chain, line) in seen.jumps.iter().filter(|(table, ..)| of(*table)) {
+            self.table(*table).delete.push((chain.clone(), line.clone()));
         }
-        for table in seen.canaries.iter().filter(|_| canaries) {
-            edit.table(*table).remove.insert(CANARY.to_owned());
+    }
+
+    /// Removes those, for kube-proxy to leave no trace.
+    pub fn remove_canaries(&mut self, seen: &Observed) {
+        for table in &seen.canaries {
+            self.table(*table).remove.insert(CANARY.to_owned());
         }
-        edit
     }
 
     /// A chain that was to be written is only emptied; the lines that it was to have.

@@ -82,13 +82,6 @@ impl Observed {
         })
     }
 
-    /// What is left of it without what is named as kube-proxy's, which may be kube-proxy's.
-    pub fn denizens_alone(mut self) -> Self {
-        self.chains.retain(|(table, _), _| *table == Table::Security);
-        self.jumps.retain(|(table, ..)| *table == Table::Security);
-        self
-    }
-
     /// There is nothing.
     pub fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.jumps.is_empty()
