@@ -104,10 +104,13 @@ fn the_others_are_served_until_it_is_loaded(label: &str, variant: Variant) -> Re
             &[],
         )
     };
+    // Load balancers had better send elsewhere.
     let (reply, body) = (health()?, health()?.json()?);
-    ensure!(reply.status == 200, "{body}");
+    ensure!(reply.status == 503, "{body}");
     ensure!(
-        body["reason"].as_str().is_some_and(|why| why.contains("refused")),
+        body["reason"]
+            .as_str()
+            .is_some_and(|why| why.contains("most services")),
         "{body}"
     );
     // Nobody waits for them.
@@ -129,8 +132,8 @@ fn the_others_are_served_until_it_is_loaded(label: &str, variant: Variant) -> Re
             ensure!(answers(&cast, number)? == first, "{number} sticks to {first:?}");
         }
     }
-    let reason = health()?.json()?["reason"].clone();
-    ensure!(reason == Value::Null, "{reason}");
+    let (reply, body) = (health()?, health()?.json()?);
+    ensure!(reply.status == 200 && body["reason"] == Value::Null, "{body}");
     let rules = variant.dump(&cast.cluster.world.node)?;
     let recent = rules.lines().filter(|line| line.contains("-m recent"));
     // In each family and for each of two endpoints, one that recalls and one that remembers.

@@ -15,11 +15,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::cast::{Cast, PORT, Who, service_ips};
+use denizen_tests::http::{fetch, url};
 use denizen_tests::iptables::Variant;
 use denizen_tests::kube_proxy::{KubeProxy, Served, service_chain};
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::Protocol;
 use denizen_tests::server::Server;
+use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
@@ -142,6 +144,12 @@ fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
     let agent = scene.start()?;
     until(&agent, "named", |status| are_named(status, &HELD))?;
     scene.all_but_held_are_served()?;
+    let healthz = url(ip("127.0.0.1"), 10256, "/healthz");
+    let health = fetch(&scene.cast.cluster.world.node, &healthz, &[])?;
+    ensure!(
+        health.status == 200 && health.body.contains("are refused"),
+        "{health:?}"
+    );
     agent.terminate()?;
     scene.all_but_held_are_served()?;
     let agent = scene.start()?;

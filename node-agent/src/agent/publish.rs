@@ -133,6 +133,7 @@ impl Publisher {
             pulse.updated = Some(clock);
             pulse.synced = engine.is_synced();
             pulse.refused = engine.refuses();
+            pulse.unserved = !engine.serves();
         });
         if let Some(ports) = engine.take_health_ports() {
             self.ports.send_if_modified(|now| {

@@ -225,6 +225,10 @@ impl Backend for Chosen {
         whichever!(self, backend => backend.refused())
     }
 
+    fn serves(&self) -> bool {
+        whichever!(self, backend => backend.serves())
+    }
+
     fn contended(&self) -> Option<&str> {
         whichever!(self, backend => backend.contended())
     }

@@ -132,6 +132,11 @@ pub trait Backend: Told {
         Vec::new()
     }
 
+    /// Whether what is refused leaves most services served.
+    fn serves(&self) -> bool {
+        true
+    }
+
     /// Who else goes on writing these rules, so that nothing more is written or repaired here.
     fn contended(&self) -> Option<&str> {
         None

@@ -36,6 +36,11 @@ impl<B: Backend> Engine<B> {
         !self.backend.refused().is_empty()
     }
 
+    /// Whether most services are served all the same.
+    pub fn serves(&self) -> bool {
+        self.backend.serves()
+    }
+
     /// What the agent knows and has programmed; `problems` are the sources' own.
     pub fn status(&mut self, problems: Vec<String>) -> Status {
         let mut errors = problems;

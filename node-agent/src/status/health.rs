@@ -30,6 +30,8 @@ pub struct Pulse {
     pub contended: bool,
     /// Something is refused and left out. All else is programmed, so that is said and is no fault of the node.
     pub refused: bool,
+    /// So much is refused that most services are not served.
+    pub unserved: bool,
 }
 
 impl Pulse {
@@ -43,6 +45,7 @@ impl Pulse {
             node_eligible: true,
             contended: false,
             refused: false,
+            unserved: false,
         }
     }
 
@@ -54,7 +57,17 @@ impl Pulse {
 
     /// It is live, has programmed all of the first full set of rules, and goes on programming.
     pub fn is_ready(&self, now: Instant) -> bool {
-        self.synced && !self.contended && self.is_live(now)
+        self.synced && !self.contended && !self.unserved && self.is_live(now)
+    }
+
+    fn reason(&self) -> Option<&'static str> {
+        let all = [
+            (self.contended, CONTENDED),
+            (self.unserved, UNSERVED),
+            (self.refused, REFUSED),
+        ];
+        all.into_iter()
+            .find_map(|(is_so, reason)| is_so.then_some(reason))
     }
 }
 
@@ -112,11 +125,7 @@ impl Report {
             current_time: clock.to_string(),
             node_eligible,
             healthy,
-            reason: match (pulse.contended, pulse.refused) {
-                (true, _) => Some(CONTENDED),
-                (false, true) => Some(REFUSED),
-                (false, false) => None,
-            },
+            reason: pulse.reason(),
             status: families.into(),
         }
     }
@@ -124,6 +133,8 @@ impl Report {
 
 const CONTENDED: &str =
     "another service proxy goes on rewriting the same rules; `denizen-agent status` names it";
+
+const UNSERVED: &str = "the rules of most services are refused; `denizen-agent status` names them";
 
 const REFUSED: &str = "some rules are refused and left out; `denizen-agent status` names them";
 

@@ -11,7 +11,7 @@ use tracing::{error, info, warn};
 
 use super::edit::Edit;
 use super::egress;
-use super::name::Table;
+use super::name::{Kind, Table};
 use super::refusals::{News, Refusals, shortened};
 use super::ruleset::Ruleset;
 use super::save::Observed;
@@ -77,6 +77,17 @@ impl Lane {
     /// Somebody else goes on writing these chains.
     pub fn is_contended(&self) -> bool {
         self.rewritten.len() >= CONTENDED
+    }
+
+    /// Most services are served: of the chains that choose endpoints, and of those that lead to them, no more than half
+    /// are refused.
+    pub fn serves(&self, rules: &Ruleset) -> bool {
+        let needed: [&[Kind]; 2] = [&[Kind::Service, Kind::Local], &[Kind::Endpoint]];
+        needed.into_iter().all(|kinds| {
+            let refused: usize = kinds.iter().map(|kind| self.refused.chains_of(*kind)).sum();
+            let chains = || kinds.iter().map(|kind| rules.chains_of(*kind)).sum::<usize>();
+            refused == 0 || refused * 2 <= chains()
+        })
     }
 
     /// Gives the next job, if there is one and the last is done. What is contended is left alone for good.

@@ -62,7 +62,8 @@ impl Kind {
         Self::Endpoint,
     ];
 
-    fn prefix(self) -> &'static str {
+    /// What the names of its chains begin with.
+    pub fn prefix(self) -> &'static str {
         match self {
             Self::Service => "KUBE-SVC-",
             Self::Local => "KUBE-SVL-",

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::time::{Duration, Instant};
 
-use super::name::Table;
+use super::name::{Kind, Table};
 use super::refusal::{LeftOut, Refusal, is_shared};
 use super::ruleset::Lines;
 use super::save::Observed;
@@ -137,6 +137,14 @@ impl Refusals {
         self.all.retain(|((table, chain), _), refusal| {
             refusal.left_out != LeftOut::Removal || seen.has(*table, chain)
         });
+    }
+
+    /// How many chains of this kind are not as they should be.
+    pub fn chains_of(&self, kind: Kind) -> usize {
+        let refused = self.all.values();
+        refused
+            .filter(|it| it.chain.starts_with(kind.prefix()) && it.left_out != LeftOut::Removal)
+            .count()
     }
 
     /// In words.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{Hash as _, Hasher};
 
 use super::fixed::Shape;
-use super::name::{ChainId, ChainName, Table};
+use super::name::{ChainId, ChainName, Kind, Table};
 use super::rule::Rule;
 use super::service::{Lowered, ServicePort, Shared, lower, lower_shared};
 use crate::model::{Family, ServicePortName};
@@ -99,6 +99,13 @@ impl Ruleset {
             Vec::new()
         };
         names.iter().for_each(|name| self.lower(name));
+    }
+
+    /// How many chains of this kind there are.
+    pub fn chains_of(&self, kind: Kind) -> usize {
+        let names = self.ports.values().flat_map(|port| &*port.chains);
+        let is_one = |name: ChainName| matches!(name, ChainName::Of(its, _) if its == kind);
+        names.filter(|(name, _)| is_one(*name)).count()
     }
 
     /// Whether a service is reached there.

@@ -234,6 +234,11 @@ impl Backend for Iptables {
             .collect()
     }
 
+    fn serves(&self) -> bool {
+        let mut lanes = self.lanes.iter().zip(&self.wanted.rules);
+        lanes.all(|(lane, rules)| lane.serves(rules))
+    }
+
     fn contended(&self) -> Option<&str> {
         self.contended.as_deref()
     }

@@ -103,6 +103,21 @@ fn the_bodies_are_kube_proxys() {
                 .as_str()
                 .is_some_and(|reason| reason.contains("refused"))
     );
+    let unserved = Pulse {
+        unserved: true,
+        ..refused
+    };
+    let (is_well, body) = said(Report::healthz(&unserved, now, clock(7200)));
+    assert!(
+        !is_well
+            && body["reason"]
+                .as_str()
+                .is_some_and(|reason| reason.contains("most"))
+    );
+    assert!(
+        said(Report::livez(&unserved, now, clock(7200))).0,
+        "a restart would not help"
+    );
     let (well, starting) = said(Report::healthz(&Pulse::starting(now), now, clock(7200)));
     assert!(!well);
     assert_eq!(starting["lastUpdated"], "0001-01-01T00:00:00Z");
