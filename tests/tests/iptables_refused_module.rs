@@ -18,7 +18,7 @@ use denizen_tests::contained::Contained;
 use denizen_tests::http::{fetch, url};
 use denizen_tests::iptables::Variant;
 use denizen_tests::manifest::Port;
-use denizen_tests::probe::Protocol;
+use denizen_tests::probe::{Outcome, Protocol};
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
@@ -27,24 +27,34 @@ const PLAIN: Range<u8> = 10..16;
 const STICKY: Range<u8> = 20..34;
 const MEMBERS: [Who; 2] = [Who::Routed, Who::Remote];
 
-/// The kernels of these machines have `recent` and lack `ipvs`: while there is a file `missing` beside this program, the
-/// rules that ask for the one ask for the other, and the kernel's answer is its own.
-const AS_WITHOUT_RECENT: &str = r#"#!/bin/sh
+/// The kernels of these machines lack `ipvs`: while there is a file `missing` beside this program, rules ask for it by what
+/// sed makes of them, and the kernel's answer is its own.
+const AS_WITHOUT: &str = r#"#!/bin/sh
 program=/usr/sbin/${0##*/}
 [ -e "${0%/*}/missing" ] || exec "$program" "$@"
-sed 's/-m recent .* --rsource/-m ipvs --ipvs/' | "$program" "$@"
+sed -f "${0%/*}/missing" | "$program" "$@"
 "#;
+const RECENT: &str = "s/-m recent .* --rsource/-m ipvs --ipvs/";
+const REJECT_OF_UDP: &str = "/-p udp/s/-j REJECT .*/-m ipvs --ipvs -j DROP/";
 
-fn put_programs(folder: &Path) -> Result<()> {
-    fs::write(folder.join("missing"), "")?;
+fn put_programs(folder: &Path, missing: &str) -> Result<()> {
+    fs::write(folder.join("missing"), missing)?;
     for family in ["iptables", "ip6tables"] {
         for variant in ["legacy", "nft"] {
             let program = folder.join(format!("{family}-{variant}-restore"));
-            fs::write(&program, AS_WITHOUT_RECENT)?;
+            fs::write(&program, AS_WITHOUT)?;
             fs::set_permissions(&program, Permissions::from_mode(0o755))?;
         }
     }
     Ok(())
+}
+
+/// An agent on a kernel without what `missing` makes of rules.
+fn start(cast: &Cast, folder: &Path, missing: &str, variant: Variant) -> Result<Contained> {
+    put_programs(folder, missing)?;
+    let mut program = Command::new("env");
+    program.arg(format!("PATH={}:/usr/sbin:/usr/bin:/sbin:/bin", folder.display()));
+    Contained::start_with(&cast.cluster, program, &variant.flags())
 }
 
 /// Who answers at the service of `number`, family by family.
@@ -86,13 +96,7 @@ fn the_others_are_served_until_it_is_loaded(label: &str, variant: Variant) -> Re
         manifests.put(&name, &objects)?;
     }
     let folder = denizen_tests::netns::folder()?;
-    put_programs(folder.path())?;
-    let mut program = Command::new("env");
-    program.arg(format!(
-        "PATH={}:/usr/sbin:/usr/bin:/sbin:/bin",
-        folder.path().display()
-    ));
-    let agent = Contained::start_with(&cast.cluster, program, &variant.flags())?;
+    let agent = start(&cast, folder.path(), RECENT, variant)?;
     agent.until("synced, and told", |status| {
         status["synced"] == true && is_refused(status)
     })?;
@@ -150,4 +154,62 @@ fn the_others_are_served_until_it_is_loaded_legacy() -> Result<()> {
 #[test]
 fn the_others_are_served_until_it_is_loaded_nft() -> Result<()> {
     the_others_are_served_until_it_is_loaded("mod-n", Variant::Nft)
+}
+
+/// Lines of one chain that all services share: some are refused, others come, and none of those goes for a moment.
+fn a_shared_chain_loses_lines_alone(label: &str, variant: Variant) -> Result<()> {
+    let (cast, _servers) = Cast::new(label)?;
+    let manifests = &cast.cluster.manifests;
+    let idle = |number: u8, port: Port| {
+        let name = format!("idle{number}");
+        manifests.put(&name, &cast.service(&name, number, &[port], &[])?)
+    };
+    let is_refused = |number: u8, protocol| {
+        let mut ways = service_ips(number).into_iter();
+        ways.all(|ip| {
+            let outcome = cast.ask(Who::Bridged, SocketAddr::new(ip, 80), protocol);
+            matches!(outcome, Ok(Outcome::Refused))
+        })
+    };
+    let udp = Port::tcp("dns", 80, PORT).over(Protocol::Udp);
+    idle(40, HTTP[0])?;
+    idle(41, udp)?;
+    let folder = denizen_tests::netns::folder()?;
+    let agent = start(&cast, folder.path(), REJECT_OF_UDP, variant)?;
+    let are_named = |status: &Value, numbers: &[u8]| {
+        let errors = status["errors"].to_string();
+        let is_named = |n: &u8| {
+            errors
+                .matches(&format!("default/idle{n}:dns has no endpoints"))
+                .count()
+                == 2
+        };
+        numbers.iter().all(is_named) && !errors.contains(":http")
+    };
+    agent.until("named", |status| {
+        status["synced"] == true && are_named(status, &[41])
+    })?;
+    ensure!(is_refused(40, Protocol::Tcp) && !is_refused(41, Protocol::Udp));
+    idle(42, HTTP[0])?;
+    idle(43, udp)?;
+    agent.until("more of both", |status| {
+        assert!(is_refused(40, Protocol::Tcp), "it was there all the time");
+        is_refused(42, Protocol::Tcp) && are_named(status, &[41, 43])
+    })?;
+    fs::remove_file(folder.path().join("missing"))?;
+    agent.until("taken", |status| {
+        assert!(is_refused(40, Protocol::Tcp), "it was there all the time");
+        status["errors"] == json!([]) && is_refused(41, Protocol::Udp) && is_refused(43, Protocol::Udp)
+    })?;
+    Ok(())
+}
+
+#[test]
+fn a_shared_chain_loses_lines_alone_legacy() -> Result<()> {
+    a_shared_chain_loses_lines_alone("mod-lines-l", Variant::Legacy)
+}
+
+#[test]
+fn a_shared_chain_loses_lines_alone_nft() -> Result<()> {
+    a_shared_chain_loses_lines_alone("mod-lines-n", Variant::Nft)
 }
