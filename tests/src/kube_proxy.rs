@@ -1,7 +1,8 @@
 //! The rules of a kube-proxy in iptables mode, and its ways: the first full load, partial updates that name
 //! only what changed, and canary chains by which it sees that somebody flushed the tables.
-//! And those of its nftables mode.
+//! And those of its ipvs and nftables modes.
 
+pub mod ipvs;
 mod nftables;
 
 use std::net::{IpAddr, SocketAddr};

@@ -1,11 +1,11 @@
 //! Connections that must outlive whatever a test does to the node.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::cast::{Cast, Who, every_protocol};
 use crate::manifest::Port;
@@ -73,6 +73,14 @@ impl Lasting {
         self.0
             .read_exact(&mut answer)
             .context("an established connection broke")?;
+        Ok(())
+    }
+
+    /// An error unless it is reset at the next byte, rather than left without an answer.
+    pub fn is_reset(&mut self) -> Result<()> {
+        let error = self.still_alive().err().context("the connection goes on")?;
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        ensure!(kind == Some(io::ErrorKind::ConnectionReset), "{error:#}");
         Ok(())
     }
 }

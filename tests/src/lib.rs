@@ -35,4 +35,5 @@ pub mod ruleset;
 pub mod runtime;
 pub mod sctp;
 pub mod server;
+pub mod vm;
 pub mod world;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,9 @@ const LOST_ONCE: Duration = Duration::from_millis(900);
 /// yet goes to whom it went before, and where that entry is flushed in the instant in which an answer comes through it,
 /// the answer is lost. The kernel's choice would meet such an entry once in a hundred thousand questions.
 const UDP_PORTS: Range<u16> = 20_000..64_999;
+
+/// How far from each other clients begin: one that follows another in its namespace must not meet its entries either.
+const APART: usize = 4_001;
 
 /// Failures to remember in words; the rest is counted.
 const REMEMBERED: usize = 5;
@@ -52,9 +55,13 @@ impl Load {
         targets: Vec<(SocketAddr, Protocol)>,
         accept: impl Fn(&Outcome) -> bool + Send + 'static,
     ) -> Result<()> {
+        static CLIENTS: AtomicUsize = AtomicUsize::new(0);
+        let first = CLIENTS.fetch_add(1, Ordering::Relaxed) * APART % UDP_PORTS.len();
+        let ports = UDP_PORTS.cycle().skip(first);
+        let name = netns.name().to_owned();
         let stop = Arc::clone(&self.stop);
         self.clients
-            .push(netns.spawn(move || work(&stop, &targets, &accept))?);
+            .push(netns.spawn(move || work(&name, &stop, &targets, ports, &accept))?);
         Ok(())
     }
 
@@ -81,9 +88,15 @@ impl Tally {
     }
 }
 
-fn work(stop: &AtomicBool, targets: &[(SocketAddr, Protocol)], accept: &dyn Fn(&Outcome) -> bool) -> Tally {
+fn work(
+    name: &str,
+    stop: &AtomicBool,
+    targets: &[(SocketAddr, Protocol)],
+    ports: impl Iterator<Item = u16>,
+    accept: &dyn Fn(&Outcome) -> bool,
+) -> Tally {
     let mut tally = Tally::default();
-    for ((to, protocol), port) in targets.iter().cycle().zip(UDP_PORTS.cycle()) {
+    for ((to, protocol), port) in targets.iter().cycle().zip(ports) {
         if stop.load(Ordering::Relaxed) {
             break;
         }
@@ -97,7 +110,11 @@ fn work(stop: &AtomicBool, targets: &[(SocketAddr, Protocol)], accept: &dyn Fn(&
         if !accept(&outcome) {
             tally.failed += 1;
             if tally.examples.len() < REMEMBERED {
-                tally.examples.push(format!("{to}/{protocol}: {outcome:?}"));
+                let example = format!(
+                    "{to}/{protocol} from {name}: {outcome:?} after {:?}",
+                    started.elapsed()
+                );
+                tally.examples.push(example);
             }
             continue;
         }

@@ -59,6 +59,15 @@ impl Chain {
         }
     }
 
+    /// Its pods' frames are in this VLAN of the bridge.
+    #[must_use]
+    pub fn in_vlan(mut self, id: u16) -> Self {
+        if let Some(first) = self.plugins.first_mut() {
+            first["vlan"] = id.into();
+        }
+        self
+    }
+
     /// Debian's `ptp` with `host-local` addresses: a pod that is routed to, without a bridge.
     pub fn routed(ranges: &[(&str, IpAddr)], folder: &Path) -> Self {
         let ptp = json!({ "type": "ptp", "ipam": host_local(ranges, folder) });

@@ -1,0 +1,176 @@
+//! Taking over from a kube-proxy in ipvs mode, under load, and back.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::conntrack::Flow;
+use denizen_tests::iptables::Variant;
+use denizen_tests::kube_proxy::ipvs::{DEVICE, Ipvs};
+use denizen_tests::lasting::Lasting;
+
+use crate::scene::Scene;
+
+/// Denizen is started beside kube-proxy, which is then removed while denizen serves.
+struct Over<'a> {
+    scene: &'a Scene,
+    ipvs: Ipvs<'a>,
+    /// The node's addresses.
+    before: String,
+}
+
+/// What ipvs carries on until its virtual servers go. Then connections are reset, and flows are denizen's.
+struct Theirs {
+    connections: Vec<Lasting>,
+    flow: Flow,
+}
+
+impl Theirs {
+    fn are_alive(&mut self) -> Result<()> {
+        let outcome = self.flow.ask();
+        ensure!(outcome.endpoint().is_some(), "a flow broke: {outcome:?}");
+        self.connections.iter_mut().try_for_each(Lasting::still_alive)
+    }
+
+    fn are_over(mut self) -> Result<()> {
+        let outcome = self.flow.ask();
+        ensure!(
+            outcome.endpoint().is_some(),
+            "the flow does not go on: {outcome:?}"
+        );
+        self.connections.iter_mut().try_for_each(Lasting::is_reset)
+    }
+}
+
+impl<'a> Over<'a> {
+    /// kube-proxy serves.
+    fn begin(scene: &'a Scene, variant: Variant) -> Result<Self> {
+        let (before, ipvs) = (scene.addresses()?, scene.ipvs(variant));
+        ipvs.start()?;
+        let connections = scene.everyone("ipvs serves")?;
+        ensure!(ipvs.taken()? == connections, "{} of {connections}", ipvs.taken()?);
+        Ok(Self { scene, ipvs, before })
+    }
+
+    /// Denizen serves beside it.
+    fn beside(&self, flags: Vec<String>, backend: &str) -> Result<(Agent, Theirs)> {
+        let (connections, flow) = (self.scene.lasting()?, self.scene.flow()?);
+        let mut theirs = Theirs { connections, flow };
+        theirs.are_alive()?;
+        let start = || self.scene.start(flags);
+        let agent = self
+            .scene
+            .unnoticed(&mut theirs.connections, "denizen comes", start)?;
+        ensure!(agent.status()?["backend"] == backend, "{}", agent.status()?);
+        self.stands_still("both are there")?;
+        theirs.are_alive()?;
+        Ok((agent, theirs))
+    }
+
+    /// Ipvs takes nothing that is new.
+    fn stands_still(&self, what: &str) -> Result<()> {
+        let before = self.ipvs.taken()?;
+        self.scene.everyone(what)?;
+        let after = self.ipvs.taken()?;
+        ensure!(
+            before == after,
+            "{what}: ipvs took {} connections",
+            after - before
+        );
+        Ok(())
+    }
+
+    /// kube-proxy's things go while denizen serves; the connections that denizen carries.
+    fn alone(&self, agent: &Agent, mut theirs: Theirs) -> Result<Vec<Lasting>> {
+        let mut ours = self.scene.lasting()?;
+        while self.ipvs.remembers()? {
+            thread::sleep(Duration::from_millis(500));
+        }
+        theirs.are_alive()?;
+        let cleanup = || self.scene.cleanup(&["--kube-proxy"]);
+        let said = self.scene.unnoticed(&mut ours, "kube-proxy goes", cleanup)?;
+        ensure!(
+            said.contains(&format!("the running agent (process {})", agent.pid()))
+                && said.contains("ended 3 connections"),
+            "{said}"
+        );
+        theirs.are_over().context("what ipvs carried")?;
+        self.is_gone()?;
+        let again = self.scene.cleanup(&["--kube-proxy"])?;
+        ensure!(
+            !again.contains("removed"),
+            "there is nothing left to remove: {again}"
+        );
+        self.scene.everyone("denizen alone")?;
+        ensure!(agent.status()?["driftRepaired"] == 0, "{}", agent.status()?);
+        Ok(ours)
+    }
+
+    /// Nothing of ipvs is left, whoever's chains there are.
+    fn is_gone(&self) -> Result<()> {
+        let node = self.scene.node();
+        let servers = node.output("ipvsadm", &["--save", "--numeric"])?;
+        ensure!(servers.is_empty(), "{servers}");
+        let sets = node.output("ipset", &["list", "-n"])?;
+        ensure!(!sets.contains("KUBE-"), "{sets}");
+        let now = self.scene.addresses()?;
+        ensure!(now == self.before, "{}\nbut now\n{now}", self.before);
+        for variant in Variant::BOTH {
+            let rules = variant.dump(node)?;
+            let theirs = [
+                "IPVS",
+                "CANARY",
+                "KUBE-NODE-PORT ",
+                "KUBE-LOAD-BALANCER",
+                "match-set KUBE-",
+            ];
+            ensure!(!theirs.iter().any(|name| rules.contains(name)), "{rules}");
+        }
+        Ok(())
+    }
+}
+
+/// Into the nftables backend, which is what this kernel's `auto` takes, and back.
+pub(crate) fn nftables_takes_over() -> Result<()> {
+    let scene = Scene::set("ipvs-nft")?;
+    let over = Over::begin(&scene, Variant::Legacy)?;
+    let (agent, theirs) = over.beside(Vec::new(), "nftables")?;
+    let mut ours = over.alone(&agent, theirs)?;
+    for variant in Variant::BOTH {
+        let rules = variant.dump(scene.node())?;
+        ensure!(!rules.contains("KUBE-"), "{rules}");
+    }
+    scene.unnoticed(&mut ours, "kube-proxy comes back", || over.ipvs.start())?;
+    over.stands_still("both are there again")?;
+    scene.unnoticed(&mut ours, "denizen goes", || {
+        agent.terminate()?;
+        scene.cleanup(&[])
+    })?;
+    let before = over.ipvs.taken()?;
+    let connections = scene.everyone("ipvs serves again")?;
+    ensure!(
+        over.ipvs.taken()? == before + connections,
+        "{before}, then {}",
+        over.ipvs.taken()?
+    );
+    let links = scene.node().output("ip", &["-brief", "link"])?;
+    ensure!(
+        links.contains(DEVICE),
+        "cleanup without --kube-proxy leaves what is kube-proxy's: {links}"
+    );
+    ours.iter_mut().try_for_each(Lasting::still_alive)
+}
+
+/// Into the iptables backend, in the chains that kube-proxy has made.
+pub(crate) fn iptables_takes_over(variant: Variant) -> Result<()> {
+    let scene = Scene::set("ipvs-ipt")?;
+    let over = Over::begin(&scene, variant)?;
+    let (agent, theirs) = over.beside(variant.flags(), "iptables")?;
+    over.alone(&agent, theirs)?;
+    agent.terminate()?;
+    scene.cleanup(&[])?;
+    let rules = variant.dump(scene.node())?;
+    ensure!(!rules.contains("KUBE-"), "{rules}");
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! The first process of the guest that [`denizen_tests::vm`] boots: plays what the tests' own kernel cannot, says what came of
+//! it, and switches the guest off.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read clocks and execute programs; denizen does not"
+)]
+
+mod ipvs;
+mod scene;
+mod vlan;
+
+use std::fs;
+use std::panic::catch_unwind;
+use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::iptables::Variant;
+use denizen_tests::netns::checked;
+use denizen_tests::{quickstart, vm};
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::{RebootMode, reboot};
+
+/// What is played, and how it is called.
+type Play = (&'static str, fn() -> Result<()>);
+
+/// All of it, in this order.
+const PLAYS: [Play; 5] = [
+    ("the quick start", the_quick_start),
+    ("pods in VLANs of a bridge", vlan::pods_are_local),
+    (
+        "nftables takes over from ipvs, and back",
+        ipvs::nftables_takes_over,
+    ),
+    ("iptables, legacy, takes over from ipvs", || {
+        ipvs::iptables_takes_over(Variant::Legacy)
+    }),
+    ("iptables, nft, takes over from ipvs", || {
+        ipvs::iptables_takes_over(Variant::Nft)
+    }),
+];
+
+/// Modules that nothing asks the kernel for: kube-proxy loads the ones, a node's setup the other.
+const MODULES: [&str; 2] = ["ip_vs_rr", "br_netfilter"];
+
+/// As long as this in the guest's own time, and it will never end.
+const BOUND: Duration = Duration::from_secs(1200);
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let outcome = match arguments.first().map(String::as_str) {
+        // The quick start's pods execute the program that it is in.
+        Some(quickstart::serve::WORD) => quickstart::serve::main(&arguments[1..]),
+        _ if std::process::id() == 1 => boot(),
+        _ => Err(anyhow::anyhow!(
+            "only the guest's kernel starts this: see `cargo nextest run stock_kernel`"
+        )),
+    };
+    outcome.map_or_else(
+        |error| {
+            eprintln!("guest: {error:#}");
+            ExitCode::FAILURE
+        },
+        |()| ExitCode::SUCCESS,
+    )
+}
+
+/// Switches the guest off, whatever came of it: the kernel panics when its first process ends.
+fn boot() -> Result<()> {
+    // Nobody outside knows the guest's time.
+    thread::spawn(|| {
+        thread::sleep(BOUND);
+        println!("the guest did not end within {BOUND:?}");
+        off()
+    });
+    let played = ready().map(|()| PLAYS.iter().filter(|play| !is_well(play)).count());
+    match played {
+        Ok(0) => println!("{}", vm::VERDICT),
+        Ok(failed) => println!("{failed} of {} failed", PLAYS.len()),
+        Err(error) => println!("the guest cannot be made ready: {error:#}"),
+    }
+    off()
+}
+
+fn is_well((name, play): &Play) -> bool {
+    let started = Instant::now();
+    let outcome = catch_unwind(play).unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked")));
+    match &outcome {
+        Ok(()) => println!("{name}: well, after {:?}", started.elapsed()),
+        Err(error) => println!("{name}: FAILED after {:?}: {error:#}", started.elapsed()),
+    }
+    outcome.is_ok()
+}
+
+/// Its checks, with everything that they execute, by a kernel that many nodes have.
+fn the_quick_start() -> Result<()> {
+    let code = quickstart::run(false)?;
+    ensure!(code == ExitCode::SUCCESS, "its checks failed");
+    Ok(())
+}
+
+/// What a booted machine has.
+fn ready() -> Result<()> {
+    let mounts = [
+        ("proc", "/proc"),
+        ("sysfs", "/sys"),
+        ("devtmpfs", "/dev"),
+        ("tmpfs", "/run"),
+        ("tmpfs", "/tmp"),
+        ("tmpfs", "/dev/shm"),
+    ];
+    for (kind, at) in mounts {
+        fs::create_dir_all(at)?;
+        let nothing: Option<&str> = None;
+        mount(Some(kind), at, Some(kind), MsFlags::empty(), nothing).with_context(|| at.to_owned())?;
+    }
+    checked(Command::new("modprobe").arg("--all").args(MODULES))?;
+    Ok(())
+}
+
+fn off() -> Result<()> {
+    reboot(RebootMode::RB_POWER_OFF)?;
+    Ok(())
+}

@@ -1,0 +1,187 @@
+//! A node that a kube-proxy in ipvs mode serves, with clients and connections that must not notice who does.
+
+use std::net::SocketAddr;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::binary;
+use denizen_tests::cast::{Cast, PORT, Who, service_ips};
+use denizen_tests::conntrack::Flow;
+use denizen_tests::iptables::Variant;
+use denizen_tests::kube_proxy::ipvs::{Ipvs, VirtualServer};
+use denizen_tests::lasting::{self, ECHO, Lasting, MEMBERS};
+use denizen_tests::load::{Load, Tally};
+use denizen_tests::manifest::Port;
+use denizen_tests::netns::{Netns, checked};
+use denizen_tests::probe::Protocol;
+use denizen_tests::server::Server;
+use denizen_tests::world::ip;
+
+/// The service with a node port.
+const DOOR: Port = Port::tcp("door", 80, PORT).at_node(NODE_PORT);
+const NODE_PORT: u16 = 30_080;
+
+/// The addresses by which both know the node's ports.
+const NODE: [&str; 2] = ["192.168.0.2", "2001:db8::1"];
+
+/// Those whose connections nothing may disturb. (A connection of the node's own, to a service's address that the node
+/// has too, comes from that very address, and ends with it.)
+const OTHERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Outside];
+
+/// Those of them who connect without pause: the emulated processor has work for two.
+const CLIENTS: [Who; 2] = [Who::Bridged, Who::Outside];
+
+/// An emulated processor has to load the kernel's modules first, and clients keep it busy.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// What every pod but the node's own serves, by the same addresses as kube-proxy has it.
+pub(crate) struct Scene {
+    cast: Cast,
+    servers: Vec<VirtualServer>,
+    _serving: Vec<Server>,
+}
+
+impl Scene {
+    pub(crate) fn set(label: &str) -> Result<Self> {
+        let (cast, serving) = lasting::cast(label)?;
+        let manifests = &cast.cluster.manifests;
+        manifests.put("door", &cast.service("door", 12, &[DOOR], &MEMBERS)?)?;
+        // What the clients leave behind would fill the table; UDP's entries must live, for a flow to be one.
+        let node = &cast.cluster.world.node;
+        node.sysctl("net.netfilter.nf_conntrack_tcp_timeout_close", "1")?;
+        let servers = Vec::new();
+        let mut scene = Self {
+            cast,
+            servers,
+            _serving: serving,
+        };
+        for (web, door) in service_ips(10).into_iter().zip(service_ips(12)) {
+            scene.serve(SocketAddr::new(web, 80), Protocol::Tcp, &MEMBERS, PORT)?;
+            scene.serve(SocketAddr::new(web, 80), Protocol::Udp, &MEMBERS, PORT)?;
+            scene.serve(SocketAddr::new(door, 80), Protocol::Tcp, &MEMBERS, PORT)?;
+        }
+        scene.serve(echo(), Protocol::Tcp, &[Who::Routed], ECHO)?;
+        for node in NODE.map(ip) {
+            scene.serve(SocketAddr::new(node, NODE_PORT), Protocol::Tcp, &MEMBERS, PORT)?;
+        }
+        Ok(scene)
+    }
+
+    fn serve(&mut self, at: SocketAddr, protocol: Protocol, members: &[Who], port: u16) -> Result<()> {
+        let endpoint = |who: &Who| Ok(SocketAddr::new(self.cast.address(*who, at.ip())?, port));
+        self.servers.push(VirtualServer {
+            at,
+            protocol,
+            is_node_port: at.port() == NODE_PORT,
+            endpoints: members.iter().map(endpoint).collect::<Result<_>>()?,
+        });
+        Ok(())
+    }
+
+    pub(crate) fn node(&self) -> &Netns {
+        &self.cast.cluster.world.node
+    }
+
+    /// Its kube-proxy, which has not started yet.
+    pub(crate) fn ipvs(&self, variant: Variant) -> Ipvs<'_> {
+        Ipvs {
+            node: self.node(),
+            variant,
+            servers: self.servers.clone(),
+        }
+    }
+
+    pub(crate) fn start(&self, flags: Vec<String>) -> Result<Agent> {
+        let mut settings = self.cast.cluster.settings();
+        settings.flags = flags;
+        let mut agent = Agent::spawn(self.node(), settings)?;
+        agent.wait_programmed(PATIENCE)?;
+        Ok(agent)
+    }
+
+    /// `denizen-agent cleanup`; what it said.
+    pub(crate) fn cleanup(&self, flags: &[&str]) -> Result<String> {
+        let mut cleanup = Command::new(binary::ours("denizen-agent")?);
+        cleanup.arg("cleanup").args(flags);
+        let said = self.node().run(|| checked(&mut cleanup))??;
+        Ok(String::from_utf8_lossy(&said.stdout).into_owned())
+    }
+
+    /// Connections that stay.
+    pub(crate) fn lasting(&self) -> Result<Vec<Lasting>> {
+        let open = |who: &Who| Lasting::open(self.cast.place(*who).0, echo());
+        OTHERS.iter().map(open).collect()
+    }
+
+    /// A flow of UDP that stays.
+    pub(crate) fn flow(&self) -> Result<Flow> {
+        let to = SocketAddr::new(service_ips(10)[0], 80);
+        let (from, source) = (
+            self.cast.place(Who::Bridged).0,
+            self.cast.address(Who::Bridged, to.ip())?,
+        );
+        Flow::open(from, Protocol::Udp, source, to)
+    }
+
+    /// Connections of `clients` to all services, without pause.
+    fn load(&self, clients: &[Who]) -> Result<Load> {
+        let mut load = Load::default();
+        for who in clients {
+            let mut targets = Vec::new();
+            for (web, node) in service_ips(10).into_iter().zip(NODE.map(ip)) {
+                targets.push((SocketAddr::new(web, 80), Protocol::Tcp));
+                targets.push((SocketAddr::new(web, 80), Protocol::Udp));
+                targets.push((SocketAddr::new(node, NODE_PORT), Protocol::Tcp));
+            }
+            load.client(self.cast.place(*who).0, targets, |outcome| {
+                outcome.endpoint().is_some()
+            })?;
+        }
+        Ok(load)
+    }
+
+    /// Does `work` while clients connect; none of them may notice, nor the streams.
+    pub(crate) fn unnoticed<T>(
+        &self,
+        streams: &mut [Lasting],
+        what: &str,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let load = self.load(&CLIENTS)?;
+        let done = work().with_context(|| what.to_owned());
+        let tally = load.stop()?;
+        let done = done?;
+        well(what, &tally)?;
+        for stream in streams {
+            stream.still_alive().with_context(|| what.to_owned())?;
+        }
+        Ok(done)
+    }
+
+    /// Everyone connects everywhere, the node too; how many connections that were.
+    pub(crate) fn everyone(&self, what: &str) -> Result<u64> {
+        let load = self.load(&[&OTHERS[..], &[Who::ThisNode]].concat())?;
+        thread::sleep(Duration::from_millis(300));
+        let tally = load.stop()?;
+        well(what, &tally)?;
+        Ok(tally.answered as u64)
+    }
+
+    /// What `ip` says of the node's addresses.
+    pub(crate) fn addresses(&self) -> Result<String> {
+        self.node().output("ip", &["-o", "addr"])
+    }
+}
+
+fn well(what: &str, tally: &Tally) -> Result<()> {
+    println!("  {what}: {tally:?}");
+    ensure!(tally.failed == 0 && tally.answered > 0, "{what}: {tally:?}");
+    Ok(())
+}
+
+fn echo() -> SocketAddr {
+    SocketAddr::new(service_ips(11)[0], 7)
+}

@@ -1,0 +1,81 @@
+//! A bridge that keeps VLANs apart: the node's stack sees its pods' packets come in through neither the bridge nor their
+//! veths.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::cast::{PORT, is_local, service_ips};
+use denizen_tests::cluster::Cluster;
+use denizen_tests::manifest::Port;
+use denizen_tests::netns::Netns;
+use denizen_tests::pod::Pod;
+use denizen_tests::probe::Protocol;
+use denizen_tests::runtime::Chain;
+use denizen_tests::world::ip;
+use serde_json::Value;
+
+const BRIDGE: &str = "br0";
+
+/// VLAN 7, which the plugin joins the node to by a veth, as it does where nothing else is there.
+const JOINED: [(&str, &str); 2] = [("10.7.0.0/16", "10.7.0.1"), ("fd00:10:7::/64", "fd00:10:7::1")];
+
+/// VLAN 8, for which the bridge has a VLAN device.
+const DEVICE: [(&str, &str); 2] = [("10.8.0.0/16", "10.8.0.1"), ("fd00:10:8::/64", "fd00:10:8::1")];
+
+/// Attached by the real plugin in front, recorded with the interface that counts, and told from everybody else by it.
+pub(crate) fn pods_are_local() -> Result<()> {
+    let cluster = Cluster::new("vlan", &Value::Null)?;
+    let node = &cluster.world.node;
+    // Else the rules see their packets already at the bridge.
+    for key in ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"] {
+        node.sysctl(&format!("net.bridge.{key}"), "0")?;
+    }
+    let _server = cluster.remote_web(&service_ips(10), Port::tcp("web", 80, PORT))?;
+    node.ip(&format!(
+        "link add {BRIDGE} type bridge vlan_filtering 1\nlink set {BRIDGE} up\n\
+         link add link {BRIDGE} name {BRIDGE}.8 type vlan id 8\nlink set {BRIDGE}.8 up"
+    ))?;
+    node.output("bridge", &["vlan", "add", "dev", BRIDGE, "vid", "8", "self"])?;
+    let joined = attached(&cluster, "joined", 7, JOINED)?;
+    let device = attached(&cluster, "device", 8, DEVICE)?;
+    let kind = node.output("ip", &["-details", "link", "show", "type", "veth"])?;
+    ensure!(
+        kind.contains(&format!(" {BRIDGE}.7@")) && !kind.contains(&format!(" {BRIDGE}.8@")),
+        "{kind}"
+    );
+    let agent = cluster.start_agent()?;
+    ensure!(is_local(&joined), "behind a veth to the bridge");
+    ensure!(is_local(&device), "behind a VLAN device");
+    let to = SocketAddr::new(service_ips(10)[0], 80);
+    let from = device.address_like(to.ip()).context("no address of its family")?;
+    for (vlan, is_its) in [(8, true), (7, false)] {
+        let explained = agent.explain(from, Some(&format!("{BRIDGE}.{vlan}")), to, Protocol::Tcp)?;
+        ensure!(
+            explained.local == is_its,
+            "{from} through VLAN {vlan}: {explained:?}"
+        );
+    }
+    Ok(())
+}
+
+fn attached(cluster: &Cluster, name: &str, vlan: u16, ranges: [(&'static str, &str); 2]) -> Result<Pod> {
+    let data = cluster.world.subfolder(&format!("cni-{name}"))?;
+    let ranges: [(&str, IpAddr); 2] = ranges.map(|(range, gateway)| (range, ip(gateway)));
+    let chain = Chain::bridged(BRIDGE, &ranges, &data)
+        .in_vlan(vlan)
+        .then_denizen(cluster.run_dir(), &Value::Null);
+    let pod = Pod::attach(
+        &cluster.world.node,
+        Netns::new(&format!("vlan-{name}"))?,
+        name,
+        &chain,
+    )?;
+    let state: Value = serde_json::from_str(&fs::read_to_string(cluster.run_dir().join("pods.json"))?)?;
+    let record = &state["attachments"][pod.attachment()];
+    ensure!(
+        record["bridge"] == BRIDGE && record["l3Interface"] == format!("{BRIDGE}.{vlan}"),
+        "{name}: {record}"
+    );
+    Ok(pod)
+}

@@ -1,0 +1,112 @@
+//! A machine of its own with Debian's stock kernel, for what the kernel under the tests cannot do: ipvs is a module, and a
+//! kernel without modules has none. It is emulated, has no network and no disk, and runs the program `guest`, which stands on
+//! the same harness as the tests outside.
+
+mod image;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use self::image::Image;
+use crate::binary;
+
+/// What `guest` prints last when all went well.
+pub const VERDICT: &str = "the guest's verdict: all is well";
+
+/// A guest that has not ended by then never will. It takes less than a minute; the machine may be slow, or busy.
+const BOUND: Duration = Duration::from_secs(1100);
+
+/// One processor of 250 million instructions a second of its own time, whose idle time takes none of ours; a serial console,
+/// and nothing else.
+const MACHINE: &str = "-accel tcg -icount shift=2,sleep=off -cpu max -m 1024 -nodefaults -no-user-config -no-reboot \
+                       -display none -serial stdio";
+
+/// Where the programs are in the guest; what the kernel does not know of its command line is init's environment.
+const PATH: &str = "PATH=/usr/sbin:/usr/bin";
+
+/// Debian's kernel, as `tests/packages` unpacks it.
+#[derive(Debug)]
+struct Kernel {
+    image: PathBuf,
+    /// `lib/modules/<version>`.
+    modules: PathBuf,
+}
+
+impl Kernel {
+    fn find() -> Result<Self> {
+        let built = binary::folder()?;
+        let folder = built
+            .parent()
+            .context("cargo's folder has a parent")?
+            .join("guest-kernel");
+        let only = |folder: PathBuf, prefix: &str| -> Result<PathBuf> {
+            let entries = fs::read_dir(&folder)
+                .with_context(|| format!("no kernel in {}: start tests by `tests/run`", folder.display()))?;
+            let mut named = entries
+                .flatten()
+                .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
+            let entry = named
+                .next()
+                .with_context(|| format!("nothing like {prefix} in {}", folder.display()))?;
+            Ok(entry.path())
+        };
+        Ok(Self {
+            image: only(folder.join("boot"), "vmlinuz-")?,
+            modules: only(folder.join("lib/modules"), "")?,
+        })
+    }
+}
+
+/// The emulator. It ends with this value.
+struct Machine(Child);
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Boots the guest and waits until it has switched itself off; what it says goes to standard error as it comes. Time in
+/// there goes by the instructions that it executes, so that a busy machine outside makes nothing late inside.
+///
+/// # Errors
+/// When [`VERDICT`] was not among it.
+pub fn run() -> Result<()> {
+    let kernel = Kernel::find()?;
+    let image = Image::with_everything(&kernel.modules)?.packed()?;
+    let mut machine = Machine(started(&kernel, &image.path)?);
+    let output = machine.0.stdout.take().context("the guest's console")?;
+    let (line, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut lines = BufReader::new(output).split(b'\n').map_while(Result::ok);
+        lines.try_for_each(|bytes| line.send(bytes))
+    });
+    let (deadline, mut is_well) = (Instant::now() + BOUND, false);
+    while let Ok(bytes) = lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        let text = String::from_utf8_lossy(&bytes);
+        eprintln!("{}", text.trim_end());
+        is_well |= text.trim_end() == VERDICT;
+    }
+    ensure!(
+        is_well,
+        "the guest failed, or did not end within {BOUND:?}: see what it said"
+    );
+    Ok(())
+}
+
+fn started(kernel: &Kernel, image: &Path) -> Result<Child> {
+    let mut emulator = Command::new("qemu-system-x86_64");
+    emulator.args(MACHINE.split(' '));
+    emulator.arg("-kernel").arg(&kernel.image);
+    emulator.arg("-initrd").arg(image);
+    emulator.args(["-append", &format!("console=ttyS0 quiet panic=-1 {PATH}")]);
+    emulator.stdin(Stdio::null()).stdout(Stdio::piped());
+    emulator.spawn().context("cannot run qemu-system-x86_64")
+}
