@@ -52,10 +52,12 @@ impl Netns {
             name: name.to_owned(),
             kept: false,
         };
-        // Duplicate address detection makes an IPv6 address unusable for its first second or two.
-        namespace.sysctl("net.ipv6.conf.default.accept_dad", "0")?;
-        namespace.sysctl("net.ipv6.conf.default.dad_transmits", "0")?;
-        namespace.sysctl("net.ipv6.conf.default.accept_ra", "0")?;
+        if Path::new("/proc/net/if_inet6").exists() {
+            // Duplicate address detection makes an IPv6 address unusable for its first second or two.
+            namespace.sysctl("net.ipv6.conf.default.accept_dad", "0")?;
+            namespace.sysctl("net.ipv6.conf.default.dad_transmits", "0")?;
+            namespace.sysctl("net.ipv6.conf.default.accept_ra", "0")?;
+        }
         namespace.ip("link set lo up")?;
         Ok(namespace)
     }

@@ -73,15 +73,16 @@ impl Drop for Machine {
     }
 }
 
-/// Boots the guest and waits until it has switched itself off; what it says goes to standard error as it comes. Time in
-/// there goes by the instructions that it executes, so that a busy machine outside makes nothing late inside.
+/// Boots the guest, its kernel told `words` too, and waits until it has switched itself off; what it says goes to standard
+/// error as it comes. Time in there goes by the instructions that it executes, so that a busy machine outside makes nothing
+/// late inside.
 ///
 /// # Errors
 /// When [`VERDICT`] was not among it.
-pub fn run() -> Result<()> {
+pub fn run(words: &str) -> Result<()> {
     let kernel = Kernel::find()?;
     let image = Image::with_everything(&kernel.modules)?.packed()?;
-    let mut machine = Machine(started(&kernel, &image.path)?);
+    let mut machine = Machine(started(&kernel, &image.path, words)?);
     let output = machine.0.stdout.take().context("the guest's console")?;
     let (line, lines) = mpsc::channel();
     std::thread::spawn(move || {
@@ -101,12 +102,12 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-fn started(kernel: &Kernel, image: &Path) -> Result<Child> {
+fn started(kernel: &Kernel, image: &Path, words: &str) -> Result<Child> {
     let mut emulator = Command::new("qemu-system-x86_64");
     emulator.args(MACHINE.split(' '));
     emulator.arg("-kernel").arg(&kernel.image);
     emulator.arg("-initrd").arg(image);
-    emulator.args(["-append", &format!("console=ttyS0 quiet panic=-1 {PATH}")]);
+    emulator.args(["-append", &format!("console=ttyS0 quiet panic=-1 {words} {PATH}")]);
     emulator.stdin(Stdio::null()).stdout(Stdio::piped());
     emulator.spawn().context("cannot run qemu-system-x86_64")
 }

@@ -160,6 +160,14 @@ impl Lane {
                 self.settled = true;
                 Ok(Repair::default())
             }
+            Ok(Outcome::Unspoken) => {
+                if !self.settled {
+                    info!(family = %rules.family(), "this kernel is without it: no rules are needed");
+                }
+                (self.unknown, self.settled) = (false, true);
+                rules.forget_changes();
+                Ok(Repair::default())
+            }
             Ok(Outcome::Seen(seen)) => {
                 self.unknown = false;
                 let repair = self.compare(&seen, rules, done.at);

@@ -4,6 +4,8 @@ use std::io::{self, Write};
 use std::process::{Command, Output, Stdio};
 
 use clap::ValueEnum;
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use thiserror::Error;
 use tracing::{debug, trace_span};
 
@@ -318,6 +320,17 @@ fn execute(program: &str, arguments: &[&str], input: Option<&str>) -> Result<Out
         program: program.to_owned(),
         said: format!("{said} ({})", output.status),
     })
+}
+
+/// Whether this kernel has the family at all. Without IPv6 (`ipv6.disable=1`) the legacy programs fail whatever they are
+/// asked, and nobody has a packet for their rules.
+pub fn is_spoken(family: Family) -> bool {
+    let domain = match family {
+        Family::V4 => AddressFamily::Inet,
+        Family::V6 => AddressFamily::Inet6,
+    };
+    let asked = socket(domain, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
+    !matches!(asked, Err(Errno::EAFNOSUPPORT))
 }
 
 /// Whether this process may not open a raw socket, which none of the programs calls by its name when it fails.

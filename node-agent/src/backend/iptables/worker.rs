@@ -14,7 +14,7 @@ use super::refusal::{Refusal, forget_written, is_the_rules};
 use super::ruleset::Lines;
 use super::save::Observed;
 use super::search::{Kernel, write_in_parts};
-use super::tools::{IptablesError, Tools, Variant};
+use super::tools::{IptablesError, Tools, Variant, is_spoken};
 use crate::model::Family;
 
 /// What is to be done.
@@ -35,6 +35,8 @@ pub enum Outcome {
     Seen(Box<Observed>),
     /// It is changed, but for what was refused; and what became of egress masquerade, where that was to change.
     Written(Vec<Refusal>, Option<Result<(), IptablesError>>),
+    /// The kernel is without this family.
+    Unspoken,
 }
 
 /// A job that is done.
@@ -57,6 +59,7 @@ pub fn start(tools: Tools, family: Family, done: UnboundedSender<Done>) -> Sende
         for job in todo {
             let begun = now();
             let result = match job {
+                _ if !is_spoken(family) => Ok(Outcome::Unspoken),
                 Job::Look(tables) => tools
                     .save(family, tables)
                     .map(|seen| Outcome::Seen(Box::new(seen))),

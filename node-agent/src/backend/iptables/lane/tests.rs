@@ -101,6 +101,19 @@ fn what_cannot_be_written_of_egress_is_nobodys_doing() {
 }
 
 #[test]
+fn a_family_that_the_kernel_is_without_waits_for_nothing() {
+    let mut rig = Rig::new();
+    assert!(!rig.lane.is_settled(&rig.rules));
+    rig.done(Outcome::Unspoken);
+    assert!(rig.lane.is_settled(&rig.rules));
+    rig.rules
+        .reshape(|shape| shape.send_out(Some(&Egress::default())));
+    rig.lane.go_on(&mut rig.rules);
+    assert_eq!(rig.done(Outcome::Unspoken), Repair::default());
+    assert!(rig.lane.is_settled(&rig.rules) && !rig.lane.is_contended());
+}
+
+#[test]
 fn another_egress_without_its_table_is_compared_first() {
     let mut rig = Rig::new();
     rig.looks(Some(Table::Security));
