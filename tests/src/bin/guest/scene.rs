@@ -49,9 +49,10 @@ impl Scene {
         let (cast, serving) = lasting::cast(label)?;
         let manifests = &cast.cluster.manifests;
         manifests.put("door", &cast.service("door", 12, &[DOOR], &MEMBERS)?)?;
-        // What the clients leave behind would fill the table; UDP's entries must live, for a flow to be one.
+        // What the clients leave behind would fill the table; a flow that stays is one for as long as it may take.
         let node = &cast.cluster.world.node;
         node.sysctl("net.netfilter.nf_conntrack_tcp_timeout_close", "1")?;
+        node.sysctl("net.netfilter.nf_conntrack_udp_timeout_stream", "600")?;
         let servers = Vec::new();
         let mut scene = Self {
             cast,
