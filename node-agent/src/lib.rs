@@ -20,7 +20,6 @@ pub mod http;
 pub mod install;
 mod memory;
 pub mod model;
-pub mod netlink;
 pub mod notice;
 pub mod plan;
 pub mod records;

@@ -21,8 +21,8 @@ use denizen_agent::model::{
     Affinity, EndpointState, Event, Family, Listing, Protocol, Service, ServiceName, ServicePort, Slice,
     SliceEndpoint, SliceName, SlicePort, TrafficPolicy,
 };
-use denizen_agent::netlink::{Socket, Writer};
 use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Settings};
+use denizen_netlink::{Socket, Writer};
 use denizen_tests::cni::Namespace;
 
 const FLOWS: u32 = 100_000;

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
 
+use denizen_netlink::{Attributes, Message, NetlinkError, Socket, Writer};
 use nix::libc;
-
-use super::netlink::{Netlink, attribute, attributes, malformed, push, u16_at, u32_at};
 
 /// Length of `struct ifinfomsg`, and where its index lies.
 const IFINFOMSG: usize = 16;
@@ -22,6 +22,12 @@ const RTMSG: usize = 12;
 
 /// Length of `struct rtgenmsg`, padded.
 const RTGENMSG: usize = 4;
+
+/// How often a dump that a change disturbed is begun again.
+const DUMP_TRIES: usize = 10;
+
+/// How long an answer of the kernel is waited for.
+const ANSWER: Duration = Duration::from_secs(2);
 
 // What libc's headers leave out.
 const NETNSA_NSID: u16 = 1;
@@ -69,38 +75,35 @@ impl Link {
             .join(":")
     }
 
-    /// Reads the body of an `RTM_NEWLINK`.
-    fn parse(body: &[u8]) -> io::Result<Link> {
+    /// Reads an `RTM_NEWLINK`.
+    fn parse(message: &Message<'_>) -> io::Result<Link> {
         let mut link = Link {
-            index: u32_at(body, IFINFOMSG_INDEX)?,
+            index: u32_at(message.payload, IFINFOMSG_INDEX)?,
             ..Link::default()
         };
-        for (kind, value) in attributes(body.get(IFINFOMSG..).ok_or_else(malformed)?) {
+        for (kind, value) in message.attributes_after(IFINFOMSG) {
             match kind {
                 libc::IFLA_IFNAME => link.name = text(value),
                 libc::IFLA_ADDRESS => link.mac = value.to_vec(),
                 libc::IFLA_MASTER => link.master = Some(u32_at(value, 0)?),
                 libc::IFLA_LINK => link.lower = Some(u32_at(value, 0)?),
                 libc::IFLA_LINK_NETNSID => link.lower_nsid = Some(u32_at(value, 0)? as i32),
-                libc::IFLA_LINKINFO => link.read_info(value)?,
+                libc::IFLA_LINKINFO => link.read_info(Attributes::new(value))?,
                 _ => {}
             }
         }
         Ok(link)
     }
 
-    fn read_info(&mut self, info: &[u8]) -> io::Result<()> {
-        self.kind = attribute(info, libc::IFLA_INFO_KIND).map(text);
-        let data = attribute(info, libc::IFLA_INFO_DATA).unwrap_or_default();
+    fn read_info(&mut self, info: Attributes<'_>) -> io::Result<()> {
+        self.kind = info.find(libc::IFLA_INFO_KIND).map(text);
+        let data = info.nested(libc::IFLA_INFO_DATA);
         // An attribute's number means something else in every kind of link.
         if self.is("vlan") {
-            self.vlan = attribute(data, IFLA_VLAN_ID)
-                .map(|id| u16_at(id, 0))
-                .transpose()?;
+            self.vlan = data.find(IFLA_VLAN_ID).map(|id| u16_at(id, 0)).transpose()?;
         } else if self.is("bridge") {
-            self.filters_vlans = attribute(data, IFLA_BR_VLAN_FILTERING)
-                .and_then(<[u8]>::first)
-                .is_some_and(|on| *on != 0);
+            let filters = data.find(IFLA_BR_VLAN_FILTERING).and_then(<[u8]>::first);
+            self.filters_vlans = filters.is_some_and(|on| *on != 0);
         }
         Ok(())
     }
@@ -118,7 +121,7 @@ pub(crate) struct PortVlan {
 
 /// The links of one network namespace.
 pub(crate) struct Links {
-    netlink: Netlink,
+    socket: Socket,
     /// The namespace, as the socket's own one numbers it; `None` for that one itself.
     nsid: Option<i32>,
 }
@@ -126,121 +129,168 @@ pub(crate) struct Links {
 impl Links {
     /// The links of the network namespace that the calling thread is in now.
     pub(crate) fn open() -> io::Result<Links> {
-        let netlink = Netlink::open()?;
-        Ok(Links { netlink, nsid: None })
+        let socket = Socket::route()?;
+        socket.set_timeout(ANSWER)?;
+        Ok(Links { socket, nsid: None })
     }
 
     /// The links of the namespace that the calling thread's one has the number `nsid` for (since Linux 4.20). It takes
     /// `CAP_NET_ADMIN`, where entering a namespace takes `CAP_SYS_ADMIN`.
     pub(crate) fn of_namespace(nsid: i32) -> io::Result<Links> {
-        let netlink = Netlink::open()?;
+        let links = Links::open()?;
         // Else the kernel lists the socket's own addresses, whatever namespace is asked for.
-        netlink.check_strictly()?;
+        links.socket.check_strictly()?;
         let nsid = Some(nsid);
-        Ok(Links { netlink, nsid })
+        Ok(Links { nsid, ..links })
     }
 
     pub(crate) fn named(&mut self, name: &str) -> io::Result<Option<Link>> {
-        let mut request = vec![0; IFINFOMSG];
-        push(&mut request, libc::IFLA_IFNAME, format!("{name}\0").as_bytes());
-        self.one(request)
+        self.one(0, |request| request.put_str(libc::IFLA_IFNAME, name))
     }
 
     pub(crate) fn at(&mut self, index: u32) -> io::Result<Option<Link>> {
-        let mut request = vec![0; IFINFOMSG];
-        request[IFINFOMSG_INDEX..][..4].copy_from_slice(&index.to_ne_bytes());
-        self.one(request)
+        self.one(index, |_| {})
     }
 
-    fn one(&mut self, mut request: Vec<u8>) -> io::Result<Option<Link>> {
-        if let Some(nsid) = self.nsid {
-            push(&mut request, IFLA_TARGET_NETNSID, &nsid.to_ne_bytes());
-        }
-        self.netlink
-            .get(libc::RTM_GETLINK, &request)?
-            .map(|body| Link::parse(&body))
-            .transpose()
+    fn one(&mut self, index: u32, fill: impl FnOnce(&mut Writer)) -> io::Result<Option<Link>> {
+        let mut header = [0; IFINFOMSG];
+        header[IFINFOMSG_INDEX..][..4].copy_from_slice(&index.to_ne_bytes());
+        let nsid = self.nsid;
+        let fill = |request: &mut Writer| {
+            fill(request);
+            if let Some(nsid) = nsid {
+                request.put(IFLA_TARGET_NETNSID, &nsid.to_ne_bytes());
+            }
+        };
+        self.get(libc::RTM_GETLINK, &header, fill, |message| Link::parse(&message))
     }
 
     pub(crate) fn all(&mut self) -> io::Result<Vec<Link>> {
-        let bodies = self.netlink.dump(libc::RTM_GETLINK, &[0; IFINFOMSG])?;
-        bodies.iter().map(|body| Link::parse(body)).collect()
+        self.dump(
+            libc::RTM_GETLINK,
+            &[0; IFINFOMSG],
+            |_| {},
+            |message| Link::parse(&message),
+        )
     }
 
     /// The VLANs of every port of every bridge and of the bridges themselves, by link index.
     pub(crate) fn port_vlans(&mut self) -> io::Result<BTreeMap<u32, Vec<PortVlan>>> {
-        let mut request = vec![0; IFINFOMSG];
-        request[0] = libc::AF_BRIDGE as u8;
-        push(
-            &mut request,
-            libc::IFLA_EXT_MASK,
-            &RTEXT_FILTER_BRVLAN.to_ne_bytes(),
-        );
-        let mut ports = BTreeMap::new();
-        for body in self.netlink.dump(libc::RTM_GETLINK, &request)? {
-            let all = body.get(IFINFOMSG..).ok_or_else(malformed)?;
-            let vlans = attributes(attribute(all, libc::IFLA_AF_SPEC).unwrap_or_default())
+        let mut header = [0; IFINFOMSG];
+        header[0] = libc::AF_BRIDGE as u8;
+        let fill = |request: &mut Writer| {
+            request.put(libc::IFLA_EXT_MASK, &RTEXT_FILTER_BRVLAN.to_ne_bytes());
+        };
+        let ports = self.dump(libc::RTM_GETLINK, &header, fill, |message| {
+            let of_bridge = message.attributes_after(IFINFOMSG).nested(libc::IFLA_AF_SPEC);
+            let vlans = of_bridge
                 .filter(|(kind, _)| *kind == IFLA_BRIDGE_VLAN_INFO)
                 .map(|(_, value)| Ok(port_vlan(u16_at(value, 0)?, u16_at(value, 2)?)))
                 .collect::<io::Result<Vec<_>>>()?;
-            ports.insert(u32_at(&body, IFINFOMSG_INDEX)?, vlans);
-        }
-        Ok(ports)
+            Ok((u32_at(message.payload, IFINFOMSG_INDEX)?, vlans))
+        })?;
+        Ok(ports.into_iter().collect())
     }
 
     /// The addresses of link `index`.
     pub(crate) fn addresses(&mut self, index: u32) -> io::Result<Vec<IpAddr>> {
-        let mut addresses = Vec::new();
-        let mut request = vec![0; IFADDRMSG];
-        if let Some(nsid) = self.nsid {
-            push(&mut request, IFA_TARGET_NETNSID, &nsid.to_ne_bytes());
-        }
-        for body in self.netlink.dump(libc::RTM_GETADDR, &request)? {
-            if u32_at(&body, IFADDRMSG_INDEX)? == index {
-                let all = body.get(IFADDRMSG..).ok_or_else(malformed)?;
-                // IFA_ADDRESS is the far end's where an IPv4 address has a peer; IFA_LOCAL is IPv4's only.
-                let value = attribute(all, libc::IFA_LOCAL).or_else(|| attribute(all, libc::IFA_ADDRESS));
-                addresses.extend(value.and_then(address));
+        let nsid = self.nsid;
+        let fill = |request: &mut Writer| {
+            if let Some(nsid) = nsid {
+                request.put(IFA_TARGET_NETNSID, &nsid.to_ne_bytes());
             }
-        }
-        Ok(addresses)
+        };
+        let found = self.dump(libc::RTM_GETADDR, &[0; IFADDRMSG], fill, |message| {
+            let all = message.attributes_after(IFADDRMSG);
+            // IFA_ADDRESS is the far end's where an IPv4 address has a peer; IFA_LOCAL is IPv4's only.
+            let value = all.find(libc::IFA_LOCAL).or_else(|| all.find(libc::IFA_ADDRESS));
+            let is_wanted = u32_at(message.payload, IFADDRMSG_INDEX)? == index;
+            Ok(value.filter(|_| is_wanted).and_then(address))
+        })?;
+        Ok(found.into_iter().flatten().collect())
     }
 
     /// The link that packets to `address` leave this namespace through; `None` where they cannot.
     pub(crate) fn route_to(&mut self, address: IpAddr) -> io::Result<Option<u32>> {
-        let mut request = vec![0; RTMSG];
-        let (family, bits) = match address {
-            IpAddr::V4(_) => (libc::AF_INET, 32),
-            IpAddr::V6(_) => (libc::AF_INET6, 128),
+        let mut header = [0; RTMSG];
+        let (family, octets) = match address {
+            IpAddr::V4(address) => (libc::AF_INET, address.octets().to_vec()),
+            IpAddr::V6(address) => (libc::AF_INET6, address.octets().to_vec()),
         };
-        (request[0], request[1]) = (family as u8, bits);
-        match address {
-            IpAddr::V4(address) => push(&mut request, libc::RTA_DST, &address.octets()),
-            IpAddr::V6(address) => push(&mut request, libc::RTA_DST, &address.octets()),
+        (header[0], header[1]) = (family as u8, (octets.len() * 8) as u8);
+        let fill = |request: &mut Writer| request.put(libc::RTA_DST, &octets);
+        let through = self.get(libc::RTM_GETROUTE, &header, fill, |message| {
+            let through = message.attributes_after(RTMSG).find(libc::RTA_OIF);
+            through.map(|index| u32_at(index, 0)).transpose()
+        });
+        match through {
+            Err(error) if error.kind() == io::ErrorKind::NetworkUnreachable => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::HostUnreachable => Ok(None),
+            found => found.map(Option::flatten),
         }
-        let body = match self.netlink.get(libc::RTM_GETROUTE, &request) {
-            Err(error) if error.kind() == io::ErrorKind::NetworkUnreachable => None,
-            Err(error) if error.kind() == io::ErrorKind::HostUnreachable => None,
-            other => other?,
-        };
-        let Some(body) = body else { return Ok(None) };
-        let all = body.get(RTMSG..).ok_or_else(malformed)?;
-        attribute(all, libc::RTA_OIF)
-            .map(|index| u32_at(index, 0))
-            .transpose()
     }
 
     /// The number that this namespace has for the namespace `netns`, if it has met it.
     pub(crate) fn nsid(&mut self, netns: BorrowedFd<'_>) -> io::Result<Option<i32>> {
-        let mut request = vec![0; RTGENMSG];
-        push(&mut request, NETNSA_FD, &netns.as_raw_fd().to_ne_bytes());
-        let Some(body) = self.netlink.get(libc::RTM_GETNSID, &request)? else {
-            return Ok(None);
-        };
-        let all = body.get(RTGENMSG..).ok_or_else(malformed)?;
-        let nsid = u32_at(attribute(all, NETNSA_NSID).ok_or_else(malformed)?, 0)? as i32;
-        Ok((nsid >= 0).then_some(nsid))
+        let netns = netns.as_raw_fd().to_ne_bytes();
+        let fill = |request: &mut Writer| request.put(NETNSA_FD, &netns);
+        let nsid = self.get(libc::RTM_GETNSID, &[0; RTGENMSG], fill, |message| {
+            let nsid = message.attributes_after(RTGENMSG).find(NETNSA_NSID);
+            Ok(u32_at(nsid.ok_or_else(malformed)?, 0)? as i32)
+        })?;
+        Ok(nsid.filter(|nsid| *nsid >= 0))
     }
+
+    /// Asks for one thing. `None` when the kernel knows no such thing.
+    fn get<T>(
+        &mut self,
+        kind: u16,
+        header: &[u8],
+        fill: impl FnOnce(&mut Writer),
+        read: impl FnMut(Message<'_>) -> io::Result<T>,
+    ) -> io::Result<Option<T>> {
+        let sequence = self.socket.sequences(1);
+        let request = request(kind, 0, sequence, header, fill);
+        match self.socket.ask(&request, sequence, read).map_err(io::Error::from) {
+            Ok(answer) => answer.map(Some),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOENT)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Asks for all of a kind.
+    fn dump<T>(
+        &mut self,
+        kind: u16,
+        header: &[u8],
+        fill: impl Fn(&mut Writer),
+        mut read: impl FnMut(Message<'_>) -> io::Result<T>,
+    ) -> io::Result<Vec<T>> {
+        for _ in 0..DUMP_TRIES {
+            let sequence = self.socket.sequences(1);
+            let request = request(kind, libc::NLM_F_DUMP as u16, sequence, header, &fill);
+            let mut all = Vec::new();
+            match self
+                .socket
+                .dump(&request, sequence, |message| all.push(read(message)))
+            {
+                Err(NetlinkError::Interrupted) => {}
+                Err(error) => return Err(error.into()),
+                Ok(()) => return all.into_iter().collect(),
+            }
+        }
+        Err(io::Error::other(
+            "the links change faster than they can be listed",
+        ))
+    }
+}
+
+fn request(kind: u16, flags: u16, sequence: u32, header: &[u8], fill: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    let mut request = Writer::default();
+    let open = request.begin_message_with(kind, flags, sequence, header);
+    fill(&mut request);
+    request.end_message(open);
+    request.into_bytes()
 }
 
 fn port_vlan(flags: u16, id: u16) -> PortVlan {
@@ -261,4 +311,23 @@ fn address(value: &[u8]) -> Option<IpAddr> {
         16 => <[u8; 16]>::try_from(value).ok().map(IpAddr::from),
         _ => None,
     }
+}
+
+/// A number that the kernel sends as four bytes in its own order.
+fn u32_at(bytes: &[u8], at: usize) -> io::Result<u32> {
+    let four = bytes.get(at..at + 4).and_then(|four| four.try_into().ok());
+    four.map(u32::from_ne_bytes).ok_or_else(malformed)
+}
+
+/// A number that the kernel sends as two bytes in its own order.
+fn u16_at(bytes: &[u8], at: usize) -> io::Result<u16> {
+    let two = bytes.get(at..at + 2).and_then(|two| two.try_into().ok());
+    two.map(u16::from_ne_bytes).ok_or_else(malformed)
+}
+
+fn malformed() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        "the kernel's answer is cut off or malformed",
+    )
 }

@@ -4,7 +4,6 @@
 
 mod attached;
 mod link;
-mod netlink;
 mod netns;
 mod vlan;
 

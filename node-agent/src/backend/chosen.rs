@@ -15,8 +15,8 @@ use super::nftables::{self, Nftables, NftablesError};
 use super::{Backend, BackendName, Repair, SetSize, Told};
 use crate::describe::describe;
 use crate::model::{Egress, PodSet};
-use crate::netlink::NetlinkError;
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
+use denizen_netlink::NetlinkError;
 
 /// Any backend with a kernel.
 #[derive(Debug)]

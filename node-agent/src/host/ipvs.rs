@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::libc;
 use rtnetlink::new_connection;
 
-use crate::netlink::{NetlinkError, Socket, Writer};
+use denizen_netlink::{NetlinkError, Socket, Writer};
 
 /// linux/genetlink.h.
 const GENL_ID_CTRL: u16 = 0x10;
@@ -61,11 +61,9 @@ pub fn flush() -> Result<(), NetlinkError> {
     let asked = request(GENL_ID_CTRL, CTRL_CMD_GETFAMILY, 0, sequence, |message| {
         message.put_str(CTRL_ATTR_FAMILY_NAME, "IPVS");
     });
-    socket.send(&asked)?;
-    let mut family = None;
-    socket.receive(true, |message| {
+    let family = socket.ask(&asked, sequence, |message| {
         let id = message.attributes().find(CTRL_ATTR_FAMILY_ID);
-        family = id.and_then(|id| id.try_into().ok()).map(u16::from_ne_bytes);
+        id.and_then(|id| id.try_into().ok()).map(u16::from_ne_bytes)
     })?;
     let family = family.ok_or(NetlinkError::Unacknowledged)?;
     let acknowledged = libc::NLM_F_ACK as u16;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use nix::libc;
 
 use crate::model::{Family, Protocol, family_of};
-use crate::netlink::{Attributes, Message, Writer};
+use denizen_netlink::{Attributes, Message, Writer};
 
 /// IPCTNL_MSG_CT_GET and _DELETE.
 const GET: u16 = 1;

@@ -7,7 +7,7 @@ use tracing::trace_span;
 
 use super::entry::{Entry, write_dump};
 use crate::model::{Family, Protocol};
-use crate::netlink::{NetlinkError, Refusal, Socket, Writer};
+use denizen_netlink::{NetlinkError, Refusal, Socket, Writer};
 
 /// Requests to delete that are sent at once: the kernel answers each that it refuses.
 const AT_ONCE: usize = 512;

@@ -6,7 +6,7 @@ use super::name::Table;
 use super::save::CANARY;
 use super::tools::{IptablesError, Tools, Variant};
 use crate::model::Family;
-use crate::netlink::NetlinkError;
+use denizen_netlink::NetlinkError;
 
 /// Whose chains go. Their names are the same; denizen's have its words in them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

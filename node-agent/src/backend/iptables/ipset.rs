@@ -11,7 +11,7 @@ use super::name::SetName;
 use super::pods::{PodElement, PodKey, Pods};
 use super::tools::IptablesError;
 use crate::model::Family;
-use crate::netlink::{Attributes, Message, NetlinkError, Socket, Writer};
+use denizen_netlink::{Attributes, Message, NetlinkError, Socket, Writer};
 
 /// NFNL_SUBSYS_IPSET.
 const SUBSYSTEM: u16 = 6;

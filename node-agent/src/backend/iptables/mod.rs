@@ -11,6 +11,7 @@ mod edit;
 mod egress;
 mod fixed;
 mod ipset;
+mod isolate;
 mod lane;
 mod name;
 mod pods;

@@ -179,6 +179,7 @@ impl Refusal {
 #[cfg(test)]
 mod tests {
     use super::super::edit::Edit;
+    use super::super::isolate::isolate;
     use super::super::service::Shared;
     use super::*;
 
@@ -205,7 +206,7 @@ mod tests {
             edit.input(),
             "Couldn't load match `bad'; Error occurred at line: 4",
         );
-        let refusal = Refusal::isolate(&mut edit, &Observed::default(), &input, said).unwrap();
+        let refusal = isolate(&mut edit, &Observed::default(), &input, said).unwrap();
         refused.learn(&BTreeSet::new(), vec![refusal], now());
         let left = "*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -d 10.0.0.1 -j KUBE-SVC-A\nCOMMIT\n";
         assert_eq!(edit.input(), left);

@@ -8,8 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
 use super::edit::{Edit, TableEdit, place_ahead};
+use super::isolate::is_the_rules;
 use super::name::{Table, is_a_services};
-use super::refusal::{Refusal, is_shared, is_the_rules};
+use super::refusal::{Refusal, is_shared};
 use super::ruleset::Lines;
 use super::save::Observed;
 use super::tools::IptablesError;

@@ -14,7 +14,7 @@ use super::ruleset::Lines;
 use super::save::Observed;
 use crate::backend::nftables::NftablesError;
 use crate::model::Family;
-use crate::netlink::NetlinkError;
+use denizen_netlink::NetlinkError;
 
 /// Whose tables the programs speak of: a node has both, and its rules should be in one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -9,8 +9,9 @@ use tokio::sync::mpsc::UnboundedSender;
 use tracing::debug;
 
 use super::edit::{AT_ONCE, Edit};
+use super::isolate::{forget_written, is_the_rules, isolate};
 use super::name::Table;
-use super::refusal::{Refusal, forget_written, is_the_rules};
+use super::refusal::Refusal;
 use super::ruleset::Lines;
 use super::save::Observed;
 use super::search::{Kernel, write_in_parts};
@@ -121,7 +122,7 @@ fn write_all_but_refused(
         };
         forget_written(&mut edit, &input, said);
         let is_soon = refusals.len() < MOST_NAMED && now() < until;
-        let named = is_soon.then(|| Refusal::isolate(&mut edit, seen, &input, said));
+        let named = is_soon.then(|| isolate(&mut edit, seen, &input, said));
         if let Some(named) = named.flatten() {
             refusals.push(named);
             continue;

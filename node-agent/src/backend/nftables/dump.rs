@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use super::element::{Element, Key, Value, read_address};
 use super::expression::{self, Expression};
-use super::message::{ACCEPT, hook_number, nf_family, rule_comment};
+use super::message::{ACCEPT, hook_number, rule_comment};
 use super::name::{Layer, SetName, TABLE};
 use super::rule::{Chain, Rule};
 use super::set::{Data, VERDICT, address_len, find_tlv};
 use super::table::Delta;
 use crate::model::Family;
-use crate::netlink::{Attributes, Message};
 use crate::plan::Door;
+use denizen_netlink::{Attributes, Message};
 
 /// Where a base chain hangs.
 #[derive(Debug, PartialEq, Eq)]
@@ -310,5 +310,5 @@ fn comment_in(user_data: &[u8]) -> Option<&str> {
 
 /// Whether a message is about tables of this layer.
 pub fn is_of(layer: Layer, message: &Message<'_>) -> bool {
-    message.family() == Some(nf_family(layer))
+    message.family() == Some(layer.number())
 }

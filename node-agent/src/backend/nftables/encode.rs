@@ -9,7 +9,7 @@ use super::name::{ChainName, Layer, SetName};
 use super::rule::{Action, ENDPOINT_BITS, Match, Rule, SCRATCH, SCRATCH_BITS};
 use super::set::{Data, Part};
 use crate::model::Family;
-use crate::netlink::Writer;
+use denizen_netlink::Writer;
 
 // Attribute numbers, in the order of the kernel's enums.
 const EXPR_NAME: u16 = 1;
@@ -230,11 +230,10 @@ impl Expressions<'_> {
         let address_words = Part::Destination.words(family);
         self.load_key(endpoints, slots);
         self.lookup(endpoints, Some(register(0)));
-        let nf_family = super::message::nf_family(Layer::Ip(family));
         self.expression("nat", |w| {
             const DESTINATION: u32 = 1;
             w.put_u32(1, DESTINATION);
-            w.put_u32(2, u32::from(nf_family));
+            w.put_u32(2, u32::from(Layer::Ip(family).number()));
             w.put_u32(3, register(0));
             w.put_u32(5, register(address_words));
         });

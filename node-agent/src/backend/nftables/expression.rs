@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use super::encode;
 use super::name::Layer;
 use super::rule::Rule;
-use crate::netlink::{Attributes, Writer};
+use denizen_netlink::{Attributes, Writer};
 
 /// An expression: its name, and its attributes that are not zero.
 pub type Expression = (String, BTreeMap<u16, Vec<u8>>);
@@ -83,8 +83,9 @@ mod tests {
 
     use crate::backend::nftables::kernel::Kernel;
     use crate::backend::nftables::name::{Class, Group, Layer};
-    use crate::backend::nftables::program::{Shape, chains, class_chains};
+    use crate::backend::nftables::program::{chains, class_chains};
     use crate::backend::nftables::rule::Chain;
+    use crate::backend::nftables::shape::Shape;
     use crate::backend::nftables::structure::Structure;
     use crate::backend::nftables::write::replace_structure;
     use crate::model::{Family, Protocol};

@@ -4,10 +4,10 @@ use nix::errno::Errno;
 use nix::libc;
 
 use super::kernel::NftablesError;
-use super::message::{kind, nf_family};
+use super::message::kind;
 use super::name::Layer;
 use crate::model::Family;
-use crate::netlink::{NetlinkError, Socket, Writer};
+use denizen_netlink::{NetlinkError, Socket, Writer};
 
 /// kube-proxy's, of its nftables mode.
 const KUBE_PROXYS: &str = "kube-proxy";
@@ -41,13 +41,7 @@ fn remove(layer: Layer) -> Result<bool, NetlinkError> {
     };
     edge(&mut batch, libc::NFNL_MSG_BATCH_BEGIN, first);
     let flags = libc::NLM_F_ACK as u16;
-    let open = batch.begin_message(
-        kind(libc::NFT_MSG_DELTABLE),
-        flags,
-        first + 1,
-        nf_family(layer),
-        0,
-    );
+    let open = batch.begin_message(kind(libc::NFT_MSG_DELTABLE), flags, first + 1, layer.number(), 0);
     batch.put_str(NAME, KUBE_PROXYS);
     batch.end_message(open);
     edge(&mut batch, libc::NFNL_MSG_BATCH_END, first + 2);

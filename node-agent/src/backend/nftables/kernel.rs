@@ -6,10 +6,10 @@ use thiserror::Error;
 use tracing::{debug, trace_span};
 
 use super::dump::{Observed, is_of, rule_comment_of};
-use super::message::{Batch, kind, nf_family};
+use super::message::{Batch, kind};
 use super::name::{Group, Layer, SetName, TABLE};
 use crate::backend::why::Why;
-use crate::netlink::{Attributes, Message, NetlinkError, Socket, Writer, answer};
+use denizen_netlink::{Attributes, Message, NetlinkError, Socket, Writer};
 
 /// How many packets a rule counted, if it is one that drops what found no endpoint.
 fn missed(message: &Message<'_>) -> u64 {
@@ -269,17 +269,10 @@ impl Kernel {
         let mut request = Writer::default();
         let open = request.begin_message(kind(libc::NFT_MSG_GETGEN), 0, sequence, 0, 0);
         request.end_message(open);
-        self.socket.send(request.bytes())?;
-        let mut generation = Ok(None);
-        self.socket.receive(true, |message| {
-            if message.sequence == sequence {
-                generation = match i32::from(message.kind) {
-                    libc::NLMSG_ERROR => answer(&message).map(|()| None).map_err(NetlinkError::Refused),
-                    _ => Ok(message.attributes().find_u32(GENERATION_ID)),
-                };
-            }
+        let generation = self.socket.ask(request.bytes(), sequence, |message| {
+            message.attributes().find_u32(GENERATION_ID)
         })?;
-        generation?.ok_or(NetlinkError::Unacknowledged)
+        generation.ok_or(NetlinkError::Unacknowledged)
     }
 
     fn dump(
@@ -292,7 +285,7 @@ impl Kernel {
         let sequence = self.socket.sequences(1);
         let mut request = Writer::default();
         let flags = libc::NLM_F_DUMP as u16;
-        let open = request.begin_message(kind(message), flags, sequence, nf_family(layer), 0);
+        let open = request.begin_message(kind(message), flags, sequence, layer.number(), 0);
         // A table's own dump takes no name; the others are narrowed by it.
         if message != libc::NFT_MSG_GETTABLE {
             request.put_str(1, TABLE);

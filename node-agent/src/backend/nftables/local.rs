@@ -8,11 +8,14 @@
 use std::sync::Arc;
 
 use super::name::{ChainName, SetName};
-use super::program::{FORWARD_PRIORITY, Shape, base};
-use super::rule::{Action, Chain, Hook, Kind, Match, Place, Rule};
+use super::rule::{Action, Chain, Hook, Kind, Match, Place, Rule, base};
+use super::shape::Shape;
 use crate::backend::why::Why;
 use crate::model::Family;
 use crate::plan::Detector;
+
+/// Before `filter` (0), where others drop.
+pub(super) const FORWARD_PRIORITY: i32 = -10;
 
 /// `dstnat` of a bridge: before bridge netfilter (`NF_BR_PRI_BRNF`, 0) calls the IP hooks.
 const BRIDGE_PRIORITY: i32 = -300;

@@ -9,12 +9,9 @@ use ipnetwork::IpNetwork;
 use super::element::{Element, Key, Value};
 use super::name::{ChainName, Class, Group, SetName};
 use super::number::{MOST_NUMBERS, Numbers};
-use super::set::cut;
+use super::set::{MOST_SLOTS, cut};
 use crate::model::{Affinity, Protocol};
 use crate::plan::{Door, DoorAddress, DoorKind, Frontend, Masquerade, Outcome};
-
-/// More endpoints than this a door cannot have: the slots are numbered with 16 bits.
-pub const MOST_SLOTS: u32 = 65_535;
 
 /// A door as it is programmed.
 ///

@@ -8,7 +8,7 @@ use super::name::{ChainName, Layer, SetName, TABLE};
 use super::rule::{Chain, Hook, Rule};
 use super::set::{Shape, tlv, with_nul};
 use crate::model::Family;
-use crate::netlink::Writer;
+use denizen_netlink::Writer;
 
 /// The kind of a message of nf_tables: `NFNL_SUBSYS_NFTABLES` above `enum nf_tables_msg_types`.
 pub const fn kind(message: i32) -> u16 {
@@ -23,16 +23,6 @@ pub const TABLE_COMMENT: &str = "Denizen: service networking; see denizen-agent 
 
 /// Elements of one set go many to a message; a nested attribute holds at most 65,535 bytes.
 const MESSAGE_ROOM: usize = 60_000;
-
-/// `NFPROTO_IPV4`, `NFPROTO_IPV6` or `NFPROTO_BRIDGE`.
-pub fn nf_family(layer: Layer) -> u8 {
-    let number = match layer {
-        Layer::Ip(Family::V4) => libc::NFPROTO_IPV4,
-        Layer::Ip(Family::V6) => libc::NFPROTO_IPV6,
-        Layer::Bridge => libc::NFPROTO_BRIDGE,
-    };
-    number as u8
-}
 
 /// A batch being written.
 ///
@@ -132,7 +122,7 @@ impl Batch {
         self.last_at = self.writer.bytes().len();
         let open = self
             .writer
-            .begin_message(kind(kind_of), flags, sequence, nf_family(self.layer), 0);
+            .begin_message(kind(kind_of), flags, sequence, self.layer.number(), 0);
         self.writer.put_str(1, TABLE);
         fill(&mut self.writer, self.layer);
         self.writer.end_message(open);

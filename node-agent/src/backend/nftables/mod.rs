@@ -22,6 +22,7 @@ mod program;
 mod rule;
 mod salvage;
 mod set;
+mod shape;
 mod structure;
 mod sync;
 mod table;

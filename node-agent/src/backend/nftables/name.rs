@@ -5,7 +5,9 @@ mod set;
 use std::fmt;
 use std::net::IpAddr;
 
-pub use self::set::{Facts, SetName};
+use nix::libc;
+
+pub use self::set::{Facts, Known, SetName};
 use crate::model::{Family, Protocol, family_of};
 
 /// The table, one in each family. By its name a restarted agent knows what is its own.
@@ -24,6 +26,16 @@ pub enum Layer {
 impl Layer {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Bridge, Self::Ip(Family::V4), Self::Ip(Family::V6)];
+
+    /// The kernel's number for it: `NFPROTO_IPV4`, `NFPROTO_IPV6` or `NFPROTO_BRIDGE`.
+    pub fn number(self) -> u8 {
+        let number = match self {
+            Self::Ip(Family::V4) => libc::NFPROTO_IPV4,
+            Self::Ip(Family::V6) => libc::NFPROTO_IPV6,
+            Self::Bridge => libc::NFPROTO_BRIDGE,
+        };
+        number as u8
+    }
 
     /// Whether its packets have addresses of this one's family, and no others.
     pub fn holds(self, address: IpAddr) -> bool {

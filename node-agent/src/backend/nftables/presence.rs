@@ -3,29 +3,12 @@
 use super::dump::Observed;
 use super::kernel::{Kernel, NftablesError};
 use super::message::Batch;
-use super::name::{ChainName, Facts, Layer, SetName};
-use super::program::Shape;
+use super::name::{ChainName, Known, Layer};
+use super::shape::Shape;
 use super::sync::{Nftables, Programmed};
 use super::table::{Delta, Table};
+use super::write::empty;
 use crate::backend::Repair;
-
-/// Which facts the agent has been told. What an earlier run programmed from the others is left alone: a
-/// restart must lose nothing while the API, or the state file, cannot be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Known {
-    pub(super) pods: bool,
-    pub(super) services: bool,
-}
-
-impl Known {
-    pub(super) fn covers(self, set: SetName) -> bool {
-        match set.filled_by() {
-            Facts::Pods => self.pods,
-            Facts::Services => self.services,
-            Facts::Traffic => false,
-        }
-    }
-}
 
 impl Programmed {
     /// Nothing is known of it, and nothing wanted in it.
@@ -128,25 +111,4 @@ fn take_away(kernel: &mut Kernel, layer: Layer, seen: &Observed) -> Result<bool,
         kernel.write(layer, Batch::delete_table)?;
     }
     Ok(ours)
-}
-
-/// Takes the rules out of `chains`, where they are there; the generation after that, as long as nobody else commits.
-///
-/// At the instant in which a table goes, a packet that is in its chains goes on through all their rules, finds
-/// their maps empty and their sets as they were (`nft_map_deactivate` in net/netfilter/nf_tables_api.c), and so
-/// would be refused for want of a service at a cluster IP.
-pub(super) fn empty(
-    kernel: &mut Kernel,
-    layer: Layer,
-    seen: &Observed,
-    chains: &[ChainName],
-) -> Result<u32, NftablesError> {
-    let names = chains.iter().map(ToString::to_string);
-    let full: Vec<String> = names
-        .filter(|name| seen.chains.get(name).is_some_and(|chain| !chain.rules.is_empty()))
-        .collect();
-    kernel.write(layer, |batch| {
-        full.iter().for_each(|name| batch.flush_chain(name))
-    })?;
-    Ok(seen.generation.wrapping_add(u32::from(!full.is_empty())))
 }

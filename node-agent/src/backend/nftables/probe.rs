@@ -5,13 +5,14 @@ use nix::errno::Errno;
 use super::kernel::{Kernel, NftablesError};
 use super::message::What;
 use super::name::{Class, Group, Layer};
-use super::program::{Shape, class_chains};
+use super::program::class_chains;
 use super::rule::Chain;
+use super::shape::Shape;
 use super::table::Table;
 use super::write::replace_structure;
 use crate::model::{Family, Protocol};
-use crate::netlink::NetlinkError;
 use crate::plan::{Detector, NodeSide};
+use denizen_netlink::NetlinkError;
 
 /// Whether it can have the IP tables.
 ///

@@ -6,17 +6,16 @@
 
 use std::net::Ipv4Addr;
 
-use super::local::{bridge_chains, local, port_told};
+use super::local::{FORWARD_PRIORITY, bridge_chains, local, port_told};
 use super::name::{ChainName, Class, Group, Layer, SetName};
-use super::rule::{Action, Chain, Hook, Kind, Match, Place, Rule};
+use super::rule::{Action, Chain, Hook, Kind, Match, Place, Rule, base, chain};
+use super::shape::Shape;
 use crate::backend::why::Why;
-use crate::plan::{Detector, MarkBit, NodeSide};
-use ipnetwork::{IpNetwork, Ipv4Network};
+use crate::plan::{MarkBit, NodeSide};
+use ipnetwork::Ipv4Network;
 
 /// Before kube-proxy's `dstnat` (-100), so that denizen decides while another's rules are still there.
 const DESTINATION_PRIORITY: i32 = -110;
-/// Before `filter` (0), where others drop.
-pub(super) const FORWARD_PRIORITY: i32 = -10;
 /// `raw`: before connection tracking, which would give answers back the loopback address they are meant for.
 const RAW_PRIORITY: i32 = -300;
 /// `srcnat`.
@@ -27,23 +26,6 @@ const WHOLE_CASCADE: u32 = 64;
 /// Draws among the same number of slots in a larger class. More than half of the slots are taken, so that
 /// this many misses in a row are as rare as the random number's own bias (2⁻³²).
 const TRIES: u32 = 32;
-
-/// What the constant part depends on.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Shape {
-    /// How local traffic is told apart.
-    pub detector: Detector,
-    /// The ranges that the detector stands for, where it stands for ranges (of this family).
-    pub ranges: Vec<IpNetwork>,
-    /// The ranges that cluster IPs come from (of this family), where they are known.
-    pub service_ranges: Vec<IpNetwork>,
-    /// Where pods keep their address (of this family); `None` where that is not denizen's business.
-    pub egress: Option<Vec<IpNetwork>>,
-    /// Node ports are served on 127.0.0.1 too.
-    pub loopback: bool,
-    /// What the operator settled about this node.
-    pub node_side: NodeSide,
-}
 
 /// The chains that are always there, in an order in which each is made before it is referred to.
 pub fn chains(layer: Layer, shape: &Shape) -> Vec<Chain> {
@@ -359,22 +341,4 @@ fn local_policy(shape: &Shape, doors: SetName) -> Vec<Rule> {
     returns
         .chain([Rule::new(Why::StayOnNode, [], [Action::Lookup(doors)])])
         .collect()
-}
-
-fn chain(name: ChainName, why: Why, rules: Vec<Rule>) -> Chain {
-    Chain {
-        name,
-        place: None,
-        why,
-        rules,
-    }
-}
-
-pub(super) fn base(name: ChainName, place: Place, why: Why, rules: Vec<Rule>) -> Chain {
-    Chain {
-        name,
-        place: Some(place),
-        why,
-        rules,
-    }
 }

@@ -194,3 +194,23 @@ pub struct Chain {
     /// Its rules.
     pub rules: Vec<Rule>,
 }
+
+/// A chain that others jump or go to.
+pub fn chain(name: ChainName, why: Why, rules: Vec<Rule>) -> Chain {
+    Chain {
+        name,
+        place: None,
+        why,
+        rules,
+    }
+}
+
+/// A base chain, which hangs at `place`.
+pub fn base(name: ChainName, place: Place, why: Why, rules: Vec<Rule>) -> Chain {
+    Chain {
+        name,
+        place: Some(place),
+        why,
+        rules,
+    }
+}

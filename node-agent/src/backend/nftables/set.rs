@@ -3,6 +3,9 @@
 use super::name::SetName;
 use crate::model::Family;
 
+/// A service address cannot have more endpoints than this: the slots are numbered with 16 bits.
+pub const MOST_SLOTS: u32 = 65_535;
+
 /// One part of a key: a value that is taken from a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
@@ -255,7 +258,7 @@ fn described(part: Part, family: Family) -> Vec<u8> {
         Part::Interface => expression(META, &numbers(&[6])),
         Part::Scratch => expression(META, &numbers(&[2])),
         // Random, among as many as a slot may ever be.
-        Part::Slot => expression(NUMGEN, &numbers(&[1, super::lower::MOST_SLOTS, 0])),
+        Part::Slot => expression(NUMGEN, &numbers(&[1, MOST_SLOTS, 0])),
     }
 }
 

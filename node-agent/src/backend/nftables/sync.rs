@@ -9,18 +9,17 @@ use tracing::{debug, info, warn};
 
 use super::dump::{Observed, ObservedValue};
 use super::kernel::{Kernel, Mark, NftablesError};
-use super::name::{Layer, SetName};
-use super::presence::Known;
-use super::program::Shape;
+use super::name::{Known, Layer, SetName};
 use super::rule::Chain;
+use super::shape::Shape;
 use super::structure::Structure;
 use super::table::{Delta, Table};
 use super::text::Rendering;
 use super::write::{load, write};
 use crate::backend::{Backend, Repair, SetSize, Told};
 use crate::model::{Egress, Family, PodSet};
-use crate::netlink::NetlinkError;
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
+use denizen_netlink::NetlinkError;
 
 /// How often a repair that others' changes overtook is tried before it is left to the next occasion.
 const REPAIR_TRIES: usize = 10;

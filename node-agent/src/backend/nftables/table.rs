@@ -8,9 +8,10 @@ use super::element::{Element, Key, Value};
 use super::lower::{DoorState, lower};
 use super::name::{Class, Facts, Layer, SetName};
 use super::number::{Numbers, Owner};
-use super::program::{self, Shape};
+use super::program;
 use super::rule::Chain;
 use super::set::cut;
+use super::shape::Shape;
 use crate::model::{Family, PodSet, family_of};
 use crate::plan::{Detector, Door, DoorAddress, DoorKind, Frontend};
 

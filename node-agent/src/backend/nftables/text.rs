@@ -8,11 +8,10 @@ use std::fmt;
 use serde::Serialize;
 
 use super::element::{Element, KeyText, Value};
-use super::lower::MOST_SLOTS;
 use super::message::{MOST_CLIENTS, TABLE_COMMENT, rule_comment};
 use super::name::{Layer, SetName, TABLE};
 use super::rule::{Action, Chain, ENDPOINT_BITS, Hook, Match, Rule, SCRATCH, SCRATCH_BITS};
-use super::set::{Data, Part, Shape};
+use super::set::{Data, MOST_SLOTS, Part, Shape};
 use super::table::Table;
 use crate::model::Family;
 

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 use super::message::kind;
 use super::name::TABLE;
-use crate::netlink::{Message, NetlinkError, Socket};
+use denizen_netlink::{Message, NetlinkError, Socket};
 
 /// Listens to the changes of nf_tables in this network namespace.
 ///

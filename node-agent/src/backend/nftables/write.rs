@@ -5,8 +5,7 @@ use tracing::info;
 use super::dump::Observed;
 use super::kernel::{Kernel, NftablesError};
 use super::message::Batch;
-use super::name::{ChainName, Layer, SetName};
-use super::presence::{Known, empty};
+use super::name::{ChainName, Known, Layer, SetName};
 use super::rule::Chain;
 use super::table::{Delta, Table};
 use crate::backend::Repair;
@@ -69,4 +68,25 @@ pub(super) fn write(batch: &mut Batch, chains: &[Chain], delta: &Delta) {
     }
     batch.delete_elements(&delta.delete);
     batch.add_elements(&delta.add);
+}
+
+/// Takes the rules out of `chains`, where they are there; the generation after that, as long as nobody else commits.
+///
+/// At the instant in which a table goes, a packet that is in its chains goes on through all their rules, finds
+/// their maps empty and their sets as they were (`nft_map_deactivate` in net/netfilter/nf_tables_api.c), and so
+/// would be refused for want of a service at a cluster IP.
+pub(super) fn empty(
+    kernel: &mut Kernel,
+    layer: Layer,
+    seen: &Observed,
+    chains: &[ChainName],
+) -> Result<u32, NftablesError> {
+    let names = chains.iter().map(ToString::to_string);
+    let full: Vec<String> = names
+        .filter(|name| seen.chains.get(name).is_some_and(|chain| !chain.rules.is_empty()))
+        .collect();
+    kernel.write(layer, |batch| {
+        full.iter().for_each(|name| batch.flush_chain(name))
+    })?;
+    Ok(seen.generation.wrapping_add(u32::from(!full.is_empty())))
 }

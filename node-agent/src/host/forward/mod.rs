@@ -26,8 +26,8 @@ pub use task::run;
 
 use crate::describe::describe;
 use crate::model::Family;
-use crate::netlink::{NetlinkError, Socket};
 use crate::plan::MarkBit;
+use denizen_netlink::{NetlinkError, Socket};
 
 /// What the comments of our rules in other chains begin with. By it a restarted agent knows them.
 const OWN: &str = "denizen: ";

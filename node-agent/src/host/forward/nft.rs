@@ -7,8 +7,8 @@ use nix::libc;
 use super::chain::{Act, Chains, Rule, judge};
 use super::own::{Asks, Language, write};
 use super::{Chain, OWN};
-use crate::netlink::{Attributes, Message, NetlinkError, Socket, Writer};
 use crate::plan::MarkBit;
+use denizen_netlink::{Attributes, Message, NetlinkError, Socket, Writer};
 
 /// A base chain of somebody else in the forward hook.
 #[derive(Debug, Clone, PartialEq, Eq)]

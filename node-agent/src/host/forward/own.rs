@@ -7,8 +7,8 @@ use nix::libc;
 
 use super::OWN;
 use crate::backend::why::Why;
-use crate::netlink::Writer;
 use crate::plan::MarkBit;
+use denizen_netlink::Writer;
 
 /// Whose language a chain is written in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

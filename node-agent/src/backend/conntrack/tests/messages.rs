@@ -1,7 +1,7 @@
 //! Entries as netlink has them.
 
 use super::*;
-use crate::netlink::{Attributes, Writer, parse_messages};
+use denizen_netlink::{Attributes, Writer, parse_messages};
 
 /// What the kernel tells of a flow, in a zone or not.
 fn dumped(entry: &Entry, zone: bool) -> Vec<u8> {

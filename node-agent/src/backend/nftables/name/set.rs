@@ -16,6 +16,27 @@ pub enum Facts {
     Traffic,
 }
 
+/// Which facts the agent has been told. What an earlier run programmed from the others is left alone: a
+/// restart must lose nothing while the API, or the state file, cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Known {
+    /// The state file was read.
+    pub pods: bool,
+    /// The first lists of services, endpoints and the node are complete.
+    pub services: bool,
+}
+
+impl Known {
+    /// Whether the facts that fill this set are known.
+    pub fn covers(self, set: SetName) -> bool {
+        match set.filled_by() {
+            Facts::Pods => self.pods,
+            Facts::Services => self.services,
+            Facts::Traffic => false,
+        }
+    }
+}
+
 /// A set or map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SetName {

@@ -40,8 +40,20 @@ impl Writer {
         self.buffer[at..at + 2].copy_from_slice(&(before | flags).to_ne_bytes());
     }
 
-    /// Begins a message of a netfilter subsystem (`struct nfgenmsg` follows the header).
+    /// Begins a message of a netfilter subsystem: `struct nfgenmsg` follows `struct nlmsghdr`.
     pub fn begin_message(&mut self, kind: u16, flags: u16, sequence: u32, family: u8, resource: u16) -> Open {
+        let [high, low] = resource.to_be_bytes();
+        self.begin_message_with(kind, flags, sequence, &[family, 0, high, low])
+    }
+
+    /// Begins a request whose fixed header, behind `struct nlmsghdr`, is `header` (`struct nfgenmsg`,
+    /// `struct ifinfomsg`, …). Its length must be a multiple of four.
+    pub fn begin_message_with(&mut self, kind: u16, flags: u16, sequence: u32, header: &[u8]) -> Open {
+        debug_assert!(
+            header.len().is_multiple_of(4),
+            "a header of {} bytes",
+            header.len()
+        );
         let open = Open {
             start: self.buffer.len(),
         };
@@ -51,8 +63,7 @@ impl Writer {
             .extend_from_slice(&(flags | libc::NLM_F_REQUEST as u16).to_ne_bytes());
         self.buffer.extend_from_slice(&sequence.to_ne_bytes());
         self.buffer.extend_from_slice(&0_u32.to_ne_bytes());
-        self.buffer.extend_from_slice(&[family, 0]);
-        self.buffer.extend_from_slice(&resource.to_be_bytes());
+        self.buffer.extend_from_slice(header);
         open
     }
 
@@ -133,9 +144,12 @@ pub struct Message<'a> {
 impl<'a> Message<'a> {
     /// The attributes of a netfilter message, behind `struct nfgenmsg`.
     pub fn attributes(&self) -> Attributes<'a> {
-        Attributes {
-            rest: self.payload.get(4..).unwrap_or_default(),
-        }
+        self.attributes_after(4)
+    }
+
+    /// The attributes behind a fixed header of `header` bytes; none when the message is shorter.
+    pub fn attributes_after(&self, header: usize) -> Attributes<'a> {
+        Attributes::new(self.payload.get(header..).unwrap_or_default())
     }
 
     /// The address family in `struct nfgenmsg`.

@@ -1,7 +1,8 @@
-//! A netlink socket of the netfilter family.
+//! A blocking netlink socket: requests out, answers in.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::libc;
@@ -9,9 +10,10 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, getsockname, recvmsg,
     sendto, setsockopt, socket, sockopt,
 };
+use nix::sys::time::TimeVal;
 use thiserror::Error;
 
-use super::message::{Attributes, Message, parse_messages};
+use crate::message::{Attributes, Message, parse_messages};
 
 /// What went wrong between us and the kernel's netlink.
 #[derive(Debug, Error)]
@@ -77,12 +79,25 @@ impl NetlinkError {
     }
 }
 
+impl From<NetlinkError> for io::Error {
+    /// Keeps the kernel's error number, by which callers tell "no such device" from other errors.
+    fn from(error: NetlinkError) -> Self {
+        match error {
+            NetlinkError::Io { source, .. } => source,
+            NetlinkError::Refused(refusal) => refusal.errno.into(),
+            NetlinkError::Overflow | NetlinkError::Interrupted | NetlinkError::Unacknowledged => {
+                Self::other(error)
+            }
+        }
+    }
+}
+
 /// What the kernel may hold for us at once: the answers to one batch, or notifications.
 const RECEIVE_BUFFER: usize = 8 << 20;
 /// One receive returns no more than this (the kernel's dumps come in pieces of at most 32 KiB).
 const RECEIVE_PIECE: usize = 256 << 10;
 
-/// A netlink socket to netfilter, in the network namespace of the thread that opened it.
+/// A netlink socket, in the network namespace of the thread that opened it. It stays in it.
 #[derive(Debug)]
 pub struct Socket {
     fd: OwnedFd,
@@ -92,10 +107,10 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Opens one.
+    /// Opens one to netfilter.
     ///
     /// # Errors
-    /// [`NetlinkError::Io`], typically for want of `CAP_NET_ADMIN` later on: opening needs none.
+    /// [`NetlinkError::Io`]. Opening needs no capability; most requests need `CAP_NET_ADMIN`.
     pub fn open() -> Result<Self, NetlinkError> {
         Self::open_to(SockProtocol::NetlinkNetFilter)
     }
@@ -106,6 +121,14 @@ impl Socket {
     /// As [`Self::open`].
     pub fn generic() -> Result<Self, NetlinkError> {
         Self::open_to(SockProtocol::NetlinkGeneric)
+    }
+
+    /// Opens one to rtnetlink: links, addresses and routes.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn route() -> Result<Self, NetlinkError> {
+        Self::open_to(SockProtocol::NetlinkRoute)
     }
 
     fn open_to(protocol: SockProtocol) -> Result<Self, NetlinkError> {
@@ -126,6 +149,25 @@ impl Socket {
         // Beyond net.core.rmem_max, which an ordinary node leaves at 208 KiB.
         let _ = setsockopt(&socket.fd, sockopt::RcvBufForce, &RECEIVE_BUFFER);
         Ok(socket)
+    }
+
+    /// From now on the kernel refuses what it does not understand of a request, and heeds more of it
+    /// (since Linux 4.20).
+    ///
+    /// # Errors
+    /// [`NetlinkError::Io`].
+    pub fn check_strictly(&self) -> Result<(), NetlinkError> {
+        self.option(libc::NETLINK_GET_STRICT_CHK, 1)
+    }
+
+    /// Waits no longer than this for an answer, in whole microseconds; zero waits for ever. The kernel
+    /// answers while a request is sent, so this bounds what should not happen.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Io`].
+    pub fn set_timeout(&self, timeout: Duration) -> Result<(), NetlinkError> {
+        let timeout = TimeVal::new(timeout.as_secs() as i64, i64::from(timeout.subsec_micros()));
+        setsockopt(&self.fd, sockopt::ReceiveTimeout, &timeout).map_err(NetlinkError::io("set a time-out"))
     }
 
     /// The port id by which notifications name who caused them.
@@ -191,7 +233,7 @@ impl Socket {
         let mut end = None;
         let mut torn = false;
         while end.is_none() {
-            self.receive(true, |message| {
+            let received = self.receive(true, |message| {
                 if message.sequence != sequence || end.is_some() {
                     return;
                 }
@@ -202,11 +244,46 @@ impl Socket {
                     _ => each(message),
                 }
             })?;
+            if !received {
+                return Err(NetlinkError::Unacknowledged);
+            }
         }
         if torn {
             return Err(NetlinkError::Interrupted);
         }
         end.unwrap_or(Ok(()))
+    }
+
+    /// Sends a request (numbered `sequence`) that one message answers, and gives it to `read`.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Refused`] when the kernel refuses it.
+    pub fn ask<T>(
+        &mut self,
+        request: &[u8],
+        sequence: u32,
+        mut read: impl FnMut(Message<'_>) -> T,
+    ) -> Result<T, NetlinkError> {
+        self.send(request)?;
+        let mut answered = None;
+        while answered.is_none() {
+            let received = self.receive(true, |message| {
+                if message.sequence != sequence || answered.is_some() {
+                    return;
+                }
+                answered = Some(match i32::from(message.kind) {
+                    libc::NLMSG_ERROR => Err(match answer(&message) {
+                        Err(refusal) => NetlinkError::Refused(refusal),
+                        Ok(()) => NetlinkError::Unacknowledged,
+                    }),
+                    _ => Ok(read(message)),
+                });
+            })?;
+            if !received {
+                break;
+            }
+        }
+        answered.unwrap_or(Err(NetlinkError::Unacknowledged))
     }
 
     /// Reads what became of a batch that was just sent, whose last message, numbered `last`, asked for an
@@ -300,7 +377,7 @@ impl AsRawFd for Socket {
 ///
 /// # Errors
 /// The refusal.
-pub fn answer(message: &Message<'_>) -> Result<(), Refusal> {
+fn answer(message: &Message<'_>) -> Result<(), Refusal> {
     const NLMSGERR_ATTR_MSG: u16 = 1;
     // With NETLINK_CAP_ACK the original header follows, but not its payload; then the attributes.
     const ERROR_AND_HEADER: usize = 4 + 16;
