@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use denizen_shared::socket::{WaitAnswer, WaitFor};
 use denizen_shared::store::RunDir;
 use serde_json::{Value, json};
@@ -59,12 +59,18 @@ const QUEUE: usize = 64;
 /// When it cannot start: another agent runs here, the run directory cannot be used, or the kernel has no
 /// netlink for us.
 pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
+    let sysctls = config.sysctl_dir.clone();
+    ensure!(
+        sysctls.join("net").is_dir(),
+        "--sysctl-dir {0}: {0}/net is not there",
+        sysctls.display()
+    );
     if config.init_only {
-        host::set_all(&config.conntrack);
+        host::set_all(&sysctls, &config.conntrack, &config.policy.node_ports);
         info!("the kernel's settings are set up; nothing else was asked for");
         return Ok(());
     }
-    host::set_up(&config.conntrack);
+    host::set_up(&sysctls, &config.conntrack);
     let _alone = alone_here().await?;
     RunDir::create(&config.run_dir).context("cannot use the run directory")?;
     let listener = control::listen(&config.run_dir).await?;
@@ -83,7 +89,7 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     let mut agent = Agent {
         engine: with_egress(engine, config.egress.as_deref()),
         backend_why,
-        settings: Keeper::default(),
+        settings: Keeper::new(sysctls),
         elsewhere,
         found,
         problems,

@@ -33,6 +33,7 @@ use crate::backend::BackendName;
 use crate::backend::iptables::Variant;
 use crate::engine::Policy;
 use crate::host::Conntrack;
+use crate::host::sysctl::SYSCTLS;
 use crate::plan::{Detector, Settings};
 use crate::records;
 
@@ -127,6 +128,11 @@ pub struct RunArgs {
     #[expect(missing_docs, reason = "flattened into the flags")]
     pub conntrack: ConntrackArgs,
 
+    /// Where the kernel's settings are. In a container, which sees /proc/sys read-only, this is where the
+    /// host's /proc/sys/net is mounted, without its last part
+    #[arg(long, value_name = "DIR", default_value = SYSCTLS)]
+    pub sysctl_dir: PathBuf,
+
     /// Do what needs privileges beyond nf_tables (set the kernel's settings) and exit: for an init container
     #[arg(long)]
     pub init_only: bool,
@@ -153,6 +159,8 @@ pub struct Config {
     pub conntrack: Conntrack,
     /// The file that says where pods keep their address.
     pub egress: Option<PathBuf>,
+    /// Where the kernel's settings are: the folder that has `net` in it.
+    pub sysctl_dir: PathBuf,
     /// Only set the kernel's settings.
     pub init_only: bool,
     /// Where HTTP is served.
@@ -172,6 +180,7 @@ impl RunArgs {
             objects,
             cni_cache_dir,
             conntrack,
+            sysctl_dir,
             init_only,
             log_format: _,
         } = self;
@@ -182,6 +191,7 @@ impl RunArgs {
             objects: objects.check(std::env::var("KUBERNETES_SERVICE_HOST").ok())?,
             egress: policy.node_side.egress_masquerade_config.clone(),
             conntrack: conntrack.asked(),
+            sysctl_dir: sysctl_dir.clone(),
             init_only: *init_only,
             iptables_variant: policy.backend.iptables_variant,
             listen: listen.check()?,

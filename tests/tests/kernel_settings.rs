@@ -131,6 +131,53 @@ fn what_may_not_be_set_is_said_and_everything_else_goes_on() -> Result<()> {
     Ok(())
 }
 
+/// As in the DaemonSet: the container sees /proc/sys read-only, and the host's /proc/sys/net at another
+/// path.
+#[test]
+fn a_mount_of_the_hosts_settings_is_enough_where_proc_sys_is_read_only() -> Result<()> {
+    let (cast, _servers) = Cast::new("sysctldir")?;
+    let node = &cast.cluster.world.node;
+    turn_off(node)?;
+    let host = cast.cluster.world.subfolder("host-sys")?;
+    fs::create_dir(host.join("net"))?;
+    let host = host.to_str().context("a path that is text")?;
+    let contained = format!(
+        "mount --bind /proc/sys/net {host}/net && mount --bind /proc/sys /proc/sys \
+         && mount -o remount,ro,bind /proc/sys && exec \"$@\""
+    );
+    let program = ["unshare", "--mount", "sh", "-c", &contained, "sh"];
+    let flag = format!("--sysctl-dir={host}");
+    let flags = [
+        &flag,
+        "--conntrack-udp-timeout=43s",
+        "--nodeport-addresses=all,localhost",
+    ];
+    let mut command = command(&cast, &program, &flags)?;
+    let _agent = Running(node.run(|| command.spawn())??);
+    let status = status_of(&cast)?;
+    for key in BRIDGE_FILTERS {
+        assert_eq!(read(node, &format!("bridge/{key}"))?, "1", "{key}");
+    }
+    assert_eq!(read(node, "netfilter/nf_conntrack_udp_timeout")?, "43");
+    assert_eq!(read(node, "ipv4/conf/all/route_localnet")?, "1");
+    assert_eq!(status["errors"], serde_json::json!([]));
+    assert_eq!(status["warnings"], serde_json::json!([]));
+    Ok(())
+}
+
+#[test]
+fn a_folder_without_settings_is_named() -> Result<()> {
+    let (cast, _servers) = Cast::new("nosysctl")?;
+    let mut command = command(&cast, &["timeout", "60"], &["--sysctl-dir=/nowhere"])?;
+    let output = cast.cluster.world.node.run(|| command.output())??;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.code() == Some(1) && said.contains("--sysctl-dir /nowhere: /nowhere/net is not there"),
+        "{output:?}"
+    );
+    Ok(())
+}
+
 #[test]
 fn connection_tracking_is_set_up_as_kube_proxy_does() -> Result<()> {
     let (cast, _servers) = Cast::new("conntrack")?;
@@ -178,7 +225,8 @@ fn an_init_container_sets_everything_up_and_programs_nothing() -> Result<()> {
     let (cast, _servers) = Cast::new("initonly")?;
     let node = &cast.cluster.world.node;
     turn_off(node)?;
-    let mut command = command(&cast, &[], &["--init-only", "--conntrack-udp-timeout=41s"])?;
+    let flags = ["--init-only", "--conntrack-udp-timeout=41s", "--backend=iptables"];
+    let mut command = command(&cast, &[], &flags)?;
     let output = node.run(|| command.output())??;
     assert!(output.status.success(), "{output:?}");
     assert_eq!(read(node, "netfilter/nf_conntrack_udp_timeout")?, "41");
@@ -189,6 +237,8 @@ fn an_init_container_sets_everything_up_and_programs_nothing() -> Result<()> {
     for key in BRIDGE_FILTERS {
         assert_eq!(read(node, &format!("bridge/{key}"))?, "1", "{key}");
     }
+    // For node ports on 127.0.0.1, which iptables serves unless it is told not to.
+    assert_eq!(read(node, "ipv4/conf/all/route_localnet")?, "1");
     assert_eq!(node.output("nft", &["list", "tables"])?, "");
     Ok(())
 }

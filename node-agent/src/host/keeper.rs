@@ -1,23 +1,36 @@
 //! Keeps the kernel's settings as the facts ask for, and remembers what it could not set.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tracing::warn;
 
 use super::conntrack::Conntrack;
-use super::setting::{Setting, foreseen};
-use super::sysctl::{SYSCTLS, apply};
+use super::setting::{Setting, foreseen, on_loopback};
+use super::sysctl::apply;
 use crate::describe::describe;
+use crate::plan::NodePortAddresses;
 
 /// The settings that are wanted now, and what is wrong with them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Keeper {
+    /// The folder of the kernel's settings.
+    sysctls: PathBuf,
     wanted: Vec<Setting>,
     problems: Vec<String>,
     warnings: Vec<String>,
 }
 
 impl Keeper {
+    /// For the settings below the folder `sysctls`; none is wanted yet.
+    pub fn new(sysctls: PathBuf) -> Self {
+        Self {
+            sysctls,
+            wanted: Vec::new(),
+            problems: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
     /// Makes the settings what they should be. What was right when it was looked at last is not looked at
     /// again, unless `look` says so.
     pub fn keep(&mut self, wanted: Vec<Setting>, look: bool) {
@@ -25,16 +38,12 @@ impl Keeper {
             return;
         }
         let (vital, others): (Vec<_>, Vec<_>) = wanted.iter().cloned().partition(|setting| setting.is_vital);
-        let (problems, warnings) = (set(&vital), set(&others));
+        let (problems, warnings) = (set(&self.sysctls, &vital), set(&self.sysctls, &others));
         let is_new = |problem: &&String| !self.problems.contains(problem) && !self.warnings.contains(problem);
         for problem in problems.iter().chain(&warnings).filter(is_new) {
             warn!(problem, "a setting of the kernel is not as it should be");
         }
-        *self = Self {
-            wanted,
-            problems,
-            warnings,
-        };
+        (self.wanted, self.problems, self.warnings) = (wanted, problems, warnings);
     }
 
     /// What is wrong right now.
@@ -48,24 +57,27 @@ impl Keeper {
     }
 }
 
-/// Sets all that may be needed, for an agent that will not be allowed to.
-pub fn set_all(conntrack: &Conntrack) {
-    set_up(conntrack);
-    for problem in set(&foreseen()) {
+/// Sets everything that an agent with these flags may need, below the folder `sysctls`: for an agent
+/// that may not. That includes what node ports on 127.0.0.1 need, before the agent's rule keeps
+/// neighbours out; an agent that may set it itself programs that rule first.
+pub fn set_all(sysctls: &Path, conntrack: &Conntrack, node_ports: &NodePortAddresses) {
+    set_up(sysctls, conntrack);
+    let settings: Vec<_> = foreseen().into_iter().chain(on_loopback(node_ports)).collect();
+    for problem in set(sysctls, &settings) {
         warn!(problem, "a setting of the kernel is not as it may have to be");
     }
 }
 
 /// Sets connection tracking up, once. Where the kernel does not let us (it keeps the limit for the host's own
 /// network namespace, and a container may see these files read-only) it is logged, as kube-proxy does.
-pub fn set_up(conntrack: &Conntrack) {
-    for problem in set(&conntrack.settings(cpus())) {
+pub fn set_up(sysctls: &Path, conntrack: &Conntrack) {
+    for problem in set(sysctls, &conntrack.settings(cpus())) {
         warn!(problem, "connection tracking stays as it is");
     }
 }
 
-fn set(settings: &[Setting]) -> Vec<String> {
-    let errors = apply(Path::new(SYSCTLS), settings);
+fn set(sysctls: &Path, settings: &[Setting]) -> Vec<String> {
+    let errors = apply(sysctls, settings);
     errors.iter().map(|error| describe(error)).collect()
 }
 

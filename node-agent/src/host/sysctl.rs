@@ -9,7 +9,8 @@ use tracing::info;
 
 use super::setting::{ROUTE_LOCALNET, Setting};
 
-/// Where they are. What is below `net` is that of the network namespace of whoever looks.
+/// Where they usually are. What is below `net` is that of the network namespace of whoever looks,
+/// also where that folder is mounted elsewhere.
 pub const SYSCTLS: &str = "/proc/sys";
 
 /// Why a setting is not as it should be.
