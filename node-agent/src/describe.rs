@@ -1,7 +1,52 @@
 //! Errors as one line, for logs and status.
 
-/// An error with all its causes on one line.
-pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+use std::error::Error;
+use std::iter::successors;
+
+/// An error with all its causes on one line. A cause that the text before it ends with is not
+/// repeated: many errors of libraries end with their source's text.
+pub fn describe(error: &(dyn Error + 'static)) -> String {
+    let causes = successors(error.source(), |&cause| cause.source());
+    causes.fold(error.to_string(), |mut line, cause| {
+        let cause = cause.to_string();
+        if !line.ends_with(&cause) {
+            line.push_str(": ");
+            line.push_str(&cause);
+        }
+        line
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use thiserror::Error;
+
+    use super::*;
+
+    #[derive(Debug, Error)]
+    enum Failed {
+        #[error("refused")]
+        Refused,
+        #[error("cannot connect: {0}")]
+        Connect(#[source] Box<Self>),
+        #[error("cannot be reached")]
+        Unreachable(#[source] Box<Self>),
+    }
+
+    #[test]
+    fn every_cause_is_said_and_none_twice() {
+        let connect = || Failed::Connect(Box::new(Failed::Refused));
+        let unreachable = |cause| Failed::Unreachable(Box::new(cause));
+        for (error, expected) in [
+            (Failed::Refused, "refused"),
+            (connect(), "cannot connect: refused"),
+            (unreachable(Failed::Refused), "cannot be reached: refused"),
+            (
+                unreachable(connect()),
+                "cannot be reached: cannot connect: refused",
+            ),
+        ] {
+            assert_eq!(describe(&error), expected);
+        }
+    }
 }
