@@ -2,15 +2,21 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+
+use crate::netns::checked;
 
 /// The agent's DaemonSet.
 pub const DAEMON_SET: &str = "kubernetes/daemon-set.yaml";
 
 /// The DaemonSet that takes everything away.
 pub const UNINSTALL: &str = "kubernetes/uninstall/daemon-set.yaml";
+
+/// The line of `kubernetes/kustomization.yaml` that an operator uncomments for iptables.
+const WITH_IPTABLES: &str = "# - iptables";
 
 /// The folder.
 pub fn folder() -> PathBuf {
@@ -27,24 +33,63 @@ pub fn documents(name: &str) -> Result<Vec<Value>> {
     serde_saphyr::from_multiple(&text(name)?).with_context(|| format!("conf/{name} is not YAML"))
 }
 
-/// All containers of a DaemonSet, the initial ones first.
+/// All containers of a file's DaemonSet, the initial ones first.
 pub fn containers(name: &str) -> Result<Vec<Value>> {
-    let documents = documents(name)?;
-    let pod = &documents.first().context("an empty file")?["spec"]["template"]["spec"];
-    let lists = ["initContainers", "containers"].map(|key| pod[key].as_array());
-    Ok(lists.into_iter().flatten().flatten().cloned().collect())
+    Ok(containers_of(documents(name)?.first().context("an empty file")?))
 }
 
-/// The capabilities that a container runs with: those it adds, for it drops all others.
+/// All containers of a DaemonSet, the initial ones first.
+pub fn containers_of(daemon_set: &Value) -> Vec<Value> {
+    let pod = &daemon_set["spec"]["template"]["spec"];
+    let lists = ["initContainers", "containers"].map(|key| pod[key].as_array());
+    lists.into_iter().flatten().flatten().cloned().collect()
+}
+
+/// What `kubectl apply -k` would send of a folder.
+pub fn built(folder: &Path) -> Result<Vec<Value>> {
+    let built = checked(Command::new("kubectl").arg("kustomize").arg(folder))?;
+    serde_saphyr::from_multiple(&String::from_utf8(built.stdout)?).context("kubectl's words are not YAML")
+}
+
+/// The same of `conf/kubernetes` with its component for iptables.
+pub fn built_with_iptables() -> Result<Vec<Value>> {
+    let copy = tempfile::tempdir()?;
+    checked(
+        Command::new("cp")
+            .arg("-r")
+            .arg(folder().join("kubernetes"))
+            .arg(copy.path()),
+    )?;
+    let folder = copy.path().join("kubernetes");
+    let file = folder.join("kustomization.yaml");
+    let text = fs::read_to_string(&file)?;
+    ensure!(text.contains(WITH_IPTABLES), "{text}");
+    fs::write(
+        &file,
+        text.replace(WITH_IPTABLES, WITH_IPTABLES.replacen("# ", "", 1).as_str()),
+    )?;
+    built(&folder)
+}
+
+/// A list of texts; nothing is an empty one.
+pub fn texts(list: &Value) -> Result<Vec<String>> {
+    let texts = list.as_array().into_iter().flatten();
+    let texts = texts.map(|text| text.as_str().map(str::to_owned));
+    texts
+        .collect::<Option<_>>()
+        .with_context(|| format!("not only texts: {list}"))
+}
+
+/// The capabilities that a container of a file's DaemonSet runs with.
 pub fn capabilities(daemon_set: &str, container: &str) -> Result<Vec<String>> {
-    let containers = containers(daemon_set)?;
-    let container = containers.iter().find(|it| it["name"] == container);
+    granted(&containers(daemon_set)?, container)
+}
+
+/// The capabilities that one of these containers runs with: those it adds, for it drops all others.
+pub fn granted(containers: &[Value], name: &str) -> Result<Vec<String>> {
+    let container = containers.iter().find(|it| it["name"] == name);
     let security = &container.context("no such container")?["securityContext"];
     let capabilities = &security["capabilities"];
-    anyhow::ensure!(capabilities["drop"] == serde_json::json!(["ALL"]), "{security}");
-    let added = capabilities["add"].as_array().into_iter().flatten();
-    let names = added.map(|name| name.as_str().map(str::to_owned));
-    names
-        .collect::<Option<_>>()
-        .context("a capability's name is a text")
+    ensure!(capabilities["drop"] == serde_json::json!(["ALL"]), "{security}");
+    texts(&capabilities["add"])
 }

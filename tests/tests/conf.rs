@@ -10,7 +10,9 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use denizen_tests::conf::{DAEMON_SET, UNINSTALL, containers, documents, folder, text};
+use denizen_tests::conf::{
+    DAEMON_SET, UNINSTALL, built, built_with_iptables, containers, containers_of, documents, folder, text,
+};
 use denizen_tests::netns::checked;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
@@ -28,15 +30,8 @@ struct Kustomization {
     api_version: String,
     kind: String,
     namespace: String,
-    images: Vec<Image>,
     resources: Vec<String>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct Image {
-    name: String,
-    new_tag: String,
+    components: Vec<String>,
 }
 
 /// An object as Kubernetes' own type reads it. A field that the type does not know is lost on the way, and that is an error.
@@ -102,17 +97,18 @@ fn every_manifest_is_what_kubernetes_takes_and_is_installed() -> Result<()> {
             api_version,
             kind,
             namespace,
-            images,
             resources,
+            components,
         } = kustomization(name)?;
         assert_eq!(
             (api_version.as_str(), kind.as_str()),
             ("kustomize.config.k8s.io/v1beta1", "Kustomization")
         );
         assert_eq!(namespace, "kube-system");
-        assert_eq!(images.len(), 1);
-        assert_eq!(images[0].name, "denizen");
-        assert_eq!(images[0].new_tag, env!("CARGO_PKG_VERSION"));
+        let [component] = components.as_slice() else {
+            bail!("{name}: {components:?}");
+        };
+        assert!(component.ends_with("image"), "{name}");
         let there = fs::read_dir(folder().join(name))?.flatten();
         let there: BTreeSet<String> = there
             .filter(|entry| entry.path().extension().is_some_and(|end| end == "yaml"))
@@ -133,21 +129,56 @@ fn every_manifest_is_what_kubernetes_takes_and_is_installed() -> Result<()> {
 #[test]
 fn kubectl_builds_both_kustomizations() -> Result<()> {
     for (name, objects) in KUSTOMIZATIONS.into_iter().zip([5, 1]) {
-        let built = checked(Command::new("kubectl").arg("kustomize").arg(folder().join(name)))?;
-        let built: Vec<Value> = serde_saphyr::from_multiple(&String::from_utf8(built.stdout)?)?;
+        let built = built(&folder().join(name))?;
         assert_eq!(built.len(), objects, "{name}");
         for built in &built {
             object(built)?;
-            if built["kind"] == "DaemonSet" {
-                let pod = &built["spec"]["template"]["spec"];
-                let lists = ["initContainers", "containers"].map(|key| pod[key].as_array());
-                for container in lists.into_iter().flatten().flatten() {
-                    let image = format!("denizen:{}", env!("CARGO_PKG_VERSION"));
-                    assert_eq!(container["image"], image.as_str());
-                }
-            }
         }
     }
+    Ok(())
+}
+
+/// Whoever sets the image sets it once, for the installation and for what takes it away.
+#[test]
+fn the_image_is_set_in_one_file() -> Result<()> {
+    let copy = tempfile::tempdir()?;
+    let root = copy.path().join("kubernetes");
+    checked(
+        Command::new("cp")
+            .arg("-r")
+            .arg(folder().join("kubernetes"))
+            .arg(&root),
+    )?;
+    let file = root.join("image/kustomization.yaml");
+    let text = fs::read_to_string(&file)?;
+    let set = text.replace("# newName: REGISTRY/", "newName: registry.example/");
+    ensure!(set != text, "{text}");
+    fs::write(&file, set)?;
+    let image = concat!("registry.example/denizen:", env!("CARGO_PKG_VERSION"));
+    for folder in [&root, &root.join("uninstall")] {
+        let built = built(folder)?;
+        let daemon_set = built.iter().find(|it| it["kind"] == "DaemonSet");
+        for container in containers_of(daemon_set.context("no DaemonSet")?) {
+            assert_eq!(container["image"], image, "{}", folder.display());
+        }
+    }
+    Ok(())
+}
+
+/// What an operator uncomments: the agent is told, and gets what it needs beside; nothing else differs.
+#[test]
+fn the_component_for_iptables_changes_the_agent_alone() -> Result<()> {
+    let mut plain = built(&folder().join("kubernetes"))?;
+    let daemon_set = plain.iter_mut().find(|it| it["kind"] == "DaemonSet");
+    let agent = &mut daemon_set.context("no DaemonSet")?["spec"]["template"]["spec"]["containers"][0];
+    let arguments = agent["args"].as_array_mut().context("arguments")?;
+    arguments.push("--backend=iptables".into());
+    let added = &mut agent["securityContext"]["capabilities"]["add"];
+    added
+        .as_array_mut()
+        .context("capabilities")?
+        .push("NET_RAW".into());
+    assert_eq!(built_with_iptables()?, plain);
     Ok(())
 }
 
@@ -211,10 +242,6 @@ fn mounts_have_volumes_and_nothing_has_more_than_it_needs() -> Result<()> {
             let mounts = container["volumeMounts"].as_array().into_iter().flatten();
             mounted.extend(mounts.filter_map(|it| it["name"].as_str()).map(str::to_owned));
             assert_eq!(security["readOnlyRootFilesystem"], true, "{name}");
-            // Runtimes mount /proc/sys read-only for all others.
-            if name == "settings" {
-                continue;
-            }
             assert_ne!(security["privileged"], true, "{name}");
             assert_eq!(security["allowPrivilegeEscalation"], false, "{name}");
             assert_eq!(
@@ -235,6 +262,23 @@ fn mounts_have_volumes_and_nothing_has_more_than_it_needs() -> Result<()> {
     Ok(())
 }
 
+/// What keeps the plugin installed, and what takes everything away, never ask the API.
+#[test]
+fn the_agent_alone_has_a_token() -> Result<()> {
+    for daemon_set in [DAEMON_SET, UNINSTALL] {
+        let document = documents(daemon_set)?.remove(0);
+        let pod = &document["spec"]["template"]["spec"];
+        assert_eq!(pod["automountServiceAccountToken"], false, "{daemon_set}");
+        for container in containers(daemon_set)? {
+            let mounts = container["volumeMounts"].as_array().into_iter().flatten();
+            let names: Vec<_> = mounts.filter_map(|it| it["name"].as_str()).collect();
+            let has_token = names.contains(&"api-access");
+            assert_eq!(has_token, container["name"] == "agent", "{}", container["name"]);
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn the_agent_is_asked_where_it_answers() -> Result<()> {
     let containers = containers(DAEMON_SET)?;
@@ -245,6 +289,24 @@ fn the_agent_is_asked_where_it_answers() -> Result<()> {
         assert_eq!(agent[probe]["httpGet"]["port"], 10256);
     }
     assert!(agent["resources"]["requests"]["memory"].is_string());
+    Ok(())
+}
+
+/// A tag may name another image tomorrow.
+#[test]
+fn base_images_are_pinned_by_digest() -> Result<()> {
+    let file = text("Containerfile")?;
+    let images = file.lines().filter_map(|line| line.strip_prefix("FROM "));
+    let images: Vec<_> = images.filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(images.len(), 2, "{images:?}");
+    for image in &images {
+        let digest = image.split_once("@sha256:").map(|(_, digest)| digest);
+        let is_digest = |it: &str| it.len() == 64 && it.bytes().all(|byte| byte.is_ascii_hexdigit());
+        ensure!(digest.is_some_and(is_digest), "{image}");
+    }
+    // The compiler that Cargo.toml asks for.
+    let compiler = concat!("docker.io/library/rust:", env!("CARGO_PKG_RUST_VERSION"), "-");
+    ensure!(images[0].starts_with(compiler), "{}", images[0]);
     Ok(())
 }
 

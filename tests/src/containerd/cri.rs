@@ -10,6 +10,11 @@ use tonic::client::Grpc;
 use tonic::transport::{Channel, Endpoint};
 use tonic_prost::ProstCodec;
 
+use super::container::{
+    ContainerConfig, ContainerStatus, ContainerStatusAnswer, CreateRequest, ExecAnswer, ExecRequest,
+    NamespaceOption,
+};
+
 /// A connection to a runtime.
 pub struct Cri {
     channel: Channel,
@@ -43,9 +48,28 @@ pub struct SandboxConfig {
     /// Where its containers' logs would be.
     #[prost(string, tag = "3")]
     pub log_directory: String,
-    /// What of it is Linux's: nothing but defaults, but a runtime expects it.
+    /// What of it is Linux's; a runtime expects it, be it empty.
     #[prost(message, optional, tag = "8")]
-    pub linux: Option<Nothing>,
+    pub linux: Option<LinuxSandbox>,
+}
+
+/// What of a sandbox is Linux's.
+#[derive(Clone, PartialEq, Message)]
+pub struct LinuxSandbox {
+    /// What it may do.
+    #[prost(message, optional, tag = "2")]
+    pub security_context: Option<SandboxSecurity>,
+}
+
+/// What a sandbox may do.
+#[derive(Clone, PartialEq, Message)]
+pub struct SandboxSecurity {
+    /// Whose namespaces it is in.
+    #[prost(message, optional, tag = "1")]
+    pub namespace_options: Option<NamespaceOption>,
+    /// Whether its containers may do everything.
+    #[prost(bool, tag = "6")]
+    pub privileged: bool,
 }
 
 /// A message of which nothing is used.
@@ -115,6 +139,23 @@ struct Condition {
     message: String,
 }
 
+impl SandboxConfig {
+    /// Of the pod with this name, with a network of its own.
+    pub fn new(name: &str) -> Self {
+        let metadata = Metadata {
+            name: name.to_owned(),
+            uid: format!("uid-{name}"),
+            namespace: "default".to_owned(),
+            attempt: 0,
+        };
+        Self {
+            metadata: Some(metadata),
+            log_directory: String::new(),
+            linux: Some(LinuxSandbox::default()),
+        }
+    }
+}
+
 impl Cri {
     /// Connects to the runtime that listens at `socket`.
     pub fn connect(socket: &Path) -> Result<Self> {
@@ -126,19 +167,47 @@ impl Cri {
 
     /// Makes a sandbox, its network included, and says its id.
     pub fn run_sandbox(&self, name: &str) -> Result<String> {
-        let metadata = Metadata {
-            name: name.to_owned(),
-            uid: format!("uid-{name}"),
-            namespace: "default".to_owned(),
-            attempt: 0,
-        };
-        let config = Some(SandboxConfig {
-            metadata: Some(metadata),
-            log_directory: String::new(),
-            linux: Some(Nothing {}),
-        });
+        self.run_sandbox_as(SandboxConfig::new(name))
+    }
+
+    /// The same for a sandbox that is not like most.
+    pub fn run_sandbox_as(&self, config: SandboxConfig) -> Result<String> {
+        let config = Some(config);
         let Named { id } = self.call("RunPodSandbox", RunRequest { config })?;
         Ok(id)
+    }
+
+    /// Makes a container in `sandbox`, which was made as `made`, starts it, and says its id.
+    pub fn run_container(
+        &self,
+        sandbox: &str,
+        made: &SandboxConfig,
+        config: ContainerConfig,
+    ) -> Result<String> {
+        let request = CreateRequest {
+            sandbox: sandbox.to_owned(),
+            config: Some(config),
+            sandbox_config: Some(made.clone()),
+        };
+        let Named { id } = self.call("CreateContainer", request)?;
+        let Nothing {} = self.call("StartContainer", Named { id: id.clone() })?;
+        Ok(id)
+    }
+
+    /// How a container fares.
+    pub fn container(&self, id: &str) -> Result<ContainerStatus> {
+        let answer: ContainerStatusAnswer = self.call("ContainerStatus", Named { id: id.to_owned() })?;
+        answer.status.context("a container without a status")
+    }
+
+    /// Runs a program in a container, for 30 seconds at most.
+    pub fn exec(&self, container: &str, words: &[&str]) -> Result<ExecAnswer> {
+        let request = ExecRequest {
+            container: container.to_owned(),
+            words: words.iter().map(|&word| word.to_owned()).collect(),
+            timeout: 30,
+        };
+        self.call("ExecSync", request)
     }
 
     /// Ends a sandbox: its network is taken away.

@@ -4,7 +4,10 @@
 //! It runs in namespaces of its own beside the node's network namespace. Processes: whatever it started ends with it, however
 //! it ends. Mounts: it has `/run`, `/var/lib/cni` and its pods' namespaces for itself.
 
+pub mod container;
 mod cri;
+mod image;
+pub mod kubelet;
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -14,24 +17,24 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
 
-pub use self::cri::Cri;
+pub use self::cri::{Cri, LinuxSandbox, SandboxConfig, SandboxSecurity};
 use crate::binary;
 use crate::netns::{Netns, checked};
 
 /// The image that sandboxes are made from.
 const PAUSE: &str = "denizen.test/pause:1";
 
-/// All of the image: a program that does nothing, for ever.
-const PAUSE_SOURCE: &str = "int pause(void); int main(void) { for (;;) pause(); }\n";
+/// Denizen's image, as `conf/kubernetes` names it.
+const DENIZEN: &str = concat!("docker.io/library/denizen:", env!("CARGO_PKG_VERSION"));
 
 /// How long a busy machine may take to start it.
 const STARTING: Duration = Duration::from_secs(60);
 
-/// Mounts, and then containerd. Its arguments: the folders that are `/var/lib` and `/var/lib/cni` in there, and its configuration.
+/// Mounts, and then containerd. Mounts are shared, as systemd has them, but with nobody outside. Its arguments: the folders that are `/var/lib` and `/var/lib/cni` in there, and its configuration.
 const START: &str = r#"
 set -e
+mount --make-rshared /
 mount -t tmpfs tmpfs /run
 mount --bind "$1" /var/lib
 mount --bind "$2" /var/lib/cni
@@ -84,7 +87,7 @@ impl Containerd {
         let folder = folder.to_owned();
         let mut runtime = Self { child, folder };
         runtime.wait("answer", |runtime| runtime.cri().map(drop))?;
-        runtime.import_pause_image()?;
+        runtime.import(&image::pause(&made(&runtime.folder, "image-pause")?, PAUSE)?)?;
         Ok(runtime)
     }
 
@@ -131,8 +134,12 @@ impl Containerd {
         Ok(())
     }
 
-    fn import_pause_image(&self) -> Result<()> {
-        let archive = pause_image(&made(&self.folder, "image")?)?;
+    /// Makes [`DENIZEN`] of the programs that cargo built.
+    pub fn import_denizen(&self) -> Result<()> {
+        self.import(&image::denizen(&made(&self.folder, "image-denizen")?, DENIZEN)?)
+    }
+
+    fn import(&self, archive: &Path) -> Result<()> {
         let mut import = Command::new("ctr");
         import.arg("--address").arg(self.folder.join("containerd.sock"));
         import.args([
@@ -143,7 +150,7 @@ impl Containerd {
             "--snapshotter",
             "native",
         ]);
-        checked(import.arg(archive)).context("cannot import the pause image")?;
+        checked(import.arg(archive)).with_context(|| format!("cannot import {}", archive.display()))?;
         Ok(())
     }
 }
@@ -198,26 +205,4 @@ runtime_type = "io.containerd.runc.v2"
 SystemdCgroup = false
 "#
     ))
-}
-
-/// An image of one static program, as `docker save` would write it.
-fn pause_image(folder: &Path) -> Result<PathBuf> {
-    let source = folder.join("pause.c");
-    fs::write(&source, PAUSE_SOURCE)?;
-    let run = |program: &mut Command| checked(program.current_dir(folder)).map(|it| it.stdout);
-    run(Command::new("cc").args(["-static", "-O", "-o", "pause", "pause.c"]))?;
-    run(Command::new("tar").args(["-cf", "layer.tar", "pause"]))?;
-    let sum = run(Command::new("sha256sum").arg("layer.tar"))?;
-    let sum = String::from_utf8(sum)?;
-    let sum = sum.split_whitespace().next().context("sha256sum says nothing")?;
-    let config = json!({
-        "architecture": "amd64", "os": "linux", "config": { "Entrypoint": ["/pause"] },
-        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{sum}")] },
-    });
-    fs::write(folder.join("config.json"), config.to_string())?;
-    let manifest = json!([{ "Config": "config.json", "RepoTags": [PAUSE], "Layers": ["layer.tar"] }]);
-    fs::write(folder.join("manifest.json"), manifest.to_string())?;
-    let parts = ["manifest.json", "config.json", "layer.tar"];
-    run(Command::new("tar").args(["-cf", "image.tar"]).args(parts))?;
-    Ok(folder.join("image.tar"))
 }
