@@ -6,6 +6,7 @@
     reason = "tests read clocks and files; denizen does not"
 )]
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -348,6 +349,11 @@ fn pods_come_and_go_while_the_api_is_away() -> Result<()> {
     agent.terminate()?;
     let agent = stage.spawn_agent()?;
     until_error(&agent, "cannot be reached")?;
+    for error in agent.status()?["errors"].as_array().context("errors")? {
+        let parts: Vec<_> = error.as_str().context("a text")?.split(": ").collect();
+        let distinct: BTreeSet<_> = parts.iter().collect();
+        assert_eq!(parts.len(), distinct.len(), "a part is said twice: {error}");
+    }
     pods_are_programmed(&stage, &agent)?;
     stage.until_answered(10, Who::Routed)?;
     stage.put_web("web", 10, &[Who::Remote])?;
