@@ -3,13 +3,17 @@
 //!
 //! Nothing here is async, and nothing here knows Kubernetes or a kernel interface.
 
+mod change;
 pub mod error;
 mod format;
 #[doc(hidden)]
 pub mod fuzzing;
+mod lock;
+pub mod regular;
 pub mod run_dir;
 mod sheet;
 pub mod socket;
 pub mod state;
 pub mod store;
+mod successor;
 mod trust;

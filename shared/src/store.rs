@@ -4,38 +4,39 @@
 //! one. A kill at any instant leaves the old file or the new one, and the kernel gives back the lock of
 //! who died. A reader needs no lock and never sees half a file.
 
-use std::fs::{DirBuilder, File, Permissions, TryLockError};
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::fs::{DirBuilder, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat, renameat};
-use nix::sys::stat::{Mode, fstatat};
-use nix::unistd::{UnlinkatFlags, unlinkat};
+use nix::fcntl::{OFlag, renameat};
 
+use crate::change::{Change, Request, Waiting, random};
 use crate::error::StateError;
 use crate::format;
-use crate::run_dir::{LOCK_FILE, STATE_FILE};
+use crate::lock::Lock;
+use crate::run_dir::{DEFAULT, STATE_FILE};
 use crate::sheet::Sheet;
 use crate::state::{Attachment, AttachmentId, Epoch, Generation, State};
+use crate::successor;
 use crate::trust::{self, failed, io_failed};
 
-/// Where a writer, who holds the lock, builds the next file. A writer that was killed leaves it behind,
-/// and the next one replaces it.
-const NEXT_FILE: &str = "pods.json.next";
-
-/// More than a node could ever need (some 400 bytes an attachment), and little enough to read at once.
-const MAX_SIZE: u64 = 64 << 20;
+/// More than a node could ever need (some 400 bytes an attachment), and little enough to read at once. What is
+/// larger is neither read nor written.
+pub(crate) const MAX_SIZE: u64 = 64 << 20;
 
 /// What a record may take, with room to spare.
 const ROOM_FOR_A_RECORD: usize = 4096;
 
-/// Between two tries for the lock, which is held for well under a millisecond.
-const LOCK_RETRY: Duration = Duration::from_micros(500);
+/// What a writer that waits gets.
+enum Turn {
+    /// The lock.
+    Lock(Lock),
+    /// What it waited to do is done.
+    Done,
+}
 
 /// The run directory, opened and found to be ours.
 ///
@@ -52,32 +53,27 @@ impl RunDir {
     ///
     /// # Errors
     ///
-    /// [`StateError::NoRunDir`] when it is not there, [`StateError::NotOurs`] when it is a link, belongs to
-    /// neither root nor the caller, or can be written by others.
+    /// [`StateError::NoRunDir`] when it is not there, [`StateError::NotOurs`] when it is the root of the file
+    /// system or a link, belongs to neither root nor the caller, or can be written by others.
     pub fn open(path: &Path) -> Result<RunDir, StateError> {
         // Without the trailing slash of a path as an operator may write it: it would follow a link.
         let path: PathBuf = path.components().collect();
+        if path.file_name().is_none() {
+            let why = format!("it is no directory of denizen's own: name one such as {DEFAULT}");
+            return Err(StateError::NotOurs { path, why });
+        }
         let dir = trust::directory(&path)?;
         Ok(RunDir { path, dir })
     }
 
-    /// Opens the run directory `path`, made with mode 0700 when there is none; one that others may look into, as kubelet
-    /// makes them, gets it. Its parent must be there.
+    /// Opens the run directory `path`, made with mode 0700 when there is none. One that is there is never
+    /// changed: others may look into it, as into those that kubelet makes, since every file in it is 0600.
+    /// Its parent must be there.
     ///
     /// # Errors
     ///
     /// As [`RunDir::open`], and [`StateError::Io`] when it cannot be made.
     pub fn create(path: &Path) -> Result<RunDir, StateError> {
-        let opened = RunDir::open_or_make(path)?;
-        let close = |dir: &File| match dir.metadata()?.mode() & 0o077 {
-            0 => Ok(()),
-            _ => dir.set_permissions(Permissions::from_mode(0o700)),
-        };
-        close(&opened.dir).map_err(|error| io_failed("close to others", &opened.path, error))?;
-        Ok(opened)
-    }
-
-    fn open_or_make(path: &Path) -> Result<RunDir, StateError> {
         match RunDir::open(path) {
             Err(StateError::NoRunDir { path }) => {
                 let made = DirBuilder::new().mode(0o700).create(&path);
@@ -175,7 +171,8 @@ impl RunDir {
     }
 
     /// As [`RunDir::update`], to put `record` in the place of the one of its name, which is returned. What this
-    /// costs hardly depends on how many records there are.
+    /// costs hardly depends on how many records there are. While another writer holds the lock, that one or the
+    /// next makes this change with its own: hundreds of writers at once cost a few writes.
     ///
     /// # Errors
     ///
@@ -185,11 +182,29 @@ impl RunDir {
         wait: Duration,
         record: &Attachment,
     ) -> Result<(Option<Attachment>, Epoch, Generation), StateError> {
-        let _lock = self.lock(wait)?;
-        let text = self.text(&self.path.join(STATE_FILE))?;
         let id = record.id();
-        let Some(mut sheet) = text.as_deref().and_then(|text| Sheet::parse(text, &id)) else {
-            return self.update_locked(|state| state.attachments.insert(id, record.clone()));
+        let change = Change::Put(Box::new(record.clone()));
+        let _lock = match self.turn(wait, &change, &id)? {
+            Turn::Lock(lock) => lock,
+            Turn::Done => {
+                let text = self.text(&self.path.join(STATE_FILE))?;
+                if let Some(sheet) = text.as_deref().and_then(|text| Sheet::parse(text, &id))
+                    && sheet.has()
+                {
+                    // Nobody is asked to replace a record: see `turn`.
+                    return Ok((None, sheet.epoch, sheet.generation));
+                }
+                // Whoever took it out again, or wrote the file anew, did so for another reason.
+                self.lock(wait)?
+            }
+        };
+        let waiting = Waiting::in_dir(&self.dir, &self.path);
+        let text = self.text(&self.path.join(STATE_FILE))?;
+        let sheet = text.as_deref().and_then(|text| Sheet::parse(text, &id));
+        let Some(mut sheet) = sheet.filter(|_| waiting.changes.is_empty()) else {
+            let before = self.read()?.and_then(|mut state| state.attachments.remove(&id));
+            let (epoch, generation) = self.make_with(change, waiting)?;
+            return Ok((before, epoch, generation));
         };
         let before = sheet.generation;
         let replaced = sheet.put(record).map_err(|error| self.unprintable(error))?;
@@ -199,28 +214,28 @@ impl RunDir {
         Ok((replaced, sheet.epoch, sheet.generation))
     }
 
-    /// As [`RunDir::update`], to remove the record of `id`. Where there is none, nobody is waited for and nothing has
-    /// to be writable.
+    /// As [`RunDir::put`], to remove the record of `id`. Where there is none and nobody writes at the moment, nobody
+    /// is waited for and nothing has to be writable.
     ///
     /// # Errors
     ///
     /// Those of [`RunDir::update`].
     pub fn remove(&self, wait: Duration, id: &AttachmentId) -> Result<(), StateError> {
-        let path = self.path.join(STATE_FILE);
-        let has_it = |text: &[u8]| match Sheet::parse(text, id) {
-            Some(sheet) => Ok(sheet.has()),
-            None => format::parse(text, &path).map(|state| state.attachments.contains_key(id)),
-        };
-        match self.text(&path)? {
-            Some(text) if has_it(&text)? => {}
-            Some(_) | None => return Ok(()),
+        // Asked first: who writes now may put in the record of a writer that has been killed since.
+        let is_written = Lock::is_held(&self.dir, &self.path)?;
+        if !self.has(id)? && !is_written {
+            return Ok(());
         }
-        let _lock = self.lock(wait)?;
-        let text = self.text(&path)?;
-        let Some(mut sheet) = text.as_deref().and_then(|text| Sheet::parse(text, id)) else {
-            return self
-                .update_locked(|state| drop(state.attachments.remove(id)))
-                .map(drop);
+        let change = Change::Remove(id.clone());
+        let _lock = match self.turn(wait, &change, id)? {
+            Turn::Lock(lock) => lock,
+            Turn::Done => return Ok(()),
+        };
+        let waiting = Waiting::in_dir(&self.dir, &self.path);
+        let text = self.text(&self.path.join(STATE_FILE))?;
+        let sheet = text.as_deref().and_then(|text| Sheet::parse(text, id));
+        let Some(mut sheet) = sheet.filter(|_| waiting.changes.is_empty()) else {
+            return self.make_with(change, waiting).map(drop);
         };
         let before = sheet.generation;
         sheet.remove();
@@ -228,6 +243,42 @@ impl RunDir {
             true => Ok(()),
             false => self.replace(|out| sheet.print(out)),
         }
+    }
+
+    /// Whether there is a record of `id` now.
+    fn has(&self, id: &AttachmentId) -> Result<bool, StateError> {
+        let path = self.path.join(STATE_FILE);
+        let Some(text) = self.text(&path)? else {
+            return Ok(false);
+        };
+        match Sheet::parse(&text, id) {
+            Some(sheet) => Ok(sheet.has()),
+            None => format::parse(&text, &path).map(|state| state.attachments.contains_key(id)),
+        }
+    }
+
+    /// Makes `change`, and with it what is `waiting`. The caller holds the lock.
+    fn make_with(&self, change: Change, mut waiting: Waiting) -> Result<(Epoch, Generation), StateError> {
+        waiting.changes.push(change.clone());
+        match self.make(&waiting.changes) {
+            Ok(made) => {
+                waiting.done(&self.dir);
+                Ok(made)
+            }
+            // It may be one of theirs that cannot be made. They will find out.
+            Err(_) => self.make(&[change]),
+        }
+    }
+
+    fn make(&self, changes: &[Change]) -> Result<(Epoch, Generation), StateError> {
+        let mut state = self.read()?.unwrap_or_else(|| State::empty(new_epoch()));
+        let before = state.generation;
+        changes.iter().for_each(|change| change.apply(&mut state));
+        if state.generation != before {
+            let text = format::print(&state).map_err(|error| self.unprintable(error))?;
+            self.replace(|out| out.write_all(&text))?;
+        }
+        Ok((state.epoch, state.generation))
     }
 
     /// Does all that [`RunDir::update`] would do, but puts nothing in the state file's place: whether a record
@@ -239,13 +290,10 @@ impl RunDir {
     pub fn rehearse(&self, wait: Duration) -> Result<(), StateError> {
         let _lock = self.lock(wait)?;
         let state = self.read()?.unwrap_or_else(|| State::empty(new_epoch()));
-        let path = self.path.join(NEXT_FILE);
         // The next record needs room that this one has not taken yet.
         let mut text = format::print(&state).map_err(|error| self.unprintable(error))?;
         text.resize(text.len() + ROOM_FOR_A_RECORD, b' ');
-        let written = self.write_next(|out| out.write_all(&text), &path);
-        let removed = self.remove_next().map_err(|errno| failed("remove", &path, errno));
-        written.and(removed)
+        successor::rehearse(&self.dir, &self.path, &text)
     }
 
     /// Renames a state file that cannot be understood to `pods.json.bad-<suffix>`, under the lock, so that a new
@@ -270,92 +318,48 @@ impl RunDir {
         }
     }
 
-    /// Takes the writers' lock, which the kernel gives back with the returned file.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the I/O edge: the wait for another process is bounded here"
-    )]
-    fn lock(&self, wait: Duration) -> Result<File, StateError> {
-        let path = self.path.join(LOCK_FILE);
-        let begun = Instant::now();
-        loop {
-            let flags = OFlag::O_RDWR | OFlag::O_CREAT;
-            if let Some(file) = trust::file(&self.dir, LOCK_FILE, flags, &path)? {
-                match file.try_lock() {
-                    // A lock on a file that somebody removed meanwhile excludes nobody.
-                    Ok(()) if self.is_still(LOCK_FILE, &file) => return Ok(file),
-                    Ok(()) | Err(TryLockError::WouldBlock) => {}
-                    Err(TryLockError::Error(error)) => return Err(io_failed("lock", &path, error)),
-                }
-            }
-            if begun.elapsed() >= wait {
-                return Err(StateError::Locked { path, waited: wait });
-            }
-            std::thread::sleep(LOCK_RETRY);
+    /// Waits until the lock can be had, or whoever has it made `change` of the record of `id`.
+    fn turn(&self, wait: Duration, change: &Change, id: &AttachmentId) -> Result<Turn, StateError> {
+        if let Some(lock) = Lock::try_take(&self.dir, &self.path)? {
+            return Ok(Turn::Lock(lock));
         }
-    }
-
-    /// Whether the directory's entry `name` is `file`.
-    fn is_still(&self, name: &str, file: &File) -> bool {
-        let entry = fstatat(self.dir.as_fd(), name, AtFlags::AT_SYMLINK_NOFOLLOW);
-        match (entry, file.metadata()) {
-            (Ok(entry), Ok(file)) => entry.st_dev == file.dev() && entry.st_ino == file.ino(),
-            _ => false,
+        // Who replaces a record has to know which: nobody else can tell.
+        let is_simple = matches!(change, Change::Remove(_)) || !self.has(id)?;
+        let request = is_simple.then(|| Request::place(&self.dir, change)).flatten();
+        let is_done = || request.as_ref().is_some_and(Request::is_done);
+        let lock = Lock::take_unless(&is_done, &self.dir, &self.path, wait);
+        // Also where the lock was had, or waited for in vain, just then.
+        if is_done() {
+            return Ok(Turn::Done);
+        }
+        match lock {
+            // Whoever made the change had no time yet to say so.
+            Err(StateError::Locked { .. })
+                if request.is_some() && self.read()?.is_some_and(|state| change.is_in(&state)) =>
+            {
+                Ok(Turn::Done)
+            }
+            lock => Ok(lock?.map_or(Turn::Done, Turn::Lock)),
         }
     }
 
     /// Puts what `print` writes in the file's place. The caller holds the lock.
     fn replace(&self, print: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), StateError> {
-        let path = self.path.join(NEXT_FILE);
-        let written = self.write_next(print, &path).and_then(|()| {
-            renameat(self.dir.as_fd(), NEXT_FILE, self.dir.as_fd(), STATE_FILE)
-                .map_err(|errno| failed("rename", &path, errno))
-        });
-        if written.is_err() {
-            // On a full disk, what was written of it is in the way of everybody else.
-            let _ = self.remove_next();
-        }
-        written
+        successor::replace(&self.dir, &self.path, print)
     }
 
-    fn write_next(
-        &self,
-        print: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-        path: &Path,
-    ) -> Result<(), StateError> {
-        self.remove_next()
-            .map_err(|errno| failed("remove", path, errno))?;
-        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let file = openat(
-            self.dir.as_fd(),
-            NEXT_FILE,
-            flags,
-            Mode::from_bits_truncate(0o600),
-        )
-        .map_err(|errno| failed("make", path, errno))?;
-        let mut file = File::from(file);
-        // The file, not the folder: that the rename survives a power cut matters to no pod, since none does.
-        print(&mut file)
-            .and_then(|()| file.sync_data())
-            .map_err(|error| io_failed("write", path, error))
+    fn lock(&self, wait: Duration) -> Result<Lock, StateError> {
+        Lock::take(&self.dir, &self.path, wait)
     }
 
     fn unprintable(&self, error: serde_json::Error) -> StateError {
-        io_failed("write", &self.path.join(NEXT_FILE), error.into())
-    }
-
-    fn remove_next(&self) -> Result<(), Errno> {
-        match unlinkat(self.dir.as_fd(), NEXT_FILE, UnlinkatFlags::NoRemoveDir) {
-            Ok(()) | Err(Errno::ENOENT) => Ok(()),
-            Err(errno) => Err(errno),
-        }
+        io_failed("write", &self.path.join(STATE_FILE), error.into())
     }
 }
 
-/// A name for a new file that none before it had. This program's only randomness: the keys of std's hasher
-/// come from the kernel.
+/// A name for a new file that none before it had.
 fn new_epoch() -> Epoch {
-    Epoch(format!("{:016x}", RandomState::new().build_hasher().finish()))
+    Epoch(format!("{:016x}", random()))
 }
 
 #[cfg(test)]

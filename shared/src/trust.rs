@@ -60,16 +60,18 @@ fn trusted(opened: OwnedFd, path: &Path) -> Result<File, StateError> {
         .metadata()
         .map_err(|source| io_failed("look at", path, source))?;
     let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
-    if owner != 0 && owner != geteuid().as_raw() {
-        return Err(not_ours(path, &format!("it belongs to user {owner}")));
-    }
-    if mode & OTHERS_WRITE != 0 {
-        return Err(not_ours(
-            path,
-            &format!("others than its owner may write it (mode {mode:04o})"),
-        ));
-    }
-    Ok(opened)
+    let why = if owner != 0 && owner != geteuid().as_raw() {
+        format!("it belongs to user {owner}")
+    } else if mode & OTHERS_WRITE != 0 {
+        "others than its owner may write it".to_owned()
+    } else {
+        return Ok(opened);
+    };
+    let needed = if metadata.is_dir() { "0700 or 0755" } else { "0600" };
+    Err(not_ours(
+        path,
+        &format!("{why} (owner {owner}, mode {mode:04o}); it must be root's, mode {needed}"),
+    ))
 }
 
 fn not_ours(path: &Path, why: &str) -> StateError {

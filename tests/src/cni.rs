@@ -84,9 +84,14 @@ impl Call {
 
 /// Starts `plugin` in the network namespace of `node` and gives it `input`.
 pub fn start(node: &Namespace, plugin: &Path, variables: Variables, input: &[u8]) -> Child {
-    let mut child = node.spawn(prepared(plugin, variables));
+    let mut child = spawn(node, plugin, variables);
     give(&mut child, input);
     child
+}
+
+/// Starts `plugin` in the network namespace of `node`. It waits for its input, which [`give`] gives it.
+pub fn spawn(node: &Namespace, plugin: &Path, variables: Variables) -> Child {
+    node.spawn(prepared(plugin, variables))
 }
 
 /// Runs `plugin` in the calling thread's own network namespace, with `input` as its standard input, and reads nothing of
@@ -108,7 +113,8 @@ fn prepared(plugin: &Path, variables: Variables) -> Command {
     command
 }
 
-fn give(child: &mut Child, input: &[u8]) {
+/// Gives `child` all of its standard input.
+pub fn give(child: &mut Child, input: &[u8]) {
     // One that has already said no does not read to the end.
     let _ = child.stdin.take().expect("it is piped").write_all(input);
 }

@@ -3,19 +3,26 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::num::NonZero;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Child;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use denizen_shared::state::{AttachmentId, RunDir};
-use denizen_tests::cni::{Call, Chain, Namespace, Rig, denizen, finish, start};
+use denizen_tests::cni::{Call, Chain, Namespace, Rig, denizen, finish, give, spawn, start};
+use denizen_tests::effort::times;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-const KILLS: usize = 1_000;
+/// How many writers are killed.
+fn kills_wanted() -> usize {
+    times(4_000, 1_000)
+}
+
 const WRITERS: usize = 8;
 
 /// Instants for the kills. Not the same in every run, which is the point; no two writers' are the same either.
@@ -44,6 +51,8 @@ struct Writer<'a> {
     configuration: Vec<u8>,
     /// Containers whose ADD has returned.
     added: Vec<String>,
+    /// Containers whose DEL has returned, after whatever became of their ADD.
+    deleted: Vec<String>,
     /// Kills that came when the record was already there.
     too_late: usize,
 }
@@ -71,6 +80,9 @@ impl Writer<'_> {
         match (status.signal(), status.success()) {
             (Some(9), _) => {
                 self.too_late += usize::from(recorded);
+                // As a runtime does after an ADD that failed.
+                finish(self.start("DEL", &container)).unwrap();
+                self.deleted.push(container);
                 true
             }
             (None, true) => {
@@ -93,12 +105,16 @@ impl Writer<'_> {
                 std::thread::sleep(instants.next(Duration::from_millis(2)));
                 child.kill().unwrap();
             }
-            killed += usize::from(child.wait().unwrap().signal() == Some(9));
+            let status = child.wait().unwrap();
+            killed += usize::from(status.signal() == Some(9));
+            if status.success() {
+                self.deleted.push(container);
+            }
         }
         killed
     }
 
-    /// The file is readable and holds every record whose ADD had returned.
+    /// The file is readable, holds every record whose ADD had returned, and none whose DEL had.
     fn assert_whole(&self) -> BTreeMap<AttachmentId, denizen_shared::state::Attachment> {
         let state = RunDir::open(self.run_dir).unwrap().read().unwrap();
         let attachments = state.map(|state| state.attachments).unwrap_or_default();
@@ -106,6 +122,12 @@ impl Writer<'_> {
             assert!(
                 attachments.contains_key(&AttachmentId::new(container, "eth0")),
                 "{container} is lost"
+            );
+        }
+        for container in &self.deleted {
+            assert!(
+                !attachments.contains_key(&AttachmentId::new(container, "eth0")),
+                "{container} is back"
             );
         }
         attachments
@@ -116,10 +138,10 @@ impl Writer<'_> {
         // A whole ADD takes about as long as the longest delay, so that the kills fall anywhere in it.
         let mut longest = Duration::from_millis(3);
         for turn in 0.. {
-            if kills.load(Ordering::Relaxed) >= KILLS {
+            if kills.load(Ordering::Relaxed) >= kills_wanted() {
                 break;
             }
-            assert!(turn < 100 * KILLS, "the kills never come in time");
+            assert!(turn < 100 * kills_wanted(), "the kills never come in time");
             let killed = self.add(format!("w{}-{turn}", self.number), instants.next(longest));
             longest = if killed {
                 longest.mul_f64(1.05)
@@ -136,7 +158,7 @@ impl Writer<'_> {
 }
 
 #[test]
-fn a_thousand_killed_writers_lose_no_record_and_leave_a_readable_file() {
+fn thousands_of_killed_writers_lose_no_record_and_leave_a_readable_file() {
     let rig = Rig::new();
     rig.add("first");
     let configuration = rig.configuration("1.1.0").to_string().into_bytes();
@@ -153,6 +175,7 @@ fn a_thousand_killed_writers_lose_no_record_and_leave_a_readable_file() {
                     pod,
                     configuration,
                     added: vec![],
+                    deleted: vec![],
                     too_late: 0,
                 };
                 scope.spawn(move || writer.work(kills))
@@ -169,7 +192,7 @@ fn a_thousand_killed_writers_lose_no_record_and_leave_a_readable_file() {
     println!(
         "{kills} kills, {too_late} of them between record and return; {added} of {records} records known"
     );
-    assert!(kills >= KILLS);
+    assert!(kills >= kills_wanted());
     // Nothing of the killed stands in anybody's way.
     RunDir::open(&run_dir)
         .unwrap()
@@ -215,6 +238,65 @@ fn a_hundred_pods_at_once_are_a_hundred_records() {
         .unwrap()
         .update(Duration::ZERO, |_| ())
         .expect("no lock is held");
+}
+
+/// Keeps every core busy until it is dropped, as the pods that are being started do.
+struct BusyCores {
+    stop: Arc<AtomicBool>,
+}
+
+impl BusyCores {
+    fn new() -> BusyCores {
+        let stop = Arc::new(AtomicBool::new(false));
+        for _ in 0..std::thread::available_parallelism().map_or(2, NonZero::get) {
+            let stop = stop.clone();
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        BusyCores { stop }
+    }
+}
+
+impl Drop for BusyCores {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn seven_hundred_and_fifty_simultaneous_adds_on_busy_cores_are_as_many_records() {
+    const ADDS: usize = 750;
+    let rig = Rig::new();
+    let configuration = rig.configuration("1.1.0").to_string().into_bytes();
+    let _busy = BusyCores::new();
+    // Each waits for its configuration, so that they begin together.
+    let started: Vec<_> = (0..ADDS)
+        .map(|n| {
+            let call = Call::new(&format!("pod-{n}"), &rig.pod);
+            spawn(&rig.node, &denizen(), call.environment("ADD"))
+        })
+        .collect();
+    let adding: Vec<_> = started
+        .into_iter()
+        .map(|mut child| {
+            give(&mut child, &configuration);
+            child
+        })
+        .collect();
+    let failed: Vec<_> = adding
+        .into_iter()
+        .filter_map(|child| finish(child).err())
+        .collect();
+    assert!(
+        failed.is_empty(),
+        "{} of {ADDS} failed: {}",
+        failed.len(),
+        failed[0]
+    );
+    assert_eq!(rig.records().len(), ADDS);
 }
 
 fn add_first(rig: &Rig, chain: &Chain, call: &Call) -> Value {

@@ -3,9 +3,13 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
 use tempfile::TempDir;
 
+use nix::sys::stat::Mode;
+
 use super::*;
 use crate::fuzzing;
+use crate::run_dir::LOCK_FILE;
 use crate::state::{Attachment, AttachmentId};
+use crate::successor::NEXT_FILE;
 
 const WAIT: Duration = Duration::from_secs(5);
 
@@ -94,13 +98,56 @@ fn directory_and_files_are_for_root_alone() {
 }
 
 #[test]
-fn a_directory_that_others_may_look_into_is_closed_to_them() {
+fn a_directory_that_is_there_is_used_as_it_is() {
     let parent = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = parent.path().join("made-by-kubelet");
     fs::create_dir(&path).unwrap();
-    fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
-    RunDir::create(&path).unwrap();
-    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o700);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    for given in [0o755, 0o711, 0o700] {
+        fs::set_permissions(&path, Permissions::from_mode(given)).unwrap();
+        let dir = RunDir::create(&path).unwrap();
+        add(&dir, "a");
+        assert_eq!(mode(&path), given);
+        for file in [STATE_FILE, LOCK_FILE] {
+            assert_eq!(
+                mode(&path.join(file)),
+                0o600,
+                "{file} in a directory of {given:o}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_root_of_the_file_system_is_no_run_directory() {
+    for path in ["/", "//", "/."] {
+        let error = RunDir::open(Path::new(path)).unwrap_err();
+        assert!(matches!(error, StateError::NotOurs { .. }), "{path}: {error:?}");
+        assert!(error.to_string().contains("/run/denizen"), "{path}: {error}");
+    }
+}
+
+#[test]
+fn what_no_reader_would_take_is_not_written() {
+    let (_parent, dir) = run_dir();
+    let (_, before) = add(&dir, "a");
+    let text = vec![b' '; MAX_SIZE as usize + 1];
+    let error = dir.replace(|out| out.write_all(&text)).unwrap_err();
+    let StateError::Io { path, source, .. } = &error else {
+        panic!("{error:?}")
+    };
+    assert!(path.ends_with(STATE_FILE), "{error}");
+    assert!(
+        source.to_string().contains("larger than 67108864 bytes"),
+        "{source}"
+    );
+    let state = dir.read().unwrap().unwrap();
+    assert_eq!((state.generation, state.attachments.len()), (before, 1));
+    assert_eq!(
+        fs::read_dir(dir.path()).unwrap().count(),
+        2,
+        "nothing is left beside"
+    );
 }
 
 #[test]
@@ -120,10 +167,13 @@ fn an_untrusted_directory_is_not_opened() {
     }
     for mode in [0o770, 0o707, 0o1777] {
         fs::set_permissions(&dir, Permissions::from_mode(mode)).unwrap();
-        assert!(
-            matches!(RunDir::open(&dir), Err(StateError::NotOurs { .. })),
-            "{mode:o}"
-        );
+        let error = RunDir::create(&dir).unwrap_err();
+        assert!(matches!(error, StateError::NotOurs { .. }), "{mode:o}: {error:?}");
+        let found = format!("owner 0, mode {mode:04o}); it must be root's, mode 0700 or 0755");
+        for word in [dir.to_str().unwrap(), &found] {
+            assert!(error.to_string().contains(word), "{mode:o}: {error}");
+        }
+        assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o7777, mode);
     }
     fs::set_permissions(&dir, Permissions::from_mode(0o700)).unwrap();
     RunDir::open(&dir).unwrap();
@@ -230,6 +280,8 @@ fn a_lock_file_that_was_removed_under_a_writer_excludes_nobody_for_long() {
     let held = dir.lock(WAIT).unwrap();
     fs::remove_file(dir.path().join(LOCK_FILE)).unwrap();
     let successor = dir.lock(WAIT).unwrap();
-    assert!(!dir.is_still(LOCK_FILE, &held));
-    assert!(dir.is_still(LOCK_FILE, &successor));
+    assert!(dir.update(Duration::ZERO, |_| ()).is_err());
+    drop(successor);
+    dir.update(Duration::ZERO, |_| ()).unwrap();
+    drop(held);
 }
