@@ -5,6 +5,7 @@ mod flush;
 mod history;
 mod publish;
 mod sources;
+mod stop;
 mod view;
 
 use std::path::Path;
@@ -18,7 +19,6 @@ use denizen_shared::socket::{WaitAnswer, WaitFor};
 use denizen_shared::store::RunDir;
 use serde_json::{Value, json};
 use tokio::io::unix::AsyncFd;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, error, info, warn};
@@ -27,6 +27,7 @@ pub use self::alone::{AloneError, alone_here};
 use self::flush::Flush;
 use self::publish::Publisher;
 use self::sources::Problems;
+use self::stop::Stop;
 use crate::backend::nftables::Watch;
 use crate::config::Config;
 use crate::control::{self, Asked, Request};
@@ -77,7 +78,13 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     let (asked, requests) = mpsc::channel(QUEUE);
     tokio::spawn(control::serve(listener, asked.clone()));
     let (told, events) = mpsc::channel(QUEUE);
-    records::adopt_at_start(&config.records()).await;
+    // Listened to before anything that may wait for long: to process 1 of a container, SIGTERM is nothing else.
+    let mut stop = Stop::listen()?;
+    let records = config.records();
+    tokio::select! {
+        () = stop.told() => return Ok(()),
+        () = records::adopt_at_start(&records) => {}
+    }
     let mut problems = sources::start(&config, &told).await?;
     drop(told);
     let (publisher, published) = Publisher::new(&config, asked, now());
@@ -101,7 +108,7 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
         publisher,
         flush,
     };
-    let result = agent.attend(events, requests).await;
+    let result = agent.attend(stop, events, requests).await;
     let _ = std::fs::remove_file(config.run_dir.join(denizen_shared::run_dir::SOCKET));
     result
 }
@@ -156,11 +163,10 @@ struct Agent {
 impl Agent {
     async fn attend(
         &mut self,
+        mut stop: Stop,
         mut events: mpsc::Receiver<Vec<Event>>,
         mut requests: mpsc::Receiver<Asked>,
     ) -> anyhow::Result<()> {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
         let mut resync = interval(self.engine.look_every());
         resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
         resync.reset();
@@ -169,8 +175,7 @@ impl Agent {
         let mut delay = SHORTEST_RETRY;
         loop {
             let tried = tokio::select! {
-                _ = terminate.recv() => break,
-                _ = interrupt.recv() => break,
+                () = stop.told() => break,
                 batch = events.recv() => match batch {
                     Some(batch) => self.take(batch, &mut events),
                     None => bail!("every source has ended"),

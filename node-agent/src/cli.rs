@@ -212,10 +212,13 @@ fn show<T: serde::Serialize + std::fmt::Display>(value: &T, output: Output) -> a
 
 /// One thread: the kernel names the thread that commits, and a netlink batch is quicker than a hand-over.
 fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    tokio::runtime::Builder::new_current_thread()
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .build()?
-        .block_on(future)
+        .build()?;
+    let result = runtime.block_on(future);
+    // A thread that waits for a disk that does not answer ends with the process, which waits for nobody.
+    runtime.shutdown_background();
+    result
 }
 
 fn log_to_standard_error(format: LogFormat) {
@@ -230,5 +233,32 @@ fn log_to_standard_error(format: LogFormat) {
             .with_target(false)
             .init(),
         LogFormat::Json => builder.json().flatten_event(true).init(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_waits_for_ever_does_not_keep_the_program_from_ending() {
+        let (ended, end) = channel();
+        let (_never, nothing) = channel::<()>();
+        std::thread::spawn(move || {
+            let result = block_on(async move {
+                let (started, start) = tokio::sync::oneshot::channel();
+                tokio::task::spawn_blocking(move || {
+                    let _ = started.send(());
+                    let _ = nothing.recv();
+                });
+                Ok(start.await?)
+            });
+            let _ = ended.send(result.is_ok());
+        });
+        // Far more than any machine needs.
+        assert_eq!(end.recv_timeout(Duration::from_secs(20)), Ok(true));
     }
 }

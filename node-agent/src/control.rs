@@ -96,6 +96,19 @@ pub enum ControlError {
         #[source]
         source: io::Error,
     },
+    /// An agent takes the question and does not answer.
+    #[error(
+        "the agent (process {pid}) does not answer on {path} within {within:?}: it is stopped, or hangs",
+        path = .path.display()
+    )]
+    Silent {
+        /// The socket.
+        path: PathBuf,
+        /// The agent, as its socket names it; 0 where it runs in another PID namespace.
+        pid: i32,
+        /// How long it was waited for.
+        within: Duration,
+    },
     /// The agent answers something else than was asked.
     #[error("the agent's answer cannot be read: {0}")]
     Answer(String),
@@ -105,6 +118,9 @@ pub enum ControlError {
 const LONGEST_REQUEST: u64 = 64 * 1024;
 /// Nobody needs longer to write a line.
 const REQUEST_TIME: Duration = Duration::from_secs(5);
+/// How long a person who asks waits for the answer. A loop that programs ten thousand services anew with
+/// iptables is busy for some seconds.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
 
 /// Listens on the run directory's socket, in the place of a dead one.
 ///
@@ -179,32 +195,80 @@ async fn converse(stream: UnixStream, requests: mpsc::Sender<Asked>) {
     let _ = write.write_all(format!("{answer}\n").as_bytes()).await;
 }
 
-/// Asks the running agent.
+/// Asks the running agent, and waits for its answer for a while.
 ///
 /// # Errors
-/// [`ControlError::Nobody`] when there is none, [`ControlError::Answer`] with the agent's own words when it
-/// cannot answer.
+/// [`ControlError::Nobody`] when there is none, [`ControlError::Silent`] when it does not answer in time,
+/// [`ControlError::Answer`] with the agent's own words when it cannot answer.
 pub async fn ask(run_dir: &Path, request: &Request) -> Result<serde_json::Value, ControlError> {
+    ask_within(ANSWER_TIME, run_dir, request).await
+}
+
+async fn ask_within(
+    within: Duration,
+    run_dir: &Path,
+    request: &Request,
+) -> Result<serde_json::Value, ControlError> {
     let path = run_dir.join(SOCKET);
     let nobody = |source| ControlError::Nobody {
         path: path.clone(),
         source,
     };
-    let mut stream = UnixStream::connect(&path).await.map_err(nobody)?;
+    let silent = |pid| ControlError::Silent {
+        path: path.clone(),
+        pid,
+        within,
+    };
+    // The kernel accepts for an agent that is stopped, until its queue is full.
+    let connected = timeout(within, UnixStream::connect(&path)).await;
+    let stream = match connected {
+        Ok(Err(error)) if error.kind() != io::ErrorKind::WouldBlock => return Err(nobody(error)),
+        Ok(Ok(stream)) => stream,
+        Ok(Err(_)) | Err(_) => return Err(silent(0)),
+    };
+    let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
     let line = serde_json::to_string(request).map_err(|e| ControlError::Answer(e.to_string()))?;
-    stream
-        .write_all(format!("{line}\n").as_bytes())
-        .await
-        .map_err(nobody)?;
-    let mut answer = String::new();
-    BufReader::new(stream)
-        .read_line(&mut answer)
-        .await
+    let answer = timeout(within, converse_once(stream, &line)).await;
+    let answer = answer
+        .map_err(|_| silent(pid.unwrap_or_default()))?
         .map_err(nobody)?;
     let answer: serde_json::Value =
         serde_json::from_str(&answer).map_err(|error| ControlError::Answer(error.to_string()))?;
     match answer.get("error").and_then(|error| error.as_str()) {
         Some(error) => Err(ControlError::Answer(error.to_owned())),
         None => Ok(answer),
+    }
+}
+
+/// Writes `line`, and reads the answer's.
+async fn converse_once(mut stream: UnixStream, line: &str) -> io::Result<String> {
+    stream.write_all(format!("{line}\n").as_bytes()).await?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).await?;
+    Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_agent_that_does_not_answer_is_named_and_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        // What an agent that is stopped does: the kernel takes the connection, and nobody reads.
+        let _listener = UnixListener::bind(dir.path().join(SOCKET)).unwrap();
+        let request = Request::Status { status: Empty {} };
+        let error = ask_within(Duration::from_millis(50), dir.path(), &request)
+            .await
+            .unwrap_err();
+        let text = error.to_string();
+        for word in [
+            SOCKET,
+            "does not answer",
+            "50ms",
+            &format!("process {}", std::process::id()),
+        ] {
+            assert!(text.contains(word), "{text}");
+        }
     }
 }

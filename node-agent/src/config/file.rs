@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches, value_parser};
+use denizen_shared::regular;
 use thiserror::Error;
 
 use self::document::{Document, Place};
@@ -22,6 +23,9 @@ use crate::backend::BackendName;
 
 /// The command whose flags a file may set. Other commands take those of them that they have.
 const RUN: &str = "run";
+
+/// More than a file of flags needs, in bytes.
+const LONGEST: u64 = 1 << 20;
 
 /// A flag, as a file sets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -169,9 +173,8 @@ impl Setting {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "the command line names it")]
 fn text_of(path: &Path) -> Result<String, std::io::Error> {
-    std::fs::read_to_string(path)
+    regular::read_to_string(path, LONGEST)
 }
 
 /// All that a file's text says, each value as its flag would read it.

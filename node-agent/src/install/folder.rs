@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
+use denizen_shared::regular;
 use serde_json::Value;
 use thiserror::Error;
 
@@ -199,12 +200,8 @@ fn candidates(folder: &Path, report: &mut Report) -> Result<Vec<Candidate>, Fold
     Ok(files)
 }
 
-#[expect(clippy::disallowed_methods, reason = "this is where configurations are read")]
 fn read(path: &Path) -> io::Result<String> {
-    if fs::metadata(path)?.len() > LARGEST {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is too large"));
-    }
-    fs::read_to_string(path)
+    regular::read_to_string(path, LARGEST)
 }
 
 /// Puts `text` in the place of `path`, which said `before` (`None`: was not there); whether it did. Owner and mode stay,

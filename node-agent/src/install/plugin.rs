@@ -6,12 +6,16 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use denizen_shared::regular;
 use thiserror::Error;
 
 use super::conflist::PLUGIN;
 
 /// Beside the program until it is known to run.
 const NEXT: &str = ".denizen-next";
+
+/// A debug build has a hundredth of it, in bytes.
+const LARGEST: u64 = 1 << 30;
 
 /// Why the program is not in place.
 #[derive(Debug, Error)]
@@ -61,9 +65,8 @@ pub fn put(from: &Path, folder: &Path) -> Result<bool, PluginError> {
     Ok(true)
 }
 
-#[expect(clippy::disallowed_methods, reason = "a program is copied here")]
 fn bytes(path: &Path) -> io::Result<Vec<u8>> {
-    fs::read(path)
+    regular::read(path, LARGEST)
 }
 
 fn write(path: &Path, program: &[u8]) -> io::Result<()> {

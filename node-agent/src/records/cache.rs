@@ -4,12 +4,13 @@
 //! it at DEL; a JSON object of kind `cniCacheV1` since 0.8, the bare result before that (libcni/api.go, `cachedInfo`). The
 //! folder is on a disk: a reboot leaves the files of pods that are long gone.
 
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use denizen_shared::regular;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -58,7 +59,7 @@ pub(super) fn entries(folder: &Path) -> (Vec<Entry>, Vec<(PathBuf, String)>) {
 
 /// The entry in the file `path`; `None` when it is gone by now, or only about a pod's loopback.
 fn read(path: &Path) -> Result<Option<Entry>, String> {
-    let file = match File::open(path) {
+    let file = match regular::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error.to_string()),
@@ -70,14 +71,8 @@ fn read(path: &Path) -> Result<Option<Entry>, String> {
     {
         return Err("others than root may write it".to_owned());
     }
-    if !metadata.is_file() || metadata.len() > LARGEST {
-        return Err(format!("it is not a file of at most {LARGEST} bytes"));
-    }
     let written = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-    let mut text = String::new();
-    file.take(LARGEST)
-        .read_to_string(&mut text)
-        .map_err(|error| error.to_string())?;
+    let text = regular::opened_to_string(file, LARGEST).map_err(|error| error.to_string())?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let entry = parse(&name, &text, path, written)?;
     Ok(Some(entry).filter(|entry| entry.if_name != "lo"))
@@ -243,6 +238,8 @@ mod tests {
         put("pods-b-eth0", "{");
         put("pods-c-eth0", r#"{"cniVersion":"1.0.0"}"#);
         fs::set_permissions(results.join("pods-c-eth0"), fs::Permissions::from_mode(0o666)).unwrap();
+        // One that were waited for would hold the agent's start for ever.
+        nix::unistd::mkfifo(&results.join("pods-d-eth0"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let (good, mut bad) = entries(folder.path());
         bad.sort();
         let good: Vec<&str> = good.iter().map(|entry| entry.container_id.as_str()).collect();
@@ -251,7 +248,7 @@ mod tests {
             .iter()
             .map(|(path, _)| path.file_name().unwrap().to_str().unwrap())
             .collect();
-        assert_eq!(names, ["pods-b-eth0", "pods-c-eth0"]);
+        assert_eq!(names, ["pods-b-eth0", "pods-c-eth0", "pods-d-eth0"]);
         assert!(
             entries(Path::new("/nonexistent")).1.is_empty(),
             "no runtime here has a cache"

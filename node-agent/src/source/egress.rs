@@ -5,11 +5,11 @@
 mod tests;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use denizen_shared::regular;
 use ipnetwork::IpNetwork;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -25,6 +25,9 @@ use crate::model::{Egress, Event, Family, family_of};
 
 /// How often the file is read again where it does not say: ip-masq-agent's own.
 const RESYNC: Duration = Duration::from_secs(60);
+
+/// More than any list of ranges needs, in bytes.
+const LONGEST: u64 = 1 << 20;
 
 /// Why the file cannot be used.
 #[derive(Debug, Error)]
@@ -77,9 +80,8 @@ struct Written {
 ///
 /// # Errors
 /// [`EgressError`], naming what is wrong.
-#[expect(clippy::disallowed_methods, reason = "this is a source")]
 pub fn read(path: &Path) -> Result<File, EgressError> {
-    match fs::read_to_string(path) {
+    match regular::read_to_string(path, LONGEST) {
         Ok(text) => parse(&text).map_err(|problem| EgressError::Content {
             path: path.to_owned(),
             problem,

@@ -162,6 +162,21 @@ fn links_owners_and_modes_stay() {
 }
 
 #[test]
+fn what_is_no_regular_file_is_left_alone_and_nothing_waits_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let pipe = folder.join("05-pipe.conflist");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    put(folder, "10-x.conflist", LIST);
+    let report = insert(folder, &ours()).unwrap();
+    let list = folder.join("10-x.conflist");
+    assert_eq!(report.changed, [list.clone()]);
+    let why = "it is a named pipe, and not a regular file".to_owned();
+    assert_eq!(report.unusable, [(pipe, why)]);
+    assert_eq!(take_out(folder).unwrap().changed, [list]);
+}
+
+#[test]
 fn what_others_changed_meanwhile_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path();

@@ -1,5 +1,7 @@
 #![expect(clippy::disallowed_methods, reason = "a test writes as any editor would")]
 
+use std::fs;
+
 use super::*;
 use crate::fixture::range;
 use crate::source::running::{Running, in_runtime};
@@ -16,6 +18,15 @@ fn both_forms_say_the_same() {
     assert_eq!(file, parse(json).unwrap());
     assert_eq!(kept(&file), ["10.0.0.0/8", "fd00::/8", "fe80::/10"]);
     assert_eq!((file.egress.v6, file.resync), (true, Duration::from_secs(90)));
+}
+
+#[test]
+fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config");
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let error = crate::describe::describe(&read(&path).unwrap_err());
+    assert!(error.contains("it is a named pipe"), "{error}");
 }
 
 #[test]

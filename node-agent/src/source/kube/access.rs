@@ -6,6 +6,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use denizen_shared::regular;
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use thiserror::Error;
@@ -88,6 +89,9 @@ impl Access {
                     path: path.clone(),
                     source: Box::new(source),
                 };
+                // kube reads the file by its path, and would wait for what is no regular file.
+                regular::open(path)
+                    .map_err(|error| failed(KubeconfigError::ReadConfig(error, path.clone())))?;
                 let file = Kubeconfig::read_from(path).map_err(failed)?;
                 let options = KubeConfigOptions::default();
                 Config::from_custom_kubeconfig(file, &options)

@@ -5,7 +5,9 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, Metadata};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+use denizen_shared::regular;
 
 use super::ManifestsError;
 use super::file;
@@ -73,6 +75,9 @@ impl Stamp {
         }
     }
 }
+
+/// More than the objects of the largest clusters take, in bytes.
+const LONGEST: u64 = 256 << 20;
 
 /// The most objects in several files that are named: of two copies of a large file a person wants to know
 /// that they are two, not all that is in them.
@@ -158,9 +163,10 @@ impl Folder {
             if name.to_str().and_then(file::format_of).is_none() {
                 continue;
             }
-            // One that vanishes meanwhile, or a link to nothing, is not there.
+            // One that vanishes meanwhile, or a link to nothing, is not there. What is neither a file nor a
+            // folder is named when it is to be read.
             if let Ok(metadata) = fs::metadata(entry.path())
-                && metadata.is_file()
+                && !metadata.is_dir()
             {
                 found.insert(name.as_os_str().into(), Stamp::of(&metadata));
             }
@@ -183,7 +189,7 @@ impl Folder {
         let Some(format) = file::format_of(&shown) else {
             return;
         };
-        let text = match text_of(&self.path.join(&**name)) {
+        let text = match regular::read_to_string(&self.path.join(&**name), LONGEST) {
             Ok(text) => Ok(text),
             Err(error) if error.kind() == ErrorKind::NotFound => return self.forget(name, touched),
             Err(error) if error.kind() == ErrorKind::InvalidData => Err("not text in UTF-8".to_owned()),
@@ -298,12 +304,4 @@ impl Folder {
             self.duplicates.insert(key.clone(), losers);
         }
     }
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "this source reads the files of its folder"
-)]
-fn text_of(path: &Path) -> io::Result<String> {
-    fs::read_to_string(path)
 }

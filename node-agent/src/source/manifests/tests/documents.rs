@@ -98,11 +98,12 @@ fn of_a_file_that_is_not_text_nothing_is_used() {
     std::fs::write(place.folder.path().join("a.yaml"), [0xff, 0xfe, 0x00]).unwrap();
     let (events, problems) = place.fresh();
     assert_eq!(told(&events), ["d/b 10.0.0.2"]);
-    assert_eq!(problems.len(), 1, "{problems:?}");
-    assert!(
-        problems[0].starts_with("a.yaml: skipped: not text in UTF-8"),
-        "{}",
-        problems[0]
+    assert_eq!(
+        problems,
+        [
+            "a.yaml: skipped: not text in UTF-8",
+            "device.yaml: skipped: cannot be read: it is a device, and not a regular file",
+        ]
     );
 }
 

@@ -63,6 +63,36 @@ fn of_two_files_with_one_object_the_first_by_name_is_right() {
 }
 
 #[test]
+fn what_is_no_regular_file_is_named_and_nothing_waits_for_it() {
+    in_runtime(async {
+        let place = Place::new();
+        let at = |name: &str| place.folder.path().join(name);
+        place.write("a.yaml", &service("a", "10.0.0.1"));
+        place.write("b.yaml", &service("b", "10.0.0.2"));
+        let mut source = start(place.config());
+        assert_eq!(told(&source.batch().await), ["d/a 10.0.0.1", "d/b 10.0.0.2"]);
+
+        nix::unistd::mkfifo(&at("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        std::fs::rename(at("pipe"), at("a.yaml")).unwrap();
+        source
+            .problem("a.yaml: skipped: cannot be read: it is a named pipe, and not a regular file")
+            .await;
+        // The kernel calls it a regular file, and keeps whoever reads it waiting for its next message.
+        std::os::unix::fs::symlink("/proc/kmsg", at("c.yaml")).unwrap();
+        source
+            .problem("c.yaml: skipped: cannot be read: it is a file of /proc")
+            .await;
+        place.write("b.yaml", &service("b", "10.0.0.3"));
+        assert_eq!(told(&source.batch().await), ["d/b 10.0.0.3"], "what a said stays");
+        place.remove("a.yaml");
+        place.remove("c.yaml");
+        assert_eq!(told(&source.batch().await), ["d/a -"]);
+        source.no_problem().await;
+        source.stop().await;
+    });
+}
+
+#[test]
 fn a_mounted_config_map_is_followed() {
     in_runtime(async {
         let place = Place::new();
