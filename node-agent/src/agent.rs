@@ -336,10 +336,11 @@ impl Agent {
         let settings = self.settings.problems().iter().cloned();
         let problems = told.chain(settings).chain(found.errors);
         let problems = problems.chain(self.flush.problem()).collect();
+        let status = self.engine.status(problems);
         Status {
             backend_why: self.backend_why.clone(),
-            warnings: [found.warnings, self.settings.warnings().to_vec()].concat(),
-            ..self.engine.status(problems)
+            warnings: [found.warnings, self.settings.warnings().to_vec(), status.warnings].concat(),
+            ..status
         }
     }
 

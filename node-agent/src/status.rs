@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::backend::Affinity;
+
 /// The answer to `denizen-agent status`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -40,6 +42,9 @@ pub struct Status {
     pub last_repair_milliseconds: Option<f64>,
     /// Packets that found no endpoint in any slot, dropped to be sent again. Always 0, or a bug.
     pub missed_lookups: u64,
+    /// Clients that are remembered for session affinity.
+    #[serde(default)]
+    pub affinity: Affinity,
     /// Stale entries that were taken out of the connection tracking.
     pub flushed: u64,
     /// Whether what the last change made stale is still being looked for.
@@ -102,6 +107,7 @@ impl fmt::Display for Status {
                 format!("{} {times}{}", self.drift_repaired, repair.unwrap_or_default()),
             ),
             ("missed lookups", self.missed_lookups.to_string()),
+            ("kept clients", self.affinity.to_string()),
             (
                 "flushed flows",
                 format!(

@@ -35,5 +35,6 @@ pub mod ruleset;
 pub mod runtime;
 pub mod sctp;
 pub mod server;
+pub mod syn;
 pub mod vm;
 pub mod world;

@@ -2,13 +2,18 @@
 //! door it uses, and nobody is sent to one that is gone.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use denizen_tests::agent::programmed;
-use denizen_tests::cast::{Cast, PROTOCOLS, Who, every_protocol, service_ips};
+use denizen_tests::cast::{Cast, PORT, PROTOCOLS, Who, every_protocol, service_ips};
+use denizen_tests::effort::times;
+use denizen_tests::http::{fetch, url};
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::Protocol;
+use denizen_tests::syn::forged_syn;
+use denizen_tests::world::ip;
+use socket2::{Domain, Protocol as SocketProtocol, Socket, Type};
 
 const NODE_PORT: u16 = 30080;
 const CLIENTS: [Who; 4] = [Who::Bridged, Who::Routed, Who::Remote, Who::Outside];
@@ -83,5 +88,141 @@ fn a_client_keeps_its_endpoint_while_others_come_and_go_and_loses_it_with_the_en
         }
         before = now;
     }
+    Ok(())
+}
+
+/// More than the map of clients has room for, in one family (262,144), and more than the flooded service port's
+/// share of the second map beyond that.
+const FORGED: usize = 290_000;
+/// So many of them are in the map already where there is no time to forge them all.
+const LISTED: usize = 257_000;
+
+/// `IPPROTO_RAW`.
+const BRINGS_ITS_HEADER: i32 = 255;
+
+/// Fills the map with clients of another service port, by nft.
+fn fill(cast: &Cast, clients: usize) -> Result<()> {
+    let client = |n: usize| {
+        let [_, a, b, c] = (n as u32).to_be_bytes();
+        format!("7fff:c000 . 12.{a}.{b}.{c} timeout 3h : 7fff:c001")
+    };
+    let all: Vec<String> = (0..clients).map(client).collect();
+    let add = |some: &[String]| format!("add element ip denizen affinity {{ {} }}\n", some.join(","));
+    cast.cluster
+        .world
+        .node
+        .nft(&all.chunks(10_000).map(add).collect::<String>())
+}
+
+/// Sends SYNs from as many addresses, none of which is the sender's.
+fn flood(cast: &Cast, who: Who, to: SocketAddr, sources: usize) -> Result<()> {
+    let SocketAddr::V4(to) = to else {
+        bail!("{to} is not of IPv4")
+    };
+    let send = || -> Result<()> {
+        let raw = Socket::new(
+            Domain::IPV4,
+            Type::RAW,
+            Some(SocketProtocol::from(BRINGS_ITS_HEADER)),
+        )?;
+        let first = u32::from(Ipv4Addr::new(11, 0, 0, 1));
+        for source in (first..).take(sources).map(Ipv4Addr::from) {
+            raw.send_to(
+                &forged_syn(SocketAddrV4::new(source, 4000), to),
+                &SocketAddr::V4(to).into(),
+            )?;
+        }
+        Ok(())
+    };
+    cast.place(who).0.run(send)?
+}
+
+/// A service at the cluster IPs of `number`, over TCP.
+fn put_tcp(cast: &Cast, name: &str, number: u8) -> Result<()> {
+    let members = [Who::Bridged, Who::Routed, Who::Remote];
+    let mut objects = cast.service(name, number, &[Port::tcp("http", 80, PORT)], &members)?;
+    objects[0]["spec"]["sessionAffinity"] = "ClientIP".into();
+    cast.cluster.manifests.put(name, &objects)
+}
+
+/// Who answers `who` at a service of IPv4, time after time.
+fn kept(cast: &Cast, who: Who, number: u8) -> Result<Who> {
+    let door = SocketAddr::new(service_ips(number)[0], 80);
+    choice(cast, who, [door, door], Protocol::Tcp)
+}
+
+#[test]
+fn forged_clients_of_one_service_end_nobodys_affinity() -> Result<()> {
+    let (cast, _servers) = Cast::new("aff-flood")?;
+    put_tcp(&cast, "flooded", 10)?;
+    put_tcp(&cast, "other", 11)?;
+    let agent = cast.cluster.start_agent()?;
+    let before = kept(&cast, Who::Outside, 10)?;
+    let listed = times(0, LISTED);
+    fill(&cast, listed)?;
+    flood(
+        &cast,
+        Who::Routed,
+        SocketAddr::new(service_ips(10)[0], 80),
+        FORGED - listed,
+    )?;
+
+    for who in CLIENTS {
+        kept(&cast, who, 11).context("a new client of another service")?;
+    }
+    let after = kept(&cast, Who::Outside, 10)?;
+    ensure!(after == before, "remembered with {before:?}, sent to {after:?}");
+    for who in [Who::Bridged, Who::Remote] {
+        kept(&cast, who, 10).context("a new client of the flooded service")?;
+    }
+
+    let status = agent.status()?;
+    let figure = |map: &str| {
+        let maps = status["affinity"]["clients"].as_array().into_iter().flatten();
+        let of_map = maps.filter(|it| it["family"] == "IPv4" && it["map"] == map);
+        of_map.filter_map(|it| it["clients"].as_u64()).sum::<u64>()
+    };
+    // One of the clients above was remembered in the ordinary map before it was full.
+    ensure!(figure("affinity") == 262_144, "{status:#}");
+    // The budget of the flooded service port, and the new clients from this node's pods and of the other service.
+    ensure!(
+        (1_024..1_100).contains(&figure("affinity-reserved")),
+        "{status:#}"
+    );
+    ensure!(figure("affinity-brief") > 1_000, "{status:#}");
+    ensure!(
+        status["warnings"].to_string().contains("session affinity"),
+        "{status:#}"
+    );
+    let metrics = fetch(
+        &cast.cluster.world.node,
+        &url(ip("127.0.0.1"), 10249, "/metrics"),
+        &[],
+    )?;
+    let shown = [
+        "denizen_rule_elements{ip_family=\"IPv4\",set=\"affinity\"} 262144",
+        "denizen_affinity_crowded_total{remembered=\"briefly\"}",
+    ];
+    for line in shown {
+        ensure!(metrics.body.contains(line), "no {line} in {}", metrics.body);
+    }
+
+    // nft shows the budget, which has an expression of its own beside the key.
+    let listed = cast
+        .cluster
+        .world
+        .node
+        .output("nft", &["list", "set", "ip", "denizen", "affinity-budget"])?;
+    let limit = "limit rate 341/hour burst 1024 packets";
+    ensure!(listed.contains(limit) && !listed.contains("unknown"), "{listed}");
+
+    // A restarted agent, which remembers nothing, does not read all these clients.
+    agent.terminate()?;
+    let _agent = cast.cluster.start_agent()?;
+    let restarted = kept(&cast, Who::Outside, 10)?;
+    ensure!(
+        restarted == before,
+        "remembered with {before:?}, sent to {restarted:?}"
+    );
     Ok(())
 }

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use super::iptables::{self, Iptables, IptablesError, Variant, Whose};
 use super::nftables::{self, Nftables, NftablesError};
-use super::{Backend, BackendName, Repair, SetSize, Told};
+use super::{Affinity, Backend, BackendName, Repair, SetSize, Told};
 use crate::describe::describe;
 use crate::model::{Egress, PodSet};
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
@@ -207,6 +207,10 @@ impl Backend for Chosen {
 
     fn missed_lookups(&mut self) -> Result<u64, ChosenError> {
         whichever!(self, backend => Ok(backend.missed_lookups()?))
+    }
+
+    fn affinity(&mut self) -> Result<Affinity, ChosenError> {
+        whichever!(self, backend => Ok(backend.affinity()?))
     }
 
     fn is_settled(&self) -> bool {

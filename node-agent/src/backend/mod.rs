@@ -1,10 +1,13 @@
 //! From decisions to the kernel. A backend never decides; it renders.
 
+mod affinity;
 pub mod chosen;
 pub mod conntrack;
 pub mod iptables;
 pub mod nftables;
 pub mod why;
+
+pub use self::affinity::{Affinity, Clients, Crowded};
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -103,6 +106,14 @@ pub trait Backend: Told {
     /// # Errors
     /// The kernel's.
     fn missed_lookups(&mut self) -> Result<u64, Self::Error>;
+
+    /// How many clients are remembered for session affinity.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn affinity(&mut self) -> Result<Affinity, Self::Error> {
+        Ok(Affinity::default())
+    }
 
     /// Whether all that was told is in the kernel. A backend that executes programs is not done when
     /// [`Self::sync`] returns; [`Self::news`] then tells when to call it again.

@@ -87,7 +87,20 @@ pub enum Why {
     LastIsGone,
     /// `sessionAffinity: ClientIP`: one endpoint, and it is remembered.
     ChooseAndRemember,
-    /// The table of clients is full: better an endpoint without memory than none.
+    /// `sessionAffinity: ClientIP`: while the map that all clients share has room.
+    Remember,
+    /// `sessionAffinity: ClientIP`, and that map is full: whoever filled it may have forged its clients, but not
+    /// those that come in where a pod of this node does, with its address.
+    RememberPod,
+    /// `sessionAffinity: ClientIP`, and that map is full: each service port has a budget of new clients, which a
+    /// flood of another one does not touch.
+    RememberWithinBudget,
+    /// `sessionAffinity: ClientIP`, and the budget is used up: for so short a time that the flood is soon
+    /// forgotten.
+    RememberBriefly,
+    /// `sessionAffinity: ClientIP`: all are full. Counted.
+    NotRemembered,
+    /// Not drawn, since a change came between, or not remembered: better an endpoint without memory than none.
     WithoutMemory,
     /// Session affinity borrowed the priority of a connection's first packet; queues should not see it.
     GiveBackPriority,
@@ -195,7 +208,12 @@ impl Why {
             Self::BackToLast => "session affinity: back to it, and the time begins anew",
             Self::LastIsGone => "session affinity: it is gone; forget it and choose another",
             Self::ChooseAndRemember => "session affinity: one endpoint, each as likely as the others",
-            Self::WithoutMemory => "session affinity: no room to remember; any endpoint will do",
+            Self::Remember => "session affinity: remembered while the map of all clients has room",
+            Self::RememberPod => "session affinity: that map is full; nobody can make up this node's pods",
+            Self::RememberWithinBudget => "session affinity: that map is full; the service port has a budget",
+            Self::RememberBriefly => "session affinity: the budget is used up; remembered for a short time",
+            Self::NotRemembered => "session affinity: no room to remember this client anywhere",
+            Self::WithoutMemory => "session affinity: any endpoint is better than none",
             Self::GiveBackPriority => "session affinity borrowed the first packet's priority",
             Self::PodsAlone => "egress: first packets of this node's pods",
             Self::BehindFilter => "egress: behind filter, and where the input interface is still known",

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use super::Engine;
-use crate::backend::Backend;
+use crate::backend::{Backend, Crowded};
 use crate::model::ServicePortName;
 use crate::plan::{DoorKind, Frontend, Outcome};
 use crate::status::Status;
@@ -27,6 +27,19 @@ impl<B: Backend> Engine<B> {
         for size in self.backend.sizes() {
             let labels = [("ip_family", size.family.to_string()), ("set", size.set)];
             own.elements.get_or_create(&labels).set(gauge(size.elements));
+        }
+        for map in &status.affinity.clients {
+            let labels = [("ip_family", map.family.clone()), ("set", map.map.clone())];
+            own.elements.get_or_create(&labels).set(i64::from(map.clients));
+        }
+        let Crowded {
+            reserved,
+            briefly,
+            not,
+        } = status.affinity.crowded;
+        for (remembered, clients) in [("reserved", reserved), ("briefly", briefly), ("no", not)] {
+            let counter = own.affinity_crowded.get_or_create(&[("remembered", remembered)]);
+            counter.inner().store(clients, Ordering::Relaxed);
         }
         let dropped = [
             (

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Engine;
-use crate::backend::{Backend, Told};
+use crate::backend::{Affinity, Backend, Told};
 use crate::describe::describe;
 use crate::status::{LastSync, Status};
 
@@ -52,7 +52,12 @@ impl<B: Backend> Engine<B> {
             errors.push(describe(&error));
             0
         });
+        let affinity = self.backend.affinity().unwrap_or_else(|error| {
+            errors.push(describe(&error));
+            Affinity::default()
+        });
         Status {
+            warnings: affinity.warnings().collect(),
             backend: self.policy.backend.to_string(),
             backend_why: String::new(),
             detect_local: self.policy.detector.to_string(),
@@ -66,10 +71,10 @@ impl<B: Backend> Engine<B> {
             drift_repaired: self.drift_repaired,
             last_repair_milliseconds: self.last_repair.map(|took| took.as_secs_f64() * 1e3),
             missed_lookups,
+            affinity,
             flushed: self.flushed,
             flushing: self.flushing,
             errors,
-            warnings: Vec::new(),
         }
     }
 }

@@ -86,7 +86,10 @@ pub struct Own {
     pub drift_repaired: Counter,
     /// Packets that found no endpoint in any slot.
     pub missed_lookups: Counter,
-    /// Elements that each set of the rules should have.
+    /// New clients of services with session affinity that found the map of all clients full, by how they are
+    /// remembered.
+    pub affinity_crowded: Family<Label, Counter>,
+    /// Elements that each set of the rules should have; of the maps of clients, those that it has.
     pub elements: Family<[(&'static str, String); 2], Gauge>,
     /// How much is wrong right now.
     pub problems: Gauge,
@@ -242,6 +245,7 @@ impl Own {
             plugin_waits: Family::default(),
             drift_repaired: Counter::default(),
             missed_lookups: Counter::default(),
+            affinity_crowded: Family::default(),
             elements: Family::default(),
             problems: Gauge::default(),
         };
@@ -266,7 +270,7 @@ impl Own {
         for (name, help, gauge) in gauges {
             registry.register(name, help, gauge.clone());
         }
-        let help = "Elements that each set or map of the rules should have";
+        let help = "Elements that each set or map of the rules should have, or, filled by packets, has";
         registry.register("rule_elements", help, self.elements.clone());
     }
 
@@ -304,5 +308,12 @@ impl Own {
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
         }
+        let help = "New clients of session affinity that found the map full, by how they are remembered";
+        registry.register("affinity_crowded", help, self.affinity_crowded.clone());
+        from_zero(
+            &self.affinity_crowded,
+            "remembered",
+            &["reserved", "briefly", "no"],
+        );
     }
 }

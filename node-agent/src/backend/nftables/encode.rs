@@ -3,6 +3,7 @@
 //! Registers are named as nft names them, so that its own listing recognises what it reads.
 
 mod address;
+mod client;
 
 use super::element::Key;
 use super::name::{ChainName, Layer, SetName};
@@ -25,9 +26,6 @@ const NF_DROP: i32 = 0;
 const NFT_JUMP: i32 = -3;
 const NFT_GOTO: i32 = -4;
 const NFT_RETURN: i32 = -5;
-
-const AFFINITY_UPDATE: u32 = 1;
-const AFFINITY_DELETE: u32 = 2;
 
 const CMP_EQ: u32 = 0;
 const CMP_NEQ: u32 = 1;
@@ -174,13 +172,14 @@ impl Expressions<'_> {
                 self.store(META_PRIORITY);
             }
             Action::KeepServicePort => self.change(META_PRIORITY, !ENDPOINT_BITS, 0),
-            Action::Recall => {
-                self.load_key(SetName::Affinity, 0);
-                self.lookup(SetName::Affinity, Some(register(0)));
+            Action::Recall(map) => {
+                self.load_key(map, 0);
+                self.lookup(map, Some(register(0)));
                 self.store(META_PRIORITY);
             }
-            Action::Remember(seconds) => self.affinity(AFFINITY_UPDATE, Some(seconds)),
-            Action::Forget => self.affinity(AFFINITY_DELETE, None),
+            Action::Remember { map, seconds } => self.remember(map, seconds),
+            Action::Spend(budget) => self.spend(budget),
+            Action::Forget(map) => self.forget(map),
             Action::ClearScratch => self.clear_priority(),
             Action::Mark(bit) => self.change(META_MARK, !bit.mask(), bit.mask()),
             Action::Unmark(bit) => self.change(META_MARK, !bit.mask(), 0),
@@ -236,27 +235,6 @@ impl Expressions<'_> {
             w.put_u32(2, u32::from(Layer::Ip(family).number()));
             w.put_u32(3, register(0));
             w.put_u32(5, register(address_words));
-        });
-    }
-
-    /// Changes the client's entry in the map of clients: service port and client → endpoint's number.
-    fn affinity(&mut self, operation: u32, seconds: Option<u32>) {
-        let family = SetName::Affinity.family(self.layer);
-        let words = SetName::Affinity.shape().key_len(family) / 4;
-        // Behind the key. nft's own choice for an IPv6 key lies within it.
-        let data = register(words.next_multiple_of(4));
-        self.meta(META_PRIORITY, 0);
-        self.bits(!ENDPOINT_BITS, 0);
-        self.address(family, Part::Source, 1);
-        self.meta(META_PRIORITY, words.next_multiple_of(4));
-        self.expression("dynset", |w| {
-            w.put_str(1, SetName::Affinity.as_str());
-            w.put_u32(3, operation);
-            w.put_u32(4, register(0));
-            w.put_u32(5, data);
-            if let Some(seconds) = seconds {
-                w.put(6, &(u64::from(seconds) * 1000).to_be_bytes());
-            }
         });
     }
 

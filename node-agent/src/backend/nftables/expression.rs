@@ -58,6 +58,14 @@ fn value_of(expression: &str, kind: u16, value: &[u8]) -> Vec<u8> {
                 .collect::<Vec<_>>()
                 .concat()
         }
+        // The expression that each element of the set has of its own.
+        ("dynset", 7) => {
+            let (name, values) = settled(Attributes::new(value));
+            let values = values
+                .into_iter()
+                .map(|(kind, value)| [&kind.to_ne_bytes()[..], &value].concat());
+            [name.into_bytes(), values.flatten().collect()].concat()
+        }
         _ => value.to_vec(),
     }
 }

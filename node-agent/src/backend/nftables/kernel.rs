@@ -7,22 +7,24 @@ use tracing::{debug, trace_span};
 
 use super::dump::{Observed, is_of, rule_comment_of};
 use super::message::{Batch, kind};
-use super::name::{Group, Layer, SetName, TABLE};
+use super::name::{Facts, Group, Layer, SetName, TABLE};
 use crate::backend::why::Why;
 use denizen_netlink::{Attributes, Message, NetlinkError, Socket, Writer};
 
-/// How many packets a rule counted, if it is one that drops what found no endpoint.
-fn missed(message: &Message<'_>) -> u64 {
+/// How many packets a rule counted, if it is one with this reason.
+fn counted(message: &Message<'_>, why: Why) -> u64 {
     const EXPRESSIONS: u16 = 4;
     const PACKETS: u16 = 2;
     let rule = message.attributes();
-    let is_missed = rule_comment_of(rule).is_some_and(|text| text.ends_with(Why::NeverUndone.text()));
+    if !rule_comment_of(rule).is_some_and(|text| text.ends_with(why.text())) {
+        return 0;
+    }
     let counters = rule.nested(EXPRESSIONS).filter_map(|(_, expression)| {
         let expression = Attributes::new(expression);
         (expression.find_str(1) == Some("counter")).then(|| expression.nested(2).find(PACKETS))?
     });
     let packets = counters.filter_map(|bytes| bytes.try_into().ok().map(u64::from_be_bytes));
-    if is_missed { packets.sum() } else { 0 }
+    packets.sum()
 }
 
 /// How often a dump that was torn by somebody's change is taken anew.
@@ -199,7 +201,10 @@ impl Kernel {
         self.dump(layer, libc::NFT_MSG_GETCHAIN, None, |m| seen.chain(&m))?;
         self.dump(layer, libc::NFT_MSG_GETRULE, None, |m| seen.rule(&m))?;
         self.dump(layer, libc::NFT_MSG_GETSET, None, |m| seen.set(&m))?;
-        for set in SetName::of(layer).iter().copied() {
+        // What packets filled is not to be compared. Reading it would take minutes where it is much: for every
+        // piece of a dump the kernel counts from the first element.
+        let compared = |set: &SetName| set.filled_by() != Facts::Traffic;
+        for set in SetName::of(layer).iter().copied().filter(compared) {
             if seen.sets.contains_key(set.as_str()) {
                 self.dump(layer, libc::NFT_MSG_GETSETELEM, Some(set), |m| {
                     seen.elements(layer, set, &m);
@@ -228,19 +233,51 @@ impl Kernel {
         seen
     }
 
-    /// Sums the counters of the rules for [`Why::NeverUndone`].
+    /// Sums the counters of the rules for each of these reasons.
     ///
     /// # Errors
     /// [`NftablesError::Netlink`].
-    pub fn missed_lookups(&mut self, layer: Layer) -> Result<u64, NftablesError> {
-        let mut sum = 0;
-        self.dump(layer, libc::NFT_MSG_GETRULE, None, |m| sum += missed(&m))
-            .map_err(|source| NftablesError::Netlink {
-                layer,
-                doing: "read",
-                source,
-            })?;
-        Ok(sum)
+    pub fn counted<const N: usize>(
+        &mut self,
+        layer: Layer,
+        reasons: [Why; N],
+    ) -> Result<[u64; N], NftablesError> {
+        let mut sums = [0; N];
+        let read = self.dump(layer, libc::NFT_MSG_GETRULE, None, |message| {
+            for (sum, why) in sums.iter_mut().zip(reasons) {
+                *sum += counted(&message, why);
+            }
+        });
+        read.map_err(|source| NftablesError::Netlink {
+            layer,
+            doing: "read",
+            source,
+        })?;
+        Ok(sums)
+    }
+
+    /// How many elements a set has. `None` where the set is not there, or the kernel does not tell: before 6.16
+    /// there is no `NFTA_SET_COUNT`, and all elements would have to be read.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn count(&mut self, layer: Layer, set: SetName) -> Result<Option<u32>, NetlinkError> {
+        const COUNT: u16 = 20;
+        let mut request = Writer::default();
+        let sequence = self.socket.sequences(1);
+        let message = kind(libc::NFT_MSG_GETSET);
+        let open = request.begin_message(message, 0, sequence, layer.number(), 0);
+        request.put_str(1, TABLE);
+        request.put_str(2, set.as_str());
+        request.end_message(open);
+        self.socket.send(request.bytes())?;
+        let mut count = None;
+        self.socket.receive(true, |answer| {
+            if answer.sequence == sequence && i32::from(answer.kind) != libc::NLMSG_ERROR {
+                count = answer.attributes().find_u32(COUNT);
+            }
+        })?;
+        Ok(count)
     }
 
     /// The state that was read last, when nothing of ours was committed since.

@@ -6,7 +6,7 @@ use super::element::{Element, Key, Value, endpoint_bytes};
 use super::encode;
 use super::name::{ChainName, Layer, SetName, TABLE};
 use super::rule::{Chain, Hook, Rule};
-use super::set::{Shape, tlv, with_nul};
+use super::set::{room, tlv, with_nul};
 use crate::model::Family;
 use denizen_netlink::Writer;
 
@@ -204,7 +204,7 @@ impl Batch {
                 w.put_u32(6, kind);
                 w.put_u32(7, length);
             }
-            describe_set(w, family, &shape);
+            describe_set(w, family, set);
             w.put_u32(10, id);
             w.put(13, &shape.user_data(family, set.why()));
         });
@@ -285,17 +285,15 @@ pub fn hook_number(hook: Hook) -> u32 {
     number as u32
 }
 
-/// Clients that are remembered at a time; the next one gets an endpoint without being remembered.
-pub const MOST_CLIENTS: u32 = 1 << 18;
-
 /// How large a set may grow, and where the parts of its keys end, where the kernel must know.
-fn describe_set(w: &mut Writer, family: Family, shape: &Shape) {
-    if !shape.is_dynamic() && !shape.is_ranged() {
+fn describe_set(w: &mut Writer, family: Family, set: SetName) {
+    let (shape, room) = (set.shape(), room(set));
+    if room.is_none() && !shape.is_ranged() {
         return;
     }
     let description = w.begin(9);
-    if shape.is_dynamic() {
-        w.put_u32(1, MOST_CLIENTS);
+    if let Some(room) = room {
+        w.put_u32(1, room);
     }
     if shape.is_ranged() {
         let parts = w.begin(2);

@@ -3,7 +3,10 @@
 //! A constant number of chains and rules (`program`), and maps whose elements are the services and their
 //! endpoints (`lower`). One table a family, one netlink batch a change (`kernel`).
 
+mod affinity;
 mod bridge;
+mod client;
+mod draw;
 mod dump;
 mod element;
 mod encode;

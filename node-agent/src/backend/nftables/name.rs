@@ -188,6 +188,8 @@ pub enum ChainName {
     Balance(Class),
     /// Sends a client that is remembered to its endpoint.
     Remembered(Class),
+    /// Remembers a new client, and sends it to its endpoint.
+    Remember(Class),
     /// Drops what may not enter at a load balancer IP.
     SourceRanges,
     /// Filter prerouting, right behind the nat chain: clears what a bridge's table told by the mark.
@@ -241,6 +243,7 @@ impl fmt::Display for ChainName {
             Self::External(c) => class(f, "external", c),
             Self::Balance(c) => class(f, "lb", c),
             Self::Remembered(c) => class(f, "remembered", c),
+            Self::Remember(c) => class(f, "remember", c),
             Self::SourceRanges => f.write_str("source-ranges"),
             Self::PortTold => f.write_str("port-told"),
             Self::PortToldHere => f.write_str("port-told-here"),

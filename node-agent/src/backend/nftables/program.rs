@@ -6,6 +6,8 @@
 
 use std::net::Ipv4Addr;
 
+use super::affinity;
+use super::draw::cascade;
 use super::local::{FORWARD_PRIORITY, bridge_chains, local, port_told};
 use super::name::{ChainName, Class, Group, Layer, SetName};
 use super::rule::{Action, Chain, Hook, Kind, Match, Place, Rule, base, chain};
@@ -20,12 +22,6 @@ const DESTINATION_PRIORITY: i32 = -110;
 const RAW_PRIORITY: i32 = -300;
 /// `srcnat`.
 const SOURCE_PRIORITY: i32 = 100;
-
-/// Up to this size a class draws among every number of slots from its size down to one.
-const WHOLE_CASCADE: u32 = 64;
-/// Draws among the same number of slots in a larger class. More than half of the slots are taken, so that
-/// this many misses in a row are as rare as the random number's own bias (2⁻³²).
-const TRIES: u32 = 32;
 
 /// The chains that are always there, in an order in which each is made before it is referred to.
 pub fn chains(layer: Layer, shape: &Shape) -> Vec<Chain> {
@@ -166,14 +162,14 @@ fn egress(shape: &Shape) -> Option<[Chain; 2]> {
 pub fn class_chains(class: Class, node_side: &NodeSide) -> Vec<Chain> {
     let mut balancing = match class.affinity {
         None => balance(class),
-        Some(seconds) => balance_and_remember(class, seconds),
+        Some(_) => affinity::balance(class),
     };
     if node_side.open_forward {
         let admit = Rule::new(Why::Admitted, [], [Action::Admit(MarkBit::ADMITTED)]);
         balancing.rules.insert(0, admit);
     }
-    let remembered = class.affinity.map(|seconds| remembered(class, seconds));
-    let mut chains: Vec<Chain> = remembered.into_iter().chain([balancing]).collect();
+    let memory = class.affinity.map(|seconds| affinity::memory(class, seconds));
+    let mut chains: Vec<Chain> = memory.into_iter().flatten().chain([balancing]).collect();
     match class.group {
         Group::Service | Group::NodePort => chains.extend(entries(class, node_side.masquerade_bit)),
         Group::LocalService | Group::LocalNodePort => {}
@@ -191,55 +187,6 @@ fn balance(class: Class) -> Chain {
     let mut rules = cascade(class, Why::Choose, choose);
     rules.push(Rule::new(Why::NeverUndone, [], [Action::Count, Action::Drop]));
     chain(ChainName::Balance(class), Why::Choose, rules)
-}
-
-/// The chain that keeps clients with their endpoint, and balances the others.
-fn balance_and_remember(class: Class, seconds: u32) -> Chain {
-    let (numbers, endpoints) = (class.group.affinity_slots(), class.group.affinity_endpoints());
-    let draw = |slots| Action::Draw { numbers, slots };
-    let mut rules = vec![Rule::new(
-        Why::WhichServicePort,
-        [],
-        [draw(1), Action::Jump(ChainName::Remembered(class))],
-    )];
-    rules.extend(cascade(class, Why::ChooseAndRemember, |slots| {
-        [
-            draw(slots),
-            Action::Remember(seconds),
-            Action::TranslateToNumber(endpoints),
-        ]
-    }));
-    rules.push(Rule::new(
-        Why::WithoutMemory,
-        [],
-        [Action::Goto(ChainName::Balance(class.plain()))],
-    ));
-    chain(ChainName::Balance(class), Why::ChooseAndRemember, rules)
-}
-
-/// The chain that sends a client that is remembered to its endpoint, and returns for others.
-fn remembered(class: Class, seconds: u32) -> Chain {
-    let back = Action::TranslateToNumber(class.group.affinity_endpoints());
-    let rules = vec![
-        Rule::new(Why::WhichServicePort, [], [Action::KeepServicePort]),
-        Rule::new(Why::Recall, [], [Action::Recall]),
-        Rule::new(
-            Why::BackToLast,
-            [Match::Recalled, Match::Protocol(class.protocol)],
-            [Action::Remember(seconds), back],
-        ),
-        Rule::new(Why::LastIsGone, [Match::Recalled], [Action::Forget]),
-    ];
-    chain(ChainName::Remembered(class), Why::Recall, rules)
-}
-
-/// A rule for each draw of a class.
-fn cascade<const N: usize>(class: Class, first: Why, actions: impl Fn(u32) -> [Action; N]) -> Vec<Rule> {
-    let whys = std::iter::once(first).chain(std::iter::repeat(Why::ChooseAmongFewer));
-    let draws = draws(class.size).zip(whys);
-    draws
-        .map(|(slots, why)| Rule::new(why, [Match::Protocol(class.protocol)], actions(slots)))
-        .collect()
 }
 
 /// The chains that mark, where they should, and then balance a class.
@@ -280,16 +227,6 @@ fn source_ranges() -> Vec<Rule> {
         ),
         Rule::new(Why::MayNotEnter, [], [Action::Count, Action::Drop]),
     ]
-}
-
-/// Among how many slots a class draws, time after time, until one is taken. With the slots taken that a
-/// class may have (more than a quarter of its size, without gaps) every endpoint is equally likely.
-fn draws(size: u32) -> Box<dyn Iterator<Item = u32>> {
-    if size <= WHOLE_CASCADE {
-        return Box::new((1..=size).rev());
-    }
-    let tries = |slots| std::iter::repeat_n(slots, TRIES as usize);
-    Box::new(tries(size).chain(tries(size / 2)).chain([size / 4, 1]))
 }
 
 fn refuse() -> Vec<Rule> {

@@ -81,13 +81,21 @@ pub enum Action {
     },
     /// Cuts the number in the packet's priority down to that of the service port.
     KeepServicePort,
-    /// Puts the number of the endpoint that the client got last into the packet's priority; on with the next
-    /// rule when it got none.
-    Recall,
-    /// Remembers, for this many seconds, that the client gets the endpoint in the packet's priority.
-    Remember(u32),
-    /// Forgets which endpoint the client got last.
-    Forget,
+    /// Puts the number of the endpoint that the client got last, as this map has it, into the packet's priority;
+    /// on with the next rule when the map does not have the client.
+    Recall(SetName),
+    /// Remembers in a map, for this many seconds, that the client gets the endpoint in the packet's priority; on
+    /// with the next rule when the map is full.
+    Remember {
+        /// The map.
+        map: SetName,
+        /// How long.
+        seconds: u32,
+    },
+    /// Takes one from the budget of the service port; on with the next rule when none is left.
+    Spend(Budget),
+    /// Forgets the endpoint that the client got last, as this map has it.
+    Forget(SetName),
     /// To the endpoint in the packet's priority; on with the next rule when it is gone.
     TranslateToNumber(SetName),
     /// Clears the packet's priority.
@@ -120,6 +128,17 @@ pub struct Rule {
     pub matches: Vec<Match>,
     /// Done in this order.
     pub actions: Vec<Action>,
+}
+
+/// How many new clients each service port may have: so many at once, and no more per hour than this.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Budget {
+    /// At once, after a time without any.
+    pub burst: u32,
+    /// Per hour.
+    pub hourly: u32,
+    /// After this time without a new client the budget is whole again, and need not be kept.
+    pub seconds: u32,
 }
 
 impl Rule {

@@ -1,6 +1,6 @@
 //! The shapes of the sets and maps: what their keys and values are made of.
 
-use super::name::SetName;
+use super::name::{Facts, SetName};
 use crate::model::Family;
 
 /// A service address cannot have more endpoints than this: the slots are numbered with 16 bits.
@@ -70,7 +70,10 @@ impl SetName {
             Self::AllowedSources => (&[Destination, Protocol, Port, SourceRange], Data::None),
             // The number first: nft cannot write a rule that updates a set whose key begins with an IPv6
             // address.
-            Self::Affinity => (&[Scratch, Source], Data::Number),
+            Self::Affinity | Self::AffinityReserved | Self::AffinityBrief => {
+                (&[Scratch, Source], Data::Number)
+            }
+            Self::AffinityBudget => (&[Scratch], Data::None),
             Self::AffinitySlots | Self::LocalAffinitySlots => {
                 (&[Destination, Protocol, Port, Slot], Data::Number)
             }
@@ -86,6 +89,16 @@ impl SetName {
         };
         Shape { key, data }
     }
+}
+
+/// How many elements the kernel lets packets put into a set; `None` for sets that packets do not fill. About 100
+/// bytes of the kernel's memory each.
+pub fn room(set: SetName) -> Option<u32> {
+    // A budget for as many service ports as there are numbers for.
+    let is_small = matches!(set, SetName::AffinityBrief | SetName::AffinityBudget);
+    // In the reserve, 128 service ports that use up their budget twice over: at once, and in the time after.
+    let room = if is_small { 1 << 16 } else { 1 << 18 };
+    (set.filled_by() == Facts::Traffic).then_some(room)
 }
 
 /// The bytes that an address of this family has.
@@ -201,8 +214,12 @@ impl Shape {
         const HOST_ENDIAN: u32 = 1;
         const BIG_ENDIAN: u32 = 2;
         let mut out = Vec::new();
-        // A concatenation has no byte order of its own.
-        let order = if self.key.len() == 1 { BIG_ENDIAN } else { 0 };
+        let order = match self.key {
+            [Part::Scratch] => HOST_ENDIAN,
+            [_] => BIG_ENDIAN,
+            // A concatenation has no byte order of its own.
+            _ => 0,
+        };
         tlv(&mut out, KEY_BYTE_ORDER, &order.to_ne_bytes());
         let (data_order, data): (u32, &[Part]) = match self.data {
             Data::None | Data::Verdict => (0, &[]),

@@ -7,16 +7,18 @@ use std::num::NonZeroU16;
 use ipnetwork::IpNetwork;
 use tracing::{debug, info, warn};
 
+use super::client::clients;
 use super::dump::{Observed, ObservedValue};
 use super::kernel::{Kernel, Mark, NftablesError};
-use super::name::{Known, Layer, SetName};
+use super::name::{Facts, Known, Layer, SetName};
 use super::rule::Chain;
 use super::shape::Shape;
 use super::structure::Structure;
 use super::table::{Delta, Table};
 use super::text::Rendering;
 use super::write::{load, write};
-use crate::backend::{Backend, Repair, SetSize, Told};
+use crate::backend::why::Why;
+use crate::backend::{Affinity, Backend, Repair, SetSize, Told};
 use crate::model::{Egress, Family, PodSet};
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
 use denizen_netlink::NetlinkError;
@@ -256,6 +258,7 @@ impl Backend for Nftables {
         let of = |table: &Programmed| {
             let layer = table.wanted.layer;
             let sizes = table.wanted.sizes().into_iter();
+            let sizes = sizes.filter(|(set, _)| set.filled_by() != Facts::Traffic);
             sizes.map(move |(set, elements)| SetSize {
                 family: set.family(layer),
                 set: set.to_string(),
@@ -278,10 +281,15 @@ impl Backend for Nftables {
     }
 
     fn missed_lookups(&mut self) -> Result<u64, NftablesError> {
-        let looked = Layer::ALL
-            .into_iter()
-            .map(|layer| self.kernel.missed_lookups(layer));
+        let looked = Layer::ALL.into_iter().map(|layer| {
+            let [missed] = self.kernel.counted(layer, [Why::NeverUndone])?;
+            Ok(missed)
+        });
         looked.sum()
+    }
+
+    fn affinity(&mut self) -> Result<Affinity, NftablesError> {
+        clients(&mut self.kernel, self.tables.iter().map(|table| &table.wanted))
     }
 }
 

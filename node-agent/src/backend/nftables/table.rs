@@ -114,6 +114,11 @@ impl Table {
         all
     }
 
+    /// Whether clients are, or were, kept with their endpoint.
+    pub fn has_affinity(&self) -> bool {
+        self.classes.iter().any(|class| class.affinity.is_some())
+    }
+
     /// How many elements should be in each set.
     pub fn sizes(&self) -> BTreeMap<SetName, usize> {
         let mut sizes: BTreeMap<SetName, usize> =

@@ -8,10 +8,10 @@ use std::fmt;
 use serde::Serialize;
 
 use super::element::{Element, KeyText, Value};
-use super::message::{MOST_CLIENTS, TABLE_COMMENT, rule_comment};
+use super::message::{TABLE_COMMENT, rule_comment};
 use super::name::{Layer, SetName, TABLE};
-use super::rule::{Action, Chain, ENDPOINT_BITS, Hook, Match, Rule, SCRATCH, SCRATCH_BITS};
-use super::set::{Data, MOST_SLOTS, Part, Shape};
+use super::rule::{Action, Budget, Chain, ENDPOINT_BITS, Hook, Match, Rule, SCRATCH, SCRATCH_BITS};
+use super::set::{Data, MOST_SLOTS, Part, room};
 use super::table::Table;
 use crate::model::Family;
 
@@ -94,7 +94,7 @@ fn table(table: &Table) -> TableText {
             name: name.as_str(),
             comment: name.why(),
             declaration: declaration(family, name),
-            settings: settings(&name.shape()),
+            settings: settings(name),
             elements: of_set.map(|element| element_text(family, element)).collect(),
         }
     });
@@ -124,12 +124,11 @@ fn declaration(family: Family, set: SetName) -> String {
     }
 }
 
-fn settings(shape: &Shape) -> Vec<String> {
-    let ranged = shape.is_ranged().then(|| vec!["flags interval".to_owned()]);
-    let dynamic = || vec![format!("size {MOST_CLIENTS}"), "flags dynamic,timeout".to_owned()];
-    ranged
-        .or_else(|| shape.is_dynamic().then(dynamic))
-        .unwrap_or_default()
+fn settings(set: SetName) -> Vec<String> {
+    let is_ranged = set.shape().is_ranged();
+    let ranged = is_ranged.then(|| vec!["flags interval".to_owned()]);
+    let dynamic = |room| vec![format!("size {room}"), "flags dynamic,timeout".to_owned()];
+    ranged.or_else(|| room(set).map(dynamic)).unwrap_or_default()
 }
 
 fn part_type(family: Family, part: Part) -> &'static str {
@@ -264,12 +263,12 @@ fn action_text(layer: Layer, action: &Action) -> String {
             )
         }
         Action::KeepServicePort => format!("meta priority set meta priority & {}", priority(!ENDPOINT_BITS)),
-        Action::Recall => {
-            let affinity = SetName::Affinity;
-            format!("meta priority set {} map @{affinity}", key_of(layer, affinity, 0))
+        Action::Recall(map) => format!("meta priority set {} map @{map}", key_of(layer, map, 0)),
+        Action::Remember { map, seconds } => {
+            client_text(layer, "update", map, &format!(" timeout {seconds}s"))
         }
-        Action::Remember(seconds) => affinity_text(layer, "update", &format!(" timeout {seconds}s")),
-        Action::Forget => affinity_text(layer, "delete", ""),
+        Action::Spend(budget) => budget_text(budget),
+        Action::Forget(map) => client_text(layer, "delete", map, ""),
         Action::ClearScratch => "meta priority set none".to_owned(),
         Action::Mark(bit) => format!("meta mark set meta mark | {bit}"),
         Action::Unmark(bit) => format!("meta mark set meta mark & {:#010x}", !bit.mask()),
@@ -282,10 +281,22 @@ fn action_text(layer: Layer, action: &Action) -> String {
     }
 }
 
-/// Changes the client's entry in the map of clients.
-fn affinity_text(layer: Layer, operation: &str, timeout: &str) -> String {
-    let (map, ip, bits) = (SetName::Affinity, layer, priority(!ENDPOINT_BITS));
+/// Changes the client's entry in a map of clients.
+fn client_text(layer: Layer, operation: &str, map: SetName, timeout: &str) -> String {
+    let (ip, bits) = (layer, priority(!ENDPOINT_BITS));
     format!("{operation} @{map} {{ meta priority & {bits} . {ip} saddr{timeout} : meta priority }}")
+}
+
+fn budget_text(budget: Budget) -> String {
+    let Budget {
+        burst,
+        hourly,
+        seconds,
+    } = budget;
+    let (set, bits) = (SetName::AffinityBudget, priority(!ENDPOINT_BITS));
+    format!(
+        "update @{set} {{ meta priority & {bits} timeout {seconds}s limit rate {hourly}/hour burst {burst} packets }}"
+    )
 }
 
 /// A packet's priority as nft writes it: a traffic class, in two halves.

@@ -1,6 +1,7 @@
 use hyper::header::{HOST, HeaderMap};
 
 use super::*;
+use crate::backend::Affinity;
 use crate::explain::{Step, Verdict};
 use crate::status::Status;
 use crate::status::view::{DoorRow, EndpointRow, Fate, Found, PodRow, ServiceRow, SyncRow};
@@ -49,6 +50,7 @@ fn hostile_view() -> View {
             drift_repaired: 0,
             last_repair_milliseconds: None,
             missed_lookups: 0,
+            affinity: Affinity::default(),
             errors: vec![text()],
             warnings: vec![text()],
         },

@@ -38,6 +38,7 @@ fn names_and_types_are_these() {
         "denizen_plugin_waits counter",
         "denizen_drift_repaired counter",
         "denizen_missed_lookups counter",
+        "denizen_affinity_crowded counter",
         "process_cpu_seconds counter",
         "process_resident_memory_bytes gauge",
         "process_open_fds gauge",

@@ -76,6 +76,12 @@ pub enum SetName {
     AllowedSources,
     /// Service port and client → endpoint's number; the kernel fills it and lets it expire.
     Affinity,
+    /// The same while [`Self::Affinity`] is full: this node's pods, and some clients of each service port.
+    AffinityReserved,
+    /// The same while [`Self::Affinity`] is full: all other clients, for a short time.
+    AffinityBrief,
+    /// How many clients of each service port may still enter [`Self::AffinityReserved`].
+    AffinityBudget,
     /// As [`Self::Endpoints`], → endpoint's number, for services with session affinity.
     AffinitySlots,
     /// Address, protocol, port, endpoint's number → endpoint.
@@ -96,7 +102,7 @@ pub enum SetName {
 
 impl SetName {
     /// Those of an IP table, in the order in which they are made.
-    const IP: [Self; 24] = [
+    const IP: [Self; 27] = [
         Self::Services,
         Self::Endpoints,
         Self::NodePorts,
@@ -113,6 +119,9 @@ impl SetName {
         Self::RestrictedDoors,
         Self::AllowedSources,
         Self::Affinity,
+        Self::AffinityReserved,
+        Self::AffinityBrief,
+        Self::AffinityBudget,
         Self::AffinitySlots,
         Self::AffinityEndpoints,
         Self::NodePortAffinitySlots,
@@ -144,7 +153,9 @@ impl SetName {
     pub fn filled_by(self) -> Facts {
         match self {
             Self::LocalPods | Self::BridgedPods | Self::PodPorts | Self::PodPorts6 => Facts::Pods,
-            Self::Affinity => Facts::Traffic,
+            Self::Affinity | Self::AffinityReserved | Self::AffinityBrief | Self::AffinityBudget => {
+                Facts::Traffic
+            }
             Self::Services
             | Self::Endpoints
             | Self::NodePorts
@@ -190,6 +201,9 @@ impl SetName {
             Self::RestrictedDoors => "restricted-doors",
             Self::AllowedSources => "allowed-sources",
             Self::Affinity => "affinity",
+            Self::AffinityReserved => "affinity-reserved",
+            Self::AffinityBrief => "affinity-brief",
+            Self::AffinityBudget => "affinity-budget",
             Self::AffinitySlots => "affinity-slots",
             Self::AffinityEndpoints => "affinity-endpoints",
             Self::NodePortAffinitySlots => "nodeport-affinity-slots",
@@ -224,6 +238,13 @@ impl SetName {
             Self::RestrictedDoors => "loadBalancerSourceRanges: load balancer IPs that not everybody may use",
             Self::AllowedSources => "loadBalancerSourceRanges: who may use them",
             Self::Affinity => "session affinity: the endpoint that each client of a service port got last",
+            Self::AffinityReserved => {
+                "session affinity, map full: pods of this node, and a budget of each service port"
+            }
+            Self::AffinityBrief => "session affinity, map full: all other clients, for a short time",
+            Self::AffinityBudget => {
+                "session affinity, map full: new clients that a service port may still reserve for"
+            }
             Self::AffinitySlots => "session affinity: the number of the endpoint in each slot",
             Self::AffinityEndpoints => "session affinity: endpoints by number",
             Self::NodePortAffinitySlots => {

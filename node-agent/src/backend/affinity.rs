@@ -1,0 +1,72 @@
+//! Figures of session affinity: how many clients the kernel remembers, and whether there is room for more.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// How many clients are remembered.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Affinity {
+    /// Now, by family and map. Empty where no service has session affinity, or the kernel does not tell.
+    pub clients: Vec<Clients>,
+    /// New clients that found the map of all clients full, since the rules were programmed.
+    pub crowded: Crowded,
+}
+
+/// How many clients one map of the kernel has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Clients {
+    /// The clients' family, as metrics have it: `IPv4` or `IPv6`.
+    pub family: String,
+    /// The map's name in the kernel.
+    pub map: String,
+    /// How many.
+    pub clients: u32,
+    /// How many it takes.
+    pub room: u32,
+}
+
+/// What became of new clients that found the map of all clients full.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Crowded {
+    /// Remembered like all others: pods of this node, and some clients of each service port.
+    pub reserved: u64,
+    /// Remembered for a short time.
+    pub briefly: u64,
+    /// Not remembered.
+    pub not: u64,
+}
+
+impl Affinity {
+    /// What an operator should know: which maps are full right now.
+    pub fn warnings(&self) -> impl Iterator<Item = String> + '_ {
+        let full = self.clients.iter().filter(|it| it.clients >= it.room);
+        full.map(|Clients { family, map, room, .. }| {
+            format!(
+                "session affinity: the map {map} ({family}) is full with {room} clients; see \"session affinity\" in REFERENCE"
+            )
+        })
+    }
+}
+
+impl fmt::Display for Affinity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let clients: u64 = self.clients.iter().map(|it| u64::from(it.clients)).sum();
+        write!(f, "{clients}")?;
+        let Crowded {
+            reserved,
+            briefly,
+            not,
+        } = self.crowded;
+        if reserved + briefly + not > 0 {
+            write!(
+                f,
+                "; with the map full {reserved} new ones reserved, {briefly} remembered briefly, {not} not remembered"
+            )?;
+        }
+        Ok(())
+    }
+}
