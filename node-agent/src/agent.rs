@@ -3,6 +3,7 @@
 mod alone;
 mod flush;
 mod history;
+mod predecessor;
 mod publish;
 mod sources;
 mod stop;
@@ -11,7 +12,6 @@ mod view;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -25,6 +25,7 @@ use tracing::{debug, error, info, warn};
 
 pub use self::alone::{AloneError, alone_here};
 use self::flush::Flush;
+use self::predecessor::Predecessor;
 use self::publish::Publisher;
 use self::sources::Problems;
 use self::stop::Stop;
@@ -103,8 +104,7 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
         waiting: Vec::new(),
         watch: None,
         begun: None,
-        succeeded: false,
-        succession: None,
+        predecessor: Predecessor::default(),
         publisher,
         flush,
     };
@@ -151,10 +151,8 @@ struct Agent {
     watch: Option<AsyncFd<Watch>>,
     /// Since when something is to be programmed that is not in the kernel yet.
     begun: Option<Instant>,
-    /// What another backend left behind is seen to.
-    succeeded: bool,
-    /// Who removes what another backend left behind.
-    succession: Option<JoinHandle<()>>,
+    /// What another backend left behind.
+    predecessor: Predecessor,
     publisher: Publisher,
     /// Takes stale entries out of the connection tracking.
     flush: Flush,
@@ -184,7 +182,7 @@ impl Agent {
                 step = self.flush.next() => { self.flush.take(step, &mut self.engine); None }
                 () = self.engine.news() => Some(self.program(false)),
                 Some(asked) = requests.recv() => { self.answer(asked); None }
-                _ = heartbeat.tick() => { self.publisher.alive(now()); None }
+                _ = heartbeat.tick() => { self.beat(); None }
                 () = &mut retry => Some(self.program(false)),
                 _ = resync.tick() => {
                     give_back();
@@ -204,10 +202,7 @@ impl Agent {
             retry.as_mut().reset(tokio::time::Instant::now() + pause);
         }
         info!("told to stop; the rules stay");
-        if let Some(succession) = self.succession.take() {
-            // Whatever it panicked at, it is over.
-            let _ = succession.join();
-        }
+        std::mem::take(&mut self.predecessor).wait();
         Ok(())
     }
 
@@ -261,8 +256,8 @@ impl Agent {
                 self.flush.after(sync, &mut self.engine);
                 self.publisher.programmed(&mut self.engine, begun, now());
                 self.settings.keep(self.engine.settings(), false);
-                if self.engine.is_synced() && !std::mem::replace(&mut self.succeeded, true) {
-                    self.succession = self.engine.succeed();
+                if self.engine.is_synced() {
+                    self.predecessor.remove(&mut self.engine, now());
                 }
                 self.listen();
                 true
@@ -275,6 +270,15 @@ impl Agent {
                 false
             }
         }
+    }
+
+    /// The loop comes round; what does not hang on any change goes on.
+    fn beat(&mut self) {
+        if self.engine.is_synced() {
+            self.predecessor.remove(&mut self.engine, now());
+        }
+        let is_left = self.predecessor.problem(now()).is_some();
+        self.publisher.alive(now(), is_left);
     }
 
     /// The kernel says that somebody changed our tables.
@@ -335,7 +339,8 @@ impl Agent {
         let found = self.found.borrow().clone();
         let settings = self.settings.problems().iter().cloned();
         let problems = told.chain(settings).chain(found.errors);
-        let problems = problems.chain(self.flush.problem()).collect();
+        let left = self.predecessor.problem(now()).map(str::to_owned);
+        let problems = problems.chain(self.flush.problem()).chain(left).collect();
         let status = self.engine.status(problems);
         Status {
             backend_why: self.backend_why.clone(),

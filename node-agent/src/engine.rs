@@ -10,7 +10,6 @@ mod view;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use denizen_shared::socket::WaitFor;
@@ -19,7 +18,7 @@ use jiff::Timestamp;
 use thiserror::Error;
 use tracing::{info, warn};
 
-use crate::backend::chosen::{Chosen, ChosenError};
+use crate::backend::chosen::{Chosen, ChosenError, Removal};
 use crate::backend::conntrack::{Entry, Judge, Suspects, Suspicion};
 use crate::backend::iptables::Variant;
 use crate::backend::{Backend, BackendName, Repair, Told};
@@ -99,8 +98,8 @@ impl Engine {
 
     /// Removes what another backend left behind, which serves until this one's rules are all there. The thread
     /// that does it must be waited for before the process ends.
-    pub fn succeed(&mut self) -> Option<JoinHandle<()>> {
-        self.backend.succeed()
+    pub fn remove_predecessor(&mut self) -> Removal {
+        self.backend.remove_predecessor()
     }
 }
 

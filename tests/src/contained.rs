@@ -15,6 +15,35 @@ use crate::binary;
 use crate::cluster::{Cluster, NODE};
 use crate::netns::checked;
 
+/// What a runtime does for a container that is not privileged, and the DaemonSet's mount of the network's
+/// settings.
+const CONTAINED: &str = r#"
+set -e
+mount -t tmpfs tmpfs /mnt
+mkdir -p /mnt/proc/sys/net
+mount --bind /proc/sys/net /mnt/proc/sys/net
+mount --bind /proc/sys /proc/sys
+mount -o remount,ro,bind /proc/sys
+exec "$@"
+"#;
+
+/// What leads the agent to that mount.
+pub const SETTINGS: &str = "--sysctl-dir=/mnt/proc/sys";
+
+/// What a runtime makes of a container with exactly these capabilities: a process namespace of its own, and read-only
+/// kernel settings. What it runs is yet to be added.
+pub fn container(capabilities: &[String]) -> Command {
+    let names = capabilities
+        .iter()
+        .map(|name| format!(",+{}", name.to_lowercase()));
+    let bounds = format!("--bounding-set=-all{}", names.collect::<String>());
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    command.args(["sh", "-c", CONTAINED, "sh", "setpriv", &bounds]);
+    command.args(["--inh-caps=-all", "--no-new-privs", "--"]);
+    command
+}
+
 /// What has not happened by then never will.
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -16,7 +16,8 @@ use denizen_tests::binary;
 use denizen_tests::cast::{Cast, Who, every_protocol, is_local, service_ips};
 use denizen_tests::cluster::{Cluster, serve};
 use denizen_tests::conf::{DAEMON_SET, UNINSTALL, built_with_iptables, capabilities, containers_of, granted};
-use denizen_tests::contained::Contained;
+use denizen_tests::contained::{Contained, SETTINGS, container};
+use denizen_tests::http::{fetch, url};
 use denizen_tests::iptables::{self, Variant};
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::checked;
@@ -24,36 +25,8 @@ use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::probe::Protocol;
 use serde_json::{Value, json};
 
-/// What a runtime does for a container that is not privileged, and the DaemonSet's mount of the network's
-/// settings.
-const CONTAINED: &str = r#"
-set -e
-mount -t tmpfs tmpfs /mnt
-mkdir -p /mnt/proc/sys/net
-mount --bind /proc/sys/net /mnt/proc/sys/net
-mount --bind /proc/sys /proc/sys
-mount -o remount,ro,bind /proc/sys
-exec "$@"
-"#;
-
-/// What leads the agent to that mount.
-const SETTINGS: &str = "--sysctl-dir=/mnt/proc/sys";
-
 /// The number of each capability (linux/capability.h).
 const NUMBERS: [(&str, u32); 2] = [("NET_ADMIN", 12), ("NET_RAW", 13)];
-
-/// A container with `capabilities`; what it runs is yet to be added.
-fn container(capabilities: &[String]) -> Command {
-    let names = capabilities
-        .iter()
-        .map(|name| format!(",+{}", name.to_lowercase()));
-    let bounds = format!("--bounding-set=-all{}", names.collect::<String>());
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
-    command.args(["sh", "-c", CONTAINED, "sh", "setpriv", &bounds]);
-    command.args(["--inh-caps=-all", "--no-new-privs", "--"]);
-    command
-}
 
 /// A pod from before denizen, and what its runtime remembers of it.
 fn earlier(cluster: &Cluster) -> Result<Pod> {
@@ -277,5 +250,97 @@ fn the_plugin_is_installed_and_taken_out_without_any() -> Result<()> {
     assert!(bin.join("denizen").is_file());
     run(&removes, "--uninstall")?;
     assert_eq!(fs::read_to_string(&list)?, text);
+    Ok(())
+}
+
+/// Whoever goes from iptables to nftables has neither `NET_RAW` nor a use for it. What is somebody else's stays, but for
+/// a rule that leads to a chain that goes.
+#[test]
+fn leaving_iptables_takes_no_more_than_nftables_does() -> Result<()> {
+    let (cast, _servers) = Cast::new("caps-leave")?;
+    let (cluster, node) = (&cast.cluster, &cast.cluster.world.node);
+    let http = [Port::tcp("http", 80, denizen_tests::cast::PORT).at_node(30080)];
+    let web = cast.service("web", 10, &http, &[Who::Remote])?;
+    cluster.manifests.put("web", &web)?;
+    let mut settings = cluster.settings();
+    settings.flags = Variant::Nft.flags();
+    Agent::start(node, settings)?.terminate()?;
+    Variant::Nft.run(node, "-t nat -N CNI-HOSTPORT")?;
+    Variant::Nft.run(node, "-t nat -A CNI-HOSTPORT -p tcp --dport 9 -j RETURN")?;
+    Variant::Nft.run(node, "-t nat -A CNI-HOSTPORT -p tcp -j KUBE-SERVICES")?;
+    Variant::Nft.run(node, "-t nat -A PREROUTING -j CNI-HOSTPORT")?;
+    Variant::Nft.run(node, "-t filter -N KUBE-FIREWALL")?;
+    Variant::Nft.run(node, "-t filter -A INPUT -j KUBE-FIREWALL")?;
+    node.output("ipset", &["create", "theirs", "hash:ip"])?;
+    ensure!(
+        Variant::Nft.dump(node)?.contains("KUBE-SEP-"),
+        "there is much to remove"
+    );
+    cluster.manifests.remove("web")?;
+    let agent = Contained::start(cluster, container(&capabilities(DAEMON_SET, "agent")?))?;
+    agent.until("removed", |_| {
+        node.output("ipset", &["list", "-n"])
+            .is_ok_and(|sets| sets.trim() == "theirs")
+    })?;
+    let left = Variant::Nft.dump(node)?;
+    let left: Vec<&str> = left.lines().filter(|line| line.contains(": -A ")).collect();
+    let theirs = [
+        "iptables filter: -A INPUT -j KUBE-FIREWALL",
+        "iptables nat: -A CNI-HOSTPORT -p tcp -m tcp --dport 9 -j RETURN",
+        "iptables nat: -A PREROUTING -j CNI-HOSTPORT",
+    ];
+    assert_eq!(left, theirs);
+    let status = agent.status()?;
+    assert_eq!(
+        (&status["errors"], &status["backend"]),
+        (&json!([]), &json!("nftables"))
+    );
+    let at_node = SocketAddr::new(cluster.world.addresses().node[0], 30080);
+    let outcome = cast.ask(Who::Outside, at_node, Protocol::Tcp)?;
+    ensure!(outcome.endpoint().is_none(), "the service is gone: {outcome:?}");
+    Ok(())
+}
+
+/// Legacy iptables has no netlink: its program needs `NET_RAW`, and until it had it, everybody is told.
+#[test]
+fn what_legacy_iptables_left_is_reported_until_it_is_removed() -> Result<()> {
+    let (cast, _servers) = Cast::new("caps-old")?;
+    let (cluster, node) = (&cast.cluster, &cast.cluster.world.node);
+    let web = cast.service("web", 10, &every_protocol(), &[Who::Remote])?;
+    cluster.manifests.put("web", &web)?;
+    let mut settings = cluster.settings();
+    settings.flags = Variant::Legacy.flags();
+    Agent::start(node, settings)?.terminate()?;
+    let agent = Contained::start(cluster, container(&capabilities(DAEMON_SET, "agent")?))?;
+    let words = ["CAP_NET_RAW is needed too", "denizen-agent cleanup"];
+    let status = agent.until("said", |status| {
+        let errors = status["errors"].to_string();
+        words.iter().all(|words| errors.contains(words))
+    })?;
+    assert_eq!(status["backend"], "nftables", "it serves all the same: {status}");
+    let fetched = |port, path| fetch(node, &url("127.0.0.1".parse()?, port, path), &[]);
+    ensure!(
+        fetched(10249, "/metrics")?
+            .body
+            .contains("\ndenizen_problems 1\n")
+    );
+    agent.until("health says so", |_| {
+        fetched(10256, "/healthz").is_ok_and(|healthz| {
+            healthz.status == 200 && healthz.body.contains("rules that another backend left")
+        })
+    })?;
+    drop(agent);
+    ensure!(
+        Variant::Legacy.dump(node)?.contains("KUBE-SEP-"),
+        "nothing could be removed"
+    );
+    let agent = Contained::start(cluster, container(&with_iptables()?))?;
+    agent.until("removed", |_| {
+        let sets = node.output("ipset", &["list", "-n"]);
+        sets.is_ok_and(|sets| sets.is_empty())
+    })?;
+    let left = Variant::Legacy.dump(node)?;
+    ensure!(!left.contains("KUBE-"), "{left}");
+    agent.until("well", |status| status["errors"] == json!([]))?;
     Ok(())
 }

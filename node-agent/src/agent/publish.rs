@@ -58,9 +58,12 @@ impl Publisher {
         (publisher, published)
     }
 
-    /// The loop comes round.
-    pub(super) fn alive(&self, now: Instant) {
-        self.pulse.send_modify(|pulse| pulse.alive = now);
+    /// The loop comes round; `left`: rules of another backend cannot be removed.
+    pub(super) fn alive(&self, now: Instant, left: bool) {
+        self.pulse.send_modify(|pulse| {
+            pulse.alive = now;
+            pulse.left = left;
+        });
     }
 
     /// These facts are taken in.

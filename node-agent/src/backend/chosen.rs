@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ipnetwork::IpNetwork;
 use thiserror::Error;
-use tracing::{info, warn};
+use tracing::info;
 
 use super::iptables::{self, Iptables, IptablesError, Variant, Whose};
 use super::nftables::{self, Nftables, NftablesError};
@@ -111,36 +111,44 @@ impl Chosen {
         }
     }
 
-    /// Removes what the other backend left behind. Called when this one's rules are all in the kernel: until
-    /// then the other's serve. Where that takes a thread, it must be waited for before the process ends: a
+    /// Removes what the other backend, or the other variant of iptables, left behind. Called when this one's rules are
+    /// all in the kernel: until then the other's serve. The thread must be waited for before the process ends: a
     /// program that it has begun would go on, and take the next agent's rules away.
-    pub fn succeed(&mut self) -> Option<JoinHandle<()>> {
-        match self {
-            Self::Iptables(iptables) => {
-                match iptables.remove_tables() {
-                    Ok(0) => {}
-                    Ok(tables) => info!(tables, "the nftables backend's tables are removed"),
-                    Err(error) => warn!(%error, "the nftables backend's tables are left"),
+    pub fn remove_predecessor(&mut self) -> Removal {
+        let variant = match self {
+            Self::Nftables(_) => None,
+            Self::Iptables(iptables) => match iptables.remove_tables() {
+                Ok(tables) => {
+                    removed("the nftables backend's tables are removed", tables);
+                    Some(iptables.variant())
                 }
-                let used = iptables.variant();
-                return Some(std::thread::spawn(move || {
-                    match iptables::cleanup_other_than(used) {
-                        Ok(0) => {}
-                        Ok(chains) => info!(chains, "the chains in the other variant's tables are removed"),
-                        Err(error) => warn!(%error, "chains in the other variant's tables may be left"),
-                    }
-                }));
-            }
-            // Programs are executed for it, so a thread does it.
-            Self::Nftables(_) if iptables::was_here() => {
-                return Some(std::thread::spawn(|| match iptables::cleanup(Whose::Denizens) {
-                    Ok(chains) => info!(chains, "the iptables backend's chains are removed"),
-                    Err(error) => warn!(%error, "the iptables backend's chains are left"),
-                }));
-            }
-            Self::Nftables(_) => {}
-        }
-        None
+                Err(error) => return std::thread::spawn(move || Err(error)),
+            },
+        };
+        std::thread::spawn(move || {
+            let (what, chains) = match variant {
+                Some(used) => (
+                    "the chains in the other variant's tables are removed",
+                    iptables::cleanup_other_than(used)?,
+                ),
+                None if iptables::was_here() => (
+                    "the iptables backend's chains are removed",
+                    iptables::cleanup(Whose::Denizens)?,
+                ),
+                None => return Ok(()),
+            };
+            removed(what, chains);
+            Ok(())
+        })
+    }
+}
+
+/// A thread that removes what another backend left; why it could not.
+pub type Removal = JoinHandle<Result<(), IptablesError>>;
+
+fn removed(what: &str, count: usize) {
+    if count > 0 {
+        info!(count, "{what}");
     }
 }
 

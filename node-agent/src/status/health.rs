@@ -32,6 +32,9 @@ pub struct Pulse {
     pub refused: bool,
     /// So much is refused that most services are not served.
     pub unserved: bool,
+    /// Rules that another backend left cannot be removed. These are all programmed, so that is said and is no fault of
+    /// the node.
+    pub left: bool,
 }
 
 impl Pulse {
@@ -46,6 +49,7 @@ impl Pulse {
             contended: false,
             refused: false,
             unserved: false,
+            left: false,
         }
     }
 
@@ -65,6 +69,7 @@ impl Pulse {
             (self.contended, CONTENDED),
             (self.unserved, UNSERVED),
             (self.refused, REFUSED),
+            (self.left, LEFT),
         ];
         all.into_iter()
             .find_map(|(is_so, reason)| is_so.then_some(reason))
@@ -137,6 +142,8 @@ const CONTENDED: &str =
 const UNSERVED: &str = "the rules of most services are refused; `denizen-agent status` names them";
 
 const REFUSED: &str = "some rules are refused and left out; `denizen-agent status` names them";
+
+const LEFT: &str = "rules that another backend left cannot be removed; `denizen-agent status` says why";
 
 /// How Go writes a time that is none; who parses the one must not stumble over the other.
 const NEVER: &str = "0001-01-01T00:00:00Z";

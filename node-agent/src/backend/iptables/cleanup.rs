@@ -3,8 +3,9 @@
 use super::edit::Edit;
 use super::ipset::Sets;
 use super::name::Table;
+use super::removal;
 use super::save::CANARY;
-use super::tools::{IptablesError, Tools, Variant};
+use super::tools::{IptablesError, Tools, Variant, legacy_tables};
 use crate::model::Family;
 use denizen_netlink::NetlinkError;
 
@@ -21,9 +22,10 @@ pub enum Whose {
 /// any more; how many chains there were.
 ///
 /// # Errors
-/// The first program's that failed; what could be removed is.
+/// The first that could not be removed; what could be is. The sets stay then: they tell that there is more.
 pub fn cleanup(whose: Whose) -> Result<usize, IptablesError> {
-    let removed = remove_from(&[Variant::Nft, Variant::Legacy], whose)?;
+    let (nft, legacy) = (removal::remove(whose), remove_legacy(whose));
+    let removed = nft? + legacy?;
     let mut sets = sets()?;
     match whose {
         Whose::Denizens => sets.destroy()?,
@@ -38,25 +40,24 @@ pub fn cleanup(whose: Whose) -> Result<usize, IptablesError> {
 /// # Errors
 /// As [`cleanup`].
 pub fn cleanup_other_than(used: Variant) -> Result<usize, IptablesError> {
-    let other = match used {
-        Variant::Legacy => Variant::Nft,
-        Variant::Nft => Variant::Legacy,
-    };
-    remove_from(&[other], Whose::Denizens)
+    match used {
+        Variant::Legacy => removal::remove(Whose::Denizens),
+        Variant::Nft => remove_legacy(Whose::Denizens),
+    }
 }
 
-fn remove_from(variants: &[Variant], whose: Whose) -> Result<usize, IptablesError> {
-    let mut removed = 0;
-    let mut result = Ok(());
-    for tools in variants.iter().copied().filter_map(Tools::of) {
-        for family in Family::BOTH {
-            match remove(&tools, family, whose) {
-                Ok(chains) => removed += chains,
-                Err(error) => result = result.and(Err(error)),
-            }
+/// Legacy tables have no netlink: iptables' programs read and write them, where there are any, and need `CAP_NET_RAW`.
+fn remove_legacy(whose: Whose) -> Result<usize, IptablesError> {
+    let of_family = |family| {
+        let there = legacy_tables(family);
+        let is_there = |table: &str| there.iter().any(|name| name == table);
+        let with_canary = whose == Whose::KubeProxys && is_there("mangle");
+        match with_canary || Table::ALL.iter().any(|table| is_there(&table.to_string())) {
+            true => remove(&Tools::installed(Variant::Legacy)?, family, whose),
+            false => Ok(0),
         }
-    }
-    result.map(|()| removed)
+    };
+    Family::BOTH.map(of_family).into_iter().sum()
 }
 
 fn remove(tools: &Tools, family: Family, whose: Whose) -> Result<usize, IptablesError> {
@@ -83,9 +84,10 @@ fn remove(tools: &Tools, family: Family, whose: Whose) -> Result<usize, Iptables
     Ok(edit.chains())
 }
 
-/// Whether this backend was here: its sets are made before its first rule, and removed after its last.
+/// Whether this backend was here: its sets are made before its first rule, and removed after its last. Whoever removed
+/// the sets by hand may have left the nft variant's chains.
 pub fn was_here() -> bool {
-    Sets::open().is_ok_and(|mut sets| sets.exist())
+    Sets::open().is_ok_and(|mut sets| sets.exist()) || removal::is_there()
 }
 
 fn sets() -> Result<Sets, IptablesError> {

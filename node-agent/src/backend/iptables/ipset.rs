@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::libc;
@@ -48,6 +49,15 @@ pub struct Sets {
     socket: Socket,
     /// What is in the kernel, where that is known.
     programmed: Option<Pods>,
+}
+
+/// nf_tables gives a removed rule's set back some time after the batch (`nf_tables_trans_destroy_work`).
+const RELEASE_PAUSE: Duration = Duration::from_millis(20);
+const RELEASE_TRIES: usize = 100;
+
+/// Whether a rule still names the set: `IPSET_ERR_BUSY`, which is beyond the system's own numbers.
+fn is_busy(error: &NetlinkError) -> bool {
+    error.errno() == Some(Errno::UnknownErrno)
 }
 
 impl Sets {
@@ -135,7 +145,14 @@ impl Sets {
     pub fn destroy(&mut self) -> Result<(), IptablesError> {
         self.programmed = None;
         for set in SetName::ALL {
-            let done = self.request(DESTROY, set, |_| {});
+            let mut done = self.request(DESTROY, set, |_| {});
+            for _ in 0..RELEASE_TRIES {
+                if !done.as_ref().is_err_and(is_busy) {
+                    break;
+                }
+                std::thread::sleep(RELEASE_PAUSE);
+                done = self.request(DESTROY, set, |_| {});
+            }
             match &done {
                 Err(error) if error.errno() == Some(Errno::ENOENT) => {}
                 Err(_) | Ok(()) => named(set, done)?,

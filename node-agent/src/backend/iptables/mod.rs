@@ -2,7 +2,7 @@
 //!
 //! `service` and `fixed` lower the plan to rules, `ruleset` knows which chains a change touches, and the text
 //! of a rule (`rule`) is the very text that `iptables-save` reads back. `save` and `edit` compare with what the
-//! kernel holds; `tools` executes the programs, in a `worker` thread, and `ipset` alone speaks netlink. Where a pod's
+//! kernel holds; `tools` executes the programs, in a `worker` thread; `ipset` and `removal` speak netlink. Where a pod's
 //! port of a bridge must be right, the nftables backend's table of the bridge tells it by a bit of the mark.
 
 mod cleanup;
@@ -17,6 +17,7 @@ mod name;
 mod pods;
 mod refusal;
 mod refusals;
+mod removal;
 mod rule;
 mod ruleset;
 mod save;

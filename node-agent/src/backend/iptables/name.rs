@@ -26,6 +26,11 @@ impl Table {
 
     /// Those that services are in.
     pub const OF_SERVICES: [Self; 2] = [Self::Filter, Self::Nat];
+
+    /// The table of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|table| table.to_string() == name)
+    }
 }
 
 impl fmt::Display for Table {

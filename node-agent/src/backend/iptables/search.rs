@@ -221,7 +221,10 @@ impl<K: Kernel> Search<'_, K> {
 fn said(error: &IptablesError) -> &str {
     match error {
         IptablesError::Failed { said, .. } => said,
-        IptablesError::Run { .. } | IptablesError::Set { .. } | IptablesError::Bridge(_) => "",
+        IptablesError::Run { .. }
+        | IptablesError::Set { .. }
+        | IptablesError::Netlink { .. }
+        | IptablesError::Bridge(_) => "",
     }
 }
 

@@ -45,6 +45,15 @@ pub enum IptablesError {
         /// What it said.
         said: String,
     },
+    /// nf_tables cannot be read or changed through netlink.
+    #[error("cannot {what}")]
+    Netlink {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        #[source]
+        source: NetlinkError,
+    },
     /// The table that tells of a bridge's ports is not as it should be.
     #[error(transparent)]
     Bridge(#[from] NftablesError),
@@ -162,17 +171,8 @@ impl Tools {
     /// The tables to read. Whoever asks ip_tables for another one has it made, and every packet then goes through
     /// it; and asking at all takes a raw socket, and so CAP_NET_RAW.
     fn tables(&self, family: Family) -> Tables {
-        let names = match family {
-            Family::V4 => "/proc/net/ip_tables_names",
-            Family::V6 => "/proc/net/ip6_tables_names",
-        };
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "iptables' programs do not tell without making it so"
-        )]
-        let read = || std::fs::read_to_string(names).unwrap_or_default();
         match self.variant {
-            Variant::Legacy => Tables::These(read()),
+            Variant::Legacy => Tables::These(legacy_tables(family)),
             Variant::Nft => Tables::All,
         }
     }
@@ -259,21 +259,35 @@ impl Tools {
 enum Tables {
     /// Whichever.
     All,
-    /// Those named here, one a line.
-    These(String),
+    /// Those named here.
+    These(Vec<String>),
 }
 
 impl Tables {
     fn has(&self, table: &str) -> bool {
         match self {
             Self::All => true,
-            Self::These(names) => names.lines().any(|name| name == table),
+            Self::These(names) => names.iter().any(|name| name == table),
         }
     }
 
     fn are_none(&self) -> bool {
         matches!(self, Self::These(names) if names.is_empty())
     }
+}
+
+/// The tables of legacy iptables that are there.
+pub fn legacy_tables(family: Family) -> Vec<String> {
+    let names = match family {
+        Family::V4 => "/proc/net/ip_tables_names",
+        Family::V6 => "/proc/net/ip6_tables_names",
+    };
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "iptables' programs do not tell without making it so"
+    )]
+    let names = std::fs::read_to_string(names).unwrap_or_default();
+    names.lines().map(str::to_owned).collect()
 }
 
 fn execute(program: &str, arguments: &[&str], input: Option<&str>) -> Result<Output, IptablesError> {

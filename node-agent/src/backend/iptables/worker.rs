@@ -114,6 +114,7 @@ fn write_all_but_refused(
             IptablesError::Failed { .. }
             | IptablesError::Run { .. }
             | IptablesError::Set { .. }
+            | IptablesError::Netlink { .. }
             | IptablesError::Bridge(_) => return Err(error),
         };
         let seen = match &seen {

@@ -11,7 +11,7 @@ mod dump;
 mod element;
 mod encode;
 mod expression;
-mod foreign;
+pub mod foreign;
 mod isolate;
 mod kernel;
 mod local;
@@ -37,6 +37,7 @@ mod write;
 
 pub use foreign::remove_kube_proxys;
 pub use kernel::{Kernel, NftablesError};
+pub use message::kind;
 pub use probe::{probe, probe_ports};
 pub use sync::{Nftables, NoKernel};
 pub use text::Rendering;

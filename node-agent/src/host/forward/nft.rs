@@ -7,8 +7,10 @@ use nix::libc;
 use super::chain::{Act, Chains, Rule, judge};
 use super::own::{Asks, Language, write};
 use super::{Chain, OWN};
+use crate::backend::nftables::foreign::{comment, commit, dump, expressions, handle, retried};
+use crate::backend::nftables::kind;
+use denizen_netlink::{Attributes, Message, NetlinkError, Socket};
 use crate::plan::MarkBit;
-use denizen_netlink::{Attributes, Message, NetlinkError, Socket, Writer};
 
 /// A base chain of somebody else in the forward hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,12 +23,6 @@ pub struct Place {
 
 /// Whose table that is which no one calls foreign.
 const OUR_TABLE: &str = "denizen";
-/// How often a dump that was torn by somebody's change is taken anew.
-const TRIES: usize = 10;
-
-const fn kind(message: i32) -> u16 {
-    ((libc::NFNL_SUBSYS_NFTABLES << 8) | message) as u16
-}
 
 /// Every such chain, judged.
 ///
@@ -53,19 +49,6 @@ pub fn read(socket: &mut Socket) -> Result<Vec<(Place, Chain)>, NetlinkError> {
     Ok(found)
 }
 
-fn retried<T>(mut attempt: impl FnMut() -> Result<T, NetlinkError>) -> Result<T, NetlinkError> {
-    let torn =
-        |result: &Result<T, _>| matches!(result, Err(NetlinkError::Interrupted | NetlinkError::Overflow));
-    let mut result = attempt();
-    for _ in 1..TRIES {
-        if !torn(&result) {
-            break;
-        }
-        result = attempt();
-    }
-    result
-}
-
 fn family_name(family: u8) -> &'static str {
     match i32::from(family) {
         libc::NFPROTO_IPV4 => "ip",
@@ -77,14 +60,14 @@ fn family_name(family: u8) -> &'static str {
 fn places(socket: &mut Socket) -> Result<Vec<Place>, NetlinkError> {
     const DORMANT: u32 = 1;
     let mut asleep = Vec::new();
-    dump(socket, libc::NFT_MSG_GETTABLE, 0, None, |table| {
+    dump(socket, libc::NFT_MSG_GETTABLE, 0, &[], |table| {
         let attributes = table.attributes();
         if attributes.find_u32(2).is_some_and(|flags| flags & DORMANT != 0) {
             asleep.push((table.family(), attributes.find_str(1).map(str::to_owned)));
         }
     })?;
     let mut found = Vec::new();
-    dump(socket, libc::NFT_MSG_GETCHAIN, 0, None, |chain| {
+    dump(socket, libc::NFT_MSG_GETCHAIN, 0, &[], |chain| {
         found.extend(place(&chain))
     })?;
     found.retain(|place| !asleep.contains(&(Some(place.family), Some(place.table.clone()))));
@@ -114,8 +97,8 @@ fn reachable(socket: &mut Socket, place: &Place) -> Result<Chains, NetlinkError>
             continue;
         }
         let mut rules = Vec::new();
-        let of = Some((place.table.as_str(), name.as_str()));
-        dump(socket, libc::NFT_MSG_GETRULE, place.family, of, |message| {
+        let of = [place.table.as_str(), name.as_str()];
+        dump(socket, libc::NFT_MSG_GETRULE, place.family, &of, |message| {
             rules.push(rule(message.attributes()));
         })?;
         for rule in &rules {
@@ -151,17 +134,14 @@ fn rule(attributes: Attributes<'_>) -> Rule {
         act: Act::Nothing,
         own: None,
     };
-    for (_, expression) in attributes.nested(4) {
-        let expression = Attributes::new(expression);
-        let (name, data) = (expression.find_str(1).unwrap_or_default(), expression.nested(2));
+    for (name, data) in expressions(attributes) {
         found.conditional |= !ASK_NOTHING.contains(&name);
         if let Some(act) = act(name, data) {
             found.act = act;
         }
     }
-    let handle = attributes.find(3).and_then(|bytes| bytes.try_into().ok());
     let ours = comment(attributes).is_some_and(|text| text.starts_with(OWN));
-    found.own = handle.map(u64::from_be_bytes).filter(|_| ours);
+    found.own = handle(attributes).filter(|_| ours);
     found
 }
 
@@ -195,19 +175,6 @@ fn act(name: &str, data: Attributes<'_>) -> Option<Act> {
     }
 }
 
-/// The comment in a rule's user data (type, length, value; a comment's type is 0).
-fn comment(rule: Attributes<'_>) -> Option<&str> {
-    let mut data = rule.find(7)?;
-    while let [found, length, rest @ ..] = data {
-        let value = rest.get(..usize::from(*length))?;
-        if *found == 0 {
-            return std::str::from_utf8(value.strip_suffix(&[0]).unwrap_or(value)).ok();
-        }
-        data = &rest[usize::from(*length)..];
-    }
-    None
-}
-
 /// Puts our rules first in a chain.
 ///
 /// # Errors
@@ -219,7 +186,7 @@ pub fn open(socket: &mut Socket, place: &Place, admitted: MarkBit) -> Result<(),
     };
     // Each is put before what is there.
     let each = [Asks::Services(admitted), Asks::Answers];
-    commit(socket, &each, |w, sequence, asks| {
+    let written = commit(socket, None, &each, |w, sequence, asks| {
         const CREATE: u16 = libc::NLM_F_CREATE as u16;
         let open = w.begin_message(kind(libc::NFT_MSG_NEWRULE), CREATE, sequence, place.family, 0);
         w.put_str(1, &place.table);
@@ -230,7 +197,8 @@ pub fn open(socket: &mut Socket, place: &Place, admitted: MarkBit) -> Result<(),
         let text = [asks.comment().as_bytes(), &[0]].concat();
         w.put(7, &[&[0, text.len() as u8], text.as_slice()].concat());
         w.end_message(open);
-    })
+    });
+    Ok(written?)
 }
 
 /// Removes our rules from a chain.
@@ -238,55 +206,12 @@ pub fn open(socket: &mut Socket, place: &Place, admitted: MarkBit) -> Result<(),
 /// # Errors
 /// [`NetlinkError`].
 pub fn close(socket: &mut Socket, place: &Place, own: &[u64]) -> Result<(), NetlinkError> {
-    commit(socket, own, |w, sequence, handle| {
+    let written = commit(socket, None, own, |w, sequence, handle| {
         let open = w.begin_message(kind(libc::NFT_MSG_DELRULE), 0, sequence, place.family, 0);
         w.put_str(1, &place.table);
         w.put_str(2, &place.chain);
         w.put(3, &handle.to_be_bytes());
         w.end_message(open);
-    })
-}
-
-/// One batch with a message for each.
-fn commit<T>(
-    socket: &mut Socket,
-    each: &[T],
-    message: impl Fn(&mut Writer, u32, &T),
-) -> Result<(), NetlinkError> {
-    let count = each.len() as u32;
-    let first = socket.sequences(count + 2);
-    let mut w = Writer::default();
-    let edge = |w: &mut Writer, message: i32, sequence| {
-        let subsystem = libc::NFNL_SUBSYS_NFTABLES as u16;
-        let open = w.begin_message(message as u16, 0, sequence, 0, subsystem);
-        w.end_message(open);
-    };
-    edge(&mut w, libc::NFNL_MSG_BATCH_BEGIN, first);
-    let mut last_at = 0;
-    for (item, sequence) in each.iter().zip(first + 1..) {
-        last_at = w.bytes().len();
-        message(&mut w, sequence, item);
-    }
-    w.add_flags(last_at, libc::NLM_F_ACK as u16);
-    edge(&mut w, libc::NFNL_MSG_BATCH_END, first + count + 1);
-    socket.send(w.bytes())?;
-    socket.outcome(first + count)
-}
-
-fn dump(
-    socket: &mut Socket,
-    message: i32,
-    family: u8,
-    of: Option<(&str, &str)>,
-    each: impl FnMut(Message<'_>),
-) -> Result<(), NetlinkError> {
-    let sequence = socket.sequences(1);
-    let mut request = Writer::default();
-    let open = request.begin_message(kind(message), libc::NLM_F_DUMP as u16, sequence, family, 0);
-    if let Some((table, chain)) = of {
-        request.put_str(1, table);
-        request.put_str(2, chain);
-    }
-    request.end_message(open);
-    socket.dump(request.bytes(), sequence, each)
+    });
+    Ok(written?)
 }

@@ -1,0 +1,90 @@
+//! Removal of what another backend left on this node, tried again until it is done.
+
+use std::time::{Duration, Instant};
+
+use tracing::warn;
+
+use crate::backend::chosen::Removal;
+use crate::describe::describe;
+use crate::engine::Engine;
+
+/// Between two attempts. What stands in the way takes an operator, or another program's end.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// What is known of the removal.
+#[derive(Debug, Default)]
+pub(super) struct Predecessor {
+    attempt: Attempt,
+    problem: Option<String>,
+}
+
+#[derive(Debug, Default)]
+enum Attempt {
+    /// This backend's rules are not all in the kernel yet, so the other's still serve.
+    #[default]
+    NotYet,
+    Running(Removal),
+    Failed {
+        at: Instant,
+    },
+    Done,
+}
+
+impl Predecessor {
+    /// Goes on with the removal, now that this backend's rules are all in the kernel.
+    pub(super) fn remove(&mut self, engine: &mut Engine, now: Instant) {
+        self.look(now);
+        let is_due = match &self.attempt {
+            Attempt::NotYet => true,
+            Attempt::Failed { at } => now.saturating_duration_since(*at) >= RETRY,
+            Attempt::Running(_) | Attempt::Done => false,
+        };
+        if is_due {
+            self.attempt = Attempt::Running(engine.remove_predecessor());
+        }
+    }
+
+    /// Why something is left, as far as is known now.
+    pub(super) fn problem(&mut self, now: Instant) -> Option<&str> {
+        self.look(now);
+        self.problem.as_deref()
+    }
+
+    /// Waits until a removal that has begun is over: a program that it runs would go on without this process.
+    pub(super) fn wait(self) {
+        if let Attempt::Running(removal) = self.attempt {
+            // Whatever it panicked at, it is over.
+            let _ = removal.join();
+        }
+    }
+
+    fn look(&mut self, now: Instant) {
+        match std::mem::take(&mut self.attempt) {
+            Attempt::Running(removal) if removal.is_finished() => self.take(removal, now),
+            other => self.attempt = other,
+        }
+    }
+
+    fn take(&mut self, removal: Removal, now: Instant) {
+        let error = match removal.join() {
+            Ok(Ok(())) => {
+                (self.attempt, self.problem) = (Attempt::Done, None);
+                return;
+            }
+            Ok(Err(error)) => describe(&error),
+            Err(_) => "the removal panicked; the log says where".to_owned(),
+        };
+        let problem = format!(
+            "rules of another backend are left, and may lead connections to endpoints that are gone: {error} (start \
+             the agent once with the capabilities NET_ADMIN and NET_RAW, which removes them, or stop it and run \
+             `denizen-agent cleanup` on the node)"
+        );
+        if self.problem.as_ref() != Some(&problem) {
+            warn!(
+                problem,
+                "what another backend left cannot be removed; tried again every minute"
+            );
+        }
+        (self.attempt, self.problem) = (Attempt::Failed { at: now }, Some(problem));
+    }
+}
