@@ -67,8 +67,9 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
         "--sysctl-dir {0}: {0}/net is not there",
         sysctls.display()
     );
+    let settings = Keeper::new(&sysctls, &config.run_dir, &config.policy.node_ports);
     if config.init_only {
-        host::set_all(&sysctls, &config.conntrack, &config.policy.node_ports);
+        settings.set_all(&config.conntrack, &config.policy.node_ports);
         info!("the kernel's settings are set up; nothing else was asked for");
         return Ok(());
     }
@@ -97,7 +98,7 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     let mut agent = Agent {
         engine: with_egress(engine, config.egress.as_deref()),
         backend_why,
-        settings: Keeper::new(sysctls),
+        settings,
         elsewhere,
         found,
         problems,
@@ -341,10 +342,11 @@ impl Agent {
         let problems = told.chain(settings).chain(found.errors);
         let left = self.predecessor.problem(now()).map(str::to_owned);
         let problems = problems.chain(self.flush.problem()).chain(left).collect();
+        let settings = self.settings.warnings(self.engine.is_synced());
         let status = self.engine.status(problems);
         Status {
             backend_why: self.backend_why.clone(),
-            warnings: [found.warnings, self.settings.warnings().to_vec(), status.warnings].concat(),
+            warnings: [found.warnings, settings, status.warnings].concat(),
             ..status
         }
     }

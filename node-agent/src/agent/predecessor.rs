@@ -59,9 +59,9 @@ impl Predecessor {
     }
 
     fn look(&mut self, now: Instant) {
-        match std::mem::take(&mut self.attempt) {
-            Attempt::Running(removal) if removal.is_finished() => self.take(removal, now),
-            other => self.attempt = other,
+        let is_over = matches!(&self.attempt, Attempt::Running(removal) if removal.is_finished());
+        if is_over && let Attempt::Running(removal) = std::mem::take(&mut self.attempt) {
+            self.take(removal, now);
         }
     }
 

@@ -1,5 +1,7 @@
 //! `cleanup`: removes what denizen, and where that is asked for kube-proxy, left on this node.
 
+use std::path::PathBuf;
+
 use anyhow::Context;
 use clap::Args;
 
@@ -7,7 +9,10 @@ use super::block_on;
 use crate::agent::{AloneError, alone_here};
 use crate::backend::iptables::{self, Whose};
 use crate::backend::nftables::{Kernel, Nftables, remove_kube_proxys};
-use crate::host::{forward, ipvs, sysctl};
+use crate::config::RunDirArgs;
+use crate::describe::describe;
+use crate::host::sysctl::SYSCTLS;
+use crate::host::{Loopback, forward, ipvs};
 
 #[derive(Debug, Args)]
 pub(super) struct CleanupArgs {
@@ -15,6 +20,13 @@ pub(super) struct CleanupArgs {
     /// agent, only that is removed
     #[arg(long)]
     kube_proxy: bool,
+
+    #[command(flatten)]
+    run_dir: RunDirArgs,
+
+    /// Where the kernel's settings are, as for `run`: what denizen set for node ports on 127.0.0.1 is set back
+    #[arg(long, value_name = "DIR", default_value = SYSCTLS)]
+    sysctl_dir: PathBuf,
 }
 
 /// Removes what it can; the first thing that it cannot is the error.
@@ -23,7 +35,7 @@ pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
     // A running agent would put everything of its own back; one that starts meanwhile, half of it.
     let alone = block_on(async { Ok(alone_here().await) })?;
     match &alone {
-        Ok(_) => results.extend(denizens(args.kube_proxy)),
+        Ok(_) => results.extend(denizens(args)),
         Err(AloneError::Another { process }) if args.kube_proxy => {
             println!("left are the rules of the running agent (process {process})");
         }
@@ -35,9 +47,11 @@ pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
     results.into_iter().collect()
 }
 
-/// `thoroughly`: its chains too where its sets are gone.
-fn denizens(thoroughly: bool) -> Vec<anyhow::Result<()>> {
-    let results = vec![
+/// What is kube-proxy's too: denizen's chains are looked for where its sets are gone as well.
+fn denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
+    // First: no rule keeps neighbours out of there afterwards.
+    close_loopback(&Loopback::new(&args.sysctl_dir, &args.run_dir.run_dir));
+    vec![
         forward::cleanup()
             .context("cannot remove denizen's rules from other firewalls' chains")
             .map(|chains| {
@@ -46,16 +60,24 @@ fn denizens(thoroughly: bool) -> Vec<anyhow::Result<()>> {
                 }
             }),
         tables().map(|count| println!("removed {}", counted(count, "nftables table"))),
-        chains(thoroughly).map(|chains| tell(chains, "iptables chain")),
-    ];
-    // Whoever else needs it keeps neighbours out by rules of their own, as denizen did.
-    if sysctl::loopback_is_open() {
+        chains(args.kube_proxy).map(|chains| tell(chains, "iptables chain")),
+    ]
+}
+
+/// Sets `route_localnet` back where denizen set it. Whoever else needs it keeps neighbours out by rules of their own, as
+/// denizen did.
+fn close_loopback(loopback: &Loopback) {
+    match loopback.set_back() {
+        Ok(true) => println!("set net.ipv4.conf.all.route_localnet back to 0"),
+        Ok(false) => {}
+        Err(error) => println!("{}", describe(&error)),
+    }
+    if loopback.is_open() {
         println!(
-            "left is net.ipv4.conf.all.route_localnet=1, for node ports on 127.0.0.1: set it to 0 unless kube-proxy \
-             or another needs it, for no rule of denizen's keeps neighbours out any more"
+            "left is net.ipv4.conf.all.route_localnet=1: set it to 0 unless kube-proxy or another needs it, for no \
+             rule of denizen's keeps neighbours out of 127.0.0.0/8 any more"
         );
     }
-    results
 }
 
 /// Ipvs' rules and sets go last: without them it translates, but answers that are not masqueraded go astray.

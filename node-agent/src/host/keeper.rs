@@ -5,26 +5,37 @@ use std::path::{Path, PathBuf};
 use tracing::warn;
 
 use super::conntrack::Conntrack;
+use super::loopback::Loopback;
 use super::setting::{Setting, foreseen, on_loopback};
 use super::sysctl::apply;
 use crate::describe::describe;
 use crate::plan::NodePortAddresses;
+
+/// What an operator should know until the first full set of rules is there, whoever set it.
+const UNGUARDED: &str = "net.ipv4.conf.all.route_localnet is 1, and the rule that keeps neighbours out of 127.0.0.0/8 \
+                         may not be there yet";
 
 /// The settings that are wanted now, and what is wrong with them.
 #[derive(Debug)]
 pub struct Keeper {
     /// The folder of the kernel's settings.
     sysctls: PathBuf,
+    loopback: Loopback,
+    /// Node ports are asked for on 127.0.0.1, sooner or later.
+    needs_loopback: bool,
     wanted: Vec<Setting>,
     problems: Vec<String>,
     warnings: Vec<String>,
 }
 
 impl Keeper {
-    /// For the settings below the folder `sysctls`; none is wanted yet.
-    pub fn new(sysctls: PathBuf) -> Self {
+    /// For the settings below the folder `sysctls`; none is wanted yet. What denizen set for node ports on 127.0.0.1,
+    /// and noted in `run_dir`, stays where `node_ports` asks for these.
+    pub fn new(sysctls: &Path, run_dir: &Path, node_ports: &NodePortAddresses) -> Self {
         Self {
-            sysctls,
+            sysctls: sysctls.to_owned(),
+            loopback: Loopback::new(sysctls, run_dir),
+            needs_loopback: on_loopback(node_ports).is_some(),
             wanted: Vec::new(),
             problems: Vec::new(),
             warnings: Vec::new(),
@@ -38,7 +49,12 @@ impl Keeper {
             return;
         }
         let (vital, others): (Vec<_>, Vec<_>) = wanted.iter().cloned().partition(|setting| setting.is_vital);
-        let (problems, warnings) = (set(&self.sysctls, &vital), set(&self.sysctls, &others));
+        let set_both = || (set(&self.sysctls, &vital), set(&self.sysctls, &others));
+        let (problems, mut warnings) = self.loopback.remembering(set_both);
+        if !self.needs_loopback {
+            let left = self.loopback.set_back().err();
+            warnings.extend(left.map(|error| describe(&error)));
+        }
         let is_new = |problem: &&String| !self.problems.contains(problem) && !self.warnings.contains(problem);
         for problem in problems.iter().chain(&warnings).filter(is_new) {
             warn!(problem, "a setting of the kernel is not as it should be");
@@ -46,25 +62,25 @@ impl Keeper {
         (self.wanted, self.problems, self.warnings) = (wanted, problems, warnings);
     }
 
+    /// Sets everything that an agent with these flags may need: for an agent that may not. That includes what
+    /// node ports on 127.0.0.1 need, before the agent's rule keeps neighbours out; an agent that may set it
+    /// itself programs that rule first.
+    pub fn set_all(mut self, conntrack: &Conntrack, node_ports: &NodePortAddresses) {
+        set_up(&self.sysctls, conntrack);
+        // Whatever cannot be set is logged.
+        self.keep(foreseen().into_iter().chain(on_loopback(node_ports)).collect(), true);
+    }
+
     /// What is wrong right now.
     pub fn problems(&self) -> &[String] {
         &self.problems
     }
 
-    /// What else is not as it should be, with which the node does its work.
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
-    }
-}
-
-/// Sets everything that an agent with these flags may need, below the folder `sysctls`: for an agent
-/// that may not. That includes what node ports on 127.0.0.1 need, before the agent's rule keeps
-/// neighbours out; an agent that may set it itself programs that rule first.
-pub fn set_all(sysctls: &Path, conntrack: &Conntrack, node_ports: &NodePortAddresses) {
-    set_up(sysctls, conntrack);
-    let settings: Vec<_> = foreseen().into_iter().chain(on_loopback(node_ports)).collect();
-    for problem in set(sysctls, &settings) {
-        warn!(problem, "a setting of the kernel is not as it may have to be");
+    /// What else is not as it should be, with which the node does its work. The rule that keeps neighbours out of
+    /// loopback addresses is one of the first full set of rules: `guarded`, whether that is in the kernel.
+    pub fn warnings(&self, guarded: bool) -> Vec<String> {
+        let unguarded = (!guarded && self.loopback.is_open()).then(|| UNGUARDED.to_owned());
+        self.warnings.iter().cloned().chain(unguarded).collect()
     }
 }
 

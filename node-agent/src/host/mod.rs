@@ -8,9 +8,11 @@ pub mod conntrack;
 pub mod forward;
 pub mod ipvs;
 pub mod keeper;
+pub mod loopback;
 pub mod setting;
 pub mod sysctl;
 
 pub use conntrack::Conntrack;
-pub use keeper::{Keeper, set_all, set_up};
-pub use setting::{Setting, Wanted, foreseen, live, on_loopback};
+pub use keeper::{Keeper, set_up};
+pub use loopback::Loopback;
+pub use setting::{Setting, Wanted, live, on_loopback};

@@ -7,7 +7,7 @@ use std::path::Path;
 use thiserror::Error;
 use tracing::info;
 
-use super::setting::{ROUTE_LOCALNET, Setting};
+use super::setting::Setting;
 
 /// Where they usually are. What is below `net` is that of the network namespace of whoever looks,
 /// also where that folder is mounted elsewhere.
@@ -52,13 +52,6 @@ pub enum SettingError {
         #[source]
         source: io::Error,
     },
-}
-
-/// Whether the kernel lets packets to loopback addresses in from other interfaces.
-pub fn loopback_is_open() -> bool {
-    #[expect(clippy::disallowed_methods, reason = "a setting of the kernel")]
-    let now = fs::read_to_string(Path::new(SYSCTLS).join(ROUTE_LOCALNET));
-    now.is_ok_and(|now| now.trim() == "1")
 }
 
 /// Makes every setting below `root` what it should be; whatever cannot be is named, and the others go on.

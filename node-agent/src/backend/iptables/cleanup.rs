@@ -2,21 +2,12 @@
 
 use super::edit::Edit;
 use super::ipset::Sets;
-use super::name::Table;
+use super::name::{Table, Whose};
 use super::removal;
 use super::save::CANARY;
 use super::tools::{IptablesError, Tools, Variant, legacy_tables};
 use crate::model::Family;
 use denizen_netlink::NetlinkError;
-
-/// Whose chains go. Their names are the same; denizen's have its words in them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whose {
-    /// Denizen's.
-    Denizens,
-    /// kube-proxy's, its canaries included. Where denizen has taken them over they are denizen's.
-    KubeProxys,
-}
 
 /// Removes rules of both variants (kube-proxy's of its iptables and ipvs modes), and then the sets that no rule names
 /// any more; how many chains there were.

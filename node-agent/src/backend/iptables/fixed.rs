@@ -23,8 +23,6 @@ pub struct Shape {
     pub local: Vec<Tests>,
     /// What is asked of a packet to know it for one to a node port's address, one rule each.
     pub to_node: Vec<Tests>,
-    /// Node ports are served on the loopback addresses too.
-    pub loopback: bool,
     /// Health-check node ports, which a host's own firewall must not close.
     pub health_ports: Vec<u16>,
     detector: Detector,
@@ -45,7 +43,6 @@ impl Shape {
             family,
             local: Vec::new(),
             to_node: Vec::new(),
-            loopback: false,
             health_ports: Vec::new(),
             detector: Detector::default(),
             ranges: Vec::new(),
@@ -94,12 +91,11 @@ impl Shape {
     /// Node ports are served there; `addresses` are those that this stands for now.
     pub fn serve_node_ports(&mut self, wanted: &NodePortAddresses, addresses: &[IpAddr]) {
         let loopback = Match::Destination(loopback(self.family));
-        self.loopback = false;
         self.to_node = match wanted {
             NodePortAddresses::All { localhost } => {
                 // IPv6 has no route_localnet: what leaves the node from ::1 never comes back.
-                self.loopback = *localhost && self.family == Family::V4;
-                let unless_loopback = (!self.loopback).then_some((false, loopback));
+                let on_loopback = *localhost && self.family == Family::V4;
+                let unless_loopback = (!on_loopback).then_some((false, loopback));
                 vec![
                     unless_loopback
                         .into_iter()
@@ -180,13 +176,14 @@ impl Shape {
             let tests = [Match::Port(Protocol::Tcp, *port)];
             Rule::new(Why::HealthCheck, &nobody, tests, Target::Accept)
         };
-        // With `route_localnet` a neighbour could reach what listens on 127.0.0.1 (CVE-2020-8558).
+        // With `route_localnet` a neighbour could reach what listens on 127.0.0.1 (CVE-2020-8558). Always there: whoever
+        // sets it, of all interfaces or of one, tells nobody. IPv6 has no such setting.
         let own = loopback(self.family);
         let martian = Rule::new(Why::Martian, &nobody, [Match::Destination(own)], Target::Drop);
         let martian = martian
             .unless(Match::Source(own))
             .unless(Match::State("RELATED,ESTABLISHED,DNAT"));
-        let martian = self.loopback.then_some(martian);
+        let martian = (self.family == Family::V4).then_some(martian);
         let first = self.port_told().into_iter().chain(martian);
         first.chain(self.health_ports.iter().map(accept)).collect()
     }

@@ -31,7 +31,8 @@ mod told;
 mod tools;
 mod worker;
 
-pub use cleanup::{Whose, cleanup, cleanup_other_than, was_here};
+pub use cleanup::{cleanup, cleanup_other_than, was_here};
+pub use name::Whose;
 pub use sync::Iptables;
 pub use text::Rendering;
 pub use told::Wanted;

@@ -179,6 +179,15 @@ pub fn is_a_proxys(table: Table, name: &str) -> bool {
         || (table == Table::Nat && of_a_service())
 }
 
+/// Whose the chains are that have these names. Denizen's have its words in them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose {
+    /// Denizen's.
+    Denizens,
+    /// kube-proxy's, its canaries included. Where denizen has taken them over they are denizen's.
+    KubeProxys,
+}
+
 /// A set of this node's pods: addresses, each with the interface that its packets come in through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetName {

@@ -8,8 +8,7 @@ use std::collections::BTreeSet;
 use nix::errno::Errno;
 use nix::libc;
 
-use super::cleanup::Whose;
-use super::name::{MARK_MASQ, Table, is_a_proxys};
+use super::name::{MARK_MASQ, Table, Whose, is_a_proxys};
 use super::save::CANARY;
 use super::tools::IptablesError;
 use crate::backend::nftables::foreign::{commit, dump, handle, leads_to, xt_comment};

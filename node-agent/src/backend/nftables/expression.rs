@@ -125,7 +125,6 @@ mod tests {
             ranges: ranges.clone(),
             service_ranges: ranges.clone(),
             egress: egress.then_some(ranges),
-            loopback: true,
             node_side: NodeSide {
                 masquerade_bit: MarkBit::new(20).unwrap(),
                 open_forward: true,

@@ -13,6 +13,7 @@ use super::name::{ChainName, Class, Group, Layer, SetName};
 use super::rule::{Action, Chain, Hook, Kind, Match, Place, Rule, base, chain};
 use super::shape::Shape;
 use crate::backend::why::Why;
+use crate::model::Family;
 use crate::plan::{MarkBit, NodeSide};
 use ipnetwork::Ipv4Network;
 
@@ -26,7 +27,9 @@ const SOURCE_PRIORITY: i32 = 100;
 /// The chains that are always there, in an order in which each is made before it is referred to.
 pub fn chains(layer: Layer, shape: &Shape) -> Vec<Chain> {
     match layer {
-        Layer::Ip(_) => ip_chains(shape),
+        Layer::Ip(Family::V4) => ip_chains(shape).into_iter().chain([martians()]).collect(),
+        // IPv6 has no `route_localnet`.
+        Layer::Ip(Family::V6) => ip_chains(shape),
         Layer::Bridge => bridge_chains(shape),
     }
 }
@@ -62,7 +65,6 @@ fn ip_chains(shape: &Shape) -> Vec<Chain> {
         .chain(base_chains(shape.node_side.masquerade_bit))
         .chain(egress(shape).into_iter().flatten())
         .chain(port_told(shape))
-        .chain(shape.loopback.then(martians))
         .collect()
 }
 
@@ -114,14 +116,15 @@ fn base_chains(masquerade: MarkBit) -> [Chain; 3] {
     ]
 }
 
-/// `route_localnet` lets a neighbour's packets to 127.0.0.1 in (CVE-2020-8558).
+/// `route_localnet` lets a neighbour's packets to 127.0.0.1 in (CVE-2020-8558). Always there: whoever sets it, of all
+/// interfaces or of one, tells nobody. The address comes first, as the cheapest test that other packets fail.
 fn martians() -> Chain {
     let loopback = Ipv4Network::new_checked(Ipv4Addr::new(127, 0, 0, 0), 8).expect("8 bits of 32");
-    let own = [Match::InputInterface("lo".into())];
-    let wanted = [Match::Destination(loopback.into())];
+    let addressed = Match::Destination(loopback.into());
+    let own = Match::InputInterface("lo".into());
     let rules = vec![
-        Rule::new(Why::Martian, own, [Action::Return]),
-        Rule::new(Why::Martian, wanted, [Action::Count, Action::Drop]),
+        Rule::new(Why::Martian, [addressed.clone(), own], [Action::Return]),
+        Rule::new(Why::Martian, [addressed], [Action::Count, Action::Drop]),
     ];
     let place = Place {
         kind: Kind::Filter,

@@ -15,8 +15,6 @@ pub struct Shape {
     pub service_ranges: Vec<IpNetwork>,
     /// Where pods keep their address (of this family); `None` where that is not denizen's business.
     pub egress: Option<Vec<IpNetwork>>,
-    /// Node ports are served on 127.0.0.1 too.
-    pub loopback: bool,
     /// What the operator settled about this node.
     pub node_side: NodeSide,
 }

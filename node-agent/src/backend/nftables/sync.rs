@@ -19,7 +19,7 @@ use super::text::Rendering;
 use super::write::{load, write};
 use crate::backend::why::Why;
 use crate::backend::{Affinity, Backend, Repair, SetSize, Told};
-use crate::model::{Egress, Family, PodSet};
+use crate::model::{Egress, PodSet};
 use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
 use denizen_netlink::NetlinkError;
 
@@ -147,9 +147,7 @@ impl<K> Told for Nftables<K> {
 
     fn set_health_ports(&mut self, _ports: &BTreeSet<NonZeroU16>) {}
 
-    fn set_node_port_addresses(&mut self, wanted: &NodePortAddresses, addresses: &[IpAddr]) {
-        let localhost = *wanted == NodePortAddresses::All { localhost: true };
-        self.reshape(|layer, shape| shape.loopback = localhost && layer == Layer::Ip(Family::V4));
+    fn set_node_port_addresses(&mut self, _wanted: &NodePortAddresses, addresses: &[IpAddr]) {
         for table in &mut self.tables {
             table
                 .wanted

@@ -9,8 +9,8 @@ use super::own::{Asks, Language, write};
 use super::{Chain, OWN};
 use crate::backend::nftables::foreign::{comment, commit, dump, expressions, handle, retried};
 use crate::backend::nftables::kind;
-use denizen_netlink::{Attributes, Message, NetlinkError, Socket};
 use crate::plan::MarkBit;
+use denizen_netlink::{Attributes, Message, NetlinkError, Socket};
 
 /// A base chain of somebody else in the forward hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
