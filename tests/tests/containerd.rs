@@ -384,7 +384,7 @@ fn the_daemon_set_installs_programs_sets_up_the_kernel_and_is_taken_away() -> Re
 }
 
 /// The component `iptables`: node ports answer on 127.0.0.1 too, so the agent sets `route_localnet`, and
-/// nothing is left to warn of.
+/// nothing is left to warn of; nor of all that when the component goes.
 #[test]
 fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_without_a_warning() -> Result<()> {
     let node = Installation::new("ctr-ipt")?;
@@ -399,5 +399,20 @@ fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_without_a_warning(
         let outcome = cast.ask(Who::ThisNode, to.parse()?, Protocol::Tcp)?;
         ensure!(outcome.endpoint().is_some(), "{to}: {outcome:?}");
     }
+    // Without the component nothing of it is left, though the agent has no NET_RAW any more.
+    pod.end()?;
+    let pod = node
+        .kubelet(built(&folder().join("kubernetes"))?)?
+        .run("denizen")?;
+    let host = &cast.cluster.world.node;
+    let started = Instant::now();
+    while host.output("ipset", &["list", "-n"])?.contains("DENIZEN-") {
+        ensure!(started.elapsed() < PATIENCE, "{}", pod.log("agent"));
+        thread::sleep(Duration::from_millis(100));
+    }
+    until_healthy(&pod)?;
+    let left = Variant::Nft.dump(host)?;
+    ensure!(!left.contains("KUBE-"), "{left}");
+    assert_eq!(node.setting("ipv4/conf/all/route_localnet")?, "0");
     Ok(())
 }

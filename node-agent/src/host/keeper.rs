@@ -68,7 +68,10 @@ impl Keeper {
     pub fn set_all(mut self, conntrack: &Conntrack, node_ports: &NodePortAddresses) {
         set_up(&self.sysctls, conntrack);
         // Whatever cannot be set is logged.
-        self.keep(foreseen().into_iter().chain(on_loopback(node_ports)).collect(), true);
+        self.keep(
+            foreseen().into_iter().chain(on_loopback(node_ports)).collect(),
+            true,
+        );
     }
 
     /// What is wrong right now.
