@@ -23,8 +23,7 @@ use denizen_tests::api::{Api, ApiServer};
 use denizen_tests::binary;
 use denizen_tests::cast::{PORT, Who, service_ips};
 use denizen_tests::cluster::{Cluster, NODE};
-use denizen_tests::conf::{DAEMON_SET, built, built_with_iptables, capabilities, folder};
-use denizen_tests::contained::{Contained, container};
+use denizen_tests::conf::{built, built_with_iptables, folder};
 use denizen_tests::containerd::Containerd;
 use denizen_tests::containerd::kubelet::{DaemonPod, Kubelet};
 use denizen_tests::effort;
@@ -223,37 +222,6 @@ fn pods_that_containerd_made_before_are_adopted_and_pruned() -> Result<()> {
     node.until("the agent forgets it", || Ok(pods(&agent)? == 0))
 }
 
-/// A node whose pods containerd made goes from iptables to nftables with what the DaemonSet grants.
-#[test]
-fn a_node_with_pods_of_containerd_leaves_iptables_without_a_trace() -> Result<()> {
-    let node = Node::new("ctr-leave")?;
-    let host = &node.cluster.world.node;
-    let mut settings = node.cluster.settings();
-    settings.flags = Variant::Nft.flags();
-    let agent = Agent::start(host, settings)?;
-    node.install()?;
-    let cri = node.containerd.cri()?;
-    let sandbox = cri.run_sandbox("stays")?;
-    let record = node.records()?.remove(&sandbox).context("it is recorded")?;
-    node.first_packets(&record)?;
-    agent.terminate()?;
-    let agent = Contained::start(&node.cluster, container(&capabilities(DAEMON_SET, "agent")?))?;
-    agent.until("nothing of iptables is left", |_| {
-        let sets = host.output("ipset", &["list", "-n"]);
-        sets.is_ok_and(|sets| !sets.contains("DENIZEN-"))
-    })?;
-    let left = Variant::Nft.dump(host)?;
-    ensure!(!left.contains("KUBE-") && !left.contains("DENIZEN-"), "{left}");
-    for outcome in node.first_packets(&record)? {
-        let seen = outcome.seen().with_context(|| format!("{outcome:?}"))?;
-        ensure!(record.ips.contains(&seen), "its own address: {outcome:?}");
-    }
-    let status = agent.status()?;
-    assert_eq!((&status["errors"], &status["pods"]), (&json!([]), &json!(1)));
-    cri.stop_sandbox(&sandbox)?;
-    cri.remove_sandbox(&sandbox)
-}
-
 /// A node on which kubelet runs `conf/kubernetes`, with an API server and containerd, whose chain has no
 /// denizen yet.
 struct Installation {
@@ -386,7 +354,7 @@ fn the_daemon_set_installs_programs_sets_up_the_kernel_and_is_taken_away() -> Re
 /// The component `iptables`: node ports answer on 127.0.0.1 too, so the agent sets `route_localnet`, and
 /// nothing is left to warn of; nor of all that when the component goes.
 #[test]
-fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_without_a_warning() -> Result<()> {
+fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without_a_trace() -> Result<()> {
     let node = Installation::new("ctr-ipt")?;
     let cast = &node.stage.cast;
     let http = [Port::tcp("http", 80, PORT).at_node(30080)];
