@@ -170,7 +170,7 @@ fn what_is_no_regular_file_is_left_alone_and_nothing_waits_for_it() {
     put(folder, "10-x.conflist", LIST);
     let report = insert(folder, &ours()).unwrap();
     let list = folder.join("10-x.conflist");
-    assert_eq!(report.changed, [list.clone()]);
+    assert_eq!(report.changed, std::slice::from_ref(&list));
     let why = "it is a named pipe, and not a regular file".to_owned();
     assert_eq!(report.unusable, [(pipe, why)]);
     assert_eq!(take_out(folder).unwrap().changed, [list]);
