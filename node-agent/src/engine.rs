@@ -327,7 +327,7 @@ impl<B: Told> Engine<B> {
     /// Where stale entries of the connection tracking may be found, now that all that was decided is in the
     /// kernel. Told once.
     pub fn take_suspects(&mut self) -> Suspects {
-        self.suspicion.take()
+        self.suspicion.take(self.complete.then_some(&self.plan))
     }
 
     /// Those of these entries of the connection tracking that are stale.

@@ -30,8 +30,10 @@ const ANSWERED: Duration = Duration::from_millis(200);
 const SECOND_LOOK: Duration = Duration::from_secs(1);
 /// After a look that failed.
 const RETRY: Duration = Duration::from_secs(5);
-/// A stream of changes must not keep a processor reading: after a look, the reader rests as long again, and no
-/// longer than this.
+/// A stream of changes must not keep a processor reading: after a look, the reader rests for as long as the look
+/// took, and at least so long. So a change is looked after within 250 ms, however many follow it.
+const SHORTEST_REST: Duration = Duration::from_millis(50);
+/// And no longer than this.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 /// Entries that are judged at once: a fraction of a millisecond's work.
 const PIECE: usize = 1024;
@@ -177,9 +179,10 @@ impl Flush {
     fn due(&self) -> Option<Instant> {
         // Lost with its thread: see `end`.
         self.conntrack.as_ref()?;
-        let fresh = self.fresh.front().map(|fresh| fresh.due.max(self.rested));
-        let again = self.again.front().map(|(due, _)| (*due).max(self.rested));
-        fresh.into_iter().chain(again).min()
+        // Where a first look is to come, it is a second one for others as well.
+        let fresh = self.fresh.front().map(|fresh| fresh.due);
+        let again = self.again.front().map(|(due, _)| *due);
+        fresh.or(again).map(|due| due.max(self.rested))
     }
 
     /// Does it.
@@ -222,7 +225,8 @@ impl Flush {
         }
         let first = !suspects.is_empty();
         let again = first.then(|| (now + SECOND_LOOK, suspects.clone()));
-        while let Some((_, due)) = self.again.pop_front_if(|(due, _)| *due <= now) {
+        // One look for all that are due soon.
+        while let Some((_, due)) = self.again.pop_front_if(|(due, _)| *due <= now + ANSWERED) {
             suspects.absorb(due);
         }
         self.again.extend(again);
@@ -247,7 +251,7 @@ impl Flush {
         let took = look.begun.elapsed();
         self.waiting.retain(|entry, _| !look.suspects.concern(entry));
         self.waiting.extend(look.waiting);
-        self.rested = Instant::now() + took.min(LONGEST_REST);
+        self.rested = Instant::now() + took.clamp(SHORTEST_REST, LONGEST_REST);
         let (deleted, problem) = match done {
             Ok(looked) => {
                 self.conntrack = Some(looked.conntrack);

@@ -6,8 +6,8 @@ use nix::sched::{CloneFlags, unshare};
 use super::*;
 use crate::backend::BackendName;
 use crate::engine::Policy;
-use crate::fixture::{pods, settings};
-use crate::model::Event;
+use crate::fixture::{endpoint, pods, port, service, service_port, settings, slice};
+use crate::model::{Event, Listing, Protocol, Service, Slice, SlicePort};
 use crate::plan::{Detector, NodePortAddresses, NodeSide};
 use crate::status::metrics::Metrics;
 
@@ -38,8 +38,8 @@ fn as_nobody(test: impl FnOnce()) {
     become_user(0);
 }
 
-/// An engine for which a pod has just gone.
-fn suspicious() -> Engine {
+/// An engine that was told nothing.
+fn untold() -> Engine {
     let policy = Policy {
         settings: settings(),
         detector: Detector::PodState,
@@ -47,12 +47,123 @@ fn suspicious() -> Engine {
         node_side: NodeSide::default(),
         backend: BackendName::Nftables,
     };
-    let mut engine = Engine::open(policy, None).unwrap();
-    for told in [pods(1, &[("10.1.2.3", "cni0")]), pods(2, &[])] {
-        engine.apply(vec![Event::Pods(told)]);
-        engine.decided();
+    Engine::open(policy, None).unwrap()
+}
+
+fn told(engine: &mut Engine, events: Vec<Event>) {
+    engine.apply(events);
+    engine.decided();
+}
+
+/// An engine for which a pod has just gone.
+fn suspicious() -> Engine {
+    let mut engine = untold();
+    for pods in [pods(1, &[("10.1.2.3", "cni0")]), pods(2, &[])] {
+        told(&mut engine, vec![Event::Pods(pods)]);
     }
     engine
+}
+
+/// A pod of both families.
+const POD: [(&str, &str); 2] = [("10.1.2.3", "cni0"), ("fd00:1::3", "cni0")];
+
+/// A pod, and a service at port 53 over this protocol, at `cluster_ip`; what that made stale was looked for.
+fn with_service(protocol: Protocol, cluster_ip: &str) -> Engine {
+    let mut engine = untold();
+    let served = Service {
+        ports: vec![service_port("dns", protocol, 53, None)],
+        ..service("dns", &[cluster_ip])
+    };
+    let mut events: Vec<Event> = Listing::ALL.map(Event::Listed).into();
+    events.push(Event::Pods(pods(1, &POD)));
+    events.push(Event::Service(served.name.clone(), Some(served)));
+    events.push(served_by(protocol, 1));
+    told(&mut engine, events);
+    engine.take_suspects();
+    engine
+}
+
+/// The service's one endpoint.
+fn served_by(protocol: Protocol, last: u32) -> Event {
+    let port = SlicePort {
+        name: "dns".into(),
+        protocol,
+        port: port(5353),
+    };
+    let slice = Slice {
+        ports: [port].into(),
+        ..slice("dns-1", "dns", vec![endpoint(&format!("10.9.0.{last}"), None)])
+    };
+    Event::Slice(slice.name.clone(), Some(slice))
+}
+
+/// Waits until nothing is to be looked for; how often the kernel's table was dumped for it.
+async fn dumps_until_idle(flush: &mut Flush, engine: &mut Engine) -> u64 {
+    while flush.look.is_some() || flush.due().is_some() {
+        let step = flush.next().await;
+        flush.take(step, engine);
+    }
+    flush.conntrack.as_ref().map_or(0, Conntrack::dumps)
+}
+
+/// A dump walks through the kernel's whole table, whatever it is asked for.
+#[test]
+fn a_change_costs_no_dump_for_what_no_service_uses() {
+    let cases = [
+        ("TCP alone", Protocol::Tcp, 0),
+        // One for the first look, one for the second.
+        ("UDP of one family", Protocol::Udp, 2),
+    ];
+    for (what, protocol, expected) in cases {
+        alone(move || {
+            block_on(async {
+                let (mut engine, mut flush) = (with_service(protocol, "10.96.0.10"), flush());
+                told(&mut engine, vec![Event::Pods(pods(2, &[]))]);
+                flush.after(synced("a pod is gone"), &mut engine);
+                let dumps = dumps_until_idle(&mut flush, &mut engine).await;
+                assert_eq!(dumps, expected, "{what}");
+            })
+        });
+    }
+}
+
+/// What may take as long as the machine takes to get round to it.
+const LENIENT: Duration = Duration::from_millis(500);
+
+#[test]
+fn changes_without_pause_are_looked_after_in_time_and_share_their_looks() {
+    alone(|| {
+        block_on(async {
+            let (mut engine, mut flush) = (with_service(Protocol::Udp, "10.96.0.10"), flush());
+            let begun = Instant::now();
+            let (mut asked, mut looks) = (Vec::new(), Vec::new());
+            let mut waited = Duration::ZERO;
+            for number in 1..=100 {
+                told(&mut engine, vec![served_by(Protocol::Udp, number % 2)]);
+                flush.after(synced("changed"), &mut engine);
+                asked.push(Instant::now());
+                let next = Instant::now() + Duration::from_millis(10);
+                while let Ok(step) = tokio::time::timeout_at(next, flush.next()).await {
+                    let begins = matches!(step, Step::Due);
+                    flush.take(step, &mut engine);
+                    if begins {
+                        looks.push(Instant::now());
+                        let waiting = flush.fresh.len();
+                        let looked = asked.drain(..asked.len() - waiting);
+                        waited = looked.map(|at| at.elapsed()).fold(waited, Duration::max);
+                    }
+                }
+            }
+            let dumps = dumps_until_idle(&mut flush, &mut engine).await;
+            // A look at a time, one dump each, and no more than the pace allows; the second looks come after.
+            let most = begun.elapsed().as_millis() / SHORTEST_REST.as_millis() + 2;
+            assert!(u128::from(dumps) <= most, "{dumps} dumps, not {most}");
+            let gaps = looks.windows(2).map(|pair| pair[1] - pair[0]);
+            let shortest = gaps.min().expect("more looks than one");
+            assert!(shortest >= SHORTEST_REST, "{shortest:?}, {dumps} dumps");
+            assert!(waited < ANSWERED + SHORTEST_REST + LENIENT, "{waited:?}");
+        })
+    });
 }
 
 fn flush() -> Flush {

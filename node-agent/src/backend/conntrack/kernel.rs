@@ -40,6 +40,7 @@ pub enum ConntrackError {
 #[derive(Debug)]
 pub struct Conntrack {
     socket: Socket,
+    dumps: u64,
 }
 
 impl Conntrack {
@@ -49,7 +50,12 @@ impl Conntrack {
     /// [`NetlinkError`] when there is no netlink socket to be had. That there is no connection tracking, or no
     /// leave to read it, only shows later.
     pub fn open() -> Result<Self, NetlinkError> {
-        Socket::open().map(|socket| Self { socket })
+        Socket::open().map(|socket| Self { socket, dumps: 0 })
+    }
+
+    /// How many dumps it has asked the kernel for.
+    pub fn dumps(&self) -> u64 {
+        self.dumps
     }
 
     /// Gives every entry of a protocol to `each`.
@@ -66,6 +72,7 @@ impl Conntrack {
         let mut request = Writer::default();
         let sequence = self.socket.sequences(1);
         write_dump(&mut request, sequence, family, protocol);
+        self.dumps += 1;
         let read = self.socket.dump(request.bytes(), sequence, |message| {
             if let Some(entry) = Entry::parse(&message).filter(|entry| entry.protocol == protocol) {
                 each(entry);

@@ -16,6 +16,9 @@ pub struct Suspects {
     doors: BTreeSet<Door>,
     /// Addresses of pods of this node that are gone.
     pods: BTreeSet<IpAddr>,
+    /// The entries in which these addresses are looked for: those of protocols that services use. What came
+    /// through no service was not translated here, and leads nobody astray.
+    of_pods: BTreeSet<(Family, Protocol)>,
 }
 
 impl Suspects {
@@ -33,19 +36,26 @@ impl Suspects {
 
     /// What is looked for there as well.
     pub fn absorb(&mut self, other: Self) {
-        let Self { doors, pods } = other;
+        let Self { doors, pods, of_pods } = other;
         self.doors.extend(doors);
         self.pods.extend(pods);
+        self.of_pods.extend(of_pods);
     }
 
-    /// The parts of the kernel's table that must be read.
+    /// The parts of the kernel's table that must be read. Each costs a dump, for which the kernel walks
+    /// through all of it.
     pub fn parts(&self) -> BTreeSet<(Family, Protocol)> {
         let doors = self.doors.iter().map(|door| (door.family(), door.protocol));
-        let pods = self.pods.iter().flat_map(|ip| {
-            let tracked = Protocol::ALL.into_iter().filter(|protocol| is_tracked(*protocol));
-            tracked.map(|protocol| (family_of(*ip), protocol))
-        });
-        doors.chain(pods).collect()
+        doors.chain(self.of_pods.iter().copied()).collect()
+    }
+
+    /// Looks for the pods among the entries of these protocols alone, and forgets those of a family without any.
+    fn keep_pods_of(&mut self, served: &BTreeSet<(Family, Protocol)>) {
+        let families: BTreeSet<Family> = self.pods.iter().map(|ip| family_of(*ip)).collect();
+        let of_pods = served.iter().filter(|(family, _)| families.contains(family));
+        self.of_pods = of_pods.copied().collect();
+        self.pods
+            .retain(|ip| served.iter().any(|(family, _)| *family == family_of(*ip)));
     }
 
     /// Whether an entry is about any of them.
@@ -88,6 +98,21 @@ fn is_tracked(protocol: Protocol) -> bool {
         Protocol::Udp | Protocol::Sctp => true,
         Protocol::Tcp => false,
     }
+}
+
+fn all_tracked() -> BTreeSet<(Family, Protocol)> {
+    let tracked = Protocol::ALL.into_iter().filter(|protocol| is_tracked(*protocol));
+    tracked
+        .flat_map(|protocol| Family::BOTH.map(|family| (family, protocol)))
+        .collect()
+}
+
+fn served_by(plan: &Plan) -> BTreeSet<(Family, Protocol)> {
+    let doors = plan.frontends().map(|frontend| frontend.door);
+    doors
+        .filter(|door| is_tracked(door.protocol))
+        .map(|door| (door.family(), door.protocol))
+        .collect()
 }
 
 /// Remembers as much of the last state as it takes to see what may have become stale.
@@ -150,8 +175,13 @@ impl Suspicion {
         doors.into_iter().for_each(|door| self.suspects.add_door(door));
     }
 
-    /// All that is suspected since the last call.
-    pub fn take(&mut self) -> Suspects {
-        std::mem::take(&mut self.suspects)
+    /// All that is suspected since the last call; `plan` is `None` while services are not known, and all
+    /// protocols may be theirs.
+    pub fn take(&mut self, plan: Option<&Plan>) -> Suspects {
+        let mut suspects = std::mem::take(&mut self.suspects);
+        if !suspects.pods.is_empty() {
+            suspects.keep_pods_of(&plan.map_or_else(all_tracked, served_by));
+        }
+        suspects
     }
 }
