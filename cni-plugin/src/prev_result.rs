@@ -100,9 +100,15 @@ fn address(ip: &RawIp) -> Result<IpAddr, CniError> {
     if !prefix.parse::<u8>().is_ok_and(|prefix| prefix <= longest) {
         return Err(malformed(ip, "the prefix length is not one"));
     }
+    // Packets of an IPv4-mapped IPv6 address have the IPv4 one.
+    let written = address;
+    let address = written.to_canonical();
     // Spec 0.3.x and 0.4.0 say the family a second time.
-    let family = if address.is_ipv4() { "4" } else { "6" };
-    if ip.version.as_ref().is_some_and(|said| said != family) {
+    let is_of = |said: &str, address: IpAddr| said == if address.is_ipv4() { "4" } else { "6" };
+    if let Some(said) = &ip.version
+        && !is_of(said, written)
+        && !is_of(said, address)
+    {
         return Err(malformed(ip, "its version is another's"));
     }
     // Recorded, these would make a pod of the node itself, or of everybody.

@@ -318,7 +318,7 @@ impl Agent {
             }
             Request::Explain { explain } => match Packet::parse(&explain.from, &explain.to) {
                 Err(error) => json!({ "error": error.to_string() }),
-                Ok(packet) => match self.engine.explain(&packet) {
+                Ok(packet) => match self.engine.explain_here(&packet) {
                     Err(error) => json!({ "error": error.to_string() }),
                     Ok(explanation) => json!(explanation),
                 },

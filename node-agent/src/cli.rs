@@ -13,6 +13,8 @@ use denizen_shared::run_dir;
 use serde::de::DeserializeOwned;
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::fmt::format;
 
 use self::cleanup::CleanupArgs;
 
@@ -23,6 +25,7 @@ use crate::config::{LogFormat, PolicyArgs, RunArgs, RunDirArgs};
 use crate::control::{self, Empty, ExplainQuery, Request};
 use crate::explain::{Explanation, Packet};
 use crate::install::{self, InstallArgs};
+use crate::printable::{Printable, printable_json, printable_lines};
 use crate::status::Status;
 
 /// Service networking for a node that knows its own pods.
@@ -200,8 +203,8 @@ fn ask<T: DeserializeOwned>(run_dir: PathBuf, request: Request) -> anyhow::Resul
 
 fn show<T: serde::Serialize + std::fmt::Display>(value: &T, output: Output) -> anyhow::Result<()> {
     let text = match output {
-        Output::Text => value.to_string(),
-        Output::Json => serde_json::to_string_pretty(value)? + "\n",
+        Output::Text => printable_lines(&value.to_string()),
+        Output::Json => printable_json(&serde_json::to_string_pretty(value)?) + "\n",
     };
     match io::stdout().write_all(text.as_bytes()) {
         // Whoever reads, as `head` does, has seen enough.
@@ -227,10 +230,19 @@ fn log_to_standard_error(format: LogFormat) {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
+    // As the default, but for what a terminal should not obey: values have names in them that others wrote.
+    let fields = format::debug_fn(|line, field, value| {
+        let value = format!("{value:?}");
+        match field.name() {
+            "message" => write!(line, "{}", Printable(&value)),
+            name => write!(line, "{name}={}", Printable(&value)),
+        }
+    });
     match format {
         LogFormat::Text => builder
             .with_ansi(std::io::stderr().is_terminal())
             .with_target(false)
+            .fmt_fields(fields.delimited(" "))
             .init(),
         LogFormat::Json => builder.json().flatten_event(true).init(),
     }

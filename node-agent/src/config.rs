@@ -34,6 +34,7 @@ use crate::backend::iptables::Variant;
 use crate::engine::Policy;
 use crate::host::Conntrack;
 use crate::host::sysctl::SYSCTLS;
+use crate::model::canonical_range;
 use crate::plan::{Detector, Settings};
 use crate::records;
 
@@ -275,7 +276,8 @@ fn node_hints(gates: &str) -> Result<bool, ConfigError> {
 
 fn cidrs(flag: &'static str, values: Vec<&str>) -> Result<Vec<IpNetwork>, ConfigError> {
     let parse = |value: &str| {
-        value.parse().map_err(|_| ConfigError::Cidr {
+        let range = value.parse().ok().and_then(canonical_range);
+        range.ok_or_else(|| ConfigError::Cidr {
             flag,
             value: value.to_owned(),
         })

@@ -23,10 +23,12 @@ use crate::backend::conntrack::{Entry, Judge, Suspects, Suspicion};
 use crate::backend::iptables::Variant;
 use crate::backend::{Backend, BackendName, Repair, Told};
 use crate::describe::describe;
-use crate::explain::{Explanation, Packet, Scene, explain};
+use crate::explain::{Explanation, Packet, Scene, Step, explain};
 use crate::host::{Setting, live, on_loopback};
 use crate::model::{Change, Event, Model, PodVersion};
-use crate::plan::{Conflict, Detector, NodePortAddresses, NodeSide, Plan, Settings, node_port_addresses};
+use crate::plan::{
+    Conflict, Detector, Frontend, NodePortAddresses, NodeSide, Plan, Settings, node_port_addresses,
+};
 use crate::status::LastSync;
 
 /// What the operator asked for, as far as it decides about packets.
@@ -182,6 +184,21 @@ impl<B: Backend> Engine<B> {
         result
     }
 
+    /// What happens to a packet, by the rules that the kernel has taken.
+    ///
+    /// # Errors
+    /// [`NotYet`] while a source still owes its first list.
+    pub fn explain_here(&self, packet: &Packet) -> Result<Explanation, NotYet> {
+        let mut explanation = self.explained(packet, |frontend| self.backend.rejected(frontend))?;
+        if let Some(error) = self.backend.contended().or(self.last_error.as_deref()) {
+            explanation.steps.push(Step {
+                what: "the kernel may not have the latest rules".to_owned(),
+                why: error.to_owned(),
+            });
+        }
+        Ok(explanation)
+    }
+
     /// Whether all that was decided is in the kernel.
     pub fn is_settled(&self) -> bool {
         self.backend.is_settled()
@@ -254,6 +271,9 @@ impl<B: Told> Engine<B> {
         }
         let touched = self.plan.update(&self.policy.settings, world, &change);
         touched.conflicts.iter().for_each(warn_of);
+        for remark in &touched.remarks {
+            warn!(%remark, "a Service is served otherwise than its owner may expect");
+        }
         self.backend.set_doors(&self.plan, &touched.doors);
         self.health_ports_due |=
             first || touched.health_checks || change.node || change.pods || change.addresses;
@@ -276,7 +296,7 @@ impl<B: Told> Engine<B> {
             let itself: BTreeSet<IpAddr> = pods.chain(self.plan.local_endpoints()).collect();
             self.backend.set_hairpins(&itself);
         }
-        if first || change.node || change.service_ranges {
+        if first || change.node || change.addresses || change.service_ranges {
             self.decide_ranges();
         }
     }
@@ -289,7 +309,7 @@ impl<B: Told> Engine<B> {
         let cidrs = world.node().map(|node| &*node.pod_cidrs).unwrap_or_default();
         let detector = &self.policy.detector;
         self.backend.set_detector(detector, &detector.ranges(cidrs));
-        let service_ranges: Vec<IpNetwork> = world.service_ranges().collect();
+        let service_ranges: Vec<IpNetwork> = self.plan.service_ranges(world).collect();
         self.backend.set_service_ranges(&service_ranges);
     }
 
@@ -300,11 +320,19 @@ impl<B: Told> Engine<B> {
             .is_some_and(|(epoch, generation)| *epoch == asked.epoch && *generation >= asked.generation)
     }
 
-    /// What happens to a packet.
+    /// What is to happen to a packet.
     ///
     /// # Errors
     /// [`NotYet`] while a source still owes its first list.
     pub fn explain(&self, packet: &Packet) -> Result<Explanation, NotYet> {
+        self.explained(packet, |_| Vec::new())
+    }
+
+    fn explained(
+        &self,
+        packet: &Packet,
+        rejected: impl Fn(&Frontend) -> Vec<String>,
+    ) -> Result<Explanation, NotYet> {
         let world = self.model.snapshot().ok_or_else(|| NotYet(self.owed()))?;
         let Policy {
             detector,
@@ -312,16 +340,14 @@ impl<B: Told> Engine<B> {
             backend,
             ..
         } = &self.policy;
-        Ok(explain(
-            Scene {
-                world,
-                plan: &self.plan,
-                detector,
-                node_ports,
-                backend: *backend,
-            },
-            packet,
-        ))
+        let scene = Scene {
+            world,
+            plan: &self.plan,
+            detector,
+            node_ports,
+            backend: *backend,
+        };
+        Ok(explain(scene, packet, rejected))
     }
 
     /// Where stale entries of the connection tracking may be found, now that all that was decided is in the

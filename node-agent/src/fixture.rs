@@ -8,7 +8,7 @@ use ipnetwork::IpNetwork;
 
 use crate::model::{
     Affinity, EndpointState, LocalPod, Node, NodeAddress, PodSet, Protocol, Service, ServiceName,
-    ServicePort, Slice, SliceEndpoint, SliceName, SlicePort, TrafficPolicy, family_of,
+    ServicePort, Slice, SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy, family_of,
 };
 use crate::plan::Settings;
 
@@ -53,7 +53,7 @@ pub fn service(name: &str, cluster_ips: &[&str]) -> Service {
         cluster_ips: cluster_ips.iter().map(|text| ip(text)).collect(),
         external_ips: Vec::new(),
         load_balancer_ips: Vec::new(),
-        source_ranges: Vec::new(),
+        source_ranges: SourceRanges::default(),
         ports: vec![service_port("http", Protocol::Tcp, 80, None)],
         external_policy: TrafficPolicy::Cluster,
         internal_policy: TrafficPolicy::Cluster,
@@ -125,6 +125,7 @@ pub fn address(address: &str, interface: &str) -> NodeAddress {
     NodeAddress {
         address: ip(address),
         interface: interface.into(),
+        dummy: false,
     }
 }
 

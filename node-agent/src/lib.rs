@@ -22,6 +22,7 @@ mod memory;
 pub mod model;
 pub mod notice;
 pub mod plan;
+pub mod printable;
 pub mod records;
 pub mod source;
 pub mod status;

@@ -2,11 +2,13 @@
 
 use std::process::ExitCode;
 
+use denizen_agent::printable::printable_lines;
+
 fn main() -> ExitCode {
     match denizen_agent::cli::run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("denizen-agent: {error:#}");
+            eprintln!("denizen-agent: {}", printable_lines(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::Affinity;
+use crate::printable::Printable;
 
 /// The answer to `denizen-agent status`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -129,6 +130,6 @@ impl fmt::Display for Status {
             .chain(errors)
             .chain(none)
             .chain(warnings)
-            .try_for_each(|(what, value)| writeln!(f, "{what:<16}{value}"))
+            .try_for_each(|(what, value)| writeln!(f, "{what:<16}{}", Printable(&value)))
     }
 }

@@ -19,7 +19,7 @@ use denizen_agent::backend::nftables::{Nftables, NoKernel};
 use denizen_agent::engine::{Engine, Policy};
 use denizen_agent::model::{
     Affinity, EndpointState, Event, Family, Listing, Protocol, Service, ServiceName, ServicePort, Slice,
-    SliceEndpoint, SliceName, SlicePort, TrafficPolicy,
+    SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
 };
 use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Settings};
 use denizen_netlink::{Socket, Writer};
@@ -107,7 +107,7 @@ fn facts(n: u32) -> [Event; 2] {
         cluster_ips: vec![IpAddr::V4(service_ip(n))],
         external_ips: Vec::new(),
         load_balancer_ips: Vec::new(),
-        source_ranges: Vec::new(),
+        source_ranges: SourceRanges::default(),
         ports: vec![ServicePort {
             name: "dns".into(),
             protocol: Protocol::Udp,

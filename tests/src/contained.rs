@@ -90,6 +90,23 @@ impl Contained {
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
+    /// `denizen-agent explain --output json`.
+    pub fn explain(&self, from: &str, to: &str) -> Result<Value> {
+        let mut ask = Command::new(binary::ours("denizen-agent")?);
+        ask.args([
+            "explain",
+            "--output",
+            "json",
+            "--from",
+            from,
+            "--to",
+            to,
+            "--run-dir",
+        ]);
+        let output = checked(ask.arg(&self.run_dir))?;
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
     /// Waits until its status is as wished.
     pub fn until(&self, what: &str, so: impl Fn(&Value) -> bool) -> Result<Value> {
         let started = Instant::now();

@@ -57,6 +57,24 @@ fn without_recent() -> Result<TempDir> {
     Ok(some)
 }
 
+/// `explain` tells the service whose rules are missing from those that are served, and says why they are.
+fn explained_as_it_is(cast: &Cast, agent: &Contained) -> Result<()> {
+    let explained = |number: u8| -> Result<Value> {
+        let to = SocketAddr::new(service_ips(number)[0], 80);
+        let from = cast.address(Who::Bridged, to.ip())?;
+        agent.explain(&from.to_string(), &to.to_string())
+    };
+    let sticky = explained(11)?;
+    let steps = sticky["steps"].to_string();
+    ensure!(
+        sticky["verdict"] == "unknown" && steps.contains("not in the kernel") && steps.contains("recent"),
+        "{sticky}"
+    );
+    let web = explained(10)?;
+    ensure!(web["verdict"] == "forward", "{web}");
+    Ok(())
+}
+
 /// One service's rules cannot be written, at the start and later; the others are served, come and go.
 fn one_service_holds_up_no_other(label: &str, variant: Variant) -> Result<()> {
     let (cast, _servers) = Cast::new(label)?;
@@ -79,6 +97,7 @@ fn one_service_holds_up_no_other(label: &str, variant: Variant) -> Result<()> {
     })?;
     ensure!(ask(&cast, 10)?.endpoint().is_some(), "web is served");
     ensure!(ask(&cast, 11)?.endpoint().is_none(), "sticky is not");
+    explained_as_it_is(&cast, &agent)?;
     manifests.put("more", &cast.service("more", 12, &HTTP, &[Who::Remote])?)?;
     agent.until("one more", |status| {
         status["services"] == 3 && is_served(&cast, 12)

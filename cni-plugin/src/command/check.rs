@@ -70,7 +70,8 @@ fn compare_kernel(
                 .pod
                 .addresses(container.index)
                 .map_err(|error| CniError::io(format!("cannot list the addresses of {name}"), error))?;
-            let lost = record.ips.iter().filter(|ip| !has.contains(ip));
+            let recorded = set(&record.ips);
+            let lost = recorded.iter().filter(|ip| !has.contains(ip));
             found.extend(lost.map(|ip| format!("address {ip} is recorded, and {name} does not have it")));
         }
         // What a result does not list as an interface (a device handed to user space) nobody can find.
@@ -129,5 +130,6 @@ fn differ<T: PartialEq + Debug>(what: &str, was: &T, place: &str, is: &T, found:
 }
 
 fn set(ips: &[IpAddr]) -> BTreeSet<IpAddr> {
-    ips.iter().copied().collect()
+    // An older version recorded IPv4-mapped addresses as they were written.
+    ips.iter().map(IpAddr::to_canonical).collect()
 }

@@ -36,3 +36,26 @@ fn a_result_may_leave_out_everything() {
         assert_eq!(told(CniVersion::V1_0_0, text).unwrap(), nothing, "{text}");
     }
 }
+
+#[test]
+fn an_ipv4_mapped_address_is_the_ipv4_one() {
+    let of = |address: &str, version: &str| {
+        let text = format!(r#"{{"ips": [{{"address": "{address}", "version": "{version}"}}]}}"#);
+        told(CniVersion::V0_4_0, &text).map(|told| told.ips)
+    };
+    for version in ["4", "6"] {
+        assert_eq!(
+            of("::ffff:10.1.2.3/120", version).unwrap(),
+            ["10.1.2.3".parse::<IpAddr>().unwrap()]
+        );
+    }
+    for (address, why) in [
+        ("::ffff:127.0.0.1/128", "no pod can have it"),
+        ("::ffff:0.0.0.0/96", "no pod can have it"),
+        ("::ffff:224.0.0.1/128", "no pod can have it"),
+        ("::ffff:10.1.2.3/129", "the prefix length is not one"),
+    ] {
+        let error = of(address, "6").unwrap_err().to_string();
+        assert!(error.contains(why), "{address}: {error}");
+    }
+}

@@ -15,7 +15,7 @@ use super::nftables::{self, Nftables, NftablesError};
 use super::{Affinity, Backend, BackendName, Repair, SetSize, Told};
 use crate::describe::describe;
 use crate::model::{Egress, PodSet};
-use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
+use crate::plan::{Detector, Door, Frontend, NodePortAddresses, NodeSide, Plan};
 use denizen_netlink::NetlinkError;
 
 /// Any backend with a kernel.
@@ -235,6 +235,10 @@ impl Backend for Chosen {
 
     fn refused(&self) -> Vec<String> {
         whichever!(self, backend => backend.refused())
+    }
+
+    fn rejected(&self, frontend: &Frontend) -> Vec<String> {
+        whichever!(self, backend => backend.rejected(frontend))
     }
 
     fn serves(&self) -> bool {

@@ -18,7 +18,7 @@ use std::time::Duration;
 use ipnetwork::IpNetwork;
 
 use crate::model::{Egress, Family, PodSet};
-use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
+use crate::plan::{Detector, Door, Frontend, NodePortAddresses, NodeSide, Plan};
 
 /// A backend, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,6 +140,11 @@ pub trait Backend: Told {
 
     /// What was refused and is left out until it is wanted otherwise, in words; everything else is programmed.
     fn refused(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Which rules of this frontend are not in the kernel, and why; empty while all of them are, as far as is known.
+    fn rejected(&self, _frontend: &Frontend) -> Vec<String> {
         Vec::new()
     }
 

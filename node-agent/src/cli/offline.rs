@@ -13,6 +13,7 @@ use crate::config::PolicyArgs;
 use crate::engine::Engine;
 use crate::explain::{Explanation, Packet};
 use crate::model::{Event, Listing, Node, NodeAddress};
+use crate::printable::Printable;
 use crate::source::{egress, manifests, state_file};
 
 /// What takes the place of the kernel and the API.
@@ -69,7 +70,7 @@ fn engine<B: Told>(facts: &Facts, backend: B) -> anyhow::Result<Engine<B>> {
         node_name: policy.settings.node_name.to_string(),
     })?;
     for problem in problems {
-        eprintln!("denizen-agent: left out: {problem}");
+        eprintln!("denizen-agent: left out: {}", Printable(&problem));
     }
     events.push(addresses(&events));
     events.push(Event::Listed(Listing::Addresses));
@@ -100,6 +101,7 @@ fn addresses(events: &[Event]) -> Event {
         let on = |address: &_| NodeAddress {
             address: *address,
             interface: interface.clone(),
+            dummy: false,
         };
         node.addresses.iter().map(on).collect()
     };

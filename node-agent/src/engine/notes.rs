@@ -5,7 +5,11 @@ use std::time::Duration;
 use super::Engine;
 use crate::backend::{Affinity, Backend, Told};
 use crate::describe::describe;
+use crate::plan::Remark;
 use crate::status::{LastSync, Status};
+
+/// The most remarks of one kind that are shown: a person reads them.
+const MOST_REMARKS: usize = 32;
 
 impl<B: Told> Engine<B> {
     /// Remembers when the kernel was programmed last.
@@ -48,6 +52,8 @@ impl<B: Backend> Engine<B> {
         errors.extend(self.backend.contended().map(str::to_owned));
         errors.extend(self.backend.refused());
         errors.extend(self.lost_health_ports());
+        let (wrong, surprising) = self.remarks();
+        errors.extend(wrong);
         let missed_lookups = self.backend.missed_lookups().unwrap_or_else(|error| {
             errors.push(describe(&error));
             0
@@ -57,7 +63,7 @@ impl<B: Backend> Engine<B> {
             Affinity::default()
         });
         Status {
-            warnings: affinity.warnings().collect(),
+            warnings: affinity.warnings().chain(surprising).collect(),
             backend: self.policy.backend.to_string(),
             backend_why: String::new(),
             detect_local: self.policy.detector.to_string(),
@@ -76,5 +82,18 @@ impl<B: Backend> Engine<B> {
             flushing: self.flushing,
             errors,
         }
+    }
+
+    /// What owners should know: what needs repair, and what may be as they mean it.
+    fn remarks(&self) -> (Vec<String>, Vec<String>) {
+        let (wrong, surprising): (Vec<&Remark>, Vec<&Remark>) =
+            self.plan.remarks().partition(|remark| remark.is_error());
+        let shown = |remarks: Vec<&Remark>| {
+            let more = remarks.len().saturating_sub(MOST_REMARKS);
+            let lines = remarks.iter().take(MOST_REMARKS).map(ToString::to_string);
+            let more = (more > 0).then(|| format!("and {more} more like these"));
+            lines.chain(more).collect()
+        };
+        (shown(wrong), shown(surprising))
     }
 }

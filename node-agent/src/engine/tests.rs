@@ -108,7 +108,7 @@ fn a_service(name: u8, variant: u8) -> Event {
         2 => Service {
             external_ips: vec![ip("203.0.113.7")],
             load_balancer_ips: vec![ip("198.51.100.9")],
-            source_ranges: vec![range("10.0.0.0/9")],
+            source_ranges: vec![range("10.0.0.0/9")].into(),
             ..base()
         },
         3 => Service {

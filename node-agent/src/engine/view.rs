@@ -145,7 +145,12 @@ fn policies(service: &Service) -> Vec<String> {
         Affinity::ClientIp { seconds } => Some(format!("session affinity {seconds} s")),
         Affinity::None => None,
     };
-    let ranges: Vec<String> = service.source_ranges.iter().map(ToString::to_string).collect();
+    let ranges: Vec<String> = service
+        .source_ranges
+        .ranges
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     [
         local(service.internal_policy).then(|| "internal traffic: Local".to_owned()),
         local(service.external_policy).then(|| "external traffic: Local".to_owned()),

@@ -22,9 +22,10 @@ use self::arrival::arrival;
 use crate::backend::BackendName;
 use crate::model::{Affinity, Snapshot, TrafficPolicy, family_of};
 use crate::plan::{
-    Detector, Door, DoorAddress, DoorKind, Endpoints, Frontend, NodePortAddresses, Outcome, Plan,
+    Detector, Door, DoorAddress, DoorKind, Endpoints, Frontend, NodePortAddresses, Outcome, Plan, Remark,
     node_port_addresses,
 };
+use crate::printable::Printable;
 
 /// What becomes of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +39,9 @@ pub enum Verdict {
     Drop,
     /// Denizen does nothing to it.
     Untouched,
+    /// Not known: rules that decide it were rejected by the kernel, and what is there in their place is an
+    /// older state, or nothing.
+    Unknown,
 }
 
 /// One step of a packet's way.
@@ -81,8 +85,13 @@ pub struct Scene<'a> {
     pub backend: BackendName,
 }
 
-/// Explains what becomes of a new connection's first packet.
-pub fn explain(scene: Scene<'_>, packet: &Packet) -> Explanation {
+/// Explains what becomes of a new connection's first packet. `rejected` names the rules of a frontend that are
+/// not in the kernel, with the reason.
+pub fn explain(
+    scene: Scene<'_>,
+    packet: &Packet,
+    rejected: impl Fn(&Frontend) -> Vec<String>,
+) -> Explanation {
     let mut way = Way {
         scene,
         packet,
@@ -90,7 +99,7 @@ pub fn explain(scene: Scene<'_>, packet: &Packet) -> Explanation {
     };
     let source = way.source();
     match way.door() {
-        Some(frontend) => way.through(frontend, source),
+        Some(frontend) => way.through(frontend, source, &rejected(frontend)),
         None => way.past(source),
     }
 }
@@ -184,10 +193,12 @@ impl<'a> Way<'a> {
     }
 
     fn is_service_range(&self, address: IpAddr) -> bool {
-        self.scene
-            .world
-            .service_ranges()
-            .any(|range| range.contains(address))
+        self.service_range_of(address).is_some()
+    }
+
+    fn service_range_of(&self, address: IpAddr) -> Option<IpNetwork> {
+        let Scene { world, plan, .. } = self.scene;
+        plan.service_ranges(world).find(|range| range.contains(address))
     }
 
     fn is_cluster_ip(&self, address: IpAddr) -> bool {
@@ -202,18 +213,18 @@ impl<'a> Way<'a> {
     fn past(mut self, sender: Sender) -> Explanation {
         let to = self.packet.destination_text();
         let destination = self.packet.destination;
-        let verdict = if !self.answers_for_all() {
+        let verdict = if let Some(service) = self.scene.plan.claims_own(destination) {
+            let what =
+                format!("{to} is left alone: it is a cluster IP of {service}, and this node's own address");
+            self.step(what, words::OWN_ADDRESS);
+            Verdict::Untouched
+        } else if !self.answers_for_all() {
             self.step(format!("{to} is left alone"), words::NO_SERVICE);
             Verdict::Untouched
         } else if self.is_cluster_ip(destination) {
             self.step(format!("{to} is refused"), words::UNUSED_PORT);
             Verdict::Reject
-        } else if let Some(range) = self
-            .scene
-            .world
-            .service_ranges()
-            .find(|r| r.contains(destination))
-        {
+        } else if let Some(range) = self.service_range_of(destination) {
             self.step(format!("{to} is dropped: it lies in {range}"), words::UNALLOCATED);
             Verdict::Drop
         } else {
@@ -224,7 +235,7 @@ impl<'a> Way<'a> {
         self.finish(verdict, None, None, masquerade, sender)
     }
 
-    fn through(mut self, frontend: &Frontend, sender: Sender) -> Explanation {
+    fn through(mut self, frontend: &Frontend, sender: Sender, rejected: &[String]) -> Explanation {
         let service = frontend.service_port.to_string();
         let to = self.packet.destination_text();
         self.step(
@@ -235,6 +246,12 @@ impl<'a> Way<'a> {
             ),
             words::kind(frontend.kind),
         );
+        if !rejected.is_empty() {
+            for reason in rejected {
+                self.step(words::REJECTED, reason.as_str());
+            }
+            return self.finish(Verdict::Unknown, Some(service), None, false, sender);
+        }
         // iptables refuses in the filter table, where the ranges are not asked unless somebody serves.
         let ranges_first = self.answers_for_all() || frontend.inside.endpoints().is_some();
         if let Some(allowed) = frontend.sources.as_ref().filter(|_| ranges_first)
@@ -242,6 +259,7 @@ impl<'a> Way<'a> {
         {
             return self.finish(Verdict::Drop, Some(service), None, false, sender);
         }
+        self.note_open_family(frontend);
         let bound = frontend.outside.as_ref().filter(|_| sender == Sender::Other);
         let outcome = bound.unwrap_or(&frontend.inside);
         self.step(
@@ -298,6 +316,21 @@ impl<'a> Way<'a> {
         }
     }
 
+    /// Everybody may use a load balancer IP of a family that the source ranges do not name.
+    fn note_open_family(&mut self, frontend: &Frontend) {
+        let family = frontend.door.family();
+        let is_it = |remark: &Remark| {
+            let of = (&frontend.service_port.service, family);
+            matches!(remark, Remark::OpenFamily { service, family } if (service, *family) == of)
+        };
+        if frontend.kind == DoorKind::LoadBalancerIp && self.scene.plan.remarks().any(is_it) {
+            self.step(
+                format!("everybody may use it: the Service has no source range of {family}"),
+                words::OPEN_FAMILY,
+            );
+        }
+    }
+
     fn finish(
         self,
         verdict: Verdict,
@@ -324,7 +357,7 @@ impl<'a> Way<'a> {
 impl std::fmt::Display for Explanation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (n, step) in (1..).zip(&self.steps) {
-            writeln!(f, "{n}. {}\n   {}", step.what, step.why)?;
+            writeln!(f, "{n}. {}\n   {}", Printable(&step.what), Printable(&step.why))?;
         }
         let verdict = match self.verdict {
             Verdict::Forward if self.masquerade => "forwarded, masqueraded",
@@ -333,6 +366,7 @@ impl std::fmt::Display for Explanation {
             Verdict::Drop => "dropped",
             Verdict::Untouched if self.masquerade => "no service's, masqueraded",
             Verdict::Untouched => "untouched",
+            Verdict::Unknown => "not known: its rules are not in the kernel",
         };
         writeln!(f, "=> {verdict}")
     }

@@ -52,19 +52,21 @@ impl Packet {
             None => (from, None),
         };
         let source: IpAddr = address.parse().map_err(|_| bad_from())?;
+        let source = source.to_canonical();
         let (address, protocol) = match to.rsplit_once('/') {
             Some((address, protocol)) => (address, Protocol::parse(protocol).ok_or_else(bad_to)?),
             None => (to, Protocol::Tcp),
         };
-        let destination: SocketAddr = address.parse().map_err(|_| bad_to())?;
-        let port = NonZeroU16::new(destination.port()).ok_or_else(bad_to)?;
-        if family_of(source) != family_of(destination.ip()) {
-            return Err(PacketError::Families(source, destination.ip()));
+        let to: SocketAddr = address.parse().map_err(|_| bad_to())?;
+        let port = NonZeroU16::new(to.port()).ok_or_else(bad_to)?;
+        let destination = to.ip().to_canonical();
+        if family_of(source) != family_of(destination) {
+            return Err(PacketError::Families(source, destination));
         }
         Ok(Self {
             source,
             interface,
-            destination: destination.ip(),
+            destination,
             port,
             protocol,
         })
@@ -144,5 +146,10 @@ mod tests {
             Packet::parse("10.0.0.1", "[fd00::1]:1"),
             Err(PacketError::Families(..))
         ));
+        assert_eq!(
+            Packet::parse("::ffff:10.0.0.1", "[::ffff:10.96.0.1]:80"),
+            Packet::parse("10.0.0.1", "10.96.0.1:80"),
+            "packets have no IPv4-mapped addresses"
+        );
     }
 }

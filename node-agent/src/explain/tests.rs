@@ -1,5 +1,7 @@
 //! An explanation for every situation: its verdict, and the words that an operator will look for.
 
+mod owners;
+
 use super::{Packet, Verdict};
 use crate::backend::BackendName;
 use crate::backend::nftables::{Nftables, NoKernel};
@@ -27,7 +29,7 @@ fn world() -> Vec<Event> {
         ports: node_port(30080),
         external_ips: vec![ip("203.0.113.7")],
         load_balancer_ips: vec![ip("198.51.100.9")],
-        source_ranges: vec![range("192.0.2.0/24")],
+        source_ranges: vec![range("192.0.2.0/24")].into(),
         ..service("web", &["10.96.0.10"])
     };
     let local = |name, at: &str, number| Service {
@@ -380,21 +382,4 @@ fn masquerade_all_is_about_cluster_ips() {
         case("10.1.2.3", "192.168.0.2:30081", Forward, false, &["source stays"]),
     ];
     check(&engine(Detector::PodState, true), &cases);
-}
-
-#[test]
-fn nothing_is_explained_from_half_a_picture() {
-    let policy = Policy {
-        settings: settings(),
-        detector: Detector::PodState,
-        node_ports: NodePortAddresses::Primary,
-        node_side: NodeSide::default(),
-        backend: BackendName::Nftables,
-    };
-    let engine = Engine::new(policy, Nftables::offline());
-    let asked = engine.explain(&Packet::parse("10.1.2.3", "10.96.0.10:80").unwrap());
-    assert_eq!(
-        asked.unwrap_err().to_string(),
-        "not everything is known yet; waiting for services, endpoint slices, this node's object, service CIDRs, this node's addresses"
-    );
 }

@@ -19,6 +19,12 @@ pub(super) const NO_LOCAL_ENDPOINT: &str = "the service has endpoints, but none 
      forbids the others; a client that gets no answer tries again and may then be sent to another node";
 pub(super) const SOURCE_RANGES: &str = "spec.loadBalancerSourceRanges of the Service; they bind everybody, this \
      node and its pods included, and come before anything else";
+pub(super) const REJECTED: &str =
+    "rules for it are not in the kernel, which rejected them: what happens is not known";
+pub(super) const OPEN_FAMILY: &str = "spec.loadBalancerSourceRanges restrict each IP family by its own ranges \
+     alone, as in kube-proxy";
+pub(super) const OWN_ADDRESS: &str =
+    "as a cluster IP the node would lose the address, so it is not served there";
 pub(super) const AFFINITY: &str = "sessionAffinity ClientIP: a client is remembered, whichever address of the \
      service port it used, until so long after its last new connection";
 pub(super) const SOURCE_REPLACED: &str = "the source becomes this node's address";

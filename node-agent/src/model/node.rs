@@ -28,4 +28,6 @@ pub struct NodeAddress {
     pub address: IpAddr,
     /// The link's name.
     pub interface: Arc<str>,
+    /// The link is a dummy device (`ip link add … type dummy`), which no packet comes in through.
+    pub dummy: bool,
 }

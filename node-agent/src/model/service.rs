@@ -153,6 +153,39 @@ pub enum Affinity {
     },
 }
 
+/// `spec.loadBalancerSourceRanges`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SourceRanges {
+    /// The entries that can be read, of both families, in the order written.
+    pub ranges: Vec<IpNetwork>,
+    /// An entry cannot be read. It may have been meant for either family.
+    pub unreadable: bool,
+}
+
+impl SourceRanges {
+    /// The only sources that may use a load balancer IP of this family; `None` where every source may.
+    ///
+    /// Each family is restricted by its own ranges alone, as in kube-proxy. An entry that cannot be read
+    /// admits nobody: where one is written, a family without a range is closed, for the owner meant to
+    /// restrict something, and it may have been this.
+    pub fn of(&self, family: Family) -> Option<Vec<IpNetwork>> {
+        let of_family = |range: &&IpNetwork| family_of(range.ip()) == family;
+        let ranges: Vec<IpNetwork> = self.ranges.iter().filter(of_family).copied().collect();
+        let is_open = ranges.is_empty() && !self.unreadable;
+        let is_everybody = ranges.iter().any(|range| range.prefix() == 0);
+        (!is_open && !is_everybody).then_some(ranges)
+    }
+}
+
+impl From<Vec<IpNetwork>> for SourceRanges {
+    fn from(ranges: Vec<IpNetwork>) -> Self {
+        Self {
+            ranges,
+            unreadable: false,
+        }
+    }
+}
+
 /// One entry of `spec.ports`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePort {
@@ -178,8 +211,8 @@ pub struct Service {
     pub external_ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress[].ip`, without those whose `ipMode` is `Proxy`.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// `spec.loadBalancerSourceRanges`; empty means that every source is allowed.
-    pub source_ranges: Vec<IpNetwork>,
+    /// `spec.loadBalancerSourceRanges`.
+    pub source_ranges: SourceRanges,
     /// `spec.ports`.
     pub ports: Vec<ServicePort>,
     /// `spec.externalTrafficPolicy`.

@@ -4,9 +4,13 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
+use ipnetwork::IpNetwork;
+
 use super::decide::{Settings, frontends};
-use super::frontend::{Door, Frontend};
+use super::frontend::{Door, DoorAddress, DoorKind, Frontend};
 use super::health_check::{HealthCheck, HealthChecks};
+use super::own_address::own_addresses;
+use super::remark::{Remark, remarks};
 use crate::model::{Change, ServiceName, ServicePortName, Snapshot};
 
 /// Two service ports claim one door, and one of them gets it.
@@ -31,6 +35,8 @@ pub struct Touched {
     pub local_endpoints: bool,
     /// [`Plan::health_checks`] are others now.
     pub health_checks: bool,
+    /// Remarks that did not hold before.
+    pub remarks: Vec<Remark>,
 }
 
 /// What is decided about every door.
@@ -42,26 +48,76 @@ pub struct Plan {
     /// This node's endpoints, and how many doors lead to each.
     local_endpoints: BTreeMap<IpAddr, usize>,
     health_checks: HealthChecks,
+    /// The node's own addresses.
+    own: BTreeSet<IpAddr>,
+    remarks: BTreeMap<ServiceName, Vec<Remark>>,
+    /// The same about the ranges that cluster IPs come from.
+    range_remarks: Vec<Remark>,
 }
 
 impl Plan {
     /// Decides anew what `change` touches, and tells which doors came out otherwise.
     pub fn update(&mut self, settings: &Settings, world: Snapshot<'_>, change: &Change) -> Touched {
         let mut touched = Touched::default();
-        if change.node {
-            let all = world
-                .services()
-                .map(|s| s.name.clone())
-                .chain(self.doors_of.keys().cloned());
-            for name in all.collect::<BTreeSet<_>>() {
-                self.replan(settings, world, &name, &mut touched);
-            }
-        } else {
-            for name in &change.services {
-                self.replan(settings, world, name, &mut touched);
-            }
+        let mut names = change.services.clone();
+        if change.node || change.addresses {
+            names.extend(self.own_are(own_addresses(world.node(), world.addresses()), world));
         }
+        if change.node {
+            names.extend(world.services().map(|service| service.name.clone()));
+            names.extend(self.doors_of.keys().cloned());
+        }
+        for name in names {
+            self.replan(settings, world, &name, &mut touched);
+        }
+        self.remark_ranges(world, &mut touched);
         touched
+    }
+
+    /// The node's own addresses are these; the services whose cluster IPs begin or cease to be among them.
+    fn own_are(&mut self, own: BTreeSet<IpAddr>, world: Snapshot<'_>) -> Vec<ServiceName> {
+        let before = std::mem::replace(&mut self.own, own);
+        let differing: BTreeSet<&IpAddr> = before.symmetric_difference(&self.own).collect();
+        if differing.is_empty() {
+            return Vec::new();
+        }
+        let concerned = world
+            .services()
+            .filter(|service| service.cluster_ips.iter().any(|ip| differing.contains(ip)));
+        concerned.map(|service| service.name.clone()).collect()
+    }
+
+    fn remark_ranges(&mut self, world: Snapshot<'_>, touched: &mut Touched) {
+        let own_in = |range: IpNetwork| self.own.iter().find(|ip| range.contains(**ip));
+        let remarks = world.service_ranges().filter_map(|range| {
+            own_in(range).map(|address| Remark::OwnRange {
+                range,
+                address: *address,
+            })
+        });
+        let remarks: Vec<Remark> = remarks.collect();
+        let new = remarks.iter().filter(|it| !self.range_remarks.contains(it));
+        touched.remarks.extend(new.cloned());
+        self.range_remarks = remarks;
+    }
+
+    /// What owners should know.
+    pub fn remarks(&self) -> impl Iterator<Item = &Remark> {
+        self.remarks.values().flatten().chain(&self.range_remarks)
+    }
+
+    /// The service that has one of the node's own addresses as its cluster IP, where it is not served.
+    pub fn claims_own(&self, address: IpAddr) -> Option<&ServiceName> {
+        self.remarks().find_map(|remark| match remark {
+            Remark::OwnAddress { service, address: ip } if *ip == address => Some(service),
+            Remark::OwnAddress { .. } | Remark::OpenFamily { .. } | Remark::OwnRange { .. } => None,
+        })
+    }
+
+    /// The ranges that cluster IPs come from, but for those with one of the node's own addresses in them.
+    pub fn service_ranges(&self, world: Snapshot<'_>) -> impl Iterator<Item = IpNetwork> {
+        let has_own = |range: &IpNetwork| self.own.iter().any(|ip| range.contains(*ip));
+        world.service_ranges().filter(move |range| !has_own(range))
     }
 
     /// What is decided about a door.
@@ -113,10 +169,12 @@ impl Plan {
         let service = world.service(name);
         let check = service.and_then(|service| HealthCheck::of(settings, world.node(), service, &slices));
         touched.health_checks |= self.health_checks.put(name, check);
-        let wanted = match service {
+        let mut wanted = match service {
             Some(service) => frontends(settings, world.node(), service, &slices),
             None => Vec::new(),
         };
+        wanted.retain(|frontend| !self.takes_own(frontend));
+        self.remark(name, service.map(|service| remarks(service, &self.own)), touched);
         let mut gone: BTreeSet<Door> = self.doors_of.remove(name).into_iter().flatten().collect();
         let doors: Vec<Door> = wanted.iter().map(|frontend| frontend.door).collect();
         for frontend in wanted {
@@ -128,6 +186,25 @@ impl Plan {
         }
         if !doors.is_empty() {
             self.doors_of.insert(name.clone(), doors);
+        }
+    }
+
+    /// Whether it is a cluster IP that the node would lose: with nftables, all its ports. A load balancer's and
+    /// an external IP may be the node's own (k3s' ServiceLB does so): they take the service's ports alone.
+    fn takes_own(&self, frontend: &Frontend) -> bool {
+        match (frontend.kind, frontend.door.address) {
+            (DoorKind::ClusterIp, DoorAddress::Ip(ip)) => self.own.contains(&ip),
+            (_, _) => false,
+        }
+    }
+
+    fn remark(&mut self, name: &ServiceName, remarks: Option<Vec<Remark>>, touched: &mut Touched) {
+        let before = self.remarks.remove(name).unwrap_or_default();
+        let remarks = remarks.unwrap_or_default();
+        let new = remarks.iter().filter(|remark| !before.contains(remark));
+        touched.remarks.extend(new.cloned());
+        if !remarks.is_empty() {
+            self.remarks.insert(name.clone(), remarks);
         }
     }
 

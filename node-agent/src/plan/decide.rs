@@ -161,17 +161,12 @@ impl Decided<'_> {
         }
     }
 
-    /// Who may use this load balancer IP; `None` when everybody may. Ranges of the other family alone leave
-    /// nobody (kube-proxy would let everybody in): the operator named who may come, and it is not them.
+    /// Who may use this load balancer IP; `None` when everybody may.
     ///
     /// Where a range has this node in it, the load balancer IP itself may come too: a node that has the
     /// address on an interface of its own uses it as the source when it calls it.
     fn sources(&self, own: IpAddr) -> Option<Arc<[IpNetwork]>> {
-        let ours = |range: &&IpNetwork| family_of(range.ip()) == self.family;
-        let mut allowed: Vec<IpNetwork> = self.service.source_ranges.iter().filter(ours).copied().collect();
-        if self.service.source_ranges.is_empty() || allowed.iter().any(|range| range.prefix() == 0) {
-            return None;
-        }
+        let mut allowed = self.service.source_ranges.of(self.family)?;
         let nodes = self.node.into_iter().flat_map(|node| &node.addresses);
         if nodes
             .into_iter()

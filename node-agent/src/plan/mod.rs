@@ -10,6 +10,8 @@ mod health_check;
 mod node_port;
 mod node_side;
 mod outcome;
+mod own_address;
+mod remark;
 mod selection;
 #[cfg(test)]
 mod tests;
@@ -22,4 +24,5 @@ pub use health_check::{HealthCheck, HealthChecks, HealthPorts};
 pub use node_port::{NodePortAddresses, node_port_addresses};
 pub use node_side::{MarkBit, NodeSide};
 pub use outcome::{Endpoint, Endpoints, Outcome};
+pub use remark::Remark;
 pub use selection::{Selection, Whereabouts, select, serving};

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipnetwork::IpNetwork;
 
+use super::own_address::is_link_local;
 use crate::model::{Family, Node, NodeAddress, PodSet, family_of};
 
 /// `nodePortAddresses`.
@@ -64,14 +65,10 @@ pub fn node_port_addresses(
 
 /// The node's addresses of a family by which somebody outside could mean this node.
 fn reachable(family: Family, addresses: &[NodeAddress], pods: &PodSet) -> Vec<IpAddr> {
-    let link_local = |ip: IpAddr| match ip {
-        IpAddr::V4(ip) => ip.is_link_local(),
-        IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    };
     let of_pods = |name: &str| pods.pods.iter().any(|pod| *pod.interface == *name);
     let candidates = addresses.iter().filter(|a| family_of(a.address) == family);
     candidates
-        .filter(|a| !a.address.is_loopback() && !link_local(a.address) && !of_pods(&a.interface))
+        .filter(|a| !a.address.is_loopback() && !is_link_local(a.address) && !of_pods(&a.interface))
         .map(|a| a.address)
         .collect()
 }

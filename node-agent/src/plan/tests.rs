@@ -4,4 +4,5 @@ mod addresses;
 mod claims;
 mod doors;
 mod health_checks;
+mod owners;
 mod selecting;

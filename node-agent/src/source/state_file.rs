@@ -8,6 +8,7 @@
 mod tests;
 
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -194,9 +195,10 @@ fn pod_set(state: &State) -> PodSet {
 fn local_pod(id: &AttachmentId, attachment: &Attachment) -> Option<LocalPod> {
     let interface: Arc<str> = attachment.input_interface()?.into();
     let mut ips = Vec::with_capacity(attachment.ips.len());
-    for ip in &attachment.ips {
-        if !ips.contains(ip) {
-            ips.push(*ip);
+    // No packet has an IPv4-mapped address; an older plugin may have recorded one.
+    for ip in attachment.ips.iter().map(IpAddr::to_canonical) {
+        if !ips.contains(&ip) {
+            ips.push(ip);
         }
     }
     let pod = attachment.pod.as_ref();

@@ -95,6 +95,7 @@ pub fn facts(folder: &Path) -> Vec<Event> {
     events.push(Event::Addresses(vec![NodeAddress {
         address: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
         interface: "eth0".into(),
+        dummy: false,
     }]));
     events.push(Event::Listed(Listing::Addresses));
     events

@@ -47,6 +47,7 @@ impl Agent {
         let on = |(address, interface): &(_, &str)| NodeAddress {
             address: *address,
             interface: (*interface).into(),
+            dummy: false,
         };
         let mut addresses: Vec<NodeAddress> = world.addresses.iter().map(on).collect();
         addresses.sort_unstable();

@@ -116,11 +116,19 @@ impl Port<'_> {
     }
 
     /// The source ranges of this family; `None` where everybody may come.
+    ///
+    /// Unlike kube-proxy, what is not a range closes the families that have none, in place of meaning nothing.
     pub fn source_ranges(&self, v4: bool) -> Option<Vec<&str>> {
         let all = texts(&self.service["spec"]["loadBalancerSourceRanges"]);
-        let family = |range: &&str| range.contains(':') != v4;
-        let ours: Vec<&str> = all.iter().copied().filter(family).collect();
-        (!all.is_empty() && !ours.iter().any(|range| range.trim().ends_with("/0"))).then_some(ours)
+        let (ranges, unreadable): (Vec<&str>, Vec<&str>) =
+            all.into_iter().partition(|range| range.contains('/'));
+        let ours: Vec<&str> = ranges
+            .into_iter()
+            .filter(|range| range.contains(':') != v4)
+            .collect();
+        let nothing_said = ours.is_empty() && unreadable.is_empty();
+        let everybody = ours.iter().any(|range| range.trim().ends_with("/0"));
+        (!nothing_said && !everybody).then_some(ours)
     }
 
     /// Of two that claim one address and port, the smaller one has it.

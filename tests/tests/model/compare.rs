@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use denizen_agent::explain::{Explanation, Verdict};
 use serde_json::Value;
 
@@ -55,6 +55,7 @@ fn wanted(arrival: &Arrival, said: &Explanation, reader: &Reader) -> Result<BTre
         Verdict::Reject => BTreeSet::from([(Fate::Reject, said.masquerade)]),
         Verdict::Drop => BTreeSet::from([(Fate::Drop, said.masquerade)]),
         Verdict::Untouched => BTreeSet::from([(Fate::Untouched, said.masquerade)]),
+        Verdict::Unknown => bail!("no kernel is asked, so none rejects anything"),
         Verdict::Forward => {
             ensure!(!said.endpoints.is_empty(), "forwarded to nobody");
             let tells = |words: &str| said.steps.iter().any(|step| step.what.starts_with(words));

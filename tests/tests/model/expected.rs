@@ -263,8 +263,6 @@ impl<'a> Question<'a> {
     }
 
     /// Who may use the load balancer's address.
-    ///
-    /// Unlike kube-proxy, ranges of the other family alone let nobody in, in place of everybody.
     fn may_enter(&self, port: Port<'_>) -> bool {
         let Some(ranges) = port.source_ranges(self.v4) else {
             return true;

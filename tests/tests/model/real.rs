@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use denizen_agent::explain::{Explanation, Verdict as Said};
 use denizen_tests::effort;
 use denizen_tests::flows;
@@ -151,6 +151,7 @@ fn flow(world: &World, arrival: &Arrival, said: &Explanation, sticky: bool) -> R
         Said::Reject => Verdict::Nobody(Nobody::Reject),
         Said::Drop => Verdict::Nobody(Nobody::Drop),
         Said::Untouched => Verdict::Nobody(Nobody::None),
+        Said::Unknown => bail!("no kernel is asked, so none rejects anything"),
     };
     Ok(Flow {
         name: format!("{} to {}/{protocol}", arrival.source, arrival.destination),

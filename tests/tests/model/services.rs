@@ -140,6 +140,9 @@ fn source_ranges(draw: &mut Draw<'_>, families: &[&Places], spec: &mut Value) {
         };
         ranges.extend(draw.some(pool, 2).into_iter().map(str::to_owned));
     }
+    if draw.percent(10) {
+        ranges.push("office".to_owned());
+    }
     spec["loadBalancerSourceRanges"] = ranges.into();
 }
 

@@ -147,6 +147,18 @@ impl Refusals {
             .count()
     }
 
+    /// In words, those of these chains, and of these lines of shared chains.
+    pub fn about(&self, own: &BTreeSet<(Table, String, Option<String>)>) -> Vec<String> {
+        let is_own = |((table, chain), line): &(Id, Option<String>)| {
+            own.contains(&(*table, chain.clone(), line.clone()))
+        };
+        let refused = self
+            .all
+            .iter()
+            .filter(|(key, it)| is_own(key) && it.left_out != LeftOut::Removal);
+        refused.map(|(_, refusal)| refusal.words()).collect()
+    }
+
     /// In words.
     pub fn words(&self) -> Vec<String> {
         shortened(self.all.values().map(Refusal::words).collect())
@@ -222,6 +234,29 @@ mod tests {
             Some(others)
         );
         assert_eq!(refused.words().len(), 0);
+    }
+
+    #[test]
+    fn what_is_refused_is_found_by_its_chain_or_its_line() {
+        let mut refused = Refusals::default();
+        let (table, shared) = Shared::Services.chain();
+        let shared = shared.to_string();
+        let line = Refusal::of_line(table, &shared, "-d 10.0.0.1 -j KUBE-SVC-B", "no such match");
+        refused.learn(&BTreeSet::new(), vec![refusal("KUBE-SVC-A"), line], now());
+        let chain = |name: &str| (Table::Nat, name.to_owned(), None);
+        let line = |text: &str| (table, shared.clone(), Some(text.to_owned()));
+        let cases = [
+            (chain("KUBE-SVC-A"), Some("KUBE-SVC-A")),
+            (chain("KUBE-SVC-B"), None),
+            (line("-d 10.0.0.1 -j KUBE-SVC-B"), Some("no such match")),
+            (line("-d 10.0.0.2 -j KUBE-SVC-B"), None),
+        ];
+        for (own, expected) in cases {
+            let found = refused.about(&BTreeSet::from([own.clone()]));
+            let is_found = |part| found.iter().any(|words| words.contains(part));
+            assert_eq!(found.len(), usize::from(expected.is_some()), "{own:?}");
+            assert!(expected.is_none_or(is_found), "{own:?}: {found:?}");
+        }
     }
 
     #[test]

@@ -108,6 +108,23 @@ impl Ruleset {
         names.filter(|(name, _)| is_one(*name)).count()
     }
 
+    /// The chains and, of chains that services share, the lines that a packet to this frontend may pass.
+    pub fn of_frontend(&self, frontend: &Frontend) -> BTreeSet<(Table, String, Option<String>)> {
+        let port = Port {
+            doors: BTreeMap::from([(frontend.door, frontend.clone())]),
+            ..Port::default()
+        };
+        let Lowered { chains, shared } = lower(view(&self.shape, &frontend.service_port, &port));
+        let own = chains
+            .into_keys()
+            .map(|chain| (Table::Nat, chain.to_string(), None));
+        let shared = shared.into_iter().map(|(of, rule)| {
+            let (table, chain) = of.chain();
+            (table, chain.to_string(), Some(rule.text(self.shape.family)))
+        });
+        own.chain(shared).collect()
+    }
+
     /// Whether a service is reached there.
     pub fn has_door(&self, door: &Door) -> bool {
         self.owners.contains_key(door)

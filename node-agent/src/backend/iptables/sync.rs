@@ -21,7 +21,7 @@ use super::worker::{self, Done, Outcome};
 use crate::backend::nftables::{Kernel, Nftables, NftablesError};
 use crate::backend::{Backend, Repair, SetSize, Told};
 use crate::model::{Egress, Family, PodSet};
-use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
+use crate::plan::{Detector, Door, Frontend, NodePortAddresses, NodeSide, Plan};
 
 /// The rules are looked at this often, or so seldom that looking takes a hundredth of the time. (ip_tables
 /// notifies nobody of a change.)
@@ -232,6 +232,12 @@ impl Backend for Iptables {
         lanes
             .flat_map(|lane| lane.refused.words().into_iter().chain(lane.egress.clone()))
             .collect()
+    }
+
+    fn rejected(&self, frontend: &Frontend) -> Vec<String> {
+        let at = frontend.door.family() as usize;
+        let own = self.wanted.rules[at].of_frontend(frontend);
+        self.lanes[at].refused.about(&own)
     }
 
     fn serves(&self) -> bool {

@@ -106,6 +106,16 @@ impl Key {
         })
     }
 
+    /// The frontend that an element with this key is about: where it is found, one of its endpoints, who may use
+    /// it. `None` for the elements of other sets.
+    pub fn frontend(&self, set: SetName, family: Family) -> Option<Door> {
+        let is_of_one = matches!(
+            set.shape().key,
+            [Part::Protocol, Part::Port, ..] | [Part::Destination, Part::Protocol, Part::Port, ..]
+        );
+        is_of_one.then(|| self.door(set, family)).flatten()
+    }
+
     /// With a range of sources. The kernel knows the range by its first and its last address: see
     /// [`Self::bounds`].
     pub fn range(self, range: IpNetwork) -> Self {

@@ -22,6 +22,7 @@ mod number;
 mod presence;
 mod probe;
 mod program;
+mod rejected;
 mod rule;
 mod salvage;
 mod set;

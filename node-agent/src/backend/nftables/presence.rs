@@ -20,6 +20,7 @@ impl Programmed {
             looked: None,
             known: Known::default(),
             left_doors: Vec::new(),
+            rejected: Vec::new(),
         }
     }
 

@@ -1,15 +1,17 @@
 //! When the kernel refuses a part of what is wanted: all but that part.
 
 use super::dump::Observed;
-use super::element::{Element, KeyText};
 use super::isolate::isolate;
 use super::kernel::{Kernel, NftablesError};
 use super::message::Batch;
+use super::name::Layer;
+use super::rejected::Rejected;
 use super::sync::Programmed;
 use super::table::Delta;
 use super::write::replace_structure;
 use crate::backend::Repair;
 use crate::describe::describe;
+use crate::plan::Door;
 
 impl Programmed {
     /// The kernel refuses a batch as a whole: everything in it is programmed that it takes, and what it
@@ -27,54 +29,43 @@ impl Programmed {
         let known = self.known;
         let seen = kernel.observe(layer)?;
         let delta = seen.difference(self.wanted.elements(), |set| known.covers(set));
-        let names = self.program_parts(kernel, &delta);
+        self.rejected = self.program_parts(kernel, &delta);
         let repair = Repair {
             elements: delta.add.len().max(delta.delete.len()),
             ..Repair::default()
         };
-        if names.is_empty() {
+        if self.rejected.is_empty() {
             Ok(repair)
         } else {
+            let names = self.rejected.iter().map(|it| it.words.clone()).collect();
             Err(NftablesError::Parts { layer, names })
         }
     }
 
-    /// Programs every element that the kernel takes; names the others.
-    fn program_parts(&self, kernel: &mut Kernel, delta: &Delta) -> Vec<String> {
+    /// What the kernel rejected of the elements of this frontend.
+    pub(super) fn rejected_at(&self, door: &Door) -> Vec<String> {
+        let of_family = self.wanted.layer == Layer::Ip(door.family());
+        let rejected = self
+            .rejected
+            .iter()
+            .filter(|it| of_family && it.door == Some(*door));
+        rejected.map(|it| it.words.clone()).collect()
+    }
+
+    /// Programs every element that the kernel takes; returns the others.
+    fn program_parts(&self, kernel: &mut Kernel, delta: &Delta) -> Vec<Rejected> {
         let layer = self.wanted.layer;
         let mut write = |fill: &dyn Fn(&mut Batch)| kernel.write(layer, fill).map_err(|e| describe(&e));
         let gone = isolate(&delta.delete, |keys| write(&|batch| batch.delete_elements(keys)));
         let added = isolate(&delta.add, |elements| {
             write(&|batch| batch.add_elements(elements))
         });
-        let gone = gone.into_iter().map(|((set, key), error)| {
-            format!(
-                "to remove {} from {set}: {error}",
-                KeyText {
-                    set: *set,
-                    family: set.family(layer),
-                    key
-                }
-            )
-        });
-        let added = added.into_iter().map(
-            |(
-                Element {
-                    set, key, comment, ..
-                },
-                error,
-            )| {
-                let owner = comment.as_deref().unwrap_or("no comment");
-                format!(
-                    "to add {} ({owner}) to {set}: {error}",
-                    KeyText {
-                        set: *set,
-                        family: set.family(layer),
-                        key
-                    }
-                )
-            },
-        );
+        let gone = gone
+            .into_iter()
+            .map(|((set, key), error)| Rejected::removal(layer, *set, key, &error));
+        let added = added
+            .into_iter()
+            .map(|(element, error)| Rejected::addition(layer, element, &error));
         gone.chain(added).collect()
     }
 }

@@ -11,6 +11,7 @@ use super::client::clients;
 use super::dump::{Observed, ObservedValue};
 use super::kernel::{Kernel, Mark, NftablesError};
 use super::name::{Facts, Known, Layer, SetName};
+use super::rejected::Rejected;
 use super::rule::Chain;
 use super::shape::Shape;
 use super::structure::Structure;
@@ -20,7 +21,7 @@ use super::write::{load, write};
 use crate::backend::why::Why;
 use crate::backend::{Affinity, Backend, Repair, SetSize, Told};
 use crate::model::{Egress, PodSet};
-use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
+use crate::plan::{Detector, Door, Frontend, NodePortAddresses, NodeSide, Plan};
 use denizen_netlink::NetlinkError;
 
 /// How often a repair that others' changes overtook is tried before it is left to the next occasion.
@@ -39,6 +40,8 @@ pub(super) struct Programmed {
     pub(super) known: Known,
     /// Doors that were found in the kernel and are not wanted.
     pub(super) left_doors: Vec<Door>,
+    /// What the kernel took everything but.
+    pub(super) rejected: Vec<Rejected>,
 }
 
 /// The nftables backend: what is wanted, and the kernel that it is wanted in.
@@ -229,6 +232,7 @@ impl Backend for Nftables {
             };
             match done {
                 Ok(repair) => {
+                    table.rejected.clear();
                     repairs.rebuilt |= repair.rebuilt;
                     repairs.chains += repair.chains;
                     repairs.elements += repair.elements;
@@ -270,6 +274,13 @@ impl Backend for Nftables {
         let tables = self.tables.iter_mut();
         tables
             .flat_map(|table| std::mem::take(&mut table.left_doors))
+            .collect()
+    }
+
+    fn rejected(&self, frontend: &Frontend) -> Vec<String> {
+        let tables = self.tables.iter();
+        tables
+            .flat_map(|table| table.rejected_at(&frontend.door))
             .collect()
     }
 

@@ -30,6 +30,7 @@ fn drawn(asking: &Asking, explanation: &Explanation) -> Markup {
         Verdict::Reject => ("bad", "refused"),
         Verdict::Drop => ("bad", "dropped"),
         Verdict::Untouched => ("plain", "left alone"),
+        Verdict::Unknown => ("bad", "not known: its rules are not in the kernel"),
     };
     html! {
         ol.way {

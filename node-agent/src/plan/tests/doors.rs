@@ -1,5 +1,5 @@
 use crate::fixture::*;
-use crate::model::{Family, Protocol, Service, Slice, SliceEndpoint, TrafficPolicy};
+use crate::model::{Family, Protocol, Service, Slice, SliceEndpoint, SourceRanges, TrafficPolicy};
 use crate::plan::{DoorAddress, DoorKind, Frontend, Masquerade, Outcome, Settings, frontends};
 
 /// Which endpoints there are.
@@ -185,39 +185,75 @@ fn a_node_port_is_one_door_a_family_whatever_the_nodes_addresses() {
 }
 
 #[test]
-fn source_ranges_bind_the_load_balancer_ip_alone() {
-    type Case = (
-        &'static str,
-        &'static [&'static str],
-        Option<&'static [&'static str]>,
-    );
-    let cases: [Case; 5] = [
-        ("none: everybody", &[], None),
+fn source_ranges_bind_the_load_balancer_ips_of_their_own_family_alone() {
+    type Allowed = Option<&'static [&'static str]>;
+    // Ranges; whether another entry cannot be read; who may enter by IPv4, and by IPv6.
+    let cases: [(&str, &[&str], bool, Allowed, Allowed); 8] = [
+        ("none: everybody", &[], false, None, None),
         (
-            "of the family",
+            "of both families",
             &["10.0.0.0/8", "fd00::/8"],
+            false,
             Some(&["10.0.0.0/8"]),
+            Some(&["fd00::/8"]),
         ),
-        ("of the other family only: nobody", &["fd00::/8"], Some(&[])),
-        ("everything: everybody", &["10.0.0.0/8", "0.0.0.0/0"], None),
+        (
+            "of IPv4 alone: IPv6 is open",
+            &["203.0.113.0/25"],
+            false,
+            Some(&["203.0.113.0/25"]),
+            None,
+        ),
+        (
+            "of IPv6 alone: IPv4 is open",
+            &["fd00::/8"],
+            false,
+            None,
+            Some(&["fd00::/8"]),
+        ),
+        (
+            "everything: everybody",
+            &["10.0.0.0/8", "0.0.0.0/0", "fd00::/8"],
+            false,
+            None,
+            Some(&["fd00::/8"]),
+        ),
         (
             "one within another: the wider",
             &["10.1.0.0/16", "10.0.0.0/8", "10.1.2.3/32"],
+            false,
             Some(&["10.0.0.0/8"]),
+            None,
         ),
+        (
+            "an unreadable one: a family without a range is closed",
+            &["10.0.0.0/8"],
+            true,
+            Some(&["10.0.0.0/8"]),
+            Some(&[]),
+        ),
+        ("nothing readable: nobody", &[], true, Some(&[]), Some(&[])),
     ];
-    for (name, ranges, expected) in cases {
+    for (name, ranges, unreadable, v4, v6) in cases {
         let web = Service {
-            source_ranges: ranges.iter().map(|text| range(text)).collect(),
+            cluster_ips: vec![ip("10.96.0.10"), ip("fd00::10")],
+            external_ips: vec![ip("203.0.113.7"), ip("2001:db8::7")],
+            load_balancer_ips: vec![ip("198.51.100.9"), ip("2001:db8::9")],
+            source_ranges: SourceRanges {
+                ranges: ranges.iter().map(|text| range(text)).collect(),
+                unreadable,
+            },
             ..every_door()
         };
         for door in decide(&settings(), &web, &[]) {
-            let expected = expected.filter(|_| door.kind == DoorKind::LoadBalancerIp);
+            let family = door.door.family();
+            let allowed = if family == Family::V4 { v4 } else { v6 };
+            let expected = allowed.filter(|_| door.kind == DoorKind::LoadBalancerIp);
             let expected = expected.map(|ranges| ranges.iter().map(|text| range(text)).collect::<Vec<_>>());
             assert_eq!(
                 door.sources.as_deref(),
                 expected.as_deref(),
-                "{name}: {}",
+                "{name}: {} {family}",
                 door.kind
             );
         }
@@ -227,7 +263,7 @@ fn source_ranges_bind_the_load_balancer_ip_alone() {
 #[test]
 fn a_node_within_a_source_range_may_call_from_the_load_balancer_ip() {
     let web = Service {
-        source_ranges: vec![range("192.168.0.0/24")],
+        source_ranges: vec![range("192.168.0.0/24")].into(),
         ..every_door()
     };
     for (at, allowed) in [("192.168.0.2", true), ("192.168.1.2", false)] {

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
-use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage};
+use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use crate::model::NodeAddress;
@@ -31,6 +31,8 @@ pub struct Link {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Table {
     links: BTreeMap<u32, Link>,
+    /// The indices of dummy devices.
+    dummies: BTreeSet<u32>,
     /// Link, address and prefix length: one address may be on a link with several lengths.
     addresses: BTreeSet<(u32, IpAddr, u8)>,
 }
@@ -65,6 +67,9 @@ impl Table {
             _ => None,
         });
         let Some(name) = name else { return };
+        if message.attributes.iter().any(is_dummy) {
+            self.dummies.insert(index);
+        }
         let mac = shown(mac.unwrap_or_default());
         match self.links.get_mut(&index) {
             // Most notifications say nothing new.
@@ -87,6 +92,7 @@ impl Table {
         if message.header.interface_family == AddressFamily::Unspec {
             let index = message.header.index;
             self.links.remove(&index);
+            self.dummies.remove(&index);
             self.addresses.retain(|(link, _, _)| *link != index);
         }
     }
@@ -107,6 +113,7 @@ impl Table {
             Some(NodeAddress {
                 address: *address,
                 interface,
+                dummy: self.dummies.contains(index),
             })
         });
         let mut addresses: Vec<NodeAddress> = named.collect();
@@ -118,6 +125,14 @@ impl Table {
     /// The links, by index.
     pub(super) fn links(&self) -> Vec<Link> {
         self.links.values().cloned().collect()
+    }
+}
+
+/// Whether this is what the kernel says of a dummy device.
+fn is_dummy(attribute: &LinkAttribute) -> bool {
+    match attribute {
+        LinkAttribute::LinkInfo(info) => info.contains(&LinkInfo::Kind(InfoKind::Dummy)),
+        _ => false,
     }
 }
 
@@ -317,6 +332,42 @@ mod tests {
             messages.iter().for_each(|message| table.apply(message));
             assert_eq!(shown_addresses(&table), expected, "{name}");
         }
+    }
+
+    /// One is renamed, and one is replaced by another kind of link with its index.
+    #[test]
+    fn addresses_on_dummy_devices_are_told_apart() {
+        use RouteNetlinkMessage::{DelLink, NewAddress, NewLink};
+        let dummy = |index, name| {
+            let mut message = link(index, name, AddressFamily::Unspec);
+            let info = vec![LinkInfo::Kind(InfoKind::Dummy)];
+            message.attributes.push(LinkAttribute::LinkInfo(info));
+            message
+        };
+        let mut table = Table::default();
+        let told = |table: &Table| -> Vec<(String, bool)> {
+            let all = table.addresses();
+            all.iter().map(|on| (on.address.to_string(), on.dummy)).collect()
+        };
+        let is = |address: &str, dummy| (address.to_owned(), dummy);
+        for message in [
+            NewLink(link(2, "eth0", AddressFamily::Unspec)),
+            NewLink(dummy(3, "kube-ipvs0")),
+            NewAddress(address(2, "10.0.0.1", 24)),
+            NewAddress(address(3, "10.96.0.10", 32)),
+            NewLink(link(3, "renamed", AddressFamily::Unspec)),
+        ] {
+            table.apply(&message);
+        }
+        assert_eq!(told(&table), [is("10.0.0.1", false), is("10.96.0.10", true)]);
+        for message in [
+            DelLink(link(3, "renamed", AddressFamily::Unspec)),
+            NewLink(link(3, "eth1", AddressFamily::Unspec)),
+            NewAddress(address(3, "10.96.0.10", 32)),
+        ] {
+            table.apply(&message);
+        }
+        assert_eq!(told(&table), [is("10.0.0.1", false), is("10.96.0.10", false)]);
     }
 
     #[test]

@@ -157,6 +157,7 @@ fn what_is_there_at_the_start_is_told_first() {
         let expected = NodeAddress {
             address: ip("10.0.0.1"),
             interface: "lo".into(),
+            dummy: false,
         };
         assert_eq!(batch[0], Event::Addresses(vec![expected]));
         source.stop().await;

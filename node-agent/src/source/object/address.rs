@@ -4,9 +4,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnetwork::IpNetwork;
 
+use crate::model::canonical_range;
+
 /// An IP address in which leading zeros mean nothing (`010.0.0.1` is `10.0.0.1`), since objects stored
 /// by old API servers have them and kube-proxy reads them so. An IPv4-mapped IPv6 address is the IPv4 one.
 pub fn parse_address(text: &str) -> Option<IpAddr> {
+    parse_written(text).map(|address| address.to_canonical())
+}
+
+fn parse_written(text: &str) -> Option<IpAddr> {
     if !text.contains(':') {
         return parse_ipv4(text).map(IpAddr::V4);
     }
@@ -17,7 +23,7 @@ pub fn parse_address(text: &str) -> Option<IpAddr> {
         }
         Some(_) | None => text.parse().ok()?,
     };
-    Some(IpAddr::V6(address).to_canonical())
+    Some(IpAddr::V6(address))
 }
 
 fn parse_ipv4(text: &str) -> Option<Ipv4Addr> {
@@ -41,23 +47,23 @@ fn parse_decimal(text: &str) -> Option<u8> {
 /// network: `10.1.2.3/8` is `10.0.0.0/8`.
 pub fn parse_range(text: &str) -> Option<IpNetwork> {
     let (address, length) = text.trim().split_once('/')?;
-    let length = parse_decimal(length)?;
-    let mapped = address.contains(':');
-    let address = parse_address(address)?;
-    let length = match address {
-        IpAddr::V4(_) if mapped => length.checked_sub(96)?,
-        IpAddr::V4(_) | IpAddr::V6(_) => length,
-    };
-    let network = IpNetwork::new(address, length).ok()?;
-    IpNetwork::new(network.network(), length).ok()
+    let range = IpNetwork::new(parse_written(address)?, parse_decimal(length)?).ok()?;
+    let range = canonical_range(range)?;
+    IpNetwork::new(range.network(), range.prefix()).ok()
 }
 
-/// What the API refuses as an external IP or an endpoint: it would turn a service into a way to the
-/// node itself or to its link.
+/// An address that a service may have from outside, or an endpoint; or why it may not.
+pub(super) fn usable_address(text: &str) -> Result<IpAddr, &'static str> {
+    let address = parse_address(text).ok_or("not an IP address: left out")?;
+    special_address(address).map_or(Ok(address), Err)
+}
+
+/// What no service and no endpoint may have as an address: it would turn a service into a way to the node
+/// itself or to its link, or means more than one host.
 pub(super) fn special_address(address: IpAddr) -> Option<&'static str> {
-    let (link_local, link_local_multicast) = match address {
-        IpAddr::V4(v4) => (v4.is_link_local(), matches!(v4.octets(), [224, 0, 0, _])),
-        IpAddr::V6(v6) => (v6.is_unicast_link_local(), v6.segments()[0] & 0xff0f == 0xff02),
+    let link_local = match address {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
     };
     if address.is_unspecified() {
         Some("the unspecified address: left out")
@@ -65,8 +71,10 @@ pub(super) fn special_address(address: IpAddr) -> Option<&'static str> {
         Some("a loopback address: left out")
     } else if link_local {
         Some("a link-local address: left out")
-    } else if link_local_multicast {
-        Some("a link-local multicast address: left out")
+    } else if address.is_multicast() {
+        Some("a multicast address: left out")
+    } else if address == IpAddr::V4(Ipv4Addr::BROADCAST) {
+        Some("the broadcast address: left out")
     } else {
         None
     }
@@ -150,7 +158,9 @@ mod tests {
             ("fe80::1", true),
             ("224.0.0.5", true),
             ("ff02::1", true),
-            ("224.0.1.1", false),
+            ("239.1.1.1", true),
+            ("ff0e::1", true),
+            ("255.255.255.255", true),
             ("10.0.0.1", false),
             ("fd00::1", false),
         ];

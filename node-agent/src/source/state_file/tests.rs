@@ -107,6 +107,11 @@ fn pods_of_attachments() {
             Some("default/pod-c veth3 - 10.0.0.3"),
         ),
         (
+            "an IPv4-mapped address",
+            attachment("h", Some("veth8"), None, &["::ffff:10.0.0.8", "10.0.0.8"]),
+            Some("default/pod-h veth8 - 10.0.0.8"),
+        ),
+        (
             "a VLAN on the bridge",
             vlan,
             Some("default/pod-d br0.7 - 10.0.0.4"),

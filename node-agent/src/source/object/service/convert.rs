@@ -5,11 +5,9 @@ use std::fmt;
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 
-use ipnetwork::IpNetwork;
-
 use super::{Service, ServicePort, ServiceSpec, ServiceStatus};
-use crate::model::{self, Affinity, Protocol, TrafficPolicy, family_of};
-use crate::source::object::address::special_address;
+use crate::model::{self, Affinity, Protocol, SourceRanges, TrafficPolicy, family_of};
+use crate::source::object::address::{special_address, usable_address};
 use crate::source::object::{
     Kind, Notes, ObjectError, PROXY_NAME_LABEL, Warning, elements, parse_address, parse_range,
 };
@@ -32,13 +30,12 @@ pub fn service(raw: &Service, warnings: &mut Vec<Warning>) -> Result<Option<mode
     if cluster_ips.is_empty() {
         return Ok(None);
     }
-    let (source_ranges, load_balancer_ips) = load_balancer(spec, raw.status.as_ref(), &mut notes);
     Ok(Some(model::Service {
         name: raw.metadata.service_name(),
         cluster_ips,
         external_ips: external_ips(spec, &mut notes),
-        load_balancer_ips,
-        source_ranges,
+        load_balancer_ips: load_balancer_ips(raw.status.as_ref(), &mut notes),
+        source_ranges: source_ranges(spec, &mut notes),
         ports: ports(spec, &mut notes),
         external_policy: policy(
             "spec.externalTrafficPolicy",
@@ -98,7 +95,10 @@ fn cluster_ips(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<IpAddr> {
             {
                 notes.warn(field, text, "a second cluster IP of one family: left out");
             }
-            Some(address) => addresses.push(address),
+            Some(address) => match special_address(address) {
+                Some(problem) => notes.warn(field, text, problem),
+                None => addresses.push(address),
+            },
         }
     }
     addresses
@@ -107,9 +107,7 @@ fn cluster_ips(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<IpAddr> {
 fn external_ips(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<IpAddr> {
     let mut addresses = Vec::new();
     for (index, text) in elements(spec.external_ips.as_ref()).iter().enumerate() {
-        let address = parse_address(text).ok_or("not an IP address: left out");
-        let usable = address.and_then(|address| special_address(address).map_or(Ok(address), Err));
-        match usable {
+        match usable_address(text) {
             Ok(address) if !addresses.contains(&address) => addresses.push(address),
             Ok(_) => {}
             Err(problem) => notes.warn(format_args!("spec.externalIPs[{index}]"), text, problem),
@@ -118,40 +116,27 @@ fn external_ips(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<IpAddr> {
     addresses
 }
 
-/// The source ranges, and the load balancer IPs that they guard.
-///
-/// A range that cannot be read allows nobody. Where none of those written can be read, the load balancer
-/// IPs are not served at all: an empty list of ranges would let everybody in.
-fn load_balancer(
-    spec: &ServiceSpec,
-    status: Option<&ServiceStatus>,
-    notes: &mut Notes<'_>,
-) -> (Vec<IpNetwork>, Vec<IpAddr>) {
+/// An entry that cannot be read admits nobody: see [`SourceRanges::of`].
+fn source_ranges(spec: &ServiceSpec, notes: &mut Notes<'_>) -> SourceRanges {
     let written = elements(spec.load_balancer_source_ranges.as_ref());
-    let mut ranges = Vec::new();
+    let mut source_ranges = SourceRanges::default();
     for (index, text) in written.iter().enumerate() {
         match parse_range(text) {
-            Some(range) => ranges.push(range),
-            None => notes.warn(
-                format_args!("spec.loadBalancerSourceRanges[{index}]"),
-                text,
-                "not an address range: allows nobody",
-            ),
+            Some(range) => source_ranges.ranges.push(range),
+            None => {
+                source_ranges.unreadable = true;
+                notes.warn(
+                    format_args!("spec.loadBalancerSourceRanges[{index}]"),
+                    text,
+                    "not an address range: admits nobody, and closes a family without a range to everybody",
+                );
+            }
         }
     }
-    let addresses = ingress_addresses(status, notes);
-    if ranges.is_empty() && !written.is_empty() && !addresses.is_empty() {
-        notes.warn(
-            "spec.loadBalancerSourceRanges",
-            written.join(" "),
-            "no usable range: the load balancer's addresses are not served",
-        );
-        return (ranges, Vec::new());
-    }
-    (ranges, addresses)
+    source_ranges
 }
 
-fn ingress_addresses(status: Option<&ServiceStatus>, notes: &mut Notes<'_>) -> Vec<IpAddr> {
+fn load_balancer_ips(status: Option<&ServiceStatus>, notes: &mut Notes<'_>) -> Vec<IpAddr> {
     let ingress = status.and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
     let mut addresses = Vec::new();
     for (index, entry) in elements(ingress).iter().enumerate() {
@@ -161,14 +146,13 @@ fn ingress_addresses(status: Option<&ServiceStatus>, notes: &mut Notes<'_>) -> V
         if !matches!(entry.ip_mode.as_deref(), None | Some("" | "VIP")) {
             continue;
         }
-        match parse_address(text) {
-            Some(address) if !addresses.contains(&address) => addresses.push(address),
-            Some(_) => {}
-            None => notes.warn(
-                format_args!("status.loadBalancer.ingress[{index}].ip"),
-                text,
-                "not an IP address: left out",
-            ),
+        match usable_address(text) {
+            Ok(address) if !addresses.contains(&address) => addresses.push(address),
+            Ok(_) => {}
+            Err(problem) => {
+                let field = format_args!("status.loadBalancer.ingress[{index}].ip");
+                notes.warn(field, text, problem);
+            }
         }
     }
     addresses

@@ -129,6 +129,31 @@ fn which_services_are_ours() {
             1,
         ),
         ("malformed", json!({"spec": {"clusterIP": "10.0.0.300"}}), None, 1),
+        (
+            "IPv4-mapped",
+            json!({"spec": {"clusterIPs": ["::ffff:10.0.0.9"]}}),
+            Some("10.0.0.9"),
+            0,
+        ),
+        ("loopback", json!({"spec": {"clusterIP": "127.0.0.1"}}), None, 1),
+        (
+            "IPv4-mapped loopback",
+            json!({"spec": {"clusterIP": "::ffff:127.0.0.1"}}),
+            None,
+            1,
+        ),
+        (
+            "special ones of both families",
+            json!({"spec": {"clusterIPs": ["169.254.169.254", "ff02::1"]}}),
+            None,
+            2,
+        ),
+        (
+            "one of them special",
+            json!({"spec": {"clusterIPs": ["224.1.2.3", "fd00::1"]}}),
+            Some("fd00::1"),
+            1,
+        ),
     ];
     for (name, changes, expected, warnings) in cases {
         let (service, told) = converted(&changes);

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::{Endpoint, EndpointPort, EndpointSlice, Hint};
 use crate::model::{EndpointState, Family, ServiceName, Slice, SliceEndpoint, SlicePort, family_of};
-use crate::source::object::address::special_address;
+use crate::source::object::address::usable_address;
 use crate::source::object::service::{port_number, protocol};
-use crate::source::object::{Kind, Notes, ObjectError, PROXY_NAME_LABEL, Warning, elements, parse_address};
+use crate::source::object::{Kind, Notes, ObjectError, PROXY_NAME_LABEL, Warning, elements};
 
 /// Joins a slice to its Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
@@ -91,10 +91,10 @@ fn endpoints(raw: &[Endpoint], family: Family, notes: &mut Notes<'_>) -> Vec<Sli
         let written = elements(endpoint.addresses.as_ref())
             .first()
             .map_or("", String::as_str);
-        let address = match parse_address(written) {
-            None => Err("not an IP address: left out"),
-            Some(address) if family_of(address) != family => Err("not of the slice's addressType: left out"),
-            Some(address) => special_address(address).map_or(Ok(address), Err),
+        let address = match usable_address(written) {
+            Ok(address) if family_of(address) == family => Ok(address),
+            Ok(_) => Err("not of the slice's addressType: left out"),
+            Err(problem) => Err(problem),
         };
         let address = match address {
             Ok(address) => address,

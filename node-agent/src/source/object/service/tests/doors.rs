@@ -45,6 +45,32 @@ fn external_addresses() {
             4,
         ),
         (
+            "a load balancer's ways to the node itself",
+            ingress(json!([
+                {"ip": "127.0.0.1"}, {"ip": "::1"}, {"ip": "0.0.0.0"}, {"ip": "169.254.169.254"}, {"ip": "fe80::1"},
+                {"ip": "::ffff:127.0.0.1"}
+            ])),
+            "",
+            "",
+            6,
+        ),
+        (
+            "a load balancer's that are many hosts'",
+            ingress(
+                json!([{"ip": "224.0.0.5"}, {"ip": "239.1.1.1"}, {"ip": "ff0e::1"}, {"ip": "255.255.255.255"}]),
+            ),
+            "",
+            "",
+            4,
+        ),
+        (
+            "IPv4-mapped",
+            json!({"spec": {"externalIPs": ["::ffff:1.2.3.4", "1.2.3.4"]}}),
+            "1.2.3.4",
+            "",
+            0,
+        ),
+        (
             "a load balancer's",
             ingress(json!([{"ip": "1.2.3.004"}, {"ip": "fd00::4"}])),
             "",
@@ -113,49 +139,53 @@ fn external_addresses() {
 #[test]
 fn source_ranges() {
     let cases = [
-        ("none", json!(null), "", "1.2.3.4", 0),
-        ("empty", json!([]), "", "1.2.3.4", 0),
+        ("none", json!(null), "", false),
+        ("empty", json!([]), "", false),
         (
             "white space and zeros",
             json!([" 203.0.113.0/25", "203.0.113.128/025\t"]),
             "203.0.113.0/25 203.0.113.128/25",
-            "1.2.3.4",
-            0,
+            false,
         ),
         (
             "both families",
             json!(["10.0.0.0/8", "fd00::/8"]),
             "10.0.0.0/8 fd00::/8",
-            "1.2.3.4",
-            0,
+            false,
         ),
-        (
-            "everybody",
-            json!(["0.0.0.0/0", "::/0"]),
-            "0.0.0.0/0 ::/0",
-            "1.2.3.4",
-            0,
-        ),
-        ("host bits", json!(["10.1.2.3/8"]), "10.0.0.0/8", "1.2.3.4", 0),
+        ("everybody", json!(["0.0.0.0/0", "::/0"]), "0.0.0.0/0 ::/0", false),
+        ("host bits", json!(["10.1.2.3/8"]), "10.0.0.0/8", false),
         (
             "one malformed",
             json!(["10.0.0.0/8", "10.0.0.0"]),
             "10.0.0.0/8",
-            "1.2.3.4",
-            1,
+            true,
         ),
-        ("all malformed: nobody", json!(["office"]), "", "", 2),
+        ("all malformed", json!(["office"]), "", true),
+        (
+            "a range of IPv4-mapped addresses is one of IPv4",
+            json!(["::ffff:10.0.0.0/104"]),
+            "10.0.0.0/8",
+            false,
+        ),
+        (
+            "a range that is only partly of IPv4-mapped addresses",
+            json!(["::ffff:0:0/90"]),
+            "",
+            true,
+        ),
     ];
-    for (name, ranges, expected, balancer, warnings) in cases {
+    for (name, ranges, expected, unreadable) in cases {
         let (service, told) = converted(&json!({
             "metadata": {"annotations": {"service.beta.kubernetes.io/load-balancer-source-ranges": "9.9.9.9/32"}},
             "spec": {"loadBalancerSourceRanges": ranges},
             "status": {"loadBalancer": {"ingress": [{"ip": "1.2.3.4"}]}},
         }));
         let service = service.unwrap();
-        assert_eq!(shown(&service.source_ranges), expected, "{name}");
-        assert_eq!(shown(&service.load_balancer_ips), balancer, "{name}");
-        assert_eq!(told.len(), warnings, "{name}: {told:?}");
+        assert_eq!(shown(&service.source_ranges.ranges), expected, "{name}");
+        assert_eq!(service.source_ranges.unreadable, unreadable, "{name}");
+        assert_eq!(shown(&service.load_balancer_ips), "1.2.3.4", "{name}");
+        assert_eq!(told.len(), usize::from(unreadable), "{name}: {told:?}");
     }
 }
 

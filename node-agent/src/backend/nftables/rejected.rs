@@ -1,0 +1,43 @@
+//! Single elements that the kernel rejects.
+
+use super::element::{Element, Key, KeyText};
+use super::name::{Layer, SetName};
+use crate::plan::Door;
+
+/// An element that the kernel rejected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejected {
+    /// The frontend that it is about, where it is about one.
+    pub door: Option<Door>,
+    /// What was rejected, and why.
+    pub words: String,
+}
+
+impl Rejected {
+    /// It was to be removed.
+    pub fn removal(layer: Layer, set: SetName, key: &Key, error: &str) -> Self {
+        let family = set.family(layer);
+        Self {
+            door: key.frontend(set, family),
+            words: format!("to remove {} from {set}: {error}", KeyText { set, family, key }),
+        }
+    }
+
+    /// It was to be added.
+    pub fn addition(layer: Layer, element: &Element, error: &str) -> Self {
+        let Element {
+            set, key, comment, ..
+        } = element;
+        let family = set.family(layer);
+        let owner = comment.as_deref().unwrap_or("no comment");
+        let text = KeyText {
+            set: *set,
+            family,
+            key,
+        };
+        Self {
+            door: key.frontend(*set, family),
+            words: format!("to add {text} ({owner}) to {set}: {error}"),
+        }
+    }
+}

@@ -1,0 +1,49 @@
+use super::slots::{door, frontend, to};
+use crate::backend::nftables::Nftables;
+use crate::backend::nftables::element::{Element, Key};
+use crate::backend::nftables::lower::lower;
+use crate::backend::nftables::name::{Layer, SetName};
+use crate::backend::nftables::number::Numbers;
+use crate::backend::nftables::rejected::Rejected;
+use crate::fixture::{ip, range};
+use crate::model::Family;
+use crate::plan::{Door, DoorAddress, Frontend};
+
+/// Whatever element of a frontend the kernel rejects, it is known whose it is; others' are not taken for it.
+#[test]
+fn every_rejected_element_of_a_frontend_is_found() {
+    let at_node = Door {
+        address: DoorAddress::Node(Family::V4),
+        ..door("10.96.0.10")
+    };
+    let layer = Layer::Ip(Family::V4);
+    for own in [door("10.96.0.10"), at_node] {
+        let decided = Frontend {
+            outside: Some(to([2])),
+            // They guard load balancer IPs.
+            sources: matches!(own.address, DoorAddress::Ip(_)).then(|| [range("192.0.2.0/24")].into()),
+            ..frontend(own, to([1, 2, 3]))
+        };
+        let elements = lower(&decided, None, &mut Numbers::default()).elements(&own);
+        assert!(elements.len() > 5, "{elements:?}");
+        for element in &elements {
+            let mut backend = Nftables::offline();
+            let rejected = Rejected::addition(layer, element, "no");
+            let tables = backend.tables.iter_mut();
+            tables.for_each(|table| table.rejected = vec![rejected.clone()]);
+            let of = |door: &Door| -> usize {
+                let tables = backend.tables.iter();
+                tables.map(|table| table.rejected_at(door).len()).sum()
+            };
+            assert_eq!(of(&own), 1, "{element:?}");
+            assert_eq!(of(&door("10.96.0.11")), 0, "{element:?}");
+        }
+    }
+    let pod = Element {
+        set: SetName::ClusterIps,
+        key: Key::EMPTY.address(ip("6.0.0.80")),
+        value: crate::backend::nftables::element::Value::Member,
+        comment: None,
+    };
+    assert_eq!(Rejected::addition(layer, &pod, "no").door, None);
+}

@@ -1,0 +1,102 @@
+//! What an owner may not expect of how a service is served here.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+
+use crate::model::{Family, Service, ServiceName, family_of};
+
+/// Something that an owner should know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Remark {
+    /// `loadBalancerSourceRanges` restricts the other family alone, so everybody may use the service's load
+    /// balancer IPs of this one.
+    OpenFamily {
+        /// The service.
+        service: ServiceName,
+        /// The family that is open.
+        family: Family,
+    },
+    /// A cluster IP is one of the node's own addresses. It is not served: the node would lose it.
+    OwnAddress {
+        /// The service.
+        service: ServiceName,
+        /// Its cluster IP.
+        address: IpAddr,
+    },
+    /// A ServiceCIDR has one of the node's own addresses in it. Its unallocated addresses are left alone: the
+    /// node would lose its own.
+    OwnRange {
+        /// The range.
+        range: IpNetwork,
+        /// The node's address.
+        address: IpAddr,
+    },
+}
+
+impl Remark {
+    /// Whether it needs repair; else it may be as its owner means it.
+    pub fn is_error(&self) -> bool {
+        match self {
+            Self::OpenFamily { .. } => false,
+            Self::OwnAddress { .. } | Self::OwnRange { .. } => true,
+        }
+    }
+}
+
+impl fmt::Display for Remark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OpenFamily { service, family } => write!(
+                f,
+                "Service {service}: spec.loadBalancerSourceRanges has no range of {family}: everybody may use \
+                 its {family} load balancer IPs"
+            ),
+            Self::OwnAddress { service, address } => write!(
+                f,
+                "Service {service}: its cluster IP {address} is this node's own address: not served there"
+            ),
+            Self::OwnRange { range, address } => write!(
+                f,
+                "ServiceCIDR {range} has this node's own address {address} in it: its unallocated addresses \
+                 are left alone"
+            ),
+        }
+    }
+}
+
+/// The remarks about one service; `own` are the node's addresses.
+pub(super) fn remarks(service: &Service, own: &BTreeSet<IpAddr>) -> Vec<Remark> {
+    let name = || service.name.clone();
+    let taken = service.cluster_ips.iter().filter(|ip| own.contains(ip));
+    let taken = taken.map(|ip| Remark::OwnAddress {
+        service: name(),
+        address: *ip,
+    });
+    let open = Family::BOTH
+        .into_iter()
+        .filter(|family| is_open(service, *family));
+    let open = open.map(|family| Remark::OpenFamily {
+        service: name(),
+        family,
+    });
+    taken.chain(open).collect()
+}
+
+/// Whether the source ranges restrict the other family, and leave load balancer IPs of this one open.
+fn is_open(service: &Service, family: Family) -> bool {
+    let ranges = &service.source_ranges;
+    let of_family = |ip: &IpAddr| family_of(*ip) == family;
+    let restricts_other = Family::BOTH
+        .into_iter()
+        .any(|other| other != family && ranges.of(other).is_some());
+    let is_named = ranges.ranges.iter().any(|range| of_family(&range.ip()));
+    // The service exists in the families of its cluster IPs.
+    service.cluster_ips.iter().any(of_family)
+        && service.load_balancer_ips.iter().any(of_family)
+        && restricts_other
+        && !is_named
+        && ranges.of(family).is_none()
+}
