@@ -9,7 +9,6 @@ mod sources;
 mod stop;
 mod view;
 
-use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -80,6 +79,7 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     let (asked, requests) = mpsc::channel(QUEUE);
     tokio::spawn(control::serve(listener, asked.clone()));
     let (told, events) = mpsc::channel(QUEUE);
+    let egress = egress_at_start(&config);
     // Listened to before anything that may wait for long: to process 1 of a container, SIGTERM is nothing else.
     let mut stop = Stop::listen()?;
     let records = config.records();
@@ -96,7 +96,7 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     let engine = Engine::open(config.policy, config.iptables_variant).context("cannot start the backend")?;
     let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
     let mut agent = Agent {
-        engine: with_egress(engine, config.egress.as_deref()),
+        engine: with_egress(engine, egress),
         backend_why,
         settings,
         elsewhere,
@@ -115,10 +115,16 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
 }
 
 /// Before anything is programmed: a restart must not let connections out for a moment with a pod's address.
-fn with_egress(mut engine: Engine, file: Option<&Path>) -> Engine {
-    if let Some(Ok(file)) = file.map(egress::read) {
-        engine.apply(vec![Event::Egress(file.egress)]);
-    }
+fn egress_at_start(config: &Config) -> Option<Event> {
+    let Some(egress) = &config.egress else {
+        egress::forget(&config.run_dir);
+        return None;
+    };
+    egress::at_start(egress).map(Event::Egress)
+}
+
+fn with_egress(mut engine: Engine, egress: Option<Event>) -> Engine {
+    engine.apply(Vec::from_iter(egress));
     engine
 }
 

@@ -37,6 +37,7 @@ use crate::host::sysctl::SYSCTLS;
 use crate::model::canonical_range;
 use crate::plan::{Detector, Settings};
 use crate::records;
+use crate::source::egress;
 
 /// How logs are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -159,7 +160,7 @@ pub struct Config {
     /// Connection tracking's settings.
     pub conntrack: Conntrack,
     /// The file that says where pods keep their address.
-    pub egress: Option<PathBuf>,
+    pub egress: Option<egress::Config>,
     /// Where the kernel's settings are: the folder that has `net` in it.
     pub sysctl_dir: PathBuf,
     /// Only set the kernel's settings.
@@ -190,7 +191,14 @@ impl RunArgs {
             run_dir: run_dir.run_dir.clone(),
             cni_cache_dir: cni_cache_dir.clone(),
             objects: objects.check(std::env::var("KUBERNETES_SERVICE_HOST").ok())?,
-            egress: policy.node_side.egress_masquerade_config.clone(),
+            egress: policy
+                .node_side
+                .egress_masquerade_config
+                .as_ref()
+                .map(|file| egress::Config {
+                    file: file.clone(),
+                    run_dir: run_dir.run_dir.clone(),
+                }),
             conntrack: conntrack.asked(),
             sysctl_dir: sysctl_dir.clone(),
             init_only: *init_only,

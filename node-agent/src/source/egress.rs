@@ -1,6 +1,7 @@
 //! The file that says where pods keep their address, in ip-masq-agent's format (kubernetes-sigs/ip-masq-agent,
 //! "Configuring the agent"): YAML or JSON, read again when it changes and on its own resync interval.
 
+mod last_good;
 #[cfg(test)]
 mod tests;
 
@@ -17,17 +18,24 @@ use thiserror::Error;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
+use self::last_good::{LONGEST, LastGood};
 use super::watch::{FolderWatch, Hints};
 use super::{Closed, Outlet};
 use crate::config::duration;
 use crate::describe::describe;
-use crate::model::{Egress, Event, Family, family_of};
+use crate::model::{Egress, Event, Family, canonical_range, family_of};
 
 /// How often the file is read again where it does not say: ip-masq-agent's own.
 const RESYNC: Duration = Duration::from_secs(60);
 
-/// More than any list of ranges needs, in bytes.
-const LONGEST: u64 = 1 << 20;
+/// Which file, and where what it said last is kept.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The file.
+    pub file: PathBuf,
+    /// The run directory.
+    pub run_dir: PathBuf,
+}
 
 /// Why the file cannot be used.
 #[derive(Debug, Error)]
@@ -147,7 +155,7 @@ fn checked(written: Written) -> Result<File, String> {
 /// As ip-masq-agent: an address with bits behind the prefix is a mistake that would widen the range.
 fn cidr(text: &str) -> Result<IpNetwork, String> {
     let range: Option<IpNetwork> = text.trim().parse().ok().filter(|_| text.contains('/'));
-    match range {
+    match range.and_then(canonical_range) {
         None => Err(format!(
             "nonMasqueradeCIDRs: {text:?} is not a CIDR such as 10.0.0.0/8"
         )),
@@ -160,12 +168,36 @@ fn cidr(text: &str) -> Result<IpNetwork, String> {
     }
 }
 
+/// What holds at a start: what the file says or, where it cannot be used, what the last good one said. `None`
+/// where there was none since the last boot.
+pub fn at_start(config: &Config) -> Option<Egress> {
+    match read(&config.file) {
+        Ok(file) => Some(file.egress),
+        Err(_) => kept_in(&LastGood::of(&config.run_dir)),
+    }
+}
+
+fn kept_in(last_good: &LastGood) -> Option<Egress> {
+    let text = last_good.read()?;
+    parse(&text).ok().map(|file| file.egress)
+}
+
+/// Forgets what the last good file said: egress masquerade is not asked for.
+pub fn forget(run_dir: &Path) {
+    if let Err(error) = LastGood::of(run_dir).remove() {
+        warn!(%error, "what the last egress file said is left in the run directory");
+    }
+}
+
 /// Tells what the file says until nobody listens any more. What cannot be used is reported, and what was
-/// told last stays.
-pub async fn run(path: PathBuf, outlet: Outlet) {
+/// told last stays; at a start, what [`at_start`] found.
+pub async fn run(config: Config, outlet: Outlet) {
+    let last_good = LastGood::of(&config.run_dir);
     let mut source = Source {
-        path,
+        path: config.file,
         outlet,
+        holds: kept_in(&last_good).is_some(),
+        last_good,
         told: None,
     };
     while source.attend().await.is_ok() {}
@@ -174,6 +206,9 @@ pub async fn run(path: PathBuf, outlet: Outlet) {
 struct Source {
     path: PathBuf,
     outlet: Outlet,
+    last_good: LastGood,
+    /// There was a good file.
+    holds: bool,
     told: Option<Egress>,
 }
 
@@ -203,24 +238,44 @@ impl Source {
         }
     }
 
+    /// Keeps what a good file says for the next start; why that cannot be done.
+    fn keep(&mut self, egress: &Egress) -> Option<String> {
+        self.holds = true;
+        if kept_in(&self.last_good).as_ref() == Some(egress) {
+            return None;
+        }
+        let written = self.last_good.write(egress);
+        let error = written.err()?;
+        Some(format!(
+            "cannot keep what {} says for the next start: {error}",
+            self.path.display()
+        ))
+    }
+
     /// Reads the file and tells what is new; how long until it is to be read again.
     async fn look(&mut self) -> Result<Duration, Closed> {
         let file = match read(&self.path) {
             Ok(file) => file,
             Err(error) => {
-                let problem = describe(&error);
+                let follows = if self.holds {
+                    "what the last good file said holds"
+                } else {
+                    "there was no good one since the last boot, so no pod is masqueraded by it"
+                };
+                let problem = format!("{}: {follows}", describe(&error));
                 if self.outlet.report(vec![problem.clone()]) {
-                    warn!(error = problem, "pods are masqueraded as before");
+                    warn!(error = problem, "the egress file cannot be used");
                 }
                 return Ok(RESYNC);
             }
         };
         let ignored = |key: &String| format!("{}: {key} means nothing here", self.path.display());
-        let ignored: Vec<String> = file.ignored.iter().map(ignored).collect();
-        if self.outlet.report(ignored.clone()) {
-            ignored
+        let mut problems: Vec<String> = file.ignored.iter().map(ignored).collect();
+        problems.extend(self.keep(&file.egress));
+        if self.outlet.report(problems.clone()) {
+            problems
                 .iter()
-                .for_each(|problem| warn!(problem, "a key is ignored"));
+                .for_each(|problem| warn!(problem, "the egress file is not used in full"));
         }
         if self.told.as_ref() != Some(&file.egress) {
             let ranges = file.egress.kept.len();

@@ -54,6 +54,7 @@ tests! {
     pods_on_one_bridge_are_no_exception: neighbours_are_seen_so_too;
     nobody_but_recorded_pods_is_masqueraded: strangers_keep_their_address;
     a_change_of_the_file_is_followed_and_a_bad_one_is_named: the_file_is_followed;
+    a_restart_with_a_bad_file_goes_on_with_the_last_good_one: the_last_good_file_holds;
 }
 
 fn outside_the_ranges_alone(rig: &Rig) -> Result<()> {
@@ -170,6 +171,37 @@ fn the_file_is_followed(backend: Backend) -> Result<()> {
     rig.wait_masqueraded(Who::Routed, v6, false)?;
     assert_eq!(rig.agent.status()?["errors"], serde_json::json!([]));
     ends_without_a_trace(rig)
+}
+
+fn the_last_good_file_holds(backend: Backend) -> Result<()> {
+    let rig = Rig::new(backend, "egress-bad", "pod-state")?;
+    let Rig {
+        backend,
+        scene,
+        agent,
+    } = rig;
+    assert!(agent.terminate()?.success());
+    fs::write(&scene.config, "nonMasqueradeCIDRs: [203.0.113.0/33]")?;
+    let agent = scene.start(scene.flags(backend))?;
+    let rig = Rig {
+        backend,
+        scene,
+        agent,
+    };
+    for to in outside() {
+        assert!(rig.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{to}");
+    }
+    let inside = SocketAddr::new(rig.address(Who::Remote, outside()[0].ip())?, PORT);
+    assert!(
+        !rig.is_masqueraded(Who::Routed, inside, Protocol::Tcp)?,
+        "{inside}"
+    );
+    let status = rig.agent.status()?["errors"].to_string();
+    ensure!(
+        status.contains("203.0.113.0/33") && status.contains("what the last good file said holds"),
+        "{status}"
+    );
+    Ok(())
 }
 
 /// Without the flag nothing of it is left.

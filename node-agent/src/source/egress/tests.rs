@@ -80,13 +80,57 @@ fn what_is_wrong_is_named() {
     assert_eq!(ignored, ["cidrLimit", "nonMasqueradeSrcCIDRs"]);
 }
 
+fn config_in(folder: &Path) -> Config {
+    Config {
+        file: folder.join("config"),
+        run_dir: folder.to_owned(),
+    }
+}
+
+#[test]
+fn the_last_good_file_holds_at_a_start_with_a_bad_one() {
+    in_runtime(async {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config_in(folder.path());
+        let bad = || fs::write(&config.file, "nonMasqueradeCIDRs: [10.0.0.0/33]").unwrap();
+        let restarted = async |problem: &str| {
+            let mut source = Running::start(|outlet| run(config.clone(), outlet));
+            source.problem(problem).await;
+            source.stop().await;
+            at_start(&config)
+        };
+        bad();
+        assert_eq!(restarted("there was no good one").await, None);
+        for good in [
+            "nonMasqueradeCIDRs: [10.0.0.0/8]",
+            "nonMasqueradeCIDRs: [10.0.0.0/8, 'fd00::/8']\nmasqLinkLocal: true",
+            "",
+        ] {
+            fs::write(&config.file, good).unwrap();
+            let said = at_start(&config).unwrap();
+            let mut source = Running::start(|outlet| run(config.clone(), outlet));
+            assert_eq!(source.batch().await, [Event::Egress(said.clone())]);
+            source.stop().await;
+            bad();
+            assert_eq!(
+                restarted("the last good file said holds").await,
+                Some(said),
+                "{good}"
+            );
+        }
+        forget(folder.path());
+        assert_eq!(restarted("there was no good one").await, None);
+    });
+}
+
 #[test]
 fn a_change_is_told_and_a_bad_file_changes_nothing() {
     in_runtime(async {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config");
+        let path = config_in(folder.path()).file;
         fs::write(&path, "nonMasqueradeCIDRs: [10.0.0.0/8]").unwrap();
-        let mut source = Running::start(|outlet| run(path.clone(), outlet));
+        let config = config_in(folder.path());
+        let mut source = Running::start(|outlet| run(config, outlet));
         let egress = |batch: Vec<Event>| match batch.as_slice() {
             [Event::Egress(egress)] => egress.clone(),
             other => panic!("{other:?}"),

@@ -1,0 +1,59 @@
+//! What the last good file said, kept in the run directory: a restart with a bad file goes on with it. A
+//! reboot ends it together with the rules.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use denizen_shared::regular;
+use serde_json::json;
+
+use crate::model::Egress;
+
+/// Its name in the run directory.
+const NAME: &str = "egress.json";
+
+/// More than any list of ranges needs, in bytes.
+pub(super) const LONGEST: u64 = 1 << 20;
+
+/// Where it is kept.
+#[derive(Debug)]
+pub(super) struct LastGood(PathBuf);
+
+impl LastGood {
+    pub(super) fn of(run_dir: &Path) -> Self {
+        Self(run_dir.join(NAME))
+    }
+
+    /// What the last good file said, as text; `None` where there was none since the last boot.
+    pub(super) fn read(&self) -> Option<String> {
+        regular::read_to_string(&self.0, LONGEST).ok()
+    }
+
+    /// Keeps it, in the same format, every range spelled out. A kill leaves the old one or the new one.
+    pub(super) fn write(&self, egress: &Egress) -> io::Result<()> {
+        let kept: Vec<String> = egress.kept.iter().map(ToString::to_string).collect();
+        let text = json!({
+            "nonMasqueradeCIDRs": kept, "masqLinkLocal": true, "masqLinkLocalIPv6": true,
+        });
+        let next = self.0.with_extension("next");
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&next)?;
+        file.write_all(text.to_string().as_bytes())?;
+        fs::rename(&next, &self.0)
+    }
+
+    /// Forgets it: nobody asks for egress masquerade any more.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        match fs::remove_file(&self.0) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
+    }
+}
