@@ -73,7 +73,7 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
         return Ok(());
     }
     host::set_up(&sysctls, &config.conntrack);
-    let _alone = alone_here().await?;
+    let _alone = alone_here()?;
     RunDir::create(&config.run_dir).context("cannot use the run directory")?;
     let listener = control::listen(&config.run_dir).await?;
     let (asked, requests) = mpsc::channel(QUEUE);

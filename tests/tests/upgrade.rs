@@ -8,10 +8,13 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::binary;
 use denizen_tests::cast::{Cast, PORT, Who, is_local, service_ips};
 use denizen_tests::cluster::Cluster;
@@ -96,6 +99,42 @@ impl StateFile {
             }
         })
     }
+}
+
+/// Who may program a network namespace is not for a name to say that any process can take.
+#[test]
+fn no_other_local_process_keeps_the_agent_from_starting() -> Result<()> {
+    let cluster = Cluster::new("upgrade-name", &Value::Null)?;
+    let node = &cluster.world.node;
+    let name = net::SocketAddr::from_abstract_name("denizen-agent")?;
+    let _taken = node.run(|| net::UnixListener::bind_addr(&name))??;
+    let agent = cluster.start_agent()?;
+    assert!(!cleanup(node)?.status.success(), "an agent runs");
+    agent.terminate()?;
+    assert!(cleanup(node)?.status.success(), "none runs any more");
+    Ok(())
+}
+
+#[test]
+fn a_second_agent_is_refused_whatever_its_run_directory() -> Result<()> {
+    let cluster = Cluster::new("upgrade-second", &Value::Null)?;
+    let node = &cluster.world.node;
+    let first = cluster.start_agent()?;
+    let elsewhere = Settings {
+        run_dir: cluster.world.subfolder("elsewhere")?,
+        ..cluster.settings()
+    };
+    let refused = Agent::start(node, elsewhere.clone())
+        .err()
+        .context("two run")?
+        .to_string();
+    for part in ["another agent", &format!("process {}", first.pid())] {
+        assert!(refused.contains(part), "{part}: {refused}");
+    }
+    // However the first ends, the lock ends with it.
+    first.kill()?;
+    Agent::start(node, elsewhere)?.terminate()?;
+    Ok(())
 }
 
 #[test]

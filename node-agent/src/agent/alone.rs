@@ -1,12 +1,34 @@
 //! The lock of a network namespace: whoever programs it is alone there.
+//!
+//! The lock is a group of the kernel's packet log (nfnetlink_log), which nothing logs to. The kernel gives a group to
+//! one netlink socket per network namespace, only with `CAP_NET_ADMIN`, and takes it back with the socket, however
+//! the process ends. Whoever may hold it may change the rules as well, so nobody else can keep an agent from starting.
+//!
+//! What else was considered: the name of an abstract unix socket, or a fixed netlink port id, is anybody's to take.
+//! A port below 1024 needs a capability that the DaemonSet drops, and a setting can make such ports anybody's. A
+//! lock file is as private as its folder, and containers share no folder but the run directory. An nf_tables table
+//! that has an owner needs Linux 5.12, and while it exists, `nft -f` refuses a saved listing of the ruleset.
 
-use std::io::{self, ErrorKind};
+use std::fs;
 
+use nix::errno::Errno;
+use nix::libc;
 use thiserror::Error;
-use tokio::net::{UnixListener, UnixStream};
+use tracing::warn;
 
-/// An abstract socket belongs to the network namespace and ends with its process, however that ends.
-const NAME: &str = "\0denizen-agent";
+use denizen_netlink::{NetlinkError, Socket, Writer};
+
+/// Which group. Any number would do that no packet log on a node uses; those are small.
+const GROUP: u16 = 0xd312;
+
+/// linux/netfilter/nfnetlink.h and nfnetlink_log.h.
+const NFNL_SUBSYS_ULOG: u16 = 4;
+const NFULNL_MSG_CONFIG: u16 = 1;
+const NFULA_CFG_CMD: u16 = 1;
+const NFULNL_CFG_CMD_BIND: u8 = 1;
+
+/// The groups of this network namespace, and the netlink port id that has each.
+const GROUPS: &str = "/proc/thread-self/net/netfilter/nfnetlink_log";
 
 /// Why the lock is not had.
 #[derive(Debug, Error)]
@@ -14,28 +36,129 @@ pub enum AloneError {
     /// Somebody has it.
     #[error("another agent (process {process}) runs in this network namespace")]
     Another {
-        /// Its id; 0 where it cannot be told.
-        process: i32,
+        /// The port id of its netlink socket: its process id, as its own process namespace counts.
+        process: u32,
     },
-    /// Nobody could have it.
+    /// It cannot be taken, typically for want of `CAP_NET_ADMIN`.
     #[error("cannot take the lock of this network namespace")]
-    Lock(#[source] io::Error),
+    Lock(#[source] NetlinkError),
+}
+
+/// The lock, held until the value is dropped or its process ends.
+#[derive(Debug)]
+#[must_use = "the lock is released with this value"]
+pub struct Alone {
+    _socket: Socket,
 }
 
 /// Two that program one network namespace would undo each other's work: nobody else does as long as the value lives.
 ///
+/// A kernel that was built without nfnetlink_log has no such lock. That is logged, and the agent works all the same.
+///
 /// # Errors
-/// Names the process that does already.
-pub async fn alone_here() -> Result<UnixListener, AloneError> {
-    match UnixListener::bind(NAME) {
-        Ok(listener) => Ok(listener),
-        Err(error) if error.kind() == ErrorKind::AddrInUse => {
-            let other = UnixStream::connect(NAME)
-                .await
-                .and_then(|other| other.peer_cred());
-            let process = other.ok().and_then(|other| other.pid()).unwrap_or_default();
-            Err(AloneError::Another { process })
+/// [`AloneError::Another`] names the process that does already.
+pub fn alone_here() -> Result<Alone, AloneError> {
+    let mut socket = Socket::open().map_err(AloneError::Lock)?;
+    match bind(&mut socket) {
+        Ok(()) => {}
+        Err(error) if error.errno() == Some(Errno::EINVAL) => warn!(
+            "this kernel has no nfnetlink_log: a second agent in this network namespace would not be noticed"
+        ),
+        // What the kernel says of another's group, and also of a caller without the capability.
+        Err(error) if error.errno() == Some(Errno::EPERM) => {
+            return Err(match holder() {
+                Some(process) => AloneError::Another { process },
+                None => AloneError::Lock(error),
+            });
         }
-        Err(error) => Err(AloneError::Lock(error)),
+        Err(error) => return Err(AloneError::Lock(error)),
+    }
+    Ok(Alone { _socket: socket })
+}
+
+/// Asks the kernel for the group.
+fn bind(socket: &mut Socket) -> Result<(), NetlinkError> {
+    let sequence = socket.sequences(1);
+    let mut request = Writer::default();
+    let kind = NFNL_SUBSYS_ULOG << 8 | NFULNL_MSG_CONFIG;
+    let flags = libc::NLM_F_ACK as u16;
+    let message = request.begin_message(kind, flags, sequence, libc::AF_UNSPEC as u8, GROUP);
+    request.put(NFULA_CFG_CMD, &[NFULNL_CFG_CMD_BIND]);
+    request.end_message(message);
+    socket.send(request.bytes())?;
+    socket.outcome(sequence)
+}
+
+/// The netlink port id that has the group.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the kernel tells nowhere else who holds the lock"
+)]
+fn holder() -> Option<u32> {
+    let groups = fs::read_to_string(GROUPS).ok()?;
+    groups.lines().find_map(|line| {
+        let mut fields = line.split_whitespace();
+        let group: u16 = fields.next()?.parse().ok()?;
+        let port = fields.next()?.parse().ok()?;
+        (group == GROUP).then_some(port)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use nix::sched::{CloneFlags, unshare};
+
+    use super::*;
+
+    /// Runs `test` in a network namespace of its own.
+    fn in_a_namespace<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
+        let thread = thread::spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
+            test()
+        });
+        thread.join().unwrap()
+    }
+
+    /// Takes the lock with the effective rights of a user who has none.
+    fn as_nobody() -> Result<Alone, AloneError> {
+        let become_user = |user: libc::uid_t| {
+            // SAFETY: it changes the effective user of this thread alone, and touches no memory.
+            let changed = unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) };
+            assert_eq!(changed, 0);
+        };
+        become_user(65534);
+        let result = alone_here();
+        become_user(0);
+        result
+    }
+
+    #[test]
+    fn one_has_the_lock_of_a_network_namespace_until_it_lets_go() {
+        in_a_namespace(|| {
+            let first = alone_here().unwrap();
+            let port = first._socket.port();
+            for _ in 0..2 {
+                match alone_here() {
+                    Err(AloneError::Another { process }) => assert_eq!(process, port),
+                    other => panic!("{other:?}"),
+                }
+            }
+            let elsewhere = in_a_namespace(alone_here).unwrap();
+            drop((first, elsewhere));
+            let _again = alone_here().unwrap();
+        });
+    }
+
+    #[test]
+    fn only_who_may_change_the_rules_can_have_the_lock() {
+        in_a_namespace(|| {
+            match as_nobody() {
+                Err(AloneError::Lock(error)) => assert_eq!(error.errno(), Some(Errno::EPERM)),
+                other => panic!("{other:?}"),
+            }
+            let _mine = alone_here().unwrap();
+        });
     }
 }

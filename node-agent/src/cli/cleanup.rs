@@ -33,13 +33,16 @@ pub(super) struct CleanupArgs {
 pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
     let mut results = Vec::new();
     // A running agent would put everything of its own back; one that starts meanwhile, half of it.
-    let alone = block_on(async { Ok(alone_here().await) })?;
+    let alone = alone_here();
     match &alone {
         Ok(_) => results.extend(denizens(args)),
         Err(AloneError::Another { process }) if args.kube_proxy => {
             println!("left are the rules of the running agent (process {process})");
         }
-        Err(_) => drop(alone.context("nothing is removed while an agent runs: stop it first")?),
+        Err(AloneError::Another { .. }) => {
+            drop(alone.context("nothing is removed while an agent runs: stop it first")?)
+        }
+        Err(AloneError::Lock(_)) => drop(alone?),
     }
     if args.kube_proxy {
         results.extend(kube_proxys());
