@@ -5,6 +5,7 @@ mod flush;
 mod history;
 mod predecessor;
 mod publish;
+mod run_dir;
 mod sources;
 mod stop;
 mod view;
@@ -15,7 +16,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use denizen_shared::socket::{WaitAnswer, WaitFor};
-use denizen_shared::store::RunDir;
 use serde_json::{Value, json};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -30,7 +30,7 @@ use self::sources::Problems;
 use self::stop::Stop;
 use crate::backend::nftables::Watch;
 use crate::config::Config;
-use crate::control::{self, Asked, Request};
+use crate::control::{Asked, Request};
 use crate::describe::describe;
 use crate::engine::Engine;
 use crate::explain::Packet;
@@ -73,11 +73,10 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
         return Ok(());
     }
     host::set_up(&sysctls, &config.conntrack);
+    host::files::raise_limit();
     let _alone = alone_here()?;
-    RunDir::create(&config.run_dir).context("cannot use the run directory")?;
-    let listener = control::listen(&config.run_dir).await?;
     let (asked, requests) = mpsc::channel(QUEUE);
-    tokio::spawn(control::serve(listener, asked.clone()));
+    let run_dir = run_dir::start(&config.run_dir, asked.clone()).await?;
     let (told, events) = mpsc::channel(QUEUE);
     let egress = egress_at_start(&config);
     // Listened to before anything that may wait for long: to process 1 of a container, SIGTERM is nothing else.
@@ -92,6 +91,7 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     let (publisher, published) = Publisher::new(&config, asked, now());
     let notices = sources::notices(&config);
     problems.push(http::start(config.listen, published, notices).context("cannot start the HTTP servers")?);
+    problems.push(run_dir.problems);
     let (elsewhere, found) = watch_forward(&config);
     let engine = Engine::open(config.policy, config.iptables_variant).context("cannot start the backend")?;
     let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
@@ -102,6 +102,7 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
         elsewhere,
         found,
         problems,
+        run_dir_lost: run_dir.is_lost,
         waiting: Vec::new(),
         watch: None,
         begun: None,
@@ -153,6 +154,8 @@ struct Agent {
     /// What other firewalls do to what is forwarded.
     found: watch::Receiver<Findings>,
     problems: Problems,
+    /// Whether only a restart brings the run directory back.
+    run_dir_lost: watch::Receiver<bool>,
     waiting: Vec<Waiting>,
     /// Listens to foreign changes, once everything is programmed.
     watch: Option<AsyncFd<Watch>>,
@@ -190,6 +193,10 @@ impl Agent {
                 () = self.engine.news() => Some(self.program(false)),
                 Some(asked) = requests.recv() => { self.answer(asked); None }
                 _ = heartbeat.tick() => { self.beat(); None }
+                Ok(()) = self.run_dir_lost.changed() => {
+                    self.publisher.run_dir_lost(*self.run_dir_lost.borrow_and_update());
+                    None
+                }
                 () = &mut retry => Some(self.program(false)),
                 _ = resync.tick() => {
                     give_back();

@@ -150,8 +150,8 @@ pub async fn listen(run_dir: &Path) -> Result<UnixListener, ControlError> {
     Ok(listener)
 }
 
-/// Takes connections until nobody answers requests any more.
-pub async fn serve(listener: UnixListener, requests: mpsc::Sender<Asked>) {
+/// Takes connections until nobody answers requests any more. Those that were taken go on when it is dropped.
+pub async fn serve(listener: &UnixListener, requests: &mpsc::Sender<Asked>) {
     while !requests.is_closed() {
         match listener.accept().await {
             Ok((stream, _)) => {

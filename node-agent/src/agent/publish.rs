@@ -66,6 +66,11 @@ impl Publisher {
         });
     }
 
+    /// Whether only a restart brings the run directory back.
+    pub(super) fn run_dir_lost(&self, lost: bool) {
+        self.pulse.send_modify(|pulse| pulse.run_dir_lost = lost);
+    }
+
     /// These facts are taken in.
     pub(super) fn taken(&mut self, events: &[Event]) {
         self.history.taken(events);

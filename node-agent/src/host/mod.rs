@@ -5,6 +5,7 @@
 //! writes, and [`keeper`] remembers what it could not.
 
 pub mod conntrack;
+pub mod files;
 pub mod forward;
 pub mod ipvs;
 pub mod keeper;

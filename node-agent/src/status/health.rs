@@ -35,6 +35,8 @@ pub struct Pulse {
     /// Rules that another backend left cannot be removed. These are all programmed, so that is said and is no fault of
     /// the node.
     pub left: bool,
+    /// The run directory is gone, and only a restart brings it back. Services are served meanwhile.
+    pub run_dir_lost: bool,
 }
 
 impl Pulse {
@@ -50,6 +52,7 @@ impl Pulse {
             refused: false,
             unserved: false,
             left: false,
+            run_dir_lost: false,
         }
     }
 
@@ -66,6 +69,7 @@ impl Pulse {
 
     fn reason(&self) -> Option<&'static str> {
         let all = [
+            (self.run_dir_lost, RUN_DIR_LOST),
             (self.contended, CONTENDED),
             (self.unserved, UNSERVED),
             (self.refused, REFUSED),
@@ -113,7 +117,7 @@ impl Report {
 
     /// What `/livez` says, and whether it says 200: whether starting the agent anew would be better.
     pub fn livez(pulse: &Pulse, now: Instant, clock: Timestamp) -> (bool, Self) {
-        let healthy = pulse.is_live(now);
+        let healthy = pulse.is_live(now) && !pulse.run_dir_lost;
         (healthy, Self::of(pulse, healthy, healthy, clock, None))
     }
 
@@ -135,6 +139,9 @@ impl Report {
         }
     }
 }
+
+const RUN_DIR_LOST: &str =
+    "the run directory is gone from where it is mounted: new pods stay unknown until the agent is restarted";
 
 const CONTENDED: &str =
     "another service proxy goes on rewriting the same rules; `denizen-agent status` names it";

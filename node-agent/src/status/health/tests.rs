@@ -58,6 +58,27 @@ fn said((well, report): (bool, Report)) -> (bool, Value) {
     (well, serde_json::to_value(report).unwrap())
 }
 
+/// A restart would help, and load balancers need not know: what is programmed is served.
+#[test]
+fn without_its_run_directory_an_agent_is_to_be_restarted_and_still_ready() {
+    let now = Instant::now();
+    let lost = Pulse {
+        synced: true,
+        run_dir_lost: true,
+        ..Pulse::starting(now)
+    };
+    let (live, body) = said(Report::livez(&lost, now, clock(0)));
+    assert!(
+        !live && body["reason"].to_string().contains("run directory"),
+        "{body}"
+    );
+    let (ready, body) = said(Report::healthz(&lost, now, clock(0)));
+    assert!(
+        ready && body["reason"].to_string().contains("run directory"),
+        "{body}"
+    );
+}
+
 #[test]
 fn the_bodies_are_kube_proxys() {
     let now = Instant::now();
