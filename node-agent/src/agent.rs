@@ -90,7 +90,7 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     drop(told);
     let (publisher, published) = Publisher::new(&config, asked, now());
     let notices = sources::notices(&config);
-    problems.push(http::start(config.listen, published, notices).context("cannot start the HTTP servers")?);
+    problems.extend(http::start(config.listen, published, notices).context("cannot start the HTTP servers")?);
     problems.push(run_dir.problems);
     let (elsewhere, found) = watch_forward(&config);
     let engine = Engine::open(config.policy, config.iptables_variant).context("cannot start the backend")?;

@@ -20,6 +20,7 @@ pub mod conntrack;
 pub mod contained;
 pub mod containerd;
 pub mod effort;
+pub mod flood;
 pub mod flows;
 pub mod http;
 pub mod iptables;

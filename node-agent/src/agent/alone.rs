@@ -11,12 +11,11 @@
 
 use std::fs;
 
+use denizen_netlink::{NetlinkError, Socket, Writer};
 use nix::errno::Errno;
 use nix::libc;
 use thiserror::Error;
 use tracing::warn;
-
-use denizen_netlink::{NetlinkError, Socket, Writer};
 
 /// Which group. Any number would do that no packet log on a node uses; those are small.
 const GROUP: u16 = 0xd312;

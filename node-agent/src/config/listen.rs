@@ -13,7 +13,7 @@ const METRICS_PORT: u16 = 10249;
 /// Where HTTP is served, as written.
 #[derive(Debug, Clone, Args)]
 pub struct ListenArgs {
-    /// Where /healthz and /livez are served; empty for nowhere
+    /// Where /healthz and /livez are served, besides 127.0.0.1 at this port; empty for nowhere
     #[arg(long, value_name = "ADDR[:PORT]", default_value = "0.0.0.0:10256")]
     pub healthz_bind_address: String,
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::{Published, Site};
+use super::{Published, Site, page};
 use crate::control::{Asked, Empty, Request as Question};
 use crate::model::{ServiceName, family_of};
 use crate::status::health::Report;
@@ -42,7 +42,7 @@ impl Answers {
     pub(super) async fn answer(&self, site: Site, local: SocketAddr, request: &Request<Incoming>) -> Answer {
         match site {
             Site::HealthCheck => self.health_check(local),
-            Site::Health => self.health(request.uri().path()),
+            Site::Health | Site::Probe => self.health(request.uri().path()),
             Site::Metrics => self.metrics(local, request).await,
         }
     }
@@ -52,6 +52,11 @@ impl Answers {
             return plain(StatusCode::METHOD_NOT_ALLOWED, "nothing here can be changed\n");
         }
         match request.uri().path() {
+            path @ ("/healthz" | "/livez") => self.health(path),
+            _ if !page::is_meant_for(local.ip(), request.headers()) => plain(
+                StatusCode::MISDIRECTED_REQUEST,
+                "this is for those who ask for it by this node's address or as localhost\n",
+            ),
             "/metrics" => {
                 // Of a loop that hangs, the last figures are told.
                 self.ask(Question::Measure { measure: Empty {} }).await;
@@ -64,8 +69,8 @@ impl Answers {
                     None => plain(StatusCode::SERVICE_UNAVAILABLE, "the agent is busy\n"),
                 }
             }
-            "/" | "/style.css" => self.page(local, request).await,
-            path => self.health(path),
+            "/" | "/style.css" => self.page(request).await,
+            _ => plain(StatusCode::NOT_FOUND, "no such page\n"),
         }
     }
 

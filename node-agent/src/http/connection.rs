@@ -1,61 +1,104 @@
 //! One connection after the other, within bounds: whoever asks slowly, much or nonsense holds up nobody but himself.
 
 use std::convert::Infallible;
+use std::io;
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
+use tokio::net;
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
 use tracing::debug;
 
 use super::Site;
 use super::answer::Answers;
+use super::slots::{Slot, Slots};
 
-/// Connections of one listener at a time. More wait in the kernel's queue.
-const CONNECTIONS: usize = 64;
-/// Within which a request must be there.
-const REQUEST_TIME: Duration = Duration::from_secs(5);
+/// Within which a request must be there: long enough for one lost packet to be sent again.
+const REQUEST_TIME: Duration = Duration::from_secs(3);
 /// Within which the answer must have been taken.
-const WHOLE_TIME: Duration = Duration::from_secs(30);
+const WHOLE_TIME: Duration = Duration::from_secs(10);
 /// The longest request, in bytes; the body, if any, is never read.
 const LONGEST_REQUEST: usize = 16 * 1024;
 /// The most header fields.
 const HEADERS: usize = 64;
+/// Connections that one listener takes before others have their turn. While they are sorted out, each is an open file.
+const AT_ONCE: usize = 256;
 /// After an error of the listener, such as too many open files.
-const PAUSE: Duration = Duration::from_millis(100);
+const PAUSE: Duration = Duration::from_millis(10);
 
-/// Takes connections for as long as it is polled; those that are open end with it.
-pub(super) async fn accept(listener: TcpListener, site: Site, answers: Arc<Answers>) {
-    let permits = Arc::new(Semaphore::new(CONNECTIONS));
+/// Takes connections for as long as it is polled; those that are open end with it. A connection that waits in the
+/// kernel's queue keeps those behind it waiting, whosever they are, so all that wait are taken at once, and those that
+/// are too many are closed before anything else is done for them.
+pub(super) async fn accept(listener: AsyncFd<TcpListener>, site: Site, answers: Arc<Answers>, slots: Slots) {
     let mut connections = JoinSet::new();
-    loop {
-        let permit = permits.clone().acquire_owned().await;
-        while connections.try_join_next().is_some() {}
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let conversation = converse(stream, site, answers.clone());
-                connections.spawn(async move {
-                    conversation.await;
-                    drop(permit);
-                });
+    // It fails when the runtime ends.
+    while let Ok(ready) = listener.readable().await {
+        let (waiting, error) = all_waiting(ready, &slots);
+        for (stream, mut slot) in waiting {
+            if !slot.is_evicted() {
+                connections.spawn(serve(stream, slot, site, answers.clone()));
             }
-            Err(error) => {
+        }
+        while connections.try_join_next().is_some() {}
+        match error {
+            Some(error) => {
                 debug!(%error, "cannot take a connection");
                 sleep(PAUSE).await;
             }
+            None => yield_now().await,
         }
     }
 }
 
-/// One request and its answer.
-async fn converse(stream: TcpStream, site: Site, answers: Arc<Answers>) {
+/// The connections in the kernel's queue, each with its slot, and what went wrong after them.
+fn all_waiting(
+    mut ready: AsyncFdReadyGuard<'_, TcpListener>,
+    slots: &Slots,
+) -> (Vec<(TcpStream, Slot)>, Option<io::Error>) {
+    let mut waiting = Vec::new();
+    while waiting.len() < AT_ONCE {
+        match ready.try_io(|listener| listener.get_ref().accept()) {
+            Ok(Ok((stream, client))) => waiting.push((stream, slots.take(client.ip().to_canonical()))),
+            Ok(Err(error)) => return (waiting, Some(error)),
+            Err(_nothing_waits) => break,
+        }
+    }
+    (waiting, None)
+}
+
+/// One request and its answer, unless the connection has to make room before. What an answer takes is set up once
+/// something is asked: a connection that asks nothing costs next to nothing.
+async fn serve(stream: TcpStream, mut slot: Slot, site: Site, answers: Arc<Answers>) {
+    let Ok(stream) = pollable(stream) else { return };
+    let has_asked = slot.has_asked();
+    let conversation = async {
+        match timeout(REQUEST_TIME, stream.readable()).await {
+            Ok(Ok(())) => Box::pin(converse(stream, has_asked, site, answers)).await,
+            Ok(Err(_)) | Err(_) => debug!("a client asked nothing"),
+        }
+    };
+    tokio::select! {
+        () = conversation => {}
+        () = slot.evicted() => debug!("a client made room for others"),
+    }
+}
+
+fn pollable(stream: TcpStream) -> io::Result<net::TcpStream> {
+    stream.set_nonblocking(true)?;
+    net::TcpStream::from_std(stream)
+}
+
+async fn converse(stream: net::TcpStream, has_asked: Arc<AtomicBool>, site: Site, answers: Arc<Answers>) {
     let Ok(local) = stream.local_addr() else { return };
     let answer = service_fn(|request| {
+        has_asked.store(true, Ordering::Relaxed);
         let answers = answers.clone();
         async move { Ok::<_, Infallible>(answers.answer(site, local, &request).await) }
     });

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::socket::{setsockopt, sockopt};
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::TcpSocket;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -16,28 +18,34 @@ use tracing::{info, warn};
 use super::Site;
 use super::answer::Answers;
 use super::connection::accept;
+use super::slots::Slots;
 use crate::config::Listen;
 use crate::notice::{About, Notice, Notices, Reason};
 use crate::plan::HealthPorts;
 
 /// How long until an address that cannot be had is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-/// Connections that the kernel keeps for us.
-const BACKLOG: u32 = 128;
+/// Connections that the kernel keeps for us; it takes `net.core.somaxconn` where that is less. While it keeps none
+/// more, a client's first packet is lost, and sent again a second later.
+const BACKLOG: u32 = 4096;
 
-/// Listens where it is wanted, until nobody publishes any more.
+/// Every address, and what is served there.
+pub(super) type Wanted = BTreeMap<SocketAddr, Site>;
+
+/// Listens where it is `wanted`, until nobody publishes any more.
 pub(super) async fn serve(
-    listen: Listen,
+    wanted: impl Fn(&HealthPorts) -> Wanted,
     mut ports: watch::Receiver<HealthPorts>,
     answers: Arc<Answers>,
     told: Told,
 ) {
     let mut listeners = Listeners {
         answers,
+        slots: SlotsOfSites::default(),
         open: BTreeMap::new(),
     };
     loop {
-        let wanted = wanted(listen, &ports.borrow_and_update());
+        let wanted = wanted(&ports.borrow_and_update());
         let failed = listeners.bring_to(&wanted);
         let is_well = failed.is_empty();
         told.report(failed);
@@ -48,15 +56,28 @@ pub(super) async fn serve(
     }
 }
 
-/// Every address, and what is served there.
-fn wanted(listen: Listen, ports: &HealthPorts) -> BTreeMap<SocketAddr, Site> {
+/// What other hosts and pods can reach, or may be able to.
+pub(super) fn of_everybody(listen: Listen, ports: &HealthPorts) -> Wanted {
     let checks = ports.sockets().map(|at| (at, Site::HealthCheck));
+    let health = listen.health.filter(|at| *at != probed(at.port()));
     // The operator's own word comes last, and counts.
     let own = [
         listen.metrics.map(|at| (at, Site::Metrics)),
-        listen.health.map(|at| (at, Site::Health)),
+        health.map(|at| (at, Site::Health)),
     ];
     checks.chain(own.into_iter().flatten()).collect()
+}
+
+/// What kubelet alone asks: a socket of its own, so that nobody's connections wait in the kernel's queue before a probe,
+/// however many another host or a pod makes. Metrics that are served there tell health as well.
+pub(super) fn of_kubelet(listen: Listen) -> Wanted {
+    let at = listen.health.map(|health| probed(health.port()));
+    let at = at.filter(|at| listen.metrics != Some(*at));
+    at.map(|at| (at, Site::Probe)).into_iter().collect()
+}
+
+fn probed(port: u16) -> SocketAddr {
+    SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)
 }
 
 /// Where it is told what cannot be listened at.
@@ -82,8 +103,30 @@ impl Told {
     }
 }
 
+/// Those who fill the slots of one site take none from the others.
+#[derive(Default)]
+struct SlotsOfSites {
+    health: Slots,
+    probe: Slots,
+    metrics: Slots,
+    /// Of all ports together: there may be hundreds.
+    health_check: Slots,
+}
+
+impl SlotsOfSites {
+    fn of(&self, site: Site) -> &Slots {
+        match site {
+            Site::Health => &self.health,
+            Site::Probe => &self.probe,
+            Site::Metrics => &self.metrics,
+            Site::HealthCheck => &self.health_check,
+        }
+    }
+}
+
 struct Listeners {
     answers: Arc<Answers>,
+    slots: SlotsOfSites,
     /// What serves each address. One that changes hands goes on: it is asked whose it is with every request.
     open: BTreeMap<SocketAddr, (Site, JoinSet<()>)>,
 }
@@ -103,12 +146,13 @@ impl Listeners {
             if self.open.contains_key(at) {
                 continue;
             }
-            match bind(*at) {
+            match bind(*at, *site).and_then(pollable) {
                 Err(error) => failed.push(self.problem(*site, *at, &error)),
                 Ok(listener) => {
                     info!(address = %at, ?site, "served");
                     let mut task = JoinSet::new();
-                    task.spawn(accept(listener, *site, self.answers.clone()));
+                    let slots = self.slots.of(*site).clone();
+                    task.spawn(accept(listener, *site, self.answers.clone(), slots));
                     self.open.insert(*at, (*site, task));
                 }
             }
@@ -118,7 +162,7 @@ impl Listeners {
 
     fn problem(&self, site: Site, at: SocketAddr, error: &io::Error) -> Notice {
         let (about, reason, what) = match site {
-            Site::Health => (
+            Site::Health | Site::Probe => (
                 About::Node,
                 Reason::HealthUnserved,
                 "health of this agent".to_owned(),
@@ -147,12 +191,19 @@ impl Listeners {
     }
 }
 
+fn pollable(listener: TcpListener) -> io::Result<AsyncFd<TcpListener>> {
+    // SAFETY: a listener owns its socket from its making to its end, and always names the same one.
+    #[expect(unsafe_code, reason = "the promise that AsRawFd alone does not make")]
+    let pollable = unsafe { AsyncFd::register_with_interest(listener, Interest::READABLE) };
+    Ok(pollable?)
+}
+
 /// Listens at `at`. The address that stands for every one of IPv4 also stands for those of IPv6, as in
 /// kube-proxy, where the kernel has IPv6.
-fn bind(at: SocketAddr) -> io::Result<TcpListener> {
-    if at.ip() == std::net::Ipv4Addr::UNSPECIFIED {
-        let both = SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), at.port());
-        match listen(TcpSocket::new_v6(), both) {
+fn bind(at: SocketAddr, site: Site) -> io::Result<TcpListener> {
+    if at.ip() == Ipv4Addr::UNSPECIFIED {
+        let both = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), at.port());
+        match listen(TcpSocket::new_v6(), both, site) {
             Err(error) if is_without_ipv6(&error) => {}
             done => return done,
         }
@@ -162,7 +213,7 @@ fn bind(at: SocketAddr) -> io::Result<TcpListener> {
     } else {
         TcpSocket::new_v6()
     };
-    listen(socket, at)
+    listen(socket, at, site)
 }
 
 fn is_without_ipv6(error: &io::Error) -> bool {
@@ -170,13 +221,15 @@ fn is_without_ipv6(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(EAFNOSUPPORT | EADDRNOTAVAIL))
 }
 
-fn listen(socket: io::Result<TcpSocket>, at: SocketAddr) -> io::Result<TcpListener> {
+fn listen(socket: io::Result<TcpSocket>, at: SocketAddr, site: Site) -> io::Result<TcpListener> {
     let socket = socket?;
     // Connections of an agent that was here before may still be closing.
     socket.set_reuseaddr(true)?;
+    // Only so can one socket have the port at every address, and another the same port at one of them.
+    socket.set_reuseport(matches!(site, Site::Health | Site::Probe))?;
     if at.is_ipv6() {
         setsockopt(&socket, sockopt::Ipv6V6Only, &!at.ip().is_unspecified())?;
     }
     socket.bind(at)?;
-    socket.listen(BACKLOG)
+    socket.listen(BACKLOG)?.into_std()
 }

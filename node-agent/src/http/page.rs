@@ -7,7 +7,7 @@ mod draw;
 mod tests;
 mod way;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use hyper::body::Incoming;
 use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue};
@@ -16,7 +16,7 @@ use hyper::{Request, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::answer::{Answer, Answers, answer, plain};
+use super::answer::{Answer, Answers, answer};
 use crate::control::{ExplainQuery, Request as Question};
 use crate::explain::Explanation;
 use crate::status::view::{View, ViewQuery};
@@ -49,13 +49,7 @@ type Told<T> = Result<T, String>;
 
 impl Answers {
     /// The page, or its style.
-    pub(super) async fn page(&self, local: SocketAddr, request: &Request<Incoming>) -> Answer {
-        if !is_meant_for(local.ip(), request.headers()) {
-            return plain(
-                StatusCode::MISDIRECTED_REQUEST,
-                "this page is for those who ask for it by this node's address or as localhost\n",
-            );
-        }
+    pub(super) async fn page(&self, request: &Request<Incoming>) -> Answer {
         let mut page = match request.uri().path() {
             "/style.css" => answer(
                 StatusCode::OK,
@@ -145,7 +139,7 @@ fn told<T: DeserializeOwned>(answer: Option<Value>) -> Told<T> {
 /// A page of somewhere else may have its own name resolve to 127.0.0.1, and read what a browser on this node
 /// fetches from there as its own (DNS rebinding). Its requests name that host: on loopback only requests to an address,
 /// or to localhost, are ours.
-fn is_meant_for(local: IpAddr, headers: &HeaderMap) -> bool {
+pub(super) fn is_meant_for(local: IpAddr, headers: &HeaderMap) -> bool {
     if !local.to_canonical().is_loopback() {
         return true;
     }

@@ -1,0 +1,189 @@
+//! How many connections are served at a time, and which ends when there are more.
+//!
+//! Whoever comes last is let in: a client that has something to ask asks at once and is answered within a millisecond.
+//! One that holds a connection and asks nothing makes room first.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::oneshot::{self, error::TryRecvError};
+
+/// Connections at a time. Each holds a file descriptor and at most a buffer of 16 KiB.
+const CONNECTIONS: usize = 128;
+/// Those of one client's address.
+const OF_ONE_CLIENT: usize = 16;
+
+/// The connections that are served now. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Slots(Arc<Mutex<Table>>);
+
+/// In the order in which they came.
+#[derive(Debug, Default)]
+struct Table {
+    next: u64,
+    held: Vec<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    number: u64,
+    client: IpAddr,
+    has_asked: Arc<AtomicBool>,
+    /// Dropped when the connection has to end.
+    _evict: oneshot::Sender<Infallible>,
+}
+
+/// One connection's slot, free again when the value is dropped.
+#[derive(Debug)]
+pub(super) struct Slot {
+    slots: Slots,
+    number: u64,
+    has_asked: Arc<AtomicBool>,
+    evicted: oneshot::Receiver<Infallible>,
+}
+
+impl Slots {
+    /// A slot for a connection of `client`. Another connection ends where there is none: of this client, if it has
+    /// its share already, else of whichever client has the most. The oldest that has asked nothing yet goes first.
+    pub(super) fn take(&self, client: IpAddr) -> Slot {
+        let (evict, evicted) = oneshot::channel();
+        let has_asked = Arc::new(AtomicBool::new(false));
+        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        table.make_room(client);
+        let number = table.next;
+        table.next += 1;
+        table.held.push(Held {
+            number,
+            client,
+            has_asked: has_asked.clone(),
+            _evict: evict,
+        });
+        Slot {
+            slots: self.clone(),
+            number,
+            has_asked,
+            evicted,
+        }
+    }
+}
+
+impl Table {
+    fn make_room(&mut self, client: IpAddr) {
+        let of_client = self.held.iter().filter(|held| held.client == client).count();
+        let victim = if of_client >= OF_ONE_CLIENT {
+            self.victim(|candidate| candidate == client)
+        } else if self.held.len() >= CONNECTIONS {
+            let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+            for held in &self.held {
+                *counts.entry(held.client).or_default() += 1;
+            }
+            let most = counts.values().max().copied();
+            self.victim(|candidate| counts.get(&candidate).copied() == most)
+        } else {
+            None
+        };
+        if let Some(victim) = victim {
+            self.held.remove(victim);
+        }
+    }
+
+    /// Which one ends among those of such clients.
+    fn victim(&self, is_candidate: impl Fn(IpAddr) -> bool) -> Option<usize> {
+        let candidate = |held: &Held| is_candidate(held.client);
+        let idle = |held: &Held| candidate(held) && !held.has_asked.load(Ordering::Relaxed);
+        let oldest_idle = self.held.iter().position(idle);
+        oldest_idle.or_else(|| self.held.iter().position(candidate))
+    }
+}
+
+impl Slot {
+    /// To be set once a whole request has come.
+    pub(super) fn has_asked(&self) -> Arc<AtomicBool> {
+        self.has_asked.clone()
+    }
+
+    /// Whether the connection has to end already.
+    pub(super) fn is_evicted(&mut self) -> bool {
+        self.evicted.try_recv() == Err(TryRecvError::Closed)
+    }
+
+    /// Waits until the connection has to end.
+    pub(super) async fn evicted(&mut self) {
+        // Nothing is ever sent.
+        let _ = (&mut self.evicted).await;
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut table = self.slots.0.lock().unwrap_or_else(PoisonError::into_inner);
+        table.held.retain(|held| held.number != self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(number: u8) -> IpAddr {
+        [10, 0, 0, number].into()
+    }
+
+    /// Which of them have to end.
+    fn evicted(slots: &mut [Slot]) -> Vec<usize> {
+        let numbered = slots.iter_mut().enumerate();
+        numbered
+            .filter_map(|(number, slot)| slot.is_evicted().then_some(number))
+            .collect()
+    }
+
+    #[test]
+    fn a_client_that_has_its_share_loses_its_oldest_that_asks_nothing() {
+        let slots = Slots::default();
+        let mut others = slots.take(client(2));
+        let mut held: Vec<_> = (0..OF_ONE_CLIENT).map(|_| slots.take(client(1))).collect();
+        held[0].has_asked.store(true, Ordering::Relaxed);
+        held.push(slots.take(client(1)));
+        assert_eq!(evicted(&mut held), [1]);
+        held.push(slots.take(client(1)));
+        assert_eq!(evicted(&mut held), [1, 2]);
+        for slot in &held {
+            slot.has_asked.store(true, Ordering::Relaxed);
+        }
+        held.push(slots.take(client(1)));
+        assert_eq!(evicted(&mut held), [0, 1, 2], "all have asked: the oldest");
+        assert!(!others.is_evicted());
+    }
+
+    #[test]
+    fn when_all_are_taken_the_client_with_the_most_loses_one() {
+        let slots = Slots::default();
+        let mut few = slots.take(client(0));
+        let clients = (1..).flat_map(|number| [number; 3]).map(client);
+        let mut held: Vec<_> = clients
+            .take(CONNECTIONS - 1)
+            .map(|client| slots.take(client))
+            .collect();
+        assert!(evicted(&mut held).is_empty());
+        let mut newest = slots.take(client(200));
+        assert_eq!(evicted(&mut held), [0]);
+        assert!(!few.is_evicted() && !newest.is_evicted());
+        // Its slot is free again once it has ended.
+        drop(held.remove(1));
+        held.push(slots.take(client(201)));
+        assert_eq!(evicted(&mut held), [0], "no other");
+    }
+
+    #[test]
+    fn many_clients_with_one_connection_each_keep_nobody_out() {
+        let slots = Slots::default();
+        let mut held: Vec<_> = (0..=255)
+            .map(|number| slots.take([10, 1, 0, number].into()))
+            .collect();
+        let expected: Vec<_> = (0..256 - CONNECTIONS).collect();
+        assert_eq!(evicted(&mut held), expected, "the oldest");
+    }
+}
