@@ -27,9 +27,9 @@ const REQUESTS: [&[u8]; 3] = [
 /// How often a client looks after its connections.
 const ROUND: Duration = Duration::from_millis(50);
 
-/// How many connections a client makes again in one round: 400 a second, next to which the test's own questions still
+/// How many connections a client makes again in one round: 200 a second, next to which the test's own questions still
 /// find a processor.
-const AGAIN: usize = 20;
+const AGAIN: usize = 10;
 
 /// What has not happened by then never will.
 const PATIENCE: Duration = Duration::from_secs(30);

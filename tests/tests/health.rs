@@ -232,8 +232,10 @@ struct Prober<'a> {
     from: &'a Netns,
     to: SocketAddr,
     path: &'static str,
-    /// How long an answer may ever take. A packet that is lost costs a second.
+    /// How long an answer may ever take.
     patience: Duration,
+    /// What the median of all answers is within.
+    promise: Duration,
 }
 
 impl Prober<'_> {
@@ -257,7 +259,7 @@ impl Prober<'_> {
         Ok(took)
     }
 
-    /// Asks twenty times; the median is within 100 ms.
+    /// Asks twenty times.
     fn ask_often(&self) -> Result<()> {
         let mut took = Vec::new();
         for _ in 0..20 {
@@ -266,7 +268,7 @@ impl Prober<'_> {
         }
         took.sort_unstable();
         println!("{}: median {:?}, longest {:?}", self.who, took[10], took[19]);
-        ensure!(took[10] < Duration::from_millis(100), "{}: {took:?}", self.who);
+        ensure!(took[10] < self.promise, "{}: {took:?}", self.who);
         Ok(())
     }
 }
@@ -282,14 +284,17 @@ fn probers(cast: &Cast) -> Result<[Prober<'_>; 4]> {
         from,
         to: SocketAddr::new(ip(address), port),
         path,
-        // Their first packets may be lost while an attack begins.
+        // They share a queue and a thread with whoever attacks, which takes its share of the processors to see to: what
+        // is promised is that no packet of theirs is lost for want of room, which would cost them a second.
         patience: Duration::from_secs(5),
+        promise: Duration::from_secs(1),
     };
     let kubelet = prober("kubelet", &world.node, &probed_host()?, PORT, "/livez");
     let node = world.addresses().node[0].to_string();
     Ok([
         Prober {
             patience: Duration::from_secs(1),
+            promise: Duration::from_millis(100),
             ..kubelet
         },
         prober(
@@ -305,7 +310,7 @@ fn probers(cast: &Cast) -> Result<[Prober<'_>; 4]> {
 }
 
 /// 10,000 connections of pods and of another host, which ask nothing, half of something, or do not read, and come again
-/// as soon as they are closed. The promise is 100 ms; where others use the processors as well, some are later.
+/// as soon as they are closed. The kubelet has its answers within 100 ms.
 #[test]
 fn ten_thousand_hostile_connections_keep_no_probe_waiting() -> Result<()> {
     let (cast, _servers) = Cast::new("hz-flood")?;

@@ -39,7 +39,7 @@ pub enum AloneError {
         process: u32,
     },
     /// It cannot be taken, typically for want of `CAP_NET_ADMIN`.
-    #[error("cannot take the lock of this network namespace")]
+    #[error("cannot take the lock of this network namespace, which takes CAP_NET_ADMIN")]
     Lock(#[source] NetlinkError),
 }
 
