@@ -270,9 +270,7 @@ impl Agent {
                 self.flush.after(sync, &mut self.engine);
                 self.publisher.programmed(&mut self.engine, begun, now());
                 self.settings.keep(self.engine.settings(), false);
-                if self.engine.is_synced() {
-                    self.predecessor.remove(&mut self.engine, now());
-                }
+                self.predecessor.remove(&mut self.engine, now());
                 self.listen();
                 true
             }
@@ -288,11 +286,9 @@ impl Agent {
 
     /// The loop comes round; what does not hang on any change goes on.
     fn beat(&mut self) {
-        if self.engine.is_synced() {
-            self.predecessor.remove(&mut self.engine, now());
-        }
-        let is_left = self.predecessor.problem(now()).is_some();
-        self.publisher.alive(now(), is_left);
+        self.predecessor.remove(&mut self.engine, now());
+        let left = self.predecessor.problem(now());
+        self.publisher.alive(now(), left.is_some());
     }
 
     /// The kernel says that somebody changed our tables.
@@ -354,9 +350,9 @@ impl Agent {
         let settings = self.settings.problems().iter().cloned();
         let problems = told.chain(settings).chain(found.errors);
         let left = self.predecessor.problem(now()).map(str::to_owned);
-        let problems = problems.chain(self.flush.problem()).chain(left).collect();
+        let problems = problems.chain(self.flush.problem()).chain(left);
         let settings = self.settings.warnings(self.engine.is_synced());
-        let status = self.engine.status(problems);
+        let status = self.engine.status(problems.collect());
         Status {
             backend_why: self.backend_why.clone(),
             warnings: [found.warnings, settings, status.warnings].concat(),

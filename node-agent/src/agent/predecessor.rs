@@ -31,11 +31,11 @@ enum Attempt {
 }
 
 impl Predecessor {
-    /// Goes on with the removal, now that this backend's rules are all in the kernel.
+    /// Goes on with the removal, once this backend's rules are all in the kernel.
     pub(super) fn remove(&mut self, engine: &mut Engine, now: Instant) {
         self.look(now);
         let is_due = match &self.attempt {
-            Attempt::NotYet => true,
+            Attempt::NotYet => engine.is_synced(),
             Attempt::Failed { at } => now.saturating_duration_since(*at) >= RETRY,
             Attempt::Running(_) | Attempt::Done => false,
         };
