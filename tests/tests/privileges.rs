@@ -8,7 +8,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, CNI_CACHE};
