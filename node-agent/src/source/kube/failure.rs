@@ -66,6 +66,15 @@ impl Failure {
         }
     }
 
+    /// Whether the whole server may be away or overloaded, and not only this kind of object.
+    pub(super) fn is_outage(&self) -> bool {
+        match self {
+            Self::Unreachable(_) | Self::Silent(_) => true,
+            Self::Refused(status) => status.code == 429 || status.code >= 500,
+            Self::Access(_) | Self::Answer(_) | Self::HalfAList | Self::ShortWatch => false,
+        }
+    }
+
     /// How long the server asks to be left alone.
     pub(super) fn asked(&self) -> Option<Duration> {
         let Self::Refused(status) = self else { return None };

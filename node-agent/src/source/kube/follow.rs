@@ -8,15 +8,15 @@ use futures_util::{Stream, StreamExt};
 use jiff::Timestamp;
 use kube::Client;
 use kube::core::WatchEvent;
-use serde::Deserialize;
-use serde_json::value::RawValue;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
 use super::access::Access;
 use super::failure::{Failure, Remedy};
 use super::index::{Index, List};
 use super::pace::{Pace, watch_seconds};
+use super::recovery::Recovery;
+use super::wire::{INITIAL_EVENTS_END, Json, Page, Versioned};
 use crate::describe::describe;
 use crate::model::Event;
 use crate::source::object::Kind;
@@ -42,39 +42,6 @@ const STEADY: Duration = Duration::from_secs(10);
 /// How long until a kind is asked for again that the server does not serve.
 const NOT_SERVED: Duration = Duration::from_secs(600);
 
-/// An object, as it was served. The model's own copy is the only one that is kept.
-type Json = Box<RawValue>;
-
-/// The annotation of the bookmark that ends a list as a stream (KEP-3157).
-const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
-
-/// One page of a list.
-#[derive(Deserialize)]
-struct Page {
-    metadata: PageMetadata,
-    items: Option<Vec<Json>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct PageMetadata {
-    resource_version: Option<String>,
-    #[serde(rename = "continue")]
-    next: Option<String>,
-}
-
-/// Of an object, where in the history it stands.
-#[derive(Deserialize)]
-struct Versioned {
-    metadata: VersionedMetadata,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct VersionedMetadata {
-    resource_version: String,
-}
-
 /// Follows one kind.
 pub(super) struct Follower {
     kind: Kind,
@@ -92,6 +59,11 @@ pub(super) struct Follower {
     fields: Option<String>,
     listed: bool,
     pace: Pace,
+    recovery: Recovery,
+    /// The server, and not only this kind, was away when it was asked last.
+    outage: bool,
+    /// Another follower's announcement led to this attempt.
+    woken: bool,
     trouble: Option<String>,
 }
 
@@ -120,6 +92,7 @@ impl Follower {
         node_name: Arc<str>,
         since: Timestamp,
         outlet: Outlet,
+        recovery: Recovery,
     ) -> Self {
         Self {
             kind,
@@ -133,6 +106,9 @@ impl Follower {
             streams: true,
             listed: false,
             pace: Pace::default(),
+            recovery,
+            outage: false,
+            woken: false,
             trouble: None,
         }
     }
@@ -140,17 +116,18 @@ impl Follower {
     /// Until nobody listens any more.
     pub(super) async fn run(mut self) {
         loop {
-            let pause = match self.advance().await {
-                Ok(()) => Duration::ZERO,
+            self.recovery.attempt();
+            let (asked, pause) = match self.advance().await {
+                Ok(()) => continue,
                 Err(Stop::Closed) => return,
                 Err(Stop::Failed(failure)) => match self.failed(&failure).await {
-                    Ok(pause) => pause,
+                    Ok(pause) => (failure.asked().unwrap_or_default().min(pause), pause),
                     Err(Closed) => return,
                 },
             };
             tokio::select! {
                 () = self.outlet.closed() => return,
-                () = sleep(pause) => {}
+                woken = self.recovery.pause(asked, pause) => self.woken = woken,
             }
         }
     }
@@ -167,8 +144,18 @@ impl Follower {
         }
     }
 
+    /// The server answers. After an outage that this follower found to be over by itself, the others need not
+    /// wait any longer. One that was woken announces nothing: two would wake each other without an end where
+    /// connections break again at once.
+    fn answered(&mut self) {
+        if std::mem::take(&mut self.outage) && !self.woken {
+            self.recovery.announce();
+        }
+    }
+
     /// What follows from a failure: how long to wait.
     async fn failed(&mut self, failure: &Failure) -> Result<Duration, Closed> {
+        self.outage |= failure.is_outage();
         let remedy = failure.remedy();
         // Of a watch that goes on, "not this way" can only mean what it goes on from.
         let listing = self.version.is_none();
@@ -234,6 +221,7 @@ impl Follower {
                 () = self.outlet.closed() => return Err(Stop::Closed),
                 text = timeout(ANSWER, text) => text.map_err(|_| Failure::Silent(ANSWER))??,
             };
+            self.answered();
             let page: Page = serde_json::from_str(&text).map_err(Failure::Answer)?;
             for item in page.items.iter().flatten() {
                 self.index.list(&mut list, item.get());
@@ -256,6 +244,7 @@ impl Follower {
             () = self.outlet.closed() => return Err(Stop::Closed),
             events = timeout(ANSWER, events) => events.map_err(|_| Failure::Silent(ANSWER))??,
         };
+        self.answered();
         let events = pin!(events);
         let begun = Instant::now();
         if !initial {

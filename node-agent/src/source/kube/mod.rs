@@ -10,6 +10,8 @@
 //! | `follow` | lists, watches, and what to do when they fail |
 //! | `failure` | what failed, and what follows from that |
 //! | `pace` | how long to wait |
+//! | `recovery` | that the server answers again, so that nobody has to wait any longer |
+//! | `wire` | what an answer says besides its objects |
 //!
 //! Each kind is followed by a task of its own: listed once, as a stream where the server can, in pages where
 //! it cannot, then watched from there. What is told is one change: a list is told when all of it is there,
@@ -26,9 +28,11 @@ mod follow;
 mod index;
 mod kinds;
 pub(crate) mod pace;
+mod recovery;
 #[cfg(test)]
 mod tests;
 mod token;
+mod wire;
 
 use std::sync::Arc;
 
@@ -37,6 +41,7 @@ use tokio::sync::{mpsc, watch as latest};
 
 use self::access::Access;
 use self::follow::Follower;
+use self::recovery::Recovery;
 use super::Outlet;
 use super::object::Kind;
 use crate::model::Event;
@@ -52,11 +57,13 @@ pub fn start(
     since: Timestamp,
     told: &mpsc::Sender<Vec<Event>>,
 ) -> Vec<latest::Receiver<Vec<String>>> {
+    let recovery = Recovery::new();
     KINDS
         .into_iter()
         .map(|kind| {
             let (outlet, problems) = Outlet::new(told.clone());
-            let follower = Follower::new(kind, access.clone(), node_name.clone(), since, outlet);
+            let (access, recovery) = (access.clone(), recovery.clone());
+            let follower = Follower::new(kind, access, node_name.clone(), since, outlet, recovery);
             tokio::spawn(follower.run());
             problems
         })
