@@ -5,13 +5,15 @@
     reason = "tests read clocks and files; denizen does not"
 )]
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
-use anyhow::Result;
-use denizen_tests::agent::{Agent, Objects, Settings};
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
 use denizen_tests::api::stage::{Stage, until_no_error};
 use denizen_tests::api::{Api, ApiServer, Authority};
 use denizen_tests::cast::{Who, service_ips};
+use denizen_tests::manifest::{self, Port};
 
 /// What Kubernetes tells a pod: the cluster IP of the API's own service.
 const SERVICE_HOST: &str = "172.30.0.1";
@@ -130,5 +132,43 @@ fn a_server_that_is_not_who_it_says_is_not_believed() -> Result<()> {
     assert!(stage.api.asked().is_empty(), "the token was sent to a stranger");
     stage.until_unknown(10)?;
     assert_eq!(service_ips(10).len(), 2);
+    Ok(())
+}
+
+/// Services of 4 endpoints, from one list as a stream.
+const MANY: usize = 10_000;
+
+/// Megabytes of its own memory, at any time, in a test build.
+const AT_MOST: u64 = 50;
+
+/// What was needed for a moment at the start decides how much memory a node has to keep free.
+#[test]
+fn ten_thousand_services_start_in_little_memory() -> Result<()> {
+    let stage = Stage::own("kube-memory")?;
+    stage.put_node()?;
+    for n in 0..MANY {
+        let name = format!("service-{n}");
+        let address = |network: u32, n: usize| IpAddr::from(Ipv4Addr::from(network + n as u32));
+        let port = [Port::tcp("http", 80, 8080)];
+        let endpoints: Vec<_> = (0..4)
+            .map(|k| (address(0x0a80_0001, 4 * n + k), "another-node"))
+            .collect();
+        stage
+            .api
+            .put(&manifest::service(&name, &[address(0x0a60_0001, n)], &port))?;
+        stage.api.put(&manifest::slice(&name, &port, &endpoints))?;
+    }
+    let mut agent = stage.spawn_agent()?;
+    agent.wait_programmed(6 * STARTING)?;
+    assert_eq!(agent.status()?["services"], MANY);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid()))?;
+    let kibibytes = |name: &str| -> Result<u64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let number = line.and_then(|line| line.split_whitespace().next());
+        Ok(number.context("no such line in /proc/PID/status")?.parse()?)
+    };
+    // A test build's program is larger than what is installed: its pages do not count.
+    let own = (kibibytes("VmHWM:")? - kibibytes("RssFile:")?) / 1024;
+    ensure!(own <= AT_MOST, "{own} MiB of {AT_MOST}:\n{status}");
     Ok(())
 }

@@ -182,20 +182,27 @@ impl Observed {
             .filter_map(move |(set, key)| key.door(*set, set.family(layer)))
     }
 
-    /// What leads from the elements that are there to these, in the sets that are asked for.
-    pub fn difference(&self, mut wanted: Vec<Element>, covers: impl Fn(SetName) -> bool) -> Delta {
+    /// What leads from the elements that are there to `wanted`, in the sets that are asked for.
+    pub fn difference(
+        &self,
+        wanted: impl Iterator<Item = Element>,
+        covers: impl Fn(SetName) -> bool,
+    ) -> Delta {
         let mut delta = Delta::default();
-        wanted.retain(|element| covers(element.set));
-        let keys: HashSet<(SetName, Key)> = wanted.iter().map(|e| (e.set, e.key)).collect();
         let there = self.elements.keys().filter(|(set, _)| covers(*set));
-        delta.delete = there.filter(|key| !keys.contains(*key)).copied().collect();
-        for element in wanted.into_iter().filter(|element| !self.has(element)) {
+        let mut unwanted: HashSet<&(SetName, Key)> = there.collect();
+        for element in wanted.filter(|element| covers(element.set)) {
             let key = (element.set, element.key);
-            if self.elements.contains_key(&key) {
+            let is_there = unwanted.remove(&key);
+            if self.has(&element) {
+                continue;
+            }
+            if is_there {
                 delta.delete.push(key);
             }
             delta.add.push(element);
         }
+        delta.delete.extend(unwanted);
         delta.sort();
         delta
     }

@@ -28,7 +28,7 @@ impl Programmed {
         kernel.commit(layer, batch)?;
         let known = self.known;
         let seen = kernel.observe(layer)?;
-        let delta = seen.difference(self.wanted.elements(), |set| known.covers(set));
+        let delta = seen.difference(self.wanted.each_element(), |set| known.covers(set));
         self.rejected = self.program_parts(kernel, &delta);
         let repair = Repair {
             elements: delta.add.len().max(delta.delete.len()),

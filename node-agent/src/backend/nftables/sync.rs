@@ -370,16 +370,19 @@ impl Programmed {
             Some(_) | None => return load(kernel, seen, &self.wanted, self.known),
         };
         let known = self.known;
-        let delta = seen.difference(self.wanted.elements(), |set| known.covers(set));
+        let delta = seen.difference(self.wanted.each_element(), |set| known.covers(set));
         let mut batch = kernel.batch(layer, Some(seen.generation));
         structure.write(&mut batch);
         write(&mut batch, &[], &delta);
+        let elements = delta.add.len().max(delta.delete.len());
+        // At a first load it is as large as the batch, and the kernel is about to allocate as much again.
+        drop(delta);
         kernel.commit(layer, batch)?;
         let left_over: &[String] = if known.services { &structure.left_over } else { &[] };
         let repair = Repair {
             rebuilt: false,
             chains: structure.count() + left_over.len(),
-            elements: delta.add.len().max(delta.delete.len()),
+            elements,
         };
         if !repair.is_none() {
             let Repair { chains, elements, .. } = repair;

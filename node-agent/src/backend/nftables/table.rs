@@ -98,19 +98,24 @@ impl Table {
         program::class_chains(class, &self.shape.node_side)
     }
 
+    /// Every element that should be there, in no order. They are made one by one: all of them together take
+    /// more memory than what they are made from.
+    pub fn each_element(&self) -> impl Iterator<Item = Element> + '_ {
+        let of_doors = self.doors.iter().flat_map(|(door, state)| state.elements(door));
+        let members = self.members.iter().flat_map(|(set, members)| {
+            let of_set = members.iter();
+            of_set.map(|(key, comment)| member(*set, *key, comment.clone()))
+        });
+        let cluster_ips = self.cluster_ips.keys().map(|ip| cluster_ip(*ip));
+        of_doors.chain(members).chain(cluster_ips)
+    }
+
     /// Every element that should be there, by its set and in no order.
     pub fn elements_by_set(&self) -> BTreeMap<SetName, Vec<Element>> {
         let mut all: BTreeMap<SetName, Vec<Element>> = BTreeMap::new();
-        let mut add = |element: Element| all.entry(element.set).or_default().push(element);
-        for (door, state) in &self.doors {
-            state.elements(door).into_iter().for_each(&mut add);
+        for element in self.each_element() {
+            all.entry(element.set).or_default().push(element);
         }
-        for (set, members) in &self.members {
-            for (key, comment) in members {
-                add(member(*set, *key, comment.clone()));
-            }
-        }
-        self.cluster_ips.keys().for_each(|ip| add(cluster_ip(*ip)));
         all
     }
 
