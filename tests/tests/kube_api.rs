@@ -7,6 +7,7 @@
 )]
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
@@ -203,5 +204,45 @@ fn kubectl_and_the_agent_see_one_api() -> Result<()> {
     kubectl(&stage, &["delete", "service", "web", "--wait=false"])?;
     stage.until_unknown(10)?;
     eventually("no services", || Ok(services(&agent)? == 0))?;
+    until_no_error(&agent)
+}
+
+/// What is followed.
+const KINDS: [&str; 4] = ["services", "endpointslices", "nodes", "servicecidrs"];
+
+/// How long the API is away: long enough for pauses of up to 3.2 s.
+const OUTAGE: Duration = Duration::from_secs(4);
+
+/// From the first answer after it until every kind is answered: plenty for a busy machine.
+const WOKEN: Duration = Duration::from_secs(5);
+
+/// Each kind waits by itself, and one of them for ten minutes: the server did not serve it.
+#[test]
+fn the_first_answer_after_an_outage_wakes_every_kind() -> Result<()> {
+    let mut stage = Stage::own("kube-wake")?;
+    stage.put_node()?;
+    stage.put_web("web", 10, &[Who::Routed])?;
+    stage
+        .api
+        .behave(|manners| manners.unserved = vec!["servicecidrs"]);
+    let agent = stage.start_agent()?;
+    stage.until_answered(10, Who::Routed)?;
+    stage.api.stop();
+    std::thread::sleep(OUTAGE);
+    // It comes back as a newer version, which serves them all.
+    stage.api.behave(|manners| manners.unserved = Vec::new());
+    let before = stage.api.asked().len();
+    stage.go_on()?;
+    let answered = || {
+        let asked = stage.api.asked().split_off(before);
+        KINDS.map(|kind| asked.iter().any(|it| it.status == 200 && it.path.ends_with(kind)))
+    };
+    eventually("some kind is answered", || Ok(answered().contains(&true)))?;
+    let first = Instant::now();
+    eventually("every kind is answered", || {
+        let waited = first.elapsed();
+        ensure!(waited < WOKEN, "{KINDS:?}: {:?} after {waited:?}", answered());
+        Ok(!answered().contains(&false))
+    })?;
     until_no_error(&agent)
 }

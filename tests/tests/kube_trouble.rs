@@ -25,9 +25,6 @@ fn stage(label: &str) -> Result<Stage<ApiServer>> {
     Ok(stage)
 }
 
-/// What is followed.
-const KINDS: [&str; 4] = ["services", "endpointslices", "nodes", "servicecidrs"];
-
 /// What was asked about `resource`.
 fn asked(stage: &Stage<ApiServer>, resource: &str) -> Vec<Asked> {
     let of = |asked: &Asked| asked.path.ends_with(&format!("/{resource}"));
@@ -172,7 +169,7 @@ fn a_watch_that_breaks_goes_on_where_it_was() -> Result<()> {
         let versions = node_watches();
         Ok(versions.last() > versions.first())
     })?;
-    for resource in KINDS {
+    for resource in ["services", "endpointslices", "nodes", "servicecidrs"] {
         assert_eq!(lists(&asked(&stage, resource)), 1, "{resource} listed again");
     }
     until_no_error(&agent)
@@ -330,41 +327,6 @@ fn another_authority_is_trusted_when_it_is_published() -> Result<()> {
     stage.until_answered(10, Who::Routed)?;
     stage.api.publish_authority()?;
     stage.until_answered(10, Who::Remote)?;
-    until_no_error(&agent)
-}
-
-/// How long the API is away: long enough for pauses of up to 3.2 s.
-const OUTAGE: Duration = Duration::from_secs(4);
-
-/// From the first answer after it until every kind is answered. Plenty for a busy machine.
-const WOKEN: Duration = Duration::from_millis(1500);
-
-/// Each kind waits by itself, and one of them for ten minutes: the server did not serve it.
-#[test]
-fn the_first_answer_after_an_outage_wakes_every_kind() -> Result<()> {
-    let mut stage = stage("kube-wake")?;
-    stage
-        .api
-        .behave(|manners| manners.unserved = vec!["servicecidrs"]);
-    let agent = stage.start_agent()?;
-    stage.until_answered(10, Who::Routed)?;
-    stage.api.stop();
-    std::thread::sleep(OUTAGE);
-    // It comes back as a newer version, which serves them all.
-    stage.api.behave(|manners| manners.unserved = Vec::new());
-    let before = stage.api.asked().len();
-    stage.go_on()?;
-    let answered = || {
-        let asked = stage.api.asked().split_off(before);
-        KINDS.map(|kind| asked.iter().any(|it| it.status == 200 && it.path.ends_with(kind)))
-    };
-    eventually("some kind is answered", || Ok(answered().contains(&true)))?;
-    let first = Instant::now();
-    eventually("every kind is answered", || {
-        let waited = first.elapsed();
-        ensure!(waited < WOKEN, "{KINDS:?}: {:?} after {waited:?}", answered());
-        Ok(!answered().contains(&false))
-    })?;
     until_no_error(&agent)
 }
 
