@@ -2,6 +2,7 @@
 
 mod alone;
 mod flush;
+mod foreign;
 mod history;
 mod predecessor;
 mod publish;
@@ -24,6 +25,7 @@ use tracing::{debug, error, info, warn};
 
 pub use self::alone::{AloneError, alone_here};
 use self::flush::Flush;
+use self::foreign::{foreign_change, pollable};
 use self::predecessor::Predecessor;
 use self::publish::Publisher;
 use self::sources::Problems;
@@ -376,27 +378,6 @@ impl Agent {
             own.plugin_waits.get_or_create(&[("outcome", outcome)]).inc();
             own.plugin_wait.observe(waiting.since.elapsed().as_secs_f64());
         }
-    }
-}
-
-fn pollable(watch: Watch) -> anyhow::Result<AsyncFd<Watch>> {
-    // SAFETY: a Watch owns its socket from its making to its end, and always names the same one.
-    #[expect(unsafe_code, reason = "the promise that AsRawFd alone does not make")]
-    let pollable = unsafe { AsyncFd::register(watch) };
-    Ok(pollable?)
-}
-
-/// Waits until the kernel says that somebody changed something; whether it was ours.
-async fn foreign_change(watch: &mut Option<AsyncFd<Watch>>) -> bool {
-    let Some(watch) = watch else {
-        return std::future::pending().await;
-    };
-    match watch.readable_mut().await {
-        Ok(mut ready) => {
-            ready.clear_ready();
-            ready.get_inner_mut().foreign_change().unwrap_or(true)
-        }
-        Err(_) => true,
     }
 }
 
