@@ -52,11 +52,31 @@ pub enum NotAdopted {
     Kernel(#[from] io::Error),
 }
 
-/// The record of `remembered`, as this thread's network namespace has it now.
-///
-/// # Errors
-/// [`NotAdopted`].
-pub fn adopt(remembered: &Remembered<'_>) -> Result<Attachment, NotAdopted> {
+/// Makes records for pods whose interfaces were there when it was opened, in the network namespace of the thread that
+/// opened it.
+pub struct Adopter {
+    node: Links,
+}
+
+impl Adopter {
+    /// Looks at nothing yet.
+    ///
+    /// # Errors
+    /// When there is no netlink socket to be had.
+    pub fn open() -> io::Result<Self> {
+        Links::open().map(|node| Self { node })
+    }
+
+    /// The record of `remembered`, as the kernel has it now.
+    ///
+    /// # Errors
+    /// [`NotAdopted`].
+    pub fn adopt(&mut self, remembered: &Remembered<'_>) -> Result<Attachment, NotAdopted> {
+        adopt(&mut self.node, remembered)
+    }
+}
+
+fn adopt(node: &mut Links, remembered: &Remembered<'_>) -> Result<Attachment, NotAdopted> {
     let Remembered {
         container_id,
         if_name,
@@ -74,7 +94,7 @@ pub fn adopt(remembered: &Remembered<'_>) -> Result<Attachment, NotAdopted> {
     let result = Outline::parse(remembered.result)?;
     let told = Told::parse(remembered.result, result.version()?, if_name)
         .map_err(|error| NotAdopted::Malformed(error.to_string()))?;
-    let (attached, ips) = seen(&told, result.netns(remembered), if_name)?;
+    let (attached, ips) = seen(node, &told, result.netns(remembered), if_name)?;
     Ok(Attachment {
         container_id: container_id.to_owned(),
         if_name: if_name.to_owned(),
@@ -140,18 +160,18 @@ impl Outline {
 
 /// Where the pod is attached, and which of the addresses it was told to have it has.
 fn seen(
+    node: &mut Links,
     told: &Told,
     netns: Option<&str>,
     if_name: &str,
 ) -> Result<(Attached, Vec<std::net::IpAddr>), NotAdopted> {
-    let mut node = Links::open()?;
     let (attached, has) = match netns
-        .map(|path| namespace(&mut node, Path::new(path)))
+        .map(|path| namespace(node, Path::new(path)))
         .transpose()?
         .flatten()
     {
-        Some((netns, nsid)) => inside(&mut node, told, &netns, nsid, if_name)?,
-        None => outside(&mut node, told)?,
+        Some((netns, nsid)) => inside(node, told, &netns, nsid, if_name)?,
+        None => outside(node, told)?,
     };
     if attached.host_interface.is_none() {
         return Err(NotAdopted::NotSo(
@@ -176,6 +196,8 @@ fn namespace(node: &mut Links, path: &Path) -> Result<Option<(Netns, i32)>, NotA
             let folder_is_here = path.parent().is_some_and(Path::is_dir);
             return if folder_is_here { Err(gone()) } else { Ok(None) };
         }
+        // Below a mount that did not reach this process lies a file that nobody may open.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
             return Err(NotAdopted::NotSo(
                 "it is in the node's own network namespace".to_owned(),

@@ -16,7 +16,7 @@ mod time;
 mod version;
 mod wait;
 
-pub use adopt::{NotAdopted, Remembered, adopt};
+pub use adopt::{Adopter, NotAdopted, Remembered};
 pub use environment::Environment;
 pub use error::CniError;
 pub use run::{Outcome, run, understand};

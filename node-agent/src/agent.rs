@@ -28,7 +28,7 @@ use self::flush::Flush;
 use self::foreign::{foreign_change, pollable};
 use self::predecessor::Predecessor;
 use self::publish::Publisher;
-use self::sources::Problems;
+use self::sources::Sources;
 use self::stop::Stop;
 use crate::backend::nftables::Watch;
 use crate::config::Config;
@@ -43,7 +43,7 @@ use crate::memory::give_back;
 use crate::model::Event;
 use crate::records;
 use crate::source::egress;
-use crate::status::{LastSync, Status};
+use crate::status::LastSync;
 
 /// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
 const SHORTEST_RETRY: Duration = Duration::from_millis(50);
@@ -88,12 +88,14 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
         () = stop.told() => return Ok(()),
         () = records::adopt_at_start(&records) => {}
     }
-    let mut problems = sources::start(&config, &told).await?;
+    let mut sources = sources::start(&config, &told).await?;
     drop(told);
     let (publisher, published) = Publisher::new(&config, asked, now());
     let notices = sources::notices(&config);
-    problems.extend(http::start(config.listen, published, notices).context("cannot start the HTTP servers")?);
-    problems.push(run_dir.problems);
+    sources
+        .problems
+        .extend(http::start(config.listen, published, notices).context("cannot start the HTTP servers")?);
+    sources.problems.push(run_dir.problems);
     let (elsewhere, found) = watch_forward(&config);
     let engine = Engine::open(config.policy, config.iptables_variant).context("cannot start the backend")?;
     let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
@@ -103,7 +105,7 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
         settings,
         elsewhere,
         found,
-        problems,
+        sources,
         run_dir_lost: run_dir.is_lost,
         waiting: Vec::new(),
         watch: None,
@@ -155,7 +157,7 @@ struct Agent {
     elsewhere: Arc<Notify>,
     /// What other firewalls do to what is forwarded.
     found: watch::Receiver<Findings>,
-    problems: Problems,
+    sources: Sources,
     /// Whether only a restart brings the run directory back.
     run_dir_lost: watch::Receiver<bool>,
     waiting: Vec<Waiting>,
@@ -343,23 +345,6 @@ impl Agent {
             }
         };
         let _ = answer.send(value);
-    }
-
-    /// What is known and programmed, and what is wrong by anybody's word.
-    fn status(&mut self) -> Status {
-        let told = self.problems.iter().flat_map(|p| p.borrow().clone());
-        let found = self.found.borrow().clone();
-        let settings = self.settings.problems().iter().cloned();
-        let problems = told.chain(settings).chain(found.errors);
-        let left = self.predecessor.problem(now()).map(str::to_owned);
-        let problems = problems.chain(self.flush.problem()).chain(left);
-        let settings = self.settings.warnings(self.engine.is_synced());
-        let status = self.engine.status(problems.collect());
-        Status {
-            backend_why: self.backend_why.clone(),
-            warnings: [found.warnings, settings, status.warnings].concat(),
-            ..status
-        }
     }
 
     /// Answers every ADD whose pod is programmed, and forgets those that gave up.

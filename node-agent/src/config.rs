@@ -36,7 +36,7 @@ use crate::host::Conntrack;
 use crate::host::sysctl::SYSCTLS;
 use crate::model::canonical_range;
 use crate::plan::{Detector, Settings};
-use crate::records;
+use crate::records::{self, NotPods};
 use crate::source::egress;
 
 /// How logs are written.
@@ -126,6 +126,16 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR", default_value = "/var/lib/cni", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub cni_cache_dir: PathBuf,
 
+    /// Interfaces that are no pods', or bridges whose ports are none, though they lead into another network namespace;
+    /// a * at the end stands for any rest. They are not reported as pods without a record
+    #[arg(
+        long,
+        value_name = "NAME,…",
+        value_delimiter = ',',
+        default_value = "eth*,docker0"
+    )]
+    pub not_pods: Vec<String>,
+
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened into the flags")]
     pub conntrack: ConntrackArgs,
@@ -153,6 +163,8 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// Where the container runtime keeps the results of its CNI calls; empty for nowhere.
     pub cni_cache_dir: PathBuf,
+    /// Interfaces that look like a pod's and are none.
+    pub not_pods: NotPods,
     /// Where the cluster's objects come from.
     pub objects: Objects,
     /// The iptables to use, where that is not to be found out.
@@ -181,6 +193,7 @@ impl RunArgs {
             listen,
             objects,
             cni_cache_dir,
+            not_pods,
             conntrack,
             sysctl_dir,
             init_only,
@@ -190,6 +203,7 @@ impl RunArgs {
             policy: policy.check(auto)?,
             run_dir: run_dir.run_dir.clone(),
             cni_cache_dir: cni_cache_dir.clone(),
+            not_pods: NotPods(not_pods.clone()),
             objects: objects.check(std::env::var("KUBERNETES_SERVICE_HOST").ok())?,
             egress: policy
                 .node_side
@@ -215,6 +229,7 @@ impl Config {
         records::Config {
             run_dir: self.run_dir.clone(),
             cni_cache: (!cache.as_os_str().is_empty()).then(|| cache.clone()),
+            not_pods: self.not_pods.clone(),
         }
     }
 }

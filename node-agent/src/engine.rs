@@ -252,6 +252,9 @@ impl<B: Told> Engine<B> {
             self.backend.set_pods(pods);
             self.decided_pods = pods.version.clone();
             self.suspicion.pods_are(pods);
+            if self.policy.detector.goes_by_records() {
+                self.suspicion.note_late(pods);
+            }
         }
         if std::mem::take(&mut change.egress) {
             self.backend.set_egress(self.model.egress());

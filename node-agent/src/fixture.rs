@@ -144,6 +144,7 @@ pub fn pods(generation: u64, pods: &[(&str, &str)]) -> PodSet {
             interface: interface.into(),
             port: port.map(Arc::from),
             ips: vec![ip(address)],
+            adopted: false,
         }
     };
     PodSet {

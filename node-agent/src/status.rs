@@ -29,6 +29,9 @@ pub struct Status {
     pub waiting_for: Vec<String>,
     /// Attachments of local pods that are programmed.
     pub pods: usize,
+    /// Interfaces that have looked like a pod's for a while and have no record; a warning names them.
+    #[serde(default)]
+    pub unrecorded_interfaces: usize,
     /// Services that are known.
     pub services: usize,
     /// Endpoints that connections are forwarded to, counted once for each service port.

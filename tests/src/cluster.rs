@@ -1,13 +1,14 @@
 //! A node as an installation has it: real CNI chains with `denizen` behind them, a folder of manifests in
 //! the API's place, and the real agent. Its pods' addresses lie in ranges that no CIDR holds together.
 
+use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use crate::agent::{Agent, Objects, Settings};
+use crate::agent::{Agent, CNI_CACHE, Objects, Settings};
 use crate::manifest::{self, Manifests, Port};
 use crate::netns::Netns;
 use crate::pod::{BRIDGE, Pod, Wiring};
@@ -117,6 +118,15 @@ impl Cluster {
         let netns = Netns::new(&format!("{label}-{name}"))?;
         let chain = self.chain(wiring).clone().without_denizen();
         Pod::attach(&self.world.node, netns, name, &chain)
+    }
+
+    /// Writes what a runtime keeps of the ADD that `pod` was attached by.
+    pub fn remember(&self, pod: &Pod) -> Result<()> {
+        let (file, cached) = pod.cached(pod.netns.path().to_str());
+        let results = self.run_dir.join(CNI_CACHE).join("results");
+        fs::create_dir_all(&results)?;
+        fs::write(results.join(file), cached.to_string())?;
+        Ok(())
     }
 
     /// The chain that pods of this wiring are attached through.

@@ -156,6 +156,12 @@ impl Pod {
         Ok(())
     }
 
+    /// The beginning of a DEL: what is chained to a pod that was wired by hand has done its part, and its interface is
+    /// still there.
+    pub fn forget(&self, node: &Netns) -> Result<()> {
+        self.chain.del(node, &self.sandbox, &self.result)
+    }
+
     /// Its address of the same family as `other`.
     pub fn address_like(&self, other: IpAddr) -> Option<IpAddr> {
         self.addresses

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::{Agent, CNI_CACHE};
+use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::cast::{Cast, Who, every_protocol, is_local, service_ips};
 use denizen_tests::cluster::{Cluster, serve};
@@ -31,10 +31,7 @@ const NUMBERS: [(&str, u32); 2] = [("NET_ADMIN", 12), ("NET_RAW", 13)];
 /// A pod from before denizen, and what its runtime remembers of it.
 fn earlier(cluster: &Cluster) -> Result<Pod> {
     let pod = cluster.add_pod_without_denizen("earlier", Wiring::Routed)?;
-    let (file, cached) = pod.cached(pod.netns.path().to_str());
-    let results = cluster.run_dir().join(CNI_CACHE).join("results");
-    fs::create_dir_all(&results)?;
-    fs::write(results.join(file), cached.to_string())?;
+    cluster.remember(&pod)?;
     Ok(pod)
 }
 
@@ -72,6 +69,10 @@ fn the_agents_capabilities_are_enough_for_all_it_does() -> Result<()> {
         "attached while it ran"
     );
     assert!(is_local(&earlier), "adopted");
+    let late = cast.cluster.add_pod_without_denizen("late", Wiring::Bridged)?;
+    cast.cluster.remember(&late)?;
+    agent.until("found late", |_| is_local(&late))?;
+    node_renames(&cast, &agent)?;
     cast.cluster.world.node.nft("delete table ip denizen\n")?;
     agent.until("repaired", |status| status["driftRepaired"] == 1)?;
     for who in [Who::Bridged, Who::Outside, Who::ThisNode] {
@@ -81,6 +82,17 @@ fn the_agents_capabilities_are_enough_for_all_it_does() -> Result<()> {
         }
     }
     assert_eq!(agent.status()?["errors"], json!([]));
+    Ok(())
+}
+
+/// The routed pod's interface gets another name, and is followed.
+fn node_renames(cast: &Cast, agent: &Contained) -> Result<()> {
+    let name = cast.routed.host_interface();
+    cast.cluster
+        .world
+        .node
+        .ip(&format!("link set {name} name renamed0"))?;
+    agent.until("followed", |_| is_local(&cast.routed))?;
     Ok(())
 }
 

@@ -1,4 +1,5 @@
-//! Records whose link is gone are removed by the agent, and no others: after a crash of the runtime nobody calls DEL.
+//! Records follow their link: its new name is recorded, and where it is gone the record is removed, since after a crash of
+//! the runtime nobody calls DEL.
 
 #![allow(
     clippy::disallowed_methods,
@@ -11,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use denizen_shared::state::{Attachment, RunDir};
+use denizen_shared::state::{Attachment, AttachmentId, RunDir};
 use denizen_tests::agent::Agent;
 use denizen_tests::cast::{PORT, is_local, service_ips};
 use denizen_tests::cluster::Cluster;
@@ -100,6 +101,48 @@ fn a_pod_that_nobody_deleted_is_forgotten_and_no_other() -> Result<()> {
         log.contains(&crashed.attachment()),
         "the log names what was removed: {log}"
     );
+    Ok(())
+}
+
+#[test]
+fn a_renamed_veth_and_a_moved_port_are_followed() -> Result<()> {
+    let (cluster, _server) = cluster("follow")?;
+    let node = &cluster.world.node;
+    let agent = cluster.start_agent()?;
+    let routed = cluster.add_pod("routed", Wiring::Routed)?;
+    let bridged = cluster.add_pod("bridged", Wiring::Bridged)?;
+    only(&cluster, &agent, &[&routed.attachment(), &bridged.attachment()])?;
+    let rename = |from: &str, to: &str| node.ip(&format!("link set {from} name {to}"));
+    let placed = |pod: &Pod, link: &str, input: &str| -> Result<()> {
+        let id = AttachmentId(pod.attachment());
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let state = RunDir::open(cluster.run_dir())?.read()?;
+            let record = state.and_then(|mut state| state.attachments.remove(&id));
+            let is = record.as_ref().is_some_and(|record| {
+                let name = record.host_interface.as_ref().map(|it| it.name.as_str());
+                name == Some(link) && record.input_interface() == Some(input)
+            });
+            if is && is_local(pod) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "not at {link}: {record:?}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    rename(routed.host_interface(), "new-name")?;
+    placed(&routed, "new-name", "new-name")?;
+    rename(bridged.host_interface(), "new-port")?;
+    placed(&bridged, "new-port", "cni0")?;
+    // A name that changes while no agent runs is followed at the start, and back as well.
+    agent.terminate()?;
+    rename("new-name", routed.host_interface())?;
+    let agent = cluster.start_agent()?;
+    placed(&routed, routed.host_interface(), routed.host_interface())?;
+    // The bridge itself.
+    rename("cni0", "cni9")?;
+    placed(&bridged, "new-port", "cni9")?;
+    assert_eq!(agent.status()?["errors"], json!([]));
     Ok(())
 }
 

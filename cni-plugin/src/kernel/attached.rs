@@ -51,7 +51,8 @@ pub(crate) fn at(node: &mut Links, host: Option<Link>) -> io::Result<Attached> {
     };
     let l3_interface = match &bridge {
         Some(bridge) if bridge.filters_vlans => {
-            vlan::input_interface(&host, bridge, &node.port_vlans()?, &node.all()?)
+            let vlans = node.vlans()?;
+            vlan::input_interface(&host, bridge, &vlans.ports, &vlans.links)
         }
         Some(_) | None => None,
     };

@@ -124,6 +124,16 @@ pub(crate) struct Links {
     socket: Socket,
     /// The namespace, as the socket's own one numbers it; `None` for that one itself.
     nsid: Option<i32>,
+    /// See [`Links::vlans`].
+    vlans: Option<Vlans>,
+}
+
+/// Which VLANs the ports of bridges are in, and which links there are beside them.
+pub(crate) struct Vlans {
+    /// The VLANs of every port of every bridge and of the bridges themselves, by link index.
+    pub(crate) ports: BTreeMap<u32, Vec<PortVlan>>,
+    /// Every link.
+    pub(crate) links: Vec<Link>,
 }
 
 impl Links {
@@ -131,7 +141,11 @@ impl Links {
     pub(crate) fn open() -> io::Result<Links> {
         let socket = Socket::route()?;
         socket.set_timeout(ANSWER)?;
-        Ok(Links { socket, nsid: None })
+        Ok(Links {
+            socket,
+            nsid: None,
+            vlans: None,
+        })
     }
 
     /// The links of the namespace that the calling thread's one has the number `nsid` for (since Linux 4.20). It takes
@@ -165,7 +179,20 @@ impl Links {
         self.get(libc::RTM_GETLINK, &header, fill, |message| Link::parse(&message))
     }
 
-    pub(crate) fn all(&mut self) -> io::Result<Vec<Link>> {
+    /// The VLANs of this namespace's bridges, as they were when this was first asked: to list them anew for each of many
+    /// pods would be quadratic.
+    pub(crate) fn vlans(&mut self) -> io::Result<&Vlans> {
+        let vlans = match self.vlans.take() {
+            Some(vlans) => vlans,
+            None => Vlans {
+                ports: self.port_vlans()?,
+                links: self.all()?,
+            },
+        };
+        Ok(self.vlans.insert(vlans))
+    }
+
+    fn all(&mut self) -> io::Result<Vec<Link>> {
         self.dump(
             libc::RTM_GETLINK,
             &[0; IFINFOMSG],
@@ -174,8 +201,7 @@ impl Links {
         )
     }
 
-    /// The VLANs of every port of every bridge and of the bridges themselves, by link index.
-    pub(crate) fn port_vlans(&mut self) -> io::Result<BTreeMap<u32, Vec<PortVlan>>> {
+    fn port_vlans(&mut self) -> io::Result<BTreeMap<u32, Vec<PortVlan>>> {
         let mut header = [0; IFINFOMSG];
         header[0] = libc::AF_BRIDGE as u8;
         let fill = |request: &mut Writer| {

@@ -14,37 +14,43 @@ use crate::source::{Outlet, egress, kube, manifests, node, state_file};
 /// What is wrong with each source right now.
 pub(super) type Problems = Vec<watch::Receiver<Vec<String>>>;
 
+/// What runs beside the loop.
+pub(super) struct Sources {
+    pub(super) problems: Problems,
+    /// Interfaces that look like a pod's and have no record.
+    pub(super) unrecorded: watch::Receiver<Arc<[String]>>,
+}
+
 /// Starts them all.
-pub(super) async fn start(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> anyhow::Result<Problems> {
+pub(super) async fn start(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> anyhow::Result<Sources> {
     let mut problems = follow_objects(config, told).await?;
-    let outlets = [(); 3].map(|()| Outlet::new(told.clone()));
-    let [
-        (pods, pod_problems),
-        (links, link_problems),
-        (records, record_problems),
-    ] = outlets;
+    let mut outlet = || {
+        let (outlet, found) = Outlet::new(told.clone());
+        problems.push(found);
+        outlet
+    };
     let (told_file, known_file) = watch::channel(state_file::Seen::default());
     tokio::spawn(state_file::run(
         state_file::Config {
             run_dir: config.run_dir.clone(),
         },
         told_file,
-        pods,
+        outlet(),
     ));
     let (told_links, known_links) = watch::channel(Arc::default());
-    tokio::spawn(node::run(links, told_links));
+    tokio::spawn(node::run(outlet(), told_links));
     let shown = records::Shown {
         links: known_links,
         state_file: known_file,
     };
-    tokio::spawn(records::keep(config.records(), shown, records));
-    problems.extend([pod_problems, link_problems, record_problems]);
+    let (show, unrecorded) = watch::channel(Arc::default());
+    tokio::spawn(records::keep(config.records(), shown.clone(), outlet()));
+    tokio::spawn(records::follow(config.run_dir.clone(), shown.clone(), outlet()));
+    tokio::spawn(records::find(config.records(), shown, show, outlet()));
     if let Some(file) = &config.egress {
-        let (egress, egress_problems) = Outlet::new(told.clone());
-        tokio::spawn(egress::run(file.clone(), egress));
-        problems.push(egress_problems);
+        tokio::spawn(egress::run(file.clone(), outlet()));
     }
-    Ok(problems)
+    Ok(Sources { problems, unrecorded })
 }
 
 /// Starts the source of the cluster's objects.

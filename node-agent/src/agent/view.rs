@@ -1,9 +1,31 @@
-//! What the page for people shows, of all that the loop has.
+//! What `status` and the page for people show, of all that the loop has.
 
-use super::Agent;
+use super::{Agent, now};
+use crate::records;
+use crate::status::Status;
 use crate::status::view::{View, ViewQuery};
 
 impl Agent {
+    /// What is known and programmed, and what is wrong by anybody's word.
+    pub(super) fn status(&mut self) -> Status {
+        let told = self.sources.problems.iter().flat_map(|p| p.borrow().clone());
+        let found = self.found.borrow().clone();
+        let settings = self.settings.problems().iter().cloned();
+        let problems = told.chain(settings).chain(found.errors);
+        let left = self.predecessor.problem(now()).map(str::to_owned);
+        let problems = problems.chain(self.flush.problem()).chain(left);
+        let settings = self.settings.warnings(self.engine.is_synced());
+        let unrecorded = self.sources.unrecorded.borrow().clone();
+        let status = self.engine.status(problems.collect());
+        let without_record = records::warning(&unrecorded).into_iter().collect();
+        Status {
+            backend_why: self.backend_why.clone(),
+            unrecorded_interfaces: unrecorded.len(),
+            warnings: [found.warnings, settings, status.warnings, without_record].concat(),
+            ..status
+        }
+    }
+
     pub(super) fn view(&mut self, query: &ViewQuery) -> View {
         let status = self.status();
         View {

@@ -15,6 +15,7 @@ impl<B: Backend> Engine<B> {
     pub fn measure(&mut self, status: &Status, metrics: &Metrics) {
         let own = &metrics.own;
         own.local_pods.set(gauge(status.pods));
+        own.unrecorded_interfaces.set(gauge(status.unrecorded_interfaces));
         own.services.set(gauge(status.services));
         own.endpoints.set(gauge(status.endpoints));
         own.problems.set(gauge(status.errors.len()));

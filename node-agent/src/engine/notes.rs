@@ -70,6 +70,7 @@ impl<B: Backend> Engine<B> {
             synced: self.synced,
             waiting_for: self.owed(),
             pods: self.model.pods().map_or(0, |pods| pods.pods.len()),
+            unrecorded_interfaces: 0,
             services: self.model.service_count(),
             endpoints: self.plan.endpoint_count(),
             generation: self.programmed_pods.as_ref().map(|(_, generation)| generation.0),

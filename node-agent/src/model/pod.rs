@@ -21,6 +21,8 @@ pub struct LocalPod {
     pub port: Option<Arc<str>>,
     /// The pod's addresses.
     pub ips: Vec<IpAddr>,
+    /// It was attached without denizen, and may have sent packets before it was known.
+    pub adopted: bool,
 }
 
 impl fmt::Display for LocalPod {

@@ -92,6 +92,14 @@ impl Detector {
         }
     }
 
+    /// Whether a pod is local by its record, and not before there is one.
+    pub fn goes_by_records(&self) -> bool {
+        match self {
+            Self::PodState | Self::PodPort => true,
+            Self::Bridge(_) | Self::BridgePort | Self::InterfacePrefix(_) | Self::NodeCidr(_) => false,
+        }
+    }
+
     /// The ranges that `NodeCidr` stands for.
     pub fn ranges(&self, node_cidrs: &[IpNetwork]) -> Vec<IpNetwork> {
         match self {

@@ -1,14 +1,16 @@
 //! Taking over the pods that a runtime attached without denizen, and writing the state file anew when it was lost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::io;
 
-use denizen_cni::{NotAdopted, Remembered, adopt};
+use denizen_cni::{Adopter, NotAdopted, Remembered};
 use denizen_shared::error::StateError;
 use denizen_shared::state::{Attachment, AttachmentId, State};
 use denizen_shared::store::RunDir;
 use tracing::{debug, info, warn};
 
-use super::cache::{self, Entry};
+use super::cache::{self, Entry, LeftOut};
 use super::{Config, LOCK_WAIT};
 use crate::describe::describe;
 
@@ -27,11 +29,55 @@ pub fn adopt_pods(config: &Config) -> Result<(), StateError> {
         other => other?,
     };
     let recorded = state.map(|state| state.attachments).unwrap_or_default();
-    let found = remembered(config, |id| recorded.contains_key(id));
-    if !found.is_empty() {
-        dir.update(LOCK_WAIT, |state| insert(state, found))?;
+    let found = remembered(config, |_| true, |id| recorded.contains_key(id));
+    found.left_out.iter().for_each(warn_of);
+    if !found.records.is_empty() {
+        insert_in(&dir, found.records)?;
     }
     Ok(())
+}
+
+/// What is looked for while the agent runs.
+#[derive(Debug)]
+pub(super) struct Search {
+    /// The names of the cached results to read; `None` for all of them.
+    pub(super) results: Option<BTreeSet<OsString>>,
+    /// The indices of links without a record: only pods with one of these are adopted.
+    pub(super) links: HashSet<u32>,
+}
+
+/// Records the pods behind `search`'s links that a runtime remembers and the kernel confirms; what it remembers and
+/// cannot be used is left out, and returned. Blocks.
+///
+/// # Errors
+/// [`StateError`]; the file is as it was then.
+pub(super) fn adopt_late(config: &Config, search: &Search) -> Result<Vec<LeftOut>, StateError> {
+    let dir = RunDir::open(&config.run_dir)?;
+    let recorded = dir.read()?.map(|state| state.attachments).unwrap_or_default();
+    let files: HashSet<OsString> = recorded.values().map(cache::file_name).collect();
+    let is_asked = |name: &OsStr| search.results.as_ref().is_none_or(|names| names.contains(name));
+    let is_wanted = |name: &OsStr| is_asked(name) && !files.contains(name);
+    let mut found = remembered(config, is_wanted, |id| recorded.contains_key(id));
+    found.records.retain(|_, record| {
+        let link = record.host_interface.as_ref();
+        link.is_some_and(|link| search.links.contains(&link.index))
+    });
+    if !found.records.is_empty() {
+        insert_in(&dir, found.records)?;
+    }
+    Ok(found.left_out)
+}
+
+fn insert_in(dir: &RunDir, records: BTreeMap<AttachmentId, Attachment>) -> Result<(), StateError> {
+    for (id, record) in &records {
+        let link = record.host_interface.as_ref().map(|link| &link.name);
+        info!(attachment = id.0, ?link, "adopted: attached without denizen");
+    }
+    dir.update(LOCK_WAIT, |state| insert(state, records)).map(drop)
+}
+
+fn warn_of((path, why): &LeftOut) {
+    warn!(path = %path.display(), why, "this cached CNI result is left out");
 }
 
 /// Writes the state file anew: what it said `last`, where that is known, and what runtimes remember; the links decide what
@@ -45,7 +91,9 @@ pub fn rebuild(config: &Config, last: Option<&State>) -> Result<(), StateError> 
         warn!(moved_to = %aside.display(), "the state file could not be understood and was moved away");
     }
     let mut records = last.map(|state| state.attachments.clone()).unwrap_or_default();
-    records.extend(remembered(config, |id| records.contains_key(id)));
+    let found = remembered(config, |_| true, |id| records.contains_key(id));
+    found.left_out.iter().for_each(warn_of);
+    records.extend(found.records);
     let ((anew, count), ..) = dir.update(LOCK_WAIT, |state| {
         // No file was ever written with this generation: there is none.
         let anew = state.generation.0 == 0;
@@ -68,39 +116,52 @@ fn insert(state: &mut State, records: BTreeMap<AttachmentId, Attachment>) {
     }
 }
 
-/// What runtimes remember and the kernel confirms, but for what is `known` already.
-fn remembered(config: &Config, known: impl Fn(&AttachmentId) -> bool) -> BTreeMap<AttachmentId, Attachment> {
+/// What came of reading a cache.
+#[derive(Default)]
+struct Found {
+    records: BTreeMap<AttachmentId, Attachment>,
+    left_out: Vec<LeftOut>,
+}
+
+/// What runtimes remember in files whose name `is_wanted`, and the kernel confirms, but for what is `known` already.
+fn remembered(
+    config: &Config,
+    is_wanted: impl Fn(&OsStr) -> bool,
+    known: impl Fn(&AttachmentId) -> bool,
+) -> Found {
     let Some(folder) = &config.cni_cache else {
-        return BTreeMap::new();
+        return Found::default();
     };
-    let (mut entries, bad) = cache::entries(folder);
-    for (path, why) in bad {
-        warn!(path = %path.display(), why, "this cached CNI result is left out");
-    }
+    let (mut entries, mut left_out) = cache::entries(folder, is_wanted);
     // The newest decides where two claim one link: a name is used again, and old files stay after a crash.
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.written));
-    let (mut records, mut links) = (BTreeMap::new(), Vec::new());
+    let (mut records, mut links) = (BTreeMap::new(), HashSet::new());
+    let mut adopter = Adopter::open();
     for entry in entries {
         let id = AttachmentId::new(&entry.container_id, &entry.if_name);
         if known(&id) || records.contains_key(&id) {
             continue;
         }
-        let Some(record) = confirmed(&entry) else { continue };
-        let link = record.host_interface.as_ref().map(|link| link.index);
-        if links.contains(&link) {
-            debug!(attachment = id.0, "a newer attachment has its link");
-            continue;
+        match confirmed(&mut adopter, &entry) {
+            Ok(Some(record)) => {
+                if links.insert(record.host_interface.as_ref().map(|link| link.index)) {
+                    records.insert(id, record);
+                } else {
+                    debug!(attachment = id.0, "a newer attachment has its link");
+                }
+            }
+            Ok(None) => {}
+            Err(why) => left_out.push((entry.path, why)),
         }
-        links.push(link);
-        info!(attachment = id.0, path = %entry.path.display(), "adopted: attached without denizen");
-        records.insert(id, record);
     }
-    records
+    Found { records, left_out }
 }
 
-fn confirmed(entry: &Entry) -> Option<Attachment> {
+/// The record of `entry`; `None` where the kernel says that it is not so, or not any more.
+fn confirmed(adopter: &mut io::Result<Adopter>, entry: &Entry) -> Result<Option<Attachment>, String> {
+    let adopter = adopter.as_mut().map_err(|error| error.to_string())?;
     let added_at = jiff::Timestamp::try_from(entry.written).unwrap_or_default();
-    let record = adopt(&Remembered {
+    let record = adopter.adopt(&Remembered {
         container_id: &entry.container_id,
         if_name: &entry.if_name,
         network: &entry.network,
@@ -109,13 +170,14 @@ fn confirmed(entry: &Entry) -> Option<Attachment> {
         result: &entry.result,
         added_at: added_at.strftime("%FT%TZ").to_string(),
     });
-    let path = entry.path.display();
     match record {
-        Ok(record) => return Some(record),
-        Err(NotAdopted::NotSo(why)) => debug!(%path, why, "not adopted"),
-        Err(error) => warn!(%path, error = describe(&error), "this cached CNI result is left out"),
+        Ok(record) => Ok(Some(record)),
+        Err(NotAdopted::NotSo(why)) => {
+            debug!(path = %entry.path.display(), why, "not adopted");
+            Ok(None)
+        }
+        Err(error) => Err(describe(&error)),
     }
-    None
 }
 
 fn now(format: &str) -> String {

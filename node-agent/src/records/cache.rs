@@ -4,6 +4,7 @@
 //! it at DEL; a JSON object of kind `cniCacheV1` since 0.8, the bare result before that (libcni/api.go, `cachedInfo`). The
 //! folder is on a disk: a reboot leaves the files of pods that are long gone.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use denizen_shared::regular;
+use denizen_shared::state::Attachment;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -33,8 +35,25 @@ pub(super) struct Entry {
     pub(super) result: Box<RawValue>,
 }
 
-/// Everything in the cache folder `folder` that could be read, and what is wrong with the rest, each with its path.
-pub(super) fn entries(folder: &Path) -> (Vec<Entry>, Vec<(PathBuf, String)>) {
+/// A cached result that is left out: its path, and why.
+pub(super) type LeftOut = (PathBuf, String);
+
+/// The folders that results may lie in, or that such folders may be made in, below the cache folder `folder`.
+pub(super) fn folders(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    ["", "cache"]
+        .into_iter()
+        .chain(PLACES)
+        .map(|place| folder.join(place))
+}
+
+/// The name of the file in which libcni keeps the result of the ADD that `record` is of.
+pub(super) fn file_name(record: &Attachment) -> OsString {
+    format!("{}-{}-{}", record.network, record.container_id, record.if_name).into()
+}
+
+/// Those results in the cache folder `folder` whose file's name `is_wanted`, and what is wrong with those that could not
+/// be read.
+pub(super) fn entries(folder: &Path, is_wanted: impl Fn(&OsStr) -> bool) -> (Vec<Entry>, Vec<LeftOut>) {
     let (mut entries, mut bad) = (Vec::new(), Vec::new());
     for place in PLACES {
         let place = folder.join(place);
@@ -46,7 +65,8 @@ pub(super) fn entries(folder: &Path) -> (Vec<Entry>, Vec<(PathBuf, String)>) {
                 continue;
             }
         };
-        for path in files.flatten().map(|file| file.path()) {
+        let wanted = files.flatten().filter(|file| is_wanted(&file.file_name()));
+        for path in wanted.map(|file| file.path()) {
             match read(&path) {
                 Ok(Some(entry)) => entries.push(entry),
                 Ok(None) => {}
@@ -237,10 +257,11 @@ mod tests {
         put("cni-loopback-a-lo", r#"{"cniVersion":"1.0.0"}"#);
         put("pods-b-eth0", "{");
         put("pods-c-eth0", r#"{"cniVersion":"1.0.0"}"#);
+        put("pods-unasked-eth0", "{");
         fs::set_permissions(results.join("pods-c-eth0"), fs::Permissions::from_mode(0o666)).unwrap();
         // One that were waited for would hold the agent's start for ever.
         nix::unistd::mkfifo(&results.join("pods-d-eth0"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let (good, mut bad) = entries(folder.path());
+        let (good, mut bad) = entries(folder.path(), |name| name != "pods-unasked-eth0");
         bad.sort();
         let good: Vec<&str> = good.iter().map(|entry| entry.container_id.as_str()).collect();
         assert_eq!(good, ["a"]);
@@ -250,7 +271,7 @@ mod tests {
             .collect();
         assert_eq!(names, ["pods-b-eth0", "pods-c-eth0", "pods-d-eth0"]);
         assert!(
-            entries(Path::new("/nonexistent")).1.is_empty(),
+            entries(Path::new("/nonexistent"), |_| true).1.is_empty(),
             "no runtime here has a cache"
         );
     }

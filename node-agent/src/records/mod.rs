@@ -1,6 +1,6 @@
 //! The agent's own hand on the state file, which the CNI plugin alone writes otherwise: pods that were attached without
-//! denizen are put in ([`adopt`]), records that nobody will remove any more are taken out ([`prune`]), and a file that was
-//! lost is written anew.
+//! denizen are put in, at the start ([`adopt`]) and later ([`find()`]), interfaces that are renamed or moved are followed
+//! ([`follow()`]), records that nobody will remove any more are taken out ([`prune`]), and a file that was lost is written anew.
 //!
 //! It runs beside the sources and tells the model nothing: what it changes comes in through
 //! [`crate::source::state_file`], as every other change of the file does. Blocking work (a lock that another holds, a
@@ -8,6 +8,10 @@
 
 pub mod adopt;
 mod cache;
+mod find;
+mod follow;
+mod links;
+mod missing;
 pub mod prune;
 
 use std::path::PathBuf;
@@ -20,6 +24,9 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
+pub use self::find::find;
+pub use self::follow::follow;
+pub use self::missing::{NotPods, warning};
 use crate::describe::describe;
 use crate::source::Outlet;
 use crate::source::node::Link;
@@ -45,10 +52,12 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// Where the container runtime keeps the results of its ADDs; `None` where no pod is to be adopted.
     pub cni_cache: Option<PathBuf>,
+    /// Interfaces that look like a pod's and are none.
+    pub not_pods: NotPods,
 }
 
 /// What the sources show.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Shown {
     /// The links of [`crate::source::node`], empty until they were listed for the first time.
     pub links: latest::Receiver<Arc<[Link]>>,

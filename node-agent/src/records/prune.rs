@@ -10,33 +10,19 @@ use std::path::Path;
 use denizen_shared::error::StateError;
 use denizen_shared::state::{Attachment, AttachmentId, State};
 use denizen_shared::store::RunDir;
-use thiserror::Error;
-use tokio::task::{JoinError, spawn_blocking};
+use tokio::task::spawn_blocking;
 use tracing::warn;
 
 use super::LOCK_WAIT;
-use crate::source::node::{self, Link, NodeError};
-
-/// Why records of pods that are gone could not be removed.
-#[derive(Debug, Error)]
-pub enum PruneError {
-    /// The state file cannot be read or changed.
-    #[error("cannot remove records of pods that are gone")]
-    State(#[from] StateError),
-    /// The links cannot be listed.
-    #[error("cannot tell which records' links are gone")]
-    Links(#[from] NodeError),
-    /// A bug.
-    #[error("the thread that changes the state file ended")]
-    Thread(#[from] JoinError),
-}
+use super::links::{LinkError, Links};
+use crate::source::node::{self, Link};
 
 /// Removes every record whose link is gone. `known`, the links as they were told last, decides only whether there is
 /// reason to look; while they were never listed, it is empty and nothing is done.
 ///
 /// # Errors
-/// [`PruneError`]; the file is as it was then. A file that cannot be read is no error here: whoever reads it says so.
-pub async fn prune(run_dir: &Path, known: &[Link]) -> Result<(), PruneError> {
+/// [`LinkError`]; the file is as it was then. A file that cannot be read is no error here: whoever reads it says so.
+pub async fn prune(run_dir: &Path, known: &[Link]) -> Result<(), LinkError> {
     if known.is_empty() {
         return Ok(());
     }
@@ -83,70 +69,10 @@ fn remove(run_dir: &Path, lost: &HashMap<AttachmentId, Attachment>) -> Result<()
     Ok(())
 }
 
-/// Links by index.
-struct Links<'a>(HashMap<u32, &'a Link>);
-
-impl<'a> Links<'a> {
-    fn of(links: &'a [Link]) -> Self {
-        Self(links.iter().map(|link| (link.index, link)).collect())
-    }
-
-    /// Whether the link of `record` is gone. One that has another name *or* another address now is still there: links
-    /// are renamed, and a host's udev gives a new one a new address. Only where both differ is it another link
-    /// that was given a freed index. A record without a link has none to lose.
-    fn lacks(&self, record: &Attachment) -> bool {
-        let Some(was) = &record.host_interface else {
-            return false;
-        };
-        match self.0.get(&was.index) {
-            None => true,
-            Some(is) => *is.name != *was.name && is.mac != was.mac,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use denizen_shared::state::HostInterface;
-    use serde_json::{from_value, json};
-
+    use super::super::links::record;
     use super::*;
-
-    fn record(link: Option<(&str, u32, &str)>) -> Attachment {
-        let mut record: Attachment = from_value(json!({
-            "containerId": "c", "ifName": "eth0", "network": "pods", "pod": null, "netns": null,
-            "hostInterface": null, "bridge": null, "ips": ["10.0.0.2"], "addedAt": "2026-11-20T12:00:00Z",
-        }))
-        .unwrap();
-        record.host_interface = link.map(|(name, index, mac)| HostInterface {
-            name: name.to_owned(),
-            index,
-            mac: mac.to_owned(),
-            unknown: Default::default(),
-        });
-        record
-    }
-
-    #[test]
-    fn a_link_is_gone_when_nothing_of_it_is_left() {
-        let (mac, other) = ("0a:00:00:00:00:01", "0a:00:00:00:00:02");
-        let links = [(7, "veth1", mac), (8, "lo", "")].map(|(index, name, mac)| Link {
-            index,
-            name: name.into(),
-            mac: mac.to_owned(),
-        });
-        let cases = [
-            ("as it was", Some(("veth1", 7, mac)), false),
-            ("renamed", Some(("veth0", 7, mac)), false),
-            ("another address", Some(("veth1", 7, other)), false),
-            ("no such index", Some(("veth1", 9, mac)), true),
-            ("its index is another link's", Some(("veth0", 7, other)), true),
-            ("no interface on this node", None, false),
-        ];
-        for (name, link, gone) in cases {
-            assert_eq!(Links::of(&links).lacks(&record(link)), gone, "{name}");
-        }
-    }
 
     #[test]
     fn only_records_that_are_as_they_were_read_are_removed() {

@@ -33,8 +33,8 @@ use tokio::sync::watch as latest;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
-pub use self::table::Link;
 use self::table::Table;
+pub use self::table::{Link, LinkKind};
 use super::{Closed, Outlet, RETRY};
 use crate::describe::describe;
 use crate::model::{Event, Listing, NodeAddress};

@@ -210,5 +210,6 @@ fn local_pod(id: &AttachmentId, attachment: &Attachment) -> Option<LocalPod> {
         interface,
         port: port.map(|link| link.name.as_str().into()),
         ips,
+        adopted: attachment.adopted,
     })
 }

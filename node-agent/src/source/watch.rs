@@ -91,7 +91,7 @@ impl FolderWatch {
     }
 
     /// Adds the hints that are there to `hints`; whether there were any.
-    fn drain(&self, hints: &mut Hints) -> io::Result<bool> {
+    pub(crate) fn drain(&self, hints: &mut Hints) -> io::Result<bool> {
         let mut any = false;
         loop {
             let events = match self.inotify.get_ref().0.read_events() {

@@ -72,6 +72,8 @@ pub struct LikeKubeProxy {
 pub struct Own {
     /// Attachments of this node's pods.
     pub local_pods: Gauge,
+    /// Interfaces that look like a pod's and have no record.
+    pub unrecorded_interfaces: Gauge,
     /// Services that are known.
     pub services: Gauge,
     /// Endpoints that connections are forwarded to, counted once for each service port.
@@ -238,6 +240,7 @@ impl Own {
     fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
             local_pods: Gauge::default(),
+            unrecorded_interfaces: Gauge::default(),
             services: Gauge::default(),
             endpoints: Gauge::default(),
             pod_programming: doubling(0.000_5, 15),
@@ -259,6 +262,11 @@ impl Own {
     fn register_gauges(&self, registry: &mut Registry) {
         let gauges = [
             ("local_pods", "Attachments of this node's pods", &self.local_pods),
+            (
+                "unrecorded_interfaces",
+                "Interfaces that look like a pod's and have no record: status names them",
+                &self.unrecorded_interfaces,
+            ),
             ("services", "Services that are known", &self.services),
             ("endpoints", "Endpoints of all service ports", &self.endpoints),
             (

@@ -109,6 +109,7 @@ pub fn programmed_pods(more: usize) -> denizen_agent::model::PodSet {
         interface: "cni0".into(),
         port: Some(format!("veth{number}").into()),
         ips: vec![IpAddr::V4(spare_ip((1 << 19) + number))],
+        adopted: false,
     };
     denizen_agent::model::PodSet {
         version: None,

@@ -6,6 +6,7 @@
     reason = "tests read clocks and files; denizen does not"
 )]
 
+mod late;
 mod restart;
 
 use std::net::SocketAddr;

@@ -38,6 +38,8 @@ pub struct Entry {
     pub destination: SocketAddr,
     /// Who is to answer: [`Self::destination`] unless somebody translated it.
     pub answerer: SocketAddr,
+    /// Whom the answers are sent to: [`Self::source`] unless somebody masqueraded it.
+    pub seen_as: SocketAddr,
 }
 
 impl Entry {
@@ -53,13 +55,14 @@ impl Entry {
             return None;
         }
         let (protocol, source, destination) = ends(original)?;
-        let (_, answerer, _) = ends(reply)?;
+        let (_, answerer, seen_as) = ends(reply)?;
         Some(Self {
             id: attributes.find_u32(ID)?,
             protocol,
             source,
             destination,
             answerer,
+            seen_as,
         })
     }
 
@@ -71,6 +74,11 @@ impl Entry {
     /// Whether somebody changed where it goes.
     pub fn is_translated(&self) -> bool {
         self.answerer != self.destination
+    }
+
+    /// Whether the endpoint sees another address than the sender's.
+    pub fn is_masqueraded(&self) -> bool {
+        self.seen_as.ip() != self.source.ip()
     }
 
     /// Appends a request to delete this entry, and none that came in its place.

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::entry::Entry;
 use super::suspects::{Suspects, doors_of};
 use crate::model::{Family, PodSet, ServicePortName, Snapshot};
-use crate::plan::{Frontend, Plan, serving};
+use crate::plan::{Frontend, Masquerade, Plan, serving};
 
 /// Says of entries whether they are stale, by what is known now.
 ///
@@ -49,7 +49,30 @@ impl<'a> Judge<'a> {
 
     /// Whether an entry leads to nobody, or past whoever should have it.
     pub fn is_stale(&mut self, entry: &Entry) -> bool {
-        self.is_of_gone_pod(entry) || self.misses_its_service(entry)
+        self.is_of_gone_pod(entry) || self.hides_a_local_pod(entry) || self.misses_its_service(entry)
+    }
+
+    /// A pod that became known late, whose flow to a service was masqueraded as a stranger's and would not be now.
+    fn hides_a_local_pod(&self, entry: &Entry) -> bool {
+        let (source, answerer) = (entry.source.ip(), entry.answerer.ip());
+        let is_hairpin = answerer == source;
+        if !self.suspects.is_late(source)
+            || !self.pods.contains(&source)
+            || !entry.is_masqueraded()
+            || is_hairpin
+        {
+            return false;
+        }
+        let (Some((plan, world)), Some([door, node_port])) = (self.known, doors_of(entry)) else {
+            return false;
+        };
+        let frontend = plan.frontend(&door).or_else(|| {
+            let is_served = self.node_ports.contains(&entry.destination.ip());
+            plan.frontend(&node_port).filter(|_| is_served)
+        });
+        let egress = world.egress().filter(|egress| egress.covers(entry.family()));
+        let leaves = egress.is_some_and(|egress| egress.range_of(answerer).is_none());
+        !leaves && frontend.is_some_and(|frontend| frontend.masquerade == Masquerade::UnlessLocalPod)
     }
 
     /// An address that somebody else got meanwhile is his.

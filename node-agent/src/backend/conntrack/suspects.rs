@@ -1,7 +1,8 @@
 //! What may have become stale, noticed change by change. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use denizen_shared::state::Epoch;
 
@@ -19,6 +20,9 @@ pub struct Suspects {
     /// The entries in which these addresses are looked for: those of protocols that services use. What came
     /// through no service was not translated here, and leads nobody astray.
     of_pods: BTreeSet<(Family, Protocol)>,
+    /// Addresses of pods of this node that were taken for somebody else's until now, so that flows from there may have
+    /// been masqueraded.
+    late: BTreeSet<IpAddr>,
 }
 
 impl Suspects {
@@ -31,15 +35,21 @@ impl Suspects {
 
     /// There is nothing to look for.
     pub fn is_empty(&self) -> bool {
-        self.doors.is_empty() && self.pods.is_empty()
+        self.doors.is_empty() && self.pods.is_empty() && self.late.is_empty()
     }
 
     /// What is looked for there as well.
     pub fn absorb(&mut self, other: Self) {
-        let Self { doors, pods, of_pods } = other;
+        let Self {
+            doors,
+            pods,
+            of_pods,
+            late,
+        } = other;
         self.doors.extend(doors);
         self.pods.extend(pods);
         self.of_pods.extend(of_pods);
+        self.late.extend(late);
     }
 
     /// The parts of the kernel's table that must be read. Each costs a dump, for which the kernel walks
@@ -51,11 +61,13 @@ impl Suspects {
 
     /// Looks for the pods among the entries of these protocols alone, and forgets those of a family without any.
     fn keep_pods_of(&mut self, served: &BTreeSet<(Family, Protocol)>) {
-        let families: BTreeSet<Family> = self.pods.iter().map(|ip| family_of(*ip)).collect();
+        let all = self.pods.iter().chain(&self.late);
+        let families: BTreeSet<Family> = all.map(|ip| family_of(*ip)).collect();
         let of_pods = served.iter().filter(|(family, _)| families.contains(family));
         self.of_pods = of_pods.copied().collect();
-        self.pods
-            .retain(|ip| served.iter().any(|(family, _)| *family == family_of(*ip)));
+        let is_served = |ip: &IpAddr| served.iter().any(|(family, _)| *family == family_of(*ip));
+        self.pods.retain(is_served);
+        self.late.retain(is_served);
     }
 
     /// Whether an entry is about any of them.
@@ -65,11 +77,17 @@ impl Suspects {
             || [entry.source, entry.answerer]
                 .iter()
                 .any(|end| self.is_pod(end.ip()))
+            || self.is_late(entry.source.ip())
     }
 
     /// Whether a pod that is gone had this address.
     pub(super) fn is_pod(&self, address: IpAddr) -> bool {
         self.pods.contains(&address)
+    }
+
+    /// Whether a pod with this address was taken for somebody else until now.
+    pub(super) fn is_late(&self, address: IpAddr) -> bool {
+        self.late.contains(&address)
     }
 
     /// Whether it is one of the suspected doors.
@@ -120,6 +138,10 @@ fn served_by(plan: &Plan) -> BTreeSet<(Family, Protocol)> {
 pub struct Suspicion {
     suspects: Suspects,
     pods: Option<(Epoch, BTreeSet<IpAddr>)>,
+    /// Where each address of a pod was last; `None` while no pods were told.
+    interfaces: Option<BTreeMap<IpAddr, Arc<str>>>,
+    /// To be suspected when it is known which services there are.
+    late: BTreeSet<IpAddr>,
     node_ports: BTreeSet<IpAddr>,
 }
 
@@ -139,6 +161,28 @@ impl Suspicion {
         self.pods = Some((epoch.clone(), now));
     }
 
+    /// Where pods are local by their records: what a pod sent before it was known, or before its interface's new name was,
+    /// went by the rules for strangers. The plugin's ADD waits for the rules, so a pod that it recorded is not late,
+    /// unless it is of the first set: it may have come while no agent ran.
+    pub fn note_late(&mut self, pods: &PodSet) {
+        let before = self.interfaces.take();
+        let mut now = BTreeMap::new();
+        for pod in &pods.pods {
+            for ip in &pod.ips {
+                let is_late = match before.as_ref().map(|before| before.get(ip)) {
+                    None => true,
+                    Some(None) => pod.adopted,
+                    Some(Some(before)) => *before != pod.interface,
+                };
+                if is_late {
+                    self.late.insert(*ip);
+                }
+                now.insert(*ip, pod.interface.clone());
+            }
+        }
+        self.interfaces = Some(now);
+    }
+
     /// These services and their endpoints differ, and the plan was made anew: these doors with it. Where a
     /// draining endpoint ends, no door does.
     pub fn changed(&mut self, plan: &Plan, services: &BTreeSet<ServiceName>, doors: &BTreeSet<Door>) {
@@ -146,6 +190,7 @@ impl Suspicion {
         of_services
             .chain(doors)
             .for_each(|door| self.suspects.add_door(*door));
+        self.suspects.late.append(&mut self.late);
     }
 
     /// Node ports are served on these addresses now. On a new one, flows may have come before.
@@ -179,7 +224,7 @@ impl Suspicion {
     /// protocols may be theirs.
     pub fn take(&mut self, plan: Option<&Plan>) -> Suspects {
         let mut suspects = std::mem::take(&mut self.suspects);
-        if !suspects.pods.is_empty() {
+        if !suspects.pods.is_empty() || !suspects.late.is_empty() {
             suspects.keep_pods_of(&plan.map_or_else(all_tracked, served_by));
         }
         suspects

@@ -54,6 +54,7 @@ fn entry(protocol: Protocol, source: &str, destination: &str, answerer: &str) ->
         source: at(source),
         destination: at(destination),
         answerer: at(answerer),
+        seen_as: at(source),
     }
 }
 

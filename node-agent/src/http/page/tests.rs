@@ -37,6 +37,7 @@ fn hostile_view() -> View {
         status: Status {
             flushed: 0,
             flushing: false,
+            unrecorded_interfaces: 0,
             backend: text(),
             backend_why: text(),
             detect_local: text(),

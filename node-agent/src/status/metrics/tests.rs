@@ -29,6 +29,7 @@ fn names_and_types_are_these() {
         "kubeproxy_conntrack_reconciler_deleted_entries counter",
         "denizen_build info",
         "denizen_local_pods gauge",
+        "denizen_unrecorded_interfaces gauge",
         "denizen_services gauge",
         "denizen_endpoints gauge",
         "denizen_problems gauge",

@@ -1,10 +1,12 @@
-//! Pods that were attached before denizen came are local pods from the agent's start on, and a state file that is lost
-//! or spoilt is written anew.
+//! Pods that were attached without denizen are local pods all the same, those from before from the agent's start on, those
+//! that come while it runs within moments; and a state file that is lost or spoilt is written anew.
 
 #![allow(
     clippy::disallowed_methods,
     reason = "tests read clocks and files; denizen does not"
 )]
+
+mod late;
 
 use std::fs;
 use std::path::PathBuf;

@@ -5,6 +5,8 @@
     reason = "tests read clocks and files and execute programs; denizen does not"
 )]
 
+mod first_deployment;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};

@@ -1,0 +1,124 @@
+//! Following links that are renamed, or moved from one bridge to another: the record is brought in
+//! line, by index and MAC address, and with it the kernel's rules.
+//!
+//! What was told of links may be older than a record that a plugin has just written. So the links
+//! as they were told last only give the reason to look; what is written comes from a full list
+//! *that was begun after the record was read*.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use denizen_shared::error::StateError;
+use denizen_shared::state::{Attachment, AttachmentId, State};
+use denizen_shared::store::RunDir;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use super::links::{LinkError, Links};
+use super::{LOCK_WAIT, Shown};
+use crate::describe::describe;
+use crate::source::Outlet;
+use crate::source::node;
+
+/// After an attempt that failed.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// A record that is to be changed: as it was read, and as it should be.
+type Moved = Vec<(AttachmentId, Attachment, Attachment)>;
+
+/// Keeps the records in line with their links until nobody listens to `outlet` any more.
+pub async fn follow(run_dir: PathBuf, mut shown: Shown, outlet: Outlet) {
+    loop {
+        let links = shown.links.borrow_and_update().clone();
+        let seen = shown.state_file.borrow_and_update().clone();
+        // Both may only be hints: of a file that is lost there is nothing to change.
+        let is_moved = |state: &State| !moved(state, &Links::of(&links)).is_empty();
+        let result = match seen.last.as_deref() {
+            Some(state) if !seen.is_lost && is_moved(state) => bring_in_line(&run_dir).await,
+            Some(_) | None => Ok(()),
+        };
+        let problem = result.err().map(|error| describe(&error));
+        if outlet.report(problem.iter().cloned().collect())
+            && let Some(error) = &problem
+        {
+            warn!(error, "renamed interfaces of pods are not followed");
+        }
+        tokio::select! {
+            () = outlet.closed() => return,
+            () = sleep(RETRY), if problem.is_some() => {}
+            _ = shown.links.changed() => {}
+            _ = shown.state_file.changed() => {}
+        }
+    }
+}
+
+async fn bring_in_line(run_dir: &Path) -> Result<(), LinkError> {
+    let path = run_dir.to_owned();
+    let Some(state) = spawn_blocking(move || RunDir::open(&path)?.read()).await?? else {
+        return Ok(());
+    };
+    let links = node::links().await?;
+    let moved = moved(&state, &Links::of(&links));
+    if moved.is_empty() {
+        return Ok(());
+    }
+    let path = run_dir.to_owned();
+    spawn_blocking(move || change(&path, moved)).await??;
+    Ok(())
+}
+
+fn moved(state: &State, links: &Links<'_>) -> Moved {
+    let changed =
+        |(id, was): (&AttachmentId, &Attachment)| Some((id.clone(), was.clone(), links.moved(was)?));
+    state.attachments.iter().filter_map(changed).collect()
+}
+
+/// Changes those that are still as they were read.
+fn change(run_dir: &Path, moved: Moved) -> Result<(), StateError> {
+    let (changed, ..) = RunDir::open(run_dir)?.update(LOCK_WAIT, |state| {
+        let mut changed = Vec::new();
+        for (id, was, is) in moved {
+            if let Some(record) = state.attachments.get_mut(&id).filter(|record| **record == was) {
+                record.clone_from(&is);
+                changed.push((id, was, is));
+            }
+        }
+        changed
+    })?;
+    for (id, was, is) in changed {
+        let name = |record: Attachment| record.host_interface.map(|link| link.name);
+        let (from, to) = ((was.bridge.clone(), name(was)), (is.bridge.clone(), name(is)));
+        info!(
+            attachment = id.0,
+            ?from,
+            ?to,
+            "its interface was renamed or moved: record changed"
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::links::record;
+    use super::*;
+
+    #[test]
+    fn only_records_that_are_as_they_were_read_are_changed() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("run");
+        let dir = RunDir::create(&path).unwrap();
+        let was = record(Some(("old", 7, "")));
+        let is = record(Some(("new", 7, "")));
+        let moved = vec![(was.id(), was.clone(), is.clone())];
+        for (before, after) in [
+            (was, &is),
+            (record(Some(("again", 8, ""))), &record(Some(("again", 8, "")))),
+        ] {
+            dir.put(LOCK_WAIT, &before).unwrap();
+            change(&path, moved.clone()).unwrap();
+            assert_eq!(dir.read().unwrap().unwrap().attachments[&before.id()], *after);
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! What the table makes of the kernel's messages.
+
+use rtnetlink::packet_route::address::AddressHeaderFlags;
+
+use super::*;
+
+fn link(index: u32, name: &str, family: AddressFamily) -> LinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.header.interface_family = family;
+    message.attributes = vec![
+        LinkAttribute::IfName(name.to_owned()),
+        LinkAttribute::Address(vec![0x0a, 0x58, 0x0a, 0x01, 0x02, 0x03]),
+    ];
+    message
+}
+
+fn address(index: u32, address: &str, length: u8) -> AddressMessage {
+    let mut message = AddressMessage::default();
+    message.header.index = index;
+    message.header.prefix_len = length;
+    message.attributes = vec![AddressAttribute::Address(address.parse().unwrap())];
+    message
+}
+
+fn with_flags(mut message: AddressMessage, flags: AddressFlags) -> AddressMessage {
+    message.attributes.push(AddressAttribute::Flags(flags));
+    message
+}
+
+fn shown_addresses(table: &Table) -> Vec<String> {
+    table
+        .addresses()
+        .iter()
+        .map(|told| format!("{}@{}", told.address, told.interface))
+        .collect()
+}
+
+#[test]
+fn what_the_kernel_says() {
+    use RouteNetlinkMessage::{DelAddress, DelLink, NewAddress, NewLink};
+    let eth0 = || NewLink(link(2, "eth0", AddressFamily::Unspec));
+    let a = || address(2, "10.0.0.1", 24);
+    let both = AddressFlags::Tentative | AddressFlags::Optimistic;
+    let mut peer = address(2, "10.0.0.9", 32);
+    peer.attributes
+        .push(AddressAttribute::Local("10.0.0.1".parse().unwrap()));
+    let mut old = a();
+    old.header.flags = AddressHeaderFlags::Tentative;
+    let cases: Vec<(&str, Vec<RouteNetlinkMessage>, Vec<&str>)> = vec![
+        ("nothing", vec![], vec![]),
+        ("an address", vec![eth0(), NewAddress(a())], vec!["10.0.0.1@eth0"]),
+        (
+            "told twice",
+            vec![eth0(), NewAddress(a()), NewAddress(a())],
+            vec!["10.0.0.1@eth0"],
+        ),
+        (
+            "address before link",
+            vec![NewAddress(a()), eth0()],
+            vec!["10.0.0.1@eth0"],
+        ),
+        ("no link", vec![NewAddress(a())], vec![]),
+        ("removed", vec![eth0(), NewAddress(a()), DelAddress(a())], vec![]),
+        (
+            "one of two lengths removed",
+            vec![
+                eth0(),
+                NewAddress(a()),
+                NewAddress(address(2, "10.0.0.1", 32)),
+                DelAddress(a()),
+            ],
+            vec!["10.0.0.1@eth0"],
+        ),
+        (
+            "link renamed",
+            vec![
+                eth0(),
+                NewAddress(a()),
+                NewLink(link(2, "lan", AddressFamily::Unspec)),
+            ],
+            vec!["10.0.0.1@lan"],
+        ),
+        (
+            "link removed and its index used again",
+            vec![
+                eth0(),
+                NewAddress(a()),
+                DelLink(link(2, "eth0", AddressFamily::Unspec)),
+                eth0(),
+            ],
+            vec![],
+        ),
+        (
+            "port left its bridge",
+            vec![
+                eth0(),
+                NewAddress(a()),
+                DelLink(link(2, "eth0", AddressFamily::Bridge)),
+            ],
+            vec!["10.0.0.1@eth0"],
+        ),
+        (
+            "point to point",
+            vec![eth0(), NewAddress(peer)],
+            vec!["10.0.0.1@eth0"],
+        ),
+        (
+            "deprecated",
+            vec![eth0(), NewAddress(with_flags(a(), AddressFlags::Deprecated))],
+            vec!["10.0.0.1@eth0"],
+        ),
+        (
+            "tentative",
+            vec![eth0(), NewAddress(with_flags(a(), AddressFlags::Tentative))],
+            vec![],
+        ),
+        (
+            "tentative by an old kernel",
+            vec![eth0(), NewAddress(old)],
+            vec![],
+        ),
+        (
+            "optimistic",
+            vec![eth0(), NewAddress(with_flags(a(), both))],
+            vec!["10.0.0.1@eth0"],
+        ),
+        (
+            "a duplicate",
+            vec![eth0(), NewAddress(with_flags(a(), AddressFlags::Dadfailed))],
+            vec![],
+        ),
+        (
+            "no longer tentative",
+            vec![
+                eth0(),
+                NewAddress(with_flags(a(), AddressFlags::Tentative)),
+                NewAddress(a()),
+            ],
+            vec!["10.0.0.1@eth0"],
+        ),
+        (
+            "sorted",
+            vec![
+                eth0(),
+                NewAddress(address(2, "fd00::1", 64)),
+                NewAddress(address(2, "10.0.0.2", 24)),
+                NewAddress(a()),
+            ],
+            vec!["10.0.0.1@eth0", "10.0.0.2@eth0", "fd00::1@eth0"],
+        ),
+    ];
+    for (name, messages, expected) in cases {
+        let mut table = Table::default();
+        messages.iter().for_each(|message| table.apply(message));
+        assert_eq!(shown_addresses(&table), expected, "{name}");
+    }
+}
+
+#[test]
+fn what_a_link_is() {
+    let info = |kind| LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind)]);
+    let elsewhere = || LinkAttribute::LinkNetNsId(0);
+    let cases = [
+        ("hardware", vec![], LinkKind::Other),
+        ("a bridge", vec![info(InfoKind::Bridge)], LinkKind::Bridge),
+        (
+            "a veth pair of the node's",
+            vec![info(InfoKind::Veth)],
+            LinkKind::Veth,
+        ),
+        (
+            "a pod's veth",
+            vec![info(InfoKind::Veth), elsewhere()],
+            LinkKind::VethToElsewhere,
+        ),
+        (
+            "the namespace told first",
+            vec![elsewhere(), info(InfoKind::Veth)],
+            LinkKind::VethToElsewhere,
+        ),
+        (
+            "a tunnel from elsewhere",
+            vec![info(InfoKind::IpIp), elsewhere()],
+            LinkKind::Other,
+        ),
+    ];
+    for (name, attributes, expected) in cases {
+        let mut message = link(7, "veth1", AddressFamily::Unspec);
+        message.attributes.extend(attributes);
+        let mut table = Table::default();
+        table.apply(&RouteNetlinkMessage::NewLink(message.clone()));
+        assert_eq!(table.links()[0].kind, expected, "{name}");
+    }
+}
+
+#[test]
+fn a_port_that_joins_a_bridge_and_leaves_it() {
+    let mut table = Table::default();
+    let port = link(7, "veth1", AddressFamily::Unspec);
+    let mut joined = port.clone();
+    joined.attributes.push(LinkAttribute::Controller(3));
+    for (message, master) in [(port.clone(), None), (joined, Some(3)), (port, None)] {
+        table.apply(&RouteNetlinkMessage::NewLink(message));
+        assert_eq!(table.links()[0].master, master);
+    }
+}
+
+#[test]
+fn links_with_their_hardware_addresses() {
+    let mut table = Table::default();
+    table.apply(&RouteNetlinkMessage::NewLink(link(
+        7,
+        "veth1",
+        AddressFamily::Unspec,
+    )));
+    let expected = Link {
+        index: 7,
+        name: "veth1".into(),
+        mac: "0a:58:0a:01:02:03".to_owned(),
+        kind: LinkKind::Other,
+        master: None,
+    };
+    assert_eq!(table.links(), [expected]);
+    table.apply(&RouteNetlinkMessage::DelLink(link(
+        7,
+        "veth1",
+        AddressFamily::Unspec,
+    )));
+    assert!(table.links().is_empty());
+}
+
+/// One is renamed, and one is replaced by another kind of link with its index.
+#[test]
+fn addresses_on_dummy_devices_are_told_apart() {
+    use RouteNetlinkMessage::{DelLink, NewAddress, NewLink};
+    let dummy = |index, name| {
+        let mut message = link(index, name, AddressFamily::Unspec);
+        let info = vec![LinkInfo::Kind(InfoKind::Dummy)];
+        message.attributes.push(LinkAttribute::LinkInfo(info));
+        message
+    };
+    let mut table = Table::default();
+    let told = |table: &Table| -> Vec<(String, bool)> {
+        let all = table.addresses();
+        all.iter().map(|on| (on.address.to_string(), on.dummy)).collect()
+    };
+    let is = |address: &str, dummy| (address.to_owned(), dummy);
+    for message in [
+        NewLink(link(2, "eth0", AddressFamily::Unspec)),
+        NewLink(dummy(3, "kube-ipvs0")),
+        NewAddress(address(2, "10.0.0.1", 24)),
+        NewAddress(address(3, "10.96.0.10", 32)),
+        NewLink(link(3, "renamed", AddressFamily::Unspec)),
+    ] {
+        table.apply(&message);
+    }
+    assert_eq!(told(&table), [is("10.0.0.1", false), is("10.96.0.10", true)]);
+    for message in [
+        DelLink(link(3, "renamed", AddressFamily::Unspec)),
+        NewLink(link(3, "eth1", AddressFamily::Unspec)),
+        NewAddress(address(3, "10.96.0.10", 32)),
+    ] {
+        table.apply(&message);
+    }
+    assert_eq!(told(&table), [is("10.0.0.1", false), is("10.96.0.10", false)]);
+}

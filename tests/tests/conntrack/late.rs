@@ -1,0 +1,78 @@
+//! Pods that send before they are known: their flows to services were masqueraded, and are healed
+//! once they are known.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::cast::{Who, service_ips};
+use denizen_tests::conntrack::Flow;
+use denizen_tests::pod::{Pod, Wiring};
+use denizen_tests::probe::Protocol;
+
+use super::{Stage, until};
+
+/// One flow of each protocol and family to the service, from `pod`.
+fn flows(pod: &Pod) -> Result<Vec<Flow>> {
+    let mut flows = Vec::new();
+    for protocol in [Protocol::Udp, Protocol::Sctp] {
+        for ip in service_ips(10) {
+            let source = pod.address_like(ip).context("an address")?;
+            flows.push(Flow::open(&pod.netns, protocol, source, SocketAddr::new(ip, 53))?);
+        }
+    }
+    Ok(flows)
+}
+
+/// Whether the endpoint sees each of the flows come from the pod's own address.
+fn are_seen(flows: &[Flow], pod: &Pod) -> bool {
+    flows.iter().all(|flow| {
+        let seen = flow.ask().seen();
+        seen.is_some_and(|seen| pod.addresses.contains(&seen))
+    })
+}
+
+#[test]
+fn masqueraded_flows_of_a_pod_that_is_found_late_are_healed() -> Result<()> {
+    let stage = Stage::new("ct-late")?;
+    stage.endpoints_are(&[Who::Remote])?;
+    let agent = stage.start_agent()?;
+    let pod = stage
+        .cast
+        .cluster
+        .add_pod_without_denizen("late", Wiring::Routed)?;
+    let late = flows(&pod)?;
+    for flow in &late {
+        let seen = flow
+            .ask()
+            .seen()
+            .with_context(|| format!("{flow:?} is not answered"))?;
+        ensure!(!pod.addresses.contains(&seen), "not known yet: masqueraded");
+    }
+    let others = stage.flows()?;
+    stage.all_are_answered_by(&others, Who::Remote)?;
+    let before = stage.tracked(&others)?;
+    stage.cast.cluster.remember(&pod)?;
+    until("healed", || Ok(are_seen(&late, &pod)))?;
+    assert_eq!(stage.tracked(&others)?, before, "nobody else's flow was touched");
+    drop(agent);
+    Ok(())
+}
+
+#[test]
+fn flows_of_a_pod_whose_interface_was_renamed_are_healed() -> Result<()> {
+    let stage = Stage::new("ct-rename")?;
+    stage.endpoints_are(&[Who::Remote])?;
+    let agent = stage.start_agent()?;
+    let pod = &stage.cast.routed;
+    until("known", || Ok(agent.status()?["pods"] == 2))?;
+    // Those that begin between the new name and its record are masqueraded.
+    let name = pod.host_interface();
+    let mut begun = flows(pod)?;
+    for (from, to) in [(name, "renamed0"), ("renamed0", name), (name, "renamed0")] {
+        stage.node().ip(&format!("link set {from} name {to}"))?;
+        let new = flows(pod)?;
+        new.iter().for_each(|flow| drop(flow.ask()));
+        begun.extend(new);
+    }
+    until("healed", || Ok(are_seen(&begun, pod)))
+}
