@@ -18,18 +18,20 @@
 //! with what was deleted in the meantime, and until then what was told before stays true. An object that
 //! cannot be used is named, and what was known of it stays.
 //!
-//! It builds on kube's client and not on kube-runtime's `watcher`. Version 5.0.0 was tried, with a type that holds
-//! an object's JSON, one kind, on a busy machine:
+//! It builds on kube's client and not on kube-runtime's `watcher`. Version 5.0.0 was tried, with a
+//! type that holds an object's JSON, one kind, on a busy machine:
 //!
-//! - A watch that the server ends at once is asked for again at once: 22 requests a second. The watcher yields
-//!   nothing in between, so that no back-off around it can slow it down. Ours asked 6 times in 10 s.
-//! - A list as a stream that breaks off is asked for again in the same way, whole: 110 times and 274 MB in 10 s,
-//!   without an error to report. Ours asked 6 times.
-//! - It has no other way to list where a server refuses streams, and no time limit for the answer to a request. Both
-//!   would have to be built around it, and a second watcher, as one with new credentials, begins with a list.
+//! - A watch that the server ends at once is asked for again at once: 22 requests a second. The
+//!   watcher yields nothing in between, so that no back-off around it can slow it down. Ours asked
+//!   6 times in 10 s.
+//! - A list as a stream that breaks off is asked for again in the same way, whole: 110 times and
+//!   274 MB in 10 s, without an error to report. Ours asked 6 times.
+//! - It has no other way to list where a server refuses streams, and no time limit for the answer
+//!   to a request. Both would have to be built around it, and a second watcher, as one with new
+//!   credentials, begins with a list.
 //!
-//! What speaks for it: it reads pages and bookmarks and resumes as ours does, and a broken object ends a list no
-//! more, if the type takes any JSON.
+//! What speaks for it: it reads pages and bookmarks and resumes as ours does, and a broken object
+//! ends a list no more, if the type takes any JSON.
 
 pub mod access;
 mod client;
