@@ -29,12 +29,14 @@ use denizen_tests::conf::{built, built_with_iptables, folder};
 use denizen_tests::containerd::Containerd;
 use denizen_tests::containerd::kubelet::{DaemonPod, Kubelet};
 use denizen_tests::effort;
+use denizen_tests::http::{fetch, url};
 use denizen_tests::iptables::Variant;
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::checked;
 use denizen_tests::pod::Wiring;
 use denizen_tests::probe::{Outcome, Probe, Protocol};
 use denizen_tests::server::Server;
+use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
 /// What has not happened by then never will.
@@ -385,4 +387,37 @@ fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without
     ensure!(!left.contains("KUBE-"), "{left}");
     assert_eq!(node.setting("ipv4/conf/all/route_localnet")?, "0");
     Ok(())
+}
+
+/// A mount goes on to lead to what was removed on the host: the kubelet is told to start it anew.
+#[test]
+fn a_container_whose_run_directory_is_removed_is_not_live_until_it_is_started_anew() -> Result<()> {
+    let node = Installation::new("ctr-run")?;
+    let cluster = &node.stage.cast.cluster;
+    let until_live = |status: u16| -> Result<()> {
+        let livez = url(ip("127.0.0.1"), 10256, "/livez");
+        let started = Instant::now();
+        loop {
+            match fetch(&cluster.world.node, &livez, &[]) {
+                Ok(reply) if reply.status == status => return Ok(()),
+                other => ensure!(started.elapsed() < PATIENCE, "not {status}: {other:?}"),
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+    };
+    let kubelet = node.kubelet(built(&folder().join("kubernetes"))?)?;
+    let pod = kubelet.run("denizen")?;
+    until_healthy(&pod)?;
+    until_live(200)?;
+    // The runtime's own cache is in there, and is the test's alone.
+    fs::rename(
+        cluster.run_dir().join(CNI_CACHE),
+        cluster.world.folder().join(CNI_CACHE),
+    )?;
+    fs::remove_dir_all(cluster.run_dir())?;
+    until_live(503)?;
+    pod.end()?;
+    let pod = kubelet.run("denizen")?;
+    until_healthy(&pod)?;
+    until_live(200)
 }
