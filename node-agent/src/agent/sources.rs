@@ -17,8 +17,8 @@ pub(super) type Problems = Vec<watch::Receiver<Vec<String>>>;
 /// What runs beside the loop.
 pub(super) struct Sources {
     pub(super) problems: Problems,
-    /// Interfaces that look like a pod's and have no record.
-    pub(super) unrecorded: watch::Receiver<Arc<[String]>>,
+    /// What looks like a pod and has no record.
+    pub(super) unrecorded: watch::Receiver<records::Unrecorded>,
 }
 
 /// Starts them all.
@@ -43,7 +43,7 @@ pub(super) async fn start(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> a
         links: known_links,
         state_file: known_file,
     };
-    let (show, unrecorded) = watch::channel(Arc::default());
+    let (show, unrecorded) = watch::channel(records::Unrecorded::default());
     tokio::spawn(records::keep(config.records(), shown.clone(), outlet()));
     tokio::spawn(records::follow(config.run_dir.clone(), shown.clone(), outlet()));
     tokio::spawn(records::find(config.records(), shown, show, outlet()));

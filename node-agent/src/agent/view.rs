@@ -1,7 +1,6 @@
 //! What `status` and the page for people show, of all that the loop has.
 
 use super::{Agent, now};
-use crate::records;
 use crate::status::Status;
 use crate::status::view::{View, ViewQuery};
 
@@ -17,11 +16,10 @@ impl Agent {
         let settings = self.settings.warnings(self.engine.is_synced());
         let unrecorded = self.sources.unrecorded.borrow().clone();
         let status = self.engine.status(problems.collect());
-        let without_record = records::warning(&unrecorded).into_iter().collect();
         Status {
             backend_why: self.backend_why.clone(),
-            unrecorded_interfaces: unrecorded.len(),
-            warnings: [found.warnings, settings, status.warnings, without_record].concat(),
+            unrecorded_interfaces: unrecorded.interfaces.len(),
+            warnings: [found.warnings, settings, status.warnings, unrecorded.warnings()].concat(),
             ..status
         }
     }

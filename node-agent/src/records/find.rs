@@ -8,11 +8,10 @@
 //! result that comes is read at once; all of them are read again with a back-off, since a cache
 //! need not be one that can be watched.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::select_all;
@@ -22,8 +21,9 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, warn};
 
 use super::adopt::{self, Search};
-use super::missing::Missing;
-use super::{Config, Shown, cache};
+use super::cache::{self, LeftOut};
+use super::missing::{Missing, Unrecorded};
+use super::{Config, Shown};
 use crate::describe::describe;
 use crate::source::Outlet;
 use crate::source::state_file::Seen;
@@ -43,13 +43,8 @@ const LONGEST: Duration = Duration::from_secs(60);
 const REST: u32 = 4;
 
 /// Finds such pods until nobody listens to `outlet` any more; shows in `unrecorded` the interfaces
-/// that remain without a record.
-pub async fn find(
-    config: Config,
-    mut shown: Shown,
-    unrecorded: latest::Sender<Arc<[String]>>,
-    outlet: Outlet,
-) {
+/// that remain without a record, and the cached results that cannot be used.
+pub async fn find(config: Config, mut shown: Shown, unrecorded: latest::Sender<Unrecorded>, outlet: Outlet) {
     let mut finder = Finder::new(config);
     loop {
         let due = finder.due();
@@ -91,8 +86,10 @@ struct Finder {
     /// When all cached results are read, if an interface has no record then.
     all_due: Instant,
     backoff: Duration,
-    /// Cached results that were logged as left out.
-    complained: HashSet<PathBuf>,
+    /// All cached results were read once.
+    has_read_all: bool,
+    /// Cached results that cannot be used, and why.
+    left_out: BTreeMap<PathBuf, String>,
     /// Interfaces that were logged as without a record.
     named: BTreeSet<String>,
 }
@@ -106,7 +103,8 @@ impl Finder {
             pause: PAUSE,
             all_due: Instant::now(),
             backoff: SHORTEST,
-            complained: HashSet::new(),
+            has_read_all: false,
+            left_out: BTreeMap::new(),
             named: BTreeSet::new(),
         }
     }
@@ -141,11 +139,12 @@ impl Finder {
     async fn look(&mut self, now: Instant, state_file: &mut latest::Receiver<Seen>) -> Result<(), String> {
         self.pause = PAUSE;
         let hints = self.cache.take();
-        if self.missing.is_empty() {
+        if self.missing.is_empty() && self.has_read_all {
             return Ok(());
         }
-        let reads_all = hints.overflow || self.all_due <= now;
+        let reads_all = hints.overflow || self.all_due <= now || !self.has_read_all;
         if reads_all {
+            self.has_read_all = true;
             self.cache.renew();
         } else if hints.names.is_empty() {
             return Ok(());
@@ -165,16 +164,28 @@ impl Finder {
             self.backoff = (self.backoff * 2).min(LONGEST);
         }
         let left_out = result.map_err(|error| describe(&error))?;
-        for (path, why) in left_out.map_err(|error| describe(&error))? {
-            if self.complained.insert(path.clone()) {
-                warn!(path = %path.display(), why, "this cached CNI result is left out");
-            }
-        }
+        self.leave_out(left_out.map_err(|error| describe(&error))?, reads_all);
         Ok(())
     }
 
+    /// Remembers which cached results cannot be used, `all` of them or some more, and logs each once.
+    fn leave_out(&mut self, left_out: Vec<LeftOut>, all: bool) {
+        let before = self.left_out.clone();
+        if all {
+            self.left_out.clear();
+        }
+        self.left_out.extend(left_out);
+        for (path, why) in self
+            .left_out
+            .iter()
+            .filter(|(path, _)| !before.contains_key(*path))
+        {
+            warn!(path = %path.display(), why, "this cached CNI result is left out");
+        }
+    }
+
     /// Shows the interfaces that have had no record for long, and logs each once.
-    fn show(&mut self, unrecorded: &latest::Sender<Arc<[String]>>) {
+    fn show(&mut self, unrecorded: &latest::Sender<Unrecorded>) {
         let names = self.missing.for_long(Instant::now());
         self.named.retain(|name| names.contains(name));
         for interface in &names {
@@ -182,9 +193,16 @@ impl Finder {
                 warn!(interface, "it looks like a pod's and has no record");
             }
         }
+        let results = self.left_out.iter();
+        let now = Unrecorded {
+            interfaces: names,
+            results: results
+                .map(|(path, why)| format!("the cached CNI result {} is left out: {why}", path.display()))
+                .collect(),
+        };
         unrecorded.send_if_modified(|shown| {
-            let differs = **shown != *names;
-            *shown = names.into();
+            let differs = *shown != now;
+            *shown = now;
             differs
         });
     }

@@ -118,8 +118,31 @@ impl Missing {
     }
 }
 
+/// What was found and cannot be recorded.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Unrecorded {
+    /// Interfaces that look like a pod's and have had no record for long.
+    pub interfaces: Vec<String>,
+    /// Cached CNI results that cannot be used, and why.
+    pub results: Vec<String>,
+}
+
+impl Unrecorded {
+    /// What `status` says of them.
+    pub fn warnings(&self) -> Vec<String> {
+        let results = self.results.iter().take(NAMED).cloned();
+        let more = self.results.len().saturating_sub(NAMED);
+        let more = (more > 0).then(|| format!("{more} more cached CNI results are left out"));
+        warning(&self.interfaces)
+            .into_iter()
+            .chain(results)
+            .chain(more)
+            .collect()
+    }
+}
+
 /// What `status` says of interfaces without a record; nothing where there are none.
-pub fn warning(interfaces: &[String]) -> Option<String> {
+fn warning(interfaces: &[String]) -> Option<String> {
     let named = interfaces
         .iter()
         .take(NAMED)

@@ -26,7 +26,7 @@ use tracing::warn;
 
 pub use self::find::find;
 pub use self::follow::follow;
-pub use self::missing::{NotPods, warning};
+pub use self::missing::{NotPods, Unrecorded};
 use crate::describe::describe;
 use crate::source::Outlet;
 use crate::source::node::Link;

@@ -69,6 +69,22 @@ fn a_pod_that_is_being_deleted_does_not_come_back() -> Result<()> {
     Ok(())
 }
 
+/// A pipe is never waited for: not at the start, and not later.
+#[test]
+fn a_cached_result_that_is_no_regular_file_is_named_in_status() -> Result<()> {
+    let stage = Stage::new("adopt-pipe")?;
+    let (pod, result) = stage.earlier("pod", Wiring::Routed, |_| ())?;
+    let pipe = result.with_file_name("pods-pipe-eth0");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU)?;
+    let agent = stage.cluster.start_agent()?;
+    assert!(is_local(&pod), "{}", agent.log());
+    let named = format!("{} is left out: it is a named pipe", pipe.display());
+    let warnings = || -> Result<String> { Ok(agent.status()?["warnings"].to_string()) };
+    stage.wait("named", &agent, || Ok(warnings()?.contains(&named)))?;
+    assert_eq!(agent.status()?["errors"], json!([]));
+    Ok(())
+}
+
 #[test]
 fn interfaces_without_a_record_are_reported_until_they_have_one() -> Result<()> {
     let stage = Stage::new("adopt-report")?;
