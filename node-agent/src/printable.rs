@@ -24,12 +24,14 @@ impl fmt::Display for Printable<'_> {
     }
 }
 
-/// Several lines, of which each is shown so.
+/// Several lines, of which each is shown so. Tabs stay: they indent a ruleset.
 pub fn printable_lines(text: &str) -> String {
-    text.split('\n')
-        .map(|line| Printable(line).to_string())
-        .collect::<Vec<_>>()
-        .join("\n")
+    text.split_inclusive(['\n', '\t'])
+        .map(|part| match part.strip_suffix(['\n', '\t']) {
+            Some(before) => format!("{}{}", Printable(before), &part[before.len()..]),
+            None => Printable(part).to_string(),
+        })
+        .collect()
 }
 
 /// JSON in which every such character is written as JSON's escape. Outside strings there are none but line
@@ -72,7 +74,7 @@ mod tests {
         for (name, text, expected) in cases {
             assert_eq!(Printable(text).to_string(), expected, "{name}");
         }
-        assert_eq!(printable_lines("a\u{1b}\nb\n"), "a\\u{1b}\nb\n");
+        assert_eq!(printable_lines("a\u{1b}\n\tb\r\n"), "a\\u{1b}\n\tb\\r\n");
     }
 
     #[test]
