@@ -97,10 +97,15 @@ pub fn explain(
         packet,
         steps: Vec::new(),
     };
-    let source = way.source();
+    let sender = way.source();
+    let is_kept_out = way.is_kept_out(sender);
     match way.door() {
-        Some(frontend) => way.through(frontend, source, &rejected(frontend)),
-        None => way.past(source),
+        // nftables keeps such a packet out before a service is chosen, iptables what no service has translated.
+        Some(frontend) if !is_kept_out || !way.answers_for_all() => {
+            way.through(frontend, sender, &rejected(frontend))
+        }
+        Some(_) | None if is_kept_out => way.kept_out(sender),
+        Some(_) | None => way.past(sender),
     }
 }
 
@@ -207,6 +212,18 @@ impl<'a> Way<'a> {
             .plan
             .frontends()
             .any(|f| f.kind == DoorKind::ClusterIp && f.door.address == at)
+    }
+
+    /// Whether it is for this node's own loopback addresses, and comes from elsewhere. IPv6 needs no such rule.
+    fn is_kept_out(&self, sender: Sender) -> bool {
+        let is_loopback = matches!(self.packet.destination, IpAddr::V4(ip) if ip.is_loopback());
+        is_loopback && sender != Sender::Node && self.packet.interface.as_deref() != Some("lo")
+    }
+
+    fn kept_out(mut self, sender: Sender) -> Explanation {
+        let to = self.packet.destination_text();
+        self.step(format!("{to} is dropped"), words::LOOPBACK);
+        self.finish(Verdict::Drop, None, None, false, sender)
     }
 
     /// No service has this address and port.

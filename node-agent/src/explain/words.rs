@@ -11,6 +11,8 @@ pub(super) const UNUSED_PORT: &str =
     "the address is a service's cluster IP, but no service has this port; nobody else answers there";
 pub(super) const UNALLOCATED: &str = "cluster IPs are allocated from this range (a ServiceCIDR), and no service \
      has this one; a client that gets no answer tries again, and the service may be there by then";
+pub(super) const LOOPBACK: &str = "loopback addresses are for this node alone: where route_localnet is set, a neighbour \
+                                   could reach what listens there (CVE-2020-8558)";
 pub(super) const NO_SERVICE: &str =
     "no service has this address, protocol and port; denizen touches services' traffic only";
 pub(super) const NO_ENDPOINTS: &str =

@@ -91,6 +91,10 @@ impl<'a> Question<'a> {
             protocol,
             ..
         } = *self.packet;
+        // Unlike kube-proxy, whether or not anything here has set route_localnet.
+        if self.sender != Sender::Node && self.v4 && ip.is_loopback() {
+            return BTreeSet::from([(Fate::Drop, false)]);
+        }
         if let Some((kind, port)) = self.winner((Some(ip), protocol, destination.port())) {
             return self.through(kind, port);
         }

@@ -64,6 +64,11 @@ fn statement(table: &Table, statement: &Statement) -> Result<()> {
             );
             Ok(())
         }
+        Statement::Limit { set, key } => {
+            let of = &table.sets[set];
+            ensure!(of.dynamic && of.data.is_empty(), "{set} counts nobody's packets");
+            self::key(table, key, set)
+        }
         Statement::Delete { map, key } => {
             ensure!(
                 table.sets.get(map).is_some_and(|set| set.dynamic),

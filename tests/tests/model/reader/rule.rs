@@ -85,7 +85,8 @@ impl Rules<'_> {
         Ok(Statement::Dnat { to })
     }
 
-    /// `update @map { key timeout 1s : data }`, or the same with `delete`.
+    /// `update @map { key timeout 1s : data }`, the same with `delete`, or
+    /// `update @set { key timeout 1s limit rate 3/hour burst 5 packets }`.
     fn change(&self, words: &mut Cursor) -> Result<Statement> {
         let update = words.take("update") || {
             words.expect("delete")?;
@@ -96,6 +97,15 @@ impl Rules<'_> {
         let key = self.concat(words)?;
         if words.take("timeout") {
             words.text()?;
+        }
+        if update && words.take("limit") {
+            words.expect("rate")?;
+            words.text()?;
+            words.expect("burst")?;
+            words.text()?;
+            words.expect("packets")?;
+            words.expect("}")?;
+            return Ok(Statement::Limit { set: map, key });
         }
         words.expect(":")?;
         let data = self.concat(words)?;

@@ -90,6 +90,11 @@ pub enum Statement {
         map: String,
         key: Expr,
     },
+    /// Matches until there were too many packets of this key.
+    Limit {
+        set: String,
+        key: Expr,
+    },
     Dnat {
         to: Expr,
     },

@@ -173,6 +173,8 @@ impl Walk<'_> {
                 packet.memory.insert((map.clone(), key), data.clone());
                 Ok(Then::Next(packet))
             }),
+            // Few packets are asked about here.
+            Statement::Limit { key, .. } => self.each(key, packet, |_| Ok(Then::Next(packet.clone()))),
             Statement::Delete { map, key } => self.each(key, packet, |key| {
                 let mut packet = packet.clone();
                 packet.memory.remove(&(map.clone(), key));
