@@ -1,6 +1,7 @@
 //! Who is stale, case by case; and whatever way the facts come.
 
 mod cases;
+mod late;
 mod messages;
 mod property;
 

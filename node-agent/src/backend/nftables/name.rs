@@ -5,6 +5,7 @@ mod set;
 use std::fmt;
 use std::net::IpAddr;
 
+use ipnetwork::IpNetwork;
 use nix::libc;
 
 pub use self::set::{Facts, Known, SetName};
@@ -40,6 +41,12 @@ impl Layer {
     /// Whether its packets have addresses of this one's family, and no others.
     pub fn holds(self, address: IpAddr) -> bool {
         self == Self::Ip(family_of(address))
+    }
+
+    /// Those of `ranges` that its packets' addresses may be in.
+    pub fn own(self, ranges: &[IpNetwork]) -> Vec<IpNetwork> {
+        let own = ranges.iter().filter(|range| self.holds(range.ip()));
+        own.copied().collect()
     }
 }
 

@@ -182,7 +182,7 @@ impl<K> Told for Nftables<K> {
     fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
         self.reshape(|layer, shape| {
             shape.detector = detector.clone();
-            shape.ranges = of_layer(layer, ranges);
+            shape.ranges = layer.own(ranges);
         });
     }
 
@@ -202,16 +202,8 @@ impl<K> Told for Nftables<K> {
     }
 
     fn set_service_ranges(&mut self, ranges: &[IpNetwork]) {
-        self.reshape(|layer, shape| shape.service_ranges = of_layer(layer, ranges));
+        self.reshape(|layer, shape| shape.service_ranges = layer.own(ranges));
     }
-}
-
-fn of_layer(layer: Layer, ranges: &[IpNetwork]) -> Vec<IpNetwork> {
-    ranges
-        .iter()
-        .filter(|range| layer.holds(range.ip()))
-        .copied()
-        .collect()
 }
 
 impl Backend for Nftables {

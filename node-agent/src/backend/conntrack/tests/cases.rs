@@ -6,7 +6,7 @@ use crate::model::{PodSet, TrafficPolicy};
 const UDP: Protocol = Protocol::Udp;
 
 /// A service with an endpoint of every kind, on a node of three addresses.
-fn scene() -> Vec<Event> {
+pub(super) fn scene() -> Vec<Event> {
     let dns = Service {
         external_ips: vec![ip("203.0.113.7")],
         ..dns("dns", &["10.96.0.1", "fd00:96::1"])
@@ -315,96 +315,4 @@ fn pods_that_go_are_noticed_while_no_service_is_known() {
     told(&mut engine, vec![Event::Pods(pods(1, &[("10.1.0.8", "cni0")]))]);
     let suspects = told(&mut engine, vec![Event::Pods(pods(2, &[]))]);
     assert_eq!(looked(&engine, &suspects, &[flow]), [flow]);
-}
-
-/// A pod that became known late: what it sent before was masqueraded, and would not be now.
-#[test]
-fn masqueraded_flows_of_a_pod_that_is_found_late() {
-    let node = "192.168.0.2:4000";
-    let adopted = |generation, address: &str| {
-        let mut set = pods(generation, &[(address, "veth9")]);
-        set.pods.iter_mut().for_each(|pod| pod.adopted = true);
-        set.pods.extend(pods(generation, &[("10.1.0.1", "cni0")]).pods);
-        Event::Pods(set)
-    };
-    let flow = |destination: &str, answerer: &str, seen_as: &str| Entry {
-        seen_as: at(seen_as),
-        ..entry(UDP, "10.1.0.9:4000", destination, answerer)
-    };
-    let cases = [
-        ("masqueraded", flow("10.96.0.1:53", "10.1.0.1:5353", node), true),
-        (
-            "source kept",
-            flow("10.96.0.1:53", "10.1.0.1:5353", "10.1.0.9:4000"),
-            false,
-        ),
-        (
-            "handed to itself",
-            flow("10.96.0.1:53", "10.1.0.9:5353", node),
-            false,
-        ),
-        (
-            "masqueraded for everybody",
-            flow("203.0.113.7:53", "10.1.0.1:5353", node),
-            false,
-        ),
-        (
-            "a node port's, for everybody",
-            flow("192.168.0.2:30053", "10.1.0.1:5353", node),
-            false,
-        ),
-        (
-            "no service's",
-            flow("198.51.100.1:53", "198.51.100.1:53", node),
-            false,
-        ),
-        (
-            "another's",
-            Entry {
-                source: at("10.1.0.7:4000"),
-                ..flow("10.96.0.1:53", "10.1.0.1:5353", node)
-            },
-            false,
-        ),
-    ];
-    let mut engine = engine();
-    told(&mut engine, scene());
-    let itself = dns_slice("own", "dns", vec![endpoint("10.1.0.9", Some(HERE))]);
-    told(&mut engine, vec![slice_is(&itself)]);
-    let suspects = told(&mut engine, vec![adopted(2, "10.1.0.9")]);
-    for (name, entry, stale) in cases {
-        assert_eq!(looked(&engine, &suspects, &[entry]).len() == 1, stale, "{name}");
-    }
-    assert!(
-        told(&mut engine, vec![adopted(3, "10.1.0.9")]).is_empty(),
-        "told once"
-    );
-    // Where the operator has pods' traffic masqueraded on its way out, it stays so.
-    engine.apply(vec![Event::Egress(crate::model::Egress::default())]);
-    let masqueraded = flow("10.96.0.1:53", "10.1.0.1:5353", node);
-    assert_eq!(looked(&engine, &suspects, &[masqueraded]), []);
-}
-
-#[test]
-fn which_pods_are_late() {
-    let mut engine = engine();
-    let suspected = |engine: &mut _, set| {
-        let suspects = told(engine, vec![Event::Pods(set)]);
-        let from = |ip: &str| entry(UDP, &format!("{ip}:1"), "10.96.0.1:53", "10.1.0.1:5353");
-        ["10.1.0.1", "10.1.0.9"].map(|ip| suspects.concern(&from(ip)))
-    };
-    // What was there before the agent may have come while none ran: it waits for the services.
-    told(&mut engine, vec![Event::Pods(pods(1, &[("10.1.0.1", "veth1")]))]);
-    let mut services = scene();
-    services.retain(|event| !matches!(event, Event::Pods(_)));
-    let suspects = told(&mut engine, services);
-    assert!(suspects.is_late(ip("10.1.0.1")));
-    let both =
-        |generation, first: &'static str| pods(generation, &[("10.1.0.1", first), ("10.1.0.9", "veth9")]);
-    assert_eq!(
-        suspected(&mut engine, both(2, "veth1")),
-        [false, false],
-        "its ADD waited"
-    );
-    assert_eq!(suspected(&mut engine, both(3, "new")), [true, false], "renamed");
 }
