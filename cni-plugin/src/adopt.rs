@@ -1,8 +1,9 @@
-//! For the agent: the record that an ADD of this plugin would have made, from what a runtime remembers of an ADD that
-//! was made without it. What is remembered counts only as far as the kernel says the same.
+//! For the agent: the record that an ADD of this plugin would have made, from what a runtime
+//! remembers of an ADD that was made without it. What is remembered counts only as far as the
+//! kernel says the same.
 //!
-//! No namespace is entered (that would take `CAP_SYS_ADMIN`): the kernel is asked about a pod's namespace from the
-//! node's.
+//! No namespace is entered (that would take `CAP_SYS_ADMIN`): the kernel is asked about a pod's
+//! namespace from the node's.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -52,8 +53,8 @@ pub enum NotAdopted {
     Kernel(#[from] io::Error),
 }
 
-/// Makes records for pods whose interfaces were there when it was opened, in the network namespace of the thread that
-/// opened it.
+/// Makes records for pods whose interfaces were there when it was opened, in the network namespace
+/// of the thread that opened it.
 pub struct Adopter {
     node: Links,
 }
@@ -77,13 +78,9 @@ impl Adopter {
 }
 
 fn adopt(node: &mut Links, remembered: &Remembered<'_>) -> Result<Attachment, NotAdopted> {
-    let Remembered {
-        container_id,
-        if_name,
-        network,
-        ..
-    } = *remembered;
-    let malformed = |what: &str, text: &str| NotAdopted::Malformed(format!("{what} is malformed: {text:?}"));
+    let Remembered { container_id, if_name, network, .. } = *remembered;
+    let malformed =
+        |what: &str, text: &str| NotAdopted::Malformed(format!("{what} is malformed: {text:?}"));
     if !is_name(container_id) {
         return Err(malformed("containerId", container_id));
     }
@@ -142,14 +139,10 @@ impl Outline {
 
     /// The pod's namespace, as the runtime or else a plugin named it.
     fn netns<'a>(&'a self, remembered: &Remembered<'a>) -> Option<&'a str> {
-        let named = self
-            .interfaces
-            .iter()
-            .flatten()
-            .filter(|place| place.name == remembered.if_name);
-        let sandbox = named
-            .filter_map(|place| place.sandbox.as_deref())
-            .find(|path| !path.is_empty());
+        let named =
+            self.interfaces.iter().flatten().filter(|place| place.name == remembered.if_name);
+        let sandbox =
+            named.filter_map(|place| place.sandbox.as_deref()).find(|path| !path.is_empty());
         remembered
             .netns
             .filter(|path| !path.is_empty())
@@ -165,29 +158,22 @@ fn seen(
     netns: Option<&str>,
     if_name: &str,
 ) -> Result<(Attached, Vec<std::net::IpAddr>), NotAdopted> {
-    let (attached, has) = match netns
-        .map(|path| namespace(node, Path::new(path)))
-        .transpose()?
-        .flatten()
-    {
-        Some((netns, nsid)) => inside(node, told, &netns, nsid, if_name)?,
-        None => outside(node, told)?,
-    };
+    let (attached, has) =
+        match netns.map(|path| namespace(node, Path::new(path))).transpose()?.flatten() {
+            Some((netns, nsid)) => inside(node, told, &netns, nsid, if_name)?,
+            None => outside(node, told)?,
+        };
     if attached.host_interface.is_none() {
-        return Err(NotAdopted::NotSo(
-            "it has no interface on this node's stack".to_owned(),
-        ));
+        return Err(NotAdopted::NotSo("it has no interface on this node's stack".to_owned()));
     }
     if has.is_empty() {
-        return Err(NotAdopted::NotSo(
-            "the kernel knows none of its addresses there".to_owned(),
-        ));
+        return Err(NotAdopted::NotSo("the kernel knows none of its addresses there".to_owned()));
     }
     Ok((attached, has))
 }
 
-/// The namespace at `path`, with the number that this one has for it; `None` where that cannot be said from here, for the
-/// folder it is in is not shared with this process.
+/// The namespace at `path`, with the number that this one has for it; `None` where that cannot be
+/// said from here, for the folder it is in is not shared with this process.
 fn namespace(node: &mut Links, path: &Path) -> Result<Option<(Netns, i32)>, NotAdopted> {
     let gone = || NotAdopted::NotSo(format!("its network namespace {} is gone", path.display()));
     let netns = match Netns::open(path) {
@@ -199,9 +185,7 @@ fn namespace(node: &mut Links, path: &Path) -> Result<Option<(Netns, i32)>, NotA
         // Below a mount that did not reach this process lies a file that nobody may open.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-            return Err(NotAdopted::NotSo(
-                "it is in the node's own network namespace".to_owned(),
-            ));
+            return Err(NotAdopted::NotSo("it is in the node's own network namespace".to_owned()));
         }
         Err(error) => return Err(error.into()),
     };
@@ -233,20 +217,14 @@ fn inside(
     Ok((attached(node, Some(&container), netns, &told.host_links)?, ips))
 }
 
-/// Without it: the one link on the node that the result names leads into some namespace, and the node's own routes to
-/// the addresses lead to it, or to the bridge that it is a port of.
+/// Without it: the one link on the node that the result names leads into some namespace, and the
+/// node's own routes to the addresses lead to it, or to the bridge that it is a port of.
 fn outside(node: &mut Links, told: &Told) -> Result<(Attached, Vec<std::net::IpAddr>), NotAdopted> {
     let Some(host) = only(node, &told.host_links)?.filter(|link| link.lower_nsid.is_some()) else {
-        return Err(NotAdopted::NotSo(
-            "no link of this node is its own for certain".to_owned(),
-        ));
+        return Err(NotAdopted::NotSo("no link of this node is its own for certain".to_owned()));
     };
     let (name, attached) = (host.name.clone(), at(node, Some(host))?);
-    let input = attached
-        .l3_interface
-        .as_ref()
-        .or(attached.bridge.as_ref())
-        .unwrap_or(&name);
+    let input = attached.l3_interface.as_ref().or(attached.bridge.as_ref()).unwrap_or(&name);
     let input = node.named(input)?.map(|link| link.index);
     let mut ips = Vec::new();
     for ip in &told.ips {

@@ -22,19 +22,14 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(1);
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Keys that the specification gives to every plugin.
-const EVERY_PLUGINS: [&str; 6] = [
-    "cniVersion",
-    "name",
-    "type",
-    "args",
-    "runtimeConfig",
-    "capabilities",
-];
+const EVERY_PLUGINS: [&str; 6] =
+    ["cniVersion", "name", "type", "args", "runtimeConfig", "capabilities"];
 
 /// Keys that this plugin gives a meaning.
 const OURS: [&str; 3] = ["prevResult", "runDir", "waitForAgent"];
 
-/// Keys of others that a program which writes Go's configuration struct cannot leave out: harmless empty.
+/// Keys of others that a program which writes Go's configuration struct cannot leave out: harmless
+/// empty.
 const HARMLESS_EMPTY: [&str; 2] = ["ipam", "dns"];
 
 /// What begins with this is a protocol's between runtime and plugin.
@@ -68,7 +63,9 @@ impl<'a> RawConfig<'a> {
     pub(crate) fn version(&self) -> Result<CniVersion, CniError> {
         let known = CniVersion::list();
         let name = self.version_text()?.ok_or_else(|| {
-            CniError::IncompatibleVersion(format!("cniVersion is missing: this plugin speaks {known}"))
+            CniError::IncompatibleVersion(format!(
+                "cniVersion is missing: this plugin speaks {known}"
+            ))
         })?;
         CniVersion::named(&name).ok_or_else(|| {
             CniError::IncompatibleVersion(format!(
@@ -86,7 +83,8 @@ impl<'a> RawConfig<'a> {
             .map_err(|error| CniError::InvalidConfig(format!("{key} is malformed: {error}")))
     }
 
-    /// Refuses the first key that means nothing to this plugin: who wrote it expects something of it.
+    /// Refuses the first key that means nothing to this plugin: who wrote it expects something of
+    /// it.
     fn refuse_unknown(&self) -> Result<(), CniError> {
         let known = |key: &str, value: &RawValue| {
             EVERY_PLUGINS.contains(&key)
@@ -121,14 +119,11 @@ impl<'a> Config<'a> {
     pub(crate) fn whole(raw: &RawConfig<'a>) -> Result<Config<'a>, CniError> {
         raw.refuse_unknown()?;
         let wait_for_agent = raw.typed("waitForAgent")?.map(WaitForAgent::of).transpose()?;
-        Ok(Config {
-            wait_for_agent,
-            ..Config::for_removal(raw)?
-        })
+        Ok(Config { wait_for_agent, ..Config::for_removal(raw)? })
     }
 
-    /// What removal needs. It is not refused for the sake of what only ADD would use: a pod that cannot be
-    /// deleted helps nobody who mistyped a key.
+    /// What removal needs. It is not refused for the sake of what only ADD would use: a pod that
+    /// cannot be deleted helps nobody who mistyped a key.
     pub(crate) fn for_removal(raw: &RawConfig<'a>) -> Result<Config<'a>, CniError> {
         let network: String = raw
             .typed("name")?
@@ -136,25 +131,14 @@ impl<'a> Config<'a> {
         if !is_name(&network) {
             return Err(CniError::InvalidConfig(format!("name is malformed: {network:?}")));
         }
-        let run_dir = raw
-            .typed("runDir")?
-            .unwrap_or_else(|| PathBuf::from(run_dir::DEFAULT));
+        let run_dir = raw.typed("runDir")?.unwrap_or_else(|| PathBuf::from(run_dir::DEFAULT));
         if !Path::new(&run_dir).is_absolute() {
             return Err(CniError::InvalidConfig(format!(
                 "runDir is not an absolute path: {run_dir:?}"
             )));
         }
-        let prev_result = raw
-            .fields
-            .get("prevResult")
-            .copied()
-            .filter(|raw| raw.get() != "null");
-        Ok(Config {
-            network,
-            run_dir,
-            wait_for_agent: None,
-            prev_result,
-        })
+        let prev_result = raw.fields.get("prevResult").copied().filter(|raw| raw.get() != "null");
+        Ok(Config { network, run_dir, wait_for_agent: None, prev_result })
     }
 
     /// The result of the plugin before this one, which only a chain has.
@@ -178,13 +162,9 @@ pub(crate) fn valid_attachments(raw: &RawConfig<'_>) -> Result<Vec<AttachmentId>
     }
     let key = "cni.dev/valid-attachments";
     // Absent is not empty: an empty list removes everything.
-    let valid: Vec<Valid> = raw
-        .typed(key)?
-        .ok_or_else(|| CniError::InvalidConfig(format!("{key} is missing")))?;
-    Ok(valid
-        .iter()
-        .map(|valid| AttachmentId::new(&valid.container_id, &valid.ifname))
-        .collect())
+    let valid: Vec<Valid> =
+        raw.typed(key)?.ok_or_else(|| CniError::InvalidConfig(format!("{key} is missing")))?;
+    Ok(valid.iter().map(|valid| AttachmentId::new(&valid.container_id, &valid.ifname)).collect())
 }
 
 /// How an ADD waits until the agent has programmed the kernel for its pod.
@@ -207,11 +187,12 @@ pub(crate) enum OnTimeout {
 
 impl WaitForAgent {
     fn of(mut fields: BTreeMap<String, serde_json::Value>) -> Result<WaitForAgent, CniError> {
-        let refused = |key: &str, value: &serde_json::Value, why: &str| CniError::UnsupportedField {
-            key: format!("waitForAgent.{key}"),
-            value: value.to_string(),
-            why: why.to_owned(),
-        };
+        let refused =
+            |key: &str, value: &serde_json::Value, why: &str| CniError::UnsupportedField {
+                key: format!("waitForAgent.{key}"),
+                value: value.to_string(),
+                why: why.to_owned(),
+            };
         let timeout = match fields.remove("timeout") {
             None => DEFAULT_TIMEOUT,
             Some(value) => value
@@ -242,11 +223,7 @@ fn duration(text: &str) -> Option<Duration> {
         "m" => 60_000,
         _ => return None,
     };
-    number
-        .parse::<u64>()
-        .ok()?
-        .checked_mul(milliseconds)
-        .map(Duration::from_millis)
+    number.parse::<u64>().ok()?.checked_mul(milliseconds).map(Duration::from_millis)
 }
 
 #[cfg(test)]

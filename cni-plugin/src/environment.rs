@@ -1,4 +1,5 @@
-//! The call, as the runtime's `CNI_*` variables say it: [`Environment`] as written, [`Attach`] checked.
+//! The call, as the runtime's `CNI_*` variables say it: [`Environment`] as written, [`Attach`]
+//! checked.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -41,29 +42,22 @@ impl Environment {
 
     /// Whether there is no variable at all: somebody runs the plugin by hand.
     pub(crate) fn is_empty(&self) -> bool {
-        let all = [
-            &self.command,
-            &self.container_id,
-            &self.netns,
-            &self.if_name,
-            &self.args,
-        ];
+        let all = [&self.command, &self.container_id, &self.netns, &self.if_name, &self.args];
         all.into_iter().all(Option::is_none)
     }
 
     /// What the plugin is called for.
     pub(crate) fn command(&self) -> Result<Command, CniError> {
         let name = text("CNI_COMMAND", self.command.as_ref())?;
-        let name = name.ok_or_else(|| CniError::Environment("CNI_COMMAND is missing".to_owned()))?;
-        Command::named(name).ok_or_else(|| CniError::Environment(format!("CNI_COMMAND is unknown: {name:?}")))
+        let name =
+            name.ok_or_else(|| CniError::Environment("CNI_COMMAND is missing".to_owned()))?;
+        Command::named(name)
+            .ok_or_else(|| CniError::Environment(format!("CNI_COMMAND is unknown: {name:?}")))
     }
 
     /// The attachment that is meant, which needs no more than its name.
     pub(crate) fn named(&self) -> Result<Named, CniError> {
-        self.present(&[
-            ("CNI_CONTAINERID", &self.container_id),
-            ("CNI_IFNAME", &self.if_name),
-        ])?;
+        self.present(&[("CNI_CONTAINERID", &self.container_id), ("CNI_IFNAME", &self.if_name)])?;
         let container_id = text("CNI_CONTAINERID", self.container_id.as_ref())?.unwrap_or_default();
         let if_name = text("CNI_IFNAME", self.if_name.as_ref())?.unwrap_or_default();
         if !is_name(container_id) {
@@ -71,12 +65,10 @@ impl Environment {
                 "CNI_CONTAINERID is malformed: {container_id:?} (a letter or digit, then letters, digits, '_', '.' and '-')"
             )));
         }
-        is_if_name(if_name)
-            .map_err(|why| CniError::Environment(format!("CNI_IFNAME is malformed: {if_name:?} {why}")))?;
-        Ok(Named {
-            container_id: container_id.to_owned(),
-            if_name: if_name.to_owned(),
-        })
+        is_if_name(if_name).map_err(|why| {
+            CniError::Environment(format!("CNI_IFNAME is malformed: {if_name:?} {why}"))
+        })?;
+        Ok(Named { container_id: container_id.to_owned(), if_name: if_name.to_owned() })
     }
 
     /// The attachment that is meant, with all that ADD and CHECK need.
@@ -89,26 +81,18 @@ impl Environment {
         let named = self.named()?;
         let netns = text("CNI_NETNS", self.netns.as_ref())?.unwrap_or_default();
         let args = text("CNI_ARGS", self.args.as_ref())?.unwrap_or_default();
-        Ok(Attach {
-            named,
-            netns: PathBuf::from(netns),
-            pod: pod(args)?,
-        })
+        Ok(Attach { named, netns: PathBuf::from(netns), pod: pod(args)? })
     }
 
     /// Names every variable that is missing at once, so that one call shows all that is wrong.
     fn present(&self, variables: &[(&str, &Option<OsString>)]) -> Result<(), CniError> {
-        let missing: Vec<_> = variables
-            .iter()
-            .filter(|(_, value)| value.is_none())
-            .map(|(name, _)| *name)
-            .collect();
+        let missing: Vec<_> =
+            variables.iter().filter(|(_, value)| value.is_none()).map(|(name, _)| *name).collect();
         match missing.as_slice() {
             [] => Ok(()),
-            missing => Err(CniError::Environment(format!(
-                "missing variables: {}",
-                missing.join(", ")
-            ))),
+            missing => {
+                Err(CniError::Environment(format!("missing variables: {}", missing.join(", "))))
+            }
         }
     }
 }

@@ -10,8 +10,8 @@ use thiserror::Error;
 
 use crate::version::CniVersion;
 
-/// Why a call failed. A variant is a code of the specification, which the runtime acts on; the text is for
-/// the operator, and names the thing.
+/// Why a call failed. A variant is a code of the specification, which the runtime acts on; the text
+/// is for the operator, and names the thing.
 #[derive(Debug, Error)]
 pub enum CniError {
     /// The configuration is of a version that this plugin, or the command, does not know.
@@ -65,10 +65,7 @@ const DISAGREEMENT: u32 = 100;
 impl CniError {
     /// An [`CniError::Io`] about `doing`.
     pub(crate) fn io(doing: impl Into<String>, source: impl Into<io::Error>) -> CniError {
-        CniError::Io {
-            doing: doing.into(),
-            source: source.into(),
-        }
+        CniError::Io { doing: doing.into(), source: source.into() }
     }
 
     /// The code, as the specification numbers them.
@@ -86,7 +83,9 @@ impl CniError {
             CniError::State(error) => match error {
                 StateError::Locked { .. } => 11,
                 StateError::Unreadable { .. } | StateError::NewerVersion { .. } => 6,
-                StateError::NoRunDir { .. } | StateError::NotOurs { .. } | StateError::Io { .. } => 5,
+                StateError::NoRunDir { .. }
+                | StateError::NotOurs { .. }
+                | StateError::Io { .. } => 5,
             },
         }
     }

@@ -1,5 +1,5 @@
-//! What the plugin before this one says it made: the few facts of it that are recorded. The text itself is
-//! handed on untouched by who holds it.
+//! What the plugin before this one says it made: the few facts of it that are recorded. The text
+//! itself is handed on untouched by who holds it.
 
 use std::net::IpAddr;
 
@@ -49,9 +49,14 @@ impl RawInterface {
 
 impl Told {
     /// Reads `raw`, the result of a chain of `version`, for the container's interface `if_name`.
-    pub(crate) fn parse(raw: &RawValue, version: CniVersion, if_name: &str) -> Result<Told, CniError> {
-        let result: RawResult = serde_json::from_str(raw.get())
-            .map_err(|error| CniError::InvalidConfig(format!("prevResult is malformed: {error}")))?;
+    pub(crate) fn parse(
+        raw: &RawValue,
+        version: CniVersion,
+        if_name: &str,
+    ) -> Result<Told, CniError> {
+        let result: RawResult = serde_json::from_str(raw.get()).map_err(|error| {
+            CniError::InvalidConfig(format!("prevResult is malformed: {error}"))
+        })?;
         if let Some(other) = result.cni_version.filter(|said| said != version.name()) {
             return Err(CniError::InvalidConfig(format!(
                 "prevResult is of cniVersion {other:?}, and the configuration of {:?}",
@@ -59,7 +64,8 @@ impl Told {
             )));
         }
         let interfaces = result.interfaces.unwrap_or_default();
-        let ours = |interface: &RawInterface| interface.is_in_sandbox() && interface.name == if_name;
+        let ours =
+            |interface: &RawInterface| interface.is_in_sandbox() && interface.name == if_name;
         let mut ips = Vec::new();
         for ip in result.ips.unwrap_or_default() {
             let address = address(&ip)?;
@@ -77,9 +83,7 @@ impl Told {
             }
         }
         let has_interface = interfaces.iter().any(ours);
-        let on_node = interfaces
-            .into_iter()
-            .filter(|interface| !interface.is_in_sandbox());
+        let on_node = interfaces.into_iter().filter(|interface| !interface.is_in_sandbox());
         Ok(Told {
             host_links: on_node.map(|interface| interface.name).collect(),
             has_interface,
@@ -93,9 +97,7 @@ fn address(ip: &RawIp) -> Result<IpAddr, CniError> {
     let Some((address, prefix)) = ip.address.split_once('/') else {
         return Err(malformed(ip, "the prefix length is missing"));
     };
-    let address: IpAddr = address
-        .parse()
-        .map_err(|_| malformed(ip, "it is not an IP address"))?;
+    let address: IpAddr = address.parse().map_err(|_| malformed(ip, "it is not an IP address"))?;
     let longest = if address.is_ipv4() { 32 } else { 128 };
     if !prefix.parse::<u8>().is_ok_and(|prefix| prefix <= longest) {
         return Err(malformed(ip, "the prefix length is not one"));

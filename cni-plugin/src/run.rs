@@ -40,14 +40,12 @@ pub fn run(environment: &Environment, input: impl Read, now: SystemTime) -> Outc
     }
 }
 
-/// Checks `environment` and `input` as [`run`] does before it does anything, and does nothing: for the fuzz target, whose
-/// configurations name any directory.
+/// Checks `environment` and `input` as [`run`] does before it does anything, and does nothing: for
+/// the fuzz target, whose configurations name any directory.
 #[doc(hidden)]
 pub fn understand(environment: &Environment, input: &[u8]) -> Result<(), String> {
     let mut version = CniVersion::NEWEST;
-    parse(environment, input, &mut version)
-        .map(drop)
-        .map_err(|error| error.object(version))
+    parse(environment, input, &mut version).map(drop).map_err(|error| error.object(version))
 }
 
 /// A call, wholly checked.
@@ -98,7 +96,9 @@ fn parse<'a>(
     };
     Ok(match command {
         Command::Add => attached().map(|(attach, config, told)| Call::Add(attach, config, told))?,
-        Command::Check => attached().map(|(attach, config, told)| Call::Check(attach, config, told))?,
+        Command::Check => {
+            attached().map(|(attach, config, told)| Call::Check(attach, config, told))?
+        }
         Command::Del => Call::Del(environment.named()?, Config::for_removal(&raw)?),
         Command::Gc => Call::Gc(Config::for_removal(&raw)?, valid_attachments(&raw)?),
         Command::Status => Call::Status(Config::whole(&raw)?),
@@ -136,8 +136,8 @@ fn knows(version: CniVersion, command: Command) -> Result<(), CniError> {
     )))
 }
 
-/// The answer to VERSION. A runtime asks in a version of its own, which this plugin need not know, and some ask
-/// without saying any.
+/// The answer to VERSION. A runtime asks in a version of its own, which this plugin need not know,
+/// and some ask without saying any.
 fn versions(input: &[u8]) -> Result<String, CniError> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]

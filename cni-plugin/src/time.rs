@@ -10,32 +10,26 @@ pub(crate) fn rfc3339(time: SystemTime) -> String {
     let (days, second) = (seconds / SECONDS_A_DAY, seconds % SECONDS_A_DAY);
     let (year, month, day) = date(days);
     let (hour, minute) = (second / 3600, second / 60 % 60);
-    format!(
-        "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{:02}Z",
-        second % 60
-    )
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{:02}Z", second % 60)
 }
 
 /// Year, month and day of the Gregorian calendar, `days` after 1970-01-01.
 ///
-/// Counted in years that begin in March, so that the leap day is a year's last and every month's first day is
-/// a linear function of its number.
+/// Counted in years that begin in March, so that the leap day is a year's last and every month's
+/// first day is a linear function of its number.
 fn date(days: u64) -> (u64, u64, u64) {
     const DAYS_A_CENTURY: u64 = 36_524;
     const DAYS_AN_ERA: u64 = 4 * DAYS_A_CENTURY + 1;
     const FROM_YEAR_ZERO_TO_1970: u64 = 719_468;
     let days = days + FROM_YEAR_ZERO_TO_1970;
     let (era, day_of_era) = (days / DAYS_AN_ERA, days % DAYS_AN_ERA);
-    let leap_days = day_of_era / 1_460 - day_of_era / DAYS_A_CENTURY + day_of_era / (DAYS_AN_ERA - 1);
+    let leap_days =
+        day_of_era / 1_460 - day_of_era / DAYS_A_CENTURY + day_of_era / (DAYS_AN_ERA - 1);
     let year_of_era = (day_of_era - leap_days) / 365;
     let day_of_year = day_of_era + year_of_era / 100 - year_of_era / 4 - 365 * year_of_era;
     let month_from_march = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 {
-        month_from_march + 3
-    } else {
-        month_from_march - 9
-    };
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
     (era * 400 + year_of_era + u64::from(month <= 2), month, day)
 }
 

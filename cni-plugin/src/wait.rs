@@ -1,6 +1,7 @@
 //! Waiting until the agent has programmed the kernel for a pod: the client of the agent's socket.
 //!
-//! No lock is held meanwhile, and the time-out bounds everything that an agent, or what stands in its place, can do.
+//! No lock is held meanwhile, and the time-out bounds everything that an agent, or what stands in
+//! its place, can do.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -15,7 +16,8 @@ use nix::fcntl::AtFlags;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::sys::stat::{SFlag, fstatat};
 
-/// Between two tries to reach an agent whose socket is there and which does not listen: it may be restarting.
+/// Between two tries to reach an agent whose socket is there and which does not listen: it may be
+/// restarting.
 const RETRY: Duration = Duration::from_millis(10);
 
 /// More than an answer could need.
@@ -56,14 +58,18 @@ pub(crate) fn wait(run_dir: &RunDir, ask: &WaitFor, timeout: Duration) -> Waited
         match answer(run_dir, ask, &remaining) {
             Ok(WaitAnswer { programmed: true, .. }) => return Waited::Programmed,
             Ok(WaitAnswer { reason, .. }) => {
-                return Waited::Not(reason.unwrap_or_else(|| "the agent did not say why".to_owned()));
+                return Waited::Not(
+                    reason.unwrap_or_else(|| "the agent did not say why".to_owned()),
+                );
             }
             // Rubbish does not become an answer by asking again.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 return Waited::Not(format!("the agent's answer makes no sense: {error}"));
             }
             Err(error) if remaining() <= RETRY => {
-                return Waited::Not(format!("no answer from the agent within {timeout:?}: {error}"));
+                return Waited::Not(format!(
+                    "no answer from the agent within {timeout:?}: {error}"
+                ));
             }
             Err(_) => std::thread::sleep(RETRY),
         }
@@ -71,7 +77,11 @@ pub(crate) fn wait(run_dir: &RunDir, ask: &WaitFor, timeout: Duration) -> Waited
 }
 
 /// One question and its answer; an error of kind `InvalidData` when the answer is none.
-fn answer(run_dir: &RunDir, ask: &WaitFor, remaining: &impl Fn() -> Duration) -> io::Result<WaitAnswer> {
+fn answer(
+    run_dir: &RunDir,
+    ask: &WaitFor,
+    remaining: &impl Fn() -> Duration,
+) -> io::Result<WaitAnswer> {
     let mut stream = open(run_dir)?;
     let mut line = serde_json::to_vec(ask)?;
     line.push(b'\n');
@@ -81,7 +91,8 @@ fn answer(run_dir: &RunDir, ask: &WaitFor, remaining: &impl Fn() -> Duration) ->
     let mut answer = Vec::new();
     let mut piece = [0; 4096];
     while !answer.contains(&b'\n') {
-        // Anew for each piece: who sends a byte a second does not hold us longer than who sends none.
+        // Anew for each piece: who sends a byte a second does not hold us longer than who sends
+        // none.
         stream.set_read_timeout(Some(positive(remaining())))?;
         match stream.read(&mut piece)? {
             0 if answer.is_empty() => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -99,19 +110,18 @@ fn answer(run_dir: &RunDir, ask: &WaitFor, remaining: &impl Fn() -> Duration) ->
     serde_json::from_slice(line).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// A connection to the agent, without waiting for one: a socket whose queue is full is busy, not awaited.
+/// A connection to the agent, without waiting for one: a socket whose queue is full is busy, not
+/// awaited.
 fn open(run_dir: &RunDir) -> io::Result<UnixStream> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket: OwnedFd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-    // Through the open directory: no path is walked again, and none is too long for a socket's address.
+    // Through the open directory: no path is walked again, and none is too long for a socket's
+    // address.
     let path = format!("/proc/self/fd/{}/{SOCKET}", run_dir.dir().as_raw_fd());
     match connect(socket.as_raw_fd(), &UnixAddr::new(path.as_str())?) {
         Ok(()) => {}
         Err(Errno::EAGAIN) => {
-            return Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "too many wait for it already",
-            ));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "too many wait for it already"));
         }
         Err(errno) => return Err(errno.into()),
     }

@@ -1,5 +1,5 @@
-//! What the fuzzers found their way with, kept: one input a line, in hexadecimal, in `fuzz/regressions`. An input that
-//! breaks something one day is added there.
+//! What the fuzzers found their way with, kept: one input a line, in hexadecimal, in
+//! `fuzz/regressions`. An input that breaks something one day is added there.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use denizen_cni::{Environment, understand};
@@ -52,7 +52,8 @@ fn both_ways_to_read_a_state_file_agree() {
     assert!(read > 50, "{read}");
 }
 
-/// That the binary is the library and nothing else; and that cargo builds it for whoever runs the tests.
+/// That the binary is the library and nothing else; and that cargo builds it for whoever runs the
+/// tests.
 #[test]
 fn the_binary_refuses_what_the_library_refuses() {
     #[expect(clippy::disallowed_methods, reason = "the binary itself is tried")]
@@ -63,10 +64,7 @@ fn the_binary_refuses_what_the_library_refuses() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let environment = Environment {
-        command: Some("NONE".into()),
-        ..Environment::default()
-    };
+    let environment = Environment { command: Some("NONE".into()), ..Environment::default() };
     assert_eq!(
         String::from_utf8(output.stdout).unwrap(),
         understand(&environment, b"").unwrap_err()

@@ -55,12 +55,11 @@ const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Batches of events that may queue up before a source waits.
 const QUEUE: usize = 64;
 
-/// Runs until it is told to stop. The rules stay: that is how an upgrade works. `backend_why` says why the
-/// backend is the one.
+/// Runs until it is told to stop. The rules stay: that is how an upgrade works. `backend_why` says
+/// why the backend is the one.
 ///
-/// # Errors
-/// When it cannot start: another agent runs here, the run directory cannot be used, or the kernel has no
-/// netlink for us.
+/// # Errors When it cannot start: another agent runs here, the run directory cannot be used, or the
+/// kernel has no netlink for us.
 pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     let sysctls = config.sysctl_dir.clone();
     ensure!(
@@ -81,7 +80,8 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     let run_dir = run_dir::start(&config.run_dir, asked.clone()).await?;
     let (told, events) = mpsc::channel(QUEUE);
     let egress = egress_at_start(&config);
-    // Listened to before anything that may wait for long: to process 1 of a container, SIGTERM is nothing else.
+    // Listened to before anything that may wait for long: to process 1 of a container, SIGTERM is
+    // nothing else.
     let mut stop = Stop::listen()?;
     let records = config.records();
     tokio::select! {
@@ -92,12 +92,13 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     drop(told);
     let (publisher, published) = Publisher::new(&config, asked, now());
     let notices = sources::notices(&config);
-    sources
-        .problems
-        .extend(http::start(config.listen, published, notices).context("cannot start the HTTP servers")?);
+    sources.problems.extend(
+        http::start(config.listen, published, notices).context("cannot start the HTTP servers")?,
+    );
     sources.problems.push(run_dir.problems);
     let (elsewhere, found) = watch_forward(&config);
-    let engine = Engine::open(config.policy, config.iptables_variant).context("cannot start the backend")?;
+    let engine =
+        Engine::open(config.policy, config.iptables_variant).context("cannot start the backend")?;
     let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
     let mut agent = Agent {
         engine: with_egress(engine, egress),
@@ -119,7 +120,8 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     result
 }
 
-/// Before anything is programmed: a restart must not let connections out for a moment with a pod's address.
+/// Before anything is programmed: a restart must not let connections out for a moment with a pod's
+/// address.
 fn egress_at_start(config: &Config) -> Option<Event> {
     let Some(egress) = &config.egress else {
         egress::forget(&config.run_dir);
@@ -249,11 +251,7 @@ impl Agent {
             self.engine.resync().map(|repair| {
                 if !repair.is_none() {
                     self.engine.note_repair(begun.elapsed());
-                    warn!(
-                        elements = repair.elements,
-                        rebuilt = repair.rebuilt,
-                        "drift repaired"
-                    );
+                    warn!(elements = repair.elements, rebuilt = repair.rebuilt, "drift repaired");
                 }
             })
         } else {
@@ -303,7 +301,8 @@ impl Agent {
         })
     }
 
-    /// Listens to foreign changes as soon as everything is programmed: from then on batches are small.
+    /// Listens to foreign changes as soon as everything is programmed: from then on batches are
+    /// small.
     fn listen(&mut self) {
         if self.watch.is_some() || !self.engine.is_synced() {
             return;
@@ -354,10 +353,8 @@ impl Agent {
             .waiting
             .extract_if(.., |w| w.answer.is_closed() || engine.has_programmed(&w.asked));
         for waiting in done {
-            let answered = waiting.answer.send(json!(WaitAnswer {
-                programmed: true,
-                reason: None
-            }));
+            let answered =
+                waiting.answer.send(json!(WaitAnswer { programmed: true, reason: None }));
             let outcome = if answered.is_ok() { "programmed" } else { "gave_up" };
             let own = &self.publisher.metrics.own;
             own.plugin_waits.get_or_create(&[("outcome", outcome)]).inc();

@@ -68,8 +68,8 @@ struct ExplainArgs {
     /// Where to
     #[arg(long, value_name = "ADDR:PORT[/PROTO]")]
     to: String,
-    /// Answer from these manifests (and from the state file in --run-dir, where that is given) in place of
-    /// the running agent
+    /// Answer from these manifests (and from the state file in --run-dir, where that is given) in
+    /// place of the running agent
     #[arg(long, value_name = "DIR")]
     manifests: Option<PathBuf>,
     /// The running agent's run directory
@@ -94,8 +94,8 @@ pub fn command() -> clap::Command {
     with_booleans(Cli::command())
 }
 
-/// The command line, completed from the configuration file that it may name; and what of that file has no
-/// effect.
+/// The command line, completed from the configuration file that it may name; and what of that file
+/// has no effect.
 fn asked() -> anyhow::Result<(Command, Vec<String>)> {
     let command = command();
     let Completed { words, ignored } = complete(&command, std::env::args_os().collect())?;
@@ -107,18 +107,17 @@ fn asked() -> anyhow::Result<(Command, Vec<String>)> {
     Ok((cli.command, ignored))
 }
 
-/// Flags that decide about packets do so offline alone: a running agent goes by those that it was started with.
+/// Flags that decide about packets do so offline alone: a running agent goes by those that it was
+/// started with.
 fn decides_here(explain: &ArgMatches) -> anyhow::Result<()> {
     if explain.contains_id("manifests") {
         return Ok(());
     }
     let policy = PolicyArgs::augment_args(clap::Command::new("policy"));
-    let written =
-        |arg: &&clap::Arg| explain.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
-    let named = policy
-        .get_arguments()
-        .filter(written)
-        .filter_map(clap::Arg::get_long);
+    let written = |arg: &&clap::Arg| {
+        explain.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine)
+    };
+    let named = policy.get_arguments().filter(written).filter_map(clap::Arg::get_long);
     let named: Vec<String> = named.map(|long| format!("--{long}")).collect();
     anyhow::ensure!(
         named.is_empty(),
@@ -167,11 +166,7 @@ fn explain(args: ExplainArgs) -> anyhow::Result<()> {
     let explanation: Explanation = match args.manifests {
         Some(manifests) => {
             let (policy, run_dir) = (args.policy, args.run_dir);
-            let facts = offline::Facts {
-                policy,
-                manifests,
-                run_dir,
-            };
+            let facts = offline::Facts { policy, manifests, run_dir };
             offline::explain(&facts, &packet)?
         }
         None => {
@@ -186,10 +181,7 @@ fn explain(args: ExplainArgs) -> anyhow::Result<()> {
 /// The backend on this node; whichever it is, the log says why.
 fn backend_here(policy: &PolicyArgs) -> anyhow::Result<Choice> {
     let choice = match policy.backend.chosen() {
-        Some(backend) => Choice {
-            backend,
-            why: "it was asked for".to_owned(),
-        },
+        Some(backend) => Choice { backend, why: "it was asked for".to_owned() },
         None => chosen::automatic(&policy.detector()?)?,
     };
     info!(backend = %choice.backend, why = choice.why, "backend chosen");
@@ -213,24 +205,24 @@ fn show<T: serde::Serialize + std::fmt::Display>(value: &T, output: Output) -> a
     }
 }
 
-/// One thread: the kernel names the thread that commits, and a netlink batch is quicker than a hand-over.
+/// One thread: the kernel names the thread that commits, and a netlink batch is quicker than a
+/// hand-over.
 fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(future);
-    // A thread that waits for a disk that does not answer ends with the process, which waits for nobody.
+    // A thread that waits for a disk that does not answer ends with the process, which waits for
+    // nobody.
     runtime.shutdown_background();
     result
 }
 
 fn log_to_standard_error(format: LogFormat) {
     // What kube's client has to say, the source of the API says once, with what follows from it.
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=off"));
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr);
-    // As the default, but for what a terminal should not obey: values have names in them that others wrote.
+    let filter = EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| EnvFilter::new("info,kube_client=off"));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // As the default, but for what a terminal should not obey: values have names in them that
+    // others wrote.
     let fields = format::debug_fn(|line, field, value| {
         let value = format!("{value:?}");
         match field.name() {

@@ -51,7 +51,8 @@ pub enum LogFormat {
 /// What decides about packets, as written: for `run`, `render` and `explain` alike.
 #[derive(Debug, Clone, Args)]
 pub struct PolicyArgs {
-    /// A DenizenConfiguration or a KubeProxyConfiguration; a flag beats the field that stands for it
+    /// A DenizenConfiguration or a KubeProxyConfiguration; a flag beats the field that stands for
+    /// it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
@@ -59,8 +60,8 @@ pub struct PolicyArgs {
     #[arg(long, visible_alias = "hostname-override", value_name = "NAME")]
     pub node_name: Option<String>,
 
-    /// How this node's own pods are told apart: pod-state[=port-exact], bridge=NAME[,NAME…], bridge-port,
-    /// interface-prefix=P[,P…], or node-cidr[=CIDR[,CIDR…]]
+    /// How this node's own pods are told apart: pod-state[=port-exact], bridge=NAME[,NAME…],
+    /// bridge-port, interface-prefix=P[,P…], or node-cidr[=CIDR[,CIDR…]]
     #[arg(long, value_name = "MODE[=VALUE,…]", default_value = "pod-state")]
     pub detect_local: String,
 
@@ -80,8 +81,8 @@ pub struct PolicyArgs {
     #[arg(long)]
     pub masquerade_all: bool,
 
-    /// kube-proxy's gates; PreferSameTrafficDistribution=false ignores the hints for nodes, others are ignored
-    /// with a warning
+    /// kube-proxy's gates; PreferSameTrafficDistribution=false ignores the hints for nodes, others
+    /// are ignored with a warning
     #[arg(long, value_name = "NAME=BOOL,…", default_value = "")]
     pub feature_gates: String,
 
@@ -121,31 +122,28 @@ pub struct RunArgs {
     #[expect(missing_docs, reason = "flattened into the flags")]
     pub objects: ObjectsArgs,
 
-    /// Where the container runtime keeps the results of its CNI calls: pods that it attached without denizen are
-    /// taken over from there; empty for not at all
+    /// Where the container runtime keeps the results of its CNI calls: pods that it attached
+    /// without denizen are taken over from there; empty for not at all
     #[arg(long, value_name = "DIR", default_value = "/var/lib/cni", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub cni_cache_dir: PathBuf,
 
-    /// Interfaces that are no pods', or bridges whose ports are none, though they lead into another network namespace;
-    /// a * at the end stands for any rest. They are not reported as pods without a record
-    #[arg(
-        long,
-        value_name = "NAME,…",
-        value_delimiter = ',',
-        default_value = "eth*,docker0"
-    )]
+    /// Interfaces that are no pods', or bridges whose ports are none, though they lead into another
+    /// network namespace; a * at the end stands for any rest. They are not reported as pods without
+    /// a record
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', default_value = "eth*,docker0")]
     pub not_pods: Vec<String>,
 
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened into the flags")]
     pub conntrack: ConntrackArgs,
 
-    /// Where the kernel's settings are. In a container, which sees /proc/sys read-only, this is where the
-    /// host's /proc/sys/net is mounted, without its last part
+    /// Where the kernel's settings are. In a container, which sees /proc/sys read-only, this is
+    /// where the host's /proc/sys/net is mounted, without its last part
     #[arg(long, value_name = "DIR", default_value = SYSCTLS)]
     pub sysctl_dir: PathBuf,
 
-    /// Do what needs privileges beyond nf_tables (set the kernel's settings) and exit: for an init container
+    /// Do what needs privileges beyond nf_tables (set the kernel's settings) and exit: for an init
+    /// container
     #[arg(long)]
     pub init_only: bool,
 
@@ -205,14 +203,10 @@ impl RunArgs {
             cni_cache_dir: cni_cache_dir.clone(),
             not_pods: NotPods(not_pods.clone()),
             objects: objects.check(std::env::var("KUBERNETES_SERVICE_HOST").ok())?,
-            egress: policy
-                .node_side
-                .egress_masquerade_config
-                .as_ref()
-                .map(|file| egress::Config {
-                    file: file.clone(),
-                    run_dir: run_dir.run_dir.clone(),
-                }),
+            egress: policy.node_side.egress_masquerade_config.as_ref().map(|file| egress::Config {
+                file: file.clone(),
+                run_dir: run_dir.run_dir.clone(),
+            }),
             conntrack: conntrack.asked(),
             sysctl_dir: sysctl_dir.clone(),
             init_only: *init_only,
@@ -278,7 +272,8 @@ impl PolicyArgs {
 
 /// As kube-proxy: the host name, in lower case, is the node's name unless another is given.
 fn host_name() -> Result<String, ConfigError> {
-    let name = nix::unistd::gethostname().map_err(|errno| ConfigError::NodeName(errno.to_string()))?;
+    let name =
+        nix::unistd::gethostname().map_err(|errno| ConfigError::NodeName(errno.to_string()))?;
     Ok(name.to_string_lossy().trim().to_lowercase())
 }
 
@@ -300,10 +295,7 @@ fn node_hints(gates: &str) -> Result<bool, ConfigError> {
 fn cidrs(flag: &'static str, values: Vec<&str>) -> Result<Vec<IpNetwork>, ConfigError> {
     let parse = |value: &str| {
         let range = value.parse().ok().and_then(canonical_range);
-        range.ok_or_else(|| ConfigError::Cidr {
-            flag,
-            value: value.to_owned(),
-        })
+        range.ok_or_else(|| ConfigError::Cidr { flag, value: value.to_owned() })
     };
     values.into_iter().map(parse).collect()
 }

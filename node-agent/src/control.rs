@@ -118,8 +118,8 @@ pub enum ControlError {
 const LONGEST_REQUEST: u64 = 64 * 1024;
 /// Nobody needs longer to write a line.
 const REQUEST_TIME: Duration = Duration::from_secs(5);
-/// How long a person who asks waits for the answer. A loop that programs ten thousand services anew with
-/// iptables is busy for some seconds.
+/// How long a person who asks waits for the answer. A loop that programs ten thousand services anew
+/// with iptables is busy for some seconds.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 
 /// Listens on the run directory's socket, in the place of a dead one.
@@ -129,17 +129,10 @@ const ANSWER_TIME: Duration = Duration::from_secs(10);
 pub async fn listen(run_dir: &Path) -> Result<UnixListener, ControlError> {
     let path = run_dir.join(SOCKET);
     if let Ok(other) = UnixStream::connect(&path).await {
-        let pid = other
-            .peer_cred()
-            .ok()
-            .and_then(|peer| peer.pid())
-            .unwrap_or_default();
+        let pid = other.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or_default();
         return Err(ControlError::Taken { path, pid });
     }
-    let failed = |source| ControlError::Listen {
-        path: path.clone(),
-        source,
-    };
+    let failed = |source| ControlError::Listen { path: path.clone(), source };
     match std::fs::remove_file(&path) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -150,7 +143,8 @@ pub async fn listen(run_dir: &Path) -> Result<UnixListener, ControlError> {
     Ok(listener)
 }
 
-/// Takes connections until nobody answers requests any more. Those that were taken go on when it is dropped.
+/// Takes connections until nobody answers requests any more. Those that were taken go on when it is
+/// dropped.
 pub async fn serve(listener: &UnixListener, requests: &mpsc::Sender<Asked>) {
     while !requests.is_closed() {
         match listener.accept().await {
@@ -169,10 +163,7 @@ async fn converse(stream: UnixStream, requests: mpsc::Sender<Asked>) {
     let (read, mut write) = stream.into_split();
     let mut read = BufReader::new(read.take(LONGEST_REQUEST));
     let mut line = String::new();
-    if !matches!(
-        timeout(REQUEST_TIME, read.read_line(&mut line)).await,
-        Ok(Ok(1..))
-    ) {
+    if !matches!(timeout(REQUEST_TIME, read.read_line(&mut line)).await, Ok(Ok(1..))) {
         return;
     }
     let answer = match serde_json::from_str(&line) {
@@ -197,9 +188,8 @@ async fn converse(stream: UnixStream, requests: mpsc::Sender<Asked>) {
 
 /// Asks the running agent, and waits for its answer for a while.
 ///
-/// # Errors
-/// [`ControlError::Nobody`] when there is none, [`ControlError::Silent`] when it does not answer in time,
-/// [`ControlError::Answer`] with the agent's own words when it cannot answer.
+/// # Errors [`ControlError::Nobody`] when there is none, [`ControlError::Silent`] when it does not
+/// answer in time, [`ControlError::Answer`] with the agent's own words when it cannot answer.
 pub async fn ask(run_dir: &Path, request: &Request) -> Result<serde_json::Value, ControlError> {
     ask_within(ANSWER_TIME, run_dir, request).await
 }
@@ -210,15 +200,8 @@ async fn ask_within(
     request: &Request,
 ) -> Result<serde_json::Value, ControlError> {
     let path = run_dir.join(SOCKET);
-    let nobody = |source| ControlError::Nobody {
-        path: path.clone(),
-        source,
-    };
-    let silent = |pid| ControlError::Silent {
-        path: path.clone(),
-        pid,
-        within,
-    };
+    let nobody = |source| ControlError::Nobody { path: path.clone(), source };
+    let silent = |pid| ControlError::Silent { path: path.clone(), pid, within };
     // The kernel accepts for an agent that is stopped, until its queue is full.
     let connected = timeout(within, UnixStream::connect(&path)).await;
     let stream = match connected {
@@ -229,9 +212,7 @@ async fn ask_within(
     let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
     let line = serde_json::to_string(request).map_err(|e| ControlError::Answer(e.to_string()))?;
     let answer = timeout(within, converse_once(stream, &line)).await;
-    let answer = answer
-        .map_err(|_| silent(pid.unwrap_or_default()))?
-        .map_err(nobody)?;
+    let answer = answer.map_err(|_| silent(pid.unwrap_or_default()))?.map_err(nobody)?;
     let answer: serde_json::Value =
         serde_json::from_str(&answer).map_err(|error| ControlError::Answer(error.to_string()))?;
     match answer.get("error").and_then(|error| error.as_str()) {
@@ -258,16 +239,10 @@ mod tests {
         // What an agent that is stopped does: the kernel takes the connection, and nobody reads.
         let _listener = UnixListener::bind(dir.path().join(SOCKET)).unwrap();
         let request = Request::Status { status: Empty {} };
-        let error = ask_within(Duration::from_millis(50), dir.path(), &request)
-            .await
-            .unwrap_err();
+        let error = ask_within(Duration::from_millis(50), dir.path(), &request).await.unwrap_err();
         let text = error.to_string();
-        for word in [
-            SOCKET,
-            "does not answer",
-            "50ms",
-            &format!("process {}", std::process::id()),
-        ] {
+        for word in [SOCKET, "does not answer", "50ms", &format!("process {}", std::process::id())]
+        {
             assert!(text.contains(word), "{text}");
         }
     }

@@ -41,10 +41,7 @@ mod tests {
             (Failed::Refused, "refused"),
             (connect(), "cannot connect: refused"),
             (unreachable(Failed::Refused), "cannot be reached: refused"),
-            (
-                unreachable(connect()),
-                "cannot be reached: cannot connect: refused",
-            ),
+            (unreachable(connect()), "cannot be reached: cannot connect: refused"),
         ] {
             assert_eq!(describe(&error), expected);
         }

@@ -1,5 +1,5 @@
-//! Model, plan and backend behind one face: events in, a programmed kernel out. It has no task, no socket
-//! and no clock of its own; `agent` drives it.
+//! Model, plan and backend behind one face: events in, a programmed kernel out. It has no task, no
+//! socket and no clock of its own; `agent` drives it.
 
 mod figures;
 mod health;
@@ -83,8 +83,8 @@ pub struct Engine<B = Chosen> {
 }
 
 impl Engine {
-    /// Opens the policy's backend in this thread's network namespace. `variant` is the iptables to use, where
-    /// that is not to be found out.
+    /// Opens the policy's backend in this thread's network namespace. `variant` is the iptables to
+    /// use, where that is not to be found out.
     ///
     /// # Errors
     /// [`ChosenError`] when the backend's kernel, or its programs, are not to be had.
@@ -93,13 +93,14 @@ impl Engine {
         Ok(Self::new(policy, backend))
     }
 
-    /// The port by which the kernel's notifications name the backend's own changes, where it goes by them.
+    /// The port by which the kernel's notifications name the backend's own changes, where it goes
+    /// by them.
     pub fn port(&self) -> Option<u32> {
         self.backend.port()
     }
 
-    /// Removes what another backend left behind, which serves until this one's rules are all there. The thread
-    /// that does it must be waited for before the process ends.
+    /// Removes what another backend left behind, which serves until this one's rules are all there.
+    /// The thread that does it must be waited for before the process ends.
     pub fn remove_predecessor(&mut self) -> Removal {
         self.backend.remove_predecessor()
     }
@@ -219,8 +220,8 @@ impl<B: Backend> Engine<B> {
         self.backend.news().await;
     }
 
-    /// A look that succeeds has programmed all that was decided, as much as a change that does: who waits for
-    /// a pod must not wait for the next change.
+    /// A look that succeeds has programmed all that was decided, as much as a change that does: who
+    /// waits for a pod must not wait for the next change.
     fn note_outcome(&mut self, result: &Result<Repair, B::Error>) {
         self.last_error = result.as_ref().err().map(|error| describe(error));
         if result.is_ok() {
@@ -280,13 +281,11 @@ impl<B: Told> Engine<B> {
         self.backend.set_doors(&self.plan, &touched.doors);
         self.health_ports_due |=
             first || touched.health_checks || change.node || change.pods || change.addresses;
-        self.suspicion
-            .changed(&self.plan, &change.services, &touched.doors);
+        self.suspicion.changed(&self.plan, &change.services, &touched.doors);
         if first || change.node || change.pods || change.addresses {
             let node = (world.node(), world.addresses(), world.pods());
             let addresses = node_port_addresses(&self.policy.node_ports, node.0, node.1, node.2);
-            self.backend
-                .set_node_port_addresses(&self.policy.node_ports, &addresses);
+            self.backend.set_node_port_addresses(&self.policy.node_ports, &addresses);
             self.suspicion.node_ports_are(&self.plan, &addresses);
             self.node_ports = addresses;
         }
@@ -318,9 +317,9 @@ impl<B: Told> Engine<B> {
 
     /// Whether the pods of this generation of the state file (or a later one) are in the kernel.
     pub fn has_programmed(&self, asked: &WaitFor) -> bool {
-        self.programmed_pods
-            .as_ref()
-            .is_some_and(|(epoch, generation)| *epoch == asked.epoch && *generation >= asked.generation)
+        self.programmed_pods.as_ref().is_some_and(|(epoch, generation)| {
+            *epoch == asked.epoch && *generation >= asked.generation
+        })
     }
 
     /// What is to happen to a packet.
@@ -337,24 +336,13 @@ impl<B: Told> Engine<B> {
         rejected: impl Fn(&Frontend) -> Vec<String>,
     ) -> Result<Explanation, NotYet> {
         let world = self.model.snapshot().ok_or_else(|| NotYet(self.owed()))?;
-        let Policy {
-            detector,
-            node_ports,
-            backend,
-            ..
-        } = &self.policy;
-        let scene = Scene {
-            world,
-            plan: &self.plan,
-            detector,
-            node_ports,
-            backend: *backend,
-        };
+        let Policy { detector, node_ports, backend, .. } = &self.policy;
+        let scene = Scene { world, plan: &self.plan, detector, node_ports, backend: *backend };
         Ok(explain(scene, packet, rejected))
     }
 
-    /// Where stale entries of the connection tracking may be found, now that all that was decided is in the
-    /// kernel. Told once.
+    /// Where stale entries of the connection tracking may be found, now that all that was decided
+    /// is in the kernel. Told once.
     pub fn take_suspects(&mut self) -> Suspects {
         self.suspicion.take(self.complete.then_some(&self.plan))
     }
@@ -380,8 +368,8 @@ impl<B: Told> Engine<B> {
         settings
     }
 
-    /// When the changes of pods and Services were made that the kernel was programmed for since this was asked
-    /// last: what kube-proxy's `network_programming_duration_seconds` counts from.
+    /// When the changes of pods and Services were made that the kernel was programmed for since
+    /// this was asked last: what kube-proxy's `network_programming_duration_seconds` counts from.
     pub fn take_triggers(&mut self) -> Vec<Timestamp> {
         std::mem::take(&mut self.programmed_triggers)
     }

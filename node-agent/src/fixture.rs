@@ -8,7 +8,8 @@ use ipnetwork::IpNetwork;
 
 use crate::model::{
     Affinity, EndpointState, LocalPod, Node, NodeAddress, PodSet, Protocol, Service, ServiceName,
-    ServicePort, Slice, SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy, family_of,
+    ServicePort, Slice, SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
+    family_of,
 };
 use crate::plan::Settings;
 
@@ -30,20 +31,16 @@ pub fn port(number: u16) -> NonZeroU16 {
 }
 
 pub fn settings() -> Settings {
-    Settings {
-        node_name: HERE.into(),
-        node_hints: true,
-        masquerade_all: false,
-    }
+    Settings { node_name: HERE.into(), node_hints: true, masquerade_all: false }
 }
 
-pub fn service_port(name: &str, protocol: Protocol, number: u16, node_port: Option<u16>) -> ServicePort {
-    ServicePort {
-        name: name.into(),
-        protocol,
-        port: port(number),
-        node_port: node_port.map(port),
-    }
+pub fn service_port(
+    name: &str,
+    protocol: Protocol,
+    number: u16,
+    node_port: Option<u16>,
+) -> ServicePort {
+    ServicePort { name: name.into(), protocol, port: port(number), node_port: node_port.map(port) }
 }
 
 /// A service at TCP port 80, called `http`.
@@ -77,36 +74,22 @@ pub fn endpoint(address: &str, node: Option<&str>) -> SliceEndpoint {
 
 /// The same, serving its last connections.
 pub fn draining(address: &str, node: Option<&str>) -> SliceEndpoint {
-    SliceEndpoint {
-        state: EndpointState::Draining,
-        terminating: true,
-        ..endpoint(address, node)
-    }
+    SliceEndpoint { state: EndpointState::Draining, terminating: true, ..endpoint(address, node) }
 }
 
 /// The same, not to be used.
 pub fn down(address: &str, node: Option<&str>) -> SliceEndpoint {
-    SliceEndpoint {
-        state: EndpointState::Down,
-        ..endpoint(address, node)
-    }
+    SliceEndpoint { state: EndpointState::Down, ..endpoint(address, node) }
 }
 
 /// Endpoints of `service` at TCP port 8080, called `http`, of the first one's family.
 pub fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> Slice {
     let family = family_of(endpoints.first().map_or(ip("0.0.0.0"), |first| first.address));
     Slice {
-        name: SliceName {
-            namespace: "default".into(),
-            name: name.into(),
-        },
+        name: SliceName { namespace: "default".into(), name: name.into() },
         service: ServiceName::new("default", service),
         family,
-        ports: vec![SlicePort {
-            name: "http".into(),
-            protocol: Protocol::Tcp,
-            port: port(8080),
-        }],
+        ports: vec![SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: port(8080) }],
         endpoints,
     }
 }
@@ -122,15 +105,11 @@ pub fn node(zone: Option<&str>, addresses: &[&str], pod_cidrs: &[&str]) -> Node 
 }
 
 pub fn address(address: &str, interface: &str) -> NodeAddress {
-    NodeAddress {
-        address: ip(address),
-        interface: interface.into(),
-        dummy: false,
-    }
+    NodeAddress { address: ip(address), interface: interface.into(), dummy: false }
 }
 
-/// Pods, each with the interface that its packets come in through, and the port of the bridge that this is:
-/// `veth1`, `cni0/veth1`.
+/// Pods, each with the interface that its packets come in through, and the port of the bridge that
+/// this is: `veth1`, `cni0/veth1`.
 pub fn pods(generation: u64, pods: &[(&str, &str)]) -> PodSet {
     use denizen_shared::state::{AttachmentId, Epoch, Generation};
     let pod = |(n, (address, arrival)): (usize, &(&str, &str))| {

@@ -1,9 +1,9 @@
 //! What is served over HTTP: health-check node ports, health, metrics and the page for people.
 //!
-//! It runs in threads of its own, so that a client that is slow, or many of them, cost the loop nothing, and so
-//! that health is told even while the loop hangs. All that it knows comes from the loop: what is published
-//! ([`Published`]), and what it answers when it is asked (as the agent's socket asks it). Nothing that is asked here
-//! changes anything.
+//! It runs in threads of its own, so that a client that is slow, or many of them, cost the loop
+//! nothing, and so that health is told even while the loop hangs. All that it knows comes from the
+//! loop: what is published ([`Published`]), and what it answers when it is asked (as the agent's
+//! socket asks it). Nothing that is asked here changes anything.
 
 mod answer;
 mod connection;
@@ -43,7 +43,8 @@ pub struct Published {
 enum Site {
     /// `/healthz` and `/livez`.
     Health,
-    /// The same on this node's loopback interface, for kubelet's probes: other hosts and pods cannot reach it.
+    /// The same on this node's loopback interface, for kubelet's probes: other hosts and pods
+    /// cannot reach it.
     Probe,
     /// The page for people, `/metrics`, and what else kube-proxy has beside it.
     Metrics,
@@ -51,11 +52,11 @@ enum Site {
     HealthCheck,
 }
 
-/// Serves until the loop publishes no more. Each receiver holds what cannot be served right now, and why; it is an
-/// event too.
+/// Serves until the loop publishes no more. Each receiver holds what cannot be served right now,
+/// and why; it is an event too.
 ///
-/// Kubelet's probes have a thread of their own: however busy others keep the servers, they are answered as soon as the
-/// kernel gives it a processor.
+/// Kubelet's probes have a thread of their own: however busy others keep the servers, they are
+/// answered as soon as the kernel gives it a processor.
 ///
 /// # Errors
 /// When there is no thread or no runtime to be had.
@@ -68,18 +69,11 @@ pub fn start(
     let answers = Arc::new(answer::Answers::new(published));
     let serve = |name: &str, wanted: fn(Listen, &HealthPorts) -> Wanted| {
         let (problems, receiver) = watch::channel(Vec::new());
-        let told = listeners::Told {
-            problems,
-            notices: notices.clone(),
-        };
+        let told = listeners::Told { problems, notices: notices.clone() };
         let wanted = move |ports: &HealthPorts| wanted(listen, ports);
         let serve = listeners::serve(wanted, ports.clone(), answers.clone(), told);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
-        thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || runtime.block_on(serve))?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        thread::Builder::new().name(name.to_owned()).spawn(move || runtime.block_on(serve))?;
         io::Result::Ok(receiver)
     };
     Ok([

@@ -1,9 +1,9 @@
-//! The node agent: what a node's services are, what becomes of their packets, and the kernel's rules
-//! that make it so.
+//! The node agent: what a node's services are, what becomes of their packets, and the kernel's
+//! rules that make it so.
 //!
 //! Facts flow in ([`source`] → [`model`]), decisions are computed ([`plan`]), differences flow out
-//! ([`backend`]). Everything between the first arrow and the last is pure. [`engine`] joins the layers;
-//! [`agent`] alone knows the clock.
+//! ([`backend`]). Everything between the first arrow and the last is pure. [`engine`] joins the
+//! layers; [`agent`] alone knows the clock.
 
 pub mod agent;
 pub mod backend;

@@ -1,7 +1,8 @@
 //! What operators see in `kubectl get events`, under kube-proxy's reasons.
 //!
-//! Whoever has something to say says it and goes on: a task writes it, when it can. Without the Kubernetes API
-//! nothing is said. The log, health and `status` have it all, whatever becomes of an event.
+//! Whoever has something to say says it and goes on: a task writes it, when it can. Without the
+//! Kubernetes API nothing is said. The log, health and `status` have it all, whatever becomes of an
+//! event.
 
 mod limit;
 mod write;

@@ -2,9 +2,9 @@
 
 use std::fmt::{self, Write};
 
-/// Shows a text on one line: what no terminal should obey is escaped (control characters, marks that change
-/// the direction of writing), as in a Rust string. Names in manifests, and of pods and interfaces, are
-/// whatever somebody wrote.
+/// Shows a text on one line: what no terminal should obey is escaped (control characters, marks
+/// that change the direction of writing), as in a Rust string. Names in manifests, and of pods and
+/// interfaces, are whatever somebody wrote.
 #[derive(Debug, Clone, Copy)]
 pub struct Printable<'a>(pub &'a str);
 
@@ -34,8 +34,8 @@ pub fn printable_lines(text: &str) -> String {
         .collect()
 }
 
-/// JSON in which every such character is written as JSON's escape. Outside strings there are none but line
-/// feeds, which stay.
+/// JSON in which every such character is written as JSON's escape. Outside strings there are none
+/// but line feeds, which stay.
 pub fn printable_json(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for character in json.chars() {

@@ -29,7 +29,8 @@ pub struct Status {
     pub waiting_for: Vec<String>,
     /// Attachments of local pods that are programmed.
     pub pods: usize,
-    /// Interfaces that have looked like a pod's for a while and have no record; a warning names them.
+    /// Interfaces that have looked like a pod's for a while and have no record; a warning names
+    /// them.
     #[serde(default)]
     pub unrecorded_interfaces: usize,
     /// Services that are known.
@@ -72,10 +73,7 @@ pub struct LastSync {
 impl LastSync {
     /// At this time (RFC 3339 in UTC), having taken so long.
     pub fn new(at: String, took: Duration) -> Self {
-        Self {
-            at,
-            milliseconds: took.as_secs_f64() * 1e3,
-        }
+        Self { at, milliseconds: took.as_secs_f64() * 1e3 }
     }
 }
 
@@ -91,18 +89,13 @@ impl fmt::Display for Status {
             .last_sync
             .as_ref()
             .map(|last| format!("{} in {:.1} ms", last.at, last.milliseconds));
-        let repair = self
-            .last_repair_milliseconds
-            .map(|ms| format!(", the last in {ms:.1} ms"));
+        let repair = self.last_repair_milliseconds.map(|ms| format!(", the last in {ms:.1} ms"));
         let times = if self.drift_repaired == 1 { "time" } else { "times" };
         let lines = [
             ("state", synced),
             ("backend", format!("{}: {}", self.backend, self.backend_why)),
             ("detect-local", self.detect_local.clone()),
-            (
-                "local pods",
-                format!("{}{}", self.pods, generation.unwrap_or_default()),
-            ),
+            ("local pods", format!("{}{}", self.pods, generation.unwrap_or_default())),
             ("services", self.services.to_string()),
             ("endpoints", self.endpoints.to_string()),
             ("last sync", last.unwrap_or("never".to_owned())),
@@ -117,11 +110,7 @@ impl fmt::Display for Status {
                 format!(
                     "{}{}",
                     self.flushed,
-                    if self.flushing {
-                        ", and looking for more"
-                    } else {
-                        ""
-                    }
+                    if self.flushing { ", and looking for more" } else { "" }
                 ),
             ),
         ];

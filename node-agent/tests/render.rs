@@ -1,8 +1,8 @@
-//! What `render` prints, feature by feature: `golden/NAME.yaml` (and `NAME.json`, the state file) against
-//! `golden/NAME.txt`. `UPDATE_GOLDEN=1` writes the latter anew.
+//! What `render` prints, feature by feature: `golden/NAME.yaml` (and `NAME.json`, the state file)
+//! against `golden/NAME.txt`. `UPDATE_GOLDEN=1` writes the latter anew.
 //!
-//! `empty` is printed whole. The others show only what they have beyond it: the sets with elements and the
-//! chains that are otherwise.
+//! `empty` is printed whole. The others show only what they have beyond it: the sets with elements
+//! and the chains that are otherwise.
 
 #![allow(
     clippy::disallowed_methods,
@@ -38,9 +38,7 @@ fn run(name: &str, command: &[&str]) -> Result<String> {
     }
     let flags = text.lines().find_map(|line| line.strip_prefix("# flags: "));
     // What a flag names is a file beside the others.
-    let flags = flags
-        .unwrap_or_default()
-        .replace("GOLDEN", &golden().to_string_lossy());
+    let flags = flags.unwrap_or_default().replace("GOLDEN", &golden().to_string_lossy());
     let output = Command::new(env!("CARGO_BIN_EXE_denizen-agent"))
         .args(command)
         .arg("--manifests")
@@ -105,11 +103,7 @@ fn rules_are_as_they_were() -> Result<()> {
     let mut wrong = Vec::new();
     for name in features()? {
         let text = run(&name, &["render"])?;
-        let text = if name == EMPTY {
-            text
-        } else {
-            beyond(&empty, &text)
-        };
+        let text = if name == EMPTY { text } else { beyond(&empty, &text) };
         let path = golden().join(format!("{name}.txt"));
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
             fs::write(&path, text)?;
@@ -136,9 +130,7 @@ fn lines_beyond(empty: &str, text: &str) -> String {
             headings.retain(|heading| !heading.starts_with('*'));
             headings.push(line);
         } else if !usual.contains(line) {
-            headings
-                .drain(..)
-                .for_each(|heading| shown += &format!("{heading}\n"));
+            headings.drain(..).for_each(|heading| shown += &format!("{heading}\n"));
             shown += &format!("{line}\n");
         }
     }
@@ -153,19 +145,14 @@ fn iptables_rules_are_as_they_were() -> Result<()> {
     for name in features()? {
         let text = render(&name)?;
         for rule in text.lines().filter(|line| line.starts_with('-')) {
-            let comment = rule
-                .split_once("--comment \"")
-                .and_then(|(_, rest)| rest.split_once('"'));
+            let comment =
+                rule.split_once("--comment \"").and_then(|(_, rest)| rest.split_once('"'));
             ensure!(
                 comment.is_some_and(|(words, _)| !words.is_empty()),
                 "{name}: no word of why: {rule}"
             );
         }
-        let text = if name == EMPTY {
-            text
-        } else {
-            lines_beyond(&empty, &text)
-        };
+        let text = if name == EMPTY { text } else { lines_beyond(&empty, &text) };
         let path = golden().join("iptables").join(format!("{name}.txt"));
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
             fs::create_dir_all(golden().join("iptables"))?;
@@ -185,10 +172,12 @@ fn iptables_rules_are_as_they_were() -> Result<()> {
 #[test]
 fn json_has_what_text_has() -> Result<()> {
     for name in features()? {
-        let json: serde_json::Value = serde_json::from_str(&run(&name, &["render", "--output", "json"])?)?;
+        let json: serde_json::Value =
+            serde_json::from_str(&run(&name, &["render", "--output", "json"])?)?;
         let tables = json["tables"].as_array().context("tables")?;
-        let count =
-            |of: &str| -> usize { tables.iter().filter_map(|t| t[of].as_array()).map(Vec::len).sum() };
+        let count = |of: &str| -> usize {
+            tables.iter().filter_map(|t| t[of].as_array()).map(Vec::len).sum()
+        };
         let text = run(&name, &["render"])?;
         let lines = |begins: &str| text.lines().filter(|line| line.starts_with(begins)).count();
         assert_eq!(count("chains"), lines("\tchain "), "{name}");
@@ -205,14 +194,10 @@ fn iptables_json_has_what_text_has() -> Result<()> {
         let json: serde_json::Value = serde_json::from_str(&json)?;
         let lines = |begins: &str| text.lines().filter(|line| line.starts_with(begins)).count();
         let families = || json["families"].as_array().into_iter().flatten();
-        let sets = families()
-            .filter_map(|family| family["sets"].as_array())
-            .flatten();
+        let sets = families().filter_map(|family| family["sets"].as_array()).flatten();
         let elements = sets.filter_map(|set| set["elements"].as_array());
         assert_eq!(elements.map(Vec::len).sum::<usize>(), lines("# add "), "{name}");
-        let tables = families()
-            .filter_map(|family| family["tables"].as_array())
-            .flatten();
+        let tables = families().filter_map(|family| family["tables"].as_array()).flatten();
         let chains = tables.filter_map(|table| table["chains"].as_object()).flatten();
         let rules = chains.filter_map(|(_, rules)| rules.as_array());
         assert_eq!(rules.map(Vec::len).sum::<usize>(), lines("-"), "{name}");
@@ -226,55 +211,19 @@ fn iptables_json_has_what_text_has() -> Result<()> {
 fn a_packet_is_explained_without_an_agent() -> Result<()> {
     let cases = [
         ("detect-pod-state", "10.1.2.3", "10.96.0.10:80", "forward", false),
-        (
-            "detect-pod-state",
-            "10.1.2.3@eth0",
-            "10.96.0.10:80",
-            "forward",
-            true,
-        ),
+        ("detect-pod-state", "10.1.2.3@eth0", "10.96.0.10:80", "forward", true),
         ("detect-pod-state", "10.7.7.7", "10.96.0.10:80", "forward", true),
         ("detect-pod-state", "10.7.7.7", "10.96.0.10:81", "reject", false),
-        (
-            "detect-pod-state",
-            "10.7.7.7",
-            "10.96.0.77:80",
-            "untouched",
-            false,
-        ),
-        (
-            "detect-bridge",
-            "10.7.7.7@cni0",
-            "10.96.0.10:80",
-            "forward",
-            false,
-        ),
+        ("detect-pod-state", "10.7.7.7", "10.96.0.77:80", "untouched", false),
+        ("detect-bridge", "10.7.7.7@cni0", "10.96.0.10:80", "forward", false),
         ("external-local", "10.7.7.7", "198.51.100.9:80", "forward", false),
         ("external-local", "10.7.7.7", "192.168.0.2:30081", "drop", false),
-        (
-            "external-local",
-            "192.168.0.2",
-            "192.168.0.2:30081",
-            "forward",
-            true,
-        ),
+        ("external-local", "192.168.0.2", "192.168.0.2:30081", "forward", true),
         ("external-local", "10.7.7.7", "192.168.0.2:30082", "reject", false),
         ("egress", "10.1.2.3@cni0", "203.0.113.1:443", "untouched", true),
-        (
-            "egress",
-            "fd00:1:2::3@cni0",
-            "[2001:db8:9::9]:443",
-            "untouched",
-            true,
-        ),
+        ("egress", "fd00:1:2::3@cni0", "[2001:db8:9::9]:443", "untouched", true),
         ("egress", "10.1.2.3@cni0", "10.200.0.1:443", "untouched", false),
-        (
-            "egress",
-            "10.1.2.3@cni0",
-            "169.254.169.254:80",
-            "untouched",
-            false,
-        ),
+        ("egress", "10.1.2.3@cni0", "169.254.169.254:80", "untouched", false),
         ("egress", "10.1.2.3@cni0", "192.168.0.2:443", "untouched", false),
         ("egress", "10.1.2.3@eth0", "203.0.113.1:443", "untouched", false),
         ("egress", "10.7.7.7", "203.0.113.1:443", "untouched", false),
@@ -284,25 +233,13 @@ fn a_packet_is_explained_without_an_agent() -> Result<()> {
     ];
     for (name, from, to, verdict, masquerade) in cases {
         for backend in ["nftables", "iptables"] {
-            let command = [
-                "explain",
-                "--from",
-                from,
-                "--to",
-                to,
-                "--output",
-                "json",
-                "--backend",
-                backend,
-            ];
+            let command =
+                ["explain", "--from", from, "--to", to, "--output", "json", "--backend", backend];
             let said: serde_json::Value = serde_json::from_str(&run(name, &command)?)?;
             let case = format!("{name}: {from} to {to}, {backend}: {said:#}");
             // What no service has is left alone by iptables.
-            let verdict = if (backend, to) == ("iptables", "10.96.0.10:81") {
-                "untouched"
-            } else {
-                verdict
-            };
+            let verdict =
+                if (backend, to) == ("iptables", "10.96.0.10:81") { "untouched" } else { verdict };
             assert_eq!(said["verdict"], verdict, "{case}");
             assert_eq!(said["masquerade"], masquerade, "{case}");
         }

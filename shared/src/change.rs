@@ -1,10 +1,11 @@
-//! Changes that wait for the lock, in files beside the state file: whoever holds the lock makes them all in
-//! one write, so that hundreds of plugins at once cost a few writes.
+//! Changes that wait for the lock, in files beside the state file: whoever holds the lock makes
+//! them all in one write, so that hundreds of plugins at once cost a few writes.
 //!
-//! A request is a file without a name until it is complete, and its writer holds a lock on it as long as it
-//! lives: nobody makes the change of a writer that was killed. It is removed only after the state file that has
-//! the change is in place, and so its writer knows that it is done. A holder that is killed leaves it behind, and
-//! the next one makes the change again, which changes nothing.
+//! A request is a file without a name until it is complete, and its writer holds a lock on it as
+//! long as it lives: nobody makes the change of a writer that was killed. It is removed only after
+//! the state file that has the change is in place, and so its writer knows that it is done. A
+//! holder that is killed leaves it behind, and the next one makes the change again, which changes
+//! nothing.
 
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -52,8 +53,8 @@ impl Change {
         state.generation.0 += u64::from(differs);
     }
 
-    /// Whether `state` shows that the change was made. Of a removal nothing shows that what is missing will
-    /// not come yet.
+    /// Whether `state` shows that the change was made. Of a removal nothing shows that what is
+    /// missing will not come yet.
     pub(crate) fn is_in(&self, state: &State) -> bool {
         match self {
             Change::Put(record) => state.attachments.get(&record.id()) == Some(record),
@@ -72,8 +73,8 @@ pub(crate) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Asks whoever holds the lock to make `change`. `None` where the file system cannot do it: then this
-    /// process has to get the lock itself.
+    /// Asks whoever holds the lock to make `change`. `None` where the file system cannot do it:
+    /// then this process has to get the lock itself.
     pub(crate) fn place(dir: &'a File, change: &Change) -> Option<Request<'a>> {
         let text = serde_json::to_vec(change).ok()?;
         if text.len() as u64 > LONGEST {
@@ -111,7 +112,8 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// Everything that living writers ask for in `dir`, whose path is `path`. What dead ones left is removed.
+    /// Everything that living writers ask for in `dir`, whose path is `path`. What dead ones left
+    /// is removed.
     pub(crate) fn in_dir(dir: &File, path: &Path) -> Waiting {
         let mut waiting = Waiting::default();
         // Not by /proc: that costs the kernel more than all else that is done here.
@@ -159,8 +161,8 @@ fn remove(dir: &File, name: &str) -> Result<(), Errno> {
     unlinkat(dir.as_fd(), name, UnlinkatFlags::NoRemoveDir)
 }
 
-/// A number that no process had before. This program's only randomness: the keys of std's hasher come from the
-/// kernel.
+/// A number that no process had before. This program's only randomness: the keys of std's hasher
+/// come from the kernel.
 pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

@@ -11,8 +11,8 @@ use crate::state::VERSION;
 /// Why the state file could not be read or changed. The file is as it was before, whichever it is.
 #[derive(Debug, Error)]
 pub enum StateError {
-    /// There is no run directory. For who removes a record, there is nothing to remove; for who reads, no
-    /// pod has been attached yet.
+    /// There is no run directory. For who removes a record, there is nothing to remove; for who
+    /// reads, no pod has been attached yet.
     #[error("the run directory {} does not exist", path.display())]
     NoRunDir {
         /// The directory.
@@ -26,8 +26,9 @@ pub enum StateError {
         /// How long this writer waited.
         waited: Duration,
     },
-    /// The file is truncated, not JSON or of another schema. It is never overwritten and never guessed at:
-    /// somebody has to look at it, or [`RunDir::set_aside`](crate::state::RunDir::set_aside) it.
+    /// The file is truncated, not JSON or of another schema. It is never overwritten and never
+    /// guessed at: somebody has to look at it, or
+    /// [`RunDir::set_aside`](crate::state::RunDir::set_aside) it.
     #[error("{} cannot be read as a state file: {why}", path.display())]
     Unreadable {
         /// The state file.
@@ -47,8 +48,9 @@ pub enum StateError {
         /// The version it has.
         found: u64,
     },
-    /// The directory or a file in it is not what only root could have put there: a link, another's, or one
-    /// that others may write. Who writes here decides who counts as a pod, so it is not used.
+    /// The directory or a file in it is not what only root could have put there: a link, another's,
+    /// or one that others may write. Who writes here decides who counts as a pod, so it is not
+    /// used.
     #[error("{} is not trusted: {why}", path.display())]
     NotOurs {
         /// The directory or file.
@@ -73,8 +75,5 @@ pub enum StateError {
 fn program() -> String {
     let path = std::env::current_exe().ok();
     let name = path.as_deref().and_then(|path| path.file_name());
-    name.map_or_else(
-        || "this program".to_owned(),
-        |name| name.to_string_lossy().into_owned(),
-    )
+    name.map_or_else(|| "this program".to_owned(), |name| name.to_string_lossy().into_owned())
 }

@@ -1,5 +1,5 @@
-//! The text of the state file: one attachment a line, so that `grep` finds a pod and `less` shows it,
-//! and JSON all the same.
+//! The text of the state file: one attachment a line, so that `grep` finds a pod and `less` shows
+//! it, and JSON all the same.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -16,20 +16,14 @@ const ATTACHMENT_DEPTH: usize = 2;
 /// The file's text. Pure.
 pub(crate) fn print(state: &State) -> Result<Vec<u8>, serde_json::Error> {
     let mut text = Vec::with_capacity(256 + 512 * state.attachments.len());
-    state.serialize(&mut Serializer::with_formatter(
-        &mut text,
-        LinePerAttachment { depth: 0 },
-    ))?;
+    state.serialize(&mut Serializer::with_formatter(&mut text, LinePerAttachment { depth: 0 }))?;
     text.push(b'\n');
     Ok(text)
 }
 
 /// The state that `text` says. Pure; `path` is for the error's text only.
 pub(crate) fn parse(text: &[u8], path: &Path) -> Result<State, StateError> {
-    let unreadable = |why: String| StateError::Unreadable {
-        path: path.to_owned(),
-        why,
-    };
+    let unreadable = |why: String| StateError::Unreadable { path: path.to_owned(), why };
     let state = serde_json::from_slice::<State>(text)
         .map_err(|error| newer(text, path).unwrap_or_else(|| unreadable(error.to_string())))?;
     if state.version > VERSION {
@@ -41,15 +35,10 @@ pub(crate) fn parse(text: &[u8], path: &Path) -> Result<State, StateError> {
     if state.version < VERSION {
         return Err(unreadable(format!("version {} never existed", state.version)));
     }
-    match state
-        .attachments
-        .iter()
-        .find(|(id, attachment)| **id != attachment.id())
-    {
-        Some((id, _)) => Err(unreadable(format!(
-            "the record at {:?} is another attachment's",
-            id.0
-        ))),
+    match state.attachments.iter().find(|(id, attachment)| **id != attachment.id()) {
+        Some((id, _)) => {
+            Err(unreadable(format!("the record at {:?} is another attachment's", id.0)))
+        }
         None => Ok(state),
     }
 }
@@ -61,10 +50,7 @@ fn newer(text: &[u8], path: &Path) -> Option<StateError> {
         version: u64,
     }
     let found = serde_json::from_slice::<Versioned>(text).ok()?.version;
-    (found > u64::from(VERSION)).then(|| StateError::NewerVersion {
-        path: path.to_owned(),
-        found,
-    })
+    (found > u64::from(VERSION)).then(|| StateError::NewerVersion { path: path.to_owned(), found })
 }
 
 /// Compact JSON with a new line before each member of the file's own object and each attachment.
@@ -80,28 +66,20 @@ impl Formatter for LinePerAttachment {
 
     fn end_object<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
         self.depth -= 1;
-        writer.write_all(if self.depth < ATTACHMENT_DEPTH {
-            b"\n}"
-        } else {
-            b"}"
-        })
+        writer.write_all(if self.depth < ATTACHMENT_DEPTH { b"\n}" } else { b"}" })
     }
 
-    fn begin_object_key<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+    fn begin_object_key<W: ?Sized + Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
         writer.write_all(if first { b"" } else { b"," })?;
-        writer.write_all(if self.depth <= ATTACHMENT_DEPTH {
-            b"\n"
-        } else {
-            b""
-        })
+        writer.write_all(if self.depth <= ATTACHMENT_DEPTH { b"\n" } else { b"" })
     }
 
     fn begin_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(if self.depth <= ATTACHMENT_DEPTH {
-            b": "
-        } else {
-            b":"
-        })
+        writer.write_all(if self.depth <= ATTACHMENT_DEPTH { b": " } else { b":" })
     }
 }
 

@@ -1,4 +1,5 @@
-//! What must hold of any text in the state file's place: for the fuzz target, and for a test of what it found.
+//! What must hold of any text in the state file's place: for the fuzz target, and for a test of
+//! what it found.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -23,10 +24,7 @@ pub fn state_file(text: &[u8]) {
         return;
     };
     let printed = format::print(&state).expect("what was read can be written");
-    assert_eq!(
-        format::parse(&printed, path).expect("what was written can be read"),
-        state
-    );
+    assert_eq!(format::parse(&printed, path).expect("what was written can be read"), state);
     let Some(mut sheet) = sheet.filter(|_| state.generation < Generation(u64::MAX)) else {
         return;
     };
@@ -35,10 +33,7 @@ pub fn state_file(text: &[u8]) {
     sheet.print(&mut changed).expect("memory takes everything");
     state.generation.0 += u64::from(state.attachments.get(&record.id()) != Some(&record));
     assert_eq!(replaced, state.attachments.insert(record.id(), record));
-    assert_eq!(
-        format::parse(&changed, path).expect("what was written can be read"),
-        state
-    );
+    assert_eq!(format::parse(&changed, path).expect("what was written can be read"), state);
 }
 
 /// A record like any other.

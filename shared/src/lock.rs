@@ -16,11 +16,12 @@ use crate::trust::{self, io_failed};
 /// Between two tries for the lock: at first it is held for well under a millisecond …
 const SHORTEST_RETRY: Duration = Duration::from_micros(500);
 
-/// … but hundreds that try all the time take the processor from the one that holds it. Nobody waits twice as long as
-/// it has to.
+/// … but hundreds that try all the time take the processor from the one that holds it. Nobody waits
+/// twice as long as it has to.
 const LONGEST_RETRY: Duration = Duration::from_millis(100);
 
-/// The lock in the run directory, held. The kernel gives it back with this value, or with the process.
+/// The lock in the run directory, held. The kernel gives it back with this value, or with the
+/// process.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
@@ -33,7 +34,8 @@ impl Lock {
         Ok(lock.expect("only a change that is done ends the wait"))
     }
 
-    /// As [`Lock::take`]; `None` as soon as there is no need any more, since the caller's change `is_done`.
+    /// As [`Lock::take`]; `None` as soon as there is no need any more, since the caller's change
+    /// `is_done`.
     #[expect(
         clippy::disallowed_methods,
         reason = "the I/O edge: the wait for another process is bounded here"

@@ -1,8 +1,9 @@
 //! Reading files in folders that others write: never waiting, and never more than told.
 //!
-//! A named pipe in a file's place would hold its reader for ever, a device may do anything, and a file of
-//! the kernel's (`/proc/kmsg`) may wait for what comes next, or have no end. Whoever may put a file there
-//! may put those there too, so they are refused. Links are followed: a mounted ConfigMap consists of them.
+//! A named pipe in a file's place would hold its reader for ever, a device may do anything, and a
+//! file of the kernel's (`/proc/kmsg`) may wait for what comes next, or have no end. Whoever may
+//! put a file there may put those there too, so they are refused. Links are followed: a mounted
+//! ConfigMap consists of them.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -17,13 +18,12 @@ use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 ///
 /// # Errors
 ///
-/// [`ErrorKind::IsADirectory`] for a directory, [`ErrorKind::InvalidInput`] with what it is for everything
-/// else that is not a regular file on a file system of its own; and what the kernel says.
+/// [`ErrorKind::IsADirectory`] for a directory, [`ErrorKind::InvalidInput`] with what it is for
+/// everything else that is not a regular file on a file system of its own; and what the kernel
+/// says.
 pub fn open(path: &Path) -> io::Result<File> {
-    let opened = File::options()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-        .open(path);
+    let opened =
+        File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
     match opened {
         Err(error) if error.raw_os_error() == Some(Errno::ENXIO as i32) => {
             Err(irregular("a socket, or a device that is not there"))
@@ -93,7 +93,8 @@ fn check(file: &File) -> io::Result<()> {
     if !kind.is_file() {
         return Err(irregular("a device"));
     }
-    // The kernel calls these regular; to read some of them waits, or takes what is read from others.
+    // The kernel calls these regular; to read some of them waits, or takes what is read from
+    // others.
     match fstatfs(file)?.filesystem_type() {
         PROC_SUPER_MAGIC => Err(irregular("a file of /proc")),
         _ => Ok(()),
@@ -101,10 +102,7 @@ fn check(file: &File) -> io::Result<()> {
 }
 
 fn irregular(what: &str) -> io::Error {
-    io::Error::new(
-        ErrorKind::InvalidInput,
-        format!("it is {what}, and not a regular file"),
-    )
+    io::Error::new(ErrorKind::InvalidInput, format!("it is {what}, and not a regular file"))
 }
 
 #[cfg(test)]

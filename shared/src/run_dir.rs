@@ -1,7 +1,7 @@
 //! The run directory: where the state file, its lock and the agent's socket lie.
 
-/// Where both programs look when nobody names another directory. A tmpfs on every real node: a reboot
-/// ends every pod, and the records with it.
+/// Where both programs look when nobody names another directory. A tmpfs on every real node: a
+/// reboot ends every pod, and the records with it.
 pub const DEFAULT: &str = "/run/denizen";
 
 /// File name of the state file in the run directory.

@@ -1,9 +1,10 @@
 //! The state file as text: to change one record without taking the other thousand apart.
 //!
-//! The plugin is started for every pod, and most of what a whole read and write would cost it goes into values that it
-//! hands on as they are. Everything is checked all the same. What is not as this module expects it (a repeated
-//! key; other formatting does no harm) makes [`Sheet::parse`] say `None`, and the typed way is taken: this one is an optimisation
-//! and decides nothing. A test holds that both write the same bytes.
+//! The plugin is started for every pod, and most of what a whole read and write would cost it goes
+//! into values that it hands on as they are. Everything is checked all the same. What is not as
+//! this module expects it (a repeated key; other formatting does no harm) makes [`Sheet::parse`]
+//! say `None`, and the typed way is taken: this one is an optimisation and decides nothing. A test
+//! holds that both write the same bytes.
 
 mod printed;
 
@@ -52,8 +53,8 @@ struct Member {
 }
 
 impl<'a> Sheet<'a> {
-    /// Reads `text`, to change the record of `id`. `None` when it has to be read in the typed way, which knows what is
-    /// wrong with it, if anything is.
+    /// Reads `text`, to change the record of `id`. `None` when it has to be read in the typed way,
+    /// which knows what is wrong with it, if anything is.
     pub(crate) fn parse(text: &'a [u8], id: &AttachmentId) -> Option<Sheet<'a>> {
         let mut cursor = Cursor {
             text: std::str::from_utf8(text).ok()?,
@@ -84,7 +85,8 @@ impl<'a> Sheet<'a> {
         })
     }
 
-    /// Puts `record` in the place of the one of its name, which is returned. The same one again changes nothing.
+    /// Puts `record` in the place of the one of its name, which is returned. The same one again
+    /// changes nothing.
     pub(crate) fn put(&mut self, record: &Attachment) -> serde_json::Result<Option<Attachment>> {
         if let Some(own) = &self.place.own {
             let before: Attachment = serde_json::from_str(&self.text[own.record.clone()])?;
@@ -161,7 +163,10 @@ impl<'a> Cursor<'a> {
     }
 
     /// The members of the object here: `member` gets each key and reads the value.
-    fn object(&mut self, mut member: impl FnMut(&str, &mut Cursor<'a>) -> Option<()>) -> Option<()> {
+    fn object(
+        &mut self,
+        mut member: impl FnMut(&str, &mut Cursor<'a>) -> Option<()>,
+    ) -> Option<()> {
         self.take(b'{')?;
         if self.take(b'}').is_some() {
             return Some(());
@@ -180,10 +185,7 @@ impl<'a> Cursor<'a> {
     /// The place of `id` among the records in the object here, each of which is checked.
     fn place(&mut self, id: &str) -> Option<Place> {
         self.take(b'{')?;
-        let mut place = Place {
-            open: self.at,
-            ..Place::default()
-        };
+        let mut place = Place { open: self.at, ..Place::default() };
         let mut last: Option<Cow<'a, str>> = None;
         if self.take(b'}').is_some() {
             return Some(place);
@@ -244,10 +246,8 @@ impl<'a> Cursor<'a> {
 
     fn skip_space(&mut self) {
         let rest = &self.text.as_bytes()[self.at..];
-        self.at += rest
-            .iter()
-            .take_while(|byte| matches!(byte, b' ' | b'\n' | b'\t' | b'\r'))
-            .count();
+        self.at +=
+            rest.iter().take_while(|byte| matches!(byte, b' ' | b'\n' | b'\t' | b'\r')).count();
     }
 
     fn is_at_end(&mut self) -> bool {

@@ -3,7 +3,8 @@
 //! The format is a contract between two programs that are upgraded apart: fields unknown to one of
 //! them are kept, and a newer [`VERSION`] is refused.
 //!
-//! This module knows what the file says. How it is locked, read and replaced is in [`crate::store`].
+//! This module knows what the file says. How it is locked, read and replaced is in
+//! [`crate::store`].
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -47,8 +48,8 @@ impl State {
     }
 }
 
-/// A random string made with the file, so that a generation of a lost file is never taken for one of
-/// its successor's.
+/// A random string made with the file, so that a generation of a lost file is never taken for one
+/// of its successor's.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(pub String);
@@ -64,7 +65,8 @@ pub struct Generation(pub u64);
 pub struct AttachmentId(pub String);
 
 impl AttachmentId {
-    /// The name of the attachment that container `container_id` has through its interface `if_name`.
+    /// The name of the attachment that container `container_id` has through its interface
+    /// `if_name`.
     pub fn new(container_id: &str, if_name: &str) -> AttachmentId {
         AttachmentId(format!("{container_id}/{if_name}"))
     }
@@ -84,10 +86,11 @@ pub struct Attachment {
     pub pod: Option<Pod>,
     /// Path of the pod's network namespace.
     pub netns: Option<String>,
-    /// The node's end of the pod's veth; `None` where the pod has no interface on this node's stack.
+    /// The node's end of the pod's veth; `None` where the pod has no interface on this node's
+    /// stack.
     pub host_interface: Option<HostInterface>,
-    /// Where the packets' input interface is neither [`Self::host_interface`] nor [`Self::bridge`]: a
-    /// VLAN device on the bridge.
+    /// Where the packets' input interface is neither [`Self::host_interface`] nor [`Self::bridge`]:
+    /// a VLAN device on the bridge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub l3_interface: Option<String>,
     /// The bridge that the host interface is a port of; `None` for a routed pod.
@@ -96,7 +99,8 @@ pub struct Attachment {
     pub ips: Vec<IpAddr>,
     /// When the plugin recorded this, RFC 3339 in UTC.
     pub added_at: String,
-    /// The pod was attached without denizen, and the agent took it over from what the runtime remembers.
+    /// The pod was attached without denizen, and the agent took it over from what the runtime
+    /// remembers.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adopted: bool,
     /// Fields that a newer program wrote.
@@ -140,8 +144,8 @@ impl Attachment {
         AttachmentId::new(&self.container_id, &self.if_name)
     }
 
-    /// The input interface that the node's IP stack sees on this pod's packets: the VLAN device, else the
-    /// bridge, else the veth itself; `None` where they never enter this node's stack.
+    /// The input interface that the node's IP stack sees on this pod's packets: the VLAN device,
+    /// else the bridge, else the veth itself; `None` where they never enter this node's stack.
     pub fn input_interface(&self) -> Option<&str> {
         self.l3_interface
             .as_deref()

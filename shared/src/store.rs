@@ -1,8 +1,8 @@
 //! Reading and replacing the state file.
 //!
-//! A writer takes the lock, reads, changes, writes a file beside, syncs it and renames it over the old
-//! one. A kill at any instant leaves the old file or the new one, and the kernel gives back the lock of
-//! who died. A reader needs no lock and never sees half a file.
+//! A writer takes the lock, reads, changes, writes a file beside, syncs it and renames it over the
+//! old one. A kill at any instant leaves the old file or the new one, and the kernel gives back the
+//! lock of who died. A reader needs no lock and never sees half a file.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, ErrorKind, Read, Write};
@@ -23,8 +23,8 @@ use crate::state::{Attachment, AttachmentId, Epoch, Generation, State};
 use crate::successor;
 use crate::trust::{self, failed, io_failed};
 
-/// More than a node could ever need (some 400 bytes an attachment), and little enough to read at once. What is
-/// larger is neither read nor written.
+/// More than a node could ever need (some 400 bytes an attachment), and little enough to read at
+/// once. What is larger is neither read nor written.
 pub(crate) const MAX_SIZE: u64 = 64 << 20;
 
 /// What a record may take, with room to spare.
@@ -40,8 +40,8 @@ enum Turn {
 
 /// The run directory, opened and found to be ours.
 ///
-/// *Invariant:* everything is opened relative to the directory that was checked, so that nobody who swaps
-/// a path component later can redirect it.
+/// *Invariant:* everything is opened relative to the directory that was checked, so that nobody who
+/// swaps a path component later can redirect it.
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
@@ -53,8 +53,9 @@ impl RunDir {
     ///
     /// # Errors
     ///
-    /// [`StateError::NoRunDir`] when it is not there, [`StateError::NotOurs`] when it is the root of the file
-    /// system or a link, belongs to neither root nor the caller, or can be written by others.
+    /// [`StateError::NoRunDir`] when it is not there, [`StateError::NotOurs`] when it is the root
+    /// of the file system or a link, belongs to neither root nor the caller, or can be written by
+    /// others.
     pub fn open(path: &Path) -> Result<RunDir, StateError> {
         // Without the trailing slash of a path as an operator may write it: it would follow a link.
         let path: PathBuf = path.components().collect();
@@ -66,9 +67,9 @@ impl RunDir {
         Ok(RunDir { path, dir })
     }
 
-    /// Opens the run directory `path`, made with mode 0700 when there is none. One that is there is never
-    /// changed: others may look into it, as into those that kubelet makes, since every file in it is 0600.
-    /// Its parent must be there.
+    /// Opens the run directory `path`, made with mode 0700 when there is none. One that is there is
+    /// never changed: others may look into it, as into those that kubelet makes, since every file
+    /// in it is 0600. Its parent must be there.
     ///
     /// # Errors
     ///
@@ -78,7 +79,8 @@ impl RunDir {
             Err(StateError::NoRunDir { path }) => {
                 let made = DirBuilder::new().mode(0o700).create(&path);
                 match made {
-                    // Somebody was faster, which is as good: what they made is checked like any other.
+                    // Somebody was faster, which is as good: what they made is checked like any
+                    // other.
                     Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                         Err(io_failed("make the run directory", &path, error))
                     }
@@ -103,46 +105,40 @@ impl RunDir {
     ///
     /// # Errors
     ///
-    /// [`StateError::Unreadable`], [`StateError::NewerVersion`], [`StateError::NotOurs`] or [`StateError::Io`].
+    /// [`StateError::Unreadable`], [`StateError::NewerVersion`], [`StateError::NotOurs`] or
+    /// [`StateError::Io`].
     pub fn read(&self) -> Result<Option<State>, StateError> {
         let path = self.path.join(STATE_FILE);
-        self.text(&path)?
-            .map(|text| format::parse(&text, &path))
-            .transpose()
+        self.text(&path)?.map(|text| format::parse(&text, &path)).transpose()
     }
 
     fn text(&self, path: &Path) -> Result<Option<Vec<u8>>, StateError> {
         let Some(file) = trust::file(&self.dir, STATE_FILE, OFlag::O_RDONLY, path)? else {
             return Ok(None);
         };
-        let size = file
-            .metadata()
-            .map_err(|error| io_failed("look at", path, error))?
-            .len();
+        let size = file.metadata().map_err(|error| io_failed("look at", path, error))?.len();
         let mut text = Vec::with_capacity(size.min(MAX_SIZE) as usize + 1);
         file.take(MAX_SIZE + 1)
             .read_to_end(&mut text)
             .map_err(|error| io_failed("read", path, error))?;
         if text.len() as u64 > MAX_SIZE {
             let why = format!("it is larger than {MAX_SIZE} bytes");
-            return Err(StateError::Unreadable {
-                path: path.to_owned(),
-                why,
-            });
+            return Err(StateError::Unreadable { path: path.to_owned(), why });
         }
         Ok(Some(text))
     }
 
-    /// Changes the state file: locks it within `wait`, reads it (an absent file is an empty one), lets
-    /// `change` change it, and replaces it when something is different then, with a generation one higher.
+    /// Changes the state file: locks it within `wait`, reads it (an absent file is an empty one),
+    /// lets `change` change it, and replaces it when something is different then, with a generation
+    /// one higher.
     ///
-    /// Returns what `change` returned, and the file's epoch and generation afterwards. When nothing changed
-    /// and there was no file, none is made, and the epoch is nobody's.
+    /// Returns what `change` returned, and the file's epoch and generation afterwards. When nothing
+    /// changed and there was no file, none is made, and the epoch is nobody's.
     ///
     /// # Errors
     ///
-    /// Any [`StateError`]; the file is unchanged then, and [`StateError::Locked`] comes no later than `wait`
-    /// and one retry.
+    /// Any [`StateError`]; the file is unchanged then, and [`StateError::Locked`] comes no later
+    /// than `wait` and one retry.
     pub fn update<T>(
         &self,
         wait: Duration,
@@ -170,9 +166,10 @@ impl RunDir {
         Ok((out, state.epoch, state.generation))
     }
 
-    /// As [`RunDir::update`], to put `record` in the place of the one of its name, which is returned. What this
-    /// costs hardly depends on how many records there are. While another writer holds the lock, that one or the
-    /// next makes this change with its own: hundreds of writers at once cost a few writes.
+    /// As [`RunDir::update`], to put `record` in the place of the one of its name, which is
+    /// returned. What this costs hardly depends on how many records there are. While another writer
+    /// holds the lock, that one or the next makes this change with its own: hundreds of writers at
+    /// once cost a few writes.
     ///
     /// # Errors
     ///
@@ -214,8 +211,8 @@ impl RunDir {
         Ok((replaced, sheet.epoch, sheet.generation))
     }
 
-    /// As [`RunDir::put`], to remove the record of `id`. Where there is none and nobody writes at the moment, nobody
-    /// is waited for and nothing has to be writable.
+    /// As [`RunDir::put`], to remove the record of `id`. Where there is none and nobody writes at
+    /// the moment, nobody is waited for and nothing has to be writable.
     ///
     /// # Errors
     ///
@@ -258,7 +255,11 @@ impl RunDir {
     }
 
     /// Makes `change`, and with it what is `waiting`. The caller holds the lock.
-    fn make_with(&self, change: Change, mut waiting: Waiting) -> Result<(Epoch, Generation), StateError> {
+    fn make_with(
+        &self,
+        change: Change,
+        mut waiting: Waiting,
+    ) -> Result<(Epoch, Generation), StateError> {
         waiting.changes.push(change.clone());
         match self.make(&waiting.changes) {
             Ok(made) => {
@@ -281,8 +282,8 @@ impl RunDir {
         Ok((state.epoch, state.generation))
     }
 
-    /// Does all that [`RunDir::update`] would do, but puts nothing in the state file's place: whether a record
-    /// could be written now.
+    /// Does all that [`RunDir::update`] would do, but puts nothing in the state file's place:
+    /// whether a record could be written now.
     ///
     /// # Errors
     ///
@@ -296,14 +297,14 @@ impl RunDir {
         successor::rehearse(&self.dir, &self.path, &text)
     }
 
-    /// Renames a state file that cannot be understood to `pods.json.bad-<suffix>`, under the lock, so that a new
-    /// one can be begun and the old one looked at. Returns its new path; `None` when, with the lock held, the file
-    /// turned out to be readable or gone.
+    /// Renames a state file that cannot be understood to `pods.json.bad-<suffix>`, under the lock,
+    /// so that a new one can be begun and the old one looked at. Returns its new path; `None` when,
+    /// with the lock held, the file turned out to be readable or gone.
     ///
     /// # Errors
     ///
-    /// [`StateError::Locked`] or [`StateError::Io`]. A file of a newer version or that is not ours is left alone:
-    /// its error comes back.
+    /// [`StateError::Locked`] or [`StateError::Io`]. A file of a newer version or that is not ours
+    /// is left alone: its error comes back.
     pub fn set_aside(&self, wait: Duration, suffix: &str) -> Result<Option<PathBuf>, StateError> {
         let _lock = self.lock(wait)?;
         match self.read() {
@@ -344,7 +345,10 @@ impl RunDir {
     }
 
     /// Puts what `print` writes in the file's place. The caller holds the lock.
-    fn replace(&self, print: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), StateError> {
+    fn replace(
+        &self,
+        print: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), StateError> {
         successor::replace(&self.dir, &self.path, print)
     }
 

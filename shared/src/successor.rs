@@ -1,4 +1,5 @@
-//! The next state file: built beside the one that there is, and put in its place. The caller holds the lock.
+//! The next state file: built beside the one that there is, and put in its place. The caller holds
+//! the lock.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -15,7 +16,8 @@ use crate::run_dir::STATE_FILE;
 use crate::store::MAX_SIZE;
 use crate::trust::{failed, io_failed};
 
-/// Where a writer builds the next file. One that was killed leaves it behind, and the next one replaces it.
+/// Where a writer builds the next file. One that was killed leaves it behind, and the next one
+/// replaces it.
 pub(crate) const NEXT_FILE: &str = "pods.json.next";
 
 /// Puts what `print` writes in the place of the state file in `dir`, whose path is `path`.
@@ -50,22 +52,19 @@ fn write_next(
 ) -> Result<(), StateError> {
     let next = path.join(NEXT_FILE);
     remove_next(dir).map_err(|errno| failed("remove", &next, errno))?;
-    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let flags =
+        OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let file = openat(dir.as_fd(), NEXT_FILE, flags, Mode::from_bits_truncate(0o600))
         .map_err(|errno| failed("make", &next, errno))?;
     let mut file = File::from(file);
-    let mut bounded = Bounded {
-        out: &mut file,
-        left: MAX_SIZE,
-    };
-    // The file, not the folder: that the rename survives a power cut matters to no pod, since none does.
-    print(&mut bounded)
-        .and_then(|()| file.sync_data())
-        .map_err(|error| {
-            let is_refused = error.kind() == ErrorKind::FileTooLarge;
-            let named = if is_refused { path.join(STATE_FILE) } else { next };
-            io_failed("write", &named, error)
-        })
+    let mut bounded = Bounded { out: &mut file, left: MAX_SIZE };
+    // The file, not the folder: that the rename survives a power cut matters to no pod, since none
+    // does.
+    print(&mut bounded).and_then(|()| file.sync_data()).map_err(|error| {
+        let is_refused = error.kind() == ErrorKind::FileTooLarge;
+        let named = if is_refused { path.join(STATE_FILE) } else { next };
+        io_failed("write", &named, error)
+    })
 }
 
 fn remove_next(dir: &File) -> Result<(), Errno> {
@@ -85,7 +84,8 @@ struct Bounded<'a> {
 impl Write for Bounded<'_> {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         if text.len() as u64 > self.left {
-            let why = format!("it would be larger than {MAX_SIZE} bytes, and no program would read it");
+            let why =
+                format!("it would be larger than {MAX_SIZE} bytes, and no program would read it");
             return Err(io::Error::new(ErrorKind::FileTooLarge, why));
         }
         let written = self.out.write(text)?;

@@ -1,5 +1,5 @@
-//! Opening what lies in the run directory, without following a link and without trusting what others
-//! could have written.
+//! Opening what lies in the run directory, without following a link and without trusting what
+//! others could have written.
 
 use std::fs::File;
 use std::io;
@@ -22,17 +22,23 @@ pub(crate) fn directory(path: &Path) -> Result<File, StateError> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     match open(path, flags, Mode::empty()) {
         Ok(dir) => trusted(dir, path),
-        Err(Errno::ENOENT) => Err(StateError::NoRunDir {
-            path: path.to_owned(),
-        }),
+        Err(Errno::ENOENT) => Err(StateError::NoRunDir { path: path.to_owned() }),
         // With O_DIRECTORY the kernel says "not a directory" of a link too.
-        Err(Errno::ENOTDIR | Errno::ELOOP) => Err(not_ours(path, "it is not a directory, or a link to one")),
+        Err(Errno::ENOTDIR | Errno::ELOOP) => {
+            Err(not_ours(path, "it is not a directory, or a link to one"))
+        }
         Err(errno) => Err(failed("open", path, errno)),
     }
 }
 
-/// Opens the regular file `name` of directory `dir`, which must be ours. `path` is for the error's text.
-pub(crate) fn file(dir: &File, name: &str, flags: OFlag, path: &Path) -> Result<Option<File>, StateError> {
+/// Opens the regular file `name` of directory `dir`, which must be ours. `path` is for the error's
+/// text.
+pub(crate) fn file(
+    dir: &File,
+    name: &str,
+    flags: OFlag,
+    path: &Path,
+) -> Result<Option<File>, StateError> {
     // Non-blocking, for a named pipe in the file's place would hold the caller for ever.
     let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
     let opened = match openat(dir.as_fd(), name, flags, Mode::from_bits_truncate(0o600)) {
@@ -43,11 +49,7 @@ pub(crate) fn file(dir: &File, name: &str, flags: OFlag, path: &Path) -> Result<
         Err(errno) => return Err(failed("open", path, errno)),
     };
     let opened = trusted(opened, path)?;
-    match opened
-        .metadata()
-        .map_err(|source| io_failed("look at", path, source))?
-        .is_file()
-    {
+    match opened.metadata().map_err(|source| io_failed("look at", path, source))?.is_file() {
         true => Ok(Some(opened)),
         false => Err(not_ours(path, "it is not a regular file")),
     }
@@ -56,9 +58,7 @@ pub(crate) fn file(dir: &File, name: &str, flags: OFlag, path: &Path) -> Result<
 /// Whether `opened` belongs to root or to whom this program runs as, and nobody else may write it.
 fn trusted(opened: OwnedFd, path: &Path) -> Result<File, StateError> {
     let opened = File::from(opened);
-    let metadata = opened
-        .metadata()
-        .map_err(|source| io_failed("look at", path, source))?;
+    let metadata = opened.metadata().map_err(|source| io_failed("look at", path, source))?;
     let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
     let why = if owner != 0 && owner != geteuid().as_raw() {
         format!("it belongs to user {owner}")
@@ -75,10 +75,7 @@ fn trusted(opened: OwnedFd, path: &Path) -> Result<File, StateError> {
 }
 
 fn not_ours(path: &Path, why: &str) -> StateError {
-    StateError::NotOurs {
-        path: path.to_owned(),
-        why: why.to_owned(),
-    }
+    StateError::NotOurs { path: path.to_owned(), why: why.to_owned() }
 }
 
 pub(crate) fn failed(doing: &'static str, path: &Path, errno: Errno) -> StateError {
@@ -86,9 +83,5 @@ pub(crate) fn failed(doing: &'static str, path: &Path, errno: Errno) -> StateErr
 }
 
 pub(crate) fn io_failed(doing: &'static str, path: &Path, source: io::Error) -> StateError {
-    StateError::Io {
-        doing,
-        path: path.to_owned(),
-        source,
-    }
+    StateError::Io { doing, path: path.to_owned(), source }
 }

@@ -1,8 +1,10 @@
-//! What it costs to find and delete stale flows: `cargo bench -p denizen-tests --bench conntrack`, as root.
+//! What it costs to find and delete stale flows: `cargo bench -p denizen-tests --bench conntrack`,
+//! as root.
 //!
-//! 100,000 flows of UDP, 1,000 of them stale, through the agent's own reader and judge, in a network namespace
-//! that is made here; next to `conntrack -L`, which only reads, and `conntrack -D`, which deletes what matches one
-//! address. It prints, and asserts no time: times belong to the machine they were taken on.
+//! 100,000 flows of UDP, 1,000 of them stale, through the agent's own reader and judge, in a
+//! network namespace that is made here; next to `conntrack -L`, which only reads, and `conntrack
+//! -D`, which deletes what matches one address. It prints, and asserts no time: times belong to the
+//! machine they were taken on.
 
 #![expect(
     clippy::disallowed_methods,
@@ -18,8 +20,8 @@ use denizen_agent::backend::conntrack::{Conntrack, Suspects};
 use denizen_agent::backend::nftables::{Nftables, NoKernel};
 use denizen_agent::engine::{Engine, Policy};
 use denizen_agent::model::{
-    Affinity, EndpointState, Event, Family, Listing, Protocol, Service, ServiceName, ServicePort, Slice,
-    SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
+    Affinity, EndpointState, Event, Family, Listing, Protocol, Service, ServiceName, ServicePort,
+    Slice, SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
 };
 use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Settings};
 use denizen_netlink::{Socket, Writer};
@@ -81,11 +83,7 @@ fn endpoint(n: u32) -> Ipv4Addr {
 /// What the judge knows, and the doors that are to be looked at: all.
 fn known() -> (Engine<Nftables<NoKernel>>, Suspects) {
     let policy = Policy {
-        settings: Settings {
-            node_name: "bench".into(),
-            masquerade_all: false,
-            node_hints: false,
-        },
+        settings: Settings { node_name: "bench".into(), masquerade_all: false, node_hints: false },
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),
@@ -129,26 +127,13 @@ fn facts(n: u32) -> [Event; 2] {
         node_hints: Vec::new(),
     };
     let slice = Slice {
-        name: SliceName {
-            namespace: "bench".into(),
-            name: format!("s{n}").into(),
-        },
+        name: SliceName { namespace: "bench".into(), name: format!("s{n}").into() },
         service: name.clone(),
         family: Family::V4,
-        ports: vec![SlicePort {
-            name: "dns".into(),
-            protocol: Protocol::Udp,
-            port: at(5353),
-        }],
-        endpoints: vec![
-            endpoint(self::endpoint(n * 2)),
-            endpoint(self::endpoint(n * 2 + 1)),
-        ],
+        ports: vec![SlicePort { name: "dns".into(), protocol: Protocol::Udp, port: at(5353) }],
+        endpoints: vec![endpoint(self::endpoint(n * 2)), endpoint(self::endpoint(n * 2 + 1))],
     };
-    [
-        Event::Service(name, Some(service)),
-        Event::Slice(slice.name.clone(), Some(slice)),
-    ]
+    [Event::Service(name, Some(service)), Event::Slice(slice.name.clone(), Some(slice))]
 }
 
 /// One look, as the agent does it.
@@ -165,19 +150,17 @@ fn look() -> Duration {
                 piece.push(entry);
             }
             if piece.len() == PIECE {
-                stale.extend(engine.stale(
-                    &suspects,
-                    std::mem::replace(&mut piece, Vec::with_capacity(PIECE)),
-                ));
+                stale.extend(
+                    engine
+                        .stale(&suspects, std::mem::replace(&mut piece, Vec::with_capacity(PIECE))),
+                );
             }
         });
         read.expect("the entries can be read");
     }
     stale.extend(engine.stale(&suspects, piece));
     let mut deleted = 0;
-    conntrack
-        .delete(&stale, &mut deleted)
-        .expect("the entries can be deleted");
+    conntrack.delete(&stale, &mut deleted).expect("the entries can be deleted");
     let took = begun.elapsed();
     let peak = memory("VmHWM:").saturating_sub(before);
     if deleted > 0 {
@@ -196,10 +179,7 @@ fn memory(name: &str) -> u64 {
 
 fn program(arguments: &[&str]) -> Duration {
     let mut conntrack = Command::new("conntrack");
-    let quiet = conntrack
-        .args(arguments)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
+    let quiet = conntrack.args(arguments).stdout(Stdio::null()).stderr(Stdio::null());
     let begun = Instant::now();
     let status = quiet.status().expect("conntrack is installed");
     assert!(status.success(), "conntrack {arguments:?}: {status}");
@@ -236,10 +216,8 @@ fn create(requests: &mut Writer, sequence: u32, n: u32) {
         0 => Ipv4Addr::new(10, 9, 0, 1),
         _ => endpoint(service * 2 + n / SERVICES % 2),
     };
-    let (door, answerer) = (
-        SocketAddr::new(service_ip(service).into(), 53),
-        SocketAddr::new(answerer.into(), 5353),
-    );
+    let (door, answerer) =
+        (SocketAddr::new(service_ip(service).into(), 53), SocketAddr::new(answerer.into(), 5353));
     let message = requests.begin_message(0x100, ack_create_exclusive, sequence, 2, 0);
     for (kind, source, destination) in [(1, client, door), (2, answerer, client)] {
         let tuple = requests.begin(kind);

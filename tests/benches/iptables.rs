@@ -1,16 +1,17 @@
 //! What services cost with iptables: `cargo bench -p denizen-tests --bench iptables`, as root.
 //!
-//! A cold start and one endpoint's change for 5,000 services of four endpoints, by the agent's own engine, in
-//! the tables of ip_tables and of nf_tables; next to an `iptables-restore` of the very same rules in the same
-//! run. A number behind `--` is another count of services, `legacy` or `nft` chooses a variant.
+//! A cold start and one endpoint's change for 5,000 services of four endpoints, by the agent's own
+//! engine, in the tables of ip_tables and of nf_tables; next to an `iptables-restore` of the very
+//! same rules in the same run. A number behind `--` is another count of services, `legacy` or `nft`
+//! chooses a variant.
 //!
-//! The goal is a ratio, and the exit code says whether it is met: a change costs under a tenth of such a load. In
-//! ip_tables' tables nobody's change can: for any all rules are read out of the kernel and all put back
-//! (`IPT_SO_SET_REPLACE`, which alone takes more than a tenth of the load), so the goal is missed there. How much of a
-//! change is that, the least change tells that `iptables-restore` can make.
-//! Where ip_tables refuses one service's chain, its program does not say which: how much longer a cold start then takes is
-//! told beside.
-//! All that it makes in the kernel is in nameless network namespaces, which end with it, however it ends.
+//! The goal is a ratio, and the exit code says whether it is met: a change costs under a tenth of
+//! such a load. In ip_tables' tables nobody's change can: for any all rules are read out of the
+//! kernel and all put back (`IPT_SO_SET_REPLACE`, which alone takes more than a tenth of the load),
+//! so the goal is missed there. How much of a change is that, the least change tells that
+//! `iptables-restore` can make. Where ip_tables refuses one service's chain, its program does not
+//! say which: how much longer a cold start then takes is told beside. All that it makes in the
+//! kernel is in nameless network namespaces, which end with it, however it ends.
 
 #![expect(
     clippy::disallowed_methods,
@@ -50,10 +51,7 @@ fn main() -> ExitCode {
         println!("not run: this is a bench, and `cargo test` builds it only");
         return ExitCode::SUCCESS;
     }
-    let services = words
-        .iter()
-        .find_map(|word| word.parse().ok())
-        .unwrap_or(SERVICES);
+    let services = words.iter().find_map(|word| word.parse().ok()).unwrap_or(SERVICES);
     let named = |name: &str| words.iter().any(|word| word == name);
     let folder = manifests::folder(services);
     let facts = manifests::facts(folder.path());
@@ -88,11 +86,7 @@ fn main() -> ExitCode {
             );
         }
     }
-    if is_met {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if is_met { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 struct Took {
@@ -125,24 +119,18 @@ fn measured(name: &str, variant: Variant, facts: Vec<Event>) -> Took {
             programmed(vec![Event::Slice(slice.name.clone(), Some(slice))])
         })
         .collect();
-    let least = (0..CHANGES)
-        .map(|_| restore(name, &["--noflush"], LEAST))
-        .collect();
+    let least = (0..CHANGES).map(|_| restore(name, &["--noflush"], LEAST)).collect();
     let save = Command::new(format!("iptables-{name}-save")).output();
     let rules = save.expect("iptables is installed").stdout;
-    Took {
-        cold,
-        change: median(changes),
-        load: restore(name, &[], &rules),
-        least: median(least),
-    }
+    Took { cold, change: median(changes), load: restore(name, &[], &rules), least: median(least) }
 }
 
-/// From nothing to all rules but those of the service of this number, to whose chain somebody's rule leads from where no
-/// destination may be translated.
+/// From nothing to all rules but those of the service of this number, to whose chain somebody's
+/// rule leads from where no destination may be translated.
 fn cold_with_one_refused(service: usize, facts: Vec<Event>) -> Duration {
     let chain = service_chain(&format!("team-{}/service-{service}:http", service % 50));
-    let held = format!("*nat\n:{chain} - [0:0]\n-A POSTROUTING -d 203.0.113.9 -g {chain}\nCOMMIT\n");
+    let held =
+        format!("*nat\n:{chain} - [0:0]\n-A POSTROUTING -d 203.0.113.9 -g {chain}\nCOMMIT\n");
     restore("legacy", &["--noflush"], held.as_bytes());
     let mut engine = engine(Variant::Legacy);
     let begun = Instant::now();
@@ -156,11 +144,7 @@ fn cold_with_one_refused(service: usize, facts: Vec<Event>) -> Duration {
 
 fn engine(variant: Variant) -> Engine {
     let policy = Policy {
-        settings: Settings {
-            node_name: NODE.into(),
-            masquerade_all: false,
-            node_hints: false,
-        },
+        settings: Settings { node_name: NODE.into(), masquerade_all: false, node_hints: false },
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),

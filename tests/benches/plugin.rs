@@ -1,7 +1,9 @@
-//! What the plugin costs a pod's start: the whole process, from spawn to exit, for an ADD with 0, 250 and 1,000 records
-//! present, next to `portmap` and `tuning` doing theirs. `cargo build-plugin` first; then `cargo bench --bench plugin`.
+//! What the plugin costs a pod's start: the whole process, from spawn to exit, for an ADD with 0,
+//! 250 and 1,000 records present, next to `portmap` and `tuning` doing theirs. `cargo build-plugin`
+//! first; then `cargo bench --bench plugin`.
 //!
-//! Ratios of one run, for times are a machine's. The programs take turns, so that what disturbs one disturbs all.
+//! Ratios of one run, for times are a machine's. The programs take turns, so that what disturbs one
+//! disturbs all.
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on fails")]
 
 use std::fs::File;
@@ -29,22 +31,17 @@ struct Candidate {
 }
 
 impl Candidate {
-    fn new(name: &str, program: PathBuf, rig: &Rig, call: &Call, configuration: &Value) -> Candidate {
+    fn new(
+        name: &str,
+        program: PathBuf,
+        rig: &Rig,
+        call: &Call,
+        configuration: &Value,
+    ) -> Candidate {
         let (add, del) = (call.environment("ADD"), call.environment("DEL"));
         let input = rig.folder().join(name);
-        File::create(&input)
-            .unwrap()
-            .write_all(configuration.to_string().as_bytes())
-            .unwrap();
-        Candidate {
-            name: name.to_owned(),
-            program,
-            add,
-            del,
-            input,
-            every: 1,
-            times: Vec::new(),
-        }
+        File::create(&input).unwrap().write_all(configuration.to_string().as_bytes()).unwrap();
+        Candidate { name: name.to_owned(), program, add, del, input, every: 1, times: Vec::new() }
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is what a bench is for")]
@@ -55,14 +52,11 @@ impl Candidate {
         let begun = Instant::now();
         let added = run_here(&self.program, add, to_add);
         self.times.push(begun.elapsed());
-        assert!(
-            added.success() && run_here(&self.program, del, to_del).success(),
-            "{}",
-            self.name
-        );
+        assert!(added.success() && run_here(&self.program, del, to_del).success(), "{}", self.name);
     }
 
-    /// The time that `percent` of the turns kept below. What else the machine does can only add to a turn.
+    /// The time that `percent` of the turns kept below. What else the machine does can only add to
+    /// a turn.
     fn quantile(&self, percent: usize) -> Duration {
         let mut times = self.times.clone();
         times.sort_unstable();
@@ -86,9 +80,7 @@ fn record(number: usize) -> Attachment {
             uid: Some(format!("6f5d3c1e-9a3b-4c58-8b2d-{number:012x}")),
             unknown: unknown(),
         }),
-        netns: Some(format!(
-            "/var/run/netns/cni-{number:08x}-9a3b-4c58-8b2d-0123456789ab"
-        )),
+        netns: Some(format!("/var/run/netns/cni-{number:08x}-9a3b-4c58-8b2d-0123456789ab")),
         host_interface: Some(HostInterface {
             name: format!("veth{number:08x}"),
             index: number as u32 + 10,
@@ -109,14 +101,10 @@ fn record(number: usize) -> Attachment {
 
 /// The plugin as it is installed.
 fn installed() -> PathBuf {
-    let built =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/x86_64-unknown-linux-musl/plugin/denizen");
+    let built = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../target/x86_64-unknown-linux-musl/plugin/denizen");
     let path = std::env::var_os("DENIZEN_PLUGIN").map_or(built, PathBuf::from);
-    assert!(
-        path.is_file(),
-        "{} is not built: cargo build-plugin",
-        path.display()
-    );
+    assert!(path.is_file(), "{} is not built: cargo build-plugin", path.display());
     path
 }
 
@@ -127,9 +115,7 @@ fn candidates(rig: &Rig) -> Vec<Candidate> {
         &["10.85.0.0/16"],
     );
     let call = Call::new("web-0", &rig.pod);
-    let result = chain
-        .call(&rig.node, &call, "ADD", &chain.plugins[0], None)
-        .unwrap();
+    let result = chain.call(&rig.node, &call, "ADD", &chain.plugins[0], None).unwrap();
     let mut all = Vec::new();
     for records in RECORDS {
         let run_dir = rig.folder().join(format!("run-{records}"));
@@ -157,20 +143,15 @@ fn candidates(rig: &Rig) -> Vec<Candidate> {
         configuration["name"] = json!("pods");
         configuration["type"] = json!(kind);
         configuration["prevResult"] = result.clone();
-        Candidate::new(
-            name,
-            Path::new(REAL_PLUGINS).join(kind),
-            rig,
-            &call,
-            &configuration,
-        )
+        Candidate::new(name, Path::new(REAL_PLUGINS).join(kind), rig, &call, &configuration)
     };
     all.push(real(
         "tuning, one sysctl",
         "tuning",
         json!({ "sysctl": { "net.ipv4.conf.eth0.arp_filter": "1" } }),
     ));
-    let ports = json!({ "portMappings": [{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp" }] });
+    let ports =
+        json!({ "portMappings": [{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp" }] });
     let mapping = real("portmap, one port", "portmap", json!({ "runtimeConfig": ports }));
     all.push(Candidate { every: 10, ..mapping });
     all.push(real("portmap, nothing to map", "portmap", json!({})));
@@ -195,16 +176,11 @@ fn report(all: &[Candidate]) -> bool {
             one.name, ratios[0], ratios[1]
         );
     }
-    // portmap without a port to map returns at once: it is shown, and is not an ADD to be held against.
-    let theirs = || {
-        all[RECORDS.len()..]
-            .iter()
-            .filter(|one| !one.name.ends_with("nothing to map"))
-    };
+    // portmap without a port to map returns at once: it is shown, and is not an ADD to be held
+    // against.
+    let theirs = || all[RECORDS.len()..].iter().filter(|one| !one.name.ends_with("nothing to map"));
     let worst = |time: fn(&Candidate) -> Duration| {
-        theirs()
-            .map(|one| time(ours(250)).div_duration_f64(time(one)))
-            .fold(0.0, f64::max)
+        theirs().map(|one| time(ours(250)).div_duration_f64(time(one))).fold(0.0, f64::max)
     };
     let more = median(ours(1_000)).saturating_sub(median(ours(0)));
     let size = installed().metadata().unwrap().len();
@@ -233,7 +209,8 @@ fn main() {
         }
         all
     });
-    // `cargo test --benches` runs this as well, where a goal missed on a busy machine is no failure.
+    // `cargo test --benches` runs this as well, where a goal missed on a busy machine is no
+    // failure.
     let is_bench = std::env::args().any(|argument| argument == "--bench");
     assert!(report(&all) || !is_bench, "a goal is missed");
 }

@@ -23,7 +23,8 @@ use crate::probe::Protocol;
 /// How long a start may take before it counts as failed.
 pub const STARTING: Duration = Duration::from_secs(10);
 
-/// The runtime's cache of CNI results, in the run directory: the machine's own is nobody's business here.
+/// The runtime's cache of CNI results, in the run directory: the machine's own is nobody's business
+/// here.
 pub const CNI_CACHE: &str = "cni-cache";
 
 /// How an agent is to be run.
@@ -141,22 +142,13 @@ impl Agent {
             .arg("--cni-cache-dir")
             .arg(settings.run_dir.join(CNI_CACHE))
             .args(&settings.flags);
-        command
-            .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output);
-        let child = node
-            .run(|| command.spawn())?
-            .context("cannot start denizen-agent")?;
-        Ok(Self {
-            child,
-            settings,
-            log,
-            quiet: false,
-        })
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let child = node.run(|| command.spawn())?.context("cannot start denizen-agent")?;
+        Ok(Self { child, settings, log, quiet: false })
     }
 
-    /// Waits until the agent says that the first full set of rules is in the kernel, or says why it ended.
+    /// Waits until the agent says that the first full set of rules is in the kernel, or says why it
+    /// ended.
     pub fn wait_programmed(&mut self, patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
         while !self.asked_directly().is_ok_and(|status| status["synced"] == true) {
@@ -198,7 +190,8 @@ impl Agent {
         self.ask("status", &[])
     }
 
-    /// `denizen-agent explain --output json` for a packet from `from`, coming in through `interface`.
+    /// `denizen-agent explain --output json` for a packet from `from`, coming in through
+    /// `interface`.
     pub fn explain(
         &self,
         from: IpAddr,
@@ -206,7 +199,8 @@ impl Agent {
         to: SocketAddr,
         protocol: Protocol,
     ) -> Result<Explanation> {
-        let from = interface.map_or_else(|| from.to_string(), |interface| format!("{from}@{interface}"));
+        let from =
+            interface.map_or_else(|| from.to_string(), |interface| format!("{from}@{interface}"));
         let to = format!("{to}/{protocol}");
         let answer = self.ask("explain", &["--from", &from, "--to", &to])?;
         serde_json::from_value(answer.clone())
@@ -218,10 +212,7 @@ impl Agent {
         let path = self.settings.run_dir.join(denizen_shared::run_dir::SOCKET);
         let mut stream = UnixStream::connect(path)?;
         let answering = getsockopt(&stream, PeerCredentials)?.pid();
-        ensure!(
-            u32::try_from(answering)? == self.pid(),
-            "process {answering} answers there"
-        );
+        ensure!(u32::try_from(answering)? == self.pid(), "process {answering} answers there");
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         stream.write_all(b"{\"status\":{}}\n")?;
         let mut line = String::new();
@@ -259,10 +250,7 @@ impl Agent {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
-            ensure!(
-                Instant::now() < deadline,
-                "denizen-agent lives {STARTING:?} after {signal}"
-            );
+            ensure!(Instant::now() < deadline, "denizen-agent lives {STARTING:?} after {signal}");
             thread::sleep(Duration::from_millis(2));
         }
     }
@@ -283,8 +271,13 @@ impl Drop for Agent {
 /// What a change that has not been programmed by then never will.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// Makes a change, and returns once the agent tells of it as programmed; `meanwhile` is done over and over.
-pub fn programmed(agent: &Agent, change: impl FnOnce() -> Result<()>, meanwhile: impl Fn()) -> Result<Value> {
+/// Makes a change, and returns once the agent tells of it as programmed; `meanwhile` is done over
+/// and over.
+pub fn programmed(
+    agent: &Agent,
+    change: impl FnOnce() -> Result<()>,
+    meanwhile: impl Fn(),
+) -> Result<Value> {
     let before = agent.status()?;
     change()?;
     let started = Instant::now();
@@ -294,9 +287,6 @@ pub fn programmed(agent: &Agent, change: impl FnOnce() -> Result<()>, meanwhile:
         if status["lastSync"] != before["lastSync"] {
             return Ok(status);
         }
-        ensure!(
-            started.elapsed() < BOUND,
-            "not programmed after {BOUND:?}: {status}"
-        );
+        ensure!(started.elapsed() < BOUND, "not programmed after {BOUND:?}: {status}");
     }
 }

@@ -12,26 +12,19 @@ const CNI_PLUGINS: &str = "/usr/lib/cni";
 pub fn folder() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot tell where this program lies")?;
     let folder = own.parent().context("a program lies in a folder")?;
-    let built = if folder.ends_with("deps") {
-        folder.parent().unwrap_or(folder)
-    } else {
-        folder
-    };
+    let built = if folder.ends_with("deps") { folder.parent().unwrap_or(folder) } else { folder };
     Ok(built.to_owned())
 }
 
 /// One of denizen's own programs, built beside this one.
 pub fn ours(name: &str) -> Result<PathBuf> {
     let path = folder()?.join(name);
-    ensure!(
-        path.exists(),
-        "{} is not there: run `cargo build --workspace` first",
-        path.display()
-    );
+    ensure!(path.exists(), "{} is not there: run `cargo build --workspace` first", path.display());
     Ok(path)
 }
 
 /// The folder of the CNI plugins that go in front of ours.
 pub fn cni_plugins() -> PathBuf {
-    std::env::var_os("DENIZEN_CNI_PLUGINS").map_or_else(|| PathBuf::from(CNI_PLUGINS), PathBuf::from)
+    std::env::var_os("DENIZEN_CNI_PLUGINS")
+        .map_or_else(|| PathBuf::from(CNI_PLUGINS), PathBuf::from)
 }

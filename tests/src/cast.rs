@@ -1,5 +1,5 @@
-//! The usual cast of a kernel test: a bridged and a routed pod of the node, another node's pod, a host
-//! outside, and the node itself. Each may start a connection, the pods also serve.
+//! The usual cast of a kernel test: a bridged and a routed pod of the node, another node's pod, a
+//! host outside, and the node itself. Each may start a connection, the pods also serve.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -36,13 +36,8 @@ pub enum Who {
 }
 
 /// Everyone who may start a connection.
-pub const EVERYONE: [Who; 5] = [
-    Who::Bridged,
-    Who::Routed,
-    Who::Remote,
-    Who::Outside,
-    Who::ThisNode,
-];
+pub const EVERYONE: [Who; 5] =
+    [Who::Bridged, Who::Routed, Who::Remote, Who::Outside, Who::ThisNode];
 
 /// The cast, on its stage.
 #[derive(Debug)]
@@ -60,15 +55,11 @@ impl Cast {
     pub fn on(cluster: Cluster) -> Result<Self> {
         let bridged = cluster.add_pod("bridged", Wiring::Bridged)?;
         let routed = cluster.add_pod("routed", Wiring::Routed)?;
-        Ok(Self {
-            bridged,
-            routed,
-            cluster,
-        })
+        Ok(Self { bridged, routed, cluster })
     }
 
-    /// A cluster of its own for one test, without an agent yet; the pods serve at [`PORT`] over every
-    /// protocol as long as the second value lives.
+    /// A cluster of its own for one test, without an agent yet; the pods serve at [`PORT`] over
+    /// every protocol as long as the second value lives.
     pub fn new(label: &str) -> Result<(Self, Vec<Server>)> {
         let cast = Self::on(Cluster::new(label, &Value::Null)?)?;
         let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
@@ -81,7 +72,8 @@ impl Cast {
         Ok((cast, servers))
     }
 
-    /// The namespace that `who` is in, and the interface through which the node sees its packets come in.
+    /// The namespace that `who` is in, and the interface through which the node sees its packets
+    /// come in.
     pub fn place(&self, who: Who) -> (&Netns, Option<&str>) {
         match who {
             Who::Bridged => (&self.bridged.netns, Some(&self.bridged.input_interface)),
@@ -102,20 +94,13 @@ impl Cast {
             Who::Outside => &own.client,
             Who::ThisNode => &own.node,
         };
-        let found = all
-            .iter()
-            .copied()
-            .find(|address| address.is_ipv4() == like.is_ipv4());
+        let found = all.iter().copied().find(|address| address.is_ipv4() == like.is_ipv4());
         found.with_context(|| format!("{who:?} has no address of the family of {like}"))
     }
 
     /// Whose address that is.
     pub fn owner(&self, address: IpAddr) -> Option<Who> {
-        let of_node = self
-            .cluster
-            .is_nodes(address)
-            .unwrap_or(false)
-            .then_some(Who::ThisNode);
+        let of_node = self.cluster.is_nodes(address).unwrap_or(false).then_some(Who::ThisNode);
         EVERYONE
             .into_iter()
             .find(|who| self.address(*who, address).is_ok_and(|it| it == address))
@@ -124,18 +109,13 @@ impl Cast {
 
     /// Asks `to` as `who`, from its own address.
     pub fn ask(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<Outcome> {
-        let probe = Probe {
-            protocol,
-            ..Probe::tcp(to)
-        };
+        let probe = Probe { protocol, ..Probe::tcp(to) };
         Ok(probe.from(self.address(who, to.ip())?).ask_in(self.place(who).0))
     }
 
     /// What the endpoint saw of an answered connection of `who`: its own address, or the node's.
     pub fn was_masqueraded(&self, who: Who, outcome: &Outcome) -> Result<bool> {
-        let seen = outcome
-            .seen()
-            .with_context(|| format!("{who:?} got {outcome:?}"))?;
+        let seen = outcome.seen().with_context(|| format!("{who:?} got {outcome:?}"))?;
         if seen == self.address(who, seen)? {
             return Ok(false);
         }
@@ -147,7 +127,13 @@ impl Cast {
     }
 
     /// A dual-stack service at [`service_ips`] of `number`, and its slices; `members` serve it.
-    pub fn service(&self, name: &str, number: u8, ports: &[Port], members: &[Who]) -> Result<Vec<Value>> {
+    pub fn service(
+        &self,
+        name: &str,
+        number: u8,
+        ports: &[Port],
+        members: &[Who],
+    ) -> Result<Vec<Value>> {
         let ips = service_ips(number);
         let mut objects = vec![manifest::service(name, &ips, ports)];
         for like in ips {
@@ -165,9 +151,7 @@ impl Cast {
 /// Port 80 of a service over every protocol, at [`PORT`] of its endpoints.
 pub fn every_protocol() -> Vec<Port> {
     let named = ["tcp", "udp", "sctp"].into_iter().zip(PROTOCOLS);
-    named
-        .map(|(name, protocol)| Port::tcp(name, 80, PORT).over(protocol))
-        .collect()
+    named.map(|(name, protocol)| Port::tcp(name, 80, PORT).over(protocol)).collect()
 }
 
 /// [`every_protocol`] at the cluster IPs of `number`.
@@ -178,13 +162,11 @@ pub fn every_way(number: u8) -> impl Iterator<Item = (SocketAddr, Protocol)> {
 
 /// The cluster IPs of a test's service, of both families.
 pub fn service_ips(number: u8) -> [IpAddr; 2] {
-    [
-        ip(&format!("172.30.0.{number}")),
-        ip(&format!("fd00:172:30::{number}")),
-    ]
+    [ip(&format!("172.30.0.{number}")), ip(&format!("fd00:172:30::{number}"))]
 }
 
-/// Whether the first packets of `pod` to the service of number 10 are a local pod's: those keep their source.
+/// Whether the first packets of `pod` to the service of number 10 are a local pod's: those keep
+/// their source.
 pub fn is_local(pod: &Pod) -> bool {
     service_ips(10).into_iter().all(|service| {
         let seen = Probe::tcp(SocketAddr::new(service, 80)).ask_in(&pod.netns).seen();

@@ -1,5 +1,6 @@
-//! A node as an installation has it: real CNI chains with `denizen` behind them, a folder of manifests in
-//! the API's place, and the real agent. Its pods' addresses lie in ranges that no CIDR holds together.
+//! A node as an installation has it: real CNI chains with `denizen` behind them, a folder of
+//! manifests in the API's place, and the real agent. Its pods' addresses lie in ranges that no CIDR
+//! holds together.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -24,16 +25,12 @@ pub const NODE: &str = "node-1";
 pub const OTHER_NODE: &str = "node-2";
 
 /// The ranges of bridged pods, and the bridge's addresses in them.
-const BRIDGED: [(&str, &str); 2] = [
-    ("10.10.0.0/16", "10.10.0.1"),
-    ("fd00:10:10::/64", "fd00:10:10::1"),
-];
+const BRIDGED: [(&str, &str); 2] =
+    [("10.10.0.0/16", "10.10.0.1"), ("fd00:10:10::/64", "fd00:10:10::1")];
 
 /// The ranges of routed pods, and their gateways.
-const ROUTED: [(&str, &str); 2] = [
-    ("172.20.0.0/16", "172.20.0.1"),
-    ("fd00:172:20::/64", "fd00:172:20::1"),
-];
+const ROUTED: [(&str, &str); 2] =
+    [("172.20.0.0/16", "172.20.0.1"), ("fd00:172:20::/64", "fd00:172:20::1")];
 
 /// A node, its surroundings and its chains.
 #[derive(Debug)]
@@ -56,8 +53,8 @@ enum Label {
 }
 
 impl Cluster {
-    /// A cluster of its own for one test. The plugin waits for the agent as `wait` says: the value of
-    /// `waitForAgent` in its configuration; null for not at all.
+    /// A cluster of its own for one test. The plugin waits for the agent as `wait` says: the value
+    /// of `waitForAgent` in its configuration; null for not at all.
     pub fn new(label: &str, wait: &Value) -> Result<Self> {
         Self::around(
             World::new(label, Addresses::default())?,
@@ -77,22 +74,13 @@ impl Cluster {
         let manifests = Manifests::in_folder(&world.folder().join("manifests"))?;
         let addresses: Vec<_> = ["192.168.0.2", "2001:db8::1"].map(ip).into();
         manifests.put("node", &[manifest::node(NODE, &addresses, "")])?;
-        let options = if wait.is_null() {
-            Value::Null
-        } else {
-            json!({ "waitForAgent": wait })
-        };
-        let parsed = |ranges: [(&'static str, &str); 2]| ranges.map(|(range, gateway)| (range, ip(gateway)));
-        let bridged = Chain::bridged(BRIDGE, &parsed(BRIDGED), &data).then_denizen(&run_dir, &options);
+        let options = if wait.is_null() { Value::Null } else { json!({ "waitForAgent": wait }) };
+        let parsed =
+            |ranges: [(&'static str, &str); 2]| ranges.map(|(range, gateway)| (range, ip(gateway)));
+        let bridged =
+            Chain::bridged(BRIDGE, &parsed(BRIDGED), &data).then_denizen(&run_dir, &options);
         let routed = Chain::routed(&parsed(ROUTED), &data).then_denizen(&run_dir, &options);
-        Ok(Self {
-            world,
-            manifests,
-            run_dir,
-            bridged,
-            routed,
-            label,
-        })
+        Ok(Self { world, manifests, run_dir, bridged, routed, label })
     }
 
     /// From now on the plugin waits for the agent as `wait` says.
@@ -157,15 +145,13 @@ impl Cluster {
         &self.run_dir
     }
 
-    /// A dual-stack service `web` at `cluster_ips` that another node's pod alone serves, at `port` of its
-    /// address of each family, as long as the value lives.
+    /// A dual-stack service `web` at `cluster_ips` that another node's pod alone serves, at `port`
+    /// of its address of each family, as long as the value lives.
     pub fn remote_web(&self, cluster_ips: &[IpAddr], port: Port) -> Result<Server> {
         let remote = &self.world.addresses().remote;
         let mut objects = vec![manifest::service("web", cluster_ips, &[port])];
         objects.extend(
-            remote
-                .iter()
-                .map(|address| manifest::slice("web", &[port], &[(*address, OTHER_NODE)])),
+            remote.iter().map(|address| manifest::slice("web", &[port], &[(*address, OTHER_NODE)])),
         );
         self.manifests.put("web", &objects)?;
         serve(&self.world.remote, remote, &[(port.protocol, port.target)])

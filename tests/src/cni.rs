@@ -1,5 +1,5 @@
-//! Running CNI chains as libcni does: each plugin's own process, `prevResult` handed from one to the next, the
-//! results kept for CHECK and DEL.
+//! Running CNI chains as libcni does: each plugin's own process, `prevResult` handed from one to
+//! the next, the results kept for CHECK and DEL.
 
 mod namespace;
 mod rig;
@@ -24,17 +24,10 @@ pub const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 pub fn denizen() -> PathBuf {
     let beside = || {
         let test = std::env::current_exe().expect("a test has a path");
-        test.ancestors()
-            .nth(2)
-            .expect("target/<profile>/deps/<test>")
-            .join("denizen")
+        test.ancestors().nth(2).expect("target/<profile>/deps/<test>").join("denizen")
     };
     let path = std::env::var_os("DENIZEN_PLUGIN").map_or_else(beside, PathBuf::from);
-    assert!(
-        path.is_file(),
-        "{} is not built: cargo build -p denizen-cni",
-        path.display()
-    );
+    assert!(path.is_file(), "{} is not built: cargo build -p denizen-cni", path.display());
     path
 }
 
@@ -66,11 +59,7 @@ impl Call {
 
     /// The variables of a call for `command`.
     pub fn environment(&self, command: &str) -> Variables {
-        let netns = self
-            .netns
-            .as_ref()
-            .map(|path| path.display().to_string())
-            .unwrap_or_default();
+        let netns = self.netns.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
         vec![
             ("CNI_COMMAND", command.to_owned()),
             ("CNI_CONTAINERID", self.container.clone()),
@@ -89,13 +78,14 @@ pub fn start(node: &Namespace, plugin: &Path, variables: Variables, input: &[u8]
     child
 }
 
-/// Starts `plugin` in the network namespace of `node`. It waits for its input, which [`give`] gives it.
+/// Starts `plugin` in the network namespace of `node`. It waits for its input, which [`give`] gives
+/// it.
 pub fn spawn(node: &Namespace, plugin: &Path, variables: Variables) -> Child {
     node.spawn(prepared(plugin, variables))
 }
 
-/// Runs `plugin` in the calling thread's own network namespace, with `input` as its standard input, and reads nothing of
-/// what it says: no more than a process from spawn to exit.
+/// Runs `plugin` in the calling thread's own network namespace, with `input` as its standard input,
+/// and reads nothing of what it says: no more than a process from spawn to exit.
 pub fn run_here(plugin: &Path, variables: Variables, input: File) -> ExitStatus {
     let mut command = prepared(plugin, variables);
     command.stdin(input).stdout(Stdio::null()).stderr(Stdio::null());
@@ -106,10 +96,7 @@ fn prepared(plugin: &Path, variables: Variables) -> Command {
     let mut command = program(plugin);
     command.env_clear().envs(variables);
     command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
@@ -127,11 +114,7 @@ pub type Refusal = Value;
 
 /// What `child` answered: its result, null where it printed nothing, or its error object.
 pub fn finish(child: Child) -> Result<Value, Refusal> {
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = child.wait_with_output().expect("a plugin ends");
+    let Output { status, stdout, stderr } = child.wait_with_output().expect("a plugin ends");
     let printed = String::from_utf8_lossy(&stdout).into_owned();
     let answer = match printed.trim() {
         "" => Value::Null,
@@ -178,8 +161,14 @@ impl Chain {
             .try_for_each(|plugin| self.call(node, call, "CHECK", plugin, Some(result)).map(drop))
     }
 
-    /// Deletes it, last plugin first. `result` is what its ADD returned, where the runtime still knows.
-    pub fn del(&self, node: &Namespace, call: &Call, result: Option<&Value>) -> Result<(), Refusal> {
+    /// Deletes it, last plugin first. `result` is what its ADD returned, where the runtime still
+    /// knows.
+    pub fn del(
+        &self,
+        node: &Namespace,
+        call: &Call,
+        result: Option<&Value>,
+    ) -> Result<(), Refusal> {
         self.plugins
             .iter()
             .rev()
@@ -212,10 +201,9 @@ impl Chain {
     /// What `plugin` gets on standard input.
     fn configuration(&self, plugin: &Value, version: &str, result: Option<&Value>) -> Value {
         let mut configuration = plugin.clone();
-        // As libcni does: what a plugin can take of the runtime's data is named by its capabilities.
-        let fields = configuration
-            .as_object_mut()
-            .expect("a configuration is an object");
+        // As libcni does: what a plugin can take of the runtime's data is named by its
+        // capabilities.
+        let fields = configuration.as_object_mut().expect("a configuration is an object");
         fields.remove("capabilities");
         fields.insert("name".to_owned(), json!(self.name));
         fields.insert("cniVersion".to_owned(), json!(version));

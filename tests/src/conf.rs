@@ -48,26 +48,19 @@ pub fn containers_of(daemon_set: &Value) -> Vec<Value> {
 /// What `kubectl apply -k` would send of a folder.
 pub fn built(folder: &Path) -> Result<Vec<Value>> {
     let built = checked(Command::new("kubectl").arg("kustomize").arg(folder))?;
-    serde_saphyr::from_multiple(&String::from_utf8(built.stdout)?).context("kubectl's words are not YAML")
+    serde_saphyr::from_multiple(&String::from_utf8(built.stdout)?)
+        .context("kubectl's words are not YAML")
 }
 
 /// The same of `conf/kubernetes` with its component for iptables.
 pub fn built_with_iptables() -> Result<Vec<Value>> {
     let copy = tempfile::tempdir()?;
-    checked(
-        Command::new("cp")
-            .arg("-r")
-            .arg(folder().join("kubernetes"))
-            .arg(copy.path()),
-    )?;
+    checked(Command::new("cp").arg("-r").arg(folder().join("kubernetes")).arg(copy.path()))?;
     let folder = copy.path().join("kubernetes");
     let file = folder.join("kustomization.yaml");
     let text = fs::read_to_string(&file)?;
     ensure!(text.contains(WITH_IPTABLES), "{text}");
-    fs::write(
-        &file,
-        text.replace(WITH_IPTABLES, WITH_IPTABLES.replacen("# ", "", 1).as_str()),
-    )?;
+    fs::write(&file, text.replace(WITH_IPTABLES, WITH_IPTABLES.replacen("# ", "", 1).as_str()))?;
     built(&folder)
 }
 
@@ -75,9 +68,7 @@ pub fn built_with_iptables() -> Result<Vec<Value>> {
 pub fn texts(list: &Value) -> Result<Vec<String>> {
     let texts = list.as_array().into_iter().flatten();
     let texts = texts.map(|text| text.as_str().map(str::to_owned));
-    texts
-        .collect::<Option<_>>()
-        .with_context(|| format!("not only texts: {list}"))
+    texts.collect::<Option<_>>().with_context(|| format!("not only texts: {list}"))
 }
 
 /// The capabilities that a container of a file's DaemonSet runs with.

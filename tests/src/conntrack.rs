@@ -1,5 +1,5 @@
-//! Flows that a client keeps up, and what the node's connection tracking holds of them, read through
-//! `conntrack`: independent of what the agent believes.
+//! Flows that a client keeps up, and what the node's connection tracking holds of them, read
+//! through `conntrack`: independent of what the agent believes.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -57,7 +57,12 @@ fn parse(line: &str) -> Option<Tracked> {
 }
 
 /// Puts an entry of UDP over IPv4 in, as a packet would that went through rules of a moment ago.
-pub fn insert(node: &Netns, source: SocketAddr, destination: SocketAddr, answerer: SocketAddr) -> Result<()> {
+pub fn insert(
+    node: &Netns,
+    source: SocketAddr,
+    destination: SocketAddr,
+    answerer: SocketAddr,
+) -> Result<()> {
     let [source_ip, destination_ip, answerer_ip] =
         [source, destination, answerer].map(|end| end.ip().to_string());
     let [source_port, destination_port, answerer_port] =
@@ -80,7 +85,8 @@ pub fn insert(node: &Netns, source: SocketAddr, destination: SocketAddr, answere
     Ok(())
 }
 
-/// A client that sends again and again from one address and port, so that all its packets are one flow.
+/// A client that sends again and again from one address and port, so that all its packets are one
+/// flow.
 #[derive(Debug)]
 pub struct Flow {
     socket: Socket,
@@ -90,11 +96,13 @@ pub struct Flow {
 
 impl Flow {
     /// From inside `namespace`, from `source`. Nothing is sent yet.
-    pub fn open(namespace: &Netns, protocol: Protocol, source: IpAddr, to: SocketAddr) -> Result<Self> {
-        let probe = Probe {
-            protocol,
-            ..Probe::tcp(to)
-        };
+    pub fn open(
+        namespace: &Netns,
+        protocol: Protocol,
+        source: IpAddr,
+        to: SocketAddr,
+    ) -> Result<Self> {
+        let probe = Probe { protocol, ..Probe::tcp(to) };
         let (socket, port) = namespace
             .run(|| probe.from(source).flow())?
             .with_context(|| format!("no flow to {to} over {protocol}"))?;
@@ -114,8 +122,9 @@ impl Flow {
     /// Its entry, if there is one.
     pub fn tracked(&self, node: &Netns) -> Result<Option<Tracked>> {
         let all = tracked(node, self.probe.protocol)?;
-        let is_ours =
-            |entry: &&Tracked| entry.source.port() == self.port && entry.destination == self.probe.to;
+        let is_ours = |entry: &&Tracked| {
+            entry.source.port() == self.port && entry.destination == self.probe.to
+        };
         Ok(all.iter().find(is_ours).copied())
     }
 }

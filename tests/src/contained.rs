@@ -1,5 +1,5 @@
-//! The agent as something else than a shell runs it: behind a program that gives it another environment, and asked through its
-//! run directory.
+//! The agent as something else than a shell runs it: behind a program that gives it another
+//! environment, and asked through its run directory.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,8 +15,8 @@ use crate::binary;
 use crate::cluster::{Cluster, NODE};
 use crate::netns::checked;
 
-/// What a runtime does for a container that is not privileged, and the DaemonSet's mount of the network's
-/// settings.
+/// What a runtime does for a container that is not privileged, and the DaemonSet's mount of the
+/// network's settings.
 const CONTAINED: &str = r#"
 set -e
 mount -t tmpfs tmpfs /mnt
@@ -30,12 +30,10 @@ exec "$@"
 /// What leads the agent to that mount.
 pub const SETTINGS: &str = "--sysctl-dir=/mnt/proc/sys";
 
-/// What a runtime makes of a container with exactly these capabilities: a process namespace of its own, and read-only
-/// kernel settings. What it runs is yet to be added.
+/// What a runtime makes of a container with exactly these capabilities: a process namespace of its
+/// own, and read-only kernel settings. What it runs is yet to be added.
 pub fn container(capabilities: &[String]) -> Command {
-    let names = capabilities
-        .iter()
-        .map(|name| format!(",+{}", name.to_lowercase()));
+    let names = capabilities.iter().map(|name| format!(",+{}", name.to_lowercase()));
     let bounds = format!("--bounding-set=-all{}", names.collect::<String>());
     let mut command = Command::new("unshare");
     command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
@@ -65,13 +63,8 @@ impl Contained {
         program.arg(binary::ours("denizen-agent")?).arg("run");
         program.arg("--manifests").arg(cluster.manifests.folder());
         program.arg("--run-dir").arg(cluster.run_dir());
-        program
-            .arg("--cni-cache-dir")
-            .arg(cluster.run_dir().join(CNI_CACHE));
-        program
-            .args(["--node-name", NODE])
-            .args(flags)
-            .stdin(Stdio::null());
+        program.arg("--cni-cache-dir").arg(cluster.run_dir().join(CNI_CACHE));
+        program.args(["--node-name", NODE]).args(flags).stdin(Stdio::null());
         let child = cluster.world.node.run(|| program.spawn())??;
         let run_dir = cluster.run_dir().to_owned();
         Ok(Self { child, run_dir })
@@ -93,16 +86,7 @@ impl Contained {
     /// `denizen-agent explain --output json`.
     pub fn explain(&self, from: &str, to: &str) -> Result<Value> {
         let mut ask = Command::new(binary::ours("denizen-agent")?);
-        ask.args([
-            "explain",
-            "--output",
-            "json",
-            "--from",
-            from,
-            "--to",
-            to,
-            "--run-dir",
-        ]);
+        ask.args(["explain", "--output", "json", "--from", from, "--to", to, "--run-dir"]);
         let output = checked(ask.arg(&self.run_dir))?;
         Ok(serde_json::from_slice(&output.stdout)?)
     }
@@ -119,7 +103,8 @@ impl Contained {
         }
     }
 
-    /// The capabilities in effect of the process that the program in front started, as the kernel counts them.
+    /// The capabilities in effect of the process that the program in front started, as the kernel
+    /// counts them.
     pub fn effective_capabilities(&self) -> Result<u64> {
         let id = self.child.id();
         let inner = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;

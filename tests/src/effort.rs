@@ -1,4 +1,5 @@
-//! How long the tests that need time may take: short on a developer's machine, in full length in CI.
+//! How long the tests that need time may take: short on a developer's machine, in full length in
+//! CI.
 
 use std::time::Duration;
 
@@ -13,9 +14,5 @@ pub fn duration() -> Duration {
 
 /// `full` where tests run in full length, else `quick`.
 pub fn times(full: usize, quick: usize) -> usize {
-    if duration() >= Duration::from_secs(60) {
-        full
-    } else {
-        quick
-    }
+    if duration() >= Duration::from_secs(60) { full } else { quick }
 }

@@ -1,5 +1,5 @@
-//! Clients that mean harm: thousands of connections that ask nothing, half of something, or do not read the answer, each
-//! made again as soon as it is closed.
+//! Clients that mean harm: thousands of connections that ask nothing, half of something, or do not
+//! read the answer, each made again as soon as it is closed.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -17,7 +17,8 @@ use socket2::{Domain, Socket, Type};
 
 use crate::netns::Netns;
 
-/// What each kind of client sends, over and over: nothing, half a request, a whole one whose answer it never reads.
+/// What each kind of client sends, over and over: nothing, half a request, a whole one whose answer
+/// it never reads.
 const REQUESTS: [&[u8]; 3] = [
     b"",
     b"GET /healthz HTTP/1.1\r\nHost: half\r\n",
@@ -27,8 +28,8 @@ const REQUESTS: [&[u8]; 3] = [
 /// How often a client looks after its connections.
 const ROUND: Duration = Duration::from_millis(50);
 
-/// How many connections a client makes again in one round: 200 a second, next to which the test's own questions still
-/// find a processor.
+/// How many connections a client makes again in one round: 200 a second, next to which the test's
+/// own questions still find a processor.
 const AGAIN: usize = 10;
 
 /// What has not happened by then never will.
@@ -43,8 +44,9 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// `each` connections from every one of these namespaces to an address; returns once all were made for the first
-    /// time. A process may have only so many files: the limit is raised as far as it may be.
+    /// `each` connections from every one of these namespaces to an address; returns once all were
+    /// made for the first time. A process may have only so many files: the limit is raised as far
+    /// as it may be.
     pub fn start(clients: &[(&Netns, SocketAddr)], each: usize) -> Result<Self> {
         let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
         setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
@@ -57,11 +59,7 @@ impl Flood {
         let flood = Self { stop, made, threads };
         let started = Instant::now();
         while flood.made() < clients.len() * each {
-            ensure!(
-                started.elapsed() < PATIENCE,
-                "{} connections are made",
-                flood.made()
-            );
+            ensure!(started.elapsed() < PATIENCE, "{} connections are made", flood.made());
             thread::sleep(Duration::from_millis(10));
         }
         Ok(flood)
@@ -103,7 +101,8 @@ fn attack(to: SocketAddr, count: usize, stop: &AtomicBool, made: &AtomicUsize) -
     while !stop.load(Ordering::Relaxed) {
         let empty = connections.iter_mut().enumerate().filter(|(_, it)| it.is_none());
         for (number, connection) in empty.take(budget) {
-            *connection = Some(connect(to, REQUESTS[number % REQUESTS.len()]).context("cannot attack")?);
+            *connection =
+                Some(connect(to, REQUESTS[number % REQUESTS.len()]).context("cannot attack")?);
             made.fetch_add(1, Ordering::Relaxed);
         }
         budget = AGAIN;
@@ -120,30 +119,24 @@ fn connect(to: SocketAddr, request: &'static [u8]) -> io::Result<Connection> {
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
         Ok(()) | Err(_) => {}
     }
-    Ok(Connection {
-        socket,
-        request: Some(request),
-    })
+    Ok(Connection { socket, request: Some(request) })
 }
 
 /// Sends what is to be sent, and forgets what was closed at the other end.
 fn look_after(connections: &mut [Option<Connection>]) -> Result<()> {
     let interest = |connection: &Connection| match connection.request {
         Some(_) => PollFlags::POLLOUT,
-        // An end is there to be read, and so is an answer, after which the connection is closed too.
+        // An end is there to be read, and so is an answer, after which the connection is closed
+        // too.
         None => PollFlags::POLLIN,
     };
     let mut open: Vec<_> = connections.iter_mut().filter(|it| it.is_some()).collect();
     let seen: Vec<PollFlags> = {
         let open = open.iter().filter_map(|it| it.as_ref());
-        let mut asked: Vec<_> = open
-            .map(|it| PollFd::new(it.socket.as_fd(), interest(it)))
-            .collect();
+        let mut asked: Vec<_> =
+            open.map(|it| PollFd::new(it.socket.as_fd(), interest(it))).collect();
         poll(&mut asked, PollTimeout::ZERO)?;
-        asked
-            .iter()
-            .map(|it| it.revents().unwrap_or(PollFlags::empty()))
-            .collect()
+        asked.iter().map(|it| it.revents().unwrap_or(PollFlags::empty())).collect()
     };
     for (slot, seen) in open.iter_mut().zip(seen) {
         let closed = PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR;

@@ -46,9 +46,7 @@ pub fn fetch(from: &Netns, url: &str, more: &[&str]) -> Result<Reply> {
     arguments.extend(more);
     arguments.push(url);
     let text = from.output("curl", &arguments)?;
-    let (head, body) = text
-        .split_once("\r\n\r\n")
-        .with_context(|| format!("no HTTP: {text}"))?;
+    let (head, body) = text.split_once("\r\n\r\n").with_context(|| format!("no HTTP: {text}"))?;
     let status = head.split(' ').nth(1).and_then(|word| word.parse().ok());
     Ok(Reply {
         status: status.with_context(|| format!("no status: {head}"))?,

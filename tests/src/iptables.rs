@@ -51,31 +51,24 @@ impl Variant {
         for family in FAMILIES {
             let mut table = String::new();
             let program = self.program(family, "-save");
-            // It looks for the sets that the rules name after it has read them, and they may be gone by then.
-            let text = node
-                .output(&program, arguments)
-                .or_else(|_| node.output(&program, arguments))?;
+            // It looks for the sets that the rules name after it has read them, and they may be
+            // gone by then.
+            let text =
+                node.output(&program, arguments).or_else(|_| node.output(&program, arguments))?;
             for line in text.lines().filter(|line| !line.starts_with('#')) {
                 if let Some(name) = line.strip_prefix('*') {
                     table = format!("{family} {name}");
                 }
                 // A chain that was made anew stands elsewhere, which means nothing.
-                let line = line
-                    .split(" [")
-                    .next()
-                    .filter(|_| line.starts_with(':'))
-                    .unwrap_or(line);
-                let chain = line
-                    .split(' ')
-                    .find(|word| word.starts_with("KUBE-"))
-                    .unwrap_or_default();
+                let line =
+                    line.split(" [").next().filter(|_| line.starts_with(':')).unwrap_or(line);
+                let chain =
+                    line.split(' ').find(|word| word.starts_with("KUBE-")).unwrap_or_default();
                 all.push((table.clone(), chain.to_owned(), line.to_owned()));
             }
         }
         all.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
-        let lines = all
-            .into_iter()
-            .map(|(table, _, line)| format!("{table}: {line}\n"));
+        let lines = all.into_iter().map(|(table, _, line)| format!("{table}: {line}\n"));
         Ok(lines.collect())
     }
 

@@ -1,6 +1,6 @@
-//! The rules of a kube-proxy in iptables mode, and its ways: the first full load, partial updates that name
-//! only what changed, and canary chains by which it sees that somebody flushed the tables.
-//! And those of its ipvs and nftables modes.
+//! The rules of a kube-proxy in iptables mode, and its ways: the first full load, partial updates
+//! that name only what changed, and canary chains by which it sees that somebody flushed the
+//! tables. And those of its ipvs and nftables modes.
 
 pub mod ipvs;
 mod nftables;
@@ -71,12 +71,7 @@ const JUMPS: [(&str, &str, &str, &str); 11] = [
         "-m conntrack --ctstate NEW -m comment --comment \"kubernetes service portals\"",
         "KUBE-SERVICES",
     ),
-    (
-        "filter",
-        "FORWARD",
-        "-m comment --comment \"kubernetes forwarding rules\"",
-        "KUBE-FORWARD",
-    ),
+    ("filter", "FORWARD", "-m comment --comment \"kubernetes forwarding rules\"", "KUBE-FORWARD"),
     (
         "filter",
         "INPUT",
@@ -89,18 +84,8 @@ const JUMPS: [(&str, &str, &str, &str); 11] = [
         "-m conntrack --ctstate NEW -m comment --comment \"kubernetes load balancer firewall\"",
         "KUBE-PROXY-FIREWALL",
     ),
-    (
-        "nat",
-        "OUTPUT",
-        "-m comment --comment \"kubernetes service portals\"",
-        "KUBE-SERVICES",
-    ),
-    (
-        "nat",
-        "PREROUTING",
-        "-m comment --comment \"kubernetes service portals\"",
-        "KUBE-SERVICES",
-    ),
+    ("nat", "OUTPUT", "-m comment --comment \"kubernetes service portals\"", "KUBE-SERVICES"),
+    ("nat", "PREROUTING", "-m comment --comment \"kubernetes service portals\"", "KUBE-SERVICES"),
     (
         "nat",
         "POSTROUTING",
@@ -151,7 +136,8 @@ impl KubeProxy<'_> {
         self.sync(&self.services)
     }
 
-    /// A partial update: chains of `changed` services alone, and the chains that are always written.
+    /// A partial update: chains of `changed` services alone, and the chains that are always
+    /// written.
     pub fn sync(&self, changed: &[Served]) -> Result<()> {
         let (mut chains, mut rules) = (String::new(), NAT_RULES.to_owned());
         for served in changed {
@@ -181,14 +167,13 @@ impl KubeProxy<'_> {
             == 3)
     }
 
-    /// Whether each of its jumps is there once, word for word, and no other one from there to there: else it would add its
-    /// own at its next full load.
+    /// Whether each of its jumps is there once, word for word, and no other one from there to
+    /// there: else it would add its own at its next full load.
     pub fn jumps_stand(&self) -> Result<bool> {
         let saved = self.variant.dump(self.node)?;
         let of = |begin: String, end: String| {
-            let lines = saved
-                .lines()
-                .filter(move |line| line.starts_with(&begin) && line.ends_with(&end));
+            let lines =
+                saved.lines().filter(move |line| line.starts_with(&begin) && line.ends_with(&end));
             lines.map(str::to_owned).collect::<Vec<_>>()
         };
         Ok(JUMPS.iter().all(|(table, from, tests, to)| {
@@ -231,14 +216,13 @@ impl Served {
             let left = self.endpoints.len() - index;
             let chance = match left {
                 1 => String::new(),
-                _ => format!(
-                    "-m statistic --mode random --probability {:.10} ",
-                    1.0 / left as f64
-                ),
+                _ => format!("-m statistic --mode random --probability {:.10} ", 1.0 / left as f64),
             };
             let own: IpAddr = endpoint.ip();
             let to = self.endpoint_chain(endpoint);
-            rules += &format!("-A {chain} -m comment --comment \"{name} -> {endpoint}\" {chance}-j {to}\n");
+            rules += &format!(
+                "-A {chain} -m comment --comment \"{name} -> {endpoint}\" {chance}-j {to}\n"
+            );
             rules += &format!("-A {to} -m comment --comment {name} -s {own} -j KUBE-MARK-MASQ\n");
             rules += &format!(
                 "-A {to} -m comment --comment {name} -m tcp -p tcp -j DNAT --to-destination {endpoint}\n"

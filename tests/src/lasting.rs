@@ -19,8 +19,8 @@ pub const ECHO: u16 = 9000;
 /// The pods behind `web`, see [`cast`].
 pub const MEMBERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Remote];
 
-/// The cast with two services: `web` (number 10) over every protocol, and `echo` (number 11, port 7) for such
-/// connections, at the routed pod.
+/// The cast with two services: `web` (number 10) over every protocol, and `echo` (number 11, port
+/// 7) for such connections, at the routed pod.
 pub fn cast(label: &str) -> Result<(Cast, Vec<Server>)> {
     let (cast, servers) = Cast::new(label)?;
     let manifests = &cast.cluster.manifests;
@@ -39,29 +39,20 @@ pub struct Lasting(TcpStream);
 pub fn serve(netns: &Netns, address: IpAddr) -> Result<()> {
     let listener = netns.run(|| TcpListener::bind((address, ECHO)))??;
     thread::spawn(move || {
-        listener
-            .incoming()
-            .flatten()
-            .for_each(|stream| drop(thread::spawn(|| echoes(stream))))
+        listener.incoming().flatten().for_each(|stream| drop(thread::spawn(|| echoes(stream))))
     });
     Ok(())
 }
 
 fn echoes(mut stream: TcpStream) {
     let mut byte = [0];
-    while stream
-        .read_exact(&mut byte)
-        .and_then(|()| stream.write_all(&byte))
-        .is_ok()
-    {}
+    while stream.read_exact(&mut byte).and_then(|()| stream.write_all(&byte)).is_ok() {}
 }
 
 impl Lasting {
     /// Connects to an echo service.
     pub fn open(from: &Netns, to: SocketAddr) -> Result<Self> {
-        let stream = from
-            .run(|| Probe::tcp(to).connect())?
-            .context("the echo service")?;
+        let stream = from.run(|| Probe::tcp(to).connect())?.context("the echo service")?;
         stream.set_read_timeout(Some(Duration::from_secs(3)))?;
         Ok(Self(stream))
     }
@@ -70,9 +61,7 @@ impl Lasting {
     pub fn still_alive(&mut self) -> Result<()> {
         let mut answer = [0];
         self.0.write_all(b"?")?;
-        self.0
-            .read_exact(&mut answer)
-            .context("an established connection broke")?;
+        self.0.read_exact(&mut answer).context("an established connection broke")?;
         Ok(())
     }
 

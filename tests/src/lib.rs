@@ -1,8 +1,9 @@
 //! Hosts in network namespaces, real packets: what the kernel tests and the quick start stand on.
 //!
-//! From the ground up: [`netns`] makes one namespace, [`world`] a node with its surroundings, [`pod`]
-//! attaches pods to it, [`server`] answers and [`probe`] asks, [`agent`] runs the real agent, and
-//! [`flows`] plays the table of packets. Nothing here touches the machine's own network namespace.
+//! From the ground up: [`netns`] makes one namespace, [`world`] a node with its surroundings,
+//! [`pod`] attaches pods to it, [`server`] answers and [`probe`] asks, [`agent`] runs the real
+//! agent, and [`flows`] plays the table of packets. Nothing here touches the machine's own network
+//! namespace.
 
 #![allow(
     clippy::disallowed_methods,

@@ -12,15 +12,18 @@ use anyhow::{Result, bail};
 use crate::netns::Netns;
 use crate::probe::{Outcome, Probe, Protocol};
 
-/// A connection that took this long was lost once: it is TCP's first retransmission that came through.
+/// A connection that took this long was lost once: it is TCP's first retransmission that came
+/// through.
 const LOST_ONCE: Duration = Duration::from_millis(900);
 
-/// The ports that UDP is asked from, each in its turn: a port that is used again while the connection tracking knows it
-/// yet goes to whom it went before, and where that entry is flushed in the instant in which an answer comes through it,
-/// the answer is lost. The kernel's choice would meet such an entry once in a hundred thousand questions.
+/// The ports that UDP is asked from, each in its turn: a port that is used again while the
+/// connection tracking knows it yet goes to whom it went before, and where that entry is flushed in
+/// the instant in which an answer comes through it, the answer is lost. The kernel's choice would
+/// meet such an entry once in a hundred thousand questions.
 const UDP_PORTS: Range<u16> = 20_000..64_999;
 
-/// How far from each other clients begin: one that follows another in its namespace must not meet its entries either.
+/// How far from each other clients begin: one that follows another in its namespace must not meet
+/// its entries either.
 const APART: usize = 4_001;
 
 /// Failures to remember in words; the rest is counted.
@@ -47,8 +50,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// One more client, in `netns`, which asks `targets` one after the other; `accept` judges what came of
-    /// each connection.
+    /// One more client, in `netns`, which asks `targets` one after the other; `accept` judges what
+    /// came of each connection.
     pub fn client(
         &mut self,
         netns: &Netns,
@@ -60,8 +63,7 @@ impl Load {
         let ports = UDP_PORTS.cycle().skip(first);
         let name = netns.name().to_owned();
         let stop = Arc::clone(&self.stop);
-        self.clients
-            .push(netns.spawn(move || work(&name, &stop, &targets, ports, &accept))?);
+        self.clients.push(netns.spawn(move || work(&name, &stop, &targets, ports, &accept))?);
         Ok(())
     }
 
@@ -70,9 +72,7 @@ impl Load {
         self.stop.store(true, Ordering::Relaxed);
         let mut sum = Tally::default();
         for client in self.clients {
-            let Ok(tally) = client.join() else {
-                bail!("a client panicked")
-            };
+            let Ok(tally) = client.join() else { bail!("a client panicked") };
             sum.add(tally?);
         }
         Ok(sum)

@@ -34,9 +34,7 @@ impl Manifests {
     /// The folder, made when it is not there.
     pub fn in_folder(folder: &Path) -> Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        Ok(Self {
-            folder: folder.to_owned(),
-        })
+        Ok(Self { folder: folder.to_owned() })
     }
 
     /// The folder's path, as the agent's `--manifests` takes it.
@@ -69,13 +67,7 @@ impl Manifests {
 impl Port {
     /// A port of a service whose endpoints listen at another one.
     pub const fn tcp(name: &'static str, port: u16, target: u16) -> Self {
-        Self {
-            name,
-            protocol: Protocol::Tcp,
-            port,
-            target,
-            node_port: None,
-        }
+        Self { name, protocol: Protocol::Tcp, port, target, node_port: None }
     }
 
     /// The same over another protocol.
@@ -87,10 +79,7 @@ impl Port {
     /// The same with a node port.
     #[must_use]
     pub const fn at_node(self, node_port: u16) -> Self {
-        Self {
-            node_port: Some(node_port),
-            ..self
-        }
+        Self { node_port: Some(node_port), ..self }
     }
 
     fn of_service(&self) -> Value {
@@ -106,11 +95,8 @@ impl Port {
 
 /// A Service in namespace `default`: of type `NodePort` if a port has one, else `ClusterIP`.
 pub fn service(name: &str, cluster_ips: &[IpAddr], ports: &[Port]) -> Value {
-    let kind = if ports.iter().any(|port| port.node_port.is_some()) {
-        "NodePort"
-    } else {
-        "ClusterIP"
-    };
+    let kind =
+        if ports.iter().any(|port| port.node_port.is_some()) { "NodePort" } else { "ClusterIP" };
     json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": { "namespace": "default", "name": name },
@@ -123,11 +109,13 @@ pub fn service(name: &str, cluster_ips: &[IpAddr], ports: &[Port]) -> Value {
     })
 }
 
-/// An EndpointSlice of the service `name` with ready endpoints of one family: address and node name.
+/// An EndpointSlice of the service `name` with ready endpoints of one family: address and node
+/// name.
 pub fn slice(name: &str, ports: &[Port], endpoints: &[(IpAddr, &str)]) -> Value {
     let kind = endpoints.first().map_or("IPv4", |(address, _)| family(*address));
     let endpoint = |(address, node): &(IpAddr, &str)| json!({ "addresses": [address], "nodeName": node, "conditions": { "ready": true } });
-    let port = |port: &Port| json!({ "name": port.name, "protocol": port.protocol, "port": port.target });
+    let port =
+        |port: &Port| json!({ "name": port.name, "protocol": port.protocol, "port": port.target });
     json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": {

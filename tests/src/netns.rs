@@ -23,7 +23,8 @@ const FOLDER: &str = "/run/netns";
 /// Where files are kept in memory.
 const MEMORY: &str = "/dev/shm";
 
-/// What the name of every namespace and folder of a test begins with; the owner's process id follows.
+/// What the name of every namespace and folder of a test begins with; the owner's process id
+/// follows.
 const PREFIX: &str = "dz";
 
 /// A network namespace of ours.
@@ -34,7 +35,8 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// A new namespace whose name no other run has. `label` is for the person who looks at `ip netns`.
+    /// A new namespace whose name no other run has. `label` is for the person who looks at `ip
+    /// netns`.
     ///
     /// The first call in a process also removes what killed runs left.
     pub fn new(label: &str) -> Result<Self> {
@@ -45,15 +47,14 @@ impl Netns {
         Self::named(&format!("{PREFIX}{}-{counter}-{label}", std::process::id()))
     }
 
-    /// A new namespace of exactly this name, for one that is to outlive this process (see [`Self::keep`]).
+    /// A new namespace of exactly this name, for one that is to outlive this process (see
+    /// [`Self::keep`]).
     pub fn named(name: &str) -> Result<Self> {
         checked(Command::new("ip").args(["netns", "add", name]))?;
-        let namespace = Self {
-            name: name.to_owned(),
-            kept: false,
-        };
+        let namespace = Self { name: name.to_owned(), kept: false };
         if Path::new("/proc/net/if_inet6").exists() {
-            // Duplicate address detection makes an IPv6 address unusable for its first second or two.
+            // Duplicate address detection makes an IPv6 address unusable for its first second or
+            // two.
             namespace.sysctl("net.ipv6.conf.default.accept_dad", "0")?;
             namespace.sysctl("net.ipv6.conf.default.dad_transmits", "0")?;
             namespace.sysctl("net.ipv6.conf.default.accept_ra", "0")?;
@@ -79,13 +80,14 @@ impl Netns {
 
     /// Runs `work` on a thread inside this namespace.
     ///
-    /// A socket belongs for its whole life to the namespace it was made in, and a child process to that
-    /// of the thread that spawned it: both may be returned and used outside.
+    /// A socket belongs for its whole life to the namespace it was made in, and a child process to
+    /// that of the thread that spawned it: both may be returned and used outside.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         Self::run_at(&self.path(), work)
     }
 
-    /// Runs `work` on a thread inside the namespace that the file at `path` stands for, whoever made it.
+    /// Runs `work` on a thread inside the namespace that the file at `path` stands for, whoever
+    /// made it.
     pub fn run_at<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> Result<T> {
         let file = opened(path)?;
         thread::scope(|scope| {
@@ -93,9 +95,7 @@ impl Netns {
                 setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter the namespace")?;
                 Ok(work())
             });
-            inside
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     }
 
@@ -144,19 +144,11 @@ impl Netns {
                 .stderr(Stdio::piped())
                 .spawn()
                 .with_context(|| format!("cannot run {program}"))?;
-            child
-                .stdin
-                .take()
-                .context("no standard input")?
-                .write_all(input.as_bytes())?;
+            child.stdin.take().context("no standard input")?.write_all(input.as_bytes())?;
             Ok(child.wait_with_output()?)
         })??;
         let stderr = String::from_utf8_lossy(&output.stderr);
-        ensure!(
-            output.status.success(),
-            "{program} in {} failed: {stderr}\n{input}",
-            self.name
-        );
+        ensure!(output.status.success(), "{program} in {} failed: {stderr}\n{input}", self.name);
         Ok(())
     }
 }
@@ -179,10 +171,7 @@ pub fn remove(name: &str) {
         // It may have ended by itself in the meantime, which is what we want.
         let _ = kill(pid, Signal::SIGKILL);
     }
-    let _ = Command::new("ip")
-        .args(["netns", "del", name])
-        .stderr(Stdio::null())
-        .status();
+    let _ = Command::new("ip").args(["netns", "del", name]).stderr(Stdio::null()).status();
 }
 
 /// Names of the namespaces that exist on this machine and begin with `prefix`.
@@ -190,31 +179,25 @@ pub fn names_with(prefix: &str) -> Vec<String> {
     let Ok(entries) = fs::read_dir(FOLDER) else {
         return Vec::new();
     };
-    let names = entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().into_string().ok());
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
     names.filter(|name| name.starts_with(prefix)).collect()
 }
 
 /// The processes that run inside namespace `name`.
 fn processes_in(name: &str) -> Vec<Pid> {
-    let Ok(output) = Command::new("ip")
-        .args(["netns", "pids", name])
-        .stderr(Stdio::null())
-        .output()
+    let Ok(output) =
+        Command::new("ip").args(["netns", "pids", name]).stderr(Stdio::null()).output()
     else {
         return Vec::new();
     };
     let text = String::from_utf8_lossy(&output.stdout);
-    let pids = text
-        .lines()
-        .filter_map(|line| line.trim().parse().ok())
-        .map(Pid::from_raw);
+    let pids = text.lines().filter_map(|line| line.trim().parse().ok()).map(Pid::from_raw);
     pids.filter(|pid| *pid != Pid::this()).collect()
 }
 
-/// A folder for one test's files, in memory, as the run directory of a real node is: the plugin syncs what
-/// it records. Gone when it is dropped; its name says whose it is, as a namespace's does.
+/// A folder for one test's files, in memory, as the run directory of a real node is: the plugin
+/// syncs what it records. Gone when it is dropped; its name says whose it is, as a namespace's
+/// does.
 pub fn folder() -> Result<TempDir> {
     let prefix = format!("{PREFIX}{}-", std::process::id());
     tempfile::Builder::new()
@@ -244,14 +227,10 @@ fn is_nobodys(name: &str) -> bool {
 
 /// Runs a command to its end; an error that carries what it printed unless it succeeded.
 pub fn checked(command: &mut Command) -> Result<Output> {
-    let output = command
-        .output()
-        .with_context(|| format!("cannot run {command:?}"))?;
+    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
     if !output.status.success() {
-        let (stdout, stderr) = (
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr),
-        );
+        let (stdout, stderr) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         bail!("{command:?} failed with {}: {stdout}{stderr}", output.status);
     }
     Ok(output)

@@ -1,5 +1,5 @@
-//! Pods of the node: attached through the real CNI chain, or wired by hand where a test needs one exact
-//! address; recorded by the real `denizen` plugin either way.
+//! Pods of the node: attached through the real CNI chain, or wired by hand where a test needs one
+//! exact address; recorded by the real `denizen` plugin either way.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -42,24 +42,22 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// A pod in the namespace `netns`, attached by `chain`, which begins with a plugin that makes interfaces.
+    /// A pod in the namespace `netns`, attached by `chain`, which begins with a plugin that makes
+    /// interfaces.
     pub fn attach(node: &Netns, netns: Netns, name: &str, chain: &Chain) -> Result<Self> {
-        let sandbox = Sandbox {
-            id: netns.name().to_owned(),
-            netns: netns.path(),
-            pod: name.to_owned(),
-        };
+        let sandbox =
+            Sandbox { id: netns.name().to_owned(), netns: netns.path(), pod: name.to_owned() };
         let Added { result, took } = chain.add(node, &sandbox, None)?;
         let host_interfaces = || {
             let entries = result["interfaces"].as_array().into_iter().flatten();
             entries.filter(|entry| entry["sandbox"].as_str().unwrap_or_default().is_empty())
         };
-        let names: Vec<_> = host_interfaces()
-            .filter_map(|entry| entry["name"].as_str())
-            .collect();
+        let names: Vec<_> = host_interfaces().filter_map(|entry| entry["name"].as_str()).collect();
         // `bridge` lists the bridge first and then the veth, `ptp` the veth alone.
-        let input_interface = (*names.first().context("the chain made no interface on the node")?).to_owned();
-        let host_interface = (*names.last().context("the chain made no interface on the node")?).to_owned();
+        let input_interface =
+            (*names.first().context("the chain made no interface on the node")?).to_owned();
+        let host_interface =
+            (*names.last().context("the chain made no interface on the node")?).to_owned();
         let addresses = addresses_of(&result);
         Ok(Self {
             netns,
@@ -81,11 +79,8 @@ impl Pod {
         wiring: Wiring,
         addresses: &[IpAddr],
     ) -> Result<Self> {
-        let sandbox = Sandbox {
-            id: netns.name().to_owned(),
-            netns: netns.path(),
-            pod: name.to_owned(),
-        };
+        let sandbox =
+            Sandbox { id: netns.name().to_owned(), netns: netns.path(), pod: name.to_owned() };
         let host_interface = format!("v-{name}");
         wire_node(node, &netns, &host_interface, wiring, addresses)?;
         wire_pod(&netns, wiring, addresses)?;
@@ -102,16 +97,7 @@ impl Pod {
             "ips": ips.collect::<Vec<_>>(),
         });
         let (addresses, chain, took) = (addresses.to_vec(), Chain::empty(), Vec::new());
-        Ok(Self {
-            netns,
-            addresses,
-            input_interface,
-            host_interface,
-            sandbox,
-            chain,
-            result,
-            took,
-        })
+        Ok(Self { netns, addresses, input_interface, host_interface, sandbox, chain, result, took })
     }
 
     /// Has the real plugin record a pod that was wired by hand.
@@ -122,15 +108,12 @@ impl Pod {
         Ok(())
     }
 
-    /// What libcni keeps of the ADD: the file's name, and what it says. `netns` is the path that the runtime says, which old
-    /// ones leave out.
+    /// What libcni keeps of the ADD: the file's name, and what it says. `netns` is the path that
+    /// the runtime says, which old ones leave out.
     pub fn cached(&self, netns: Option<&str>) -> (String, Value) {
         let Sandbox { id, pod, .. } = &self.sandbox;
-        let args = [
-            ("IgnoreUnknown", "1"),
-            ("K8S_POD_NAMESPACE", "default"),
-            ("K8S_POD_NAME", pod),
-        ];
+        let args =
+            [("IgnoreUnknown", "1"), ("K8S_POD_NAMESPACE", "default"), ("K8S_POD_NAME", pod)];
         let mut cached = json!({
             "kind": "cniCacheV1", "containerId": id, "config": "e30=", "ifName": POD_INTERFACE,
             "networkName": self.chain.network(), "cniArgs": args, "result": self.result,
@@ -156,18 +139,15 @@ impl Pod {
         Ok(())
     }
 
-    /// The beginning of a DEL: what is chained to a pod that was wired by hand has done its part, and its interface is
-    /// still there.
+    /// The beginning of a DEL: what is chained to a pod that was wired by hand has done its part,
+    /// and its interface is still there.
     pub fn forget(&self, node: &Netns) -> Result<()> {
         self.chain.del(node, &self.sandbox, &self.result)
     }
 
     /// Its address of the same family as `other`.
     pub fn address_like(&self, other: IpAddr) -> Option<IpAddr> {
-        self.addresses
-            .iter()
-            .copied()
-            .find(|address| address.is_ipv4() == other.is_ipv4())
+        self.addresses.iter().copied().find(|address| address.is_ipv4() == other.is_ipv4())
     }
 
     /// How long each plugin took over its ADD.
@@ -192,15 +172,22 @@ fn addresses_of(result: &Value) -> Vec<IpAddr> {
     texts.filter_map(|text| text.parse().ok()).collect()
 }
 
-/// The node's side. Gateways are link-scoped: they are in nobody's range, whatever the pods' addresses are.
-fn wire_node(node: &Netns, pod: &Netns, veth: &str, wiring: Wiring, addresses: &[IpAddr]) -> Result<()> {
+/// The node's side. Gateways are link-scoped: they are in nobody's range, whatever the pods'
+/// addresses are.
+fn wire_node(
+    node: &Netns,
+    pod: &Netns,
+    veth: &str,
+    wiring: Wiring,
+    addresses: &[IpAddr],
+) -> Result<()> {
     let gateway = |device: &str| {
-        format!("addr replace 169.254.1.1/32 dev {device}\naddr replace fe80::1/64 dev {device} nodad\n")
+        format!(
+            "addr replace 169.254.1.1/32 dev {device}\naddr replace fe80::1/64 dev {device} nodad\n"
+        )
     };
-    let mut commands = format!(
-        "link add {veth} type veth peer name {POD_INTERFACE} netns {}\n",
-        pod.name()
-    );
+    let mut commands =
+        format!("link add {veth} type veth peer name {POD_INTERFACE} netns {}\n", pod.name());
     let device = match wiring {
         Wiring::Routed => {
             write!(commands, "link set {veth} up\n{}", gateway(veth))?;
@@ -226,8 +213,8 @@ fn wire_node(node: &Netns, pod: &Netns, veth: &str, wiring: Wiring, addresses: &
     node.ip(&commands)
 }
 
-/// The pod's side. Bridged pods see their neighbours on the link and answer them past the node's routing,
-/// as pods behind the `bridge` plugin do; routed pods see only their gateway.
+/// The pod's side. Bridged pods see their neighbours on the link and answer them past the node's
+/// routing, as pods behind the `bridge` plugin do; routed pods see only their gateway.
 fn wire_pod(pod: &Netns, wiring: Wiring, addresses: &[IpAddr]) -> Result<()> {
     let mut commands = format!("link set {POD_INTERFACE} up\n");
     for address in addresses {
@@ -237,20 +224,10 @@ fn wire_pod(pod: &Netns, wiring: Wiring, addresses: &[IpAddr]) -> Result<()> {
             (Wiring::Routed, _) => host_length(*address),
         };
         let nodad = nodad(*address);
-        writeln!(
-            commands,
-            "addr add {address}/{length} dev {POD_INTERFACE} {nodad}"
-        )?;
-        let gateway = if address.is_ipv4() {
-            "169.254.1.1"
-        } else {
-            "fe80::1"
-        };
+        writeln!(commands, "addr add {address}/{length} dev {POD_INTERFACE} {nodad}")?;
+        let gateway = if address.is_ipv4() { "169.254.1.1" } else { "fe80::1" };
         let onlink = if address.is_ipv4() { "onlink" } else { "" };
-        writeln!(
-            commands,
-            "route add default via {gateway} dev {POD_INTERFACE} {onlink}"
-        )?;
+        writeln!(commands, "route add default via {gateway} dev {POD_INTERFACE} {onlink}")?;
     }
     pod.ip(&commands)
 }

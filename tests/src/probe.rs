@@ -1,4 +1,5 @@
-//! One question to one address, from whichever namespace the calling thread is in, and what became of it.
+//! One question to one address, from whichever namespace the calling thread is in, and what became
+//! of it.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -22,8 +23,8 @@ use crate::server::receive_from;
 /// How long an answer may take. Only a packet that is lost waits this long.
 pub const PATIENCE: Duration = Duration::from_secs(4);
 
-/// How long to wait for an answer that should not come. Shorter than TCP's first retransmission, so that a
-/// packet which only the second try gets through is seen as lost.
+/// How long to wait for an answer that should not come. Shorter than TCP's first retransmission, so
+/// that a packet which only the second try gets through is seen as lost.
 pub const SILENCE: Duration = Duration::from_millis(700);
 
 /// A transport protocol that services know.
@@ -95,20 +96,12 @@ pub enum Outcome {
 impl Outcome {
     /// Who answered, if anybody did.
     pub fn endpoint(&self) -> Option<SocketAddr> {
-        if let Self::Answered { endpoint, .. } = self {
-            Some(*endpoint)
-        } else {
-            None
-        }
+        if let Self::Answered { endpoint, .. } = self { Some(*endpoint) } else { None }
     }
 
     /// The address that whoever answered was asked from.
     pub fn seen(&self) -> Option<IpAddr> {
-        if let Self::Answered { seen, .. } = self {
-            Some(seen.ip())
-        } else {
-            None
-        }
+        if let Self::Answered { seen, .. } = self { Some(seen.ip()) } else { None }
     }
 }
 
@@ -119,7 +112,9 @@ impl From<io::Error> for Outcome {
             Some(libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ENOPROTOOPT) => Self::Unreachable,
             // A packet dropped in the output hook is reported to whoever sent it.
             Some(libc::EPERM) => Self::Dropped,
-            _ if matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) => Self::Dropped,
+            _ if matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) => {
+                Self::Dropped
+            }
             _ => Self::Broken(error.to_string()),
         }
     }
@@ -143,38 +138,23 @@ pub struct Probe {
 impl Probe {
     /// A patient question over TCP.
     pub fn tcp(to: SocketAddr) -> Self {
-        Self {
-            protocol: Protocol::Tcp,
-            from: None,
-            port: 0,
-            to,
-            patience: PATIENCE,
-        }
+        Self { protocol: Protocol::Tcp, from: None, port: 0, to, patience: PATIENCE }
     }
 
     /// A patient question over UDP.
     pub fn udp(to: SocketAddr) -> Self {
-        Self {
-            protocol: Protocol::Udp,
-            ..Self::tcp(to)
-        }
+        Self { protocol: Protocol::Udp, ..Self::tcp(to) }
     }
 
     /// A patient question over SCTP.
     pub fn sctp(to: SocketAddr) -> Self {
-        Self {
-            protocol: Protocol::Sctp,
-            ..Self::tcp(to)
-        }
+        Self { protocol: Protocol::Sctp, ..Self::tcp(to) }
     }
 
     /// The same question from another source address.
     #[must_use]
     pub fn from(self, source: IpAddr) -> Self {
-        Self {
-            from: Some(source),
-            ..self
-        }
+        Self { from: Some(source), ..self }
     }
 
     /// The same question with another patience.
@@ -188,9 +168,7 @@ impl Probe {
     /// # Panics
     /// When the namespace cannot be entered: there is nothing to be learned then.
     pub fn ask_in(self, namespace: &Netns) -> Outcome {
-        namespace
-            .run(|| self.ask())
-            .expect("a namespace of ours can be entered")
+        namespace.run(|| self.ask()).expect("a namespace of ours can be entered")
     }
 
     /// Asks from the namespace that this thread is in.
@@ -200,14 +178,14 @@ impl Probe {
             Protocol::Udp => self.connected().and_then(|socket| self.datagram(&socket)),
             Protocol::Sctp => {
                 let _turn = Self::sctp_turn();
-                self.connected()
-                    .and_then(|socket| self.chunk(&socket, Self::sctp_port()))
+                self.connected().and_then(|socket| self.chunk(&socket, Self::sctp_port()))
             }
         };
         answer.map_or_else(Outcome::from, |line| parse(&line))
     }
 
-    /// Opens a TCP connection from the namespace that this thread is in and leaves the rest to the caller.
+    /// Opens a TCP connection from the namespace that this thread is in and leaves the rest to the
+    /// caller.
     pub fn connect(self) -> io::Result<TcpStream> {
         let socket = self.bound()?;
         socket.set_nonblocking(true)?;
@@ -219,17 +197,16 @@ impl Probe {
         Ok(TcpStream::from(socket))
     }
 
-    /// On one machine a refusal comes back while the kernel is still sending, and is kept as a "soft"
-    /// error that wakes nobody until the retransmission a second later: so this looks, and does not only wait.
+    /// On one machine a refusal comes back while the kernel is still sending, and is kept as a
+    /// "soft" error that wakes nobody until the retransmission a second later: so this looks, and
+    /// does not only wait.
     fn until_connected(self, socket: &Socket) -> io::Result<()> {
         let deadline = Instant::now() + self.patience;
         let mut step = Duration::from_millis(1);
         loop {
             let mut ready = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
-            let connected = poll(
-                &mut ready,
-                PollTimeout::try_from(step).unwrap_or(PollTimeout::MAX),
-            )? > 0;
+            let connected =
+                poll(&mut ready, PollTimeout::try_from(step).unwrap_or(PollTimeout::MAX))? > 0;
             if let Some(error) = socket.take_error()? {
                 return Err(error);
             }
@@ -338,7 +315,8 @@ impl Probe {
     }
 }
 
-/// A packet that is rejected on its way out is first reported as dropped; the refusal itself comes after.
+/// A packet that is rejected on its way out is first reported as dropped; the refusal itself comes
+/// after.
 fn refusal(socket: &Socket, dropped: io::Error) -> io::Result<usize> {
     const SHORTLY: u16 = 50;
     let mut ready = [PollFd::new(socket.as_fd(), PollFlags::empty())];

@@ -1,4 +1,5 @@
-//! What the kernel holds of denizen's tables, read through `nft`: independent of what the agent believes.
+//! What the kernel holds of denizen's tables, read through `nft`: independent of what the agent
+//! believes.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -10,7 +11,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::netns::Netns;
 
-/// Both families' tables as text, elements in a stable order and without what merely counts packets.
+/// Both families' tables as text, elements in a stable order and without what merely counts
+/// packets.
 pub fn dump(node: &Netns) -> Result<String> {
     let mut lines = Vec::new();
     for family in ["ip", "ip6"] {
@@ -36,10 +38,8 @@ fn stable(lines: &[String]) -> Vec<String> {
             text.push_str(more);
         }
         let text = text.trim_end().trim_end_matches('}');
-        let mut elements: Vec<_> = text
-            .split(',')
-            .map(|element| without_counts(element.trim()))
-            .collect();
+        let mut elements: Vec<_> =
+            text.split(',').map(|element| without_counts(element.trim())).collect();
         elements.sort();
         stable.extend(elements);
     }
@@ -56,7 +56,8 @@ fn without_counts(line: &str) -> String {
     words.join(" ")
 }
 
-/// How many packets the last rules of the chains that choose an endpoint have dropped: lookups that missed.
+/// How many packets the last rules of the chains that choose an endpoint have dropped: lookups that
+/// missed.
 pub fn missed(node: &Netns) -> Result<u64> {
     let mut sum = 0;
     for family in ["ip", "ip6"] {
@@ -84,9 +85,7 @@ pub fn size(node: &Netns) -> Result<(usize, usize)> {
     let all: serde_json::Value = serde_json::from_str(&text).context("nft -j")?;
     let count = |kind: &str| {
         let objects = all["nftables"].as_array().into_iter().flatten();
-        objects
-            .filter(|object| object[kind]["table"] == "denizen")
-            .count()
+        objects.filter(|object| object[kind]["table"] == "denizen").count()
     };
     Ok((count("chain"), count("rule")))
 }
@@ -108,11 +107,7 @@ impl Monitor {
     /// Listens from now on.
     pub fn start(node: &Netns) -> Result<Self> {
         let mut command = Command::new("nft");
-        command
-            .arg("monitor")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null());
+        command.arg("monitor").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = node.run(|| command.spawn())??;
         let lines = read_lines(child.stdout.take().context("no standard output")?);
         let monitor = Self { child, lines };
@@ -128,7 +123,9 @@ impl Monitor {
         node.nft(&format!("delete table inet {MARKER}"))?;
         while Instant::now() < deadline {
             match self.lines.recv_timeout(Duration::from_millis(100)) {
-                Ok(line) if line.contains("delete table") && line.contains(MARKER) => return Ok(changes),
+                Ok(line) if line.contains("delete table") && line.contains(MARKER) => {
+                    return Ok(changes);
+                }
                 Ok(line) if line.contains(MARKER) || line.starts_with('#') => {}
                 Ok(line) => changes.push(line),
                 Err(RecvTimeoutError::Timeout) => {
@@ -153,10 +150,7 @@ fn read_lines(output: ChildStdout) -> Receiver<String> {
     let (sender, receiver) = channel();
     thread::spawn(move || {
         let lines = BufReader::new(output).lines().map_while(Result::ok);
-        lines
-            .filter(|line| !line.trim().is_empty())
-            .try_for_each(|line| sender.send(line))
-            .ok();
+        lines.filter(|line| !line.trim().is_empty()).try_for_each(|line| sender.send(line)).ok();
     });
     receiver
 }

@@ -1,4 +1,5 @@
-//! A container runtime's part of CNI: executes a chain of real plugins, each fed its predecessor's result.
+//! A container runtime's part of CNI: executes a chain of real plugins, each fed its predecessor's
+//! result.
 
 use std::io::Write;
 use std::net::IpAddr;
@@ -47,16 +48,14 @@ pub struct Added {
 pub const POD_INTERFACE: &str = "eth0";
 
 impl Chain {
-    /// Debian's `bridge` with `host-local` addresses, as most installations have it. Its data lie in `folder`.
+    /// Debian's `bridge` with `host-local` addresses, as most installations have it. Its data lie
+    /// in `folder`.
     pub fn bridged(bridge: &str, ranges: &[(&str, IpAddr)], folder: &Path) -> Self {
         let bridge = json!({
             "type": "bridge", "bridge": bridge, "isGateway": true, "hairpinMode": true,
             "ipam": host_local(ranges, folder),
         });
-        Self {
-            network: "bridged".to_owned(),
-            plugins: vec![bridge],
-        }
+        Self { network: "bridged".to_owned(), plugins: vec![bridge] }
     }
 
     /// Its pods' frames are in this VLAN of the bridge.
@@ -71,21 +70,16 @@ impl Chain {
     /// Debian's `ptp` with `host-local` addresses: a pod that is routed to, without a bridge.
     pub fn routed(ranges: &[(&str, IpAddr)], folder: &Path) -> Self {
         let ptp = json!({ "type": "ptp", "ipam": host_local(ranges, folder) });
-        Self {
-            network: "routed".to_owned(),
-            plugins: vec![ptp],
-        }
+        Self { network: "routed".to_owned(), plugins: vec![ptp] }
     }
 
     /// Only what is chained to it later: for a pod whose interface was made by hand.
     pub fn empty() -> Self {
-        Self {
-            network: "by-hand".to_owned(),
-            plugins: Vec::new(),
-        }
+        Self { network: "by-hand".to_owned(), plugins: Vec::new() }
     }
 
-    /// Chains the real `denizen` plugin, recording into `run_dir`. `options` are added to its configuration.
+    /// Chains the real `denizen` plugin, recording into `run_dir`. `options` are added to its
+    /// configuration.
     #[must_use]
     pub fn then_denizen(mut self, run_dir: &Path, options: &Value) -> Self {
         let mut plugin = json!({ "type": "denizen", "runDir": run_dir });
@@ -105,7 +99,8 @@ impl Chain {
 
     /// The chain as an operator installs it.
     pub fn conflist(&self) -> String {
-        let list = json!({ "cniVersion": CNI_VERSION, "name": self.network, "plugins": self.plugins });
+        let list =
+            json!({ "cniVersion": CNI_VERSION, "name": self.network, "plugins": self.plugins });
         format!("{list:#}\n")
     }
 
@@ -127,16 +122,12 @@ impl Chain {
         for plugin in &self.plugins {
             let started = Instant::now();
             let output = self.execute(node, "ADD", plugin, sandbox, result.as_ref())?;
-            took.push((
-                plugin["type"].as_str().unwrap_or_default().to_owned(),
-                started.elapsed(),
-            ));
-            result = Some(serde_json::from_slice(&output.stdout).context("a plugin's result is not JSON")?);
+            took.push((plugin["type"].as_str().unwrap_or_default().to_owned(), started.elapsed()));
+            result = Some(
+                serde_json::from_slice(&output.stdout).context("a plugin's result is not JSON")?,
+            );
         }
-        Ok(Added {
-            result: result.context("a chain without plugins has no result")?,
-            took,
-        })
+        Ok(Added { result: result.context("a chain without plugins has no result")?, took })
     }
 
     /// DEL by every plugin in reverse order.
@@ -162,17 +153,12 @@ impl Chain {
             config["prevResult"] = previous.clone();
         }
         let kind = plugin["type"].as_str().context("a plugin has a type")?;
-        let path = if kind == "denizen" {
-            binary::ours(kind)?
-        } else {
-            binary::cni_plugins().join(kind)
-        };
+        let path =
+            if kind == "denizen" { binary::ours(kind)? } else { binary::cni_plugins().join(kind) };
         let output = node.run(|| execute(&path, command, sandbox, &config))??;
         if !output.status.success() {
-            let (stdout, stderr) = (
-                String::from_utf8_lossy(&output.stdout),
-                String::from_utf8_lossy(&output.stderr),
-            );
+            let (stdout, stderr) =
+                (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
             bail!("{command} of {kind} for {} failed: {stdout} {stderr}", sandbox.id);
         }
         Ok(output)
@@ -196,16 +182,13 @@ fn execute(path: &Path, command: &str, sandbox: &Sandbox, config: &Value) -> Res
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run {}", path.display()))?;
-    child
-        .stdin
-        .take()
-        .context("no standard input")?
-        .write_all(config.to_string().as_bytes())?;
+    child.stdin.take().context("no standard input")?.write_all(config.to_string().as_bytes())?;
     Ok(child.wait_with_output()?)
 }
 
 fn host_local(ranges: &[(&str, IpAddr)], folder: &Path) -> Value {
-    let range = |(subnet, gateway): &(&str, IpAddr)| json!([{ "subnet": subnet, "gateway": gateway }]);
+    let range =
+        |(subnet, gateway): &(&str, IpAddr)| json!([{ "subnet": subnet, "gateway": gateway }]);
     let default = |gateway: IpAddr| if gateway.is_ipv4() { "0.0.0.0/0" } else { "::/0" };
     json!({
         "type": "host-local",

@@ -1,5 +1,6 @@
-//! Just enough of SCTP to be load-balanced: an INIT chunk and its INIT ACK over raw sockets, since the
-//! test machines' kernel has no SCTP sockets. The answer travels in the INIT ACK's state cookie.
+//! Just enough of SCTP to be load-balanced: an INIT chunk and its INIT ACK over raw sockets, since
+//! the test machines' kernel has no SCTP sockets. The answer travels in the INIT ACK's state
+//! cookie.
 
 use std::net::IpAddr;
 
@@ -19,7 +20,8 @@ pub struct Packet {
     pub source_port: u16,
     /// The receiver's port.
     pub destination_port: u16,
-    /// What the peer must put in the header of its answer, or else connection tracking calls it invalid.
+    /// What the peer must put in the header of its answer, or else connection tracking calls it
+    /// invalid.
     pub initiate_tag: u32,
     /// The text in the state cookie; `None` for an INIT.
     pub cookie: Option<String>,
@@ -36,24 +38,13 @@ pub fn init_ack(to: &Packet, text: &str) -> Vec<u8> {
     let mut cookie = [STATE_COOKIE.to_be_bytes(), length.to_be_bytes()].concat();
     cookie.extend_from_slice(text.as_bytes());
     cookie.resize(cookie.len().next_multiple_of(4), 0);
-    packet(
-        to.destination_port,
-        to.source_port,
-        to.initiate_tag,
-        INIT_ACK,
-        1,
-        &cookie,
-    )
+    packet(to.destination_port, to.source_port, to.initiate_tag, INIT_ACK, 1, &cookie)
 }
 
 /// Reads what a raw socket of `local`'s family received; `None` unless it is an INIT or INIT ACK.
 pub fn parse(local: IpAddr, received: &[u8]) -> Option<Packet> {
     // A raw IPv4 socket is handed the IP header too, a raw IPv6 socket is not.
-    let skip = if local.is_ipv4() {
-        usize::from(received.first()? & 0x0f) * 4
-    } else {
-        0
-    };
+    let skip = if local.is_ipv4() { usize::from(received.first()? & 0x0f) * 4 } else { 0 };
     let sctp = received.get(skip..)?;
     let chunk = sctp.get(COMMON_HEADER..)?;
     let kind = *chunk.first()?;
@@ -77,7 +68,14 @@ fn be16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
-fn packet(from: u16, to: u16, verification_tag: u32, kind: u8, initiate_tag: u32, rest: &[u8]) -> Vec<u8> {
+fn packet(
+    from: u16,
+    to: u16,
+    verification_tag: u32,
+    kind: u8,
+    initiate_tag: u32,
+    rest: &[u8],
+) -> Vec<u8> {
     let length = u16::try_from(INIT_CHUNK + rest.len()).expect("one small chunk");
     let mut bytes = Vec::with_capacity(COMMON_HEADER + INIT_CHUNK + rest.len());
     bytes.extend(from.to_be_bytes());
@@ -101,9 +99,7 @@ fn packet(from: u16, to: u16, verification_tag: u32, kind: u8, initiate_tag: u32
 fn crc32c(bytes: &[u8]) -> u32 {
     const POLYNOMIAL: u32 = 0x82f6_3b78;
     !bytes.iter().fold(u32::MAX, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
-            (crc >> 1) ^ (POLYNOMIAL * (crc & 1))
-        })
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ (POLYNOMIAL * (crc & 1)))
     })
 }
 
@@ -124,12 +120,7 @@ mod tests {
         let asked = parse(local, &init(1000, 53, 77)).expect("an INIT");
         assert_eq!(
             asked,
-            Packet {
-                source_port: 1000,
-                destination_port: 53,
-                initiate_tag: 77,
-                cookie: None
-            }
+            Packet { source_port: 1000, destination_port: 53, initiate_tag: 77, cookie: None }
         );
         let answer = parse(local, &init_ack(&asked, "hello")).expect("an INIT ACK");
         assert_eq!((answer.source_port, answer.destination_port), (53, 1000));

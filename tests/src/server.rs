@@ -1,5 +1,5 @@
-//! Servers that answer every connection, datagram or INIT with one line: which address answered, and
-//! which source it saw.
+//! Servers that answer every connection, datagram or INIT with one line: which address answered,
+//! and which source it saw.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -49,17 +49,12 @@ impl Server {
 
     /// The same in the namespace that this thread is in.
     pub fn start_here(listens: &[Listen]) -> Result<Self> {
-        let listeners = listens
-            .iter()
-            .map(|listen| Listener::open(*listen))
-            .collect::<Result<Vec<_>>>()?;
+        let listeners =
+            listens.iter().map(|listen| Listener::open(*listen)).collect::<Result<Vec<_>>>()?;
         // A program that is executed meanwhile must not keep it open.
         let (ended, stop) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         let thread = thread::spawn(move || answer_until(&ended, &listeners));
-        Ok(Self {
-            stop: Some(stop),
-            thread: Some(thread),
-        })
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 
     /// Answers over `protocol` at one address and port.
@@ -78,14 +73,10 @@ impl FromStr for Listen {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let (address, protocol) = text
-            .rsplit_once('/')
-            .with_context(|| format!("{text}: no protocol"))?;
+        let (address, protocol) =
+            text.rsplit_once('/').with_context(|| format!("{text}: no protocol"))?;
         let address = address.parse().with_context(|| format!("{text}: no address"))?;
-        Ok(Self {
-            protocol: protocol.parse()?,
-            address,
-        })
+        Ok(Self { protocol: protocol.parse()?, address })
     }
 }
 
@@ -101,8 +92,9 @@ impl Drop for Server {
 
 impl Listener {
     fn open(listen: Listen) -> Result<Self> {
-        let socket = Self::bound(listen)
-            .with_context(|| format!("cannot listen at {} over {:?}", listen.address, listen.protocol))?;
+        let socket = Self::bound(listen).with_context(|| {
+            format!("cannot listen at {} over {:?}", listen.address, listen.protocol)
+        })?;
         Ok(Self { listen, socket })
     }
 
@@ -143,7 +135,8 @@ impl Listener {
     fn accept(&self) -> io::Result<()> {
         let (mut connection, peer) = self.socket.accept()?;
         let local = connection.local_addr()?;
-        // A fresh connection's send buffer takes one line without blocking; a vanished peer is no error of ours.
+        // A fresh connection's send buffer takes one line without blocking; a vanished peer is no
+        // error of ours.
         let _ = connection.write_all(line(local.as_socket(), peer.as_socket()).as_bytes());
         Ok(())
     }
@@ -160,7 +153,8 @@ impl Listener {
         let mut buffer = [0; 2048];
         let (length, mut peer) = receive_from(&self.socket, &mut buffer)?;
         let packet = sctp::parse(self.listen.address.ip(), &buffer[..length]);
-        let Some(packet) = packet.filter(|packet| packet.destination_port == self.listen.address.port())
+        let Some(packet) =
+            packet.filter(|packet| packet.destination_port == self.listen.address.port())
         else {
             return Ok(());
         };
@@ -181,15 +175,13 @@ pub(crate) fn receive_from(socket: &Socket, buffer: &mut [u8]) -> io::Result<(us
     let v4 = |peer: &SockaddrStorage| peer.as_sockaddr_in().map(|it| SocketAddr::V4((*it).into()));
     let v6 = |peer: &SockaddrStorage| peer.as_sockaddr_in6().map(|it| SocketAddr::V6((*it).into()));
     let peer = peer.and_then(|peer| v4(&peer).or_else(|| v6(&peer)));
-    Ok((
-        length,
-        peer.ok_or_else(|| io::Error::other("a peer that has no IP address"))?,
-    ))
+    Ok((length, peer.ok_or_else(|| io::Error::other("a peer that has no IP address"))?))
 }
 
 /// What is answered: the address that answers and the one it was asked from.
 fn line(local: Option<SocketAddr>, peer: Option<SocketAddr>) -> String {
-    let text = |address: Option<SocketAddr>| address.map_or_else(|| "-".to_owned(), |it| it.to_string());
+    let text =
+        |address: Option<SocketAddr>| address.map_or_else(|| "-".to_owned(), |it| it.to_string());
     format!("{} {}\n", text(local), text(peer))
 }
 

@@ -6,8 +6,9 @@ use std::net::SocketAddrV4;
 const TCP: u8 = 6;
 const HEADERS: usize = 40;
 
-/// An IPv4 packet with a SYN, IP header included: for a raw socket of `IPPROTO_RAW`. The kernel fills in the IP
-/// header's checksum; TCP's is right, since connection tracking does not look at a packet with a wrong one.
+/// An IPv4 packet with a SYN, IP header included: for a raw socket of `IPPROTO_RAW`. The kernel
+/// fills in the IP header's checksum; TCP's is right, since connection tracking does not look at a
+/// packet with a wrong one.
 pub fn forged_syn(source: SocketAddrV4, destination: SocketAddrV4) -> [u8; HEADERS] {
     let mut packet = [0; HEADERS];
     let (ip, tcp) = packet.split_at_mut(20);
@@ -33,9 +34,7 @@ pub fn forged_syn(source: SocketAddrV4, destination: SocketAddrV4) -> [u8; HEADE
 
 fn words(bytes: &[u8]) -> u32 {
     let pairs = bytes.chunks_exact(2);
-    pairs
-        .map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1]))
-        .sum()
+    pairs.map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum()
 }
 
 fn folded(mut sum: u32) -> u16 {
@@ -52,10 +51,8 @@ mod tests {
     /// RFC 1071: with the checksum in its place, the sum of everything is all ones.
     #[test]
     fn the_checksum_is_right() {
-        let packet = forged_syn(
-            "11.0.0.1:4000".parse().unwrap(),
-            "172.30.0.10:80".parse().unwrap(),
-        );
+        let packet =
+            forged_syn("11.0.0.1:4000".parse().unwrap(), "172.30.0.10:80".parse().unwrap());
         let sum = words(&packet[12..20]) + words(&packet[20..]) + u32::from(TCP) + 20;
         assert_eq!(folded(sum), 0xffff);
     }

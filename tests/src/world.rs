@@ -1,13 +1,15 @@
-//! A node and what surrounds it: a router that joins it to an outside client and to another node's pods.
+//! A node and what surrounds it: a router that joins it to an outside client and to another node's
+//! pods.
 //!
 //! ```text
 //!   pods ─ node ─ eth0 ── fabric ── remote   pods of another node, answering at any address given
 //!                           └────── client   hosts outside the cluster
 //! ```
 //!
-//! The fabric knows the way to every single address of `remote` and `client` and sends all else to the
-//! node, as a load balancer would: service addresses too. What the node sends out for an address that
-//! nobody has is answered with "no route", so that an untouched packet is not mistaken for a dropped one.
+//! The fabric knows the way to every single address of `remote` and `client` and sends all else to
+//! the node, as a load balancer would: service addresses too. What the node sends out for an
+//! address that nobody has is answered with "no route", so that an untouched packet is not mistaken
+//! for a dropped one.
 
 use std::fmt::Write;
 use std::fs::DirBuilder;
@@ -95,29 +97,19 @@ impl World {
         let named = |part: &str| Netns::new(&format!("{label}-{part}"));
         let folder = Folder::Temporary(netns::folder()?);
         Self::build(
-            [
-                named("node")?,
-                named("client")?,
-                named("remote")?,
-                named("fabric")?,
-            ],
+            [named("node")?, named("client")?, named("remote")?, named("fabric")?],
             addresses,
             folder,
         )
     }
 
-    /// A world whose namespaces are called `<name>-node` and so on and which outlives this process once
-    /// [`Self::keep`] was called. `folder` must exist.
+    /// A world whose namespaces are called `<name>-node` and so on and which outlives this process
+    /// once [`Self::keep`] was called. `folder` must exist.
     pub fn named(name: &str, addresses: Addresses, folder: &Path) -> Result<Self> {
         let named = |part: &str| Netns::named(&format!("{name}-{part}"));
         let folder = Folder::Kept(folder.to_owned());
         Self::build(
-            [
-                named("node")?,
-                named("client")?,
-                named("remote")?,
-                named("fabric")?,
-            ],
+            [named("node")?, named("client")?, named("remote")?, named("fabric")?],
             addresses,
             folder,
         )
@@ -125,14 +117,7 @@ impl World {
 
     fn build(parts: [Netns; 4], addresses: Addresses, folder: Folder) -> Result<Self> {
         let [node, client, remote, fabric] = parts;
-        let world = Self {
-            node,
-            client,
-            remote,
-            fabric,
-            addresses,
-            folder,
-        };
+        let world = Self { node, client, remote, fabric, addresses, folder };
         world.let_packets_through()?;
         world.lay_links()?;
         world.route()?;
@@ -147,12 +132,7 @@ impl World {
 
     /// Leaves everything in place when this value is dropped.
     pub fn keep(&mut self) {
-        for part in [
-            &mut self.node,
-            &mut self.client,
-            &mut self.remote,
-            &mut self.fabric,
-        ] {
+        for part in [&mut self.node, &mut self.client, &mut self.remote, &mut self.fabric] {
             part.keep();
         }
     }
@@ -188,9 +168,7 @@ impl World {
         let text = self.node.output("ip", &["-o", "addr", "show"])?;
         let words = |line: &str| line.split_whitespace().nth(3).map(str::to_owned);
         let addresses = text.lines().filter_map(words);
-        Ok(addresses
-            .filter_map(|word| word.split('/').next()?.parse().ok())
-            .collect())
+        Ok(addresses.filter_map(|word| word.split('/').next()?.parse().ok()).collect())
     }
 
     /// Gives the remote node one more pod address.
@@ -203,16 +181,14 @@ impl World {
         self.place(&self.client, "client", address)
     }
 
-    /// Has the node's connection tracking forget connections soon after they end. Thousands a second would
-    /// otherwise fill its table within the minute, and the kernel would drop what is in nobody's rules.
+    /// Has the node's connection tracking forget connections soon after they end. Thousands a
+    /// second would otherwise fill its table within the minute, and the kernel would drop what is
+    /// in nobody's rules.
     pub fn forget_quickly(&self) -> Result<()> {
-        for (key, seconds) in [
-            ("udp_timeout", "2"),
-            ("udp_timeout_stream", "2"),
-            ("tcp_timeout_close", "1"),
-        ] {
-            self.node
-                .sysctl(&format!("net.netfilter.nf_conntrack_{key}"), seconds)?;
+        for (key, seconds) in
+            [("udp_timeout", "2"), ("udp_timeout_stream", "2"), ("tcp_timeout_close", "1")]
+        {
+            self.node.sysctl(&format!("net.netfilter.nf_conntrack_{key}"), seconds)?;
         }
         Ok(())
     }
@@ -230,16 +206,16 @@ impl World {
     }
 
     fn lay_links(&self) -> Result<()> {
-        // What its ICMPv6 errors come from: nobody forwards one that comes from a link-local address.
+        // What its ICMPv6 errors come from: nobody forwards one that comes from a link-local
+        // address.
         self.fabric.ip("addr add fd00:fab::1/128 dev lo nodad")?;
-        for (link, peer) in [
-            ("node", &self.node),
-            ("client", &self.client),
-            ("remote", &self.remote),
-        ] {
+        for (link, peer) in
+            [("node", &self.node), ("client", &self.client), ("remote", &self.remote)]
+        {
             let (near, far) = (format!("to-{link}"), peer.name());
             let mut commands = format!("link add {near} type veth peer name eth0 netns {far}\n");
-            // The same gateway address on every link: nobody's traffic goes to it, only its MAC is asked for.
+            // The same gateway address on every link: nobody's traffic goes to it, only its MAC is
+            // asked for.
             writeln!(commands, "addr add 169.254.0.1/32 dev {near}\nlink set {near} up")?;
             writeln!(commands, "addr add fe80::1/64 dev {near} nodad")?;
             self.fabric.ip(&commands)?;
@@ -264,9 +240,8 @@ impl World {
         if let Some(first) = self.addresses.node.iter().find(|address| address.is_ipv4()) {
             writeln!(commands, "route add default via {first} dev to-node onlink")?;
             // The node sends from its first address, whichever it was given first to reach it.
-            self.node.ip(&format!(
-                "route change default via 169.254.0.1 dev eth0 onlink src {first}"
-            ))?;
+            self.node
+                .ip(&format!("route change default via 169.254.0.1 dev eth0 onlink src {first}"))?;
         }
         writeln!(commands, "route add default via fe80::2 dev to-node")?;
         self.fabric.ip(&commands)?;
@@ -277,13 +252,9 @@ impl World {
     /// Gives `host` an address and the fabric the way to it.
     fn place(&self, host: &Netns, link: &str, address: IpAddr) -> Result<()> {
         let length = host_length(address);
-        host.ip(&format!(
-            "addr add {address}/{length} dev eth0 {}",
-            nodad(address)
-        ))?;
+        host.ip(&format!("addr add {address}/{length} dev eth0 {}", nodad(address)))?;
         let via = if address.is_ipv4() { "" } else { "via fe80::2" };
-        self.fabric
-            .ip(&format!("route add {address} {via} dev to-{link}"))
+        self.fabric.ip(&format!("route add {address} {via} dev to-{link}"))
     }
 }
 

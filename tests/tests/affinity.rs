@@ -1,5 +1,5 @@
-//! Session affinity while endpoints come and go: a client keeps its endpoint as long as that is one, whichever
-//! door it uses, and nobody is sent to one that is gone.
+//! Session affinity while endpoints come and go: a client keeps its endpoint as long as that is
+//! one, whichever door it uses, and nobody is sent to one that is gone.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -22,10 +22,8 @@ const CLIENTS: [Who; 4] = [Who::Bridged, Who::Routed, Who::Remote, Who::Outside]
 type Choices = BTreeMap<(usize, String), Who>;
 
 fn put(cast: &Cast, members: &[Who]) -> Result<()> {
-    let ports: Vec<Port> = every_protocol()
-        .into_iter()
-        .map(|port| port.at_node(NODE_PORT))
-        .collect();
+    let ports: Vec<Port> =
+        every_protocol().into_iter().map(|port| port.at_node(NODE_PORT)).collect();
     let mut objects = cast.service("sticky", 10, &ports, members)?;
     objects[0]["spec"]["sessionAffinity"] = "ClientIP".into();
     cast.cluster.manifests.put("sticky", &objects)
@@ -63,7 +61,8 @@ fn choices(cast: &Cast) -> Result<Choices> {
 }
 
 #[test]
-fn a_client_keeps_its_endpoint_while_others_come_and_go_and_loses_it_with_the_endpoint() -> Result<()> {
+fn a_client_keeps_its_endpoint_while_others_come_and_go_and_loses_it_with_the_endpoint()
+-> Result<()> {
     let (cast, _servers) = Cast::new("aff-churn")?;
     put(&cast, &[Who::Bridged, Who::Routed, Who::Remote])?;
     let agent = cast.cluster.start_agent()?;
@@ -91,8 +90,8 @@ fn a_client_keeps_its_endpoint_while_others_come_and_go_and_loses_it_with_the_en
     Ok(())
 }
 
-/// More than the map of clients has room for, in one family (262,144), and more than the flooded service port's
-/// share of the second map beyond that.
+/// More than the map of clients has room for, in one family (262,144), and more than the flooded
+/// service port's share of the second map beyond that.
 const FORGED: usize = 290_000;
 /// So many of them are in the map already where there is no time to forge them all.
 const LISTED: usize = 257_000;
@@ -107,24 +106,17 @@ fn fill(cast: &Cast, clients: usize) -> Result<()> {
         format!("7fff:c000 . 12.{a}.{b}.{c} timeout 3h : 7fff:c001")
     };
     let all: Vec<String> = (0..clients).map(client).collect();
-    let add = |some: &[String]| format!("add element ip denizen affinity {{ {} }}\n", some.join(","));
-    cast.cluster
-        .world
-        .node
-        .nft(&all.chunks(10_000).map(add).collect::<String>())
+    let add =
+        |some: &[String]| format!("add element ip denizen affinity {{ {} }}\n", some.join(","));
+    cast.cluster.world.node.nft(&all.chunks(10_000).map(add).collect::<String>())
 }
 
 /// Sends SYNs from as many addresses, none of which is the sender's.
 fn flood(cast: &Cast, who: Who, to: SocketAddr, sources: usize) -> Result<()> {
-    let SocketAddr::V4(to) = to else {
-        bail!("{to} is not of IPv4")
-    };
+    let SocketAddr::V4(to) = to else { bail!("{to} is not of IPv4") };
     let send = || -> Result<()> {
-        let raw = Socket::new(
-            Domain::IPV4,
-            Type::RAW,
-            Some(SocketProtocol::from(BRINGS_ITS_HEADER)),
-        )?;
+        let raw =
+            Socket::new(Domain::IPV4, Type::RAW, Some(SocketProtocol::from(BRINGS_ITS_HEADER)))?;
         let first = u32::from(Ipv4Addr::new(11, 0, 0, 1));
         for source in (first..).take(sources).map(Ipv4Addr::from) {
             raw.send_to(
@@ -160,12 +152,7 @@ fn forged_clients_of_one_service_end_nobodys_affinity() -> Result<()> {
     let before = kept(&cast, Who::Outside, 10)?;
     let listed = times(0, LISTED);
     fill(&cast, listed)?;
-    flood(
-        &cast,
-        Who::Routed,
-        SocketAddr::new(service_ips(10)[0], 80),
-        FORGED - listed,
-    )?;
+    flood(&cast, Who::Routed, SocketAddr::new(service_ips(10)[0], 80), FORGED - listed)?;
 
     for who in CLIENTS {
         kept(&cast, who, 11).context("a new client of another service")?;
@@ -184,21 +171,12 @@ fn forged_clients_of_one_service_end_nobodys_affinity() -> Result<()> {
     };
     // One of the clients above was remembered in the ordinary map before it was full.
     ensure!(figure("affinity") == 262_144, "{status:#}");
-    // The budget of the flooded service port, and the new clients from this node's pods and of the other service.
-    ensure!(
-        (1_024..1_100).contains(&figure("affinity-reserved")),
-        "{status:#}"
-    );
+    // The budget of the flooded service port, and the new clients from this node's pods and of the
+    // other service.
+    ensure!((1_024..1_100).contains(&figure("affinity-reserved")), "{status:#}");
     ensure!(figure("affinity-brief") > 1_000, "{status:#}");
-    ensure!(
-        status["warnings"].to_string().contains("session affinity"),
-        "{status:#}"
-    );
-    let metrics = fetch(
-        &cast.cluster.world.node,
-        &url(ip("127.0.0.1"), 10249, "/metrics"),
-        &[],
-    )?;
+    ensure!(status["warnings"].to_string().contains("session affinity"), "{status:#}");
+    let metrics = fetch(&cast.cluster.world.node, &url(ip("127.0.0.1"), 10249, "/metrics"), &[])?;
     let shown = [
         "denizen_rule_elements{ip_family=\"IPv4\",set=\"affinity\"} 262144",
         "denizen_affinity_crowded_total{remembered=\"briefly\"}",
@@ -220,9 +198,6 @@ fn forged_clients_of_one_service_end_nobodys_affinity() -> Result<()> {
     agent.terminate()?;
     let _agent = cast.cluster.start_agent()?;
     let restarted = kept(&cast, Who::Outside, 10)?;
-    ensure!(
-        restarted == before,
-        "remembered with {before:?}, sent to {restarted:?}"
-    );
+    ensure!(restarted == before, "remembered with {before:?}, sent to {restarted:?}");
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! `--backend auto`: nftables where the kernel lets it have what it needs, else iptables, which serves as well; and it says why.
+//! `--backend auto`: nftables where the kernel lets it have what it needs, else iptables, which
+//! serves as well; and it says why.
 
 #![allow(
     clippy::disallowed_methods,
@@ -37,13 +38,8 @@ struct Owned(Child);
 impl Owned {
     /// The table `denizen` of that family.
     fn table(node: &Netns, family: &str) -> Result<Self> {
-        let spawn = || {
-            Command::new("nft")
-                .arg("-i")
-                .stdin(Stdio::piped())
-                .stdout(Stdio::null())
-                .spawn()
-        };
+        let spawn =
+            || Command::new("nft").arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
         let mut owner = Self(node.run(spawn)??);
         let input = owner.0.stdin.as_mut().context("no standard input")?;
         writeln!(input, "add table {family} denizen {{ flags owner; }}")?;
@@ -82,7 +78,8 @@ fn start(cast: &Cast, flags: &[&str]) -> Result<Agent> {
     Agent::start(&cast.cluster.world.node, settings)
 }
 
-/// It says that it chose `backend`, and `why`: in its log, to a program and to a person. And it serves.
+/// It says that it chose `backend`, and `why`: in its log, to a program and to a person. And it
+/// serves.
 fn chose(cast: &Cast, agent: &Agent, backend: &str, why: &str) -> Result<()> {
     let status = agent.status()?;
     assert_eq!(status["backend"], backend, "{status}");
@@ -91,18 +88,12 @@ fn chose(cast: &Cast, agent: &Agent, backend: &str, why: &str) -> Result<()> {
     let log = agent.log();
     let line = log.lines().rfind(|line| line.contains("backend chosen"));
     let line = line.with_context(|| log.clone())?;
-    ensure!(
-        line.contains(&format!("backend={backend}")) && line.contains(why),
-        "{line}"
-    );
+    ensure!(line.contains(&format!("backend={backend}")) && line.contains(why), "{line}");
     assert_eq!(status["errors"], serde_json::json!([]));
     for who in [Who::Bridged, Who::Routed, Who::Outside, Who::ThisNode] {
         for (to, protocol) in every_way(10) {
             let outcome = cast.ask(who, to, protocol)?;
-            assert!(
-                outcome.endpoint().is_some(),
-                "{who:?} to {to}/{protocol}: {outcome:?}"
-            );
+            assert!(outcome.endpoint().is_some(), "{who:?} to {to}/{protocol}: {outcome:?}");
         }
     }
     Ok(())
@@ -139,7 +130,8 @@ fn iptables_serves_where_nftables_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// Only where the ports of bridges matter is the bridge's table needed, and iptables has another way to know them.
+/// Only where the ports of bridges matter is the bridge's table needed, and iptables has another
+/// way to know them.
 #[test]
 fn the_bridges_table_is_asked_for_where_ports_matter() -> Result<()> {
     let (cast, _servers) = scene("auto-bridge")?;
@@ -151,20 +143,11 @@ fn the_bridges_table_is_asked_for_where_ports_matter() -> Result<()> {
     let said = cast.cluster.world.node.output(&program, &["cleanup"])?;
     assert_eq!(said, "removed 2 nftables tables\n", "the third is not denizen's");
     let agent = start(&cast, &["--detect-local=bridge-port"])?;
-    chose(
-        &cast,
-        &agent,
-        "iptables",
-        "bridge table: it is owned by another process",
-    )?;
+    chose(&cast, &agent, "iptables", "bridge table: it is owned by another process")?;
     let (to, protocol) = every_way(11).next().context("no way")?;
     for (who, is_local) in [(Who::Bridged, true), (Who::Outside, false)] {
         let outcome = cast.ask(who, to, protocol)?;
-        assert_eq!(
-            cast.was_masqueraded(who, &outcome)?,
-            !is_local,
-            "{who:?}: {outcome:?}"
-        );
+        assert_eq!(cast.was_masqueraded(who, &outcome)?, !is_local, "{who:?}: {outcome:?}");
     }
     agent.terminate()?;
     drop(owned);
@@ -194,12 +177,7 @@ fn exact_ports_are_known_with_iptables_where_the_bridges_table_can_be_had() -> R
     let (cast, _servers) = scene("auto-ports")?;
     let _owned = Owned::table(&cast.cluster.world.node, "ip")?;
     let agent = start(&cast, &["--detect-local=pod-state=port-exact"])?;
-    chose(
-        &cast,
-        &agent,
-        "iptables",
-        "ip table: it is owned by another process",
-    )?;
+    chose(&cast, &agent, "iptables", "ip table: it is owned by another process")?;
     for (to, protocol) in every_way(11) {
         assert!(keeps_its_address(&cast, Who::Bridged, to, protocol)?);
         assert!(!keeps_its_address(&cast, Who::Outside, to, protocol)?);
@@ -207,21 +185,19 @@ fn exact_ports_are_known_with_iptables_where_the_bridges_table_can_be_had() -> R
     Ok(())
 }
 
-/// Where iptables was asked for, it serves without the bridge's table, says what is wrong, and tries again.
+/// Where iptables was asked for, it serves without the bridge's table, says what is wrong, and
+/// tries again.
 #[test]
 fn iptables_serves_until_the_bridges_table_can_be_had() -> Result<()> {
     let (cast, _servers) = scene("auto-later")?;
     let node = &cast.cluster.world.node;
     let owned = Owned::table(node, "bridge")?;
     let mut settings = cast.cluster.settings();
-    settings.flags = ["--backend=iptables", "--detect-local=pod-state=port-exact"]
-        .map(str::to_owned)
-        .into();
+    settings.flags =
+        ["--backend=iptables", "--detect-local=pod-state=port-exact"].map(str::to_owned).into();
     let mut agent = Agent::spawn(node, settings)?;
     let (to, protocol) = every_way(11).next().context("no way")?;
-    until("it serves", || {
-        Ok(cast.ask(Who::Outside, to, protocol)?.endpoint().is_some())
-    })?;
+    until("it serves", || Ok(cast.ask(Who::Outside, to, protocol)?.endpoint().is_some()))?;
     assert!(!keeps_its_address(&cast, Who::Bridged, to, protocol)?);
     assert!(keeps_its_address(&cast, Who::Routed, to, protocol)?);
     let status = agent.status()?;

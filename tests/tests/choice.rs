@@ -1,5 +1,5 @@
-//! Which endpoint is chosen, and at what cost: exactly evenly for every number of endpoints, by a number of
-//! rules that does not depend on how many services there are.
+//! Which endpoint is chosen, and at what cost: exactly evenly for every number of endpoints, by a
+//! number of rules that does not depend on how many services there are.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -26,10 +26,8 @@ fn the_choice_is_even_for_one_to_twenty_endpoints() -> Result<()> {
     let mut objects = Vec::new();
     for count in 1..=MOST {
         let name = format!("of-{count}");
-        let members: Vec<_> = all[..usize::from(count)]
-            .iter()
-            .map(|address| (*address, OTHER_NODE))
-            .collect();
+        let members: Vec<_> =
+            all[..usize::from(count)].iter().map(|address| (*address, OTHER_NODE)).collect();
         objects.push(service(&name, &[ip(&format!("172.30.2.{count}"))], &HTTP));
         objects.push(slice(&name, &HTTP, &members));
     }
@@ -44,20 +42,14 @@ fn the_choice_is_even_for_one_to_twenty_endpoints() -> Result<()> {
         for endpoint in outcomes.iter().filter_map(Outcome::endpoint) {
             *counts.entry(endpoint).or_insert(0_usize) += 1;
         }
-        assert_eq!(
-            counts.values().sum::<usize>(),
-            connections,
-            "all answered, of {count}"
-        );
+        assert_eq!(counts.values().sum::<usize>(), connections, "all answered, of {count}");
         assert_eq!(
             counts.len(),
             usize::from(count),
             "all endpoints chosen, of {count}: {counts:?}"
         );
         let expected = connections as f64 / f64::from(count);
-        let squares = counts
-            .values()
-            .map(|seen| (*seen as f64 - expected).powi(2) / expected);
+        let squares = counts.values().map(|seen| (*seen as f64 - expected).powi(2) / expected);
         let deviation = squares.sum::<f64>();
         let bound = bound(f64::from(count) - 1.0);
         assert!(
@@ -68,7 +60,8 @@ fn the_choice_is_even_for_one_to_twenty_endpoints() -> Result<()> {
     Ok(())
 }
 
-/// What chi square of so many degrees of freedom exceeds once in a million tests (Wilson and Hilferty).
+/// What chi square of so many degrees of freedom exceeds once in a million tests (Wilson and
+/// Hilferty).
 fn bound(freedom: f64) -> f64 {
     const DEVIATIONS: f64 = 4.75;
     if freedom < 1.0 {

@@ -1,11 +1,13 @@
-//! Cluster IPs: reached by everybody, over every protocol, in both families, served by bridged, routed and
-//! other nodes' pods.
+//! Cluster IPs: reached by everybody, over every protocol, in both families, served by bridged,
+//! routed and other nodes' pods.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
-use denizen_tests::cast::{Cast, EVERYONE, PORT, PROTOCOLS, Who, every_protocol, every_way, service_ips};
+use denizen_tests::cast::{
+    Cast, EVERYONE, PORT, PROTOCOLS, Who, every_protocol, every_way, service_ips,
+};
 use denizen_tests::probe::{Outcome, Probe};
 
 const SERVERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Remote];
@@ -13,9 +15,7 @@ const SERVERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Remote];
 #[test]
 fn everybody_reaches_every_endpoint() -> Result<()> {
     let (cast, _servers) = Cast::new("cip-all")?;
-    cast.cluster
-        .manifests
-        .put("web", &cast.service("web", 10, &every_protocol(), &SERVERS)?)?;
+    cast.cluster.manifests.put("web", &cast.service("web", 10, &every_protocol(), &SERVERS)?)?;
     let _agent = cast.cluster.start_agent()?;
     for (to, protocol) in every_way(10) {
         let wanted: BTreeSet<_> = SERVERS
@@ -46,13 +46,10 @@ fn each_protocol_of_one_port_number_goes_its_own_way() -> Result<()> {
     let mut objects = cast.service("mixed", 20, &every_protocol(), &[])?;
     for (index, who) in SERVERS.into_iter().enumerate() {
         // One slice a protocol and family, each with a name of its own.
-        for mut slice in cast
-            .service("mixed", 20, &[every_protocol()[index]], &[who])?
-            .split_off(1)
+        for mut slice in cast.service("mixed", 20, &[every_protocol()[index]], &[who])?.split_off(1)
         {
-            let name = format!("mixed-{index}-{}", slice["addressType"])
-                .to_lowercase()
-                .replace('"', "");
+            let name =
+                format!("mixed-{index}-{}", slice["addressType"]).to_lowercase().replace('"', "");
             slice["metadata"]["name"] = name.into();
             objects.push(slice);
         }
@@ -63,12 +60,7 @@ fn each_protocol_of_one_port_number_goes_its_own_way() -> Result<()> {
         for ip in service_ips(20) {
             let outcome = cast.ask(Who::Outside, SocketAddr::new(ip, 80), PROTOCOLS[index])?;
             let endpoint = outcome.endpoint().map(|it| it.ip());
-            assert_eq!(
-                endpoint,
-                Some(cast.address(who, ip)?),
-                "{}: {outcome:?}",
-                PROTOCOLS[index]
-            );
+            assert_eq!(endpoint, Some(cast.address(who, ip)?), "{}: {outcome:?}", PROTOCOLS[index]);
         }
     }
     Ok(())
@@ -77,26 +69,17 @@ fn each_protocol_of_one_port_number_goes_its_own_way() -> Result<()> {
 #[test]
 fn what_is_no_service_is_left_alone() -> Result<()> {
     let (cast, _servers) = Cast::new("cip-none")?;
-    cast.cluster
-        .manifests
-        .put("web", &cast.service("web", 10, &every_protocol(), &SERVERS)?)?;
+    cast.cluster.manifests.put("web", &cast.service("web", 10, &every_protocol(), &SERVERS)?)?;
     let agent = cast.cluster.start_agent()?;
     for like in service_ips(10) {
         let remote = SocketAddr::new(cast.address(Who::Remote, like)?, PORT);
         for who in [Who::Bridged, Who::Routed] {
             let outcome = cast.ask(who, remote, PROTOCOLS[0])?;
             ensure!(outcome.endpoint() == Some(remote), "{outcome:?}");
-            ensure!(
-                !cast.was_masqueraded(who, &outcome)?,
-                "{who:?} to another node's pod"
-            );
+            ensure!(!cast.was_masqueraded(who, &outcome)?, "{who:?} to another node's pod");
             let interface = cast.place(who).1;
             let told = agent.explain(cast.address(who, like)?, interface, remote, PROTOCOLS[0])?;
-            assert_eq!(
-                (told.verdict.as_str(), told.local),
-                ("untouched", true),
-                "{told:?}"
-            );
+            assert_eq!((told.verdict.as_str(), told.local), ("untouched", true), "{told:?}");
         }
     }
     Ok(())

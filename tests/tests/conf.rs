@@ -1,4 +1,5 @@
-//! What an operator installs is what Kubernetes, Prometheus, Grafana and denizen's own programs take.
+//! What an operator installs is what Kubernetes, Prometheus, Grafana and denizen's own programs
+//! take.
 
 #![allow(
     clippy::disallowed_methods,
@@ -11,7 +12,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use denizen_tests::conf::{
-    DAEMON_SET, UNINSTALL, built, built_with_iptables, containers, containers_of, documents, folder, text,
+    DAEMON_SET, UNINSTALL, built, built_with_iptables, containers, containers_of, documents,
+    folder, text,
 };
 use denizen_tests::netns::checked;
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -34,7 +36,8 @@ struct Kustomization {
     components: Vec<String>,
 }
 
-/// An object as Kubernetes' own type reads it. A field that the type does not know is lost on the way, and that is an error.
+/// An object as Kubernetes' own type reads it. A field that the type does not know is lost on the
+/// way, and that is an error.
 fn strictly<T: DeserializeOwned + Serialize>(object: &Value) -> Result<()> {
     let typed: T = serde_json::from_value(object.clone())?;
     kept(object, &serde_json::to_value(typed)?, "")
@@ -82,24 +85,14 @@ fn a_field_that_kubernetes_does_not_know_is_found() {
     let mut account = documents("kubernetes/rbac.yaml").unwrap().remove(0);
     object(&account).unwrap();
     account["metadata"]["nme"] = "typo".into();
-    assert!(
-        object(&account)
-            .unwrap_err()
-            .to_string()
-            .contains(".metadata.nme")
-    );
+    assert!(object(&account).unwrap_err().to_string().contains(".metadata.nme"));
 }
 
 #[test]
 fn every_manifest_is_what_kubernetes_takes_and_is_installed() -> Result<()> {
     for name in KUSTOMIZATIONS {
-        let Kustomization {
-            api_version,
-            kind,
-            namespace,
-            resources,
-            components,
-        } = kustomization(name)?;
+        let Kustomization { api_version, kind, namespace, resources, components } =
+            kustomization(name)?;
         assert_eq!(
             (api_version.as_str(), kind.as_str()),
             ("kustomize.config.k8s.io/v1beta1", "Kustomization")
@@ -143,12 +136,7 @@ fn kubectl_builds_both_kustomizations() -> Result<()> {
 fn the_image_is_set_in_one_file() -> Result<()> {
     let copy = tempfile::tempdir()?;
     let root = copy.path().join("kubernetes");
-    checked(
-        Command::new("cp")
-            .arg("-r")
-            .arg(folder().join("kubernetes"))
-            .arg(&root),
-    )?;
+    checked(Command::new("cp").arg("-r").arg(folder().join("kubernetes")).arg(&root))?;
     let file = root.join("image/kustomization.yaml");
     let text = fs::read_to_string(&file)?;
     let set = text.replace("# newName: REGISTRY/", "newName: registry.example/");
@@ -165,19 +153,18 @@ fn the_image_is_set_in_one_file() -> Result<()> {
     Ok(())
 }
 
-/// What an operator uncomments: the agent is told, and gets what it needs beside; nothing else differs.
+/// What an operator uncomments: the agent is told, and gets what it needs beside; nothing else
+/// differs.
 #[test]
 fn the_component_for_iptables_changes_the_agent_alone() -> Result<()> {
     let mut plain = built(&folder().join("kubernetes"))?;
     let daemon_set = plain.iter_mut().find(|it| it["kind"] == "DaemonSet");
-    let agent = &mut daemon_set.context("no DaemonSet")?["spec"]["template"]["spec"]["containers"][0];
+    let agent =
+        &mut daemon_set.context("no DaemonSet")?["spec"]["template"]["spec"]["containers"][0];
     let arguments = agent["args"].as_array_mut().context("arguments")?;
     arguments.push("--backend=iptables".into());
     let added = &mut agent["securityContext"]["capabilities"]["add"];
-    added
-        .as_array_mut()
-        .context("capabilities")?
-        .push("NET_RAW".into());
+    added.as_array_mut().context("capabilities")?.push("NET_RAW".into());
     assert_eq!(built_with_iptables()?, plain);
     Ok(())
 }
@@ -191,16 +178,9 @@ fn environment(container: &Value) -> Result<BTreeSet<String>> {
         .context("a variable has a name")?;
     for source in container["envFrom"].as_array().into_iter().flatten() {
         let maps = documents("kubernetes/config-map.yaml")?;
-        let map = maps
-            .iter()
-            .find(|map| map["metadata"]["name"] == source["configMapRef"]["name"]);
+        let map = maps.iter().find(|map| map["metadata"]["name"] == source["configMapRef"]["name"]);
         let data = map.context("no such ConfigMap")?["data"].clone();
-        names.extend(
-            data.as_object()
-                .into_iter()
-                .flatten()
-                .map(|(name, _)| name.clone()),
-        );
+        names.extend(data.as_object().into_iter().flatten().map(|(name, _)| name.clone()));
     }
     Ok(names)
 }
@@ -244,17 +224,9 @@ fn mounts_have_volumes_and_nothing_has_more_than_it_needs() -> Result<()> {
             assert_eq!(security["readOnlyRootFilesystem"], true, "{name}");
             assert_ne!(security["privileged"], true, "{name}");
             assert_eq!(security["allowPrivilegeEscalation"], false, "{name}");
-            assert_eq!(
-                security["capabilities"]["drop"],
-                serde_json::json!(["ALL"]),
-                "{name}"
-            );
+            assert_eq!(security["capabilities"]["drop"], serde_json::json!(["ALL"]), "{name}");
         }
-        assert_eq!(
-            mounted,
-            volumes.into_iter().map(str::to_owned).collect(),
-            "{daemon_set}"
-        );
+        assert_eq!(mounted, volumes.into_iter().map(str::to_owned).collect(), "{daemon_set}");
         assert_eq!(pod["hostNetwork"], true);
         assert_eq!(pod["priorityClassName"], "system-node-critical");
         assert_eq!(pod["tolerations"], serde_json::json!([{ "operator": "Exists" }]));
@@ -301,7 +273,8 @@ fn base_images_are_pinned_by_digest() -> Result<()> {
     assert_eq!(images.len(), 2, "{images:?}");
     for image in &images {
         let digest = image.split_once("@sha256:").map(|(_, digest)| digest);
-        let is_digest = |it: &str| it.len() == 64 && it.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_digest =
+            |it: &str| it.len() == 64 && it.bytes().all(|byte| byte.is_ascii_hexdigit());
         ensure!(digest.is_some_and(is_digest), "{image}");
     }
     // The compiler that Cargo.toml asks for.
@@ -328,25 +301,14 @@ fn the_containerfile_names_what_is_there() -> Result<()> {
             }
         }
     }
-    for member in [
-        "shared",
-        "cni-plugin",
-        "node-agent",
-        "tests",
-        "Cargo.lock",
-        ".cargo",
-    ] {
+    for member in ["shared", "cni-plugin", "node-agent", "tests", "Cargo.lock", ".cargo"] {
         assert!(file.contains(member), "{member} is needed to build");
     }
     assert!(copied >= 7, "{copied}");
     let last = file.rsplit("FROM ").next().context("a stage")?;
     let installed = last.split("--no-install-recommends").nth(1).context("packages")?;
-    let installed: Vec<_> = installed
-        .split("&&")
-        .next()
-        .into_iter()
-        .flat_map(str::split_whitespace)
-        .collect();
+    let installed: Vec<_> =
+        installed.split("&&").next().into_iter().flat_map(str::split_whitespace).collect();
     assert!(!installed.is_empty());
     for package in installed {
         assert!(packages.contains(&format!(":{package}\n")), "{package}");

@@ -1,9 +1,6 @@
 //! The real agent, started with kube-proxy's own file.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
@@ -36,17 +33,11 @@ fn kube_proxys_file_is_gone_by_and_a_flag_beats_it() -> Result<()> {
         settings.flags.extend(flag.map(str::to_owned));
         let agent = Agent::start(&cast.cluster.world.node, settings)?;
         let outcome = cast.ask(Who::Routed, to, Protocol::Tcp)?;
-        assert_eq!(
-            cast.was_masqueraded(Who::Routed, &outcome)?,
-            masqueraded,
-            "{flag:?}"
-        );
+        assert_eq!(cast.was_masqueraded(Who::Routed, &outcome)?, masqueraded, "{flag:?}");
         let log = agent.log();
         let ignored = |field: &str| {
             let mut lines = log.lines();
-            lines
-                .find(|line| line.contains("WARN") && line.contains(field))
-                .map(str::to_owned)
+            lines.find(|line| line.contains("WARN") && line.contains(field)).map(str::to_owned)
         };
         let warning = ignored("clusterCIDR").with_context(|| log.clone())?;
         assert!(warning.contains("line 3, clusterCIDR"), "{warning}");

@@ -1,10 +1,7 @@
-//! The other ways to tell local traffic apart: what each takes for a pod of this node, right or wrong, and
-//! that `explain` says the same.
+//! The other ways to tell local traffic apart: what each takes for a pod of this node, right or
+//! wrong, and that `explain` says the same.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::time::{Duration, Instant};
 
@@ -43,7 +40,8 @@ fn takes_for_local(label: &str, mode: &str, local: &[Who]) -> Result<()> {
                 !is_local,
                 "{mode}: {who:?} to {to}/{protocol}: {outcome:?}"
             );
-            let told = agent.explain(cast.address(who, to.ip())?, cast.place(who).1, to, protocol)?;
+            let told =
+                agent.explain(cast.address(who, to.ip())?, cast.place(who).1, to, protocol)?;
             assert_eq!(
                 (told.local, told.masquerade),
                 (is_local, !is_local),
@@ -67,20 +65,12 @@ fn interface_prefix_takes_routed_pods_by_their_veth() -> Result<()> {
 
 #[test]
 fn interface_prefix_takes_a_list() -> Result<()> {
-    takes_for_local(
-        "detect-prefixes",
-        "interface-prefix=veth,cni",
-        &[Who::Bridged, Who::Routed],
-    )
+    takes_for_local("detect-prefixes", "interface-prefix=veth,cni", &[Who::Bridged, Who::Routed])
 }
 
 #[test]
 fn node_cidr_takes_the_ranges_it_is_given() -> Result<()> {
-    takes_for_local(
-        "detect-cidr",
-        "node-cidr=172.20.0.0/14,fd00:172:20::/48",
-        &[Who::Routed],
-    )
+    takes_for_local("detect-cidr", "node-cidr=172.20.0.0/14,fd00:172:20::/48", &[Who::Routed])
 }
 
 #[test]
@@ -91,10 +81,7 @@ fn node_cidr_follows_the_node_object() -> Result<()> {
         let outcome = cast.ask(who, to, denizen_tests::probe::Protocol::Tcp)?;
         cast.was_masqueraded(who, &outcome)
     };
-    assert!(
-        masqueraded(Who::Bridged)? && masqueraded(Who::Routed)?,
-        "no ranges yet"
-    );
+    assert!(masqueraded(Who::Bridged)? && masqueraded(Who::Routed)?, "no ranges yet");
     let mut node = manifest::node(&cast.cluster.settings().node_name, &[], "");
     node["spec"] = json!({ "podCIDRs": ["10.10.0.0/16", "fd00:10:10::/48"] });
     cast.cluster.manifests.put("node", &[node])?;
@@ -113,10 +100,7 @@ fn cleanup_removes_what_is_denizens_and_nothing_else() -> Result<()> {
     node.nft("table ip somebody_elses {\n}\n")?;
     agent.terminate()?;
     let tables = |node: &denizen_tests::netns::Netns| node.output("nft", &["list", "tables"]);
-    assert!(
-        tables(node)?.contains("table ip6 denizen"),
-        "a stop leaves the rules"
-    );
+    assert!(tables(node)?.contains("table ip6 denizen"), "a stop leaves the rules");
     let program = denizen_tests::binary::ours("denizen-agent")?;
     let said = node.output(&program.display().to_string(), &["cleanup"])?;
     assert_eq!(said, "removed 2 nftables tables\n");

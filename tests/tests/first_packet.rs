@@ -1,9 +1,6 @@
 //! A pod's first packet, sent as soon as ADD has returned, is already a local pod's.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -34,11 +31,7 @@ fn no_first_packet_is_masqueraded(label: &str, flags: Vec<String>) -> Result<()>
     let (pods, started) = (effort::times(500, 40), Instant::now());
     let (mut wrong, mut slowest) = (Vec::new(), std::time::Duration::ZERO);
     for number in 0..pods {
-        let wiring = if number % 2 == 0 {
-            Wiring::Bridged
-        } else {
-            Wiring::Routed
-        };
+        let wiring = if number % 2 == 0 { Wiring::Bridged } else { Wiring::Routed };
         let pod = cluster.add_pod(&format!("p{number}"), wiring)?;
         let to = SocketAddr::new(service_ips(10)[number / 2 % 2], 80);
         let outcome = Probe::tcp(to).ask_in(&pod.netns);
@@ -76,10 +69,12 @@ fn with_iptables_and_exact_ports() -> Result<()> {
 
 #[test]
 fn without_an_agent_add_does_as_it_is_told() -> Result<()> {
-    let (lenient, _server) = cluster("first-go", &json!({ "timeout": "200ms", "onTimeout": "proceed" }))?;
+    let (lenient, _server) =
+        cluster("first-go", &json!({ "timeout": "200ms", "onTimeout": "proceed" }))?;
     let pod = lenient.add_pod("p", Wiring::Routed)?;
     assert_eq!(pod.addresses.len(), 2, "attached all the same");
-    let (strict, _server) = cluster("first-fail", &json!({ "timeout": "200ms", "onTimeout": "fail" }))?;
+    let (strict, _server) =
+        cluster("first-fail", &json!({ "timeout": "200ms", "onTimeout": "fail" }))?;
     let error = strict.add_pod("p", Wiring::Routed).expect_err("nobody answers");
     assert!(format!("{error:#}").contains("agent"), "{error:#}");
     Ok(())

@@ -1,5 +1,6 @@
-//! The table of packets, each as real connections through the real agent: every case with every backend that it is
-//! for, with bridged and with routed pods, and `explain` asked about every packet. A test each.
+//! The table of packets, each as real connections through the real agent: every case with every
+//! backend that it is for, with bridged and with routed pods, and `explain` asked about every
+//! packet. A test each.
 
 use anyhow::{Result, ensure};
 use denizen_tests::flows::play;
@@ -16,8 +17,9 @@ fn trials() -> Result<Vec<Trial>> {
             for wiring in [Wiring::Bridged, Wiring::Routed] {
                 let case = case.clone();
                 let name = format!("{backend:?}::{wiring:?}::{}", case.name.replace(' ', "_"));
-                let outcome =
-                    move || play(&case, backend, wiring).map_err(|error| format!("{error:#}").into());
+                let outcome = move || {
+                    play(&case, backend, wiring).map_err(|error| format!("{error:#}").into())
+                };
                 trials.push(Trial::test(name, outcome));
             }
         }

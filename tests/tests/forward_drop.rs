@@ -1,5 +1,6 @@
-//! Hosts whose own firewall drops what is forwarded: it is found and said; where the operator asks for it,
-//! services' connections are let through and nothing else; and cleanup leaves that firewall as it was.
+//! Hosts whose own firewall drops what is forwarded: it is found and said; where the operator asks
+//! for it, services' connections are let through and nothing else; and cleanup leaves that firewall
+//! as it was.
 
 #![allow(
     clippy::disallowed_methods,
@@ -48,8 +49,8 @@ const POLICY: Firewall = Firewall {
     said: ["table inet filter, chain forward"; 2],
 };
 
-/// As firewalld and RHEL have it: the policy accepts, and the last rule refuses. What comes before lets
-/// others through.
+/// As firewalld and RHEL have it: the policy accepts, and the last rule refuses. What comes before
+/// lets others through.
 const LAST_RULE: Firewall = Firewall {
     label: "fwrule",
     up: &[
@@ -58,10 +59,7 @@ const LAST_RULE: Firewall = Firewall {
             "add table inet fw; add chain inet fw others; add chain inet fw last { type filter hook forward priority 10; }",
         ],
         &["nft", "add rule inet fw others ip daddr 192.0.2.0/24 accept"],
-        &[
-            "nft",
-            "add rule inet fw last jump others; add rule inet fw last counter reject",
-        ],
+        &["nft", "add rule inet fw last jump others; add rule inet fw last counter reject"],
     ],
     show: &[&["nft", "-s", "list", "table", "inet", "fw"]],
     said: ["table inet fw, chain last"; 2],
@@ -72,21 +70,10 @@ const IPTABLES_NFT: Firewall = Firewall {
     up: &[
         &["iptables-nft", "-P", "FORWARD", "DROP"],
         &["ip6tables-nft", "-P", "FORWARD", "DROP"],
-        &[
-            "iptables-nft",
-            "-A",
-            "FORWARD",
-            "-d",
-            "192.0.2.0/24",
-            "-j",
-            "ACCEPT",
-        ],
+        &["iptables-nft", "-A", "FORWARD", "-d", "192.0.2.0/24", "-j", "ACCEPT"],
     ],
     show: &[&["iptables-nft", "-S"], &["ip6tables-nft", "-S"]],
-    said: [
-        "table ip filter, chain FORWARD",
-        "table ip6 filter, chain FORWARD",
-    ],
+    said: ["table ip filter, chain FORWARD", "table ip6 filter, chain FORWARD"],
 };
 
 const IPTABLES_LEGACY: Firewall = Firewall {
@@ -95,21 +82,13 @@ const IPTABLES_LEGACY: Firewall = Firewall {
         &["iptables-legacy", "-w", "-P", "FORWARD", "DROP"],
         &["ip6tables-legacy", "-w", "-P", "FORWARD", "DROP"],
     ],
-    show: &[
-        &["iptables-legacy", "-w", "-S"],
-        &["ip6tables-legacy", "-w", "-S"],
-    ],
-    said: [
-        "the filter table of iptables-legacy",
-        "the filter table of ip6tables-legacy",
-    ],
+    show: &[&["iptables-legacy", "-w", "-S"], &["ip6tables-legacy", "-w", "-S"]],
+    said: ["the filter table of iptables-legacy", "the filter table of ip6tables-legacy"],
 };
 
 impl Firewall {
     fn put_up(&self, node: &Netns) -> Result<()> {
-        self.up
-            .iter()
-            .try_for_each(|words| node.output(words[0], &words[1..]).map(drop))
+        self.up.iter().try_for_each(|words| node.output(words[0], &words[1..]).map(drop))
     }
 
     /// Without the chains of services, where these are in the same table.
@@ -127,14 +106,8 @@ impl Firewall {
 /// Errors and warnings.
 fn complaints(agent: &Agent) -> Result<Vec<String>> {
     let status = agent.status()?;
-    let all = ["errors", "warnings"]
-        .into_iter()
-        .filter_map(|which| status[which].as_array());
-    Ok(all
-        .flatten()
-        .filter_map(Value::as_str)
-        .map(str::to_owned)
-        .collect())
+    let all = ["errors", "warnings"].into_iter().filter_map(|which| status[which].as_array());
+    Ok(all.flatten().filter_map(Value::as_str).map(str::to_owned).collect())
 }
 
 /// Waits until what the agent complains of is as `right` says.
@@ -163,7 +136,8 @@ fn opening(cast: &Cast, backend: Backend) -> Result<Agent> {
     Agent::start(&cast.cluster.world.node, settings)
 }
 
-/// Waits until everyone can reach the service in every way; several datagrams before the first answer too.
+/// Waits until everyone can reach the service in every way; several datagrams before the first
+/// answer too.
 fn everyone_is_served(cast: &Cast) -> Result<()> {
     for (to, protocol) in every_way(10) {
         for who in SENDERS {
@@ -172,20 +146,19 @@ fn everyone_is_served(cast: &Cast) -> Result<()> {
             while outcome.endpoint().is_none() && started.elapsed() < SOON {
                 outcome = cast.ask(who, to, protocol)?;
             }
-            ensure!(
-                outcome.endpoint().is_some(),
-                "{who:?} to {to}/{protocol}: {outcome:?}"
-            );
+            ensure!(outcome.endpoint().is_some(), "{who:?} to {to}/{protocol}: {outcome:?}");
         }
     }
     Ok(())
 }
 
-/// Translates a connection to another node's pod, as a port mapping does, behind everybody's services.
+/// Translates a connection to another node's pod, as a port mapping does, behind everybody's
+/// services.
 const MAPPING: &str = "table ip mapping { chain in { type nat hook prerouting priority -90; \
     ip daddr 192.0.2.77 tcp dport 80 counter dnat to 192.168.77.10:8080; }; }";
 
-/// What is no service's connection: straight to another node's pod, and what somebody else has translated.
+/// What is no service's connection: straight to another node's pod, and what somebody else has
+/// translated.
 fn is_dropped_otherwise(cast: &Cast) -> Result<()> {
     let node = &cast.cluster.world.node;
     node.nft(MAPPING)?;
@@ -218,22 +191,15 @@ fn found_opened_and_cleaned_up(firewall: Firewall, backend: Backend) -> Result<(
     let (cast, _servers, before) = start(firewall, backend)?;
     let node = &cast.cluster.world.node;
     let agent = run(&cast, backend)?;
-    let named = |said: &[String]| {
-        firewall
-            .said
-            .iter()
-            .all(|name| said.iter().any(|s| s.contains(name)))
-    };
+    let named =
+        |said: &[String]| firewall.said.iter().all(|name| said.iter().any(|s| s.contains(name)));
     wait_complaints(&agent, named)?;
     for (to, _) in every_way(10) {
         let probe = Probe::tcp(to).patience(SILENCE);
         // A pod's, whose source is kept: KUBE-FORWARD accepts what is masqueraded.
         let outcome = probe.ask_in(cast.place(Who::Bridged).0);
         assert!(
-            matches!(
-                outcome,
-                Outcome::Dropped | Outcome::Refused | Outcome::Unreachable
-            ),
+            matches!(outcome, Outcome::Dropped | Outcome::Refused | Outcome::Unreachable),
             "{outcome:?}"
         );
     }
@@ -245,11 +211,7 @@ fn found_opened_and_cleaned_up(firewall: Firewall, backend: Backend) -> Result<(
     is_dropped_otherwise(&cast)?;
     wait_complaints(&agent, <[String]>::is_empty)?;
     let opened = firewall.shown(node)?;
-    assert_eq!(
-        opened.matches("denizen: ").count(),
-        2 * firewall.show.len(),
-        "{opened}"
-    );
+    assert_eq!(opened.matches("denizen: ").count(), 2 * firewall.show.len(), "{opened}");
     assert!(agent.terminate()?.success());
     let agent = opening(&cast, backend)?;
     everyone_is_served(&cast)?;
@@ -262,7 +224,8 @@ fn found_opened_and_cleaned_up(firewall: Firewall, backend: Backend) -> Result<(
     Ok(())
 }
 
-/// Every firewall beside every backend; those of iptables also in the tables that its own services are in.
+/// Every firewall beside every backend; those of iptables also in the tables that its own services
+/// are in.
 fn beside_every_backend(firewall: Firewall) -> Result<()> {
     for backend in Backend::ALL {
         found_opened_and_cleaned_up(firewall, backend).with_context(|| format!("{backend:?}"))?;
@@ -309,10 +272,7 @@ fn a_reload_is_opened_again_and_without_the_flag_all_is_as_before() -> Result<()
     assert_eq!(POLICY.shown(node)?, before);
     assert!(!LAST_RULE.shown(node)?.contains("denizen"));
     let warned = agent.status()?["warnings"].as_array().context("warnings")?.len();
-    assert_eq!(
-        warned, 1,
-        "whether what the second accepts is enough cannot be known"
-    );
+    assert_eq!(warned, 1, "whether what the second accepts is enough cannot be known");
     Ok(())
 }
 
@@ -329,7 +289,8 @@ fn the_second_packet_before_the_first_answer_is_let_through() -> Result<()> {
     )?;
     for (to, _) in every_way(10).filter(|(_, protocol)| *protocol == Protocol::Udp) {
         cast.place(Who::Bridged).0.run(|| -> Result<()> {
-            let socket = std::net::UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
+            let socket =
+                std::net::UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
             socket.connect(to)?;
             (0..3).try_for_each(|_| socket.send(b"who?").map(drop))?;
             Ok(())

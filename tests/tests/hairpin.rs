@@ -1,5 +1,5 @@
-//! A pod that reaches itself through a service. It must see the node as the client, or else it would
-//! answer itself directly, past the translation.
+//! A pod that reaches itself through a service. It must see the node as the client, or else it
+//! would answer itself directly, past the translation.
 
 use anyhow::Result;
 use denizen_tests::cast::{Cast, Who, every_protocol, every_way};
@@ -10,9 +10,7 @@ fn a_pod_reaches_itself_through_its_service() -> Result<()> {
     let ports = every_protocol();
     for (who, number) in [(Who::Bridged, 31), (Who::Routed, 32)] {
         let name = format!("self-{number}");
-        cast.cluster
-            .manifests
-            .put(&name, &cast.service(&name, number, &ports, &[who])?)?;
+        cast.cluster.manifests.put(&name, &cast.service(&name, number, &ports, &[who])?)?;
     }
     let _agent = cast.cluster.start_agent()?;
     for (who, other, number) in [(Who::Bridged, Who::Routed, 31), (Who::Routed, Who::Bridged, 32)] {

@@ -1,9 +1,6 @@
 //! `/healthz` and `/livez`, asked by curl.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::fs;
 use std::io::{Read, Write};
@@ -47,10 +44,7 @@ fn until(cluster: &Cluster, path: &str, status: u16) -> Result<Value> {
         {
             return reply.json();
         }
-        ensure!(
-            started.elapsed() < BOUND,
-            "{path}: still {reply:?} after {BOUND:?}"
-        );
+        ensure!(started.elapsed() < BOUND, "{path}: still {reply:?} after {BOUND:?}");
     }
 }
 
@@ -80,11 +74,7 @@ fn both_families_are_told_as_by_kube_proxy() -> Result<()> {
             assert_eq!(body["lastUpdated"], body["currentTime"], "{body}");
             assert_eq!(body["status"]["IPv4"]["healthy"], true, "{body}");
             assert_eq!(body["status"]["IPv6"]["healthy"], true, "{body}");
-            let eligible = if path == "/healthz" {
-                json!(true)
-            } else {
-                Value::Null
-            };
+            let eligible = if path == "/healthz" { json!(true) } else { Value::Null };
             assert_eq!(body["nodeEligible"], eligible, "{body}");
         }
         assert_eq!(fetch(from, &url(address, PORT, "/"), &[])?.status, 404);
@@ -97,17 +87,10 @@ fn both_families_are_told_as_by_kube_proxy() -> Result<()> {
 fn an_agent_that_still_waits_is_live_and_not_ready() -> Result<()> {
     let cluster = Cluster::new("hz-wait", &Value::Null)?;
     let folder = cluster.world.folder().join("to-come");
-    let settings = Settings {
-        objects: Objects::Manifests(folder.clone()),
-        ..cluster.settings()
-    };
+    let settings = Settings { objects: Objects::Manifests(folder.clone()), ..cluster.settings() };
     let mut agent = Agent::spawn(&cluster.world.node, settings)?;
     let body = until(&cluster, "/healthz", 503)?;
-    assert_eq!(
-        (&body["healthy"], &body["nodeEligible"]),
-        (&json!(false), &json!(true)),
-        "{body}"
-    );
+    assert_eq!((&body["healthy"], &body["nodeEligible"]), (&json!(false), &json!(true)), "{body}");
     assert_eq!(until(&cluster, "/livez", 200)?["healthy"], true);
     std::fs::rename(cluster.manifests.folder(), &folder)?;
     agent.wait_programmed(STARTING + BOUND)?;
@@ -120,7 +103,8 @@ fn a_node_that_leaves_gets_no_traffic_and_its_agent_lives() -> Result<()> {
     let cluster = Cluster::new("hz-node", &Value::Null)?;
     let _agent = cluster.start_agent()?;
     let mut tainted = this_node();
-    tainted["spec"]["taints"] = json!([{ "key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule" }]);
+    tainted["spec"]["taints"] =
+        json!([{ "key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule" }]);
     let mut deleted = this_node();
     deleted["metadata"]["deletionTimestamp"] = "2026-11-20T12:00:00Z".into();
     let another = manifest::node("another", &[ip("192.168.0.9")], "");
@@ -188,7 +172,8 @@ exec "$@"
 /// Takes its run directory from the agent in this process.
 type Loss<'a> = &'a dyn Fn(u32) -> Result<()>;
 
-/// A container's mount goes on to lead to what was removed, or to nowhere: nothing that it makes there is seen outside.
+/// A container's mount goes on to lead to what was removed, or to nowhere: nothing that it makes
+/// there is seen outside.
 #[test]
 fn an_agent_that_only_a_restart_gives_its_run_directory_back_is_not_live() -> Result<()> {
     let cluster = Cluster::new("hz-mount", &Value::Null)?;
@@ -196,23 +181,15 @@ fn an_agent_that_only_a_restart_gives_its_run_directory_back_is_not_live() -> Re
     let at = cluster.run_dir().to_owned();
     let unmount = |pid: u32| -> Result<()> {
         let mut leave = Command::new("nsenter");
-        leave
-            .arg(format!("--mount=/proc/{pid}/ns/mnt"))
-            .args(["umount", "--lazy"])
-            .arg(&at);
+        leave.arg(format!("--mount=/proc/{pid}/ns/mnt")).args(["umount", "--lazy"]).arg(&at);
         checked(&mut leave).map(drop)
     };
-    let losses: [(&str, Loss<'_>); 2] = [
-        ("removed", &|_| Ok(fs::remove_dir_all(&on_host)?)),
-        ("unmounted", &|pid| unmount(pid)),
-    ];
+    let losses: [(&str, Loss<'_>); 2] =
+        [("removed", &|_| Ok(fs::remove_dir_all(&on_host)?)), ("unmounted", &|pid| unmount(pid))];
     for (how, lose) in losses {
         fs::create_dir_all(&on_host)?;
         let mut container = Command::new("unshare");
-        container
-            .args(["--mount", "sh", "-c", MOUNTED, "sh"])
-            .arg(&on_host)
-            .arg(&at);
+        container.args(["--mount", "sh", "-c", MOUNTED, "sh"]).arg(&on_host).arg(&at);
         let agent = Contained::start(&cluster, container)?;
         until(&cluster, "/livez", 200)?;
         until(&cluster, "/healthz", 200)?;
@@ -241,9 +218,7 @@ struct Prober<'a> {
 impl Prober<'_> {
     /// Asks once, as whoever probes does; how long the answer took.
     fn ask(&self) -> Result<Duration> {
-        let Self {
-            to, path, patience, ..
-        } = self;
+        let Self { to, path, patience, .. } = self;
         let request = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n");
         let ask = || -> Result<(Duration, String)> {
             let started = Instant::now();
@@ -276,7 +251,8 @@ impl Prober<'_> {
 /// The port of a service's health check.
 const CHECK: u16 = 32100;
 
-/// The kubelet where the DaemonSet has it ask, and at the node's address; load balancers at that and at a service's port.
+/// The kubelet where the DaemonSet has it ask, and at the node's address; load balancers at that
+/// and at a service's port.
 fn probers(cast: &Cast) -> Result<[Prober<'_>; 4]> {
     let world = &cast.cluster.world;
     let prober = |who, from, address: &str, port, path| Prober {
@@ -284,33 +260,24 @@ fn probers(cast: &Cast) -> Result<[Prober<'_>; 4]> {
         from,
         to: SocketAddr::new(ip(address), port),
         path,
-        // They share a queue and a thread with whoever attacks, which takes its share of the processors to see to: what
-        // is promised is that no packet of theirs is lost for want of room, which would cost them a second.
+        // They share a queue and a thread with whoever attacks, which takes its share of the
+        // processors to see to: what is promised is that no packet of theirs is lost for want of
+        // room, which would cost them a second.
         patience: Duration::from_secs(5),
         promise: Duration::from_secs(1),
     };
     let kubelet = prober("kubelet", &world.node, &probed_host()?, PORT, "/livez");
     let node = world.addresses().node[0].to_string();
     Ok([
-        Prober {
-            patience: Duration::from_secs(1),
-            promise: Duration::from_millis(100),
-            ..kubelet
-        },
-        prober(
-            "kubelet, at the node's address",
-            &world.node,
-            &node,
-            PORT,
-            "/livez",
-        ),
+        Prober { patience: Duration::from_secs(1), promise: Duration::from_millis(100), ..kubelet },
+        prober("kubelet, at the node's address", &world.node, &node, PORT, "/livez"),
         prober("load balancer", &world.client, &node, PORT, "/healthz"),
         prober("load balancer, of a service", &world.client, &node, CHECK, "/"),
     ])
 }
 
-/// 10,000 connections of pods and of another host, which ask nothing, half of something, or do not read, and come again
-/// as soon as they are closed. The kubelet has its answers within 100 ms.
+/// 10,000 connections of pods and of another host, which ask nothing, half of something, or do not
+/// read, and come again as soon as they are closed. The kubelet has its answers within 100 ms.
 #[test]
 fn ten_thousand_hostile_connections_keep_no_probe_waiting() -> Result<()> {
     let (cast, _servers) = Cast::new("hz-flood")?;
@@ -347,11 +314,9 @@ fn ten_thousand_hostile_connections_keep_no_probe_waiting() -> Result<()> {
 /// Where the shipped DaemonSet has the kubelet ask.
 fn probed_host() -> Result<String> {
     let containers = conf::containers(conf::DAEMON_SET)?;
-    let agent = containers
-        .iter()
-        .find(|it| it["name"] == "agent")
-        .context("no agent")?;
-    let hosts = ["livenessProbe", "readinessProbe"].map(|probe| agent[probe]["httpGet"]["host"].as_str());
+    let agent = containers.iter().find(|it| it["name"] == "agent").context("no agent")?;
+    let hosts =
+        ["livenessProbe", "readinessProbe"].map(|probe| agent[probe]["httpGet"]["host"].as_str());
     let [Some(live), Some(ready)] = hosts else {
         bail!("it asks the node's address: {hosts:?}");
     };
@@ -373,7 +338,9 @@ fn health_is_served_where_it_is_asked_for() -> Result<()> {
             ..cluster.settings()
         };
         let agent = Agent::start(&cluster.world.node, settings)?;
-        let live = |address: &str, port| fetch(&cluster.world.client, &url(ip(address), port, "/livez"), &[]);
+        let live = |address: &str, port| {
+            fetch(&cluster.world.client, &url(ip(address), port, "/livez"), &[])
+        };
         for address in served {
             let started = Instant::now();
             while live(address, 8000).is_err() {

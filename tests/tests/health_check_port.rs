@@ -1,9 +1,7 @@
-//! Health-check node ports: what a load balancer sees of `externalTrafficPolicy: Local`, asked by curl.
+//! Health-check node ports: what a load balancer sees of `externalTrafficPolicy: Local`, asked by
+//! curl.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -70,9 +68,7 @@ fn says(status: u16, weight: usize) -> impl Fn(&Result<Reply>) -> bool {
 
 fn is_refused(reply: &Result<Reply>) -> bool {
     // curl's exit status 7: could not connect.
-    reply
-        .as_ref()
-        .is_err_and(|error| error.to_string().contains("exit status: 7"))
+    reply.as_ref().is_err_and(|error| error.to_string().contains("exit status: 7"))
 }
 
 fn of_node(cast: &Cast) -> Result<[IpAddr; 2]> {
@@ -95,9 +91,7 @@ fn condition(objects: &mut [Value], address: IpAddr, conditions: &Value) {
 fn a_load_balancer_is_told_as_by_kube_proxy() -> Result<()> {
     let (cast, _servers) = Cast::new("hc-as")?;
     let everybody = [Who::Bridged, Who::Routed, Who::Remote];
-    cast.cluster
-        .manifests
-        .put("web", &balanced(&cast, "web", 10, &everybody)?)?;
+    cast.cluster.manifests.put("web", &balanced(&cast, "web", 10, &everybody)?)?;
     let _agent = cast.cluster.start_agent()?;
     for address in of_node(&cast)? {
         until(&cast, address, says(200, 2))?;
@@ -179,9 +173,7 @@ fn a_port_follows_its_service() -> Result<()> {
 #[test]
 fn a_port_is_served_where_node_ports_are() -> Result<()> {
     let (cast, _servers) = Cast::new("hc-where")?;
-    cast.cluster
-        .manifests
-        .put("web", &balanced(&cast, "web", 10, &[Who::Routed])?)?;
+    cast.cluster.manifests.put("web", &balanced(&cast, "web", 10, &[Who::Routed])?)?;
     let settings = Settings {
         flags: vec!["--nodeport-addresses=192.168.1.0/24".to_owned()],
         ..cast.cluster.settings()
@@ -210,9 +202,7 @@ fn a_port_that_is_taken_is_named_and_tried_again() -> Result<()> {
     let [address, other] = of_node(&cast)?;
     let at = SocketAddr::new(address, CHECK);
     let squatter = Server::at(&cast.cluster.world.node, Protocol::Tcp, at)?;
-    cast.cluster
-        .manifests
-        .put("web", &balanced(&cast, "web", 10, &[Who::Routed])?)?;
+    cast.cluster.manifests.put("web", &balanced(&cast, "web", 10, &[Who::Routed])?)?;
     let agent = cast.cluster.start_agent()?;
     // The other family is served meanwhile.
     until(&cast, other, says(200, 1))?;
@@ -229,8 +219,8 @@ fn a_port_that_is_taken_is_named_and_tried_again() -> Result<()> {
     Ok(())
 }
 
-/// Two services that ask for one port: the older has it, the other is named; when it goes, the other gets it, and
-/// no connection in between is refused.
+/// Two services that ask for one port: the older has it, the other is named; when it goes, the
+/// other gets it, and no connection in between is refused.
 #[test]
 fn a_port_of_two_services_changes_hands_without_a_gap() -> Result<()> {
     let (cast, _servers) = Cast::new("hc-two")?;
@@ -277,17 +267,13 @@ fn slow_clients_hold_nobody_up() -> Result<()> {
         Ok(stream)
     };
     let slow: Result<Vec<_>> = client.run(|| (0..150).map(|_| half()).collect())?;
-    let slow = slow.context("more connections than are served at a time, fewer than the kernel keeps")?;
+    let slow =
+        slow.context("more connections than are served at a time, fewer than the kernel keeps")?;
     manifests.put("web", &balanced(&cast, "web", 10, &[Who::Routed, Who::Bridged])?)?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
     let started = Instant::now();
     let bridged = cast.address(Who::Bridged, to.ip())?;
-    while cast
-        .ask(Who::Outside, to, Protocol::Tcp)?
-        .endpoint()
-        .map(|at| at.ip())
-        != Some(bridged)
-    {
+    while cast.ask(Who::Outside, to, Protocol::Tcp)?.endpoint().map(|at| at.ip()) != Some(bridged) {
         ensure!(started.elapsed() < BOUND, "the change does not take effect");
     }
     let reply = fetch(client, &url(address, CHECK, "/"), &["--max-time", "60"])?;

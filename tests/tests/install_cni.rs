@@ -1,4 +1,5 @@
-//! `denizen-agent install-cni` as it runs on a node: beside owners that rewrite their files, and killed at any instant.
+//! `denizen-agent install-cni` as it runs on a node: beside owners that rewrite their files, and
+//! killed at any instant.
 
 #![allow(
     clippy::disallowed_methods,
@@ -47,10 +48,7 @@ impl Node {
     fn command(&self, flags: &[&str]) -> Result<Command> {
         let mut command = Command::new(binary::ours("denizen-agent")?);
         command.arg("install-cni").arg("--cni-conf-dir").arg(self.conf());
-        command
-            .arg("--cni-bin-dir")
-            .arg(self.folder.path().join("bin"))
-            .args(flags);
+        command.arg("--cni-bin-dir").arg(self.folder.path().join("bin")).args(flags);
         Ok(command)
     }
 
@@ -74,12 +72,7 @@ impl Node {
     fn wait(&self, what: &str, so: impl Fn() -> bool) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !so() {
-            ensure!(
-                Instant::now() < deadline,
-                "{what}: {:?} {}",
-                active(&self.conf()),
-                self.log()
-            );
+            ensure!(Instant::now() < deadline, "{what}: {:?} {}", active(&self.conf()), self.log());
             thread::sleep(Duration::from_millis(5));
         }
         Ok(())
@@ -95,15 +88,13 @@ impl Drop for Running {
     }
 }
 
-/// The types of the plugins of the configuration that containerd would take: the first by name, which must be valid.
+/// The types of the plugins of the configuration that containerd would take: the first by name,
+/// which must be valid.
 fn active(folder: &Path) -> Result<Vec<String>> {
-    let mut paths: Vec<PathBuf> = fs::read_dir(folder)?
-        .flatten()
-        .map(|entry| entry.path())
-        .collect();
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(folder)?.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| {
-        path.extension()
-            .is_some_and(|it| it == "conflist" || it == "conf" || it == "json")
+        path.extension().is_some_and(|it| it == "conflist" || it == "conf" || it == "json")
     });
     paths.sort();
     let path = paths.first().context("no configuration")?;
@@ -142,10 +133,7 @@ fn once_and_out_again() -> Result<()> {
         assert!(whole.contains(r#""runDir":"/run/other""#), "{whole}");
         assert!(node.folder.path().join("bin/denizen").is_file());
         assert!(node.run(&["--uninstall"])?.status.success());
-        let left: Vec<_> = fs::read_dir(node.conf())?
-            .flatten()
-            .map(|it| it.file_name())
-            .collect();
+        let left: Vec<_> = fs::read_dir(node.conf())?.flatten().map(|it| it.file_name()).collect();
         assert_eq!(left, [name]);
         assert_eq!(fs::read_to_string(node.conf().join(name))?, text);
         assert!(
@@ -163,30 +151,19 @@ fn it_waits_for_a_configuration_and_keeps_its_place_in_it() -> Result<()> {
     node.wait("it says that it waits", || node.log().contains("waiting for one"))?;
     node.write("00-broken.conflist", "{ \"name\": ")?;
     node.write("10-x.conflist", LIST)?;
-    node.wait("the broken one is named", || {
-        node.log().contains("00-broken.conflist")
-    })?;
-    assert_eq!(
-        fs::read_to_string(node.conf().join("00-broken.conflist"))?,
-        "{ \"name\": "
-    );
+    node.wait("the broken one is named", || node.log().contains("00-broken.conflist"))?;
+    assert_eq!(fs::read_to_string(node.conf().join("00-broken.conflist"))?, "{ \"name\": ");
     fs::remove_file(node.conf().join("00-broken.conflist"))?;
     node.wait("put in", || is(&node.conf(), &["bridge", "portmap", "denizen"]))?;
     for round in 0..effort::times(50, 5) {
         let text = LIST.replace("bridge", if round % 2 == 0 { "ptp" } else { "bridge" });
         node.write("10-x.conflist", &text)?;
         let first = if round % 2 == 0 { "ptp" } else { "bridge" };
-        node.wait("put in again", || {
-            is(&node.conf(), &[first, "portmap", "denizen"])
-        })?;
+        node.wait("put in again", || is(&node.conf(), &[first, "portmap", "denizen"]))?;
     }
     kill(Pid::from_raw(running.0.id().try_into()?), Signal::SIGTERM)?;
     assert!(running.0.wait()?.success());
-    assert_eq!(
-        active(&node.conf())?.len(),
-        3,
-        "it stays when the program is upgraded"
-    );
+    assert_eq!(active(&node.conf())?.len(), 3, "it stays when the program is upgraded");
     Ok(())
 }
 
@@ -198,10 +175,9 @@ fn a_plugin_that_does_not_run_is_not_installed() -> Result<()> {
     assert!(node.run(&["--uninstall"])?.status.success());
     let plugin = node.folder.path().join("bin/denizen");
     let before = fs::read(&plugin)?;
-    for (name, program) in [
-        ("broken", "\u{7f}ELF is not this"),
-        ("another", "#!/bin/sh\necho '{}'\n"),
-    ] {
+    for (name, program) in
+        [("broken", "\u{7f}ELF is not this"), ("another", "#!/bin/sh\necho '{}'\n")]
+    {
         let other = node.folder.path().join(name);
         fs::write(&other, program)?;
         let output = node.run(&["--once", "--plugin", other.to_str().context("UTF-8")?])?;
@@ -217,7 +193,8 @@ fn a_plugin_that_does_not_run_is_not_installed() -> Result<()> {
     Ok(())
 }
 
-/// Killed at any instant, the node has a valid configuration all the time, and the next run does what this one did not.
+/// Killed at any instant, the node has a valid configuration all the time, and the next run does
+/// what this one did not.
 #[test]
 fn a_crash_at_any_point_leaves_a_valid_configuration() -> Result<()> {
     for (name, text) in [("10-x.conflist", LIST), ("10-x.conf", LONE)] {
@@ -253,10 +230,8 @@ fn a_crash_at_any_point_leaves_a_valid_configuration() -> Result<()> {
     Ok(())
 }
 
-/// A file may go between the look at the folder and the look at it, as for the runtime, which then looks again.
+/// A file may go between the look at the folder and the look at it, as for the runtime, which then
+/// looks again.
 fn valid(folder: &Path) -> Result<()> {
-    active(folder)
-        .or_else(|_| active(folder))
-        .or_else(|_| active(folder))
-        .map(drop)
+    active(folder).or_else(|_| active(folder)).or_else(|_| active(folder)).map(drop)
 }

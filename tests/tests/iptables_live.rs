@@ -1,10 +1,7 @@
-//! The iptables backend while it runs: what others do to its rules and sets, restarts, and the way from one
-//! backend to the other. No connection is lost by any of it.
+//! The iptables backend while it runs: what others do to its rules and sets, restarts, and the way
+//! from one backend to the other. No connection is lost by any of it.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::fs;
 use std::net::SocketAddr;
@@ -34,10 +31,7 @@ struct Scene {
 impl Scene {
     fn set(label: &str) -> Result<Self> {
         let (cast, servers) = lasting::cast(label)?;
-        Ok(Self {
-            cast,
-            _servers: servers,
-        })
+        Ok(Self { cast, _servers: servers })
     }
 
     fn start(&self, flags: Vec<String>) -> Result<Agent> {
@@ -48,7 +42,8 @@ impl Scene {
     }
 
     fn lasting(&self) -> Result<[Lasting; 2]> {
-        let open = |who| Lasting::open(self.cast.place(who).0, SocketAddr::new(service_ips(11)[0], 7));
+        let open =
+            |who| Lasting::open(self.cast.place(who).0, SocketAddr::new(service_ips(11)[0], 7));
         Ok([open(Who::Bridged)?, open(Who::Outside)?])
     }
 
@@ -56,12 +51,9 @@ impl Scene {
         self.cast.cluster.world.forget_quickly()?;
         let mut load = Load::default();
         for who in [Who::Bridged, Who::Routed, Who::Outside] {
-            let targets = every_way(10)
-                .filter(|(_, protocol)| *protocol != Protocol::Sctp)
-                .collect();
-            load.client(self.cast.place(who).0, targets, |outcome| {
-                outcome.endpoint().is_some()
-            })?;
+            let targets =
+                every_way(10).filter(|(_, protocol)| *protocol != Protocol::Sctp).collect();
+            load.client(self.cast.place(who).0, targets, |outcome| outcome.endpoint().is_some())?;
         }
         Ok(load)
     }
@@ -85,7 +77,8 @@ fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-/// Everything that others do to the chains before the next look is one drift; twice a minute is forgiven.
+/// Everything that others do to the chains before the next look is one drift; twice a minute is
+/// forgiven.
 fn changes_are_repaired(label: &str, variant: Variant) -> Result<()> {
     let scene = Scene::set(label)?;
     let node = scene.node();
@@ -137,19 +130,16 @@ fn what_others_change_is_repaired_nft() -> Result<()> {
     changes_are_repaired("ipt-drift-n", Variant::Nft)
 }
 
-/// Rules of every shape: what `iptables-save` says of one otherwise than it was written would be taken for somebody's
-/// doing at every look.
+/// Rules of every shape: what `iptables-save` says of one otherwise than it was written would be
+/// taken for somebody's doing at every look.
 fn nothing_is_read_otherwise_than_written(label: &str, variant: Variant) -> Result<()> {
     let scene = Scene::set(label)?;
     every_shape(&scene.cast)?;
     let file = scene.cast.cluster.run_dir().join("egress.yaml");
     fs::write(&file, "nonMasqueradeCIDRs: ['0.0.0.0/0', '::/0', 10.0.0.0/8]")?;
-    for mode in [
-        "pod-state=port-exact",
-        "bridge-port",
-        "bridge=cni0,cni1",
-        "interface-prefix=veth,cni",
-    ] {
+    for mode in
+        ["pod-state=port-exact", "bridge-port", "bridge=cni0,cni1", "interface-prefix=veth,cni"]
+    {
         let mut flags = variant.flags();
         flags.push(format!("--detect-local={mode}"));
         flags.push(format!("--egress-masquerade-config={}", file.display()));
@@ -173,9 +163,9 @@ fn every_shape(cast: &Cast) -> Result<()> {
         spec["sessionAffinity"] = json!("ClientIP");
         spec["externalTrafficPolicy"] = json!(policy);
         spec["externalIPs"] = json!([format!("198.51.100.{number}")]);
-        spec["loadBalancerSourceRanges"] = json!(["0.0.0.0/0", "::/0", "192.0.2.0/24", "2001:db8::/32"]);
-        let ingress =
-            json!([{ "ip": format!("198.51.101.{number}") }, { "ip": format!("2001:db8:1b::{number}") }]);
+        spec["loadBalancerSourceRanges"] =
+            json!(["0.0.0.0/0", "::/0", "192.0.2.0/24", "2001:db8::/32"]);
+        let ingress = json!([{ "ip": format!("198.51.101.{number}") }, { "ip": format!("2001:db8:1b::{number}") }]);
         objects[0]["status"] = json!({ "loadBalancer": { "ingress": ingress } });
         cast.cluster.manifests.put(&name, &objects)?;
     }
@@ -234,10 +224,7 @@ fn restarts_change_nothing(label: &str, variant: Variant, mode: &str) -> Result<
     ensure!(tally.failed == 0, "{tally:?}");
     assert_eq!(scene.dump(variant)?, expected);
     for ((rule, then), (same, now)) in before.iter().zip(&after) {
-        ensure!(
-            rule == same && then <= now,
-            "written anew: {rule}: {then}, then {now}"
-        );
+        ensure!(rule == same && then <= now, "written anew: {rule}: {then}, then {now}");
     }
     streams.iter_mut().try_for_each(Lasting::still_alive)
 }
@@ -262,8 +249,9 @@ fn restarts_change_nothing_where_ports_matter_nft() -> Result<()> {
     restarts_change_nothing("ipt-port-n", Variant::Nft, "pod-state=port-exact")
 }
 
-/// From nftables to iptables and back, time after time: the old rules serve until the new ones are all there, then
-/// they go, and a packet that is on its way through them at that instant is served all the same.
+/// From nftables to iptables and back, time after time: the old rules serve until the new ones are
+/// all there, then they go, and a packet that is on its way through them at that instant is served
+/// all the same.
 fn backends_change(label: &str, variant: Variant) -> Result<()> {
     let scene = Scene::set(label)?;
     let nftables = || vec!["--backend=nftables".to_owned()];
@@ -274,10 +262,7 @@ fn backends_change(label: &str, variant: Variant) -> Result<()> {
     for _ in 0..effort::times(20, 2) {
         agent.terminate()?;
         agent = scene.start(variant.flags())?;
-        until(
-            "denizen's tables are gone",
-            || Ok(!tables()?.contains(" denizen")),
-        )?;
+        until("denizen's tables are gone", || Ok(!tables()?.contains(" denizen")))?;
         ensure!(scene.dump(variant)?.contains("KUBE-SVC-"), "rules");
         agent.terminate()?;
         agent = scene.start(nftables())?;

@@ -1,4 +1,5 @@
-//! A rule, or a removal, that `iptables-restore` refuses: it is named and left out, and everything else is written.
+//! A rule, or a removal, that `iptables-restore` refuses: it is named and left out, and everything
+//! else is written.
 
 #![allow(
     clippy::disallowed_methods,
@@ -25,11 +26,7 @@ use tempfile::TempDir;
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 
 fn ask(cast: &Cast, number: u8) -> Result<Outcome> {
-    cast.ask(
-        Who::Bridged,
-        SocketAddr::new(service_ips(number)[0], 80),
-        Protocol::Tcp,
-    )
+    cast.ask(Who::Bridged, SocketAddr::new(service_ips(number)[0], 80), Protocol::Tcp)
 }
 
 fn is_served(cast: &Cast, number: u8) -> bool {
@@ -42,7 +39,8 @@ fn sticky(cast: &Cast, number: u8) -> Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// iptables' extensions as a small image may have them: without the one that session affinity needs.
+/// iptables' extensions as a small image may have them: without the one that session affinity
+/// needs.
 fn without_recent() -> Result<TempDir> {
     let found = checked(Command::new("find").args(["/usr/lib", "-name", "libxt_recent.so"]))?;
     let found = String::from_utf8(found.stdout)?;
@@ -57,7 +55,8 @@ fn without_recent() -> Result<TempDir> {
     Ok(some)
 }
 
-/// `explain` tells the service whose rules are missing from those that are served, and says why they are.
+/// `explain` tells the service whose rules are missing from those that are served, and says why
+/// they are.
 fn explained_as_it_is(cast: &Cast, agent: &Contained) -> Result<()> {
     let explained = |number: u8| -> Result<Value> {
         let to = SocketAddr::new(service_ips(number)[0], 80);
@@ -67,7 +66,9 @@ fn explained_as_it_is(cast: &Cast, agent: &Contained) -> Result<()> {
     let sticky = explained(11)?;
     let steps = sticky["steps"].to_string();
     ensure!(
-        sticky["verdict"] == "unknown" && steps.contains("not in the kernel") && steps.contains("recent"),
+        sticky["verdict"] == "unknown"
+            && steps.contains("not in the kernel")
+            && steps.contains("recent"),
         "{sticky}"
     );
     let web = explained(10)?;
@@ -75,14 +76,12 @@ fn explained_as_it_is(cast: &Cast, agent: &Contained) -> Result<()> {
     Ok(())
 }
 
-/// One service's rules cannot be written, at the start and later; the others are served, come and go.
+/// One service's rules cannot be written, at the start and later; the others are served, come and
+/// go.
 fn one_service_holds_up_no_other(label: &str, variant: Variant) -> Result<()> {
     let (cast, _servers) = Cast::new(label)?;
     let manifests = &cast.cluster.manifests;
-    manifests.put(
-        "web",
-        &cast.service("web", 10, &HTTP, &[Who::Routed, Who::Remote])?,
-    )?;
+    manifests.put("web", &cast.service("web", 10, &HTTP, &[Who::Routed, Who::Remote])?)?;
     manifests.put("sticky", &sticky(&cast, 11)?)?;
     let extensions = without_recent()?;
     let mut program = Command::new("env");
@@ -90,29 +89,28 @@ fn one_service_holds_up_no_other(label: &str, variant: Variant) -> Result<()> {
     let agent = Contained::start_with(&cast.cluster, program, &variant.flags())?;
     let named = |status: &Value| {
         let errors = status["errors"].to_string();
-        errors.contains("default/sticky:http") && errors.contains("recent") && !errors.contains("default/web")
+        errors.contains("default/sticky:http")
+            && errors.contains("recent")
+            && !errors.contains("default/web")
     };
-    agent.until("synced, and the other named", |status| {
-        status["synced"] == true && named(status)
-    })?;
+    agent
+        .until("synced, and the other named", |status| status["synced"] == true && named(status))?;
     ensure!(ask(&cast, 10)?.endpoint().is_some(), "web is served");
     ensure!(ask(&cast, 11)?.endpoint().is_none(), "sticky is not");
     explained_as_it_is(&cast, &agent)?;
     manifests.put("more", &cast.service("more", 12, &HTTP, &[Who::Remote])?)?;
-    agent.until("one more", |status| {
-        status["services"] == 3 && is_served(&cast, 12)
-    })?;
+    agent.until("one more", |status| status["services"] == 3 && is_served(&cast, 12))?;
     ensure!(named(&agent.status()?), "{}", agent.status()?);
     // A look finds it as it was left, which is nobody's doing.
     variant.run(&cast.cluster.world.node, "-t nat -F KUBE-SERVICES")?;
     agent.until("repaired", |status| {
-        status["driftRepaired"] == 1 && named(status) && is_served(&cast, 10) && is_served(&cast, 12)
+        status["driftRepaired"] == 1
+            && named(status)
+            && is_served(&cast, 10)
+            && is_served(&cast, 12)
     })?;
     // Written otherwise, it is tried again.
-    manifests.put(
-        "sticky",
-        &cast.service("sticky", 11, &HTTP, &[Who::Routed, Who::Remote])?,
-    )?;
+    manifests.put("sticky", &cast.service("sticky", 11, &HTTP, &[Who::Routed, Who::Remote])?)?;
     let is_well = |status: &Value| status["errors"] == json!([]);
     agent.until("no errors", |status| is_well(status) && is_served(&cast, 11))?;
     manifests.put("sticky", &sticky(&cast, 11)?)?;
@@ -120,9 +118,7 @@ fn one_service_holds_up_no_other(label: &str, variant: Variant) -> Result<()> {
     ensure!(ask(&cast, 10)?.endpoint().is_some(), "web is served");
     ensure!(ask(&cast, 11)?.endpoint().is_some(), "sticky is as it was before");
     manifests.remove("sticky")?;
-    agent.until("gone, with its error", |status| {
-        is_well(status) && !is_served(&cast, 11)
-    })?;
+    agent.until("gone, with its error", |status| is_well(status) && !is_served(&cast, 11))?;
     Ok(())
 }
 
@@ -136,7 +132,8 @@ fn one_service_holds_up_no_other_nft() -> Result<()> {
     one_service_holds_up_no_other("ref-svc-n", Variant::Nft)
 }
 
-/// Somebody's rule leads to a service's chain, so the kernel does not let that go; the service goes all the same.
+/// Somebody's rule leads to a service's chain, so the kernel does not let that go; the service goes
+/// all the same.
 fn a_chain_in_use_holds_up_nobody(label: &str, variant: Variant) -> Result<()> {
     let (cast, _servers) = Cast::new(label)?;
     let node = &cast.cluster.world.node;
@@ -146,10 +143,8 @@ fn a_chain_in_use_holds_up_nobody(label: &str, variant: Variant) -> Result<()> {
     settings.flags = variant.flags();
     let agent = Agent::start(node, settings)?;
     let rules = variant.dump(node)?;
-    let chain = rules
-        .split_whitespace()
-        .find(|word| word.starts_with("KUBE-SVC-"))
-        .context("no chain")?;
+    let chain =
+        rules.split_whitespace().find(|word| word.starts_with("KUBE-SVC-")).context("no chain")?;
     variant.run(node, "-t nat -N THEIRS")?;
     variant.run(node, &format!("-t nat -A THEIRS -j {chain}"))?;
     programmed(&agent, || manifests.remove("web"), || ())?;

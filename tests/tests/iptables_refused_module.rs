@@ -1,9 +1,7 @@
-//! A kernel without a module that many services need: the others are served, and all of them once it is loaded.
+//! A kernel without a module that many services need: the others are served, and all of them once
+//! it is loaded.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::fs::{self, Permissions};
 use std::net::SocketAddr;
@@ -27,8 +25,8 @@ const PLAIN: Range<u8> = 10..16;
 const STICKY: Range<u8> = 20..34;
 const MEMBERS: [Who; 2] = [Who::Routed, Who::Remote];
 
-/// The kernels of these machines lack `ipvs`: while there is a file `missing` beside this program, rules ask for it by what
-/// sed makes of them, and the kernel's answer is its own.
+/// The kernels of these machines lack `ipvs`: while there is a file `missing` beside this program,
+/// rules ask for it by what sed makes of them, and the kernel's answer is its own.
 const AS_WITHOUT: &str = r#"#!/bin/sh
 program=/usr/sbin/${0##*/}
 [ -e "${0%/*}/missing" ] || exec "$program" "$@"
@@ -67,19 +65,14 @@ fn answers(cast: &Cast, number: u8) -> Result<Vec<Option<SocketAddr>>> {
 }
 
 fn are_served(cast: &Cast, numbers: Range<u8>) -> Result<bool> {
-    let all = numbers
-        .map(|number| answers(cast, number))
-        .collect::<Result<Vec<_>>>()?;
+    let all = numbers.map(|number| answers(cast, number)).collect::<Result<Vec<_>>>()?;
     Ok(all.iter().flatten().all(Option::is_some))
 }
 
 fn is_refused(status: &Value) -> bool {
     let errors = status["errors"].to_string();
     let all_named = errors.contains("Extension ipvs") && errors.contains("more rules are refused");
-    all_named
-        && PLAIN
-            .chain(40..41)
-            .all(|n| !errors.contains(&format!("default/plain{n}:")))
+    all_named && PLAIN.chain(40..41).all(|n| !errors.contains(&format!("default/plain{n}:")))
 }
 
 fn the_others_are_served_until_it_is_loaded(label: &str, variant: Variant) -> Result<()> {
@@ -97,26 +90,13 @@ fn the_others_are_served_until_it_is_loaded(label: &str, variant: Variant) -> Re
     }
     let folder = denizen_tests::netns::folder()?;
     let agent = start(&cast, folder.path(), RECENT, variant)?;
-    agent.until("synced, and told", |status| {
-        status["synced"] == true && is_refused(status)
-    })?;
+    agent.until("synced, and told", |status| status["synced"] == true && is_refused(status))?;
     ensure!(are_served(&cast, PLAIN)?, "{}", agent.status()?);
-    let health = || {
-        fetch(
-            &cast.cluster.world.node,
-            &url(ip("127.0.0.1"), 10256, "/healthz"),
-            &[],
-        )
-    };
+    let health = || fetch(&cast.cluster.world.node, &url(ip("127.0.0.1"), 10256, "/healthz"), &[]);
     // Load balancers had better send elsewhere.
     let (reply, body) = (health()?, health()?.json()?);
     ensure!(reply.status == 503, "{body}");
-    ensure!(
-        body["reason"]
-            .as_str()
-            .is_some_and(|why| why.contains("most services")),
-        "{body}"
-    );
+    ensure!(body["reason"].as_str().is_some_and(|why| why.contains("most services")), "{body}");
     // Nobody waits for them.
     manifests.put("plain40", &cast.service("plain40", 40, &HTTP, &MEMBERS)?)?;
     agent.until("one more", |status| {
@@ -125,10 +105,7 @@ fn the_others_are_served_until_it_is_loaded(label: &str, variant: Variant) -> Re
     fs::remove_file(folder.path().join("missing"))?;
     let status = agent.until("all are taken", |status| status["errors"] == json!([]))?;
     ensure!(status["driftRepaired"] == 0, "{status}");
-    ensure!(
-        are_served(&cast, PLAIN)? && are_served(&cast, 40..41)?,
-        "the others"
-    );
+    ensure!(are_served(&cast, PLAIN)? && are_served(&cast, 40..41)?, "the others");
     for number in STICKY {
         let first = answers(&cast, number)?;
         ensure!(first.iter().all(Option::is_some), "{number}: {first:?}");
@@ -156,7 +133,8 @@ fn the_others_are_served_until_it_is_loaded_nft() -> Result<()> {
     the_others_are_served_until_it_is_loaded("mod-n", Variant::Nft)
 }
 
-/// Lines of one chain that all services share: some are refused, others come, and none of those goes for a moment.
+/// Lines of one chain that all services share: some are refused, others come, and none of those
+/// goes for a moment.
 fn a_shared_chain_loses_lines_alone(label: &str, variant: Variant) -> Result<()> {
     let (cast, _servers) = Cast::new(label)?;
     let manifests = &cast.cluster.manifests;
@@ -178,17 +156,11 @@ fn a_shared_chain_loses_lines_alone(label: &str, variant: Variant) -> Result<()>
     let agent = start(&cast, folder.path(), REJECT_OF_UDP, variant)?;
     let are_named = |status: &Value, numbers: &[u8]| {
         let errors = status["errors"].to_string();
-        let is_named = |n: &u8| {
-            errors
-                .matches(&format!("default/idle{n}:dns has no endpoints"))
-                .count()
-                == 2
-        };
+        let is_named =
+            |n: &u8| errors.matches(&format!("default/idle{n}:dns has no endpoints")).count() == 2;
         numbers.iter().all(is_named) && !errors.contains(":http")
     };
-    agent.until("named", |status| {
-        status["synced"] == true && are_named(status, &[41])
-    })?;
+    agent.until("named", |status| status["synced"] == true && are_named(status, &[41]))?;
     ensure!(is_refused(40, Protocol::Tcp) && !is_refused(41, Protocol::Udp));
     idle(42, HTTP[0])?;
     idle(43, udp)?;
@@ -199,7 +171,9 @@ fn a_shared_chain_loses_lines_alone(label: &str, variant: Variant) -> Result<()>
     fs::remove_file(folder.path().join("missing"))?;
     agent.until("taken", |status| {
         assert!(is_refused(40, Protocol::Tcp), "it was there all the time");
-        status["errors"] == json!([]) && is_refused(41, Protocol::Udp) && is_refused(43, Protocol::Udp)
+        status["errors"] == json!([])
+            && is_refused(41, Protocol::Udp)
+            && is_refused(43, Protocol::Udp)
     })?;
     Ok(())
 }

@@ -1,13 +1,10 @@
-//! Rules that the kernel refuses, and ip_tables only with their whole table: they are found and left out, everything else is
-//! written, and they are tried again.
+//! Rules that the kernel refuses, and ip_tables only with their whole table: they are found and
+//! left out, everything else is written, and they are tried again.
 //!
-//! Somebody's rule leads from POSTROUTING to a service's chain, and no kernel translates destinations there: that chain
-//! cannot have its rules until somebody's is gone.
+//! Somebody's rule leads from POSTROUTING to a service's chain, and no kernel translates
+//! destinations there: that chain cannot have its rules until somebody's is gone.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -48,22 +45,18 @@ impl Scene {
     fn set(label: &str, variant: Variant) -> Result<Self> {
         let (cast, servers) = Cast::new(label)?;
         for number in NUMBERS {
-            let objects = cast.service(&name(number), number, &HTTP, &[Who::Routed, Who::Remote])?;
+            let objects =
+                cast.service(&name(number), number, &HTTP, &[Who::Routed, Who::Remote])?;
             cast.cluster.manifests.put(&name(number), &objects)?;
         }
-        Ok(Self {
-            cast,
-            variant,
-            _servers: servers,
-        })
+        Ok(Self { cast, variant, _servers: servers })
     }
 
     fn in_nat(&self, rules: impl Fn(&str, &str) -> String) -> Result<()> {
         FAMILIES.iter().try_for_each(|(family, address)| {
             let lines: String = HELD.map(|number| rules(address, &chain(number))).concat();
             let input = format!("*nat\n{lines}COMMIT\n");
-            self.variant
-                .restore(&self.cast.cluster.world.node, family, &input)
+            self.variant.restore(&self.cast.cluster.world.node, family, &input)
         })
     }
 
@@ -86,9 +79,7 @@ impl Scene {
     fn are_served(&self, numbers: impl IntoIterator<Item = u8>) -> Result<Vec<(u8, bool)>> {
         let ways = numbers.into_iter().flat_map(|n| service_ips(n).map(|ip| (n, ip)));
         let ask = |(n, ip)| {
-            let outcome = self
-                .cast
-                .ask(Who::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
+            let outcome = self.cast.ask(Who::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
             Ok((n, outcome.endpoint().is_some()))
         };
         ways.map(ask).collect()
@@ -96,10 +87,7 @@ impl Scene {
 
     fn all_but_held_are_served(&self) -> Result<()> {
         let served = self.are_served(NUMBERS)?;
-        ensure!(
-            served.iter().all(|(number, is)| *is != HELD.contains(number)),
-            "{served:?}"
-        );
+        ensure!(served.iter().all(|(number, is)| *is != HELD.contains(number)), "{served:?}");
         Ok(())
     }
 }
@@ -122,19 +110,14 @@ fn until(agent: &Agent, what: &str, so: impl Fn(&Value) -> bool) -> Result<Value
 
 /// The held chains of both families are named, and nothing else is wrong.
 fn are_named(status: &Value, held: &[u8]) -> bool {
-    let errors: Vec<&str> = status["errors"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-        .collect();
+    let errors: Vec<&str> =
+        status["errors"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let names = |error: &&str, number: &u8| {
-        error.contains(&chain(*number)) && error.contains(&format!("default/{}:http", name(*number)))
+        error.contains(&chain(*number))
+            && error.contains(&format!("default/{}:http", name(*number)))
     };
     errors.len() == 2 * held.len()
-        && held
-            .iter()
-            .all(|number| errors.iter().filter(|error| names(error, number)).count() == 2)
+        && held.iter().all(|number| errors.iter().filter(|error| names(error, number)).count() == 2)
 }
 
 /// At a cold start, after a restart, and when it is tried again.
@@ -146,10 +129,7 @@ fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
     scene.all_but_held_are_served()?;
     let healthz = url(ip("127.0.0.1"), 10256, "/healthz");
     let health = fetch(&scene.cast.cluster.world.node, &healthz, &[])?;
-    ensure!(
-        health.status == 200 && health.body.contains("are refused"),
-        "{health:?}"
-    );
+    ensure!(health.status == 200 && health.body.contains("are refused"), "{health:?}");
     agent.terminate()?;
     scene.all_but_held_are_served()?;
     let agent = scene.start()?;
@@ -161,7 +141,9 @@ fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
     scene.cast.cluster.manifests.remove(&name(10))?;
     until(&agent, "one comes, one goes", |status| {
         let served = scene.are_served([10, 30]).unwrap_or_default();
-        are_named(status, &HELD) && served.iter().all(|(n, is)| *is == (*n == 30)) && served.len() == 4
+        are_named(status, &HELD)
+            && served.iter().all(|(n, is)| *is == (*n == 30))
+            && served.len() == 4
     })?;
     let said = |what: &str| agent.log().matches(what).count();
     let (told, taken) = (said("all else is written"), said("taken now"));
@@ -193,9 +175,8 @@ fn an_update_heals(label: &str, variant: Variant) -> Result<()> {
     until(&agent, "named", |status| are_named(status, &HELD))?;
     let number = HELD[0];
     let renamed = [Port::tcp("web", 80, PORT)];
-    let objects = scene
-        .cast
-        .service(&name(number), number, &renamed, &[Who::Routed, Who::Remote])?;
+    let objects =
+        scene.cast.service(&name(number), number, &renamed, &[Who::Routed, Who::Remote])?;
     scene.cast.cluster.manifests.put(&name(number), &objects)?;
     let gone = format!("-X {}", chain(number));
     until(&agent, "served", |status| {
@@ -223,7 +204,8 @@ fn an_update_heals_nft() -> Result<()> {
     an_update_heals("unn-upd-n", Variant::Nft)
 }
 
-/// What kube-proxy serves is served at every moment while denizen takes over and finds what is refused.
+/// What kube-proxy serves is served at every moment while denizen takes over and finds what is
+/// refused.
 fn taken_over_in_place(label: &str, variant: Variant) -> Result<()> {
     let scene = Scene::set(label, variant)?;
     let node = &scene.cast.cluster.world.node;
@@ -238,11 +220,7 @@ fn taken_over_in_place(label: &str, variant: Variant) -> Result<()> {
         })
     };
     let services = others.iter().map(served).collect::<Result<_>>()?;
-    let kube_proxy = KubeProxy {
-        node,
-        variant,
-        services,
-    };
+    let kube_proxy = KubeProxy { node, variant, services };
     kube_proxy.start()?;
     scene.hold()?;
     let is_lost = |number: &u8| {

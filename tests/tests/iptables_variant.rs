@@ -1,4 +1,5 @@
-//! Which iptables a node uses: kubelet's chains tell, else the rules that are there, and the operator's word above all.
+//! Which iptables a node uses: kubelet's chains tell, else the rules that are there, and the
+//! operator's word above all.
 
 #![allow(
     clippy::disallowed_methods,
@@ -33,10 +34,7 @@ fn uses(node: &Netns, agent: &Agent, variant: Variant, forced: bool) -> Result<(
     ensure!(agent.log().contains(&told), "not {told}: {}", agent.log());
     for each in Variant::BOTH {
         let has = each.dump(node)?.contains("-A KUBE-POSTROUTING");
-        ensure!(
-            has == (each == variant),
-            "{each:?}: {has}, where {variant:?} is used"
-        );
+        ensure!(has == (each == variant), "{each:?}: {has}, where {variant:?} is used");
     }
     Ok(())
 }
@@ -124,25 +122,16 @@ fn where_nothing_tells_it_is_nft() -> Result<()> {
     settings.flags.push("--backend=iptables".to_owned());
     let agent = Agent::start(node, settings)?;
     let legacy = |node: &Netns| {
-        node.output(
-            "sh",
-            &["-c", "cat /proc/net/ip_tables_names /proc/net/ip6_tables_names"],
-        )
+        node.output("sh", &["-c", "cat /proc/net/ip_tables_names /proc/net/ip6_tables_names"])
     };
-    ensure!(
-        agent.log().contains("iptables variant=Nft forced=false"),
-        "{}",
-        agent.log()
-    );
+    ensure!(agent.log().contains("iptables variant=Nft forced=false"), "{}", agent.log());
     ensure!(legacy(node)?.is_empty(), "made: {}", legacy(node)?);
     agent.terminate()?;
     // Nor does the nftables backend, which takes the chains away.
     let mut settings = cluster.settings();
     settings.flags.push("--backend=nftables".to_owned());
     let agent = Agent::start(node, settings)?;
-    until("chains are gone", || {
-        Ok(!Variant::Nft.dump(node)?.contains("KUBE-"))
-    })?;
+    until("chains are gone", || Ok(!Variant::Nft.dump(node)?.contains("KUBE-")))?;
     agent.terminate()?;
     ensure!(legacy(node)?.is_empty(), "made: {}", legacy(node)?);
     Ok(())
@@ -166,8 +155,8 @@ fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-/// The rules of the one serve until those of the other are there, and then go: left behind, they would send packets
-/// to endpoints of long ago.
+/// The rules of the one serve until those of the other are there, and then go: left behind, they
+/// would send packets to endpoints of long ago.
 #[test]
 fn another_variant_at_a_restart_leaves_nothing_behind() -> Result<()> {
     let (cast, _servers) = lasting::cast("var-swap")?;
@@ -183,20 +172,13 @@ fn another_variant_at_a_restart_leaves_nothing_behind() -> Result<()> {
     cast.cluster.world.forget_quickly()?;
     let mut load = denizen_tests::load::Load::default();
     for who in [Who::Bridged, Who::Routed, Who::Outside] {
-        let web = (
-            SocketAddr::new(service_ips(10)[0], 80),
-            denizen_tests::probe::Protocol::Tcp,
-        );
-        load.client(cast.place(who).0, vec![web], |outcome| {
-            outcome.endpoint().is_some()
-        })?;
+        let web = (SocketAddr::new(service_ips(10)[0], 80), denizen_tests::probe::Protocol::Tcp);
+        load.client(cast.place(who).0, vec![web], |outcome| outcome.endpoint().is_some())?;
     }
     for (next, last) in [(Variant::Nft, Variant::Legacy), (Variant::Legacy, Variant::Nft)] {
         agent.terminate()?;
         agent = start(next)?;
-        until("the other's chains are gone", || {
-            Ok(!last.dump(node)?.contains("KUBE-"))
-        })?;
+        until("the other's chains are gone", || Ok(!last.dump(node)?.contains("KUBE-")))?;
         uses(node, &agent, next, true)?;
     }
     let tally = load.stop()?;

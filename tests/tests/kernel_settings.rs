@@ -1,4 +1,5 @@
-//! The settings of the kernel without which rules are not enough: the agent sets them, or says that it cannot.
+//! The settings of the kernel without which rules are not enough: the agent sets them, or says that
+//! it cannot.
 
 #![allow(
     clippy::disallowed_methods,
@@ -32,9 +33,7 @@ fn read(node: &Netns, key: &str) -> Result<String> {
 }
 
 fn turn_off(node: &Netns) -> Result<()> {
-    BRIDGE_FILTERS
-        .iter()
-        .try_for_each(|key| node.sysctl(&format!("net.bridge.{key}"), "0"))
+    BRIDGE_FILTERS.iter().try_for_each(|key| node.sysctl(&format!("net.bridge.{key}"), "0"))
 }
 
 /// The agent's process in the node's namespace, with what it needs and `flags`.
@@ -113,14 +112,17 @@ fn what_may_not_be_set_is_said_and_everything_else_goes_on() -> Result<()> {
     let node = &cast.cluster.world.node;
     turn_off(node)?;
     // As in a container whose runtime mounts the kernel's settings read-only.
-    let read_only = "mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys && exec \"$@\"";
+    let read_only =
+        "mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys && exec \"$@\"";
     let program = ["unshare", "--mount", "sh", "-c", read_only, "sh"];
     let mut command = command(&cast, &program, &[])?;
     let _agent = Running(node.run(|| command.spawn())??);
     let status = status_of(&cast)?;
     let errors: Vec<_> = status["errors"].as_array().context("errors")?.iter().collect();
     for key in BRIDGE_FILTERS {
-        let said = format!("net/bridge/{key} is 0 and cannot be set to 1: a connection to a service hangs");
+        let said = format!(
+            "net/bridge/{key} is 0 and cannot be set to 1: a connection to a service hangs"
+        );
         let found = errors.iter().filter_map(|error| error.as_str());
         assert!(found.clone().any(|error| error.starts_with(&said)), "{errors:?}");
         assert_eq!(read(node, &format!("bridge/{key}"))?, "0", "{key}");
@@ -131,8 +133,8 @@ fn what_may_not_be_set_is_said_and_everything_else_goes_on() -> Result<()> {
     Ok(())
 }
 
-/// As in the DaemonSet: the container sees /proc/sys read-only, and the host's /proc/sys/net at another
-/// path.
+/// As in the DaemonSet: the container sees /proc/sys read-only, and the host's /proc/sys/net at
+/// another path.
 #[test]
 fn a_mount_of_the_hosts_settings_is_enough_where_proc_sys_is_read_only() -> Result<()> {
     let (cast, _servers) = Cast::new("sysctldir")?;
@@ -147,11 +149,7 @@ fn a_mount_of_the_hosts_settings_is_enough_where_proc_sys_is_read_only() -> Resu
     );
     let program = ["unshare", "--mount", "sh", "-c", &contained, "sh"];
     let flag = format!("--sysctl-dir={host}");
-    let flags = [
-        &flag,
-        "--conntrack-udp-timeout=43s",
-        "--nodeport-addresses=all,localhost",
-    ];
+    let flags = [&flag, "--conntrack-udp-timeout=43s", "--nodeport-addresses=all,localhost"];
     let mut command = command(&cast, &program, &flags)?;
     let _agent = Running(node.run(|| command.spawn())??);
     let status = status_of(&cast)?;
@@ -172,7 +170,8 @@ fn a_folder_without_settings_is_named() -> Result<()> {
     let output = cast.cluster.world.node.run(|| command.output())??;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(
-        output.status.code() == Some(1) && said.contains("--sysctl-dir /nowhere: /nowhere/net is not there"),
+        output.status.code() == Some(1)
+            && said.contains("--sysctl-dir /nowhere: /nowhere/net is not there"),
         "{output:?}"
     );
     Ok(())
@@ -183,19 +182,11 @@ fn connection_tracking_is_set_up_as_kube_proxy_does() -> Result<()> {
     let (cast, _servers) = Cast::new("conntrack")?;
     let node = &cast.cluster.world.node;
     let value = |name: &str| read(node, &format!("netfilter/nf_conntrack_{name}"));
-    let untouched = [
-        value("udp_timeout")?,
-        value("udp_timeout_stream")?,
-        value("tcp_be_liberal")?,
-    ];
+    let untouched = [value("udp_timeout")?, value("udp_timeout_stream")?, value("tcp_be_liberal")?];
     let agent = cast.cluster.start_agent()?;
     assert_eq!(value("tcp_timeout_established")?, "86400");
     assert_eq!(value("tcp_timeout_close_wait")?, "3600");
-    let now = [
-        value("udp_timeout")?,
-        value("udp_timeout_stream")?,
-        value("tcp_be_liberal")?,
-    ];
+    let now = [value("udp_timeout")?, value("udp_timeout_stream")?, value("tcp_be_liberal")?];
     assert_eq!(now, untouched);
     assert!(agent.terminate()?.success());
     let mut settings = cast.cluster.settings();
@@ -230,10 +221,7 @@ fn an_init_container_sets_everything_up_and_programs_nothing() -> Result<()> {
     let output = node.run(|| command.output())??;
     assert!(output.status.success(), "{output:?}");
     assert_eq!(read(node, "netfilter/nf_conntrack_udp_timeout")?, "41");
-    assert_eq!(
-        read(node, "netfilter/nf_conntrack_tcp_timeout_established")?,
-        "86400"
-    );
+    assert_eq!(read(node, "netfilter/nf_conntrack_tcp_timeout_established")?, "86400");
     for key in BRIDGE_FILTERS {
         assert_eq!(read(node, &format!("bridge/{key}"))?, "1", "{key}");
     }

@@ -1,17 +1,16 @@
-//! The agent against an API server: what it asks, what it makes of the answers. With a real kube-apiserver too,
-//! where `KUBEBUILDER_ASSETS` names a folder with one.
+//! The agent against an API server: what it asks, what it makes of the answers. With a real
+//! kube-apiserver too, where `KUBEBUILDER_ASSETS` names a folder with one.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::api::stage::{HTTP, Stage, eventually, until_error, until_no_error, with_every_api};
+use denizen_tests::api::stage::{
+    HTTP, Stage, eventually, until_error, until_no_error, with_every_api,
+};
 use denizen_tests::api::{Api, ApiServer};
 use denizen_tests::cast::{Who, service_ips};
 use denizen_tests::cluster::NODE;
@@ -21,9 +20,7 @@ use denizen_tests::probe::Outcome;
 use serde_json::{Value, json};
 
 fn services(agent: &Agent) -> Result<u64> {
-    agent.status()?["services"]
-        .as_u64()
-        .context("a number of services")
+    agent.status()?["services"].as_u64().context("a number of services")
 }
 
 #[test]
@@ -55,7 +52,8 @@ fn what_is_not_ours_is_not_even_asked_for() -> Result<()> {
         headless["spec"]["clusterIP"] = "None".into();
         headless["spec"]["clusterIPs"] = json!(["None"]);
         let mut foreign = manifest::service("foreign", &service_ips(12)[..1], &HTTP);
-        foreign["metadata"]["labels"] = json!({ "service.kubernetes.io/service-proxy-name": "another" });
+        foreign["metadata"]["labels"] =
+            json!({ "service.kubernetes.io/service-proxy-name": "another" });
         stage.api.put_all(&[headless, foreign])?;
         stage.put_web("last", 13, &[Who::Routed])?;
         stage.until_answered(13, Who::Routed)?;
@@ -125,9 +123,7 @@ fn a_large_object_and_very_many_ports() -> Result<()> {
     let mut many = manifest::service("many", &address, &HTTP);
     let port = |port: u16| json!({ "name": format!("p{port}"), "protocol": "TCP", "port": port });
     many["spec"]["ports"] = (1..=u16::MAX).map(port).collect();
-    let slices = stage
-        .cast
-        .service("many", 12, &[Port::tcp("p80", 80, 8080)], &[Who::Routed])?;
+    let slices = stage.cast.service("many", 12, &[Port::tcp("p80", 80, 8080)], &[Who::Routed])?;
     stage.api.put_all(&slices[1..])?;
     stage.api.put(&many)?;
     stage.until_answered(12, Who::Routed)?;
@@ -196,10 +192,7 @@ fn kubectl_and_the_agent_see_one_api() -> Result<()> {
     assert_eq!(shown["spec"]["clusterIP"], "172.30.0.10");
     ensure!(kubectl(&stage, &["get", "endpointslices"])?.contains("web-ipv4"));
     let patch = r#"{"spec":{"ports":[{"name":"http","protocol":"TCP","port":81}]}}"#;
-    kubectl(
-        &stage,
-        &["patch", "service", "web", "--type", "merge", "--patch", patch],
-    )?;
+    kubectl(&stage, &["patch", "service", "web", "--type", "merge", "--patch", patch])?;
     stage.until(10, "no port 80 any more", |outcome| *outcome == Outcome::Refused)?;
     kubectl(&stage, &["delete", "service", "web", "--wait=false"])?;
     stage.until_unknown(10)?;
@@ -222,9 +215,7 @@ fn the_first_answer_after_an_outage_wakes_every_kind() -> Result<()> {
     let mut stage = Stage::own("kube-wake")?;
     stage.put_node()?;
     stage.put_web("web", 10, &[Who::Routed])?;
-    stage
-        .api
-        .behave(|manners| manners.unserved = vec!["servicecidrs"]);
+    stage.api.behave(|manners| manners.unserved = vec!["servicecidrs"]);
     let agent = stage.start_agent()?;
     stage.until_answered(10, Who::Routed)?;
     stage.api.stop();

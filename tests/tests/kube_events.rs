@@ -1,9 +1,6 @@
 //! Events on the Node and on Services, as kube-proxy writes them.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::net::TcpListener;
 
@@ -33,12 +30,7 @@ fn until_event(stage: &Stage<ApiServer>, reason: &str) -> Result<Value> {
 
 /// Takes an address in the node, until the value is dropped.
 fn taken(stage: &Stage<ApiServer>, address: &str) -> Result<TcpListener> {
-    Ok(stage
-        .cast
-        .cluster
-        .world
-        .node
-        .run(|| TcpListener::bind(address))??)
+    Ok(stage.cast.cluster.world.node.run(|| TcpListener::bind(address))??)
 }
 
 fn checked_service() -> Value {
@@ -65,10 +57,7 @@ fn what_cannot_be_served_is_an_event_once() -> Result<()> {
         (&json!("Normal"), &json!("default"))
     );
     let failed = until_event(&stage, "FailedToStartMetricServer")?;
-    assert_eq!(
-        (&failed["regarding"], &failed["type"]),
-        (&node, &json!("Warning"))
-    );
+    assert_eq!((&failed["regarding"], &failed["type"]), (&node, &json!("Warning")));
     let note = failed["note"].as_str().context("a note")?;
     assert!(note.contains(METRICS), "{failed}");
     stage.api.put(&checked_service())?;
@@ -101,9 +90,7 @@ fn an_event_that_cannot_be_written_stops_nothing() -> Result<()> {
     stage.put_web("web", 10, &[Who::Routed])?;
     let agent = stage.start_agent()?;
     stage.until_answered(10, Who::Routed)?;
-    eventually("it is said", || {
-        Ok(agent.log().contains("an event cannot be written"))
-    })?;
+    eventually("it is said", || Ok(agent.log().contains("an event cannot be written")))?;
     until_no_error(&agent)?;
     assert!(stage.api.objects("events").is_empty());
     Ok(())

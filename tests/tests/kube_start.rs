@@ -1,9 +1,7 @@
-//! How the agent finds the API: as a pod, by a kubeconfig file, on a node where nothing is programmed yet.
+//! How the agent finds the API: as a pod, by a kubeconfig file, on a node where nothing is
+//! programmed yet.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -32,15 +30,13 @@ fn as_a_pod(stage: &Stage<ApiServer>, server: Option<String>) -> Result<Settings
     ];
     environment.extend(server.map(|server| ("DENIZEN_API_SERVER", server)));
     Ok(Settings {
-        objects: Objects::Pod {
-            account: account(stage)?,
-            environment,
-        },
+        objects: Objects::Pod { account: account(stage)?, environment },
         ..stage.settings()
     })
 }
 
-/// The way to the service ranges is the fabric, where nobody knows them: there is no kube-proxy, and no rule.
+/// The way to the service ranges is the fabric, where nobody knows them: there is no kube-proxy,
+/// and no rule.
 #[test]
 fn a_cold_node_without_kube_proxy_starts_by_a_real_address() -> Result<()> {
     let stage = Stage::own("kube-cold")?;
@@ -88,13 +84,7 @@ fn credentials_that_cannot_be_used_are_named() -> Result<()> {
             std::fs::write(&path, text)?;
         }
         let objects = Objects::Kubeconfig(path);
-        last_words(
-            &stage,
-            Settings {
-                objects,
-                ..stage.settings()
-            },
-        )
+        last_words(&stage, Settings { objects, ..stage.settings() })
     };
     let cases = [
         ("missing", None, "No such file"),
@@ -123,10 +113,7 @@ fn a_server_that_is_not_who_it_says_is_not_believed() -> Result<()> {
     let elsewhere = stage.cast.cluster.world.subfolder("elsewhere")?;
     Authority::new()?.write_kubeconfig(&elsewhere, &stage.api.url(), "a-token")?;
     let objects = Objects::Kubeconfig(elsewhere.join("kubeconfig"));
-    let settings = Settings {
-        objects,
-        ..stage.settings()
-    };
+    let settings = Settings { objects, ..stage.settings() };
     let agent = Agent::spawn(&stage.cast.cluster.world.node, settings)?;
     denizen_tests::api::stage::until_error(&agent, "certificate")?;
     assert!(stage.api.asked().is_empty(), "the token was sent to a stranger");
@@ -150,12 +137,9 @@ fn ten_thousand_services_start_in_little_memory() -> Result<()> {
         let name = format!("service-{n}");
         let address = |network: u32, n: usize| IpAddr::from(Ipv4Addr::from(network + n as u32));
         let port = [Port::tcp("http", 80, 8080)];
-        let endpoints: Vec<_> = (0..4)
-            .map(|k| (address(0x0a80_0001, 4 * n + k), "another-node"))
-            .collect();
-        stage
-            .api
-            .put(&manifest::service(&name, &[address(0x0a60_0001, n)], &port))?;
+        let endpoints: Vec<_> =
+            (0..4).map(|k| (address(0x0a80_0001, 4 * n + k), "another-node")).collect();
+        stage.api.put(&manifest::service(&name, &[address(0x0a60_0001, n)], &port))?;
         stage.api.put(&manifest::slice(&name, &port, &endpoints))?;
     }
     let mut agent = stage.spawn_agent()?;

@@ -1,10 +1,7 @@
-//! An API server that is away, slow, broken, forgetful or old: what was known stays served, what is told in the
-//! end is programmed, and what is wrong is said.
+//! An API server that is away, slow, broken, forgetful or old: what was known stays served, what is
+//! told in the end is programmed, and what is wrong is said.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -61,20 +58,10 @@ fn a_server_that_refuses_streams_is_asked_for_pages() -> Result<()> {
     stage.until_answered(30, Who::Bridged)?;
     until_no_error(&agent)?;
     let pages = asked(&stage, "services");
-    let followed = pages
-        .iter()
-        .filter(|it| it.is_page() && it.parameter("continue").is_some());
+    let followed = pages.iter().filter(|it| it.is_page() && it.parameter("continue").is_some());
     assert_eq!(followed.count(), 3, "12 services: 3, and 3 times more: {pages:?}");
-    assert_eq!(
-        pages.iter().filter(|it| it.is_stream()).count(),
-        1,
-        "tried once: {pages:?}"
-    );
-    ensure!(
-        pages
-            .iter()
-            .all(|it| it.parameter("fieldSelector") == Some("spec.clusterIP!=None"))
-    );
+    assert_eq!(pages.iter().filter(|it| it.is_stream()).count(), 1, "tried once: {pages:?}");
+    ensure!(pages.iter().all(|it| it.parameter("fieldSelector") == Some("spec.clusterIP!=None")));
     stage.put_web("web", 10, &[Who::Remote])?;
     stage.until_answered(10, Who::Remote)
 }
@@ -90,7 +77,8 @@ fn a_server_that_selects_no_fields_is_asked_for_all_services() -> Result<()> {
         });
         let agent = stage.start_agent()?;
         let served = agent.status()?["services"].clone();
-        let headless = json!({ "clusterIP": "None", "clusterIPs": ["None"], "ports": [{ "port": 80 }] });
+        let headless =
+            json!({ "clusterIP": "None", "clusterIPs": ["None"], "ports": [{ "port": 80 }] });
         let metadata = json!({ "namespace": "default", "name": "headless" });
         stage
             .api
@@ -98,11 +86,7 @@ fn a_server_that_selects_no_fields_is_asked_for_all_services() -> Result<()> {
         stage.put_web("web", 10, &[Who::Remote])?;
         stage.until_answered(10, Who::Remote)?;
         until_no_error(&agent)?;
-        assert_eq!(
-            agent.status()?["services"],
-            served,
-            "the other is nobody's to serve"
-        );
+        assert_eq!(agent.status()?["services"], served, "the other is nobody's to serve");
         let of_nodes = asked(&stage, "nodes");
         let own = |it: &Asked| it.parameter("fieldSelector") == Some("metadata.name=node-1");
         ensure!(of_nodes.iter().all(own), "{of_nodes:?}");
@@ -138,25 +122,19 @@ fn pages_that_are_lost_meanwhile_are_listed_anew() -> Result<()> {
 #[test]
 fn a_watch_that_breaks_goes_on_where_it_was() -> Result<()> {
     let stage = stage("kube-resume")?;
-    stage
-        .api
-        .behave(|manners| manners.bookmarks = Duration::from_millis(50));
+    stage.api.behave(|manners| manners.bookmarks = Duration::from_millis(50));
     let agent = stage.start_agent()?;
     // Nothing happens to a Node, so that only a bookmark tells where its watch goes on.
     let node_watches = || -> Vec<u64> {
         let own = asked(&stage, "nodes").into_iter();
         let watches = own.filter(|it| it.is_watch() && !it.is_stream() && it.status == 200);
-        watches
-            .filter_map(|it| it.parameter("resourceVersion")?.parse().ok())
-            .collect()
+        watches.filter_map(|it| it.parameter("resourceVersion")?.parse().ok()).collect()
     };
     for (round, who) in [Who::Remote, Who::Routed, Who::Bridged].into_iter().enumerate() {
         let before = node_watches().len();
         stage.api.cut_watches();
         stage.put_web("web", 10, &[who])?;
-        stage
-            .until_answered(10, who)
-            .with_context(|| format!("round {round}"))?;
+        stage.until_answered(10, who).with_context(|| format!("round {round}"))?;
         eventually("the Node is watched again", || Ok(node_watches().len() > before))?;
     }
     // Each time longer, so that one watch lasts until its bookmark comes.
@@ -182,9 +160,7 @@ fn a_watch_that_is_too_old_is_listed_anew() -> Result<()> {
     let agent = stage.start_agent()?;
     stage.until_answered(11, Who::Bridged)?;
     stage.api.expire_watches();
-    eventually("services are listed again", || {
-        Ok(lists(&asked(&stage, "services")) > 1)
-    })?;
+    eventually("services are listed again", || Ok(lists(&asked(&stage, "services")) > 1))?;
     stage.put_web("web", 10, &[Who::Bridged])?;
     stage.until_answered(10, Who::Bridged)?;
     change_behind_its_back(&mut stage)?;
@@ -210,11 +186,8 @@ fn what_is_gone_is_known_only_from_a_whole_list() -> Result<()> {
         eventually("lists are tried", || {
             let since = &stage.api.asked()[before..];
             let of = |resource: &str| {
-                let tried: Vec<Asked> = since
-                    .iter()
-                    .filter(|it| it.path.ends_with(resource))
-                    .cloned()
-                    .collect();
+                let tried: Vec<Asked> =
+                    since.iter().filter(|it| it.path.ends_with(resource)).cloned().collect();
                 lists(&tried)
             };
             Ok(of("/services") >= 3 && of("/endpointslices") >= 3)
@@ -249,18 +222,12 @@ fn a_slow_stream_and_lines_that_are_no_json() -> Result<()> {
 #[test]
 fn no_service_before_every_first_list_and_pods_at_once() -> Result<()> {
     let stage = stage("kube-owed")?;
-    stage
-        .api
-        .behave(|manners| manners.silent = vec!["endpointslices"]);
+    stage.api.behave(|manners| manners.silent = vec!["endpointslices"]);
     let agent = stage.spawn_agent()?;
     let waits = |for_what: &str| {
         let agent = &agent;
         let expected = json!([for_what]);
-        move || {
-            Ok(agent
-                .status()
-                .is_ok_and(|status| status["waitingFor"] == expected))
-        }
+        move || Ok(agent.status().is_ok_and(|status| status["waitingFor"] == expected))
     };
     eventually("all but the slices are known", waits("endpoint slices"))?;
     assert_eq!(agent.status()?["pods"], 2, "the pods are programmed");
@@ -274,17 +241,13 @@ fn no_service_before_every_first_list_and_pods_at_once() -> Result<()> {
 #[test]
 fn service_cidrs_are_no_condition() -> Result<()> {
     let unserved = stage("kube-404")?;
-    unserved
-        .api
-        .behave(|manners| manners.unserved = vec!["servicecidrs"]);
+    unserved.api.behave(|manners| manners.unserved = vec!["servicecidrs"]);
     let agent = unserved.start_agent()?;
     unserved.until_answered(10, Who::Routed)?;
     until_no_error(&agent)?;
     drop(unserved);
     let forbidden = stage("kube-403")?;
-    forbidden
-        .api
-        .behave(|manners| manners.forbidden = vec!["servicecidrs"]);
+    forbidden.api.behave(|manners| manners.forbidden = vec!["servicecidrs"]);
     let agent = forbidden.start_agent()?;
     forbidden.until_answered(10, Who::Routed)?;
     until_error(&agent, "ClusterRole must allow list and watch of ServiceCIDRs")
@@ -293,18 +256,14 @@ fn service_cidrs_are_no_condition() -> Result<()> {
 #[test]
 fn a_token_that_is_replaced_is_read_again() -> Result<()> {
     let stage = stage("kube-token")?;
-    stage
-        .api
-        .behave(|manners| manners.tokens = vec!["the-second-token".to_owned()]);
+    stage.api.behave(|manners| manners.tokens = vec!["the-second-token".to_owned()]);
     let mut agent = stage.spawn_agent()?;
     until_error(&agent, "Unauthorized")?;
     stage.api.publish_token("the-second-token")?;
     agent.wait_programmed(6 * STARTING)?;
     stage.until_answered(10, Who::Routed)?;
     // The next one, while it runs, and the server knows the old one no more.
-    stage
-        .api
-        .behave(|manners| manners.tokens = vec!["the-third-token".to_owned()]);
+    stage.api.behave(|manners| manners.tokens = vec!["the-third-token".to_owned()]);
     stage.api.cut_watches();
     until_error(&agent, "Unauthorized")?;
     stage.until_answered(10, Who::Routed)?;
@@ -334,10 +293,7 @@ fn another_authority_is_trusted_when_it_is_published() -> Result<()> {
 #[test]
 fn pods_come_and_go_while_the_api_is_away() -> Result<()> {
     let mut stage = stage("kube-away")?;
-    stage
-        .cast
-        .cluster
-        .wait_as(&json!({ "timeout": "20s", "onTimeout": "fail" }));
+    stage.cast.cluster.wait_as(&json!({ "timeout": "20s", "onTimeout": "fail" }));
     let agent = stage.start_agent()?;
     stage.until_answered(10, Who::Routed)?;
     stage.api.stop();
@@ -365,10 +321,7 @@ fn pods_come_and_go_while_the_api_is_away() -> Result<()> {
 /// A pod whose ADD waits for the agent or fails, and what it sees of the last known rules.
 fn pods_are_programmed(stage: &Stage<ApiServer>, agent: &Agent) -> Result<()> {
     for round in 0..3 {
-        let pod = stage
-            .cast
-            .cluster
-            .add_pod(&format!("p{round}"), Wiring::Bridged)?;
+        let pod = stage.cast.cluster.add_pod(&format!("p{round}"), Wiring::Bridged)?;
         assert_eq!(agent.status()?["pods"], 3, "the two of the cast, and this one");
         pod.detach(&stage.cast.cluster.world.node)?;
         eventually("it is forgotten", || Ok(agent.status()?["pods"] == 2))?;

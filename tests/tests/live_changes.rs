@@ -1,10 +1,7 @@
-//! Changes while the agent runs: of manifests, of pods. Each reaches the kernel by itself, and as a small
-//! transaction.
+//! Changes while the agent runs: of manifests, of pods. Each reaches the kernel by itself, and as a
+//! small transaction.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -27,7 +24,12 @@ const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 const BOUND: Duration = Duration::from_secs(5);
 
 /// Connects as `who` until `now` holds of what came of it.
-fn until(cast: &Cast, who: Who, to: SocketAddr, now: impl Fn(&Outcome) -> bool) -> Result<Duration> {
+fn until(
+    cast: &Cast,
+    who: Who,
+    to: SocketAddr,
+    now: impl Fn(&Outcome) -> bool,
+) -> Result<Duration> {
     let started = Instant::now();
     loop {
         let outcome = cast.ask(who, to, Protocol::Tcp)?;
@@ -45,27 +47,23 @@ fn manifests_take_effect_as_they_change() -> Result<()> {
     let manifests = &cast.cluster.manifests;
     let answers = |who: Who, like| {
         let address = cast.address(who, like);
-        move |outcome: &Outcome| outcome.endpoint().map(|it| it.ip()) == address.as_ref().ok().copied()
+        move |outcome: &Outcome| {
+            outcome.endpoint().map(|it| it.ip()) == address.as_ref().ok().copied()
+        }
     };
     for ip in service_ips(10) {
         let to = SocketAddr::new(ip, 80);
         // No service yet, or none any more: the families are programmed one after the other.
-        until(&cast, Who::Bridged, to, |outcome| {
-            *outcome == Outcome::Unreachable
-        })?;
+        until(&cast, Who::Bridged, to, |outcome| *outcome == Outcome::Unreachable)?;
         let mut took = Vec::new();
         manifests.put("web", &cast.service("web", 10, &HTTP, &[])?)?;
-        took.push(until(&cast, Who::Bridged, to, |outcome| {
-            *outcome == Outcome::Refused
-        })?);
+        took.push(until(&cast, Who::Bridged, to, |outcome| *outcome == Outcome::Refused)?);
         for endpoint in [Who::Routed, Who::Remote] {
             manifests.put("web", &cast.service("web", 10, &HTTP, &[endpoint])?)?;
             took.push(until(&cast, Who::Bridged, to, answers(endpoint, ip))?);
         }
         manifests.remove("web")?;
-        took.push(until(&cast, Who::Bridged, to, |outcome| {
-            *outcome == Outcome::Unreachable
-        })?);
+        took.push(until(&cast, Who::Bridged, to, |outcome| *outcome == Outcome::Unreachable)?);
         eprintln!("service, endpoint, another endpoint, nothing again: {took:?}");
     }
     drop(agent);
@@ -81,10 +79,7 @@ fn a_broken_manifest_harms_nothing_else() -> Result<()> {
     let agent = cast.cluster.start_agent()?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
     assert!(cast.ask(Who::Bridged, to, Protocol::Tcp)?.endpoint().is_some());
-    assert!(
-        agent.log().contains("broken"),
-        "the broken file is named in the log"
-    );
+    assert!(agent.log().contains("broken"), "the broken file is named in the log");
     // A file that breaks later: what it held is gone, what others hold stays and goes on changing.
     manifests.put_text("broken", "{}")?;
     manifests.put("web", &cast.service("web", 10, &HTTP, &[Who::Remote])?)?;
@@ -119,10 +114,7 @@ fn a_pod_is_local_from_add_to_del() -> Result<()> {
         for ip in service_ips(10) {
             let (to, started) = (SocketAddr::new(ip, 80), Instant::now());
             while Probe::tcp(to).ask_in(&stranger.netns).seen() == stranger.address_like(ip) {
-                assert!(
-                    started.elapsed() < BOUND,
-                    "{wiring:?}: still local {BOUND:?} after DEL"
-                );
+                assert!(started.elapsed() < BOUND, "{wiring:?}: still local {BOUND:?} after DEL");
             }
         }
     }
@@ -139,7 +131,8 @@ fn one_change_is_a_small_transaction() -> Result<()> {
         let [high, low] = number.to_be_bytes();
         let name = format!("many-{number}");
         objects.push(service(&name, &[ip(&format!("172.31.{high}.{low}"))], &HTTP));
-        let endpoints = [1, 2].map(|last| (ip(&format!("192.168.{last}.{}", low.max(1))), OTHER_NODE));
+        let endpoints =
+            [1, 2].map(|last| (ip(&format!("192.168.{last}.{}", low.max(1))), OTHER_NODE));
         objects.push(slice(&name, &HTTP, &endpoints));
     }
     manifests.put("many", &objects)?;

@@ -1,10 +1,7 @@
-//! Node ports on 127.0.0.1, where they are asked for. `route_localnet`, which they need, lets a neighbour's packets in
-//! too (CVE-2020-8558), so a rule must be there before it and for as long.
+//! Node ports on 127.0.0.1, where they are asked for. `route_localnet`, which they need, lets a
+//! neighbour's packets in too (CVE-2020-8558), so a rule must be there before it and for as long.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -34,9 +31,7 @@ fn cast(label: &str) -> Result<(Cast, Vec<Server>, Settings)> {
     let web = cast.service("web", 10, &ports, &[Who::Bridged, Who::Remote])?;
     cast.cluster.manifests.put("web", &web)?;
     let mut settings = cast.cluster.settings();
-    settings
-        .flags
-        .push("--nodeport-addresses=all,localhost".to_owned());
+    settings.flags.push("--nodeport-addresses=all,localhost".to_owned());
     Ok((cast, servers, settings))
 }
 
@@ -60,11 +55,7 @@ fn localhost_serves_node_ports_where_asked() -> Result<()> {
     }
     assert_eq!(answered, BTreeSet::from([Who::Bridged, Who::Remote]));
     let told = agent.explain(LOCALHOST, None, to, Protocol::Tcp)?;
-    assert_eq!(
-        (told.verdict.as_str(), told.masquerade),
-        ("forward", true),
-        "{told:?}"
-    );
+    assert_eq!((told.verdict.as_str(), told.masquerade), ("forward", true), "{told:?}");
     Ok(())
 }
 
@@ -77,9 +68,7 @@ fn neighbour(cast: &Cast) -> Result<()> {
     let gateway = pod.output("ip", &["-4", "route", "show", "default"])?;
     let via = gateway.split_whitespace().nth(2).context("a gateway")?;
     pod.sysctl("net.ipv4.conf.all.route_localnet", "1")?;
-    pod.ip(&format!(
-        "addr del 127.0.0.1/8 dev lo\nroute add 127.0.0.1/32 via {via} dev eth0"
-    ))
+    pod.ip(&format!("addr del 127.0.0.1/8 dev lo\nroute add 127.0.0.1/32 via {via} dev eth0"))
 }
 
 /// What becomes of the neighbour's connection.
@@ -94,10 +83,7 @@ fn set(node: &Netns, value: &str) -> Result<()> {
 fn cleanup(cast: &Cast) -> Result<String> {
     let program = binary::ours("denizen-agent")?;
     let run_dir = cast.cluster.run_dir().to_string_lossy();
-    cast.cluster
-        .world
-        .node
-        .output(&program.to_string_lossy(), &["cleanup", "--run-dir", &run_dir])
+    cast.cluster.world.node.output(&program.to_string_lossy(), &["cleanup", "--run-dir", &run_dir])
 }
 
 #[test]
@@ -111,17 +97,11 @@ fn neighbours_are_kept_out_of_localhost() -> Result<()> {
     assert!(agent.terminate()?.success());
     assert_eq!(intrude(&cast)?, Outcome::Dropped, "the rules stay");
     let said = cleanup(&cast)?;
-    assert!(
-        said.contains("set net.ipv4.conf.all.route_localnet back to 0"),
-        "{said}"
-    );
+    assert!(said.contains("set net.ipv4.conf.all.route_localnet back to 0"), "{said}");
     assert!(!is_open(node)?, "{said}");
     assert_eq!(intrude(&cast)?, Outcome::Dropped, "by the kernel");
     set(node, "1")?;
-    assert!(
-        intrude(&cast)?.endpoint().is_some(),
-        "nothing but the rule kept it out"
-    );
+    assert!(intrude(&cast)?.endpoint().is_some(), "nothing but the rule kept it out");
     Ok(())
 }
 
@@ -141,15 +121,12 @@ fn kept_out_after_a_run_that_opened_it(label: &str, first: &[&str], then: &[&str
     assert_eq!(intrude(&cast)?, Outcome::Dropped);
     let agent = run(then)?;
     let started = Instant::now();
-    while node.output("ipset", &["list", "-n"])?.contains("DENIZEN-") && !then.contains(&"--backend=iptables")
+    while node.output("ipset", &["list", "-n"])?.contains("DENIZEN-")
+        && !then.contains(&"--backend=iptables")
     {
         ensure!(started.elapsed() < BOUND, "iptables' rules stay: {}", agent.log());
     }
-    assert_eq!(
-        intrude(&cast)?,
-        Outcome::Dropped,
-        "after the start that needs it no more"
-    );
+    assert_eq!(intrude(&cast)?, Outcome::Dropped, "after the start that needs it no more");
     assert!(!is_open(node)?, "it was denizen's own doing: {}", agent.log());
     set(node, "1")?;
     assert_eq!(intrude(&cast)?, Outcome::Dropped, "set by somebody else");
@@ -181,8 +158,8 @@ fn neighbours_are_kept_out_when_iptables_needs_localhost_no_more() -> Result<()>
     kept_out_after_a_run_that_opened_it("lo-ipt2", &["--backend=iptables"], &needs_none)
 }
 
-/// In a container whose kernel settings are read-only it is said, and the rule keeps neighbours out; whoever may set it
-/// does so later.
+/// In a container whose kernel settings are read-only it is said, and the rule keeps neighbours
+/// out; whoever may set it does so later.
 #[test]
 fn what_cannot_be_set_back_is_said_and_guarded() -> Result<()> {
     let (cast, _servers, settings) = cast("lo-said")?;
@@ -193,10 +170,7 @@ fn what_cannot_be_set_back_is_said_and_guarded() -> Result<()> {
     let agent = Contained::start(&cast.cluster, container(&["NET_ADMIN".to_owned()]))?;
     let status = agent.until("programmed", |status| status["synced"] == true)?;
     let said = status["warnings"].to_string();
-    assert!(
-        said.contains("route_localnet is 1 and cannot be set to 0"),
-        "{status}"
-    );
+    assert!(said.contains("route_localnet is 1 and cannot be set to 0"), "{status}");
     assert!(is_open(node)?);
     assert_eq!(intrude(&cast)?, Outcome::Dropped);
     drop(agent);
@@ -214,10 +188,8 @@ fn what_cannot_be_set_back_is_said_and_guarded() -> Result<()> {
 fn localhost_is_not_opened_before_the_rules_are_there() -> Result<()> {
     let (cast, _servers, settings) = cast("lo-early")?;
     let node = &cast.cluster.world.node;
-    let (manifests, aside) = (
-        cast.cluster.manifests.folder(),
-        cast.cluster.world.folder().join("aside"),
-    );
+    let (manifests, aside) =
+        (cast.cluster.manifests.folder(), cast.cluster.world.folder().join("aside"));
     fs::rename(manifests, &aside)?;
     let mut agent = Agent::spawn(node, settings)?;
     let started = Instant::now();

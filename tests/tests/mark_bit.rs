@@ -1,5 +1,5 @@
-//! The bit that means "masquerade": another one than kube-proxy's, and every other bit of a mark is somebody
-//! else's and stays.
+//! The bit that means "masquerade": another one than kube-proxy's, and every other bit of a mark is
+//! somebody else's and stays.
 
 use std::net::SocketAddr;
 
@@ -8,8 +8,8 @@ use denizen_tests::agent::Agent;
 use denizen_tests::cast::{Cast, Who, every_protocol, every_way, service_ips};
 use denizen_tests::netns::Netns;
 
-/// Somebody else uses all bits but the twentieth. Packets are counted between denizen's marking and its
-/// masquerading, and behind it.
+/// Somebody else uses all bits but the twentieth. Packets are counted between denizen's marking and
+/// its masquerading, and behind it.
 const FOREIGN: &str = r#"
 table inet foreign {
     counter marked {}
@@ -50,27 +50,13 @@ fn another_bit_masquerades_and_the_others_stay() -> Result<()> {
     for (to, protocol) in every_way(10) {
         let (marked, before) = (counted(node, "marked")?, counted(node, "before")?);
         let outcome = cast.ask(Who::Outside, to, protocol)?;
-        assert!(
-            cast.was_masqueraded(Who::Outside, &outcome)?,
-            "{to}/{protocol}: {outcome:?}"
-        );
-        assert_eq!(
-            counted(node, "marked")?,
-            marked + 1,
-            "{to}/{protocol}: the first packet alone"
-        );
+        assert!(cast.was_masqueraded(Who::Outside, &outcome)?, "{to}/{protocol}: {outcome:?}");
+        assert_eq!(counted(node, "marked")?, marked + 1, "{to}/{protocol}: the first packet alone");
         assert!(counted(node, "before")? >= before, "{to}/{protocol}");
         let outcome = cast.ask(Who::Bridged, to, protocol)?;
-        assert!(
-            !cast.was_masqueraded(Who::Bridged, &outcome)?,
-            "{to}/{protocol}: {outcome:?}"
-        );
+        assert!(!cast.was_masqueraded(Who::Bridged, &outcome)?, "{to}/{protocol}: {outcome:?}");
     }
-    assert_eq!(
-        counted(node, "changed")?,
-        0,
-        "a foreign bit was changed, or ours was left"
-    );
+    assert_eq!(counted(node, "changed")?, 0, "a foreign bit was changed, or ours was left");
     // Back to the usual bit: the rules are rewritten in place.
     assert!(agent.terminate()?.success());
     let _agent = cast.cluster.start_agent()?;
@@ -78,10 +64,6 @@ fn another_bit_masquerades_and_the_others_stay() -> Result<()> {
     let marked = counted(node, "marked")?;
     let outcome = cast.ask(Who::Outside, to, denizen_tests::probe::Protocol::Tcp)?;
     assert!(outcome.endpoint().is_some(), "{outcome:?}");
-    assert_eq!(
-        counted(node, "marked")?,
-        marked,
-        "the old bit is nobody's any more"
-    );
+    assert_eq!(counted(node, "marked")?, marked, "the old bit is nobody's any more");
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Whose packets are given the node's address on the way to a cluster IP: all but those that come from a
-//! recorded pod, through that pod's interface, with that pod's address.
+//! Whose packets are given the node's address on the way to a cluster IP: all but those that come
+//! from a recorded pod, through that pod's interface, with that pod's address.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,16 +13,10 @@ use denizen_tests::world::{host_length, ip};
 /// A service that the remote pod alone serves, so that no connection is a hairpin.
 fn with_agent(
     label: &str,
-) -> Result<(
-    Cast,
-    Vec<denizen_tests::server::Server>,
-    denizen_tests::agent::Agent,
-)> {
+) -> Result<(Cast, Vec<denizen_tests::server::Server>, denizen_tests::agent::Agent)> {
     let (cast, servers) = Cast::new(label)?;
     let ports = every_protocol();
-    cast.cluster
-        .manifests
-        .put("web", &cast.service("web", 10, &ports, &[Who::Remote])?)?;
+    cast.cluster.manifests.put("web", &cast.service("web", 10, &ports, &[Who::Remote])?)?;
     let agent = cast.cluster.start_agent()?;
     Ok((cast, servers, agent))
 }
@@ -42,7 +36,8 @@ fn only_this_nodes_pods_keep_their_address() -> Result<()> {
                     "{who:?} to {to}/{protocol}: {outcome:?}"
                 );
             }
-            let told = agent.explain(cast.address(who, to.ip())?, cast.place(who).1, to, protocol)?;
+            let told =
+                agent.explain(cast.address(who, to.ip())?, cast.place(who).1, to, protocol)?;
             assert_eq!((told.local, told.masquerade), (pod, !pod), "{who:?}: {told:?}");
         }
     }
@@ -64,10 +59,9 @@ fn the_nodes_own_connections_come_from_one_of_its_addresses() -> Result<()> {
 #[test]
 fn a_pod_that_nobody_recorded_is_not_local() -> Result<()> {
     let (cast, _servers, _agent) = with_agent("masq-unrec")?;
-    for (name, wiring, address) in [
-        ("b", Wiring::Bridged, "10.10.99.2"),
-        ("r", Wiring::Routed, "172.20.99.2"),
-    ] {
+    for (name, wiring, address) in
+        [("b", Wiring::Bridged, "10.10.99.2"), ("r", Wiring::Routed, "172.20.99.2")]
+    {
         // In the very ranges of the recorded pods: a CIDR would have called it local.
         let netns = Netns::new(&format!("masq-unrec-{name}"))?;
         let stranger = Pod::wire(&cast.cluster.world.node, netns, name, wiring, &[ip(address)])?;
@@ -78,7 +72,8 @@ fn a_pod_that_nobody_recorded_is_not_local() -> Result<()> {
     Ok(())
 }
 
-/// A recorded pod's address, coming in through another way than that pod's, is somebody else's packet.
+/// A recorded pod's address, coming in through another way than that pod's, is somebody else's
+/// packet.
 #[test]
 fn a_borrowed_address_is_not_local() -> Result<()> {
     let (cast, _servers, agent) = with_agent("masq-borrow")?;
@@ -91,18 +86,15 @@ fn a_borrowed_address_is_not_local() -> Result<()> {
     Ok(())
 }
 
-/// A pod may send from an address that is not the one it was given: that is not the recorded pod's packet.
+/// A pod may send from an address that is not the one it was given: that is not the recorded pod's
+/// packet.
 #[test]
 fn another_address_of_a_recorded_pod_is_not_local() -> Result<()> {
     let (cast, _servers, _agent) = with_agent("masq-second")?;
     let extra: IpAddr = ip("172.20.99.9");
     let pod = &cast.routed;
-    pod.netns
-        .ip(&format!("addr add {extra}/{} dev eth0", host_length(extra)))?;
-    cast.cluster
-        .world
-        .node
-        .ip(&format!("route add {extra} dev {}", pod.host_interface()))?;
+    pod.netns.ip(&format!("addr add {extra}/{} dev eth0", host_length(extra)))?;
+    cast.cluster.world.node.ip(&format!("route add {extra} dev {}", pod.host_interface()))?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
     let outcome = Probe::tcp(to).from(extra).ask_in(&pod.netns);
     let seen = outcome.seen().expect("answered");

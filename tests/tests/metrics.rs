@@ -1,9 +1,6 @@
 //! `/metrics`, scraped by curl: it is OpenMetrics, and its values move with what happens.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::time::{Duration, Instant};
 
@@ -64,7 +61,8 @@ fn services_and_syncs_are_counted() -> Result<()> {
     until(node, "denizen_services", |services| services == 1.0)?;
     let after = scrape(node)?;
     let elements = |set: &str| format!("denizen_rule_elements{{ip_family=\"IPv4\",set=\"{set}\"}}");
-    let no_local = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\"}";
+    let no_local =
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\"}";
     let rose = [
         ("kubeproxy_sync_proxy_rules_duration_seconds_count", 1.0),
         ("kubeproxy_sync_proxy_rules_duration_seconds_sum", 0.0),
@@ -84,10 +82,7 @@ fn services_and_syncs_are_counted() -> Result<()> {
     assert_eq!(value(&after, "denizen_problems")?, 0.0);
     assert_eq!(value(&after, &elements("local-pods"))?, 2.0);
     assert_eq!(value(&after, &elements("services"))?, 1.0);
-    manifests.put(
-        "web",
-        &cast.service("web", 10, &HTTP, &[Who::Remote, Who::Routed])?,
-    )?;
+    manifests.put("web", &cast.service("web", 10, &HTTP, &[Who::Remote, Who::Routed])?)?;
     until(node, &elements("endpoints"), |endpoints| endpoints == 2.0)?;
     until(node, no_local, |services| services == 0.0)?;
     manifests.remove("web")?;
@@ -95,7 +90,8 @@ fn services_and_syncs_are_counted() -> Result<()> {
     Ok(())
 }
 
-/// Text with one name in two families, or a family in two places, is refused by Prometheus as a whole.
+/// Text with one name in two families, or a family in two places, is refused by Prometheus as a
+/// whole.
 #[test]
 fn every_family_is_declared_once_with_help() -> Result<()> {
     let cluster = Cluster::new("met-form", &Value::Null)?;
@@ -103,10 +99,7 @@ fn every_family_is_declared_once_with_help() -> Result<()> {
     let text = scrape(&cluster.world.node)?;
     let declared = |what: &str| -> Vec<String> {
         let lines = text.lines().filter_map(|line| line.strip_prefix(what));
-        lines
-            .filter_map(|line| line.split(' ').nth(1))
-            .map(str::to_owned)
-            .collect()
+        lines.filter_map(|line| line.split(' ').nth(1)).map(str::to_owned).collect()
     };
     let (types, helps) = (declared("# TYPE"), declared("# HELP"));
     assert_eq!(types, helps);
@@ -129,19 +122,14 @@ fn pods_waits_and_repairs_are_counted() -> Result<()> {
         cluster.add_pod(name, Wiring::Routed)?;
         until(node, waited, |waits| waits == count)?;
         until(node, measured, |pods| pods == count)?;
-        assert_eq!(
-            value(&scrape(node)?, "denizen_plugin_wait_duration_seconds_count")?,
-            count
-        );
+        assert_eq!(value(&scrape(node)?, "denizen_plugin_wait_duration_seconds_count")?, count);
     }
     node.nft("flush map ip denizen services\nflush set ip denizen local-pods\n")
         .or_else(|_| node.nft("delete table ip denizen\n"))?;
     until(node, "denizen_drift_repaired_total", |repairs| repairs >= 1.0)?;
     let before = value(&scrape(node)?, "kubeproxy_proxy_livez_total{code=\"200\"}")?;
     fetch(node, &url(ip("127.0.0.1"), 10256, "/livez"), &[])?;
-    until(node, "kubeproxy_proxy_livez_total{code=\"200\"}", |answers| {
-        answers == before + 1.0
-    })?;
+    until(node, "kubeproxy_proxy_livez_total{code=\"200\"}", |answers| answers == before + 1.0)?;
     Ok(())
 }
 
@@ -151,8 +139,9 @@ fn metrics_are_for_this_node_alone() -> Result<()> {
     let cluster = Cluster::new("met-where", &Value::Null)?;
     let _agent = cluster.start_agent()?;
     let node = &cluster.world.node;
-    let local =
-        |path: &str, method: &str| fetch(node, &url(ip("127.0.0.1"), METRICS, path), &["--request", method]);
+    let local = |path: &str, method: &str| {
+        fetch(node, &url(ip("127.0.0.1"), METRICS, path), &["--request", method])
+    };
     let mode = local("/proxyMode", "GET")?;
     assert_eq!((mode.status, mode.body.as_str()), (200, "nftables"));
     assert_eq!(local("/metrics", "POST")?.status, 405);

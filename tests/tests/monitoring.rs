@@ -25,11 +25,7 @@ fn exposed() -> Result<BTreeSet<String>> {
     let web = cast.service("web", 10, &ports, &[Who::Remote])?;
     cast.cluster.manifests.put("web", &web)?;
     let _agent = cast.cluster.start_agent()?;
-    let reply = fetch(
-        &cast.cluster.world.node,
-        &url(ip("127.0.0.1"), 10249, "/metrics"),
-        &[],
-    )?;
+    let reply = fetch(&cast.cluster.world.node, &url(ip("127.0.0.1"), 10249, "/metrics"), &[])?;
     ensure!(reply.status == 200, "{reply:?}");
     let series = reply.body.lines().filter(|line| !line.starts_with('#'));
     let names = series.filter_map(|line| line.split(['{', ' ']).next());
@@ -54,12 +50,11 @@ fn alerts() -> Result<Vec<String>> {
     let groups = rules["groups"].as_array().context("groups")?.iter();
     let rules = groups.flat_map(|group| group["rules"].as_array().into_iter().flatten());
     let expressions = rules.map(|rule| rule["expr"].as_str().map(str::to_owned));
-    expressions
-        .collect::<Option<_>>()
-        .context("an alert has an expression")
+    expressions.collect::<Option<_>>().context("an alert has an expression")
 }
 
-/// The expressions of the panels, each of which must have a title and a place of its own on the page.
+/// The expressions of the panels, each of which must have a title and a place of its own on the
+/// page.
 fn panels() -> Result<Vec<String>> {
     let dashboard: Value = serde_json::from_str(&text("monitoring/dashboard.json")?)?;
     let (mut expressions, mut titles, mut places) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
@@ -91,10 +86,7 @@ fn alerts_and_dashboard_name_metrics_that_exist() -> Result<()> {
         let names = named(expression);
         assert!(!names.is_empty(), "{expression} asks for nothing of ours");
         for name in names {
-            assert!(
-                name == UP || exposed.contains(name),
-                "{name} of {expression}: {exposed:#?}"
-            );
+            assert!(name == UP || exposed.contains(name), "{name} of {expression}: {exposed:#?}");
         }
     }
     Ok(())

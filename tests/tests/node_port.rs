@@ -1,4 +1,5 @@
-//! Node ports: every source is masqueraded, in both families, and only the node's own addresses answer.
+//! Node ports: every source is masqueraded, in both families, and only the node's own addresses
+//! answer.
 
 use std::net::SocketAddr;
 
@@ -12,18 +13,12 @@ const NODE_PORT: u16 = 30080;
 #[test]
 fn everybody_reaches_a_node_port_and_is_masqueraded() -> Result<()> {
     let (cast, _servers) = Cast::new("np-all")?;
-    let ports: Vec<_> = every_protocol()
-        .into_iter()
-        .map(|it| it.at_node(NODE_PORT))
-        .collect();
-    cast.cluster.manifests.put(
-        "web",
-        &cast.service("web", 10, &ports, &[Who::Bridged, Who::Remote])?,
-    )?;
+    let ports: Vec<_> = every_protocol().into_iter().map(|it| it.at_node(NODE_PORT)).collect();
+    cast.cluster
+        .manifests
+        .put("web", &cast.service("web", 10, &ports, &[Who::Bridged, Who::Remote])?)?;
     let agent = cast.cluster.start_agent()?;
-    for (like, protocol) in service_ips(10)
-        .into_iter()
-        .flat_map(|ip| PROTOCOLS.map(|it| (ip, it)))
+    for (like, protocol) in service_ips(10).into_iter().flat_map(|ip| PROTOCOLS.map(|it| (ip, it)))
     {
         let to = SocketAddr::new(cast.address(Who::ThisNode, like)?, NODE_PORT);
         for who in EVERYONE {
@@ -34,16 +29,9 @@ fn everybody_reaches_a_node_port_and_is_masqueraded() -> Result<()> {
                     "{who:?} to {to}/{protocol}: {outcome:?}"
                 );
             }
-            assert!(
-                outcome.endpoint().is_some(),
-                "{who:?} to {to}/{protocol}: {outcome:?}"
-            );
+            assert!(outcome.endpoint().is_some(), "{who:?} to {to}/{protocol}: {outcome:?}");
             let told = agent.explain(cast.address(who, like)?, cast.place(who).1, to, protocol)?;
-            assert_eq!(
-                (told.verdict.as_str(), told.masquerade),
-                ("forward", true),
-                "{told:?}"
-            );
+            assert_eq!((told.verdict.as_str(), told.masquerade), ("forward", true), "{told:?}");
         }
     }
     Ok(())
@@ -53,18 +41,12 @@ fn everybody_reaches_a_node_port_and_is_masqueraded() -> Result<()> {
 fn a_node_port_without_endpoints_refuses() -> Result<()> {
     let (cast, _servers) = Cast::new("np-none")?;
     let ports = [Port::tcp("http", 80, PORT).at_node(NODE_PORT)];
-    cast.cluster
-        .manifests
-        .put("web", &cast.service("web", 10, &ports, &[])?)?;
+    cast.cluster.manifests.put("web", &cast.service("web", 10, &ports, &[])?)?;
     let _agent = cast.cluster.start_agent()?;
     for like in service_ips(10) {
         let to = SocketAddr::new(cast.address(Who::ThisNode, like)?, NODE_PORT);
         for who in EVERYONE {
-            assert_eq!(
-                cast.ask(who, to, Protocol::Tcp)?,
-                Outcome::Refused,
-                "{who:?} to {to}"
-            );
+            assert_eq!(cast.ask(who, to, Protocol::Tcp)?, Outcome::Refused, "{who:?} to {to}");
         }
     }
     Ok(())
@@ -75,9 +57,7 @@ fn a_node_port_without_endpoints_refuses() -> Result<()> {
 fn a_node_port_is_the_nodes_alone() -> Result<()> {
     let (cast, _servers) = Cast::new("np-else")?;
     let ports = [Port::tcp("http", 80, PORT).at_node(PORT)];
-    cast.cluster
-        .manifests
-        .put("web", &cast.service("web", 10, &ports, &[Who::Bridged])?)?;
+    cast.cluster.manifests.put("web", &cast.service("web", 10, &ports, &[Who::Bridged])?)?;
     let _agent = cast.cluster.start_agent()?;
     for like in service_ips(10) {
         let to = SocketAddr::new(cast.address(Who::Remote, like)?, PORT);
@@ -88,15 +68,13 @@ fn a_node_port_is_the_nodes_alone() -> Result<()> {
     Ok(())
 }
 
-/// Found by the model test. Outside traffic took the node port: the doors under policy Local were looked up
-/// first, node ports among them.
+/// Found by the model test. Outside traffic took the node port: the doors under policy Local were
+/// looked up first, node ports among them.
 #[test]
 fn an_external_ip_of_the_node_is_not_taken_by_a_local_node_port_of_its_number() -> Result<()> {
     let (cast, _servers) = Cast::new("np-ext")?;
     let mut at_node = every_protocol();
-    at_node
-        .iter_mut()
-        .for_each(|port| port.node_port = Some(NODE_PORT));
+    at_node.iter_mut().for_each(|port| port.node_port = Some(NODE_PORT));
     let mut local = cast.service("local", 10, &at_node, &[Who::Bridged])?;
     local[0]["spec"]["externalTrafficPolicy"] = "Local".into();
     let mut at_address = every_protocol();
@@ -114,11 +92,7 @@ fn an_external_ip_of_the_node_is_not_taken_by_a_local_node_port_of_its_number() 
         let wanted = SocketAddr::new(cast.address(Who::Remote, node)?, PORT);
         for who in EVERYONE {
             let outcome = cast.ask(who, to, protocol)?;
-            assert_eq!(
-                outcome.endpoint(),
-                Some(wanted),
-                "{who:?} to {to}/{protocol}: {outcome:?}"
-            );
+            assert_eq!(outcome.endpoint(), Some(wanted), "{who:?} to {to}/{protocol}: {outcome:?}");
             let told = agent.explain(cast.address(who, node)?, cast.place(who).1, to, protocol)?;
             assert_eq!(told.endpoints, [wanted], "{told:?}");
         }

@@ -1,9 +1,6 @@
 //! The page for people, in a real browser.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -30,7 +27,8 @@ fn page(path: &str) -> String {
     url(ip("127.0.0.1"), METRICS, path)
 }
 
-/// What a browser on the node has made of a page, scripts and all; with `picture`, also how it looks.
+/// What a browser on the node has made of a page, scripts and all; with `picture`, also how it
+/// looks.
 fn browse(cast: &Cast, url: &str, picture: Option<(&Path, &str)>) -> Result<String> {
     let profile = cast.cluster.world.subfolder("browser")?;
     let mut arguments = vec![
@@ -49,10 +47,7 @@ fn browse(cast: &Cast, url: &str, picture: Option<(&Path, &str)>) -> Result<Stri
     }
     arguments.push(url.to_owned());
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    cast.cluster
-        .world
-        .node
-        .output("chromium-headless-shell", &arguments)
+    cast.cluster.world.node.output("chromium-headless-shell", &arguments)
 }
 
 fn until(node: &Netns, path: &str, part: &str) -> Result<String> {
@@ -66,8 +61,9 @@ fn until(node: &Netns, path: &str, part: &str) -> Result<String> {
     }
 }
 
-/// A page of somewhere else may have its own name lead here (DNS rebinding), and read what the browser fetches. Health
-/// tells nothing that is worth it, and is asked by probes with whatever name.
+/// A page of somewhere else may have its own name lead here (DNS rebinding), and read what the
+/// browser fetches. Health tells nothing that is worth it, and is asked by probes with whatever
+/// name.
 #[test]
 fn page_and_metrics_are_for_those_who_ask_by_this_nodes_address() -> Result<()> {
     let cluster = Cluster::new("page-host", &Value::Null)?;
@@ -82,11 +78,7 @@ fn page_and_metrics_are_for_those_who_ask_by_this_nodes_address() -> Result<()> 
         ("/healthz", 200),
         ("/livez", 200),
     ] {
-        let hosts = [
-            ("evil.example:10249", elsewhere),
-            ("localhost:10249", 200),
-            ("[::1]", 200),
-        ];
+        let hosts = [("evil.example:10249", elsewhere), ("localhost:10249", 200), ("[::1]", 200)];
         for (host, status) in hosts {
             let reply = fetch(node, &page(path), &["--header", &format!("Host: {host}")])?;
             assert_eq!(reply.status, status, "{path}, {host}: {reply:?}");
@@ -95,16 +87,15 @@ fn page_and_metrics_are_for_those_who_ask_by_this_nodes_address() -> Result<()> 
     Ok(())
 }
 
-/// A name that a browser would run, were it not escaped; it would give itself away by the page's title.
+/// A name that a browser would run, were it not escaped; it would give itself away by the page's
+/// title.
 const HOSTILE: &str =
     "x<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>";
 
 fn furnish(cast: &Cast) -> Result<()> {
     let manifests = &cast.cluster.manifests;
-    manifests.put(
-        "web",
-        &cast.service("web", 10, &HTTP, &[Who::Bridged, Who::Routed, Who::Remote])?,
-    )?;
+    manifests
+        .put("web", &cast.service("web", 10, &HTTP, &[Who::Bridged, Who::Routed, Who::Remote])?)?;
     manifests.put("lonely", &cast.service("lonely", 20, &HTTP, &[])?)?;
     let ports = [Port::tcp("http", 80, PORT).at_node(30080)];
     let mut shop = cast.service("shop", 30, &ports, &[Who::Remote])?;
@@ -174,16 +165,12 @@ fn searching_and_turning_pages_need_no_script() -> Result<()> {
     let _agent = cast.cluster.start_agent()?;
     let node = &cast.cluster.world.node;
     let first = until(node, "/", "many-049")?;
-    assert!(
-        first.contains("1–50 of 120") && !first.contains("many-050"),
-        "{first}"
-    );
+    assert!(first.contains("1–50 of 120") && !first.contains("many-050"), "{first}");
     let last = until(node, "/?skip=100", "many-119")?;
     assert!(!last.contains("many-099") && last.contains("previous"), "{last}");
-    for (search, found, missing) in [
-        ("y-07", "many-077", "many-080"),
-        ("172.31.0.77", "many-077", "many-078"),
-    ] {
+    for (search, found, missing) in
+        [("y-07", "many-077", "many-080"), ("172.31.0.77", "many-077", "many-078")]
+    {
         let page = until(node, &format!("/?q={search}"), found)?;
         assert!(!page.contains(missing), "{page}");
     }
@@ -200,10 +187,7 @@ fn the_page_is_for_nobody_elses_page() -> Result<()> {
     let reply = ask(&[])?;
     assert_eq!(reply.status, 200, "{reply:?}");
     let policy = reply.header("content-security-policy").unwrap_or_default();
-    assert!(
-        policy.starts_with("default-src 'none';") && !policy.contains("unsafe"),
-        "{policy}"
-    );
+    assert!(policy.starts_with("default-src 'none';") && !policy.contains("unsafe"), "{policy}");
     assert!(!reply.body.contains("<script"), "{}", reply.body);
     assert_eq!(reply.header("x-frame-options"), Some("DENY"));
     assert_eq!(reply.header("x-content-type-options"), Some("nosniff"));

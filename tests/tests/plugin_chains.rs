@@ -1,4 +1,5 @@
-//! Real chains: Debian's interface plugins in front of ours, in network namespaces. What is recorded is what `ip` says.
+//! Real chains: Debian's interface plugins in front of ours, in network namespaces. What is
+//! recorded is what `ip` says.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeSet;
@@ -22,48 +23,31 @@ fn assert_is_what_ip_says(rig: &Rig, record: &Attachment, name: &str) {
         .filter(|address| address["scope"] == "global")
         .map(|address| address["local"].as_str().unwrap().parse().unwrap())
         .collect();
-    assert_eq!(
-        record.ips.iter().copied().collect::<BTreeSet<_>>(),
-        addresses,
-        "{name}"
-    );
+    assert_eq!(record.ips.iter().copied().collect::<BTreeSet<_>>(), addresses, "{name}");
     let Some(host) = &record.host_interface else {
         return;
     };
     let link = rig.node.link(&host.name);
     assert_eq!(json!(host.index), link["ifindex"], "{name}");
     assert_eq!(json!(host.mac), link["address"], "{name}");
-    assert_eq!(
-        json!(host.index),
-        inside["link_index"],
-        "{name}: it is the pod's other end"
-    );
-    assert_eq!(
-        json!(record.bridge),
-        link["master"],
-        "{name}: null where there is none"
-    );
+    assert_eq!(json!(host.index), inside["link_index"], "{name}: it is the pod's other end");
+    assert_eq!(json!(record.bridge), link["master"], "{name}: null where there is none");
 }
 
 fn bridge() -> Value {
     json!({ "type": "bridge", "bridge": "cni0", "isGateway": true })
 }
 
-/// Every kind of chain: its name, the interface plugin, its addresses, further plugins, and the bridge that a pod of it is on.
-type Shape = (
-    &'static str,
-    Value,
-    &'static [&'static str],
-    Option<Value>,
-    Option<&'static str>,
-);
+/// Every kind of chain: its name, the interface plugin, its addresses, further plugins, and the
+/// bridge that a pod of it is on.
+type Shape = (&'static str, Value, &'static [&'static str], Option<Value>, Option<&'static str>);
 
 fn shapes() -> Vec<Shape> {
     let ptp = || json!({ "type": "ptp" });
     let macvlan = json!({ "type": "macvlan", "master": "up0" });
-    let ports = json!({ "portMappings": [{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp" }] });
-    let portmap =
-        json!({ "type": "portmap", "capabilities": { "portMappings": true }, "runtimeConfig": ports });
+    let ports =
+        json!({ "portMappings": [{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp" }] });
+    let portmap = json!({ "type": "portmap", "capabilities": { "portMappings": true }, "runtimeConfig": ports });
     vec![
         ("bridge, IPv4", bridge(), &[V4], None, Some("cni0")),
         ("bridge, IPv6", bridge(), &[V6], None, Some("cni0")),
@@ -72,13 +56,7 @@ fn shapes() -> Vec<Shape> {
         ("ptp, IPv6", ptp(), &[V6], None, None),
         ("ptp, both", ptp(), &[V4, V6], None, None),
         ("macvlan, both", macvlan, &[V4, V6], None, None),
-        (
-            "bridge and portmap, both",
-            bridge(),
-            &[V4, V6],
-            Some(portmap),
-            Some("cni0"),
-        ),
+        ("bridge and portmap, both", bridge(), &[V4, V6], Some(portmap), Some("cni0")),
     ]
 }
 
@@ -104,24 +82,15 @@ fn the_record_is_what_ip_says_after_add_and_nothing_is_left_after_del() {
             assert_eq!(record.host_interface.is_none(), is_macvlan, "{name}");
             assert_eq!(record.input_interface().is_none(), is_macvlan, "{name}");
             let pod = record.pod.as_ref().unwrap();
-            assert_eq!(
-                (pod.namespace.as_str(), pod.name.as_str()),
-                ("default", "web-0"),
-                "{name}"
-            );
+            assert_eq!((pod.namespace.as_str(), pod.name.as_str()), ("default", "web-0"), "{name}");
             assert_eq!(pod.uid.as_deref(), Some("uid-web-0"), "{name}");
             assert_eq!(record.netns.as_deref(), rig.pod.path().to_str(), "{name}");
             assert_eq!(record.network, "pods", "{name}");
-            assert!(
-                record.added_at.starts_with("20") && record.added_at.ends_with('Z'),
-                "{name}"
-            );
+            assert!(record.added_at.starts_with("20") && record.added_at.ends_with('Z'), "{name}");
 
             let ours = chain.plugins.last().unwrap();
             if version >= "0.4.0" {
-                chain
-                    .call(&rig.node, &call, "CHECK", ours, Some(&result))
-                    .unwrap();
+                chain.call(&rig.node, &call, "CHECK", ours, Some(&result)).unwrap();
             }
             chain.del(&rig.node, &call, Some(&result)).unwrap();
             assert!(rig.state().attachments.is_empty(), "{name}");
@@ -140,12 +109,8 @@ fn the_result_goes_through_as_the_plugin_before_returned_it() {
         let rig = Rig::new();
         let chain = rig.chain(version, bridge(), &[V4, V6]);
         let call = Call::new("web-0", &rig.pod);
-        let before = chain
-            .call(&rig.node, &call, "ADD", &chain.plugins[0], None)
-            .unwrap();
-        let after = chain
-            .call(&rig.node, &call, "ADD", &chain.plugins[1], Some(&before))
-            .unwrap();
+        let before = chain.call(&rig.node, &call, "ADD", &chain.plugins[0], None).unwrap();
+        let after = chain.call(&rig.node, &call, "ADD", &chain.plugins[1], Some(&before)).unwrap();
         assert_eq!(after, before, "{version}");
     }
 }
@@ -156,74 +121,44 @@ fn a_result_that_names_no_host_interface_is_completed_from_the_kernel() {
         let rig = Rig::new();
         let chain = rig.chain("1.0.0", first, &[V4]);
         let call = Call::new("web-0", &rig.pod);
-        let mut result = chain
-            .call(&rig.node, &call, "ADD", &chain.plugins[0], None)
-            .unwrap();
-        let told = chain
-            .call(&rig.node, &call, "ADD", &chain.plugins[1], Some(&result))
-            .unwrap();
+        let mut result = chain.call(&rig.node, &call, "ADD", &chain.plugins[0], None).unwrap();
+        let told = chain.call(&rig.node, &call, "ADD", &chain.plugins[1], Some(&result)).unwrap();
         assert_eq!(told, result);
         let complete = rig.record(&call);
         assert!(complete.host_interface.is_some());
 
-        let addresses: Vec<_> = result["ips"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|ip| ip["address"].clone())
-            .collect();
+        let addresses: Vec<_> =
+            result["ips"].as_array().unwrap().iter().map(|ip| ip["address"].clone()).collect();
         result["interfaces"] = Value::Null;
-        result["ips"] = addresses
-            .into_iter()
-            .map(|address| json!({ "address": address }))
-            .collect();
-        chain
-            .call(&rig.node, &call, "ADD", &chain.plugins[1], Some(&result))
-            .unwrap();
+        result["ips"] =
+            addresses.into_iter().map(|address| json!({ "address": address })).collect();
+        chain.call(&rig.node, &call, "ADD", &chain.plugins[1], Some(&result)).unwrap();
         assert_eq!(
-            Attachment {
-                added_at: complete.added_at.clone(),
-                ..rig.record(&call)
-            },
+            Attachment { added_at: complete.added_at.clone(), ..rig.record(&call) },
             complete
         );
     }
 }
 
-/// Two pods' interfaces have the same index in their namespaces, and each counts its peer's index in
-/// another: an index alone would find a stranger's veth.
+/// Two pods' interfaces have the same index in their namespaces, and each counts its peer's index
+/// in another: an index alone would find a stranger's veth.
 #[test]
 fn another_pod_s_veth_is_not_taken_for_a_peer_that_is_elsewhere() {
     let rig = Rig::new();
     let (other_node, other_pod) = (Namespace::new(), Namespace::new());
     for (node, pod) in [(&rig.node, &rig.pod), (&other_node, &other_pod)] {
         node.ip("link add host0 type veth peer name inside");
-        node.ip(&format!(
-            "link set inside netns {} name eth0",
-            pod.path().display()
-        ));
+        node.ip(&format!("link set inside netns {} name eth0", pod.path().display()));
     }
     let ours = rig.ours();
-    let chain = Chain {
-        name: "pods".to_owned(),
-        version: "1.0.0",
-        plugins: vec![ours],
-    };
+    let chain = Chain { name: "pods".to_owned(), version: "1.0.0", plugins: vec![ours] };
     let result = json!({ "cniVersion": "1.0.0", "ips": [] });
     let call = Call::new("web-0", &rig.pod);
-    chain
-        .call(&rig.node, &call, "ADD", &chain.plugins[0], Some(&result))
-        .unwrap();
+    chain.call(&rig.node, &call, "ADD", &chain.plugins[0], Some(&result)).unwrap();
     assert_eq!(rig.record(&call).host_interface.unwrap().name, "host0");
     let call = Call::new("web-1", &other_pod);
-    chain
-        .call(&rig.node, &call, "ADD", &chain.plugins[0], Some(&result))
-        .unwrap();
-    assert_eq!(
-        rig.record(&call).host_interface,
-        None,
-        "its other end is on another node"
-    );
+    chain.call(&rig.node, &call, "ADD", &chain.plugins[0], Some(&result)).unwrap();
+    assert_eq!(rig.record(&call).host_interface, None, "its other end is on another node");
 }
 
 #[test]
@@ -249,10 +184,7 @@ fn interfaces_of_several_networks_are_records_of_their_own() {
     let mut storage = rig.chain("1.0.0", json!({ "type": "ptp" }), &["10.99.0.0/24"]);
     storage.name = "storage".to_owned();
     let first = Call::new("web-0", &rig.pod);
-    let second = Call {
-        interface: "net1".to_owned(),
-        ..first.clone()
-    };
+    let second = Call { interface: "net1".to_owned(), ..first.clone() };
     let first_result = pods.add(&rig.node, &first).unwrap();
     let second_result = storage.add(&rig.node, &second).unwrap();
     assert_eq!(
@@ -279,9 +211,7 @@ fn a_second_add_replaces_the_record() {
     let result = chain.add(&rig.node, &call).unwrap();
     let mut other = result.clone();
     other["ips"][0]["address"] = json!("10.85.0.77/24");
-    chain
-        .call(&rig.node, &call, "ADD", &chain.plugins[1], Some(&other))
-        .unwrap();
+    chain.call(&rig.node, &call, "ADD", &chain.plugins[1], Some(&other)).unwrap();
     assert_eq!(rig.state().attachments.len(), 1);
     assert_eq!(rig.record(&call).ips, ["10.85.0.77".parse::<IpAddr>().unwrap()]);
 }
@@ -289,19 +219,12 @@ fn a_second_add_replaces_the_record() {
 #[test]
 fn every_conflist_in_conf_works_as_it_is() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../conf/cni");
-    let lists: Vec<_> = folder
-        .read_dir()
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .collect();
+    let lists: Vec<_> = folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(lists.len() >= 3, "{lists:?}");
     for path in lists {
         let list: Value = serde_json::from_reader(std::fs::File::open(&path).unwrap()).unwrap();
         let rig = Rig::new();
-        let version = VERSIONS
-            .into_iter()
-            .find(|version| list["cniVersion"] == *version)
-            .unwrap();
+        let version = VERSIONS.into_iter().find(|version| list["cniVersion"] == *version).unwrap();
         let mut plugins = list["plugins"].as_array().unwrap().clone();
         for plugin in &mut plugins {
             // Nothing else is changed than where things are kept.
@@ -311,23 +234,13 @@ fn every_conflist_in_conf_works_as_it_is() {
                 _ => {}
             }
         }
-        let chain = Chain {
-            name: list["name"].as_str().unwrap().to_owned(),
-            version,
-            plugins,
-        };
+        let chain = Chain { name: list["name"].as_str().unwrap().to_owned(), version, plugins };
         let call = Call::new("web-0", &rig.pod);
         let result = chain.add(&rig.node, &call).unwrap();
         assert_is_what_ip_says(&rig, &rig.record(&call), &path.display().to_string());
         // portmap 1.1's own CHECK fails on a pod with one address family.
         chain
-            .call(
-                &rig.node,
-                &call,
-                "CHECK",
-                chain.plugins.last().unwrap(),
-                Some(&result),
-            )
+            .call(&rig.node, &call, "CHECK", chain.plugins.last().unwrap(), Some(&result))
             .unwrap();
         chain.del(&rig.node, &call, Some(&result)).unwrap();
         assert!(rig.state().attachments.is_empty(), "{}", path.display());

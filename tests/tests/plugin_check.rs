@@ -1,4 +1,5 @@
-//! CHECK, behind the real `bridge`: it fails, and says why, when somebody changes things behind our back.
+//! CHECK, behind the real `bridge`: it fails, and says why, when somebody changes things behind our
+//! back.
 
 use denizen_tests::cni::{Call, Chain, Namespace, Rig, VERSIONS};
 use serde_json::{Value, json};
@@ -9,13 +10,9 @@ fn bridge() -> Value {
     json!({ "type": "bridge", "bridge": "cni0", "isGateway": true })
 }
 
-/// What somebody does behind our back: on the node and in the pod, as arguments of `ip`; `VETH` stands for the pod's veth.
-type Change = (
-    &'static str,
-    &'static [&'static str],
-    &'static [&'static str],
-    &'static str,
-);
+/// What somebody does behind our back: on the node and in the pod, as arguments of `ip`; `VETH`
+/// stands for the pod's veth.
+type Change = (&'static str, &'static [&'static str], &'static [&'static str], &'static str);
 
 const CHANGES: [Change; 7] = [
     (
@@ -24,30 +21,15 @@ const CHANGES: [Change; 7] = [
         &[],
         "host interface's name: recorded",
     ),
-    (
-        "deleted",
-        &["link del VETH"],
-        &[],
-        "interface eth0 is gone from the pod; host interface",
-    ),
+    ("deleted", &["link del VETH"], &[], "interface eth0 is gone from the pod; host interface"),
     (
         "on another bridge",
         &["link add br9 type bridge", "link set VETH master br9"],
         &[],
         "bridge: recorded",
     ),
-    (
-        "on no bridge",
-        &["link set VETH nomaster"],
-        &[],
-        "bridge: recorded",
-    ),
-    (
-        "another MAC",
-        &["link set VETH address 02:00:00:00:00:99"],
-        &[],
-        "MAC address: recorded",
-    ),
+    ("on no bridge", &["link set VETH nomaster"], &[], "bridge: recorded"),
+    ("another MAC", &["link set VETH address 02:00:00:00:00:99"], &[], "MAC address: recorded"),
     (
         "no address",
         &[],
@@ -57,10 +39,7 @@ const CHANGES: [Change; 7] = [
     (
         "another address",
         &[],
-        &[
-            "addr del 10.85.0.2/24 dev eth0",
-            "addr add 10.85.0.77/24 dev eth0",
-        ],
+        &["addr del 10.85.0.2/24 dev eth0", "addr add 10.85.0.77/24 dev eth0"],
         "address 10.85.0.2 is recorded",
     ),
 ];
@@ -76,17 +55,12 @@ fn check_fails_with_the_reason_when_the_kernel_disagrees() {
             let check = || chain.call(&rig.node, &call, "CHECK", &chain.plugins[1], Some(&result));
             check().unwrap();
             let veth = rig.record(&call).host_interface.unwrap().name;
-            on_node
-                .iter()
-                .for_each(|change| drop(rig.node.ip(&change.replace("VETH", &veth))));
+            on_node.iter().for_each(|change| drop(rig.node.ip(&change.replace("VETH", &veth))));
             in_pod.iter().for_each(|change| drop(rig.pod.ip(change)));
             let refusal = check().unwrap_err();
             let message = refusal["msg"].as_str().unwrap();
             assert!(message.contains(reason), "{name}, {version}: {message}");
-            assert!(
-                message.starts_with("web-0/eth0: "),
-                "{name}, {version}: {message}"
-            );
+            assert!(message.starts_with("web-0/eth0: "), "{name}, {version}: {message}");
             assert_eq!(refusal["code"], 100, "{name}, {version}");
         }
     }
@@ -100,9 +74,7 @@ fn check_fails_with_the_reason_when_record_or_result_disagree() {
     let result = chain.add(&rig.node, &call).unwrap();
     let ours = &chain.plugins[1];
     let refused = |chain: &Chain, call: &Call, result: &Value| {
-        let refusal = chain
-            .call(&rig.node, call, "CHECK", ours, Some(result))
-            .unwrap_err();
+        let refusal = chain.call(&rig.node, call, "CHECK", ours, Some(result)).unwrap_err();
         refusal["msg"].as_str().unwrap().to_owned()
     };
     let mut other = result.clone();
@@ -112,17 +84,14 @@ fn check_fails_with_the_reason_when_record_or_result_disagree() {
             .contains("addresses: recorded {10.85.0.2}, in prevResult {10.85.0.77}")
     );
 
-    let renamed = Chain {
-        name: "others".to_owned(),
-        ..chain.clone()
-    };
-    assert!(refused(&renamed, &call, &result).contains("network: recorded \"pods\", configured \"others\""));
+    let renamed = Chain { name: "others".to_owned(), ..chain.clone() };
+    assert!(
+        refused(&renamed, &call, &result)
+            .contains("network: recorded \"pods\", configured \"others\"")
+    );
 
     let elsewhere = Namespace::new();
-    let moved = Call {
-        netns: Some(elsewhere.path().to_owned()),
-        ..call.clone()
-    };
+    let moved = Call { netns: Some(elsewhere.path().to_owned()), ..call.clone() };
     assert!(refused(&chain, &moved, &result).contains("netns: recorded"));
 
     chain.call(&rig.node, &call, "DEL", ours, None).unwrap();

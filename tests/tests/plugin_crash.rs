@@ -25,12 +25,17 @@ fn kills_wanted() -> usize {
 
 const WRITERS: usize = 8;
 
-/// Instants for the kills. Not the same in every run, which is the point; no two writers' are the same either.
+/// Instants for the kills. Not the same in every run, which is the point; no two writers' are the
+/// same either.
 struct Instants(u64);
 
 impl Instants {
     fn of_writer(writer: usize) -> Instants {
-        Instants((u64::from(std::process::id()) << 8 | writer as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+        Instants(
+            (u64::from(std::process::id()) << 8 | writer as u64)
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                | 1,
+        )
     }
 
     /// The next one, up to `longest` after the start.
@@ -60,12 +65,7 @@ struct Writer<'a> {
 impl Writer<'_> {
     fn start(&self, command: &str, container: &str) -> Child {
         let call = Call::new(container, &self.pod);
-        start(
-            &self.node,
-            &denizen(),
-            call.environment(command),
-            &self.configuration,
-        )
+        start(&self.node, &denizen(), call.environment(command), &self.configuration)
     }
 
     /// Adds `container` and kills that after `delay`. Whether the kill came before the end.
@@ -74,9 +74,7 @@ impl Writer<'_> {
         std::thread::sleep(delay);
         child.kill().unwrap();
         let status = child.wait().unwrap();
-        let recorded = self
-            .assert_whole()
-            .contains_key(&AttachmentId::new(&container, "eth0"));
+        let recorded = self.assert_whole().contains_key(&AttachmentId::new(&container, "eth0"));
         match (status.signal(), status.success()) {
             (Some(9), _) => {
                 self.too_late += usize::from(recorded);
@@ -94,7 +92,8 @@ impl Writer<'_> {
         }
     }
 
-    /// Deletes all but the last few, or the file would only grow; half of the deletions are killed as well.
+    /// Deletes all but the last few, or the file would only grow; half of the deletions are killed
+    /// as well.
     fn clean_up(&mut self, instants: &mut Instants) -> usize {
         let mut killed = 0;
         while self.added.len() > 6 {
@@ -135,7 +134,8 @@ impl Writer<'_> {
 
     fn work(mut self, kills: &AtomicUsize) -> Self {
         let mut instants = Instants::of_writer(self.number);
-        // A whole ADD takes about as long as the longest delay, so that the kills fall anywhere in it.
+        // A whole ADD takes about as long as the longest delay, so that the kills fall anywhere in
+        // it.
         let mut longest = Duration::from_millis(3);
         for turn in 0.. {
             if kills.load(Ordering::Relaxed) >= kills_wanted() {
@@ -143,15 +143,8 @@ impl Writer<'_> {
             }
             assert!(turn < 100 * kills_wanted(), "the kills never come in time");
             let killed = self.add(format!("w{}-{turn}", self.number), instants.next(longest));
-            longest = if killed {
-                longest.mul_f64(1.05)
-            } else {
-                longest.mul_f64(0.9)
-            };
-            kills.fetch_add(
-                usize::from(killed) + self.clean_up(&mut instants),
-                Ordering::Relaxed,
-            );
+            longest = if killed { longest.mul_f64(1.05) } else { longest.mul_f64(0.9) };
+            kills.fetch_add(usize::from(killed) + self.clean_up(&mut instants), Ordering::Relaxed);
         }
         self
     }
@@ -167,7 +160,8 @@ fn thousands_of_killed_writers_lose_no_record_and_leave_a_readable_file() {
         let writers: Vec<_> = (0..WRITERS)
             .map(|number| {
                 let (node, pod) = (Namespace::new(), Namespace::new());
-                let (configuration, run_dir, kills) = (configuration.clone(), run_dir.as_path(), &kills);
+                let (configuration, run_dir, kills) =
+                    (configuration.clone(), run_dir.as_path(), &kills);
                 let writer = Writer {
                     number,
                     run_dir,
@@ -194,10 +188,7 @@ fn thousands_of_killed_writers_lose_no_record_and_leave_a_readable_file() {
     );
     assert!(kills >= kills_wanted());
     // Nothing of the killed stands in anybody's way.
-    RunDir::open(&run_dir)
-        .unwrap()
-        .update(Duration::ZERO, |_| ())
-        .unwrap();
+    RunDir::open(&run_dir).unwrap().update(Duration::ZERO, |_| ()).unwrap();
     rig.add("last");
 }
 
@@ -213,11 +204,8 @@ fn a_hundred_pods_at_once_are_a_hundred_records() {
     let first = Call::new("first", &rig.pod);
     chain.add(&rig.node, &first).unwrap();
     let pods: Vec<_> = (0..100).map(|_| Namespace::new()).collect();
-    let calls: Vec<_> = pods
-        .iter()
-        .enumerate()
-        .map(|(n, pod)| Call::new(&format!("pod-{n}"), pod))
-        .collect();
+    let calls: Vec<_> =
+        pods.iter().enumerate().map(|(n, pod)| Call::new(&format!("pod-{n}"), pod)).collect();
     let before: Vec<_> = calls.iter().map(|call| add_first(&rig, &chain, call)).collect();
     let adding: Vec<_> = calls
         .iter()
@@ -234,10 +222,7 @@ fn a_hundred_pods_at_once_are_a_hundred_records() {
         let host = record.host_interface.as_ref().unwrap();
         assert_eq!(json!(host.index), pod.link("eth0")["link_index"]);
     }
-    RunDir::open(&rig.run_dir())
-        .unwrap()
-        .update(Duration::ZERO, |_| ())
-        .expect("no lock is held");
+    RunDir::open(&rig.run_dir()).unwrap().update(Duration::ZERO, |_| ()).expect("no lock is held");
 }
 
 /// Keeps every core busy until it is dropped, as the pods that are being started do.
@@ -286,23 +271,13 @@ fn seven_hundred_and_fifty_simultaneous_adds_on_busy_cores_are_as_many_records()
             child
         })
         .collect();
-    let failed: Vec<_> = adding
-        .into_iter()
-        .filter_map(|child| finish(child).err())
-        .collect();
-    assert!(
-        failed.is_empty(),
-        "{} of {ADDS} failed: {}",
-        failed.len(),
-        failed[0]
-    );
+    let failed: Vec<_> = adding.into_iter().filter_map(|child| finish(child).err()).collect();
+    assert!(failed.is_empty(), "{} of {ADDS} failed: {}", failed.len(), failed[0]);
     assert_eq!(rig.records().len(), ADDS);
 }
 
 fn add_first(rig: &Rig, chain: &Chain, call: &Call) -> Value {
-    chain
-        .call(&rig.node, call, "ADD", &chain.plugins[0], None)
-        .unwrap()
+    chain.call(&rig.node, call, "ADD", &chain.plugins[0], None).unwrap()
 }
 
 /// Starts ours and does not wait for it.
@@ -311,18 +286,10 @@ fn add_ours(rig: &Rig, chain: &Chain, call: &Call, result: &Value) -> Child {
     configuration["cniVersion"] = json!(chain.version);
     configuration["name"] = json!(chain.name);
     configuration["prevResult"] = result.clone();
-    start(
-        &rig.node,
-        &denizen(),
-        call.environment("ADD"),
-        configuration.to_string().as_bytes(),
-    )
+    start(&rig.node, &denizen(), call.environment("ADD"), configuration.to_string().as_bytes())
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "that a wait is bounded can only be seen on a clock"
-)]
+#[expect(clippy::disallowed_methods, reason = "that a wait is bounded can only be seen on a clock")]
 #[test]
 fn a_writer_stopped_while_it_holds_the_lock_costs_the_others_an_error_11() {
     let rig = Rig::new();
@@ -357,16 +324,10 @@ fn a_writer_stopped_while_it_holds_the_lock_costs_the_others_an_error_11() {
     for child in waiting {
         let refusal = finish(child).unwrap_err();
         assert_eq!(refusal["code"], 11, "{refusal}");
-        assert!(
-            refusal["msg"].as_str().unwrap().contains("pods.json.lock"),
-            "{refusal}"
-        );
+        assert!(refusal["msg"].as_str().unwrap().contains("pods.json.lock"), "{refusal}");
     }
     let took = begun.elapsed();
-    assert!(
-        (Duration::from_secs(5)..Duration::from_secs(8)).contains(&took),
-        "{took:?}"
-    );
+    assert!((Duration::from_secs(5)..Duration::from_secs(8)).contains(&took), "{took:?}");
 
     let (child, pid, container) = holder;
     kill(pid, Signal::SIGCONT).unwrap();

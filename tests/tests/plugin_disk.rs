@@ -8,38 +8,24 @@ use std::path::Path;
 use denizen_tests::cni::{Disk, Rig};
 use serde_json::Value;
 
-/// Something wrong with the run directory that a record was already in: its name, how it comes about, the code of an ADD, and
-/// what the message names.
+/// Something wrong with the run directory that a record was already in: its name, how it comes
+/// about, the code of an ADD, and what the message names.
 type Spoilt = (&'static str, fn(&Path), u32, &'static str);
 
 fn rewrite(dir: &Path, change: fn(String) -> String) {
     let path = dir.join("pods.json");
     let text = std::io::read_to_string(fs::File::open(&path).unwrap()).unwrap();
     fs::remove_file(&path).unwrap();
-    std::io::Write::write_all(&mut fs::File::create(&path).unwrap(), change(text).as_bytes()).unwrap();
+    std::io::Write::write_all(&mut fs::File::create(&path).unwrap(), change(text).as_bytes())
+        .unwrap();
 }
 
 fn spoilt() -> Vec<Spoilt> {
     vec![
-        (
-            "truncated",
-            |dir| rewrite(dir, |text| text[..text.len() / 2].to_owned()),
-            6,
-            "pods.json",
-        ),
+        ("truncated", |dir| rewrite(dir, |text| text[..text.len() / 2].to_owned()), 6, "pods.json"),
         ("empty", |dir| rewrite(dir, |_| String::new()), 6, "pods.json"),
-        (
-            "not JSON",
-            |dir| rewrite(dir, |_| "pods: []".to_owned()),
-            6,
-            "pods.json",
-        ),
-        (
-            "another schema",
-            |dir| rewrite(dir, |_| "{\"pods\": {}}".to_owned()),
-            6,
-            "pods.json",
-        ),
+        ("not JSON", |dir| rewrite(dir, |_| "pods: []".to_owned()), 6, "pods.json"),
+        ("another schema", |dir| rewrite(dir, |_| "{\"pods\": {}}".to_owned()), 6, "pods.json"),
         (
             "newer version",
             |dir| rewrite(dir, |text| text.replacen("1", "2", 1)),
@@ -70,12 +56,7 @@ fn spoilt() -> Vec<Spoilt> {
             5,
             "pods.json.lock",
         ),
-        (
-            "somebody else's directory",
-            |dir| chown(dir, Some(65_534), None).unwrap(),
-            5,
-            "denizen",
-        ),
+        ("somebody else's directory", |dir| chown(dir, Some(65_534), None).unwrap(), 5, "denizen"),
         (
             "a directory that all may write",
             |dir| fs::set_permissions(dir, Permissions::from_mode(0o777)).unwrap(),
@@ -107,18 +88,11 @@ fn a_spoilt_run_directory_is_named_and_left_alone() {
         let second = rig.variables("ADD", "c2");
         let refusal = rig.call(second, &rig.configuration("1.1.0")).expect_err(name);
         assert_eq!(refusal["code"], code, "{name}: {refusal}");
-        assert!(
-            refusal["msg"].as_str().unwrap().contains(named),
-            "{name}: {refusal}"
-        );
-        let status = rig
-            .call(rig.variables("STATUS", "c1"), &rig.configuration("1.1.0"))
-            .expect_err(name);
+        assert!(refusal["msg"].as_str().unwrap().contains(named), "{name}: {refusal}");
+        let status =
+            rig.call(rig.variables("STATUS", "c1"), &rig.configuration("1.1.0")).expect_err(name);
         assert_eq!(status["code"], 50, "{name}: {status}");
-        assert!(
-            status["msg"].as_str().unwrap().contains(named),
-            "{name}: {status}"
-        );
+        assert!(status["msg"].as_str().unwrap().contains(named), "{name}: {status}");
         let after = fs::File::open(rig.run_dir().join("pods.json"))
             .map(std::io::read_to_string)
             .unwrap()
@@ -132,7 +106,8 @@ fn a_full_disk_and_a_read_only_one_cost_an_error_and_no_record() {
     let rig = Rig::new();
     fs::create_dir(rig.run_dir()).unwrap();
     let disk = Disk::mount(&rig.node, &rig.run_dir(), "size=64k,mode=0700");
-    let text = || std::io::read_to_string(fs::File::open(disk.path().join("pods.json")).unwrap()).unwrap();
+    let text =
+        || std::io::read_to_string(fs::File::open(disk.path().join("pods.json")).unwrap()).unwrap();
     let configuration = rig.configuration("1.1.0");
     rig.add("c1");
     let before = text();

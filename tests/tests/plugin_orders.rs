@@ -37,11 +37,7 @@ impl Op {
     /// What it means, when it is alone.
     fn apply(&self, records: &mut Records) {
         match self {
-            Op::Add {
-                container,
-                network,
-                address,
-            } => {
+            Op::Add { container, network, address } => {
                 records.insert(
                     CONTAINERS[*container],
                     (NETWORKS[*network], IpAddr::from([10, 0, 0, *address])),
@@ -50,7 +46,9 @@ impl Op {
             Op::Del { container } => drop(records.remove(CONTAINERS[*container])),
             Op::Gc { network, valid } => {
                 let valid: Vec<_> = valid.iter().map(|container| CONTAINERS[*container]).collect();
-                records.retain(|container, (of, _)| *of != NETWORKS[*network] || valid.contains(container));
+                records.retain(|container, (of, _)| {
+                    *of != NETWORKS[*network] || valid.contains(container)
+                });
             }
         }
     }
@@ -58,13 +56,10 @@ impl Op {
     fn run(&self, rig: &Rig) {
         let mut configuration = rig.configuration("1.1.0");
         let (command, container) = match self {
-            Op::Add {
-                container,
-                network,
-                address,
-            } => {
+            Op::Add { container, network, address } => {
                 configuration["name"] = json!(NETWORKS[*network]);
-                configuration["prevResult"]["ips"] = json!([{ "address": format!("10.0.0.{address}/24") }]);
+                configuration["prevResult"]["ips"] =
+                    json!([{ "address": format!("10.0.0.{address}/24") }]);
                 ("ADD", CONTAINERS[*container])
             }
             Op::Del { container } => ("DEL", CONTAINERS[*container]),
@@ -78,13 +73,8 @@ impl Op {
             }
         };
         let variables = rig.variables(command, container);
-        finish(start(
-            &rig.node,
-            &denizen(),
-            variables,
-            configuration.to_string().as_bytes(),
-        ))
-        .unwrap();
+        finish(start(&rig.node, &denizen(), variables, configuration.to_string().as_bytes()))
+            .unwrap();
     }
 }
 
@@ -123,8 +113,9 @@ fn serial_ends(records: &Records, rest: &[&[Op]], ends: &mut Vec<Records>) {
 }
 
 fn recorded(rig: &Rig) -> Records {
-    let named =
-        |list: &[&'static str], name: &str| list.iter().copied().find(|known| *known == name).unwrap();
+    let named = |list: &[&'static str], name: &str| {
+        list.iter().copied().find(|known| *known == name).unwrap()
+    };
     let attachments = rig.state().attachments.into_values();
     attachments
         .map(|record| {
@@ -140,18 +131,14 @@ fn recorded(rig: &Rig) -> Records {
 fn any_interleaving_ends_as_some_serial_order_would() {
     let rig = Rig::new();
     let run_dir = rig.run_dir();
-    let mut runner = TestRunner::new(Config {
-        cases: 100,
-        failure_persistence: None,
-        ..Config::default()
-    });
+    let mut runner =
+        TestRunner::new(Config { cases: 100, failure_persistence: None, ..Config::default() });
     let held = runner.run(&callers(), |callers| {
         if run_dir.exists() {
             std::fs::remove_dir_all(&run_dir).unwrap();
         }
         rig.add("first");
-        rig.call(rig.variables("DEL", "first"), &rig.configuration("1.1.0"))
-            .unwrap();
+        rig.call(rig.variables("DEL", "first"), &rig.configuration("1.1.0")).unwrap();
         std::thread::scope(|scope| {
             for ops in &callers {
                 scope.spawn(|| ops.iter().for_each(|op| op.run(&rig)));

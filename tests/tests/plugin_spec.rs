@@ -9,11 +9,7 @@ fn every_command_of_every_version() {
         let rig = Rig::new();
         let configuration = rig.configuration(version);
         let added = rig.call(rig.variables("ADD", "c1"), &configuration).unwrap();
-        assert_eq!(
-            added,
-            spec_result(version),
-            "{version}: key by key, unknown ones too"
-        );
+        assert_eq!(added, spec_result(version), "{version}: key by key, unknown ones too");
         assert_eq!(rig.records(), ["c1/eth0"], "{version}");
 
         let mut rest = configuration.clone();
@@ -26,16 +22,10 @@ fn every_command_of_every_version() {
             assert_eq!(rig.records(), ["c1/eth0"]);
         } else {
             for refusal in [status, kept] {
-                assert_eq!(
-                    refusal.unwrap_err()["code"],
-                    1,
-                    "{version} has neither STATUS nor GC"
-                );
+                assert_eq!(refusal.unwrap_err()["code"], 1, "{version} has neither STATUS nor GC");
             }
         }
-        let checked = rig
-            .call(rig.variables("CHECK", "c1"), &configuration)
-            .unwrap_err();
+        let checked = rig.call(rig.variables("CHECK", "c1"), &configuration).unwrap_err();
         // The namespace has no eth0: CHECK has to notice, where the version has it.
         assert_eq!(
             checked["code"],
@@ -57,20 +47,14 @@ fn every_command_of_every_version() {
 #[test]
 fn the_result_goes_through_byte_by_byte() {
     let rig = Rig::new();
-    let text =
-        r#"{ "cniVersion":"1.0.0",  "z":1, "a":[ 1.50, 1e2, "\u00e9", 99999999999999999999 ],"ips":[] }"#;
+    let text = r#"{ "cniVersion":"1.0.0",  "z":1, "a":[ 1.50, 1e2, "\u00e9", 99999999999999999999 ],"ips":[] }"#;
     let run_dir = rig.run_dir();
     let input = format!(
         r#"{{"cniVersion":"1.0.0","name":"n","type":"denizen","runDir":{run_dir:?},"prevResult":{text}}}"#
     );
-    let output = start(
-        &rig.node,
-        &denizen(),
-        rig.variables("ADD", "c1"),
-        input.as_bytes(),
-    )
-    .wait_with_output()
-    .unwrap();
+    let output = start(&rig.node, &denizen(), rig.variables("ADD", "c1"), input.as_bytes())
+        .wait_with_output()
+        .unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), text);
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
 }
@@ -85,16 +69,9 @@ fn version_says_what_is_supported() {
         (r#"{"cniVersion":"9.9.9"}"#, "9.9.9"),
         ("{}", "1.1.0"),
     ] {
-        let answer = invoke(
-            &node,
-            vec![("CNI_COMMAND", "VERSION".to_owned())],
-            input.as_bytes(),
-        )
-        .unwrap();
-        assert_eq!(
-            answer,
-            json!({ "cniVersion": version, "supportedVersions": supported })
-        );
+        let answer =
+            invoke(&node, vec![("CNI_COMMAND", "VERSION".to_owned())], input.as_bytes()).unwrap();
+        assert_eq!(answer, json!({ "cniVersion": version, "supportedVersions": supported }));
     }
 }
 
@@ -102,7 +79,8 @@ fn version_says_what_is_supported() {
 fn gc_drops_what_is_not_valid_of_its_own_network_only() {
     let rig = Rig::new();
     let mut configuration = rig.configuration("1.1.0");
-    for (container, network) in [("c1", "dbnet"), ("c2", "dbnet"), ("c3", "dbnet"), ("c4", "other")] {
+    for (container, network) in [("c1", "dbnet"), ("c2", "dbnet"), ("c3", "dbnet"), ("c4", "other")]
+    {
         configuration["name"] = json!(network);
         rig.call(rig.variables("ADD", container), &configuration).unwrap();
     }
@@ -130,11 +108,8 @@ fn removal_asks_for_no_more_than_it_needs() {
     let mut configuration = rig.configuration("1.1.0");
     configuration["prevResult"] = json!("rubbish");
     configuration["waitForAgnet"] = json!(1);
-    let variables = with(
-        with(rig.variables("DEL", "c1"), "CNI_NETNS", "/nowhere"),
-        "CNI_ARGS",
-        "rubbish",
-    );
+    let variables =
+        with(with(rig.variables("DEL", "c1"), "CNI_NETNS", "/nowhere"), "CNI_ARGS", "rubbish");
     assert_eq!(rig.call(variables, &configuration), Ok(Value::Null));
     assert_eq!(rig.records(), [""; 0]);
 

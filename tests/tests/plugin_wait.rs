@@ -17,10 +17,7 @@ use serde_json::{Value, json};
 const TIMEOUT: Duration = Duration::from_millis(300);
 const SLACK: Duration = Duration::from_millis(1500);
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "that a wait is bounded can only be seen on a clock"
-)]
+#[expect(clippy::disallowed_methods, reason = "that a wait is bounded can only be seen on a clock")]
 fn timed<T>(job: impl FnOnce() -> T) -> (T, Duration) {
     let begun = Instant::now();
     let done = job();
@@ -42,7 +39,8 @@ fn add(rig: &Rig, on_timeout: &str) -> (Result<Value, Refusal>, Duration) {
     timed(|| rig.call(rig.variables("ADD", "c2"), &waiting(rig, on_timeout)))
 }
 
-/// Serves one connection after the other with `answer`, which is not called before the question is there.
+/// Serves one connection after the other with `answer`, which is not called before the question is
+/// there.
 fn agent(rig: &Rig, answer: impl Fn(UnixStream, String) + Send + 'static) {
     let listener = UnixListener::bind(socket(rig)).unwrap();
     std::thread::spawn(move || {
@@ -66,11 +64,7 @@ fn an_agent_that_has_programmed_the_pod_lets_it_start() {
     let (asked, ask) = channel();
     agent(&rig, move |mut stream, line| {
         asked.send(line).unwrap();
-        let answer = serde_json::to_string(&WaitAnswer {
-            programmed: true,
-            reason: None,
-        })
-        .unwrap();
+        let answer = serde_json::to_string(&WaitAnswer { programmed: true, reason: None }).unwrap();
         writeln!(stream, "{answer}").unwrap();
     });
     let (added, took) = add(&rig, "fail");
@@ -89,63 +83,28 @@ fn an_agent_that_has_programmed_the_pod_lets_it_start() {
     assert_eq!(keys["generation"], 2, "{line}");
 }
 
-/// What stands in the place of an agent that has programmed the pod: its name, how it comes about, whether the wait ends at
-/// once, and what the error says.
+/// What stands in the place of an agent that has programmed the pod: its name, how it comes about,
+/// whether the wait ends at once, and what the error says.
 type Absence = (&'static str, fn(&Rig), bool, &'static str);
 
 fn absences() -> Vec<Absence> {
     vec![
         ("no socket", |_| {}, true, "no agent runs here"),
-        (
-            "a file",
-            |rig| drop(File::create(socket(rig)).unwrap()),
-            true,
-            "no agent runs here",
-        ),
-        (
-            "a dead socket",
-            |rig| drop(UnixListener::bind(socket(rig)).unwrap()),
-            false,
-            "refused",
-        ),
+        ("a file", |rig| drop(File::create(socket(rig)).unwrap()), true, "no agent runs here"),
+        ("a dead socket", |rig| drop(UnixListener::bind(socket(rig)).unwrap()), false, "refused"),
         (
             "silence",
             |rig| agent(rig, |stream, _| std::mem::forget(stream)),
             false,
             "no answer from the agent within",
         ),
-        (
-            "nobody accepts",
-            full,
-            false,
-            "no answer from the agent within 300ms",
-        ),
-        (
-            "hanging up",
-            |rig| agent(rig, says("")),
-            false,
-            "no answer from the agent within 300ms",
-        ),
-        (
-            "rubbish",
-            |rig| agent(rig, says("220 ready\n")),
-            true,
-            "makes no sense",
-        ),
-        (
-            "half an answer",
-            |rig| agent(rig, says("{\"programmed\": tr")),
-            true,
-            "makes no sense",
-        ),
+        ("nobody accepts", full, false, "no answer from the agent within 300ms"),
+        ("hanging up", |rig| agent(rig, says("")), false, "no answer from the agent within 300ms"),
+        ("rubbish", |rig| agent(rig, says("220 ready\n")), true, "makes no sense"),
+        ("half an answer", |rig| agent(rig, says("{\"programmed\": tr")), true, "makes no sense"),
         (
             "a flood",
-            |rig| {
-                agent(
-                    rig,
-                    |mut stream, _| while stream.write_all(&[b'x'; 4096]).is_ok() {},
-                )
-            },
+            |rig| agent(rig, |mut stream, _| while stream.write_all(&[b'x'; 4096]).is_ok() {}),
             true,
             "no end",
         ),
@@ -192,18 +151,10 @@ fn without_the_agent_s_word_the_pod_proceeds_within_the_time_out() {
         rig.add("c1");
         arrange(&rig);
         let (added, took) = add(&rig, "proceed");
-        assert_eq!(
-            added.expect(name),
-            rig.configuration("1.1.0")["prevResult"],
-            "{name}"
-        );
+        assert_eq!(added.expect(name), rig.configuration("1.1.0")["prevResult"], "{name}");
         assert_eq!(rig.records(), ["c1/eth0", "c2/eth0"], "{name}");
         assert!(took < TIMEOUT + SLACK, "{name}: {took:?}");
-        assert_eq!(
-            took < TIMEOUT - Duration::from_millis(30),
-            at_once,
-            "{name}: {took:?}"
-        );
+        assert_eq!(took < TIMEOUT - Duration::from_millis(30), at_once, "{name}: {took:?}");
     }
 }
 
@@ -217,10 +168,7 @@ fn without_the_agent_s_word_the_pod_fails_within_the_time_out_and_is_not_recorde
         let refusal = added.expect_err(name);
         assert_eq!(refusal["code"], 11, "{name}: {refusal}");
         let message = refusal["msg"].as_str().unwrap();
-        assert!(
-            message.contains("c2/eth0") && message.contains(reason),
-            "{name}: {message}"
-        );
+        assert!(message.contains("c2/eth0") && message.contains(reason), "{name}: {message}");
         assert!(took < TIMEOUT + SLACK, "{name}: {took:?}");
         assert_eq!(rig.records(), ["c1/eth0"], "{name}");
     }
@@ -239,22 +187,16 @@ fn a_failed_add_gives_back_the_record_that_it_had_replaced() {
 
 #[test]
 fn status_says_50_when_an_add_would_fail_for_want_of_an_agent() {
-    let status =
-        |rig: &Rig, on_timeout: &str| rig.call(rig.variables("STATUS", "c2"), &waiting(rig, on_timeout));
+    let status = |rig: &Rig, on_timeout: &str| {
+        rig.call(rig.variables("STATUS", "c2"), &waiting(rig, on_timeout))
+    };
     let rig = Rig::new();
     let refusal = status(&rig, "fail").unwrap_err();
     assert_eq!(refusal["code"], 50);
-    assert!(
-        refusal["msg"].as_str().unwrap().contains("agent.sock"),
-        "{refusal}"
-    );
+    assert!(refusal["msg"].as_str().unwrap().contains("agent.sock"), "{refusal}");
     status(&rig, "proceed").unwrap();
     drop(UnixListener::bind(socket(&rig)).unwrap());
-    assert_eq!(
-        status(&rig, "fail").unwrap_err()["code"],
-        50,
-        "a dead socket is no agent"
-    );
+    assert_eq!(status(&rig, "fail").unwrap_err()["code"], 50, "a dead socket is no agent");
     std::fs::remove_file(socket(&rig)).unwrap();
     agent(&rig, |stream, _| drop(stream));
     status(&rig, "fail").unwrap();
@@ -302,14 +244,10 @@ fn while_one_add_waits_others_are_not_held_up() {
         std::thread::sleep(Duration::from_millis(1));
     }
     for (command, container) in [("ADD", "c3"), ("DEL", "c1"), ("DEL", "c3")] {
-        rig.call(rig.variables(command, container), &rig.configuration("1.1.0"))
-            .unwrap();
+        rig.call(rig.variables(command, container), &rig.configuration("1.1.0")).unwrap();
     }
     assert_eq!(rig.records(), ["c2/eth0"]);
-    assert!(
-        waiter.try_wait().unwrap().is_none(),
-        "the others were through while it still waited"
-    );
+    assert!(waiter.try_wait().unwrap().is_none(), "the others were through while it still waited");
     waiter.kill().unwrap();
     waiter.wait().unwrap();
 }

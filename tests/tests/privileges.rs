@@ -1,5 +1,6 @@
-//! What `conf/kubernetes` grants is enough, and less is not: the programs with exactly the capabilities of their containers, in
-//! a process namespace of their own, under read-only kernel settings.
+//! What `conf/kubernetes` grants is enough, and less is not: the programs with exactly the
+//! capabilities of their containers, in a process namespace of their own, under read-only kernel
+//! settings.
 
 #![allow(
     clippy::disallowed_methods,
@@ -15,7 +16,9 @@ use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::cast::{Cast, Who, every_protocol, is_local, service_ips};
 use denizen_tests::cluster::{Cluster, serve};
-use denizen_tests::conf::{DAEMON_SET, UNINSTALL, built_with_iptables, capabilities, containers_of, granted};
+use denizen_tests::conf::{
+    DAEMON_SET, UNINSTALL, built_with_iptables, capabilities, containers_of, granted,
+};
 use denizen_tests::contained::{Contained, SETTINGS, container};
 use denizen_tests::http::{fetch, url};
 use denizen_tests::iptables::{self, Variant};
@@ -44,30 +47,19 @@ fn the_agents_capabilities_are_enough_for_all_it_does() -> Result<()> {
     let ports = denizen_tests::cast::PROTOCOLS.map(|it| (it, denizen_tests::cast::PORT));
     let _remote = serve(remote, remotes, &ports)?;
     let earlier = earlier(&cluster)?;
-    cluster
-        .world
-        .node
-        .sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
+    cluster.world.node.sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
     let agent = Contained::start_with(&cluster, container(&granted), &[SETTINGS.to_owned()])?;
     agent.until("programmed", |status| status["synced"] == true)?;
-    let expected = NUMBERS
-        .iter()
-        .filter(|(name, _)| granted.contains(&(*name).to_owned()));
+    let expected = NUMBERS.iter().filter(|(name, _)| granted.contains(&(*name).to_owned()));
     let expected: u64 = expected.map(|(_, number)| 1 << number).sum();
-    assert_eq!(
-        agent.effective_capabilities()?,
-        expected,
-        "{granted:?} and nothing else"
-    );
-    // A pod that comes, whose ADD waits for its rules; services; the kernel's word of a foreign change.
+    assert_eq!(agent.effective_capabilities()?, expected, "{granted:?} and nothing else");
+    // A pod that comes, whose ADD waits for its rules; services; the kernel's word of a foreign
+    // change.
     let cast = Cast::on(cluster)?;
     let web = cast.service("web", 10, &every_protocol(), &[Who::Remote])?;
     cast.cluster.manifests.put("web", &web)?;
     agent.until("served", |status| status["services"] == 1)?;
-    assert!(
-        is_local(&cast.bridged) && is_local(&cast.routed),
-        "attached while it ran"
-    );
+    assert!(is_local(&cast.bridged) && is_local(&cast.routed), "attached while it ran");
     assert!(is_local(&earlier), "adopted");
     let late = cast.cluster.add_pod_without_denizen("late", Wiring::Bridged)?;
     cast.cluster.remember(&late)?;
@@ -88,10 +80,7 @@ fn the_agents_capabilities_are_enough_for_all_it_does() -> Result<()> {
 /// The routed pod's interface gets another name, and is followed.
 fn node_renames(cast: &Cast, agent: &Contained) -> Result<()> {
     let name = cast.routed.host_interface();
-    cast.cluster
-        .world
-        .node
-        .ip(&format!("link set {name} name renamed0"))?;
+    cast.cluster.world.node.ip(&format!("link set {name} name renamed0"))?;
     agent.until("followed", |_| is_local(&cast.routed))?;
     Ok(())
 }
@@ -103,8 +92,8 @@ fn with_iptables() -> Result<Vec<String>> {
     granted(&containers_of(daemon_set.context("no DaemonSet")?), "agent")
 }
 
-/// Pods from before and pods that come, services, node ports, 127.0.0.1 included, repair; and nothing is
-/// warned of.
+/// Pods from before and pods that come, services, node ports, 127.0.0.1 included, repair; and
+/// nothing is warned of.
 fn iptables_works(label: &str, variant: Variant) -> Result<()> {
     let cluster = Cluster::new(label, &json!({ "timeout": "30s", "onTimeout": "fail" }))?;
     let ports = denizen_tests::cast::PROTOCOLS.map(|it| (it, denizen_tests::cast::PORT));
@@ -124,20 +113,15 @@ fn iptables_works(label: &str, variant: Variant) -> Result<()> {
     let http = [Port::tcp("http", 80, denizen_tests::cast::PORT).at_node(30080)];
     let web = cast.service("web", 10, &http, &[Who::Remote])?;
     cast.cluster.manifests.put("web", &web)?;
-    agent.until("served", |status| {
-        status["services"] == 1 && status["endpoints"] == 1
-    })?;
+    agent.until("served", |status| status["services"] == 1 && status["endpoints"] == 1)?;
     let node = &cast.cluster.world.node;
     agent.until("in the kernel", |_| {
         variant.dump(node).is_ok_and(|rules| rules.contains("KUBE-SEP-"))
     })?;
     variant.run(node, "-t nat -F KUBE-SERVICES")?;
     let is_served = || {
-        let outcome = cast.ask(
-            Who::Bridged,
-            SocketAddr::new(service_ips(10)[0], 80),
-            Protocol::Tcp,
-        );
+        let outcome =
+            cast.ask(Who::Bridged, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp);
         outcome.is_ok_and(|outcome| outcome.endpoint().is_some())
     };
     let status = agent.until("repaired", |status| status["driftRepaired"] == 1 && is_served())?;
@@ -180,18 +164,13 @@ fn iptables_with_less_says_what_it_takes_and_leaves_all_as_it_was() -> Result<()
         put(Who::Routed)?;
         let granted = capabilities(DAEMON_SET, "agent")?;
         let agent = Contained::start_with(&cast.cluster, container(&granted), &variant.flags())?;
-        let says = |status: &Value| status["errors"].to_string().contains("CAP_NET_RAW is needed too");
+        let says =
+            |status: &Value| status["errors"].to_string().contains("CAP_NET_RAW is needed too");
         agent.until("said", says)?;
         assert_eq!(agent.status()?["driftRepaired"], 0, "nobody else is blamed");
-        let outcome = cast.ask(
-            Who::Bridged,
-            SocketAddr::new(service_ips(10)[0], 80),
-            Protocol::Tcp,
-        )?;
-        ensure!(
-            outcome.endpoint().is_some(),
-            "by the rules that were there: {outcome:?}"
-        );
+        let outcome =
+            cast.ask(Who::Bridged, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp)?;
+        ensure!(outcome.endpoint().is_some(), "by the rules that were there: {outcome:?}");
     }
     Ok(())
 }
@@ -200,18 +179,13 @@ fn iptables_with_less_says_what_it_takes_and_leaves_all_as_it_was() -> Result<()
 fn without_them_it_says_what_it_may_not() -> Result<()> {
     let cluster = Cluster::new("caps-none", &Value::Null)?;
     let mut command = container(&[]);
-    command
-        .args(["timeout", "60"])
-        .arg(binary::ours("denizen-agent")?);
+    command.args(["timeout", "60"]).arg(binary::ours("denizen-agent")?);
     command.args(["run", "--node-name", "node", "--cni-cache-dir="]);
     command.arg("--manifests").arg(cluster.manifests.folder());
     command.arg("--run-dir").arg(cluster.run_dir());
     let output = cluster.world.node.run(|| command.output())??;
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        !output.status.success() && output.status.code() != Some(124),
-        "{said}"
-    );
+    assert!(!output.status.success() && output.status.code() != Some(124), "{said}");
     assert!(said.contains("Operation not permitted"), "{said}");
     assert!(said.contains("CAP_NET_ADMIN"), "{said}");
     Ok(())
@@ -227,10 +201,7 @@ fn taking_away_needs_no_more() -> Result<()> {
     let mut command = container(&capabilities(UNINSTALL, "rules")?);
     command.arg(binary::ours("denizen-agent")?).arg("cleanup");
     let output = node.run(|| checked(&mut command))??;
-    assert!(
-        String::from_utf8_lossy(&output.stdout).contains("removed 2"),
-        "{output:?}"
-    );
+    assert!(String::from_utf8_lossy(&output.stdout).contains("removed 2"), "{output:?}");
     assert_eq!(node.output("nft", &["list", "tables"])?, "");
     Ok(())
 }
@@ -244,15 +215,12 @@ fn the_plugin_is_installed_and_taken_out_without_any() -> Result<()> {
     let (conf, bin) = (folder.path().join("net.d"), folder.path().join("bin"));
     fs::create_dir(&conf)?;
     fs::create_dir(&bin)?;
-    let text =
-        "{ \"cniVersion\": \"1.0.0\", \"name\": \"pods\", \"plugins\": [ { \"type\": \"bridge\" } ] }\n";
+    let text = "{ \"cniVersion\": \"1.0.0\", \"name\": \"pods\", \"plugins\": [ { \"type\": \"bridge\" } ] }\n";
     let list = conf.join("10-pods.conflist");
     fs::write(&list, text)?;
     let run = |capabilities: &[String], flag: &str| -> Result<Output> {
         let mut command = container(capabilities);
-        command
-            .arg(binary::ours("denizen-agent")?)
-            .args(["install-cni", flag]);
+        command.arg(binary::ours("denizen-agent")?).args(["install-cni", flag]);
         command.arg("--cni-conf-dir").arg(&conf);
         checked(command.arg("--cni-bin-dir").arg(&bin))
     };
@@ -264,8 +232,8 @@ fn the_plugin_is_installed_and_taken_out_without_any() -> Result<()> {
     Ok(())
 }
 
-/// Whoever goes from iptables to nftables has neither `NET_RAW` nor a use for it. What is somebody else's stays, but for
-/// a rule that leads to a chain that goes.
+/// Whoever goes from iptables to nftables has neither `NET_RAW` nor a use for it. What is somebody
+/// else's stays, but for a rule that leads to a chain that goes.
 #[test]
 fn leaving_iptables_takes_no_more_than_nftables_does() -> Result<()> {
     let (cast, _servers) = Cast::new("caps-leave")?;
@@ -283,15 +251,11 @@ fn leaving_iptables_takes_no_more_than_nftables_does() -> Result<()> {
     Variant::Nft.run(node, "-t filter -N KUBE-FIREWALL")?;
     Variant::Nft.run(node, "-t filter -A INPUT -j KUBE-FIREWALL")?;
     node.output("ipset", &["create", "theirs", "hash:ip"])?;
-    ensure!(
-        Variant::Nft.dump(node)?.contains("KUBE-SEP-"),
-        "there is much to remove"
-    );
+    ensure!(Variant::Nft.dump(node)?.contains("KUBE-SEP-"), "there is much to remove");
     cluster.manifests.remove("web")?;
     let agent = Contained::start(cluster, container(&capabilities(DAEMON_SET, "agent")?))?;
     agent.until("removed", |_| {
-        node.output("ipset", &["list", "-n"])
-            .is_ok_and(|sets| sets.trim() == "theirs")
+        node.output("ipset", &["list", "-n"]).is_ok_and(|sets| sets.trim() == "theirs")
     })?;
     let left = Variant::Nft.dump(node)?;
     let mut left: Vec<&str> = left.lines().filter(|line| line.contains(": -A ")).collect();
@@ -303,17 +267,15 @@ fn leaving_iptables_takes_no_more_than_nftables_does() -> Result<()> {
     ];
     assert_eq!(left, theirs);
     let status = agent.status()?;
-    assert_eq!(
-        (&status["errors"], &status["backend"]),
-        (&json!([]), &json!("nftables"))
-    );
+    assert_eq!((&status["errors"], &status["backend"]), (&json!([]), &json!("nftables")));
     let at_node = SocketAddr::new(cluster.world.addresses().node[0], 30080);
     let outcome = cast.ask(Who::Outside, at_node, Protocol::Tcp)?;
     ensure!(outcome.endpoint().is_none(), "the service is gone: {outcome:?}");
     Ok(())
 }
 
-/// Legacy iptables has no netlink: its program needs `NET_RAW`, and until it had it, everybody is told.
+/// Legacy iptables has no netlink: its program needs `NET_RAW`, and until it had it, everybody is
+/// told.
 #[test]
 fn what_legacy_iptables_left_is_reported_until_it_is_removed() -> Result<()> {
     let (cast, _servers) = Cast::new("caps-old")?;
@@ -332,9 +294,7 @@ fn what_legacy_iptables_left_is_reported_until_it_is_removed() -> Result<()> {
     assert_eq!(status["backend"], "nftables", "it serves all the same: {status}");
     let fetched = |port, path| fetch(node, &url("127.0.0.1".parse()?, port, path), &[]);
     let metrics = fetched(10249, "/metrics")?.body;
-    let problems = metrics
-        .lines()
-        .find_map(|line| line.strip_prefix("denizen_problems "));
+    let problems = metrics.lines().find_map(|line| line.strip_prefix("denizen_problems "));
     ensure!(problems.is_some_and(|problems| problems != "0"), "{problems:?}");
     agent.until("health says so", |_| {
         fetched(10256, "/healthz").is_ok_and(|healthz| {
@@ -342,10 +302,7 @@ fn what_legacy_iptables_left_is_reported_until_it_is_removed() -> Result<()> {
         })
     })?;
     drop(agent);
-    ensure!(
-        Variant::Legacy.dump(node)?.contains("KUBE-SEP-"),
-        "nothing could be removed"
-    );
+    ensure!(Variant::Legacy.dump(node)?.contains("KUBE-SEP-"), "nothing could be removed");
     let agent = Contained::start(cluster, container(&with_iptables()?))?;
     agent.until("removed", |_| {
         let sets = node.output("ipset", &["list", "-n"]);

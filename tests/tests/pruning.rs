@@ -1,10 +1,7 @@
-//! Records follow their link: its new name is recorded, and where it is gone the record is removed, since after a crash of
-//! the runtime nobody calls DEL.
+//! Records follow their link: its new name is recorded, and where it is gone the record is removed,
+//! since after a crash of the runtime nobody calls DEL.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -56,7 +53,8 @@ fn only(cluster: &Cluster, agent: &Agent, expected: &[&str]) -> Result<()> {
     }
 }
 
-/// Ends the pod as a crash of everything around it does: its links go with its namespace, and nobody calls DEL.
+/// Ends the pod as a crash of everything around it does: its links go with its namespace, and
+/// nobody calls DEL.
 fn crash(node: &Netns, pod: &Pod) -> Result<()> {
     node.ip(&format!("link del {}", pod.host_interface()))
 }
@@ -84,23 +82,13 @@ fn a_pod_that_nobody_deleted_is_forgotten_and_no_other() -> Result<()> {
     left.push(&without);
     let deadline = Instant::now() + PATIENCE;
     while records(cluster.run_dir())?.contains(&crashed.attachment()) {
-        ensure!(
-            Instant::now() < deadline,
-            "{} is still recorded",
-            crashed.attachment()
-        );
+        ensure!(Instant::now() < deadline, "{} is still recorded", crashed.attachment());
         thread::sleep(Duration::from_millis(20));
     }
-    assert_eq!(
-        records(cluster.run_dir())?,
-        left.iter().map(|it| (*it).to_owned()).collect()
-    );
+    assert_eq!(records(cluster.run_dir())?, left.iter().map(|it| (*it).to_owned()).collect());
     assert!(is_local(&plain));
     let log = agent.log();
-    assert!(
-        log.contains(&crashed.attachment()),
-        "the log names what was removed: {log}"
-    );
+    assert!(log.contains(&crashed.attachment()), "the log names what was removed: {log}");
     Ok(())
 }
 

@@ -16,9 +16,7 @@ type Right = (String, String, String);
 
 fn texts(list: &Value) -> Vec<String> {
     let texts = list.as_array().into_iter().flatten();
-    texts
-        .filter_map(|text| text.as_str().map(str::to_owned))
-        .collect()
+    texts.filter_map(|text| text.as_str().map(str::to_owned)).collect()
 }
 
 fn permitted() -> Result<BTreeSet<Right>> {
@@ -42,7 +40,9 @@ fn right(asked: &Asked) -> Result<Right> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     let (group, resource) = match parts.as_slice() {
         ["api", "v1", resource] => ("", *resource),
-        ["apis", group, _, resource] | ["apis", group, _, "namespaces", _, resource] => (*group, *resource),
+        ["apis", group, _, resource] | ["apis", group, _, "namespaces", _, resource] => {
+            (*group, *resource)
+        }
         _ => anyhow::bail!("{path} is no collection"),
     };
     let verb = match asked.method.as_str() {

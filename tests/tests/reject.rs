@@ -1,9 +1,6 @@
 //! A service that nobody serves refuses at once, so that clients need not wait for a time-out.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -20,9 +17,7 @@ const AT_ONCE: Duration = Duration::from_millis(500);
 fn a_service_without_endpoints_refuses_everybody_at_once() -> Result<()> {
     let (cast, _servers) = Cast::new("reject")?;
     let ports = every_protocol();
-    cast.cluster
-        .manifests
-        .put("lonely", &cast.service("lonely", 99, &ports, &[])?)?;
+    cast.cluster.manifests.put("lonely", &cast.service("lonely", 99, &ports, &[])?)?;
     let agent = cast.cluster.start_agent()?;
     for (to, protocol) in every_way(99) {
         for who in EVERYONE {
@@ -34,7 +29,8 @@ fn a_service_without_endpoints_refuses_everybody_at_once() -> Result<()> {
                 "{who:?} to {to}/{protocol} after {:?}",
                 started.elapsed()
             );
-            let told = agent.explain(cast.address(who, to.ip())?, cast.place(who).1, to, protocol)?;
+            let told =
+                agent.explain(cast.address(who, to.ip())?, cast.place(who).1, to, protocol)?;
             assert_eq!(told.verdict, "reject", "{told:?}");
         }
     }

@@ -1,9 +1,6 @@
 //! The agent ends and starts again, politely and not, while clients connect without pause.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -27,16 +24,10 @@ use serde_json::json;
 fn cast(label: &str) -> Result<(Cast, Vec<denizen_tests::server::Server>)> {
     let (cast, servers) = Cast::new(label)?;
     let everyone = [Who::Bridged, Who::Routed, Who::Remote];
-    cast.cluster
-        .manifests
-        .put("web", &cast.service("web", 10, &every_protocol(), &everyone)?)?;
+    cast.cluster.manifests.put("web", &cast.service("web", 10, &every_protocol(), &everyone)?)?;
     let echo = [Port::tcp("echo", 7, ECHO)];
-    cast.cluster
-        .manifests
-        .put("echo", &cast.service("echo", 11, &echo, &[Who::Routed])?)?;
-    cast.cluster
-        .manifests
-        .put("lonely", &cast.service("lonely", 12, &every_protocol(), &[])?)?;
+    cast.cluster.manifests.put("echo", &cast.service("echo", 11, &echo, &[Who::Routed])?)?;
+    cast.cluster.manifests.put("lonely", &cast.service("lonely", 12, &every_protocol(), &[])?)?;
     lasting::serve(&cast.routed.netns, cast.routed.addresses[0])?;
     Ok((cast, servers))
 }
@@ -50,17 +41,11 @@ fn load(cast: &Cast) -> Result<Load> {
     cast.cluster.world.forget_quickly()?;
     let mut load = Load::default();
     for who in [Who::Bridged, Who::Routed, Who::Outside] {
-        let targets = every_way(10)
-            .filter(|(_, protocol)| *protocol != Protocol::Sctp)
-            .collect();
+        let targets = every_way(10).filter(|(_, protocol)| *protocol != Protocol::Sctp).collect();
         load.client(cast.place(who).0, targets, |outcome| outcome.endpoint().is_some())?;
     }
-    let refused = every_way(12)
-        .filter(|(_, protocol)| *protocol == Protocol::Tcp)
-        .collect();
-    load.client(cast.place(Who::Bridged).0, refused, |outcome| {
-        *outcome == Outcome::Refused
-    })?;
+    let refused = every_way(12).filter(|(_, protocol)| *protocol == Protocol::Tcp).collect();
+    load.client(cast.place(Who::Bridged).0, refused, |outcome| *outcome == Outcome::Refused)?;
     Ok(load)
 }
 
@@ -115,16 +100,9 @@ fn crashes_under_load_harm_no_connection() -> Result<()> {
     }
     let _agent = cast.cluster.start_agent()?;
     let tally = load.stop()?;
-    eprintln!(
-        "{rounds} crashes in {:?}, seed {seed}: {tally:?}",
-        started.elapsed()
-    );
+    eprintln!("{rounds} crashes in {:?}, seed {seed}: {tally:?}", started.elapsed());
     assert_eq!(tally.failed, 0, "seed {seed}: {tally:?}");
-    assert_eq!(
-        ruleset::dump(node)?,
-        expected,
-        "as after the first start, seed {seed}"
-    );
+    assert_eq!(ruleset::dump(node)?, expected, "as after the first start, seed {seed}");
     assert_eq!(ruleset::missed(node)?, 0, "lookups that missed");
     Ok(())
 }
@@ -145,7 +123,8 @@ fn a_second_agent_is_refused_and_told_who_is_there() -> Result<()> {
     let (cast, _servers) = cast("restart-two")?;
     let first = cast.cluster.start_agent()?;
     let mut settings = cast.cluster.settings();
-    let error = Agent::start(&cast.cluster.world.node, settings.clone()).expect_err("the same run directory");
+    let error = Agent::start(&cast.cluster.world.node, settings.clone())
+        .expect_err("the same run directory");
     let told = format!("{error:#}");
     assert!(
         told.contains(&first.pid().to_string()),
@@ -163,14 +142,13 @@ fn a_second_agent_is_refused_and_told_who_is_there() -> Result<()> {
     Ok(())
 }
 
-/// Pods do not wait for the API: they are programmed, and the plugin is answered, from the state file alone.
+/// Pods do not wait for the API: they are programmed, and the plugin is answered, from the state
+/// file alone.
 #[test]
 fn pods_are_programmed_while_the_services_are_unknown() -> Result<()> {
     let blind = without_manifests("restart-blind")?;
-    let added = blind
-        .cluster
-        .add_pod("after", Wiring::Routed)
-        .context("waitFor was not answered")?;
+    let added =
+        blind.cluster.add_pod("after", Wiring::Routed).context("waitFor was not answered")?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
     assert_eq!(
         Probe::tcp(to).ask_in(&added.netns),
@@ -178,11 +156,7 @@ fn pods_are_programmed_while_the_services_are_unknown() -> Result<()> {
         "the old rules are still there"
     );
     let status = blind.agent.status()?;
-    assert_eq!(
-        (&status["synced"], &status["pods"]),
-        (&json!(false), &json!(2)),
-        "{status}"
-    );
+    assert_eq!((&status["synced"], &status["pods"]), (&json!(false), &json!(2)), "{status}");
     Ok(())
 }
 
@@ -204,9 +178,7 @@ struct Blind {
 
 fn without_manifests(label: &str) -> Result<Blind> {
     let cluster = Cluster::new(label, &json!({ "timeout": "5s", "onTimeout": "fail" }))?;
-    cluster
-        .manifests
-        .put("web", &[service("web", &service_ips(10), &every_protocol())])?;
+    cluster.manifests.put("web", &[service("web", &service_ips(10), &every_protocol())])?;
     let agent = cluster.start_agent()?;
     let before = cluster.add_pod("before", Wiring::Routed)?;
     agent.terminate()?;
@@ -215,16 +187,7 @@ fn without_manifests(label: &str) -> Result<Blind> {
     let agent = Agent::spawn(&cluster.world.node, cluster.settings())?;
     let started = Instant::now();
     while agent.status().is_err() {
-        ensure!(
-            started.elapsed() < STARTING,
-            "it does not answer: {}",
-            agent.log()
-        );
+        ensure!(started.elapsed() < STARTING, "it does not answer: {}", agent.log());
     }
-    Ok(Blind {
-        agent,
-        _before: before,
-        cluster,
-        aside,
-    })
+    Ok(Blind { agent, _before: before, cluster, aside })
 }

@@ -1,5 +1,5 @@
-//! What the kernel under the other tests cannot do, on Debian's stock kernel in a guest of its own: see
-//! `tests/src/bin/guest`.
+//! What the kernel under the other tests cannot do, on Debian's stock kernel in a guest of its own:
+//! see `tests/src/bin/guest`.
 
 use anyhow::Result;
 use denizen_tests::vm;

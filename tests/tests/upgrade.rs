@@ -1,5 +1,5 @@
-//! Another agent, an older one or a newer one before this one, and a clock that jumps: nothing is lost, and nobody works
-//! against anybody.
+//! Another agent, an older one or a newer one before this one, and a clock that jumps: nothing is
+//! lost, and nobody works against anybody.
 
 #![allow(
     clippy::disallowed_methods,
@@ -120,14 +120,9 @@ fn a_second_agent_is_refused_whatever_its_run_directory() -> Result<()> {
     let cluster = Cluster::new("upgrade-second", &Value::Null)?;
     let node = &cluster.world.node;
     let first = cluster.start_agent()?;
-    let elsewhere = Settings {
-        run_dir: cluster.world.subfolder("elsewhere")?,
-        ..cluster.settings()
-    };
-    let refused = Agent::start(node, elsewhere.clone())
-        .err()
-        .context("two run")?
-        .to_string();
+    let elsewhere =
+        Settings { run_dir: cluster.world.subfolder("elsewhere")?, ..cluster.settings() };
+    let refused = Agent::start(node, elsewhere.clone()).err().context("two run")?.to_string();
     for part in ["another agent", &format!("process {}", first.pid())] {
         assert!(refused.contains(part), "{part}: {refused}");
     }
@@ -153,17 +148,12 @@ fn fields_of_a_newer_minor_version_are_kept() -> Result<()> {
     agent.until("two are left", |status| status["pods"] == 2)?;
     leaves.detach(node)?;
     let comes = cluster.add_pod("comes", Wiring::Routed)?;
-    agent.until("it has come", |status| {
-        status["pods"] == 2 && status["synced"] == true
-    })?;
+    agent.until("it has come", |status| status["pods"] == 2 && status["synced"] == true)?;
     assert!(is_local(&stays) && is_local(&comes));
     let state = file.read()?;
     assert_eq!(state["cluster"], json!({ "of": "tomorrow" }));
     assert_eq!(state["attachments"][stays.attachment()], newer);
-    assert_eq!(
-        state["attachments"].as_object().map(serde_json::Map::len),
-        Some(2)
-    );
+    assert_eq!(state["attachments"].as_object().map(serde_json::Map::len), Some(2));
     assert_eq!(agent.status()?["errors"], json!([]));
     Ok(())
 }
@@ -173,9 +163,7 @@ fn a_file_of_a_newer_version_is_left_alone_and_named() -> Result<()> {
     let (cluster, _server) = cluster("upgrade-major", &Value::Null)?;
     let pod = cluster.add_pod("pod", Wiring::Routed)?;
     let agent = Contained::start(&cluster, Command::new("env"))?;
-    agent.until("it is known", |status| {
-        status["pods"] == 1 && status["synced"] == true
-    })?;
+    agent.until("it is known", |status| status["pods"] == 1 && status["synced"] == true)?;
     let file = StateFile::of(&cluster);
     file.edit(|state| state["version"] = 2.into())?;
     let text = fs::read(&file.0)?;
@@ -184,9 +172,7 @@ fn a_file_of_a_newer_version_is_left_alone_and_named() -> Result<()> {
         errors.contains("version 2") && errors.contains("upgrade denizen-agent")
     };
     agent.until("it says so", said)?;
-    let error = cluster
-        .add_pod("another", Wiring::Routed)
-        .expect_err("it would lose it");
+    let error = cluster.add_pod("another", Wiring::Routed).expect_err("it would lose it");
     assert!(format!("{error:#}").contains("upgrade denizen"), "{error:#}");
     assert!(is_local(&pod), "what was known last is served");
     assert_eq!(fs::read(&file.0)?, text, "nobody touched it");
@@ -195,7 +181,8 @@ fn a_file_of_a_newer_version_is_left_alone_and_named() -> Result<()> {
     Ok(())
 }
 
-/// As a downgrade finds them: rules of a version that makes more chains and maps, and fills the known ones otherwise.
+/// As a downgrade finds them: rules of a version that makes more chains and maps, and fills the
+/// known ones otherwise.
 #[test]
 fn rules_of_another_version_become_this_ones_without_a_gap() -> Result<()> {
     let (cast, _servers) = Cast::new("upgrade-rules")?;
@@ -231,13 +218,12 @@ fn rules_of_another_version_become_this_ones_without_a_gap() -> Result<()> {
     Ok(())
 }
 
-/// A program whose wall clock reads what the file says: so many seconds before or after the time that it is.
+/// A program whose wall clock reads what the file says: so many seconds before or after the time
+/// that it is.
 fn by_the_clock_of(file: &PathBuf) -> Result<Command> {
     let folders = fs::read_dir("/usr/lib")?.flatten();
     let mut libraries = folders.map(|it| it.path().join("faketime/libfaketime.so.1"));
-    let library = libraries
-        .find(|path| path.is_file())
-        .context("faketime is not installed")?;
+    let library = libraries.find(|path| path.is_file()).context("faketime is not installed")?;
     let mut command = Command::new("env");
     command.env("LD_PRELOAD", library);
     command.env("FAKETIME_TIMESTAMP_FILE", file);
@@ -249,7 +235,8 @@ fn by_the_clock_of(file: &PathBuf) -> Result<Command> {
 
 #[test]
 fn a_clock_that_jumps_disturbs_nothing() -> Result<()> {
-    let (cluster, _server) = cluster("upgrade-clock", &json!({ "timeout": "30s", "onTimeout": "fail" }))?;
+    let (cluster, _server) =
+        cluster("upgrade-clock", &json!({ "timeout": "30s", "onTimeout": "fail" }))?;
     let node = &cluster.world.node;
     let clock = cluster.world.folder().join("clock");
     fs::write(&clock, "+0")?;
@@ -274,9 +261,6 @@ fn a_clock_that_jumps_disturbs_nothing() -> Result<()> {
         }
     }
     let read: Vec<i32> = years.iter().map(|year| year.parse()).collect::<Result<_, _>>()?;
-    assert!(
-        read[1] > read[0] && read[2] < read[0],
-        "the clock did jump: {read:?}"
-    );
+    assert!(read[1] > read[0] && read[2] < read[0], "the clock did jump: {read:?}");
     Ok(())
 }

@@ -14,8 +14,8 @@ use crate::prev_result::Told;
 use crate::time::rfc3339;
 use crate::wait::{Waited, wait};
 
-/// Records the attachment of `call`, in the place of one of the same name, and returns the result of the plugin
-/// before this one as it was written. What it recorded is undone when it fails.
+/// Records the attachment of `call`, in the place of one of the same name, and returns the result
+/// of the plugin before this one as it was written. What it recorded is undone when it fails.
 pub(crate) fn add(
     call: &Attach,
     config: &Config<'_>,
@@ -41,12 +41,9 @@ pub(crate) fn add(
     let run_dir = RunDir::create(&config.run_dir)?;
     let (replaced, epoch, generation) = run_dir.put(LOCK_WAIT, &record)?;
     if let Some(how) = &config.wait_for_agent {
-        let ask = WaitFor {
-            wait_for: record.id(),
-            epoch,
-            generation,
-        };
-        wait_for_agent(&run_dir, &ask, how).map_err(|error| undo(&run_dir, &record, replaced, error))?;
+        let ask = WaitFor { wait_for: record.id(), epoch, generation };
+        wait_for_agent(&run_dir, &ask, how)
+            .map_err(|error| undo(&run_dir, &record, replaced, error))?;
     }
     Ok(result.get().to_owned())
 }
@@ -68,9 +65,14 @@ fn wait_for_agent(run_dir: &RunDir, ask: &WaitFor, how: &WaitForAgent) -> Result
     }
 }
 
-/// Takes back `record` and puts in its place what it had `replaced`, unless somebody else has changed it since.
-/// Returns `error`, with what went wrong on the way.
-fn undo(run_dir: &RunDir, record: &Attachment, replaced: Option<Attachment>, error: CniError) -> CniError {
+/// Takes back `record` and puts in its place what it had `replaced`, unless somebody else has
+/// changed it since. Returns `error`, with what went wrong on the way.
+fn undo(
+    run_dir: &RunDir,
+    record: &Attachment,
+    replaced: Option<Attachment>,
+    error: CniError,
+) -> CniError {
     let id = record.id();
     let undone = run_dir.update(LOCK_WAIT, |state| {
         if state.attachments.get(&id) == Some(record) {
@@ -84,7 +86,9 @@ fn undo(run_dir: &RunDir, record: &Attachment, replaced: Option<Attachment>, err
         Ok(_) => error,
         Err(also) => {
             let also = CniError::from(also).in_full();
-            CniError::TryAgainLater(format!("{error}; and its record could not be taken back: {also}"))
+            CniError::TryAgainLater(format!(
+                "{error}; and its record could not be taken back: {also}"
+            ))
         }
     }
 }

@@ -21,10 +21,7 @@ pub(crate) fn check(call: &Attach, config: &Config<'_>, told: &Told) -> Result<(
     };
     let Some(record) = state.and_then(|mut state| state.attachments.remove(&id)) else {
         let run_dir = config.run_dir.display();
-        return Err(CniError::Disagreement(format!(
-            "{} is not recorded in {run_dir}",
-            id.0
-        )));
+        return Err(CniError::Disagreement(format!("{} is not recorded in {run_dir}", id.0)));
     };
     let seen = Seen::of(call, told)?;
     let mut found = Vec::new();
@@ -47,13 +44,7 @@ fn compare_call(
     differ("network", &record.network, "configured", &config.network, found);
     let netns = Some(call.netns.display().to_string());
     differ("netns", &record.netns, "called for", &netns, found);
-    differ(
-        "addresses",
-        &set(&record.ips),
-        "in prevResult",
-        &set(&told.ips),
-        found,
-    );
+    differ("addresses", &set(&record.ips), "in prevResult", &set(&told.ips), found);
 }
 
 /// The record against the kernel.
@@ -66,15 +57,17 @@ fn compare_kernel(
     let name = &record.if_name;
     match &seen.container {
         Some(container) => {
-            let has = seen
-                .pod
-                .addresses(container.index)
-                .map_err(|error| CniError::io(format!("cannot list the addresses of {name}"), error))?;
+            let has = seen.pod.addresses(container.index).map_err(|error| {
+                CniError::io(format!("cannot list the addresses of {name}"), error)
+            })?;
             let recorded = set(&record.ips);
             let lost = recorded.iter().filter(|ip| !has.contains(ip));
-            found.extend(lost.map(|ip| format!("address {ip} is recorded, and {name} does not have it")));
+            found.extend(
+                lost.map(|ip| format!("address {ip} is recorded, and {name} does not have it")),
+            );
         }
-        // What a result does not list as an interface (a device handed to user space) nobody can find.
+        // What a result does not list as an interface (a device handed to user space) nobody can
+        // find.
         None if told.has_interface || record.host_interface.is_some() => {
             found.push(format!("interface {name} is gone from the pod"));
         }
@@ -84,27 +77,9 @@ fn compare_kernel(
     let (was, now) = (&record.host_interface, &is.host_interface);
     match (was, now) {
         (Some(was), Some(now)) => {
-            differ(
-                "host interface's name",
-                &was.name,
-                "in the kernel",
-                &now.name,
-                found,
-            );
-            differ(
-                "host interface's index",
-                &was.index,
-                "in the kernel",
-                &now.index,
-                found,
-            );
-            differ(
-                "host interface's MAC address",
-                &was.mac,
-                "in the kernel",
-                &now.mac,
-                found,
-            );
+            differ("host interface's name", &was.name, "in the kernel", &now.name, found);
+            differ("host interface's index", &was.index, "in the kernel", &now.index, found);
+            differ("host interface's MAC address", &was.mac, "in the kernel", &now.mac, found);
         }
         (Some(was), None) => found.push(format!("host interface {} is gone", was.name)),
         (None, Some(now)) => found.push(format!("host interface {} is not recorded", now.name)),
@@ -112,13 +87,7 @@ fn compare_kernel(
     }
     if now.is_some() {
         differ("bridge", &record.bridge, "in the kernel", &is.bridge, found);
-        differ(
-            "input interface",
-            &record.l3_interface,
-            "in the kernel",
-            &is.l3_interface,
-            found,
-        );
+        differ("input interface", &record.l3_interface, "in the kernel", &is.l3_interface, found);
     }
     Ok(())
 }

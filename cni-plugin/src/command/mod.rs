@@ -37,7 +37,8 @@ struct Seen {
 impl Seen {
     fn of(call: &Attach, told: &Told) -> Result<Seen, CniError> {
         let path = call.netns.display();
-        let not_one = |why| CniError::Environment(format!("CNI_NETNS cannot be used: {path}: {why}"));
+        let not_one =
+            |why| CniError::Environment(format!("CNI_NETNS cannot be used: {path}: {why}"));
         let netns = Netns::open(&call.netns).map_err(not_one)?;
         let mut pod = netns.links().map_err(not_one)?;
         let if_name = &call.named.if_name;
@@ -47,16 +48,9 @@ impl Seen {
         let attached = Links::open()
             .and_then(|mut node| attached(&mut node, container.as_ref(), &netns, &told.host_links))
             .map_err(|error| {
-                CniError::io(
-                    format!("cannot look at the node's end of {if_name} in {path}"),
-                    error,
-                )
+                CniError::io(format!("cannot look at the node's end of {if_name} in {path}"), error)
             })?;
-        Ok(Seen {
-            container,
-            pod,
-            attached,
-        })
+        Ok(Seen { container, pod, attached })
     }
 }
 

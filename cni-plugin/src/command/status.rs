@@ -16,10 +16,8 @@ pub(crate) fn status(config: &Config<'_>) -> Result<(), CniError> {
             CniError::from(error).in_full()
         ))
     })?;
-    let needs_agent = config
-        .wait_for_agent
-        .as_ref()
-        .is_some_and(|wait| wait.on_timeout == OnTimeout::Fail);
+    let needs_agent =
+        config.wait_for_agent.as_ref().is_some_and(|wait| wait.on_timeout == OnTimeout::Fail);
     if needs_agent && !is_listened_to(&run_dir) {
         let socket = run_dir.path().join(SOCKET);
         return Err(CniError::NotAvailable(format!(

@@ -11,10 +11,7 @@ fn what_is_not_said_has_a_default() {
     let text = r#"{"cniVersion":"1.0.0","name":"pods","type":"denizen"}"#;
     assert_eq!(whole(text).unwrap(), ("pods".into(), "/run/denizen".into(), None));
     let text = r#"{"cniVersion":"1.0.0","name":"pods","waitForAgent":{}}"#;
-    let wait = WaitForAgent {
-        timeout: Duration::from_secs(1),
-        on_timeout: OnTimeout::Proceed,
-    };
+    let wait = WaitForAgent { timeout: Duration::from_secs(1), on_timeout: OnTimeout::Proceed };
     assert_eq!(whole(text).unwrap().2, Some(wait));
 }
 
@@ -27,12 +24,7 @@ fn keys_of_the_protocol_and_empty_ones_of_go_are_no_mistake() {
 
 #[test]
 fn durations_are_whole_and_have_a_unit() {
-    let cases = [
-        ("1ms", Some(1)),
-        ("1s", Some(1_000)),
-        ("01s", Some(1_000)),
-        ("1m", Some(60_000)),
-    ];
+    let cases = [("1ms", Some(1)), ("1s", Some(1_000)), ("01s", Some(1_000)), ("1m", Some(60_000))];
     for (text, milliseconds) in cases {
         assert_eq!(duration(text), milliseconds.map(Duration::from_millis), "{text}");
     }

@@ -22,16 +22,7 @@ fn names_are_what_the_specification_lets_them_be() {
     for good in ["eth0", "net1", "a.b", "...", "abcdefghijklmno"] {
         assert!(is_if_name(good).is_ok(), "{good:?}");
     }
-    for bad in [
-        ".",
-        "..",
-        "a/b",
-        "a:b",
-        "a b",
-        "a\t",
-        "a\u{7f}",
-        "abcdefghijklmnop",
-    ] {
+    for bad in [".", "..", "a/b", "a:b", "a b", "a\t", "a\u{7f}", "abcdefghijklmnop"] {
         assert!(is_if_name(bad).is_err(), "{bad:?}");
     }
 }
@@ -43,27 +34,15 @@ fn the_pod_is_who_the_runtime_says() {
         let attach = environment("c", "eth0", args).attach().unwrap();
         attach.pod.map(|pod| (pod.namespace, pod.name, pod.uid))
     };
-    assert_eq!(
-        pod(full),
-        Some(("default".into(), "web-0".into(), Some("a-1".into())))
-    );
+    assert_eq!(pod(full), Some(("default".into(), "web-0".into(), Some("a-1".into()))));
     let older = "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;K8S_POD_UID=;";
     assert_eq!(pod(older), Some(("default".into(), "web-0".into(), None)));
-    for none in [
-        "",
-        ";",
-        "A=b=c",
-        "K8S_POD_NAME=web-0",
-        "K8S_POD_NAMESPACE=;K8S_POD_NAME=web-0",
-    ] {
+    for none in ["", ";", "A=b=c", "K8S_POD_NAME=web-0", "K8S_POD_NAMESPACE=;K8S_POD_NAME=web-0"] {
         assert_eq!(pod(none), None, "{none:?}");
     }
     for malformed in ["K8S_POD_NAME", "A=b;c"] {
         assert!(
-            matches!(
-                environment("c", "eth0", malformed).attach(),
-                Err(CniError::Environment(_))
-            ),
+            matches!(environment("c", "eth0", malformed).attach(), Err(CniError::Environment(_))),
             "{malformed}"
         );
     }
@@ -74,10 +53,5 @@ fn variables_that_are_not_utf_8_are_named() {
     use std::os::unix::ffi::OsStringExt;
     let mut call = environment("c", "eth0", "");
     call.container_id = Some(OsString::from_vec(vec![0xff]));
-    assert!(
-        call.named()
-            .unwrap_err()
-            .to_string()
-            .starts_with("CNI_CONTAINERID is not UTF-8")
-    );
+    assert!(call.named().unwrap_err().to_string().starts_with("CNI_CONTAINERID is not UTF-8"));
 }

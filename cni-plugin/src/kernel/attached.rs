@@ -18,12 +18,12 @@ pub(crate) struct Attached {
     pub(crate) l3_interface: Option<String>,
 }
 
-/// Where `container`, the pod's interface in `netns`, is attached to the node whose links are `node`. `told` are
-/// the links on the node that the plugins before this one named.
+/// Where `container`, the pod's interface in `netns`, is attached to the node whose links are
+/// `node`. `told` are the links on the node that the plugins before this one named.
 ///
-/// What the kernel can tell is taken from it: a result may list bridges and dummies beside the pod's
-/// link, in any order. Only where the container's interface leads nowhere that the kernel could name (it is no veth)
-/// does the result decide.
+/// What the kernel can tell is taken from it: a result may list bridges and dummies beside the
+/// pod's link, in any order. Only where the container's interface leads nowhere that the kernel
+/// could name (it is no veth) does the result decide.
 pub(crate) fn attached(
     node: &mut Links,
     container: Option<&Link>,
@@ -71,9 +71,9 @@ pub(crate) fn at(node: &mut Links, host: Option<Link>) -> io::Result<Attached> {
 
 /// The other end of `container`, when it is on this node.
 ///
-/// An index alone proves nothing: it may count the links of a third namespace, and what has it here may
-/// be another pod's veth, whose other end has the same index as this one's. So the link found has to lead back,
-/// and into this very namespace.
+/// An index alone proves nothing: it may count the links of a third namespace, and what has it here
+/// may be another pod's veth, whose other end has the same index as this one's. So the link found
+/// has to lead back, and into this very namespace.
 fn peer(node: &mut Links, container: &Link, netns: &Netns) -> io::Result<Option<Link>> {
     let Some(host) = container.lower.map(|index| node.at(index)).transpose()?.flatten() else {
         return Ok(None);

@@ -68,19 +68,12 @@ impl Link {
 
     /// The MAC address, as `ip` prints it.
     pub(crate) fn mac_text(&self) -> String {
-        self.mac
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect::<Vec<_>>()
-            .join(":")
+        self.mac.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
     }
 
     /// Reads an `RTM_NEWLINK`.
     fn parse(message: &Message<'_>) -> io::Result<Link> {
-        let mut link = Link {
-            index: u32_at(message.payload, IFINFOMSG_INDEX)?,
-            ..Link::default()
-        };
+        let mut link = Link { index: u32_at(message.payload, IFINFOMSG_INDEX)?, ..Link::default() };
         for (kind, value) in message.attributes_after(IFINFOMSG) {
             match kind {
                 libc::IFLA_IFNAME => link.name = text(value),
@@ -141,15 +134,11 @@ impl Links {
     pub(crate) fn open() -> io::Result<Links> {
         let socket = Socket::route()?;
         socket.set_timeout(ANSWER)?;
-        Ok(Links {
-            socket,
-            nsid: None,
-            vlans: None,
-        })
+        Ok(Links { socket, nsid: None, vlans: None })
     }
 
-    /// The links of the namespace that the calling thread's one has the number `nsid` for (since Linux 4.20). It takes
-    /// `CAP_NET_ADMIN`, where entering a namespace takes `CAP_SYS_ADMIN`.
+    /// The links of the namespace that the calling thread's one has the number `nsid` for (since
+    /// Linux 4.20). It takes `CAP_NET_ADMIN`, where entering a namespace takes `CAP_SYS_ADMIN`.
     pub(crate) fn of_namespace(nsid: i32) -> io::Result<Links> {
         let links = Links::open()?;
         // Else the kernel lists the socket's own addresses, whatever namespace is asked for.
@@ -179,26 +168,18 @@ impl Links {
         self.get(libc::RTM_GETLINK, &header, fill, |message| Link::parse(&message))
     }
 
-    /// The VLANs of this namespace's bridges, as they were when this was first asked: to list them anew for each of many
-    /// pods would be quadratic.
+    /// The VLANs of this namespace's bridges, as they were when this was first asked: to list them
+    /// anew for each of many pods would be quadratic.
     pub(crate) fn vlans(&mut self) -> io::Result<&Vlans> {
         let vlans = match self.vlans.take() {
             Some(vlans) => vlans,
-            None => Vlans {
-                ports: self.port_vlans()?,
-                links: self.all()?,
-            },
+            None => Vlans { ports: self.port_vlans()?, links: self.all()? },
         };
         Ok(self.vlans.insert(vlans))
     }
 
     fn all(&mut self) -> io::Result<Vec<Link>> {
-        self.dump(
-            libc::RTM_GETLINK,
-            &[0; IFINFOMSG],
-            |_| {},
-            |message| Link::parse(&message),
-        )
+        self.dump(libc::RTM_GETLINK, &[0; IFINFOMSG], |_| {}, |message| Link::parse(&message))
     }
 
     fn port_vlans(&mut self) -> io::Result<BTreeMap<u32, Vec<PortVlan>>> {
@@ -228,7 +209,8 @@ impl Links {
         };
         let found = self.dump(libc::RTM_GETADDR, &[0; IFADDRMSG], fill, |message| {
             let all = message.attributes_after(IFADDRMSG);
-            // IFA_ADDRESS is the far end's where an IPv4 address has a peer; IFA_LOCAL is IPv4's only.
+            // IFA_ADDRESS is the far end's where an IPv4 address has a peer; IFA_LOCAL is IPv4's
+            // only.
             let value = all.find(libc::IFA_LOCAL).or_else(|| all.find(libc::IFA_ADDRESS));
             let is_wanted = u32_at(message.payload, IFADDRMSG_INDEX)? == index;
             Ok(value.filter(|_| is_wanted).and_then(address))
@@ -279,7 +261,9 @@ impl Links {
         let request = request(kind, 0, sequence, header, fill);
         match self.socket.ask(&request, sequence, read).map_err(io::Error::from) {
             Ok(answer) => answer.map(Some),
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOENT)) => Ok(None),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOENT)) => {
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }
@@ -296,22 +280,23 @@ impl Links {
             let sequence = self.socket.sequences(1);
             let request = request(kind, libc::NLM_F_DUMP as u16, sequence, header, &fill);
             let mut all = Vec::new();
-            match self
-                .socket
-                .dump(&request, sequence, |message| all.push(read(message)))
-            {
+            match self.socket.dump(&request, sequence, |message| all.push(read(message))) {
                 Err(NetlinkError::Interrupted) => {}
                 Err(error) => return Err(error.into()),
                 Ok(()) => return all.into_iter().collect(),
             }
         }
-        Err(io::Error::other(
-            "the links change faster than they can be listed",
-        ))
+        Err(io::Error::other("the links change faster than they can be listed"))
     }
 }
 
-fn request(kind: u16, flags: u16, sequence: u32, header: &[u8], fill: impl FnOnce(&mut Writer)) -> Vec<u8> {
+fn request(
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    header: &[u8],
+    fill: impl FnOnce(&mut Writer),
+) -> Vec<u8> {
     let mut request = Writer::default();
     let open = request.begin_message_with(kind, flags, sequence, header);
     fill(&mut request);
@@ -352,8 +337,5 @@ fn u16_at(bytes: &[u8], at: usize) -> io::Result<u16> {
 }
 
 fn malformed() -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        "the kernel's answer is cut off or malformed",
-    )
+    io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer is cut off or malformed")
 }

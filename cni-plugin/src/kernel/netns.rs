@@ -22,13 +22,11 @@ pub(crate) struct Netns {
 }
 
 impl Netns {
-    /// Opens the namespace at `path`. Whether it is one, only entering it tells: see [`Netns::links`].
+    /// Opens the namespace at `path`. Whether it is one, only entering it tells: see
+    /// [`Netns::links`].
     pub(crate) fn open(path: &Path) -> io::Result<Netns> {
         // Non-blocking, for a named pipe in its place would hold the runtime for ever.
-        let file = File::options()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open(path)?;
+        let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
         let own = File::open(OWN)?;
         let (this, that) = (own.metadata()?, file.metadata()?);
         if (this.dev(), this.ino()) == (that.dev(), that.ino()) {
@@ -52,7 +50,8 @@ impl Netns {
             }
             Err(errno) => return Err(errno.into()),
         }
-        // A socket belongs to the namespace that it was made in: nothing else has to be done in there.
+        // A socket belongs to the namespace that it was made in: nothing else has to be done in
+        // there.
         let links = Links::open();
         setns(self.own.as_fd(), CloneFlags::CLONE_NEWNET)?;
         links

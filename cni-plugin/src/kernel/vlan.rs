@@ -1,5 +1,5 @@
-//! Which interface of a bridge that keeps VLANs apart the node's IP stack sees a port's packets come in
-//! through. Pure.
+//! Which interface of a bridge that keeps VLANs apart the node's IP stack sees a port's packets
+//! come in through. Pure.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,11 @@ use super::link::{Link, PortVlan};
 
 /// The name of that interface; `None` when it is the bridge itself.
 ///
-/// A pod's frames have no tag; the bridge puts them into its port's default VLAN. To the node's own stack they go
-/// out through the bridge device: without a tag where that VLAN is untagged there, else with one, and then a VLAN
-/// device on the bridge takes them. The `bridge` plugin of containernetworking joins the node to the VLAN in a third way: with a
-/// veth, whose one end is a port of the bridge with the same default VLAN.
+/// A pod's frames have no tag; the bridge puts them into its port's default VLAN. To the node's own
+/// stack they go out through the bridge device: without a tag where that VLAN is untagged there,
+/// else with one, and then a VLAN device on the bridge takes them. The `bridge` plugin of
+/// containernetworking joins the node to the VLAN in a third way: with a veth, whose one end is a
+/// port of the bridge with the same default VLAN.
 pub(crate) fn input_interface(
     port: &Link,
     bridge: &Link,
@@ -22,9 +23,9 @@ pub(crate) fn input_interface(
     if of_bridge.iter().any(|own| own.id == vlan && own.untagged) {
         return None;
     }
-    let device = links
-        .iter()
-        .find(|link| link.is("vlan") && link.lower == Some(bridge.index) && link.vlan == Some(vlan));
+    let device = links.iter().find(|link| {
+        link.is("vlan") && link.lower == Some(bridge.index) && link.vlan == Some(vlan)
+    });
     let joined = || links.iter().find(|link| joins(link, bridge, vlan, vlans, links));
     device.or_else(joined).map(|link| link.name.clone())
 }
@@ -48,11 +49,7 @@ fn joins(
 
 /// The VLAN of a frame that comes in through `port` without a tag.
 fn default_vlan(vlans: &BTreeMap<u32, Vec<PortVlan>>, port: u32) -> Option<u16> {
-    vlans
-        .get(&port)?
-        .iter()
-        .find(|vlan| vlan.is_default)
-        .map(|vlan| vlan.id)
+    vlans.get(&port)?.iter().find(|vlan| vlan.is_default).map(|vlan| vlan.id)
 }
 
 #[cfg(test)]
@@ -60,20 +57,11 @@ mod tests {
     use super::*;
 
     fn link(index: u32, name: &str, kind: &str) -> Link {
-        Link {
-            index,
-            name: name.to_owned(),
-            kind: Some(kind.to_owned()),
-            ..Link::default()
-        }
+        Link { index, name: name.to_owned(), kind: Some(kind.to_owned()), ..Link::default() }
     }
 
     fn vlan(id: u16, is_default: bool, untagged: bool) -> PortVlan {
-        PortVlan {
-            id,
-            is_default,
-            untagged,
-        }
+        PortVlan { id, is_default, untagged }
     }
 
     #[test]
@@ -85,25 +73,10 @@ mod tests {
             lower_nsid: Some(0),
             ..link(2, "veth1", "veth")
         };
-        let device = Link {
-            lower: Some(1),
-            vlan: Some(7),
-            ..link(3, "br0.7", "vlan")
-        };
-        let other_device = Link {
-            lower: Some(1),
-            vlan: Some(8),
-            ..link(4, "br0.8", "vlan")
-        };
-        let gateway = Link {
-            lower: Some(6),
-            ..link(5, "br0.gw", "veth")
-        };
-        let gateway_port = Link {
-            master: Some(1),
-            lower: Some(5),
-            ..link(6, "vethgw", "veth")
-        };
+        let device = Link { lower: Some(1), vlan: Some(7), ..link(3, "br0.7", "vlan") };
+        let other_device = Link { lower: Some(1), vlan: Some(8), ..link(4, "br0.8", "vlan") };
+        let gateway = Link { lower: Some(6), ..link(5, "br0.gw", "veth") };
+        let gateway_port = Link { master: Some(1), lower: Some(5), ..link(6, "vethgw", "veth") };
         let own_default = (1, vec![vlan(1, true, true)]);
         let in_seven = (2, vec![vlan(1, false, true), vlan(7, true, true)]);
         let gateway_in_seven = (6, vec![vlan(7, true, true)]);
@@ -113,27 +86,16 @@ mod tests {
                 vec![own_default.clone(), (2, vec![vlan(1, true, true)])],
                 None,
             ),
-            (
-                "a VLAN device",
-                vec![own_default.clone(), in_seven.clone()],
-                Some("br0.7"),
-            ),
+            ("a VLAN device", vec![own_default.clone(), in_seven.clone()], Some("br0.7")),
             (
                 "the bridge untagged in it",
-                vec![
-                    (1, vec![vlan(7, false, true)]),
-                    in_seven.clone(),
-                    gateway_in_seven.clone(),
-                ],
+                vec![(1, vec![vlan(7, false, true)]), in_seven.clone(), gateway_in_seven.clone()],
                 None,
             ),
-            (
-                "a port without a default VLAN",
-                vec![own_default, (2, vec![])],
-                None,
-            ),
+            ("a port without a default VLAN", vec![own_default, (2, vec![])], None),
         ];
-        let links = [&bridge, &port, &device, &other_device, &gateway, &gateway_port].map(Link::clone);
+        let links =
+            [&bridge, &port, &device, &other_device, &gateway, &gateway_port].map(Link::clone);
         for (name, vlans, expected) in cases {
             let vlans = vlans.into_iter().collect();
             assert_eq!(
@@ -142,7 +104,8 @@ mod tests {
                 "{name}"
             );
         }
-        let without_device = [&bridge, &port, &other_device, &gateway, &gateway_port].map(Link::clone);
+        let without_device =
+            [&bridge, &port, &other_device, &gateway, &gateway_port].map(Link::clone);
         let vlans = [in_seven, gateway_in_seven].into_iter().collect();
         assert_eq!(
             input_interface(&port, &bridge, &vlans, &without_device).as_deref(),

@@ -24,15 +24,8 @@ fn addresses_of_other_interfaces_are_not_the_pod_s() {
 
 #[test]
 fn a_result_may_leave_out_everything() {
-    let nothing = Told {
-        host_links: vec![],
-        has_interface: false,
-        ips: vec![],
-    };
-    for text in [
-        "{}",
-        r#"{"interfaces": null, "ips": null, "cniVersion": "1.0.0"}"#,
-    ] {
+    let nothing = Told { host_links: vec![], has_interface: false, ips: vec![] };
+    for text in ["{}", r#"{"interfaces": null, "ips": null, "cniVersion": "1.0.0"}"#] {
         assert_eq!(told(CniVersion::V1_0_0, text).unwrap(), nothing, "{text}");
     }
 }

@@ -1,13 +1,15 @@
 //! The lock of a network namespace: whoever programs it is alone there.
 //!
-//! The lock is a group of the kernel's packet log (nfnetlink_log), which nothing logs to. The kernel gives a group to
-//! one netlink socket per network namespace, only with `CAP_NET_ADMIN`, and takes it back with the socket, however
-//! the process ends. Whoever may hold it may change the rules as well, so nobody else can keep an agent from starting.
+//! The lock is a group of the kernel's packet log (nfnetlink_log), which nothing logs to. The
+//! kernel gives a group to one netlink socket per network namespace, only with `CAP_NET_ADMIN`, and
+//! takes it back with the socket, however the process ends. Whoever may hold it may change the
+//! rules as well, so nobody else can keep an agent from starting.
 //!
-//! What else was considered: the name of an abstract unix socket, or a fixed netlink port id, is anybody's to take.
-//! A port below 1024 needs a capability that the DaemonSet drops, and a setting can make such ports anybody's. A
-//! lock file is as private as its folder, and containers share no folder but the run directory. An nf_tables table
-//! that has an owner needs Linux 5.12, and while it exists, `nft -f` refuses a saved listing of the ruleset.
+//! What else was considered: the name of an abstract unix socket, or a fixed netlink port id, is
+//! anybody's to take. A port below 1024 needs a capability that the DaemonSet drops, and a setting
+//! can make such ports anybody's. A lock file is as private as its folder, and containers share no
+//! folder but the run directory. An nf_tables table that has an owner needs Linux 5.12, and while
+//! it exists, `nft -f` refuses a saved listing of the ruleset.
 
 use std::fs;
 
@@ -50,9 +52,11 @@ pub struct Alone {
     _socket: Socket,
 }
 
-/// Two that program one network namespace would undo each other's work: nobody else does as long as the value lives.
+/// Two that program one network namespace would undo each other's work: nobody else does as long as
+/// the value lives.
 ///
-/// A kernel that was built without nfnetlink_log has no such lock. That is logged, and the agent works all the same.
+/// A kernel that was built without nfnetlink_log has no such lock. That is logged, and the agent
+/// works all the same.
 ///
 /// # Errors
 /// [`AloneError::Another`] names the process that does already.
@@ -89,10 +93,7 @@ fn bind(socket: &mut Socket) -> Result<(), NetlinkError> {
 }
 
 /// The netlink port id that has the group.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the kernel tells nowhere else who holds the lock"
-)]
+#[expect(clippy::disallowed_methods, reason = "the kernel tells nowhere else who holds the lock")]
 fn holder() -> Option<u32> {
     let groups = fs::read_to_string(GROUPS).ok()?;
     groups.lines().find_map(|line| {

@@ -1,7 +1,8 @@
 //! Looks for stale entries of the connection tracking after a change, and has them deleted.
 //!
-//! Reading a hundred thousand entries takes longer than the loop may stand still, so another thread reads and
-//! deletes. What is stale is judged in the loop, piece by piece, by what is known at that moment.
+//! Reading a hundred thousand entries takes longer than the loop may stand still, so another thread
+//! reads and deletes. What is stale is judged in the loop, piece by piece, by what is known at that
+//! moment.
 
 #[cfg(test)]
 mod tests;
@@ -22,16 +23,17 @@ use crate::engine::Engine;
 use crate::status::LastSync;
 use crate::status::metrics::LikeKubeProxy;
 
-/// How long what was asked before a change has to be answered: an answer whose entry is gone finds no way back
-/// to the client, and whoever answered may well be draining, not dead.
+/// How long what was asked before a change has to be answered: an answer whose entry is gone finds
+/// no way back to the client, and whoever answered may well be draining, not dead.
 const ANSWERED: Duration = Duration::from_millis(200);
-/// How long after the first look the second comes: a packet may have been on its way through the old rules
-/// while the new ones were committed, and its entry is there when it leaves.
+/// How long after the first look the second comes: a packet may have been on its way through the
+/// old rules while the new ones were committed, and its entry is there when it leaves.
 const SECOND_LOOK: Duration = Duration::from_secs(1);
 /// After a look that failed.
 const RETRY: Duration = Duration::from_secs(5);
-/// A stream of changes must not keep a processor reading: after a look, the reader rests for as long as the look
-/// took, and at least so long. So a change is looked after within 250 ms, however many follow it.
+/// A stream of changes must not keep a processor reading: after a look, the reader rests for as
+/// long as the look took, and at least so long. So a change is looked after within 250 ms, however
+/// many follow it.
 const SHORTEST_REST: Duration = Duration::from_millis(50);
 /// And no longer than this.
 const LONGEST_REST: Duration = Duration::from_secs(1);
@@ -49,8 +51,8 @@ pub struct Flush {
     /// To be looked for once more, and when.
     again: VecDeque<(Instant, Suspects)>,
     look: Option<Look>,
-    /// Stale entries that were left to the next look, since answers may be on their way, and when they were first
-    /// found stale.
+    /// Stale entries that were left to the next look, since answers may be on their way, and when
+    /// they were first found stale.
     waiting: HashMap<Entry, Instant>,
     /// What was programmed, and told when nothing waits that was found stale by then.
     owed: Option<(Instant, LastSync)>,
@@ -144,7 +146,9 @@ impl Flush {
     fn tell<B: Backend>(&mut self, engine: &mut Engine<B>) {
         let looking = self.look.as_ref().is_some_and(|look| look.first);
         let mut told = None;
-        while !looking && let Some(fresh) = self.fresh.pop_front_if(|fresh| fresh.suspects.is_empty()) {
+        while !looking
+            && let Some(fresh) = self.fresh.pop_front_if(|fresh| fresh.suspects.is_empty())
+        {
             told = fresh.sync.or(told);
         }
         // Where entries cannot be flushed, nobody waits for it.
@@ -191,8 +195,10 @@ impl Flush {
             (Step::Due, _) => self.begin(),
             (Step::Entries(entries), Some(look)) => {
                 let now = Instant::now();
-                // What changed again since may have answers on their way again, and has a look of its own to come.
-                let later = |entry: &Entry| self.fresh.iter().any(|fresh| fresh.suspects.concern(entry));
+                // What changed again since may have answers on their way again, and has a look of
+                // its own to come.
+                let later =
+                    |entry: &Entry| self.fresh.iter().any(|fresh| fresh.suspects.concern(entry));
                 for entry in engine.stale(&look.suspects, entries) {
                     let since = self.waiting.get(&entry).copied().unwrap_or(now);
                     if now < since + ANSWERED && later(&entry) {
@@ -257,10 +263,7 @@ impl Flush {
                 self.conntrack = Some(looked.conntrack);
                 (looked.deleted, looked.error.map(|error| describe(&error)))
             }
-            Err(error) => (
-                0,
-                Some(format!("conntrack: nothing is flushed any more: {error}")),
-            ),
+            Err(error) => (0, Some(format!("conntrack: nothing is flushed any more: {error}"))),
         };
         engine.note_flushed(deleted);
         self.metrics.conntrack_duration.observe(took.as_secs_f64());
@@ -272,11 +275,7 @@ impl Flush {
         }
         if problem.is_some() {
             self.rested = Instant::now() + RETRY;
-            self.fresh.push_front(Fresh {
-                due: self.rested,
-                suspects: look.suspects,
-                sync: None,
-            });
+            self.fresh.push_front(Fresh { due: self.rested, suspects: look.suspects, sync: None });
         }
         if let Some(problem) = problem.as_ref().filter(|_| problem != self.problem) {
             error!(error = problem, "stale flows may be left");
@@ -316,7 +315,8 @@ fn look_for(
             }
             if piece.len() == PIECE {
                 // The loop ends only with the process.
-                let _ = read.blocking_send(std::mem::replace(&mut piece, Vec::with_capacity(PIECE)));
+                let _ =
+                    read.blocking_send(std::mem::replace(&mut piece, Vec::with_capacity(PIECE)));
             }
         });
         error = error.or(result.err());
@@ -326,9 +326,5 @@ fn look_for(
     let stale = stale.blocking_recv().unwrap_or_default();
     let mut deleted = 0;
     let result = conntrack.delete(&stale, &mut deleted);
-    Looked {
-        conntrack,
-        deleted,
-        error: error.or(result.err()),
-    }
+    Looked { conntrack, deleted, error: error.or(result.err()) }
 }

@@ -44,11 +44,8 @@ impl History {
             number => format!("{number} {what}s"),
         });
         let words: Vec<String> = words.collect();
-        let what = if words.is_empty() {
-            "a look at the rules".to_owned()
-        } else {
-            words.join(", ")
-        };
+        let what =
+            if words.is_empty() { "a look at the rules".to_owned() } else { words.join(", ") };
         if error.is_none() {
             self.due.clear();
         }

@@ -50,7 +50,8 @@ impl Predecessor {
         self.problem.as_deref()
     }
 
-    /// Waits until a removal that has begun is over: a program that it runs would go on without this process.
+    /// Waits until a removal that has begun is over: a program that it runs would go on without
+    /// this process.
     pub(super) fn wait(self) {
         if let Attempt::Running(removal) = self.attempt {
             // Whatever it panicked at, it is over.
@@ -80,10 +81,7 @@ impl Predecessor {
              `denizen-agent cleanup` on the node)"
         );
         if self.problem.as_ref() != Some(&problem) {
-            warn!(
-                problem,
-                "what another backend left cannot be removed; tried again every minute"
-            );
+            warn!(problem, "what another backend left cannot be removed; tried again every minute");
         }
         (self.attempt, self.problem) = (Attempt::Failed { at: now }, Some(problem));
     }

@@ -1,4 +1,5 @@
-//! What the loop says of itself, for those who run beside it: health, the health-check node ports, metrics.
+//! What the loop says of itself, for those who run beside it: health, the health-check node ports,
+//! metrics.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -36,7 +37,11 @@ pub(super) struct Publisher {
 
 impl Publisher {
     /// Whoever reads it may ask the loop by `requests`.
-    pub(super) fn new(config: &Config, requests: mpsc::Sender<Asked>, now: Instant) -> (Self, Published) {
+    pub(super) fn new(
+        config: &Config,
+        requests: mpsc::Sender<Asked>,
+        now: Instant,
+    ) -> (Self, Published) {
         let (pulse, pulse_receiver) = watch::channel(Pulse::starting(now));
         let (ports, ports_receiver) = watch::channel(HealthPorts::default());
         let metrics = Metrics::default();
@@ -94,8 +99,8 @@ impl Publisher {
         }
     }
 
-    /// A pod that comes while the agent runs is measured from its record's writing. Where a later record has
-    /// overtaken it already, from that one's.
+    /// A pod that comes while the agent runs is measured from its record's writing. Where a later
+    /// record has overtaken it already, from that one's.
     fn pods_told(&mut self, pods: &PodSet) {
         let now: BTreeSet<AttachmentId> = pods.pods.iter().map(|pod| pod.id.clone()).collect();
         let is_added = self.known.as_ref().is_some_and(|known| !now.is_subset(known));
@@ -126,8 +131,14 @@ impl Publisher {
         });
     }
 
-    /// All that was to program since `begun` is in the kernel. A load balancer is told of endpoints only now.
-    pub(super) fn programmed<B: Backend>(&mut self, engine: &mut Engine<B>, begun: Instant, now: Instant) {
+    /// All that was to program since `begun` is in the kernel. A load balancer is told of endpoints
+    /// only now.
+    pub(super) fn programmed<B: Backend>(
+        &mut self,
+        engine: &mut Engine<B>,
+        begun: Instant,
+        now: Instant,
+    ) {
         let clock = Timestamp::now();
         self.measure(begun, now, clock);
         for at in engine.take_triggers() {
@@ -155,8 +166,7 @@ impl Publisher {
     /// An attempt that began at `begun` has failed.
     pub(super) fn failed(&mut self, begun: Instant, now: Instant, error: &str) {
         self.metrics.like_kube_proxy.sync_failures.inc();
-        self.history
-            .tried(Timestamp::now(), now - begun, Some(error.to_owned()));
+        self.history.tried(Timestamp::now(), now - begun, Some(error.to_owned()));
     }
 
     fn measure(&mut self, begun: Instant, now: Instant, clock: Timestamp) {

@@ -1,8 +1,9 @@
-//! The agent in the run directory: its socket, which is made again where it is gone, and whether this still is the
-//! directory that the CNI plugin uses.
+//! The agent in the run directory: its socket, which is made again where it is gone, and whether
+//! this still is the directory that the CNI plugin uses.
 //!
-//! A directory that was removed can be made again, unless a container has it by a mount: the mount goes on to hold what was
-//! removed, where nothing can be made any more. Only a restart mounts what is there now.
+//! A directory that was removed can be made again, unless a container has it by a mount: the mount
+//! goes on to hold what was removed, where nothing can be made any more. Only a restart mounts what
+//! is there now.
 
 use std::fs::{self, File};
 use std::io;
@@ -33,7 +34,8 @@ pub(super) struct Known {
     pub(super) is_lost: watch::Receiver<bool>,
 }
 
-/// Makes the run directory where it is missing, and answers on its socket by `asked` until the agent ends.
+/// Makes the run directory where it is missing, and answers on its socket by `asked` until the
+/// agent ends.
 ///
 /// # Errors
 /// When the directory cannot be used, or another agent answers there.
@@ -43,17 +45,9 @@ pub(super) async fn start(path: &Path, asked: mpsc::Sender<Asked>) -> anyhow::Re
     let socket = Socket::listen(path).await?;
     let (problems, told_problems) = watch::channel(Vec::new());
     let (is_lost, told_lost) = watch::channel(false);
-    let keeper = Keeper {
-        path: path.to_owned(),
-        mount,
-        problems,
-        is_lost,
-    };
+    let keeper = Keeper { path: path.to_owned(), mount, problems, is_lost };
     tokio::spawn(keeper.keep(socket, asked));
-    Ok(Known {
-        problems: told_problems,
-        is_lost: told_lost,
-    })
+    Ok(Known { problems: told_problems, is_lost: told_lost })
 }
 
 /// A socket, and which file it was.
@@ -77,15 +71,10 @@ impl Socket {
 }
 
 /// The id of the mount through which `dir` was opened.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the kernel tells it in a file of /proc alone"
-)]
+#[expect(clippy::disallowed_methods, reason = "the kernel tells it in a file of /proc alone")]
 fn mount_of(dir: &File) -> io::Result<u64> {
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", dir.as_raw_fd()))?;
-    let id = info
-        .lines()
-        .find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
     id.ok_or_else(|| io::Error::other("the kernel names no mount"))
 }
 

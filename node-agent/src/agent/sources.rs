@@ -22,7 +22,10 @@ pub(super) struct Sources {
 }
 
 /// Starts them all.
-pub(super) async fn start(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> anyhow::Result<Sources> {
+pub(super) async fn start(
+    config: &Config,
+    told: &mpsc::Sender<Vec<Event>>,
+) -> anyhow::Result<Sources> {
     let mut problems = follow_objects(config, told).await?;
     let mut outlet = || {
         let (outlet, found) = Outlet::new(told.clone());
@@ -31,18 +34,13 @@ pub(super) async fn start(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> a
     };
     let (told_file, known_file) = watch::channel(state_file::Seen::default());
     tokio::spawn(state_file::run(
-        state_file::Config {
-            run_dir: config.run_dir.clone(),
-        },
+        state_file::Config { run_dir: config.run_dir.clone() },
         told_file,
         outlet(),
     ));
     let (told_links, known_links) = watch::channel(Arc::default());
     tokio::spawn(node::run(outlet(), told_links));
-    let shown = records::Shown {
-        links: known_links,
-        state_file: known_file,
-    };
+    let shown = records::Shown { links: known_links, state_file: known_file };
     let (show, unrecorded) = watch::channel(records::Unrecorded::default());
     tokio::spawn(records::keep(config.records(), shown.clone(), outlet()));
     tokio::spawn(records::follow(config.run_dir.clone(), shown.clone(), outlet()));
@@ -54,20 +52,22 @@ pub(super) async fn start(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> a
 }
 
 /// Starts the source of the cluster's objects.
-async fn follow_objects(config: &Config, told: &mpsc::Sender<Vec<Event>>) -> anyhow::Result<Problems> {
+async fn follow_objects(
+    config: &Config,
+    told: &mpsc::Sender<Vec<Event>>,
+) -> anyhow::Result<Problems> {
     let node_name = &config.policy.settings.node_name;
     match &config.objects {
         Objects::Manifests(folder) => {
             let (objects, problems) = Outlet::new(told.clone());
-            let folder = manifests::Config {
-                folder: folder.clone(),
-                node_name: node_name.to_string(),
-            };
+            let folder =
+                manifests::Config { folder: folder.clone(), node_name: node_name.to_string() };
             tokio::spawn(manifests::run(folder, objects));
             Ok(vec![problems])
         }
         Objects::Api(access) => {
-            // Credentials that cannot be used at the start are a mistake for somebody to see at once.
+            // Credentials that cannot be used at the start are a mistake for somebody to see at
+            // once.
             access.client().await.context("cannot use the Kubernetes API")?;
             Ok(kube::start(access, node_name, jiff::Timestamp::now(), told))
         }
@@ -80,10 +80,6 @@ pub(super) fn notices(config: &Config) -> Notices {
         return Notices::nowhere();
     };
     let notices = Notices::to_api(access.clone(), config.policy.settings.node_name.clone());
-    notices.tell(Notice {
-        about: About::Node,
-        reason: Reason::Starting,
-        text: String::new(),
-    });
+    notices.tell(Notice { about: About::Node, reason: Reason::Starting, text: String::new() });
     notices
 }

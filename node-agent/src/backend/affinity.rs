@@ -1,4 +1,5 @@
-//! Figures of session affinity: how many clients the kernel remembers, and whether there is room for more.
+//! Figures of session affinity: how many clients the kernel remembers, and whether there is room
+//! for more.
 
 use std::fmt;
 
@@ -8,7 +9,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Affinity {
-    /// Now, by family and map. Empty where no service has session affinity, or the kernel does not tell.
+    /// Now, by family and map. Empty where no service has session affinity, or the kernel does not
+    /// tell.
     pub clients: Vec<Clients>,
     /// New clients that found the map of all clients full, since the rules were programmed.
     pub crowded: Crowded,
@@ -56,11 +58,7 @@ impl fmt::Display for Affinity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let clients: u64 = self.clients.iter().map(|it| u64::from(it.clients)).sum();
         write!(f, "{clients}")?;
-        let Crowded {
-            reserved,
-            briefly,
-            not,
-        } = self.crowded;
+        let Crowded { reserved, briefly, not } = self.crowded;
         if reserved + briefly + not > 0 {
             write!(
                 f,

@@ -36,7 +36,8 @@ pub enum ChosenError {
     /// iptables'.
     #[error(transparent)]
     Iptables(#[from] IptablesError),
-    /// The bridge's table cannot be had, and nothing else tells a pod from its neighbour on the bridge.
+    /// The bridge's table cannot be had, and nothing else tells a pod from its neighbour on the
+    /// bridge.
     #[error("--detect-local pod-state=port-exact cannot be had on this node, with any backend")]
     Ports(#[source] NftablesError),
     /// There is no netlink to be had.
@@ -53,18 +54,14 @@ pub struct Choice {
     pub why: String,
 }
 
-/// What `--backend auto` stands for on this node: nftables where the kernel can do all that it needs to tell local
-/// traffic apart so, found out by tables that are taken back before anybody sees them.
+/// What `--backend auto` stands for on this node: nftables where the kernel can do all that it
+/// needs to tell local traffic apart so, found out by tables that are taken back before anybody
+/// sees them.
 ///
-/// # Errors
-/// When iptables could do no better: which of a bridge's ports a packet came in through, only the bridge's own
-/// table tells.
+/// # Errors When iptables could do no better: which of a bridge's ports a packet came in through,
+/// only the bridge's own table tells.
 pub fn automatic(detector: &Detector) -> Result<Choice, ChosenError> {
-    let ports = if detector.knows_ports() {
-        nftables::probe_ports()
-    } else {
-        Ok(())
-    };
+    let ports = if detector.knows_ports() { nftables::probe_ports() } else { Ok(()) };
     let ports = match (detector, ports) {
         (Detector::PodPort, Err(error)) => return Err(ChosenError::Ports(error)),
         (_, ports) => ports,
@@ -91,8 +88,8 @@ macro_rules! whichever {
 }
 
 impl Chosen {
-    /// Opens the backend of that name in this thread's network namespace. `variant` is the iptables to use,
-    /// where that is not to be found out.
+    /// Opens the backend of that name in this thread's network namespace. `variant` is the iptables
+    /// to use, where that is not to be found out.
     ///
     /// # Errors
     /// [`ChosenError`] when the kernel, or the programs, are not to be had.
@@ -103,7 +100,8 @@ impl Chosen {
         })
     }
 
-    /// The port by which nf_tables' notifications name this backend's own changes, where it goes by them.
+    /// The port by which nf_tables' notifications name this backend's own changes, where it goes by
+    /// them.
     pub fn port(&self) -> Option<u32> {
         match self {
             Self::Nftables(nftables) => Some(nftables.port()),
@@ -111,9 +109,10 @@ impl Chosen {
         }
     }
 
-    /// Removes what the other backend, or the other variant of iptables, left behind. Called when this one's rules are
-    /// all in the kernel: until then the other's serve. The thread must be waited for before the process ends: a
-    /// program that it has begun would go on, and take the next agent's rules away.
+    /// Removes what the other backend, or the other variant of iptables, left behind. Called when
+    /// this one's rules are all in the kernel: until then the other's serve. The thread must be
+    /// waited for before the process ends: a program that it has begun would go on, and take the
+    /// next agent's rules away.
     pub fn remove_predecessor(&mut self) -> Removal {
         let variant = match self {
             Self::Nftables(_) => None,

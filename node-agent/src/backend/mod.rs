@@ -38,7 +38,8 @@ impl fmt::Display for BackendName {
     }
 }
 
-/// What a backend is told. Pure: nothing reaches a kernel by it, so that rules can be looked at without one.
+/// What a backend is told. Pure: nothing reaches a kernel by it, so that rules can be looked at
+/// without one.
 pub trait Told {
     /// The pods of this node are these.
     fn set_pods(&mut self, pods: &PodSet);
@@ -49,8 +50,8 @@ pub trait Told {
     /// Node ports are served there; `addresses` are those that `wanted` stands for now.
     fn set_node_port_addresses(&mut self, wanted: &NodePortAddresses, addresses: &[IpAddr]);
 
-    /// Load balancers ask at these ports of the node whether it serves. Only a backend that accepts packets at
-    /// all has to do anything about it.
+    /// Load balancers ask at these ports of the node whether it serves. Only a backend that accepts
+    /// packets at all has to do anything about it.
     fn set_health_ports(&mut self, ports: &BTreeSet<NonZeroU16>);
 
     /// These doors are decided otherwise, or are gone.
@@ -59,11 +60,12 @@ pub trait Told {
     /// The picture of services, endpoints and the node is complete from now on.
     fn set_complete(&mut self);
 
-    /// Local traffic is told apart so, from now on; `ranges` of both families are what the detector stands
-    /// for, where it stands for ranges.
+    /// Local traffic is told apart so, from now on; `ranges` of both families are what the detector
+    /// stands for, where it stands for ranges.
     fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]);
 
-    /// What local pods send beyond these ranges is masqueraded; `None`: denizen leaves that to others.
+    /// What local pods send beyond these ranges is masqueraded; `None`: denizen leaves that to
+    /// others.
     fn set_egress(&mut self, egress: Option<&Egress>);
 
     /// What the operator settled about this node.
@@ -95,8 +97,9 @@ pub trait Backend: Told {
         Vec::new()
     }
 
-    /// Doors that an earlier run programmed, that were found when the kernel was read first, and that are none
-    /// any more: flows through them are stale, and nothing else remembers them. Each is told once.
+    /// Doors that an earlier run programmed, that were found when the kernel was read first, and
+    /// that are none any more: flows through them are stale, and nothing else remembers them. Each
+    /// is told once.
     fn left_doors(&mut self) -> Vec<Door> {
         Vec::new()
     }
@@ -115,8 +118,8 @@ pub trait Backend: Told {
         Ok(Affinity::default())
     }
 
-    /// Whether all that was told is in the kernel. A backend that executes programs is not done when
-    /// [`Self::sync`] returns; [`Self::news`] then tells when to call it again.
+    /// Whether all that was told is in the kernel. A backend that executes programs is not done
+    /// when [`Self::sync`] returns; [`Self::news`] then tells when to call it again.
     fn is_settled(&self) -> bool {
         true
     }
@@ -132,18 +135,20 @@ pub trait Backend: Told {
         Duration::from_secs(600)
     }
 
-    /// What was repaired of somebody else's changes since this was last asked, other than by a call of
-    /// [`Self::resync`] that said so.
+    /// What was repaired of somebody else's changes since this was last asked, other than by a call
+    /// of [`Self::resync`] that said so.
     fn repaired(&mut self) -> Repair {
         Repair::default()
     }
 
-    /// What was refused and is left out until it is wanted otherwise, in words; everything else is programmed.
+    /// What was refused and is left out until it is wanted otherwise, in words; everything else is
+    /// programmed.
     fn refused(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Which rules of this frontend are not in the kernel, and why; empty while all of them are, as far as is known.
+    /// Which rules of this frontend are not in the kernel, and why; empty while all of them are, as
+    /// far as is known.
     fn rejected(&self, _frontend: &Frontend) -> Vec<String> {
         Vec::new()
     }

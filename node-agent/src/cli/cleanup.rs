@@ -16,15 +16,16 @@ use crate::host::{Loopback, forward, ipvs};
 
 #[derive(Debug, Args)]
 pub(super) struct CleanupArgs {
-    /// Remove what kube-proxy left too, of its iptables, ipvs and nftables modes. End it first. Beside a running
-    /// agent, only that is removed
+    /// Remove what kube-proxy left too, of its iptables, ipvs and nftables modes. End it first.
+    /// Beside a running agent, only that is removed
     #[arg(long)]
     kube_proxy: bool,
 
     #[command(flatten)]
     run_dir: RunDirArgs,
 
-    /// Where the kernel's settings are, as for `run`: what denizen set for node ports on 127.0.0.1 is set back
+    /// Where the kernel's settings are, as for `run`: what denizen set for node ports on 127.0.0.1
+    /// is set back
     #[arg(long, value_name = "DIR", default_value = SYSCTLS)]
     sysctl_dir: PathBuf,
 }
@@ -67,8 +68,8 @@ fn denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
     ]
 }
 
-/// Sets `route_localnet` back where denizen set it. Whoever else needs it keeps neighbours out by rules of their own, as
-/// denizen did.
+/// Sets `route_localnet` back where denizen set it. Whoever else needs it keeps neighbours out by
+/// rules of their own, as denizen did.
 fn close_loopback(loopback: &Loopback) {
     match loopback.set_back() {
         Ok(true) => println!("set net.ipv4.conf.all.route_localnet back to 0"),
@@ -83,11 +84,13 @@ fn close_loopback(loopback: &Loopback) {
     }
 }
 
-/// Ipvs' rules and sets go last: without them it translates, but answers that are not masqueraded go astray.
+/// Ipvs' rules and sets go last: without them it translates, but answers that are not masqueraded
+/// go astray.
 fn kube_proxys() -> [anyhow::Result<()>; 3] {
     let tables = remove_kube_proxys().context("cannot remove kube-proxy's nftables tables");
     let ipvs = of_ipvs();
-    let chains = iptables::cleanup(Whose::KubeProxys).context("cannot remove kube-proxy's iptables chains");
+    let chains =
+        iptables::cleanup(Whose::KubeProxys).context("cannot remove kube-proxy's iptables chains");
     [
         tables.map(|tables| tell(tables, "kube-proxy nftables table")),
         ipvs,
@@ -95,8 +98,9 @@ fn kube_proxys() -> [anyhow::Result<()>; 3] {
     ]
 }
 
-/// Where there is kube-proxy's device, the virtual servers are taken for its. It goes last, so that a call that stopped
-/// half way can be made again; until then the node takes services' addresses for its own.
+/// Where there is kube-proxy's device, the virtual servers are taken for its. It goes last, so that
+/// a call that stopped half way can be made again; until then the node takes services' addresses
+/// for its own.
 fn of_ipvs() -> anyhow::Result<()> {
     let servers = ipvs::virtual_servers();
     let Some(device) = block_on(ipvs::device())? else {

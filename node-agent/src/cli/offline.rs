@@ -21,8 +21,8 @@ use crate::source::{egress, manifests, state_file};
 pub(super) struct Facts {
     #[command(flatten)]
     pub(super) policy: PolicyArgs,
-    /// A folder of manifests (Services, EndpointSlices, Nodes, ServiceCIDRs). The node's addresses are taken
-    /// from its Node object there
+    /// A folder of manifests (Services, EndpointSlices, Nodes, ServiceCIDRs). The node's addresses
+    /// are taken from its Node object there
     #[arg(long, value_name = "DIR")]
     pub(super) manifests: PathBuf,
     /// The run directory with the state file of this node's pods; without it there are none
@@ -79,7 +79,8 @@ fn engine<B: Told>(facts: &Facts, backend: B) -> anyhow::Result<Engine<B>> {
     }
     if let Some(run_dir) = &facts.run_dir {
         let run_dir = run_dir.clone();
-        let pods = state_file::read(&state_file::Config { run_dir }).context("cannot use the state file")?;
+        let pods = state_file::read(&state_file::Config { run_dir })
+            .context("cannot use the state file")?;
         events.extend(pods.map(Event::Pods));
     }
     let mut engine = Engine::new(policy, backend);
@@ -87,15 +88,13 @@ fn engine<B: Told>(facts: &Facts, backend: B) -> anyhow::Result<Engine<B>> {
     Ok(engine)
 }
 
-/// The node's addresses as far as its Node object names them, on an interface that nobody can know here.
+/// The node's addresses as far as its Node object names them, on an interface that nobody can know
+/// here.
 fn addresses(events: &[Event]) -> Event {
-    let node = events.iter().rev().find_map(|event| {
-        if let Event::Node(node) = event {
-            node.as_ref()
-        } else {
-            None
-        }
-    });
+    let node = events
+        .iter()
+        .rev()
+        .find_map(|event| if let Event::Node(node) = event { node.as_ref() } else { None });
     let interface: Arc<str> = "unknown".into();
     let of = |node: &Node| -> Vec<NodeAddress> {
         let on = |address: &_| NodeAddress {

@@ -25,12 +25,13 @@ pub struct BackendArgs {
     #[arg(long, visible_alias = "proxy-mode", value_enum, default_value = "auto")]
     pub backend: BackendChoice,
 
-    /// With iptables: whose tables; by default those of the variant that this node uses, found out as kubelet does
+    /// With iptables: whose tables; by default those of the variant that this node uses, found out
+    /// as kubelet does
     #[arg(long, value_enum)]
     pub iptables_variant: Option<Variant>,
 
-    /// Which of the node's addresses serve node ports: "primary", "all", "all,localhost" (127.0.0.1 too), or CIDRs; by default primary with
-    /// nftables and all with iptables, as kube-proxy has it
+    /// Which of the node's addresses serve node ports: "primary", "all", "all,localhost" (127.0.0.1
+    /// too), or CIDRs; by default primary with nftables and all with iptables, as kube-proxy has it
     #[arg(long, value_name = "CIDR,…")]
     pub nodeport_addresses: Option<String>,
 
@@ -50,7 +51,10 @@ impl BackendArgs {
     }
 
     /// Where node ports are served.
-    pub(super) fn node_ports(&self, backend: BackendName) -> Result<NodePortAddresses, ConfigError> {
+    pub(super) fn node_ports(
+        &self,
+        backend: BackendName,
+    ) -> Result<NodePortAddresses, ConfigError> {
         let usual = match backend {
             BackendName::Nftables => "primary",
             BackendName::Iptables => "all",

@@ -19,31 +19,32 @@ pub(super) fn detector(text: &str) -> Result<Detector, ConfigError> {
             problem: "it takes no value but port-exact".to_owned(),
         }),
         ("bridge-port", None) => Ok(Detector::BridgePort),
-        ("bridge-port", Some(_)) => Err(ConfigError::Value {
-            mode: "bridge-port",
-            problem: "it takes no value".to_owned(),
-        }),
+        ("bridge-port", Some(_)) => {
+            Err(ConfigError::Value { mode: "bridge-port", problem: "it takes no value".to_owned() })
+        }
         ("bridge", values) => Ok(Detector::Bridge(names("bridge", "cni0", values)?)),
-        ("interface-prefix", values) => Ok(Detector::InterfacePrefix(names(
-            "interface-prefix",
-            "veth",
-            values,
-        )?)),
+        ("interface-prefix", values) => {
+            Ok(Detector::InterfacePrefix(names("interface-prefix", "veth", values)?))
+        }
         ("node-cidr", None) => Ok(Detector::NodeCidr(None)),
-        ("node-cidr", Some(values)) => Ok(Detector::NodeCidr(Some(cidrs(
-            "--detect-local node-cidr",
-            values,
-        )?))),
+        ("node-cidr", Some(values)) => {
+            Ok(Detector::NodeCidr(Some(cidrs("--detect-local node-cidr", values)?)))
+        }
         ("cluster-cidr", _) => Err(ConfigError::ClusterCidr("--detect-local cluster-cidr")),
         _ => Err(ConfigError::Mode(text.to_owned())),
     }
 }
 
-fn names(mode: &'static str, example: &str, values: Option<Vec<&str>>) -> Result<Vec<Arc<str>>, ConfigError> {
+fn names(
+    mode: &'static str,
+    example: &str,
+    values: Option<Vec<&str>>,
+) -> Result<Vec<Arc<str>>, ConfigError> {
     // IFNAMSIZ, without the zero that ends a name.
     const LONGEST: usize = 15;
     // The kernel's rules for names (dev_valid_name), and what nft's text has no way to write.
-    let strange = |c: char| matches!(c, '/' | ':' | '"' | '*') || c.is_whitespace() || c.is_control();
+    let strange =
+        |c: char| matches!(c, '/' | ':' | '"' | '*') || c.is_whitespace() || c.is_control();
     let Some(values) = values else {
         return Err(ConfigError::Value {
             mode,

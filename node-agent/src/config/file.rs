@@ -1,6 +1,7 @@
-//! `--config FILE`: the flags of `run`, written into a file. A field of the file becomes the flag that it
-//! stands for, placed before the words of the command line, so that it is read, checked and explained by the
-//! one definition that there is of each flag. What the command line (or the environment) says beats the file.
+//! `--config FILE`: the flags of `run`, written into a file. A field of the file becomes the flag
+//! that it stands for, placed before the words of the command line, so that it is read, checked and
+//! explained by the one definition that there is of each flag. What the command line (or the
+//! environment) says beats the file.
 
 mod denizen;
 mod document;
@@ -116,16 +117,13 @@ pub fn with_booleans(command: Command) -> Command {
     command.mut_subcommands(|sub| sub.mut_args(switch))
 }
 
-/// Adds what the file says that `words` name with `--config`. Words that the command does not understand are
-/// left for it to complain about.
+/// Adds what the file says that `words` name with `--config`. Words that the command does not
+/// understand are left for it to complain about.
 ///
 /// # Errors
 /// [`FileError`].
 pub fn complete(command: &Command, words: Vec<OsString>) -> Result<Completed, FileError> {
-    let untouched = |words| Completed {
-        words,
-        ..Completed::default()
-    };
+    let untouched = |words| Completed { words, ..Completed::default() };
     let Ok(matches) = leniently(command.clone()).try_get_matches_from(&words) else {
         return Ok(untouched(words));
     };
@@ -136,35 +134,17 @@ pub fn complete(command: &Command, words: Vec<OsString>) -> Result<Completed, Fi
     let Some((name, given, path)) = asked else {
         return Ok(untouched(words));
     };
-    let text = text_of(path).map_err(|source| FileError::Read {
-        path: path.clone(),
-        source,
-    })?;
-    let Contents {
-        settings,
-        warnings,
-        errors,
-    } = contents(command, &text);
+    let text = text_of(path).map_err(|source| FileError::Read { path: path.clone(), source })?;
+    let Contents { settings, warnings, errors } = contents(command, &text);
     if !errors.is_empty() {
-        return Err(FileError::Bad {
-            path: path.clone(),
-            problems: errors,
-        });
+        return Err(FileError::Bad { path: path.clone(), problems: errors });
     }
-    let ignored = warnings
-        .iter()
-        .map(|warning| format!("{}: {warning}", path.display()));
+    let ignored = warnings.iter().map(|warning| format!("{}: {warning}", path.display()));
     let kept = effective(command, name, given, settings);
-    let place = words
-        .iter()
-        .position(|word| word == name)
-        .map_or(words.len(), |at| at + 1);
+    let place = words.iter().position(|word| word == name).map_or(words.len(), |at| at + 1);
     let mut words = words;
     words.splice(place..place, kept.iter().map(|setting| setting.word().into()));
-    Ok(Completed {
-        words,
-        ignored: ignored.collect(),
-    })
+    Ok(Completed { words, ignored: ignored.collect() })
 }
 
 impl Setting {
@@ -179,16 +159,10 @@ fn text_of(path: &Path) -> Result<String, std::io::Error> {
 
 /// All that a file's text says, each value as its flag would read it.
 fn contents(command: &Command, text: &str) -> Contents {
-    let mut run = command
-        .find_subcommand(RUN)
-        .expect("there is a command that runs")
-        .clone();
+    let mut run = command.find_subcommand(RUN).expect("there is a command that runs").clone();
     run.build();
     let mut contents = match Document::read(text) {
-        Err(problem) => Contents {
-            errors: vec![problem],
-            ..Contents::default()
-        },
+        Err(problem) => Contents { errors: vec![problem], ..Contents::default() },
         Ok(Document::Denizen(tree)) => denizen::contents(&tree, &run),
         Ok(Document::KubeProxy(tree)) => kube_proxy::contents(&tree, &run),
     };
@@ -209,9 +183,7 @@ fn acceptable(alone: Command, setting: &Setting) -> Result<(), String> {
     let policy = PolicyArgs::from_arg_matches(&matches).map_err(refused)?;
     let listen = ListenArgs::from_arg_matches(&matches).map_err(refused)?;
     let policy = policy.check(BackendName::Nftables).map(drop);
-    policy
-        .and(listen.check().map(drop))
-        .map_err(|error| error.to_string())
+    policy.and(listen.check().map(drop)).map_err(|error| error.to_string())
 }
 
 /// What clap has to say, without what only helps at a prompt.
@@ -222,9 +194,14 @@ fn in_one_line(error: &clap::Error) -> String {
     text.trim_start_matches("error: ").to_owned()
 }
 
-/// What the file may set: flags that this command has, and that were given neither themselves nor through a
-/// flag that excludes them.
-fn effective(command: &Command, name: &str, given: &ArgMatches, settings: Vec<Setting>) -> Vec<Setting> {
+/// What the file may set: flags that this command has, and that were given neither themselves nor
+/// through a flag that excludes them.
+fn effective(
+    command: &Command,
+    name: &str,
+    given: &ArgMatches,
+    settings: Vec<Setting>,
+) -> Vec<Setting> {
     let mut sub = command.find_subcommand(name).expect("it was found there").clone();
     sub.build();
     let is_given = |arg: &&Arg| {
@@ -240,9 +217,7 @@ fn effective(command: &Command, name: &str, given: &ArgMatches, settings: Vec<Se
         })
     };
     let keeps = |setting: &Setting| {
-        let arg = sub
-            .get_arguments()
-            .find(|arg| arg.get_long() == Some(&setting.flag));
+        let arg = sub.get_arguments().find(|arg| arg.get_long() == Some(&setting.flag));
         arg.is_some_and(|arg| !beaten(arg))
     };
     settings.into_iter().filter(keeps).collect()

@@ -22,7 +22,8 @@ pub struct ListenArgs {
     pub metrics_bind_address: String,
 }
 
-/// Where HTTP is served, checked; `None` for nowhere. 0.0.0.0 stands for every address of both families.
+/// Where HTTP is served, checked; `None` for nowhere. 0.0.0.0 stands for every address of both
+/// families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listen {
     /// `/healthz` and `/livez`.
@@ -50,10 +51,7 @@ fn address(flag: &'static str, text: &str, port: u16) -> Result<Option<SocketAdd
     match text.parse().or_else(|_| alone()) {
         _ if text.is_empty() => Ok(None),
         Ok(at) => Ok(Some(at)),
-        Err(_) => Err(ConfigError::Listen {
-            flag,
-            value: text.to_owned(),
-        }),
+        Err(_) => Err(ConfigError::Listen { flag, value: text.to_owned() }),
     }
 }
 
@@ -75,10 +73,7 @@ mod tests {
         ];
         for (text, expected) in cases {
             let found = address("--flag", text, 9).map_err(|error| {
-                assert!(
-                    error.to_string().contains(&format!("--flag: {text:?}")),
-                    "{error}"
-                );
+                assert!(error.to_string().contains(&format!("--flag: {text:?}")), "{error}");
             });
             let found = found.map(|at| at.map(|at| at.to_string()));
             assert_eq!(found, expected.map(|at| at.map(str::to_owned)), "{text}");

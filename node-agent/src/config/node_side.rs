@@ -14,18 +14,19 @@ pub struct NodeSideArgs {
     #[arg(long, visible_alias = "iptables-masquerade-bit", value_name = "0..31", default_value = "14", value_parser = mark_bit)]
     pub masquerade_bit: MarkBit,
 
-    /// The bit of a packet's mark that --detect-local bridge-port and pod-state=port-exact use between a bridge's
-    /// port and the IP rules; 6 is the mark 0x40
+    /// The bit of a packet's mark that --detect-local bridge-port and pod-state=port-exact use
+    /// between a bridge's port and the IP rules; 6 is the mark 0x40
     #[arg(long, value_name = "0..31", default_value = "6", value_parser = mark_bit)]
     pub bridge_port_bit: MarkBit,
 
-    /// Where another firewall's FORWARD drops by default, put rules there that let services' connections
-    /// through; `cleanup` removes them
+    /// Where another firewall's FORWARD drops by default, put rules there that let services'
+    /// connections through; `cleanup` removes them
     #[arg(long)]
     pub open_forward: bool,
 
-    /// Masquerade what this node's pods send out of the ranges in this file, which is ip-masq-agent's
-    /// configuration (nonMasqueradeCIDRs, masqLinkLocal, masqLinkLocalIPv6, resyncInterval)
+    /// Masquerade what this node's pods send out of the ranges in this file, which is
+    /// ip-masq-agent's configuration (nonMasqueradeCIDRs, masqLinkLocal, masqLinkLocalIPv6,
+    /// resyncInterval)
     #[arg(long, value_name = "FILE")]
     pub egress_masquerade_config: Option<PathBuf>,
 }

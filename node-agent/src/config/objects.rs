@@ -10,17 +10,19 @@ use crate::source::kube::access::{Access, Credentials, is_server};
 /// Where the cluster's objects come from, as written.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ObjectsArgs {
-    /// A folder of manifests (Services, EndpointSlices, Nodes, ServiceCIDRs) to serve, in place of an API
-    /// server's
+    /// A folder of manifests (Services, EndpointSlices, Nodes, ServiceCIDRs) to serve, in place of
+    /// an API server's
     #[arg(long, value_name = "DIR", conflicts_with = "kubeconfig")]
     pub manifests: Option<PathBuf>,
 
-    /// How to reach the API server, and as whom; without it, as the service account of the agent's pod
+    /// How to reach the API server, and as whom; without it, as the service account of the agent's
+    /// pod
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// The API server's real address, in place of the one that the kubeconfig names. In a pod it has to be
-    /// given: the address that pods are told is a service's, which nobody serves before this agent does
+    /// The API server's real address, in place of the one that the kubeconfig names. In a pod it
+    /// has to be given: the address that pods are told is a service's, which nobody serves before
+    /// this agent does
     #[arg(long, value_name = "URL", env = "DENIZEN_API_SERVER")]
     pub master: Option<String>,
 }

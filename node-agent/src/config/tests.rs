@@ -15,11 +15,7 @@ fn modes_are_read_as_they_are_shown() {
         "node-cidr",
         "node-cidr=10.1.0.0/24,fd00::/64",
     ] {
-        assert_eq!(
-            detector(text).map(|d| d.to_string()),
-            Ok(text.to_owned()),
-            "{text}"
-        );
+        assert_eq!(detector(text).map(|d| d.to_string()), Ok(text.to_owned()), "{text}");
     }
 }
 
@@ -55,13 +51,9 @@ struct Line {
 }
 
 fn checked(flags: &str) -> Result<Config, String> {
-    let words = ["agent", "--manifests", "/m"]
-        .into_iter()
-        .chain(flags.split_whitespace());
+    let words = ["agent", "--manifests", "/m"].into_iter().chain(flags.split_whitespace());
     let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
-    line.run
-        .check(BackendName::Nftables)
-        .map_err(|error| error.to_string())
+    line.run.check(BackendName::Nftables).map_err(|error| error.to_string())
 }
 
 #[test]
@@ -69,10 +61,7 @@ fn flags_become_a_policy() {
     let cases = [
         ("", "pod-state"),
         ("--detect-local bridge=cni0", "bridge=cni0"),
-        (
-            "--node-cidr 10.1.0.0/24,fd00::/64",
-            "node-cidr=10.1.0.0/24,fd00::/64",
-        ),
+        ("--node-cidr 10.1.0.0/24,fd00::/64", "node-cidr=10.1.0.0/24,fd00::/64"),
         ("--pod-interface-prefix veth,cali", "interface-prefix=veth,cali"),
     ];
     for (flags, detector) in cases {
@@ -80,12 +69,10 @@ fn flags_become_a_policy() {
         assert_eq!(config.policy.detector.to_string(), detector, "{flags}");
         assert_eq!(config.policy.node_ports, NodePortAddresses::Primary, "{flags}");
     }
-    let named = checked("--node-name n1 --masquerade-all --nodeport-addresses 10.0.0.0/8,fd00::/8").unwrap();
+    let named = checked("--node-name n1 --masquerade-all --nodeport-addresses 10.0.0.0/8,fd00::/8")
+        .unwrap();
     assert_eq!(
-        (
-            &*named.policy.settings.node_name,
-            named.policy.settings.masquerade_all
-        ),
+        (&*named.policy.settings.node_name, named.policy.settings.masquerade_all),
         ("n1", true)
     );
     assert!(matches!(named.policy.node_ports, NodePortAddresses::In(ranges) if ranges.len() == 2));
@@ -105,14 +92,8 @@ fn node_ports_are_served_where_kube_proxy_serves_them() {
         ("--backend nftables --nodeport-addresses all", all(false)),
         ("--backend nftables --nodeport-addresses all,localhost", all(true)),
         ("--backend iptables", all(true)),
-        (
-            "--backend iptables --iptables-localhost-nodeports false",
-            all(false),
-        ),
-        (
-            "--backend iptables --nodeport-addresses primary",
-            NodePortAddresses::Primary,
-        ),
+        ("--backend iptables --iptables-localhost-nodeports false", all(false)),
+        ("--backend iptables --nodeport-addresses primary", NodePortAddresses::Primary),
     ];
     for (flags, served) in cases {
         assert_eq!(checked(flags).unwrap().policy.node_ports, served, "{flags}");
@@ -127,18 +108,9 @@ fn flags_that_are_wrong_or_contradict_each_other_are_named() {
             "denizen never needs a cluster CIDR: leave --cluster-cidr out",
         ),
         ("--detect-local pod-state --node-cidr 10.0.0.0/8", "--node-cidr"),
-        (
-            "--pod-interface-prefix veth --node-cidr 10.0.0.0/8",
-            "--pod-interface-prefix",
-        ),
-        (
-            "--nodeport-addresses eth0",
-            "--nodeport-addresses: \"eth0\" is not a CIDR",
-        ),
-        (
-            "--pod-interface-prefix veth*",
-            "\"veth*\" cannot be in an interface's name",
-        ),
+        ("--pod-interface-prefix veth --node-cidr 10.0.0.0/8", "--pod-interface-prefix"),
+        ("--nodeport-addresses eth0", "--nodeport-addresses: \"eth0\" is not a CIDR"),
+        ("--pod-interface-prefix veth*", "\"veth*\" cannot be in an interface's name"),
         ("--detect-local bridge=a/b", "\"a/b\" cannot be"),
         ("--backend ebpf", "ebpf"),
         ("--conntrack-udp-timeout soon", "is not a duration such as 1h30m"),
@@ -164,17 +136,9 @@ fn where_the_objects_come_from() {
     let file = || Credentials::Kubeconfig("/k".into());
     let cluster_ip = Some("10.96.0.1");
     let cases = [
-        (
-            vec!["--manifests", "/m"],
-            cluster_ip,
-            Ok(Objects::Manifests("/m".into())),
-        ),
+        (vec!["--manifests", "/m"], cluster_ip, Ok(Objects::Manifests("/m".into()))),
         (vec!["--kubeconfig", "/k"], None, api(file(), None)),
-        (
-            vec!["--kubeconfig", "/k", "--master", url],
-            cluster_ip,
-            api(file(), Some(url)),
-        ),
+        (vec!["--kubeconfig", "/k", "--master", url], cluster_ip, api(file(), Some(url))),
         (
             vec!["--kubeconfig", "/k", "--master", "http://[::1]:8001"],
             None,
@@ -185,51 +149,33 @@ fn where_the_objects_come_from() {
             None,
             Err(ObjectsError::Server("10.0.0.1:6443".into())),
         ),
-        (
-            vec!["--master", url],
-            cluster_ip,
-            api(Credentials::ServiceAccount, Some(url)),
-        ),
+        (vec!["--master", url], cluster_ip, api(Credentials::ServiceAccount, Some(url))),
         (
             vec!["--master", "http://10.0.0.1"],
             None,
             Err(ObjectsError::Server("http://10.0.0.1".into())),
         ),
-        (
-            vec!["--master", ""],
-            cluster_ip,
-            Err(ObjectsError::ServiceAddress("10.96.0.1".into())),
-        ),
-        (
-            vec![],
-            cluster_ip,
-            Err(ObjectsError::ServiceAddress("10.96.0.1".into())),
-        ),
+        (vec!["--master", ""], cluster_ip, Err(ObjectsError::ServiceAddress("10.96.0.1".into()))),
+        (vec![], cluster_ip, Err(ObjectsError::ServiceAddress("10.96.0.1".into()))),
         (vec![], None, Err(ObjectsError::NoObjects)),
     ];
     for (flags, host, expected) in cases {
-        let line = Line::try_parse_from(std::iter::once("denizen-agent").chain(flags.clone())).unwrap();
-        assert_eq!(
-            line.run.objects.check(host.map(str::to_owned)),
-            expected,
-            "{flags:?}"
-        );
+        let line =
+            Line::try_parse_from(std::iter::once("denizen-agent").chain(flags.clone())).unwrap();
+        assert_eq!(line.run.objects.check(host.map(str::to_owned)), expected, "{flags:?}");
     }
-    assert!(Line::try_parse_from(["denizen-agent", "--manifests", "/m", "--kubeconfig", "/k"]).is_err());
+    assert!(
+        Line::try_parse_from(["denizen-agent", "--manifests", "/m", "--kubeconfig", "/k"]).is_err()
+    );
 }
 
 #[test]
 fn an_empty_cache_folder_is_none() {
-    for (flag, expected) in [
-        ("--cni-cache-dir=", ""),
-        ("--cni-cache-dir=/elsewhere", "/elsewhere"),
-    ] {
+    for (flag, expected) in [("--cni-cache-dir=", ""), ("--cni-cache-dir=/elsewhere", "/elsewhere")]
+    {
         let words = ["denizen-agent", "run", "--manifests", "somewhere", flag];
         let taken = crate::cli::command().try_get_matches_from(words).unwrap();
         let run = taken.subcommand().expect("run").1;
-        assert_eq!(
-            run.get_one::<PathBuf>("cni_cache_dir"),
-            Some(&PathBuf::from(expected))
-        );
+        assert_eq!(run.get_one::<PathBuf>("cni_cache_dir"), Some(&PathBuf::from(expected)));
     }
 }

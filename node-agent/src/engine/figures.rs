@@ -1,4 +1,5 @@
-//! Figures of what the engine knows, for whoever asks now and then: what is counted anew costs as much as there is.
+//! Figures of what the engine knows, for whoever asks now and then: what is counted anew costs as
+//! much as there is.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -19,12 +20,8 @@ impl<B: Backend> Engine<B> {
         own.services.set(gauge(status.services));
         own.endpoints.set(gauge(status.endpoints));
         own.problems.set(gauge(status.errors.len()));
-        own.drift_repaired
-            .inner()
-            .store(status.drift_repaired, Ordering::Relaxed);
-        own.missed_lookups
-            .inner()
-            .store(status.missed_lookups, Ordering::Relaxed);
+        own.drift_repaired.inner().store(status.drift_repaired, Ordering::Relaxed);
+        own.missed_lookups.inner().store(status.missed_lookups, Ordering::Relaxed);
         for size in self.backend.sizes() {
             let labels = [("ip_family", size.family.to_string()), ("set", size.set)];
             own.elements.get_or_create(&labels).set(gauge(size.elements));
@@ -33,11 +30,7 @@ impl<B: Backend> Engine<B> {
             let labels = [("ip_family", map.family.clone()), ("set", map.map.clone())];
             own.elements.get_or_create(&labels).set(i64::from(map.clients));
         }
-        let Crowded {
-            reserved,
-            briefly,
-            not,
-        } = status.affinity.crowded;
+        let Crowded { reserved, briefly, not } = status.affinity.crowded;
         for (remembered, clients) in [("reserved", reserved), ("briefly", briefly), ("no", not)] {
             let counter = own.affinity_crowded.get_or_create(&[("remembered", remembered)]);
             counter.inner().store(clients, Ordering::Relaxed);
@@ -47,22 +40,18 @@ impl<B: Backend> Engine<B> {
                 "internal",
                 self.without_local(|f| f.kind == DoorKind::ClusterIp && f.inside == Outcome::Drop),
             ),
-            (
-                "external",
-                self.without_local(|f| f.outside == Some(Outcome::Drop)),
-            ),
+            ("external", self.without_local(|f| f.outside == Some(Outcome::Drop))),
         ];
         for (policy, services) in dropped {
             let family = &metrics.like_kube_proxy.no_local_endpoints;
-            family
-                .get_or_create(&[("traffic_policy", policy)])
-                .set(gauge(services));
+            family.get_or_create(&[("traffic_policy", policy)]).set(gauge(services));
         }
     }
 
     fn without_local(&self, drops: impl Fn(&Frontend) -> bool) -> usize {
         let frontends = self.plan.frontends().filter(|frontend| drops(frontend));
-        let ports: BTreeSet<&ServicePortName> = frontends.map(|frontend| &frontend.service_port).collect();
+        let ports: BTreeSet<&ServicePortName> =
+            frontends.map(|frontend| &frontend.service_port).collect();
         ports.len()
     }
 }

@@ -32,8 +32,8 @@ fn engine() -> Engine<Nftables<NoKernel>> {
     Engine::new(policy, Nftables::offline())
 }
 
-/// What is programmed, but for what depends on the way: slots, sizes of classes, numbers, and chains that
-/// nothing refers to any more.
+/// What is programmed, but for what depends on the way: slots, sizes of classes, numbers, and
+/// chains that nothing refers to any more.
 fn settled(engine: &mut Engine<Nftables<NoKernel>>) -> BTreeSet<String> {
     let text = engine.decided().rendering().to_string();
     let (mut table, mut block) = ("", "");
@@ -66,19 +66,13 @@ fn without_the_way(block: &str, element: &str) -> String {
         return element.to_owned();
     };
     if value.starts_with("goto ") {
-        let words = value
-            .trim_end_matches(',')
-            .split('-')
-            .filter(|word| word.parse::<u32>().is_err());
+        let words =
+            value.trim_end_matches(',').split('-').filter(|word| word.parse::<u32>().is_err());
         return format!("{key} {}", words.collect::<Vec<_>>().join("-"));
     }
     let door = key.rsplit_once(" . ").map_or(key, |(door, _)| door);
     // The number of an endpoint, or of its service port, depends on who came first.
-    if block.contains("affinity-slots") {
-        door.to_owned()
-    } else {
-        format!("{door} {value}")
-    }
+    if block.contains("affinity-slots") { door.to_owned() } else { format!("{door} {value}") }
 }
 
 /// What an event is about: the last word about it counts.
@@ -141,13 +135,7 @@ fn a_slice(name: u8, owner: u8, endpoints: BTreeSet<u8>) -> Event {
     });
     let slice = slice(&text, &format!("s{owner}"), each.collect());
     let told = (!endpoints.is_empty()).then(|| slice.clone());
-    Event::Slice(
-        SliceName {
-            namespace: "default".into(),
-            name: text.into(),
-        },
-        told,
-    )
+    Event::Slice(SliceName { namespace: "default".into(), name: text.into() }, told)
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -156,10 +144,7 @@ fn event() -> impl Strategy<Value = Event> {
         Some(node(None, &["192.168.0.2"], &["10.1.0.0/24"])),
         Some(node(Some("a"), &["192.168.0.3", "2001:db8::2"], &["fd00::/61"])),
     ];
-    let links = [
-        vec![],
-        vec![address("10.1.2.1", "cni0"), address("192.168.0.2", "eth0")],
-    ];
+    let links = [vec![], vec![address("10.1.2.1", "cni0"), address("192.168.0.2", "eth0")]];
     let known = [("10.1.2.3", "cni0"), ("10.1.0.3", "veth1")];
     prop_oneof![
         6 => (0_u8..4, 0_u8..6).prop_map(|(name, variant)| a_service(name, variant)),
@@ -182,18 +167,16 @@ fn same(one: &BTreeSet<String>, other: &BTreeSet<String>) -> Result<(), TestCase
 
 /// All that is known at the end, told at once.
 fn last_words(events: &[Event]) -> Vec<Event> {
-    let last: BTreeMap<String, Event> = events
-        .iter()
-        .map(|event| (subject(event), event.clone()))
-        .collect();
+    let last: BTreeMap<String, Event> =
+        events.iter().map(|event| (subject(event), event.clone())).collect();
     last.into_values().collect()
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// In batches of any size; some of them twice; after a reconnect, which tells all again; and whenever the
-    /// lists become complete.
+    /// In batches of any size; some of them twice; after a reconnect, which tells all again; and
+    /// whenever the lists become complete.
     #[test]
     fn any_way_ends_as_a_fresh_start(
         events in proptest::collection::vec(event(), 1..40),
@@ -260,13 +243,7 @@ fn services_wait_for_the_whole_picture_and_pods_do_not() {
     assert!(!early.contains("10.96.0.1"), "{early}");
     engine.apply(vec![Event::Listed(Listing::ALL[0])]);
     assert!(!engine.is_idle());
-    assert!(
-        engine
-            .decided()
-            .rendering()
-            .to_string()
-            .contains("10.96.0.1 . tcp . 80")
-    );
+    assert!(engine.decided().rendering().to_string().contains("10.96.0.1 . tcp . 80"));
     assert!(engine.is_idle());
 }
 
@@ -297,11 +274,7 @@ impl Backend for Refusing {
     type Error = Refused;
 
     fn sync(&mut self) -> Result<Repair, Refused> {
-        if std::mem::take(&mut self.refuses) {
-            Err(Refused)
-        } else {
-            Ok(Repair::default())
-        }
+        if std::mem::take(&mut self.refuses) { Err(Refused) } else { Ok(Repair::default()) }
     }
 
     fn resync(&mut self) -> Result<Repair, Refused> {
@@ -328,18 +301,14 @@ fn refusing() -> Engine<Refusing> {
     Engine::new(policy, Refusing { refuses: true })
 }
 
-/// A change that failed and was then repaired by a look (the kernel's word of a foreign change comes sooner
-/// than the next try) left the ADD that waited for it waiting.
+/// A change that failed and was then repaired by a look (the kernel's word of a foreign change
+/// comes sooner than the next try) left the ADD that waited for it waiting.
 #[test]
 fn who_waits_for_a_pod_is_answered_by_a_repair_too() {
     let mut engine = refusing();
     let told = pods(7, &[("10.1.2.3", "cni0")]);
     let (epoch, generation) = told.version.clone().unwrap();
-    let asked = WaitFor {
-        wait_for: told.pods[0].id.clone(),
-        epoch,
-        generation,
-    };
+    let asked = WaitFor { wait_for: told.pods[0].id.clone(), epoch, generation };
     engine.apply(vec![Event::Pods(told)]);
     assert!(engine.sync().is_err());
     assert!(!engine.has_programmed(&asked) && !engine.is_idle());
@@ -347,8 +316,8 @@ fn who_waits_for_a_pod_is_answered_by_a_repair_too() {
     assert!(engine.has_programmed(&asked) && engine.is_idle());
 }
 
-/// The time that a change took counts until the kernel has it, however often it is tried, and what changes
-/// nothing counts not at all.
+/// The time that a change took counts until the kernel has it, however often it is tried, and what
+/// changes nothing counts not at all.
 #[test]
 fn triggers_are_those_of_what_is_in_the_kernel() {
     let mut engine = refusing();

@@ -24,7 +24,8 @@ impl<B> Engine<B> {
         let mut pods: Vec<&LocalPod> = all
             .filter(|pod| {
                 let mut texts = pod.ips.iter().map(IpAddr::to_string);
-                pod.to_string().contains(&query.search) || texts.any(|ip| ip.contains(&query.search))
+                pod.to_string().contains(&query.search)
+                    || texts.any(|ip| ip.contains(&query.search))
             })
             .collect();
         pods.sort_by_key(|pod| pod.to_string());
@@ -34,17 +35,15 @@ impl<B> Engine<B> {
             interface: pod.interface.to_string(),
             port: pod.port.as_deref().map(str::to_owned),
         };
-        Found {
-            total: pods.len(),
-            shown: pods.iter().take(2 * ROWS).map(row).collect(),
-        }
+        Found { total: pods.len(), shown: pods.iter().take(2 * ROWS).map(row).collect() }
     }
 
     /// Services; none while not all of them are known.
     pub fn view_services(&self, query: &ViewQuery) -> Found<ServiceRow> {
         let known = self.model.snapshot();
         let all = known.iter().flat_map(|world| world.services());
-        let mut services: Vec<&Service> = all.filter(|service| is_meant(service, &query.search)).collect();
+        let mut services: Vec<&Service> =
+            all.filter(|service| is_meant(service, &query.search)).collect();
         services.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let shown = services.iter().skip(query.skip).take(ROWS);
         Found {
@@ -57,13 +56,12 @@ impl<B> Engine<B> {
         ServiceRow {
             name: service.name.to_string(),
             policies: policies(service),
-            doors: doors(service)
-                .filter_map(|door| self.view_door(service, door))
-                .collect(),
+            doors: doors(service).filter_map(|door| self.view_door(service, door)).collect(),
         }
     }
 
-    /// Nothing where the service has no such door, as for an address of a family that it does not exist in.
+    /// Nothing where the service has no such door, as for an address of a family that it does not
+    /// exist in.
     fn view_door(&self, service: &Service, (kind, door): (DoorKind, Door)) -> Option<DoorRow> {
         let frontend = self.plan.frontend(&door)?;
         let owner = &frontend.service_port.service;
@@ -81,11 +79,7 @@ impl<B> Engine<B> {
 }
 
 fn is_meant(service: &Service, text: &str) -> bool {
-    let ips = [
-        &service.cluster_ips,
-        &service.external_ips,
-        &service.load_balancer_ips,
-    ];
+    let ips = [&service.cluster_ips, &service.external_ips, &service.load_balancer_ips];
     text.is_empty()
         || service.name.to_string().contains(text)
         || ips.into_iter().flatten().any(|ip| ip.to_string().contains(text))
@@ -109,11 +103,7 @@ fn doors(service: &Service) -> impl Iterator<Item = (DoorKind, Door)> {
                 DoorKind::NodePort => port.node_port?,
                 DoorKind::ClusterIp | DoorKind::LoadBalancerIp | DoorKind::ExternalIp => port.port,
             };
-            let door = Door {
-                address,
-                protocol: port.protocol,
-                port: number,
-            };
+            let door = Door { address, protocol: port.protocol, port: number };
             Some((kind, door))
         })
     })
@@ -128,14 +118,11 @@ fn fate(outcome: &Outcome) -> Fate {
 }
 
 fn rows(endpoints: &Endpoints) -> Found<EndpointRow> {
-    let shown = endpoints.iter().take(ENDPOINTS).map(|endpoint| EndpointRow {
-        at: endpoint.address.to_string(),
-        local: endpoint.local,
-    });
-    Found {
-        total: endpoints.count(),
-        shown: shown.collect(),
-    }
+    let shown = endpoints
+        .iter()
+        .take(ENDPOINTS)
+        .map(|endpoint| EndpointRow { at: endpoint.address.to_string(), local: endpoint.local });
+    Found { total: endpoints.count(), shown: shown.collect() }
 }
 
 /// What is not as by default, in the API's words.
@@ -145,20 +132,14 @@ fn policies(service: &Service) -> Vec<String> {
         Affinity::ClientIp { seconds } => Some(format!("session affinity {seconds} s")),
         Affinity::None => None,
     };
-    let ranges: Vec<String> = service
-        .source_ranges
-        .ranges
-        .iter()
-        .map(ToString::to_string)
-        .collect();
+    let ranges: Vec<String> =
+        service.source_ranges.ranges.iter().map(ToString::to_string).collect();
     [
         local(service.internal_policy).then(|| "internal traffic: Local".to_owned()),
         local(service.external_policy).then(|| "external traffic: Local".to_owned()),
         affinity,
         (!ranges.is_empty()).then(|| format!("load balancer sources: {}", ranges.join(", "))),
-        service
-            .health_check_node_port
-            .map(|port| format!("health-check node port {port}")),
+        service.health_check_node_port.map(|port| format!("health-check node port {port}")),
     ]
     .into_iter()
     .flatten()

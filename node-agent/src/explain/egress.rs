@@ -7,15 +7,14 @@ use crate::model::family_of;
 use crate::plan::Endpoints;
 
 impl Way<'_> {
-    /// Whether a pod's connection to this destination, which is no service's any more, gets the node's
-    /// address; `None` where the operator did not ask for anything of the kind.
+    /// Whether a pod's connection to this destination, which is no service's any more, gets the
+    /// node's address; `None` where the operator did not ask for anything of the kind.
     fn goes_out(&self, sender: Sender, destination: IpAddr) -> Option<bool> {
         let world = self.scene.world;
-        let asked = world
-            .egress()
-            .filter(|egress| egress.covers(family_of(destination)))?;
+        let asked = world.egress().filter(|egress| egress.covers(family_of(destination)))?;
         // What stays on this node is never forwarded.
-        (sender == Sender::Pod && !self.is_own(destination)).then(|| asked.range_of(destination).is_none())
+        (sender == Sender::Pod && !self.is_own(destination))
+            .then(|| asked.range_of(destination).is_none())
     }
 
     /// A destination that no service has.
@@ -24,11 +23,7 @@ impl Way<'_> {
         let Some(masquerade) = self.goes_out(sender, destination) else {
             return false;
         };
-        let range = self
-            .scene
-            .world
-            .egress()
-            .and_then(|egress| egress.range_of(destination));
+        let range = self.scene.world.egress().and_then(|egress| egress.range_of(destination));
         match range {
             Some(range) => self.step(
                 words::SOURCE_KEPT,
@@ -49,15 +44,8 @@ impl Way<'_> {
             return false;
         }
         let all = out == endpoints.count();
-        let which = if all {
-            "the endpoint"
-        } else {
-            "an endpoint outside the ranges"
-        };
-        self.step(
-            format!("towards {which} {}", words::SOURCE_REPLACED),
-            words::GOES_OUT,
-        );
+        let which = if all { "the endpoint" } else { "an endpoint outside the ranges" };
+        self.step(format!("towards {which} {}", words::SOURCE_REPLACED), words::GOES_OUT);
         all
     }
 }

@@ -15,15 +15,20 @@ impl Way<'_> {
     ) -> bool {
         let (masquerade, why) = match frontend.masquerade {
             _ if bound => (false, words::KEPT_LOCAL_POLICY),
-            Masquerade::Always if frontend.kind == DoorKind::ClusterIp => (true, words::MASQUERADE_ALL),
+            Masquerade::Always if frontend.kind == DoorKind::ClusterIp => {
+                (true, words::MASQUERADE_ALL)
+            }
             Masquerade::Always => (true, words::MASQUERADE_EXTERNAL),
             Masquerade::UnlessLocalPod if sender == Sender::Pod => (false, words::KEPT_LOCAL_POD),
-            Masquerade::UnlessLocalPod if sender == Sender::Node && self.node_is_in_a_pod_range() => {
+            Masquerade::UnlessLocalPod
+                if sender == Sender::Node && self.node_is_in_a_pod_range() =>
+            {
                 (false, words::KEPT_NODE_RANGE)
             }
             Masquerade::UnlessLocalPod => (true, words::MASQUERADE_FOREIGN),
         };
-        // What arrives for the node itself is not routed on, and the source is replaced behind routing.
+        // What arrives for the node itself is not routed on, and the source is replaced behind
+        // routing.
         let stays = |e: &&Endpoint| sender != Sender::Node && self.is_own(e.address.ip());
         let itself = |e: &&Endpoint| e.address.ip() == self.packet.source && self.is_hairpin();
         let exceptions = match masquerade {
@@ -32,11 +37,7 @@ impl Way<'_> {
         };
         let only_exceptions = exceptions == endpoints.count();
         if !only_exceptions {
-            let what = if masquerade {
-                words::SOURCE_REPLACED
-            } else {
-                words::SOURCE_KEPT
-            };
+            let what = if masquerade { words::SOURCE_REPLACED } else { words::SOURCE_KEPT };
             self.step(what, why);
         }
         if exceptions > 0 {
@@ -47,14 +48,11 @@ impl Way<'_> {
     }
 
     pub(super) fn is_own(&self, address: IpAddr) -> bool {
-        self.scene
-            .world
-            .addresses()
-            .iter()
-            .any(|own| own.address == address)
+        self.scene.world.addresses().iter().any(|own| own.address == address)
     }
 
-    /// Whether the sender is one that may be handed to itself: a recorded pod, or an endpoint on this node.
+    /// Whether the sender is one that may be handed to itself: a recorded pod, or an endpoint on
+    /// this node.
     fn is_hairpin(&self) -> bool {
         let Scene { world, plan, .. } = self.scene;
         let from = self.packet.source;
@@ -62,13 +60,11 @@ impl Way<'_> {
         recorded || plan.local_endpoints().any(|endpoint| endpoint == from)
     }
 
-    /// The detector that looks at the source alone cannot tell the node's own address in its pods' range (a
-    /// bridge's) from a pod's.
+    /// The detector that looks at the source alone cannot tell the node's own address in its pods'
+    /// range (a bridge's) from a pod's.
     fn node_is_in_a_pod_range(&self) -> bool {
         let Scene { world, detector, .. } = self.scene;
         let cidrs = world.node().map(|node| &*node.pod_cidrs).unwrap_or_default();
-        detector
-            .local(world.pods(), cidrs, self.packet.source, None)
-            .is_some()
+        detector.local(world.pods(), cidrs, self.packet.source, None).is_some()
     }
 }

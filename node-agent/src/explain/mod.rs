@@ -1,7 +1,7 @@
 //! What happens to a packet on this node, step by step, and why.
 //!
-//! Computed from the same [`Plan`] as the rules, so it cannot say anything else than they do; that the
-//! kernel agrees is what the tests with real packets hold.
+//! Computed from the same [`Plan`] as the rules, so it cannot say anything else than they do; that
+//! the kernel agrees is what the tests with real packets hold.
 
 mod arrival;
 mod egress;
@@ -22,8 +22,8 @@ use self::arrival::arrival;
 use crate::backend::BackendName;
 use crate::model::{Affinity, Snapshot, TrafficPolicy, family_of};
 use crate::plan::{
-    Detector, Door, DoorAddress, DoorKind, Endpoints, Frontend, NodePortAddresses, Outcome, Plan, Remark,
-    node_port_addresses,
+    Detector, Door, DoorAddress, DoorKind, Endpoints, Frontend, NodePortAddresses, Outcome, Plan,
+    Remark, node_port_addresses,
 };
 use crate::printable::Printable;
 
@@ -39,8 +39,8 @@ pub enum Verdict {
     Drop,
     /// Denizen does nothing to it.
     Untouched,
-    /// Not known: rules that decide it were rejected by the kernel, and what is there in their place is an
-    /// older state, or nothing.
+    /// Not known: rules that decide it were rejected by the kernel, and what is there in their
+    /// place is an older state, or nothing.
     Unknown,
 }
 
@@ -85,22 +85,19 @@ pub struct Scene<'a> {
     pub backend: BackendName,
 }
 
-/// Explains what becomes of a new connection's first packet. `rejected` names the rules of a frontend that are
-/// not in the kernel, with the reason.
+/// Explains what becomes of a new connection's first packet. `rejected` names the rules of a
+/// frontend that are not in the kernel, with the reason.
 pub fn explain(
     scene: Scene<'_>,
     packet: &Packet,
     rejected: impl Fn(&Frontend) -> Vec<String>,
 ) -> Explanation {
-    let mut way = Way {
-        scene,
-        packet,
-        steps: Vec::new(),
-    };
+    let mut way = Way { scene, packet, steps: Vec::new() };
     let sender = way.source();
     let is_kept_out = way.is_kept_out(sender);
     match way.door() {
-        // nftables keeps such a packet out before a service is chosen, iptables what no service has translated.
+        // nftables keeps such a packet out before a service is chosen, iptables what no service has
+        // translated.
         Some(frontend) if !is_kept_out || !way.answers_for_all() => {
             way.through(frontend, sender, &rejected(frontend))
         }
@@ -125,10 +122,7 @@ struct Way<'a> {
 
 impl<'a> Way<'a> {
     fn step(&mut self, what: impl Into<String>, why: impl Into<String>) {
-        self.steps.push(Step {
-            what: what.into(),
-            why: why.into(),
-        });
+        self.steps.push(Step { what: what.into(), why: why.into() });
     }
 
     fn source(&mut self) -> Sender {
@@ -156,40 +150,24 @@ impl<'a> Way<'a> {
 
     /// The door that the packet is addressed to.
     fn door(&self) -> Option<&'a Frontend> {
-        let Packet {
-            destination,
-            port,
-            protocol,
-            ..
-        } = *self.packet;
-        let at = |address| {
-            self.scene.plan.frontend(&Door {
-                address,
-                protocol,
-                port,
-            })
-        };
+        let Packet { destination, port, protocol, .. } = *self.packet;
+        let at = |address| self.scene.plan.frontend(&Door { address, protocol, port });
         at(DoorAddress::Ip(destination)).or_else(|| {
             let ours = self.answers_for_all()
                 && (self.is_cluster_ip(destination) || self.is_service_range(destination));
             let node_port = !ours && self.serves_node_ports(destination);
-            if node_port {
-                at(DoorAddress::Node(family_of(destination)))
-            } else {
-                None
-            }
+            if node_port { at(DoorAddress::Node(family_of(destination))) } else { None }
         })
     }
 
     fn serves_node_ports(&self, address: IpAddr) -> bool {
-        let Scene {
-            world, node_ports, ..
-        } = self.scene;
-        node_port_addresses(node_ports, world.node(), world.addresses(), world.pods()).contains(&address)
+        let Scene { world, node_ports, .. } = self.scene;
+        node_port_addresses(node_ports, world.node(), world.addresses(), world.pods())
+            .contains(&address)
     }
 
-    /// nftables answers for the whole of a cluster IP and of the ranges that these come from; iptables, as
-    /// kube-proxy's, leaves alone what is no service's port.
+    /// nftables answers for the whole of a cluster IP and of the ranges that these come from;
+    /// iptables, as kube-proxy's, leaves alone what is no service's port.
     fn answers_for_all(&self) -> bool {
         match self.scene.backend {
             BackendName::Nftables => true,
@@ -208,13 +186,11 @@ impl<'a> Way<'a> {
 
     fn is_cluster_ip(&self, address: IpAddr) -> bool {
         let at = DoorAddress::Ip(address);
-        self.scene
-            .plan
-            .frontends()
-            .any(|f| f.kind == DoorKind::ClusterIp && f.door.address == at)
+        self.scene.plan.frontends().any(|f| f.kind == DoorKind::ClusterIp && f.door.address == at)
     }
 
-    /// Whether it is for this node's own loopback addresses, and comes from elsewhere. IPv6 needs no such rule.
+    /// Whether it is for this node's own loopback addresses, and comes from elsewhere. IPv6 needs
+    /// no such rule.
     fn is_kept_out(&self, sender: Sender) -> bool {
         let is_loopback = matches!(self.packet.destination, IpAddr::V4(ip) if ip.is_loopback());
         is_loopback && sender != Sender::Node && self.packet.interface.as_deref() != Some("lo")
@@ -231,8 +207,9 @@ impl<'a> Way<'a> {
         let to = self.packet.destination_text();
         let destination = self.packet.destination;
         let verdict = if let Some(service) = self.scene.plan.claims_own(destination) {
-            let what =
-                format!("{to} is left alone: it is a cluster IP of {service}, and this node's own address");
+            let what = format!(
+                "{to} is left alone: it is a cluster IP of {service}, and this node's own address"
+            );
             self.step(what, words::OWN_ADDRESS);
             Verdict::Untouched
         } else if !self.answers_for_all() {
@@ -256,11 +233,7 @@ impl<'a> Way<'a> {
         let service = frontend.service_port.to_string();
         let to = self.packet.destination_text();
         self.step(
-            format!(
-                "{to} is {} {} of {service}",
-                words::article(frontend.kind),
-                frontend.kind
-            ),
+            format!("{to} is {} {} of {service}", words::article(frontend.kind), frontend.kind),
             words::kind(frontend.kind),
         );
         if !rejected.is_empty() {
@@ -269,7 +242,8 @@ impl<'a> Way<'a> {
             }
             return self.finish(Verdict::Unknown, Some(service), None, false, sender);
         }
-        // iptables refuses in the filter table, where the ranges are not asked unless somebody serves.
+        // iptables refuses in the filter table, where the ranges are not asked unless somebody
+        // serves.
         let ranges_first = self.answers_for_all() || frontend.inside.endpoints().is_some();
         if let Some(allowed) = frontend.sources.as_ref().filter(|_| ranges_first)
             && !self.may_enter(allowed)
@@ -292,7 +266,9 @@ impl<'a> Way<'a> {
                 self.step("dropped without an answer", words::NO_LOCAL_ENDPOINT);
                 self.finish(Verdict::Drop, Some(service), None, false, sender)
             }
-            Outcome::Forward(endpoints) => self.forward(frontend, bound.is_some(), endpoints, sender),
+            Outcome::Forward(endpoints) => {
+                self.forward(frontend, bound.is_some(), endpoints, sender)
+            }
         }
     }
 
@@ -317,17 +293,11 @@ impl<'a> Way<'a> {
         let source = self.packet.source;
         match allowed.iter().find(|range| range.contains(source)) {
             Some(range) => {
-                self.step(
-                    format!("{source} may use it: it lies in {range}"),
-                    words::SOURCE_RANGES,
-                );
+                self.step(format!("{source} may use it: it lies in {range}"), words::SOURCE_RANGES);
                 true
             }
             None => {
-                self.step(
-                    format!("{source} may not use it, and is dropped"),
-                    words::SOURCE_RANGES,
-                );
+                self.step(format!("{source} may not use it, and is dropped"), words::SOURCE_RANGES);
                 false
             }
         }
@@ -356,10 +326,8 @@ impl<'a> Way<'a> {
         masquerade: bool,
         sender: Sender,
     ) -> Explanation {
-        let endpoints = endpoints
-            .into_iter()
-            .flat_map(Endpoints::iter)
-            .map(|e| e.address.to_string());
+        let endpoints =
+            endpoints.into_iter().flat_map(Endpoints::iter).map(|e| e.address.to_string());
         Explanation {
             verdict,
             service,
@@ -393,7 +361,9 @@ impl std::fmt::Display for Explanation {
 fn policy_name(kind: DoorKind, policy: TrafficPolicy) -> String {
     let which = match kind {
         DoorKind::ClusterIp => "internalTrafficPolicy",
-        DoorKind::NodePort | DoorKind::LoadBalancerIp | DoorKind::ExternalIp => "externalTrafficPolicy",
+        DoorKind::NodePort | DoorKind::LoadBalancerIp | DoorKind::ExternalIp => {
+            "externalTrafficPolicy"
+        }
     };
     format!("{which} {policy:?}")
 }

@@ -63,22 +63,12 @@ impl Packet {
         if family_of(source) != family_of(destination) {
             return Err(PacketError::Families(source, destination));
         }
-        Ok(Self {
-            source,
-            interface,
-            destination,
-            port,
-            protocol,
-        })
+        Ok(Self { source, interface, destination, port, protocol })
     }
 
     /// Address, port and protocol.
     pub fn destination_text(&self) -> String {
-        format!(
-            "{}/{}",
-            SocketAddr::new(self.destination, self.port.get()),
-            self.protocol
-        )
+        format!("{}/{}", SocketAddr::new(self.destination, self.port.get()), self.protocol)
     }
 }
 
@@ -89,36 +79,16 @@ mod tests {
     #[test]
     fn words_are_read_or_named() {
         let cases = [
-            (
-                "an address alone",
-                "10.0.0.1",
-                "10.96.0.1:443",
-                Ok((None, Protocol::Tcp)),
-            ),
+            ("an address alone", "10.0.0.1", "10.96.0.1:443", Ok((None, Protocol::Tcp))),
             (
                 "an interface",
                 "10.0.0.1@cni0",
                 "10.96.0.1:53/udp",
                 Ok((Some("cni0"), Protocol::Udp)),
             ),
-            (
-                "IPv6",
-                "fd00::1@veth1",
-                "[fd00::2]:80/SCTP",
-                Ok((Some("veth1"), Protocol::Sctp)),
-            ),
-            (
-                "no port",
-                "10.0.0.1",
-                "10.96.0.1",
-                Err(PacketError::To("10.96.0.1".into())),
-            ),
-            (
-                "port 0",
-                "10.0.0.1",
-                "10.96.0.1:0",
-                Err(PacketError::To("10.96.0.1:0".into())),
-            ),
+            ("IPv6", "fd00::1@veth1", "[fd00::2]:80/SCTP", Ok((Some("veth1"), Protocol::Sctp))),
+            ("no port", "10.0.0.1", "10.96.0.1", Err(PacketError::To("10.96.0.1".into()))),
+            ("port 0", "10.0.0.1", "10.96.0.1:0", Err(PacketError::To("10.96.0.1:0".into()))),
             (
                 "no such protocol",
                 "10.0.0.1",
@@ -131,21 +101,13 @@ mod tests {
                 "10.96.0.1:1",
                 Err(PacketError::From("10.0.0.1@".into())),
             ),
-            (
-                "a name",
-                "web",
-                "10.96.0.1:1",
-                Err(PacketError::From("web".into())),
-            ),
+            ("a name", "web", "10.96.0.1:1", Err(PacketError::From("web".into()))),
         ];
         for (name, from, to, expected) in cases {
             let read = Packet::parse(from, to).map(|p| (p.interface, p.protocol));
             assert_eq!(read, expected.map(|(i, p)| (i.map(str::to_owned), p)), "{name}");
         }
-        assert!(matches!(
-            Packet::parse("10.0.0.1", "[fd00::1]:1"),
-            Err(PacketError::Families(..))
-        ));
+        assert!(matches!(Packet::parse("10.0.0.1", "[fd00::1]:1"), Err(PacketError::Families(..))));
         assert_eq!(
             Packet::parse("::ffff:10.0.0.1", "[::ffff:10.96.0.1]:80"),
             Packet::parse("10.0.0.1", "10.96.0.1:80"),

@@ -62,10 +62,7 @@ fn world() -> Vec<Event> {
 }
 
 fn engine(detector: Detector, masquerade_all: bool) -> Engine<Nftables<NoKernel>> {
-    let settings = Settings {
-        masquerade_all,
-        ..settings()
-    };
+    let settings = Settings { masquerade_all, ..settings() };
     let policy = Policy {
         settings,
         detector,
@@ -89,14 +86,7 @@ struct Case {
 }
 
 fn check(engine: &Engine<Nftables<NoKernel>>, cases: &[Case]) {
-    for Case {
-        from,
-        to,
-        verdict,
-        masquerade,
-        words,
-    } in cases
-    {
+    for Case { from, to, verdict, masquerade, words } in cases {
         let said = engine.explain(&Packet::parse(from, to).unwrap()).unwrap();
         let text = said.to_string();
         assert_eq!(
@@ -121,13 +111,7 @@ const fn case(
     masquerade: bool,
     words: &'static [&'static str],
 ) -> Case {
-    Case {
-        from,
-        to,
-        verdict,
-        masquerade,
-        words,
-    }
+    Case { from, to, verdict, masquerade, words }
 }
 
 #[test]
@@ -163,13 +147,7 @@ fn each_situation_has_its_words() {
             true,
             &["8.8.8.8 is not a pod of this node", "take another way back"],
         ),
-        case(
-            "192.168.0.2",
-            "10.96.0.10:80",
-            Forward,
-            true,
-            &["192.168.0.2 is this node itself"],
-        ),
+        case("192.168.0.2", "10.96.0.10:80", Forward, true, &["192.168.0.2 is this node itself"]),
         case(
             "8.8.8.8",
             "192.168.0.2:30080",
@@ -177,40 +155,21 @@ fn each_situation_has_its_words() {
             true,
             &["is a node port of", "externalTrafficPolicy Cluster"],
         ),
-        case(
-            "8.8.8.8",
-            "203.0.113.7:80",
-            Forward,
-            true,
-            &["is an external IP of"],
-        ),
+        case("8.8.8.8", "203.0.113.7:80", Forward, true, &["is an external IP of"]),
         case(
             "192.0.2.7",
             "198.51.100.9:80",
             Forward,
             true,
-            &[
-                "load balancer IP",
-                "192.0.2.7 may use it: it lies in 192.0.2.0/24",
-            ],
+            &["load balancer IP", "192.0.2.7 may use it: it lies in 192.0.2.0/24"],
         ),
-        case(
-            "10.1.2.3",
-            "198.51.100.9:80",
-            Drop,
-            false,
-            &["loadBalancerSourceRanges"],
-        ),
+        case("10.1.2.3", "198.51.100.9:80", Drop, false, &["loadBalancerSourceRanges"]),
         case(
             "8.8.8.8",
             "192.168.0.2:30081",
             Forward,
             false,
-            &[
-                "endpoints on this node only",
-                "the only endpoint",
-                "the endpoint is on this node",
-            ],
+            &["endpoints on this node only", "the only endpoint", "the endpoint is on this node"],
         ),
         case(
             "10.1.2.3",
@@ -219,13 +178,7 @@ fn each_situation_has_its_words() {
             false,
             &["any endpoint", "this node and its pods may use every endpoint"],
         ),
-        case(
-            "192.168.0.2",
-            "192.168.0.2:30081",
-            Forward,
-            true,
-            &["any endpoint"],
-        ),
+        case("192.168.0.2", "192.168.0.2:30081", Forward, true, &["any endpoint"]),
         case(
             "8.8.8.8",
             "192.168.0.2:30082",
@@ -261,27 +214,9 @@ fn each_situation_has_its_words() {
             false,
             &["refused", "no endpoint that could be used"],
         ),
-        case(
-            "10.1.2.3",
-            "10.96.0.10:81",
-            Reject,
-            false,
-            &["refused", "no service has this port"],
-        ),
-        case(
-            "10.1.2.3",
-            "10.96.0.10:80/udp",
-            Reject,
-            false,
-            &["10.96.0.10:80/udp"],
-        ),
-        case(
-            "10.1.2.3",
-            "10.96.0.200:80",
-            Drop,
-            false,
-            &["it lies in 10.96.0.0/24"],
-        ),
+        case("10.1.2.3", "10.96.0.10:81", Reject, false, &["refused", "no service has this port"]),
+        case("10.1.2.3", "10.96.0.10:80/udp", Reject, false, &["10.96.0.10:80/udp"]),
+        case("10.1.2.3", "10.96.0.200:80", Drop, false, &["it lies in 10.96.0.0/24"]),
         case(
             "10.1.2.3",
             "1.1.1.1:80",
@@ -305,13 +240,7 @@ fn other_detectors_say_what_they_go_by() {
             false,
             &["counts as a pod", "comes in through cni0"],
         ),
-        case(
-            "10.1.2.3",
-            "10.96.0.10:80",
-            Forward,
-            false,
-            &["comes in through cni0"],
-        ),
+        case("10.1.2.3", "10.96.0.10:80", Forward, false, &["comes in through cni0"]),
         case(
             "8.8.8.8@eth0",
             "10.96.0.10:80",
@@ -322,40 +251,13 @@ fn other_detectors_say_what_they_go_by() {
     ];
     check(&engine(Detector::Bridge(vec!["cni0".into()]), false), &bridge);
     let prefix = [
-        case(
-            "8.8.8.8@veth7",
-            "10.96.0.10:80",
-            Forward,
-            false,
-            &["veth7", "begin with veth"],
-        ),
-        case(
-            "8.8.8.8@eth0",
-            "10.96.0.10:80",
-            Forward,
-            true,
-            &["begins with none of the prefixes"],
-        ),
+        case("8.8.8.8@veth7", "10.96.0.10:80", Forward, false, &["veth7", "begin with veth"]),
+        case("8.8.8.8@eth0", "10.96.0.10:80", Forward, true, &["begins with none of the prefixes"]),
     ];
-    check(
-        &engine(Detector::InterfacePrefix(vec!["veth".into()]), false),
-        &prefix,
-    );
+    check(&engine(Detector::InterfacePrefix(vec!["veth".into()]), false), &prefix);
     let ranges = [
-        case(
-            "10.1.2.77",
-            "10.96.0.10:80",
-            Forward,
-            false,
-            &["the source lies in 10.1.2.0/24"],
-        ),
-        case(
-            "8.8.8.8",
-            "10.96.0.10:80",
-            Forward,
-            true,
-            &["none of this node's pod CIDRs"],
-        ),
+        case("10.1.2.77", "10.96.0.10:80", Forward, false, &["the source lies in 10.1.2.0/24"]),
+        case("8.8.8.8", "10.96.0.10:80", Forward, true, &["none of this node's pod CIDRs"]),
         case(
             "10.1.2.1",
             "10.96.0.10:80",
@@ -363,13 +265,7 @@ fn other_detectors_say_what_they_go_by() {
             false,
             &["this node itself", "counts as a pod's"],
         ),
-        case(
-            "192.168.0.2",
-            "10.96.0.10:80",
-            Forward,
-            true,
-            &["this node itself"],
-        ),
+        case("192.168.0.2", "10.96.0.10:80", Forward, true, &["this node itself"]),
     ];
     check(&engine(Detector::NodeCidr(None), false), &ranges);
 }

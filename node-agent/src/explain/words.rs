@@ -7,8 +7,7 @@ use crate::model::TrafficPolicy;
 use crate::plan::{Arrival, Detector, DoorKind, Endpoints, Frontend, Local, Port};
 
 pub(super) const NODE: &str = "the address is one of this node's own, and no interface was named";
-pub(super) const UNUSED_PORT: &str =
-    "the address is a service's cluster IP, but no service has this port; nobody else answers there";
+pub(super) const UNUSED_PORT: &str = "the address is a service's cluster IP, but no service has this port; nobody else answers there";
 pub(super) const UNALLOCATED: &str = "cluster IPs are allocated from this range (a ServiceCIDR), and no service \
      has this one; a client that gets no answer tries again, and the service may be there by then";
 pub(super) const LOOPBACK: &str = "loopback addresses are for this node alone: where route_localnet is set, a neighbour \
@@ -53,7 +52,11 @@ pub(super) const STAYS: (&str, &str) = (
 pub(super) const GOES_OUT: &str = "egress masquerade: the destination lies in none of the ranges where pods \
      keep their address (nonMasqueradeCIDRs)";
 
-pub(super) fn local(from: IpAddr, local: &Local<'_>, arrival: Option<Arrival<'_>>) -> (String, String) {
+pub(super) fn local(
+    from: IpAddr,
+    local: &Local<'_>,
+    arrival: Option<Arrival<'_>>,
+) -> (String, String) {
     let interface = arrival.map_or("an interface that was not named", |arrival| arrival.interface);
     match local {
         Local::Pod(pod) => (
@@ -68,7 +71,9 @@ pub(super) fn local(from: IpAddr, local: &Local<'_>, arrival: Option<Arrival<'_>
         ),
         Local::Bridge(name) => (
             format!("{from} counts as a pod of this node"),
-            format!("it comes in through {name}, and --detect-local bridge says that pods are behind it"),
+            format!(
+                "it comes in through {name}, and --detect-local bridge says that pods are behind it"
+            ),
         ),
         Local::Prefix(prefix) => (
             format!("{from} counts as a pod of this node"),
@@ -79,17 +84,18 @@ pub(super) fn local(from: IpAddr, local: &Local<'_>, arrival: Option<Arrival<'_>
         ),
         Local::Range(range) => (
             format!("{from} counts as a pod of this node"),
-            format!("the source lies in {range}, and --detect-local node-cidr says that pods' addresses do"),
+            format!(
+                "the source lies in {range}, and --detect-local node-cidr says that pods' addresses do"
+            ),
         ),
     }
 }
 
 pub(super) fn foreign(from: IpAddr, arrival: Option<Arrival<'_>>) -> String {
     match arrival {
-        Some(Arrival {
-            interface,
-            port: Port::Named(port),
-        }) => format!("{from}, coming in through {port} of {interface}, is not a pod of this node"),
+        Some(Arrival { interface, port: Port::Named(port) }) => {
+            format!("{from}, coming in through {port} of {interface}, is not a pod of this node")
+        }
         Some(Arrival { interface, .. }) => {
             format!("{from}, coming in through {interface}, is not a pod of this node")
         }
@@ -99,13 +105,17 @@ pub(super) fn foreign(from: IpAddr, arrival: Option<Arrival<'_>>) -> String {
 
 pub(super) fn not_local(detector: &Detector) -> &'static str {
     match detector {
-        Detector::PodState => "the state file records no pod with this address behind this interface",
+        Detector::PodState => {
+            "the state file records no pod with this address behind this interface"
+        }
         Detector::PodPort => {
             "the state file records no pod with this address behind this interface and this port of a bridge"
         }
         Detector::BridgePort => "it does not come in through a port of a bridge",
         Detector::Bridge(_) => "it does not come in through one of the bridges of --detect-local",
-        Detector::InterfacePrefix(_) => "its interface begins with none of the prefixes of --detect-local",
+        Detector::InterfacePrefix(_) => {
+            "its interface begins with none of the prefixes of --detect-local"
+        }
         Detector::NodeCidr(_) => "its source lies in none of this node's pod CIDRs",
     }
 }
@@ -120,7 +130,9 @@ pub(super) fn article(kind: DoorKind) -> &'static str {
 pub(super) fn kind(kind: DoorKind) -> &'static str {
     match kind {
         DoorKind::ClusterIp => "spec.clusterIPs and spec.ports of the Service",
-        DoorKind::NodePort => "spec.ports[].nodePort of the Service, on an address that serves node ports",
+        DoorKind::NodePort => {
+            "spec.ports[].nodePort of the Service, on an address that serves node ports"
+        }
         DoorKind::LoadBalancerIp => "status.loadBalancer.ingress of the Service",
         DoorKind::ExternalIp => "spec.externalIPs of the Service",
     }
@@ -167,10 +179,9 @@ pub(super) fn endpoints(endpoints: &Endpoints) -> String {
     let list = each.collect::<Vec<_>>().join(", ");
     match endpoints.count() {
         1 => format!("to {list}, the only endpoint"),
-        n if n > SHOWN => format!(
-            "to one of {n} endpoints, 1 in {n} each: {list}, and {} more",
-            n - SHOWN
-        ),
+        n if n > SHOWN => {
+            format!("to one of {n} endpoints, 1 in {n} each: {list}, and {} more", n - SHOWN)
+        }
         n => format!("to one of {n} endpoints, 1 in {n} each: {list}"),
     }
 }

@@ -1,4 +1,5 @@
-//! Connection tracking's settings, as kube-proxy's `conntrack` configuration names and means them. Pure.
+//! Connection tracking's settings, as kube-proxy's `conntrack` configuration names and means them.
+//! Pure.
 
 use std::time::Duration;
 
@@ -15,8 +16,8 @@ pub struct Conntrack {
     pub tcp_established: Duration,
     /// How long a TCP connection whose one end has closed is remembered.
     pub tcp_close_wait: Duration,
-    /// Packets outside a TCP connection's window still belong to it: routing that is not symmetric makes
-    /// such (kubernetes #74839, #117924). False leaves the setting as it is.
+    /// Packets outside a TCP connection's window still belong to it: routing that is not symmetric
+    /// makes such (kubernetes #74839, #117924). False leaves the setting as it is.
     pub tcp_be_liberal: bool,
     /// How long a single UDP datagram is remembered.
     pub udp: Duration,
@@ -43,15 +44,11 @@ impl Conntrack {
             u64::from(self.tcp_be_liberal),
             "packets outside a connection's window lose their translation",
         );
-        self.room(cpus)
-            .into_iter()
-            .chain(timeouts.into_iter().flatten())
-            .chain(liberal)
-            .collect()
+        self.room(cpus).into_iter().chain(timeouts.into_iter().flatten()).chain(liberal).collect()
     }
 
-    /// Room for connections, and a hash table of a quarter of that, as kube-proxy has it. Never less than
-    /// there is: another program may have asked for more.
+    /// Room for connections, and a hash table of a quarter of that, as kube-proxy has it. Never
+    /// less than there is: another program may have asked for more.
     fn room(&self, cpus: u32) -> Vec<Setting> {
         const FULL: &str = "when the table is full the kernel drops new connections";
         const SLOW: &str = "a table that is small for its connections is slow";
@@ -91,10 +88,7 @@ mod tests {
 
     #[test]
     fn room_grows_with_the_cpus_and_is_never_less_than_the_minimum() {
-        let asked = Conntrack {
-            max_per_core: 32_768,
-            ..NOTHING
-        };
+        let asked = Conntrack { max_per_core: 32_768, ..NOTHING };
         for (cpus, max) in [(1, 131_072), (4, 131_072), (5, 163_840), (64, 2_097_152)] {
             let wanted: Vec<_> = asked.settings(cpus).iter().map(|s| s.wanted).collect();
             assert_eq!(wanted, [Wanted::AtLeast(max), Wanted::AtLeast(max / 4)], "{cpus}");

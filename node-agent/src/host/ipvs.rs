@@ -1,4 +1,5 @@
-//! What kube-proxy's ipvs mode leaves besides chains and sets, which `cleanup --kube-proxy` removes.
+//! What kube-proxy's ipvs mode leaves besides chains and sets, which `cleanup --kube-proxy`
+//! removes.
 
 use std::fs;
 
@@ -21,8 +22,8 @@ const IPVS_CMD_FLUSH: u8 = 17;
 /// The device that has every service address.
 const DEVICE: &str = "kube-ipvs0";
 
-/// Kube-proxy's device of ipvs, which makes the node believe that services' addresses are its own: its index, where
-/// it is.
+/// Kube-proxy's device of ipvs, which makes the node believe that services' addresses are its own:
+/// its index, where it is.
 ///
 /// # Errors
 /// The kernel's.
@@ -32,7 +33,9 @@ pub async fn device() -> anyhow::Result<Option<u32>> {
     let mut found = handle.link().get().match_name(DEVICE.to_owned()).execute();
     match found.next().await {
         Some(Ok(link)) => Ok(Some(link.header.index)),
-        Some(Err(rtnetlink::Error::NetlinkError(error))) if error.raw_code() == -(Errno::ENODEV as i32) => {
+        Some(Err(rtnetlink::Error::NetlinkError(error)))
+            if error.raw_code() == -(Errno::ENODEV as i32) =>
+        {
             Ok(None)
         }
         Some(Err(error)) => Err(error).with_context(|| format!("cannot look for {DEVICE}")),
@@ -67,17 +70,17 @@ pub fn flush() -> Result<(), NetlinkError> {
     })?;
     let family = family.ok_or(NetlinkError::Unacknowledged)?;
     let acknowledged = libc::NLM_F_ACK as u16;
-    socket.send(&request(
-        family,
-        IPVS_CMD_FLUSH,
-        acknowledged,
-        sequence + 1,
-        |_| {},
-    ))?;
+    socket.send(&request(family, IPVS_CMD_FLUSH, acknowledged, sequence + 1, |_| {}))?;
     socket.outcome(sequence + 1)
 }
 
-fn request(kind: u16, command: u8, flags: u16, sequence: u32, fill: impl FnOnce(&mut Writer)) -> Vec<u8> {
+fn request(
+    kind: u16,
+    command: u8,
+    flags: u16,
+    sequence: u32,
+    fill: impl FnOnce(&mut Writer),
+) -> Vec<u8> {
     let mut writer = Writer::default();
     let open = writer.begin_message(kind, flags, sequence, command, 0);
     fill(&mut writer);
@@ -88,9 +91,7 @@ fn request(kind: u16, command: u8, flags: u16, sequence: u32, fill: impl FnOnce(
 /// How many virtual servers ipvs has, whoever's.
 pub fn virtual_servers() -> usize {
     lines("ip_vs", |line| {
-        ["TCP ", "UDP ", "SCTP ", "FWM "]
-            .iter()
-            .any(|kind| line.starts_with(kind))
+        ["TCP ", "UDP ", "SCTP ", "FWM "].iter().any(|kind| line.starts_with(kind))
     })
 }
 
@@ -101,10 +102,7 @@ pub fn connections() -> usize {
 
 fn lines(list: &str, counts: impl Fn(&str) -> bool) -> usize {
     let list = format!("/proc/net/{list}");
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the kernel's own lists of what ipvs has"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "the kernel's own lists of what ipvs has")]
     let list = fs::read_to_string(list).unwrap_or_default();
     list.lines().filter(|line| counts(line)).count()
 }

@@ -1,7 +1,8 @@
-//! `route_localnet`, which node ports on 127.0.0.1 need: set back by a run that does not need it, where it was denizen
-//! that set it.
+//! `route_localnet`, which node ports on 127.0.0.1 need: set back by a run that does not need it,
+//! where it was denizen that set it.
 //!
-//! A file in the run directory remembers that. Both are gone after a reboot, and neither is touched by a restart.
+//! A file in the run directory remembers that. Both are gone after a reboot, and neither is touched
+//! by a restart.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -23,12 +24,10 @@ pub struct Loopback {
 }
 
 impl Loopback {
-    /// The setting below the folder `sysctls`, remembered in `run_dir`. Nothing is read or written yet.
+    /// The setting below the folder `sysctls`, remembered in `run_dir`. Nothing is read or written
+    /// yet.
     pub fn new(sysctls: &Path, run_dir: &Path) -> Self {
-        Self {
-            sysctls: sysctls.to_owned(),
-            note: run_dir.join(NOTE),
-        }
+        Self { sysctls: sysctls.to_owned(), note: run_dir.join(NOTE) }
     }
 
     /// Whether the kernel lets packets to loopback addresses in from other interfaces.
@@ -38,17 +37,13 @@ impl Loopback {
         now.is_ok_and(|now| now.trim() == "1")
     }
 
-    /// Does `set`, which may set it, and remembers it if so. Without the run directory that is not remembered: the
-    /// setting then stays for good, behind the rule that keeps neighbours out.
+    /// Does `set`, which may set it, and remembers it if so. Without the run directory that is not
+    /// remembered: the setting then stays for good, behind the rule that keeps neighbours out.
     pub fn remembering<T>(&self, set: impl FnOnce() -> T) -> T {
         let was_open = self.is_open();
         let done = set();
         if !was_open && self.is_open() {
-            let noted = File::options()
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .open(&self.note);
+            let noted = File::options().write(true).create(true).truncate(true).open(&self.note);
             if let Err(error) = noted {
                 let file = self.note.display();
                 warn!(%file, %error, "no run will set {ROUTE_LOCALNET} back to 0: it cannot be remembered");

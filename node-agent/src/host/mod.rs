@@ -1,5 +1,5 @@
-//! What surrounds the rules on this host and decides whether they work: settings of the kernel, and others'
-//! chains that drop what is forwarded ([`forward`]).
+//! What surrounds the rules on this host and decides whether they work: settings of the kernel, and
+//! others' chains that drop what is forwarded ([`forward`]).
 //!
 //! What settings are wanted is pure ([`setting`], [`conntrack`]); [`sysctl`] alone reads and
 //! writes, and [`keeper`] remembers what it could not.

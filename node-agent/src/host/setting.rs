@@ -35,7 +35,8 @@ impl Wanted {
 /// One setting of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// Its file below `/proc/sys`. (Not the name with dots: an interface's name may have dots itself.)
+    /// Its file below `/proc/sys`. (Not the name with dots: an interface's name may have dots
+    /// itself.)
     pub path: String,
     /// What it should be.
     pub wanted: Wanted,
@@ -48,31 +49,24 @@ pub struct Setting {
 impl Setting {
     /// A setting that must be so.
     pub fn new(path: impl Into<String>, wanted: Wanted, without: &'static str) -> Self {
-        Self {
-            path: path.into(),
-            wanted,
-            without,
-            is_vital: true,
-        }
+        Self { path: path.into(), wanted, without, is_vital: true }
     }
 }
 
 /// What the facts of now ask for, beside what is set once at the start.
 pub fn live(pods: Option<&PodSet>, detector: &Detector) -> Vec<Setting> {
     let families = Family::BOTH.into_iter();
-    families
-        .filter(|family| has_bridge(*family, pods, detector))
-        .map(bridge_filter)
-        .collect()
+    families.filter(|family| has_bridge(*family, pods, detector)).map(bridge_filter).collect()
 }
 
-/// What facts to come may ask for: where they come, this process may not be allowed to set it any more.
+/// What facts to come may ask for: where they come, this process may not be allowed to set it any
+/// more.
 pub fn foreseen() -> Vec<Setting> {
     Family::BOTH.into_iter().map(bridge_filter).collect()
 }
 
-/// What node ports on 127.0.0.1 ask for: what the node sends from there must be let out to an endpoint
-/// (`Documentation/networking/ip-sysctl.rst`, `route_localnet`).
+/// What node ports on 127.0.0.1 ask for: what the node sends from there must be let out to an
+/// endpoint (`Documentation/networking/ip-sysctl.rst`, `route_localnet`).
 pub fn on_loopback(node_ports: &NodePortAddresses) -> Option<Setting> {
     let asked = matches!(node_ports, NodePortAddresses::All { localhost: true });
     asked.then(|| Setting {
@@ -97,8 +91,8 @@ fn has_bridge(family: Family, pods: Option<&PodSet>, detector: &Detector) -> boo
     asked || bridged.any(|pod| pod.ips.iter().any(|ip| family_of(*ip) == family))
 }
 
-/// Frames from one port of a bridge to another pass nf_tables' hooks only with this (br_netfilter; the
-/// kernel's `Documentation/networking/ip-sysctl.rst`, `bridge-nf-call-iptables`).
+/// Frames from one port of a bridge to another pass nf_tables' hooks only with this (br_netfilter;
+/// the kernel's `Documentation/networking/ip-sysctl.rst`, `bridge-nf-call-iptables`).
 fn bridge_filter(family: Family) -> Setting {
     let path = match family {
         Family::V4 => "net/bridge/bridge-nf-call-iptables",
@@ -118,10 +112,7 @@ mod tests {
     use crate::fixture::pods;
 
     fn paths(pods: &PodSet, detector: &Detector) -> Vec<String> {
-        live(Some(pods), detector)
-            .into_iter()
-            .map(|setting| setting.path)
-            .collect()
+        live(Some(pods), detector).into_iter().map(|setting| setting.path).collect()
     }
 
     #[test]

@@ -54,25 +54,15 @@ pub enum SettingError {
     },
 }
 
-/// Makes every setting below `root` what it should be; whatever cannot be is named, and the others go on.
+/// Makes every setting below `root` what it should be; whatever cannot be is named, and the others
+/// go on.
 pub fn apply(root: &Path, settings: &[Setting]) -> Vec<SettingError> {
-    settings
-        .iter()
-        .filter_map(|setting| apply_one(root, setting).err())
-        .collect()
+    settings.iter().filter_map(|setting| apply_one(root, setting).err()).collect()
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a setting is no file: one write sets it whole"
-)]
+#[expect(clippy::disallowed_methods, reason = "a setting is no file: one write sets it whole")]
 fn apply_one(root: &Path, setting: &Setting) -> Result<(), SettingError> {
-    let Setting {
-        path,
-        wanted,
-        without,
-        is_vital: _,
-    } = setting;
+    let Setting { path, wanted, without, is_vital: _ } = setting;
     let file = root.join(path);
     let now = fs::read_to_string(&file).and_then(|text| {
         let number = text.trim().parse::<u64>();
@@ -84,11 +74,7 @@ fn apply_one(root: &Path, setting: &Setting) -> Result<(), SettingError> {
             let hint = hint(&path);
             return SettingError::Missing { path, hint, without };
         }
-        SettingError::Read {
-            path,
-            without,
-            source,
-        }
+        SettingError::Read { path, without, source }
     })?;
     if wanted.is_met_by(now) {
         return Ok(());
@@ -101,12 +87,7 @@ fn apply_one(root: &Path, setting: &Setting) -> Result<(), SettingError> {
         without,
         source,
     })?;
-    info!(
-        setting = path,
-        from = now,
-        to = wanted,
-        "a setting of the kernel was changed"
-    );
+    info!(setting = path, from = now, to = wanted, "a setting of the kernel was changed");
     Ok(())
 }
 
@@ -146,10 +127,7 @@ mod tests {
         );
         let read = |name: &str| fs::read_to_string(file(name)).unwrap();
         assert_eq!(read("net/low"), "9");
-        assert_eq!(
-            (read("net/high").as_str(), read("net/same").as_str()),
-            ("50\n", "9\n")
-        );
+        assert_eq!((read("net/high").as_str(), read("net/same").as_str()), ("50\n", "9\n"));
         let said: Vec<String> = errors.iter().map(ToString::to_string).collect();
         assert_eq!(
             said,

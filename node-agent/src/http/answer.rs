@@ -39,7 +39,12 @@ impl Answers {
     }
 
     /// Answers a request that came in at `site`, at the node's address `local`.
-    pub(super) async fn answer(&self, site: Site, local: SocketAddr, request: &Request<Incoming>) -> Answer {
+    pub(super) async fn answer(
+        &self,
+        site: Site,
+        local: SocketAddr,
+        request: &Request<Incoming>,
+    ) -> Answer {
         match site {
             Site::HealthCheck => self.health_check(local),
             Site::Health | Site::Probe => self.health(request.uri().path()),
@@ -95,14 +100,8 @@ impl Answers {
         };
         let (well, report) = told;
         let metrics = &self.published.metrics.like_kube_proxy;
-        let answers = if path == "/healthz" {
-            &metrics.healthz
-        } else {
-            &metrics.livez
-        };
-        answers
-            .get_or_create(&[("code", if well { "200" } else { "503" })])
-            .inc();
+        let answers = if path == "/healthz" { &metrics.healthz } else { &metrics.livez };
+        answers.get_or_create(&[("code", if well { "200" } else { "503" })]).inc();
         match serde_json::to_string(&report) {
             Ok(body) => json(well, body),
             Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
@@ -116,8 +115,8 @@ impl Answers {
         Some(check.service.clone())
     }
 
-    /// Status, headers and body of kube-proxy's health-check node port (`service_health.go`), whatever path and
-    /// method is asked for.
+    /// Status, headers and body of kube-proxy's health-check node port (`service_health.go`),
+    /// whatever path and method is asked for.
     fn health_check(&self, local: SocketAddr) -> Answer {
         let ports = self.published.ports.borrow();
         let check = NonZeroU16::new(local.port()).and_then(|port| ports.checks.get(&port));
@@ -141,11 +140,7 @@ impl Answers {
 
 /// JSON, with 200 where all is well and 503 where it is not.
 fn json(well: bool, body: String) -> Answer {
-    let status = if well {
-        StatusCode::OK
-    } else {
-        StatusCode::SERVICE_UNAVAILABLE
-    };
+    let status = if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     answer(status, "application/json", body)
 }
 

@@ -1,4 +1,5 @@
-//! One connection after the other, within bounds: whoever asks slowly, much or nonsense holds up nobody but himself.
+//! One connection after the other, within bounds: whoever asks slowly, much or nonsense holds up
+//! nobody but himself.
 
 use std::convert::Infallible;
 use std::io;
@@ -28,15 +29,22 @@ const WHOLE_TIME: Duration = Duration::from_secs(10);
 const LONGEST_REQUEST: usize = 16 * 1024;
 /// The most header fields.
 const HEADERS: usize = 64;
-/// Connections that one listener takes before others have their turn. While they are sorted out, each is an open file.
+/// Connections that one listener takes before others have their turn. While they are sorted out,
+/// each is an open file.
 const AT_ONCE: usize = 256;
 /// After an error of the listener, such as too many open files.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Takes connections for as long as it is polled; those that are open end with it. A connection that waits in the
-/// kernel's queue keeps those behind it waiting, whosever they are, so all that wait are taken at once, and those that
-/// are too many are closed before anything else is done for them.
-pub(super) async fn accept(listener: AsyncFd<TcpListener>, site: Site, answers: Arc<Answers>, slots: Slots) {
+/// Takes connections for as long as it is polled; those that are open end with it. A connection
+/// that waits in the kernel's queue keeps those behind it waiting, whosever they are, so all that
+/// wait are taken at once, and those that are too many are closed before anything else is done for
+/// them.
+pub(super) async fn accept(
+    listener: AsyncFd<TcpListener>,
+    site: Site,
+    answers: Arc<Answers>,
+    slots: Slots,
+) {
     let mut connections = JoinSet::new();
     // It fails when the runtime ends.
     while let Ok(ready) = listener.readable().await {
@@ -65,7 +73,9 @@ fn all_waiting(
     let mut waiting = Vec::new();
     while waiting.len() < AT_ONCE {
         match ready.try_io(|listener| listener.get_ref().accept()) {
-            Ok(Ok((stream, client))) => waiting.push((stream, slots.take(client.ip().to_canonical()))),
+            Ok(Ok((stream, client))) => {
+                waiting.push((stream, slots.take(client.ip().to_canonical())))
+            }
             Ok(Err(error)) => return (waiting, Some(error)),
             Err(_nothing_waits) => break,
         }
@@ -73,8 +83,8 @@ fn all_waiting(
     (waiting, None)
 }
 
-/// One request and its answer, unless the connection has to make room before. What an answer takes is set up once
-/// something is asked: a connection that asks nothing costs next to nothing.
+/// One request and its answer, unless the connection has to make room before. What an answer takes
+/// is set up once something is asked: a connection that asks nothing costs next to nothing.
 async fn serve(stream: TcpStream, mut slot: Slot, site: Site, answers: Arc<Answers>) {
     let Ok(stream) = pollable(stream) else { return };
     let has_asked = slot.has_asked();
@@ -95,7 +105,12 @@ fn pollable(stream: TcpStream) -> io::Result<net::TcpStream> {
     net::TcpStream::from_std(stream)
 }
 
-async fn converse(stream: net::TcpStream, has_asked: Arc<AtomicBool>, site: Site, answers: Arc<Answers>) {
+async fn converse(
+    stream: net::TcpStream,
+    has_asked: Arc<AtomicBool>,
+    site: Site,
+    answers: Arc<Answers>,
+) {
     let Ok(local) = stream.local_addr() else { return };
     let answer = service_fn(|request| {
         has_asked.store(true, Ordering::Relaxed);

@@ -25,8 +25,8 @@ use crate::plan::HealthPorts;
 
 /// How long until an address that cannot be had is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-/// Connections that the kernel keeps for us; it takes `net.core.somaxconn` where that is less. While it keeps none
-/// more, a client's first packet is lost, and sent again a second later.
+/// Connections that the kernel keeps for us; it takes `net.core.somaxconn` where that is less.
+/// While it keeps none more, a client's first packet is lost, and sent again a second later.
 const BACKLOG: u32 = 4096;
 
 /// Every address, and what is served there.
@@ -39,11 +39,8 @@ pub(super) async fn serve(
     answers: Arc<Answers>,
     told: Told,
 ) {
-    let mut listeners = Listeners {
-        answers,
-        slots: SlotsOfSites::default(),
-        open: BTreeMap::new(),
-    };
+    let mut listeners =
+        Listeners { answers, slots: SlotsOfSites::default(), open: BTreeMap::new() };
     loop {
         let wanted = wanted(&ports.borrow_and_update());
         let failed = listeners.bring_to(&wanted);
@@ -61,15 +58,13 @@ pub(super) fn of_everybody(listen: Listen, ports: &HealthPorts) -> Wanted {
     let checks = ports.sockets().map(|at| (at, Site::HealthCheck));
     let health = listen.health.filter(|at| *at != probed(at.port()));
     // The operator's own word comes last, and counts.
-    let own = [
-        listen.metrics.map(|at| (at, Site::Metrics)),
-        health.map(|at| (at, Site::Health)),
-    ];
+    let own = [listen.metrics.map(|at| (at, Site::Metrics)), health.map(|at| (at, Site::Health))];
     checks.chain(own.into_iter().flatten()).collect()
 }
 
-/// What kubelet alone asks: a socket of its own, so that nobody's connections wait in the kernel's queue before a probe,
-/// however many another host or a pod makes. Metrics that are served there tell health as well.
+/// What kubelet alone asks: a socket of its own, so that nobody's connections wait in the kernel's
+/// queue before a probe, however many another host or a pod makes. Metrics that are served there
+/// tell health as well.
 pub(super) fn of_kubelet(listen: Listen) -> Wanted {
     let at = listen.health.map(|health| probed(health.port()));
     let at = at.filter(|at| listen.metrics != Some(*at));
@@ -127,7 +122,8 @@ impl SlotsOfSites {
 struct Listeners {
     answers: Arc<Answers>,
     slots: SlotsOfSites,
-    /// What serves each address. One that changes hands goes on: it is asked whose it is with every request.
+    /// What serves each address. One that changes hands goes on: it is asked whose it is with every
+    /// request.
     open: BTreeMap<SocketAddr, (Site, JoinSet<()>)>,
 }
 
@@ -162,16 +158,12 @@ impl Listeners {
 
     fn problem(&self, site: Site, at: SocketAddr, error: &io::Error) -> Notice {
         let (about, reason, what) = match site {
-            Site::Health | Site::Probe => (
-                About::Node,
-                Reason::HealthUnserved,
-                "health of this agent".to_owned(),
-            ),
-            Site::Metrics => (
-                About::Node,
-                Reason::MetricsUnserved,
-                "metrics of this agent".to_owned(),
-            ),
+            Site::Health | Site::Probe => {
+                (About::Node, Reason::HealthUnserved, "health of this agent".to_owned())
+            }
+            Site::Metrics => {
+                (About::Node, Reason::MetricsUnserved, "metrics of this agent".to_owned())
+            }
             Site::HealthCheck => {
                 let port = format!("health-check node port {}", at.port());
                 match self.answers.owner(at.port()) {
@@ -183,11 +175,7 @@ impl Listeners {
                 }
             }
         };
-        Notice {
-            about,
-            reason,
-            text: format!("cannot listen at {at} for the {what}: {error}"),
-        }
+        Notice { about, reason, text: format!("cannot listen at {at} for the {what}: {error}") }
     }
 }
 
@@ -198,8 +186,8 @@ fn pollable(listener: TcpListener) -> io::Result<AsyncFd<TcpListener>> {
     Ok(pollable?)
 }
 
-/// Listens at `at`. The address that stands for every one of IPv4 also stands for those of IPv6, as in
-/// kube-proxy, where the kernel has IPv6.
+/// Listens at `at`. The address that stands for every one of IPv4 also stands for those of IPv6, as
+/// in kube-proxy, where the kernel has IPv6.
 fn bind(at: SocketAddr, site: Site) -> io::Result<TcpListener> {
     if at.ip() == Ipv4Addr::UNSPECIFIED {
         let both = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), at.port());
@@ -208,11 +196,7 @@ fn bind(at: SocketAddr, site: Site) -> io::Result<TcpListener> {
             done => return done,
         }
     }
-    let socket = if at.is_ipv4() {
-        TcpSocket::new_v4()
-    } else {
-        TcpSocket::new_v6()
-    };
+    let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
     listen(socket, at, site)
 }
 
@@ -225,7 +209,8 @@ fn listen(socket: io::Result<TcpSocket>, at: SocketAddr, site: Site) -> io::Resu
     let socket = socket?;
     // Connections of an agent that was here before may still be closing.
     socket.set_reuseaddr(true)?;
-    // Only so can one socket have the port at every address, and another the same port at one of them.
+    // Only so can one socket have the port at every address, and another the same port at one of
+    // them.
     socket.set_reuseport(matches!(site, Site::Health | Site::Probe))?;
     if at.is_ipv6() {
         setsockopt(&socket, sockopt::Ipv6V6Only, &!at.ip().is_unspecified())?;

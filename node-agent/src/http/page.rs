@@ -1,6 +1,6 @@
-//! The page for people: rendered here, on the node, without a script. What it shows was written by others (names of
-//! services and pods are whatever a manifest says), so every value is escaped by the template, and the
-//! browser is told to run nothing at all.
+//! The page for people: rendered here, on the node, without a script. What it shows was written by
+//! others (names of services and pods are whatever a manifest says), so every value is escaped by
+//! the template, and the browser is told to run nothing at all.
 
 mod draw;
 #[cfg(test)]
@@ -21,8 +21,8 @@ use crate::control::{ExplainQuery, Request as Question};
 use crate::explain::Explanation;
 use crate::status::view::{View, ViewQuery};
 
-/// What a browser is told about the page: to run no script, to load our style alone, to send the forms to
-/// nobody else, to show it in nobody's frame, and to keep no copy.
+/// What a browser is told about the page: to run no script, to load our style alone, to send the
+/// forms to nobody else, to show it in nobody's frame, and to keep no copy.
 const HEADERS: [(&str, &str); 5] = [
     (
         "content-security-policy",
@@ -56,10 +56,7 @@ impl Answers {
                 "text/css; charset=utf-8",
                 include_str!("page/style.css").to_owned(),
             ),
-            _ => {
-                self.rendered(&Asking::parse(request.uri().query().unwrap_or_default()))
-                    .await
-            }
+            _ => self.rendered(&Asking::parse(request.uri().query().unwrap_or_default())).await,
         };
         for (name, value) in HEADERS {
             page.headers_mut()
@@ -71,14 +68,15 @@ impl Answers {
     async fn rendered(&self, asking: &Asking) -> Answer {
         let view = asking.view.clone();
         let view: Told<View> = told(self.ask(Question::View { view }).await);
-        let explanation: Option<Told<Explanation>> = match (asking.from.as_str(), asking.to.as_str()) {
-            ("", _) | (_, "") => None,
-            (from, to) => {
-                let (from, to) = (from.to_owned(), to.to_owned());
-                let explain = ExplainQuery { from, to };
-                Some(told(self.ask(Question::Explain { explain }).await))
-            }
-        };
+        let explanation: Option<Told<Explanation>> =
+            match (asking.from.as_str(), asking.to.as_str()) {
+                ("", _) | (_, "") => None,
+                (from, to) => {
+                    let (from, to) = (from.to_owned(), to.to_owned());
+                    let explain = ExplainQuery { from, to };
+                    Some(told(self.ask(Question::Explain { explain }).await))
+                }
+            };
         let status = match view {
             Ok(_) => StatusCode::OK,
             Err(_) => StatusCode::SERVICE_UNAVAILABLE,
@@ -128,17 +126,17 @@ impl Asking {
 }
 
 fn told<T: DeserializeOwned>(answer: Option<Value>) -> Told<T> {
-    let answer =
-        answer.ok_or("The agent's loop does not answer. What it programmed last stays in the kernel.")?;
+    let answer = answer
+        .ok_or("The agent's loop does not answer. What it programmed last stays in the kernel.")?;
     match answer.get("error").and_then(Value::as_str) {
         Some(error) => Err(error.to_owned()),
         None => serde_json::from_value(answer).map_err(|error| error.to_string()),
     }
 }
 
-/// A page of somewhere else may have its own name resolve to 127.0.0.1, and read what a browser on this node
-/// fetches from there as its own (DNS rebinding). Its requests name that host: on loopback only requests to an address,
-/// or to localhost, are ours.
+/// A page of somewhere else may have its own name resolve to 127.0.0.1, and read what a browser on
+/// this node fetches from there as its own (DNS rebinding). Its requests name that host: on
+/// loopback only requests to an address, or to localhost, are ours.
 pub(super) fn is_meant_for(local: IpAddr, headers: &HeaderMap) -> bool {
     if !local.to_canonical().is_loopback() {
         return true;

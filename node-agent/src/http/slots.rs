@@ -1,7 +1,7 @@
 //! How many connections are served at a time, and which ends when there are more.
 //!
-//! Whoever comes last is let in: a client that has something to ask asks at once and is answered within a millisecond.
-//! One that holds a connection and asks nothing makes room first.
+//! Whoever comes last is let in: a client that has something to ask asks at once and is answered
+//! within a millisecond. One that holds a connection and asks nothing makes room first.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -46,8 +46,9 @@ pub(super) struct Slot {
 }
 
 impl Slots {
-    /// A slot for a connection of `client`. Another connection ends where there is none: of this client, if it has
-    /// its share already, else of whichever client has the most. The oldest that has asked nothing yet goes first.
+    /// A slot for a connection of `client`. Another connection ends where there is none: of this
+    /// client, if it has its share already, else of whichever client has the most. The oldest that
+    /// has asked nothing yet goes first.
     pub(super) fn take(&self, client: IpAddr) -> Slot {
         let (evict, evicted) = oneshot::channel();
         let has_asked = Arc::new(AtomicBool::new(false));
@@ -55,18 +56,8 @@ impl Slots {
         table.make_room(client);
         let number = table.next;
         table.next += 1;
-        table.held.push(Held {
-            number,
-            client,
-            has_asked: has_asked.clone(),
-            _evict: evict,
-        });
-        Slot {
-            slots: self.clone(),
-            number,
-            has_asked,
-            evicted,
-        }
+        table.held.push(Held { number, client, has_asked: has_asked.clone(), _evict: evict });
+        Slot { slots: self.clone(), number, has_asked, evicted }
     }
 }
 
@@ -135,9 +126,7 @@ mod tests {
     /// Which of them have to end.
     fn evicted(slots: &mut [Slot]) -> Vec<usize> {
         let numbered = slots.iter_mut().enumerate();
-        numbered
-            .filter_map(|(number, slot)| slot.is_evicted().then_some(number))
-            .collect()
+        numbered.filter_map(|(number, slot)| slot.is_evicted().then_some(number)).collect()
     }
 
     #[test]
@@ -163,10 +152,8 @@ mod tests {
         let slots = Slots::default();
         let mut few = slots.take(client(0));
         let clients = (1..).flat_map(|number| [number; 3]).map(client);
-        let mut held: Vec<_> = clients
-            .take(CONNECTIONS - 1)
-            .map(|client| slots.take(client))
-            .collect();
+        let mut held: Vec<_> =
+            clients.take(CONNECTIONS - 1).map(|client| slots.take(client)).collect();
         assert!(evicted(&mut held).is_empty());
         let mut newest = slots.take(client(200));
         assert_eq!(evicted(&mut held), [0]);
@@ -180,9 +167,8 @@ mod tests {
     #[test]
     fn many_clients_with_one_connection_each_keep_nobody_out() {
         let slots = Slots::default();
-        let mut held: Vec<_> = (0..=255)
-            .map(|number| slots.take([10, 1, 0, number].into()))
-            .collect();
+        let mut held: Vec<_> =
+            (0..=255).map(|number| slots.take([10, 1, 0, number].into())).collect();
         let expected: Vec<_> = (0..256 - CONNECTIONS).collect();
         assert_eq!(evicted(&mut held), expected, "the oldest");
     }

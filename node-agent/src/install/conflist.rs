@@ -1,7 +1,8 @@
-//! CNI configurations as text: denizen's entry put in and taken out, and not a byte of anything else changed. Pure.
+//! CNI configurations as text: denizen's entry put in and taken out, and not a byte of anything
+//! else changed. Pure.
 //!
-//! Configurations have owners who compare what they find with what they wrote, and operators who read them: an order of
-//! keys, an indentation or a number's spelling is nobody else's to change.
+//! Configurations have owners who compare what they find with what they wrote, and operators who
+//! read them: an order of keys, an indentation or a number's spelling is nobody else's to change.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -24,7 +25,8 @@ pub enum Unusable {
     /// Runtimes refuse it too.
     #[error("it is not a CNI configuration: {0}")]
     Shape(&'static str),
-    /// A chain in this version cannot have denizen in it: it has no results with interfaces, or is not known.
+    /// A chain in this version cannot have denizen in it: it has no results with interfaces, or is
+    /// not known.
     #[error("denizen cannot be chained in cniVersion {0:?}")]
     Version(String),
     /// Without denizen nothing would be left.
@@ -32,7 +34,8 @@ pub enum Unusable {
     Alone,
 }
 
-/// The members of an object, each as it is written. Of a repeated key the last counts, as Go's decoder has it.
+/// The members of an object, each as it is written. Of a repeated key the last counts, as Go's
+/// decoder has it.
 type Members<'a> = BTreeMap<Cow<'a, str>, &'a RawValue>;
 
 /// A valid list of plugins.
@@ -50,11 +53,9 @@ impl<'a> Conflist<'a> {
     pub fn parse(text: &'a str) -> Result<Self, Unusable> {
         let members = members(text)?;
         check_head(&members)?;
-        let plugins = members
-            .get("plugins")
-            .ok_or(Unusable::Shape("it has no plugins"))?;
-        let plugins: Vec<&'a RawValue> =
-            serde_json::from_str(plugins.get()).map_err(|_| Unusable::Shape("its plugins are no list"))?;
+        let plugins = members.get("plugins").ok_or(Unusable::Shape("it has no plugins"))?;
+        let plugins: Vec<&'a RawValue> = serde_json::from_str(plugins.get())
+            .map_err(|_| Unusable::Shape("its plugins are no list"))?;
         if plugins.is_empty() {
             return Err(Unusable::Shape("it has no plugins"));
         }
@@ -64,11 +65,13 @@ impl<'a> Conflist<'a> {
         Ok(Self { text, plugins })
     }
 
-    /// The list with denizen in it as `entry` says: where it stands, or else at the end; `None` when it is so already.
+    /// The list with denizen in it as `entry` says: where it stands, or else at the end; `None`
+    /// when it is so already.
     pub fn with(&self, entry: &Value) -> Option<String> {
         if let Some(ours) = self.ours() {
             let is = serde_json::from_str::<Value>(self.plugins[ours].get()).ok();
-            return (is.as_ref() != Some(entry)).then(|| self.replaced(self.place(ours), &entry.to_string()));
+            return (is.as_ref() != Some(entry))
+                .then(|| self.replaced(self.place(ours), &entry.to_string()));
         }
         let last = self.place(self.plugins.len() - 1);
         // As the last one is set off from what is before it, so is ours from it.
@@ -99,9 +102,7 @@ impl<'a> Conflist<'a> {
     }
 
     fn ours(&self) -> Option<usize> {
-        self.plugins
-            .iter()
-            .position(|plugin| kind(plugin).as_deref() == Some(PLUGIN))
+        self.plugins.iter().position(|plugin| kind(plugin).as_deref() == Some(PLUGIN))
     }
 
     /// Where in the text the plugin stands: its raw value is a piece of that very text.
@@ -131,10 +132,7 @@ pub fn wrapped(text: &str, entry: &Value) -> Result<String, Unusable> {
         Some(format!("\n  \"{key}\": {value},"))
     });
     let head: String = head.collect();
-    Ok(format!(
-        "{{{head}\n  \"plugins\": [\n{},\n{entry}\n  ]\n}}\n",
-        text.trim()
-    ))
+    Ok(format!("{{{head}\n  \"plugins\": [\n{},\n{entry}\n  ]\n}}\n", text.trim()))
 }
 
 fn members(text: &str) -> Result<Members<'_>, Unusable> {
@@ -148,7 +146,8 @@ fn check_head(members: &Members<'_>) -> Result<(), Unusable> {
     }
     let one = members.get("cniVersion").and_then(|version| string(version));
     let several = members.get("cniVersions");
-    let several = several.and_then(|versions| serde_json::from_str::<Vec<String>>(versions.get()).ok());
+    let several =
+        several.and_then(|versions| serde_json::from_str::<Vec<String>>(versions.get()).ok());
     let said: Vec<String> = several.into_iter().flatten().chain(one).collect();
     match said.iter().any(|version| CniVersion::named(version).is_some()) {
         true => Ok(()),

@@ -1,8 +1,10 @@
-//! The folder of CNI configurations: which one is active, and changing it so that at every instant a valid one is.
+//! The folder of CNI configurations: which one is active, and changing it so that at every instant
+//! a valid one is.
 //!
-//! Runtimes take the lexically first file that ends in `.conflist`, `.conf` or `.json` (libcni's `ConfFiles`, containerd's
-//! `loadFromConfDir`). A lone `.conf` stays as it is: `10-x-and-denizen.conflist`, which comes before `10-x.conf`, is put beside
-//! it, and taken away again.
+//! Runtimes take the lexically first file that ends in `.conflist`, `.conf` or `.json` (libcni's
+//! `ConfFiles`, containerd's `loadFromConfDir`). A lone `.conf` stays as it is:
+//! `10-x-and-denizen.conflist`, which comes before `10-x.conf`, is put beside it, and taken away
+//! again.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -113,9 +115,7 @@ pub fn take_out(folder: &Path) -> Result<Report, FolderError> {
     let candidates = candidates(folder, &mut report)?;
     for file in &candidates {
         if file.is_wrap()
-            && candidates
-                .iter()
-                .any(|other| other.target() == file.path && !other.is_wrap())
+            && candidates.iter().any(|other| other.target() == file.path && !other.is_wrap())
         {
             remove(&file.path)?;
             report.changed.push(file.path.clone());
@@ -143,7 +143,8 @@ impl Candidate {
 
     fn is_wrap(&self) -> bool {
         let is_named_so = self.path.as_os_str().to_string_lossy().ends_with(WRAPPED);
-        is_named_so && Conflist::parse(&self.text).is_ok_and(|list| list.ends_with_ours() == (2, true))
+        is_named_so
+            && Conflist::parse(&self.text).is_ok_and(|list| list.ends_with_ours() == (2, true))
     }
 
     /// Where the list with denizen in it is: this file, or for a lone plugin the one beside it.
@@ -167,11 +168,7 @@ impl Candidate {
 
     /// What `target` says now, as far as it is known.
     fn text_of(&self, target: &Path) -> Option<String> {
-        if *target == self.path {
-            Some(self.text.clone())
-        } else {
-            read(target).ok()
-        }
+        if *target == self.path { Some(self.text.clone()) } else { read(target).ok() }
     }
 }
 
@@ -180,8 +177,7 @@ fn candidates(folder: &Path, report: &mut Report) -> Result<Vec<Candidate>, Fold
     let entries = fs::read_dir(folder).map_err(failed("list", folder))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| {
-        path.extension()
-            .is_some_and(|end| ENDINGS.iter().any(|known| end == *known))
+        path.extension().is_some_and(|end| ENDINGS.iter().any(|known| end == *known))
     });
     paths.sort();
     let mut files = Vec::new();
@@ -204,15 +200,16 @@ fn read(path: &Path) -> io::Result<String> {
     regular::read_to_string(path, LARGEST)
 }
 
-/// Puts `text` in the place of `path`, which said `before` (`None`: was not there); whether it did. Owner and mode stay,
-/// and a link goes on leading where it led.
+/// Puts `text` in the place of `path`, which said `before` (`None`: was not there); whether it did.
+/// Owner and mode stay, and a link goes on leading where it led.
 fn replace(path: &Path, before: Option<&str>, text: &str) -> Result<bool, FolderError> {
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mut next = path.clone().into_os_string();
     next.push(NEXT);
     let next = PathBuf::from(next);
     write_next(&next, fs::metadata(&path).ok(), text).map_err(failed("write", &next))?;
-    // Not atomic with the rename, but the moment is short, and what is written after it is seen as a change.
+    // Not atomic with the rename, but the moment is short, and what is written after it is seen as
+    // a change.
     if read(&path).ok().as_deref() != before {
         remove(&next)?;
         return Err(FolderError::Overtaken(path));
@@ -225,11 +222,7 @@ fn replace(path: &Path, before: Option<&str>, text: &str) -> Result<bool, Folder
 fn write_next(next: &Path, like: Option<fs::Metadata>, text: &str) -> io::Result<()> {
     let _ = fs::remove_file(next);
     let mode = like.as_ref().map_or(0o600, |like| like.mode() & 0o777);
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(mode)
-        .open(next)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(next)?;
     if let Some(like) = like {
         // As it was, where that is allowed; root may anyway.
         let _ = fchown(&file, Some(like.uid()), Some(like.gid()));
@@ -251,11 +244,7 @@ fn sync(path: &Path) -> Result<(), FolderError> {
 }
 
 fn failed<'a>(doing: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> FolderError + 'a {
-    move |source| FolderError::Io {
-        doing,
-        path: path.to_owned(),
-        source,
-    }
+    move |source| FolderError::Io { doing, path: path.to_owned(), source }
 }
 
 #[cfg(test)]

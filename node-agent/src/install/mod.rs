@@ -1,7 +1,8 @@
-//! `denizen-agent install-cni`: the plugin's program and its place in the node's CNI configuration, put there and kept
-//! there.
+//! `denizen-agent install-cni`: the plugin's program and its place in the node's CNI configuration,
+//! put there and kept there.
 //!
-//! It knows files, and nothing of services or rules; it runs as a container of its own beside the agent.
+//! It knows files, and nothing of services or rules; it runs as a container of its own beside the
+//! agent.
 
 pub mod conflist;
 pub mod folder;
@@ -23,7 +24,8 @@ use self::folder::{FolderError, Report};
 use crate::describe::describe;
 use crate::source::watch::{FolderWatch, Hints};
 
-/// How often the folder is looked at when it says nothing: what a link leads to changes without a word.
+/// How often the folder is looked at when it says nothing: what a link leads to changes without a
+/// word.
 const AGAIN: Duration = Duration::from_secs(10);
 
 /// A writer that writes several files, or one in pieces, is given so long.
@@ -56,11 +58,13 @@ pub struct InstallArgs {
     #[arg(long, value_name = "DIR", default_value = run_dir::DEFAULT)]
     pub run_dir: PathBuf,
 
-    /// Install, and do not stay to keep it installed; an error when there is no CNI configuration yet
+    /// Install, and do not stay to keep it installed; an error when there is no CNI configuration
+    /// yet
     #[arg(long)]
     pub once: bool,
 
-    /// Take denizen out of the CNI configuration again. The program stays: pods that were made with it may still need it
+    /// Take denizen out of the CNI configuration again. The program stays: pods that were made with
+    /// it may still need it
     #[arg(long, conflicts_with = "once")]
     pub uninstall: bool,
 }
@@ -68,12 +72,9 @@ pub struct InstallArgs {
 impl InstallArgs {
     /// Our entry in a list of plugins.
     fn entry(&self) -> anyhow::Result<Value> {
-        let config: Map<String, Value> =
-            serde_json::from_str(&self.plugin_config).context("--plugin-config is not a JSON object")?;
-        ensure!(
-            !config.contains_key("type"),
-            "--plugin-config: the type is always \"{PLUGIN}\""
-        );
+        let config: Map<String, Value> = serde_json::from_str(&self.plugin_config)
+            .context("--plugin-config is not a JSON object")?;
+        ensure!(!config.contains_key("type"), "--plugin-config: the type is always \"{PLUGIN}\"");
         let mut entry = Map::from_iter([("type".to_owned(), PLUGIN.into())]);
         if self.run_dir != Path::new(run_dir::DEFAULT) {
             entry.insert("runDir".to_owned(), self.run_dir.to_string_lossy().into());
@@ -96,19 +97,14 @@ pub async fn run(args: &InstallArgs) -> anyhow::Result<()> {
     let entry = args.entry()?;
     let plugin = match &args.plugin {
         Some(plugin) => plugin.clone(),
-        None => std::env::current_exe()
-            .context("--plugin is not given")?
-            .with_file_name(PLUGIN),
+        None => std::env::current_exe().context("--plugin is not given")?.with_file_name(PLUGIN),
     };
     // The program first: a configuration that names one that is not there stops every pod.
     if plugin::put(&plugin, &args.cni_bin_dir)? {
         info!(path = %args.cni_bin_dir.join(PLUGIN).display(), "plugin installed");
     }
     if args.once {
-        tell(
-            &folder::insert(&args.cni_conf_dir, &entry)?,
-            "denizen is in this CNI configuration",
-        );
+        tell(&folder::insert(&args.cni_conf_dir, &entry)?, "denizen is in this CNI configuration");
         return Ok(());
     }
     keep(&args.cni_conf_dir, &entry).await
@@ -124,8 +120,7 @@ async fn keep(folder: &Path, entry: &Value) -> anyhow::Result<()> {
         let watch = FolderWatch::open(folder).ok();
         let said = look(folder, entry);
         if told.as_ref() != Some(&said) {
-            said.iter()
-                .for_each(|problem| warn!(problem, "CNI configuration"));
+            said.iter().for_each(|problem| warn!(problem, "CNI configuration"));
             told = Some(said);
         }
         tokio::select! {
@@ -141,10 +136,7 @@ fn look(folder: &Path, entry: &Value) -> Vec<String> {
     match folder::insert(folder, entry) {
         Ok(report) => {
             tell(
-                &Report {
-                    unusable: Vec::new(),
-                    ..report.clone()
-                },
+                &Report { unusable: Vec::new(), ..report.clone() },
                 "denizen is in this CNI configuration",
             );
             report

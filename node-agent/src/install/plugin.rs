@@ -41,8 +41,9 @@ pub enum PluginError {
     },
 }
 
-/// Copies the program `from` into `folder`, unless the same is there; whether it did. What was there stays until the new one
-/// has answered a VERSION call, and is then replaced at once: a runtime never finds none, or half of one.
+/// Copies the program `from` into `folder`, unless the same is there; whether it did. What was
+/// there stays until the new one has answered a VERSION call, and is then replaced at once: a
+/// runtime never finds none, or half of one.
 ///
 /// # Errors
 /// [`PluginError`]; what was there is still there.
@@ -71,25 +72,15 @@ fn bytes(path: &Path) -> io::Result<Vec<u8>> {
 
 fn write(path: &Path, program: &[u8]) -> io::Result<()> {
     let _ = fs::remove_file(path);
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o755)
-        .open(path)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o755).open(path)?;
     file.write_all(program)?;
     file.sync_all()
 }
 
 /// Whether the program at `path` answers as the plugin does.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "that it runs here, only running it tells"
-)]
+#[expect(clippy::disallowed_methods, reason = "that it runs here, only running it tells")]
 fn check(path: &Path) -> Result<(), PluginError> {
-    let strange = |answer: String| PluginError::Strange {
-        path: path.to_owned(),
-        answer,
-    };
+    let strange = |answer: String| PluginError::Strange { path: path.to_owned(), answer };
     let mut child = Command::new(path)
         .env_clear()
         .env("CNI_COMMAND", "VERSION")
@@ -99,19 +90,12 @@ fn check(path: &Path) -> Result<(), PluginError> {
         .spawn()
         .map_err(|error| strange(error.to_string()))?;
     // One that does not read its input may answer all the same.
-    let input = child
-        .stdin
-        .take()
-        .map(|mut input| input.write_all(br#"{"cniVersion":"1.0.0"}"#));
+    let input = child.stdin.take().map(|mut input| input.write_all(br#"{"cniVersion":"1.0.0"}"#));
     drop(input);
-    let output = child
-        .wait_with_output()
-        .map_err(|error| strange(error.to_string()))?;
+    let output = child.wait_with_output().map_err(|error| strange(error.to_string()))?;
     let answer = String::from_utf8_lossy(&output.stdout).into_owned();
     let speaks = serde_json::from_str::<serde_json::Value>(&answer).is_ok_and(|answer| {
-        answer["supportedVersions"]
-            .as_array()
-            .is_some_and(|versions| !versions.is_empty())
+        answer["supportedVersions"].as_array().is_some_and(|versions| !versions.is_empty())
     });
     match output.status.success() && speaks {
         true => Ok(()),

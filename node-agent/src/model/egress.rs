@@ -32,9 +32,6 @@ impl Egress {
 
     /// The range for whose sake a pod keeps its address towards this destination.
     pub fn range_of(&self, destination: IpAddr) -> Option<IpNetwork> {
-        self.kept
-            .iter()
-            .copied()
-            .find(|range| range.contains(destination))
+        self.kept.iter().copied().find(|range| range.contains(destination))
     }
 }

@@ -22,15 +22,16 @@ impl fmt::Display for SliceName {
     }
 }
 
-/// What may be sent to an endpoint. The API's three conditions, where a missing `ready` or `serving`
-/// means true and a missing `terminating` false.
+/// What may be sent to an endpoint. The API's three conditions, where a missing `ready` or
+/// `serving` means true and a missing `terminating` false.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EndpointState {
     /// Gets new connections.
     Ready,
     /// Serving but terminating: the last resort, when no endpoint is ready (KEP-1669).
     Draining,
-    /// Serving, though neither ready nor terminating: gets no new connections, and keeps those it has.
+    /// Serving, though neither ready nor terminating: gets no new connections, and keeps those it
+    /// has.
     Unready,
     /// Gets none, and those it had are lost.
     Down,
@@ -38,7 +39,11 @@ pub enum EndpointState {
 
 impl EndpointState {
     /// From `conditions`.
-    pub fn from_conditions(ready: Option<bool>, serving: Option<bool>, terminating: Option<bool>) -> Self {
+    pub fn from_conditions(
+        ready: Option<bool>,
+        serving: Option<bool>,
+        terminating: Option<bool>,
+    ) -> Self {
         if ready.unwrap_or(true) {
             Self::Ready
         } else if !serving.unwrap_or(true) {

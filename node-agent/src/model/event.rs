@@ -38,24 +38,20 @@ impl std::fmt::Display for Listing {
 
 impl Listing {
     /// All of them.
-    pub const ALL: [Self; 5] = [
-        Self::Services,
-        Self::Slices,
-        Self::Node,
-        Self::ServiceCidrs,
-        Self::Addresses,
-    ];
+    pub const ALL: [Self; 5] =
+        [Self::Services, Self::Slices, Self::Node, Self::ServiceCidrs, Self::Addresses];
 }
 
-/// One fact from the outside world. Each says what is so now, not what changed: an event that is repeated
-/// or overtaken by a later one does no harm.
+/// One fact from the outside world. Each says what is so now, not what changed: an event that is
+/// repeated or overtaken by a later one does no harm.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// A Service is so, or is gone (or no longer ours to program).
     Service(ServiceName, Option<Service>),
     /// An EndpointSlice is so, or is gone.
     Slice(SliceName, Option<Slice>),
-    /// What was told last of this slice answers to a change of a pod or a Service that was made then.
+    /// What was told last of this slice answers to a change of a pod or a Service that was made
+    /// then.
     Triggered(SliceName, Timestamp),
     /// This node's Node object is so, or is missing.
     Node(Option<Node>),

@@ -1,4 +1,5 @@
-//! What is true: services, endpoints, this node, its pods. Plain values; no kernel, no Kubernetes client.
+//! What is true: services, endpoints, this node, its pods. Plain values; no kernel, no Kubernetes
+//! client.
 
 mod egress;
 mod endpoint;

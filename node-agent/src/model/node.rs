@@ -12,12 +12,13 @@ pub struct Node {
     pub name: Arc<str>,
     /// Label `topology.kubernetes.io/zone`; `None` when missing or empty.
     pub zone: Option<Arc<str>>,
-    /// `status.addresses` of type InternalIP, then ExternalIP, in the order of the API. The first of each
-    /// family is the primary one.
+    /// `status.addresses` of type InternalIP, then ExternalIP, in the order of the API. The first
+    /// of each family is the primary one.
     pub addresses: Vec<IpAddr>,
     /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNetwork>,
-    /// It is being deleted, or the cluster autoscaler is about to: load balancers should leave it (KEP-3836).
+    /// It is being deleted, or the cluster autoscaler is about to: load balancers should leave it
+    /// (KEP-3836).
     pub leaving: bool,
 }
 

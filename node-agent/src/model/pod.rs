@@ -13,11 +13,13 @@ pub struct LocalPod {
     pub id: AttachmentId,
     /// `namespace/name`, where the runtime told.
     pub pod: Option<Arc<str>>,
-    /// The input interface that the IP stack sees on the pod's packets: the bridge for a bridged pod.
+    /// The input interface that the IP stack sees on the pod's packets: the bridge for a bridged
+    /// pod.
     pub interface: Arc<str>,
-    /// Where [`Self::interface`] is a bridge: the port of it that the pod's packets come in through, which is
-    /// the node's end of its veth. `None` for a routed pod, and for one in a VLAN of a bridge, since between
-    /// that port and the VLAN's interface there may be another bridge's port.
+    /// Where [`Self::interface`] is a bridge: the port of it that the pod's packets come in
+    /// through, which is the node's end of its veth. `None` for a routed pod, and for one in a VLAN
+    /// of a bridge, since between that port and the VLAN's interface there may be another bridge's
+    /// port.
     pub port: Option<Arc<str>>,
     /// The pod's addresses.
     pub ips: Vec<IpAddr>,

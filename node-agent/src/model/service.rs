@@ -69,9 +69,7 @@ impl Protocol {
 
     /// As the Kubernetes API and a person write it, in either case.
     pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|p| p.to_string().eq_ignore_ascii_case(text))
+        Self::ALL.into_iter().find(|p| p.to_string().eq_ignore_ascii_case(text))
     }
 }
 
@@ -97,10 +95,7 @@ pub struct ServiceName {
 impl ServiceName {
     /// From the two strings.
     pub fn new(namespace: &str, name: &str) -> Self {
-        Self {
-            namespace: namespace.into(),
-            name: name.into(),
-        }
+        Self { namespace: namespace.into(), name: name.into() }
     }
 }
 
@@ -146,7 +141,8 @@ pub enum Affinity {
     /// Every connection is balanced anew.
     #[default]
     None,
-    /// Connections of one client address go where its last one went, for this many seconds after it.
+    /// Connections of one client address go where its last one went, for this many seconds after
+    /// it.
     ClientIp {
         /// `sessionAffinityConfig.clientIP.timeoutSeconds`.
         seconds: u32,
@@ -163,11 +159,12 @@ pub struct SourceRanges {
 }
 
 impl SourceRanges {
-    /// The only sources that may use a load balancer IP of this family; `None` where every source may.
+    /// The only sources that may use a load balancer IP of this family; `None` where every source
+    /// may.
     ///
-    /// Each family is restricted by its own ranges alone, as in kube-proxy. An entry that cannot be read
-    /// admits nobody: where one is written, a family without a range is closed, for the owner meant to
-    /// restrict something, and it may have been this.
+    /// Each family is restricted by its own ranges alone, as in kube-proxy. An entry that cannot be
+    /// read admits nobody: where one is written, a family without a range is closed, for the owner
+    /// meant to restrict something, and it may have been this.
     pub fn of(&self, family: Family) -> Option<Vec<IpNetwork>> {
         let of_family = |range: &&IpNetwork| family_of(range.ip()) == family;
         let ranges: Vec<IpNetwork> = self.ranges.iter().filter(of_family).copied().collect();
@@ -179,10 +176,7 @@ impl SourceRanges {
 
 impl From<Vec<IpNetwork>> for SourceRanges {
     fn from(ranges: Vec<IpNetwork>) -> Self {
-        Self {
-            ranges,
-            unreadable: false,
-        }
+        Self { ranges, unreadable: false }
     }
 }
 
@@ -199,8 +193,8 @@ pub struct ServicePort {
     pub node_port: Option<NonZeroU16>,
 }
 
-/// A Service that has at least one cluster IP. Headless and ExternalName ones never get here, nor do
-/// those that `service.kubernetes.io/service-proxy-name` gives to another proxy.
+/// A Service that has at least one cluster IP. Headless and ExternalName ones never get here, nor
+/// do those that `service.kubernetes.io/service-proxy-name` gives to another proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
     /// Its name.
@@ -223,8 +217,8 @@ pub struct Service {
     pub affinity: Affinity,
     /// `spec.healthCheckNodePort`.
     pub health_check_node_port: Option<NonZeroU16>,
-    /// `metadata.creationTimestamp` as the API writes it (RFC 3339 in UTC, so it sorts); empty in hand
-    /// written manifests. The older of two Services that claim one address and port wins.
+    /// `metadata.creationTimestamp` as the API writes it (RFC 3339 in UTC, so it sorts); empty in
+    /// hand written manifests. The older of two Services that claim one address and port wins.
     pub created: Arc<str>,
 }
 

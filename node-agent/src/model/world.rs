@@ -43,7 +43,8 @@ impl Change {
 pub struct Model {
     listed: BTreeSet<Listing>,
     services: HashMap<ServiceName, Service>,
-    /// Sorted by name. Most services have one slice, for which a tree would take eleven times the room.
+    /// Sorted by name. Most services have one slice, for which a tree would take eleven times the
+    /// room.
     slices: HashMap<ServiceName, Vec<Slice>>,
     slice_owner: HashMap<SliceName, ServiceName>,
     node: Option<Node>,
@@ -62,7 +63,8 @@ impl Model {
             Event::Service(name, service) => self.apply_service(name, service, change),
             Event::Slice(name, slice) => self.apply_slice(name, slice, change),
             Event::Triggered(name, at) => {
-                // A slice that says what it said before, or belongs to nobody, is nothing to program.
+                // A slice that says what it said before, or belongs to nobody, is nothing to
+                // program.
                 let owner = self.slice_owner.get(&name);
                 if owner.is_some_and(|owner| change.services.contains(owner)) {
                     change.triggers.push(at);
@@ -80,7 +82,9 @@ impl Model {
                 change.service_ranges |= before.as_ref() != self.service_ranges.get(&name);
             }
             Event::Pods(pods) => change.pods |= replace(&mut self.pods, Some(pods)),
-            Event::Addresses(addresses) => change.addresses |= replace(&mut self.addresses, addresses),
+            Event::Addresses(addresses) => {
+                change.addresses |= replace(&mut self.addresses, addresses)
+            }
             Event::Egress(egress) => change.egress |= replace(&mut self.egress, Some(egress)),
             Event::Listed(listing) => {
                 self.listed.insert(listing);
@@ -127,14 +131,14 @@ impl Model {
         }
     }
 
-    /// What the state file said last; `None` while it could not be read yet. Pods are programmed whether or
-    /// not anything else is known.
+    /// What the state file said last; `None` while it could not be read yet. Pods are programmed
+    /// whether or not anything else is known.
     pub fn pods(&self) -> Option<&PodSet> {
         self.pods.as_ref()
     }
 
-    /// Whether load balancers may send to this node: it is not being deleted, nor was it. Where there never
-    /// was a Node object, nobody said so.
+    /// Whether load balancers may send to this node: it is not being deleted, nor was it. Where
+    /// there never was a Node object, nobody said so.
     pub fn is_node_eligible(&self) -> bool {
         !self.node_gone && !self.node.as_ref().is_some_and(|node| node.leaving)
     }
@@ -151,9 +155,7 @@ impl Model {
 
     /// Which first lists are still owed.
     pub fn owed(&self) -> impl Iterator<Item = Listing> + '_ {
-        Listing::ALL
-            .into_iter()
-            .filter(|listing| !self.listed.contains(listing))
+        Listing::ALL.into_iter().filter(|listing| !self.listed.contains(listing))
     }
 
     /// The world as the sources tell it; `None` while one of them still owes its first full list.
@@ -206,10 +208,7 @@ impl<'a> Snapshot<'a> {
 
     /// The recorded pods of this node; none while the state file could not be read yet.
     pub fn pods(&self) -> &'a PodSet {
-        static NONE: PodSet = PodSet {
-            version: None,
-            pods: Vec::new(),
-        };
+        static NONE: PodSet = PodSet { version: None, pods: Vec::new() };
         self.model.pods().unwrap_or(&NONE)
     }
 

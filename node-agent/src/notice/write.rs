@@ -53,8 +53,9 @@ pub(super) async fn run(access: Access, node_name: Arc<str>, mut waiting: mpsc::
 
 /// The API has understood it and wants none of it.
 fn is_refused(error: &anyhow::Error) -> bool {
-    let refused =
-        |status: &kube::core::Status| (400..500).contains(&status.code) && !matches!(status.code, 401 | 429);
+    let refused = |status: &kube::core::Status| {
+        (400..500).contains(&status.code) && !matches!(status.code, 401 | 429)
+    };
     matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if refused(status))
 }
 
@@ -62,21 +63,18 @@ async fn write(access: &Access, path: &str, event: &Value) -> anyhow::Result<()>
     // Events are rare: a client of its own for each has the credentials as they are now.
     let client: Client = access.client().await?;
     let request = Request::post(path).header("content-type", "application/json");
-    client
-        .request_text(request.body(event.to_string().into_bytes())?)
-        .await?;
+    client.request_text(request.body(event.to_string().into_bytes())?).await?;
     Ok(())
 }
 
 /// Where to write it, and the event (`events.k8s.io/v1`).
 fn event(notice: &Notice, node_name: &str, now: Timestamp) -> (String, Value) {
-    // What is in no namespace has its events in this one. (Its UID is its name, as kubelet and kube-proxy have it.)
+    // What is in no namespace has its events in this one. (Its UID is its name, as kubelet and
+    // kube-proxy have it.)
     let (namespace, name, regarding) = match &notice.about {
-        About::Node => (
-            "default",
-            node_name,
-            json!({ "kind": "Node", "name": node_name, "uid": node_name }),
-        ),
+        About::Node => {
+            ("default", node_name, json!({ "kind": "Node", "name": node_name, "uid": node_name }))
+        }
         About::Service(service) => (
             &*service.namespace,
             &*service.name,
@@ -92,10 +90,7 @@ fn event(notice: &Notice, node_name: &str, now: Timestamp) -> (String, Value) {
         "action": notice.reason.action(), "reason": notice.reason.name(),
         "regarding": regarding, "note": &notice.text[..end], "type": notice.reason.kind(),
     });
-    (
-        format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"),
-        event,
-    )
+    (format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"), event)
 }
 
 impl Reason {
@@ -132,25 +127,15 @@ mod tests {
     fn an_event_is_one_that_the_api_takes() {
         let now: Timestamp = "2026-11-20T12:00:00.123456789Z".parse().unwrap();
         let about = About::Service(ServiceName::new("shop", "web"));
-        let notice = Notice {
-            about,
-            reason: Reason::HealthCheckUnserved,
-            text: "ü".repeat(LONGEST_NOTE),
-        };
+        let notice =
+            Notice { about, reason: Reason::HealthCheckUnserved, text: "ü".repeat(LONGEST_NOTE) };
         let (path, written) = event(&notice, "node-1", now);
         assert_eq!(path, "/apis/events.k8s.io/v1/namespaces/shop/events");
-        assert_eq!(
-            written["metadata"]["namespace"],
-            written["regarding"]["namespace"]
-        );
+        assert_eq!(written["metadata"]["namespace"], written["regarding"]["namespace"]);
         assert_eq!(written["eventTime"], "2026-11-20T12:00:00.123456Z");
         assert_eq!(written["note"].as_str().unwrap().len(), LONGEST_NOTE);
         let (path, written) = event(
-            &Notice {
-                about: About::Node,
-                reason: Reason::Starting,
-                text: String::new(),
-            },
+            &Notice { about: About::Node, reason: Reason::Starting, text: String::new() },
             "node-1",
             now,
         );

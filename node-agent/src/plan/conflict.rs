@@ -74,7 +74,8 @@ impl Plan {
         touched
     }
 
-    /// The node's own addresses are these; the services whose cluster IPs begin or cease to be among them.
+    /// The node's own addresses are these; the services whose cluster IPs begin or cease to be
+    /// among them.
     fn own_are(&mut self, own: BTreeSet<IpAddr>, world: Snapshot<'_>) -> Vec<ServiceName> {
         let before = std::mem::replace(&mut self.own, own);
         let differing: BTreeSet<&IpAddr> = before.symmetric_difference(&self.own).collect();
@@ -90,10 +91,7 @@ impl Plan {
     fn remark_ranges(&mut self, world: Snapshot<'_>, touched: &mut Touched) {
         let own_in = |range: IpNetwork| self.own.iter().find(|ip| range.contains(**ip));
         let remarks = world.service_ranges().filter_map(|range| {
-            own_in(range).map(|address| Remark::OwnRange {
-                range,
-                address: *address,
-            })
+            own_in(range).map(|address| Remark::OwnRange { range, address: *address })
         });
         let remarks: Vec<Remark> = remarks.collect();
         let new = remarks.iter().filter(|it| !self.range_remarks.contains(it));
@@ -106,7 +104,8 @@ impl Plan {
         self.remarks.values().flatten().chain(&self.range_remarks)
     }
 
-    /// The service that has one of the node's own addresses as its cluster IP, where it is not served.
+    /// The service that has one of the node's own addresses as its cluster IP, where it is not
+    /// served.
     pub fn claims_own(&self, address: IpAddr) -> Option<&ServiceName> {
         self.remarks().find_map(|remark| match remark {
             Remark::OwnAddress { service, address: ip } if *ip == address => Some(service),
@@ -114,7 +113,8 @@ impl Plan {
         })
     }
 
-    /// The ranges that cluster IPs come from, but for those with one of the node's own addresses in them.
+    /// The ranges that cluster IPs come from, but for those with one of the node's own addresses in
+    /// them.
     pub fn service_ranges(&self, world: Snapshot<'_>) -> impl Iterator<Item = IpNetwork> {
         let has_own = |range: &IpNetwork| self.own.iter().any(|ip| range.contains(*ip));
         world.service_ranges().filter(move |range| !has_own(range))
@@ -140,9 +140,7 @@ impl Plan {
         let ports: HashMap<&ServicePortName, usize> = self
             .frontends()
             .filter_map(|f| {
-                f.inside
-                    .endpoints()
-                    .map(|endpoints| (&f.service_port, endpoints.count()))
+                f.inside.endpoints().map(|endpoints| (&f.service_port, endpoints.count()))
             })
             .collect();
         ports.values().sum()
@@ -167,7 +165,8 @@ impl Plan {
     ) {
         let slices: Vec<_> = world.slices(name).collect();
         let service = world.service(name);
-        let check = service.and_then(|service| HealthCheck::of(settings, world.node(), service, &slices));
+        let check =
+            service.and_then(|service| HealthCheck::of(settings, world.node(), service, &slices));
         touched.health_checks |= self.health_checks.put(name, check);
         let mut wanted = match service {
             Some(service) => frontends(settings, world.node(), service, &slices),
@@ -189,8 +188,9 @@ impl Plan {
         }
     }
 
-    /// Whether it is a cluster IP that the node would lose: with nftables, all its ports. A load balancer's and
-    /// an external IP may be the node's own (k3s' ServiceLB does so): they take the service's ports alone.
+    /// Whether it is a cluster IP that the node would lose: with nftables, all its ports. A load
+    /// balancer's and an external IP may be the node's own (k3s' ServiceLB does so): they take the
+    /// service's ports alone.
     fn takes_own(&self, frontend: &Frontend) -> bool {
         match (frontend.kind, frontend.door.address) {
             (DoorKind::ClusterIp, DoorAddress::Ip(ip)) => self.own.contains(&ip),
@@ -225,11 +225,7 @@ impl Plan {
         claims.insert(at, frontend);
         if is_new && claims.len() > 1 {
             let winner = claims[0].service_port.clone();
-            let loser = if at == 0 {
-                claims[1].service_port.clone()
-            } else {
-                name
-            };
+            let loser = if at == 0 { claims[1].service_port.clone() } else { name };
             touched.conflicts.push(Conflict { door, winner, loser });
         }
         let after = claims.first();
@@ -242,9 +238,7 @@ impl Plan {
             return;
         };
         let before = entry.get().first().cloned();
-        entry
-            .get_mut()
-            .retain(|claim| claim.service_port.service != *service);
+        entry.get_mut().retain(|claim| claim.service_port.service != *service);
         let after = entry.get().first();
         touched.local_endpoints |= recount(&mut self.local_endpoints, before.as_ref(), after);
         if entry.get().is_empty() {
@@ -254,8 +248,8 @@ impl Plan {
     }
 }
 
-/// Counts a door's local endpoints: in those of its winner now, out those of the one before. Whether any is
-/// new or gone. In first, so that one that stays is neither.
+/// Counts a door's local endpoints: in those of its winner now, out those of the one before.
+/// Whether any is new or gone. In first, so that one that stays is neither.
 fn recount(
     counts: &mut BTreeMap<IpAddr, usize>,
     before: Option<&Frontend>,

@@ -9,7 +9,9 @@ use ipnetwork::IpNetwork;
 use super::frontend::{Door, DoorAddress, DoorKind, Frontend, Masquerade};
 use super::outcome::{Endpoints, Outcome};
 use super::selection::{Selection, Whereabouts, select};
-use crate::model::{Family, Node, Service, ServicePort, ServicePortName, Slice, TrafficPolicy, family_of};
+use crate::model::{
+    Family, Node, Service, ServicePort, ServicePortName, Slice, TrafficPolicy, family_of,
+};
 
 /// What the operator settled that decides about every service alike.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,14 +49,7 @@ pub fn frontends(
         }
         for port in &service.ports {
             let selection = select(port, family, slices.iter().copied(), here);
-            let decided = Decided {
-                settings,
-                node,
-                service,
-                port,
-                family,
-                selection,
-            };
+            let decided = Decided { settings, node, service, port, family, selection };
             found.extend(decided.doors());
         }
     }
@@ -79,8 +74,7 @@ impl Decided<'_> {
         let service = self.service;
         let at = |kind, ips: &[IpAddr]| -> Vec<_> {
             let ours = ips.iter().filter(|ip| family_of(**ip) == self.family);
-            ours.map(|ip| self.frontend(kind, DoorAddress::Ip(*ip), self.port.port))
-                .collect()
+            ours.map(|ip| self.frontend(kind, DoorAddress::Ip(*ip), self.port.port)).collect()
         };
         let node_port = self.port.node_port.map(|port| {
             let address = DoorAddress::Node(self.family);
@@ -102,11 +96,7 @@ impl Decided<'_> {
             DoorKind::NodePort | DoorKind::LoadBalancerIp | DoorKind::ExternalIp => self.external(),
         };
         Frontend {
-            door: Door {
-                address,
-                protocol: self.port.protocol,
-                port,
-            },
+            door: Door { address, protocol: self.port.protocol, port },
             kind,
             service_port: ServicePortName {
                 service: service.name.clone(),
@@ -136,8 +126,8 @@ impl Decided<'_> {
         (policy, self.by_policy(policy), masquerade, None)
     }
 
-    /// An external door. Under policy Local, what comes from this node and its pods is not external: it may
-    /// use every endpoint, as at the cluster IP (kubernetes #77523, #78662).
+    /// An external door. Under policy Local, what comes from this node and its pods is not
+    /// external: it may use every endpoint, as at the cluster IP (kubernetes #77523, #78662).
     fn external(&self) -> (TrafficPolicy, Outcome, Masquerade, Option<Outcome>) {
         let policy = self.service.external_policy;
         let inside = self.by_policy(TrafficPolicy::Cluster);
@@ -163,15 +153,12 @@ impl Decided<'_> {
 
     /// Who may use this load balancer IP; `None` when everybody may.
     ///
-    /// Where a range has this node in it, the load balancer IP itself may come too: a node that has the
-    /// address on an interface of its own uses it as the source when it calls it.
+    /// Where a range has this node in it, the load balancer IP itself may come too: a node that has
+    /// the address on an interface of its own uses it as the source when it calls it.
     fn sources(&self, own: IpAddr) -> Option<Arc<[IpNetwork]>> {
         let mut allowed = self.service.source_ranges.of(self.family)?;
         let nodes = self.node.into_iter().flat_map(|node| &node.addresses);
-        if nodes
-            .into_iter()
-            .any(|node| allowed.iter().any(|range| range.contains(*node)))
-        {
+        if nodes.into_iter().any(|node| allowed.iter().any(|range| range.contains(*node))) {
             allowed.push(IpNetwork::from(own));
         }
         // A range within another says nothing more, and the kernel takes no two that overlap.

@@ -13,27 +13,28 @@ pub enum Detector {
     /// Input interface and source address are those of a recorded pod.
     #[default]
     PodState,
-    /// As [`Self::PodState`]; and a bridged pod's packet must have come in through the recorded port of the
-    /// bridge. On a bridge, only this tells a pod from its neighbour that writes its address into a packet.
+    /// As [`Self::PodState`]; and a bridged pod's packet must have come in through the recorded
+    /// port of the bridge. On a bridge, only this tells a pod from its neighbour that writes its
+    /// address into a packet.
     PodPort,
-    /// The packet came in through one of these bridges (KEP-2450 bridge mode). Whatever else is on the
-    /// bridge counts as a pod.
+    /// The packet came in through one of these bridges (KEP-2450 bridge mode). Whatever else is on
+    /// the bridge counts as a pod.
     Bridge(Vec<Arc<str>>),
-    /// The packet came in through any port of any bridge (KEP-2450's physdev, `--physdev-is-in`). Whatever
-    /// else is on a bridge counts as a pod.
+    /// The packet came in through any port of any bridge (KEP-2450's physdev, `--physdev-is-in`).
+    /// Whatever else is on a bridge counts as a pod.
     BridgePort,
     /// The input interface's name begins with one of these (KEP-2450 interface prefix).
     InterfacePrefix(Vec<Arc<str>>),
-    /// The source address is in one of these ranges; `None` means the Node object's `podCIDRs`. Any sender
-    /// who writes such a source into a packet counts as a pod.
+    /// The source address is in one of these ranges; `None` means the Node object's `podCIDRs`. Any
+    /// sender who writes such a source into a packet counts as a pod.
     NodeCidr(Option<Vec<IpNetwork>>),
 }
 
 /// Where a packet came in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrival<'a> {
-    /// The input interface that the IP stack sees: a bridge, or a VLAN's device on it, for what came in
-    /// through a port of one.
+    /// The input interface that the IP stack sees: a bridge, or a VLAN's device on it, for what
+    /// came in through a port of one.
     pub interface: &'a str,
     /// What it came in through before that.
     pub port: Port<'a>,
@@ -88,7 +89,9 @@ impl Detector {
     pub fn knows_ports(&self) -> bool {
         match self {
             Self::PodPort | Self::BridgePort => true,
-            Self::PodState | Self::Bridge(_) | Self::InterfacePrefix(_) | Self::NodeCidr(_) => false,
+            Self::PodState | Self::Bridge(_) | Self::InterfacePrefix(_) | Self::NodeCidr(_) => {
+                false
+            }
         }
     }
 
@@ -96,7 +99,9 @@ impl Detector {
     pub fn goes_by_records(&self) -> bool {
         match self {
             Self::PodState | Self::PodPort => true,
-            Self::Bridge(_) | Self::BridgePort | Self::InterfacePrefix(_) | Self::NodeCidr(_) => false,
+            Self::Bridge(_) | Self::BridgePort | Self::InterfacePrefix(_) | Self::NodeCidr(_) => {
+                false
+            }
         }
     }
 
@@ -113,8 +118,8 @@ impl Detector {
         }
     }
 
-    /// Whether, and why, a packet with this source that came in there is local. `None` means that the node
-    /// itself sends.
+    /// Whether, and why, a packet with this source that came in there is local. `None` means that
+    /// the node itself sends.
     pub fn local<'a>(
         &'a self,
         pods: &'a PodSet,
@@ -155,7 +160,9 @@ fn pod<'a>(
     is_port: impl Fn(&LocalPod, Port<'_>) -> bool,
 ) -> Option<Local<'a>> {
     let is = |pod: &&LocalPod| {
-        *pod.interface == *arrival.interface && pod.ips.contains(&source) && is_port(pod, arrival.port)
+        *pod.interface == *arrival.interface
+            && pod.ips.contains(&source)
+            && is_port(pod, arrival.port)
     };
     pods.pods.iter().find(is).map(Local::Pod)
 }

@@ -43,14 +43,16 @@ impl Door {
 impl fmt::Display for Door {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.address {
-            DoorAddress::Ip(ip) => write!(f, "{}/{}", SocketAddr::new(ip, self.port.get()), self.protocol),
+            DoorAddress::Ip(ip) => {
+                write!(f, "{}/{}", SocketAddr::new(ip, self.port.get()), self.protocol)
+            }
             DoorAddress::Node(_) => write!(f, "node port {}/{}", self.port, self.protocol),
         }
     }
 }
 
-/// What kind of address a door is. Where two services claim one door, the kind that comes first here wins:
-/// cluster IPs are allocated, the others only asked for.
+/// What kind of address a door is. Where two services claim one door, the kind that comes first
+/// here wins: cluster IPs are allocated, the others only asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DoorKind {
     /// One of `spec.clusterIPs`.
@@ -75,11 +77,12 @@ impl fmt::Display for DoorKind {
 }
 
 /// Whose source address is replaced by the node's when a connection is forwarded. (A pod that is
-/// handed to itself always gets the node's address: that is decided by the endpoint, not by the door.)
+/// handed to itself always gets the node's address: that is decided by the endpoint, not by the
+/// door.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Masquerade {
-    /// Everybody's but that of this node's own pods: the answer must come back through this node, and only
-    /// a pod of this node is sure to be answered through it.
+    /// Everybody's but that of this node's own pods: the answer must come back through this node,
+    /// and only a pod of this node is sure to be answered through it.
     UnlessLocalPod,
     /// Everybody's: the traffic policy lets any node send to any endpoint.
     Always,
@@ -96,15 +99,16 @@ pub struct Frontend {
     pub service_port: ServicePortName,
     /// The policy that applies at this door.
     pub policy: TrafficPolicy,
-    /// Which sources may enter, where not all may (`loadBalancerSourceRanges`, of the door's family).
-    /// Everybody else's packets are dropped.
+    /// Which sources may enter, where not all may (`loadBalancerSourceRanges`, of the door's
+    /// family). Everybody else's packets are dropped.
     pub sources: Option<Arc<[IpNetwork]>>,
-    /// What becomes of connections; where [`Self::outside`] differs, of those of this node and its pods.
+    /// What becomes of connections; where [`Self::outside`] differs, of those of this node and its
+    /// pods.
     pub inside: Outcome,
     /// Whose source is replaced, of the connections that [`Self::inside`] decides.
     pub masquerade: Masquerade,
-    /// What becomes of connections from elsewhere where that differs (`externalTrafficPolicy: Local`).
-    /// They are never masqueraded.
+    /// What becomes of connections from elsewhere where that differs (`externalTrafficPolicy:
+    /// Local`). They are never masqueraded.
     pub outside: Option<Outcome>,
     /// Whether a client is kept with one endpoint.
     pub affinity: Affinity,
@@ -113,14 +117,9 @@ pub struct Frontend {
 }
 
 impl Frontend {
-    /// Claims on one door sort by this; the smallest wins. A total order of facts alone, so that every
-    /// node and every restart names the same winner.
+    /// Claims on one door sort by this; the smallest wins. A total order of facts alone, so that
+    /// every node and every restart names the same winner.
     pub fn rank(&self) -> impl Ord + '_ {
-        (
-            self.kind,
-            self.created.is_empty(),
-            &self.created,
-            &self.service_port,
-        )
+        (self.kind, self.created.is_empty(), &self.created, &self.service_port)
     }
 }

@@ -1,5 +1,5 @@
-//! Health-check node ports: where a load balancer asks whether this node has endpoints of a service whose
-//! `externalTrafficPolicy` is Local.
+//! Health-check node ports: where a load balancer asks whether this node has endpoints of a service
+//! whose `externalTrafficPolicy` is Local.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -17,9 +17,10 @@ pub struct HealthCheck {
     pub service: ServiceName,
     /// `spec.healthCheckNodePort`.
     pub port: NonZeroU16,
-    /// In each family that the service exists in: how many addresses on this node serve it, ready and not
-    /// terminating. Counted by address, whatever the number of its ports, since it is a weight among nodes. A
-    /// node that still serves by its last terminating endpoints says 0: it wants no new connections.
+    /// In each family that the service exists in: how many addresses on this node serve it, ready
+    /// and not terminating. Counted by address, whatever the number of its ports, since it is a
+    /// weight among nodes. A node that still serves by its last terminating endpoints says 0: it
+    /// wants no new connections.
     pub local_endpoints: BTreeMap<Family, usize>,
     /// When the service was made; the older of two that claim a port has it.
     created: Arc<str>,
@@ -44,7 +45,8 @@ impl HealthCheck {
                 .collect();
             ready.len()
         };
-        let exists_in = |family: &Family| service.cluster_ips.iter().any(|ip| family_of(*ip) == *family);
+        let exists_in =
+            |family: &Family| service.cluster_ips.iter().any(|ip| family_of(*ip) == *family);
         let families = Family::BOTH.into_iter().filter(exists_in);
         Some(Self {
             service: service.name.clone(),
@@ -54,7 +56,8 @@ impl HealthCheck {
         })
     }
 
-    /// As doors: the older service wins, then the first by name, on every node and after every restart.
+    /// As doors: the older service wins, then the first by name, on every node and after every
+    /// restart.
     fn rank(&self) -> impl Ord + '_ {
         (self.created.is_empty(), &self.created, &self.service)
     }

@@ -1,6 +1,7 @@
 //! Decisions: what becomes of a packet at every front door of every service.
 //!
-//! Pure, and no word of any backend: nftables, iptables and `explain` all read the same [`Frontend`]s.
+//! Pure, and no word of any backend: nftables, iptables and `explain` all read the same
+//! [`Frontend`]s.
 
 mod conflict;
 mod decide;

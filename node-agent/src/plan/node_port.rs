@@ -10,13 +10,13 @@ use crate::model::{Family, Node, NodeAddress, PodSet, family_of};
 /// `nodePortAddresses`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum NodePortAddresses {
-    /// The primary address of each family: the first that the Node object names; where it names none (or
-    /// there is no Node object), every address of the node that is not on loopback, link-local, or on an
-    /// interface that pods' packets come in through.
+    /// The primary address of each family: the first that the Node object names; where it names
+    /// none (or there is no Node object), every address of the node that is not on loopback,
+    /// link-local, or on an interface that pods' packets come in through.
     #[default]
     Primary,
-    /// The node's addresses in these ranges. A family without a range serves no node ports (kube-proxy
-    /// would open all of that family's addresses).
+    /// The node's addresses in these ranges. A family without a range serves no node ports
+    /// (kube-proxy would open all of that family's addresses).
     In(Vec<IpNetwork>),
     /// Every address of the node.
     All {

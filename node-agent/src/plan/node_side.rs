@@ -9,15 +9,17 @@ use std::fmt;
 pub struct MarkBit(u8);
 
 impl MarkBit {
-    /// The bit that means: masquerade this connection. kube-proxy's `masqueradeBit`, so that a packet that
-    /// both mark means the same to both.
+    /// The bit that means: masquerade this connection. kube-proxy's `masqueradeBit`, so that a
+    /// packet that both mark means the same to both.
     pub const MASQUERADE: Self = Self(14);
 
-    /// The bit of a connection's mark (never of a packet's) that means: denizen forwarded it to an endpoint.
+    /// The bit of a connection's mark (never of a packet's) that means: denizen forwarded it to an
+    /// endpoint.
     pub const ADMITTED: Self = Self(12);
 
-    /// The bit by which a bridge's table tells the IP tables through which port a packet came in. Others
-    /// beside kube-proxy's use 7 (AWS), 8 to 11 (Cilium), 13 (portmap), 15 (kubelet), and 16 to 31 (Calico).
+    /// The bit by which a bridge's table tells the IP tables through which port a packet came in.
+    /// Others beside kube-proxy's use 7 (AWS), 8 to 11 (Cilium), 13 (portmap), 15 (kubelet), and 16
+    /// to 31 (Calico).
     pub const PORT: Self = Self(6);
 
     /// The bit of this number; `None` when marks have no such bit.
@@ -40,11 +42,11 @@ impl fmt::Display for MarkBit {
 /// What the operator settled about this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeSide {
-    /// Connections whose first packet has it are masqueraded. Every other bit of a mark is somebody else's,
-    /// and is kept.
+    /// Connections whose first packet has it are masqueraded. Every other bit of a mark is somebody
+    /// else's, and is kept.
     pub masquerade_bit: MarkBit,
-    /// What is forwarded to endpoints is let through others' chains in the forward hook. Such connections
-    /// get [`MarkBit::ADMITTED`].
+    /// What is forwarded to endpoints is let through others' chains in the forward hook. Such
+    /// connections get [`MarkBit::ADMITTED`].
     pub open_forward: bool,
     /// On its way from a bridge's port to the IP rules, a packet has it if the port is a pod's.
     pub port_bit: MarkBit,
@@ -52,10 +54,6 @@ pub struct NodeSide {
 
 impl Default for NodeSide {
     fn default() -> Self {
-        Self {
-            masquerade_bit: MarkBit::MASQUERADE,
-            open_forward: false,
-            port_bit: MarkBit::PORT,
-        }
+        Self { masquerade_bit: MarkBit::MASQUERADE, open_forward: false, port_bit: MarkBit::PORT }
     }
 }

@@ -44,8 +44,8 @@ pub enum Outcome {
     Forward(Endpoints),
     /// Nobody serves it anywhere. Refuse at once: the client should not wait for a time-out.
     Reject,
-    /// Others serve it, but policy keeps this node from them. Stay silent: the client retries and may by
-    /// then be routed elsewhere; a refusal would end what the retry can save.
+    /// Others serve it, but policy keeps this node from them. Stay silent: the client retries and
+    /// may by then be routed elsewhere; a refusal would end what the retry can save.
     Drop,
 }
 

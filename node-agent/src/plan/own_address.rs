@@ -7,14 +7,12 @@ use crate::model::{Node, NodeAddress};
 
 /// The addresses that the Node object names, and those on the node's links.
 ///
-/// Addresses on dummy devices are left out: ipvs proxies and node-local DNS caches put services' addresses
-/// there. Link-local addresses are left out, too: no service has one.
+/// Addresses on dummy devices are left out: ipvs proxies and node-local DNS caches put services'
+/// addresses there. Link-local addresses are left out, too: no service has one.
 pub fn own_addresses(node: Option<&Node>, addresses: &[NodeAddress]) -> BTreeSet<IpAddr> {
     let named = node.into_iter().flat_map(|node| node.addresses.iter().copied());
-    let on_links = addresses
-        .iter()
-        .filter(|on| !on.dummy && !is_link_local(on.address))
-        .map(|on| on.address);
+    let on_links =
+        addresses.iter().filter(|on| !on.dummy && !is_link_local(on.address)).map(|on| on.address);
     named.chain(on_links).collect()
 }
 

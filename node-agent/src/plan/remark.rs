@@ -11,8 +11,8 @@ use crate::model::{Family, Service, ServiceName, family_of};
 /// Something that an owner should know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remark {
-    /// `loadBalancerSourceRanges` restricts the other family alone, so everybody may use the service's load
-    /// balancer IPs of this one.
+    /// `loadBalancerSourceRanges` restricts the other family alone, so everybody may use the
+    /// service's load balancer IPs of this one.
     OpenFamily {
         /// The service.
         service: ServiceName,
@@ -26,8 +26,8 @@ pub enum Remark {
         /// Its cluster IP.
         address: IpAddr,
     },
-    /// A ServiceCIDR has one of the node's own addresses in it. Its unallocated addresses are left alone: the
-    /// node would lose its own.
+    /// A ServiceCIDR has one of the node's own addresses in it. Its unallocated addresses are left
+    /// alone: the node would lose its own.
     OwnRange {
         /// The range.
         range: IpNetwork,
@@ -71,27 +71,19 @@ impl fmt::Display for Remark {
 pub(super) fn remarks(service: &Service, own: &BTreeSet<IpAddr>) -> Vec<Remark> {
     let name = || service.name.clone();
     let taken = service.cluster_ips.iter().filter(|ip| own.contains(ip));
-    let taken = taken.map(|ip| Remark::OwnAddress {
-        service: name(),
-        address: *ip,
-    });
-    let open = Family::BOTH
-        .into_iter()
-        .filter(|family| is_open(service, *family));
-    let open = open.map(|family| Remark::OpenFamily {
-        service: name(),
-        family,
-    });
+    let taken = taken.map(|ip| Remark::OwnAddress { service: name(), address: *ip });
+    let open = Family::BOTH.into_iter().filter(|family| is_open(service, *family));
+    let open = open.map(|family| Remark::OpenFamily { service: name(), family });
     taken.chain(open).collect()
 }
 
-/// Whether the source ranges restrict the other family, and leave load balancer IPs of this one open.
+/// Whether the source ranges restrict the other family, and leave load balancer IPs of this one
+/// open.
 fn is_open(service: &Service, family: Family) -> bool {
     let ranges = &service.source_ranges;
     let of_family = |ip: &IpAddr| family_of(*ip) == family;
-    let restricts_other = Family::BOTH
-        .into_iter()
-        .any(|other| other != family && ranges.of(other).is_some());
+    let restricts_other =
+        Family::BOTH.into_iter().any(|other| other != family && ranges.of(other).is_some());
     let is_named = ranges.ranges.iter().any(|range| of_family(&range.ip()));
     // The service exists in the families of its cluster IPs.
     service.cluster_ips.iter().any(of_family)

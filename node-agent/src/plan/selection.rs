@@ -34,8 +34,8 @@ impl Whereabouts<'_> {
     }
 }
 
-/// The addresses on this node that serve `port` and take new connections, by every slice's word and with no
-/// last resort.
+/// The addresses on this node that serve `port` and take new connections, by every slice's word and
+/// with no last resort.
 pub fn local_ready<'a>(
     port: &ServicePort,
     family: Family,
@@ -60,32 +60,27 @@ pub fn select<'a>(
     let pick = |state: EndpointState, wanted: &dyn Fn(&SliceEndpoint) -> bool| {
         let picked = all.iter().filter(|(_, e)| e.state == state && wanted(e));
         Endpoints::new(
-            picked
-                .map(|(at, e)| Endpoint {
-                    address: *at,
-                    local: is_local(e),
-                })
-                .collect(),
+            picked.map(|(at, e)| Endpoint { address: *at, local: is_local(e) }).collect(),
         )
     };
     let hinted = topology(&all, here);
     Selection {
-        cluster: pick(EndpointState::Ready, &*hinted).or_else(|| pick(EndpointState::Draining, &|_| true)),
-        local: pick(EndpointState::Ready, &is_local).or_else(|| pick(EndpointState::Draining, &is_local)),
+        cluster: pick(EndpointState::Ready, &*hinted)
+            .or_else(|| pick(EndpointState::Draining, &|_| true)),
+        local: pick(EndpointState::Ready, &is_local)
+            .or_else(|| pick(EndpointState::Draining, &is_local)),
     }
 }
 
-/// The endpoints of `port` among `slices` that answer the connections they have, whether or not they may get
-/// new ones: what is left out by topology, or drains, is no reason to cut anybody off.
+/// The endpoints of `port` among `slices` that answer the connections they have, whether or not
+/// they may get new ones: what is left out by topology, or drains, is no reason to cut anybody off.
 pub fn serving<'a>(
     port: &ServicePort,
     family: Family,
     slices: impl Iterator<Item = &'a Slice>,
 ) -> BTreeSet<SocketAddr> {
     let all = merged(port, family, slices).into_iter();
-    all.filter(|(_, endpoint)| endpoint.state.serves())
-        .map(|(at, _)| at)
-        .collect()
+    all.filter(|(_, endpoint)| endpoint.state.serves()).map(|(at, _)| at).collect()
 }
 
 /// Every endpoint once. One address and port in two slices is one endpoint: a running pod beats a
@@ -97,10 +92,8 @@ fn merged<'a>(
 ) -> BTreeMap<SocketAddr, &'a SliceEndpoint> {
     let mut all = BTreeMap::new();
     for slice in slices.filter(|slice| slice.family == family) {
-        let ports = slice
-            .ports
-            .iter()
-            .filter(|p| p.name == port.name && p.protocol == port.protocol);
+        let ports =
+            slice.ports.iter().filter(|p| p.name == port.name && p.protocol == port.protocol);
         for slice_port in ports {
             for endpoint in &slice.endpoints {
                 let at = SocketAddr::new(endpoint.address, slice_port.port.get());
@@ -116,9 +109,9 @@ fn merged<'a>(
 
 type Filter<'a> = Box<dyn Fn(&SliceEndpoint) -> bool + 'a>;
 
-/// Which ready endpoints the hints leave to this node: those for it by name, else those for its zone, and
-/// all where one ready endpoint has no hint or none names this place, since a partial picture would
-/// overload whoever is in it.
+/// Which ready endpoints the hints leave to this node: those for it by name, else those for its
+/// zone, and all where one ready endpoint has no hint or none names this place, since a partial
+/// picture would overload whoever is in it.
 fn topology<'a>(all: &BTreeMap<SocketAddr, &SliceEndpoint>, here: Whereabouts<'a>) -> Filter<'a> {
     let names = |hints: &[Arc<str>], place: &str| hints.iter().any(|hint| **hint == *place);
     let ready = || all.values().filter(|e| e.state == EndpointState::Ready);
@@ -130,7 +123,8 @@ fn topology<'a>(all: &BTreeMap<SocketAddr, &SliceEndpoint>, here: Whereabouts<'a
     }
     match here.zone {
         Some(zone)
-            if ready().all(|e| !e.zone_hints.is_empty()) && ready().any(|e| names(&e.zone_hints, zone)) =>
+            if ready().all(|e| !e.zone_hints.is_empty())
+                && ready().any(|e| names(&e.zone_hints, zone)) =>
         {
             Box::new(move |e| names(&e.zone_hints, zone))
         }

@@ -1,4 +1,5 @@
-//! Tables: what is decided about which facts (kube-proxy's rules, as `reference.md` §3 and §4 tell them).
+//! Tables: what is decided about which facts (kube-proxy's rules, as `reference.md` §3 and §4 tell
+//! them).
 
 mod addresses;
 mod claims;

@@ -1,4 +1,5 @@
-//! Taking over the pods that a runtime attached without denizen, and writing the state file anew when it was lost.
+//! Taking over the pods that a runtime attached without denizen, and writing the state file anew
+//! when it was lost.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -17,8 +18,8 @@ use crate::describe::describe;
 /// Key of the state file that says when it was written anew.
 const REBUILT_AT: &str = "rebuiltAt";
 
-/// Records every pod of this node that is not recorded yet, and that a runtime remembers and the kernel confirms. A file
-/// that cannot be understood is set aside first, and begun anew. Blocks.
+/// Records every pod of this node that is not recorded yet, and that a runtime remembers and the
+/// kernel confirms. A file that cannot be understood is set aside first, and begun anew. Blocks.
 ///
 /// # Errors
 /// [`StateError`]; the file is as it was then.
@@ -46,8 +47,8 @@ pub(super) struct Search {
     pub(super) links: HashSet<u32>,
 }
 
-/// Records the pods behind `search`'s links that a runtime remembers and the kernel confirms; what it remembers and
-/// cannot be used is left out, and returned. Blocks.
+/// Records the pods behind `search`'s links that a runtime remembers and the kernel confirms; what
+/// it remembers and cannot be used is left out, and returned. Blocks.
 ///
 /// # Errors
 /// [`StateError`]; the file is as it was then.
@@ -80,8 +81,9 @@ fn warn_of((path, why): &LeftOut) {
     warn!(path = %path.display(), why, "this cached CNI result is left out");
 }
 
-/// Writes the state file anew: what it said `last`, where that is known, and what runtimes remember; the links decide what
-/// of it is still so. A file that cannot be understood is set aside; one that can be, by now, is left alone. Blocks.
+/// Writes the state file anew: what it said `last`, where that is known, and what runtimes
+/// remember; the links decide what of it is still so. A file that cannot be understood is set
+/// aside; one that can be, by now, is left alone. Blocks.
 ///
 /// # Errors
 /// [`StateError`].
@@ -123,7 +125,8 @@ struct Found {
     left_out: Vec<LeftOut>,
 }
 
-/// What runtimes remember in files whose name `is_wanted`, and the kernel confirms, but for what is `known` already.
+/// What runtimes remember in files whose name `is_wanted`, and the kernel confirms, but for what is
+/// `known` already.
 fn remembered(
     config: &Config,
     is_wanted: impl Fn(&OsStr) -> bool,
@@ -133,7 +136,8 @@ fn remembered(
         return Found::default();
     };
     let (mut entries, mut left_out) = cache::entries(folder, is_wanted);
-    // The newest decides where two claim one link: a name is used again, and old files stay after a crash.
+    // The newest decides where two claim one link: a name is used again, and old files stay after a
+    // crash.
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.written));
     let (mut records, mut links) = (BTreeMap::new(), HashSet::new());
     let mut adopter = Adopter::open();
@@ -158,7 +162,10 @@ fn remembered(
 }
 
 /// The record of `entry`; `None` where the kernel says that it is not so, or not any more.
-fn confirmed(adopter: &mut io::Result<Adopter>, entry: &Entry) -> Result<Option<Attachment>, String> {
+fn confirmed(
+    adopter: &mut io::Result<Adopter>,
+    entry: &Entry,
+) -> Result<Option<Attachment>, String> {
     let adopter = adopter.as_mut().map_err(|error| error.to_string())?;
     let added_at = jiff::Timestamp::try_from(entry.written).unwrap_or_default();
     let record = adopter.adopt(&Remembered {

@@ -1,8 +1,9 @@
 //! What container runtimes remember of the ADDs they made: libcni's result cache.
 //!
-//! libcni (and so containerd, CRI-O and others) writes `results/<network>-<containerId>-<ifName>` at each ADD and removes
-//! it at DEL; a JSON object of kind `cniCacheV1` since 0.8, the bare result before that (libcni/api.go, `cachedInfo`). The
-//! folder is on a disk: a reboot leaves the files of pods that are long gone.
+//! libcni (and so containerd, CRI-O and others) writes `results/<network>-<containerId>-<ifName>`
+//! at each ADD and removes it at DEL; a JSON object of kind `cniCacheV1` since 0.8, the bare result
+//! before that (libcni/api.go, `cachedInfo`). The folder is on a disk: a reboot leaves the files of
+//! pods that are long gone.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -16,7 +17,8 @@ use denizen_shared::state::Attachment;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// Where results lie below the cache folder: libcni's own place, and that of runtimes that keep more there.
+/// Where results lie below the cache folder: libcni's own place, and that of runtimes that keep
+/// more there.
 const PLACES: [&str; 2] = ["results", "cache/results"];
 
 /// More than any chain's configuration and result need.
@@ -38,12 +40,10 @@ pub(super) struct Entry {
 /// A cached result that is left out: its path, and why.
 pub(super) type LeftOut = (PathBuf, String);
 
-/// The folders that results may lie in, or that such folders may be made in, below the cache folder `folder`.
+/// The folders that results may lie in, or that such folders may be made in, below the cache folder
+/// `folder`.
 pub(super) fn folders(folder: &Path) -> impl Iterator<Item = PathBuf> {
-    ["", "cache"]
-        .into_iter()
-        .chain(PLACES)
-        .map(|place| folder.join(place))
+    ["", "cache"].into_iter().chain(PLACES).map(|place| folder.join(place))
 }
 
 /// The name of the file in which libcni keeps the result of the ADD that `record` is of.
@@ -51,9 +51,12 @@ pub(super) fn file_name(record: &Attachment) -> OsString {
     format!("{}-{}-{}", record.network, record.container_id, record.if_name).into()
 }
 
-/// Those results in the cache folder `folder` whose file's name `is_wanted`, and what is wrong with those that could not
-/// be read.
-pub(super) fn entries(folder: &Path, is_wanted: impl Fn(&OsStr) -> bool) -> (Vec<Entry>, Vec<LeftOut>) {
+/// Those results in the cache folder `folder` whose file's name `is_wanted`, and what is wrong with
+/// those that could not be read.
+pub(super) fn entries(
+    folder: &Path,
+    is_wanted: impl Fn(&OsStr) -> bool,
+) -> (Vec<Entry>, Vec<LeftOut>) {
     let (mut entries, mut bad) = (Vec::new(), Vec::new());
     for place in PLACES {
         let place = folder.join(place);
@@ -132,7 +135,8 @@ fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<Ent
         Some(other) => Err(format!("it is of kind {other:?}, and not cniCacheV1")),
         None => {
             let mut parts = name.rsplitn(3, '-');
-            let (Some(if_name), Some(container), Some(network)) = (parts.next(), parts.next(), parts.next())
+            let (Some(if_name), Some(container), Some(network)) =
+                (parts.next(), parts.next(), parts.next())
             else {
                 return Err("its name is not <network>-<containerId>-<ifName>".to_owned());
             };
@@ -160,14 +164,7 @@ mod tests {
 
     fn parsed(name: &str, text: &str) -> Result<String, String> {
         let entry = parse(name, text, Path::new(name), SystemTime::UNIX_EPOCH)?;
-        let Entry {
-            container_id,
-            if_name,
-            network,
-            netns,
-            args,
-            ..
-        } = entry;
+        let Entry { container_id, if_name, network, netns, args, .. } = entry;
         Ok([network, container_id, if_name, netns.unwrap_or_default(), args].join(" "))
     }
 
@@ -196,24 +193,9 @@ mod tests {
                 without("netns"),
                 Ok("pods 3f1c eth0  IgnoreUnknown=1;K8S_POD_NAME=web-0"),
             ),
-            (
-                "no arguments",
-                "any",
-                without("cniArgs"),
-                Ok("pods 3f1c eth0 /run/netns/a "),
-            ),
-            (
-                "a bare result",
-                "my-net-3f1c-eth0",
-                result.to_string(),
-                Ok("my-net 3f1c eth0  "),
-            ),
-            (
-                "no container",
-                "any",
-                without("containerId"),
-                Err("containerId is missing"),
-            ),
+            ("no arguments", "any", without("cniArgs"), Ok("pods 3f1c eth0 /run/netns/a ")),
+            ("a bare result", "my-net-3f1c-eth0", result.to_string(), Ok("my-net 3f1c eth0  ")),
+            ("no container", "any", without("containerId"), Err("containerId is missing")),
             ("no result", "any", without("result"), Err("result is missing")),
             (
                 "another kind",
@@ -258,17 +240,16 @@ mod tests {
         put("pods-b-eth0", "{");
         put("pods-c-eth0", r#"{"cniVersion":"1.0.0"}"#);
         put("pods-unasked-eth0", "{");
-        fs::set_permissions(results.join("pods-c-eth0"), fs::Permissions::from_mode(0o666)).unwrap();
+        fs::set_permissions(results.join("pods-c-eth0"), fs::Permissions::from_mode(0o666))
+            .unwrap();
         // One that were waited for would hold the agent's start for ever.
         nix::unistd::mkfifo(&results.join("pods-d-eth0"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let (good, mut bad) = entries(folder.path(), |name| name != "pods-unasked-eth0");
         bad.sort();
         let good: Vec<&str> = good.iter().map(|entry| entry.container_id.as_str()).collect();
         assert_eq!(good, ["a"]);
-        let names: Vec<_> = bad
-            .iter()
-            .map(|(path, _)| path.file_name().unwrap().to_str().unwrap())
-            .collect();
+        let names: Vec<_> =
+            bad.iter().map(|(path, _)| path.file_name().unwrap().to_str().unwrap()).collect();
         assert_eq!(names, ["pods-b-eth0", "pods-c-eth0", "pods-d-eth0"]);
         assert!(
             entries(Path::new("/nonexistent"), |_| true).1.is_empty(),

@@ -44,7 +44,12 @@ const REST: u32 = 4;
 
 /// Finds such pods until nobody listens to `outlet` any more; shows in `unrecorded` the interfaces
 /// that remain without a record, and the cached results that cannot be used.
-pub async fn find(config: Config, mut shown: Shown, unrecorded: latest::Sender<Unrecorded>, outlet: Outlet) {
+pub async fn find(
+    config: Config,
+    mut shown: Shown,
+    unrecorded: latest::Sender<Unrecorded>,
+    outlet: Outlet,
+) {
     let mut finder = Finder::new(config);
     loop {
         let due = finder.due();
@@ -126,8 +131,7 @@ impl Finder {
     ) -> T {
         let mut what = pin!(what);
         loop {
-            self.missing
-                .recorded(state_file.borrow_and_update().last.as_deref());
+            self.missing.recorded(state_file.borrow_and_update().last.as_deref());
             tokio::select! {
                 done = &mut what => return done,
                 Ok(()) = state_file.changed() => {}
@@ -136,7 +140,11 @@ impl Finder {
     }
 
     /// Reads what the cache tells of interfaces without a record.
-    async fn look(&mut self, now: Instant, state_file: &mut latest::Receiver<Seen>) -> Result<(), String> {
+    async fn look(
+        &mut self,
+        now: Instant,
+        state_file: &mut latest::Receiver<Seen>,
+    ) -> Result<(), String> {
         self.pause = PAUSE;
         let hints = self.cache.take();
         if self.missing.is_empty() && self.has_read_all {
@@ -150,10 +158,8 @@ impl Finder {
             return Ok(());
         }
         let config = self.config.clone();
-        let search = Search {
-            results: (!reads_all).then_some(hints.names),
-            links: self.missing.links(),
-        };
+        let search =
+            Search { results: (!reads_all).then_some(hints.names), links: self.missing.links() };
         let search = spawn_blocking(move || adopt::adopt_late(&config, &search));
         let result = self.during(state_file, search).await;
         let took = now.elapsed();
@@ -168,18 +174,15 @@ impl Finder {
         Ok(())
     }
 
-    /// Remembers which cached results cannot be used, `all` of them or some more, and logs each once.
+    /// Remembers which cached results cannot be used, `all` of them or some more, and logs each
+    /// once.
     fn leave_out(&mut self, left_out: Vec<LeftOut>, all: bool) {
         let before = self.left_out.clone();
         if all {
             self.left_out.clear();
         }
         self.left_out.extend(left_out);
-        for (path, why) in self
-            .left_out
-            .iter()
-            .filter(|(path, _)| !before.contains_key(*path))
-        {
+        for (path, why) in self.left_out.iter().filter(|(path, _)| !before.contains_key(*path)) {
             warn!(path = %path.display(), why, "this cached CNI result is left out");
         }
     }
@@ -197,7 +200,9 @@ impl Finder {
         let now = Unrecorded {
             interfaces: names,
             results: results
-                .map(|(path, why)| format!("the cached CNI result {} is left out: {why}", path.display()))
+                .map(|(path, why)| {
+                    format!("the cached CNI result {} is left out: {why}", path.display())
+                })
                 .collect(),
         };
         unrecorded.send_if_modified(|shown| {
@@ -217,11 +222,7 @@ struct CacheWatch {
 
 impl CacheWatch {
     fn open(folder: Option<PathBuf>) -> Self {
-        let mut watch = Self {
-            folder,
-            watches: Vec::new(),
-            hints: Hints::default(),
-        };
+        let mut watch = Self { folder, watches: Vec::new(), hints: Hints::default() };
         watch.renew();
         watch
     }
@@ -230,9 +231,7 @@ impl CacheWatch {
     fn renew(&mut self) {
         let folders = self.folder.iter().flat_map(|folder| cache::folders(folder));
         // Where a folder cannot be watched, the looks at all results do.
-        self.watches = folders
-            .filter_map(|folder| FolderWatch::open(&folder).ok())
-            .collect();
+        self.watches = folders.filter_map(|folder| FolderWatch::open(&folder).ok()).collect();
     }
 
     /// Waits until something in one of them changed.

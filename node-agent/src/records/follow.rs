@@ -69,8 +69,9 @@ async fn bring_in_line(run_dir: &Path) -> Result<(), LinkError> {
 }
 
 fn moved(state: &State, links: &Links<'_>) -> Moved {
-    let changed =
-        |(id, was): (&AttachmentId, &Attachment)| Some((id.clone(), was.clone(), links.moved(was)?));
+    let changed = |(id, was): (&AttachmentId, &Attachment)| {
+        Some((id.clone(), was.clone(), links.moved(was)?))
+    };
     state.attachments.iter().filter_map(changed).collect()
 }
 
@@ -89,12 +90,7 @@ fn change(run_dir: &Path, moved: Moved) -> Result<(), StateError> {
     for (id, was, is) in changed {
         let name = |record: Attachment| record.host_interface.map(|link| link.name);
         let (from, to) = ((was.bridge.clone(), name(was)), (is.bridge.clone(), name(is)));
-        info!(
-            attachment = id.0,
-            ?from,
-            ?to,
-            "its interface was renamed or moved: record changed"
-        );
+        info!(attachment = id.0, ?from, ?to, "its interface was renamed or moved: record changed");
     }
     Ok(())
 }
@@ -112,10 +108,9 @@ mod tests {
         let was = record(Some(("old", 7, "")));
         let is = record(Some(("new", 7, "")));
         let moved = vec![(was.id(), was.clone(), is.clone())];
-        for (before, after) in [
-            (was, &is),
-            (record(Some(("again", 8, ""))), &record(Some(("again", 8, "")))),
-        ] {
+        for (before, after) in
+            [(was, &is), (record(Some(("again", 8, ""))), &record(Some(("again", 8, ""))))]
+        {
             dir.put(LOCK_WAIT, &before).unwrap();
             change(&path, moved.clone()).unwrap();
             assert_eq!(dir.read().unwrap().unwrap().attachments[&before.id()], *after);

@@ -97,13 +97,7 @@ mod tests {
 
     fn link(index: u32, name: &str, mac: &str, kind: LinkKind, master: Option<u32>) -> Link {
         let (name, mac) = (name.into(), mac.to_owned());
-        Link {
-            index,
-            name,
-            mac,
-            kind,
-            master,
-        }
+        Link { index, name, mac, kind, master }
     }
 
     #[test]
@@ -146,29 +140,17 @@ mod tests {
         let cases = [
             ("as it is", on(None, ("routed", 7, MAC)), None),
             ("renamed", on(None, ("old", 7, MAC)), Some(("routed", MAC, None))),
-            (
-                "another address",
-                on(None, ("routed", 7, OTHER)),
-                Some(("routed", MAC, None)),
-            ),
+            ("another address", on(None, ("routed", 7, OTHER)), Some(("routed", MAC, None))),
             ("another link", on(None, ("old", 7, OTHER)), None),
             ("gone", on(None, ("old", 6, MAC)), None),
             ("a port, as it is", on(Some("br1"), ("port", 8, MAC)), None),
-            (
-                "a port renamed",
-                on(Some("br1"), ("old", 8, MAC)),
-                Some(("port", MAC, Some("br1"))),
-            ),
+            ("a port renamed", on(Some("br1"), ("old", 8, MAC)), Some(("port", MAC, Some("br1")))),
             (
                 "a bridge renamed",
                 on(Some("br0"), ("port", 8, MAC)),
                 Some(("port", MAC, Some("br1"))),
             ),
-            (
-                "a port that left",
-                on(Some("br1"), ("routed", 7, MAC)),
-                Some(("routed", MAC, None)),
-            ),
+            ("a port that left", on(Some("br1"), ("routed", 7, MAC)), Some(("routed", MAC, None))),
             ("a port of no bridge", on(None, ("slave", 9, MAC)), None),
             ("in a VLAN", in_vlan, Some(("port", MAC, Some("br0")))),
             ("no interface on this node", record(None), None),

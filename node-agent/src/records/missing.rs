@@ -50,10 +50,7 @@ struct Since {
 
 impl Missing {
     pub(super) fn new(not_pods: NotPods) -> Self {
-        Self {
-            not_pods,
-            ..Self::default()
-        }
+        Self { not_pods, ..Self::default() }
     }
 
     /// There are these records. A record that came and went must not be missed.
@@ -78,17 +75,15 @@ impl Missing {
         let mut has_new = false;
         for link in links.iter().filter(|link| link.kind == LinkKind::VethToElsewhere) {
             let master = link.master.and_then(|index| by_index.get(&index));
-            let is_no_pods =
-                self.not_pods.has(&link.name) || master.is_some_and(|master| self.not_pods.has(&master.name));
+            let is_no_pods = self.not_pods.has(&link.name)
+                || master.is_some_and(|master| self.not_pods.has(&master.name));
             if is_no_pods || self.held.contains_key(&link.index) {
                 continue;
             }
             let before = self.since.remove(&link.index);
             has_new |= before.is_none();
             let at = before.map_or(now, |before| before.at);
-            let on = master
-                .map(|master| format!(" on {}", master.name))
-                .unwrap_or_default();
+            let on = master.map(|master| format!(" on {}", master.name)).unwrap_or_default();
             let name = format!("{}{on}", link.name);
             since.insert(link.index, Since { at, name });
         }
@@ -133,22 +128,13 @@ impl Unrecorded {
         let results = self.results.iter().take(NAMED).cloned();
         let more = self.results.len().saturating_sub(NAMED);
         let more = (more > 0).then(|| format!("{more} more cached CNI results are left out"));
-        warning(&self.interfaces)
-            .into_iter()
-            .chain(results)
-            .chain(more)
-            .collect()
+        warning(&self.interfaces).into_iter().chain(results).chain(more).collect()
     }
 }
 
 /// What `status` says of interfaces without a record; nothing where there are none.
 fn warning(interfaces: &[String]) -> Option<String> {
-    let named = interfaces
-        .iter()
-        .take(NAMED)
-        .cloned()
-        .collect::<Vec<_>>()
-        .join(", ");
+    let named = interfaces.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
     let more = match interfaces.len().saturating_sub(NAMED) {
         0 => String::new(),
         more => format!(" and {more} more"),
@@ -172,13 +158,7 @@ mod tests {
     use super::*;
 
     fn link(index: u32, name: &str, kind: LinkKind, master: Option<u32>) -> Link {
-        Link {
-            index,
-            name: name.into(),
-            mac: String::new(),
-            kind,
-            master,
-        }
+        Link { index, name: name.into(), mac: String::new(), kind, master }
     }
 
     fn recorded(links: &[u32]) -> State {
@@ -225,10 +205,7 @@ mod tests {
         assert_eq!(missing(&found), [3, 4]);
         assert!(!found.listed(&links, now), "nothing new");
         let long = now + REPORT_AFTER;
-        assert_eq!(
-            (found.for_long(now), found.next_for_long(now)),
-            (vec![], Some(long))
-        );
+        assert_eq!((found.for_long(now), found.next_for_long(now)), (vec![], Some(long)));
         assert_eq!(found.for_long(long), ["veth3 on cni0", "veth4"]);
         assert_eq!(found.next_for_long(long), None);
     }

@@ -1,10 +1,12 @@
-//! The agent's own hand on the state file, which the CNI plugin alone writes otherwise: pods that were attached without
-//! denizen are put in, at the start ([`adopt`]) and later ([`find()`]), interfaces that are renamed or moved are followed
-//! ([`follow()`]), records that nobody will remove any more are taken out ([`prune`]), and a file that was lost is written anew.
+//! The agent's own hand on the state file, which the CNI plugin alone writes otherwise: pods that
+//! were attached without denizen are put in, at the start ([`adopt`]) and later ([`find()`]),
+//! interfaces that are renamed or moved are followed ([`follow()`]), records that nobody will
+//! remove any more are taken out ([`prune`]), and a file that was lost is written anew.
 //!
 //! It runs beside the sources and tells the model nothing: what it changes comes in through
-//! [`crate::source::state_file`], as every other change of the file does. Blocking work (a lock that another holds, a
-//! file that is synced) is done on a thread of its own, since the loop programs the kernel meanwhile.
+//! [`crate::source::state_file`], as every other change of the file does. Blocking work (a lock
+//! that another holds, a file that is synced) is done on a thread of its own, since the loop
+//! programs the kernel meanwhile.
 
 pub mod adopt;
 mod cache;
@@ -35,11 +37,12 @@ use crate::source::state_file::Seen;
 /// A file that is lost is written anew after this, unless it is back by then.
 const MEND: Duration = Duration::from_secs(1);
 
-/// After a change of links, so long is waited for the runtime, which removes the record of a pod that it ends by itself.
+/// After a change of links, so long is waited for the runtime, which removes the record of a pod
+/// that it ends by itself.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// How often the records are looked at when no link changes: a look may have failed, and a record may have been
-/// written after its link was gone.
+/// How often the records are looked at when no link changes: a look may have failed, and a record
+/// may have been written after its link was gone.
 const AGAIN: Duration = Duration::from_secs(60);
 
 /// How long a writer of the state file is waited for.
@@ -50,7 +53,8 @@ const LOCK_WAIT: Duration = Duration::from_secs(5);
 pub struct Config {
     /// The run directory.
     pub run_dir: PathBuf,
-    /// Where the container runtime keeps the results of its ADDs; `None` where no pod is to be adopted.
+    /// Where the container runtime keeps the results of its ADDs; `None` where no pod is to be
+    /// adopted.
     pub cni_cache: Option<PathBuf>,
     /// Interfaces that look like a pod's and are none.
     pub not_pods: NotPods,
@@ -65,7 +69,8 @@ pub struct Shown {
     pub state_file: latest::Receiver<Seen>,
 }
 
-/// Adopts the pods that were attached without denizen. What is wrong is logged: the agent starts all the same.
+/// Adopts the pods that were attached without denizen. What is wrong is logged: the agent starts
+/// all the same.
 pub async fn adopt_at_start(config: &Config) {
     let config = config.clone();
     match spawn_blocking(move || adopt::adopt_pods(&config)).await {
@@ -90,11 +95,7 @@ pub async fn keep(config: Config, mut shown: Shown, outlet: Outlet) {
         }
         let links = shown.links.borrow_and_update().clone();
         let seen = shown.state_file.borrow().clone();
-        let mended = if seen.is_lost {
-            mend(&config, seen).await
-        } else {
-            Ok(())
-        };
+        let mended = if seen.is_lost { mend(&config, seen).await } else { Ok(()) };
         let pruned = prune::prune(&config.run_dir, &links).await;
         let problems: Vec<String> = [mended.err(), pruned.err().map(|error| describe(&error))]
             .into_iter()

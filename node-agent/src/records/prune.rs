@@ -1,8 +1,9 @@
-//! Removing the records of pods whose link is gone: after a crash of the runtime nobody calls DEL, and some runtimes DEL
-//! by a list of plugins that is older than denizen's place in it.
+//! Removing the records of pods whose link is gone: after a crash of the runtime nobody calls DEL,
+//! and some runtimes DEL by a list of plugins that is older than denizen's place in it.
 //!
-//! A record is removed only when a full list of links *that was begun after the record was read* lacks its link. So a
-//! record that is made meanwhile is safe, whatever the list says, and so is one that somebody has changed since.
+//! A record is removed only when a full list of links *that was begun after the record was read*
+//! lacks its link. So a record that is made meanwhile is safe, whatever the list says, and so is
+//! one that somebody has changed since.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -17,11 +18,11 @@ use super::LOCK_WAIT;
 use super::links::{LinkError, Links};
 use crate::source::node::{self, Link};
 
-/// Removes every record whose link is gone. `known`, the links as they were told last, decides only whether there is
-/// reason to look; while they were never listed, it is empty and nothing is done.
+/// Removes every record whose link is gone. `known`, the links as they were told last, decides only
+/// whether there is reason to look; while they were never listed, it is empty and nothing is done.
 ///
-/// # Errors
-/// [`LinkError`]; the file is as it was then. A file that cannot be read is no error here: whoever reads it says so.
+/// # Errors [`LinkError`]; the file is as it was then. A file that cannot be read is no error here:
+/// whoever reads it says so.
 pub async fn prune(run_dir: &Path, known: &[Link]) -> Result<(), LinkError> {
     if known.is_empty() {
         return Ok(());

@@ -1,5 +1,6 @@
-//! The file that says where pods keep their address, in ip-masq-agent's format (kubernetes-sigs/ip-masq-agent,
-//! "Configuring the agent"): YAML or JSON, read again when it changes and on its own resync interval.
+//! The file that says where pods keep their address, in ip-masq-agent's format
+//! (kubernetes-sigs/ip-masq-agent, "Configuring the agent"): YAML or JSON, read again when it
+//! changes and on its own resync interval.
 
 mod last_good;
 #[cfg(test)]
@@ -83,31 +84,24 @@ struct Written {
     ignored: BTreeMap<String, IgnoredAny>,
 }
 
-/// Reads the file. Where there is none, it is as ip-masq-agent has it then: pods keep their address in the
-/// private ranges of IPv4.
+/// Reads the file. Where there is none, it is as ip-masq-agent has it then: pods keep their address
+/// in the private ranges of IPv4.
 ///
 /// # Errors
 /// [`EgressError`], naming what is wrong.
 pub fn read(path: &Path) -> Result<File, EgressError> {
     match regular::read_to_string(path, LONGEST) {
-        Ok(text) => parse(&text).map_err(|problem| EgressError::Content {
-            path: path.to_owned(),
-            problem,
-        }),
+        Ok(text) => {
+            parse(&text).map_err(|problem| EgressError::Content { path: path.to_owned(), problem })
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(without_file()),
-        Err(source) => Err(EgressError::Read {
-            path: path.to_owned(),
-            source,
-        }),
+        Err(source) => Err(EgressError::Read { path: path.to_owned(), source }),
     }
 }
 
 fn without_file() -> File {
     let private = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"].map(str::to_owned);
-    let written = Written {
-        non_masquerade_cidrs: Some(private.into()),
-        ..Written::default()
-    };
+    let written = Written { non_masquerade_cidrs: Some(private.into()), ..Written::default() };
     checked(written).expect("these are CIDRs")
 }
 
@@ -125,10 +119,7 @@ fn parse(text: &str) -> Result<File, String> {
 
 fn checked(written: Written) -> Result<File, String> {
     let named = written.non_masquerade_cidrs.unwrap_or_default();
-    let mut kept = named
-        .iter()
-        .map(|text| cidr(text))
-        .collect::<Result<Vec<_>, _>>()?;
+    let mut kept = named.iter().map(|text| cidr(text)).collect::<Result<Vec<_>, _>>()?;
     let v6 = kept.iter().any(|range| family_of(range.ip()) == Family::V6);
     if !written.masq_link_local.unwrap_or_default() {
         kept.push(cidr("169.254.0.0/16")?);
@@ -145,20 +136,15 @@ fn checked(written: Written) -> Result<File, String> {
     if resync < Duration::from_secs(1) {
         return Err(format!("resyncInterval: {resync:?} is less than a second"));
     }
-    Ok(File {
-        egress: Egress { kept, v6 },
-        resync,
-        ignored: written.ignored.into_keys().collect(),
-    })
+    Ok(File { egress: Egress { kept, v6 }, resync, ignored: written.ignored.into_keys().collect() })
 }
 
-/// As ip-masq-agent: an address with bits behind the prefix is a mistake that would widen the range.
+/// As ip-masq-agent: an address with bits behind the prefix is a mistake that would widen the
+/// range.
 fn cidr(text: &str) -> Result<IpNetwork, String> {
     let range: Option<IpNetwork> = text.trim().parse().ok().filter(|_| text.contains('/'));
     match range.and_then(canonical_range) {
-        None => Err(format!(
-            "nonMasqueradeCIDRs: {text:?} is not a CIDR such as 10.0.0.0/8"
-        )),
+        None => Err(format!("nonMasqueradeCIDRs: {text:?} is not a CIDR such as 10.0.0.0/8")),
         Some(range) if range.network() != range.ip() => Err(format!(
             "nonMasqueradeCIDRs: {text:?} has bits behind its prefix; {}/{} is meant?",
             range.network(),
@@ -168,8 +154,8 @@ fn cidr(text: &str) -> Result<IpNetwork, String> {
     }
 }
 
-/// What holds at a start: what the file says or, where it cannot be used, what the last good one said. `None`
-/// where there was none since the last boot.
+/// What holds at a start: what the file says or, where it cannot be used, what the last good one
+/// said. `None` where there was none since the last boot.
 pub fn at_start(config: &Config) -> Option<Egress> {
     match read(&config.file) {
         Ok(file) => Some(file.egress),
@@ -189,8 +175,8 @@ pub fn forget(run_dir: &Path) {
     }
 }
 
-/// Tells what the file says until nobody listens any more. What cannot be used is reported, and what was
-/// told last stays; at a start, what [`at_start`] found.
+/// Tells what the file says until nobody listens any more. What cannot be used is reported, and
+/// what was told last stays; at a start, what [`at_start`] found.
 pub async fn run(config: Config, outlet: Outlet) {
     let last_good = LastGood::of(&config.run_dir);
     let mut source = Source {
@@ -246,10 +232,7 @@ impl Source {
         }
         let written = self.last_good.write(egress);
         let error = written.err()?;
-        Some(format!(
-            "cannot keep what {} says for the next start: {error}",
-            self.path.display()
-        ))
+        Some(format!("cannot keep what {} says for the next start: {error}", self.path.display()))
     }
 
     /// Reads the file and tells what is new; how long until it is to be read again.

@@ -1,13 +1,14 @@
-//! A folder of manifests: Services, EndpointSlices, Nodes and ServiceCIDRs as YAML or JSON files, exactly
-//! the objects that the API would serve.
+//! A folder of manifests: Services, EndpointSlices, Nodes and ServiceCIDRs as YAML or JSON files,
+//! exactly the objects that the API would serve.
 //!
-//! Files are those named `*.yaml`, `*.yml` and `*.json`, links followed, without what begins with a dot; a
-//! folder in the folder is not looked into. A YAML file has any number of documents, and any object may be
-//! in a `List`. What is broken is named, left out, and the rest is used: a document, an object or a single
-//! field. Kinds that say nothing about services are ignored. An object that is in two files is the one of
-//! the file whose name comes first.
+//! Files are those named `*.yaml`, `*.yml` and `*.json`, links followed, without what begins with a
+//! dot; a folder in the folder is not looked into. A YAML file has any number of documents, and any
+//! object may be in a `List`. What is broken is named, left out, and the rest is used: a document,
+//! an object or a single field. Kinds that say nothing about services are ignored. An object that
+//! is in two files is the one of the file whose name comes first.
 //!
-//! The folder is watched, and what is told after any changes is what a first look at the folder would tell.
+//! The folder is watched, and what is told after any changes is what a first look at the folder
+//! would tell.
 
 mod decode;
 mod file;
@@ -40,8 +41,8 @@ const QUIET: Duration = Duration::from_millis(5);
 /// … but no longer than this: a folder that is never quiet is looked at all the same.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// After so many checks without a hint the folder is looked at anyway: a link's target may be outside, and
-/// some file systems send no hints.
+/// After so many checks without a hint the folder is looked at anyway: a link's target may be
+/// outside, and some file systems send no hints.
 const CHECKS_PER_LOOK: u32 = 10;
 
 /// Where to look, and for whom.
@@ -92,8 +93,9 @@ const LISTED: [Event; 4] = [
     Event::Listed(Listing::ServiceCidrs),
 ];
 
-/// Tells what the folder says, now and whenever it changes, until nobody listens any more. While the folder
-/// cannot be read, what it said last stays told; before it could be read once, nothing is, and it is waited for.
+/// Tells what the folder says, now and whenever it changes, until nobody listens any more. While
+/// the folder cannot be read, what it said last stays told; before it could be read once, nothing
+/// is, and it is waited for.
 pub async fn run(config: Config, outlet: Outlet) {
     let mut source = Source {
         path: config.folder.clone(),
@@ -144,11 +146,7 @@ impl Source {
     /// Follows the folder while it is there. Where it cannot be watched, looks once.
     async fn attend(&mut self) -> Stop {
         let watch = FolderWatch::open(&self.path);
-        let look = if watch.is_ok() {
-            Look::Everywhere
-        } else {
-            Look::Touched(BTreeSet::new())
-        };
+        let look = if watch.is_ok() { Look::Everywhere } else { Look::Touched(BTreeSet::new()) };
         if let Err(stop) = self.look(look).await {
             return stop;
         }
@@ -157,10 +155,7 @@ impl Source {
                 self.trouble(None);
                 self.follow(&watch).await
             }
-            Err(source) => Stop::Failed(ManifestsError::Watch {
-                path: self.path.clone(),
-                source,
-            }),
+            Err(source) => Stop::Failed(ManifestsError::Watch { path: self.path.clone(), source }),
         }
     }
 
@@ -177,10 +172,7 @@ impl Source {
                 hinted = collect(watch, &mut hints) => hinted,
             };
             if let Err(source) = hinted {
-                return Stop::Failed(ManifestsError::Watch {
-                    path: self.path.clone(),
-                    source,
-                });
+                return Stop::Failed(ManifestsError::Watch { path: self.path.clone(), source });
             }
             if hints.gone || !watch.is_current() {
                 return Stop::Replaced;
@@ -189,24 +181,17 @@ impl Source {
             if hints.is_empty() && checks % CHECKS_PER_LOOK != 0 {
                 continue;
             }
-            let look = if hints.overflow {
-                Look::Everywhere
-            } else {
-                Look::Touched(hints.names)
-            };
+            let look = if hints.overflow { Look::Everywhere } else { Look::Touched(hints.names) };
             if let Err(stop) = self.look(look).await {
                 return stop;
             }
         }
     }
 
-    /// Looks at the folder, and tells what is different. Parsing a large file takes a while, in which a CNI
-    /// ADD must not wait: it is done beside the runtime.
+    /// Looks at the folder, and tells what is different. Parsing a large file takes a while, in
+    /// which a CNI ADD must not wait: it is done beside the runtime.
     async fn look(&mut self, look: Look) -> Result<(), Stop> {
-        let mut folder = self
-            .folder
-            .take()
-            .expect("one look at a time, which puts it back");
+        let mut folder = self.folder.take().expect("one look at a time, which puts it back");
         let looked = spawn_blocking(move || {
             let events = folder.scan(&look);
             (folder, events)
@@ -244,8 +229,7 @@ impl Source {
     }
 
     fn report(&self) {
-        self.outlet
-            .report(self.trouble.iter().chain(&self.problems).cloned().collect());
+        self.outlet.report(self.trouble.iter().chain(&self.problems).cloned().collect());
     }
 }
 

@@ -8,11 +8,12 @@
 //! | [`egress`] | where pods keep their address | a file in ip-masq-agent's format |
 //! | [`node`] | this node's addresses and links | the kernel, by rtnetlink |
 //!
-//! Sources hold no policy, and know the model's types and no other layer. Each is one async task that runs
-//! until nobody listens any more. It tells *what is so now* in batches, and a batch is one change: whoever
-//! applies half of one sees a world that never was. Bad input is left out and reported, never an error; a
-//! source that loses what it watches keeps quiet about it towards the model (what was told last stays true
-//! until something better is known), says so in its report, and tries again.
+//! Sources hold no policy, and know the model's types and no other layer. Each is one async task
+//! that runs until nobody listens any more. It tells *what is so now* in batches, and a batch is
+//! one change: whoever applies half of one sees a world that never was. Bad input is left out and
+//! reported, never an error; a source that loses what it watches keeps quiet about it towards the
+//! model (what was told last stays true until something better is known), says so in its report,
+//! and tries again.
 //!
 //! The objects of the Kubernetes API, as they are written in files or served, are in [`object`].
 

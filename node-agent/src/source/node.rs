@@ -1,13 +1,13 @@
 //! This node's addresses and links, live, as the kernel has them (rtnetlink).
 //!
-//! Told are the addresses that packets can reach right now: of every link, the loopback and every scope
-//! included, since which of them a service is reached at is policy, and the plan's. *Deprecated* addresses
-//! are among them, for they still take connections. *Tentative* ones (whose duplicate detection has not
-//! ended) and those that failed it are not, for the kernel does not answer at them; the kernel speaks again
-//! when that changes.
+//! Told are the addresses that packets can reach right now: of every link, the loopback and every
+//! scope included, since which of them a service is reached at is policy, and the plan's.
+//! *Deprecated* addresses are among them, for they still take connections. *Tentative* ones (whose
+//! duplicate detection has not ended) and those that failed it are not, for the kernel does not
+//! answer at them; the kernel speaks again when that changes.
 //!
-//! The source listens before it looks, so that nothing is missed in between. When the kernel's notifications
-//! overflow it looks again.
+//! The source listens before it looks, so that nothing is missed in between. When the kernel's
+//! notifications overflow it looks again.
 
 mod table;
 #[cfg(test)]
@@ -55,11 +55,8 @@ const LOOKS: u32 = 10;
 const RECEIVE_BUFFER: usize = 4 << 20;
 
 /// Everything that the kernel says of links and addresses.
-const GROUPS: [MulticastGroup; 3] = [
-    MulticastGroup::Link,
-    MulticastGroup::Ipv4Ifaddr,
-    MulticastGroup::Ipv6Ifaddr,
-];
+const GROUPS: [MulticastGroup; 3] =
+    [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
 
 /// Why links and addresses are not known better than they were.
 #[derive(Debug, Error)]
@@ -97,16 +94,13 @@ impl From<NodeError> for Stop {
     }
 }
 
-/// Tells the addresses, and shows the links in `links`, now and whenever they change, until nobody listens
-/// any more. The network namespace is that of the calling thread.
+/// Tells the addresses, and shows the links in `links`, now and whenever they change, until nobody
+/// listens any more. The network namespace is that of the calling thread.
 ///
-/// `links` is empty until the first look: an attachment whose link is not among a later list has lost it.
+/// `links` is empty until the first look: an attachment whose link is not among a later list has
+/// lost it.
 pub async fn run(outlet: Outlet, links: latest::Sender<Arc<[Link]>>) {
-    let mut source = Source {
-        outlet,
-        links,
-        told: None,
-    };
+    let mut source = Source { outlet, links, told: None };
     loop {
         match source.listen().await {
             Stop::Closed => return,
@@ -225,7 +219,9 @@ async fn collect(
         let (message, sender) = next.ok_or(NodeError::Ended)?;
         match message.payload {
             // Port 0 is the kernel.
-            NetlinkPayload::InnerMessage(message) if sender.port_number() == 0 => table.apply(&message),
+            NetlinkPayload::InnerMessage(message) if sender.port_number() == 0 => {
+                table.apply(&message)
+            }
             NetlinkPayload::Overrun(_) => return Ok(Heard::Part),
             NetlinkPayload::InnerMessage(_)
             | NetlinkPayload::Done(_)
@@ -262,18 +258,12 @@ async fn look(handle: &Handle) -> Result<Table, NodeError> {
         let mut table = Table::default();
         let mut links = LinkMessage::default();
         // Most of what the kernel says about a link are statistics.
-        links
-            .attributes
-            .push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+        links.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
         let links = list(handle, RouteNetlinkMessage::GetLink(links), &mut table);
         let undisturbed = timeout(ANSWER, links).await.map_err(|_| NodeError::Silent)??;
         let addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
         let addresses = list(handle, addresses, &mut table);
-        if timeout(ANSWER, addresses)
-            .await
-            .map_err(|_| NodeError::Silent)??
-            && undisturbed
-        {
+        if timeout(ANSWER, addresses).await.map_err(|_| NodeError::Silent)?? && undisturbed {
             return Ok(table);
         }
     }
@@ -281,7 +271,11 @@ async fn look(handle: &Handle) -> Result<Table, NodeError> {
 }
 
 /// Applies a list of the kernel's; whether nothing changed while it was made.
-async fn list(handle: &Handle, what: RouteNetlinkMessage, table: &mut Table) -> Result<bool, NodeError> {
+async fn list(
+    handle: &Handle,
+    what: RouteNetlinkMessage,
+    table: &mut Table,
+) -> Result<bool, NodeError> {
     let mut request = NetlinkMessage::from(what);
     request.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
     let mut answers = handle.clone().request(request).map_err(NodeError::Ask)?;

@@ -28,11 +28,7 @@ impl<T: Send + 'static> Running<T> {
         let (sender, events) = mpsc::channel(16);
         let (outlet, problems) = Outlet::new(sender);
         let task = tokio::spawn(source(outlet));
-        Self {
-            events,
-            problems,
-            task,
-        }
+        Self { events, problems, task }
     }
 
     /// What is told next.

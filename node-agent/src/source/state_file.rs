@@ -1,8 +1,8 @@
 //! The pods of this node, from the state file that the CNI plugin writes.
 //!
-//! A CNI ADD may be waiting for what is told here, so a change is read at once, without a pause to collect
-//! others. A file that cannot be read, or is lost, leaves what was told last: pods do not stop running when
-//! their record does.
+//! A CNI ADD may be waiting for what is told here, so a change is read at once, without a pause to
+//! collect others. A file that cannot be read, or is lost, leaves what was told last: pods do not
+//! stop running when their record does.
 
 #[cfg(test)]
 mod tests;
@@ -31,7 +31,8 @@ use crate::model::{Event, LocalPod, PodSet};
 pub struct Seen {
     /// What it said when it could be read last.
     pub last: Option<Arc<State>>,
-    /// It is gone, or cannot be understood. A file of a newer version, or one that is not ours, is neither.
+    /// It is gone, or cannot be understood. A file of a newer version, or one that is not ours, is
+    /// neither.
     pub is_lost: bool,
 }
 
@@ -53,25 +54,20 @@ enum StateFileError {
     Watch(#[source] io::Error),
 }
 
-/// What the state file says now, `None` when there is none: for commands that work offline. Makes nothing.
+/// What the state file says now, `None` when there is none: for commands that work offline. Makes
+/// nothing.
 ///
 /// # Errors
 /// [`StateError`].
 pub fn read(config: &Config) -> Result<Option<PodSet>, StateError> {
-    Ok(RunDir::open(&config.run_dir)?
-        .read()?
-        .map(|state| pod_set(&state)))
+    Ok(RunDir::open(&config.run_dir)?.read()?.map(|state| pod_set(&state)))
 }
 
-/// Tells the pods, now and whenever they change, until nobody listens any more. The first [`PodSet`] comes
-/// with the first look that succeeds; until then nothing is known, not that there are no pods.
-/// What was seen of the file is shown in `seen`.
+/// Tells the pods, now and whenever they change, until nobody listens any more. The first
+/// [`PodSet`] comes with the first look that succeeds; until then nothing is known, not that there
+/// are no pods. What was seen of the file is shown in `seen`.
 pub async fn run(config: Config, seen: latest::Sender<Seen>, outlet: Outlet) {
-    let mut source = Source {
-        outlet,
-        seen,
-        told: None,
-    };
+    let mut source = Source { outlet, seen, told: None };
     loop {
         if source.attend(&config).await.is_err() {
             return;
@@ -111,10 +107,7 @@ impl Source {
 
     /// Looks once, and again at every hint, for as long as this is the run directory.
     async fn follow(&mut self, dir: &RunDir, watch: &FolderWatch) -> Result<(), Closed> {
-        let mut hints = Hints {
-            overflow: true,
-            ..Hints::default()
-        };
+        let mut hints = Hints { overflow: true, ..Hints::default() };
         let mut check = interval(RETRY);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -163,8 +156,7 @@ impl Source {
     }
 
     fn lost(&self, error: StateFileError) -> StateFileError {
-        self.seen
-            .send_if_modified(|seen| !std::mem::replace(&mut seen.is_lost, true));
+        self.seen.send_if_modified(|seen| !std::mem::replace(&mut seen.is_lost, true));
         error
     }
 
@@ -182,14 +174,8 @@ impl Source {
 
 /// The attachments whose packets enter this node's stack, sorted by id.
 fn pod_set(state: &State) -> PodSet {
-    let pods = state
-        .attachments
-        .iter()
-        .filter_map(|(id, attachment)| local_pod(id, attachment));
-    PodSet {
-        pods: pods.collect(),
-        version: Some((state.epoch.clone(), state.generation)),
-    }
+    let pods = state.attachments.iter().filter_map(|(id, attachment)| local_pod(id, attachment));
+    PodSet { pods: pods.collect(), version: Some((state.epoch.clone(), state.generation)) }
 }
 
 fn local_pod(id: &AttachmentId, attachment: &Attachment) -> Option<LocalPod> {

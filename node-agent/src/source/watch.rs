@@ -1,7 +1,7 @@
 //! Watching one folder with inotify.
 //!
-//! What the kernel says is a hint where to look, never a fact: the queue may overflow, and what happened
-//! may be undone when it is read.
+//! What the kernel says is a hint where to look, never a fact: the queue may overflow, and what
+//! happened may be undone when it is read.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -55,7 +55,8 @@ impl AsRawFd for Descriptor {
 impl FolderWatch {
     /// Watches the folder at `path` from now on.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        // Before the watch: if the folder is swapped in between, `is_current` says no, not yes for ever.
+        // Before the watch: if the folder is swapped in between, `is_current` says no, not yes for
+        // ever.
         let identity = identity(path)?;
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
         // Not IN_MODIFY: a file that is being written is looked at when its writer closes it.
@@ -68,15 +69,12 @@ impl FolderWatch {
             | AddWatchFlags::IN_MOVE_SELF
             | AddWatchFlags::IN_ONLYDIR;
         inotify.add_watch(path, interest)?;
-        // SAFETY: the descriptor is the one that `Descriptor` owns; it gives no other, and closes it only
-        // when it is dropped, after the registration.
-        let inotify = unsafe { AsyncFd::register_with_interest(Descriptor(inotify), Interest::READABLE) }
-            .map_err(io::Error::from)?;
-        Ok(Self {
-            inotify,
-            path: path.to_owned(),
-            identity,
-        })
+        // SAFETY: the descriptor is the one that `Descriptor` owns; it gives no other, and closes
+        // it only when it is dropped, after the registration.
+        let inotify =
+            unsafe { AsyncFd::register_with_interest(Descriptor(inotify), Interest::READABLE) }
+                .map_err(io::Error::from)?;
+        Ok(Self { inotify, path: path.to_owned(), identity })
     }
 
     /// Waits for hints, and adds all that are there to `hints`.
@@ -113,8 +111,8 @@ impl FolderWatch {
         }
     }
 
-    /// Whether the path still leads to the folder that is watched. A parent that is renamed, or a link in
-    /// the path that is set anew, says nothing to inotify.
+    /// Whether the path still leads to the folder that is watched. A parent that is renamed, or a
+    /// link in the path that is set anew, says nothing to inotify.
     pub(crate) fn is_current(&self) -> bool {
         identity(&self.path).is_ok_and(|identity| identity == self.identity)
     }

@@ -8,12 +8,12 @@ use serde::Serialize;
 
 use crate::model::Family;
 
-/// A change that is not programmed for this long, or a loop that does not come round, is a fault: twice
-/// kube-proxy's `syncPeriod`, as there.
+/// A change that is not programmed for this long, or a loop that does not come round, is a fault:
+/// twice kube-proxy's `syncPeriod`, as there.
 pub const LATE: Duration = Duration::from_secs(60);
 
-/// What the loop says of itself. The servers of health run beside it and can judge by this alone, whatever it
-/// hangs on.
+/// What the loop says of itself. The servers of health run beside it and can judge by this alone,
+/// whatever it hangs on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pulse {
     /// When the loop came round last.
@@ -28,12 +28,13 @@ pub struct Pulse {
     pub node_eligible: bool,
     /// Another service proxy goes on writing the same rules, so this agent has stopped.
     pub contended: bool,
-    /// Something is refused and left out. All else is programmed, so that is said and is no fault of the node.
+    /// Something is refused and left out. All else is programmed, so that is said and is no fault
+    /// of the node.
     pub refused: bool,
     /// So much is refused that most services are not served.
     pub unserved: bool,
-    /// Rules that another backend left cannot be removed. These are all programmed, so that is said and is no fault of
-    /// the node.
+    /// Rules that another backend left cannot be removed. These are all programmed, so that is said
+    /// and is no fault of the node.
     pub left: bool,
     /// The run directory is gone, and only a restart brings it back. Services are served meanwhile.
     pub run_dir_lost: bool,
@@ -56,7 +57,8 @@ impl Pulse {
         }
     }
 
-    /// Nothing hangs and nothing fails for long. True while it starts: to start it anew would not help.
+    /// Nothing hangs and nothing fails for long. True while it starts: to start it anew would not
+    /// help.
     pub fn is_live(&self, now: Instant) -> bool {
         let since_long = |then: Instant| now.saturating_duration_since(then) >= LATE;
         !since_long(self.alive) && !self.waiting.is_some_and(since_long)
@@ -75,8 +77,7 @@ impl Pulse {
             (self.refused, REFUSED),
             (self.left, LEFT),
         ];
-        all.into_iter()
-            .find_map(|(is_so, reason)| is_so.then_some(reason))
+        all.into_iter().find_map(|(is_so, reason)| is_so.then_some(reason))
     }
 }
 
@@ -109,25 +110,27 @@ impl Report {
     pub fn healthz(pulse: &Pulse, now: Instant, clock: Timestamp) -> (bool, Self) {
         let healthy = pulse.is_ready(now);
         let well = healthy && pulse.node_eligible;
-        (
-            well,
-            Self::of(pulse, healthy, well, clock, Some(pulse.node_eligible)),
-        )
+        (well, Self::of(pulse, healthy, well, clock, Some(pulse.node_eligible)))
     }
 
-    /// What `/livez` says, and whether it says 200: whether starting the agent anew would be better.
+    /// What `/livez` says, and whether it says 200: whether starting the agent anew would be
+    /// better.
     pub fn livez(pulse: &Pulse, now: Instant, clock: Timestamp) -> (bool, Self) {
         let healthy = pulse.is_live(now) && !pulse.run_dir_lost;
         (healthy, Self::of(pulse, healthy, healthy, clock, None))
     }
 
-    /// Where all is well, `lastUpdated` is now, as kube-proxy has it for those who expect a recent time.
-    fn of(pulse: &Pulse, healthy: bool, well: bool, clock: Timestamp, node_eligible: Option<bool>) -> Self {
+    /// Where all is well, `lastUpdated` is now, as kube-proxy has it for those who expect a recent
+    /// time.
+    fn of(
+        pulse: &Pulse,
+        healthy: bool,
+        well: bool,
+        clock: Timestamp,
+        node_eligible: Option<bool>,
+    ) -> Self {
         let updated = pulse.updated.map_or(NEVER.to_owned(), |at| at.to_string());
-        let family = FamilyReport {
-            last_updated: updated.clone(),
-            healthy,
-        };
+        let family = FamilyReport { last_updated: updated.clone(), healthy };
         let families = Family::BOTH.map(|name| (name.to_string(), family.clone()));
         Self {
             last_updated: if well { clock.to_string() } else { updated },
@@ -140,8 +143,7 @@ impl Report {
     }
 }
 
-const RUN_DIR_LOST: &str =
-    "the run directory is gone from where it is mounted: new pods stay unknown until the agent is restarted";
+const RUN_DIR_LOST: &str = "the run directory is gone from where it is mounted: new pods stay unknown until the agent is restarted";
 
 const CONTENDED: &str =
     "another service proxy goes on rewriting the same rules; `denizen-agent status` names it";
@@ -150,7 +152,8 @@ const UNSERVED: &str = "the rules of most services are refused; `denizen-agent s
 
 const REFUSED: &str = "some rules are refused and left out; `denizen-agent status` names them";
 
-const LEFT: &str = "rules that another backend left cannot be removed; `denizen-agent status` says why";
+const LEFT: &str =
+    "rules that another backend left cannot be removed; `denizen-agent status` says why";
 
 /// How Go writes a time that is none; who parses the one must not stumble over the other.
 const NEVER: &str = "0001-01-01T00:00:00Z";

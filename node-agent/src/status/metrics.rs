@@ -1,5 +1,5 @@
-//! What is counted and measured. Under kube-proxy's names (`pkg/proxy/metrics`) where the meaning is the same,
-//! under `denizen_` where it is not. The loop writes it, and whoever scrapes reads it.
+//! What is counted and measured. Under kube-proxy's names (`pkg/proxy/metrics`) where the meaning
+//! is the same, under `denizen_` where it is not. The loop writes it, and whoever scrapes reads it.
 
 mod process;
 #[cfg(test)]
@@ -37,13 +37,14 @@ pub struct Metrics {
     process: Process,
 }
 
-/// Named and meant as in kube-proxy. Both families are programmed together, so there is no `ip_family`.
+/// Named and meant as in kube-proxy. Both families are programmed together, so there is no
+/// `ip_family`.
 #[derive(Debug, Clone)]
 pub struct LikeKubeProxy {
     /// From the first change taken in to the kernel's acknowledgement, in seconds.
     pub sync_duration: Histogram,
-    /// From the change of a pod or Service, wherever it was made, to the kernel's acknowledgement here, in seconds.
-    /// What was made before the agent started does not count.
+    /// From the change of a pod or Service, wherever it was made, to the kernel's acknowledgement
+    /// here, in seconds. What was made before the agent started does not count.
     pub network_programming: Histogram,
     /// When that succeeded last.
     pub last_sync: Moment,
@@ -88,8 +89,8 @@ pub struct Own {
     pub drift_repaired: Counter,
     /// Packets that found no endpoint in any slot.
     pub missed_lookups: Counter,
-    /// New clients of services with session affinity that found the map of all clients full, by how they are
-    /// remembered.
+    /// New clients of services with session affinity that found the map of all clients full, by how
+    /// they are remembered.
     pub affinity_crowded: Family<Label, Counter>,
     /// Elements that each set of the rules should have; of the maps of clients, those that it has.
     pub elements: Family<[(&'static str, String); 2], Gauge>,
@@ -100,15 +101,11 @@ pub struct Own {
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::default();
-        let like_kube_proxy = LikeKubeProxy::register(registry.sub_registry_with_prefix("kubeproxy"));
+        let like_kube_proxy =
+            LikeKubeProxy::register(registry.sub_registry_with_prefix("kubeproxy"));
         let own = Own::register(registry.sub_registry_with_prefix("denizen"));
         let process = Process::register(registry.sub_registry_with_prefix("process"));
-        Self {
-            registry: Arc::new(registry),
-            like_kube_proxy,
-            own,
-            process,
-        }
+        Self { registry: Arc::new(registry), like_kube_proxy, own, process }
     }
 }
 
@@ -122,7 +119,8 @@ impl Metrics {
     }
 }
 
-/// A histogram whose first bucket ends at `first` seconds, and each other one at twice the one before.
+/// A histogram whose first bucket ends at `first` seconds, and each other one at twice the one
+/// before.
 fn doubling(first: f64, buckets: u16) -> Histogram {
     Histogram::new(exponential_buckets(first, 2.0, buckets))
 }
@@ -134,7 +132,11 @@ fn programming_buckets() -> impl Iterator<Item = f64> {
 }
 
 /// Series that are there from the start: what never happened is 0, not missing.
-fn from_zero<M: Default + Clone>(family: &Family<Label, M>, name: &'static str, values: &[&'static str]) {
+fn from_zero<M: Default + Clone>(
+    family: &Family<Label, M>,
+    name: &'static str,
+    values: &[&'static str],
+) {
     for value in values {
         let _ = family.get_or_create(&[(name, *value)]);
     }
@@ -177,25 +179,17 @@ impl LikeKubeProxy {
     }
 
     fn register_syncs(&self, registry: &mut Registry) {
-        let (name, help) = (
-            "sync_proxy_rules_duration",
-            "How long programming the kernel took",
-        );
+        let (name, help) = ("sync_proxy_rules_duration", "How long programming the kernel took");
         registry.register_with_unit(name, help, Unit::Seconds, self.sync_duration.clone());
         let (name, help) = (
             "network_programming_duration",
             "From a change in the cluster to the rules in this kernel",
         );
         registry.register_with_unit(name, help, Unit::Seconds, self.network_programming.clone());
-        let (name, help) = (
-            "sync_proxy_rules_last_timestamp",
-            "When programming succeeded last",
-        );
+        let (name, help) = ("sync_proxy_rules_last_timestamp", "When programming succeeded last");
         registry.register_with_unit(name, help, Unit::Seconds, self.last_sync.clone());
-        let (name, help) = (
-            "sync_proxy_rules_last_queued_timestamp",
-            "When there was something to program last",
-        );
+        let (name, help) =
+            ("sync_proxy_rules_last_queued_timestamp", "When there was something to program last");
         registry.register_with_unit(name, help, Unit::Seconds, self.last_queued.clone());
         registry.register(
             "sync_proxy_rules_nftables_sync_failures",
@@ -205,10 +199,7 @@ impl LikeKubeProxy {
     }
 
     fn register_rest(&self, registry: &mut Registry) {
-        let changes = [
-            ("service", &self.service_changes),
-            ("endpoint", &self.endpoint_changes),
-        ];
+        let changes = [("service", &self.service_changes), ("endpoint", &self.endpoint_changes)];
         for (what, (total, pending)) in changes {
             let name = format!("sync_proxy_rules_{what}_changes");
             registry.register(&name, format!("Changes of {what}s"), total.clone());
@@ -220,11 +211,7 @@ impl LikeKubeProxy {
             "Services whose policy is Local and that have endpoints elsewhere alone",
             self.no_local_endpoints.clone(),
         );
-        from_zero(
-            &self.no_local_endpoints,
-            "traffic_policy",
-            &["internal", "external"],
-        );
+        from_zero(&self.no_local_endpoints, "traffic_policy", &["internal", "external"]);
         for (path, family) in [("healthz", &self.healthz), ("livez", &self.livez)] {
             registry.register(
                 format!("proxy_{path}"),
@@ -269,16 +256,13 @@ impl Own {
             ),
             ("services", "Services that are known", &self.services),
             ("endpoints", "Endpoints of all service ports", &self.endpoints),
-            (
-                "problems",
-                "How much is wrong right now: status names each",
-                &self.problems,
-            ),
+            ("problems", "How much is wrong right now: status names each", &self.problems),
         ];
         for (name, help, gauge) in gauges {
             registry.register(name, help, gauge.clone());
         }
-        let help = "Elements that each set or map of the rules should have, or, filled by packets, has";
+        let help =
+            "Elements that each set or map of the rules should have, or, filled by packets, has";
         registry.register("rule_elements", help, self.elements.clone());
     }
 
@@ -289,11 +273,7 @@ impl Own {
                 "From a pod's record, written by CNI ADD, to the rules in the kernel",
                 &self.pod_programming,
             ),
-            (
-                "plugin_wait_duration",
-                "How long CNI ADDs waited for the rules",
-                &self.plugin_wait,
-            ),
+            ("plugin_wait_duration", "How long CNI ADDs waited for the rules", &self.plugin_wait),
         ];
         for (name, help, histogram) in durations {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
@@ -316,12 +296,9 @@ impl Own {
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
         }
-        let help = "New clients of session affinity that found the map full, by how they are remembered";
+        let help =
+            "New clients of session affinity that found the map full, by how they are remembered";
         registry.register("affinity_crowded", help, self.affinity_crowded.clone());
-        from_zero(
-            &self.affinity_crowded,
-            "remembered",
-            &["reserved", "briefly", "no"],
-        );
+        from_zero(&self.affinity_crowded, "remembered", &["reserved", "briefly", "no"]);
     }
 }

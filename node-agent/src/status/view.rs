@@ -55,7 +55,8 @@ pub struct PodRow {
 pub struct ServiceRow {
     /// `namespace/name`.
     pub name: String,
-    /// What holds for all of it: policies, session affinity, source ranges, its health-check node port.
+    /// What holds for all of it: policies, session affinity, source ranges, its health-check node
+    /// port.
     pub policies: Vec<String>,
     /// Its doors.
     pub doors: Vec<DoorRow>,

@@ -1,7 +1,7 @@
 //! Netlink as the kernel speaks it: messages, nested attributes, and one blocking socket.
 //!
-//! Both programs use it. It knows no subsystem: what a message means is its caller's business. It is
-//! our own code on `nix`, because what the agent sends through it (one atomic batch of a million
+//! Both programs use it. It knows no subsystem: what a message means is its caller's business. It
+//! is our own code on `nix`, because what the agent sends through it (one atomic batch of a million
 //! attributes) is what this project exists for. The agent reads links and addresses as they change
 //! through `rtnetlink` instead, which is asynchronous.
 

@@ -41,26 +41,32 @@ impl Writer {
     }
 
     /// Begins a message of a netfilter subsystem: `struct nfgenmsg` follows `struct nlmsghdr`.
-    pub fn begin_message(&mut self, kind: u16, flags: u16, sequence: u32, family: u8, resource: u16) -> Open {
+    pub fn begin_message(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        sequence: u32,
+        family: u8,
+        resource: u16,
+    ) -> Open {
         let [high, low] = resource.to_be_bytes();
         self.begin_message_with(kind, flags, sequence, &[family, 0, high, low])
     }
 
-    /// Begins a request whose fixed header, behind `struct nlmsghdr`, is `header` (`struct nfgenmsg`,
-    /// `struct ifinfomsg`, …). Its length must be a multiple of four.
-    pub fn begin_message_with(&mut self, kind: u16, flags: u16, sequence: u32, header: &[u8]) -> Open {
-        debug_assert!(
-            header.len().is_multiple_of(4),
-            "a header of {} bytes",
-            header.len()
-        );
-        let open = Open {
-            start: self.buffer.len(),
-        };
+    /// Begins a request whose fixed header, behind `struct nlmsghdr`, is `header` (`struct
+    /// nfgenmsg`, `struct ifinfomsg`, …). Its length must be a multiple of four.
+    pub fn begin_message_with(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        sequence: u32,
+        header: &[u8],
+    ) -> Open {
+        debug_assert!(header.len().is_multiple_of(4), "a header of {} bytes", header.len());
+        let open = Open { start: self.buffer.len() };
         self.buffer.extend_from_slice(&0_u32.to_ne_bytes());
         self.buffer.extend_from_slice(&kind.to_ne_bytes());
-        self.buffer
-            .extend_from_slice(&(flags | libc::NLM_F_REQUEST as u16).to_ne_bytes());
+        self.buffer.extend_from_slice(&(flags | libc::NLM_F_REQUEST as u16).to_ne_bytes());
         self.buffer.extend_from_slice(&sequence.to_ne_bytes());
         self.buffer.extend_from_slice(&0_u32.to_ne_bytes());
         self.buffer.extend_from_slice(header);
@@ -117,9 +123,7 @@ impl Writer {
     }
 
     fn header(&mut self, kind: u16) -> Open {
-        let open = Open {
-            start: self.buffer.len(),
-        };
+        let open = Open { start: self.buffer.len() };
         self.buffer.extend_from_slice(&[0; 2]);
         self.buffer.extend_from_slice(&kind.to_ne_bytes());
         open

@@ -7,8 +7,8 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, getsockname, recvmsg,
-    sendto, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, getsockname,
+    recvmsg, sendto, setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
 use thiserror::Error;
@@ -64,10 +64,7 @@ impl std::fmt::Display for Refusal {
 
 impl NetlinkError {
     fn io(doing: &'static str) -> impl FnOnce(Errno) -> Self {
-        move |errno| Self::Io {
-            doing,
-            source: errno.into(),
-        }
+        move |errno| Self::Io { doing, source: errno.into() }
     }
 
     /// The error the kernel answered with, if it is that.
@@ -135,15 +132,11 @@ impl Socket {
         let flags = SockFlag::SOCK_CLOEXEC;
         let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)
             .map_err(NetlinkError::io("open a socket"))?;
-        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0)).map_err(NetlinkError::io("bind the socket"))?;
+        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0))
+            .map_err(NetlinkError::io("bind the socket"))?;
         let address: NetlinkAddr =
             getsockname(fd.as_raw_fd()).map_err(NetlinkError::io("read the socket's address"))?;
-        let socket = Self {
-            fd,
-            port: address.pid(),
-            sequence: 0,
-            buffer: vec![0; RECEIVE_PIECE],
-        };
+        let socket = Self { fd, port: address.pid(), sequence: 0, buffer: vec![0; RECEIVE_PIECE] };
         socket.option(libc::NETLINK_CAP_ACK, 1)?;
         socket.option(libc::NETLINK_EXT_ACK, 1)?;
         // Beyond net.core.rmem_max, which an ordinary node leaves at 208 KiB.
@@ -151,8 +144,8 @@ impl Socket {
         Ok(socket)
     }
 
-    /// From now on the kernel refuses what it does not understand of a request, and heeds more of it
-    /// (since Linux 4.20).
+    /// From now on the kernel refuses what it does not understand of a request, and heeds more of
+    /// it (since Linux 4.20).
     ///
     /// # Errors
     /// [`NetlinkError::Io`].
@@ -160,14 +153,15 @@ impl Socket {
         self.option(libc::NETLINK_GET_STRICT_CHK, 1)
     }
 
-    /// Waits no longer than this for an answer, in whole microseconds; zero waits for ever. The kernel
-    /// answers while a request is sent, so this bounds what should not happen.
+    /// Waits no longer than this for an answer, in whole microseconds; zero waits for ever. The
+    /// kernel answers while a request is sent, so this bounds what should not happen.
     ///
     /// # Errors
     /// [`NetlinkError::Io`].
     pub fn set_timeout(&self, timeout: Duration) -> Result<(), NetlinkError> {
         let timeout = TimeVal::new(timeout.as_secs() as i64, i64::from(timeout.subsec_micros()));
-        setsockopt(&self.fd, sockopt::ReceiveTimeout, &timeout).map_err(NetlinkError::io("set a time-out"))
+        setsockopt(&self.fd, sockopt::ReceiveTimeout, &timeout)
+            .map_err(NetlinkError::io("set a time-out"))
     }
 
     /// The port id by which notifications name who caused them.
@@ -199,12 +193,12 @@ impl Socket {
     ///
     /// # Errors
     /// [`NetlinkError::Overflow`] when answers were lost, else [`NetlinkError::Io`].
-    pub fn receive(&mut self, wait: bool, mut each: impl FnMut(Message<'_>)) -> Result<bool, NetlinkError> {
-        let flags = if wait {
-            MsgFlags::empty()
-        } else {
-            MsgFlags::MSG_DONTWAIT
-        };
+    pub fn receive(
+        &mut self,
+        wait: bool,
+        mut each: impl FnMut(Message<'_>),
+    ) -> Result<bool, NetlinkError> {
+        let flags = if wait { MsgFlags::empty() } else { MsgFlags::MSG_DONTWAIT };
         let mut pieces = [IoSliceMut::new(&mut self.buffer)];
         let length = loop {
             match recvmsg::<NetlinkAddr>(self.fd.as_raw_fd(), &mut pieces, None, flags) {
@@ -221,8 +215,8 @@ impl Socket {
 
     /// Sends a dump request (numbered `sequence`) and gives each answer to `each`.
     ///
-    /// # Errors
-    /// [`NetlinkError::Interrupted`] when the tables changed meanwhile; what was given is then of no use.
+    /// # Errors [`NetlinkError::Interrupted`] when the tables changed meanwhile; what was given is
+    /// then of no use.
     pub fn dump(
         &mut self,
         request: &[u8],
@@ -240,7 +234,9 @@ impl Socket {
                 torn |= message.flags & libc::NLM_F_DUMP_INTR as u16 != 0;
                 match i32::from(message.kind) {
                     libc::NLMSG_DONE => end = Some(Ok(())),
-                    libc::NLMSG_ERROR => end = Some(answer(&message).map_err(NetlinkError::Refused)),
+                    libc::NLMSG_ERROR => {
+                        end = Some(answer(&message).map_err(NetlinkError::Refused))
+                    }
                     _ => each(message),
                 }
             })?;
@@ -286,8 +282,8 @@ impl Socket {
         answered.unwrap_or(Err(NetlinkError::Unacknowledged))
     }
 
-    /// Reads what became of a batch that was just sent, whose last message, numbered `last`, asked for an
-    /// acknowledgement. The kernel has answered by the time that sending returns.
+    /// Reads what became of a batch that was just sent, whose last message, numbered `last`, asked
+    /// for an acknowledgement. The kernel has answered by the time that sending returns.
     ///
     /// # Errors
     /// [`NetlinkError::Refused`] with the first refusal; the batch then changed nothing.
@@ -306,8 +302,8 @@ impl Socket {
         }
     }
 
-    /// Reads what became of requests that were just sent in one datagram and are no batch, so that each is
-    /// done or refused by itself. The last, numbered `last`, asked for an acknowledgement.
+    /// Reads what became of requests that were just sent in one datagram and are no batch, so that
+    /// each is done or refused by itself. The last, numbered `last`, asked for an acknowledgement.
     ///
     /// # Errors
     /// [`NetlinkError::Unacknowledged`] when the kernel did not get to the last one.
@@ -318,15 +314,14 @@ impl Socket {
             answered |= sequence == last;
             refusals.extend(answer.err());
         })?;
-        if answered {
-            Ok(refusals)
-        } else {
-            Err(NetlinkError::Unacknowledged)
-        }
+        if answered { Ok(refusals) } else { Err(NetlinkError::Unacknowledged) }
     }
 
     /// Gives what the kernel has answered by now to `each`, with the number of the request.
-    fn answers(&mut self, mut each: impl FnMut(u32, Result<(), Refusal>)) -> Result<(), NetlinkError> {
+    fn answers(
+        &mut self,
+        mut each: impl FnMut(u32, Result<(), Refusal>),
+    ) -> Result<(), NetlinkError> {
         while self.receive(false, |message| {
             if i32::from(message.kind) == libc::NLMSG_ERROR {
                 each(message.sequence, answer(&message));
@@ -347,9 +342,7 @@ impl Socket {
                 size_of_val(&value) as libc::socklen_t,
             )
         };
-        Errno::result(result)
-            .map(drop)
-            .map_err(NetlinkError::io("set a socket option"))
+        Errno::result(result).map(drop).map_err(NetlinkError::io("set a socket option"))
     }
 
     /// Receives the notifications of a multicast group (`enum nfnetlink_groups`) from now on.
@@ -381,11 +374,8 @@ fn answer(message: &Message<'_>) -> Result<(), Refusal> {
     const NLMSGERR_ATTR_MSG: u16 = 1;
     // With NETLINK_CAP_ACK the original header follows, but not its payload; then the attributes.
     const ERROR_AND_HEADER: usize = 4 + 16;
-    let code = message
-        .payload
-        .get(..4)
-        .and_then(|b| b.try_into().ok())
-        .map_or(0, i32::from_ne_bytes);
+    let code =
+        message.payload.get(..4).and_then(|b| b.try_into().ok()).map_or(0, i32::from_ne_bytes);
     if code == 0 {
         return Ok(());
     }

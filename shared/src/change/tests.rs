@@ -18,10 +18,7 @@ fn run_dir() -> (TempDir, RunDir) {
 }
 
 fn record(number: usize) -> Attachment {
-    Attachment {
-        container_id: format!("c{number}"),
-        ..fuzzing::record()
-    }
+    Attachment { container_id: format!("c{number}"), ..fuzzing::record() }
 }
 
 fn put(number: usize) -> Change {
@@ -31,9 +28,7 @@ fn put(number: usize) -> Change {
 fn requests(dir: &RunDir) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir.path()).unwrap().flatten();
     let paths = entries.map(|entry| entry.path());
-    paths
-        .filter(|path| path.to_string_lossy().contains(PREFIX))
-        .collect()
+    paths.filter(|path| path.to_string_lossy().contains(PREFIX)).collect()
 }
 
 fn wait_for_requests(dir: &RunDir, count: usize) {
@@ -59,10 +54,7 @@ fn writers_that_wait_have_their_changes_made_by_the_one_that_holds_the_lock() {
             .collect();
         let removal = scope.spawn(|| dir.remove(WAIT, &record(1000).id()).unwrap());
         wait_for_requests(&dir, WRITERS + 1);
-        assert_eq!(
-            std::fs::metadata(dir.path().join("pods.json")).unwrap().ino(),
-            before
-        );
+        assert_eq!(std::fs::metadata(dir.path().join("pods.json")).unwrap().ino(), before);
         // What a holder of the lock does.
         let waiting = Waiting::in_dir(dir.dir(), dir.path());
         assert_eq!(waiting.changes.len(), WRITERS + 1);
@@ -81,9 +73,7 @@ fn writers_that_wait_have_their_changes_made_by_the_one_that_holds_the_lock() {
     let expected = (0..WRITERS).chain([1001]).map(|number| record(number).id());
     assert_eq!(
         state.attachments.into_keys().collect::<Vec<_>>(),
-        std::collections::BTreeSet::from_iter(expected)
-            .into_iter()
-            .collect::<Vec<_>>()
+        std::collections::BTreeSet::from_iter(expected).into_iter().collect::<Vec<_>>()
     );
     assert_eq!(requests(&dir), Vec::<PathBuf>::new());
 }
@@ -91,9 +81,8 @@ fn writers_that_wait_have_their_changes_made_by_the_one_that_holds_the_lock() {
 #[test]
 fn one_write_makes_all_changes_that_wait() {
     let (_parent, dir) = run_dir();
-    let asked: Vec<_> = (0..10)
-        .map(|number| Request::place(dir.dir(), &put(number)).expect("a tmpfs"))
-        .collect();
+    let asked: Vec<_> =
+        (0..10).map(|number| Request::place(dir.dir(), &put(number)).expect("a tmpfs")).collect();
     assert!(asked.iter().all(|request| !request.is_done()));
     let (.., generation) = dir.put(WAIT, &record(10)).unwrap();
     assert_eq!(generation, Generation(11));
@@ -130,10 +119,7 @@ fn a_change_that_cannot_be_made_does_not_keep_the_others() {
     let mut record_at_another_s_place = record(1);
     record_at_another_s_place.network = "n".repeat(LONGEST as usize);
     let large = Change::Put(Box::new(record_at_another_s_place));
-    assert!(
-        Request::place(dir.dir(), &large).is_none(),
-        "it has to try by itself"
-    );
+    assert!(Request::place(dir.dir(), &large).is_none(), "it has to try by itself");
     std::fs::File::create(dir.path().join(format!("{PREFIX}nonsense"))).unwrap();
     dir.put(WAIT, &record(2)).unwrap();
     assert_eq!(dir.read().unwrap().unwrap().attachments.len(), 1);
@@ -144,11 +130,10 @@ fn a_change_that_cannot_be_made_does_not_keep_the_others() {
 fn a_removal_waits_for_who_may_write_the_record_of_a_writer_that_is_dead() {
     let (_parent, dir) = run_dir();
     dir.put(WAIT, &record(1)).unwrap();
-    // The holder has read the requests already, among them that of record 2, whose writer is killed now.
+    // The holder has read the requests already, among them that of record 2, whose writer is killed
+    // now.
     let held = Lock::take(dir.dir(), dir.path(), WAIT).unwrap();
-    let error = dir
-        .remove(Duration::from_millis(20), &record(2).id())
-        .unwrap_err();
+    let error = dir.remove(Duration::from_millis(20), &record(2).id()).unwrap_err();
     assert!(error.to_string().contains("is locked"), "{error}");
     drop(held);
     dir.remove(Duration::ZERO, &record(2).id()).unwrap();

@@ -2,8 +2,8 @@ use std::path::Path;
 
 use super::*;
 
-/// The format itself, pinned: a file that an installed program wrote must stay readable, and what this
-/// program writes must stay readable to the other one.
+/// The format itself, pinned: a file that an installed program wrote must stay readable, and what
+/// this program writes must stay readable to the other one.
 const FILE: &str = r#"{
 "version": 1,
 "epoch": "b1946ac9",
@@ -41,22 +41,13 @@ fn what_is_not_of_the_schema_is_refused_with_the_file_s_name() {
         ("an older version than the first", &FILE.replacen("1", "0", 1)),
         ("a negative version", &FILE.replacen("1", "-1", 1)),
         ("an address that is none", &FILE.replace("10.1.2.3", "10.1.2.300")),
-        (
-            "a record at another's key",
-            &FILE.replace("\"3f1c/eth0\"", "\"3f1c/eth1\""),
-        ),
-        (
-            "a missing field",
-            &FILE.replace("\"containerId\":\"3f1c\",\"ifName\":\"eth0\",", ""),
-        ),
+        ("a record at another's key", &FILE.replace("\"3f1c/eth0\"", "\"3f1c/eth1\"")),
+        ("a missing field", &FILE.replace("\"containerId\":\"3f1c\",\"ifName\":\"eth0\",", "")),
         ("something behind it", &format!("{FILE}{{}}")),
     ];
     for (name, text) in cases {
         let error = parsed(text).expect_err(name);
-        assert!(
-            matches!(error, StateError::Unreadable { .. }),
-            "{name}: {error:?}"
-        );
+        assert!(matches!(error, StateError::Unreadable { .. }), "{name}: {error:?}");
         assert!(error.to_string().contains(PATH), "{name}: {error}");
     }
 }
@@ -66,10 +57,7 @@ fn a_newer_version_names_who_must_be_upgraded() {
     let newer_schema = r#"{"version": 2, "pods": []}"#;
     for text in [FILE.replacen("1", "2", 1).as_str(), newer_schema] {
         let error = parsed(text).unwrap_err();
-        assert!(
-            matches!(error, StateError::NewerVersion { found: 2, .. }),
-            "{error:?}"
-        );
+        assert!(matches!(error, StateError::NewerVersion { found: 2, .. }), "{error:?}");
         assert!(error.to_string().contains("upgrade"), "{error}");
     }
 }

@@ -28,11 +28,9 @@ fn only_regular_files_are_read_and_nothing_is_waited_for() {
     fs::create_dir(at("folder")).unwrap();
     mkfifo(&at("pipe"), Mode::S_IRWXU).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
-    for (name, text) in [
-        ("file", "text"),
-        ("full", "0123456789abcdef"),
-        ("long", "0123456789abcdef+"),
-    ] {
+    for (name, text) in
+        [("file", "text"), ("full", "0123456789abcdef"), ("long", "0123456789abcdef+")]
+    {
         io::Write::write_all(&mut File::create(at(name)).unwrap(), text.as_bytes()).unwrap();
     }
     io::Write::write_all(&mut File::create(at("binary")).unwrap(), &[0xff]).unwrap();

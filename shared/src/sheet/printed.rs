@@ -1,19 +1,22 @@
-//! A record exactly as this program prints it, which nearly every record is: its bytes are compared, where a parser would
-//! look for what they mean. What looks otherwise is no mistake; it is for the parser.
+//! A record exactly as this program prints it, which nearly every record is: its bytes are
+//! compared, where a parser would look for what they mean. What looks otherwise is no mistake; it
+//! is for the parser.
 
 use std::net::IpAddr;
 use std::ops::Range;
 
-/// Whether strings in `text` end at the next quotation mark: nothing is escaped, and no control character is there that
-/// JSON does not allow, but for the line ends, which [`Rest::string`] looks for.
+/// Whether strings in `text` end at the next quotation mark: nothing is escaped, and no control
+/// character is there that JSON does not allow, but for the line ends, which [`Rest::string`] looks
+/// for.
 pub(super) fn is_plain(text: &[u8]) -> bool {
     // Not `any`, which looks at one byte after the other.
-    !text.iter().fold(false, |found, byte| {
-        found | (*byte == b'\\') | ((*byte < b' ') & (*byte != b'\n'))
-    })
+    !text
+        .iter()
+        .fold(false, |found, byte| found | (*byte == b'\\') | ((*byte < b' ') & (*byte != b'\n')))
 }
 
-/// The id of the record with which `text`, which is plain, begins, and where the record is in it, if it is as printed.
+/// The id of the record with which `text`, which is plain, begins, and where the record is in it,
+/// if it is as printed.
 pub(super) fn member(text: &str) -> Option<(&str, Range<usize>)> {
     let mut rest = Rest(text);
     let id = rest.string()?;
@@ -35,8 +38,7 @@ fn record<'a>(rest: &mut Rest<'a>) -> Option<(&'a str, &'a str)> {
         rest.after(",\"uid\":")?.or_null(|rest| rest.string().map(drop))?;
         rest.after("}").map(drop)
     })?;
-    rest.after(",\"netns\":")?
-        .or_null(|rest| rest.string().map(drop))?;
+    rest.after(",\"netns\":")?.or_null(|rest| rest.string().map(drop))?;
     rest.after(",\"hostInterface\":")?.or_null(|rest| {
         rest.after("{\"name\":")?.string()?;
         rest.after(",\"index\":")?.index()?;
@@ -46,8 +48,7 @@ fn record<'a>(rest: &mut Rest<'a>) -> Option<(&'a str, &'a str)> {
     if rest.after(",\"l3Interface\":").is_some() {
         rest.string()?;
     }
-    rest.after(",\"bridge\":")?
-        .or_null(|rest| rest.string().map(drop))?;
+    rest.after(",\"bridge\":")?.or_null(|rest| rest.string().map(drop))?;
     rest.after(",\"ips\":[")?.addresses()?;
     rest.after(",\"addedAt\":")?.string()?;
     rest.after("}")?;
@@ -75,11 +76,7 @@ impl<'a> Rest<'a> {
 
     #[inline(always)]
     fn or_null(&mut self, value: impl FnOnce(&mut Self) -> Option<()>) -> Option<()> {
-        if self.after("null").is_some() {
-            Some(())
-        } else {
-            value(self)
-        }
+        if self.after("null").is_some() { Some(()) } else { value(self) }
     }
 
     fn index(&mut self) -> Option<u32> {
@@ -87,10 +84,7 @@ impl<'a> Rest<'a> {
         let (digits, rest) = self.0.split_at(length);
         self.0 = rest;
         // JSON has no number like 012.
-        digits
-            .parse()
-            .ok()
-            .filter(|_| length == 1 || !digits.starts_with('0'))
+        digits.parse().ok().filter(|_| length == 1 || !digits.starts_with('0'))
     }
 
     /// The addresses of a list whose bracket is open, and the bracket that closes it.
@@ -110,8 +104,8 @@ impl<'a> Rest<'a> {
 
 /// Where the first quotation mark or line end is; all of `bytes` when there is none.
 ///
-/// Eight bytes at a time: a byte of `word` that is `wanted` is 0 in the exclusive or, and the first 0 is where
-/// the subtraction first borrows.
+/// Eight bytes at a time: a byte of `word` that is `wanted` is 0 in the exclusive or, and the first
+/// 0 is where the subtraction first borrows.
 fn end_of_string(bytes: &[u8]) -> usize {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
     let first = |word: u64, wanted: u8| {

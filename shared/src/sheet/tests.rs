@@ -7,16 +7,13 @@ use crate::state::{HostInterface, Pod, State};
 
 /// Texts that are easy to get wrong, besides plain ones.
 fn text() -> impl Strategy<Value = String> {
-    prop_oneof![
-        "[a-z0-9]{1,6}",
-        Just("\"\\\n\u{e9}\u{1f980}/".to_owned()),
-        Just(String::new())
-    ]
+    prop_oneof!["[a-z0-9]{1,6}", Just("\"\\\n\u{e9}\u{1f980}/".to_owned()), Just(String::new())]
 }
 
 fn unknown() -> impl Strategy<Value = Map<String, Value>> {
     let value = prop_oneof![Just(json!(null)), Just(json!({"a": [1.5, "x"]})), Just(json!(7))];
-    prop::collection::btree_map("x[a-z]{1,3}", value, 0..2).prop_map(|map| map.into_iter().collect())
+    prop::collection::btree_map("x[a-z]{1,3}", value, 0..2)
+        .prop_map(|map| map.into_iter().collect())
 }
 
 prop_compose! {
@@ -123,10 +120,7 @@ fn what_is_said_twice_is_left_to_the_typed_way() {
         r#"{"version":1,"epoch":"a","generation":1}"#,
     ];
     for text in cases {
-        assert!(
-            Sheet::parse(text.as_bytes(), &AttachmentId(String::new())).is_none(),
-            "{text}"
-        );
+        assert!(Sheet::parse(text.as_bytes(), &AttachmentId(String::new())).is_none(), "{text}");
     }
 }
 
@@ -135,12 +129,10 @@ fn a_record_without_unknown_fields_is_read_without_copying() {
     let text = r#"{"containerId":"3f1c","ifName":"eth0","network":"pods","pod":{"namespace":"default","name":"web-0","uid":"a-1"},"netns":"/var/run/netns/cni-1","hostInterface":{"name":"veth3a1","index":12,"mac":"0a:58:0a:01:02:03"},"bridge":"cni0","ips":["10.1.2.3","fd00::3"],"addedAt":"2026-11-20T12:00:00Z"}"#;
     let checked: Checked<'_> = serde_json::from_str(text).unwrap();
     assert!(matches!(checked.container_id, Cow::Borrowed("3f1c")));
-    let full = format!(r#"{{"version":1,"epoch":"a","generation":1,"attachments":{{"3f1c/eth0":{text}}}}}"#);
-    let mut cursor = Cursor {
-        text: &full,
-        at: full.find(text).unwrap(),
-        is_plain: true,
-    };
+    let full = format!(
+        r#"{{"version":1,"epoch":"a","generation":1,"attachments":{{"3f1c/eth0":{text}}}}}"#
+    );
+    let mut cursor = Cursor { text: &full, at: full.find(text).unwrap(), is_plain: true };
     assert_eq!(&full[cursor.value::<Checked<'_>>().unwrap().1], text);
     assert!(Sheet::parse(full.as_bytes(), &AttachmentId(String::new())).is_some());
 }
@@ -156,10 +148,7 @@ fn a_record_is_known_by_how_it_is_printed() {
     let line = text.lines().find(|line| line.contains("containerId")).unwrap();
     assert!(printed::is_plain(text.as_bytes()));
     let (id, place) = printed::member(line).unwrap();
-    assert_eq!(
-        (id, &line[place]),
-        ("3f1c/eth0", line.split_once(": ").unwrap().1)
-    );
+    assert_eq!((id, &line[place]), ("3f1c/eth0", line.split_once(": ").unwrap().1));
     for (from, to) in [
         ("\"3f1c/eth0\"", "\"3f1c/eth1\""),
         ("pods", "po\nds"),
@@ -170,21 +159,15 @@ fn a_record_is_known_by_how_it_is_printed() {
         assert_eq!(printed::member(&line.replacen(from, to, 1)), None, "{to}");
     }
     let index = |index: &str| {
-        let interface = format!(r#"{{"name":"veth3a1","index":{index},"mac":"0a:58:0a:01:02:03"}}"#);
-        line.replacen(
-            "\"hostInterface\":null",
-            &format!("\"hostInterface\":{interface}"),
-            1,
-        )
+        let interface =
+            format!(r#"{{"name":"veth3a1","index":{index},"mac":"0a:58:0a:01:02:03"}}"#);
+        line.replacen("\"hostInterface\":null", &format!("\"hostInterface\":{interface}"), 1)
     };
     assert!(printed::member(&index("12")).is_some());
     for bad in ["012", "", "-1", "4294967296"] {
         assert_eq!(printed::member(&index(bad)), None, "{bad}");
     }
     for odd in ["\\", "\t", "\0"] {
-        assert!(
-            !printed::is_plain(text.replacen("pods", odd, 1).as_bytes()),
-            "{odd:?}"
-        );
+        assert!(!printed::is_plain(text.replacen("pods", odd, 1).as_bytes()), "{odd:?}");
     }
 }

@@ -21,10 +21,7 @@ fn run_dir() -> (TempDir, RunDir) {
 }
 
 fn attachment(container: &str) -> Attachment {
-    Attachment {
-        container_id: container.to_owned(),
-        ..fuzzing::record()
-    }
+    Attachment { container_id: container.to_owned(), ..fuzzing::record() }
 }
 
 fn add(dir: &RunDir, container: &str) -> (Epoch, Generation) {
@@ -42,33 +39,20 @@ fn generation_rises_with_every_change_and_only_then() {
     let (_parent, dir) = run_dir();
     assert_eq!(dir.read().unwrap(), None);
     let (_, _, generation) = dir.update(WAIT, |_| ()).unwrap();
-    assert_eq!(
-        (generation, dir.read().unwrap()),
-        (Generation(0), None),
-        "no change makes no file"
-    );
+    assert_eq!((generation, dir.read().unwrap()), (Generation(0), None), "no change makes no file");
 
     let (epoch, generation) = add(&dir, "a");
     assert_eq!(generation, Generation(1));
-    assert_eq!(
-        add(&dir, "a"),
-        (epoch.clone(), Generation(1)),
-        "the same record again"
-    );
+    assert_eq!(add(&dir, "a"), (epoch.clone(), Generation(1)), "the same record again");
     assert_eq!(add(&dir, "b"), (epoch.clone(), Generation(2)));
     let (gone, _, generation) = dir
-        .update(WAIT, |state| {
-            state.attachments.remove(&AttachmentId::new("a", "eth0"))
-        })
+        .update(WAIT, |state| state.attachments.remove(&AttachmentId::new("a", "eth0")))
         .unwrap();
     assert_eq!((gone, generation), (Some(attachment("a")), Generation(3)));
 
     let state = dir.read().unwrap().unwrap();
     assert_eq!((state.epoch, state.generation), (epoch, Generation(3)));
-    assert_eq!(
-        state.attachments.into_values().collect::<Vec<_>>(),
-        [attachment("b")]
-    );
+    assert_eq!(state.attachments.into_values().collect::<Vec<_>>(), [attachment("b")]);
 }
 
 #[test]
@@ -90,11 +74,7 @@ fn directory_and_files_are_for_root_alone() {
     for file in [STATE_FILE, LOCK_FILE] {
         assert_eq!(mode(&dir.path().join(file)), 0o600, "{file}");
     }
-    assert_eq!(
-        fs::read_dir(dir.path()).unwrap().count(),
-        2,
-        "nothing else is left there"
-    );
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "nothing else is left there");
 }
 
 #[test]
@@ -109,11 +89,7 @@ fn a_directory_that_is_there_is_used_as_it_is() {
         add(&dir, "a");
         assert_eq!(mode(&path), given);
         for file in [STATE_FILE, LOCK_FILE] {
-            assert_eq!(
-                mode(&path.join(file)),
-                0o600,
-                "{file} in a directory of {given:o}"
-            );
+            assert_eq!(mode(&path.join(file)), 0o600, "{file} in a directory of {given:o}");
         }
     }
 }
@@ -133,21 +109,12 @@ fn what_no_reader_would_take_is_not_written() {
     let (_, before) = add(&dir, "a");
     let text = vec![b' '; MAX_SIZE as usize + 1];
     let error = dir.replace(|out| out.write_all(&text)).unwrap_err();
-    let StateError::Io { path, source, .. } = &error else {
-        panic!("{error:?}")
-    };
+    let StateError::Io { path, source, .. } = &error else { panic!("{error:?}") };
     assert!(path.ends_with(STATE_FILE), "{error}");
-    assert!(
-        source.to_string().contains("larger than 67108864 bytes"),
-        "{source}"
-    );
+    assert!(source.to_string().contains("larger than 67108864 bytes"), "{source}");
     let state = dir.read().unwrap().unwrap();
     assert_eq!((state.generation, state.attachments.len()), (before, 1));
-    assert_eq!(
-        fs::read_dir(dir.path()).unwrap().count(),
-        2,
-        "nothing is left beside"
-    );
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "nothing is left beside");
 }
 
 #[test]
@@ -178,14 +145,8 @@ fn an_untrusted_directory_is_not_opened() {
     fs::set_permissions(&dir, Permissions::from_mode(0o700)).unwrap();
     RunDir::open(&dir).unwrap();
     chown(&dir, Some(65_534), None).unwrap();
-    assert!(
-        matches!(RunDir::open(&dir), Err(StateError::NotOurs { .. })),
-        "somebody else's"
-    );
-    assert!(matches!(
-        RunDir::open(Path::new("/dev/null")),
-        Err(StateError::NotOurs { .. })
-    ));
+    assert!(matches!(RunDir::open(&dir), Err(StateError::NotOurs { .. })), "somebody else's");
+    assert!(matches!(RunDir::open(Path::new("/dev/null")), Err(StateError::NotOurs { .. })));
 }
 
 /// Something untrusted in a file's place.
@@ -244,12 +205,7 @@ fn an_unreadable_file_is_never_overwritten_and_can_be_set_aside() {
     assert_eq!(dir.set_aside(WAIT, "1").unwrap(), None, "a readable file stays");
 
     let path = dir.path().join(STATE_FILE);
-    File::options()
-        .write(true)
-        .open(&path)
-        .unwrap()
-        .set_len(40)
-        .unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(40).unwrap();
     let error = dir.update(WAIT, |state| state.attachments.clear()).unwrap_err();
     assert!(matches!(error, StateError::Unreadable { .. }), "{error:?}");
     assert_eq!(fs::metadata(&path).unwrap().len(), 40);
@@ -266,10 +222,7 @@ fn a_held_lock_costs_the_wait_and_no_more() {
     let held = dir.lock(WAIT).unwrap();
     let wait = Duration::from_millis(30);
     let error = dir.update(wait, |_| ()).unwrap_err();
-    assert!(
-        matches!(error, StateError::Locked { waited, .. } if waited == wait),
-        "{error:?}"
-    );
+    assert!(matches!(error, StateError::Locked { waited, .. } if waited == wait), "{error:?}");
     drop(held);
     dir.update(Duration::ZERO, |_| ()).unwrap();
 }

@@ -1,4 +1,5 @@
-//! A cluster's Services and EndpointSlices, with all that the API keeps about them and denizen does not.
+//! A cluster's Services and EndpointSlices, with all that the API keeps about them and denizen does
+//! not.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -23,11 +24,10 @@ fn address(network: [u8; 4], number: usize) -> IpAddr {
     Ipv4Addr::from(first + u32::try_from(number).expect("fewer than addresses")).into()
 }
 
-/// The address that change `number` brings, which no endpoint had before: four bytes that are nowhere else.
+/// The address that change `number` brings, which no endpoint had before: four bytes that are
+/// nowhere else.
 pub fn fresh(number: usize) -> [u8; 4] {
-    let number = u16::try_from(number)
-        .expect("fewer changes than addresses")
-        .to_be_bytes();
+    let number = u16::try_from(number).expect("fewer changes than addresses").to_be_bytes();
     [10, 160, number[0], number[1]]
 }
 
@@ -45,12 +45,10 @@ impl Cluster {
     pub fn new(services: usize) -> Self {
         let slice = |service: usize| {
             let endpoint = |n| address([10, 128, 0, 1], service * ENDPOINTS + n);
-            let nodes: Vec<String> = (0..ENDPOINTS).map(|n| node_of(service * ENDPOINTS + n)).collect();
-            let endpoints: Vec<(IpAddr, &str)> = nodes
-                .iter()
-                .enumerate()
-                .map(|(n, node)| (endpoint(n), node.as_str()))
-                .collect();
+            let nodes: Vec<String> =
+                (0..ENDPOINTS).map(|n| node_of(service * ENDPOINTS + n)).collect();
+            let endpoints: Vec<(IpAddr, &str)> =
+                nodes.iter().enumerate().map(|(n, node)| (endpoint(n), node.as_str())).collect();
             let mut slice = manifest::slice(&name(service), &PORT, &endpoints);
             slice["metadata"]["managedFields"] = managed_fields(ENDPOINTS);
             for n in 0..ENDPOINTS {
@@ -58,27 +56,24 @@ impl Cluster {
             }
             slice
         };
-        Self {
-            slices: (0..services).map(slice).collect(),
-        }
+        Self { slices: (0..services).map(slice).collect() }
     }
 
     /// Everything.
     pub fn objects(&self) -> Vec<Value> {
         let service = |service| {
-            let mut object = manifest::service(&name(service), &[address([10, 96, 0, 1], service)], &PORT);
+            let mut object =
+                manifest::service(&name(service), &[address([10, 96, 0, 1], service)], &PORT);
             object["metadata"]["managedFields"] = managed_fields(1);
             object
         };
         let node = manifest::node(NODE, &[address([192, 168, 0, 2], 0)], "");
         let services = (0..self.slices.len()).map(service);
-        services
-            .chain(self.slices.iter().cloned())
-            .chain([node])
-            .collect()
+        services.chain(self.slices.iter().cloned()).chain([node]).collect()
     }
 
-    /// Change `number`: a pod of some service is replaced by one with another address. The slice, as it is then.
+    /// Change `number`: a pod of some service is replaced by one with another address. The slice,
+    /// as it is then.
     pub fn change(&mut self, number: usize) -> Value {
         // 7,919 is prime: one after the other, all services change.
         let service = number * 7_919 % self.slices.len();

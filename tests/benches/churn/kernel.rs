@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use denizen_tests::netns::Netns;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, setsockopt, socket,
-    sockopt,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, setsockopt,
+    socket, sockopt,
 };
 
 use crate::cluster::fresh;
 
-/// `NFNLGRP_NFTABLES` (linux/netfilter/nfnetlink.h), as a bit of the groups that a socket listens to.
+/// `NFNLGRP_NFTABLES` (linux/netfilter/nfnetlink.h), as a bit of the groups that a socket listens
+/// to.
 const NFTABLES: u32 = 1 << (7 - 1);
 
 /// Room for what comes while nobody reads, in bytes.
@@ -31,12 +32,7 @@ impl Notifications {
     pub fn listen(node: &Netns, changes: usize) -> Result<Self> {
         let made = node.run(|| {
             let protocol = SockProtocol::NetlinkNetFilter;
-            socket(
-                AddressFamily::Netlink,
-                SockType::Raw,
-                SockFlag::SOCK_CLOEXEC,
-                protocol,
-            )
+            socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)
         })?;
         let netlink = made.context("no netlink socket")?;
         setsockopt(&netlink, sockopt::RcvBufForce, &BUFFER)?;
@@ -62,7 +58,8 @@ impl Notifications {
         let mut missing = self.changes;
         while missing > 0 {
             let next = self.seen.recv_timeout(patience);
-            let (number, at) = next.with_context(|| format!("{missing} changes never came to the kernel"))?;
+            let (number, at) =
+                next.with_context(|| format!("{missing} changes never came to the kernel"))?;
             if first[number].is_none() {
                 first[number] = Some(at);
                 missing -= 1;

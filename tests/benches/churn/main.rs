@@ -1,11 +1,13 @@
-//! A large cluster that changes all the time: `cargo bench -p denizen-tests --bench churn`, as root.
+//! A large cluster that changes all the time: `cargo bench -p denizen-tests --bench churn`, as
+//! root.
 //!
-//! 10,000 services of 4 endpoints on 5,000 nodes, from the tests' own API server over TLS; then 100 slices a
-//! second change, for 60 s. Measured: the agent's memory and processor time, and for every change the time from
-//! the moment it is put into the API server to the kernel's own word that the rules have it. That is more than
-//! the agent's share: the server's writing and the wire are in it.
+//! 10,000 services of 4 endpoints on 5,000 nodes, from the tests' own API server over TLS; then 100
+//! slices a second change, for 60 s. Measured: the agent's memory and processor time, and for every
+//! change the time from the moment it is put into the API server to the kernel's own word that the
+//! rules have it. That is more than the agent's share: the server's writing and the wire are in it.
 //!
-//! It ends with a failure when a goal is missed. On a machine with other things to do, it may well be.
+//! It ends with a failure when a goal is missed. On a machine with other things to do, it may well
+//! be.
 
 #![expect(
     clippy::disallowed_methods,
@@ -76,10 +78,7 @@ fn churn() -> Result<bool> {
     let mut agent = Agent::start(&node, api.kubeconfig(), folder.path())?;
     let begun = Instant::now();
     agent.wait_programmed()?;
-    println!(
-        "{SERVICES} services of 4 endpoints, listed and programmed: {:.2?}",
-        begun.elapsed()
-    );
+    println!("{SERVICES} services of 4 endpoints, listed and programmed: {:.2?}", begun.elapsed());
     println!("memory then: {}", agent.memory()?);
     let notifications = Notifications::listen(&node, CHANGES)?;
     let (begun, worked) = (Instant::now(), agent.worked()?);
@@ -93,14 +92,17 @@ fn churn() -> Result<bool> {
     }
     let seen = notifications.all(PATIENCE)?;
     let worked = agent.worked()? - worked;
-    let latencies = sent
-        .iter()
-        .zip(&seen)
-        .map(|(sent, seen)| seen.saturating_duration_since(*sent));
+    let latencies =
+        sent.iter().zip(&seen).map(|(sent, seen)| seen.saturating_duration_since(*sent));
     report(latencies.collect(), begun.elapsed(), worked, &agent)
 }
 
-fn report(mut latencies: Vec<Duration>, took: Duration, worked: Duration, agent: &Agent) -> Result<bool> {
+fn report(
+    mut latencies: Vec<Duration>,
+    took: Duration,
+    worked: Duration,
+    agent: &Agent,
+) -> Result<bool> {
     latencies.sort_unstable();
     let quantile = |hundredths: usize| latencies[(latencies.len() - 1) * hundredths / 100];
     let memory = agent.memory()?;
@@ -142,11 +144,7 @@ struct Memory {
 
 impl std::fmt::Display for Memory {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            formatter,
-            "{:.1} MB resident, {:.1} MB at most",
-            self.now, self.most
-        )
+        write!(formatter, "{:.1} MB resident, {:.1} MB at most", self.now, self.most)
     }
 }
 
@@ -163,10 +161,9 @@ impl Agent {
     fn wait_programmed(&mut self) -> Result<()> {
         let begun = Instant::now();
         loop {
-            let output = again("status", &self.folder)?
-                .args(["--output", "json"])
-                .output()?;
-            let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+            let output = again("status", &self.folder)?.args(["--output", "json"]).output()?;
+            let status: serde_json::Value =
+                serde_json::from_slice(&output.stdout).unwrap_or_default();
             if status["synced"] == true {
                 ensure!(status["services"] == SERVICES, "not all are known: {status}");
                 return Ok(());
@@ -185,10 +182,7 @@ impl Agent {
             let kibibytes: f64 = kibibytes.context("no such line in /proc/…/status")?.parse()?;
             Ok(kibibytes * 1024.0 / 1e6)
         };
-        Ok(Memory {
-            now: megabytes("VmRSS:")?,
-            most: megabytes("VmHWM:")?,
-        })
+        Ok(Memory { now: megabytes("VmRSS:")?, most: megabytes("VmHWM:")? })
     }
 
     /// How long it has been working, in all its threads and in the kernel.

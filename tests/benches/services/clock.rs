@@ -20,7 +20,8 @@ pub fn timed<T>(job: impl FnOnce() -> T) -> (T, Duration) {
 pub struct Cost {
     /// From the first fact to the kernel's acknowledgement.
     pub whole: Duration,
-    /// What the thread worked, in the kernel too: on a machine with other things to do, that is less.
+    /// What the thread worked, in the kernel too: on a machine with other things to do, that is
+    /// less.
     pub work: Duration,
     /// Of the whole, the netlink batches.
     pub commit: Duration,
@@ -35,12 +36,7 @@ pub fn cost<T>(job: impl FnOnce() -> T) -> (T, Cost) {
     let (result, whole) = timed(job);
     let work = worked().saturating_sub(begun);
     let [commit, observe] = [0, 1].map(|n| Duration::from_nanos(SPENT[n].load(Ordering::Relaxed)));
-    let cost = Cost {
-        whole,
-        work,
-        commit,
-        observe,
-    };
+    let cost = Cost { whole, work, commit, observe };
     (result, cost)
 }
 

@@ -1,4 +1,5 @@
-//! How long a connection takes: a client in one namespace, a node that serves in another, a veth between.
+//! How long a connection takes: a client in one namespace, a node that serves in another, a veth
+//! between.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -46,7 +47,8 @@ fn measured(services: usize) -> Samples {
         0 => SocketAddr::from((endpoint_ip(0, 0), 8080)),
         _ => SocketAddr::from((service_ip(last), 80)),
     };
-    let samples: Samples = client.run(move || (0..CONNECTIONS).map(|_| connection(to, &listener)).collect());
+    let samples: Samples =
+        client.run(move || (0..CONNECTIONS).map(|_| connection(to, &listener)).collect());
     println!(
         "{services:>6} services: least {}  p50 {}  p99 {}",
         text(samples.quantile(0)),
@@ -59,10 +61,8 @@ fn measured(services: usize) -> Samples {
 
 fn connection(to: SocketAddr, listener: &TcpListener) -> Duration {
     let (stream, took) = timed(|| TcpStream::connect(to));
-    let (ours, (theirs, _)) = (
-        stream.expect("the service answers"),
-        listener.accept().expect("it connected"),
-    );
+    let (ours, (theirs, _)) =
+        (stream.expect("the service answers"), listener.accept().expect("it connected"));
     // The client closes last, so that no port of its own waits.
     drop(theirs);
     drop(ours);

@@ -1,5 +1,5 @@
-//! The same services in kube-proxy's shape, loaded by `nft -f` as it does: a chain for each service and for
-//! each endpoint, and an anonymous map for each service.
+//! The same services in kube-proxy's shape, loaded by `nft -f` as it does: a chain for each service
+//! and for each endpoint, and an anonymous map for each service.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -58,11 +58,7 @@ fn measured(services: usize) -> Other {
         text(load),
         text(change.median())
     );
-    Other {
-        services,
-        load,
-        change,
-    }
+    Other { services, load, change }
 }
 
 fn nft(rules: &str) {
@@ -112,8 +108,8 @@ fn ruleset(services: usize) -> String {
     text
 }
 
-/// One endpoint in another's place, as kube-proxy does it: the chain of the one that is gone is emptied, and
-/// deleted a second later, in another transaction.
+/// One endpoint in another's place, as kube-proxy does it: the chain of the one that is gone is
+/// emptied, and deleted a second later, in another transaction.
 fn replaced(service: usize, number: usize) -> String {
     let mut text = String::new();
     let mut endpoints: Vec<Ipv4Addr> = (0..ENDPOINTS).map(|n| endpoint_ip(service, n)).collect();
@@ -122,11 +118,7 @@ fn replaced(service: usize, number: usize) -> String {
     let written = writeln!(text, "flush chain ip kube-proxy {}", service_chain(service));
     written.expect("text has room");
     service_rules(&mut text, service, &endpoints);
-    let written = writeln!(
-        text,
-        "flush chain ip kube-proxy {}",
-        endpoint_chain(service, gone)
-    );
+    let written = writeln!(text, "flush chain ip kube-proxy {}", endpoint_chain(service, gone));
     written.expect("text has room");
     text
 }

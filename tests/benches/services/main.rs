@@ -1,14 +1,17 @@
 //! What services cost: `cargo bench -p denizen-tests --bench services`, as root.
 //!
-//! From parsed manifests to the kernel, and one change, for 1,000 to 50,000 services of four endpoints, by
-//! the agent's own engine in network namespaces that are made here; next to `nft -f` of the same services in
-//! kube-proxy's shape. Memory, and how long a connection takes to the last of many services.
+//! From parsed manifests to the kernel, and one change, for 1,000 to 50,000 services of four
+//! endpoints, by the agent's own engine in network namespaces that are made here; next to `nft -f`
+//! of the same services in kube-proxy's shape. Memory, and how long a connection takes to the last
+//! of many services.
 //!
-//! It prints, and asserts nothing: times belong to the machine they were taken on. What can be carried from
-//! one machine to another are the ratios, which is why all of one run is printed together. Words behind
-//! `--` choose parts, and numbers among the sizes: `cargo bench -p denizen-tests --bench services -- cold 10000`.
+//! It prints, and asserts nothing: times belong to the machine they were taken on. What can be
+//! carried from one machine to another are the ratios, which is why all of one run is printed
+//! together. Words behind `--` choose parts, and numbers among the sizes: `cargo bench -p
+//! denizen-tests --bench services -- cold 10000`.
 //!
-//! All that it makes in the kernel is in nameless network namespaces, which end with it, however it ends.
+//! All that it makes in the kernel is in nameless network namespaces, which end with it, however it
+//! ends.
 
 #![expect(
     clippy::disallowed_methods,
@@ -46,27 +49,15 @@ fn main() -> ExitCode {
         println!("not run: this is a bench, and `cargo test` builds it only");
         return ExitCode::SUCCESS;
     }
-    let chosen: Vec<&str> = PARTS
-        .into_iter()
-        .filter(|part| words.iter().any(|word| word == part))
-        .collect();
+    let chosen: Vec<&str> =
+        PARTS.into_iter().filter(|part| words.iter().any(|word| word == part)).collect();
     let wants = |part| chosen.is_empty() || chosen.contains(&part);
     let named: Vec<usize> = words.iter().filter_map(|word| word.parse().ok()).collect();
-    let sizes: Vec<usize> = SIZES
-        .into_iter()
-        .filter(|size| named.is_empty() || named.contains(size))
-        .collect();
+    let sizes: Vec<usize> =
+        SIZES.into_iter().filter(|size| named.is_empty() || named.contains(size)).collect();
     clock::listen_to_spans();
-    let ours = if wants("cold") {
-        programmed::all(&sizes)
-    } else {
-        Vec::new()
-    };
-    let other = if wants("kube-proxy") {
-        kube_proxy::all(&sizes)
-    } else {
-        Vec::new()
-    };
+    let ours = if wants("cold") { programmed::all(&sizes) } else { Vec::new() };
+    let other = if wants("kube-proxy") { kube_proxy::all(&sizes) } else { Vec::new() };
     ratios(&ours, &other);
     if wants("listening") {
         listening::report();
@@ -86,9 +77,8 @@ fn ratios(ours: &[Programmed], other: &[Other]) {
         return;
     }
     println!("\n## Ratios of this run\n");
-    for (ours, other) in ours
-        .iter()
-        .filter_map(|o| Some((o, other.iter().find(|x| x.services == o.services)?)))
+    for (ours, other) in
+        ours.iter().filter_map(|o| Some((o, other.iter().find(|x| x.services == o.services)?)))
     {
         let change = ours.endpoint.whole().median();
         println!(

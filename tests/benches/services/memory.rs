@@ -15,8 +15,9 @@ const SERVICES: usize = 10_000;
 /// How long the agent may take to program them, in tenths of a second.
 const PATIENCE: usize = 600;
 
-/// What the kernel has allocated in pieces, in KiB: sets' elements among others. Other programs' share moves
-/// too, so that small differences mean nothing. `None` where there is no `/proc/slabinfo`.
+/// What the kernel has allocated in pieces, in KiB: sets' elements among others. Other programs'
+/// share moves too, so that small differences mean nothing. `None` where there is no
+/// `/proc/slabinfo`.
 pub fn kernel_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/slabinfo").ok()?;
     let pieces = text.lines().filter(|line| line.starts_with("kmalloc-"));
@@ -71,10 +72,7 @@ pub fn report() {
 /// This program as something else.
 fn again(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("a bench has a path"));
-    command
-        .args(arguments)
-        .stdin(Stdio::null())
-        .env("RUST_LOG", "warn");
+    command.args(arguments).stdin(Stdio::null()).env("RUST_LOG", "warn");
     command
 }
 
@@ -83,11 +81,7 @@ fn resident(what: &str, mut process: Child, ready: impl Fn() -> Option<()>) {
     let is_ready = (0..PATIENCE).find_map(|_| {
         sleep(Duration::from_millis(100));
         let ended = process.try_wait().is_ok_and(|ended| ended.is_some());
-        if ended {
-            Some(false)
-        } else {
-            ready().map(|()| true)
-        }
+        if ended { Some(false) } else { ready().map(|()| true) }
     });
     // What comes right after the first load belongs to it.
     sleep(Duration::from_secs(1));

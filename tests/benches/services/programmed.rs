@@ -52,11 +52,7 @@ impl Costs {
 /// As an agent on an ordinary node has it.
 pub fn policy() -> Policy {
     Policy {
-        settings: Settings {
-            node_name: NODE.into(),
-            masquerade_all: false,
-            node_hints: false,
-        },
+        settings: Settings { node_name: NODE.into(), masquerade_all: false, node_hints: false },
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),
@@ -80,9 +76,8 @@ fn measured(services: usize) -> Programmed {
     let (programmed, kernel) = Namespace::new().run(move || {
         let before = kernel_memory();
         let (engine, cold) = started(facts.clone());
-        let kernel = kernel_memory()
-            .zip(before)
-            .map(|(after, before)| after.saturating_sub(before));
+        let kernel =
+            kernel_memory().zip(before).map(|(after, before)| after.saturating_sub(before));
         (changed(services, engine, cold, facts), kernel)
     });
     let again = (1..STARTS).map(|_| {
@@ -90,10 +85,7 @@ fn measured(services: usize) -> Programmed {
         Namespace::new().run(move || started(facts).1)
     });
     let starts: Vec<Cost> = again.chain([programmed.cold]).collect();
-    let cold = starts
-        .into_iter()
-        .min_by_key(|cost| cost.whole)
-        .unwrap_or_default();
+    let cold = starts.into_iter().min_by_key(|cost| cost.whole).unwrap_or_default();
     println!(
         "  cold: {} ({} of work), kernel {}; its memory: {:.1} MiB",
         text(cold.whole),
@@ -109,11 +101,7 @@ fn changed(services: usize, mut engine: Engine, cold: Cost, facts: Vec<Event>) -
     other_changes(&mut engine, &facts);
     drop(engine);
     restart(facts);
-    Programmed {
-        services,
-        cold,
-        endpoint,
-    }
+    Programmed { services, cold, endpoint }
 }
 
 /// From parsed facts to the kernel.
@@ -181,12 +169,15 @@ fn other_changes(engine: &mut Engine, facts: &[Event]) {
         let (service, slice) = world.another(n);
         vec![Event::Service(service.name, None), Event::Slice(slice.name, None)]
     });
-    many(engine, "one pod more", FEWER, |n| {
-        vec![Event::Pods(manifests::programmed_pods(n + 1))]
-    });
+    many(engine, "one pod more", FEWER, |n| vec![Event::Pods(manifests::programmed_pods(n + 1))]);
 }
 
-fn many(engine: &mut Engine, what: &str, times: usize, mut facts: impl FnMut(usize) -> Vec<Event>) -> Costs {
+fn many(
+    engine: &mut Engine,
+    what: &str,
+    times: usize,
+    mut facts: impl FnMut(usize) -> Vec<Event>,
+) -> Costs {
     let one = |n| {
         let facts = facts(n);
         let (synced, cost) = cost(|| {
@@ -197,11 +188,8 @@ fn many(engine: &mut Engine, what: &str, times: usize, mut facts: impl FnMut(usi
         cost
     };
     let costs = Costs((0..times).map(one).collect());
-    let columns = [
-        ("in all", costs.whole()),
-        ("of work", costs.work()),
-        ("kernel", costs.commit()),
-    ];
+    let columns =
+        [("in all", costs.whole()), ("of work", costs.work()), ("kernel", costs.commit())];
     let columns = columns.map(|(name, samples)| {
         let (half, most) = (text(samples.median()), text(samples.quantile(99)));
         format!("{half:>9} {most:>9} {name}")

@@ -31,15 +31,14 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
     response
 }
 
-async fn answer_to(shared: &Arc<Shared>, asked: &Asked, request: Request<Incoming>) -> Response<Body> {
+async fn answer_to(
+    shared: &Arc<Shared>,
+    asked: &Asked,
+    request: Request<Incoming>,
+) -> Response<Body> {
     let manners = shared.manners();
-    let token = request
-        .headers()
-        .get("authorization")
-        .and_then(|value| value.to_str().ok());
-    let token = token
-        .and_then(|text| text.strip_prefix("Bearer "))
-        .unwrap_or_default();
+    let token = request.headers().get("authorization").and_then(|value| value.to_str().ok());
+    let token = token.and_then(|text| text.strip_prefix("Bearer ")).unwrap_or_default();
     if !manners.tokens.is_empty() && !manners.tokens.iter().any(|known| known == token.trim()) {
         return failure(401, "Unauthorized", "Unauthorized");
     }
@@ -51,14 +50,11 @@ async fn answer_to(shared: &Arc<Shared>, asked: &Asked, request: Request<Incomin
         std::future::pending::<()>().await;
     }
     if manners.unserved.contains(&plural) {
-        return failure(
-            404,
-            "NotFound",
-            "the server could not find the requested resource",
-        );
+        return failure(404, "NotFound", "the server could not find the requested resource");
     }
     if manners.forbidden.contains(&plural) {
-        let message = format!("{plural} is forbidden: User \"denizen\" cannot list resource \"{plural}\"");
+        let message =
+            format!("{plural} is forbidden: User \"denizen\" cannot list resource \"{plural}\"");
         return failure(403, "Forbidden", &message);
     }
     match (request.method(), &target.name) {
@@ -77,7 +73,9 @@ async fn answer_to(shared: &Arc<Shared>, asked: &Asked, request: Request<Incomin
 
 fn selector(asked: &Asked, target: &Target, manners: &Manners) -> Result<Selector, String> {
     let (labels, fields) = (asked.parameter("labelSelector"), asked.parameter("fieldSelector"));
-    if let Some(fields) = fields.filter(|it| manners.refuses_fields && it.starts_with("spec.clusterIP")) {
+    if let Some(fields) =
+        fields.filter(|it| manners.refuses_fields && it.starts_with("spec.clusterIP"))
+    {
         let known = "only \"metadata.name\", \"metadata.namespace\"";
         return Err(format!("{fields:?} is not a known field selector: {known}"));
     }
@@ -91,7 +89,9 @@ fn watch(shared: &Arc<Shared>, asked: &Asked, target: Target) -> Response<Body> 
         Err(error) => return failure(400, "BadRequest", &error),
     };
     let initial = asked.is_stream();
-    if initial && (manners.refuses_streams || asked.parameter("resourceVersionMatch") != Some("NotOlderThan"))
+    if initial
+        && (manners.refuses_streams
+            || asked.parameter("resourceVersionMatch") != Some("NotOlderThan"))
     {
         let message = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList \
                        feature gate is enabled";
@@ -125,35 +125,26 @@ fn page(shared: &Arc<Shared>, asked: &Asked, target: &Target) -> Response<Body> 
         Ok(selector) => selector,
         Err(error) => return failure(400, "BadRequest", &error),
     };
-    let limit = asked
-        .parameter("limit")
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(usize::MAX);
+    let limit = asked.parameter("limit").and_then(|text| text.parse().ok()).unwrap_or(usize::MAX);
     let limit = limit.min(manners.page).max(1);
-    let (objects, version, from) = match asked
-        .parameter("continue")
-        .and_then(|token| token.split_once('.'))
-    {
-        None => {
-            let (objects, version) = shared.store.list(target.resource, &selector);
-            (objects, version, 0_usize)
-        }
-        Some((version, from)) => {
-            let version: u64 = version.parse().unwrap_or_default();
-            let lost = shared.take(|manners| &mut manners.loses_pages);
-            match shared.store.kept(target.resource, version).filter(|_| !lost) {
-                Some(objects) => (objects, version, from.parse().unwrap_or_default()),
-                None => return json_answer(410, expired().to_string().into()),
+    let (objects, version, from) =
+        match asked.parameter("continue").and_then(|token| token.split_once('.')) {
+            None => {
+                let (objects, version) = shared.store.list(target.resource, &selector);
+                (objects, version, 0_usize)
             }
-        }
-    };
+            Some((version, from)) => {
+                let version: u64 = version.parse().unwrap_or_default();
+                let lost = shared.take(|manners| &mut manners.loses_pages);
+                match shared.store.kept(target.resource, version).filter(|_| !lost) {
+                    Some(objects) => (objects, version, from.parse().unwrap_or_default()),
+                    None => return json_answer(410, expired().to_string().into()),
+                }
+            }
+        };
     let to = objects.len().min(from.saturating_add(limit));
-    let text = list_of(
-        target.resource,
-        &objects[from..to],
-        version,
-        (to < objects.len()).then_some(to),
-    );
+    let text =
+        list_of(target.resource, &objects[from..to], version, (to < objects.len()).then_some(to));
     if to < objects.len() {
         shared.store.keep(target.resource, version, objects);
     }
@@ -171,10 +162,13 @@ fn page(shared: &Arc<Shared>, asked: &Asked, target: &Target) -> Response<Body> 
 }
 
 /// As a real server's: items of a list do not say what they are.
-fn list_of(resource: Resource, objects: &[Arc<Stored>], version: u64, next: Option<usize>) -> String {
-    let next = next
-        .map(|next| format!(r#","continue":"{version}.{next}""#))
-        .unwrap_or_default();
+fn list_of(
+    resource: Resource,
+    objects: &[Arc<Stored>],
+    version: u64,
+    next: Option<usize>,
+) -> String {
+    let next = next.map(|next| format!(r#","continue":"{version}.{next}""#)).unwrap_or_default();
     let items: Vec<String> = objects
         .iter()
         .map(|object| {
@@ -238,10 +232,7 @@ pub(super) fn failure(code: u16, reason: &str, message: &str) -> Response<Body> 
 }
 
 pub(super) fn json_answer(code: u16, text: Bytes) -> Response<Body> {
-    response(
-        code,
-        Full::new(text).map_err(|never| match never {}).boxed_unsync(),
-    )
+    response(code, Full::new(text).map_err(|never| match never {}).boxed_unsync())
 }
 
 fn response(code: u16, body: Body) -> Response<Body> {

@@ -25,20 +25,19 @@ pub(super) async fn change(
     let written: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
     let namespace = target.namespace.as_deref().unwrap_or_default();
     let there = |name: &str| shared.store.get(target.resource, namespace, name);
-    let content_type = parts
-        .headers
-        .get("content-type")
-        .and_then(|value| value.to_str().ok());
+    let content_type = parts.headers.get("content-type").and_then(|value| value.to_str().ok());
     match (&parts.method, &target.name) {
-        (&Method::DELETE, Some(name)) => match shared.store.delete(target.resource, namespace, name) {
-            Some(_) => json_answer(
-                200,
-                json!({ "kind": "Status", "apiVersion": "v1", "status": "Success" })
-                    .to_string()
-                    .into(),
-            ),
-            None => not_found(target),
-        },
+        (&Method::DELETE, Some(name)) => {
+            match shared.store.delete(target.resource, namespace, name) {
+                Some(_) => json_answer(
+                    200,
+                    json!({ "kind": "Status", "apiVersion": "v1", "status": "Success" })
+                        .to_string()
+                        .into(),
+                ),
+                None => not_found(target),
+            }
+        }
         (&Method::POST, None) => {
             let name = written["metadata"]["name"].as_str().unwrap_or_default();
             match there(name) {
@@ -54,11 +53,7 @@ pub(super) async fn change(
                 put(shared, target, merged, 200)
             }
             (Some("application/merge-patch+json"), None) => not_found(target),
-            (_, _) => failure(
-                415,
-                "UnsupportedMediaType",
-                "this server knows merge patches alone",
-            ),
+            (_, _) => failure(415, "UnsupportedMediaType", "this server knows merge patches alone"),
         },
         _ => not_found(target),
     }
@@ -97,9 +92,5 @@ fn merge(into: &mut Value, patch: &Value) {
 
 pub(super) fn not_found(target: &Target) -> Response<Body> {
     let name = target.name.as_deref().unwrap_or_default();
-    failure(
-        404,
-        "NotFound",
-        &format!("{} {name:?} not found", target.resource.plural),
-    )
+    failure(404, "NotFound", &format!("{} {name:?} not found", target.resource.plural))
 }

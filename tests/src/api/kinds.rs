@@ -18,18 +18,8 @@ pub struct Resource {
 
 /// All there are.
 pub const RESOURCES: [Resource; 5] = [
-    Resource {
-        version: "v1",
-        plural: "services",
-        kind: "Service",
-        namespaced: true,
-    },
-    Resource {
-        version: "v1",
-        plural: "nodes",
-        kind: "Node",
-        namespaced: false,
-    },
+    Resource { version: "v1", plural: "services", kind: "Service", namespaced: true },
+    Resource { version: "v1", plural: "nodes", kind: "Node", namespaced: false },
     Resource {
         version: "discovery.k8s.io/v1",
         plural: "endpointslices",
@@ -42,12 +32,7 @@ pub const RESOURCES: [Resource; 5] = [
         kind: "ServiceCIDR",
         namespaced: false,
     },
-    Resource {
-        version: "events.k8s.io/v1",
-        plural: "events",
-        kind: "Event",
-        namespaced: true,
-    },
+    Resource { version: "events.k8s.io/v1", plural: "events", kind: "Event", namespaced: true },
 ];
 
 impl Resource {
@@ -77,11 +62,8 @@ pub fn path_of(object: &Value) -> Result<String> {
         true => format!("namespaces/{}/", metadata("namespace")?),
         false => String::new(),
     };
-    let (prefix, plural, name) = (
-        Resource::prefix(resource.version),
-        resource.plural,
-        metadata("name")?,
-    );
+    let (prefix, plural, name) =
+        (Resource::prefix(resource.version), resource.plural, metadata("name")?);
     Ok(format!("{prefix}/{namespace}{plural}/{name}"))
 }
 
@@ -100,19 +82,15 @@ impl Target {
     /// From `/api/v1/namespaces/default/services/web` and the like.
     pub fn parse(path: &str) -> Option<Self> {
         let resource = |rest: &str, plural: &str| {
-            let (version, below) = RESOURCES
-                .iter()
-                .map(|it| it.version)
-                .find_map(|version| Some((version, rest.strip_prefix(&Resource::prefix(version))?)))?;
-            let found = RESOURCES
-                .into_iter()
-                .find(|it| it.version == version && it.plural == plural)?;
+            let (version, below) = RESOURCES.iter().map(|it| it.version).find_map(|version| {
+                Some((version, rest.strip_prefix(&Resource::prefix(version))?))
+            })?;
+            let found =
+                RESOURCES.into_iter().find(|it| it.version == version && it.plural == plural)?;
             Some((found, below.to_owned()))
         };
         let words: Vec<&str> = path.trim_matches('/').split('/').collect();
-        let plural = words
-            .iter()
-            .find(|word| RESOURCES.iter().any(|it| it.plural == **word))?;
+        let plural = words.iter().find(|word| RESOURCES.iter().any(|it| it.plural == **word))?;
         let (resource, below) = resource(path, plural)?;
         let parts: Vec<&str> = below.trim_matches('/').split('/').collect();
         let owned = |text: &&str| (*text).to_owned();
@@ -123,10 +101,6 @@ impl Target {
             ["namespaces", namespace, _, name] => Some((Some(owned(namespace)), Some(owned(name)))),
             _ => None,
         }
-        .map(|(namespace, name)| Self {
-            resource,
-            namespace,
-            name,
-        })
+        .map(|(namespace, name)| Self { resource, namespace, name })
     }
 }

@@ -1,5 +1,5 @@
-//! Kubernetes API servers for tests: one of the tests' own, which can be told to misbehave, and, where
-//! `KUBEBUILDER_ASSETS` names a folder with a real `kube-apiserver` and `etcd`, that one too.
+//! Kubernetes API servers for tests: one of the tests' own, which can be told to misbehave, and,
+//! where `KUBEBUILDER_ASSETS` names a folder with a real `kube-apiserver` and `etcd`, that one too.
 //!
 //! | file | knows |
 //! | --- | --- |

@@ -96,14 +96,9 @@ impl RealServer {
     fn spawn(&mut self, netns: &Netns, program: &str, flags: &[String]) -> Result<()> {
         let log = fs::File::create(self.folder.join(format!("{program}.log")))?;
         let mut command = Command::new(self.assets.join(program));
-        command
-            .args(flags)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log);
+        command.args(flags).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child = netns.run(|| command.spawn())?;
-        self.processes
-            .push(child.with_context(|| format!("cannot start {program}"))?);
+        self.processes.push(child.with_context(|| format!("cannot start {program}"))?);
         Ok(())
     }
 
@@ -117,11 +112,9 @@ impl RealServer {
         let deadline = Instant::now() + PATIENCE;
         let made = |it: &Self| MADE.iter().try_for_each(|path| it.ask("GET", path, None));
         while let Err(error) = made(self) {
-            let log = fs::read_to_string(self.folder.join("kube-apiserver.log")).unwrap_or_default();
-            ensure!(
-                Instant::now() < deadline,
-                "kube-apiserver is not ready: {error:#}\n{log}"
-            );
+            let log =
+                fs::read_to_string(self.folder.join("kube-apiserver.log")).unwrap_or_default();
+            ensure!(Instant::now() < deadline, "kube-apiserver is not ready: {error:#}\n{log}");
             for process in &mut self.processes {
                 ensure!(process.try_wait()?.is_none(), "it has ended:\n{log}");
             }
@@ -133,22 +126,8 @@ impl RealServer {
     /// Asks by curl; `body` is its content type and text.
     fn ask(&self, method: &str, path: &str, body: Option<(&str, &Value)>) -> Result<()> {
         let mut command = Command::new("ip");
-        command.args([
-            "netns",
-            "exec",
-            &self.namespace,
-            "curl",
-            "--silent",
-            "--show-error",
-        ]);
-        command.args([
-            "--fail-with-body",
-            "--max-time",
-            "20",
-            "--request",
-            method,
-            "--cacert",
-        ]);
+        command.args(["netns", "exec", &self.namespace, "curl", "--silent", "--show-error"]);
+        command.args(["--fail-with-body", "--max-time", "20", "--request", method, "--cacert"]);
         command.arg(self.folder.join("ca.crt"));
         command.args(["--header", &format!("Authorization: Bearer {TOKEN}")]);
         if let Some((kind, body)) = body {

@@ -1,5 +1,5 @@
-//! Label and field selectors, as far as the agent and kubectl use them. What is not understood is an error, as
-//! it is for a real server.
+//! Label and field selectors, as far as the agent and kubectl use them. What is not understood is
+//! an error, as it is for a real server.
 
 use serde_json::Value;
 
@@ -13,11 +13,7 @@ pub struct Selector {
 enum Term {
     NoLabel(String),
     Namespace(String),
-    Field {
-        path: Vec<String>,
-        value: String,
-        equal: bool,
-    },
+    Field { path: Vec<String>, value: String, equal: bool },
 }
 
 /// The fields that a real server indexes for selectors.
@@ -31,10 +27,7 @@ impl Selector {
         namespace: Option<&str>,
     ) -> Result<Self, String> {
         let words = |text: Option<&str>| -> Vec<String> {
-            let words = text
-                .unwrap_or_default()
-                .split(',')
-                .filter(|word| !word.is_empty());
+            let words = text.unwrap_or_default().split(',').filter(|word| !word.is_empty());
             words.map(str::to_owned).collect()
         };
         let label = |word: &String| match word.strip_prefix('!') {

@@ -105,9 +105,7 @@ impl ApiServer {
         let listener = listener.with_context(|| format!("cannot listen at {}", self.address))?;
         listener.set_nonblocking(true)?;
         let tls = self.authority.identity(self.address.ip())?.server_config()?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (stop, stopped) = oneshot::channel();
         let shared = self.shared.clone();
         let thread = std::thread::spawn(move || {
@@ -150,7 +148,8 @@ impl ApiServer {
         self.shared.store.compact();
     }
 
-    /// Takes another certificate authority; the kubeconfig's is changed only by [`Self::publish_authority`].
+    /// Takes another certificate authority; the kubeconfig's is changed only by
+    /// [`Self::publish_authority`].
     pub fn change_authority(&mut self) -> Result<()> {
         self.authority = Authority::new()?;
         Ok(())
@@ -198,13 +197,8 @@ impl Api for ApiServer {
     fn delete(&self, object: &Value) -> Result<()> {
         let resource = Resource::of(object)?;
         let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
-        let deleted = self
-            .shared
-            .store
-            .delete(resource, text("namespace"), text("name"));
-        deleted
-            .map(drop)
-            .with_context(|| format!("there is no {} {}", resource.kind, text("name")))
+        let deleted = self.shared.store.delete(resource, text("namespace"), text("name"));
+        deleted.map(drop).with_context(|| format!("there is no {} {}", resource.kind, text("name")))
     }
 }
 
@@ -214,7 +208,11 @@ impl Drop for ApiServer {
     }
 }
 
-async fn accept(listener: TcpListener, tls: TlsAcceptor, shared: Arc<Shared>) -> Result<Infallible> {
+async fn accept(
+    listener: TcpListener,
+    tls: TlsAcceptor,
+    shared: Arc<Shared>,
+) -> Result<Infallible> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     loop {
         let (stream, _) = listener.accept().await?;
@@ -229,9 +227,7 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, shared: Arc<Shared>) ->
                 let shared = shared.clone();
                 async { Ok::<_, Infallible>(answer(shared, request).await) }
             });
-            let _ = http1::Builder::new()
-                .serve_connection(TokioIo::new(stream), service)
-                .await;
+            let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
         });
     }
 }

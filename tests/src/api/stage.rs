@@ -65,12 +65,7 @@ impl<A: Api> Stage<A> {
         let address: SocketAddr = SERVER.parse()?;
         cast.cluster.world.add_client(address.ip())?;
         let api = start(&cast.cluster, address)?;
-        Ok(Self {
-            cast,
-            api,
-            unknown,
-            _servers: servers,
-        })
+        Ok(Self { cast, api, unknown, _servers: servers })
     }
 
     /// How the agent is run: with the server's kubeconfig.
@@ -99,8 +94,7 @@ impl<A: Api> Stage<A> {
 
     /// Puts service `name` there, at [`service_ips`] of `number`, served by `members`.
     pub fn put_web(&self, name: &str, number: u8, members: &[Who]) -> Result<()> {
-        self.api
-            .put_all(&self.cast.service(name, number, &HTTP, members)?)
+        self.api.put_all(&self.cast.service(name, number, &HTTP, members)?)
     }
 
     /// Removes service `name` and, where `slices`, what [`Self::put_web`] put beside it.
@@ -110,8 +104,7 @@ impl<A: Api> Stage<A> {
             .delete(&json!({ "apiVersion": "v1", "kind": "Service", "metadata": named(name) }))?;
         for family in ["ipv4", "ipv6"].iter().filter(|_| slices) {
             let metadata = named(&format!("{name}-{family}"));
-            let slice =
-                json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": metadata });
+            let slice = json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": metadata });
             self.api.delete(&slice)?;
         }
         Ok(())
@@ -137,42 +130,32 @@ impl<A: Api> Stage<A> {
     pub fn until_answered(&self, number: u8, who: Who) -> Result<()> {
         self.until(number, &format!("{who:?} answers"), |outcome| {
             outcome.endpoint().is_some_and(|endpoint| {
-                self.cast
-                    .address(who, endpoint.ip())
-                    .is_ok_and(|address| address == endpoint.ip())
+                self.cast.address(who, endpoint.ip()).is_ok_and(|address| address == endpoint.ip())
             })
         })
     }
 
     /// Waits until nobody translates the addresses of service `number`.
     pub fn until_unknown(&self, number: u8) -> Result<()> {
-        self.until(number, "no such service", |outcome| {
-            self.unknown.contains(outcome)
-        })
+        self.until(number, "no such service", |outcome| self.unknown.contains(outcome))
     }
 }
 
 /// Plays `test` with the tests' own server, and with a real one where there is one.
-pub fn with_every_api(label: &str, test: impl Fn(&Stage<Box<dyn Api>>) -> Result<()>) -> Result<()> {
+pub fn with_every_api(
+    label: &str,
+    test: impl Fn(&Stage<Box<dyn Api>>) -> Result<()>,
+) -> Result<()> {
     let own = Stage::<Box<dyn Api>>::with(label, &OWN, |cluster, address| {
         let folder = cluster.world.subfolder("api")?;
-        Ok(Box::new(ApiServer::start(
-            &cluster.world.client,
-            address,
-            &folder,
-        )?))
+        Ok(Box::new(ApiServer::start(&cluster.world.client, address, &folder)?))
     })?;
     test(&own).context("with the tests' own API server")?;
     drop(own);
     let Some(assets) = assets() else { return Ok(()) };
     let real = Stage::<Box<dyn Api>>::with(label, &REAL, |cluster, address| {
         let folder = cluster.world.subfolder("api")?;
-        Ok(Box::new(RealServer::start(
-            &assets,
-            &cluster.world.client,
-            address,
-            &folder,
-        )?))
+        Ok(Box::new(RealServer::start(&assets, &cluster.world.client, address, &folder)?))
     })?;
     test(&real).context("with a real kube-apiserver")
 }
@@ -189,9 +172,7 @@ pub fn eventually(what: &str, mut now: impl FnMut() -> Result<bool>) -> Result<(
 
 /// Waits until the agent says that something is wrong with `part` in it.
 pub fn until_error(agent: &Agent, part: &str) -> Result<()> {
-    until_errors(agent, part, |errors| {
-        errors.iter().any(|error| error.to_string().contains(part))
-    })
+    until_errors(agent, part, |errors| errors.iter().any(|error| error.to_string().contains(part)))
 }
 
 /// Waits until the agent says that nothing is wrong.
@@ -204,9 +185,8 @@ fn until_errors(agent: &Agent, what: &str, now: impl Fn(&[Value]) -> bool) -> Re
     eventually(what, || {
         // One that has just been started may not listen yet.
         let status = agent.status();
-        let reached = status
-            .as_ref()
-            .is_ok_and(|it| it["errors"].as_array().is_some_and(|all| now(all)));
+        let reached =
+            status.as_ref().is_ok_and(|it| it["errors"].as_array().is_some_and(|all| now(all)));
         last = Some(status.map(|status| status["errors"].clone()));
         Ok(reached)
     })

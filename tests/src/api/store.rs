@@ -67,14 +67,8 @@ pub struct Gone;
 
 impl Default for Store {
     fn default() -> Self {
-        let content = Content {
-            version: 1,
-            ..Content::default()
-        };
-        Self {
-            content: Mutex::new(content),
-            version: watch::Sender::new(1),
-        }
+        let content = Content { version: 1, ..Content::default() };
+        Self { content: Mutex::new(content), version: watch::Sender::new(1) }
     }
 }
 
@@ -89,13 +83,10 @@ impl Store {
         let before = content.objects.get(&key).cloned();
         let metadata = &mut value["metadata"];
         metadata["resourceVersion"] = version.to_string().into();
-        let inherited = |field: &str| {
-            before
-                .as_ref()
-                .map(|before| before.value["metadata"][field].clone())
-        };
-        metadata["uid"] =
-            inherited("uid").unwrap_or_else(|| format!("00000000-0000-0000-0000-{version:012}").into());
+        let inherited =
+            |field: &str| before.as_ref().map(|before| before.value["metadata"][field].clone());
+        metadata["uid"] = inherited("uid")
+            .unwrap_or_else(|| format!("00000000-0000-0000-0000-{version:012}").into());
         if metadata["creationTimestamp"].is_null() {
             metadata["creationTimestamp"] =
                 inherited("creationTimestamp").unwrap_or_else(|| "2026-01-01T00:00:00Z".into());
@@ -116,9 +107,7 @@ impl Store {
     /// Removes an object; what it was.
     pub fn delete(&self, resource: Resource, namespace: &str, name: &str) -> Option<Arc<Stored>> {
         let mut content = self.content();
-        let before = content
-            .objects
-            .remove(&(resource, namespace.to_owned(), name.to_owned()))?;
+        let before = content.objects.remove(&(resource, namespace.to_owned(), name.to_owned()))?;
         content.version += 1;
         let version = content.version;
         let mut value = before.value.clone();
@@ -180,23 +169,18 @@ impl Store {
         }
         let from = content.history.partition_point(|change| change.version <= since);
         let changes = content.history[from..].iter();
-        let events = changes
-            .filter(|change| change.resource == resource)
-            .filter_map(|change| {
-                let was = change
-                    .before
-                    .as_ref()
-                    .is_some_and(|before| selector.selects(&before.value));
-                let is = !change.deleted && selector.selects(&change.after.value);
-                let kind = match (was, is) {
-                    (false, false) => return None,
-                    (false, true) => "ADDED",
-                    (true, true) => "MODIFIED",
-                    (true, false) => "DELETED",
-                };
-                let object = change.after.clone();
-                Some(WatchEvent { kind, object })
-            });
+        let events = changes.filter(|change| change.resource == resource).filter_map(|change| {
+            let was = change.before.as_ref().is_some_and(|before| selector.selects(&before.value));
+            let is = !change.deleted && selector.selects(&change.after.value);
+            let kind = match (was, is) {
+                (false, false) => return None,
+                (false, true) => "ADDED",
+                (true, true) => "MODIFIED",
+                (true, false) => "DELETED",
+            };
+            let object = change.after.clone();
+            Some(WatchEvent { kind, object })
+        });
         Ok((events.collect(), content.version))
     }
 

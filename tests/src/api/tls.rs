@@ -36,9 +36,7 @@ impl Authority {
         let mut params = CertificateParams::new(Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         // A name of its own: what has its issuer's name passes for self-signed with OpenSSL.
-        params
-            .distinguished_name
-            .push(DnType::CommonName, "the tests' authority");
+        params.distinguished_name.push(DnType::CommonName, "the tests' authority");
         let key = KeyPair::generate()?;
         let certificate = params.self_signed(&key)?.pem();
         let issuer = Issuer::new(params, key);

@@ -119,9 +119,7 @@ impl Watch {
         let mut bookmark = interval_at(Instant::now() + manners.bookmarks, manners.bookmarks);
         loop {
             versions.borrow_and_update();
-            let Wanted {
-                resource, selector, ..
-            } = &self.wanted;
+            let Wanted { resource, selector, .. } = &self.wanted;
             let Ok((events, until)) = self.shared.store.events(*resource, selector, since) else {
                 return self.line("ERROR", expired().to_string().as_bytes()).await;
             };
@@ -143,9 +141,7 @@ impl Watch {
 
     /// All that exists, and the bookmark that ends it.
     async fn initial(&mut self) -> Result<u64, Over> {
-        let Wanted {
-            resource, selector, ..
-        } = &self.wanted;
+        let Wanted { resource, selector, .. } = &self.wanted;
         let (objects, version) = self.shared.store.list(*resource, selector);
         let breaks = self.shared.take(|manners| &mut manners.breaks_lists);
         let half = objects.len() / 2;
@@ -162,35 +158,23 @@ impl Watch {
     }
 
     async fn bookmark(&mut self, version: u64, ends: bool) -> Result<(), Over> {
-        let Resource {
-            version: api, kind, ..
-        } = self.wanted.resource;
-        let annotations = if ends {
-            json!({ "k8s.io/initial-events-end": "true" })
-        } else {
-            Value::Null
-        };
+        let Resource { version: api, kind, .. } = self.wanted.resource;
+        let annotations =
+            if ends { json!({ "k8s.io/initial-events-end": "true" }) } else { Value::Null };
         let object = json!({
             "kind": kind, "apiVersion": api,
             "metadata": { "resourceVersion": version.to_string(), "annotations": annotations },
         });
         let mut text = object;
         if !ends {
-            text["metadata"]
-                .as_object_mut()
-                .map(|metadata| metadata.remove("annotations"));
+            text["metadata"].as_object_mut().map(|metadata| metadata.remove("annotations"));
         }
         self.line("BOOKMARK", text.to_string().as_bytes()).await
     }
 
     async fn line(&mut self, kind: &str, object: &[u8]) -> Result<(), Over> {
         self.sent += 1;
-        if self
-            .pipe
-            .manners
-            .garbage_every
-            .is_some_and(|every| self.sent.is_multiple_of(every))
-        {
+        if self.pipe.manners.garbage_every.is_some_and(|every| self.sent.is_multiple_of(every)) {
             self.pipe.write(Bytes::from_static(b"}no JSON{\n")).await?;
         }
         let mut line = Vec::with_capacity(object.len() + 40);

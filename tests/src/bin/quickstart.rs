@@ -30,7 +30,9 @@ fn start() -> Result<ExitCode> {
             quickstart::remove_kept();
             Ok(ExitCode::SUCCESS)
         }
-        [quickstart::serve::WORD, ..] => quickstart::serve::main(&arguments[1..]).map(|()| ExitCode::SUCCESS),
+        [quickstart::serve::WORD, ..] => {
+            quickstart::serve::main(&arguments[1..]).map(|()| ExitCode::SUCCESS)
+        }
         ["--help" | "-h"] => {
             println!("{USAGE}");
             Ok(ExitCode::SUCCESS)

@@ -1,5 +1,6 @@
-//! Network namespaces without a name and without a process of their own: a thread that waits is in each. They are gone
-//! with the test, also with one that was killed, and no two tests can meet in them.
+//! Network namespaces without a name and without a process of their own: a thread that waits is in
+//! each. They are gone with the test, also with one that was killed, and no two tests can meet in
+//! them.
 
 use std::fs::File;
 use std::io::Write;
@@ -38,11 +39,7 @@ impl Namespace {
             todo.into_iter().for_each(|job| job());
         });
         let path = path.recv().expect("a new network namespace").into();
-        let namespace = Namespace {
-            path,
-            jobs: Some(jobs),
-            thread: Some(thread),
-        };
+        let namespace = Namespace { path, jobs: Some(jobs), thread: Some(thread) };
         namespace.ip("link set lo up");
         namespace
     }
@@ -56,8 +53,7 @@ impl Namespace {
     pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, result) = channel();
         let jobs = self.jobs.as_ref().expect("it ends with the value");
-        jobs.send(Box::new(move || drop(done.send(job()))))
-            .expect("the thread is there");
+        jobs.send(Box::new(move || drop(done.send(job())))).expect("the thread is there");
         result.recv().expect("the job did not panic")
     }
 
@@ -69,9 +65,7 @@ impl Namespace {
     /// Runs `ip` in it, with `arguments` as one would type them, and returns what it prints.
     pub fn ip(&self, arguments: &str) -> String {
         let mut ip = program(Path::new("ip"));
-        ip.args(arguments.split_whitespace())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        ip.args(arguments.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let output = self.spawn(ip).wait_with_output().expect("ip ends");
         assert!(
             output.status.success(),
@@ -81,15 +75,12 @@ impl Namespace {
         String::from_utf8(output.stdout).expect("ip prints text")
     }
 
-    /// What `ip -json` says of the links in it that are called, or have the alternative name, `name`.
+    /// What `ip -json` says of the links in it that are called, or have the alternative name,
+    /// `name`.
     pub fn link(&self, name: &str) -> Value {
         let all: Value =
             serde_json::from_str(&self.ip("-json -details address show")).expect("ip prints JSON");
-        let found = all
-            .as_array()
-            .into_iter()
-            .flatten()
-            .find(|link| link["ifname"] == name);
+        let found = all.as_array().into_iter().flatten().find(|link| link["ifname"] == name);
         found.cloned().unwrap_or(Value::Null)
     }
 }
@@ -110,8 +101,8 @@ impl Drop for Namespace {
     }
 }
 
-/// A small file system that only what runs in one [`Namespace`] sees, to be filled or made read-only. It goes
-/// with the namespace.
+/// A small file system that only what runs in one [`Namespace`] sees, to be filled or made
+/// read-only. It goes with the namespace.
 pub struct Disk<'a> {
     node: &'a Namespace,
     path: PathBuf,
@@ -128,29 +119,17 @@ impl Disk<'_> {
             let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
             mount(None::<&str>, "/", None::<&str>, private, None::<&str>)
                 .expect("it is a namespace of its own");
-            mount(
-                Some("tmpfs"),
-                &place,
-                Some("tmpfs"),
-                MsFlags::empty(),
-                Some(options),
-            )
-            .expect("a tmpfs");
+            mount(Some("tmpfs"), &place, Some("tmpfs"), MsFlags::empty(), Some(options))
+                .expect("a tmpfs");
         });
         Disk { node, path }
     }
 
     /// Where the test, which does not see it, finds it.
     pub fn path(&self) -> PathBuf {
-        let thread = self
-            .node
-            .path()
-            .ancestors()
-            .nth(2)
-            .expect("/proc/<process>/task/<thread>/ns/net");
-        thread
-            .join("root")
-            .join(self.path.strip_prefix("/").expect("it is absolute"))
+        let thread =
+            self.node.path().ancestors().nth(2).expect("/proc/<process>/task/<thread>/ns/net");
+        thread.join("root").join(self.path.strip_prefix("/").expect("it is absolute"))
     }
 
     /// Nobody can write on it any more.
@@ -163,14 +142,12 @@ impl Disk<'_> {
     }
 }
 
-/// The `bridge` and `ptp` plugins wait for it, a second and more for every IPv6 pod, and no test has a duplicate.
+/// The `bridge` and `ptp` plugins wait for it, a second and more for every IPv6 pod, and no test
+/// has a duplicate.
 fn without_duplicate_address_detection() {
     for scope in ["all", "default"] {
         let path = format!("/proc/sys/net/ipv6/conf/{scope}/accept_dad");
-        let mut file = File::options()
-            .write(true)
-            .open(path)
-            .expect("the kernel has IPv6");
+        let mut file = File::options().write(true).open(path).expect("the kernel has IPv6");
         file.write_all(b"0").expect("it is this namespace's own setting");
     }
 }

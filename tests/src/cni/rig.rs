@@ -24,11 +24,7 @@ impl Rig {
     pub fn new() -> Rig {
         // A tmpfs, as the real run directory.
         let dir = tempfile::tempdir_in("/dev/shm").expect("a folder on a tmpfs");
-        Rig {
-            dir,
-            node: Namespace::new(),
-            pod: Namespace::new(),
-        }
+        Rig { dir, node: Namespace::new(), pod: Namespace::new() }
     }
 
     /// The folder that the run directory and everything else of this rig is in.
@@ -70,17 +66,9 @@ impl Rig {
 
     /// `first` and ours, in the network `pods` with addresses of `ranges`.
     pub fn chain(&self, version: &'static str, mut first: Value, ranges: &[&str]) -> Chain {
-        let ranges: Vec<_> = ranges
-            .iter()
-            .map(|subnet| json!([{ "subnet": subnet }]))
-            .collect();
-        first["ipam"] =
-            json!({ "type": "host-local", "ranges": ranges, "dataDir": self.folder().join("ipam") });
-        Chain {
-            name: "pods".to_owned(),
-            version,
-            plugins: vec![first, self.ours()],
-        }
+        let ranges: Vec<_> = ranges.iter().map(|subnet| json!([{ "subnet": subnet }])).collect();
+        first["ipam"] = json!({ "type": "host-local", "ranges": ranges, "dataDir": self.folder().join("ipam") });
+        Chain { name: "pods".to_owned(), version, plugins: vec![first, self.ours()] }
     }
 
     /// A configuration as libcni hands it to our plugin alone, with [`spec_result`] before it.
@@ -121,8 +109,8 @@ pub fn with(variables: Variables, name: &'static str, value: &str) -> Variables 
     others.chain([(name, value.to_owned())]).collect()
 }
 
-/// The result that the specification's appendix shows after `bridge` and `tuning`, with what each version says
-/// otherwise, and with fields that nobody knows.
+/// The result that the specification's appendix shows after `bridge` and `tuning`, with what each
+/// version says otherwise, and with fields that nobody knows.
 pub fn spec_result(version: &str) -> Value {
     let eth0 = json!({ "name": "eth0", "mac": "99:88:77:66:55:44", "sandbox": "/var/run/netns/blue", "x": { "y": [1e3] } });
     let mut result = json!({

@@ -1,5 +1,5 @@
-//! CRI's messages about containers (`k8s.io/cri-api`, `pkg/apis/runtime/v1/api.proto`), as far as the
-//! tests need them.
+//! CRI's messages about containers (`k8s.io/cri-api`, `pkg/apis/runtime/v1/api.proto`), as far as
+//! the tests need them.
 
 use prost::{Enumeration, Message};
 

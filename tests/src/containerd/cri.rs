@@ -1,5 +1,5 @@
-//! What kubelet says to a runtime of a pod's sandbox: CRI v1 (`k8s.io/cri-api`, `pkg/apis/runtime/v1/api.proto`), as far as the
-//! tests need it.
+//! What kubelet says to a runtime of a pod's sandbox: CRI v1 (`k8s.io/cri-api`,
+//! `pkg/apis/runtime/v1/api.proto`), as far as the tests need it.
 
 use std::path::Path;
 
@@ -11,8 +11,8 @@ use tonic::transport::{Channel, Endpoint};
 use tonic_prost::ProstCodec;
 
 use super::container::{
-    ContainerConfig, ContainerStatus, ContainerStatusAnswer, CreateRequest, ExecAnswer, ExecRequest,
-    NamespaceOption,
+    ContainerConfig, ContainerStatus, ContainerStatusAnswer, CreateRequest, ExecAnswer,
+    ExecRequest, NamespaceOption,
 };
 
 /// A connection to a runtime.
@@ -196,7 +196,8 @@ impl Cri {
 
     /// How a container fares.
     pub fn container(&self, id: &str) -> Result<ContainerStatus> {
-        let answer: ContainerStatusAnswer = self.call("ContainerStatus", Named { id: id.to_owned() })?;
+        let answer: ContainerStatusAnswer =
+            self.call("ContainerStatus", Named { id: id.to_owned() })?;
         answer.status.context("a container without a status")
     }
 
@@ -248,10 +249,9 @@ impl Cri {
         let mut grpc = Grpc::new(self.channel.clone());
         let answer = self.runtime.block_on(async {
             grpc.ready().await.context("the runtime is gone")?;
-            let answer = grpc.unary(tonic::Request::new(question), path, ProstCodec::<Q, A>::default());
-            answer
-                .await
-                .map_err(|status| anyhow::anyhow!("{method}: {}", status.message()))
+            let answer =
+                grpc.unary(tonic::Request::new(question), path, ProstCodec::<Q, A>::default());
+            answer.await.map_err(|status| anyhow::anyhow!("{method}: {}", status.message()))
         })?;
         Ok(answer.into_inner())
     }

@@ -52,7 +52,8 @@ fn archive(folder: &Path, name: &str, program: &str) -> Result<PathBuf> {
         "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{sum}")] },
     });
     fs::write(folder.join("config.json"), config.to_string())?;
-    let manifest = json!([{ "Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"] }]);
+    let manifest =
+        json!([{ "Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"] }]);
     fs::write(folder.join("manifest.json"), manifest.to_string())?;
     let parts = ["manifest.json", "config.json", "layer.tar"];
     run(Command::new("tar").args(["-cf", "image.tar"]).args(parts))?;

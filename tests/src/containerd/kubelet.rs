@@ -11,8 +11,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::container::{
-    Capabilities, ContainerConfig, ContainerMetadata, ContainerSecurity, ContainerState, ImageSpec, Int64,
-    KeyValue, LinuxContainerConfig, Mount, NamespaceMode, NamespaceOption, Propagation, SecurityProfile,
+    Capabilities, ContainerConfig, ContainerMetadata, ContainerSecurity, ContainerState, ImageSpec,
+    Int64, KeyValue, LinuxContainerConfig, Mount, NamespaceMode, NamespaceOption, Propagation,
+    SecurityProfile,
 };
 use super::image::PROGRAMS;
 use super::{Containerd, Cri, LinuxSandbox, SandboxConfig, SandboxSecurity, made};
@@ -36,13 +37,8 @@ const MASKED: [&str; 11] = [
 ];
 
 /// What such containers can only read; from the same place.
-const READ_ONLY: [&str; 5] = [
-    "/proc/bus",
-    "/proc/fs",
-    "/proc/irq",
-    "/proc/sys",
-    "/proc/sysrq-trigger",
-];
+const READ_ONLY: [&str; 5] =
+    ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// Where kubelet mounts a service account's token that a pod does not ask for itself.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -107,19 +103,16 @@ impl Kubelet<'_> {
         let name = text(&container["name"])?;
         let environment = self.environment(container)?;
         let expand = |word: String| {
-            environment.iter().fold(word, |word, (name, value)| {
-                word.replace(&format!("$({name})"), value)
-            })
+            environment
+                .iter()
+                .fold(word, |word, (name, value)| word.replace(&format!("$({name})"), value))
         };
-        let envs = environment.iter().map(|(key, value)| KeyValue {
-            key: key.clone(),
-            value: value.clone(),
-        });
+        let envs = environment
+            .iter()
+            .map(|(key, value)| KeyValue { key: key.clone(), value: value.clone() });
         Ok(ContainerConfig {
             metadata: Some(ContainerMetadata { name: name.clone() }),
-            image: Some(ImageSpec {
-                image: text(&container["image"])?,
-            }),
+            image: Some(ImageSpec { image: text(&container["image"])? }),
             command: texts(&container["command"])?,
             args: texts(&container["args"])?.into_iter().map(expand).collect(),
             envs: envs.collect(),
@@ -132,7 +125,8 @@ impl Kubelet<'_> {
     }
 
     fn environment(&self, container: &Value) -> Result<BTreeMap<String, String>> {
-        let mut all = BTreeMap::from([("KUBERNETES_SERVICE_HOST".to_owned(), "172.30.0.1".to_owned())]);
+        let mut all =
+            BTreeMap::from([("KUBERNETES_SERVICE_HOST".to_owned(), "172.30.0.1".to_owned())]);
         for from in list(&container["envFrom"]) {
             let map = self.object("ConfigMap", &text(&from["configMapRef"]["name"])?)?;
             for (name, value) in map["data"].as_object().context("data")? {
@@ -277,15 +271,10 @@ fn sandbox(name: &str, spec: &Value, logs: &Path) -> Result<SandboxConfig> {
         .into_iter()
         .flat_map(|key| list(&spec[key]))
         .any(|it| it["securityContext"]["privileged"] == true);
-    let security = SandboxSecurity {
-        namespace_options: Some(namespaces(spec)),
-        privileged,
-    };
+    let security = SandboxSecurity { namespace_options: Some(namespaces(spec)), privileged };
     Ok(SandboxConfig {
         log_directory: shown(logs)?,
-        linux: Some(LinuxSandbox {
-            security_context: Some(security),
-        }),
+        linux: Some(LinuxSandbox { security_context: Some(security) }),
         ..SandboxConfig::new(name)
     })
 }
@@ -295,10 +284,7 @@ fn namespaces(spec: &Value) -> NamespaceOption {
         true => NamespaceMode::Node,
         false => NamespaceMode::Pod,
     };
-    NamespaceOption {
-        network: network as i32,
-        pid: NamespaceMode::Container as i32,
-    }
+    NamespaceOption { network: network as i32, pid: NamespaceMode::Container as i32 }
 }
 
 fn security(spec: &Value, own: &Value) -> Result<ContainerSecurity> {

@@ -1,8 +1,9 @@
-//! A real container runtime on the node: containerd with its CRI plugin, which executes real CNI chains for the sandboxes that
-//! it is told to make.
+//! A real container runtime on the node: containerd with its CRI plugin, which executes real CNI
+//! chains for the sandboxes that it is told to make.
 //!
-//! It runs in namespaces of its own beside the node's network namespace. Processes: whatever it started ends with it, however
-//! it ends. Mounts: it has `/run`, `/var/lib/cni` and its pods' namespaces for itself.
+//! It runs in namespaces of its own beside the node's network namespace. Processes: whatever it
+//! started ends with it, however it ends. Mounts: it has `/run`, `/var/lib/cni` and its pods'
+//! namespaces for itself.
 
 pub mod container;
 mod cri;
@@ -31,7 +32,9 @@ const DENIZEN: &str = concat!("docker.io/library/denizen:", env!("CARGO_PKG_VERS
 /// How long a busy machine may take to start it.
 const STARTING: Duration = Duration::from_secs(60);
 
-/// Mounts, and then containerd. Mounts are shared, as systemd has them, but with nobody outside. Its arguments: the folders that are `/var/lib` and `/var/lib/cni` in there, and its configuration.
+/// Mounts, and then containerd. Mounts are shared, as systemd has them, but with nobody outside.
+/// Its arguments: the folders that are `/var/lib` and `/var/lib/cni` in there, and its
+/// configuration.
 const START: &str = r#"
 set -e
 mount --make-rshared /
@@ -49,7 +52,8 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// The folder that its CNI configurations are in, made beside `folder`'s other parts. Made before the start.
+    /// The folder that its CNI configurations are in, made beside `folder`'s other parts. Made
+    /// before the start.
     pub fn conf_dir(folder: &Path) -> Result<PathBuf> {
         made(folder, "net.d")
     }
@@ -66,8 +70,8 @@ impl Containerd {
         Ok(bin)
     }
 
-    /// Starts it in the node's network namespace, with all its files in `folder` but for the results of its CNI calls, which
-    /// it keeps in `cni_cache`, and waits until it answers.
+    /// Starts it in the node's network namespace, with all its files in `folder` but for the
+    /// results of its CNI calls, which it keeps in `cni_cache`, and waits until it answers.
     pub fn start(node: &Netns, folder: &Path, cni_cache: &Path) -> Result<Self> {
         let config = folder.join("config.toml");
         fs::write(&config, configuration(folder)?)?;
@@ -77,11 +81,7 @@ impl Containerd {
         let log = File::create(folder.join("log"))?;
         let mut command = Command::new("unshare");
         command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
-        command
-            .args(["sh", "-c", START, "sh"])
-            .arg(state)
-            .arg(cni_cache)
-            .arg(config);
+        command.args(["sh", "-c", START, "sh"]).arg(state).arg(cni_cache).arg(config);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child = node.run(|| command.spawn())?.context("cannot run unshare")?;
         let folder = folder.to_owned();
@@ -142,22 +142,17 @@ impl Containerd {
     fn import(&self, archive: &Path) -> Result<()> {
         let mut import = Command::new("ctr");
         import.arg("--address").arg(self.folder.join("containerd.sock"));
-        import.args([
-            "--namespace",
-            "k8s.io",
-            "images",
-            "import",
-            "--snapshotter",
-            "native",
-        ]);
-        checked(import.arg(archive)).with_context(|| format!("cannot import {}", archive.display()))?;
+        import.args(["--namespace", "k8s.io", "images", "import", "--snapshotter", "native"]);
+        checked(import.arg(archive))
+            .with_context(|| format!("cannot import {}", archive.display()))?;
         Ok(())
     }
 }
 
 impl Drop for Containerd {
     fn drop(&mut self) {
-        // `--kill-child`: the first process of its namespace, and with that all others, end with `unshare`.
+        // `--kill-child`: the first process of its namespace, and with that all others, end with
+        // `unshare`.
         let _ = self.child.kill();
         let _ = self.child.wait();
         eprintln!("--- containerd's log\n{}---", self.log());
@@ -170,8 +165,8 @@ fn made(folder: &Path, name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// containerd's, as it runs where cgroups are of version 1, nobody may be made less likely to be killed, and no
-/// file system can be stacked on the one it is on.
+/// containerd's, as it runs where cgroups are of version 1, nobody may be made less likely to be
+/// killed, and no file system can be stacked on the one it is on.
 fn configuration(folder: &Path) -> Result<String> {
     let conf_dir = Containerd::conf_dir(folder)?;
     let bin_dir = Containerd::bin_dir(folder)?;

@@ -1,5 +1,5 @@
-//! The table of packets, `tests/flows.json`: what a service proxy does with them, case by case, and how
-//! each is played with real connections.
+//! The table of packets, `tests/flows.json`: what a service proxy does with them, case by case, and
+//! how each is played with real connections.
 
 mod play;
 mod stage;

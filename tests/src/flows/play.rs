@@ -13,31 +13,27 @@ use crate::netns::Netns;
 use crate::pod::Wiring;
 use crate::probe::{Outcome, PATIENCE, Probe, SILENCE};
 
-/// Connections to try for each endpoint before one that was never chosen counts as not chosen at all:
-/// with four to choose from, one in 10^14 such series misses one by chance.
+/// Connections to try for each endpoint before one that was never chosen counts as not chosen at
+/// all: with four to choose from, one in 10^14 such series misses one by chance.
 const TRIES_AN_ENDPOINT: usize = 30;
 
 /// Connections of one client that must all go the same way, where one endpoint serves one client.
 const STICKY_TRIES: usize = 20;
 
-/// Plays the case with pods attached as `wiring` says, all its packets at once, and fails with every packet that
-/// went another way than the table says, or that `explain` tells otherwise.
+/// Plays the case with pods attached as `wiring` says, all its packets at once, and fails with
+/// every packet that went another way than the table says, or that `explain` tells otherwise.
 pub fn play(case: &Case, backend: Backend, wiring: Wiring) -> Result<()> {
     let name = &case.name;
     let stage = Stage::set(case, backend, "flow", wiring)?;
     let node = stage.world.node_addresses()?;
     let flows = &case.flows;
     let failures: Vec<_> = thread::scope(|scope| {
-        let playing: Vec<_> = flows
-            .iter()
-            .map(|flow| (flow, scope.spawn(|| one(&stage, flow, &node))))
-            .collect();
+        let playing: Vec<_> =
+            flows.iter().map(|flow| (flow, scope.spawn(|| one(&stage, flow, &node)))).collect();
         let failed = playing
             .into_iter()
             .map(|(flow, thread)| (flow, thread.join().expect("a flow's thread")));
-        failed
-            .filter_map(|(flow, result)| Some((flow, result.err()?)))
-            .collect()
+        failed.filter_map(|(flow, result)| Some((flow, result.err()?))).collect()
     });
     if failures.is_empty() {
         return Ok(());
@@ -69,20 +65,11 @@ fn one(stage: &Stage, flow: &Flow, node: &[IpAddr]) -> Result<()> {
         Verdict::Nobody(Nobody::Drop) => ("drop", [].as_slice()),
         Verdict::Nobody(Nobody::None | Nobody::Accept) => ("untouched", [].as_slice()),
     };
-    ensure!(
-        told.verdict == verdict,
-        "the packet was as it should be, but explain says {told:?}"
-    );
+    ensure!(told.verdict == verdict, "the packet was as it should be, but explain says {told:?}");
     if verdict == "forward" {
         let set = |endpoints: &[SocketAddr]| endpoints.iter().copied().collect::<BTreeSet<_>>();
-        ensure!(
-            set(&told.endpoints) == set(endpoints),
-            "explain names other endpoints: {told:?}"
-        );
-        ensure!(
-            told.masquerade == flow.expect.masq,
-            "explain is wrong about masquerade: {told:?}"
-        );
+        ensure!(set(&told.endpoints) == set(endpoints), "explain names other endpoints: {told:?}");
+        ensure!(told.masquerade == flow.expect.masq, "explain is wrong about masquerade: {told:?}");
     }
     ensure!(
         told.local == (flow.from_kind == From::LocalPod),
@@ -102,14 +89,13 @@ fn connect(netns: &Netns, flow: &Flow, node: &[IpAddr]) -> Result<()> {
     match &flow.expect.endpoints {
         Verdict::Forward(endpoints) => netns.run(|| forwarded(probe, flow, endpoints, node))?,
         Verdict::Nobody(Nobody::Reject) => expect(&probe.ask_in(netns), &Outcome::Refused),
-        Verdict::Nobody(Nobody::Drop) => expect(&probe.patience(SILENCE).ask_in(netns), &Outcome::Dropped),
+        Verdict::Nobody(Nobody::Drop) => {
+            expect(&probe.patience(SILENCE).ask_in(netns), &Outcome::Dropped)
+        }
         Verdict::Nobody(Nobody::None | Nobody::Accept) => {
             let outcome = probe.ask_in(netns);
             ensure!(outcome.endpoint() == Some(to), "touched: {outcome:?}");
-            ensure!(
-                outcome.seen() == Some(flow.from),
-                "its source was changed: {outcome:?}"
-            );
+            ensure!(outcome.seen() == Some(flow.from), "its source was changed: {outcome:?}");
             Ok(())
         }
     }
@@ -124,28 +110,17 @@ fn expect(outcome: &Outcome, expected: &Outcome) -> Result<()> {
 fn forwarded(probe: Probe, flow: &Flow, endpoints: &[SocketAddr], node: &[IpAddr]) -> Result<()> {
     let sticky = flow.expect.sticky.is_some();
     let wanted: BTreeSet<_> = endpoints.iter().copied().collect();
-    let tries = if sticky {
-        STICKY_TRIES
-    } else {
-        TRIES_AN_ENDPOINT * wanted.len()
-    };
+    let tries = if sticky { STICKY_TRIES } else { TRIES_AN_ENDPOINT * wanted.len() };
     let mut answered = BTreeSet::new();
     for _ in 0..tries {
         let outcome = probe.ask();
         let (Some(endpoint), Some(seen)) = (outcome.endpoint(), outcome.seen()) else {
             bail!("{outcome:?} instead of one of {wanted:?}");
         };
-        ensure!(
-            wanted.contains(&endpoint),
-            "{endpoint} answered, which is none of {wanted:?}"
-        );
+        ensure!(wanted.contains(&endpoint), "{endpoint} answered, which is none of {wanted:?}");
         // A pod that is handed to itself is masqueraded whatever else holds.
         let masquerade = flow.expect.masq || endpoint.ip() == flow.from;
-        let right = if masquerade {
-            node.contains(&seen)
-        } else {
-            seen == flow.from
-        };
+        let right = if masquerade { node.contains(&seen) } else { seen == flow.from };
         ensure!(right, "{endpoint} saw {seen}, masquerade expected: {masquerade}");
         answered.insert(endpoint);
         if answered == wanted && !sticky {
@@ -153,10 +128,7 @@ fn forwarded(probe: Probe, flow: &Flow, endpoints: &[SocketAddr], node: &[IpAddr
         }
     }
     let never: Vec<_> = wanted.difference(&answered).collect();
-    ensure!(
-        sticky || never.is_empty(),
-        "never answered in {tries} connections: {never:?}"
-    );
+    ensure!(sticky || never.is_empty(), "never answered in {tries} connections: {never:?}");
     ensure!(
         !sticky || answered.len() == 1,
         "one client, yet several endpoints answered: {answered:?}"

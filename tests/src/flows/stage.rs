@@ -47,15 +47,11 @@ impl Stage {
         let servers = listens.serve(&world, &pods)?;
         let settings = write_down(case, backend, &world)?;
         let agent = Agent::start(&world.node, settings)?;
-        Ok(Self {
-            agent,
-            pods,
-            _servers: servers,
-            world,
-        })
+        Ok(Self { agent, pods, _servers: servers, world })
     }
 
-    /// The namespace that a packet starts in, and the interface through which the node sees it come.
+    /// The namespace that a packet starts in, and the interface through which the node sees it
+    /// come.
     pub(super) fn origin(&self, flow: &Flow) -> Result<(&Netns, Option<&str>)> {
         Ok(match flow.from_kind {
             From::Node => (&self.world.node, None),
@@ -90,27 +86,17 @@ impl Listens {
             }
         }
         let of_pod = &listens.of_pod;
-        listens
-            .remote
-            .retain(|listen| !of_pod.contains_key(&listen.address.ip()));
+        listens.remote.retain(|listen| !of_pod.contains_key(&listen.address.ip()));
         // A packet that the proxy leaves alone is answered by whoever really has its destination.
         for flow in case.flows.iter().filter(|flow| {
-            matches!(
-                flow.expect.endpoints,
-                Verdict::Nobody(Nobody::None | Nobody::Accept)
-            )
+            matches!(flow.expect.endpoints, Verdict::Nobody(Nobody::None | Nobody::Accept))
         }) {
             let listen = Listen {
                 protocol: flow.protocol,
                 address: SocketAddr::new(flow.dest_ip, flow.dest_port),
             };
             let own = flow.dest_ip.is_loopback() || case.node.ips.contains(&flow.dest_ip);
-            if own {
-                &mut listens.node
-            } else {
-                &mut listens.remote
-            }
-            .insert(listen);
+            if own { &mut listens.node } else { &mut listens.remote }.insert(listen);
         }
         Ok(listens)
     }
@@ -119,10 +105,8 @@ impl Listens {
         let start = |netns: &Netns, listens: &BTreeSet<Listen>| {
             Server::start(netns, &listens.iter().copied().collect::<Vec<_>>())
         };
-        let mut servers = vec![
-            start(&world.remote, &self.remote)?,
-            start(&world.node, &self.node)?,
-        ];
+        let mut servers =
+            vec![start(&world.remote, &self.remote)?, start(&world.node, &self.node)?];
         for (address, listens) in &self.of_pod {
             let pod = pods
                 .iter()
@@ -137,18 +121,12 @@ impl Listens {
 /// Who is where outside the node.
 fn addresses(case: &Case, listens: &Listens) -> Addresses {
     let sources = |kind: From| {
-        case.flows
-            .iter()
-            .filter(move |flow| flow.from_kind == kind)
-            .map(|flow| flow.from)
+        case.flows.iter().filter(move |flow| flow.from_kind == kind).map(|flow| flow.from)
     };
     let remote: BTreeSet<_> = listens.remote.iter().map(|listen| listen.address.ip()).collect();
     Addresses {
         node: case.node.ips.clone(),
-        client: sources(From::External)
-            .collect::<BTreeSet<_>>()
-            .into_iter()
-            .collect(),
+        client: sources(From::External).collect::<BTreeSet<_>>().into_iter().collect(),
         remote: remote
             .into_iter()
             .chain(sources(From::RemotePod))
@@ -158,16 +136,11 @@ fn addresses(case: &Case, listens: &Listens) -> Addresses {
     }
 }
 
-/// The pods of the node, one a list of addresses: those that the case records, and every other endpoint
-/// that is on this node.
+/// The pods of the node, one a list of addresses: those that the case records, and every other
+/// endpoint that is on this node.
 fn local_pods(case: &Case, listens: &Listens) -> Vec<Vec<IpAddr>> {
-    let mut pods: Vec<_> = case
-        .config
-        .detect_local
-        .pods
-        .iter()
-        .map(|pod| pod.ips.clone())
-        .collect();
+    let mut pods: Vec<_> =
+        case.config.detect_local.pods.iter().map(|pod| pod.ips.clone()).collect();
     for address in listens.of_pod.keys() {
         if !pods.iter().any(|pod| pod.contains(address)) {
             pods.push(vec![*address]);
@@ -176,19 +149,15 @@ fn local_pods(case: &Case, listens: &Listens) -> Vec<Vec<IpAddr>> {
     pods
 }
 
-/// A packet of the node's that comes from an address which is not the node's: a service address that
-/// something bound to the loopback interface, as some load balancers do.
+/// A packet of the node's that comes from an address which is not the node's: a service address
+/// that something bound to the loopback interface, as some load balancers do.
 fn borrow_addresses(case: &Case, world: &World) -> Result<()> {
-    let from_node = case
-        .flows
-        .iter()
-        .filter(|flow| flow.from_kind == From::Node)
-        .map(|flow| flow.from);
-    let borrowed = from_node.filter(|address| !address.is_loopback() && !case.node.ips.contains(address));
+    let from_node =
+        case.flows.iter().filter(|flow| flow.from_kind == From::Node).map(|flow| flow.from);
+    let borrowed =
+        from_node.filter(|address| !address.is_loopback() && !case.node.ips.contains(address));
     for address in borrowed.collect::<BTreeSet<_>>() {
-        world
-            .node
-            .ip(&format!("addr add {address}/{} dev lo", host_length(address)))?;
+        world.node.ip(&format!("addr add {address}/{} dev lo", host_length(address)))?;
     }
     Ok(())
 }
@@ -196,18 +165,9 @@ fn borrow_addresses(case: &Case, world: &World) -> Result<()> {
 /// Writes the case's objects and configuration where the agent finds them.
 fn write_down(case: &Case, backend: Backend, world: &World) -> Result<Settings> {
     let manifests = Manifests::in_folder(&world.folder().join("manifests"))?;
-    let primary = |v4: bool| {
-        case.node
-            .ips
-            .iter()
-            .copied()
-            .find(|address| address.is_ipv4() == v4)
-    };
+    let primary = |v4: bool| case.node.ips.iter().copied().find(|address| address.is_ipv4() == v4);
     let primaries: Vec<_> = [primary(true), primary(false)].into_iter().flatten().collect();
-    manifests.put(
-        "node",
-        &[manifest::node(&case.node.name, &primaries, &case.node.zone)],
-    )?;
+    manifests.put("node", &[manifest::node(&case.node.name, &primaries, &case.node.zone)])?;
     manifests.put("services", &case.services)?;
     manifests.put("slices", &case.endpointslices)?;
     manifests.put(
@@ -229,15 +189,9 @@ fn write_down(case: &Case, backend: Backend, world: &World) -> Result<Settings> 
 fn flags(case: &Case, backend: Backend) -> Vec<String> {
     let config = &case.config;
     let mut flags = backend.flags();
-    flags.push(format!(
-        "--iptables-localhost-nodeports={}",
-        config.localhost_node_ports
-    ));
+    flags.push(format!("--iptables-localhost-nodeports={}", config.localhost_node_ports));
     if !config.node_port_addresses.is_empty() {
-        flags.push(format!(
-            "--nodeport-addresses={}",
-            config.node_port_addresses.join(",")
-        ));
+        flags.push(format!("--nodeport-addresses={}", config.node_port_addresses.join(",")));
     }
     if config.masquerade_all {
         flags.push("--masquerade-all".to_owned());

@@ -204,15 +204,15 @@ impl Case {
 
 /// The cases that `backend` has a part in, with the packets that it decides about.
 pub fn cases(backend: Backend) -> Result<Vec<Case>> {
-    let mut all: Vec<Case> = serde_json::from_str(include_str!("../../flows.json")).context("flows.json")?;
+    let mut all: Vec<Case> =
+        serde_json::from_str(include_str!("../../flows.json")).context("flows.json")?;
     let own: Vec<Case> =
         serde_json::from_str(include_str!("../../own-flows.json")).context("own-flows.json")?;
     all.extend(own);
     let ours = |them: &[String]| them.iter().any(|it| it == backend.row());
     all.retain(|case| ours(&case.backends));
     for case in &mut all {
-        case.flows
-            .retain(|flow| flow.backends.as_deref().is_none_or(ours));
+        case.flows.retain(|flow| flow.backends.as_deref().is_none_or(ours));
     }
     Ok(all)
 }
@@ -236,22 +236,11 @@ fn endpoints_of(slice: &Value) -> Result<Vec<Listening>> {
         node_name: Option<String>,
     }
     let slice = Slice::deserialize(slice).context("an EndpointSlice of the table")?;
-    let ports: Vec<_> = slice
-        .ports
-        .iter()
-        .map(|port| (port.protocol, port.port))
-        .collect();
+    let ports: Vec<_> = slice.ports.iter().map(|port| (port.protocol, port.port)).collect();
     let listening = |endpoint: Endpoint| {
-        let addresses = endpoint
-            .addresses
-            .iter()
-            .map(|text| lenient(text))
-            .collect::<Result<Vec<_>>>()?;
-        Ok(Listening {
-            addresses,
-            node: endpoint.node_name,
-            ports: ports.clone(),
-        })
+        let addresses =
+            endpoint.addresses.iter().map(|text| lenient(text)).collect::<Result<Vec<_>>>()?;
+        Ok(Listening { addresses, node: endpoint.node_name, ports: ports.clone() })
     };
     slice.endpoints.into_iter().map(listening).collect()
 }
@@ -261,13 +250,8 @@ fn lenient(text: &str) -> Result<IpAddr> {
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
-    let numbers = text
-        .split('.')
-        .map(str::parse::<u8>)
-        .collect::<Result<Vec<_>, _>>()?;
-    let octets: [u8; 4] = numbers
-        .try_into()
-        .ok()
-        .with_context(|| format!("{text} is no address"))?;
+    let numbers = text.split('.').map(str::parse::<u8>).collect::<Result<Vec<_>, _>>()?;
+    let octets: [u8; 4] =
+        numbers.try_into().ok().with_context(|| format!("{text} is no address"))?;
     Ok(Ipv4Addr::from(octets).into())
 }

@@ -1,4 +1,5 @@
-//! What a kube-proxy in ipvs mode makes: virtual servers, a device that has their addresses, sets, and the few rules that masquerade.
+//! What a kube-proxy in ipvs mode makes: virtual servers, a device that has their addresses, sets,
+//! and the few rules that masquerade.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -118,27 +119,20 @@ COMMIT
 impl Ipvs<'_> {
     /// Everything, from nothing, in the order in which kube-proxy makes it.
     pub fn start(&self) -> Result<()> {
-        for (key, value) in [
-            ("conntrack", "1"),
-            ("expire_nodest_conn", "1"),
-            ("expire_quiescent_template", "1"),
-        ] {
+        for (key, value) in
+            [("conntrack", "1"), ("expire_nodest_conn", "1"), ("expire_quiescent_template", "1")]
+        {
             self.node.sysctl(&format!("net.ipv4.vs.{key}"), value)?;
         }
         self.node.ip(&format!("link add {DEVICE} type dummy"))?;
         self.node.feed("ipset", &["restore"], &self.sets()?)?;
         for (program, family, infix) in FAMILIES {
-            let nobody = if family == "inet" {
-                "100.64.0.0/10"
-            } else {
-                "fd00:100:64::/48"
-            };
+            let nobody = if family == "inet" { "100.64.0.0/10" } else { "fd00:100:64::/48" };
             let rules = RULES.replace("NOBODY", nobody);
             let named = rules.replace("--match-set KUBE-", &format!("--match-set KUBE-{infix}"));
             self.variant.restore(self.node, program, &named)?;
         }
-        self.node
-            .feed("ipvsadm", &["--restore"], &self.virtual_servers()?)?;
+        self.node.feed("ipvsadm", &["--restore"], &self.virtual_servers()?)?;
         self.node.ip(&self.addresses()?)
     }
 
@@ -153,28 +147,18 @@ impl Ipvs<'_> {
             }
         }
         for server in &self.servers {
-            let (ip, port, protocol) = (
-                server.at.ip(),
-                server.at.port(),
-                server.protocol.to_string().to_lowercase(),
-            );
+            let (ip, port, protocol) =
+                (server.at.ip(), server.at.port(), server.protocol.to_string().to_lowercase());
             let infix = if ip.is_ipv4() { "" } else { "6-" };
             if server.is_node_port {
-                writeln!(
-                    text,
-                    "add KUBE-{infix}NODE-PORT-{} {port} -exist",
-                    server.protocol
-                )?;
+                writeln!(text, "add KUBE-{infix}NODE-PORT-{} {port} -exist", server.protocol)?;
             } else {
                 writeln!(text, "add KUBE-{infix}CLUSTER-IP {ip},{protocol}:{port}")?;
                 writeln!(text, "add KUBE-{infix}IPVS-IPS {ip} -exist")?;
             }
             for endpoint in &server.endpoints {
                 let (ip, port) = (endpoint.ip(), endpoint.port());
-                writeln!(
-                    text,
-                    "add KUBE-{infix}LOOP-BACK {ip},{protocol}:{port},{ip} -exist"
-                )?;
+                writeln!(text, "add KUBE-{infix}LOOP-BACK {ip},{protocol}:{port},{ip} -exist")?;
             }
         }
         Ok(text)
@@ -205,22 +189,24 @@ impl Ipvs<'_> {
         Ok(text)
     }
 
-    /// How many connections ipvs has taken so far. (Its sums are up to two seconds old; those of each processor are not.)
+    /// How many connections ipvs has taken so far. (Its sums are up to two seconds old; those of
+    /// each processor are not.)
     pub fn taken(&self) -> Result<u64> {
         let path = "/proc/thread-self/net/ip_vs_stats_percpu";
         let text = self.node.run(|| std::fs::read_to_string(path))??;
         let lines = text.lines().skip(2).map(str::trim_start);
         let of_processors = lines.take_while(|line| !line.starts_with('~'));
-        let taken = of_processors.map(|line| u64::from_str_radix(line.split_whitespace().nth(1)?, 16).ok());
+        let taken =
+            of_processors.map(|line| u64::from_str_radix(line.split_whitespace().nth(1)?, 16).ok());
         taken.sum::<Option<u64>>().with_context(|| text.clone())
     }
 
-    /// Whether ipvs remembers TCP connections that have ended. When it forgets one, the kernel also forgets what connection
-    /// tracking has of the same addresses and ports, whoever carries that by then.
+    /// Whether ipvs remembers TCP connections that have ended. When it forgets one, the kernel also
+    /// forgets what connection tracking has of the same addresses and ports, whoever carries that
+    /// by then.
     pub fn remembers(&self) -> Result<bool> {
-        let text = self
-            .node
-            .run(|| std::fs::read_to_string("/proc/thread-self/net/ip_vs_conn"))??;
+        let text =
+            self.node.run(|| std::fs::read_to_string("/proc/thread-self/net/ip_vs_conn"))??;
         let mut connections = text.lines().filter(|line| line.starts_with("TCP"));
         Ok(connections.any(|line| !line.contains(" ESTABLISHED ")))
     }

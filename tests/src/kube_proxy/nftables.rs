@@ -1,4 +1,5 @@
-//! The tables of a kube-proxy in nftables mode: a chain for each service and each endpoint, and maps that lead to them.
+//! The tables of a kube-proxy in nftables mode: a chain for each service and each endpoint, and
+//! maps that lead to them.
 
 use std::fmt::Write as _;
 
@@ -6,8 +7,8 @@ use anyhow::Result;
 
 use super::{KubeProxy, Served, hash};
 
-/// What is there without any service. The checks come before its own translation, or behind it; a packet to a cluster IP
-/// that nobody has translated by then is refused.
+/// What is there without any service. The checks come before its own translation, or behind it; a
+/// packet to a cluster IP that nobody has translated by then is refused.
 const BASE: &str = "add table ip kube-proxy { comment \"rules for kube-proxy\"; }
 add set ip kube-proxy cluster-ips { type ipv4_addr; }
 add set ip kube-proxy nodeport-ips { type ipv4_addr; }
@@ -76,10 +77,7 @@ impl Served {
         let mut choices = Vec::new();
         for (slot, endpoint) in self.endpoints.iter().enumerate() {
             let (own, own_port) = (endpoint.ip(), endpoint.port());
-            let to = format!(
-                "endpoint-{}-{own}/{own_port}",
-                hash(&format!("{chain}{endpoint}"))
-            );
+            let to = format!("endpoint-{}-{own}/{own_port}", hash(&format!("{chain}{endpoint}")));
             writeln!(
                 text,
                 "add chain ip kube-proxy {to}\n\

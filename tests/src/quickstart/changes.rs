@@ -1,5 +1,5 @@
-//! Changes while the agent runs, and how long each took from the change to the first connection that the
-//! kernel treats the new way.
+//! Changes while the agent runs, and how long each took from the change to the first connection
+//! that the kernel treats the new way.
 
 use std::net::{IpAddr, SocketAddr};
 use std::slice;
@@ -20,7 +20,8 @@ use crate::world::ip;
 /// A change that has not taken effect by then never will.
 const BOUND: Duration = Duration::from_secs(5);
 
-/// Connections in a row that no longer reach one of three endpoints by chance alone: one such series in 10^10.
+/// Connections in a row that no longer reach one of three endpoints by chance alone: one such
+/// series in 10^10.
 const ENOUGH: usize = 60;
 
 const LATE: [Port; 1] = [Port::tcp("http", 80, 8080)];
@@ -29,17 +30,12 @@ const LATE_IP: &str = "172.30.0.30";
 pub(super) fn play(node: &mut Node, page: &mut Page) -> Result<()> {
     let pod = add_pod(node, page)?;
     let late = SocketAddr::new(ip(LATE_IP), 80);
-    let address = pod
-        .address_like(late.ip())
-        .context("the new pod has an IPv4 address")?;
+    let address = pod.address_like(late.ip()).context("the new pod has an IPv4 address")?;
     appear_and_vanish(node, page, late, address)?;
     remove_from_web(node, page)?;
     let started = Instant::now();
     pod.detach(&node.cast.cluster.world.node)?;
-    page.say(format_args!(
-        "the pod is removed by DEL, which took {}",
-        millis(started.elapsed())
-    ));
+    page.say(format_args!("the pod is removed by DEL, which took {}", millis(started.elapsed())));
     Ok(())
 }
 
@@ -49,11 +45,8 @@ fn add_pod(node: &Node, page: &mut Page) -> Result<Pod> {
     serve::start(&pod.netns, &listens(&pod.addresses))?;
     let web = SocketAddr::new(ip("172.30.0.10"), 80);
     let outcome = Probe::tcp(web).ask_in(&pod.netns);
-    let parts: Vec<_> = pod
-        .took()
-        .iter()
-        .map(|(plugin, took)| format!("{plugin} {}", millis(*took)))
-        .collect();
+    let parts: Vec<_> =
+        pod.took().iter().map(|(plugin, took)| format!("{plugin} {}", millis(*took))).collect();
     page.say(format_args!(
         "a pod is added through the CNI chain in {}: {}",
         millis(pod.took().iter().map(|(_, took)| *took).sum()),
@@ -62,33 +55,34 @@ fn add_pod(node: &Node, page: &mut Page) -> Result<Pod> {
     page.say("    denizen's part ends when the agent has answered that the kernel knows the pod");
     let seen = outcome.seen();
     let own = pod.address_like(web.ip());
-    page.say(format_args!(
-        "    its first packet, to web, was seen as coming from {}",
-        shown(seen)
-    ));
+    page.say(format_args!("    its first packet, to web, was seen as coming from {}", shown(seen)));
     page.check((seen != own).then_some("its first packet was not treated as a local pod's"));
     Ok(pod)
 }
 
 /// A service that gets its first endpoint and loses it again: refused, answered, refused.
-fn appear_and_vanish(node: &Node, page: &mut Page, late: SocketAddr, endpoint: IpAddr) -> Result<()> {
+fn appear_and_vanish(
+    node: &Node,
+    page: &mut Page,
+    late: SocketAddr,
+    endpoint: IpAddr,
+) -> Result<()> {
     let (netns, _) = node.cast.place(Who::Routed);
     let object = manifest::service("late", &[late.ip()], &LATE);
     let slices = manifest::slice("late", &LATE, &[(endpoint, "node-1")]);
     let refused = |outcome: &Outcome| *outcome == Outcome::Refused;
     let answered = |outcome: &Outcome| outcome.endpoint().is_some_and(|it| it.ip() == endpoint);
-    let mut measure =
-        |what: &str, change: &dyn Fn() -> Result<()>, now: &dyn Fn(&Outcome) -> bool| -> Result<()> {
-            let started = Instant::now();
-            change()?;
-            let took = until(netns, late, now, started)?;
-            page.say(format_args!(
-                "{what} after {}",
-                took.map_or_else(|| "never".to_owned(), millis)
-            ));
-            page.check(took.is_none().then_some("it did not take effect"));
-            Ok(())
-        };
+    let mut measure = |what: &str,
+                       change: &dyn Fn() -> Result<()>,
+                       now: &dyn Fn(&Outcome) -> bool|
+     -> Result<()> {
+        let started = Instant::now();
+        change()?;
+        let took = until(netns, late, now, started)?;
+        page.say(format_args!("{what} after {}", took.map_or_else(|| "never".to_owned(), millis)));
+        page.check(took.is_none().then_some("it did not take effect"));
+        Ok(())
+    };
     let manifests = &node.cast.cluster.manifests;
     measure(
         "a service without endpoints is put into the folder: connections are refused",
@@ -115,22 +109,17 @@ fn appear_and_vanish(node: &Node, page: &mut Page, late: SocketAddr, endpoint: I
 fn remove_from_web(node: &Node, page: &mut Page) -> Result<()> {
     let web = SocketAddr::new(ip("172.30.0.10"), 80);
     let text = std::fs::read_to_string(node.cast.cluster.manifests.folder().join("web.yaml"))?;
-    let entry = "  - addresses: [10.10.0.2]\n    nodeName: node-1\n    conditions: { ready: true }\n";
+    let entry =
+        "  - addresses: [10.10.0.2]\n    nodeName: node-1\n    conditions: { ready: true }\n";
     let without = text.replace(entry, "");
-    anyhow::ensure!(
-        without != text,
-        "conf/examples/web.yaml no longer lists the bridged pod"
-    );
+    anyhow::ensure!(without != text, "conf/examples/web.yaml no longer lists the bridged pod");
     let removed = node.cast.address(Who::Bridged, web.ip())?;
     let (netns, _) = node.cast.place(Who::Routed);
     node.cast.cluster.manifests.put_text("web", &without)?;
     let started = Instant::now();
     let mut without_it = 0;
     while without_it < ENOUGH && started.elapsed() < BOUND {
-        let reached = Probe::tcp(web)
-            .ask_in(netns)
-            .endpoint()
-            .is_some_and(|it| it.ip() == removed);
+        let reached = Probe::tcp(web).ask_in(netns).endpoint().is_some_and(|it| it.ip() == removed);
         without_it = if reached { 0 } else { without_it + 1 };
     }
     page.say("the bridged pod is removed from web's endpoints:");

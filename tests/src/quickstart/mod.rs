@@ -1,5 +1,5 @@
-//! The quick start: a node with pods whose addresses have nothing in common, real connections through the
-//! real agent, and a page for a person that says what became of each and why.
+//! The quick start: a node with pods whose addresses have nothing in common, real connections
+//! through the real agent, and a page for a person that says what became of each and why.
 
 mod changes;
 mod node;
@@ -16,8 +16,8 @@ pub use node::remove_kept;
 use node::Node;
 use page::Page;
 
-/// Makes the node, sends the connections, changes things, and says what came of it. With `keep` the node is
-/// left up. Succeeds when everything was as it should be.
+/// Makes the node, sends the connections, changes things, and says what came of it. With `keep` the
+/// node is left up. Succeeds when everything was as it should be.
 pub fn run(keep: bool) -> Result<ExitCode> {
     let mut page = Page::default();
     page.title("A node of its own, in network namespaces");
@@ -31,9 +31,5 @@ pub fn run(keep: bool) -> Result<ExitCode> {
     if keep {
         node.leave(&mut page)?;
     }
-    Ok(if page.is_well() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if page.is_well() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -1,5 +1,5 @@
-//! The quick start's node: a bridged pod, a routed pod, another node's pod and a client outside, in address
-//! ranges that no CIDR could hold together.
+//! The quick start's node: a bridged pod, a routed pod, another node's pod and a client outside, in
+//! address ranges that no CIDR could hold together.
 
 use std::fs;
 use std::net::IpAddr;
@@ -47,15 +47,11 @@ impl Node {
     }
 
     pub(super) fn introduce(&self, page: &mut Page) -> Result<()> {
-        let both = |all: &[IpAddr]| all.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ");
-        page.say(format_args!(
-            "this node    {}",
-            both(&self.cast.cluster.world.addresses().node)
-        ));
-        for (who, pod) in [
-            ("bridged pod", &self.cast.bridged),
-            ("routed pod ", &self.cast.routed),
-        ] {
+        let both =
+            |all: &[IpAddr]| all.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ");
+        page.say(format_args!("this node    {}", both(&self.cast.cluster.world.addresses().node)));
+        for (who, pod) in [("bridged pod", &self.cast.bridged), ("routed pod ", &self.cast.routed)]
+        {
             let name = &pod.input_interface;
             page.say(format_args!(
                 "{who}  {}, whose packets come in through {name}",
@@ -117,10 +113,10 @@ impl Node {
         page.say(format_args!(
             "    ip netns exec {KEPT}-client  bash -c 'cat < /dev/tcp/192.168.0.2/30080'"
         ));
-        page.say("Look at the rules, at the recorded pods, at what the agent knows, and ask it why:");
-        page.say(format_args!(
-            "    ip netns exec {KEPT}-node nft list table ip denizen"
-        ));
+        page.say(
+            "Look at the rules, at the recorded pods, at what the agent knows, and ask it why:",
+        );
+        page.say(format_args!("    ip netns exec {KEPT}-node nft list table ip denizen"));
         page.say(format_args!("    cat {run}/pods.json"));
         page.say(format_args!("    {agent} status --run-dir {run}"));
         page.say(format_args!(
@@ -149,10 +145,7 @@ fn cluster(keep: bool) -> Result<Cluster> {
         return Cluster::new("quick", &wait);
     }
     let there = netns::names_with(KEPT);
-    ensure!(
-        there.is_empty(),
-        "a node is still up: `tests/quickstart --cleanup` takes it away"
-    );
+    ensure!(there.is_empty(), "a node is still up: `tests/quickstart --cleanup` takes it away");
     // What a run that failed half way left: an old state file would bring its pods back.
     let _ = fs::remove_dir_all(KEPT_FOLDER);
     fs::create_dir_all(KEPT_FOLDER)?;
@@ -166,13 +159,11 @@ fn examples() -> PathBuf {
 
 fn apply_examples(manifests: &Manifests) -> Result<()> {
     let folder = examples();
-    let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let entries =
+        fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
     for entry in entries {
         let path = entry?.path();
-        let name = path
-            .file_stem()
-            .and_then(|name| name.to_str())
-            .context("a manifest's name")?;
+        let name = path.file_stem().and_then(|name| name.to_str()).context("a manifest's name")?;
         manifests.put_text(name, &fs::read_to_string(&path)?)?;
     }
     Ok(())
@@ -180,16 +171,9 @@ fn apply_examples(manifests: &Manifests) -> Result<()> {
 
 /// Every port that an example sends anybody to.
 pub(super) fn listens(addresses: &[IpAddr]) -> Vec<Listen> {
-    let ports = [
-        (Protocol::Tcp, 8080),
-        (Protocol::Udp, 5353),
-        (Protocol::Tcp, 5354),
-    ];
+    let ports = [(Protocol::Tcp, 8080), (Protocol::Udp, 5353), (Protocol::Tcp, 5354)];
     let at = |address: &IpAddr| {
-        ports.map(|(protocol, port)| Listen {
-            protocol,
-            address: (*address, port).into(),
-        })
+        ports.map(|(protocol, port)| Listen { protocol, address: (*address, port).into() })
     };
     addresses.iter().flat_map(at).collect()
 }

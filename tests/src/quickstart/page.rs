@@ -39,13 +39,10 @@ impl Page {
                 reasons.push(why);
             }
         }
-        let number = |why: &String| {
-            reasons
-                .iter()
-                .position(|it| it == why)
-                .map(|at| (at + 1).to_string())
-        };
-        let numbers = |line: &Line| line.why.iter().filter_map(number).collect::<Vec<_>>().join(" ");
+        let number =
+            |why: &String| reasons.iter().position(|it| it == why).map(|at| (at + 1).to_string());
+        let numbers =
+            |line: &Line| line.why.iter().filter_map(number).collect::<Vec<_>>().join(" ");
         let cells = |line: &Line| {
             [&line.from, &line.to, &line.answered, &line.saw, line.masqueraded].map(str::to_owned)
         };
@@ -79,10 +76,7 @@ impl Page {
         if self.is_well() {
             println!("\nAll {} checks were as they should be.", self.checked);
         } else {
-            println!(
-                "\n{} of {} checks were NOT as they should be.",
-                self.wrong, self.checked
-            );
+            println!("\n{} of {} checks were NOT as they should be.", self.wrong, self.checked);
         }
     }
 
@@ -92,9 +86,6 @@ impl Page {
 }
 
 fn print(cells: &[String; 5], widths: [usize; 5], why: &str) {
-    let padded = cells
-        .iter()
-        .zip(widths)
-        .map(|(cell, width)| format!("{cell:width$}"));
+    let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
     println!("  {}  {why}", padded.collect::<Vec<_>>().join("  "));
 }

@@ -46,14 +46,15 @@ struct Services {
 }
 
 fn services() -> [Services; 2] {
-    let family = |base: &str, [web, dns, shop, lonely]: [&str; 4], node: &str, remote: &str| Services {
-        web: ip(&format!("{base}{web}")),
-        dns: ip(&format!("{base}{dns}")),
-        shop: ip(&format!("{base}{shop}")),
-        lonely: ip(&format!("{base}{lonely}")),
-        node: ip(node),
-        remote: ip(remote),
-    };
+    let family =
+        |base: &str, [web, dns, shop, lonely]: [&str; 4], node: &str, remote: &str| Services {
+            web: ip(&format!("{base}{web}")),
+            dns: ip(&format!("{base}{dns}")),
+            shop: ip(&format!("{base}{shop}")),
+            lonely: ip(&format!("{base}{lonely}")),
+            node: ip(node),
+            remote: ip(remote),
+        };
     let last = ["10", "53", "20", "99"];
     [
         family("172.30.0.", last, "192.168.0.2", "192.168.77.10"),
@@ -89,13 +90,7 @@ fn rows(at: &Services) -> Vec<Row> {
         (Bridged, "no service", pod, answer(&[Remote], false)),
     ];
     rows.into_iter()
-        .map(|(from, what, (to, protocol), expect)| Row {
-            from,
-            what,
-            to,
-            protocol,
-            expect,
-        })
+        .map(|(from, what, (to, protocol), expect)| Row { from, what, to, protocol, expect })
         .collect()
 }
 
@@ -123,10 +118,8 @@ pub(super) fn play(node: &Node, page: &mut Page) -> Result<()> {
 }
 
 fn send(node: &Node, row: &Row) -> Result<Line> {
-    let (source, interface) = (
-        node.cast.address(row.from, row.to.ip())?,
-        node.cast.place(row.from).1,
-    );
+    let (source, interface) =
+        (node.cast.address(row.from, row.to.ip())?, node.cast.place(row.from).1);
     let outcome = node.cast.ask(row.from, row.to, row.protocol)?;
     let told = node.agent.explain(source, interface, row.to, row.protocol)?;
     let (answered, saw, masqueraded) = if let Outcome::Answered { endpoint, seen } = &outcome {
@@ -137,10 +130,8 @@ fn send(node: &Node, row: &Row) -> Result<Line> {
         (format!("{outcome:?}").to_lowercase(), "-".to_owned(), "-")
     };
     // What names an address is of this connection; what does not is a reason that others share.
-    let general = told
-        .steps
-        .iter()
-        .filter(|step| !step.what.contains(|it: char| it.is_ascii_digit()));
+    let general =
+        told.steps.iter().filter(|step| !step.what.contains(|it: char| it.is_ascii_digit()));
     let mut why: Vec<_> = general.map(reason).collect();
     if why.is_empty() {
         why.extend(told.steps.last().map(|step| step.why.clone()));
@@ -167,10 +158,8 @@ fn explain_in_full(node: &Node, page: &mut Page) -> Result<()> {
         .iter()
         .filter(|row| row.from == Who::Routed && row.what == "shop" || row.from == Who::Remote)
     {
-        let (source, interface) = (
-            node.cast.address(row.from, row.to.ip())?,
-            node.cast.place(row.from).1,
-        );
+        let (source, interface) =
+            (node.cast.address(row.from, row.to.ip())?, node.cast.place(row.from).1);
         let told = node.agent.explain(source, interface, row.to, row.protocol)?;
         let at = interface.map(|name| format!("@{name}")).unwrap_or_default();
         page.say(format_args!(
@@ -187,7 +176,8 @@ fn explain_in_full(node: &Node, page: &mut Page) -> Result<()> {
 /// A connection that starts on the node has the node's address with or without masquerade.
 fn was_masqueraded(row: &Row, seen: IpAddr, source: IpAddr) -> bool {
     seen != source
-        || (row.from == Who::ThisNode && matches!(row.expect, Expect::Answer { masquerade: true, .. }))
+        || (row.from == Who::ThisNode
+            && matches!(row.expect, Expect::Answer { masquerade: true, .. }))
 }
 
 fn wrong(node: &Node, row: &Row, outcome: &Outcome, source: IpAddr) -> Result<Option<String>> {
@@ -201,11 +191,8 @@ fn wrong(node: &Node, row: &Row, outcome: &Outcome, source: IpAddr) -> Result<Op
             let nodes = node.cast.cluster.world.node_addresses()?;
             // A pod that is handed to itself is masqueraded whatever else holds.
             let masquerade = *masquerade || endpoint.ip() == source;
-            let source_is_right = if masquerade {
-                nodes.contains(&seen.ip())
-            } else {
-                seen.ip() == source
-            };
+            let source_is_right =
+                if masquerade { nodes.contains(&seen.ip()) } else { seen.ip() == source };
             addresses.contains(&endpoint.ip()) && source_is_right
         }
         (Expect::Answer { .. }, _) => false,
@@ -237,15 +224,14 @@ pub(super) fn spread(node: &Node, to: SocketAddr, by: &[Who], page: &mut Page) -
         .iter()
         .map(|(address, count)| format!("{count} by {address} ({})", node.owner(*address)));
     let texts = texts.collect::<Vec<_>>().join(", ");
-    page.say(format_args!(
-        "{SPREAD} connections of the bridged pod to {to}: {texts}"
-    ));
-    let expected = by
-        .iter()
-        .map(|who| node.cast.address(*who, to.ip()))
-        .collect::<Result<Vec<_>>>()?;
-    let only = expected.len() == counts.len() && expected.iter().all(|address| counts.contains_key(address));
+    page.say(format_args!("{SPREAD} connections of the bridged pod to {to}: {texts}"));
+    let expected =
+        by.iter().map(|who| node.cast.address(*who, to.ip())).collect::<Result<Vec<_>>>()?;
+    let only = expected.len() == counts.len()
+        && expected.iter().all(|address| counts.contains_key(address));
     let all = counts.values().sum::<usize>() == SPREAD;
-    page.check((!only || !all).then_some("not every connection was answered, or not by exactly these"));
+    page.check(
+        (!only || !all).then_some("not every connection was answered, or not by exactly these"),
+    );
     Ok(())
 }

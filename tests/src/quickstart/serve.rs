@@ -1,5 +1,5 @@
-//! The servers of the quick start's pods: processes of their own, so that they outlive it when it is asked to
-//! leave the node up.
+//! The servers of the quick start's pods: processes of their own, so that they outlive it when it
+//! is asked to leave the node up.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -22,27 +22,17 @@ const READY: &str = "ready";
 pub fn start(netns: &Netns, listens: &[Listen]) -> Result<()> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg(WORD).args(listens.iter().map(Listen::to_string));
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = netns.run(|| command.spawn())??;
     let mut line = String::new();
     BufReader::new(child.stdout.take().context("no standard output")?).read_line(&mut line)?;
-    ensure!(
-        line.trim() == READY,
-        "a server in {} did not come up",
-        netns.name()
-    );
+    ensure!(line.trim() == READY, "a server in {} did not come up", netns.name());
     Ok(())
 }
 
 /// What that process does.
 pub fn main(listens: &[String]) -> Result<()> {
-    let listens = listens
-        .iter()
-        .map(|text| text.parse())
-        .collect::<Result<Vec<_>>>()?;
+    let listens = listens.iter().map(|text| text.parse()).collect::<Result<Vec<_>>>()?;
     let _server = Server::start_here(&listens)?;
     println!("{READY}");
     std::io::stdout().flush()?;

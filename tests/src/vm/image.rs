@@ -1,4 +1,5 @@
-//! The guest's files: what the harness executes, with the libraries that those want, and the kernel's modules.
+//! The guest's files: what the harness executes, with the libraries that those want, and the
+//! kernel's modules.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -42,7 +43,8 @@ const FOLDERS: [&str; 2] = ["/usr/sbin", "/usr/bin"];
 /// The plugins in front of ours.
 const CNI: [&str; 3] = ["bridge", "host-local", "ptp"];
 
-/// The parts of the kernel's modules that may be needed, found there by their paths below `kernel/`.
+/// The parts of the kernel's modules that may be needed, found there by their paths below
+/// `kernel/`.
 const MODULES: [&str; 11] = [
     "crypto",
     "drivers/net/dummy.ko",
@@ -90,7 +92,8 @@ impl Image {
         }
         fs::write(image.root.join("etc/protocols"), PROTOCOLS)?;
         for name in ["bin", "sbin", "lib", "lib64"] {
-            let target = fs::read_link(Path::new("/").join(name)).context("Debian has /usr merged")?;
+            let target =
+                fs::read_link(Path::new("/").join(name)).context("Debian has /usr merged")?;
             symlink(target, image.root.join(name))?;
         }
         for name in PROGRAMS {
@@ -114,20 +117,12 @@ impl Image {
     pub(super) fn packed(self) -> Result<Packed> {
         let path = self.folder.path().join("image");
         let mut cpio = Command::new("sh");
-        cpio.args([
-            "-c",
-            "find . -print0 | cpio --quiet --null --create --format=newc",
-        ]);
-        let status = cpio
-            .current_dir(&self.root)
-            .stdout(Stdio::from(File::create(&path)?))
-            .status()?;
+        cpio.args(["-c", "find . -print0 | cpio --quiet --null --create --format=newc"]);
+        let status =
+            cpio.current_dir(&self.root).stdout(Stdio::from(File::create(&path)?)).status()?;
         ensure!(status.success(), "cannot pack the guest's files: {status}");
         fs::remove_dir_all(&self.root)?;
-        Ok(Packed {
-            _folder: self.folder,
-            path,
-        })
+        Ok(Packed { _folder: self.folder, path })
     }
 
     /// Where a path of ours lies in the image, its folder made.
@@ -140,10 +135,8 @@ impl Image {
 
     /// A file by all the names that links give it on the way to it.
     fn add(&self, path: &Path) -> Result<()> {
-        let (to, real) = (
-            self.place(path)?,
-            path.canonicalize().with_context(|| path.display().to_string())?,
-        );
+        let (to, real) =
+            (self.place(path)?, path.canonicalize().with_context(|| path.display().to_string())?);
         let same = self.place(&real)?;
         if !same.exists() {
             fs::copy(&real, &same)?;
@@ -169,9 +162,8 @@ impl Image {
 
     /// iptables' own extensions.
     fn add_extensions(&self) -> Result<()> {
-        let multiarch = fs::read_dir("/usr/lib")?
-            .flatten()
-            .map(|entry| entry.path().join("xtables"));
+        let multiarch =
+            fs::read_dir("/usr/lib")?.flatten().map(|entry| entry.path().join("xtables"));
         for folder in multiarch.filter(|folder| folder.is_dir()) {
             for entry in fs::read_dir(folder)? {
                 self.add(&entry?.path())?;
@@ -180,7 +172,8 @@ impl Image {
         Ok(())
     }
 
-    /// Our programs, side by side as cargo has them, without what only a debugger reads; `guest` is init.
+    /// Our programs, side by side as cargo has them, without what only a debugger reads; `guest` is
+    /// init.
     fn add_ours(&self) -> Result<()> {
         let at = self.root.join("denizen");
         fs::create_dir(&at)?;
@@ -213,12 +206,6 @@ impl Image {
         for list in ["modules.builtin", "modules.builtin.modinfo", "modules.order"] {
             fs::copy(modules.join(list), to.join(list))?;
         }
-        checked(
-            Command::new("depmod")
-                .arg("--basedir")
-                .arg(&self.root)
-                .arg(version),
-        )
-        .map(drop)
+        checked(Command::new("depmod").arg("--basedir").arg(&self.root).arg(version)).map(drop)
     }
 }

@@ -1,6 +1,6 @@
-//! A machine of its own with Debian's stock kernel, for what the kernel under the tests cannot do: ipvs is a module, and a
-//! kernel without modules has none. It is emulated, has no network and no disk, and runs the program `guest`, which stands on
-//! the same harness as the tests outside.
+//! A machine of its own with Debian's stock kernel, for what the kernel under the tests cannot do:
+//! ipvs is a module, and a kernel without modules has none. It is emulated, has no network and no
+//! disk, and runs the program `guest`, which stands on the same harness as the tests outside.
 
 mod image;
 
@@ -19,15 +19,17 @@ use crate::binary;
 /// What `guest` prints last when all went well.
 pub const VERDICT: &str = "the guest's verdict: all is well";
 
-/// A guest that has not ended by then never will. It takes less than a minute; the machine may be slow, or busy.
+/// A guest that has not ended by then never will. It takes less than a minute; the machine may be
+/// slow, or busy.
 const BOUND: Duration = Duration::from_secs(1100);
 
-/// One processor of 250 million instructions a second of its own time, whose idle time takes none of ours; a serial console,
-/// and nothing else.
+/// One processor of 250 million instructions a second of its own time, whose idle time takes none
+/// of ours; a serial console, and nothing else.
 const MACHINE: &str = "-accel tcg -icount shift=2,sleep=off -cpu max -m 1024 -nodefaults -no-user-config -no-reboot \
                        -display none -serial stdio";
 
-/// Where the programs are in the guest; what the kernel does not know of its command line is init's environment.
+/// Where the programs are in the guest; what the kernel does not know of its command line is init's
+/// environment.
 const PATH: &str = "PATH=/usr/sbin:/usr/bin";
 
 /// Debian's kernel, as `tests/packages` unpacks it.
@@ -41,13 +43,11 @@ struct Kernel {
 impl Kernel {
     fn find() -> Result<Self> {
         let built = binary::folder()?;
-        let folder = built
-            .parent()
-            .context("cargo's folder has a parent")?
-            .join("guest-kernel");
+        let folder = built.parent().context("cargo's folder has a parent")?.join("guest-kernel");
         let only = |folder: PathBuf, prefix: &str| -> Result<PathBuf> {
-            let entries = fs::read_dir(&folder)
-                .with_context(|| format!("no kernel in {}: start tests by `tests/run`", folder.display()))?;
+            let entries = fs::read_dir(&folder).with_context(|| {
+                format!("no kernel in {}: start tests by `tests/run`", folder.display())
+            })?;
             let mut named = entries
                 .flatten()
                 .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
@@ -73,9 +73,9 @@ impl Drop for Machine {
     }
 }
 
-/// Boots the guest, its kernel told `words` too, and waits until it has switched itself off; what it says goes to standard
-/// error as it comes. Time in there goes by the instructions that it executes, so that a busy machine outside makes nothing
-/// late inside.
+/// Boots the guest, its kernel told `words` too, and waits until it has switched itself off; what
+/// it says goes to standard error as it comes. Time in there goes by the instructions that it
+/// executes, so that a busy machine outside makes nothing late inside.
 ///
 /// # Errors
 /// When [`VERDICT`] was not among it.
@@ -95,10 +95,7 @@ pub fn run(words: &str) -> Result<()> {
         eprintln!("{}", text.trim_end());
         is_well |= text.trim_end() == VERDICT;
     }
-    ensure!(
-        is_well,
-        "the guest failed, or did not end within {BOUND:?}: see what it said"
-    );
+    ensure!(is_well, "the guest failed, or did not end within {BOUND:?}: see what it said");
     Ok(())
 }
 

@@ -92,16 +92,14 @@ fn interfaces_without_a_record_are_reported_until_they_have_one() -> Result<()> 
     let mut settings = stage.cluster.settings();
     settings.flags = vec!["--not-pods".to_owned(), "eth*,docker0,v-lab*".to_owned()];
     let agent = Agent::start(node, settings)?;
-    let unrecorded = || -> Result<Option<u64>> { Ok(agent.status()?["unrecordedInterfaces"].as_u64()) };
+    let unrecorded =
+        || -> Result<Option<u64>> { Ok(agent.status()?["unrecordedInterfaces"].as_u64()) };
     let unknown = stage.cluster.add_pod_without_denizen("unknown", Wiring::Routed)?;
     // A container on a bridge that is not for pods, one by its own name, and a veth with both ends
     // on the node.
     let other = Netns::new("adopt-report-other")?;
     let elsewhere = other.path();
-    let elsewhere = elsewhere
-        .file_name()
-        .and_then(|name| name.to_str())
-        .context("a name")?;
+    let elsewhere = elsewhere.file_name().and_then(|name| name.to_str()).context("a name")?;
     node.ip(&format!(
         "link add docker0 type bridge\n\
          link add v-docker type veth peer name eth0 netns {elsewhere}\n\
@@ -116,10 +114,7 @@ fn interfaces_without_a_record_are_reported_until_they_have_one() -> Result<()> 
     assert!(warnings.contains("--not-pods"), "what to do about it: {status}");
     assert_eq!(status["errors"], json!([]));
     let metrics = fetch(node, &url(ip("127.0.0.1"), 10249, "/metrics"), &[])?.body;
-    assert!(
-        metrics.contains("\ndenizen_unrecorded_interfaces 1\n"),
-        "{metrics}"
-    );
+    assert!(metrics.contains("\ndenizen_unrecorded_interfaces 1\n"), "{metrics}");
     let (name, cached) = unknown.cached(unknown.netns.path().to_str());
     stage.remember(&name, &cached.to_string())?;
     stage.wait("found", &agent, || Ok(is_local(&unknown)))?;
@@ -154,21 +149,16 @@ fn very_many_pods_that_came_past_the_plugin_are_found() -> Result<()> {
         let (mut links, mut inside) = (String::new(), String::new());
         for each in 0..EACH {
             let (veth, address) = (format!("v{number}-{each}"), format!("10.77.{number}.{each}"));
-            writeln!(
-                links,
-                "link add {veth} type veth peer name eth{each} netns {name}"
-            )?;
+            writeln!(links, "link add {veth} type veth peer name eth{each} netns {name}")?;
             writeln!(links, "link set {veth} up")?;
             writeln!(links, "route add {address}/32 dev {veth}")?;
-            writeln!(
-                inside,
-                "link set eth{each} up\naddr add {address}/32 dev eth{each}"
-            )?;
+            writeln!(inside, "link set eth{each} up\naddr add {address}/32 dev eth{each}")?;
         }
         node.ip(&links)?;
         netns.ip(&inside)?;
         for each in 0..EACH {
-            let (veth, address) = (format!("v{number}-{each}"), format!("10.77.{number}.{each}/32"));
+            let (veth, address) =
+                (format!("v{number}-{each}"), format!("10.77.{number}.{each}/32"));
             let (container, interface) = (format!("c{number}"), format!("eth{each}"));
             let path = netns.path();
             let cached = json!({
@@ -209,12 +199,8 @@ fn very_many_pods_that_came_past_the_plugin_are_found() -> Result<()> {
 fn cpu(agent: &Agent) -> Result<f64> {
     let stat = fs::read_to_string(format!("/proc/{}/stat", agent.pid()))?;
     let fields = stat.rsplit_once(')').context("no name")?.1;
-    let ticks: Vec<f64> = fields
-        .split_whitespace()
-        .skip(11)
-        .take(2)
-        .map(str::parse)
-        .collect::<Result<_, _>>()?;
+    let ticks: Vec<f64> =
+        fields.split_whitespace().skip(11).take(2).map(str::parse).collect::<Result<_, _>>()?;
     // USER_HZ is 100 on every Linux that Debian runs on.
     Ok(ticks.iter().sum::<f64>() / 100.0)
 }

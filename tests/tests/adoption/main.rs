@@ -1,10 +1,8 @@
-//! Pods that were attached without denizen are local pods all the same, those from before from the agent's start on, those
-//! that come while it runs within moments; and a state file that is lost or spoilt is written anew.
+//! Pods that were attached without denizen are local pods all the same, those from before from the
+//! agent's start on, those that come while it runs within moments; and a state file that is lost or
+//! spoilt is written anew.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 mod late;
 
@@ -35,10 +33,7 @@ impl Stage {
     fn new(label: &str) -> Result<Self> {
         let cluster = Cluster::new(label, &Value::Null)?;
         let server = cluster.remote_web(&service_ips(10), Port::tcp("http", 80, PORT))?;
-        Ok(Self {
-            cluster,
-            _server: server,
-        })
+        Ok(Self { cluster, _server: server })
     }
 
     /// Writes what the runtime would remember.
@@ -49,8 +44,14 @@ impl Stage {
         Ok(folder.join(name))
     }
 
-    /// A pod that a runtime without denizen attached, and remembers by `edit` of what libcni writes today.
-    fn earlier(&self, name: &str, wiring: Wiring, edit: impl FnOnce(&mut Value)) -> Result<(Pod, PathBuf)> {
+    /// A pod that a runtime without denizen attached, and remembers by `edit` of what libcni writes
+    /// today.
+    fn earlier(
+        &self,
+        name: &str,
+        wiring: Wiring,
+        edit: impl FnOnce(&mut Value),
+    ) -> Result<(Pod, PathBuf)> {
         let pod = self.cluster.add_pod_without_denizen(name, wiring)?;
         let netns = pod.netns.path();
         let (file, mut cached) = pod.cached(netns.to_str());
@@ -111,9 +112,11 @@ fn pods_of_a_live_node_are_taken_over() -> Result<()> {
         assert_eq!(record.input_interface(), Some(&*pod.input_interface));
         assert_eq!(record.ips, pod.addresses);
     }
-    // DEL by a runtime that reads its list of plugins anew, and by one that kept the one without denizen.
+    // DEL by a runtime that reads its list of plugins anew, and by one that kept the one without
+    // denizen.
     let [first, second, third, fourth, ..] = pods;
-    let [bridged, routed] = [Wiring::Bridged, Wiring::Routed].map(|wiring| stage.cluster.chain(wiring));
+    let [bridged, routed] =
+        [Wiring::Bridged, Wiring::Routed].map(|wiring| stage.cluster.chain(wiring));
     for (pod, chain) in [(first, bridged), (second, routed)] {
         let id = AttachmentId(pod.attachment());
         pod.through(chain).detach(node)?;
@@ -135,9 +138,8 @@ fn pods_of_a_live_node_are_taken_over() -> Result<()> {
 fn what_the_kernel_does_not_confirm_is_not_adopted() -> Result<()> {
     let stage = Stage::new("adopt-not")?;
     let node = &stage.cluster.world.node;
-    let (gone, _) = stage.earlier("gone", Wiring::Bridged, |cached| {
-        cached["netns"] = "/run/netns/no-such".into()
-    })?;
+    let (gone, _) = stage
+        .earlier("gone", Wiring::Bridged, |cached| cached["netns"] = "/run/netns/no-such".into())?;
     let (moved, _) = stage.earlier("moved", Wiring::Routed, |cached| {
         cached["result"]["ips"] = json!([{ "address": "10.250.0.9/32" }]);
     })?;
@@ -160,10 +162,7 @@ fn what_the_kernel_does_not_confirm_is_not_adopted() -> Result<()> {
     }
     assert!(is_local(&good));
     let log = agent.log();
-    assert!(
-        log.contains(file.to_str().context("UTF-8")?),
-        "the broken file is named: {log}"
-    );
+    assert!(log.contains(file.to_str().context("UTF-8")?), "the broken file is named: {log}");
     Ok(())
 }
 
@@ -180,20 +179,12 @@ fn a_lost_or_spoilt_state_file_is_written_anew() -> Result<()> {
     stage.wait("lost", &agent, both)?;
     fs::write(&file, "{ this is no state file")?;
     stage.wait("spoilt", &agent, both)?;
-    assert_eq!(
-        stage
-            .cluster
-            .run_dir()
-            .read_dir()?
-            .flatten()
-            .filter(is_aside)
-            .count(),
-        1
-    );
+    assert_eq!(stage.cluster.run_dir().read_dir()?.flatten().filter(is_aside).count(), 1);
     assert!(is_local(&adopted) && is_local(&recorded));
     stage.wait("no error", &agent, || Ok(agent.status()?["errors"] == json!([])))?;
 
-    // At a start nobody remembers what denizen itself recorded but the runtime, which caches that too.
+    // At a start nobody remembers what denizen itself recorded but the runtime, which caches that
+    // too.
     let (name, cached) = recorded.cached(recorded.netns.path().to_str());
     stage.remember(&name, &cached.to_string())?;
     agent.terminate()?;

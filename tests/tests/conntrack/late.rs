@@ -36,16 +36,10 @@ fn masqueraded_flows_of_a_pod_that_is_found_late_are_healed() -> Result<()> {
     let stage = Stage::new("ct-late")?;
     stage.endpoints_are(&[Who::Remote])?;
     let agent = stage.start_agent()?;
-    let pod = stage
-        .cast
-        .cluster
-        .add_pod_without_denizen("late", Wiring::Routed)?;
+    let pod = stage.cast.cluster.add_pod_without_denizen("late", Wiring::Routed)?;
     let late = flows(&pod)?;
     for flow in &late {
-        let seen = flow
-            .ask()
-            .seen()
-            .with_context(|| format!("{flow:?} is not answered"))?;
+        let seen = flow.ask().seen().with_context(|| format!("{flow:?} is not answered"))?;
         ensure!(!pod.addresses.contains(&seen), "not known yet: masqueraded");
     }
     let others = stage.flows()?;

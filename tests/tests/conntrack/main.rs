@@ -1,10 +1,7 @@
-//! Flows that go on while their service changes: what is stale is gone once the change is told as programmed,
-//! and what is healthy never notices.
+//! Flows that go on while their service changes: what is stale is gone once the change is told as
+//! programmed, and what is healthy never notices.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 mod late;
 mod restart;
@@ -32,9 +29,7 @@ const PACE: Duration = Duration::from_millis(50);
 const NODE_PORT: u16 = 30053;
 const PORTS: [Port; 2] = [
     Port::tcp("udp", 53, PORT).over(Protocol::Udp).at_node(NODE_PORT),
-    Port::tcp("sctp", 53, PORT)
-        .over(Protocol::Sctp)
-        .at_node(NODE_PORT),
+    Port::tcp("sctp", 53, PORT).over(Protocol::Sctp).at_node(NODE_PORT),
 ];
 
 /// A service over UDP and SCTP, on its stage.
@@ -51,11 +46,7 @@ impl Stage {
         // An association that is never finished is forgotten after three seconds.
         let key = "net.netfilter.nf_conntrack_sctp_timeout_cookie_wait";
         cast.cluster.world.node.sysctl(key, "600")?;
-        Ok(Self {
-            cast,
-            flags: Vec::new(),
-            _servers: servers,
-        })
+        Ok(Self { cast, flags: Vec::new(), _servers: servers })
     }
 
     fn node(&self) -> &Netns {
@@ -76,8 +67,8 @@ impl Stage {
         self.cast.cluster.manifests.put("dns", &service)
     }
 
-    /// One flow for every door, protocol and family: from a pod to the cluster IP, from outside to it and to
-    /// the node port.
+    /// One flow for every door, protocol and family: from a pod to the cluster IP, from outside to
+    /// it and to the node port.
     fn flows(&self) -> Result<Vec<Flow>> {
         let mut flows = Vec::new();
         for protocol in [Protocol::Udp, Protocol::Sctp] {
@@ -112,8 +103,7 @@ impl Stage {
 
     fn tracked(&self, flows: &[Flow]) -> Result<Vec<Tracked>> {
         let entry = |flow: &Flow| {
-            flow.tracked(self.node())?
-                .with_context(|| format!("{flow:?} is not tracked"))
+            flow.tracked(self.node())?.with_context(|| format!("{flow:?} is not tracked"))
         };
         flows.iter().map(entry).collect()
     }
@@ -148,7 +138,8 @@ fn no_packet_goes_to_an_endpoint_that_was_replaced() -> Result<()> {
     Ok(())
 }
 
-/// Whatever changes again is given time for answers again, which must not keep what is gone for ever.
+/// Whatever changes again is given time for answers again, which must not keep what is gone for
+/// ever.
 #[test]
 fn a_service_that_never_rests_loses_no_client() -> Result<()> {
     let stage = Stage::new("ct-restless")?;
@@ -157,9 +148,7 @@ fn a_service_that_never_rests_loses_no_client() -> Result<()> {
     let flows = stage.flows()?;
     stage.all_are_answered_by(&flows, Who::Routed)?;
     let before = agent.status()?["lastSync"].clone();
-    let mut members = [&[Who::Remote][..], &[Who::Remote, Who::Bridged]]
-        .into_iter()
-        .cycle();
+    let mut members = [&[Who::Remote][..], &[Who::Remote, Who::Bridged]].into_iter().cycle();
     let asked = flows.iter().map(Flow::ask);
     until("freed, though the service goes on changing", || {
         let started = Instant::now();
@@ -185,8 +174,8 @@ fn to_zero_and_back() -> Result<()> {
     stage.all_are_answered_by(&flows, Who::Remote)
 }
 
-/// What is sent to a cluster IP before there is a service goes its way untranslated, and as long as the client
-/// sends, nobody asks the rules again.
+/// What is sent to a cluster IP before there is a service goes its way untranslated, and as long as
+/// the client sends, nobody asks the rules again.
 #[test]
 fn the_first_endpoint_frees_clients_from_the_black_hole() -> Result<()> {
     let stage = Stage::new("ct-hole")?;
@@ -216,10 +205,7 @@ fn a_service_that_is_deleted() -> Result<()> {
     for flow in &flows {
         assert_eq!(flow.tracked(stage.node())?, None, "{flow:?}");
         let outcome = flow.ask();
-        assert!(
-            outcome.endpoint().is_none(),
-            "{flow:?} is still answered: {outcome:?}"
-        );
+        assert!(outcome.endpoint().is_none(), "{flow:?} is still answered: {outcome:?}");
     }
     Ok(())
 }
@@ -265,8 +251,8 @@ fn a_local_pod_that_is_deleted() -> Result<()> {
     Ok(())
 }
 
-/// An entry that appears when the first look is over, as that of a packet does which was on its way through
-/// the old rules.
+/// An entry that appears when the first look is over, as that of a packet does which was on its way
+/// through the old rules.
 #[test]
 fn the_second_look_catches_what_raced() -> Result<()> {
     let stage = Stage::new("ct-second")?;
@@ -274,17 +260,8 @@ fn the_second_look_catches_what_raced() -> Result<()> {
     let agent = stage.start_agent()?;
     let to = SocketAddr::new(service_ips(10)[0], 53);
     let client = stage.cast.address(Who::Outside, to.ip())?;
-    for (attempt, who) in [Who::Remote, Who::Routed]
-        .into_iter()
-        .cycle()
-        .take(40)
-        .enumerate()
-    {
-        let other = if who == Who::Remote {
-            Who::Routed
-        } else {
-            Who::Remote
-        };
+    for (attempt, who) in [Who::Remote, Who::Routed].into_iter().cycle().take(40).enumerate() {
+        let other = if who == Who::Remote { Who::Routed } else { Who::Remote };
         let dead = SocketAddr::new(stage.cast.address(other, to.ip())?, PORT);
         let begun = Instant::now();
         programmed(&agent, || stage.endpoints_are(&[who]), || ())?;

@@ -12,26 +12,16 @@ use denizen_tests::probe::Protocol;
 
 use crate::{Stage, until};
 
-/// Everything that could become stale while nobody was there does; what did not is not looked at twice.
+/// Everything that could become stale while nobody was there does; what did not is not looked at
+/// twice.
 fn a_restart_finds_what_became_stale(label: &str, flags: Vec<String>) -> Result<()> {
-    let stage = Stage {
-        flags,
-        ..Stage::new(label)?
-    };
+    let stage = Stage { flags, ..Stage::new(label)? };
     let manifests = &stage.cast.cluster.manifests;
     stage.endpoints_are(&[Who::Remote])?;
     let ports = [Port::tcp("udp", 54, PORT).over(Protocol::Udp).at_node(30054)];
     let (gone, kept) = (
         stage.cast.service("gone", 11, &ports, &[Who::Routed])?,
-        stage.cast.service(
-            "moved",
-            12,
-            &[Port {
-                node_port: None,
-                ..ports[0]
-            }],
-            &[Who::Routed],
-        )?,
+        stage.cast.service("moved", 12, &[Port { node_port: None, ..ports[0] }], &[Who::Routed])?,
     );
     manifests.put("gone", &gone)?;
     manifests.put("moved", &kept)?;
@@ -55,15 +45,8 @@ fn a_restart_finds_what_became_stale(label: &str, flags: Vec<String>) -> Result<
     let before = stage.tracked(&healthy)?;
     agent.terminate()?;
     manifests.remove("gone")?;
-    let moved = stage.cast.service(
-        "moved",
-        12,
-        &[Port {
-            node_port: None,
-            ..ports[0]
-        }],
-        &[Who::Remote],
-    )?;
+    let moved =
+        stage.cast.service("moved", 12, &[Port { node_port: None, ..ports[0] }], &[Who::Remote])?;
     manifests.put("moved", &moved)?;
     let agent = stage.start_agent()?;
     until("all flushed", || {

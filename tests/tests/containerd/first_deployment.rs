@@ -20,9 +20,7 @@ fn pods_that_come_while_denizen_is_being_installed_are_all_known() -> Result<()>
     let node = Node::new("ctr-first")?;
     let cri = node.containerd.cri()?;
     let make = |when: &str| {
-        (0..EACH)
-            .map(|n| cri.run_sandbox(&format!("{when}-{n}")))
-            .collect::<Result<Vec<_>>>()
+        (0..EACH).map(|n| cri.run_sandbox(&format!("{when}-{n}"))).collect::<Result<Vec<_>>>()
     };
     let mut sandboxes = make("before")?;
     let granted = capabilities(DAEMON_SET, "agent")?;
@@ -35,14 +33,7 @@ fn pods_that_come_while_denizen_is_being_installed_are_all_known() -> Result<()>
     sandboxes.extend(make("after")?);
     // Somebody else writes the list anew, and takes the entry out with it.
     let conf = Containerd::conf_dir(&node.folder)?.join("10-pods.conflist");
-    fs::write(
-        &conf,
-        node.cluster
-            .chain(Wiring::Bridged)
-            .clone()
-            .without_denizen()
-            .conflist(),
-    )?;
+    fs::write(&conf, node.cluster.chain(Wiring::Bridged).clone().without_denizen().conflist())?;
     node.until("containerd goes by the list without denizen", || {
         let probe = cri.run_sandbox("is-it-gone")?;
         let is_gone = node.records()?.get(&probe).is_none_or(|record| record.adopted);

@@ -25,8 +25,8 @@ use serde_json::{Value, json};
 
 use super::PATIENCE;
 
-/// A node on which kubelet runs `conf/kubernetes`, with an API server and containerd, whose chain has no
-/// denizen yet.
+/// A node on which kubelet runs `conf/kubernetes`, with an API server and containerd, whose chain
+/// has no denizen yet.
 struct Installation {
     containerd: Containerd,
     chain: PathBuf,
@@ -42,22 +42,13 @@ impl Installation {
         let cluster = &stage.cast.cluster;
         let folder = cluster.world.subfolder("containerd")?;
         let chain = Containerd::conf_dir(&folder)?.join("10-pods.conflist");
-        let original = cluster
-            .chain(Wiring::Bridged)
-            .clone()
-            .without_denizen()
-            .conflist();
+        let original = cluster.chain(Wiring::Bridged).clone().without_denizen().conflist();
         fs::write(&chain, &original)?;
         let cache = cluster.run_dir().join(CNI_CACHE);
         let mut containerd = Containerd::start(&cluster.world.node, &folder, &cache)?;
         containerd.import_denizen()?;
         containerd.wait_network()?;
-        Ok(Self {
-            containerd,
-            chain,
-            original,
-            stage,
-        })
+        Ok(Self { containerd, chain, original, stage })
     }
 
     /// A kubelet for these objects. Paths that would be the machine's own are the test's.
@@ -95,16 +86,13 @@ fn until_healthy(pod: &DaemonPod) -> Result<()> {
     let started = Instant::now();
     loop {
         let status = pod.status();
-        let is_healthy =
-            |it: &Value| it["synced"] == true && it["errors"] == json!([]) && it["warnings"] == json!([]);
+        let is_healthy = |it: &Value| {
+            it["synced"] == true && it["errors"] == json!([]) && it["warnings"] == json!([])
+        };
         if status.as_ref().is_ok_and(is_healthy) {
             return Ok(());
         }
-        ensure!(
-            started.elapsed() < PATIENCE,
-            "not healthy: {status:?}\n{}",
-            pod.log("agent")
-        );
+        ensure!(started.elapsed() < PATIENCE, "not healthy: {status:?}\n{}", pod.log("agent"));
         thread::sleep(Duration::from_millis(100));
     }
 }
@@ -122,13 +110,8 @@ fn the_daemon_set_installs_programs_sets_up_the_kernel_and_is_taken_away() -> Re
     const NET_ADMIN: u64 = 1 << 12;
     let node = Installation::new("ctr-daemon")?;
     let cluster = &node.stage.cast.cluster;
-    cluster
-        .world
-        .node
-        .sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
-    let pod = node
-        .kubelet(built(&folder().join("kubernetes"))?)?
-        .run("denizen")?;
+    cluster.world.node.sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
+    let pod = node.kubelet(built(&folder().join("kubernetes"))?)?.run("denizen")?;
     until_healthy(&pod)?;
     assert_eq!(effective(&pod, "agent")?, NET_ADMIN);
     assert_eq!(effective(&pod, "install-cni")?, 0);
@@ -154,10 +137,11 @@ fn the_daemon_set_installs_programs_sets_up_the_kernel_and_is_taken_away() -> Re
     Ok(())
 }
 
-/// The component `iptables`: node ports answer on 127.0.0.1 too, so the agent sets `route_localnet`, and
-/// nothing is left to warn of; nor of all that when the component goes.
+/// The component `iptables`: node ports answer on 127.0.0.1 too, so the agent sets
+/// `route_localnet`, and nothing is left to warn of; nor of all that when the component goes.
 #[test]
-fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without_a_trace() -> Result<()> {
+fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without_a_trace()
+-> Result<()> {
     let node = Installation::new("ctr-ipt")?;
     let cast = &node.stage.cast;
     let http = [Port::tcp("http", 80, PORT).at_node(30080)];
@@ -172,9 +156,7 @@ fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without
     }
     // Without the component nothing of it is left, though the agent has no NET_RAW any more.
     pod.end()?;
-    let pod = node
-        .kubelet(built(&folder().join("kubernetes"))?)?
-        .run("denizen")?;
+    let pod = node.kubelet(built(&folder().join("kubernetes"))?)?.run("denizen")?;
     let host = &cast.cluster.world.node;
     let started = Instant::now();
     while host.output("ipset", &["list", "-n"])?.contains("DENIZEN-") {
@@ -209,10 +191,7 @@ fn a_container_whose_run_directory_is_removed_is_not_live_until_it_is_started_an
     until_healthy(&pod)?;
     until_live(200)?;
     // The runtime's own cache is in there, and is the test's alone.
-    fs::rename(
-        cluster.run_dir().join(CNI_CACHE),
-        cluster.world.folder().join(CNI_CACHE),
-    )?;
+    fs::rename(cluster.run_dir().join(CNI_CACHE), cluster.world.folder().join(CNI_CACHE))?;
     fs::remove_dir_all(cluster.run_dir())?;
     until_live(503)?;
     pod.end()?;

@@ -36,7 +36,8 @@ use serde_json::{Value, json};
 /// What has not happened by then never will.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A node with containerd, whose chain is as a CNI plugin's installer leaves it: without denizen yet.
+/// A node with containerd, whose chain is as a CNI plugin's installer leaves it: without denizen
+/// yet.
 struct Node {
     containerd: Containerd,
     folder: PathBuf,
@@ -55,25 +56,17 @@ impl Node {
         let cache = cluster.run_dir().join(CNI_CACHE);
         let mut containerd = Containerd::start(&cluster.world.node, &folder, &cache)?;
         containerd.wait_network()?;
-        Ok(Self {
-            containerd,
-            folder,
-            cluster,
-            _web: web,
-        })
+        Ok(Self { containerd, folder, cluster, _web: web })
     }
 
-    /// As an operator puts denizen into the chain; the ADD of a pod that cannot be programmed fails.
+    /// As an operator puts denizen into the chain; the ADD of a pod that cannot be programmed
+    /// fails.
     fn install(&self) -> Result<()> {
         let wait = json!({ "waitForAgent": { "timeout": "30s", "onTimeout": "fail" } });
         let mut install = Command::new(binary::ours("denizen-agent")?);
         install.args(["install-cni", "--once"]);
-        install
-            .arg("--cni-conf-dir")
-            .arg(Containerd::conf_dir(&self.folder)?);
-        install
-            .arg("--cni-bin-dir")
-            .arg(Containerd::bin_dir(&self.folder)?);
+        install.arg("--cni-conf-dir").arg(Containerd::conf_dir(&self.folder)?);
+        install.arg("--cni-bin-dir").arg(Containerd::bin_dir(&self.folder)?);
         install.arg("--run-dir").arg(self.cluster.run_dir());
         checked(install.arg("--plugin-config").arg(wait.to_string()))?;
         // containerd takes a changed configuration within moments, and says nothing of it.
@@ -138,11 +131,8 @@ fn a_pod_is_recorded_known_from_its_first_packet_and_crossed_out() -> Result<()>
         let pod = record.pod.clone().context("containerd names the pod")?;
         assert_eq!((pod.name, pod.uid), (name.clone(), Some(format!("uid-{name}"))));
         assert_eq!(record.bridge.as_deref(), Some("cni0"));
-        let told: Vec<IpAddr> = cri
-            .addresses(&sandbox)?
-            .iter()
-            .map(|it| it.parse())
-            .collect::<Result<_, _>>()?;
+        let told: Vec<IpAddr> =
+            cri.addresses(&sandbox)?.iter().map(|it| it.parse()).collect::<Result<_, _>>()?;
         assert_eq!(record.ips, told, "what kubelet is told is what is recorded");
         assert_eq!(pods(&agent)?, 1);
         cri.stop_sandbox(&sandbox)?;
@@ -152,10 +142,7 @@ fn a_pod_is_recorded_known_from_its_first_packet_and_crossed_out() -> Result<()>
     }
     assert_eq!(agent.status()?["errors"], json!([]));
     let log = node.containerd.log();
-    let complaints: Vec<_> = log
-        .lines()
-        .filter(|line| line.contains("denizen\" failed"))
-        .collect();
+    let complaints: Vec<_> = log.lines().filter(|line| line.contains("denizen\" failed")).collect();
     assert!(complaints.is_empty(), "{complaints:?}");
     Ok(())
 }
@@ -189,8 +176,7 @@ fn thirty_pods_at_once_are_all_known_and_all_crossed_out() -> Result<()> {
     };
     thread::scope(|scope| -> Result<()> {
         let pods: Vec<_> = (0..PODS).map(|number| scope.spawn(move || one(number))).collect();
-        pods.into_iter()
-            .try_for_each(|pod| pod.join().expect("it does not panic"))
+        pods.into_iter().try_for_each(|pod| pod.join().expect("it does not panic"))
     })?;
     assert!(node.records()?.is_empty());
     node.until("the agent forgets them", || Ok(pods(&agent)? == 0))?;
@@ -198,8 +184,8 @@ fn thirty_pods_at_once_are_all_known_and_all_crossed_out() -> Result<()> {
     Ok(())
 }
 
-/// A live node is switched over: containerd's own cache tells of its pods, and its DEL, which goes by the old chain, is
-/// made good for.
+/// A live node is switched over: containerd's own cache tells of its pods, and its DEL, which goes
+/// by the old chain, is made good for.
 #[test]
 fn pods_that_containerd_made_before_are_adopted_and_pruned() -> Result<()> {
     let node = Node::new("ctr-adopt")?;

@@ -26,15 +26,12 @@ struct Cell {
     expected: Seen,
 }
 
-/// Sends every cell's packet, the number of the cell in it. No two packets of a stage have the same source port:
-/// one would be taken for the other's connection.
+/// Sends every cell's packet, the number of the cell in it. No two packets of a stage have the same
+/// source port: one would be taken for the other's connection.
 fn send_all(stage: &Stage, agent: &Agent, row: &Row, doors: &[Door]) -> Result<Vec<Cell>> {
     let mut cells = Vec::new();
     for wiring in [Wiring::Bridged, Wiring::Routed] {
-        for (sender, like) in SENDERS
-            .iter()
-            .flat_map(|s| service_ips(10).map(|like| (*s, like)))
-        {
+        for (sender, like) in SENDERS.iter().flat_map(|s| service_ips(10).map(|like| (*s, like))) {
             let local = row.takes_for_local(wiring, sender);
             let (netns, source, interface) = stage.sender(wiring, sender, like)?;
             for door in doors {
@@ -51,11 +48,7 @@ fn send_all(stage: &Stage, agent: &Agent, row: &Row, doors: &[Door]) -> Result<V
                 let from = (source, stage.fresh_port());
                 let send = || UdpSocket::bind(from)?.send_to(&number, to);
                 netns.run(send)?.with_context(|| what.clone())?;
-                cells.push(Cell {
-                    what,
-                    source,
-                    expected,
-                });
+                cells.push(Cell { what, source, expected });
             }
         }
     }
@@ -87,7 +80,9 @@ fn heard(stage: &Stage, expected: usize) -> Result<BTreeMap<u32, IpAddr>> {
     let mut heard = BTreeMap::new();
     let begun = Instant::now();
     let mut complete = None;
-    while complete.is_none_or(|since: Instant| since.elapsed() < GRACE) && begun.elapsed() < PATIENCE {
+    while complete.is_none_or(|since: Instant| since.elapsed() < GRACE)
+        && begun.elapsed() < PATIENCE
+    {
         for ear in &stage.ears {
             ear.set_read_timeout(Some(Duration::from_millis(2)))?;
             let mut number = [0; 4];
@@ -111,16 +106,14 @@ pub fn play(stage: &Stage, agent: &Agent, row: &Row, doors: &[Door]) -> Result<(
         let seen = match heard.get(&number) {
             None => Seen::Nothing,
             // The node's own packets have its address, masqueraded or not.
-            Some(_) if cell.expected == Seen::Nodes && stage.cast.cluster.is_nodes(cell.source)? => {
+            Some(_)
+                if cell.expected == Seen::Nodes && stage.cast.cluster.is_nodes(cell.source)? =>
+            {
                 Seen::Nodes
             }
             Some(from) if *from == cell.source => Seen::Kept,
             Some(from) => {
-                ensure!(
-                    stage.cast.cluster.is_nodes(*from)?,
-                    "{}: seen as {from}",
-                    cell.what
-                );
+                ensure!(stage.cast.cluster.is_nodes(*from)?, "{}: seen as {from}", cell.what);
                 Seen::Nodes
             }
         };
@@ -128,12 +121,6 @@ pub fn play(stage: &Stage, agent: &Agent, row: &Row, doors: &[Door]) -> Result<(
             wrong.push(format!("{}: {seen:?}, not {:?}", cell.what, cell.expected));
         }
     }
-    ensure!(
-        wrong.is_empty(),
-        "{} of {} cells:\n{}",
-        wrong.len(),
-        cells.len(),
-        wrong.join("\n")
-    );
+    ensure!(wrong.is_empty(), "{} of {} cells:\n{}", wrong.len(), cells.len(), wrong.join("\n"));
     Ok(())
 }

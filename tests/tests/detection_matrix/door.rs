@@ -56,12 +56,14 @@ pub enum Seen {
 impl Door {
     pub fn expected(self, sender: Sender, local: bool) -> Seen {
         match self {
-            // kube-proxy: off-cluster traffic to a cluster IP is masqueraded, and what is not local is that.
+            // kube-proxy: off-cluster traffic to a cluster IP is masqueraded, and what is not local
+            // is that.
             Self::ClusterIp if local => Seen::Kept,
             Self::ClusterIp => Seen::Nodes,
             // The endpoint may be on another node, so everybody is masqueraded.
             Self::LoadBalancer | Self::NodePort => Seen::Nodes,
-            // Policy Local binds what comes from elsewhere: to no endpoint on this node, it is dropped.
+            // Policy Local binds what comes from elsewhere: to no endpoint on this node, it is
+            // dropped.
             Self::LocalLoadBalancer | Self::LocalNodePort => match (local, sender) {
                 (true, _) => Seen::Kept,
                 (false, Sender::Node) => Seen::Nodes,

@@ -1,14 +1,13 @@
-//! Who keeps their address: every way to tell this node's pods apart × pods' wiring × who sends × where to.
+//! Who keeps their address: every way to tell this node's pods apart × pods' wiring × who sends ×
+//! where to.
 //!
-//! What each mode takes for a local pod is written down here by reasoning from what the mode looks at
-//! ([`MATRIX`]), and what follows for a door from Kubernetes' rules ([`door::Door::expected`]): the program is not
-//! asked. Then every cell is a packet of its own, and `explain` is asked about it. Only what arrives counts, and
-//! no answer is needed, so that a packet with a borrowed address is seen as well as an honest one.
+//! What each mode takes for a local pod is written down here by reasoning from what the mode looks
+//! at ([`MATRIX`]), and what follows for a door from Kubernetes' rules ([`door::Door::expected`]):
+//! the program is not asked. Then every cell is a packet of its own, and `explain` is asked about
+//! it. Only what arrives counts, and no answer is needed, so that a packet with a borrowed address
+//! is seen as well as an honest one.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 mod cell;
 mod door;
@@ -31,7 +30,8 @@ fn settings(stage: &Stage, backend: Backend, mode: &str) -> Settings {
     settings
 }
 
-/// One world for each backend, and one agent after another in it: a mode leaves nothing behind for the next.
+/// One world for each backend, and one agent after another in it: a mode leaves nothing behind for
+/// the next.
 fn play_rows(label: &str, rows: &[Row]) -> Result<()> {
     for backend in Backend::ALL {
         let stage = Stage::set(&format!("{label}-{}", backend as u8))?;

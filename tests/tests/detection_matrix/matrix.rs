@@ -6,7 +6,8 @@ use denizen_tests::pod::Wiring;
 pub enum Sender {
     /// A pod of this node, as it was recorded.
     Pod,
-    /// Another recorded pod of this node of the same wiring, which writes that pod's address into its packets.
+    /// Another recorded pod of this node of the same wiring, which writes that pod's address into
+    /// its packets.
     Neighbour,
     /// A pod of another node.
     Remote,
@@ -27,9 +28,9 @@ pub const SENDERS: [Sender; 6] = [
     Sender::Node,
 ];
 
-/// What of this node's a mode takes for local, of bridged and of routed pods: the pod, its neighbour with its
-/// address, and the host outside with its address. Remote pods, hosts outside with their own address and the
-/// node itself are nobody's in any mode.
+/// What of this node's a mode takes for local, of bridged and of routed pods: the pod, its
+/// neighbour with its address, and the host outside with its address. Remote pods, hosts outside
+/// with their own address and the node itself are nobody's in any mode.
 pub struct Row {
     pub mode: &'static str,
     pub bridged: [bool; 3],
@@ -45,39 +46,16 @@ const NO: bool = false;
 
 pub const MATRIX: [Row; 9] = [
     // The bridge is the input interface of every pod behind it; a veth is one pod's.
-    Row {
-        mode: "pod-state",
-        bridged: [YES, DECEIVED, NO],
-        routed: [YES, NO, NO],
-    },
+    Row { mode: "pod-state", bridged: [YES, DECEIVED, NO], routed: [YES, NO, NO] },
     // The port of the bridge is one pod's, too.
-    Row {
-        mode: "pod-state=port-exact",
-        bridged: [YES, NO, NO],
-        routed: [YES, NO, NO],
-    },
+    Row { mode: "pod-state=port-exact", bridged: [YES, NO, NO], routed: [YES, NO, NO] },
     // Addresses do not matter, and routed pods are behind no bridge.
-    Row {
-        mode: "bridge=cni0",
-        bridged: [YES, DECEIVED, NO],
-        routed: [ERRS, NO, NO],
-    },
-    Row {
-        mode: "bridge=br-none,cni0",
-        bridged: [YES, DECEIVED, NO],
-        routed: [ERRS, NO, NO],
-    },
-    Row {
-        mode: "bridge-port",
-        bridged: [YES, DECEIVED, NO],
-        routed: [ERRS, NO, NO],
-    },
-    // Addresses do not matter, and a bridged pod's packets come in through the bridge, whatever its veth is called.
-    Row {
-        mode: "interface-prefix=veth",
-        bridged: [ERRS, NO, NO],
-        routed: [YES, DECEIVED, NO],
-    },
+    Row { mode: "bridge=cni0", bridged: [YES, DECEIVED, NO], routed: [ERRS, NO, NO] },
+    Row { mode: "bridge=br-none,cni0", bridged: [YES, DECEIVED, NO], routed: [ERRS, NO, NO] },
+    Row { mode: "bridge-port", bridged: [YES, DECEIVED, NO], routed: [ERRS, NO, NO] },
+    // Addresses do not matter, and a bridged pod's packets come in through the bridge, whatever its
+    // veth is called.
+    Row { mode: "interface-prefix=veth", bridged: [ERRS, NO, NO], routed: [YES, DECEIVED, NO] },
     Row {
         mode: "interface-prefix=veth,cni",
         bridged: [YES, DECEIVED, NO],

@@ -14,8 +14,8 @@ use serde_json::Value;
 use crate::door::{TARGET, elsewhere, service};
 use crate::matrix::Sender;
 
-/// Everybody's packets come with the bit of the mark by which a bridge's table tells: it is nothing that a sender,
-/// or a rule of somebody else's, could say.
+/// Everybody's packets come with the bit of the mark by which a bridge's table tells: it is nothing
+/// that a sender, or a rule of somebody else's, could say.
 const MARKED_BY_OTHERS: &str = r"
 table bridge others {
     chain prerouting { type filter hook prerouting priority -400; meta mark set meta mark | 0x40; }
@@ -51,17 +51,12 @@ impl Stage {
         }
         // What a strict node would drop for its source is what this is about.
         for interface in ["all", "default", "eth0", "cni0"] {
-            cluster
-                .world
-                .node
-                .sysctl(&format!("net.ipv4.conf.{interface}.rp_filter"), "0")?;
+            cluster.world.node.sysctl(&format!("net.ipv4.conf.{interface}.rp_filter"), "0")?;
         }
         cluster.world.node.nft(MARKED_BY_OTHERS)?;
         let web = service(&cast, "web", 10, 1, "Cluster")?;
         cluster.manifests.put("web", &web)?;
-        cluster
-            .manifests
-            .put("kept", &service(&cast, "kept", 11, 2, "Local")?)?;
+        cluster.manifests.put("kept", &service(&cast, "kept", 11, 2, "Local")?)?;
         let listen = |address: &IpAddr| UdpSocket::bind((*address, TARGET));
         let all = |netns: &Netns, addresses: &[IpAddr]| -> Result<Vec<UdpSocket>> {
             Ok(netns.run(|| addresses.iter().map(listen).collect::<Result<_, _>>())??)
@@ -70,13 +65,7 @@ impl Stage {
         let netns = Netns::new(&format!("{label}-out"))?;
         let wired = Pod::wire(&cluster.world.node, netns, "out", Wiring::Routed, &elsewhere())?;
         ears.extend(all(&wired.netns, &wired.addresses)?);
-        Ok(Self {
-            cast,
-            neighbours,
-            _elsewhere: wired,
-            ears,
-            ports: Cell::new(10_000),
-        })
+        Ok(Self { cast, neighbours, _elsewhere: wired, ears, ports: Cell::new(10_000) })
     }
 
     /// A source port that no packet had yet.
@@ -91,7 +80,8 @@ impl Stage {
         }
     }
 
-    /// Where a sender is, which source it writes, and what the node's stack sees it come in through.
+    /// Where a sender is, which source it writes, and what the node's stack sees it come in
+    /// through.
     pub fn sender(
         &self,
         wiring: Wiring,
@@ -105,13 +95,12 @@ impl Stage {
             Ok((netns, self.cast.address(who, like)?, interface.map(str::to_owned)))
         };
         match sender {
-            // By the node's end of its veth, which `explain` knows as the port of a bridge where it is one.
+            // By the node's end of its veth, which `explain` knows as the port of a bridge where it
+            // is one.
             Sender::Pod => Ok((&pod.netns, pods, Some(pod.host_interface().to_owned()))),
-            Sender::Neighbour => Ok((
-                &neighbour.netns,
-                pods,
-                Some(neighbour.host_interface().to_owned()),
-            )),
+            Sender::Neighbour => {
+                Ok((&neighbour.netns, pods, Some(neighbour.host_interface().to_owned())))
+            }
             Sender::Remote => honest(Who::Remote),
             Sender::Outside => honest(Who::Outside),
             Sender::Spoofer => Ok((&self.cast.cluster.world.client, pods, Some("eth0".to_owned()))),
@@ -125,10 +114,7 @@ fn borrow(netns: &Netns, addresses: &[IpAddr]) -> Result<()> {
     netns.sysctl("net.ipv4.conf.all.arp_announce", "2")?;
     for address in addresses {
         let nodad = if address.is_ipv6() { "nodad" } else { "" };
-        netns.ip(&format!(
-            "addr add {address}/{} dev lo {nodad}",
-            host_length(*address)
-        ))?;
+        netns.ip(&format!("addr add {address}/{} dev lo {nodad}", host_length(*address)))?;
     }
     netns.ip("link set lo up")
 }

@@ -1,4 +1,5 @@
-//! The chains of egress masquerade in iptables' table `security`, beside others' rules and programs.
+//! The chains of egress masquerade in iptables' table `security`, beside others' rules and
+//! programs.
 
 use std::fs::{self, Permissions};
 use std::net::SocketAddr;
@@ -36,7 +37,8 @@ fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-/// What of iptables' is in use in either variant has its table; so does what was only looked for, in legacy.
+/// What of iptables' is in use in either variant has its table; so does what was only looked for,
+/// in legacy.
 fn has_security(node: &Netns) -> Result<bool> {
     let legacy = "cat /proc/net/ip_tables_names /proc/net/ip6_tables_names";
     let legacy = node.output("sh", &["-c", legacy])?;
@@ -65,8 +67,8 @@ const THEIRS: [&str; 4] = [
     "-A FORWARD -j THEIRS",
 ];
 
-/// What others do to it is repaired; a restart finds it and writes nothing anew; `cleanup` takes it away, and
-/// nobody else's.
+/// What others do to it is repaired; a restart finds it and writes nothing anew; `cleanup` takes it
+/// away, and nobody else's.
 fn a_life_among_others(label: &str, variant: Variant) -> Result<()> {
     let scene = Scene::set(label)?;
     others(scene.node(), variant)?;
@@ -126,7 +128,8 @@ fn a_life_among_others_nft() -> Result<()> {
     a_life_among_others("egress-life-n", Variant::Nft)
 }
 
-/// Once there, a table is one more that every packet goes through; the agent has looked twice by then.
+/// Once there, a table is one more that every packet goes through; the agent has looked twice by
+/// then.
 #[test]
 fn without_the_flag_no_table_is_made() -> Result<()> {
     let scene = Scene::set("egress-none")?;
@@ -150,14 +153,8 @@ fn the_other_family_has_no_table() -> Result<()> {
     for variant in Variant::BOTH {
         let agent = scene.start(scene.flags(backend(variant)))?;
         let [v4, v6] = outside();
-        ensure!(
-            scene.is_masqueraded(Who::Routed, v4, Protocol::Tcp)?,
-            "{variant:?}"
-        );
-        ensure!(
-            !scene.is_masqueraded(Who::Routed, v6, Protocol::Tcp)?,
-            "{variant:?}"
-        );
+        ensure!(scene.is_masqueraded(Who::Routed, v4, Protocol::Tcp)?, "{variant:?}");
+        ensure!(!scene.is_masqueraded(Who::Routed, v6, Protocol::Tcp)?, "{variant:?}");
         agent.terminate()?;
     }
     let v6 = node.output("cat", &["/proc/net/ip6_tables_names"])?
@@ -186,10 +183,9 @@ fn another_variant_or_backend_leaves_nothing_behind() -> Result<()> {
         ensure!(scene.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{now:?}");
         if let Some(last) = last {
             let is_gone = || match last {
-                Nftables => Ok(!scene
-                    .node()
-                    .output("nft", &["list", "tables"])?
-                    .contains(" denizen")),
+                Nftables => {
+                    Ok(!scene.node().output("nft", &["list", "tables"])?.contains(" denizen"))
+                }
                 IptablesLegacy | IptablesNft => Ok(!scene.is_programmed(last)?),
             };
             until(&format!("{last:?} is gone"), is_gone)?;
@@ -201,7 +197,8 @@ fn another_variant_or_backend_leaves_nothing_behind() -> Result<()> {
     Ok(())
 }
 
-/// `KUBE-FORWARD` accepts what has the mark: it must not be a way for pods past the operator's own rules.
+/// `KUBE-FORWARD` accepts what has the mark: it must not be a way for pods past the operator's own
+/// rules.
 #[test]
 fn a_firewall_in_forward_still_has_its_say() -> Result<()> {
     for variant in Variant::BOTH {
@@ -223,18 +220,14 @@ fn cleanup_removes_it_from_beside_kube_proxys_chains() -> Result<()> {
     let (node, variant) = (scene.node(), Variant::Legacy);
     scene.start(scene.flags(backend(variant)))?.terminate()?;
     for family in ["iptables", "ip6tables"] {
-        let as_kube_proxys =
-            "*nat\n:KUBE-MARK-MASQ - [0:0]\n-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n";
+        let as_kube_proxys = "*nat\n:KUBE-MARK-MASQ - [0:0]\n-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n";
         variant.restore(node, family, as_kube_proxys)?;
     }
     let program = binary::ours("denizen-agent")?.display().to_string();
     // Its sets stay with the chains that name them.
     let _ = node.output(&program, &["cleanup"]);
     let left = variant.dump(node)?;
-    ensure!(
-        left.contains("-A KUBE-SERVICES") && !left.contains(":DENIZEN-"),
-        "{left}"
-    );
+    ensure!(left.contains("-A KUBE-SERVICES") && !left.contains(":DENIZEN-"), "{left}");
     Ok(())
 }
 
@@ -279,27 +272,16 @@ fn a_kernel_without_the_table_has_services_all_the_same() -> Result<()> {
     };
     let is_served = |number: u8| {
         let mut doors = service_ips(number).into_iter().map(|ip| SocketAddr::new(ip, 80));
-        doors.all(|door| {
-            Probe::tcp(door)
-                .ask_in(&scene.cast.routed.netns)
-                .endpoint()
-                .is_some()
-        })
+        doors.all(|door| Probe::tcp(door).ask_in(&scene.cast.routed.netns).endpoint().is_some())
     };
-    agent.until("synced, and both named", |status| {
-        status["synced"] == true && named(status)
-    })?;
+    agent.until("synced, and both named", |status| status["synced"] == true && named(status))?;
     ensure!(is_served(10) && !scene.is_masqueraded(Who::Routed, outside()[0], Protocol::Tcp)?);
-    let more = scene
-        .cast
-        .service("more", 12, &every_protocol(), &[Who::Remote])?;
+    let more = scene.cast.service("more", 12, &every_protocol(), &[Who::Remote])?;
     cluster.manifests.put("more", &more)?;
     agent.until("one more", |status| is_served(12) && named(status))?;
     fs::write(&scene.config, "nonMasqueradeCIDRs: ['fd00::/16']")?;
     // A look tries it again.
-    LEGACY_RESTORE
-        .iter()
-        .try_for_each(|name| fs::remove_file(folder.path().join(name)))?;
+    LEGACY_RESTORE.iter().try_for_each(|name| fs::remove_file(folder.path().join(name)))?;
     agent.until("no errors", |status| status["errors"] == json!([]))?;
     assert_eq!(agent.status()?["driftRepaired"], 0, "it is nobody's doing");
     ensure!(scene.is_masqueraded(Who::Routed, outside()[0], Protocol::Tcp)?);
@@ -318,20 +300,13 @@ fn a_foreign_table_of_that_name_is_left_alone_and_named() -> Result<()> {
     let before = theirs()?;
     let agent = scene.start(scene.flags(Backend::IptablesNft))?;
     let errors = agent.status()?["errors"].to_string();
-    ensure!(
-        errors.contains("egress masquerade of IPv4") && !errors.contains("IPv6"),
-        "{errors}"
-    );
+    ensure!(errors.contains("egress masquerade of IPv4") && !errors.contains("IPv6"), "{errors}");
     assert_eq!(theirs()?, before);
     let [v4, v6] = outside();
     ensure!(!scene.is_masqueraded(Who::Bridged, v4, Protocol::Tcp)?);
     ensure!(scene.is_masqueraded(Who::Bridged, v6, Protocol::Tcp)?);
     node.nft("delete table ip security")?;
     until("no errors", || Ok(agent.status()?["errors"] == json!([])))?;
-    ensure!(
-        scene
-            .is_masqueraded(Who::Bridged, v4, Protocol::Tcp)
-            .context("once theirs is gone")?
-    );
+    ensure!(scene.is_masqueraded(Who::Bridged, v4, Protocol::Tcp).context("once theirs is gone")?);
     Ok(())
 }

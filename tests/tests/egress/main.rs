@@ -1,10 +1,7 @@
-//! Egress masquerade of this node's pods, by ip-masq-agent's configuration: out of the ranges they are seen by
-//! the node's address, inside them by their own, and nobody else is touched.
+//! Egress masquerade of this node's pods, by ip-masq-agent's configuration: out of the ranges they
+//! are seen by the node's address, inside them by their own, and nobody else is touched.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 mod iptables;
 mod rig;
@@ -63,10 +60,7 @@ fn outside_the_ranges_alone(rig: &Rig) -> Result<()> {
             let at = |ip, port| SocketAddr::new(ip, port);
             for who in PODS {
                 let out = at(rig.address(Who::Outside, like)?, PORT);
-                assert!(
-                    rig.is_masqueraded(who, out, protocol)?,
-                    "{who:?} to {out}/{protocol}"
-                );
+                assert!(rig.is_masqueraded(who, out, protocol)?, "{who:?} to {out}/{protocol}");
                 let inside = at(rig.address(Who::Remote, like)?, PORT);
                 assert!(
                     !rig.is_masqueraded(who, inside, protocol)?,
@@ -79,10 +73,7 @@ fn outside_the_ranges_alone(rig: &Rig) -> Result<()> {
                 );
                 // The endpoint counts, not the service's address.
                 let far = at(service_ips(20)[usize::from(like.is_ipv6())], 80);
-                assert!(
-                    rig.is_masqueraded(who, far, protocol)?,
-                    "{who:?} to {far}/{protocol}"
-                );
+                assert!(rig.is_masqueraded(who, far, protocol)?, "{who:?} to {far}/{protocol}");
             }
             let neighbour = at(rig.address(Who::Routed, like)?, PORT);
             assert!(
@@ -91,23 +82,17 @@ fn outside_the_ranges_alone(rig: &Rig) -> Result<()> {
             );
             // The node itself has its own address, and needs no other.
             let out = at(rig.address(Who::Outside, like)?, PORT);
-            assert!(
-                !rig.is_masqueraded(Who::ThisNode, out, protocol)?,
-                "{out}/{protocol}"
-            );
+            assert!(!rig.is_masqueraded(Who::ThisNode, out, protocol)?, "{out}/{protocol}");
             // Who comes from outside sees the pod's answer, and is seen as itself.
             let pod = at(rig.address(Who::Bridged, like)?, PORT);
-            assert!(
-                !rig.is_masqueraded(Who::Outside, pod, protocol)?,
-                "{pod}/{protocol}"
-            );
+            assert!(!rig.is_masqueraded(Who::Outside, pod, protocol)?, "{pod}/{protocol}");
         }
     }
     Ok(())
 }
 
-/// Where no range is kept, whom bridge netfilter shows to the rules: a pod's neighbour, by its own address or as a
-/// service's endpoint.
+/// Where no range is kept, whom bridge netfilter shows to the rules: a pod's neighbour, by its own
+/// address or as a service's endpoint.
 fn neighbours_are_seen_so_too(backend: Backend) -> Result<()> {
     let rig = Rig::new(backend, "egress-near", "pod-state")?;
     let cluster = &rig.scene.cast.cluster;
@@ -133,10 +118,9 @@ fn neighbours_are_seen_so_too(backend: Backend) -> Result<()> {
 fn strangers_keep_their_address(backend: Backend) -> Result<()> {
     let rig = Rig::new(backend, "egress-who", "pod-state")?;
     let node = &rig.scene.cast.cluster.world.node;
-    for (name, wiring, address) in [
-        ("b", Wiring::Bridged, "10.10.99.2"),
-        ("r", Wiring::Routed, "172.20.99.2"),
-    ] {
+    for (name, wiring, address) in
+        [("b", Wiring::Bridged, "10.10.99.2"), ("r", Wiring::Routed, "172.20.99.2")]
+    {
         let netns = Netns::new(&format!("egress-who-{backend:?}-{name}"))?;
         let stranger = Pod::wire(node, netns, name, wiring, &[ip(address)])?;
         let outcome = Probe::tcp(outside()[0]).ask_in(&stranger.netns);
@@ -152,17 +136,11 @@ fn the_file_is_followed(backend: Backend) -> Result<()> {
     }
     fs::write(&rig.scene.config, "nonMasqueradeCIDRs: [203.0.113.0/33]")?;
     let started = Instant::now();
-    while !rig.agent.status()?["errors"]
-        .to_string()
-        .contains("203.0.113.0/33")
-    {
+    while !rig.agent.status()?["errors"].to_string().contains("203.0.113.0/33") {
         ensure!(started.elapsed() < SOON, "{}", rig.agent.status()?);
     }
     for to in outside() {
-        assert!(
-            rig.is_masqueraded(Who::Routed, to, Protocol::Tcp)?,
-            "the last good one holds"
-        );
+        assert!(rig.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "the last good one holds");
     }
     fs::write(&rig.scene.config, r#"{"nonMasqueradeCIDRs": ["203.0.113.0/24"]}"#)?;
     let [v4, v6] = outside();
@@ -175,27 +153,16 @@ fn the_file_is_followed(backend: Backend) -> Result<()> {
 
 fn the_last_good_file_holds(backend: Backend) -> Result<()> {
     let rig = Rig::new(backend, "egress-bad", "pod-state")?;
-    let Rig {
-        backend,
-        scene,
-        agent,
-    } = rig;
+    let Rig { backend, scene, agent } = rig;
     assert!(agent.terminate()?.success());
     fs::write(&scene.config, "nonMasqueradeCIDRs: [203.0.113.0/33]")?;
     let agent = scene.start(scene.flags(backend))?;
-    let rig = Rig {
-        backend,
-        scene,
-        agent,
-    };
+    let rig = Rig { backend, scene, agent };
     for to in outside() {
         assert!(rig.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{to}");
     }
     let inside = SocketAddr::new(rig.address(Who::Remote, outside()[0].ip())?, PORT);
-    assert!(
-        !rig.is_masqueraded(Who::Routed, inside, Protocol::Tcp)?,
-        "{inside}"
-    );
+    assert!(!rig.is_masqueraded(Who::Routed, inside, Protocol::Tcp)?, "{inside}");
     let status = rig.agent.status()?["errors"].to_string();
     ensure!(
         status.contains("203.0.113.0/33") && status.contains("what the last good file said holds"),
@@ -206,11 +173,7 @@ fn the_last_good_file_holds(backend: Backend) -> Result<()> {
 
 /// Without the flag nothing of it is left.
 fn ends_without_a_trace(rig: Rig) -> Result<()> {
-    let Rig {
-        backend,
-        scene,
-        agent,
-    } = rig;
+    let Rig { backend, scene, agent } = rig;
     ensure!(scene.is_programmed(backend)?, "nothing was there");
     assert!(agent.terminate()?.success());
     let _agent = scene.start(backend.flags())?;

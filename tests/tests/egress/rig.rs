@@ -26,10 +26,12 @@ nonMasqueradeCIDRs:
   - fd00::/16
 ";
 
-/// What has not happened by then never will. (Without notifications the agent looks every ten seconds.)
+/// What has not happened by then never will. (Without notifications the agent looks every ten
+/// seconds.)
 pub const SOON: Duration = Duration::from_secs(60);
 
-/// The hosts: a service `web` inside the ranges (number 10), and `far`, whose endpoint is outside them (20).
+/// The hosts: a service `web` inside the ranges (number 10), and `far`, whose endpoint is outside
+/// them (20).
 pub struct Scene {
     pub cast: Cast,
     /// The agent's file.
@@ -58,11 +60,7 @@ impl Scene {
         cast.cluster.manifests.put("far", &far)?;
         let config = world.folder().join("egress.yaml");
         fs::write(&config, INSIDE)?;
-        Ok(Self {
-            cast,
-            config,
-            _servers: servers,
-        })
+        Ok(Self { cast, config, _servers: servers })
     }
 
     pub fn node(&self) -> &Netns {
@@ -91,10 +89,9 @@ impl Scene {
     /// Whether any of it is in the kernel.
     pub fn is_programmed(&self, backend: Backend) -> Result<bool> {
         let (rules, what) = match backend {
-            Backend::Nftables => (
-                self.node().output("nft", &["list", "table", "ip", "denizen"])?,
-                "hook forward",
-            ),
+            Backend::Nftables => {
+                (self.node().output("nft", &["list", "table", "ip", "denizen"])?, "hook forward")
+            }
             Backend::IptablesLegacy => (Variant::Legacy.dump(self.node())?, ":DENIZEN-EGRESS"),
             Backend::IptablesNft => (Variant::Nft.dump(self.node())?, ":DENIZEN-EGRESS"),
         };
@@ -108,11 +105,7 @@ impl Rig {
         let mut flags = scene.flags(backend);
         flags.push(format!("--detect-local={detect_local}"));
         let agent = scene.start(flags)?;
-        Ok(Self {
-            backend,
-            scene,
-            agent,
-        })
+        Ok(Self { backend, scene, agent })
     }
 
     pub fn address(&self, of: Who, like: IpAddr) -> Result<IpAddr> {

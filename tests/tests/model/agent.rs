@@ -40,9 +40,7 @@ impl Agent {
         let words = ["agent", "--node-name", HERE]
             .into_iter()
             .chain(world.flags.iter().map(String::as_str));
-        let policy = Flags::try_parse_from(words)?
-            .policy
-            .check(BackendName::Nftables)?;
+        let policy = Flags::try_parse_from(words)?.policy.check(BackendName::Nftables)?;
         let mut events = read(world, folder)?;
         let on = |(address, interface): &(_, &str)| NodeAddress {
             address: *address,
@@ -60,7 +58,8 @@ impl Agent {
         Ok(Self { engine, pods, rules })
     }
 
-    /// What becomes of a packet. Whether a recorded pod's own port is named or its bridge makes no difference.
+    /// What becomes of a packet. Whether a recorded pod's own port is named or its bridge makes no
+    /// difference.
     pub fn explain(&self, arrival: &Arrival) -> Result<Explanation> {
         let Arrival { interface, port, .. } = arrival;
         let said = self.said(arrival, port.as_ref().or(interface.as_ref()))?;
@@ -68,10 +67,7 @@ impl Agent {
         let own = |pod: &&Pod| pod.ips.contains(&arrival.source) && pod.port() == port.as_deref();
         if port.is_some() && pods.iter().any(|pod| own(&pod)) {
             let by_bridge = self.said(arrival, interface.as_ref())?;
-            ensure!(
-                by_bridge == said,
-                "by the bridge: {by_bridge:?}; by the port: {said:?}"
-            );
+            ensure!(by_bridge == said, "by the bridge: {by_bridge:?}; by the port: {said:?}");
         }
         Ok(said)
     }
@@ -96,19 +92,15 @@ fn read(world: &World, folder: &Path) -> Result<Vec<Event>> {
     fs::create_dir_all(&run_dir)?;
     fs::set_permissions(&run_dir, Permissions::from_mode(0o700))?;
     let other = another_node();
-    let all = [&world.services, &world.slices, &world.ranges]
-        .into_iter()
-        .flatten();
+    let all = [&world.services, &world.slices, &world.ranges].into_iter().flatten();
     let all: Vec<&Value> = all.chain(&world.node).chain([&other]).collect();
     let list = json!({ "apiVersion": "v1", "kind": "List", "items": all });
     fs::write(objects.join("all.json"), list.to_string())?;
     let state: PathBuf = run_dir.join("pods.json");
     fs::write(&state, state_file_of(&world.pods).to_string())?;
     fs::set_permissions(&state, Permissions::from_mode(0o600))?;
-    let (mut events, _left_out) = manifests::read(&manifests::Config {
-        folder: objects,
-        node_name: HERE.to_owned(),
-    })?;
+    let (mut events, _left_out) =
+        manifests::read(&manifests::Config { folder: objects, node_name: HERE.to_owned() })?;
     let pods = state_file::read(&state_file::Config { run_dir })?;
     ensure!(pods.is_some(), "the state file is there");
     events.extend(pods.map(Event::Pods));
@@ -130,6 +122,7 @@ fn state_file_of(pods: &[Pod]) -> Value {
         }
         (format!("{id}/eth0"), attachment)
     };
-    let attachments: serde_json::Map<String, Value> = pods.iter().enumerate().map(attachment).collect();
+    let attachments: serde_json::Map<String, Value> =
+        pods.iter().enumerate().map(attachment).collect();
     json!({ "version": 1, "epoch": "model", "generation": 1, "attachments": attachments })
 }

@@ -1,4 +1,5 @@
-//! What kube-proxy's nftables mode would read from a world: services and endpoints, straight from the JSON.
+//! What kube-proxy's nftables mode would read from a world: services and endpoints, straight from
+//! the JSON.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -52,11 +53,7 @@ pub fn within(range: &str, address: IpAddr) -> bool {
 }
 
 fn texts(list: &Value) -> Vec<&str> {
-    list.as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-        .collect()
+    list.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
 /// The addresses in a list of texts.
@@ -83,9 +80,7 @@ fn ports_of(service: &Value) -> Vec<Port<'_>> {
 
 impl Port<'_> {
     pub fn number(&self, field: &str) -> Option<u16> {
-        self.port[field]
-            .as_u64()
-            .and_then(|number| u16::try_from(number).ok())
+        self.port[field].as_u64().and_then(|number| u16::try_from(number).ok())
     }
 
     pub fn protocol(&self) -> u8 {
@@ -106,7 +101,8 @@ impl Port<'_> {
         let vip = |entry: &&Value| entry["ipMode"].is_null() || entry["ipMode"] == "VIP";
         let of_balancer = ingress.into_iter().flatten().filter(vip);
         let of_balancer = of_balancer.filter_map(|entry| entry["ip"].as_str()?.parse().ok());
-        let of = |kind, ips: Vec<IpAddr>| ips.into_iter().map(move |ip| (kind, ip)).collect::<Vec<_>>();
+        let of =
+            |kind, ips: Vec<IpAddr>| ips.into_iter().map(move |ip| (kind, ip)).collect::<Vec<_>>();
         [
             of(Kind::ClusterIp, addresses(&spec["clusterIPs"])),
             of(Kind::LoadBalancerIp, of_balancer.collect()),
@@ -117,15 +113,14 @@ impl Port<'_> {
 
     /// The source ranges of this family; `None` where everybody may come.
     ///
-    /// Unlike kube-proxy, what is not a range closes the families that have none, in place of meaning nothing.
+    /// Unlike kube-proxy, what is not a range closes the families that have none, in place of
+    /// meaning nothing.
     pub fn source_ranges(&self, v4: bool) -> Option<Vec<&str>> {
         let all = texts(&self.service["spec"]["loadBalancerSourceRanges"]);
         let (ranges, unreadable): (Vec<&str>, Vec<&str>) =
             all.into_iter().partition(|range| range.contains('/'));
-        let ours: Vec<&str> = ranges
-            .into_iter()
-            .filter(|range| range.contains(':') != v4)
-            .collect();
+        let ours: Vec<&str> =
+            ranges.into_iter().filter(|range| range.contains(':') != v4).collect();
         let nothing_said = ours.is_empty() && unreadable.is_empty();
         let everybody = ours.iter().any(|range| range.trim().ends_with("/0"));
         (!nothing_said && !everybody).then_some(ours)
@@ -136,16 +131,13 @@ impl Port<'_> {
         let metadata = &self.service["metadata"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let created = text(&metadata["creationTimestamp"]);
-        let name = (
-            text(&metadata["namespace"]),
-            text(&metadata["name"]),
-            text(&self.port["name"]),
-        );
+        let name =
+            (text(&metadata["namespace"]), text(&metadata["name"]), text(&self.port["name"]));
         (kind, created.is_empty(), created, name)
     }
 
-    /// Its endpoints in a family: of an address in several slices, the one of the last slice by name that is
-    /// not terminating.
+    /// Its endpoints in a family: of an address in several slices, the one of the last slice by
+    /// name that is not terminating.
     pub fn endpoints(&self, world: &World, v4: bool) -> BTreeMap<SocketAddr, Endpoint> {
         let own = |slice: &&Value| {
             let (metadata, service) = (&slice["metadata"], &self.service["metadata"]);
@@ -161,9 +153,7 @@ impl Port<'_> {
         let mut found: BTreeMap<SocketAddr, Endpoint> = BTreeMap::new();
         for slice in slices {
             let same = |port: &&Value| {
-                ["name", "protocol"]
-                    .iter()
-                    .all(|field| port[*field] == self.port[*field])
+                ["name", "protocol"].iter().all(|field| port[*field] == self.port[*field])
             };
             let ports = slice["ports"].as_array().into_iter().flatten().filter(same);
             for number in ports.filter_map(|port| u16::try_from(port["port"].as_u64()?).ok()) {
@@ -189,10 +179,7 @@ impl Endpoint {
         let condition = |name: &str| raw["conditions"][name].as_bool();
         let hints = |name: &str| {
             let hints = raw["hints"][name].as_array().into_iter().flatten();
-            hints
-                .filter_map(|hint| hint["name"].as_str())
-                .map(str::to_owned)
-                .collect()
+            hints.filter_map(|hint| hint["name"].as_str()).map(str::to_owned).collect()
         };
         let terminating = condition("terminating").unwrap_or(false);
         Self {

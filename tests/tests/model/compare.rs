@@ -1,4 +1,5 @@
-//! What the rules do with a packet against what `explain` says of it, and with a client's next packets.
+//! What the rules do with a packet against what `explain` says of it, and with a client's next
+//! packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -19,13 +20,14 @@ const ROUNDING: f64 = 1e-9;
 pub type Fates = BTreeSet<(Fate, bool)>;
 
 /// Walks a packet through the rules, holds the outcome against what `explain` said, and returns it.
-pub fn compare(reader: &Reader, arrival: &Arrival, said: &Explanation) -> Result<BTreeMap<End, f64>> {
+pub fn compare(
+    reader: &Reader,
+    arrival: &Arrival,
+    said: &Explanation,
+) -> Result<BTreeMap<End, f64>> {
     let ends = reader.walk(arrival).context("the rules cannot be read")?;
     let sum: f64 = ends.values().sum();
-    ensure!(
-        (sum - 1.0).abs() < ROUNDING,
-        "probabilities sum up to {sum}: {ends:?}"
-    );
+    ensure!((sum - 1.0).abs() < ROUNDING, "probabilities sum up to {sum}: {ends:?}");
     let mut shares: BTreeMap<(Fate, bool), f64> = BTreeMap::new();
     for (end, share) in &ends {
         *shares.entry((end.fate, end.masqueraded)).or_default() += share;
@@ -50,7 +52,11 @@ pub fn fates(ends: &BTreeMap<End, f64>) -> Fates {
 }
 
 /// Fates, and whether the source is replaced, by what `explain` says.
-fn wanted(arrival: &Arrival, said: &Explanation, reader: &Reader) -> Result<BTreeSet<(Fate, bool)>> {
+fn wanted(
+    arrival: &Arrival,
+    said: &Explanation,
+    reader: &Reader,
+) -> Result<BTreeSet<(Fate, bool)>> {
     Ok(match said.verdict {
         Verdict::Reject => BTreeSet::from([(Fate::Reject, said.masquerade)]),
         Verdict::Drop => BTreeSet::from([(Fate::Drop, said.masquerade)]),
@@ -75,23 +81,15 @@ fn wanted(arrival: &Arrival, said: &Explanation, reader: &Reader) -> Result<BTre
     })
 }
 
-/// What the rules remember of a client: nothing without session affinity. With it, every door of the service
-/// port leads to the endpoint that the client had, or to any where that one is not among the door's; and no
-/// other service is different for it.
+/// What the rules remember of a client: nothing without session affinity. With it, every door of
+/// the service port leads to the endpoint that the client had, or to any where that one is not
+/// among the door's; and no other service is different for it.
 pub fn remembers(world: &World, agent: &Agent, reader: &Reader, arrival: &Arrival) -> Result<()> {
     let (said, ends) = (agent.explain(arrival)?, reader.walk(arrival)?);
-    let sticky = said
-        .service
-        .as_ref()
-        .and_then(|name| service(world, name))
-        .is_some_and(is_sticky);
+    let sticky = said.service.as_ref().and_then(|name| service(world, name)).is_some_and(is_sticky);
     for end in ends.keys() {
         let Fate::Forward(had) = end.fate else { continue };
-        ensure!(
-            sticky != end.packet.memory.is_empty(),
-            "remembered: {:?}",
-            end.packet.memory
-        );
+        ensure!(sticky != end.packet.memory.is_empty(), "remembered: {:?}", end.packet.memory);
         for again in others(world, arrival) {
             let next = agent.explain(&again)?;
             let same = next.service == said.service && again.protocol == arrival.protocol;
@@ -129,26 +127,13 @@ pub fn is_sticky(service: &Value) -> bool {
 fn others(world: &World, first: &Arrival) -> Vec<Arrival> {
     let v4 = first.destination.is_ipv4();
     let mut found = Vec::new();
-    for port in ports(world, v4)
-        .into_iter()
-        .filter(|port| is_sticky(port.service))
-    {
-        let at_node = world
-            .addresses
-            .iter()
-            .map(|(ip, _)| (*ip, port.number("nodePort")));
-        let own = port
-            .addresses()
-            .into_iter()
-            .map(|(_, ip)| (ip, port.number("port")));
+    for port in ports(world, v4).into_iter().filter(|port| is_sticky(port.service)) {
+        let at_node = world.addresses.iter().map(|(ip, _)| (*ip, port.number("nodePort")));
+        let own = port.addresses().into_iter().map(|(_, ip)| (ip, port.number("port")));
         for (ip, number) in own.chain(at_node).filter(|(ip, _)| ip.is_ipv4() == v4) {
             let Some(number) = number else { continue };
             let destination = SocketAddr::new(ip, number);
-            found.push(Arrival {
-                destination,
-                protocol: port.protocol(),
-                ..first.clone()
-            });
+            found.push(Arrival { destination, protocol: port.protocol(), ..first.clone() });
         }
     }
     found

@@ -1,5 +1,5 @@
-//! Random decisions from a list of numbers. A 0 always is the plainest decision, so a world is shrunk by
-//! putting zeros into its list.
+//! Random decisions from a list of numbers. A 0 always is the plainest decision, so a world is
+//! shrunk by putting zeros into its list.
 
 /// The numbers of a seed (Vigna's SplitMix64).
 pub fn numbers(seed: u64, count: usize) -> Vec<u16> {

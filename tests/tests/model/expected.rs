@@ -1,6 +1,6 @@
-//! What becomes of a packet by what kube-proxy's nftables mode does: a short account of its own, which shares
-//! nothing with the plan. Where denizen means to do otherwise, so does this, and says so in a line that
-//! begins with "Unlike kube-proxy".
+//! What becomes of a packet by what kube-proxy's nftables mode does: a short account of its own,
+//! which shares nothing with the plan. Where denizen means to do otherwise, so does this, and says
+//! so in a line that begins with "Unlike kube-proxy".
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -28,7 +28,8 @@ struct Question<'a> {
     sender: Sender,
 }
 
-/// What may become of the packet, each with whether it is masqueraded; and whether a local pod sent it.
+/// What may become of the packet, each with whether it is masqueraded; and whether a local pod sent
+/// it.
 pub fn expected(world: &World, packet: &Arrival) -> (BTreeSet<(Fate, bool)>, bool) {
     let question = Question {
         world,
@@ -45,17 +46,14 @@ pub fn expected(world: &World, packet: &Arrival) -> (BTreeSet<(Fate, bool)>, boo
 
 /// Whether the detector takes a packet for a local pod's.
 ///
-/// Unlike kube-proxy, pods are told apart by what the plugin recorded, a list of values is taken, and a
-/// detector without a range for a family takes everybody for foreign in place of switching off.
+/// Unlike kube-proxy, pods are told apart by what the plugin recorded, a list of values is taken,
+/// and a detector without a range for a family takes everybody for foreign in place of switching
+/// off.
 fn is_local(world: &World, packet: &Arrival) -> bool {
     let interface = packet.interface.as_deref().unwrap_or_default();
-    let mode = world
-        .flags
-        .iter()
-        .find_map(|flag| flag.strip_prefix("--detect-local="));
+    let mode = world.flags.iter().find_map(|flag| flag.strip_prefix("--detect-local="));
     let values = |text: &'static str| {
-        mode.and_then(|mode| mode.strip_prefix(text))
-            .map(|list| list.split(','))
+        mode.and_then(|mode| mode.strip_prefix(text)).map(|list| list.split(','))
     };
     if let Some(mut bridges) = values("bridge=") {
         return bridges.any(|bridge| bridge == interface);
@@ -68,14 +66,12 @@ fn is_local(world: &World, packet: &Arrival) -> bool {
     }
     if mode == Some("node-cidr") {
         let ranges = world.node.as_ref().map(|node| &node["spec"]["podCIDRs"]);
-        let mut ranges = ranges
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_str);
+        let mut ranges =
+            ranges.and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
         return ranges.any(|range| within(range, packet.source));
     }
-    let is = |pod: &super::world::Pod| pod.interface() == interface && pod.ips.contains(&packet.source);
+    let is =
+        |pod: &super::world::Pod| pod.interface() == interface && pod.ips.contains(&packet.source);
     world.pods.iter().any(is)
 }
 
@@ -86,11 +82,7 @@ impl<'a> Question<'a> {
 
     fn fates(&self) -> BTreeSet<(Fate, bool)> {
         let ip = self.packet.destination.ip();
-        let Arrival {
-            destination,
-            protocol,
-            ..
-        } = *self.packet;
+        let Arrival { destination, protocol, .. } = *self.packet;
         // Unlike kube-proxy, whether or not anything here has set route_localnet.
         if self.sender != Sender::Node && self.v4 && ip.is_loopback() {
             return BTreeSet::from([(Fate::Drop, false)]);
@@ -98,21 +90,12 @@ impl<'a> Question<'a> {
         if let Some((kind, port)) = self.winner((Some(ip), protocol, destination.port())) {
             return self.through(kind, port);
         }
-        let cluster_ips = ports(self.world, self.v4)
-            .into_iter()
-            .flat_map(|port| port.addresses());
-        let is_cluster_ip = cluster_ips
-            .into_iter()
-            .any(|address| address == (Kind::ClusterIp, ip));
-        let mut ranges = self
-            .world
-            .ranges
-            .iter()
-            .flat_map(|range| range["spec"]["cidrs"].as_array());
+        let cluster_ips = ports(self.world, self.v4).into_iter().flat_map(|port| port.addresses());
+        let is_cluster_ip = cluster_ips.into_iter().any(|address| address == (Kind::ClusterIp, ip));
+        let mut ranges =
+            self.world.ranges.iter().flat_map(|range| range["spec"]["cidrs"].as_array());
         let in_range = ranges.any(|cidrs| {
-            cidrs
-                .iter()
-                .any(|cidr| cidr.as_str().is_some_and(|cidr| within(cidr, ip)))
+            cidrs.iter().any(|cidr| cidr.as_str().is_some_and(|cidr| within(cidr, ip)))
         });
         let fate = match (is_cluster_ip, in_range, self.node_port()) {
             (true, ..) => Fate::Reject,
@@ -125,39 +108,29 @@ impl<'a> Question<'a> {
 
     /// The service port that has this address (or the node's) and port as its own.
     ///
-    /// Unlike kube-proxy, whose last one written wins: cluster IPs win over load balancer IPs, those over
-    /// external IPs; then the older service wins, then the first by name.
+    /// Unlike kube-proxy, whose last one written wins: cluster IPs win over load balancer IPs,
+    /// those over external IPs; then the older service wins, then the first by name.
     fn winner(&self, door: Door) -> Option<(Kind, Port<'a>)> {
         let all = ports(self.world, self.v4).into_iter();
-        let doors = all.flat_map(|port| doors(port).into_iter().map(move |(kind, at)| (kind, at, port)));
+        let doors =
+            all.flat_map(|port| doors(port).into_iter().map(move |(kind, at)| (kind, at, port)));
         let here = doors.filter(|(_, at, _)| *at == door);
-        here.min_by_key(|(kind, _, port)| port.rank(*kind))
-            .map(|(kind, _, port)| (kind, port))
+        here.min_by_key(|(kind, _, port)| port.rank(*kind)).map(|(kind, _, port)| (kind, port))
     }
 
     fn node_port(&self) -> Option<Port<'a>> {
-        let Arrival {
-            destination,
-            protocol,
-            ..
-        } = *self.packet;
+        let Arrival { destination, protocol, .. } = *self.packet;
         let found = self.winner((None, protocol, destination.port()));
-        found
-            .map(|(_, port)| port)
-            .filter(|_| self.serves_node_ports(destination.ip()))
+        found.map(|(_, port)| port).filter(|_| self.serves_node_ports(destination.ip()))
     }
 
-    /// Unlike kube-proxy, a family without a range opens nothing, and without a Node object every address that
-    /// somebody outside could mean is a primary one.
+    /// Unlike kube-proxy, a family without a range opens nothing, and without a Node object every
+    /// address that somebody outside could mean is a primary one.
     fn serves_node_ports(&self, ip: IpAddr) -> bool {
         let World { flags, addresses, .. } = self.world;
-        let interface = addresses
-            .iter()
-            .find(|(address, _)| *address == ip)
-            .map(|(_, interface)| *interface);
-        let ranges = flags
-            .iter()
-            .find_map(|flag| flag.strip_prefix("--nodeport-addresses="));
+        let interface =
+            addresses.iter().find(|(address, _)| *address == ip).map(|(_, interface)| *interface);
+        let ranges = flags.iter().find_map(|flag| flag.strip_prefix("--nodeport-addresses="));
         if let Some(ranges) = ranges {
             return interface.is_some()
                 && !ip.is_loopback()
@@ -175,11 +148,7 @@ impl<'a> Question<'a> {
 
     /// What the Node object says, internal addresses first.
     fn node_addresses(&self) -> Vec<IpAddr> {
-        let listed = self
-            .world
-            .node
-            .iter()
-            .flat_map(|node| node["status"]["addresses"].as_array());
+        let listed = self.world.node.iter().flat_map(|node| node["status"]["addresses"].as_array());
         let listed: Vec<&Value> = listed.flatten().collect();
         let of = |kind: &str| {
             let of_kind = listed.iter().filter(|entry| entry["type"] == kind);
@@ -220,17 +189,16 @@ impl<'a> Question<'a> {
         chosen.iter().map(fate).collect()
     }
 
-    /// The node itself counts as local only where its source address alone decides, and is in a pods' range.
+    /// The node itself counts as local only where its source address alone decides, and is in a
+    /// pods' range.
     fn counts_as_local(&self) -> bool {
-        let by_range = self
-            .world
-            .flags
-            .iter()
-            .any(|flag| flag.starts_with("--detect-local=node-cidr"));
+        let by_range =
+            self.world.flags.iter().any(|flag| flag.starts_with("--detect-local=node-cidr"));
         self.sender == Sender::LocalPod || (by_range && is_local(self.world, self.packet))
     }
 
-    /// An endpoint that calls itself always is; what is delivered on this node never reaches postrouting.
+    /// An endpoint that calls itself always is; what is delivered on this node never reaches
+    /// postrouting.
     ///
     /// Unlike kube-proxy, a recorded pod is known to be here, whatever its slices say.
     fn is_masqueraded(&self, endpoint: SocketAddr, masquerade: bool) -> bool {
@@ -246,13 +214,12 @@ impl<'a> Question<'a> {
     /// Whether any service port forwards to this address as an endpoint of this node.
     fn is_local_endpoint(&self, address: IpAddr) -> bool {
         let all = ports(self.world, self.v4);
-        let mut winners = all
-            .iter()
-            .flat_map(|port| doors(*port))
-            .filter_map(|(_, door)| self.winner(door));
+        let mut winners =
+            all.iter().flat_map(|port| doors(*port)).filter_map(|(_, door)| self.winner(door));
         winners.any(|(kind, port)| {
             let all = port.endpoints(self.world, self.v4);
-            let (cluster, local) = (self.cluster_set(&all), one_of(&all, |endpoint| endpoint.local));
+            let (cluster, local) =
+                (self.cluster_set(&all), one_of(&all, |endpoint| endpoint.local));
             let used = match kind {
                 Kind::ClusterIp if port.is_local("internalTrafficPolicy") => local,
                 Kind::NodePort | Kind::LoadBalancerIp | Kind::ExternalIp
@@ -260,7 +227,9 @@ impl<'a> Question<'a> {
                 {
                     [cluster, local].concat()
                 }
-                Kind::ClusterIp | Kind::NodePort | Kind::LoadBalancerIp | Kind::ExternalIp => cluster,
+                Kind::ClusterIp | Kind::NodePort | Kind::LoadBalancerIp | Kind::ExternalIp => {
+                    cluster
+                }
             };
             used.iter().any(|at| at.ip() == address && all[at].local)
         })
@@ -280,13 +249,12 @@ impl<'a> Question<'a> {
     fn cluster_set(&self, all: &BTreeMap<SocketAddr, Endpoint>) -> Vec<SocketAddr> {
         let ready = || all.values().filter(|endpoint| endpoint.ready);
         let zone = self.world.node.as_ref().and_then(|node| {
-            node["metadata"]["labels"]["topology.kubernetes.io/zone"]
-                .as_str()
-                .map(str::to_owned)
+            node["metadata"]["labels"]["topology.kubernetes.io/zone"].as_str().map(str::to_owned)
         });
         let gated = self.has_flag("--feature-gates=PreferSameTrafficDistribution=false");
         let here = |endpoint: &Endpoint| endpoint.nodes.iter().any(|node| node == HERE);
-        let near = |endpoint: &Endpoint| endpoint.zones.iter().any(|name| Some(name) == zone.as_ref());
+        let near =
+            |endpoint: &Endpoint| endpoint.zones.iter().any(|name| Some(name) == zone.as_ref());
         if !gated && ready().all(|endpoint| !endpoint.nodes.is_empty()) && ready().any(here) {
             return one_of(all, here);
         }
@@ -303,28 +271,20 @@ type Door = (Option<IpAddr>, u8, u16);
 /// Everything that leads to a service port.
 fn doors(port: Port<'_>) -> Vec<(Kind, Door)> {
     let (protocol, number) = (port.protocol(), port.number("port").unwrap_or_default());
-    let own = port
-        .addresses()
-        .into_iter()
-        .map(|(kind, ip)| (kind, (Some(ip), protocol, number)));
-    let at_node = port
-        .number("nodePort")
-        .map(|number| (Kind::NodePort, (None, protocol, number)));
+    let own = port.addresses().into_iter().map(|(kind, ip)| (kind, (Some(ip), protocol, number)));
+    let at_node = port.number("nodePort").map(|number| (Kind::NodePort, (None, protocol, number)));
     own.chain(at_node).collect()
 }
 
 /// The ready ones among these endpoints; else those that still serve.
-fn one_of(all: &BTreeMap<SocketAddr, Endpoint>, among: impl Fn(&Endpoint) -> bool) -> Vec<SocketAddr> {
+fn one_of(
+    all: &BTreeMap<SocketAddr, Endpoint>,
+    among: impl Fn(&Endpoint) -> bool,
+) -> Vec<SocketAddr> {
     let pick = |usable: &dyn Fn(&Endpoint) -> bool| -> Vec<SocketAddr> {
-        let picked = all
-            .iter()
-            .filter(|(_, endpoint)| usable(endpoint) && among(endpoint));
+        let picked = all.iter().filter(|(_, endpoint)| usable(endpoint) && among(endpoint));
         picked.map(|(at, _)| *at).collect()
     };
     let ready = pick(&|endpoint| endpoint.ready);
-    if ready.is_empty() {
-        pick(&|endpoint| !endpoint.ready && endpoint.last_resort)
-    } else {
-        ready
-    }
+    if ready.is_empty() { pick(&|endpoint| !endpoint.ready && endpoint.last_resort) } else { ready }
 }

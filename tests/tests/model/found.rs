@@ -1,5 +1,5 @@
-//! What the model test has found, each by its name. (What needs real packets is in the kernel tests:
-//! `node_port.rs`.)
+//! What the model test has found, each by its name. (What needs real packets is in the kernel
+//! tests: `node_port.rs`.)
 
 use anyhow::Result;
 use denizen_tests::manifest::{Port, service, slice};
@@ -13,10 +13,7 @@ const HTTP: [Port; 1] = [Port::tcp("http", 80, 8080)];
 
 /// A service whose endpoints these are, on the nodes of these names; and a packet to it.
 fn world(endpoints: &[(&str, &str)], from: &str, interface: &str, flags: &[&str]) -> World {
-    let endpoints: Vec<_> = endpoints
-        .iter()
-        .map(|(address, node)| (ip(address), *node))
-        .collect();
+    let endpoints: Vec<_> = endpoints.iter().map(|(address, node)| (ip(address), *node)).collect();
     World {
         services: vec![service("web", &[ip("172.30.0.10")], &HTTP)],
         slices: vec![slice("web", &HTTP, &endpoints)],
@@ -35,31 +32,26 @@ fn world(endpoints: &[(&str, &str)], from: &str, interface: &str, flags: &[&str]
     }
 }
 
-/// `explain` said that a sender who is handed to itself is masqueraded, also where nobody knew that it is on
-/// this node, and the rules did not do it.
+/// `explain` said that a sender who is handed to itself is masqueraded, also where nobody knew that
+/// it is on this node, and the rules did not do it.
 #[test]
 fn who_is_not_known_to_be_here_is_no_hairpin() -> Result<()> {
     let bridge = ["--detect-local=bridge=cni0"];
     for node in [HERE, AWAY] {
-        let world = world(
-            &[("10.10.0.9", node), ("192.168.77.10", AWAY)],
-            "10.10.0.9",
-            "cni0",
-            &bridge,
-        );
+        let world =
+            world(&[("10.10.0.9", node), ("192.168.77.10", AWAY)], "10.10.0.9", "cni0", &bridge);
         super::agree(&world)?;
     }
     Ok(())
 }
 
-/// `explain` said that an endpoint in the node's own network sees the node as its client; what is delivered
-/// here never passes the hook where sources are replaced.
+/// `explain` said that an endpoint in the node's own network sees the node as its client; what is
+/// delivered here never passes the hook where sources are replaced.
 #[test]
 fn an_endpoint_of_the_nodes_own_sees_its_client() -> Result<()> {
-    for endpoints in [
-        &[("192.168.0.2", HERE)][..],
-        &[("192.168.0.2", HERE), ("192.168.77.10", AWAY)],
-    ] {
+    for endpoints in
+        [&[("192.168.0.2", HERE)][..], &[("192.168.0.2", HERE), ("192.168.77.10", AWAY)]]
+    {
         super::agree(&world(endpoints, "203.0.113.2", "eth0", &[]))?;
     }
     Ok(())

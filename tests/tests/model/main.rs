@@ -1,14 +1,12 @@
-//! Random worlds and random packets in them. Three tell what becomes of each packet, and must agree:
-//! `explain`; a naive reader of the rules that `render` prints, which knows nothing of who made them; and
-//! a short account of what kube-proxy's nftables mode does, with denizen's differences listed.
+//! Random worlds and random packets in them. Three tell what becomes of each packet, and must
+//! agree: `explain`; a naive reader of the rules that `render` prints, which knows nothing of who
+//! made them; and a short account of what kube-proxy's nftables mode does, with denizen's
+//! differences listed.
 //!
-//! A failure prints the shrunken world and its seed; `DENIZEN_TEST_SEED=… cargo nextest run -p denizen-tests
-//! --test model` plays that world again.
+//! A failure prints the shrunken world and its seed; `DENIZEN_TEST_SEED=… cargo nextest run -p
+//! denizen-tests --test model` plays that world again.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 mod agent;
 mod cluster;
@@ -80,14 +78,8 @@ fn check(world: &World, agent: &Agent, met: &Met) -> Result<()> {
         let check = || {
             let found = fates(&compare(&reader, arrival, &said)?);
             let (wanted, local) = expected(world, arrival);
-            ensure!(
-                said.local == local,
-                "kube-proxy would say: from a local pod: {local}"
-            );
-            ensure!(
-                found == wanted,
-                "the rules do {found:?}, kube-proxy would do {wanted:?}"
-            );
+            ensure!(said.local == local, "kube-proxy would say: from a local pod: {local}");
+            ensure!(found == wanted, "the rules do {found:?}, kube-proxy would do {wanted:?}");
             Ok(())
         };
         check().with_context(|| format!("{arrival:?}\nexplain:\n{said}"))?;
@@ -98,8 +90,8 @@ fn check(world: &World, agent: &Agent, met: &Met) -> Result<()> {
     remembers(world, agent, &reader, first).with_context(|| format!("{first:?}"))
 }
 
-/// Plays worlds for as long as tests may take, each of a seed of its own; a failure names the seed, and shows
-/// the world shrunk.
+/// Plays worlds for as long as tests may take, each of a seed of its own; a failure names the seed,
+/// and shows the world shrunk.
 fn play(test: impl Fn(&[u16]) -> Result<()>) -> Result<()> {
     let given = std::env::var(SEED).ok();
     let mut seed = match &given {
@@ -123,7 +115,5 @@ fn play(test: impl Fn(&[u16]) -> Result<()>) -> Result<()> {
 }
 
 fn fresh_seed() -> Result<u64> {
-    Ok(SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)?
-        .as_nanos() as u64)
+    Ok(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_nanos() as u64)
 }

@@ -1,5 +1,6 @@
-//! The places and addresses of the random worlds. There are few of each, so that they meet: a node's address
-//! is also an external IP, a node port also a service's port, one endpoint is in many slices.
+//! The places and addresses of the random worlds. There are few of each, so that they meet: a
+//! node's address is also an external IP, a node port also a service's port, one endpoint is in
+//! many slices.
 
 /// This node, and another.
 pub const HERE: &str = "node-1";
@@ -93,21 +94,10 @@ pub const V6: Places = Places {
         "fd00:172:30::15",
     ],
     external: &["2001:db8:9::9", "2001:db8:9::10", "2600:5200::50"],
-    taken: &[
-        "2001:db8::1",
-        "2001:db8:1::2",
-        "fd00:172:30::11",
-        "fd00:172:30::200",
-    ],
+    taken: &["2001:db8::1", "2001:db8:1::2", "fd00:172:30::11", "fd00:172:30::200"],
     service_ranges: &["fd00:172:30::/112", "fd00:172:30::/108", "fd00:172:31::/112"],
     unallocated: "fd00:172:30::200",
-    source_ranges: &[
-        "2600:5200::/64",
-        " fd00::/16 ",
-        "2001:db8::/64",
-        "2600:5200::1/128",
-        "::/0",
-    ],
+    source_ranges: &["2600:5200::/64", " fd00::/16 ", "2001:db8::/64", "2600:5200::1/128", "::/0"],
     pod_ranges: &["fd00:10:10::/64", "fd00:172:20::/64", "fd00::/16"],
     node_port_ranges: &["2001:db8::/32", "2001:db8:1::/64", "::1/128", "::/0"],
 };

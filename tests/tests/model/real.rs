@@ -1,5 +1,5 @@
-//! A sample of random worlds with real packets: the real agent in a node's namespace, real pods and hosts,
-//! and `explain` in this process as the one who says what must come out.
+//! A sample of random worlds with real packets: the real agent in a node's namespace, real pods and
+//! hosts, and `explain` in this process as the one who says what must come out.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -43,9 +43,7 @@ fn play(wiring: Wiring) -> Result<()> {
     let fresh = fresh_seed()?;
     let seeds: Vec<u64> = match std::env::var(SEED) {
         Ok(seed) => vec![seed.parse().context(SEED)?],
-        Err(_) => (1..=worlds)
-            .chain((0..worlds).map(|n| fresh.wrapping_add(n)))
-            .collect(),
+        Err(_) => (1..=worlds).chain((0..worlds).map(|n| fresh.wrapping_add(n))).collect(),
     };
     for seed in seeds {
         let case = case(seed)?;
@@ -63,10 +61,7 @@ fn case(seed: u64) -> Result<Case> {
     let own = |flag: &str| world.flags.iter().find_map(|has| has.strip_prefix(flag));
     let node = world.node.as_ref().context("a playable world has its node")?;
     let zone = &node["metadata"]["labels"]["topology.kubernetes.io/zone"];
-    let ranges = world
-        .ranges
-        .iter()
-        .flat_map(|range| range["spec"]["cidrs"].as_array());
+    let ranges = world.ranges.iter().flat_map(|range| range["spec"]["cidrs"].as_array());
     Ok(Case {
         name: format!("random world {seed}"),
         description: String::new(),
@@ -85,11 +80,7 @@ fn case(seed: u64) -> Result<Case> {
             node_port_addresses: own("--nodeport-addresses=")
                 .map(|ranges| ranges.split(',').map(str::to_owned).collect())
                 .unwrap_or_default(),
-            service_cidrs: ranges
-                .flatten()
-                .filter_map(Value::as_str)
-                .map(str::to_owned)
-                .collect(),
+            service_cidrs: ranges.flatten().filter_map(Value::as_str).map(str::to_owned).collect(),
             prefer_same_node: own("--feature-gates=").map(|_| false),
         },
         flows: flows(&world, &agent)?,
@@ -97,10 +88,7 @@ fn case(seed: u64) -> Result<Case> {
 }
 
 fn pods(world: &World) -> Vec<PodRow> {
-    let row = |pod: &super::world::Pod| PodRow {
-        iface: pod.veth.clone(),
-        ips: pod.ips.clone(),
-    };
+    let row = |pod: &super::world::Pod| PodRow { iface: pod.veth.clone(), ips: pod.ips.clone() };
     world.pods.iter().map(row).collect()
 }
 
@@ -110,22 +98,16 @@ fn flows(world: &World, agent: &Agent) -> Result<Vec<Flow>> {
     let mut seen = BTreeSet::new();
     for arrival in &world.packets {
         let said = agent.explain(arrival)?;
-        let own = world
-            .addresses
-            .iter()
-            .any(|(ip, _)| *ip == arrival.destination.ip());
+        let own = world.addresses.iter().any(|(ip, _)| *ip == arrival.destination.ip());
         // The way to an address of nobody's here leads past the node.
         if said.verdict == Said::Untouched && !own {
             continue;
         }
-        let sticky = said
-            .service
-            .as_ref()
-            .and_then(|name| service(world, name))
-            .is_some_and(is_sticky);
+        let sticky =
+            said.service.as_ref().and_then(|name| service(world, name)).is_some_and(is_sticky);
         // What one door makes a client remember would change what another does.
-        let of_client =
-            (sticky && said.verdict == Said::Forward).then_some((said.service.clone(), arrival.source));
+        let of_client = (sticky && said.verdict == Said::Forward)
+            .then_some((said.service.clone(), arrival.source));
         let alike = match of_client {
             Some((service, source)) => (service, source, None, arrival.protocol),
             None => (None, arrival.source, Some(arrival.destination), arrival.protocol),
@@ -160,11 +142,7 @@ fn flow(world: &World, arrival: &Arrival, said: &Explanation, sticky: bool) -> R
         protocol,
         dest_ip: arrival.destination.ip(),
         dest_port: arrival.destination.port(),
-        expect: Expect {
-            endpoints,
-            masq: said.masquerade,
-            sticky: sticky.then_some(json!(true)),
-        },
+        expect: Expect { endpoints, masq: said.masquerade, sticky: sticky.then_some(json!(true)) },
         backends: None,
     })
 }

@@ -20,10 +20,8 @@ pub fn sender(
     let foreign = |text: &str| (ip(text), Some(("eth0".to_owned(), None)));
     let recorded: Vec<&Pod> = world.pods.iter().collect();
     let own_ip = |pod: &&Pod| pod.ips.iter().copied().find(|ip| ip.is_ipv4() == family.v4);
-    let of_family: Vec<(IpAddr, &Pod)> = recorded
-        .iter()
-        .filter_map(|pod| Some((own_ip(pod)?, *pod)))
-        .collect();
+    let of_family: Vec<(IpAddr, &Pod)> =
+        recorded.iter().filter_map(|pod| Some((own_ip(pod)?, *pod))).collect();
     match draw.below(if wildness == Wildness::Any { 7 } else { 4 }) {
         0 => foreign(draw.one(family.outside)),
         1 => foreign(draw.one(family.remote)),

@@ -1,17 +1,20 @@
-//! Random Services and EndpointSlices: every field that decides about packets, with every value that it may
-//! have, and some that it should not.
+//! Random Services and EndpointSlices: every field that decides about packets, with every value
+//! that it may have, and some that it should not.
 
 use serde_json::{Value, json};
 
 use super::draw::Draw;
-use super::place::{AWAY, FAMILIES, HERE, NODE_PORTS, PORT_NAMES, PORTS, PROTOCOLS, Places, TARGETS, ZONES};
+use super::place::{
+    AWAY, FAMILIES, HERE, NODE_PORTS, PORT_NAMES, PORTS, PROTOCOLS, Places, TARGETS, ZONES,
+};
 
 /// How wild a world may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wildness {
     /// Whatever can be written down.
     Any,
-    /// What real hosts can play: an address is in one place, and everybody listens where slices say.
+    /// What real hosts can play: an address is in one place, and everybody listens where slices
+    /// say.
     Playable,
 }
 
@@ -24,18 +27,11 @@ pub fn service(draw: &mut Draw<'_>, index: usize, wildness: Wildness) -> Value {
         _ => FAMILIES.to_vec(),
     };
     // Now and then somebody else's: the API would not allow it, manifests written by hand have it.
-    let own = if wildness == Wildness::Any && draw.percent(5) {
-        0
-    } else {
-        index
-    };
+    let own = if wildness == Wildness::Any && draw.percent(5) { 0 } else { index };
     let cluster_ips: Vec<&str> = families.iter().map(|family| family.cluster_ips[own]).collect();
     let addresses = |draw: &mut Draw<'_>| {
-        let mut pool: Vec<&str> = families
-            .iter()
-            .flat_map(|family| family.external)
-            .copied()
-            .collect();
+        let mut pool: Vec<&str> =
+            families.iter().flat_map(|family| family.external).copied().collect();
         if draw.percent(30) {
             pool.extend(FAMILIES.iter().flat_map(|family| family.taken));
         }
@@ -56,9 +52,11 @@ pub fn service(draw: &mut Draw<'_>, index: usize, wildness: Wildness) -> Value {
         ingress = addresses(draw).into_iter().map(|ip| entry(draw, ip)).collect();
         source_ranges(draw, &families, &mut spec);
     }
-    let mut metadata = json!({ "namespace": draw.one(&["default", "other"]), "name": format!("s{index}") });
+    let mut metadata =
+        json!({ "namespace": draw.one(&["default", "other"]), "name": format!("s{index}") });
     if draw.percent(50) {
-        metadata["creationTimestamp"] = draw.one(&["2026-01-02T00:00:00Z", "2026-01-01T00:00:00Z"]).into();
+        metadata["creationTimestamp"] =
+            draw.one(&["2026-01-02T00:00:00Z", "2026-01-01T00:00:00Z"]).into();
     }
     if wildness == Wildness::Any {
         oddities(draw, &mut metadata, &mut spec);
@@ -74,8 +72,7 @@ fn ports(draw: &mut Draw<'_>, at_node: bool) -> Vec<Value> {
     let mut ports: Vec<Value> = Vec::new();
     for _ in 0..count {
         let (protocol, _) = draw.one(&PROTOCOLS);
-        let mut port =
-            json!({ "name": draw.one(&PORT_NAMES), "port": draw.one(&PORTS), "protocol": protocol });
+        let mut port = json!({ "name": draw.one(&PORT_NAMES), "port": draw.one(&PORTS), "protocol": protocol });
         if at_node && draw.percent(80) {
             port["nodePort"] = draw.one(&NODE_PORTS).into();
         }
@@ -83,7 +80,9 @@ fn ports(draw: &mut Draw<'_>, at_node: bool) -> Vec<Value> {
         let clashes = |other: &Value| {
             let same = |field: &str| other[field] == port[field];
             same("protocol")
-                && (same("name") || same("port") || (same("nodePort") && !port["nodePort"].is_null()))
+                && (same("name")
+                    || same("port")
+                    || (same("nodePort") && !port["nodePort"].is_null()))
         };
         if !ports.iter().any(clashes) {
             ports.push(port);
@@ -133,11 +132,7 @@ fn source_ranges(draw: &mut Draw<'_>, families: &[&Places], spec: &mut Value) {
     let mut ranges: Vec<String> = Vec::new();
     for family in families {
         // The last one is for everybody.
-        let pool = if draw.percent(10) {
-            family.source_ranges
-        } else {
-            &family.source_ranges[..4]
-        };
+        let pool = if draw.percent(10) { family.source_ranges } else { &family.source_ranges[..4] };
         ranges.extend(draw.some(pool, 2).into_iter().map(str::to_owned));
     }
     if draw.percent(10) {
@@ -162,23 +157,16 @@ fn oddities(draw: &mut Draw<'_>, metadata: &mut Value, spec: &mut Value) {
 /// EndpointSlices of that Service.
 pub fn slices(draw: &mut Draw<'_>, service: &Value, wildness: Wildness) -> Vec<Value> {
     let count = if draw.percent(10) { 0 } else { 1 + draw.below(4) };
-    (0..count)
-        .map(|index| slice(draw, service, index, wildness))
-        .collect()
+    (0..count).map(|index| slice(draw, service, index, wildness)).collect()
 }
 
 fn slice(draw: &mut Draw<'_>, service: &Value, index: usize, wildness: Wildness) -> Value {
-    let (namespace, name) = (
-        &service["metadata"]["namespace"],
-        service["metadata"]["name"].as_str(),
-    );
+    let (namespace, name) =
+        (&service["metadata"]["namespace"], service["metadata"]["name"].as_str());
     let name = name.unwrap_or_default();
-    let own = service["spec"]["clusterIPs"]
-        .as_array()
-        .map_or(&[][..], Vec::as_slice);
+    let own = service["spec"]["clusterIPs"].as_array().map_or(&[][..], Vec::as_slice);
     let is_own = |family: &&Places| {
-        own.iter()
-            .any(|ip| ip.as_str().is_some_and(|ip| ip.contains(':') != family.v4))
+        own.iter().any(|ip| ip.as_str().is_some_and(|ip| ip.contains(':') != family.v4))
     };
     let own: Vec<&Places> = FAMILIES.into_iter().filter(is_own).collect();
     let family = if own.is_empty() || draw.percent(5) {
@@ -208,8 +196,7 @@ fn slice(draw: &mut Draw<'_>, service: &Value, index: usize, wildness: Wildness)
 fn slice_ports(draw: &mut Draw<'_>, service: &Value, wildness: Wildness) -> Vec<Value> {
     let mut ports = Vec::new();
     for port in service["spec"]["ports"].as_array().into_iter().flatten() {
-        let mut of_slice =
-            json!({ "name": port["name"], "protocol": port["protocol"], "port": draw.one(&TARGETS) });
+        let mut of_slice = json!({ "name": port["name"], "protocol": port["protocol"], "port": draw.one(&TARGETS) });
         match draw.below(if wildness == Wildness::Any { 30 } else { 1 }) {
             1 => of_slice["name"] = Value::Null,
             2 => of_slice["port"] = Value::Null,
@@ -262,12 +249,8 @@ fn conditions(draw: &mut Draw<'_>, endpoint: &mut Value) {
 }
 
 fn hints(draw: &mut Draw<'_>, endpoint: &mut Value) {
-    let named = |names: Vec<&str>| {
-        names
-            .iter()
-            .map(|name| json!({ "name": name }))
-            .collect::<Vec<_>>()
-    };
+    let named =
+        |names: Vec<&str>| names.iter().map(|name| json!({ "name": name })).collect::<Vec<_>>();
     if draw.percent(60) {
         endpoint["hints"]["forZones"] = named(draw.subset(&ZONES, 60)).into();
     }

@@ -1,4 +1,5 @@
-//! A random world: what the API says, what the node is, how the agent is configured; and packets in it.
+//! A random world: what the API says, what the node is, how the agent is configured; and packets in
+//! it.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -57,7 +58,8 @@ impl Pod {
         }
     }
 
-    /// The bridge's port that they come in through before that. (Behind a VLAN's device it is not known.)
+    /// The bridge's port that they come in through before that. (Behind a VLAN's device it is not
+    /// known.)
     pub fn port(&self) -> Option<&str> {
         (self.bridged && self.behind.is_none()).then_some(&*self.veth)
     }
@@ -82,11 +84,10 @@ impl World {
         let flags = flags(of_node, wildness);
         let pods = pods(of_node, wildness);
         let node = node(of_node, wildness);
-        let ranges: Vec<&str> = FAMILIES
-            .iter()
-            .flat_map(|family| of_node.subset(family.service_ranges, 30))
-            .collect();
-        // A load balancer's address on an interface of the node's own, as some load balancers want it.
+        let ranges: Vec<&str> =
+            FAMILIES.iter().flat_map(|family| of_node.subset(family.service_ranges, 30)).collect();
+        // A load balancer's address on an interface of the node's own, as some load balancers want
+        // it.
         let borrows = wildness == Wildness::Any && of_node.percent(20);
         let (count, packets) = (1 + of_node.below(SERVICES), 1 + of_node.below(PACKETS));
         let (mut services, mut all_slices) = (Vec::new(), Vec::new());
@@ -106,24 +107,17 @@ impl World {
             services,
             slices: all_slices,
             node,
-            ranges: ranges
-                .iter()
-                .enumerate()
-                .map(|(n, range)| service_cidr(n, range))
-                .collect(),
+            ranges: ranges.iter().enumerate().map(|(n, range)| service_cidr(n, range)).collect(),
             pods,
             addresses: FAMILIES.iter().flat_map(on_links).collect(),
             flags,
             packets: Vec::new(),
         };
         if borrows {
-            world
-                .addresses
-                .extend(FAMILIES.iter().map(|family| (ip(family.external[0]), "lo")));
+            world.addresses.extend(FAMILIES.iter().map(|family| (ip(family.external[0]), "lo")));
         }
-        world.packets = (0..packets)
-            .map(|_| world.packet(&mut draw.part(A_PACKET), wildness))
-            .collect();
+        world.packets =
+            (0..packets).map(|_| world.packet(&mut draw.part(A_PACKET), wildness)).collect();
         world
     }
 
@@ -136,13 +130,10 @@ impl World {
         match draw.below(20) {
             16 | 17 => {
                 let own = own(family, wildness).iter().map(|(address, _)| *address);
-                let others = [
-                    family.unallocated,
-                    family.remote[0],
-                    family.bridged[0],
-                    family.outside[0],
-                ];
-                let pool: Vec<&str> = own.chain(others).chain(family.external.iter().copied()).collect();
+                let others =
+                    [family.unallocated, family.remote[0], family.bridged[0], family.outside[0]];
+                let pool: Vec<&str> =
+                    own.chain(others).chain(family.external.iter().copied()).collect();
                 destination.set_ip(ip(draw.one(&pool)));
             }
             18 => {
@@ -152,13 +143,7 @@ impl World {
             19 => protocol = draw.one(&PROTOCOLS).1,
             _ => {}
         }
-        Arrival {
-            source,
-            interface,
-            port: port.flatten(),
-            destination,
-            protocol,
-        }
+        Arrival { source, interface, port: port.flatten(), destination, protocol }
     }
 
     /// An address, port and protocol that a service names, whether it is served or not.
@@ -166,25 +151,19 @@ impl World {
         let service = &self.services[draw.below(self.services.len())];
         let ports = service["spec"]["ports"].as_array().expect("a service has ports");
         let port = &ports[draw.below(ports.len())];
-        let number = |field: &str| port[field].as_u64().and_then(|number| u16::try_from(number).ok());
+        let number =
+            |field: &str| port[field].as_u64().and_then(|number| u16::try_from(number).ok());
         let protocol = PROTOCOLS
             .iter()
             .find(|(name, _)| port["protocol"] == *name)
             .map_or(6, |(_, number)| *number);
         let named = doors(service);
-        let address = if named.is_empty() {
-            ip(FAMILIES[0].unallocated)
-        } else {
-            draw.one(&named)
-        };
+        let address = if named.is_empty() { ip(FAMILIES[0].unallocated) } else { draw.one(&named) };
         if let Some(at_node) = number("nodePort").filter(|_| draw.percent(35)) {
             let family = FAMILIES[usize::from(address.is_ipv6())];
             return ((ip(draw.one(own(family, wildness)).0), at_node).into(), protocol);
         }
-        (
-            (address, number("port").expect("a port has a number")).into(),
-            protocol,
-        )
+        ((address, number("port").expect("a port has a number")).into(), protocol)
     }
 }
 
@@ -195,9 +174,7 @@ impl fmt::Display for World {
             writeln!(f, "pod {:?} behind {}", pod.ips, pod.interface())?;
         }
         let objects = [&self.services, &self.slices, &self.ranges].into_iter().flatten();
-        objects
-            .chain(&self.node)
-            .try_for_each(|object| writeln!(f, "{object}"))
+        objects.chain(&self.node).try_for_each(|object| writeln!(f, "{object}"))
     }
 }
 
@@ -208,17 +185,10 @@ pub fn doors(service: &Value) -> Vec<IpAddr> {
         list.filter_map(|text| text.as_str()?.parse().ok()).collect()
     };
     let ingress = service["status"]["loadBalancer"]["ingress"].as_array();
-    let ingress = ingress
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| entry["ip"].as_str()?.parse().ok());
+    let ingress =
+        ingress.into_iter().flatten().filter_map(|entry| entry["ip"].as_str()?.parse().ok());
     let spec = &service["spec"];
-    [
-        texts(&spec["clusterIPs"]),
-        texts(&spec["externalIPs"]),
-        ingress.collect(),
-    ]
-    .concat()
+    [texts(&spec["clusterIPs"]), texts(&spec["externalIPs"]), ingress.collect()].concat()
 }
 
 fn flags(draw: &mut Draw<'_>, wildness: Wildness) -> Vec<String> {
@@ -230,22 +200,16 @@ fn flags(draw: &mut Draw<'_>, wildness: Wildness) -> Vec<String> {
         flags.push("--feature-gates=PreferSameTrafficDistribution=false".to_owned());
     }
     if draw.percent(40) {
-        let all: Vec<&str> = FAMILIES
-            .iter()
-            .flat_map(|family| family.node_port_ranges)
-            .copied()
-            .collect();
+        let all: Vec<&str> =
+            FAMILIES.iter().flat_map(|family| family.node_port_ranges).copied().collect();
         let ranges = draw.subset(&all, 30);
         if !ranges.is_empty() {
             flags.push(format!("--nodeport-addresses={}", ranges.join(",")));
         }
     }
     if wildness == Wildness::Any {
-        let ranges: Vec<&str> = FAMILIES
-            .iter()
-            .flat_map(|family| family.pod_ranges)
-            .copied()
-            .collect();
+        let ranges: Vec<&str> =
+            FAMILIES.iter().flat_map(|family| family.pod_ranges).copied().collect();
         let mode = match draw.below(12) {
             6 => "bridge=cni0".to_owned(),
             7 => "bridge=br9,cni0,cni0.7".to_owned(),
@@ -271,7 +235,8 @@ fn pods(draw: &mut Draw<'_>, wildness: Wildness) -> Vec<Pod> {
             3 if wildness == Wildness::Any => &FAMILIES[1..],
             _ => &FAMILIES[..],
         };
-        let own = |family: &&Places| ip(if bridged { family.bridged } else { family.routed }[index % 2]);
+        let own =
+            |family: &&Places| ip(if bridged { family.bridged } else { family.routed }[index % 2]);
         let behind = (wildness == Wildness::Any && draw.percent(5)).then_some("cni0.7");
         let pod = Pod {
             ips: families.iter().map(own).collect(),
@@ -296,11 +261,7 @@ fn node(draw: &mut Draw<'_>, wildness: Wildness) -> Option<Value> {
     }
     let mut addresses = Vec::new();
     for family in FAMILIES {
-        let first = if wildness == Wildness::Any {
-            draw.below(2)
-        } else {
-            0
-        };
+        let first = if wildness == Wildness::Any { draw.below(2) } else { 0 };
         if !draw.percent(10) || wildness == Wildness::Playable {
             addresses.push(json!({ "type": "InternalIP", "address": family.node[first].0 }));
         }
@@ -308,10 +269,8 @@ fn node(draw: &mut Draw<'_>, wildness: Wildness) -> Option<Value> {
             addresses.insert(0, json!({ "type": "ExternalIP", "address": family.node[1].0 }));
         }
     }
-    let ranges: Vec<&str> = FAMILIES
-        .iter()
-        .flat_map(|family| draw.subset(family.pod_ranges, 50))
-        .collect();
+    let ranges: Vec<&str> =
+        FAMILIES.iter().flat_map(|family| draw.subset(family.pod_ranges, 50)).collect();
     Some(json!({
         "apiVersion": "v1", "kind": "Node", "metadata": { "name": HERE, "labels": labels },
         "spec": { "podCIDRs": ranges }, "status": { "addresses": addresses },

@@ -57,10 +57,7 @@ impl Feature {
         let mut objects = vec![node(HERE, &["192.168.0.2".parse()?], "")];
         for n in 0..services {
             let (name, [a, b]) = (format!("s{n}"), [(n >> 8) as u8, n as u8]);
-            let own = [
-                format!("10.96.{a}.{b}").parse()?,
-                format!("fd00:96::{n:x}").parse()?,
-            ];
+            let own = [format!("10.96.{a}.{b}").parse()?, format!("fd00:96::{n:x}").parse()?];
             objects.push(service(&name, &own, &ports));
             objects.push(slice(&name, &ports, &[(format!("10.1.{a}.{b}").parse()?, HERE)]));
             objects.push(slice(&name, &ports, &[(format!("fd00:1::{n:x}").parse()?, HERE)]));

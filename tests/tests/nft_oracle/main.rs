@@ -1,5 +1,5 @@
-//! nft itself as the judge: what it makes of the program's text is what the agent makes by netlink; what it
-//! lists is what it reads back; and whatever it is told to spoil is repaired.
+//! nft itself as the judge: what it makes of the program's text is what the agent makes by netlink;
+//! what it lists is what it reads back; and whatever it is told to spoil is repaired.
 //!
 //! The features are those of the golden files of `render`.
 
@@ -65,10 +65,7 @@ fn settled_elements(name: &str, mut value: Value) -> Value {
 fn rules_in_order(at: &Netns, family: &str) -> Result<BTreeMap<String, Vec<String>>> {
     let text = at.output("nft", &["list", "ruleset", family])?;
     let mut chains: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for block in text
-        .split("\n\n")
-        .filter_map(|block| block.trim_start().strip_prefix("chain "))
-    {
+    for block in text.split("\n\n").filter_map(|block| block.trim_start().strip_prefix("chain ")) {
         let (name, rules) = block.split_once(" {").context("a chain")?;
         // The last one's block ends the table too.
         let rules = rules.lines().map(str::trim).filter(|line| *line != "}");
@@ -83,17 +80,12 @@ fn text_makes_what_netlink_makes() -> Result<()> {
     for feature in features()? {
         let (by_agent, by_nft) = (Netns::new("agent")?, Netns::new("nft")?);
         let _agent = feature.start(&by_agent)?;
-        by_nft
-            .nft(&feature.rendered()?)
-            .with_context(|| feature.name.clone())?;
+        by_nft.nft(&feature.rendered()?).with_context(|| feature.name.clone())?;
         for family in FAMILIES {
             let (agent, nft) = (told(&by_agent, family)?, told(&by_nft, family)?);
             let differ: Vec<_> = agent.symmetric_difference(&nft).collect();
             assert!(differ.is_empty(), "{}, {family}: {differ:#?}", feature.name);
-            assert_eq!(
-                rules_in_order(&by_agent, family)?,
-                rules_in_order(&by_nft, family)?
-            );
+            assert_eq!(rules_in_order(&by_agent, family)?, rules_in_order(&by_nft, family)?);
         }
     }
     Ok(())
@@ -105,33 +97,15 @@ fn what_nft_lists_it_reads_back() -> Result<()> {
         let at = Netns::new("list")?;
         drop(feature.start(&at)?);
         let listed = at.output("nft", &["list", "ruleset"])?;
-        for nonsense in [
-            "@nh,",
-            "@th,",
-            "@ih,",
-            "unknown",
-            "(null)",
-            "[invalid",
-            "expression",
-        ] {
-            assert!(
-                !listed.contains(nonsense),
-                "{}: {nonsense} in\n{listed}",
-                feature.name
-            );
+        for nonsense in ["@nh,", "@th,", "@ih,", "unknown", "(null)", "[invalid", "expression"] {
+            assert!(!listed.contains(nonsense), "{}: {nonsense} in\n{listed}", feature.name);
         }
         let json: Value = serde_json::from_str(&at.output("nft", &["-j", "list", "ruleset"])?)?;
         assert!(json["nftables"].is_array());
         let before = FAMILIES.map(|family| told(&at, family).unwrap());
         let rules = FAMILIES.map(|family| rules_in_order(&at, family).unwrap());
-        at.nft(&format!("flush ruleset\n{listed}"))
-            .with_context(|| feature.name.clone())?;
-        assert_eq!(
-            FAMILIES.map(|family| told(&at, family).unwrap()),
-            before,
-            "{}",
-            feature.name
-        );
+        at.nft(&format!("flush ruleset\n{listed}")).with_context(|| feature.name.clone())?;
+        assert_eq!(FAMILIES.map(|family| told(&at, family).unwrap()), before, "{}", feature.name);
         assert_eq!(FAMILIES.map(|family| rules_in_order(&at, family).unwrap()), rules);
     }
     Ok(())
@@ -152,19 +126,14 @@ fn remembered_clients_are_listed_and_left_alone() -> Result<()> {
     repaired(&at, "a rule, beside clients", &agent, 0)?;
     for (family, client) in clients {
         let listed = at.output("nft", &["list", "map", family, "denizen", "affinity"])?;
-        assert!(
-            listed.contains(client) && listed.contains(": 4000:4001"),
-            "{listed}"
-        );
+        assert!(listed.contains(client) && listed.contains(": 4000:4001"), "{listed}");
     }
     Ok(())
 }
 
 fn repairs(agent: &Agent) -> Result<u64> {
     let status = agent.status()?;
-    status["driftRepaired"]
-        .as_u64()
-        .with_context(|| status.to_string())
+    status["driftRepaired"].as_u64().with_context(|| status.to_string())
 }
 
 /// Waits until more repairs were counted than before.
@@ -172,11 +141,7 @@ fn repaired(at: &Netns, what: &str, agent: &Agent, before: u64) -> Result<()> {
     let started = Instant::now();
     while repairs(agent)? <= before {
         let listed = || at.output("nft", &["list", "ruleset"]).unwrap_or_default();
-        ensure!(
-            started.elapsed() < BOUND,
-            "{what}: not repaired in {BOUND:?}:\n{}",
-            listed()
-        );
+        ensure!(started.elapsed() < BOUND, "{what}: not repaired in {BOUND:?}:\n{}", listed());
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
@@ -188,28 +153,15 @@ fn harms(family: &str) -> Vec<(&'static str, String)> {
         "ip" => ("10.96.0.10 . tcp . 80", "10.96.0.10 . tcp . 80 . 0"),
         _ => ("fd00:96::10 . tcp . 80", "fd00:96::10 . tcp . 80 . 0"),
     };
-    let foreign = if family == "ip" {
-        "10.96.0.77"
-    } else {
-        "fd00:96::77"
-    };
+    let foreign = if family == "ip" { "10.96.0.77" } else { "fd00:96::77" };
     let endpoint = if family == "ip" { "10.6.6.6" } else { "fd00::6666" };
     let t = format!("{family} denizen");
     vec![
         ("delete the table", format!("delete table {t}")),
         ("flush the table", format!("flush table {t}")),
-        (
-            "put the table to sleep",
-            format!("add table {t} {{ flags dormant; }}"),
-        ),
-        (
-            "delete an endpoint",
-            format!("delete element {t} endpoints {{ {slot} }}"),
-        ),
-        (
-            "delete a service",
-            format!("delete element {t} services {{ {door} }}"),
-        ),
+        ("put the table to sleep", format!("add table {t} {{ flags dormant; }}")),
+        ("delete an endpoint", format!("delete element {t} endpoints {{ {slot} }}")),
+        ("delete a service", format!("delete element {t} services {{ {door} }}")),
         ("delete a set's element", format!("flush set {t} cluster-ips")),
         (
             "add a foreign service",
@@ -227,24 +179,12 @@ fn harms(family: &str) -> Vec<(&'static str, String)> {
                 "delete element {t} endpoints {{ {slot} }}\nadd element {t} endpoints {{ {slot} : {endpoint} . 80 }}"
             ),
         ),
-        (
-            "add a foreign member",
-            format!("add element {t} cluster-ips {{ {foreign} }}"),
-        ),
+        ("add a foreign member", format!("add element {t} cluster-ips {{ {foreign} }}")),
         ("add a rule", format!("add rule {t} prerouting counter drop")),
-        (
-            "put a rule first",
-            format!("insert rule {t} services counter drop"),
-        ),
+        ("put a rule first", format!("insert rule {t} services counter drop")),
         ("flush a chain", format!("flush chain {t} postrouting")),
-        (
-            "delete a base chain",
-            format!("flush chain {t} output\ndelete chain {t} output"),
-        ),
-        (
-            "drop by policy",
-            format!("chain {t} prerouting {{ policy drop; }}"),
-        ),
+        ("delete a base chain", format!("flush chain {t} output\ndelete chain {t} output")),
+        ("drop by policy", format!("chain {t} prerouting {{ policy drop; }}")),
         ("add a chain", format!("add chain {t} strange")),
         (
             "add chains that refer to each other",
@@ -254,12 +194,11 @@ fn harms(family: &str) -> Vec<(&'static str, String)> {
         ),
         (
             "hook a chain in",
-            format!("add chain {t} hooked {{ type filter hook forward priority 0; policy accept; }}"),
+            format!(
+                "add chain {t} hooked {{ type filter hook forward priority 0; policy accept; }}"
+            ),
         ),
-        (
-            "add a set",
-            format!("add set {t} strange {{ type inet_service; }}"),
-        ),
+        ("add a set", format!("add set {t} strange {{ type inet_service; }}")),
     ]
 }
 
@@ -286,14 +225,8 @@ fn a_bridges_table_is_repaired_like_the_others() -> Result<()> {
     let harms = [
         ("delete the table", format!("delete table {t}")),
         ("flush the table", format!("flush table {t}")),
-        (
-            "delete a port",
-            format!("delete element {t} pod-ports {{ \"veth1\" . 10.1.2.3 }}"),
-        ),
-        (
-            "add a port",
-            format!("add element {t} pod-ports6 {{ \"veth9\" . fd00::9 }}"),
-        ),
+        ("delete a port", format!("delete element {t} pod-ports {{ \"veth1\" . 10.1.2.3 }}")),
+        ("add a port", format!("add element {t} pod-ports6 {{ \"veth9\" . fd00::9 }}")),
         ("add a rule", format!("add rule {t} prerouting meta mark set 0")),
         ("flush a chain", format!("flush chain {t} bridged")),
         (
@@ -322,11 +255,7 @@ fn all_repaired(at: &Netns, agent: &Agent, harms: &[(&str, String)]) -> Result<(
         let before = repairs(agent)?;
         at.nft(harm).with_context(|| (*what).to_owned())?;
         repaired(at, what, agent, before)?;
-        assert!(
-            state()? == fresh,
-            "{what}: {harm}\n{}",
-            at.output("nft", &["list", "ruleset"])?
-        );
+        assert!(state()? == fresh, "{what}: {harm}\n{}", at.output("nft", &["list", "ruleset"])?);
     }
     Ok(())
 }

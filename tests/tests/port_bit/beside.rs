@@ -17,17 +17,18 @@ use crate::{PORT_EXACT, settings};
 /// The default bit's mark, and somebody else's beside it.
 const BIT: &str = "0x40";
 
-/// Rules of somebody else: what they count is not for them. `eth0`'s packets they mark with the bit themselves,
-/// and a bridge's with a bit of their own. `leak` stands where the bit must be gone. (Only TCP behind routing: the
-/// kernel's own multicast reports come there with `cni0` as input interface and a number of another meaning where the
-/// mark is, `reserved_tailroom`.)
+/// Rules of somebody else: what they count is not for them. `eth0`'s packets they mark with the bit
+/// themselves, and a bridge's with a bit of their own. `leak` stands where the bit must be gone.
+/// (Only TCP behind routing: the kernel's own multicast reports come there with `cni0` as input
+/// interface and a number of another meaning where the mark is, `reserved_tailroom`.)
 fn others(backend: Backend, egress: bool) -> String {
     let leak = r#"iifname "cni0" meta mark & 0x40 == 0x40 counter comment "leak""#;
     let [input, forward] = match (backend, egress) {
         // Right behind nat prerouting; with egress masquerade, behind its chain, and before input.
         (Backend::Nftables, false) => [-300, -300],
         (Backend::Nftables, true) => [-299, 0],
-        // Behind iptables' filter; with egress masquerade, behind security (which iptables-nft has at 150).
+        // Behind iptables' filter; with egress masquerade, behind security (which iptables-nft has
+        // at 150).
         (Backend::IptablesLegacy | Backend::IptablesNft, false) => [1, 1],
         (Backend::IptablesLegacy | Backend::IptablesNft, true) => [1, 151],
     };
@@ -82,10 +83,7 @@ fn counted(node: &Netns, comment: &str) -> Result<u64> {
     let lines = listed.lines().filter(|line| line.ends_with(&end));
     let counts = lines.map(|line| {
         let words: Vec<_> = line.split_whitespace().collect();
-        let at = words
-            .iter()
-            .position(|word| *word == "packets")
-            .context("no counter")?;
+        let at = words.iter().position(|word| *word == "packets").context("no counter")?;
         Ok(words.get(at + 1).context("no count")?.parse::<u64>()?)
     });
     counts.sum()
@@ -109,9 +107,7 @@ fn kept(
     egress: bool,
 ) -> Result<()> {
     let members = [Who::Remote];
-    cast.cluster
-        .manifests
-        .put("web", &cast.service("web", 10, &every_protocol(), &members)?)?;
+    cast.cluster.manifests.put("web", &cast.service("web", 10, &every_protocol(), &members)?)?;
     let beside = cast.service("beside", 12, &every_protocol(), &[Who::Bridged])?;
     cast.cluster.manifests.put("beside", &beside)?;
     let neighbour = cast.cluster.add_pod("near", Wiring::Bridged)?;
@@ -133,12 +129,9 @@ fn kept(
         for who in [Who::Bridged, Who::Routed, Who::Remote, Who::Outside] {
             let outcome = cast.ask(who, service, Protocol::Tcp)?;
             // What comes in through eth0 has the bit, and is no pod's for that.
-            let local = who == Who::Bridged || (who == Who::Routed && mode.starts_with("pod-state"));
-            assert_eq!(
-                cast.was_masqueraded(who, &outcome)?,
-                !local,
-                "{who:?}: {outcome:?}"
-            );
+            let local =
+                who == Who::Bridged || (who == Who::Routed && mode.starts_with("pod-state"));
+            assert_eq!(cast.was_masqueraded(who, &outcome)?, !local, "{who:?}: {outcome:?}");
         }
         // Only bridged; to the node itself; past every service.
         let pod = SocketAddr::new(cast.address(Who::Bridged, like)?, denizen_tests::cast::PORT);
@@ -157,12 +150,9 @@ fn kept(
         let closed = SocketAddr::new(cast.address(Who::ThisNode, like)?, 9);
         Probe::tcp(closed).ask_in(&neighbour.netns);
     }
-    let listed = [
-        ["list", "table", "bridge", "others"],
-        ["list", "table", "inet", "others"],
-    ]
-    .map(|words| node.output("nft", &words).unwrap_or_default())
-    .concat();
+    let listed = [["list", "table", "bridge", "others"], ["list", "table", "inet", "others"]]
+        .map(|words| node.output("nft", &words).unwrap_or_default())
+        .concat();
     assert!(counted(node, "told")? > 0, "nobody set {BIT}:\n{listed}");
     assert_eq!(counted(node, "leak")?, 0, "others saw {BIT}:\n{listed}");
     assert_eq!(counted(node, "loss")?, 0, "others' bits were lost:\n{listed}");

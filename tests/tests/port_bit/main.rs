@@ -1,9 +1,7 @@
-//! The bit of the mark by which the bridge's table tells the IP tables of a pod's port: it is for them alone.
+//! The bit of the mark by which the bridge's table tells the IP tables of a pod's port: it is for
+//! them alone.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 mod beside;
 
@@ -38,7 +36,8 @@ fn start(cast: &Cast, backend: Backend, mode: &str) -> Result<Agent> {
     Agent::start(&cast.cluster.world.node, settings(cast, backend, mode))
 }
 
-/// What an agent with these flags leaves in the kernel when it ends: tables of denizen's, chains and elements of sets.
+/// What an agent with these flags leaves in the kernel when it ends: tables of denizen's, chains
+/// and elements of sets.
 fn left(cast: &Cast, backend: Backend, mode: &str) -> Result<Vec<String>> {
     start(cast, backend, mode)?.terminate()?;
     in_kernel(&cast.cluster.world.node)
@@ -61,8 +60,8 @@ fn in_kernel(node: &Netns) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Another mode needs no table of the bridge family, and takes away what an earlier run's needed; so does another
-/// backend. Meanwhile pods keep their address, whatever was there before.
+/// Another mode needs no table of the bridge family, and takes away what an earlier run's needed;
+/// so does another backend. Meanwhile pods keep their address, whatever was there before.
 #[test]
 fn another_mode_or_backend_leaves_nothing_behind() -> Result<()> {
     const V4: &str = "table ip denizen";
@@ -72,11 +71,9 @@ fn another_mode_or_backend_leaves_nothing_behind() -> Result<()> {
     const BRIDGED: &str = "1 in DENIZEN-BRIDGED-4";
     let (cast, _servers) = Cast::new("bit-switch")?;
     let manifests = &cast.cluster.manifests;
-    manifests.put(
-        "web",
-        &cast.service("web", 10, &every_protocol(), &[Who::Remote])?,
-    )?;
-    let (nftables, legacy, nft) = (Backend::Nftables, Backend::IptablesLegacy, Backend::IptablesNft);
+    manifests.put("web", &cast.service("web", 10, &every_protocol(), &[Who::Remote])?)?;
+    let (nftables, legacy, nft) =
+        (Backend::Nftables, Backend::IptablesLegacy, Backend::IptablesNft);
     let mut load = None;
     let steps: [(Backend, &str, &[&str]); 11] = [
         (nftables, "pod-state", &[V4, V6]),
@@ -114,10 +111,7 @@ fn no_pod_is_a_stranger_while_the_api_is_silent(label: &str, backend: Backend) -
     let (cast, _servers) = Cast::new(label)?;
     let node = &cast.cluster.world.node;
     let manifests = &cast.cluster.manifests;
-    manifests.put(
-        "web",
-        &cast.service("web", 10, &every_protocol(), &[Who::Remote])?,
-    )?;
+    manifests.put("web", &cast.service("web", 10, &every_protocol(), &[Who::Remote])?)?;
     let mut settings = cast.cluster.settings();
     settings.objects = Objects::Kubeconfig(nobodys_kubeconfig(&cast)?);
     for (before, after) in [("pod-state", PORT_EXACT), (PORT_EXACT, "pod-state")] {
@@ -128,18 +122,11 @@ fn no_pod_is_a_stranger_while_the_api_is_silent(label: &str, backend: Backend) -
         let agent = Agent::spawn(node, settings.clone())?;
         let began = Instant::now();
         while by_port(node, backend)? == pods {
-            ensure!(
-                began.elapsed() < BOUND,
-                "pods were not programmed: {}",
-                agent.log()
-            );
+            ensure!(began.elapsed() < BOUND, "pods were not programmed: {}", agent.log());
         }
         for (who, like) in [Who::Bridged, Who::Routed].into_iter().zip(service_ips(10)) {
             let outcome = cast.ask(who, SocketAddr::new(like, 80), Protocol::Tcp)?;
-            assert!(
-                !cast.was_masqueraded(who, &outcome)?,
-                "{after}: {who:?}: {outcome:?}"
-            );
+            assert!(!cast.was_masqueraded(who, &outcome)?, "{after}: {who:?}: {outcome:?}");
         }
         let tally = clients.stop()?;
         assert!(tally.answered > 0 && tally.failed == 0, "{after}: {tally:?}");
@@ -204,11 +191,7 @@ fn what_others_do_to_the_bridges_table_is_repaired_with_iptables() -> Result<()>
     let agent = start(&cast, Backend::IptablesNft, PORT_EXACT)?;
     let table = || node.output("nft", &["list", "table", "bridge", "denizen"]);
     let expected = table()?;
-    let element = format!(
-        "{} . {}",
-        cast.bridged.host_interface(),
-        cast.bridged.addresses[0]
-    );
+    let element = format!("{} . {}", cast.bridged.host_interface(), cast.bridged.addresses[0]);
     let harms = [
         "add rule bridge denizen prerouting meta mark set 0x40".to_owned(),
         format!("delete element bridge denizen pod-ports {{ {element} }}"),

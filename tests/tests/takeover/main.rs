@@ -1,10 +1,7 @@
-//! Taking over from a kube-proxy in iptables mode under load, in place, while it still writes; and what is
-//! left of any of its modes is removed.
+//! Taking over from a kube-proxy in iptables mode under load, in place, while it still writes; and
+//! what is left of any of its modes is removed.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 mod nftables;
 
@@ -42,29 +39,18 @@ impl Scene {
     fn set(label: &str, variant: Variant) -> Result<Self> {
         let (cast, servers) = lasting::cast(label)?;
         let at = |number, port| SocketAddr::new(service_ips(number)[0], port);
-        let endpoint = |who, port| Ok(SocketAddr::new(cast.address(who, service_ips(10)[0])?, port));
-        let web = lasting::MEMBERS
-            .iter()
-            .map(|who| endpoint(*who, PORT))
-            .collect::<Result<_>>()?;
+        let endpoint =
+            |who, port| Ok(SocketAddr::new(cast.address(who, service_ips(10)[0])?, port));
+        let web = lasting::MEMBERS.iter().map(|who| endpoint(*who, PORT)).collect::<Result<_>>()?;
         let services = vec![
-            Served {
-                name: "default/web:tcp".to_owned(),
-                at: at(10, 80),
-                endpoints: web,
-            },
+            Served { name: "default/web:tcp".to_owned(), at: at(10, 80), endpoints: web },
             Served {
                 name: "default/echo:echo".to_owned(),
                 at: at(11, 7),
                 endpoints: vec![endpoint(Who::Routed, ECHO)?],
             },
         ];
-        Ok(Self {
-            cast,
-            variant,
-            services,
-            _servers: servers,
-        })
+        Ok(Self { cast, variant, services, _servers: servers })
     }
 
     fn node(&self) -> &Netns {
@@ -72,11 +58,7 @@ impl Scene {
     }
 
     fn kube_proxy(&self) -> KubeProxy<'_> {
-        KubeProxy {
-            node: self.node(),
-            variant: self.variant,
-            services: self.services.clone(),
-        }
+        KubeProxy { node: self.node(), variant: self.variant, services: self.services.clone() }
     }
 
     fn start(&self, flags: Vec<String>) -> Result<Agent> {
@@ -97,9 +79,7 @@ impl Scene {
         let mut load = Load::default();
         for who in [Who::Bridged, Who::Routed, Who::Outside] {
             let targets = vec![(self.services[0].at, Protocol::Tcp)];
-            load.client(self.cast.place(who).0, targets, |outcome| {
-                outcome.endpoint().is_some()
-            })?;
+            load.client(self.cast.place(who).0, targets, |outcome| outcome.endpoint().is_some())?;
         }
         Ok(load)
     }
@@ -111,7 +91,8 @@ impl Scene {
     /// Whether the web service's chain has the words that denizen writes.
     fn is_denizens(&self) -> Result<bool> {
         let rules = self.rules()?;
-        let chosen = |line: &str| line.contains("default/web:tcp -> 1") && line.contains("one endpoint");
+        let chosen =
+            |line: &str| line.contains("default/web:tcp -> 1") && line.contains("one endpoint");
         Ok(rules.lines().any(chosen))
     }
 }
@@ -145,8 +126,8 @@ fn unnoticed<T>(
     Ok(done)
 }
 
-/// kube-proxy serves; denizen comes, in place; kube-proxy writes once more and ends; then the nftables
-/// backend, then back.
+/// kube-proxy serves; denizen comes, in place; kube-proxy writes once more and ends; then the
+/// nftables backend, then back.
 fn taken_over(label: &str, variant: Variant) -> Result<()> {
     let scene = Scene::set(label, variant)?;
     let kube_proxy = scene.kube_proxy();
@@ -158,25 +139,17 @@ fn taken_over(label: &str, variant: Variant) -> Result<()> {
     let agent = unnoticed(&scene, &mut streams, "adopted", begin)?;
     ensure!(scene.is_denizens()?, "adopted");
     ensure!(kube_proxy.jumps_stand()?, "{}", scene.rules()?);
-    ensure!(
-        kube_proxy.canaries_live()?,
-        "kube-proxy would think that all was flushed"
-    );
+    ensure!(kube_proxy.canaries_live()?, "kube-proxy would think that all was flushed");
     unnoticed(&scene, &mut streams, "both write", || {
         write()?;
         ensure!(!scene.is_denizens()?, "written over: {}", scene.rules()?);
         until("repaired", || Ok(agent.status()?["driftRepaired"] == 1))
     })?;
-    ensure!(
-        kube_proxy.canaries_live()?,
-        "kube-proxy would think that all was flushed"
-    );
+    ensure!(kube_proxy.canaries_live()?, "kube-proxy would think that all was flushed");
     let agent = unnoticed(&scene, &mut streams, "into nftables", || {
         agent.terminate()?;
         let agent = scene.start(nftables())?;
-        until("denizen's chains are gone", || {
-            Ok(!scene.rules()?.contains("KUBE-SVC-"))
-        })?;
+        until("denizen's chains are gone", || Ok(!scene.rules()?.contains("KUBE-SVC-")))?;
         Ok(agent)
     })?;
     let _agent = unnoticed(&scene, &mut streams, "back", || {
@@ -209,15 +182,9 @@ fn nftables_takes_over_beside_kube_proxys_rules() -> Result<()> {
     let mut wrong = kube_proxy.services.clone();
     // Nobody listens there: whoever follows kube-proxy's rules now is refused.
     wrong[0].endpoints.iter_mut().for_each(|at| at.set_port(1));
-    KubeProxy {
-        services: wrong.clone(),
-        ..scene.kube_proxy()
-    }
-    .sync(&wrong)?;
+    KubeProxy { services: wrong.clone(), ..scene.kube_proxy() }.sync(&wrong)?;
     streams.iter_mut().try_for_each(Lasting::still_alive)?;
-    let outcome = scene
-        .cast
-        .ask(Who::Bridged, scene.services[0].at, Protocol::Tcp)?;
+    let outcome = scene.cast.ask(Who::Bridged, scene.services[0].at, Protocol::Tcp)?;
     ensure!(outcome.endpoint().is_some(), "{outcome:?}");
     let tally = load.stop()?;
     ensure!(tally.failed == 0, "{tally:?}");
@@ -236,10 +203,7 @@ impl Namesake {
         let program = folder.path().join("kube-proxy");
         std::fs::copy("/bin/sleep", &program)?;
         let child = node.run(|| Command::new(&program).arg("600").spawn())??;
-        Ok(Self {
-            child,
-            _folder: folder,
-        })
+        Ok(Self { child, _folder: folder })
     }
 }
 
@@ -258,8 +222,11 @@ fn a_kube_proxy_that_goes_on_writing_is_noticed_and_named() -> Result<()> {
     let namesake = Namesake::start(scene.node())?;
     let load = scene.load()?;
     let agent = scene.start(Variant::Nft.flags())?;
-    let health =
-        || Ok::<_, anyhow::Error>(fetch(scene.node(), &url(ip("127.0.0.1"), 10256, "/healthz"), &[])?.status);
+    let health = || {
+        Ok::<_, anyhow::Error>(
+            fetch(scene.node(), &url(ip("127.0.0.1"), 10256, "/healthz"), &[])?.status,
+        )
+    };
     ensure!(health()? == 200, "well before");
     for round in 1..=3 {
         kube_proxy.sync(&scene.services)?;
@@ -289,17 +256,10 @@ fn cleanup_removes_what_each_mode_of_kube_proxy_left() -> Result<()> {
     let scene = Scene::set("take-clean", Variant::Legacy)?;
     let node = scene.node();
     scene.kube_proxy().start()?;
-    KubeProxy {
-        variant: Variant::Nft,
-        ..scene.kube_proxy()
-    }
-    .start()?;
+    KubeProxy { variant: Variant::Nft, ..scene.kube_proxy() }.start()?;
     let ipvs = "*nat\n:KUBE-LOAD-BALANCER - [0:0]\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j KUBE-LOAD-BALANCER\nCOMMIT\n";
     node.output("ipset", &["create", "KUBE-CLUSTER-IP", "hash:ip,port"])?;
-    node.output(
-        "ipset",
-        &["create", "KUBE-6-LOOP-BACK", "hash:ip,port,ip", "family", "inet6"],
-    )?;
+    node.output("ipset", &["create", "KUBE-6-LOOP-BACK", "hash:ip,port,ip", "family", "inet6"])?;
     node.output("ipset", &["create", "theirs", "hash:ip"])?;
     Variant::Legacy.restore(node, "iptables", ipvs)?;
     // The kernel of the tests has no dummy devices; the name is what counts.
@@ -322,10 +282,7 @@ fn cleanup_removes_what_each_mode_of_kube_proxy_left() -> Result<()> {
     }
     assert_eq!(node.output("ipset", &["list", "-n"])?.trim(), "theirs");
     let tables = node.output("nft", &["list", "tables"])?;
-    ensure!(
-        !tables.contains("kube-proxy") && !tables.contains("denizen"),
-        "{tables}"
-    );
+    ensure!(!tables.contains("kube-proxy") && !tables.contains("denizen"), "{tables}");
     ensure!(tables.contains("table ip theirs"), "{tables}");
     let links = node.output("ip", &["-brief", "link"])?;
     ensure!(!links.contains("kube-ipvs0"), "{links}");

@@ -1,4 +1,5 @@
-//! Into the nftables backend from kube-proxy's nftables mode, which hooks in where denizen does, and back.
+//! Into the nftables backend from kube-proxy's nftables mode, which hooks in where denizen does,
+//! and back.
 
 use denizen_tests::effort;
 
@@ -9,12 +10,11 @@ fn theirs(scene: &Scene) -> Result<bool> {
     Ok(tables.contains("table ip kube-proxy"))
 }
 
-/// Whose rules decide is told by who is seen to be the client: kube-proxy's have everybody masqueraded here.
+/// Whose rules decide is told by who is seen to be the client: kube-proxy's have everybody
+/// masqueraded here.
 fn denizen_decides(scene: &Scene) -> Result<bool> {
     for _ in 0..20 {
-        let outcome = scene
-            .cast
-            .ask(Who::Bridged, scene.services[0].at, Protocol::Tcp)?;
+        let outcome = scene.cast.ask(Who::Bridged, scene.services[0].at, Protocol::Tcp)?;
         let endpoint = outcome.endpoint().with_context(|| format!("{outcome:?}"))?;
         // To itself, the pod is masqueraded by either.
         if scene.cast.owner(endpoint.ip()) != Some(Who::Bridged) {
@@ -26,14 +26,12 @@ fn denizen_decides(scene: &Scene) -> Result<bool> {
 
 fn cleanup(scene: &Scene) -> Result<()> {
     let binary = binary::ours("denizen-agent")?;
-    scene
-        .node()
-        .run(|| checked(Command::new(&binary).arg("cleanup")))??;
+    scene.node().run(|| checked(Command::new(&binary).arg("cleanup")))??;
     Ok(())
 }
 
-/// kube-proxy serves; denizen comes beside it; kube-proxy's tables go and come, time after time; denizen ends and is
-/// cleaned up. Clients connect without pause through all of it.
+/// kube-proxy serves; denizen comes beside it; kube-proxy's tables go and come, time after time;
+/// denizen ends and is cleaned up. Clients connect without pause through all of it.
 #[test]
 fn nftables_takes_over_from_kube_proxys_nftables_and_back() -> Result<()> {
     let scene = Scene::set("take-nft", Variant::Nft)?;

@@ -19,18 +19,15 @@ const AT_NODE: [Port; 1] = [HTTP[0].at_node(NODE_PORT)];
 
 #[test]
 fn trap_01_of_two_ranges_of_one_family_both_count() -> Result<()> {
-    let flag = "--detect-local=node-cidr=10.10.0.0/16,172.20.0.0/14,fd00:10:10::/48,fd00:172:20::/48";
-    let trap = Trap::set("01", &[flag], |cast| {
-        cast.service("web", 10, &HTTP, &[Who::Remote])
-    })?;
+    let flag =
+        "--detect-local=node-cidr=10.10.0.0/16,172.20.0.0/14,fd00:10:10::/48,fd00:172:20::/48";
+    let trap = Trap::set("01", &[flag], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
     for to in at(10, 80) {
-        for (who, masqueraded) in [(Who::Bridged, false), (Who::Routed, false), (Who::Outside, true)] {
+        for (who, masqueraded) in
+            [(Who::Bridged, false), (Who::Routed, false), (Who::Outside, true)]
+        {
             let outcome = trap.cast.ask(who, to, Tcp)?;
-            assert_eq!(
-                trap.cast.was_masqueraded(who, &outcome)?,
-                masqueraded,
-                "{who:?} to {to}"
-            );
+            assert_eq!(trap.cast.was_masqueraded(who, &outcome)?, masqueraded, "{who:?} to {to}");
         }
     }
     Ok(())
@@ -38,11 +35,7 @@ fn trap_01_of_two_ranges_of_one_family_both_count() -> Result<()> {
 
 #[test]
 fn trap_02_no_detector_is_an_error_and_the_usual_one_needs_no_flag() -> Result<()> {
-    for flag in [
-        "--detect-local=",
-        "--detect-local=cluster-cidr",
-        "--cluster-cidr=10.0.0.0/8",
-    ] {
+    for flag in ["--detect-local=", "--detect-local=cluster-cidr", "--cluster-cidr=10.0.0.0/8"] {
         let refused = Trap::set("02-bad", &[flag], |_| Ok(Vec::new())).err();
         let refused = format!("{:#}", refused.context(flag)?);
         assert!(refused.contains("pod-state"), "{flag}: {refused}");
@@ -58,22 +51,17 @@ fn trap_02_no_detector_is_an_error_and_the_usual_one_needs_no_flag() -> Result<(
 #[test]
 fn trap_03_a_family_without_a_range_serves_no_node_port() -> Result<()> {
     let flag = "--nodeport-addresses=192.168.0.0/16";
-    let trap = Trap::set("03", &[flag], |cast| {
-        cast.service("web", 10, &AT_NODE, &[Who::Remote])
-    })?;
+    let trap = Trap::set("03", &[flag], |cast| cast.service("web", 10, &AT_NODE, &[Who::Remote]))?;
     for to in at_node(&trap.cast, NODE_PORT)? {
-        let expected = if to.is_ipv4() {
-            by([Who::Remote])
-        } else {
-            Fate::Refused
-        };
+        let expected = if to.is_ipv4() { by([Who::Remote]) } else { Fate::Refused };
         assert_eq!(trap.fate(Who::Outside, to, Tcp)?, expected, "{to}");
     }
     Ok(())
 }
 
-/// Kernels before 6.2 refuse to remove a chain in the transaction that removes the last element that leads to it.
-/// Chains are for kinds of services here, and stay: they neither grow in number nor go.
+/// Kernels before 6.2 refuse to remove a chain in the transaction that removes the last element
+/// that leads to it. Chains are for kinds of services here, and stay: they neither grow in number
+/// nor go.
 #[test]
 fn trap_17_no_chain_goes_with_the_elements_that_led_to_it() -> Result<()> {
     let trap = Trap::set("17", &[], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
@@ -85,9 +73,8 @@ fn trap_17_no_chain_goes_with_the_elements_that_led_to_it() -> Result<()> {
     };
     let mut after = None;
     for round in 0..6 {
-        let mut many = trap
-            .cast
-            .service("web", 10, &HTTP, &[Who::Bridged, Who::Routed, Who::Remote])?;
+        let mut many =
+            trap.cast.service("web", 10, &HTTP, &[Who::Bridged, Who::Routed, Who::Remote])?;
         many[0]["spec"]["sessionAffinity"] = "ClientIP".into();
         trap.becomes(&many)?;
         trap.becomes(&trap.cast.service("web", 10, &HTTP, &[Who::Remote])?)?;
@@ -104,16 +91,10 @@ fn trap_17_no_chain_goes_with_the_elements_that_led_to_it() -> Result<()> {
 fn trap_18_nobody_elses_nft_is_run() -> Result<()> {
     let trap = Trap::set("18", &[], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
     let pid = trap.agent.pid();
-    let mut more = trap
-        .cast
-        .service("web", 10, &HTTP, &[Who::Remote, Who::Bridged])?;
+    let mut more = trap.cast.service("web", 10, &HTTP, &[Who::Remote, Who::Bridged])?;
     more[0]["spec"]["sessionAffinity"] = "ClientIP".into();
     // Whatever it had run would be in the accounts of its children, even when it has ended.
-    programmed(
-        &trap.agent,
-        || trap.cast.cluster.manifests.put("trap", &more),
-        || (),
-    )?;
+    programmed(&trap.agent, || trap.cast.cluster.manifests.put("trap", &more), || ())?;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let fields: Vec<&str> = stat.rsplit(") ").next().context("fields")?.split(' ').collect();
     // cminflt, cmajflt: page faults of children that were waited for.
@@ -124,9 +105,7 @@ fn trap_18_nobody_elses_nft_is_run() -> Result<()> {
 #[test]
 fn trap_19_node_ports_follow_the_nodes_addresses() -> Result<()> {
     let flag = "--nodeport-addresses=192.168.0.0/16";
-    let trap = Trap::set("19", &[flag], |cast| {
-        cast.service("web", 10, &AT_NODE, &[Who::Remote])
-    })?;
+    let trap = Trap::set("19", &[flag], |cast| cast.service("web", 10, &AT_NODE, &[Who::Remote]))?;
     let node = &trap.cast.cluster.world.node;
     let to = (ip("192.168.0.99"), NODE_PORT).into();
     let is = |wanted: fn(&Outcome) -> bool| -> Result<()> {
@@ -136,11 +115,7 @@ fn trap_19_node_ports_follow_the_nodes_addresses() -> Result<()> {
             if wanted(&outcome) {
                 return Ok(());
             }
-            ensure!(
-                started.elapsed() < SOON,
-                "still {outcome:?}: {}",
-                trap.agent.log()
-            );
+            ensure!(started.elapsed() < SOON, "still {outcome:?}: {}", trap.agent.log());
         }
     };
     node.ip("addr add 192.168.0.99/24 dev eth0")?;
@@ -151,11 +126,8 @@ fn trap_19_node_ports_follow_the_nodes_addresses() -> Result<()> {
 
 #[test]
 fn trap_20_a_restart_keeps_the_rules_until_all_is_known() -> Result<()> {
-    let Trap {
-        cast,
-        agent,
-        _servers,
-    } = Trap::set("20", &[], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
+    let Trap { cast, agent, _servers } =
+        Trap::set("20", &[], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
     assert!(agent.terminate()?.success());
     let manifests = cast.cluster.manifests.folder();
     let aside = cast.cluster.world.folder().join("aside");

@@ -7,7 +7,9 @@ use denizen_tests::manifest::Port;
 use denizen_tests::probe::Protocol::Tcp;
 use serde_json::json;
 
-use super::{BALANCER, Fate, HTTP, NODE_PORT, Trap, at, balanced, by, condition, endpoints_of, local};
+use super::{
+    BALANCER, Fate, HTTP, NODE_PORT, Trap, at, balanced, by, condition, endpoints_of, local,
+};
 
 const ALL: [Who; 3] = [Who::Bridged, Who::Routed, Who::Remote];
 /// Serves still, but not for long.
@@ -20,9 +22,7 @@ fn trap_04_only_an_endpoints_first_address_counts() -> Result<()> {
     let trap = Trap::set("04", &[], |cast| {
         let mut objects = cast.service("web", 10, &HTTP, &[Who::Bridged])?;
         let more = service_ips(1).map(|like| cast.address(Who::Routed, like));
-        for (endpoint, more) in endpoints_of(&mut objects, cast, Who::Bridged)
-            .into_iter()
-            .zip(more)
+        for (endpoint, more) in endpoints_of(&mut objects, cast, Who::Bridged).into_iter().zip(more)
         {
             let first = endpoint["addresses"][0].clone();
             endpoint["addresses"] = json!([first, more?]);
@@ -43,18 +43,8 @@ fn trap_05_what_is_not_written_is_ready_and_serving() -> Result<()> {
         condition(&mut objects, cast, Who::Routed, &json!({ "ready": null }));
         condition(&mut objects, cast, Who::Remote, &json!({ "ready": false }));
         let mut last = cast.service("last", 11, &HTTP, &[Who::Remote, Who::Routed])?;
-        condition(
-            &mut last,
-            cast,
-            Who::Remote,
-            &json!({ "ready": false, "terminating": true }),
-        );
-        condition(
-            &mut last,
-            cast,
-            Who::Routed,
-            &json!({ "ready": false, "serving": false }),
-        );
+        condition(&mut last, cast, Who::Remote, &json!({ "ready": false, "terminating": true }));
+        condition(&mut last, cast, Who::Routed, &json!({ "ready": false, "serving": false }));
         Ok([objects, last].concat())
     })?;
     for to in at(10, 80) {
@@ -62,11 +52,7 @@ fn trap_05_what_is_not_written_is_ready_and_serving() -> Result<()> {
         assert_eq!(trap.fate(Who::Outside, to, Tcp)?, unwritten, "{to}");
     }
     for to in at(11, 80) {
-        assert_eq!(
-            trap.fate(Who::Outside, to, Tcp)?,
-            by([Who::Remote]),
-            "{to}: the last resort"
-        );
+        assert_eq!(trap.fate(Who::Outside, to, Tcp)?, by([Who::Remote]), "{to}: the last resort");
     }
     Ok(())
 }
@@ -79,16 +65,8 @@ fn trap_06_each_set_falls_back_to_terminating_ones_alone() -> Result<()> {
         Ok(objects)
     })?;
     for (inside, outside) in at(10, 80).into_iter().zip(at(BALANCER, 80)) {
-        assert_eq!(
-            trap.fate(Who::Routed, inside, Tcp)?,
-            by([Who::Remote]),
-            "one is ready"
-        );
-        assert_eq!(
-            trap.fate(Who::Outside, outside, Tcp)?,
-            by([Who::Bridged]),
-            "none here is"
-        );
+        assert_eq!(trap.fate(Who::Routed, inside, Tcp)?, by([Who::Remote]), "one is ready");
+        assert_eq!(trap.fate(Who::Outside, outside, Tcp)?, by([Who::Bridged]), "none here is");
     }
     Ok(())
 }
@@ -106,11 +84,7 @@ fn trap_07_the_health_port_counts_addresses_and_no_terminating_ones() -> Result<
     let node = cast.address(Who::ThisNode, service_ips(1)[0])?;
     let ask = || fetch(&cast.cluster.world.client, &url(node, CHECK, "/"), &[]);
     let reply = ask()?;
-    assert_eq!(
-        (reply.status, &reply.json()?["localEndpoints"]),
-        (200, &json!(1)),
-        "{reply:?}"
-    );
+    assert_eq!((reply.status, &reply.json()?["localEndpoints"]), (200, &json!(1)), "{reply:?}");
     let mut objects = local(cast, &TWO, &[Who::Bridged])?;
     objects[0]["spec"]["healthCheckNodePort"] = CHECK.into();
     condition(&mut objects, cast, Who::Bridged, &draining());
@@ -158,11 +132,7 @@ fn trap_14_an_endpoint_without_a_node_is_never_local() -> Result<()> {
     })?;
     for (inside, outside) in at(10, 80).into_iter().zip(at(BALANCER, 80)) {
         assert_eq!(trap.fate(Who::Outside, outside, Tcp)?, Fate::Dropped, "{outside}");
-        assert_eq!(
-            trap.fate(Who::Routed, inside, Tcp)?,
-            by([Who::Bridged]),
-            "{inside}"
-        );
+        assert_eq!(trap.fate(Who::Routed, inside, Tcp)?, by([Who::Bridged]), "{inside}");
     }
     Ok(())
 }
@@ -173,10 +143,7 @@ fn trap_15_a_pod_reaches_itself_under_policy_local_too() -> Result<()> {
     for to in [at(10, 80), at(BALANCER, 80)].concat() {
         assert_eq!(trap.fate(Who::Bridged, to, Tcp)?, by([Who::Bridged]), "{to}");
         let outcome = trap.cast.ask(Who::Bridged, to, Tcp)?;
-        assert!(
-            trap.cast.was_masqueraded(Who::Bridged, &outcome)?,
-            "{to}: {outcome:?}"
-        );
+        assert!(trap.cast.was_masqueraded(Who::Bridged, &outcome)?, "{to}: {outcome:?}");
     }
     Ok(())
 }
@@ -192,22 +159,10 @@ fn trap_09_source_ranges_bind_pods_and_the_node() -> Result<()> {
         Ok(outside)
     })?;
     for (inside, guarded) in at(10, 80).into_iter().zip(at(BALANCER, 80)) {
-        assert_eq!(
-            trap.fate(Who::Outside, guarded, Tcp)?,
-            by([Who::Remote]),
-            "{guarded}"
-        );
+        assert_eq!(trap.fate(Who::Outside, guarded, Tcp)?, by([Who::Remote]), "{guarded}");
         for who in [Who::Bridged, Who::Routed, Who::ThisNode] {
-            assert_eq!(
-                trap.fate(who, guarded, Tcp)?,
-                Fate::Dropped,
-                "{who:?} to {guarded}"
-            );
-            assert_eq!(
-                trap.fate(who, inside, Tcp)?,
-                by([Who::Remote]),
-                "{who:?} to {inside}"
-            );
+            assert_eq!(trap.fate(who, guarded, Tcp)?, Fate::Dropped, "{who:?} to {guarded}");
+            assert_eq!(trap.fate(who, inside, Tcp)?, by([Who::Remote]), "{who:?} to {inside}");
         }
     }
     Ok(())

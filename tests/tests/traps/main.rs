@@ -1,11 +1,8 @@
-//! What others' service proxies fell into, a test each: what must become of real packets there, and that
-//! `explain` says the same. The numbers are those of the list that this project keeps of such traps; 8 is
-//! about iptables alone.
+//! What others' service proxies fell into, a test each: what must become of real packets there, and
+//! that `explain` says the same. The numbers are those of the list that this project keeps of such
+//! traps; 8 is about iptables alone.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 mod around;
 mod endpoints;
@@ -50,7 +47,11 @@ struct Trap {
 
 impl Trap {
     /// An agent that has programmed what `objects` gives, started with these flags.
-    fn set(label: &str, flags: &[&str], objects: impl FnOnce(&Cast) -> Result<Vec<Value>>) -> Result<Self> {
+    fn set(
+        label: &str,
+        flags: &[&str],
+        objects: impl FnOnce(&Cast) -> Result<Vec<Value>>,
+    ) -> Result<Self> {
         let (cast, mut servers) = Cast::new(&format!("trap-{label}"))?;
         let world = &cast.cluster.world;
         let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
@@ -59,11 +60,7 @@ impl Trap {
         let mut settings = cast.cluster.settings();
         settings.flags.extend(flags.iter().map(|&flag| flag.to_owned()));
         let agent = Agent::start(&world.node, settings)?;
-        Ok(Self {
-            cast,
-            agent,
-            _servers: servers,
-        })
+        Ok(Self { cast, agent, _servers: servers })
     }
 
     /// These objects are the only ones from now on.
@@ -77,7 +74,8 @@ impl Trap {
         let from = self.cast.address(who, to.ip())?;
         let (netns, interface) = self.cast.place(who);
         let told = self.agent.explain(from, interface, to, protocol)?;
-        let owner = |endpoint: &SocketAddr| self.cast.owner(endpoint.ip()).context("nobody's address");
+        let owner =
+            |endpoint: &SocketAddr| self.cast.owner(endpoint.ip()).context("nobody's address");
         let said = match told.verdict.as_str() {
             "forward" => Fate::Answered(told.endpoints.iter().map(owner).collect::<Result<_>>()?),
             "drop" => Fate::Dropped,
@@ -105,10 +103,7 @@ impl Trap {
             }
         }
         let seen = seen.unwrap_or(Fate::Answered(answered));
-        ensure!(
-            seen == said,
-            "{who:?} to {to}/{protocol}: {seen:?}, but explain says {told:?}"
-        );
+        ensure!(seen == said, "{who:?} to {to}/{protocol}: {seen:?}, but explain says {told:?}");
         Ok(seen)
     }
 }
@@ -142,13 +137,9 @@ fn local(cast: &Cast, ports: &[Port], members: &[Who]) -> Result<Vec<Value>> {
 
 /// The slices' endpoints at `who`'s addresses, to be changed.
 fn endpoints_of<'a>(objects: &'a mut [Value], cast: &Cast, who: Who) -> Vec<&'a mut Value> {
-    let own: Vec<IpAddr> = service_ips(1)
-        .into_iter()
-        .filter_map(|like| cast.address(who, like).ok())
-        .collect();
-    let lists = objects
-        .iter_mut()
-        .filter_map(|object| object["endpoints"].as_array_mut());
+    let own: Vec<IpAddr> =
+        service_ips(1).into_iter().filter_map(|like| cast.address(who, like).ok()).collect();
+    let lists = objects.iter_mut().filter_map(|object| object["endpoints"].as_array_mut());
     lists
         .flatten()
         .filter(|endpoint| own.iter().any(|ip| endpoint["addresses"][0] == json!(ip)))

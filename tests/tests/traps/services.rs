@@ -37,26 +37,16 @@ fn trap_10_one_of_two_services_with_one_address_wins_and_stays() -> Result<()> {
     let trap = Trap::set("10", &[], |cast| rivals(cast, 0))?;
     for round in 1..=8 {
         for to in at(SHARED, 80) {
-            assert_eq!(
-                trap.fate(Who::Outside, to, Tcp)?,
-                by([Who::Bridged]),
-                "round {round}"
-            );
+            assert_eq!(trap.fate(Who::Outside, to, Tcp)?, by([Who::Bridged]), "round {round}");
         }
         let mut changed = rivals(&trap.cast, round)?;
         // Something to program each time.
-        changed.extend(
-            trap.cast
-                .service(&format!("other-{round}"), 12, &HTTP, &[Who::Routed])?,
-        );
+        changed.extend(trap.cast.service(&format!("other-{round}"), 12, &HTTP, &[Who::Routed])?);
         trap.becomes(&changed)?;
     }
     let log = trap.agent.log();
     let mut warned = log.lines().filter(|line| line.contains("two services claim"));
-    assert!(
-        warned.any(|line| line.contains("loser=default/a-younger")),
-        "{log}"
-    );
+    assert!(warned.any(|line| line.contains("loser=default/a-younger")), "{log}");
     Ok(())
 }
 
@@ -135,17 +125,11 @@ fn trap_16_udp_clients_learn_that_no_endpoint_is_left() -> Result<()> {
         socket.connect(to)?;
         let mut buffer = [0; 256];
         socket.send(b"who?")?;
-        socket
-            .recv(&mut buffer)
-            .context("an answer while there is an endpoint")?;
+        socket.recv(&mut buffer).context("an answer while there is an endpoint")?;
         trap.becomes(&trap.cast.service("dns", 10, &udp, &[])?)?;
         socket.send(b"who?")?;
         let told = socket.recv(&mut buffer).map_err(|error| error.kind());
-        assert_eq!(
-            told,
-            Err(ErrorKind::ConnectionRefused),
-            "the old flow goes to nobody"
-        );
+        assert_eq!(told, Err(ErrorKind::ConnectionRefused), "the old flow goes to nobody");
         assert_eq!(trap.fate(Who::Outside, to, Protocol::Udp)?, Fate::Refused);
     }
     Ok(())

@@ -67,7 +67,8 @@ fn suspicious() -> Engine {
 /// A pod of both families.
 const POD: [(&str, &str); 2] = [("10.1.2.3", "cni0"), ("fd00:1::3", "cni0")];
 
-/// A pod, and a service at port 53 over this protocol, at `cluster_ip`; what that made stale was looked for.
+/// A pod, and a service at port 53 over this protocol, at `cluster_ip`; what that made stale was
+/// looked for.
 fn with_service(protocol: Protocol, cluster_ip: &str) -> Engine {
     let mut engine = untold();
     let served = Service {
@@ -85,11 +86,7 @@ fn with_service(protocol: Protocol, cluster_ip: &str) -> Engine {
 
 /// The service's one endpoint.
 fn served_by(protocol: Protocol, last: u32) -> Event {
-    let port = SlicePort {
-        name: "dns".into(),
-        protocol,
-        port: port(5353),
-    };
+    let port = SlicePort { name: "dns".into(), protocol, port: port(5353) };
     let slice = Slice {
         ports: [port].into(),
         ..slice("dns-1", "dns", vec![endpoint(&format!("10.9.0.{last}"), None)])
@@ -155,7 +152,8 @@ fn changes_without_pause_are_looked_after_in_time_and_share_their_looks() {
                 }
             }
             let dumps = dumps_until_idle(&mut flush, &mut engine).await;
-            // A look at a time, one dump each, and no more than the pace allows; the second looks come after.
+            // A look at a time, one dump each, and no more than the pace allows; the second looks
+            // come after.
             let most = begun.elapsed().as_millis() / SHORTEST_REST.as_millis() + 2;
             assert!(u128::from(dumps) <= most, "{dumps} dumps, not {most}");
             let gaps = looks.windows(2).map(|pair| pair[1] - pair[0]);
@@ -195,10 +193,7 @@ fn a_change_is_told_when_what_it_made_stale_was_looked_for() {
             assert_eq!((status.last_sync, status.flushing), (None, true));
             until_done(&mut flush, &mut engine).await;
             let status = engine.status(Vec::new());
-            assert_eq!(
-                (status.last_sync, status.flushing),
-                (Some(synced("first")), false)
-            );
+            assert_eq!((status.last_sync, status.flushing), (Some(synced("first")), false));
             // Nothing to look for: told at once, with the second look still to come.
             flush.after(synced("second"), &mut engine);
             assert_eq!(engine.status(Vec::new()).last_sync, Some(synced("second")));
@@ -221,10 +216,7 @@ fn a_kernel_that_refuses_is_told_of_and_holds_nothing_up() {
             });
         });
         let problem = flush.problem().expect("a problem");
-        assert!(
-            problem.contains("conntrack") && problem.contains("permitted"),
-            "{problem}"
-        );
+        assert!(problem.contains("conntrack") && problem.contains("permitted"), "{problem}");
         assert_eq!(engine.status(Vec::new()).last_sync, Some(synced("first")));
         assert!(!flush.fresh.is_empty(), "it is tried again");
         assert!(flush.due() > Some(Instant::now() + RETRY / 2), "and not at once");

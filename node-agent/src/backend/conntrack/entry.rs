@@ -43,14 +43,12 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// From what a dump tells. `None` for an entry of a zone of its own (whose packets took another way than
-    /// through our chains), of a protocol without ports, or cut short.
+    /// From what a dump tells. `None` for an entry of a zone of its own (whose packets took another
+    /// way than through our chains), of a protocol without ports, or cut short.
     pub fn parse(message: &Message<'_>) -> Option<Self> {
         let attributes = message.attributes();
         let (original, reply) = (attributes.nested(ORIGINAL), attributes.nested(REPLY));
-        let zoned = [original, reply]
-            .iter()
-            .any(|tuple| tuple.find(TUPLE_ZONE).is_some());
+        let zoned = [original, reply].iter().any(|tuple| tuple.find(TUPLE_ZONE).is_some());
         if zoned || attributes.find(ZONE).is_some() {
             return None;
         }
@@ -83,7 +81,8 @@ impl Entry {
 
     /// Appends a request to delete this entry, and none that came in its place.
     pub fn write_delete(&self, writer: &mut Writer, flags: u16, sequence: u32) {
-        let message = writer.begin_message(kind(DELETE), flags, sequence, nf_family(self.family()), 0);
+        let message =
+            writer.begin_message(kind(DELETE), flags, sequence, nf_family(self.family()), 0);
         let tuple = writer.begin(ORIGINAL);
         let addresses = writer.begin(TUPLE_IP);
         for (kind, end) in [(0, self.source), (1, self.destination)] {
@@ -104,12 +103,12 @@ impl Entry {
     }
 }
 
-/// Appends a request for the entries of one protocol. Kernels before 5.8 do not know the filter, and tell all
-/// of the family.
+/// Appends a request for the entries of one protocol. Kernels before 5.8 do not know the filter,
+/// and tell all of the family.
 pub fn write_dump(writer: &mut Writer, sequence: u32, family: Family, protocol: Protocol) {
     const ORIGINAL_FLAGS: u16 = 1;
-    /// CTA_FILTER_F_CTA_PROTO_NUM in the kernel's nf_internals.h. (Filters by address are no use: for IPv6 the
-    /// kernel's comparison is the wrong way round.)
+    /// CTA_FILTER_F_CTA_PROTO_NUM in the kernel's nf_internals.h. (Filters by address are no use:
+    /// for IPv6 the kernel's comparison is the wrong way round.)
     const BY_PROTOCOL: u32 = 1 << 3;
     let flags = libc::NLM_F_DUMP as u16;
     let message = writer.begin_message(kind(GET), flags, sequence, nf_family(family), 0);

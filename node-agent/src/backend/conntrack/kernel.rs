@@ -35,8 +35,8 @@ pub enum ConntrackError {
     },
 }
 
-/// A connection to the connection tracking of the network namespace of the thread that opened it. It may be
-/// used from any thread.
+/// A connection to the connection tracking of the network namespace of the thread that opened it.
+/// It may be used from any thread.
 #[derive(Debug)]
 pub struct Conntrack {
     socket: Socket,
@@ -46,9 +46,8 @@ pub struct Conntrack {
 impl Conntrack {
     /// Opens it.
     ///
-    /// # Errors
-    /// [`NetlinkError`] when there is no netlink socket to be had. That there is no connection tracking, or no
-    /// leave to read it, only shows later.
+    /// # Errors [`NetlinkError`] when there is no netlink socket to be had. That there is no
+    /// connection tracking, or no leave to read it, only shows later.
     pub fn open() -> Result<Self, NetlinkError> {
         Socket::open().map(|socket| Self { socket, dumps: 0 })
     }
@@ -78,11 +77,7 @@ impl Conntrack {
                 each(entry);
             }
         });
-        read.map_err(|source| ConntrackError::Read {
-            family,
-            protocol,
-            source,
-        })
+        read.map_err(|source| ConntrackError::Read { family, protocol, source })
     }
 
     /// Deletes exactly these, and adds to `deleted` how many of them were still there.
@@ -96,9 +91,7 @@ impl Conntrack {
             let refusals = self.delete_some(some).map_err(failed)?;
             *deleted += some.len() - refusals.len();
             // What ended by itself meanwhile is what we wanted.
-            let mut others = refusals
-                .into_iter()
-                .filter(|refusal| refusal.errno != Errno::ENOENT);
+            let mut others = refusals.into_iter().filter(|refusal| refusal.errno != Errno::ENOENT);
             refused = refused.or(others.next());
         }
         refused.map_or(Ok(()), |refusal| Err(failed(NetlinkError::Refused(refusal))))

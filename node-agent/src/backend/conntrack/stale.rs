@@ -10,8 +10,9 @@ use crate::plan::{Frontend, Masquerade, Plan, serving};
 
 /// Says of entries whether they are stale, by what is known now.
 ///
-/// An entry is healthy when whoever is to answer it serves the service at whose door it came in. It need not
-/// be selected for new connections: hints and readiness say who gets more, not who is cut off.
+/// An entry is healthy when whoever is to answer it serves the service at whose door it came in. It
+/// need not be selected for new connections: hints and readiness say who gets more, not who is cut
+/// off.
 #[derive(Debug)]
 pub struct Judge<'a> {
     suspects: &'a Suspects,
@@ -49,10 +50,13 @@ impl<'a> Judge<'a> {
 
     /// Whether an entry leads to nobody, or past whoever should have it.
     pub fn is_stale(&mut self, entry: &Entry) -> bool {
-        self.is_of_gone_pod(entry) || self.hides_a_local_pod(entry) || self.misses_its_service(entry)
+        self.is_of_gone_pod(entry)
+            || self.hides_a_local_pod(entry)
+            || self.misses_its_service(entry)
     }
 
-    /// A pod that became known late, whose flow to a service was masqueraded as a stranger's and would not be now.
+    /// A pod that became known late, whose flow to a service was masqueraded as a stranger's and
+    /// would not be now.
     fn hides_a_local_pod(&self, entry: &Entry) -> bool {
         let (source, answerer) = (entry.source.ip(), entry.answerer.ip());
         let is_hairpin = answerer == source;
@@ -72,7 +76,8 @@ impl<'a> Judge<'a> {
         });
         let egress = world.egress().filter(|egress| egress.covers(entry.family()));
         let leaves = egress.is_some_and(|egress| egress.range_of(answerer).is_none());
-        !leaves && frontend.is_some_and(|frontend| frontend.masquerade == Masquerade::UnlessLocalPod)
+        !leaves
+            && frontend.is_some_and(|frontend| frontend.masquerade == Masquerade::UnlessLocalPod)
     }
 
     /// An address that somebody else got meanwhile is his.
@@ -92,13 +97,11 @@ impl<'a> Judge<'a> {
         let claimed = claims.iter().flatten();
         if claimed.clone().count() == 0 {
             // A door that is gone. What nobody translated there is none of ours.
-            let was_ours = self.suspects.is_door(&door) || at_node && self.suspects.is_door(&node_port);
+            let was_ours =
+                self.suspects.is_door(&door) || at_node && self.suspects.is_door(&node_port);
             return was_ours && entry.is_translated();
         }
-        if claimed
-            .clone()
-            .any(|claim| self.serves(claim, world, entry.answerer))
-        {
+        if claimed.clone().any(|claim| self.serves(claim, world, entry.answerer)) {
             return false;
         }
         // On the node's other addresses that port is some program's own, unless it was translated.
@@ -113,8 +116,7 @@ impl<'a> Judge<'a> {
             let service = world.service(&name.service);
             let mut ports = service.into_iter().flat_map(|service| &service.ports);
             let port = ports.find(|port| port.name == name.port && port.protocol == name.protocol);
-            port.map(|port| serving(port, family, world.slices(&name.service)))
-                .unwrap_or_default()
+            port.map(|port| serving(port, family, world.slices(&name.service))).unwrap_or_default()
         });
         all.contains(&answerer)
     }

@@ -17,11 +17,11 @@ pub struct Suspects {
     doors: BTreeSet<Door>,
     /// Addresses of pods of this node that are gone.
     pods: BTreeSet<IpAddr>,
-    /// The entries in which these addresses are looked for: those of protocols that services use. What came
-    /// through no service was not translated here, and leads nobody astray.
+    /// The entries in which these addresses are looked for: those of protocols that services use.
+    /// What came through no service was not translated here, and leads nobody astray.
     of_pods: BTreeSet<(Family, Protocol)>,
-    /// Addresses of pods of this node that were taken for somebody else's until now, so that flows from there may have
-    /// been masqueraded.
+    /// Addresses of pods of this node that were taken for somebody else's until now, so that flows
+    /// from there may have been masqueraded.
     late: BTreeSet<IpAddr>,
 }
 
@@ -40,26 +40,22 @@ impl Suspects {
 
     /// What is looked for there as well.
     pub fn absorb(&mut self, other: Self) {
-        let Self {
-            doors,
-            pods,
-            of_pods,
-            late,
-        } = other;
+        let Self { doors, pods, of_pods, late } = other;
         self.doors.extend(doors);
         self.pods.extend(pods);
         self.of_pods.extend(of_pods);
         self.late.extend(late);
     }
 
-    /// The parts of the kernel's table that must be read. Each costs a dump, for which the kernel walks
-    /// through all of it.
+    /// The parts of the kernel's table that must be read. Each costs a dump, for which the kernel
+    /// walks through all of it.
     pub fn parts(&self) -> BTreeSet<(Family, Protocol)> {
         let doors = self.doors.iter().map(|door| (door.family(), door.protocol));
         doors.chain(self.of_pods.iter().copied()).collect()
     }
 
-    /// Looks for the pods among the entries of these protocols alone, and forgets those of a family without any.
+    /// Looks for the pods among the entries of these protocols alone, and forgets those of a family
+    /// without any.
     fn keep_pods_of(&mut self, served: &BTreeSet<(Family, Protocol)>) {
         let all = self.pods.iter().chain(&self.late);
         let families: BTreeSet<Family> = all.map(|ip| family_of(*ip)).collect();
@@ -74,9 +70,7 @@ impl Suspects {
     pub fn concern(&self, entry: &Entry) -> bool {
         let doors = doors_of(entry);
         doors.iter().flatten().any(|door| self.doors.contains(door))
-            || [entry.source, entry.answerer]
-                .iter()
-                .any(|end| self.is_pod(end.ip()))
+            || [entry.source, entry.answerer].iter().any(|end| self.is_pod(end.ip()))
             || self.is_late(entry.source.ip())
     }
 
@@ -99,18 +93,12 @@ impl Suspects {
 /// The two doors that an entry's first packet may have been addressed to; none for port 0.
 pub(super) fn doors_of(entry: &Entry) -> Option<[Door; 2]> {
     let port = entry.destination.port().try_into().ok()?;
-    let at = |address| Door {
-        address,
-        protocol: entry.protocol,
-        port,
-    };
-    Some([
-        at(DoorAddress::Ip(entry.destination.ip())),
-        at(DoorAddress::Node(entry.family())),
-    ])
+    let at = |address| Door { address, protocol: entry.protocol, port };
+    Some([at(DoorAddress::Ip(entry.destination.ip())), at(DoorAddress::Node(entry.family()))])
 }
 
-/// Whether flows of this protocol outlive their endpoint unnoticed: whoever uses TCP connects again.
+/// Whether flows of this protocol outlive their endpoint unnoticed: whoever uses TCP connects
+/// again.
 fn is_tracked(protocol: Protocol) -> bool {
     match protocol {
         Protocol::Udp | Protocol::Sctp => true,
@@ -120,9 +108,7 @@ fn is_tracked(protocol: Protocol) -> bool {
 
 fn all_tracked() -> BTreeSet<(Family, Protocol)> {
     let tracked = Protocol::ALL.into_iter().filter(|protocol| is_tracked(*protocol));
-    tracked
-        .flat_map(|protocol| Family::BOTH.map(|family| (family, protocol)))
-        .collect()
+    tracked.flat_map(|protocol| Family::BOTH.map(|family| (family, protocol))).collect()
 }
 
 fn served_by(plan: &Plan) -> BTreeSet<(Family, Protocol)> {
@@ -146,13 +132,14 @@ pub struct Suspicion {
 }
 
 impl Suspicion {
-    /// These are the pods of this node now. Only what was taken out of one and the same state file is gone: a
-    /// file that was lost takes no pod with it.
+    /// These are the pods of this node now. Only what was taken out of one and the same state file
+    /// is gone: a file that was lost takes no pod with it.
     pub fn pods_are(&mut self, pods: &PodSet) {
         let Some((epoch, _)) = &pods.version else {
             return;
         };
-        let now: BTreeSet<IpAddr> = pods.pods.iter().flat_map(|pod| pod.ips.iter().copied()).collect();
+        let now: BTreeSet<IpAddr> =
+            pods.pods.iter().flat_map(|pod| pod.ips.iter().copied()).collect();
         if let Some((before, ips)) = &self.pods
             && before == epoch
         {
@@ -161,9 +148,10 @@ impl Suspicion {
         self.pods = Some((epoch.clone(), now));
     }
 
-    /// Where pods are local by their records: what a pod sent before it was known, or before its interface's new name was,
-    /// went by the rules for strangers. The plugin's ADD waits for the rules, so a pod that it recorded is not late,
-    /// unless it is of the first set: it may have come while no agent ran.
+    /// Where pods are local by their records: what a pod sent before it was known, or before its
+    /// interface's new name was, went by the rules for strangers. The plugin's ADD waits for the
+    /// rules, so a pod that it recorded is not late, unless it is of the first set: it may have
+    /// come while no agent ran.
     pub fn note_late(&mut self, pods: &PodSet) {
         let before = self.interfaces.take();
         let mut now = BTreeMap::new();
@@ -183,23 +171,24 @@ impl Suspicion {
         self.interfaces = Some(now);
     }
 
-    /// These services and their endpoints differ, and the plan was made anew: these doors with it. Where a
-    /// draining endpoint ends, no door does.
-    pub fn changed(&mut self, plan: &Plan, services: &BTreeSet<ServiceName>, doors: &BTreeSet<Door>) {
+    /// These services and their endpoints differ, and the plan was made anew: these doors with it.
+    /// Where a draining endpoint ends, no door does.
+    pub fn changed(
+        &mut self,
+        plan: &Plan,
+        services: &BTreeSet<ServiceName>,
+        doors: &BTreeSet<Door>,
+    ) {
         let of_services = services.iter().flat_map(|name| plan.doors_of(name));
-        of_services
-            .chain(doors)
-            .for_each(|door| self.suspects.add_door(*door));
+        of_services.chain(doors).for_each(|door| self.suspects.add_door(*door));
         self.suspects.late.append(&mut self.late);
     }
 
     /// Node ports are served on these addresses now. On a new one, flows may have come before.
     pub fn node_ports_are(&mut self, plan: &Plan, addresses: &[IpAddr]) {
         let now: BTreeSet<IpAddr> = addresses.iter().copied().collect();
-        let come: BTreeSet<Family> = now
-            .difference(&self.node_ports)
-            .map(|ip| family_of(*ip))
-            .collect();
+        let come: BTreeSet<Family> =
+            now.difference(&self.node_ports).map(|ip| family_of(*ip)).collect();
         let doors = plan.frontends().map(|frontend| frontend.door);
         if !come.is_empty() {
             doors
@@ -211,8 +200,7 @@ impl Suspicion {
 
     /// The rules were not there for a while: flows may have passed them by at every door.
     pub fn rules_were_missing(&mut self, plan: &Plan) {
-        plan.frontends()
-            .for_each(|frontend| self.suspects.add_door(frontend.door));
+        plan.frontends().for_each(|frontend| self.suspects.add_door(frontend.door));
     }
 
     /// An earlier run programmed these doors, and they are none any more.
@@ -220,8 +208,8 @@ impl Suspicion {
         doors.into_iter().for_each(|door| self.suspects.add_door(door));
     }
 
-    /// All that is suspected since the last call; `plan` is `None` while services are not known, and all
-    /// protocols may be theirs.
+    /// All that is suspected since the last call; `plan` is `None` while services are not known,
+    /// and all protocols may be theirs.
     pub fn take(&mut self, plan: Option<&Plan>) -> Suspects {
         let mut suspects = std::mem::take(&mut self.suspects);
         if !suspects.pods.is_empty() || !suspects.late.is_empty() {

@@ -35,7 +35,11 @@ fn told(engine: &mut Engine<Nftables<NoKernel>>, events: Vec<Event>) -> Suspects
 }
 
 /// What a look at these entries would delete.
-fn looked(engine: &Engine<Nftables<NoKernel>>, suspects: &Suspects, entries: &[Entry]) -> Vec<Entry> {
+fn looked(
+    engine: &Engine<Nftables<NoKernel>>,
+    suspects: &Suspects,
+    entries: &[Entry],
+) -> Vec<Entry> {
     let parts = suspects.parts();
     let read = entries
         .iter()
@@ -78,15 +82,8 @@ fn dns_slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> Slice 
         protocol,
         port: port(5353),
     };
-    let protocols = [
-        ("udp", Protocol::Udp),
-        ("sctp", Protocol::Sctp),
-        ("tcp", Protocol::Tcp),
-    ];
-    Slice {
-        ports: protocols.map(port).into(),
-        ..slice(name, service, endpoints)
-    }
+    let protocols = [("udp", Protocol::Udp), ("sctp", Protocol::Sctp), ("tcp", Protocol::Tcp)];
+    Slice { ports: protocols.map(port).into(), ..slice(name, service, endpoints) }
 }
 
 fn service_is(service: &Service) -> Event {

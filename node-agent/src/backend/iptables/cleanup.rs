@@ -9,11 +9,11 @@ use super::tools::{IptablesError, Tools, Variant, legacy_tables};
 use crate::model::Family;
 use denizen_netlink::NetlinkError;
 
-/// Removes rules of both variants (kube-proxy's of its iptables and ipvs modes), and then the sets that no rule names
-/// any more; how many chains there were.
+/// Removes rules of both variants (kube-proxy's of its iptables and ipvs modes), and then the sets
+/// that no rule names any more; how many chains there were.
 ///
-/// # Errors
-/// The first that could not be removed; what could be is. The sets stay then: they tell that there is more.
+/// # Errors The first that could not be removed; what could be is. The sets stay then: they tell
+/// that there is more.
 pub fn cleanup(whose: Whose) -> Result<usize, IptablesError> {
     let (nft, legacy) = (removal::remove(whose), remove_legacy(whose));
     let removed = nft? + legacy?;
@@ -25,8 +25,8 @@ pub fn cleanup(whose: Whose) -> Result<usize, IptablesError> {
     Ok(removed)
 }
 
-/// Removes denizen's rules from the tables of the variant that is not `used`; how many chains there were. The sets
-/// are the same.
+/// Removes denizen's rules from the tables of the variant that is not `used`; how many chains there
+/// were. The sets are the same.
 ///
 /// # Errors
 /// As [`cleanup`].
@@ -37,7 +37,8 @@ pub fn cleanup_other_than(used: Variant) -> Result<usize, IptablesError> {
     }
 }
 
-/// Legacy tables have no netlink: iptables' programs read and write them, where there are any, and need `CAP_NET_RAW`.
+/// Legacy tables have no netlink: iptables' programs read and write them, where there are any, and
+/// need `CAP_NET_RAW`.
 fn remove_legacy(whose: Whose) -> Result<usize, IptablesError> {
     let of_family = |family| {
         let there = legacy_tables(family);
@@ -75,15 +76,13 @@ fn remove(tools: &Tools, family: Family, whose: Whose) -> Result<usize, Iptables
     Ok(edit.chains())
 }
 
-/// Whether this backend was here: its sets are made before its first rule, and removed after its last. Whoever removed
-/// the sets by hand may have left the nft variant's chains.
+/// Whether this backend was here: its sets are made before its first rule, and removed after its
+/// last. Whoever removed the sets by hand may have left the nft variant's chains.
 pub fn was_here() -> bool {
     Sets::open().is_ok_and(|mut sets| sets.exist()) || removal::is_there()
 }
 
 fn sets() -> Result<Sets, IptablesError> {
-    Sets::open().map_err(|source: NetlinkError| IptablesError::Set {
-        set: "of this node's pods",
-        source,
-    })
+    Sets::open()
+        .map_err(|source: NetlinkError| IptablesError::Set { set: "of this node's pods", source })
 }

@@ -5,10 +5,8 @@ use std::path::Path;
 
 /// Names who goes on rewriting them, as far as that can be seen from here.
 pub fn contender() -> String {
-    let processes: Vec<String> = processes_called("kube-proxy")
-        .iter()
-        .map(ToString::to_string)
-        .collect();
+    let processes: Vec<String> =
+        processes_called("kube-proxy").iter().map(ToString::to_string).collect();
     let who = match &*processes {
         [] => "somebody (kube-proxy writes chains of the same names)".to_owned(),
         [one] => format!("kube-proxy (process {one})"),

@@ -11,8 +11,8 @@ use super::save::{CANARY, Observed};
 /// Chains in one go, where there may be several.
 pub const AT_ONCE: usize = 1_000;
 
-/// What the names of chains begin with that only others of these and KUBE-SERVICES lead to, each after those
-/// that it names.
+/// What the names of chains begin with that only others of these and KUBE-SERVICES lead to, each
+/// after those that it names.
 const AHEAD: [&str; 7] = [
     "KUBE-MARK-MASQ",
     "KUBE-MASQ-IF-NOT-LOCAL",
@@ -27,8 +27,8 @@ const AHEAD: [&str; 7] = [
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Edit {
     tables: [TableEdit; 3],
-    /// The kernel holds no chain of a service proxy: what is written is reached by nobody until its last chains
-    /// and jumps are there.
+    /// The kernel holds no chain of a service proxy: what is written is reached by nobody until its
+    /// last chains and jumps are there.
     fresh: bool,
 }
 
@@ -71,17 +71,12 @@ impl Edit {
         }
     }
 
-    /// Brings the kernel from what was seen to what is wanted. A chain of a service proxy that is not wanted
-    /// goes, whoever made it; a jump to one stays only as it is wanted, once.
+    /// Brings the kernel from what was seen to what is wanted. A chain of a service proxy that is
+    /// not wanted goes, whoever made it; a jump to one stays only as it is wanted, once.
     pub fn between(seen: &Observed, wanted: &Ruleset, refused: &mut Refusals) -> Self {
-        let mut edit = Self {
-            fresh: seen.chains().next().is_none(),
-            ..Self::default()
-        };
-        let mut left: HashMap<(Table, String), Print> = seen
-            .chains()
-            .map(|(table, name, print)| ((table, name.to_owned()), print))
-            .collect();
+        let mut edit = Self { fresh: seen.chains().next().is_none(), ..Self::default() };
+        let mut left: HashMap<(Table, String), Print> =
+            seen.chains().map(|(table, name, print)| ((table, name.to_owned()), print)).collect();
         wanted.for_each(|(table, chain), lines| {
             let name = chain.to_string();
             let print = left.remove(&(table, name.clone()));
@@ -117,7 +112,8 @@ impl Edit {
         edit
     }
 
-    /// Writes these chains, or removes those that are not wanted, whatever the kernel holds of them.
+    /// Writes these chains, or removes those that are not wanted, whatever the kernel holds of
+    /// them.
     pub fn anew(mut chains: BTreeSet<(Table, String)>, wanted: &Ruleset) -> Self {
         let mut edit = Self::default();
         wanted.for_each(|(table, chain), lines| {
@@ -218,23 +214,18 @@ impl Edit {
 
     /// How many chains it touches.
     pub fn chains(&self) -> usize {
-        self.tables
-            .iter()
-            .map(|table| table.write.len() + table.remove.len())
-            .sum()
+        self.tables.iter().map(|table| table.write.len() + table.remove.len()).sum()
     }
 
     /// How many rules it touches in chains that are not ours alone.
     pub fn jumps(&self) -> usize {
-        self.tables
-            .iter()
-            .map(|table| table.insert.len() + table.delete.len())
-            .sum()
+        self.tables.iter().map(|table| table.insert.len() + table.delete.len()).sum()
     }
 
-    /// [`Self::input`] in several goes, where that changes nothing that a packet could meet: first chains that
-    /// nothing leads to yet, those that others name before the others. For each chain `iptables-nft-restore`
-    /// looks at all of its input (measured with 1.8.9: 25,000 chains take 37 s at once, 13 s so).
+    /// [`Self::input`] in several goes, where that changes nothing that a packet could meet: first
+    /// chains that nothing leads to yet, those that others name before the others. For each chain
+    /// `iptables-nft-restore` looks at all of its input (measured with 1.8.9: 25,000 chains take 37
+    /// s at once, 13 s so).
     pub fn goes(&self) -> Vec<String> {
         let nat = &self.tables[Table::Nat as usize];
         if !self.fresh || nat.write.len() <= AT_ONCE {
@@ -256,24 +247,17 @@ impl Edit {
         };
         let go = |chains: &[(usize, String, Lines)]| {
             let chains = chains.iter();
-            of_nat(
-                chains
-                    .map(|(_, name, lines)| (name.clone(), lines.clone()))
-                    .collect(),
-            )
+            of_nat(chains.map(|(_, name, lines)| (name.clone(), lines.clone())).collect())
         };
         let mut goes: Vec<String> = ahead.chunks(AT_ONCE).map(go).collect();
         let filter = self.tables[Table::Filter as usize].clone();
-        let rest = Self {
-            tables: [filter, last, TableEdit::default()],
-            fresh: true,
-        };
+        let rest = Self { tables: [filter, last, TableEdit::default()], fresh: true };
         goes.push(rest.input());
         goes
     }
 
-    /// What `iptables-restore --noflush` reads of services. The filter table comes first: a service that loses its last
-    /// endpoint is refused before it is translated no more.
+    /// What `iptables-restore --noflush` reads of services. The filter table comes first: a service
+    /// that loses its last endpoint is refused before it is translated no more.
     pub fn input(&self) -> String {
         self.input_of(&Table::OF_SERVICES)
     }
@@ -288,15 +272,15 @@ impl Edit {
         for table in tables {
             let edit = &self.tables[*table as usize];
             if *edit != TableEdit::default() {
-                edit.write_to(*table, &mut text)
-                    .expect("a string takes everything");
+                edit.write_to(*table, &mut text).expect("a string takes everything");
             }
         }
         text
     }
 }
 
-/// Where a chain stands among those that are to be there before others; `None` where that is all the same.
+/// Where a chain stands among those that are to be there before others; `None` where that is all
+/// the same.
 pub fn place_ahead(name: &str) -> Option<usize> {
     AHEAD.iter().position(|begin| name.starts_with(begin))
 }
@@ -305,8 +289,7 @@ impl TableEdit {
     /// What `iptables-restore --noflush` reads.
     pub fn input(&self, table: Table) -> String {
         let mut text = String::new();
-        self.write_to(table, &mut text)
-            .expect("a string takes everything");
+        self.write_to(table, &mut text).expect("a string takes everything");
         text
     }
 
@@ -317,9 +300,7 @@ impl TableEdit {
             writeln!(text, ":{name} - [0:0]")?;
         }
         for (name, lines) in &self.write {
-            lines
-                .iter()
-                .try_for_each(|line| writeln!(text, "-A {name} {line}"))?;
+            lines.iter().try_for_each(|line| writeln!(text, "-A {name} {line}"))?;
         }
         for (chain, line) in &self.insert {
             writeln!(text, "-I {chain} {line}")?;
@@ -340,14 +321,10 @@ mod tests {
 
     /// As large a service as it takes: a chain that names chains of every other kind.
     fn wanted(services: usize) -> Edit {
-        let mut edit = Edit {
-            fresh: true,
-            ..Edit::default()
-        };
+        let mut edit = Edit { fresh: true, ..Edit::default() };
         let nat = edit.table(Table::Nat);
         let mut add = |name: String, to: &str| {
-            nat.write
-                .insert(name, vec![format!("-j {to}")].into_iter().collect());
+            nat.write.insert(name, vec![format!("-j {to}")].into_iter().collect());
         };
         add("KUBE-SERVICES".into(), "KUBE-FW-0");
         add("KUBE-MARK-MASQ".into(), "MARK");
@@ -390,10 +367,7 @@ mod tests {
     fn what_packets_may_meet_is_changed_at_once() {
         let few = wanted(10);
         assert_eq!(few.goes(), [few.input()]);
-        let replaced = Edit {
-            fresh: false,
-            ..wanted(900)
-        };
+        let replaced = Edit { fresh: false, ..wanted(900) };
         assert_eq!(replaced.goes(), [replaced.input()]);
     }
 }

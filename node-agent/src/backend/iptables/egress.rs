@@ -1,10 +1,11 @@
 //! What local pods send elsewhere than to services. Pure.
 //!
-//! The chains are in the table `security`, in its FORWARD: the last place where iptables knows the interface that a
-//! packet came in through, and where its destination is already a service's endpoint. Before that, in mangle, the mark
-//! would let every pod's connection past the operator's own rules (`KUBE-FORWARD` accepts what has it); behind it, in nat
-//! POSTROUTING, a bridge's frames have no input interface, and before Linux 5.5 (28f8bfd1ac94) nothing has. `MARK` is
-//! allowed in any table (net/netfilter/xt_mark.c).
+//! The chains are in the table `security`, in its FORWARD: the last place where iptables knows the
+//! interface that a packet came in through, and where its destination is already a service's
+//! endpoint. Before that, in mangle, the mark would let every pod's connection past the operator's
+//! own rules (`KUBE-FORWARD` accepts what has it); behind it, in nat POSTROUTING, a bridge's frames
+//! have no input interface, and before Linux 5.5 (28f8bfd1ac94) nothing has. `MARK` is allowed in
+//! any table (net/netfilter/xt_mark.c).
 
 use super::fixed::Shape;
 use super::name::{ChainId, ChainName, EGRESS, FORWARDED, Table};
@@ -36,10 +37,7 @@ impl Shape {
             .map(|range| rule(Why::StaysInside, vec![Match::Destination(*range)], Target::Return));
         let mark = Target::Mark(self.node_side.masquerade_bit);
         vec![
-            (
-                (Table::Security, FORWARDED),
-                pods.chain(self.port_told()).collect(),
-            ),
+            ((Table::Security, FORWARDED), pods.chain(self.port_told()).collect()),
             (
                 (Table::Security, EGRESS),
                 kept.chain([rule(Why::GoesOut, Vec::new(), mark)]).collect(),
@@ -64,9 +62,13 @@ pub fn words(family: Family, error: &IptablesError) -> String {
     };
     // libiptc's word of what the kernel answers for a table that it has not.
     let missing = if why.contains("unable to initialize table") {
-        format!("; this kernel is without {module} ({setting}), which --iptables-variant nft does not need")
+        format!(
+            "; this kernel is without {module} ({setting}), which --iptables-variant nft does not need"
+        )
     } else {
         String::new()
     };
-    format!("egress masquerade of {family} is not programmed as it should be (services are): {why}{missing}")
+    format!(
+        "egress masquerade of {family} is not programmed as it should be (services are): {why}{missing}"
+    )
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 
 use super::name::{
-    ChainId, ChainName, EXTERNAL_SERVICES, FORWARD, MARK_MASQ, MASQ_IF_NOT_LOCAL, NODE_PORTS, POSTROUTING,
-    PROXY_FIREWALL, SERVICES, Table,
+    ChainId, ChainName, EXTERNAL_SERVICES, FORWARD, MARK_MASQ, MASQ_IF_NOT_LOCAL, NODE_PORTS,
+    POSTROUTING, PROXY_FIREWALL, SERVICES, Table,
 };
 use super::rule::{Match, Rule, Target, Tests, host};
 use crate::backend::why::Why;
@@ -52,7 +52,8 @@ impl Shape {
         }
     }
 
-    /// Local traffic is told apart so; `ranges` are what the detector stands for, where it stands for ranges.
+    /// Local traffic is told apart so; `ranges` are what the detector stands for, where it stands
+    /// for ranges.
     pub fn detect(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
         let ours = ranges.iter().filter(|range| family_of(range.ip()) == self.family);
         self.ranges = ours.copied().collect();
@@ -68,7 +69,8 @@ impl Shape {
 
     fn local(&self) -> Vec<Tests> {
         let one = |is| vec![(true, is)];
-        let inputs = |names: &[Arc<str>]| names.iter().cloned().map(Match::Input).map(one).collect();
+        let inputs =
+            |names: &[Arc<str>]| names.iter().cloned().map(Match::Input).map(one).collect();
         match &self.detector {
             Detector::PodState => vec![one(Match::FromPod)],
             // No set of iptables knows a bridge's ports, so the bridge's table tells.
@@ -78,8 +80,12 @@ impl Shape {
             ],
             Detector::BridgePort => vec![one(Match::BridgePort)],
             Detector::Bridge(bridges) => inputs(bridges),
-            Detector::InterfacePrefix(prefixes) => prefixes.iter().map(|p| one(begins_with(p))).collect(),
-            Detector::NodeCidr(_) => self.ranges.iter().copied().map(Match::Source).map(one).collect(),
+            Detector::InterfacePrefix(prefixes) => {
+                prefixes.iter().map(|p| one(begins_with(p))).collect()
+            }
+            Detector::NodeCidr(_) => {
+                self.ranges.iter().copied().map(Match::Source).map(one).collect()
+            }
         }
     }
 
@@ -96,17 +102,11 @@ impl Shape {
                 // IPv6 has no route_localnet: what leaves the node from ::1 never comes back.
                 let on_loopback = *localhost && self.family == Family::V4;
                 let unless_loopback = (!on_loopback).then_some((false, loopback));
-                vec![
-                    unless_loopback
-                        .into_iter()
-                        .chain([(true, Match::ToNode)])
-                        .collect(),
-                ]
+                vec![unless_loopback.into_iter().chain([(true, Match::ToNode)]).collect()]
             }
             NodePortAddresses::Primary | NodePortAddresses::In(_) => {
                 let ours = addresses.iter().filter(|ip| family_of(**ip) == self.family);
-                ours.map(|ip| vec![(true, Match::Destination(host(*ip)))])
-                    .collect()
+                ours.map(|ip| vec![(true, Match::Destination(host(*ip)))]).collect()
             }
         };
     }
@@ -119,10 +119,7 @@ impl Shape {
         let mark = self.node_side.masquerade_bit;
         let filter = |name| (Table::Filter, name);
         let mut chains = vec![
-            (
-                nat(MARK_MASQ),
-                vec![rule(Why::MarkForMasquerade, &[], Target::Mark(mark))],
-            ),
+            (nat(MARK_MASQ), vec![rule(Why::MarkForMasquerade, &[], Target::Mark(mark))]),
             (
                 nat(POSTROUTING),
                 vec![
@@ -144,11 +141,12 @@ impl Shape {
         chains
     }
 
-    /// What the bridge's table told is for nat alone, which sees a connection's first packet only; so it is cleared in
-    /// those of our chains that every packet passes next (filter, priority 0 of the hooks forward and input). From nat
-    /// prerouting to there it lives on: in routing (`ip rule … fwmark`), in mangle, and before our jumps in FORWARD and
-    /// INPUT. Of recorded pods behind bridges alone, since others may use the bit. With egress masquerade its chain is
-    /// the last to read it, and clears it in place of the first.
+    /// What the bridge's table told is for nat alone, which sees a connection's first packet only;
+    /// so it is cleared in those of our chains that every packet passes next (filter, priority 0 of
+    /// the hooks forward and input). From nat prerouting to there it lives on: in routing (`ip rule
+    /// … fwmark`), in mangle, and before our jumps in FORWARD and INPUT. Of recorded pods behind
+    /// bridges alone, since others may use the bit. With egress masquerade its chain is the last to
+    /// read it, and clears it in place of the first.
     pub(super) fn port_told(&self) -> Option<Rule> {
         let tests = [self.told(), Match::FromBridgedPod];
         let clear = Target::Unmark(self.node_side.port_bit);
@@ -176,19 +174,20 @@ impl Shape {
             let tests = [Match::Port(Protocol::Tcp, *port)];
             Rule::new(Why::HealthCheck, &nobody, tests, Target::Accept)
         };
-        // With `route_localnet` a neighbour could reach what listens on 127.0.0.1 (CVE-2020-8558). Always there: whoever
-        // sets it, of all interfaces or of one, tells nobody. IPv6 has no such setting.
+        // With `route_localnet` a neighbour could reach what listens on 127.0.0.1 (CVE-2020-8558).
+        // Always there: whoever sets it, of all interfaces or of one, tells nobody. IPv6 has no
+        // such setting.
         let own = loopback(self.family);
         let martian = Rule::new(Why::Martian, &nobody, [Match::Destination(own)], Target::Drop);
-        let martian = martian
-            .unless(Match::Source(own))
-            .unless(Match::State("RELATED,ESTABLISHED,DNAT"));
+        let martian =
+            martian.unless(Match::Source(own)).unless(Match::State("RELATED,ESTABLISHED,DNAT"));
         let martian = (self.family == Family::V4).then_some(martian);
         let first = self.port_told().into_iter().chain(martian);
         first.chain(self.health_ports.iter().map(accept)).collect()
     }
 
-    /// What stands last among the services: whatever goes to the node itself may be for a node port.
+    /// What stands last among the services: whatever goes to the node itself may be for a node
+    /// port.
     pub fn node_port_jumps(&self) -> Vec<Rule> {
         let jump = |to_node: &Tests| {
             let rule = Rule::new(Why::LastOfAll, &Arc::from(""), [], Target::Jump(NODE_PORTS));
@@ -197,8 +196,9 @@ impl Shape {
         self.to_node.iter().map(jump).collect()
     }
 
-    /// `--open-forward`: what stands first among the services, and at their end. A translation ends nat's work, so who
-    /// comes to the end was forwarded to no endpoint: two rules tell, however many endpoints there are.
+    /// `--open-forward`: what stands first among the services, and at their end. A translation ends
+    /// nat's work, so who comes to the end was forwarded to no endpoint: two rules tell, however
+    /// many endpoints there are.
     pub fn admission(&self) -> Option<[Rule; 2]> {
         let rule = |why, target| Rule::new(why, &Arc::from(""), [], target);
         self.node_side.open_forward.then(|| {
@@ -209,8 +209,8 @@ impl Shape {
         })
     }
 
-    /// The jumps from the kernel's own chains, which others use too: word for word kube-proxy's, so that
-    /// neither program adds a second one beside the other's.
+    /// The jumps from the kernel's own chains, which others use too: word for word kube-proxy's, so
+    /// that neither program adds a second one beside the other's.
     pub fn jumps(&self) -> Vec<(ChainId, Rule)> {
         use Why::{ExternalPortals, ForwardingRules, HealthPorts, LoadBalancerFirewall};
         use Why::{PostroutingRules, ServicePortals};
@@ -234,7 +234,8 @@ impl Shape {
             entry(filter, "FORWARD", EXTERNAL_SERVICES, ExternalPortals),
             entry(filter, "FORWARD", PROXY_FIREWALL, LoadBalancerFirewall),
             entry(filter, "OUTPUT", SERVICES, ServicePortals),
-            // Not in kube-proxy, which lets this node's own packets to such an address leave the node.
+            // Not in kube-proxy, which lets this node's own packets to such an address leave the
+            // node.
             entry(filter, "OUTPUT", EXTERNAL_SERVICES, ExternalPortals),
             entry(filter, "OUTPUT", PROXY_FIREWALL, LoadBalancerFirewall),
         ];

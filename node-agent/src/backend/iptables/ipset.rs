@@ -1,5 +1,5 @@
-//! The sets of this node's pods, by netlink (`linux/netfilter/ipset/ip_set.h`): a pod that is added must be
-//! known before its first packet, so no program is executed for it.
+//! The sets of this node's pods, by netlink (`linux/netfilter/ipset/ip_set.h`): a pod that is added
+//! must be known before its first packet, so no program is executed for it.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -51,7 +51,8 @@ pub struct Sets {
     programmed: Option<Pods>,
 }
 
-/// nf_tables gives a removed rule's set back some time after the batch (`nf_tables_trans_destroy_work`).
+/// nf_tables gives a removed rule's set back some time after the batch
+/// (`nf_tables_trans_destroy_work`).
 const RELEASE_PAUSE: Duration = Duration::from_millis(20);
 const RELEASE_TRIES: usize = 100;
 
@@ -67,10 +68,7 @@ impl Sets {
     /// [`NetlinkError`] when there is no netlink to be had.
     pub fn open() -> Result<Self, NetlinkError> {
         let socket = Socket::open()?;
-        Ok(Self {
-            socket,
-            programmed: None,
-        })
+        Ok(Self { socket, programmed: None })
     }
 
     /// Makes the sets where they are not there. What is in them stays.
@@ -103,9 +101,8 @@ impl Sets {
             self.create()?;
         }
         for set in SetName::ALL {
-            let known: Option<BTreeSet<PodKey>> = before
-                .as_ref()
-                .map(|pods| pods.of(set).map(|pod| pod.key.clone()).collect());
+            let known: Option<BTreeSet<PodKey>> =
+                before.as_ref().map(|pods| pods.of(set).map(|pod| pod.key.clone()).collect());
             let held = match known {
                 Some(known) => known,
                 None => named(set, self.held(set))?,
@@ -220,9 +217,7 @@ impl Sets {
         let sequence = self.socket.sequences(1);
         let request = message(LIST, libc::NLM_F_DUMP, sequence, set, |_| {});
         let mut held = BTreeSet::new();
-        self.socket.dump(&request, sequence, |answer| {
-            held.extend(keys(set.family(), &answer))
-        })?;
+        self.socket.dump(&request, sequence, |answer| held.extend(keys(set.family(), &answer)))?;
         Ok(held)
     }
 }
@@ -235,14 +230,17 @@ fn inet(family: Family) -> u8 {
 }
 
 fn named<T>(set: SetName, done: Result<T, NetlinkError>) -> Result<T, IptablesError> {
-    done.map_err(|source| IptablesError::Set {
-        set: set.as_str(),
-        source,
-    })
+    done.map_err(|source| IptablesError::Set { set: set.as_str(), source })
 }
 
 /// About a set of this node's pods.
-fn message(what: u16, flags: i32, sequence: u32, set: SetName, fill: impl FnOnce(&mut Writer)) -> Vec<u8> {
+fn message(
+    what: u16,
+    flags: i32,
+    sequence: u32,
+    set: SetName,
+    fill: impl FnOnce(&mut Writer),
+) -> Vec<u8> {
     message_of(what, flags, sequence, set.family(), |writer| {
         writer.put_str(SET_NAME, set.as_str());
         fill(writer);
@@ -283,7 +281,8 @@ fn put_key(message: &mut Writer, key: &PodKey) {
     message.put_str(INTERFACE, &key.interface);
 }
 
-/// The elements in one piece of a listing. What is not an address and an interface is not ours to know.
+/// The elements in one piece of a listing. What is not an address and an interface is not ours to
+/// know.
 fn keys<'a>(family: Family, answer: &Message<'a>) -> impl Iterator<Item = PodKey> + use<'a> {
     let elements = answer.attributes().nested(ELEMENTS);
     elements.filter_map(move |(_, element)| {

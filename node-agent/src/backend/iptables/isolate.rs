@@ -1,28 +1,31 @@
-//! Which part of a change `iptables-restore` refused, by what it says, and how the rest is written without it. Pure.
+//! Which part of a change `iptables-restore` refused, by what it says, and how the rest is written
+//! without it. Pure.
 
 use super::edit::Edit;
 use super::name::{Table, is_a_services};
 use super::refusal::{EMPTIED, LEFT_OUT, LeftOut, Refusal, STAYS, STAYS_EMPTY, is_shared};
 use super::save::Observed;
 
-/// What `said` is about, in what the program was given; it is left out of `edit`, and so is what was written of
-/// it by then. `seen` was in the kernel before. `None` where no line is named, or nothing can be left out.
+/// What `said` is about, in what the program was given; it is left out of `edit`, and so is what
+/// was written of it by then. `seen` was in the kernel before. `None` where no line is named, or
+/// nothing can be left out.
 pub fn isolate(edit: &mut Edit, seen: &Observed, input: &str, said: &str) -> Option<Refusal> {
     let number = line_number(said)?;
     let before = || input.lines().take(number);
     let line = before().nth(number - 1)?;
     let heading = before().filter_map(|line| line.strip_prefix('*')).last()?;
-    let table = Table::OF_SERVICES
-        .into_iter()
-        .find(|table| table.to_string() == heading)?;
+    let table = Table::OF_SERVICES.into_iter().find(|table| table.to_string() == heading)?;
     let (what, rest) = line.split_once(' ')?;
     let (chain, rule) = rest.split_once(' ').unwrap_or((rest, ""));
-    let refusal = |left_out, follows| Refusal::new(table, chain.to_owned(), left_out, line, follows, said);
+    let refusal =
+        |left_out, follows| Refusal::new(table, chain.to_owned(), left_out, line, follows, said);
     Some(match what {
         "-A" if is_a_services(chain) && seen.has(table, chain) => {
             refusal(LeftOut::Lines(edit.skip(table, chain)?), STAYS)
         }
-        "-A" if is_a_services(chain) => refusal(LeftOut::Lines(edit.empty(table, chain)?), STAYS_EMPTY),
+        "-A" if is_a_services(chain) => {
+            refusal(LeftOut::Lines(edit.empty(table, chain)?), STAYS_EMPTY)
+        }
         "-A" if is_shared(table, chain) => {
             edit.leave_out(table, chain, rule);
             refusal(LeftOut::Line(rule.to_owned()), LEFT_OUT)
@@ -35,24 +38,21 @@ pub fn isolate(edit: &mut Edit, seen: &Observed, input: &str, said: &str) -> Opt
     })
 }
 
-/// Whether `said` is about rules in `input`, or about the whole of them. It is not where the table cannot be had, the
-/// lock is somebody else's, or the program may not.
+/// Whether `said` is about rules in `input`, or about the whole of them. It is not where the table
+/// cannot be had, the lock is somebody else's, or the program may not.
 pub fn is_the_rules(input: &str, said: &str) -> bool {
     let line = line_number(said).and_then(|number| input.lines().nth(number - 1));
     line.is_some_and(|line| line.starts_with('-') || line == "COMMIT")
 }
 
-/// Takes out of `edit` the tables of `input` that were written before what `said` is about: a table is in the kernel when
-/// the next one begins, and what is inserted would be there twice.
+/// Takes out of `edit` the tables of `input` that were written before what `said` is about: a table
+/// is in the kernel when the next one begins, and what is inserted would be there twice.
 pub fn forget_written(edit: &mut Edit, input: &str, said: &str) {
     let before = input.lines().take(line_number(said).unwrap_or(0));
     let mut begun: Vec<&str> = before.filter_map(|line| line.strip_prefix('*')).collect();
     begun.pop();
     let is_written = |table: &Table| begun.contains(&&*table.to_string());
-    Table::OF_SERVICES
-        .into_iter()
-        .filter(is_written)
-        .for_each(|table| edit.forget(table));
+    Table::OF_SERVICES.into_iter().filter(is_written).for_each(|table| edit.forget(table));
 }
 
 /// `Error occurred at line: 5`, `line 5: RULE_APPEND failed …`, `line 5 failed`.
@@ -87,10 +87,7 @@ mod tests {
                 "iptables-nft-restore v1.8.9 (nf_tables): ; line 16: CHAIN_DEL failed (Device or resource busy): chain B",
                 Some(16),
             ),
-            (
-                "Another app is currently holding the xtables lock; on the line",
-                None,
-            ),
+            ("Another app is currently holding the xtables lock; on the line", None),
         ];
         for (said, expected) in cases {
             assert_eq!(line_number(said), expected, "{said}");
@@ -106,19 +103,13 @@ mod tests {
                 "Warning: Extension recent revision 0 not supported, missing kernel module?; iptables-restore: line 4 failed",
                 true,
             ),
-            (
-                "line 3: RULE_APPEND failed (Invalid argument): rule in chain KUBE-SVC-A",
-                true,
-            ),
+            ("line 3: RULE_APPEND failed (Invalid argument): rule in chain KUBE-SVC-A", true),
             (
                 "iptables-restore: unable to initialize table 'nat'; Error occurred at line: 1",
                 false,
             ),
             ("Another app is currently holding the xtables lock", false),
-            (
-                "Could not fetch rule set generation id: Permission denied (you must be root)",
-                false,
-            ),
+            ("Could not fetch rule set generation id: Permission denied (you must be root)", false),
         ];
         for (said, expected) in cases {
             assert_eq!(is_the_rules(input, said), expected, "{said}");

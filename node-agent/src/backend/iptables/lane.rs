@@ -21,7 +21,8 @@ use crate::backend::Repair;
 use crate::model::Family;
 use crate::plan::Door;
 
-/// Rewritten so often in [`WINDOW`], or at one more look than that, the chains are somebody else's too, who does not stop.
+/// Rewritten so often in [`WINDOW`], or at one more look than that, the chains are somebody else's
+/// too, who does not stop.
 const CONTENDED: usize = 3;
 const WINDOW: Duration = Duration::from_secs(60);
 
@@ -31,7 +32,8 @@ pub struct Lane {
     jobs: Sender<Job>,
     /// A job is being done.
     busy: bool,
-    /// What the kernel holds is not known: nothing was read yet, or a job failed, or somebody should look.
+    /// What the kernel holds is not known: nothing was read yet, or a job failed, or somebody
+    /// should look.
     pub unknown: bool,
     /// All was in the kernel once.
     pub settled: bool,
@@ -79,8 +81,8 @@ impl Lane {
         self.rewritten.len() >= CONTENDED
     }
 
-    /// Most services are served: of the chains that choose endpoints, and of those that lead to them, no more than half
-    /// are refused.
+    /// Most services are served: of the chains that choose endpoints, and of those that lead to
+    /// them, no more than half are refused.
     pub fn serves(&self, rules: &Ruleset) -> bool {
         let needed: [&[Kind]; 2] = [&[Kind::Service, Kind::Local], &[Kind::Endpoint]];
         needed.into_iter().all(|kinds| {
@@ -90,7 +92,8 @@ impl Lane {
         })
     }
 
-    /// Gives the next job, if there is one and the last is done. What is contended is left alone for good.
+    /// Gives the next job, if there is one and the last is done. What is contended is left alone
+    /// for good.
     pub fn go_on(&mut self, rules: &mut Ruleset) {
         if self.busy || self.is_contended() {
             return;
@@ -111,11 +114,7 @@ impl Lane {
     /// The tables in which there may be anything of ours.
     fn tables(&self, rules: &Ruleset) -> &'static [Table] {
         let is_egress_there = !self.settled || self.egress.is_some() || rules.has_egress();
-        if is_egress_there {
-            &Table::ALL
-        } else {
-            &Table::OF_SERVICES
-        }
+        if is_egress_there { &Table::ALL } else { &Table::OF_SERVICES }
     }
 
     /// When what is refused is to be tried again; `None` as long as nothing is to be done for that.
@@ -183,9 +182,7 @@ impl Lane {
             Some(_) => self.egress.take(),
             None => return,
         };
-        self.egress = written
-            .and_then(Result::err)
-            .map(|error| egress::words(family, &error));
+        self.egress = written.and_then(Result::err).map(|error| egress::words(family, &error));
         if let Some(error) = self.egress.as_ref().filter(|now| before.as_ref() != Some(now)) {
             error!(%family, error, "services are as they should be");
         }
@@ -201,8 +198,7 @@ impl Lane {
 
     fn note_foreign(&mut self, at: Instant) {
         let since = self.looks.front().copied().unwrap_or(at);
-        self.rewritten
-            .retain(|before| at - *before < WINDOW || *before >= since);
+        self.rewritten.retain(|before| at - *before < WINDOW || *before >= since);
         self.rewritten.push(at);
     }
 
@@ -210,11 +206,7 @@ impl Lane {
         let due = rules.is_changed();
         let edit = Edit::between(seen, rules, &mut self.refused);
         let family = rules.family();
-        let repair = Repair {
-            rebuilt: false,
-            chains: edit.chains(),
-            elements: edit.jumps(),
-        };
+        let repair = Repair { rebuilt: false, chains: edit.chains(), elements: edit.jumps() };
         rules.forget_changes();
         if !edit.is_of(&[Table::Security]) {
             self.egress = None;

@@ -1,9 +1,11 @@
-//! iptables: services are chains, named and shaped as kube-proxy's, for nodes and habits that have iptables.
+//! iptables: services are chains, named and shaped as kube-proxy's, for nodes and habits that have
+//! iptables.
 //!
-//! `service` and `fixed` lower the plan to rules, `ruleset` knows which chains a change touches, and the text
-//! of a rule (`rule`) is the very text that `iptables-save` reads back. `save` and `edit` compare with what the
-//! kernel holds; `tools` executes the programs, in a `worker` thread; `ipset` and `removal` speak netlink. Where a pod's
-//! port of a bridge must be right, the nftables backend's table of the bridge tells it by a bit of the mark.
+//! `service` and `fixed` lower the plan to rules, `ruleset` knows which chains a change touches,
+//! and the text of a rule (`rule`) is the very text that `iptables-save` reads back. `save` and
+//! `edit` compare with what the kernel holds; `tools` executes the programs, in a `worker` thread;
+//! `ipset` and `removal` speak netlink. Where a pod's port of a bridge must be right, the nftables
+//! backend's table of the bridge tells it by a bit of the mark.
 
 mod cleanup;
 mod contender;

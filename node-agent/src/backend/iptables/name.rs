@@ -1,5 +1,5 @@
-//! Names: those of kube-proxy's chains, so that tools and eyes that know them go on working, and so that
-//! either program can take over from the other in place.
+//! Names: those of kube-proxy's chains, so that tools and eyes that know them go on working, and so
+//! that either program can take over from the other in place.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -59,13 +59,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [
-        Self::Service,
-        Self::Local,
-        Self::External,
-        Self::SourceRanges,
-        Self::Endpoint,
-    ];
+    const ALL: [Self; 5] =
+        [Self::Service, Self::Local, Self::External, Self::SourceRanges, Self::Endpoint];
 
     /// What the names of its chains begin with.
     pub fn prefix(self) -> &'static str {
@@ -145,14 +140,11 @@ pub const EGRESS: ChainName = ChainName::Fixed("DENIZEN-EGRESS");
 
 /// Whether a chain is one service's, or one of its endpoints', by its name.
 pub fn is_a_services(name: &str) -> bool {
-    Kind::ALL
-        .map(Kind::prefix)
-        .into_iter()
-        .any(|prefix| name.starts_with(prefix))
+    Kind::ALL.map(Kind::prefix).into_iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Whether a chain is a service proxy's, kube-proxy's or ours, by its name alone: a restarted agent remembers
-/// nothing. Canaries and what kubelet makes are not.
+/// Whether a chain is a service proxy's, kube-proxy's or ours, by its name alone: a restarted agent
+/// remembers nothing. Canaries and what kubelet makes are not.
 pub fn is_a_proxys(table: Table, name: &str) -> bool {
     // KUBE-XLB- is what kube-proxy before 1.24 had in place of KUBE-EXT- and KUBE-SVL-.
     let of_a_service = || is_a_services(name) || name.starts_with("KUBE-XLB-");
@@ -172,9 +164,7 @@ pub fn is_a_proxys(table: Table, name: &str) -> bool {
         Table::Nat => &["KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-FIREWALL"],
         Table::Security => &[],
     };
-    fixed
-        .iter()
-        .any(|fixed| matches!(fixed, ChainName::Fixed(it) if *it == name))
+    fixed.iter().any(|fixed| matches!(fixed, ChainName::Fixed(it) if *it == name))
         || with_ipvs.contains(&name)
         || (table == Table::Nat && of_a_service())
 }
@@ -198,7 +188,8 @@ pub enum SetName {
 }
 
 impl SetName {
-    /// All of them, in the order in which they are filled: a pod whose port matters must not be known without that.
+    /// All of them, in the order in which they are filled: a pod whose port matters must not be
+    /// known without that.
     pub const ALL: [Self; 4] = [
         Self::BridgedPods(Family::V4),
         Self::BridgedPods(Family::V6),

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use super::name::SetName;
 use crate::model::{LocalPod, PodSet, family_of};
 
-/// A pod's address, and the interface that its packets come in through (the bridge's, for a bridged pod).
+/// A pod's address, and the interface that its packets come in through (the bridge's, for a bridged
+/// pod).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodKey {
     /// The address.
@@ -38,8 +39,8 @@ pub struct PodElement<'a> {
 const LONGEST_COMMENT: usize = 255;
 
 impl Pods {
-    /// From what the plugin recorded; `ports_matter` where the port of a bridge does. Two records of one address
-    /// and interface are one element.
+    /// From what the plugin recorded; `ports_matter` where the port of a bridge does. Two records
+    /// of one address and interface are one element.
     pub fn new(pods: &PodSet, ports_matter: bool) -> Self {
         let bridged = pods.pods.iter().filter(|pod| ports_matter && pod.port.is_some());
         Self {

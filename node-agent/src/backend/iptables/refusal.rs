@@ -1,8 +1,8 @@
 //! One thing that `iptables-restore` refused, and what is left out for it. Pure.
 //!
-//! A program refuses a table whole, and says at which line. In a chain of one service every rule counts, so the chain
-//! stays as it was, or empty where it is new: nothing gets past what it should drop. In a chain that all services
-//! share, that line alone is left out.
+//! A program refuses a table whole, and says at which line. In a chain of one service every rule
+//! counts, so the chain stays as it was, or empty where it is new: nothing gets past what it should
+//! drop. In a chain that all services share, that line alone is left out.
 
 use super::name::Table;
 use super::ruleset::Lines;
@@ -36,7 +36,13 @@ pub enum LeftOut {
 
 impl Refusal {
     /// A service's chain with these lines; it was there before, or is new.
-    pub fn of_chain(table: Table, chain: String, lines: Lines, was_there: bool, said: &str) -> Self {
+    pub fn of_chain(
+        table: Table,
+        chain: String,
+        lines: Lines,
+        was_there: bool,
+        said: &str,
+    ) -> Self {
         let first = lines.first().map(String::as_str).unwrap_or_default();
         let more = match lines.len() {
             0 | 1 => String::new(),
@@ -68,25 +74,12 @@ impl Refusal {
         follows: &'static str,
         said: &str,
     ) -> Self {
-        Self {
-            table,
-            chain,
-            left_out,
-            what: what.to_owned(),
-            follows,
-            said: said.to_owned(),
-        }
+        Self { table, chain, left_out, what: what.to_owned(), follows, said: said.to_owned() }
     }
 
     /// What was refused, and what the program said.
     pub fn words(&self) -> String {
-        let Self {
-            table,
-            what,
-            follows,
-            said,
-            ..
-        } = self;
+        let Self { table, what, follows, said, .. } = self;
         format!("{table}: {what}: refused, so {follows}: {said}")
     }
 }

@@ -1,4 +1,5 @@
-//! What is refused for now, how everything else is written all the same, and when it is tried again. Pure.
+//! What is refused for now, how everything else is written all the same, and when it is tried
+//! again. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -9,12 +10,13 @@ use super::refusal::{LeftOut, Refusal, is_shared};
 use super::ruleset::Lines;
 use super::save::Observed;
 
-/// What is refused is tried again after this, then after twice this, up to [`LONGEST`]: somebody may load what the
-/// kernel lacks.
+/// What is refused is tried again after this, then after twice this, up to [`LONGEST`]: somebody
+/// may load what the kernel lacks.
 const SHORTEST: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// So many chains are tried again one by one; of more, so many every other time, and all together in between.
+/// So many chains are tried again one by one; of more, so many every other time, and all together
+/// in between.
 const FEW: usize = 8;
 
 /// So many are told in words.
@@ -99,14 +101,15 @@ impl Refusals {
         some.into_iter().collect()
     }
 
-    /// What is to be written of a chain with these lines; `None` where it stays as it is. Lines of a service's chain
-    /// that came out otherwise are tried anew.
+    /// What is to be written of a chain with these lines; `None` where it stays as it is. Lines of
+    /// a service's chain that came out otherwise are tried anew.
     pub fn without(&mut self, table: Table, chain: &str, mut lines: Lines) -> Option<Lines> {
         let id = (table, chain.to_owned());
         if is_shared(table, chain) {
             let of_it = |key: &(Id, Option<String>)| key.0 == id;
-            self.all
-                .retain(|key, _| !of_it(key) || key.1.as_ref().is_some_and(|line| lines.contains(line)));
+            self.all.retain(|key, _| {
+                !of_it(key) || key.1.as_ref().is_some_and(|line| lines.contains(line))
+            });
             let held = self.all.keys().filter(|key| of_it(key));
             let held: BTreeSet<&String> = held.filter_map(|key| key.1.as_ref()).collect();
             lines.retain(|line| !held.contains(line));
@@ -115,7 +118,9 @@ impl Refusals {
         let key = (id, None);
         match self.all.get(&key).map(|refusal| &refusal.left_out) {
             Some(LeftOut::Lines(all)) if *all == lines => return None,
-            Some(LeftOut::Lines(_) | LeftOut::Removal | LeftOut::Line(_)) => drop(self.all.remove(&key)),
+            Some(LeftOut::Lines(_) | LeftOut::Removal | LeftOut::Line(_)) => {
+                drop(self.all.remove(&key))
+            }
             None => {}
         }
         Some(lines)
@@ -152,10 +157,8 @@ impl Refusals {
         let is_own = |((table, chain), line): &(Id, Option<String>)| {
             own.contains(&(*table, chain.clone(), line.clone()))
         };
-        let refused = self
-            .all
-            .iter()
-            .filter(|(key, it)| is_own(key) && it.left_out != LeftOut::Removal);
+        let refused =
+            self.all.iter().filter(|(key, it)| is_own(key) && it.left_out != LeftOut::Removal);
         refused.map(|(_, refusal)| refusal.words()).collect()
     }
 
@@ -214,25 +217,16 @@ mod tests {
         let mut refused = Refusals::default();
         let changes = || BTreeMap::from([(Shared::Services.chain(), Some(wanted.clone()))]);
         let mut edit = Edit::of(changes(), &mut refused);
-        let (input, said) = (
-            edit.input(),
-            "Couldn't load match `bad'; Error occurred at line: 4",
-        );
+        let (input, said) = (edit.input(), "Couldn't load match `bad'; Error occurred at line: 4");
         let refusal = isolate(&mut edit, &Observed::default(), &input, said).unwrap();
         refused.learn(&BTreeSet::new(), vec![refusal], now());
-        let left = "*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -d 10.0.0.1 -j KUBE-SVC-A\nCOMMIT\n";
+        let left =
+            "*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -d 10.0.0.1 -j KUBE-SVC-A\nCOMMIT\n";
         assert_eq!(edit.input(), left);
-        assert_eq!(
-            Edit::of(changes(), &mut refused).input(),
-            left,
-            "it is not tried again"
-        );
+        assert_eq!(Edit::of(changes(), &mut refused).input(), left, "it is not tried again");
         assert_eq!(refused.words().len(), 1);
         let others = lines(&["-d 10.0.0.1 -j KUBE-SVC-A"]);
-        assert_eq!(
-            refused.without(Table::Nat, "KUBE-SERVICES", others.clone()),
-            Some(others)
-        );
+        assert_eq!(refused.without(Table::Nat, "KUBE-SERVICES", others.clone()), Some(others));
         assert_eq!(refused.words().len(), 0);
     }
 
@@ -289,7 +283,8 @@ mod tests {
     fn of_many_each_is_tried_with_few_others_once_in_a_while() {
         let (mut refused, mut at) = (Refusals::default(), now());
         let all: Vec<String> = (0..50).map(|n| format!("KUBE-SVC-{n}")).collect();
-        let refusals = |chains: &BTreeSet<Id>| chains.iter().map(|(_, chain)| refusal(chain)).collect();
+        let refusals =
+            |chains: &BTreeSet<Id>| chains.iter().map(|(_, chain)| refusal(chain)).collect();
         let ids: BTreeSet<Id> = all.iter().map(|chain| (Table::Nat, chain.clone())).collect();
         refused.learn(&BTreeSet::new(), refusals(&ids), at);
         let (mut together, mut apart) = (0, BTreeSet::new());

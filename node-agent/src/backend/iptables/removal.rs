@@ -1,7 +1,8 @@
 //! Removes a service proxy's chains from the nft variant's tables, through netlink.
 //!
-//! iptables' programs need `CAP_NET_RAW` to read a rule that names a set, so an agent that programs nftables could
-//! not read what the iptables backend left. nf_tables itself needs `CAP_NET_ADMIN` alone.
+//! iptables' programs need `CAP_NET_RAW` to read a rule that names a set, so an agent that programs
+//! nftables could not read what the iptables backend left. nf_tables itself needs `CAP_NET_ADMIN`
+//! alone.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +18,8 @@ use crate::backend::why::Why;
 use crate::model::Family;
 use denizen_netlink::{NetlinkError, Socket, Writer};
 
-/// Tables that a service proxy's chains may be in. In the last there is nothing but kube-proxy's canary.
+/// Tables that a service proxy's chains may be in. In the last there is nothing but kube-proxy's
+/// canary.
 const TABLES: [&str; 4] = ["filter", "nat", "security", "mangle"];
 
 /// How often it begins anew when somebody changes the ruleset between the look and the batch.
@@ -26,8 +28,9 @@ const TRIES: usize = 20;
 /// A chain: its table and its name.
 type ChainOf = (String, String);
 
-/// Removes the chains of both families, and the rules of other chains that lead to them; how many chains there were.
-/// Each family's go in one batch, which the kernel rejects when anybody has changed anything since they were read.
+/// Removes the chains of both families, and the rules of other chains that lead to them; how many
+/// chains there were. Each family's go in one batch, which the kernel rejects when anybody has
+/// changed anything since they were read.
 ///
 /// # Errors
 /// [`IptablesError::Netlink`]; the other family's are removed all the same.
@@ -43,9 +46,7 @@ pub fn is_there() -> bool {
         let chains = chains_of(&mut socket, family, Whose::Denizens).ok()?;
         Some(!chains.is_empty())
     };
-    Family::BOTH
-        .into_iter()
-        .any(|family| there(family).unwrap_or(false))
+    Family::BOTH.into_iter().any(|family| there(family).unwrap_or(false))
 }
 
 fn remove_of(family: Family, whose: Whose) -> Result<usize, IptablesError> {
@@ -92,9 +93,14 @@ fn attempt(family: Family, whose: Whose) -> Result<usize, IptablesError> {
     })
 }
 
-/// The chains that go. The names of services' chains are the same, kube-proxy's or denizen's: the comment in one that
-/// is always there tells. Egress masquerade is nobody's but denizen's, the canaries are nobody's but kube-proxy's.
-fn chains_of(socket: &mut Socket, family: Family, whose: Whose) -> Result<BTreeSet<ChainOf>, NetlinkError> {
+/// The chains that go. The names of services' chains are the same, kube-proxy's or denizen's: the
+/// comment in one that is always there tells. Egress masquerade is nobody's but denizen's, the
+/// canaries are nobody's but kube-proxy's.
+fn chains_of(
+    socket: &mut Socket,
+    family: Family,
+    whose: Whose,
+) -> Result<BTreeSet<ChainOf>, NetlinkError> {
     const HOOK: u16 = 4;
     let mut chains = BTreeSet::new();
     dump(socket, libc::NFT_MSG_GETCHAIN, number(family), &[], |chain| {
@@ -111,14 +117,19 @@ fn chains_of(socket: &mut Socket, family: Family, whose: Whose) -> Result<BTreeS
     })?;
     let services_are_ours = is_ours(socket, family, &chains)?;
     chains.retain(|(table, name)| {
-        let is_denizens = name != CANARY && (services_are_ours || *table == Table::Security.to_string());
+        let is_denizens =
+            name != CANARY && (services_are_ours || *table == Table::Security.to_string());
         is_denizens == (whose == Whose::Denizens)
     });
     Ok(chains)
 }
 
 /// Whether services' chains are denizen's: kube-proxy writes the rule that marks without a comment.
-fn is_ours(socket: &mut Socket, family: Family, chains: &BTreeSet<ChainOf>) -> Result<bool, NetlinkError> {
+fn is_ours(
+    socket: &mut Socket,
+    family: Family,
+    chains: &BTreeSet<ChainOf>,
+) -> Result<bool, NetlinkError> {
     let marks = (Table::Nat.to_string(), MARK_MASQ.to_string());
     if !chains.contains(&marks) {
         return Ok(false);
@@ -172,8 +183,13 @@ impl Step {
     }
 }
 
-/// What removes these chains, in the order in which the kernel lets it: a chain that a rule leads to stays.
-fn steps(socket: &mut Socket, family: Family, chains: &BTreeSet<ChainOf>) -> Result<Vec<Step>, NetlinkError> {
+/// What removes these chains, in the order in which the kernel lets it: a chain that a rule leads
+/// to stays.
+fn steps(
+    socket: &mut Socket,
+    family: Family,
+    chains: &BTreeSet<ChainOf>,
+) -> Result<Vec<Step>, NetlinkError> {
     let tables: BTreeSet<&str> = chains.iter().map(|(table, _)| table.as_str()).collect();
     let mut steps = Vec::new();
     for table in tables {

@@ -36,8 +36,9 @@ pub enum Match {
     BridgePort,
     /// Its mark has this bit.
     Marked(MarkBit),
-    /// It begins a connection. Asked before the comment, where kube-proxy has it: the program takes a rule for another one
-    /// where the order differs, and each would add its own jump beside the other's.
+    /// It begins a connection. Asked before the comment, where kube-proxy has it: the program takes
+    /// a rule for another one where the order differs, and each would add its own jump beside the
+    /// other's.
     New,
     /// Its connection is in one of these states.
     State(&'static str),
@@ -95,7 +96,12 @@ const LONGEST_COMMENT: usize = 255;
 
 impl Rule {
     /// The only constructor: whoever adds a rule says why.
-    pub fn new(why: Why, about: &Arc<str>, tests: impl IntoIterator<Item = Match>, target: Target) -> Self {
+    pub fn new(
+        why: Why,
+        about: &Arc<str>,
+        tests: impl IntoIterator<Item = Match>,
+        target: Target,
+    ) -> Self {
         Self {
             about: about.clone(),
             why,
@@ -155,13 +161,8 @@ enum Place {
 }
 
 impl Place {
-    const BEFORE_COMMENT: [Self; 5] = [
-        Self::Source,
-        Self::Destination,
-        Self::Input,
-        Self::Protocol,
-        Self::First,
-    ];
+    const BEFORE_COMMENT: [Self; 5] =
+        [Self::Source, Self::Destination, Self::Input, Self::Protocol, Self::First];
 }
 
 impl Match {
@@ -194,7 +195,9 @@ impl Match {
             Self::Source(range) => write!(text, "{not}-s {} ", network(range)),
             Self::Destination(range) => write!(text, "{not}-d {} ", network(range)),
             Self::Input(name) => write!(text, "{not}-i {name} "),
-            Self::Protocol(protocol) | Self::Port(protocol, _) => write!(text, "{not}-p {protocol} "),
+            Self::Protocol(protocol) | Self::Port(protocol, _) => {
+                write!(text, "{not}-p {protocol} ")
+            }
             Self::New => write!(text, "-m conntrack {not}--ctstate NEW "),
             Self::FromNode
             | Self::ToNode
@@ -225,11 +228,9 @@ impl Match {
             Self::State(states) => write!(text, " -m conntrack {not}--ctstate {states}"),
             Self::FirstPacket if is => write!(text, " -m conntrack ! --ctstatus CONFIRMED"),
             Self::FirstPacket => write!(text, " -m conntrack --ctstatus CONFIRMED"),
-            Self::OneIn(n) => write!(
-                text,
-                " -m statistic --mode random --probability {}",
-                probability(*n)
-            ),
+            Self::OneIn(n) => {
+                write!(text, " -m statistic --mode random --probability {}", probability(*n))
+            }
             Self::Recent(name, seconds) => write!(
                 text,
                 " -m recent --rcheck --seconds {seconds} --reap --name {name} --mask {} --rsource",
@@ -284,8 +285,9 @@ pub fn host(address: IpAddr) -> IpNetwork {
     IpNetwork::from(address)
 }
 
-/// One in `n` as the kernel holds it (a fraction of 2³¹), as exactly as `iptables-save` writes it: with the
-/// five digits that kube-proxy once had, the last of a thousand endpoints got far too much.
+/// One in `n` as the kernel holds it (a fraction of 2³¹), as exactly as `iptables-save` writes it:
+/// with the five digits that kube-proxy once had, the last of a thousand endpoints got far too
+/// much.
 fn probability(n: u32) -> String {
     const WHOLE: f64 = (1_u32 << 31) as f64;
     format!("{:.11}", (WHOLE / f64::from(n)).round() / WHOLE)
@@ -319,11 +321,7 @@ mod tests {
 
     #[test]
     fn probabilities_are_what_the_kernel_holds() {
-        let cases = [
-            (2, "0.50000000000"),
-            (3, "0.33333333349"),
-            (1000, "0.00100000016"),
-        ];
+        let cases = [(2, "0.50000000000"), (3, "0.33333333349"), (1000, "0.00100000016")];
         for (n, text) in cases {
             assert_eq!(probability(n), text);
         }
@@ -346,10 +344,7 @@ mod tests {
         let rule = Rule::new(Why::Hairpin, &long, [], Target::Return);
         let text = rule.text(Family::V4);
         let comment = text.split('"').nth(1).unwrap();
-        assert!(
-            comment.len() <= LONGEST_COMMENT && !comment.contains('\n'),
-            "{comment}"
-        );
+        assert!(comment.len() <= LONGEST_COMMENT && !comment.contains('\n'), "{comment}");
         assert!(comment.ends_with(Why::Hairpin.text()), "{comment}");
     }
 }

@@ -1,7 +1,8 @@
-//! One family's rules as they are wanted, and which chains changed since they were last written. Pure.
+//! One family's rules as they are wanted, and which chains changed since they were last written.
+//! Pure.
 //!
-//! What is kept is what the rules are made from, and a number for each chain that tells whether it came out
-//! otherwise; the text of a chain is made when it is written.
+//! What is kept is what the rules are made from, and a number for each chain that tells whether it
+//! came out otherwise; the text of a chain is made when it is written.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -88,11 +89,8 @@ impl Ruleset {
         let names: Vec<ServicePortName> = if self.shape.local != before.local {
             self.ports.keys().cloned().collect()
         } else if self.shape.to_node != before.to_node {
-            let has_node_port = |port: &Port| {
-                port.doors
-                    .keys()
-                    .any(|d| matches!(d.address, DoorAddress::Node(_)))
-            };
+            let has_node_port =
+                |port: &Port| port.doors.keys().any(|d| matches!(d.address, DoorAddress::Node(_)));
             let ports = self.ports.iter().filter(|(_, port)| has_node_port(port));
             ports.map(|(name, _)| name.clone()).collect()
         } else {
@@ -108,16 +106,13 @@ impl Ruleset {
         names.filter(|(name, _)| is_one(*name)).count()
     }
 
-    /// The chains and, of chains that services share, the lines that a packet to this frontend may pass.
+    /// The chains and, of chains that services share, the lines that a packet to this frontend may
+    /// pass.
     pub fn of_frontend(&self, frontend: &Frontend) -> BTreeSet<(Table, String, Option<String>)> {
-        let port = Port {
-            doors: BTreeMap::from([(frontend.door, frontend.clone())]),
-            ..Port::default()
-        };
+        let port =
+            Port { doors: BTreeMap::from([(frontend.door, frontend.clone())]), ..Port::default() };
         let Lowered { chains, shared } = lower(view(&self.shape, &frontend.service_port, &port));
-        let own = chains
-            .into_keys()
-            .map(|chain| (Table::Nat, chain.to_string(), None));
+        let own = chains.into_keys().map(|chain| (Table::Nat, chain.to_string(), None));
         let shared = shared.into_iter().map(|(of, rule)| {
             let (table, chain) = of.chain();
             (table, chain.to_string(), Some(rule.text(self.shape.family)))
@@ -162,10 +157,7 @@ impl Ruleset {
         let family = self.shape.family;
         let print = |rules: &[Rule]| Print::of(rules.iter().map(|rule| rule.text(family)));
         let Lowered { chains, shared } = lower(view(&self.shape, name, &port));
-        let chains: Vec<_> = chains
-            .into_iter()
-            .map(|(id, rules)| (id, print(&rules)))
-            .collect();
+        let chains: Vec<_> = chains.into_iter().map(|(id, rules)| (id, print(&rules))).collect();
         let lists = Shared::ALL.map(|of| {
             let rules = shared.iter().filter(|(it, _)| *it == of);
             let lines: Vec<String> = rules.map(|(_, rule)| rule.text(family)).collect();
@@ -204,7 +196,8 @@ impl Ruleset {
         !self.changed.is_empty()
     }
 
-    /// Whether there are rules about what pods send elsewhere than to services, or were when all was last compared.
+    /// Whether there are rules about what pods send elsewhere than to services, or were when all
+    /// was last compared.
     pub fn has_egress(&self) -> bool {
         self.shape.egress.is_some() || self.jumps_changed
     }
@@ -225,9 +218,7 @@ impl Ruleset {
         let mut owned: BTreeMap<&ServicePortName, BTreeMap<ChainName, Vec<Rule>>> = BTreeMap::new();
         for name in changed.values().flatten() {
             if let Some(port) = self.ports.get(name) {
-                owned
-                    .entry(name)
-                    .or_insert_with(|| lower(view(&self.shape, name, port)).chains);
+                owned.entry(name).or_insert_with(|| lower(view(&self.shape, name, port)).chains);
             }
         }
         let mut fixed: BTreeMap<ChainId, Vec<Rule>> = self.shape.chains().into_iter().collect();
@@ -240,10 +231,7 @@ impl Ruleset {
             found.insert(*id, rules.map(|rules| self.lines(&rules)));
         }
         if Shared::ALL.iter().any(|of| changed.contains_key(&of.chain())) {
-            let lists = self
-                .shared()
-                .into_iter()
-                .filter(|(id, _)| changed.contains_key(id));
+            let lists = self.shared().into_iter().filter(|(id, _)| changed.contains_key(id));
             found.extend(lists.map(|(id, lines)| (id, Some(lines))));
         }
         found
@@ -270,9 +258,7 @@ impl Ruleset {
     /// The jumps into these chains from the kernel's own.
     pub fn jumps(&self) -> Vec<(ChainId, String)> {
         let jumps = self.shape.jumps().into_iter();
-        jumps
-            .map(|(id, rule)| (id, rule.text(self.shape.family)))
-            .collect()
+        jumps.map(|(id, rule)| (id, rule.text(self.shape.family))).collect()
     }
 
     fn lines(&self, rules: &[Rule]) -> Lines {
@@ -281,16 +267,11 @@ impl Ruleset {
 
     /// The chains in which every service has lines, sorted by service.
     fn shared(&self) -> BTreeMap<ChainId, Lines> {
-        let mut found: BTreeMap<ChainId, Lines> = Shared::ALL
-            .into_iter()
-            .map(|of| (of.chain(), Vec::new()))
-            .collect();
+        let mut found: BTreeMap<ChainId, Lines> =
+            Shared::ALL.into_iter().map(|of| (of.chain(), Vec::new())).collect();
         for (name, port) in &self.ports {
             for (of, rule) in lower_shared(view(&self.shape, name, port)) {
-                found
-                    .entry(of.chain())
-                    .or_default()
-                    .push(rule.text(self.shape.family));
+                found.entry(of.chain()).or_default().push(rule.text(self.shape.family));
             }
         }
         let last = self.lines(&self.shape.node_port_jumps());
@@ -305,10 +286,5 @@ impl Ruleset {
 }
 
 fn view<'a>(shape: &'a Shape, name: &'a ServicePortName, port: &'a Port) -> ServicePort<'a> {
-    ServicePort {
-        name,
-        doors: &port.doors,
-        local: &shape.local,
-        to_node: &shape.to_node,
-    }
+    ServicePort { name, doors: &port.doors, local: &shape.local, to_node: &shape.to_node }
 }

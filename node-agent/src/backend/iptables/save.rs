@@ -32,7 +32,8 @@ impl Observed {
         for line in text.lines() {
             if let Some((name, _)) = line.strip_prefix(':').and_then(|rest| rest.split_once(' ')) {
                 self.chain(table, name);
-            } else if let Some((chain, rule)) = line.strip_prefix("-A ").and_then(|rest| rest.split_once(' '))
+            } else if let Some((chain, rule)) =
+                line.strip_prefix("-A ").and_then(|rest| rest.split_once(' '))
             {
                 self.rule(table, chain, rule);
             }
@@ -51,12 +52,11 @@ impl Observed {
         if let Some(lines) = self.chains.get_mut(&(table, chain.to_owned())) {
             rule.hash(lines);
             self.doors.extend(door(table, chain, rule));
-            self.is_ours |= chain == MARK_MASQ.to_string() && rule.contains(Why::MarkForMasquerade.text());
+            self.is_ours |=
+                chain == MARK_MASQ.to_string() && rule.contains(Why::MarkForMasquerade.text());
             return;
         }
-        let target = rule
-            .rsplit_once(" -j ")
-            .or(rule.strip_prefix("-j ").map(|to| ("", to)));
+        let target = rule.rsplit_once(" -j ").or(rule.strip_prefix("-j ").map(|to| ("", to)));
         if target.is_some_and(|(_, target)| is_a_proxys(table, target)) {
             self.jumps.push((table, chain.to_owned(), rule.to_owned()));
         }
@@ -140,21 +140,13 @@ COMMIT
     fn only_what_is_a_proxys_is_seen() {
         let mut seen = Observed::default();
         seen.read(Table::Nat, SAVED);
-        let mut chains: Vec<_> = seen
-            .chains()
-            .map(|(_, name, print)| (name.to_owned(), print))
-            .collect();
+        let mut chains: Vec<_> =
+            seen.chains().map(|(_, name, print)| (name.to_owned(), print)).collect();
         chains.sort_by(|a, b| a.0.cmp(&b.0));
         let print = |line: &str| Print::of([line]);
         let expected = [
-            (
-                "KUBE-MARK-MASQ".to_owned(),
-                print("-j MARK --set-xmark 0x4000/0x4000"),
-            ),
-            (
-                "KUBE-SVC-NPX46M4PTMTKRN6Y".to_owned(),
-                print("-j KUBE-SEP-23Y66C2VAJ3WDEMI"),
-            ),
+            ("KUBE-MARK-MASQ".to_owned(), print("-j MARK --set-xmark 0x4000/0x4000")),
+            ("KUBE-SVC-NPX46M4PTMTKRN6Y".to_owned(), print("-j KUBE-SEP-23Y66C2VAJ3WDEMI")),
         ];
         assert_eq!(chains, expected);
         assert_eq!(seen.jumps.len(), 2, "{:?}", seen.jumps);

@@ -1,9 +1,10 @@
-//! Which part of a change the kernel refuses, where nobody names it. Pure, but for what it is given to write to.
+//! Which part of a change the kernel refuses, where nobody names it. Pure, but for what it is given
+//! to write to.
 //!
-//! ip_tables takes a table or refuses it, and all that its program then names is the line of COMMIT. So the change is
-//! written in parts, each chain before those that lead to it. What is taken stays, for it is to be written anyway;
-//! what is refused is written by halves. Rules of one shape go together: an extension that is missing has all of
-//! them refused, and no other.
+//! ip_tables takes a table or refuses it, and all that its program then names is the line of
+//! COMMIT. So the change is written in parts, each chain before those that lead to it. What is
+//! taken stays, for it is to be written anyway; what is refused is written by halves. Rules of one
+//! shape go together: an extension that is missing has all of them refused, and no other.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
@@ -54,12 +55,7 @@ pub fn write_in_parts(
 ) -> Result<Vec<Refusal>, IptablesError> {
     let mut refusals = Vec::new();
     for (table, edit) in edit.into_tables() {
-        let mut search = Search {
-            kernel,
-            table,
-            seen,
-            refusals,
-        };
+        let mut search = Search { kernel, table, seen, refusals };
         search.write(edit)?;
         refusals = search.refusals;
     }
@@ -87,12 +83,7 @@ struct Search<'a, K> {
 
 impl<K: Kernel> Search<'_, K> {
     fn write(&mut self, edit: TableEdit) -> Result<(), IptablesError> {
-        let TableEdit {
-            write,
-            remove,
-            insert,
-            delete,
-        } = edit;
+        let TableEdit { write, remove, insert, delete } = edit;
         // If it is the rules' fault, this is not refused.
         self.must("a change of nothing", &removing([PROBE.to_owned()]))?;
         let new = write.keys().filter(|name| !self.seen.has(self.table, name));
@@ -101,11 +92,7 @@ impl<K: Kernel> Search<'_, K> {
             self.must("new chains", &writing(new))?;
         }
         // What is allowed depends on where it is reached from.
-        let jumps = TableEdit {
-            insert,
-            delete,
-            ..TableEdit::default()
-        };
+        let jumps = TableEdit { insert, delete, ..TableEdit::default() };
         if jumps != TableEdit::default() {
             self.must("jumps", &jumps)?;
         }
@@ -122,10 +109,7 @@ impl<K: Kernel> Search<'_, K> {
 
     /// When a chain is written.
     fn stage(&self, name: &str) -> (bool, usize) {
-        (
-            is_shared(self.table, name),
-            place_ahead(name).unwrap_or(usize::MAX),
-        )
+        (is_shared(self.table, name), place_ahead(name).unwrap_or(usize::MAX))
     }
 
     /// Chains of one stage.
@@ -154,14 +138,12 @@ impl<K: Kernel> Search<'_, K> {
 
     /// A chain that services share is never without what it has already and shall have.
     fn shared(&mut self, name: String, lines: Lines) -> Result<(), IptablesError> {
-        if self
-            .attempt(&writing(&[(name.clone(), lines.clone())]))?
-            .is_none()
-        {
+        if self.attempt(&writing(&[(name.clone(), lines.clone())]))?.is_none() {
             return Ok(());
         }
         let there: HashSet<String> = self.kernel.lines(self.table, &name)?.into_iter().collect();
-        let mut taken: HashSet<&String> = lines.iter().filter(|line| there.contains(*line)).collect();
+        let mut taken: HashSet<&String> =
+            lines.iter().filter(|line| there.contains(*line)).collect();
         let new: Vec<&String> = lines.iter().filter(|line| !taken.contains(line)).collect();
         let with = |taken: &HashSet<&String>, more: &[&String]| {
             let more: HashSet<&String> = more.iter().copied().collect();
@@ -187,7 +169,9 @@ impl<K: Kernel> Search<'_, K> {
 
     fn removals(&mut self, names: Vec<String>) -> Result<(), IptablesError> {
         for part in names.chunks(self.kernel.at_once()) {
-            for Bad { it, said } in sift(part, |part| self.attempt(&removing(part.iter().cloned())))? {
+            for Bad { it, said } in
+                sift(part, |part| self.attempt(&removing(part.iter().cloned())))?
+            {
                 self.must(&it, &writing(&[(it.clone(), Lines::new())]))?;
                 let refusal = Refusal::of_removal(self.table, it, &said);
                 self.refusals.push(refusal);
@@ -201,10 +185,9 @@ impl<K: Kernel> Search<'_, K> {
         let input = edit.input(self.table);
         match self.kernel.write(&input) {
             Ok(()) => Ok(None),
-            Err(error) if is_the_rules(&input, said(&error)) => Ok(Some(No {
-                error,
-                has_time: self.kernel.has_time(),
-            })),
+            Err(error) if is_the_rules(&input, said(&error)) => {
+                Ok(Some(No { error, has_time: self.kernel.has_time() }))
+            }
             Err(error) => Err(error),
         }
     }
@@ -229,17 +212,11 @@ fn said(error: &IptablesError) -> &str {
 }
 
 fn writing(chains: &[(String, Lines)]) -> TableEdit {
-    TableEdit {
-        write: chains.iter().cloned().collect(),
-        ..TableEdit::default()
-    }
+    TableEdit { write: chains.iter().cloned().collect(), ..TableEdit::default() }
 }
 
 fn removing(chains: impl IntoIterator<Item = String>) -> TableEdit {
-    TableEdit {
-        remove: chains.into_iter().collect(),
-        ..TableEdit::default()
-    }
+    TableEdit { remove: chains.into_iter().collect(), ..TableEdit::default() }
 }
 
 /// Those of the same shapes together.
@@ -274,8 +251,9 @@ fn shape(line: &str) -> String {
     shape.join(" ")
 }
 
-/// Those of `all` that are refused: tried together, then by halves until there is no time for more; then whatever is
-/// refused together counts as refused. Of many, some are tried first: where each is refused, all of them count so.
+/// Those of `all` that are refused: tried together, then by halves until there is no time for more;
+/// then whatever is refused together counts as refused. Of many, some are tried first: where each
+/// is refused, all of them count so.
 fn sift<T: Clone>(
     all: &[T],
     mut attempt: impl FnMut(&[T]) -> Result<Option<No>, IptablesError>,
@@ -313,17 +291,11 @@ fn are_samples_refused<T>(
 
 impl<T: Clone> Bad<T> {
     fn alone(it: &T, no: &No) -> Self {
-        Self {
-            it: it.clone(),
-            said: said(&no.error).to_owned(),
-        }
+        Self { it: it.clone(), said: said(&no.error).to_owned() }
     }
 
     fn with_others(it: &T, no: &No) -> Self {
-        Self {
-            it: it.clone(),
-            said: format!("{} (together with others like it)", said(&no.error)),
-        }
+        Self { it: it.clone(), said: format!("{} (together with others like it)", said(&no.error)) }
     }
 }
 

@@ -77,11 +77,7 @@ pub struct Lowered {
 
 /// Lowers a service port.
 pub fn lower(port: ServicePort<'_>) -> Lowered {
-    let mut lowering = Lowering {
-        port,
-        hash: Hash::of(port.name, None),
-        out: Lowered::default(),
-    };
+    let mut lowering = Lowering { port, hash: Hash::of(port.name, None), out: Lowered::default() };
     lowering.shared();
     lowering.out.chains = lowering.chains();
     lowering.out
@@ -89,11 +85,7 @@ pub fn lower(port: ServicePort<'_>) -> Lowered {
 
 /// Its lines in shared chains alone.
 pub fn lower_shared(port: ServicePort<'_>) -> Vec<(Shared, Rule)> {
-    let mut lowering = Lowering {
-        port,
-        hash: Hash::of(port.name, None),
-        out: Lowered::default(),
-    };
+    let mut lowering = Lowering { port, hash: Hash::of(port.name, None), out: Lowered::default() };
     lowering.shared();
     lowering.out.shared
 }
@@ -128,7 +120,8 @@ impl<'a> Lowering<'a> {
                 Outcome::Reject => self.refuse(frontend),
                 Outcome::Drop => self.drop(frontend),
             }
-            // What comes from elsewhere and was not translated: KUBE-EXT let only this node and its pods in.
+            // What comes from elsewhere and was not translated: KUBE-EXT let only this node and its
+            // pods in.
             if let (Outcome::Forward(_), Some(Outcome::Drop | Outcome::Reject)) =
                 (&frontend.inside, &frontend.outside)
             {
@@ -144,12 +137,18 @@ impl<'a> Lowering<'a> {
         let to_port = Match::Port(protocol, port.get());
         let external = self.chain(Kind::External);
         let (shared, why, tests, chain) = match (frontend.door.address, frontend.kind) {
-            (DoorAddress::Node(_), _) => (Shared::NodePorts, Why::FindNodePort, vec![to_port], external),
+            (DoorAddress::Node(_), _) => {
+                (Shared::NodePorts, Why::FindNodePort, vec![to_port], external)
+            }
             (DoorAddress::Ip(ip), kind) => {
                 let chain = match kind {
                     DoorKind::ClusterIp => self.balance(frontend.policy),
-                    DoorKind::LoadBalancerIp if frontend.sources.is_some() => self.chain(Kind::SourceRanges),
-                    DoorKind::LoadBalancerIp | DoorKind::ExternalIp | DoorKind::NodePort => external,
+                    DoorKind::LoadBalancerIp if frontend.sources.is_some() => {
+                        self.chain(Kind::SourceRanges)
+                    }
+                    DoorKind::LoadBalancerIp | DoorKind::ExternalIp | DoorKind::NodePort => {
+                        external
+                    }
                 };
                 let tests = vec![Match::Destination(host(ip)), to_port];
                 if frontend.sources.is_some() {
@@ -173,25 +172,18 @@ impl<'a> Lowering<'a> {
     }
 
     fn drop(&mut self, frontend: &Frontend) {
-        self.unserved(
-            frontend,
-            "has no local endpoints",
-            Why::NoLocalEndpoint,
-            Target::Drop,
-        );
+        self.unserved(frontend, "has no local endpoints", Why::NoLocalEndpoint, Target::Drop);
     }
 
     fn unserved(&mut self, frontend: &Frontend, what: &str, why: Why, target: Target) {
         let about = self.about(what);
-        let Door {
-            address,
-            protocol,
-            port,
-        } = frontend.door;
+        let Door { address, protocol, port } = frontend.door;
         let to_port = Match::Port(protocol, port.get());
         let shared = match frontend.kind {
             DoorKind::ClusterIp => Shared::UnservedInside,
-            DoorKind::NodePort | DoorKind::LoadBalancerIp | DoorKind::ExternalIp => Shared::UnservedOutside,
+            DoorKind::NodePort | DoorKind::LoadBalancerIp | DoorKind::ExternalIp => {
+                Shared::UnservedOutside
+            }
         };
         let rules: Vec<Rule> = match address {
             DoorAddress::Ip(ip) => {
@@ -205,9 +197,7 @@ impl<'a> Lowering<'a> {
                 self.port.to_node.iter().map(rule).collect()
             }
         };
-        self.out
-            .shared
-            .extend(rules.into_iter().map(|rule| (shared, rule)));
+        self.out.shared.extend(rules.into_iter().map(|rule| (shared, rule)));
     }
 
     /// The chains that lines in shared chains, or one another, lead to.
@@ -251,10 +241,7 @@ impl<'a> Lowering<'a> {
                 }
             };
             let outside = frontend.outside.as_ref().and_then(Outcome::endpoints);
-            let sides = [
-                (inside, frontend.inside.endpoints()),
-                (TrafficPolicy::Local, outside),
-            ];
+            let sides = [(inside, frontend.inside.endpoints()), (TrafficPolicy::Local, outside)];
             for (policy, endpoints) in sides {
                 if let Some(endpoints) = endpoints
                     && found.iter().all(|(known, _)| *known != policy)
@@ -318,7 +305,9 @@ impl<'a> Lowering<'a> {
                 (Masquerade::Always, _) => mark(Why::MasqueradeAll, MARK_MASQ),
                 (Masquerade::UnlessLocalPod, []) => mark(Why::ComesFromElsewhere, MARK_MASQ),
                 (Masquerade::UnlessLocalPod, local) => match only_test(local) {
-                    Some((is, test)) => mark(Why::ComesFromElsewhere, MARK_MASQ).also([(!is, test.clone())]),
+                    Some((is, test)) => {
+                        mark(Why::ComesFromElsewhere, MARK_MASQ).also([(!is, test.clone())])
+                    }
                     None => mark(Why::ComesFromElsewhere, MASQ_IF_NOT_LOCAL),
                 },
             });
@@ -351,7 +340,8 @@ impl<'a> Lowering<'a> {
                 Rule::new(Why::Choose, &about, [], to(TrafficPolicy::Cluster)),
             ];
         };
-        // KEP-2450's second rule: a local pod's connection never leaves for the load balancer and back.
+        // KEP-2450's second rule: a local pod's connection never leaves for the load balancer and
+        // back.
         let inside = |is: &Tests| {
             let rule = Rule::new(Why::PodsAreInside, &about, [], to(TrafficPolicy::Cluster));
             rule.also(is.iter().cloned())
@@ -372,7 +362,8 @@ impl<'a> Lowering<'a> {
         let mut doors_of: BTreeMap<IpNetwork, Vec<IpNetwork>> = BTreeMap::new();
         let mut doors = 0;
         for frontend in self.doors() {
-            if let (Some(sources), DoorAddress::Ip(ip)) = (&frontend.sources, frontend.door.address) {
+            if let (Some(sources), DoorAddress::Ip(ip)) = (&frontend.sources, frontend.door.address)
+            {
                 doors += 1;
                 for range in sources.iter() {
                     doors_of.entry(*range).or_default().push(host(ip));

@@ -23,15 +23,15 @@ use crate::backend::{Backend, Repair, SetSize, Told};
 use crate::model::{Egress, Family, PodSet};
 use crate::plan::{Detector, Door, Frontend, NodePortAddresses, NodeSide, Plan};
 
-/// The rules are looked at this often, or so seldom that looking takes a hundredth of the time. (ip_tables
-/// notifies nobody of a change.)
+/// The rules are looked at this often, or so seldom that looking takes a hundredth of the time.
+/// (ip_tables notifies nobody of a change.)
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// … but never more seldom than this, however long a look takes on a busy machine.
 const LOOK_AT_LEAST: Duration = Duration::from_secs(60);
 
-/// The iptables backend: what is wanted, and the ways into the kernel. Pods go by netlink, at once; rules by
-/// programs that a thread of each family executes.
+/// The iptables backend: what is wanted, and the ways into the kernel. Pods go by netlink, at once;
+/// rules by programs that a thread of each family executes.
 #[derive(Debug)]
 pub struct Iptables {
     variant: Variant,
@@ -60,12 +60,11 @@ impl Iptables {
             None => Tools::find()?,
         };
         info!(variant = ?tools.variant, forced = forced.is_some(), "iptables");
-        let sets = Sets::open().map_err(|source| IptablesError::Set {
-            set: "of this node's pods",
-            source,
-        })?;
+        let sets = Sets::open()
+            .map_err(|source| IptablesError::Set { set: "of this node's pods", source })?;
         let (done, news) = unbounded_channel();
-        let lanes = Family::BOTH.map(|family| Lane::new(worker::start(tools, family, done.clone())));
+        let lanes =
+            Family::BOTH.map(|family| Lane::new(worker::start(tools, family, done.clone())));
         Ok(Self {
             variant: tools.variant,
             wanted: Wanted::new(!is_liberal(), Nftables::open_bridge()?),
@@ -85,14 +84,15 @@ impl Iptables {
         self.variant
     }
 
-    /// The port by which nf_tables' notifications name this backend's own changes, where it has a table there.
+    /// The port by which nf_tables' notifications name this backend's own changes, where it has a
+    /// table there.
     pub fn port(&self) -> Option<u32> {
         let bridge = &self.wanted.bridge;
         bridge.is_wanted().then(|| bridge.port())
     }
 
-    /// Removes the tables of nf_tables that the nftables backend, or another way of telling local traffic apart,
-    /// left behind; how many there were.
+    /// Removes the tables of nf_tables that the nftables backend, or another way of telling local
+    /// traffic apart, left behind; how many there were.
     ///
     /// # Errors
     /// The kernel's.
@@ -100,18 +100,14 @@ impl Iptables {
         Ok(self.wanted.bridge.remove_others()?)
     }
 
-    /// Programs pods, as `tell` does in the bridge's table, and sets rules on their way. Without the bridge's table
-    /// services are served all the same: pods behind bridges are masqueraded.
+    /// Programs pods, as `tell` does in the bridge's table, and sets rules on their way. Without
+    /// the bridge's table services are served all the same: pods behind bridges are masqueraded.
     fn program(
         &mut self,
         tell: impl FnOnce(&mut Nftables) -> Result<Repair, NftablesError>,
     ) -> Result<Repair, IptablesError> {
         let bridge = &mut self.wanted.bridge;
-        let told = if bridge.is_wanted() {
-            tell(bridge)
-        } else {
-            Ok(Repair::default())
-        };
+        let told = if bridge.is_wanted() { tell(bridge) } else { Ok(Repair::default()) };
         self.program_pods()?;
         self.hear()?;
         if self.wanted.services_known {
@@ -127,19 +123,16 @@ impl Iptables {
     }
 
     fn program_pods(&mut self) -> Result<(), IptablesError> {
-        let Wanted {
-            pods,
-            pods_known,
-            services_known,
-            ..
-        } = &self.wanted;
+        let Wanted { pods, pods_known, services_known, .. } = &self.wanted;
         if !self.wanted.pods_changed && self.sets.are_programmed() {
             return Ok(());
         }
         match (pods_known, services_known) {
             (true, _) => {
                 let written = self.sets.program(pods)?;
-                if std::mem::replace(&mut self.sets_settled, true) && !self.wanted.pods_changed && written > 0
+                if std::mem::replace(&mut self.sets_settled, true)
+                    && !self.wanted.pods_changed
+                    && written > 0
                 {
                     warn!(elements = written, "somebody changed the sets of pods; repaired");
                     self.repaired.elements += written;
@@ -202,9 +195,7 @@ impl Backend for Iptables {
 
     fn left_doors(&mut self) -> Vec<Door> {
         let lanes = self.lanes.iter_mut();
-        lanes
-            .flat_map(|lane| std::mem::take(&mut lane.left_doors))
-            .collect()
+        lanes.flat_map(|lane| std::mem::take(&mut lane.left_doors)).collect()
     }
 
     /// Every chain ends in an endpoint that is there.
@@ -229,9 +220,7 @@ impl Backend for Iptables {
 
     fn refused(&self) -> Vec<String> {
         let lanes = self.lanes.iter();
-        lanes
-            .flat_map(|lane| lane.refused.words().into_iter().chain(lane.egress.clone()))
-            .collect()
+        lanes.flat_map(|lane| lane.refused.words().into_iter().chain(lane.egress.clone())).collect()
     }
 
     fn rejected(&self, frontend: &Frontend) -> Vec<String> {
@@ -274,14 +263,11 @@ impl Backend for Iptables {
     }
 }
 
-/// Connection tracking that lets packets outside a connection's window pass has fewer that it cannot place, and
-/// whoever set it so wants these to pass.
+/// Connection tracking that lets packets outside a connection's window pass has fewer that it
+/// cannot place, and whoever set it so wants these to pass.
 fn is_liberal() -> bool {
     const SETTING: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "a setting of the kernel that rules depend on"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "a setting of the kernel that rules depend on")]
     let text = std::fs::read_to_string(SETTING);
     text.is_ok_and(|text| text.trim() == "1")
 }

@@ -35,11 +35,7 @@ fn tells(slice: Slice) -> Event {
 fn served(n: usize, service: Service, endpoints: usize) -> Vec<Event> {
     let node = |e| if e % 2 == 0 { HERE } else { AWAY };
     let at = |e: usize| endpoint(&format!("10.{}.{}.{}", n / 250, n % 250, e + 1), Some(node(e)));
-    let slice = slice(
-        &service.name.name,
-        &service.name.name,
-        (0..endpoints).map(at).collect(),
-    );
+    let slice = slice(&service.name.name, &service.name.name, (0..endpoints).map(at).collect());
     let mut events = vec![told(service)];
     events.extend((endpoints > 0).then(|| tells(slice)));
     events
@@ -82,9 +78,7 @@ fn no_more_rules_than_kube_proxy_has() {
     for (services, endpoints) in [(1, 0), (1, 1), (10, 10), (100, 4)] {
         let idle = usize::from(endpoints == 0);
         let all = |kind: fn(usize) -> Service| {
-            (0..services)
-                .flat_map(|n| served(n, kind(n), endpoints))
-                .collect()
+            (0..services).flat_map(|n| served(n, kind(n), endpoints)).collect()
         };
         let (nat, filter) = count(engine(all(cluster_ip)));
         let each = if idle == 1 { 0 } else { 2 + 3 * endpoints };
@@ -100,14 +94,8 @@ fn no_more_rules_than_kube_proxy_has() {
             (local_load_balancer, endpoints.div_ceil(2)),
         ] {
             let (nat, filter) = count(engine(all(kind)));
-            assert!(
-                nat <= 5 + services * (most + more),
-                "{services} × {endpoints}: {nat}"
-            );
-            assert!(
-                filter <= 4 + services * (1 + 3 * idle),
-                "{services} × {endpoints}: {filter}"
-            );
+            assert!(nat <= 5 + services * (most + more), "{services} × {endpoints}: {nat}");
+            assert!(filter <= 4 + services * (1 + 3 * idle), "{services} × {endpoints}: {filter}");
         }
     }
 }
@@ -117,11 +105,8 @@ fn an_endpoints_change_touches_its_service_alone() {
     let mut engine = engine((0..50).flat_map(|n| served(n, cluster_ip(n), 4)).collect());
     engine.changes();
     engine.apply(served(7, cluster_ip(7), 5));
-    let changed: Vec<String> = engine
-        .changes()
-        .into_keys()
-        .map(|(_, chain)| chain.to_string())
-        .collect();
+    let changed: Vec<String> =
+        engine.changes().into_keys().map(|(_, chain)| chain.to_string()).collect();
     // The service's chain and the new endpoint's.
     assert_eq!(changed.len(), 2, "{changed:?}");
     engine.apply(vec![Event::Service(cluster_ip(8).name, None)]);

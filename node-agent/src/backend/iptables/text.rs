@@ -1,5 +1,5 @@
-//! The rules as `iptables-restore --noflush` takes them (and the bridge's table as nft does), and the same as data.
-//! Pure.
+//! The rules as `iptables-restore --noflush` takes them (and the bridge's table as nft does), and
+//! the same as data. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,7 +40,8 @@ struct SetText {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct TableText {
     name: String,
-    /// Chains with their rules. Of the kernel's own chains only the jumps to ours, which are put first there.
+    /// Chains with their rules. Of the kernel's own chains only the jumps to ours, which are put
+    /// first there.
     chains: BTreeMap<String, Vec<String>>,
     #[serde(skip)]
     own: Vec<String>,
@@ -49,10 +50,7 @@ struct TableText {
 impl Rendering {
     /// Of these rules and pods, and of the bridge's table.
     pub(super) fn of(rules: &[Ruleset], pods: &Pods, bridge: Option<nftables::Rendering>) -> Self {
-        Self {
-            families: rules.iter().map(|rules| family(rules, pods)).collect(),
-            bridge,
-        }
+        Self { families: rules.iter().map(|rules| family(rules, pods)).collect(), bridge }
     }
 }
 
@@ -83,10 +81,7 @@ fn family(rules: &Ruleset, pods: &Pods) -> FamilyText {
             Family::V6 => "ip6tables",
         },
         sets: sets.map(set).collect(),
-        tables: tables
-            .into_iter()
-            .filter(|table| !table.chains.is_empty())
-            .collect(),
+        tables: tables.into_iter().filter(|table| !table.chains.is_empty()).collect(),
     }
 }
 
@@ -97,16 +92,10 @@ impl fmt::Display for Rendering {
         }
         for family in &self.families {
             writeln!(f, "# {}-restore --noflush", family.program)?;
-            let inet = if family.program == "iptables" {
-                "inet"
-            } else {
-                "inet6"
-            };
+            let inet = if family.program == "iptables" { "inet" } else { "inet6" };
             for SetText { name, elements } in &family.sets {
                 writeln!(f, "# create {name} hash:net,iface family {inet} comment")?;
-                elements
-                    .iter()
-                    .try_for_each(|pod| writeln!(f, "# add {name} {pod}"))?;
+                elements.iter().try_for_each(|pod| writeln!(f, "# add {name} {pod}"))?;
             }
             family.tables.iter().try_for_each(|table| write!(f, "{table}"))?;
             writeln!(f)?;
@@ -123,9 +112,7 @@ impl fmt::Display for TableText {
         own.clone().try_for_each(|name| writeln!(f, ":{name} - [0:0]"))?;
         for (name, lines) in &self.chains {
             let how = if is_own(name) { "-A" } else { "-I" };
-            lines
-                .iter()
-                .try_for_each(|line| writeln!(f, "{how} {name} {line}"))?;
+            lines.iter().try_for_each(|line| writeln!(f, "{how} {name} {line}"))?;
         }
         writeln!(f, "COMMIT")
     }

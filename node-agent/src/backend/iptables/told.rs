@@ -20,14 +20,15 @@ use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
 pub struct Wanted<K = NoKernel> {
     /// The rules, by family.
     pub rules: [Ruleset; 2],
-    /// The table that tells the rules of a bridge's ports. Wanted only where a pod's port must be right.
+    /// The table that tells the rules of a bridge's ports. Wanted only where a pod's port must be
+    /// right.
     pub bridge: Nftables<K>,
     /// This node's pods.
     pub pods: Pods,
     /// The pods are known, and differ perhaps from what was last written.
     pub pods_changed: bool,
-    /// Which facts the agent has been told. What an earlier run programmed from the others is left alone: a
-    /// restart must lose nothing while the API, or the state file, cannot be read.
+    /// Which facts the agent has been told. What an earlier run programmed from the others is left
+    /// alone: a restart must lose nothing while the API, or the state file, cannot be read.
     pub pods_known: bool,
     /// As [`Self::pods_known`], of services.
     pub services_known: bool,
@@ -47,8 +48,8 @@ impl Wanted {
 }
 
 impl<K> Wanted<K> {
-    /// Nothing yet. `drop_invalid`: what connection tracking cannot place is not let through. `bridge` has the
-    /// bridge's table alone.
+    /// Nothing yet. `drop_invalid`: what connection tracking cannot place is not let through.
+    /// `bridge` has the bridge's table alone.
     pub fn new(drop_invalid: bool, bridge: Nftables<K>) -> Self {
         Self {
             rules: Family::BOTH.map(|family| Ruleset::new(Shape::new(family, drop_invalid))),

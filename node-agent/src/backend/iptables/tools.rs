@@ -118,8 +118,9 @@ impl Tools {
         })
     }
 
-    /// The variant that this node uses, found out as kubernetes-sigs/iptables-wrappers does: the one in which
-    /// kubelet made its chains, which it makes for that; else the one that holds more rules; else nft.
+    /// The variant that this node uses, found out as kubernetes-sigs/iptables-wrappers does: the
+    /// one in which kubelet made its chains, which it makes for that; else the one that holds more
+    /// rules; else nft.
     ///
     /// # Errors
     /// When no iptables is installed, or nothing can be known since a program fails.
@@ -164,12 +165,13 @@ impl Tools {
 
     fn is_hinted(&self) -> bool {
         let has = |family, name| self.has_chain(family, "mangle", name).unwrap_or(false);
-        let hinted = |family| has(family, "KUBE-IPTABLES-HINT") || has(family, "KUBE-KUBELET-CANARY");
+        let hinted =
+            |family| has(family, "KUBE-IPTABLES-HINT") || has(family, "KUBE-KUBELET-CANARY");
         Family::BOTH.into_iter().any(hinted)
     }
 
-    /// The tables to read. Whoever asks ip_tables for another one has it made, and every packet then goes through
-    /// it; and asking at all takes a raw socket, and so CAP_NET_RAW.
+    /// The tables to read. Whoever asks ip_tables for another one has it made, and every packet
+    /// then goes through it; and asking at all takes a raw socket, and so CAP_NET_RAW.
     fn tables(&self, family: Family) -> Tables {
         match self.variant {
             Variant::Legacy => Tables::These(legacy_tables(family)),
@@ -181,7 +183,12 @@ impl Tools {
     ///
     /// # Errors
     /// [`IptablesError`].
-    pub fn has_chain(&self, family: Family, table: &str, name: &str) -> Result<bool, IptablesError> {
+    pub fn has_chain(
+        &self,
+        family: Family,
+        table: &str,
+        name: &str,
+    ) -> Result<bool, IptablesError> {
         if !self.tables(family).has(table) {
             return Ok(false);
         }
@@ -290,7 +297,11 @@ pub fn legacy_tables(family: Family) -> Vec<String> {
     names.lines().map(str::to_owned).collect()
 }
 
-fn execute(program: &str, arguments: &[&str], input: Option<&str>) -> Result<Output, IptablesError> {
+fn execute(
+    program: &str,
+    arguments: &[&str],
+    input: Option<&str>,
+) -> Result<Output, IptablesError> {
     let run = || -> io::Result<Output> {
         #[expect(
             clippy::disallowed_methods,
@@ -299,15 +310,9 @@ fn execute(program: &str, arguments: &[&str], input: Option<&str>) -> Result<Out
         let mut command = Command::new(program);
         // Root's PATH may lack the administrator's programs in a container.
         let path = std::env::var("PATH").unwrap_or_default();
-        command
-            .env("PATH", format!("{path}:/usr/sbin:/sbin"))
-            .args(arguments);
+        command.env("PATH", format!("{path}:/usr/sbin:/sbin")).args(arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.stdin(if input.is_some() {
-            Stdio::piped()
-        } else {
-            Stdio::null()
-        });
+        command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
         let mut child = command.spawn()?;
         let stdin = child.stdin.take();
         // It reads all before it says anything worth a pipe's size.
@@ -319,16 +324,16 @@ fn execute(program: &str, arguments: &[&str], input: Option<&str>) -> Result<Out
         }
         child.wait_with_output()
     };
-    let output = run().map_err(|source| IptablesError::Run {
-        program: program.to_owned(),
-        source,
-    })?;
+    let output =
+        run().map_err(|source| IptablesError::Run { program: program.to_owned(), source })?;
     if output.status.success() {
         return Ok(output);
     }
     let mut said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
     if lacks_raw_sockets() {
-        said.push_str("; sets, and ip_tables, are asked through raw sockets: CAP_NET_RAW is needed too");
+        said.push_str(
+            "; sets, and ip_tables, are asked through raw sockets: CAP_NET_RAW is needed too",
+        );
     }
     Err(IptablesError::Failed {
         program: program.to_owned(),
@@ -336,8 +341,8 @@ fn execute(program: &str, arguments: &[&str], input: Option<&str>) -> Result<Out
     })
 }
 
-/// Whether this kernel has the family at all. Without IPv6 (`ipv6.disable=1`) the legacy programs fail whatever they are
-/// asked, and nobody has a packet for their rules.
+/// Whether this kernel has the family at all. Without IPv6 (`ipv6.disable=1`) the legacy programs
+/// fail whatever they are asked, and nobody has a packet for their rules.
 pub fn is_spoken(family: Family) -> bool {
     let domain = match family {
         Family::V4 => AddressFamily::Inet,
@@ -347,7 +352,8 @@ pub fn is_spoken(family: Family) -> bool {
     !matches!(asked, Err(Errno::EAFNOSUPPORT))
 }
 
-/// Whether this process may not open a raw socket, which none of the programs calls by its name when it fails.
+/// Whether this process may not open a raw socket, which none of the programs calls by its name
+/// when it fails.
 fn lacks_raw_sockets() -> bool {
     // linux/capability.h
     const CAP_NET_RAW: u32 = 13;

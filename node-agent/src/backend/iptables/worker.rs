@@ -1,5 +1,5 @@
-//! A thread for each family that executes the programs: thousands of rules take them seconds, and whoever
-//! waits for a pod must not wait for rules.
+//! A thread for each family that executes the programs: thousands of rules take them seconds, and
+//! whoever waits for a pod must not wait for rules.
 
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -34,7 +34,8 @@ pub enum Job {
 pub enum Outcome {
     /// The kernel holds this.
     Seen(Box<Observed>),
-    /// It is changed, but for what was refused; and what became of egress masquerade, where that was to change.
+    /// It is changed, but for what was refused; and what became of egress masquerade, where that
+    /// was to change.
     Written(Vec<Refusal>, Option<Result<(), IptablesError>>),
     /// The kernel is without this family.
     Unspoken,
@@ -61,9 +62,9 @@ pub fn start(tools: Tools, family: Family, done: UnboundedSender<Done>) -> Sende
             let begun = now();
             let result = match job {
                 _ if !is_spoken(family) => Ok(Outcome::Unspoken),
-                Job::Look(tables) => tools
-                    .save(family, tables)
-                    .map(|seen| Outcome::Seen(Box::new(seen))),
+                Job::Look(tables) => {
+                    tools.save(family, tables).map(|seen| Outcome::Seen(Box::new(seen)))
+                }
                 Job::Write(edit) => {
                     let egress = edit.egress_input();
                     // Its table is one that a kernel may be without.
@@ -80,12 +81,7 @@ pub fn start(tools: Tools, family: Family, done: UnboundedSender<Done>) -> Sende
             };
             let at = now();
             let took = at - begun;
-            let told = done.send(Done {
-                family,
-                result,
-                at,
-                took,
-            });
+            let told = done.send(Done { family, result, at, took });
             if told.is_err() {
                 return;
             }
@@ -94,8 +90,8 @@ pub fn start(tools: Tools, family: Family, done: UnboundedSender<Done>) -> Sende
     jobs
 }
 
-/// So many refused lines that a program names are left out one by one, as long as it takes no longer than this; and
-/// for so long it is looked closer at what is refused unnamed.
+/// So many refused lines that a program names are left out one by one, as long as it takes no
+/// longer than this; and for so long it is looked closer at what is refused unnamed.
 const MOST_NAMED: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -129,11 +125,7 @@ fn write_all_but_refused(
             continue;
         }
         debug!(%family, error = said, "what is refused is searched for");
-        let mut node = Node {
-            tools,
-            family,
-            until: None,
-        };
+        let mut node = Node { tools, family, until: None };
         refusals.extend(write_in_parts(&mut node, edit, seen)?);
         break;
     }
@@ -144,7 +136,8 @@ fn write_all_but_refused(
 struct Node {
     tools: Tools,
     family: Family,
-    /// Until when there is time to look closer, from the first time on that there is anything to look at.
+    /// Until when there is time to look closer, from the first time on that there is anything to
+    /// look at.
     until: Option<Instant>,
 }
 
@@ -181,10 +174,7 @@ fn write(tools: Tools, family: Family, edit: &Edit) -> Result<(), (String, Iptab
     goes.try_for_each(|input| tools.restore(family, &input).map_err(|error| (input, error)))
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "what a look costs decides how often there is one"
-)]
+#[expect(clippy::disallowed_methods, reason = "what a look costs decides how often there is one")]
 fn now() -> Instant {
     Instant::now()
 }

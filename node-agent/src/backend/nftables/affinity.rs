@@ -1,16 +1,18 @@
-//! Session affinity: the chains of a class whose clients are kept with their endpoint, and how much the kernel
-//! may remember.
+//! Session affinity: the chains of a class whose clients are kept with their endpoint, and how much
+//! the kernel may remember.
 //!
-//! Anybody can make clients up: a first packet with a forged source costs its sender nothing, and is remembered
-//! like any other. So there are three maps. A client is in the first that had room for it:
+//! Anybody can make clients up: a first packet with a forged source costs its sender nothing, and
+//! is remembered like any other. So there are three maps. A client is in the first that had room
+//! for it:
 //!
 //! 1. `affinity` takes everybody while there is room.
-//! 2. `affinity-reserved` takes this node's pods, which the input interface and the address tell and nobody can
-//!    make up, and of each service port as many new clients as its budget has.
-//! 3. `affinity-brief` takes everybody else, for a short time: it is empty again soon after a flood.
+//! 2. `affinity-reserved` takes this node's pods, which the input interface and the address tell
+//!    and nobody can make up, and of each service port as many new clients as its budget has.
+//! 3. `affinity-brief` takes everybody else, for a short time: it is empty again soon after a
+//!    flood.
 //!
-//! A flood of one service port uses up the first map, that port's own budget, and the last map. Other service
-//! ports keep their budgets. A client that is remembered stays in its map.
+//! A flood of one service port uses up the first map, that port's own budget, and the last map.
+//! Other service ports keep their budgets. A client that is remembered stays in its map.
 
 use super::draw::cascade;
 use super::name::{ChainName, Class, SetName};
@@ -19,26 +21,19 @@ use crate::backend::why::Why;
 
 /// New clients of one service port that the reserve takes at once, and in [`RESERVED_PERIOD`].
 const RESERVED: u32 = 1024;
-/// Kubernetes' default time-out, in seconds. A shorter one does not make the budget larger: an entry that
-/// its maker renews stays.
+/// Kubernetes' default time-out, in seconds. A shorter one does not make the budget larger: an
+/// entry that its maker renews stays.
 const RESERVED_PERIOD: u32 = 10_800;
 /// How long the last map remembers, in seconds.
 const BRIEF: u32 = 300;
 
 /// The maps of clients, in the order in which they are looked at.
-pub const MAPS: [SetName; 3] = [
-    SetName::Affinity,
-    SetName::AffinityReserved,
-    SetName::AffinityBrief,
-];
+pub const MAPS: [SetName; 3] =
+    [SetName::Affinity, SetName::AffinityReserved, SetName::AffinityBrief];
 
 fn budget(seconds: u32) -> Budget {
     let seconds = seconds.max(RESERVED_PERIOD);
-    Budget {
-        burst: RESERVED,
-        hourly: RESERVED * 3600 / seconds,
-        seconds,
-    }
+    Budget { burst: RESERVED, hourly: RESERVED * 3600 / seconds, seconds }
 }
 
 /// The chain that asks whether the client is remembered, and balances it if not.
@@ -83,8 +78,8 @@ fn remembered(class: Class, seconds: u32) -> Chain {
     chain(ChainName::Remembered(class), Why::Recall, rules)
 }
 
-/// The chain that remembers a new client, wherever there is room for it, and sends it to the endpoint that
-/// was drawn.
+/// The chain that remembers a new client, wherever there is room for it, and sends it to the
+/// endpoint that was drawn.
 fn remember(class: Class, seconds: u32) -> Chain {
     let protocol = Match::Protocol(class.protocol);
     let pod = [Match::In(SetName::LocalPods), protocol.clone()];
@@ -93,11 +88,7 @@ fn remember(class: Class, seconds: u32) -> Chain {
     let budget = Action::Spend(budget(seconds));
     let to = translate(class);
     let rules = vec![
-        Rule::new(
-            Why::Remember,
-            [protocol.clone()],
-            [stay(SetName::Affinity, seconds), to],
-        ),
+        Rule::new(Why::Remember, [protocol.clone()], [stay(SetName::Affinity, seconds), to]),
         Rule::new(Why::RememberPod, pod, [reserved, Action::Count, to]),
         Rule::new(
             Why::RememberWithinBudget,
@@ -112,11 +103,7 @@ fn remember(class: Class, seconds: u32) -> Chain {
 }
 
 fn stay(map: SetName, seconds: u32) -> Action {
-    let seconds = if map == SetName::AffinityBrief {
-        seconds.min(BRIEF)
-    } else {
-        seconds
-    };
+    let seconds = if map == SetName::AffinityBrief { seconds.min(BRIEF) } else { seconds };
     Action::Remember { map, seconds }
 }
 

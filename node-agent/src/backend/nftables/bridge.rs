@@ -1,12 +1,13 @@
-//! The bridge's table without the IP tables: for a backend that reads what it tells by other means than nf_tables.
+//! The bridge's table without the IP tables: for a backend that reads what it tells by other means
+//! than nf_tables.
 
 use super::kernel::{Kernel, NftablesError};
 use super::name::Layer;
 use super::sync::{Nftables, NoKernel};
 
 impl Nftables {
-    /// Opens nf_tables in this thread's network namespace for the bridge's table alone. Nothing is read or
-    /// written yet; and until it is told a detector that knows ports, it is not wanted.
+    /// Opens nf_tables in this thread's network namespace for the bridge's table alone. Nothing is
+    /// read or written yet; and until it is told a detector that knows ports, it is not wanted.
     ///
     /// # Errors
     /// [`NftablesError::Netlink`] when there is no netlink to be had.
@@ -14,11 +15,7 @@ impl Nftables {
         let layer = Layer::Bridge;
         match Kernel::open() {
             Ok(kernel) => Ok(Self::of(kernel, &[layer])),
-            Err(source) => Err(NftablesError::Netlink {
-                layer,
-                doing: "open netlink",
-                source,
-            }),
+            Err(source) => Err(NftablesError::Netlink { layer, doing: "open netlink", source }),
         }
     }
 }

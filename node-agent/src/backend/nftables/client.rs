@@ -17,12 +17,7 @@ pub fn clients<'a>(
         let layer = table.layer;
         let [pods, within, briefly, not] = kernel.counted(
             layer,
-            [
-                Why::RememberPod,
-                Why::RememberWithinBudget,
-                Why::RememberBriefly,
-                Why::NotRemembered,
-            ],
+            [Why::RememberPod, Why::RememberWithinBudget, Why::RememberBriefly, Why::NotRemembered],
         )?;
         all.crowded.reserved += pods + within;
         all.crowded.briefly += briefly;

@@ -6,12 +6,16 @@ use crate::backend::why::Why;
 
 /// Up to this size a class draws among every number of slots from its size down to one.
 const WHOLE_CASCADE: u32 = 64;
-/// Draws among the same number of slots in a larger class. More than half of the slots are taken, so that
-/// this many misses in a row are as rare as the random number's own bias (2⁻³²).
+/// Draws among the same number of slots in a larger class. More than half of the slots are taken,
+/// so that this many misses in a row are as rare as the random number's own bias (2⁻³²).
 const TRIES: u32 = 32;
 
 /// A rule for each draw of a class.
-pub fn cascade<const N: usize>(class: Class, first: Why, actions: impl Fn(u32) -> [Action; N]) -> Vec<Rule> {
+pub fn cascade<const N: usize>(
+    class: Class,
+    first: Why,
+    actions: impl Fn(u32) -> [Action; N],
+) -> Vec<Rule> {
     let whys = std::iter::once(first).chain(std::iter::repeat(Why::ChooseAmongFewer));
     let draws = draws(class.size).zip(whys);
     draws
@@ -19,8 +23,9 @@ pub fn cascade<const N: usize>(class: Class, first: Why, actions: impl Fn(u32) -
         .collect()
 }
 
-/// Among how many slots a class draws, time after time, until one is taken. With the slots taken that a
-/// class may have (more than a quarter of its size, without gaps) every endpoint is equally likely.
+/// Among how many slots a class draws, time after time, until one is taken. With the slots taken
+/// that a class may have (more than a quarter of its size, without gaps) every endpoint is equally
+/// likely.
 fn draws(size: u32) -> Box<dyn Iterator<Item = u32>> {
     if size <= WHOLE_CASCADE {
         return Box::new((1..=size).rev());

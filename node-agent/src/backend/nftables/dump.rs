@@ -1,5 +1,5 @@
-//! What the kernel holds of ours, as it tells it. It is parsed, never trusted: what we would not have
-//! written ourselves is simply not equal to what we want.
+//! What the kernel holds of ours, as it tells it. It is parsed, never trusted: what we would not
+//! have written ourselves is simply not equal to what we want.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
@@ -163,16 +163,13 @@ impl Observed {
                 continue;
             };
             let comment = element.find(6).and_then(comment_in).map(Arc::from);
-            self.elements
-                .insert((set, key), (value(set.family(layer), set, element), comment));
+            self.elements.insert((set, key), (value(set.family(layer), set, element), comment));
         }
     }
 
     /// Whether a set is there in the shape that it should have.
     pub fn has_set(&self, layer: Layer, set: SetName) -> bool {
-        self.sets
-            .get(set.as_str())
-            .is_some_and(|observed| *observed == wanted_set(layer, set))
+        self.sets.get(set.as_str()).is_some_and(|observed| *observed == wanted_set(layer, set))
     }
 
     /// The doors that are there.
@@ -224,21 +221,20 @@ impl Observed {
 
     /// Whether an element is there as it should be.
     fn has(&self, element: &Element) -> bool {
-        self.elements
-            .get(&(element.set, element.key))
-            .is_some_and(|(value, comment)| {
-                *comment == element.comment
-                    && match (value, element.value) {
-                        (ObservedValue::Member, Value::Member) => true,
-                        (ObservedValue::Goto(seen), Value::Goto(chain)) => *seen == chain.to_string(),
-                        (ObservedValue::Endpoint(seen), Value::Endpoint(endpoint)) => *seen == endpoint,
-                        (ObservedValue::Number(seen), Value::Number(number)) => *seen == number,
-                        (ObservedValue::Member | ObservedValue::Goto(_) | ObservedValue::Number(_), _) => {
-                            false
-                        }
-                        (ObservedValue::Endpoint(_) | ObservedValue::Other, _) => false,
-                    }
-            })
+        self.elements.get(&(element.set, element.key)).is_some_and(|(value, comment)| {
+            *comment == element.comment
+                && match (value, element.value) {
+                    (ObservedValue::Member, Value::Member) => true,
+                    (ObservedValue::Goto(seen), Value::Goto(chain)) => *seen == chain.to_string(),
+                    (ObservedValue::Endpoint(seen), Value::Endpoint(endpoint)) => *seen == endpoint,
+                    (ObservedValue::Number(seen), Value::Number(number)) => *seen == number,
+                    (
+                        ObservedValue::Member | ObservedValue::Goto(_) | ObservedValue::Number(_),
+                        _,
+                    ) => false,
+                    (ObservedValue::Endpoint(_) | ObservedValue::Other, _) => false,
+                }
+        })
     }
 }
 
@@ -287,9 +283,7 @@ fn value(family: Family, set: SetName, element: Attributes<'_>) -> ObservedValue
         }
         Data::Endpoint => {
             let bytes = data.find(1).unwrap_or_default();
-            let port = bytes
-                .get(address_len(family)..)
-                .and_then(|rest| rest.first_chunk::<2>());
+            let port = bytes.get(address_len(family)..).and_then(|rest| rest.first_chunk::<2>());
             match (read_address(family, bytes), port) {
                 (Some(ip), Some(port)) => {
                     ObservedValue::Endpoint(SocketAddr::new(ip, u16::from_be_bytes(*port)))

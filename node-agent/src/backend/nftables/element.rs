@@ -21,17 +21,11 @@ pub struct Key {
 
 impl Key {
     /// No parts yet.
-    pub const EMPTY: Self = Self {
-        length: 0,
-        bytes: [0; LONGEST_KEY],
-    };
+    pub const EMPTY: Self = Self { length: 0, bytes: [0; LONGEST_KEY] };
 
     /// From what the kernel tells; `None` when it is longer than any key of ours.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let mut key = Self {
-            length: u8::try_from(bytes.len()).ok()?,
-            bytes: [0; LONGEST_KEY],
-        };
+        let mut key = Self { length: u8::try_from(bytes.len()).ok()?, bytes: [0; LONGEST_KEY] };
         key.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
         Some(key)
     }
@@ -96,18 +90,12 @@ impl Key {
             Some(_) | None => DoorAddress::Node(family),
         };
         let protocol = Protocol::from_number(*rest.first()?)?;
-        let port = u16::from_be_bytes(*rest.get(4..)?.first_chunk()?)
-            .try_into()
-            .ok()?;
-        Some(Door {
-            address,
-            protocol,
-            port,
-        })
+        let port = u16::from_be_bytes(*rest.get(4..)?.first_chunk()?).try_into().ok()?;
+        Some(Door { address, protocol, port })
     }
 
-    /// The frontend that an element with this key is about: where it is found, one of its endpoints, who may use
-    /// it. `None` for the elements of other sets.
+    /// The frontend that an element with this key is about: where it is found, one of its
+    /// endpoints, who may use it. `None` for the elements of other sets.
     pub fn frontend(&self, set: SetName, family: Family) -> Option<Door> {
         let is_of_one = matches!(
             set.shape().key,
@@ -130,7 +118,8 @@ impl Key {
         first.bytes[end..].fill(0);
         first.length = end as u8;
         let mut last = first;
-        // The address stands last, and its length is what the family's keys of this shape leave for it.
+        // The address stands last, and its length is what the family's keys of this shape leave for
+        // it.
         let address = end - if end > 16 { 16 } else { 4 };
         for bit in prefix..(end - address) * 8 {
             last.bytes[address + bit / 8] |= 0x80 >> (bit % 8);
@@ -141,11 +130,8 @@ impl Key {
     /// The key that has these bounds; `None` when they are not those of a prefix.
     pub fn from_bounds(first: &[u8], last: &[u8]) -> Option<Self> {
         let address = first.len().checked_sub(if first.len() > 16 { 16 } else { 4 })?;
-        let differ = first
-            .iter()
-            .zip(last)
-            .map(|(a, b)| (a ^ b).count_ones())
-            .sum::<u32>() as usize;
+        let differ =
+            first.iter().zip(last).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>() as usize;
         let prefix = ((first.len() - address) * 8).checked_sub(differ)?;
         let key = Self::from_bytes(first)?.push(&[u8::try_from(prefix).ok()?]);
         (key.bounds().1.as_bytes() == last).then_some(key)

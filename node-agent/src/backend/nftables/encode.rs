@@ -73,11 +73,7 @@ fn verdict(writer: &mut Writer, code: i32, chain: Option<ChainName>) {
 
 /// nft's name of the 32-bit register `word`: the old 128-bit registers where one begins there.
 fn register(word: u32) -> u32 {
-    if word.is_multiple_of(4) {
-        1 + word / 4
-    } else {
-        8 + word
-    }
+    if word.is_multiple_of(4) { 1 + word / 4 } else { 8 + word }
 }
 
 struct Expressions<'a> {
@@ -238,13 +234,16 @@ impl Expressions<'_> {
         });
     }
 
-    /// Loads a key's parts into consecutive registers; `slots` to draw among, where a slot is a part.
+    /// Loads a key's parts into consecutive registers; `slots` to draw among, where a slot is a
+    /// part.
     fn load_key(&mut self, set: SetName, slots: u32) {
         let family = set.family(self.layer);
         let mut word = 0;
         for part in set.shape().key {
             match part {
-                Part::Source | Part::SourceRange | Part::Destination => self.address(family, *part, word),
+                Part::Source | Part::SourceRange | Part::Destination => {
+                    self.address(family, *part, word)
+                }
                 Part::Scratch => self.meta(META_PRIORITY, word),
                 Part::Port => self.payload(TRANSPORT_HEADER, 2, 2, word),
                 Part::Protocol => self.meta(META_L4PROTO, word),

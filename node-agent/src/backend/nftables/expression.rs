@@ -1,7 +1,9 @@
-//! A rule's expressions, in a form in which those that were sent equal those that the kernel gives back.
+//! A rule's expressions, in a form in which those that were sent equal those that the kernel gives
+//! back.
 //!
-//! The kernel says more than it was told: counters have counted, a range of one ends where it begins, and what
-//! nobody asked for is zero. A rule's comment names what was sent, but whoever replaces the rule can keep it.
+//! The kernel says more than it was told: counters have counted, a range of one ends where it
+//! begins, and what nobody asked for is zero. A rule's comment names what was sent, but whoever
+//! replaces the rule can keep it.
 
 use std::collections::BTreeMap;
 
@@ -22,15 +24,12 @@ pub fn wanted(layer: Layer, rule: &Rule) -> Vec<Expression> {
 
 /// The expressions in a list of them (`NFTA_RULE_EXPRESSIONS`).
 pub fn observed(list: Attributes<'_>) -> Vec<Expression> {
-    list.map(|(_, expression)| settled(Attributes::new(expression)))
-        .collect()
+    list.map(|(_, expression)| settled(Attributes::new(expression))).collect()
 }
 
 fn settled(expression: Attributes<'_>) -> Expression {
     let name = expression.find_str(1).unwrap_or_default();
-    let values = expression
-        .nested(2)
-        .map(|(kind, value)| (kind, value_of(name, kind, value)));
+    let values = expression.nested(2).map(|(kind, value)| (kind, value_of(name, kind, value)));
     let mut values: BTreeMap<u16, Vec<u8>> = values.collect();
     match name {
         "counter" => values.clear(),
@@ -61,17 +60,16 @@ fn value_of(expression: &str, kind: u16, value: &[u8]) -> Vec<u8> {
         // The expression that each element of the set has of its own.
         ("dynset", 7) => {
             let (name, values) = settled(Attributes::new(value));
-            let values = values
-                .into_iter()
-                .map(|(kind, value)| [&kind.to_ne_bytes()[..], &value].concat());
+            let values =
+                values.into_iter().map(|(kind, value)| [&kind.to_ne_bytes()[..], &value].concat());
             [name.into_bytes(), values.flatten().collect()].concat()
         }
         _ => value.to_vec(),
     }
 }
 
-/// The registers of the last address and port are those of the first where none are given, and the kernel sets
-/// `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED` by itself.
+/// The registers of the last address and port are those of the first where none are given, and the
+/// kernel sets `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED` by itself.
 fn settle_nat(values: &mut BTreeMap<u16, Vec<u8>>) {
     const FLAGS: u16 = 7;
     const BY_ITSELF: u8 = 0b11;
@@ -147,9 +145,8 @@ mod tests {
         let alone = std::thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
             let mut kernel = Kernel::open().unwrap();
-            for (detector, layer) in detectors
-                .iter()
-                .flat_map(|detector| Layer::ALL.map(|layer| (detector, layer)))
+            for (detector, layer) in
+                detectors.iter().flat_map(|detector| Layer::ALL.map(|layer| (detector, layer)))
             {
                 for egress in [false, true] {
                     let chains = all_chains(layer, &shape(layer, detector.clone(), egress));

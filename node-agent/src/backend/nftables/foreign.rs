@@ -1,5 +1,5 @@
-//! Tables of nf_tables that are somebody else's: reading them, changing single rules and chains in them, and removing
-//! the tables of kube-proxy's nftables mode.
+//! Tables of nf_tables that are somebody else's: reading them, changing single rules and chains in
+//! them, and removing the tables of kube-proxy's nftables mode.
 
 use nix::errno::Errno;
 use nix::libc;
@@ -31,8 +31,8 @@ impl From<NotTaken> for NetlinkError {
     }
 }
 
-/// Commits one batch with a message for each of `each`. With `generation`, the kernel rejects it (`ERESTART`) when
-/// anybody has changed anything since then.
+/// Commits one batch with a message for each of `each`. With `generation`, the kernel rejects it
+/// (`ERESTART`) when anybody has changed anything since then.
 ///
 /// # Errors
 /// [`NotTaken`].
@@ -67,21 +67,21 @@ pub fn commit<T>(
     w.add_flags(last_at, libc::NLM_F_ACK as u16);
     edge(&mut w, libc::NFNL_MSG_BATCH_END, first + count + 1, None);
     let sent = socket.send(w.bytes());
-    sent.and_then(|()| socket.outcome(first + count))
-        .map_err(|source| {
-            let at = match &source {
-                NetlinkError::Refused(refusal) => refusal.sequence.checked_sub(first + 1),
-                NetlinkError::Io { .. }
-                | NetlinkError::Overflow
-                | NetlinkError::Interrupted
-                | NetlinkError::Unacknowledged => None,
-            };
-            let at = at.map(|at| at as usize).filter(|at| *at < each.len());
-            NotTaken { at, source }
-        })
+    sent.and_then(|()| socket.outcome(first + count)).map_err(|source| {
+        let at = match &source {
+            NetlinkError::Refused(refusal) => refusal.sequence.checked_sub(first + 1),
+            NetlinkError::Io { .. }
+            | NetlinkError::Overflow
+            | NetlinkError::Interrupted
+            | NetlinkError::Unacknowledged => None,
+        };
+        let at = at.map(|at| at as usize).filter(|at| *at < each.len());
+        NotTaken { at, source }
+    })
 }
 
-/// Gives every answer to a dump request to `each`. `of` narrows it: a table's name, or a table's and a chain's.
+/// Gives every answer to a dump request to `each`. `of` narrows it: a table's name, or a table's
+/// and a chain's.
 ///
 /// # Errors
 /// [`NetlinkError`]; what was given to `each` is then of no use.
@@ -122,7 +122,8 @@ pub fn handle(rule: Attributes<'_>) -> Option<u64> {
     rule.find(3)?.try_into().ok().map(u64::from_be_bytes)
 }
 
-/// A rule's comment as nft keeps it: in the rule's user data (type, length, value; a comment's type is 0).
+/// A rule's comment as nft keeps it: in the rule's user data (type, length, value; a comment's type
+/// is 0).
 pub fn comment(rule: Attributes<'_>) -> Option<&str> {
     let mut data = rule.find(7)?;
     while let [found, length, rest @ ..] = data {
@@ -137,8 +138,9 @@ pub fn comment(rule: Attributes<'_>) -> Option<&str> {
 
 /// A rule's comment as iptables-nft writes it: a match of xtables (`struct xt_comment_info`).
 pub fn xt_comment(rule: Attributes<'_>) -> Option<&str> {
-    let is_comment =
-        |(name, data): &(&str, Attributes<'_>)| *name == "match" && data.find_str(1) == Some("comment");
+    let is_comment = |(name, data): &(&str, Attributes<'_>)| {
+        *name == "match" && data.find_str(1) == Some("comment")
+    };
     let (_, data) = expressions(rule).find(is_comment)?;
     let text = data.find(3)?.split(|byte| *byte == 0).next()?;
     std::str::from_utf8(text).ok()

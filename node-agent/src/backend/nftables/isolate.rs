@@ -3,12 +3,12 @@
 /// What was refused, with the kernel's reason.
 pub type Refused<'a, T, E> = Vec<(&'a T, E)>;
 
-/// Attempts that one isolation may cost; each part that is refused costs about twice the logarithm of the
-/// number of items. What is left over then counts as refused.
+/// Attempts that one isolation may cost; each part that is refused costs about twice the logarithm
+/// of the number of items. What is left over then counts as refused.
 const MOST_ATTEMPTS: usize = 2_000;
 
-/// Gives `items` to `attempt`, in halves of halves where it refuses them, so that all but the single items
-/// that are refused on their own are taken.
+/// Gives `items` to `attempt`, in halves of halves where it refuses them, so that all but the
+/// single items that are refused on their own are taken.
 pub fn isolate<'a, T, E: Clone>(
     items: &'a [T],
     mut attempt: impl FnMut(&[T]) -> Result<(), E>,

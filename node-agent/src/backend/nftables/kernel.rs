@@ -55,13 +55,17 @@ pub enum NftablesError {
         #[source]
         source: NetlinkError,
     },
-    /// An older version's table is there, and services are not known yet: replacing it would take them away.
-    #[error("nf_tables, {layer} table: the table of an older version stays until all services are known")]
+    /// An older version's table is there, and services are not known yet: replacing it would take
+    /// them away.
+    #[error(
+        "nf_tables, {layer} table: the table of an older version stays until all services are known"
+    )]
     OlderTable {
         /// Whose table.
         layer: Layer,
     },
-    /// The kernel lets nobody but its owner change it, and removes it with that process (`NFT_TABLE_F_OWNER`).
+    /// The kernel lets nobody but its owner change it, and removes it with that process
+    /// (`NFT_TABLE_F_OWNER`).
     #[error("nf_tables, {layer} table: it is owned by another process (netlink port {owner})")]
     Owned {
         /// Whose table.
@@ -116,7 +120,8 @@ impl Kernel {
 
     /// A batch for a table.
     pub fn batch(&mut self, layer: Layer, generation: Option<u32>) -> Batch {
-        // A batch has fewer messages than this by far; numbers need only differ from the last batch's.
+        // A batch has fewer messages than this by far; numbers need only differ from the last
+        // batch's.
         const MESSAGES: u32 = 1 << 20;
         Batch::new(layer, self.socket.sequences(MESSAGES), generation)
     }
@@ -131,10 +136,7 @@ impl Kernel {
         }
         let batch = batch.finish();
         let _span = trace_span!("commit", %layer, bytes = batch.bytes.len()).entered();
-        let sent = self
-            .socket
-            .send(&batch.bytes)
-            .and_then(|()| self.socket.outcome(batch.last));
+        let sent = self.socket.send(&batch.bytes).and_then(|()| self.socket.outcome(batch.last));
         self.taken = self.taken.wrapping_add(u32::from(sent.is_ok()));
         sent.map_err(|source| match source {
             NetlinkError::Refused(ref refusal) if refusal.errno == Errno::ERESTART => {
@@ -151,11 +153,9 @@ impl Kernel {
             source @ (NetlinkError::Io { .. }
             | NetlinkError::Overflow
             | NetlinkError::Interrupted
-            | NetlinkError::Unacknowledged) => NftablesError::Netlink {
-                layer,
-                doing: "write",
-                source,
-            },
+            | NetlinkError::Unacknowledged) => {
+                NftablesError::Netlink { layer, doing: "write", source }
+            }
         })
     }
 
@@ -163,7 +163,11 @@ impl Kernel {
     ///
     /// # Errors
     /// As [`Self::commit`].
-    pub fn write(&mut self, layer: Layer, fill: impl FnOnce(&mut Batch)) -> Result<(), NftablesError> {
+    pub fn write(
+        &mut self,
+        layer: Layer,
+        fill: impl FnOnce(&mut Batch),
+    ) -> Result<(), NftablesError> {
         let mut batch = self.batch(layer, None);
         fill(&mut batch);
         self.commit(layer, batch)
@@ -171,8 +175,8 @@ impl Kernel {
 
     /// Reads all of a table.
     ///
-    /// # Errors
-    /// [`NftablesError::Netlink`]; a look that was torn is repeated a bounded number of times first.
+    /// # Errors [`NftablesError::Netlink`]; a look that was torn is repeated a bounded number of
+    /// times first.
     pub fn observe(&mut self, layer: Layer) -> Result<Observed, NftablesError> {
         let _span = trace_span!("observe", %layer).entered();
         let mut result = Err(NetlinkError::Interrupted);
@@ -182,18 +186,11 @@ impl Kernel {
                 break;
             }
         }
-        result.map_err(|source| NftablesError::Netlink {
-            layer,
-            doing: "read",
-            source,
-        })
+        result.map_err(|source| NftablesError::Netlink { layer, doing: "read", source })
     }
 
     fn look(&mut self, layer: Layer) -> Result<Observed, NetlinkError> {
-        let mut seen = Observed {
-            generation: self.generation()?,
-            ..Observed::default()
-        };
+        let mut seen = Observed { generation: self.generation()?, ..Observed::default() };
         self.dump(layer, libc::NFT_MSG_GETTABLE, None, |m| seen.table(&m))?;
         if !seen.table {
             return Ok(seen);
@@ -201,8 +198,8 @@ impl Kernel {
         self.dump(layer, libc::NFT_MSG_GETCHAIN, None, |m| seen.chain(&m))?;
         self.dump(layer, libc::NFT_MSG_GETRULE, None, |m| seen.rule(&m))?;
         self.dump(layer, libc::NFT_MSG_GETSET, None, |m| seen.set(&m))?;
-        // What packets filled is not to be compared. Reading it would take minutes where it is much: for every
-        // piece of a dump the kernel counts from the first element.
+        // What packets filled is not to be compared. Reading it would take minutes where it is
+        // much: for every piece of a dump the kernel counts from the first element.
         let compared = |set: &SetName| set.filled_by() != Facts::Traffic;
         for set in SetName::of(layer).iter().copied().filter(compared) {
             if seen.sets.contains_key(set.as_str()) {
@@ -218,8 +215,8 @@ impl Kernel {
         }
     }
 
-    /// The endpoints that clients of services with session affinity are remembered with. Where the table, or
-    /// a set, is not there, there are none.
+    /// The endpoints that clients of services with session affinity are remembered with. Where the
+    /// table, or a set, is not there, there are none.
     pub fn remembered(&mut self, layer: Layer) -> Observed {
         let mut seen = Observed::default();
         for set in Group::ALL.map(Group::affinity_endpoints) {
@@ -248,16 +245,12 @@ impl Kernel {
                 *sum += counted(&message, why);
             }
         });
-        read.map_err(|source| NftablesError::Netlink {
-            layer,
-            doing: "read",
-            source,
-        })?;
+        read.map_err(|source| NftablesError::Netlink { layer, doing: "read", source })?;
         Ok(sums)
     }
 
-    /// How many elements a set has. `None` where the set is not there, or the kernel does not tell: before 6.16
-    /// there is no `NFTA_SET_COUNT`, and all elements would have to be read.
+    /// How many elements a set has. `None` where the set is not there, or the kernel does not tell:
+    /// before 6.16 there is no `NFTA_SET_COUNT`, and all elements would have to be read.
     ///
     /// # Errors
     /// [`NetlinkError`].
@@ -282,18 +275,14 @@ impl Kernel {
 
     /// The state that was read last, when nothing of ours was committed since.
     pub fn mark(&self, seen: &Observed) -> Mark {
-        Mark {
-            generation: seen.generation,
-            taken: self.taken,
-        }
+        Mark { generation: seen.generation, taken: self.taken }
     }
 
-    /// Whether nobody but us has committed anything since: every batch that is taken, anybody's, raises the
-    /// generation by one.
+    /// Whether nobody but us has committed anything since: every batch that is taken, anybody's,
+    /// raises the generation by one.
     pub fn is_undisturbed(&mut self, since: Mark) -> bool {
         let ours = self.taken.wrapping_sub(since.taken);
-        self.generation()
-            .is_ok_and(|now| now.wrapping_sub(since.generation) == ours)
+        self.generation().is_ok_and(|now| now.wrapping_sub(since.generation) == ours)
     }
 
     /// Numbers the states of the ruleset of this network namespace, of all tables together.

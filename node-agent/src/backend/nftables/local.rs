@@ -1,9 +1,9 @@
 //! What tells this node's own pods' packets from others, in rules.
 //!
-//! IP rules do not see the port of a bridge: a bridged pod's packets come in through the bridge. A table of the
-//! bridge family sees it, and tells it to the IP tables by one bit of the mark, which is not for others: it is
-//! set when the frame arrives, and cleared right behind the chain that reads it, or when the bridge only
-//! forwards the frame.
+//! IP rules do not see the port of a bridge: a bridged pod's packets come in through the bridge. A
+//! table of the bridge family sees it, and tells it to the IP tables by one bit of the mark, which
+//! is not for others: it is set when the frame arrives, and cleared right behind the chain that
+//! reads it, or when the bridge only forwards the frame.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ pub(super) const FORWARD_PRIORITY: i32 = -10;
 /// `dstnat` of a bridge: before bridge netfilter (`NF_BR_PRI_BRNF`, 0) calls the IP hooks.
 const BRIDGE_PRIORITY: i32 = -300;
 
-/// Right behind the kernel's one hook for all nat chains (`NF_IP_PRI_NAT_DST`, -100): their own priorities only
-/// order them among each other.
+/// Right behind the kernel's one hook for all nat chains (`NF_IP_PRI_NAT_DST`, -100): their own
+/// priorities only order them among each other.
 const BEHIND_NAT: i32 = -99;
 
-/// What the IP stack's input interface is for what comes in through a port of a bridge: the bridge, or a VLAN's
-/// device on it. Others' packets may come with any mark.
+/// What the IP stack's input interface is for what comes in through a port of a bridge: the bridge,
+/// or a VLAN's device on it. Others' packets may come with any mark.
 const BEHIND_PORTS: [&str; 2] = ["bridge", "vlan"];
 
 /// What is local, a rule each: a list of values is one chain of returns before one mark (KEP-2450's
@@ -35,27 +35,27 @@ pub(super) fn local(shape: &Shape) -> Vec<Vec<Match>> {
     let one = |is| vec![is];
     match &shape.detector {
         Detector::PodState => vec![one(Match::In(SetName::LocalPods))],
-        // All pods are in the first set whatever the detector, so that the rules of an earlier run, which stay while
-        // services are not known, know them as well.
+        // All pods are in the first set whatever the detector, so that the rules of an earlier run,
+        // which stay while services are not known, know them as well.
         Detector::PodPort => vec![
             vec![told, Match::In(SetName::BridgedPods)],
             vec![Match::In(SetName::LocalPods), Match::NotIn(SetName::BridgedPods)],
         ],
-        Detector::Bridge(names) => names
-            .iter()
-            .cloned()
-            .map(Match::InputInterface)
-            .map(one)
-            .collect(),
-        Detector::BridgePort => BEHIND_PORTS
-            .map(|kind| vec![Match::InputKind(kind), told.clone()])
-            .into(),
-        Detector::InterfacePrefix(prefixes) => prefixes.iter().cloned().map(begins_with).map(one).collect(),
+        Detector::Bridge(names) => {
+            names.iter().cloned().map(Match::InputInterface).map(one).collect()
+        }
+        Detector::BridgePort => {
+            BEHIND_PORTS.map(|kind| vec![Match::InputKind(kind), told.clone()]).into()
+        }
+        Detector::InterfacePrefix(prefixes) => {
+            prefixes.iter().cloned().map(begins_with).map(one).collect()
+        }
         Detector::NodeCidr(_) => shape.ranges.iter().copied().map(Match::Source).map(one).collect(),
     }
 }
 
-/// A prefix as long as a name can be is the whole name, and nft has no way to write it with a wildcard.
+/// A prefix as long as a name can be is the whole name, and nft has no way to write it with a
+/// wildcard.
 fn begins_with(prefix: Arc<str>) -> Match {
     const LONGEST_NAME: usize = 15;
     if prefix.len() < LONGEST_NAME {
@@ -65,8 +65,8 @@ fn begins_with(prefix: Arc<str>) -> Match {
     }
 }
 
-/// The chains behind those that read what the bridge's table told. Chains of their own, since nat chains see only
-/// the first packet of a connection.
+/// The chains behind those that read what the bridge's table told. Chains of their own, since nat
+/// chains see only the first packet of a connection.
 pub(super) fn port_told(shape: &Shape) -> Vec<Chain> {
     let bit = shape.node_side.port_bit;
     let clear = |kind| {
@@ -74,11 +74,7 @@ pub(super) fn port_told(shape: &Shape) -> Vec<Chain> {
         Rule::new(Why::PortTold, told, [Action::Unmark(bit)])
     };
     let behind = |name, hook, priority| {
-        let place = Place {
-            kind: Kind::Filter,
-            hook,
-            priority,
-        };
+        let place = Place { kind: Kind::Filter, hook, priority };
         base(name, place, Why::PortTold, BEHIND_PORTS.map(clear).into())
     };
     match (shape.detector.knows_ports(), &shape.egress) {
@@ -107,28 +103,15 @@ pub(super) fn bridge_chains(shape: &Shape) -> Vec<Chain> {
             tell(Why::AnyPort, Match::Carries(Family::V4)),
             tell(Why::AnyPort, Match::Carries(Family::V6)),
         ],
-        Detector::PodState | Detector::Bridge(_) | Detector::InterfacePrefix(_) | Detector::NodeCidr(_) => {
-            Vec::new()
-        }
+        Detector::PodState
+        | Detector::Bridge(_)
+        | Detector::InterfacePrefix(_)
+        | Detector::NodeCidr(_) => Vec::new(),
     };
     let forget = Rule::new(Why::OnlyBridged, [Match::Marked(bit)], [Action::Unmark(bit)]);
-    let at = |hook| Place {
-        kind: Kind::Filter,
-        hook,
-        priority: BRIDGE_PRIORITY,
-    };
+    let at = |hook| Place { kind: Kind::Filter, hook, priority: BRIDGE_PRIORITY };
     vec![
-        base(
-            ChainName::Prerouting,
-            at(Hook::Prerouting),
-            Why::TellPort,
-            arriving,
-        ),
-        base(
-            ChainName::Bridged,
-            at(Hook::Forward),
-            Why::OnlyBridged,
-            vec![forget],
-        ),
+        base(ChainName::Prerouting, at(Hook::Prerouting), Why::TellPort, arriving),
+        base(ChainName::Bridged, at(Hook::Forward), Why::OnlyBridged, vec![forget]),
     ]
 }

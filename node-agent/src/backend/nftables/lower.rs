@@ -15,8 +15,8 @@ use crate::plan::{Door, DoorAddress, DoorKind, Frontend, Masquerade, Outcome};
 
 /// A door as it is programmed.
 ///
-/// Which endpoint sits in which slot, and which size class the door is in, depend on what came before:
-/// an endpoint's change should touch that endpoint's element and no other.
+/// Which endpoint sits in which slot, and which size class the door is in, depend on what came
+/// before: an endpoint's change should touch that endpoint's element and no other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DoorState {
     /// What kind of address it is.
@@ -90,11 +90,8 @@ fn target(outcome: &Outcome, now: Option<&Target>, most: usize) -> Target {
         Outcome::Reject => Target::Reject,
         Outcome::Drop => Target::Drop,
         Outcome::Forward(endpoints) => {
-            let wanted: Vec<SocketAddr> = endpoints
-                .iter()
-                .map(|endpoint| endpoint.address)
-                .take(most)
-                .collect();
+            let wanted: Vec<SocketAddr> =
+                endpoints.iter().map(|endpoint| endpoint.address).take(most).collect();
             Target::Forward(Slots::of(&wanted, now.and_then(Target::slots)))
         }
     }
@@ -110,7 +107,8 @@ impl Target {
 }
 
 impl Slots {
-    /// Puts `wanted` (sorted) into slots; whoever has one keeps it unless it would leave a gap behind.
+    /// Puts `wanted` (sorted) into slots; whoever has one keeps it unless it would leave a gap
+    /// behind.
     fn of(wanted: &[SocketAddr], now: Option<&Self>) -> Self {
         let count = wanted.len() as u32;
         let size = match now {
@@ -120,23 +118,13 @@ impl Slots {
         };
         let before: &[SocketAddr] = now.map_or(&[], |now| &now.endpoints);
         let stays: Vec<Option<SocketAddr>> = (0..wanted.len())
-            .map(|slot| {
-                before
-                    .get(slot)
-                    .copied()
-                    .filter(|at| wanted.binary_search(at).is_ok())
-            })
+            .map(|slot| before.get(slot).copied().filter(|at| wanted.binary_search(at).is_ok()))
             .collect();
         let mut kept: Vec<SocketAddr> = stays.iter().flatten().copied().collect();
         kept.sort_unstable();
-        let mut others = wanted
-            .iter()
-            .copied()
-            .filter(|at| kept.binary_search(at).is_err());
-        let endpoints = stays
-            .into_iter()
-            .filter_map(|stays| stays.or_else(|| others.next()))
-            .collect();
+        let mut others = wanted.iter().copied().filter(|at| kept.binary_search(at).is_err());
+        let endpoints =
+            stays.into_iter().filter_map(|stays| stays.or_else(|| others.next())).collect();
         Self { size, endpoints }
     }
 }
@@ -146,9 +134,8 @@ impl DoorState {
     fn number(&mut self, protocol: Protocol, seconds: u32, numbers: &mut Numbers) {
         self.affinity = Some(seconds);
         let targets = [Some(&self.inside), self.outside.as_ref()].into_iter().flatten();
-        let sides = targets
-            .filter_map(Target::slots)
-            .flat_map(|slots| slots.endpoints.iter().copied());
+        let sides =
+            targets.filter_map(Target::slots).flat_map(|slots| slots.endpoints.iter().copied());
         let endpoints: Vec<SocketAddr> = sides.collect::<BTreeSet<_>>().into_iter().collect();
         let told = numbers.of(&(self.owner.clone(), protocol), &endpoints);
         self.numbers = endpoints.into_iter().zip(told).collect();
@@ -157,22 +144,16 @@ impl DoorState {
     /// The classes whose chains the door's elements name, and those that these chains name.
     pub fn classes(&self, door: &Door) -> impl Iterator<Item = Class> {
         let outside = self.outside.as_ref().map(|target| (target, outside_group(door)));
-        let sides = [Some((&self.inside, inside_group(door))), outside]
-            .into_iter()
-            .flatten();
-        let classes =
-            sides.filter_map(|(target, group)| Some(self.class(group, door.protocol, target.slots()?)));
-        let with_plain = classes.flat_map(|class| [Some(class.plain()), class.affinity.map(|_| class)]);
+        let sides = [Some((&self.inside, inside_group(door))), outside].into_iter().flatten();
+        let classes = sides
+            .filter_map(|(target, group)| Some(self.class(group, door.protocol, target.slots()?)));
+        let with_plain =
+            classes.flat_map(|class| [Some(class.plain()), class.affinity.map(|_| class)]);
         with_plain.flatten().collect::<Vec<_>>().into_iter()
     }
 
     fn class(&self, group: Group, protocol: Protocol, slots: &Slots) -> Class {
-        Class {
-            group,
-            protocol,
-            size: slots.size,
-            affinity: self.affinity,
-        }
+        Class { group, protocol, size: slots.size, affinity: self.affinity }
     }
 
     /// The door's elements.
@@ -184,24 +165,14 @@ impl DoorState {
         };
         self.side(door, &self.inside, inside_group(door), entry, &mut elements);
         if let Some(outside) = &self.outside {
-            self.side(
-                door,
-                outside,
-                outside_group(door),
-                ChainName::Balance,
-                &mut elements,
-            );
+            self.side(door, outside, outside_group(door), ChainName::Balance, &mut elements);
         }
         if let Some(sources) = &self.sources {
             let comment = || Some(self.owner.clone());
-            let element = |set, key| Element {
-                set,
-                key,
-                value: Value::Member,
-                comment: comment(),
-            };
+            let element = |set, key| Element { set, key, value: Value::Member, comment: comment() };
             elements.push(element(SetName::RestrictedDoors, door_key(door)));
-            let range = |range: &IpNetwork| element(SetName::AllowedSources, door_key(door).range(*range));
+            let range =
+                |range: &IpNetwork| element(SetName::AllowedSources, door_key(door).range(*range));
             elements.extend(sources.iter().map(range));
         }
         elements
@@ -234,12 +205,7 @@ impl DoorState {
 
     /// One side's endpoints by slot and, where clients are kept, by number.
     fn endpoints(&self, door: &Door, slots: &Slots, group: Group, elements: &mut Vec<Element>) {
-        let at = |set, key, value, comment| Element {
-            set,
-            key,
-            value,
-            comment,
-        };
+        let at = |set, key, value, comment| Element { set, key, value, comment };
         for (endpoint, slot) in slots.endpoints.iter().zip(0..) {
             let (key, value) = (door_key(door).slot(slot), Value::Endpoint(*endpoint));
             elements.push(at(group.endpoints(), key, value, None));

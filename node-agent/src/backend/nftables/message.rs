@@ -26,8 +26,8 @@ const MESSAGE_ROOM: usize = 60_000;
 
 /// A batch being written.
 ///
-/// Messages are numbered from the batch's first sequence on, so that a refusal can be led back to what was
-/// refused.
+/// Messages are numbered from the batch's first sequence on, so that a refusal can be led back to
+/// what was refused.
 #[derive(Debug)]
 pub struct Batch {
     writer: Writer,
@@ -87,18 +87,13 @@ impl Batch {
         self.what.is_empty()
     }
 
-    /// Ends it. Only its last message asks for an acknowledgement: one for each would overflow the buffer
-    /// for answers, after a commit that succeeded.
+    /// Ends it. Only its last message asks for an acknowledgement: one for each would overflow the
+    /// buffer for answers, after a commit that succeeded.
     pub fn finish(mut self) -> Finished {
         let last = self.first + self.count - 1;
         self.writer.add_flags(self.last_at, libc::NLM_F_ACK as u16);
         self.edge(libc::NFNL_MSG_BATCH_END, None);
-        Finished {
-            bytes: self.writer.into_bytes(),
-            first: self.first,
-            last,
-            what: self.what,
-        }
+        Finished { bytes: self.writer.into_bytes(), first: self.first, last, what: self.what }
     }
 
     fn edge(&mut self, message: i32, generation: Option<u32>) {
@@ -106,23 +101,26 @@ impl Batch {
         let sequence = self.first + self.count;
         self.count += 1;
         let subsystem = libc::NFNL_SUBSYS_NFTABLES as u16;
-        let open = self
-            .writer
-            .begin_message(message as u16, 0, sequence, 0, subsystem);
+        let open = self.writer.begin_message(message as u16, 0, sequence, 0, subsystem);
         if let Some(generation) = generation {
             self.writer.put_u32(GENERATION, generation);
         }
         self.writer.end_message(open);
     }
 
-    fn message(&mut self, kind_of: i32, flags: u16, what: What, fill: impl FnOnce(&mut Writer, Layer)) {
+    fn message(
+        &mut self,
+        kind_of: i32,
+        flags: u16,
+        what: What,
+        fill: impl FnOnce(&mut Writer, Layer),
+    ) {
         let sequence = self.first + self.count;
         self.count += 1;
         self.what.push(what);
         self.last_at = self.writer.bytes().len();
-        let open = self
-            .writer
-            .begin_message(kind(kind_of), flags, sequence, self.layer.number(), 0);
+        let open =
+            self.writer.begin_message(kind(kind_of), flags, sequence, self.layer.number(), 0);
         self.writer.put_str(1, TABLE);
         fill(&mut self.writer, self.layer);
         self.writer.end_message(open);
@@ -161,18 +159,13 @@ impl Batch {
 
     /// Appends a rule to a chain that is there.
     pub fn add_rule(&mut self, chain: ChainName, rule: &Rule) {
-        self.message(
-            libc::NFT_MSG_NEWRULE,
-            CREATE | APPEND,
-            What::Chain(chain),
-            |w, layer| {
-                w.put_str(2, &chain.to_string());
-                let list = w.begin(4);
-                encode::rule(w, layer, rule);
-                w.end(list);
-                w.put(7, &comment(0, &rule_comment(layer, rule)));
-            },
-        );
+        self.message(libc::NFT_MSG_NEWRULE, CREATE | APPEND, What::Chain(chain), |w, layer| {
+            w.put_str(2, &chain.to_string());
+            let list = w.begin(4);
+            encode::rule(w, layer, rule);
+            w.end(list);
+            w.put(7, &comment(0, &rule_comment(layer, rule)));
+        });
     }
 
     /// Removes the rules of a chain.
@@ -330,15 +323,16 @@ fn comment(kind: u8, text: &str) -> Vec<u8> {
     out
 }
 
-/// `<rule id> <why>`. Rules do not come back from the kernel as they were written; by the id, a hash of what
-/// the kernel was told, a restarted agent knows that a rule is the one it would write.
+/// `<rule id> <why>`. Rules do not come back from the kernel as they were written; by the id, a
+/// hash of what the kernel was told, a restarted agent knows that a rule is the one it would write.
 pub fn rule_comment(layer: Layer, rule: &Rule) -> String {
     let mut bytes = Writer::default();
     encode::rule(&mut bytes, layer, rule);
     // FNV-1a, 32 bits: the id tells versions of one program apart, it withstands no attack.
-    let id = bytes.bytes().iter().fold(0x811c_9dc5_u32, |hash, byte| {
-        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
-    });
+    let id = bytes
+        .bytes()
+        .iter()
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193));
     format!("{id:08x} {}", rule.why.text())
 }
 

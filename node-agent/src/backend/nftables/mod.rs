@@ -1,7 +1,7 @@
 //! nftables: services are data, not rules.
 //!
-//! A constant number of chains and rules (`program`), and maps whose elements are the services and their
-//! endpoints (`lower`). One table a family, one netlink batch a change (`kernel`).
+//! A constant number of chains and rules (`program`), and maps whose elements are the services and
+//! their endpoints (`lower`). One table a family, one netlink batch a change (`kernel`).
 
 mod affinity;
 mod bridge;

@@ -17,8 +17,8 @@ pub const TABLE: &str = "denizen";
 /// Where a table of ours sees packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Layer {
-    /// Frames that come in through a port of a bridge, whatever they carry. First, since they are told apart
-    /// before they are IP packets.
+    /// Frames that come in through a port of a bridge, whatever they carry. First, since they are
+    /// told apart before they are IP packets.
     Bridge,
     /// IP packets of one family.
     Ip(Family),
@@ -76,12 +76,8 @@ pub enum Group {
 
 impl Group {
     /// All of them.
-    pub const ALL: [Self; 4] = [
-        Self::Service,
-        Self::NodePort,
-        Self::LocalService,
-        Self::LocalNodePort,
-    ];
+    pub const ALL: [Self; 4] =
+        [Self::Service, Self::NodePort, Self::LocalService, Self::LocalNodePort];
 
     fn prefix(self) -> &'static str {
         match self {
@@ -149,10 +145,7 @@ pub struct Class {
 impl Class {
     /// The same without session affinity.
     pub fn plain(self) -> Self {
-        Self {
-            affinity: None,
-            ..self
-        }
+        Self { affinity: None, ..self }
     }
 }
 
@@ -199,7 +192,8 @@ pub enum ChainName {
     Remember(Class),
     /// Drops what may not enter at a load balancer IP.
     SourceRanges,
-    /// Filter prerouting, right behind the nat chain: clears what a bridge's table told by the mark.
+    /// Filter prerouting, right behind the nat chain: clears what a bridge's table told by the
+    /// mark.
     PortTold,
     /// The same of packets for the node itself.
     PortToldHere,
@@ -211,25 +205,10 @@ impl fmt::Display for ChainName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let class = |f: &mut fmt::Formatter<'_>, what: &str, class: &Class| {
             if let Some(seconds) = class.affinity {
-                let Class {
-                    group,
-                    protocol,
-                    size,
-                    ..
-                } = class;
-                return write!(
-                    f,
-                    "{}{what}-affinity-{protocol}-{size}-{seconds}s",
-                    group.prefix()
-                );
+                let Class { group, protocol, size, .. } = class;
+                return write!(f, "{}{what}-affinity-{protocol}-{size}-{seconds}s", group.prefix());
             }
-            write!(
-                f,
-                "{}{what}-{}-{}",
-                class.group.prefix(),
-                class.protocol,
-                class.size
-            )
+            write!(f, "{}{what}-{}-{}", class.group.prefix(), class.protocol, class.size)
         };
         match self {
             Self::Prerouting => f.write_str("prerouting"),

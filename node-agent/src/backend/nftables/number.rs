@@ -1,8 +1,8 @@
 //! The numbers by which session affinity remembers endpoints.
 //!
-//! The kernel remembers, for each client of a service port, one 32-bit number: two bits that mark it as ours,
-//! sixteen for the service port, fourteen for the endpoint. An endpoint keeps its number for as long as it is
-//! known, and across restarts, whatever slot it is in.
+//! The kernel remembers, for each client of a service port, one 32-bit number: two bits that mark
+//! it as ours, sixteen for the service port, fourteen for the endpoint. An endpoint keeps its
+//! number for as long as it is known, and across restarts, whatever slot it is in.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -49,19 +49,13 @@ impl Numbers {
         self.last = self.last.max((port.bits & !SCRATCH_BITS) / (ENDPOINT_BITS + 1));
     }
 
-    /// The numbers of a service port's endpoints (at most [`MOST_NUMBERS`]), in the same order; no two are the
-    /// same.
+    /// The numbers of a service port's endpoints (at most [`MOST_NUMBERS`]), in the same order; no
+    /// two are the same.
     pub fn of(&mut self, owner: &Owner, endpoints: &[SocketAddr]) -> Box<[u32]> {
         if !self.ports.contains_key(owner) {
             self.last = self.last % PORTS + 1;
             let bits = SCRATCH | (self.last * (ENDPOINT_BITS + 1));
-            self.ports.insert(
-                owner.clone(),
-                Port {
-                    bits,
-                    ..Port::default()
-                },
-            );
+            self.ports.insert(owner.clone(), Port { bits, ..Port::default() });
         }
         let Some(port) = self.ports.get_mut(owner) else {
             return Box::default();
@@ -125,11 +119,7 @@ mod tests {
         assert!(!first.contains(&second[1]));
         assert_eq!(numbers.of(&web, &[at(1)])[0], first[0]);
         assert_ne!(numbers.of(&owner("default/other"), &[at(1)])[0], first[0]);
-        assert!(
-            first
-                .iter()
-                .all(|n| n & SCRATCH_BITS == SCRATCH && n & ENDPOINT_BITS != 0)
-        );
+        assert!(first.iter().all(|n| n & SCRATCH_BITS == SCRATCH && n & ENDPOINT_BITS != 0));
     }
 
     #[test]
@@ -141,10 +131,7 @@ mod tests {
         after.restore(web.clone(), at(2), told[1]);
         after.restore(web.clone(), at(1), told[0]);
         assert_eq!(after.of(&web, &[at(2), at(1), at(3)])[..2], [told[1], told[0]]);
-        assert_ne!(
-            after.of(&owner("a"), &[at(1)])[0] & !ENDPOINT_BITS,
-            told[0] & !ENDPOINT_BITS
-        );
+        assert_ne!(after.of(&owner("a"), &[at(1)])[0] & !ENDPOINT_BITS, told[0] & !ENDPOINT_BITS);
     }
 
     #[test]

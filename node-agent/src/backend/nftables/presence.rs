@@ -1,4 +1,5 @@
-//! Whether a table should be there at all (a bridge's, where the ports of bridges matter), and what is known of it.
+//! Whether a table should be there at all (a bridge's, where the ports of bridges matter), and what
+//! is known of it.
 
 use super::dump::Observed;
 use super::kernel::{Kernel, NftablesError};
@@ -40,8 +41,8 @@ impl Programmed {
         }
     }
 
-    /// Sees to it that a table that is not wanted is not there. An earlier run's IP tables, which may read what
-    /// it tells, stay until all services are known, and so does it.
+    /// Sees to it that a table that is not wanted is not there. An earlier run's IP tables, which
+    /// may read what it tells, stay until all services are known, and so does it.
     pub(super) fn remove(&mut self, kernel: &mut Kernel) -> Result<Repair, NftablesError> {
         self.pending = Delta::default();
         if !self.unknown || !self.known.services {
@@ -53,10 +54,7 @@ impl Programmed {
         let removed = take_away(kernel, layer, &seen)?;
         self.looked = Some(mark);
         self.unknown = false;
-        Ok(Repair {
-            rebuilt: removed,
-            ..Repair::default()
-        })
+        Ok(Repair { rebuilt: removed, ..Repair::default() })
     }
 }
 
@@ -69,7 +67,8 @@ impl Nftables {
         remove_all(kernel, &[])
     }
 
-    /// Removes all tables but those that are wanted here: what another backend, or another mode, left behind.
+    /// Removes all tables but those that are wanted here: what another backend, or another mode,
+    /// left behind.
     ///
     /// # Errors
     /// The kernel's.
@@ -103,8 +102,8 @@ fn remove(kernel: &mut Kernel, layer: Layer) -> Result<bool, NftablesError> {
     take_away(kernel, layer, &seen)
 }
 
-/// First what chooses services, so that nobody is in there any more when the table goes. What another process owns is
-/// not ours: denizen's tables have no owner, for they outlive the agent.
+/// First what chooses services, so that nobody is in there any more when the table goes. What
+/// another process owns is not ours: denizen's tables have no owner, for they outlive the agent.
 fn take_away(kernel: &mut Kernel, layer: Layer, seen: &Observed) -> Result<bool, NftablesError> {
     let ours = seen.table && seen.owner.is_none();
     if ours {

@@ -30,13 +30,11 @@ pub fn probe_ports() -> Result<(), NftablesError> {
     ask(Layer::Bridge)
 }
 
-/// Finds out by a batch that makes everything and then fails on purpose, so that nothing of it stays.
+/// Finds out by a batch that makes everything and then fails on purpose, so that nothing of it
+/// stays.
 fn ask(layer: Layer) -> Result<(), NftablesError> {
-    let mut kernel = Kernel::open().map_err(|source| NftablesError::Netlink {
-        layer,
-        doing: "open",
-        source,
-    })?;
+    let mut kernel =
+        Kernel::open().map_err(|source| NftablesError::Netlink { layer, doing: "open", source })?;
     let seen = kernel.observe(layer)?;
     match seen.owner {
         Some(owner) => Err(NftablesError::Owned { layer, owner }),
@@ -48,12 +46,8 @@ fn ask(layer: Layer) -> Result<(), NftablesError> {
 
 /// The chains that need most of the kernel.
 fn chains(layer: Layer) -> Vec<Chain> {
-    let class = |affinity| Class {
-        group: Group::Service,
-        protocol: Protocol::Tcp,
-        size: 2,
-        affinity,
-    };
+    let class =
+        |affinity| Class { group: Group::Service, protocol: Protocol::Tcp, size: 2, affinity };
     let shape = Shape {
         detector: match layer {
             Layer::Ip(_) => Detector::PodState,
@@ -64,7 +58,9 @@ fn chains(layer: Layer) -> Vec<Chain> {
     let mut chains = Table::new(layer, shape).chains();
     if let Layer::Ip(_) = layer {
         let classes = [None, Some(300)].into_iter();
-        chains.extend(classes.flat_map(|affinity| class_chains(class(affinity), &NodeSide::default())));
+        chains.extend(
+            classes.flat_map(|affinity| class_chains(class(affinity), &NodeSide::default())),
+        );
     }
     chains
 }
@@ -76,11 +72,11 @@ fn attempt(kernel: &mut Kernel, layer: Layer) -> Result<(), NftablesError> {
     // There is none any more: this one is refused, and with it all.
     batch.delete_table();
     match kernel.commit(layer, batch) {
-        Err(NftablesError::Refused {
-            what,
-            source: NetlinkError::Refused(refusal),
-            ..
-        }) if refusal.errno == Errno::ENOENT && what == What::Table.to_string() => Ok(()),
+        Err(NftablesError::Refused { what, source: NetlinkError::Refused(refusal), .. })
+            if refusal.errno == Errno::ENOENT && what == What::Table.to_string() =>
+        {
+            Ok(())
+        }
         done => done,
     }
 }

@@ -1,8 +1,9 @@
-//! The program: the chains that do not depend on what services there are, and those of a size class.
+//! The program: the chains that do not depend on what services there are, and those of a size
+//! class.
 //!
-//! Services and endpoints are data in maps. A service's element in [`SetName::Services`] names one chain,
-//! and that one lookup decides everything about it at once (where to, masqueraded or not), so a packet that
-//! races with a commit sees it before the change or after, never half.
+//! Services and endpoints are data in maps. A service's element in [`SetName::Services`] names one
+//! chain, and that one lookup decides everything about it at once (where to, masqueraded or not),
+//! so a packet that races with a commit sees it before the change or after, never half.
 
 use std::net::Ipv4Addr;
 
@@ -17,9 +18,11 @@ use crate::model::Family;
 use crate::plan::{MarkBit, NodeSide};
 use ipnetwork::Ipv4Network;
 
-/// Before kube-proxy's `dstnat` (-100), so that denizen decides while another's rules are still there.
+/// Before kube-proxy's `dstnat` (-100), so that denizen decides while another's rules are still
+/// there.
 const DESTINATION_PRIORITY: i32 = -110;
-/// `raw`: before connection tracking, which would give answers back the loopback address they are meant for.
+/// `raw`: before connection tracking, which would give answers back the loopback address they are
+/// meant for.
 const RAW_PRIORITY: i32 = -300;
 /// `srcnat`.
 const SOURCE_PRIORITY: i32 = 100;
@@ -40,20 +43,12 @@ fn ip_chains(shape: &Shape) -> Vec<Chain> {
     let jumped_to = [
         chain(ChainName::NoEndpoints, Why::Refuse, refuse()),
         chain(ChainName::NoLocalEndpoints, Why::NoLocalEndpoint, vec![drop]),
-        chain(
-            ChainName::MarkUnlessLocal,
-            Why::ComesFromElsewhere,
-            mark_unless_local(shape),
-        ),
+        chain(ChainName::MarkUnlessLocal, Why::ComesFromElsewhere, mark_unless_local(shape)),
         chain(ChainName::NodePorts, Why::FindNodePort, vec![node_ports]),
         chain(ChainName::SourceRanges, Why::Restricted, source_ranges()),
         chain(ChainName::UnusedPort, Why::UnusedPort, unused_port()),
         chain(ChainName::Services, Why::Dispatch, dispatch(shape)),
-        chain(
-            ChainName::LocalPolicy,
-            Why::StayOnNode,
-            local_policy(shape, SetName::LocalServices),
-        ),
+        chain(ChainName::LocalPolicy, Why::StayOnNode, local_policy(shape, SetName::LocalServices)),
         chain(
             ChainName::NodePortPolicy,
             Why::StayOnNode,
@@ -68,8 +63,8 @@ fn ip_chains(shape: &Shape) -> Vec<Chain> {
         .collect()
 }
 
-/// Where packets enter. An address that is a service's own is never looked up among the node ports, whatever
-/// the policy of the service that has the node port of that number.
+/// Where packets enter. An address that is a service's own is never looked up among the node ports,
+/// whatever the policy of the service that has the node port of that number.
 fn base_chains(masquerade: MarkBit) -> [Chain; 3] {
     let jump = |why, to| Rule::new(why, [], [Action::Jump(to)]);
     let at_node = |why, action| Rule::new(why, [Match::In(SetName::NodePortAddresses)], [action]);
@@ -92,20 +87,11 @@ fn base_chains(masquerade: MarkBit) -> [Chain; 3] {
         ),
         Rule::new(Why::Hairpin, hairpin, [Action::Masquerade]),
     ];
-    let nat = |hook, priority| Place {
-        kind: Kind::Nat,
-        hook,
-        priority,
-    };
+    let nat = |hook, priority| Place { kind: Kind::Nat, hook, priority };
     let before = |hook| nat(hook, DESTINATION_PRIORITY);
     let sending = vec![restricted(), services, node_ports];
     [
-        base(
-            ChainName::Prerouting,
-            before(Hook::Prerouting),
-            Why::Arriving,
-            arriving,
-        ),
+        base(ChainName::Prerouting, before(Hook::Prerouting), Why::Arriving, arriving),
         base(ChainName::Output, before(Hook::Output), Why::Sending, sending),
         base(
             ChainName::Postrouting,
@@ -116,8 +102,9 @@ fn base_chains(masquerade: MarkBit) -> [Chain; 3] {
     ]
 }
 
-/// `route_localnet` lets a neighbour's packets to 127.0.0.1 in (CVE-2020-8558). Always there: whoever sets it, of all
-/// interfaces or of one, tells nobody. The address comes first, as the cheapest test that other packets fail.
+/// `route_localnet` lets a neighbour's packets to 127.0.0.1 in (CVE-2020-8558). Always there:
+/// whoever sets it, of all interfaces or of one, tells nobody. The address comes first, as the
+/// cheapest test that other packets fail.
 fn martians() -> Chain {
     let loopback = Ipv4Network::new_checked(Ipv4Addr::new(127, 0, 0, 0), 8).expect("8 bits of 32");
     let addressed = Match::Destination(loopback.into());
@@ -126,42 +113,33 @@ fn martians() -> Chain {
         Rule::new(Why::Martian, [addressed.clone(), own], [Action::Return]),
         Rule::new(Why::Martian, [addressed], [Action::Count, Action::Drop]),
     ];
-    let place = Place {
-        kind: Kind::Filter,
-        hook: Hook::Prerouting,
-        priority: RAW_PRIORITY,
-    };
+    let place = Place { kind: Kind::Filter, hook: Hook::Prerouting, priority: RAW_PRIORITY };
     base(ChainName::Martians, place, Why::Martian, rules)
 }
 
-/// What local pods send elsewhere than to services. In the forward hook, the last where the interface is known
-/// that a packet came in through, and where its destination is already a service's endpoint: whether that
-/// lies in a range is what counts.
+/// What local pods send elsewhere than to services. In the forward hook, the last where the
+/// interface is known that a packet came in through, and where its destination is already a
+/// service's endpoint: whether that lies in a range is what counts.
 fn egress(shape: &Shape) -> Option<[Chain; 2]> {
-    let kept = shape
-        .egress
-        .as_ref()?
-        .iter()
-        .map(|range| Rule::new(Why::StaysInside, [Match::Destination(*range)], [Action::Return]));
+    let kept =
+        shape.egress.as_ref()?.iter().map(|range| {
+            Rule::new(Why::StaysInside, [Match::Destination(*range)], [Action::Return])
+        });
     let mark = Action::Mark(shape.node_side.masquerade_bit);
     let rules = kept.chain([Rule::new(Why::GoesOut, [], [mark])]).collect();
     let pods = local(shape).into_iter().map(|is| {
         let matches = [Match::FirstPacket].into_iter().chain(is);
         Rule::new(Why::PodsAlone, matches, [Action::Jump(ChainName::Egress)])
     });
-    let place = Place {
-        kind: Kind::Filter,
-        hook: Hook::Forward,
-        priority: FORWARD_PRIORITY,
-    };
+    let place = Place { kind: Kind::Filter, hook: Hook::Forward, priority: FORWARD_PRIORITY };
     Some([
         chain(ChainName::Egress, Why::GoesOut, rules),
         base(ChainName::Forward, place, Why::PodsAlone, pods.collect()),
     ])
 }
 
-/// The chains of a class: those that balance, then those that mark, where they should, and go to them.
-/// Policy Local from elsewhere needs the first alone.
+/// The chains of a class: those that balance, then those that mark, where they should, and go to
+/// them. Policy Local from elsewhere needs the first alone.
 pub fn class_chains(class: Class, node_side: &NodeSide) -> Vec<Chain> {
     let mut balancing = match class.affinity {
         None => balance(class),
@@ -182,10 +160,7 @@ pub fn class_chains(class: Class, node_side: &NodeSide) -> Vec<Chain> {
 
 /// The chain that balances a class.
 fn balance(class: Class) -> Chain {
-    let translate = |slots| Action::Translate {
-        endpoints: class.group.endpoints(),
-        slots,
-    };
+    let translate = |slots| Action::Translate { endpoints: class.group.endpoints(), slots };
     let choose = |slots| [translate(slots)];
     let mut rules = cascade(class, Why::Choose, choose);
     rules.push(Rule::new(Why::NeverUndone, [], [Action::Count, Action::Drop]));
@@ -195,18 +170,11 @@ fn balance(class: Class) -> Chain {
 /// The chains that mark, where they should, and then balance a class.
 fn entries(class: Class, masquerade: MarkBit) -> [Chain; 2] {
     let go = Rule::new(Why::Choose, [], [Action::Goto(ChainName::Balance(class))]);
-    let unless_local = Rule::new(
-        Why::ComesFromElsewhere,
-        [],
-        [Action::Jump(ChainName::MarkUnlessLocal)],
-    );
+    let unless_local =
+        Rule::new(Why::ComesFromElsewhere, [], [Action::Jump(ChainName::MarkUnlessLocal)]);
     let always = Rule::new(Why::AnyNode, [], [Action::Mark(masquerade)]);
     [
-        chain(
-            ChainName::Cluster(class),
-            Why::ComesFromElsewhere,
-            vec![unless_local, go.clone()],
-        ),
+        chain(ChainName::Cluster(class), Why::ComesFromElsewhere, vec![unless_local, go.clone()]),
         chain(ChainName::External(class), Why::AnyNode, vec![always, go]),
     ]
 }
@@ -214,20 +182,12 @@ fn entries(class: Class, masquerade: MarkBit) -> [Chain; 2] {
 /// Before everything else is decided, as in kube-proxy's nftables mode.
 fn restricted() -> Rule {
     let restricted = Match::In(SetName::RestrictedDoors);
-    Rule::new(
-        Why::Restricted,
-        [restricted],
-        [Action::Jump(ChainName::SourceRanges)],
-    )
+    Rule::new(Why::Restricted, [restricted], [Action::Jump(ChainName::SourceRanges)])
 }
 
 fn source_ranges() -> Vec<Rule> {
     vec![
-        Rule::new(
-            Why::MayEnter,
-            [Match::In(SetName::AllowedSources)],
-            [Action::Return],
-        ),
+        Rule::new(Why::MayEnter, [Match::In(SetName::AllowedSources)], [Action::Return]),
         Rule::new(Why::MayNotEnter, [], [Action::Count, Action::Drop]),
     ]
 }
@@ -251,11 +211,7 @@ fn unused_port() -> Vec<Rule> {
 fn dispatch(shape: &Shape) -> Vec<Rule> {
     let unused = Action::Goto(ChainName::UnusedPort);
     let unallocated = shape.service_ranges.iter().map(|range| {
-        Rule::new(
-            Why::Unallocated,
-            [Match::Destination(*range)],
-            [Action::Count, Action::Drop],
-        )
+        Rule::new(Why::Unallocated, [Match::Destination(*range)], [Action::Count, Action::Drop])
     });
     let known = [
         Rule::new(Why::FindService, [], [Action::Lookup(SetName::Services)]),
@@ -266,19 +222,12 @@ fn dispatch(shape: &Shape) -> Vec<Rule> {
 
 fn mark_unless_local(shape: &Shape) -> Vec<Rule> {
     let mark = Action::Mark(shape.node_side.masquerade_bit);
-    let returns = local(shape)
-        .into_iter()
-        .map(|is| Rule::new(Why::LocalPod, is, [Action::Return]));
-    returns
-        .chain([Rule::new(Why::ComesFromElsewhere, [], [mark])])
-        .collect()
+    let returns = local(shape).into_iter().map(|is| Rule::new(Why::LocalPod, is, [Action::Return]));
+    returns.chain([Rule::new(Why::ComesFromElsewhere, [], [mark])]).collect()
 }
 
 fn local_policy(shape: &Shape, doors: SetName) -> Vec<Rule> {
-    let returns = local(shape)
-        .into_iter()
-        .map(|is| Rule::new(Why::PodsAreInside, is, [Action::Return]));
-    returns
-        .chain([Rule::new(Why::StayOnNode, [], [Action::Lookup(doors)])])
-        .collect()
+    let returns =
+        local(shape).into_iter().map(|is| Rule::new(Why::PodsAreInside, is, [Action::Return]));
+    returns.chain([Rule::new(Why::StayOnNode, [], [Action::Lookup(doors)])]).collect()
 }

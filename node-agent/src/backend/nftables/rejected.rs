@@ -25,16 +25,10 @@ impl Rejected {
 
     /// It was to be added.
     pub fn addition(layer: Layer, element: &Element, error: &str) -> Self {
-        let Element {
-            set, key, comment, ..
-        } = element;
+        let Element { set, key, comment, .. } = element;
         let family = set.family(layer);
         let owner = comment.as_deref().unwrap_or("no comment");
-        let text = KeyText {
-            set: *set,
-            family,
-            key,
-        };
+        let text = KeyText { set: *set, family, key };
         Self {
             door: key.frontend(*set, family),
             words: format!("to add {text} ({owner}) to {set}: {error}"),

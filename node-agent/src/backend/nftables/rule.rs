@@ -11,8 +11,8 @@ use crate::backend::why::Why;
 use crate::model::{Family, Protocol};
 use crate::plan::MarkBit;
 
-/// The numbers that session affinity keeps in a packet's priority for a moment have these two bits so; the
-/// traffic classes that an operator names by hand, and those that the kernel makes, do not.
+/// The numbers that session affinity keeps in a packet's priority for a moment have these two bits
+/// so; the traffic classes that an operator names by hand, and those that the kernel makes, do not.
 pub const SCRATCH_BITS: u32 = 0xc000_0000;
 /// See [`SCRATCH_BITS`].
 pub const SCRATCH: u32 = 0x4000_0000;
@@ -24,7 +24,8 @@ pub const ENDPOINT_BITS: u32 = (1 << 14) - 1;
 pub enum Match {
     /// The set has the packet's values of its key.
     In(SetName),
-    /// It has not. Not for the bridge's table, where it would hold of every frame that carries something else.
+    /// It has not. Not for the bridge's table, where it would hold of every frame that carries
+    /// something else.
     NotIn(SetName),
     /// The transport protocol.
     Protocol(Protocol),
@@ -32,8 +33,8 @@ pub enum Match {
     InputInterface(Arc<str>),
     /// The input interface's kind, as `ip link` names it.
     InputKind(&'static str),
-    /// The frame carries a packet of this family. Where a set's key has an address, a bridge's rule asks this
-    /// by itself.
+    /// The frame carries a packet of this family. Where a set's key has an address, a bridge's rule
+    /// asks this by itself.
     Carries(Family),
     /// What the input interface's name begins with.
     InputPrefix(Arc<str>),
@@ -64,15 +65,16 @@ pub enum Action {
     Goto(ChainName),
     /// Where the map says; on with the next rule when it says nothing.
     Lookup(SetName),
-    /// To the endpoint in a slot drawn among this many; on with the next rule when the slot is free.
+    /// To the endpoint in a slot drawn among this many; on with the next rule when the slot is
+    /// free.
     Translate {
         /// Where the endpoints are.
         endpoints: SetName,
         /// Slots to draw from.
         slots: u32,
     },
-    /// Draws a slot among this many, and puts the number of the endpoint in it into the packet's priority; on
-    /// with the next rule when the slot is free.
+    /// Draws a slot among this many, and puts the number of the endpoint in it into the packet's
+    /// priority; on with the next rule when the slot is free.
     Draw {
         /// Where the numbers are.
         numbers: SetName,
@@ -81,11 +83,11 @@ pub enum Action {
     },
     /// Cuts the number in the packet's priority down to that of the service port.
     KeepServicePort,
-    /// Puts the number of the endpoint that the client got last, as this map has it, into the packet's priority;
-    /// on with the next rule when the map does not have the client.
+    /// Puts the number of the endpoint that the client got last, as this map has it, into the
+    /// packet's priority; on with the next rule when the map does not have the client.
     Recall(SetName),
-    /// Remembers in a map, for this many seconds, that the client gets the endpoint in the packet's priority; on
-    /// with the next rule when the map is full.
+    /// Remembers in a map, for this many seconds, that the client gets the endpoint in the packet's
+    /// priority; on with the next rule when the map is full.
     Remember {
         /// The map.
         map: SetName,
@@ -106,8 +108,8 @@ pub enum Action {
     Unmark(MarkBit),
     /// Sets this bit of the connection's mark, whatever else the mark says.
     Admit(MarkBit),
-    /// Replaces the source by the address of the interface that it leaves by, with a random port, since
-    /// two clients may use the same one.
+    /// Replaces the source by the address of the interface that it leaves by, with a random port,
+    /// since two clients may use the same one.
     Masquerade,
     /// Counts.
     Count,
@@ -130,7 +132,8 @@ pub struct Rule {
     pub actions: Vec<Action>,
 }
 
-/// How many new clients each service port may have: so many at once, and no more per hour than this.
+/// How many new clients each service port may have: so many at once, and no more per hour than
+/// this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Budget {
     /// At once, after a time without any.
@@ -148,11 +151,7 @@ impl Rule {
         matches: impl IntoIterator<Item = Match>,
         actions: impl IntoIterator<Item = Action>,
     ) -> Self {
-        Self {
-            why,
-            matches: matches.into_iter().collect(),
-            actions: actions.into_iter().collect(),
-        }
+        Self { why, matches: matches.into_iter().collect(), actions: actions.into_iter().collect() }
     }
 }
 
@@ -216,20 +215,10 @@ pub struct Chain {
 
 /// A chain that others jump or go to.
 pub fn chain(name: ChainName, why: Why, rules: Vec<Rule>) -> Chain {
-    Chain {
-        name,
-        place: None,
-        why,
-        rules,
-    }
+    Chain { name, place: None, why, rules }
 }
 
 /// A base chain, which hangs at `place`.
 pub fn base(name: ChainName, place: Place, why: Why, rules: Vec<Rule>) -> Chain {
-    Chain {
-        name,
-        place: Some(place),
-        why,
-        rules,
-    }
+    Chain { name, place: Some(place), why, rules }
 }

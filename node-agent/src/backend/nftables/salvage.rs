@@ -14,26 +14,30 @@ use crate::describe::describe;
 use crate::plan::Door;
 
 impl Programmed {
-    /// The kernel refuses a batch as a whole: everything in it is programmed that it takes, and what it
-    /// does not take is named. That part is tried again with the next attempt.
-    pub(super) fn salvage(&mut self, kernel: &mut Kernel, seen: &Observed) -> Result<Repair, NftablesError> {
+    /// The kernel refuses a batch as a whole: everything in it is programmed that it takes, and
+    /// what it does not take is named. That part is tried again with the next attempt.
+    pub(super) fn salvage(
+        &mut self,
+        kernel: &mut Kernel,
+        seen: &Observed,
+    ) -> Result<Repair, NftablesError> {
         let layer = self.wanted.layer;
         let mut batch = kernel.batch(layer, Some(seen.generation));
         match seen.structure(layer, &self.wanted.chains()) {
             Some(structure) if structure.is_additive() => structure.write(&mut batch),
             // An earlier run's services stay until it is known what takes their place.
             Some(_) | None if seen.table && self.waits_for_services() => {}
-            Some(_) | None => replace_structure(&mut batch, seen.table, layer, &self.wanted.chains()),
+            Some(_) | None => {
+                replace_structure(&mut batch, seen.table, layer, &self.wanted.chains())
+            }
         }
         kernel.commit(layer, batch)?;
         let known = self.known;
         let seen = kernel.observe(layer)?;
         let delta = seen.difference(self.wanted.each_element(), |set| known.covers(set));
         self.rejected = self.program_parts(kernel, &delta);
-        let repair = Repair {
-            elements: delta.add.len().max(delta.delete.len()),
-            ..Repair::default()
-        };
+        let repair =
+            Repair { elements: delta.add.len().max(delta.delete.len()), ..Repair::default() };
         if self.rejected.is_empty() {
             Ok(repair)
         } else {
@@ -45,27 +49,21 @@ impl Programmed {
     /// What the kernel rejected of the elements of this frontend.
     pub(super) fn rejected_at(&self, door: &Door) -> Vec<String> {
         let of_family = self.wanted.layer == Layer::Ip(door.family());
-        let rejected = self
-            .rejected
-            .iter()
-            .filter(|it| of_family && it.door == Some(*door));
+        let rejected = self.rejected.iter().filter(|it| of_family && it.door == Some(*door));
         rejected.map(|it| it.words.clone()).collect()
     }
 
     /// Programs every element that the kernel takes; returns the others.
     fn program_parts(&self, kernel: &mut Kernel, delta: &Delta) -> Vec<Rejected> {
         let layer = self.wanted.layer;
-        let mut write = |fill: &dyn Fn(&mut Batch)| kernel.write(layer, fill).map_err(|e| describe(&e));
+        let mut write =
+            |fill: &dyn Fn(&mut Batch)| kernel.write(layer, fill).map_err(|e| describe(&e));
         let gone = isolate(&delta.delete, |keys| write(&|batch| batch.delete_elements(keys)));
-        let added = isolate(&delta.add, |elements| {
-            write(&|batch| batch.add_elements(elements))
-        });
-        let gone = gone
-            .into_iter()
-            .map(|((set, key), error)| Rejected::removal(layer, *set, key, &error));
-        let added = added
-            .into_iter()
-            .map(|(element, error)| Rejected::addition(layer, element, &error));
+        let added = isolate(&delta.add, |elements| write(&|batch| batch.add_elements(elements)));
+        let gone =
+            gone.into_iter().map(|((set, key), error)| Rejected::removal(layer, *set, key, &error));
+        let added =
+            added.into_iter().map(|(element, error)| Rejected::addition(layer, element, &error));
         gone.chain(added).collect()
     }
 }

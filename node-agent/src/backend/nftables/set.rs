@@ -21,8 +21,8 @@ pub enum Part {
     Slot,
     /// Name of the input interface.
     Interface,
-    /// A range that the source address is in: the address, and the length of the prefix. Only in a set, and
-    /// there the last part.
+    /// A range that the source address is in: the address, and the length of the prefix. Only in a
+    /// set, and there the last part.
     SourceRange,
     /// The packet's priority, in which session affinity keeps an endpoint's number for a moment.
     Scratch,
@@ -56,7 +56,9 @@ impl SetName {
         use Part::{Destination, Interface, Port, Protocol, Scratch, Slot, Source, SourceRange};
         let (key, data): (&[Part], _) = match self {
             Self::Services | Self::LocalServices => (&[Destination, Protocol, Port], Data::Verdict),
-            Self::Endpoints | Self::LocalEndpoints => (&[Destination, Protocol, Port, Slot], Data::Endpoint),
+            Self::Endpoints | Self::LocalEndpoints => {
+                (&[Destination, Protocol, Port, Slot], Data::Endpoint)
+            }
             Self::NodePorts | Self::LocalNodePorts => (&[Protocol, Port], Data::Verdict),
             Self::NodePortEndpoints | Self::LocalNodePortEndpoints => {
                 (&[Protocol, Port, Slot], Data::Endpoint)
@@ -68,8 +70,8 @@ impl SetName {
             Self::Hairpin => (&[Source, Destination], Data::None),
             Self::RestrictedDoors => (&[Destination, Protocol, Port], Data::None),
             Self::AllowedSources => (&[Destination, Protocol, Port, SourceRange], Data::None),
-            // The number first: nft cannot write a rule that updates a set whose key begins with an IPv6
-            // address.
+            // The number first: nft cannot write a rule that updates a set whose key begins with an
+            // IPv6 address.
             Self::Affinity | Self::AffinityReserved | Self::AffinityBrief => {
                 (&[Scratch, Source], Data::Number)
             }
@@ -91,12 +93,13 @@ impl SetName {
     }
 }
 
-/// How many elements the kernel lets packets put into a set; `None` for sets that packets do not fill. About 100
-/// bytes of the kernel's memory each.
+/// How many elements the kernel lets packets put into a set; `None` for sets that packets do not
+/// fill. About 100 bytes of the kernel's memory each.
 pub fn room(set: SetName) -> Option<u32> {
     // A budget for as many service ports as there are numbers for.
     let is_small = matches!(set, SetName::AffinityBrief | SetName::AffinityBudget);
-    // In the reserve, 128 service ports that use up their budget twice over: at once, and in the time after.
+    // In the reserve, 128 service ports that use up their budget twice over: at once, and in the
+    // time after.
     let room = if is_small { 1 << 16 } else { 1 << 18 };
     (set.filled_by() == Facts::Traffic).then_some(room)
 }
@@ -126,8 +129,8 @@ impl Part {
         self.len(family).div_ceil(4) as u32
     }
 
-    /// nft's number for the data type (`enum datatypes` in nft's datatype.h), by which `nft list` knows how
-    /// to print it.
+    /// nft's number for the data type (`enum datatypes` in nft's datatype.h), by which `nft list`
+    /// knows how to print it.
     fn data_type(self, family: Family) -> u32 {
         match self {
             Self::Source | Self::SourceRange | Self::Destination => address_type(family),
@@ -160,9 +163,7 @@ impl Shape {
 
     /// Six bits a part, the first highest.
     pub fn key_type(&self, family: Family) -> u32 {
-        self.key
-            .iter()
-            .fold(0, |whole, part| (whole << 6) | part.data_type(family))
+        self.key.iter().fold(0, |whole, part| (whole << 6) | part.data_type(family))
     }
 
     /// The kernel's number for the data's type, and its length.
@@ -194,17 +195,13 @@ impl Shape {
         const DYNAMIC: u32 = 0x20;
         const CONCATENATION: u32 = 0x80;
         let map = if self.data == Data::None { 0 } else { MAP };
-        let ranged = if self.is_ranged() {
-            INTERVAL | CONCATENATION
-        } else {
-            0
-        };
+        let ranged = if self.is_ranged() { INTERVAL | CONCATENATION } else { 0 };
         let dynamic = if self.is_dynamic() { TIMEOUT | DYNAMIC } else { 0 };
         map | ranged | dynamic
     }
 
-    /// What nft keeps beside the set (`NFTA_SET_USERDATA`), so that it lists keys by their expressions and
-    /// reads its own listing back.
+    /// What nft keeps beside the set (`NFTA_SET_USERDATA`), so that it lists keys by their
+    /// expressions and reads its own listing back.
     pub fn user_data(&self, family: Family, comment: &str) -> Vec<u8> {
         const KEY_BYTE_ORDER: u8 = 0;
         const DATA_BYTE_ORDER: u8 = 1;
@@ -288,11 +285,7 @@ fn expression(kind: u32, data: &[u8]) -> Vec<u8> {
 
 /// nft's user data: type, length, value.
 pub fn tlv(out: &mut Vec<u8>, kind: u8, value: &[u8]) {
-    debug_assert!(
-        value.len() <= usize::from(u8::MAX),
-        "user data of {} bytes",
-        value.len()
-    );
+    debug_assert!(value.len() <= usize::from(u8::MAX), "user data of {} bytes", value.len());
     out.extend_from_slice(&[kind, value.len() as u8]);
     out.extend_from_slice(value);
 }
@@ -314,8 +307,8 @@ pub fn with_nul(text: &str) -> Vec<u8> {
     [text.as_bytes(), &[0]].concat()
 }
 
-/// As a comment can be: nft takes 128 bytes, the last of them zero, and has no way to write a quote in one.
-/// A name with a quote would make the whole host's `nft list` unreadable to nft.
+/// As a comment can be: nft takes 128 bytes, the last of them zero, and has no way to write a quote
+/// in one. A name with a quote would make the whole host's `nft list` unreadable to nft.
 pub fn cut(text: &str) -> String {
     let harmless = |c: char| if c == '"' || c.is_control() { '?' } else { c };
     let mut text: String = text.chars().map(harmless).collect();

@@ -1,5 +1,6 @@
-//! How a table's chains differ from those that should be there, and what makes them the same. Elements stay:
-//! the services do not suffer for a rule that somebody added, and clients stay remembered.
+//! How a table's chains differ from those that should be there, and what makes them the same.
+//! Elements stay: the services do not suffer for a rule that somebody added, and clients stay
+//! remembered.
 
 use std::collections::BTreeSet;
 
@@ -11,15 +12,15 @@ use super::rule::Chain;
 /// Which chains differ.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Structure {
-    /// Those that are not there: of size classes that came into use while nobody looked, or that somebody
-    /// removed.
+    /// Those that are not there: of size classes that came into use while nobody looked, or that
+    /// somebody removed.
     pub missing: Vec<Chain>,
     /// Those with other rules than they should have.
     wrong: Vec<Chain>,
     /// Those that hang on a hook, and should not, or not so.
     misplaced: Vec<String>,
-    /// Those that should not be there: of size classes that are no longer in use, or somebody else's. They go
-    /// when nothing refers to them any more.
+    /// Those that should not be there: of size classes that are no longer in use, or somebody
+    /// else's. They go when nothing refers to them any more.
     pub left_over: Vec<String>,
 }
 
@@ -53,8 +54,8 @@ impl Structure {
 }
 
 impl Observed {
-    /// What differs between the table's chains and these; `None` when the table cannot be kept, because its
-    /// sets are not those that it should have.
+    /// What differs between the table's chains and these; `None` when the table cannot be kept,
+    /// because its sets are not those that it should have.
     pub fn structure(&self, layer: Layer, chains: &[Chain]) -> Option<Structure> {
         let sets = SetName::of(layer).iter().all(|set| self.has_set(layer, *set));
         let usable = self.table && self.flags == 0 && self.strange == 0 && sets;

@@ -24,7 +24,8 @@ use crate::model::{Egress, PodSet};
 use crate::plan::{Detector, Door, Frontend, NodePortAddresses, NodeSide, Plan};
 use denizen_netlink::NetlinkError;
 
-/// How often a repair that others' changes overtook is tried before it is left to the next occasion.
+/// How often a repair that others' changes overtook is tried before it is left to the next
+/// occasion.
 const REPAIR_TRIES: usize = 10;
 
 /// One table, wanted and programmed.
@@ -48,8 +49,8 @@ pub(super) struct Programmed {
 #[derive(Debug)]
 pub struct Nftables<K = Kernel> {
     pub(super) kernel: K,
-    /// In the order in which they are programmed: a bridge's before those that read what it tells, and after
-    /// them when it is to go.
+    /// In the order in which they are programmed: a bridge's before those that read what it tells,
+    /// and after them when it is to go.
     pub(super) tables: Vec<Programmed>,
 }
 
@@ -78,9 +79,7 @@ impl Nftables {
                 if let (ObservedValue::Endpoint(at), Some(owner), Some((protocol, number))) =
                     (value, comment, ends)
                 {
-                    table
-                        .wanted
-                        .restore_number((owner.clone(), protocol), *at, number);
+                    table.wanted.restore_number((owner.clone(), protocol), *at, number);
                 }
             }
         }
@@ -107,18 +106,15 @@ impl Nftables<NoKernel> {
 
 impl<K> Nftables<K> {
     pub(super) fn of(kernel: K, layers: &[Layer]) -> Self {
-        let mut backend = Self {
-            kernel,
-            tables: layers.iter().copied().map(Programmed::new).collect(),
-        };
+        let mut backend =
+            Self { kernel, tables: layers.iter().copied().map(Programmed::new).collect() };
         backend.order();
         backend
     }
 
     fn order(&mut self) {
         // A layer's own order has the bridge first.
-        self.tables
-            .sort_by_key(|table| (!table.is_wanted(), table.wanted.layer));
+        self.tables.sort_by_key(|table| (!table.is_wanted(), table.wanted.layer));
     }
 
     /// What the constant part of each table depends on becomes what `change` makes of it.
@@ -142,9 +138,7 @@ impl<K> Told for Nftables<K> {
 
     fn set_hairpins(&mut self, addresses: &BTreeSet<IpAddr>) {
         for table in &mut self.tables {
-            table
-                .wanted
-                .change_hairpins(addresses.iter().copied(), &mut table.pending);
+            table.wanted.change_hairpins(addresses.iter().copied(), &mut table.pending);
         }
     }
 
@@ -152,9 +146,7 @@ impl<K> Told for Nftables<K> {
 
     fn set_node_port_addresses(&mut self, _wanted: &NodePortAddresses, addresses: &[IpAddr]) {
         for table in &mut self.tables {
-            table
-                .wanted
-                .change_node_port_addresses(addresses, &mut table.pending);
+            table.wanted.change_node_port_addresses(addresses, &mut table.pending);
         }
     }
 
@@ -162,11 +154,10 @@ impl<K> Told for Nftables<K> {
         for table in &mut self.tables {
             for door in doors {
                 let decided = (*door, plan.frontend(door));
-                table
-                    .wanted
-                    .change_doors(std::iter::once(decided), &mut table.pending);
+                table.wanted.change_doors(std::iter::once(decided), &mut table.pending);
                 if table.unknown {
-                    // What differs will be seen in the kernel. At the start this would hold everything.
+                    // What differs will be seen in the kernel. At the start this would hold
+                    // everything.
                     table.pending.clear();
                 }
             }
@@ -241,7 +232,8 @@ impl Backend for Nftables {
     fn resync(&mut self) -> Result<Repair, NftablesError> {
         let Self { kernel, tables } = self;
         for table in tables {
-            // Reading is dear: the kernel counts from the first element for every piece that it hands out.
+            // Reading is dear: the kernel counts from the first element for every piece that it
+            // hands out.
             let is_right = table.looked.is_some_and(|mark| kernel.is_undisturbed(mark));
             table.unknown |= !is_right;
         }
@@ -264,16 +256,12 @@ impl Backend for Nftables {
 
     fn left_doors(&mut self) -> Vec<Door> {
         let tables = self.tables.iter_mut();
-        tables
-            .flat_map(|table| std::mem::take(&mut table.left_doors))
-            .collect()
+        tables.flat_map(|table| std::mem::take(&mut table.left_doors)).collect()
     }
 
     fn rejected(&self, frontend: &Frontend) -> Vec<String> {
         let tables = self.tables.iter();
-        tables
-            .flat_map(|table| table.rejected_at(&frontend.door))
-            .collect()
+        tables.flat_map(|table| table.rejected_at(&frontend.door)).collect()
     }
 
     fn has_pods(&self) -> bool {
@@ -316,9 +304,8 @@ impl Programmed {
         let layer = self.wanted.layer;
         let mut batch = kernel.batch(layer, None);
         let classes = delta.classes.iter();
-        let chains: Vec<Chain> = classes
-            .flat_map(|class| self.wanted.class_chains(*class))
-            .collect();
+        let chains: Vec<Chain> =
+            classes.flat_map(|class| self.wanted.class_chains(*class)).collect();
         write(&mut batch, &chains, &delta);
         kernel.commit(layer, batch)?;
         debug!(%layer, add = delta.add.len(), delete = delta.delete.len(), "elements changed");
@@ -341,8 +328,7 @@ impl Programmed {
                     self.looked = Some(mark);
                     if self.known.services {
                         let found = seen.doors(layer);
-                        self.left_doors
-                            .extend(found.filter(|door| !self.wanted.has_door(door)));
+                        self.left_doors.extend(found.filter(|door| !self.wanted.has_door(door)));
                     }
                     return Ok(repair);
                 }
@@ -357,7 +343,9 @@ impl Programmed {
         let leave = seen.table && self.waits_for_services();
         let structure = match structure {
             Some(structure) if !leave || structure.is_additive() => structure,
-            Some(_) | None if leave && seen.has_set(layer, SetName::LocalPods) => Structure::default(),
+            Some(_) | None if leave && seen.has_set(layer, SetName::LocalPods) => {
+                Structure::default()
+            }
             Some(_) | None if leave => return Err(NftablesError::OlderTable { layer }),
             Some(_) | None => return load(kernel, seen, &self.wanted, self.known),
         };
@@ -367,15 +355,13 @@ impl Programmed {
         structure.write(&mut batch);
         write(&mut batch, &[], &delta);
         let elements = delta.add.len().max(delta.delete.len());
-        // At a first load it is as large as the batch, and the kernel is about to allocate as much again.
+        // At a first load it is as large as the batch, and the kernel is about to allocate as much
+        // again.
         drop(delta);
         kernel.commit(layer, batch)?;
         let left_over: &[String] = if known.services { &structure.left_over } else { &[] };
-        let repair = Repair {
-            rebuilt: false,
-            chains: structure.count() + left_over.len(),
-            elements,
-        };
+        let repair =
+            Repair { rebuilt: false, chains: structure.count() + left_over.len(), elements };
         if !repair.is_none() {
             let Repair { chains, elements, .. } = repair;
             info!(%layer, chains, elements, "ruleset brought up to date");
@@ -384,8 +370,8 @@ impl Programmed {
         Ok(repair)
     }
 
-    /// Chains that nothing refers to any more. In a batch of their own: before 6.2 a kernel refuses to
-    /// remove a chain in the batch that removes the last element that names it.
+    /// Chains that nothing refers to any more. In a batch of their own: before 6.2 a kernel refuses
+    /// to remove a chain in the batch that removes the last element that names it.
     fn remove_chains(&self, kernel: &mut Kernel, names: &[String]) {
         let layer = self.wanted.layer;
         let mut batch = kernel.batch(layer, None);

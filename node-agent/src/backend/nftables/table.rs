@@ -45,8 +45,7 @@ impl Delta {
     /// Groups elements by set, so that each set's share messages, and makes the order a stable one.
     pub fn sort(&mut self) {
         self.delete.sort_unstable();
-        self.add
-            .sort_unstable_by_key(|element| (element.set, element.key));
+        self.add.sort_unstable_by_key(|element| (element.set, element.key));
     }
 }
 
@@ -84,13 +83,11 @@ impl Table {
         self.numbers.restore(owner, endpoint, number);
     }
 
-    /// Every chain that should be there, in an order in which each is made before it is referred to.
+    /// Every chain that should be there, in an order in which each is made before it is referred
+    /// to.
     pub fn chains(&self) -> Vec<Chain> {
         let classes = self.classes.iter().flat_map(|class| self.class_chains(*class));
-        program::chains(self.layer, &self.shape)
-            .into_iter()
-            .chain(classes)
-            .collect()
+        program::chains(self.layer, &self.shape).into_iter().chain(classes).collect()
     }
 
     /// The chains of a class.
@@ -98,8 +95,8 @@ impl Table {
         program::class_chains(class, &self.shape.node_side)
     }
 
-    /// Every element that should be there, in no order. They are made one by one: all of them together take
-    /// more memory than what they are made from.
+    /// Every element that should be there, in no order. They are made one by one: all of them
+    /// together take more memory than what they are made from.
     pub fn each_element(&self) -> impl Iterator<Item = Element> + '_ {
         let of_doors = self.doors.iter().flat_map(|(door, state)| state.elements(door));
         let members = self.members.iter().flat_map(|(set, members)| {
@@ -167,8 +164,8 @@ impl Table {
         differs
     }
 
-    /// Some doors are decided otherwise; `None` means that a door is gone. Doors of the other family are
-    /// left alone.
+    /// Some doors are decided otherwise; `None` means that a door is gone. Doors of the other
+    /// family are left alone.
     pub fn change_doors<'a>(
         &mut self,
         doors: impl Iterator<Item = (Door, Option<&'a Frontend>)>,
@@ -183,8 +180,9 @@ impl Table {
     fn change_door(&mut self, door: Door, frontend: Option<&Frontend>, delta: &mut Delta) {
         let now = self.doors.remove(&door);
         let wanted = frontend.map(|frontend| lower(frontend, now.as_ref(), &mut self.numbers));
-        let elements =
-            |state: &Option<DoorState>| state.as_ref().map(|s| s.elements(&door)).unwrap_or_default();
+        let elements = |state: &Option<DoorState>| {
+            state.as_ref().map(|s| s.elements(&door)).unwrap_or_default()
+        };
         difference(elements(&now), elements(&wanted), delta);
         self.count_cluster_ip(&door, now.as_ref(), wanted.as_ref(), delta);
         if let Some(wanted) = wanted {
@@ -221,16 +219,12 @@ impl Table {
 
     /// The pods of this node are these.
     pub fn change_pods(&mut self, pods: &PodSet, delta: &mut Delta) {
-        let of_pods = SetName::of(self.layer)
-            .iter()
-            .filter(|set| set.filled_by() == Facts::Pods);
-        let mut wanted: BTreeMap<SetName, Members> = of_pods.map(|set| (*set, Members::new())).collect();
+        let of_pods = SetName::of(self.layer).iter().filter(|set| set.filled_by() == Facts::Pods);
+        let mut wanted: BTreeMap<SetName, Members> =
+            of_pods.map(|set| (*set, Members::new())).collect();
         for pod in &pods.pods {
             let comment: Arc<str> = cut(&pod.to_string()).into();
-            let port = pod
-                .port
-                .as_deref()
-                .filter(|_| self.shape.detector == Detector::PodPort);
+            let port = pod.port.as_deref().filter(|_| self.shape.detector == Detector::PodPort);
             let interface = match (self.layer, port) {
                 (Layer::Bridge, Some(port)) => port,
                 (Layer::Bridge | Layer::Ip(_), _) => &pod.interface,
@@ -247,7 +241,8 @@ impl Table {
         }
     }
 
-    /// Where a pod's address belongs in this table; `by_port` if its port of a bridge must be right.
+    /// Where a pod's address belongs in this table; `by_port` if its port of a bridge must be
+    /// right.
     fn pod_sets(&self, ip: IpAddr, by_port: bool) -> &'static [SetName] {
         match (self.layer, family_of(ip)) {
             (Layer::Ip(family), of_ip) if family != of_ip => &[],
@@ -275,10 +270,7 @@ impl Table {
 
     fn change_members(&mut self, set: SetName, wanted: Members, delta: &mut Delta) {
         let list = |members: &Members| -> Vec<Element> {
-            members
-                .iter()
-                .map(|(key, comment)| member(set, *key, comment.clone()))
-                .collect()
+            members.iter().map(|(key, comment)| member(set, *key, comment.clone())).collect()
         };
         let now = self.members.insert(set, wanted).unwrap_or_default();
         difference(list(&now), list(&self.members[&set]), delta);
@@ -286,12 +278,7 @@ impl Table {
 }
 
 fn member(set: SetName, key: Key, comment: Option<Arc<str>>) -> Element {
-    Element {
-        set,
-        key,
-        value: Value::Member,
-        comment,
-    }
+    Element { set, key, value: Value::Member, comment }
 }
 
 fn cluster_ip(ip: IpAddr) -> Element {
@@ -303,10 +290,8 @@ pub fn difference(now: Vec<Element>, wanted: Vec<Element>, delta: &mut Delta) {
     if now.is_empty() {
         return delta.add.extend(wanted);
     }
-    let mut stale: HashMap<(SetName, Key), Element> = now
-        .into_iter()
-        .map(|element| ((element.set, element.key), element))
-        .collect();
+    let mut stale: HashMap<(SetName, Key), Element> =
+        now.into_iter().map(|element| ((element.set, element.key), element)).collect();
     for element in wanted {
         match stale.remove(&(element.set, element.key)) {
             Some(same) if same == element => {}

@@ -1,7 +1,8 @@
 //! The program as nft's text: what `nft list` shows of it, as far as nft reads that back. Pure.
 //!
-//! Two things are written otherwise than nft lists them. A port is translated only where the protocol is
-//! named before (`meta l4proto tcp`), which nft then folds into the key; and `th dport` stays what it is.
+//! Two things are written otherwise than nft lists them. A port is translated only where the
+//! protocol is named before (`meta l4proto tcp`), which nft then folds into the key; and `th dport`
+//! stays what it is.
 
 use std::fmt;
 
@@ -73,9 +74,7 @@ struct RuleText {
 impl Rendering {
     /// Of these tables.
     pub(super) fn of<'a>(tables: impl Iterator<Item = &'a Table>) -> Self {
-        Self {
-            tables: tables.map(table).collect(),
-        }
+        Self { tables: tables.map(table).collect() }
     }
 }
 
@@ -86,11 +85,7 @@ fn table(table: &Table) -> TableText {
         let (name, family) = (*name, name.family(layer));
         let of_set = elements.iter().filter(|element| element.set == name);
         SetText {
-            kind: if name.shape().data == Data::None {
-                "set"
-            } else {
-                "map"
-            },
+            kind: if name.shape().data == Data::None { "set" } else { "map" },
             name: name.as_str(),
             comment: name.why(),
             declaration: declaration(family, name),
@@ -103,11 +98,7 @@ fn table(table: &Table) -> TableText {
         name: TABLE,
         comment: TABLE_COMMENT,
         sets: sets.collect(),
-        chains: table
-            .chains()
-            .iter()
-            .map(|chain| chain_text(layer, chain))
-            .collect(),
+        chains: table.chains().iter().map(|chain| chain_text(layer, chain)).collect(),
     }
 }
 
@@ -145,7 +136,8 @@ fn part_type(family: Family, part: Part) -> &'static str {
     }
 }
 
-/// The values of a packet that are looked up in a set; `slots` to draw among, where a slot is one of them.
+/// The values of a packet that are looked up in a set; `slots` to draw among, where a slot is one
+/// of them.
 fn key(family: Family, set: SetName, slots: u32) -> String {
     let ip = Layer::Ip(family);
     let parts = set.shape().key.iter().map(|part| match part {
@@ -168,12 +160,7 @@ fn key_of(layer: Layer, set: SetName, slots: u32) -> String {
 fn element_text(family: Family, element: &Element) -> ElementText {
     let Element { set, key, .. } = element;
     ElementText {
-        key: KeyText {
-            set: *set,
-            family,
-            key,
-        }
-        .to_string(),
+        key: KeyText { set: *set, family, key }.to_string(),
         value: match element.value {
             Value::Member => None,
             Value::Goto(chain) => Some(format!("goto {chain}")),
@@ -196,10 +183,10 @@ fn chain_text(layer: Layer, chain: &Chain) -> ChainText {
         let (kind, priority) = (place.kind.as_str(), place.priority);
         format!("type {kind} hook {hook} priority {priority}; policy accept;")
     });
-    let rules = chain.rules.iter().map(|rule| RuleText {
-        rule: rule_text(layer, rule),
-        comment: rule_comment(layer, rule),
-    });
+    let rules = chain
+        .rules
+        .iter()
+        .map(|rule| RuleText { rule: rule_text(layer, rule), comment: rule_comment(layer, rule) });
     ChainText {
         name: chain.name.to_string(),
         comment: chain.why.text(),
@@ -224,17 +211,15 @@ fn match_text(layer: Layer, wanted: &Match) -> String {
         Match::Carries(family) => format!("meta protocol {}", Layer::Ip(*family)),
         Match::InputPrefix(prefix) => format!("iifname \"{prefix}*\""),
         Match::Source(range) => format!("{} saddr {}/{}", layer, range.network(), range.prefix()),
-        Match::Destination(range) => format!("{} daddr {}/{}", layer, range.network(), range.prefix()),
+        Match::Destination(range) => {
+            format!("{} daddr {}/{}", layer, range.network(), range.prefix())
+        }
         Match::FirstPacket => "ct status & confirmed == 0".to_owned(),
         Match::Translated => "ct status dnat".to_owned(),
         Match::Marked(bit) => format!("meta mark & {bit} == {bit}"),
         Match::Recalled => format!("meta priority & {} != none", priority(ENDPOINT_BITS)),
         Match::Scratched => {
-            format!(
-                "meta priority & {} == {}",
-                priority(SCRATCH_BITS),
-                priority(SCRATCH)
-            )
+            format!("meta priority & {} == {}", priority(SCRATCH_BITS), priority(SCRATCH))
         }
     }
 }
@@ -250,19 +235,14 @@ fn action_text(layer: Layer, action: &Action) -> String {
             format!("dnat {} to {key} map @{endpoints}", layer)
         }
         Action::TranslateToNumber(endpoints) => {
-            format!(
-                "dnat {} to {} map @{endpoints}",
-                layer,
-                key_of(layer, endpoints, 0)
-            )
+            format!("dnat {} to {} map @{endpoints}", layer, key_of(layer, endpoints, 0))
         }
         Action::Draw { numbers, slots } => {
-            format!(
-                "meta priority set {} map @{numbers}",
-                key_of(layer, numbers, slots)
-            )
+            format!("meta priority set {} map @{numbers}", key_of(layer, numbers, slots))
         }
-        Action::KeepServicePort => format!("meta priority set meta priority & {}", priority(!ENDPOINT_BITS)),
+        Action::KeepServicePort => {
+            format!("meta priority set meta priority & {}", priority(!ENDPOINT_BITS))
+        }
         Action::Recall(map) => format!("meta priority set {} map @{map}", key_of(layer, map, 0)),
         Action::Remember { map, seconds } => {
             client_text(layer, "update", map, &format!(" timeout {seconds}s"))
@@ -288,11 +268,7 @@ fn client_text(layer: Layer, operation: &str, map: SetName, timeout: &str) -> St
 }
 
 fn budget_text(budget: Budget) -> String {
-    let Budget {
-        burst,
-        hourly,
-        seconds,
-    } = budget;
+    let Budget { burst, hourly, seconds } = budget;
     let (set, bits) = (SetName::AffinityBudget, priority(!ENDPOINT_BITS));
     format!(
         "update @{set} {{ meta priority & {bits} timeout {seconds}s limit rate {hourly}/hour burst {burst} packets }}"
@@ -330,9 +306,7 @@ impl fmt::Display for SetText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\n\t{} {} {{", self.kind, self.name)?;
         writeln!(f, "\t\t{}", self.declaration)?;
-        self.settings
-            .iter()
-            .try_for_each(|setting| writeln!(f, "\t\t{setting}"))?;
+        self.settings.iter().try_for_each(|setting| writeln!(f, "\t\t{setting}"))?;
         writeln!(f, "\t\tcomment \"{}\"", self.comment)?;
         if !self.elements.is_empty() {
             writeln!(f, "\t\telements = {{")?;

@@ -12,8 +12,8 @@ use denizen_netlink::{Message, NetlinkError, Socket};
 
 /// Listens to the changes of nf_tables in this network namespace.
 ///
-/// Opened after the first load: the kernel writes a notification for every element while somebody listens,
-/// which doubles the cost of a large batch.
+/// Opened after the first load: the kernel writes a notification for every element while somebody
+/// listens, which doubles the cost of a large batch.
 #[derive(Debug)]
 pub struct Watch {
     socket: Socket,
@@ -25,9 +25,10 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Listens from now on. `own` is the port of the socket whose changes are our own, `None` where no table of
-    /// nf_tables is ours; `elsewhere` is told when somebody changes tables that are not ours. (A process id would
-    /// not do: the kernel names it as the host knows it, not as a container's process knows itself.)
+    /// Listens from now on. `own` is the port of the socket whose changes are our own, `None` where
+    /// no table of nf_tables is ours; `elsewhere` is told when somebody changes tables that are not
+    /// ours. (A process id would not do: the kernel names it as the host knows it, not as a
+    /// container's process knows itself.)
     ///
     /// # Errors
     /// [`NetlinkError`].
@@ -35,27 +36,17 @@ impl Watch {
         const NFNLGRP_NFTABLES: libc::c_int = 7;
         let socket = Socket::open()?;
         socket.join(NFNLGRP_NFTABLES)?;
-        Ok(Self {
-            socket,
-            own,
-            elsewhere: Arc::clone(elsewhere),
-            touched: false,
-        })
+        Ok(Self { socket, own, elsewhere: Arc::clone(elsewhere), touched: false })
     }
 
-    /// Reads all that is there: whether somebody else touched our tables. Notifications that were lost
-    /// count as if they had been about us.
+    /// Reads all that is there: whether somebody else touched our tables. Notifications that were
+    /// lost count as if they had been about us.
     ///
     /// # Errors
     /// [`NetlinkError`].
     pub fn foreign_change(&mut self) -> Result<bool, NetlinkError> {
         let mut foreign = false;
-        let Self {
-            socket,
-            own,
-            elsewhere,
-            touched,
-        } = self;
+        let Self { socket, own, elsewhere, touched } = self;
         loop {
             let more = socket.receive(false, |message| match ended_by(&message) {
                 Some(port) => {

@@ -30,11 +30,7 @@ pub(super) fn load(
     }
     kernel.commit(layer, batch)?;
     info!(%layer, chains = chains.len(), elements = count, "ruleset programmed");
-    Ok(Repair {
-        rebuilt: true,
-        chains: chains.len(),
-        elements: count,
-    })
+    Ok(Repair { rebuilt: true, chains: chains.len(), elements: count })
 }
 
 /// Table, chains, sets and rules, in place of whatever is there.
@@ -70,11 +66,12 @@ pub(super) fn write(batch: &mut Batch, chains: &[Chain], delta: &Delta) {
     batch.add_elements(&delta.add);
 }
 
-/// Takes the rules out of `chains`, where they are there; the generation after that, as long as nobody else commits.
+/// Takes the rules out of `chains`, where they are there; the generation after that, as long as
+/// nobody else commits.
 ///
-/// At the instant in which a table goes, a packet that is in its chains goes on through all their rules, finds
-/// their maps empty and their sets as they were (`nft_map_deactivate` in net/netfilter/nf_tables_api.c), and so
-/// would be refused for want of a service at a cluster IP.
+/// At the instant in which a table goes, a packet that is in its chains goes on through all their
+/// rules, finds their maps empty and their sets as they were (`nft_map_deactivate` in
+/// net/netfilter/nf_tables_api.c), and so would be refused for want of a service at a cluster IP.
 pub(super) fn empty(
     kernel: &mut Kernel,
     layer: Layer,
@@ -85,8 +82,6 @@ pub(super) fn empty(
     let full: Vec<String> = names
         .filter(|name| seen.chains.get(name).is_some_and(|chain| !chain.rules.is_empty()))
         .collect();
-    kernel.write(layer, |batch| {
-        full.iter().for_each(|name| batch.flush_chain(name))
-    })?;
+    kernel.write(layer, |batch| full.iter().for_each(|name| batch.flush_chain(name)))?;
     Ok(seen.generation.wrapping_add(u32::from(!full.is_empty())))
 }

@@ -6,31 +6,18 @@ use super::document::{Known, Node, Place, Value};
 use super::{Contents, Problem, Setting};
 use crate::config::ConfigError;
 
-/// Flags without a field: which file to read cannot stand in it, nor can what is asked of one run alone; and
-/// each thing has one name here.
-pub(super) const WITHOUT_FIELD: [&str; 7] = [
-    "config",
-    "help",
-    "version",
-    "init-only",
-    "node-cidr",
-    "pod-interface-prefix",
-    "cluster-cidr",
-];
+/// Flags without a field: which file to read cannot stand in it, nor can what is asked of one run
+/// alone; and each thing has one name here.
+pub(super) const WITHOUT_FIELD: [&str; 7] =
+    ["config", "help", "version", "init-only", "node-cidr", "pod-interface-prefix", "cluster-cidr"];
 
 /// Fields that are named as kube-proxy's, where that is not the flag's own name.
 const NAMED_LIKE_KUBE_PROXY: [(&str, &str); 8] = [
     ("nodePortAddresses", "nodeport-addresses"),
     ("conntrack.maxPerCore", "conntrack-max-per-core"),
     ("conntrack.min", "conntrack-min"),
-    (
-        "conntrack.tcpEstablishedTimeout",
-        "conntrack-tcp-timeout-established",
-    ),
-    (
-        "conntrack.tcpCloseWaitTimeout",
-        "conntrack-tcp-timeout-close-wait",
-    ),
+    ("conntrack.tcpEstablishedTimeout", "conntrack-tcp-timeout-established"),
+    ("conntrack.tcpCloseWaitTimeout", "conntrack-tcp-timeout-close-wait"),
     ("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal"),
     ("conntrack.udpTimeout", "conntrack-udp-timeout"),
     ("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream"),
@@ -112,10 +99,7 @@ pub(super) fn contents(tree: &Node, run: &Command) -> Contents {
         _ if is_section(path) => Known::Section,
         _ => Known::Unknown,
     });
-    let mut contents = Contents {
-        errors: fields.errors,
-        ..Contents::default()
-    };
+    let mut contents = Contents { errors: fields.errors, ..Contents::default() };
     contents.errors.extend(fields.unknown.into_iter().map(unknown));
     for (at, value) in fields.known {
         let named = flags.iter().find(|(field, _)| *field == at.field);
@@ -139,11 +123,7 @@ pub(super) fn set(run: &Command, flag: &str, at: Place, value: &Value, contents:
     let arg = args.find(|arg| arg.get_long() == Some(flag));
     let shape = Shape::of(arg.expect("the flags that fields stand for exist"));
     match written(shape, value) {
-        Some(value) => contents.settings.push(Setting {
-            flag: flag.to_owned(),
-            value,
-            at,
-        }),
+        Some(value) => contents.settings.push(Setting { flag: flag.to_owned(), value, at }),
         None => contents.errors.push(Problem {
             at,
             what: format!("it is {}, and should be {}", value.kind(), shape.name()),
@@ -156,7 +136,9 @@ fn written(shape: Shape, value: &Value) -> Option<String> {
     match (shape, value) {
         (Shape::Bool, Value::Bool(value)) => Some(value.to_string()),
         (Shape::Single, value) => value.scalar(),
-        (Shape::List, Value::List(items)) => joined(items.iter().map(|item| item.value.scalar()).collect()),
+        (Shape::List, Value::List(items)) => {
+            joined(items.iter().map(|item| item.value.scalar()).collect())
+        }
         (Shape::Gates, Value::Map(gates)) => {
             let gate = |(name, node): &(String, Node)| {
                 let value = written(Shape::Bool, &node.value)?;

@@ -79,10 +79,7 @@ impl Document {
             let text = error.without_snippet().to_string();
             let what = text.lines().next().unwrap_or_default().to_owned();
             let field = String::new();
-            Problem {
-                at: Place { line, field },
-                what,
-            }
+            Problem { at: Place { line, field }, what }
         })?;
         let Value::Map(fields) = &tree.value else {
             return Err(tree.problem(
@@ -124,7 +121,8 @@ pub(super) enum Known {
     Unknown,
 }
 
-/// The fields that have a value, and those that nobody knows. A section in which nothing stands is none.
+/// The fields that have a value, and those that nobody knows. A section in which nothing stands is
+/// none.
 #[derive(Debug, Default)]
 pub(super) struct Fields<'a> {
     pub(super) known: Vec<(Place, &'a Value)>,
@@ -135,17 +133,11 @@ pub(super) struct Fields<'a> {
 
 impl Node {
     pub(super) fn problem(&self, field: &str, what: impl Into<String>) -> Problem {
-        Problem {
-            at: self.place(field.to_owned()),
-            what: what.into(),
-        }
+        Problem { at: self.place(field.to_owned()), what: what.into() }
     }
 
     fn place(&self, field: String) -> Place {
-        Place {
-            line: self.line,
-            field,
-        }
+        Place { line: self.line, field }
     }
 
     /// All its fields but those that name its kind. What is null is not set.
@@ -158,7 +150,12 @@ impl Node {
         fields
     }
 
-    fn collect<'a>(&'a self, path: String, known: &impl Fn(&str) -> Known, fields: &mut Fields<'a>) {
+    fn collect<'a>(
+        &'a self,
+        path: String,
+        known: &impl Fn(&str) -> Known,
+        fields: &mut Fields<'a>,
+    ) {
         match (known(&path), &self.value) {
             (Known::Unknown, _) => fields.unknown.push(self.place(path)),
             (_, Value::Null) => {}
@@ -191,11 +188,7 @@ impl Value {
     }
 
     fn text(&self) -> Option<&str> {
-        if let Self::Text(text) = self {
-            Some(text)
-        } else {
-            None
-        }
+        if let Self::Text(text) = self { Some(text) } else { None }
     }
 
     /// A single value as a flag would have it.
@@ -211,10 +204,7 @@ impl Value {
 impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let spanned = Spanned::<Value>::deserialize(deserializer)?;
-        Ok(Self {
-            line: spanned.defined.line(),
-            value: spanned.value,
-        })
+        Ok(Self { line: spanned.defined.line(), value: spanned.value })
     }
 }
 

@@ -1,5 +1,5 @@
-//! `KubeProxyConfiguration` v1alpha1, as it lies in clusters: what means the same here is taken, and what means
-//! nothing here is named.
+//! `KubeProxyConfiguration` v1alpha1, as it lies in clusters: what means the same here is taken,
+//! and what means nothing here is named.
 
 use clap::Command;
 
@@ -52,14 +52,8 @@ const FIELDS: &[(&str, Meaning)] = &[
     ("logging.vmodule", Nothing(LOGS)),
     ("logging.options", Nothing(LOGS)),
     ("hostnameOverride", Flag("node-name")),
-    (
-        "bindAddress",
-        Nothing("both families are always served, at the node's addresses"),
-    ),
-    (
-        "bindAddressHardFail",
-        Nothing("an address that cannot be bound is reported and tried again"),
-    ),
+    ("bindAddress", Nothing("both families are always served, at the node's addresses")),
+    ("bindAddressHardFail", Nothing("an address that cannot be bound is reported and tried again")),
     ("healthzBindAddress", Flag("healthz-bind-address")),
     ("metricsBindAddress", Flag("metrics-bind-address")),
     ("enableProfiling", Nothing("there are no profiling endpoints")),
@@ -76,10 +70,7 @@ const FIELDS: &[(&str, Meaning)] = &[
     ("windowsRunAsService", Nothing(WINDOWS)),
     ("iptables.masqueradeBit", In(Mode::Iptables, "masquerade-bit")),
     ("iptables.masqueradeAll", In(Mode::Iptables, "masquerade-all")),
-    (
-        "iptables.localhostNodePorts",
-        In(Mode::Iptables, "iptables-localhost-nodeports"),
-    ),
+    ("iptables.localhostNodePorts", In(Mode::Iptables, "iptables-localhost-nodeports")),
     ("iptables.syncPeriod", Nothing(AT_ONCE)),
     ("iptables.minSyncPeriod", Nothing(AT_ONCE)),
     ("nftables.masqueradeBit", In(Mode::Nftables, "masquerade-bit")),
@@ -96,14 +87,8 @@ const FIELDS: &[(&str, Meaning)] = &[
     ("ipvs.udpTimeout", Nothing(NO_IPVS)),
     ("conntrack.maxPerCore", Flag("conntrack-max-per-core")),
     ("conntrack.min", Flag("conntrack-min")),
-    (
-        "conntrack.tcpEstablishedTimeout",
-        Flag("conntrack-tcp-timeout-established"),
-    ),
-    (
-        "conntrack.tcpCloseWaitTimeout",
-        Flag("conntrack-tcp-timeout-close-wait"),
-    ),
+    ("conntrack.tcpEstablishedTimeout", Flag("conntrack-tcp-timeout-established")),
+    ("conntrack.tcpCloseWaitTimeout", Flag("conntrack-tcp-timeout-close-wait")),
     ("conntrack.tcpBeLiberal", Flag("conntrack-tcp-be-liberal")),
     ("conntrack.udpTimeout", Flag("conntrack-udp-timeout")),
     ("conntrack.udpStreamTimeout", Flag("conntrack-udp-timeout-stream")),
@@ -134,7 +119,8 @@ pub(super) fn flags() -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// What such a document says. kubeadm writes every field out, most of them empty: what is empty is not set.
+/// What such a document says. kubeadm writes every field out, most of them empty: what is empty is
+/// not set.
 pub(super) fn contents(tree: &Node, run: &Command) -> Contents {
     let is_section = |path: &str| {
         let mut fields = FIELDS.iter().filter_map(|(field, _)| field.split_once('.'));
@@ -145,10 +131,7 @@ pub(super) fn contents(tree: &Node, run: &Command) -> Contents {
         None if is_section(path) => Known::Section,
         None => Known::Unknown,
     });
-    let mut contents = Contents {
-        errors: fields.errors,
-        ..Contents::default()
-    };
+    let mut contents = Contents { errors: fields.errors, ..Contents::default() };
     let unheard = |at| warning(at, "no field of v1alpha1 that is known here: it is ignored");
     contents.warnings.extend(fields.unknown.into_iter().map(unheard));
     let together = Joint { all: &fields.known };
@@ -161,10 +144,9 @@ pub(super) fn contents(tree: &Node, run: &Command) -> Contents {
             Flag(flag) => set(run, flag, at, value, &mut contents),
             In(mode, flag) if mode == section => set(run, flag, at, value, &mut contents),
             In(..) if is_zero(value) => {}
-            In(..) => contents.warnings.push(warning(
-                at,
-                "ignored: kube-proxy does not go by it in this mode either",
-            )),
+            In(..) => contents
+                .warnings
+                .push(warning(at, "ignored: kube-proxy does not go by it in this mode either")),
             Nothing(_) if is_zero(value) => {}
             Nothing(why) => contents.warnings.push(warning(at, &format!("ignored: {why}"))),
             Together => {}
@@ -214,21 +196,12 @@ impl Joint<'_> {
         let found = self.all.iter().find(|(at, _)| at.field == field);
         found.map_or_else(
             || (Place::of(field), String::new()),
-            |(at, value)| {
-                (
-                    at.clone(),
-                    value.scalar().unwrap_or_else(|| value.kind().to_owned()),
-                )
-            },
+            |(at, value)| (at.clone(), value.scalar().unwrap_or_else(|| value.kind().to_owned())),
         )
     }
 
     fn section(&self) -> Mode {
-        if self.text("mode").1 == "nftables" {
-            Mode::Nftables
-        } else {
-            Mode::Iptables
-        }
+        if self.text("mode").1 == "nftables" { Mode::Nftables } else { Mode::Iptables }
     }
 
     fn set_backend(&self, run: &Command, contents: &mut Contents) {
@@ -236,14 +209,12 @@ impl Joint<'_> {
         match mode.as_str() {
             "" => {}
             "iptables" | "nftables" => set(run, "backend", at, &Value::Text(mode), contents),
-            "ipvs" => contents.warnings.push(warning(
-                at,
-                "there is no ipvs backend: the best of the others is taken",
-            )),
-            _ => contents.errors.push(warning(
-                at,
-                &format!("{mode:?}: there is iptables, ipvs and nftables"),
-            )),
+            "ipvs" => contents
+                .warnings
+                .push(warning(at, "there is no ipvs backend: the best of the others is taken")),
+            _ => contents
+                .errors
+                .push(warning(at, &format!("{mode:?}: there is iptables, ipvs and nftables"))),
         }
     }
 
@@ -262,7 +233,9 @@ impl Joint<'_> {
             "" | "ClusterCIDR" => (None, None),
             "NodeCIDR" => (Some("node-cidr".to_owned()), None),
             "BridgeInterface" => (Some(named(bridge, "bridge", contents)), Some(bridge)),
-            "InterfaceNamePrefix" => (Some(named(prefix, "interface-prefix", contents)), Some(prefix)),
+            "InterfaceNamePrefix" => {
+                (Some(named(prefix, "interface-prefix", contents)), Some(prefix))
+            }
             _ => {
                 let what = format!(
                     "{mode:?}: there is ClusterCIDR, NodeCIDR, BridgeInterface and InterfaceNamePrefix"

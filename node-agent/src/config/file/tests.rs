@@ -24,12 +24,10 @@ fn matches(text: &str, flags: &[&str]) -> Result<(ArgMatches, Vec<String>), Stri
     std::fs::write(&path, text).unwrap();
     let words = ["denizen-agent", "run", "--config", path.to_str().unwrap()];
     let words = words.iter().chain(flags).map(OsString::from).collect();
-    let Completed { words, ignored } = complete(&command(), words).map_err(|error| error.to_string())?;
+    let Completed { words, ignored } =
+        complete(&command(), words).map_err(|error| error.to_string())?;
     let matches = command().try_get_matches_from(words);
-    let (_, run) = matches
-        .map_err(|error| error.to_string())?
-        .remove_subcommand()
-        .unwrap();
+    let (_, run) = matches.map_err(|error| error.to_string())?.remove_subcommand().unwrap();
     Ok((run, ignored))
 }
 
@@ -67,17 +65,10 @@ fn every_flag_has_a_field_of_its_own_and_every_exception_is_a_flag() {
     }
     for flag in WITHOUT_FIELD {
         // `version` is the whole program's.
-        assert!(
-            flag == "version" || flags.iter().any(|known| known == flag),
-            "{flag}"
-        );
+        assert!(flag == "version" || flags.iter().any(|known| known == flag), "{flag}");
     }
-    for field in [
-        "nodePortAddresses",
-        "conntrack.tcpEstablishedTimeout",
-        "detectLocal",
-        "nodeName",
-    ] {
+    for field in ["nodePortAddresses", "conntrack.tcpEstablishedTimeout", "detectLocal", "nodeName"]
+    {
         assert!(fields.contains(field), "{field} of {fields:?}");
     }
 }
@@ -88,17 +79,11 @@ fn the_example_has_every_field_and_says_the_defaults() {
     let text = include_str!("../../../../conf/agent/config.yaml");
     let contents = contents(&command(), text);
     assert_eq!((&contents.errors, &contents.warnings), (&vec![], &vec![]));
-    let told: BTreeSet<&str> = contents
-        .settings
-        .iter()
-        .map(|setting| setting.flag.as_str())
-        .collect();
+    let told: BTreeSet<&str> =
+        contents.settings.iter().map(|setting| setting.flag.as_str()).collect();
     let all = flags();
-    let all: BTreeSet<&str> = all
-        .iter()
-        .map(String::as_str)
-        .filter(|flag| field_of(flag).is_some())
-        .collect();
+    let all: BTreeSet<&str> =
+        all.iter().map(String::as_str).filter(|flag| field_of(flag).is_some()).collect();
     // What has no default, or excludes something else there, is a comment.
     let commented: BTreeSet<&str> = all
         .iter()
@@ -109,15 +94,9 @@ fn the_example_has_every_field_and_says_the_defaults() {
     assert_eq!(both, all);
     let run = command().find_subcommand("run").unwrap().clone();
     for setting in &contents.settings {
-        let arg = run
-            .get_arguments()
-            .find(|arg| arg.get_long() == Some(&setting.flag));
-        let usual: Vec<_> = arg
-            .unwrap()
-            .get_default_values()
-            .iter()
-            .map(|value| value.to_string_lossy())
-            .collect();
+        let arg = run.get_arguments().find(|arg| arg.get_long() == Some(&setting.flag));
+        let usual: Vec<_> =
+            arg.unwrap().get_default_values().iter().map(|value| value.to_string_lossy()).collect();
         if !usual.is_empty() {
             assert_eq!(usual, [setting.value.as_str()], "{}", setting.flag);
         }
@@ -135,17 +114,10 @@ fn fields_are_taken() {
     assert_eq!(config.policy.detector.to_string(), "bridge=cni0,br1");
     assert!(config.policy.settings.masquerade_all && !config.policy.settings.node_hints);
     assert_eq!(config.policy.node_side.masquerade_bit.mask(), 1 << 7);
-    assert_eq!(
-        format!("{:?}", config.policy.node_ports).matches('/').count(),
-        0,
-        "two ranges"
-    );
+    assert_eq!(format!("{:?}", config.policy.node_ports).matches('/').count(), 0, "two ranges");
     assert_eq!(config.listen.health, None);
     let conntrack = config.conntrack;
-    assert_eq!(
-        (conntrack.min, conntrack.udp.as_secs(), conntrack.tcp_be_liberal),
-        (0, 90, true)
-    );
+    assert_eq!((conntrack.min, conntrack.udp.as_secs(), conntrack.tcp_be_liberal), (0, 90, true));
     assert_eq!(conntrack.max_per_core, 32_768, "what is not set stays");
     // JSON is YAML.
     let json = r#"{"apiVersion":"denizen.io/v1alpha1","kind":"DenizenConfiguration","manifests":"/m","masqueradeAll":true}"#;
@@ -165,37 +137,17 @@ fn flags_beat_the_file() {
     // A flag's other name, too, and one that cannot stand beside it.
     let config = checked(&text, &["--node-cidr", "10.0.0.0/24"]);
     assert_eq!(config.policy.detector.to_string(), "node-cidr=10.0.0.0/24");
-    assert!(
-        checked(&text, &["--masquerade-all"])
-            .policy
-            .settings
-            .masquerade_all
-    );
+    assert!(checked(&text, &["--masquerade-all"]).policy.settings.masquerade_all);
 }
 
 #[test]
 fn what_is_wrong_is_named_with_its_place() {
     let cases = [
-        (
-            "masquradeAll: true",
-            "line 4, masquradeAll: there is no such field",
-        ),
-        (
-            "conntrack:\n  maxPerCoer: 3",
-            "line 5, conntrack.maxPerCoer: there is no such field",
-        ),
-        (
-            "conntrack: 5",
-            "line 4, conntrack: it is a number, and should be a map",
-        ),
-        (
-            "masqueradeAll: 'yes'",
-            "line 4, masqueradeAll: it is text, and should be true or false",
-        ),
-        (
-            "nodeName: [a]",
-            "line 4, nodeName: it is a list, and should be a single value",
-        ),
+        ("masquradeAll: true", "line 4, masquradeAll: there is no such field"),
+        ("conntrack:\n  maxPerCoer: 3", "line 5, conntrack.maxPerCoer: there is no such field"),
+        ("conntrack: 5", "line 4, conntrack: it is a number, and should be a map"),
+        ("masqueradeAll: 'yes'", "line 4, masqueradeAll: it is text, and should be true or false"),
+        ("nodeName: [a]", "line 4, nodeName: it is a list, and should be a single value"),
         ("nodeName: 1.5", "line 4, nodeName: it is a fraction"),
         (
             "detectLocal: podstate",
@@ -205,29 +157,17 @@ fn what_is_wrong_is_named_with_its_place() {
             "nodePortAddresses: [x]",
             "line 4, nodePortAddresses: --nodeport-addresses: \"x\" is not a CIDR",
         ),
-        (
-            "healthzBindAddress: localhost",
-            "line 4, healthzBindAddress: --healthz-bind-address",
-        ),
+        ("healthzBindAddress: localhost", "line 4, healthzBindAddress: --healthz-bind-address"),
         ("nodeName: true", "line 4, nodeName: it is true or false"),
-        (
-            "nodePortAddresses: primary",
-            "nodePortAddresses: it is text, and should be a list",
-        ),
+        ("nodePortAddresses: primary", "nodePortAddresses: it is text, and should be a list"),
         (
             "featureGates: {A: 1}",
             "featureGates: it is a map, and should be a map of names to true or false",
         ),
         ("masqueradeBit: 32", "line 4, masqueradeBit: invalid value '32'"),
         ("backend: ebpf", "line 4, backend: invalid value 'ebpf'"),
-        (
-            "conntrack: {udpTimeout: soon}",
-            "line 4, conntrack.udpTimeout: invalid value 'soon'",
-        ),
-        (
-            "clusterCIDR: 10.0.0.0/8",
-            "line 4, clusterCIDR: denizen never needs a cluster CIDR",
-        ),
+        ("conntrack: {udpTimeout: soon}", "line 4, conntrack.udpTimeout: invalid value 'soon'"),
+        ("clusterCIDR: 10.0.0.0/8", "line 4, clusterCIDR: denizen never needs a cluster CIDR"),
         ("initOnly: true", "initOnly: there is no such field"),
         ("config: x", "config: there is no such field"),
         ("masqueradeAll: true\nmasqueradeAll: false", "line 5"),
@@ -239,10 +179,7 @@ fn what_is_wrong_is_named_with_its_place() {
         assert!(error.contains("config.yaml cannot be used"), "{error}");
     }
     let error = refused(&format!("{HEAD}a: 1\nb: 2\n"));
-    assert!(
-        error.contains("line 4, a:") && error.contains("line 5, b:"),
-        "all at once: {error}"
-    );
+    assert!(error.contains("line 4, a:") && error.contains("line 5, b:"), "all at once: {error}");
 }
 
 #[test]
@@ -251,18 +188,9 @@ fn what_is_no_configuration_is_named() {
         ("", "it is nothing"),
         ("- 1\n", "it is a list"),
         ("kind: DenizenConfiguration\n", "it has no apiVersion and kind"),
-        (
-            "apiVersion: denizen.io/v2\nkind: DenizenConfiguration\n",
-            "\"denizen.io/v2\"",
-        ),
-        (
-            "apiVersion: v1\nkind: ConfigMap\ndata: {config.conf: ''}\n",
-            "config.conf",
-        ),
-        (
-            "apiVersion: [1]\nkind: 5\n",
-            "should be a DenizenConfiguration of denizen.io/v1alpha1",
-        ),
+        ("apiVersion: denizen.io/v2\nkind: DenizenConfiguration\n", "\"denizen.io/v2\""),
+        ("apiVersion: v1\nkind: ConfigMap\ndata: {config.conf: ''}\n", "config.conf"),
+        ("apiVersion: [1]\nkind: 5\n", "should be a DenizenConfiguration of denizen.io/v1alpha1"),
     ];
     for (text, words) in cases {
         let error = refused(text);
@@ -277,18 +205,11 @@ fn what_is_no_configuration_is_named() {
 fn other_commands_take_the_flags_that_they_have() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
-    std::fs::write(
-        &path,
-        format!("{HEAD}masqueradeAll: true\nmetricsBindAddress: ''\n"),
-    )
-    .unwrap();
+    std::fs::write(&path, format!("{HEAD}masqueradeAll: true\nmetricsBindAddress: ''\n")).unwrap();
     let words = ["denizen-agent", "render", "--config", path.to_str().unwrap()];
     let words = words.map(OsString::from).into();
     let completed = complete(&command(), words).unwrap();
-    let added: Vec<_> = completed.words[2..4]
-        .iter()
-        .map(|word| word.to_str().unwrap())
-        .collect();
+    let added: Vec<_> = completed.words[2..4].iter().map(|word| word.to_str().unwrap()).collect();
     assert_eq!(added, ["--manifests=/m", "--masquerade-all=true"]);
     assert_eq!(completed.words.len(), 6);
 }
@@ -304,10 +225,6 @@ fn a_command_line_that_cannot_be_read_is_left_as_it_is() {
         "denizen-agent run",
     ] {
         let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
-        assert_eq!(
-            complete(&command(), words.clone()).unwrap().words,
-            words,
-            "{line}"
-        );
+        assert_eq!(complete(&command(), words.clone()).unwrap().words, words, "{line}");
     }
 }

@@ -1,4 +1,5 @@
-//! What an owner of a service may not expect, what the kernel did not take, and what is not known yet.
+//! What an owner of a service may not expect, what the kernel did not take, and what is not known
+//! yet.
 
 use super::*;
 use crate::explain::{Scene, explain};
@@ -21,10 +22,7 @@ fn a_cluster_ip_that_is_the_nodes_own_address_is_left_to_the_node() {
     let said = engine.explain(&to).unwrap();
     let text = said.to_string();
     assert_eq!(said.verdict, Verdict::Untouched, "{text}");
-    assert!(
-        text.contains("cluster IP of default/taken, and this node's own address"),
-        "{text}"
-    );
+    assert!(text.contains("cluster IP of default/taken, and this node's own address"), "{text}");
     // The node's addresses are followed live.
     engine.apply(vec![Event::Addresses(vec![address("192.168.0.2", "eth0")])]);
     engine.decided();
@@ -43,19 +41,10 @@ fn a_load_balancer_ip_of_a_family_without_a_source_range_is_open() {
     let v4 = slice("dual-4", "dual", vec![endpoint(AWAY_1, Some(AWAY))]);
     engine.apply(vec![told(dual), tells(v4), tells(v6)]);
     engine.decided();
-    let said = engine
-        .explain(&packet("2600:5200::1", "[2001:db8::9]:80"))
-        .unwrap();
+    let said = engine.explain(&packet("2600:5200::1", "[2001:db8::9]:80")).unwrap();
     assert_eq!(said.verdict, Verdict::Forward, "{said}");
-    assert!(
-        said.to_string()
-            .contains("the Service has no source range of IPv6"),
-        "{said}"
-    );
-    for (from, verdict) in [
-        ("203.0.113.2", Verdict::Forward),
-        ("203.0.113.130", Verdict::Drop),
-    ] {
+    assert!(said.to_string().contains("the Service has no source range of IPv6"), "{said}");
+    for (from, verdict) in [("203.0.113.2", Verdict::Forward), ("203.0.113.130", Verdict::Drop)] {
         let said = engine.explain(&packet(from, "198.51.100.1:80")).unwrap();
         assert_eq!(said.verdict, verdict, "{said}");
         assert!(!said.to_string().contains("no source range of"), "{said}");
@@ -70,9 +59,7 @@ fn no_control_character_of_a_name_is_printed() {
     pods.pods[0].pod = Some("default/x\n=> dropped".into());
     engine.apply(vec![told(service(name, &["10.96.0.60"])), Event::Pods(pods)]);
     engine.decided();
-    let said = engine
-        .explain(&packet("10.1.2.9@cni0\u{1b}[31m", "10.96.0.60:80"))
-        .unwrap();
+    let said = engine.explain(&packet("10.1.2.9@cni0\u{1b}[31m", "10.96.0.60:80")).unwrap();
     let text = said.to_string();
     assert!(!text.chars().any(|c| c != '\n' && c.is_control()), "{text:?}");
     let verdicts: Vec<&str> = text.lines().filter(|line| line.starts_with("=>")).collect();
@@ -103,15 +90,8 @@ fn rules_that_the_kernel_rejected_are_said_not_to_be_there() {
     };
     let rejected = explained("10.96.0.10:80");
     let text = rejected.to_string();
-    assert_eq!(
-        (rejected.verdict, rejected.endpoints.len()),
-        (Verdict::Unknown, 0),
-        "{text}"
-    );
-    assert!(
-        text.contains("not in the kernel") && text.contains("no such module"),
-        "{text}"
-    );
+    assert_eq!((rejected.verdict, rejected.endpoints.len()), (Verdict::Unknown, 0), "{text}");
+    assert!(text.contains("not in the kernel") && text.contains("no such module"), "{text}");
     assert_eq!(explained("10.96.0.13:80").verdict, Verdict::Forward);
 }
 

@@ -17,7 +17,8 @@ pub enum Act {
     Jump(String),
     /// To a chain, not back.
     Goto(String),
-    /// Something that cannot be told from the rule alone: a map of verdicts, a program that is asked.
+    /// Something that cannot be told from the rule alone: a map of verdicts, a program that is
+    /// asked.
     Unknown,
 }
 
@@ -57,20 +58,13 @@ enum End {
 
 /// Judges the base chain `base`; denizen's own rules in it do not count.
 pub fn judge(chains: &Chains, base: &str, policy_drops: bool) -> Judgement {
-    let mut walk = Walk {
-        chains,
-        accepts: false,
-    };
+    let mut walk = Walk { chains, accepts: false };
     let dropped = match walk.through(base, 0) {
         End::Accepted => false,
         End::Dropped => true,
         End::Returned => policy_drops,
     };
-    if dropped {
-        Judgement::Drops { all: !walk.accepts }
-    } else {
-        Judgement::Passes
-    }
+    if dropped { Judgement::Drops { all: !walk.accepts } } else { Judgement::Passes }
 }
 
 struct Walk<'a> {
@@ -124,11 +118,7 @@ mod tests {
     use super::*;
 
     fn rule(conditional: bool, act: Act) -> Rule {
-        Rule {
-            conditional,
-            act,
-            own: None,
-        }
+        Rule { conditional, act, own: None }
     }
 
     #[test]
@@ -137,10 +127,7 @@ mod tests {
         let always = |act| rule(false, act);
         let some = |act| rule(true, act);
         let to = |act: fn(String) -> Act| act("other".to_owned());
-        let ours = Rule {
-            own: Some(7),
-            ..always(Accept)
-        };
+        let ours = Rule { own: Some(7), ..always(Accept) };
         let drops = |all| Judgement::Drops { all };
         let passes = Judgement::Passes;
         // Rules of the base chain, of the other chain, and what is so with policy drop and accept.
@@ -150,51 +137,26 @@ mod tests {
             ("counts", vec![always(Nothing)], vec![], [drops(true), passes]),
             ("accepts some", vec![some(Accept)], vec![], [drops(false), passes]),
             ("accepts all", vec![always(Accept)], vec![], [passes, passes]),
-            (
-                "refuses at the end",
-                vec![some(Accept), always(Drop)],
-                vec![],
-                [drops(false); 2],
-            ),
+            ("refuses at the end", vec![some(Accept), always(Drop)], vec![], [drops(false); 2]),
             ("refuses all", vec![always(Drop)], vec![], [drops(true); 2]),
             ("refuses some", vec![some(Drop)], vec![], [drops(true), passes]),
             ("a map", vec![some(Unknown)], vec![], [drops(false), passes]),
-            (
-                "jumps to a drop",
-                vec![always(to(Jump))],
-                vec![always(Drop)],
-                [drops(true); 2],
-            ),
-            (
-                "jumps to an accept",
-                vec![always(to(Jump))],
-                vec![always(Accept)],
-                [passes; 2],
-            ),
+            ("jumps to a drop", vec![always(to(Jump))], vec![always(Drop)], [drops(true); 2]),
+            ("jumps to an accept", vec![always(to(Jump))], vec![always(Accept)], [passes; 2]),
             (
                 "jumps and returns",
                 vec![always(to(Jump))],
                 vec![always(Return), always(Drop)],
                 [drops(true), passes],
             ),
-            (
-                "some go to a drop",
-                vec![some(to(Goto))],
-                vec![always(Drop)],
-                [drops(true), passes],
-            ),
+            ("some go to a drop", vec![some(to(Goto))], vec![always(Drop)], [drops(true), passes]),
             (
                 "some jump to an accept",
                 vec![some(to(Jump))],
                 vec![always(Accept)],
                 [drops(false), passes],
             ),
-            (
-                "all go away",
-                vec![always(to(Goto)), always(Accept)],
-                vec![],
-                [drops(true), passes],
-            ),
+            ("all go away", vec![always(to(Goto)), always(Accept)], vec![], [drops(true), passes]),
             (
                 "round in a circle",
                 vec![always(to(Jump))],

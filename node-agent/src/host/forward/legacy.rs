@@ -1,5 +1,5 @@
-//! The forward hook of legacy iptables, whose tables have no netlink: iptables itself is the writer that
-//! knows their format and takes their lock.
+//! The forward hook of legacy iptables, whose tables have no netlink: iptables itself is the writer
+//! that knows their format and takes their lock.
 
 use std::fs;
 use std::io;
@@ -24,27 +24,21 @@ fn program(family: Family) -> &'static str {
 ///
 /// # Errors
 /// [`ForwardError`] when there is one that cannot be read.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the kernel tells of legacy tables here alone"
-)]
+#[expect(clippy::disallowed_methods, reason = "the kernel tells of legacy tables here alone")]
 pub fn read(family: Family) -> Result<Option<Chain>, ForwardError> {
     let names = match family {
         Family::V4 => "/proc/net/ip_tables_names",
         Family::V6 => "/proc/net/ip6_tables_names",
     };
     // Asking iptables would make the table.
-    let there = fs::read_to_string(names).is_ok_and(|names| names.lines().any(|name| name == "filter"));
+    let there =
+        fs::read_to_string(names).is_ok_and(|names| names.lines().any(|name| name == "filter"));
     if !there {
         return Ok(None);
     }
     let text = run(family, &["-S"])?;
     let (chains, policy_drops) = parse(&text);
-    let own = chains
-        .get(CHAIN)
-        .into_iter()
-        .flatten()
-        .filter_map(|rule| rule.own);
+    let own = chains.get(CHAIN).into_iter().flatten().filter_map(|rule| rule.own);
     Ok(Some(Chain {
         what: format!("the filter table of {}, chain {CHAIN}", program(family)),
         judgement: judge(&chains, CHAIN, policy_drops),
@@ -52,8 +46,8 @@ pub fn read(family: Family) -> Result<Option<Chain>, ForwardError> {
     }))
 }
 
-/// What `-S` prints: the chains, and whether the forward chain's policy drops. A rule of ours is known by
-/// which of the two it is.
+/// What `-S` prints: the chains, and whether the forward chain's policy drops. A rule of ours is
+/// known by which of the two it is.
 fn parse(text: &str) -> (Chains, bool) {
     let mut chains = Chains::new();
     let mut policy_drops = false;
@@ -61,7 +55,8 @@ fn parse(text: &str) -> (Chains, bool) {
         if let Some(policy) = line.strip_prefix("-P FORWARD ") {
             policy_drops = policy == "DROP";
         }
-        let Some((chain, spec)) = line.strip_prefix("-A ").and_then(|rest| rest.split_once(' ')) else {
+        let Some((chain, spec)) = line.strip_prefix("-A ").and_then(|rest| rest.split_once(' '))
+        else {
             continue;
         };
         chains.entry(chain.to_owned()).or_default().push(rule(spec));
@@ -70,10 +65,7 @@ fn parse(text: &str) -> (Chains, bool) {
 }
 
 fn rule(spec: &str) -> Rule {
-    let own = OURS
-        .iter()
-        .zip(0..)
-        .find(|(why, _)| spec.contains(&comment(**why)));
+    let own = OURS.iter().zip(0..).find(|(why, _)| spec.contains(&comment(**why)));
     let (asked, target) = match spec.rfind("-j ").into_iter().chain(spec.rfind("-g ")).max() {
         Some(at) => spec.split_at(at),
         None => (spec, ""),
@@ -89,11 +81,7 @@ fn rule(spec: &str) -> Rule {
         (Some("-g"), chain) => Act::Goto(chain.to_owned()),
         (Some(_), chain) => Act::Jump(chain.to_owned()),
     };
-    Rule {
-        conditional: !asked.is_empty(),
-        act,
-        own: own.map(|(_, which)| which),
-    }
+    Rule { conditional: !asked.is_empty(), act, own: own.map(|(_, which)| which) }
 }
 
 /// In the order in which they stand.
@@ -106,10 +94,7 @@ fn comment(why: Why) -> String {
 /// Our rules' words, without the chain.
 fn specs(admitted: MarkBit) -> [Vec<String>; 2] {
     let mark = format!("{admitted}/{admitted}");
-    let asked = [
-        ["conntrack", "--ctstate", "RELATED,ESTABLISHED"],
-        ["connmark", "--mark", &mark],
-    ];
+    let asked = [["conntrack", "--ctstate", "RELATED,ESTABLISHED"], ["connmark", "--mark", &mark]];
     let spec = |(asked, why): ([&str; 3], Why)| -> Vec<String> {
         let words = [["-m"].as_slice(), &asked, &["-m", "comment", "--comment"]].concat();
         let words = words.into_iter().map(str::to_owned);
@@ -138,17 +123,11 @@ pub fn open(family: Family, admitted: MarkBit) -> Result<(), ForwardError> {
 pub fn close(family: Family, admitted: MarkBit, own: &[u64]) -> Result<(), ForwardError> {
     let specs = specs(admitted);
     let spec = |which: &u64| specs.get(usize::try_from(*which).ok()?);
-    own.iter()
-        .filter_map(spec)
-        .try_for_each(|spec| write(family, &["-D", CHAIN], spec))
+    own.iter().filter_map(spec).try_for_each(|spec| write(family, &["-D", CHAIN], spec))
 }
 
 fn write(family: Family, command: &[&str], spec: &[String]) -> Result<(), ForwardError> {
-    let words: Vec<&str> = command
-        .iter()
-        .copied()
-        .chain(spec.iter().map(String::as_str))
-        .collect();
+    let words: Vec<&str> = command.iter().copied().chain(spec.iter().map(String::as_str)).collect();
     run(family, &words).map(drop)
 }
 
@@ -159,11 +138,7 @@ fn run(family: Family, words: &[&str]) -> Result<String, ForwardError> {
     let mut command = Command::new(program);
     // The lock is everybody's; kube-proxy waits as long.
     command.args(["-w", "5", "-t", "filter"]).args(words);
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = command.output().map_err(failed)?;
+    let Output { status, stdout, stderr } = command.output().map_err(failed)?;
     if status.success() {
         return Ok(String::from_utf8_lossy(&stdout).into_owned());
     }
@@ -178,27 +153,18 @@ mod tests {
 
     #[test]
     fn what_iptables_prints_is_judged() {
-        let ours = format!(
-            "-A FORWARD -m comment --comment \"{}\" -j ACCEPT",
-            comment(OURS[1])
-        );
+        let ours = format!("-A FORWARD -m comment --comment \"{}\" -j ACCEPT", comment(OURS[1]));
         let drops = |all| Judgement::Drops { all };
         let cases = [
             ("-P FORWARD ACCEPT", Judgement::Passes),
             ("-P FORWARD DROP", drops(true)),
             ("-P FORWARD DROP\n-A FORWARD -j ACCEPT", Judgement::Passes),
-            (
-                "-P FORWARD DROP\n-A FORWARD -o docker0 -j DOCKER\n-A DOCKER -j ACCEPT",
-                drops(false),
-            ),
+            ("-P FORWARD DROP\n-A FORWARD -o docker0 -j DOCKER\n-A DOCKER -j ACCEPT", drops(false)),
             (
                 "-P FORWARD ACCEPT\n-A FORWARD -s 10.0.0.0/8 -j ACCEPT\n-A FORWARD -j REJECT --reject-with icmp-host-prohibited",
                 drops(false),
             ),
-            (
-                "-P FORWARD ACCEPT\n-A FORWARD -p tcp -g X\n-A X -j DROP",
-                Judgement::Passes,
-            ),
+            ("-P FORWARD ACCEPT\n-A FORWARD -p tcp -g X\n-A X -j DROP", Judgement::Passes),
             (&format!("-P FORWARD DROP\n{ours}"), drops(true)),
         ];
         for (text, expected) in cases {

@@ -1,14 +1,16 @@
 //! Somebody else's chains in the forward hook, where they drop what denizen forwards.
 //!
-//! What one table accepts another may still drop, so a default-deny host is opened only in the chain that
-//! drops. Two rules do, as kube-proxy's KUBE-FORWARD has two: answers (KEP-2450: `RELATED,ESTABLISHED`, with no
-//! CIDR at all), and what was forwarded to an endpoint. kube-proxy knows the latter by the packet's
-//! masquerade mark, which only the first packet has, and only where the source is replaced; denizen's rules
-//! mark the *connection*, so that a second packet before the first answer, a local pod's connection and one
-//! under policy Local pass too, and nobody else's translated connection does.
+//! What one table accepts another may still drop, so a default-deny host is opened only in the
+//! chain that drops. Two rules do, as kube-proxy's KUBE-FORWARD has two: answers (KEP-2450:
+//! `RELATED,ESTABLISHED`, with no CIDR at all), and what was forwarded to an endpoint. kube-proxy
+//! knows the latter by the packet's masquerade mark, which only the first packet has, and only
+//! where the source is replaced; denizen's rules mark the *connection*, so that a second packet
+//! before the first answer, a local pod's connection and one under policy Local pass too, and
+//! nobody else's translated connection does.
 //!
-//! What can be known exactly: whether a chain drops what none of its rules was made for, and whether it has
-//! any rule that lets something through. Whether those rules are made for this node's services cannot.
+//! What can be known exactly: whether a chain drops what none of its rules was made for, and
+//! whether it has any rule that lets something through. Whether those rules are made for this
+//! node's services cannot.
 
 mod chain;
 mod legacy;
@@ -71,7 +73,8 @@ pub struct Findings {
 
 /// Looks at the forward hook and, where the operator asked for it, opens it.
 ///
-/// Nothing is remembered: whatever is found is brought to what is wanted, so it may be repeated at any time.
+/// Nothing is remembered: whatever is found is brought to what is wanted, so it may be repeated at
+/// any time.
 pub fn look(open: bool) -> Findings {
     let mut findings = Findings::default();
     let mut note = |result: Result<(), ForwardError>| {
@@ -149,10 +152,7 @@ impl Chain {
     /// Says what was done to it.
     fn changed(self, open: bool) -> Self {
         if self.must_open(open) {
-            warn!(
-                chain = self.what,
-                "it drops what is forwarded: opened for services"
-            );
+            warn!(chain = self.what, "it drops what is forwarded: opened for services");
         } else if self.must_close(open) {
             info!(chain = self.what, "denizen's rules in it are removed");
         }

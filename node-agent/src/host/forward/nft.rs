@@ -67,9 +67,7 @@ fn places(socket: &mut Socket) -> Result<Vec<Place>, NetlinkError> {
         }
     })?;
     let mut found = Vec::new();
-    dump(socket, libc::NFT_MSG_GETCHAIN, 0, &[], |chain| {
-        found.extend(place(&chain))
-    })?;
+    dump(socket, libc::NFT_MSG_GETCHAIN, 0, &[], |chain| found.extend(place(&chain)))?;
     found.retain(|place| !asleep.contains(&(Some(place.family), Some(place.table.clone()))));
     Ok(found)
 }
@@ -84,7 +82,8 @@ fn place(chain: &Message<'_>) -> Option<Place> {
         chain: attributes.find_str(3)?.to_owned(),
         policy_drops: attributes.find_u32(5) == Some(libc::NF_DROP as u32),
     };
-    let routed = [libc::NFPROTO_INET, libc::NFPROTO_IPV4, libc::NFPROTO_IPV6].contains(&i32::from(family));
+    let routed =
+        [libc::NFPROTO_INET, libc::NFPROTO_IPV4, libc::NFPROTO_IPV6].contains(&i32::from(family));
     (routed && hook == libc::NF_INET_FORWARD as u32 && place.table != OUR_TABLE).then_some(place)
 }
 
@@ -129,11 +128,7 @@ fn rule(attributes: Attributes<'_>) -> Rule {
         "numgen",
         "hash",
     ];
-    let mut found = Rule {
-        conditional: false,
-        act: Act::Nothing,
-        own: None,
-    };
+    let mut found = Rule { conditional: false, act: Act::Nothing, own: None };
     for (name, data) in expressions(attributes) {
         found.conditional |= !ASK_NOTHING.contains(&name);
         if let Some(act) = act(name, data) {

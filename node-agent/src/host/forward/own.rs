@@ -1,7 +1,7 @@
 //! Denizen's rules in somebody else's chain, as the kernel's expressions.
 //!
-//! In a chain that iptables made they are written as iptables writes them (xtables matches): it refuses to
-//! show or change a table with expressions that it does not know.
+//! In a chain that iptables made they are written as iptables writes them (xtables matches): it
+//! refuses to show or change a table with expressions that it does not know.
 
 use nix::libc;
 
@@ -49,7 +49,9 @@ const ANSWERS: u32 = 0b110;
 pub fn write(w: &mut Writer, language: Language, asks: Asks) {
     match (language, asks) {
         (Language::Nft, Asks::Answers) => connection(w, CT_STATE, ANSWERS, CMP_NEQ, 0),
-        (Language::Nft, Asks::Services(bit)) => connection(w, CT_MARK, bit.mask(), CMP_EQ, bit.mask()),
+        (Language::Nft, Asks::Services(bit)) => {
+            connection(w, CT_MARK, bit.mask(), CMP_EQ, bit.mask())
+        }
         (Language::Xtables, Asks::Answers) => xt_match(w, "conntrack", 3, &xt_conntrack()),
         (Language::Xtables, Asks::Services(bit)) => xt_match(w, "connmark", 1, &xt_connmark(bit)),
     }

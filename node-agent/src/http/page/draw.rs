@@ -56,13 +56,7 @@ fn heading(asking: &Asking, view: &Told<View>) -> Markup {
         }
         Ok(_) => ("good", "all programmed".to_owned()),
     };
-    let every = |every| {
-        Asking {
-            every,
-            ..asking.clone()
-        }
-        .link("")
-    };
+    let every = |every| Asking { every, ..asking.clone() }.link("");
     html! {
         h1 { "denizen" }
         @if let Ok(view) = view {
@@ -93,9 +87,7 @@ fn parts(asking: &Asking, view: &View, explanation: Option<&Told<Explanation>>) 
 
 fn tiles(status: &Status) -> Markup {
     let last = status.last_sync.as_ref();
-    let repair = status
-        .last_repair_milliseconds
-        .map(|ms| format!("the last in {ms:.1} ms"));
+    let repair = status.last_repair_milliseconds.map(|ms| format!("the last in {ms:.1} ms"));
     let generation = status.generation.map(|number| format!("state file {number}"));
     let tiles = [
         ("local pods", status.pods.to_string(), generation),
@@ -135,15 +127,8 @@ fn problems(tone: &str, title: &str, problems: &[String]) -> Markup {
 fn services(asking: &Asking, services: &Found<ServiceRow>) -> Markup {
     let (skip, shown) = (asking.view.skip, services.shown.len());
     let at = |skip| {
-        let view = ViewQuery {
-            skip,
-            ..asking.view.clone()
-        };
-        Asking {
-            view,
-            ..asking.clone()
-        }
-        .link("services")
+        let view = ViewQuery { skip, ..asking.view.clone() };
+        Asking { view, ..asking.clone() }.link("services")
     };
     html! {
         section #services {
@@ -207,10 +192,7 @@ fn service_rows(asking: &Asking, service: &ServiceRow) -> Markup {
 
 /// A door, which leads to the form that explains a packet to it.
 fn door_cell(asking: &Asking, door: &DoorRow) -> Markup {
-    let to = Asking {
-        to: door.at.clone(),
-        ..asking.clone()
-    };
+    let to = Asking { to: door.at.clone(), ..asking.clone() };
     html! {
         @if door.at.starts_with("node port") {
             code { (door.at) }
@@ -242,11 +224,7 @@ fn fate(fate: &Fate) -> Markup {
 fn pods(asking: &Asking, pods: &Found<PodRow>) -> Markup {
     let packet = |pod: &PodRow, ip: &String| {
         let from = format!("{ip}@{}", pod.interface);
-        Asking {
-            from,
-            ..asking.clone()
-        }
-        .link("explain")
+        Asking { from, ..asking.clone() }.link("explain")
     };
     html! {
         section #pods {

@@ -10,19 +10,13 @@ use crate::status::view::{DoorRow, EndpointRow, Fate, Found, PodRow, ServiceRow,
 const HOSTILE: &str = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
 
 fn found<T>(row: T) -> Found<T> {
-    Found {
-        total: 7,
-        shown: vec![row],
-    }
+    Found { total: 7, shown: vec![row] }
 }
 
 fn hostile_view() -> View {
     let text = || HOSTILE.to_owned();
     let forward = || {
-        let endpoint = EndpointRow {
-            at: text(),
-            local: true,
-        };
+        let endpoint = EndpointRow { at: text(), local: true };
         Fate::Forward(found(endpoint))
     };
     let door = DoorRow {
@@ -61,27 +55,15 @@ fn hostile_view() -> View {
             interface: text(),
             port: Some(text()),
         }),
-        services: found(ServiceRow {
-            name: text(),
-            policies: vec![text()],
-            doors: vec![door],
-        }),
-        syncs: vec![SyncRow {
-            at: text(),
-            milliseconds: 1.0,
-            what: text(),
-            error: Some(text()),
-        }],
+        services: found(ServiceRow { name: text(), policies: vec![text()], doors: vec![door] }),
+        syncs: vec![SyncRow { at: text(), milliseconds: 1.0, what: text(), error: Some(text()) }],
     }
 }
 
 #[test]
 fn every_value_is_escaped() {
     let asking = Asking {
-        view: ViewQuery {
-            search: HOSTILE.to_owned(),
-            skip: 3,
-        },
+        view: ViewQuery { search: HOSTILE.to_owned(), skip: 3 },
         from: HOSTILE.to_owned(),
         to: HOSTILE.to_owned(),
         every: Some(5),
@@ -92,10 +74,7 @@ fn every_value_is_escaped() {
         endpoints: vec![HOSTILE.to_owned()],
         masquerade: true,
         local: true,
-        steps: vec![Step {
-            what: HOSTILE.to_owned(),
-            why: HOSTILE.to_owned(),
-        }],
+        steps: vec![Step { what: HOSTILE.to_owned(), why: HOSTILE.to_owned() }],
     };
     let refused: Told<Explanation> = Err(HOSTILE.to_owned());
     for explanation in [Some(&Ok(explanation)), Some(&refused), None] {
@@ -129,11 +108,7 @@ fn on_loopback_a_request_that_names_another_host_is_not_ours() {
         if let Some(host) = host {
             headers.insert(HOST, host.parse().unwrap());
         }
-        assert_eq!(
-            is_meant_for(local.parse().unwrap(), &headers),
-            ours,
-            "{local} {host:?}"
-        );
+        assert_eq!(is_meant_for(local.parse().unwrap(), &headers), ours, "{local} {host:?}");
     }
 }
 

@@ -33,7 +33,8 @@ fn plugin() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A configuration list as anybody might write it: compact or not, with tabs, and with keys that nobody knows.
+/// A configuration list as anybody might write it: compact or not, with tabs, and with keys that
+/// nobody knows.
 fn conflist() -> impl Strategy<Value = String> {
     let parts = (
         prop::collection::vec(plugin(), 1..4),
@@ -50,9 +51,7 @@ fn conflist() -> impl Strategy<Value = String> {
             0 => serde_json::to_string(&list).unwrap(),
             1 => serde_json::to_string_pretty(&list).unwrap(),
             // Line ends inside strings are escaped, so these are between values.
-            _ => serde_json::to_string_pretty(&list)
-                .unwrap()
-                .replace('\n', "\r\n\t"),
+            _ => serde_json::to_string_pretty(&list).unwrap().replace('\n', "\r\n\t"),
         };
         format!("{space}{text}{space}")
     })
@@ -110,10 +109,7 @@ fn what_is_no_configuration_is_said() {
     let head = r#""cniVersion": "1.0.0", "name": "n""#;
     let cases = [
         ("[]".to_owned(), "it is not a JSON object"),
-        (
-            r#"{"cniVersion":"1.0.0","plugins":[{"type":"a"}]}"#.to_owned(),
-            "it has no name",
-        ),
+        (r#"{"cniVersion":"1.0.0","plugins":[{"type":"a"}]}"#.to_owned(), "it has no name"),
         (format!("{{{head}}}"), "it has no plugins"),
         (format!(r#"{{{head},"plugins":[]}}"#), "it has no plugins"),
         (format!(r#"{{{head},"plugins":{{}}}}"#), "its plugins are no list"),
@@ -125,10 +121,7 @@ fn what_is_no_configuration_is_said() {
             r#"{"cniVersion":"0.2.0","name":"n","plugins":[{"type":"a"}]}"#.to_owned(),
             "cniVersion \"0.2.0\"",
         ),
-        (
-            r#"{"name":"n","plugins":[{"type":"a"}]}"#.to_owned(),
-            "cniVersion \"\"",
-        ),
+        (r#"{"name":"n","plugins":[{"type":"a"}]}"#.to_owned(), "cniVersion \"\""),
     ];
     for (text, expected) in cases {
         let error = Conflist::parse(&text).unwrap_err().to_string();
@@ -140,7 +133,8 @@ fn what_is_no_configuration_is_said() {
 
 #[test]
 fn ours_is_taken_out_wherever_it_stands() {
-    let of = |plugins: &str| format!(r#"{{"cniVersion":"1.0.0","name":"n","plugins":[{plugins}]}}"#);
+    let of =
+        |plugins: &str| format!(r#"{{"cniVersion":"1.0.0","name":"n","plugins":[{plugins}]}}"#);
     let cases = [
         (r#"{"type":"a"}, {"type":"denizen"}"#, Ok(Some(r#"{"type":"a"}"#))),
         (r#"{"type":"denizen"}, {"type":"a"}"#, Ok(Some(r#"{"type":"a"}"#))),

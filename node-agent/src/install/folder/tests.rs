@@ -23,7 +23,8 @@ fn file() -> impl Strategy<Value = Written> {
         prop::sample::select(vec!["conflist", "conf", "json", "bak", "lock"]),
     );
     let list = r#"{"cniVersion": "1.0.0", "name": "NET", "plugins": [ {"type": "bridge"}, {"type": "portmap", "capabilities": {"portMappings": true}} ]}"#;
-    let lone = "{\n\t\"cniVersion\": \"0.4.0\", \"name\": \"NET\",\n\t\"type\": \"ptp\", \"mtu\": 1e3 }\n";
+    let lone =
+        "{\n\t\"cniVersion\": \"0.4.0\", \"name\": \"NET\",\n\t\"type\": \"ptp\", \"mtu\": 1e3 }\n";
     let texts = [
         list,
         lone,
@@ -33,28 +34,19 @@ fn file() -> impl Strategy<Value = Written> {
         r#"{"name":"NET","plugins":[]}"#,
         r#"{"cniVersion":"0.2.0","name":"NET","type":"a"}"#,
     ];
-    (name, prop::sample::select(texts.to_vec())).prop_map(|((number, letter, ending), text)| Written {
-        text: text.replace("NET", &letter),
-        name: format!("{number}-{letter}.{ending}"),
+    (name, prop::sample::select(texts.to_vec())).prop_map(|((number, letter, ending), text)| {
+        Written { text: text.replace("NET", &letter), name: format!("{number}-{letter}.{ending}") }
     })
 }
 
 fn put(folder: &Path, name: &str, text: &str) {
-    File::create(folder.join(name))
-        .unwrap()
-        .write_all(text.as_bytes())
-        .unwrap();
+    File::create(folder.join(name)).unwrap().write_all(text.as_bytes()).unwrap();
 }
 
 fn contents(folder: &Path) -> BTreeMap<String, String> {
     let entries = fs::read_dir(folder).unwrap().flatten();
     entries
-        .map(|entry| {
-            (
-                entry.file_name().into_string().unwrap(),
-                read(&entry.path()).unwrap(),
-            )
-        })
+        .map(|entry| (entry.file_name().into_string().unwrap(), read(&entry.path()).unwrap()))
         .collect()
 }
 
@@ -67,14 +59,9 @@ fn active(folder: &Path) -> Option<Vec<Value>> {
 fn plugins(name: &str, text: &str) -> Option<Vec<Value>> {
     let value: Value = serde_json::from_str(text).ok()?;
     value["name"].as_str()?;
-    value["cniVersion"]
-        .as_str()
-        .filter(|version| *version >= "0.3.0")?;
+    value["cniVersion"].as_str().filter(|version| *version >= "0.3.0")?;
     match name.rsplit('.').next()? {
-        "conflist" => value["plugins"]
-            .as_array()
-            .filter(|plugins| !plugins.is_empty())
-            .cloned(),
+        "conflist" => value["plugins"].as_array().filter(|plugins| !plugins.is_empty()).cloned(),
         "conf" | "json" => value["type"].as_str().map(|_| vec![value.clone()]),
         _ => None,
     }
@@ -119,17 +106,10 @@ fn a_wrapped_lone_plugin_follows_its_owner() {
     insert(folder, &ours()).unwrap();
     put(folder, "10-x.conf", &LONE.replace("ptp", "bridge"));
     insert(folder, &ours()).unwrap();
-    assert_eq!(
-        active(folder).unwrap()[0]["type"],
-        "bridge",
-        "the owner changed it"
-    );
+    assert_eq!(active(folder).unwrap()[0]["type"], "bridge", "the owner changed it");
     put(folder, "05-y.conflist", LIST);
     insert(folder, &ours()).unwrap();
-    assert_eq!(
-        contents(folder).keys().collect::<Vec<_>>(),
-        ["05-y.conflist", "10-x.conf"]
-    );
+    assert_eq!(contents(folder).keys().collect::<Vec<_>>(), ["05-y.conflist", "10-x.conf"]);
     fs::remove_file(folder.join("05-y.conflist")).unwrap();
     insert(folder, &ours()).unwrap();
     fs::remove_file(folder.join("10-x.conf")).unwrap();

@@ -19,7 +19,8 @@ fn links() -> Vec<NodeAddress> {
 
 #[test]
 fn node_ports_are_served_where_the_operator_says() {
-    let ranges = |texts: &[&str]| NodePortAddresses::In(texts.iter().map(|text| range(text)).collect());
+    let ranges =
+        |texts: &[&str]| NodePortAddresses::In(texts.iter().map(|text| range(text)).collect());
     let named = node(None, &["192.168.0.3", "192.168.0.2", "2001:db8::2"], &[]);
     let v4_only = node(None, &["192.168.0.2"], &[]);
     let cases: [(&str, NodePortAddresses, Option<_>, &[&str]); 8] = [
@@ -41,12 +42,7 @@ fn node_ports_are_served_where_the_operator_says() {
             None,
             &["192.168.0.2", "192.168.0.3", "2001:db8::2"],
         ),
-        (
-            "a range",
-            ranges(&["192.168.0.2/32"]),
-            Some(&named),
-            &["192.168.0.2"],
-        ),
+        ("a range", ranges(&["192.168.0.2/32"]), Some(&named), &["192.168.0.2"]),
         (
             "a family without a range serves none",
             ranges(&["192.168.0.0/24"]),
@@ -59,12 +55,7 @@ fn node_ports_are_served_where_the_operator_says() {
             None,
             &["10.1.2.1", "169.254.1.1", "192.168.0.2", "192.168.0.3"],
         ),
-        (
-            "a range that no address is in",
-            ranges(&["172.16.0.0/12"]),
-            Some(&named),
-            &[],
-        ),
+        ("a range that no address is in", ranges(&["172.16.0.0/12"]), Some(&named), &[]),
         (
             "overlapping ranges name an address once",
             ranges(&["192.168.0.2/32", "192.168.0.0/31", "192.168.0.2/31"]),
@@ -86,13 +77,7 @@ fn each_detector_tells_its_own_pods_apart() {
     let names = |names: &[&str]| names.iter().map(|name| (*name).into()).collect();
     let explicit = || Detector::NodeCidr(Some(vec![range("172.20.0.0/15")]));
     let cases = [
-        (
-            "a recorded pod",
-            Detector::PodState,
-            "10.1.2.3",
-            Some("cni0"),
-            true,
-        ),
+        ("a recorded pod", Detector::PodState, "10.1.2.3", Some("cni0"), true),
         (
             "its address through another interface",
             Detector::PodState,
@@ -100,20 +85,8 @@ fn each_detector_tells_its_own_pods_apart() {
             Some("veth1"),
             false,
         ),
-        (
-            "its interface with another address",
-            Detector::PodState,
-            "10.1.2.4",
-            Some("cni0"),
-            false,
-        ),
-        (
-            "its address from this node itself",
-            Detector::PodState,
-            "10.1.2.3",
-            None,
-            false,
-        ),
+        ("its interface with another address", Detector::PodState, "10.1.2.4", Some("cni0"), false),
+        ("its address from this node itself", Detector::PodState, "10.1.2.3", None, false),
         (
             "through another port of the bridge",
             Detector::PodState,
@@ -121,13 +94,7 @@ fn each_detector_tells_its_own_pods_apart() {
             Some("cni0/veth8"),
             true,
         ),
-        (
-            "port-exact: a recorded pod",
-            Detector::PodPort,
-            "10.1.2.3",
-            Some("cni0/veth9"),
-            true,
-        ),
+        ("port-exact: a recorded pod", Detector::PodPort, "10.1.2.3", Some("cni0/veth9"), true),
         (
             "port-exact: through another port of the bridge",
             Detector::PodPort,
@@ -142,13 +109,7 @@ fn each_detector_tells_its_own_pods_apart() {
             Some("cni1/veth9"),
             false,
         ),
-        (
-            "port-exact: through no port",
-            Detector::PodPort,
-            "10.1.2.3",
-            Some("cni0"),
-            false,
-        ),
+        ("port-exact: through no port", Detector::PodPort, "10.1.2.3", Some("cni0"), false),
         (
             "port-exact: nobody says through which port",
             Detector::PodPort,
@@ -156,13 +117,7 @@ fn each_detector_tells_its_own_pods_apart() {
             Some("cni0/"),
             true,
         ),
-        (
-            "port-exact: a routed pod",
-            Detector::PodPort,
-            "172.20.0.4",
-            Some("veth1"),
-            true,
-        ),
+        ("port-exact: a routed pod", Detector::PodPort, "172.20.0.4", Some("veth1"), true),
         (
             "port-exact: a routed pod's interface with another address",
             Detector::PodPort,
@@ -170,34 +125,10 @@ fn each_detector_tells_its_own_pods_apart() {
             Some("veth1"),
             false,
         ),
-        (
-            "a port, whoever sends",
-            Detector::BridgePort,
-            "8.8.8.8",
-            Some("br7/eth3"),
-            true,
-        ),
-        (
-            "one of a bridge's ports",
-            Detector::BridgePort,
-            "8.8.8.8",
-            Some("br7/"),
-            true,
-        ),
-        (
-            "no port of a bridge",
-            Detector::BridgePort,
-            "10.1.2.3",
-            Some("veth1"),
-            false,
-        ),
-        (
-            "no port, from this node itself",
-            Detector::BridgePort,
-            "10.1.2.3",
-            None,
-            false,
-        ),
+        ("a port, whoever sends", Detector::BridgePort, "8.8.8.8", Some("br7/eth3"), true),
+        ("one of a bridge's ports", Detector::BridgePort, "8.8.8.8", Some("br7/"), true),
+        ("no port of a bridge", Detector::BridgePort, "10.1.2.3", Some("veth1"), false),
+        ("no port, from this node itself", Detector::BridgePort, "10.1.2.3", None, false),
         (
             "through the bridge",
             Detector::Bridge(names(&["br1", "cni0"])),
@@ -212,13 +143,7 @@ fn each_detector_tells_its_own_pods_apart() {
             Some("cni01"),
             false,
         ),
-        (
-            "through no interface",
-            Detector::Bridge(names(&["cni0"])),
-            "8.8.8.8",
-            None,
-            false,
-        ),
+        ("through no interface", Detector::Bridge(names(&["cni0"])), "8.8.8.8", None, false),
         (
             "a prefix",
             Detector::InterfacePrefix(names(&["cali", "veth"])),
@@ -233,43 +158,16 @@ fn each_detector_tells_its_own_pods_apart() {
             Some("xveth"),
             false,
         ),
-        (
-            "the Node's range",
-            Detector::NodeCidr(None),
-            "10.1.2.77",
-            Some("eth0"),
-            true,
-        ),
-        (
-            "outside of the Node's range",
-            Detector::NodeCidr(None),
-            "10.1.3.77",
-            Some("cni0"),
-            false,
-        ),
-        (
-            "named ranges replace the Node's",
-            explicit(),
-            "10.1.2.77",
-            None,
-            false,
-        ),
-        (
-            "a named range, whoever sends",
-            explicit(),
-            "172.21.9.9",
-            None,
-            true,
-        ),
+        ("the Node's range", Detector::NodeCidr(None), "10.1.2.77", Some("eth0"), true),
+        ("outside of the Node's range", Detector::NodeCidr(None), "10.1.3.77", Some("cni0"), false),
+        ("named ranges replace the Node's", explicit(), "10.1.2.77", None, false),
+        ("a named range, whoever sends", explicit(), "172.21.9.9", None, true),
     ];
     for (name, detector, source, arrival, local) in cases {
         let found = detector.local(&pods, &cidrs, ip(source), arrival.map(parse));
         assert_eq!(found.is_some(), local, "{name}: {found:?}");
         if let (Detector::PodState, Some(found)) = (&detector, &found) {
-            assert!(
-                matches!(found, Local::Pod(pod) if pod.ips.contains(&ip(source))),
-                "{name}"
-            );
+            assert!(matches!(found, Local::Pod(pod) if pod.ips.contains(&ip(source))), "{name}");
         }
     }
 }

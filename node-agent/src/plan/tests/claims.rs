@@ -25,8 +25,7 @@ impl World {
         for event in events {
             self.model.apply(event, &mut change);
         }
-        self.plan
-            .update(&settings(), self.model.snapshot().unwrap(), &change)
+        self.plan.update(&settings(), self.model.snapshot().unwrap(), &change)
     }
 
     fn owner(&self, at: &str) -> Option<String> {
@@ -35,9 +34,7 @@ impl World {
             protocol: crate::model::Protocol::Tcp,
             port: port(80),
         };
-        self.plan
-            .frontend(&door)
-            .map(|frontend| frontend.service_port.service.name.to_string())
+        self.plan.frontend(&door).map(|frontend| frontend.service_port.service.name.to_string())
     }
 }
 
@@ -66,20 +63,15 @@ fn the_older_service_wins_whatever_came_first_and_the_loser_gets_it_afterwards()
     );
     for events in [vec![old(), new()], vec![new(), old()]] {
         let mut world = World::new();
-        let conflicts: usize = events
-            .into_iter()
-            .map(|event| world.tell(vec![event]).conflicts.len())
-            .sum();
+        let conflicts: usize =
+            events.into_iter().map(|event| world.tell(vec![event]).conflicts.len()).sum();
         assert_eq!((world.owner(CONTESTED).as_deref(), conflicts), (Some("z-old"), 1));
         assert!(world.tell(vec![new(), old()]).doors.is_empty(), "nothing is new");
         let touched = world.tell(vec![gone("z-old")]);
         assert_eq!(world.owner(CONTESTED).as_deref(), Some("a-new"));
         assert_eq!(touched.doors.len(), 2, "its own door, and the contested one");
         world.tell(vec![gone("a-new")]);
-        assert_eq!(
-            (world.owner(CONTESTED), world.plan.frontends().count()),
-            (None, 0)
-        );
+        assert_eq!((world.owner(CONTESTED), world.plan.frontends().count()), (None, 0));
     }
 }
 
@@ -88,10 +80,7 @@ fn a_cluster_ip_cannot_be_taken_over_by_an_external_ip() {
     let mut world = World::new();
     let victim = service("victim", &[CONTESTED]);
     world.tell(vec![claims("thief", 2, "1990-01-01T00:00:00Z")]);
-    let victim = Service {
-        created: "2026-01-01T00:00:00Z".into(),
-        ..victim
-    };
+    let victim = Service { created: "2026-01-01T00:00:00Z".into(), ..victim };
     world.tell(vec![Event::Service(victim.name.clone(), Some(victim))]);
     assert_eq!(world.owner(CONTESTED).as_deref(), Some("victim"));
 }
@@ -121,8 +110,8 @@ fn a_slice_that_moves_takes_its_endpoints_along() {
 }
 
 proptest! {
-    /// Whoever comes and goes in whatever order: owners and local endpoints are those of a fresh start, and
-    /// only doors that came out otherwise are touched.
+    /// Whoever comes and goes in whatever order: owners and local endpoints are those of a fresh
+    /// start, and only doors that came out otherwise are touched.
     #[test]
     fn claims_do_not_depend_on_the_way(steps in proptest::collection::vec((0_u8..5, 0_u8..4), 1..40)) {
         let mut world = World::new();
@@ -151,13 +140,8 @@ fn variant_of(name: u8, variant: u8) -> Event {
         1 => claims(
             &text,
             name,
-            [
-                "",
-                "2025-01-01T00:00:00Z",
-                "2025-01-01T00:00:00Z",
-                "2024-01-01T00:00:00Z",
-                "",
-            ][usize::from(name)],
+            ["", "2025-01-01T00:00:00Z", "2025-01-01T00:00:00Z", "2024-01-01T00:00:00Z", ""]
+                [usize::from(name)],
         ),
         2 => {
             let local = Service {
@@ -179,9 +163,5 @@ fn variant_of(name: u8, variant: u8) -> Event {
 }
 
 fn owners(world: &World) -> BTreeSet<(Door, String)> {
-    world
-        .plan
-        .frontends()
-        .map(|f| (f.door, format!("{f:?}")))
-        .collect()
+    world.plan.frontends().map(|f| (f.door, format!("{f:?}"))).collect()
 }

@@ -13,13 +13,8 @@ enum Mix {
 }
 
 impl Mix {
-    const ALL: [Self; 5] = [
-        Self::Both,
-        Self::HereOnly,
-        Self::AwayOnly,
-        Self::DrainingHereReadyAway,
-        Self::None,
-    ];
+    const ALL: [Self; 5] =
+        [Self::Both, Self::HereOnly, Self::AwayOnly, Self::DrainingHereReadyAway, Self::None];
 
     fn slices(self) -> Vec<Slice> {
         let (here, away) = ("10.0.0.1", "10.0.0.2");
@@ -27,7 +22,9 @@ impl Mix {
             Self::Both => vec![endpoint(here, Some(HERE)), endpoint(away, Some(AWAY))],
             Self::HereOnly => vec![endpoint(here, Some(HERE))],
             Self::AwayOnly => vec![endpoint(away, Some(AWAY))],
-            Self::DrainingHereReadyAway => vec![draining(here, Some(HERE)), endpoint(away, Some(AWAY))],
+            Self::DrainingHereReadyAway => {
+                vec![draining(here, Some(HERE)), endpoint(away, Some(AWAY))]
+            }
             Self::None => vec![],
         };
         vec![slice("s", "web", endpoints)]
@@ -56,10 +53,9 @@ fn letters(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Reject => "R".to_owned(),
         Outcome::Drop => "D".to_owned(),
-        Outcome::Forward(endpoints) => endpoints
-            .iter()
-            .map(|e| if e.local { 'h' } else { 'a' })
-            .collect(),
+        Outcome::Forward(endpoints) => {
+            endpoints.iter().map(|e| if e.local { 'h' } else { 'a' }).collect()
+        }
     }
 }
 
@@ -86,26 +82,16 @@ fn every_policy_kind_of_door_and_mix_of_endpoints() {
             .flat_map(|i| [Cluster, Local].map(|e| [false, true].map(|a| (i, e, a))))
             .flatten()
         {
-            let service = Service {
-                internal_policy: internal,
-                external_policy: external,
-                ..every_door()
-            };
-            let settings = Settings {
-                masquerade_all: all,
-                ..settings()
-            };
+            let service =
+                Service { internal_policy: internal, external_policy: external, ..every_door() };
+            let settings = Settings { masquerade_all: all, ..settings() };
             let found = decide(&settings, &service, &mix.slices());
             assert_eq!(found.len(), 4);
             for door in found {
                 let case = format!(
                     "{mix:?}, internal {internal:?}, external {external:?}, masquerade all {all}: {door:?}"
                 );
-                let policy = if door.kind == DoorKind::ClusterIp {
-                    internal
-                } else {
-                    external
-                };
+                let policy = if door.kind == DoorKind::ClusterIp { internal } else { external };
                 let (inside, outside, masquerade) = match (door.kind, policy) {
                     (DoorKind::ClusterIp, Cluster) => (mix.cluster(), None, all),
                     (DoorKind::ClusterIp, Local) => (mix.local(), None, all),
@@ -129,15 +115,9 @@ fn a_service_has_doors_in_the_families_of_its_cluster_ips_only() {
         found.iter().map(|door| door.door.to_string()).collect()
     };
     let external = vec![ip("203.0.113.7"), ip("2001:db8::7")];
-    let one = Service {
-        external_ips: external.clone(),
-        ..service("web", &["fd00::10"])
-    };
+    let one = Service { external_ips: external.clone(), ..service("web", &["fd00::10"]) };
     assert_eq!(addresses(&one), ["[2001:db8::7]:80/tcp", "[fd00::10]:80/tcp"]);
-    let both = Service {
-        external_ips: external,
-        ..service("web", &["10.96.0.10", "fd00::10"])
-    };
+    let both = Service { external_ips: external, ..service("web", &["10.96.0.10", "fd00::10"]) };
     assert_eq!(addresses(&both).len(), 4);
 }
 
@@ -162,19 +142,14 @@ fn an_address_that_is_named_twice_is_one_door() {
         .iter()
         .map(|door| (door.door.address, door.kind))
         .collect();
-    let expected = [
-        ("10.96.0.10", DoorKind::ClusterIp),
-        ("198.51.100.9", DoorKind::LoadBalancerIp),
-    ];
+    let expected =
+        [("10.96.0.10", DoorKind::ClusterIp), ("198.51.100.9", DoorKind::LoadBalancerIp)];
     assert_eq!(kinds, expected.map(|(at, kind)| (DoorAddress::Ip(ip(at)), kind)));
 }
 
 #[test]
 fn a_node_port_is_one_door_a_family_whatever_the_nodes_addresses() {
-    let web = Service {
-        cluster_ips: vec![ip("10.96.0.10"), ip("fd00::10")],
-        ..every_door()
-    };
+    let web = Service { cluster_ips: vec![ip("10.96.0.10"), ip("fd00::10")], ..every_door() };
     let found = decide(&settings(), &web, &[]);
     let ports: Vec<_> = found
         .iter()
@@ -204,13 +179,7 @@ fn source_ranges_bind_the_load_balancer_ips_of_their_own_family_alone() {
             Some(&["203.0.113.0/25"]),
             None,
         ),
-        (
-            "of IPv6 alone: IPv4 is open",
-            &["fd00::/8"],
-            false,
-            None,
-            Some(&["fd00::/8"]),
-        ),
+        ("of IPv6 alone: IPv4 is open", &["fd00::/8"], false, None, Some(&["fd00::/8"])),
         (
             "everything: everybody",
             &["10.0.0.0/8", "0.0.0.0/0", "fd00::/8"],
@@ -249,7 +218,8 @@ fn source_ranges_bind_the_load_balancer_ips_of_their_own_family_alone() {
             let family = door.door.family();
             let allowed = if family == Family::V4 { v4 } else { v6 };
             let expected = allowed.filter(|_| door.kind == DoorKind::LoadBalancerIp);
-            let expected = expected.map(|ranges| ranges.iter().map(|text| range(text)).collect::<Vec<_>>());
+            let expected =
+                expected.map(|ranges| ranges.iter().map(|text| range(text)).collect::<Vec<_>>());
             assert_eq!(
                 door.sources.as_deref(),
                 expected.as_deref(),
@@ -262,10 +232,7 @@ fn source_ranges_bind_the_load_balancer_ips_of_their_own_family_alone() {
 
 #[test]
 fn a_node_within_a_source_range_may_call_from_the_load_balancer_ip() {
-    let web = Service {
-        source_ranges: vec![range("192.168.0.0/24")].into(),
-        ..every_door()
-    };
+    let web = Service { source_ranges: vec![range("192.168.0.0/24")].into(), ..every_door() };
     for (at, allowed) in [("192.168.0.2", true), ("192.168.1.2", false)] {
         let node = node(None, &[at], &[]);
         let found = frontends(&settings(), Some(&node), &web, &[]);

@@ -34,11 +34,7 @@ fn addresses_on_this_node_count_that_are_ready() {
             [0, 0],
         ),
         ("draining", v4(vec![draining("10.1.0.1", Some(HERE))]), [0, 0]),
-        (
-            "down",
-            v4(vec![down("10.1.0.1", Some(HERE)), here("10.1.0.2")]),
-            [1, 0],
-        ),
+        ("down", v4(vec![down("10.1.0.1", Some(HERE)), here("10.1.0.2")]), [1, 0]),
         ("IPv6", vec![slice("b", "web", vec![here("fd00:1::1")])], [0, 1]),
         (
             "one in two slices",
@@ -73,29 +69,20 @@ fn an_address_counts_once_whatever_its_ports() {
         ..balanced("web", &["10.96.0.1"])
     };
     let mut both = slice("a", "web", vec![endpoint("10.1.0.1", Some(HERE))]);
-    both.ports.push(SlicePort {
-        name: "more".into(),
-        protocol: Protocol::Tcp,
-        port: port(8081),
-    });
+    both.ports.push(SlicePort { name: "more".into(), protocol: Protocol::Tcp, port: port(8081) });
     assert_eq!(counted(&two_ports, &[both]), Some([Some(1), None]));
 }
 
 #[test]
 fn only_policy_local_is_asked_for() {
-    let cluster = Service {
-        external_policy: TrafficPolicy::Cluster,
-        ..balanced("web", &["10.96.0.1"])
-    };
+    let cluster =
+        Service { external_policy: TrafficPolicy::Cluster, ..balanced("web", &["10.96.0.1"]) };
     assert_eq!(counted(&cluster, &[]), None);
     assert_eq!(counted(&service("web", &["10.96.0.1"]), &[]), None);
 }
 
 fn check(name: &str, created: &str, cluster_ips: &[&str]) -> HealthCheck {
-    let service = Service {
-        created: created.into(),
-        ..balanced(name, cluster_ips)
-    };
+    let service = Service { created: created.into(), ..balanced(name, cluster_ips) };
     HealthCheck::of(&settings(), None, &service, &[]).unwrap()
 }
 
@@ -107,11 +94,7 @@ fn of_two_the_older_has_the_port_in_whatever_order_they_came() {
         check("b", "2026-01-01T00:00:00Z", &["10.96.0.2"]),
         check("0", "", &["10.96.0.3"]),
     );
-    for order in [
-        [&new, &old, &undated],
-        [&undated, &new, &old],
-        [&old, &undated, &new],
-    ] {
+    for order in [[&new, &old, &undated], [&undated, &new, &old], [&old, &undated, &new]] {
         let mut checks = HealthChecks::default();
         for check in order {
             assert!(checks.put(&check.service, Some(check.clone())));
@@ -119,10 +102,8 @@ fn of_two_the_older_has_the_port_in_whatever_order_they_came() {
         }
         let (ports, lost) = checks.settled();
         assert_eq!(ports, BTreeMap::from([(port(PORT), old.clone())]));
-        let losers: Vec<_> = lost
-            .into_iter()
-            .map(|(check, winner)| (check.service, winner))
-            .collect();
+        let losers: Vec<_> =
+            lost.into_iter().map(|(check, winner)| (check.service, winner)).collect();
         assert_eq!(losers, [(named("a"), named("b")), (named("0"), named("b"))]);
         checks.put(&named("b"), None);
         assert_eq!(checks.settled().0[&port(PORT)], new);
@@ -135,10 +116,7 @@ fn a_service_is_asked_in_its_families() {
     let cases = [
         (&["10.96.0.1"][..], &["192.168.0.2:32100"][..]),
         (&["fd00::1"], &["[2001:db8::1]:32100"]),
-        (
-            &["10.96.0.1", "fd00::1"],
-            &["192.168.0.2:32100", "[2001:db8::1]:32100"],
-        ),
+        (&["10.96.0.1", "fd00::1"], &["192.168.0.2:32100", "[2001:db8::1]:32100"]),
     ];
     for (cluster_ips, expected) in cases {
         let ports = HealthPorts {

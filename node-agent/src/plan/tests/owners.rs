@@ -9,10 +9,7 @@ struct World {
 
 impl World {
     fn of(events: Vec<Event>) -> (Self, Vec<Remark>) {
-        let mut world = Self {
-            model: Model::default(),
-            plan: Plan::default(),
-        };
+        let mut world = Self { model: Model::default(), plan: Plan::default() };
         let listed = Listing::ALL.map(Event::Listed);
         let remarks = world.tell(events.into_iter().chain(listed).collect());
         (world, remarks)
@@ -24,9 +21,7 @@ impl World {
         for event in events {
             self.model.apply(event, &mut change);
         }
-        self.plan
-            .update(&settings(), self.model.snapshot().unwrap(), &change)
-            .remarks
+        self.plan.update(&settings(), self.model.snapshot().unwrap(), &change).remarks
     }
 
     /// Addresses and kinds of the frontends.
@@ -63,16 +58,10 @@ fn a_cluster_ip_never_takes_one_of_the_nodes_own_addresses() {
     let named = || Event::Node(Some(node(None, &[own], &[])));
     for is in [on_link(), named()] {
         let (world, remarks) = World::of(vec![is, told(service("web", &[own]))]);
-        let expected = Remark::OwnAddress {
-            service: service("web", &[own]).name,
-            address: ip(own),
-        };
+        let expected =
+            Remark::OwnAddress { service: service("web", &[own]).name, address: ip(own) };
         assert_eq!(remarks, [expected]);
-        assert!(
-            remarks[0].to_string().contains("Service default/web"),
-            "{}",
-            remarks[0]
-        );
+        assert!(remarks[0].to_string().contains("Service default/web"), "{}", remarks[0]);
         assert_eq!(world.frontends(), [] as [&str; 0]);
     }
 }
@@ -80,10 +69,7 @@ fn a_cluster_ip_never_takes_one_of_the_nodes_own_addresses() {
 #[test]
 fn load_balancer_ips_and_external_ips_may_be_the_nodes_own() {
     let own = "192.168.0.2";
-    let web = Service {
-        cluster_ips: vec![ip("10.96.0.10")],
-        ..everywhere(own)
-    };
+    let web = Service { cluster_ips: vec![ip("10.96.0.10")], ..everywhere(own) };
     let (world, remarks) = World::of(vec![Event::Addresses(vec![address(own, "eth0")]), told(web)]);
     assert_eq!(remarks, []);
     let kinds: Vec<DoorKind> = world.plan.frontends().map(|f| f.kind).collect();
@@ -97,24 +83,18 @@ fn the_nodes_addresses_are_followed() {
     let here = || Event::Addresses(vec![address("192.168.0.2", "eth0")]);
     assert_eq!(world.tell(vec![here()]).len(), 1);
     assert_eq!(world.frontends(), [] as [&str; 0]);
-    assert_eq!(
-        world.tell(vec![told(service("web", &["192.168.0.2"]))]),
-        [],
-        "said once"
-    );
+    assert_eq!(world.tell(vec![told(service("web", &["192.168.0.2"]))]), [], "said once");
     assert_eq!(world.plan.remarks().count(), 1, "while it lasts");
     world.tell(vec![Event::Addresses(Vec::new())]);
     assert_eq!(world.frontends(), ["cluster IP 192.168.0.2:80/tcp"]);
     assert_eq!(world.plan.remarks().count(), 0);
 }
 
-/// kube-proxy's ipvs mode has every cluster IP on a dummy device, NodeLocal DNSCache that of the DNS service.
+/// kube-proxy's ipvs mode has every cluster IP on a dummy device, NodeLocal DNSCache that of the
+/// DNS service.
 #[test]
 fn addresses_on_dummy_devices_are_not_the_nodes_own() {
-    let on_dummy = NodeAddress {
-        dummy: true,
-        ..address("10.96.0.10", "kube-ipvs0")
-    };
+    let on_dummy = NodeAddress { dummy: true, ..address("10.96.0.10", "kube-ipvs0") };
     let (world, remarks) = World::of(vec![
         Event::Addresses(vec![on_dummy]),
         Event::ServiceCidr("one".into(), Some(vec![range("10.96.0.0/16")])),
@@ -129,10 +109,7 @@ fn addresses_on_dummy_devices_are_not_the_nodes_own() {
 fn a_range_of_cluster_ips_with_the_nodes_own_address_in_it_is_left_alone() {
     let (mut world, remarks) = World::of(vec![
         Event::Addresses(vec![address("10.96.3.4", "eth0")]),
-        Event::ServiceCidr(
-            "one".into(),
-            Some(vec![range("10.96.0.0/16"), range("fd00::/112")]),
-        ),
+        Event::ServiceCidr("one".into(), Some(vec![range("10.96.0.0/16"), range("fd00::/112")])),
     ]);
     let text = "ServiceCIDR 10.96.0.0/16 has this node's own address 10.96.3.4 in it";
     assert_eq!(remarks.len(), 1);
@@ -173,10 +150,7 @@ fn a_family_that_the_source_ranges_leave_open_is_named_once() {
             )
         };
         assert_eq!(words, expected, "{ranges:?}");
-        let changed = Service {
-            created: "2026-01-01T00:00:00Z".into(),
-            ..service
-        };
+        let changed = Service { created: "2026-01-01T00:00:00Z".into(), ..service };
         assert_eq!(world.tell(vec![told(changed)]), [], "{ranges:?}: said once");
     }
 }

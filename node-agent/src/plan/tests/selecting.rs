@@ -14,11 +14,7 @@ fn hinted(address: &str, zones: &[&str], nodes: &[&str]) -> SliceEndpoint {
 
 /// The last bytes of the addresses of the two sets.
 fn selected(slices: &[Slice], zone: Option<&str>, node_hints: bool) -> (Vec<u8>, Vec<u8>) {
-    let here = Whereabouts {
-        node: HERE,
-        zone,
-        node_hints,
-    };
+    let here = Whereabouts { node: HERE, zone, node_hints };
     let port = service_port("http", Protocol::Tcp, 80, None);
     let selection = select(&port, Family::V4, slices.iter(), here);
     let last = |endpoints: &Option<Endpoints>| -> Vec<u8> {
@@ -38,18 +34,8 @@ fn endpoints_are_those_that_kube_proxy_would_use() {
     type Case = (&'static str, Vec<SliceEndpoint>, &'static [u8], &'static [u8]);
     let cases: [Case; 13] = [
         ("none", vec![], &[], &[]),
-        (
-            "ready ones",
-            vec![endpoint("10.0.0.1", here), endpoint("10.0.0.2", away)],
-            &[1, 2],
-            &[1],
-        ),
-        (
-            "no node is never local",
-            vec![endpoint("10.0.0.1", None)],
-            &[1],
-            &[],
-        ),
+        ("ready ones", vec![endpoint("10.0.0.1", here), endpoint("10.0.0.2", away)], &[1, 2], &[1]),
+        ("no node is never local", vec![endpoint("10.0.0.1", None)], &[1], &[]),
         (
             "down ones never count",
             vec![down("10.0.0.1", here), endpoint("10.0.0.2", away)],
@@ -65,20 +51,13 @@ fn endpoints_are_those_that_kube_proxy_would_use() {
         ),
         (
             "draining ones, all of them, where none is ready anywhere",
-            vec![
-                draining("10.0.0.1", here),
-                draining("10.0.0.2", away),
-                down("10.0.0.3", here),
-            ],
+            vec![draining("10.0.0.1", here), draining("10.0.0.2", away), down("10.0.0.3", here)],
             &[1, 2],
             &[1],
         ),
         (
             "hints for this zone",
-            vec![
-                hinted("10.0.0.1", &[ZONE], &[]),
-                hinted("10.0.0.2", &["zone-b"], &[]),
-            ],
+            vec![hinted("10.0.0.1", &[ZONE], &[]), hinted("10.0.0.2", &["zone-b"], &[])],
             &[1],
             &[],
         ),
@@ -90,28 +69,19 @@ fn endpoints_are_those_that_kube_proxy_would_use() {
         ),
         (
             "hints for other zones only: all",
-            vec![
-                hinted("10.0.0.1", &["zone-b"], &[]),
-                hinted("10.0.0.2", &["zone-c"], &[]),
-            ],
+            vec![hinted("10.0.0.1", &["zone-b"], &[]), hinted("10.0.0.2", &["zone-c"], &[])],
             &[1, 2],
             &[],
         ),
         (
             "hints for this node come before those for the zone",
-            vec![
-                hinted("10.0.0.1", &[ZONE], &[AWAY]),
-                hinted("10.0.0.2", &[ZONE], &[HERE]),
-            ],
+            vec![hinted("10.0.0.1", &[ZONE], &[AWAY]), hinted("10.0.0.2", &[ZONE], &[HERE])],
             &[2],
             &[],
         ),
         (
             "hints for other nodes only: the zone's",
-            vec![
-                hinted("10.0.0.1", &[ZONE], &[AWAY]),
-                hinted("10.0.0.2", &["zone-b"], &[AWAY]),
-            ],
+            vec![hinted("10.0.0.1", &[ZONE], &[AWAY]), hinted("10.0.0.2", &["zone-b"], &[AWAY])],
             &[1],
             &[],
         ),
@@ -169,20 +139,13 @@ fn one_address_in_two_slices_is_one_endpoint_and_a_running_pod_beats_a_terminati
 #[test]
 fn slices_of_other_ports_protocols_and_families_are_somebody_elses() {
     let with = |name: &str, protocol| Slice {
-        ports: vec![SlicePort {
-            name: name.into(),
-            protocol,
-            port: port(8080),
-        }],
+        ports: vec![SlicePort { name: name.into(), protocol, port: port(8080) }],
         ..slice("s", "web", vec![endpoint("10.0.0.1", None)])
     };
     assert_eq!(selected(&[with("http", Protocol::Tcp)], None, true).0, [1]);
     assert_eq!(selected(&[with("https", Protocol::Tcp)], None, true).0, [0_u8; 0]);
     assert_eq!(selected(&[with("http", Protocol::Udp)], None, true).0, [0_u8; 0]);
-    let other = Slice {
-        family: Family::V6,
-        ..with("http", Protocol::Tcp)
-    };
+    let other = Slice { family: Family::V6, ..with("http", Protocol::Tcp) };
     assert_eq!(selected(&[other], None, true).0, [0_u8; 0]);
 }
 
@@ -193,13 +156,7 @@ fn missing_conditions_mean_what_the_api_says() {
     let cases = [
         ("all missing", none, none, none, Ready),
         ("ready", yes, yes, no, Ready),
-        (
-            "ready while terminating (publishNotReadyAddresses)",
-            yes,
-            yes,
-            yes,
-            Ready,
-        ),
+        ("ready while terminating (publishNotReadyAddresses)", yes, yes, yes, Ready),
         ("not ready", no, no, no, Down),
         ("not ready, serving, not terminating", no, yes, no, Unready),
         ("not ready, serving missing", no, none, no, Unready),
@@ -208,10 +165,6 @@ fn missing_conditions_mean_what_the_api_says() {
         ("terminating missing", no, yes, none, Unready),
     ];
     for (name, ready, serving, terminating, expected) in cases {
-        assert_eq!(
-            EndpointState::from_conditions(ready, serving, terminating),
-            expected,
-            "{name}"
-        );
+        assert_eq!(EndpointState::from_conditions(ready, serving, terminating), expected, "{name}");
     }
 }

@@ -1,5 +1,5 @@
-//! What the last good file said, kept in the run directory: a restart with a bad file goes on with it. A
-//! reboot ends it together with the rules.
+//! What the last good file said, kept in the run directory: a restart with a bad file goes on with
+//! it. A reboot ends it together with the rules.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -31,7 +31,8 @@ impl LastGood {
         regular::read_to_string(&self.0, LONGEST).ok()
     }
 
-    /// Keeps it, in the same format, every range spelled out. A kill leaves the old one or the new one.
+    /// Keeps it, in the same format, every range spelled out. A kill leaves the old one or the new
+    /// one.
     pub(super) fn write(&self, egress: &Egress) -> io::Result<()> {
         let kept: Vec<String> = egress.kept.iter().map(ToString::to_string).collect();
         let text = json!({
@@ -39,12 +40,7 @@ impl LastGood {
         });
         let next = self.0.with_extension("next");
         let mut options = OpenOptions::new();
-        let mut file = options
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&next)?;
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&next)?;
         file.write_all(text.to_string().as_bytes())?;
         fs::rename(&next, &self.0)
     }

@@ -31,41 +31,27 @@ fn what_is_no_regular_file_is_refused_and_not_waited_for() {
 
 #[test]
 fn what_is_left_out_is_as_in_ip_masq_agent() {
-    for text in [
-        "",
-        "# nothing\n---\n",
-        "nonMasqueradeCIDRs:\n",
-        "{}",
-        "nonMasqueradeCIDRs: []",
-    ] {
+    for text in ["", "# nothing\n---\n", "nonMasqueradeCIDRs:\n", "{}", "nonMasqueradeCIDRs: []"] {
         let file = parse(text).unwrap();
         assert_eq!(kept(&file), ["169.254.0.0/16"], "{text}");
         assert_eq!((file.egress.v6, file.resync), (false, RESYNC), "{text}");
     }
     let both =
-        parse("nonMasqueradeCIDRs: ['::/128']\nmasqLinkLocalIPv6: true\nmasqLinkLocal: false").unwrap();
+        parse("nonMasqueradeCIDRs: ['::/128']\nmasqLinkLocalIPv6: true\nmasqLinkLocal: false")
+            .unwrap();
     assert_eq!(kept(&both), ["169.254.0.0/16", "::/128"]);
     let none = read(Path::new("/nowhere/at/all")).unwrap();
-    assert_eq!(
-        kept(&none),
-        ["10.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"]
-    );
+    assert_eq!(kept(&none), ["10.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"]);
 }
 
 #[test]
 fn what_is_wrong_is_named() {
     let cases = [
-        (
-            "nonMasqueradeCIDRs: [10.0.0.0]",
-            "nonMasqueradeCIDRs: \"10.0.0.0\" is not a CIDR",
-        ),
+        ("nonMasqueradeCIDRs: [10.0.0.0]", "nonMasqueradeCIDRs: \"10.0.0.0\" is not a CIDR"),
         ("nonMasqueradeCIDRs: [10.0.0.1/8]", "10.0.0.0/8 is meant?"),
         ("nonMasqueradeCIDRs: 10.0.0.0/8", "nonMasqueradeCIDRs"),
         ("masqLinkLocal: perhaps", "masqLinkLocal"),
-        (
-            "resyncInterval: soon",
-            "resyncInterval: \"soon\" is not a duration",
-        ),
+        ("resyncInterval: soon", "resyncInterval: \"soon\" is not a duration"),
         ("resyncInterval: 10ms", "less than a second"),
         ("nonMasqueradeCIDRs: [", ""),
         ("- 10.0.0.0/8", ""),
@@ -74,17 +60,12 @@ fn what_is_wrong_is_named() {
         let error = parse(text).unwrap_err();
         assert!(error.contains(words), "{text}: {error}");
     }
-    let ignored = parse("cidrLimit: 64\nnonMasqueradeSrcCIDRs: [10.0.0.0/8]")
-        .unwrap()
-        .ignored;
+    let ignored = parse("cidrLimit: 64\nnonMasqueradeSrcCIDRs: [10.0.0.0/8]").unwrap().ignored;
     assert_eq!(ignored, ["cidrLimit", "nonMasqueradeSrcCIDRs"]);
 }
 
 fn config_in(folder: &Path) -> Config {
-    Config {
-        file: folder.join("config"),
-        run_dir: folder.to_owned(),
-    }
+    Config { file: folder.join("config"), run_dir: folder.to_owned() }
 }
 
 #[test]
@@ -112,11 +93,7 @@ fn the_last_good_file_holds_at_a_start_with_a_bad_one() {
             assert_eq!(source.batch().await, [Event::Egress(said.clone())]);
             source.stop().await;
             bad();
-            assert_eq!(
-                restarted("the last good file said holds").await,
-                Some(said),
-                "{good}"
-            );
+            assert_eq!(restarted("the last good file said holds").await, Some(said), "{good}");
         }
         forget(folder.path());
         assert_eq!(restarted("there was no good one").await, None);

@@ -1,7 +1,9 @@
-//! Which API server, and as whom: a kubeconfig file, or the service account of the pod that the agent runs in.
+//! Which API server, and as whom: a kubeconfig file, or the service account of the pod that the
+//! agent runs in.
 //!
-//! Files are read anew whenever a client is made, and a client is made anew when the server does not know us
-//! any more: that is how certificates are rotated. A token file is read for every request.
+//! Files are read anew whenever a client is made, and a client is made anew when the server does
+//! not know us any more: that is how certificates are rotated. A token file is read for every
+//! request.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,8 +28,8 @@ pub struct Access {
 /// Who the agent is for the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Credentials {
-    /// The service account of the agent's pod, where Kubernetes mounts it. Its address of the API, a cluster
-    /// IP, is never used.
+    /// The service account of the agent's pod, where Kubernetes mounts it. Its address of the API,
+    /// a cluster IP, is never used.
     ServiceAccount,
     /// What this kubeconfig file says.
     Kubeconfig(PathBuf),
@@ -81,9 +83,8 @@ impl Access {
     /// [`AccessError`], which names the file.
     pub async fn client(&self) -> Result<Client, AccessError> {
         let mut config = match &self.credentials {
-            Credentials::ServiceAccount => {
-                Config::incluster_dns().map_err(|error| AccessError::ServiceAccount(Box::new(error)))?
-            }
+            Credentials::ServiceAccount => Config::incluster_dns()
+                .map_err(|error| AccessError::ServiceAccount(Box::new(error)))?,
             Credentials::Kubeconfig(path) => {
                 let failed = |source| AccessError::Kubeconfig {
                     path: path.clone(),
@@ -94,9 +95,7 @@ impl Access {
                     .map_err(|error| failed(KubeconfigError::ReadConfig(error, path.clone())))?;
                 let file = Kubeconfig::read_from(path).map_err(failed)?;
                 let options = KubeConfigOptions::default();
-                Config::from_custom_kubeconfig(file, &options)
-                    .await
-                    .map_err(failed)?
+                Config::from_custom_kubeconfig(file, &options).await.map_err(failed)?
             }
         };
         if let Some(server) = &self.server {
@@ -109,10 +108,8 @@ impl Access {
         let token_file = config.auth_info.token_file.take();
         let token = match token_file.filter(|_| config.auth_info.token.is_none()) {
             Some(path) => Some(
-                TokenFile::open(Path::new(&path)).map_err(|source| AccessError::Token {
-                    path: path.into(),
-                    source,
-                })?,
+                TokenFile::open(Path::new(&path))
+                    .map_err(|source| AccessError::Token { path: path.into(), source })?,
             ),
             None => None,
         };
@@ -120,7 +117,8 @@ impl Access {
     }
 }
 
-/// Whether `text` can be an API server's address: `https://` or, for a local proxy, `http://`, and a host.
+/// Whether `text` can be an API server's address: `https://` or, for a local proxy, `http://`, and
+/// a host.
 pub fn is_server(text: &str) -> bool {
     let url = text.parse().map(Config::new).map(|config| config.cluster_url);
     url.is_ok_and(|url| matches!(url.scheme_str(), Some("https" | "http")) && url.host().is_some())

@@ -1,7 +1,8 @@
 //! Connections to the API server that notice when the other end is gone.
 //!
-//! A watch may be silent for minutes, and a server that lost its power says no word: the kernel asks for it.
-//! kube's own client has no keep-alive, and traces every failure as an error of its own.
+//! A watch may be silent for minutes, and a server that lost its power says no word: the kernel
+//! asks for it. kube's own client has no keep-alive, and traces every failure as an error of its
+//! own.
 
 use std::time::Duration;
 
@@ -21,7 +22,8 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// After so much silence the kernel asks whether the server is still there …
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// … so often, at this interval, until it gives the connection up: after 45 s, as client-go's HTTP/2 pings.
+/// … so often, at this interval, until it gives the connection up: after 45 s, as client-go's
+/// HTTP/2 pings.
 const PROBES: u32 = 3;
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 

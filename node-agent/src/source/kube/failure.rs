@@ -61,7 +61,8 @@ impl Failure {
             Self::Unreachable(error) if is_of_tls(error) => Remedy::NewCredentials,
             Self::Unreachable(_) | Self::Answer(_) | Self::ShortWatch => Remedy::Again,
             Self::HalfAList => Remedy::Again,
-            // It may be waiting for a version that it never reaches: its etcd was restored from an older copy.
+            // It may be waiting for a version that it never reaches: its etcd was restored from an
+            // older copy.
             Self::Silent(_) => Remedy::ListAnew,
         }
     }
@@ -85,7 +86,9 @@ impl Failure {
     /// For a person: what to do about it, where that is known.
     pub(super) fn advice(&self, kind: Kind) -> String {
         match self.remedy() {
-            Remedy::Forbidden => format!(": the agent's ClusterRole must allow list and watch of {kind}s"),
+            Remedy::Forbidden => {
+                format!(": the agent's ClusterRole must allow list and watch of {kind}s")
+            }
             Remedy::Again
             | Remedy::ListAnew
             | Remedy::NewCredentials
@@ -109,7 +112,8 @@ impl From<kube::Error> for Failure {
     }
 }
 
-/// Whether the two ends do not trust each other: another authority's certificate, or one that has run out.
+/// Whether the two ends do not trust each other: another authority's certificate, or one that has
+/// run out.
 fn is_of_tls(error: &kube::Error) -> bool {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
@@ -121,8 +125,8 @@ fn is_of_tls(error: &kube::Error) -> bool {
     false
 }
 
-/// rustls's errors come in an I/O error of this kind, which hyper-rustls puts into another one. (The source of
-/// an I/O error is what its content has as its source, not the content.)
+/// rustls's errors come in an I/O error of this kind, which hyper-rustls puts into another one.
+/// (The source of an I/O error is what its content has as its source, not the content.)
 fn is_invalid(error: &io::Error) -> bool {
     let content = error.get_ref().and_then(|content| content.downcast_ref());
     error.kind() == io::ErrorKind::InvalidData || content.is_some_and(is_invalid)

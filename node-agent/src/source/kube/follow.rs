@@ -25,15 +25,15 @@ use crate::source::{Closed, Outlet};
 /// How long one page of a list may take, and the answer to a watch to begin.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// How long a list as a stream may take before it is asked for in pages. A server that is older than streams may
-/// ignore that one was asked for, and never says where the list ends.
+/// How long a list as a stream may take before it is asked for in pages. A server that is older
+/// than streams may ignore that one was asked for, and never says where the list ends.
 const STREAMED_LIST: Duration = Duration::from_secs(120);
 
 /// … and how long it may be silent.
 const STREAM_SILENCE: Duration = Duration::from_secs(20);
 
-/// How long a watch may be silent: the server sends a bookmark about every minute. The kernel notices sooner
-/// when the connection is dead.
+/// How long a watch may be silent: the server sends a bookmark about every minute. The kernel
+/// notices sooner when the connection is dead.
 const WATCH_SILENCE: Duration = Duration::from_secs(150);
 
 /// A watch that lasted so long went well, however it ended.
@@ -144,9 +144,9 @@ impl Follower {
         }
     }
 
-    /// The server answers. After an outage that this follower found to be over by itself, the others need not
-    /// wait any longer. One that was woken announces nothing: two would wake each other without an end where
-    /// connections break again at once.
+    /// The server answers. After an outage that this follower found to be over by itself, the
+    /// others need not wait any longer. One that was woken announces nothing: two would wake each
+    /// other without an end where connections break again at once.
     fn answered(&mut self) {
         if std::mem::take(&mut self.outage) && !self.woken {
             self.recovery.announce();
@@ -167,7 +167,8 @@ impl Follower {
         if listing && self.asks_simpler(failure) {
             return Ok(Duration::ZERO);
         }
-        if self.kind == Kind::ServiceCidr && matches!(remedy, Remedy::NotServed | Remedy::Forbidden) {
+        if self.kind == Kind::ServiceCidr && matches!(remedy, Remedy::NotServed | Remedy::Forbidden)
+        {
             // Nothing depends on them but the drop of packets to addresses that no Service has.
             self.listed().await?;
             if remedy == Remedy::NotServed {
@@ -179,16 +180,13 @@ impl Follower {
         if hiccup || remedy == Remedy::ListAnew && !listing {
             debug!(kind = %self.kind, error = describe(failure), "going on");
         } else {
-            self.trouble(Some(format!(
-                "{}{}",
-                describe(failure),
-                failure.advice(self.kind)
-            )));
+            self.trouble(Some(format!("{}{}", describe(failure), failure.advice(self.kind))));
         }
         Ok(self.pace.pause(failure.asked()))
     }
 
-    /// From now on asks for lists in a way that an older server knows too; whether there is one that was not tried.
+    /// From now on asks for lists in a way that an older server knows too; whether there is one
+    /// that was not tried.
     fn asks_simpler(&mut self, failure: &Failure) -> bool {
         let refused = failure.remedy() == Remedy::NotThisWay;
         let unread = matches!(failure, Failure::Silent(_) | Failure::Answer(_));
@@ -197,8 +195,9 @@ impl Follower {
             self.streams = false;
             "no list as a stream: asking for pages"
         } else if refused && kind == Kind::Service && self.fields.take().is_some() {
-            // Before 1.31 a server selects them by no field but their names (kubernetes #123905); the model leaves out
-            // what need not have been sent. A Node's selector stays: any other would be taken for this node.
+            // Before 1.31 a server selects them by no field but their names (kubernetes #123905);
+            // the model leaves out what need not have been sent. A Node's selector stays: any other
+            // would be taken for this node.
             "no selection by fields: asking for all"
         } else {
             return false;
@@ -212,10 +211,7 @@ impl Follower {
         let mut list = List::default();
         let mut next = None;
         loop {
-            let request = self
-                .kind
-                .request()
-                .list(&self.kind.page(self.fields.clone(), next));
+            let request = self.kind.request().list(&self.kind.page(self.fields.clone(), next));
             let text = client.request_text(request.map_err(kube::Error::BuildRequest)?);
             let text = tokio::select! {
                 () = self.outlet.closed() => return Err(Stop::Closed),
@@ -350,7 +346,9 @@ impl Follower {
         let kind = self.kind;
         if trouble != self.trouble {
             match &trouble {
-                Some(error) => warn!(%kind, error, "the API cannot be followed; what was known stays"),
+                Some(error) => {
+                    warn!(%kind, error, "the API cannot be followed; what was known stays")
+                }
                 None => info!(%kind, "the API can be followed again"),
             }
         }
@@ -359,10 +357,7 @@ impl Follower {
     }
 
     fn report(&self) {
-        let trouble = self
-            .trouble
-            .iter()
-            .map(|trouble| format!("{}s: {trouble}", self.kind));
+        let trouble = self.trouble.iter().map(|trouble| format!("{}s: {trouble}", self.kind));
         let absent = self.kind == Kind::Node && self.listed && self.index.is_empty();
         let absent = absent.then(|| {
             format!(
@@ -371,7 +366,6 @@ impl Follower {
             )
         });
         let problems = self.index.problems().cloned();
-        self.outlet
-            .report(trouble.chain(absent).chain(problems).collect());
+        self.outlet.report(trouble.chain(absent).chain(problems).collect());
     }
 }

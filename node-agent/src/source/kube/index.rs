@@ -15,8 +15,9 @@ const MAX_NAMED: usize = 10;
 
 /// The objects that were told.
 ///
-/// They are not kept, only a number that tells whether one was written differently: the model has them. It is
-/// made from all of the object and not from its resource version, which a restored etcd gives out a second time.
+/// They are not kept, only a number that tells whether one was written differently: the model has
+/// them. It is made from all of the object and not from its resource version, which a restored etcd
+/// gives out a second time.
 #[derive(Debug)]
 pub(super) struct Index {
     kind: Kind,
@@ -48,13 +49,7 @@ struct Reading {
 impl Index {
     /// Nothing was told yet.
     pub(super) fn new(kind: Kind, node_name: Arc<str>, since: Timestamp) -> Self {
-        Self {
-            kind,
-            node_name,
-            since,
-            told: HashMap::new(),
-            problems: Problems::new(),
-        }
+        Self { kind, node_name, since, told: HashMap::new(), problems: Problems::new() }
     }
 
     /// Takes an object into a list.
@@ -82,13 +77,10 @@ impl Index {
         }
     }
 
-    /// The list is complete: what is different now, as one change. What was told and is not in it is gone.
+    /// The list is complete: what is different now, as one change. What was told and is not in it
+    /// is gone.
     pub(super) fn complete(&mut self, list: List) -> Vec<Event> {
-        let List {
-            seen,
-            fresh,
-            problems,
-        } = list;
+        let List { seen, fresh, problems } = list;
         let mut events = Vec::with_capacity(fresh.len());
         self.told.retain(|key, _| {
             let stays = seen.contains(key);
@@ -149,8 +141,10 @@ impl Index {
             Ok(None) => return Reading::default(),
             Err(error) => (found.key(), None, Some(describe(&error))),
         };
-        let skipped = error.map(|error| format!("{error}: the object is left as it was known before"));
-        let mut problems: Vec<String> = warnings.iter().take(MAX_NAMED).map(ToString::to_string).collect();
+        let skipped =
+            error.map(|error| format!("{error}: the object is left as it was known before"));
+        let mut problems: Vec<String> =
+            warnings.iter().take(MAX_NAMED).map(ToString::to_string).collect();
         if let Some(more) = warnings.len().checked_sub(MAX_NAMED).filter(|more| *more > 0) {
             problems.push(format!("{}: and {more} more", warnings[0].object));
         }
@@ -159,12 +153,7 @@ impl Index {
     }
 
     fn tell(&mut self, said: Said, events: &mut Vec<Event>) {
-        let Said {
-            key,
-            digest,
-            event,
-            triggered,
-        } = said;
+        let Said { key, digest, event, triggered } = said;
         events.push(event);
         if let (Key::Slice(name), Some(at)) = (&key, triggered)
             && at > self.since

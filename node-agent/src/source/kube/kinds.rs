@@ -1,7 +1,8 @@
 //! What is asked for. Pure.
 //!
-//! The selectors are kube-proxy's: what this node would ignore anyway is not even sent to it. (Before that
-//! filter, headless slices alone were about 1 TB of watch traffic a day in one cluster: kubernetes #81060.)
+//! The selectors are kube-proxy's: what this node would ignore anyway is not even sent to it.
+//! (Before that filter, headless slices alone were about 1 TB of watch traffic a day in one
+//! cluster: kubernetes #81060.)
 
 use kube::api::{ListParams, WatchParams};
 use kube::core::Request;
@@ -44,7 +45,8 @@ impl Kind {
         }
     }
 
-    /// A watch that ends after so many seconds; with `initial`, all that exists comes first (KEP-3157).
+    /// A watch that ends after so many seconds; with `initial`, all that exists comes first
+    /// (KEP-3157).
     pub(super) fn watch(self, fields: Option<String>, seconds: u32, initial: bool) -> WatchParams {
         WatchParams {
             label_selector: self.labels(),
@@ -58,9 +60,10 @@ impl Kind {
     fn labels(self) -> Option<String> {
         match self {
             Self::Service => Some("!service.kubernetes.io/service-proxy-name".to_owned()),
-            Self::EndpointSlice => {
-                Some("!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name".to_owned())
-            }
+            Self::EndpointSlice => Some(
+                "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
+                    .to_owned(),
+            ),
             Self::Node | Self::ServiceCidr => None,
         }
     }

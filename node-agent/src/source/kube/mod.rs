@@ -13,10 +13,10 @@
 //! | `recovery` | that the server answers again, so that nobody has to wait any longer |
 //! | `wire` | what an answer says besides its objects |
 //!
-//! Each kind is followed by a task of its own: listed once, as a stream where the server can, in pages where
-//! it cannot, then watched from there. What is told is one change: a list is told when all of it is there,
-//! with what was deleted in the meantime, and until then what was told before stays true. An object that
-//! cannot be used is named, and what was known of it stays.
+//! Each kind is followed by a task of its own: listed once, as a stream where the server can, in
+//! pages where it cannot, then watched from there. What is told is one change: a list is told when
+//! all of it is there, with what was deleted in the meantime, and until then what was told before
+//! stays true. An object that cannot be used is named, and what was known of it stays.
 //!
 //! It builds on kube's client and not on kube-runtime's `watcher`. Version 5.0.0 was tried, with a
 //! type that holds an object's JSON, one kind, on a busy machine:
@@ -61,8 +61,9 @@ use crate::model::Event;
 /// The kinds that are followed, in no order.
 const KINDS: [Kind; 4] = [Kind::Service, Kind::EndpointSlice, Kind::Node, Kind::ServiceCidr];
 
-/// Starts a task for each kind, which tells what the API serves until nobody listens any more. Returns what is
-/// wrong with each right now. `since` is when the agent started: what was triggered before counts for no latency.
+/// Starts a task for each kind, which tells what the API serves until nobody listens any more.
+/// Returns what is wrong with each right now. `since` is when the agent started: what was triggered
+/// before counts for no latency.
 pub fn start(
     access: &Access,
     node_name: &Arc<str>,

@@ -9,8 +9,8 @@ const SHORTEST: Duration = Duration::from_millis(200);
 /// … up to this.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Pauses that grow while attempts fail. Each is cut by up to half at random, so that the nodes of a cluster,
-/// who all lose the API at one moment, do not all come back at one.
+/// Pauses that grow while attempts fail. Each is cut by up to half at random, so that the nodes of
+/// a cluster, who all lose the API at one moment, do not all come back at one.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     failures: u32,
@@ -46,8 +46,8 @@ fn fraction(random: u64) -> f64 {
     f64::from(u32::try_from(random >> 32).expect("32 bits of 64")) / f64::from(u32::MAX)
 }
 
-/// How long a watch may last, in seconds: not the same for every node, so that they do not all begin anew
-/// together. (kube's client allows 295.)
+/// How long a watch may last, in seconds: not the same for every node, so that they do not all
+/// begin anew together. (kube's client allows 295.)
 pub(super) fn watch_seconds() -> u32 {
     240 + u32::try_from(random() % 50).expect("less than 50")
 }

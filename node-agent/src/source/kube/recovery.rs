@@ -7,8 +7,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 /// What the followers of one agent tell each other. Each has a clone.
 ///
-/// Every kind waits by itself between two attempts, for up to 30 s at the end of a long outage. Without this, one
-/// kind would be up to date again within seconds, and another half a minute later.
+/// Every kind waits by itself between two attempts, for up to 30 s at the end of a long outage.
+/// Without this, one kind would be up to date again within seconds, and another half a minute
+/// later.
 #[derive(Debug, Clone)]
 pub(super) struct Recovery {
     announcement: watch::Sender<()>,
@@ -19,10 +20,7 @@ impl Recovery {
     /// Nothing has been announced yet.
     pub(super) fn new() -> Self {
         let (announcement, announced) = watch::channel(());
-        Self {
-            announcement,
-            announced,
-        }
+        Self { announcement, announced }
     }
 
     /// The API server answers again: ends the pauses of the others.
@@ -35,8 +33,9 @@ impl Recovery {
         self.announced.mark_unchanged();
     }
 
-    /// Waits for `whole`, or until another follower announces that the server answers, but for `least` in any
-    /// case. Returns whether an announcement ended the pause. One that was made during the attempt counts.
+    /// Waits for `whole`, or until another follower announces that the server answers, but for
+    /// `least` in any case. Returns whether an announcement ended the pause. One that was made
+    /// during the attempt counts.
     pub(super) async fn pause(&mut self, least: Duration, whole: Duration) -> bool {
         let end = Instant::now() + whole;
         sleep(least).await;
@@ -54,10 +53,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(20);
 
     fn runtime() -> tokio::runtime::Runtime {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .build()
-            .unwrap()
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap()
     }
 
     #[test]

@@ -78,11 +78,7 @@ fn a_list_tells_what_differs_and_what_is_gone_first() {
     let events = listed(&mut index, &[service(2, 2), service(3, 1)]);
     let gone = ServiceName::new("d", "s1");
     assert_eq!(events.len(), 3);
-    assert_eq!(
-        events[0],
-        Event::Service(gone, None),
-        "its address may be another's now"
-    );
+    assert_eq!(events[0], Event::Service(gone, None), "its address may be another's now");
     assert_eq!(listed(&mut index, &[]).len(), 2);
     assert!(index.is_empty());
 }
@@ -103,10 +99,7 @@ fn what_cannot_be_used_is_named_and_stays_as_it_was() {
     listed(&mut index, &[service(1, 1), service(2, 1)]);
     assert_eq!(index.changed(&broken(1)), []);
     let named = problems(&index);
-    assert!(
-        named[0].starts_with("Service d/s1: spec.ports: invalid type"),
-        "{named:?}"
-    );
+    assert!(named[0].starts_with("Service d/s1: spec.ports: invalid type"), "{named:?}");
     assert_eq!(
         listed(&mut index, &[broken(1), service(2, 1)]),
         [],
@@ -116,11 +109,7 @@ fn what_cannot_be_used_is_named_and_stays_as_it_was() {
     assert_eq!(index.deleted(&broken(1)).len(), 1);
     assert!(problems(&index).is_empty());
     assert_eq!(index.changed("{\"metadata\":7}"), []);
-    assert!(
-        problems(&index)[0].contains("without a readable name"),
-        "{:?}",
-        problems(&index)
-    );
+    assert!(problems(&index)[0].contains("without a readable name"), "{:?}", problems(&index));
     assert_eq!(listed(&mut index, &[service(2, 1)]), []);
     assert!(problems(&index).is_empty());
 }

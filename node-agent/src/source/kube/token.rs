@@ -10,8 +10,8 @@ use hyper::header::{AUTHORIZATION, HeaderValue};
 
 /// A token, read anew for every request, so that its successor counts at once.
 ///
-/// kube's own reading notices a new token after up to a minute, and refuses a file that ends with a newline, as
-/// those do that people write. Requests are few: two a minute.
+/// kube's own reading notices a new token after up to a minute, and refuses a file that ends with a
+/// newline, as those do that people write. Requests are few: two a minute.
 #[derive(Debug, Clone)]
 pub(super) struct TokenFile {
     path: PathBuf,
@@ -25,10 +25,7 @@ impl TokenFile {
     /// # Errors
     /// It cannot be read, or what it holds cannot be in a header.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self {
-            path: path.to_owned(),
-            last: Arc::new(Mutex::new(read(path)?)),
-        })
+        Ok(Self { path: path.to_owned(), last: Arc::new(Mutex::new(read(path)?)) })
     }
 
     /// The same request, with the token that the file holds now.

@@ -1,7 +1,7 @@
 //! From a file's text to the objects in it, one at a time.
 //!
-//! Pure. A YAML object becomes the JSON tree that kubectl would send; a list is taken apart while it is
-//! read, so that of a list of 50,000 objects one is held at a time.
+//! Pure. A YAML object becomes the JSON tree that kubectl would send; a list is taken apart while
+//! it is read, so that of a list of 50,000 objects one is held at a time.
 
 mod yaml;
 
@@ -69,17 +69,11 @@ pub(super) fn objects(format: Format, text: &str, sink: &mut Sink<'_>) {
         Format::Json => json_documents(text, sink),
         Format::Yaml => {
             for document in text::documents(text) {
-                let place = Place {
-                    document: document.number,
-                    item: None,
-                    line: Some(document.line),
-                };
+                let place =
+                    Place { document: document.number, item: None, line: Some(document.line) };
                 // JSON is YAML, and read as what it is ten times faster.
                 let json = document.text.strip_prefix("---").unwrap_or(document.text).trim();
-                match json
-                    .starts_with('{')
-                    .then(|| serde_json::from_str::<&RawValue>(json))
-                {
+                match json.starts_with('{').then(|| serde_json::from_str::<&RawValue>(json)) {
                     Some(Ok(raw)) => json_object(place, raw.get(), None, sink),
                     Some(Err(_)) | None => yaml::document(place, document.text, sink),
                 }
@@ -92,11 +86,7 @@ fn json_documents(text: &str, sink: &mut Sink<'_>) {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let documents = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
     for (index, document) in documents.enumerate() {
-        let place = Place {
-            document: index + 1,
-            item: None,
-            line: None,
-        };
+        let place = Place { document: index + 1, item: None, line: None };
         match document {
             Ok(raw) => json_object(place, raw.get(), None, sink),
             // The iterator ends after an error.
@@ -122,10 +112,7 @@ fn json_object(place: Place, json: &str, list: Option<&ListKind>, sink: &mut Sin
                 return sink(place, Err(ITEMS_NOT_A_LIST));
             };
             for (index, item) in items.unwrap_or_default().into_iter().enumerate() {
-                let place = Place {
-                    item: Some(index),
-                    ..place
-                };
+                let place = Place { item: Some(index), ..place };
                 json_object(place, item.get(), Some(&kind), sink);
             }
         }
@@ -133,8 +120,10 @@ fn json_object(place: Place, json: &str, list: Option<&ListKind>, sink: &mut Sin
     }
 }
 
-const NOT_AN_OBJECT: DecodeError = DecodeError::NotAnObject("a mapping with apiVersion and kind is wanted");
-const ITEMS_NOT_A_LIST: DecodeError = DecodeError::NotAnObject("the items of a list are not a list");
+const NOT_AN_OBJECT: DecodeError =
+    DecodeError::NotAnObject("a mapping with apiVersion and kind is wanted");
+const ITEMS_NOT_A_LIST: DecodeError =
+    DecodeError::NotAnObject("the items of a list are not a list");
 
 /// What an object's `apiVersion` and `kind` make it.
 enum Nature {
@@ -144,8 +133,8 @@ enum Nature {
     Other,
 }
 
-/// What the items of a list are where they do not say it themselves: in the API's own lists, such as a
-/// `ServiceList`, they do not.
+/// What the items of a list are where they do not say it themselves: in the API's own lists, such
+/// as a `ServiceList`, they do not.
 struct ListKind {
     api_version: String,
     item: Option<String>,
@@ -167,10 +156,7 @@ impl Nature {
             (Some(kind), _) => Ok(Self::Object(kind)),
             (None, Some(item)) if item.is_empty() || Kind::of(api_version, item).is_some() => {
                 let item = (!item.is_empty()).then(|| item.to_owned());
-                Ok(Self::List(ListKind {
-                    api_version: api_version.to_owned(),
-                    item,
-                }))
+                Ok(Self::List(ListKind { api_version: api_version.to_owned(), item }))
             }
             (None, _) => {
                 tracing::debug!(api_version, kind, "object of no interest");

@@ -7,8 +7,8 @@ use super::problem::{Problem, Problems, What};
 use crate::describe::describe;
 use crate::source::object::Said;
 
-/// Reads the text of `file`: hands every object of interest to `sink`, each once, and returns what could
-/// not be used.
+/// Reads the text of `file`: hands every object of interest to `sink`, each once, and returns what
+/// could not be used.
 pub(super) fn read(
     file: &str,
     format: Format,
@@ -19,11 +19,7 @@ pub(super) fn read(
     let mut problems = Problems::default();
     let mut seen = HashSet::new();
     decode::objects(format, text, &mut |place, found| {
-        let problem = |what| Problem {
-            file: file.to_owned(),
-            place: Some(place),
-            what,
-        };
+        let problem = |what| Problem { file: file.to_owned(), place: Some(place), what };
         let found = match found {
             Ok(found) => found,
             Err(error) => return problems.push(problem(What::Skipped(describe(&error)))),
@@ -36,10 +32,7 @@ pub(super) fn read(
         match item {
             Ok(Some(item)) if seen.contains(&item.key) => {
                 let winner = "an earlier document".to_owned();
-                problems.push(problem(What::Duplicate {
-                    object: item.key.to_string(),
-                    winner,
-                }));
+                problems.push(problem(What::Duplicate { object: item.key.to_string(), winner }));
             }
             Ok(Some(item)) => {
                 seen.insert(item.key.clone());

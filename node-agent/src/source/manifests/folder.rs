@@ -19,8 +19,8 @@ use crate::source::object::{Key, Said};
 /// Which files to parse again although they look as they did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Look {
-    /// These: something happened to them. A file can be written twice within one tick of the clock that
-    /// stamps it, and be as long as before.
+    /// These: something happened to them. A file can be written twice within one tick of the clock
+    /// that stamps it, and be as long as before.
     Touched(BTreeSet<OsString>),
     /// Every one.
     Everywhere,
@@ -79,8 +79,8 @@ impl Stamp {
 /// More than the objects of the largest clusters take, in bytes.
 const LONGEST: u64 = 256 << 20;
 
-/// The most objects in several files that are named: of two copies of a large file a person wants to know
-/// that they are two, not all that is in them.
+/// The most objects in several files that are named: of two copies of a large file a person wants
+/// to know that they are two, not all that is in them.
 const MAX_DUPLICATES: usize = 100;
 
 /// The events of one pass over changed files: for each object those of the first file by name.
@@ -108,20 +108,13 @@ impl Folder {
     /// Looks at the folder and returns what is different from what was told, as one change.
     pub(super) fn scan(&mut self, look: &Look) -> Result<Vec<Event>, ManifestsError> {
         let found = self.listed()?;
-        let gone: Vec<FileName> = self
-            .files
-            .keys()
-            .filter(|name| !found.contains_key(*name))
-            .cloned()
-            .collect();
+        let gone: Vec<FileName> =
+            self.files.keys().filter(|name| !found.contains_key(*name)).cloned().collect();
         let mut changed: Vec<(FileName, Stamp)> = found
             .into_iter()
             .filter(|(name, stamp)| {
                 look.at(name)
-                    || self
-                        .files
-                        .get(name)
-                        .is_none_or(|known| known.stamp != Some(*stamp))
+                    || self.files.get(name).is_none_or(|known| known.stamp != Some(*stamp))
             })
             .collect();
         let mut touched = Vec::new();
@@ -129,9 +122,9 @@ impl Folder {
             self.forget(&name, &mut touched);
         }
         let mut events = Vec::new();
-        // Where a file that has not changed is right about an object now, because the one that was has
-        // gone, it is read in a second pass. A third is needed only if files change all the time, and
-        // then a hint is under way as well.
+        // Where a file that has not changed is right about an object now, because the one that was
+        // has gone, it is read in a second pass. A third is needed only if files change all the
+        // time, and then a hint is under way as well.
         for _pass in 0..2 {
             let mut fresh = Fresh::new();
             for (name, stamp) in std::mem::take(&mut changed) {
@@ -142,20 +135,14 @@ impl Folder {
                 break;
             }
             let found = self.listed()?;
-            changed = found
-                .into_iter()
-                .filter(|(name, _)| again.contains(name))
-                .collect();
+            changed = found.into_iter().filter(|(name, _)| again.contains(name)).collect();
         }
         Ok(events)
     }
 
     /// The manifests in the folder, links followed.
     fn listed(&self) -> Result<BTreeMap<FileName, Stamp>, ManifestsError> {
-        let failed = |source| ManifestsError::Folder {
-            path: self.path.clone(),
-            source,
-        };
+        let failed = |source| ManifestsError::Folder { path: self.path.clone(), source };
         let mut found = BTreeMap::new();
         for entry in fs::read_dir(&self.path).map_err(failed)? {
             let entry = entry.map_err(failed)?;
@@ -163,8 +150,8 @@ impl Folder {
             if name.to_str().and_then(file::format_of).is_none() {
                 continue;
             }
-            // One that vanishes meanwhile, or a link to nothing, is not there. What is neither a file nor a
-            // folder is named when it is to be read.
+            // One that vanishes meanwhile, or a link to nothing, is not there. What is neither a
+            // file nor a folder is named when it is to be read.
             if let Ok(metadata) = fs::metadata(entry.path())
                 && !metadata.is_dir()
             {
@@ -192,7 +179,9 @@ impl Folder {
         let text = match regular::read_to_string(&self.path.join(&**name), LONGEST) {
             Ok(text) => Ok(text),
             Err(error) if error.kind() == ErrorKind::NotFound => return self.forget(name, touched),
-            Err(error) if error.kind() == ErrorKind::InvalidData => Err("not text in UTF-8".to_owned()),
+            Err(error) if error.kind() == ErrorKind::InvalidData => {
+                Err("not text in UTF-8".to_owned())
+            }
             Err(error) => return self.unreadable(name, &error),
         };
         let before = self.files.remove(name).unwrap_or_default();
@@ -201,9 +190,7 @@ impl Folder {
             touched.push(key);
         }
         let mut keys = Vec::new();
-        let mut sink = |Said {
-                            key, digest, event, ..
-                        }: Said| {
+        let mut sink = |Said { key, digest, event, .. }: Said| {
             self.index.claim(key.clone(), name, digest);
             if self.index.told(&key) != Some(digest) {
                 let said = || Box::new((name.clone(), event));
@@ -219,28 +206,27 @@ impl Folder {
         problems.trace_new(&before.problems);
         keys.shrink_to_fit();
         let stamp = Some(stamp);
-        self.files.insert(
-            name.clone(),
-            Known {
-                stamp,
-                keys,
-                problems,
-            },
-        );
+        self.files.insert(name.clone(), Known { stamp, keys, problems });
     }
 
     /// What a file said that cannot be read now stays, and it is tried again at every scan.
     fn unreadable(&mut self, name: &FileName, error: &io::Error) {
-        let problems = Problems::of_file(&name.to_string_lossy(), format!("cannot be read: {error}"));
+        let problems =
+            Problems::of_file(&name.to_string_lossy(), format!("cannot be read: {error}"));
         let known = self.files.entry(name.clone()).or_default();
         problems.trace_new(&known.problems);
         known.problems = problems;
         known.stamp = None;
     }
 
-    /// Adds to `events` what is different now about the objects `touched`. Returns the files that would
-    /// have to be read to know the rest.
-    fn settle(&mut self, touched: Vec<Key>, mut fresh: Fresh, events: &mut Vec<Event>) -> BTreeSet<FileName> {
+    /// Adds to `events` what is different now about the objects `touched`. Returns the files that
+    /// would have to be read to know the rest.
+    fn settle(
+        &mut self,
+        touched: Vec<Key>,
+        mut fresh: Fresh,
+        events: &mut Vec<Event>,
+    ) -> BTreeSet<FileName> {
         let mut again = BTreeSet::new();
         events.reserve(fresh.len());
         for key in touched {
@@ -271,30 +257,15 @@ impl Folder {
 
     /// The files that have an object which another has as well, and is right about.
     fn losers(&self, key: &Key) -> Vec<Problem> {
-        let mut files = self
-            .index
-            .files(key)
-            .map(|file| file.to_string_lossy().into_owned());
+        let mut files = self.index.files(key).map(|file| file.to_string_lossy().into_owned());
         let winner = files.next().unwrap_or_default();
-        let what = What::Duplicate {
-            object: key.to_string(),
-            winner,
-        };
-        files
-            .map(|file| Problem {
-                file,
-                place: None,
-                what: what.clone(),
-            })
-            .collect()
+        let what = What::Duplicate { object: key.to_string(), winner };
+        files.map(|file| Problem { file, place: None, what: what.clone() }).collect()
     }
 
     fn note_duplicates(&mut self, key: &Key) {
-        let losers = if self.index.files(key).nth(1).is_some() {
-            self.losers(key)
-        } else {
-            Vec::new()
-        };
+        let losers =
+            if self.index.files(key).nth(1).is_some() { self.losers(key) } else { Vec::new() };
         if losers.is_empty() {
             self.duplicates.remove(key);
         } else if self.duplicates.get(key) != Some(&losers)

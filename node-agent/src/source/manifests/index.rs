@@ -11,8 +11,8 @@ pub(super) type FileName = Arc<OsStr>;
 
 /// Which files have which object.
 ///
-/// The objects themselves are not kept, only a number that tells whether one was written differently: the
-/// model has them already.
+/// The objects themselves are not kept, only a number that tells whether one was written
+/// differently: the model has them already.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     entries: HashMap<Key, Entry>,

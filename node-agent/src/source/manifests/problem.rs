@@ -40,15 +40,8 @@ pub(super) struct Problems {
 impl Problems {
     /// Only that the whole file cannot be used.
     pub(super) fn of_file(file: &str, error: String) -> Self {
-        let problem = Problem {
-            file: file.to_owned(),
-            place: None,
-            what: What::Skipped(error),
-        };
-        Self {
-            named: vec![problem],
-            more: 0,
-        }
+        let problem = Problem { file: file.to_owned(), place: None, what: What::Skipped(error) };
+        Self { named: vec![problem], more: 0 }
     }
 
     /// Adds one.
@@ -88,12 +81,7 @@ impl Problem {
         let line = self.place.and_then(|place| place.line);
         match &self.what {
             What::Skipped(error) => warn!(file, document, line, error, "manifest skipped"),
-            What::LeftOut(Warning {
-                object,
-                field,
-                value,
-                problem,
-            }) => {
+            What::LeftOut(Warning { object, field, value, problem }) => {
                 warn!(
                     file,
                     document,
@@ -126,7 +114,9 @@ impl fmt::Display for Problem {
         match &self.what {
             What::Skipped(error) => write!(f, ": skipped: {error}"),
             What::LeftOut(warning) => write!(f, ": {warning}"),
-            What::Duplicate { object, winner } => write!(f, ": {object} is in {winner} already: left out"),
+            What::Duplicate { object, winner } => {
+                write!(f, ": {object} is in {winner} already: left out")
+            }
         }
     }
 }

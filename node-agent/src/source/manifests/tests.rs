@@ -11,9 +11,7 @@ struct Place {
 
 impl Place {
     fn new() -> Self {
-        Self {
-            folder: tempfile::tempdir().unwrap(),
-        }
+        Self { folder: tempfile::tempdir().unwrap() }
     }
 
     #[expect(clippy::disallowed_methods, reason = "a test writes as any editor would")]
@@ -26,10 +24,7 @@ impl Place {
     }
 
     fn config(&self) -> Config {
-        Config {
-            folder: self.folder.path().to_owned(),
-            node_name: "n1".to_owned(),
-        }
+        Config { folder: self.folder.path().to_owned(), node_name: "n1".to_owned() }
     }
 
     /// What a first look would tell.

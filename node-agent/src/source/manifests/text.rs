@@ -13,8 +13,9 @@ pub(super) struct Document<'a> {
 
 /// The documents of a YAML file that are not empty.
 ///
-/// They are cut apart before any of them is parsed, so that a broken one takes no other with it. That is
-/// exact: YAML allows `---` and `...` at the start of a line nowhere inside a document, not even in quotes.
+/// They are cut apart before any of them is parsed, so that a broken one takes no other with it.
+/// That is exact: YAML allows `---` and `...` at the start of a line nowhere inside a document, not
+/// even in quotes.
 pub(super) fn documents(text: &str) -> Vec<Document<'_>> {
     let mut documents = Vec::new();
     let mut begin = 0;
@@ -51,11 +52,7 @@ fn push<'a>(documents: &mut Vec<Document<'a>>, text: &'a str, line: usize) {
         !line.is_empty() && !line.starts_with(['#', '%'])
     };
     if text.lines().any(says_something) {
-        documents.push(Document {
-            number: documents.len() + 1,
-            line,
-            text,
-        });
+        documents.push(Document { number: documents.len() + 1, line, text });
     }
 }
 
@@ -74,11 +71,7 @@ mod tests {
             ("marker first", "---\na: 1\n", &[(1, "---\na: 1\n")]),
             ("two", "a: 1\n---\nb: 2\n", &[(1, "a: 1\n"), (2, "---\nb: 2\n")]),
             ("on the marker's line", "--- {a: 1}\n", &[(1, "--- {a: 1}\n")]),
-            (
-                "empty ones between",
-                "---\n---\n# c\n---\na: 1\n---\n",
-                &[(4, "---\na: 1\n")],
-            ),
+            ("empty ones between", "---\n---\n# c\n---\na: 1\n---\n", &[(4, "---\na: 1\n")]),
             ("closed", "a: 1\n...\nb: 2\n", &[(1, "a: 1\n"), (3, "b: 2\n")]),
             ("directive", "%YAML 1.2\n---\na: 1\n", &[(2, "---\na: 1\n")]),
             (
@@ -86,28 +79,20 @@ mod tests {
                 "a: 1\r\n---\r\nb: 2\r\n",
                 &[(1, "a: 1\r\n"), (2, "---\r\nb: 2\r\n")],
             ),
-            (
-                "not a marker",
-                "a: |\n  ---\n  x\n----: 1\n",
-                &[(1, "a: |\n  ---\n  x\n----: 1\n")],
-            ),
+            ("not a marker", "a: |\n  ---\n  x\n----: 1\n", &[(1, "a: |\n  ---\n  x\n----: 1\n")]),
             ("byte order mark", "\u{feff}---\na: 1\n", &[(1, "---\na: 1\n")]),
         ];
         for (name, text, expected) in cases {
-            let found: Vec<_> = documents(text)
-                .iter()
-                .map(|document| (document.line, document.text))
-                .collect();
+            let found: Vec<_> =
+                documents(text).iter().map(|document| (document.line, document.text)).collect();
             assert_eq!(found, expected, "{name}");
         }
     }
 
     #[test]
     fn documents_are_numbered_without_the_empty_ones() {
-        let numbers: Vec<_> = documents("---\n---\na: 1\n---\nb: 2\n")
-            .iter()
-            .map(|d| d.number)
-            .collect();
+        let numbers: Vec<_> =
+            documents("---\n---\na: 1\n---\nb: 2\n").iter().map(|d| d.number).collect();
         assert_eq!(numbers, [1, 2]);
     }
 }

@@ -57,10 +57,13 @@ impl LinkKind {
             LinkInfo::Kind(kind) => Some(kind),
             _ => None,
         });
-        let is_netns = |attribute: &LinkAttribute| matches!(attribute, LinkAttribute::LinkNetNsId(_));
+        let is_netns =
+            |attribute: &LinkAttribute| matches!(attribute, LinkAttribute::LinkNetNsId(_));
         match kind {
             Some(InfoKind::Bridge) => Self::Bridge,
-            Some(InfoKind::Veth) if message.attributes.iter().any(is_netns) => Self::VethToElsewhere,
+            Some(InfoKind::Veth) if message.attributes.iter().any(is_netns) => {
+                Self::VethToElsewhere
+            }
             Some(InfoKind::Veth) => Self::Veth,
             _ => Self::Other,
         }
@@ -149,11 +152,7 @@ impl Table {
     pub(super) fn addresses(&self) -> Vec<NodeAddress> {
         let named = self.addresses.iter().filter_map(|(index, address, _)| {
             let interface = self.links.get(index)?.name.clone();
-            Some(NodeAddress {
-                address: *address,
-                interface,
-                dummy: self.dummies.contains(index),
-            })
+            Some(NodeAddress { address: *address, interface, dummy: self.dummies.contains(index) })
         });
         let mut addresses: Vec<NodeAddress> = named.collect();
         addresses.sort();
@@ -185,14 +184,11 @@ fn key_of(message: &AddressMessage) -> Option<(u32, IpAddr, u8)> {
         AddressAttribute::Address(address) => Some(*address),
         _ => None,
     });
-    Some((
-        message.header.index,
-        local.or(address)?,
-        message.header.prefix_len,
-    ))
+    Some((message.header.index, local.or(address)?, message.header.prefix_len))
 }
 
-/// Whether the kernel answers at this address. An optimistic one is used before its duplicate detection ends.
+/// Whether the kernel answers at this address. An optimistic one is used before its duplicate
+/// detection ends.
 fn answers(message: &AddressMessage) -> bool {
     let flags = message.attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Flags(flags) => Some(*flags),
@@ -200,7 +196,8 @@ fn answers(message: &AddressMessage) -> bool {
     });
     let header = AddressFlags::from_bits_retain(message.header.flags.bits().into());
     let flags = flags.unwrap_or(header);
-    let waiting = flags.contains(AddressFlags::Tentative) && !flags.contains(AddressFlags::Optimistic);
+    let waiting =
+        flags.contains(AddressFlags::Tentative) && !flags.contains(AddressFlags::Optimistic);
     !waiting && !flags.contains(AddressFlags::Dadfailed)
 }
 

@@ -32,13 +32,11 @@ async fn addresses(source: &mut Running<()>, expected: &[&str]) {
 }
 
 fn shown(addresses: &[NodeAddress]) -> Vec<String> {
-    addresses
-        .iter()
-        .map(|told| format!("{}@{}", told.address, told.interface))
-        .collect()
+    addresses.iter().map(|told| format!("{}@{}", told.address, told.interface)).collect()
 }
 
-/// Runs a test in a new network namespace, on a thread of its own since a thread cannot leave it again.
+/// Runs a test in a new network namespace, on a thread of its own since a thread cannot leave it
+/// again.
 fn in_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     let thread = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("root, for a network namespace");
@@ -69,8 +67,7 @@ impl Kernel {
     }
 
     async fn up(&self, name: &str) {
-        self.set(LinkUnspec::new_with_index(self.index(name).await).up().build())
-            .await;
+        self.set(LinkUnspec::new_with_index(self.index(name).await).up().build()).await;
     }
 
     async fn add_veth(&self, name: &str, peer: &str) {
@@ -85,18 +82,12 @@ impl Kernel {
 
     /// With duplicate detection, where the kernel does that.
     async fn add_unsure(&self, name: &str, address: &str, length: u8) {
-        let request = self
-            .handle
-            .address()
-            .add(self.index(name).await, ip(address), length);
+        let request = self.handle.address().add(self.index(name).await, ip(address), length);
         request.execute().await.unwrap();
     }
 
     async fn add(&self, name: &str, address: &str, length: u8) {
-        let mut request = self
-            .handle
-            .address()
-            .add(self.index(name).await, ip(address), length);
+        let mut request = self.handle.address().add(self.index(name).await, ip(address), length);
         request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
         request.execute().await.unwrap();
     }
@@ -117,7 +108,8 @@ fn ip(text: &str) -> IpAddr {
 
 /// Waits until these are the links' names, and returns the links.
 async fn named(links: &mut Links, expected: &[&str]) -> Arc<[Link]> {
-    let right = |links: &Arc<[Link]>| links.iter().map(|link| &*link.name).eq(expected.iter().copied());
+    let right =
+        |links: &Arc<[Link]>| links.iter().map(|link| &*link.name).eq(expected.iter().copied());
     let found = timeout(LONG, links.wait_for(right)).await;
     found.expect("shown in time").expect("still running").clone()
 }
@@ -136,11 +128,7 @@ fn addresses_are_told_as_they_come_and_go() {
         kernel.add("lo", "10.0.0.1", 24).await;
         addresses(&mut source, &["10.0.0.1@lo", "127.0.0.1@lo", "::1@lo"]).await;
         kernel.add("lo", "fd00::1", 64).await;
-        addresses(
-            &mut source,
-            &["10.0.0.1@lo", "127.0.0.1@lo", "::1@lo", "fd00::1@lo"],
-        )
-        .await;
+        addresses(&mut source, &["10.0.0.1@lo", "127.0.0.1@lo", "::1@lo", "fd00::1@lo"]).await;
         kernel.remove("lo", "10.0.0.1", 24).await;
         addresses(&mut source, &["127.0.0.1@lo", "::1@lo", "fd00::1@lo"]).await;
         source.stop().await;
@@ -154,11 +142,8 @@ fn what_is_there_at_the_start_is_told_first() {
         kernel.add("lo", "10.0.0.1", 32).await;
         let (mut source, _links) = start();
         let batch = source.batch().await;
-        let expected = NodeAddress {
-            address: ip("10.0.0.1"),
-            interface: "lo".into(),
-            dummy: false,
-        };
+        let expected =
+            NodeAddress { address: ip("10.0.0.1"), interface: "lo".into(), dummy: false };
         assert_eq!(batch[0], Event::Addresses(vec![expected]));
         source.stop().await;
     });
@@ -174,9 +159,7 @@ fn links_are_shown_with_what_names_them() {
         let shown = named(&mut links, &["lo", "peer1", "pod1"]).await;
         assert_eq!(shown[2].mac.len(), "0a:58:0a:01:02:03".len(), "{shown:?}");
         assert_eq!(shown[2].index, kernel.index("pod1").await);
-        kernel
-            .set(LinkUnspec::new_with_index(shown[2].index).name("pod2").build())
-            .await;
+        kernel.set(LinkUnspec::new_with_index(shown[2].index).name("pod2").build()).await;
         named(&mut links, &["lo", "peer1", "pod2"]).await;
         kernel.remove_link("pod2").await;
         named(&mut links, &["lo"]).await;
@@ -210,11 +193,7 @@ fn a_tentative_address_is_told_when_the_kernel_answers_at_it() {
         source.batch().await;
         kernel.add_unsure("pod1", "fd00::1", 64).await;
         let added = Instant::now();
-        while !told(&mut source)
-            .await
-            .iter()
-            .any(|told| told.address == ip("fd00::1"))
-        {}
+        while !told(&mut source).await.iter().any(|told| told.address == ip("fd00::1")) {}
         let waited = added.elapsed();
         assert!(
             waited > Duration::from_millis(500),
@@ -232,7 +211,8 @@ fn lost_notifications_are_made_up_for() {
         let kernel = Kernel::open();
         let (mut source, _links) = start();
         source.batch().await;
-        // A thread is born into its parent's namespace. While it is waited for, nothing else runs here.
+        // A thread is born into its parent's namespace. While it is waited for, nothing else runs
+        // here.
         let adding = thread::spawn(|| {
             in_runtime(async {
                 let kernel = Kernel::open();

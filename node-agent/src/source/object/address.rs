@@ -6,8 +6,9 @@ use ipnetwork::IpNetwork;
 
 use crate::model::canonical_range;
 
-/// An IP address in which leading zeros mean nothing (`010.0.0.1` is `10.0.0.1`), since objects stored
-/// by old API servers have them and kube-proxy reads them so. An IPv4-mapped IPv6 address is the IPv4 one.
+/// An IP address in which leading zeros mean nothing (`010.0.0.1` is `10.0.0.1`), since objects
+/// stored by old API servers have them and kube-proxy reads them so. An IPv4-mapped IPv6 address is
+/// the IPv4 one.
 pub fn parse_address(text: &str) -> Option<IpAddr> {
     parse_written(text).map(|address| address.to_canonical())
 }
@@ -58,8 +59,8 @@ pub(super) fn usable_address(text: &str) -> Result<IpAddr, &'static str> {
     special_address(address).map_or(Ok(address), Err)
 }
 
-/// What no service and no endpoint may have as an address: it would turn a service into a way to the node
-/// itself or to its link, or means more than one host.
+/// What no service and no endpoint may have as an address: it would turn a service into a way to
+/// the node itself or to its link, or means more than one host.
 pub(super) fn special_address(address: IpAddr) -> Option<&'static str> {
     let link_local = match address {
         IpAddr::V4(ip) => ip.is_link_local(),
@@ -93,16 +94,8 @@ mod tests {
             ("IPv6", "fd00::1", Some("fd00::1")),
             ("IPv6 in capitals", "FD00::A", Some("fd00::a")),
             ("IPv4-mapped", "::ffff:10.0.0.1", Some("10.0.0.1")),
-            (
-                "IPv4-mapped with leading zeros",
-                "::ffff:010.0.0.01",
-                Some("10.0.0.1"),
-            ),
-            (
-                "IPv6 with an IPv4 tail",
-                "64:ff9b::192.0.2.33",
-                Some("64:ff9b::c000:221"),
-            ),
+            ("IPv4-mapped with leading zeros", "::ffff:010.0.0.01", Some("10.0.0.1")),
+            ("IPv6 with an IPv4 tail", "64:ff9b::192.0.2.33", Some("64:ff9b::c000:221")),
             ("too large an octet", "10.0.0.256", None),
             ("three octets", "10.0.0", None),
             ("five octets", "10.0.0.1.2", None),
@@ -165,11 +158,7 @@ mod tests {
             ("fd00::1", false),
         ];
         for (text, special) in cases {
-            assert_eq!(
-                special_address(text.parse().unwrap()).is_some(),
-                special,
-                "{text}"
-            );
+            assert_eq!(special_address(text.parse().unwrap()).is_some(), special, "{text}");
         }
     }
 }

@@ -7,7 +7,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{EndpointSlice, Key, Kind, ObjectError, Service, Warning, node, service, service_cidr, slice};
+use super::{
+    EndpointSlice, Key, Kind, ObjectError, Service, Warning, node, service, service_cidr, slice,
+};
 use crate::model::Event;
 
 /// An object that may say something about services, of a kind that is known and otherwise unread.
@@ -51,18 +53,12 @@ struct NamedMetadata {
 impl<'a> Found<'a> {
     /// Written as JSON.
     pub fn json(kind: Kind, json: &'a str) -> Self {
-        Self {
-            kind,
-            raw: Raw::Json(json),
-        }
+        Self { kind, raw: Raw::Json(json) }
     }
 
     /// As the JSON tree that something else was turned into.
     pub fn tree(kind: Kind, tree: Value) -> Self {
-        Self {
-            kind,
-            raw: Raw::Tree(tree),
-        }
+        Self { kind, raw: Raw::Tree(tree) }
     }
 
     /// A number that differs, for all that matters, when the object was written differently.
@@ -79,7 +75,11 @@ impl<'a> Found<'a> {
     ///
     /// # Errors
     /// [`ObjectError`] when nothing of it can be used.
-    pub fn said(&self, node_name: &str, warnings: &mut Vec<Warning>) -> Result<Option<Said>, ObjectError> {
+    pub fn said(
+        &self,
+        node_name: &str,
+        warnings: &mut Vec<Warning>,
+    ) -> Result<Option<Said>, ObjectError> {
         let mut triggered = None;
         let (key, event) = match self.kind {
             Kind::Service => {
@@ -111,23 +111,14 @@ impl<'a> Found<'a> {
             }
         };
         let digest = self.digest();
-        Ok(Some(Said {
-            key,
-            digest,
-            event,
-            triggered,
-        }))
+        Ok(Some(Said { key, digest, event, triggered }))
     }
 
     /// Which object it is, where at least that can be read.
     pub fn key(&self) -> Option<Key> {
         let NamedMetadata { namespace, name } = self.named()?;
         let namespace = namespace.filter(|namespace| !namespace.is_empty());
-        Some(Key::new(
-            self.kind,
-            namespace.as_deref().unwrap_or("default"),
-            &name,
-        ))
+        Some(Key::new(self.kind, namespace.as_deref().unwrap_or("default"), &name))
     }
 
     /// The object in its type.
@@ -150,14 +141,10 @@ impl<'a> Found<'a> {
         typed.map_err(|error| ObjectError::Malformed {
             kind: self.kind,
             name: match self.named() {
-                Some(NamedMetadata {
-                    namespace: Some(namespace),
-                    name,
-                }) => format!("{namespace}/{name}"),
-                Some(NamedMetadata {
-                    namespace: None,
-                    name,
-                }) => name,
+                Some(NamedMetadata { namespace: Some(namespace), name }) => {
+                    format!("{namespace}/{name}")
+                }
+                Some(NamedMetadata { namespace: None, name }) => name,
                 None => "without a readable name".to_owned(),
             },
             field: error.path().to_string(),

@@ -23,10 +23,9 @@ impl Key {
     pub(super) fn new(kind: Kind, namespace: &str, name: &str) -> Self {
         match kind {
             Kind::Service => Self::Service(ServiceName::new(namespace, name)),
-            Kind::EndpointSlice => Self::Slice(SliceName {
-                namespace: namespace.into(),
-                name: name.into(),
-            }),
+            Kind::EndpointSlice => {
+                Self::Slice(SliceName { namespace: namespace.into(), name: name.into() })
+            }
             Kind::Node => Self::Node,
             Kind::ServiceCidr => Self::ServiceCidr(name.to_owned()),
         }

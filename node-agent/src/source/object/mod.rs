@@ -1,7 +1,8 @@
 //! The API's objects, cut down to the fields that are used, and what they say in the model's terms.
 //!
-//! Plain serde structs and pure functions: where an object came from (a file, the API server) is not known
-//! here. What cannot be used is left out and named in a [`Warning`]; the rest of the object goes on.
+//! Plain serde structs and pure functions: where an object came from (a file, the API server) is
+//! not known here. What cannot be used is left out and named in a [`Warning`]; the rest of the
+//! object goes on.
 
 mod address;
 mod found;
@@ -74,13 +75,11 @@ impl Metadata {
 
     /// The name of an EndpointSlice with this metadata.
     pub fn slice_name(&self) -> SliceName {
-        SliceName {
-            namespace: self.namespace().into(),
-            name: self.name.as_str().into(),
-        }
+        SliceName { namespace: self.namespace().into(), name: self.name.as_str().into() }
     }
 
-    /// When the change was made that this object answers to; `None` where that is not written, or not a time.
+    /// When the change was made that this object answers to; `None` where that is not written, or
+    /// not a time.
     fn triggered(&self) -> Option<Timestamp> {
         let annotations = self.annotations.as_ref()?;
         annotations.last_change_trigger_time.as_deref()?.parse().ok()
@@ -105,14 +104,16 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// From `apiVersion` and `kind`; `None` for what says nothing about services. Both count: Knative's
-    /// Service is another thing.
+    /// From `apiVersion` and `kind`; `None` for what says nothing about services. Both count:
+    /// Knative's Service is another thing.
     pub fn of(api_version: &str, kind: &str) -> Option<Self> {
         match (api_version, kind) {
             ("v1", "Service") => Some(Self::Service),
             ("discovery.k8s.io/v1", "EndpointSlice") => Some(Self::EndpointSlice),
             ("v1", "Node") => Some(Self::Node),
-            ("networking.k8s.io/v1" | "networking.k8s.io/v1beta1", "ServiceCIDR") => Some(Self::ServiceCidr),
+            ("networking.k8s.io/v1" | "networking.k8s.io/v1beta1", "ServiceCIDR") => {
+                Some(Self::ServiceCidr)
+            }
             (_, _) => None,
         }
     }
@@ -168,11 +169,7 @@ pub struct Warning {
 
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: {} {:?}: {}",
-            self.object, self.field, self.value, self.problem
-        )
+        write!(f, "{}: {} {:?}: {}", self.object, self.field, self.value, self.problem)
     }
 }
 
@@ -185,15 +182,15 @@ struct Notes<'a> {
 
 impl<'a> Notes<'a> {
     /// For an object that has a name.
-    fn new(kind: Kind, metadata: &'a Metadata, warnings: &'a mut Vec<Warning>) -> Result<Self, ObjectError> {
+    fn new(
+        kind: Kind,
+        metadata: &'a Metadata,
+        warnings: &'a mut Vec<Warning>,
+    ) -> Result<Self, ObjectError> {
         if metadata.name.is_empty() {
             return Err(ObjectError::Unnamed { kind });
         }
-        Ok(Self {
-            kind,
-            metadata,
-            warnings,
-        })
+        Ok(Self { kind, metadata, warnings })
     }
 
     fn warn(&mut self, field: impl fmt::Display, value: impl fmt::Display, problem: &'static str) {

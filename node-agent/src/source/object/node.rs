@@ -83,11 +83,7 @@ pub fn node(raw: &Node, warnings: &mut Vec<Warning>) -> Result<model::Node, Obje
     }
     Ok(model::Node {
         name: raw.metadata.name.as_str().into(),
-        zone: raw
-            .metadata
-            .label(ZONE_LABEL)
-            .filter(|zone| !zone.is_empty())
-            .map(Into::into),
+        zone: raw.metadata.label(ZONE_LABEL).filter(|zone| !zone.is_empty()).map(Into::into),
         addresses,
         pod_cidrs: pod_cidrs(raw.spec.as_ref(), &mut notes),
         leaving: is_leaving(raw),
@@ -145,9 +141,8 @@ mod tests {
                     {"type":"InternalIP","address":"192.168.0.007"},
                     {"type":"InternalIP","address":"fd00::7"}]}}"#,
         );
-        let expected: Vec<IpAddr> = ["192.168.0.7", "fd00::7", "203.0.113.7"]
-            .map(|text| text.parse().unwrap())
-            .to_vec();
+        let expected: Vec<IpAddr> =
+            ["192.168.0.7", "fd00::7", "203.0.113.7"].map(|text| text.parse().unwrap()).to_vec();
         assert_eq!(node.addresses, expected);
         assert_eq!(node.zone.as_deref(), Some("a"));
         assert_eq!(node.pod_cidrs.len(), 2);
@@ -167,10 +162,7 @@ mod tests {
                     {"key":"ToBeDeletedByClusterAutoscaler","value":"1","effect":"NoSchedule"}]}}"#,
                 true,
             ),
-            (
-                r#"{"metadata":{"name":"n","deletionTimestamp":"2026-11-20T12:00:00Z"}}"#,
-                true,
-            ),
+            (r#"{"metadata":{"name":"n","deletionTimestamp":"2026-11-20T12:00:00Z"}}"#, true),
         ];
         for (json, leaving) in cases {
             assert_eq!(converted(json).0.leaving, leaving, "{json}");
@@ -215,11 +207,7 @@ mod tests {
         for (name, json, addresses, range, warnings) in cases {
             let (node, told) = converted(json);
             assert_eq!(node.addresses.len(), addresses, "{name}");
-            assert_eq!(
-                node.pod_cidrs.first().map(ToString::to_string).as_deref(),
-                range,
-                "{name}"
-            );
+            assert_eq!(node.pod_cidrs.first().map(ToString::to_string).as_deref(), range, "{name}");
             assert_eq!(node.zone, None, "{name}");
             assert_eq!(told.len(), warnings, "{name}: {told:?}");
         }

@@ -56,10 +56,7 @@ mod tests {
         let mut warnings = Vec::new();
         let (name, ranges) = service_cidr(&raw, &mut warnings).unwrap();
         assert_eq!(name, "kubernetes");
-        assert_eq!(
-            ranges,
-            ["172.30.0.0/16".parse().unwrap(), "fd00::/112".parse().unwrap()]
-        );
+        assert_eq!(ranges, ["172.30.0.0/16".parse().unwrap(), "fd00::/112".parse().unwrap()]);
         let told: Vec<String> = warnings.iter().map(Warning::to_string).collect();
         assert_eq!(
             told,

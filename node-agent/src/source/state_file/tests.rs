@@ -7,9 +7,7 @@ use crate::source::running::{Running, in_runtime};
 use denizen_shared::state::{HostInterface, Pod};
 
 fn start(run_dir: &Path) -> Running<()> {
-    let config = Config {
-        run_dir: run_dir.to_owned(),
-    };
+    let config = Config { run_dir: run_dir.to_owned() };
     Running::start(|outlet| run(config, latest::Sender::default(), outlet))
 }
 
@@ -28,7 +26,12 @@ fn run_dir() -> (tempfile::TempDir, PathBuf) {
     (parent, path)
 }
 
-fn attachment(container: &str, interface: Option<&str>, bridge: Option<&str>, ips: &[&str]) -> Attachment {
+fn attachment(
+    container: &str,
+    interface: Option<&str>,
+    bridge: Option<&str>,
+    ips: &[&str],
+) -> Attachment {
     Attachment {
         container_id: container.to_owned(),
         if_name: "eth0".to_owned(),
@@ -70,10 +73,7 @@ fn names(pods: &PodSet) -> Vec<&str> {
     pods.pods.iter().map(|pod| pod.id.0.as_str()).collect()
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a test writes what no program of ours would"
-)]
+#[expect(clippy::disallowed_methods, reason = "a test writes what no program of ours would")]
 fn write_beside_and_rename(dir: &Path, text: &str) {
     std::fs::write(dir.join("other"), text).unwrap();
     std::fs::set_permissions(
@@ -111,22 +111,10 @@ fn pods_of_attachments() {
             attachment("h", Some("veth8"), None, &["::ffff:10.0.0.8", "10.0.0.8"]),
             Some("default/pod-h veth8 - 10.0.0.8"),
         ),
-        (
-            "a VLAN on the bridge",
-            vlan,
-            Some("default/pod-d br0.7 - 10.0.0.4"),
-        ),
+        ("a VLAN on the bridge", vlan, Some("default/pod-d br0.7 - 10.0.0.4")),
         ("not named", nameless, Some("e/eth0 veth5 - 10.0.0.5")),
-        (
-            "no interface on the node",
-            attachment("f", None, None, &["10.0.0.6"]),
-            None,
-        ),
-        (
-            "no address",
-            attachment("g", Some("veth7"), None, &[]),
-            Some("default/pod-g veth7 -"),
-        ),
+        ("no interface on the node", attachment("f", None, None, &["10.0.0.6"]), None),
+        ("no address", attachment("g", Some("veth7"), None, &[]), Some("default/pod-g veth7 -")),
     ];
     for (name, attachment, expected) in cases {
         let pod = local_pod(&attachment.id(), &attachment);
@@ -153,12 +141,8 @@ fn changes_are_told_with_their_generation() {
         assert_eq!(pods(&mut source).await.version, Some(version));
         let version = add(&dir, attachment("a", Some("veth1"), None, &["10.0.0.1"]));
         let told = pods(&mut source).await;
-        assert_eq!(
-            (names(&told), told.version.clone()),
-            (vec!["a/eth0", "b/eth0"], Some(version))
-        );
-        dir.update(Duration::from_secs(5), |state| state.attachments.clear())
-            .unwrap();
+        assert_eq!((names(&told), told.version.clone()), (vec!["a/eth0", "b/eth0"], Some(version)));
+        dir.update(Duration::from_secs(5), |state| state.attachments.clear()).unwrap();
         assert!(pods(&mut source).await.pods.is_empty());
         source.stop().await;
     });
@@ -230,7 +214,8 @@ fn a_run_directory_that_is_replaced_is_found_again() {
     });
 }
 
-/// Not an assertion of a time: it is printed, and only has to be far from any pause of the source's own.
+/// Not an assertion of a time: it is printed, and only has to be far from any pause of the source's
+/// own.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a test measures")]
 fn a_change_is_told_at_once() {
@@ -238,28 +223,19 @@ fn a_change_is_told_at_once() {
         let (_parent, path) = run_dir();
         let dir = RunDir::create(&path).unwrap();
         for index in 0..500 {
-            add(
-                &dir,
-                attachment(&format!("{index:064}"), Some("veth1"), None, &["10.0.0.1"]),
-            );
+            add(&dir, attachment(&format!("{index:064}"), Some("veth1"), None, &["10.0.0.1"]));
         }
         let mut source = start(&path);
         pods(&mut source).await;
         let mut times = Vec::new();
         for index in 0..50 {
-            add(
-                &dir,
-                attachment(&format!("new-{index}"), Some("veth1"), None, &["10.0.0.1"]),
-            );
+            add(&dir, attachment(&format!("new-{index}"), Some("veth1"), None, &["10.0.0.1"]));
             let written = Instant::now();
             pods(&mut source).await;
             times.push(written.elapsed());
         }
         times.sort();
-        println!(
-            "from rename to told, 500 pods: median {:?}, worst {:?}",
-            times[25], times[49]
-        );
+        println!("from rename to told, 500 pods: median {:?}, worst {:?}", times[25], times[49]);
         assert!(times[25] < Duration::from_millis(100), "{times:?}");
         source.stop().await;
     });

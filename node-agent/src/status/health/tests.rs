@@ -1,7 +1,4 @@
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests read clocks and files; denizen does not"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 use serde_json::{Value, json};
 
@@ -16,37 +13,18 @@ fn clock(second: i64) -> Timestamp {
 #[test]
 fn an_agent_is_live_until_it_is_late_and_ready_once_it_has_programmed_all() {
     let start = Instant::now();
-    let synced = Pulse {
-        synced: true,
-        updated: Some(clock(0)),
-        ..Pulse::starting(start)
-    };
-    let waiting = Pulse {
-        waiting: Some(start),
-        ..synced
-    };
+    let synced = Pulse { synced: true, updated: Some(clock(0)), ..Pulse::starting(start) };
+    let waiting = Pulse { waiting: Some(start), ..synced };
     let (soon, late) = (start + LATE - SECOND, start + LATE);
     let alive = |pulse: Pulse, at| Pulse { alive: at, ..pulse };
     let cases = [
         ("starting", Pulse::starting(start), start, true, false),
-        (
-            "starting for long",
-            alive(Pulse::starting(start), late),
-            late,
-            true,
-            false,
-        ),
+        ("starting for long", alive(Pulse::starting(start), late), late, true, false),
         ("nothing to do", alive(synced, late), late, true, true),
         ("the loop hangs, not for long", synced, soon, true, true),
         ("the loop hangs", synced, late, false, false),
         ("a change waits", alive(waiting, soon), soon, true, true),
-        (
-            "a change waits for long",
-            alive(waiting, late),
-            late,
-            false,
-            false,
-        ),
+        ("a change waits for long", alive(waiting, late), late, false, false),
         ("a clock of another processor", synced, start - SECOND, true, true),
     ];
     for (name, pulse, now, live, ready) in cases {
@@ -62,31 +40,17 @@ fn said((well, report): (bool, Report)) -> (bool, Value) {
 #[test]
 fn without_its_run_directory_an_agent_is_to_be_restarted_and_still_ready() {
     let now = Instant::now();
-    let lost = Pulse {
-        synced: true,
-        run_dir_lost: true,
-        ..Pulse::starting(now)
-    };
+    let lost = Pulse { synced: true, run_dir_lost: true, ..Pulse::starting(now) };
     let (live, body) = said(Report::livez(&lost, now, clock(0)));
-    assert!(
-        !live && body["reason"].to_string().contains("run directory"),
-        "{body}"
-    );
+    assert!(!live && body["reason"].to_string().contains("run directory"), "{body}");
     let (ready, body) = said(Report::healthz(&lost, now, clock(0)));
-    assert!(
-        ready && body["reason"].to_string().contains("run directory"),
-        "{body}"
-    );
+    assert!(ready && body["reason"].to_string().contains("run directory"), "{body}");
 }
 
 #[test]
 fn the_bodies_are_kube_proxys() {
     let now = Instant::now();
-    let pulse = Pulse {
-        synced: true,
-        updated: Some(clock(3600)),
-        ..Pulse::starting(now)
-    };
+    let pulse = Pulse { synced: true, updated: Some(clock(3600)), ..Pulse::starting(now) };
     let status = |healthy: bool| {
         let family = json!({ "lastUpdated": "1970-01-01T01:00:00Z", "healthy": healthy });
         json!({ "IPv4": family, "IPv6": family })
@@ -96,49 +60,24 @@ fn the_bodies_are_kube_proxys() {
         "nodeEligible": true, "healthy": true, "status": status(true),
     });
     assert_eq!(said(Report::healthz(&pulse, now, clock(7200))), (true, well));
-    let leaving = Pulse {
-        node_eligible: false,
-        ..pulse
-    };
+    let leaving = Pulse { node_eligible: false, ..pulse };
     let healthz = json!({
         "lastUpdated": "1970-01-01T01:00:00Z", "currentTime": "1970-01-01T02:00:00Z",
         "nodeEligible": false, "healthy": true, "status": status(true),
     });
-    assert_eq!(
-        said(Report::healthz(&leaving, now, clock(7200))),
-        (false, healthz)
-    );
+    assert_eq!(said(Report::healthz(&leaving, now, clock(7200))), (false, healthz));
     let livez = json!({
         "lastUpdated": "1970-01-01T02:00:00Z", "currentTime": "1970-01-01T02:00:00Z",
         "healthy": true, "status": status(true),
     });
     assert_eq!(said(Report::livez(&leaving, now, clock(7200))), (true, livez));
-    let refused = Pulse {
-        refused: true,
-        ..pulse
-    };
+    let refused = Pulse { refused: true, ..pulse };
     let (is_well, body) = said(Report::healthz(&refused, now, clock(7200)));
-    assert!(
-        is_well
-            && body["reason"]
-                .as_str()
-                .is_some_and(|reason| reason.contains("refused"))
-    );
-    let unserved = Pulse {
-        unserved: true,
-        ..refused
-    };
+    assert!(is_well && body["reason"].as_str().is_some_and(|reason| reason.contains("refused")));
+    let unserved = Pulse { unserved: true, ..refused };
     let (is_well, body) = said(Report::healthz(&unserved, now, clock(7200)));
-    assert!(
-        !is_well
-            && body["reason"]
-                .as_str()
-                .is_some_and(|reason| reason.contains("most"))
-    );
-    assert!(
-        said(Report::livez(&unserved, now, clock(7200))).0,
-        "a restart would not help"
-    );
+    assert!(!is_well && body["reason"].as_str().is_some_and(|reason| reason.contains("most")));
+    assert!(said(Report::livez(&unserved, now, clock(7200))).0, "a restart would not help");
     let (well, starting) = said(Report::healthz(&Pulse::starting(now), now, clock(7200)));
     assert!(!well);
     assert_eq!(starting["lastUpdated"], "0001-01-01T00:00:00Z");

@@ -53,8 +53,7 @@ impl Process {
             self.memory.set(kibibytes * 1024);
         }
         if let Ok(files) = std::fs::read_dir("/proc/self/fd") {
-            self.open_files
-                .set(i64::try_from(files.count()).unwrap_or(i64::MAX));
+            self.open_files.set(i64::try_from(files.count()).unwrap_or(i64::MAX));
         }
     }
 }

@@ -1,6 +1,7 @@
 use super::*;
 
-/// Whoever alerts on a name, or draws it, relies on it: names, types and units change only on purpose.
+/// Whoever alerts on a name, or draws it, relies on it: names, types and units change only on
+/// purpose.
 #[test]
 fn names_and_types_are_these() {
     let metrics = Metrics::default();
@@ -8,10 +9,7 @@ fn names_and_types_are_these() {
     let set = [("ip_family", "IPv4".to_owned()), ("set", "services".to_owned())];
     metrics.own.elements.get_or_create(&set).set(1);
     let text = metrics.encode();
-    let types: Vec<&str> = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("# TYPE "))
-        .collect();
+    let types: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
     let golden = [
         "kubeproxy_sync_proxy_rules_duration_seconds histogram",
         "kubeproxy_network_programming_duration_seconds histogram",
@@ -65,10 +63,7 @@ fn every_sample_is_in_its_family_and_is_a_number() {
             let name = series.split('{').next().unwrap();
             let rest = name.strip_prefix(family.as_str());
             let known = ["", "_total", "_bucket", "_sum", "_count", "_info"];
-            assert!(
-                rest.is_some_and(|rest| known.contains(&rest)),
-                "{line} in {family}"
-            );
+            assert!(rest.is_some_and(|rest| known.contains(&rest)), "{line} in {family}");
             assert!(value.parse::<f64>().is_ok(), "{line}");
         }
     }
@@ -79,10 +74,7 @@ fn a_copy_counts_into_the_same_numbers() {
     let metrics = Metrics::default();
     let copy = metrics.clone();
     copy.own.drift_repaired.inc();
-    copy.like_kube_proxy
-        .healthz
-        .get_or_create(&[("code", "503")])
-        .inc();
+    copy.like_kube_proxy.healthz.get_or_create(&[("code", "503")]).inc();
     let text = metrics.encode();
     for line in [
         "denizen_drift_repaired_total 1\n",
@@ -92,8 +84,6 @@ fn a_copy_counts_into_the_same_numbers() {
     ] {
         assert!(text.contains(line), "{line} in {text}");
     }
-    let memory = text
-        .lines()
-        .find_map(|line| line.strip_prefix("process_resident_memory_bytes "));
+    let memory = text.lines().find_map(|line| line.strip_prefix("process_resident_memory_bytes "));
     assert!(memory.unwrap().parse::<u64>().unwrap() > 100_000, "{memory:?}");
 }

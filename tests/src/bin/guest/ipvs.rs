@@ -20,7 +20,8 @@ struct Over<'a> {
     before: String,
 }
 
-/// What ipvs carries on until its virtual servers go. Then connections are reset, and flows are denizen's.
+/// What ipvs carries on until its virtual servers go. Then connections are reset, and flows are
+/// denizen's.
 struct Theirs {
     connections: Vec<Lasting>,
     flow: Flow,
@@ -35,10 +36,7 @@ impl Theirs {
 
     fn are_over(mut self) -> Result<()> {
         let outcome = self.flow.ask();
-        ensure!(
-            outcome.endpoint().is_some(),
-            "the flow does not go on: {outcome:?}"
-        );
+        ensure!(outcome.endpoint().is_some(), "the flow does not go on: {outcome:?}");
         self.connections.iter_mut().try_for_each(Lasting::is_reset)
     }
 }
@@ -59,9 +57,7 @@ impl<'a> Over<'a> {
         let mut theirs = Theirs { connections, flow };
         theirs.are_alive()?;
         let start = || self.scene.start(flags);
-        let agent = self
-            .scene
-            .unnoticed(&mut theirs.connections, "denizen comes", start)?;
+        let agent = self.scene.unnoticed(&mut theirs.connections, "denizen comes", start)?;
         ensure!(agent.status()?["backend"] == backend, "{}", agent.status()?);
         self.stands_still("both are there")?;
         theirs.are_alive()?;
@@ -73,11 +69,7 @@ impl<'a> Over<'a> {
         let before = self.ipvs.taken()?;
         self.scene.everyone(what)?;
         let after = self.ipvs.taken()?;
-        ensure!(
-            before == after,
-            "{what}: ipvs took {} connections",
-            after - before
-        );
+        ensure!(before == after, "{what}: ipvs took {} connections", after - before);
         Ok(())
     }
 
@@ -98,10 +90,7 @@ impl<'a> Over<'a> {
         theirs.are_over().context("what ipvs carried")?;
         self.is_gone()?;
         let again = self.scene.cleanup(&["--kube-proxy"])?;
-        ensure!(
-            !again.contains("removed"),
-            "there is nothing left to remove: {again}"
-        );
+        ensure!(!again.contains("removed"), "there is nothing left to remove: {again}");
         self.scene.everyone("denizen alone")?;
         ensure!(agent.status()?["driftRepaired"] == 0, "{}", agent.status()?);
         Ok(ours)
@@ -118,13 +107,8 @@ impl<'a> Over<'a> {
         ensure!(now == self.before, "{}\nbut now\n{now}", self.before);
         for variant in Variant::BOTH {
             let rules = variant.dump(node)?;
-            let theirs = [
-                "IPVS",
-                "CANARY",
-                "KUBE-NODE-PORT ",
-                "KUBE-LOAD-BALANCER",
-                "match-set KUBE-",
-            ];
+            let theirs =
+                ["IPVS", "CANARY", "KUBE-NODE-PORT ", "KUBE-LOAD-BALANCER", "match-set KUBE-"];
             ensure!(!theirs.iter().any(|name| rules.contains(name)), "{rules}");
         }
         Ok(())
@@ -149,11 +133,7 @@ pub(crate) fn nftables_takes_over() -> Result<()> {
     })?;
     let before = over.ipvs.taken()?;
     let connections = scene.everyone("ipvs serves again")?;
-    ensure!(
-        over.ipvs.taken()? == before + connections,
-        "{before}, then {}",
-        over.ipvs.taken()?
-    );
+    ensure!(over.ipvs.taken()? == before + connections, "{before}, then {}", over.ipvs.taken()?);
     let links = scene.node().output("ip", &["-brief", "link"])?;
     ensure!(
         links.contains(DEVICE),

@@ -1,5 +1,5 @@
-//! The first process of the guest that [`denizen_tests::vm`] boots: plays what the tests' own kernel cannot, says what came of
-//! it, and switches the guest off.
+//! The first process of the guest that [`denizen_tests::vm`] boots: plays what the tests' own
+//! kernel cannot, says what came of it, and switches the guest off.
 
 #![allow(
     clippy::disallowed_methods,
@@ -32,20 +32,14 @@ type Play = (&'static str, fn() -> Result<()>);
 const PLAYS: [Play; 5] = [
     ("the quick start", the_quick_start),
     ("pods in VLANs of a bridge", vlan::pods_are_local),
-    (
-        "nftables takes over from ipvs, and back",
-        ipvs::nftables_takes_over,
-    ),
-    ("iptables, legacy, takes over from ipvs", || {
-        ipvs::iptables_takes_over(Variant::Legacy)
-    }),
-    ("iptables, nft, takes over from ipvs", || {
-        ipvs::iptables_takes_over(Variant::Nft)
-    }),
+    ("nftables takes over from ipvs, and back", ipvs::nftables_takes_over),
+    ("iptables, legacy, takes over from ipvs", || ipvs::iptables_takes_over(Variant::Legacy)),
+    ("iptables, nft, takes over from ipvs", || ipvs::iptables_takes_over(Variant::Nft)),
 ];
 
 /// … and on a kernel without IPv6.
-const WITHOUT_IPV6: [Play; 1] = [("every backend serves without IPv6", single::every_backend_serves)];
+const WITHOUT_IPV6: [Play; 1] =
+    [("every backend serves without IPv6", single::every_backend_serves)];
 
 /// Modules that nothing asks the kernel for: kube-proxy loads the ones, a node's setup the other.
 const MODULES: [&str; 2] = ["ip_vs_rr", "br_netfilter"];
@@ -81,11 +75,8 @@ fn boot() -> Result<()> {
         off()
     });
     let played = ready().map(|()| {
-        let plays = if Path::new("/proc/net/if_inet6").exists() {
-            &PLAYS[..]
-        } else {
-            &WITHOUT_IPV6
-        };
+        let plays =
+            if Path::new("/proc/net/if_inet6").exists() { &PLAYS[..] } else { &WITHOUT_IPV6 };
         plays.iter().filter(|play| !is_well(play)).count()
     });
     match played {
@@ -125,7 +116,8 @@ fn ready() -> Result<()> {
     for (kind, at) in mounts {
         fs::create_dir_all(at)?;
         let nothing: Option<&str> = None;
-        mount(Some(kind), at, Some(kind), MsFlags::empty(), nothing).with_context(|| at.to_owned())?;
+        mount(Some(kind), at, Some(kind), MsFlags::empty(), nothing)
+            .with_context(|| at.to_owned())?;
     }
     checked(Command::new("modprobe").arg("--all").args(MODULES))?;
     Ok(())

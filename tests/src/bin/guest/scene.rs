@@ -1,4 +1,5 @@
-//! A node that a kube-proxy in ipvs mode serves, with clients and connections that must not notice who does.
+//! A node that a kube-proxy in ipvs mode serves, with clients and connections that must not notice
+//! who does.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -27,8 +28,8 @@ const NODE_PORT: u16 = 30_080;
 /// The addresses by which both know the node's ports.
 const NODE: [&str; 2] = ["192.168.0.2", "2001:db8::1"];
 
-/// Those whose connections nothing may disturb. (A connection of the node's own, to a service's address that the node
-/// has too, comes from that very address, and ends with it.)
+/// Those whose connections nothing may disturb. (A connection of the node's own, to a service's
+/// address that the node has too, comes from that very address, and ends with it.)
 const OTHERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Outside];
 
 /// Those of them who connect without pause: the emulated processor has work for two.
@@ -49,16 +50,13 @@ impl Scene {
         let (cast, serving) = lasting::cast(label)?;
         let manifests = &cast.cluster.manifests;
         manifests.put("door", &cast.service("door", 12, &[DOOR], &MEMBERS)?)?;
-        // What the clients leave behind would fill the table; a flow that stays is one for as long as it may take.
+        // What the clients leave behind would fill the table; a flow that stays is one for as long
+        // as it may take.
         let node = &cast.cluster.world.node;
         node.sysctl("net.netfilter.nf_conntrack_tcp_timeout_close", "1")?;
         node.sysctl("net.netfilter.nf_conntrack_udp_timeout_stream", "600")?;
         let servers = Vec::new();
-        let mut scene = Self {
-            cast,
-            servers,
-            _serving: serving,
-        };
+        let mut scene = Self { cast, servers, _serving: serving };
         for (web, door) in service_ips(10).into_iter().zip(service_ips(12)) {
             scene.serve(SocketAddr::new(web, 80), Protocol::Tcp, &MEMBERS, PORT)?;
             scene.serve(SocketAddr::new(web, 80), Protocol::Udp, &MEMBERS, PORT)?;
@@ -71,7 +69,13 @@ impl Scene {
         Ok(scene)
     }
 
-    fn serve(&mut self, at: SocketAddr, protocol: Protocol, members: &[Who], port: u16) -> Result<()> {
+    fn serve(
+        &mut self,
+        at: SocketAddr,
+        protocol: Protocol,
+        members: &[Who],
+        port: u16,
+    ) -> Result<()> {
         let endpoint = |who: &Who| Ok(SocketAddr::new(self.cast.address(*who, at.ip())?, port));
         self.servers.push(VirtualServer {
             at,
@@ -88,11 +92,7 @@ impl Scene {
 
     /// Its kube-proxy, which has not started yet.
     pub(crate) fn ipvs(&self, variant: Variant) -> Ipvs<'_> {
-        Ipvs {
-            node: self.node(),
-            variant,
-            servers: self.servers.clone(),
-        }
+        Ipvs { node: self.node(), variant, servers: self.servers.clone() }
     }
 
     pub(crate) fn start(&self, flags: Vec<String>) -> Result<Agent> {
@@ -120,10 +120,8 @@ impl Scene {
     /// A flow of UDP that stays.
     pub(crate) fn flow(&self) -> Result<Flow> {
         let to = SocketAddr::new(service_ips(10)[0], 80);
-        let (from, source) = (
-            self.cast.place(Who::Bridged).0,
-            self.cast.address(Who::Bridged, to.ip())?,
-        );
+        let (from, source) =
+            (self.cast.place(Who::Bridged).0, self.cast.address(Who::Bridged, to.ip())?);
         Flow::open(from, Protocol::Udp, source, to)
     }
 
@@ -137,9 +135,7 @@ impl Scene {
                 targets.push((SocketAddr::new(web, 80), Protocol::Udp));
                 targets.push((SocketAddr::new(node, NODE_PORT), Protocol::Tcp));
             }
-            load.client(self.cast.place(*who).0, targets, |outcome| {
-                outcome.endpoint().is_some()
-            })?;
+            load.client(self.cast.place(*who).0, targets, |outcome| outcome.endpoint().is_some())?;
         }
         Ok(load)
     }

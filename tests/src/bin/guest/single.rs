@@ -20,7 +20,8 @@ const WEB: Port = Port::tcp("web", 80, 8080);
 /// An emulated processor has to load the kernel's modules first.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// The node connects to a service of a host beside it; nothing is wrong, and nothing is left behind.
+/// The node connects to a service of a host beside it; nothing is wrong, and nothing is left
+/// behind.
 pub(crate) fn every_backend_serves() -> Result<()> {
     let (node, host) = (Netns::new("single")?, Netns::new("single-host")?);
     node.ip(&format!(
@@ -52,10 +53,7 @@ pub(crate) fn every_backend_serves() -> Result<()> {
         let outcome = Probe::tcp(SocketAddr::new(service, WEB.port)).ask_in(&node);
         ensure!(outcome.endpoint().is_some(), "{backend:?}: {outcome:?}");
         let status = agent.status()?;
-        ensure!(
-            status["errors"].as_array().is_some_and(Vec::is_empty),
-            "{backend:?}: {status}"
-        );
+        ensure!(status["errors"].as_array().is_some_and(Vec::is_empty), "{backend:?}: {status}");
         agent.terminate()?;
     }
     let mut cleanup = Command::new(binary::ours("denizen-agent")?);

@@ -1,5 +1,5 @@
-//! A bridge that keeps VLANs apart: the node's stack sees its pods' packets come in through neither the bridge nor their
-//! veths.
+//! A bridge that keeps VLANs apart: the node's stack sees its pods' packets come in through neither
+//! the bridge nor their veths.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -23,7 +23,8 @@ const JOINED: [(&str, &str); 2] = [("10.7.0.0/16", "10.7.0.1"), ("fd00:10:7::/64
 /// VLAN 8, for which the bridge has a VLAN device.
 const DEVICE: [(&str, &str); 2] = [("10.8.0.0/16", "10.8.0.1"), ("fd00:10:8::/64", "fd00:10:8::1")];
 
-/// Attached by the real plugin in front, recorded with the interface that counts, and told from everybody else by it.
+/// Attached by the real plugin in front, recorded with the interface that counts, and told from
+/// everybody else by it.
 pub(crate) fn pods_are_local() -> Result<()> {
     let cluster = Cluster::new("vlan", &Value::Null)?;
     let node = &cluster.world.node;
@@ -50,28 +51,27 @@ pub(crate) fn pods_are_local() -> Result<()> {
     let to = SocketAddr::new(service_ips(10)[0], 80);
     let from = device.address_like(to.ip()).context("no address of its family")?;
     for (vlan, is_its) in [(8, true), (7, false)] {
-        let explained = agent.explain(from, Some(&format!("{BRIDGE}.{vlan}")), to, Protocol::Tcp)?;
-        ensure!(
-            explained.local == is_its,
-            "{from} through VLAN {vlan}: {explained:?}"
-        );
+        let explained =
+            agent.explain(from, Some(&format!("{BRIDGE}.{vlan}")), to, Protocol::Tcp)?;
+        ensure!(explained.local == is_its, "{from} through VLAN {vlan}: {explained:?}");
     }
     Ok(())
 }
 
-fn attached(cluster: &Cluster, name: &str, vlan: u16, ranges: [(&'static str, &str); 2]) -> Result<Pod> {
+fn attached(
+    cluster: &Cluster,
+    name: &str,
+    vlan: u16,
+    ranges: [(&'static str, &str); 2],
+) -> Result<Pod> {
     let data = cluster.world.subfolder(&format!("cni-{name}"))?;
     let ranges: [(&str, IpAddr); 2] = ranges.map(|(range, gateway)| (range, ip(gateway)));
     let chain = Chain::bridged(BRIDGE, &ranges, &data)
         .in_vlan(vlan)
         .then_denizen(cluster.run_dir(), &Value::Null);
-    let pod = Pod::attach(
-        &cluster.world.node,
-        Netns::new(&format!("vlan-{name}"))?,
-        name,
-        &chain,
-    )?;
-    let state: Value = serde_json::from_str(&fs::read_to_string(cluster.run_dir().join("pods.json"))?)?;
+    let pod = Pod::attach(&cluster.world.node, Netns::new(&format!("vlan-{name}"))?, name, &chain)?;
+    let state: Value =
+        serde_json::from_str(&fs::read_to_string(cluster.run_dir().join("pods.json"))?)?;
     let record = &state["attachments"][pod.attachment()];
     ensure!(
         record["bridge"] == BRIDGE && record["l3Interface"] == format!("{BRIDGE}.{vlan}"),

@@ -1,5 +1,5 @@
-//! That a ruleset holds together, as nft and the kernel would insist: what is named is there, and what is
-//! looked up is of the type that the set has.
+//! That a ruleset holds together, as nft and the kernel would insist: what is named is there, and
+//! what is looked up is of the type that the set has.
 
 use anyhow::{Context, Result, ensure};
 
@@ -70,20 +70,13 @@ fn statement(table: &Table, statement: &Statement) -> Result<()> {
             self::key(table, key, set)
         }
         Statement::Delete { map, key } => {
-            ensure!(
-                table.sets.get(map).is_some_and(|set| set.dynamic),
-                "{map} is not dynamic"
-            );
+            ensure!(table.sets.get(map).is_some_and(|set| set.dynamic), "{map} is not dynamic");
             self::key(table, key, map)
         }
         Statement::Dnat { to } => {
             expr(table, to)?;
             let Expr::Map(_, map) = to else { return Ok(()) };
-            let address = if table.family == "ip6" {
-                Kind::Ipv6
-            } else {
-                Kind::Ipv4
-            };
+            let address = if table.family == "ip6" { Kind::Ipv6 } else { Kind::Ipv4 };
             ensure!(
                 table.sets[map].data == [address, Kind::Port],
                 "{map} has no addresses and ports"
@@ -97,10 +90,7 @@ fn statement(table: &Table, statement: &Statement) -> Result<()> {
 fn verdict(table: &Table, verdict: &Verdict) -> Result<()> {
     match verdict {
         Verdict::Jump(chain) | Verdict::Goto(chain) => {
-            let to = table
-                .chains
-                .get(chain)
-                .with_context(|| format!("no chain {chain}"))?;
+            let to = table.chains.get(chain).with_context(|| format!("no chain {chain}"))?;
             ensure!(to.base.is_none(), "{chain} is a base chain");
             Ok(())
         }
@@ -121,10 +111,6 @@ fn key(table: &Table, key: &Expr, set: &str) -> Result<()> {
     expr(table, key)?;
     let kinds = key.kinds(&table.family);
     let of = table.sets.get(set).with_context(|| format!("no set {set}"))?;
-    ensure!(
-        kinds == of.key,
-        "{kinds:?} is looked up in {set}, of {:?}",
-        of.key
-    );
+    ensure!(kinds == of.key, "{kinds:?} is looked up in {set}, of {:?}", of.key);
     Ok(())
 }

@@ -1,5 +1,6 @@
-//! A packet's way through the hooks, as the kernel takes it: what arrives passes prerouting, is routed, and
-//! passes input or forward and postrouting; what the node sends passes output and postrouting.
+//! A packet's way through the hooks, as the kernel takes it: what arrives passes prerouting, is
+//! routed, and passes input or forward and postrouting; what the node sends passes output and
+//! postrouting.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -56,10 +57,7 @@ impl Reader {
     pub fn new(text: &str, own: &[IpAddr]) -> Result<Self> {
         let ruleset = ruleset(text)?;
         check(&ruleset)?;
-        Ok(Self {
-            ruleset,
-            own: own.to_vec(),
-        })
+        Ok(Self { ruleset, own: own.to_vec() })
     }
 
     /// Whether the node has this address.
@@ -74,16 +72,9 @@ impl Reader {
 
     /// The same, the dynamic maps being as an earlier packet left them.
     pub fn walk_again(&self, arrival: &Arrival, earlier: &Packet) -> Result<BTreeMap<End, f64>> {
-        let packet = Packet {
-            memory: earlier.memory.clone(),
-            ..Packet::from(arrival)
-        };
+        let packet = Packet { memory: earlier.memory.clone(), ..Packet::from(arrival) };
         let mut ends = BTreeMap::new();
-        let first = if arrival.interface.is_some() {
-            "prerouting"
-        } else {
-            "output"
-        };
+        let first = if arrival.interface.is_some() { "prerouting" } else { "output" };
         let spread = self.hook(first, Spread::from([(packet, 1.0)]), &mut ends)?;
         let (mut staying, mut leaving) = (Spread::new(), Spread::new());
         for (packet, weight) in spread {
@@ -96,24 +87,12 @@ impl Reader {
         }
         let leaving = self.hook("postrouting", leaving, &mut ends)?;
         for packet in leaving.keys() {
-            ensure!(
-                packet.mark == FOREIGN_MARK,
-                "the mark leaves as {:#x}",
-                packet.mark
-            );
-            ensure!(
-                packet.priority == 0,
-                "the priority leaves as {:#x}",
-                packet.priority
-            );
+            ensure!(packet.mark == FOREIGN_MARK, "the mark leaves as {:#x}", packet.mark);
+            ensure!(packet.priority == 0, "the priority leaves as {:#x}", packet.priority);
         }
         for (packet, weight) in staying.into_iter().chain(leaving) {
             let to = SocketAddr::new(packet.destination, packet.port);
-            let fate = if packet.translated {
-                Fate::Forward(to)
-            } else {
-                Fate::Untouched
-            };
+            let fate = if packet.translated { Fate::Forward(to) } else { Fate::Untouched };
             end(&mut ends, fate, packet, weight);
         }
         Ok(ends)
@@ -132,19 +111,12 @@ impl Reader {
         bases.sort_by_key(|(priority, ..)| *priority);
         let mut here = spread;
         for (_, table, name, nat) in bases {
-            let (passing, past): (Spread, Spread) = here
-                .into_iter()
-                .partition(|(packet, _)| meets(packet, table, hook, nat));
-            let walk = Walk {
-                table,
-                hook,
-                nat,
-                own: &self.own,
-            };
+            let (passing, past): (Spread, Spread) =
+                here.into_iter().partition(|(packet, _)| meets(packet, table, hook, nat));
+            let walk = Walk { table, hook, nat, own: &self.own };
             let mut decided = Decided::default();
-            let through = walk
-                .chain(name, passing, &mut decided, 0)
-                .with_context(|| hook.to_owned())?;
+            let through =
+                walk.chain(name, passing, &mut decided, 0).with_context(|| hook.to_owned())?;
             for (packet, weight) in decided.dropped {
                 end(ends, Fate::Drop, packet, weight);
             }
@@ -160,27 +132,17 @@ impl Reader {
     }
 }
 
-/// A chain is of the packet's family; and where an address has been translated at this hook already, no
-/// further nat chain is asked.
+/// A chain is of the packet's family; and where an address has been translated at this hook
+/// already, no further nat chain is asked.
 fn meets(packet: &Packet, table: &Table, hook: &str, nat: bool) -> bool {
     let family = if packet.destination.is_ipv4() { "ip" } else { "ip6" };
-    let settled = if hook == "postrouting" {
-        packet.masqueraded
-    } else {
-        packet.translated
-    };
+    let settled = if hook == "postrouting" { packet.masqueraded } else { packet.translated };
     [family, "inet"].contains(&&*table.family) && !(nat && settled)
 }
 
 fn end(ends: &mut BTreeMap<End, f64>, fate: Fate, packet: Packet, weight: f64) {
     let masqueraded = packet.masqueraded;
-    *ends
-        .entry(End {
-            fate,
-            masqueraded,
-            packet,
-        })
-        .or_default() += weight;
+    *ends.entry(End { fate, masqueraded, packet }).or_default() += weight;
 }
 
 impl From<&Arrival> for Packet {

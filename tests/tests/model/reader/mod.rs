@@ -1,6 +1,6 @@
-//! A naive reader of nftables rules, written from what nft's manual and the kernel say, and knowing nothing
-//! of who made the rules: it reads the text, and walks a packet through it. What it does not know is an
-//! error, never skipped.
+//! A naive reader of nftables rules, written from what nft's manual and the kernel say, and knowing
+//! nothing of who made the rules: it reads the text, and walks a packet through it. What it does
+//! not know is an error, never skipped.
 //!
 //! It reads what a first packet of a connection meets: rules of type nat see no others.
 

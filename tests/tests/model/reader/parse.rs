@@ -133,11 +133,7 @@ fn element(words: &mut Cursor, set: &mut Set) -> Result<()> {
     if words.take("comment") {
         words.text()?;
     }
-    let datum = if words.take(":") {
-        Some(datum(words, &set.data)?)
-    } else {
-        None
-    };
+    let datum = if words.take(":") { Some(datum(words, &set.data)?) } else { None };
     ensure!(
         datum.is_some() != set.data.is_empty(),
         "a value where none should be, or none where one should"
@@ -147,11 +143,9 @@ fn element(words: &mut Cursor, set: &mut Set) -> Result<()> {
         Pattern::Between(..) | Pattern::Begins(_) => None,
     });
     match exact.collect::<Option<Vec<_>>>() {
-        Some(key) => ensure!(
-            set.exact.insert(key, datum).is_none(),
-            "one key twice, {}",
-            words.place()
-        ),
+        Some(key) => {
+            ensure!(set.exact.insert(key, datum).is_none(), "one key twice, {}", words.place())
+        }
         None => set.ranged.push((patterns, datum)),
     }
     Ok(())
@@ -175,10 +169,7 @@ fn datum(words: &mut Cursor, kinds: &[Kind]) -> Result<Datum> {
 }
 
 fn chain(family: &str, words: &mut Cursor) -> Result<Chain> {
-    let mut chain = Chain {
-        base: None,
-        rules: Vec::new(),
-    };
+    let mut chain = Chain { base: None, rules: Vec::new() };
     words.expect("{")?;
     loop {
         words.skip_ends();

@@ -53,9 +53,7 @@ impl Rules<'_> {
         if known.contains(&&*first) {
             words.next();
             let verdict = verdict(&first, words)?;
-            return verdict
-                .map(Statement::Verdict)
-                .ok_or_else(|| anyhow::anyhow!("{first}"));
+            return verdict.map(Statement::Verdict).ok_or_else(|| anyhow::anyhow!("{first}"));
         }
         Ok(match &*first {
             "counter" => {
@@ -78,10 +76,7 @@ impl Rules<'_> {
         words.expect(self.family)?;
         words.expect("to")?;
         let to = self.mapped(words)?;
-        ensure!(
-            matches!(to, Expr::Map(..)),
-            "dnat to something else than a map's value"
-        );
+        ensure!(matches!(to, Expr::Map(..)), "dnat to something else than a map's value");
         Ok(Statement::Dnat { to })
     }
 
@@ -145,7 +140,9 @@ impl Rules<'_> {
         };
         let pattern = kind.pattern(&words.text()?)?;
         let right = match (kind, pattern) {
-            (Kind::Status, super::value::Pattern::Is(Atom::Number(bits))) if !said => Right::Bits(bits),
+            (Kind::Status, super::value::Pattern::Is(Atom::Number(bits))) if !said => {
+                Right::Bits(bits)
+            }
             (Kind::Status, _) => bail!("a status compared as a whole is not known"),
             (_, pattern) => Right::Pattern(pattern),
         };
@@ -177,11 +174,7 @@ impl Rules<'_> {
         while words.take(".") {
             parts.push(self.part(words)?);
         }
-        Ok(if parts.len() == 1 {
-            parts.remove(0)
-        } else {
-            Expr::Concat(parts)
-        })
+        Ok(if parts.len() == 1 { parts.remove(0) } else { Expr::Concat(parts) })
     }
 
     /// An operand, and what is done to its bits.
@@ -196,11 +189,7 @@ impl Rules<'_> {
                 bail!("bits of a concatenation, {}", words.place());
             };
             let bits = kind.atom(&words.text()?)?.number()?;
-            part = if and {
-                Expr::And(part.into(), bits)
-            } else {
-                Expr::Or(part.into(), bits)
-            };
+            part = if and { Expr::And(part.into(), bits) } else { Expr::Or(part.into(), bits) };
         }
     }
 

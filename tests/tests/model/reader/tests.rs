@@ -60,10 +60,7 @@ fn fates(to: &str, from: &str, interface: &str) -> Result<Vec<(Fate, bool, f64)>
         protocol: 6,
     };
     let ends = Reader::new(RULES, &[])?.walk(&arrival)?;
-    Ok(ends
-        .into_iter()
-        .map(|(end, share)| (end.fate, end.masqueraded, share))
-        .collect())
+    Ok(ends.into_iter().map(|(end, share)| (end.fate, end.masqueraded, share)).collect())
 }
 
 #[test]
@@ -109,13 +106,7 @@ fn a_packet_goes_where_nftables_would_send_it() -> Result<()> {
             "veth7",
             vec![(Fate::Drop, false, 1.0)],
         ),
-        (
-            "a prefix",
-            "10.9.9.9:1",
-            "10.3.0.1",
-            "eth0",
-            vec![(Fate::Reject, false, 1.0)],
-        ),
+        ("a prefix", "10.9.9.9:1", "10.3.0.1", "eth0", vec![(Fate::Reject, false, 1.0)]),
     ];
     for (name, to, from, interface, wanted) in cases {
         assert_eq!(fates(to, from, interface)?, wanted, "{name}");
@@ -131,11 +122,7 @@ fn what_is_not_known_is_an_error() {
         ("a type", "inet_service : verdict", "inet_service . gid : verdict"),
         ("a chain that is not there", "goto lb", "goto elsewhere"),
         ("a map that is not there", "map @ends", "map @starts"),
-        (
-            "a key of another type",
-            "iifname . ip saddr @names",
-            "ip saddr . ip saddr @names",
-        ),
+        ("a key of another type", "iifname . ip saddr @names", "ip saddr . ip saddr @names"),
         ("a hook", "hook prerouting", "hook ingress"),
         ("a policy", "-100; policy accept", "-100; policy drop"),
         (

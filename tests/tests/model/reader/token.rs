@@ -10,8 +10,8 @@ pub enum Token {
     End,
 }
 
-/// The words of a text. A comma or semicolon at a word's end is a word of its own; a colon is one only where
-/// it stands alone, since addresses and classes have colons.
+/// The words of a text. A comma or semicolon at a word's end is a word of its own; a colon is one
+/// only where it stands alone, since addresses and classes have colons.
 pub fn tokens(text: &str) -> Result<Vec<Token>> {
     let mut found = Vec::new();
     for line in text.lines() {
@@ -19,14 +19,14 @@ pub fn tokens(text: &str) -> Result<Vec<Token>> {
         while !rest.is_empty() {
             rest = match rest.strip_prefix('"') {
                 Some(quoted) => {
-                    let (inside, after) = quoted.split_once('"').context("a quote that never ends")?;
+                    let (inside, after) =
+                        quoted.split_once('"').context("a quote that never ends")?;
                     found.push(Token::Quoted(inside.to_owned()));
                     after
                 }
                 None => {
-                    let end = rest
-                        .find(|c: char| c.is_whitespace() || c == '"')
-                        .unwrap_or(rest.len());
+                    let end =
+                        rest.find(|c: char| c.is_whitespace() || c == '"').unwrap_or(rest.len());
                     let (word, after) = rest.split_at(end);
                     ensure!(!word.is_empty(), "no word in {rest}");
                     push(word, &mut found);
@@ -90,12 +90,7 @@ impl Cursor {
     }
 
     pub fn expect(&mut self, word: &str) -> Result<()> {
-        ensure!(
-            self.take(word),
-            "{:?} where {word} was expected, {}",
-            self.peek(),
-            self.place()
-        );
+        ensure!(self.take(word), "{:?} where {word} was expected, {}", self.peek(), self.place());
         Ok(())
     }
 

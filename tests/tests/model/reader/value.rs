@@ -68,7 +68,9 @@ impl Kind {
     /// One value.
     pub fn atom(self, text: &str) -> Result<Atom> {
         let number = match self {
-            Self::Ipv4 => u128::from(u32::from(text.parse::<Ipv4Addr>().context("an IPv4 address")?)),
+            Self::Ipv4 => {
+                u128::from(u32::from(text.parse::<Ipv4Addr>().context("an IPv4 address")?))
+            }
             Self::Ipv6 => u128::from(text.parse::<Ipv6Addr>().context("an IPv6 address")?),
             Self::Protocol => match text {
                 "tcp" => 6,
@@ -147,10 +149,9 @@ fn class(text: &str) -> Result<u128> {
     if text == "none" {
         return Ok(0);
     }
-    let (major, minor) = text
-        .split_once(':')
-        .with_context(|| format!("{text}: no class"))?;
-    let half = |text| u16::from_str_radix(text, 16).with_context(|| format!("{text}: no half of a class"));
+    let (major, minor) = text.split_once(':').with_context(|| format!("{text}: no class"))?;
+    let half =
+        |text| u16::from_str_radix(text, 16).with_context(|| format!("{text}: no half of a class"));
     Ok(u128::from(half(major)?) << 16 | u128::from(half(minor)?))
 }
 

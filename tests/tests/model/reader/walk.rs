@@ -1,7 +1,7 @@
 //! A packet's way through chains, with everything that chance could make of it.
 //!
-//! A packet is all that rules can see and change; packets that are alike are one, with the sum of their
-//! probabilities, so that a cascade of draws does not multiply.
+//! A packet is all that rules can see and change; packets that are alike are one, with the sum of
+//! their probabilities, so that a cascade of draws does not multiply.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -64,34 +64,36 @@ pub struct Walk<'a> {
 
 impl Walk<'_> {
     /// Who comes out at a chain's end.
-    pub fn chain(&self, name: &str, entering: Spread, decided: &mut Decided, depth: usize) -> Result<Spread> {
+    pub fn chain(
+        &self,
+        name: &str,
+        entering: Spread,
+        decided: &mut Decided,
+        depth: usize,
+    ) -> Result<Spread> {
         ensure!(depth <= DEEPEST, "{name} is jumped to from too deep");
-        let chain = self
-            .table
-            .chains
-            .get(name)
-            .with_context(|| format!("no chain {name}"))?;
+        let chain = self.table.chains.get(name).with_context(|| format!("no chain {name}"))?;
         let (mut here, mut back) = (entering, Spread::new());
         for rule in &chain.rules {
             let mut next = Spread::new();
             for (packet, weight) in here {
-                let mut passing = Passing {
-                    next: &mut next,
-                    back: &mut back,
-                    decided,
-                    depth,
-                };
+                let mut passing = Passing { next: &mut next, back: &mut back, decided, depth };
                 self.rule(rule, packet, weight, &mut passing)
                     .with_context(|| format!("in chain {name}, rule {rule:?}"))?;
             }
             here = next;
         }
-        here.into_iter()
-            .for_each(|(packet, weight)| add(&mut back, packet, weight));
+        here.into_iter().for_each(|(packet, weight)| add(&mut back, packet, weight));
         Ok(back)
     }
 
-    fn rule(&self, rule: &[Statement], packet: Packet, weight: f64, passing: &mut Passing<'_>) -> Result<()> {
+    fn rule(
+        &self,
+        rule: &[Statement],
+        packet: Packet,
+        weight: f64,
+        passing: &mut Passing<'_>,
+    ) -> Result<()> {
         let Some((statement, rest)) = rule.split_first() else {
             add(passing.next, packet, weight);
             return Ok(());
@@ -103,7 +105,9 @@ impl Walk<'_> {
             let weight = weight * share;
             match then {
                 Then::Next(packet) => self.rule(rest, packet, weight, passing)?,
-                Then::Verdict(verdict) => self.verdict(&verdict, packet.clone(), weight, passing)?,
+                Then::Verdict(verdict) => {
+                    self.verdict(&verdict, packet.clone(), weight, passing)?
+                }
                 Then::Accepted(packet) => add(&mut passing.decided.accepted, packet, weight),
                 Then::NoMatch => add(passing.next, packet.clone(), weight),
             }
@@ -127,14 +131,8 @@ impl Walk<'_> {
                 let entering = Spread::from([(packet, weight)]);
                 let returning = self.chain(chain, entering, passing.decided, passing.depth + 1)?;
                 let jumped = matches!(verdict, Verdict::Jump(_));
-                let to = if jumped {
-                    &mut *passing.next
-                } else {
-                    &mut *passing.back
-                };
-                returning
-                    .into_iter()
-                    .for_each(|(packet, weight)| add(to, packet, weight));
+                let to = if jumped { &mut *passing.next } else { &mut *passing.back };
+                returning.into_iter().for_each(|(packet, weight)| add(to, packet, weight));
                 return Ok(());
             }
         };
@@ -174,7 +172,9 @@ impl Walk<'_> {
                 Ok(Then::Next(packet))
             }),
             // Few packets are asked about here.
-            Statement::Limit { key, .. } => self.each(key, packet, |_| Ok(Then::Next(packet.clone()))),
+            Statement::Limit { key, .. } => {
+                self.each(key, packet, |_| Ok(Then::Next(packet.clone())))
+            }
             Statement::Delete { map, key } => self.each(key, packet, |key| {
                 let mut packet = packet.clone();
                 packet.memory.remove(&(map.clone(), key));
@@ -189,34 +189,30 @@ impl Walk<'_> {
                 self.each(to, packet, |to| Ok(Then::Accepted(packet.sent_to(&to)?)))
             }
             Statement::Masquerade => {
-                ensure!(
-                    self.nat && self.hook == "postrouting",
-                    "masquerade at {}",
-                    self.hook
-                );
-                one(Then::Accepted(Packet {
-                    masqueraded: true,
-                    ..packet.clone()
-                }))
+                ensure!(self.nat && self.hook == "postrouting", "masquerade at {}", self.hook);
+                one(Then::Accepted(Packet { masqueraded: true, ..packet.clone() }))
             }
         }
     }
 
-    /// Everything that an expression may be, and what follows; where there is nothing, the rule does not match.
+    /// Everything that an expression may be, and what follows; where there is nothing, the rule
+    /// does not match.
     fn each(
         &self,
         expr: &Expr,
         packet: &Packet,
         then: impl Fn(Key) -> Result<Then>,
     ) -> Result<Vec<(Then, f64)>> {
-        let follow = |(key, share): (Option<Key>, f64)| Ok((key.map_or(Ok(Then::NoMatch), &then)?, share));
+        let follow =
+            |(key, share): (Option<Key>, f64)| Ok((key.map_or(Ok(Then::NoMatch), &then)?, share));
         self.values(expr, packet)?.into_iter().map(follow).collect()
     }
 
     fn values(&self, expr: &Expr, packet: &Packet) -> Result<Values> {
         let bits = |of: &Expr, change: &dyn Fn(u128) -> u128| {
-            let changed =
-                |key: Key| -> Result<Key> { Ok(vec![Atom::Number(change(single(key)?.number()?))]) };
+            let changed = |key: Key| -> Result<Key> {
+                Ok(vec![Atom::Number(change(single(key)?.number()?))])
+            };
             let values = self.values(of, packet)?.into_iter();
             values
                 .map(|(key, share)| Ok((key.map(changed).transpose()?, share)))
@@ -227,9 +223,7 @@ impl Walk<'_> {
             Expr::Constant(atom) => vec![(Some(vec![atom.clone()]), 1.0)],
             Expr::Random(below) => {
                 let share = 1.0 / *below as f64;
-                (0..*below)
-                    .map(|number| (Some(vec![Atom::Number(number)]), share))
-                    .collect()
+                (0..*below).map(|number| (Some(vec![Atom::Number(number)]), share)).collect()
             }
             Expr::And(of, mask) => bits(of, &|number| number & mask)?,
             Expr::Or(of, more) => bits(of, &|number| number | more)?,
@@ -249,7 +243,13 @@ impl Walk<'_> {
         })
     }
 
-    fn mapped(&self, set: &Set, map: &str, key: Option<Key>, packet: &Packet) -> Result<Option<Key>> {
+    fn mapped(
+        &self,
+        set: &Set,
+        map: &str,
+        key: Option<Key>,
+        packet: &Packet,
+    ) -> Result<Option<Key>> {
         let Some(key) = key else { return Ok(None) };
         if set.dynamic {
             return Ok(packet.memory.get(&(map.to_owned(), key)).cloned());
@@ -293,10 +293,7 @@ impl Walk<'_> {
     }
 
     fn set(&self, name: &str) -> Result<&Set> {
-        self.table
-            .sets
-            .get(name)
-            .with_context(|| format!("no set {name}"))
+        self.table.sets.get(name).with_context(|| format!("no set {name}"))
     }
 }
 
@@ -324,33 +321,21 @@ enum Then {
 impl Packet {
     fn with(&self, field: Field, number: u32) -> Result<Self> {
         let mut packet = self.clone();
-        let set = [
-            (Field::Mark, &mut packet.mark),
-            (Field::Priority, &mut packet.priority),
-        ];
-        let (_, place) = set
-            .into_iter()
-            .find(|(of, _)| *of == field)
-            .context("a field that can be set")?;
+        let set = [(Field::Mark, &mut packet.mark), (Field::Priority, &mut packet.priority)];
+        let (_, place) =
+            set.into_iter().find(|(of, _)| *of == field).context("a field that can be set")?;
         *place = number;
         Ok(packet)
     }
 
     fn sent_to(&self, to: &[Atom]) -> Result<Self> {
-        let [address, port] = to else {
-            bail!("{to:?} is no address and port")
-        };
+        let [address, port] = to else { bail!("{to:?} is no address and port") };
         let destination = match self.destination {
             IpAddr::V4(_) => Ipv4Addr::from(u32::try_from(address.number()?)?).into(),
             IpAddr::V6(_) => Ipv6Addr::from(address.number()?).into(),
         };
         let port = u16::try_from(port.number()?)?;
-        Ok(Self {
-            destination,
-            port,
-            translated: true,
-            ..self.clone()
-        })
+        Ok(Self { destination, port, translated: true, ..self.clone() })
     }
 }
 
@@ -368,12 +353,7 @@ fn lookup<'a>(set: &'a Set, key: &Key) -> Option<&'a Option<Datum>> {
             .zip(key)
             .all(|(pattern, atom): (&super::value::Pattern, _)| pattern.fits(atom))
     };
-    let ranged = || {
-        set.ranged
-            .iter()
-            .find(|(patterns, _)| fits(patterns))
-            .map(|(_, datum)| datum)
-    };
+    let ranged = || set.ranged.iter().find(|(patterns, _)| fits(patterns)).map(|(_, datum)| datum);
     set.exact.get(key).or_else(ranged)
 }
 
@@ -383,8 +363,5 @@ fn together(first: &Values, second: &Values) -> Values {
         let both = a.as_ref().zip(b.as_ref());
         (both.map(|(a, b)| [a.clone(), b.clone()].concat()), x * y)
     };
-    first
-        .iter()
-        .flat_map(|a| second.iter().map(move |b| pair(a, b)))
-        .collect()
+    first.iter().flat_map(|a| second.iter().map(move |b| pair(a, b))).collect()
 }

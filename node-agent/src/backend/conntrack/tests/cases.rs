@@ -11,25 +11,13 @@ pub(super) fn scene() -> Vec<Event> {
         external_ips: vec![ip("203.0.113.7")],
         ..dns("dns", &["10.96.0.1", "fd00:96::1"])
     };
-    let unready = SliceEndpoint {
-        state: crate::model::EndpointState::Unready,
-        ..endpoint("10.1.0.3", None)
-    };
-    let elsewhere = SliceEndpoint {
-        zone_hints: vec!["b".into()],
-        ..endpoint("10.1.0.5", Some(AWAY))
-    };
-    let here = SliceEndpoint {
-        zone_hints: vec!["a".into()],
-        ..endpoint("10.1.0.1", Some(HERE))
-    };
-    let endpoints = vec![
-        here,
-        draining("10.1.0.2", None),
-        unready,
-        down("10.1.0.4", None),
-        elsewhere,
-    ];
+    let unready =
+        SliceEndpoint { state: crate::model::EndpointState::Unready, ..endpoint("10.1.0.3", None) };
+    let elsewhere =
+        SliceEndpoint { zone_hints: vec!["b".into()], ..endpoint("10.1.0.5", Some(AWAY)) };
+    let here = SliceEndpoint { zone_hints: vec!["a".into()], ..endpoint("10.1.0.1", Some(HERE)) };
+    let endpoints =
+        vec![here, draining("10.1.0.2", None), unready, down("10.1.0.4", None), elsewhere];
     let mut events = all_listed();
     events.extend([
         Event::Node(Some(node(Some("a"), &["192.168.0.2"], &[]))),
@@ -53,12 +41,7 @@ fn at_a_door_the_answerer_decides() {
         ("selected", cluster_ip, "10.1.0.1:5353", false),
         ("draining, not selected", cluster_ip, "10.1.0.2:5353", false),
         ("serving, though not ready", cluster_ip, "10.1.0.3:5353", false),
-        (
-            "of another zone, not selected",
-            cluster_ip,
-            "10.1.0.5:5353",
-            false,
-        ),
+        ("of another zone, not selected", cluster_ip, "10.1.0.5:5353", false),
         ("no longer serving", cluster_ip, "10.1.0.4:5353", true),
         ("no endpoint at all", cluster_ip, "10.1.0.99:5353", true),
         ("an endpoint's other port", cluster_ip, "10.1.0.1:53", true),
@@ -76,35 +59,17 @@ fn at_a_door_the_answerer_decides() {
             "10.1.0.4:5353",
             true,
         ),
-        (
-            "a program of the node's at the same number",
-            "127.0.0.1:30053",
-            "127.0.0.1:30053",
-            false,
-        ),
-        (
-            "somebody else's node port",
-            "192.168.0.9:30053",
-            "10.1.0.4:5353",
-            false,
-        ),
-        (
-            "another port of the cluster IP",
-            "10.96.0.1:54",
-            "10.1.0.99:54",
-            false,
-        ),
+        ("a program of the node's at the same number", "127.0.0.1:30053", "127.0.0.1:30053", false),
+        ("somebody else's node port", "192.168.0.9:30053", "10.1.0.4:5353", false),
+        ("another port of the cluster IP", "10.96.0.1:54", "10.1.0.99:54", false),
         ("another address", "10.96.0.2:53", "10.1.0.99:5353", false),
     ];
     let mut engine = engine();
     let suspects = told(&mut engine, scene());
     for (name, destination, answerer, stale) in cases {
         for protocol in [UDP, Protocol::Sctp] {
-            let source = if destination.starts_with('[') {
-                "[fd00::9]:4000"
-            } else {
-                "10.9.0.9:4000"
-            };
+            let source =
+                if destination.starts_with('[') { "[fd00::9]:4000" } else { "10.9.0.9:4000" };
             let entry = entry(protocol, source, destination, answerer);
             let found = looked(&engine, &suspects, &[entry]);
             assert_eq!(!found.is_empty(), stale, "{name}, {protocol}");
@@ -118,15 +83,11 @@ fn tcp_is_left_alone() {
     let suspects = told(&mut engine, scene());
     let entry = entry(Protocol::Tcp, "10.9.0.9:4000", "10.96.0.1:53", "10.1.0.4:5353");
     assert!(!suspects.concern(&entry));
-    assert!(
-        suspects
-            .parts()
-            .iter()
-            .all(|(_, protocol)| *protocol != Protocol::Tcp)
-    );
+    assert!(suspects.parts().iter().all(|(_, protocol)| *protocol != Protocol::Tcp));
 }
 
-/// What was to be known: the engine, and the entry through the door of a service that is about to change.
+/// What was to be known: the engine, and the entry through the door of a service that is about to
+/// change.
 fn settled() -> (Engine<Nftables<NoKernel>>, Entry) {
     let mut engine = engine();
     let flow = entry(UDP, "10.9.0.9:4000", "10.96.0.1:53", "10.1.0.1:5353");
@@ -139,18 +100,9 @@ fn settled() -> (Engine<Nftables<NoKernel>>, Entry) {
 fn a_service_that_goes_takes_its_flows_with_it() {
     let (mut engine, flow) = settled();
     let suspects = told(&mut engine, vec![service_gone(&dns("dns", &[]))]);
-    let untranslated = Entry {
-        answerer: flow.destination,
-        ..flow
-    };
-    let at_node = Entry {
-        destination: at("192.168.0.2:30053"),
-        ..flow
-    };
-    let elsewhere = Entry {
-        destination: at("192.168.0.9:30053"),
-        ..flow
-    };
+    let untranslated = Entry { answerer: flow.destination, ..flow };
+    let at_node = Entry { destination: at("192.168.0.2:30053"), ..flow };
+    let elsewhere = Entry { destination: at("192.168.0.9:30053"), ..flow };
     assert_eq!(
         looked(&engine, &suspects, &[flow, untranslated, at_node, elsewhere]),
         [flow, at_node]
@@ -169,23 +121,18 @@ fn a_service_that_loses_its_last_endpoint_loses_its_flows() {
 #[test]
 fn the_end_of_a_draining_endpoint_is_noticed() {
     let (mut engine, flow) = settled();
-    let flow = Entry {
-        answerer: at("10.1.0.2:5353"),
-        ..flow
-    };
+    let flow = Entry { answerer: at("10.1.0.2:5353"), ..flow };
     let left = vec![endpoint("10.1.0.1", Some(HERE))];
     let suspects = told(&mut engine, vec![slice_is(&dns_slice("e4", "dns", left))]);
     assert_eq!(looked(&engine, &suspects, &[flow]), [flow]);
 }
 
-/// Both services claim the address; flows of the one that loses it lead past the one that has it now.
+/// Both services claim the address; flows of the one that loses it lead past the one that has it
+/// now.
 #[test]
 fn a_door_that_another_service_takes_over_is_looked_at() {
     let (mut engine, flow) = settled();
-    let flow = Entry {
-        destination: at("203.0.113.7:53"),
-        ..flow
-    };
+    let flow = Entry { destination: at("203.0.113.7:53"), ..flow };
     let other = Service {
         external_ips: vec![ip("203.0.113.7")],
         created: "2020-01-01T00:00:00Z".into(),
@@ -204,10 +151,7 @@ fn a_door_that_another_service_takes_over_is_looked_at() {
 #[test]
 fn a_policy_that_changes_cuts_nobody_off() {
     let (mut engine, flow) = settled();
-    let away = Entry {
-        answerer: at("10.1.0.5:5353"),
-        ..flow
-    };
+    let away = Entry { answerer: at("10.1.0.5:5353"), ..flow };
     let local = Service {
         internal_policy: TrafficPolicy::Local,
         ..dns("dns", &["10.96.0.1", "fd00:96::1"])
@@ -244,11 +188,8 @@ fn what_has_nothing_to_do_with_udp_asks_for_no_look() {
 #[test]
 fn node_ports_on_a_new_address_are_looked_at() {
     let (mut engine, flow) = settled();
-    let unserved = Entry {
-        destination: at("10.1.2.1:30053"),
-        answerer: at("10.1.2.1:30053"),
-        ..flow
-    };
+    let unserved =
+        Entry { destination: at("10.1.2.1:30053"), answerer: at("10.1.2.1:30053"), ..flow };
     let other = node(Some("a"), &["10.1.2.1"], &[]);
     let suspects = told(&mut engine, vec![Event::Node(Some(other))]);
     assert_eq!(looked(&engine, &suspects, &[unserved]), [unserved]);
@@ -274,11 +215,7 @@ fn pods_that_go_take_their_flows_with_them() {
     };
     let cases: [(&str, Vec<PodSet>, usize); 6] = [
         ("deleted", vec![these(2, &["10.1.0.1"])], 3),
-        (
-            "still there",
-            vec![these(2, &["10.1.0.1", "10.1.0.8", "10.1.0.9"])],
-            0,
-        ),
+        ("still there", vec![these(2, &["10.1.0.1", "10.1.0.8", "10.1.0.9"])], 0),
         ("the state file was lost", vec![lost.clone()], 0),
         ("there is no file any more", vec![PodSet::default()], 0),
         (
@@ -286,19 +223,12 @@ fn pods_that_go_take_their_flows_with_them() {
             vec![these(2, &["10.1.0.1"]), these(3, &["10.1.0.1", "10.1.0.8"])],
             0,
         ),
-        (
-            "deleted, and the file was lost after that",
-            vec![these(2, &["10.1.0.1"]), lost],
-            3,
-        ),
+        ("deleted, and the file was lost after that", vec![these(2, &["10.1.0.1"]), lost], 3),
     ];
     for (name, told_then, stale) in cases {
         let mut engine = engine();
         told(&mut engine, scene());
-        told(
-            &mut engine,
-            vec![Event::Pods(these(1, &["10.1.0.1", "10.1.0.8"]))],
-        );
+        told(&mut engine, vec![Event::Pods(these(1, &["10.1.0.1", "10.1.0.8"]))]);
         let mut suspects = Suspects::default();
         for pods in told_then {
             suspects.absorb(told(&mut engine, vec![Event::Pods(pods)]));

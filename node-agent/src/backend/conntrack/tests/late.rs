@@ -21,37 +21,14 @@ fn masqueraded_flows_of_a_pod_that_is_found_late() {
     };
     let cases = [
         ("masqueraded", flow("10.96.0.1:53", "10.1.0.1:5353", node), true),
-        (
-            "source kept",
-            flow("10.96.0.1:53", "10.1.0.1:5353", "10.1.0.9:4000"),
-            false,
-        ),
-        (
-            "handed to itself",
-            flow("10.96.0.1:53", "10.1.0.9:5353", node),
-            false,
-        ),
-        (
-            "masqueraded for everybody",
-            flow("203.0.113.7:53", "10.1.0.1:5353", node),
-            false,
-        ),
-        (
-            "a node port's, for everybody",
-            flow("192.168.0.2:30053", "10.1.0.1:5353", node),
-            false,
-        ),
-        (
-            "no service's",
-            flow("198.51.100.1:53", "198.51.100.1:53", node),
-            false,
-        ),
+        ("source kept", flow("10.96.0.1:53", "10.1.0.1:5353", "10.1.0.9:4000"), false),
+        ("handed to itself", flow("10.96.0.1:53", "10.1.0.9:5353", node), false),
+        ("masqueraded for everybody", flow("203.0.113.7:53", "10.1.0.1:5353", node), false),
+        ("a node port's, for everybody", flow("192.168.0.2:30053", "10.1.0.1:5353", node), false),
+        ("no service's", flow("198.51.100.1:53", "198.51.100.1:53", node), false),
         (
             "another's",
-            Entry {
-                source: at("10.1.0.7:4000"),
-                ..flow("10.96.0.1:53", "10.1.0.1:5353", node)
-            },
+            Entry { source: at("10.1.0.7:4000"), ..flow("10.96.0.1:53", "10.1.0.1:5353", node) },
             false,
         ),
     ];
@@ -63,10 +40,7 @@ fn masqueraded_flows_of_a_pod_that_is_found_late() {
     for (name, entry, stale) in cases {
         assert_eq!(looked(&engine, &suspects, &[entry]).len() == 1, stale, "{name}");
     }
-    assert!(
-        told(&mut engine, vec![adopted(3, "10.1.0.9")]).is_empty(),
-        "told once"
-    );
+    assert!(told(&mut engine, vec![adopted(3, "10.1.0.9")]).is_empty(), "told once");
     // Where the operator has pods' traffic masqueraded on its way out, it stays so.
     engine.apply(vec![Event::Egress(crate::model::Egress::default())]);
     let masqueraded = flow("10.96.0.1:53", "10.1.0.1:5353", node);
@@ -87,12 +61,9 @@ fn which_pods_are_late() {
     services.retain(|event| !matches!(event, Event::Pods(_)));
     let suspects = told(&mut engine, services);
     assert!(suspects.is_late(ip("10.1.0.1")));
-    let both =
-        |generation, first: &'static str| pods(generation, &[("10.1.0.1", first), ("10.1.0.9", "veth9")]);
-    assert_eq!(
-        suspected(&mut engine, both(2, "veth1")),
-        [false, false],
-        "its ADD waited"
-    );
+    let both = |generation, first: &'static str| {
+        pods(generation, &[("10.1.0.1", first), ("10.1.0.9", "veth9")])
+    };
+    assert_eq!(suspected(&mut engine, both(2, "veth1")), [false, false], "its ADD waited");
     assert_eq!(suspected(&mut engine, both(3, "new")), [true, false], "renamed");
 }

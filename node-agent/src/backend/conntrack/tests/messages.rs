@@ -40,12 +40,7 @@ fn parsed(bytes: &[u8]) -> Option<Entry> {
 fn samples() -> [Entry; 2] {
     [
         entry(Protocol::Udp, "10.1.0.9:4000", "10.96.0.1:53", "10.1.0.1:5353"),
-        entry(
-            Protocol::Sctp,
-            "[fd00::9]:4000",
-            "[fd00:96::1]:53",
-            "[fd00::1]:5353",
-        ),
+        entry(Protocol::Sctp, "[fd00::9]:4000", "[fd00:96::1]:53", "[fd00::1]:5353"),
     ]
 }
 
@@ -79,7 +74,8 @@ fn a_deletion_names_all_of_the_tuple_and_the_id() {
         let attributes = message.attributes();
         assert_eq!((message.kind, message.sequence), (0x102, 3));
         assert_eq!(attributes.find_u32(12), Some(entry.id));
-        let kinds = |attributes: Attributes<'_>| attributes.map(|(kind, _)| kind).collect::<Vec<_>>();
+        let kinds =
+            |attributes: Attributes<'_>| attributes.map(|(kind, _)| kind).collect::<Vec<_>>();
         let tuple = attributes.nested(1);
         assert_eq!(kinds(tuple), [1, 2]);
         let v6 = entry.destination.is_ipv6();

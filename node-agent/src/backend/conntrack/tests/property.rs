@@ -1,4 +1,5 @@
-//! Against a table of entries that clients make as they go, and a reader of its own of what is healthy.
+//! Against a table of entries that clients make as they go, and a reader of its own of what is
+//! healthy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -30,7 +31,8 @@ enum State {
     Down,
 }
 
-/// What is so, as a person would write it down: each service's node port, and who its endpoints are.
+/// What is so, as a person would write it down: each service's node port, and who its endpoints
+/// are.
 #[derive(Debug, Default, Clone)]
 struct Facts {
     services: BTreeMap<u8, Option<u16>>,
@@ -91,7 +93,8 @@ impl Facts {
         let Some(service) = self.behind(destination) else {
             return Some(destination);
         };
-        let picks = [State::Ready, State::Draining].map(|state| self.endpoints_in(service, &[state]));
+        let picks =
+            [State::Ready, State::Draining].map(|state| self.endpoints_in(service, &[state]));
         let picked = picks.into_iter().find(|picked| !picked.is_empty())?;
         Some(picked[choice.index(picked.len())])
     }
@@ -108,13 +111,10 @@ impl Facts {
 
     /// What the kernel holds, and a restarted agent finds there.
     fn doors(&self) -> Vec<Door> {
-        let door = |address, number| Door {
-            address,
-            protocol: Protocol::Udp,
-            port: port(number),
-        };
+        let door = |address, number| Door { address, protocol: Protocol::Udp, port: port(number) };
         let of = |(name, node_port): (&u8, &Option<u16>)| {
-            let at_node = node_port.map(|port| door(DoorAddress::Node(crate::model::Family::V4), port));
+            let at_node =
+                node_port.map(|port| door(DoorAddress::Node(crate::model::Family::V4), port));
             [Some(door(DoorAddress::Ip(cluster_ip(*name)), 53)), at_node]
         };
         self.services.iter().flat_map(of).flatten().collect()
@@ -175,8 +175,8 @@ fn started(known: impl IntoIterator<Item = Event>) -> Engine<Nftables<NoKernel>>
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// In batches of any size, and with a restart of the agent somewhere: what is healthy is never taken, and
-    /// after each look nothing stale is left.
+    /// In batches of any size, and with a restart of the agent somewhere: what is healthy is never
+    /// taken, and after each look nothing stale is left.
     #[test]
     fn the_healthy_stay_and_the_stale_go(
         story in proptest::collection::vec(step(), 1..60),

@@ -21,20 +21,12 @@ impl Rig {
         rules.reshape(|shape| {
             shape.detect(&Detector::PodState, &[]);
             shape.serve_node_ports(&NodePortAddresses::All { localhost: true }, &[]);
-            shape.send_out(Some(&Egress {
-                kept: vec!["10.0.0.0/8".parse().unwrap()],
-                v6: false,
-            }));
+            shape.send_out(Some(&Egress { kept: vec!["10.0.0.0/8".parse().unwrap()], v6: false }));
         });
         #[expect(clippy::disallowed_methods, reason = "a test needs some moment")]
         let now = Instant::now();
         let lane = Lane::new(sender);
-        Self {
-            lane,
-            rules,
-            jobs,
-            now,
-        }
+        Self { lane, rules, jobs, now }
     }
 
     /// What `iptables-save` says of all that is wanted, but for `missing`.
@@ -56,12 +48,8 @@ impl Rig {
     }
 
     fn done(&mut self, outcome: Outcome) -> Repair {
-        let done = Done {
-            family: Family::V4,
-            result: Ok(outcome),
-            at: self.now,
-            took: Duration::ZERO,
-        };
+        let done =
+            Done { family: Family::V4, result: Ok(outcome), at: self.now, took: Duration::ZERO };
         self.lane.take(done, &mut self.rules).unwrap()
     }
 
@@ -106,8 +94,7 @@ fn a_family_that_the_kernel_is_without_waits_for_nothing() {
     assert!(!rig.lane.is_settled(&rig.rules));
     rig.done(Outcome::Unspoken);
     assert!(rig.lane.is_settled(&rig.rules));
-    rig.rules
-        .reshape(|shape| shape.send_out(Some(&Egress::default())));
+    rig.rules.reshape(|shape| shape.send_out(Some(&Egress::default())));
     rig.lane.go_on(&mut rig.rules);
     assert_eq!(rig.done(Outcome::Unspoken), Repair::default());
     assert!(rig.lane.is_settled(&rig.rules) && !rig.lane.is_contended());
@@ -119,8 +106,7 @@ fn another_egress_without_its_table_is_compared_first() {
     rig.looks(Some(Table::Security));
     assert!(rig.writes());
     rig.done(Outcome::Written(vec![], Some(Err(without_the_table()))));
-    rig.rules
-        .reshape(|shape| shape.send_out(Some(&Egress::default())));
+    rig.rules.reshape(|shape| shape.send_out(Some(&Egress::default())));
     rig.lane.go_on(&mut rig.rules);
     assert!(matches!(rig.jobs.try_recv(), Ok(Job::Look(_))));
     assert_eq!(rig.looks(Some(Table::Security)), Repair::default());
@@ -172,13 +158,9 @@ fn only_services_chains_are_contended() {
 /// Three times in a minute; or at three of four looks, where they are seldom.
 #[test]
 fn who_goes_on_is_told_from_who_comes_by() {
-    for (seconds, clean, contended) in [
-        (10, 0, true),
-        (300, 0, true),
-        (300, 1, true),
-        (300, 3, false),
-        (10, 9, false),
-    ] {
+    for (seconds, clean, contended) in
+        [(10, 0, true), (300, 0, true), (300, 1, true), (300, 3, false), (10, 9, false)]
+    {
         let mut rig = Rig::new();
         rig.looks(None);
         for number in 0..CONTENDED {

@@ -6,8 +6,8 @@ use super::super::refusals::Refusals;
 use super::*;
 use crate::model::{Protocol, ServiceName, ServicePortName};
 
-/// ip_tables as `iptables-legacy-restore --noflush` shows it: a table changes whole or not at all, and what is refused
-/// has no name.
+/// ip_tables as `iptables-legacy-restore --noflush` shows it: a table changes whole or not at all,
+/// and what is refused has no name.
 #[derive(Default)]
 struct Fake {
     tables: BTreeMap<String, BTreeMap<String, Lines>>,
@@ -51,20 +51,13 @@ impl Kernel for Fake {
             let (chain, rule) = rest.split_once(' ').unwrap_or((rest, ""));
             match what {
                 "-A" => chains.get_mut(chain).unwrap().push(rule.to_owned()),
-                "-I" => chains
-                    .entry(chain.to_owned())
-                    .or_default()
-                    .insert(0, rule.to_owned()),
+                "-I" => chains.entry(chain.to_owned()).or_default().insert(0, rule.to_owned()),
                 "-X" => drop(chains.remove(chain)),
                 "COMMIT" => {}
                 _ => drop(chains.insert(what.strip_prefix(':').unwrap().to_owned(), Lines::new())),
             }
         }
-        for target in chains
-            .values()
-            .flatten()
-            .filter_map(|rule| rule.split_once("-j KUBE-"))
-        {
+        for target in chains.values().flatten().filter_map(|rule| rule.split_once("-j KUBE-")) {
             let name = format!("KUBE-{}", target.1);
             assert!(chains.contains_key(&name), "{name} is not there yet");
         }
@@ -77,16 +70,13 @@ impl Kernel for Fake {
         }
         self.tables.insert(table.to_owned(), chains);
         let nat = self.tables.get("nat");
-        self.history
-            .extend(nat.and_then(|nat| nat.get("KUBE-SERVICES")).cloned());
+        self.history.extend(nat.and_then(|nat| nat.get("KUBE-SERVICES")).cloned());
         Ok(())
     }
 
     fn lines(&mut self, table: Table, chain: &str) -> Result<Lines, IptablesError> {
         let table = self.tables.get(&table.to_string());
-        Ok(table
-            .and_then(|table| table.get(chain).cloned())
-            .unwrap_or_default())
+        Ok(table.and_then(|table| table.get(chain).cloned()).unwrap_or_default())
     }
 
     fn at_once(&self) -> usize {
@@ -118,11 +108,10 @@ fn wanted(services: usize, stick: impl Fn(usize) -> bool) -> BTreeMap<ChainId, O
             false => ("", ""),
         };
         let choose = format!("-m comment --comment \"s{n}. -> -m x\" {recall}-j {endpoint}");
-        let translate =
-            format!("-m comment --comment \"s{n}.\" {remember}-j DNAT --to-destination 10.0.0.{n}:80");
-        doors.push(format!(
-            "-d 10.1.0.{n}/32 -m comment --comment \"s{n}.\" -j {service}"
-        ));
+        let translate = format!(
+            "-m comment --comment \"s{n}.\" {remember}-j DNAT --to-destination 10.0.0.{n}:80"
+        );
+        doors.push(format!("-d 10.1.0.{n}/32 -m comment --comment \"s{n}.\" -j {service}"));
         all.insert((Table::Nat, service), Some(vec![choose]));
         all.insert((Table::Nat, endpoint), Some(vec![translate]));
     }
@@ -158,11 +147,7 @@ fn one_chain_of_many_is_found() {
     assert!(said.contains("s77.") && said.contains("stays empty"), "{said}");
     for ((_, name), lines) in &wanted {
         let name = name.to_string();
-        let expected = if name == bad {
-            0
-        } else {
-            lines.as_ref().unwrap().len()
-        };
+        let expected = if name == bad { 0 } else { lines.as_ref().unwrap().len() };
         assert_eq!(kernel.chain(&name), expected, "{name}");
     }
     assert!(kernel.writes < 40, "{}", kernel.writes);
@@ -192,10 +177,7 @@ fn a_shared_chain_never_lacks_what_it_has_and_shall_have() {
     assert!(matches!(&refusals[0].left_out, LeftOut::Line(line) if line.contains("s33.")));
     let (_, doors) = few.iter().find(|((_, name), _)| *name == SERVICES).unwrap();
     for lines in &kernel.history {
-        assert!(
-            doors.iter().flatten().all(|door| lines.contains(door)),
-            "{lines:?}"
-        );
+        assert!(doors.iter().flatten().all(|door| lines.contains(door)), "{lines:?}");
     }
     assert_eq!(kernel.chain("KUBE-SERVICES"), 59);
 }
@@ -220,21 +202,14 @@ fn without_time_everything_is_tried_all_the_same() {
     kernel.time = 0;
     let refusals = write(&mut kernel, &wanted(40, |_| false)).unwrap();
     assert_eq!(refusals.len(), 40, "the endpoints, together");
-    assert!(
-        refusals[5].words().contains("together with others"),
-        "{}",
-        refusals[5].words()
-    );
+    assert!(refusals[5].words().contains("together with others"), "{}", refusals[5].words());
     assert_eq!(kernel.chain("KUBE-SERVICES"), 40);
     assert_eq!(kernel.chain(&chain(Kind::Service, 3).to_string()), 1);
 }
 
 #[test]
 fn a_table_that_takes_nothing_is_no_rules_fault() {
-    let mut kernel = Fake {
-        is_full: true,
-        ..Fake::new(&[])
-    };
+    let mut kernel = Fake { is_full: true, ..Fake::new(&[]) };
     let error = write(&mut kernel, &wanted(3, |_| false)).unwrap_err();
     assert!(error.to_string().contains("a change of nothing"), "{error}");
     assert_eq!(kernel.writes, 1);
@@ -252,8 +227,7 @@ fn what_every_service_needs_is_never_left_out() {
 
 #[test]
 fn a_shape_is_a_rule_without_its_values() {
-    let one =
-        r#"-d 10.0.0.1/32 -p tcp -m comment --comment "a/b: -m \"x\" -j y" -m tcp --dport 80 -j KUBE-SVC-A"#;
+    let one = r#"-d 10.0.0.1/32 -p tcp -m comment --comment "a/b: -m \"x\" -j y" -m tcp --dport 80 -j KUBE-SVC-A"#;
     let same = r#"-d 10.9.0.1/32 -p tcp -m comment --comment "c" -m tcp --dport 443 -j KUBE-SVC-B"#;
     assert_eq!(shape(one), shape(same));
     for other in [
@@ -265,7 +239,8 @@ fn a_shape_is_a_rule_without_its_values() {
 }
 
 proptest! {
-    /// Whatever is refused, it is left out and nothing else; but where all that was tried of many was refused.
+    /// Whatever is refused, it is left out and nothing else; but where all that was tried of many
+    /// was refused.
     #[test]
     fn exactly_what_is_refused_is_left_out(
         sticky in proptest::collection::btree_set(0..60_usize, 0..60),

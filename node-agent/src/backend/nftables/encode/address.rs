@@ -37,9 +37,7 @@ impl Expressions<'_> {
         }
         let mask: Vec<u8> = (0..network.len())
             .map(|byte| {
-                0xff_u8
-                    .checked_shl(8 - bits.saturating_sub(byte * 8).min(8) as u32)
-                    .unwrap_or(0)
+                0xff_u8.checked_shl(8 - bits.saturating_sub(byte * 8).min(8) as u32).unwrap_or(0)
             })
             .collect();
         self.payload(NETWORK_HEADER, offset, network.len(), 0);

@@ -40,7 +40,8 @@ impl Expressions<'_> {
         });
     }
 
-    /// Goes on while the service port's budget lasts (`struct nft_limit_priv`, one for each element).
+    /// Goes on while the service port's budget lasts (`struct nft_limit_priv`, one for each
+    /// element).
     pub(super) fn spend(&mut self, budget: Budget) {
         const EXPRESSION: u16 = 7;
         const HOUR: u64 = 3600;

@@ -5,7 +5,8 @@ use std::fmt;
 use super::Layer;
 use crate::model::Family;
 
-/// What must be known before a set can be said to be right. Until then, what an earlier run put there stays.
+/// What must be known before a set can be said to be right. Until then, what an earlier run put
+/// there stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Facts {
     /// The state file.
@@ -16,8 +17,8 @@ pub enum Facts {
     Traffic,
 }
 
-/// Which facts the agent has been told. What an earlier run programmed from the others is left alone: a
-/// restart must lose nothing while the API, or the state file, cannot be read.
+/// Which facts the agent has been told. What an earlier run programmed from the others is left
+/// alone: a restart must lose nothing while the API, or the state file, cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Known {
     /// The state file was read.
@@ -76,7 +77,8 @@ pub enum SetName {
     AllowedSources,
     /// Service port and client → endpoint's number; the kernel fills it and lets it expire.
     Affinity,
-    /// The same while [`Self::Affinity`] is full: this node's pods, and some clients of each service port.
+    /// The same while [`Self::Affinity`] is full: this node's pods, and some clients of each
+    /// service port.
     AffinityReserved,
     /// The same while [`Self::Affinity`] is full: all other clients, for a short time.
     AffinityBrief,
@@ -153,9 +155,10 @@ impl SetName {
     pub fn filled_by(self) -> Facts {
         match self {
             Self::LocalPods | Self::BridgedPods | Self::PodPorts | Self::PodPorts6 => Facts::Pods,
-            Self::Affinity | Self::AffinityReserved | Self::AffinityBrief | Self::AffinityBudget => {
-                Facts::Traffic
-            }
+            Self::Affinity
+            | Self::AffinityReserved
+            | Self::AffinityBrief
+            | Self::AffinityBudget => Facts::Traffic,
             Self::Services
             | Self::Endpoints
             | Self::NodePorts
@@ -224,24 +227,36 @@ impl SetName {
             Self::NodePortEndpoints => "the endpoints behind each node port, by slot",
             Self::LocalServices => "policy Local: where connections from elsewhere to a service go",
             Self::LocalEndpoints => "policy Local: the endpoints on this node, by slot",
-            Self::LocalNodePorts => "policy Local: where connections from elsewhere to a node port go",
-            Self::LocalNodePortEndpoints => "policy Local: a node port's endpoints on this node, by slot",
+            Self::LocalNodePorts => {
+                "policy Local: where connections from elsewhere to a node port go"
+            }
+            Self::LocalNodePortEndpoints => {
+                "policy Local: a node port's endpoints on this node, by slot"
+            }
             Self::ClusterIps => "cluster IPs of services",
             Self::NodePortAddresses => "addresses of this node that serve node ports",
             Self::LocalPods => "where packets of this node's pods come in, and with which source",
             Self::BridgedPods => "the same of bridged pods whose port the bridge's table tells",
-            Self::PodPorts => "through which port of a bridge a pod's packets come in, and with which source",
+            Self::PodPorts => {
+                "through which port of a bridge a pod's packets come in, and with which source"
+            }
             Self::PodPorts6 => {
                 "through which port of a bridge a pod's IPv6 packets come in, and with which source"
             }
             Self::Hairpin => "pods that are handed to themselves",
-            Self::RestrictedDoors => "loadBalancerSourceRanges: load balancer IPs that not everybody may use",
+            Self::RestrictedDoors => {
+                "loadBalancerSourceRanges: load balancer IPs that not everybody may use"
+            }
             Self::AllowedSources => "loadBalancerSourceRanges: who may use them",
-            Self::Affinity => "session affinity: the endpoint that each client of a service port got last",
+            Self::Affinity => {
+                "session affinity: the endpoint that each client of a service port got last"
+            }
             Self::AffinityReserved => {
                 "session affinity, map full: pods of this node, and a budget of each service port"
             }
-            Self::AffinityBrief => "session affinity, map full: all other clients, for a short time",
+            Self::AffinityBrief => {
+                "session affinity, map full: all other clients, for a short time"
+            }
             Self::AffinityBudget => {
                 "session affinity, map full: new clients that a service port may still reserve for"
             }

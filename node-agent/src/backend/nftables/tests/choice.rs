@@ -5,22 +5,14 @@ use crate::model::Protocol;
 use crate::plan::NodeSide;
 
 fn chains(size: u32, affinity: Option<u32>) -> Vec<Chain> {
-    let class = Class {
-        group: Group::Service,
-        protocol: Protocol::Tcp,
-        size,
-        affinity,
-    };
+    let class = Class { group: Group::Service, protocol: Protocol::Tcp, size, affinity };
     class_chains(class, &NodeSide::default())
 }
 
 /// Among how many slots each rule of the balancing chain draws.
 fn draws(size: u32, affinity: Option<u32>) -> Vec<u32> {
     let chains = chains(size, affinity);
-    let balance = chains
-        .iter()
-        .find(|chain| matches!(chain.name, ChainName::Balance(_)))
-        .unwrap();
+    let balance = chains.iter().find(|chain| matches!(chain.name, ChainName::Balance(_))).unwrap();
     let cascade = balance.rules.iter().filter(|rule| !rule.matches.is_empty());
     let drawn = cascade.flat_map(|rule| &rule.actions).filter_map(|action| {
         if let Action::Translate { slots, .. } | Action::Draw { slots, .. } = action {

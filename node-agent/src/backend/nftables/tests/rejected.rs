@@ -9,19 +9,18 @@ use crate::fixture::{ip, range};
 use crate::model::Family;
 use crate::plan::{Door, DoorAddress, Frontend};
 
-/// Whatever element of a frontend the kernel rejects, it is known whose it is; others' are not taken for it.
+/// Whatever element of a frontend the kernel rejects, it is known whose it is; others' are not
+/// taken for it.
 #[test]
 fn every_rejected_element_of_a_frontend_is_found() {
-    let at_node = Door {
-        address: DoorAddress::Node(Family::V4),
-        ..door("10.96.0.10")
-    };
+    let at_node = Door { address: DoorAddress::Node(Family::V4), ..door("10.96.0.10") };
     let layer = Layer::Ip(Family::V4);
     for own in [door("10.96.0.10"), at_node] {
         let decided = Frontend {
             outside: Some(to([2])),
             // They guard load balancer IPs.
-            sources: matches!(own.address, DoorAddress::Ip(_)).then(|| [range("192.0.2.0/24")].into()),
+            sources: matches!(own.address, DoorAddress::Ip(_))
+                .then(|| [range("192.0.2.0/24")].into()),
             ..frontend(own, to([1, 2, 3]))
         };
         let elements = lower(&decided, None, &mut Numbers::default()).elements(&own);

@@ -19,28 +19,17 @@ pub fn at(n: u16) -> SocketAddr {
 
 /// Forwards to these, or rejects where there are none.
 pub fn to(endpoints: impl IntoIterator<Item = u16>) -> Outcome {
-    let endpoint = |n| Endpoint {
-        address: at(n),
-        local: n % 2 == 0,
-    };
-    Endpoints::new(endpoints.into_iter().map(endpoint).collect()).map_or(Outcome::Reject, Outcome::Forward)
+    let endpoint = |n| Endpoint { address: at(n), local: n % 2 == 0 };
+    Endpoints::new(endpoints.into_iter().map(endpoint).collect())
+        .map_or(Outcome::Reject, Outcome::Forward)
 }
 
 pub fn door(address: &str) -> Door {
-    Door {
-        address: DoorAddress::Ip(ip(address)),
-        protocol: Protocol::Tcp,
-        port: port(80),
-    }
+    Door { address: DoorAddress::Ip(ip(address)), protocol: Protocol::Tcp, port: port(80) }
 }
 
 pub fn frontend(door: Door, inside: Outcome) -> Frontend {
-    let any = frontends(
-        &crate::fixture::settings(),
-        None,
-        &service("web", &["10.96.0.10"]),
-        &[],
-    );
+    let any = frontends(&crate::fixture::settings(), None, &service("web", &["10.96.0.10"]), &[]);
     let [any] = <[Frontend; 1]>::try_from(any).unwrap();
     Frontend {
         door,
@@ -58,12 +47,8 @@ fn programmed(state: &DoorState, door: &Door) -> (BTreeMap<u32, SocketAddr>, Opt
     for element in state.elements(door) {
         match element.value {
             Value::Endpoint(endpoint) if element.comment.is_none() => {
-                let key = KeyText {
-                    set: element.set,
-                    family: Family::V4,
-                    key: &element.key,
-                }
-                .to_string();
+                let key =
+                    KeyText { set: element.set, family: Family::V4, key: &element.key }.to_string();
                 let slot = key.rsplit(" . ").next().unwrap().parse().unwrap();
                 assert_eq!(slots.insert(slot, endpoint), None, "two in slot {slot}");
             }
@@ -82,11 +67,7 @@ fn check(
 ) -> BTreeMap<u32, SocketAddr> {
     let (slots, size) = programmed(state, door);
     let count = wanted.len() as u32;
-    assert_eq!(
-        slots.keys().copied().collect::<Vec<_>>(),
-        (0..count).collect::<Vec<_>>(),
-        "gaps"
-    );
+    assert_eq!(slots.keys().copied().collect::<Vec<_>>(), (0..count).collect::<Vec<_>>(), "gaps");
     assert_eq!(
         slots.values().copied().collect::<BTreeSet<_>>(),
         wanted.iter().map(|n| at(*n)).collect()
@@ -131,18 +112,8 @@ fn a_class_is_left_late_and_only_downwards() {
     let door = door("10.96.0.10");
     let mut now: Option<DoorState> = None;
     let mut numbers = Numbers::default();
-    let steps = [
-        (1, 1),
-        (2, 2),
-        (3, 4),
-        (5, 8),
-        (4, 8),
-        (3, 8),
-        (2, 2),
-        (65, 128),
-        (33, 128),
-        (32, 32),
-    ];
+    let steps =
+        [(1, 1), (2, 2), (3, 4), (5, 8), (4, 8), (3, 8), (2, 2), (65, 128), (33, 128), (32, 32)];
     for (count, size) in steps {
         let state = lower(&frontend(door, to(0..count)), now.as_ref(), &mut numbers);
         assert_eq!(programmed(&state, &door).1, Some(size), "{count} endpoints");

@@ -26,11 +26,7 @@ impl Kernel {
     fn commit(&mut self, table: &Table, delta: &Delta) {
         let made = delta.classes.iter().flat_map(|class| table.class_chains(*class));
         for chain in made {
-            assert!(
-                self.chains.insert(chain.name.to_string()),
-                "{} is there already",
-                chain.name
-            );
+            assert!(self.chains.insert(chain.name.to_string()), "{} is there already", chain.name);
         }
         for key in &delta.delete {
             assert!(self.elements.remove(key).is_some(), "{key:?} is not there");
@@ -45,29 +41,16 @@ impl Kernel {
         let mut all: Vec<Element> = self.elements.values().cloned().collect();
         all.sort_by_key(|element| (element.set, element.key));
         assert_eq!(all, table.elements());
-        let wanted: BTreeSet<String> = table
-            .chains()
-            .iter()
-            .map(|chain| chain.name.to_string())
-            .collect();
+        let wanted: BTreeSet<String> =
+            table.chains().iter().map(|chain| chain.name.to_string()).collect();
         assert_eq!(self.chains, wanted);
     }
 }
 
 fn start() -> (Table, Kernel) {
     let table = Table::new(Layer::Ip(Family::V4), Shape::default());
-    let chains = table
-        .chains()
-        .iter()
-        .map(|chain| chain.name.to_string())
-        .collect();
-    (
-        table,
-        Kernel {
-            chains,
-            ..Kernel::default()
-        },
-    )
+    let chains = table.chains().iter().map(|chain| chain.name.to_string()).collect();
+    (table, Kernel { chains, ..Kernel::default() })
 }
 
 /// A decision about one of few doors; `None` when nobody claims it any more.
@@ -79,13 +62,7 @@ fn decision() -> impl Strategy<Value = (Door, Option<Frontend>)> {
             4 => proptest::collection::btree_set(0_u16..20, 1..20).prop_map(to),
         ]
     };
-    let facts = (
-        0_u8..6,
-        any::<[bool; 4]>(),
-        outcome(),
-        proptest::option::of(outcome()),
-        0_u8..3,
-    );
+    let facts = (0_u8..6, any::<[bool; 4]>(), outcome(), proptest::option::of(outcome()), 0_u8..3);
     facts.prop_map(|(which, [gone, always, udp, external], inside, outside, extra)| {
         let protocol = if udp { Protocol::Udp } else { Protocol::Tcp };
         let address = match which {
@@ -93,29 +70,13 @@ fn decision() -> impl Strategy<Value = (Door, Option<Frontend>)> {
             1 => DoorAddress::Node(Family::V6),
             n => DoorAddress::Ip(ip(&format!("10.96.0.{}", n / 2))),
         };
-        let at = Door {
-            address,
-            protocol,
-            port: port(80 + u16::from(which % 2)),
-        };
-        let masquerade = if always {
-            Masquerade::Always
-        } else {
-            Masquerade::UnlessLocalPod
-        };
+        let at = Door { address, protocol, port: port(80 + u16::from(which % 2)) };
+        let masquerade = if always { Masquerade::Always } else { Masquerade::UnlessLocalPod };
         let decided = Frontend {
-            kind: if external {
-                DoorKind::ExternalIp
-            } else {
-                DoorKind::ClusterIp
-            },
+            kind: if external { DoorKind::ExternalIp } else { DoorKind::ClusterIp },
             masquerade,
             outside,
-            affinity: if extra == 1 {
-                Affinity::ClientIp { seconds: 300 }
-            } else {
-                Affinity::None
-            },
+            affinity: if extra == 1 { Affinity::ClientIp { seconds: 300 } } else { Affinity::None },
             sources: (extra == 2).then(|| [range("10.0.0.0/9"), range("192.168.0.0/30")].into()),
             ..frontend(at, inside)
         };
@@ -124,8 +85,8 @@ fn decision() -> impl Strategy<Value = (Door, Option<Frontend>)> {
 }
 
 proptest! {
-    /// Whatever is decided in whatever order, several things at once: each delta is one that the kernel
-    /// takes, and what it makes is what the table says.
+    /// Whatever is decided in whatever order, several things at once: each delta is one that the
+    /// kernel takes, and what it makes is what the table says.
     #[test]
     fn deltas_lead_where_the_table_is(
         steps in proptest::collection::vec((proptest::collection::vec(decision(), 0..6), 0_usize..4, 0_u8..3), 1..30),
@@ -188,20 +149,13 @@ fn every_chain_that_is_named_is_made() {
         outside: Some(to(0..2)),
         ..frontend(door("10.96.0.10"), to(0..5))
     };
-    table.change_doors(
-        [(decided.door, Some(&decided))].into_iter(),
-        &mut Delta::default(),
-    );
+    table.change_doors([(decided.door, Some(&decided))].into_iter(), &mut Delta::default());
     let chains = table.chains();
     let names: BTreeSet<ChainName> = chains.iter().map(|chain| chain.name).collect();
     assert_eq!(names.len(), chains.len(), "each once");
     let texts: BTreeSet<String> = names.iter().map(ToString::to_string).collect();
     assert_eq!(texts.len(), names.len(), "no two of one name");
-    for action in chains
-        .iter()
-        .flat_map(|chain| &chain.rules)
-        .flat_map(|rule| &rule.actions)
-    {
+    for action in chains.iter().flat_map(|chain| &chain.rules).flat_map(|rule| &rule.actions) {
         if let Action::Jump(chain) | Action::Goto(chain) = action {
             assert!(names.contains(chain), "{chain}");
         }
@@ -219,12 +173,7 @@ fn every_reason_fits() {
         Detector::InterfacePrefix(vec!["veth".into()]),
         Detector::NodeCidr(None),
     ];
-    let groups = [
-        Group::Service,
-        Group::NodePort,
-        Group::LocalService,
-        Group::LocalNodePort,
-    ];
+    let groups = [Group::Service, Group::NodePort, Group::LocalService, Group::LocalNodePort];
     let classes = groups.iter().flat_map(|group| {
         [None, Some(86_400)].map(|affinity| Class {
             group: *group,
@@ -233,31 +182,18 @@ fn every_reason_fits() {
             affinity,
         })
     });
-    let mut chains: Vec<_> = classes
-        .flat_map(|class| program::class_chains(class, &NodeSide::default()))
-        .collect();
+    let mut chains: Vec<_> =
+        classes.flat_map(|class| program::class_chains(class, &NodeSide::default())).collect();
     for detector in detectors {
-        let shape = Shape {
-            detector,
-            ranges: vec![range("10.0.0.0/9")],
-            ..Shape::default()
-        };
-        chains.extend(
-            Layer::ALL
-                .into_iter()
-                .flat_map(|layer| program::chains(layer, &shape)),
-        );
+        let shape = Shape { detector, ranges: vec![range("10.0.0.0/9")], ..Shape::default() };
+        chains.extend(Layer::ALL.into_iter().flat_map(|layer| program::chains(layer, &shape)));
     }
     let rules = chains.iter().flat_map(|chain| &chain.rules);
     let mut whys: BTreeSet<&str> = rules.clone().map(|rule| rule.why.text()).collect();
     whys.extend(chains.iter().map(|chain| chain.why.text()));
     whys.extend(Layer::ALL.into_iter().flat_map(SetName::of).map(|set| set.why()));
     for text in whys {
-        assert!(
-            text.len() <= 100 && !text.contains('"'),
-            "{} bytes: {text}",
-            text.len()
-        );
+        assert!(text.len() <= 100 && !text.contains('"'), "{} bytes: {text}", text.len());
     }
     for rule in rules {
         assert!(rule_comment(Layer::Bridge, rule).len() < 128);

@@ -80,9 +80,7 @@ fn told(text: &str, flags: &[&str]) -> Result<(Config, Vec<String>), String> {
     let flags: Vec<&str> = MANIFESTS.iter().chain(flags).copied().collect();
     let (matches, ignored) = matches(text, &flags)?;
     let args = RunArgs::from_arg_matches(&matches).unwrap();
-    let config = args
-        .check(BackendName::Nftables)
-        .map_err(|error| error.to_string())?;
+    let config = args.check(BackendName::Nftables).map_err(|error| error.to_string())?;
     let strip = |text: String| text.split_once("config.yaml: ").unwrap().1.to_owned();
     Ok((config, ignored.into_iter().map(strip).collect()))
 }
@@ -90,33 +88,17 @@ fn told(text: &str, flags: &[&str]) -> Result<(Config, Vec<String>), String> {
 #[test]
 fn kubeadms_file_is_taken_as_it_is() {
     let (config, ignored) = told(KUBEADM, &["--hostname-override=node-1"]).unwrap();
-    let places: Vec<&str> = ignored
-        .iter()
-        .filter_map(|text| text.split(": ").next())
-        .collect();
-    let without_line: Vec<&str> = places
-        .iter()
-        .filter_map(|place| place.split(", ").nth(1))
-        .collect();
+    let places: Vec<&str> = ignored.iter().filter_map(|text| text.split(": ").next()).collect();
+    let without_line: Vec<&str> =
+        places.iter().filter_map(|place| place.split(", ").nth(1)).collect();
     assert_eq!(without_line, UNTAKEN, "{ignored:?}");
     let plain = {
-        let words = [
-            "denizen-agent",
-            "run",
-            "--manifests",
-            "/m",
-            "--node-name",
-            "node-1",
-        ];
+        let words = ["denizen-agent", "run", "--manifests", "/m", "--node-name", "node-1"];
         let matches = command().get_matches_from(words);
         RunArgs::from_arg_matches(matches.subcommand_matches("run").unwrap()).unwrap()
     };
     let plain = plain.check(BackendName::Nftables).unwrap();
-    assert_eq!(
-        format!("{config:?}"),
-        format!("{plain:?}"),
-        "it says nothing else"
-    );
+    assert_eq!(format!("{config:?}"), format!("{plain:?}"), "it says nothing else");
 }
 
 #[test]
@@ -146,14 +128,12 @@ fn what_means_the_same_is_taken() {
     assert_eq!(config.policy.node_side.masquerade_bit.mask(), 8);
     assert_eq!(config.listen.metrics, "0.0.0.0:10249".parse().ok());
     assert_eq!(
-        (
-            config.conntrack.max_per_core,
-            config.conntrack.tcp_established.as_secs()
-        ),
+        (config.conntrack.max_per_core, config.conntrack.tcp_established.as_secs()),
         (0, 7200)
     );
     assert_eq!(config.policy.backend, BackendName::Nftables);
-    let (config, _) = told(&text, &["--detect-local", "pod-state", "--proxy-mode=iptables"]).unwrap();
+    let (config, _) =
+        told(&text, &["--detect-local", "pod-state", "--proxy-mode=iptables"]).unwrap();
     assert_eq!(config.policy.detector.to_string(), "pod-state");
     assert_eq!(config.policy.backend, BackendName::Iptables);
 }
@@ -169,9 +149,8 @@ fn a_mode_has_its_section_and_a_detector_its_name() {
     ] {
         let (config, ignored) = told(&format!("{HEAD}mode: '{mode}'\n{both}"), &[]).unwrap();
         assert_eq!(config.policy.node_side.masquerade_bit.mask(), 1 << bit, "{mode}");
-        let named = ignored
-            .iter()
-            .any(|text| text.contains(&format!("{section}.masqueradeBit: ignored")));
+        let named =
+            ignored.iter().any(|text| text.contains(&format!("{section}.masqueradeBit: ignored")));
         assert!(named, "{mode}: {ignored:?}");
         assert_eq!(
             ignored.iter().any(|text| text.contains("no ipvs backend")),
@@ -187,51 +166,31 @@ fn a_mode_has_its_section_and_a_detector_its_name() {
         ),
         ("detectLocalMode: Nonsense", "there is ClusterCIDR, NodeCIDR"),
         ("detectLocalMode: [1]", "there is ClusterCIDR, NodeCIDR"),
-        (
-            "iptables: {masqueradeAll: 1}",
-            "line 3, iptables.masqueradeAll: it is a number",
-        ),
-        (
-            "iptables: []",
-            "line 3, iptables: it is a list, and should be a map",
-        ),
+        ("iptables: {masqueradeAll: 1}", "line 3, iptables.masqueradeAll: it is a number"),
+        ("iptables: []", "line 3, iptables: it is a list, and should be a map"),
         (
             "nodePortAddresses: 10.0.0.0/8",
             "line 3, nodePortAddresses: it is text, and should be a list",
         ),
     ];
     for (line, words) in cases {
-        let error = told(&format!("{HEAD}{line}\n"), &[])
-            .map(|(_, ignored)| ignored)
-            .unwrap_err();
+        let error = told(&format!("{HEAD}{line}\n"), &[]).map(|(_, ignored)| ignored).unwrap_err();
         assert!(error.contains(words), "{line}: {error}");
     }
     let warned = [
-        (
-            "detectLocalMode: ClusterCIDR\nclusterCIDR: 10.0.0.0/8",
-            "clusterCIDR: ignored",
-        ),
-        (
-            "detectLocalMode: ClusterCIDR",
-            "detectLocalMode: no cluster CIDR is gone by",
-        ),
+        ("detectLocalMode: ClusterCIDR\nclusterCIDR: 10.0.0.0/8", "clusterCIDR: ignored"),
+        ("detectLocalMode: ClusterCIDR", "detectLocalMode: no cluster CIDR is gone by"),
         (
             "detectLocal: {bridgeInterface: cni0}",
             "detectLocal.bridgeInterface: ignored: detectLocalMode does not ask",
         ),
-        (
-            "someday: {new: true}",
-            "line 3, someday: no field of v1alpha1 that is known here",
-        ),
+        ("someday: {new: true}", "line 3, someday: no field of v1alpha1 that is known here"),
         ("conntrack: {someday: 1}", "conntrack.someday: no field"),
         ("oomScoreAdj: -999", "oomScoreAdj: ignored"),
     ];
     for (line, words) in warned {
         let (config, ignored) = told(&format!("{HEAD}{line}\n"), &[]).unwrap();
-        assert!(
-            ignored.iter().any(|text| text.contains(words)),
-            "{line}: {ignored:?}"
-        );
+        assert!(ignored.iter().any(|text| text.contains(words)), "{line}: {ignored:?}");
         assert_eq!(config.policy.detector.to_string(), "pod-state");
     }
 }
@@ -257,11 +216,7 @@ fn no_field_is_dropped_in_silence() {
                 &text[1..]
             );
             let contents = contents(&command(), &text);
-            let told = (
-                contents.settings.len(),
-                contents.warnings.len(),
-                contents.errors.len(),
-            );
+            let told = (contents.settings.len(), contents.warnings.len(), contents.errors.len());
             assert_ne!(told, (0, 0, 0), "{text}");
         }
     }

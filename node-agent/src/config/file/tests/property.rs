@@ -10,25 +10,14 @@ use crate::config::file::kube_proxy::fields;
 fn name() -> impl Strategy<Value = String> {
     let own = flags().into_iter().filter_map(|flag| field_of(&flag));
     let known = own.chain(fields().map(str::to_owned));
-    let names: Vec<String> = known
-        .flat_map(|path| path.split('.').map(str::to_owned).collect::<Vec<_>>())
-        .collect();
+    let names: Vec<String> =
+        known.flat_map(|path| path.split('.').map(str::to_owned).collect::<Vec<_>>()).collect();
     prop_oneof![4 => select(names), 1 => "[a-zA-Z.<~ ]{0,8}"]
 }
 
 fn value() -> impl Strategy<Value = serde_json::Value> {
-    let words = [
-        "",
-        "0s",
-        "10.0.0.0/8",
-        "nftables",
-        "BridgeInterface",
-        "true",
-        "-1",
-        "a,b",
-        "=",
-        "\u{0}",
-    ];
+    let words =
+        ["", "0s", "10.0.0.0/8", "nftables", "BridgeInterface", "true", "-1", "a,b", "=", "\u{0}"];
     let leaf = prop_oneof![
         Just(serde_json::Value::Null),
         any::<bool>().prop_map(Into::into),
@@ -41,7 +30,8 @@ fn value() -> impl Strategy<Value = serde_json::Value> {
     leaf.prop_recursive(4, 32, 6, |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Into::into),
-            prop::collection::btree_map(name(), inner, 0..6).prop_map(|map| map.into_iter().collect()),
+            prop::collection::btree_map(name(), inner, 0..6)
+                .prop_map(|map| map.into_iter().collect()),
         ]
     })
 }

@@ -11,23 +11,14 @@ use crate::source::object::Found;
 
 /// The objects of one document.
 pub(super) fn document(place: Place, text: &str, sink: &mut Sink<'_>) {
-    // A list is taken apart while it is read. Its kind may come after its items, so look for it first; where
-    // it is not found (in `{flow: style}`), the document is read whole.
+    // A list is taken apart while it is read. Its kind may come after its items, so look for it
+    // first; where it is not found (in `{flow: style}`), the document is read whole.
     let known = top_level(text, "kind").zip(top_level(text, "apiVersion"));
     if let Some((kind, api_version)) = known
         && let Ok(Nature::List(list)) = Nature::of(Some(api_version), Some(kind), None)
     {
-        let mut item = |index, tree| {
-            object(
-                Place {
-                    item: Some(index),
-                    ..place
-                },
-                tree,
-                Some(&list),
-                sink,
-            )
-        };
+        let mut item =
+            |index, tree| object(Place { item: Some(index), ..place }, tree, Some(&list), sink);
         let read = serde_saphyr::with_deserializer_from_str_with_options(text, limits(), |yaml| {
             ListSeed { item: &mut item }.deserialize(yaml)
         });
@@ -42,8 +33,8 @@ pub(super) fn document(place: Place, text: &str, sink: &mut Sink<'_>) {
     }
 }
 
-/// No limit on how much somebody writes, who may write to the folder; those on depth and on aliases stay,
-/// since a few lines of them could take all the memory.
+/// No limit on how much somebody writes, who may write to the folder; those on depth and on aliases
+/// stay, since a few lines of them could take all the memory.
 fn limits() -> Options {
     options! {
         with_snippet: false,
@@ -56,12 +47,8 @@ fn limits() -> Options {
 }
 
 fn broken(place: Place, error: &serde_saphyr::Error, sink: &mut Sink<'_>) {
-    let within = error
-        .location()
-        .and_then(|location| usize::try_from(location.line()).ok());
-    let line = place
-        .line
-        .map(|first| first + within.unwrap_or(1).saturating_sub(1));
+    let within = error.location().and_then(|location| usize::try_from(location.line()).ok());
+    let line = place.line.map(|first| first + within.unwrap_or(1).saturating_sub(1));
     let text = error.without_snippet().to_string();
     let text = text.lines().next().unwrap_or_default().to_owned();
     sink(Place { line, ..place }, Err(DecodeError::Yaml(text)));
@@ -69,9 +56,7 @@ fn broken(place: Place, error: &serde_saphyr::Error, sink: &mut Sink<'_>) {
 
 /// The plain value of a key at the left margin of a document in block style.
 fn top_level<'a>(text: &'a str, key: &str) -> Option<&'a str> {
-    let value = text
-        .lines()
-        .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
     let value = value.split(" #").next().unwrap_or_default().trim();
     Some(value.trim_matches(['"', '\'']))
 }
@@ -93,15 +78,7 @@ fn object(place: Place, mut tree: Value, list: Option<&ListKind>, sink: &mut Sin
         Ok(Nature::List(kind)) if place.item.is_none() => match map.remove("items") {
             Some(Value::Array(items)) => {
                 for (index, item) in items.into_iter().enumerate() {
-                    object(
-                        Place {
-                            item: Some(index),
-                            ..place
-                        },
-                        item,
-                        Some(&kind),
-                        sink,
-                    );
+                    object(Place { item: Some(index), ..place }, item, Some(&kind), sink);
                 }
             }
             None | Some(Value::Null) => {}
@@ -134,9 +111,7 @@ impl<'de> Visitor<'de> for ListSeed<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(key) = map.next_key::<String>()? {
             if key == "items" {
-                map.next_value_seed(ItemsSeed {
-                    item: &mut *self.item,
-                })?;
+                map.next_value_seed(ItemsSeed { item: &mut *self.item })?;
             } else {
                 map.next_value::<IgnoredAny>()?;
             }

@@ -51,11 +51,8 @@ fn document() -> impl Strategy<Value = String> {
 "#
         )
     });
-    let broken = prop_oneof![
-        Just("{".to_owned()),
-        Just("kind: Pod\n".to_owned()),
-        Just(String::new())
-    ];
+    let broken =
+        prop_oneof![Just("{".to_owned()), Just("kind: Pod\n".to_owned()), Just(String::new())];
     prop_oneof![4 => service, 2 => slice, 1 => node, 1 => cidr, 1 => json, 1 => broken]
 }
 
@@ -92,18 +89,15 @@ impl Told {
             if gone {
                 self.0.remove(&key);
             } else {
-                assert_ne!(
-                    self.0.get(&key),
-                    Some(&event),
-                    "told although nothing is different"
-                );
+                assert_ne!(self.0.get(&key), Some(&event), "told although nothing is different");
                 self.0.insert(key, event);
             }
         }
     }
 }
 
-/// Carries out one change; whether files were touched is the file system's to say, so errors are none.
+/// Carries out one change; whether files were touched is the file system's to say, so errors are
+/// none.
 fn change(place: &Place, step: &Step, touched: &mut BTreeSet<std::ffi::OsString>) {
     let path = |file: &usize| place.folder.path().join(FILES[*file]);
     let files = match step {

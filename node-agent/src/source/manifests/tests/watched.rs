@@ -22,11 +22,8 @@ fn changes_are_told_and_nothing_else() {
         place.write("a.yaml", &service("a", "10.0.0.3"));
         assert_eq!(told(&source.batch().await), ["d/a 10.0.0.3"]);
         // Renamed, and written as before: nothing to tell.
-        std::fs::rename(
-            place.folder.path().join("b.yaml"),
-            place.folder.path().join("c.yaml"),
-        )
-        .unwrap();
+        std::fs::rename(place.folder.path().join("b.yaml"), place.folder.path().join("c.yaml"))
+            .unwrap();
         place.write("a.yaml", &service("a", "10.0.0.3"));
         place.write(".hidden.yaml", &service("h", "10.0.0.9"));
         sleep(Duration::from_millis(100)).await;
@@ -48,9 +45,7 @@ fn of_two_files_with_one_object_the_first_by_name_is_right() {
         place.write("c.yaml", &service("a", "10.0.0.3"));
         let mut source = start(place.config());
         assert_eq!(told(&source.batch().await), ["d/a 10.0.0.2"]);
-        source
-            .problem("c.yaml: Service d/a is in b.yaml already: left out")
-            .await;
+        source.problem("c.yaml: Service d/a is in b.yaml already: left out").await;
         place.write("a.yaml", &service("a", "10.0.0.1"));
         assert_eq!(told(&source.batch().await), ["d/a 10.0.0.1"]);
         place.remove("a.yaml");
@@ -77,11 +72,10 @@ fn what_is_no_regular_file_is_named_and_nothing_waits_for_it() {
         source
             .problem("a.yaml: skipped: cannot be read: it is a named pipe, and not a regular file")
             .await;
-        // The kernel calls it a regular file, and keeps whoever reads it waiting for its next message.
+        // The kernel calls it a regular file, and keeps whoever reads it waiting for its next
+        // message.
         std::os::unix::fs::symlink("/proc/kmsg", at("c.yaml")).unwrap();
-        source
-            .problem("c.yaml: skipped: cannot be read: it is a file of /proc")
-            .await;
+        source.problem("c.yaml: skipped: cannot be read: it is a file of /proc").await;
         place.write("b.yaml", &service("b", "10.0.0.3"));
         assert_eq!(told(&source.batch().await), ["d/b 10.0.0.3"], "what a said stays");
         place.remove("a.yaml");
@@ -118,21 +112,10 @@ fn a_folder_that_is_missing_at_the_start_is_waited_for() {
     in_runtime(async {
         let place = Place::new();
         let folder = place.folder.path().join("late");
-        let config = Config {
-            folder: folder.clone(),
-            ..place.config()
-        };
+        let config = Config { folder: folder.clone(), ..place.config() };
         let mut source = start(config);
-        source
-            .problem(&format!(
-                "cannot read the folder of manifests {}",
-                folder.display()
-            ))
-            .await;
-        assert!(
-            source.events.try_recv().is_err(),
-            "nothing is known, not that there is nothing"
-        );
+        source.problem(&format!("cannot read the folder of manifests {}", folder.display())).await;
+        assert!(source.events.try_recv().is_err(), "nothing is known, not that there is nothing");
         place.write("a.yaml", &service("a", "10.0.0.1"));
         std::fs::create_dir(place.folder.path().join("made")).unwrap();
         std::fs::rename(
@@ -157,18 +140,12 @@ fn a_folder_that_goes_keeps_its_content_until_it_is_back() {
         std::fs::create_dir(&folder).unwrap();
         place.write("manifests/a.yaml", &service("a", "10.0.0.1"));
         place.write("manifests/b.yaml", &service("b", "10.0.0.2"));
-        let mut source = start(Config {
-            folder: folder.clone(),
-            ..place.config()
-        });
+        let mut source = start(Config { folder: folder.clone(), ..place.config() });
         assert_eq!(told(&source.batch().await).len(), 2);
 
         std::fs::rename(&folder, place.folder.path().join("away")).unwrap();
         source.problem("cannot read the folder of manifests").await;
-        assert!(
-            source.events.try_recv().is_err(),
-            "nothing is told of a folder that is not there"
-        );
+        assert!(source.events.try_recv().is_err(), "nothing is told of a folder that is not there");
         std::fs::create_dir(&folder).unwrap();
         place.write("manifests/b.yaml", &service("b", "10.0.0.3"));
         // The folder may be looked at before the file is in it.
@@ -192,10 +169,7 @@ fn a_link_in_the_path_may_be_set_anew() {
             place.write(&format!("{folder}/a.yaml"), &service("a", address));
         }
         std::os::unix::fs::symlink("one", at("current")).unwrap();
-        let mut source = start(Config {
-            folder: at("current"),
-            ..place.config()
-        });
+        let mut source = start(Config { folder: at("current"), ..place.config() });
         assert_eq!(told(&source.batch().await), ["d/a 10.0.0.1"]);
         std::os::unix::fs::symlink("two", at("next")).unwrap();
         std::fs::rename(at("next"), at("current")).unwrap();

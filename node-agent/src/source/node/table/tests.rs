@@ -29,11 +29,7 @@ fn with_flags(mut message: AddressMessage, flags: AddressFlags) -> AddressMessag
 }
 
 fn shown_addresses(table: &Table) -> Vec<String> {
-    table
-        .addresses()
-        .iter()
-        .map(|told| format!("{}@{}", told.address, told.interface))
-        .collect()
+    table.addresses().iter().map(|told| format!("{}@{}", told.address, told.interface)).collect()
 }
 
 #[test]
@@ -43,100 +39,49 @@ fn what_the_kernel_says() {
     let a = || address(2, "10.0.0.1", 24);
     let both = AddressFlags::Tentative | AddressFlags::Optimistic;
     let mut peer = address(2, "10.0.0.9", 32);
-    peer.attributes
-        .push(AddressAttribute::Local("10.0.0.1".parse().unwrap()));
+    peer.attributes.push(AddressAttribute::Local("10.0.0.1".parse().unwrap()));
     let mut old = a();
     old.header.flags = AddressHeaderFlags::Tentative;
     let cases: Vec<(&str, Vec<RouteNetlinkMessage>, Vec<&str>)> = vec![
         ("nothing", vec![], vec![]),
         ("an address", vec![eth0(), NewAddress(a())], vec!["10.0.0.1@eth0"]),
-        (
-            "told twice",
-            vec![eth0(), NewAddress(a()), NewAddress(a())],
-            vec!["10.0.0.1@eth0"],
-        ),
-        (
-            "address before link",
-            vec![NewAddress(a()), eth0()],
-            vec!["10.0.0.1@eth0"],
-        ),
+        ("told twice", vec![eth0(), NewAddress(a()), NewAddress(a())], vec!["10.0.0.1@eth0"]),
+        ("address before link", vec![NewAddress(a()), eth0()], vec!["10.0.0.1@eth0"]),
         ("no link", vec![NewAddress(a())], vec![]),
         ("removed", vec![eth0(), NewAddress(a()), DelAddress(a())], vec![]),
         (
             "one of two lengths removed",
-            vec![
-                eth0(),
-                NewAddress(a()),
-                NewAddress(address(2, "10.0.0.1", 32)),
-                DelAddress(a()),
-            ],
+            vec![eth0(), NewAddress(a()), NewAddress(address(2, "10.0.0.1", 32)), DelAddress(a())],
             vec!["10.0.0.1@eth0"],
         ),
         (
             "link renamed",
-            vec![
-                eth0(),
-                NewAddress(a()),
-                NewLink(link(2, "lan", AddressFamily::Unspec)),
-            ],
+            vec![eth0(), NewAddress(a()), NewLink(link(2, "lan", AddressFamily::Unspec))],
             vec!["10.0.0.1@lan"],
         ),
         (
             "link removed and its index used again",
-            vec![
-                eth0(),
-                NewAddress(a()),
-                DelLink(link(2, "eth0", AddressFamily::Unspec)),
-                eth0(),
-            ],
+            vec![eth0(), NewAddress(a()), DelLink(link(2, "eth0", AddressFamily::Unspec)), eth0()],
             vec![],
         ),
         (
             "port left its bridge",
-            vec![
-                eth0(),
-                NewAddress(a()),
-                DelLink(link(2, "eth0", AddressFamily::Bridge)),
-            ],
+            vec![eth0(), NewAddress(a()), DelLink(link(2, "eth0", AddressFamily::Bridge))],
             vec!["10.0.0.1@eth0"],
         ),
-        (
-            "point to point",
-            vec![eth0(), NewAddress(peer)],
-            vec!["10.0.0.1@eth0"],
-        ),
+        ("point to point", vec![eth0(), NewAddress(peer)], vec!["10.0.0.1@eth0"]),
         (
             "deprecated",
             vec![eth0(), NewAddress(with_flags(a(), AddressFlags::Deprecated))],
             vec!["10.0.0.1@eth0"],
         ),
-        (
-            "tentative",
-            vec![eth0(), NewAddress(with_flags(a(), AddressFlags::Tentative))],
-            vec![],
-        ),
-        (
-            "tentative by an old kernel",
-            vec![eth0(), NewAddress(old)],
-            vec![],
-        ),
-        (
-            "optimistic",
-            vec![eth0(), NewAddress(with_flags(a(), both))],
-            vec!["10.0.0.1@eth0"],
-        ),
-        (
-            "a duplicate",
-            vec![eth0(), NewAddress(with_flags(a(), AddressFlags::Dadfailed))],
-            vec![],
-        ),
+        ("tentative", vec![eth0(), NewAddress(with_flags(a(), AddressFlags::Tentative))], vec![]),
+        ("tentative by an old kernel", vec![eth0(), NewAddress(old)], vec![]),
+        ("optimistic", vec![eth0(), NewAddress(with_flags(a(), both))], vec!["10.0.0.1@eth0"]),
+        ("a duplicate", vec![eth0(), NewAddress(with_flags(a(), AddressFlags::Dadfailed))], vec![]),
         (
             "no longer tentative",
-            vec![
-                eth0(),
-                NewAddress(with_flags(a(), AddressFlags::Tentative)),
-                NewAddress(a()),
-            ],
+            vec![eth0(), NewAddress(with_flags(a(), AddressFlags::Tentative)), NewAddress(a())],
             vec!["10.0.0.1@eth0"],
         ),
         (
@@ -164,26 +109,14 @@ fn what_a_link_is() {
     let cases = [
         ("hardware", vec![], LinkKind::Other),
         ("a bridge", vec![info(InfoKind::Bridge)], LinkKind::Bridge),
-        (
-            "a veth pair of the node's",
-            vec![info(InfoKind::Veth)],
-            LinkKind::Veth,
-        ),
-        (
-            "a pod's veth",
-            vec![info(InfoKind::Veth), elsewhere()],
-            LinkKind::VethToElsewhere,
-        ),
+        ("a veth pair of the node's", vec![info(InfoKind::Veth)], LinkKind::Veth),
+        ("a pod's veth", vec![info(InfoKind::Veth), elsewhere()], LinkKind::VethToElsewhere),
         (
             "the namespace told first",
             vec![elsewhere(), info(InfoKind::Veth)],
             LinkKind::VethToElsewhere,
         ),
-        (
-            "a tunnel from elsewhere",
-            vec![info(InfoKind::IpIp), elsewhere()],
-            LinkKind::Other,
-        ),
+        ("a tunnel from elsewhere", vec![info(InfoKind::IpIp), elsewhere()], LinkKind::Other),
     ];
     for (name, attributes, expected) in cases {
         let mut message = link(7, "veth1", AddressFamily::Unspec);
@@ -209,11 +142,7 @@ fn a_port_that_joins_a_bridge_and_leaves_it() {
 #[test]
 fn links_with_their_hardware_addresses() {
     let mut table = Table::default();
-    table.apply(&RouteNetlinkMessage::NewLink(link(
-        7,
-        "veth1",
-        AddressFamily::Unspec,
-    )));
+    table.apply(&RouteNetlinkMessage::NewLink(link(7, "veth1", AddressFamily::Unspec)));
     let expected = Link {
         index: 7,
         name: "veth1".into(),
@@ -222,11 +151,7 @@ fn links_with_their_hardware_addresses() {
         master: None,
     };
     assert_eq!(table.links(), [expected]);
-    table.apply(&RouteNetlinkMessage::DelLink(link(
-        7,
-        "veth1",
-        AddressFamily::Unspec,
-    )));
+    table.apply(&RouteNetlinkMessage::DelLink(link(7, "veth1", AddressFamily::Unspec)));
     assert!(table.links().is_empty());
 }
 

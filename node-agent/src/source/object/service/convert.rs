@@ -19,11 +19,17 @@ const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
 const MAX_AFFINITY_SECONDS: u32 = 86_400;
 
 /// The service in the model's terms; `None` for one that is not this proxy's to serve: headless,
-/// `ExternalName`, given to another proxy by label, or without a usable cluster IP (which is warned of).
-pub fn service(raw: &Service, warnings: &mut Vec<Warning>) -> Result<Option<model::Service>, ObjectError> {
+/// `ExternalName`, given to another proxy by label, or without a usable cluster IP (which is warned
+/// of).
+pub fn service(
+    raw: &Service,
+    warnings: &mut Vec<Warning>,
+) -> Result<Option<model::Service>, ObjectError> {
     let mut notes = Notes::new(Kind::Service, &raw.metadata, warnings)?;
     let Some(spec) = &raw.spec else { return Ok(None) };
-    if raw.metadata.label(PROXY_NAME_LABEL).is_some() || spec.kind.as_deref() == Some("ExternalName") {
+    if raw.metadata.label(PROXY_NAME_LABEL).is_some()
+        || spec.kind.as_deref() == Some("ExternalName")
+    {
         return Ok(None);
     }
     let cluster_ips = cluster_ips(spec, &mut notes);
@@ -49,26 +55,19 @@ pub fn service(raw: &Service, warnings: &mut Vec<Warning>) -> Result<Option<mode
         ),
         affinity: affinity(spec, &mut notes),
         health_check_node_port: health_check_node_port(spec, &mut notes),
-        created: raw
-            .metadata
-            .creation_timestamp
-            .as_deref()
-            .unwrap_or_default()
-            .into(),
+        created: raw.metadata.creation_timestamp.as_deref().unwrap_or_default().into(),
     }))
 }
 
-/// One for each family, in the order written: `clusterIPs`, or where only the older field is written, that.
+/// One for each family, in the order written: `clusterIPs`, or where only the older field is
+/// written, that.
 fn cluster_ips(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<IpAddr> {
     let first = spec.cluster_ip.as_deref().filter(|text| !text.is_empty());
     let several = elements(spec.cluster_ips.as_ref());
     let written: Vec<(&str, &str)> = match first {
         Some("None") => Vec::new(),
         Some(text) if several.is_empty() => vec![("spec.clusterIP", text)],
-        Some(_) | None => several
-            .iter()
-            .map(|text| ("spec.clusterIPs", text.as_str()))
-            .collect(),
+        Some(_) | None => several.iter().map(|text| ("spec.clusterIPs", text.as_str())).collect(),
     };
     if first.is_none() && several.is_empty() {
         notes.warn(
@@ -83,15 +82,11 @@ fn cluster_ips(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<IpAddr> {
             continue;
         }
         match parse_address(text) {
-            None => notes.warn(
-                field,
-                text,
-                "not an IP address: no cluster IP of this family is served",
-            ),
+            None => {
+                notes.warn(field, text, "not an IP address: no cluster IP of this family is served")
+            }
             Some(address)
-                if addresses
-                    .iter()
-                    .any(|other| family_of(*other) == family_of(address)) =>
+                if addresses.iter().any(|other| family_of(*other) == family_of(address)) =>
             {
                 notes.warn(field, text, "a second cluster IP of one family: left out");
             }
@@ -182,12 +177,13 @@ fn ports(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<model::ServicePort> {
     ports
 }
 
-fn service_port(index: usize, raw: &ServicePort, notes: &mut Notes<'_>) -> Option<model::ServicePort> {
-    let protocol = protocol(
-        format_args!("spec.ports[{index}].protocol"),
-        raw.protocol.as_deref(),
-        notes,
-    )?;
+fn service_port(
+    index: usize,
+    raw: &ServicePort,
+    notes: &mut Notes<'_>,
+) -> Option<model::ServicePort> {
+    let protocol =
+        protocol(format_args!("spec.ports[{index}].protocol"), raw.protocol.as_deref(), notes)?;
     let Some(port) = raw.port.and_then(port_number) else {
         notes.warn(
             format_args!("spec.ports[{index}].port"),
@@ -252,24 +248,17 @@ fn affinity(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Affinity {
         None | Some("" | "None") => return Affinity::None,
         Some("ClientIP") => {}
         Some(text) => {
-            notes.warn(
-                "spec.sessionAffinity",
-                text,
-                "not a session affinity: taken as None",
-            );
+            notes.warn("spec.sessionAffinity", text, "not a session affinity: taken as None");
             return Affinity::None;
         }
     }
     let config = spec.session_affinity_config.as_ref();
     let written = config.and_then(|config| config.client_ip.as_ref()?.timeout_seconds);
     let Some(number) = written else {
-        return Affinity::ClientIp {
-            seconds: DEFAULT_AFFINITY_SECONDS,
-        };
+        return Affinity::ClientIp { seconds: DEFAULT_AFFINITY_SECONDS };
     };
-    let usable = u32::try_from(number)
-        .ok()
-        .filter(|seconds| (1..=MAX_AFFINITY_SECONDS).contains(seconds));
+    let usable =
+        u32::try_from(number).ok().filter(|seconds| (1..=MAX_AFFINITY_SECONDS).contains(seconds));
     if usable.is_none() {
         notes.warn(
             "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
@@ -277,18 +266,15 @@ fn affinity(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Affinity {
             "not between a second and a day: taken as three hours",
         );
     }
-    Affinity::ClientIp {
-        seconds: usable.unwrap_or(DEFAULT_AFFINITY_SECONDS),
-    }
+    Affinity::ClientIp { seconds: usable.unwrap_or(DEFAULT_AFFINITY_SECONDS) }
 }
 
-/// Only a load balancer with the policy Local asks for it; elsewhere the API may keep a stale number.
+/// Only a load balancer with the policy Local asks for it; elsewhere the API may keep a stale
+/// number.
 fn health_check_node_port(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Option<NonZeroU16> {
     let asked = spec.kind.as_deref() == Some("LoadBalancer")
         && spec.external_traffic_policy.as_deref() == Some("Local");
-    let number = spec
-        .health_check_node_port
-        .filter(|number| asked && *number != 0)?;
+    let number = spec.health_check_node_port.filter(|number| asked && *number != 0)?;
     let port = port_number(number);
     if port.is_none() {
         notes.warn(

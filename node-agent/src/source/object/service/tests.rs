@@ -34,11 +34,7 @@ fn overlay(object: &mut Value, changes: &Value) {
 
 /// The values with a space between them.
 fn shown<T: Display>(values: &[T]) -> String {
-    values
-        .iter()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(" ")
+    values.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
 #[test]
@@ -74,12 +70,7 @@ fn which_services_are_ours() {
             None,
             0,
         ),
-        (
-            "another label",
-            json!({"metadata": {"labels": {"app": "x"}}}),
-            Some("10.0.0.1"),
-            0,
-        ),
+        ("another label", json!({"metadata": {"labels": {"app": "x"}}}), Some("10.0.0.1"), 0),
         (
             "headless label, which is the slices'",
             json!({"metadata": {"labels": {"service.kubernetes.io/headless": ""}}}),
@@ -104,18 +95,8 @@ fn which_services_are_ours() {
             Some("10.0.0.2"),
             0,
         ),
-        (
-            "an empty list",
-            json!({"spec": {"clusterIPs": []}}),
-            Some("10.0.0.1"),
-            0,
-        ),
-        (
-            "leading zeros",
-            json!({"spec": {"clusterIP": "010.000.000.009"}}),
-            Some("10.0.0.9"),
-            0,
-        ),
+        ("an empty list", json!({"spec": {"clusterIPs": []}}), Some("10.0.0.1"), 0),
+        ("leading zeros", json!({"spec": {"clusterIP": "010.000.000.009"}}), Some("10.0.0.9"), 0),
         (
             "one family malformed",
             json!({"spec": {"clusterIPs": ["10.0.0.1", "fd00::g"]}}),
@@ -129,19 +110,9 @@ fn which_services_are_ours() {
             1,
         ),
         ("malformed", json!({"spec": {"clusterIP": "10.0.0.300"}}), None, 1),
-        (
-            "IPv4-mapped",
-            json!({"spec": {"clusterIPs": ["::ffff:10.0.0.9"]}}),
-            Some("10.0.0.9"),
-            0,
-        ),
+        ("IPv4-mapped", json!({"spec": {"clusterIPs": ["::ffff:10.0.0.9"]}}), Some("10.0.0.9"), 0),
         ("loopback", json!({"spec": {"clusterIP": "127.0.0.1"}}), None, 1),
-        (
-            "IPv4-mapped loopback",
-            json!({"spec": {"clusterIP": "::ffff:127.0.0.1"}}),
-            None,
-            1,
-        ),
+        ("IPv4-mapped loopback", json!({"spec": {"clusterIP": "::ffff:127.0.0.1"}}), None, 1),
         (
             "special ones of both families",
             json!({"spec": {"clusterIPs": ["169.254.169.254", "ff02::1"]}}),
@@ -185,20 +156,8 @@ fn policies() {
             Cluster,
             0,
         ),
-        (
-            "external local",
-            json!({"externalTrafficPolicy": "Local"}),
-            Local,
-            Cluster,
-            0,
-        ),
-        (
-            "internal local",
-            json!({"internalTrafficPolicy": "Local"}),
-            Cluster,
-            Local,
-            0,
-        ),
+        ("external local", json!({"externalTrafficPolicy": "Local"}), Local, Cluster, 0),
+        ("internal local", json!({"internalTrafficPolicy": "Local"}), Cluster, Local, 0),
         (
             "unknown",
             json!({"externalTrafficPolicy": "Zone", "internalTrafficPolicy": "local"}),
@@ -232,12 +191,7 @@ fn affinity() {
             Affinity::None,
             0,
         ),
-        (
-            "without a time",
-            json!({"sessionAffinity": "ClientIP"}),
-            default,
-            0,
-        ),
+        ("without a time", json!({"sessionAffinity": "ClientIP"}), default, 0),
         (
             "without a time in it",
             json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": null}}),
@@ -246,12 +200,7 @@ fn affinity() {
         ),
         ("null", config(json!(null)), default, 0),
         ("a second", config(json!(1)), Affinity::ClientIp { seconds: 1 }, 0),
-        (
-            "a day",
-            config(json!(86400)),
-            Affinity::ClientIp { seconds: 86400 },
-            0,
-        ),
+        ("a day", config(json!(86400)), Affinity::ClientIp { seconds: 86400 }, 0),
         ("more than a day", config(json!(86401)), default, 1),
         ("0", config(json!(0)), default, 1),
         ("negative", config(json!(-1)), default, 1),
@@ -277,11 +226,7 @@ fn health_check_node_port() {
     for (name, kind, policy, port, expected, warnings) in cases {
         let (service, told) = converted(&json!({"spec": {
             "type": kind, "externalTrafficPolicy": policy, "healthCheckNodePort": port}}));
-        assert_eq!(
-            service.unwrap().health_check_node_port.map(u16::from),
-            expected,
-            "{name}"
-        );
+        assert_eq!(service.unwrap().health_check_node_port.map(u16::from), expected, "{name}");
         assert_eq!(told.len(), warnings, "{name}: {told:?}");
     }
 }
@@ -304,8 +249,5 @@ fn name_and_age() {
 #[test]
 fn a_warning_names_object_field_and_value() {
     let (_, told) = converted(&json!({"spec": {"externalIPs": ["1.1.1.1", "x\ny"]}}));
-    assert_eq!(
-        told,
-        [r#"Service d/web: spec.externalIPs[1] "x\ny": not an IP address: left out"#]
-    );
+    assert_eq!(told, [r#"Service d/web: spec.externalIPs[1] "x\ny": not an IP address: left out"#]);
 }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::{Endpoint, EndpointPort, EndpointSlice, Hint};
-use crate::model::{EndpointState, Family, ServiceName, Slice, SliceEndpoint, SlicePort, family_of};
+use crate::model::{
+    EndpointState, Family, ServiceName, Slice, SliceEndpoint, SlicePort, family_of,
+};
 use crate::source::object::address::usable_address;
 use crate::source::object::service::{port_number, protocol};
 use crate::source::object::{Kind, Notes, ObjectError, PROXY_NAME_LABEL, Warning, elements};
@@ -14,15 +16,17 @@ const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 /// On the slices of a headless Service.
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 
-/// The slice in the model's terms; `None` for one that belongs to no Service of ours: without the Service's
-/// name, of a headless Service or another proxy's, or of host names.
-pub fn slice(raw: &EndpointSlice, warnings: &mut Vec<Warning>) -> Result<Option<Slice>, ObjectError> {
+/// The slice in the model's terms; `None` for one that belongs to no Service of ours: without the
+/// Service's name, of a headless Service or another proxy's, or of host names.
+pub fn slice(
+    raw: &EndpointSlice,
+    warnings: &mut Vec<Warning>,
+) -> Result<Option<Slice>, ObjectError> {
     let mut notes = Notes::new(Kind::EndpointSlice, &raw.metadata, warnings)?;
     let metadata = &raw.metadata;
     let service = metadata.label(SERVICE_NAME_LABEL).filter(|name| !name.is_empty());
-    let others = [HEADLESS_LABEL, PROXY_NAME_LABEL]
-        .iter()
-        .any(|label| metadata.label(label).is_some());
+    let others =
+        [HEADLESS_LABEL, PROXY_NAME_LABEL].iter().any(|label| metadata.label(label).is_some());
     let (Some(service), false) = (service, others) else {
         return Ok(None);
     };
@@ -56,28 +60,16 @@ fn ports(raw: &[EndpointPort], notes: &mut Notes<'_>) -> Vec<SlicePort> {
             );
             continue;
         };
-        let protocol = protocol(
-            format_args!("ports[{index}].protocol"),
-            port.protocol.as_deref(),
-            notes,
-        );
+        let protocol =
+            protocol(format_args!("ports[{index}].protocol"), port.protocol.as_deref(), notes);
         let number = port.port.and_then(port_number);
         if number.is_none() {
-            let written = port
-                .port
-                .map_or_else(|| "nothing".to_owned(), |number| number.to_string());
-            notes.warn(
-                format_args!("ports[{index}].port"),
-                written,
-                "not a port number: left out",
-            );
+            let written =
+                port.port.map_or_else(|| "nothing".to_owned(), |number| number.to_string());
+            notes.warn(format_args!("ports[{index}].port"), written, "not a port number: left out");
         }
         if let (Some(protocol), Some(port)) = (protocol, number) {
-            ports.push(SlicePort {
-                name: name.into(),
-                protocol,
-                port,
-            });
+            ports.push(SlicePort { name: name.into(), protocol, port });
         }
     }
     ports
@@ -88,9 +80,7 @@ fn endpoints(raw: &[Endpoint], family: Family, notes: &mut Notes<'_>) -> Vec<Sli
     // Many endpoints of a slice are on few nodes and in few zones: one copy of each name.
     let mut names = Names::default();
     for (index, endpoint) in raw.iter().enumerate() {
-        let written = elements(endpoint.addresses.as_ref())
-            .first()
-            .map_or("", String::as_str);
+        let written = elements(endpoint.addresses.as_ref()).first().map_or("", String::as_str);
         let address = match usable_address(written) {
             Ok(address) if family_of(address) == family => Ok(address),
             Ok(_) => Err("not of the slice's addressType: left out"),
@@ -131,8 +121,8 @@ impl Names {
         if name.is_empty() {
             return None;
         }
-        // From the end: neighbours are often on one node. Bounded, so that a slice of a thousand nodes
-        // stays linear.
+        // From the end: neighbours are often on one node. Bounded, so that a slice of a thousand
+        // nodes stays linear.
         if let Some(known) = self.0.iter().rev().take(8).find(|known| &***known == name) {
             return Some(known.clone());
         }
@@ -142,9 +132,6 @@ impl Names {
     }
 
     fn hints(&mut self, hints: Option<&Vec<Hint>>) -> Vec<Arc<str>> {
-        elements(hints)
-            .iter()
-            .filter_map(|hint| self.shared(&hint.name))
-            .collect()
+        elements(hints).iter().filter_map(|hint| self.shared(&hint.name)).collect()
     }
 }

@@ -12,9 +12,7 @@ fn converted(changes: Value) -> (Option<crate::model::Slice>, Vec<String>) {
         "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
         "endpoints": [{"addresses": ["10.1.0.1"]}],
     });
-    let Value::Object(changes) = changes else {
-        panic!("not fields: {changes}")
-    };
+    let Value::Object(changes) = changes else { panic!("not fields: {changes}") };
     object.as_object_mut().unwrap().extend(changes);
     let raw: EndpointSlice = serde_json::from_value(object).unwrap();
     let mut warnings = Vec::new();
@@ -24,21 +22,19 @@ fn converted(changes: Value) -> (Option<crate::model::Slice>, Vec<String>) {
 
 #[test]
 fn which_slices_are_ours() {
-    let labels = |labels: Value| json!({"metadata": {"name": "web-1", "namespace": "d", "labels": labels}});
+    let labels =
+        |labels: Value| json!({"metadata": {"name": "web-1", "namespace": "d", "labels": labels}});
     let v4 = Some(("d/web", Family::V4));
     let cases = [
         ("plain", json!({}), v4, 0),
         ("no labels", labels(json!(null)), None, 0),
         ("no service", labels(json!({"app": "x"})), None, 0),
-        (
-            "empty service",
-            labels(json!({"kubernetes.io/service-name": ""})),
-            None,
-            0,
-        ),
+        ("empty service", labels(json!({"kubernetes.io/service-name": ""})), None, 0),
         (
             "headless",
-            labels(json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""})),
+            labels(
+                json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""}),
+            ),
             None,
             0,
         ),
@@ -50,12 +46,7 @@ fn which_slices_are_ours() {
             None,
             0,
         ),
-        (
-            "IPv6",
-            json!({"addressType": "IPv6", "endpoints": null}),
-            Some(("d/web", Family::V6)),
-            0,
-        ),
+        ("IPv6", json!({"addressType": "IPv6", "endpoints": null}), Some(("d/web", Family::V6)), 0),
         (
             "host names",
             json!({"addressType": "FQDN", "endpoints": [{"addresses": ["web.example"]}]}),
@@ -78,45 +69,15 @@ fn which_slices_are_ours() {
 fn ports() {
     let cases = [
         ("null", json!(null), vec![], 0),
-        (
-            "named",
-            json!([{"name": "http", "port": 80, "protocol": "TCP"}]),
-            vec!["http 80/tcp"],
-            0,
-        ),
-        (
-            "without a protocol",
-            json!([{"name": "http", "port": 80}]),
-            vec!["http 80/tcp"],
-            0,
-        ),
-        (
-            "empty name",
-            json!([{"name": "", "port": 80}]),
-            vec![" 80/tcp"],
-            0,
-        ),
-        (
-            "no name",
-            json!([{"port": 80}, {"name": "b", "port": 81}]),
-            vec!["b 81/tcp"],
-            1,
-        ),
+        ("named", json!([{"name": "http", "port": 80, "protocol": "TCP"}]), vec!["http 80/tcp"], 0),
+        ("without a protocol", json!([{"name": "http", "port": 80}]), vec!["http 80/tcp"], 0),
+        ("empty name", json!([{"name": "", "port": 80}]), vec![" 80/tcp"], 0),
+        ("no name", json!([{"port": 80}, {"name": "b", "port": 81}]), vec!["b 81/tcp"], 1),
         ("null name", json!([{"name": null, "port": 80}]), vec![], 1),
-        (
-            "no number",
-            json!([{"name": "a"}, {"name": "b", "port": 81}]),
-            vec!["b 81/tcp"],
-            1,
-        ),
+        ("no number", json!([{"name": "a"}, {"name": "b", "port": 81}]), vec!["b 81/tcp"], 1),
         ("null number", json!([{"name": "a", "port": null}]), vec![], 1),
         ("number 0", json!([{"name": "a", "port": 0}]), vec![], 1),
-        (
-            "other protocol",
-            json!([{"name": "a", "port": 1, "protocol": "DCCP"}]),
-            vec![],
-            1,
-        ),
+        ("other protocol", json!([{"name": "a", "port": 1, "protocol": "DCCP"}]), vec![], 1),
         (
             "SCTP and UDP",
             json!([{"name": "a", "port": 1, "protocol": "SCTP"}, {"name": "a", "port": 1, "protocol": "UDP", "appProtocol": "x"}]),
@@ -154,13 +115,7 @@ fn addresses() {
             vec!["10.1.0.10"],
             0,
         ),
-        (
-            "IPv6",
-            "IPv6",
-            json!([{"addresses": ["FD00::0:1"]}]),
-            vec!["fd00::1"],
-            0,
-        ),
+        ("IPv6", "IPv6", json!([{"addresses": ["FD00::0:1"]}]), vec!["fd00::1"], 0),
         (
             "the other family",
             "IPv4",
@@ -168,13 +123,7 @@ fn addresses() {
             vec!["10.1.0.2"],
             1,
         ),
-        (
-            "IPv4 in an IPv6 slice",
-            "IPv6",
-            json!([{"addresses": ["::ffff:10.1.0.1"]}]),
-            vec![],
-            1,
-        ),
+        ("IPv4 in an IPv6 slice", "IPv6", json!([{"addresses": ["::ffff:10.1.0.1"]}]), vec![], 1),
         (
             "malformed",
             "IPv4",
@@ -182,13 +131,7 @@ fn addresses() {
             vec!["10.1.0.2"],
             1,
         ),
-        (
-            "none",
-            "IPv4",
-            json!([{"addresses": []}, {}, {"addresses": null}]),
-            vec![],
-            3,
-        ),
+        ("none", "IPv4", json!([{"addresses": []}, {}, {"addresses": null}]), vec![], 3),
         (
             "ways to the node itself",
             "IPv4",
@@ -207,10 +150,8 @@ fn addresses() {
     for (name, family, endpoints, expected, warnings) in cases {
         let (slice, told) = converted(json!({"addressType": family, "endpoints": endpoints}));
         let endpoints = slice.unwrap().endpoints;
-        let shown: Vec<String> = endpoints
-            .iter()
-            .map(|endpoint| endpoint.address.to_string())
-            .collect();
+        let shown: Vec<String> =
+            endpoints.iter().map(|endpoint| endpoint.address.to_string()).collect();
         assert_eq!(shown, expected, "{name}");
         assert_eq!(told.len(), warnings, "{name}: {told:?}");
     }
@@ -222,36 +163,11 @@ fn conditions() {
     let cases = [
         ("missing", json!(null), Ready, false),
         ("empty", json!({}), Ready, false),
-        (
-            "nulls",
-            json!({"ready": null, "serving": null, "terminating": null}),
-            Ready,
-            false,
-        ),
-        (
-            "ready",
-            json!({"ready": true, "serving": true, "terminating": false}),
-            Ready,
-            false,
-        ),
-        (
-            "not ready, and serving unsaid",
-            json!({"ready": false}),
-            Unready,
-            false,
-        ),
-        (
-            "not ready but serving",
-            json!({"ready": false, "serving": true}),
-            Unready,
-            false,
-        ),
-        (
-            "neither ready nor serving",
-            json!({"ready": false, "serving": false}),
-            Down,
-            false,
-        ),
+        ("nulls", json!({"ready": null, "serving": null, "terminating": null}), Ready, false),
+        ("ready", json!({"ready": true, "serving": true, "terminating": false}), Ready, false),
+        ("not ready, and serving unsaid", json!({"ready": false}), Unready, false),
+        ("not ready but serving", json!({"ready": false, "serving": true}), Unready, false),
+        ("neither ready nor serving", json!({"ready": false, "serving": false}), Down, false),
         (
             "terminating",
             json!({"ready": false, "serving": true, "terminating": true}),
@@ -270,22 +186,14 @@ fn conditions() {
             Down,
             true,
         ),
-        (
-            "ready though terminating",
-            json!({"ready": true, "terminating": true}),
-            Ready,
-            true,
-        ),
+        ("ready though terminating", json!({"ready": true, "terminating": true}), Ready, true),
     ];
     for (name, conditions, state, terminating) in cases {
-        let (slice, _) =
-            converted(json!({"endpoints": [{"addresses": ["10.1.0.1"], "conditions": conditions}]}));
-        let endpoint = &slice.unwrap().endpoints[0];
-        assert_eq!(
-            (endpoint.state, endpoint.terminating),
-            (state, terminating),
-            "{name}"
+        let (slice, _) = converted(
+            json!({"endpoints": [{"addresses": ["10.1.0.1"], "conditions": conditions}]}),
         );
+        let endpoint = &slice.unwrap().endpoints[0];
+        assert_eq!((endpoint.state, endpoint.terminating), (state, terminating), "{name}");
     }
 }
 
@@ -302,13 +210,7 @@ fn nodes_and_hints() {
             "",
         ),
         ("an empty node", json!({"nodeName": ""}), None, "", ""),
-        (
-            "zones",
-            json!({"hints": {"forZones": [{"name": "a"}, {"name": "b"}]}}),
-            None,
-            "a b",
-            "",
-        ),
+        ("zones", json!({"hints": {"forZones": [{"name": "a"}, {"name": "b"}]}}), None, "a b", ""),
         (
             "nodes",
             json!({"hints": {"forNodes": [{"name": "n1"}], "forZones": null}}),
@@ -316,13 +218,7 @@ fn nodes_and_hints() {
             "",
             "n1",
         ),
-        (
-            "an empty hint",
-            json!({"hints": {"forZones": [{"name": ""}, {}]}}),
-            None,
-            "",
-            "",
-        ),
+        ("an empty hint", json!({"hints": {"forZones": [{"name": ""}, {}]}}), None, "", ""),
     ];
     for (name, mut endpoint, node, zones, nodes) in cases {
         endpoint["addresses"] = json!(["10.1.0.1"]);
@@ -351,7 +247,8 @@ fn names() {
 
 #[test]
 fn a_warning_names_object_field_and_value() {
-    let (_, told) = converted(json!({"endpoints": [{"addresses": ["10.1.0.1"]}, {"addresses": ["x"]}]}));
+    let (_, told) =
+        converted(json!({"endpoints": [{"addresses": ["10.1.0.1"]}, {"addresses": ["x"]}]}));
     assert_eq!(
         told,
         ["EndpointSlice d/web-1: endpoints[1].addresses[0] \"x\": not an IP address: left out"]

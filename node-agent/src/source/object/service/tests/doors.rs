@@ -16,13 +16,7 @@ fn external_addresses() {
             "",
             0,
         ),
-        (
-            "null",
-            json!({"spec": {"externalIPs": null}, "status": null}),
-            "",
-            "",
-            0,
-        ),
+        ("null", json!({"spec": {"externalIPs": null}, "status": null}), "", "", 0),
         (
             "one of them malformed",
             json!({"spec": {"externalIPs": ["1.2.3.4", "web.example", "1.2.3.5"]}}),
@@ -30,13 +24,7 @@ fn external_addresses() {
             "",
             1,
         ),
-        (
-            "one twice",
-            json!({"spec": {"externalIPs": ["1.2.3.4", "1.2.3.04"]}}),
-            "1.2.3.4",
-            "",
-            0,
-        ),
+        ("one twice", json!({"spec": {"externalIPs": ["1.2.3.4", "1.2.3.04"]}}), "1.2.3.4", "", 0),
         (
             "ways to the node itself",
             json!({"spec": {"externalIPs": ["127.0.0.1", "::1", "0.0.0.0", "169.254.1.1"]}}),
@@ -84,20 +72,8 @@ fn external_addresses() {
             "",
             0,
         ),
-        (
-            "ipMode VIP",
-            ingress(json!([{"ip": "1.2.3.4", "ipMode": "VIP"}])),
-            "",
-            "1.2.3.4",
-            0,
-        ),
-        (
-            "ipMode Proxy",
-            ingress(json!([{"ip": "1.2.3.4", "ipMode": "Proxy"}])),
-            "",
-            "",
-            0,
-        ),
+        ("ipMode VIP", ingress(json!([{"ip": "1.2.3.4", "ipMode": "VIP"}])), "", "1.2.3.4", 0),
+        ("ipMode Proxy", ingress(json!([{"ip": "1.2.3.4", "ipMode": "Proxy"}])), "", "", 0),
         (
             "an ipMode of the future",
             ingress(json!([{"ip": "1.2.3.4", "ipMode": "Tunnel"}])),
@@ -112,13 +88,7 @@ fn external_addresses() {
             "1.2.3.4",
             0,
         ),
-        (
-            "malformed ingress",
-            ingress(json!([{"ip": "lb"}, {"ip": "1.2.3.4"}])),
-            "",
-            "1.2.3.4",
-            1,
-        ),
+        ("malformed ingress", ingress(json!([{"ip": "lb"}, {"ip": "1.2.3.4"}])), "", "1.2.3.4", 1),
         (
             "loadBalancerIP is ignored",
             json!({"spec": {"loadBalancerIP": "1.2.3.4", "loadBalancerClass": "x"}}),
@@ -147,20 +117,10 @@ fn source_ranges() {
             "203.0.113.0/25 203.0.113.128/25",
             false,
         ),
-        (
-            "both families",
-            json!(["10.0.0.0/8", "fd00::/8"]),
-            "10.0.0.0/8 fd00::/8",
-            false,
-        ),
+        ("both families", json!(["10.0.0.0/8", "fd00::/8"]), "10.0.0.0/8 fd00::/8", false),
         ("everybody", json!(["0.0.0.0/0", "::/0"]), "0.0.0.0/0 ::/0", false),
         ("host bits", json!(["10.1.2.3/8"]), "10.0.0.0/8", false),
-        (
-            "one malformed",
-            json!(["10.0.0.0/8", "10.0.0.0"]),
-            "10.0.0.0/8",
-            true,
-        ),
+        ("one malformed", json!(["10.0.0.0/8", "10.0.0.0"]), "10.0.0.0/8", true),
         ("all malformed", json!(["office"]), "", true),
         (
             "a range of IPv4-mapped addresses is one of IPv4",
@@ -209,36 +169,11 @@ fn ports() {
             vec!["a 53/tcp", "b 53/udp", "c 53/sctp"],
             0,
         ),
-        (
-            "empty protocol",
-            json!([{"port": 80, "protocol": ""}]),
-            vec![" 80/tcp"],
-            0,
-        ),
-        (
-            "node port",
-            json!([{"port": 80, "nodePort": 30080}]),
-            vec![" 80/tcp 30080"],
-            0,
-        ),
-        (
-            "node port 0",
-            json!([{"port": 80, "nodePort": 0}]),
-            vec![" 80/tcp"],
-            0,
-        ),
-        (
-            "malformed node port",
-            json!([{"port": 80, "nodePort": 70000}]),
-            vec![" 80/tcp"],
-            1,
-        ),
-        (
-            "no number",
-            json!([{"name": "a"}, {"name": "b", "port": 81}]),
-            vec!["b 81/tcp"],
-            1,
-        ),
+        ("empty protocol", json!([{"port": 80, "protocol": ""}]), vec![" 80/tcp"], 0),
+        ("node port", json!([{"port": 80, "nodePort": 30080}]), vec![" 80/tcp 30080"], 0),
+        ("node port 0", json!([{"port": 80, "nodePort": 0}]), vec![" 80/tcp"], 0),
+        ("malformed node port", json!([{"port": 80, "nodePort": 70000}]), vec![" 80/tcp"], 1),
+        ("no number", json!([{"name": "a"}, {"name": "b", "port": 81}]), vec!["b 81/tcp"], 1),
         ("number 0", json!([{"port": 0}]), vec![], 1),
         ("number too large", json!([{"port": 65536}]), vec![], 1),
         ("negative number", json!([{"port": -1}]), vec![], 1),
@@ -274,10 +209,8 @@ fn ports() {
             .ports
             .iter()
             .map(|port| {
-                let node_port = port
-                    .node_port
-                    .map(|number| format!(" {number}"))
-                    .unwrap_or_default();
+                let node_port =
+                    port.node_port.map(|number| format!(" {number}")).unwrap_or_default();
                 format!("{} {}/{}{node_port}", port.name, port.port, port.protocol)
             })
             .collect();
