@@ -235,7 +235,7 @@ impl<B: Backend> Engine<B> {
         if found || !repaired.is_none() {
             self.suspicion.rules_were_missing(&self.plan);
         }
-        self.suspicion.left(self.backend.left_doors());
+        self.suspicion.left(self.backend.left_frontends());
         if result.is_ok() || self.backend.has_pods() {
             self.programmed_pods = self.decided_pods.clone();
             self.programmed_triggers.append(&mut self.decided_triggers);
@@ -278,10 +278,10 @@ impl<B: Told> Engine<B> {
         for remark in &touched.remarks {
             warn!(%remark, "a Service is served otherwise than its owner may expect");
         }
-        self.backend.set_doors(&self.plan, &touched.doors);
+        self.backend.set_frontends(&self.plan, &touched.keys);
         self.health_ports_due |=
             first || touched.health_checks || change.node || change.pods || change.addresses;
-        self.suspicion.changed(&self.plan, &change.services, &touched.doors);
+        self.suspicion.changed(&self.plan, &change.services, &touched.keys);
         if first || change.node || change.pods || change.addresses {
             let node = (world.node(), world.addresses(), world.pods());
             let addresses = node_port_addresses(&self.policy.node_ports, node.0, node.1, node.2);
@@ -381,6 +381,6 @@ impl<B: Told> Engine<B> {
 }
 
 fn warn_of(lost: &Conflict) {
-    let Conflict { door, winner, loser } = lost;
-    warn!(%door, service = %winner, %loser, "two services claim one address and port");
+    let Conflict { key, winner, loser } = lost;
+    warn!(%key, service = %winner, %loser, "two services claim one address and port");
 }

@@ -80,7 +80,7 @@ fn endpoint(n: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 1, 0, 0)) + n)
 }
 
-/// What the judge knows, and the doors that are to be looked at: all.
+/// What the judge knows, and the frontends that are to be looked at: all.
 fn known() -> (Engine<Nftables<NoKernel>>, Suspects) {
     let policy = Policy {
         settings: Settings { node_name: "bench".into(), masquerade_all: false, node_hints: false },
@@ -216,10 +216,10 @@ fn create(requests: &mut Writer, sequence: u32, n: u32) {
         0 => Ipv4Addr::new(10, 9, 0, 1),
         _ => endpoint(service * 2 + n / SERVICES % 2),
     };
-    let (door, answerer) =
+    let (key, answerer) =
         (SocketAddr::new(service_ip(service).into(), 53), SocketAddr::new(answerer.into(), 5353));
     let message = requests.begin_message(0x100, ack_create_exclusive, sequence, 2, 0);
-    for (kind, source, destination) in [(1, client, door), (2, answerer, client)] {
+    for (kind, source, destination) in [(1, client, key), (2, answerer, client)] {
         let tuple = requests.begin(kind);
         let addresses = requests.begin(1);
         for (kind, end) in [(1, source), (2, destination)] {

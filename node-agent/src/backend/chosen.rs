@@ -15,7 +15,7 @@ use super::nftables::{self, Nftables, NftablesError};
 use super::{Affinity, Backend, BackendName, Repair, SetSize, Told};
 use crate::describe::describe;
 use crate::model::{Egress, PodSet};
-use crate::plan::{Detector, Door, Frontend, NodePortAddresses, NodeSide, Plan};
+use crate::plan::{Detector, Frontend, FrontendKey, NodePortAddresses, NodeSide, Plan};
 use denizen_netlink::NetlinkError;
 
 /// Any backend with a kernel.
@@ -168,8 +168,8 @@ impl Told for Chosen {
         whichever!(self, backend => backend.set_health_ports(ports));
     }
 
-    fn set_doors(&mut self, plan: &Plan, doors: &BTreeSet<Door>) {
-        whichever!(self, backend => backend.set_doors(plan, doors));
+    fn set_frontends(&mut self, plan: &Plan, keys: &BTreeSet<FrontendKey>) {
+        whichever!(self, backend => backend.set_frontends(plan, keys));
     }
 
     fn set_complete(&mut self) {
@@ -208,8 +208,8 @@ impl Backend for Chosen {
         whichever!(self, backend => backend.sizes())
     }
 
-    fn left_doors(&mut self) -> Vec<Door> {
-        whichever!(self, backend => backend.left_doors())
+    fn left_frontends(&mut self) -> Vec<FrontendKey> {
+        whichever!(self, backend => backend.left_frontends())
     }
 
     fn missed_lookups(&mut self) -> Result<u64, ChosenError> {

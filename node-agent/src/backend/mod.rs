@@ -18,7 +18,7 @@ use std::time::Duration;
 use ipnetwork::IpNetwork;
 
 use crate::model::{Egress, Family, PodSet};
-use crate::plan::{Detector, Door, Frontend, NodePortAddresses, NodeSide, Plan};
+use crate::plan::{Detector, Frontend, FrontendKey, NodePortAddresses, NodeSide, Plan};
 
 /// A backend, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,8 +54,8 @@ pub trait Told {
     /// packets at all has to do anything about it.
     fn set_health_ports(&mut self, ports: &BTreeSet<NonZeroU16>);
 
-    /// These doors are decided otherwise, or are gone.
-    fn set_doors(&mut self, plan: &Plan, doors: &BTreeSet<Door>);
+    /// These frontends are decided otherwise, or are gone.
+    fn set_frontends(&mut self, plan: &Plan, keys: &BTreeSet<FrontendKey>);
 
     /// The picture of services, endpoints and the node is complete from now on.
     fn set_complete(&mut self);
@@ -97,10 +97,10 @@ pub trait Backend: Told {
         Vec::new()
     }
 
-    /// Doors that an earlier run programmed, that were found when the kernel was read first, and
-    /// that are none any more: flows through them are stale, and nothing else remembers them. Each
-    /// is told once.
-    fn left_doors(&mut self) -> Vec<Door> {
+    /// Frontends that an earlier run programmed, that were found when the kernel was read first,
+    /// and that are none any more: flows through them are stale, and nothing else remembers them.
+    /// Each is told once.
+    fn left_frontends(&mut self) -> Vec<FrontendKey> {
         Vec::new()
     }
 

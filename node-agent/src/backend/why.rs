@@ -57,7 +57,7 @@ pub enum Why {
     /// Whoever is not a local pod gets the node's address as the source, so that the answer comes
     /// back through this node and its translation is undone.
     ComesFromElsewhere,
-    /// An external door under policy Cluster: the endpoint may be on another node, which would
+    /// An external frontend under policy Cluster: the endpoint may be on another node, which would
     /// answer the client directly.
     AnyNode,
     /// One of the service's endpoints, each as likely as the others.
@@ -171,7 +171,7 @@ pub enum Why {
     /// iptables, in kube-proxy's words: as [`Self::Arriving`] and [`Self::Sending`] in nat; in
     /// filter since nat cannot refuse.
     ServicePortals,
-    /// The same for the doors that lead in from outside; in filter since nat cannot refuse.
+    /// The same for the frontends that lead in from outside; in filter since nat cannot refuse.
     ExternalPortals,
     /// iptables, in kube-proxy's words: as [`Self::Leaving`].
     PostroutingRules,

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::Engine;
 use crate::backend::{Backend, Crowded};
 use crate::model::ServicePortName;
-use crate::plan::{DoorKind, Frontend, Outcome};
+use crate::plan::{Frontend, FrontendKind, Outcome};
 use crate::status::Status;
 use crate::status::metrics::Metrics;
 
@@ -38,7 +38,9 @@ impl<B: Backend> Engine<B> {
         let dropped = [
             (
                 "internal",
-                self.without_local(|f| f.kind == DoorKind::ClusterIp && f.inside == Outcome::Drop),
+                self.without_local(|f| {
+                    f.kind == FrontendKind::ClusterIp && f.inside == Outcome::Drop
+                }),
             ),
             ("external", self.without_local(|f| f.outside == Some(Outcome::Drop))),
         ];

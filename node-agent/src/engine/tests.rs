@@ -18,7 +18,7 @@ use crate::fixture::*;
 use crate::model::{
     Egress, Event, Listing, PodSet, Protocol, Service, ServiceName, SliceName, TrafficPolicy,
 };
-use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
+use crate::plan::{Detector, FrontendKey, NodePortAddresses, NodeSide, Plan};
 
 fn engine() -> Engine<Nftables<NoKernel>> {
     let policy = Policy {
@@ -70,9 +70,9 @@ fn without_the_way(block: &str, element: &str) -> String {
             value.trim_end_matches(',').split('-').filter(|word| word.parse::<u32>().is_err());
         return format!("{key} {}", words.collect::<Vec<_>>().join("-"));
     }
-    let door = key.rsplit_once(" . ").map_or(key, |(door, _)| door);
+    let key = key.rsplit_once(" . ").map_or(key, |(key, _)| key);
     // The number of an endpoint, or of its service port, depends on who came first.
-    if block.contains("affinity-slots") { door.to_owned() } else { format!("{door} {value}") }
+    if block.contains("affinity-slots") { key.to_owned() } else { format!("{key} {value}") }
 }
 
 /// What an event is about: the last word about it counts.
@@ -258,7 +258,7 @@ impl Told for Refusing {
     fn set_hairpins(&mut self, _: &BTreeSet<IpAddr>) {}
     fn set_node_port_addresses(&mut self, _: &NodePortAddresses, _: &[IpAddr]) {}
     fn set_health_ports(&mut self, _: &BTreeSet<NonZeroU16>) {}
-    fn set_doors(&mut self, _: &Plan, _: &BTreeSet<Door>) {}
+    fn set_frontends(&mut self, _: &Plan, _: &BTreeSet<FrontendKey>) {}
     fn set_complete(&mut self) {}
     fn set_detector(&mut self, _: &Detector, _: &[IpNetwork]) {}
     fn set_egress(&mut self, _: Option<&Egress>) {}
@@ -281,7 +281,7 @@ impl Backend for Refusing {
         self.sync()
     }
 
-    fn left_doors(&mut self) -> Vec<Door> {
+    fn left_frontends(&mut self) -> Vec<FrontendKey> {
         Vec::new()
     }
 

@@ -4,12 +4,12 @@ use std::net::IpAddr;
 
 use super::Engine;
 use crate::model::{Affinity, LocalPod, Service, TrafficPolicy};
-use crate::plan::{Door, DoorAddress, DoorKind, Endpoints, Outcome};
-use crate::status::view::{DoorRow, EndpointRow, Fate, Found, PodRow, ServiceRow, ViewQuery};
+use crate::plan::{Endpoints, FrontendAddress, FrontendKey, FrontendKind, Outcome};
+use crate::status::view::{EndpointRow, Fate, Found, FrontendRow, PodRow, ServiceRow, ViewQuery};
 
 /// The most rows of one table.
 pub const ROWS: usize = 50;
-/// The most endpoints of one door.
+/// The most endpoints of one frontend.
 const ENDPOINTS: usize = 12;
 
 impl<B> Engine<B> {
@@ -56,20 +56,24 @@ impl<B> Engine<B> {
         ServiceRow {
             name: service.name.to_string(),
             policies: policies(service),
-            doors: doors(service).filter_map(|door| self.view_door(service, door)).collect(),
+            keys: keys(service).filter_map(|key| self.view_frontend(service, key)).collect(),
         }
     }
 
-    /// Nothing where the service has no such door, as for an address of a family that it does not
-    /// exist in.
-    fn view_door(&self, service: &Service, (kind, door): (DoorKind, Door)) -> Option<DoorRow> {
-        let frontend = self.plan.frontend(&door)?;
+    /// Nothing where the service has no such frontend, as for an address of a family that it does
+    /// not exist in.
+    fn view_frontend(
+        &self,
+        service: &Service,
+        (kind, key): (FrontendKind, FrontendKey),
+    ) -> Option<FrontendRow> {
+        let frontend = self.plan.frontend(&key)?;
         let owner = &frontend.service_port.service;
-        Some(DoorRow {
+        Some(FrontendRow {
             kind: kind.to_string(),
-            at: match door.address {
-                DoorAddress::Ip(_) => door.to_string(),
-                DoorAddress::Node(family) => format!("{door} {family}"),
+            at: match key.address {
+                FrontendAddress::Ip(_) => key.to_string(),
+                FrontendAddress::Node(family) => format!("{key} {family}"),
             },
             taken_by: (*owner != service.name).then(|| owner.to_string()),
             inside: fate(&frontend.inside),
@@ -85,26 +89,28 @@ fn is_meant(service: &Service, text: &str) -> bool {
         || ips.into_iter().flatten().any(|ip| ip.to_string().contains(text))
 }
 
-/// Every door that a service may have.
-fn doors(service: &Service) -> impl Iterator<Item = (DoorKind, Door)> {
+/// Every frontend that a service may have.
+fn keys(service: &Service) -> impl Iterator<Item = (FrontendKind, FrontendKey)> {
     let kinds = [
-        (DoorKind::ClusterIp, &service.cluster_ips),
-        (DoorKind::LoadBalancerIp, &service.load_balancer_ips),
-        (DoorKind::ExternalIp, &service.external_ips),
+        (FrontendKind::ClusterIp, &service.cluster_ips),
+        (FrontendKind::LoadBalancerIp, &service.load_balancer_ips),
+        (FrontendKind::ExternalIp, &service.external_ips),
     ];
     let at_ips = kinds
         .into_iter()
-        .flat_map(|(kind, ips)| ips.iter().map(move |ip| (kind, DoorAddress::Ip(*ip))));
+        .flat_map(|(kind, ips)| ips.iter().map(move |ip| (kind, FrontendAddress::Ip(*ip))));
     let families = service.cluster_ips.iter().map(|ip| crate::model::family_of(*ip));
-    let at_node = families.map(|family| (DoorKind::NodePort, DoorAddress::Node(family)));
+    let at_node = families.map(|family| (FrontendKind::NodePort, FrontendAddress::Node(family)));
     at_ips.chain(at_node).flat_map(|(kind, address)| {
         service.ports.iter().filter_map(move |port| {
             let number = match kind {
-                DoorKind::NodePort => port.node_port?,
-                DoorKind::ClusterIp | DoorKind::LoadBalancerIp | DoorKind::ExternalIp => port.port,
+                FrontendKind::NodePort => port.node_port?,
+                FrontendKind::ClusterIp
+                | FrontendKind::LoadBalancerIp
+                | FrontendKind::ExternalIp => port.port,
             };
-            let door = Door { address, protocol: port.protocol, port: number };
-            Some((kind, door))
+            let key = FrontendKey { address, protocol: port.protocol, port: number };
+            Some((kind, key))
         })
     })
 }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::{Scene, Sender, Way, words};
-use crate::plan::{DoorKind, Endpoint, Endpoints, Frontend, Masquerade};
+use crate::plan::{Endpoint, Endpoints, Frontend, FrontendKind, Masquerade};
 
 impl Way<'_> {
     pub(super) fn masquerade(
@@ -15,7 +15,7 @@ impl Way<'_> {
     ) -> bool {
         let (masquerade, why) = match frontend.masquerade {
             _ if bound => (false, words::KEPT_LOCAL_POLICY),
-            Masquerade::Always if frontend.kind == DoorKind::ClusterIp => {
+            Masquerade::Always if frontend.kind == FrontendKind::ClusterIp => {
                 (true, words::MASQUERADE_ALL)
             }
             Masquerade::Always => (true, words::MASQUERADE_EXTERNAL),

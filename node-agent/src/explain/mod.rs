@@ -22,8 +22,8 @@ use self::arrival::arrival;
 use crate::backend::BackendName;
 use crate::model::{Affinity, Snapshot, TrafficPolicy, family_of};
 use crate::plan::{
-    Detector, Door, DoorAddress, DoorKind, Endpoints, Frontend, NodePortAddresses, Outcome, Plan,
-    Remark, node_port_addresses,
+    Detector, Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind, NodePortAddresses,
+    Outcome, Plan, Remark, node_port_addresses,
 };
 use crate::printable::Printable;
 
@@ -95,7 +95,7 @@ pub fn explain(
     let mut way = Way { scene, packet, steps: Vec::new() };
     let sender = way.source();
     let is_kept_out = way.is_kept_out(sender);
-    match way.door() {
+    match way.key() {
         // nftables keeps such a packet out before a service is chosen, iptables what no service has
         // translated.
         Some(frontend) if !is_kept_out || !way.answers_for_all() => {
@@ -148,15 +148,15 @@ impl<'a> Way<'a> {
         sender
     }
 
-    /// The door that the packet is addressed to.
-    fn door(&self) -> Option<&'a Frontend> {
+    /// The frontend that the packet is addressed to.
+    fn key(&self) -> Option<&'a Frontend> {
         let Packet { destination, port, protocol, .. } = *self.packet;
-        let at = |address| self.scene.plan.frontend(&Door { address, protocol, port });
-        at(DoorAddress::Ip(destination)).or_else(|| {
+        let at = |address| self.scene.plan.frontend(&FrontendKey { address, protocol, port });
+        at(FrontendAddress::Ip(destination)).or_else(|| {
             let ours = self.answers_for_all()
                 && (self.is_cluster_ip(destination) || self.is_service_range(destination));
             let node_port = !ours && self.serves_node_ports(destination);
-            if node_port { at(DoorAddress::Node(family_of(destination))) } else { None }
+            if node_port { at(FrontendAddress::Node(family_of(destination))) } else { None }
         })
     }
 
@@ -185,8 +185,11 @@ impl<'a> Way<'a> {
     }
 
     fn is_cluster_ip(&self, address: IpAddr) -> bool {
-        let at = DoorAddress::Ip(address);
-        self.scene.plan.frontends().any(|f| f.kind == DoorKind::ClusterIp && f.door.address == at)
+        let at = FrontendAddress::Ip(address);
+        self.scene
+            .plan
+            .frontends()
+            .any(|f| f.kind == FrontendKind::ClusterIp && f.key.address == at)
     }
 
     /// Whether it is for this node's own loopback addresses, and comes from elsewhere. IPv6 needs
@@ -305,12 +308,12 @@ impl<'a> Way<'a> {
 
     /// Everybody may use a load balancer IP of a family that the source ranges do not name.
     fn note_open_family(&mut self, frontend: &Frontend) {
-        let family = frontend.door.family();
+        let family = frontend.key.family();
         let is_it = |remark: &Remark| {
             let of = (&frontend.service_port.service, family);
             matches!(remark, Remark::OpenFamily { service, family } if (service, *family) == of)
         };
-        if frontend.kind == DoorKind::LoadBalancerIp && self.scene.plan.remarks().any(is_it) {
+        if frontend.kind == FrontendKind::LoadBalancerIp && self.scene.plan.remarks().any(is_it) {
             self.step(
                 format!("everybody may use it: the Service has no source range of {family}"),
                 words::OPEN_FAMILY,
@@ -358,10 +361,10 @@ impl std::fmt::Display for Explanation {
 }
 
 /// Which policy the words speak of.
-fn policy_name(kind: DoorKind, policy: TrafficPolicy) -> String {
+fn policy_name(kind: FrontendKind, policy: TrafficPolicy) -> String {
     let which = match kind {
-        DoorKind::ClusterIp => "internalTrafficPolicy",
-        DoorKind::NodePort | DoorKind::LoadBalancerIp | DoorKind::ExternalIp => {
+        FrontendKind::ClusterIp => "internalTrafficPolicy",
+        FrontendKind::NodePort | FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp => {
             "externalTrafficPolicy"
         }
     };

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::policy_name;
 use crate::model::TrafficPolicy;
-use crate::plan::{Arrival, Detector, DoorKind, Endpoints, Frontend, Local, Port};
+use crate::plan::{Arrival, Detector, Endpoints, Frontend, FrontendKind, Local, Port};
 
 pub(super) const NODE: &str = "the address is one of this node's own, and no interface was named";
 pub(super) const UNUSED_PORT: &str = "the address is a service's cluster IP, but no service has this port; nobody else answers there";
@@ -120,28 +120,28 @@ pub(super) fn not_local(detector: &Detector) -> &'static str {
     }
 }
 
-pub(super) fn article(kind: DoorKind) -> &'static str {
+pub(super) fn article(kind: FrontendKind) -> &'static str {
     match kind {
-        DoorKind::ClusterIp | DoorKind::NodePort | DoorKind::LoadBalancerIp => "a",
-        DoorKind::ExternalIp => "an",
+        FrontendKind::ClusterIp | FrontendKind::NodePort | FrontendKind::LoadBalancerIp => "a",
+        FrontendKind::ExternalIp => "an",
     }
 }
 
-pub(super) fn kind(kind: DoorKind) -> &'static str {
+pub(super) fn kind(kind: FrontendKind) -> &'static str {
     match kind {
-        DoorKind::ClusterIp => "spec.clusterIPs and spec.ports of the Service",
-        DoorKind::NodePort => {
+        FrontendKind::ClusterIp => "spec.clusterIPs and spec.ports of the Service",
+        FrontendKind::NodePort => {
             "spec.ports[].nodePort of the Service, on an address that serves node ports"
         }
-        DoorKind::LoadBalancerIp => "status.loadBalancer.ingress of the Service",
-        DoorKind::ExternalIp => "spec.externalIPs of the Service",
+        FrontendKind::LoadBalancerIp => "status.loadBalancer.ingress of the Service",
+        FrontendKind::ExternalIp => "spec.externalIPs of the Service",
     }
 }
 
 pub(super) fn policy(frontend: &Frontend, bound: bool) -> String {
     let policy = policy_name(frontend.kind, frontend.policy);
-    let only_here =
-        bound || (frontend.kind == DoorKind::ClusterIp && frontend.policy == TrafficPolicy::Local);
+    let only_here = bound
+        || (frontend.kind == FrontendKind::ClusterIp && frontend.policy == TrafficPolicy::Local);
     if only_here {
         format!("{policy}: endpoints on this node only")
     } else {

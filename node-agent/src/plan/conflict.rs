@@ -1,4 +1,4 @@
-//! All front doors of all services: whose each one is.
+//! All frontends of all services: whose each one is.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -7,17 +7,17 @@ use std::net::IpAddr;
 use ipnetwork::IpNetwork;
 
 use super::decide::{Settings, frontends};
-use super::frontend::{Door, DoorAddress, DoorKind, Frontend};
+use super::frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind};
 use super::health_check::{HealthCheck, HealthChecks};
 use super::own_address::own_addresses;
 use super::remark::{Remark, remarks};
 use crate::model::{Change, ServiceName, ServicePortName, Snapshot};
 
-/// Two service ports claim one door, and one of them gets it.
+/// Two service ports claim one frontend, and one of them gets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
     /// What both claim.
-    pub door: Door,
+    pub key: FrontendKey,
     /// Who has it.
     pub winner: ServicePortName,
     /// Who does not.
@@ -27,8 +27,8 @@ pub struct Conflict {
 /// What an update of the plan touched.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Touched {
-    /// Doors that are decided otherwise now, or are gone.
-    pub doors: BTreeSet<Door>,
+    /// Frontends that are decided otherwise now, or are gone.
+    pub keys: BTreeSet<FrontendKey>,
     /// Claims that were not there before, and lost.
     pub conflicts: Vec<Conflict>,
     /// [`Plan::local_endpoints`] are others now.
@@ -39,13 +39,13 @@ pub struct Touched {
     pub remarks: Vec<Remark>,
 }
 
-/// What is decided about every door.
+/// What is decided about every frontend.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// Every claim on a door, the winner's first.
-    claims: HashMap<Door, Vec<Frontend>>,
-    doors_of: HashMap<ServiceName, Vec<Door>>,
-    /// This node's endpoints, and how many doors lead to each.
+    /// Every claim on a frontend, the winner's first.
+    claims: HashMap<FrontendKey, Vec<Frontend>>,
+    keys_of: HashMap<ServiceName, Vec<FrontendKey>>,
+    /// This node's endpoints, and how many frontends lead to each.
     local_endpoints: BTreeMap<IpAddr, usize>,
     health_checks: HealthChecks,
     /// The node's own addresses.
@@ -56,7 +56,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Decides anew what `change` touches, and tells which doors came out otherwise.
+    /// Decides anew what `change` touches, and tells which frontends came out otherwise.
     pub fn update(&mut self, settings: &Settings, world: Snapshot<'_>, change: &Change) -> Touched {
         let mut touched = Touched::default();
         let mut names = change.services.clone();
@@ -65,7 +65,7 @@ impl Plan {
         }
         if change.node {
             names.extend(world.services().map(|service| service.name.clone()));
-            names.extend(self.doors_of.keys().cloned());
+            names.extend(self.keys_of.keys().cloned());
         }
         for name in names {
             self.replan(settings, world, &name, &mut touched);
@@ -120,19 +120,19 @@ impl Plan {
         world.service_ranges().filter(move |range| !has_own(range))
     }
 
-    /// What is decided about a door.
-    pub fn frontend(&self, door: &Door) -> Option<&Frontend> {
-        self.claims.get(door).and_then(|claims| claims.first())
+    /// What is decided about a frontend.
+    pub fn frontend(&self, key: &FrontendKey) -> Option<&Frontend> {
+        self.claims.get(key).and_then(|claims| claims.first())
     }
 
-    /// Every door's winner, in no order.
+    /// Every frontend's winner, in no order.
     pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
         self.claims.values().filter_map(|claims| claims.first())
     }
 
-    /// The doors that a service claims.
-    pub fn doors_of(&self, service: &ServiceName) -> &[Door] {
-        self.doors_of.get(service).map(Vec::as_slice).unwrap_or_default()
+    /// The frontends that a service claims.
+    pub fn keys_of(&self, service: &ServiceName) -> &[FrontendKey] {
+        self.keys_of.get(service).map(Vec::as_slice).unwrap_or_default()
     }
 
     /// How many endpoints connections are forwarded to, counted once for each service port.
@@ -174,17 +174,18 @@ impl Plan {
         };
         wanted.retain(|frontend| !self.takes_own(frontend));
         self.remark(name, service.map(|service| remarks(service, &self.own)), touched);
-        let mut gone: BTreeSet<Door> = self.doors_of.remove(name).into_iter().flatten().collect();
-        let doors: Vec<Door> = wanted.iter().map(|frontend| frontend.door).collect();
+        let mut gone: BTreeSet<FrontendKey> =
+            self.keys_of.remove(name).into_iter().flatten().collect();
+        let keys: Vec<FrontendKey> = wanted.iter().map(|frontend| frontend.key).collect();
         for frontend in wanted {
-            gone.remove(&frontend.door);
+            gone.remove(&frontend.key);
             self.claim(frontend, touched);
         }
-        for door in gone {
-            self.release(&door, name, touched);
+        for key in gone {
+            self.release(&key, name, touched);
         }
-        if !doors.is_empty() {
-            self.doors_of.insert(name.clone(), doors);
+        if !keys.is_empty() {
+            self.keys_of.insert(name.clone(), keys);
         }
     }
 
@@ -192,8 +193,8 @@ impl Plan {
     /// balancer's and an external IP may be the node's own (k3s' ServiceLB does so): they take the
     /// service's ports alone.
     fn takes_own(&self, frontend: &Frontend) -> bool {
-        match (frontend.kind, frontend.door.address) {
-            (DoorKind::ClusterIp, DoorAddress::Ip(ip)) => self.own.contains(&ip),
+        match (frontend.kind, frontend.key.address) {
+            (FrontendKind::ClusterIp, FrontendAddress::Ip(ip)) => self.own.contains(&ip),
             (_, _) => false,
         }
     }
@@ -210,9 +211,9 @@ impl Plan {
 
     /// Puts a service's claim in place of the one it had.
     fn claim(&mut self, frontend: Frontend, touched: &mut Touched) {
-        let door = frontend.door;
-        // Nearly every door has one claim.
-        let claims = self.claims.entry(door).or_insert_with(|| Vec::with_capacity(1));
+        let key = frontend.key;
+        // Nearly every frontend has one claim.
+        let claims = self.claims.entry(key).or_insert_with(|| Vec::with_capacity(1));
         let mine = |claim: &Frontend| claim.service_port.service == frontend.service_port.service;
         if claims.contains(&frontend) {
             return;
@@ -226,15 +227,15 @@ impl Plan {
         if is_new && claims.len() > 1 {
             let winner = claims[0].service_port.clone();
             let loser = if at == 0 { claims[1].service_port.clone() } else { name };
-            touched.conflicts.push(Conflict { door, winner, loser });
+            touched.conflicts.push(Conflict { key, winner, loser });
         }
         let after = claims.first();
         touched.local_endpoints |= recount(&mut self.local_endpoints, before.as_ref(), after);
-        touched.doors.insert(door);
+        touched.keys.insert(key);
     }
 
-    fn release(&mut self, door: &Door, service: &ServiceName, touched: &mut Touched) {
-        let Entry::Occupied(mut entry) = self.claims.entry(*door) else {
+    fn release(&mut self, key: &FrontendKey, service: &ServiceName, touched: &mut Touched) {
+        let Entry::Occupied(mut entry) = self.claims.entry(*key) else {
             return;
         };
         let before = entry.get().first().cloned();
@@ -244,11 +245,11 @@ impl Plan {
         if entry.get().is_empty() {
             entry.remove();
         }
-        touched.doors.insert(*door);
+        touched.keys.insert(*key);
     }
 }
 
-/// Counts a door's local endpoints: in those of its winner now, out those of the one before.
+/// Counts a frontend's local endpoints: in those of its winner now, out those of the one before.
 /// Whether any is new or gone. In first, so that one that stays is neither.
 fn recount(
     counts: &mut BTreeMap<IpAddr, usize>,

@@ -1,4 +1,4 @@
-//! From one service and its surroundings to its front doors.
+//! From one service and its surroundings to its frontends.
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-use super::frontend::{Door, DoorAddress, DoorKind, Frontend, Masquerade};
+use super::frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade};
 use super::outcome::{Endpoints, Outcome};
 use super::selection::{Selection, Whereabouts, select};
 use crate::model::{
@@ -33,7 +33,7 @@ pub(super) fn whereabouts<'a>(settings: &'a Settings, node: Option<&'a Node>) ->
     }
 }
 
-/// Every front door of `service`, whose slices are `slices`, on this node.
+/// Every frontend of `service`, whose slices are `slices`, on this node.
 pub fn frontends(
     settings: &Settings,
     node: Option<&Node>,
@@ -50,12 +50,13 @@ pub fn frontends(
         for port in &service.ports {
             let selection = select(port, family, slices.iter().copied(), here);
             let decided = Decided { settings, node, service, port, family, selection };
-            found.extend(decided.doors());
+            found.extend(decided.keys());
         }
     }
-    // One address may be named twice, as a load balancer IP and as an external IP: it is one door.
-    found.sort_by(|a, b| (a.door, a.rank()).cmp(&(b.door, b.rank())));
-    found.dedup_by_key(|frontend| frontend.door);
+    // One address may be named twice, as a load balancer IP and as an external IP: it is one
+    // frontend.
+    found.sort_by(|a, b| (a.key, a.rank()).cmp(&(b.key, b.rank())));
+    found.dedup_by_key(|frontend| frontend.key);
     found
 }
 
@@ -70,33 +71,35 @@ struct Decided<'a> {
 }
 
 impl Decided<'_> {
-    fn doors(&self) -> Vec<Frontend> {
+    fn keys(&self) -> Vec<Frontend> {
         let service = self.service;
         let at = |kind, ips: &[IpAddr]| -> Vec<_> {
             let ours = ips.iter().filter(|ip| family_of(**ip) == self.family);
-            ours.map(|ip| self.frontend(kind, DoorAddress::Ip(*ip), self.port.port)).collect()
+            ours.map(|ip| self.frontend(kind, FrontendAddress::Ip(*ip), self.port.port)).collect()
         };
         let node_port = self.port.node_port.map(|port| {
-            let address = DoorAddress::Node(self.family);
-            self.frontend(DoorKind::NodePort, address, port)
+            let address = FrontendAddress::Node(self.family);
+            self.frontend(FrontendKind::NodePort, address, port)
         });
         [
-            at(DoorKind::ClusterIp, &service.cluster_ips),
+            at(FrontendKind::ClusterIp, &service.cluster_ips),
             Vec::from_iter(node_port),
-            at(DoorKind::LoadBalancerIp, &service.load_balancer_ips),
-            at(DoorKind::ExternalIp, &service.external_ips),
+            at(FrontendKind::LoadBalancerIp, &service.load_balancer_ips),
+            at(FrontendKind::ExternalIp, &service.external_ips),
         ]
         .concat()
     }
 
-    fn frontend(&self, kind: DoorKind, address: DoorAddress, port: NonZeroU16) -> Frontend {
+    fn frontend(&self, kind: FrontendKind, address: FrontendAddress, port: NonZeroU16) -> Frontend {
         let service = self.service;
         let (policy, inside, masquerade, outside) = match kind {
-            DoorKind::ClusterIp => self.internal(),
-            DoorKind::NodePort | DoorKind::LoadBalancerIp | DoorKind::ExternalIp => self.external(),
+            FrontendKind::ClusterIp => self.internal(),
+            FrontendKind::NodePort | FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp => {
+                self.external()
+            }
         };
         Frontend {
-            door: Door { address, protocol: self.port.protocol, port },
+            key: FrontendKey { address, protocol: self.port.protocol, port },
             kind,
             service_port: ServicePortName {
                 service: service.name.clone(),
@@ -105,7 +108,7 @@ impl Decided<'_> {
             },
             policy,
             sources: match (kind, address) {
-                (DoorKind::LoadBalancerIp, DoorAddress::Ip(ip)) => self.sources(ip),
+                (FrontendKind::LoadBalancerIp, FrontendAddress::Ip(ip)) => self.sources(ip),
                 _ => None,
             },
             inside,
@@ -126,7 +129,7 @@ impl Decided<'_> {
         (policy, self.by_policy(policy), masquerade, None)
     }
 
-    /// An external door. Under policy Local, what comes from this node and its pods is not
+    /// An external frontend. Under policy Local, what comes from this node and its pods is not
     /// external: it may use every endpoint, as at the cluster IP (kubernetes #77523, #78662).
     fn external(&self) -> (TrafficPolicy, Outcome, Masquerade, Option<Outcome>) {
         let policy = self.service.external_policy;

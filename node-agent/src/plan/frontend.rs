@@ -1,4 +1,4 @@
-//! Front doors: the addresses and ports at which a service is reached.
+//! Frontends: the addresses and ports at which a service is reached.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -10,9 +10,9 @@ use ipnetwork::IpNetwork;
 use super::outcome::Outcome;
 use crate::model::{Affinity, Family, Protocol, ServicePortName, TrafficPolicy, family_of};
 
-/// Where packets to a door are addressed.
+/// Where packets to a frontend are addressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum DoorAddress {
+pub enum FrontendAddress {
     /// To this address.
     Ip(IpAddr),
     /// To any of the node's own addresses that serve node ports.
@@ -21,40 +21,40 @@ pub enum DoorAddress {
 
 /// What a packet must be addressed to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Door {
+pub struct FrontendKey {
     /// Where to.
-    pub address: DoorAddress,
+    pub address: FrontendAddress,
     /// With which protocol.
     pub protocol: Protocol,
     /// At which port.
     pub port: NonZeroU16,
 }
 
-impl Door {
+impl FrontendKey {
     /// The family of the packets.
     pub fn family(&self) -> Family {
         match self.address {
-            DoorAddress::Ip(ip) => family_of(ip),
-            DoorAddress::Node(family) => family,
+            FrontendAddress::Ip(ip) => family_of(ip),
+            FrontendAddress::Node(family) => family,
         }
     }
 }
 
-impl fmt::Display for Door {
+impl fmt::Display for FrontendKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.address {
-            DoorAddress::Ip(ip) => {
+            FrontendAddress::Ip(ip) => {
                 write!(f, "{}/{}", SocketAddr::new(ip, self.port.get()), self.protocol)
             }
-            DoorAddress::Node(_) => write!(f, "node port {}/{}", self.port, self.protocol),
+            FrontendAddress::Node(_) => write!(f, "node port {}/{}", self.port, self.protocol),
         }
     }
 }
 
-/// What kind of address a door is. Where two services claim one door, the kind that comes first
-/// here wins: cluster IPs are allocated, the others only asked for.
+/// What kind of address a frontend is. Where two services claim one frontend, the kind that comes
+/// first here wins: cluster IPs are allocated, the others only asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum DoorKind {
+pub enum FrontendKind {
     /// One of `spec.clusterIPs`.
     ClusterIp,
     /// The node port.
@@ -65,7 +65,7 @@ pub enum DoorKind {
     ExternalIp,
 }
 
-impl fmt::Display for DoorKind {
+impl fmt::Display for FrontendKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::ClusterIp => "cluster IP",
@@ -78,7 +78,7 @@ impl fmt::Display for DoorKind {
 
 /// Whose source address is replaced by the node's when a connection is forwarded. (A pod that is
 /// handed to itself always gets the node's address: that is decided by the endpoint, not by the
-/// door.)
+/// frontend.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Masquerade {
     /// Everybody's but that of this node's own pods: the answer must come back through this node,
@@ -88,18 +88,18 @@ pub enum Masquerade {
     Always,
 }
 
-/// One door of one service port, decided.
+/// One frontend of one service port, decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frontend {
     /// What packets are addressed to.
-    pub door: Door,
+    pub key: FrontendKey,
     /// What kind of address that is.
-    pub kind: DoorKind,
-    /// Whose door it is.
+    pub kind: FrontendKind,
+    /// Whose frontend it is.
     pub service_port: ServicePortName,
-    /// The policy that applies at this door.
+    /// The policy that applies at this frontend.
     pub policy: TrafficPolicy,
-    /// Which sources may enter, where not all may (`loadBalancerSourceRanges`, of the door's
+    /// Which sources may enter, where not all may (`loadBalancerSourceRanges`, of the frontend's
     /// family). Everybody else's packets are dropped.
     pub sources: Option<Arc<[IpNetwork]>>,
     /// What becomes of connections; where [`Self::outside`] differs, of those of this node and its
@@ -112,13 +112,13 @@ pub struct Frontend {
     pub outside: Option<Outcome>,
     /// Whether a client is kept with one endpoint.
     pub affinity: Affinity,
-    /// When the service was made; the older of two that claim a door wins.
+    /// When the service was made; the older of two that claim a frontend wins.
     pub created: Arc<str>,
 }
 
 impl Frontend {
-    /// Claims on one door sort by this; the smallest wins. A total order of facts alone, so that
-    /// every node and every restart names the same winner.
+    /// Claims on one frontend sort by this; the smallest wins. A total order of facts alone, so
+    /// that every node and every restart names the same winner.
     pub fn rank(&self) -> impl Ord + '_ {
         (self.kind, self.created.is_empty(), &self.created, &self.service_port)
     }

@@ -56,7 +56,7 @@ impl HealthCheck {
         })
     }
 
-    /// As doors: the older service wins, then the first by name, on every node and after every
+    /// As frontends: the older service wins, then the first by name, on every node and after every
     /// restart.
     fn rank(&self) -> impl Ord + '_ {
         (self.created.is_empty(), &self.created, &self.service)

@@ -1,4 +1,4 @@
-//! Decisions: what becomes of a packet at every front door of every service.
+//! Decisions: what becomes of a packet at every frontend of every service.
 //!
 //! Pure, and no word of any backend: nftables, iptables and `explain` all read the same
 //! [`Frontend`]s.
@@ -20,7 +20,7 @@ mod tests;
 pub use conflict::{Conflict, Plan, Touched};
 pub use decide::{Settings, frontends};
 pub use detector::{Arrival, Detector, Local, Port};
-pub use frontend::{Door, DoorAddress, DoorKind, Frontend, Masquerade};
+pub use frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade};
 pub use health_check::{HealthCheck, HealthChecks, HealthPorts};
 pub use node_port::{NodePortAddresses, node_port_addresses};
 pub use node_side::{MarkBit, NodeSide};

@@ -3,7 +3,7 @@
 
 mod addresses;
 mod claims;
-mod doors;
+mod frontends;
 mod health_checks;
 mod owners;
 mod selecting;

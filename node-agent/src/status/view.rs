@@ -58,18 +58,18 @@ pub struct ServiceRow {
     /// What holds for all of it: policies, session affinity, source ranges, its health-check node
     /// port.
     pub policies: Vec<String>,
-    /// Its doors.
-    pub doors: Vec<DoorRow>,
+    /// Its frontends.
+    pub keys: Vec<FrontendRow>,
 }
 
-/// A door of a service.
+/// A frontend of a service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DoorRow {
+pub struct FrontendRow {
     /// `cluster IP`, `node port`, …
     pub kind: String,
     /// Where it is: `10.96.0.10:80/tcp`.
     pub at: String,
-    /// Whose door it is, where another service has it.
+    /// Whose frontend it is, where another service has it.
     pub taken_by: Option<String>,
     /// What becomes of connections of this node and its pods.
     pub inside: Fate,

@@ -4,15 +4,15 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use super::entry::Entry;
-use super::suspects::{Suspects, doors_of};
+use super::suspects::{Suspects, keys_of};
 use crate::model::{Family, PodSet, ServicePortName, Snapshot};
 use crate::plan::{Frontend, Masquerade, Plan, serving};
 
 /// Says of entries whether they are stale, by what is known now.
 ///
-/// An entry is healthy when whoever is to answer it serves the service at whose door it came in. It
-/// need not be selected for new connections: hints and readiness say who gets more, not who is cut
-/// off.
+/// An entry is healthy when whoever is to answer it serves the service at whose frontend it came
+/// in. It need not be selected for new connections: hints and readiness say who gets more, not who
+/// is cut off.
 #[derive(Debug)]
 pub struct Judge<'a> {
     suspects: &'a Suspects,
@@ -67,10 +67,10 @@ impl<'a> Judge<'a> {
         {
             return false;
         }
-        let (Some((plan, world)), Some([door, node_port])) = (self.known, doors_of(entry)) else {
+        let (Some((plan, world)), Some([key, node_port])) = (self.known, keys_of(entry)) else {
             return false;
         };
-        let frontend = plan.frontend(&door).or_else(|| {
+        let frontend = plan.frontend(&key).or_else(|| {
             let is_served = self.node_ports.contains(&entry.destination.ip());
             plan.frontend(&node_port).filter(|_| is_served)
         });
@@ -89,16 +89,16 @@ impl<'a> Judge<'a> {
     }
 
     fn misses_its_service(&mut self, entry: &Entry) -> bool {
-        let (Some((plan, world)), Some([door, node_port])) = (self.known, doors_of(entry)) else {
+        let (Some((plan, world)), Some([key, node_port])) = (self.known, keys_of(entry)) else {
             return false;
         };
         let at_node = self.own.contains(&entry.destination.ip());
-        let claims = [Some(door), at_node.then_some(node_port)].map(|door| plan.frontend(&door?));
+        let claims = [Some(key), at_node.then_some(node_port)].map(|key| plan.frontend(&key?));
         let claimed = claims.iter().flatten();
         if claimed.clone().count() == 0 {
-            // A door that is gone. What nobody translated there is none of ours.
+            // A frontend that is gone. What nobody translated there is none of ours.
             let was_ours =
-                self.suspects.is_door(&door) || at_node && self.suspects.is_door(&node_port);
+                self.suspects.is_frontend(&key) || at_node && self.suspects.is_frontend(&node_port);
             return was_ours && entry.is_translated();
         }
         if claimed.clone().any(|claim| self.serves(claim, world, entry.answerer)) {
@@ -110,7 +110,7 @@ impl<'a> Judge<'a> {
     }
 
     fn serves(&mut self, claim: &Frontend, world: Snapshot<'_>, answerer: SocketAddr) -> bool {
-        let (name, family) = (&claim.service_port, claim.door.family());
+        let (name, family) = (&claim.service_port, claim.key.family());
         let key = (name.clone(), family);
         let all = self.serving.entry(key).or_insert_with(|| {
             let service = world.service(&name.service);

@@ -8,13 +8,13 @@ use denizen_shared::state::Epoch;
 
 use super::entry::Entry;
 use crate::model::{Family, PodSet, Protocol, ServiceName, family_of};
-use crate::plan::{Door, DoorAddress, Plan};
+use crate::plan::{FrontendAddress, FrontendKey, Plan};
 
 /// Where stale entries may be found. Whether an entry is stale is for [`super::Judge`] to say.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Suspects {
-    /// Doors whose endpoints differ, or that came or went. Never of TCP.
-    doors: BTreeSet<Door>,
+    /// Frontends whose endpoints differ, or that came or went. Never of TCP.
+    keys: BTreeSet<FrontendKey>,
     /// Addresses of pods of this node that are gone.
     pods: BTreeSet<IpAddr>,
     /// The entries in which these addresses are looked for: those of protocols that services use.
@@ -26,22 +26,22 @@ pub struct Suspects {
 }
 
 impl Suspects {
-    /// One more door; those of TCP are never suspected.
-    pub fn add_door(&mut self, door: Door) {
-        if is_tracked(door.protocol) {
-            self.doors.insert(door);
+    /// One more frontend; those of TCP are never suspected.
+    pub fn add_frontend(&mut self, key: FrontendKey) {
+        if is_tracked(key.protocol) {
+            self.keys.insert(key);
         }
     }
 
     /// There is nothing to look for.
     pub fn is_empty(&self) -> bool {
-        self.doors.is_empty() && self.pods.is_empty() && self.late.is_empty()
+        self.keys.is_empty() && self.pods.is_empty() && self.late.is_empty()
     }
 
     /// What is looked for there as well.
     pub fn absorb(&mut self, other: Self) {
-        let Self { doors, pods, of_pods, late } = other;
-        self.doors.extend(doors);
+        let Self { keys, pods, of_pods, late } = other;
+        self.keys.extend(keys);
         self.pods.extend(pods);
         self.of_pods.extend(of_pods);
         self.late.extend(late);
@@ -50,8 +50,8 @@ impl Suspects {
     /// The parts of the kernel's table that must be read. Each costs a dump, for which the kernel
     /// walks through all of it.
     pub fn parts(&self) -> BTreeSet<(Family, Protocol)> {
-        let doors = self.doors.iter().map(|door| (door.family(), door.protocol));
-        doors.chain(self.of_pods.iter().copied()).collect()
+        let keys = self.keys.iter().map(|key| (key.family(), key.protocol));
+        keys.chain(self.of_pods.iter().copied()).collect()
     }
 
     /// Looks for the pods among the entries of these protocols alone, and forgets those of a family
@@ -68,8 +68,8 @@ impl Suspects {
 
     /// Whether an entry is about any of them.
     pub fn concern(&self, entry: &Entry) -> bool {
-        let doors = doors_of(entry);
-        doors.iter().flatten().any(|door| self.doors.contains(door))
+        let keys = keys_of(entry);
+        keys.iter().flatten().any(|key| self.keys.contains(key))
             || [entry.source, entry.answerer].iter().any(|end| self.is_pod(end.ip()))
             || self.is_late(entry.source.ip())
     }
@@ -84,17 +84,20 @@ impl Suspects {
         self.late.contains(&address)
     }
 
-    /// Whether it is one of the suspected doors.
-    pub(super) fn is_door(&self, door: &Door) -> bool {
-        self.doors.contains(door)
+    /// Whether it is one of the suspected frontends.
+    pub(super) fn is_frontend(&self, key: &FrontendKey) -> bool {
+        self.keys.contains(key)
     }
 }
 
-/// The two doors that an entry's first packet may have been addressed to; none for port 0.
-pub(super) fn doors_of(entry: &Entry) -> Option<[Door; 2]> {
+/// The two frontends that an entry's first packet may have been addressed to; none for port 0.
+pub(super) fn keys_of(entry: &Entry) -> Option<[FrontendKey; 2]> {
     let port = entry.destination.port().try_into().ok()?;
-    let at = |address| Door { address, protocol: entry.protocol, port };
-    Some([at(DoorAddress::Ip(entry.destination.ip())), at(DoorAddress::Node(entry.family()))])
+    let at = |address| FrontendKey { address, protocol: entry.protocol, port };
+    Some([
+        at(FrontendAddress::Ip(entry.destination.ip())),
+        at(FrontendAddress::Node(entry.family())),
+    ])
 }
 
 /// Whether flows of this protocol outlive their endpoint unnoticed: whoever uses TCP connects
@@ -112,11 +115,8 @@ fn all_tracked() -> BTreeSet<(Family, Protocol)> {
 }
 
 fn served_by(plan: &Plan) -> BTreeSet<(Family, Protocol)> {
-    let doors = plan.frontends().map(|frontend| frontend.door);
-    doors
-        .filter(|door| is_tracked(door.protocol))
-        .map(|door| (door.family(), door.protocol))
-        .collect()
+    let keys = plan.frontends().map(|frontend| frontend.key);
+    keys.filter(|key| is_tracked(key.protocol)).map(|key| (key.family(), key.protocol)).collect()
 }
 
 /// Remembers as much of the last state as it takes to see what may have become stale.
@@ -171,16 +171,16 @@ impl Suspicion {
         self.interfaces = Some(now);
     }
 
-    /// These services and their endpoints differ, and the plan was made anew: these doors with it.
-    /// Where a draining endpoint ends, no door does.
+    /// These services and their endpoints differ, and the plan was made anew: these frontends with
+    /// it. Where a draining endpoint ends, no frontend does.
     pub fn changed(
         &mut self,
         plan: &Plan,
         services: &BTreeSet<ServiceName>,
-        doors: &BTreeSet<Door>,
+        keys: &BTreeSet<FrontendKey>,
     ) {
-        let of_services = services.iter().flat_map(|name| plan.doors_of(name));
-        of_services.chain(doors).for_each(|door| self.suspects.add_door(*door));
+        let of_services = services.iter().flat_map(|name| plan.keys_of(name));
+        of_services.chain(keys).for_each(|key| self.suspects.add_frontend(*key));
         self.suspects.late.append(&mut self.late);
     }
 
@@ -189,23 +189,23 @@ impl Suspicion {
         let now: BTreeSet<IpAddr> = addresses.iter().copied().collect();
         let come: BTreeSet<Family> =
             now.difference(&self.node_ports).map(|ip| family_of(*ip)).collect();
-        let doors = plan.frontends().map(|frontend| frontend.door);
+        let keys = plan.frontends().map(|frontend| frontend.key);
         if !come.is_empty() {
-            doors
-                .filter(|door| matches!(door.address, DoorAddress::Node(family) if come.contains(&family)))
-                .for_each(|door| self.suspects.add_door(door));
+            keys
+                .filter(|key| matches!(key.address, FrontendAddress::Node(family) if come.contains(&family)))
+                .for_each(|key| self.suspects.add_frontend(key));
         }
         self.node_ports = now;
     }
 
-    /// The rules were not there for a while: flows may have passed them by at every door.
+    /// The rules were not there for a while: flows may have passed them by at every frontend.
     pub fn rules_were_missing(&mut self, plan: &Plan) {
-        plan.frontends().for_each(|frontend| self.suspects.add_door(frontend.door));
+        plan.frontends().for_each(|frontend| self.suspects.add_frontend(frontend.key));
     }
 
-    /// An earlier run programmed these doors, and they are none any more.
-    pub fn left(&mut self, doors: impl IntoIterator<Item = Door>) {
-        doors.into_iter().for_each(|door| self.suspects.add_door(door));
+    /// An earlier run programmed these frontends, and they are none any more.
+    pub fn left(&mut self, keys: impl IntoIterator<Item = FrontendKey>) {
+        keys.into_iter().for_each(|key| self.suspects.add_frontend(key));
     }
 
     /// All that is suspected since the last call; `plan` is `None` while services are not known,

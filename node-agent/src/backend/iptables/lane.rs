@@ -19,7 +19,7 @@ use super::tools::IptablesError;
 use super::worker::{Done, Job, Outcome};
 use crate::backend::Repair;
 use crate::model::Family;
-use crate::plan::Door;
+use crate::plan::FrontendKey;
 
 /// Rewritten so often in [`WINDOW`], or at one more look than that, the chains are somebody else's
 /// too, who does not stop.
@@ -37,8 +37,8 @@ pub struct Lane {
     pub unknown: bool,
     /// All was in the kernel once.
     pub settled: bool,
-    /// Doors of an earlier run, or of kube-proxy, that are none any more.
-    pub left_doors: Vec<Door>,
+    /// Frontends of an earlier run, or of kube-proxy, that are none any more.
+    pub left_frontends: Vec<FrontendKey>,
     /// What cannot be written.
     pub refused: Refusals,
     /// Why egress masquerade is not as it should be. It is tried again at every look.
@@ -61,7 +61,7 @@ impl Lane {
             busy: false,
             unknown: true,
             settled: false,
-            left_doors: Vec::new(),
+            left_frontends: Vec::new(),
             refused: Refusals::default(),
             egress: None,
             due: None,
@@ -190,8 +190,8 @@ impl Lane {
 
     fn note_first(&mut self, seen: &Observed, rules: &Ruleset, due: Repair) {
         let family = rules.family();
-        let left = seen.doors(family).filter(|door| !rules.has_door(door));
-        self.left_doors.extend(left);
+        let left = seen.keys(family).filter(|key| !rules.has_frontend(key));
+        self.left_frontends.extend(left);
         let adopted = !seen.is_empty() && !seen.is_ours;
         info!(%family, chains = due.chains, adopted, "rules are brought up to date");
     }

@@ -50,7 +50,7 @@ pub enum Kind {
     Service,
     /// Chooses among the endpoints on this node (policy Local).
     Local,
-    /// Where external doors lead.
+    /// Where external frontends lead.
     External,
     /// `loadBalancerSourceRanges`.
     SourceRanges,

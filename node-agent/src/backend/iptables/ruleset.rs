@@ -13,7 +13,7 @@ use super::name::{ChainId, ChainName, Kind, Table};
 use super::rule::Rule;
 use super::service::{Lowered, ServicePort, Shared, lower, lower_shared};
 use crate::model::{Family, ServicePortName};
-use crate::plan::{Door, DoorAddress, Frontend};
+use crate::plan::{Frontend, FrontendAddress, FrontendKey};
 
 /// A chain's rules as lines, each without `-A` and the chain's name.
 pub type Lines = Vec<String>;
@@ -36,17 +36,17 @@ impl Print {
 pub struct Ruleset {
     shape: Shape,
     ports: BTreeMap<ServicePortName, Port>,
-    owners: HashMap<Door, ServicePortName>,
+    owners: HashMap<FrontendKey, ServicePortName>,
     /// Chains to be written or, where there is no text for them any more, removed.
     changed: BTreeMap<ChainId, Option<ServicePortName>>,
     /// The jumps into these chains are others than when all was last compared.
     jumps_changed: bool,
 }
 
-/// A service port's doors, and what was made of them.
+/// A service port's frontends, and what was made of them.
 #[derive(Debug, Default)]
 struct Port {
-    doors: BTreeMap<Door, Frontend>,
+    keys: BTreeMap<FrontendKey, Frontend>,
     chains: Box<[(ChainName, Print)]>,
     shared: [Option<Print>; Shared::ALL.len()],
 }
@@ -89,8 +89,9 @@ impl Ruleset {
         let names: Vec<ServicePortName> = if self.shape.local != before.local {
             self.ports.keys().cloned().collect()
         } else if self.shape.to_node != before.to_node {
-            let has_node_port =
-                |port: &Port| port.doors.keys().any(|d| matches!(d.address, DoorAddress::Node(_)));
+            let has_node_port = |port: &Port| {
+                port.keys.keys().any(|d| matches!(d.address, FrontendAddress::Node(_)))
+            };
             let ports = self.ports.iter().filter(|(_, port)| has_node_port(port));
             ports.map(|(name, _)| name.clone()).collect()
         } else {
@@ -110,7 +111,7 @@ impl Ruleset {
     /// pass.
     pub fn of_frontend(&self, frontend: &Frontend) -> BTreeSet<(Table, String, Option<String>)> {
         let port =
-            Port { doors: BTreeMap::from([(frontend.door, frontend.clone())]), ..Port::default() };
+            Port { keys: BTreeMap::from([(frontend.key, frontend.clone())]), ..Port::default() };
         let Lowered { chains, shared } = lower(view(&self.shape, &frontend.service_port, &port));
         let own = chains.into_keys().map(|chain| (Table::Nat, chain.to_string(), None));
         let shared = shared.into_iter().map(|(of, rule)| {
@@ -121,28 +122,31 @@ impl Ruleset {
     }
 
     /// Whether a service is reached there.
-    pub fn has_door(&self, door: &Door) -> bool {
-        self.owners.contains_key(door)
+    pub fn has_frontend(&self, key: &FrontendKey) -> bool {
+        self.owners.contains_key(key)
     }
 
-    /// Doors are decided otherwise, or are gone.
-    pub fn change_doors<'a>(&mut self, doors: impl Iterator<Item = (Door, Option<&'a Frontend>)>) {
+    /// Frontends are decided otherwise, or are gone.
+    pub fn change_frontends<'a>(
+        &mut self,
+        keys: impl Iterator<Item = (FrontendKey, Option<&'a Frontend>)>,
+    ) {
         let mut touched = BTreeSet::new();
-        for (door, decided) in doors.filter(|(door, _)| door.family() == self.shape.family) {
+        for (key, decided) in keys.filter(|(key, _)| key.family() == self.shape.family) {
             let owner = decided.map(|frontend| frontend.service_port.clone());
             let before = match owner.clone() {
-                Some(owner) => self.owners.insert(door, owner),
-                None => self.owners.remove(&door),
+                Some(owner) => self.owners.insert(key, owner),
+                None => self.owners.remove(&key),
             };
             if let Some(before) = before {
                 if let Some(port) = self.ports.get_mut(&before) {
-                    port.doors.remove(&door);
+                    port.keys.remove(&key);
                 }
                 touched.insert(before);
             }
             if let (Some(owner), Some(frontend)) = (owner, decided) {
                 let port = self.ports.entry(owner.clone()).or_default();
-                port.doors.insert(door, frontend.clone());
+                port.keys.insert(key, frontend.clone());
                 touched.insert(owner);
             }
         }
@@ -180,7 +184,7 @@ impl Ruleset {
         }
         port.chains = chains.into();
         port.shared = lists;
-        if !port.doors.is_empty() {
+        if !port.keys.is_empty() {
             self.ports.insert(name.clone(), port);
         }
     }
@@ -286,5 +290,5 @@ impl Ruleset {
 }
 
 fn view<'a>(shape: &'a Shape, name: &'a ServicePortName, port: &'a Port) -> ServicePort<'a> {
-    ServicePort { name, doors: &port.doors, local: &shape.local, to_node: &shape.to_node }
+    ServicePort { name, keys: &port.keys, local: &shape.local, to_node: &shape.to_node }
 }

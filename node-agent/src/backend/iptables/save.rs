@@ -10,7 +10,7 @@ use super::name::{MARK_MASQ, NODE_PORTS, SERVICES, Table, is_a_proxys};
 use super::ruleset::Print;
 use crate::backend::why::Why;
 use crate::model::{Family, Protocol};
-use crate::plan::{Door, DoorAddress};
+use crate::plan::{FrontendAddress, FrontendKey};
 
 /// What the kernel holds of a service proxy's, ours or kube-proxy's: their names are the same.
 #[derive(Debug, Clone, Default)]
@@ -21,7 +21,7 @@ pub struct Observed {
     /// Chains by which kube-proxy sees that somebody flushed the tables.
     pub canaries: BTreeSet<Table>,
     /// Where services were reached, by an address or else by a node port.
-    doors: Vec<(Option<IpAddr>, Protocol, NonZeroU16)>,
+    keys: Vec<(Option<IpAddr>, Protocol, NonZeroU16)>,
     /// The chains are ours: kube-proxy writes the rule that marks without words.
     pub is_ours: bool,
 }
@@ -51,7 +51,7 @@ impl Observed {
     fn rule(&mut self, table: Table, chain: &str, rule: &str) {
         if let Some(lines) = self.chains.get_mut(&(table, chain.to_owned())) {
             rule.hash(lines);
-            self.doors.extend(door(table, chain, rule));
+            self.keys.extend(key(table, chain, rule));
             self.is_ours |=
                 chain == MARK_MASQ.to_string() && rule.contains(Why::MarkForMasquerade.text());
             return;
@@ -73,10 +73,10 @@ impl Observed {
         self.chains.contains_key(&(table, name.to_owned()))
     }
 
-    /// Where services were reached. A service without endpoints has no such door.
-    pub fn doors(&self, family: Family) -> impl Iterator<Item = Door> {
-        self.doors.iter().map(move |(ip, protocol, port)| Door {
-            address: ip.map_or(DoorAddress::Node(family), DoorAddress::Ip),
+    /// Where services were reached. A service without endpoints has no such frontend.
+    pub fn keys(&self, family: Family) -> impl Iterator<Item = FrontendKey> {
+        self.keys.iter().map(move |(ip, protocol, port)| FrontendKey {
+            address: ip.map_or(FrontendAddress::Node(family), FrontendAddress::Ip),
             protocol: *protocol,
             port: *port,
         })
@@ -89,7 +89,7 @@ impl Observed {
 }
 
 /// What a rule of the two chains that lead to services is about.
-fn door(table: Table, chain: &str, rule: &str) -> Option<(Option<IpAddr>, Protocol, NonZeroU16)> {
+fn key(table: Table, chain: &str, rule: &str) -> Option<(Option<IpAddr>, Protocol, NonZeroU16)> {
     let at_address = chain == SERVICES.to_string();
     if table != Table::Nat || !(at_address || chain == NODE_PORTS.to_string()) {
         return None;

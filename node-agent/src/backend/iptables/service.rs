@@ -14,14 +14,16 @@ use super::name::{
 use super::rule::{Match, Rule, Target, Tests, host};
 use crate::backend::why::Why;
 use crate::model::{Affinity, Protocol, ServicePortName, TrafficPolicy};
-use crate::plan::{Door, DoorAddress, DoorKind, Endpoints, Frontend, Masquerade, Outcome};
+use crate::plan::{
+    Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade, Outcome,
+};
 
 /// A chain in which every service has lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Shared {
     /// Refuses or drops what goes to a cluster IP that nobody here serves.
     UnservedInside,
-    /// The same for the doors that lead in from outside.
+    /// The same for the frontends that lead in from outside.
     UnservedOutside,
     /// Drops what `loadBalancerSourceRanges` did not let through.
     Firewall,
@@ -58,8 +60,8 @@ impl Shared {
 pub struct ServicePort<'a> {
     /// Its name.
     pub name: &'a ServicePortName,
-    /// The doors of one family that are its own, decided.
-    pub doors: &'a BTreeMap<Door, Frontend>,
+    /// The frontends of one family that are its own, decided.
+    pub keys: &'a BTreeMap<FrontendKey, Frontend>,
     /// What is asked of a packet to know it for a local pod's, one rule each.
     pub local: &'a [Tests],
     /// What is asked of a packet to know it for one to the node, one rule each.
@@ -114,7 +116,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn shared(&mut self) {
-        for frontend in self.port.doors.values() {
+        for frontend in self.port.keys.values() {
             match &frontend.inside {
                 Outcome::Forward(_) => self.enter(frontend),
                 Outcome::Reject => self.refuse(frontend),
@@ -130,25 +132,25 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The way in from a door.
+    /// The way in from a frontend.
     fn enter(&mut self, frontend: &Frontend) {
         let about = self.about(&frontend.kind.to_string());
-        let Door { protocol, port, .. } = frontend.door;
+        let FrontendKey { protocol, port, .. } = frontend.key;
         let to_port = Match::Port(protocol, port.get());
         let external = self.chain(Kind::External);
-        let (shared, why, tests, chain) = match (frontend.door.address, frontend.kind) {
-            (DoorAddress::Node(_), _) => {
+        let (shared, why, tests, chain) = match (frontend.key.address, frontend.kind) {
+            (FrontendAddress::Node(_), _) => {
                 (Shared::NodePorts, Why::FindNodePort, vec![to_port], external)
             }
-            (DoorAddress::Ip(ip), kind) => {
+            (FrontendAddress::Ip(ip), kind) => {
                 let chain = match kind {
-                    DoorKind::ClusterIp => self.balance(frontend.policy),
-                    DoorKind::LoadBalancerIp if frontend.sources.is_some() => {
+                    FrontendKind::ClusterIp => self.balance(frontend.policy),
+                    FrontendKind::LoadBalancerIp if frontend.sources.is_some() => {
                         self.chain(Kind::SourceRanges)
                     }
-                    DoorKind::LoadBalancerIp | DoorKind::ExternalIp | DoorKind::NodePort => {
-                        external
-                    }
+                    FrontendKind::LoadBalancerIp
+                    | FrontendKind::ExternalIp
+                    | FrontendKind::NodePort => external,
                 };
                 let tests = vec![Match::Destination(host(ip)), to_port];
                 if frontend.sources.is_some() {
@@ -163,7 +165,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn refuse(&mut self, frontend: &Frontend) {
-        let protocol = frontend.door.protocol;
+        let protocol = frontend.key.protocol;
         let why = match protocol {
             Protocol::Tcp => Why::RefuseTcp,
             Protocol::Udp | Protocol::Sctp => Why::Refuse,
@@ -177,20 +179,20 @@ impl<'a> Lowering<'a> {
 
     fn unserved(&mut self, frontend: &Frontend, what: &str, why: Why, target: Target) {
         let about = self.about(what);
-        let Door { address, protocol, port } = frontend.door;
+        let FrontendKey { address, protocol, port } = frontend.key;
         let to_port = Match::Port(protocol, port.get());
         let shared = match frontend.kind {
-            DoorKind::ClusterIp => Shared::UnservedInside,
-            DoorKind::NodePort | DoorKind::LoadBalancerIp | DoorKind::ExternalIp => {
+            FrontendKind::ClusterIp => Shared::UnservedInside,
+            FrontendKind::NodePort | FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp => {
                 Shared::UnservedOutside
             }
         };
         let rules: Vec<Rule> = match address {
-            DoorAddress::Ip(ip) => {
+            FrontendAddress::Ip(ip) => {
                 let tests = [Match::Destination(host(ip)), to_port];
                 vec![Rule::new(why, &about, tests, target)]
             }
-            DoorAddress::Node(_) => {
+            FrontendAddress::Node(_) => {
                 let rule = |to_node: &Tests| {
                     Rule::new(why, &about, [to_port.clone()], target).also(to_node.iter().cloned())
                 };
@@ -214,31 +216,32 @@ impl<'a> Lowering<'a> {
         for at in all {
             chains.insert(self.endpoint(at), self.endpoint_rules(at));
         }
-        let external = || self.doors().filter(|f| f.kind != DoorKind::ClusterIp);
-        if let Some(door) = external().next() {
-            chains.insert(self.chain(Kind::External), self.external_rules(door));
+        let external = || self.keys().filter(|f| f.kind != FrontendKind::ClusterIp);
+        if let Some(key) = external().next() {
+            chains.insert(self.chain(Kind::External), self.external_rules(key));
         }
-        if self.doors().any(|f| f.sources.is_some()) {
+        if self.keys().any(|f| f.sources.is_some()) {
             chains.insert(self.chain(Kind::SourceRanges), self.source_ranges());
         }
         chains
     }
 
-    /// The doors that lead anywhere.
-    fn doors(&self) -> impl Iterator<Item = &'a Frontend> + use<'a> {
-        let doors = self.port.doors.values();
-        doors.filter(|frontend| frontend.inside.endpoints().is_some())
+    /// The frontends that lead anywhere.
+    fn keys(&self) -> impl Iterator<Item = &'a Frontend> + use<'a> {
+        let keys = self.port.keys.values();
+        keys.filter(|frontend| frontend.inside.endpoints().is_some())
     }
 
-    /// The endpoints of each policy that a door follows. All doors of a service port select alike.
+    /// The endpoints of each policy that a frontend follows. All frontends of a service port select
+    /// alike.
     fn balanced(&self) -> Vec<(TrafficPolicy, &'a Endpoints)> {
         let mut found: Vec<(TrafficPolicy, &'a Endpoints)> = Vec::new();
-        for frontend in self.doors() {
+        for frontend in self.keys() {
             let inside = match frontend.kind {
-                DoorKind::ClusterIp => frontend.policy,
-                DoorKind::NodePort | DoorKind::LoadBalancerIp | DoorKind::ExternalIp => {
-                    TrafficPolicy::Cluster
-                }
+                FrontendKind::ClusterIp => frontend.policy,
+                FrontendKind::NodePort
+                | FrontendKind::LoadBalancerIp
+                | FrontendKind::ExternalIp => TrafficPolicy::Cluster,
             };
             let outside = frontend.outside.as_ref().and_then(Outcome::endpoints);
             let sides = [(inside, frontend.inside.endpoints()), (TrafficPolicy::Local, outside)];
@@ -254,7 +257,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn affinity(&self) -> Option<u32> {
-        let affinity = self.port.doors.values().next().map(|frontend| frontend.affinity);
+        let affinity = self.port.keys.values().next().map(|frontend| frontend.affinity);
         match affinity {
             Some(Affinity::ClientIp { seconds }) => Some(seconds),
             Some(Affinity::None) | None => None,
@@ -291,14 +294,14 @@ impl<'a> Lowering<'a> {
 
     /// KEP-2450's first rule: who calls a cluster IP and is not a local pod is masqueraded.
     fn mark_rules(&self, policy: TrafficPolicy) -> Vec<Rule> {
-        let own = |f: &&Frontend| f.kind == DoorKind::ClusterIp && f.policy == policy;
+        let own = |f: &&Frontend| f.kind == FrontendKind::ClusterIp && f.policy == policy;
         let mut rules = Vec::new();
-        for frontend in self.doors().filter(own) {
-            let DoorAddress::Ip(ip) = frontend.door.address else {
+        for frontend in self.keys().filter(own) {
+            let FrontendAddress::Ip(ip) = frontend.key.address else {
                 continue;
             };
             let about = self.about("cluster IP");
-            let to_port = Match::Port(frontend.door.protocol, frontend.door.port.get());
+            let to_port = Match::Port(frontend.key.protocol, frontend.key.port.get());
             let tests = [Match::Destination(host(ip)), to_port];
             let mark = |why, chain| Rule::new(why, &about, tests.clone(), Target::Jump(chain));
             rules.push(match (frontend.masquerade, self.port.local) {
@@ -331,10 +334,10 @@ impl<'a> Lowering<'a> {
         ]
     }
 
-    fn external_rules(&self, door: &Frontend) -> Vec<Rule> {
+    fn external_rules(&self, key: &Frontend) -> Vec<Rule> {
         let about = self.about("from outside");
         let to = |policy| Target::Jump(self.balance(policy));
-        let Some(outside) = &door.outside else {
+        let Some(outside) = &key.outside else {
             return vec![
                 Rule::new(Why::AnyNode, &about, [], Target::Jump(MARK_MASQ)),
                 Rule::new(Why::Choose, &about, [], to(TrafficPolicy::Cluster)),
@@ -359,14 +362,15 @@ impl<'a> Lowering<'a> {
     /// Who may enter goes on; of the others the filter table drops what comes back untranslated.
     fn source_ranges(&self) -> Vec<Rule> {
         let about = self.about("load balancer IP");
-        let mut doors_of: BTreeMap<IpNetwork, Vec<IpNetwork>> = BTreeMap::new();
-        let mut doors = 0;
-        for frontend in self.doors() {
-            if let (Some(sources), DoorAddress::Ip(ip)) = (&frontend.sources, frontend.door.address)
+        let mut keys_of: BTreeMap<IpNetwork, Vec<IpNetwork>> = BTreeMap::new();
+        let mut keys = 0;
+        for frontend in self.keys() {
+            if let (Some(sources), FrontendAddress::Ip(ip)) =
+                (&frontend.sources, frontend.key.address)
             {
-                doors += 1;
+                keys += 1;
                 for range in sources.iter() {
-                    doors_of.entry(*range).or_default().push(host(ip));
+                    keys_of.entry(*range).or_default().push(host(ip));
                 }
             }
         }
@@ -374,8 +378,8 @@ impl<'a> Lowering<'a> {
             let target = Target::Jump(self.chain(Kind::External));
             Rule::new(Why::MayEnter, &about, tests, target)
         };
-        let each = doors_of.into_iter().flat_map(|(range, at)| match at {
-            at if at.len() == doors => vec![vec![Match::Source(range)]],
+        let each = keys_of.into_iter().flat_map(|(range, at)| match at {
+            at if at.len() == keys => vec![vec![Match::Source(range)]],
             at => at
                 .into_iter()
                 .map(|ip| vec![Match::Source(range), Match::Destination(ip)])

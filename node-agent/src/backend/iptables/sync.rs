@@ -21,7 +21,7 @@ use super::worker::{self, Done, Outcome};
 use crate::backend::nftables::{Kernel, Nftables, NftablesError};
 use crate::backend::{Backend, Repair, SetSize, Told};
 use crate::model::{Egress, Family, PodSet};
-use crate::plan::{Detector, Door, Frontend, NodePortAddresses, NodeSide, Plan};
+use crate::plan::{Detector, Frontend, FrontendKey, NodePortAddresses, NodeSide, Plan};
 
 /// The rules are looked at this often, or so seldom that looking takes a hundredth of the time.
 /// (ip_tables notifies nobody of a change.)
@@ -193,9 +193,9 @@ impl Backend for Iptables {
         SetName::ALL.map(size).into_iter().chain(told).collect()
     }
 
-    fn left_doors(&mut self) -> Vec<Door> {
+    fn left_frontends(&mut self) -> Vec<FrontendKey> {
         let lanes = self.lanes.iter_mut();
-        lanes.flat_map(|lane| std::mem::take(&mut lane.left_doors)).collect()
+        lanes.flat_map(|lane| std::mem::take(&mut lane.left_frontends)).collect()
     }
 
     /// Every chain ends in an endpoint that is there.
@@ -224,7 +224,7 @@ impl Backend for Iptables {
     }
 
     fn rejected(&self, frontend: &Frontend) -> Vec<String> {
-        let at = frontend.door.family() as usize;
+        let at = frontend.key.family() as usize;
         let own = self.wanted.rules[at].of_frontend(frontend);
         self.lanes[at].refused.about(&own)
     }
@@ -289,8 +289,8 @@ impl Told for Iptables {
         self.wanted.set_health_ports(ports);
     }
 
-    fn set_doors(&mut self, plan: &Plan, doors: &BTreeSet<Door>) {
-        self.wanted.set_doors(plan, doors);
+    fn set_frontends(&mut self, plan: &Plan, keys: &BTreeSet<FrontendKey>) {
+        self.wanted.set_frontends(plan, keys);
     }
 
     fn set_complete(&mut self) {

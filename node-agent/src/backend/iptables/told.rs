@@ -13,7 +13,7 @@ use super::text::Rendering;
 use crate::backend::Told;
 use crate::backend::nftables::{Nftables, NoKernel};
 use crate::model::{Egress, Family, PodSet};
-use crate::plan::{Detector, Door, NodePortAddresses, NodeSide, Plan};
+use crate::plan::{Detector, FrontendKey, NodePortAddresses, NodeSide, Plan};
 
 /// What is wanted in both families, and how much of it is known.
 #[derive(Debug)]
@@ -86,9 +86,9 @@ impl<K> Told for Wanted<K> {
         self.reshape(|shape| shape.health_ports = ports.iter().map(|port| port.get()).collect());
     }
 
-    fn set_doors(&mut self, plan: &Plan, doors: &BTreeSet<Door>) {
+    fn set_frontends(&mut self, plan: &Plan, keys: &BTreeSet<FrontendKey>) {
         for rules in &mut self.rules {
-            rules.change_doors(doors.iter().map(|door| (*door, plan.frontend(door))));
+            rules.change_frontends(keys.iter().map(|key| (*key, plan.frontend(key))));
         }
     }
 

@@ -13,7 +13,7 @@ use super::rule::{Chain, Rule};
 use super::set::{Data, VERDICT, address_len, find_tlv};
 use super::table::Delta;
 use crate::model::Family;
-use crate::plan::Door;
+use crate::plan::FrontendKey;
 use denizen_netlink::{Attributes, Message};
 
 /// Where a base chain hangs.
@@ -172,11 +172,11 @@ impl Observed {
         self.sets.get(set.as_str()).is_some_and(|observed| *observed == wanted_set(layer, set))
     }
 
-    /// The doors that are there.
-    pub fn doors(&self, layer: Layer) -> impl Iterator<Item = Door> + '_ {
+    /// The frontends that are there.
+    pub fn keys(&self, layer: Layer) -> impl Iterator<Item = FrontendKey> + '_ {
         let keys = self.elements.keys();
         keys.filter(|(set, _)| matches!(set, SetName::Services | SetName::NodePorts))
-            .filter_map(move |(set, key)| key.door(*set, set.family(layer)))
+            .filter_map(move |(set, key)| key.key(*set, set.family(layer)))
     }
 
     /// What leads from the elements that are there to `wanted`, in the sets that are asked for.

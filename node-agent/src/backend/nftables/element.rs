@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::name::{ChainName, SetName};
 use super::set::{Part, address_len};
 use crate::model::{Family, Protocol};
-use crate::plan::{Door, DoorAddress};
+use crate::plan::{FrontendAddress, FrontendKey};
 use ipnetwork::IpNetwork;
 
 const LONGEST_KEY: usize = 44;
@@ -78,30 +78,30 @@ impl Key {
         Some((Protocol::from_number(*bytes)?, u32::from_ne_bytes(*number)))
     }
 
-    /// The door that a key of a set of doors stands for.
-    pub fn door(&self, set: SetName, family: Family) -> Option<Door> {
+    /// The frontend that a key of a set of frontends stands for.
+    pub fn key(&self, set: SetName, family: Family) -> Option<FrontendKey> {
         let mut rest = self.as_bytes();
         let address = match set.shape().key.first() {
             Some(Part::Destination) => {
                 let ip = read_address(family, rest)?;
                 rest = rest.get(address_len(family)..)?;
-                DoorAddress::Ip(ip)
+                FrontendAddress::Ip(ip)
             }
-            Some(_) | None => DoorAddress::Node(family),
+            Some(_) | None => FrontendAddress::Node(family),
         };
         let protocol = Protocol::from_number(*rest.first()?)?;
         let port = u16::from_be_bytes(*rest.get(4..)?.first_chunk()?).try_into().ok()?;
-        Some(Door { address, protocol, port })
+        Some(FrontendKey { address, protocol, port })
     }
 
     /// The frontend that an element with this key is about: where it is found, one of its
     /// endpoints, who may use it. `None` for the elements of other sets.
-    pub fn frontend(&self, set: SetName, family: Family) -> Option<Door> {
+    pub fn frontend(&self, set: SetName, family: Family) -> Option<FrontendKey> {
         let is_of_one = matches!(
             set.shape().key,
             [Part::Protocol, Part::Port, ..] | [Part::Destination, Part::Protocol, Part::Port, ..]
         );
-        is_of_one.then(|| self.door(set, family)).flatten()
+        is_of_one.then(|| self.key(set, family)).flatten()
     }
 
     /// With a range of sources. The kernel knows the range by its first and its last address: see

@@ -11,20 +11,20 @@ use super::name::{ChainName, Class, Group, SetName};
 use super::number::{MOST_NUMBERS, Numbers};
 use super::set::{MOST_SLOTS, cut};
 use crate::model::{Affinity, Protocol};
-use crate::plan::{Door, DoorAddress, DoorKind, Frontend, Masquerade, Outcome};
+use crate::plan::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade, Outcome};
 
-/// A door as it is programmed.
+/// A frontend as it is programmed.
 ///
-/// Which endpoint sits in which slot, and which size class the door is in, depend on what came
+/// Which endpoint sits in which slot, and which size class the frontend is in, depend on what came
 /// before: an endpoint's change should touch that endpoint's element and no other.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DoorState {
+pub struct FrontendState {
     /// What kind of address it is.
-    pub kind: DoorKind,
+    pub kind: FrontendKind,
     inside: Target,
     masquerade: Masquerade,
     outside: Option<Target>,
-    /// Whose door it is, beside the element.
+    /// Whose frontend it is, beside the element.
     owner: Arc<str>,
     /// For how many seconds clients are kept with their endpoint.
     affinity: Option<u32>,
@@ -50,8 +50,12 @@ struct Slots {
     endpoints: Box<[SocketAddr]>,
 }
 
-/// The door as it should be programmed, given how it is programmed now.
-pub fn lower(frontend: &Frontend, now: Option<&DoorState>, numbers: &mut Numbers) -> DoorState {
+/// The frontend as it should be programmed, given how it is programmed now.
+pub fn lower(
+    frontend: &Frontend,
+    now: Option<&FrontendState>,
+    numbers: &mut Numbers,
+) -> FrontendState {
     let most = match frontend.affinity {
         Affinity::None => MOST_SLOTS as usize,
         Affinity::ClientIp { .. } => MOST_NUMBERS,
@@ -65,7 +69,7 @@ pub fn lower(frontend: &Frontend, now: Option<&DoorState>, numbers: &mut Numbers
         Some(now) if *now.owner == *owner(frontend) => now.owner.clone(),
         _ => owner(frontend).into(),
     };
-    let mut door = DoorState {
+    let mut key = FrontendState {
         kind: frontend.kind,
         inside,
         masquerade: frontend.masquerade,
@@ -76,9 +80,9 @@ pub fn lower(frontend: &Frontend, now: Option<&DoorState>, numbers: &mut Numbers
         sources: frontend.sources.clone(),
     };
     if let Affinity::ClientIp { seconds } = frontend.affinity {
-        door.number(frontend.door.protocol, seconds, numbers);
+        key.number(frontend.key.protocol, seconds, numbers);
     }
-    door
+    key
 }
 
 fn owner(frontend: &Frontend) -> String {
@@ -129,7 +133,7 @@ impl Slots {
     }
 }
 
-impl DoorState {
+impl FrontendState {
     /// Keeps clients with their endpoint.
     fn number(&mut self, protocol: Protocol, seconds: u32, numbers: &mut Numbers) {
         self.affinity = Some(seconds);
@@ -141,12 +145,12 @@ impl DoorState {
         self.numbers = endpoints.into_iter().zip(told).collect();
     }
 
-    /// The classes whose chains the door's elements name, and those that these chains name.
-    pub fn classes(&self, door: &Door) -> impl Iterator<Item = Class> {
-        let outside = self.outside.as_ref().map(|target| (target, outside_group(door)));
-        let sides = [Some((&self.inside, inside_group(door))), outside].into_iter().flatten();
+    /// The classes whose chains the frontend's elements name, and those that these chains name.
+    pub fn classes(&self, key: &FrontendKey) -> impl Iterator<Item = Class> {
+        let outside = self.outside.as_ref().map(|target| (target, outside_group(key)));
+        let sides = [Some((&self.inside, inside_group(key))), outside].into_iter().flatten();
         let classes = sides
-            .filter_map(|(target, group)| Some(self.class(group, door.protocol, target.slots()?)));
+            .filter_map(|(target, group)| Some(self.class(group, key.protocol, target.slots()?)));
         let with_plain =
             classes.flat_map(|class| [Some(class.plain()), class.affinity.map(|_| class)]);
         with_plain.flatten().collect::<Vec<_>>().into_iter()
@@ -156,23 +160,24 @@ impl DoorState {
         Class { group, protocol, size: slots.size, affinity: self.affinity }
     }
 
-    /// The door's elements.
-    pub fn elements(&self, door: &Door) -> Vec<Element> {
+    /// The frontend's elements.
+    pub fn elements(&self, key: &FrontendKey) -> Vec<Element> {
         let mut elements = Vec::new();
         let entry = |class| match self.masquerade {
             Masquerade::UnlessLocalPod => ChainName::Cluster(class),
             Masquerade::Always => ChainName::External(class),
         };
-        self.side(door, &self.inside, inside_group(door), entry, &mut elements);
+        self.side(key, &self.inside, inside_group(key), entry, &mut elements);
         if let Some(outside) = &self.outside {
-            self.side(door, outside, outside_group(door), ChainName::Balance, &mut elements);
+            self.side(key, outside, outside_group(key), ChainName::Balance, &mut elements);
         }
         if let Some(sources) = &self.sources {
             let comment = || Some(self.owner.clone());
             let element = |set, key| Element { set, key, value: Value::Member, comment: comment() };
-            elements.push(element(SetName::RestrictedDoors, door_key(door)));
-            let range =
-                |range: &IpNetwork| element(SetName::AllowedSources, door_key(door).range(*range));
+            elements.push(element(SetName::RestrictedFrontends, frontend_key(key)));
+            let range = |range: &IpNetwork| {
+                element(SetName::AllowedSources, frontend_key(key).range(*range))
+            };
             elements.extend(sources.iter().map(range));
         }
         elements
@@ -180,7 +185,7 @@ impl DoorState {
 
     fn side(
         &self,
-        door: &Door,
+        key: &FrontendKey,
         target: &Target,
         group: Group,
         entry: impl Fn(Class) -> ChainName,
@@ -190,54 +195,61 @@ impl DoorState {
             Target::Reject => ChainName::NoEndpoints,
             Target::Drop => ChainName::NoLocalEndpoints,
             Target::Forward(slots) => {
-                self.endpoints(door, slots, group, elements);
-                entry(self.class(group, door.protocol, slots))
+                self.endpoints(key, slots, group, elements);
+                entry(self.class(group, key.protocol, slots))
             }
         };
         let comment = Some(self.owner.clone());
         elements.push(Element {
-            set: group.doors(),
-            key: door_key(door),
+            set: group.keys(),
+            key: frontend_key(key),
             value: Value::Goto(chain),
             comment,
         });
     }
 
     /// One side's endpoints by slot and, where clients are kept, by number.
-    fn endpoints(&self, door: &Door, slots: &Slots, group: Group, elements: &mut Vec<Element>) {
+    fn endpoints(
+        &self,
+        frontend: &FrontendKey,
+        slots: &Slots,
+        group: Group,
+        elements: &mut Vec<Element>,
+    ) {
         let at = |set, key, value, comment| Element { set, key, value, comment };
         for (endpoint, slot) in slots.endpoints.iter().zip(0..) {
-            let (key, value) = (door_key(door).slot(slot), Value::Endpoint(*endpoint));
+            let (key, value) = (frontend_key(frontend).slot(slot), Value::Endpoint(*endpoint));
             elements.push(at(group.endpoints(), key, value, None));
             if let Some(number) = self.numbers.get(endpoint) {
                 elements.push(at(group.affinity_slots(), key, Value::Number(*number), None));
                 // The comment tells a restarted agent whose number it is.
-                let (key, owner) = (door_key(door).number(*number), Some(self.owner.clone()));
+                let (key, owner) =
+                    (frontend_key(frontend).number(*number), Some(self.owner.clone()));
                 elements.push(at(group.affinity_endpoints(), key, value, owner));
             }
         }
     }
 }
 
-fn inside_group(door: &Door) -> Group {
-    match door.address {
-        DoorAddress::Ip(_) => Group::Service,
-        DoorAddress::Node(_) => Group::NodePort,
+fn inside_group(key: &FrontendKey) -> Group {
+    match key.address {
+        FrontendAddress::Ip(_) => Group::Service,
+        FrontendAddress::Node(_) => Group::NodePort,
     }
 }
 
-fn outside_group(door: &Door) -> Group {
-    match door.address {
-        DoorAddress::Ip(_) => Group::LocalService,
-        DoorAddress::Node(_) => Group::LocalNodePort,
+fn outside_group(key: &FrontendKey) -> Group {
+    match key.address {
+        FrontendAddress::Ip(_) => Group::LocalService,
+        FrontendAddress::Node(_) => Group::LocalNodePort,
     }
 }
 
-/// What every element of a door has its key begin with.
-fn door_key(door: &Door) -> Key {
-    let key = match door.address {
-        DoorAddress::Ip(address) => Key::EMPTY.address(address),
-        DoorAddress::Node(_) => Key::EMPTY,
+/// What every element of a frontend has its key begin with.
+fn frontend_key(frontend: &FrontendKey) -> Key {
+    let key = match frontend.address {
+        FrontendAddress::Ip(address) => Key::EMPTY.address(address),
+        FrontendAddress::Node(_) => Key::EMPTY,
     };
-    key.protocol(door.protocol).port(door.port.get())
+    key.protocol(frontend.protocol).port(frontend.port.get())
 }

@@ -61,7 +61,7 @@ impl fmt::Display for Layer {
     }
 }
 
-/// Which doors a balancing chain serves.
+/// Which frontends a balancing chain serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Group {
     /// Addresses of services, any endpoint.
@@ -88,8 +88,8 @@ impl Group {
         }
     }
 
-    /// The map in which the group's doors are found.
-    pub fn doors(self) -> SetName {
+    /// The map in which the group's frontends are found.
+    pub fn keys(self) -> SetName {
         match self {
             Self::Service => SetName::Services,
             Self::NodePort => SetName::NodePorts,
@@ -98,7 +98,7 @@ impl Group {
         }
     }
 
-    /// The map of the doors' endpoints by slot, where a client is kept with its endpoint.
+    /// The map of the frontends' endpoints by slot, where a client is kept with its endpoint.
     pub fn affinity_slots(self) -> SetName {
         match self {
             Self::Service => SetName::AffinitySlots,
@@ -108,7 +108,7 @@ impl Group {
         }
     }
 
-    /// The map of the doors' endpoints by the number that clients are remembered with.
+    /// The map of the frontends' endpoints by the number that clients are remembered with.
     pub fn affinity_endpoints(self) -> SetName {
         match self {
             Self::Service => SetName::AffinityEndpoints,
@@ -118,7 +118,7 @@ impl Group {
         }
     }
 
-    /// The map in which the doors' endpoints are found.
+    /// The map in which the frontends' endpoints are found.
     pub fn endpoints(self) -> SetName {
         match self {
             Self::Service => SetName::Endpoints,
@@ -132,7 +132,7 @@ impl Group {
 /// Balances among at most `size` endpoints over one protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Class {
-    /// Whose doors.
+    /// Whose frontends.
     pub group: Group,
     /// nft's text form wants the protocol named where a port is translated.
     pub protocol: Protocol,
@@ -168,7 +168,7 @@ pub enum ChainName {
     Services,
     /// Where node ports are looked up.
     NodePorts,
-    /// Where doors under policy Local are looked up for traffic from elsewhere.
+    /// Where frontends under policy Local are looked up for traffic from elsewhere.
     LocalPolicy,
     /// The same for node ports.
     NodePortPolicy,

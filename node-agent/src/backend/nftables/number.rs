@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::rule::{ENDPOINT_BITS, SCRATCH, SCRATCH_BITS};
 use crate::model::Protocol;
 
-/// More endpoints than this a door with session affinity cannot have.
+/// More endpoints than this a frontend with session affinity cannot have.
 pub const MOST_NUMBERS: usize = ENDPOINT_BITS as usize;
 
 /// A service port as the elements' comments name it, and its protocol.

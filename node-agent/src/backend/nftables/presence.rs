@@ -20,7 +20,7 @@ impl Programmed {
             unknown: true,
             looked: None,
             known: Known::default(),
-            left_doors: Vec::new(),
+            left_frontends: Vec::new(),
             rejected: Vec::new(),
         }
     }

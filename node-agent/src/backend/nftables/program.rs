@@ -181,7 +181,7 @@ fn entries(class: Class, masquerade: MarkBit) -> [Chain; 2] {
 
 /// Before everything else is decided, as in kube-proxy's nftables mode.
 fn restricted() -> Rule {
-    let restricted = Match::In(SetName::RestrictedDoors);
+    let restricted = Match::In(SetName::RestrictedFrontends);
     Rule::new(Why::Restricted, [restricted], [Action::Jump(ChainName::SourceRanges)])
 }
 
@@ -226,8 +226,8 @@ fn mark_unless_local(shape: &Shape) -> Vec<Rule> {
     returns.chain([Rule::new(Why::ComesFromElsewhere, [], [mark])]).collect()
 }
 
-fn local_policy(shape: &Shape, doors: SetName) -> Vec<Rule> {
+fn local_policy(shape: &Shape, keys: SetName) -> Vec<Rule> {
     let returns =
         local(shape).into_iter().map(|is| Rule::new(Why::PodsAreInside, is, [Action::Return]));
-    returns.chain([Rule::new(Why::StayOnNode, [], [Action::Lookup(doors)])]).collect()
+    returns.chain([Rule::new(Why::StayOnNode, [], [Action::Lookup(keys)])]).collect()
 }

@@ -2,13 +2,13 @@
 
 use super::element::{Element, Key, KeyText};
 use super::name::{Layer, SetName};
-use crate::plan::Door;
+use crate::plan::FrontendKey;
 
 /// An element that the kernel rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejected {
     /// The frontend that it is about, where it is about one.
-    pub door: Option<Door>,
+    pub key: Option<FrontendKey>,
     /// What was rejected, and why.
     pub words: String,
 }
@@ -18,7 +18,7 @@ impl Rejected {
     pub fn removal(layer: Layer, set: SetName, key: &Key, error: &str) -> Self {
         let family = set.family(layer);
         Self {
-            door: key.frontend(set, family),
+            key: key.frontend(set, family),
             words: format!("to remove {} from {set}: {error}", KeyText { set, family, key }),
         }
     }
@@ -30,7 +30,7 @@ impl Rejected {
         let owner = comment.as_deref().unwrap_or("no comment");
         let text = KeyText { set: *set, family, key };
         Self {
-            door: key.frontend(*set, family),
+            key: key.frontend(*set, family),
             words: format!("to add {text} ({owner}) to {set}: {error}"),
         }
     }

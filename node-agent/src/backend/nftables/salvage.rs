@@ -11,7 +11,7 @@ use super::table::Delta;
 use super::write::replace_structure;
 use crate::backend::Repair;
 use crate::describe::describe;
-use crate::plan::Door;
+use crate::plan::FrontendKey;
 
 impl Programmed {
     /// The kernel refuses a batch as a whole: everything in it is programmed that it takes, and
@@ -47,9 +47,9 @@ impl Programmed {
     }
 
     /// What the kernel rejected of the elements of this frontend.
-    pub(super) fn rejected_at(&self, door: &Door) -> Vec<String> {
-        let of_family = self.wanted.layer == Layer::Ip(door.family());
-        let rejected = self.rejected.iter().filter(|it| of_family && it.door == Some(*door));
+    pub(super) fn rejected_at(&self, key: &FrontendKey) -> Vec<String> {
+        let of_family = self.wanted.layer == Layer::Ip(key.family());
+        let rejected = self.rejected.iter().filter(|it| of_family && it.key == Some(*key));
         rejected.map(|it| it.words.clone()).collect()
     }
 

@@ -68,7 +68,7 @@ impl SetName {
                 (&[Interface, Source], Data::None)
             }
             Self::Hairpin => (&[Source, Destination], Data::None),
-            Self::RestrictedDoors => (&[Destination, Protocol, Port], Data::None),
+            Self::RestrictedFrontends => (&[Destination, Protocol, Port], Data::None),
             Self::AllowedSources => (&[Destination, Protocol, Port, SourceRange], Data::None),
             // The number first: nft cannot write a rule that updates a set whose key begins with an
             // IPv6 address.

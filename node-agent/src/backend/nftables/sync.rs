@@ -21,7 +21,7 @@ use super::write::{load, write};
 use crate::backend::why::Why;
 use crate::backend::{Affinity, Backend, Repair, SetSize, Told};
 use crate::model::{Egress, PodSet};
-use crate::plan::{Detector, Door, Frontend, NodePortAddresses, NodeSide, Plan};
+use crate::plan::{Detector, Frontend, FrontendKey, NodePortAddresses, NodeSide, Plan};
 use denizen_netlink::NetlinkError;
 
 /// How often a repair that others' changes overtook is tried before it is left to the next
@@ -39,8 +39,8 @@ pub(super) struct Programmed {
     /// When it was read last and found, or made, right.
     pub(super) looked: Option<Mark>,
     pub(super) known: Known,
-    /// Doors that were found in the kernel and are not wanted.
-    pub(super) left_doors: Vec<Door>,
+    /// Frontends that were found in the kernel and are not wanted.
+    pub(super) left_frontends: Vec<FrontendKey>,
     /// What the kernel took everything but.
     pub(super) rejected: Vec<Rejected>,
 }
@@ -150,11 +150,11 @@ impl<K> Told for Nftables<K> {
         }
     }
 
-    fn set_doors(&mut self, plan: &Plan, doors: &BTreeSet<Door>) {
+    fn set_frontends(&mut self, plan: &Plan, keys: &BTreeSet<FrontendKey>) {
         for table in &mut self.tables {
-            for door in doors {
-                let decided = (*door, plan.frontend(door));
-                table.wanted.change_doors(std::iter::once(decided), &mut table.pending);
+            for key in keys {
+                let decided = (*key, plan.frontend(key));
+                table.wanted.change_frontends(std::iter::once(decided), &mut table.pending);
                 if table.unknown {
                     // What differs will be seen in the kernel. At the start this would hold
                     // everything.
@@ -254,14 +254,14 @@ impl Backend for Nftables {
         self.tables.iter().flat_map(of).collect()
     }
 
-    fn left_doors(&mut self) -> Vec<Door> {
+    fn left_frontends(&mut self) -> Vec<FrontendKey> {
         let tables = self.tables.iter_mut();
-        tables.flat_map(|table| std::mem::take(&mut table.left_doors)).collect()
+        tables.flat_map(|table| std::mem::take(&mut table.left_frontends)).collect()
     }
 
     fn rejected(&self, frontend: &Frontend) -> Vec<String> {
         let tables = self.tables.iter();
-        tables.flat_map(|table| table.rejected_at(&frontend.door)).collect()
+        tables.flat_map(|table| table.rejected_at(&frontend.key)).collect()
     }
 
     fn has_pods(&self) -> bool {
@@ -327,8 +327,9 @@ impl Programmed {
                     self.unknown = false;
                     self.looked = Some(mark);
                     if self.known.services {
-                        let found = seen.doors(layer);
-                        self.left_doors.extend(found.filter(|door| !self.wanted.has_door(door)));
+                        let found = seen.keys(layer);
+                        self.left_frontends
+                            .extend(found.filter(|key| !self.wanted.has_frontend(key)));
                     }
                     return Ok(repair);
                 }

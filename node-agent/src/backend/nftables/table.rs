@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::element::{Element, Key, Value};
-use super::lower::{DoorState, lower};
+use super::lower::{FrontendState, lower};
 use super::name::{Class, Facts, Layer, SetName};
 use super::number::{Numbers, Owner};
 use super::program;
@@ -13,7 +13,7 @@ use super::rule::Chain;
 use super::set::cut;
 use super::shape::Shape;
 use crate::model::{Family, PodSet, family_of};
-use crate::plan::{Detector, Door, DoorAddress, DoorKind, Frontend};
+use crate::plan::{Detector, Frontend, FrontendAddress, FrontendKey, FrontendKind};
 
 /// Elements to take away, elements to add, and the classes that they need and that were not there.
 ///
@@ -57,7 +57,7 @@ pub struct Table {
     /// What it sees.
     pub layer: Layer,
     shape: Shape,
-    doors: HashMap<Door, DoorState>,
+    keys: HashMap<FrontendKey, FrontendState>,
     classes: BTreeSet<Class>,
     numbers: Numbers,
     cluster_ips: HashMap<IpAddr, usize>,
@@ -70,7 +70,7 @@ impl Table {
         Self {
             layer,
             shape,
-            doors: HashMap::new(),
+            keys: HashMap::new(),
             classes: BTreeSet::new(),
             numbers: Numbers::default(),
             cluster_ips: HashMap::new(),
@@ -98,13 +98,13 @@ impl Table {
     /// Every element that should be there, in no order. They are made one by one: all of them
     /// together take more memory than what they are made from.
     pub fn each_element(&self) -> impl Iterator<Item = Element> + '_ {
-        let of_doors = self.doors.iter().flat_map(|(door, state)| state.elements(door));
+        let of_frontends = self.keys.iter().flat_map(|(key, state)| state.elements(key));
         let members = self.members.iter().flat_map(|(set, members)| {
             let of_set = members.iter();
             of_set.map(|(key, comment)| member(*set, *key, comment.clone()))
         });
         let cluster_ips = self.cluster_ips.keys().map(|ip| cluster_ip(*ip));
-        of_doors.chain(members).chain(cluster_ips)
+        of_frontends.chain(members).chain(cluster_ips)
     }
 
     /// Every element that should be there, by its set and in no order.
@@ -130,8 +130,8 @@ impl Table {
         if let Some(size) = sizes.get_mut(&SetName::ClusterIps) {
             *size = self.cluster_ips.len();
         }
-        for (door, state) in &self.doors {
-            for element in state.elements(door) {
+        for (key, state) in &self.keys {
+            for element in state.elements(key) {
                 *sizes.entry(element.set).or_default() += 1;
             }
         }
@@ -147,9 +147,9 @@ impl Table {
         sorted.flatten().collect()
     }
 
-    /// Whether a door should be there.
-    pub fn has_door(&self, door: &Door) -> bool {
-        self.doors.contains_key(door)
+    /// Whether a frontend should be there.
+    pub fn has_frontend(&self, key: &FrontendKey) -> bool {
+        self.keys.contains_key(key)
     }
 
     /// What the constant part depends on now.
@@ -164,46 +164,53 @@ impl Table {
         differs
     }
 
-    /// Some doors are decided otherwise; `None` means that a door is gone. Doors of the other
-    /// family are left alone.
-    pub fn change_doors<'a>(
+    /// Some frontends are decided otherwise; `None` means that a frontend is gone. Frontends of the
+    /// other family are left alone.
+    pub fn change_frontends<'a>(
         &mut self,
-        doors: impl Iterator<Item = (Door, Option<&'a Frontend>)>,
+        keys: impl Iterator<Item = (FrontendKey, Option<&'a Frontend>)>,
         delta: &mut Delta,
     ) {
         let layer = self.layer;
-        for (door, frontend) in doors.filter(|(door, _)| layer == Layer::Ip(door.family())) {
-            self.change_door(door, frontend, delta);
+        for (key, frontend) in keys.filter(|(key, _)| layer == Layer::Ip(key.family())) {
+            self.change_frontend(key, frontend, delta);
         }
     }
 
-    fn change_door(&mut self, door: Door, frontend: Option<&Frontend>, delta: &mut Delta) {
-        let now = self.doors.remove(&door);
+    fn change_frontend(
+        &mut self,
+        key: FrontendKey,
+        frontend: Option<&Frontend>,
+        delta: &mut Delta,
+    ) {
+        let now = self.keys.remove(&key);
         let wanted = frontend.map(|frontend| lower(frontend, now.as_ref(), &mut self.numbers));
-        let elements = |state: &Option<DoorState>| {
-            state.as_ref().map(|s| s.elements(&door)).unwrap_or_default()
+        let elements = |state: &Option<FrontendState>| {
+            state.as_ref().map(|s| s.elements(&key)).unwrap_or_default()
         };
         difference(elements(&now), elements(&wanted), delta);
-        self.count_cluster_ip(&door, now.as_ref(), wanted.as_ref(), delta);
+        self.count_cluster_ip(&key, now.as_ref(), wanted.as_ref(), delta);
         if let Some(wanted) = wanted {
-            for class in wanted.classes(&door) {
+            for class in wanted.classes(&key) {
                 if self.classes.insert(class) {
                     delta.classes.push(class);
                 }
             }
-            self.doors.insert(door, wanted);
+            self.keys.insert(key, wanted);
         }
     }
 
     fn count_cluster_ip(
         &mut self,
-        door: &Door,
-        now: Option<&DoorState>,
-        wanted: Option<&DoorState>,
+        key: &FrontendKey,
+        now: Option<&FrontendState>,
+        wanted: Option<&FrontendState>,
         delta: &mut Delta,
     ) {
-        let DoorAddress::Ip(ip) = door.address else { return };
-        let is = |state: Option<&DoorState>| state.is_some_and(|s| s.kind == DoorKind::ClusterIp);
+        let FrontendAddress::Ip(ip) = key.address else { return };
+        let is = |state: Option<&FrontendState>| {
+            state.is_some_and(|s| s.kind == FrontendKind::ClusterIp)
+        };
         let count = self.cluster_ips.entry(ip).or_insert(0);
         let known = *count > 0;
         *count = *count + usize::from(is(wanted)) - usize::from(is(now));

@@ -6,7 +6,7 @@ use super::way::way;
 use super::{Asking, Told};
 use crate::explain::Explanation;
 use crate::status::Status;
-use crate::status::view::{DoorRow, Fate, Found, PodRow, ServiceRow, SyncRow, View, ViewQuery};
+use crate::status::view::{Fate, Found, FrontendRow, PodRow, ServiceRow, SyncRow, View, ViewQuery};
 
 /// The page.
 pub(super) fn document(
@@ -139,7 +139,7 @@ fn services(asking: &Asking, services: &Found<ServiceRow>) -> Markup {
                 button { "Search" }
             }
             table {
-                thead { tr { th { "service" } th { "door" } th { "new connections go to" } } }
+                thead { tr { th { "service" } th { "frontend" } th { "new connections go to" } } }
                 @for service in &services.shown { (service_rows(asking, service)) }
             }
             @if skip > 0 || skip + shown < services.total {
@@ -163,41 +163,41 @@ fn extent(skip: usize, shown: usize, total: usize) -> Markup {
 fn service_rows(asking: &Asking, service: &ServiceRow) -> Markup {
     html! {
         tbody {
-            @for (index, door) in service.doors.iter().enumerate() {
+            @for (index, key) in service.keys.iter().enumerate() {
                 tr {
                     @if index == 0 {
-                        th scope="rowgroup" rowspan=(service.doors.len()) {
+                        th scope="rowgroup" rowspan=(service.keys.len()) {
                             (service.name)
                             @for policy in &service.policies { span.chip { (policy) } }
                         }
                     }
-                    td { (door_cell(asking, door)) }
+                    td { (frontend_cell(asking, key)) }
                     td {
-                        @if let Some(other) = &door.taken_by {
+                        @if let Some(other) = &key.taken_by {
                             span.chip.warn { "has " (other) "'s answer: it is older" }
                         }
-                        (fate(&door.inside))
-                        @if let Some(outside) = &door.outside {
+                        (fate(&key.inside))
+                        @if let Some(outside) = &key.outside {
                             p.outside { "from elsewhere: " (fate(outside)) }
                         }
                     }
                 }
             }
-            @if service.doors.is_empty() {
-                tr { th { (service.name) } td colspan="2" { "no door is served" } }
+            @if service.keys.is_empty() {
+                tr { th { (service.name) } td colspan="2" { "no frontend is served" } }
             }
         }
     }
 }
 
-/// A door, which leads to the form that explains a packet to it.
-fn door_cell(asking: &Asking, door: &DoorRow) -> Markup {
-    let to = Asking { to: door.at.clone(), ..asking.clone() };
+/// A frontend, which leads to the form that explains a packet to it.
+fn frontend_cell(asking: &Asking, key: &FrontendRow) -> Markup {
+    let to = Asking { to: key.at.clone(), ..asking.clone() };
     html! {
-        @if door.at.starts_with("node port") {
-            code { (door.at) }
+        @if key.at.starts_with("node port") {
+            code { (key.at) }
         } @else {
-            a href=(to.link("explain")) { code { (door.at) } } " " small { (door.kind) }
+            a href=(to.link("explain")) { code { (key.at) } } " " small { (key.kind) }
         }
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::backend::Affinity;
 use crate::explain::{Step, Verdict};
 use crate::status::Status;
-use crate::status::view::{DoorRow, EndpointRow, Fate, Found, PodRow, ServiceRow, SyncRow};
+use crate::status::view::{EndpointRow, Fate, Found, FrontendRow, PodRow, ServiceRow, SyncRow};
 
 /// What somebody writes who wants a browser to run it.
 const HOSTILE: &str = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
@@ -19,7 +19,7 @@ fn hostile_view() -> View {
         let endpoint = EndpointRow { at: text(), local: true };
         Fate::Forward(found(endpoint))
     };
-    let door = DoorRow {
+    let key = FrontendRow {
         kind: text(),
         at: text(),
         taken_by: Some(text()),
@@ -55,7 +55,7 @@ fn hostile_view() -> View {
             interface: text(),
             port: Some(text()),
         }),
-        services: found(ServiceRow { name: text(), policies: vec![text()], doors: vec![door] }),
+        services: found(ServiceRow { name: text(), policies: vec![text()], keys: vec![key] }),
         syncs: vec![SyncRow { at: text(), milliseconds: 1.0, what: text(), error: Some(text()) }],
     }
 }

@@ -16,7 +16,7 @@ pub(super) fn way(asking: &Asking, explanation: Option<&Told<Explanation>>) -> M
                 button { "Explain" }
             }
             @match explanation {
-                None => p.hint { "A pod's address or a service's door below fills the form." },
+                None => p.hint { "A pod's address or a service's frontend below fills the form." },
                 Some(Err(error)) => p.chip.bad { (error) },
                 Some(Ok(explanation)) => (drawn(asking, explanation)),
             }

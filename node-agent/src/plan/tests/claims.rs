@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use crate::fixture::*;
 use crate::model::{Change, Event, Listing, Model, Service, TrafficPolicy};
-use crate::plan::{Door, DoorAddress, Plan, Touched};
+use crate::plan::{FrontendAddress, FrontendKey, Plan, Touched};
 
 #[derive(Default)]
 struct World {
@@ -29,12 +29,12 @@ impl World {
     }
 
     fn owner(&self, at: &str) -> Option<String> {
-        let door = Door {
-            address: DoorAddress::Ip(ip(at)),
+        let key = FrontendKey {
+            address: FrontendAddress::Ip(ip(at)),
             protocol: crate::model::Protocol::Tcp,
             port: port(80),
         };
-        self.plan.frontend(&door).map(|frontend| frontend.service_port.service.name.to_string())
+        self.plan.frontend(&key).map(|frontend| frontend.service_port.service.name.to_string())
     }
 }
 
@@ -66,10 +66,10 @@ fn the_older_service_wins_whatever_came_first_and_the_loser_gets_it_afterwards()
         let conflicts: usize =
             events.into_iter().map(|event| world.tell(vec![event]).conflicts.len()).sum();
         assert_eq!((world.owner(CONTESTED).as_deref(), conflicts), (Some("z-old"), 1));
-        assert!(world.tell(vec![new(), old()]).doors.is_empty(), "nothing is new");
+        assert!(world.tell(vec![new(), old()]).keys.is_empty(), "nothing is new");
         let touched = world.tell(vec![gone("z-old")]);
         assert_eq!(world.owner(CONTESTED).as_deref(), Some("a-new"));
-        assert_eq!(touched.doors.len(), 2, "its own door, and the contested one");
+        assert_eq!(touched.keys.len(), 2, "its own frontend, and the contested one");
         world.tell(vec![gone("a-new")]);
         assert_eq!((world.owner(CONTESTED), world.plan.frontends().count()), (None, 0));
     }
@@ -102,7 +102,7 @@ fn a_slice_that_moves_takes_its_endpoints_along() {
         with.map(|f| f.service_port.service.name.to_string()).collect()
     };
     assert_eq!(served(&world), ["a"]);
-    assert_eq!(world.tell(vec![of("b")]).doors.len(), 2);
+    assert_eq!(world.tell(vec![of("b")]).keys.len(), 2);
     assert_eq!(served(&world), ["b"]);
     assert_eq!(world.plan.local_endpoints().collect::<Vec<_>>(), [ip("10.0.0.1")]);
     world.tell(vec![gone("b")]);
@@ -111,7 +111,7 @@ fn a_slice_that_moves_takes_its_endpoints_along() {
 
 proptest! {
     /// Whoever comes and goes in whatever order: owners and local endpoints are those of a fresh
-    /// start, and only doors that came out otherwise are touched.
+    /// start, and only frontends that came out otherwise are touched.
     #[test]
     fn claims_do_not_depend_on_the_way(steps in proptest::collection::vec((0_u8..5, 0_u8..4), 1..40)) {
         let mut world = World::new();
@@ -122,8 +122,8 @@ proptest! {
             let before = owners(&world);
             let touched = world.tell(vec![event]);
             let after = owners(&world);
-            let differ: BTreeSet<Door> = before.symmetric_difference(&after).map(|(door, _)| *door).collect();
-            prop_assert!(differ.is_subset(&touched.doors), "{differ:?} but touched {:?}", touched.doors);
+            let differ: BTreeSet<FrontendKey> = before.symmetric_difference(&after).map(|(key, _)| *key).collect();
+            prop_assert!(differ.is_subset(&touched.keys), "{differ:?} but touched {:?}", touched.keys);
         }
         let mut fresh = World::new();
         fresh.tell(last.into_values().collect());
@@ -162,6 +162,6 @@ fn variant_of(name: u8, variant: u8) -> Event {
     }
 }
 
-fn owners(world: &World) -> BTreeSet<(Door, String)> {
-    world.plan.frontends().map(|f| (f.door, format!("{f:?}"))).collect()
+fn owners(world: &World) -> BTreeSet<(FrontendKey, String)> {
+    world.plan.frontends().map(|f| (f.key, format!("{f:?}"))).collect()
 }

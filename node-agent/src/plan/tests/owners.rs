@@ -1,6 +1,6 @@
 use crate::fixture::*;
 use crate::model::{Change, Event, Listing, Model, NodeAddress, Service, SourceRanges};
-use crate::plan::{DoorKind, Plan, Remark};
+use crate::plan::{FrontendKind, Plan, Remark};
 
 struct World {
     model: Model,
@@ -27,7 +27,7 @@ impl World {
     /// Addresses and kinds of the frontends.
     fn frontends(&self) -> Vec<String> {
         let frontends = self.plan.frontends();
-        let mut all: Vec<String> = frontends.map(|f| format!("{} {}", f.kind, f.door)).collect();
+        let mut all: Vec<String> = frontends.map(|f| format!("{} {}", f.kind, f.key)).collect();
         all.sort();
         all
     }
@@ -72,8 +72,8 @@ fn load_balancer_ips_and_external_ips_may_be_the_nodes_own() {
     let web = Service { cluster_ips: vec![ip("10.96.0.10")], ..everywhere(own) };
     let (world, remarks) = World::of(vec![Event::Addresses(vec![address(own, "eth0")]), told(web)]);
     assert_eq!(remarks, []);
-    let kinds: Vec<DoorKind> = world.plan.frontends().map(|f| f.kind).collect();
-    assert!(kinds.contains(&DoorKind::LoadBalancerIp), "{kinds:?}");
+    let kinds: Vec<FrontendKind> = world.plan.frontends().map(|f| f.kind).collect();
+    assert!(kinds.contains(&FrontendKind::LoadBalancerIp), "{kinds:?}");
 }
 
 #[test]

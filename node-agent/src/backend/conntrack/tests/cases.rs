@@ -86,8 +86,8 @@ fn tcp_is_left_alone() {
     assert!(suspects.parts().iter().all(|(_, protocol)| *protocol != Protocol::Tcp));
 }
 
-/// What was to be known: the engine, and the entry through the door of a service that is about to
-/// change.
+/// What was to be known: the engine, and the entry through the frontend of a service that is about
+/// to change.
 fn settled() -> (Engine<Nftables<NoKernel>>, Entry) {
     let mut engine = engine();
     let flow = entry(UDP, "10.9.0.9:4000", "10.96.0.1:53", "10.1.0.1:5353");
@@ -117,7 +117,7 @@ fn a_service_that_loses_its_last_endpoint_loses_its_flows() {
     assert_eq!(looked(&engine, &suspects, &[flow]), [flow]);
 }
 
-/// No door is decided otherwise when an endpoint ends that was draining.
+/// No frontend is decided otherwise when an endpoint ends that was draining.
 #[test]
 fn the_end_of_a_draining_endpoint_is_noticed() {
     let (mut engine, flow) = settled();

@@ -9,7 +9,7 @@ use proptest::sample::Index;
 
 use super::*;
 use crate::model::ServiceName;
-use crate::plan::{Door, DoorAddress};
+use crate::plan::{FrontendAddress, FrontendKey};
 
 /// What happens.
 #[derive(Debug, Clone)]
@@ -18,7 +18,7 @@ enum Step {
     Service(u8, Option<Option<u16>>),
     /// The endpoints of a service.
     Endpoints(u8, BTreeMap<u8, State>),
-    /// A client sends its first packet to a door.
+    /// A client sends its first packet to a frontend.
     Client(u8, Index),
     /// The agent programs what it knows, and looks.
     Sync,
@@ -53,11 +53,11 @@ fn node_port(service: u8) -> u16 {
     30000 + u16::from(service)
 }
 
-/// Even doors are cluster IPs, odd ones node ports.
-fn door_at(door: u8) -> SocketAddr {
-    match door % 2 {
-        0 => SocketAddr::new(cluster_ip(door / 2), 53),
-        _ => SocketAddr::new(ip(NODE), node_port(door / 2)),
+/// Even frontends are cluster IPs, odd ones node ports.
+fn frontend_at(key: u8) -> SocketAddr {
+    match key % 2 {
+        0 => SocketAddr::new(cluster_ip(key / 2), 53),
+        _ => SocketAddr::new(ip(NODE), node_port(key / 2)),
     }
 }
 
@@ -71,7 +71,7 @@ impl Facts {
         }
     }
 
-    /// The service at whose door that is.
+    /// The service at whose frontend that is.
     fn behind(&self, destination: SocketAddr) -> Option<u8> {
         let mut services = self.services.iter();
         let found = services.find(|(name, port)| {
@@ -110,12 +110,13 @@ impl Facts {
     }
 
     /// What the kernel holds, and a restarted agent finds there.
-    fn doors(&self) -> Vec<Door> {
-        let door = |address, number| Door { address, protocol: Protocol::Udp, port: port(number) };
+    fn keys(&self) -> Vec<FrontendKey> {
+        let key =
+            |address, number| FrontendKey { address, protocol: Protocol::Udp, port: port(number) };
         let of = |(name, node_port): (&u8, &Option<u16>)| {
             let at_node =
-                node_port.map(|port| door(DoorAddress::Node(crate::model::Family::V4), port));
-            [Some(door(DoorAddress::Ip(cluster_ip(*name)), 53)), at_node]
+                node_port.map(|port| key(FrontendAddress::Node(crate::model::Family::V4), port));
+            [Some(key(FrontendAddress::Ip(cluster_ip(*name)), 53)), at_node]
         };
         self.services.iter().flat_map(of).flatten().collect()
     }
@@ -130,7 +131,7 @@ fn step() -> impl Strategy<Value = Step> {
         }),
         4 => (service(), proptest::collection::btree_map(1_u8..6, states, 0..4))
             .prop_map(|(name, endpoints)| Step::Endpoints(name, endpoints)),
-        8 => (0_u8..6, any::<Index>()).prop_map(|(door, choice)| Step::Client(door, choice)),
+        8 => (0_u8..6, any::<Index>()).prop_map(|(key, choice)| Step::Client(key, choice)),
         4 => Just(Step::Sync),
     ]
 }
@@ -190,7 +191,7 @@ proptest! {
         for (n, step) in story.iter().chain([&Step::Sync]).enumerate() {
             if n == restart {
                 engine = started(last_words.values().cloned());
-                programmed.doors().into_iter().for_each(|door| left.add_door(door));
+                programmed.keys().into_iter().for_each(|key| left.add_frontend(key));
             }
             facts.take(step);
             if let Some((about, event)) = event(step) {
@@ -198,8 +199,8 @@ proptest! {
                 last_words.insert(about, event);
             }
             match step {
-                Step::Client(door, choice) => {
-                    let (destination, source) = (door_at(*door), format!("10.9.0.9:{}", 4000 + n));
+                Step::Client(key, choice) => {
+                    let (destination, source) = (frontend_at(*key), format!("10.9.0.9:{}", 4000 + n));
                     if let Some(answerer) = programmed.balanced(destination, *choice) {
                         let flow = entry(Protocol::Udp, &source, "10.0.0.1:1", "10.0.0.1:1");
                         table.insert(Entry { destination, answerer, ..flow });

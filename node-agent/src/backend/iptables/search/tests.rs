@@ -100,7 +100,7 @@ fn chain(kind: Kind, service: usize) -> ChainName {
 /// So many services of one endpoint; those that `stick` remember their clients.
 fn wanted(services: usize, stick: impl Fn(usize) -> bool) -> BTreeMap<ChainId, Option<Lines>> {
     let mut all = BTreeMap::from([((Table::Nat, MARK_MASQ), Some(vec!["-j MARK".to_owned()]))]);
-    let mut doors = Lines::new();
+    let mut keys = Lines::new();
     for n in 0..services {
         let (service, endpoint) = (chain(Kind::Service, n), chain(Kind::Endpoint, n));
         let (recall, remember) = match stick(n) {
@@ -111,11 +111,11 @@ fn wanted(services: usize, stick: impl Fn(usize) -> bool) -> BTreeMap<ChainId, O
         let translate = format!(
             "-m comment --comment \"s{n}.\" {remember}-j DNAT --to-destination 10.0.0.{n}:80"
         );
-        doors.push(format!("-d 10.1.0.{n}/32 -m comment --comment \"s{n}.\" -j {service}"));
+        keys.push(format!("-d 10.1.0.{n}/32 -m comment --comment \"s{n}.\" -j {service}"));
         all.insert((Table::Nat, service), Some(vec![choose]));
         all.insert((Table::Nat, endpoint), Some(vec![translate]));
     }
-    all.insert((Table::Nat, SERVICES), Some(doors));
+    all.insert((Table::Nat, SERVICES), Some(keys));
     all
 }
 
@@ -175,9 +175,9 @@ fn a_shared_chain_never_lacks_what_it_has_and_shall_have() {
     let refusals = write(&mut kernel, &wanted(60, |_| false)).unwrap();
     assert_eq!(refusals.len(), 1);
     assert!(matches!(&refusals[0].left_out, LeftOut::Line(line) if line.contains("s33.")));
-    let (_, doors) = few.iter().find(|((_, name), _)| *name == SERVICES).unwrap();
+    let (_, keys) = few.iter().find(|((_, name), _)| *name == SERVICES).unwrap();
     for lines in &kernel.history {
-        assert!(doors.iter().flatten().all(|door| lines.contains(door)), "{lines:?}");
+        assert!(keys.iter().flatten().all(|key| lines.contains(key)), "{lines:?}");
     }
     assert_eq!(kernel.chain("KUBE-SERVICES"), 59);
 }
@@ -245,15 +245,15 @@ proptest! {
     fn exactly_what_is_refused_is_left_out(
         sticky in proptest::collection::btree_set(0..60_usize, 0..60),
         bad in proptest::collection::btree_set(0..60_usize, 0..7),
-        doors in proptest::collection::btree_set(0..60_usize, 0..7),
+        keys in proptest::collection::btree_set(0..60_usize, 0..7),
     ) {
         let mut kernel = Fake::new(&[]);
         kernel.bad.extend(bad.iter().map(|n| format!("10.0.0.{n}:")));
-        kernel.bad.extend(doors.iter().map(|n| format!("-d 10.1.0.{n}/32 ")));
+        kernel.bad.extend(keys.iter().map(|n| format!("-d 10.1.0.{n}/32 ")));
         let wanted = wanted(60, |n| sticky.contains(&n));
         let refusals = write(&mut kernel, &wanted).unwrap();
         let together = refusals.iter().any(|it| it.words().contains("together"));
-        prop_assert!(together || refusals.len() == bad.len() + doors.len(), "{:?}", refusals);
+        prop_assert!(together || refusals.len() == bad.len() + keys.len(), "{:?}", refusals);
         let chains = chains_of(&refusals);
         for ((_, name), lines) in wanted {
             let (name, lines) = (name.to_string(), lines.unwrap());

@@ -71,9 +71,9 @@ pub enum SetName {
     PodPorts6,
     /// Each local endpoint's address, twice.
     Hairpin,
-    /// Doors that not every source may enter by.
-    RestrictedDoors,
-    /// Door and range of sources that may enter by it.
+    /// Frontends that not every source may enter by.
+    RestrictedFrontends,
+    /// Frontend and range of sources that may enter by it.
     AllowedSources,
     /// Service port and client → endpoint's number; the kernel fills it and lets it expire.
     Affinity,
@@ -118,7 +118,7 @@ impl SetName {
         Self::LocalPods,
         Self::BridgedPods,
         Self::Hairpin,
-        Self::RestrictedDoors,
+        Self::RestrictedFrontends,
         Self::AllowedSources,
         Self::Affinity,
         Self::AffinityReserved,
@@ -170,7 +170,7 @@ impl SetName {
             | Self::ClusterIps
             | Self::NodePortAddresses
             | Self::Hairpin
-            | Self::RestrictedDoors
+            | Self::RestrictedFrontends
             | Self::AllowedSources
             | Self::AffinitySlots
             | Self::AffinityEndpoints
@@ -201,7 +201,7 @@ impl SetName {
             Self::PodPorts => "pod-ports",
             Self::PodPorts6 => "pod-ports6",
             Self::Hairpin => "hairpin",
-            Self::RestrictedDoors => "restricted-doors",
+            Self::RestrictedFrontends => "restricted-doors",
             Self::AllowedSources => "allowed-sources",
             Self::Affinity => "affinity",
             Self::AffinityReserved => "affinity-reserved",
@@ -244,7 +244,7 @@ impl SetName {
                 "through which port of a bridge a pod's IPv6 packets come in, and with which source"
             }
             Self::Hairpin => "pods that are handed to themselves",
-            Self::RestrictedDoors => {
+            Self::RestrictedFrontends => {
                 "loadBalancerSourceRanges: load balancer IPs that not everybody may use"
             }
             Self::AllowedSources => "loadBalancerSourceRanges: who may use them",

@@ -1,4 +1,4 @@
-use super::slots::{door, frontend, to};
+use super::slots::{frontend, key, to};
 use crate::backend::nftables::Nftables;
 use crate::backend::nftables::element::{Element, Key};
 use crate::backend::nftables::lower::lower;
@@ -7,19 +7,19 @@ use crate::backend::nftables::number::Numbers;
 use crate::backend::nftables::rejected::Rejected;
 use crate::fixture::{ip, range};
 use crate::model::Family;
-use crate::plan::{Door, DoorAddress, Frontend};
+use crate::plan::{Frontend, FrontendAddress, FrontendKey};
 
 /// Whatever element of a frontend the kernel rejects, it is known whose it is; others' are not
 /// taken for it.
 #[test]
 fn every_rejected_element_of_a_frontend_is_found() {
-    let at_node = Door { address: DoorAddress::Node(Family::V4), ..door("10.96.0.10") };
+    let at_node = FrontendKey { address: FrontendAddress::Node(Family::V4), ..key("10.96.0.10") };
     let layer = Layer::Ip(Family::V4);
-    for own in [door("10.96.0.10"), at_node] {
+    for own in [key("10.96.0.10"), at_node] {
         let decided = Frontend {
             outside: Some(to([2])),
             // They guard load balancer IPs.
-            sources: matches!(own.address, DoorAddress::Ip(_))
+            sources: matches!(own.address, FrontendAddress::Ip(_))
                 .then(|| [range("192.0.2.0/24")].into()),
             ..frontend(own, to([1, 2, 3]))
         };
@@ -30,12 +30,12 @@ fn every_rejected_element_of_a_frontend_is_found() {
             let rejected = Rejected::addition(layer, element, "no");
             let tables = backend.tables.iter_mut();
             tables.for_each(|table| table.rejected = vec![rejected.clone()]);
-            let of = |door: &Door| -> usize {
+            let of = |key: &FrontendKey| -> usize {
                 let tables = backend.tables.iter();
-                tables.map(|table| table.rejected_at(door).len()).sum()
+                tables.map(|table| table.rejected_at(key).len()).sum()
             };
             assert_eq!(of(&own), 1, "{element:?}");
-            assert_eq!(of(&door("10.96.0.11")), 0, "{element:?}");
+            assert_eq!(of(&key("10.96.0.11")), 0, "{element:?}");
         }
     }
     let pod = Element {
@@ -44,5 +44,5 @@ fn every_rejected_element_of_a_frontend_is_found() {
         value: crate::backend::nftables::element::Value::Member,
         comment: None,
     };
-    assert_eq!(Rejected::addition(layer, &pod, "no").door, None);
+    assert_eq!(Rejected::addition(layer, &pod, "no").key, None);
 }

@@ -4,13 +4,14 @@ use std::net::SocketAddr;
 use proptest::prelude::*;
 
 use super::super::element::{KeyText, Value};
-use super::super::lower::{DoorState, lower};
+use super::super::lower::{FrontendState, lower};
 use super::super::name::ChainName;
 use super::super::number::Numbers;
 use crate::fixture::{ip, port, service};
 use crate::model::{Affinity, Family, Protocol};
 use crate::plan::{
-    Door, DoorAddress, DoorKind, Endpoint, Endpoints, Frontend, Masquerade, Outcome, frontends,
+    Endpoint, Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade, Outcome,
+    frontends,
 };
 
 pub fn at(n: u16) -> SocketAddr {
@@ -24,16 +25,20 @@ pub fn to(endpoints: impl IntoIterator<Item = u16>) -> Outcome {
         .map_or(Outcome::Reject, Outcome::Forward)
 }
 
-pub fn door(address: &str) -> Door {
-    Door { address: DoorAddress::Ip(ip(address)), protocol: Protocol::Tcp, port: port(80) }
+pub fn key(address: &str) -> FrontendKey {
+    FrontendKey {
+        address: FrontendAddress::Ip(ip(address)),
+        protocol: Protocol::Tcp,
+        port: port(80),
+    }
 }
 
-pub fn frontend(door: Door, inside: Outcome) -> Frontend {
+pub fn frontend(key: FrontendKey, inside: Outcome) -> Frontend {
     let any = frontends(&crate::fixture::settings(), None, &service("web", &["10.96.0.10"]), &[]);
     let [any] = <[Frontend; 1]>::try_from(any).unwrap();
     Frontend {
-        door,
-        kind: DoorKind::ClusterIp,
+        key,
+        kind: FrontendKind::ClusterIp,
         inside,
         masquerade: Masquerade::UnlessLocalPod,
         ..any
@@ -41,10 +46,13 @@ pub fn frontend(door: Door, inside: Outcome) -> Frontend {
 }
 
 /// Slot by slot, and the size of the class.
-fn programmed(state: &DoorState, door: &Door) -> (BTreeMap<u32, SocketAddr>, Option<u32>) {
+fn programmed(
+    state: &FrontendState,
+    key: &FrontendKey,
+) -> (BTreeMap<u32, SocketAddr>, Option<u32>) {
     let mut slots = BTreeMap::new();
     let mut size = None;
-    for element in state.elements(door) {
+    for element in state.elements(key) {
         match element.value {
             Value::Endpoint(endpoint) if element.comment.is_none() => {
                 let key =
@@ -60,12 +68,12 @@ fn programmed(state: &DoorState, door: &Door) -> (BTreeMap<u32, SocketAddr>, Opt
 }
 
 fn check(
-    door: &Door,
+    key: &FrontendKey,
     before: &BTreeMap<u32, SocketAddr>,
-    state: &DoorState,
+    state: &FrontendState,
     wanted: &BTreeSet<u16>,
 ) -> BTreeMap<u32, SocketAddr> {
-    let (slots, size) = programmed(state, door);
+    let (slots, size) = programmed(state, key);
     let count = wanted.len() as u32;
     assert_eq!(slots.keys().copied().collect::<Vec<_>>(), (0..count).collect::<Vec<_>>(), "gaps");
     assert_eq!(
@@ -94,13 +102,13 @@ proptest! {
         steps in proptest::collection::vec(proptest::collection::btree_set(0_u16..100, 0..90), 1..30),
         remembers: bool,
     ) {
-        let door = door("10.96.0.10");
+        let key = key("10.96.0.10");
         let affinity = if remembers { Affinity::ClientIp { seconds: 300 } } else { Affinity::None };
         let (mut now, mut before, mut numbers) = (None, BTreeMap::new(), Numbers::default());
         for wanted in steps {
-            let frontend = Frontend { affinity, ..frontend(door, to(wanted.iter().copied())) };
+            let frontend = Frontend { affinity, ..frontend(key, to(wanted.iter().copied())) };
             let state = lower(&frontend, now.as_ref(), &mut numbers);
-            before = check(&door, &before, &state, &wanted);
+            before = check(&key, &before, &state, &wanted);
             prop_assert_eq!(&lower(&frontend, Some(&state), &mut numbers), &state, "said twice");
             now = Some(state);
         }
@@ -109,14 +117,14 @@ proptest! {
 
 #[test]
 fn a_class_is_left_late_and_only_downwards() {
-    let door = door("10.96.0.10");
-    let mut now: Option<DoorState> = None;
+    let key = key("10.96.0.10");
+    let mut now: Option<FrontendState> = None;
     let mut numbers = Numbers::default();
     let steps =
         [(1, 1), (2, 2), (3, 4), (5, 8), (4, 8), (3, 8), (2, 2), (65, 128), (33, 128), (32, 32)];
     for (count, size) in steps {
-        let state = lower(&frontend(door, to(0..count)), now.as_ref(), &mut numbers);
-        assert_eq!(programmed(&state, &door).1, Some(size), "{count} endpoints");
+        let state = lower(&frontend(key, to(0..count)), now.as_ref(), &mut numbers);
+        assert_eq!(programmed(&state, &key).1, Some(size), "{count} endpoints");
         now = Some(state);
     }
 }

@@ -10,10 +10,12 @@ use super::super::rule::Action;
 use super::super::set::cut;
 use super::super::shape::Shape;
 use super::super::table::{Delta, Table};
-use super::slots::{door, frontend, to};
+use super::slots::{frontend, key, to};
 use crate::fixture::{ip, pods, port, range};
 use crate::model::{Affinity, Family, Protocol};
-use crate::plan::{Detector, Door, DoorAddress, DoorKind, Frontend, Masquerade, NodeSide, Outcome};
+use crate::plan::{
+    Detector, Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade, NodeSide, Outcome,
+};
 
 /// The kernel's sets and chains, with its own strictness.
 #[derive(Default)]
@@ -53,8 +55,8 @@ fn start() -> (Table, Kernel) {
     (table, Kernel { chains, ..Kernel::default() })
 }
 
-/// A decision about one of few doors; `None` when nobody claims it any more.
-fn decision() -> impl Strategy<Value = (Door, Option<Frontend>)> {
+/// A decision about one of few frontends; `None` when nobody claims it any more.
+fn decision() -> impl Strategy<Value = (FrontendKey, Option<Frontend>)> {
     let outcome = || {
         prop_oneof![
             1 => Just(Outcome::Reject),
@@ -66,14 +68,14 @@ fn decision() -> impl Strategy<Value = (Door, Option<Frontend>)> {
     facts.prop_map(|(which, [gone, always, udp, external], inside, outside, extra)| {
         let protocol = if udp { Protocol::Udp } else { Protocol::Tcp };
         let address = match which {
-            0 => DoorAddress::Node(Family::V4),
-            1 => DoorAddress::Node(Family::V6),
-            n => DoorAddress::Ip(ip(&format!("10.96.0.{}", n / 2))),
+            0 => FrontendAddress::Node(Family::V4),
+            1 => FrontendAddress::Node(Family::V6),
+            n => FrontendAddress::Ip(ip(&format!("10.96.0.{}", n / 2))),
         };
-        let at = Door { address, protocol, port: port(80 + u16::from(which % 2)) };
+        let at = FrontendKey { address, protocol, port: port(80 + u16::from(which % 2)) };
         let masquerade = if always { Masquerade::Always } else { Masquerade::UnlessLocalPod };
         let decided = Frontend {
-            kind: if external { DoorKind::ExternalIp } else { DoorKind::ClusterIp },
+            kind: if external { FrontendKind::ExternalIp } else { FrontendKind::ClusterIp },
             masquerade,
             outside,
             affinity: if extra == 1 { Affinity::ClientIp { seconds: 300 } } else { Affinity::None },
@@ -94,8 +96,8 @@ proptest! {
         let (mut table, mut kernel) = start();
         for (decisions, local, address) in steps {
             let mut delta = Delta::default();
-            let decisions: BTreeMap<Door, Option<Frontend>> = decisions.into_iter().collect();
-            table.change_doors(decisions.iter().map(|(door, frontend)| (*door, frontend.as_ref())), &mut delta);
+            let decisions: BTreeMap<FrontendKey, Option<Frontend>> = decisions.into_iter().collect();
+            table.change_frontends(decisions.iter().map(|(key, frontend)| (*key, frontend.as_ref())), &mut delta);
             let known = [("10.1.2.3", "cni0"), ("10.1.2.4", "cni0"), ("10.1.2.3", "veth1")];
             table.change_pods(&pods(1, &known[..local]), &mut delta);
             table.change_hairpins(known[..local].iter().map(|(at, _)| ip(at)), &mut delta);
@@ -109,11 +111,11 @@ proptest! {
 #[test]
 fn what_does_not_change_is_not_touched() {
     let (mut table, mut kernel) = start();
-    let at = door("10.96.0.10");
+    let at = key("10.96.0.10");
     let mut change = |outcome: Outcome, kernel: &mut Kernel| {
         let mut delta = Delta::default();
         let decided = frontend(at, outcome);
-        table.change_doors([(at, Some(&decided))].into_iter(), &mut delta);
+        table.change_frontends([(at, Some(&decided))].into_iter(), &mut delta);
         kernel.commit(&table, &delta);
         (delta.classes.len(), delta.delete.len(), delta.add.len())
     };
@@ -147,9 +149,9 @@ fn every_chain_that_is_named_is_made() {
     let decided = Frontend {
         affinity: Affinity::ClientIp { seconds: 300 },
         outside: Some(to(0..2)),
-        ..frontend(door("10.96.0.10"), to(0..5))
+        ..frontend(key("10.96.0.10"), to(0..5))
     };
-    table.change_doors([(decided.door, Some(&decided))].into_iter(), &mut Delta::default());
+    table.change_frontends([(decided.key, Some(&decided))].into_iter(), &mut Delta::default());
     let chains = table.chains();
     let names: BTreeSet<ChainName> = chains.iter().map(|chain| chain.name).collect();
     assert_eq!(names.len(), chains.len(), "each once");

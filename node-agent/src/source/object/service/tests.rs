@@ -6,7 +6,7 @@ use super::*;
 use crate::model::{self, Affinity, TrafficPolicy};
 use crate::source::object::{ObjectError, Warning};
 
-mod doors;
+mod frontends;
 
 /// A service that is served, with `changes` laid over it: `null` removes a field.
 fn converted(changes: &Value) -> (Option<model::Service>, Vec<String>) {

@@ -1,6 +1,8 @@
 use crate::fixture::*;
 use crate::model::{Family, Protocol, Service, Slice, SliceEndpoint, SourceRanges, TrafficPolicy};
-use crate::plan::{DoorAddress, DoorKind, Frontend, Masquerade, Outcome, Settings, frontends};
+use crate::plan::{
+    Frontend, FrontendAddress, FrontendKind, Masquerade, Outcome, Settings, frontends,
+};
 
 /// Which endpoints there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,8 +61,8 @@ fn letters(outcome: &Outcome) -> String {
     }
 }
 
-/// A service with a door of every kind.
-fn every_door() -> Service {
+/// A service with a frontend of every kind.
+fn every_frontend() -> Service {
     Service {
         external_ips: vec![ip("203.0.113.7")],
         load_balancer_ips: vec![ip("198.51.100.9")],
@@ -82,27 +84,30 @@ fn every_policy_kind_of_door_and_mix_of_endpoints() {
             .flat_map(|i| [Cluster, Local].map(|e| [false, true].map(|a| (i, e, a))))
             .flatten()
         {
-            let service =
-                Service { internal_policy: internal, external_policy: external, ..every_door() };
+            let service = Service {
+                internal_policy: internal,
+                external_policy: external,
+                ..every_frontend()
+            };
             let settings = Settings { masquerade_all: all, ..settings() };
             let found = decide(&settings, &service, &mix.slices());
             assert_eq!(found.len(), 4);
-            for door in found {
+            for key in found {
                 let case = format!(
-                    "{mix:?}, internal {internal:?}, external {external:?}, masquerade all {all}: {door:?}"
+                    "{mix:?}, internal {internal:?}, external {external:?}, masquerade all {all}: {key:?}"
                 );
-                let policy = if door.kind == DoorKind::ClusterIp { internal } else { external };
-                let (inside, outside, masquerade) = match (door.kind, policy) {
-                    (DoorKind::ClusterIp, Cluster) => (mix.cluster(), None, all),
-                    (DoorKind::ClusterIp, Local) => (mix.local(), None, all),
+                let policy = if key.kind == FrontendKind::ClusterIp { internal } else { external };
+                let (inside, outside, masquerade) = match (key.kind, policy) {
+                    (FrontendKind::ClusterIp, Cluster) => (mix.cluster(), None, all),
+                    (FrontendKind::ClusterIp, Local) => (mix.local(), None, all),
                     (_, Cluster) => (mix.cluster(), None, true),
                     // masqueradeAll is about cluster IPs alone.
                     (_, Local) => (mix.cluster(), Some(mix.local()), false),
                 };
-                assert_eq!(door.policy, policy, "{case}");
-                assert_eq!(letters(&door.inside), inside, "{case}");
-                assert_eq!(door.outside.as_ref().map(letters).as_deref(), outside, "{case}");
-                assert_eq!(door.masquerade == Masquerade::Always, masquerade, "{case}");
+                assert_eq!(key.policy, policy, "{case}");
+                assert_eq!(letters(&key.inside), inside, "{case}");
+                assert_eq!(key.outside.as_ref().map(letters).as_deref(), outside, "{case}");
+                assert_eq!(key.masquerade == Masquerade::Always, masquerade, "{case}");
             }
         }
     }
@@ -112,7 +117,7 @@ fn every_policy_kind_of_door_and_mix_of_endpoints() {
 fn a_service_has_doors_in_the_families_of_its_cluster_ips_only() {
     let addresses = |service: &Service| -> Vec<String> {
         let found = decide(&settings(), service, &[]);
-        found.iter().map(|door| door.door.to_string()).collect()
+        found.iter().map(|key| key.key.to_string()).collect()
     };
     let external = vec![ip("203.0.113.7"), ip("2001:db8::7")];
     let one = Service { external_ips: external.clone(), ..service("web", &["fd00::10"]) };
@@ -132,31 +137,29 @@ fn protocols_on_one_port_number_stay_apart() {
 }
 
 #[test]
-fn an_address_that_is_named_twice_is_one_door() {
+fn an_address_that_is_named_twice_is_one_frontend() {
     let twice = Service {
         external_ips: vec![ip("198.51.100.9"), ip("10.96.0.10")],
         load_balancer_ips: vec![ip("198.51.100.9")],
         ..service("web", &["10.96.0.10"])
     };
-    let kinds: Vec<_> = decide(&settings(), &twice, &[])
-        .iter()
-        .map(|door| (door.door.address, door.kind))
-        .collect();
+    let kinds: Vec<_> =
+        decide(&settings(), &twice, &[]).iter().map(|key| (key.key.address, key.kind)).collect();
     let expected =
-        [("10.96.0.10", DoorKind::ClusterIp), ("198.51.100.9", DoorKind::LoadBalancerIp)];
-    assert_eq!(kinds, expected.map(|(at, kind)| (DoorAddress::Ip(ip(at)), kind)));
+        [("10.96.0.10", FrontendKind::ClusterIp), ("198.51.100.9", FrontendKind::LoadBalancerIp)];
+    assert_eq!(kinds, expected.map(|(at, kind)| (FrontendAddress::Ip(ip(at)), kind)));
 }
 
 #[test]
 fn a_node_port_is_one_door_a_family_whatever_the_nodes_addresses() {
-    let web = Service { cluster_ips: vec![ip("10.96.0.10"), ip("fd00::10")], ..every_door() };
+    let web = Service { cluster_ips: vec![ip("10.96.0.10"), ip("fd00::10")], ..every_frontend() };
     let found = decide(&settings(), &web, &[]);
     let ports: Vec<_> = found
         .iter()
-        .filter(|door| door.kind == DoorKind::NodePort)
-        .map(|door| door.door.address)
+        .filter(|key| key.kind == FrontendKind::NodePort)
+        .map(|key| key.key.address)
         .collect();
-    assert_eq!(ports, Family::BOTH.map(DoorAddress::Node));
+    assert_eq!(ports, Family::BOTH.map(FrontendAddress::Node));
 }
 
 #[test]
@@ -212,19 +215,19 @@ fn source_ranges_bind_the_load_balancer_ips_of_their_own_family_alone() {
                 ranges: ranges.iter().map(|text| range(text)).collect(),
                 unreadable,
             },
-            ..every_door()
+            ..every_frontend()
         };
-        for door in decide(&settings(), &web, &[]) {
-            let family = door.door.family();
+        for key in decide(&settings(), &web, &[]) {
+            let family = key.key.family();
             let allowed = if family == Family::V4 { v4 } else { v6 };
-            let expected = allowed.filter(|_| door.kind == DoorKind::LoadBalancerIp);
+            let expected = allowed.filter(|_| key.kind == FrontendKind::LoadBalancerIp);
             let expected =
                 expected.map(|ranges| ranges.iter().map(|text| range(text)).collect::<Vec<_>>());
             assert_eq!(
-                door.sources.as_deref(),
+                key.sources.as_deref(),
                 expected.as_deref(),
                 "{name}: {} {family}",
-                door.kind
+                key.kind
             );
         }
     }
@@ -232,11 +235,11 @@ fn source_ranges_bind_the_load_balancer_ips_of_their_own_family_alone() {
 
 #[test]
 fn a_node_within_a_source_range_may_call_from_the_load_balancer_ip() {
-    let web = Service { source_ranges: vec![range("192.168.0.0/24")].into(), ..every_door() };
+    let web = Service { source_ranges: vec![range("192.168.0.0/24")].into(), ..every_frontend() };
     for (at, allowed) in [("192.168.0.2", true), ("192.168.1.2", false)] {
         let node = node(None, &[at], &[]);
         let found = frontends(&settings(), Some(&node), &web, &[]);
-        let sources = found.iter().find_map(|door| door.sources.as_deref()).unwrap();
+        let sources = found.iter().find_map(|key| key.sources.as_deref()).unwrap();
         assert_eq!(sources.contains(&range("198.51.100.9/32")), allowed, "{at}");
     }
 }
