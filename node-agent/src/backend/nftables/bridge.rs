@@ -2,7 +2,7 @@
 //! than nf_tables.
 
 use super::kernel::{Kernel, NftablesError};
-use super::name::Layer;
+use super::name::TableFamily;
 use super::sync::{Nftables, NoKernel};
 
 impl Nftables {
@@ -12,10 +12,12 @@ impl Nftables {
     /// # Errors
     /// [`NftablesError::Netlink`] when there is no netlink to be had.
     pub fn open_bridge() -> Result<Self, NftablesError> {
-        let layer = Layer::Bridge;
+        let table_family = TableFamily::Bridge;
         match Kernel::open() {
-            Ok(kernel) => Ok(Self::of(kernel, &[layer])),
-            Err(source) => Err(NftablesError::Netlink { layer, doing: "open netlink", source }),
+            Ok(kernel) => Ok(Self::of(kernel, &[table_family])),
+            Err(source) => {
+                Err(NftablesError::Netlink { table_family, doing: "open netlink", source })
+            }
         }
     }
 }
@@ -23,6 +25,6 @@ impl Nftables {
 impl Nftables<NoKernel> {
     /// As [`Self::offline`], for the bridge's table alone.
     pub fn offline_bridge() -> Self {
-        Self::of(NoKernel, &[Layer::Bridge])
+        Self::of(NoKernel, &[TableFamily::Bridge])
     }
 }

@@ -14,24 +14,24 @@ pub fn clients<'a>(
 ) -> Result<Affinity, NftablesError> {
     let mut all = Affinity::default();
     for table in tables.filter(|table| table.has_affinity()) {
-        let layer = table.layer;
+        let table_family = table.table_family;
         let [pods, within, briefly, not] = kernel.counted(
-            layer,
+            table_family,
             [Why::RememberPod, Why::RememberWithinBudget, Why::RememberBriefly, Why::NotRemembered],
         )?;
         all.crowded.reserved += pods + within;
         all.crowded.briefly += briefly;
         all.crowded.not += not;
         for map in MAPS {
-            let count = kernel.count(layer, map);
+            let count = kernel.count(table_family, map);
             let count = count.map_err(|source| NftablesError::Netlink {
-                layer,
+                table_family,
                 doing: "count the clients in",
                 source,
             })?;
             if let Some((clients, room)) = count.zip(room(map)) {
                 all.clients.push(Clients {
-                    family: map.family(layer).to_string(),
+                    family: map.family(table_family).to_string(),
                     map: map.to_string(),
                     clients,
                     room,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::element::{Element, Key, Value, read_address};
 use super::expression::{self, Expression};
 use super::message::{ACCEPT, hook_number, rule_comment};
-use super::name::{Layer, SetName, TABLE};
+use super::name::{SetName, TABLE, TableFamily};
 use super::rule::{Chain, Rule};
 use super::set::{Data, VERDICT, address_len, find_tlv};
 use super::table::Delta;
@@ -150,7 +150,7 @@ impl Observed {
     }
 
     /// Takes in a NFT_MSG_NEWSETELEM about one of our sets.
-    pub fn elements(&mut self, layer: Layer, set: SetName, message: &Message<'_>) {
+    pub fn elements(&mut self, table_family: TableFamily, set: SetName, message: &Message<'_>) {
         for (_, element) in message.attributes().nested(3) {
             let element = Attributes::new(element);
             let last = element.nested(10).find(1);
@@ -163,20 +163,23 @@ impl Observed {
                 continue;
             };
             let comment = element.find(6).and_then(comment_in).map(Arc::from);
-            self.elements.insert((set, key), (value(set.family(layer), set, element), comment));
+            self.elements
+                .insert((set, key), (value(set.family(table_family), set, element), comment));
         }
     }
 
     /// Whether a set is there in the shape that it should have.
-    pub fn has_set(&self, layer: Layer, set: SetName) -> bool {
-        self.sets.get(set.as_str()).is_some_and(|observed| *observed == wanted_set(layer, set))
+    pub fn has_set(&self, table_family: TableFamily, set: SetName) -> bool {
+        self.sets
+            .get(set.as_str())
+            .is_some_and(|observed| *observed == wanted_set(table_family, set))
     }
 
     /// The frontends that are there.
-    pub fn keys(&self, layer: Layer) -> impl Iterator<Item = FrontendKey> + '_ {
+    pub fn keys(&self, table_family: TableFamily) -> impl Iterator<Item = FrontendKey> + '_ {
         let keys = self.elements.keys();
         keys.filter(|(set, _)| matches!(set, SetName::Services | SetName::NodePorts))
-            .filter_map(move |(set, key)| key.key(*set, set.family(layer)))
+            .filter_map(move |(set, key)| key.key(*set, set.family(table_family)))
     }
 
     /// What leads from the elements that are there to `wanted`, in the sets that are asked for.
@@ -238,8 +241,8 @@ impl Observed {
     }
 }
 
-fn wanted_set(layer: Layer, set: SetName) -> ObservedSet {
-    let (shape, family) = (set.shape(), set.family(layer));
+fn wanted_set(table_family: TableFamily, set: SetName) -> ObservedSet {
+    let (shape, family) = (set.shape(), set.family(table_family));
     ObservedSet {
         flags: shape.flags(),
         key: (shape.key_type(family), shape.key_len(family)),
@@ -249,10 +252,10 @@ fn wanted_set(layer: Layer, set: SetName) -> ObservedSet {
 }
 
 /// A chain as the kernel should have it.
-pub fn wanted_chain(layer: Layer, chain: &Chain) -> ObservedChain {
+pub fn wanted_chain(table_family: TableFamily, chain: &Chain) -> ObservedChain {
     let rule = |rule: &Rule| ObservedRule {
-        comment: rule_comment(layer, rule),
-        expressions: expression::wanted(layer, rule),
+        comment: rule_comment(table_family, rule),
+        expressions: expression::wanted(table_family, rule),
     };
     ObservedChain {
         hook: chain.place.map(|place| ObservedHook {
@@ -309,7 +312,7 @@ fn comment_in(user_data: &[u8]) -> Option<&str> {
     std::str::from_utf8(text.strip_suffix(&[0]).unwrap_or(text)).ok()
 }
 
-/// Whether a message is about tables of this layer.
-pub fn is_of(layer: Layer, message: &Message<'_>) -> bool {
-    message.family() == Some(layer.number())
+/// Whether a message is about tables of this table family.
+pub fn is_of(table_family: TableFamily, message: &Message<'_>) -> bool {
+    message.family() == Some(table_family.number())
 }

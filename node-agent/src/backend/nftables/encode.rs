@@ -6,7 +6,7 @@ mod address;
 mod client;
 
 use super::element::Key;
-use super::name::{ChainName, Layer, SetName};
+use super::name::{ChainName, SetName, TableFamily};
 use super::rule::{Action, ENDPOINT_BITS, Match, Rule, SCRATCH, SCRATCH_BITS};
 use super::set::{Data, Part};
 use crate::model::Family;
@@ -45,8 +45,8 @@ const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 
 /// Writes a rule's expressions into an open list.
-pub fn rule(writer: &mut Writer, layer: Layer, rule: &Rule) {
-    let mut out = Expressions { writer, layer };
+pub fn rule(writer: &mut Writer, table_family: TableFamily, rule: &Rule) {
+    let mut out = Expressions { writer, table_family };
     for wanted in &rule.matches {
         out.matches(wanted);
     }
@@ -78,15 +78,15 @@ fn register(word: u32) -> u32 {
 
 struct Expressions<'a> {
     writer: &'a mut Writer,
-    layer: Layer,
+    table_family: TableFamily,
 }
 
 impl Expressions<'_> {
     fn matches(&mut self, wanted: &Match) {
         match wanted {
             Match::In(set) => {
-                if self.layer == Layer::Bridge {
-                    self.carries(set.family(self.layer));
+                if self.table_family == TableFamily::Bridge {
+                    self.carries(set.family(self.table_family));
                 }
                 self.load_key(*set, 0);
                 self.lookup(*set, None);
@@ -190,9 +190,9 @@ impl Expressions<'_> {
             }),
             Action::Reset => self.reject(1, 0),
             // ICMP port unreachable; ICMPv6 port unreachable.
-            Action::Unreachable => match self.layer {
-                Layer::Ip(Family::V6) => self.reject(0, 4),
-                Layer::Ip(Family::V4) | Layer::Bridge => self.reject(0, 3),
+            Action::Unreachable => match self.table_family {
+                TableFamily::Ip(Family::V6) => self.reject(0, 4),
+                TableFamily::Ip(Family::V4) | TableFamily::Bridge => self.reject(0, 3),
             },
         }
     }
@@ -221,14 +221,14 @@ impl Expressions<'_> {
     }
 
     fn translate(&mut self, endpoints: SetName, slots: u32) {
-        let family = endpoints.family(self.layer);
+        let family = endpoints.family(self.table_family);
         let address_words = Part::Destination.words(family);
         self.load_key(endpoints, slots);
         self.lookup(endpoints, Some(register(0)));
         self.expression("nat", |w| {
             const DESTINATION: u32 = 1;
             w.put_u32(1, DESTINATION);
-            w.put_u32(2, u32::from(Layer::Ip(family).number()));
+            w.put_u32(2, u32::from(TableFamily::Ip(family).number()));
             w.put_u32(3, register(0));
             w.put_u32(5, register(address_words));
         });
@@ -237,7 +237,7 @@ impl Expressions<'_> {
     /// Loads a key's parts into consecutive registers; `slots` to draw among, where a slot is a
     /// part.
     fn load_key(&mut self, set: SetName, slots: u32) {
-        let family = set.family(self.layer);
+        let family = set.family(self.table_family);
         let mut word = 0;
         for part in set.shape().key {
             match part {

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::encode;
-use super::name::Layer;
+use super::name::TableFamily;
 use super::rule::Rule;
 use denizen_netlink::{Attributes, Writer};
 
@@ -16,9 +16,9 @@ use denizen_netlink::{Attributes, Writer};
 pub type Expression = (String, BTreeMap<u16, Vec<u8>>);
 
 /// A rule's expressions as the kernel should give them back.
-pub fn wanted(layer: Layer, rule: &Rule) -> Vec<Expression> {
+pub fn wanted(table_family: TableFamily, rule: &Rule) -> Vec<Expression> {
     let mut list = Writer::default();
-    encode::rule(&mut list, layer, rule);
+    encode::rule(&mut list, table_family, rule);
     observed(Attributes::new(list.bytes()))
 }
 
@@ -88,7 +88,7 @@ mod tests {
     use nix::sched::{CloneFlags, unshare};
 
     use crate::backend::nftables::kernel::Kernel;
-    use crate::backend::nftables::name::{Class, Group, Layer};
+    use crate::backend::nftables::name::{Class, Group, TableFamily};
     use crate::backend::nftables::program::{chains, class_chains};
     use crate::backend::nftables::rule::Chain;
     use crate::backend::nftables::shape::Shape;
@@ -97,7 +97,7 @@ mod tests {
     use crate::model::{Family, Protocol};
     use crate::plan::{Detector, MarkBit, NodeSide};
 
-    fn all_chains(layer: Layer, shape: &Shape) -> Vec<Chain> {
+    fn all_chains(table_family: TableFamily, shape: &Shape) -> Vec<Chain> {
         let classes = Group::ALL.into_iter().flat_map(|group| {
             [None, Some(300)].map(|affinity| Class {
                 group,
@@ -107,15 +107,15 @@ mod tests {
             })
         });
         let of_classes = classes
-            .filter(|_| layer != Layer::Bridge)
+            .filter(|_| table_family != TableFamily::Bridge)
             .flat_map(|class| class_chains(class, &shape.node_side));
-        chains(layer, shape).into_iter().chain(of_classes).collect()
+        chains(table_family, shape).into_iter().chain(of_classes).collect()
     }
 
-    fn shape(layer: Layer, detector: Detector, egress: bool) -> Shape {
-        let ranges = match layer {
-            Layer::Ip(Family::V4) => ["10.0.0.0/8", "10.96.0.0/13"],
-            Layer::Ip(Family::V6) | Layer::Bridge => ["fd00::/64", "fd00::/61"],
+    fn shape(table_family: TableFamily, detector: Detector, egress: bool) -> Shape {
+        let ranges = match table_family {
+            TableFamily::Ip(Family::V4) => ["10.0.0.0/8", "10.96.0.0/13"],
+            TableFamily::Ip(Family::V6) | TableFamily::Bridge => ["fd00::/64", "fd00::/61"],
         };
         let ranges = ranges.map(|range| range.parse().unwrap()).to_vec();
         Shape {
@@ -145,21 +145,25 @@ mod tests {
         let alone = std::thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
             let mut kernel = Kernel::open().unwrap();
-            for (detector, layer) in
-                detectors.iter().flat_map(|detector| Layer::ALL.map(|layer| (detector, layer)))
+            for (detector, table_family) in detectors
+                .iter()
+                .flat_map(|detector| TableFamily::ALL.map(|table_family| (detector, table_family)))
             {
                 for egress in [false, true] {
-                    let chains = all_chains(layer, &shape(layer, detector.clone(), egress));
-                    let present = kernel.observe(layer).unwrap().table;
+                    let chains =
+                        all_chains(table_family, &shape(table_family, detector.clone(), egress));
+                    let present = kernel.observe(table_family).unwrap().table;
                     kernel
-                        .write(layer, |batch| replace_structure(batch, present, layer, &chains))
+                        .write(table_family, |batch| {
+                            replace_structure(batch, present, table_family, &chains)
+                        })
                         .unwrap();
-                    let seen = kernel.observe(layer).unwrap();
-                    let differs = seen.structure(layer, &chains);
+                    let seen = kernel.observe(table_family).unwrap();
+                    let differs = seen.structure(table_family, &chains);
                     assert_eq!(
                         differs,
                         Some(Structure::default()),
-                        "{detector:?}, {layer}: {seen:?}"
+                        "{detector:?}, {table_family}: {seen:?}"
                     );
                 }
             }

@@ -6,7 +6,7 @@ use nix::libc;
 
 use super::kernel::NftablesError;
 use super::message::kind;
-use super::name::Layer;
+use super::name::TableFamily;
 use crate::model::Family;
 use denizen_netlink::{Attributes, Message, NetlinkError, Socket, Writer};
 
@@ -169,9 +169,9 @@ pub fn expressions(rule: Attributes<'_>) -> impl Iterator<Item = (&str, Attribut
 /// The kernel's.
 pub fn remove_kube_proxys() -> Result<usize, NftablesError> {
     let mut removed = 0;
-    for layer in Family::BOTH.map(Layer::Ip) {
-        let is_removed = remove(layer).map_err(|source| NftablesError::Netlink {
-            layer,
+    for table_family in Family::BOTH.map(TableFamily::Ip) {
+        let is_removed = remove(table_family).map_err(|source| NftablesError::Netlink {
+            table_family,
             doing: "remove kube-proxy's",
             source,
         })?;
@@ -180,11 +180,12 @@ pub fn remove_kube_proxys() -> Result<usize, NftablesError> {
     Ok(removed)
 }
 
-fn remove(layer: Layer) -> Result<bool, NetlinkError> {
+fn remove(table_family: TableFamily) -> Result<bool, NetlinkError> {
     const NAME: u16 = 1;
     let mut socket = Socket::open()?;
     let removed = commit(&mut socket, None, &[KUBE_PROXYS], |w, sequence, name| {
-        let open = w.begin_message(kind(libc::NFT_MSG_DELTABLE), 0, sequence, layer.number(), 0);
+        let open =
+            w.begin_message(kind(libc::NFT_MSG_DELTABLE), 0, sequence, table_family.number(), 0);
         w.put_str(NAME, name);
         w.end_message(open);
     });

@@ -7,7 +7,7 @@ use tracing::{debug, trace_span};
 
 use super::dump::{Observed, is_of, rule_comment_of};
 use super::message::{Batch, kind};
-use super::name::{Facts, Group, Layer, SetName, TABLE};
+use super::name::{Facts, Group, SetName, TABLE, TableFamily};
 use crate::backend::why::Why;
 use denizen_netlink::{Attributes, Message, NetlinkError, Socket, Writer};
 
@@ -34,10 +34,10 @@ const DUMP_TRIES: usize = 20;
 #[derive(Debug, Error)]
 pub enum NftablesError {
     /// nf_tables cannot be read or written at all.
-    #[error("nf_tables, {layer} table: cannot {doing}")]
+    #[error("nf_tables, {table_family} table: cannot {doing}")]
     Netlink {
         /// Whose table.
-        layer: Layer,
+        table_family: TableFamily,
         /// What was tried.
         doing: &'static str,
         /// Why it failed.
@@ -45,10 +45,10 @@ pub enum NftablesError {
         source: NetlinkError,
     },
     /// A batch was refused; the table is as it was before.
-    #[error("nf_tables, {layer} table: the kernel refused {what}")]
+    #[error("nf_tables, {table_family} table: the kernel refused {what}")]
     Refused {
         /// Whose table.
-        layer: Layer,
+        table_family: TableFamily,
         /// What was refused.
         what: String,
         /// The kernel's answer.
@@ -58,34 +58,36 @@ pub enum NftablesError {
     /// An older version's table is there, and services are not known yet: replacing it would take
     /// them away.
     #[error(
-        "nf_tables, {layer} table: the table of an older version stays until all services are known"
+        "nf_tables, {table_family} table: the table of an older version stays until all services are known"
     )]
     OlderTable {
         /// Whose table.
-        layer: Layer,
+        table_family: TableFamily,
     },
     /// The kernel lets nobody but its owner change it, and removes it with that process
     /// (`NFT_TABLE_F_OWNER`).
-    #[error("nf_tables, {layer} table: it is owned by another process (netlink port {owner})")]
+    #[error(
+        "nf_tables, {table_family} table: it is owned by another process (netlink port {owner})"
+    )]
     Owned {
         /// Whose table.
-        layer: Layer,
+        table_family: TableFamily,
         /// The owner's port: most often its process id.
         owner: u32,
     },
     /// Everything was programmed but these.
-    #[error("nf_tables, {layer} table: the kernel refused {}", names.join("; "))]
+    #[error("nf_tables, {table_family} table: the kernel refused {}", names.join("; "))]
     Parts {
         /// Whose table.
-        layer: Layer,
+        table_family: TableFamily,
         /// What was refused, and why.
         names: Vec<String>,
     },
     /// Somebody changed the ruleset between a look and the batch that was made from it.
-    #[error("nf_tables, {layer} table: the ruleset changed while it was being repaired")]
+    #[error("nf_tables, {table_family} table: the ruleset changed while it was being repaired")]
     Raced {
         /// Whose table.
-        layer: Layer,
+        table_family: TableFamily,
     },
 }
 
@@ -119,33 +121,33 @@ impl Kernel {
     }
 
     /// A batch for a table.
-    pub fn batch(&mut self, layer: Layer, generation: Option<u32>) -> Batch {
+    pub fn batch(&mut self, table_family: TableFamily, generation: Option<u32>) -> Batch {
         // A batch has fewer messages than this by far; numbers need only differ from the last
         // batch's.
         const MESSAGES: u32 = 1 << 20;
-        Batch::new(layer, self.socket.sequences(MESSAGES), generation)
+        Batch::new(table_family, self.socket.sequences(MESSAGES), generation)
     }
 
     /// Sends a batch and reads what became of it.
     ///
     /// # Errors
     /// [`NftablesError::Refused`] or [`NftablesError::Raced`]: nothing was changed.
-    pub fn commit(&mut self, layer: Layer, batch: Batch) -> Result<(), NftablesError> {
+    pub fn commit(&mut self, table_family: TableFamily, batch: Batch) -> Result<(), NftablesError> {
         if batch.is_empty() {
             return Ok(());
         }
         let batch = batch.finish();
-        let _span = trace_span!("commit", %layer, bytes = batch.bytes.len()).entered();
+        let _span = trace_span!("commit", %table_family, bytes = batch.bytes.len()).entered();
         let sent = self.socket.send(&batch.bytes).and_then(|()| self.socket.outcome(batch.last));
         self.taken = self.taken.wrapping_add(u32::from(sent.is_ok()));
         sent.map_err(|source| match source {
             NetlinkError::Refused(ref refusal) if refusal.errno == Errno::ERESTART => {
-                NftablesError::Raced { layer }
+                NftablesError::Raced { table_family }
             }
             NetlinkError::Refused(ref refusal) => {
                 let what = batch.what(refusal.sequence).map(ToString::to_string);
                 NftablesError::Refused {
-                    layer,
+                    table_family,
                     what: what.unwrap_or("the batch".to_owned()),
                     source,
                 }
@@ -154,7 +156,7 @@ impl Kernel {
             | NetlinkError::Overflow
             | NetlinkError::Interrupted
             | NetlinkError::Unacknowledged) => {
-                NftablesError::Netlink { layer, doing: "write", source }
+                NftablesError::Netlink { table_family, doing: "write", source }
             }
         })
     }
@@ -165,46 +167,46 @@ impl Kernel {
     /// As [`Self::commit`].
     pub fn write(
         &mut self,
-        layer: Layer,
+        table_family: TableFamily,
         fill: impl FnOnce(&mut Batch),
     ) -> Result<(), NftablesError> {
-        let mut batch = self.batch(layer, None);
+        let mut batch = self.batch(table_family, None);
         fill(&mut batch);
-        self.commit(layer, batch)
+        self.commit(table_family, batch)
     }
 
     /// Reads all of a table.
     ///
     /// # Errors [`NftablesError::Netlink`]; a look that was torn is repeated a bounded number of
     /// times first.
-    pub fn observe(&mut self, layer: Layer) -> Result<Observed, NftablesError> {
-        let _span = trace_span!("observe", %layer).entered();
+    pub fn observe(&mut self, table_family: TableFamily) -> Result<Observed, NftablesError> {
+        let _span = trace_span!("observe", %table_family).entered();
         let mut result = Err(NetlinkError::Interrupted);
         for _ in 0..DUMP_TRIES {
-            result = self.look(layer);
+            result = self.look(table_family);
             if !matches!(result, Err(NetlinkError::Interrupted | NetlinkError::Overflow)) {
                 break;
             }
         }
-        result.map_err(|source| NftablesError::Netlink { layer, doing: "read", source })
+        result.map_err(|source| NftablesError::Netlink { table_family, doing: "read", source })
     }
 
-    fn look(&mut self, layer: Layer) -> Result<Observed, NetlinkError> {
+    fn look(&mut self, table_family: TableFamily) -> Result<Observed, NetlinkError> {
         let mut seen = Observed { generation: self.generation()?, ..Observed::default() };
-        self.dump(layer, libc::NFT_MSG_GETTABLE, None, |m| seen.table(&m))?;
+        self.dump(table_family, libc::NFT_MSG_GETTABLE, None, |m| seen.table(&m))?;
         if !seen.table {
             return Ok(seen);
         }
-        self.dump(layer, libc::NFT_MSG_GETCHAIN, None, |m| seen.chain(&m))?;
-        self.dump(layer, libc::NFT_MSG_GETRULE, None, |m| seen.rule(&m))?;
-        self.dump(layer, libc::NFT_MSG_GETSET, None, |m| seen.set(&m))?;
+        self.dump(table_family, libc::NFT_MSG_GETCHAIN, None, |m| seen.chain(&m))?;
+        self.dump(table_family, libc::NFT_MSG_GETRULE, None, |m| seen.rule(&m))?;
+        self.dump(table_family, libc::NFT_MSG_GETSET, None, |m| seen.set(&m))?;
         // What packets filled is not to be compared. Reading it would take minutes where it is
         // much: for every piece of a dump the kernel counts from the first element.
         let compared = |set: &SetName| set.filled_by() != Facts::Traffic;
-        for set in SetName::of(layer).iter().copied().filter(compared) {
+        for set in SetName::of(table_family).iter().copied().filter(compared) {
             if seen.sets.contains_key(set.as_str()) {
-                self.dump(layer, libc::NFT_MSG_GETSETELEM, Some(set), |m| {
-                    seen.elements(layer, set, &m);
+                self.dump(table_family, libc::NFT_MSG_GETSETELEM, Some(set), |m| {
+                    seen.elements(table_family, set, &m);
                 })?;
             }
         }
@@ -217,14 +219,14 @@ impl Kernel {
 
     /// The endpoints that clients of services with session affinity are remembered with. Where the
     /// table, or a set, is not there, there are none.
-    pub fn remembered(&mut self, layer: Layer) -> Observed {
+    pub fn remembered(&mut self, table_family: TableFamily) -> Observed {
         let mut seen = Observed::default();
         for set in Group::ALL.map(Group::affinity_endpoints) {
-            let looked = self.dump(layer, libc::NFT_MSG_GETSETELEM, Some(set), |m| {
-                seen.elements(layer, set, &m);
+            let looked = self.dump(table_family, libc::NFT_MSG_GETSETELEM, Some(set), |m| {
+                seen.elements(table_family, set, &m);
             });
             if let Err(error) = looked {
-                debug!(%layer, %set, %error, "no clients are remembered from an earlier run");
+                debug!(%table_family, %set, %error, "no clients are remembered from an earlier run");
             }
         }
         seen
@@ -236,16 +238,16 @@ impl Kernel {
     /// [`NftablesError::Netlink`].
     pub fn counted<const N: usize>(
         &mut self,
-        layer: Layer,
+        table_family: TableFamily,
         reasons: [Why; N],
     ) -> Result<[u64; N], NftablesError> {
         let mut sums = [0; N];
-        let read = self.dump(layer, libc::NFT_MSG_GETRULE, None, |message| {
+        let read = self.dump(table_family, libc::NFT_MSG_GETRULE, None, |message| {
             for (sum, why) in sums.iter_mut().zip(reasons) {
                 *sum += counted(&message, why);
             }
         });
-        read.map_err(|source| NftablesError::Netlink { layer, doing: "read", source })?;
+        read.map_err(|source| NftablesError::Netlink { table_family, doing: "read", source })?;
         Ok(sums)
     }
 
@@ -254,12 +256,16 @@ impl Kernel {
     ///
     /// # Errors
     /// [`NetlinkError`].
-    pub fn count(&mut self, layer: Layer, set: SetName) -> Result<Option<u32>, NetlinkError> {
+    pub fn count(
+        &mut self,
+        table_family: TableFamily,
+        set: SetName,
+    ) -> Result<Option<u32>, NetlinkError> {
         const COUNT: u16 = 20;
         let mut request = Writer::default();
         let sequence = self.socket.sequences(1);
         let message = kind(libc::NFT_MSG_GETSET);
-        let open = request.begin_message(message, 0, sequence, layer.number(), 0);
+        let open = request.begin_message(message, 0, sequence, table_family.number(), 0);
         request.put_str(1, TABLE);
         request.put_str(2, set.as_str());
         request.end_message(open);
@@ -303,7 +309,7 @@ impl Kernel {
 
     fn dump(
         &mut self,
-        layer: Layer,
+        table_family: TableFamily,
         message: i32,
         set: Option<SetName>,
         mut each: impl FnMut(Message<'_>),
@@ -311,7 +317,7 @@ impl Kernel {
         let sequence = self.socket.sequences(1);
         let mut request = Writer::default();
         let flags = libc::NLM_F_DUMP as u16;
-        let open = request.begin_message(kind(message), flags, sequence, layer.number(), 0);
+        let open = request.begin_message(kind(message), flags, sequence, table_family.number(), 0);
         // A table's own dump takes no name; the others are narrowed by it.
         if message != libc::NFT_MSG_GETTABLE {
             request.put_str(1, TABLE);
@@ -321,7 +327,7 @@ impl Kernel {
         }
         request.end_message(open);
         self.socket.dump(request.bytes(), sequence, |answer| {
-            if is_of(layer, &answer) {
+            if is_of(table_family, &answer) {
                 each(answer);
             }
         })
@@ -335,8 +341,8 @@ mod tests {
     use super::*;
     use crate::model::Family;
 
-    const V4: Layer = Layer::Ip(Family::V4);
-    const V6: Layer = Layer::Ip(Family::V6);
+    const V4: TableFamily = TableFamily::Ip(Family::V4);
+    const V6: TableFamily = TableFamily::Ip(Family::V6);
 
     #[test]
     fn only_what_others_commit_disturbs() {

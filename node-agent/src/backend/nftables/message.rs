@@ -4,7 +4,7 @@ use nix::libc;
 
 use super::element::{Element, Key, Value, endpoint_bytes};
 use super::encode;
-use super::name::{ChainName, Layer, SetName, TABLE};
+use super::name::{ChainName, SetName, TABLE, TableFamily};
 use super::rule::{Chain, Hook, Rule};
 use super::set::{room, tlv, with_nul};
 use crate::model::Family;
@@ -31,7 +31,7 @@ const MESSAGE_ROOM: usize = 60_000;
 #[derive(Debug)]
 pub struct Batch {
     writer: Writer,
-    layer: Layer,
+    table_family: TableFamily,
     first: u32,
     count: u32,
     what: Vec<What>,
@@ -69,10 +69,10 @@ impl std::fmt::Display for What {
 impl Batch {
     /// An empty batch for one table. With `generation`, the kernel refuses it (ERESTART) when
     /// anybody has changed anything since it was read.
-    pub fn new(layer: Layer, first: u32, generation: Option<u32>) -> Self {
+    pub fn new(table_family: TableFamily, first: u32, generation: Option<u32>) -> Self {
         let mut batch = Self {
             writer: Writer::default(),
-            layer,
+            table_family,
             first,
             count: 0,
             what: Vec::new(),
@@ -113,16 +113,21 @@ impl Batch {
         kind_of: i32,
         flags: u16,
         what: What,
-        fill: impl FnOnce(&mut Writer, Layer),
+        fill: impl FnOnce(&mut Writer, TableFamily),
     ) {
         let sequence = self.first + self.count;
         self.count += 1;
         self.what.push(what);
         self.last_at = self.writer.bytes().len();
-        let open =
-            self.writer.begin_message(kind(kind_of), flags, sequence, self.layer.number(), 0);
+        let open = self.writer.begin_message(
+            kind(kind_of),
+            flags,
+            sequence,
+            self.table_family.number(),
+            0,
+        );
         self.writer.put_str(1, TABLE);
-        fill(&mut self.writer, self.layer);
+        fill(&mut self.writer, self.table_family);
         self.writer.end_message(open);
     }
 
@@ -159,13 +164,18 @@ impl Batch {
 
     /// Appends a rule to a chain that is there.
     pub fn add_rule(&mut self, chain: ChainName, rule: &Rule) {
-        self.message(libc::NFT_MSG_NEWRULE, CREATE | APPEND, What::Chain(chain), |w, layer| {
-            w.put_str(2, &chain.to_string());
-            let list = w.begin(4);
-            encode::rule(w, layer, rule);
-            w.end(list);
-            w.put(7, &comment(0, &rule_comment(layer, rule)));
-        });
+        self.message(
+            libc::NFT_MSG_NEWRULE,
+            CREATE | APPEND,
+            What::Chain(chain),
+            |w, table_family| {
+                w.put_str(2, &chain.to_string());
+                let list = w.begin(4);
+                encode::rule(w, table_family, rule);
+                w.end(list);
+                w.put(7, &comment(0, &rule_comment(table_family, rule)));
+            },
+        );
     }
 
     /// Removes the rules of a chain.
@@ -187,8 +197,8 @@ impl Batch {
 
     /// Makes a set or map.
     pub fn add_set(&mut self, set: SetName, id: u32) {
-        self.message(libc::NFT_MSG_NEWSET, CREATE, What::Set(set), |w, layer| {
-            let (shape, family) = (set.shape(), set.family(layer));
+        self.message(libc::NFT_MSG_NEWSET, CREATE, What::Set(set), |w, table_family| {
+            let (shape, family) = (set.shape(), set.family(table_family));
             w.put_str(2, set.as_str());
             w.put_u32(3, shape.flags());
             w.put_u32(4, shape.key_type(family));
@@ -325,9 +335,9 @@ fn comment(kind: u8, text: &str) -> Vec<u8> {
 
 /// `<rule id> <why>`. Rules do not come back from the kernel as they were written; by the id, a
 /// hash of what the kernel was told, a restarted agent knows that a rule is the one it would write.
-pub fn rule_comment(layer: Layer, rule: &Rule) -> String {
+pub fn rule_comment(table_family: TableFamily, rule: &Rule) -> String {
     let mut bytes = Writer::default();
-    encode::rule(&mut bytes, layer, rule);
+    encode::rule(&mut bytes, table_family, rule);
     // FNV-1a, 32 bits: the id tells versions of one program apart, it withstands no attack.
     let id = bytes
         .bytes()

@@ -16,7 +16,7 @@ pub const TABLE: &str = "denizen";
 
 /// Where a table of ours sees packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Layer {
+pub enum TableFamily {
     /// Frames that come in through a port of a bridge, whatever they carry. First, since they are
     /// told apart before they are IP packets.
     Bridge,
@@ -24,7 +24,7 @@ pub enum Layer {
     Ip(Family),
 }
 
-impl Layer {
+impl TableFamily {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Bridge, Self::Ip(Family::V4), Self::Ip(Family::V6)];
 
@@ -50,7 +50,7 @@ impl Layer {
     }
 }
 
-impl fmt::Display for Layer {
+impl fmt::Display for TableFamily {
     /// As nft names the family.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

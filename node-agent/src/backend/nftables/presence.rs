@@ -4,7 +4,7 @@
 use super::dump::Observed;
 use super::kernel::{Kernel, NftablesError};
 use super::message::Batch;
-use super::name::{ChainName, Known, Layer};
+use super::name::{ChainName, Known, TableFamily};
 use super::shape::Shape;
 use super::sync::{Nftables, Programmed};
 use super::table::{Delta, Table};
@@ -13,9 +13,9 @@ use crate::backend::Repair;
 
 impl Programmed {
     /// Nothing is known of it, and nothing wanted in it.
-    pub(super) fn new(layer: Layer) -> Self {
+    pub(super) fn new(table_family: TableFamily) -> Self {
         Self {
-            wanted: Table::new(layer, Shape::default()),
+            wanted: Table::new(table_family, Shape::default()),
             pending: Delta::default(),
             unknown: true,
             looked: None,
@@ -27,17 +27,17 @@ impl Programmed {
 
     /// Whether the table should be there.
     pub(super) fn is_wanted(&self) -> bool {
-        match self.wanted.layer {
-            Layer::Ip(_) => true,
-            Layer::Bridge => self.wanted.shape().detector.knows_ports(),
+        match self.wanted.table_family {
+            TableFamily::Ip(_) => true,
+            TableFamily::Bridge => self.wanted.shape().detector.knows_ports(),
         }
     }
 
     /// Whether what an earlier run programmed in it has to stay until all services are known.
     pub(super) fn waits_for_services(&self) -> bool {
-        match self.wanted.layer {
-            Layer::Ip(_) => !self.known.services,
-            Layer::Bridge => false,
+        match self.wanted.table_family {
+            TableFamily::Ip(_) => !self.known.services,
+            TableFamily::Bridge => false,
         }
     }
 
@@ -48,10 +48,10 @@ impl Programmed {
         if !self.unknown || !self.known.services {
             return Ok(Repair::default());
         }
-        let layer = self.wanted.layer;
-        let seen = kernel.observe(layer)?;
+        let table_family = self.wanted.table_family;
+        let seen = kernel.observe(table_family)?;
         let mark = kernel.mark(&seen);
-        let removed = take_away(kernel, layer, &seen)?;
+        let removed = take_away(kernel, table_family, &seen)?;
         self.looked = Some(mark);
         self.unknown = false;
         Ok(Repair { rebuilt: removed, ..Repair::default() })
@@ -74,7 +74,7 @@ impl Nftables {
     /// The kernel's.
     pub fn remove_others(&mut self) -> Result<usize, NftablesError> {
         let wanted = self.tables.iter().filter(|table| table.is_wanted());
-        let wanted: Vec<Layer> = wanted.map(|table| table.wanted.layer).collect();
+        let wanted: Vec<TableFamily> = wanted.map(|table| table.wanted.table_family).collect();
         remove_all(&mut self.kernel, &wanted)
     }
 }
@@ -87,28 +87,34 @@ impl<K> Nftables<K> {
 }
 
 /// Removes all tables but these; how many there were.
-fn remove_all(kernel: &mut Kernel, but: &[Layer]) -> Result<usize, NftablesError> {
+fn remove_all(kernel: &mut Kernel, but: &[TableFamily]) -> Result<usize, NftablesError> {
     let mut removed = 0;
     // What the bridge's tells means nothing without those that read it.
-    for layer in Layer::ALL.into_iter().rev().filter(|layer| !but.contains(layer)) {
-        removed += usize::from(remove(kernel, layer)?);
+    for table_family in
+        TableFamily::ALL.into_iter().rev().filter(|table_family| !but.contains(table_family))
+    {
+        removed += usize::from(remove(kernel, table_family)?);
     }
     Ok(removed)
 }
 
 /// Removes a table; whether it was there.
-fn remove(kernel: &mut Kernel, layer: Layer) -> Result<bool, NftablesError> {
-    let seen = kernel.observe(layer)?;
-    take_away(kernel, layer, &seen)
+fn remove(kernel: &mut Kernel, table_family: TableFamily) -> Result<bool, NftablesError> {
+    let seen = kernel.observe(table_family)?;
+    take_away(kernel, table_family, &seen)
 }
 
 /// First what chooses services, so that nobody is in there any more when the table goes. What
 /// another process owns is not ours: denizen's tables have no owner, for they outlive the agent.
-fn take_away(kernel: &mut Kernel, layer: Layer, seen: &Observed) -> Result<bool, NftablesError> {
+fn take_away(
+    kernel: &mut Kernel,
+    table_family: TableFamily,
+    seen: &Observed,
+) -> Result<bool, NftablesError> {
     let ours = seen.table && seen.owner.is_none();
     if ours {
-        empty(kernel, layer, seen, &[ChainName::Prerouting, ChainName::Output])?;
-        kernel.write(layer, Batch::delete_table)?;
+        empty(kernel, table_family, seen, &[ChainName::Prerouting, ChainName::Output])?;
+        kernel.write(table_family, Batch::delete_table)?;
     }
     Ok(ours)
 }

@@ -4,7 +4,7 @@ use nix::errno::Errno;
 
 use super::kernel::{Kernel, NftablesError};
 use super::message::What;
-use super::name::{Class, Group, Layer};
+use super::name::{Class, Group, TableFamily};
 use super::program::class_chains;
 use super::rule::Chain;
 use super::shape::Shape;
@@ -19,7 +19,7 @@ use denizen_netlink::NetlinkError;
 /// # Errors
 /// What the kernel refused, or cannot be asked.
 pub fn probe() -> Result<(), NftablesError> {
-    Family::BOTH.map(Layer::Ip).into_iter().try_for_each(ask)
+    Family::BOTH.map(TableFamily::Ip).into_iter().try_for_each(ask)
 }
 
 /// Whether it can have the bridge's table, which tells the ports of bridges.
@@ -27,36 +27,39 @@ pub fn probe() -> Result<(), NftablesError> {
 /// # Errors
 /// As [`probe`].
 pub fn probe_ports() -> Result<(), NftablesError> {
-    ask(Layer::Bridge)
+    ask(TableFamily::Bridge)
 }
 
 /// Finds out by a batch that makes everything and then fails on purpose, so that nothing of it
 /// stays.
-fn ask(layer: Layer) -> Result<(), NftablesError> {
-    let mut kernel =
-        Kernel::open().map_err(|source| NftablesError::Netlink { layer, doing: "open", source })?;
-    let seen = kernel.observe(layer)?;
+fn ask(table_family: TableFamily) -> Result<(), NftablesError> {
+    let mut kernel = Kernel::open().map_err(|source| NftablesError::Netlink {
+        table_family,
+        doing: "open",
+        source,
+    })?;
+    let seen = kernel.observe(table_family)?;
     match seen.owner {
-        Some(owner) => Err(NftablesError::Owned { layer, owner }),
+        Some(owner) => Err(NftablesError::Owned { table_family, owner }),
         // The kernel took it.
         None if seen.table => Ok(()),
-        None => attempt(&mut kernel, layer),
+        None => attempt(&mut kernel, table_family),
     }
 }
 
 /// The chains that need most of the kernel.
-fn chains(layer: Layer) -> Vec<Chain> {
+fn chains(table_family: TableFamily) -> Vec<Chain> {
     let class =
         |affinity| Class { group: Group::Service, protocol: Protocol::Tcp, size: 2, affinity };
     let shape = Shape {
-        detector: match layer {
-            Layer::Ip(_) => Detector::PodState,
-            Layer::Bridge => Detector::PodPort,
+        detector: match table_family {
+            TableFamily::Ip(_) => Detector::PodState,
+            TableFamily::Bridge => Detector::PodPort,
         },
         ..Shape::default()
     };
-    let mut chains = Table::new(layer, shape).chains();
-    if let Layer::Ip(_) = layer {
+    let mut chains = Table::new(table_family, shape).chains();
+    if let TableFamily::Ip(_) = table_family {
         let classes = [None, Some(300)].into_iter();
         chains.extend(
             classes.flat_map(|affinity| class_chains(class(affinity), &NodeSide::default())),
@@ -65,13 +68,13 @@ fn chains(layer: Layer) -> Vec<Chain> {
     chains
 }
 
-fn attempt(kernel: &mut Kernel, layer: Layer) -> Result<(), NftablesError> {
-    let mut batch = kernel.batch(layer, None);
-    replace_structure(&mut batch, false, layer, &chains(layer));
+fn attempt(kernel: &mut Kernel, table_family: TableFamily) -> Result<(), NftablesError> {
+    let mut batch = kernel.batch(table_family, None);
+    replace_structure(&mut batch, false, table_family, &chains(table_family));
     batch.delete_table();
     // There is none any more: this one is refused, and with it all.
     batch.delete_table();
-    match kernel.commit(layer, batch) {
+    match kernel.commit(table_family, batch) {
         Err(NftablesError::Refused { what, source: NetlinkError::Refused(refusal), .. })
             if refusal.errno == Errno::ENOENT && what == What::Table.to_string() =>
         {

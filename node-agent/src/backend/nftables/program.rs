@@ -10,7 +10,7 @@ use std::net::Ipv4Addr;
 use super::affinity;
 use super::draw::cascade;
 use super::local::{FORWARD_PRIORITY, bridge_chains, local, port_told};
-use super::name::{ChainName, Class, Group, Layer, SetName};
+use super::name::{ChainName, Class, Group, SetName, TableFamily};
 use super::rule::{Action, Chain, Hook, Kind, Match, Place, Rule, base, chain};
 use super::shape::Shape;
 use crate::backend::why::Why;
@@ -28,12 +28,12 @@ const RAW_PRIORITY: i32 = -300;
 const SOURCE_PRIORITY: i32 = 100;
 
 /// The chains that are always there, in an order in which each is made before it is referred to.
-pub fn chains(layer: Layer, shape: &Shape) -> Vec<Chain> {
-    match layer {
-        Layer::Ip(Family::V4) => ip_chains(shape).into_iter().chain([martians()]).collect(),
+pub fn chains(table_family: TableFamily, shape: &Shape) -> Vec<Chain> {
+    match table_family {
+        TableFamily::Ip(Family::V4) => ip_chains(shape).into_iter().chain([martians()]).collect(),
         // IPv6 has no `route_localnet`.
-        Layer::Ip(Family::V6) => ip_chains(shape),
-        Layer::Bridge => bridge_chains(shape),
+        TableFamily::Ip(Family::V6) => ip_chains(shape),
+        TableFamily::Bridge => bridge_chains(shape),
     }
 }
 

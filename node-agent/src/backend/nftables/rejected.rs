@@ -1,7 +1,7 @@
 //! Single elements that the kernel rejects.
 
 use super::element::{Element, Key, KeyText};
-use super::name::{Layer, SetName};
+use super::name::{SetName, TableFamily};
 use crate::plan::FrontendKey;
 
 /// An element that the kernel rejected.
@@ -15,8 +15,8 @@ pub struct Rejected {
 
 impl Rejected {
     /// It was to be removed.
-    pub fn removal(layer: Layer, set: SetName, key: &Key, error: &str) -> Self {
-        let family = set.family(layer);
+    pub fn removal(table_family: TableFamily, set: SetName, key: &Key, error: &str) -> Self {
+        let family = set.family(table_family);
         Self {
             key: key.frontend(set, family),
             words: format!("to remove {} from {set}: {error}", KeyText { set, family, key }),
@@ -24,9 +24,9 @@ impl Rejected {
     }
 
     /// It was to be added.
-    pub fn addition(layer: Layer, element: &Element, error: &str) -> Self {
+    pub fn addition(table_family: TableFamily, element: &Element, error: &str) -> Self {
         let Element { set, key, comment, .. } = element;
-        let family = set.family(layer);
+        let family = set.family(table_family);
         let owner = comment.as_deref().unwrap_or("no comment");
         let text = KeyText { set: *set, family, key };
         Self {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use super::dump::{Observed, wanted_chain};
 use super::message::Batch;
-use super::name::{Layer, SetName};
+use super::name::{SetName, TableFamily};
 use super::rule::Chain;
 
 /// Which chains differ.
@@ -56,15 +56,15 @@ impl Structure {
 impl Observed {
     /// What differs between the table's chains and these; `None` when the table cannot be kept,
     /// because its sets are not those that it should have.
-    pub fn structure(&self, layer: Layer, chains: &[Chain]) -> Option<Structure> {
-        let sets = SetName::of(layer).iter().all(|set| self.has_set(layer, *set));
+    pub fn structure(&self, table_family: TableFamily, chains: &[Chain]) -> Option<Structure> {
+        let sets = SetName::of(table_family).iter().all(|set| self.has_set(table_family, *set));
         let usable = self.table && self.flags == 0 && self.strange == 0 && sets;
-        if !usable || self.sets.len() != SetName::of(layer).len() {
+        if !usable || self.sets.len() != SetName::of(table_family).len() {
             return None;
         }
         let mut structure = Structure::default();
         for chain in chains {
-            let (name, wanted) = (chain.name.to_string(), wanted_chain(layer, chain));
+            let (name, wanted) = (chain.name.to_string(), wanted_chain(table_family, chain));
             match self.chains.get(&name) {
                 None => structure.missing.push(chain.clone()),
                 Some(seen) if seen.hook != wanted.hook => {

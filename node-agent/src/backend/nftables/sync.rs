@@ -10,7 +10,7 @@ use tracing::{debug, info, warn};
 use super::client::clients;
 use super::dump::{Observed, ObservedValue};
 use super::kernel::{Kernel, Mark, NftablesError};
-use super::name::{Facts, Known, Layer, SetName};
+use super::name::{Facts, Known, SetName, TableFamily};
 use super::rejected::Rejected;
 use super::rule::Chain;
 use super::shape::Shape;
@@ -64,7 +64,7 @@ impl Nftables {
     /// # Errors
     /// [`NetlinkError`] when there is no netlink to be had.
     pub fn open() -> Result<Self, NetlinkError> {
-        let mut backend = Self::of(Kernel::open()?, &Layer::ALL);
+        let mut backend = Self::of(Kernel::open()?, &TableFamily::ALL);
         backend.restore_numbers();
         Ok(backend)
     }
@@ -72,10 +72,10 @@ impl Nftables {
     /// Clients that an earlier run's rules remember stay with their endpoints.
     fn restore_numbers(&mut self) {
         for table in &mut self.tables {
-            let layer = table.wanted.layer;
-            let seen = self.kernel.remembered(layer);
+            let table_family = table.wanted.table_family;
+            let seen = self.kernel.remembered(table_family);
             for ((set, key), (value, comment)) in &seen.elements {
-                let ends = key.protocol_and_number(*set, set.family(layer));
+                let ends = key.protocol_and_number(*set, set.family(table_family));
                 if let (ObservedValue::Endpoint(at), Some(owner), Some((protocol, number))) =
                     (value, comment, ends)
                 {
@@ -94,7 +94,7 @@ impl Nftables {
 impl Nftables<NoKernel> {
     /// Programs nothing, needs nothing, and shows what it would program.
     pub fn offline() -> Self {
-        Self::of(NoKernel, &Layer::ALL)
+        Self::of(NoKernel, &TableFamily::ALL)
     }
 
     /// The rules that it would program.
@@ -105,23 +105,23 @@ impl Nftables<NoKernel> {
 }
 
 impl<K> Nftables<K> {
-    pub(super) fn of(kernel: K, layers: &[Layer]) -> Self {
+    pub(super) fn of(kernel: K, table_families: &[TableFamily]) -> Self {
         let mut backend =
-            Self { kernel, tables: layers.iter().copied().map(Programmed::new).collect() };
+            Self { kernel, tables: table_families.iter().copied().map(Programmed::new).collect() };
         backend.order();
         backend
     }
 
     fn order(&mut self) {
-        // A layer's own order has the bridge first.
-        self.tables.sort_by_key(|table| (!table.is_wanted(), table.wanted.layer));
+        // A table family's own order has the bridge first.
+        self.tables.sort_by_key(|table| (!table.is_wanted(), table.wanted.table_family));
     }
 
     /// What the constant part of each table depends on becomes what `change` makes of it.
-    fn reshape(&mut self, change: impl Fn(Layer, &mut Shape)) {
+    fn reshape(&mut self, change: impl Fn(TableFamily, &mut Shape)) {
         for table in &mut self.tables {
             let mut shape = table.wanted.shape().clone();
-            change(table.wanted.layer, &mut shape);
+            change(table.wanted.table_family, &mut shape);
             table.unknown |= table.wanted.reshape(shape);
         }
         self.order();
@@ -171,19 +171,19 @@ impl<K> Told for Nftables<K> {
     }
 
     fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
-        self.reshape(|layer, shape| {
+        self.reshape(|table_family, shape| {
             shape.detector = detector.clone();
-            shape.ranges = layer.own(ranges);
+            shape.ranges = table_family.own(ranges);
         });
     }
 
     fn set_egress(&mut self, egress: Option<&Egress>) {
-        self.reshape(|layer, shape| {
-            shape.egress = match layer {
-                Layer::Ip(family) => egress
+        self.reshape(|table_family, shape| {
+            shape.egress = match table_family {
+                TableFamily::Ip(family) => egress
                     .filter(|egress| egress.covers(family))
                     .map(|egress| egress.kept(family).collect()),
-                Layer::Bridge => None,
+                TableFamily::Bridge => None,
             };
         });
     }
@@ -193,7 +193,7 @@ impl<K> Told for Nftables<K> {
     }
 
     fn set_service_ranges(&mut self, ranges: &[IpNetwork]) {
-        self.reshape(|layer, shape| shape.service_ranges = layer.own(ranges));
+        self.reshape(|table_family, shape| shape.service_ranges = table_family.own(ranges));
     }
 }
 
@@ -242,11 +242,11 @@ impl Backend for Nftables {
 
     fn sizes(&self) -> Vec<SetSize> {
         let of = |table: &Programmed| {
-            let layer = table.wanted.layer;
+            let table_family = table.wanted.table_family;
             let sizes = table.wanted.sizes().into_iter();
             let sizes = sizes.filter(|(set, _)| set.filled_by() != Facts::Traffic);
             sizes.map(move |(set, elements)| SetSize {
-                family: set.family(layer),
+                family: set.family(table_family),
                 set: set.to_string(),
                 elements,
             })
@@ -270,8 +270,8 @@ impl Backend for Nftables {
     }
 
     fn missed_lookups(&mut self) -> Result<u64, NftablesError> {
-        let looked = Layer::ALL.into_iter().map(|layer| {
-            let [missed] = self.kernel.counted(layer, [Why::NeverUndone])?;
+        let looked = TableFamily::ALL.into_iter().map(|table_family| {
+            let [missed] = self.kernel.counted(table_family, [Why::NeverUndone])?;
             Ok(missed)
         });
         looked.sum()
@@ -301,23 +301,23 @@ impl Programmed {
             return Ok(());
         }
         delta.sort();
-        let layer = self.wanted.layer;
-        let mut batch = kernel.batch(layer, None);
+        let table_family = self.wanted.table_family;
+        let mut batch = kernel.batch(table_family, None);
         let classes = delta.classes.iter();
         let chains: Vec<Chain> =
             classes.flat_map(|class| self.wanted.class_chains(*class)).collect();
         write(&mut batch, &chains, &delta);
-        kernel.commit(layer, batch)?;
-        debug!(%layer, add = delta.add.len(), delete = delta.delete.len(), "elements changed");
+        kernel.commit(table_family, batch)?;
+        debug!(%table_family, add = delta.add.len(), delete = delta.delete.len(), "elements changed");
         Ok(())
     }
 
     /// Reads the table and commits the difference to what is wanted.
     fn reconcile(&mut self, kernel: &mut Kernel) -> Result<Repair, NftablesError> {
-        let layer = self.wanted.layer;
+        let table_family = self.wanted.table_family;
         self.pending = Delta::default();
         for _ in 0..REPAIR_TRIES {
-            let seen = kernel.observe(layer)?;
+            let seen = kernel.observe(table_family)?;
             let mark = kernel.mark(&seen);
             match self.repair(kernel, &seen) {
                 Err(NftablesError::Raced { .. }) => {}
@@ -327,7 +327,7 @@ impl Programmed {
                     self.unknown = false;
                     self.looked = Some(mark);
                     if self.known.services {
-                        let found = seen.keys(layer);
+                        let found = seen.keys(table_family);
                         self.left_frontends
                             .extend(found.filter(|key| !self.wanted.has_frontend(key)));
                     }
@@ -335,37 +335,37 @@ impl Programmed {
                 }
             }
         }
-        Err(NftablesError::Raced { layer })
+        Err(NftablesError::Raced { table_family })
     }
 
     fn repair(&mut self, kernel: &mut Kernel, seen: &Observed) -> Result<Repair, NftablesError> {
-        let layer = self.wanted.layer;
-        let structure = seen.structure(layer, &self.wanted.chains());
+        let table_family = self.wanted.table_family;
+        let structure = seen.structure(table_family, &self.wanted.chains());
         let leave = seen.table && self.waits_for_services();
         let structure = match structure {
             Some(structure) if !leave || structure.is_additive() => structure,
-            Some(_) | None if leave && seen.has_set(layer, SetName::LocalPods) => {
+            Some(_) | None if leave && seen.has_set(table_family, SetName::LocalPods) => {
                 Structure::default()
             }
-            Some(_) | None if leave => return Err(NftablesError::OlderTable { layer }),
+            Some(_) | None if leave => return Err(NftablesError::OlderTable { table_family }),
             Some(_) | None => return load(kernel, seen, &self.wanted, self.known),
         };
         let known = self.known;
         let delta = seen.difference(self.wanted.each_element(), |set| known.covers(set));
-        let mut batch = kernel.batch(layer, Some(seen.generation));
+        let mut batch = kernel.batch(table_family, Some(seen.generation));
         structure.write(&mut batch);
         write(&mut batch, &[], &delta);
         let elements = delta.add.len().max(delta.delete.len());
         // At a first load it is as large as the batch, and the kernel is about to allocate as much
         // again.
         drop(delta);
-        kernel.commit(layer, batch)?;
+        kernel.commit(table_family, batch)?;
         let left_over: &[String] = if known.services { &structure.left_over } else { &[] };
         let repair =
             Repair { rebuilt: false, chains: structure.count() + left_over.len(), elements };
         if !repair.is_none() {
             let Repair { chains, elements, .. } = repair;
-            info!(%layer, chains, elements, "ruleset brought up to date");
+            info!(%table_family, chains, elements, "ruleset brought up to date");
         }
         self.remove_chains(kernel, left_over);
         Ok(repair)
@@ -374,11 +374,11 @@ impl Programmed {
     /// Chains that nothing refers to any more. In a batch of their own: before 6.2 a kernel refuses
     /// to remove a chain in the batch that removes the last element that names it.
     fn remove_chains(&self, kernel: &mut Kernel, names: &[String]) {
-        let layer = self.wanted.layer;
-        let mut batch = kernel.batch(layer, None);
+        let table_family = self.wanted.table_family;
+        let mut batch = kernel.batch(table_family, None);
         batch.delete_chains(names);
-        if let Err(error) = kernel.commit(layer, batch) {
-            warn!(%layer, %error, "chains of an earlier run are left");
+        if let Err(error) = kernel.commit(table_family, batch) {
+            warn!(%table_family, %error, "chains of an earlier run are left");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::element::{Element, Key, Value};
 use super::lower::{FrontendState, lower};
-use super::name::{Class, Facts, Layer, SetName};
+use super::name::{Class, Facts, SetName, TableFamily};
 use super::number::{Numbers, Owner};
 use super::program;
 use super::rule::Chain;
@@ -55,7 +55,7 @@ type Members = BTreeMap<Key, Option<Arc<str>>>;
 #[derive(Debug)]
 pub struct Table {
     /// What it sees.
-    pub layer: Layer,
+    pub table_family: TableFamily,
     shape: Shape,
     keys: HashMap<FrontendKey, FrontendState>,
     classes: BTreeSet<Class>,
@@ -66,9 +66,9 @@ pub struct Table {
 
 impl Table {
     /// An empty one.
-    pub fn new(layer: Layer, shape: Shape) -> Self {
+    pub fn new(table_family: TableFamily, shape: Shape) -> Self {
         Self {
-            layer,
+            table_family,
             shape,
             keys: HashMap::new(),
             classes: BTreeSet::new(),
@@ -87,7 +87,7 @@ impl Table {
     /// to.
     pub fn chains(&self) -> Vec<Chain> {
         let classes = self.classes.iter().flat_map(|class| self.class_chains(*class));
-        program::chains(self.layer, &self.shape).into_iter().chain(classes).collect()
+        program::chains(self.table_family, &self.shape).into_iter().chain(classes).collect()
     }
 
     /// The chains of a class.
@@ -124,7 +124,7 @@ impl Table {
     /// How many elements should be in each set.
     pub fn sizes(&self) -> BTreeMap<SetName, usize> {
         let mut sizes: BTreeMap<SetName, usize> =
-            SetName::of(self.layer).iter().map(|set| (*set, 0)).collect();
+            SetName::of(self.table_family).iter().map(|set| (*set, 0)).collect();
         let members = self.members.iter().map(|(set, members)| (*set, members.len()));
         sizes.extend(members);
         if let Some(size) = sizes.get_mut(&SetName::ClusterIps) {
@@ -171,8 +171,9 @@ impl Table {
         keys: impl Iterator<Item = (FrontendKey, Option<&'a Frontend>)>,
         delta: &mut Delta,
     ) {
-        let layer = self.layer;
-        for (key, frontend) in keys.filter(|(key, _)| layer == Layer::Ip(key.family())) {
+        let table_family = self.table_family;
+        for (key, frontend) in keys.filter(|(key, _)| table_family == TableFamily::Ip(key.family()))
+        {
             self.change_frontend(key, frontend, delta);
         }
     }
@@ -226,15 +227,16 @@ impl Table {
 
     /// The pods of this node are these.
     pub fn change_pods(&mut self, pods: &PodSet, delta: &mut Delta) {
-        let of_pods = SetName::of(self.layer).iter().filter(|set| set.filled_by() == Facts::Pods);
+        let of_pods =
+            SetName::of(self.table_family).iter().filter(|set| set.filled_by() == Facts::Pods);
         let mut wanted: BTreeMap<SetName, Members> =
             of_pods.map(|set| (*set, Members::new())).collect();
         for pod in &pods.pods {
             let comment: Arc<str> = cut(&pod.to_string()).into();
             let port = pod.port.as_deref().filter(|_| self.shape.detector == Detector::PodPort);
-            let interface = match (self.layer, port) {
-                (Layer::Bridge, Some(port)) => port,
-                (Layer::Bridge | Layer::Ip(_), _) => &pod.interface,
+            let interface = match (self.table_family, port) {
+                (TableFamily::Bridge, Some(port)) => port,
+                (TableFamily::Bridge | TableFamily::Ip(_), _) => &pod.interface,
             };
             for ip in pod.ips.iter().copied() {
                 let key = Key::EMPTY.interface(interface).address(ip);
@@ -251,26 +253,26 @@ impl Table {
     /// Where a pod's address belongs in this table; `by_port` if its port of a bridge must be
     /// right.
     fn pod_sets(&self, ip: IpAddr, by_port: bool) -> &'static [SetName] {
-        match (self.layer, family_of(ip)) {
-            (Layer::Ip(family), of_ip) if family != of_ip => &[],
-            (Layer::Ip(_), _) if by_port => &[SetName::LocalPods, SetName::BridgedPods],
-            (Layer::Ip(_), _) => &[SetName::LocalPods],
-            (Layer::Bridge, _) if !by_port => &[],
-            (Layer::Bridge, Family::V4) => &[SetName::PodPorts],
-            (Layer::Bridge, Family::V6) => &[SetName::PodPorts6],
+        match (self.table_family, family_of(ip)) {
+            (TableFamily::Ip(family), of_ip) if family != of_ip => &[],
+            (TableFamily::Ip(_), _) if by_port => &[SetName::LocalPods, SetName::BridgedPods],
+            (TableFamily::Ip(_), _) => &[SetName::LocalPods],
+            (TableFamily::Bridge, _) if !by_port => &[],
+            (TableFamily::Bridge, Family::V4) => &[SetName::PodPorts],
+            (TableFamily::Bridge, Family::V6) => &[SetName::PodPorts6],
         }
     }
 
     /// These addresses may be handed to themselves.
     pub fn change_hairpins(&mut self, addresses: impl Iterator<Item = IpAddr>, delta: &mut Delta) {
         let key = |ip| (Key::EMPTY.address(ip).address(ip), None);
-        let wanted = addresses.filter(|ip| self.layer.holds(*ip)).map(key).collect();
+        let wanted = addresses.filter(|ip| self.table_family.holds(*ip)).map(key).collect();
         self.change_members(SetName::Hairpin, wanted, delta);
     }
 
     /// Node ports are served on these addresses.
     pub fn change_node_port_addresses(&mut self, addresses: &[IpAddr], delta: &mut Delta) {
-        let ours = addresses.iter().filter(|ip| self.layer.holds(**ip));
+        let ours = addresses.iter().filter(|ip| self.table_family.holds(**ip));
         let wanted = ours.map(|ip| (Key::EMPTY.address(*ip), None)).collect();
         self.change_members(SetName::NodePortAddresses, wanted, delta);
     }

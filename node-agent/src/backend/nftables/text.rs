@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::element::{Element, KeyText, Value};
 use super::message::{TABLE_COMMENT, rule_comment};
-use super::name::{Layer, SetName, TABLE};
+use super::name::{SetName, TABLE, TableFamily};
 use super::rule::{Action, Budget, Chain, ENDPOINT_BITS, Hook, Match, Rule, SCRATCH, SCRATCH_BITS};
 use super::set::{Data, MOST_SLOTS, Part, room};
 use super::table::Table;
@@ -79,10 +79,10 @@ impl Rendering {
 }
 
 fn table(table: &Table) -> TableText {
-    let layer = table.layer;
+    let table_family = table.table_family;
     let elements = table.elements();
-    let sets = SetName::of(layer).iter().map(|name| {
-        let (name, family) = (*name, name.family(layer));
+    let sets = SetName::of(table_family).iter().map(|name| {
+        let (name, family) = (*name, name.family(table_family));
         let of_set = elements.iter().filter(|element| element.set == name);
         SetText {
             kind: if name.shape().data == Data::None { "set" } else { "map" },
@@ -94,11 +94,11 @@ fn table(table: &Table) -> TableText {
         }
     });
     TableText {
-        family: layer.to_string(),
+        family: table_family.to_string(),
         name: TABLE,
         comment: TABLE_COMMENT,
         sets: sets.collect(),
-        chains: table.chains().iter().map(|chain| chain_text(layer, chain)).collect(),
+        chains: table.chains().iter().map(|chain| chain_text(table_family, chain)).collect(),
     }
 }
 
@@ -110,7 +110,7 @@ fn declaration(family: Family, set: SetName) -> String {
     match shape.data {
         Data::None => format!("typeof {key}"),
         Data::Verdict => format!("type {} : verdict", types.join(" . ")),
-        Data::Endpoint => format!("typeof {key} : {} daddr . th dport", Layer::Ip(family)),
+        Data::Endpoint => format!("typeof {key} : {} daddr . th dport", TableFamily::Ip(family)),
         Data::Number => format!("typeof {key} : meta priority"),
     }
 }
@@ -139,7 +139,7 @@ fn part_type(family: Family, part: Part) -> &'static str {
 /// The values of a packet that are looked up in a set; `slots` to draw among, where a slot is one
 /// of them.
 fn key(family: Family, set: SetName, slots: u32) -> String {
-    let ip = Layer::Ip(family);
+    let ip = TableFamily::Ip(family);
     let parts = set.shape().key.iter().map(|part| match part {
         Part::Source | Part::SourceRange => format!("{ip} saddr"),
         Part::Destination => format!("{ip} daddr"),
@@ -152,9 +152,9 @@ fn key(family: Family, set: SetName, slots: u32) -> String {
     parts.collect::<Vec<_>>().join(" . ")
 }
 
-/// The same in a rule of this layer.
-fn key_of(layer: Layer, set: SetName, slots: u32) -> String {
-    key(set.family(layer), set, slots)
+/// The same in a rule of this table family.
+fn key_of(table_family: TableFamily, set: SetName, slots: u32) -> String {
+    key(set.family(table_family), set, slots)
 }
 
 fn element_text(family: Family, element: &Element) -> ElementText {
@@ -171,7 +171,7 @@ fn element_text(family: Family, element: &Element) -> ElementText {
     }
 }
 
-fn chain_text(layer: Layer, chain: &Chain) -> ChainText {
+fn chain_text(table_family: TableFamily, chain: &Chain) -> ChainText {
     let hook = chain.place.map(|place| {
         let hook = match place.hook {
             Hook::Prerouting => "prerouting",
@@ -183,10 +183,10 @@ fn chain_text(layer: Layer, chain: &Chain) -> ChainText {
         let (kind, priority) = (place.kind.as_str(), place.priority);
         format!("type {kind} hook {hook} priority {priority}; policy accept;")
     });
-    let rules = chain
-        .rules
-        .iter()
-        .map(|rule| RuleText { rule: rule_text(layer, rule), comment: rule_comment(layer, rule) });
+    let rules = chain.rules.iter().map(|rule| RuleText {
+        rule: rule_text(table_family, rule),
+        comment: rule_comment(table_family, rule),
+    });
     ChainText {
         name: chain.name.to_string(),
         comment: chain.why.text(),
@@ -195,24 +195,26 @@ fn chain_text(layer: Layer, chain: &Chain) -> ChainText {
     }
 }
 
-fn rule_text(layer: Layer, rule: &Rule) -> String {
-    let matches = rule.matches.iter().map(|wanted| match_text(layer, wanted));
-    let actions = rule.actions.iter().map(|action| action_text(layer, action));
+fn rule_text(table_family: TableFamily, rule: &Rule) -> String {
+    let matches = rule.matches.iter().map(|wanted| match_text(table_family, wanted));
+    let actions = rule.actions.iter().map(|action| action_text(table_family, action));
     matches.chain(actions).collect::<Vec<_>>().join(" ")
 }
 
-fn match_text(layer: Layer, wanted: &Match) -> String {
+fn match_text(table_family: TableFamily, wanted: &Match) -> String {
     match wanted {
-        Match::In(set) => format!("{} @{set}", key_of(layer, *set, 0)),
-        Match::NotIn(set) => format!("{} != @{set}", key_of(layer, *set, 0)),
+        Match::In(set) => format!("{} @{set}", key_of(table_family, *set, 0)),
+        Match::NotIn(set) => format!("{} != @{set}", key_of(table_family, *set, 0)),
         Match::Protocol(protocol) => format!("meta l4proto {protocol}"),
         Match::InputInterface(name) => format!("iifname \"{name}\""),
         Match::InputKind(kind) => format!("meta iifkind \"{kind}\""),
-        Match::Carries(family) => format!("meta protocol {}", Layer::Ip(*family)),
+        Match::Carries(family) => format!("meta protocol {}", TableFamily::Ip(*family)),
         Match::InputPrefix(prefix) => format!("iifname \"{prefix}*\""),
-        Match::Source(range) => format!("{} saddr {}/{}", layer, range.network(), range.prefix()),
+        Match::Source(range) => {
+            format!("{} saddr {}/{}", table_family, range.network(), range.prefix())
+        }
         Match::Destination(range) => {
-            format!("{} daddr {}/{}", layer, range.network(), range.prefix())
+            format!("{} daddr {}/{}", table_family, range.network(), range.prefix())
         }
         Match::FirstPacket => "ct status & confirmed == 0".to_owned(),
         Match::Translated => "ct status dnat".to_owned(),
@@ -224,31 +226,37 @@ fn match_text(layer: Layer, wanted: &Match) -> String {
     }
 }
 
-fn action_text(layer: Layer, action: &Action) -> String {
+fn action_text(table_family: TableFamily, action: &Action) -> String {
     match *action {
         Action::Return => "return".to_owned(),
         Action::Jump(chain) => format!("jump {chain}"),
         Action::Goto(chain) => format!("goto {chain}"),
-        Action::Lookup(map) => format!("{} vmap @{map}", key_of(layer, map, 0)),
+        Action::Lookup(map) => format!("{} vmap @{map}", key_of(table_family, map, 0)),
         Action::Translate { endpoints, slots } => {
-            let key = key_of(layer, endpoints, slots);
-            format!("dnat {} to {key} map @{endpoints}", layer)
+            let key = key_of(table_family, endpoints, slots);
+            format!("dnat {} to {key} map @{endpoints}", table_family)
         }
         Action::TranslateToNumber(endpoints) => {
-            format!("dnat {} to {} map @{endpoints}", layer, key_of(layer, endpoints, 0))
+            format!(
+                "dnat {} to {} map @{endpoints}",
+                table_family,
+                key_of(table_family, endpoints, 0)
+            )
         }
         Action::Draw { numbers, slots } => {
-            format!("meta priority set {} map @{numbers}", key_of(layer, numbers, slots))
+            format!("meta priority set {} map @{numbers}", key_of(table_family, numbers, slots))
         }
         Action::KeepServicePort => {
             format!("meta priority set meta priority & {}", priority(!ENDPOINT_BITS))
         }
-        Action::Recall(map) => format!("meta priority set {} map @{map}", key_of(layer, map, 0)),
+        Action::Recall(map) => {
+            format!("meta priority set {} map @{map}", key_of(table_family, map, 0))
+        }
         Action::Remember { map, seconds } => {
-            client_text(layer, "update", map, &format!(" timeout {seconds}s"))
+            client_text(table_family, "update", map, &format!(" timeout {seconds}s"))
         }
         Action::Spend(budget) => budget_text(budget),
-        Action::Forget(map) => client_text(layer, "delete", map, ""),
+        Action::Forget(map) => client_text(table_family, "delete", map, ""),
         Action::ClearScratch => "meta priority set none".to_owned(),
         Action::Mark(bit) => format!("meta mark set meta mark | {bit}"),
         Action::Unmark(bit) => format!("meta mark set meta mark & {:#010x}", !bit.mask()),
@@ -262,8 +270,8 @@ fn action_text(layer: Layer, action: &Action) -> String {
 }
 
 /// Changes the client's entry in a map of clients.
-fn client_text(layer: Layer, operation: &str, map: SetName, timeout: &str) -> String {
-    let (ip, bits) = (layer, priority(!ENDPOINT_BITS));
+fn client_text(table_family: TableFamily, operation: &str, map: SetName, timeout: &str) -> String {
+    let (ip, bits) = (table_family, priority(!ENDPOINT_BITS));
     format!("{operation} @{map} {{ meta priority & {bits} . {ip} saddr{timeout} : meta priority }}")
 }
 

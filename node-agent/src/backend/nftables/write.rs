@@ -5,7 +5,7 @@ use tracing::info;
 use super::dump::Observed;
 use super::kernel::{Kernel, NftablesError};
 use super::message::Batch;
-use super::name::{ChainName, Known, Layer, SetName};
+use super::name::{ChainName, Known, SetName, TableFamily};
 use super::rule::Chain;
 use super::table::{Delta, Table};
 use crate::backend::Repair;
@@ -17,10 +17,10 @@ pub(super) fn load(
     wanted: &Table,
     known: Known,
 ) -> Result<Repair, NftablesError> {
-    let (layer, chains) = (wanted.layer, wanted.chains());
-    let generation = empty(kernel, layer, seen, &[ChainName::UnusedPort])?;
-    let mut batch = kernel.batch(layer, Some(generation));
-    replace_structure(&mut batch, seen.table, layer, &chains);
+    let (table_family, chains) = (wanted.table_family, wanted.chains());
+    let generation = empty(kernel, table_family, seen, &[ChainName::UnusedPort])?;
+    let mut batch = kernel.batch(table_family, Some(generation));
+    replace_structure(&mut batch, seen.table, table_family, &chains);
     let mut count = 0;
     // Set by set, and in no order within: sorting so many would take as long as planning them.
     let kept = seen.members(|set| !known.covers(set));
@@ -28,13 +28,18 @@ pub(super) fn load(
         batch.add_elements(elements);
         count += elements.len();
     }
-    kernel.commit(layer, batch)?;
-    info!(%layer, chains = chains.len(), elements = count, "ruleset programmed");
+    kernel.commit(table_family, batch)?;
+    info!(%table_family, chains = chains.len(), elements = count, "ruleset programmed");
     Ok(Repair { rebuilt: true, chains: chains.len(), elements: count })
 }
 
 /// Table, chains, sets and rules, in place of whatever is there.
-pub(super) fn replace_structure(batch: &mut Batch, present: bool, layer: Layer, chains: &[Chain]) {
+pub(super) fn replace_structure(
+    batch: &mut Batch,
+    present: bool,
+    table_family: TableFamily,
+    chains: &[Chain],
+) {
     if present {
         batch.delete_table();
     }
@@ -42,7 +47,7 @@ pub(super) fn replace_structure(batch: &mut Batch, present: bool, layer: Layer, 
     for chain in chains {
         batch.add_chain(chain);
     }
-    for (set, id) in SetName::of(layer).iter().zip(1..) {
+    for (set, id) in SetName::of(table_family).iter().zip(1..) {
         batch.add_set(*set, id);
     }
     for chain in chains {
@@ -74,7 +79,7 @@ pub(super) fn write(batch: &mut Batch, chains: &[Chain], delta: &Delta) {
 /// net/netfilter/nf_tables_api.c), and so would be refused for want of a service at a cluster IP.
 pub(super) fn empty(
     kernel: &mut Kernel,
-    layer: Layer,
+    table_family: TableFamily,
     seen: &Observed,
     chains: &[ChainName],
 ) -> Result<u32, NftablesError> {
@@ -82,6 +87,6 @@ pub(super) fn empty(
     let full: Vec<String> = names
         .filter(|name| seen.chains.get(name).is_some_and(|chain| !chain.rules.is_empty()))
         .collect();
-    kernel.write(layer, |batch| full.iter().for_each(|name| batch.flush_chain(name)))?;
+    kernel.write(table_family, |batch| full.iter().for_each(|name| batch.flush_chain(name)))?;
     Ok(seen.generation.wrapping_add(u32::from(!full.is_empty())))
 }

@@ -22,7 +22,7 @@ impl Expressions<'_> {
 
     /// Changes the client's entry: service port and client → endpoint's number.
     fn client(&mut self, map: SetName, operation: u32, seconds: Option<u32>) {
-        let family = map.family(self.layer);
+        let family = map.family(self.table_family);
         let words = map.shape().key_len(family) / 4;
         // Behind the key. nft's own choice for an IPv6 key lies within it.
         let data = words.next_multiple_of(4);

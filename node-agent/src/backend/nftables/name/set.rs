@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Layer;
+use super::TableFamily;
 use crate::model::Family;
 
 /// What must be known before a set can be said to be right. Until then, what an earlier run put
@@ -135,19 +135,19 @@ impl SetName {
     ];
 
     /// Those of a table, in the order in which they are made.
-    pub fn of(layer: Layer) -> &'static [Self] {
-        match layer {
-            Layer::Ip(_) => &Self::IP,
-            Layer::Bridge => &[Self::PodPorts, Self::PodPorts6],
+    pub fn of(table_family: TableFamily) -> &'static [Self] {
+        match table_family {
+            TableFamily::Ip(_) => &Self::IP,
+            TableFamily::Bridge => &[Self::PodPorts, Self::PodPorts6],
         }
     }
 
     /// The family of the addresses in its keys.
-    pub fn family(self, layer: Layer) -> Family {
-        match (layer, self) {
-            (Layer::Ip(family), _) => family,
-            (Layer::Bridge, Self::PodPorts6) => Family::V6,
-            (Layer::Bridge, _) => Family::V4,
+    pub fn family(self, table_family: TableFamily) -> Family {
+        match (table_family, self) {
+            (TableFamily::Ip(family), _) => family,
+            (TableFamily::Bridge, Self::PodPorts6) => Family::V6,
+            (TableFamily::Bridge, _) => Family::V4,
         }
     }
 

@@ -2,7 +2,7 @@ use super::slots::{frontend, key, to};
 use crate::backend::nftables::Nftables;
 use crate::backend::nftables::element::{Element, Key};
 use crate::backend::nftables::lower::lower;
-use crate::backend::nftables::name::{Layer, SetName};
+use crate::backend::nftables::name::{SetName, TableFamily};
 use crate::backend::nftables::number::Numbers;
 use crate::backend::nftables::rejected::Rejected;
 use crate::fixture::{ip, range};
@@ -14,7 +14,7 @@ use crate::plan::{Frontend, FrontendAddress, FrontendKey};
 #[test]
 fn every_rejected_element_of_a_frontend_is_found() {
     let at_node = FrontendKey { address: FrontendAddress::Node(Family::V4), ..key("10.96.0.10") };
-    let layer = Layer::Ip(Family::V4);
+    let table_family = TableFamily::Ip(Family::V4);
     for own in [key("10.96.0.10"), at_node] {
         let decided = Frontend {
             outside: Some(to([2])),
@@ -27,7 +27,7 @@ fn every_rejected_element_of_a_frontend_is_found() {
         assert!(elements.len() > 5, "{elements:?}");
         for element in &elements {
             let mut backend = Nftables::offline();
-            let rejected = Rejected::addition(layer, element, "no");
+            let rejected = Rejected::addition(table_family, element, "no");
             let tables = backend.tables.iter_mut();
             tables.for_each(|table| table.rejected = vec![rejected.clone()]);
             let of = |key: &FrontendKey| -> usize {
@@ -44,5 +44,5 @@ fn every_rejected_element_of_a_frontend_is_found() {
         value: crate::backend::nftables::element::Value::Member,
         comment: None,
     };
-    assert_eq!(Rejected::addition(layer, &pod, "no").key, None);
+    assert_eq!(Rejected::addition(table_family, &pod, "no").key, None);
 }

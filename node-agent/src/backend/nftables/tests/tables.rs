@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::super::element::{Element, Key, Value};
 use super::super::message::rule_comment;
-use super::super::name::{ChainName, Class, Group, Layer, SetName};
+use super::super::name::{ChainName, Class, Group, SetName, TableFamily};
 use super::super::program;
 use super::super::rule::Action;
 use super::super::set::cut;
@@ -50,7 +50,7 @@ impl Kernel {
 }
 
 fn start() -> (Table, Kernel) {
-    let table = Table::new(Layer::Ip(Family::V4), Shape::default());
+    let table = Table::new(TableFamily::Ip(Family::V4), Shape::default());
     let chains = table.chains().iter().map(|chain| chain.name.to_string()).collect();
     (table, Kernel { chains, ..Kernel::default() })
 }
@@ -188,17 +188,21 @@ fn every_reason_fits() {
         classes.flat_map(|class| program::class_chains(class, &NodeSide::default())).collect();
     for detector in detectors {
         let shape = Shape { detector, ranges: vec![range("10.0.0.0/9")], ..Shape::default() };
-        chains.extend(Layer::ALL.into_iter().flat_map(|layer| program::chains(layer, &shape)));
+        chains.extend(
+            TableFamily::ALL
+                .into_iter()
+                .flat_map(|table_family| program::chains(table_family, &shape)),
+        );
     }
     let rules = chains.iter().flat_map(|chain| &chain.rules);
     let mut whys: BTreeSet<&str> = rules.clone().map(|rule| rule.why.text()).collect();
     whys.extend(chains.iter().map(|chain| chain.why.text()));
-    whys.extend(Layer::ALL.into_iter().flat_map(SetName::of).map(|set| set.why()));
+    whys.extend(TableFamily::ALL.into_iter().flat_map(SetName::of).map(|set| set.why()));
     for text in whys {
         assert!(text.len() <= 100 && !text.contains('"'), "{} bytes: {text}", text.len());
     }
     for rule in rules {
-        assert!(rule_comment(Layer::Bridge, rule).len() < 128);
+        assert!(rule_comment(TableFamily::Bridge, rule).len() < 128);
     }
 }
 
