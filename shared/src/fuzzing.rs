@@ -7,8 +7,8 @@ use std::path::Path;
 use serde_json::Map;
 
 use crate::format;
-use crate::sheet::Sheet;
 use crate::state::{Attachment, Generation};
+use crate::state_editor::StateEditor;
 
 /// Reads `text` in both ways and changes it in both ways.
 ///
@@ -18,19 +18,19 @@ use crate::state::{Attachment, Generation};
 pub fn state_file(text: &[u8]) {
     let path = Path::new("pods.json");
     let record = record();
-    let sheet = Sheet::parse(text, &record.id());
+    let editor = StateEditor::parse(text, &record.id());
     let Ok(mut state) = format::parse(text, path) else {
-        assert!(sheet.is_none(), "one way takes what the other refuses");
+        assert!(editor.is_none(), "one way takes what the other refuses");
         return;
     };
     let printed = format::print(&state).expect("what was read can be written");
     assert_eq!(format::parse(&printed, path).expect("what was written can be read"), state);
-    let Some(mut sheet) = sheet.filter(|_| state.generation < Generation(u64::MAX)) else {
+    let Some(mut editor) = editor.filter(|_| state.generation < Generation(u64::MAX)) else {
         return;
     };
-    let replaced = sheet.put(&record).expect("a record can be written");
+    let replaced = editor.put(&record).expect("a record can be written");
     let mut changed = Vec::new();
-    sheet.print(&mut changed).expect("memory takes everything");
+    editor.print(&mut changed).expect("memory takes everything");
     state.generation.0 += u64::from(state.attachments.get(&record.id()) != Some(&record));
     assert_eq!(replaced, state.attachments.insert(record.id(), record));
     assert_eq!(format::parse(&changed, path).expect("what was written can be read"), state);

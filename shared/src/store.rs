@@ -18,8 +18,8 @@ use crate::error::StateError;
 use crate::format;
 use crate::lock::Lock;
 use crate::run_dir::{DEFAULT, STATE_FILE};
-use crate::sheet::Sheet;
 use crate::state::{Attachment, AttachmentId, Epoch, Generation, State};
+use crate::state_editor::StateEditor;
 use crate::successor;
 use crate::trust::{self, failed, io_failed};
 
@@ -185,11 +185,11 @@ impl RunDir {
             Turn::Lock(lock) => lock,
             Turn::Done => {
                 let text = self.text(&self.path.join(STATE_FILE))?;
-                if let Some(sheet) = text.as_deref().and_then(|text| Sheet::parse(text, &id))
-                    && sheet.has()
+                if let Some(editor) = text.as_deref().and_then(|text| StateEditor::parse(text, &id))
+                    && editor.has()
                 {
                     // Nobody is asked to replace a record: see `turn`.
-                    return Ok((None, sheet.epoch, sheet.generation));
+                    return Ok((None, editor.epoch, editor.generation));
                 }
                 // Whoever took it out again, or wrote the file anew, did so for another reason.
                 self.lock(wait)?
@@ -197,18 +197,18 @@ impl RunDir {
         };
         let waiting = Waiting::in_dir(&self.dir, &self.path);
         let text = self.text(&self.path.join(STATE_FILE))?;
-        let sheet = text.as_deref().and_then(|text| Sheet::parse(text, &id));
-        let Some(mut sheet) = sheet.filter(|_| waiting.changes.is_empty()) else {
+        let editor = text.as_deref().and_then(|text| StateEditor::parse(text, &id));
+        let Some(mut editor) = editor.filter(|_| waiting.changes.is_empty()) else {
             let before = self.read()?.and_then(|mut state| state.attachments.remove(&id));
             let (epoch, generation) = self.make_with(change, waiting)?;
             return Ok((before, epoch, generation));
         };
-        let before = sheet.generation;
-        let replaced = sheet.put(record).map_err(|error| self.unprintable(error))?;
-        if sheet.generation != before {
-            self.replace(|out| sheet.print(out))?;
+        let before = editor.generation;
+        let replaced = editor.put(record).map_err(|error| self.unprintable(error))?;
+        if editor.generation != before {
+            self.replace(|out| editor.print(out))?;
         }
-        Ok((replaced, sheet.epoch, sheet.generation))
+        Ok((replaced, editor.epoch, editor.generation))
     }
 
     /// As [`RunDir::put`], to remove the record of `id`. Where there is none and nobody writes at
@@ -230,15 +230,15 @@ impl RunDir {
         };
         let waiting = Waiting::in_dir(&self.dir, &self.path);
         let text = self.text(&self.path.join(STATE_FILE))?;
-        let sheet = text.as_deref().and_then(|text| Sheet::parse(text, id));
-        let Some(mut sheet) = sheet.filter(|_| waiting.changes.is_empty()) else {
+        let editor = text.as_deref().and_then(|text| StateEditor::parse(text, id));
+        let Some(mut editor) = editor.filter(|_| waiting.changes.is_empty()) else {
             return self.make_with(change, waiting).map(drop);
         };
-        let before = sheet.generation;
-        sheet.remove();
-        match sheet.generation == before {
+        let before = editor.generation;
+        editor.remove();
+        match editor.generation == before {
             true => Ok(()),
-            false => self.replace(|out| sheet.print(out)),
+            false => self.replace(|out| editor.print(out)),
         }
     }
 
@@ -248,8 +248,8 @@ impl RunDir {
         let Some(text) = self.text(&path)? else {
             return Ok(false);
         };
-        match Sheet::parse(&text, id) {
-            Some(sheet) => Ok(sheet.has()),
+        match StateEditor::parse(&text, id) {
+            Some(editor) => Ok(editor.has()),
             None => format::parse(&text, &path).map(|state| state.attachments.contains_key(id)),
         }
     }

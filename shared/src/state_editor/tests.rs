@@ -44,16 +44,16 @@ prop_compose! {
     }
 }
 
-fn print(sheet: &Sheet<'_>) -> Vec<u8> {
+fn print(editor: &StateEditor<'_>) -> Vec<u8> {
     let mut text = Vec::new();
-    sheet.print(&mut text).unwrap();
+    editor.print(&mut text).unwrap();
     text
 }
 
-/// What [`Sheet`] makes of `text` when `record` is put.
+/// What [`StateEditor`] makes of `text` when `record` is put.
 fn put(text: &[u8], record: &Attachment) -> (Option<Attachment>, Vec<u8>) {
-    let mut sheet = Sheet::parse(text, &record.id()).unwrap();
-    (sheet.put(record).unwrap(), print(&sheet))
+    let mut editor = StateEditor::parse(text, &record.id()).unwrap();
+    (editor.put(record).unwrap(), print(&editor))
 }
 
 proptest! {
@@ -67,11 +67,11 @@ proptest! {
         prop_assert_eq!(&printed, &format::print(&state).unwrap());
         prop_assert_eq!(put(&printed, &record).1, printed.clone());
 
-        let mut sheet = Sheet::parse(&printed, &record.id()).unwrap();
-        prop_assert!(sheet.has());
-        sheet.remove();
-        let removed = print(&sheet);
-        prop_assert!(!Sheet::parse(&removed, &record.id()).unwrap().has());
+        let mut editor = StateEditor::parse(&printed, &record.id()).unwrap();
+        prop_assert!(editor.has());
+        editor.remove();
+        let removed = print(&editor);
+        prop_assert!(!StateEditor::parse(&removed, &record.id()).unwrap().has());
         state.attachments.remove(&record.id());
         state.generation.0 += 1;
         prop_assert_eq!(removed, format::print(&state).unwrap());
@@ -86,11 +86,11 @@ proptest! {
         expected.attachments.insert(record.id(), record.clone());
         prop_assert_eq!(&serde_json::from_slice::<State>(&printed).unwrap(), &expected);
 
-        let mut sheet = Sheet::parse(&printed, &record.id()).unwrap();
-        sheet.remove();
+        let mut editor = StateEditor::parse(&printed, &record.id()).unwrap();
+        editor.remove();
         expected.attachments.remove(&record.id());
         expected.generation.0 += 1;
-        prop_assert_eq!(serde_json::from_slice::<State>(&print(&sheet)).unwrap(), expected);
+        prop_assert_eq!(serde_json::from_slice::<State>(&print(&editor)).unwrap(), expected);
     }
 
     /// What the typed way refuses, this one must not take.
@@ -102,7 +102,7 @@ proptest! {
         text[at] = byte;
         for damaged in [text.as_slice(), &text[..at]] {
             if format::parse(damaged, std::path::Path::new("pods.json")).is_err() {
-                prop_assert!(Sheet::parse(damaged, &id).is_none(), "{}", String::from_utf8_lossy(damaged));
+                prop_assert!(StateEditor::parse(damaged, &id).is_none(), "{}", String::from_utf8_lossy(damaged));
             }
         }
     }
@@ -120,7 +120,10 @@ fn what_is_said_twice_is_left_to_the_typed_way() {
         r#"{"version":1,"epoch":"a","generation":1}"#,
     ];
     for text in cases {
-        assert!(Sheet::parse(text.as_bytes(), &AttachmentId(String::new())).is_none(), "{text}");
+        assert!(
+            StateEditor::parse(text.as_bytes(), &AttachmentId(String::new())).is_none(),
+            "{text}"
+        );
     }
 }
 
@@ -134,7 +137,7 @@ fn a_record_without_unknown_fields_is_read_without_copying() {
     );
     let mut cursor = Cursor { text: &full, at: full.find(text).unwrap(), is_plain: true };
     assert_eq!(&full[cursor.value::<Checked<'_>>().unwrap().1], text);
-    assert!(Sheet::parse(full.as_bytes(), &AttachmentId(String::new())).is_some());
+    assert!(StateEditor::parse(full.as_bytes(), &AttachmentId(String::new())).is_some());
 }
 
 #[test]

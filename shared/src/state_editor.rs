@@ -2,9 +2,9 @@
 //!
 //! The plugin is started for every pod, and most of what a whole read and write would cost it goes
 //! into values that it hands on as they are. Everything is checked all the same. What is not as
-//! this module expects it (a repeated key; other formatting does no harm) makes [`Sheet::parse`]
-//! say `None`, and the typed way is taken: this one is an optimisation and decides nothing. A test
-//! holds that both write the same bytes.
+//! this module expects it (a repeated key; other formatting does no harm) makes
+//! [`StateEditor::parse`] say `None`, and the typed way is taken: this one is an optimisation and
+//! decides nothing. A test holds that both write the same bytes.
 
 mod printed;
 
@@ -23,7 +23,7 @@ use serde_json::Value;
 use crate::state::{Attachment, AttachmentId, Epoch, Generation, VERSION};
 
 /// A readable file of our version, open at one record's place.
-pub(crate) struct Sheet<'a> {
+pub(crate) struct StateEditor<'a> {
     pub(crate) epoch: Epoch,
     pub(crate) generation: Generation,
     text: &'a str,
@@ -52,10 +52,10 @@ struct Member {
     record: Range<usize>,
 }
 
-impl<'a> Sheet<'a> {
+impl<'a> StateEditor<'a> {
     /// Reads `text`, to change the record of `id`. `None` when it has to be read in the typed way,
     /// which knows what is wrong with it, if anything is.
-    pub(crate) fn parse(text: &'a [u8], id: &AttachmentId) -> Option<Sheet<'a>> {
+    pub(crate) fn parse(text: &'a [u8], id: &AttachmentId) -> Option<StateEditor<'a>> {
         let mut cursor = Cursor {
             text: std::str::from_utf8(text).ok()?,
             at: 0,
@@ -75,7 +75,7 @@ impl<'a> Sheet<'a> {
         })?;
         let (generation, generation_at) = generation?;
         let (epoch, place) = (epoch?, place?);
-        (cursor.is_at_end() && version == Some(VERSION)).then_some(Sheet {
+        (cursor.is_at_end() && version == Some(VERSION)).then_some(StateEditor {
             epoch,
             generation,
             text: cursor.text,
