@@ -12,8 +12,8 @@ use tokio::time::sleep_until;
 use tracing::{error, info, warn};
 
 use super::contender::contender;
+use super::family_writer::FamilyWriter;
 use super::ipset::Sets;
-use super::lane::Lane;
 use super::name::SetName;
 use super::told::Wanted;
 use super::tools::{IptablesError, Tools, Variant};
@@ -37,7 +37,7 @@ pub struct Iptables {
     variant: Variant,
     wanted: Wanted<Kernel>,
     sets: Sets,
-    lanes: [Lane; 2],
+    writers: [FamilyWriter; 2],
     /// What the threads are done with.
     news: UnboundedReceiver<Done>,
     heard: Vec<Done>,
@@ -63,13 +63,13 @@ impl Iptables {
         let sets = Sets::open()
             .map_err(|source| IptablesError::Set { set: "of this node's pods", source })?;
         let (done, news) = unbounded_channel();
-        let lanes =
-            Family::BOTH.map(|family| Lane::new(worker::start(tools, family, done.clone())));
+        let writers = Family::BOTH
+            .map(|family| FamilyWriter::new(worker::start(tools, family, done.clone())));
         Ok(Self {
             variant: tools.variant,
             wanted: Wanted::new(!is_liberal(), Nftables::open_bridge()?),
             sets,
-            lanes,
+            writers,
             news,
             heard: Vec::new(),
             look_every: LOOK_EVERY,
@@ -111,10 +111,10 @@ impl Iptables {
         self.program_pods()?;
         self.hear()?;
         if self.wanted.services_known {
-            let lanes = self.lanes.iter_mut().zip(&mut self.wanted.rules);
-            lanes.for_each(|(lane, rules)| lane.go_on(rules));
+            let writers = self.writers.iter_mut().zip(&mut self.wanted.rules);
+            writers.for_each(|(writer, rules)| writer.go_on(rules));
         }
-        if self.contended.is_none() && self.lanes.iter().any(Lane::is_contended) {
+        if self.contended.is_none() && self.writers.iter().any(FamilyWriter::is_contended) {
             let contender = contender();
             error!(error = contender, "these rules are somebody else's too");
             self.contended = Some(contender);
@@ -156,7 +156,7 @@ impl Iptables {
             if let Ok(Outcome::Seen(_)) = done.result {
                 self.look_every = (done.took * 100).clamp(LOOK_EVERY, LOOK_AT_LEAST);
             }
-            match self.lanes[at].take(done, &mut self.wanted.rules[at]) {
+            match self.writers[at].take(done, &mut self.wanted.rules[at]) {
                 Ok(repair) => {
                     self.repaired.chains += repair.chains;
                     self.repaired.elements += repair.elements;
@@ -178,7 +178,7 @@ impl Backend for Iptables {
 
     fn resync(&mut self) -> Result<Repair, IptablesError> {
         self.sets.forget();
-        self.lanes.iter_mut().for_each(|lane| lane.unknown = true);
+        self.writers.iter_mut().for_each(|writer| writer.unknown = true);
         self.program(Nftables::resync)
     }
 
@@ -194,8 +194,8 @@ impl Backend for Iptables {
     }
 
     fn left_frontends(&mut self) -> Vec<FrontendKey> {
-        let lanes = self.lanes.iter_mut();
-        lanes.flat_map(|lane| std::mem::take(&mut lane.left_frontends)).collect()
+        let writers = self.writers.iter_mut();
+        writers.flat_map(|writer| std::mem::take(&mut writer.left_frontends)).collect()
     }
 
     /// Every chain ends in an endpoint that is there.
@@ -204,8 +204,8 @@ impl Backend for Iptables {
     }
 
     fn is_settled(&self) -> bool {
-        let mut lanes = self.lanes.iter().zip(&self.wanted.rules);
-        self.wanted.services_known && lanes.all(|(lane, rules)| lane.is_settled(rules))
+        let mut writers = self.writers.iter().zip(&self.wanted.rules);
+        self.wanted.services_known && writers.all(|(writer, rules)| writer.is_settled(rules))
     }
 
     fn has_pods(&self) -> bool {
@@ -219,19 +219,21 @@ impl Backend for Iptables {
     }
 
     fn refused(&self) -> Vec<String> {
-        let lanes = self.lanes.iter();
-        lanes.flat_map(|lane| lane.refused.words().into_iter().chain(lane.egress.clone())).collect()
+        let writers = self.writers.iter();
+        writers
+            .flat_map(|writer| writer.refused.words().into_iter().chain(writer.egress.clone()))
+            .collect()
     }
 
     fn rejected(&self, frontend: &Frontend) -> Vec<String> {
         let at = frontend.key.family() as usize;
         let own = self.wanted.rules[at].of_frontend(frontend);
-        self.lanes[at].refused.about(&own)
+        self.writers[at].refused.about(&own)
     }
 
     fn serves(&self) -> bool {
-        let mut lanes = self.lanes.iter().zip(&self.wanted.rules);
-        lanes.all(|(lane, rules)| lane.serves(rules))
+        let mut writers = self.writers.iter().zip(&self.wanted.rules);
+        writers.all(|(writer, rules)| writer.serves(rules))
     }
 
     fn contended(&self) -> Option<&str> {
@@ -243,7 +245,7 @@ impl Backend for Iptables {
     }
 
     async fn news(&mut self) {
-        let next = self.lanes.iter().filter_map(Lane::next_try).min();
+        let next = self.writers.iter().filter_map(FamilyWriter::next_try).min();
         let again = async {
             match next {
                 Some(at) => {
@@ -258,7 +260,7 @@ impl Backend for Iptables {
                 Some(done) => self.heard.push(done),
                 None => pending().await,
             },
-            at = again => self.lanes.iter_mut().for_each(|lane| lane.try_again(at)),
+            at = again => self.writers.iter_mut().for_each(|writer| writer.try_again(at)),
         }
     }
 }

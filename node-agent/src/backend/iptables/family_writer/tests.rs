@@ -6,9 +6,9 @@ use super::*;
 use crate::model::Egress;
 use crate::plan::{Detector, NodePortAddresses};
 
-/// A lane whose jobs nobody does but the test.
+/// A writer whose jobs nobody does but the test.
 struct Rig {
-    lane: Lane,
+    writer: FamilyWriter,
     rules: Ruleset,
     jobs: Receiver<Job>,
     now: Instant,
@@ -25,8 +25,8 @@ impl Rig {
         });
         #[expect(clippy::disallowed_methods, reason = "a test needs some moment")]
         let now = Instant::now();
-        let lane = Lane::new(sender);
-        Self { lane, rules, jobs, now }
+        let writer = FamilyWriter::new(sender);
+        Self { writer, rules, jobs, now }
     }
 
     /// What `iptables-save` says of all that is wanted, but for `missing`.
@@ -50,7 +50,7 @@ impl Rig {
     fn done(&mut self, outcome: Outcome) -> Repair {
         let done =
             Done { family: Family::V4, result: Ok(outcome), at: self.now, took: Duration::ZERO };
-        self.lane.take(done, &mut self.rules).unwrap()
+        self.writer.take(done, &mut self.rules).unwrap()
     }
 
     fn looks(&mut self, missing: Option<Table>) -> Repair {
@@ -76,28 +76,28 @@ fn what_cannot_be_written_of_egress_is_nobodys_doing() {
     rig.looks(Some(Table::Security));
     assert!(rig.writes());
     rig.done(Outcome::Written(vec![], Some(Err(without_the_table()))));
-    let why = rig.lane.egress.clone().unwrap();
+    let why = rig.writer.egress.clone().unwrap();
     assert!(why.contains("iptable_security (CONFIG_IP_NF_SECURITY)"), "{why}");
-    assert!(rig.lane.is_settled(&rig.rules), "services are as they should be");
+    assert!(rig.writer.is_settled(&rig.rules), "services are as they should be");
     assert_eq!(rig.looks(Some(Table::Security)), Repair::default());
     assert!(rig.writes(), "a look tries it again");
     // A change of services alone says nothing about it.
     rig.done(Outcome::Written(vec![], None));
-    assert_eq!(rig.lane.egress, Some(why));
+    assert_eq!(rig.writer.egress, Some(why));
     rig.done(Outcome::Written(vec![], Some(Ok(()))));
-    assert_eq!(rig.lane.egress, None);
+    assert_eq!(rig.writer.egress, None);
 }
 
 #[test]
 fn a_family_that_the_kernel_is_without_waits_for_nothing() {
     let mut rig = Rig::new();
-    assert!(!rig.lane.is_settled(&rig.rules));
+    assert!(!rig.writer.is_settled(&rig.rules));
     rig.done(Outcome::Unspoken);
-    assert!(rig.lane.is_settled(&rig.rules));
+    assert!(rig.writer.is_settled(&rig.rules));
     rig.rules.reshape(|shape| shape.send_out(Some(&Egress::default())));
-    rig.lane.go_on(&mut rig.rules);
+    rig.writer.go_on(&mut rig.rules);
     assert_eq!(rig.done(Outcome::Unspoken), Repair::default());
-    assert!(rig.lane.is_settled(&rig.rules) && !rig.lane.is_contended());
+    assert!(rig.writer.is_settled(&rig.rules) && !rig.writer.is_contended());
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn another_egress_without_its_table_is_compared_first() {
     assert!(rig.writes());
     rig.done(Outcome::Written(vec![], Some(Err(without_the_table()))));
     rig.rules.reshape(|shape| shape.send_out(Some(&Egress::default())));
-    rig.lane.go_on(&mut rig.rules);
+    rig.writer.go_on(&mut rig.rules);
     assert!(matches!(rig.jobs.try_recv(), Ok(Job::Look(_))));
     assert_eq!(rig.looks(Some(Table::Security)), Repair::default());
     assert!(rig.writes());
@@ -118,7 +118,7 @@ fn another_egress_without_its_table_is_compared_first() {
 fn a_jump_comes_and_goes_with_its_chain() {
     let mut rig = Rig::new();
     let looks_at = |rig: &mut Rig| {
-        rig.lane.go_on(&mut rig.rules);
+        rig.writer.go_on(&mut rig.rules);
         match rig.jobs.try_recv() {
             Ok(Job::Look(tables)) => tables,
             _ => &[],
@@ -126,14 +126,14 @@ fn a_jump_comes_and_goes_with_its_chain() {
     };
     assert_eq!(looks_at(&mut rig), Table::ALL, "an earlier run's may be there");
     rig.looks(None);
-    assert!(rig.lane.is_settled(&rig.rules) && !rig.writes());
+    assert!(rig.writer.is_settled(&rig.rules) && !rig.writes());
     let seen = rig.seen(None);
     rig.rules.reshape(|shape| shape.send_out(None));
     assert_eq!(looks_at(&mut rig), Table::ALL, "both are compared");
     assert_eq!(rig.done(Outcome::Seen(Box::new(seen))), Repair::default());
     assert!(rig.writes());
     rig.done(Outcome::Written(vec![], Some(Ok(()))));
-    rig.lane.unknown = true;
+    rig.writer.unknown = true;
     assert_eq!(looks_at(&mut rig), Table::OF_SERVICES);
 }
 
@@ -152,7 +152,7 @@ fn only_services_chains_are_contended() {
         rig.done(Outcome::Written(vec![], None));
     }
     assert_eq!(rig.looks(Some(Table::Nat)), Repair::default());
-    assert!(rig.lane.is_contended());
+    assert!(rig.writer.is_contended());
 }
 
 /// Three times in a minute; or at three of four looks, where they are seldom.
@@ -174,7 +174,7 @@ fn who_goes_on_is_told_from_who_comes_by() {
             rig.done(Outcome::Written(vec![], None));
         }
         assert_eq!(
-            rig.lane.is_contended(),
+            rig.writer.is_contended(),
             contended,
             "every {seconds} s, {clean} looks in between"
         );

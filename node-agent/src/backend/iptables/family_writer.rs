@@ -28,7 +28,7 @@ const WINDOW: Duration = Duration::from_secs(60);
 
 /// One family's way into the kernel.
 #[derive(Debug)]
-pub struct Lane {
+pub struct FamilyWriter {
     jobs: Sender<Job>,
     /// A job is being done.
     busy: bool,
@@ -53,7 +53,7 @@ pub struct Lane {
     looks: VecDeque<Instant>,
 }
 
-impl Lane {
+impl FamilyWriter {
     /// Nothing is known yet.
     pub fn new(jobs: Sender<Job>) -> Self {
         Self {
