@@ -37,7 +37,7 @@ use crate::describe::describe;
 use crate::engine::Engine;
 use crate::explain::Packet;
 use crate::host::forward::{self, Findings};
-use crate::host::{self, Keeper};
+use crate::host::{self, Reconciler};
 use crate::http;
 use crate::memory::give_back;
 use crate::model::Event;
@@ -67,7 +67,7 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
         "--sysctl-dir {0}: {0}/net is not there",
         sysctls.display()
     );
-    let settings = Keeper::new(&sysctls, &config.run_dir, &config.policy.node_ports);
+    let settings = Reconciler::new(&sysctls, &config.run_dir, &config.policy.node_ports);
     if config.init_only {
         settings.set_all(&config.conntrack, &config.policy.node_ports);
         info!("the kernel's settings are set up; nothing else was asked for");
@@ -154,7 +154,7 @@ struct Agent {
     engine: Engine,
     /// Why its backend is the one.
     backend_why: String,
-    settings: Keeper,
+    settings: Reconciler,
     /// Told when somebody changes another table than ours.
     elsewhere: Arc<Notify>,
     /// What other firewalls do to what is forwarded.

@@ -45,8 +45,8 @@ pub(super) async fn start(path: &Path, asked: mpsc::Sender<Asked>) -> anyhow::Re
     let socket = Socket::listen(path).await?;
     let (problems, told_problems) = watch::channel(Vec::new());
     let (is_lost, told_lost) = watch::channel(false);
-    let keeper = Keeper { path: path.to_owned(), mount, problems, is_lost };
-    tokio::spawn(keeper.keep(socket, asked));
+    let restorer = Restorer { path: path.to_owned(), mount, problems, is_lost };
+    tokio::spawn(restorer.keep(socket, asked));
     Ok(Known { problems: told_problems, is_lost: told_lost })
 }
 
@@ -84,7 +84,7 @@ fn identity(run_dir: &Path) -> io::Result<(u64, u64)> {
 }
 
 #[derive(Debug)]
-struct Keeper {
+struct Restorer {
     path: PathBuf,
     /// The mount that the directory was on at the start.
     mount: u64,
@@ -92,7 +92,7 @@ struct Keeper {
     is_lost: watch::Sender<bool>,
 }
 
-impl Keeper {
+impl Restorer {
     async fn keep(self, socket: Socket, asked: mpsc::Sender<Asked>) {
         let mut socket = Some(socket);
         while !asked.is_closed() {

@@ -2,18 +2,18 @@
 //! others' chains that drop what is forwarded ([`forward`]).
 //!
 //! What settings are wanted is pure ([`setting`], [`conntrack`]); [`sysctl`] alone reads and
-//! writes, and [`keeper`] remembers what it could not.
+//! writes, and [`reconciler`] remembers what it could not.
 
 pub mod conntrack;
 pub mod files;
 pub mod forward;
 pub mod ipvs;
-pub mod keeper;
 pub mod loopback;
+pub mod reconciler;
 pub mod setting;
 pub mod sysctl;
 
 pub use conntrack::Conntrack;
-pub use keeper::{Keeper, set_up};
 pub use loopback::Loopback;
+pub use reconciler::{Reconciler, set_up};
 pub use setting::{Setting, Wanted, live, on_loopback};

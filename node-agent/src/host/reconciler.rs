@@ -17,7 +17,7 @@ const UNGUARDED: &str = "net.ipv4.conf.all.route_localnet is 1, and the rule tha
 
 /// The settings that are wanted now, and what is wrong with them.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct Reconciler {
     /// The folder of the kernel's settings.
     sysctls: PathBuf,
     loopback: Loopback,
@@ -28,7 +28,7 @@ pub struct Keeper {
     warnings: Vec<String>,
 }
 
-impl Keeper {
+impl Reconciler {
     /// For the settings below the folder `sysctls`; none is wanted yet. What denizen set for node
     /// ports on 127.0.0.1, and noted in `run_dir`, stays where `node_ports` asks for these.
     pub fn new(sysctls: &Path, run_dir: &Path, node_ports: &NodePortAddresses) -> Self {
