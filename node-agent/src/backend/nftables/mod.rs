@@ -19,7 +19,6 @@ mod lower;
 mod message;
 mod name;
 mod number;
-mod presence;
 mod probe;
 mod program;
 mod rejected;
@@ -30,6 +29,7 @@ mod shape;
 mod structure;
 mod sync;
 mod table;
+mod table_state;
 #[cfg(test)]
 mod tests;
 mod text;
