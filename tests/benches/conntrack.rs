@@ -211,15 +211,17 @@ fn create(requests: &mut Writer, sequence: u32, n: u32) {
     let client = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 8, 0, 0)) + n / 30_000);
     let client = SocketAddr::new(client.into(), (10_000 + n % 30_000) as u16);
     let service = n % SERVICES;
-    let answerer = match n % (FLOWS / STALE) {
+    let reply_source = match n % (FLOWS / STALE) {
         // Stale ones of every service, so that a listing by address would not do.
         0 => Ipv4Addr::new(10, 9, 0, 1),
         _ => endpoint(service * 2 + n / SERVICES % 2),
     };
-    let (key, answerer) =
-        (SocketAddr::new(service_ip(service).into(), 53), SocketAddr::new(answerer.into(), 5353));
+    let (key, reply_source) = (
+        SocketAddr::new(service_ip(service).into(), 53),
+        SocketAddr::new(reply_source.into(), 5353),
+    );
     let message = requests.begin_message(0x100, ack_create_exclusive, sequence, 2, 0);
-    for (kind, source, destination) in [(1, client, key), (2, answerer, client)] {
+    for (kind, source, destination) in [(1, client, key), (2, reply_source, client)] {
         let tuple = requests.begin(kind);
         let addresses = requests.begin(1);
         for (kind, end) in [(1, source), (2, destination)] {

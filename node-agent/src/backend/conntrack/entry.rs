@@ -37,7 +37,7 @@ pub struct Entry {
     /// What that packet was addressed to.
     pub destination: SocketAddr,
     /// Who is to answer: [`Self::destination`] unless somebody translated it.
-    pub answerer: SocketAddr,
+    pub reply_source: SocketAddr,
     /// Whom the answers are sent to: [`Self::source`] unless somebody masqueraded it.
     pub seen_as: SocketAddr,
 }
@@ -53,13 +53,13 @@ impl Entry {
             return None;
         }
         let (protocol, source, destination) = ends(original)?;
-        let (_, answerer, seen_as) = ends(reply)?;
+        let (_, reply_source, seen_as) = ends(reply)?;
         Some(Self {
             id: attributes.find_u32(ID)?,
             protocol,
             source,
             destination,
-            answerer,
+            reply_source,
             seen_as,
         })
     }
@@ -71,7 +71,7 @@ impl Entry {
 
     /// Whether somebody changed where it goes.
     pub fn is_translated(&self) -> bool {
-        self.answerer != self.destination
+        self.reply_source != self.destination
     }
 
     /// Whether the endpoint sees another address than the sender's.

@@ -58,8 +58,8 @@ impl<'a> Judge<'a> {
     /// A pod that became known late, whose flow to a service was masqueraded as a stranger's and
     /// would not be now.
     fn hides_a_local_pod(&self, entry: &Entry) -> bool {
-        let (source, answerer) = (entry.source.ip(), entry.answerer.ip());
-        let is_hairpin = answerer == source;
+        let (source, reply_source) = (entry.source.ip(), entry.reply_source.ip());
+        let is_hairpin = reply_source == source;
         if !self.suspects.is_late(source)
             || !self.pods.contains(&source)
             || !entry.is_masqueraded()
@@ -75,14 +75,14 @@ impl<'a> Judge<'a> {
             plan.frontend(&node_port).filter(|_| is_served)
         });
         let egress = world.egress().filter(|egress| egress.covers(entry.family()));
-        let leaves = egress.is_some_and(|egress| egress.range_of(answerer).is_none());
+        let leaves = egress.is_some_and(|egress| egress.range_of(reply_source).is_none());
         !leaves
             && frontend.is_some_and(|frontend| frontend.masquerade == Masquerade::UnlessLocalPod)
     }
 
     /// An address that somebody else got meanwhile is his.
     fn is_of_gone_pod(&self, entry: &Entry) -> bool {
-        [entry.source, entry.answerer].iter().any(|end| {
+        [entry.source, entry.reply_source].iter().any(|end| {
             let ip = end.ip();
             self.suspects.is_pod(ip) && !self.pods.contains(&ip) && !self.own.contains(&ip)
         })
@@ -101,7 +101,7 @@ impl<'a> Judge<'a> {
                 self.suspects.is_frontend(&key) || at_node && self.suspects.is_frontend(&node_port);
             return was_ours && entry.is_translated();
         }
-        if claimed.clone().any(|claim| self.serves(claim, world, entry.answerer)) {
+        if claimed.clone().any(|claim| self.serves(claim, world, entry.reply_source)) {
             return false;
         }
         // On the node's other addresses that port is some program's own, unless it was translated.
@@ -109,7 +109,7 @@ impl<'a> Judge<'a> {
         served || entry.is_translated()
     }
 
-    fn serves(&mut self, claim: &Frontend, world: Snapshot<'_>, answerer: SocketAddr) -> bool {
+    fn serves(&mut self, claim: &Frontend, world: Snapshot<'_>, reply_source: SocketAddr) -> bool {
         let (name, family) = (&claim.service_port, claim.key.family());
         let key = (name.clone(), family);
         let all = self.serving.entry(key).or_insert_with(|| {
@@ -118,6 +118,6 @@ impl<'a> Judge<'a> {
             let port = ports.find(|port| port.name == name.port && port.protocol == name.protocol);
             port.map(|port| serving(port, family, world.slices(&name.service))).unwrap_or_default()
         });
-        all.contains(&answerer)
+        all.contains(&reply_source)
     }
 }

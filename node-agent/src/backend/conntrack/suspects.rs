@@ -70,7 +70,7 @@ impl Suspects {
     pub fn concern(&self, entry: &Entry) -> bool {
         let keys = keys_of(entry);
         keys.iter().flatten().any(|key| self.keys.contains(key))
-            || [entry.source, entry.answerer].iter().any(|end| self.is_pod(end.ip()))
+            || [entry.source, entry.reply_source].iter().any(|end| self.is_pod(end.ip()))
             || self.is_late(entry.source.ip())
     }
 

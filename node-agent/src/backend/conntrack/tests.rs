@@ -52,13 +52,13 @@ fn at(text: &str) -> SocketAddr {
     text.parse().expect(text)
 }
 
-fn entry(protocol: Protocol, source: &str, destination: &str, answerer: &str) -> Entry {
+fn entry(protocol: Protocol, source: &str, destination: &str, reply_source: &str) -> Entry {
     Entry {
         id: 7,
         protocol,
         source: at(source),
         destination: at(destination),
-        answerer: at(answerer),
+        reply_source: at(reply_source),
         seen_as: at(source),
     }
 }

@@ -66,11 +66,11 @@ fn at_a_door_the_answerer_decides() {
     ];
     let mut engine = engine();
     let suspects = told(&mut engine, scene());
-    for (name, destination, answerer, stale) in cases {
+    for (name, destination, reply_source, stale) in cases {
         for protocol in [UDP, Protocol::Sctp] {
             let source =
                 if destination.starts_with('[') { "[fd00::9]:4000" } else { "10.9.0.9:4000" };
-            let entry = entry(protocol, source, destination, answerer);
+            let entry = entry(protocol, source, destination, reply_source);
             let found = looked(&engine, &suspects, &[entry]);
             assert_eq!(!found.is_empty(), stale, "{name}, {protocol}");
         }
@@ -100,7 +100,7 @@ fn settled() -> (Engine<Nftables<NoKernel>>, Entry) {
 fn a_service_that_goes_takes_its_flows_with_it() {
     let (mut engine, flow) = settled();
     let suspects = told(&mut engine, vec![service_gone(&dns("dns", &[]))]);
-    let untranslated = Entry { answerer: flow.destination, ..flow };
+    let untranslated = Entry { reply_source: flow.destination, ..flow };
     let at_node = Entry { destination: at("192.168.0.2:30053"), ..flow };
     let elsewhere = Entry { destination: at("192.168.0.9:30053"), ..flow };
     assert_eq!(
@@ -121,7 +121,7 @@ fn a_service_that_loses_its_last_endpoint_loses_its_flows() {
 #[test]
 fn the_end_of_a_draining_endpoint_is_noticed() {
     let (mut engine, flow) = settled();
-    let flow = Entry { answerer: at("10.1.0.2:5353"), ..flow };
+    let flow = Entry { reply_source: at("10.1.0.2:5353"), ..flow };
     let left = vec![endpoint("10.1.0.1", Some(HERE))];
     let suspects = told(&mut engine, vec![slice_is(&dns_slice("e4", "dns", left))]);
     assert_eq!(looked(&engine, &suspects, &[flow]), [flow]);
@@ -151,7 +151,7 @@ fn a_door_that_another_service_takes_over_is_looked_at() {
 #[test]
 fn a_policy_that_changes_cuts_nobody_off() {
     let (mut engine, flow) = settled();
-    let away = Entry { answerer: at("10.1.0.5:5353"), ..flow };
+    let away = Entry { reply_source: at("10.1.0.5:5353"), ..flow };
     let local = Service {
         internal_policy: TrafficPolicy::Local,
         ..dns("dns", &["10.96.0.1", "fd00:96::1"])
@@ -189,7 +189,7 @@ fn what_has_nothing_to_do_with_udp_asks_for_no_look() {
 fn node_ports_on_a_new_address_are_looked_at() {
     let (mut engine, flow) = settled();
     let unserved =
-        Entry { destination: at("10.1.2.1:30053"), answerer: at("10.1.2.1:30053"), ..flow };
+        Entry { destination: at("10.1.2.1:30053"), reply_source: at("10.1.2.1:30053"), ..flow };
     let other = node(Some("a"), &["10.1.2.1"], &[]);
     let suspects = told(&mut engine, vec![Event::Node(Some(other))]);
     assert_eq!(looked(&engine, &suspects, &[unserved]), [unserved]);

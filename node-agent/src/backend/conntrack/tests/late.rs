@@ -15,9 +15,9 @@ fn masqueraded_flows_of_a_pod_that_is_found_late() {
         set.pods.extend(pods(generation, &[("10.1.0.1", "cni0")]).pods);
         Event::Pods(set)
     };
-    let flow = |destination: &str, answerer: &str, seen_as: &str| Entry {
+    let flow = |destination: &str, reply_source: &str, seen_as: &str| Entry {
         seen_as: at(seen_as),
-        ..entry(UDP, "10.1.0.9:4000", destination, answerer)
+        ..entry(UDP, "10.1.0.9:4000", destination, reply_source)
     };
     let cases = [
         ("masqueraded", flow("10.96.0.1:53", "10.1.0.1:5353", node), true),

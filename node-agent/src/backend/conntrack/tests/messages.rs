@@ -7,7 +7,7 @@ use denizen_netlink::{Attributes, Writer, parse_messages};
 fn dumped(entry: &Entry, zone: bool) -> Vec<u8> {
     let mut writer = Writer::default();
     let message = writer.begin_message(1 << 8, 0, 1, 2, 0);
-    let reply = (entry.answerer, entry.source);
+    let reply = (entry.reply_source, entry.source);
     for (kind, (source, destination)) in [(1, (entry.source, entry.destination)), (2, reply)] {
         let tuple = writer.begin(kind);
         let addresses = writer.begin(1);

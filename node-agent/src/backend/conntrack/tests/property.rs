@@ -103,7 +103,7 @@ impl Facts {
         match self.behind(entry.destination) {
             Some(service) => self
                 .endpoints_in(service, &[State::Ready, State::Draining])
-                .contains(&entry.answerer),
+                .contains(&entry.reply_source),
             // A flow that nobody ever touched.
             None => !entry.is_translated(),
         }
@@ -201,9 +201,9 @@ proptest! {
             match step {
                 Step::Client(key, choice) => {
                     let (destination, source) = (frontend_at(*key), format!("10.9.0.9:{}", 4000 + n));
-                    if let Some(answerer) = programmed.balanced(destination, *choice) {
+                    if let Some(reply_source) = programmed.balanced(destination, *choice) {
                         let flow = entry(Protocol::Udp, &source, "10.0.0.1:1", "10.0.0.1:1");
-                        table.insert(Entry { destination, answerer, ..flow });
+                        table.insert(Entry { destination, reply_source, ..flow });
                     }
                 }
                 Step::Sync => {
