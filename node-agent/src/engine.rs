@@ -19,7 +19,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::backend::chosen::{Chosen, ChosenError, Removal};
-use crate::backend::conntrack::{Entry, Judge, Suspects, Suspicion};
+use crate::backend::conntrack::{CandidateTracker, Entry, StaleCandidates, StaleFilter};
 use crate::backend::iptables::Variant;
 use crate::backend::{Backend, BackendName, Repair, Told};
 use crate::describe::describe;
@@ -64,7 +64,7 @@ pub struct Engine<B = Chosen> {
     /// The state file's version whose pods the backend was told.
     decided_pods: Option<PodVersion>,
     /// What may have become stale in the connection tracking.
-    suspicion: Suspicion,
+    candidate_tracker: CandidateTracker,
     node_ports: Vec<IpAddr>,
     /// The state file's version whose pods are in the kernel.
     programmed_pods: Option<PodVersion>,
@@ -121,7 +121,7 @@ impl<B: Told> Engine<B> {
             complete: false,
             synced: false,
             decided_pods: None,
-            suspicion: Suspicion::default(),
+            candidate_tracker: CandidateTracker::default(),
             node_ports: Vec::new(),
             programmed_pods: None,
             decided_triggers: Vec::new(),
@@ -233,9 +233,9 @@ impl<B: Backend> Engine<B> {
         }
         let found = result.as_ref().is_ok_and(|repair| !repair.is_none());
         if found || !repaired.is_none() {
-            self.suspicion.rules_were_missing(&self.plan);
+            self.candidate_tracker.rules_were_missing(&self.plan);
         }
-        self.suspicion.left(self.backend.left_frontends());
+        self.candidate_tracker.left(self.backend.left_frontends());
         if result.is_ok() || self.backend.has_pods() {
             self.programmed_pods = self.decided_pods.clone();
             self.programmed_triggers.append(&mut self.decided_triggers);
@@ -252,9 +252,9 @@ impl<B: Told> Engine<B> {
         {
             self.backend.set_pods(pods);
             self.decided_pods = pods.version.clone();
-            self.suspicion.pods_are(pods);
+            self.candidate_tracker.pods_are(pods);
             if self.policy.detector.goes_by_records() {
-                self.suspicion.note_late(pods);
+                self.candidate_tracker.note_late(pods);
             }
         }
         if std::mem::take(&mut change.egress) {
@@ -281,12 +281,12 @@ impl<B: Told> Engine<B> {
         self.backend.set_frontends(&self.plan, &touched.keys);
         self.health_ports_due |=
             first || touched.health_checks || change.node || change.pods || change.addresses;
-        self.suspicion.changed(&self.plan, &change.services, &touched.keys);
+        self.candidate_tracker.changed(&self.plan, &change.services, &touched.keys);
         if first || change.node || change.pods || change.addresses {
             let node = (world.node(), world.addresses(), world.pods());
             let addresses = node_port_addresses(&self.policy.node_ports, node.0, node.1, node.2);
             self.backend.set_node_port_addresses(&self.policy.node_ports, &addresses);
-            self.suspicion.node_ports_are(&self.plan, &addresses);
+            self.candidate_tracker.node_ports_are(&self.plan, &addresses);
             self.node_ports = addresses;
         }
         if first || touched.health_checks {
@@ -343,15 +343,15 @@ impl<B: Told> Engine<B> {
 
     /// Where stale entries of the connection tracking may be found, now that all that was decided
     /// is in the kernel. Told once.
-    pub fn take_suspects(&mut self) -> Suspects {
-        self.suspicion.take(self.complete.then_some(&self.plan))
+    pub fn take_stale_candidates(&mut self) -> StaleCandidates {
+        self.candidate_tracker.take(self.complete.then_some(&self.plan))
     }
 
     /// Those of these entries of the connection tracking that are stale.
-    pub fn stale(&self, suspects: &Suspects, mut entries: Vec<Entry>) -> Vec<Entry> {
+    pub fn stale(&self, candidates: &StaleCandidates, mut entries: Vec<Entry>) -> Vec<Entry> {
         let known = self.model.snapshot().map(|world| (&self.plan, world));
-        let mut judge = Judge::new(suspects, known, self.model.pods(), &self.node_ports);
-        entries.retain(|entry| judge.is_stale(entry));
+        let mut filter = StaleFilter::new(candidates, known, self.model.pods(), &self.node_ports);
+        entries.retain(|entry| filter.is_stale(entry));
         entries
     }
 

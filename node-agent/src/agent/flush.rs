@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, error, info};
 
 use crate::backend::Backend;
-use crate::backend::conntrack::{Conntrack, ConntrackError, Entry, Suspects};
+use crate::backend::conntrack::{Conntrack, ConntrackError, Entry, StaleCandidates};
 use crate::describe::describe;
 use crate::engine::Engine;
 use crate::status::LastSync;
@@ -49,7 +49,7 @@ pub struct Flush {
     /// To be looked for, the oldest change first.
     fresh: VecDeque<Fresh>,
     /// To be looked for once more, and when.
-    again: VecDeque<(Instant, Suspects)>,
+    again: VecDeque<(Instant, StaleCandidates)>,
     look: Option<Look>,
     /// Stale entries that were left to the next look, since answers may be on their way, and when
     /// they were first found stale.
@@ -66,14 +66,14 @@ struct Fresh {
     /// When it is time to look, if there was rest enough.
     due: Instant,
     /// What it may have made stale.
-    suspects: Suspects,
+    candidates: StaleCandidates,
     /// Not told yet.
     sync: Option<LastSync>,
 }
 
 /// A look that is under way.
 struct Look {
-    suspects: Suspects,
+    candidates: StaleCandidates,
     /// Whether it is the first after a change.
     first: bool,
     /// What was programmed before it.
@@ -137,7 +137,7 @@ impl Flush {
     pub fn after<B: Backend>(&mut self, sync: LastSync, engine: &mut Engine<B>) {
         self.fresh.push_back(Fresh {
             due: Instant::now() + ANSWERED,
-            suspects: engine.take_suspects(),
+            candidates: engine.take_stale_candidates(),
             sync: Some(sync),
         });
         self.tell(engine);
@@ -147,7 +147,7 @@ impl Flush {
         let looking = self.look.as_ref().is_some_and(|look| look.first);
         let mut told = None;
         while !looking
-            && let Some(fresh) = self.fresh.pop_front_if(|fresh| fresh.suspects.is_empty())
+            && let Some(fresh) = self.fresh.pop_front_if(|fresh| fresh.candidates.is_empty())
         {
             told = fresh.sync.or(told);
         }
@@ -198,8 +198,8 @@ impl Flush {
                 // What changed again since may have answers on their way again, and has a look of
                 // its own to come.
                 let later =
-                    |entry: &Entry| self.fresh.iter().any(|fresh| fresh.suspects.concern(entry));
-                for entry in engine.stale(&look.suspects, entries) {
+                    |entry: &Entry| self.fresh.iter().any(|fresh| fresh.candidates.concern(entry));
+                for entry in engine.stale(&look.candidates, entries) {
                     let since = self.waiting.get(&entry).copied().unwrap_or(now);
                     if now < since + ANSWERED && later(&entry) {
                         look.waiting.insert(entry, since);
@@ -224,23 +224,23 @@ impl Flush {
             return;
         };
         let now = Instant::now();
-        let (mut suspects, mut sync) = (Suspects::default(), None);
+        let (mut candidates, mut sync) = (StaleCandidates::default(), None);
         while let Some(fresh) = self.fresh.pop_front_if(|fresh| fresh.due <= now) {
-            suspects.absorb(fresh.suspects);
+            candidates.absorb(fresh.candidates);
             sync = fresh.sync.or(sync);
         }
-        let first = !suspects.is_empty();
-        let again = first.then(|| (now + SECOND_LOOK, suspects.clone()));
+        let first = !candidates.is_empty();
+        let again = first.then(|| (now + SECOND_LOOK, candidates.clone()));
         // One look for all that are due soon.
         while let Some((_, due)) = self.again.pop_front_if(|(due, _)| *due <= now + ANSWERED) {
-            suspects.absorb(due);
+            candidates.absorb(due);
         }
         self.again.extend(again);
         let (read, entries) = mpsc::channel(PIECES);
         let (judged, stale) = oneshot::channel();
-        let wanted = suspects.clone();
+        let wanted = candidates.clone();
         self.look = Some(Look {
-            suspects,
+            candidates,
             first,
             sync,
             begun: now,
@@ -255,7 +255,7 @@ impl Flush {
     fn end<B: Backend>(&mut self, done: Result<Looked, JoinError>, engine: &mut Engine<B>) {
         let Some(look) = self.look.take() else { return };
         let took = look.begun.elapsed();
-        self.waiting.retain(|entry, _| !look.suspects.concern(entry));
+        self.waiting.retain(|entry, _| !look.candidates.concern(entry));
         self.waiting.extend(look.waiting);
         self.rested = Instant::now() + took.clamp(SHORTEST_REST, LONGEST_REST);
         let (deleted, problem) = match done {
@@ -275,7 +275,11 @@ impl Flush {
         }
         if problem.is_some() {
             self.rested = Instant::now() + RETRY;
-            self.fresh.push_front(Fresh { due: self.rested, suspects: look.suspects, sync: None });
+            self.fresh.push_front(Fresh {
+                due: self.rested,
+                candidates: look.candidates,
+                sync: None,
+            });
         }
         if let Some(problem) = problem.as_ref().filter(|_| problem != self.problem) {
             error!(error = problem, "stale flows may be left");
@@ -299,18 +303,18 @@ impl Flush {
     }
 }
 
-/// Reads what the suspects are about, has it judged, and deletes what is stale.
+/// Reads what the candidates are about, has it judged, and deletes what is stale.
 fn look_for(
-    suspects: &Suspects,
+    candidates: &StaleCandidates,
     mut conntrack: Conntrack,
     read: mpsc::Sender<Vec<Entry>>,
     stale: oneshot::Receiver<Vec<Entry>>,
 ) -> Looked {
     let mut piece = Vec::with_capacity(PIECE);
     let mut error = None;
-    for (family, protocol) in suspects.parts() {
+    for (family, protocol) in candidates.parts() {
         let result = conntrack.read(family, protocol, |entry| {
-            if suspects.concern(&entry) {
+            if candidates.concern(&entry) {
                 piece.push(entry);
             }
             if piece.len() == PIECE {

@@ -12,7 +12,7 @@ use crate::model::Family;
 /// twice kube-proxy's `syncPeriod`, as there.
 pub const LATE: Duration = Duration::from_secs(60);
 
-/// What the loop says of itself. The servers of health run beside it and can judge by this alone,
+/// What the loop says of itself. The servers of health run beside it and can filter by this alone,
 /// whatever it hangs on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pulse {

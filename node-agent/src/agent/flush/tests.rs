@@ -80,7 +80,7 @@ fn with_service(protocol: Protocol, cluster_ip: &str) -> Engine {
     events.push(Event::Service(served.name.clone(), Some(served)));
     events.push(served_by(protocol, 1));
     told(&mut engine, events);
-    engine.take_suspects();
+    engine.take_stale_candidates();
     engine
 }
 

@@ -8,14 +8,14 @@
 //!
 //! TCP is left alone: who serves nobody any more resets it, and a client connects again.
 
+mod candidates;
 mod entry;
 mod kernel;
 mod stale;
-mod suspects;
 #[cfg(test)]
 mod tests;
 
+pub use candidates::{CandidateTracker, StaleCandidates};
 pub use entry::Entry;
 pub use kernel::{Conntrack, ConntrackError};
-pub use stale::Judge;
-pub use suspects::{Suspects, Suspicion};
+pub use stale::StaleFilter;

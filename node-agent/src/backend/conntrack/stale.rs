@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
+use super::candidates::{StaleCandidates, keys_of};
 use super::entry::Entry;
-use super::suspects::{Suspects, keys_of};
 use crate::model::{Family, PodSet, ServicePortName, Snapshot};
 use crate::plan::{Frontend, Masquerade, Plan, serving};
 
@@ -14,8 +14,8 @@ use crate::plan::{Frontend, Masquerade, Plan, serving};
 /// in. It need not be selected for new connections: hints and readiness say who gets more, not who
 /// is cut off.
 #[derive(Debug)]
-pub struct Judge<'a> {
-    suspects: &'a Suspects,
+pub struct StaleFilter<'a> {
+    candidates: &'a StaleCandidates,
     /// Decisions and their surroundings; `None` while no service is known.
     known: Option<(&'a Plan, Snapshot<'a>)>,
     /// Where node ports are served.
@@ -28,10 +28,10 @@ pub struct Judge<'a> {
     serving: HashMap<(ServicePortName, Family), BTreeSet<SocketAddr>>,
 }
 
-impl<'a> Judge<'a> {
-    /// Of entries that the suspects [concern](Suspects::concern).
+impl<'a> StaleFilter<'a> {
+    /// Of entries that the candidates [concern](StaleCandidates::concern).
     pub fn new(
-        suspects: &'a Suspects,
+        candidates: &'a StaleCandidates,
         known: Option<(&'a Plan, Snapshot<'a>)>,
         pods: Option<&PodSet>,
         node_ports: &'a [IpAddr],
@@ -39,7 +39,7 @@ impl<'a> Judge<'a> {
         let addresses = known.iter().flat_map(|(_, world)| world.addresses());
         let pods = pods.into_iter().flat_map(|pods| &pods.pods);
         Self {
-            suspects,
+            candidates,
             known,
             node_ports,
             own: addresses.map(|address| address.address).collect(),
@@ -60,7 +60,7 @@ impl<'a> Judge<'a> {
     fn hides_a_local_pod(&self, entry: &Entry) -> bool {
         let (source, reply_source) = (entry.source.ip(), entry.reply_source.ip());
         let is_hairpin = reply_source == source;
-        if !self.suspects.is_late(source)
+        if !self.candidates.is_late(source)
             || !self.pods.contains(&source)
             || !entry.is_masqueraded()
             || is_hairpin
@@ -84,7 +84,7 @@ impl<'a> Judge<'a> {
     fn is_of_gone_pod(&self, entry: &Entry) -> bool {
         [entry.source, entry.reply_source].iter().any(|end| {
             let ip = end.ip();
-            self.suspects.is_pod(ip) && !self.pods.contains(&ip) && !self.own.contains(&ip)
+            self.candidates.is_pod(ip) && !self.pods.contains(&ip) && !self.own.contains(&ip)
         })
     }
 
@@ -97,8 +97,8 @@ impl<'a> Judge<'a> {
         let claimed = claims.iter().flatten();
         if claimed.clone().count() == 0 {
             // A frontend that is gone. What nobody translated there is none of ours.
-            let was_ours =
-                self.suspects.is_frontend(&key) || at_node && self.suspects.is_frontend(&node_port);
+            let was_ours = self.candidates.is_frontend(&key)
+                || at_node && self.candidates.is_frontend(&node_port);
             return was_ours && entry.is_translated();
         }
         if claimed.clone().any(|claim| self.serves(claim, world, entry.reply_source)) {

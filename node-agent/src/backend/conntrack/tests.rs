@@ -7,7 +7,7 @@ mod property;
 
 use std::net::SocketAddr;
 
-use super::{Entry, Suspects};
+use super::{Entry, StaleCandidates};
 use crate::backend::BackendName;
 use crate::backend::nftables::{Nftables, NoKernel};
 use crate::engine::{Engine, Policy};
@@ -28,24 +28,24 @@ fn engine() -> Engine<Nftables<NoKernel>> {
 }
 
 /// Takes facts in, and says what has become suspicious by them.
-fn told(engine: &mut Engine<Nftables<NoKernel>>, events: Vec<Event>) -> Suspects {
+fn told(engine: &mut Engine<Nftables<NoKernel>>, events: Vec<Event>) -> StaleCandidates {
     engine.apply(events);
     engine.decided();
-    engine.take_suspects()
+    engine.take_stale_candidates()
 }
 
 /// What a look at these entries would delete.
 fn looked(
     engine: &Engine<Nftables<NoKernel>>,
-    suspects: &Suspects,
+    candidates: &StaleCandidates,
     entries: &[Entry],
 ) -> Vec<Entry> {
-    let parts = suspects.parts();
+    let parts = candidates.parts();
     let read = entries
         .iter()
         .filter(|entry| parts.contains(&(entry.family(), entry.protocol)))
-        .filter(|entry| suspects.concern(entry));
-    engine.stale(suspects, read.copied().collect())
+        .filter(|entry| candidates.concern(entry));
+    engine.stale(candidates, read.copied().collect())
 }
 
 fn at(text: &str) -> SocketAddr {

@@ -57,7 +57,7 @@ enum End {
 }
 
 /// Judges the base chain `base`; denizen's own rules in it do not count.
-pub fn judge(chains: &Chains, base: &str, policy_drops: bool) -> Judgement {
+pub fn filter(chains: &Chains, base: &str, policy_drops: bool) -> Judgement {
     let mut walk = Walk { chains, accepts: false };
     let dropped = match walk.through(base, 0) {
         End::Accepted => false,
@@ -167,7 +167,7 @@ mod tests {
         ];
         for (name, base, other, expected) in cases {
             let chains = Chains::from([("forward".to_owned(), base), ("other".to_owned(), other)]);
-            let judged = [true, false].map(|policy| judge(&chains, "forward", policy));
+            let judged = [true, false].map(|policy| filter(&chains, "forward", policy));
             assert_eq!(judged, expected, "{name}");
         }
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::process::{Command, Output};
 
-use super::chain::{Act, Chains, Rule, judge};
+use super::chain::{Act, Chains, Rule, filter};
 use super::{Chain, ForwardError, OWN};
 use crate::backend::why::Why;
 use crate::model::Family;
@@ -41,7 +41,7 @@ pub fn read(family: Family) -> Result<Option<Chain>, ForwardError> {
     let own = chains.get(CHAIN).into_iter().flatten().filter_map(|rule| rule.own);
     Ok(Some(Chain {
         what: format!("the filter table of {}, chain {CHAIN}", program(family)),
-        judgement: judge(&chains, CHAIN, policy_drops),
+        judgement: filter(&chains, CHAIN, policy_drops),
         own: own.collect(),
     }))
 }
@@ -169,7 +169,7 @@ mod tests {
         ];
         for (text, expected) in cases {
             let (chains, policy) = parse(text);
-            assert_eq!(judge(&chains, CHAIN, policy), expected, "{text}");
+            assert_eq!(filter(&chains, CHAIN, policy), expected, "{text}");
         }
         assert_eq!(parse(&ours).0[CHAIN][0].own, Some(1));
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use nix::libc;
 
-use super::chain::{Act, Chains, Rule, judge};
+use super::chain::{Act, Chains, Rule, filter};
 use super::own::{Asks, Language, write};
 use super::{Chain, OWN};
 use crate::backend::nftables::foreign::{comment, commit, dump, expressions, handle, retried};
@@ -41,7 +41,7 @@ pub fn read(socket: &mut Socket) -> Result<Vec<(Place, Chain)>, NetlinkError> {
                 place.table,
                 place.chain
             ),
-            judgement: judge(&chains, &place.chain, place.policy_drops),
+            judgement: filter(&chains, &place.chain, place.policy_drops),
             own: own.filter_map(|rule| rule.own).collect(),
         };
         found.push((place, chain));

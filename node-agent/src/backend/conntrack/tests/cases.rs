@@ -65,13 +65,13 @@ fn at_a_door_the_answerer_decides() {
         ("another address", "10.96.0.2:53", "10.1.0.99:5353", false),
     ];
     let mut engine = engine();
-    let suspects = told(&mut engine, scene());
+    let candidates = told(&mut engine, scene());
     for (name, destination, reply_source, stale) in cases {
         for protocol in [UDP, Protocol::Sctp] {
             let source =
                 if destination.starts_with('[') { "[fd00::9]:4000" } else { "10.9.0.9:4000" };
             let entry = entry(protocol, source, destination, reply_source);
-            let found = looked(&engine, &suspects, &[entry]);
+            let found = looked(&engine, &candidates, &[entry]);
             assert_eq!(!found.is_empty(), stale, "{name}, {protocol}");
         }
     }
@@ -80,10 +80,10 @@ fn at_a_door_the_answerer_decides() {
 #[test]
 fn tcp_is_left_alone() {
     let mut engine = engine();
-    let suspects = told(&mut engine, scene());
+    let candidates = told(&mut engine, scene());
     let entry = entry(Protocol::Tcp, "10.9.0.9:4000", "10.96.0.1:53", "10.1.0.4:5353");
-    assert!(!suspects.concern(&entry));
-    assert!(suspects.parts().iter().all(|(_, protocol)| *protocol != Protocol::Tcp));
+    assert!(!candidates.concern(&entry));
+    assert!(candidates.parts().iter().all(|(_, protocol)| *protocol != Protocol::Tcp));
 }
 
 /// What was to be known: the engine, and the entry through the frontend of a service that is about
@@ -91,20 +91,20 @@ fn tcp_is_left_alone() {
 fn settled() -> (Engine<Nftables<NoKernel>>, Entry) {
     let mut engine = engine();
     let flow = entry(UDP, "10.9.0.9:4000", "10.96.0.1:53", "10.1.0.1:5353");
-    let suspects = told(&mut engine, scene());
-    assert_eq!(looked(&engine, &suspects, &[flow]), []);
+    let candidates = told(&mut engine, scene());
+    assert_eq!(looked(&engine, &candidates, &[flow]), []);
     (engine, flow)
 }
 
 #[test]
 fn a_service_that_goes_takes_its_flows_with_it() {
     let (mut engine, flow) = settled();
-    let suspects = told(&mut engine, vec![service_gone(&dns("dns", &[]))]);
+    let candidates = told(&mut engine, vec![service_gone(&dns("dns", &[]))]);
     let untranslated = Entry { reply_source: flow.destination, ..flow };
     let at_node = Entry { destination: at("192.168.0.2:30053"), ..flow };
     let elsewhere = Entry { destination: at("192.168.0.9:30053"), ..flow };
     assert_eq!(
-        looked(&engine, &suspects, &[flow, untranslated, at_node, elsewhere]),
+        looked(&engine, &candidates, &[flow, untranslated, at_node, elsewhere]),
         [flow, at_node]
     );
 }
@@ -113,8 +113,8 @@ fn a_service_that_goes_takes_its_flows_with_it() {
 #[test]
 fn a_service_that_loses_its_last_endpoint_loses_its_flows() {
     let (mut engine, flow) = settled();
-    let suspects = told(&mut engine, vec![slice_is(&dns_slice("e4", "dns", vec![]))]);
-    assert_eq!(looked(&engine, &suspects, &[flow]), [flow]);
+    let candidates = told(&mut engine, vec![slice_is(&dns_slice("e4", "dns", vec![]))]);
+    assert_eq!(looked(&engine, &candidates, &[flow]), [flow]);
 }
 
 /// No frontend is decided otherwise when an endpoint ends that was draining.
@@ -123,8 +123,8 @@ fn the_end_of_a_draining_endpoint_is_noticed() {
     let (mut engine, flow) = settled();
     let flow = Entry { reply_source: at("10.1.0.2:5353"), ..flow };
     let left = vec![endpoint("10.1.0.1", Some(HERE))];
-    let suspects = told(&mut engine, vec![slice_is(&dns_slice("e4", "dns", left))]);
-    assert_eq!(looked(&engine, &suspects, &[flow]), [flow]);
+    let candidates = told(&mut engine, vec![slice_is(&dns_slice("e4", "dns", left))]);
+    assert_eq!(looked(&engine, &candidates, &[flow]), [flow]);
 }
 
 /// Both services claim the address; flows of the one that loses it lead past the one that has it
@@ -138,14 +138,14 @@ fn a_door_that_another_service_takes_over_is_looked_at() {
         created: "2020-01-01T00:00:00Z".into(),
         ..dns("older", &["10.96.0.2"])
     };
-    let suspects = told(
+    let candidates = told(
         &mut engine,
         vec![
             service_is(&other),
             slice_is(&dns_slice("o4", "older", vec![endpoint("10.1.0.6", None)])),
         ],
     );
-    assert_eq!(looked(&engine, &suspects, &[flow]), [flow]);
+    assert_eq!(looked(&engine, &candidates, &[flow]), [flow]);
 }
 
 #[test]
@@ -156,8 +156,8 @@ fn a_policy_that_changes_cuts_nobody_off() {
         internal_policy: TrafficPolicy::Local,
         ..dns("dns", &["10.96.0.1", "fd00:96::1"])
     };
-    let suspects = told(&mut engine, vec![service_is(&local)]);
-    assert_eq!(looked(&engine, &suspects, &[flow, away]), []);
+    let candidates = told(&mut engine, vec![service_is(&local)]);
+    assert_eq!(looked(&engine, &candidates, &[flow, away]), []);
 }
 
 #[test]
@@ -191,8 +191,8 @@ fn node_ports_on_a_new_address_are_looked_at() {
     let unserved =
         Entry { destination: at("10.1.2.1:30053"), reply_source: at("10.1.2.1:30053"), ..flow };
     let other = node(Some("a"), &["10.1.2.1"], &[]);
-    let suspects = told(&mut engine, vec![Event::Node(Some(other))]);
-    assert_eq!(looked(&engine, &suspects, &[unserved]), [unserved]);
+    let candidates = told(&mut engine, vec![Event::Node(Some(other))]);
+    assert_eq!(looked(&engine, &candidates, &[unserved]), [unserved]);
 }
 
 #[test]
@@ -229,11 +229,11 @@ fn pods_that_go_take_their_flows_with_them() {
         let mut engine = engine();
         told(&mut engine, scene());
         told(&mut engine, vec![Event::Pods(these(1, &["10.1.0.1", "10.1.0.8"]))]);
-        let mut suspects = Suspects::default();
+        let mut candidates = StaleCandidates::default();
         for pods in told_then {
-            suspects.absorb(told(&mut engine, vec![Event::Pods(pods)]));
+            candidates.absorb(told(&mut engine, vec![Event::Pods(pods)]));
         }
-        assert_eq!(looked(&engine, &suspects, &flows).len(), stale, "{name}");
+        assert_eq!(looked(&engine, &candidates, &flows).len(), stale, "{name}");
     }
 }
 
@@ -243,6 +243,6 @@ fn pods_that_go_are_noticed_while_no_service_is_known() {
     let mut engine = engine();
     let flow = entry(UDP, "10.1.0.8:4000", "10.96.0.1:53", "10.1.0.1:5353");
     told(&mut engine, vec![Event::Pods(pods(1, &[("10.1.0.8", "cni0")]))]);
-    let suspects = told(&mut engine, vec![Event::Pods(pods(2, &[]))]);
-    assert_eq!(looked(&engine, &suspects, &[flow]), [flow]);
+    let candidates = told(&mut engine, vec![Event::Pods(pods(2, &[]))]);
+    assert_eq!(looked(&engine, &candidates, &[flow]), [flow]);
 }

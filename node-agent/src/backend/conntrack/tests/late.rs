@@ -36,34 +36,34 @@ fn masqueraded_flows_of_a_pod_that_is_found_late() {
     told(&mut engine, scene());
     let itself = dns_slice("own", "dns", vec![endpoint("10.1.0.9", Some(HERE))]);
     told(&mut engine, vec![slice_is(&itself)]);
-    let suspects = told(&mut engine, vec![adopted(2, "10.1.0.9")]);
+    let candidates = told(&mut engine, vec![adopted(2, "10.1.0.9")]);
     for (name, entry, stale) in cases {
-        assert_eq!(looked(&engine, &suspects, &[entry]).len() == 1, stale, "{name}");
+        assert_eq!(looked(&engine, &candidates, &[entry]).len() == 1, stale, "{name}");
     }
     assert!(told(&mut engine, vec![adopted(3, "10.1.0.9")]).is_empty(), "told once");
     // Where the operator has pods' traffic masqueraded on its way out, it stays so.
     engine.apply(vec![Event::Egress(crate::model::Egress::default())]);
     let masqueraded = flow("10.96.0.1:53", "10.1.0.1:5353", node);
-    assert_eq!(looked(&engine, &suspects, &[masqueraded]), []);
+    assert_eq!(looked(&engine, &candidates, &[masqueraded]), []);
 }
 
 #[test]
 fn which_pods_are_late() {
     let mut engine = engine();
-    let suspected = |engine: &mut _, set| {
-        let suspects = told(engine, vec![Event::Pods(set)]);
+    let candidate = |engine: &mut _, set| {
+        let candidates = told(engine, vec![Event::Pods(set)]);
         let from = |ip: &str| entry(UDP, &format!("{ip}:1"), "10.96.0.1:53", "10.1.0.1:5353");
-        ["10.1.0.1", "10.1.0.9"].map(|ip| suspects.concern(&from(ip)))
+        ["10.1.0.1", "10.1.0.9"].map(|ip| candidates.concern(&from(ip)))
     };
     // What was there before the agent may have come while none ran: it waits for the services.
     told(&mut engine, vec![Event::Pods(pods(1, &[("10.1.0.1", "veth1")]))]);
     let mut services = scene();
     services.retain(|event| !matches!(event, Event::Pods(_)));
-    let suspects = told(&mut engine, services);
-    assert!(suspects.is_late(ip("10.1.0.1")));
+    let candidates = told(&mut engine, services);
+    assert!(candidates.is_late(ip("10.1.0.1")));
     let both = |generation, first: &'static str| {
         pods(generation, &[("10.1.0.1", first), ("10.1.0.9", "veth9")])
     };
-    assert_eq!(suspected(&mut engine, both(2, "veth1")), [false, false], "its ADD waited");
-    assert_eq!(suspected(&mut engine, both(3, "new")), [true, false], "renamed");
+    assert_eq!(candidate(&mut engine, both(2, "veth1")), [false, false], "its ADD waited");
+    assert_eq!(candidate(&mut engine, both(3, "new")), [true, false], "renamed");
 }

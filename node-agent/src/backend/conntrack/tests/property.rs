@@ -186,7 +186,7 @@ proptest! {
         let (mut engine, mut facts, mut programmed) = (started([]), Facts::default(), Facts::default());
         let mut table: BTreeSet<Entry> = BTreeSet::new();
         let mut last_words = BTreeMap::new();
-        let mut left = Suspects::default();
+        let mut left = StaleCandidates::default();
         let restart = restart.index(story.len());
         for (n, step) in story.iter().chain([&Step::Sync]).enumerate() {
             if n == restart {
@@ -207,10 +207,10 @@ proptest! {
                     }
                 }
                 Step::Sync => {
-                    let mut suspects = told(&mut engine, Vec::new());
-                    suspects.absorb(std::mem::take(&mut left));
+                    let mut candidates = told(&mut engine, Vec::new());
+                    candidates.absorb(std::mem::take(&mut left));
                     programmed = facts.clone();
-                    for entry in looked(&engine, &suspects, &Vec::from_iter(table.iter().copied())) {
+                    for entry in looked(&engine, &candidates, &Vec::from_iter(table.iter().copied())) {
                         prop_assert!(!facts.is_healthy(&entry), "{entry:?} was healthy");
                         table.remove(&entry);
                     }

@@ -10,9 +10,10 @@ use super::entry::Entry;
 use crate::model::{Family, PodSet, Protocol, ServiceName, family_of};
 use crate::plan::{FrontendAddress, FrontendKey, Plan};
 
-/// Where stale entries may be found. Whether an entry is stale is for [`super::Judge`] to say.
+/// Where stale entries may be found. Whether an entry is stale is for [`super::StaleFilter`] to
+/// say.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Suspects {
+pub struct StaleCandidates {
     /// Frontends whose endpoints differ, or that came or went. Never of TCP.
     keys: BTreeSet<FrontendKey>,
     /// Addresses of pods of this node that are gone.
@@ -25,7 +26,7 @@ pub struct Suspects {
     late: BTreeSet<IpAddr>,
 }
 
-impl Suspects {
+impl StaleCandidates {
     /// One more frontend; those of TCP are never suspected.
     pub fn add_frontend(&mut self, key: FrontendKey) {
         if is_tracked(key.protocol) {
@@ -121,8 +122,8 @@ fn served_by(plan: &Plan) -> BTreeSet<(Family, Protocol)> {
 
 /// Remembers as much of the last state as it takes to see what may have become stale.
 #[derive(Debug, Default)]
-pub struct Suspicion {
-    suspects: Suspects,
+pub struct CandidateTracker {
+    candidates: StaleCandidates,
     pods: Option<(Epoch, BTreeSet<IpAddr>)>,
     /// Where each address of a pod was last; `None` while no pods were told.
     interfaces: Option<BTreeMap<IpAddr, Arc<str>>>,
@@ -131,7 +132,7 @@ pub struct Suspicion {
     node_ports: BTreeSet<IpAddr>,
 }
 
-impl Suspicion {
+impl CandidateTracker {
     /// These are the pods of this node now. Only what was taken out of one and the same state file
     /// is gone: a file that was lost takes no pod with it.
     pub fn pods_are(&mut self, pods: &PodSet) {
@@ -143,7 +144,7 @@ impl Suspicion {
         if let Some((before, ips)) = &self.pods
             && before == epoch
         {
-            self.suspects.pods.extend(ips.difference(&now).copied());
+            self.candidates.pods.extend(ips.difference(&now).copied());
         }
         self.pods = Some((epoch.clone(), now));
     }
@@ -180,8 +181,8 @@ impl Suspicion {
         keys: &BTreeSet<FrontendKey>,
     ) {
         let of_services = services.iter().flat_map(|name| plan.keys_of(name));
-        of_services.chain(keys).for_each(|key| self.suspects.add_frontend(*key));
-        self.suspects.late.append(&mut self.late);
+        of_services.chain(keys).for_each(|key| self.candidates.add_frontend(*key));
+        self.candidates.late.append(&mut self.late);
     }
 
     /// Node ports are served on these addresses now. On a new one, flows may have come before.
@@ -193,28 +194,28 @@ impl Suspicion {
         if !come.is_empty() {
             keys
                 .filter(|key| matches!(key.address, FrontendAddress::Node(family) if come.contains(&family)))
-                .for_each(|key| self.suspects.add_frontend(key));
+                .for_each(|key| self.candidates.add_frontend(key));
         }
         self.node_ports = now;
     }
 
     /// The rules were not there for a while: flows may have passed them by at every frontend.
     pub fn rules_were_missing(&mut self, plan: &Plan) {
-        plan.frontends().for_each(|frontend| self.suspects.add_frontend(frontend.key));
+        plan.frontends().for_each(|frontend| self.candidates.add_frontend(frontend.key));
     }
 
     /// An earlier run programmed these frontends, and they are none any more.
     pub fn left(&mut self, keys: impl IntoIterator<Item = FrontendKey>) {
-        keys.into_iter().for_each(|key| self.suspects.add_frontend(key));
+        keys.into_iter().for_each(|key| self.candidates.add_frontend(key));
     }
 
     /// All that is suspected since the last call; `plan` is `None` while services are not known,
     /// and all protocols may be theirs.
-    pub fn take(&mut self, plan: Option<&Plan>) -> Suspects {
-        let mut suspects = std::mem::take(&mut self.suspects);
-        if !suspects.pods.is_empty() || !suspects.late.is_empty() {
-            suspects.keep_pods_of(&plan.map_or_else(all_tracked, served_by));
+    pub fn take(&mut self, plan: Option<&Plan>) -> StaleCandidates {
+        let mut candidates = std::mem::take(&mut self.candidates);
+        if !candidates.pods.is_empty() || !candidates.late.is_empty() {
+            candidates.keep_pods_of(&plan.map_or_else(all_tracked, served_by));
         }
-        suspects
+        candidates
     }
 }
