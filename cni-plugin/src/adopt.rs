@@ -17,7 +17,7 @@ use thiserror::Error;
 
 use crate::environment::{is_if_name, is_name, pod};
 use crate::kernel::{Attached, Links, Netns, at, attached, only};
-use crate::prev_result::Told;
+use crate::prev_result::PrevResult;
 use crate::version::CniVersion;
 
 /// What a runtime remembers of an ADD.
@@ -89,9 +89,9 @@ fn adopt(node: &mut Links, remembered: &Remembered<'_>) -> Result<Attachment, No
     }
     is_if_name(if_name).map_err(|_| malformed("ifName", if_name))?;
     let result = Outline::parse(remembered.result)?;
-    let told = Told::parse(remembered.result, result.version()?, if_name)
+    let prev_result = PrevResult::parse(remembered.result, result.version()?, if_name)
         .map_err(|error| NotAdopted::Malformed(error.to_string()))?;
-    let (attached, ips) = seen(node, &told, result.netns(remembered), if_name)?;
+    let (attached, ips) = seen(node, &prev_result, result.netns(remembered), if_name)?;
     Ok(Attachment {
         container_id: container_id.to_owned(),
         if_name: if_name.to_owned(),
@@ -108,7 +108,7 @@ fn adopt(node: &mut Links, remembered: &Remembered<'_>) -> Result<Attachment, No
     })
 }
 
-/// What of a result is needed beside [`Told`].
+/// What of a result is needed beside [`PrevResult`].
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Outline {
@@ -154,14 +154,14 @@ impl Outline {
 /// Where the pod is attached, and which of the addresses it was told to have it has.
 fn seen(
     node: &mut Links,
-    told: &Told,
+    prev_result: &PrevResult,
     netns: Option<&str>,
     if_name: &str,
 ) -> Result<(Attached, Vec<std::net::IpAddr>), NotAdopted> {
     let (attached, has) =
         match netns.map(|path| namespace(node, Path::new(path))).transpose()?.flatten() {
-            Some((netns, nsid)) => inside(node, told, &netns, nsid, if_name)?,
-            None => outside(node, told)?,
+            Some((netns, nsid)) => inside(node, prev_result, &netns, nsid, if_name)?,
+            None => outside(node, prev_result)?,
         };
     if attached.host_interface.is_none() {
         return Err(NotAdopted::NotSo("it has no interface on this node's stack".to_owned()));
@@ -203,7 +203,7 @@ fn namespace(node: &mut Links, path: &Path) -> Result<Option<(Netns, i32)>, NotA
 /// By the pod's own namespace: its interface leads to the node's, and has the addresses.
 fn inside(
     node: &mut Links,
-    told: &Told,
+    prev_result: &PrevResult,
     netns: &Netns,
     nsid: i32,
     if_name: &str,
@@ -213,21 +213,25 @@ fn inside(
         .named(if_name)?
         .ok_or_else(|| NotAdopted::NotSo(format!("it has no interface {if_name}")))?;
     let has = pod.addresses(container.index)?;
-    let ips = told.ips.iter().copied().filter(|ip| has.contains(ip)).collect();
-    Ok((attached(node, Some(&container), netns, &told.host_links)?, ips))
+    let ips = prev_result.ips.iter().copied().filter(|ip| has.contains(ip)).collect();
+    Ok((attached(node, Some(&container), netns, &prev_result.host_links)?, ips))
 }
 
 /// Without it: the one link on the node that the result names leads into some namespace, and the
 /// node's own routes to the addresses lead to it, or to the bridge that it is a port of.
-fn outside(node: &mut Links, told: &Told) -> Result<(Attached, Vec<std::net::IpAddr>), NotAdopted> {
-    let Some(host) = only(node, &told.host_links)?.filter(|link| link.lower_nsid.is_some()) else {
+fn outside(
+    node: &mut Links,
+    prev_result: &PrevResult,
+) -> Result<(Attached, Vec<std::net::IpAddr>), NotAdopted> {
+    let Some(host) = only(node, &prev_result.host_links)?.filter(|link| link.lower_nsid.is_some())
+    else {
         return Err(NotAdopted::NotSo("no link of this node is its own for certain".to_owned()));
     };
     let (name, attached) = (host.name.clone(), at(node, Some(host))?);
     let input = attached.l3_interface.as_ref().or(attached.bridge.as_ref()).unwrap_or(&name);
     let input = node.named(input)?.map(|link| link.index);
     let mut ips = Vec::new();
-    for ip in &told.ips {
+    for ip in &prev_result.ips {
         if input.is_some() && node.route_to(*ip)? == input {
             ips.push(*ip);
         }

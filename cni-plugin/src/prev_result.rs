@@ -11,7 +11,7 @@ use crate::version::CniVersion;
 
 /// The facts of a `prevResult` that concern one attachment.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct PrevResult {
     /// Links on the node that have to do with it, by name: the pod's veth, the bridge, others.
     pub(crate) host_links: Vec<String>,
     /// Whether it says that the container has the interface.
@@ -47,13 +47,13 @@ impl RawInterface {
     }
 }
 
-impl Told {
+impl PrevResult {
     /// Reads `raw`, the result of a chain of `version`, for the container's interface `if_name`.
     pub(crate) fn parse(
         raw: &RawValue,
         version: CniVersion,
         if_name: &str,
-    ) -> Result<Told, CniError> {
+    ) -> Result<PrevResult, CniError> {
         let result: RawResult = serde_json::from_str(raw.get()).map_err(|error| {
             CniError::InvalidConfig(format!("prevResult is malformed: {error}"))
         })?;
@@ -84,7 +84,7 @@ impl Told {
         }
         let has_interface = interfaces.iter().any(ours);
         let on_node = interfaces.into_iter().filter(|interface| !interface.is_in_sandbox());
-        Ok(Told {
+        Ok(PrevResult {
             host_links: on_node.map(|interface| interface.name).collect(),
             has_interface,
             ips,

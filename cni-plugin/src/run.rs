@@ -10,7 +10,7 @@ use crate::command::{add, check, del, gc, status};
 use crate::config::{Config, RawConfig, valid_attachments};
 use crate::environment::{Attach, Command, Environment, Named};
 use crate::error::CniError;
-use crate::prev_result::Told;
+use crate::prev_result::PrevResult;
 use crate::version::CniVersion;
 
 /// More than any configuration with its `prevResult`, or a GC's list, could need.
@@ -50,9 +50,9 @@ pub fn understand(environment: &Environment, input: &[u8]) -> Result<(), String>
 
 /// A call, wholly checked.
 enum Call<'a> {
-    Add(Attach, Config<'a>, Told),
+    Add(Attach, Config<'a>, PrevResult),
     Del(Named, Config<'a>),
-    Check(Attach, Config<'a>, Told),
+    Check(Attach, Config<'a>, PrevResult),
     Gc(Config<'a>, Vec<AttachmentId>),
     Status(Config<'a>),
     Version(String),
@@ -66,10 +66,10 @@ fn call(
 ) -> Result<String, CniError> {
     let input = read(input)?;
     match parse(environment, &input, version)? {
-        Call::Add(attach, config, told) => return add(&attach, &config, told, now),
+        Call::Add(attach, config, prev_result) => return add(&attach, &config, prev_result, now),
         Call::Version(versions) => return Ok(versions),
         Call::Del(named, config) => del(&named, &config)?,
-        Call::Check(attach, config, told) => check(&attach, &config, &told)?,
+        Call::Check(attach, config, prev_result) => check(&attach, &config, &prev_result)?,
         Call::Gc(config, valid) => gc(&config, valid)?,
         Call::Status(config) => status(&config)?,
     }
@@ -91,14 +91,15 @@ fn parse<'a>(
     knows(*version, command)?;
     let attached = || {
         let (attach, config) = (environment.attach()?, Config::whole(&raw)?);
-        let told = Told::parse(config.prev_result()?, *version, &attach.named.if_name)?;
-        Ok::<_, CniError>((attach, config, told))
+        let prev_result =
+            PrevResult::parse(config.prev_result()?, *version, &attach.named.if_name)?;
+        Ok::<_, CniError>((attach, config, prev_result))
     };
     Ok(match command {
-        Command::Add => attached().map(|(attach, config, told)| Call::Add(attach, config, told))?,
-        Command::Check => {
-            attached().map(|(attach, config, told)| Call::Check(attach, config, told))?
-        }
+        Command::Add => attached()
+            .map(|(attach, config, prev_result)| Call::Add(attach, config, prev_result))?,
+        Command::Check => attached()
+            .map(|(attach, config, prev_result)| Call::Check(attach, config, prev_result))?,
         Command::Del => Call::Del(environment.named()?, Config::for_removal(&raw)?),
         Command::Gc => Call::Gc(Config::for_removal(&raw)?, valid_attachments(&raw)?),
         Command::Status => Call::Status(Config::whole(&raw)?),

@@ -69,9 +69,9 @@ pub fn start(
     let answers = Arc::new(answer::Answers::new(published));
     let serve = |name: &str, wanted: fn(Listen, &HealthPorts) -> Wanted| {
         let (problems, receiver) = watch::channel(Vec::new());
-        let told = listeners::Told { problems, notices: notices.clone() };
+        let reporter = listeners::ProblemReporter { problems, notices: notices.clone() };
         let wanted = move |ports: &HealthPorts| wanted(listen, ports);
-        let serve = listeners::serve(wanted, ports.clone(), answers.clone(), told);
+        let serve = listeners::serve(wanted, ports.clone(), answers.clone(), reporter);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         thread::Builder::new().name(name.to_owned()).spawn(move || runtime.block_on(serve))?;
         io::Result::Ok(receiver)

@@ -10,7 +10,7 @@ use super::{LOCK_WAIT, Seen};
 use crate::config::{Config, OnTimeout, WaitForAgent};
 use crate::environment::Attach;
 use crate::error::CniError;
-use crate::prev_result::Told;
+use crate::prev_result::PrevResult;
 use crate::time::rfc3339;
 use crate::wait::{Waited, wait};
 
@@ -19,11 +19,11 @@ use crate::wait::{Waited, wait};
 pub(crate) fn add(
     call: &Attach,
     config: &Config<'_>,
-    told: Told,
+    prev_result: PrevResult,
     now: SystemTime,
 ) -> Result<String, CniError> {
     let result = config.prev_result()?;
-    let seen = Seen::of(call, &told)?;
+    let seen = Seen::of(call, &prev_result)?;
     let record = Attachment {
         container_id: call.named.container_id.clone(),
         if_name: call.named.if_name.clone(),
@@ -33,7 +33,7 @@ pub(crate) fn add(
         host_interface: seen.attached.host_interface,
         l3_interface: seen.attached.l3_interface,
         bridge: seen.attached.bridge,
-        ips: told.ips,
+        ips: prev_result.ips,
         added_at: rfc3339(now),
         adopted: false,
         unknown: Map::new(),

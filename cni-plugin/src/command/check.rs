@@ -10,10 +10,14 @@ use super::{Seen, existing};
 use crate::config::Config;
 use crate::environment::Attach;
 use crate::error::CniError;
-use crate::prev_result::Told;
+use crate::prev_result::PrevResult;
 
 /// Fails with every disagreement that there is about the attachment of `call`.
-pub(crate) fn check(call: &Attach, config: &Config<'_>, told: &Told) -> Result<(), CniError> {
+pub(crate) fn check(
+    call: &Attach,
+    config: &Config<'_>,
+    prev_result: &PrevResult,
+) -> Result<(), CniError> {
     let id = call.named.id();
     let state = match existing(&config.run_dir)? {
         Some(run_dir) => run_dir.read()?,
@@ -23,10 +27,10 @@ pub(crate) fn check(call: &Attach, config: &Config<'_>, told: &Told) -> Result<(
         let run_dir = config.run_dir.display();
         return Err(CniError::Disagreement(format!("{} is not recorded in {run_dir}", id.0)));
     };
-    let seen = Seen::of(call, told)?;
+    let seen = Seen::of(call, prev_result)?;
     let mut found = Vec::new();
-    compare_call(&record, call, config, told, &mut found);
-    compare_kernel(&record, told, seen, &mut found)?;
+    compare_call(&record, call, config, prev_result, &mut found);
+    compare_kernel(&record, prev_result, seen, &mut found)?;
     match found.as_slice() {
         [] => Ok(()),
         found => Err(CniError::Disagreement(format!("{}: {}", id.0, found.join("; ")))),
@@ -38,19 +42,19 @@ fn compare_call(
     record: &Attachment,
     call: &Attach,
     config: &Config<'_>,
-    told: &Told,
+    prev_result: &PrevResult,
     found: &mut Vec<String>,
 ) {
     differ("network", &record.network, "configured", &config.network, found);
     let netns = Some(call.netns.display().to_string());
     differ("netns", &record.netns, "called for", &netns, found);
-    differ("addresses", &set(&record.ips), "in prevResult", &set(&told.ips), found);
+    differ("addresses", &set(&record.ips), "in prevResult", &set(&prev_result.ips), found);
 }
 
 /// The record against the kernel.
 fn compare_kernel(
     record: &Attachment,
-    told: &Told,
+    prev_result: &PrevResult,
     mut seen: Seen,
     found: &mut Vec<String>,
 ) -> Result<(), CniError> {
@@ -68,7 +72,7 @@ fn compare_kernel(
         }
         // What a result does not list as an interface (a device handed to user space) nobody can
         // find.
-        None if told.has_interface || record.host_interface.is_some() => {
+        None if prev_result.has_interface || record.host_interface.is_some() => {
             found.push(format!("interface {name} is gone from the pod"));
         }
         None => {}

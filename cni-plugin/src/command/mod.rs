@@ -20,7 +20,7 @@ pub(crate) use status::status;
 use crate::environment::Attach;
 use crate::error::CniError;
 use crate::kernel::{Attached, Link, Links, Netns, attached};
-use crate::prev_result::Told;
+use crate::prev_result::PrevResult;
 
 /// How long a writer waits for the others; then the runtime is told to try again later.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
@@ -35,7 +35,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn of(call: &Attach, told: &Told) -> Result<Seen, CniError> {
+    fn of(call: &Attach, prev_result: &PrevResult) -> Result<Seen, CniError> {
         let path = call.netns.display();
         let not_one =
             |why| CniError::Environment(format!("CNI_NETNS cannot be used: {path}: {why}"));
@@ -46,7 +46,9 @@ impl Seen {
             .named(if_name)
             .map_err(|error| CniError::io(format!("cannot look at {if_name} in {path}"), error))?;
         let attached = Links::open()
-            .and_then(|mut node| attached(&mut node, container.as_ref(), &netns, &told.host_links))
+            .and_then(|mut node| {
+                attached(&mut node, container.as_ref(), &netns, &prev_result.host_links)
+            })
             .map_err(|error| {
                 CniError::io(format!("cannot look at the node's end of {if_name} in {path}"), error)
             })?;

@@ -28,14 +28,14 @@ pub(crate) fn attached(
     node: &mut Links,
     container: Option<&Link>,
     netns: &Netns,
-    told: &[String],
+    prev_result: &[String],
 ) -> io::Result<Attached> {
     let host = match container {
         Some(container) if container.is("veth") => match peer(node, container, netns)? {
             Some(host) => Some(host),
-            None => only(node, told)?,
+            None => only(node, prev_result)?,
         },
-        Some(_) | None => only(node, told)?,
+        Some(_) | None => only(node, prev_result)?,
     };
     at(node, host)
 }
@@ -84,9 +84,9 @@ fn peer(node: &mut Links, container: &Link, netns: &Netns) -> io::Result<Option<
 }
 
 /// The one link of those named that could be a pod's. Of several, none is guessed.
-pub(crate) fn only(node: &mut Links, told: &[String]) -> io::Result<Option<Link>> {
+pub(crate) fn only(node: &mut Links, prev_result: &[String]) -> io::Result<Option<Link>> {
     let mut found = Vec::new();
-    for name in told {
+    for name in prev_result {
         found.extend(node.named(name)?.filter(|link| !link.is("bridge")));
     }
     Ok(if found.len() == 1 { found.pop() } else { None })

@@ -1,7 +1,7 @@
 use super::*;
 
-fn told(version: CniVersion, text: &str) -> Result<Told, CniError> {
-    Told::parse(&RawValue::from_string(text.to_owned()).unwrap(), version, "eth0")
+fn prev_result(version: CniVersion, text: &str) -> Result<PrevResult, CniError> {
+    PrevResult::parse(&RawValue::from_string(text.to_owned()).unwrap(), version, "eth0")
 }
 
 #[test]
@@ -13,20 +13,20 @@ fn addresses_of_other_interfaces_are_not_the_pod_s() {
             {"address": "10.0.0.3/24", "interface": 3}, {"address": "fd00::2/64"}
         ]}"#;
     for version in CniVersion::ALL {
-        let expected = Told {
+        let expected = PrevResult {
             host_links: vec!["br0".into(), "veth1".into()],
             has_interface: true,
             ips: vec!["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
         };
-        assert_eq!(told(version, text).unwrap(), expected, "{version:?}");
+        assert_eq!(prev_result(version, text).unwrap(), expected, "{version:?}");
     }
 }
 
 #[test]
 fn a_result_may_leave_out_everything() {
-    let nothing = Told { host_links: vec![], has_interface: false, ips: vec![] };
+    let nothing = PrevResult { host_links: vec![], has_interface: false, ips: vec![] };
     for text in ["{}", r#"{"interfaces": null, "ips": null, "cniVersion": "1.0.0"}"#] {
-        assert_eq!(told(CniVersion::V1_0_0, text).unwrap(), nothing, "{text}");
+        assert_eq!(prev_result(CniVersion::V1_0_0, text).unwrap(), nothing, "{text}");
     }
 }
 
@@ -34,7 +34,7 @@ fn a_result_may_leave_out_everything() {
 fn an_ipv4_mapped_address_is_the_ipv4_one() {
     let of = |address: &str, version: &str| {
         let text = format!(r#"{{"ips": [{{"address": "{address}", "version": "{version}"}}]}}"#);
-        told(CniVersion::V0_4_0, &text).map(|told| told.ips)
+        prev_result(CniVersion::V0_4_0, &text).map(|prev_result| prev_result.ips)
     };
     for version in ["4", "6"] {
         assert_eq!(

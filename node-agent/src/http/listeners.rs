@@ -37,7 +37,7 @@ pub(super) async fn serve(
     wanted: impl Fn(&HealthPorts) -> Wanted,
     mut ports: watch::Receiver<HealthPorts>,
     answers: Arc<Answers>,
-    told: Told,
+    reporter: ProblemReporter,
 ) {
     let mut listeners =
         Listeners { answers, slots: SlotsOfSites::default(), open: BTreeMap::new() };
@@ -45,7 +45,7 @@ pub(super) async fn serve(
         let wanted = wanted(&ports.borrow_and_update());
         let failed = listeners.bring_to(&wanted);
         let is_well = failed.is_empty();
-        told.report(failed);
+        reporter.report(failed);
         tokio::select! {
             changed = ports.changed() => if changed.is_err() { return },
             () = sleep(RETRY), if !is_well => {}
@@ -76,14 +76,14 @@ fn probed(port: u16) -> SocketAddr {
 }
 
 /// Where it is told what cannot be listened at.
-pub(super) struct Told {
+pub(super) struct ProblemReporter {
     /// As it is now.
     pub(super) problems: watch::Sender<Vec<String>>,
     /// When it begins.
     pub(super) notices: Notices,
 }
 
-impl Told {
+impl ProblemReporter {
     fn report(&self, failed: Vec<Notice>) {
         self.problems.send_if_modified(|now| {
             for new in failed.iter().filter(|notice| !now.contains(&notice.text)) {

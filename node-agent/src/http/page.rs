@@ -45,7 +45,7 @@ pub(super) struct Asking {
 }
 
 /// What became of a question.
-type Told<T> = Result<T, String>;
+type Reply<T> = Result<T, String>;
 
 impl Answers {
     /// The page, or its style.
@@ -67,14 +67,14 @@ impl Answers {
 
     async fn rendered(&self, asking: &Asking) -> Answer {
         let view = asking.view.clone();
-        let view: Told<View> = told(self.ask(Question::View { view }).await);
-        let explanation: Option<Told<Explanation>> =
+        let view: Reply<View> = reply(self.ask(Question::View { view }).await);
+        let explanation: Option<Reply<Explanation>> =
             match (asking.from.as_str(), asking.to.as_str()) {
                 ("", _) | (_, "") => None,
                 (from, to) => {
                     let (from, to) = (from.to_owned(), to.to_owned());
                     let explain = ExplainQuery { from, to };
-                    Some(told(self.ask(Question::Explain { explain }).await))
+                    Some(reply(self.ask(Question::Explain { explain }).await))
                 }
             };
         let status = match view {
@@ -125,7 +125,7 @@ impl Asking {
     }
 }
 
-fn told<T: DeserializeOwned>(answer: Option<Value>) -> Told<T> {
+fn reply<T: DeserializeOwned>(answer: Option<Value>) -> Reply<T> {
     let answer = answer
         .ok_or("The agent's loop does not answer. What it programmed last stays in the kernel.")?;
     match answer.get("error").and_then(Value::as_str) {

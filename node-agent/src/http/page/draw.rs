@@ -3,7 +3,7 @@
 use maud::{DOCTYPE, Markup, html};
 
 use super::way::way;
-use super::{Asking, Told};
+use super::{Asking, Reply};
 use crate::explain::Explanation;
 use crate::status::Status;
 use crate::status::view::{Fate, Found, FrontendRow, PodRow, ServiceRow, SyncRow, View, ViewQuery};
@@ -11,8 +11,8 @@ use crate::status::view::{Fate, Found, FrontendRow, PodRow, ServiceRow, SyncRow,
 /// The page.
 pub(super) fn document(
     asking: &Asking,
-    view: &Told<View>,
-    explanation: Option<&Told<Explanation>>,
+    view: &Reply<View>,
+    explanation: Option<&Reply<Explanation>>,
 ) -> Markup {
     let node = view.as_ref().map_or("", |view| &view.node);
     html! {
@@ -43,7 +43,7 @@ pub(super) fn document(
     }
 }
 
-fn heading(asking: &Asking, view: &Told<View>) -> Markup {
+fn heading(asking: &Asking, view: &Reply<View>) -> Markup {
     let (tone, words) = match view {
         Err(_) => ("bad", "does not answer".to_owned()),
         Ok(View { status, .. }) if !status.errors.is_empty() => {
@@ -73,7 +73,7 @@ fn heading(asking: &Asking, view: &Told<View>) -> Markup {
     }
 }
 
-fn parts(asking: &Asking, view: &View, explanation: Option<&Told<Explanation>>) -> Markup {
+fn parts(asking: &Asking, view: &View, explanation: Option<&Reply<Explanation>>) -> Markup {
     html! {
         (tiles(&view.status))
         (problems("bad", "What is wrong", &view.status.errors))

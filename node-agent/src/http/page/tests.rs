@@ -76,7 +76,7 @@ fn every_value_is_escaped() {
         local: true,
         steps: vec![Step { what: HOSTILE.to_owned(), why: HOSTILE.to_owned() }],
     };
-    let refused: Told<Explanation> = Err(HOSTILE.to_owned());
+    let refused: Reply<Explanation> = Err(HOSTILE.to_owned());
     for explanation in [Some(&Ok(explanation)), Some(&refused), None] {
         for view in [Ok(hostile_view()), Err(HOSTILE.to_owned())] {
             let page = draw::document(&asking, &view, explanation).into_string();

@@ -2,11 +2,11 @@
 
 use maud::{Markup, html};
 
-use super::{Asking, Told};
+use super::{Asking, Reply};
 use crate::explain::{Explanation, Verdict};
 
 /// The form, and the way if one was asked for.
-pub(super) fn way(asking: &Asking, explanation: Option<&Told<Explanation>>) -> Markup {
+pub(super) fn way(asking: &Asking, explanation: Option<&Reply<Explanation>>) -> Markup {
     html! {
         section #explain {
             h2 { "What becomes of a packet" }
