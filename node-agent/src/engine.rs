@@ -23,7 +23,7 @@ use crate::backend::conntrack::{CandidateTracker, Entry, StaleCandidates, StaleF
 use crate::backend::iptables::Variant;
 use crate::backend::{Backend, BackendName, Repair, Told};
 use crate::describe::describe;
-use crate::explain::{Explanation, Packet, Scene, Step, explain};
+use crate::explain::{Context, Explanation, Packet, Step, explain};
 use crate::host::{Setting, live, on_loopback};
 use crate::model::{Change, Event, Model, PodVersion};
 use crate::plan::{
@@ -337,8 +337,8 @@ impl<B: Told> Engine<B> {
     ) -> Result<Explanation, NotYet> {
         let world = self.model.snapshot().ok_or_else(|| NotYet(self.owed()))?;
         let Policy { detector, node_ports, backend, .. } = &self.policy;
-        let scene = Scene { world, plan: &self.plan, detector, node_ports, backend: *backend };
-        Ok(explain(scene, packet, rejected))
+        let context = Context { world, plan: &self.plan, detector, node_ports, backend: *backend };
+        Ok(explain(context, packet, rejected))
     }
 
     /// Where stale entries of the connection tracking may be found, now that all that was decided

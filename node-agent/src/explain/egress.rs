@@ -10,7 +10,7 @@ impl Way<'_> {
     /// Whether a pod's connection to this destination, which is no service's any more, gets the
     /// node's address; `None` where the operator did not ask for anything of the kind.
     fn goes_out(&self, sender: Sender, destination: IpAddr) -> Option<bool> {
-        let world = self.scene.world;
+        let world = self.context.world;
         let asked = world.egress().filter(|egress| egress.covers(family_of(destination)))?;
         // What stays on this node is never forwarded.
         (sender == Sender::Pod && !self.is_own(destination))
@@ -23,7 +23,7 @@ impl Way<'_> {
         let Some(masquerade) = self.goes_out(sender, destination) else {
             return false;
         };
-        let range = self.scene.world.egress().and_then(|egress| egress.range_of(destination));
+        let range = self.context.world.egress().and_then(|egress| egress.range_of(destination));
         match range {
             Some(range) => self.step(
                 words::SOURCE_KEPT,

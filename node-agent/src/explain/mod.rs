@@ -72,7 +72,7 @@ pub struct Explanation {
 
 /// What an explanation is made from.
 #[derive(Debug, Clone, Copy)]
-pub struct Scene<'a> {
+pub struct Context<'a> {
     /// The world.
     pub world: Snapshot<'a>,
     /// What is decided about it.
@@ -88,11 +88,11 @@ pub struct Scene<'a> {
 /// Explains what becomes of a new connection's first packet. `rejected` names the rules of a
 /// frontend that are not in the kernel, with the reason.
 pub fn explain(
-    scene: Scene<'_>,
+    context: Context<'_>,
     packet: &Packet,
     rejected: impl Fn(&Frontend) -> Vec<String>,
 ) -> Explanation {
-    let mut way = Way { scene, packet, steps: Vec::new() };
+    let mut way = Way { context, packet, steps: Vec::new() };
     let sender = way.source();
     let is_kept_out = way.is_kept_out(sender);
     match way.key() {
@@ -115,7 +115,7 @@ enum Sender {
 }
 
 struct Way<'a> {
-    scene: Scene<'a>,
+    context: Context<'a>,
     packet: &'a Packet,
     steps: Vec<Step>,
 }
@@ -126,7 +126,7 @@ impl<'a> Way<'a> {
     }
 
     fn source(&mut self) -> Sender {
-        let Scene { world, detector, .. } = self.scene;
+        let Context { world, detector, .. } = self.context;
         let from = self.packet.source;
         if self.is_own(from) && self.packet.interface.is_none() {
             self.step(format!("{from} is this node itself"), words::NODE);
@@ -151,7 +151,7 @@ impl<'a> Way<'a> {
     /// The frontend that the packet is addressed to.
     fn key(&self) -> Option<&'a Frontend> {
         let Packet { destination, port, protocol, .. } = *self.packet;
-        let at = |address| self.scene.plan.frontend(&FrontendKey { address, protocol, port });
+        let at = |address| self.context.plan.frontend(&FrontendKey { address, protocol, port });
         at(FrontendAddress::Ip(destination)).or_else(|| {
             let ours = self.answers_for_all()
                 && (self.is_cluster_ip(destination) || self.is_service_range(destination));
@@ -161,7 +161,7 @@ impl<'a> Way<'a> {
     }
 
     fn serves_node_ports(&self, address: IpAddr) -> bool {
-        let Scene { world, node_ports, .. } = self.scene;
+        let Context { world, node_ports, .. } = self.context;
         node_port_addresses(node_ports, world.node(), world.addresses(), world.pods())
             .contains(&address)
     }
@@ -169,7 +169,7 @@ impl<'a> Way<'a> {
     /// nftables answers for the whole of a cluster IP and of the ranges that these come from;
     /// iptables, as kube-proxy's, leaves alone what is no service's port.
     fn answers_for_all(&self) -> bool {
-        match self.scene.backend {
+        match self.context.backend {
             BackendName::Nftables => true,
             BackendName::Iptables => false,
         }
@@ -180,13 +180,13 @@ impl<'a> Way<'a> {
     }
 
     fn service_range_of(&self, address: IpAddr) -> Option<IpNetwork> {
-        let Scene { world, plan, .. } = self.scene;
+        let Context { world, plan, .. } = self.context;
         plan.service_ranges(world).find(|range| range.contains(address))
     }
 
     fn is_cluster_ip(&self, address: IpAddr) -> bool {
         let at = FrontendAddress::Ip(address);
-        self.scene
+        self.context
             .plan
             .frontends()
             .any(|f| f.kind == FrontendKind::ClusterIp && f.key.address == at)
@@ -209,7 +209,7 @@ impl<'a> Way<'a> {
     fn past(mut self, sender: Sender) -> Explanation {
         let to = self.packet.destination_text();
         let destination = self.packet.destination;
-        let verdict = if let Some(service) = self.scene.plan.claims_own(destination) {
+        let verdict = if let Some(service) = self.context.plan.claims_own(destination) {
             let what = format!(
                 "{to} is left alone: it is a cluster IP of {service}, and this node's own address"
             );
@@ -313,7 +313,7 @@ impl<'a> Way<'a> {
             let of = (&frontend.service_port.service, family);
             matches!(remark, Remark::OpenFamily { service, family } if (service, *family) == of)
         };
-        if frontend.kind == FrontendKind::LoadBalancerIp && self.scene.plan.remarks().any(is_it) {
+        if frontend.kind == FrontendKind::LoadBalancerIp && self.context.plan.remarks().any(is_it) {
             self.step(
                 format!("everybody may use it: the Service has no source range of {family}"),
                 words::OPEN_FAMILY,

@@ -2,7 +2,7 @@
 //! yet.
 
 use super::*;
-use crate::explain::{Scene, explain};
+use crate::explain::{Context, explain};
 use crate::model::{Change, Model};
 use crate::plan::Plan;
 
@@ -75,7 +75,7 @@ fn rules_that_the_kernel_rejected_are_said_not_to_be_there() {
     change.node = true;
     let mut plan = Plan::default();
     plan.update(&settings(), model.snapshot().unwrap(), &change);
-    let scene = Scene {
+    let context = Context {
         world: model.snapshot().unwrap(),
         plan: &plan,
         detector: &Detector::PodState,
@@ -83,7 +83,7 @@ fn rules_that_the_kernel_rejected_are_said_not_to_be_there() {
         backend: BackendName::Nftables,
     };
     let explained = |to: &str| {
-        explain(scene, &packet("8.8.8.8", to), |frontend| {
+        explain(context, &packet("8.8.8.8", to), |frontend| {
             let is_web = &*frontend.service_port.service.name == "web";
             Vec::from_iter(is_web.then(|| "no such module".to_owned()))
         })

@@ -6,7 +6,7 @@ use crate::model::{PodSet, TrafficPolicy};
 const UDP: Protocol = Protocol::Udp;
 
 /// A service with an endpoint of every kind, on a node of three addresses.
-pub(super) fn scene() -> Vec<Event> {
+pub(super) fn a_service_with_endpoints() -> Vec<Event> {
     let dns = Service {
         external_ips: vec![ip("203.0.113.7")],
         ..dns("dns", &["10.96.0.1", "fd00:96::1"])
@@ -65,7 +65,7 @@ fn at_a_door_the_answerer_decides() {
         ("another address", "10.96.0.2:53", "10.1.0.99:5353", false),
     ];
     let mut engine = engine();
-    let candidates = told(&mut engine, scene());
+    let candidates = told(&mut engine, a_service_with_endpoints());
     for (name, destination, reply_source, stale) in cases {
         for protocol in [UDP, Protocol::Sctp] {
             let source =
@@ -80,7 +80,7 @@ fn at_a_door_the_answerer_decides() {
 #[test]
 fn tcp_is_left_alone() {
     let mut engine = engine();
-    let candidates = told(&mut engine, scene());
+    let candidates = told(&mut engine, a_service_with_endpoints());
     let entry = entry(Protocol::Tcp, "10.9.0.9:4000", "10.96.0.1:53", "10.1.0.4:5353");
     assert!(!candidates.concern(&entry));
     assert!(candidates.parts().iter().all(|(_, protocol)| *protocol != Protocol::Tcp));
@@ -91,7 +91,7 @@ fn tcp_is_left_alone() {
 fn settled() -> (Engine<Nftables<NoKernel>>, Entry) {
     let mut engine = engine();
     let flow = entry(UDP, "10.9.0.9:4000", "10.96.0.1:53", "10.1.0.1:5353");
-    let candidates = told(&mut engine, scene());
+    let candidates = told(&mut engine, a_service_with_endpoints());
     assert_eq!(looked(&engine, &candidates, &[flow]), []);
     (engine, flow)
 }
@@ -227,7 +227,7 @@ fn pods_that_go_take_their_flows_with_them() {
     ];
     for (name, told_then, stale) in cases {
         let mut engine = engine();
-        told(&mut engine, scene());
+        told(&mut engine, a_service_with_endpoints());
         told(&mut engine, vec![Event::Pods(these(1, &["10.1.0.1", "10.1.0.8"]))]);
         let mut candidates = StaleCandidates::default();
         for pods in told_then {

@@ -1,6 +1,6 @@
 //! Flows of pods that became known late.
 
-use super::cases::scene;
+use super::cases::a_service_with_endpoints;
 use super::*;
 
 const UDP: Protocol = Protocol::Udp;
@@ -33,7 +33,7 @@ fn masqueraded_flows_of_a_pod_that_is_found_late() {
         ),
     ];
     let mut engine = engine();
-    told(&mut engine, scene());
+    told(&mut engine, a_service_with_endpoints());
     let itself = dns_slice("own", "dns", vec![endpoint("10.1.0.9", Some(HERE))]);
     told(&mut engine, vec![slice_is(&itself)]);
     let candidates = told(&mut engine, vec![adopted(2, "10.1.0.9")]);
@@ -57,7 +57,7 @@ fn which_pods_are_late() {
     };
     // What was there before the agent may have come while none ran: it waits for the services.
     told(&mut engine, vec![Event::Pods(pods(1, &[("10.1.0.1", "veth1")]))]);
-    let mut services = scene();
+    let mut services = a_service_with_endpoints();
     services.retain(|event| !matches!(event, Event::Pods(_)));
     let candidates = told(&mut engine, services);
     assert!(candidates.is_late(ip("10.1.0.1")));
