@@ -106,8 +106,8 @@ impl Observed {
             return;
         };
         let hook = attributes.nested(4);
-        let place = hook.find_u32(1).zip(hook.find_u32(2));
-        let hook = place.map(|(hook, priority)| ObservedHook {
+        let base_chain = hook.find_u32(1).zip(hook.find_u32(2));
+        let hook = base_chain.map(|(hook, priority)| ObservedHook {
             kind: attributes.find_str(7).unwrap_or_default().to_owned(),
             hook,
             priority: priority as i32,
@@ -258,10 +258,10 @@ pub fn wanted_chain(table_family: TableFamily, chain: &Chain) -> ObservedChain {
         expressions: expression::wanted(table_family, rule),
     };
     ObservedChain {
-        hook: chain.place.map(|place| ObservedHook {
-            kind: place.kind.as_str().to_owned(),
-            hook: hook_number(place.hook),
-            priority: place.priority,
+        hook: chain.base_chain.map(|base_chain| ObservedHook {
+            kind: base_chain.kind.as_str().to_owned(),
+            hook: hook_number(base_chain.hook),
+            priority: base_chain.priority,
             policy: ACCEPT,
         }),
         rules: chain.rules.iter().map(rule).collect(),

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::name::{ChainName, SetName};
-use super::rule::{Action, Chain, Hook, Kind, Match, Place, Rule, base};
+use super::rule::{Action, BaseChain, Chain, Hook, Kind, Match, Rule, base};
 use super::shape::Shape;
 use crate::backend::why::Why;
 use crate::model::Family;
@@ -74,8 +74,8 @@ pub(super) fn port_told(shape: &Shape) -> Vec<Chain> {
         Rule::new(Why::PortTold, told, [Action::Unmark(bit)])
     };
     let behind = |name, hook, priority| {
-        let place = Place { kind: Kind::Filter, hook, priority };
-        base(name, place, Why::PortTold, BEHIND_PORTS.map(clear).into())
+        let base_chain = BaseChain { kind: Kind::Filter, hook, priority };
+        base(name, base_chain, Why::PortTold, BEHIND_PORTS.map(clear).into())
     };
     match (shape.detector.knows_ports(), &shape.egress) {
         (false, _) => Vec::new(),
@@ -109,7 +109,7 @@ pub(super) fn bridge_chains(shape: &Shape) -> Vec<Chain> {
         | Detector::NodeCidr(_) => Vec::new(),
     };
     let forget = Rule::new(Why::OnlyBridged, [Match::Marked(bit)], [Action::Unmark(bit)]);
-    let at = |hook| Place { kind: Kind::Filter, hook, priority: BRIDGE_PRIORITY };
+    let at = |hook| BaseChain { kind: Kind::Filter, hook, priority: BRIDGE_PRIORITY };
     vec![
         base(ChainName::Prerouting, at(Hook::Prerouting), Why::TellPort, arriving),
         base(ChainName::Bridged, at(Hook::Forward), Why::OnlyBridged, vec![forget]),

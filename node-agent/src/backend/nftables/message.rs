@@ -150,13 +150,13 @@ impl Batch {
     pub fn add_chain(&mut self, chain: &Chain) {
         self.message(libc::NFT_MSG_NEWCHAIN, CREATE, What::Chain(chain.name), |w, _| {
             w.put_str(3, &chain.name.to_string());
-            if let Some(place) = chain.place {
+            if let Some(base_chain) = chain.base_chain {
                 let open = w.begin(4);
-                w.put_u32(1, hook_number(place.hook));
-                w.put_u32(2, place.priority as u32);
+                w.put_u32(1, hook_number(base_chain.hook));
+                w.put_u32(2, base_chain.priority as u32);
                 w.end(open);
                 w.put_u32(5, ACCEPT);
-                w.put_str(7, place.kind.as_str());
+                w.put_str(7, base_chain.kind.as_str());
             }
             w.put(12, &comment(0, chain.why.text()));
         });

@@ -11,7 +11,7 @@ use super::affinity;
 use super::draw::cascade;
 use super::local::{FORWARD_PRIORITY, bridge_chains, local, port_told};
 use super::name::{ChainName, Class, Group, SetName, TableFamily};
-use super::rule::{Action, Chain, Hook, Kind, Match, Place, Rule, base, chain};
+use super::rule::{Action, BaseChain, Chain, Hook, Kind, Match, Rule, base, chain};
 use super::shape::Shape;
 use crate::backend::why::Why;
 use crate::model::Family;
@@ -87,7 +87,7 @@ fn base_chains(masquerade: MarkBit) -> [Chain; 3] {
         ),
         Rule::new(Why::Hairpin, hairpin, [Action::Masquerade]),
     ];
-    let nat = |hook, priority| Place { kind: Kind::Nat, hook, priority };
+    let nat = |hook, priority| BaseChain { kind: Kind::Nat, hook, priority };
     let before = |hook| nat(hook, DESTINATION_PRIORITY);
     let sending = vec![restricted(), services, node_ports];
     [
@@ -113,8 +113,9 @@ fn martians() -> Chain {
         Rule::new(Why::Martian, [addressed.clone(), own], [Action::Return]),
         Rule::new(Why::Martian, [addressed], [Action::Count, Action::Drop]),
     ];
-    let place = Place { kind: Kind::Filter, hook: Hook::Prerouting, priority: RAW_PRIORITY };
-    base(ChainName::Martians, place, Why::Martian, rules)
+    let base_chain =
+        BaseChain { kind: Kind::Filter, hook: Hook::Prerouting, priority: RAW_PRIORITY };
+    base(ChainName::Martians, base_chain, Why::Martian, rules)
 }
 
 /// What local pods send elsewhere than to services. In the forward hook, the last where the
@@ -131,10 +132,11 @@ fn egress(shape: &Shape) -> Option<[Chain; 2]> {
         let matches = [Match::FirstPacket].into_iter().chain(is);
         Rule::new(Why::PodsAlone, matches, [Action::Jump(ChainName::Egress)])
     });
-    let place = Place { kind: Kind::Filter, hook: Hook::Forward, priority: FORWARD_PRIORITY };
+    let base_chain =
+        BaseChain { kind: Kind::Filter, hook: Hook::Forward, priority: FORWARD_PRIORITY };
     Some([
         chain(ChainName::Egress, Why::GoesOut, rules),
-        base(ChainName::Forward, place, Why::PodsAlone, pods.collect()),
+        base(ChainName::Forward, base_chain, Why::PodsAlone, pods.collect()),
     ])
 }
 

@@ -191,7 +191,7 @@ impl Kind {
 
 /// Where a base chain hangs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct BaseChain {
     /// What it may do.
     pub kind: Kind,
     /// On which hook.
@@ -206,7 +206,7 @@ pub struct Chain {
     /// Its name.
     pub name: ChainName,
     /// Where it hangs; `None` for a chain that is only jumped to.
-    pub place: Option<Place>,
+    pub base_chain: Option<BaseChain>,
     /// What it is for.
     pub why: Why,
     /// Its rules.
@@ -215,10 +215,10 @@ pub struct Chain {
 
 /// A chain that others jump or go to.
 pub fn chain(name: ChainName, why: Why, rules: Vec<Rule>) -> Chain {
-    Chain { name, place: None, why, rules }
+    Chain { name, base_chain: None, why, rules }
 }
 
 /// A base chain, which hangs at `place`.
-pub fn base(name: ChainName, place: Place, why: Why, rules: Vec<Rule>) -> Chain {
-    Chain { name, place: Some(place), why, rules }
+pub fn base(name: ChainName, base_chain: BaseChain, why: Why, rules: Vec<Rule>) -> Chain {
+    Chain { name, base_chain: Some(base_chain), why, rules }
 }

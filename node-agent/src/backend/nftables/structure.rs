@@ -77,12 +77,12 @@ impl Observed {
         }
         let wanted: BTreeSet<String> = chains.iter().map(|chain| chain.name.to_string()).collect();
         for (name, seen) in self.chains.iter().filter(|(name, _)| !wanted.contains(*name)) {
-            let place = if seen.hook.is_some() {
+            let base_chain = if seen.hook.is_some() {
                 &mut structure.misplaced
             } else {
                 &mut structure.left_over
             };
-            place.push(name.clone());
+            base_chain.push(name.clone());
         }
         Some(structure)
     }

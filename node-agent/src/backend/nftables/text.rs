@@ -172,15 +172,15 @@ fn element_text(family: Family, element: &Element) -> ElementText {
 }
 
 fn chain_text(table_family: TableFamily, chain: &Chain) -> ChainText {
-    let hook = chain.place.map(|place| {
-        let hook = match place.hook {
+    let hook = chain.base_chain.map(|base_chain| {
+        let hook = match base_chain.hook {
             Hook::Prerouting => "prerouting",
             Hook::Forward => "forward",
             Hook::Input => "input",
             Hook::Output => "output",
             Hook::Postrouting => "postrouting",
         };
-        let (kind, priority) = (place.kind.as_str(), place.priority);
+        let (kind, priority) = (base_chain.kind.as_str(), base_chain.priority);
         format!("type {kind} hook {hook} priority {priority}; policy accept;")
     });
     let rules = chain.rules.iter().map(|rule| RuleText {

@@ -25,7 +25,7 @@ const NAMED_LIKE_KUBE_PROXY: [(&str, &str); 8] = [
 
 /// How a flag's value is written in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shape {
+enum FieldType {
     Bool,
     Single,
     /// Of what the flag separates with commas.
@@ -34,7 +34,7 @@ enum Shape {
     Gates,
 }
 
-impl Shape {
+impl FieldType {
     /// By what the flag says of itself.
     fn of(arg: &Arg) -> Self {
         let names = arg.get_value_names().unwrap_or_default();
@@ -121,31 +121,31 @@ fn unknown(at: Place) -> Problem {
 pub(super) fn set(run: &Command, flag: &str, at: Place, value: &Value, contents: &mut Contents) {
     let mut args = run.get_arguments();
     let arg = args.find(|arg| arg.get_long() == Some(flag));
-    let shape = Shape::of(arg.expect("the flags that fields stand for exist"));
-    match written(shape, value) {
+    let field_type = FieldType::of(arg.expect("the flags that fields stand for exist"));
+    match written(field_type, value) {
         Some(value) => contents.settings.push(Setting { flag: flag.to_owned(), value, at }),
         None => contents.errors.push(Problem {
             at,
-            what: format!("it is {}, and should be {}", value.kind(), shape.name()),
+            what: format!("it is {}, and should be {}", value.kind(), field_type.name()),
         }),
     }
 }
 
-fn written(shape: Shape, value: &Value) -> Option<String> {
+fn written(field_type: FieldType, value: &Value) -> Option<String> {
     let joined = |words: Option<Vec<String>>| words.map(|words| words.join(","));
-    match (shape, value) {
-        (Shape::Bool, Value::Bool(value)) => Some(value.to_string()),
-        (Shape::Single, value) => value.scalar(),
-        (Shape::List, Value::List(items)) => {
+    match (field_type, value) {
+        (FieldType::Bool, Value::Bool(value)) => Some(value.to_string()),
+        (FieldType::Single, value) => value.scalar(),
+        (FieldType::List, Value::List(items)) => {
             joined(items.iter().map(|item| item.value.scalar()).collect())
         }
-        (Shape::Gates, Value::Map(gates)) => {
+        (FieldType::Gates, Value::Map(gates)) => {
             let gate = |(name, node): &(String, Node)| {
-                let value = written(Shape::Bool, &node.value)?;
+                let value = written(FieldType::Bool, &node.value)?;
                 Some(format!("{name}={value}"))
             };
             joined(gates.iter().map(gate).collect())
         }
-        (Shape::Bool | Shape::List | Shape::Gates, _) => None,
+        (FieldType::Bool | FieldType::List | FieldType::Gates, _) => None,
     }
 }
