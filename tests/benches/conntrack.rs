@@ -16,7 +16,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use denizen_agent::backend::BackendName;
-use denizen_agent::backend::conntrack::{Conntrack, Suspects};
+use denizen_agent::backend::conntrack::{Conntrack, StaleCandidates};
 use denizen_agent::backend::nftables::{Nftables, NoKernel};
 use denizen_agent::engine::{Engine, Policy};
 use denizen_agent::model::{
@@ -81,7 +81,7 @@ fn endpoint(n: u32) -> Ipv4Addr {
 }
 
 /// What the judge knows, and the frontends that are to be looked at: all.
-fn known() -> (Engine<Nftables<NoKernel>>, Suspects) {
+fn known() -> (Engine<Nftables<NoKernel>>, StaleCandidates) {
     let policy = Policy {
         settings: Settings { node_name: "bench".into(), masquerade_all: false, node_hints: false },
         detector: Detector::PodState,
@@ -93,8 +93,8 @@ fn known() -> (Engine<Nftables<NoKernel>>, Suspects) {
     engine.apply(Listing::ALL.map(Event::Listed).into());
     engine.apply((0..SERVICES).flat_map(facts).collect());
     let _ = engine.decided();
-    let suspects = engine.take_suspects();
-    (engine, suspects)
+    let candidates = engine.take_stale_candidates();
+    (engine, candidates)
 }
 
 fn facts(n: u32) -> [Event; 2] {
@@ -138,27 +138,28 @@ fn facts(n: u32) -> [Event; 2] {
 
 /// One look, as the agent does it.
 fn look() -> Duration {
-    let (engine, suspects) = known();
+    let (engine, candidates) = known();
     let mut conntrack = Conntrack::open().expect("a netlink socket");
     let before = memory("VmRSS:");
     let _ = std::fs::write("/proc/self/clear_refs", "5");
     let begun = Instant::now();
     let (mut stale, mut piece) = (Vec::new(), Vec::with_capacity(PIECE));
-    for (family, protocol) in suspects.parts() {
-        let read = conntrack.read(family, protocol, |entry| {
-            if suspects.concern(&entry) {
-                piece.push(entry);
-            }
-            if piece.len() == PIECE {
-                stale.extend(
-                    engine
-                        .stale(&suspects, std::mem::replace(&mut piece, Vec::with_capacity(PIECE))),
-                );
-            }
-        });
+    for (family, protocol) in candidates.parts() {
+        let read =
+            conntrack.read(family, protocol, |entry| {
+                if candidates.concern(&entry) {
+                    piece.push(entry);
+                }
+                if piece.len() == PIECE {
+                    stale.extend(engine.stale(
+                        &candidates,
+                        std::mem::replace(&mut piece, Vec::with_capacity(PIECE)),
+                    ));
+                }
+            });
         read.expect("the entries can be read");
     }
-    stale.extend(engine.stale(&suspects, piece));
+    stale.extend(engine.stale(&candidates, piece));
     let mut deleted = 0;
     conntrack.delete(&stale, &mut deleted).expect("the entries can be deleted");
     let took = begun.elapsed();

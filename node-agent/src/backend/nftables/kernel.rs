@@ -226,7 +226,7 @@ impl Kernel {
                 seen.elements(table_family, set, &m);
             });
             if let Err(error) = looked {
-                debug!(%table_family, %set, %error, "no clients are remembered from an earlier run");
+                debug!(family = %table_family, %set, %error, "no clients are remembered from an earlier run");
             }
         }
         seen

@@ -308,7 +308,7 @@ impl Programmed {
             classes.flat_map(|class| self.wanted.class_chains(*class)).collect();
         write(&mut batch, &chains, &delta);
         kernel.commit(table_family, batch)?;
-        debug!(%table_family, add = delta.add.len(), delete = delta.delete.len(), "elements changed");
+        debug!(family = %table_family, add = delta.add.len(), delete = delta.delete.len(), "elements changed");
         Ok(())
     }
 
@@ -365,7 +365,7 @@ impl Programmed {
             Repair { rebuilt: false, chains: structure.count() + left_over.len(), elements };
         if !repair.is_none() {
             let Repair { chains, elements, .. } = repair;
-            info!(%table_family, chains, elements, "ruleset brought up to date");
+            info!(family = %table_family, chains, elements, "ruleset brought up to date");
         }
         self.remove_chains(kernel, left_over);
         Ok(repair)
@@ -378,7 +378,7 @@ impl Programmed {
         let mut batch = kernel.batch(table_family, None);
         batch.delete_chains(names);
         if let Err(error) = kernel.commit(table_family, batch) {
-            warn!(%table_family, %error, "chains of an earlier run are left");
+            warn!(family = %table_family, %error, "chains of an earlier run are left");
         }
     }
 }

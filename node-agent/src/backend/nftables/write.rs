@@ -29,7 +29,7 @@ pub(super) fn load(
         count += elements.len();
     }
     kernel.commit(table_family, batch)?;
-    info!(%table_family, chains = chains.len(), elements = count, "ruleset programmed");
+    info!(family = %table_family, chains = chains.len(), elements = count, "ruleset programmed");
     Ok(Repair { rebuilt: true, chains: chains.len(), elements: count })
 }
 

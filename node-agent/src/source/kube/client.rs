@@ -40,7 +40,7 @@ pub(super) fn new(config: &Config, token: Option<TokenFile>) -> kube::Result<Cli
     let transport: Transport<_, Body> = Transport::builder(TokioExecutor::new()).build(connector);
     let token = token.map(|token| MapRequestLayer::new(move |request| token.put_into(request)));
     let service = ServiceBuilder::new()
-        .table_family(config.base_uri_layer())
+        .layer(config.base_uri_layer())
         .option_layer(token)
         .option_layer(config.auth_layer()?)
         .map_err(BoxError::from)
