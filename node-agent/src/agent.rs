@@ -58,7 +58,8 @@ const QUEUE: usize = 64;
 /// Runs until it is told to stop. The rules stay: that is how an upgrade works. `backend_why` says
 /// why the backend is the one.
 ///
-/// # Errors When it cannot start: another agent runs here, the run directory cannot be used, or the
+/// # Errors
+/// When it cannot start: another agent runs here, the run directory cannot be used, or the
 /// kernel has no netlink for us.
 pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     let sysctls = config.sysctl_dir.clone();

@@ -188,7 +188,8 @@ async fn converse(stream: UnixStream, requests: mpsc::Sender<Asked>) {
 
 /// Asks the running agent, and waits for its answer for a while.
 ///
-/// # Errors [`ControlError::Nobody`] when there is none, [`ControlError::Silent`] when it does not
+/// # Errors
+/// [`ControlError::Nobody`] when there is none, [`ControlError::Silent`] when it does not
 /// answer in time, [`ControlError::Answer`] with the agent's own words when it cannot answer.
 pub async fn ask(run_dir: &Path, request: &Request) -> Result<serde_json::Value, ControlError> {
     ask_within(ANSWER_TIME, run_dir, request).await

@@ -58,7 +58,8 @@ pub struct Choice {
 /// needs to tell local traffic apart so, found out by tables that are taken back before anybody
 /// sees them.
 ///
-/// # Errors When iptables could do no better: which of a bridge's ports a packet came in through,
+/// # Errors
+/// When iptables could do no better: which of a bridge's ports a packet came in through,
 /// only the bridge's own table tells.
 pub fn automatic(detector: &Detector) -> Result<Choice, ChosenError> {
     let ports = if detector.knows_ports() { nftables::probe_ports() } else { Ok(()) };

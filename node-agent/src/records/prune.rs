@@ -21,7 +21,8 @@ use crate::source::node::{self, Link};
 /// Removes every record whose link is gone. `known`, the links as they were told last, decides only
 /// whether there is reason to look; while they were never listed, it is empty and nothing is done.
 ///
-/// # Errors [`LinkError`]; the file is as it was then. A file that cannot be read is no error here:
+/// # Errors
+/// [`LinkError`]; the file is as it was then. A file that cannot be read is no error here:
 /// whoever reads it says so.
 pub async fn prune(run_dir: &Path, known: &[Link]) -> Result<(), LinkError> {
     if known.is_empty() {

@@ -215,7 +215,8 @@ impl Socket {
 
     /// Sends a dump request (numbered `sequence`) and gives each answer to `each`.
     ///
-    /// # Errors [`NetlinkError::Interrupted`] when the tables changed meanwhile; what was given is
+    /// # Errors
+    /// [`NetlinkError::Interrupted`] when the tables changed meanwhile; what was given is
     /// then of no use.
     pub fn dump(
         &mut self,

@@ -187,7 +187,7 @@ fn the_first_endpoint_frees_clients_from_the_black_hole() -> Result<()> {
         assert!(outcome.endpoint().is_none(), "{flow:?} was answered: {outcome:?}");
         if matches!(outcome, Outcome::Unreachable) {
             let entry = flow.tracked(stage.node())?.context("the black hole is tracked")?;
-            assert_eq!(entry.reply_source, entry.destination, "nobody translated it");
+            assert_eq!(entry.answerer, entry.destination, "nobody translated it");
         }
     }
     programmed(&agent, || stage.endpoints_are(&[Who::Routed]), || ())?;

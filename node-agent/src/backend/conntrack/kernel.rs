@@ -46,7 +46,8 @@ pub struct Conntrack {
 impl Conntrack {
     /// Opens it.
     ///
-    /// # Errors [`NetlinkError`] when there is no netlink socket to be had. That there is no
+    /// # Errors
+    /// [`NetlinkError`] when there is no netlink socket to be had. That there is no
     /// connection tracking, or no leave to read it, only shows later.
     pub fn open() -> Result<Self, NetlinkError> {
         Socket::open().map(|socket| Self { socket, dumps: 0 })

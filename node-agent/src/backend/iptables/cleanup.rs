@@ -12,7 +12,8 @@ use denizen_netlink::NetlinkError;
 /// Removes rules of both variants (kube-proxy's of its iptables and ipvs modes), and then the sets
 /// that no rule names any more; how many chains there were.
 ///
-/// # Errors The first that could not be removed; what could be is. The sets stay then: they tell
+/// # Errors
+/// The first that could not be removed; what could be is. The sets stay then: they tell
 /// that there is more.
 pub fn cleanup(whose: Whose) -> Result<usize, IptablesError> {
     let (nft, legacy) = (removal::remove(whose), remove_legacy(whose));

@@ -177,7 +177,8 @@ impl Kernel {
 
     /// Reads all of a table.
     ///
-    /// # Errors [`NftablesError::Netlink`]; a look that was torn is repeated a bounded number of
+    /// # Errors
+    /// [`NftablesError::Netlink`]; a look that was torn is repeated a bounded number of
     /// times first.
     pub fn observe(&mut self, table_family: TableFamily) -> Result<Observed, NftablesError> {
         let _span = trace_span!("observe", %table_family).entered();
