@@ -4,7 +4,7 @@ mod alone;
 mod flush;
 mod foreign;
 mod history;
-mod predecessor;
+mod open_files;
 mod publish;
 mod run_dir;
 mod sources;
@@ -26,24 +26,25 @@ use tracing::{debug, error, info, warn};
 pub use self::alone::{AloneError, alone_here};
 use self::flush::Flush;
 use self::foreign::{foreign_change, pollable};
-use self::predecessor::Predecessor;
+
 use self::publish::Publisher;
 use self::sources::Sources;
 use self::stop::Stop;
+use crate::attachments;
 use crate::backend::nftables::Watch;
 use crate::config::Config;
 use crate::control::{Asked, Request};
 use crate::describe::describe;
 use crate::engine::Engine;
 use crate::explain::Packet;
-use crate::host::forward::{self, Findings};
-use crate::host::{self, Reconciler};
+use crate::forward::{self, Findings};
 use crate::http;
 use crate::memory::give_back;
 use crate::model::Event;
-use crate::records;
 use crate::source::egress;
 use crate::status::LastSync;
+use crate::sysctl::{self, Reconciler};
+use crate::takeover::Predecessor;
 
 /// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
 const SHORTEST_RETRY: Duration = Duration::from_millis(50);
@@ -74,8 +75,8 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
         info!("the kernel's settings are set up; nothing else was asked for");
         return Ok(());
     }
-    host::set_up(&sysctls, &config.conntrack);
-    host::files::raise_limit();
+    sysctl::set_up(&sysctls, &config.conntrack);
+    open_files::raise_limit();
     let _alone = alone_here()?;
     let (asked, requests) = mpsc::channel(QUEUE);
     let run_dir = run_dir::start(&config.run_dir, asked.clone()).await?;
@@ -87,7 +88,7 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     let records = config.records();
     tokio::select! {
         () = stop.told() => return Ok(()),
-        () = records::adopt_at_start(&records) => {}
+        () = attachments::adopt_at_start(&records) => {}
     }
     let mut sources = sources::start(&config, &told).await?;
     drop(told);

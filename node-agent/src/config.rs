@@ -29,15 +29,15 @@ use ipnetwork::IpNetwork;
 use tracing::warn;
 
 pub use self::listen::{Listen, ListenArgs};
+use crate::attachments::{self, NotPods};
 use crate::backend::BackendName;
 use crate::backend::iptables::Variant;
 use crate::engine::Policy;
-use crate::host::Conntrack;
-use crate::host::sysctl::SYSCTLS;
 use crate::model::canonical_range;
 use crate::plan::{Detector, Settings};
-use crate::records::{self, NotPods};
 use crate::source::egress;
+use crate::sysctl::Conntrack;
+use crate::sysctl::SYSCTLS;
 
 /// How logs are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -218,9 +218,9 @@ impl RunArgs {
 
 impl Config {
     /// Where the records of pods are, and what else tells of pods.
-    pub fn records(&self) -> records::Config {
+    pub fn records(&self) -> attachments::Config {
         let cache = &self.cni_cache_dir;
-        records::Config {
+        attachments::Config {
             run_dir: self.run_dir.clone(),
             cni_cache: (!cache.as_os_str().is_empty()).then(|| cache.clone()),
             not_pods: self.not_pods.clone(),

@@ -19,17 +19,17 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::backend::chosen::{Chosen, ChosenError, Removal};
-use crate::backend::conntrack::{CandidateTracker, Entry, StaleCandidates, StaleFilter};
 use crate::backend::iptables::Variant;
 use crate::backend::{Backend, BackendName, Repair, Told};
+use crate::conntrack::{CandidateTracker, Entry, StaleCandidates, StaleFilter};
 use crate::describe::describe;
 use crate::explain::{Context, Explanation, Packet, Step, explain};
-use crate::host::{Setting, live, on_loopback};
 use crate::model::{Change, Event, Model, PodVersion};
 use crate::plan::{
     Conflict, Detector, Frontend, NodePortAddresses, NodeSide, Plan, Settings, node_port_addresses,
 };
 use crate::status::LastSync;
+use crate::sysctl::{Setting, live, on_loopback};
 
 /// What the operator asked for, as far as it decides about packets.
 #[derive(Debug, Clone, PartialEq, Eq)]

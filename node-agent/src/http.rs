@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 use self::listeners::Wanted;
 use crate::config::Listen;
 use crate::control::Asked;
-use crate::notice::Notices;
+use crate::events::Notices;
 use crate::plan::HealthPorts;
 use crate::status::health::Pulse;
 use crate::status::metrics::Metrics;

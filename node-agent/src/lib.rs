@@ -6,23 +6,29 @@
 //! layers; [`agent`] alone knows the clock.
 
 pub mod agent;
+pub mod attachments;
 pub mod backend;
 pub mod cli;
 pub mod config;
+pub mod conntrack;
 pub mod control;
 pub mod describe;
 pub mod engine;
+pub mod events;
 pub mod explain;
 #[cfg(test)]
 mod fixture;
-pub mod host;
+
+pub mod forward;
 pub mod http;
 pub mod install;
 mod memory;
 pub mod model;
-pub mod notice;
+
 pub mod plan;
 pub mod printable;
-pub mod records;
+
 pub mod source;
 pub mod status;
+pub mod sysctl;
+pub mod takeover;

@@ -16,8 +16,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use denizen_agent::backend::BackendName;
-use denizen_agent::backend::conntrack::{Conntrack, StaleCandidates};
 use denizen_agent::backend::nftables::{Nftables, NoKernel};
+use denizen_agent::conntrack::{Conntrack, StaleCandidates};
 use denizen_agent::engine::{Engine, Policy};
 use denizen_agent::model::{
     Affinity, EndpointState, Event, Family, Listing, Protocol, Service, ServiceName, ServicePort,

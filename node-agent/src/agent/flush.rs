@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, error, info};
 
 use crate::backend::Backend;
-use crate::backend::conntrack::{Conntrack, ConntrackError, Entry, StaleCandidates};
+use crate::conntrack::{Conntrack, ConntrackError, Entry, StaleCandidates};
 use crate::describe::describe;
 use crate::engine::Engine;
 use crate::status::LastSync;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use anyhow::Context;
 use tokio::sync::{mpsc, watch};
 
+use crate::attachments;
 use crate::config::{Config, Objects};
+use crate::events::{About, Notice, Notices, Reason};
 use crate::model::Event;
-use crate::notice::{About, Notice, Notices, Reason};
-use crate::records;
 use crate::source::{Outlet, egress, kube, manifests, node, state_file};
 
 /// What is wrong with each source right now.
@@ -18,7 +18,7 @@ pub(super) type Problems = Vec<watch::Receiver<Vec<String>>>;
 pub(super) struct Sources {
     pub(super) problems: Problems,
     /// What looks like a pod and has no record.
-    pub(super) unrecorded: watch::Receiver<records::Unrecorded>,
+    pub(super) unrecorded: watch::Receiver<attachments::Unrecorded>,
 }
 
 /// Starts them all.
@@ -40,11 +40,11 @@ pub(super) async fn start(
     ));
     let (told_links, known_links) = watch::channel(Arc::default());
     tokio::spawn(node::run(outlet(), told_links));
-    let shown = records::Shown { links: known_links, state_file: known_file };
-    let (show, unrecorded) = watch::channel(records::Unrecorded::default());
-    tokio::spawn(records::keep(config.records(), shown.clone(), outlet()));
-    tokio::spawn(records::follow(config.run_dir.clone(), shown.clone(), outlet()));
-    tokio::spawn(records::find(config.records(), shown, show, outlet()));
+    let shown = attachments::Shown { links: known_links, state_file: known_file };
+    let (show, unrecorded) = watch::channel(attachments::Unrecorded::default());
+    tokio::spawn(attachments::keep(config.records(), shown.clone(), outlet()));
+    tokio::spawn(attachments::follow(config.run_dir.clone(), shown.clone(), outlet()));
+    tokio::spawn(attachments::find(config.records(), shown, show, outlet()));
     if let Some(file) = &config.egress {
         tokio::spawn(egress::run(file.clone(), outlet()));
     }

@@ -2,7 +2,7 @@
 
 mod affinity;
 pub mod chosen;
-pub mod conntrack;
+
 pub mod iptables;
 pub mod nftables;
 pub mod why;

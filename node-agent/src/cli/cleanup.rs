@@ -11,8 +11,10 @@ use crate::backend::iptables::{self, Whose};
 use crate::backend::nftables::{Kernel, Nftables, remove_kube_proxys};
 use crate::config::RunDirArgs;
 use crate::describe::describe;
-use crate::host::sysctl::SYSCTLS;
-use crate::host::{Loopback, forward, ipvs};
+use crate::forward;
+use crate::sysctl::Loopback;
+use crate::sysctl::SYSCTLS;
+use crate::takeover::ipvs;
 
 #[derive(Debug, Args)]
 pub(super) struct CleanupArgs {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::duration::duration;
-use crate::host::Conntrack;
+use crate::sysctl::Conntrack;
 
 /// Connection tracking's settings, as written. They are set once, at the start.
 #[derive(Debug, Clone, Args)]

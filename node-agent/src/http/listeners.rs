@@ -20,7 +20,7 @@ use super::answer::Answers;
 use super::connection::accept;
 use super::slots::Slots;
 use crate::config::Listen;
-use crate::notice::{About, Notice, Notices, Reason};
+use crate::events::{About, Notice, Notices, Reason};
 use crate::plan::HealthPorts;
 
 /// How long until an address that cannot be had is tried again.

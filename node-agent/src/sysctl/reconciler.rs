@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use tracing::warn;
 
 use super::conntrack::Conntrack;
+use super::file::apply;
 use super::loopback::Loopback;
 use super::setting::{Setting, foreseen, on_loopback};
-use super::sysctl::apply;
 use crate::describe::describe;
 use crate::plan::NodePortAddresses;
 

@@ -13,7 +13,7 @@ const RETRY: Duration = Duration::from_secs(60);
 
 /// What is known of the removal.
 #[derive(Debug, Default)]
-pub(super) struct Predecessor {
+pub(crate) struct Predecessor {
     attempt: Attempt,
     problem: Option<String>,
 }
@@ -32,7 +32,7 @@ enum Attempt {
 
 impl Predecessor {
     /// Goes on with the removal, once this backend's rules are all in the kernel.
-    pub(super) fn remove(&mut self, engine: &mut Engine, now: Instant) {
+    pub(crate) fn remove(&mut self, engine: &mut Engine, now: Instant) {
         self.look(now);
         let is_due = match &self.attempt {
             Attempt::NotYet => engine.is_synced(),
@@ -45,14 +45,14 @@ impl Predecessor {
     }
 
     /// Why something is left, as far as is known now.
-    pub(super) fn problem(&mut self, now: Instant) -> Option<&str> {
+    pub(crate) fn problem(&mut self, now: Instant) -> Option<&str> {
         self.look(now);
         self.problem.as_deref()
     }
 
     /// Waits until a removal that has begun is over: a program that it runs would go on without
     /// this process.
-    pub(super) fn wait(self) {
+    pub(crate) fn wait(self) {
         if let Attempt::Running(removal) = self.attempt {
             // Whatever it panicked at, it is over.
             let _ = removal.join();

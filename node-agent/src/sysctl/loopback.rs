@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use tracing::{info, warn};
 
+use super::file::{SettingError, apply};
 use super::setting::{ROUTE_LOCALNET, Setting, Wanted};
-use super::sysctl::{SettingError, apply};
 
 /// The file that is there while the setting is 1 by denizen's doing.
 const NOTE: &str = "route_localnet.set";
