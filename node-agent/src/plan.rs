@@ -1,4 +1,11 @@
-//! All frontends of all services: whose each one is.
+//! Decisions: what becomes of a packet at every frontend of every service, and who is local.
+//!
+//! Pure, and no word of any backend: every backend and `explain` read the same [`Plan`].
+
+mod node;
+mod services;
+#[cfg(test)]
+mod tests;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -6,11 +13,16 @@ use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 
-use super::decide::{Settings, frontends};
-use super::frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind};
-use super::health_check::{HealthCheck, HealthChecks};
-use super::own_address::own_addresses;
-use super::remark::{Remark, remarks};
+use self::node::own_addresses;
+pub use self::node::{
+    Arrival, Detector, Local, MarkBit, NodePortAddresses, NodeSide, Port, node_port_addresses,
+};
+use self::services::remarks;
+pub use self::services::{
+    Endpoint, Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind, HealthCheck,
+    HealthChecks, HealthPorts, Masquerade, Outcome, Remark, Selection, Settings, Whereabouts,
+    frontends, select, serving,
+};
 use crate::model::{Change, ServiceName, ServicePortName, Snapshot};
 
 /// Two service ports claim one frontend, and one of them gets it.

@@ -1,16 +1,29 @@
-//! The world as the sources tell it.
+//! What is true: services, endpoints, this node, its pods. Plain values; no kernel, no Kubernetes
+//! client.
+
+mod egress;
+mod endpoint;
+mod event;
+mod node;
+mod pod;
+mod range;
+mod service;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
 
-use super::egress::Egress;
-use super::endpoint::{Slice, SliceName};
-use super::event::{Event, Listing};
-use super::node::{Node, NodeAddress};
-use super::pod::PodSet;
-use super::service::{Service, ServiceName};
+pub use egress::Egress;
+pub use endpoint::{EndpointState, Slice, SliceEndpoint, SliceName, SlicePort};
+pub use event::{Event, Listing};
+pub use node::{Node, NodeAddress};
+pub use pod::{LocalPod, PodSet, PodVersion};
+pub use range::canonical_range;
+pub use service::{
+    Affinity, Family, Protocol, Service, ServiceName, ServicePort, ServicePortName, SourceRanges,
+    TrafficPolicy, family_of,
+};
 
 /// What an event touched, so that only that is planned anew.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -89,7 +89,11 @@ pub struct HealthChecks(BTreeMap<ServiceName, HealthCheck>);
 
 impl HealthChecks {
     /// Puts a service's check in place of the one it had; whether it differs.
-    pub(super) fn put(&mut self, service: &ServiceName, check: Option<HealthCheck>) -> bool {
+    pub(in crate::plan) fn put(
+        &mut self,
+        service: &ServiceName,
+        check: Option<HealthCheck>,
+    ) -> bool {
         if self.0.get(service) == check.as_ref() {
             return false;
         }

@@ -1,0 +1,16 @@
+//! What becomes of a connection to each frontend of each service.
+
+mod decide;
+mod frontend;
+mod health_check;
+mod outcome;
+mod remark;
+mod selection;
+
+pub use decide::{Settings, frontends};
+pub use frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade};
+pub use health_check::{HealthCheck, HealthChecks, HealthPorts};
+pub use outcome::{Endpoint, Endpoints, Outcome};
+pub use remark::Remark;
+pub(super) use remark::remarks;
+pub use selection::{Selection, Whereabouts, select, serving};
