@@ -309,7 +309,7 @@ impl Agent {
         if self.watch.is_some() || !self.engine.is_synced() {
             return;
         }
-        match Watch::open(self.engine.port(), &self.elsewhere)
+        match Watch::open(self.engine.portid(), &self.elsewhere)
             .map_err(anyhow::Error::from)
             .and_then(pollable)
         {

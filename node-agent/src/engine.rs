@@ -93,10 +93,10 @@ impl Engine {
         Ok(Self::new(policy, backend))
     }
 
-    /// The port by which the kernel's notifications name the backend's own changes, where it goes
+    /// The portid by which the kernel's notifications name the backend's own changes, where it goes
     /// by them.
-    pub fn port(&self) -> Option<u32> {
-        self.backend.port()
+    pub fn portid(&self) -> Option<u32> {
+        self.backend.portid()
     }
 
     /// Removes what another backend left behind, which serves until this one's rules are all there.

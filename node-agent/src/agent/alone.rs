@@ -5,7 +5,7 @@
 //! takes it back with the socket, however the process ends. Whoever may hold it may change the
 //! rules as well, so nobody else can keep an agent from starting.
 //!
-//! What else was considered: the name of an abstract unix socket, or a fixed netlink port id, is
+//! What else was considered: the name of an abstract unix socket, or a fixed netlink portid, is
 //! anybody's to take. A port below 1024 needs a capability that the DaemonSet drops, and a setting
 //! can make such ports anybody's. A lock file is as private as its folder, and containers share no
 //! folder but the run directory. An nf_tables table that has an owner needs Linux 5.12, and while
@@ -28,7 +28,7 @@ const NFULNL_MSG_CONFIG: u16 = 1;
 const NFULA_CFG_CMD: u16 = 1;
 const NFULNL_CFG_CMD_BIND: u8 = 1;
 
-/// The groups of this network namespace, and the netlink port id that has each.
+/// The groups of this network namespace, and the netlink portid that has each.
 const GROUPS: &str = "/proc/thread-self/net/netfilter/nfnetlink_log";
 
 /// Why the lock is not had.
@@ -37,7 +37,7 @@ pub enum AloneError {
     /// Somebody has it.
     #[error("another agent (process {process}) runs in this network namespace")]
     Another {
-        /// The port id of its netlink socket: its process id, as its own process namespace counts.
+        /// The portid of its netlink socket: its process id, as its own process namespace counts.
         process: u32,
     },
     /// It cannot be taken, typically for want of `CAP_NET_ADMIN`.
@@ -92,15 +92,15 @@ fn bind(socket: &mut Socket) -> Result<(), NetlinkError> {
     socket.outcome(sequence)
 }
 
-/// The netlink port id that has the group.
+/// The netlink portid that has the group.
 #[expect(clippy::disallowed_methods, reason = "the kernel tells nowhere else who holds the lock")]
 fn holder() -> Option<u32> {
     let groups = fs::read_to_string(GROUPS).ok()?;
     groups.lines().find_map(|line| {
         let mut fields = line.split_whitespace();
         let group: u16 = fields.next()?.parse().ok()?;
-        let port = fields.next()?.parse().ok()?;
-        (group == GROUP).then_some(port)
+        let portid = fields.next()?.parse().ok()?;
+        (group == GROUP).then_some(portid)
     })
 }
 
@@ -138,10 +138,10 @@ mod tests {
     fn one_has_the_lock_of_a_network_namespace_until_it_lets_go() {
         in_a_namespace(|| {
             let first = alone_here().unwrap();
-            let port = first._socket.port();
+            let portid = first._socket.portid();
             for _ in 0..2 {
                 match alone_here() {
-                    Err(AloneError::Another { process }) => assert_eq!(process, port),
+                    Err(AloneError::Another { process }) => assert_eq!(process, portid),
                     other => panic!("{other:?}"),
                 }
             }

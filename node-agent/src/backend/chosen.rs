@@ -101,12 +101,12 @@ impl Chosen {
         })
     }
 
-    /// The port by which nf_tables' notifications name this backend's own changes, where it goes by
-    /// them.
-    pub fn port(&self) -> Option<u32> {
+    /// The portid by which nf_tables' notifications name this backend's own changes, where it goes
+    /// by them.
+    pub fn portid(&self) -> Option<u32> {
         match self {
-            Self::Nftables(nftables) => Some(nftables.port()),
-            Self::Iptables(iptables) => iptables.port(),
+            Self::Nftables(nftables) => Some(nftables.portid()),
+            Self::Iptables(iptables) => iptables.portid(),
         }
     }
 

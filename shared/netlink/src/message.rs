@@ -139,8 +139,8 @@ pub struct Message<'a> {
     pub flags: u16,
     /// `nlmsg_seq`: that of the request it answers.
     pub sequence: u32,
-    /// `nlmsg_pid`: the port of the socket whose request this is about.
-    pub port: u32,
+    /// `nlmsg_pid`: the portid of the socket whose request this is about.
+    pub portid: u32,
     /// What follows the header.
     pub payload: &'a [u8],
 }
@@ -186,7 +186,7 @@ impl<'a> Iterator for Messages<'a> {
             kind,
             flags,
             sequence: u32_at(header, 8)?,
-            port: u32_at(header, 12)?,
+            portid: u32_at(header, 12)?,
             payload,
         })
     }

@@ -98,7 +98,7 @@ const RECEIVE_PIECE: usize = 256 << 10;
 #[derive(Debug)]
 pub struct Socket {
     fd: OwnedFd,
-    port: u32,
+    portid: u32,
     sequence: u32,
     buffer: Vec<u8>,
 }
@@ -136,7 +136,8 @@ impl Socket {
             .map_err(NetlinkError::io("bind the socket"))?;
         let address: NetlinkAddr =
             getsockname(fd.as_raw_fd()).map_err(NetlinkError::io("read the socket's address"))?;
-        let socket = Self { fd, port: address.pid(), sequence: 0, buffer: vec![0; RECEIVE_PIECE] };
+        let socket =
+            Self { fd, portid: address.pid(), sequence: 0, buffer: vec![0; RECEIVE_PIECE] };
         socket.option(libc::NETLINK_CAP_ACK, 1)?;
         socket.option(libc::NETLINK_EXT_ACK, 1)?;
         // Beyond net.core.rmem_max, which an ordinary node leaves at 208 KiB.
@@ -164,9 +165,9 @@ impl Socket {
             .map_err(NetlinkError::io("set a time-out"))
     }
 
-    /// The port id by which notifications name who caused them.
-    pub fn port(&self) -> u32 {
-        self.port
+    /// The portid by which notifications name who caused them.
+    pub fn portid(&self) -> u32 {
+        self.portid
     }
 
     /// Numbers for `count` messages to come; returns the first.

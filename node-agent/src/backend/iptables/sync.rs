@@ -84,11 +84,11 @@ impl Iptables {
         self.variant
     }
 
-    /// The port by which nf_tables' notifications name this backend's own changes, where it has a
+    /// The portid by which nf_tables' notifications name this backend's own changes, where it has a
     /// table there.
-    pub fn port(&self) -> Option<u32> {
+    pub fn portid(&self) -> Option<u32> {
         let bridge = &self.wanted.bridge;
-        bridge.is_wanted().then(|| bridge.port())
+        bridge.is_wanted().then(|| bridge.portid())
     }
 
     /// Removes the tables of nf_tables that the nftables backend, or another way of telling local

@@ -77,7 +77,7 @@ pub struct Observed {
     pub table: bool,
     /// Whether somebody put it to sleep, or owns it: flags that ours does not have.
     pub flags: u32,
-    /// The netlink port that alone may change it, where it has an owner.
+    /// The netlink portid that alone may change it, where it has an owner.
     pub owner: Option<u32>,
     /// Its chains.
     pub chains: BTreeMap<String, ObservedChain>,

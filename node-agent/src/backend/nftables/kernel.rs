@@ -67,12 +67,12 @@ pub enum NftablesError {
     /// The kernel lets nobody but its owner change it, and removes it with that process
     /// (`NFT_TABLE_F_OWNER`).
     #[error(
-        "nf_tables, {table_family} table: it is owned by another process (netlink port {owner})"
+        "nf_tables, {table_family} table: it is owned by another process (netlink portid {owner})"
     )]
     Owned {
         /// Whose table.
         table_family: TableFamily,
-        /// The owner's port: most often its process id.
+        /// The owner's portid: most often its process id.
         owner: u32,
     },
     /// Everything was programmed but these.
@@ -115,9 +115,9 @@ impl Kernel {
         Socket::open().map(|socket| Self { socket, taken: 0 })
     }
 
-    /// The port by which the kernel's notifications name what came through here.
-    pub fn port(&self) -> u32 {
-        self.socket.port()
+    /// The portid by which the kernel's notifications name what came through here.
+    pub fn portid(&self) -> u32 {
+        self.socket.portid()
     }
 
     /// A batch for a table.

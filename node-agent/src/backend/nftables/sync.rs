@@ -85,9 +85,9 @@ impl Nftables {
         }
     }
 
-    /// The port by which the kernel's notifications name this backend's own changes.
-    pub fn port(&self) -> u32 {
-        self.kernel.port()
+    /// The portid by which the kernel's notifications name this backend's own changes.
+    pub fn portid(&self) -> u32 {
+        self.kernel.portid()
     }
 }
 

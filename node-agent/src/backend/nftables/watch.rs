@@ -25,9 +25,9 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Listens from now on. `own` is the port of the socket whose changes are our own, `None` where
-    /// no table of nf_tables is ours; `elsewhere` is told when somebody changes tables that are not
-    /// ours. (A process id would not do: the kernel names it as the host knows it, not as a
+    /// Listens from now on. `own` is the portid of the socket whose changes are our own, `None`
+    /// where no table of nf_tables is ours; `elsewhere` is told when somebody changes tables that
+    /// are not ours. (A process id would not do: the kernel names it as the host knows it, not as a
     /// container's process knows itself.)
     ///
     /// # Errors
@@ -49,10 +49,10 @@ impl Watch {
         let Self { socket, own, elsewhere, touched } = self;
         loop {
             let more = socket.receive(false, |message| match ended_by(&message) {
-                Some(port) => {
+                Some(portid) => {
                     let ours = std::mem::take(touched);
-                    foreign |= ours && Some(port) != *own;
-                    if !ours && Some(port) != *own {
+                    foreign |= ours && Some(portid) != *own;
+                    if !ours && Some(portid) != *own {
                         elsewhere.notify_one();
                     }
                 }
@@ -77,9 +77,9 @@ impl AsRawFd for Watch {
     }
 }
 
-/// The port that a batch came from, if this message is the one that ends its notifications.
+/// The portid that a batch came from, if this message is the one that ends its notifications.
 fn ended_by(message: &Message<'_>) -> Option<u32> {
-    (message.kind == kind(libc::NFT_MSG_NEWGEN)).then_some(message.port)
+    (message.kind == kind(libc::NFT_MSG_NEWGEN)).then_some(message.portid)
 }
 
 /// Every message about a table, or what is in it, has the table's name first.
