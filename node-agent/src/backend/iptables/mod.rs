@@ -7,6 +7,7 @@
 //! `ipset` and `removal` speak netlink. Where a pod's port of a bridge must be right, the nftables
 //! backend's table of the bridge tells it by a bit of the mark.
 
+mod backend;
 mod cleanup;
 mod contender;
 mod edit;

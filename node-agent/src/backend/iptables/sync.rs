@@ -1,27 +1,19 @@
 //! Brings sets and rules into the kernel, and keeps them there.
 
-use std::collections::BTreeSet;
-use std::future::pending;
-use std::net::IpAddr;
-use std::num::NonZeroU16;
 use std::time::Duration;
 
-use ipnetwork::IpNetwork;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-use tokio::time::sleep_until;
 use tracing::{error, info, warn};
 
 use super::contender::contender;
 use super::family_writer::FamilyWriter;
 use super::ipset::Sets;
-use super::name::SetName;
 use super::told::Wanted;
 use super::tools::{IptablesError, Tools, Variant};
 use super::worker::{self, Done, Outcome};
+use crate::backend::Repair;
 use crate::backend::nftables::{Kernel, Nftables, NftablesError};
-use crate::backend::{Backend, Repair, SetSize, Told};
-use crate::model::{Egress, Family, PodSet};
-use crate::plan::{Detector, Frontend, FrontendKey, NodePortAddresses, NodeSide, Plan};
+use crate::model::Family;
 
 /// The rules are looked at this often, or so seldom that looking takes a hundredth of the time.
 /// (ip_tables notifies nobody of a change.)
@@ -35,18 +27,18 @@ const LOOK_AT_LEAST: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Iptables {
     variant: Variant,
-    wanted: Wanted<Kernel>,
-    sets: Sets,
-    writers: [FamilyWriter; 2],
+    pub(super) wanted: Wanted<Kernel>,
+    pub(super) sets: Sets,
+    pub(super) writers: [FamilyWriter; 2],
     /// What the threads are done with.
-    news: UnboundedReceiver<Done>,
-    heard: Vec<Done>,
-    look_every: Duration,
-    repaired: Repair,
+    pub(super) news: UnboundedReceiver<Done>,
+    pub(super) heard: Vec<Done>,
+    pub(super) look_every: Duration,
+    pub(super) repaired: Repair,
     /// The sets were as wanted once: what differs at a look is somebody else's doing.
     sets_settled: bool,
     /// Who else goes on writing the rules.
-    contended: Option<String>,
+    pub(super) contended: Option<String>,
 }
 
 impl Iptables {
@@ -102,7 +94,7 @@ impl Iptables {
 
     /// Programs pods, as `tell` does in the bridge's table, and sets rules on their way. Without
     /// the bridge's table services are served all the same: pods behind bridges are masqueraded.
-    fn program(
+    pub(super) fn program(
         &mut self,
         tell: impl FnOnce(&mut Nftables) -> Result<Repair, NftablesError>,
     ) -> Result<Repair, IptablesError> {
@@ -168,103 +160,6 @@ impl Iptables {
     }
 }
 
-impl Backend for Iptables {
-    type Error = IptablesError;
-
-    /// Pods are programmed when it returns; rules are on their way.
-    fn sync(&mut self) -> Result<Repair, IptablesError> {
-        self.program(Nftables::sync).map(|_| Repair::default())
-    }
-
-    fn resync(&mut self) -> Result<Repair, IptablesError> {
-        self.sets.forget();
-        self.writers.iter_mut().for_each(|writer| writer.unknown = true);
-        self.program(Nftables::resync)
-    }
-
-    fn sizes(&self) -> Vec<SetSize> {
-        let Wanted { pods, bridge, .. } = &self.wanted;
-        let size = |set: SetName| SetSize {
-            family: set.family(),
-            set: set.as_str().to_owned(),
-            elements: pods.of(set).count(),
-        };
-        let told = bridge.is_wanted().then(|| bridge.sizes()).into_iter().flatten();
-        SetName::ALL.map(size).into_iter().chain(told).collect()
-    }
-
-    fn left_frontends(&mut self) -> Vec<FrontendKey> {
-        let writers = self.writers.iter_mut();
-        writers.flat_map(|writer| std::mem::take(&mut writer.left_frontends)).collect()
-    }
-
-    /// Every chain ends in an endpoint that is there.
-    fn missed_lookups(&mut self) -> Result<u64, IptablesError> {
-        Ok(0)
-    }
-
-    fn is_settled(&self) -> bool {
-        let mut writers = self.writers.iter().zip(&self.wanted.rules);
-        self.wanted.services_known && writers.all(|(writer, rules)| writer.is_settled(rules))
-    }
-
-    fn has_pods(&self) -> bool {
-        let Wanted { bridge, .. } = &self.wanted;
-        let told = !bridge.is_wanted() || bridge.has_pods();
-        told && self.wanted.pods_known && !self.wanted.pods_changed && self.sets.are_programmed()
-    }
-
-    fn look_every(&self) -> Duration {
-        self.look_every
-    }
-
-    fn refused(&self) -> Vec<String> {
-        let writers = self.writers.iter();
-        writers
-            .flat_map(|writer| writer.refused.words().into_iter().chain(writer.egress.clone()))
-            .collect()
-    }
-
-    fn rejected(&self, frontend: &Frontend) -> Vec<String> {
-        let at = frontend.key.family() as usize;
-        let own = self.wanted.rules[at].of_frontend(frontend);
-        self.writers[at].refused.about(&own)
-    }
-
-    fn serves(&self) -> bool {
-        let mut writers = self.writers.iter().zip(&self.wanted.rules);
-        writers.all(|(writer, rules)| writer.serves(rules))
-    }
-
-    fn contended(&self) -> Option<&str> {
-        self.contended.as_deref()
-    }
-
-    fn repaired(&mut self) -> Repair {
-        std::mem::take(&mut self.repaired)
-    }
-
-    async fn news(&mut self) {
-        let next = self.writers.iter().filter_map(FamilyWriter::next_try).min();
-        let again = async {
-            match next {
-                Some(at) => {
-                    sleep_until(at.into()).await;
-                    at
-                }
-                None => pending().await,
-            }
-        };
-        tokio::select! {
-            done = self.news.recv() => match done {
-                Some(done) => self.heard.push(done),
-                None => pending().await,
-            },
-            at = again => self.writers.iter_mut().for_each(|writer| writer.try_again(at)),
-        }
-    }
-}
-
 /// Connection tracking that lets packets outside a connection's window pass has fewer that it
 /// cannot place, and whoever set it so wants these to pass.
 fn is_liberal() -> bool {
@@ -272,46 +167,4 @@ fn is_liberal() -> bool {
     #[expect(clippy::disallowed_methods, reason = "a setting of the kernel that rules depend on")]
     let text = std::fs::read_to_string(SETTING);
     text.is_ok_and(|text| text.trim() == "1")
-}
-
-impl Told for Iptables {
-    fn set_pods(&mut self, pods: &PodSet) {
-        self.wanted.set_pods(pods);
-    }
-
-    fn set_hairpins(&mut self, addresses: &BTreeSet<IpAddr>) {
-        self.wanted.set_hairpins(addresses);
-    }
-
-    fn set_node_port_addresses(&mut self, wanted: &NodePortAddresses, addresses: &[IpAddr]) {
-        self.wanted.set_node_port_addresses(wanted, addresses);
-    }
-
-    fn set_health_ports(&mut self, ports: &BTreeSet<NonZeroU16>) {
-        self.wanted.set_health_ports(ports);
-    }
-
-    fn set_frontends(&mut self, plan: &Plan, keys: &BTreeSet<FrontendKey>) {
-        self.wanted.set_frontends(plan, keys);
-    }
-
-    fn set_complete(&mut self) {
-        self.wanted.set_complete();
-    }
-
-    fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
-        self.wanted.set_detector(detector, ranges);
-    }
-
-    fn set_egress(&mut self, egress: Option<&Egress>) {
-        self.wanted.set_egress(egress);
-    }
-
-    fn set_node_side(&mut self, node_side: &NodeSide) {
-        self.wanted.set_node_side(node_side);
-    }
-
-    fn set_service_ranges(&mut self, ranges: &[IpNetwork]) {
-        self.wanted.set_service_ranges(ranges);
-    }
 }

@@ -4,6 +4,7 @@
 //! their endpoints (`lower`). One table a family, one netlink batch a change (`kernel`).
 
 mod affinity;
+mod backend;
 mod bridge;
 mod client;
 mod draw;
