@@ -216,10 +216,15 @@ fn whatever_is_spoiled_is_repaired_to_what_a_fresh_start_makes() -> Result<()> {
 fn a_bridges_table_is_repaired_like_the_others() -> Result<()> {
     let feature = Feature::golden("detect-port-exact")?;
     let at = Netns::new("drift-bridge")?;
-    // The agent removes records of links that are gone.
-    for (link, index) in [("veth1", 12), ("a-long-name-123", 13)] {
-        at.ip(&format!("link add {link} index {index} type bridge"))?;
+    // The agent removes the record of a link that is gone, and follows one that moved.
+    for link in [
+        "cni0 type bridge",
+        "veth1 index 12 address 02:00:00:00:00:01 type veth peer name peer1",
+        "a-long-name-123 index 13 address 02:00:00:00:00:02 type bridge",
+    ] {
+        at.ip(&format!("link add {link}"))?;
     }
+    at.ip("link set veth1 master cni0")?;
     let agent = feature.start(&at)?;
     let t = "bridge denizen";
     let harms = [
