@@ -23,6 +23,8 @@ pub mod containerd;
 pub mod effort;
 pub mod flood;
 pub mod flows;
+#[cfg(test)]
+mod harness;
 pub mod http;
 pub mod iptables;
 pub mod kube_proxy;

@@ -1,0 +1,212 @@
+//! `--backend auto`: nftables where the kernel lets it have what it needs, else iptables, which
+//! serves as well; and it says why.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::binary;
+use denizen_tests::cast::{Cast, Who, every_protocol, every_way};
+use denizen_tests::netns::Netns;
+use denizen_tests::probe::Protocol;
+use denizen_tests::server::Server;
+
+/// What has not happened by then never will.
+const BOUND: Duration = Duration::from_secs(60);
+
+fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+    let started = Instant::now();
+    while !holds()? {
+        ensure!(started.elapsed() < BOUND, "{what}: not after {BOUND:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// Somebody's table, which the kernel lets nobody else change. It goes with this value.
+struct Owned(Child);
+
+impl Owned {
+    /// The table `denizen` of that family.
+    fn table(node: &Netns, family: &str) -> Result<Self> {
+        let spawn =
+            || Command::new("nft").arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        let mut owner = Self(node.run(spawn)??);
+        let input = owner.0.stdin.as_mut().context("no standard input")?;
+        writeln!(input, "add table {family} denizen {{ flags owner; }}")?;
+        let name = format!("table {family} denizen\n");
+        until("it has its table", || Ok(tables(node)?.contains(&name)))?;
+        Ok(owner)
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn tables(node: &Netns) -> Result<String> {
+    node.output("nft", &["list", "tables"])
+}
+
+fn scene(label: &str) -> Result<(Cast, Vec<Server>)> {
+    let (cast, servers) = Cast::new(label)?;
+    let members = [Who::Bridged, Who::Routed, Who::Remote];
+    let web = cast.service("web", 10, &every_protocol(), &members)?;
+    cast.cluster.manifests.put("web", &web)?;
+    let far = cast.service("far", 11, &every_protocol(), &[Who::Remote])?;
+    cast.cluster.manifests.put("far", &far)?;
+    Ok((cast, servers))
+}
+
+/// An agent that chooses for itself.
+fn start(cast: &Cast, flags: &[&str]) -> Result<Agent> {
+    let mut settings = cast.cluster.settings();
+    settings.flags.push("--backend=auto".to_owned());
+    settings.flags.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    Agent::start(&cast.cluster.world.node, settings)
+}
+
+/// It says that it chose `backend`, and `why`: in its log, to a program and to a person. And it
+/// serves.
+fn chose(cast: &Cast, agent: &Agent, backend: &str, why: &str) -> Result<()> {
+    let status = agent.status()?;
+    assert_eq!(status["backend"], backend, "{status}");
+    let told = status["backendWhy"].as_str().unwrap_or_default();
+    ensure!(told.contains(why), "{told:?}, not {why:?}");
+    let log = agent.log();
+    let line = log.lines().rfind(|line| line.contains("backend chosen"));
+    let line = line.with_context(|| log.clone())?;
+    ensure!(line.contains(&format!("backend={backend}")) && line.contains(why), "{line}");
+    assert_eq!(status["errors"], serde_json::json!([]));
+    for who in [Who::Bridged, Who::Routed, Who::Outside, Who::ThisNode] {
+        for (to, protocol) in every_way(10) {
+            let outcome = cast.ask(who, to, protocol)?;
+            assert!(outcome.endpoint().is_some(), "{who:?} to {to}/{protocol}: {outcome:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn nftables_is_chosen_where_the_kernel_lets_it() -> Result<()> {
+    let (cast, _servers) = scene("auto-nft")?;
+    let agent = start(&cast, &[])?;
+    chose(&cast, &agent, "nftables", "this kernel can do all that it needs")?;
+    agent.terminate()?;
+    // Its own tables are there now.
+    let agent = start(&cast, &[])?;
+    chose(&cast, &agent, "nftables", "this kernel can do all that it needs")
+}
+
+#[test]
+fn iptables_serves_where_nftables_is_refused() -> Result<()> {
+    for family in ["ip", "ip6"] {
+        let (cast, _servers) = scene(&format!("auto-{family}"))?;
+        let node = &cast.cluster.world.node;
+        let owned = Owned::table(node, family)?;
+        let agent = start(&cast, &[])?;
+        let why = format!(
+            "{family} table: it is owned by another process (netlink port {})",
+            owned.0.id()
+        );
+        chose(&cast, &agent, "iptables", &why)?;
+        agent.terminate()?;
+        drop(owned);
+        let agent = start(&cast, &[])?;
+        chose(&cast, &agent, "nftables", "this kernel can do all that it needs")?;
+    }
+    Ok(())
+}
+
+/// Only where the ports of bridges matter is the bridge's table needed, and iptables has another
+/// way to know them.
+#[test]
+fn the_bridges_table_is_asked_for_where_ports_matter() -> Result<()> {
+    let (cast, _servers) = scene("auto-bridge")?;
+    let owned = Owned::table(&cast.cluster.world.node, "bridge")?;
+    let agent = start(&cast, &[])?;
+    chose(&cast, &agent, "nftables", "this kernel can do all that it needs")?;
+    agent.terminate()?;
+    let program = binary::ours("denizen-agent")?.display().to_string();
+    let said = cast.cluster.world.node.output(&program, &["cleanup"])?;
+    assert_eq!(said, "removed 2 nftables tables\n", "the third is not denizen's");
+    let agent = start(&cast, &["--detect-local=bridge-port"])?;
+    chose(&cast, &agent, "iptables", "bridge table: it is owned by another process")?;
+    let (to, protocol) = every_way(11).next().context("no way")?;
+    for (who, is_local) in [(Who::Bridged, true), (Who::Outside, false)] {
+        let outcome = cast.ask(who, to, protocol)?;
+        assert_eq!(cast.was_masqueraded(who, &outcome)?, !is_local, "{who:?}: {outcome:?}");
+    }
+    agent.terminate()?;
+    drop(owned);
+    let agent = start(&cast, &["--detect-local=bridge-port"])?;
+    chose(&cast, &agent, "nftables", "this kernel can do all that it needs")
+}
+
+/// No backend can tell a pod from its neighbour on the bridge then, so none is chosen.
+#[test]
+fn exact_ports_without_the_bridges_table_are_an_error() -> Result<()> {
+    let (cast, _servers) = scene("auto-exact")?;
+    let _owned = Owned::table(&cast.cluster.world.node, "bridge")?;
+    let refused = start(&cast, &["--detect-local=pod-state=port-exact"]);
+    let said = format!("{:#}", refused.err().context("it runs")?);
+    for words in [
+        "pod-state=port-exact cannot be had on this node",
+        "bridge table: it is owned by another process",
+    ] {
+        ensure!(said.contains(words), "{said}");
+    }
+    Ok(())
+}
+
+/// The bridge's table is all that iptables needs of nf_tables to know ports exactly.
+#[test]
+fn exact_ports_are_known_with_iptables_where_the_bridges_table_can_be_had() -> Result<()> {
+    let (cast, _servers) = scene("auto-ports")?;
+    let _owned = Owned::table(&cast.cluster.world.node, "ip")?;
+    let agent = start(&cast, &["--detect-local=pod-state=port-exact"])?;
+    chose(&cast, &agent, "iptables", "ip table: it is owned by another process")?;
+    for (to, protocol) in every_way(11) {
+        assert!(keeps_its_address(&cast, Who::Bridged, to, protocol)?);
+        assert!(!keeps_its_address(&cast, Who::Outside, to, protocol)?);
+    }
+    Ok(())
+}
+
+/// Where iptables was asked for, it serves without the bridge's table, says what is wrong, and
+/// tries again.
+#[test]
+fn iptables_serves_until_the_bridges_table_can_be_had() -> Result<()> {
+    let (cast, _servers) = scene("auto-later")?;
+    let node = &cast.cluster.world.node;
+    let owned = Owned::table(node, "bridge")?;
+    let mut settings = cast.cluster.settings();
+    settings.flags =
+        ["--backend=iptables", "--detect-local=pod-state=port-exact"].map(str::to_owned).into();
+    let mut agent = Agent::spawn(node, settings)?;
+    let (to, protocol) = every_way(11).next().context("no way")?;
+    until("it serves", || Ok(cast.ask(Who::Outside, to, protocol)?.endpoint().is_some()))?;
+    assert!(!keeps_its_address(&cast, Who::Bridged, to, protocol)?);
+    assert!(keeps_its_address(&cast, Who::Routed, to, protocol)?);
+    let status = agent.status()?;
+    let errors = status["errors"].to_string();
+    ensure!(errors.contains("nf_tables, bridge table"), "{errors}");
+    assert_eq!(status["synced"], false, "{status}");
+    drop(owned);
+    agent.wait_programmed(BOUND)?;
+    assert!(keeps_its_address(&cast, Who::Bridged, to, protocol)?);
+    assert_eq!(agent.status()?["errors"], serde_json::json!([]));
+    Ok(())
+}
+
+fn keeps_its_address(cast: &Cast, who: Who, to: SocketAddr, protocol: Protocol) -> Result<bool> {
+    let outcome = cast.ask(who, to, protocol)?;
+    Ok(!cast.was_masqueraded(who, &outcome)?)
+}

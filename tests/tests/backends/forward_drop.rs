@@ -1,0 +1,311 @@
+//! Hosts whose own firewall drops what is forwarded: it is found and said; where the operator asks
+//! for it, services' connections are let through and nothing else; and cleanup leaves that firewall
+//! as it was.
+
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::binary;
+use denizen_tests::cast::{Cast, PORT, Who, every_protocol, every_way};
+use denizen_tests::flows::table::Backend;
+use denizen_tests::netns::{Netns, checked};
+use denizen_tests::probe::{Outcome, Probe, Protocol, SILENCE};
+use denizen_tests::server::Server;
+use denizen_tests::world::ip;
+use serde_json::Value;
+
+/// Longer than a look at the forward hook is away on a busy machine.
+const SOON: Duration = Duration::from_secs(20);
+
+const SENDERS: [Who; 4] = [Who::Bridged, Who::Routed, Who::Remote, Who::Outside];
+
+/// One way to drop by default, and how to look at it.
+#[derive(Clone, Copy)]
+struct Firewall {
+    label: &'static str,
+    /// Commands that set it up.
+    up: &'static [&'static [&'static str]],
+    /// Commands that show all of it, without what merely counts.
+    show: &'static [&'static [&'static str]],
+    /// What the agent calls it.
+    said: [&'static str; 2],
+}
+
+const POLICY: Firewall = Firewall {
+    label: "fwpolicy",
+    up: &[&[
+        "nft",
+        "add table inet filter; add chain inet filter forward { type filter hook forward priority 0; policy drop; }",
+    ]],
+    show: &[&["nft", "-s", "list", "table", "inet", "filter"]],
+    said: ["table inet filter, chain forward"; 2],
+};
+
+/// As firewalld and RHEL have it: the policy accepts, and the last rule refuses. What comes before
+/// lets others through.
+const LAST_RULE: Firewall = Firewall {
+    label: "fwrule",
+    up: &[
+        &[
+            "nft",
+            "add table inet fw; add chain inet fw others; add chain inet fw last { type filter hook forward priority 10; }",
+        ],
+        &["nft", "add rule inet fw others ip daddr 192.0.2.0/24 accept"],
+        &["nft", "add rule inet fw last jump others; add rule inet fw last counter reject"],
+    ],
+    show: &[&["nft", "-s", "list", "table", "inet", "fw"]],
+    said: ["table inet fw, chain last"; 2],
+};
+
+const IPTABLES_NFT: Firewall = Firewall {
+    label: "fwiptnft",
+    up: &[
+        &["iptables-nft", "-P", "FORWARD", "DROP"],
+        &["ip6tables-nft", "-P", "FORWARD", "DROP"],
+        &["iptables-nft", "-A", "FORWARD", "-d", "192.0.2.0/24", "-j", "ACCEPT"],
+    ],
+    show: &[&["iptables-nft", "-S"], &["ip6tables-nft", "-S"]],
+    said: ["table ip filter, chain FORWARD", "table ip6 filter, chain FORWARD"],
+};
+
+const IPTABLES_LEGACY: Firewall = Firewall {
+    label: "fwiptleg",
+    up: &[
+        &["iptables-legacy", "-w", "-P", "FORWARD", "DROP"],
+        &["ip6tables-legacy", "-w", "-P", "FORWARD", "DROP"],
+    ],
+    show: &[&["iptables-legacy", "-w", "-S"], &["ip6tables-legacy", "-w", "-S"]],
+    said: ["the filter table of iptables-legacy", "the filter table of ip6tables-legacy"],
+};
+
+impl Firewall {
+    fn put_up(&self, node: &Netns) -> Result<()> {
+        self.up.iter().try_for_each(|words| node.output(words[0], &words[1..]).map(drop))
+    }
+
+    /// Without the chains of services, where these are in the same table.
+    fn shown(&self, node: &Netns) -> Result<String> {
+        let mut all = String::new();
+        for words in self.show {
+            let text = node.output(words[0], &words[1..])?;
+            let lines = text.lines().filter(|line| !line.contains("KUBE-"));
+            lines.for_each(|line| all += &format!("{line}\n"));
+        }
+        Ok(all)
+    }
+}
+
+/// Errors and warnings.
+fn complaints(agent: &Agent) -> Result<Vec<String>> {
+    let status = agent.status()?;
+    let all = ["errors", "warnings"].into_iter().filter_map(|which| status[which].as_array());
+    Ok(all.flatten().filter_map(Value::as_str).map(str::to_owned).collect())
+}
+
+/// Waits until what the agent complains of is as `right` says.
+fn wait_complaints(agent: &Agent, right: impl Fn(&[String]) -> bool) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        let now = complaints(agent)?;
+        if right(&now) {
+            return Ok(());
+        }
+        ensure!(started.elapsed() < SOON, "the agent says {now:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn run(cast: &Cast, backend: Backend) -> Result<Agent> {
+    let mut settings = cast.cluster.settings();
+    settings.flags = backend.flags();
+    Agent::start(&cast.cluster.world.node, settings)
+}
+
+fn opening(cast: &Cast, backend: Backend) -> Result<Agent> {
+    let mut settings = cast.cluster.settings();
+    settings.flags = backend.flags();
+    settings.flags.push("--open-forward".to_owned());
+    Agent::start(&cast.cluster.world.node, settings)
+}
+
+/// Waits until everyone can reach the service in every way; several datagrams before the first
+/// answer too.
+fn everyone_is_served(cast: &Cast) -> Result<()> {
+    for (to, protocol) in every_way(10) {
+        for who in SENDERS {
+            let started = Instant::now();
+            let mut outcome = cast.ask(who, to, protocol)?;
+            while outcome.endpoint().is_none() && started.elapsed() < SOON {
+                outcome = cast.ask(who, to, protocol)?;
+            }
+            ensure!(outcome.endpoint().is_some(), "{who:?} to {to}/{protocol}: {outcome:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Translates a connection to another node's pod, as a port mapping does, behind everybody's
+/// services.
+const MAPPING: &str = "table ip mapping { chain in { type nat hook prerouting priority -90; \
+    ip daddr 192.0.2.77 tcp dport 80 counter dnat to 192.168.77.10:8080; }; }";
+
+/// What is no service's connection: straight to another node's pod, and what somebody else has
+/// translated.
+fn is_dropped_otherwise(cast: &Cast) -> Result<()> {
+    let node = &cast.cluster.world.node;
+    node.nft(MAPPING)?;
+    let mapped = Probe::tcp((ip("192.0.2.77"), 80).into()).patience(SILENCE);
+    let outcome = mapped.ask_in(cast.place(Who::Bridged).0);
+    let seen = node.output("nft", &["list", "table", "ip", "mapping"])?;
+    ensure!(!seen.contains("packets 0 "), "{seen}");
+    ensure!(outcome.endpoint().is_none(), "somebody else's: {outcome:?}");
+    node.nft("delete table ip mapping")?;
+    for (to, _) in every_way(10) {
+        let pod = (cast.address(Who::Remote, to.ip())?, PORT).into();
+        let probe = Probe::tcp(pod).patience(SILENCE);
+        let outcome = probe.ask_in(cast.place(Who::Bridged).0);
+        ensure!(outcome.endpoint().is_none(), "{pod}: {outcome:?}");
+    }
+    Ok(())
+}
+
+fn start(firewall: Firewall, backend: Backend) -> Result<(Cast, Vec<Server>, String)> {
+    let (cast, servers) = Cast::new(&format!("{}-{}", firewall.label, backend as u8))?;
+    let web = cast.service("web", 10, &every_protocol(), &[Who::Remote])?;
+    cast.cluster.manifests.put("web", &web)?;
+    let node = &cast.cluster.world.node;
+    firewall.put_up(node)?;
+    let before = firewall.shown(node)?;
+    Ok((cast, servers, before))
+}
+
+fn found_opened_and_cleaned_up(firewall: Firewall, backend: Backend) -> Result<()> {
+    let (cast, _servers, before) = start(firewall, backend)?;
+    let node = &cast.cluster.world.node;
+    let agent = run(&cast, backend)?;
+    let named =
+        |said: &[String]| firewall.said.iter().all(|name| said.iter().any(|s| s.contains(name)));
+    wait_complaints(&agent, named)?;
+    for (to, _) in every_way(10) {
+        let probe = Probe::tcp(to).patience(SILENCE);
+        // A pod's, whose source is kept: KUBE-FORWARD accepts what is masqueraded.
+        let outcome = probe.ask_in(cast.place(Who::Bridged).0);
+        assert!(
+            matches!(outcome, Outcome::Dropped | Outcome::Refused | Outcome::Unreachable),
+            "{outcome:?}"
+        );
+    }
+    assert_eq!(firewall.shown(node)?, before, "nothing was asked for");
+    assert!(agent.terminate()?.success());
+
+    let agent = opening(&cast, backend)?;
+    everyone_is_served(&cast)?;
+    is_dropped_otherwise(&cast)?;
+    wait_complaints(&agent, <[String]>::is_empty)?;
+    let opened = firewall.shown(node)?;
+    assert_eq!(opened.matches("denizen: ").count(), 2 * firewall.show.len(), "{opened}");
+    assert!(agent.terminate()?.success());
+    let agent = opening(&cast, backend)?;
+    everyone_is_served(&cast)?;
+    assert_eq!(firewall.shown(node)?, opened, "a restart changes nothing");
+    assert!(agent.terminate()?.success());
+
+    let mut cleanup = Command::new(binary::ours("denizen-agent")?);
+    node.run(|| checked(cleanup.arg("cleanup")))??;
+    assert_eq!(firewall.shown(node)?, before, "cleanup leaves it as it was");
+    Ok(())
+}
+
+/// Every firewall beside every backend; those of iptables also in the tables that its own services
+/// are in.
+fn beside_every_backend(firewall: Firewall) -> Result<()> {
+    for backend in Backend::ALL {
+        found_opened_and_cleaned_up(firewall, backend).with_context(|| format!("{backend:?}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn nft_policy_drop() -> Result<()> {
+    beside_every_backend(POLICY)
+}
+
+#[test]
+fn nft_last_rule() -> Result<()> {
+    beside_every_backend(LAST_RULE)
+}
+
+#[test]
+fn iptables_nft() -> Result<()> {
+    beside_every_backend(IPTABLES_NFT)
+}
+
+#[test]
+fn iptables_legacy() -> Result<()> {
+    beside_every_backend(IPTABLES_LEGACY)
+}
+
+/// The flag taken away again takes the rules away; and a firewall that is reloaded is opened again.
+#[test]
+fn a_reload_is_opened_again_and_without_the_flag_all_is_as_before() -> Result<()> {
+    let (cast, _servers, before) = start(POLICY, Backend::Nftables)?;
+    let node = &cast.cluster.world.node;
+    let agent = opening(&cast, Backend::Nftables)?;
+    everyone_is_served(&cast)?;
+    node.nft("flush chain inet filter forward")?;
+    assert_eq!(POLICY.shown(node)?, before);
+    everyone_is_served(&cast)?;
+    // A firewall that comes later is found, too.
+    LAST_RULE.put_up(node)?;
+    everyone_is_served(&cast)?;
+    assert!(agent.terminate()?.success());
+    let agent = cast.cluster.start_agent()?;
+    wait_complaints(&agent, |said| said.len() == 2)?;
+    assert_eq!(POLICY.shown(node)?, before);
+    assert!(!LAST_RULE.shown(node)?.contains("denizen"));
+    let warned = agent.status()?["warnings"].as_array().context("warnings")?.len();
+    assert_eq!(warned, 1, "whether what the second accepts is enough cannot be known");
+    Ok(())
+}
+
+/// A datagram that follows before the first is answered is no less the service's.
+#[test]
+fn the_second_packet_before_the_first_answer_is_let_through() -> Result<()> {
+    let (cast, _servers, _) = start(POLICY, Backend::Nftables)?;
+    let node = &cast.cluster.world.node;
+    let _agent = opening(&cast, Backend::Nftables)?;
+    everyone_is_served(&cast)?;
+    // The remote pod is struck dumb: no answer comes that would make the connection established.
+    cast.cluster.world.remote.nft(
+        "table inet dumb { counter came {}; chain in { type filter hook input priority 0; udp dport 8080 counter name came drop; }; }",
+    )?;
+    for (to, _) in every_way(10).filter(|(_, protocol)| *protocol == Protocol::Udp) {
+        cast.place(Who::Bridged).0.run(|| -> Result<()> {
+            let socket =
+                std::net::UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
+            socket.connect(to)?;
+            (0..3).try_for_each(|_| socket.send(b"who?").map(drop))?;
+            Ok(())
+        })??;
+    }
+    let came = || -> Result<bool> {
+        let text = cast
+            .cluster
+            .world
+            .remote
+            .output("nft", &["list", "counter", "inet", "dumb", "came"])?;
+        Ok(text.contains("packets 6 "))
+    };
+    let started = Instant::now();
+    while !came()? {
+        ensure!(
+            started.elapsed() < SOON,
+            "not all datagrams came: {}",
+            node.output("nft", &["list", "ruleset"])?
+        );
+    }
+    Ok(())
+}

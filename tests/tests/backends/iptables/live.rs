@@ -1,0 +1,285 @@
+//! The iptables backend while it runs: what others do to its rules and sets, restarts, and the way
+//! from one backend to the other. No connection is lost by any of it.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::cast::{Cast, PORT, Who, every_way, service_ips};
+use denizen_tests::effort;
+use denizen_tests::iptables::{self, Variant};
+use denizen_tests::lasting::{self, Lasting};
+use denizen_tests::load::Load;
+use denizen_tests::manifest::Port;
+use denizen_tests::probe::Protocol;
+use denizen_tests::server::Server;
+use serde_json::json;
+
+/// The backend looks every ten seconds; what has not happened by then never will.
+const BOUND: Duration = Duration::from_secs(60);
+
+struct Scene {
+    cast: Cast,
+    _servers: Vec<Server>,
+}
+
+impl Scene {
+    fn set(label: &str) -> Result<Self> {
+        let (cast, servers) = lasting::cast(label)?;
+        Ok(Self { cast, _servers: servers })
+    }
+
+    fn start(&self, flags: Vec<String>) -> Result<Agent> {
+        let cluster = &self.cast.cluster;
+        let mut settings = cluster.settings();
+        settings.flags = flags;
+        Agent::start(&cluster.world.node, settings)
+    }
+
+    fn lasting(&self) -> Result<[Lasting; 2]> {
+        let open =
+            |who| Lasting::open(self.cast.place(who).0, SocketAddr::new(service_ips(11)[0], 7));
+        Ok([open(Who::Bridged)?, open(Who::Outside)?])
+    }
+
+    fn load(&self) -> Result<Load> {
+        self.cast.cluster.world.forget_quickly()?;
+        let mut load = Load::default();
+        for who in [Who::Bridged, Who::Routed, Who::Outside] {
+            let targets =
+                every_way(10).filter(|(_, protocol)| *protocol != Protocol::Sctp).collect();
+            load.client(self.cast.place(who).0, targets, |outcome| outcome.endpoint().is_some())?;
+        }
+        Ok(load)
+    }
+
+    fn node(&self) -> &denizen_tests::netns::Netns {
+        &self.cast.cluster.world.node
+    }
+
+    fn dump(&self, variant: Variant) -> Result<String> {
+        variant.dump(self.node())
+    }
+}
+
+/// Waits until `holds`.
+fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+    let started = Instant::now();
+    while !holds()? {
+        ensure!(started.elapsed() < BOUND, "{what}: not after {BOUND:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// Everything that others do to the chains before the next look is one drift; twice a minute is
+/// forgiven.
+fn changes_are_repaired(label: &str, variant: Variant) -> Result<()> {
+    let scene = Scene::set(label)?;
+    let node = scene.node();
+    variant.run(node, "-t nat -N THEIRS")?;
+    variant.run(node, "-t nat -A PREROUTING -j THEIRS")?;
+    let agent = scene.start(variant.flags())?;
+    let (expected, sets) = (scene.dump(variant)?, iptables::sets(node)?);
+    ensure!(sets.lines().count() == 4, "two pods of two families: {sets}");
+    let mut streams = scene.lasting()?;
+    let repaired = |count: u64| {
+        until(&format!("repair {count}"), || {
+            let status = agent.status()?;
+            Ok(scene.dump(variant)? == expected
+                && iptables::sets(node)? == sets
+                && status["driftRepaired"].as_u64() >= Some(count))
+        })
+    };
+    for harm in [
+        "-t nat -F KUBE-SERVICES",
+        "-t nat -I KUBE-MARK-MASQ -j RETURN",
+        "-t nat -N KUBE-SVC-AAAAAAAAAAAAAAAA",
+        "-t nat -A PREROUTING -j KUBE-SERVICES",
+        "-t filter -F KUBE-FORWARD",
+    ] {
+        variant.run(node, harm)?;
+    }
+    repaired(1)?;
+    streams.iter_mut().try_for_each(Lasting::still_alive)?;
+    let first = sets.lines().next().unwrap_or_default();
+    let element: Vec<&str> = first.split(' ').collect();
+    node.output("ipset", &["del", element[1], element[2]])?;
+    node.output("ipset", &["add", "DENIZEN-PODS-4", "192.0.2.77,eth0"])?;
+    repaired(2)?;
+    let reset = "*nat\n:PREROUTING ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\n:THEIRS -\n-A PREROUTING -j THEIRS\nCOMMIT\n";
+    variant.replace(node, "iptables", reset)?;
+    repaired(3)?;
+    streams.iter_mut().try_for_each(Lasting::still_alive)?;
+    ensure!(expected.contains("-A PREROUTING -j THEIRS"), "others' rules stay");
+    Ok(())
+}
+
+#[test]
+fn what_others_change_is_repaired_legacy() -> Result<()> {
+    changes_are_repaired("ipt-drift-l", Variant::Legacy)
+}
+
+#[test]
+fn what_others_change_is_repaired_nft() -> Result<()> {
+    changes_are_repaired("ipt-drift-n", Variant::Nft)
+}
+
+/// Rules of every shape: what `iptables-save` says of one otherwise than it was written would be
+/// taken for somebody's doing at every look.
+fn nothing_is_read_otherwise_than_written(label: &str, variant: Variant) -> Result<()> {
+    let scene = Scene::set(label)?;
+    every_shape(&scene.cast)?;
+    let file = scene.cast.cluster.run_dir().join("egress.yaml");
+    fs::write(&file, "nonMasqueradeCIDRs: ['0.0.0.0/0', '::/0', 10.0.0.0/8]")?;
+    for mode in
+        ["pod-state=port-exact", "bridge-port", "bridge=cni0,cni1", "interface-prefix=veth,cni"]
+    {
+        let mut flags = variant.flags();
+        flags.push(format!("--detect-local={mode}"));
+        flags.push(format!("--egress-masquerade-config={}", file.display()));
+        flags.push("--open-forward".to_owned());
+        scene.start(flags.clone())?.terminate()?;
+        let again = scene.start(flags)?;
+        let log = again.log();
+        ensure!(!log.contains("rules are brought up to date"), "{mode}: {log}");
+        ensure!(again.status()?["errors"] == json!([]), "{mode}: {log}");
+        again.terminate()?;
+    }
+    Ok(())
+}
+
+fn every_shape(cast: &Cast) -> Result<()> {
+    for (number, policy) in [(20, "Cluster"), (21, "Local")] {
+        let name = policy.to_lowercase();
+        let port = [Port::tcp("http", 80, PORT).at_node(30_000 + u16::from(number))];
+        let mut objects = cast.service(&name, number, &port, &lasting::MEMBERS)?;
+        let spec = &mut objects[0]["spec"];
+        spec["sessionAffinity"] = json!("ClientIP");
+        spec["externalTrafficPolicy"] = json!(policy);
+        spec["externalIPs"] = json!([format!("198.51.100.{number}")]);
+        spec["loadBalancerSourceRanges"] =
+            json!(["0.0.0.0/0", "::/0", "192.0.2.0/24", "2001:db8::/32"]);
+        let ingress = json!([{ "ip": format!("198.51.101.{number}") }, { "ip": format!("2001:db8:1b::{number}") }]);
+        objects[0]["status"] = json!({ "loadBalancer": { "ingress": ingress } });
+        cast.cluster.manifests.put(&name, &objects)?;
+    }
+    let nobody = cast.service("nobody", 22, &[Port::tcp("http", 80, PORT)], &[])?;
+    cast.cluster.manifests.put("nobody", &nobody)
+}
+
+#[test]
+fn nothing_is_read_otherwise_than_written_legacy() -> Result<()> {
+    nothing_is_read_otherwise_than_written("ipt-text-l", Variant::Legacy)
+}
+
+#[test]
+fn nothing_is_read_otherwise_than_written_nft() -> Result<()> {
+    nothing_is_read_otherwise_than_written("ipt-text-n", Variant::Nft)
+}
+
+/// Packets that each rule has counted. A chain that is written anew counts from nothing.
+fn counters(text: &str) -> Vec<(String, u64)> {
+    let counted = |line: &str| {
+        let (counter, rule) = line.split_once("[")?.1.split_once("] ")?;
+        let packets = counter.split(':').next()?.parse().ok()?;
+        rule.contains("KUBE-").then(|| (rule.to_owned(), packets))
+    };
+    text.lines().filter_map(counted).collect()
+}
+
+fn restarts_change_nothing(label: &str, variant: Variant, mode: &str) -> Result<()> {
+    let scene = Scene::set(label)?;
+    let mut flags = variant.flags();
+    flags.push(format!("--detect-local={mode}"));
+    let agent = scene.start(flags.clone())?;
+    let expected = scene.dump(variant)?;
+    let mut streams = scene.lasting()?;
+    let load = scene.load()?;
+    until("packets", || {
+        let text = variant.counted(scene.node())?;
+        Ok(counters(&text)
+            .iter()
+            .any(|(rule, packets)| rule.contains("KUBE-SEP-") && *packets > 100))
+    })?;
+    agent.terminate()?;
+    let before = counters(&variant.counted(scene.node())?);
+    for _ in 0..effort::times(20, 4) {
+        let mut settings = scene.cast.cluster.settings();
+        settings.flags = flags.clone();
+        let agent = Agent::spawn(scene.node(), settings)?;
+        thread::sleep(Duration::from_millis(u64::from(std::process::id()) % 40));
+        agent.kill()?;
+        streams.iter_mut().try_for_each(Lasting::still_alive)?;
+    }
+    let agent = scene.start(flags)?;
+    ensure!(agent.status()?["driftRepaired"] == 0, "{}", agent.status()?);
+    let after = counters(&variant.counted(scene.node())?);
+    let tally = load.stop()?;
+    ensure!(tally.failed == 0, "{tally:?}");
+    assert_eq!(scene.dump(variant)?, expected);
+    for ((rule, then), (same, now)) in before.iter().zip(&after) {
+        ensure!(rule == same && then <= now, "written anew: {rule}: {then}, then {now}");
+    }
+    streams.iter_mut().try_for_each(Lasting::still_alive)
+}
+
+#[test]
+fn restarts_change_nothing_legacy() -> Result<()> {
+    restarts_change_nothing("ipt-again-l", Variant::Legacy, "pod-state")
+}
+
+#[test]
+fn restarts_change_nothing_nft() -> Result<()> {
+    restarts_change_nothing("ipt-again-n", Variant::Nft, "pod-state")
+}
+
+#[test]
+fn restarts_change_nothing_where_ports_matter_legacy() -> Result<()> {
+    restarts_change_nothing("ipt-port-l", Variant::Legacy, "pod-state=port-exact")
+}
+
+#[test]
+fn restarts_change_nothing_where_ports_matter_nft() -> Result<()> {
+    restarts_change_nothing("ipt-port-n", Variant::Nft, "pod-state=port-exact")
+}
+
+/// From nftables to iptables and back, time after time: the old rules serve until the new ones are
+/// all there, then they go, and a packet that is on its way through them at that instant is served
+/// all the same.
+fn backends_change(label: &str, variant: Variant) -> Result<()> {
+    let scene = Scene::set(label)?;
+    let nftables = || vec!["--backend=nftables".to_owned()];
+    let mut agent = scene.start(nftables())?;
+    let mut streams = scene.lasting()?;
+    let load = scene.load()?;
+    let tables = || scene.node().output("nft", &["list", "tables"]);
+    for _ in 0..effort::times(20, 2) {
+        agent.terminate()?;
+        agent = scene.start(variant.flags())?;
+        until("denizen's tables are gone", || Ok(!tables()?.contains(" denizen")))?;
+        ensure!(scene.dump(variant)?.contains("KUBE-SVC-"), "rules");
+        agent.terminate()?;
+        agent = scene.start(nftables())?;
+        until("chains and sets are gone", || {
+            let chains = scene.dump(variant)?.contains("KUBE-");
+            Ok(!chains && scene.node().output("ipset", &["list", "-n"])?.is_empty())
+        })?;
+    }
+    let tally = load.stop()?;
+    ensure!(tally.failed == 0, "{tally:?}");
+    streams.iter_mut().try_for_each(Lasting::still_alive)
+}
+
+#[test]
+fn backends_change_and_nothing_is_left_legacy() -> Result<()> {
+    backends_change("ipt-swap-l", Variant::Legacy)
+}
+
+#[test]
+fn backends_change_and_nothing_is_left_nft() -> Result<()> {
+    backends_change("ipt-swap-n", Variant::Nft)
+}

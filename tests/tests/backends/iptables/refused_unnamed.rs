@@ -1,0 +1,254 @@
+//! Rules that the kernel refuses, and ip_tables only with their whole table: they are found and
+//! left out, everything else is written, and they are tried again.
+//!
+//! Somebody's rule leads from POSTROUTING to a service's chain, and no kernel translates
+//! destinations there: that chain cannot have its rules until somebody's is gone.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::cast::{Cast, PORT, Who, service_ips};
+use denizen_tests::http::{fetch, url};
+use denizen_tests::iptables::Variant;
+use denizen_tests::kube_proxy::{KubeProxy, Served, service_chain};
+use denizen_tests::manifest::Port;
+use denizen_tests::probe::Protocol;
+use denizen_tests::server::Server;
+use denizen_tests::world::ip;
+use serde_json::{Value, json};
+
+const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
+/// A service of its own for each number.
+const NUMBERS: std::ops::Range<u8> = 10..26;
+/// Those of them whose chains are held.
+const HELD: [u8; 2] = [14, 21];
+/// The programs of both families, and an address that nobody has.
+const FAMILIES: [(&str, &str); 2] = [("iptables", "203.0.113.9"), ("ip6tables", "2001:db8::9")];
+/// It looks every ten seconds, and tries again at looks.
+const BOUND: Duration = Duration::from_secs(90);
+
+struct Scene {
+    cast: Cast,
+    variant: Variant,
+    _servers: Vec<Server>,
+}
+
+fn name(number: u8) -> String {
+    format!("s{number}")
+}
+
+impl Scene {
+    fn set(label: &str, variant: Variant) -> Result<Self> {
+        let (cast, servers) = Cast::new(label)?;
+        for number in NUMBERS {
+            let objects =
+                cast.service(&name(number), number, &HTTP, &[Who::Routed, Who::Remote])?;
+            cast.cluster.manifests.put(&name(number), &objects)?;
+        }
+        Ok(Self { cast, variant, _servers: servers })
+    }
+
+    fn in_nat(&self, rules: impl Fn(&str, &str) -> String) -> Result<()> {
+        FAMILIES.iter().try_for_each(|(family, address)| {
+            let lines: String = HELD.map(|number| rules(address, &chain(number))).concat();
+            let input = format!("*nat\n{lines}COMMIT\n");
+            self.variant.restore(&self.cast.cluster.world.node, family, &input)
+        })
+    }
+
+    /// Keeps the chains of [`HELD`] from what they are for.
+    fn hold(&self) -> Result<()> {
+        self.in_nat(|to, chain| format!(":{chain} - [0:0]\n-A POSTROUTING -d {to} -g {chain}\n"))
+    }
+
+    fn free(&self) -> Result<()> {
+        self.in_nat(|to, chain| format!("-D POSTROUTING -d {to} -g {chain}\n"))
+    }
+
+    fn start(&self) -> Result<Agent> {
+        let mut settings = self.cast.cluster.settings();
+        settings.flags = self.variant.flags();
+        Agent::start(&self.cast.cluster.world.node, settings)
+    }
+
+    /// Whether each service is served in both families, by a real connection.
+    fn are_served(&self, numbers: impl IntoIterator<Item = u8>) -> Result<Vec<(u8, bool)>> {
+        let ways = numbers.into_iter().flat_map(|n| service_ips(n).map(|ip| (n, ip)));
+        let ask = |(n, ip)| {
+            let outcome = self.cast.ask(Who::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
+            Ok((n, outcome.endpoint().is_some()))
+        };
+        ways.map(ask).collect()
+    }
+
+    fn all_but_held_are_served(&self) -> Result<()> {
+        let served = self.are_served(NUMBERS)?;
+        ensure!(served.iter().all(|(number, is)| *is != HELD.contains(number)), "{served:?}");
+        Ok(())
+    }
+}
+
+fn chain(number: u8) -> String {
+    service_chain(&format!("default/{}:http", name(number)))
+}
+
+fn until(agent: &Agent, what: &str, so: impl Fn(&Value) -> bool) -> Result<Value> {
+    let started = Instant::now();
+    loop {
+        let status = agent.status()?;
+        if so(&status) {
+            return Ok(status);
+        }
+        ensure!(started.elapsed() < BOUND, "never: {what}: {status}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The held chains of both families are named, and nothing else is wrong.
+fn are_named(status: &Value, held: &[u8]) -> bool {
+    let errors: Vec<&str> =
+        status["errors"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let names = |error: &&str, number: &u8| {
+        error.contains(&chain(*number))
+            && error.contains(&format!("default/{}:http", name(*number)))
+    };
+    errors.len() == 2 * held.len()
+        && held.iter().all(|number| errors.iter().filter(|error| names(error, number)).count() == 2)
+}
+
+/// At a cold start, after a restart, and when it is tried again.
+fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
+    let scene = Scene::set(label, variant)?;
+    scene.hold()?;
+    let agent = scene.start()?;
+    until(&agent, "named", |status| are_named(status, &HELD))?;
+    scene.all_but_held_are_served()?;
+    let healthz = url(ip("127.0.0.1"), 10256, "/healthz");
+    let health = fetch(&scene.cast.cluster.world.node, &healthz, &[])?;
+    ensure!(health.status == 200 && health.body.contains("are refused"), "{health:?}");
+    agent.terminate()?;
+    scene.all_but_held_are_served()?;
+    let agent = scene.start()?;
+    until(&agent, "named anew", |status| are_named(status, &HELD))?;
+    scene.all_but_held_are_served()?;
+    // A service that comes, and one that goes.
+    let more = scene.cast.service("more", 30, &HTTP, &[Who::Remote])?;
+    scene.cast.cluster.manifests.put("more", &more)?;
+    scene.cast.cluster.manifests.remove(&name(10))?;
+    until(&agent, "one comes, one goes", |status| {
+        let served = scene.are_served([10, 30]).unwrap_or_default();
+        are_named(status, &HELD)
+            && served.iter().all(|(n, is)| *is == (*n == 30))
+            && served.len() == 4
+    })?;
+    let said = |what: &str| agent.log().matches(what).count();
+    let (told, taken) = (said("all else is written"), said("taken now"));
+    scene.free()?;
+    let status = until(&agent, "taken", |status| status["errors"] == json!([]))?;
+    ensure!(status["driftRepaired"] == 0, "{status}");
+    let served = scene.are_served(HELD)?;
+    ensure!(served.iter().all(|(_, is)| *is), "{served:?}");
+    ensure!(said("all else is written") == told, "it is told once");
+    ensure!(said("taken now") == taken + 2 * HELD.len(), "and that it is over");
+    Ok(())
+}
+
+#[test]
+fn the_others_are_served_legacy() -> Result<()> {
+    the_others_are_served("unn-all-l", Variant::Legacy)
+}
+
+#[test]
+fn the_others_are_served_nft() -> Result<()> {
+    the_others_are_served("unn-all-n", Variant::Nft)
+}
+
+/// With other chains it is served; the one that it had stays until nobody leads to it.
+fn an_update_heals(label: &str, variant: Variant) -> Result<()> {
+    let scene = Scene::set(label, variant)?;
+    scene.hold()?;
+    let agent = scene.start()?;
+    until(&agent, "named", |status| are_named(status, &HELD))?;
+    let number = HELD[0];
+    let renamed = [Port::tcp("web", 80, PORT)];
+    let objects =
+        scene.cast.service(&name(number), number, &renamed, &[Who::Routed, Who::Remote])?;
+    scene.cast.cluster.manifests.put(&name(number), &objects)?;
+    let gone = format!("-X {}", chain(number));
+    until(&agent, "served", |status| {
+        let served = scene.are_served([number]).unwrap_or_default();
+        !served.is_empty()
+            && served.iter().all(|(_, is)| *is)
+            && status["errors"].to_string().matches(&gone).count() == 2
+    })?;
+    scene.free()?;
+    until(&agent, "no errors", |status| status["errors"] == json!([]))?;
+    let rules = variant.dump(&scene.cast.cluster.world.node)?;
+    ensure!(!rules.contains(&chain(number)), "{rules}");
+    let served = scene.are_served(NUMBERS)?;
+    ensure!(served.iter().all(|(_, is)| *is), "{served:?}");
+    Ok(())
+}
+
+#[test]
+fn an_update_heals_legacy() -> Result<()> {
+    an_update_heals("unn-upd-l", Variant::Legacy)
+}
+
+#[test]
+fn an_update_heals_nft() -> Result<()> {
+    an_update_heals("unn-upd-n", Variant::Nft)
+}
+
+/// What kube-proxy serves is served at every moment while denizen takes over and finds what is
+/// refused.
+fn taken_over_in_place(label: &str, variant: Variant) -> Result<()> {
+    let scene = Scene::set(label, variant)?;
+    let node = &scene.cast.cluster.world.node;
+    let others: Vec<u8> = NUMBERS.filter(|number| !HELD.contains(number)).collect();
+    let served = |number: &u8| {
+        let at = SocketAddr::new(service_ips(*number)[0], 80);
+        let endpoint = |who| anyhow::Ok(SocketAddr::new(scene.cast.address(who, at.ip())?, PORT));
+        Ok(Served {
+            name: format!("default/{}:http", name(*number)),
+            at,
+            endpoints: vec![endpoint(Who::Routed)?, endpoint(Who::Remote)?],
+        })
+    };
+    let services = others.iter().map(served).collect::<Result<_>>()?;
+    let kube_proxy = KubeProxy { node, variant, services };
+    kube_proxy.start()?;
+    scene.hold()?;
+    let is_lost = |number: &u8| {
+        let to = SocketAddr::new(service_ips(*number)[0], 80);
+        let outcome = scene.cast.ask(Who::Bridged, to, Protocol::Tcp);
+        !outcome.is_ok_and(|outcome| outcome.endpoint().is_some())
+    };
+    let mut settings = scene.cast.cluster.settings();
+    settings.flags = variant.flags();
+    let agent = Agent::spawn(node, settings)?;
+    let started = Instant::now();
+    while !agent.status().is_ok_and(|status| are_named(&status, &HELD)) {
+        let lost: Vec<_> = others.iter().filter(|number| is_lost(number)).collect();
+        ensure!(lost.is_empty(), "while it is taken over: {lost:?}");
+        ensure!(started.elapsed() < BOUND, "never named");
+    }
+    scene.all_but_held_are_served()?;
+    scene.free()?;
+    until(&agent, "taken", |status| status["errors"] == json!([]))?;
+    let served = scene.are_served(NUMBERS)?;
+    ensure!(served.iter().all(|(_, is)| *is), "{served:?}");
+    Ok(())
+}
+
+#[test]
+fn taken_over_in_place_legacy() -> Result<()> {
+    taken_over_in_place("unn-take-l", Variant::Legacy)
+}
+
+#[test]
+fn taken_over_in_place_nft() -> Result<()> {
+    taken_over_in_place("unn-take-n", Variant::Nft)
+}

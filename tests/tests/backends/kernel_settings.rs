@@ -1,0 +1,227 @@
+//! The settings of the kernel without which rules are not enough: the agent sets them, or says that
+//! it cannot.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::binary;
+use denizen_tests::cast::{Cast, Who, every_protocol, service_ips};
+use denizen_tests::netns::{Netns, checked};
+use denizen_tests::pod::Wiring;
+use denizen_tests::probe::{Outcome, Probe, SILENCE};
+use serde_json::Value;
+
+const BRIDGE_FILTERS: [&str; 2] = ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"];
+
+/// Longer than a start takes on a busy machine.
+const SOON: Duration = Duration::from_secs(20);
+
+fn read(node: &Netns, key: &str) -> Result<String> {
+    let path = Path::new("/proc/sys/net").join(key);
+    Ok(node.run(|| fs::read_to_string(path))??.trim().to_owned())
+}
+
+fn turn_off(node: &Netns) -> Result<()> {
+    BRIDGE_FILTERS.iter().try_for_each(|key| node.sysctl(&format!("net.bridge.{key}"), "0"))
+}
+
+/// The agent's process in the node's namespace, with what it needs and `flags`.
+fn command(cast: &Cast, program: &[&str], flags: &[&str]) -> Result<Command> {
+    let settings = cast.cluster.settings();
+    let ours = binary::ours("denizen-agent")?;
+    let mut words = program.iter().map(Into::into).chain([ours.into_os_string()]);
+    let mut command = Command::new(words.next().context("a program")?);
+    command.args(words).arg("run").args(flags);
+    command.arg("--manifests").arg(cast.cluster.manifests.folder());
+    command.arg("--run-dir").arg(settings.run_dir);
+    command.args(["--node-name", &settings.node_name]);
+    Ok(command)
+}
+
+#[test]
+fn a_service_on_the_clients_own_bridge_works_though_the_bridge_was_not_filtered() -> Result<()> {
+    let (cast, _servers) = Cast::new("bridgenf")?;
+    let web = cast.service("web", 10, &every_protocol(), &[Who::Bridged])?;
+    cast.cluster.manifests.put("web", &web)?;
+    let neighbour = cast.cluster.add_pod("neighbour", Wiring::Bridged)?;
+    let node = &cast.cluster.world.node;
+    turn_off(node)?;
+    let agent = cast.cluster.start_agent()?;
+    for key in BRIDGE_FILTERS {
+        assert_eq!(read(node, &format!("bridge/{key}"))?, "1", "{key}");
+    }
+    assert_eq!(agent.status()?["errors"], serde_json::json!([]));
+    let ask = |patience| {
+        service_ips(10).map(|ip| {
+            let probe = Probe::tcp(SocketAddr::new(ip, 80)).patience(patience);
+            probe.ask_in(&neighbour.netns)
+        })
+    };
+    for outcome in ask(denizen_tests::probe::PATIENCE) {
+        assert!(outcome.endpoint().is_some(), "{outcome:?}");
+    }
+    // That it was needed: without it the answers are bridged past the translation.
+    turn_off(node)?;
+    assert_eq!(ask(SILENCE), [Outcome::Dropped, Outcome::Dropped]);
+    Ok(())
+}
+
+/// Ends its process, by its id, when it is dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What the agent says of itself once everything is programmed.
+fn status_of(cast: &Cast) -> Result<Value> {
+    let started = Instant::now();
+    loop {
+        let mut ask = Command::new(binary::ours("denizen-agent")?);
+        ask.args(["status", "--output", "json", "--run-dir"]);
+        if let Ok(output) = checked(ask.arg(cast.cluster.run_dir())) {
+            let status: Value = serde_json::from_slice(&output.stdout)?;
+            if status["synced"] == true {
+                return Ok(status);
+            }
+        }
+        ensure!(started.elapsed() < SOON, "the agent never programmed anything");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn what_may_not_be_set_is_said_and_everything_else_goes_on() -> Result<()> {
+    let (cast, _servers) = Cast::new("readonly")?;
+    let web = cast.service("web", 10, &every_protocol(), &[Who::Remote])?;
+    cast.cluster.manifests.put("web", &web)?;
+    let node = &cast.cluster.world.node;
+    turn_off(node)?;
+    // As in a container whose runtime mounts the kernel's settings read-only.
+    let read_only =
+        "mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys && exec \"$@\"";
+    let program = ["unshare", "--mount", "sh", "-c", read_only, "sh"];
+    let mut command = command(&cast, &program, &[])?;
+    let _agent = Running(node.run(|| command.spawn())??);
+    let status = status_of(&cast)?;
+    let errors: Vec<_> = status["errors"].as_array().context("errors")?.iter().collect();
+    for key in BRIDGE_FILTERS {
+        let said = format!(
+            "net/bridge/{key} is 0 and cannot be set to 1: a connection to a service hangs"
+        );
+        let found = errors.iter().filter_map(|error| error.as_str());
+        assert!(found.clone().any(|error| error.starts_with(&said)), "{errors:?}");
+        assert_eq!(read(node, &format!("bridge/{key}"))?, "0", "{key}");
+    }
+    let to = SocketAddr::new(service_ips(10)[0], 80);
+    let outcome = cast.ask(Who::Bridged, to, denizen_tests::probe::Protocol::Tcp)?;
+    assert!(outcome.endpoint().is_some(), "{outcome:?}");
+    Ok(())
+}
+
+/// As in the DaemonSet: the container sees /proc/sys read-only, and the host's /proc/sys/net at
+/// another path.
+#[test]
+fn a_mount_of_the_hosts_settings_is_enough_where_proc_sys_is_read_only() -> Result<()> {
+    let (cast, _servers) = Cast::new("sysctldir")?;
+    let node = &cast.cluster.world.node;
+    turn_off(node)?;
+    let host = cast.cluster.world.subfolder("host-sys")?;
+    fs::create_dir(host.join("net"))?;
+    let host = host.to_str().context("a path that is text")?;
+    let contained = format!(
+        "mount --bind /proc/sys/net {host}/net && mount --bind /proc/sys /proc/sys \
+         && mount -o remount,ro,bind /proc/sys && exec \"$@\""
+    );
+    let program = ["unshare", "--mount", "sh", "-c", &contained, "sh"];
+    let flag = format!("--sysctl-dir={host}");
+    let flags = [&flag, "--conntrack-udp-timeout=43s", "--nodeport-addresses=all,localhost"];
+    let mut command = command(&cast, &program, &flags)?;
+    let _agent = Running(node.run(|| command.spawn())??);
+    let status = status_of(&cast)?;
+    for key in BRIDGE_FILTERS {
+        assert_eq!(read(node, &format!("bridge/{key}"))?, "1", "{key}");
+    }
+    assert_eq!(read(node, "netfilter/nf_conntrack_udp_timeout")?, "43");
+    assert_eq!(read(node, "ipv4/conf/all/route_localnet")?, "1");
+    assert_eq!(status["errors"], serde_json::json!([]));
+    assert_eq!(status["warnings"], serde_json::json!([]));
+    Ok(())
+}
+
+#[test]
+fn a_folder_without_settings_is_named() -> Result<()> {
+    let (cast, _servers) = Cast::new("nosysctl")?;
+    let mut command = command(&cast, &["timeout", "60"], &["--sysctl-dir=/nowhere"])?;
+    let output = cast.cluster.world.node.run(|| command.output())??;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.code() == Some(1)
+            && said.contains("--sysctl-dir /nowhere: /nowhere/net is not there"),
+        "{output:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn connection_tracking_is_set_up_as_kube_proxy_does() -> Result<()> {
+    let (cast, _servers) = Cast::new("conntrack")?;
+    let node = &cast.cluster.world.node;
+    let value = |name: &str| read(node, &format!("netfilter/nf_conntrack_{name}"));
+    let untouched = [value("udp_timeout")?, value("udp_timeout_stream")?, value("tcp_be_liberal")?];
+    let agent = cast.cluster.start_agent()?;
+    assert_eq!(value("tcp_timeout_established")?, "86400");
+    assert_eq!(value("tcp_timeout_close_wait")?, "3600");
+    let now = [value("udp_timeout")?, value("udp_timeout_stream")?, value("tcp_be_liberal")?];
+    assert_eq!(now, untouched);
+    assert!(agent.terminate()?.success());
+    let mut settings = cast.cluster.settings();
+    let flags = "--conntrack-tcp-timeout-established=2h --conntrack-tcp-timeout-close-wait=0 \
+                 --conntrack-udp-timeout=40s --conntrack-udp-timeout-stream=1m30s \
+                 --conntrack-tcp-be-liberal --conntrack-max-per-core=100000000";
+    settings.flags.extend(flags.split_whitespace().map(str::to_owned));
+    let agent = Agent::start(node, settings)?;
+    let expected = [
+        ("tcp_timeout_established", "7200"),
+        ("tcp_timeout_close_wait", "3600"),
+        ("udp_timeout", "40"),
+        ("udp_timeout_stream", "90"),
+        ("tcp_be_liberal", "1"),
+    ];
+    for (name, wanted) in expected {
+        assert_eq!(value(name)?, wanted, "{name}");
+    }
+    // The limit is the host's own affair: not to be set from a namespace, and no reason to stop.
+    assert!(agent.log().contains("nf_conntrack_max is"), "{}", agent.log());
+    assert_eq!(agent.status()?["errors"], serde_json::json!([]));
+    Ok(())
+}
+
+#[test]
+fn an_init_container_sets_everything_up_and_programs_nothing() -> Result<()> {
+    let (cast, _servers) = Cast::new("initonly")?;
+    let node = &cast.cluster.world.node;
+    turn_off(node)?;
+    let flags = ["--init-only", "--conntrack-udp-timeout=41s", "--backend=iptables"];
+    let mut command = command(&cast, &[], &flags)?;
+    let output = node.run(|| command.output())??;
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(read(node, "netfilter/nf_conntrack_udp_timeout")?, "41");
+    assert_eq!(read(node, "netfilter/nf_conntrack_tcp_timeout_established")?, "86400");
+    for key in BRIDGE_FILTERS {
+        assert_eq!(read(node, &format!("bridge/{key}"))?, "1", "{key}");
+    }
+    // For node ports on 127.0.0.1, which iptables serves unless it is told not to.
+    assert_eq!(read(node, "ipv4/conf/all/route_localnet")?, "1");
+    assert_eq!(node.output("nft", &["list", "tables"])?, "");
+    Ok(())
+}

@@ -1,0 +1,273 @@
+//! nft itself as the judge: what it makes of the program's text is what the agent makes by netlink;
+//! what it lists is what it reads back; and whatever it is told to spoil is repaired.
+//!
+//! The features are those of the golden files of `render`.
+
+mod feature;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::netns::Netns;
+use denizen_tests::ruleset;
+use serde_json::Value;
+
+use self::feature::{Feature, features};
+
+/// Where denizen may have a table. Nobody else has one in these namespaces.
+const FAMILIES: [&str; 3] = ["bridge", "ip", "ip6"];
+
+/// A repair that has not come by then never will.
+const BOUND: Duration = Duration::from_secs(5);
+
+/// A family's table as nft tells it in JSON, without what differs from time to time.
+fn told(at: &Netns, family: &str) -> Result<BTreeSet<String>> {
+    let text = at.output("nft", &["-j", "list", "ruleset", family])?;
+    let all: Value = serde_json::from_str(&text).with_context(|| format!("nft -j:\n{text}"))?;
+    let objects = all["nftables"].as_array().context("nftables")?;
+    // The first is about nft itself.
+    let objects = objects[1..].iter().cloned();
+    Ok(objects.map(|object| settled(object).to_string()).collect())
+}
+
+fn settled(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let passing = ["handle", "packets", "bytes"];
+            let lasting = fields.into_iter().filter(|(name, _)| !passing.contains(&&**name));
+            let settled = lasting.map(|(name, value)| {
+                let value = settled_elements(&name, settled(value));
+                (name, value)
+            });
+            settled.collect()
+        }
+        Value::Array(items) => items.into_iter().map(settled).collect(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value,
+    }
+}
+
+/// A set's elements have no order.
+fn settled_elements(name: &str, mut value: Value) -> Value {
+    if let (true, Some(items)) = (name == "elem", value.as_array_mut()) {
+        items.sort_by_key(Value::to_string);
+    }
+    value
+}
+
+/// Each chain's rules in order: a set of objects would hide it.
+fn rules_in_order(at: &Netns, family: &str) -> Result<BTreeMap<String, Vec<String>>> {
+    let text = at.output("nft", &["list", "ruleset", family])?;
+    let mut chains: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for block in text.split("\n\n").filter_map(|block| block.trim_start().strip_prefix("chain ")) {
+        let (name, rules) = block.split_once(" {").context("a chain")?;
+        // The last one's block ends the table too.
+        let rules = rules.lines().map(str::trim).filter(|line| *line != "}");
+        let rules = rules.map(str::to_owned);
+        chains.insert(name.to_owned(), rules.collect());
+    }
+    Ok(chains)
+}
+
+#[test]
+fn text_makes_what_netlink_makes() -> Result<()> {
+    for feature in features()? {
+        let (by_agent, by_nft) = (Netns::new("agent")?, Netns::new("nft")?);
+        let _agent = feature.start(&by_agent)?;
+        by_nft.nft(&feature.rendered()?).with_context(|| feature.name.clone())?;
+        for family in FAMILIES {
+            let (agent, nft) = (told(&by_agent, family)?, told(&by_nft, family)?);
+            let differ: Vec<_> = agent.symmetric_difference(&nft).collect();
+            assert!(differ.is_empty(), "{}, {family}: {differ:#?}", feature.name);
+            assert_eq!(rules_in_order(&by_agent, family)?, rules_in_order(&by_nft, family)?);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_nft_lists_it_reads_back() -> Result<()> {
+    for feature in features()? {
+        let at = Netns::new("list")?;
+        drop(feature.start(&at)?);
+        let listed = at.output("nft", &["list", "ruleset"])?;
+        for nonsense in ["@nh,", "@th,", "@ih,", "unknown", "(null)", "[invalid", "expression"] {
+            assert!(!listed.contains(nonsense), "{}: {nonsense} in\n{listed}", feature.name);
+        }
+        let json: Value = serde_json::from_str(&at.output("nft", &["-j", "list", "ruleset"])?)?;
+        assert!(json["nftables"].is_array());
+        let before = FAMILIES.map(|family| told(&at, family).unwrap());
+        let rules = FAMILIES.map(|family| rules_in_order(&at, family).unwrap());
+        at.nft(&format!("flush ruleset\n{listed}")).with_context(|| feature.name.clone())?;
+        assert_eq!(FAMILIES.map(|family| told(&at, family).unwrap()), before, "{}", feature.name);
+        assert_eq!(FAMILIES.map(|family| rules_in_order(&at, family).unwrap()), rules);
+    }
+    Ok(())
+}
+
+/// Clients that the rules remember are elements too, and they are not the agent's to remove.
+#[test]
+fn remembered_clients_are_listed_and_left_alone() -> Result<()> {
+    let feature = Feature::golden("affinity")?;
+    let at = Netns::new("clients")?;
+    let agent = feature.start(&at)?;
+    let clients = [("ip", "10.0.0.9"), ("ip6", "2001:db8::99")];
+    for (family, client) in clients {
+        let element = format!("{{ 4000:4000 . {client} timeout 300s : 4000:4001 }}");
+        at.nft(&format!("add element {family} denizen affinity {element}"))?;
+    }
+    at.nft("add rule ip denizen services counter")?;
+    repaired(&at, "a rule, beside clients", &agent, 0)?;
+    for (family, client) in clients {
+        let listed = at.output("nft", &["list", "map", family, "denizen", "affinity"])?;
+        assert!(listed.contains(client) && listed.contains(": 4000:4001"), "{listed}");
+    }
+    Ok(())
+}
+
+fn repairs(agent: &Agent) -> Result<u64> {
+    let status = agent.status()?;
+    status["driftRepaired"].as_u64().with_context(|| status.to_string())
+}
+
+/// Waits until more repairs were counted than before.
+fn repaired(at: &Netns, what: &str, agent: &Agent, before: u64) -> Result<()> {
+    let started = Instant::now();
+    while repairs(agent)? <= before {
+        let listed = || at.output("nft", &["list", "ruleset"]).unwrap_or_default();
+        ensure!(started.elapsed() < BOUND, "{what}: not repaired in {BOUND:?}:\n{}", listed());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Ways to spoil one family's table, in nft's language.
+fn harms(family: &str) -> Vec<(&'static str, String)> {
+    let (door, slot) = match family {
+        "ip" => ("10.96.0.10 . tcp . 80", "10.96.0.10 . tcp . 80 . 0"),
+        _ => ("fd00:96::10 . tcp . 80", "fd00:96::10 . tcp . 80 . 0"),
+    };
+    let foreign = if family == "ip" { "10.96.0.77" } else { "fd00:96::77" };
+    let endpoint = if family == "ip" { "10.6.6.6" } else { "fd00::6666" };
+    let t = format!("{family} denizen");
+    vec![
+        ("delete the table", format!("delete table {t}")),
+        ("flush the table", format!("flush table {t}")),
+        ("put the table to sleep", format!("add table {t} {{ flags dormant; }}")),
+        ("delete an endpoint", format!("delete element {t} endpoints {{ {slot} }}")),
+        ("delete a service", format!("delete element {t} services {{ {door} }}")),
+        ("delete a set's element", format!("flush set {t} cluster-ips")),
+        (
+            "add a foreign service",
+            format!("add element {t} services {{ {foreign} . tcp . 80 : goto no-endpoints }}"),
+        ),
+        (
+            "lead a service elsewhere",
+            format!(
+                "delete element {t} services {{ {door} }}\nadd element {t} services {{ {door} : goto no-endpoints }}"
+            ),
+        ),
+        (
+            "lead an endpoint elsewhere",
+            format!(
+                "delete element {t} endpoints {{ {slot} }}\nadd element {t} endpoints {{ {slot} : {endpoint} . 80 }}"
+            ),
+        ),
+        ("add a foreign member", format!("add element {t} cluster-ips {{ {foreign} }}")),
+        ("add a rule", format!("add rule {t} prerouting counter drop")),
+        ("put a rule first", format!("insert rule {t} services counter drop")),
+        ("flush a chain", format!("flush chain {t} postrouting")),
+        ("delete a base chain", format!("flush chain {t} output\ndelete chain {t} output")),
+        ("drop by policy", format!("chain {t} prerouting {{ policy drop; }}")),
+        ("add a chain", format!("add chain {t} strange")),
+        (
+            "add chains that refer to each other",
+            format!(
+                "add chain {t} a-strange\nadd chain {t} b-strange\nadd rule {t} b-strange goto a-strange"
+            ),
+        ),
+        (
+            "hook a chain in",
+            format!(
+                "add chain {t} hooked {{ type filter hook forward priority 0; policy accept; }}"
+            ),
+        ),
+        ("add a set", format!("add set {t} strange {{ type inet_service; }}")),
+    ]
+}
+
+#[test]
+fn whatever_is_spoiled_is_repaired_to_what_a_fresh_start_makes() -> Result<()> {
+    let feature = Feature::golden("external-local")?;
+    let at = Netns::new("drift")?;
+    let agent = feature.start(&at)?;
+    let mut harms: Vec<_> = ["ip", "ip6"].into_iter().flat_map(harms).collect();
+    harms.push(("flush the ruleset", "flush ruleset".to_owned()));
+    all_repaired(&at, &agent, &harms)
+}
+
+#[test]
+fn a_bridges_table_is_repaired_like_the_others() -> Result<()> {
+    let feature = Feature::golden("detect-port-exact")?;
+    let at = Netns::new("drift-bridge")?;
+    // The agent removes the record of a link that is gone, and follows one that moved.
+    for link in [
+        "cni0 type bridge",
+        "veth1 index 12 address 02:00:00:00:00:01 type veth peer name peer1",
+        "a-long-name-123 index 13 address 02:00:00:00:00:02 type bridge",
+    ] {
+        at.ip(&format!("link add {link}"))?;
+    }
+    at.ip("link set veth1 master cni0")?;
+    let agent = feature.start(&at)?;
+    let t = "bridge denizen";
+    let harms = [
+        ("delete the table", format!("delete table {t}")),
+        ("flush the table", format!("flush table {t}")),
+        ("delete a port", format!("delete element {t} pod-ports {{ \"veth1\" . 10.1.2.3 }}")),
+        ("add a port", format!("add element {t} pod-ports6 {{ \"veth9\" . fd00::9 }}")),
+        ("add a rule", format!("add rule {t} prerouting meta mark set 0")),
+        ("flush a chain", format!("flush chain {t} bridged")),
+        (
+            "see every frame later",
+            format!(
+                "flush chain {t} prerouting\ndelete chain {t} prerouting\nadd chain {t} prerouting {{ type filter hook prerouting priority 5; }}"
+            ),
+        ),
+        (
+            "read later",
+            "flush chain ip denizen port-told\ndelete chain ip denizen port-told".to_owned(),
+        ),
+        ("flush the ruleset", "flush ruleset".to_owned()),
+    ];
+    all_repaired(&at, &agent, &harms)
+}
+
+/// Does each harm, and waits until all is as it was.
+fn all_repaired(at: &Netns, agent: &Agent, harms: &[(&str, String)]) -> Result<()> {
+    let state = || -> Result<Vec<_>> {
+        let of = |family| Ok((told(at, family)?, rules_in_order(at, family)?));
+        FAMILIES.into_iter().map(of).collect()
+    };
+    let fresh = state()?;
+    for (what, harm) in harms {
+        let before = repairs(agent)?;
+        at.nft(harm).with_context(|| (*what).to_owned())?;
+        repaired(at, what, agent, before)?;
+        assert!(state()? == fresh, "{what}: {harm}\n{}", at.output("nft", &["list", "ruleset"])?);
+    }
+    Ok(())
+}
+
+#[test]
+fn ten_thousand_services_have_the_rules_of_ten() -> Result<()> {
+    let mut sizes = Vec::new();
+    for services in [10, 10_000] {
+        let at = Netns::new("size")?;
+        let _agent = Feature::many(services)?.start(&at)?;
+        sizes.push(ruleset::size(&at)?);
+    }
+    assert_eq!(sizes[0], sizes[1], "chains and rules");
+    Ok(())
+}

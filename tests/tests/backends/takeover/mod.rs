@@ -1,0 +1,290 @@
+//! Taking over from a kube-proxy in iptables mode under load, in place, while it still writes; and
+//! what is left of any of its modes is removed.
+
+mod nftables;
+
+use std::net::SocketAddr;
+use std::process::{Child, Command};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::binary;
+use denizen_tests::cast::{Cast, PORT, Who, service_ips};
+use denizen_tests::http::{fetch, url};
+use denizen_tests::iptables::Variant;
+use denizen_tests::kube_proxy::{KubeProxy, Served};
+use denizen_tests::lasting::{self, ECHO, Lasting};
+use denizen_tests::load::Load;
+use denizen_tests::netns::{Netns, checked};
+use denizen_tests::probe::Protocol;
+use denizen_tests::server::Server;
+use denizen_tests::world::ip;
+
+/// The backend looks every ten seconds; what has not happened by then never will.
+const BOUND: Duration = Duration::from_secs(90);
+
+/// What every pod but the node's own serves, by the same names and addresses as kube-proxy has it.
+struct Scene {
+    cast: Cast,
+    variant: Variant,
+    services: Vec<Served>,
+    _servers: Vec<Server>,
+}
+
+impl Scene {
+    fn set(label: &str, variant: Variant) -> Result<Self> {
+        let (cast, servers) = lasting::cast(label)?;
+        let at = |number, port| SocketAddr::new(service_ips(number)[0], port);
+        let endpoint =
+            |who, port| Ok(SocketAddr::new(cast.address(who, service_ips(10)[0])?, port));
+        let web = lasting::MEMBERS.iter().map(|who| endpoint(*who, PORT)).collect::<Result<_>>()?;
+        let services = vec![
+            Served { name: "default/web:tcp".to_owned(), at: at(10, 80), endpoints: web },
+            Served {
+                name: "default/echo:echo".to_owned(),
+                at: at(11, 7),
+                endpoints: vec![endpoint(Who::Routed, ECHO)?],
+            },
+        ];
+        Ok(Self { cast, variant, services, _servers: servers })
+    }
+
+    fn node(&self) -> &Netns {
+        &self.cast.cluster.world.node
+    }
+
+    fn kube_proxy(&self) -> KubeProxy<'_> {
+        KubeProxy { node: self.node(), variant: self.variant, services: self.services.clone() }
+    }
+
+    fn start(&self, flags: Vec<String>) -> Result<Agent> {
+        let cluster = &self.cast.cluster;
+        let mut settings = cluster.settings();
+        settings.flags = flags;
+        Agent::start(&cluster.world.node, settings)
+    }
+
+    fn lasting(&self) -> Result<[Lasting; 2]> {
+        let open = |who| Lasting::open(self.cast.place(who).0, self.services[1].at);
+        Ok([open(Who::Bridged)?, open(Who::Outside)?])
+    }
+
+    /// Connections to the web service, without pause.
+    fn load(&self) -> Result<Load> {
+        self.cast.cluster.world.forget_quickly()?;
+        let mut load = Load::default();
+        for who in [Who::Bridged, Who::Routed, Who::Outside] {
+            let targets = vec![(self.services[0].at, Protocol::Tcp)];
+            load.client(self.cast.place(who).0, targets, |outcome| outcome.endpoint().is_some())?;
+        }
+        Ok(load)
+    }
+
+    fn rules(&self) -> Result<String> {
+        self.variant.dump(self.node())
+    }
+
+    /// Whether the web service's chain has the words that denizen writes.
+    fn is_denizens(&self) -> Result<bool> {
+        let rules = self.rules()?;
+        let chosen =
+            |line: &str| line.contains("default/web:tcp -> 1") && line.contains("one endpoint");
+        Ok(rules.lines().any(chosen))
+    }
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+    let started = Instant::now();
+    while !holds()? {
+        ensure!(started.elapsed() < BOUND, "{what}: not after {BOUND:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+fn nftables() -> Vec<String> {
+    vec!["--backend=nftables".to_owned()]
+}
+
+/// Does `what` while clients connect; none of them may notice.
+fn unnoticed<T>(
+    scene: &Scene,
+    streams: &mut [Lasting],
+    what: &str,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let load = scene.load()?;
+    let done = work().with_context(|| what.to_owned());
+    let tally = load.stop()?;
+    let done = done?;
+    ensure!(tally.failed == 0, "{what}: {tally:?}");
+    streams.iter_mut().try_for_each(Lasting::still_alive)?;
+    Ok(done)
+}
+
+/// kube-proxy serves; denizen comes, in place; kube-proxy writes once more and ends; then the
+/// nftables backend, then back.
+fn taken_over(label: &str, variant: Variant) -> Result<()> {
+    let scene = Scene::set(label, variant)?;
+    let kube_proxy = scene.kube_proxy();
+    kube_proxy.start()?;
+    let mut streams = scene.lasting()?;
+    let write = || kube_proxy.sync(&scene.services[..1]);
+    unnoticed(&scene, &mut streams, "kube-proxy writes", write)?;
+    let begin = || scene.start(variant.flags());
+    let agent = unnoticed(&scene, &mut streams, "adopted", begin)?;
+    ensure!(scene.is_denizens()?, "adopted");
+    ensure!(kube_proxy.jumps_stand()?, "{}", scene.rules()?);
+    ensure!(kube_proxy.canaries_live()?, "kube-proxy would think that all was flushed");
+    unnoticed(&scene, &mut streams, "both write", || {
+        write()?;
+        ensure!(!scene.is_denizens()?, "written over: {}", scene.rules()?);
+        until("repaired", || Ok(agent.status()?["driftRepaired"] == 1))
+    })?;
+    ensure!(kube_proxy.canaries_live()?, "kube-proxy would think that all was flushed");
+    let agent = unnoticed(&scene, &mut streams, "into nftables", || {
+        agent.terminate()?;
+        let agent = scene.start(nftables())?;
+        until("denizen's chains are gone", || Ok(!scene.rules()?.contains("KUBE-SVC-")))?;
+        Ok(agent)
+    })?;
+    let _agent = unnoticed(&scene, &mut streams, "back", || {
+        agent.terminate()?;
+        scene.start(variant.flags())
+    })?;
+    ensure!(scene.is_denizens()?, "back");
+    Ok(())
+}
+
+#[test]
+fn taken_over_in_place_and_into_nftables_and_back_legacy() -> Result<()> {
+    taken_over("take-l", Variant::Legacy)
+}
+
+#[test]
+fn taken_over_in_place_and_into_nftables_and_back_nft() -> Result<()> {
+    taken_over("take-n", Variant::Nft)
+}
+
+/// Into nftables while kube-proxy's own rules stay: the priority before theirs decides.
+#[test]
+fn nftables_takes_over_beside_kube_proxys_rules() -> Result<()> {
+    let scene = Scene::set("take-beside", Variant::Nft)?;
+    let kube_proxy = scene.kube_proxy();
+    kube_proxy.start()?;
+    let mut streams = scene.lasting()?;
+    let load = scene.load()?;
+    let _agent = scene.start(nftables())?;
+    let mut wrong = kube_proxy.services.clone();
+    // Nobody listens there: whoever follows kube-proxy's rules now is refused.
+    wrong[0].endpoints.iter_mut().for_each(|at| at.set_port(1));
+    KubeProxy { services: wrong.clone(), ..scene.kube_proxy() }.sync(&wrong)?;
+    streams.iter_mut().try_for_each(Lasting::still_alive)?;
+    let outcome = scene.cast.ask(Who::Bridged, scene.services[0].at, Protocol::Tcp)?;
+    ensure!(outcome.endpoint().is_some(), "{outcome:?}");
+    let tally = load.stop()?;
+    ensure!(tally.failed == 0, "{tally:?}");
+    Ok(())
+}
+
+/// A process that is called kube-proxy. It ends with this value.
+struct Namesake {
+    child: Child,
+    _folder: tempfile::TempDir,
+}
+
+impl Namesake {
+    fn start(node: &Netns) -> Result<Self> {
+        let folder = denizen_tests::netns::folder()?;
+        let program = folder.path().join("kube-proxy");
+        std::fs::copy("/bin/sleep", &program)?;
+        let child = node.run(|| Command::new(&program).arg("600").spawn())??;
+        Ok(Self { child, _folder: folder })
+    }
+}
+
+impl Drop for Namesake {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_kube_proxy_that_goes_on_writing_is_noticed_and_named() -> Result<()> {
+    let scene = Scene::set("take-fight", Variant::Nft)?;
+    let kube_proxy = scene.kube_proxy();
+    kube_proxy.start()?;
+    let namesake = Namesake::start(scene.node())?;
+    let load = scene.load()?;
+    let agent = scene.start(Variant::Nft.flags())?;
+    let health = || {
+        Ok::<_, anyhow::Error>(
+            fetch(scene.node(), &url(ip("127.0.0.1"), 10256, "/healthz"), &[])?.status,
+        )
+    };
+    ensure!(health()? == 200, "well before");
+    for round in 1..=3 {
+        kube_proxy.sync(&scene.services)?;
+        until("seen", || {
+            let status = agent.status()?;
+            Ok(if round < 3 {
+                scene.is_denizens()?
+            } else {
+                !status["errors"].as_array().is_none_or(Vec::is_empty)
+            })
+        })?;
+    }
+    let errors = agent.status()?["errors"].to_string();
+    ensure!(errors.contains("kube-proxy (process"), "{errors}");
+    ensure!(errors.contains(&namesake.child.id().to_string()), "{errors}");
+    until("health is red", || Ok(health()? == 503))?;
+    ensure!(agent.status()?["driftRepaired"] == 2, "{}", agent.status()?);
+    let tally = load.stop()?;
+    ensure!(tally.failed == 0, "kube-proxy's rules serve: {tally:?}");
+    // kube-proxy has it back: what it writes now stays.
+    ensure!(!scene.is_denizens()?, "repair has stopped");
+    Ok(())
+}
+
+#[test]
+fn cleanup_removes_what_each_mode_of_kube_proxy_left() -> Result<()> {
+    let scene = Scene::set("take-clean", Variant::Legacy)?;
+    let node = scene.node();
+    scene.kube_proxy().start()?;
+    KubeProxy { variant: Variant::Nft, ..scene.kube_proxy() }.start()?;
+    let ipvs = "*nat\n:KUBE-LOAD-BALANCER - [0:0]\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j KUBE-LOAD-BALANCER\nCOMMIT\n";
+    node.output("ipset", &["create", "KUBE-CLUSTER-IP", "hash:ip,port"])?;
+    node.output("ipset", &["create", "KUBE-6-LOOP-BACK", "hash:ip,port,ip", "family", "inet6"])?;
+    node.output("ipset", &["create", "theirs", "hash:ip"])?;
+    Variant::Legacy.restore(node, "iptables", ipvs)?;
+    // The kernel of the tests has no dummy devices; the name is what counts.
+    node.ip("link add kube-ipvs0 type bridge")?;
+    node.nft("table ip kube-proxy { map service-ips { type ipv4_addr : verdict; }\nchain c { }\n}\ntable ip6 kube-proxy { }\ntable ip theirs { }")?;
+    Variant::Legacy.run(node, "-t filter -N KUBE-FIREWALL")?;
+    let agent = scene.start(Variant::Legacy.flags())?;
+    agent.terminate()?;
+    let binary = binary::ours("denizen-agent")?;
+    let said = node.run(|| checked(Command::new(&binary).args(["cleanup", "--kube-proxy"])))??;
+    eprintln!("{}", String::from_utf8_lossy(&said.stdout));
+    for variant in Variant::BOTH {
+        let left = variant.dump(node)?;
+        let left: Vec<&str> = left.lines().filter(|line| line.contains("KUBE-")).collect();
+        let kubelets = match variant {
+            Variant::Legacy => vec!["iptables filter: :KUBE-FIREWALL -"],
+            Variant::Nft => vec![],
+        };
+        assert_eq!(left, kubelets, "{variant:?}");
+    }
+    assert_eq!(node.output("ipset", &["list", "-n"])?.trim(), "theirs");
+    let tables = node.output("nft", &["list", "tables"])?;
+    ensure!(!tables.contains("kube-proxy") && !tables.contains("denizen"), "{tables}");
+    ensure!(tables.contains("table ip theirs"), "{tables}");
+    let links = node.output("ip", &["-brief", "link"])?;
+    ensure!(!links.contains("kube-ipvs0"), "{links}");
+    let again = node.run(|| checked(Command::new(&binary).args(["cleanup", "--kube-proxy"])))?;
+    again.context("there is nothing left to remove")?;
+    Ok(())
+}

@@ -1,0 +1,354 @@
+//! What an operator installs is what Kubernetes, Prometheus, Grafana and denizen's own programs
+//! take.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use denizen_tests::conf::{
+    DAEMON_SET, UNINSTALL, built, built_with_iptables, containers, containers_of, documents,
+    folder, text,
+};
+use denizen_tests::netns::checked;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The folders that `kubectl apply -k` takes.
+const KUSTOMIZATIONS: [&str; 2] = ["kubernetes", "kubernetes/uninstall"];
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Kustomization {
+    api_version: String,
+    kind: String,
+    namespace: String,
+    resources: Vec<String>,
+    components: Vec<String>,
+}
+
+/// An object as Kubernetes' own type reads it. A field that the type does not know is lost on the
+/// way, and that is an error.
+fn strictly<T: DeserializeOwned + Serialize>(object: &Value) -> Result<()> {
+    let typed: T = serde_json::from_value(object.clone())?;
+    kept(object, &serde_json::to_value(typed)?, "")
+}
+
+fn kept(said: &Value, read: &Value, at: &str) -> Result<()> {
+    match (said, read) {
+        (Value::Object(said), Value::Object(read)) => said.iter().try_for_each(|(key, value)| {
+            let at = format!("{at}.{key}");
+            let read = read.get(key).with_context(|| format!("there is no field {at}"))?;
+            kept(value, read, &at)
+        }),
+        (Value::Array(said), Value::Array(read)) => said
+            .iter()
+            .zip(read)
+            .enumerate()
+            .try_for_each(|(index, (said, read))| kept(said, read, &format!("{at}[{index}]"))),
+        _ => {
+            ensure!(said == read, "{at}: {said} is read as {read}");
+            Ok(())
+        }
+    }
+}
+
+fn object(object: &Value) -> Result<()> {
+    let kind = object["kind"].as_str().context("an object without a kind")?;
+    match kind {
+        "ServiceAccount" => strictly::<ServiceAccount>(object),
+        "ClusterRole" => strictly::<ClusterRole>(object),
+        "ClusterRoleBinding" => strictly::<ClusterRoleBinding>(object),
+        "ConfigMap" => strictly::<ConfigMap>(object),
+        "DaemonSet" => strictly::<DaemonSet>(object),
+        other => bail!("nobody looked at a {other} yet"),
+    }
+}
+
+fn kustomization(name: &str) -> Result<Kustomization> {
+    let mut documents = documents(&format!("{name}/kustomization.yaml"))?;
+    ensure!(documents.len() == 1, "one document");
+    Ok(serde_json::from_value(documents.remove(0))?)
+}
+
+#[test]
+fn a_field_that_kubernetes_does_not_know_is_found() {
+    let mut account = documents("kubernetes/rbac.yaml").unwrap().remove(0);
+    object(&account).unwrap();
+    account["metadata"]["nme"] = "typo".into();
+    assert!(object(&account).unwrap_err().to_string().contains(".metadata.nme"));
+}
+
+#[test]
+fn every_manifest_is_what_kubernetes_takes_and_is_installed() -> Result<()> {
+    for name in KUSTOMIZATIONS {
+        let Kustomization { api_version, kind, namespace, resources, components } =
+            kustomization(name)?;
+        assert_eq!(
+            (api_version.as_str(), kind.as_str()),
+            ("kustomize.config.k8s.io/v1beta1", "Kustomization")
+        );
+        assert_eq!(namespace, "kube-system");
+        let [component] = components.as_slice() else {
+            bail!("{name}: {components:?}");
+        };
+        assert!(component.ends_with("image"), "{name}");
+        let there = fs::read_dir(folder().join(name))?.flatten();
+        let there: BTreeSet<String> = there
+            .filter(|entry| entry.path().extension().is_some_and(|end| end == "yaml"))
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .filter(|name| name != "kustomization.yaml")
+            .collect();
+        assert_eq!(there, resources.iter().cloned().collect(), "{name}");
+        for resource in resources {
+            for document in documents(&format!("{name}/{resource}"))? {
+                object(&document).with_context(|| format!("{name}/{resource}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// As `kubectl apply -k` would send it.
+#[test]
+fn kubectl_builds_both_kustomizations() -> Result<()> {
+    for (name, objects) in KUSTOMIZATIONS.into_iter().zip([5, 1]) {
+        let built = built(&folder().join(name))?;
+        assert_eq!(built.len(), objects, "{name}");
+        for built in &built {
+            object(built)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whoever sets the image sets it once, for the installation and for what takes it away.
+#[test]
+fn the_image_is_set_in_one_file() -> Result<()> {
+    let copy = tempfile::tempdir()?;
+    let root = copy.path().join("kubernetes");
+    checked(Command::new("cp").arg("-r").arg(folder().join("kubernetes")).arg(&root))?;
+    let file = root.join("image/kustomization.yaml");
+    let text = fs::read_to_string(&file)?;
+    let set = text.replace("# newName: REGISTRY/", "newName: registry.example/");
+    ensure!(set != text, "{text}");
+    fs::write(&file, set)?;
+    let image = concat!("registry.example/denizen:", env!("CARGO_PKG_VERSION"));
+    for folder in [&root, &root.join("uninstall")] {
+        let built = built(folder)?;
+        let daemon_set = built.iter().find(|it| it["kind"] == "DaemonSet");
+        for container in containers_of(daemon_set.context("no DaemonSet")?) {
+            assert_eq!(container["image"], image, "{}", folder.display());
+        }
+    }
+    Ok(())
+}
+
+/// What an operator uncomments: the agent is told, and gets what it needs beside; nothing else
+/// differs.
+#[test]
+fn the_component_for_iptables_changes_the_agent_alone() -> Result<()> {
+    let mut plain = built(&folder().join("kubernetes"))?;
+    let daemon_set = plain.iter_mut().find(|it| it["kind"] == "DaemonSet");
+    let agent =
+        &mut daemon_set.context("no DaemonSet")?["spec"]["template"]["spec"]["containers"][0];
+    let arguments = agent["args"].as_array_mut().context("arguments")?;
+    arguments.push("--backend=iptables".into());
+    let added = &mut agent["securityContext"]["capabilities"]["add"];
+    added.as_array_mut().context("capabilities")?.push("NET_RAW".into());
+    assert_eq!(built_with_iptables()?, plain);
+    Ok(())
+}
+
+/// The variables that a container is given.
+fn environment(container: &Value) -> Result<BTreeSet<String>> {
+    let named = container["env"].as_array().into_iter().flatten();
+    let mut names: BTreeSet<String> = named
+        .map(|it| Some(it["name"].as_str()?.to_owned()))
+        .collect::<Option<_>>()
+        .context("a variable has a name")?;
+    for source in container["envFrom"].as_array().into_iter().flatten() {
+        let maps = documents("kubernetes/config-map.yaml")?;
+        let map = maps.iter().find(|map| map["metadata"]["name"] == source["configMapRef"]["name"]);
+        let data = map.context("no such ConfigMap")?["data"].clone();
+        names.extend(data.as_object().into_iter().flatten().map(|(name, _)| name.clone()));
+    }
+    Ok(names)
+}
+
+#[test]
+fn the_programs_take_the_arguments_that_they_are_given() -> Result<()> {
+    for daemon_set in [DAEMON_SET, UNINSTALL] {
+        for container in containers(daemon_set)? {
+            if container["command"].is_array() {
+                continue;
+            }
+            let environment = environment(&container)?;
+            let mut words = vec!["denizen-agent".to_owned()];
+            for word in container["args"].as_array().context("no arguments")? {
+                let mut word = word.as_str().context("an argument is a text")?.to_owned();
+                for name in &environment {
+                    word = word.replace(&format!("$({name})"), "value");
+                }
+                ensure!(!word.contains("$("), "{word}: no such variable");
+                words.push(word);
+            }
+            let taken = denizen_agent::cli::command().try_get_matches_from(&words);
+            taken.with_context(|| format!("{daemon_set}: {words:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn mounts_have_volumes_and_nothing_has_more_than_it_needs() -> Result<()> {
+    for daemon_set in [DAEMON_SET, UNINSTALL] {
+        let document = documents(daemon_set)?.remove(0);
+        let pod = &document["spec"]["template"]["spec"];
+        let volumes = pod["volumes"].as_array().context("volumes")?;
+        let volumes: BTreeSet<_> = volumes.iter().filter_map(|it| it["name"].as_str()).collect();
+        let mut mounted = BTreeSet::new();
+        for container in &containers(daemon_set)? {
+            let (name, security) = (&container["name"], &container["securityContext"]);
+            let mounts = container["volumeMounts"].as_array().into_iter().flatten();
+            mounted.extend(mounts.filter_map(|it| it["name"].as_str()).map(str::to_owned));
+            assert_eq!(security["readOnlyRootFilesystem"], true, "{name}");
+            assert_ne!(security["privileged"], true, "{name}");
+            assert_eq!(security["allowPrivilegeEscalation"], false, "{name}");
+            assert_eq!(security["capabilities"]["drop"], serde_json::json!(["ALL"]), "{name}");
+        }
+        assert_eq!(mounted, volumes.into_iter().map(str::to_owned).collect(), "{daemon_set}");
+        assert_eq!(pod["hostNetwork"], true);
+        assert_eq!(pod["priorityClassName"], "system-node-critical");
+        assert_eq!(pod["tolerations"], serde_json::json!([{ "operator": "Exists" }]));
+    }
+    Ok(())
+}
+
+/// What keeps the plugin installed, and what takes everything away, never ask the API.
+#[test]
+fn the_agent_alone_has_a_token() -> Result<()> {
+    for daemon_set in [DAEMON_SET, UNINSTALL] {
+        let document = documents(daemon_set)?.remove(0);
+        let pod = &document["spec"]["template"]["spec"];
+        assert_eq!(pod["automountServiceAccountToken"], false, "{daemon_set}");
+        for container in containers(daemon_set)? {
+            let mounts = container["volumeMounts"].as_array().into_iter().flatten();
+            let names: Vec<_> = mounts.filter_map(|it| it["name"].as_str()).collect();
+            let has_token = names.contains(&"api-access");
+            assert_eq!(has_token, container["name"] == "agent", "{}", container["name"]);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_agent_is_asked_where_it_answers() -> Result<()> {
+    let containers = containers(DAEMON_SET)?;
+    let agent = containers.iter().find(|it| it["name"] == "agent");
+    let agent = agent.context("no agent")?;
+    for (probe, path) in [("readinessProbe", "/healthz"), ("livenessProbe", "/livez")] {
+        assert_eq!(agent[probe]["httpGet"]["path"], path);
+        assert_eq!(agent[probe]["httpGet"]["port"], 10256);
+    }
+    assert!(agent["resources"]["requests"]["memory"].is_string());
+    Ok(())
+}
+
+/// A tag may name another image tomorrow.
+#[test]
+fn base_images_are_pinned_by_digest() -> Result<()> {
+    let file = text("Containerfile")?;
+    let images = file.lines().filter_map(|line| line.strip_prefix("FROM "));
+    let images: Vec<_> = images.filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(images.len(), 2, "{images:?}");
+    for image in &images {
+        let digest = image.split_once("@sha256:").map(|(_, digest)| digest);
+        let is_digest =
+            |it: &str| it.len() == 64 && it.bytes().all(|byte| byte.is_ascii_hexdigit());
+        ensure!(digest.is_some_and(is_digest), "{image}");
+    }
+    // The compiler that Cargo.toml asks for.
+    let compiler = concat!("docker.io/library/rust:", env!("CARGO_PKG_RUST_VERSION"), "-");
+    ensure!(images[0].starts_with(compiler), "{}", images[0]);
+    Ok(())
+}
+
+/// What the image is made from is there, and what is installed in it is what the tests run.
+#[test]
+fn the_containerfile_names_what_is_there() -> Result<()> {
+    let root = folder().join("..");
+    let packages = fs::read_to_string(root.join("tests/packages"))?;
+    let mut copied = 0;
+    let file = text("Containerfile")?;
+    for line in file.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if let ["COPY", sources @ .., _] = words.as_slice()
+            && !line.contains("--from=")
+        {
+            for source in sources {
+                assert!(root.join(source).exists(), "{source}");
+                copied += 1;
+            }
+        }
+    }
+    for member in ["shared", "cni-plugin", "node-agent", "tests", "Cargo.lock", ".cargo"] {
+        assert!(file.contains(member), "{member} is needed to build");
+    }
+    assert!(copied >= 7, "{copied}");
+    let last = file.rsplit("FROM ").next().context("a stage")?;
+    let installed = last.split("--no-install-recommends").nth(1).context("packages")?;
+    let installed: Vec<_> =
+        installed.split("&&").next().into_iter().flat_map(str::split_whitespace).collect();
+    assert!(!installed.is_empty());
+    for package in installed {
+        assert!(packages.contains(&format!(":{package}\n")), "{package}");
+    }
+    Ok(())
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rules {
+    groups: Vec<Group>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Group {
+    name: String,
+    rules: Vec<Alert>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Alert {
+    alert: String,
+    expr: String,
+    #[serde(rename = "for")]
+    lasting: Option<String>,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+}
+
+#[test]
+fn every_alert_says_what_is_wrong_and_how_bad_it_is() -> Result<()> {
+    let rules: Rules = serde_json::from_value(documents("monitoring/alerts.yaml")?.remove(0))?;
+    let mut names = BTreeSet::new();
+    for alert in rules.groups.iter().flat_map(|group| &group.rules) {
+        assert!(names.insert(&alert.alert), "{} twice", alert.alert);
+        assert!(alert.alert.starts_with("Denizen") && !alert.expr.is_empty());
+        assert!(alert.lasting.as_ref().is_none_or(|it| it.ends_with('m')));
+        let severity = alert.labels.get("severity").context("how bad it is")?;
+        assert!(["critical", "warning"].contains(&severity.as_str()));
+        for annotation in ["summary", "description"] {
+            assert!(alert.annotations.contains_key(annotation), "{}", alert.alert);
+        }
+    }
+    assert_eq!(rules.groups[0].name, "denizen");
+    Ok(())
+}

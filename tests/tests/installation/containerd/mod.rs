@@ -1,0 +1,202 @@
+//! A real container runtime makes the pods: containerd, told by CRI as kubelet tells it.
+
+mod first_deployment;
+mod installation;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_shared::state::Attachment;
+use denizen_shared::store::RunDir;
+use denizen_tests::agent::{Agent, CNI_CACHE};
+use denizen_tests::binary;
+use denizen_tests::cast::{PORT, service_ips};
+use denizen_tests::cluster::Cluster;
+use denizen_tests::containerd::Containerd;
+use denizen_tests::effort;
+use denizen_tests::manifest::Port;
+use denizen_tests::netns::checked;
+use denizen_tests::pod::Wiring;
+use denizen_tests::probe::{Outcome, Probe};
+use denizen_tests::server::Server;
+use serde_json::{Value, json};
+
+/// What has not happened by then never will.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A node with containerd, whose chain is as a CNI plugin's installer leaves it: without denizen
+/// yet.
+struct Node {
+    containerd: Containerd,
+    folder: PathBuf,
+    cluster: Cluster,
+    _web: Server,
+}
+
+impl Node {
+    fn new(label: &str) -> Result<Self> {
+        let cluster = Cluster::new(label, &Value::Null)?;
+        let web = cluster.remote_web(&service_ips(10), Port::tcp("http", 80, PORT))?;
+        let folder = cluster.world.subfolder("containerd")?;
+        let chain = cluster.chain(Wiring::Bridged).clone().without_denizen();
+        let conf_dir = Containerd::conf_dir(&folder)?;
+        fs::write(conf_dir.join("10-pods.conflist"), chain.conflist())?;
+        let cache = cluster.run_dir().join(CNI_CACHE);
+        let mut containerd = Containerd::start(&cluster.world.node, &folder, &cache)?;
+        containerd.wait_network()?;
+        Ok(Self { containerd, folder, cluster, _web: web })
+    }
+
+    /// As an operator puts denizen into the chain; the ADD of a pod that cannot be programmed
+    /// fails.
+    fn install(&self) -> Result<()> {
+        let wait = json!({ "waitForAgent": { "timeout": "30s", "onTimeout": "fail" } });
+        let mut install = Command::new(binary::ours("denizen-agent")?);
+        install.args(["install-cni", "--once"]);
+        install.arg("--cni-conf-dir").arg(Containerd::conf_dir(&self.folder)?);
+        install.arg("--cni-bin-dir").arg(Containerd::bin_dir(&self.folder)?);
+        install.arg("--run-dir").arg(self.cluster.run_dir());
+        checked(install.arg("--plugin-config").arg(wait.to_string()))?;
+        // containerd takes a changed configuration within moments, and says nothing of it.
+        let cri = self.containerd.cri()?;
+        self.until("containerd goes by the new chain", || {
+            let probe = cri.run_sandbox("is-it-there")?;
+            let is_there = self.records()?.contains_key(&probe);
+            cri.stop_sandbox(&probe)?;
+            cri.remove_sandbox(&probe)?;
+            Ok(is_there)
+        })
+    }
+
+    /// The records, by sandbox.
+    fn records(&self) -> Result<BTreeMap<String, Attachment>> {
+        let state = RunDir::open(self.cluster.run_dir())?.read()?;
+        let records = state.map(|state| state.attachments).unwrap_or_default();
+        let by_sandbox = records.into_values().map(|it| (it.container_id.clone(), it));
+        Ok(by_sandbox.collect())
+    }
+
+    /// The first packets that a pod sends, and whether each is a local pod's: not masqueraded.
+    fn first_packets(&self, record: &Attachment) -> Result<Vec<Outcome>> {
+        let netns = record.netns.as_deref().context("a record names the namespace")?;
+        let ask = |ip: IpAddr| {
+            let probe = Probe::tcp(SocketAddr::new(ip, 80));
+            self.containerd.run_in_pod(netns, || probe.ask())
+        };
+        service_ips(10).into_iter().map(ask).collect()
+    }
+
+    fn until(&self, what: &str, mut so: impl FnMut() -> Result<bool>) -> Result<()> {
+        let started = Instant::now();
+        while !so()? {
+            ensure!(started.elapsed() < PATIENCE, "never: {what}");
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+}
+
+fn pods(agent: &Agent) -> Result<u64> {
+    let status = agent.status()?;
+    status["pods"].as_u64().with_context(|| format!("{status}"))
+}
+
+#[test]
+fn a_pod_is_recorded_known_from_its_first_packet_and_crossed_out() -> Result<()> {
+    let node = Node::new("ctr-one")?;
+    let agent = node.cluster.start_agent()?;
+    node.install()?;
+    let cri = node.containerd.cri()?;
+    for round in 0..effort::times(10, 2) {
+        let name = format!("web-{round}");
+        let sandbox = cri.run_sandbox(&name)?;
+        let record = node.records()?.remove(&sandbox).context("it is recorded")?;
+        let seen: Vec<_> = node.first_packets(&record)?.iter().map(Outcome::seen).collect();
+        for (ip, seen) in service_ips(10).into_iter().zip(seen) {
+            let own = record.ips.iter().find(|own| own.is_ipv4() == ip.is_ipv4());
+            assert_eq!(seen.as_ref(), own, "its own address: {record:?}");
+        }
+        let pod = record.pod.clone().context("containerd names the pod")?;
+        assert_eq!((pod.name, pod.uid), (name.clone(), Some(format!("uid-{name}"))));
+        assert_eq!(record.bridge.as_deref(), Some("cni0"));
+        let told: Vec<IpAddr> =
+            cri.addresses(&sandbox)?.iter().map(|it| it.parse()).collect::<Result<_, _>>()?;
+        assert_eq!(record.ips, told, "what kubelet is told is what is recorded");
+        assert_eq!(pods(&agent)?, 1);
+        cri.stop_sandbox(&sandbox)?;
+        assert!(node.records()?.is_empty(), "DEL crossed it out");
+        cri.remove_sandbox(&sandbox)?;
+        node.until("the agent forgets it", || Ok(pods(&agent)? == 0))?;
+    }
+    assert_eq!(agent.status()?["errors"], json!([]));
+    let log = node.containerd.log();
+    let complaints: Vec<_> = log.lines().filter(|line| line.contains("denizen\" failed")).collect();
+    assert!(complaints.is_empty(), "{complaints:?}");
+    Ok(())
+}
+
+#[test]
+fn thirty_pods_at_once_are_all_known_and_all_crossed_out() -> Result<()> {
+    const PODS: usize = 30;
+    let node = Node::new("ctr-thirty")?;
+    let agent = node.cluster.start_agent()?;
+    node.install()?;
+    let (start, all_are_there) = (Barrier::new(PODS), Barrier::new(PODS));
+    let one = |number: usize| -> Result<()> {
+        let cri = node.containerd.cri();
+        start.wait();
+        let made = cri.and_then(|cri| Ok((cri.run_sandbox(&format!("p{number}"))?, cri)));
+        let asked = made.and_then(|(sandbox, cri)| {
+            let record = node.records()?.remove(&sandbox).context("it is not recorded")?;
+            let outcomes = node.first_packets(&record)?;
+            let all = outcomes
+                .iter()
+                .all(|outcome| outcome.seen().is_some_and(|seen| record.ips.contains(&seen)));
+            Ok((sandbox, cri, all, outcomes))
+        });
+        // Whoever failed too: nobody waits for ever.
+        all_are_there.wait();
+        let (sandbox, cri, all, outcomes) = asked?;
+        cri.stop_sandbox(&sandbox)?;
+        cri.remove_sandbox(&sandbox)?;
+        ensure!(all, "pod {number} was not known: {outcomes:?}");
+        Ok(())
+    };
+    thread::scope(|scope| -> Result<()> {
+        let pods: Vec<_> = (0..PODS).map(|number| scope.spawn(move || one(number))).collect();
+        pods.into_iter().try_for_each(|pod| pod.join().expect("it does not panic"))
+    })?;
+    assert!(node.records()?.is_empty());
+    node.until("the agent forgets them", || Ok(pods(&agent)? == 0))?;
+    assert_eq!(agent.status()?["errors"], json!([]));
+    Ok(())
+}
+
+/// A live node is switched over: containerd's own cache tells of its pods, and its DEL, which goes
+/// by the old chain, is made good for.
+#[test]
+fn pods_that_containerd_made_before_are_adopted_and_pruned() -> Result<()> {
+    let node = Node::new("ctr-adopt")?;
+    let cri = node.containerd.cri()?;
+    let old = cri.run_sandbox("old")?;
+    let agent = node.cluster.start_agent()?;
+    let record = node.records()?.remove(&old).context("it is adopted")?;
+    assert!(record.adopted);
+    assert_eq!(record.pod.as_ref().map(|pod| pod.name.as_str()), Some("old"));
+    for outcome in node.first_packets(&record)? {
+        let seen = outcome.seen().with_context(|| format!("{outcome:?}"))?;
+        assert!(record.ips.contains(&seen), "{outcome:?}");
+    }
+    node.install()?;
+    cri.stop_sandbox(&old)?;
+    cri.remove_sandbox(&old)?;
+    node.until("its record is pruned", || Ok(node.records()?.is_empty()))?;
+    node.until("the agent forgets it", || Ok(pods(&agent)? == 0))
+}

@@ -1,0 +1,232 @@
+//! `denizen-agent install-cni` as it runs on a node: beside owners that rewrite their files, and
+//! killed at any instant.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::binary;
+use denizen_tests::effort;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const LIST: &str = "{\n  \"cniVersion\": \"1.0.0\", \"name\": \"pods\",\n  \"plugins\": [\n    { \"type\": \"bridge\" },\n    { \"type\": \"portmap\" }\n  ]\n}\n";
+const LONE: &str = "{ \"cniVersion\": \"0.4.0\", \"name\": \"pods\", \"type\": \"ptp\" }\n";
+
+struct Node {
+    folder: TempDir,
+}
+
+impl Node {
+    fn new() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        fs::create_dir(folder.path().join("net.d"))?;
+        fs::create_dir(folder.path().join("bin"))?;
+        Ok(Self { folder })
+    }
+
+    fn conf(&self) -> PathBuf {
+        self.folder.path().join("net.d")
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    fn command(&self, flags: &[&str]) -> Result<Command> {
+        let mut command = Command::new(binary::ours("denizen-agent")?);
+        command.arg("install-cni").arg("--cni-conf-dir").arg(self.conf());
+        command.arg("--cni-bin-dir").arg(self.folder.path().join("bin")).args(flags);
+        Ok(command)
+    }
+
+    fn run(&self, flags: &[&str]) -> Result<Output> {
+        Ok(self.command(flags)?.output()?)
+    }
+
+    fn start(&self) -> Result<Running> {
+        let log = File::create(self.folder.path().join("log"))?;
+        let child = self.command(&[])?.stdin(Stdio::null()).stderr(log).spawn()?;
+        Ok(Running(child))
+    }
+
+    /// As an owner writes its file: beside, and renamed.
+    fn write(&self, name: &str, text: &str) -> Result<()> {
+        let beside = self.folder.path().join("beside");
+        fs::write(&beside, text)?;
+        Ok(fs::rename(beside, self.conf().join(name))?)
+    }
+
+    fn wait(&self, what: &str, so: impl Fn() -> bool) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !so() {
+            ensure!(Instant::now() < deadline, "{what}: {:?} {}", active(&self.conf()), self.log());
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The types of the plugins of the configuration that containerd would take: the first by name,
+/// which must be valid.
+fn active(folder: &Path) -> Result<Vec<String>> {
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(folder)?.flatten().map(|entry| entry.path()).collect();
+    paths.retain(|path| {
+        path.extension().is_some_and(|it| it == "conflist" || it == "conf" || it == "json")
+    });
+    paths.sort();
+    let path = paths.first().context("no configuration")?;
+    let value: Value = serde_json::from_str(&fs::read_to_string(path)?)?;
+    let types = match value["plugins"].as_array() {
+        Some(plugins) => plugins.iter().map(|plugin| plugin["type"].as_str()).collect(),
+        None => Some(vec![value["type"].as_str().context("no type")?]),
+    };
+    let types: Vec<&str> = types.context("a plugin without a type")?;
+    ensure!(!types.is_empty(), "no plugins");
+    Ok(types.into_iter().map(str::to_owned).collect())
+}
+
+fn is(folder: &Path, expected: &[&str]) -> bool {
+    active(folder).is_ok_and(|types| types == expected)
+}
+
+#[test]
+fn once_and_out_again() -> Result<()> {
+    for (name, text) in [("10-x.conflist", LIST), ("10-x.conf", LONE)] {
+        let node = Node::new()?;
+        let refused = node.run(&["--once"])?;
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(
+            !refused.status.success() && said.contains("no usable CNI configuration"),
+            "{said}"
+        );
+        node.write(name, text)?;
+        let output = node.run(&["--once", "--run-dir", "/run/other"])?;
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(active(&node.conf())?.last().map(String::as_str), Some("denizen"));
+        let whole: String = fs::read_dir(node.conf())?
+            .flatten()
+            .map(|it| fs::read_to_string(it.path()).unwrap())
+            .collect();
+        assert!(whole.contains(r#""runDir":"/run/other""#), "{whole}");
+        assert!(node.folder.path().join("bin/denizen").is_file());
+        assert!(node.run(&["--uninstall"])?.status.success());
+        let left: Vec<_> = fs::read_dir(node.conf())?.flatten().map(|it| it.file_name()).collect();
+        assert_eq!(left, [name]);
+        assert_eq!(fs::read_to_string(node.conf().join(name))?, text);
+        assert!(
+            node.folder.path().join("bin/denizen").is_file(),
+            "pods that were made with it may need it"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn it_waits_for_a_configuration_and_keeps_its_place_in_it() -> Result<()> {
+    let node = Node::new()?;
+    let mut running = node.start()?;
+    node.wait("it says that it waits", || node.log().contains("waiting for one"))?;
+    node.write("00-broken.conflist", "{ \"name\": ")?;
+    node.write("10-x.conflist", LIST)?;
+    node.wait("the broken one is named", || node.log().contains("00-broken.conflist"))?;
+    assert_eq!(fs::read_to_string(node.conf().join("00-broken.conflist"))?, "{ \"name\": ");
+    fs::remove_file(node.conf().join("00-broken.conflist"))?;
+    node.wait("put in", || is(&node.conf(), &["bridge", "portmap", "denizen"]))?;
+    for round in 0..effort::times(50, 5) {
+        let text = LIST.replace("bridge", if round % 2 == 0 { "ptp" } else { "bridge" });
+        node.write("10-x.conflist", &text)?;
+        let first = if round % 2 == 0 { "ptp" } else { "bridge" };
+        node.wait("put in again", || is(&node.conf(), &[first, "portmap", "denizen"]))?;
+    }
+    kill(Pid::from_raw(running.0.id().try_into()?), Signal::SIGTERM)?;
+    assert!(running.0.wait()?.success());
+    assert_eq!(active(&node.conf())?.len(), 3, "it stays when the program is upgraded");
+    Ok(())
+}
+
+#[test]
+fn a_plugin_that_does_not_run_is_not_installed() -> Result<()> {
+    let node = Node::new()?;
+    node.write("10-x.conflist", LIST)?;
+    assert!(node.run(&["--once"])?.status.success());
+    assert!(node.run(&["--uninstall"])?.status.success());
+    let plugin = node.folder.path().join("bin/denizen");
+    let before = fs::read(&plugin)?;
+    for (name, program) in
+        [("broken", "\u{7f}ELF is not this"), ("another", "#!/bin/sh\necho '{}'\n")]
+    {
+        let other = node.folder.path().join(name);
+        fs::write(&other, program)?;
+        let output = node.run(&["--once", "--plugin", other.to_str().context("UTF-8")?])?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains("VERSION"), "{said}");
+        assert_eq!(fs::read(&plugin)?, before, "what was there still is");
+        assert_eq!(
+            fs::read_to_string(node.conf().join("10-x.conflist"))?,
+            LIST,
+            "nor is it in the chain"
+        );
+    }
+    Ok(())
+}
+
+/// Killed at any instant, the node has a valid configuration all the time, and the next run does
+/// what this one did not.
+#[test]
+fn a_crash_at_any_point_leaves_a_valid_configuration() -> Result<()> {
+    for (name, text) in [("10-x.conflist", LIST), ("10-x.conf", LONE)] {
+        let node = Node::new()?;
+        node.write(name, text)?;
+        let (folder, stop) = (node.conf(), AtomicBool::new(false));
+        thread::scope(|scope| -> Result<()> {
+            let checker = scope.spawn(|| -> Result<u64> {
+                let mut looks = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    valid(&folder)?;
+                    looks += 1;
+                }
+                Ok(looks)
+            });
+            for round in 0..effort::times(200, 30) {
+                let flag = if round % 2 == 0 { "--once" } else { "--uninstall" };
+                let mut child = node.command(&[flag])?.stderr(Stdio::null()).spawn()?;
+                thread::sleep(Duration::from_micros((round as u64 * 7919) % 25_000));
+                let _ = child.kill();
+                child.wait()?;
+            }
+            stop.store(true, Ordering::Relaxed);
+            let looks = checker.join().expect("it does not panic")?;
+            ensure!(looks > 0, "nobody looked");
+            Ok(())
+        })?;
+        assert!(node.run(&["--once"])?.status.success());
+        assert_eq!(active(&node.conf())?.last().map(String::as_str), Some("denizen"));
+        assert!(node.run(&["--uninstall"])?.status.success());
+        assert_eq!(fs::read_to_string(node.conf().join(name))?, text);
+    }
+    Ok(())
+}
+
+/// A file may go between the look at the folder and the look at it, as for the runtime, which then
+/// looks again.
+fn valid(folder: &Path) -> Result<()> {
+    active(folder).or_else(|_| active(folder)).or_else(|_| active(folder)).map(drop)
+}

@@ -1,0 +1,9 @@
+//! What an operator installs: the files of `conf/`, the plugin's configuration, what the programs
+//! may do, and all of it under a real container runtime.
+
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
+
+mod conf;
+mod containerd;
+mod install_cni;
+mod privileges;

@@ -1,0 +1,9 @@
+//! The agent and the Kubernetes API: requests, watches, outages, events, permissions.
+
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
+
+mod api;
+mod events;
+mod outages;
+mod rbac;
+mod start;

@@ -1,0 +1,72 @@
+//! What the agent's role permits is what the agent asks for: no less, and no more.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result};
+use denizen_tests::api::Asked;
+use denizen_tests::api::stage::{Stage, eventually};
+use denizen_tests::cast::Who;
+use denizen_tests::conf::documents;
+use serde_json::Value;
+
+/// An API group, a resource in it, and what is done with it.
+type Right = (String, String, String);
+
+fn texts(list: &Value) -> Vec<String> {
+    let texts = list.as_array().into_iter().flatten();
+    texts.filter_map(|text| text.as_str().map(str::to_owned)).collect()
+}
+
+fn permitted() -> Result<BTreeSet<Right>> {
+    let documents = documents("kubernetes/rbac.yaml")?;
+    let role = documents.iter().find(|it| it["kind"] == "ClusterRole");
+    let mut rights = BTreeSet::new();
+    for rule in role.context("no role")?["rules"].as_array().context("rules")? {
+        for group in texts(&rule["apiGroups"]) {
+            for resource in texts(&rule["resources"]) {
+                let verbs = texts(&rule["verbs"]).into_iter();
+                rights.extend(verbs.map(|verb| (group.clone(), resource.clone(), verb)));
+            }
+        }
+    }
+    Ok(rights)
+}
+
+/// What a request needs.
+fn right(asked: &Asked) -> Result<Right> {
+    let path = &asked.path;
+    let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+    let (group, resource) = match parts.as_slice() {
+        ["api", "v1", resource] => ("", *resource),
+        ["apis", group, _, resource] | ["apis", group, _, "namespaces", _, resource] => {
+            (*group, *resource)
+        }
+        _ => anyhow::bail!("{path} is no collection"),
+    };
+    let verb = match asked.method.as_str() {
+        "GET" if asked.is_watch() => "watch",
+        "GET" => "list",
+        "POST" => "create",
+        _ => anyhow::bail!("{asked:?}"),
+    };
+    Ok((group.to_owned(), resource.to_owned(), verb.to_owned()))
+}
+
+#[test]
+fn the_role_permits_what_is_asked_for_and_nothing_else() -> Result<()> {
+    let stage = Stage::own("rbac")?;
+    // Refused as streams, lists are asked for as lists too.
+    stage.api.behave(|manners| manners.refuses_streams = true);
+    stage.put_node()?;
+    stage.put_web("web", 10, &[Who::Routed])?;
+    let _agent = stage.start_agent()?;
+    stage.until_answered(10, Who::Routed)?;
+    let permitted = permitted()?;
+    eventually("everything that is permitted is asked for", || {
+        let asked = stage.api.asked();
+        let asked: BTreeSet<Right> = asked.iter().map(right).collect::<Result<_>>()?;
+        let more: Vec<_> = asked.difference(&permitted).collect();
+        anyhow::ensure!(more.is_empty(), "forbidden: {more:?}");
+        Ok(asked == permitted)
+    })
+}

@@ -1,0 +1,156 @@
+//! How the agent finds the API: as a pod, by a kubeconfig file, on a node where nothing is
+//! programmed yet.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
+use denizen_tests::api::stage::{Stage, until_no_error};
+use denizen_tests::api::{Api, ApiServer, Authority};
+use denizen_tests::cast::{Who, service_ips};
+use denizen_tests::manifest::{self, Port};
+
+/// What Kubernetes tells a pod: the cluster IP of the API's own service.
+const SERVICE_HOST: &str = "172.30.0.1";
+
+/// A pod's service account, mounted as kubelet mounts it.
+fn account(stage: &Stage<ApiServer>) -> Result<PathBuf> {
+    let folder = stage.api.folder();
+    std::fs::write(folder.join("namespace"), "kube-system")?;
+    Ok(folder.to_owned())
+}
+
+fn as_a_pod(stage: &Stage<ApiServer>, server: Option<String>) -> Result<Settings> {
+    let mut environment = vec![
+        ("KUBERNETES_SERVICE_HOST", SERVICE_HOST.to_owned()),
+        ("KUBERNETES_SERVICE_PORT", "443".to_owned()),
+    ];
+    environment.extend(server.map(|server| ("DENIZEN_API_SERVER", server)));
+    Ok(Settings {
+        objects: Objects::Pod { account: account(stage)?, environment },
+        ..stage.settings()
+    })
+}
+
+/// The way to the service ranges is the fabric, where nobody knows them: there is no kube-proxy,
+/// and no rule.
+#[test]
+fn a_cold_node_without_kube_proxy_starts_by_a_real_address() -> Result<()> {
+    let stage = Stage::own("kube-cold")?;
+    stage.put_node()?;
+    stage.put_web("web", 10, &[Who::Routed])?;
+    stage.until_unknown(10)?;
+    let settings = as_a_pod(&stage, Some(stage.api.url()))?;
+    let agent = Agent::start(&stage.cast.cluster.world.node, settings)?;
+    stage.until_answered(10, Who::Routed)?;
+    until_no_error(&agent)
+}
+
+/// What the agent says when it ends by itself.
+fn last_words(stage: &Stage<ApiServer>, settings: Settings) -> Result<String> {
+    let mut agent = Agent::spawn(&stage.cast.cluster.world.node, settings)?;
+    agent.quiet();
+    let error = agent.wait_programmed(denizen_tests::agent::STARTING);
+    let error = error.expect_err("it has nothing to start with").to_string();
+    assert!(error.contains("ended with exit status: 1"), "{error}");
+    Ok(error)
+}
+
+#[test]
+fn it_refuses_to_depend_on_an_address_that_only_it_would_serve() -> Result<()> {
+    let stage = Stage::own("kube-refuse")?;
+    for server in [None, Some(String::new())] {
+        let words = last_words(&stage, as_a_pod(&stage, server)?)?;
+        for part in [SERVICE_HOST, "cluster IP", "--master", "DENIZEN_API_SERVER"] {
+            assert!(words.contains(part), "{part}: {words}");
+        }
+    }
+    // A token in clear would be everybody's.
+    let clear = stage.api.url().replace("https", "http");
+    let words = last_words(&stage, as_a_pod(&stage, Some(clear.clone()))?)?;
+    assert!(words.contains(&clear), "{words}");
+    Ok(())
+}
+
+#[test]
+fn credentials_that_cannot_be_used_are_named() -> Result<()> {
+    let stage = Stage::own("kube-creds")?;
+    let kubeconfig = |name: &str, text: Option<&str>| -> Result<String> {
+        let path = stage.api.folder().join(name);
+        if let Some(text) = text {
+            std::fs::write(&path, text)?;
+        }
+        let objects = Objects::Kubeconfig(path);
+        last_words(&stage, Settings { objects, ..stage.settings() })
+    };
+    let cases = [
+        ("missing", None, "No such file"),
+        ("no-yaml", Some("clusters: ["), "no-yaml"),
+        ("no-context", Some("apiVersion: v1\nkind: Config\n"), "context"),
+    ];
+    for (name, text, part) in cases {
+        let words = kubeconfig(name, text)?;
+        assert!(words.contains(name) && words.contains(part), "{name}: {words}");
+    }
+    let mut settings = as_a_pod(&stage, Some(stage.api.url()))?;
+    let empty = stage.cast.cluster.world.subfolder("empty")?;
+    if let Objects::Pod { account, .. } = &mut settings.objects {
+        *account = empty;
+    }
+    let words = last_words(&stage, settings)?;
+    assert!(words.contains("serviceaccount"), "{words}");
+    Ok(())
+}
+
+#[test]
+fn a_server_that_is_not_who_it_says_is_not_believed() -> Result<()> {
+    let stage = Stage::own("kube-spoof")?;
+    stage.put_node()?;
+    stage.put_web("web", 10, &[Who::Routed])?;
+    let elsewhere = stage.cast.cluster.world.subfolder("elsewhere")?;
+    Authority::new()?.write_kubeconfig(&elsewhere, &stage.api.url(), "a-token")?;
+    let objects = Objects::Kubeconfig(elsewhere.join("kubeconfig"));
+    let settings = Settings { objects, ..stage.settings() };
+    let agent = Agent::spawn(&stage.cast.cluster.world.node, settings)?;
+    denizen_tests::api::stage::until_error(&agent, "certificate")?;
+    assert!(stage.api.asked().is_empty(), "the token was sent to a stranger");
+    stage.until_unknown(10)?;
+    assert_eq!(service_ips(10).len(), 2);
+    Ok(())
+}
+
+/// Services of 4 endpoints, from one list as a stream.
+const MANY: usize = 10_000;
+
+/// MiB of its own memory at any time, in a test build. Measured: 43.
+const AT_MOST: u64 = 47;
+
+/// What was needed for a moment at the start decides how much memory a node has to keep free.
+#[test]
+fn ten_thousand_services_start_in_little_memory() -> Result<()> {
+    let stage = Stage::own("kube-memory")?;
+    stage.put_node()?;
+    for n in 0..MANY {
+        let name = format!("service-{n}");
+        let address = |network: u32, n: usize| IpAddr::from(Ipv4Addr::from(network + n as u32));
+        let port = [Port::tcp("http", 80, 8080)];
+        let endpoints: Vec<_> =
+            (0..4).map(|k| (address(0x0a80_0001, 4 * n + k), "another-node")).collect();
+        stage.api.put(&manifest::service(&name, &[address(0x0a60_0001, n)], &port))?;
+        stage.api.put(&manifest::slice(&name, &port, &endpoints))?;
+    }
+    let mut agent = stage.spawn_agent()?;
+    agent.wait_programmed(6 * STARTING)?;
+    assert_eq!(agent.status()?["services"], MANY);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid()))?;
+    let kibibytes = |name: &str| -> Result<u64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let number = line.and_then(|line| line.split_whitespace().next());
+        Ok(number.context("no such line in /proc/PID/status")?.parse()?)
+    };
+    // A test build's program is larger than what is installed: its pages do not count.
+    let own = (kibibytes("VmHWM:")? - kibibytes("RssFile:")?) / 1024;
+    ensure!(own <= AT_MOST, "{own} MiB of {AT_MOST}:\n{status}");
+    Ok(())
+}

@@ -1,0 +1,360 @@
+//! `/healthz` and `/livez`, asked by curl.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use denizen_shared::run_dir::SOCKET;
+use denizen_shared::store::RunDir;
+use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
+use denizen_tests::cast::{Cast, PORT as PORT_OF_PODS, Who, is_local, service_ips};
+use denizen_tests::cluster::{Cluster, NODE};
+use denizen_tests::conf;
+use denizen_tests::contained::Contained;
+use denizen_tests::flood::Flood;
+use denizen_tests::http::{Reply, fetch, url};
+use denizen_tests::manifest::{self, Port};
+use denizen_tests::netns::{Netns, checked};
+use denizen_tests::pod::Wiring;
+use denizen_tests::world::ip;
+use serde_json::{Value, json};
+
+const PORT: u16 = 10256;
+
+/// What has not taken effect by then never will.
+const BOUND: Duration = Duration::from_secs(20);
+
+fn ask(cluster: &Cluster, path: &str) -> Result<Reply> {
+    fetch(&cluster.world.node, &url(ip("127.0.0.1"), PORT, path), &[])
+}
+
+/// Asks until the answer has this status.
+fn until(cluster: &Cluster, path: &str, status: u16) -> Result<Value> {
+    let started = Instant::now();
+    loop {
+        let reply = ask(cluster, path);
+        if let Ok(reply) = &reply
+            && reply.status == status
+        {
+            return reply.json();
+        }
+        ensure!(started.elapsed() < BOUND, "{path}: still {reply:?} after {BOUND:?}");
+    }
+}
+
+fn this_node() -> Value {
+    manifest::node(NODE, &["192.168.0.2", "2001:db8::1"].map(ip), "")
+}
+
+#[test]
+fn both_families_are_told_as_by_kube_proxy() -> Result<()> {
+    let cluster = Cluster::new("hz-as", &Value::Null)?;
+    let _agent = cluster.start_agent()?;
+    until(&cluster, "/healthz", 200)?;
+    let places = [
+        (&cluster.world.client, "192.168.0.2"),
+        (&cluster.world.client, "2001:db8::1"),
+        (&cluster.world.node, "127.0.0.1"),
+        (&cluster.world.node, "::1"),
+    ];
+    for (from, address) in places.map(|(from, address)| (from, ip(address))) {
+        for path in ["/healthz", "/livez"] {
+            let reply = fetch(from, &url(address, PORT, path), &[])?;
+            assert_eq!(reply.status, 200, "{reply:?}");
+            assert_eq!(reply.header("content-type"), Some("application/json"));
+            assert_eq!(reply.header("x-content-type-options"), Some("nosniff"));
+            let body = reply.json()?;
+            assert_eq!(body["healthy"], true, "{body}");
+            assert_eq!(body["lastUpdated"], body["currentTime"], "{body}");
+            assert_eq!(body["status"]["IPv4"]["healthy"], true, "{body}");
+            assert_eq!(body["status"]["IPv6"]["healthy"], true, "{body}");
+            let eligible = if path == "/healthz" { json!(true) } else { Value::Null };
+            assert_eq!(body["nodeEligible"], eligible, "{body}");
+        }
+        assert_eq!(fetch(from, &url(address, PORT, "/"), &[])?.status, 404);
+    }
+    Ok(())
+}
+
+/// Not ready is no reason to be started anew.
+#[test]
+fn an_agent_that_still_waits_is_live_and_not_ready() -> Result<()> {
+    let cluster = Cluster::new("hz-wait", &Value::Null)?;
+    let folder = cluster.world.folder().join("to-come");
+    let settings = Settings { objects: Objects::Manifests(folder.clone()), ..cluster.settings() };
+    let mut agent = Agent::spawn(&cluster.world.node, settings)?;
+    let body = until(&cluster, "/healthz", 503)?;
+    assert_eq!((&body["healthy"], &body["nodeEligible"]), (&json!(false), &json!(true)), "{body}");
+    assert_eq!(until(&cluster, "/livez", 200)?["healthy"], true);
+    std::fs::rename(cluster.manifests.folder(), &folder)?;
+    agent.wait_programmed(STARTING + BOUND)?;
+    until(&cluster, "/healthz", 200)?;
+    Ok(())
+}
+
+#[test]
+fn a_node_that_leaves_gets_no_traffic_and_its_agent_lives() -> Result<()> {
+    let cluster = Cluster::new("hz-node", &Value::Null)?;
+    let _agent = cluster.start_agent()?;
+    let mut tainted = this_node();
+    tainted["spec"]["taints"] =
+        json!([{ "key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule" }]);
+    let mut deleted = this_node();
+    deleted["metadata"]["deletionTimestamp"] = "2026-11-20T12:00:00Z".into();
+    let another = manifest::node("another", &[ip("192.168.0.9")], "");
+    for object in [tainted, deleted, another] {
+        until(&cluster, "/healthz", 200)?;
+        cluster.manifests.put("node", &[object])?;
+        let body = until(&cluster, "/healthz", 503)?;
+        assert_eq!(
+            (&body["healthy"], &body["nodeEligible"]),
+            (&json!(true), &json!(false)),
+            "{body}"
+        );
+        until(&cluster, "/livez", 200)?;
+        cluster.manifests.put("node", &[this_node()])?;
+    }
+    until(&cluster, "/healthz", 200)?;
+    Ok(())
+}
+
+/// On a plain host what is removed can be made again: the directory, the state file, the socket.
+#[test]
+fn a_run_directory_that_is_removed_comes_back_with_all_that_was_in_it() -> Result<()> {
+    let wait = json!({ "timeout": "30s", "onTimeout": "fail" });
+    let cluster = Cluster::new("hz-run", &wait)?;
+    let _web = cluster.remote_web(&service_ips(10), Port::tcp("http", 80, PORT_OF_PODS))?;
+    let agent = cluster.start_agent()?;
+    let mut pods = vec![cluster.add_pod("first", Wiring::Routed)?];
+    let (run_dir, aside) = (cluster.run_dir(), cluster.world.folder().join("aside"));
+    let removals: [(&str, &dyn Fn() -> std::io::Result<()>); 2] = [
+        ("socket", &|| fs::remove_file(run_dir.join(SOCKET))),
+        ("directory", &|| fs::rename(run_dir, &aside)),
+    ];
+    for (what, remove) in removals {
+        remove()?;
+        let started = Instant::now();
+        let is_back = || -> Result<()> {
+            let status = agent.status()?;
+            ensure!(status["errors"] == json!([]), "{status}");
+            let state = RunDir::open(run_dir)?.read()?.context("no state file")?;
+            ensure!(state.attachments.len() == pods.len(), "{state:?}");
+            Ok(())
+        };
+        while let Err(error) = is_back() {
+            ensure!(started.elapsed() < BOUND, "{what}: {error:#}");
+            thread::sleep(Duration::from_millis(50));
+        }
+        assert_eq!(ask(&cluster, "/livez")?.status, 200);
+        // Its ADD waits for the agent, which it finds by the socket.
+        pods.push(cluster.add_pod(what, Wiring::Bridged)?);
+        assert_eq!(agent.status()?["pods"], pods.len());
+    }
+    assert!(pods.iter().all(is_local));
+    Ok(())
+}
+
+/// Shows a process `$1` at `$2`, as a runtime shows a container a directory of the host.
+const MOUNTED: &str = r#"
+set -e
+mount -t tmpfs tmpfs "$2"
+mount --bind "$1" "$2"
+shift 2
+exec "$@"
+"#;
+
+/// Takes its run directory from the agent in this process.
+type Loss<'a> = &'a dyn Fn(u32) -> Result<()>;
+
+/// A container's mount goes on to lead to what was removed, or to nowhere: nothing that it makes
+/// there is seen outside.
+#[test]
+fn an_agent_that_only_a_restart_gives_its_run_directory_back_is_not_live() -> Result<()> {
+    let cluster = Cluster::new("hz-mount", &Value::Null)?;
+    let on_host = cluster.world.folder().join("on-host");
+    let at = cluster.run_dir().to_owned();
+    let unmount = |pid: u32| -> Result<()> {
+        let mut leave = Command::new("nsenter");
+        leave.arg(format!("--mount=/proc/{pid}/ns/mnt")).args(["umount", "--lazy"]).arg(&at);
+        checked(&mut leave).map(drop)
+    };
+    let losses: [(&str, Loss<'_>); 2] =
+        [("removed", &|_| Ok(fs::remove_dir_all(&on_host)?)), ("unmounted", &|pid| unmount(pid))];
+    for (how, lose) in losses {
+        fs::create_dir_all(&on_host)?;
+        let mut container = Command::new("unshare");
+        container.args(["--mount", "sh", "-c", MOUNTED, "sh"]).arg(&on_host).arg(&at);
+        let agent = Contained::start(&cluster, container)?;
+        until(&cluster, "/livez", 200)?;
+        until(&cluster, "/healthz", 200)?;
+        lose(agent.pid())?;
+        let body = until(&cluster, "/livez", 503)?;
+        let reason = body["reason"].to_string();
+        assert!(reason.contains("run directory"), "{how}: {reason}");
+        // What is programmed is served: load balancers go on.
+        assert_eq!(ask(&cluster, "/healthz")?.status, 200, "{how}");
+    }
+    Ok(())
+}
+
+/// Who asks for health, and where.
+struct Prober<'a> {
+    who: &'static str,
+    from: &'a Netns,
+    to: SocketAddr,
+    path: &'static str,
+    /// How long an answer may ever take.
+    patience: Duration,
+    /// What the median of all answers is within.
+    promise: Duration,
+}
+
+impl Prober<'_> {
+    /// Asks once, as whoever probes does; how long the answer took.
+    fn ask(&self) -> Result<Duration> {
+        let Self { to, path, patience, .. } = self;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n");
+        let ask = || -> Result<(Duration, String)> {
+            let started = Instant::now();
+            let mut stream = TcpStream::connect_timeout(to, *patience)?;
+            stream.set_read_timeout(Some(*patience))?;
+            stream.write_all(request.as_bytes())?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok((started.elapsed(), answer))
+        };
+        let (took, answer) = self.from.run(ask)?.context(self.who)?;
+        ensure!(answer.starts_with("HTTP/1.1 200"), "{}: {answer}", self.who);
+        Ok(took)
+    }
+
+    /// Asks twenty times.
+    fn ask_often(&self) -> Result<()> {
+        let mut took = Vec::new();
+        for _ in 0..20 {
+            took.push(self.ask().with_context(|| format!("after {took:?}"))?);
+            thread::sleep(Duration::from_millis(20));
+        }
+        took.sort_unstable();
+        println!("{}: median {:?}, longest {:?}", self.who, took[10], took[19]);
+        ensure!(took[10] < self.promise, "{}: {took:?}", self.who);
+        Ok(())
+    }
+}
+
+/// The port of a service's health check.
+const CHECK: u16 = 32100;
+
+/// The kubelet where the DaemonSet has it ask, and at the node's address; load balancers at that
+/// and at a service's port.
+fn probers(cast: &Cast) -> Result<[Prober<'_>; 4]> {
+    let world = &cast.cluster.world;
+    let prober = |who, from, address: &str, port, path| Prober {
+        who,
+        from,
+        to: SocketAddr::new(ip(address), port),
+        path,
+        // They share a queue and a thread with whoever attacks, which takes its share of the
+        // processors to see to: what is promised is that no packet of theirs is lost for want of
+        // room, which would cost them a second.
+        patience: Duration::from_secs(5),
+        promise: Duration::from_secs(1),
+    };
+    let kubelet = prober("kubelet", &world.node, &probed_host()?, PORT, "/livez");
+    let node = world.addresses().node[0].to_string();
+    Ok([
+        Prober { patience: Duration::from_secs(1), promise: Duration::from_millis(100), ..kubelet },
+        prober("kubelet, at the node's address", &world.node, &node, PORT, "/livez"),
+        prober("load balancer", &world.client, &node, PORT, "/healthz"),
+        prober("load balancer, of a service", &world.client, &node, CHECK, "/"),
+    ])
+}
+
+/// 10,000 connections of pods and of another host, which ask nothing, half of something, or do not
+/// read, and come again as soon as they are closed. The kubelet has its answers within 100 ms.
+#[test]
+fn ten_thousand_hostile_connections_keep_no_probe_waiting() -> Result<()> {
+    let (cast, _servers) = Cast::new("hz-flood")?;
+    let http = [Port::tcp("http", 80, PORT_OF_PODS).at_node(30080)];
+    let mut web = cast.service("web", 10, &http, &[Who::Routed])?;
+    web[0]["spec"]["externalTrafficPolicy"] = "Local".into();
+    web[0]["spec"]["type"] = "LoadBalancer".into();
+    web[0]["spec"]["healthCheckNodePort"] = CHECK.into();
+    cast.cluster.manifests.put("web", &web)?;
+    let agent = cast.cluster.start_agent()?;
+    let probers = probers(&cast)?;
+    let started = Instant::now();
+    while probers.iter().any(|prober| prober.ask().is_err()) {
+        ensure!(started.elapsed() < BOUND, "not served before the attack");
+    }
+    let [v4, v6] = ["192.168.0.2", "2001:db8::1"].map(ip);
+    let clients = [
+        (&cast.bridged.netns, SocketAddr::new(v4, PORT)),
+        (&cast.routed.netns, SocketAddr::new(v4, PORT)),
+        (&cast.bridged.netns, SocketAddr::new(v6, PORT)),
+        (&cast.routed.netns, SocketAddr::new(v4, CHECK)),
+        (&cast.cluster.world.remote, SocketAddr::new(v4, CHECK)),
+    ];
+    let flood = Flood::start(&clients, 2_000)?;
+    for prober in &probers {
+        prober.ask_often()?;
+    }
+    println!("{} hostile connections", flood.made());
+    flood.end()?;
+    assert_eq!(agent.status()?["errors"], json!([]));
+    Ok(())
+}
+
+/// Where the shipped DaemonSet has the kubelet ask.
+fn probed_host() -> Result<String> {
+    let containers = conf::containers(conf::DAEMON_SET)?;
+    let agent = containers.iter().find(|it| it["name"] == "agent").context("no agent")?;
+    let hosts =
+        ["livenessProbe", "readinessProbe"].map(|probe| agent[probe]["httpGet"]["host"].as_str());
+    let [Some(live), Some(ready)] = hosts else {
+        bail!("it asks the node's address: {hosts:?}");
+    };
+    ensure!(live == ready, "{hosts:?}");
+    Ok(live.to_owned())
+}
+
+#[test]
+fn health_is_served_where_it_is_asked_for() -> Result<()> {
+    let cluster = Cluster::new("hz-flag", &Value::Null)?;
+    let cases: [(&str, &[&str]); 3] = [
+        ("[2001:db8::1]:8000", &["2001:db8::1"]),
+        ("192.168.1.2:8000", &["192.168.1.2"]),
+        ("", &[]),
+    ];
+    for (flag, served) in cases {
+        let settings = Settings {
+            flags: vec![format!("--healthz-bind-address={flag}")],
+            ..cluster.settings()
+        };
+        let agent = Agent::start(&cluster.world.node, settings)?;
+        let live = |address: &str, port| {
+            fetch(&cluster.world.client, &url(ip(address), port, "/livez"), &[])
+        };
+        for address in served {
+            let started = Instant::now();
+            while live(address, 8000).is_err() {
+                ensure!(started.elapsed() < BOUND, "{flag}: {:?}", live(address, 8000));
+            }
+        }
+        for address in ["192.168.0.2", "192.168.1.2", "2001:db8::1"] {
+            let answers = [8000, PORT].map(|port| live(address, port));
+            assert_eq!(
+                answers[0].is_ok(),
+                served.contains(&address),
+                "{flag}: {address}: {answers:?}"
+            );
+            assert!(answers[1].is_err(), "{flag}: {address}: {answers:?}");
+        }
+        agent.terminate()?;
+    }
+    Ok(())
+}

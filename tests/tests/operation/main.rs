@@ -1,0 +1,13 @@
+//! Running the agent: its configuration, restarts and upgrades, changes while it runs, health,
+//! metrics and the page for people.
+
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
+
+mod config_file;
+mod health;
+mod live_changes;
+mod metrics;
+mod monitoring;
+mod page;
+mod restart;
+mod upgrade;

@@ -1,0 +1,153 @@
+//! `/metrics`, scraped by curl: it is OpenMetrics, and its values move with what happens.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::cast::{Cast, PORT, Who};
+use denizen_tests::cluster::Cluster;
+use denizen_tests::http::{fetch, url};
+use denizen_tests::manifest::Port;
+use denizen_tests::netns::Netns;
+use denizen_tests::pod::Wiring;
+use denizen_tests::world::ip;
+use serde_json::{Value, json};
+
+const METRICS: u16 = 10249;
+const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
+
+/// What has not taken effect by then never will.
+const BOUND: Duration = Duration::from_secs(20);
+
+fn scrape(node: &Netns) -> Result<String> {
+    let reply = fetch(node, &url(ip("127.0.0.1"), METRICS, "/metrics"), &[])?;
+    ensure!(reply.status == 200, "{reply:?}");
+    let kind = reply.header("content-type").unwrap_or_default();
+    ensure!(kind.starts_with("application/openmetrics-text"), "{kind}");
+    ensure!(reply.body.ends_with("# EOF\n"), "{}", reply.body);
+    Ok(reply.body)
+}
+
+/// The value of a series, named as it stands there.
+fn value(text: &str, series: &str) -> Result<f64> {
+    let value = |line: &str| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok();
+    let found = text.lines().find_map(value);
+    found.with_context(|| format!("no {series} in\n{text}"))
+}
+
+fn until(node: &Netns, series: &str, now: impl Fn(f64) -> bool) -> Result<f64> {
+    let started = Instant::now();
+    loop {
+        let found = value(&scrape(node)?, series)?;
+        if now(found) {
+            return Ok(found);
+        }
+        ensure!(started.elapsed() < BOUND, "{series} is still {found}");
+    }
+}
+
+#[test]
+fn services_and_syncs_are_counted() -> Result<()> {
+    let (cast, _servers) = Cast::new("met-sync")?;
+    let node = &cast.cluster.world.node;
+    let _agent = cast.cluster.start_agent()?;
+    until(node, "denizen_local_pods", |pods| pods == 2.0)?;
+    let before = scrape(node)?;
+    let manifests = &cast.cluster.manifests;
+    let mut web = cast.service("web", 10, &HTTP, &[Who::Remote])?;
+    web[0]["spec"]["internalTrafficPolicy"] = "Local".into();
+    manifests.put("web", &web)?;
+    until(node, "denizen_services", |services| services == 1.0)?;
+    let after = scrape(node)?;
+    let elements = |set: &str| format!("denizen_rule_elements{{ip_family=\"IPv4\",set=\"{set}\"}}");
+    let no_local =
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\"}";
+    let rose = [
+        ("kubeproxy_sync_proxy_rules_duration_seconds_count", 1.0),
+        ("kubeproxy_sync_proxy_rules_duration_seconds_sum", 0.0),
+        ("kubeproxy_sync_proxy_rules_last_timestamp_seconds", 0.0),
+        ("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", 0.0),
+        ("kubeproxy_sync_proxy_rules_service_changes_total", 1.0),
+        ("kubeproxy_sync_proxy_rules_endpoint_changes_total", 2.0),
+        ("kubeproxy_conntrack_reconciler_sync_duration_seconds_count", 0.0),
+        ("kubeproxy_conntrack_reconciler_deleted_entries_total", 0.0),
+        ("process_cpu_seconds_total", 0.0),
+        (no_local, 1.0),
+    ];
+    for (series, least) in rose {
+        let (from, to) = (value(&before, series)?, value(&after, series)?);
+        assert!(to - from >= least, "{series}: {from}, {to}");
+    }
+    assert_eq!(value(&after, "denizen_problems")?, 0.0);
+    assert_eq!(value(&after, &elements("local-pods"))?, 2.0);
+    assert_eq!(value(&after, &elements("services"))?, 1.0);
+    manifests.put("web", &cast.service("web", 10, &HTTP, &[Who::Remote, Who::Routed])?)?;
+    until(node, &elements("endpoints"), |endpoints| endpoints == 2.0)?;
+    until(node, no_local, |services| services == 0.0)?;
+    manifests.remove("web")?;
+    until(node, &elements("endpoints"), |endpoints| endpoints == 0.0)?;
+    Ok(())
+}
+
+/// Text with one name in two families, or a family in two places, is refused by Prometheus as a
+/// whole.
+#[test]
+fn every_family_is_declared_once_with_help() -> Result<()> {
+    let cluster = Cluster::new("met-form", &Value::Null)?;
+    let _agent = cluster.start_agent()?;
+    let text = scrape(&cluster.world.node)?;
+    let declared = |what: &str| -> Vec<String> {
+        let lines = text.lines().filter_map(|line| line.strip_prefix(what));
+        lines.filter_map(|line| line.split(' ').nth(1)).map(str::to_owned).collect()
+    };
+    let (types, helps) = (declared("# TYPE"), declared("# HELP"));
+    assert_eq!(types, helps);
+    let mut once = types.clone();
+    once.sort();
+    once.dedup();
+    assert_eq!(once.len(), types.len(), "{types:?}");
+    Ok(())
+}
+
+#[test]
+fn pods_waits_and_repairs_are_counted() -> Result<()> {
+    let cluster = Cluster::new("met-pod", &json!({ "timeout": "10s", "onTimeout": "fail" }))?;
+    let node = &cluster.world.node;
+    let _agent = cluster.start_agent()?;
+    let waited = "denizen_plugin_waits_total{outcome=\"programmed\"}";
+    let measured = "denizen_pod_programming_duration_seconds_count";
+    assert_eq!(value(&scrape(node)?, waited)?, 0.0);
+    for (name, count) in [("a", 1.0), ("b", 2.0)] {
+        cluster.add_pod(name, Wiring::Routed)?;
+        until(node, waited, |waits| waits == count)?;
+        until(node, measured, |pods| pods == count)?;
+        assert_eq!(value(&scrape(node)?, "denizen_plugin_wait_duration_seconds_count")?, count);
+    }
+    node.nft("flush map ip denizen services\nflush set ip denizen local-pods\n")
+        .or_else(|_| node.nft("delete table ip denizen\n"))?;
+    until(node, "denizen_drift_repaired_total", |repairs| repairs >= 1.0)?;
+    let before = value(&scrape(node)?, "kubeproxy_proxy_livez_total{code=\"200\"}")?;
+    fetch(node, &url(ip("127.0.0.1"), 10256, "/livez"), &[])?;
+    until(node, "kubeproxy_proxy_livez_total{code=\"200\"}", |answers| answers == before + 1.0)?;
+    Ok(())
+}
+
+/// As kube-proxy: on loopback, unless it is said otherwise; nothing can be changed by it.
+#[test]
+fn metrics_are_for_this_node_alone() -> Result<()> {
+    let cluster = Cluster::new("met-where", &Value::Null)?;
+    let _agent = cluster.start_agent()?;
+    let node = &cluster.world.node;
+    let local = |path: &str, method: &str| {
+        fetch(node, &url(ip("127.0.0.1"), METRICS, path), &["--request", method])
+    };
+    let mode = local("/proxyMode", "GET")?;
+    assert_eq!((mode.status, mode.body.as_str()), (200, "nftables"));
+    assert_eq!(local("/metrics", "POST")?.status, 405);
+    assert_eq!(local("/nothing", "GET")?.status, 404);
+    assert_eq!(local("/healthz", "GET")?.status, 200);
+    for address in ["192.168.0.2", "2001:db8::1"] {
+        let reply = fetch(&cluster.world.client, &url(ip(address), METRICS, "/metrics"), &[]);
+        assert!(reply.is_err(), "{reply:?}");
+    }
+    Ok(())
+}

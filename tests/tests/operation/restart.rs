@@ -1,0 +1,191 @@
+//! The agent ends and starts again, politely and not, while clients connect without pause.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::{Agent, STARTING};
+use denizen_tests::cast::{Cast, Who, every_protocol, every_way, service_ips};
+use denizen_tests::cluster::Cluster;
+use denizen_tests::effort;
+use denizen_tests::lasting::{self, ECHO, Lasting};
+use denizen_tests::load::Load;
+use denizen_tests::manifest::{Port, service};
+use denizen_tests::pod::{Pod, Wiring};
+use denizen_tests::probe::{Outcome, Probe, Protocol};
+use denizen_tests::ruleset::{self, Monitor};
+use serde_json::json;
+
+/// A web service over every protocol, and an echo service for connections that stay.
+fn cast(label: &str) -> Result<(Cast, Vec<denizen_tests::server::Server>)> {
+    let (cast, servers) = Cast::new(label)?;
+    let everyone = [Who::Bridged, Who::Routed, Who::Remote];
+    cast.cluster.manifests.put("web", &cast.service("web", 10, &every_protocol(), &everyone)?)?;
+    let echo = [Port::tcp("echo", 7, ECHO)];
+    cast.cluster.manifests.put("echo", &cast.service("echo", 11, &echo, &[Who::Routed])?)?;
+    cast.cluster.manifests.put("lonely", &cast.service("lonely", 12, &every_protocol(), &[])?)?;
+    lasting::serve(&cast.routed.netns, cast.routed.addresses[0])?;
+    Ok((cast, servers))
+}
+
+/// A connection through the echo service that must outlive every restart.
+fn long_lived(cast: &Cast, who: Who) -> Result<Lasting> {
+    Lasting::open(cast.place(who).0, SocketAddr::new(service_ips(11)[0], 7))
+}
+
+fn load(cast: &Cast) -> Result<Load> {
+    cast.cluster.world.forget_quickly()?;
+    let mut load = Load::default();
+    for who in [Who::Bridged, Who::Routed, Who::Outside] {
+        let targets = every_way(10).filter(|(_, protocol)| *protocol != Protocol::Sctp).collect();
+        load.client(cast.place(who).0, targets, |outcome| outcome.endpoint().is_some())?;
+    }
+    let refused = every_way(12).filter(|(_, protocol)| *protocol == Protocol::Tcp).collect();
+    load.client(cast.place(Who::Bridged).0, refused, |outcome| *outcome == Outcome::Refused)?;
+    Ok(load)
+}
+
+#[test]
+fn sigterm_leaves_the_rules_and_a_restart_changes_none() -> Result<()> {
+    let (cast, _servers) = cast("restart-term")?;
+    let agent = cast.cluster.start_agent()?;
+    let node = &cast.cluster.world.node;
+    let before = ruleset::dump(node)?;
+    let mut streams = [long_lived(&cast, Who::Bridged)?, long_lived(&cast, Who::Outside)?];
+    let load = load(&cast)?;
+    let monitor = Monitor::start(node)?;
+    let status = agent.terminate()?;
+    ensure!(status.success(), "SIGTERM ended it with {status}");
+    assert_eq!(ruleset::dump(node)?, before, "after SIGTERM");
+    streams.iter_mut().try_for_each(Lasting::still_alive)?;
+    let _agent = cast.cluster.start_agent()?;
+    streams.iter_mut().try_for_each(Lasting::still_alive)?;
+    let tally = load.stop()?;
+    assert_eq!(tally.failed, 0, "{tally:?}");
+    assert_eq!(ruleset::dump(node)?, before, "after the restart");
+    let changes = monitor.changes(node)?;
+    assert_eq!(
+        changes,
+        Vec::<String>::new(),
+        "a restart commits the difference, and there is none"
+    );
+    Ok(())
+}
+
+#[test]
+fn crashes_under_load_harm_no_connection() -> Result<()> {
+    let (cast, _servers) = cast("restart-kill")?;
+    let node = &cast.cluster.world.node;
+    let fresh = cast.cluster.start_agent()?;
+    let expected = ruleset::dump(node)?;
+    let mut streams = [long_lived(&cast, Who::Bridged)?, long_lived(&cast, Who::Outside)?];
+    let load = load(&cast)?;
+    fresh.kill()?;
+    let rounds = effort::times(50, 8);
+    let seed = u64::from(std::process::id());
+    let started = Instant::now();
+    for round in 0..rounds {
+        let agent = Agent::spawn(node, cast.cluster.settings())?;
+        // From before it has read anything to long after it is done.
+        thread::sleep(Duration::from_micros(random(seed, round) % 60_000));
+        agent.kill()?;
+        streams
+            .iter_mut()
+            .try_for_each(Lasting::still_alive)
+            .with_context(|| format!("round {round}, seed {seed}"))?;
+    }
+    let _agent = cast.cluster.start_agent()?;
+    let tally = load.stop()?;
+    eprintln!("{rounds} crashes in {:?}, seed {seed}: {tally:?}", started.elapsed());
+    assert_eq!(tally.failed, 0, "seed {seed}: {tally:?}");
+    assert_eq!(ruleset::dump(node)?, expected, "as after the first start, seed {seed}");
+    assert_eq!(ruleset::missed(node)?, 0, "lookups that missed");
+    Ok(())
+}
+
+/// The same from a seed, for whoever wants to see a failure again.
+fn random(seed: u64, round: usize) -> u64 {
+    let mut state = seed ^ (round as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    for _ in 0..3 {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+    }
+    state
+}
+
+#[test]
+fn a_second_agent_is_refused_and_told_who_is_there() -> Result<()> {
+    let (cast, _servers) = cast("restart-two")?;
+    let first = cast.cluster.start_agent()?;
+    let mut settings = cast.cluster.settings();
+    let error = Agent::start(&cast.cluster.world.node, settings.clone())
+        .expect_err("the same run directory");
+    let told = format!("{error:#}");
+    assert!(
+        told.contains(&first.pid().to_string()),
+        "it should name process {}: {told}",
+        first.pid()
+    );
+    settings.run_dir = cast.cluster.world.subfolder("run-2")?;
+    let error = Agent::start(&cast.cluster.world.node, settings).expect_err("the same namespace");
+    eprintln!("{error:#}");
+    let to = SocketAddr::new(service_ips(10)[0], 80);
+    assert!(
+        cast.ask(Who::Bridged, to, Protocol::Tcp)?.endpoint().is_some(),
+        "the first one is unharmed"
+    );
+    Ok(())
+}
+
+/// Pods do not wait for the API: they are programmed, and the plugin is answered, from the state
+/// file alone.
+#[test]
+fn pods_are_programmed_while_the_services_are_unknown() -> Result<()> {
+    let blind = without_manifests("restart-blind")?;
+    let added =
+        blind.cluster.add_pod("after", Wiring::Routed).context("waitFor was not answered")?;
+    let to = SocketAddr::new(service_ips(10)[0], 80);
+    assert_eq!(
+        Probe::tcp(to).ask_in(&added.netns),
+        Outcome::Refused,
+        "the old rules are still there"
+    );
+    let status = blind.agent.status()?;
+    assert_eq!((&status["synced"], &status["pods"]), (&json!(false), &json!(2)), "{status}");
+    Ok(())
+}
+
+#[test]
+fn manifests_that_come_back_are_read() -> Result<()> {
+    let mut blind = without_manifests("restart-back")?;
+    std::fs::rename(&blind.aside, blind.cluster.manifests.folder())?;
+    blind.agent.wait_programmed(STARTING)
+}
+
+/// An agent that programmed a service, ended, and was started again without its manifests.
+struct Blind {
+    agent: Agent,
+    _before: Pod,
+    cluster: Cluster,
+    /// Where the manifests are meanwhile.
+    aside: PathBuf,
+}
+
+fn without_manifests(label: &str) -> Result<Blind> {
+    let cluster = Cluster::new(label, &json!({ "timeout": "5s", "onTimeout": "fail" }))?;
+    cluster.manifests.put("web", &[service("web", &service_ips(10), &every_protocol())])?;
+    let agent = cluster.start_agent()?;
+    let before = cluster.add_pod("before", Wiring::Routed)?;
+    agent.terminate()?;
+    let aside = cluster.world.folder().join("manifests-aside");
+    std::fs::rename(cluster.manifests.folder(), &aside)?;
+    let agent = Agent::spawn(&cluster.world.node, cluster.settings())?;
+    let started = Instant::now();
+    while agent.status().is_err() {
+        ensure!(started.elapsed() < STARTING, "it does not answer: {}", agent.log());
+    }
+    Ok(Blind { agent, _before: before, cluster, aside })
+}

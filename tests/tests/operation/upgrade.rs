@@ -1,0 +1,261 @@
+//! Another agent, an older one or a newer one before this one, and a clock that jumps: nothing is
+//! lost, and nobody works against anybody.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::{Agent, Settings};
+use denizen_tests::binary;
+use denizen_tests::cast::{Cast, PORT, Who, is_local, service_ips};
+use denizen_tests::cluster::Cluster;
+use denizen_tests::contained::Contained;
+use denizen_tests::http::{fetch, url};
+use denizen_tests::manifest::Port;
+use denizen_tests::netns::Netns;
+use denizen_tests::pod::{Pod, Wiring};
+use denizen_tests::probe::Protocol;
+use denizen_tests::ruleset;
+use denizen_tests::server::Server;
+use denizen_tests::world::ip;
+use serde_json::{Value, json};
+
+const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
+
+/// A day, as libfaketime counts.
+const DAY: i64 = 86_400;
+
+fn cluster(label: &str, wait: &Value) -> Result<(Cluster, Server)> {
+    let cluster = Cluster::new(label, wait)?;
+    let server = cluster.remote_web(&service_ips(10), HTTP[0])?;
+    Ok((cluster, server))
+}
+
+fn cleanup(node: &Netns) -> Result<Output> {
+    let mut command = Command::new(binary::ours("denizen-agent")?);
+    Ok(node.run(|| command.arg("cleanup").output())??)
+}
+
+#[test]
+fn cleanup_refuses_while_an_agent_runs() -> Result<()> {
+    let (cast, _servers) = Cast::new("upgrade-clean")?;
+    let node = &cast.cluster.world.node;
+    let web = cast.service("web", 10, &HTTP, &[Who::Remote])?;
+    cast.cluster.manifests.put("web", &web)?;
+    let agent = cast.cluster.start_agent()?;
+    let before = node.output("nft", &["list", "tables"])?;
+    let refused = cleanup(node)?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success());
+    for part in ["stop it first", &agent.pid().to_string()] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert_eq!(node.output("nft", &["list", "tables"])?, before);
+    assert_eq!(agent.status()?["driftRepaired"], 0, "nothing was touched");
+    agent.terminate()?;
+    assert!(cleanup(node)?.status.success());
+    assert_eq!(node.output("nft", &["list", "tables"])?, "");
+    Ok(())
+}
+
+/// The state file, and what a newer program's minor version would have added to it.
+struct StateFile(PathBuf);
+
+impl StateFile {
+    fn of(cluster: &Cluster) -> Self {
+        Self(cluster.run_dir().join("pods.json"))
+    }
+
+    fn read(&self) -> Result<Value> {
+        Ok(serde_json::from_slice(&fs::read(&self.0)?)?)
+    }
+
+    fn edit(&self, edit: impl FnOnce(&mut Value)) -> Result<()> {
+        let mut state = self.read()?;
+        edit(&mut state);
+        let beside = self.0.with_extension("beside");
+        fs::write(&beside, state.to_string())?;
+        Ok(fs::rename(beside, &self.0)?)
+    }
+
+    /// Adds a field wherever there are fields.
+    fn as_a_newer_one_writes(&self) -> Result<()> {
+        self.edit(|state| {
+            state["cluster"] = json!({ "of": "tomorrow" });
+            let records = state["attachments"].as_object_mut();
+            for (_, record) in records.into_iter().flatten() {
+                record["vlan"] = json!([1, { "two": 2.5 }]);
+                record["pod"]["priority"] = 7.into();
+                record["hostInterface"]["speed"] = "100G".into();
+            }
+        })
+    }
+}
+
+/// Who may program a network namespace is not for a name to say that any process can take.
+#[test]
+fn no_other_local_process_keeps_the_agent_from_starting() -> Result<()> {
+    let cluster = Cluster::new("upgrade-name", &Value::Null)?;
+    let node = &cluster.world.node;
+    let name = net::SocketAddr::from_abstract_name("denizen-agent")?;
+    let _taken = node.run(|| net::UnixListener::bind_addr(&name))??;
+    let agent = cluster.start_agent()?;
+    assert!(!cleanup(node)?.status.success(), "an agent runs");
+    agent.terminate()?;
+    assert!(cleanup(node)?.status.success(), "none runs any more");
+    Ok(())
+}
+
+#[test]
+fn a_second_agent_is_refused_whatever_its_run_directory() -> Result<()> {
+    let cluster = Cluster::new("upgrade-second", &Value::Null)?;
+    let node = &cluster.world.node;
+    let first = cluster.start_agent()?;
+    let elsewhere =
+        Settings { run_dir: cluster.world.subfolder("elsewhere")?, ..cluster.settings() };
+    let refused = Agent::start(node, elsewhere.clone()).err().context("two run")?.to_string();
+    for part in ["another agent", &format!("process {}", first.pid())] {
+        assert!(refused.contains(part), "{part}: {refused}");
+    }
+    // However the first ends, the lock ends with it.
+    first.kill()?;
+    Agent::start(node, elsewhere)?.terminate()?;
+    Ok(())
+}
+
+#[test]
+fn fields_of_a_newer_minor_version_are_kept() -> Result<()> {
+    let (cluster, _server) = cluster("upgrade-minor", &Value::Null)?;
+    let stays = cluster.add_pod("stays", Wiring::Routed)?;
+    let crashes = cluster.add_pod("crashes", Wiring::Bridged)?;
+    let leaves = cluster.add_pod("leaves", Wiring::Bridged)?;
+    let file = StateFile::of(&cluster);
+    file.as_a_newer_one_writes()?;
+    let newer = file.read()?["attachments"][stays.attachment()].clone();
+    let node = &cluster.world.node;
+    node.ip(&format!("link del {}", crashes.host_interface()))?;
+    let agent = Contained::start(&cluster, Command::new("env"))?;
+    // It prunes what crashed; the plugin removes what leaves, and adds what comes.
+    agent.until("two are left", |status| status["pods"] == 2)?;
+    leaves.detach(node)?;
+    let comes = cluster.add_pod("comes", Wiring::Routed)?;
+    agent.until("it has come", |status| status["pods"] == 2 && status["synced"] == true)?;
+    assert!(is_local(&stays) && is_local(&comes));
+    let state = file.read()?;
+    assert_eq!(state["cluster"], json!({ "of": "tomorrow" }));
+    assert_eq!(state["attachments"][stays.attachment()], newer);
+    assert_eq!(state["attachments"].as_object().map(serde_json::Map::len), Some(2));
+    assert_eq!(agent.status()?["errors"], json!([]));
+    Ok(())
+}
+
+#[test]
+fn a_file_of_a_newer_version_is_left_alone_and_named() -> Result<()> {
+    let (cluster, _server) = cluster("upgrade-major", &Value::Null)?;
+    let pod = cluster.add_pod("pod", Wiring::Routed)?;
+    let agent = Contained::start(&cluster, Command::new("env"))?;
+    agent.until("it is known", |status| status["pods"] == 1 && status["synced"] == true)?;
+    let file = StateFile::of(&cluster);
+    file.edit(|state| state["version"] = 2.into())?;
+    let text = fs::read(&file.0)?;
+    let said = |status: &Value| {
+        let errors = status["errors"].to_string();
+        errors.contains("version 2") && errors.contains("upgrade denizen-agent")
+    };
+    agent.until("it says so", said)?;
+    let error = cluster.add_pod("another", Wiring::Routed).expect_err("it would lose it");
+    assert!(format!("{error:#}").contains("upgrade denizen"), "{error:#}");
+    assert!(is_local(&pod), "what was known last is served");
+    assert_eq!(fs::read(&file.0)?, text, "nobody touched it");
+    file.edit(|state| state["version"] = 1.into())?;
+    agent.until("it is read again", |status| status["errors"] == json!([]))?;
+    Ok(())
+}
+
+/// As a downgrade finds them: rules of a version that makes more chains and maps, and fills the
+/// known ones otherwise.
+#[test]
+fn rules_of_another_version_become_this_ones_without_a_gap() -> Result<()> {
+    let (cast, _servers) = Cast::new("upgrade-rules")?;
+    let node = &cast.cluster.world.node;
+    let web = cast.service("web", 10, &HTTP, &[Who::Remote])?;
+    cast.cluster.manifests.put("web", &web)?;
+    cast.cluster.start_agent()?.terminate()?;
+    let wanted = ruleset::dump(node)?;
+    for family in ["ip", "ip6"] {
+        node.nft(&format!(
+            "table {family} denizen {{
+                 map of-tomorrow {{ type inet_service : verdict; elements = {{ 7 : goto for-tomorrow }} }}
+                 set told {{ type ifname; elements = {{ \"cni9\" }} }}
+                 chain for-tomorrow {{
+                     counter drop
+                 }}
+                 chain enters {{
+                     type filter hook prerouting priority -300
+                     tcp dport vmap @of-tomorrow
+                 }}
+             }}"
+        ))?;
+    }
+    ensure!(ruleset::dump(node)? != wanted, "that changed the rules");
+    let agent = cast.cluster.start_agent()?;
+    assert_eq!(ruleset::dump(node)?, wanted);
+    for who in [Who::Bridged, Who::Outside] {
+        let to = SocketAddr::new(service_ips(10)[0], 80);
+        let outcome = cast.ask(who, to, Protocol::Tcp)?;
+        assert!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
+    }
+    assert_eq!(agent.status()?["errors"], json!([]));
+    Ok(())
+}
+
+/// A program whose wall clock reads what the file says: so many seconds before or after the time
+/// that it is.
+fn by_the_clock_of(file: &PathBuf) -> Result<Command> {
+    let folders = fs::read_dir("/usr/lib")?.flatten();
+    let mut libraries = folders.map(|it| it.path().join("faketime/libfaketime.so.1"));
+    let library = libraries.find(|path| path.is_file()).context("faketime is not installed")?;
+    let mut command = Command::new("env");
+    command.env("LD_PRELOAD", library);
+    command.env("FAKETIME_TIMESTAMP_FILE", file);
+    command.env("FAKETIME_NO_CACHE", "1");
+    // A clock that is set changes nothing about how long things take.
+    command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+    Ok(command)
+}
+
+#[test]
+fn a_clock_that_jumps_disturbs_nothing() -> Result<()> {
+    let (cluster, _server) =
+        cluster("upgrade-clock", &json!({ "timeout": "30s", "onTimeout": "fail" }))?;
+    let node = &cluster.world.node;
+    let clock = cluster.world.folder().join("clock");
+    fs::write(&clock, "+0")?;
+    let agent = Contained::start(&cluster, by_the_clock_of(&clock)?)?;
+    let first = agent.until("programmed", |status| status["synced"] == true)?;
+    // libfaketime's, which it has open by now, and would leave behind.
+    for name in ["faketime_shm_", "sem.faketime_sem_"] {
+        fs::remove_file(format!("/dev/shm/{name}{}", agent.pid()))?;
+    }
+    let year = |status: &Value| status["lastSync"]["at"].as_str().map(|at| at[..4].to_owned());
+    let mut years = vec![year(&first).context("a time")?];
+    for (round, days) in [800, -800, 0].into_iter().enumerate() {
+        fs::write(&clock, format!("{:+}", days * DAY))?;
+        let pod: Pod = cluster.add_pod(&format!("p{round}"), Wiring::Routed)?;
+        assert!(is_local(&pod), "programmed before ADD returned, {days} days away");
+        let now = agent.until("it is known", |status| status["pods"] == round + 1)?;
+        years.push(year(&now).context("a time")?);
+        assert_eq!(now["errors"], json!([]));
+        for (port, path) in [(10256, "/healthz"), (10256, "/livez"), (10249, "/metrics")] {
+            let reply = fetch(node, &url(ip("127.0.0.1"), port, path), &[])?;
+            assert_eq!(reply.status, 200, "{path} {days} days away: {reply:?}");
+        }
+    }
+    let read: Vec<i32> = years.iter().map(|year| year.parse()).collect::<Result<_, _>>()?;
+    assert!(read[1] > read[0] && read[2] < read[0], "the clock did jump: {read:?}");
+    Ok(())
+}

@@ -1,0 +1,15 @@
+//! The CNI plugin, and the pods that it records: real chains, the state file, and what becomes of
+//! records when something goes wrong.
+
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
+
+mod adoption;
+mod bad_calls;
+mod chains;
+mod check;
+mod crash;
+mod disk;
+mod orders;
+mod pruning;
+mod spec;
+mod wait;

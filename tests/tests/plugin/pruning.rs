@@ -1,0 +1,178 @@
+//! Records follow their link: its new name is recorded, and where it is gone the record is removed,
+//! since after a crash of the runtime nobody calls DEL.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use denizen_shared::state::{Attachment, AttachmentId, RunDir};
+use denizen_tests::agent::Agent;
+use denizen_tests::cast::{PORT, is_local, service_ips};
+use denizen_tests::cluster::Cluster;
+use denizen_tests::manifest::Port;
+use denizen_tests::netns::Netns;
+use denizen_tests::pod::{Pod, Wiring};
+use denizen_tests::server::Server;
+use denizen_tests::world::ip;
+use serde_json::{Value, json};
+
+/// Longer than a record without a link stays on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn cluster(label: &str) -> Result<(Cluster, Server)> {
+    let cluster = Cluster::new(label, &Value::Null)?;
+    let server = cluster.remote_web(&service_ips(10), Port::tcp("http", 80, PORT))?;
+    Ok((cluster, server))
+}
+
+fn records(run_dir: &Path) -> Result<BTreeSet<String>> {
+    let state = RunDir::open(run_dir)?.read()?;
+    let attachments = state.map(|state| state.attachments).unwrap_or_default();
+    Ok(attachments.into_keys().map(|id| id.0).collect())
+}
+
+/// Waits until exactly these attachments are recorded, and the agent has programmed as many.
+fn only(cluster: &Cluster, agent: &Agent, expected: &[&str]) -> Result<()> {
+    let expected: BTreeSet<String> = expected.iter().map(|name| (*name).to_owned()).collect();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let found = records(cluster.run_dir())?;
+        let programmed = agent.status()?["pods"].as_u64().unwrap_or_default();
+        if found == expected && programmed == expected.len() as u64 {
+            return Ok(());
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "{found:?} ({programmed} programmed) are not {expected:?}"
+        );
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Ends the pod as a crash of everything around it does: its links go with its namespace, and
+/// nobody calls DEL.
+fn crash(node: &Netns, pod: &Pod) -> Result<()> {
+    node.ip(&format!("link del {}", pod.host_interface()))
+}
+
+#[test]
+fn a_pod_that_nobody_deleted_is_forgotten_and_no_other() -> Result<()> {
+    let (cluster, _server) = cluster("prune")?;
+    let node = &cluster.world.node;
+    let agent = cluster.start_agent()?;
+    let crashed = cluster.add_pod("crashed", Wiring::Bridged)?;
+    let plain = cluster.add_pod("plain", Wiring::Bridged)?;
+    let renamed = cluster.add_pod("renamed", Wiring::Routed)?;
+    let readdressed = cluster.add_pod("mac", Wiring::Bridged)?;
+    let moved = cluster.add_pod("moved", Wiring::Bridged)?;
+    let without = without_interface(&cluster)?;
+    node.ip(&format!(
+        "link set {} name other\nlink set {} address 0a:00:00:00:00:99\nlink set {} nomaster",
+        renamed.host_interface(),
+        readdressed.host_interface(),
+        moved.host_interface()
+    ))?;
+    crash(node, &crashed)?;
+    let left = [&plain, &renamed, &readdressed, &moved].map(Pod::attachment);
+    let mut left: Vec<&str> = left.iter().map(String::as_str).collect();
+    left.push(&without);
+    let deadline = Instant::now() + PATIENCE;
+    while records(cluster.run_dir())?.contains(&crashed.attachment()) {
+        ensure!(Instant::now() < deadline, "{} is still recorded", crashed.attachment());
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(records(cluster.run_dir())?, left.iter().map(|it| (*it).to_owned()).collect());
+    assert!(is_local(&plain));
+    let log = agent.log();
+    assert!(log.contains(&crashed.attachment()), "the log names what was removed: {log}");
+    Ok(())
+}
+
+#[test]
+fn a_renamed_veth_and_a_moved_port_are_followed() -> Result<()> {
+    let (cluster, _server) = cluster("follow")?;
+    let node = &cluster.world.node;
+    let agent = cluster.start_agent()?;
+    let routed = cluster.add_pod("routed", Wiring::Routed)?;
+    let bridged = cluster.add_pod("bridged", Wiring::Bridged)?;
+    only(&cluster, &agent, &[&routed.attachment(), &bridged.attachment()])?;
+    let rename = |from: &str, to: &str| node.ip(&format!("link set {from} name {to}"));
+    let placed = |pod: &Pod, link: &str, input: &str| -> Result<()> {
+        let id = AttachmentId(pod.attachment());
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let state = RunDir::open(cluster.run_dir())?.read()?;
+            let record = state.and_then(|mut state| state.attachments.remove(&id));
+            let is = record.as_ref().is_some_and(|record| {
+                let name = record.host_interface.as_ref().map(|it| it.name.as_str());
+                name == Some(link) && record.input_interface() == Some(input)
+            });
+            if is && is_local(pod) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "not at {link}: {record:?}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    rename(routed.host_interface(), "new-name")?;
+    placed(&routed, "new-name", "new-name")?;
+    rename(bridged.host_interface(), "new-port")?;
+    placed(&bridged, "new-port", "cni0")?;
+    // A name that changes while no agent runs is followed at the start, and back as well.
+    agent.terminate()?;
+    rename("new-name", routed.host_interface())?;
+    let agent = cluster.start_agent()?;
+    placed(&routed, routed.host_interface(), routed.host_interface())?;
+    // The bridge itself.
+    rename("cni0", "cni9")?;
+    placed(&bridged, "new-port", "cni9")?;
+    assert_eq!(agent.status()?["errors"], json!([]));
+    Ok(())
+}
+
+/// A record of a pod that has no interface on this node's stack, as macvlan makes them.
+fn without_interface(cluster: &Cluster) -> Result<String> {
+    let record: Attachment = serde_json::from_value(json!({
+        "containerId": "macvlan", "ifName": "eth0", "network": "lan", "pod": null, "netns": null,
+        "hostInterface": null, "bridge": null, "ips": ["192.0.2.7"], "addedAt": "2026-11-20T12:00:00Z",
+    }))?;
+    RunDir::open(cluster.run_dir())?.put(Duration::from_secs(5), &record)?;
+    Ok(record.id().0)
+}
+
+#[test]
+fn what_died_while_no_agent_ran_is_forgotten_at_the_start() -> Result<()> {
+    let (cluster, _server) = cluster("prune-start")?;
+    let crashed = cluster.add_pod("crashed", Wiring::Routed)?;
+    let plain = cluster.add_pod("plain", Wiring::Routed)?;
+    crash(&cluster.world.node, &crashed)?;
+    let agent = cluster.start_agent()?;
+    only(&cluster, &agent, &[&plain.attachment()])?;
+    assert!(is_local(&plain));
+    Ok(())
+}
+
+/// Runtimes DEL a container twice, the second time when its address may long be another's.
+#[test]
+fn a_late_second_del_takes_nothing_from_who_uses_it_now() -> Result<()> {
+    let (cluster, _server) = cluster("prune-late")?;
+    let node = &cluster.world.node;
+    let agent = cluster.start_agent()?;
+    let addresses = [ip("10.99.0.7"), ip("fd00:99::7")];
+    let wire = |name: &str| -> Result<Pod> {
+        let netns = Netns::new(&format!("prune-late-{name}"))?;
+        let mut pod = Pod::wire(node, netns, name, Wiring::Bridged, &addresses)?;
+        pod.record(node, cluster.run_dir(), &Value::Null)?;
+        Ok(pod)
+    };
+    let first = wire("first")?;
+    crash(node, &first)?;
+    node.ip("route del 10.99.0.7 dev cni0\nroute del fd00:99::7 dev cni0")?;
+    let second = wire("second")?;
+    first.detach(node)?;
+    only(&cluster, &agent, &[&second.attachment()])?;
+    assert!(is_local(&second), "its predecessor's DEL came late");
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! Endpoints change two hundred times a second while clients connect without pause: every lookup
+//! must find somebody, also one that races with a commit.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use denizen_tests::cast::{Cast, PORT, Who};
+use denizen_tests::cluster::{OTHER_NODE, serve};
+use denizen_tests::effort;
+use denizen_tests::load::Load;
+use denizen_tests::manifest::{Port, service, slice};
+use denizen_tests::probe::Protocol;
+use denizen_tests::ruleset;
+use denizen_tests::world::ip;
+
+const PORTS: [Port; 2] =
+    [Port::tcp("tcp", 80, PORT), Port::tcp("udp", 80, PORT).over(Protocol::Udp)];
+
+/// Services that change, and endpoints to choose theirs from. All live: none may ever fail to
+/// answer.
+const SERVICES: u8 = 8;
+const ENDPOINTS: u8 = 24;
+
+/// Between two changes: two hundred a second.
+const PACE: Duration = Duration::from_millis(5);
+
+/// The size of the service that changes as change number `step`: grows and shrinks through the size
+/// classes, the services out of step with each other.
+fn size(step: usize) -> usize {
+    const SIZES: [usize; 12] = [1, 2, 3, 5, 8, 9, 12, 17, 9, 4, 2, 1];
+    SIZES[(step / usize::from(SERVICES) + step) % SIZES.len()]
+}
+
+fn endpoints(step: usize) -> Vec<(IpAddr, &'static str)> {
+    let number = |index: usize| {
+        u8::try_from((step * 7 + index) % usize::from(ENDPOINTS)).expect("below ENDPOINTS")
+    };
+    let endpoint = |index| (IpAddr::V4(Ipv4Addr::new(192, 168, 78, 1 + number(index))), OTHER_NODE);
+    (0..size(step)).map(endpoint).collect()
+}
+
+#[test]
+fn no_lookup_misses_across_a_commit() -> Result<()> {
+    let (cast, _servers) = Cast::new("churn")?;
+    let world = &cast.cluster.world;
+    let all: Vec<IpAddr> = (1..=ENDPOINTS).map(|last| ip(&format!("192.168.78.{last}"))).collect();
+    all.iter().try_for_each(|address| world.add_remote(*address))?;
+    let _server = serve(&world.remote, &all, &[(Protocol::Tcp, PORT), (Protocol::Udp, PORT)])?;
+    let address = |number: u8| ip(&format!("172.30.1.{}", number + 1));
+    for number in 0..SERVICES {
+        let name = format!("churn-{number}");
+        cast.cluster.manifests.put(&name, &[service(&name, &[address(number)], &PORTS)])?;
+        let slices = [slice(&name, &PORTS, &endpoints(usize::from(number)))];
+        cast.cluster.manifests.put(&format!("{name}-slice"), &slices)?;
+    }
+    let agent = cast.cluster.start_agent()?;
+    world.forget_quickly()?;
+    let [mut over_tcp, mut over_udp] = [Load::default(), Load::default()];
+    for who in [Who::Bridged, Who::Routed, Who::Outside, Who::ThisNode] {
+        for (load, protocol) in [(&mut over_tcp, Protocol::Tcp), (&mut over_udp, Protocol::Udp)] {
+            let at = |number| (SocketAddr::new(address(number), 80), protocol);
+            load.client(cast.place(who).0, (0..SERVICES).map(at).collect(), |it| {
+                it.endpoint().is_some()
+            })?;
+        }
+    }
+    let (started, mut steps) = (Instant::now(), 0);
+    while started.elapsed() < effort::duration() {
+        let name = format!("churn-{}", steps % usize::from(SERVICES));
+        let slices = [slice(&name, &PORTS, &endpoints(steps))];
+        cast.cluster.manifests.put(&format!("{name}-slice"), &slices)?;
+        steps += 1;
+        let next = PACE * u32::try_from(steps).context("fewer changes than that")?;
+        std::thread::sleep(next.saturating_sub(started.elapsed()));
+    }
+    let (tally, udp) = (over_tcp.stop()?, over_udp.stop()?);
+    let rate = steps as f64 / started.elapsed().as_secs_f64();
+    eprintln!(
+        "{steps} changes, {rate:.0} a second, {tally:?}, over UDP {udp:?}\n{}",
+        agent.status()?
+    );
+    assert!(rate > 150.0, "the test itself is too slow: {rate:.0} changes a second");
+    assert_eq!(tally.failed, 0, "{tally:?}");
+    assert_eq!(udp.failed, 0, "{udp:?}");
+    assert_eq!(ruleset::missed(&world.node)?, 0, "lookups that missed");
+    assert_eq!(tally.lost_once, 0, "a packet was lost and sent again");
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! Services that claim the same address and port.
+
+use anyhow::Result;
+use denizen_tests::cast::{Cast, Who, service_ips};
+use denizen_tests::probe::Protocol::Tcp;
+use serde_json::json;
+
+use crate::fixture::{Fixture, HTTP, at, by};
+
+/// Which of them comes first in the folder, or changed last, is no reason.
+#[test]
+fn one_of_two_services_with_one_address_wins_and_stays() -> Result<()> {
+    const SHARED: u8 = 200;
+    let rivals = |cast: &Cast, round: usize| {
+        let one = |name: &str, number: u8, member: Who, created: &str| {
+            let mut objects = cast.service(name, number, &HTTP, &[member])?;
+            objects[0]["metadata"]["creationTimestamp"] = created.into();
+            objects[0]["metadata"]["annotations"] = json!({ "round": round.to_string() });
+            objects[0]["spec"]["externalIPs"] = json!(service_ips(SHARED));
+            anyhow::Ok(objects)
+        };
+        let mut both = [
+            one("a-younger", 10, Who::Remote, "2026-02-01T00:00:00Z")?,
+            one("b-older", 11, Who::Bridged, "2026-01-01T00:00:00Z")?,
+        ];
+        both.rotate_left(round % 2);
+        anyhow::Ok(both.concat())
+    };
+    let fixture = Fixture::new("rivals", &[], |cast| rivals(cast, 0))?;
+    for round in 1..=8 {
+        for to in at(SHARED, 80) {
+            assert_eq!(fixture.fate(Who::Outside, to, Tcp)?, by([Who::Bridged]), "round {round}");
+        }
+        let mut changed = rivals(&fixture.cast, round)?;
+        // Something to program each time.
+        changed.extend(fixture.cast.service(
+            &format!("other-{round}"),
+            12,
+            &HTTP,
+            &[Who::Routed],
+        )?);
+        fixture.becomes(&changed)?;
+    }
+    let log = fixture.agent.log();
+    let mut warned = log.lines().filter(|line| line.contains("two services claim"));
+    assert!(warned.any(|line| line.contains("loser=default/a-younger")), "{log}");
+    Ok(())
+}

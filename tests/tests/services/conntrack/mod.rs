@@ -1,0 +1,315 @@
+//! Flows that go on while their service changes: what is stale is gone once the change is told as
+//! programmed, and what is healthy never notices.
+
+mod late;
+mod restart;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::{Agent, programmed};
+use denizen_tests::cast::{Cast, PORT, Who, service_ips};
+use denizen_tests::cluster::serve;
+use denizen_tests::conntrack::{Flow, Tracked, insert};
+use denizen_tests::manifest::Port;
+use denizen_tests::netns::Netns;
+use denizen_tests::pod::Wiring;
+use denizen_tests::probe::{Outcome, Protocol};
+use denizen_tests::world::ip;
+
+/// What a change that has not taken effect by then never will.
+const BOUND: Duration = Duration::from_secs(20);
+
+/// Between two changes of a service that never rests: less than answers are given to arrive.
+const PACE: Duration = Duration::from_millis(50);
+
+const NODE_PORT: u16 = 30053;
+const PORTS: [Port; 2] = [
+    Port::tcp("udp", 53, PORT).over(Protocol::Udp).at_node(NODE_PORT),
+    Port::tcp("sctp", 53, PORT).over(Protocol::Sctp).at_node(NODE_PORT),
+];
+
+/// A service over UDP and SCTP, on its stage.
+struct Stage {
+    cast: Cast,
+    /// The agent's.
+    flags: Vec<String>,
+    _servers: Vec<denizen_tests::server::Server>,
+}
+
+impl Stage {
+    fn new(label: &str) -> Result<Self> {
+        let (cast, servers) = Cast::new(label)?;
+        // An association that is never finished is forgotten after three seconds.
+        let key = "net.netfilter.nf_conntrack_sctp_timeout_cookie_wait";
+        cast.cluster.world.node.sysctl(key, "600")?;
+        Ok(Self { cast, flags: Vec::new(), _servers: servers })
+    }
+
+    fn node(&self) -> &Netns {
+        &self.cast.cluster.world.node
+    }
+
+    /// An agent that has programmed everything, and looked for what became stale before it started.
+    fn start_agent(&self) -> Result<Agent> {
+        let mut settings = self.cast.cluster.settings();
+        settings.flags.extend_from_slice(&self.flags);
+        let agent = Agent::start(self.node(), settings)?;
+        until("done with looking", || Ok(agent.status()?["flushing"] == false))?;
+        Ok(agent)
+    }
+
+    fn endpoints_are(&self, members: &[Who]) -> Result<()> {
+        let service = self.cast.service("dns", 10, &PORTS, members)?;
+        self.cast.cluster.manifests.put("dns", &service)
+    }
+
+    /// One flow for every door, protocol and family: from a pod to the cluster IP, from outside to
+    /// it and to the node port.
+    fn flows(&self) -> Result<Vec<Flow>> {
+        let mut flows = Vec::new();
+        for protocol in [Protocol::Udp, Protocol::Sctp] {
+            for cluster_ip in service_ips(10) {
+                let node = self.cast.address(Who::ThisNode, cluster_ip)?;
+                for (who, to) in [
+                    (Who::Bridged, SocketAddr::new(cluster_ip, 53)),
+                    (Who::Outside, SocketAddr::new(cluster_ip, 53)),
+                    (Who::Outside, SocketAddr::new(node, NODE_PORT)),
+                ] {
+                    let source = self.cast.address(who, cluster_ip)?;
+                    flows.push(Flow::open(self.cast.place(who).0, protocol, source, to)?);
+                }
+            }
+        }
+        Ok(flows)
+    }
+
+    fn is(&self, outcome: &Outcome, who: Who) -> bool {
+        outcome
+            .endpoint()
+            .is_some_and(|it| self.cast.address(who, it.ip()).is_ok_and(|ip| ip == it.ip()))
+    }
+
+    fn all_are_answered_by(&self, flows: &[Flow], who: Who) -> Result<()> {
+        for flow in flows {
+            let outcome = flow.ask();
+            ensure!(self.is(&outcome, who), "{flow:?}: not {who:?}, but {outcome:?}");
+        }
+        Ok(())
+    }
+
+    fn tracked(&self, flows: &[Flow]) -> Result<Vec<Tracked>> {
+        let entry = |flow: &Flow| {
+            flow.tracked(self.node())?.with_context(|| format!("{flow:?} is not tracked"))
+        };
+        flows.iter().map(entry).collect()
+    }
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+    let started = Instant::now();
+    while !holds()? {
+        ensure!(started.elapsed() < BOUND, "not {what} after {BOUND:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn no_packet_goes_to_an_endpoint_that_was_replaced() -> Result<()> {
+    let stage = Stage::new("ct-replace")?;
+    stage.endpoints_are(&[Who::Routed])?;
+    let agent = stage.start_agent()?;
+    let flows = stage.flows()?;
+    stage.all_are_answered_by(&flows, Who::Routed)?;
+    for who in [Who::Remote, Who::Routed] {
+        let asked = || flows.iter().for_each(|flow| drop(flow.ask()));
+        let status = programmed(&agent, || stage.endpoints_are(&[who]), asked)?;
+        for _ in 0..5 {
+            stage.all_are_answered_by(&flows, who)?;
+        }
+        assert!(
+            status["flushed"].as_u64() >= Some(flows.len() as u64),
+            "every flow had to be flushed: {status}"
+        );
+    }
+    Ok(())
+}
+
+/// Whatever changes again is given time for answers again, which must not keep what is gone for
+/// ever.
+#[test]
+fn a_service_that_never_rests_loses_no_client() -> Result<()> {
+    let stage = Stage::new("ct-restless")?;
+    stage.endpoints_are(&[Who::Routed])?;
+    let agent = stage.start_agent()?;
+    let flows = stage.flows()?;
+    stage.all_are_answered_by(&flows, Who::Routed)?;
+    let before = agent.status()?["lastSync"].clone();
+    let mut members = [&[Who::Remote][..], &[Who::Remote, Who::Bridged]].into_iter().cycle();
+    let asked = flows.iter().map(Flow::ask);
+    until("freed, though the service goes on changing", || {
+        let started = Instant::now();
+        stage.endpoints_are(members.next().context("there is always another")?)?;
+        let is_stuck = asked.clone().any(|outcome| stage.is(&outcome, Who::Routed));
+        std::thread::sleep(PACE.saturating_sub(started.elapsed()));
+        Ok(!is_stuck && agent.status()?["lastSync"] != before)
+    })
+}
+
+#[test]
+fn to_zero_and_back() -> Result<()> {
+    let stage = Stage::new("ct-zero")?;
+    stage.endpoints_are(&[Who::Remote])?;
+    let agent = stage.start_agent()?;
+    let flows = stage.flows()?;
+    stage.all_are_answered_by(&flows, Who::Remote)?;
+    programmed(&agent, || stage.endpoints_are(&[]), || ())?;
+    for flow in &flows {
+        assert_eq!(flow.ask(), Outcome::Refused, "{flow:?}, to nobody");
+    }
+    programmed(&agent, || stage.endpoints_are(&[Who::Remote]), || ())?;
+    stage.all_are_answered_by(&flows, Who::Remote)
+}
+
+/// What is sent to a cluster IP before there is a service goes its way untranslated, and as long as
+/// the client sends, nobody asks the rules again.
+#[test]
+fn the_first_endpoint_frees_clients_from_the_black_hole() -> Result<()> {
+    let stage = Stage::new("ct-hole")?;
+    let agent = stage.start_agent()?;
+    let flows = stage.flows()?;
+    for flow in &flows {
+        // A node port that is none yet is a port at which nobody listens.
+        let outcome = flow.ask();
+        assert!(outcome.endpoint().is_none(), "{flow:?} was answered: {outcome:?}");
+        if matches!(outcome, Outcome::Unreachable) {
+            let entry = flow.tracked(stage.node())?.context("the black hole is tracked")?;
+            assert_eq!(entry.answerer, entry.destination, "nobody translated it");
+        }
+    }
+    programmed(&agent, || stage.endpoints_are(&[Who::Routed]), || ())?;
+    stage.all_are_answered_by(&flows, Who::Routed)
+}
+
+#[test]
+fn a_service_that_is_deleted() -> Result<()> {
+    let stage = Stage::new("ct-delete")?;
+    stage.endpoints_are(&[Who::Remote])?;
+    let agent = stage.start_agent()?;
+    let flows = stage.flows()?;
+    stage.all_are_answered_by(&flows, Who::Remote)?;
+    programmed(&agent, || stage.cast.cluster.manifests.remove("dns"), || ())?;
+    for flow in &flows {
+        assert_eq!(flow.tracked(stage.node())?, None, "{flow:?}");
+        let outcome = flow.ask();
+        assert!(outcome.endpoint().is_none(), "{flow:?} is still answered: {outcome:?}");
+    }
+    Ok(())
+}
+
+/// The runtime says so before the API does: the endpoint is still listed.
+#[test]
+fn a_local_pod_that_is_deleted() -> Result<()> {
+    let stage = Stage::new("ct-pod")?;
+    let cluster = &stage.cast.cluster;
+    let pod = cluster.add_pod("victim", Wiring::Routed)?;
+    let protocols = [(Protocol::Udp, PORT), (Protocol::Sctp, PORT)];
+    let _server = serve(&pod.netns, &pod.addresses, &protocols)?;
+    let mut objects = vec![denizen_tests::manifest::service("dns", &service_ips(10), &PORTS)];
+    for address in &pod.addresses {
+        let endpoint = [(*address, denizen_tests::cluster::NODE)];
+        objects.push(denizen_tests::manifest::slice("dns", &PORTS, &endpoint));
+    }
+    cluster.manifests.put("dns", &objects)?;
+    let _agent = stage.start_agent()?;
+    let flows = stage.flows()?;
+    for flow in &flows {
+        assert!(flow.ask().endpoint().is_some(), "{flow:?}");
+    }
+    let others = Flow::open(
+        stage.cast.place(Who::Bridged).0,
+        Protocol::Udp,
+        stage.cast.address(Who::Bridged, ip("10.0.0.1"))?,
+        SocketAddr::new(stage.cast.address(Who::Remote, ip("10.0.0.1"))?, PORT),
+    )?;
+    assert!(others.ask().endpoint().is_some());
+    let untouched = others.tracked(stage.node())?;
+    assert!(untouched.is_some());
+    pod.detach(stage.node())?;
+    until("flushed", || {
+        Ok(flows
+            .iter()
+            .map(|flow| flow.tracked(stage.node()))
+            .collect::<Result<Vec<_>>>()?
+            .iter()
+            .all(Option::is_none))
+    })?;
+    assert_eq!(others.tracked(stage.node())?, untouched, "a flow of others");
+    Ok(())
+}
+
+/// An entry that appears when the first look is over, as that of a packet does which was on its way
+/// through the old rules.
+#[test]
+fn the_second_look_catches_what_raced() -> Result<()> {
+    let stage = Stage::new("ct-second")?;
+    stage.endpoints_are(&[Who::Routed])?;
+    let agent = stage.start_agent()?;
+    let to = SocketAddr::new(service_ips(10)[0], 53);
+    let client = stage.cast.address(Who::Outside, to.ip())?;
+    for (attempt, who) in [Who::Remote, Who::Routed].into_iter().cycle().take(40).enumerate() {
+        let other = if who == Who::Remote { Who::Routed } else { Who::Remote };
+        let dead = SocketAddr::new(stage.cast.address(other, to.ip())?, PORT);
+        let begun = Instant::now();
+        programmed(&agent, || stage.endpoints_are(&[who]), || ())?;
+        let source = SocketAddr::new(client, 40_000 + u16::try_from(attempt)?);
+        insert(stage.node(), source, to, dead)?;
+        // On a busy machine the second look may have been before.
+        if begun.elapsed() > Duration::from_millis(900) {
+            continue;
+        }
+        return until("caught", || {
+            let all = denizen_tests::conntrack::tracked(stage.node(), Protocol::Udp)?;
+            Ok(all.iter().all(|entry| entry.source != source))
+        });
+    }
+    anyhow::bail!("never quick enough to come before the second look")
+}
+
+/// Somebody flushes the table: what comes before it is there again passes it by.
+#[test]
+fn flows_that_passed_missing_rules_by_are_flushed() -> Result<()> {
+    let stage = Stage::new("ct-drift")?;
+    stage.endpoints_are(&[Who::Remote])?;
+    let agent = stage.start_agent()?;
+    let to = SocketAddr::new(service_ips(10)[0], 53);
+    let client = SocketAddr::new(stage.cast.address(Who::Outside, to.ip())?, 40_000);
+    insert(stage.node(), client, to, to)?;
+    programmed(&agent, || stage.node().nft("delete table ip denizen"), || ())?;
+    let all = denizen_tests::conntrack::tracked(stage.node(), Protocol::Udp)?;
+    assert!(all.iter().all(|entry| entry.source != client), "{all:?}");
+    Ok(())
+}
+
+/// Many endpoints come and go; a flow to one that stays is the same entry all the time.
+#[test]
+fn changes_around_it_never_touch_a_healthy_flow() -> Result<()> {
+    let stage = Stage::new("ct-healthy")?;
+    stage.endpoints_are(&[Who::Remote])?;
+    let agent = stage.start_agent()?;
+    let flows = stage.flows()?;
+    stage.all_are_answered_by(&flows, Who::Remote)?;
+    let before = stage.tracked(&flows)?;
+    for members in [
+        &[Who::Remote, Who::Routed][..],
+        &[Who::Remote, Who::Routed, Who::Bridged],
+        &[Who::Remote, Who::Bridged],
+        &[Who::Remote],
+    ] {
+        programmed(&agent, || stage.endpoints_are(members), || ())?;
+        stage.all_are_answered_by(&flows, Who::Remote)?;
+        assert_eq!(stage.tracked(&flows)?, before, "{members:?}");
+    }
+    Ok(())
+}

@@ -1,0 +1,312 @@
+//! The chains of egress masquerade in iptables' table `security`, beside others' rules and
+//! programs.
+
+use std::fs::{self, Permissions};
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::binary;
+use denizen_tests::cast::{Who, every_protocol, service_ips};
+use denizen_tests::contained::Contained;
+use denizen_tests::flows::table::Backend;
+use denizen_tests::iptables::Variant;
+use denizen_tests::netns::Netns;
+use denizen_tests::probe::{Outcome, Probe, Protocol};
+use serde_json::{Value, json};
+
+use super::rig::{SOON, Scene, outside};
+
+fn backend(variant: Variant) -> Backend {
+    match variant {
+        Variant::Legacy => Backend::IptablesLegacy,
+        Variant::Nft => Backend::IptablesNft,
+    }
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+    let started = Instant::now();
+    while !holds()? {
+        ensure!(started.elapsed() < SOON, "{what}: not after {SOON:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// What of iptables' is in use in either variant has its table; so does what was only looked for,
+/// in legacy.
+fn has_security(node: &Netns) -> Result<bool> {
+    let legacy = "cat /proc/net/ip_tables_names /proc/net/ip6_tables_names";
+    let legacy = node.output("sh", &["-c", legacy])?;
+    let nft = node.output("nft", &["list", "tables"])?;
+    Ok(legacy.contains("security") || nft.contains("security"))
+}
+
+/// Rules of somebody else's: ip-masq-agent's chain, and one where ours are.
+fn others(node: &Netns, variant: Variant) -> Result<()> {
+    for command in [
+        "-t nat -N IP-MASQ",
+        "-t nat -A IP-MASQ -d 10.0.0.0/8 -j RETURN",
+        "-t nat -A POSTROUTING -m addrtype ! --dst-type LOCAL -j IP-MASQ",
+        "-t security -N THEIRS",
+        "-t security -A FORWARD -j THEIRS",
+    ] {
+        variant.run(node, command)?;
+    }
+    Ok(())
+}
+
+const THEIRS: [&str; 4] = [
+    "-A IP-MASQ -d 10.0.0.0/8 -j RETURN",
+    "-A POSTROUTING -m addrtype ! --dst-type LOCAL -j IP-MASQ",
+    ":THEIRS -",
+    "-A FORWARD -j THEIRS",
+];
+
+/// What others do to it is repaired; a restart finds it and writes nothing anew; `cleanup` takes it
+/// away, and nobody else's.
+fn a_life_among_others(label: &str, variant: Variant) -> Result<()> {
+    let scene = Scene::set(label)?;
+    others(scene.node(), variant)?;
+    harm_is_repaired(&scene, variant)?;
+    a_restart_writes_nothing_anew(&scene, variant)?;
+    let program = binary::ours("denizen-agent")?.display().to_string();
+    scene.node().output(&program, &["cleanup"])?;
+    let left = variant.dump(scene.node())?;
+    ensure!(!left.contains("DENIZEN-") && !left.contains("KUBE-"), "{left}");
+    for line in THEIRS {
+        ensure!(left.contains(line), "{line} is gone: {left}");
+    }
+    Ok(())
+}
+
+fn harm_is_repaired(scene: &Scene, variant: Variant) -> Result<()> {
+    let node = scene.node();
+    let agent = scene.start(scene.flags(backend(variant)))?;
+    let expected = variant.dump(node)?;
+    let harms = [
+        "-t security -F DENIZEN-EGRESS",
+        "-t security -F FORWARD",
+        "-t security -A FORWARD -j THEIRS",
+    ];
+    harms.iter().try_for_each(|harm| variant.run(node, harm))?;
+    until("repaired", || {
+        let found = variant.dump(node)?;
+        Ok(found == expected && agent.status()?["driftRepaired"] == 1)
+    })?;
+    ensure!(scene.is_masqueraded(Who::Bridged, outside()[0], Protocol::Tcp)?);
+    ensure!(agent.terminate()?.success());
+    Ok(())
+}
+
+fn a_restart_writes_nothing_anew(scene: &Scene, variant: Variant) -> Result<()> {
+    let counted = || -> Result<Vec<String>> {
+        let all = variant.counted(scene.node())?;
+        let marked = all.lines().filter(|line| line.contains("-A DENIZEN-EGRESS"));
+        Ok(marked.map(str::to_owned).collect())
+    };
+    let before = counted()?;
+    let agent = scene.start(scene.flags(backend(variant)))?;
+    ensure!(agent.status()?["driftRepaired"] == 0, "{}", agent.status()?);
+    agent.terminate()?;
+    assert_eq!(counted()?, before, "written anew, its counters would be others");
+    ensure!(before.iter().any(|line| !line.contains("[0:0]")), "{before:?}");
+    Ok(())
+}
+
+#[test]
+fn a_life_among_others_legacy() -> Result<()> {
+    a_life_among_others("egress-life-l", Variant::Legacy)
+}
+
+#[test]
+fn a_life_among_others_nft() -> Result<()> {
+    a_life_among_others("egress-life-n", Variant::Nft)
+}
+
+/// Once there, a table is one more that every packet goes through; the agent has looked twice by
+/// then.
+#[test]
+fn without_the_flag_no_table_is_made() -> Result<()> {
+    let scene = Scene::set("egress-none")?;
+    let node = scene.node();
+    for variant in Variant::BOTH {
+        let agent = scene.start(backend(variant).flags())?;
+        variant.run(node, "-t nat -F KUBE-SERVICES")?;
+        until("a look", || Ok(agent.status()?["driftRepaired"] == 1))?;
+        ensure!(!has_security(node)?, "{variant:?} made it");
+        agent.terminate()?;
+    }
+    Ok(())
+}
+
+/// IPv6 is none of it where no range of IPv6 is named.
+#[test]
+fn the_other_family_has_no_table() -> Result<()> {
+    let scene = Scene::set("egress-four")?;
+    let node = scene.node();
+    fs::write(&scene.config, "nonMasqueradeCIDRs: [10.0.0.0/8]")?;
+    for variant in Variant::BOTH {
+        let agent = scene.start(scene.flags(backend(variant)))?;
+        let [v4, v6] = outside();
+        ensure!(scene.is_masqueraded(Who::Routed, v4, Protocol::Tcp)?, "{variant:?}");
+        ensure!(!scene.is_masqueraded(Who::Routed, v6, Protocol::Tcp)?, "{variant:?}");
+        agent.terminate()?;
+    }
+    let v6 = node.output("cat", &["/proc/net/ip6_tables_names"])?
+        + &node.output("nft", &["list", "tables", "ip6"])?;
+    ensure!(v6.contains("nat") && !v6.contains("security"), "{v6}");
+    Ok(())
+}
+
+/// Another variant or backend takes it over, and nothing is left of it where it was.
+#[test]
+fn another_variant_or_backend_leaves_nothing_behind() -> Result<()> {
+    use Backend::{IptablesLegacy, IptablesNft, Nftables};
+    let scene = Scene::set("egress-swap")?;
+    let mut last = None;
+    for now in [
+        IptablesLegacy,
+        IptablesNft,
+        Nftables,
+        IptablesLegacy,
+        Nftables,
+        IptablesNft,
+        IptablesLegacy,
+    ] {
+        let agent = scene.start(scene.flags(now))?;
+        let to = outside()[0];
+        ensure!(scene.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{now:?}");
+        if let Some(last) = last {
+            let is_gone = || match last {
+                Nftables => {
+                    Ok(!scene.node().output("nft", &["list", "tables"])?.contains(" denizen"))
+                }
+                IptablesLegacy | IptablesNft => Ok(!scene.is_programmed(last)?),
+            };
+            until(&format!("{last:?} is gone"), is_gone)?;
+            ensure!(scene.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{now:?}");
+        }
+        agent.terminate()?;
+        last = Some(now);
+    }
+    Ok(())
+}
+
+/// `KUBE-FORWARD` accepts what has the mark: it must not be a way for pods past the operator's own
+/// rules.
+#[test]
+fn a_firewall_in_forward_still_has_its_say() -> Result<()> {
+    for variant in Variant::BOTH {
+        let scene = Scene::set(&format!("egress-wall-{variant:?}"))?;
+        let _agent = scene.start(scene.flags(backend(variant)))?;
+        let [to, _] = outside();
+        ensure!(scene.is_masqueraded(Who::Routed, to, Protocol::Tcp)?);
+        variant.run(scene.node(), "-t filter -P FORWARD DROP")?;
+        let outcome = scene.cast.ask(Who::Routed, to, Protocol::Tcp)?;
+        ensure!(outcome == Outcome::Dropped, "{variant:?}: {outcome:?}");
+    }
+    Ok(())
+}
+
+/// What kube-proxy took over is kube-proxy's; this never is.
+#[test]
+fn cleanup_removes_it_from_beside_kube_proxys_chains() -> Result<()> {
+    let scene = Scene::set("egress-left")?;
+    let (node, variant) = (scene.node(), Variant::Legacy);
+    scene.start(scene.flags(backend(variant)))?.terminate()?;
+    for family in ["iptables", "ip6tables"] {
+        let as_kube_proxys = "*nat\n:KUBE-MARK-MASQ - [0:0]\n-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n";
+        variant.restore(node, family, as_kube_proxys)?;
+    }
+    let program = binary::ours("denizen-agent")?.display().to_string();
+    // Its sets stay with the chains that name them.
+    let _ = node.output(&program, &["cleanup"]);
+    let left = variant.dump(node)?;
+    ensure!(left.contains("-A KUBE-SERVICES") && !left.contains(":DENIZEN-"), "{left}");
+    Ok(())
+}
+
+const LEGACY_RESTORE: [&str; 2] = ["iptables-legacy-restore", "ip6tables-legacy-restore"];
+
+/// As `iptables-legacy-restore` says it of a kernel without the table (libiptc's TC_INIT fails).
+const WITHOUT_SECURITY: &str = r#"#!/bin/sh
+text=$(cat)
+case $text in *\*security*)
+    echo "iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table 'security'" >&2
+    echo "Error occurred at line: 1" >&2
+    exit 2
+esac
+name=${0##*/}
+printf '%s\n' "$text" | "/usr/sbin/$name" "$@"
+"#;
+
+/// Puts the programs that say so into `folder`, in front of those of this machine.
+fn without_security(folder: &Path) -> Result<Command> {
+    for name in LEGACY_RESTORE {
+        let program = folder.join(name);
+        fs::write(&program, WITHOUT_SECURITY)?;
+        fs::set_permissions(program, Permissions::from_mode(0o755))?;
+    }
+    let mut command = Command::new("env");
+    command.arg(format!("PATH={}:/usr/sbin:/usr/bin:/sbin:/bin", folder.display()));
+    Ok(command)
+}
+
+/// Services come and go, status says what is missing, and when it is there at last, it is used.
+#[test]
+fn a_kernel_without_the_table_has_services_all_the_same() -> Result<()> {
+    let scene = Scene::set("egress-lacks")?;
+    let cluster = &scene.cast.cluster;
+    let folder = denizen_tests::netns::folder()?;
+    let program = without_security(folder.path())?;
+    let agent = Contained::start_with(cluster, program, &scene.flags(Backend::IptablesLegacy))?;
+    let named = |status: &Value| {
+        let errors = status["errors"].to_string();
+        errors.contains("iptable_security (CONFIG_IP_NF_SECURITY)")
+            && errors.contains("ip6table_security (CONFIG_IP6_NF_SECURITY)")
+    };
+    let is_served = |number: u8| {
+        let mut doors = service_ips(number).into_iter().map(|ip| SocketAddr::new(ip, 80));
+        doors.all(|door| Probe::tcp(door).ask_in(&scene.cast.routed.netns).endpoint().is_some())
+    };
+    agent.until("synced, and both named", |status| status["synced"] == true && named(status))?;
+    ensure!(is_served(10) && !scene.is_masqueraded(Who::Routed, outside()[0], Protocol::Tcp)?);
+    let more = scene.cast.service("more", 12, &every_protocol(), &[Who::Remote])?;
+    cluster.manifests.put("more", &more)?;
+    agent.until("one more", |status| is_served(12) && named(status))?;
+    fs::write(&scene.config, "nonMasqueradeCIDRs: ['fd00::/16']")?;
+    // A look tries it again.
+    LEGACY_RESTORE.iter().try_for_each(|name| fs::remove_file(folder.path().join(name)))?;
+    agent.until("no errors", |status| status["errors"] == json!([]))?;
+    assert_eq!(agent.status()?["driftRepaired"], 0, "it is nobody's doing");
+    ensure!(scene.is_masqueraded(Who::Routed, outside()[0], Protocol::Tcp)?);
+    Ok(())
+}
+
+/// nf_tables' table of that name may be somebody's own, which iptables refuses to touch.
+#[test]
+fn a_foreign_table_of_that_name_is_left_alone_and_named() -> Result<()> {
+    let scene = Scene::set("egress-foreign")?;
+    let node = scene.node();
+    node.nft(
+        "table ip security { chain FORWARD { type filter hook forward priority 50; ct state new accept; }; }",
+    )?;
+    let theirs = || node.output("nft", &["list", "table", "ip", "security"]);
+    let before = theirs()?;
+    let agent = scene.start(scene.flags(Backend::IptablesNft))?;
+    let errors = agent.status()?["errors"].to_string();
+    ensure!(errors.contains("egress masquerade of IPv4") && !errors.contains("IPv6"), "{errors}");
+    assert_eq!(theirs()?, before);
+    let [v4, v6] = outside();
+    ensure!(!scene.is_masqueraded(Who::Bridged, v4, Protocol::Tcp)?);
+    ensure!(scene.is_masqueraded(Who::Bridged, v6, Protocol::Tcp)?);
+    node.nft("delete table ip security")?;
+    until("no errors", || Ok(agent.status()?["errors"] == json!([])))?;
+    ensure!(scene.is_masqueraded(Who::Bridged, v4, Protocol::Tcp).context("once theirs is gone")?);
+    Ok(())
+}

@@ -1,0 +1,75 @@
+//! Which endpoints of a service's slices serve: their conditions, their addresses, and whose they are.
+
+use anyhow::Result;
+use denizen_tests::cast::{Who, service_ips};
+use denizen_tests::probe::Protocol::Tcp;
+use serde_json::json;
+
+use crate::fixture::{Fate, Fixture, HTTP, at, by, condition, endpoints_of};
+
+#[test]
+fn only_an_endpoints_first_address_counts() -> Result<()> {
+    let fixture = Fixture::new("eps-first", &[], |cast| {
+        let mut objects = cast.service("web", 10, &HTTP, &[Who::Bridged])?;
+        let more = service_ips(1).map(|like| cast.address(Who::Routed, like));
+        for (endpoint, more) in endpoints_of(&mut objects, cast, Who::Bridged).into_iter().zip(more)
+        {
+            let first = endpoint["addresses"][0].clone();
+            endpoint["addresses"] = json!([first, more?]);
+        }
+        Ok(objects)
+    })?;
+    for to in at(10, 80) {
+        assert_eq!(fixture.fate(Who::Outside, to, Tcp)?, by([Who::Bridged]), "{to}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_not_written_is_ready_and_serving() -> Result<()> {
+    let fixture = Fixture::new("eps-unwritten", &[], |cast| {
+        let mut objects =
+            cast.service("web", 10, &HTTP, &[Who::Bridged, Who::Routed, Who::Remote])?;
+        condition(&mut objects, cast, Who::Bridged, &json!({}));
+        condition(&mut objects, cast, Who::Routed, &json!({ "ready": null }));
+        condition(&mut objects, cast, Who::Remote, &json!({ "ready": false }));
+        let mut last = cast.service("last", 11, &HTTP, &[Who::Remote, Who::Routed])?;
+        condition(&mut last, cast, Who::Remote, &json!({ "ready": false, "terminating": true }));
+        condition(&mut last, cast, Who::Routed, &json!({ "ready": false, "serving": false }));
+        Ok([objects, last].concat())
+    })?;
+    for to in at(10, 80) {
+        let unwritten = by([Who::Bridged, Who::Routed]);
+        assert_eq!(fixture.fate(Who::Outside, to, Tcp)?, unwritten, "{to}");
+    }
+    for to in at(11, 80) {
+        assert_eq!(
+            fixture.fate(Who::Outside, to, Tcp)?,
+            by([Who::Remote]),
+            "{to}: the last resort"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_slice_may_move_to_another_service() -> Result<()> {
+    let objects = |cast: &denizen_tests::cast::Cast, owner: &str| {
+        let mut objects = cast.service("web", 10, &HTTP, &[Who::Bridged])?;
+        for slice in &mut objects[1..] {
+            slice["metadata"]["labels"]["kubernetes.io/service-name"] = owner.into();
+        }
+        objects.extend(cast.service("shop", 11, &HTTP, &[])?);
+        anyhow::Ok(objects)
+    };
+    let fixture = Fixture::new("eps-move", &[], |cast| objects(cast, "web"))?;
+    let fates = |number| at(number, 80).map(|to| fixture.fate(Who::Routed, to, Tcp));
+    for (web, shop) in fates(10).into_iter().zip(fates(11)) {
+        assert_eq!((web?, shop?), (by([Who::Bridged]), Fate::Refused));
+    }
+    fixture.becomes(&objects(&fixture.cast, "shop")?)?;
+    for (web, shop) in fates(10).into_iter().zip(fates(11)) {
+        assert_eq!((web?, shop?), (Fate::Refused, by([Who::Bridged])));
+    }
+    Ok(())
+}

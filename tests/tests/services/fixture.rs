@@ -1,0 +1,153 @@
+//! A test cluster with its agent, and what becomes of connections in it: real ones, which must be as
+//! `explain` says.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::cast::{Cast, PORT, PROTOCOLS, Who, service_ips};
+use denizen_tests::cluster::serve;
+use denizen_tests::manifest::Port;
+use denizen_tests::probe::{Outcome, PATIENCE, Probe, Protocol, SILENCE};
+use denizen_tests::server::Server;
+use serde_json::{Value, json};
+
+pub const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
+pub const NODE_PORT: u16 = 30080;
+/// Which [`service_ips`] are a load balancer's.
+pub const BALANCER: u8 = 100;
+/// With three to choose from, one in ten million such series misses one by chance.
+pub const TRIES: usize = 42;
+
+/// What became of connections.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fate {
+    Answered(BTreeSet<Who>),
+    Refused,
+    Dropped,
+}
+
+pub fn by(who: impl IntoIterator<Item = Who>) -> Fate {
+    Fate::Answered(who.into_iter().collect())
+}
+
+/// A test cluster whose agent has programmed its services.
+pub struct Fixture {
+    pub cast: Cast,
+    pub agent: Agent,
+    pub _servers: Vec<Server>,
+}
+
+impl Fixture {
+    /// An agent that has programmed what `objects` gives, started with these flags.
+    pub fn new(
+        label: &str,
+        flags: &[&str],
+        objects: impl FnOnce(&Cast) -> Result<Vec<Value>>,
+    ) -> Result<Self> {
+        let (cast, mut servers) = Cast::new(label)?;
+        let world = &cast.cluster.world;
+        let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
+        servers.push(serve(&world.client, &world.addresses().client, &ports)?);
+        cast.cluster.manifests.put("services", &objects(&cast)?)?;
+        let mut settings = cast.cluster.settings();
+        settings.flags.extend(flags.iter().map(|&flag| flag.to_owned()));
+        let agent = Agent::start(&world.node, settings)?;
+        Ok(Self { cast, agent, _servers: servers })
+    }
+
+    /// These objects are the only ones from now on.
+    pub fn becomes(&self, objects: &[Value]) -> Result<()> {
+        let change = || self.cast.cluster.manifests.put("services", objects);
+        denizen_tests::agent::programmed(&self.agent, change, || ()).map(drop)
+    }
+
+    /// What becomes of connections of `who`, which must be what `explain` says of them.
+    pub fn fate(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<Fate> {
+        let from = self.cast.address(who, to.ip())?;
+        let (netns, interface) = self.cast.place(who);
+        let told = self.agent.explain(from, interface, to, protocol)?;
+        let owner =
+            |endpoint: &SocketAddr| self.cast.owner(endpoint.ip()).context("nobody's address");
+        let said = match told.verdict.as_str() {
+            "forward" => Fate::Answered(told.endpoints.iter().map(owner).collect::<Result<_>>()?),
+            "drop" => Fate::Dropped,
+            _ => Fate::Refused,
+        };
+        let probe = Probe {
+            protocol,
+            from: Some(from),
+            patience: if said == Fate::Dropped { SILENCE } else { PATIENCE },
+            ..Probe::tcp(to)
+        };
+        let mut answered = BTreeSet::new();
+        let mut seen = None;
+        for _ in 0..TRIES {
+            match probe.ask_in(netns) {
+                Outcome::Answered { endpoint, .. } => _ = answered.insert(owner(&endpoint)?),
+                Outcome::Refused => seen = Some(Fate::Refused),
+                Outcome::Dropped => seen = Some(Fate::Dropped),
+                other @ (Outcome::Unreachable | Outcome::Broken(_)) => {
+                    anyhow::bail!("{who:?} to {to}/{protocol}: {other:?}")
+                }
+            }
+            if seen.is_some() {
+                break;
+            }
+        }
+        let seen = seen.unwrap_or(Fate::Answered(answered));
+        ensure!(seen == said, "{who:?} to {to}/{protocol}: {seen:?}, but explain says {told:?}");
+        Ok(seen)
+    }
+}
+
+/// Both cluster IPs of `number`, at a port.
+pub fn at(number: u8, port: u16) -> [SocketAddr; 2] {
+    service_ips(number).map(|ip| SocketAddr::new(ip, port))
+}
+
+/// The node's own first addresses, at a port.
+pub fn at_node(cast: &Cast, port: u16) -> Result<Vec<SocketAddr>> {
+    let node = |like| Ok(SocketAddr::new(cast.address(Who::ThisNode, like)?, port));
+    service_ips(1).into_iter().map(node).collect()
+}
+
+/// Service 10, `web`, as a load balancer's at [`BALANCER`].
+pub fn balanced(cast: &Cast, ports: &[Port], members: &[Who]) -> Result<Vec<Value>> {
+    let mut objects = cast.service("web", 10, ports, members)?;
+    objects[0]["spec"]["type"] = "LoadBalancer".into();
+    let ingress = service_ips(BALANCER).map(|ip| json!({ "ip": ip }));
+    objects[0]["status"]["loadBalancer"]["ingress"] = json!(ingress);
+    Ok(objects)
+}
+
+/// The same under external policy Local.
+pub fn local(cast: &Cast, ports: &[Port], members: &[Who]) -> Result<Vec<Value>> {
+    let mut objects = balanced(cast, ports, members)?;
+    objects[0]["spec"]["externalTrafficPolicy"] = "Local".into();
+    Ok(objects)
+}
+
+/// The slices' endpoints at `who`'s addresses, to be changed.
+pub fn endpoints_of<'a>(objects: &'a mut [Value], cast: &Cast, who: Who) -> Vec<&'a mut Value> {
+    let own: Vec<IpAddr> =
+        service_ips(1).into_iter().filter_map(|like| cast.address(who, like).ok()).collect();
+    let lists = objects.iter_mut().filter_map(|object| object["endpoints"].as_array_mut());
+    lists
+        .flatten()
+        .filter(|endpoint| own.iter().any(|ip| endpoint["addresses"][0] == json!(ip)))
+        .collect()
+}
+
+/// Conditions of `who`'s endpoints.
+pub fn condition(objects: &mut [Value], cast: &Cast, who: Who, conditions: &Value) {
+    for endpoint in endpoints_of(objects, cast, who) {
+        endpoint["conditions"] = conditions.clone();
+    }
+}
+
+/// Conditions of an endpoint that serves still, but not for long.
+pub fn draining() -> Value {
+    json!({ "ready": false, "serving": true, "terminating": true })
+}

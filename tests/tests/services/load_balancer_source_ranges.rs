@@ -1,0 +1,28 @@
+//! `loadBalancerSourceRanges`: who may use a load balancer's addresses.
+
+use anyhow::Result;
+use denizen_tests::cast::Who;
+use denizen_tests::probe::Protocol::Tcp;
+use serde_json::json;
+
+use crate::fixture::{BALANCER, Fate, Fixture, HTTP, at, balanced, by};
+
+#[test]
+fn source_ranges_bind_pods_and_the_node() -> Result<()> {
+    let fixture = Fixture::new("ranges", &[], |cast| {
+        let ranges = |objects: &mut [serde_json::Value], ranges: &[&str]| {
+            objects[0]["spec"]["loadBalancerSourceRanges"] = json!(ranges);
+        };
+        let mut outside = balanced(cast, &HTTP, &[Who::Remote])?;
+        ranges(&mut outside, &[" 203.0.113.0/24", "2600:5200::/32 "]);
+        Ok(outside)
+    })?;
+    for (inside, guarded) in at(10, 80).into_iter().zip(at(BALANCER, 80)) {
+        assert_eq!(fixture.fate(Who::Outside, guarded, Tcp)?, by([Who::Remote]), "{guarded}");
+        for who in [Who::Bridged, Who::Routed, Who::ThisNode] {
+            assert_eq!(fixture.fate(who, guarded, Tcp)?, Fate::Dropped, "{who:?} to {guarded}");
+            assert_eq!(fixture.fate(who, inside, Tcp)?, by([Who::Remote]), "{who:?} to {inside}");
+        }
+    }
+    Ok(())
+}

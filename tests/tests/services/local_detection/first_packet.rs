@@ -1,0 +1,79 @@
+//! A pod's first packet, sent as soon as ADD has returned, is already a local pod's.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use anyhow::Result;
+use denizen_tests::agent::Agent;
+use denizen_tests::cast::{PORT, service_ips};
+use denizen_tests::cluster::Cluster;
+use denizen_tests::effort;
+use denizen_tests::iptables::Variant;
+use denizen_tests::manifest::Port;
+use denizen_tests::pod::Wiring;
+use denizen_tests::probe::Probe;
+use denizen_tests::server::Server;
+use serde_json::{Value, json};
+
+fn cluster(label: &str, wait: &Value) -> Result<(Cluster, Server)> {
+    let cluster = Cluster::new(label, wait)?;
+    let server = cluster.remote_web(&service_ips(10), Port::tcp("http", 80, PORT))?;
+    Ok((cluster, server))
+}
+
+fn no_first_packet_is_masqueraded(label: &str, flags: Vec<String>) -> Result<()> {
+    let (cluster, _server) = cluster(label, &json!({ "timeout": "5s", "onTimeout": "fail" }))?;
+    let mut settings = cluster.settings();
+    settings.flags = flags;
+    let _agent = Agent::start(&cluster.world.node, settings)?;
+    let (pods, started) = (effort::times(500, 40), Instant::now());
+    let (mut wrong, mut slowest) = (Vec::new(), std::time::Duration::ZERO);
+    for number in 0..pods {
+        let wiring = if number % 2 == 0 { Wiring::Bridged } else { Wiring::Routed };
+        let pod = cluster.add_pod(&format!("p{number}"), wiring)?;
+        let to = SocketAddr::new(service_ips(10)[number / 2 % 2], 80);
+        let outcome = Probe::tcp(to).ask_in(&pod.netns);
+        if outcome.seen() != pod.address_like(to.ip()) {
+            wrong.push((number, wiring, outcome));
+        }
+        slowest = pod
+            .took()
+            .iter()
+            .filter(|(plugin, _)| plugin == "denizen")
+            .map(|(_, it)| *it)
+            .fold(slowest, Ord::max);
+        pod.detach(&cluster.world.node)?;
+    }
+    eprintln!(
+        "{pods} pods in {:?}; denizen's ADD took {slowest:?} at most, its wait included",
+        started.elapsed()
+    );
+    assert!(wrong.is_empty(), "{} of {pods}: {wrong:?}", wrong.len());
+    Ok(())
+}
+
+#[test]
+fn with_nftables() -> Result<()> {
+    no_first_packet_is_masqueraded("first", Vec::new())
+}
+
+/// Three things of two kernel interfaces must be there by then.
+#[test]
+fn with_iptables_and_exact_ports() -> Result<()> {
+    let mut flags = Variant::Legacy.flags();
+    flags.push("--detect-local=pod-state=port-exact".to_owned());
+    no_first_packet_is_masqueraded("first-port", flags)
+}
+
+#[test]
+fn without_an_agent_add_does_as_it_is_told() -> Result<()> {
+    let (lenient, _server) =
+        cluster("first-go", &json!({ "timeout": "200ms", "onTimeout": "proceed" }))?;
+    let pod = lenient.add_pod("p", Wiring::Routed)?;
+    assert_eq!(pod.addresses.len(), 2, "attached all the same");
+    let (strict, _server) =
+        cluster("first-fail", &json!({ "timeout": "200ms", "onTimeout": "fail" }))?;
+    let error = strict.add_pod("p", Wiring::Routed).expect_err("nobody answers");
+    assert!(format!("{error:#}").contains("agent"), "{error:#}");
+    Ok(())
+}

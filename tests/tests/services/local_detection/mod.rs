@@ -1,0 +1,6 @@
+//! How traffic of this node's own pods is detected: `--detect-local`.
+
+mod first_packet;
+mod matrix;
+mod modes;
+mod port_bit;

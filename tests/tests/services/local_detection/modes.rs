@@ -1,0 +1,148 @@
+//! The other ways to tell local traffic apart: what each takes for a pod of this node, right or
+//! wrong, and that `explain` says the same.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::cast::{Cast, Who, every_protocol, every_way, service_ips};
+use denizen_tests::manifest;
+use denizen_tests::server::Server;
+use serde_json::json;
+
+use crate::fixture::{Fixture, HTTP, at};
+
+/// Who may come with an address of their own that the node could replace.
+const SENDERS: [Who; 4] = [Who::Bridged, Who::Routed, Who::Remote, Who::Outside];
+
+/// Long enough for a change of a manifest to be seen on a busy machine.
+const SOON: Duration = Duration::from_secs(20);
+
+fn with_mode(label: &str, mode: &str) -> Result<(Cast, Vec<Server>, Agent)> {
+    let (cast, servers) = Cast::new(label)?;
+    let web = cast.service("web", 10, &every_protocol(), &[Who::Remote])?;
+    cast.cluster.manifests.put("web", &web)?;
+    let mut settings = cast.cluster.settings();
+    settings.flags.push(format!("--detect-local={mode}"));
+    let agent = Agent::start(&cast.cluster.world.node, settings)?;
+    Ok((cast, servers, agent))
+}
+
+/// `local` alone keep their address, over every protocol and in both families.
+fn takes_for_local(label: &str, mode: &str, local: &[Who]) -> Result<()> {
+    let (cast, _servers, agent) = with_mode(label, mode)?;
+    for (to, protocol) in every_way(10) {
+        for who in SENDERS {
+            let is_local = local.contains(&who);
+            let outcome = cast.ask(who, to, protocol)?;
+            assert_eq!(
+                cast.was_masqueraded(who, &outcome)?,
+                !is_local,
+                "{mode}: {who:?} to {to}/{protocol}: {outcome:?}"
+            );
+            let told =
+                agent.explain(cast.address(who, to.ip())?, cast.place(who).1, to, protocol)?;
+            assert_eq!(
+                (told.local, told.masquerade),
+                (is_local, !is_local),
+                "{mode}: {who:?}: {told:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn bridge_takes_what_comes_through_the_bridge() -> Result<()> {
+    takes_for_local("detect-bridge", "bridge=cni0", &[Who::Bridged])
+}
+
+/// A bridged pod's packets come in through the bridge, whatever its veth is called.
+#[test]
+fn interface_prefix_takes_routed_pods_by_their_veth() -> Result<()> {
+    takes_for_local("detect-prefix", "interface-prefix=veth", &[Who::Routed])
+}
+
+#[test]
+fn interface_prefix_takes_a_list() -> Result<()> {
+    takes_for_local("detect-prefixes", "interface-prefix=veth,cni", &[Who::Bridged, Who::Routed])
+}
+
+#[test]
+fn node_cidr_takes_the_ranges_it_is_given() -> Result<()> {
+    takes_for_local("detect-cidr", "node-cidr=172.20.0.0/14,fd00:172:20::/48", &[Who::Routed])
+}
+
+#[test]
+fn node_cidr_follows_the_node_object() -> Result<()> {
+    let (cast, _servers, agent) = with_mode("detect-live", "node-cidr")?;
+    let to = (service_ips(10)[0], 80).into();
+    let masqueraded = |who| {
+        let outcome = cast.ask(who, to, denizen_tests::probe::Protocol::Tcp)?;
+        cast.was_masqueraded(who, &outcome)
+    };
+    assert!(masqueraded(Who::Bridged)? && masqueraded(Who::Routed)?, "no ranges yet");
+    let mut node = manifest::node(&cast.cluster.settings().node_name, &[], "");
+    node["spec"] = json!({ "podCIDRs": ["10.10.0.0/16", "fd00:10:10::/48"] });
+    cast.cluster.manifests.put("node", &[node])?;
+    let changed = Instant::now();
+    while masqueraded(Who::Bridged)? {
+        ensure!(changed.elapsed() < SOON, "never programmed: {}", agent.log());
+    }
+    assert!(masqueraded(Who::Routed)?, "its address is in no range");
+    Ok(())
+}
+
+#[test]
+fn cleanup_removes_what_is_denizens_and_nothing_else() -> Result<()> {
+    let (cast, _servers, agent) = with_mode("detect-cleanup", "pod-state")?;
+    let node = &cast.cluster.world.node;
+    node.nft("table ip somebody_elses {\n}\n")?;
+    agent.terminate()?;
+    let tables = |node: &denizen_tests::netns::Netns| node.output("nft", &["list", "tables"]);
+    assert!(tables(node)?.contains("table ip6 denizen"), "a stop leaves the rules");
+    let program = denizen_tests::binary::ours("denizen-agent")?;
+    let said = node.output(&program.display().to_string(), &["cleanup"])?;
+    assert_eq!(said, "removed 2 nftables tables\n");
+    assert_eq!(tables(node)?, "table ip somebody_elses\n");
+    let again = node.output(&program.display().to_string(), &["cleanup"])?;
+    assert_eq!(again, "removed 0 nftables tables\n");
+    Ok(())
+}
+
+#[test]
+fn of_two_ranges_of_one_family_both_count() -> Result<()> {
+    let flag =
+        "--detect-local=node-cidr=10.10.0.0/16,172.20.0.0/14,fd00:10:10::/48,fd00:172:20::/48";
+    let fixture =
+        Fixture::new("det-two", &[flag], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
+    for to in at(10, 80) {
+        for (who, masqueraded) in
+            [(Who::Bridged, false), (Who::Routed, false), (Who::Outside, true)]
+        {
+            let outcome = fixture.cast.ask(who, to, denizen_tests::probe::Protocol::Tcp)?;
+            assert_eq!(
+                fixture.cast.was_masqueraded(who, &outcome)?,
+                masqueraded,
+                "{who:?} to {to}"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn no_detector_is_an_error_and_the_usual_one_needs_no_flag() -> Result<()> {
+    for flag in ["--detect-local=", "--detect-local=cluster-cidr", "--cluster-cidr=10.0.0.0/8"] {
+        let refused = Fixture::new("det-none", &[flag], |_| Ok(Vec::new())).err();
+        let refused = format!("{:#}", refused.context(flag)?);
+        assert!(refused.contains("pod-state"), "{flag}: {refused}");
+    }
+    let fixture =
+        Fixture::new("det-usual", &[], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
+    for to in at(10, 80) {
+        let outcome = fixture.cast.ask(Who::Outside, to, denizen_tests::probe::Protocol::Tcp)?;
+        assert!(fixture.cast.was_masqueraded(Who::Outside, &outcome)?, "{to}");
+    }
+    Ok(())
+}

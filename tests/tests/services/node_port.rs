@@ -1,0 +1,144 @@
+//! Node ports: every source is masqueraded, in both families, and only the node's own addresses
+//! answer.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use denizen_tests::cast::{Cast, EVERYONE, PORT, PROTOCOLS, Who, every_protocol, service_ips};
+use denizen_tests::manifest::Port;
+use denizen_tests::probe::{Outcome, Protocol};
+use denizen_tests::world::ip;
+
+use crate::fixture::{Fate, Fixture, HTTP, NODE_PORT, at_node, by};
+
+const AT_NODE: [Port; 1] = [HTTP[0].at_node(NODE_PORT)];
+
+const SOON: Duration = Duration::from_secs(20);
+
+#[test]
+fn everybody_reaches_a_node_port_and_is_masqueraded() -> Result<()> {
+    let (cast, _servers) = Cast::new("np-all")?;
+    let ports: Vec<_> = every_protocol().into_iter().map(|it| it.at_node(NODE_PORT)).collect();
+    cast.cluster
+        .manifests
+        .put("web", &cast.service("web", 10, &ports, &[Who::Bridged, Who::Remote])?)?;
+    let agent = cast.cluster.start_agent()?;
+    for (like, protocol) in service_ips(10).into_iter().flat_map(|ip| PROTOCOLS.map(|it| (ip, it)))
+    {
+        let to = SocketAddr::new(cast.address(Who::ThisNode, like)?, NODE_PORT);
+        for who in EVERYONE {
+            let outcome = cast.ask(who, to, protocol)?;
+            if who != Who::ThisNode {
+                assert!(
+                    cast.was_masqueraded(who, &outcome)?,
+                    "{who:?} to {to}/{protocol}: {outcome:?}"
+                );
+            }
+            assert!(outcome.endpoint().is_some(), "{who:?} to {to}/{protocol}: {outcome:?}");
+            let told = agent.explain(cast.address(who, like)?, cast.place(who).1, to, protocol)?;
+            assert_eq!((told.verdict.as_str(), told.masquerade), ("forward", true), "{told:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_node_port_without_endpoints_refuses() -> Result<()> {
+    let (cast, _servers) = Cast::new("np-none")?;
+    let ports = [Port::tcp("http", 80, PORT).at_node(NODE_PORT)];
+    cast.cluster.manifests.put("web", &cast.service("web", 10, &ports, &[])?)?;
+    let _agent = cast.cluster.start_agent()?;
+    for like in service_ips(10) {
+        let to = SocketAddr::new(cast.address(Who::ThisNode, like)?, NODE_PORT);
+        for who in EVERYONE {
+            assert_eq!(cast.ask(who, to, Protocol::Tcp)?, Outcome::Refused, "{who:?} to {to}");
+        }
+    }
+    Ok(())
+}
+
+/// The same number at somebody else's address is somebody else's port.
+#[test]
+fn a_node_port_is_the_nodes_alone() -> Result<()> {
+    let (cast, _servers) = Cast::new("np-else")?;
+    let ports = [Port::tcp("http", 80, PORT).at_node(PORT)];
+    cast.cluster.manifests.put("web", &cast.service("web", 10, &ports, &[Who::Bridged])?)?;
+    let _agent = cast.cluster.start_agent()?;
+    for like in service_ips(10) {
+        let to = SocketAddr::new(cast.address(Who::Remote, like)?, PORT);
+        let outcome = cast.ask(Who::Routed, to, Protocol::Tcp)?;
+        assert_eq!(outcome.endpoint(), Some(to), "{outcome:?}");
+        assert!(!cast.was_masqueraded(Who::Routed, &outcome)?, "{outcome:?}");
+    }
+    Ok(())
+}
+
+/// Found by the model test. Outside traffic took the node port: the doors under policy Local were
+/// looked up first, node ports among them.
+#[test]
+fn an_external_ip_of_the_node_is_not_taken_by_a_local_node_port_of_its_number() -> Result<()> {
+    let (cast, _servers) = Cast::new("np-ext")?;
+    let mut at_node = every_protocol();
+    at_node.iter_mut().for_each(|port| port.node_port = Some(NODE_PORT));
+    let mut local = cast.service("local", 10, &at_node, &[Who::Bridged])?;
+    local[0]["spec"]["externalTrafficPolicy"] = "Local".into();
+    let mut at_address = every_protocol();
+    at_address.iter_mut().for_each(|port| port.port = NODE_PORT);
+    let mut external = cast.service("external", 11, &at_address, &[Who::Remote])?;
+    let nodes: Vec<_> = service_ips(11)
+        .map(|like| cast.address(Who::ThisNode, like))
+        .into_iter()
+        .collect::<Result<_>>()?;
+    external[0]["spec"]["externalIPs"] = serde_json::json!(nodes);
+    cast.cluster.manifests.put("both", &[local, external].concat())?;
+    let agent = cast.cluster.start_agent()?;
+    for (node, protocol) in nodes.iter().flat_map(|ip| PROTOCOLS.map(|it| (*ip, it))) {
+        let to = SocketAddr::new(node, NODE_PORT);
+        let wanted = SocketAddr::new(cast.address(Who::Remote, node)?, PORT);
+        for who in EVERYONE {
+            let outcome = cast.ask(who, to, protocol)?;
+            assert_eq!(outcome.endpoint(), Some(wanted), "{who:?} to {to}/{protocol}: {outcome:?}");
+            let told = agent.explain(cast.address(who, node)?, cast.place(who).1, to, protocol)?;
+            assert_eq!(told.endpoints, [wanted], "{told:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_family_without_a_range_serves_no_node_port() -> Result<()> {
+    let flag = "--nodeport-addresses=192.168.0.0/16";
+    let fixture = Fixture::new("np-family", &[flag], |cast| {
+        cast.service("web", 10, &AT_NODE, &[Who::Remote])
+    })?;
+    for to in at_node(&fixture.cast, NODE_PORT)? {
+        let expected = if to.is_ipv4() { by([Who::Remote]) } else { Fate::Refused };
+        assert_eq!(fixture.fate(Who::Outside, to, Protocol::Tcp)?, expected, "{to}");
+    }
+    Ok(())
+}
+
+#[test]
+fn node_ports_follow_the_nodes_addresses() -> Result<()> {
+    let flag = "--nodeport-addresses=192.168.0.0/16";
+    let fixture = Fixture::new("np-follow", &[flag], |cast| {
+        cast.service("web", 10, &AT_NODE, &[Who::Remote])
+    })?;
+    let node = &fixture.cast.cluster.world.node;
+    let to = (ip("192.168.0.99"), NODE_PORT).into();
+    let is = |wanted: fn(&Outcome) -> bool| -> Result<()> {
+        let started = Instant::now();
+        loop {
+            let outcome = fixture.cast.ask(Who::Outside, to, Protocol::Tcp)?;
+            if wanted(&outcome) {
+                return Ok(());
+            }
+            ensure!(started.elapsed() < SOON, "still {outcome:?}: {}", fixture.agent.log());
+        }
+    };
+    node.ip("addr add 192.168.0.99/24 dev eth0")?;
+    is(|outcome| outcome.endpoint().is_some())?;
+    node.ip("addr del 192.168.0.99/24 dev eth0")?;
+    is(|outcome| outcome.endpoint().is_none())
+}

@@ -1,0 +1,202 @@
+//! Node ports on 127.0.0.1, where they are asked for. `route_localnet`, which they need, lets a
+//! neighbour's packets in too (CVE-2020-8558), so a rule must be there before it and for as long.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::{Agent, Settings};
+use denizen_tests::binary;
+use denizen_tests::cast::{Cast, PORT, Who};
+use denizen_tests::cluster::serve;
+use denizen_tests::contained::{Contained, container};
+use denizen_tests::manifest::Port;
+use denizen_tests::netns::{Netns, checked};
+use denizen_tests::probe::{Outcome, Probe, Protocol};
+use denizen_tests::server::Server;
+
+const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const NODE_PORT: u16 = 30080;
+const BOUND: Duration = Duration::from_secs(20);
+
+/// A service with a node port, and how an agent is to serve it on 127.0.0.1.
+fn cast(label: &str) -> Result<(Cast, Vec<Server>, Settings)> {
+    let (cast, servers) = Cast::new(label)?;
+    let ports = [Port::tcp("http", 80, PORT).at_node(NODE_PORT)];
+    let web = cast.service("web", 10, &ports, &[Who::Bridged, Who::Remote])?;
+    cast.cluster.manifests.put("web", &web)?;
+    let mut settings = cast.cluster.settings();
+    settings.flags.push("--nodeport-addresses=all,localhost".to_owned());
+    Ok((cast, servers, settings))
+}
+
+fn is_open(node: &Netns) -> Result<bool> {
+    let now = node.output("cat", &["/proc/sys/net/ipv4/conf/all/route_localnet"])?;
+    Ok(now.trim() == "1")
+}
+
+#[test]
+fn localhost_serves_node_ports_where_asked() -> Result<()> {
+    let (cast, _servers, settings) = cast("lo-serve")?;
+    let node = &cast.cluster.world.node;
+    let agent = Agent::start(node, settings)?;
+    let to = SocketAddr::new(LOCALHOST, NODE_PORT);
+    let mut answered = BTreeSet::new();
+    for _ in 0..40 {
+        let outcome = Probe::tcp(to).from(LOCALHOST).ask_in(node);
+        let seen = outcome.seen().with_context(|| format!("{outcome:?}"))?;
+        assert!(cast.cluster.is_nodes(seen)? && !seen.is_loopback(), "{outcome:?}");
+        answered.extend(outcome.endpoint().and_then(|endpoint| cast.owner(endpoint.ip())));
+    }
+    assert_eq!(answered, BTreeSet::from([Who::Bridged, Who::Remote]));
+    let told = agent.explain(LOCALHOST, None, to, Protocol::Tcp)?;
+    assert_eq!((told.verdict.as_str(), told.masquerade), ("forward", true), "{told:?}");
+    Ok(())
+}
+
+/// What listens on the node's loopback interface alone.
+const PRIVATE: SocketAddr = SocketAddr::new(LOCALHOST, 9999);
+
+/// A pod takes the node for the way to 127.0.0.1, as any neighbour can.
+fn neighbour(cast: &Cast) -> Result<()> {
+    let pod = &cast.routed.netns;
+    let gateway = pod.output("ip", &["-4", "route", "show", "default"])?;
+    let via = gateway.split_whitespace().nth(2).context("a gateway")?;
+    pod.sysctl("net.ipv4.conf.all.route_localnet", "1")?;
+    pod.ip(&format!("addr del 127.0.0.1/8 dev lo\nroute add 127.0.0.1/32 via {via} dev eth0"))
+}
+
+/// What becomes of the neighbour's connection.
+fn intrude(cast: &Cast) -> Result<Outcome> {
+    cast.ask(Who::Routed, PRIVATE, Protocol::Tcp)
+}
+
+fn set(node: &Netns, value: &str) -> Result<()> {
+    node.sysctl("net.ipv4.conf.all.route_localnet", value)
+}
+
+fn cleanup(cast: &Cast) -> Result<String> {
+    let program = binary::ours("denizen-agent")?;
+    let run_dir = cast.cluster.run_dir().to_string_lossy();
+    cast.cluster.world.node.output(&program.to_string_lossy(), &["cleanup", "--run-dir", &run_dir])
+}
+
+#[test]
+fn neighbours_are_kept_out_of_localhost() -> Result<()> {
+    let (cast, _servers, settings) = cast("lo-closed")?;
+    let node = &cast.cluster.world.node;
+    let agent = Agent::start(node, settings)?;
+    let _private = serve(node, &[LOCALHOST], &[(Protocol::Tcp, PRIVATE.port())])?;
+    neighbour(&cast)?;
+    assert_eq!(intrude(&cast)?, Outcome::Dropped);
+    assert!(agent.terminate()?.success());
+    assert_eq!(intrude(&cast)?, Outcome::Dropped, "the rules stay");
+    let said = cleanup(&cast)?;
+    assert!(said.contains("set net.ipv4.conf.all.route_localnet back to 0"), "{said}");
+    assert!(!is_open(node)?, "{said}");
+    assert_eq!(intrude(&cast)?, Outcome::Dropped, "by the kernel");
+    set(node, "1")?;
+    assert!(intrude(&cast)?.endpoint().is_some(), "nothing but the rule kept it out");
+    Ok(())
+}
+
+/// Whoever set it: another of denizen's backends, an operator, for all interfaces or for one.
+fn kept_out_after_a_run_that_opened_it(label: &str, first: &[&str], then: &[&str]) -> Result<()> {
+    let (cast, _servers, settings) = cast(label)?;
+    let node = &cast.cluster.world.node;
+    let run = |flags: &[&str]| {
+        let mut settings = settings.clone();
+        settings.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        Agent::start(node, settings)
+    };
+    let _private = serve(node, &[LOCALHOST], &[(Protocol::Tcp, PRIVATE.port())])?;
+    neighbour(&cast)?;
+    run(first)?.terminate()?;
+    assert!(is_open(node)?, "it is needed");
+    assert_eq!(intrude(&cast)?, Outcome::Dropped);
+    let agent = run(then)?;
+    let started = Instant::now();
+    while node.output("ipset", &["list", "-n"])?.contains("DENIZEN-")
+        && !then.contains(&"--backend=iptables")
+    {
+        ensure!(started.elapsed() < BOUND, "iptables' rules stay: {}", agent.log());
+    }
+    assert_eq!(intrude(&cast)?, Outcome::Dropped, "after the start that needs it no more");
+    assert!(!is_open(node)?, "it was denizen's own doing: {}", agent.log());
+    set(node, "1")?;
+    assert_eq!(intrude(&cast)?, Outcome::Dropped, "set by somebody else");
+    set(node, "0")?;
+    let pod_side = cast.routed.host_interface();
+    node.sysctl(&format!("net.ipv4.conf.{pod_side}.route_localnet"), "1")?;
+    assert_eq!(intrude(&cast)?, Outcome::Dropped, "set for one interface");
+    set(node, "1")?;
+    agent.terminate()?;
+    run(then)?;
+    assert!(is_open(node)?, "somebody else's doing stays");
+    Ok(())
+}
+
+#[test]
+fn neighbours_are_kept_out_after_iptables_opened_localhost() -> Result<()> {
+    kept_out_after_a_run_that_opened_it("lo-ipt", &["--backend=iptables"], &["--backend=nftables"])
+}
+
+#[test]
+fn neighbours_are_kept_out_after_nftables_opened_localhost() -> Result<()> {
+    let opens = ["--backend=nftables", "--nodeport-addresses=all,localhost"];
+    kept_out_after_a_run_that_opened_it("lo-nft", &opens, &["--backend=nftables"])
+}
+
+#[test]
+fn neighbours_are_kept_out_when_iptables_needs_localhost_no_more() -> Result<()> {
+    let needs_none = ["--backend=iptables", "--iptables-localhost-nodeports=false"];
+    kept_out_after_a_run_that_opened_it("lo-ipt2", &["--backend=iptables"], &needs_none)
+}
+
+/// In a container whose kernel settings are read-only it is said, and the rule keeps neighbours
+/// out; whoever may set it does so later.
+#[test]
+fn what_cannot_be_set_back_is_said_and_guarded() -> Result<()> {
+    let (cast, _servers, settings) = cast("lo-said")?;
+    let node = &cast.cluster.world.node;
+    let _private = serve(node, &[LOCALHOST], &[(Protocol::Tcp, PRIVATE.port())])?;
+    neighbour(&cast)?;
+    Agent::start(node, settings)?.terminate()?;
+    let agent = Contained::start(&cast.cluster, container(&["NET_ADMIN".to_owned()]))?;
+    let status = agent.until("programmed", |status| status["synced"] == true)?;
+    let said = status["warnings"].to_string();
+    assert!(said.contains("route_localnet is 1 and cannot be set to 0"), "{status}");
+    assert!(is_open(node)?);
+    assert_eq!(intrude(&cast)?, Outcome::Dropped);
+    drop(agent);
+    let mut init = Command::new(binary::ours("denizen-agent")?);
+    init.args(["run", "--init-only", "--node-name", "node", "--manifests"]);
+    init.arg(cast.cluster.manifests.folder()).arg("--run-dir");
+    init.arg(cast.cluster.run_dir());
+    node.run(|| checked(&mut init))??;
+    assert!(!is_open(node)?);
+    Ok(())
+}
+
+/// While the services are not known, the rule is not there either.
+#[test]
+fn localhost_is_not_opened_before_the_rules_are_there() -> Result<()> {
+    let (cast, _servers, settings) = cast("lo-early")?;
+    let node = &cast.cluster.world.node;
+    let (manifests, aside) =
+        (cast.cluster.manifests.folder(), cast.cluster.world.folder().join("aside"));
+    fs::rename(manifests, &aside)?;
+    let mut agent = Agent::spawn(node, settings)?;
+    let started = Instant::now();
+    while agent.status().is_err() {
+        ensure!(started.elapsed() < BOUND, "it does not answer: {}", agent.log());
+    }
+    assert!(!is_open(node)?, "{}", agent.status()?);
+    fs::rename(&aside, manifests)?;
+    agent.wait_programmed(BOUND)?;
+    assert!(is_open(node)?, "{}", agent.log());
+    Ok(())
+}

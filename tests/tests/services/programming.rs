@@ -1,0 +1,84 @@
+//! How services are programmed, where others' ways had consequences.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::{Agent, programmed};
+use denizen_tests::cast::{Who, service_ips};
+use denizen_tests::probe::Protocol::Tcp;
+use serde_json::json;
+
+use crate::fixture::{Fixture, HTTP};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// Kernels before 6.2 refuse to remove a chain in the transaction that removes the last element
+/// that leads to it. Chains are for kinds of services here, and stay: they neither grow in number
+/// nor go.
+#[test]
+fn no_chain_goes_with_the_elements_that_led_to_it() -> Result<()> {
+    let fixture =
+        Fixture::new("nft-chains", &[], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
+    let chains = || -> Result<BTreeSet<String>> {
+        let node = &fixture.cast.cluster.world.node;
+        let text = node.output("nft", &["list", "table", "ip", "denizen"])?;
+        let named = text.lines().filter_map(|line| line.trim().strip_prefix("chain "));
+        Ok(named.map(str::to_owned).collect())
+    };
+    let mut after = None;
+    for round in 0..6 {
+        let mut many =
+            fixture.cast.service("web", 10, &HTTP, &[Who::Bridged, Who::Routed, Who::Remote])?;
+        many[0]["spec"]["sessionAffinity"] = "ClientIP".into();
+        fixture.becomes(&many)?;
+        fixture.becomes(&fixture.cast.service("web", 10, &HTTP, &[Who::Remote])?)?;
+        let now = chains()?;
+        assert_eq!(after.get_or_insert_with(|| now.clone()), &now, "round {round}");
+    }
+    assert_eq!(fixture.agent.status()?["errors"], json!([]));
+    assert!(!fixture.agent.log().contains("trying again"), "{}", fixture.agent.log());
+    Ok(())
+}
+
+/// Rules of a newer nft make an older one crash as it lists them. Denizen needs none.
+#[test]
+fn nobody_elses_nft_is_run() -> Result<()> {
+    let fixture =
+        Fixture::new("nft-alone", &[], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
+    let pid = fixture.agent.pid();
+    let mut more = fixture.cast.service("web", 10, &HTTP, &[Who::Remote, Who::Bridged])?;
+    more[0]["spec"]["sessionAffinity"] = "ClientIP".into();
+    // Whatever it had run would be in the accounts of its children, even when it has ended.
+    programmed(&fixture.agent, || fixture.cast.cluster.manifests.put("services", &more), || ())?;
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let fields: Vec<&str> = stat.rsplit(") ").next().context("fields")?.split(' ').collect();
+    // cminflt, cmajflt: page faults of children that were waited for.
+    assert_eq!((fields[8], fields[10]), ("0", "0"), "{stat}");
+    Ok(())
+}
+
+#[test]
+fn a_restart_keeps_the_rules_until_all_is_known() -> Result<()> {
+    let Fixture { cast, agent, _servers } =
+        Fixture::new("restart-known", &[], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
+    assert!(agent.terminate()?.success());
+    let manifests = cast.cluster.manifests.folder();
+    let aside = cast.cluster.world.folder().join("aside");
+    fs::rename(manifests, &aside)?;
+    let mut agent = Agent::spawn(&cast.cluster.world.node, cast.cluster.settings())?;
+    let started = Instant::now();
+    while agent.status().is_err() {
+        ensure!(started.elapsed() < SOON, "{}", agent.log());
+    }
+    assert_eq!(agent.status()?["synced"], json!(false), "nothing is known yet");
+    for _ in 0..20 {
+        for like in service_ips(10) {
+            let outcome = cast.ask(Who::Outside, (like, 80).into(), Tcp)?;
+            assert!(outcome.endpoint().is_some(), "{outcome:?}");
+        }
+    }
+    fs::rename(&aside, manifests)?;
+    agent.wait_programmed(SOON)
+}

@@ -1,0 +1,250 @@
+//! Session affinity while endpoints come and go: a client keeps its endpoint as long as that is
+//! one, whichever door it uses, and nobody is sent to one that is gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+
+use anyhow::{Context, Result, bail, ensure};
+use denizen_tests::agent::programmed;
+use denizen_tests::cast::{Cast, PORT, PROTOCOLS, Who, every_protocol, service_ips};
+use denizen_tests::effort::times;
+use denizen_tests::http::{fetch, url};
+use denizen_tests::manifest::Port;
+use denizen_tests::probe::Protocol;
+use denizen_tests::syn::forged_syn;
+use denizen_tests::world::ip;
+use serde_json::Value;
+use socket2::{Domain, Protocol as SocketProtocol, Socket, Type};
+
+use crate::fixture::{Fixture, HTTP, at};
+
+const NODE_PORT: u16 = 30080;
+const TWO: [Port; 2] = [HTTP[0], Port::tcp("more", 81, PORT)];
+const ALL: [Who; 3] = [Who::Bridged, Who::Routed, Who::Remote];
+const CLIENTS: [Who; 4] = [Who::Bridged, Who::Routed, Who::Remote, Who::Outside];
+
+/// Who answers whom, over what and in which family.
+type Choices = BTreeMap<(usize, String), Who>;
+
+fn put(cast: &Cast, members: &[Who]) -> Result<()> {
+    let ports: Vec<Port> =
+        every_protocol().into_iter().map(|port| port.at_node(NODE_PORT)).collect();
+    let mut objects = cast.service("sticky", 10, &ports, members)?;
+    objects[0]["spec"]["sessionAffinity"] = "ClientIP".into();
+    cast.cluster.manifests.put("sticky", &objects)
+}
+
+/// Asks at the cluster IP and at the node port, more than once: all must be answered by the same.
+fn choice(cast: &Cast, who: Who, doors: [SocketAddr; 2], protocol: Protocol) -> Result<Who> {
+    let mut chosen = None;
+    for door in [doors, doors].concat() {
+        let outcome = cast.ask(who, door, protocol)?;
+        let by = outcome.endpoint().and_then(|endpoint| cast.owner(endpoint.ip()));
+        let by = by.with_context(|| format!("{who:?} to {door} over {protocol}: {outcome:?}"))?;
+        ensure!(
+            chosen.is_none_or(|chosen| chosen == by),
+            "{who:?} to {doors:?} over {protocol}: {chosen:?}, then {by:?} at {door}"
+        );
+        chosen = Some(by);
+    }
+    chosen.context("it was asked")
+}
+
+fn choices(cast: &Cast) -> Result<Choices> {
+    let mut found = Choices::new();
+    for (number, who) in CLIENTS.into_iter().enumerate() {
+        for ip in service_ips(10) {
+            let node = cast.address(Who::ThisNode, ip)?;
+            let doors = [SocketAddr::new(ip, 80), SocketAddr::new(node, NODE_PORT)];
+            for protocol in PROTOCOLS {
+                let by = choice(cast, who, doors, protocol)?;
+                found.insert((number, format!("{protocol} to {ip}")), by);
+            }
+        }
+    }
+    Ok(found)
+}
+
+#[test]
+fn a_client_keeps_its_endpoint_while_others_come_and_go_and_loses_it_with_the_endpoint()
+-> Result<()> {
+    let (cast, _servers) = Cast::new("aff-churn")?;
+    put(&cast, &[Who::Bridged, Who::Routed, Who::Remote])?;
+    let agent = cast.cluster.start_agent()?;
+    let mut before = choices(&cast)?;
+    let churn = [
+        &[Who::Routed, Who::Remote][..],
+        &[Who::Remote],
+        &[Who::Bridged, Who::Remote],
+        &[Who::Bridged, Who::Routed],
+        &[Who::Remote, Who::Bridged, Who::Routed],
+    ];
+    for members in churn {
+        programmed(&agent, || put(&cast, members), || ())?;
+        let now = choices(&cast)?;
+        for (client, by) in &now {
+            ensure!(members.contains(by), "{client:?} by {by:?}, of {members:?}");
+            let earlier = before[client];
+            ensure!(
+                !members.contains(&earlier) || earlier == *by,
+                "{client:?} was {earlier:?}'s, which is still there, and is {by:?}'s now"
+            );
+        }
+        before = now;
+    }
+    Ok(())
+}
+
+/// More than the map of clients has room for, in one family (262,144), and more than the flooded
+/// service port's share of the second map beyond that.
+const FORGED: usize = 290_000;
+/// So many of them are in the map already where there is no time to forge them all.
+const LISTED: usize = 257_000;
+/// … and where there is. The rest is forged. It stays below what the kernel itself has room for: by
+/// default 262,144 tracked connections, and 64,512 that the node masquerades to one endpoint.
+const LISTED_AT_FULL_LENGTH: usize = 150_000;
+
+/// `IPPROTO_RAW`.
+const BRINGS_ITS_HEADER: i32 = 255;
+
+/// Fills the map with clients of another service port, by nft.
+fn fill(cast: &Cast, clients: usize) -> Result<()> {
+    let client = |n: usize| {
+        let [_, a, b, c] = (n as u32).to_be_bytes();
+        format!("7fff:c000 . 12.{a}.{b}.{c} timeout 3h : 7fff:c001")
+    };
+    let all: Vec<String> = (0..clients).map(client).collect();
+    let add =
+        |some: &[String]| format!("add element ip denizen affinity {{ {} }}\n", some.join(","));
+    cast.cluster.world.node.nft(&all.chunks(10_000).map(add).collect::<String>())
+}
+
+/// Sends SYNs from as many addresses, none of which is the sender's.
+fn flood(cast: &Cast, who: Who, to: SocketAddr, sources: usize) -> Result<()> {
+    let SocketAddr::V4(to) = to else { bail!("{to} is not of IPv4") };
+    let send = || -> Result<()> {
+        let raw =
+            Socket::new(Domain::IPV4, Type::RAW, Some(SocketProtocol::from(BRINGS_ITS_HEADER)))?;
+        let first = u32::from(Ipv4Addr::new(11, 0, 0, 1));
+        for source in (first..).take(sources).map(Ipv4Addr::from) {
+            raw.send_to(
+                &forged_syn(SocketAddrV4::new(source, 4000), to),
+                &SocketAddr::V4(to).into(),
+            )?;
+        }
+        Ok(())
+    };
+    cast.place(who).0.run(send)?
+}
+
+/// A service at the cluster IPs of `number`, over TCP.
+fn put_tcp(cast: &Cast, name: &str, number: u8) -> Result<()> {
+    let members = [Who::Bridged, Who::Routed, Who::Remote];
+    let mut objects = cast.service(name, number, &[Port::tcp("http", 80, PORT)], &members)?;
+    objects[0]["spec"]["sessionAffinity"] = "ClientIP".into();
+    cast.cluster.manifests.put(name, &objects)
+}
+
+/// Who answers `who` at a service of IPv4, time after time.
+fn kept(cast: &Cast, who: Who, number: u8) -> Result<Who> {
+    let door = SocketAddr::new(service_ips(number)[0], 80);
+    choice(cast, who, [door, door], Protocol::Tcp)
+}
+
+#[test]
+fn forged_clients_of_one_service_end_nobodys_affinity() -> Result<()> {
+    let (cast, _servers) = Cast::new("aff-flood")?;
+    put_tcp(&cast, "flooded", 10)?;
+    put_tcp(&cast, "other", 11)?;
+    let agent = cast.cluster.start_agent()?;
+    let before = kept(&cast, Who::Outside, 10)?;
+    let listed = times(LISTED_AT_FULL_LENGTH, LISTED);
+    fill(&cast, listed)?;
+    flood(&cast, Who::Routed, SocketAddr::new(service_ips(10)[0], 80), FORGED - listed)?;
+
+    for who in CLIENTS {
+        kept(&cast, who, 11).context("a new client of another service")?;
+    }
+    let after = kept(&cast, Who::Outside, 10)?;
+    ensure!(after == before, "remembered with {before:?}, sent to {after:?}");
+    for who in [Who::Bridged, Who::Remote] {
+        kept(&cast, who, 10).context("a new client of the flooded service")?;
+    }
+
+    let status = agent.status()?;
+    let figure = |map: &str| {
+        let maps = status["affinity"]["clients"].as_array().into_iter().flatten();
+        let of_map = maps.filter(|it| it["family"] == "IPv4" && it["map"] == map);
+        of_map.filter_map(|it| it["clients"].as_u64()).sum::<u64>()
+    };
+    // One of the clients above was remembered in the ordinary map before it was full.
+    ensure!(figure("affinity") == 262_144, "{status:#}");
+    // The budget of the flooded service port, and the new clients from this node's pods and of the
+    // other service.
+    ensure!((1_024..1_100).contains(&figure("affinity-reserved")), "{status:#}");
+    ensure!(figure("affinity-brief") > 1_000, "{status:#}");
+    ensure!(status["warnings"].to_string().contains("session affinity"), "{status:#}");
+    let metrics = fetch(&cast.cluster.world.node, &url(ip("127.0.0.1"), 10249, "/metrics"), &[])?;
+    let shown = [
+        "denizen_rule_elements{ip_family=\"IPv4\",set=\"affinity\"} 262144",
+        "denizen_affinity_crowded_total{remembered=\"briefly\"}",
+    ];
+    for line in shown {
+        ensure!(metrics.body.contains(line), "no {line} in {}", metrics.body);
+    }
+
+    // nft shows the budget, which has an expression of its own beside the key.
+    let listed = cast
+        .cluster
+        .world
+        .node
+        .output("nft", &["list", "set", "ip", "denizen", "affinity-budget"])?;
+    let limit = "limit rate 341/hour burst 1024 packets";
+    ensure!(listed.contains(limit) && !listed.contains("unknown"), "{listed}");
+
+    // A restarted agent, which remembers nothing, does not read all these clients.
+    agent.terminate()?;
+    let _agent = cast.cluster.start_agent()?;
+    let restarted = kept(&cast, Who::Outside, 10)?;
+    ensure!(restarted == before, "remembered with {before:?}, sent to {restarted:?}");
+    Ok(())
+}
+
+fn sticky(cast: &Cast, members: &[Who]) -> Result<Vec<Value>> {
+    let mut objects = cast.service("web", 10, &TWO, members)?;
+    objects[0]["spec"]["sessionAffinity"] = "ClientIP".into();
+    Ok(objects)
+}
+
+/// The one that all connections of a client go to.
+fn chosen(fixture: &Fixture, to: SocketAddr) -> Result<Who> {
+    let mut answered = BTreeSet::new();
+    for _ in 0..12 {
+        let outcome = fixture.cast.ask(Who::Outside, to, Protocol::Tcp)?;
+        let endpoint = outcome.endpoint().with_context(|| format!("{to}: {outcome:?}"))?;
+        answered.extend(fixture.cast.owner(endpoint.ip()));
+    }
+    let only = answered.pop_first().context("nobody answered")?;
+    assert_eq!(answered, BTreeSet::new(), "{to}: besides {only:?}");
+    Ok(only)
+}
+
+#[test]
+fn affinity_is_per_port_and_forgets_who_is_removed() -> Result<()> {
+    let fixture = Fixture::new("aff-port", &[], |cast| sticky(cast, &ALL))?;
+    let [first, second] = [80, 81].map(|port| at(10, port));
+    for (first, second) in first.into_iter().zip(second) {
+        // A service port each: where the one's choice goes, the other's need not.
+        let (gone, kept) = (chosen(&fixture, first)?, chosen(&fixture, second)?);
+        let rest: Vec<Who> = ALL.into_iter().filter(|who| *who != gone).collect();
+        fixture.becomes(&sticky(&fixture.cast, &rest)?)?;
+        let next = chosen(&fixture, first)?;
+        assert_ne!(next, gone, "it is no endpoint any more");
+        if kept != gone {
+            assert_eq!(chosen(&fixture, second)?, kept, "nothing of its own changed");
+        }
+        fixture.becomes(&sticky(&fixture.cast, &ALL)?)?;
+        assert_eq!(chosen(&fixture, first)?, next, "who came back has no claim");
+    }
+    Ok(())
+}
