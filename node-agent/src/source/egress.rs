@@ -1,6 +1,6 @@
-//! The file that says where pods keep their address, in ip-masq-agent's format
-//! (kubernetes-sigs/ip-masq-agent, "Configuring the agent"): YAML or JSON, read again when it
-//! changes and on its own resync interval.
+//! The egress file: the ranges to which pods keep their own address. The format is ip-masq-agent's
+//! (kubernetes-sigs/ip-masq-agent, "Configuring the agent"), YAML or JSON. The file is read again
+//! when it changes and at its resync interval.
 
 mod last_good;
 #[cfg(test)]
@@ -26,10 +26,10 @@ use crate::config::duration;
 use crate::describe::describe;
 use crate::model::{Egress, Event, Family, canonical_range, family_of};
 
-/// How often the file is read again where it does not say: ip-masq-agent's own.
+/// How often the file is read again if it names no interval: ip-masq-agent's default.
 const RESYNC: Duration = Duration::from_secs(60);
 
-/// Which file, and where what it said last is kept.
+/// Path of the file, and of the run directory that keeps the last good content.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The file.
@@ -44,30 +44,30 @@ pub enum EgressError {
     /// It cannot be read.
     #[error("{} cannot be read", .path.display())]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// It says something else than it should.
+    /// Its content is not valid.
     #[error("{}: {problem}", .path.display())]
     Content {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Where, and what.
+        /// The field and what is wrong with it.
         problem: String,
     },
 }
 
-/// What the file says.
+/// The content of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
-    /// Where pods keep their address.
+    /// The ranges to which pods keep their own address.
     pub egress: Egress,
-    /// When it is to be read again.
+    /// Time until it is read again.
     pub resync: Duration,
-    /// What it says that means nothing here.
+    /// Fields that are not supported.
     pub ignored: Vec<String>,
 }
 
@@ -84,11 +84,11 @@ struct Written {
     ignored: BTreeMap<String, IgnoredAny>,
 }
 
-/// Reads the file. Where there is none, it is as ip-masq-agent has it then: pods keep their address
-/// in the private ranges of IPv4.
+/// Reads the file. If there is none, ip-masq-agent's default applies: pods keep their address
+/// towards the private IPv4 ranges.
 ///
 /// # Errors
-/// [`EgressError`], naming what is wrong.
+/// [`EgressError`].
 pub fn read(path: &Path) -> Result<File, EgressError> {
     match regular::read_to_string(path, LONGEST) {
         Ok(text) => {
@@ -106,11 +106,11 @@ fn without_file() -> File {
 }
 
 fn parse(text: &str) -> Result<File, String> {
-    let says_nothing = text.lines().all(|line| {
+    let is_empty = text.lines().all(|line| {
         let line = line.trim();
         line.is_empty() || line == "---" || line.starts_with('#')
     });
-    if says_nothing {
+    if is_empty {
         return checked(Written::default());
     }
     let written = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
@@ -139,8 +139,7 @@ fn checked(written: Written) -> Result<File, String> {
     Ok(File { egress: Egress { kept, v6 }, resync, ignored: written.ignored.into_keys().collect() })
 }
 
-/// As ip-masq-agent: an address with bits behind the prefix is a mistake that would widen the
-/// range.
+/// As in ip-masq-agent, an address with host bits is an error: it would widen the range.
 fn cidr(text: &str) -> Result<IpNetwork, String> {
     let range: Option<IpNetwork> = text.trim().parse().ok().filter(|_| text.contains('/'));
     match range.and_then(canonical_range) {
@@ -154,8 +153,8 @@ fn cidr(text: &str) -> Result<IpNetwork, String> {
     }
 }
 
-/// What holds at a start: what the file says or, where it cannot be used, what the last good one
-/// said. `None` where there was none since the last boot.
+/// What is in force at start: the file or, if that cannot be used, the last good one. `None` if
+/// there was no good file since the last boot.
 pub fn at_start(config: &Config) -> Option<Egress> {
     match read(&config.file) {
         Ok(file) => Some(file.egress),
@@ -168,41 +167,41 @@ fn kept_in(last_good: &LastGood) -> Option<Egress> {
     parse(&text).ok().map(|file| file.egress)
 }
 
-/// Forgets what the last good file said: egress masquerade is not asked for.
+/// Removes the copy of the last good file: egress masquerade is off.
 pub fn forget(run_dir: &Path) {
     if let Err(error) = LastGood::of(run_dir).remove() {
-        warn!(%error, "what the last egress file said is left in the run directory");
+        warn!(%error, "the copy of the last egress file stays in the run directory");
     }
 }
 
-/// Tells what the file says until nobody listens any more. What cannot be used is reported, and
-/// what was told last stays; at a start, what [`at_start`] found.
+/// Sends the content of the file, now and after each change, until the receiver is closed. A file
+/// that cannot be used is reported, and the last good content stays in force.
 pub async fn run(config: Config, outlet: Outlet) {
     let last_good = LastGood::of(&config.run_dir);
     let mut source = Source {
         path: config.file,
         outlet,
-        holds: kept_in(&last_good).is_some(),
+        has_good: kept_in(&last_good).is_some(),
         last_good,
-        told: None,
+        sent: None,
     };
-    while source.attend().await.is_ok() {}
+    while source.read_and_wait().await.is_ok() {}
 }
 
 struct Source {
     path: PathBuf,
     outlet: Outlet,
     last_good: LastGood,
-    /// There was a good file.
-    holds: bool,
-    told: Option<Egress>,
+    /// A good file was read since the last boot.
+    has_good: bool,
+    sent: Option<Egress>,
 }
 
 impl Source {
-    /// Looks once, and waits until there is a reason to look again.
-    async fn attend(&mut self) -> Result<(), Closed> {
+    /// Reads the file once, then waits until there is a reason to read it again.
+    async fn read_and_wait(&mut self) -> Result<(), Closed> {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        // Before the look, so that no change is missed between the two.
+        // The watch begins before the read, so that no change is missed in between.
         let watch = FolderWatch::open(folder.unwrap_or(Path::new(".")));
         let resync = self.look().await?;
         let mut hints = Hints::default();
@@ -224,9 +223,9 @@ impl Source {
         }
     }
 
-    /// Keeps what a good file says for the next start; why that cannot be done.
+    /// Keeps the content of a good file for the next start. Returns why that failed.
     fn keep(&mut self, egress: &Egress) -> Option<String> {
-        self.holds = true;
+        self.has_good = true;
         if kept_in(&self.last_good).as_ref() == Some(egress) {
             return None;
         }
@@ -235,15 +234,15 @@ impl Source {
         Some(format!("cannot keep what {} says for the next start: {error}", self.path.display()))
     }
 
-    /// Reads the file and tells what is new; how long until it is to be read again.
+    /// Reads the file and sends what changed. Returns the time until the next read.
     async fn look(&mut self) -> Result<Duration, Closed> {
         let file = match read(&self.path) {
             Ok(file) => file,
             Err(error) => {
-                let follows = if self.holds {
-                    "what the last good file said holds"
+                let follows = if self.has_good {
+                    "the last good file stays in force"
                 } else {
-                    "there was no good one since the last boot, so no pod is masqueraded by it"
+                    "there was no good one since the last boot, so egress masquerade is off"
                 };
                 let problem = format!("{}: {follows}", describe(&error));
                 if self.outlet.report(vec![problem.clone()]) {
@@ -252,19 +251,20 @@ impl Source {
                 return Ok(RESYNC);
             }
         };
-        let ignored = |key: &String| format!("{}: {key} means nothing here", self.path.display());
+        let ignored =
+            |key: &String| format!("{}: {key} is not supported and ignored", self.path.display());
         let mut problems: Vec<String> = file.ignored.iter().map(ignored).collect();
         problems.extend(self.keep(&file.egress));
         if self.outlet.report(problems.clone()) {
             problems
                 .iter()
-                .for_each(|problem| warn!(problem, "the egress file is not used in full"));
+                .for_each(|problem| warn!(problem, "part of the egress file is not used"));
         }
-        if self.told.as_ref() != Some(&file.egress) {
+        if self.sent.as_ref() != Some(&file.egress) {
             let ranges = file.egress.kept.len();
-            info!(ranges, ipv6 = file.egress.v6, "where pods keep their address");
-            self.told = Some(file.egress.clone());
-            self.outlet.tell(vec![Event::Egress(file.egress)]).await?;
+            info!(ranges, ipv6 = file.egress.v6, "egress file read");
+            self.sent = Some(file.egress.clone());
+            self.outlet.send(vec![Event::Egress(file.egress)]).await?;
         }
         Ok(file.resync)
     }

@@ -1,14 +1,13 @@
 //! A folder of manifests: Services, EndpointSlices, Nodes and ServiceCIDRs as YAML or JSON files,
 //! exactly the objects that the API would serve.
 //!
-//! Files are those named `*.yaml`, `*.yml` and `*.json`, links followed, without what begins with a
-//! dot; a folder in the folder is not looked into. A YAML file has any number of documents, and any
-//! object may be in a `List`. What is broken is named, left out, and the rest is used: a document,
-//! an object or a single field. Kinds that say nothing about services are ignored. An object that
-//! is in two files is the one of the file whose name comes first.
+//! The source reads `*.yaml`, `*.yml` and `*.json`, follows links, skips names that begin with a
+//! dot, and does not descend into subfolders. A YAML file has any number of documents, and any
+//! object may be in a `List`. A broken document, object or field is named and left out; the rest is
+//! used. Other kinds are ignored. If two files have the same object, the file whose name sorts
+//! first wins.
 //!
-//! The folder is watched, and what is told after any changes is what a first look at the folder
-//! would tell.
+//! The folder is watched. After any changes, the result equals that of a fresh read of the folder.
 
 mod decode;
 mod file;
@@ -35,17 +34,17 @@ use super::{Closed, Outlet, RETRY};
 use crate::describe::describe;
 use crate::model::{Event, Listing};
 
-/// After a hint, further ones are waited for until none came for so long …
+/// After a hint, the source collects further ones until none came for this long …
 const QUIET: Duration = Duration::from_millis(5);
 
-/// … but no longer than this: a folder that is never quiet is looked at all the same.
+/// … but no longer than this: a folder that is never quiet must be read too.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// After so many checks without a hint the folder is looked at anyway: a link's target may be
-/// outside, and some file systems send no hints.
+/// The folder is read after this many checks without a hint: the target of a link may be outside,
+/// and some file systems send no hints.
 const CHECKS_PER_LOOK: u32 = 10;
 
-/// Where to look, and for whom.
+/// Which folder, and for which node.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The folder.
@@ -62,7 +61,7 @@ pub enum ManifestsError {
     Folder {
         /// The folder.
         path: PathBuf,
-        /// What the kernel said.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -71,13 +70,13 @@ pub enum ManifestsError {
     Watch {
         /// The folder.
         path: PathBuf,
-        /// What the kernel said.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// Everything that the folder says now, and what in it is not used: for commands that work offline.
+/// The whole content of the folder, and the problems in it: for commands that work offline.
 pub fn read(config: &Config) -> Result<(Vec<Event>, Vec<String>), ManifestsError> {
     let mut folder = Folder::new(config.folder.clone(), config.node_name.clone());
     let mut events = folder.scan(&Look::Everywhere)?;
@@ -85,7 +84,7 @@ pub fn read(config: &Config) -> Result<(Vec<Event>, Vec<String>), ManifestsError
     Ok((events, folder.problems()))
 }
 
-/// What one look at the folder completes.
+/// One read of the folder completes all lists.
 const LISTED: [Event; 4] = [
     Event::Listed(Listing::Services),
     Event::Listed(Listing::Slices),
@@ -93,9 +92,9 @@ const LISTED: [Event; 4] = [
     Event::Listed(Listing::ServiceCidrs),
 ];
 
-/// Tells what the folder says, now and whenever it changes, until nobody listens any more. While
-/// the folder cannot be read, what it said last stays told; before it could be read once, nothing
-/// is, and it is waited for.
+/// Sends the content of the folder, now and after each change, until the receiver is closed. While
+/// the folder cannot be read, the last content stays in force. Until the first read succeeds, the
+/// source sends nothing and waits.
 pub async fn run(config: Config, outlet: Outlet) {
     let mut source = Source {
         path: config.folder.clone(),
@@ -106,7 +105,7 @@ pub async fn run(config: Config, outlet: Outlet) {
         trouble: None,
     };
     loop {
-        match source.attend().await {
+        match source.watch_folder().await {
             Stop::Closed => return,
             Stop::Replaced => continue,
             Stop::Failed(error) => source.trouble(Some(&error)),
@@ -118,7 +117,7 @@ pub async fn run(config: Config, outlet: Outlet) {
     }
 }
 
-/// Why a folder is not followed any further.
+/// Why the source stops following this folder.
 enum Stop {
     Closed,
     /// Another folder, or none, is at the path now.
@@ -134,7 +133,7 @@ impl From<Closed> for Stop {
 
 struct Source {
     path: PathBuf,
-    /// `None` only while a look is under way.
+    /// `None` only while a read is in progress.
     folder: Option<Folder>,
     outlet: Outlet,
     listed: bool,
@@ -143,8 +142,8 @@ struct Source {
 }
 
 impl Source {
-    /// Follows the folder while it is there. Where it cannot be watched, looks once.
-    async fn attend(&mut self) -> Stop {
+    /// Follows the folder while it exists. If it cannot be watched, reads it once.
+    async fn watch_folder(&mut self) -> Stop {
         let watch = FolderWatch::open(&self.path);
         let look = if watch.is_ok() { Look::Everywhere } else { Look::Touched(BTreeSet::new()) };
         if let Err(stop) = self.look(look).await {
@@ -159,7 +158,7 @@ impl Source {
         }
     }
 
-    /// Looks again at every hint, for as long as this is the folder.
+    /// Reads again at every hint, until another folder is at the path.
     async fn follow(&mut self, watch: &FolderWatch) -> Stop {
         let mut check = interval(RETRY);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -188,10 +187,10 @@ impl Source {
         }
     }
 
-    /// Looks at the folder, and tells what is different. Parsing a large file takes a while, in
-    /// which a CNI ADD must not wait: it is done beside the runtime.
+    /// Reads the folder and sends what changed. It runs in a blocking thread: parsing a large file
+    /// takes a while, and a CNI ADD must not wait for it.
     async fn look(&mut self, look: Look) -> Result<(), Stop> {
-        let mut folder = self.folder.take().expect("one look at a time, which puts it back");
+        let mut folder = self.folder.take().expect("reads do not overlap, and each puts it back");
         let looked = spawn_blocking(move || {
             let events = folder.scan(&look);
             (folder, events)
@@ -210,17 +209,19 @@ impl Source {
             self.listed = true;
             events.extend(LISTED);
         }
-        self.outlet.tell(events).await?;
+        self.outlet.send(events).await?;
         self.report();
         Ok(())
     }
 
-    /// Reports that the folder cannot be followed, or can again, and traces it once.
+    /// Reports that the folder cannot be followed, or can again, and logs it once.
     fn trouble(&mut self, error: Option<&ManifestsError>) {
         let trouble = error.map(|error| describe(error));
         if trouble != self.trouble {
             match &trouble {
-                Some(error) => warn!(error, "manifests cannot be read; what was known stays"),
+                Some(error) => {
+                    warn!(error, "manifests cannot be read; keeping the last known state")
+                }
                 None => info!("the folder of manifests can be followed again"),
             }
         }
@@ -233,7 +234,7 @@ impl Source {
     }
 }
 
-/// Waits for a hint, and then for those that come right after it.
+/// Waits for a hint, and collects those that follow closely.
 async fn collect(watch: &FolderWatch, hints: &mut Hints) -> io::Result<()> {
     watch.changed(hints).await?;
     let deadline = Instant::now() + PATIENCE;

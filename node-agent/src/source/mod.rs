@@ -1,21 +1,20 @@
 //! I/O in: each source turns one part of the outside world into [`Event`]s.
 //!
-//! | source | tells | watches |
+//! //! | source | sends | watches |
 //! | --- | --- | --- |
 //! | [`kube`] | Services, slices, this Node, ServiceCIDRs | the Kubernetes API |
 //! | [`manifests`] | the same | a folder of YAML and JSON files |
 //! | [`state_file`] | this node's pods | the state file in the run directory |
-//! | [`egress`] | where pods keep their address | a file in ip-masq-agent's format |
+//! //! | [`egress`] | ranges to which pods keep their address | a file in ip-masq-agent's format |
 //! | [`node`] | this node's addresses and links | the kernel, by rtnetlink |
 //!
-//! Sources hold no policy, and know the model's types and no other layer. Each is one async task
-//! that runs until nobody listens any more. It tells *what is so now* in batches, and a batch is
-//! one change: whoever applies half of one sees a world that never was. Bad input is left out and
-//! reported, never an error; a source that loses what it watches keeps quiet about it towards the
-//! model (what was told last stays true until something better is known), says so in its report,
-//! and tries again.
+//! Sources contain no policy, and of the other layers they know only the model's types. Each is one
+//! async task that runs until the receiver is closed. It sends *the current state* in batches. A
+//! batch is one change: half of it is a state that never existed. Bad input is left out and
+//! reported, never an error. A source that loses what it watches sends nothing: the last state
+//! stays in force. It reports the loss and tries again.
 //!
-//! The objects of the Kubernetes API, as they are written in files or served, are in [`object`].
+//! [`object`] decodes objects of the Kubernetes API, from files or from the API server.
 
 pub mod egress;
 pub mod kube;
@@ -33,44 +32,44 @@ use tokio::sync::{mpsc, watch as latest};
 
 use crate::model::Event;
 
-/// The most problems that one source reports at a time: a person reads them.
+/// The most problems that one source reports at a time, since a person reads them.
 const MAX_PROBLEMS: usize = 100;
 
 /// How long a source waits before it tries again what failed.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Where a source puts what it finds.
+/// Where a source sends events and reports problems.
 #[derive(Debug)]
 pub struct Outlet {
     events: mpsc::Sender<Vec<Event>>,
     problems: latest::Sender<Vec<String>>,
 }
 
-/// Nobody listens any more: the agent is stopping.
+/// The receiver is closed: the agent is stopping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Closed;
 
 impl Outlet {
-    /// Tells `events`; the receiver always holds what is wrong right now, for `status` and health.
+    /// A new outlet. The receiver holds the current problems, for `status` and health.
     pub fn new(events: mpsc::Sender<Vec<Event>>) -> (Self, latest::Receiver<Vec<String>>) {
         let (problems, receiver) = latest::channel(Vec::new());
         (Self { events, problems }, receiver)
     }
 
-    /// Tells a batch, unless it is empty.
-    pub(crate) async fn tell(&self, batch: Vec<Event>) -> Result<(), Closed> {
+    /// Sends a batch, unless it is empty.
+    pub(crate) async fn send(&self, batch: Vec<Event>) -> Result<(), Closed> {
         if batch.is_empty() {
             return Ok(());
         }
         self.events.send(batch).await.map_err(|_| Closed)
     }
 
-    /// Waits until nobody listens any more.
+    /// Waits until the receiver is closed.
     pub(crate) async fn closed(&self) {
         self.events.closed().await;
     }
 
-    /// Replaces what is wrong right now; whether that is news.
+    /// Replaces the current problems. Returns whether they changed.
     pub(crate) fn report(&self, mut problems: Vec<String>) -> bool {
         if problems.len() > MAX_PROBLEMS {
             let more = problems.len() - MAX_PROBLEMS;

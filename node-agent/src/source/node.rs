@@ -1,13 +1,13 @@
-//! This node's addresses and links, live, as the kernel has them (rtnetlink).
+//! This node's addresses and links, live from the kernel (rtnetlink).
 //!
-//! Told are the addresses that packets can reach right now: of every link, the loopback and every
-//! scope included, since which of them a service is reached at is policy, and the plan's.
-//! *Deprecated* addresses are among them, for they still take connections. *Tentative* ones (whose
-//! duplicate detection has not ended) and those that failed it are not, for the kernel does not
-//! answer at them; the kernel speaks again when that changes.
+//! The source sends the addresses that packets can reach right now, of every link and scope, the
+//! loopback included; the plan decides which of them serve what. *Deprecated* addresses are
+//! included, since they still take connections. *Tentative* addresses (duplicate detection has not
+//! ended) and those that failed it are not, since the kernel does not answer at them; it sends a
+//! notification when that changes.
 //!
-//! The source listens before it looks, so that nothing is missed in between. When the kernel's
-//! notifications overflow it looks again.
+//! The source subscribes before it lists, so that nothing is missed in between. If notifications
+//! overflow, it lists again.
 
 mod table;
 #[cfg(test)]
@@ -39,28 +39,28 @@ use super::{Closed, Outlet, RETRY};
 use crate::describe::describe;
 use crate::model::{Event, Listing, NodeAddress};
 
-/// After a notification, further ones are waited for until none came for so long …
+/// After a notification, the source collects further ones until none came for this long …
 const QUIET: Duration = Duration::from_millis(5);
 
 /// … but no longer than this.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// The kernel answers in milliseconds. An answer that was lost never comes.
+/// Time limit for an answer. The kernel answers in milliseconds; a lost answer never comes.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// How often a look that was disturbed by a change is repeated at once.
+/// How often a list that a change interrupted is repeated at once.
 const LOOKS: u32 = 10;
 
-/// Room for the notifications of some thousand links that are made at once.
+/// Receive buffer in bytes: the notifications of some thousand links that appear at once.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
-/// Everything that the kernel says of links and addresses.
+/// All notifications about links and addresses.
 const GROUPS: [MulticastGroup; 3] =
     [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
 
-/// Why links and addresses are not known better than they were.
+/// Why links and addresses cannot be updated.
 #[derive(Debug, Error)]
-#[expect(missing_docs, reason = "each says in its text what it is")]
+#[expect(missing_docs, reason = "the text of each says what it is")]
 pub enum NodeError {
     #[error("cannot open a route netlink socket")]
     Open(#[source] io::Error),
@@ -94,13 +94,13 @@ impl From<NodeError> for Stop {
     }
 }
 
-/// Tells the addresses, and shows the links in `links`, now and whenever they change, until nobody
-/// listens any more. The network namespace is that of the calling thread.
+/// Sends the addresses, and publishes the links in `links`, now and after each change, until the
+/// receiver is closed. The network namespace is that of the calling thread.
 ///
-/// `links` is empty until the first look: an attachment whose link is not among a later list has
-/// lost it.
+/// `links` is empty until the first list. From then on, an attachment whose link is not in it has
+/// lost its link.
 pub async fn run(outlet: Outlet, links: latest::Sender<Arc<[Link]>>) {
-    let mut source = Source { outlet, links, told: None };
+    let mut source = Source { outlet, links, sent: None };
     loop {
         match source.listen().await {
             Stop::Closed => return,
@@ -116,19 +116,19 @@ pub async fn run(outlet: Outlet, links: latest::Sender<Arc<[Link]>>) {
 struct Source {
     outlet: Outlet,
     links: latest::Sender<Arc<[Link]>>,
-    told: Option<Vec<NodeAddress>>,
+    sent: Option<Vec<NodeAddress>>,
 }
 
 impl Source {
-    /// Listens on a socket of its own for as long as that works.
+    /// Listens on a socket of its own until that fails.
     async fn listen(&mut self) -> Stop {
         let (mut connection, handle, messages) = match new_multicast_connection(&GROUPS) {
             Ok(opened) => opened,
             Err(error) => return NodeError::Open(error).into(),
         };
-        // The end of a list says, too, whether the list is consistent.
+        // The message that ends a list also says whether the list is consistent.
         connection.set_forward_done(true);
-        // Without the privilege the default does as well: an overflow is seen.
+        // Without the privilege the default size will do: an overflow is noticed.
         let socket = connection.socket_mut().socket_mut();
         if let Err(error) = setsockopt(socket, sockopt::RcvBufForce, &RECEIVE_BUFFER) {
             debug!(%error, "receive buffer stays at its default");
@@ -139,7 +139,7 @@ impl Source {
         }
     }
 
-    /// Looks once, and then applies what the kernel says.
+    /// Lists once, then applies the notifications.
     async fn follow(
         &mut self,
         handle: Handle,
@@ -150,12 +150,12 @@ impl Source {
         loop {
             let mut current = match table.take() {
                 Some(table) => table,
-                None => match look(&handle).await {
+                None => match list_all(&handle).await {
                     Ok(table) => table,
                     Err(error) => return error.into(),
                 },
             };
-            if let Err(closed) = self.tell(&current).await {
+            if let Err(closed) = self.send(&current).await {
                 return closed.into();
             }
             let first = tokio::select! {
@@ -164,14 +164,14 @@ impl Source {
             };
             match collect(first, &mut messages, &mut current).await {
                 Ok(Heard::All) => table = Some(current),
-                Ok(Heard::Part) => info!("notifications of links were lost: looking again"),
+                Ok(Heard::Part) => info!("link notifications were lost; listing again"),
                 Err(error) => return error.into(),
             }
         }
     }
 
-    /// Tells what is different from what was told.
-    async fn tell(&mut self, table: &Table) -> Result<(), Closed> {
+    /// Sends what changed.
+    async fn send(&mut self, table: &Table) -> Result<(), Closed> {
         self.trouble(None);
         self.links.send_if_modified(|links| {
             let now = table.links();
@@ -180,23 +180,23 @@ impl Source {
             differs
         });
         let addresses = table.addresses();
-        if self.told.as_ref() == Some(&addresses) {
+        if self.sent.as_ref() == Some(&addresses) {
             return Ok(());
         }
         let mut batch = vec![Event::Addresses(addresses.clone())];
-        if self.told.is_none() {
+        if self.sent.is_none() {
             batch.push(Event::Listed(Listing::Addresses));
         }
-        self.told = Some(addresses);
-        self.outlet.tell(batch).await
+        self.sent = Some(addresses);
+        self.outlet.send(batch).await
     }
 
-    /// Reports what is wrong now, and traces it once.
+    /// Reports the current problem, and logs it once.
     fn trouble(&self, error: Option<&NodeError>) {
         let problems: Vec<String> = error.iter().map(|error| describe(*error)).collect();
         let news = self.outlet.report(problems.clone());
         if let (true, Some(error)) = (news, problems.first()) {
-            warn!(error, "addresses of this node are kept as they were");
+            warn!(error, "cannot follow this node's addresses; keeping the last known ones");
         }
     }
 }
@@ -207,7 +207,7 @@ enum Heard {
     Part,
 }
 
-/// Applies a notification, and those that come right after it.
+/// Applies a notification, and those that follow closely.
 async fn collect(
     first: Option<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
     messages: &mut (impl Stream<Item = (NetlinkMessage<RouteNetlinkMessage>, SocketAddr)> + Unpin),
@@ -218,7 +218,7 @@ async fn collect(
     loop {
         let (message, sender) = next.ok_or(NodeError::Ended)?;
         match message.payload {
-            // Port 0 is the kernel.
+            // The kernel's portid is 0.
             NetlinkPayload::InnerMessage(message) if sender.port_number() == 0 => {
                 table.apply(&message)
             }
@@ -239,8 +239,7 @@ async fn collect(
     }
 }
 
-/// The links that the kernel has now: a list that is begun after the call, and undisturbed.
-///
+/// The links that the kernel has now, from a consistent list that begins after the call.
 /// # Errors
 /// [`NodeError`], also while links change faster than they can be listed.
 pub async fn links() -> Result<Vec<Link>, NodeError> {
@@ -248,16 +247,16 @@ pub async fn links() -> Result<Vec<Link>, NodeError> {
     connection.set_forward_done(true);
     tokio::select! {
         () = connection => Err(NodeError::Ended),
-        table = look(&handle) => table.map(|table| table.links()),
+        table = list_all(&handle) => table.map(|table| table.links()),
     }
 }
 
-/// Everything that the kernel has now.
-async fn look(handle: &Handle) -> Result<Table, NodeError> {
+/// All links and addresses that the kernel has now.
+async fn list_all(handle: &Handle) -> Result<Table, NodeError> {
     for _ in 0..LOOKS {
         let mut table = Table::default();
         let mut links = LinkMessage::default();
-        // Most of what the kernel says about a link are statistics.
+        // Statistics are the largest part of a link's message.
         links.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
         let links = list(handle, RouteNetlinkMessage::GetLink(links), &mut table);
         let undisturbed = timeout(ANSWER, links).await.map_err(|_| NodeError::Silent)??;
@@ -270,7 +269,7 @@ async fn look(handle: &Handle) -> Result<Table, NodeError> {
     Err(NodeError::Disturbed)
 }
 
-/// Applies a list of the kernel's; whether nothing changed while it was made.
+/// Applies a list. Returns whether it is consistent: nothing changed while the kernel made it.
 async fn list(
     handle: &Handle,
     what: RouteNetlinkMessage,

@@ -1,4 +1,4 @@
-//! For tests: a source that runs, and what it tells.
+//! For tests: a running source, and what it sends.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use tokio::time::timeout;
 use super::Outlet;
 use crate::model::Event;
 
-/// Longer than anything takes on a busy machine.
+/// Longer than any step takes on a busy machine.
 pub(super) const LONG: Duration = Duration::from_secs(30);
 
-/// A source that runs.
+/// A running source.
 pub(super) struct Running<T> {
     pub(super) events: mpsc::Receiver<Vec<Event>>,
     pub(super) problems: latest::Receiver<Vec<String>>,
@@ -31,13 +31,13 @@ impl<T: Send + 'static> Running<T> {
         Self { events, problems, task }
     }
 
-    /// What is told next.
+    /// The next batch.
     pub(super) async fn batch(&mut self) -> Vec<Event> {
         let batch = timeout(LONG, self.events.recv()).await;
-        batch.expect("told in time").expect("still running")
+        batch.expect("sent in time").expect("still running")
     }
 
-    /// Waits for a report of a problem with this text in it.
+    /// Waits for a reported problem that contains this text.
     pub(super) async fn problem(&mut self, part: &str) {
         let has = |problems: &Vec<String>| problems.iter().any(|problem| problem.contains(part));
         let found = timeout(LONG, self.problems.wait_for(has)).await;
@@ -50,7 +50,7 @@ impl<T: Send + 'static> Running<T> {
         none.expect("reported in time").expect("still running");
     }
 
-    /// Stops listening, which is how a source is stopped.
+    /// Closes the receiver, which stops the source.
     pub(super) async fn stop(self) -> T {
         drop(self.events);
         let ended = timeout(LONG, self.task).await;
@@ -58,7 +58,7 @@ impl<T: Send + 'static> Running<T> {
     }
 }
 
-/// Runs a test as the agent runs: on one thread.
+/// Runs a test on one thread, as the agent runs.
 pub(super) fn in_runtime(test: impl Future<Output = ()>) {
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     runtime.unwrap().block_on(test);

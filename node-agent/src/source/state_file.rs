@@ -1,7 +1,7 @@
 //! The pods of this node, from the state file that the CNI plugin writes.
 //!
-//! A CNI ADD may be waiting for what is told here, so a change is read at once, without a pause to
-//! collect others. A file that cannot be read, or is lost, leaves what was told last: pods do not
+//! A CNI ADD may be waiting for this source, so it reads a change at once, without a pause to
+//! collect others. If the file cannot be read or is lost, the last known pods stay: pods do not
 //! stop running when their record does.
 
 #[cfg(test)]
@@ -26,35 +26,35 @@ use super::{Closed, Outlet, RETRY};
 use crate::describe::describe;
 use crate::model::{Event, LocalPod, PodSet};
 
-/// What was seen of the file: for who mends it.
+/// The last known state of the file, for the code that rebuilds it.
 #[derive(Debug, Clone, Default)]
 pub struct Seen {
-    /// What it said when it could be read last.
+    /// Its content when it was last readable.
     pub last: Option<Arc<State>>,
-    /// It is gone, or cannot be understood. A file of a newer version, or one that is not ours, is
-    /// neither.
+    /// The file is gone or is not valid. A file of a newer version, or one that is not ours, does
+    /// not count.
     pub is_lost: bool,
 }
 
-/// Where to look.
+/// Which run directory.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The run directory. It is made, 0700, where it is missing.
+    /// The run directory. It is created with mode 0700 if it is missing.
     pub run_dir: PathBuf,
 }
 
-/// Why the pods of this node are not known better than they were.
+/// Why the pods of this node cannot be updated.
 #[derive(Debug, Error)]
 enum StateFileError {
     #[error("cannot use the state file")]
     State(#[from] StateError),
-    #[error("the state file is gone; the pods it named last are kept")]
+    #[error("the state file is gone; the last known pods are kept")]
     Lost,
     #[error("cannot watch the run directory")]
     Watch(#[source] io::Error),
 }
 
-/// What the state file says now, `None` when there is none: for commands that work offline. Makes
+/// The pods in the state file, `None` if there is no file: for commands that work offline. Creates
 /// nothing.
 ///
 /// # Errors
@@ -63,13 +63,13 @@ pub fn read(config: &Config) -> Result<Option<PodSet>, StateError> {
     Ok(RunDir::open(&config.run_dir)?.read()?.map(|state| pod_set(&state)))
 }
 
-/// Tells the pods, now and whenever they change, until nobody listens any more. The first
-/// [`PodSet`] comes with the first look that succeeds; until then nothing is known, not that there
-/// are no pods. What was seen of the file is shown in `seen`.
+/// Sends the pods, now and after each change, until the receiver is closed. The first [`PodSet`]
+/// comes with the first read that succeeds; until then the pods are unknown, which is not the same
+/// as no pods. `seen` gets the state of the file.
 pub async fn run(config: Config, seen: latest::Sender<Seen>, outlet: Outlet) {
-    let mut source = Source { outlet, seen, told: None };
+    let mut source = Source { outlet, seen, sent: None };
     loop {
-        if source.attend(&config).await.is_err() {
+        if source.watch_run_dir(&config).await.is_err() {
             return;
         }
         tokio::select! {
@@ -82,12 +82,12 @@ pub async fn run(config: Config, seen: latest::Sender<Seen>, outlet: Outlet) {
 struct Source {
     outlet: Outlet,
     seen: latest::Sender<Seen>,
-    told: Option<PodSet>,
+    sent: Option<PodSet>,
 }
 
 impl Source {
-    /// Follows the run directory while there is one. Where it cannot be watched, looks once.
-    async fn attend(&mut self, config: &Config) -> Result<(), Closed> {
+    /// Follows the run directory while it exists. If it cannot be watched, reads once.
+    async fn watch_run_dir(&mut self, config: &Config) -> Result<(), Closed> {
         let dir = match RunDir::create(&config.run_dir) {
             Ok(dir) => dir,
             Err(error) => {
@@ -105,7 +105,7 @@ impl Source {
         }
     }
 
-    /// Looks once, and again at every hint, for as long as this is the run directory.
+    /// Reads once, and again at every hint, until another directory is at the path.
     async fn follow(&mut self, dir: &RunDir, watch: &FolderWatch) -> Result<(), Closed> {
         let mut hints = Hints { overflow: true, ..Hints::default() };
         let mut check = interval(RETRY);
@@ -130,9 +130,9 @@ impl Source {
         }
     }
 
-    /// Reads the file, and tells what it says where that is new; or says why it cannot be used.
+    /// Reads the file and sends the pods if they changed. Returns why it cannot be used.
     async fn look(&mut self, dir: &RunDir) -> Result<Option<StateFileError>, Closed> {
-        let known = self.told.as_ref().is_some_and(|told| told.version.is_some());
+        let known = self.sent.as_ref().is_some_and(|sent| sent.version.is_some());
         let pods = match dir.read() {
             Ok(Some(state)) => {
                 let state = Arc::new(state);
@@ -148,9 +148,9 @@ impl Source {
             Err(error @ StateError::Unreadable { .. }) => return Ok(Some(self.lost(error.into()))),
             Err(error) => return Ok(Some(error.into())),
         };
-        if self.told.as_ref() != Some(&pods) {
-            self.told = Some(pods.clone());
-            self.outlet.tell(vec![Event::Pods(pods)]).await?;
+        if self.sent.as_ref() != Some(&pods) {
+            self.sent = Some(pods.clone());
+            self.outlet.send(vec![Event::Pods(pods)]).await?;
         }
         Ok(None)
     }
@@ -160,19 +160,21 @@ impl Source {
         error
     }
 
-    /// Reports what is wrong now, and traces it once.
+    /// Reports the current problem, and logs it once.
     fn trouble(&self, error: Option<StateFileError>) {
         let problems: Vec<String> = error.iter().map(|error| describe(error)).collect();
         if self.outlet.report(problems.clone()) {
             match problems.first() {
-                Some(error) => warn!(error, "pods of this node are kept as they were"),
+                Some(error) => {
+                    warn!(error, "cannot read this node's pods; keeping the last known ones")
+                }
                 None => info!("the state file can be read again"),
             }
         }
     }
 }
 
-/// The attachments whose packets enter this node's stack, sorted by id.
+/// The attachments whose packets enter this node's network stack, sorted by id.
 fn pod_set(state: &State) -> PodSet {
     let pods = state.attachments.iter().filter_map(|(id, attachment)| local_pod(id, attachment));
     PodSet { pods: pods.collect(), version: Some((state.epoch.clone(), state.generation)) }
@@ -181,7 +183,7 @@ fn pod_set(state: &State) -> PodSet {
 fn local_pod(id: &AttachmentId, attachment: &Attachment) -> Option<LocalPod> {
     let interface: Arc<str> = attachment.input_interface()?.into();
     let mut ips = Vec::with_capacity(attachment.ips.len());
-    // No packet has an IPv4-mapped address; an older plugin may have recorded one.
+    // Packets never have IPv4-mapped addresses, but an older plugin may have recorded one.
     for ip in attachment.ips.iter().map(IpAddr::to_canonical) {
         if !ips.contains(&ip) {
             ips.push(ip);

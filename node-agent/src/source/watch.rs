@@ -1,7 +1,7 @@
 //! Watching one folder with inotify.
 //!
-//! What the kernel says is a hint where to look, never a fact: the queue may overflow, and what
-//! happened may be undone when it is read.
+//! An event is a hint where to look, never a fact: the queue may overflow, and the change may be
+//! undone by the time the folder is read.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -16,19 +16,19 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Where to look.
+/// What may have changed.
 #[derive(Debug, Default)]
 pub(crate) struct Hints {
-    /// Entries of the folder with a new content, a new name or no name any more.
+    /// Entries of the folder that were written, created, renamed or removed.
     pub(crate) names: BTreeSet<OsString>,
-    /// Hints were lost: look everywhere.
+    /// Hints were lost: anything may have changed.
     pub(crate) overflow: bool,
-    /// This is no longer the folder at that path.
+    /// The watched folder is no longer at its path.
     pub(crate) gone: bool,
 }
 
 impl Hints {
-    /// Whether there is no reason to look.
+    /// Whether nothing may have changed.
     pub(crate) fn is_empty(&self) -> bool {
         self.names.is_empty() && !self.overflow && !self.gone
     }
@@ -42,7 +42,7 @@ pub(crate) struct FolderWatch {
     identity: (u64, u64),
 }
 
-/// What tokio wants to poll.
+/// The descriptor that tokio polls.
 #[derive(Debug)]
 struct Descriptor(Inotify);
 
@@ -53,13 +53,13 @@ impl AsRawFd for Descriptor {
 }
 
 impl FolderWatch {
-    /// Watches the folder at `path` from now on.
+    /// Begins to watch the folder at `path`.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        // Before the watch: if the folder is swapped in between, `is_current` says no, not yes for
-        // ever.
+        // The identity is taken before the watch begins: if the folder is replaced in between,
+        // `is_current` says no. The other order would say yes for ever.
         let identity = identity(path)?;
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-        // Not IN_MODIFY: a file that is being written is looked at when its writer closes it.
+        // Not IN_MODIFY: a file is read when its writer closes it, not at every write.
         let interest = AddWatchFlags::IN_CLOSE_WRITE
             | AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_ATTRIB
@@ -69,15 +69,15 @@ impl FolderWatch {
             | AddWatchFlags::IN_MOVE_SELF
             | AddWatchFlags::IN_ONLYDIR;
         inotify.add_watch(path, interest)?;
-        // SAFETY: the descriptor is the one that `Descriptor` owns; it gives no other, and closes
-        // it only when it is dropped, after the registration.
+        // SAFETY: `Descriptor` owns this descriptor and always returns the same one. It closes it
+        // only when dropped, after the registration.
         let inotify =
             unsafe { AsyncFd::register_with_interest(Descriptor(inotify), Interest::READABLE) }
                 .map_err(io::Error::from)?;
         Ok(Self { inotify, path: path.to_owned(), identity })
     }
 
-    /// Waits for hints, and adds all that are there to `hints`.
+    /// Waits for hints, and adds all pending ones to `hints`.
     pub(crate) async fn changed(&self, hints: &mut Hints) -> io::Result<()> {
         loop {
             let mut ready = self.inotify.readable().await?;
@@ -88,7 +88,7 @@ impl FolderWatch {
         }
     }
 
-    /// Adds the hints that are there to `hints`; whether there were any.
+    /// Adds the pending hints to `hints`. Returns whether there were any.
     pub(crate) fn drain(&self, hints: &mut Hints) -> io::Result<bool> {
         let mut any = false;
         loop {
@@ -111,8 +111,8 @@ impl FolderWatch {
         }
     }
 
-    /// Whether the path still leads to the folder that is watched. A parent that is renamed, or a
-    /// link in the path that is set anew, says nothing to inotify.
+    /// Whether the watched folder is still at its path. inotify reports neither a renamed parent
+    /// nor a replaced link in the path.
     pub(crate) fn is_current(&self) -> bool {
         identity(&self.path).is_ok_and(|identity| identity == self.identity)
     }

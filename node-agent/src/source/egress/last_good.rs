@@ -1,5 +1,5 @@
-//! What the last good file said, kept in the run directory: a restart with a bad file goes on with
-//! it. A reboot ends it together with the rules.
+//! The last good egress file, kept in the run directory. A restart with a bad file uses it. A
+//! reboot removes it, together with the rules.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -11,13 +11,13 @@ use serde_json::json;
 
 use crate::model::Egress;
 
-/// Its name in the run directory.
+/// The file's name in the run directory.
 const NAME: &str = "egress.json";
 
-/// More than any list of ranges needs, in bytes.
+/// Size limit in bytes, more than any list of ranges needs.
 pub(super) const LONGEST: u64 = 1 << 20;
 
-/// Where it is kept.
+/// The path of the copy.
 #[derive(Debug)]
 pub(super) struct LastGood(PathBuf);
 
@@ -26,13 +26,13 @@ impl LastGood {
         Self(run_dir.join(NAME))
     }
 
-    /// What the last good file said, as text; `None` where there was none since the last boot.
+    /// The last good file as text; `None` if there was none since the last boot.
     pub(super) fn read(&self) -> Option<String> {
         regular::read_to_string(&self.0, LONGEST).ok()
     }
 
-    /// Keeps it, in the same format, every range spelled out. A kill leaves the old one or the new
-    /// one.
+    /// Keeps it, in the same format, with every range written out. A kill leaves the old or the new
+    /// copy.
     pub(super) fn write(&self, egress: &Egress) -> io::Result<()> {
         let kept: Vec<String> = egress.kept.iter().map(ToString::to_string).collect();
         let text = json!({
@@ -45,7 +45,7 @@ impl LastGood {
         fs::rename(&next, &self.0)
     }
 
-    /// Forgets it: nobody asks for egress masquerade any more.
+    /// Removes it: egress masquerade is off.
     pub(super) fn remove(&self) -> io::Result<()> {
         match fs::remove_file(&self.0) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),

@@ -11,7 +11,7 @@ fn kept(file: &File) -> Vec<String> {
 }
 
 #[test]
-fn both_forms_say_the_same() {
+fn yaml_and_json_are_equivalent() {
     let yaml = "# ours\nnonMasqueradeCIDRs:\n  - 10.0.0.0/8\n  - fd00::/8\nmasqLinkLocal: true\nresyncInterval: 1m30s\n";
     let json = r#"{"nonMasqueradeCIDRs": ["fd00::/8", "10.0.0.0/8"], "masqLinkLocal": true, "resyncInterval": "90s"}"#;
     let file = parse(yaml).unwrap();
@@ -21,7 +21,7 @@ fn both_forms_say_the_same() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+fn a_file_that_is_not_regular_is_an_error_and_does_not_block() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config");
     nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -30,7 +30,7 @@ fn what_is_no_regular_file_is_refused_and_not_waited_for() {
 }
 
 #[test]
-fn what_is_left_out_is_as_in_ip_masq_agent() {
+fn defaults_are_those_of_ip_masq_agent() {
     for text in ["", "# nothing\n---\n", "nonMasqueradeCIDRs:\n", "{}", "nonMasqueradeCIDRs: []"] {
         let file = parse(text).unwrap();
         assert_eq!(kept(&file), ["169.254.0.0/16"], "{text}");
@@ -45,7 +45,7 @@ fn what_is_left_out_is_as_in_ip_masq_agent() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_field() {
     let cases = [
         ("nonMasqueradeCIDRs: [10.0.0.0]", "nonMasqueradeCIDRs: \"10.0.0.0\" is not a CIDR"),
         ("nonMasqueradeCIDRs: [10.0.0.1/8]", "10.0.0.0/8 is meant?"),
@@ -69,7 +69,7 @@ fn config_in(folder: &Path) -> Config {
 }
 
 #[test]
-fn the_last_good_file_holds_at_a_start_with_a_bad_one() {
+fn the_last_good_file_stays_in_force_at_a_start_with_a_bad_one() {
     in_runtime(async {
         let folder = tempfile::tempdir().unwrap();
         let config = config_in(folder.path());
@@ -88,12 +88,16 @@ fn the_last_good_file_holds_at_a_start_with_a_bad_one() {
             "",
         ] {
             fs::write(&config.file, good).unwrap();
-            let said = at_start(&config).unwrap();
+            let expected = at_start(&config).unwrap();
             let mut source = Running::start(|outlet| run(config.clone(), outlet));
-            assert_eq!(source.batch().await, [Event::Egress(said.clone())]);
+            assert_eq!(source.batch().await, [Event::Egress(expected.clone())]);
             source.stop().await;
             bad();
-            assert_eq!(restarted("the last good file said holds").await, Some(said), "{good}");
+            assert_eq!(
+                restarted("the last good file stays in force").await,
+                Some(expected),
+                "{good}"
+            );
         }
         forget(folder.path());
         assert_eq!(restarted("there was no good one").await, None);
@@ -101,7 +105,7 @@ fn the_last_good_file_holds_at_a_start_with_a_bad_one() {
 }
 
 #[test]
-fn a_change_is_told_and_a_bad_file_changes_nothing() {
+fn a_change_is_sent_and_a_bad_file_changes_nothing() {
     in_runtime(async {
         let folder = tempfile::tempdir().unwrap();
         let path = config_in(folder.path()).file;
@@ -115,7 +119,7 @@ fn a_change_is_told_and_a_bad_file_changes_nothing() {
         assert_eq!(egress(source.batch().await).kept[0], range("10.0.0.0/8"));
         fs::write(&path, "nonMasqueradeCIDRs: [10.0.0.0/33]").unwrap();
         source.problem("\"10.0.0.0/33\" is not a CIDR").await;
-        // As a ConfigMap's volume does it: another file takes the name.
+        // As in a ConfigMap volume: another file takes the name.
         fs::write(folder.path().join("new"), "nonMasqueradeCIDRs: [11.0.0.0/8]").unwrap();
         fs::rename(folder.path().join("new"), &path).unwrap();
         assert_eq!(egress(source.batch().await).kept[0], range("11.0.0.0/8"));

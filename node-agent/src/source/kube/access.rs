@@ -1,8 +1,8 @@
-//! Which API server, and as whom: a kubeconfig file, or the service account of the pod that the
-//! agent runs in.
+//! Which API server, and with which credentials: a kubeconfig file, or the service account of the
+//! agent's pod.
 //!
-//! Files are read anew whenever a client is made, and a client is made anew when the server does
-//! not know us any more: that is how certificates are rotated. A token file is read for every
+//! Every new client reads the files again, and a new client is made when the server no longer
+//! accepts the credentials: that is how certificates are rotated. A token file is read for every
 //! request.
 
 use std::io;
@@ -16,29 +16,29 @@ use thiserror::Error;
 use super::client;
 use super::token::TokenFile;
 
-/// How the API is reached.
+/// How to reach the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
-    /// As whom.
+    /// The agent's credentials.
     pub credentials: Credentials,
-    /// A server in place of the one that the credentials name: `https://ADDRESS:PORT`.
+    /// Overrides the server that the credentials name: `https://ADDRESS:PORT`.
     pub server: Option<String>,
 }
 
-/// Who the agent is for the API.
+/// Where the agent's credentials come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Credentials {
-    /// The service account of the agent's pod, where Kubernetes mounts it. Its address of the API,
+    /// The service account of the agent's pod, where Kubernetes mounts it. The API's address in it,
     /// a cluster IP, is never used.
     ServiceAccount,
-    /// What this kubeconfig file says.
+    /// A kubeconfig file.
     Kubeconfig(PathBuf),
 }
 
-/// Why the API cannot be asked at all.
+/// Why no client can be made.
 #[derive(Debug, Error)]
 pub enum AccessError {
-    /// There is no service account to be had.
+    /// There is no service account.
     #[error(
         "cannot use the service account of this pod: mount one at /var/run/secrets/kubernetes.io/serviceaccount, \
          or give --kubeconfig FILE or --manifests DIR"
@@ -49,35 +49,35 @@ pub enum AccessError {
     Kubeconfig {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<KubeconfigError>,
     },
-    /// There is no token where one should be.
+    /// The token file cannot be used.
     #[error("cannot use the token in {}", path.display())]
     Token {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// Something that leads to the server is not a URL.
+    /// The server's address is not a URL.
     #[error("the API server's address {0:?} is not a URL such as https://192.168.0.10:6443")]
     Server(String),
-    /// Nobody carries requests through a proxy.
+    /// The configuration names a proxy, which is not supported.
     #[error(
-        "the API would be reached through the proxy {0}, which denizen does not do: take `proxy-url` out of the \
-         kubeconfig and HTTPS_PROXY out of the environment"
+        "the API would be reached through the proxy {0}, which is not supported: remove `proxy-url` from the \
+         kubeconfig and HTTPS_PROXY from the environment"
     )]
     Proxy(String),
-    /// What the files say makes no client.
+    /// The credentials are not valid.
     #[error("cannot make a client of the API from its credentials")]
     Client(#[source] Box<kube::Error>),
 }
 
 impl Access {
-    /// A client, from what the files say now.
+    /// A client, from the current content of the files.
     ///
     /// # Errors
     /// [`AccessError`], which names the file.
@@ -90,7 +90,7 @@ impl Access {
                     path: path.clone(),
                     source: Box::new(source),
                 };
-                // kube reads the file by its path, and would wait for what is no regular file.
+                // kube reads the file by its path, and would block on a file that is not regular.
                 regular::open(path)
                     .map_err(|error| failed(KubeconfigError::ReadConfig(error, path.clone())))?;
                 let file = Kubeconfig::read_from(path).map_err(failed)?;
@@ -104,7 +104,7 @@ impl Access {
         if let Some(proxy) = &config.proxy_url {
             return Err(AccessError::Proxy(proxy.to_string()));
         }
-        // A token that the file itself holds comes first, as in client-go.
+        // A token in the kubeconfig itself comes first, as in client-go.
         let token_file = config.auth_info.token_file.take();
         let token = match token_file.filter(|_| config.auth_info.token.is_none()) {
             Some(path) => Some(

@@ -1,8 +1,8 @@
-//! Connections to the API server that notice when the other end is gone.
+//! Connections to the API server that detect a dead server.
 //!
-//! A watch may be silent for minutes, and a server that lost its power says no word: the kernel
-//! asks for it. kube's own client has no keep-alive, and traces every failure as an error of its
-//! own.
+//! A watch may be silent for minutes, and a server that lost power sends nothing, so the kernel
+//! probes the connection. kube's own client has no keep-alive, and logs every failure as an error
+//! of its own.
 
 use std::time::Duration;
 
@@ -16,18 +16,18 @@ use tower::{BoxError, ServiceBuilder};
 
 use super::token::TokenFile;
 
-/// As long as kubelet waits for a connection.
+/// Time limit for a connection, as kubelet's.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// After so much silence the kernel asks whether the server is still there …
+/// After this much silence the kernel probes the server …
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// … so often, at this interval, until it gives the connection up: after 45 s, as client-go's
-/// HTTP/2 pings.
+/// … this many times at this interval, and then closes the connection: after 45 s, as client-go's
+/// HTTP/2 pings do.
 const PROBES: u32 = 3;
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A client with these credentials; `token` is in every request.
+/// A client with these credentials. It adds `token` to every request.
 pub(super) fn new(config: &Config, token: Option<TokenFile>) -> kube::Result<Client> {
     let mut connector = HttpConnector::new();
     connector.enforce_http(false);

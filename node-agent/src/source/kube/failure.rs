@@ -1,4 +1,4 @@
-//! What failed, and what follows from that. Pure.
+//! What failed, and what to do about it. Pure.
 
 use std::io;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::access::AccessError;
 use crate::source::object::Kind;
 
-/// Why a list or a watch came to nothing.
+/// Why a list or a watch failed.
 #[derive(Debug, Error)]
 pub(super) enum Failure {
     #[error(transparent)]
@@ -20,7 +20,7 @@ pub(super) enum Failure {
     Refused(Box<Status>),
     #[error("the API server's answer cannot be read")]
     Answer(#[source] serde_json::Error),
-    #[error("the API server says nothing for {0:?}")]
+    #[error("the API server has been silent for {0:?}")]
     Silent(Duration),
     #[error("the API server broke off a list")]
     HalfAList,
@@ -28,25 +28,25 @@ pub(super) enum Failure {
     ShortWatch,
 }
 
-/// What follows from a failure.
+/// What to do after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Remedy {
     /// Try the same again.
     Again,
-    /// What was known before is too old to go on from: list anew.
+    /// The known version is too old to watch from: list again.
     ListAnew,
-    /// The server does not know us (any more): read the credentials anew.
+    /// The server does not accept the credentials: read them again.
     NewCredentials,
     /// The server does not serve this kind.
     NotServed,
-    /// Not allowed, until somebody changes the roles.
+    /// Not allowed until an operator changes the roles.
     Forbidden,
-    /// The server takes no such request: a list as a stream, where that is new to it.
+    /// The server does not accept such a request: it is too old for streamed lists, for example.
     NotThisWay,
 }
 
 impl Failure {
-    /// What follows from it.
+    /// What to do about it.
     pub(super) fn remedy(&self) -> Remedy {
         match self {
             Self::Access(_) => Remedy::NewCredentials,
@@ -61,13 +61,13 @@ impl Failure {
             Self::Unreachable(error) if is_of_tls(error) => Remedy::NewCredentials,
             Self::Unreachable(_) | Self::Answer(_) | Self::ShortWatch => Remedy::Again,
             Self::HalfAList => Remedy::Again,
-            // It may be waiting for a version that it never reaches: its etcd was restored from an
-            // older copy.
+            // The server may be waiting for a version that it never reaches: its etcd was restored
+            // from an older copy.
             Self::Silent(_) => Remedy::ListAnew,
         }
     }
 
-    /// Whether the whole server may be away or overloaded, and not only this kind of object.
+    /// Whether the whole server may be away or overloaded, not only this kind.
     pub(super) fn is_outage(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::Silent(_) => true,
@@ -76,14 +76,14 @@ impl Failure {
         }
     }
 
-    /// How long the server asks to be left alone.
+    /// How long the server asks the client to wait.
     pub(super) fn asked(&self) -> Option<Duration> {
         let Self::Refused(status) = self else { return None };
         let seconds = status.details.as_ref()?.retry_after_seconds;
         Some(Duration::from_secs(u64::from(seconds)))
     }
 
-    /// For a person: what to do about it, where that is known.
+    /// What the operator can do about it, if that is known.
     pub(super) fn advice(&self, kind: Kind) -> String {
         match self.remedy() {
             Remedy::Forbidden => {
@@ -101,7 +101,7 @@ impl Failure {
 impl From<kube::Error> for Failure {
     #[expect(
         clippy::wildcard_enum_match_arm,
-        reason = "another crate's enum, of which the rest is all the same"
+        reason = "another crate's enum; the other variants need no distinction"
     )]
     fn from(error: kube::Error) -> Self {
         match error {
@@ -112,8 +112,7 @@ impl From<kube::Error> for Failure {
     }
 }
 
-/// Whether the two ends do not trust each other: another authority's certificate, or one that has
-/// run out.
+/// Whether TLS failed: the certificate is of another authority, or has expired.
 fn is_of_tls(error: &kube::Error) -> bool {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
@@ -125,8 +124,8 @@ fn is_of_tls(error: &kube::Error) -> bool {
     false
 }
 
-/// rustls's errors come in an I/O error of this kind, which hyper-rustls puts into another one.
-/// (The source of an I/O error is what its content has as its source, not the content.)
+/// rustls's errors come inside an I/O error of this kind, which hyper-rustls puts inside another
+/// one. (An I/O error's `source` is the source of its content, not the content.)
 fn is_invalid(error: &io::Error) -> bool {
     let content = error.get_ref().and_then(|content| content.downcast_ref());
     error.kind() == io::ErrorKind::InvalidData || content.is_some_and(is_invalid)

@@ -1,4 +1,4 @@
-//! Follows one kind: a list, then a watch from there, and again what failed.
+//! Follows one kind: lists it, watches it from there, and repeats what failed.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,24 +22,24 @@ use crate::model::Event;
 use crate::source::object::Kind;
 use crate::source::{Closed, Outlet};
 
-/// How long one page of a list may take, and the answer to a watch to begin.
+/// Time limit for one page of a list, and for the first answer to a watch.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// How long a list as a stream may take before it is asked for in pages. A server that is older
-/// than streams may ignore that one was asked for, and never says where the list ends.
+/// Time limit for a streamed list, before it is requested in pages. A server older than streams may
+/// ignore that one was requested, and never say where the list ends.
 const STREAMED_LIST: Duration = Duration::from_secs(120);
 
-/// … and how long it may be silent.
+/// Time limit for silence during a streamed list.
 const STREAM_SILENCE: Duration = Duration::from_secs(20);
 
-/// How long a watch may be silent: the server sends a bookmark about every minute. The kernel
-/// notices sooner when the connection is dead.
+/// Time limit for silence during a watch: the server sends a bookmark about every minute. The
+/// kernel notices a dead connection sooner.
 const WATCH_SILENCE: Duration = Duration::from_secs(150);
 
-/// A watch that lasted so long went well, however it ended.
+/// A watch that lasted this long succeeded, however it ended.
 const STEADY: Duration = Duration::from_secs(10);
 
-/// How long until a kind is asked for again that the server does not serve.
+/// Time until a kind that the server does not serve is requested again.
 const NOT_SERVED: Duration = Duration::from_secs(600);
 
 /// Follows one kind.
@@ -49,25 +49,25 @@ pub(super) struct Follower {
     access: Access,
     outlet: Outlet,
     index: Index,
-    /// `None` when the credentials have to be read (again).
+    /// `None` if the credentials must be read (again).
     client: Option<Client>,
-    /// Where to go on watching from; `None` when a list is due.
+    /// The resource version to watch from; `None` if a list is due.
     version: Option<String>,
-    /// Lists come as a stream, as far as is known.
+    /// Whether to request lists as streams. True until the server refuses.
     streams: bool,
-    /// The server selects by these, as far as is known.
+    /// The field selector, until the server refuses it.
     fields: Option<String>,
     listed: bool,
     pace: Pace,
     recovery: Recovery,
-    /// The server, and not only this kind, was away when it was asked last.
+    /// The last request failed because the whole server was away, not only this kind.
     outage: bool,
-    /// Another follower's announcement led to this attempt.
+    /// Another follower's announcement started this attempt.
     woken: bool,
     trouble: Option<String>,
 }
 
-/// Why nothing more comes.
+/// Why a list or watch ended.
 enum Stop {
     Closed,
     Failed(Failure),
@@ -113,11 +113,11 @@ impl Follower {
         }
     }
 
-    /// Until nobody listens any more.
+    /// Runs until the receiver is closed.
     pub(super) async fn run(mut self) {
         loop {
             self.recovery.attempt();
-            let (asked, pause) = match self.advance().await {
+            let (least, pause) = match self.advance().await {
                 Ok(()) => continue,
                 Err(Stop::Closed) => return,
                 Err(Stop::Failed(failure)) => match self.failed(&failure).await {
@@ -127,7 +127,7 @@ impl Follower {
             };
             tokio::select! {
                 () = self.outlet.closed() => return,
-                woken = self.recovery.pause(asked, pause) => self.woken = woken,
+                woken = self.recovery.pause(least, pause) => self.woken = woken,
             }
         }
     }
@@ -144,20 +144,20 @@ impl Follower {
         }
     }
 
-    /// The server answers. After an outage that this follower found to be over by itself, the
-    /// others need not wait any longer. One that was woken announces nothing: two would wake each
-    /// other without an end where connections break again at once.
+    /// The server answers. If this follower found the end of an outage by itself, it wakes the
+    /// others. A follower that was woken announces nothing: if connections broke again at once, two
+    /// would wake each other without end.
     fn answered(&mut self) {
         if std::mem::take(&mut self.outage) && !self.woken {
             self.recovery.announce();
         }
     }
 
-    /// What follows from a failure: how long to wait.
+    /// Acts on a failure. Returns how long to wait.
     async fn failed(&mut self, failure: &Failure) -> Result<Duration, Closed> {
         self.outage |= failure.is_outage();
         let remedy = failure.remedy();
-        // Of a watch that goes on, "not this way" can only mean what it goes on from.
+        // For a watch that resumes, `NotThisWay` can only be about its resource version.
         let listing = self.version.is_none();
         match remedy {
             Remedy::NewCredentials => self.client = None,
@@ -169,7 +169,7 @@ impl Follower {
         }
         if self.kind == Kind::ServiceCidr && matches!(remedy, Remedy::NotServed | Remedy::Forbidden)
         {
-            // Nothing depends on them but the drop of packets to addresses that no Service has.
+            // Only the drop of packets to addresses without a Service depends on ServiceCIDRs.
             self.listed().await?;
             if remedy == Remedy::NotServed {
                 self.trouble(None);
@@ -178,27 +178,27 @@ impl Follower {
         }
         let hiccup = matches!(failure, Failure::ShortWatch) && self.pace.is_fresh();
         if hiccup || remedy == Remedy::ListAnew && !listing {
-            debug!(kind = %self.kind, error = describe(failure), "going on");
+            debug!(kind = %self.kind, error = describe(failure), "continuing after a failure");
         } else {
             self.trouble(Some(format!("{}{}", describe(failure), failure.advice(self.kind))));
         }
         Ok(self.pace.pause(failure.asked()))
     }
 
-    /// From now on asks for lists in a way that an older server knows too; whether there is one
-    /// that was not tried.
+    /// From now on requests lists in a way that an older server understands. Returns whether there
+    /// was one left to try.
     fn asks_simpler(&mut self, failure: &Failure) -> bool {
         let refused = failure.remedy() == Remedy::NotThisWay;
         let unread = matches!(failure, Failure::Silent(_) | Failure::Answer(_));
         let kind = self.kind;
         let instead = if self.streams && (refused || unread) {
             self.streams = false;
-            "no list as a stream: asking for pages"
+            "no streamed list: requesting pages"
         } else if refused && kind == Kind::Service && self.fields.take().is_some() {
-            // Before 1.31 a server selects them by no field but their names (kubernetes #123905);
-            // the model leaves out what need not have been sent. A Node's selector stays: any other
-            // would be taken for this node.
-            "no selection by fields: asking for all"
+            // Before 1.31 a server selects Services by name only (kubernetes #123905). The model
+            // ignores the Services that the selector would have excluded. A Node's selector stays:
+            // any other Node would be taken for this node's.
+            "no field selector: requesting all"
         } else {
             return false;
         };
@@ -206,7 +206,7 @@ impl Follower {
         true
     }
 
-    /// Reads a list in pages; a snapshot of one moment, as the server keeps it for their sake.
+    /// Reads a list in pages. The server keeps a snapshot, so that they are consistent.
     async fn list(&mut self, client: &Client) -> Result<(), Stop> {
         let mut list = List::default();
         let mut next = None;
@@ -230,7 +230,7 @@ impl Follower {
         }
     }
 
-    /// Watches from `version`, or from the beginning: then all that exists comes first.
+    /// Watches from `version`. Without one, all existing objects come first.
     async fn watch(&mut self, client: &Client, version: Option<String>) -> Result<(), Stop> {
         let initial = version.is_none();
         let params = self.kind.watch(self.fields.clone(), watch_seconds(), initial);
@@ -257,7 +257,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Reads a watch to its end; `list` is what came of a list that it begins with.
+    /// Reads a watch to its end. `list` collects the list that it begins with, if any.
     async fn read(
         &mut self,
         mut events: impl Stream<Item = kube::Result<WatchEvent<Json>>> + Unpin,
@@ -299,23 +299,23 @@ impl Follower {
                 Some(list) => self.index.list(list, object.get()),
                 None => {
                     let events = self.index.changed(object.get());
-                    self.told(&object, events).await?;
+                    self.send_change(&object, events).await?;
                 }
             },
             WatchEvent::Deleted(object) => match list {
                 Some(list) => self.index.unlist(list, object.get()),
                 None => {
                     let events = self.index.deleted(object.get());
-                    self.told(&object, events).await?;
+                    self.send_change(&object, events).await?;
                 }
             },
         }
         Ok(())
     }
 
-    /// Tells what one change of an object comes to, and remembers that it was.
-    async fn told(&mut self, object: &Json, events: Vec<Event>) -> Result<(), Closed> {
-        self.outlet.tell(events).await?;
+    /// Sends the events of one changed object, and remembers its version.
+    async fn send_change(&mut self, object: &Json, events: Vec<Event>) -> Result<(), Closed> {
+        self.outlet.send(events).await?;
         self.report();
         if let Ok(Versioned { metadata }) = serde_json::from_str(object.get()) {
             self.version = Some(metadata.resource_version);
@@ -323,33 +323,33 @@ impl Follower {
         Ok(())
     }
 
-    /// A list is there, whole: tells it as one change, and goes on from there.
+    /// A list is complete: sends it as one change, and continues from its version.
     async fn complete(&mut self, list: List, version: String) -> Result<(), Closed> {
         let events = self.index.complete(list);
-        self.outlet.tell(events).await?;
+        self.outlet.send(events).await?;
         self.listed().await?;
         self.version = Some(version);
         self.report();
         Ok(())
     }
 
-    /// The first list has been told.
+    /// Sends once that the first list is complete.
     async fn listed(&mut self) -> Result<(), Closed> {
         if std::mem::replace(&mut self.listed, true) {
             return Ok(());
         }
-        self.outlet.tell(vec![Event::Listed(self.kind.listing())]).await
+        self.outlet.send(vec![Event::Listed(self.kind.listing())]).await
     }
 
-    /// Reports that this kind cannot be followed, or can again, and traces it once.
+    /// Reports that this kind cannot be followed, or can again, and logs it once.
     fn trouble(&mut self, trouble: Option<String>) {
         let kind = self.kind;
         if trouble != self.trouble {
             match &trouble {
                 Some(error) => {
-                    warn!(%kind, error, "the API cannot be followed; what was known stays")
+                    warn!(%kind, error, "cannot follow the API; keeping the last known state")
                 }
-                None => info!(%kind, "the API can be followed again"),
+                None => info!(%kind, "following the API again"),
             }
         }
         self.trouble = trouble;
@@ -361,7 +361,7 @@ impl Follower {
         let absent = self.kind == Kind::Node && self.listed && self.index.is_empty();
         let absent = absent.then(|| {
             format!(
-                "Node {} does not exist (yet): its addresses and its zone are not known; is --node-name right?",
+                "Node {} does not exist (yet), so its addresses and its zone are unknown; check --node-name",
                 self.node_name
             )
         });

@@ -1,4 +1,4 @@
-//! What was told of which object of one kind, and what a list or a change adds to that. Pure.
+//! Which objects of one kind were sent, and what a list or a change adds. Pure.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -10,24 +10,23 @@ use crate::describe::describe;
 use crate::model::Event;
 use crate::source::object::{Found, Key, Kind, Said};
 
-/// The most problems of one object that are named: a person reads them.
+/// The most problems of one object that are named, since a person reads them.
 const MAX_NAMED: usize = 10;
 
-/// The objects that were told.
+/// The objects that were sent.
 ///
-/// They are not kept, only a number that tells whether one was written differently: the model has
-/// them. It is made from all of the object and not from its resource version, which a restored etcd
-/// gives out a second time.
+/// Only a hash of each is kept, to notice a difference: the model has the objects. The hash covers
+/// the whole object. A resource version would not do: a restored etcd gives it out a second time.
 #[derive(Debug)]
 pub(super) struct Index {
     kind: Kind,
     node_name: Arc<str>,
     since: Timestamp,
-    told: HashMap<Key, u64>,
+    sent: HashMap<Key, u64>,
     problems: Problems,
 }
 
-/// What is wrong with which object; `None` for those whose name cannot be read.
+/// The problems of each object; `None` for objects without a readable name.
 type Problems = BTreeMap<Option<Key>, Vec<String>>;
 
 /// A list that is not complete yet.
@@ -38,7 +37,7 @@ pub(super) struct List {
     problems: Problems,
 }
 
-/// What was read of one object.
+/// One object after decoding.
 #[derive(Default)]
 struct Reading {
     key: Option<Key>,
@@ -47,19 +46,19 @@ struct Reading {
 }
 
 impl Index {
-    /// Nothing was told yet.
+    /// An index of no objects.
     pub(super) fn new(kind: Kind, node_name: Arc<str>, since: Timestamp) -> Self {
-        Self { kind, node_name, since, told: HashMap::new(), problems: Problems::new() }
+        Self { kind, node_name, since, sent: HashMap::new(), problems: Problems::new() }
     }
 
-    /// Takes an object into a list.
+    /// Adds an object to a list.
     pub(super) fn list(&self, list: &mut List, json: &str) {
         let Reading { key, said, problems } = self.read(json);
         if let Some(key) = &key {
             list.seen.insert(key.clone());
         }
         if let Some(said) = said {
-            if self.told.get(&said.key) == Some(&said.digest) {
+            if self.sent.get(&said.key) == Some(&said.digest) {
                 list.fresh.remove(&said.key);
             } else {
                 list.fresh.insert(said.key.clone(), said);
@@ -68,7 +67,7 @@ impl Index {
         note(&mut list.problems, key, problems);
     }
 
-    /// Takes out of a list what was deleted while it was read.
+    /// Removes from a list an object that was deleted while the list was read.
     pub(super) fn unlist(&self, list: &mut List, json: &str) {
         if let Some(key) = Found::json(self.kind, json).key() {
             list.seen.remove(&key);
@@ -77,12 +76,12 @@ impl Index {
         }
     }
 
-    /// The list is complete: what is different now, as one change. What was told and is not in it
-    /// is gone.
+    /// The list is complete. Returns what changed, as one batch. Objects that were sent and are not
+    /// in the list are gone.
     pub(super) fn complete(&mut self, list: List) -> Vec<Event> {
         let List { seen, fresh, problems } = list;
         let mut events = Vec::with_capacity(fresh.len());
-        self.told.retain(|key, _| {
+        self.sent.retain(|key, _| {
             let stays = seen.contains(key);
             if !stays {
                 events.push(key.gone());
@@ -90,7 +89,7 @@ impl Index {
             stays
         });
         for (_, said) in fresh {
-            self.tell(said, &mut events);
+            self.push_events(said, &mut events);
         }
         for (key, lines) in &problems {
             trace_new(lines, self.problems.get(key));
@@ -99,36 +98,36 @@ impl Index {
         events
     }
 
-    /// An object is there, or is different.
+    /// An object was added or modified.
     pub(super) fn changed(&mut self, json: &str) -> Vec<Event> {
         let Reading { key, said, problems } = self.read(json);
         trace_new(&problems, self.problems.get(&key));
         note(&mut self.problems, key, problems);
         let mut events = Vec::new();
         if let Some(said) = said
-            && self.told.get(&said.key) != Some(&said.digest)
+            && self.sent.get(&said.key) != Some(&said.digest)
         {
-            self.tell(said, &mut events);
+            self.push_events(said, &mut events);
         }
         events
     }
 
-    /// An object is gone.
+    /// An object was deleted.
     pub(super) fn deleted(&mut self, json: &str) -> Vec<Event> {
         let Some(key) = Found::json(self.kind, json).key() else {
             return Vec::new();
         };
-        let told = self.told.remove(&key).map(|_| key.gone());
+        let gone = self.sent.remove(&key).map(|_| key.gone());
         self.problems.remove(&Some(key));
-        told.into_iter().collect()
+        gone.into_iter().collect()
     }
 
-    /// Whether nothing is there.
+    /// Whether no object is known.
     pub(super) fn is_empty(&self) -> bool {
-        self.told.is_empty()
+        self.sent.is_empty()
     }
 
-    /// What cannot be used, a line each.
+    /// What cannot be used, one line each.
     pub(super) fn problems(&self) -> impl Iterator<Item = &String> {
         self.problems.values().flatten()
     }
@@ -141,8 +140,7 @@ impl Index {
             Ok(None) => return Reading::default(),
             Err(error) => (found.key(), None, Some(describe(&error))),
         };
-        let skipped =
-            error.map(|error| format!("{error}: the object is left as it was known before"));
+        let skipped = error.map(|error| format!("{error}: the object keeps its last known state"));
         let mut problems: Vec<String> =
             warnings.iter().take(MAX_NAMED).map(ToString::to_string).collect();
         if let Some(more) = warnings.len().checked_sub(MAX_NAMED).filter(|more| *more > 0) {
@@ -152,7 +150,7 @@ impl Index {
         Reading { key, said, problems }
     }
 
-    fn tell(&mut self, said: Said, events: &mut Vec<Event>) {
+    fn push_events(&mut self, said: Said, events: &mut Vec<Event>) {
         let Said { key, digest, event, triggered } = said;
         events.push(event);
         if let (Key::Slice(name), Some(at)) = (&key, triggered)
@@ -160,7 +158,7 @@ impl Index {
         {
             events.push(Event::Triggered(name.clone(), at));
         }
-        self.told.insert(key, digest);
+        self.sent.insert(key, digest);
     }
 }
 

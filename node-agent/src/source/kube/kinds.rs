@@ -1,6 +1,6 @@
-//! What is asked for. Pure.
+//! Paths and selectors of the requests. Pure.
 //!
-//! The selectors are kube-proxy's: what this node would ignore anyway is not even sent to it.
+//! The selectors are kube-proxy's: the server does not even send what this node would ignore.
 //! (Before that filter, headless slices alone were about 1 TB of watch traffic a day in one
 //! cluster: kubernetes #81060.)
 
@@ -10,11 +10,11 @@ use kube::core::Request;
 use crate::model::Listing;
 use crate::source::object::Kind;
 
-/// Objects in one page of a list, as client-go's.
+/// Objects in one page of a list, as in client-go.
 const PAGE: u32 = 500;
 
 impl Kind {
-    /// Which first list this kind's is.
+    /// The listing that the first list of this kind completes.
     pub(super) fn listing(self) -> Listing {
         match self {
             Self::Service => Listing::Services,
@@ -24,7 +24,7 @@ impl Kind {
         }
     }
 
-    /// Where the API serves this kind, of all namespaces.
+    /// The path at which the API serves this kind, for all namespaces.
     pub(super) fn request(self) -> Request {
         Request::new(match self {
             Self::Service => "/api/v1/services",
@@ -34,7 +34,7 @@ impl Kind {
         })
     }
 
-    /// A page of the list of those with these [`Self::fields`].
+    /// Parameters for one page of a list with the field selector `fields`.
     pub(super) fn page(self, fields: Option<String>, continue_token: Option<String>) -> ListParams {
         ListParams {
             label_selector: self.labels(),
@@ -45,8 +45,8 @@ impl Kind {
         }
     }
 
-    /// A watch that ends after so many seconds; with `initial`, all that exists comes first
-    /// (KEP-3157).
+    /// Parameters for a watch that ends after `seconds`. With `initial`, all existing objects come
+    /// first (KEP-3157).
     pub(super) fn watch(self, fields: Option<String>, seconds: u32, initial: bool) -> WatchParams {
         WatchParams {
             label_selector: self.labels(),
@@ -68,7 +68,7 @@ impl Kind {
         }
     }
 
-    /// What is asked of an object's fields.
+    /// The field selector.
     pub(super) fn fields(self, node_name: &str) -> Option<String> {
         match self {
             Self::Service => Some("spec.clusterIP!=None".to_owned()),

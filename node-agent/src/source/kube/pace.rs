@@ -1,33 +1,33 @@
-//! How long to wait before the next attempt. Pure, but for the dice.
+//! How long to wait before the next attempt. Pure, except for the random number.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-/// The first pause; each further one is twice as long …
+/// The first pause. Each further one is twice as long …
 const SHORTEST: Duration = Duration::from_millis(200);
 
 /// … up to this.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Pauses that grow while attempts fail. Each is cut by up to half at random, so that the nodes of
-/// a cluster, who all lose the API at one moment, do not all come back at one.
+/// Pauses that grow while attempts fail. Each is cut by up to half at random: all nodes of a
+/// cluster lose the API at one moment, and must not come back at one moment.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     failures: u32,
 }
 
 impl Pace {
-    /// What was attempted goes well.
+    /// An attempt succeeded.
     pub(super) fn reset(&mut self) {
         self.failures = 0;
     }
 
-    /// Nothing has failed lately.
+    /// Whether nothing has failed since the last success.
     pub(super) fn is_fresh(&self) -> bool {
         self.failures == 0
     }
 
-    /// The pause after one more failure, at least what the server asked for.
+    /// The pause after one more failure, at least as long as the server asked for.
     pub(crate) fn pause(&mut self, asked: Option<Duration>) -> Duration {
         let whole = SHORTEST.saturating_mul(1 << self.failures.min(16)).min(LONGEST);
         self.failures = self.failures.saturating_add(1);
@@ -46,13 +46,13 @@ fn fraction(random: u64) -> f64 {
     f64::from(u32::try_from(random >> 32).expect("32 bits of 64")) / f64::from(u32::MAX)
 }
 
-/// How long a watch may last, in seconds: not the same for every node, so that they do not all
-/// begin anew together. (kube's client allows 295.)
+/// How long a watch may last, in seconds. It differs between nodes, so that they do not all begin
+/// again together. (kube's client allows up to 295.)
 pub(super) fn watch_seconds() -> u32 {
     240 + u32::try_from(random() % 50).expect("less than 50")
 }
 
-/// The standard library's own seed of hash maps: from the kernel, and different every time.
+/// A random number: the standard library's seed of hash maps, which is new every time.
 fn random() -> u64 {
     RandomState::new().hash_one(0)
 }

@@ -1,15 +1,14 @@
-//! The end of an outage: the first follower that is answered again wakes the others.
+//! The end of an outage: the first follower that gets an answer wakes the others.
 
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// What the followers of one agent tell each other. Each has a clone.
+/// A channel between the followers of one agent. Each has a clone.
 ///
-/// Every kind waits by itself between two attempts, for up to 30 s at the end of a long outage.
-/// Without this, one kind would be up to date again within seconds, and another half a minute
-/// later.
+/// Each kind waits by itself between two attempts, for up to 30 s at the end of a long outage.
+/// Without this, one kind would be up to date within seconds, and another half a minute later.
 #[derive(Debug, Clone)]
 pub(super) struct Recovery {
     announcement: watch::Sender<()>,
@@ -23,19 +22,19 @@ impl Recovery {
         Self { announcement, announced }
     }
 
-    /// The API server answers again: ends the pauses of the others.
+    /// Announces that the API server answers again, which ends the pauses of the others.
     pub(super) fn announce(&self) {
         self.announcement.send_replace(());
     }
 
-    /// An attempt begins: only what is announced from now on can end the pause after it.
+    /// An attempt begins. Only an announcement after this can end the pause that follows.
     pub(super) fn attempt(&mut self) {
         self.announced.mark_unchanged();
     }
 
-    /// Waits for `whole`, or until another follower announces that the server answers, but for
-    /// `least` in any case. Returns whether an announcement ended the pause. One that was made
-    /// during the attempt counts.
+    /// Waits for `whole`, or until another follower announces that the server answers, but at least
+    /// for `least`. An announcement during the attempt counts. Returns whether an announcement
+    /// ended the pause.
     pub(super) async fn pause(&mut self, least: Duration, whole: Duration) -> bool {
         let end = Instant::now() + whole;
         sleep(least).await;
@@ -49,7 +48,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3600);
 
-    /// Plenty for a busy machine, and nothing beside [`LONG`].
+    /// Enough for a busy machine, and far less than [`LONG`].
     const SOON: Duration = Duration::from_secs(20);
 
     fn runtime() -> tokio::runtime::Runtime {
@@ -82,14 +81,14 @@ mod tests {
             recovery.attempt();
             recovery.clone().announce();
             assert!(recovery.pause(Duration::ZERO, LONG).await);
-            // The next attempt fails as well: that announcement is used up.
+            // The next attempt fails too: the announcement is used up.
             recovery.attempt();
             assert!(!recovery.pause(Duration::ZERO, Duration::from_millis(20)).await);
         });
     }
 
     #[test]
-    fn what_was_announced_before_an_attempt_ends_no_pause_after_it() {
+    fn an_announcement_before_an_attempt_does_not_end_the_pause_after_it() {
         runtime().block_on(async {
             let mut recovery = Recovery::new();
             recovery.announce();
@@ -99,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn no_announcement_shortens_what_the_server_asked_for() {
+    fn an_announcement_does_not_shorten_the_wait_that_the_server_asked_for() {
         runtime().block_on(async {
             let mut recovery = Recovery::new();
             recovery.attempt();

@@ -1,4 +1,4 @@
-//! What is told, whatever way the objects come.
+//! The events of an index, for lists and for changes.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ fn index(kind: Kind) -> Index {
     Index::new(kind, NODE.into(), at(100))
 }
 
-/// As a list has it: nothing in it says what it is.
+/// An item of a list, which has no kind of its own.
 fn service(name: u8, variant: u8) -> String {
     json!({
         "metadata": { "namespace": "d", "name": format!("s{name}"), "managedFields": [{ "f": variant }] },
@@ -29,7 +29,7 @@ fn service(name: u8, variant: u8) -> String {
     .to_string()
 }
 
-/// One whose ports are no list: nothing of it can be used.
+/// A service whose ports are not a list, so nothing of it can be used.
 fn broken(name: u8) -> String {
     service(name, 1).replace("[{\"port\":80}]", "7")
 }
@@ -55,7 +55,7 @@ fn problems(index: &Index) -> Vec<String> {
     index.problems().cloned().collect()
 }
 
-/// Addresses by name, as somebody has them who was told this.
+/// Applies events to a map from name to address.
 fn apply(known: &mut BTreeMap<String, String>, events: Vec<Event>) {
     for event in events {
         let Event::Service(name, service) = event else {
@@ -65,13 +65,13 @@ fn apply(known: &mut BTreeMap<String, String>, events: Vec<Event>) {
             Some(service) => {
                 known.insert(name.to_string(), service.cluster_ips[0].to_string());
             }
-            None => assert!(known.remove(&name.to_string()).is_some(), "{name} was never told"),
+            None => assert!(known.remove(&name.to_string()).is_some(), "{name} was never sent"),
         }
     }
 }
 
 #[test]
-fn a_list_tells_what_differs_and_what_is_gone_first() {
+fn a_list_yields_deletions_first_then_changes() {
     let mut index = index(Kind::Service);
     assert_eq!(listed(&mut index, &[service(1, 1), service(2, 1)]).len(), 2);
     assert_eq!(listed(&mut index, &[service(1, 1), service(2, 1)]), []);
@@ -84,7 +84,7 @@ fn a_list_tells_what_differs_and_what_is_gone_first() {
 }
 
 #[test]
-fn half_a_list_is_nothing() {
+fn an_incomplete_list_changes_nothing() {
     let mut index = index(Kind::Service);
     listed(&mut index, &[service(1, 1)]);
     let mut half = List::default();
@@ -94,17 +94,13 @@ fn half_a_list_is_nothing() {
 }
 
 #[test]
-fn what_cannot_be_used_is_named_and_stays_as_it_was() {
+fn a_broken_object_is_named_and_keeps_its_last_state() {
     let mut index = index(Kind::Service);
     listed(&mut index, &[service(1, 1), service(2, 1)]);
     assert_eq!(index.changed(&broken(1)), []);
     let named = problems(&index);
     assert!(named[0].starts_with("Service d/s1: spec.ports: invalid type"), "{named:?}");
-    assert_eq!(
-        listed(&mut index, &[broken(1), service(2, 1)]),
-        [],
-        "it is there, whatever it says"
-    );
+    assert_eq!(listed(&mut index, &[broken(1), service(2, 1)]), [], "it still exists");
     assert_eq!(problems(&index), named);
     assert_eq!(index.deleted(&broken(1)).len(), 1);
     assert!(problems(&index).is_empty());
@@ -115,7 +111,7 @@ fn what_cannot_be_used_is_named_and_stays_as_it_was() {
 }
 
 #[test]
-fn of_very_many_problems_a_few_are_named() {
+fn of_many_problems_only_some_are_named() {
     let mut index = index(Kind::Service);
     let ports: Vec<_> = (0..5000).map(|_| json!({ "port": 0 })).collect();
     let object = json!({
@@ -128,17 +124,17 @@ fn of_very_many_problems_a_few_are_named() {
 }
 
 #[test]
-fn a_trigger_is_told_behind_its_slice_when_it_is_of_our_time() {
+fn a_trigger_after_the_start_follows_its_slice() {
     let cases = [
         ("after the start", "1970-01-01T00:02:00.5Z", true),
         ("before the start", "1970-01-01T00:01:00Z", false),
         ("no time", "yesterday", false),
     ];
-    for (name, text, told) in cases {
+    for (name, text, counts) in cases {
         let mut index = index(Kind::EndpointSlice);
         let events = index.changed(&slice("e", text));
         assert!(matches!(events[0], Event::Slice(_, Some(_))), "{name}");
-        assert_eq!(events.len(), if told { 2 } else { 1 }, "{name}");
+        assert_eq!(events.len(), if counts { 2 } else { 1 }, "{name}");
         if let [_, Event::Triggered(_, when)] = events[..] {
             assert_eq!(when, "1970-01-01T00:02:00.5Z".parse().unwrap(), "{name}");
         }
@@ -146,7 +142,7 @@ fn a_trigger_is_told_behind_its_slice_when_it_is_of_our_time() {
 }
 
 #[test]
-fn only_this_node_is_looked_at() {
+fn other_nodes_are_ignored() {
     let mut index = index(Kind::Node);
     let node = |name: &str| json!({ "metadata": { "name": name } }).to_string();
     assert_eq!(index.changed(&node("another")), []);
@@ -160,9 +156,9 @@ fn only_this_node_is_looked_at() {
 enum Step {
     Put(u8, u8),
     Delete(u8),
-    /// A list of what there is, while which changes happen that a stream tells as well.
+    /// A list of the existing objects, with changes during it, as a stream reports them.
     List(Vec<(u8, u8)>),
-    /// The watch misses what happens until the next list.
+    /// The watch misses these changes; a list follows.
     Away(Vec<(u8, u8)>),
 }
 
@@ -177,38 +173,38 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Variant 0 stands for a deletion.
-fn change(there: &mut BTreeMap<u8, u8>, (name, variant): (u8, u8)) {
+/// Variant 0 is a deletion.
+fn change(exist: &mut BTreeMap<u8, u8>, (name, variant): (u8, u8)) {
     if variant == 0 {
-        there.remove(&name);
+        exist.remove(&name);
     } else {
-        there.insert(name, variant);
+        exist.insert(name, variant);
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
-    /// Whoever hears everything that is told knows what there is.
+    /// Applying all events yields the existing objects.
     #[test]
-    fn any_way_ends_with_what_there_is(steps in proptest::collection::vec(step(), 1..30)) {
-        let (mut index, mut there) = (index(Kind::Service), BTreeMap::new());
+    fn any_changes_yield_the_existing_objects(steps in proptest::collection::vec(step(), 1..30)) {
+        let (mut index, mut exist) = (index(Kind::Service), BTreeMap::new());
         let mut known = BTreeMap::new();
         for step in steps {
             let events = match step {
                 Step::Put(name, variant) => {
-                    there.insert(name, variant);
+                    exist.insert(name, variant);
                     index.changed(&service(name, variant))
                 }
-                Step::Delete(name) => match there.remove(&name) {
+                Step::Delete(name) => match exist.remove(&name) {
                     Some(variant) => index.deleted(&service(name, variant)),
                     None => continue,
                 },
                 Step::List(meanwhile) => {
                     let mut list = List::default();
-                    there.iter().for_each(|(name, variant)| index.list(&mut list, &service(*name, *variant)));
+                    exist.iter().for_each(|(name, variant)| index.list(&mut list, &service(*name, *variant)));
                     for (name, variant) in meanwhile {
-                        change(&mut there, (name, variant));
+                        change(&mut exist, (name, variant));
                         if variant == 0 {
                             index.unlist(&mut list, &service(name, 1));
                         } else {
@@ -218,13 +214,13 @@ proptest! {
                     index.complete(list)
                 }
                 Step::Away(meanwhile) => {
-                    meanwhile.into_iter().for_each(|one| change(&mut there, one));
-                    let objects: Vec<_> = there.iter().map(|(name, variant)| service(*name, *variant)).collect();
+                    meanwhile.into_iter().for_each(|one| change(&mut exist, one));
+                    let objects: Vec<_> = exist.iter().map(|(name, variant)| service(*name, *variant)).collect();
                     listed(&mut index, &objects)
                 }
             };
             apply(&mut known, events);
-            let right: BTreeMap<_, _> = there
+            let right: BTreeMap<_, _> = exist
                 .iter()
                 .map(|(name, variant)| (format!("d/s{name}"), format!("10.0.{variant}.{name}")))
                 .collect();

@@ -1,4 +1,4 @@
-//! A bearer token in a file that somebody replaces.
+//! A bearer token in a file that may be replaced.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,14 +8,14 @@ use denizen_shared::regular;
 use hyper::Request;
 use hyper::header::{AUTHORIZATION, HeaderValue};
 
-/// A token, read anew for every request, so that its successor counts at once.
+/// A token that is read again for every request, so that a new one counts at once.
 ///
-/// kube's own reading notices a new token after up to a minute, and refuses a file that ends with a
-/// newline, as those do that people write. Requests are few: two a minute.
+/// kube's own reader notices a new token after up to a minute, and refuses a file that ends with a
+/// newline, which hand-written files do. Requests are few: two a minute.
 #[derive(Debug, Clone)]
 pub(super) struct TokenFile {
     path: PathBuf,
-    /// What it held last: for requests while it is being replaced.
+    /// The last token, for requests while the file is being replaced.
     last: Arc<Mutex<HeaderValue>>,
 }
 
@@ -23,12 +23,12 @@ impl TokenFile {
     /// Reads it for the first time.
     ///
     /// # Errors
-    /// It cannot be read, or what it holds cannot be in a header.
+    /// The file cannot be read, or its content is not valid in a header.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         Ok(Self { path: path.to_owned(), last: Arc::new(Mutex::new(read(path)?)) })
     }
 
-    /// The same request, with the token that the file holds now.
+    /// Adds the current token to the request.
     pub(super) fn put_into<B>(&self, mut request: Request<B>) -> Request<B> {
         let mut last = self.last.lock().expect("nobody panics while holding it");
         if let Ok(now) = read(&self.path) {
@@ -39,7 +39,7 @@ impl TokenFile {
     }
 }
 
-/// More than any token has, and than a header may have, in bytes.
+/// Size limit in bytes: more than any token has, and than a header may have.
 const LONGEST: u64 = 64 << 10;
 
 fn read(path: &Path) -> io::Result<HeaderValue> {

@@ -1,12 +1,12 @@
-//! What is read of an answer before its objects are.
+//! The parts of an answer that are decoded before its objects.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// An object, as it was served. The model's own copy is the only one that is kept.
+/// An object's JSON text, which is not kept: the model has the object.
 pub(super) type Json = Box<RawValue>;
 
-/// The annotation of the bookmark that ends a list as a stream (KEP-3157).
+/// The annotation of the bookmark that ends a streamed list (KEP-3157).
 pub(super) const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 /// One page of a list.
@@ -24,7 +24,7 @@ pub(super) struct PageMetadata {
     pub(super) next: Option<String>,
 }
 
-/// Of an object, where in the history it stands.
+/// An object's resource version.
 #[derive(Deserialize)]
 pub(super) struct Versioned {
     pub(super) metadata: VersionedMetadata,

@@ -1,7 +1,7 @@
-//! From a file's text to the objects in it, one at a time.
+//! Converts a file's text to the objects in it, one at a time. Pure.
 //!
-//! Pure. A YAML object becomes the JSON tree that kubectl would send; a list is taken apart while
-//! it is read, so that of a list of 50,000 objects one is held at a time.
+//! A YAML object becomes the JSON tree that kubectl would send. A list is decoded item by item, so
+//! that of a list of 50,000 objects one is in memory at a time.
 
 mod yaml;
 
@@ -14,7 +14,7 @@ use thiserror::Error;
 use super::text;
 use crate::source::object::{Found, Kind};
 
-/// How a file is written.
+/// The format of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     /// JSON documents, one after the other.
@@ -23,14 +23,14 @@ pub(super) enum Format {
     Yaml,
 }
 
-/// Where in a file an object is.
+/// The position of an object in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
-    /// Which document, from 1; empty ones are not counted.
+    /// The document, from 1; empty ones are not counted.
     pub(super) document: usize,
-    /// Which item of the list that the document is, from 0.
+    /// The item, from 0, if the document is a list.
     pub(super) item: Option<usize>,
-    /// The line that the document begins at, or that is broken, where it is known.
+    /// The first line of the document, or the broken line, if it is known.
     pub(super) line: Option<usize>,
 }
 
@@ -40,7 +40,7 @@ pub(super) enum DecodeError {
     /// It is not YAML.
     #[error("not YAML: {0}")]
     Yaml(String),
-    /// It is not JSON; what follows it in its file cannot be told apart from it.
+    /// It is not JSON. The rest of the file cannot be separated from it.
     #[error("not JSON, and nothing after it is used: {0}")]
     Json(serde_json::Error),
     /// It is not an object of the Kubernetes API.
@@ -48,10 +48,10 @@ pub(super) enum DecodeError {
     NotAnObject(&'static str),
 }
 
-/// Takes what is found in a file. Called once for every object, in the order of the file.
+/// Receives the objects of a file. Called once for every object, in the order of the file.
 pub(super) type Sink<'s> = dyn FnMut(Place, Result<Found<'_>, DecodeError>) + 's;
 
-/// What tells an object's kind, and a list's items.
+/// The fields that say an object's kind, and a list's items.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Shell<'a> {
@@ -71,7 +71,7 @@ pub(super) fn objects(format: Format, text: &str, sink: &mut Sink<'_>) {
             for document in text::documents(text) {
                 let place =
                     Place { document: document.number, item: None, line: Some(document.line) };
-                // JSON is YAML, and read as what it is ten times faster.
+                // JSON is valid YAML, but the JSON parser is ten times faster.
                 let json = document.text.strip_prefix("---").unwrap_or(document.text).trim();
                 match json.starts_with('{').then(|| serde_json::from_str::<&RawValue>(json)) {
                     Some(Ok(raw)) => json_object(place, raw.get(), None, sink),
@@ -121,20 +121,20 @@ fn json_object(place: Place, json: &str, list: Option<&ListKind>, sink: &mut Sin
 }
 
 const NOT_AN_OBJECT: DecodeError =
-    DecodeError::NotAnObject("a mapping with apiVersion and kind is wanted");
+    DecodeError::NotAnObject("expected a mapping with apiVersion and kind");
 const ITEMS_NOT_A_LIST: DecodeError =
     DecodeError::NotAnObject("the items of a list are not a list");
 
-/// What an object's `apiVersion` and `kind` make it.
+/// What an object is, by its `apiVersion` and `kind`.
 enum Nature {
     Object(Kind),
     List(ListKind),
-    /// Something of the API that says nothing about services.
+    /// Another object of the API, which is ignored.
     Other,
 }
 
-/// What the items of a list are where they do not say it themselves: in the API's own lists, such
-/// as a `ServiceList`, they do not.
+/// The kind of a list's items if they do not say it themselves. In the API's own lists, such as a
+/// `ServiceList`, they do not.
 struct ListKind {
     api_version: String,
     item: Option<String>,
@@ -159,7 +159,7 @@ impl Nature {
                 Ok(Self::List(ListKind { api_version: api_version.to_owned(), item }))
             }
             (None, _) => {
-                tracing::debug!(api_version, kind, "object of no interest");
+                tracing::debug!(api_version, kind, "object of another kind ignored");
                 Ok(Self::Other)
             }
         }

@@ -1,4 +1,4 @@
-//! From a file's text to events. Pure.
+//! Converts a file's text to events. Pure.
 
 use std::collections::HashSet;
 
@@ -7,8 +7,7 @@ use super::problem::{Problem, Problems, What};
 use crate::describe::describe;
 use crate::source::object::Said;
 
-/// Reads the text of `file`: hands every object of interest to `sink`, each once, and returns what
-/// could not be used.
+/// Reads the text of `file`: passes each object to `sink` once, and returns what could not be used.
 pub(super) fn read(
     file: &str,
     format: Format,
@@ -45,7 +44,7 @@ pub(super) fn read(
     problems
 }
 
-/// How a file of this name is written; `None` for one that is not a manifest.
+/// The format of a file with this name; `None` if it is not a manifest.
 pub(super) fn format_of(name: &str) -> Option<Format> {
     if name.starts_with('.') {
         return None;

@@ -1,4 +1,4 @@
-//! The folder: which files there are, which have changed, and what is to be told about them.
+//! The folder: which files exist, which have changed, and which events follow.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -16,11 +16,11 @@ use super::problem::{Problem, Problems, What};
 use crate::model::Event;
 use crate::source::object::{Key, Said};
 
-/// Which files to parse again although they look as they did.
+/// Which files to parse again even if their metadata is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Look {
-    /// These: something happened to them. A file can be written twice within one tick of the clock
-    /// that stamps it, and be as long as before.
+    /// These, since inotify reported them. A file can be written twice within one tick of the file
+    /// system's clock, with the same length.
     Touched(BTreeSet<OsString>),
     /// Every one.
     Everywhere,
@@ -35,7 +35,7 @@ impl Look {
     }
 }
 
-/// A folder of manifests, and what was told about it.
+/// A folder of manifests, and what was sent about it.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
@@ -45,16 +45,16 @@ pub(super) struct Folder {
     duplicates: BTreeMap<Key, Vec<Problem>>,
 }
 
-/// What is known of one file.
+/// The state of one file.
 #[derive(Debug, Default)]
 struct Known {
-    /// `None` when it has to be read again in any case.
+    /// `None` if it must be read again in any case.
     stamp: Option<Stamp>,
     keys: Vec<Key>,
     problems: Problems,
 }
 
-/// Tells a file's content from an earlier one's.
+/// Metadata that changes when a file is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -76,18 +76,18 @@ impl Stamp {
     }
 }
 
-/// More than the objects of the largest clusters take, in bytes.
+/// Size limit of a file in bytes, more than the objects of the largest clusters take.
 const LONGEST: u64 = 256 << 20;
 
-/// The most objects in several files that are named: of two copies of a large file a person wants
-/// to know that they are two, not all that is in them.
+/// The most duplicate objects that are named. If a large file exists twice, a person wants to know
+/// that, not every object in it.
 const MAX_DUPLICATES: usize = 100;
 
-/// The events of one pass over changed files: for each object those of the first file by name.
+/// The events of one pass over changed files: for each object, that of the first file by name.
 type Fresh = HashMap<Key, Box<(FileName, Event)>>;
 
 impl Folder {
-    /// Nothing is read yet.
+    /// A folder of which nothing has been read.
     pub(super) fn new(path: PathBuf, node_name: String) -> Self {
         Self {
             path,
@@ -98,14 +98,14 @@ impl Folder {
         }
     }
 
-    /// Everything in it that is not used, and why.
+    /// What is not used, and why.
     pub(super) fn problems(&self) -> Vec<String> {
         let files = self.files.values().flat_map(|known| known.problems.lines());
         let duplicates = self.duplicates.values().flatten().map(ToString::to_string);
         files.chain(duplicates).collect()
     }
 
-    /// Looks at the folder and returns what is different from what was told, as one change.
+    /// Reads the folder and returns what differs from what was sent, as one change.
     pub(super) fn scan(&mut self, look: &Look) -> Result<Vec<Event>, ManifestsError> {
         let found = self.listed()?;
         let gone: Vec<FileName> =
@@ -122,15 +122,15 @@ impl Folder {
             self.forget(&name, &mut touched);
         }
         let mut events = Vec::new();
-        // Where a file that has not changed is right about an object now, because the one that was
-        // has gone, it is read in a second pass. A third is needed only if files change all the
-        // time, and then a hint is under way as well.
+        // If an object's winning file is gone, another file wins, which may not have changed: it is
+        // read in a second pass. A third is needed only if files change all the time, and then
+        // there is another hint anyway.
         for _pass in 0..2 {
             let mut fresh = Fresh::new();
             for (name, stamp) in std::mem::take(&mut changed) {
                 self.read(&name, stamp, &mut fresh, &mut touched);
             }
-            let again = self.settle(std::mem::take(&mut touched), fresh, &mut events);
+            let again = self.push_changes(std::mem::take(&mut touched), fresh, &mut events);
             if again.is_empty() {
                 break;
             }
@@ -140,7 +140,7 @@ impl Folder {
         Ok(events)
     }
 
-    /// The manifests in the folder, links followed.
+    /// The manifest files in the folder. Links are followed.
     fn listed(&self) -> Result<BTreeMap<FileName, Stamp>, ManifestsError> {
         let failed = |source| ManifestsError::Folder { path: self.path.clone(), source };
         let mut found = BTreeMap::new();
@@ -150,8 +150,8 @@ impl Folder {
             if name.to_str().and_then(file::format_of).is_none() {
                 continue;
             }
-            // One that vanishes meanwhile, or a link to nothing, is not there. What is neither a
-            // file nor a folder is named when it is to be read.
+            // A file that vanishes meanwhile, or a link to nothing, is skipped. Something that is
+            // neither a file nor a folder is reported when it is read.
             if let Ok(metadata) = fs::metadata(entry.path())
                 && !metadata.is_dir()
             {
@@ -161,7 +161,7 @@ impl Folder {
         Ok(found)
     }
 
-    /// Forgets a file and all that it said.
+    /// Forgets a file and its objects.
     fn forget(&mut self, name: &FileName, touched: &mut Vec<Key>) {
         let known = self.files.remove(name).unwrap_or_default();
         for key in known.keys {
@@ -170,7 +170,7 @@ impl Folder {
         }
     }
 
-    /// Reads a file anew.
+    /// Reads a file again.
     fn read(&mut self, name: &FileName, stamp: Stamp, fresh: &mut Fresh, touched: &mut Vec<Key>) {
         let shown = name.to_string_lossy();
         let Some(format) = file::format_of(&shown) else {
@@ -192,9 +192,9 @@ impl Folder {
         let mut keys = Vec::new();
         let mut sink = |Said { key, digest, event, .. }: Said| {
             self.index.claim(key.clone(), name, digest);
-            if self.index.told(&key) != Some(digest) {
-                let said = || Box::new((name.clone(), event));
-                fresh.entry(key.clone()).or_insert_with(said);
+            if self.index.sent(&key) != Some(digest) {
+                let entry = || Box::new((name.clone(), event));
+                fresh.entry(key.clone()).or_insert_with(entry);
             }
             touched.push(key.clone());
             keys.push(key);
@@ -209,7 +209,7 @@ impl Folder {
         self.files.insert(name.clone(), Known { stamp, keys, problems });
     }
 
-    /// What a file said that cannot be read now stays, and it is tried again at every scan.
+    /// A file cannot be read: its last known objects stay, and every scan tries again.
     fn unreadable(&mut self, name: &FileName, error: &io::Error) {
         let problems =
             Problems::of_file(&name.to_string_lossy(), format!("cannot be read: {error}"));
@@ -219,9 +219,9 @@ impl Folder {
         known.stamp = None;
     }
 
-    /// Adds to `events` what is different now about the objects `touched`. Returns the files that
-    /// would have to be read to know the rest.
-    fn settle(
+    /// Adds to `events` what changed about the objects `touched`. Returns the files that must be
+    /// read to know the rest.
+    fn push_changes(
         &mut self,
         touched: Vec<Key>,
         mut fresh: Fresh,
@@ -234,17 +234,17 @@ impl Folder {
             match self.index.difference(&key) {
                 Difference::Nothing => {}
                 Difference::Gone => {
-                    self.index.settle(&key, None);
+                    self.index.record_sent(&key, None);
                     events.push(key.gone());
                 }
                 Difference::Says(file, digest) => match fresh.remove(&key) {
                     Some(said) if said.0 == file => {
                         let (_, event) = *said;
-                        // Nobody has to be told that something unknown is not there.
-                        if self.index.told(&key).is_some() || event != key.gone() {
+                        // An object that was never sent needs no event that it is gone.
+                        if self.index.sent(&key).is_some() || event != key.gone() {
                             events.push(event);
                         }
-                        self.index.settle(&key, Some(digest));
+                        self.index.record_sent(&key, Some(digest));
                     }
                     Some(_) | None => {
                         again.insert(file);
@@ -255,7 +255,7 @@ impl Folder {
         again
     }
 
-    /// The files that have an object which another has as well, and is right about.
+    /// The files whose copy of the object loses to another file's.
     fn losers(&self, key: &Key) -> Vec<Problem> {
         let mut files = self.index.files(key).map(|file| file.to_string_lossy().into_owned());
         let winner = files.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Who says what about which object, and what of it was told. Pure.
+//! Which files have which object, and what was sent about it. Pure.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -11,8 +11,7 @@ pub(super) type FileName = Arc<OsStr>;
 
 /// Which files have which object.
 ///
-/// The objects themselves are not kept, only a number that tells whether one was written
-/// differently: the model has them already.
+/// Only a hash of each object is kept, to notice a difference: the model has the objects.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     entries: HashMap<Key, Entry>,
@@ -20,20 +19,20 @@ pub(super) struct Index {
 
 #[derive(Debug, Default)]
 struct Entry {
-    /// The digest of what was told last.
-    told: Option<u64>,
-    /// The files that have it, in the order of their names. The first is right.
+    /// The hash of the object that was sent last.
+    sent: Option<u64>,
+    /// The files that have it, sorted by name. The first wins.
     claims: Vec<(FileName, u64)>,
 }
 
-/// What has to be told about an object.
+/// What has to be sent about an object.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Difference {
-    /// What was told is right.
+    /// Nothing changed.
     Nothing,
-    /// No file has it any more.
+    /// No file has it now.
     Gone,
-    /// What this file says, with this digest.
+    /// This file's copy, with this hash.
     Says(FileName, u64),
 }
 
@@ -58,37 +57,37 @@ impl Index {
         }
     }
 
-    /// The files that have the object, the one that is right first.
+    /// The files that have the object, the winning one first.
     pub(super) fn files(&self, key: &Key) -> impl Iterator<Item = &FileName> {
         let claims = self.entries.get(key).map_or(&[][..], |entry| &entry.claims);
         claims.iter().map(|(file, _)| file)
     }
 
-    /// The digest of what was told last about the object.
-    pub(super) fn told(&self, key: &Key) -> Option<u64> {
-        self.entries.get(key)?.told
+    /// The hash of the object that was sent last.
+    pub(super) fn sent(&self, key: &Key) -> Option<u64> {
+        self.entries.get(key)?.sent
     }
 
-    /// What has to be told about the object now.
+    /// What has to be sent about the object now.
     pub(super) fn difference(&self, key: &Key) -> Difference {
         let Some(entry) = self.entries.get(key) else {
             return Difference::Nothing;
         };
-        match (entry.claims.first(), entry.told) {
-            (Some((_, digest)), Some(told)) if *digest == told => Difference::Nothing,
+        match (entry.claims.first(), entry.sent) {
+            (Some((_, digest)), Some(sent)) if *digest == sent => Difference::Nothing,
             (Some((file, digest)), _) => Difference::Says(file.clone(), *digest),
             (None, Some(_)) => Difference::Gone,
             (None, None) => Difference::Nothing,
         }
     }
 
-    /// That much was told about the object.
-    pub(super) fn settle(&mut self, key: &Key, told: Option<u64>) {
+    /// Records the hash of the object that was sent.
+    pub(super) fn record_sent(&mut self, key: &Key, sent: Option<u64>) {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
         };
-        entry.told = told;
-        if told.is_none() && entry.claims.is_empty() {
+        entry.sent = sent;
+        if sent.is_none() && entry.claims.is_empty() {
             self.entries.remove(key);
         }
     }

@@ -1,4 +1,4 @@
-//! What is wrong with the files, for a person.
+//! Problems in the files, as text for a person.
 
 use std::fmt;
 
@@ -23,14 +23,14 @@ pub(super) enum What {
     Skipped(String),
     /// A part of an object.
     LeftOut(Warning),
-    /// An object that another file, or an earlier document, has as well.
+    /// An object that another file, or an earlier document, has too.
     Duplicate { object: String, winner: String },
 }
 
-/// The most problems that are named for one file: a person reads them.
+/// The most problems of one file that are named, since a person reads them.
 const MAX_NAMED: usize = 100;
 
-/// What is wrong with one file.
+/// The problems of one file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Problems {
     named: Vec<Problem>,
@@ -38,7 +38,7 @@ pub(super) struct Problems {
 }
 
 impl Problems {
-    /// Only that the whole file cannot be used.
+    /// One problem: the whole file cannot be used.
     pub(super) fn of_file(file: &str, error: String) -> Self {
         let problem = Problem { file: file.to_owned(), place: None, what: What::Skipped(error) };
         Self { named: vec![problem], more: 0 }
@@ -53,7 +53,7 @@ impl Problems {
         }
     }
 
-    /// Traces those that were not there `before`.
+    /// Logs the problems that are new since `before`.
     pub(super) fn trace_new(&self, before: &Self) {
         self.named
             .iter()
@@ -74,7 +74,7 @@ impl Problems {
 }
 
 impl Problem {
-    /// Traces it.
+    /// Logs it.
     pub(super) fn trace(&self) {
         let file = &self.file;
         let document = self.place.map(|place| place.document);

@@ -4,7 +4,7 @@ mod documents;
 mod property;
 mod watched;
 
-/// Where a test writes its files.
+/// A folder in which a test writes its files.
 struct Place {
     folder: tempfile::TempDir,
 }
@@ -27,7 +27,7 @@ impl Place {
         Config { folder: self.folder.path().to_owned(), node_name: "n1".to_owned() }
     }
 
-    /// What a first look would tell.
+    /// What a fresh read yields.
     fn fresh(&self) -> (Vec<Event>, Vec<String>) {
         read(&self.config()).unwrap()
     }
@@ -41,14 +41,14 @@ fn service(name: &str, address: &str) -> String {
     )
 }
 
-/// The names of the services that are told, and their cluster IPs; `-` for those that are gone.
-fn told(events: &[Event]) -> Vec<String> {
-    let mut services = Vec::new();
+/// The names of the services in these events, and their cluster IPs; `-` for deletions.
+fn services(events: &[Event]) -> Vec<String> {
+    let mut found = Vec::new();
     for event in events {
         if let Event::Service(name, service) = event {
             let address = service.as_ref().map(|service| service.cluster_ips[0].to_string());
-            services.push(format!("{name} {}", address.as_deref().unwrap_or("-")));
+            found.push(format!("{name} {}", address.as_deref().unwrap_or("-")));
         }
     }
-    services
+    found
 }

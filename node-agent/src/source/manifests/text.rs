@@ -1,28 +1,28 @@
-//! Cutting a YAML file into its documents.
+//! Splits a YAML file into its documents.
 
 /// One document of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Document<'a> {
-    /// Which one it is, from 1.
+    /// Its number in the file, from 1.
     pub(super) number: usize,
-    /// The line of the file that it begins at, from 1.
+    /// Its first line in the file, from 1.
     pub(super) line: usize,
-    /// Its text, with the `---` before it and without what ends it.
+    /// Its text, with the `---` before it and without the marker that ends it.
     pub(super) text: &'a str,
 }
 
 /// The documents of a YAML file that are not empty.
 ///
-/// They are cut apart before any of them is parsed, so that a broken one takes no other with it.
-/// That is exact: YAML allows `---` and `...` at the start of a line nowhere inside a document, not
-/// even in quotes.
+/// They are split before any of them is parsed, so that a broken one does not affect the others.
+/// This is exact: inside a document, even in quotes, YAML allows neither `---` nor `...` at the
+/// start of a line.
 pub(super) fn documents(text: &str) -> Vec<Document<'_>> {
     let mut documents = Vec::new();
     let mut begin = 0;
     let mut begin_line = 1;
     let mut at = 0;
     let mut line_number = 0;
-    // A byte order mark is no part of the first line.
+    // A byte order mark is not part of the first line.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     for line in text.split_inclusive('\n') {
         line_number += 1;
@@ -45,13 +45,13 @@ fn is_marker(line: &str, marker: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']))
 }
 
-/// Adds a document, unless there is nothing in it but comments and directives.
+/// Adds a document, unless it contains only comments and directives.
 fn push<'a>(documents: &mut Vec<Document<'a>>, text: &'a str, line: usize) {
-    let says_something = |line: &str| {
+    let has_content = |line: &str| {
         let line = line.strip_prefix("---").unwrap_or(line).trim();
         !line.is_empty() && !line.starts_with(['#', '%'])
     };
-    if text.lines().any(says_something) {
+    if text.lines().any(has_content) {
         documents.push(Document { number: documents.len() + 1, line, text });
     }
 }

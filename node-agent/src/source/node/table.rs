@@ -1,8 +1,8 @@
-//! Links and addresses as told by rtnetlink. Pure.
+//! The table of links and addresses, from rtnetlink messages. Pure.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
-    reason = "the enums of netlink-packet-route name all that the kernel may ever say"
+    reason = "the enums of netlink-packet-route list every message and attribute of the kernel"
 )]
 
 #[cfg(test)]
@@ -30,11 +30,11 @@ pub struct Link {
     pub mac: String,
     /// What it is.
     pub kind: LinkKind,
-    /// The index of the bridge or other device that it is a port of.
+    /// The index of the bridge or other device whose port it is.
     pub master: Option<u32>,
 }
 
-/// What a link is, as far as that says whether it may be a pod's.
+/// What a link is, as far as needed to tell whether it may be a pod's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LinkKind {
     /// A bridge.
@@ -70,7 +70,7 @@ impl LinkKind {
     }
 }
 
-/// What the kernel has.
+/// The links and addresses that the kernel has.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Table {
     links: BTreeMap<u32, Link>,
@@ -81,7 +81,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Takes in what the kernel says: an element of a list, or a notification.
+    /// Applies a message of the kernel: an element of a list, or a notification.
     pub(super) fn apply(&mut self, message: &RouteNetlinkMessage) {
         match message {
             RouteNetlinkMessage::NewLink(link) => self.link_is(link),
@@ -117,7 +117,7 @@ impl Table {
         if message.attributes.iter().any(is_dummy) {
             self.dummies.insert(index);
         }
-        // Most notifications say nothing new.
+        // Most notifications change nothing: keep the known name.
         let known = self.links.get(&index).filter(|link| *link.name == *name);
         let link = Link {
             index,
@@ -129,7 +129,7 @@ impl Table {
         self.links.insert(index, link);
     }
 
-    /// A port that leaves a bridge is "deleted" as well, but from the bridge's family only.
+    /// When a port leaves a bridge, the kernel reports it deleted, but in the bridge family only.
     fn link_is_gone(&mut self, message: &LinkMessage) {
         if message.header.interface_family == AddressFamily::Unspec {
             let index = message.header.index;
@@ -148,7 +148,7 @@ impl Table {
         }
     }
 
-    /// The addresses, sorted, each once for a link.
+    /// The addresses, sorted, each once per link.
     pub(super) fn addresses(&self) -> Vec<NodeAddress> {
         let named = self.addresses.iter().filter_map(|(index, address, _)| {
             let interface = self.links.get(index)?.name.clone();
@@ -160,13 +160,13 @@ impl Table {
         addresses
     }
 
-    /// The links, by index.
+    /// The links, sorted by index.
     pub(super) fn links(&self) -> Vec<Link> {
         self.links.values().cloned().collect()
     }
 }
 
-/// Whether this is what the kernel says of a dummy device.
+/// Whether this attribute says that the link is a dummy device.
 fn is_dummy(attribute: &LinkAttribute) -> bool {
     match attribute {
         LinkAttribute::LinkInfo(info) => info.contains(&LinkInfo::Kind(InfoKind::Dummy)),
@@ -174,7 +174,7 @@ fn is_dummy(attribute: &LinkAttribute) -> bool {
     }
 }
 
-/// Which address of which link. On a point-to-point link `IFA_ADDRESS` is the other end's.
+/// Link, address and prefix length. On a point-to-point link `IFA_ADDRESS` is the other end's.
 fn key_of(message: &AddressMessage) -> Option<(u32, IpAddr, u8)> {
     let local = message.attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Local(address) => Some(*address),
@@ -187,7 +187,7 @@ fn key_of(message: &AddressMessage) -> Option<(u32, IpAddr, u8)> {
     Some((message.header.index, local.or(address)?, message.header.prefix_len))
 }
 
-/// Whether the kernel answers at this address. An optimistic one is used before its duplicate
+/// Whether the kernel answers at this address. It uses an optimistic address before its duplicate
 /// detection ends.
 fn answers(message: &AddressMessage) -> bool {
     let flags = message.attributes.iter().find_map(|attribute| match attribute {

@@ -1,4 +1,4 @@
-//! In a network namespace of their own, which takes root: without it they fail.
+//! These tests make their own network namespaces, so they need root.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::thread;
@@ -17,8 +17,8 @@ fn start() -> (Running<()>, Links) {
     (Running::start(|outlet| run(outlet, shown)), links)
 }
 
-/// The addresses that are told next.
-async fn told(source: &mut Running<()>) -> Vec<NodeAddress> {
+/// The next addresses that the source sends.
+async fn sent(source: &mut Running<()>) -> Vec<NodeAddress> {
     let batch = source.batch().await;
     match batch.as_slice() {
         [Event::Addresses(addresses), ..] => addresses.clone(),
@@ -26,16 +26,16 @@ async fn told(source: &mut Running<()>) -> Vec<NodeAddress> {
     }
 }
 
-/// Waits until the addresses told are these.
+/// Waits until the source sends these addresses.
 async fn addresses(source: &mut Running<()>, expected: &[&str]) {
-    while shown(&told(source).await) != expected {}
+    while shown(&sent(source).await) != expected {}
 }
 
 fn shown(addresses: &[NodeAddress]) -> Vec<String> {
-    addresses.iter().map(|told| format!("{}@{}", told.address, told.interface)).collect()
+    addresses.iter().map(|found| format!("{}@{}", found.address, found.interface)).collect()
 }
 
-/// Runs a test in a new network namespace, on a thread of its own since a thread cannot leave it
+/// Runs a test in a new network namespace, on a thread of its own, since a thread cannot leave it
 /// again.
 fn in_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     let thread = thread::spawn(move || {
@@ -45,7 +45,7 @@ fn in_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'stati
     thread.join().unwrap();
 }
 
-/// A way to change what the kernel has.
+/// Changes the kernel's links and addresses.
 struct Kernel {
     handle: Handle,
 }
@@ -80,7 +80,7 @@ impl Kernel {
         self.handle.link().del(index).execute().await.unwrap();
     }
 
-    /// With duplicate detection, where the kernel does that.
+    /// With duplicate detection, as for IPv6.
     async fn add_unsure(&self, name: &str, address: &str, length: u8) {
         let request = self.handle.address().add(self.index(name).await, ip(address), length);
         request.execute().await.unwrap();
@@ -106,16 +106,16 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// Waits until these are the links' names, and returns the links.
+/// Waits until the links have these names, and returns them.
 async fn named(links: &mut Links, expected: &[&str]) -> Arc<[Link]> {
-    let right =
+    let matches =
         |links: &Arc<[Link]>| links.iter().map(|link| &*link.name).eq(expected.iter().copied());
-    let found = timeout(LONG, links.wait_for(right)).await;
-    found.expect("shown in time").expect("still running").clone()
+    let found = timeout(LONG, links.wait_for(matches)).await;
+    found.expect("published in time").expect("still running").clone()
 }
 
 #[test]
-fn addresses_are_told_as_they_come_and_go() {
+fn addresses_are_sent_as_they_come_and_go() {
     in_namespace(|| async {
         let kernel = Kernel::open();
         let (mut source, _links) = start();
@@ -136,7 +136,7 @@ fn addresses_are_told_as_they_come_and_go() {
 }
 
 #[test]
-fn what_is_there_at_the_start_is_told_first() {
+fn existing_addresses_are_sent_first() {
     in_namespace(|| async {
         let kernel = Kernel::open();
         kernel.add("lo", "10.0.0.1", 32).await;
@@ -150,7 +150,7 @@ fn what_is_there_at_the_start_is_told_first() {
 }
 
 #[test]
-fn links_are_shown_with_what_names_them() {
+fn links_are_published_with_name_index_and_mac() {
     in_namespace(|| async {
         let kernel = Kernel::open();
         let (mut source, mut links) = start();
@@ -181,9 +181,9 @@ fn an_address_goes_with_its_link() {
     });
 }
 
-/// An IPv6 address is told when its duplicate detection is over, not before.
+/// An IPv6 address is sent only when its duplicate detection is over.
 #[test]
-fn a_tentative_address_is_told_when_the_kernel_answers_at_it() {
+fn a_tentative_address_is_sent_when_the_kernel_answers_at_it() {
     in_namespace(|| async {
         let kernel = Kernel::open();
         kernel.add_veth("pod1", "peer1").await;
@@ -193,7 +193,7 @@ fn a_tentative_address_is_told_when_the_kernel_answers_at_it() {
         source.batch().await;
         kernel.add_unsure("pod1", "fd00::1", 64).await;
         let added = Instant::now();
-        while !told(&mut source).await.iter().any(|told| told.address == ip("fd00::1")) {}
+        while !sent(&mut source).await.iter().any(|found| found.address == ip("fd00::1")) {}
         let waited = added.elapsed();
         assert!(
             waited > Duration::from_millis(500),
@@ -205,14 +205,14 @@ fn a_tentative_address_is_told_when_the_kernel_answers_at_it() {
 
 /// So many changes, while the source does not read, that the kernel drops notifications.
 #[test]
-fn lost_notifications_are_made_up_for() {
+fn lost_notifications_lead_to_a_new_list() {
     const MANY: u32 = 20_000;
     in_namespace(|| async {
         let kernel = Kernel::open();
         let (mut source, _links) = start();
         source.batch().await;
-        // A thread is born into its parent's namespace. While it is waited for, nothing else runs
-        // here.
+        // A thread starts in its parent's namespace. During the join nothing else runs here, so the
+        // source reads nothing.
         let adding = thread::spawn(|| {
             in_runtime(async {
                 let kernel = Kernel::open();
@@ -225,9 +225,9 @@ fn lost_notifications_are_made_up_for() {
             });
         });
         adding.join().unwrap();
-        while told(&mut source).await.len() < MANY as usize {}
+        while sent(&mut source).await.len() < MANY as usize {}
         kernel.remove("lo", "10.0.0.0", 32).await;
-        assert_eq!(told(&mut source).await.len(), MANY as usize - 1);
+        assert_eq!(sent(&mut source).await.len(), MANY as usize - 1);
         source.stop().await;
     });
 }

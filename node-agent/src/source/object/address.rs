@@ -1,4 +1,4 @@
-//! Addresses and ranges as the API's users have always been able to write them.
+//! Addresses and ranges in every notation that the API accepts or once accepted.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -6,9 +6,9 @@ use ipnetwork::IpNetwork;
 
 use crate::model::canonical_range;
 
-/// An IP address in which leading zeros mean nothing (`010.0.0.1` is `10.0.0.1`), since objects
-/// stored by old API servers have them and kube-proxy reads them so. An IPv4-mapped IPv6 address is
-/// the IPv4 one.
+/// Parses an IP address. Leading zeros are ignored (`010.0.0.1` is `10.0.0.1`): objects stored by
+/// old API servers have them, and kube-proxy reads them the same way. An IPv4-mapped IPv6 address
+/// becomes IPv4.
 pub fn parse_address(text: &str) -> Option<IpAddr> {
     parse_written(text).map(|address| address.to_canonical())
 }
@@ -36,7 +36,7 @@ fn parse_ipv4(text: &str) -> Option<Ipv4Addr> {
     parts.next().is_none().then(|| Ipv4Addr::from(octets))
 }
 
-/// Digits only: `u8::from_str` would take a plus sign as well.
+/// Digits only: `u8::from_str` would accept a plus sign.
 fn parse_decimal(text: &str) -> Option<u8> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
@@ -44,8 +44,8 @@ fn parse_decimal(text: &str) -> Option<u8> {
     text.parse().ok()
 }
 
-/// A range in CIDR notation, with white space around it and leading zeros ignored, cut down to its
-/// network: `10.1.2.3/8` is `10.0.0.0/8`.
+/// Parses a range in CIDR notation. White space around it and leading zeros are ignored; host bits
+/// are cleared: `10.1.2.3/8` is `10.0.0.0/8`.
 pub fn parse_range(text: &str) -> Option<IpNetwork> {
     let (address, length) = text.trim().split_once('/')?;
     let range = IpNetwork::new(parse_written(address)?, parse_decimal(length)?).ok()?;
@@ -53,14 +53,15 @@ pub fn parse_range(text: &str) -> Option<IpNetwork> {
     IpNetwork::new(range.network(), range.prefix()).ok()
 }
 
-/// An address that a service may have from outside, or an endpoint; or why it may not.
+/// Parses an external address of a service or an endpoint's address. The error says why it may not
+/// be one.
 pub(super) fn usable_address(text: &str) -> Result<IpAddr, &'static str> {
     let address = parse_address(text).ok_or("not an IP address: left out")?;
     special_address(address).map_or(Ok(address), Err)
 }
 
-/// What no service and no endpoint may have as an address: it would turn a service into a way to
-/// the node itself or to its link, or means more than one host.
+/// Why no service and no endpoint may have this address: it would make a service a way to the node
+/// itself or to its link, or it stands for more than one host.
 pub(super) fn special_address(address: IpAddr) -> Option<&'static str> {
     let link_local = match address {
         IpAddr::V4(ip) => ip.is_link_local(),

@@ -1,4 +1,4 @@
-//! An object as somebody wrote it, and what it says.
+//! An object as it was written, and its conversion to the model's terms.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::model::Event;
 
-/// An object that may say something about services, of a kind that is known and otherwise unread.
+/// An object of a known kind that is not decoded yet.
 #[derive(Debug)]
 pub struct Found<'a> {
     kind: Kind,
@@ -25,20 +25,20 @@ enum Raw<'a> {
     Tree(Value),
 }
 
-/// What an object says.
+/// A decoded object.
 #[derive(Debug)]
 pub struct Said {
     /// Which object.
     pub key: Key,
-    /// A number that differs, for all that matters, when the object was written differently.
+    /// A hash of the object's text.
     pub digest: u64,
-    /// What it says in the model's terms.
+    /// The object in the model's terms.
     pub event: Event,
-    /// When the change was made that this state of a slice answers to (KEP-760's SLI).
+    /// When the change happened that led to this state of a slice (KEP-760's SLI).
     pub triggered: Option<Timestamp>,
 }
 
-/// Of a malformed object, what may still tell its name.
+/// The name of an object that is otherwise malformed.
 #[derive(Deserialize)]
 struct Named {
     metadata: NamedMetadata,
@@ -51,17 +51,17 @@ struct NamedMetadata {
 }
 
 impl<'a> Found<'a> {
-    /// Written as JSON.
+    /// An object as JSON text.
     pub fn json(kind: Kind, json: &'a str) -> Self {
         Self { kind, raw: Raw::Json(json) }
     }
 
-    /// As the JSON tree that something else was turned into.
+    /// An object as a JSON tree, decoded from another format.
     pub fn tree(kind: Kind, tree: Value) -> Self {
         Self { kind, raw: Raw::Tree(tree) }
     }
 
-    /// A number that differs, for all that matters, when the object was written differently.
+    /// A hash of the object's text.
     pub fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         match &self.raw {
@@ -71,10 +71,10 @@ impl<'a> Found<'a> {
         hasher.finish()
     }
 
-    /// What it says; `None` for another node's Node.
+    /// Decodes it; `None` for another node's Node.
     ///
     /// # Errors
-    /// [`ObjectError`] when nothing of it can be used.
+    /// [`ObjectError`] if nothing of it can be used.
     pub fn said(
         &self,
         node_name: &str,
@@ -114,16 +114,16 @@ impl<'a> Found<'a> {
         Ok(Some(Said { key, digest, event, triggered }))
     }
 
-    /// Which object it is, where at least that can be read.
+    /// Names the object, if at least its name can be read.
     pub fn key(&self) -> Option<Key> {
         let NamedMetadata { namespace, name } = self.named()?;
         let namespace = namespace.filter(|namespace| !namespace.is_empty());
         Some(Key::new(self.kind, namespace.as_deref().unwrap_or("default"), &name))
     }
 
-    /// The object in its type.
+    /// Deserializes the object.
     fn typed<T: DeserializeOwned>(&self) -> Result<T, ObjectError> {
-        // Keeping track of the path costs time, and is for an error that somebody will read.
+        // Tracking the path costs time, so it is done only after an error.
         let typed = match &self.raw {
             Raw::Json(json) => serde_json::from_str(json),
             Raw::Tree(tree) => T::deserialize(tree),

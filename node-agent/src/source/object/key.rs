@@ -12,7 +12,7 @@ pub enum Key {
     Service(ServiceName),
     /// An EndpointSlice.
     Slice(SliceName),
-    /// This node's; others are not looked at.
+    /// This node's Node; others are ignored.
     Node,
     /// A ServiceCIDR.
     ServiceCidr(String),
@@ -31,7 +31,7 @@ impl Key {
         }
     }
 
-    /// That the object is gone.
+    /// The event that the object is gone.
     pub fn gone(&self) -> Event {
         match self {
             Self::Service(name) => Event::Service(name.clone(), None),

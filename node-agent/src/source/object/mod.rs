@@ -1,8 +1,9 @@
-//! The API's objects, cut down to the fields that are used, and what they say in the model's terms.
+//! Objects of the Kubernetes API, reduced to the fields that are used, and their conversion to the
+//! model's terms.
 //!
-//! Plain serde structs and pure functions: where an object came from (a file, the API server) is
-//! not known here. What cannot be used is left out and named in a [`Warning`]; the rest of the
-//! object goes on.
+//! Plain serde structs and pure functions, which do not know where an object came from (a file, the
+//! API server). A field that cannot be used is left out and named in a [`Warning`]; the rest of the
+//! object is used.
 
 mod address;
 mod found;
@@ -29,38 +30,38 @@ pub use service::{Service, service};
 pub use service_cidr::{ServiceCidr, service_cidr};
 pub use slice::{EndpointSlice, slice};
 
-/// Gives a Service or slice to another proxy, whatever its value.
+/// With any value, this label gives a Service or slice to another proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 
-/// What every object has.
+/// Metadata, which every object has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Metadata {
     /// Its name.
     #[serde(default)]
     pub name: String,
-    /// Its namespace. Where none is written the API would take `default`.
+    /// Its namespace. The API takes `default` if it is missing.
     pub namespace: Option<String>,
     /// Its labels.
     pub labels: Option<BTreeMap<String, String>>,
     /// Its annotations.
     pub annotations: Option<Annotations>,
-    /// When the API took it in, RFC 3339 in UTC.
+    /// When it was created, RFC 3339 in UTC.
     pub creation_timestamp: Option<String>,
-    /// When its deletion began, where it did.
+    /// When its deletion began, if it did.
     pub deletion_timestamp: Option<String>,
 }
 
 /// The annotations that are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Annotations {
-    /// On slices: when the change of a pod or Service was made that they answer to, RFC 3339.
+    /// On slices: when the pod or Service changed that led to this state, RFC 3339.
     #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
     pub last_change_trigger_time: Option<String>,
 }
 
 impl Metadata {
-    /// The namespace, `default` where none is written.
+    /// The namespace, `default` if it is missing.
     pub fn namespace(&self) -> &str {
         match self.namespace.as_deref() {
             None | Some("") => "default",
@@ -78,8 +79,8 @@ impl Metadata {
         SliceName { namespace: self.namespace().into(), name: self.name.as_str().into() }
     }
 
-    /// When the change was made that this object answers to; `None` where that is not written, or
-    /// not a time.
+    /// When the change happened that led to this state; `None` if the annotation is missing or not
+    /// a time.
     fn triggered(&self) -> Option<Timestamp> {
         let annotations = self.annotations.as_ref()?;
         annotations.last_change_trigger_time.as_deref()?.parse().ok()
@@ -90,7 +91,7 @@ impl Metadata {
     }
 }
 
-/// The kinds of objects that say something about services.
+/// The kinds of objects that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// `v1` Service.
@@ -104,8 +105,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// From `apiVersion` and `kind`; `None` for what says nothing about services. Both count:
-    /// Knative's Service is another thing.
+    /// From `apiVersion` and `kind`; `None` for other kinds. Both count: Knative's Service is
+    /// something else.
     pub fn of(api_version: &str, kind: &str) -> Option<Self> {
         match (api_version, kind) {
             ("v1", "Service") => Some(Self::Service),
@@ -133,7 +134,7 @@ impl fmt::Display for Kind {
 /// Why nothing of an object can be used.
 #[derive(Debug, Error)]
 pub enum ObjectError {
-    /// It has no name, so nobody could say which one it is.
+    /// It has no name, so a report could not say which one it is.
     #[error("{kind} without metadata.name")]
     Unnamed {
         /// Its kind.
@@ -144,7 +145,7 @@ pub enum ObjectError {
     Malformed {
         /// Its kind.
         kind: Kind,
-        /// Namespace and name, where they could be read.
+        /// Namespace and name, if they can be read.
         name: String,
         /// Path of the field.
         field: String,
@@ -161,9 +162,9 @@ pub struct Warning {
     pub object: String,
     /// Path of the field.
     pub field: String,
-    /// What it says.
+    /// Its value.
     pub value: String,
-    /// Why that cannot be used, and what follows.
+    /// Why the value cannot be used, and the consequence.
     pub problem: &'static str,
 }
 
@@ -210,7 +211,7 @@ impl<'a> Notes<'a> {
     }
 }
 
-/// The elements of a list field, where `null` and a missing field are an empty list, as in Go.
+/// The elements of a list field. As in Go, `null` and a missing field are an empty list.
 fn elements<T>(list: Option<&Vec<T>>) -> &[T] {
     list.map_or(&[], Vec::as_slice)
 }

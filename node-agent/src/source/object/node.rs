@@ -6,18 +6,18 @@ use super::{Kind, Metadata, Notes, ObjectError, Warning, elements, parse_address
 use crate::model;
 
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
-/// The cluster autoscaler puts it on a node that it is about to remove (its `deletetaint` package).
+/// Taint of a node that the cluster autoscaler is about to remove (its `deletetaint` package).
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// A Node, cut down.
+/// A Node, reduced to the fields that are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Node {
-    /// What every object has.
+    /// `metadata`.
     #[serde(default)]
     pub metadata: Metadata,
-    /// What is wanted.
+    /// `spec`.
     pub spec: Option<NodeSpec>,
-    /// What is.
+    /// `status`.
     pub status: Option<NodeStatus>,
 }
 
@@ -25,13 +25,13 @@ pub struct Node {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSpec {
-    /// The first of [`Self::pod_cidrs`], from before there were several.
+    /// The first of [`Self::pod_cidrs`]: the older field, for one range only.
     #[serde(rename = "podCIDR")]
     pub pod_cidr: Option<String>,
-    /// Where this node's pods get their addresses from.
+    /// The ranges from which this node's pods get their addresses.
     #[serde(rename = "podCIDRs")]
     pub pod_cidrs: Option<Vec<String>>,
-    /// Who should not run here.
+    /// The node's taints.
     pub taints: Option<Vec<Taint>>,
 }
 
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_malformed() {
+    fn missing_or_malformed_fields() {
         let cases = [
             ("bare", r#"{"metadata":{"name":"n"}}"#, 0, None, 0),
             (
@@ -205,11 +205,11 @@ mod tests {
             ),
         ];
         for (name, json, addresses, range, warnings) in cases {
-            let (node, told) = converted(json);
+            let (node, shown) = converted(json);
             assert_eq!(node.addresses.len(), addresses, "{name}");
             assert_eq!(node.pod_cidrs.first().map(ToString::to_string).as_deref(), range, "{name}");
             assert_eq!(node.zone, None, "{name}");
-            assert_eq!(told.len(), warnings, "{name}: {told:?}");
+            assert_eq!(shown.len(), warnings, "{name}: {shown:?}");
         }
     }
 }

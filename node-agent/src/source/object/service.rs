@@ -10,16 +10,16 @@ pub use self::convert::service;
 pub(super) use self::convert::{port_number, protocol};
 use super::Metadata;
 
-/// A Service, cut down.
+/// A Service, reduced to the fields that are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Service {
-    /// What every object has.
+    /// `metadata`.
     #[serde(default)]
     pub metadata: Metadata,
-    /// What is wanted.
+    /// `spec`.
     #[serde(default)]
     pub spec: Option<ServiceSpec>,
-    /// What is: the addresses that a load balancer was given.
+    /// `status`: the load balancer's addresses.
     #[serde(default)]
     pub status: Option<ServiceStatus>,
 }
@@ -31,18 +31,18 @@ pub struct ServiceSpec {
     /// `ClusterIP`, `NodePort`, `LoadBalancer` or `ExternalName`.
     #[serde(rename = "type")]
     pub kind: Option<String>,
-    /// The first of [`Self::cluster_ips`]; `None` or empty where there is none.
+    /// The first of [`Self::cluster_ips`]; missing or empty if there is none.
     #[serde(rename = "clusterIP")]
     pub cluster_ip: Option<String>,
-    /// One for each family at most.
+    /// At most one for each family.
     #[serde(rename = "clusterIPs")]
     pub cluster_ips: Option<Vec<String>>,
     /// Addresses that somebody else routes to the nodes.
     #[serde(rename = "externalIPs")]
     pub external_ips: Option<Vec<String>>,
-    /// Who may use the load balancer's addresses.
+    /// The clients that may use the load balancer's addresses.
     pub load_balancer_source_ranges: Option<Vec<String>>,
-    /// What it serves.
+    /// The service ports.
     pub ports: Option<Vec<ServicePort>>,
     /// `Cluster` or `Local`.
     pub external_traffic_policy: Option<String>,
@@ -50,30 +50,30 @@ pub struct ServiceSpec {
     pub internal_traffic_policy: Option<String>,
     /// `None` or `ClientIP`.
     pub session_affinity: Option<String>,
-    /// Its parameters.
+    /// Parameters of the session affinity.
     pub session_affinity_config: Option<SessionAffinityConfig>,
-    /// Where a load balancer asks whether this node has endpoints.
+    /// The node port at which a load balancer asks whether this node has endpoints.
     pub health_check_node_port: Option<i64>,
 }
 
-/// One entry of `spec.ports`. `targetPort` is not read: the slices say it.
+/// One entry of `spec.ports`. `targetPort` is not read: the slices have the resolved ports.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServicePort {
-    /// Joins it to the slices' ports; may be missing where it is the only one.
+    /// Matches the name of the slices' port; may be missing if it is the only port.
     pub name: Option<String>,
     /// TCP when missing.
     pub protocol: Option<String>,
-    /// Where clients connect to.
+    /// The port that clients connect to.
     pub port: Option<i64>,
-    /// On the nodes' own addresses; 0 or missing where there is none.
+    /// The port on the nodes' own addresses; 0 or missing if there is none.
     pub node_port: Option<i64>,
 }
 
 /// `spec.sessionAffinityConfig`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct SessionAffinityConfig {
-    /// For `ClientIP`.
+    /// Parameters of `ClientIP`.
     #[serde(rename = "clientIP")]
     pub client_ip: Option<ClientIpConfig>,
 }
@@ -82,7 +82,7 @@ pub struct SessionAffinityConfig {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClientIpConfig {
-    /// How long a client that is silent is remembered.
+    /// How long a silent client keeps its endpoint, in seconds.
     pub timeout_seconds: Option<i64>,
 }
 
@@ -90,14 +90,14 @@ pub struct ClientIpConfig {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceStatus {
-    /// What the load balancer told.
+    /// What the load balancer reports.
     pub load_balancer: Option<LoadBalancerStatus>,
 }
 
 /// `status.loadBalancer`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct LoadBalancerStatus {
-    /// Where it can be reached.
+    /// Its addresses.
     pub ingress: Option<Vec<Ingress>>,
 }
 
@@ -105,8 +105,8 @@ pub struct LoadBalancerStatus {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ingress {
-    /// Its address, where it has one.
+    /// Its address, if it has one.
     pub ip: Option<String>,
-    /// `VIP` (also when missing): packets arrive with that destination. `Proxy`: they do not.
+    /// `VIP` (the default): packets arrive with that destination. `Proxy`: they do not.
     pub ip_mode: Option<String>,
 }

@@ -5,24 +5,24 @@ use serde::Deserialize;
 
 use super::{Kind, Metadata, Notes, ObjectError, Warning, elements, parse_range};
 
-/// A ServiceCIDR, cut down.
+/// A ServiceCIDR, reduced to the fields that are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct ServiceCidr {
-    /// What every object has.
+    /// `metadata`.
     #[serde(default)]
     pub metadata: Metadata,
-    /// What is wanted.
+    /// `spec`.
     pub spec: Option<ServiceCidrSpec>,
 }
 
 /// `spec`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct ServiceCidrSpec {
-    /// One range for each family at most.
+    /// At most one range for each family.
     pub cidrs: Option<Vec<String>>,
 }
 
-/// Name and ranges.
+/// The name and ranges of a ServiceCIDR.
 pub fn service_cidr(
     raw: &ServiceCidr,
     warnings: &mut Vec<Warning>,
@@ -57,9 +57,9 @@ mod tests {
         let (name, ranges) = service_cidr(&raw, &mut warnings).unwrap();
         assert_eq!(name, "kubernetes");
         assert_eq!(ranges, ["172.30.0.0/16".parse().unwrap(), "fd00::/112".parse().unwrap()]);
-        let told: Vec<String> = warnings.iter().map(Warning::to_string).collect();
+        let shown: Vec<String> = warnings.iter().map(Warning::to_string).collect();
         assert_eq!(
-            told,
+            shown,
             ["ServiceCIDR kubernetes: spec.cidrs[2] \"x\": not an address range: left out"]
         );
     }

@@ -9,17 +9,17 @@ use serde::Deserialize;
 pub use self::convert::slice;
 use super::Metadata;
 
-/// An EndpointSlice, cut down.
+/// An EndpointSlice, reduced to the fields that are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointSlice {
-    /// What every object has.
+    /// `metadata`.
     #[serde(default)]
     pub metadata: Metadata,
     /// `IPv4`, `IPv6` or `FQDN`.
     #[serde(default)]
     pub address_type: String,
-    /// Where the endpoints listen.
+    /// The ports at which the endpoints listen.
     pub ports: Option<Vec<EndpointPort>>,
     /// The endpoints.
     pub endpoints: Option<Vec<Endpoint>>,
@@ -28,11 +28,11 @@ pub struct EndpointSlice {
 /// One entry of `ports`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct EndpointPort {
-    /// Joins it to the Service's port.
+    /// Matches the name of the Service's port.
     pub name: Option<String>,
     /// TCP when missing.
     pub protocol: Option<String>,
-    /// Missing means all ports, which no proxy can join to a Service's port.
+    /// Missing means all ports, which no proxy can map to one service port.
     pub port: Option<i64>,
 }
 
@@ -40,13 +40,13 @@ pub struct EndpointPort {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Endpoint {
-    /// The first is the address; the API says that nobody may use the others.
+    /// The first is the address; the API says that the others must not be used.
     pub addresses: Option<Vec<String>>,
-    /// What may be sent to it.
+    /// Its state.
     pub conditions: Option<Conditions>,
-    /// The node it runs on.
+    /// The node that it runs on.
     pub node_name: Option<String>,
-    /// Who should prefer it.
+    /// The zones and nodes whose clients should prefer it.
     pub hints: Option<Hints>,
 }
 

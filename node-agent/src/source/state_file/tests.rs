@@ -19,7 +19,7 @@ async fn pods(source: &mut Running<()>) -> PodSet {
     }
 }
 
-/// A run directory that does not exist yet, and what it is in.
+/// A run directory that does not exist yet, and its parent.
 fn run_dir() -> (tempfile::TempDir, PathBuf) {
     let parent = tempfile::tempdir().unwrap();
     let path = parent.path().join("run");
@@ -73,8 +73,8 @@ fn names(pods: &PodSet) -> Vec<&str> {
     pods.pods.iter().map(|pod| pod.id.0.as_str()).collect()
 }
 
-#[expect(clippy::disallowed_methods, reason = "a test writes what no program of ours would")]
-fn write_beside_and_rename(dir: &Path, text: &str) {
+#[expect(clippy::disallowed_methods, reason = "a test writes content that the plugin never writes")]
+fn replace_file(dir: &Path, text: &str) {
     std::fs::write(dir.join("other"), text).unwrap();
     std::fs::set_permissions(
         dir.join("other"),
@@ -131,7 +131,7 @@ fn pods_of_attachments() {
 }
 
 #[test]
-fn changes_are_told_with_their_generation() {
+fn changes_are_sent_with_their_generation() {
     in_runtime(async {
         let (_parent, path) = run_dir();
         let mut source = start(&path);
@@ -140,8 +140,8 @@ fn changes_are_told_with_their_generation() {
         let version = add(&dir, attachment("b", Some("veth2"), None, &["10.0.0.2"]));
         assert_eq!(pods(&mut source).await.version, Some(version));
         let version = add(&dir, attachment("a", Some("veth1"), None, &["10.0.0.1"]));
-        let told = pods(&mut source).await;
-        assert_eq!((names(&told), told.version.clone()), (vec!["a/eth0", "b/eth0"], Some(version)));
+        let sent = pods(&mut source).await;
+        assert_eq!((names(&sent), sent.version.clone()), (vec!["a/eth0", "b/eth0"], Some(version)));
         dir.update(Duration::from_secs(5), |state| state.attachments.clear()).unwrap();
         assert!(pods(&mut source).await.pods.is_empty());
         source.stop().await;
@@ -149,7 +149,7 @@ fn changes_are_told_with_their_generation() {
 }
 
 #[test]
-fn a_file_that_cannot_be_used_leaves_the_pods_as_they_were() {
+fn a_file_that_cannot_be_used_keeps_the_last_known_pods() {
     let cases = [
         ("not JSON", "{", "cannot be read as a state file"),
         ("not ours", "[]", "cannot be read as a state file"),
@@ -167,12 +167,12 @@ fn a_file_that_cannot_be_used_leaves_the_pods_as_they_were() {
             let mut source = start(&path);
             assert_eq!(names(&pods(&mut source).await), ["a/eth0"], "{name}");
 
-            write_beside_and_rename(&path, text);
+            replace_file(&path, text);
             source.problem(problem).await;
             std::fs::remove_file(path.join(STATE_FILE)).unwrap();
             source.problem("the state file is gone").await;
             assert!(source.events.try_recv().is_err(), "{name}: pods are kept");
-            write_beside_and_rename(&path, &good);
+            replace_file(&path, &good);
             source.no_problem().await;
             assert!(source.events.try_recv().is_err(), "{name}: nothing is new");
             source.stop().await;
@@ -181,11 +181,11 @@ fn a_file_that_cannot_be_used_leaves_the_pods_as_they_were() {
 }
 
 #[test]
-fn an_unreadable_file_at_the_start_says_nothing_about_pods() {
+fn an_unreadable_file_at_the_start_leaves_the_pods_unknown() {
     in_runtime(async {
         let (_parent, path) = run_dir();
         let dir = RunDir::create(&path).unwrap();
-        write_beside_and_rename(&path, "");
+        replace_file(&path, "");
         let mut source = start(&path);
         source.problem("cannot be read as a state file").await;
         assert!(source.events.try_recv().is_err());
@@ -214,11 +214,11 @@ fn a_run_directory_that_is_replaced_is_found_again() {
     });
 }
 
-/// Not an assertion of a time: it is printed, and only has to be far from any pause of the source's
-/// own.
+/// The time is printed, and only has to be far below every pause of the source: this is not a
+/// benchmark.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a test measures")]
-fn a_change_is_told_at_once() {
+fn a_change_is_sent_at_once() {
     in_runtime(async {
         let (_parent, path) = run_dir();
         let dir = RunDir::create(&path).unwrap();
@@ -235,7 +235,7 @@ fn a_change_is_told_at_once() {
             times.push(written.elapsed());
         }
         times.sort();
-        println!("from rename to told, 500 pods: median {:?}, worst {:?}", times[25], times[49]);
+        println!("from rename to event, 500 pods: median {:?}, worst {:?}", times[25], times[49]);
         assert!(times[25] < Duration::from_millis(100), "{times:?}");
         source.stop().await;
     });

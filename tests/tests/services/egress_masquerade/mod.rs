@@ -163,7 +163,7 @@ fn the_last_good_file_holds(backend: Backend) -> Result<()> {
     assert!(!rig.is_masqueraded(Who::Routed, inside, Protocol::Tcp)?, "{inside}");
     let status = rig.agent.status()?["errors"].to_string();
     ensure!(
-        status.contains("203.0.113.0/33") && status.contains("what the last good file said holds"),
+        status.contains("203.0.113.0/33") && status.contains("the last good file stays in force"),
         "{status}"
     );
     Ok(())

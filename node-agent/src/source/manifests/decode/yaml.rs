@@ -11,8 +11,8 @@ use crate::source::object::Found;
 
 /// The objects of one document.
 pub(super) fn document(place: Place, text: &str, sink: &mut Sink<'_>) {
-    // A list is taken apart while it is read. Its kind may come after its items, so look for it
-    // first; where it is not found (in `{flow: style}`), the document is read whole.
+    // A list is decoded item by item. Its kind may come after its items, so look for it first. If
+    // it is not found (in `{flow: style}`), the whole document is read at once.
     let known = top_level(text, "kind").zip(top_level(text, "apiVersion"));
     if let Some((kind, api_version)) = known
         && let Ok(Nature::List(list)) = Nature::of(Some(api_version), Some(kind), None)
@@ -33,8 +33,8 @@ pub(super) fn document(place: Place, text: &str, sink: &mut Sink<'_>) {
     }
 }
 
-/// No limit on how much somebody writes, who may write to the folder; those on depth and on aliases
-/// stay, since a few lines of them could take all the memory.
+/// No limit on size, since whoever may write to the folder is trusted with it. The limits on depth
+/// and aliases stay, since a few lines could otherwise take all the memory.
 fn limits() -> Options {
     options! {
         with_snippet: false,
@@ -54,14 +54,14 @@ fn broken(place: Place, error: &serde_saphyr::Error, sink: &mut Sink<'_>) {
     sink(Place { line, ..place }, Err(DecodeError::Yaml(text)));
 }
 
-/// The plain value of a key at the left margin of a document in block style.
+/// The plain value of a key at the top level of a document in block style.
 fn top_level<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
     let value = value.split(" #").next().unwrap_or_default().trim();
     Some(value.trim_matches(['"', '\'']))
 }
 
-/// One object, or a list that was read whole.
+/// One object, or a list that was read at once.
 fn object(place: Place, mut tree: Value, list: Option<&ListKind>, sink: &mut Sink<'_>) {
     let Some(map) = tree.as_object_mut() else {
         return sink(place, Err(NOT_AN_OBJECT));
@@ -88,7 +88,7 @@ fn object(place: Place, mut tree: Value, list: Option<&ListKind>, sink: &mut Sin
     }
 }
 
-/// Reads a list's document, and hands out its items one by one.
+/// Reads a list's document, and passes on its items one by one.
 struct ListSeed<'i> {
     item: &'i mut dyn FnMut(usize, Value),
 }

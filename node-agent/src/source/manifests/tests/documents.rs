@@ -1,4 +1,4 @@
-//! What files say: formats, lists, and what is broken.
+//! Formats, lists, and broken files.
 
 use super::*;
 
@@ -35,7 +35,7 @@ fn files_of_every_form() {
         ("hidden", ".x.yaml", yaml.clone(), vec![]),
         ("empty", "x.yaml", String::new(), vec![]),
         ("empty JSON", "x.json", String::new(), vec![]),
-        ("kinds of no interest", "x.yaml", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\nspec: {ports: 7}\n".into(), vec![]),
+        ("other kinds", "x.yaml", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\nspec: {ports: 7}\n".into(), vec![]),
         ("Knative's Service", "x.yaml", yaml.replace("v1", "serving.knative.dev/v1"), vec![]),
         ("headless", "x.yaml", yaml.replace("10.0.0.1", "None"), vec![]),
     ];
@@ -43,19 +43,19 @@ fn files_of_every_form() {
         let place = Place::new();
         place.write(file, &text);
         let (events, problems) = place.fresh();
-        assert_eq!(told(&events), expected, "{name}");
+        assert_eq!(services(&events), expected, "{name}");
         assert!(problems.is_empty(), "{name}: {problems:?}");
         assert_eq!(events[events.len() - LISTED.len()..], LISTED, "{name}");
     }
 }
 
 #[test]
-fn what_is_broken_is_named_and_the_rest_used() {
+fn broken_parts_are_named_and_the_rest_is_used() {
     let (a, b) = (service("a", "10.0.0.1"), service("b", "10.0.0.2"));
     let both = vec!["d/a 10.0.0.1", "d/b 10.0.0.2"];
     let cases: Vec<(&str, &str, String, Vec<&str>, &str)> = vec![
         ("not YAML", "x.yaml", format!("{a}---\nkind: [\n---\n{b}"), both.clone(), "x.yaml, document 2 (line 6): skipped: not YAML: "),
-        ("not an object", "x.yaml", format!("{a}---\n- 1\n---\n{b}"), both.clone(), "x.yaml, document 2 (line 5): skipped: not an object of the Kubernetes API: a mapping with apiVersion and kind is wanted"),
+        ("not an object", "x.yaml", format!("{a}---\n- 1\n---\n{b}"), both.clone(), "x.yaml, document 2 (line 5): skipped: not an object of the Kubernetes API: expected a mapping with apiVersion and kind"),
         ("without a kind", "x.yaml", format!("{a}---\napiVersion: v1\n---\n{b}"), both.clone(), "x.yaml, document 2 (line 5): skipped: not an object"),
         ("without a name", "x.yaml", format!("{a}---\n{}---\n{b}", a.replace("name: a, ", "")), both.clone(), "x.yaml, document 2 (line 5): skipped: Service without metadata.name"),
         ("a field of another type", "x.yaml", format!("{}---\n{b}", a.replace("port: 80", "port: http")), vec!["d/b 10.0.0.2"], "x.yaml, document 1 (line 1): skipped: Service d/a: spec.ports[0].port: invalid type: string \"http\", expected i64"),
@@ -71,13 +71,13 @@ fn what_is_broken_is_named_and_the_rest_used() {
         let place = Place::new();
         place.write(file, &text);
         let (events, problems) = place.fresh();
-        assert_eq!(told(&events), expected, "{name}");
+        assert_eq!(services(&events), expected, "{name}");
         assert_eq!(problems.len(), 1, "{name}: {problems:?}");
         assert!(problems[0].starts_with(problem), "{name}: {}", problems[0]);
     }
 }
 
-/// A few lines that unfold to 10^9 elements.
+/// A few lines that expand to 10^9 elements.
 fn bomb() -> String {
     let mut text = String::from("apiVersion: v1\nkind: Service\nl0: &l0 [x,x,x,x,x,x,x,x,x,x]\n");
     for level in 1..9 {
@@ -88,7 +88,7 @@ fn bomb() -> String {
 }
 
 #[test]
-fn of_a_file_that_is_not_text_nothing_is_used() {
+fn a_file_that_is_not_text_is_skipped() {
     let place = Place::new();
     place.write("b.yaml", &service("b", "10.0.0.2"));
     std::os::unix::fs::symlink("/dev/null", place.folder.path().join("device.yaml")).unwrap();
@@ -97,7 +97,7 @@ fn of_a_file_that_is_not_text_nothing_is_used() {
     #[expect(clippy::disallowed_methods, reason = "a test writes as any editor would")]
     std::fs::write(place.folder.path().join("a.yaml"), [0xff, 0xfe, 0x00]).unwrap();
     let (events, problems) = place.fresh();
-    assert_eq!(told(&events), ["d/b 10.0.0.2"]);
+    assert_eq!(services(&events), ["d/b 10.0.0.2"]);
     assert_eq!(
         problems,
         [
@@ -108,12 +108,12 @@ fn of_a_file_that_is_not_text_nothing_is_used() {
 }
 
 #[test]
-fn of_many_mistakes_the_first_are_named_and_the_rest_counted() {
+fn the_first_problems_are_named_and_the_rest_counted() {
     let place = Place::new();
     place.write("a.yaml", &"kind: Pod\n---\n".repeat(150));
     place.write("b.yaml", &service("b", "10.0.0.2"));
     let (events, problems) = place.fresh();
-    assert_eq!(told(&events), ["d/b 10.0.0.2"]);
+    assert_eq!(services(&events), ["d/b 10.0.0.2"]);
     assert_eq!(problems.len(), 101);
     assert!(
         problems[99].starts_with("a.yaml, document 100 (line 198): skipped: "),

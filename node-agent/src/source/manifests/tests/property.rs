@@ -1,4 +1,4 @@
-//! Any sequence of changes to the files ends in what a first look would tell.
+//! Any sequence of changes to the files yields what a fresh read yields.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,15 +15,15 @@ enum Step {
     Remove(usize),
     Rename(usize, usize),
     Link(usize, usize),
-    /// Look at what was touched since the last look.
+    /// Read the files touched since the last read.
     Look,
-    /// Look without knowing what was touched.
+    /// Read all files.
     LookEverywhere,
 }
 
 const FILES: [&str; 5] = ["a.yaml", "b.yml", "c.json", "d.yaml", ".e.yaml"];
 
-/// Few objects, so that they meet in several files.
+/// Few objects, so that several files have the same one.
 fn document() -> impl Strategy<Value = String> {
     let service = (0..3, 0..4).prop_map(|(name, variant)| match variant {
         0 => service(&format!("s{name}"), "None"),
@@ -69,11 +69,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What was told, by what it is about.
+/// The last event for each object.
 #[derive(Debug, Default, PartialEq)]
-struct Told(BTreeMap<String, Event>);
+struct Latest(BTreeMap<String, Event>);
 
-impl Told {
+impl Latest {
     fn apply(&mut self, events: Vec<Event>) {
         for event in events {
             let (key, gone) = match &event {
@@ -89,20 +89,19 @@ impl Told {
             if gone {
                 self.0.remove(&key);
             } else {
-                assert_ne!(self.0.get(&key), Some(&event), "told although nothing is different");
+                assert_ne!(self.0.get(&key), Some(&event), "sent although nothing changed");
                 self.0.insert(key, event);
             }
         }
     }
 }
 
-/// Carries out one change; whether files were touched is the file system's to say, so errors are
-/// none.
+/// Makes one change. Errors are ignored: a file may be missing.
 fn change(place: &Place, step: &Step, touched: &mut BTreeSet<std::ffi::OsString>) {
     let path = |file: &usize| place.folder.path().join(FILES[*file]);
     let files = match step {
         Step::Write(file, text) => {
-            // Not through a link to another file, whose name would not be told.
+            // Not through a link: the name of the other file would not be recorded as touched.
             let _ = std::fs::remove_file(path(file));
             place.write(FILES[*file], text);
             vec![file]
@@ -129,11 +128,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_changes_end_in_what_a_first_look_tells(steps in vec(step(), 1..30)) {
+    fn any_sequence_of_changes_yields_what_a_fresh_read_yields(steps in vec(step(), 1..30)) {
         let place = Place::new();
         let config = place.config();
         let mut folder = Folder::new(config.folder.clone(), config.node_name.clone());
-        let (mut told, mut touched) = (Told::default(), BTreeSet::new());
+        let (mut latest, mut touched) = (Latest::default(), BTreeSet::new());
         for step in steps.iter().chain([&Step::Look]) {
             change(&place, step, &mut touched);
             let look = match step {
@@ -141,12 +140,12 @@ proptest! {
                 Step::LookEverywhere => Look::Everywhere,
                 Step::Write(..) | Step::Remove(_) | Step::Rename(..) | Step::Link(..) => continue,
             };
-            told.apply(folder.scan(&look).unwrap());
+            latest.apply(folder.scan(&look).unwrap());
         }
         let (events, mut problems) = place.fresh();
-        let mut fresh = Told::default();
+        let mut fresh = Latest::default();
         fresh.apply(events);
-        prop_assert_eq!(told, fresh);
+        prop_assert_eq!(latest, fresh);
         let mut known = folder.problems();
         known.sort();
         problems.sort();

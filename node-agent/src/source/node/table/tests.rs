@@ -1,4 +1,4 @@
-//! What the table makes of the kernel's messages.
+//! The table after messages of the kernel.
 
 use rtnetlink::packet_route::address::AddressHeaderFlags;
 
@@ -29,11 +29,11 @@ fn with_flags(mut message: AddressMessage, flags: AddressFlags) -> AddressMessag
 }
 
 fn shown_addresses(table: &Table) -> Vec<String> {
-    table.addresses().iter().map(|told| format!("{}@{}", told.address, told.interface)).collect()
+    table.addresses().iter().map(|found| format!("{}@{}", found.address, found.interface)).collect()
 }
 
 #[test]
-fn what_the_kernel_says() {
+fn messages_of_the_kernel() {
     use RouteNetlinkMessage::{DelAddress, DelLink, NewAddress, NewLink};
     let eth0 = || NewLink(link(2, "eth0", AddressFamily::Unspec));
     let a = || address(2, "10.0.0.1", 24);
@@ -45,7 +45,11 @@ fn what_the_kernel_says() {
     let cases: Vec<(&str, Vec<RouteNetlinkMessage>, Vec<&str>)> = vec![
         ("nothing", vec![], vec![]),
         ("an address", vec![eth0(), NewAddress(a())], vec!["10.0.0.1@eth0"]),
-        ("told twice", vec![eth0(), NewAddress(a()), NewAddress(a())], vec!["10.0.0.1@eth0"]),
+        (
+            "the same message twice",
+            vec![eth0(), NewAddress(a()), NewAddress(a())],
+            vec!["10.0.0.1@eth0"],
+        ),
         ("address before link", vec![NewAddress(a()), eth0()], vec!["10.0.0.1@eth0"]),
         ("no link", vec![NewAddress(a())], vec![]),
         ("removed", vec![eth0(), NewAddress(a()), DelAddress(a())], vec![]),
@@ -112,7 +116,7 @@ fn what_a_link_is() {
         ("a veth pair of the node's", vec![info(InfoKind::Veth)], LinkKind::Veth),
         ("a pod's veth", vec![info(InfoKind::Veth), elsewhere()], LinkKind::VethToElsewhere),
         (
-            "the namespace told first",
+            "the namespace attribute first",
             vec![elsewhere(), info(InfoKind::Veth)],
             LinkKind::VethToElsewhere,
         ),
@@ -157,7 +161,7 @@ fn links_with_their_hardware_addresses() {
 
 /// One is renamed, and one is replaced by another kind of link with its index.
 #[test]
-fn addresses_on_dummy_devices_are_told_apart() {
+fn addresses_on_dummy_devices_are_marked() {
     use RouteNetlinkMessage::{DelLink, NewAddress, NewLink};
     let dummy = |index, name| {
         let mut message = link(index, name, AddressFamily::Unspec);
@@ -166,7 +170,7 @@ fn addresses_on_dummy_devices_are_told_apart() {
         message
     };
     let mut table = Table::default();
-    let told = |table: &Table| -> Vec<(String, bool)> {
+    let dummies = |table: &Table| -> Vec<(String, bool)> {
         let all = table.addresses();
         all.iter().map(|on| (on.address.to_string(), on.dummy)).collect()
     };
@@ -180,7 +184,7 @@ fn addresses_on_dummy_devices_are_told_apart() {
     ] {
         table.apply(&message);
     }
-    assert_eq!(told(&table), [is("10.0.0.1", false), is("10.96.0.10", true)]);
+    assert_eq!(dummies(&table), [is("10.0.0.1", false), is("10.96.0.10", true)]);
     for message in [
         DelLink(link(3, "renamed", AddressFamily::Unspec)),
         NewLink(link(3, "eth1", AddressFamily::Unspec)),
@@ -188,5 +192,5 @@ fn addresses_on_dummy_devices_are_told_apart() {
     ] {
         table.apply(&message);
     }
-    assert_eq!(told(&table), [is("10.0.0.1", false), is("10.96.0.10", false)]);
+    assert_eq!(dummies(&table), [is("10.0.0.1", false), is("10.96.0.10", false)]);
 }

@@ -1,4 +1,4 @@
-//! What a Service says in the model's terms.
+//! Converts a Service to the model's terms.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -12,15 +12,15 @@ use crate::source::object::{
     Kind, Notes, ObjectError, PROXY_NAME_LABEL, Warning, elements, parse_address, parse_range,
 };
 
-/// `sessionAffinityConfig.clientIP.timeoutSeconds` where nothing is written.
+/// `sessionAffinityConfig.clientIP.timeoutSeconds` if it is missing.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
 
-/// The most that the API allows: a day.
+/// The API's maximum: a day.
 const MAX_AFFINITY_SECONDS: u32 = 86_400;
 
-/// The service in the model's terms; `None` for one that is not this proxy's to serve: headless,
-/// `ExternalName`, given to another proxy by label, or without a usable cluster IP (which is warned
-/// of).
+/// The service in the model's terms. `None` if this proxy does not serve it: it is headless, of
+/// type `ExternalName`, given to another proxy by label, or without a usable cluster IP (with a
+/// warning).
 pub fn service(
     raw: &Service,
     warnings: &mut Vec<Warning>,
@@ -59,8 +59,8 @@ pub fn service(
     }))
 }
 
-/// One for each family, in the order written: `clusterIPs`, or where only the older field is
-/// written, that.
+/// The cluster IPs, at most one for each family, in the order of `clusterIPs`, or the older
+/// `clusterIP` if that is the only field.
 fn cluster_ips(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<IpAddr> {
     let first = spec.cluster_ip.as_deref().filter(|text| !text.is_empty());
     let several = elements(spec.cluster_ips.as_ref());
@@ -73,7 +73,7 @@ fn cluster_ips(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<IpAddr> {
         notes.warn(
             "spec.clusterIP",
             "",
-            "no address (\"None\" would say that none is wanted): not served",
+            "no address (\"None\" would make the service headless): not served",
         );
     }
     let mut addresses: Vec<IpAddr> = Vec::new();
@@ -111,7 +111,7 @@ fn external_ips(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<IpAddr> {
     addresses
 }
 
-/// An entry that cannot be read admits nobody: see [`SourceRanges::of`].
+/// An entry that cannot be read admits nobody; see [`SourceRanges::of`].
 fn source_ranges(spec: &ServiceSpec, notes: &mut Notes<'_>) -> SourceRanges {
     let written = elements(spec.load_balancer_source_ranges.as_ref());
     let mut source_ranges = SourceRanges::default();
@@ -209,12 +209,12 @@ fn service_port(
     })
 }
 
-/// A port number of the API, which are wider integers there.
+/// A port number from the API's wider integer.
 pub(in crate::source::object) fn port_number(number: i64) -> Option<NonZeroU16> {
     u16::try_from(number).ok().and_then(NonZeroU16::new)
 }
 
-/// A port's protocol: TCP where none is written.
+/// A port's protocol, TCP if it is missing.
 pub(in crate::source::object) fn protocol(
     field: fmt::Arguments<'_>,
     written: Option<&str>,
@@ -269,8 +269,8 @@ fn affinity(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Affinity {
     Affinity::ClientIp { seconds: usable.unwrap_or(DEFAULT_AFFINITY_SECONDS) }
 }
 
-/// Only a load balancer with the policy Local asks for it; elsewhere the API may keep a stale
-/// number.
+/// Only a load balancer with the policy Local uses this port; for other services the API may keep a
+/// stale number.
 fn health_check_node_port(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Option<NonZeroU16> {
     let asked = spec.kind.as_deref() == Some("LoadBalancer")
         && spec.external_traffic_policy.as_deref() == Some("Local");

@@ -8,7 +8,7 @@ use crate::source::object::{ObjectError, Warning};
 
 mod frontends;
 
-/// A service that is served, with `changes` laid over it: `null` removes a field.
+/// A service that is served, with `changes` applied: `null` removes a field.
 fn converted(changes: &Value) -> (Option<model::Service>, Vec<String>) {
     let mut object = json!({
         "metadata": {"name": "web", "namespace": "d"},
@@ -38,7 +38,7 @@ fn shown<T: Display>(values: &[T]) -> String {
 }
 
 #[test]
-fn which_services_are_ours() {
+fn which_services_are_served() {
     let cases = [
         ("plain", json!({}), Some("10.0.0.1"), 0),
         ("no spec", json!({"spec": null}), None, 0),
@@ -127,13 +127,13 @@ fn which_services_are_ours() {
         ),
     ];
     for (name, changes, expected, warnings) in cases {
-        let (service, told) = converted(&changes);
+        let (service, warned) = converted(&changes);
         assert_eq!(
             service.map(|service| shown(&service.cluster_ips)).as_deref(),
             expected,
             "{name}"
         );
-        assert_eq!(told.len(), warnings, "{name}: {told:?}");
+        assert_eq!(warned.len(), warnings, "{name}: {warned:?}");
     }
 }
 
@@ -167,14 +167,14 @@ fn policies() {
         ),
     ];
     for (name, spec, external, internal, warnings) in cases {
-        let (service, told) = converted(&json!({"spec": spec}));
+        let (service, warned) = converted(&json!({"spec": spec}));
         let service = service.unwrap();
         assert_eq!(
             (service.external_policy, service.internal_policy),
             (external, internal),
             "{name}"
         );
-        assert_eq!(told.len(), warnings, "{name}: {told:?}");
+        assert_eq!(warned.len(), warnings, "{name}: {warned:?}");
     }
 }
 
@@ -207,9 +207,9 @@ fn affinity() {
         ("unknown", json!({"sessionAffinity": "Cookie"}), Affinity::None, 1),
     ];
     for (name, spec, expected, warnings) in cases {
-        let (service, told) = converted(&json!({"spec": spec}));
+        let (service, warned) = converted(&json!({"spec": spec}));
         assert_eq!(service.unwrap().affinity, expected, "{name}");
-        assert_eq!(told.len(), warnings, "{name}: {told:?}");
+        assert_eq!(warned.len(), warnings, "{name}: {warned:?}");
     }
 }
 
@@ -224,10 +224,10 @@ fn health_check_node_port() {
         ("malformed", "LoadBalancer", "Local", json!(-5), None, 1),
     ];
     for (name, kind, policy, port, expected, warnings) in cases {
-        let (service, told) = converted(&json!({"spec": {
+        let (service, warned) = converted(&json!({"spec": {
             "type": kind, "externalTrafficPolicy": policy, "healthCheckNodePort": port}}));
         assert_eq!(service.unwrap().health_check_node_port.map(u16::from), expected, "{name}");
-        assert_eq!(told.len(), warnings, "{name}: {told:?}");
+        assert_eq!(warned.len(), warnings, "{name}: {warned:?}");
     }
 }
 
@@ -248,6 +248,9 @@ fn name_and_age() {
 
 #[test]
 fn a_warning_names_object_field_and_value() {
-    let (_, told) = converted(&json!({"spec": {"externalIPs": ["1.1.1.1", "x\ny"]}}));
-    assert_eq!(told, [r#"Service d/web: spec.externalIPs[1] "x\ny": not an IP address: left out"#]);
+    let (_, warned) = converted(&json!({"spec": {"externalIPs": ["1.1.1.1", "x\ny"]}}));
+    assert_eq!(
+        warned,
+        [r#"Service d/web: spec.externalIPs[1] "x\ny": not an IP address: left out"#]
+    );
 }

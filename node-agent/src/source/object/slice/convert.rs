@@ -1,4 +1,4 @@
-//! What an EndpointSlice says in the model's terms.
+//! Converts an EndpointSlice to the model's terms.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use crate::source::object::address::usable_address;
 use crate::source::object::service::{port_number, protocol};
 use crate::source::object::{Kind, Notes, ObjectError, PROXY_NAME_LABEL, Warning, elements};
 
-/// Joins a slice to its Service.
+/// Names a slice's Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
-/// On the slices of a headless Service.
+/// Marks the slices of a headless Service.
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 
-/// The slice in the model's terms; `None` for one that belongs to no Service of ours: without the
-/// Service's name, of a headless Service or another proxy's, or of host names.
+/// The slice in the model's terms. `None` if it belongs to no served Service: it names none, its
+/// Service is headless or another proxy's, or its endpoints are host names.
 pub fn slice(
     raw: &EndpointSlice,
     warnings: &mut Vec<Warning>,
@@ -56,7 +56,7 @@ fn ports(raw: &[EndpointPort], notes: &mut Notes<'_>) -> Vec<SlicePort> {
             notes.warn(
                 format_args!("ports[{index}].name"),
                 number,
-                "no name (\"\" would be one): left out",
+                "no name (\"\" would be valid): left out",
             );
             continue;
         };
@@ -77,7 +77,7 @@ fn ports(raw: &[EndpointPort], notes: &mut Notes<'_>) -> Vec<SlicePort> {
 
 fn endpoints(raw: &[Endpoint], family: Family, notes: &mut Notes<'_>) -> Vec<SliceEndpoint> {
     let mut endpoints = Vec::with_capacity(raw.len());
-    // Many endpoints of a slice are on few nodes and in few zones: one copy of each name.
+    // The endpoints of a slice are on few nodes and in few zones: keep one copy of each name.
     let mut names = Names::default();
     for (index, endpoint) in raw.iter().enumerate() {
         let written = elements(endpoint.addresses.as_ref()).first().map_or("", String::as_str);
@@ -111,18 +111,18 @@ fn endpoints(raw: &[Endpoint], family: Family, notes: &mut Notes<'_>) -> Vec<Sli
     endpoints
 }
 
-/// The names met in one slice.
+/// The names found in one slice.
 #[derive(Default)]
 struct Names(Vec<Arc<str>>);
 
 impl Names {
-    /// `None` for an empty name, which names nothing.
+    /// The shared copy of a name; `None` for an empty name.
     fn shared(&mut self, name: &str) -> Option<Arc<str>> {
         if name.is_empty() {
             return None;
         }
-        // From the end: neighbours are often on one node. Bounded, so that a slice of a thousand
-        // nodes stays linear.
+        // From the end, since neighbours are often on one node. Bounded, so that a slice with a
+        // thousand nodes takes linear time.
         if let Some(known) = self.0.iter().rev().take(8).find(|known| &***known == name) {
             return Some(known.clone());
         }

@@ -4,7 +4,7 @@ use super::*;
 use crate::model::{EndpointState, Family};
 use crate::source::object::{ObjectError, Warning};
 
-/// A slice of a service of ours, with these fields replaced.
+/// A slice of a served service, with these fields replaced.
 fn converted(changes: Value) -> (Option<crate::model::Slice>, Vec<String>) {
     let mut object = json!({
         "metadata": {"name": "web-1", "namespace": "d", "labels": {"kubernetes.io/service-name": "web"}},
@@ -21,7 +21,7 @@ fn converted(changes: Value) -> (Option<crate::model::Slice>, Vec<String>) {
 }
 
 #[test]
-fn which_slices_are_ours() {
+fn which_slices_are_used() {
     let labels =
         |labels: Value| json!({"metadata": {"name": "web-1", "namespace": "d", "labels": labels}});
     let v4 = Some(("d/web", Family::V4));
@@ -57,11 +57,11 @@ fn which_slices_are_ours() {
         ("no address type", json!({"addressType": ""}), None, 1),
     ];
     for (name, changes, expected, warnings) in cases {
-        let (slice, told) = converted(changes);
+        let (slice, warned) = converted(changes);
         let found = slice.map(|slice| (slice.service.to_string(), slice.family));
         let expected = expected.map(|(service, family)| (service.to_owned(), family));
         assert_eq!(found, expected, "{name}");
-        assert_eq!(told.len(), warnings, "{name}: {told:?}");
+        assert_eq!(warned.len(), warnings, "{name}: {warned:?}");
     }
 }
 
@@ -86,14 +86,14 @@ fn ports() {
         ),
     ];
     for (name, ports, expected, warnings) in cases {
-        let (slice, told) = converted(json!({"ports": ports}));
+        let (slice, warned) = converted(json!({"ports": ports}));
         let ports = slice.unwrap().ports;
         let shown: Vec<String> = ports
             .iter()
             .map(|port| format!("{} {}/{}", port.name, port.port, port.protocol))
             .collect();
         assert_eq!(shown, expected, "{name}");
-        assert_eq!(told.len(), warnings, "{name}: {told:?}");
+        assert_eq!(warned.len(), warnings, "{name}: {warned:?}");
     }
 }
 
@@ -133,7 +133,7 @@ fn addresses() {
         ),
         ("none", "IPv4", json!([{"addresses": []}, {}, {"addresses": null}]), vec![], 3),
         (
-            "ways to the node itself",
+            "addresses of the node itself",
             "IPv4",
             json!([{"addresses": ["127.0.0.1"]}, {"addresses": ["0.0.0.0"]}, {"addresses": ["169.254.0.1"]}]),
             vec![],
@@ -148,12 +148,12 @@ fn addresses() {
         ),
     ];
     for (name, family, endpoints, expected, warnings) in cases {
-        let (slice, told) = converted(json!({"addressType": family, "endpoints": endpoints}));
+        let (slice, warned) = converted(json!({"addressType": family, "endpoints": endpoints}));
         let endpoints = slice.unwrap().endpoints;
         let shown: Vec<String> =
             endpoints.iter().map(|endpoint| endpoint.address.to_string()).collect();
         assert_eq!(shown, expected, "{name}");
-        assert_eq!(told.len(), warnings, "{name}: {told:?}");
+        assert_eq!(warned.len(), warnings, "{name}: {warned:?}");
     }
 }
 
@@ -222,12 +222,12 @@ fn nodes_and_hints() {
     ];
     for (name, mut endpoint, node, zones, nodes) in cases {
         endpoint["addresses"] = json!(["10.1.0.1"]);
-        let (slice, told) = converted(json!({"endpoints": [endpoint]}));
+        let (slice, warned) = converted(json!({"endpoints": [endpoint]}));
         let endpoint = &slice.unwrap().endpoints[0];
         assert_eq!(endpoint.node.as_deref(), node, "{name}");
         assert_eq!(endpoint.zone_hints.join(" "), zones, "{name}");
         assert_eq!(endpoint.node_hints.join(" "), nodes, "{name}");
-        assert!(told.is_empty(), "{name}: {told:?}");
+        assert!(warned.is_empty(), "{name}: {warned:?}");
     }
 }
 
@@ -247,10 +247,10 @@ fn names() {
 
 #[test]
 fn a_warning_names_object_field_and_value() {
-    let (_, told) =
+    let (_, warned) =
         converted(json!({"endpoints": [{"addresses": ["10.1.0.1"]}, {"addresses": ["x"]}]}));
     assert_eq!(
-        told,
+        warned,
         ["EndpointSlice d/web-1: endpoints[1].addresses[0] \"x\": not an IP address: left out"]
     );
 }

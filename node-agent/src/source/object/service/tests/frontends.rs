@@ -26,14 +26,14 @@ fn external_addresses() {
         ),
         ("one twice", json!({"spec": {"externalIPs": ["1.2.3.4", "1.2.3.04"]}}), "1.2.3.4", "", 0),
         (
-            "ways to the node itself",
+            "addresses of the node itself",
             json!({"spec": {"externalIPs": ["127.0.0.1", "::1", "0.0.0.0", "169.254.1.1"]}}),
             "",
             "",
             4,
         ),
         (
-            "a load balancer's ways to the node itself",
+            "a load balancer's addresses of the node itself",
             ingress(json!([
                 {"ip": "127.0.0.1"}, {"ip": "::1"}, {"ip": "0.0.0.0"}, {"ip": "169.254.169.254"}, {"ip": "fe80::1"},
                 {"ip": "::ffff:127.0.0.1"}
@@ -98,11 +98,11 @@ fn external_addresses() {
         ),
     ];
     for (name, changes, external, balancer, warnings) in cases {
-        let (service, told) = converted(&changes);
+        let (service, warned) = converted(&changes);
         let service = service.unwrap();
         assert_eq!(shown(&service.external_ips), external, "{name}");
         assert_eq!(shown(&service.load_balancer_ips), balancer, "{name}");
-        assert_eq!(told.len(), warnings, "{name}: {told:?}");
+        assert_eq!(warned.len(), warnings, "{name}: {warned:?}");
     }
 }
 
@@ -136,7 +136,7 @@ fn source_ranges() {
         ),
     ];
     for (name, ranges, expected, unreadable) in cases {
-        let (service, told) = converted(&json!({
+        let (service, warned) = converted(&json!({
             "metadata": {"annotations": {"service.beta.kubernetes.io/load-balancer-source-ranges": "9.9.9.9/32"}},
             "spec": {"loadBalancerSourceRanges": ranges},
             "status": {"loadBalancer": {"ingress": [{"ip": "1.2.3.4"}]}},
@@ -145,7 +145,7 @@ fn source_ranges() {
         assert_eq!(shown(&service.source_ranges.ranges), expected, "{name}");
         assert_eq!(service.source_ranges.unreadable, unreadable, "{name}");
         assert_eq!(shown(&service.load_balancer_ips), "1.2.3.4", "{name}");
-        assert_eq!(told.len(), usize::from(unreadable), "{name}: {told:?}");
+        assert_eq!(warned.len(), usize::from(unreadable), "{name}: {warned:?}");
     }
 }
 
@@ -203,7 +203,7 @@ fn ports() {
         ),
     ];
     for (name, ports, expected, warnings) in cases {
-        let (service, told) = converted(&json!({"spec": {"ports": ports}}));
+        let (service, warned) = converted(&json!({"spec": {"ports": ports}}));
         let shown: Vec<String> = service
             .unwrap()
             .ports
@@ -215,6 +215,6 @@ fn ports() {
             })
             .collect();
         assert_eq!(shown, expected, "{name}");
-        assert_eq!(told.len(), warnings, "{name}: {told:?}");
+        assert_eq!(warned.len(), warnings, "{name}: {warned:?}");
     }
 }
