@@ -1,4 +1,4 @@
-//! What is true: services, endpoints, this node, its pods. Plain values; no kernel, no Kubernetes
+//! The facts: services, endpoints, this node, its pods. Plain values; no kernel, no Kubernetes
 //! client.
 
 mod egress;
@@ -25,43 +25,43 @@ pub use service::{
     TrafficPolicy, family_of,
 };
 
-/// What an event touched, so that only that is planned anew.
+/// What an event touched, so that only that is planned again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Change {
-    /// Services whose own facts or endpoints differ now.
+    /// Services whose own facts or endpoints changed.
     pub services: BTreeSet<ServiceName>,
-    /// The Node object differs: every service may be decided otherwise.
+    /// The Node object changed, which may change the plan of every service.
     pub node: bool,
-    /// The recorded pods differ.
+    /// The recorded pods changed.
     pub pods: bool,
-    /// The node's addresses differ.
+    /// The node's addresses changed.
     pub addresses: bool,
-    /// The ranges that cluster IPs come from differ.
+    /// The ranges of cluster IPs changed.
     pub service_ranges: bool,
-    /// Where pods keep their address differs.
+    /// The egress configuration changed.
     pub egress: bool,
-    /// When the changes were made that these services' slices answer to.
+    /// When the changes happened that led to the new slices of these services.
     pub triggers: Vec<Timestamp>,
 }
 
 impl Change {
-    /// Nothing differs.
+    /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Everything the sources have told.
+/// All facts from the sources.
 #[derive(Debug, Default)]
 pub struct Model {
     listed: BTreeSet<Listing>,
     services: HashMap<ServiceName, Service>,
     /// Sorted by name. Most services have one slice, for which a tree would take eleven times the
-    /// room.
+    /// memory.
     slices: HashMap<ServiceName, Vec<Slice>>,
     slice_owner: HashMap<SliceName, ServiceName>,
     node: Option<Node>,
-    /// There was a Node object, and it was deleted.
+    /// The Node object was deleted.
     node_gone: bool,
     service_ranges: BTreeMap<String, Vec<IpNetwork>>,
     pods: Option<PodSet>,
@@ -70,14 +70,14 @@ pub struct Model {
 }
 
 impl Model {
-    /// Takes a fact in. Repeating one changes nothing.
+    /// Applies a fact, and adds what it changes to `change`. A repeated fact changes nothing.
     pub fn apply(&mut self, event: Event, change: &mut Change) {
         match event {
             Event::Service(name, service) => self.apply_service(name, service, change),
             Event::Slice(name, slice) => self.apply_slice(name, slice, change),
             Event::Triggered(name, at) => {
-                // A slice that says what it said before, or belongs to nobody, is nothing to
-                // program.
+                // An unchanged slice, or one without a service, needs no programming, so its
+                // trigger does not count.
                 let owner = self.slice_owner.get(&name);
                 if owner.is_some_and(|owner| change.services.contains(owner)) {
                     change.triggers.push(at);
@@ -144,50 +144,50 @@ impl Model {
         }
     }
 
-    /// What the state file said last; `None` while it could not be read yet. Pods are programmed
-    /// whether or not anything else is known.
+    /// The pods of the last readable state file; `None` if it was never readable. Pods are
+    /// programmed even if nothing else is known.
     pub fn pods(&self) -> Option<&PodSet> {
         self.pods.as_ref()
     }
 
-    /// Whether load balancers may send to this node: it is not being deleted, nor was it. Where
-    /// there never was a Node object, nobody said so.
+    /// Whether load balancers may send to this node: it is not deleted or being deleted. If there
+    /// never was a Node object, they may.
     pub fn is_node_eligible(&self) -> bool {
         !self.node_gone && !self.node.as_ref().is_some_and(|node| node.leaving)
     }
 
-    /// Where pods keep their address; `None` where the operator did not ask for egress masquerade.
+    /// The egress configuration; `None` if egress masquerade is off.
     pub fn egress(&self) -> Option<&Egress> {
         self.egress.as_ref()
     }
 
-    /// How many services are known.
+    /// The number of known services.
     pub fn service_count(&self) -> usize {
         self.services.len()
     }
 
-    /// Which first lists are still owed.
+    /// The first lists that are still missing.
     pub fn owed(&self) -> impl Iterator<Item = Listing> + '_ {
         Listing::ALL.into_iter().filter(|listing| !self.listed.contains(listing))
     }
 
-    /// The world as the sources tell it; `None` while one of them still owes its first full list.
+    /// The complete facts; `None` while a source's first full list is missing.
     ///
-    /// A plan made from half a picture deletes rules that are still wanted. Planning takes a
+    /// A plan made from incomplete facts deletes rules that are still wanted. Planning takes a
     /// [`Snapshot`], and only this function makes one, so that mistake does not compile.
     pub fn snapshot(&self) -> Option<Snapshot<'_>> {
         self.owed().next().is_none().then_some(Snapshot { model: self })
     }
 }
 
-/// Stores `new`; whether it differs from what was there.
+/// Stores `new`. Returns whether it differs from the old value.
 fn replace<T: PartialEq>(slot: &mut T, new: T) -> bool {
     let differs = *slot != new;
     *slot = new;
     differs
 }
 
-/// A complete picture of the world.
+/// A complete set of facts.
 #[derive(Debug, Clone, Copy)]
 pub struct Snapshot<'a> {
     model: &'a Model,
@@ -199,7 +199,7 @@ impl<'a> Snapshot<'a> {
         self.model.services.get(name)
     }
 
-    /// Every service, in no order.
+    /// Every service, in no particular order.
     pub fn services(&self) -> impl Iterator<Item = &'a Service> + use<'a> {
         self.model.services.values()
     }
@@ -209,7 +209,7 @@ impl<'a> Snapshot<'a> {
         self.model.slices.get(service).into_iter().flatten()
     }
 
-    /// The Node object of this node, where there is one.
+    /// The Node object of this node, if there is one.
     pub fn node(&self) -> Option<&'a Node> {
         self.model.node.as_ref()
     }
@@ -219,18 +219,18 @@ impl<'a> Snapshot<'a> {
         &self.model.addresses
     }
 
-    /// The recorded pods of this node; none while the state file could not be read yet.
+    /// The recorded pods of this node; none if the state file was never readable.
     pub fn pods(&self) -> &'a PodSet {
         static NONE: PodSet = PodSet { version: None, pods: Vec::new() };
         self.model.pods().unwrap_or(&NONE)
     }
 
-    /// Where pods keep their address; `None` where the operator did not ask for egress masquerade.
+    /// The egress configuration; `None` if egress masquerade is off.
     pub fn egress(&self) -> Option<&'a Egress> {
         self.model.egress()
     }
 
-    /// The ranges that cluster IPs come from, where they are known.
+    /// The ranges of cluster IPs, if they are known.
     pub fn service_ranges(&self) -> impl Iterator<Item = IpNetwork> + use<'a> {
         self.model.service_ranges.values().flatten().copied()
     }

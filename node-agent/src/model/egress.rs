@@ -1,4 +1,4 @@
-//! Where this node's pods are to be seen by their own address, and where by the node's.
+//! Egress masquerade: the destinations that see this node's pods by their own address.
 
 use std::net::IpAddr;
 
@@ -6,12 +6,12 @@ use ipnetwork::IpNetwork;
 
 use super::service::{Family, family_of};
 
-/// Which of the pods' connections get the node's address, beside those to services.
+/// Which of the pods' connections, beyond those to services, are masqueraded.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Egress {
-    /// Towards these destinations pods keep their address. Sorted, each once.
+    /// Towards these destinations pods keep their address. Sorted, without duplicates.
     pub kept: Vec<IpNetwork>,
-    /// IPv6 is masqueraded at all. IPv4 always is.
+    /// Whether IPv6 is masqueraded. IPv4 always is.
     pub v6: bool,
 }
 
@@ -30,7 +30,7 @@ impl Egress {
         kept.filter(move |range| family_of(range.ip()) == family)
     }
 
-    /// The range for whose sake a pod keeps its address towards this destination.
+    /// The range because of which a pod keeps its address towards this destination.
     pub fn range_of(&self, destination: IpAddr) -> Option<IpNetwork> {
         self.kept.iter().copied().find(|range| range.contains(destination))
     }

@@ -1,4 +1,4 @@
-//! Endpoint slices, cut down to what decides about packets.
+//! EndpointSlices, reduced to the fields that affect packets.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -22,18 +22,18 @@ impl fmt::Display for SliceName {
     }
 }
 
-/// What may be sent to an endpoint. The API's three conditions, where a missing `ready` or
-/// `serving` means true and a missing `terminating` false.
+/// Which connections an endpoint gets, from the API's three conditions. A missing `ready` or
+/// `serving` means true, a missing `terminating` false.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EndpointState {
     /// Gets new connections.
     Ready,
-    /// Serving but terminating: the last resort, when no endpoint is ready (KEP-1669).
+    /// Serving but terminating: gets new connections only if no endpoint is ready (KEP-1669).
     Draining,
-    /// Serving, though neither ready nor terminating: gets no new connections, and keeps those it
-    /// has.
+    /// Serving, but neither ready nor terminating: gets no new connections, and keeps its existing
+    /// ones.
     Unready,
-    /// Gets none, and those it had are lost.
+    /// Gets no new connections, and its existing ones are lost.
     Down,
 }
 
@@ -55,7 +55,7 @@ impl EndpointState {
         }
     }
 
-    /// Whether the connections it has are answered (kube-proxy's `IsServing`).
+    /// Whether it answers its existing connections (kube-proxy's `IsServing`).
     pub fn serves(self) -> bool {
         match self {
             Self::Ready | Self::Draining | Self::Unready => true,
@@ -67,13 +67,14 @@ impl EndpointState {
 /// One entry of `endpoints`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SliceEndpoint {
-    /// `addresses[0]`; the API says that the others are not to be used.
+    /// `addresses[0]`; the API says that the others must not be used.
     pub address: IpAddr,
     /// From `conditions`.
     pub state: EndpointState,
-    /// `conditions.terminating`: of two entries for one address the one that runs counts.
+    /// `conditions.terminating`. Of two entries for one address, the one that is not terminating
+    /// counts.
     pub terminating: bool,
-    /// `nodeName`. Missing means that the endpoint is on no node, and never local.
+    /// `nodeName`. If it is missing, the endpoint is on no node and never local.
     pub node: Option<Arc<str>>,
     /// `hints.forZones[].name`.
     pub zone_hints: Vec<Arc<str>>,
@@ -81,14 +82,14 @@ pub struct SliceEndpoint {
     pub node_hints: Vec<Arc<str>>,
 }
 
-/// One entry of `ports` that has a name and a number; others cannot be joined to a Service port.
+/// One entry of `ports` that has a name and a number; others match no service port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlicePort {
-    /// Joins it to the Service's port.
+    /// Matches the name of the Service's port.
     pub name: Arc<str>,
     /// Its protocol.
     pub protocol: Protocol,
-    /// Where the endpoints listen.
+    /// The port at which the endpoints listen.
     pub port: NonZeroU16,
 }
 

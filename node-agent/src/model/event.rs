@@ -1,4 +1,4 @@
-//! What sources say.
+//! The events that sources send.
 
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
@@ -9,16 +9,16 @@ use super::node::{Node, NodeAddress};
 use super::pod::PodSet;
 use super::service::{Service, ServiceName};
 
-/// What a source must have listed once before services are programmed.
+/// The first lists that services wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Listing {
     /// All Services.
     Services,
     /// All EndpointSlices.
     Slices,
-    /// This Node object, or that there is none.
+    /// This node's Node object, or that there is none.
     Node,
-    /// All ServiceCIDRs, or that the API has none.
+    /// All ServiceCIDRs, or that the API does not serve them.
     ServiceCidrs,
     /// The addresses of this node's links.
     Addresses,
@@ -42,27 +42,26 @@ impl Listing {
         [Self::Services, Self::Slices, Self::Node, Self::ServiceCidrs, Self::Addresses];
 }
 
-/// One fact from the outside world. Each says what is so now, not what changed: an event that is
-/// repeated or overtaken by a later one does no harm.
+/// One fact from the outside world. It gives the current state, not a difference, so a repeated or
+/// superseded event does no harm.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// A Service is so, or is gone (or no longer ours to program).
+    /// The state of a Service; `None` if it is gone or not served by this proxy.
     Service(ServiceName, Option<Service>),
-    /// An EndpointSlice is so, or is gone.
+    /// The state of an EndpointSlice; `None` if it is gone.
     Slice(SliceName, Option<Slice>),
-    /// What was told last of this slice answers to a change of a pod or a Service that was made
-    /// then.
+    /// The last state of this slice follows a change of a pod or a Service at this time.
     Triggered(SliceName, Timestamp),
-    /// This node's Node object is so, or is missing.
+    /// The state of this node's Node object; `None` if there is none.
     Node(Option<Node>),
-    /// A ServiceCIDR of this name has these ranges, or is gone.
+    /// The ranges of the ServiceCIDR with this name; `None` if it is gone.
     ServiceCidr(String, Option<Vec<IpNetwork>>),
-    /// The state file says so.
+    /// The pods in the state file.
     Pods(PodSet),
-    /// The kernel's links have these addresses, sorted.
+    /// The addresses of the kernel's links, sorted.
     Addresses(Vec<NodeAddress>),
-    /// Pods' connections beyond services are to be masqueraded so.
+    /// The egress configuration.
     Egress(Egress),
-    /// The first full list of these objects has been told.
+    /// The first full list of these objects is complete.
     Listed(Listing),
 }

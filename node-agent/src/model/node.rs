@@ -17,18 +17,18 @@ pub struct Node {
     pub addresses: Vec<IpAddr>,
     /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNetwork>,
-    /// It is being deleted, or the cluster autoscaler is about to: load balancers should leave it
-    /// (KEP-3836).
+    /// The node is being deleted, or the cluster autoscaler is about to delete it: load balancers
+    /// should stop using it (KEP-3836).
     pub leaving: bool,
 }
 
-/// An address on a link of this node's network namespace, as the kernel has it.
+/// An address on a link of this node's network namespace.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeAddress {
     /// The address.
     pub address: IpAddr,
     /// The link's name.
     pub interface: Arc<str>,
-    /// The link is a dummy device (`ip link add … type dummy`), which no packet comes in through.
+    /// The link is a dummy device (`ip link add … type dummy`), through which no packet arrives.
     pub dummy: bool,
 }

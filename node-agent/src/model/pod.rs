@@ -6,24 +6,22 @@ use std::sync::Arc;
 
 use denizen_shared::state::{AttachmentId, Epoch, Generation};
 
-/// One attachment of a pod whose packets enter this node's stack.
+/// One attachment of a pod whose packets enter this node's network stack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalPod {
-    /// Names the attachment.
+    /// The attachment's id.
     pub id: AttachmentId,
-    /// `namespace/name`, where the runtime told.
+    /// `namespace/name`, if the runtime passed it.
     pub pod: Option<Arc<str>>,
-    /// The input interface that the IP stack sees on the pod's packets: the bridge for a bridged
-    /// pod.
+    /// The input interface of the pod's packets in the IP stack: the bridge for a bridged pod.
     pub interface: Arc<str>,
-    /// Where [`Self::interface`] is a bridge: the port of it that the pod's packets come in
-    /// through, which is the node's end of its veth. `None` for a routed pod, and for one in a VLAN
-    /// of a bridge, since between that port and the VLAN's interface there may be another bridge's
-    /// port.
+    /// If [`Self::interface`] is a bridge: the bridge port through which the pod's packets arrive,
+    /// the node's end of its veth. `None` for a routed pod. Also `None` for a pod in a VLAN of a
+    /// bridge: between that port and the VLAN's interface there may be another bridge's port.
     pub port: Option<Arc<str>>,
     /// The pod's addresses.
     pub ips: Vec<IpAddr>,
-    /// It was attached without denizen, and may have sent packets before it was known.
+    /// It was attached without the plugin, and may have sent packets before it was recorded.
     pub adopted: bool,
 }
 
@@ -33,13 +31,13 @@ impl fmt::Display for LocalPod {
     }
 }
 
-/// Which state of which state file.
+/// Identifies one state of one state file.
 pub type PodVersion = (Epoch, Generation);
 
 /// The state file's content at one generation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodSet {
-    /// Which file; `None` while there is no file.
+    /// The version of the file; `None` if there is no file.
     pub version: Option<PodVersion>,
     /// Every recorded attachment with an input interface, sorted by id.
     pub pods: Vec<LocalPod>,

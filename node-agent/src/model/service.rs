@@ -1,4 +1,4 @@
-//! Services, cut down to what decides about packets.
+//! Services, reduced to the fields that affect packets.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-/// An IP family. Everything is programmed once for each.
+/// An IP family. Everything is programmed once per family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Family {
     /// IPv4.
@@ -67,7 +67,7 @@ impl Protocol {
         Self::ALL.into_iter().find(|protocol| protocol.number() == number)
     }
 
-    /// As the Kubernetes API and a person write it, in either case.
+    /// Parses a protocol's name, upper or lower case.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|p| p.to_string().eq_ignore_ascii_case(text))
     }
@@ -105,14 +105,14 @@ impl fmt::Display for ServiceName {
     }
 }
 
-/// One port of a Service: what endpoints, affinity and load balancing belong to.
+/// One port of a Service. Endpoints, affinity and load balancing belong to it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServicePortName {
     /// The Service.
     pub service: ServiceName,
     /// The port's name; empty for the only port of a Service.
     pub port: Arc<str>,
-    /// Two ports may share a name only across protocols.
+    /// Two ports may share a name only if their protocols differ.
     pub protocol: Protocol,
 }
 
@@ -138,11 +138,11 @@ pub enum TrafficPolicy {
 /// `sessionAffinity`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Affinity {
-    /// Every connection is balanced anew.
+    /// Every connection is balanced independently.
     #[default]
     None,
-    /// Connections of one client address go where its last one went, for this many seconds after
-    /// it.
+    /// A client's connections go to the endpoint of its last one, until it has been silent for this
+    /// many seconds.
     ClientIp {
         /// `sessionAffinityConfig.clientIP.timeoutSeconds`.
         seconds: u32,
@@ -154,23 +154,22 @@ pub enum Affinity {
 pub struct SourceRanges {
     /// The entries that can be read, of both families, in the order written.
     pub ranges: Vec<IpNetwork>,
-    /// An entry cannot be read. It may have been meant for either family.
+    /// Some entry cannot be read. It may have been meant for either family.
     pub unreadable: bool,
 }
 
 impl SourceRanges {
-    /// The only sources that may use a load balancer IP of this family; `None` where every source
-    /// may.
+    /// The only sources that may use a load balancer IP of this family; `None` if every source may.
     ///
     /// Each family is restricted by its own ranges alone, as in kube-proxy. An entry that cannot be
-    /// read admits nobody: where one is written, a family without a range is closed, for the owner
-    /// meant to restrict something, and it may have been this.
+    /// read admits nobody. If there is one, a family without a range is closed: the owner meant to
+    /// restrict something, and it may have been this family.
     pub fn of(&self, family: Family) -> Option<Vec<IpNetwork>> {
         let of_family = |range: &&IpNetwork| family_of(range.ip()) == family;
         let ranges: Vec<IpNetwork> = self.ranges.iter().filter(of_family).copied().collect();
         let is_open = ranges.is_empty() && !self.unreadable;
-        let is_everybody = ranges.iter().any(|range| range.prefix() == 0);
-        (!is_open && !is_everybody).then_some(ranges)
+        let allows_all = ranges.iter().any(|range| range.prefix() == 0);
+        (!is_open && !allows_all).then_some(ranges)
     }
 }
 
@@ -183,17 +182,17 @@ impl From<Vec<IpNetwork>> for SourceRanges {
 /// One entry of `spec.ports`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePort {
-    /// Joins the port to the slices' ports; empty for an unnamed port.
+    /// Matches the name of the slices' port; empty for an unnamed port.
     pub name: Arc<str>,
     /// Its protocol.
     pub protocol: Protocol,
     /// The port on the cluster IP, external IPs and load balancer IPs.
     pub port: NonZeroU16,
-    /// The port on the node's own addresses, where one is allocated.
+    /// The port on the node's own addresses, if one is allocated.
     pub node_port: Option<NonZeroU16>,
 }
 
-/// A Service that has at least one cluster IP. Headless and ExternalName ones never get here, nor
+/// A Service with at least one cluster IP. Headless and ExternalName Services never get here, nor
 /// do those that `service.kubernetes.io/service-proxy-name` gives to another proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
@@ -223,8 +222,8 @@ pub struct Service {
 }
 
 impl Service {
-    /// Whether anything but the cluster IP leads to it. `externalTrafficPolicy` counts only then
-    /// (kube-proxy's `ExternallyAccessible`).
+    /// Whether it has a frontend other than the cluster IPs. `externalTrafficPolicy` counts only
+    /// then (kube-proxy's `ExternallyAccessible`).
     pub fn externally_reachable(&self) -> bool {
         !self.external_ips.is_empty()
             || !self.load_balancer_ips.is_empty()
