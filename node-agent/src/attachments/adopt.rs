@@ -1,5 +1,5 @@
-//! Taking over the pods that a runtime attached without denizen, and writing the state file anew
-//! when it was lost.
+//! Adopts the pods that a runtime attached without denizen, and rebuilds the state file after it
+//! was lost.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -15,14 +15,14 @@ use super::cache::{self, Entry, LeftOut};
 use super::{Config, LOCK_WAIT};
 use crate::describe::describe;
 
-/// Key of the state file that says when it was written anew.
+/// Key in the state file for the time of its rebuild.
 const REBUILT_AT: &str = "rebuiltAt";
 
-/// Records every pod of this node that is not recorded yet, and that a runtime remembers and the
-/// kernel confirms. A file that cannot be understood is set aside first, and begun anew. Blocks.
+/// Records every pod of this node that has no record yet, if the runtime's cache has it and the
+/// kernel confirms it. An invalid file is set aside first, and rebuilt. Blocks.
 ///
 /// # Errors
-/// [`StateError`]; the file is as it was then.
+/// [`StateError`]; the file is unchanged then.
 pub fn adopt_pods(config: &Config) -> Result<(), StateError> {
     let dir = RunDir::open(&config.run_dir)?;
     let state = match dir.read() {
@@ -38,7 +38,7 @@ pub fn adopt_pods(config: &Config) -> Result<(), StateError> {
     Ok(())
 }
 
-/// What is looked for while the agent runs.
+/// What to search for while the agent runs.
 #[derive(Debug)]
 pub(super) struct Search {
     /// The names of the cached results to read; `None` for all of them.
@@ -47,11 +47,11 @@ pub(super) struct Search {
     pub(super) links: HashSet<u32>,
 }
 
-/// Records the pods behind `search`'s links that a runtime remembers and the kernel confirms; what
-/// it remembers and cannot be used is left out, and returned. Blocks.
+/// Records the pods behind `search`'s links that the runtime's cache has and the kernel confirms.
+/// Returns the cached results that cannot be used. Blocks.
 ///
 /// # Errors
-/// [`StateError`]; the file is as it was then.
+/// [`StateError`]; the file is unchanged then.
 pub(super) fn adopt_late(config: &Config, search: &Search) -> Result<Vec<LeftOut>, StateError> {
     let dir = RunDir::open(&config.run_dir)?;
     let recorded = dir.read()?.map(|state| state.attachments).unwrap_or_default();
@@ -72,32 +72,32 @@ pub(super) fn adopt_late(config: &Config, search: &Search) -> Result<Vec<LeftOut
 fn insert_in(dir: &RunDir, records: BTreeMap<AttachmentId, Attachment>) -> Result<(), StateError> {
     for (id, record) in &records {
         let link = record.host_interface.as_ref().map(|link| &link.name);
-        info!(attachment = id.0, ?link, "adopted: attached without denizen");
+        info!(attachment = id.0, ?link, "adopted a pod that was attached without denizen");
     }
     dir.update(LOCK_WAIT, |state| insert(state, records)).map(drop)
 }
 
 fn warn_of((path, why): &LeftOut) {
-    warn!(path = %path.display(), why, "this cached CNI result is left out");
+    warn!(path = %path.display(), why, "cached cni result left out");
 }
 
-/// Writes the state file anew: what it said `last`, where that is known, and what runtimes
-/// remember; the links decide what of it is still so. A file that cannot be understood is set
-/// aside; one that can be, by now, is left alone. Blocks.
+/// Rebuilds the state file: from its `last` content, if that is known, and from the runtime's
+/// cache. Pruning removes records whose link is gone. An invalid file is set aside; a file that is
+/// valid by now is left alone. Blocks.
 ///
 /// # Errors
 /// [`StateError`].
 pub fn rebuild(config: &Config, last: Option<&State>) -> Result<(), StateError> {
     let dir = RunDir::open(&config.run_dir)?;
     if let Some(aside) = dir.set_aside(LOCK_WAIT, &now("%Y%m%dT%H%M%SZ"))? {
-        warn!(moved_to = %aside.display(), "the state file could not be understood and was moved away");
+        warn!(moved_to = %aside.display(), "invalid state file moved away");
     }
     let mut records = last.map(|state| state.attachments.clone()).unwrap_or_default();
     let found = remembered(config, |_| true, |id| records.contains_key(id));
     found.left_out.iter().for_each(warn_of);
     records.extend(found.records);
     let ((anew, count), ..) = dir.update(LOCK_WAIT, |state| {
-        // No file was ever written with this generation: there is none.
+        // No file is ever written with this generation, so there is none.
         let anew = state.generation.0 == 0;
         if anew {
             state.unknown.insert(REBUILT_AT.to_owned(), now("%FT%TZ").into());
@@ -106,26 +106,26 @@ pub fn rebuild(config: &Config, last: Option<&State>) -> Result<(), StateError> 
         (anew, state.attachments.len())
     })?;
     if anew {
-        warn!(records = count, "the state file was written anew");
+        warn!(records = count, "state file rebuilt");
     }
     Ok(())
 }
 
-/// Puts `records` in where there is none of their name.
+/// Adds those of `records` whose id has none yet.
 fn insert(state: &mut State, records: BTreeMap<AttachmentId, Attachment>) {
     for (id, record) in records {
         state.attachments.entry(id).or_insert(record);
     }
 }
 
-/// What came of reading a cache.
+/// The result of reading a cache.
 #[derive(Default)]
 struct Found {
     records: BTreeMap<AttachmentId, Attachment>,
     left_out: Vec<LeftOut>,
 }
 
-/// What runtimes remember in files whose name `is_wanted`, and the kernel confirms, but for what is
+/// The pods in cached files whose name `is_wanted`, if the kernel confirms them and they are not
 /// `known` already.
 fn remembered(
     config: &Config,
@@ -136,8 +136,8 @@ fn remembered(
         return Found::default();
     };
     let (mut entries, mut left_out) = cache::entries(folder, is_wanted);
-    // The newest decides where two claim one link: a name is used again, and old files stay after a
-    // crash.
+    // The newest wins if two claim one link: interface names are used again, and old files stay
+    // after a crash.
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.written));
     let (mut records, mut links) = (BTreeMap::new(), HashSet::new());
     let mut adopter = Adopter::open();
@@ -161,7 +161,7 @@ fn remembered(
     Found { records, left_out }
 }
 
-/// The record of `entry`; `None` where the kernel says that it is not so, or not any more.
+/// The record for `entry`; `None` if the kernel contradicts it.
 fn confirmed(
     adopter: &mut io::Result<Adopter>,
     entry: &Entry,

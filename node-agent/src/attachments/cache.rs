@@ -1,9 +1,9 @@
-//! What container runtimes remember of the ADDs they made: libcni's result cache.
+//! The container runtime's memory of its ADDs: libcni's result cache.
 //!
 //! libcni (and so containerd, CRI-O and others) writes `results/<network>-<containerId>-<ifName>`
-//! at each ADD and removes it at DEL; a JSON object of kind `cniCacheV1` since 0.8, the bare result
-//! before that (libcni/api.go, `cachedInfo`). The folder is on a disk: a reboot leaves the files of
-//! pods that are long gone.
+//! at each ADD and removes it at DEL. Since 0.8 the file is a JSON object of kind `cniCacheV1`,
+//! before that it was the bare result (libcni/api.go, `cachedInfo`). The folder is on a disk: after
+//! a reboot it still has files of pods that are gone.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -17,14 +17,14 @@ use denizen_shared::state::Attachment;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// Where results lie below the cache folder: libcni's own place, and that of runtimes that keep
-/// more there.
+/// The folders of results below the cache folder: libcni's own, and that of runtimes that keep more
+/// there.
 const PLACES: [&str; 2] = ["results", "cache/results"];
 
-/// More than any chain's configuration and result need.
+/// Size limit in bytes, more than any chain's configuration and result need.
 const LARGEST: u64 = 1 << 20;
 
-/// What a runtime says of one ADD.
+/// One cached ADD.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) path: PathBuf,
@@ -37,22 +37,22 @@ pub(super) struct Entry {
     pub(super) result: Box<RawValue>,
 }
 
-/// A cached result that is left out: its path, and why.
+/// A cached result that cannot be used: its path, and why.
 pub(super) type LeftOut = (PathBuf, String);
 
-/// The folders that results may lie in, or that such folders may be made in, below the cache folder
-/// `folder`.
+/// The folders below the cache folder `folder` that contain results, or in which such folders may
+/// be created.
 pub(super) fn folders(folder: &Path) -> impl Iterator<Item = PathBuf> {
     ["", "cache"].into_iter().chain(PLACES).map(|place| folder.join(place))
 }
 
-/// The name of the file in which libcni keeps the result of the ADD that `record` is of.
+/// The name of the file in which libcni keeps the result of the ADD behind `record`.
 pub(super) fn file_name(record: &Attachment) -> OsString {
     format!("{}-{}-{}", record.network, record.container_id, record.if_name).into()
 }
 
-/// Those results in the cache folder `folder` whose file's name `is_wanted`, and what is wrong with
-/// those that could not be read.
+/// The results in the cache folder `folder` whose file name `is_wanted`, and those that could not
+/// be read, with the reason.
 pub(super) fn entries(
     folder: &Path,
     is_wanted: impl Fn(&OsStr) -> bool,
@@ -80,7 +80,7 @@ pub(super) fn entries(
     (entries, bad)
 }
 
-/// The entry in the file `path`; `None` when it is gone by now, or only about a pod's loopback.
+/// The entry in the file `path`; `None` if it is gone by now, or only about a loopback interface.
 fn read(path: &Path) -> Result<Option<Entry>, String> {
     let file = match regular::open(path) {
         Ok(file) => file,
@@ -88,11 +88,11 @@ fn read(path: &Path) -> Result<Option<Entry>, String> {
         Err(error) => return Err(error.to_string()),
     };
     let metadata = file.metadata().map_err(|error| error.to_string())?;
-    // Who writes here says which pods there are, as far as the kernel does not.
+    // Whoever can write here decides which pods exist, as far as the kernel does not.
     if metadata.uid() != nix::unistd::geteuid().as_raw() && metadata.uid() != 0
         || metadata.mode() & 0o022 != 0
     {
-        return Err("others than root may write it".to_owned());
+        return Err("users other than root may write to it".to_owned());
     }
     let written = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
     let text = regular::opened_to_string(file, LARGEST).map_err(|error| error.to_string())?;
@@ -101,7 +101,7 @@ fn read(path: &Path) -> Result<Option<Entry>, String> {
     Ok(Some(entry).filter(|entry| entry.if_name != "lo"))
 }
 
-/// `kind` tells a cached call from a bare result.
+/// A cached call; without `kind` it is a bare result.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Cached {
@@ -115,7 +115,7 @@ struct Cached {
     result: Option<Box<RawValue>>,
 }
 
-/// What the file called `name` says in `text`. Pure.
+/// Parses `text`, the content of the file called `name`. Pure.
 fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<Entry, String> {
     let cached: Cached = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let missing = |key: &str| format!("{key} is missing");
@@ -132,7 +132,7 @@ fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<Ent
             args: args.join(";"),
             result: cached.result.ok_or_else(|| missing("result"))?,
         }),
-        Some(other) => Err(format!("it is of kind {other:?}, and not cniCacheV1")),
+        Some(other) => Err(format!("its kind is {other:?}, not cniCacheV1")),
         None => {
             let mut parts = name.rsplitn(3, '-');
             let (Some(if_name), Some(container), Some(network)) =
@@ -201,10 +201,10 @@ mod tests {
                 "another kind",
                 "any",
                 json!({ "kind": "cniCacheV2" }).to_string(),
-                Err("it is of kind \"cniCacheV2\", and not cniCacheV1"),
+                Err("its kind is \"cniCacheV2\", not cniCacheV1"),
             ),
             (
-                "a name that says nothing",
+                "a name without the three parts",
                 "eth0",
                 "{}".to_owned(),
                 Err("its name is not <network>-<containerId>-<ifName>"),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    #[expect(clippy::disallowed_methods, reason = "a runtime writes so")]
+    #[expect(clippy::disallowed_methods, reason = "a runtime writes files this way")]
     fn bad_files_are_named_and_the_others_read() {
         let folder = tempfile::tempdir().unwrap();
         let results = folder.path().join("results");
@@ -242,7 +242,7 @@ mod tests {
         put("pods-unasked-eth0", "{");
         fs::set_permissions(results.join("pods-c-eth0"), fs::Permissions::from_mode(0o666))
             .unwrap();
-        // One that were waited for would hold the agent's start for ever.
+        // A read that waited for this one would block the agent's start for ever.
         nix::unistd::mkfifo(&results.join("pods-d-eth0"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let (good, mut bad) = entries(folder.path(), |name| name != "pods-unasked-eth0");
         bad.sort();

@@ -1,12 +1,12 @@
-//! Finding pods that were attached without denizen while the agent runs: ADDs go by the list of
-//! plugins that they began with, so while denizen is being installed, or whenever another owner
-//! rewrites that list, some go past it.
+//! Finds pods that were attached without denizen while the agent runs. An ADD uses the list of
+//! plugins that it began with. So while denizen is being installed, or when another owner rewrites
+//! that list, some ADDs bypass it.
 //!
-//! libcni writes the result of an ADD into its cache after the last plugin has ended, and denizen's
-//! record is written before that. So a cached result without a record, whose link is there, is an
-//! ADD that went past the plugin. As long as a link that looks like a pod's has no record, every
-//! result that comes is read at once; all of them are read again with a back-off, since a cache
-//! need not be one that can be watched.
+//! libcni writes the result of an ADD into its cache after the last plugin has ended, and denizen
+//! writes its record before that. So a cached result whose link exists but has no record is an ADD
+//! that bypassed the plugin. While a link that looks like a pod's has no record, every new result
+//! is read at once. In addition all results are read again with a back-off, since inotify may not
+//! work on the cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -29,21 +29,21 @@ use crate::source::Outlet;
 use crate::source::state_file::Seen;
 use crate::source::watch::{FolderWatch, Hints};
 
-/// After a change so long is waited for what belongs to it: a link, its record and its cached
-/// result come one after the other.
+/// After a change, the wait for what belongs to it: a link, its record and its cached result appear
+/// one after the other.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// All cached results are read so long after an interface without a record came, then after twice
-/// this, and so on.
+/// After an interface without a record appears, all cached results are read after this time, then
+/// after twice this time, and so on.
 const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// After a look the next one waits so many times as long as it took: very many pods must not keep a
-/// processor busy.
+/// After a search, the pause before the next one is this many times as long as the search took, so
+/// that very many pods do not keep a processor busy.
 const REST: u32 = 4;
 
-/// Finds such pods until nobody listens to `outlet` any more; shows in `unrecorded` the interfaces
-/// that remain without a record, and the cached results that cannot be used.
+/// Finds such pods until `outlet` is closed. Publishes in `unrecorded` the interfaces that remain
+/// without a record, and the cached results that cannot be used.
 pub async fn find(
     config: Config,
     mut shown: Shown,
@@ -65,7 +65,7 @@ pub async fn find(
             () = finder.during(&mut shown.state_file, sleep(finder.pause)) => {}
         }
         let links = shown.links.borrow_and_update().clone();
-        // A lost file is written anew first.
+        // A lost state file is rebuilt first.
         if links.is_empty() || shown.state_file.borrow().is_lost {
             continue;
         }
@@ -73,13 +73,13 @@ pub async fn find(
         if finder.missing.listed(&links, now) {
             (finder.backoff, finder.all_due) = (SHORTEST, now + SHORTEST);
         }
-        let problem = finder.look(now, &mut shown.state_file).await.err();
+        let problem = finder.search(now, &mut shown.state_file).await.err();
         if outlet.report(problem.iter().cloned().collect())
             && let Some(error) = &problem
         {
-            warn!(error, "pods attached without denizen cannot be adopted");
+            warn!(error, "cannot adopt pods that were attached without denizen");
         }
-        finder.show(&unrecorded);
+        finder.publish(&unrecorded);
     }
 }
 
@@ -88,14 +88,14 @@ struct Finder {
     cache: CacheWatch,
     missing: Missing,
     pause: Duration,
-    /// When all cached results are read, if an interface has no record then.
+    /// When all cached results are read next, if an interface has no record by then.
     all_due: Instant,
     backoff: Duration,
-    /// All cached results were read once.
+    /// Whether all cached results were read once.
     has_read_all: bool,
     /// Cached results that cannot be used, and why.
     left_out: BTreeMap<PathBuf, String>,
-    /// Interfaces that were logged as without a record.
+    /// Interfaces without a record that were logged.
     named: BTreeSet<String>,
 }
 
@@ -114,15 +114,15 @@ impl Finder {
         }
     }
 
-    /// When to look again though nothing has changed.
+    /// When to search again even if nothing changes.
     fn due(&self) -> Instant {
         let now = Instant::now();
-        let look = (!self.missing.is_empty()).then_some(self.all_due);
-        let due = look.into_iter().chain(self.missing.next_for_long(now)).min();
+        let search = (!self.missing.is_empty()).then_some(self.all_due);
+        let due = search.into_iter().chain(self.missing.next_for_long(now)).min();
         due.unwrap_or(now + LONGEST)
     }
 
-    /// Waits for `what`, and sees every record meanwhile: of one that came and went, the pod is
+    /// Waits for `what`, and meanwhile notes every record: a pod whose record came and went is
     /// being deleted.
     async fn during<T>(
         &mut self,
@@ -139,8 +139,8 @@ impl Finder {
         }
     }
 
-    /// Reads what the cache tells of interfaces without a record.
-    async fn look(
+    /// Searches the cache for interfaces without a record.
+    async fn search(
         &mut self,
         now: Instant,
         state_file: &mut latest::Receiver<Seen>,
@@ -163,7 +163,7 @@ impl Finder {
         let search = spawn_blocking(move || adopt::adopt_late(&config, &search));
         let result = self.during(state_file, search).await;
         let took = now.elapsed();
-        debug!(elapsed = ?took, reads_all, "looked for pods attached without denizen");
+        debug!(elapsed = ?took, reads_all, "searched for pods attached without denizen");
         self.pause = PAUSE.max(took * REST);
         if reads_all {
             self.all_due = Instant::now() + self.backoff.max(took * REST);
@@ -174,8 +174,8 @@ impl Finder {
         Ok(())
     }
 
-    /// Remembers which cached results cannot be used, `all` of them or some more, and logs each
-    /// once.
+    /// Remembers which cached results cannot be used, and logs each once. `all` says whether these
+    /// are all of them, or additional ones.
     fn leave_out(&mut self, left_out: Vec<LeftOut>, all: bool) {
         let before = self.left_out.clone();
         if all {
@@ -183,17 +183,17 @@ impl Finder {
         }
         self.left_out.extend(left_out);
         for (path, why) in self.left_out.iter().filter(|(path, _)| !before.contains_key(*path)) {
-            warn!(path = %path.display(), why, "this cached CNI result is left out");
+            warn!(path = %path.display(), why, "cached cni result left out");
         }
     }
 
-    /// Shows the interfaces that have had no record for long, and logs each once.
-    fn show(&mut self, unrecorded: &latest::Sender<Unrecorded>) {
+    /// Publishes the interfaces that have had no record for long, and logs each once.
+    fn publish(&mut self, unrecorded: &latest::Sender<Unrecorded>) {
         let names = self.missing.for_long(Instant::now());
         self.named.retain(|name| names.contains(name));
         for interface in &names {
             if self.named.insert(interface.clone()) {
-                warn!(interface, "it looks like a pod's and has no record");
+                warn!(interface, "interface looks like a pod's and has no record");
             }
         }
         let results = self.left_out.iter();
@@ -213,7 +213,7 @@ impl Finder {
     }
 }
 
-/// Watches the folders of the cache, of which none need be there yet.
+/// Watches the folders of the cache. None of them needs to exist yet.
 struct CacheWatch {
     folder: Option<PathBuf>,
     watches: Vec<FolderWatch>,
@@ -227,14 +227,14 @@ impl CacheWatch {
         watch
     }
 
-    /// Watches the folders that are there now. What changed until now must be looked for.
+    /// Watches the folders that exist now. The caller must search for earlier changes.
     fn renew(&mut self) {
         let folders = self.folder.iter().flat_map(|folder| cache::folders(folder));
-        // Where a folder cannot be watched, the looks at all results do.
+        // If a folder cannot be watched, the periodic reads of all results find its changes.
         self.watches = folders.filter_map(|folder| FolderWatch::open(&folder).ok()).collect();
     }
 
-    /// Waits until something in one of them changed.
+    /// Waits until something in one of the folders changes.
     async fn changed(&mut self) {
         if self.watches.is_empty() {
             return std::future::pending().await;
@@ -256,13 +256,13 @@ impl CacheWatch {
     }
 
     fn add(&mut self, hints: Hints) {
-        // A folder of results that was made or removed: in it, everything is new.
+        // A folder of results was created or removed: all of its content is new.
         let is_folder = |name: &OsString| name == "results" || name == "cache";
         self.hints.overflow |= hints.overflow || hints.gone || hints.names.iter().any(is_folder);
         self.hints.names.extend(hints.names);
     }
 
-    /// What changed since this was called last.
+    /// What changed since the last call.
     fn take(&mut self) -> Hints {
         let mut more = Hints::default();
         for watch in &self.watches {

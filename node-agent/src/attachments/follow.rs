@@ -1,9 +1,9 @@
-//! Following links that are renamed, or moved from one bridge to another: the record is brought in
-//! line, by index and MAC address, and with it the kernel's rules.
+//! Follows links that are renamed, or moved from one bridge to another: updates the record, by
+//! index and MAC address, and thereby the rules.
 //!
-//! What was told of links may be older than a record that a plugin has just written. So the links
-//! as they were told last only give the reason to look; what is written comes from a full list
-//! *that was begun after the record was read*.
+//! The published links may be older than a record that a plugin has just written. So they only give
+//! the reason to check; what is written comes from a full list *that begins after the record was
+//! read*.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,28 +21,28 @@ use crate::describe::describe;
 use crate::source::Outlet;
 use crate::source::node;
 
-/// After an attempt that failed.
+/// The pause after a failed attempt.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// A record that is to be changed: as it was read, and as it should be.
+/// Records to change: id, the record as it was read, the new record.
 type Moved = Vec<(AttachmentId, Attachment, Attachment)>;
 
-/// Keeps the records in line with their links until nobody listens to `outlet` any more.
+/// Updates the records to match their links, until `outlet` is closed.
 pub async fn follow(run_dir: PathBuf, mut shown: Shown, outlet: Outlet) {
     loop {
         let links = shown.links.borrow_and_update().clone();
         let seen = shown.state_file.borrow_and_update().clone();
-        // Both may only be hints: of a file that is lost there is nothing to change.
+        // Both are only hints. A lost file has nothing to change.
         let is_moved = |state: &State| !moved(state, &Links::of(&links)).is_empty();
         let result = match seen.last.as_deref() {
-            Some(state) if !seen.is_lost && is_moved(state) => bring_in_line(&run_dir).await,
+            Some(state) if !seen.is_lost && is_moved(state) => update_records(&run_dir).await,
             Some(_) | None => Ok(()),
         };
         let problem = result.err().map(|error| describe(&error));
         if outlet.report(problem.iter().cloned().collect())
             && let Some(error) = &problem
         {
-            warn!(error, "renamed interfaces of pods are not followed");
+            warn!(error, "cannot follow renamed interfaces of pods");
         }
         tokio::select! {
             () = outlet.closed() => return,
@@ -53,7 +53,7 @@ pub async fn follow(run_dir: PathBuf, mut shown: Shown, outlet: Outlet) {
     }
 }
 
-async fn bring_in_line(run_dir: &Path) -> Result<(), LinkError> {
+async fn update_records(run_dir: &Path) -> Result<(), LinkError> {
     let path = run_dir.to_owned();
     let Some(state) = spawn_blocking(move || RunDir::open(&path)?.read()).await?? else {
         return Ok(());
@@ -75,7 +75,7 @@ fn moved(state: &State, links: &Links<'_>) -> Moved {
     state.attachments.iter().filter_map(changed).collect()
 }
 
-/// Changes those that are still as they were read.
+/// Changes the records that are still as they were read.
 fn change(run_dir: &Path, moved: Moved) -> Result<(), StateError> {
     let (changed, ..) = RunDir::open(run_dir)?.update(LOCK_WAIT, |state| {
         let mut changed = Vec::new();
@@ -90,7 +90,7 @@ fn change(run_dir: &Path, moved: Moved) -> Result<(), StateError> {
     for (id, was, is) in changed {
         let name = |record: Attachment| record.host_interface.map(|link| link.name);
         let (from, to) = ((was.bridge.clone(), name(was)), (is.bridge.clone(), name(is)));
-        info!(attachment = id.0, ?from, ?to, "its interface was renamed or moved: record changed");
+        info!(attachment = id.0, ?from, ?to, "record changed: its interface was renamed or moved");
     }
     Ok(())
 }
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_records_that_are_as_they_were_read_are_changed() {
+    fn only_records_that_are_unchanged_since_the_read_are_changed() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("run");
         let dir = RunDir::create(&path).unwrap();

@@ -1,4 +1,4 @@
-//! Which link a record means, as the kernel has it now. Pure.
+//! Matches records to the kernel's links. Pure.
 
 use std::collections::HashMap;
 
@@ -9,14 +9,14 @@ use tokio::task::JoinError;
 
 use crate::source::node::{Link, LinkKind, NodeError};
 
-/// Why records could not be brought in line with the links.
+/// Why records could not be updated to match the links.
 #[derive(Debug, Error)]
 pub enum LinkError {
     /// The state file cannot be read or changed.
-    #[error("cannot bring the records of pods in line with their links")]
+    #[error("cannot update the records of pods to match their links")]
     State(#[from] StateError),
     /// The links cannot be listed.
-    #[error("cannot tell what became of the records' links")]
+    #[error("cannot list the links to compare with the records")]
     Links(#[from] NodeError),
     /// A bug.
     #[error("the thread that changes the state file ended")]
@@ -36,22 +36,22 @@ impl<'a> Links<'a> {
         self.0.get(&index).copied()
     }
 
-    /// The link of `record`. One that has another name *or* another address now is still the same:
-    /// links are renamed, and a host's udev gives a new one a new address. Only where both differ
-    /// is it another link that was given a freed index.
+    /// The link of `record`. If only its name *or* only its address differs, it is still the same
+    /// link: links are renamed, and the host's udev gives a new link a new address. If both differ,
+    /// it is another link that got a freed index.
     fn link(&self, record: &Attachment) -> Option<&'a Link> {
         let was = record.host_interface.as_ref()?;
         let is = self.at(was.index)?;
         (*is.name == *was.name || is.mac == was.mac).then_some(is)
     }
 
-    /// Whether the link of `record` is gone. A record without a link has none to lose.
+    /// Whether the link of `record` is gone. Always false for a record without a link.
     pub(super) fn lacks(&self, record: &Attachment) -> bool {
         record.host_interface.is_some() && self.link(record).is_none()
     }
 
-    /// What `record` should say of its link and bridge; `None` where it says that, or its link is
-    /// gone. A pod behind a VLAN's interface is behind it whichever bridge its port is on.
+    /// The record with its current link and bridge; `None` if nothing changed, or if the link is
+    /// gone. For a pod behind a VLAN's interface the bridge of its port does not matter.
     pub(super) fn moved(&self, record: &Attachment) -> Option<Attachment> {
         let is = self.link(record)?;
         let mut now = record.clone();
@@ -68,7 +68,7 @@ impl<'a> Links<'a> {
     }
 }
 
-/// For tests: a record whose link is of this name, index and MAC address.
+/// For tests: a record whose link has this name, index and MAC address.
 #[cfg(test)]
 pub(super) fn record(link: Option<(&str, u32, &str)>) -> Attachment {
     use denizen_shared::state::HostInterface;
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_gone_when_nothing_of_it_is_left() {
+    fn a_link_is_gone_when_no_link_matches() {
         let links = [
             link(7, "veth1", MAC, LinkKind::VethToElsewhere, None),
             link(8, "lo", "", LinkKind::Other, None),

@@ -1,4 +1,4 @@
-//! Which interfaces look like a pod's and have no record. Pure: who calls brings the time.
+//! Which interfaces look like a pod's and have no record. Pure: the caller passes the time.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -8,15 +8,14 @@ use tokio::time::Instant;
 
 use crate::source::node::{Link, LinkKind};
 
-/// An interface is reported when it had no record for so long: ADDs that are under way take their
-/// time.
+/// An interface is reported after it had no record for this long: an ADD in progress takes time.
 pub(super) const REPORT_AFTER: Duration = Duration::from_secs(10);
 
-/// The most interfaces that a warning names.
+/// The most interfaces that one warning names.
 const NAMED: usize = 5;
 
-/// Interfaces that an operator says are no pods': by name, or by the name of the bridge that they
-/// are ports of. A `*` at the end stands for any rest.
+/// Interfaces that the operator excludes: by name, or by the name of their bridge. A trailing `*`
+/// stands for any rest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NotPods(pub Vec<String>);
 
@@ -33,18 +32,18 @@ impl NotPods {
 #[derive(Debug, Default)]
 pub(super) struct Missing {
     not_pods: NotPods,
-    /// Since when they are so, by index.
+    /// The interfaces by index, and since when they are missing a record.
     since: BTreeMap<u32, Since>,
-    /// Links that have had a record in this agent's life, and whether they were listed since. One
-    /// that has none any more is that of a pod that is being deleted: DEL removes the record first,
-    /// then the link, and what the runtime remembers last.
+    /// Links that have had a record since the agent started, and whether they were listed since. If
+    /// such a link has no record, its pod is being deleted: DEL removes the record first, then the
+    /// link, and the runtime's cached result last.
     held: HashMap<u32, bool>,
 }
 
 #[derive(Debug)]
 struct Since {
     at: Instant,
-    /// As a person finds it.
+    /// The name to show, with the bridge.
     name: String,
 }
 
@@ -53,7 +52,7 @@ impl Missing {
         Self { not_pods, ..Self::default() }
     }
 
-    /// There are these records. A record that came and went must not be missed.
+    /// Notes these records. Every record must be noted, even one that came and went.
     pub(super) fn recorded(&mut self, state: Option<&State>) {
         let attachments = state.into_iter().flat_map(|state| state.attachments.values());
         for link in attachments.filter_map(|it| it.host_interface.as_ref()) {
@@ -61,10 +60,10 @@ impl Missing {
         }
     }
 
-    /// These are the links now; whether an interface is missing that was not before.
+    /// Applies a list of links. Returns whether another interface is without a record.
     pub(super) fn listed(&mut self, links: &[Link], now: Instant) -> bool {
         let by_index: HashMap<u32, &Link> = links.iter().map(|link| (link.index, link)).collect();
-        // A record may be known before its link is.
+        // A record may be known before its link.
         self.held.retain(|index, was_listed| {
             let is_listed = by_index.contains_key(index);
             let is_gone = *was_listed && !is_listed;
@@ -75,9 +74,9 @@ impl Missing {
         let mut has_new = false;
         for link in links.iter().filter(|link| link.kind == LinkKind::VethToElsewhere) {
             let master = link.master.and_then(|index| by_index.get(&index));
-            let is_no_pods = self.not_pods.has(&link.name)
+            let is_excluded = self.not_pods.has(&link.name)
                 || master.is_some_and(|master| self.not_pods.has(&master.name));
-            if is_no_pods || self.held.contains_key(&link.index) {
+            if is_excluded || self.held.contains_key(&link.index) {
                 continue;
             }
             let before = self.since.remove(&link.index);
@@ -91,7 +90,7 @@ impl Missing {
         has_new
     }
 
-    /// The indices of all of them.
+    /// The indices of all these interfaces.
     pub(super) fn links(&self) -> HashSet<u32> {
         self.since.keys().copied().collect()
     }
@@ -100,20 +99,20 @@ impl Missing {
         self.since.is_empty()
     }
 
-    /// The names of those that have been without a record for long.
+    /// The names of the interfaces that have had no record for long.
     pub(super) fn for_long(&self, now: Instant) -> Vec<String> {
         let long = self.since.values().filter(|since| since.at + REPORT_AFTER <= now);
         long.map(|since| since.name.clone()).collect()
     }
 
-    /// When the next one will have been.
+    /// When the next interface will count as without a record for long.
     pub(super) fn next_for_long(&self, now: Instant) -> Option<Instant> {
         let due = self.since.values().map(|since| since.at + REPORT_AFTER);
         due.filter(|due| *due > now).min()
     }
 }
 
-/// What was found and cannot be recorded.
+/// What was found but cannot be recorded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Unrecorded {
     /// Interfaces that look like a pod's and have had no record for long.
@@ -123,7 +122,7 @@ pub struct Unrecorded {
 }
 
 impl Unrecorded {
-    /// What `status` says of them.
+    /// The warnings that `status` shows.
     pub fn warnings(&self) -> Vec<String> {
         let results = self.results.iter().take(NAMED).cloned();
         let more = self.results.len().saturating_sub(NAMED);
@@ -132,7 +131,7 @@ impl Unrecorded {
     }
 }
 
-/// What `status` says of interfaces without a record; nothing where there are none.
+/// The warning of `status` about interfaces without a record; `None` if there are none.
 fn warning(interfaces: &[String]) -> Option<String> {
     let named = interfaces.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
     let more = match interfaces.len().saturating_sub(NAMED) {
@@ -145,8 +144,8 @@ fn warning(interfaces: &[String]) -> Option<String> {
         number => (format!("{number} interfaces"), "look like pods' and have"),
     };
     Some(format!(
-        "{number} {look} no record: {named}{more}. A pod there is masqueraded towards services: its ADD went past the plugin, and \
-         no cached CNI result tells of it. Interfaces or bridges of other containers can be named with --not-pods"
+        "{number} {look} no record: {named}{more}. A pod there is masqueraded towards services: its ADD bypassed the plugin, and \
+         no cached CNI result describes it. Exclude the interfaces or bridges of other containers with --not-pods"
     ))
 }
 
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_looks_like_a_pods_interface() {
+    fn which_interfaces_look_like_a_pods() {
         let pod = LinkKind::VethToElsewhere;
         let links = [
             link(1, "cni0", LinkKind::Bridge, None),
@@ -211,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_had_a_record_is_not_looked_for_while_it_is_there() {
+    fn a_link_that_had_a_record_is_never_missing() {
         let links = [link(3, "veth3", LinkKind::VethToElsewhere, None)];
         let mut found = Missing::default();
         let now = Instant::now();

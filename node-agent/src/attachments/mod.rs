@@ -1,12 +1,12 @@
-//! The agent's own hand on the state file, which the CNI plugin alone writes otherwise: pods that
-//! were attached without denizen are put in, at the start ([`adopt`]) and later ([`find()`]),
-//! interfaces that are renamed or moved are followed ([`follow()`]), records that nobody will
-//! remove any more are taken out ([`prune`]), and a file that was lost is written anew.
+//! The agent's changes to the state file, beside those of the CNI plugin. It adds pods that were
+//! attached without denizen, at start ([`adopt`]) and later ([`find()`]); follows interfaces that
+//! are renamed or moved ([`follow()`]); removes records that no DEL will remove ([`prune`]); and
+//! rebuilds a lost file.
 //!
-//! It runs beside the sources and tells the model nothing: what it changes comes in through
-//! [`crate::source::state_file`], as every other change of the file does. Blocking work (a lock
-//! that another holds, a file that is synced) is done on a thread of its own, since the loop
-//! programs the kernel meanwhile.
+//! It runs beside the sources and sends the model nothing: its changes come in through
+//! [`crate::source::state_file`], like every other change of the file. Blocking work (waiting for
+//! the lock, syncing a file) runs on a thread of its own, since the loop programs the kernel
+//! meanwhile.
 
 pub mod adopt;
 mod cache;
@@ -34,43 +34,42 @@ use crate::source::Outlet;
 use crate::source::node::Link;
 use crate::source::state_file::Seen;
 
-/// A file that is lost is written anew after this, unless it is back by then.
-const MEND: Duration = Duration::from_secs(1);
+/// A lost file is rebuilt after this time, unless it is back by then.
+const REBUILD_AFTER: Duration = Duration::from_secs(1);
 
-/// After a change of links, so long is waited for the runtime, which removes the record of a pod
-/// that it ends by itself.
+/// The wait after a change of links: the runtime itself removes the record of a pod that it stops.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// How often the records are looked at when no link changes: a look may have failed, and a record
-/// may have been written after its link was gone.
-const AGAIN: Duration = Duration::from_secs(60);
+/// How often the records are checked if no link changes: a check may have failed, and a record may
+/// have been written after its link was gone.
+const CHECK_EVERY: Duration = Duration::from_secs(60);
 
-/// How long a writer of the state file is waited for.
+/// How long to wait for another writer's lock on the state file.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
-/// Where the records are.
+/// Where records and cached results are.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The run directory.
     pub run_dir: PathBuf,
-    /// Where the container runtime keeps the results of its ADDs; `None` where no pod is to be
-    /// adopted.
+    /// The folder in which the container runtime caches the results of its ADDs; `None` if no pod
+    /// is to be adopted.
     pub cni_cache: Option<PathBuf>,
-    /// Interfaces that look like a pod's and are none.
+    /// Interfaces that look like a pod's but are not.
     pub not_pods: NotPods,
 }
 
-/// What the sources show.
+/// What the sources publish.
 #[derive(Debug, Clone)]
 pub struct Shown {
-    /// The links of [`crate::source::node`], empty until they were listed for the first time.
+    /// The links from [`crate::source::node`], empty until they were listed once.
     pub links: latest::Receiver<Arc<[Link]>>,
-    /// The state file, as [`crate::source::state_file`] saw it.
+    /// The state file as [`crate::source::state_file`] last read it.
     pub state_file: latest::Receiver<Seen>,
 }
 
-/// Adopts the pods that were attached without denizen. What is wrong is logged: the agent starts
-/// all the same.
+/// Adopts the pods that were attached without denizen. Failures are logged: the agent starts
+/// anyway.
 pub async fn adopt_at_start(config: &Config) {
     let config = config.clone();
     match spawn_blocking(move || adopt::adopt_pods(&config)).await {
@@ -80,14 +79,14 @@ pub async fn adopt_at_start(config: &Config) {
     }
 }
 
-/// Keeps the records true until nobody listens to `outlet` any more.
+/// Rebuilds a lost file and prunes records, until `outlet` is closed.
 pub async fn keep(config: Config, mut shown: Shown, outlet: Outlet) {
     loop {
         let wait = tokio::select! {
             () = outlet.closed() => return,
-            // An end of the list's source is no change; the look a minute later does no harm.
-            _ = timeout(AGAIN, shown.links.changed()) => SETTLE,
-            _ = shown.state_file.wait_for(|seen| seen.is_lost) => MEND,
+            // If the links' source ends, this is no change; the extra check does no harm.
+            _ = timeout(CHECK_EVERY, shown.links.changed()) => SETTLE,
+            _ = shown.state_file.wait_for(|seen| seen.is_lost) => REBUILD_AFTER,
         };
         tokio::select! {
             () = outlet.closed() => return,
@@ -95,24 +94,24 @@ pub async fn keep(config: Config, mut shown: Shown, outlet: Outlet) {
         }
         let links = shown.links.borrow_and_update().clone();
         let seen = shown.state_file.borrow().clone();
-        let mended = if seen.is_lost { mend(&config, seen).await } else { Ok(()) };
+        let rebuilt = if seen.is_lost { rebuild(&config, seen).await } else { Ok(()) };
         let pruned = prune::prune(&config.run_dir, &links).await;
-        let problems: Vec<String> = [mended.err(), pruned.err().map(|error| describe(&error))]
+        let problems: Vec<String> = [rebuilt.err(), pruned.err().map(|error| describe(&error))]
             .into_iter()
             .flatten()
             .collect();
         if outlet.report(problems.clone())
             && let Some(error) = problems.first()
         {
-            warn!(error, "the records of pods are not as they should be");
+            warn!(error, "cannot correct the records of pods");
         }
     }
 }
 
-async fn mend(config: &Config, seen: Seen) -> Result<(), String> {
+async fn rebuild(config: &Config, seen: Seen) -> Result<(), String> {
     let config = config.clone();
-    let mended: Result<Result<(), StateError>, _> =
+    let rebuilt: Result<Result<(), StateError>, _> =
         spawn_blocking(move || adopt::rebuild(&config, seen.last.as_deref())).await;
-    let mended = mended.map_err(|error| describe(&error))?;
-    mended.map_err(|error| format!("the state file cannot be written anew: {}", describe(&error)))
+    let rebuilt = rebuilt.map_err(|error| describe(&error))?;
+    rebuilt.map_err(|error| format!("cannot rebuild the state file: {}", describe(&error)))
 }

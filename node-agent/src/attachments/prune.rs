@@ -1,9 +1,9 @@
-//! Removing the records of pods whose link is gone: after a crash of the runtime nobody calls DEL,
-//! and some runtimes DEL by a list of plugins that is older than denizen's place in it.
+//! Removes the records of pods whose link is gone. After a crash of the runtime nobody calls DEL,
+//! and some runtimes DEL with a list of plugins from before denizen was installed.
 //!
-//! A record is removed only when a full list of links *that was begun after the record was read*
-//! lacks its link. So a record that is made meanwhile is safe, whatever the list says, and so is
-//! one that somebody has changed since.
+//! A record is removed only if its link is missing from a full list of links *that begins after the
+//! record was read*. So a record that is made or changed meanwhile is safe, whatever the list
+//! contains.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -18,12 +18,12 @@ use super::LOCK_WAIT;
 use super::links::{LinkError, Links};
 use crate::source::node::{self, Link};
 
-/// Removes every record whose link is gone. `known`, the links as they were told last, decides only
-/// whether there is reason to look; while they were never listed, it is empty and nothing is done.
+/// Removes every record whose link is gone. `known`, the last published links, only decides whether
+/// to check. It is empty until the links were listed once, and then nothing is removed.
 ///
 /// # Errors
-/// [`LinkError`]; the file is as it was then. A file that cannot be read is no error here:
-/// whoever reads it says so.
+/// [`LinkError`]; the file is unchanged then. An unreadable file is not an error here: the source
+/// of the state file reports it.
 pub async fn prune(run_dir: &Path, known: &[Link]) -> Result<(), LinkError> {
     if known.is_empty() {
         return Ok(());
@@ -46,7 +46,7 @@ pub async fn prune(run_dir: &Path, known: &[Link]) -> Result<(), LinkError> {
     Ok(())
 }
 
-/// The records whose link is not among `links`.
+/// The records whose link is not in `links`.
 fn lost(state: State, links: &[Link]) -> HashMap<AttachmentId, Attachment> {
     let links = Links::of(links);
     let mut lost: HashMap<_, _> = state.attachments.into_iter().collect();
@@ -54,7 +54,7 @@ fn lost(state: State, links: &[Link]) -> HashMap<AttachmentId, Attachment> {
     lost
 }
 
-/// Removes those of `lost` that are still as they were.
+/// Removes the records in `lost` that are unchanged since the read.
 fn remove(run_dir: &Path, lost: &HashMap<AttachmentId, Attachment>) -> Result<(), StateError> {
     let (removed, ..) = RunDir::open(run_dir)?.update(LOCK_WAIT, |state| {
         let gone = |id: &_, record: &mut _| lost.get(id) == Some(record);
@@ -65,7 +65,7 @@ fn remove(run_dir: &Path, lost: &HashMap<AttachmentId, Attachment>) -> Result<()
         let link = record.host_interface.map(|link| link.name);
         warn!(
             attachment = id.0,
-            pod, link, "its link is gone and nobody called DEL: record removed"
+            pod, link, "record removed: its link is gone and nobody called DEL"
         );
     }
     Ok(())
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_records_that_are_as_they_were_read_are_removed() {
+    fn only_records_that_are_unchanged_since_the_read_are_removed() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("run");
         let dir = RunDir::create(&path).unwrap();
