@@ -1,4 +1,4 @@
-//! What may have become stale, noticed change by change. Pure.
+//! Collects which entries may have become stale, change by change. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,36 +10,35 @@ use super::entry::Entry;
 use crate::model::{Family, PodSet, Protocol, ServiceName, family_of};
 use crate::plan::{FrontendAddress, FrontendKey, Plan};
 
-/// Where stale entries may be found. Whether an entry is stale is for [`super::StaleFilter`] to
-/// say.
+/// Where stale entries may be. [`super::StaleFilter`] decides whether an entry is stale.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StaleCandidates {
-    /// Frontends whose endpoints differ, or that came or went. Never of TCP.
+    /// Frontends that were added, removed, or whose endpoints changed. Never TCP.
     keys: BTreeSet<FrontendKey>,
     /// Addresses of pods of this node that are gone.
     pods: BTreeSet<IpAddr>,
-    /// The entries in which these addresses are looked for: those of protocols that services use.
-    /// What came through no service was not translated here, and leads nobody astray.
+    /// The parts of the table to search for these addresses: families and protocols that services
+    /// use. Entries that no service translated are not stale.
     of_pods: BTreeSet<(Family, Protocol)>,
-    /// Addresses of pods of this node that were taken for somebody else's until now, so that flows
-    /// from there may have been masqueraded.
+    /// Addresses of this node's pods that were treated as outside until now, so that their flows
+    /// may have been masqueraded.
     late: BTreeSet<IpAddr>,
 }
 
 impl StaleCandidates {
-    /// One more frontend; those of TCP are never suspected.
+    /// Adds a frontend, unless it is TCP.
     pub fn add_frontend(&mut self, key: FrontendKey) {
         if is_tracked(key.protocol) {
             self.keys.insert(key);
         }
     }
 
-    /// There is nothing to look for.
+    /// Whether there is nothing to search for.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty() && self.pods.is_empty() && self.late.is_empty()
     }
 
-    /// What is looked for there as well.
+    /// Adds the other candidates to these.
     pub fn absorb(&mut self, other: Self) {
         let Self { keys, pods, of_pods, late } = other;
         self.keys.extend(keys);
@@ -48,15 +47,15 @@ impl StaleCandidates {
         self.late.extend(late);
     }
 
-    /// The parts of the kernel's table that must be read. Each costs a dump, for which the kernel
-    /// walks through all of it.
+    /// The parts of the kernel's table that must be read. Each costs a dump, in which the kernel
+    /// walks the whole table.
     pub fn parts(&self) -> BTreeSet<(Family, Protocol)> {
         let keys = self.keys.iter().map(|key| (key.family(), key.protocol));
         keys.chain(self.of_pods.iter().copied()).collect()
     }
 
-    /// Looks for the pods among the entries of these protocols alone, and forgets those of a family
-    /// without any.
+    /// Searches for the pods only in entries of these families and protocols, and drops pods of a
+    /// family that has none.
     fn keep_pods_of(&mut self, served: &BTreeSet<(Family, Protocol)>) {
         let all = self.pods.iter().chain(&self.late);
         let families: BTreeSet<Family> = all.map(|ip| family_of(*ip)).collect();
@@ -67,7 +66,7 @@ impl StaleCandidates {
         self.late.retain(is_served);
     }
 
-    /// Whether an entry is about any of them.
+    /// Whether an entry matches any candidate.
     pub fn concern(&self, entry: &Entry) -> bool {
         let keys = keys_of(entry);
         keys.iter().flatten().any(|key| self.keys.contains(key))
@@ -80,18 +79,18 @@ impl StaleCandidates {
         self.pods.contains(&address)
     }
 
-    /// Whether a pod with this address was taken for somebody else until now.
+    /// Whether a pod with this address was treated as outside until now.
     pub(super) fn is_late(&self, address: IpAddr) -> bool {
         self.late.contains(&address)
     }
 
-    /// Whether it is one of the suspected frontends.
+    /// Whether this frontend is a candidate.
     pub(super) fn is_frontend(&self, key: &FrontendKey) -> bool {
         self.keys.contains(key)
     }
 }
 
-/// The two frontends that an entry's first packet may have been addressed to; none for port 0.
+/// The two frontends that may match an entry's destination; `None` for port 0.
 pub(super) fn keys_of(entry: &Entry) -> Option<[FrontendKey; 2]> {
     let port = entry.destination.port().try_into().ok()?;
     let at = |address| FrontendKey { address, protocol: entry.protocol, port };
@@ -101,7 +100,7 @@ pub(super) fn keys_of(entry: &Entry) -> Option<[FrontendKey; 2]> {
     ])
 }
 
-/// Whether flows of this protocol outlive their endpoint unnoticed: whoever uses TCP connects
+/// Whether flows of this protocol can outlive their endpoint unnoticed. A TCP client connects
 /// again.
 fn is_tracked(protocol: Protocol) -> bool {
     match protocol {
@@ -120,21 +119,21 @@ fn served_by(plan: &Plan) -> BTreeSet<(Family, Protocol)> {
     keys.filter(|key| is_tracked(key.protocol)).map(|key| (key.family(), key.protocol)).collect()
 }
 
-/// Remembers as much of the last state as it takes to see what may have become stale.
+/// Keeps as much of the last state as needed to notice what may have become stale.
 #[derive(Debug, Default)]
 pub struct CandidateTracker {
     candidates: StaleCandidates,
     pods: Option<(Epoch, BTreeSet<IpAddr>)>,
-    /// Where each address of a pod was last; `None` while no pods were told.
+    /// The last interface of each pod address; `None` until pods are known.
     interfaces: Option<BTreeMap<IpAddr, Arc<str>>>,
-    /// To be suspected when it is known which services there are.
+    /// Late pods, to become candidates once services are known.
     late: BTreeSet<IpAddr>,
     node_ports: BTreeSet<IpAddr>,
 }
 
 impl CandidateTracker {
-    /// These are the pods of this node now. Only what was taken out of one and the same state file
-    /// is gone: a file that was lost takes no pod with it.
+    /// Applies the current pods of this node. Only a pod that was removed from the same state file
+    /// is gone: a lost file removes no pod.
     pub fn pods_are(&mut self, pods: &PodSet) {
         let Some((epoch, _)) = &pods.version else {
             return;
@@ -149,10 +148,10 @@ impl CandidateTracker {
         self.pods = Some((epoch.clone(), now));
     }
 
-    /// Where pods are local by their records: what a pod sent before it was known, or before its
-    /// interface's new name was, went by the rules for strangers. The plugin's ADD waits for the
-    /// rules, so a pod that it recorded is not late, unless it is of the first set: it may have
-    /// come while no agent ran.
+    /// Notes late pods, for detection by pod records. Packets that a pod sent before its record, or
+    /// before its interface's new name, was known were treated as from outside. The plugin's ADD
+    /// waits for the rules, so a recorded pod is not late, unless it is in the first set: it may
+    /// have been added while no agent ran.
     pub fn note_late(&mut self, pods: &PodSet) {
         let before = self.interfaces.take();
         let mut now = BTreeMap::new();
@@ -172,8 +171,9 @@ impl CandidateTracker {
         self.interfaces = Some(now);
     }
 
-    /// These services and their endpoints differ, and the plan was made anew: these frontends with
-    /// it. Where a draining endpoint ends, no frontend does.
+    /// Adds the frontends of these services, whose endpoints may have changed, and these keys,
+    /// which the new plan changed. When a draining endpoint ends, its service changes but no
+    /// frontend does.
     pub fn changed(
         &mut self,
         plan: &Plan,
@@ -185,7 +185,8 @@ impl CandidateTracker {
         self.candidates.late.append(&mut self.late);
     }
 
-    /// Node ports are served on these addresses now. On a new one, flows may have come before.
+    /// Applies the addresses that serve node ports. On a new one, flows may be older than its
+    /// rules.
     pub fn node_ports_are(&mut self, plan: &Plan, addresses: &[IpAddr]) {
         let now: BTreeSet<IpAddr> = addresses.iter().copied().collect();
         let come: BTreeSet<Family> =
@@ -199,18 +200,18 @@ impl CandidateTracker {
         self.node_ports = now;
     }
 
-    /// The rules were not there for a while: flows may have passed them by at every frontend.
+    /// The rules were missing for a while, so flows at every frontend may have bypassed them.
     pub fn rules_were_missing(&mut self, plan: &Plan) {
         plan.frontends().for_each(|frontend| self.candidates.add_frontend(frontend.key));
     }
 
-    /// An earlier run programmed these frontends, and they are none any more.
+    /// Adds frontends that an earlier run programmed and that no longer exist.
     pub fn left(&mut self, keys: impl IntoIterator<Item = FrontendKey>) {
         keys.into_iter().for_each(|key| self.candidates.add_frontend(key));
     }
 
-    /// All that is suspected since the last call; `plan` is `None` while services are not known,
-    /// and all protocols may be theirs.
+    /// All candidates since the last call. `plan` is `None` while services are not known: then
+    /// every protocol may have some.
     pub fn take(&mut self, plan: Option<&Plan>) -> StaleCandidates {
         let mut candidates = std::mem::take(&mut self.candidates);
         if !candidates.pods.is_empty() || !candidates.late.is_empty() {

@@ -1,4 +1,4 @@
-//! One entry as netlink has it (`linux/netfilter/nfnetlink_conntrack.h`). Pure.
+//! One entry of the conntrack table, as in netlink (`linux/netfilter/nfnetlink_conntrack.h`). Pure.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -25,26 +25,26 @@ const PROTOCOL_NUMBER: u16 = 1;
 const SOURCE_PORT: u16 = 2;
 const DESTINATION_PORT: u16 = 3;
 
-/// A flow that the kernel tracks, in the zone that packets without one are in.
+/// A tracked flow, in the default zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Entry {
-    /// Of all entries that ever have these addresses and ports, this one.
+    /// The kernel's id, which differs even between entries with the same addresses and ports.
     pub id: u32,
     /// Its protocol.
     pub protocol: Protocol,
-    /// Who sent the first packet.
+    /// The sender of the first packet.
     pub source: SocketAddr,
-    /// What that packet was addressed to.
+    /// The destination of the first packet.
     pub destination: SocketAddr,
-    /// Who is to answer: [`Self::destination`] unless somebody translated it.
+    /// The source of answers: [`Self::destination`], unless DNAT changed it.
     pub reply_source: SocketAddr,
-    /// Whom the answers are sent to: [`Self::source`] unless somebody masqueraded it.
-    pub seen_as: SocketAddr,
+    /// The destination of answers: [`Self::source`], unless masquerade changed it.
+    pub reply_destination: SocketAddr,
 }
 
 impl Entry {
-    /// From what a dump tells. `None` for an entry of a zone of its own (whose packets took another
-    /// way than through our chains), of a protocol without ports, or cut short.
+    /// Parses an entry of a dump. `None` for an entry in a zone of its own (its packets did not
+    /// pass our chains), of a protocol without ports, or incomplete.
     pub fn parse(message: &Message<'_>) -> Option<Self> {
         let attributes = message.attributes();
         let (original, reply) = (attributes.nested(ORIGINAL), attributes.nested(REPLY));
@@ -53,14 +53,14 @@ impl Entry {
             return None;
         }
         let (protocol, source, destination) = ends(original)?;
-        let (_, reply_source, seen_as) = ends(reply)?;
+        let (_, reply_source, reply_destination) = ends(reply)?;
         Some(Self {
             id: attributes.find_u32(ID)?,
             protocol,
             source,
             destination,
             reply_source,
-            seen_as,
+            reply_destination,
         })
     }
 
@@ -69,17 +69,17 @@ impl Entry {
         family_of(self.destination.ip())
     }
 
-    /// Whether somebody changed where it goes.
+    /// Whether DNAT changed its destination.
     pub fn is_translated(&self) -> bool {
         self.reply_source != self.destination
     }
 
-    /// Whether the endpoint sees another address than the sender's.
+    /// Whether masquerade changed its source address.
     pub fn is_masqueraded(&self) -> bool {
-        self.seen_as.ip() != self.source.ip()
+        self.reply_destination.ip() != self.source.ip()
     }
 
-    /// Appends a request to delete this entry, and none that came in its place.
+    /// Appends a request to delete this entry, but not a newer one with the same addresses.
     pub fn write_delete(&self, writer: &mut Writer, flags: u16, sequence: u32) {
         let message =
             writer.begin_message(kind(DELETE), flags, sequence, nf_family(self.family()), 0);
@@ -103,12 +103,12 @@ impl Entry {
     }
 }
 
-/// Appends a request for the entries of one protocol. Kernels before 5.8 do not know the filter,
-/// and tell all of the family.
+/// Appends a request for the entries of one protocol. Kernels before 5.8 ignore the filter and
+/// return the whole family.
 pub fn write_dump(writer: &mut Writer, sequence: u32, family: Family, protocol: Protocol) {
     const ORIGINAL_FLAGS: u16 = 1;
-    /// CTA_FILTER_F_CTA_PROTO_NUM in the kernel's nf_internals.h. (Filters by address are no use:
-    /// for IPv6 the kernel's comparison is the wrong way round.)
+    /// CTA_FILTER_F_CTA_PROTO_NUM in the kernel's nf_internals.h. (Filters by address do not work:
+    /// for IPv6 the kernel's comparison is inverted.)
     const BY_PROTOCOL: u32 = 1 << 3;
     let flags = libc::NLM_F_DUMP as u16;
     let message = writer.begin_message(kind(GET), flags, sequence, nf_family(family), 0);
@@ -118,7 +118,7 @@ pub fn write_dump(writer: &mut Writer, sequence: u32, family: Family, protocol: 
     writer.end(ports);
     writer.end(tuple);
     let filter = writer.begin(FILTER);
-    // Unlike other numbers here, this one is in the host's byte order.
+    // Unlike other numbers here, this one is in host byte order.
     writer.put(ORIGINAL_FLAGS, &BY_PROTOCOL.to_ne_bytes());
     writer.end(filter);
     writer.end_message(message);

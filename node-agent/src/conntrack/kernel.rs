@@ -9,34 +9,34 @@ use super::entry::{Entry, write_dump};
 use crate::model::{Family, Protocol};
 use denizen_netlink::{NetlinkError, Refusal, Socket, Writer};
 
-/// Requests to delete that are sent at once: the kernel answers each that it refuses.
+/// Delete requests in one batch. The kernel answers each that it refuses.
 const AT_ONCE: usize = 512;
 
 /// Why entries could not be read or deleted.
 #[derive(Debug, Error)]
 pub enum ConntrackError {
-    /// Nothing could be read.
+    /// The entries could not be read.
     #[error("conntrack, {family}: cannot read the entries of {protocol}")]
     Read {
         /// Which entries.
         family: Family,
         /// Which entries.
         protocol: Protocol,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: NetlinkError,
     },
-    /// Not all could be deleted.
+    /// Not all entries could be deleted.
     #[error("conntrack: cannot delete all stale entries")]
     Delete {
-        /// Why one was not.
+        /// The cause for one of them.
         #[source]
         source: NetlinkError,
     },
 }
 
-/// A connection to the connection tracking of the network namespace of the thread that opened it.
-/// It may be used from any thread.
+/// A connection to connection tracking, in the network namespace of the thread that opened it. It
+/// may be used from any thread.
 #[derive(Debug)]
 pub struct Conntrack {
     socket: Socket,
@@ -44,21 +44,21 @@ pub struct Conntrack {
 }
 
 impl Conntrack {
-    /// Opens it.
+    /// Opens the connection.
     ///
     /// # Errors
-    /// [`NetlinkError`] when there is no netlink socket to be had. That there is no
-    /// connection tracking, or no leave to read it, only shows later.
+    /// [`NetlinkError`] if no netlink socket can be opened. Missing connection tracking, or the
+    /// lack of permission, only shows later.
     pub fn open() -> Result<Self, NetlinkError> {
         Socket::open().map(|socket| Self { socket, dumps: 0 })
     }
 
-    /// How many dumps it has asked the kernel for.
+    /// The number of dumps requested.
     pub fn dumps(&self) -> u64 {
         self.dumps
     }
 
-    /// Gives every entry of a protocol to `each`.
+    /// Passes every entry of a protocol to `each`.
     ///
     /// # Errors
     /// [`ConntrackError::Read`].
@@ -81,17 +81,17 @@ impl Conntrack {
         read.map_err(|source| ConntrackError::Read { family, protocol, source })
     }
 
-    /// Deletes exactly these, and adds to `deleted` how many of them were still there.
+    /// Deletes exactly these entries, and adds to `deleted` how many still existed.
     ///
     /// # Errors
-    /// [`ConntrackError::Delete`]; all that could be deleted are.
+    /// [`ConntrackError::Delete`]; all others are deleted.
     pub fn delete(&mut self, entries: &[Entry], deleted: &mut usize) -> Result<(), ConntrackError> {
         let failed = |source| ConntrackError::Delete { source };
         let mut refused = None;
         for some in entries.chunks(AT_ONCE) {
             let refusals = self.delete_some(some).map_err(failed)?;
             *deleted += some.len() - refusals.len();
-            // What ended by itself meanwhile is what we wanted.
+            // An entry that ended by itself meanwhile is no failure.
             let mut others = refusals.into_iter().filter(|refusal| refusal.errno != Errno::ENOENT);
             refused = refused.or(others.next());
         }

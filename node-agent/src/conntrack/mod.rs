@@ -1,12 +1,12 @@
-//! Connection tracking: entries that lead nowhere are taken away.
+//! Connection tracking: deletes stale entries.
 //!
-//! The kernel asks the NAT chains about a flow's first packet only and keeps to the answer as long
-//! as packets come. A UDP sender never starts anew, so that its flow goes on to an endpoint that is
-//! gone, or, where its first packet came before the service, to nobody. `stale` decides which
-//! entries are such (pure), `entry` is one entry as netlink has it (pure), `kernel` reads and
-//! deletes.
+//! The kernel applies the NAT chains to a flow's first packet only, and repeats the result as long
+//! as packets come. A UDP sender never starts again, so its flow continues to an endpoint that is
+//! gone, or, if its first packet came before the service, to nobody. `stale` decides which entries
+//! are stale (pure), `entry` parses an entry (pure), `kernel` reads and deletes.
 //!
-//! TCP is left alone: who serves nobody any more resets it, and a client connects again.
+//! TCP is left alone: an endpoint that no longer serves resets the connection, and the client
+//! connects again.
 
 mod candidates;
 mod entry;

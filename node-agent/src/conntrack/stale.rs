@@ -8,28 +8,28 @@ use super::entry::Entry;
 use crate::model::{Family, PodSet, ServicePortName, Snapshot};
 use crate::plan::{Frontend, Masquerade, Plan, serving};
 
-/// Says of entries whether they are stale, by what is known now.
+/// Decides whether entries are stale, by the current facts.
 ///
-/// An entry is healthy when whoever is to answer it serves the service at whose frontend it came
-/// in. It need not be selected for new connections: hints and readiness say who gets more, not who
-/// is cut off.
+/// An entry is healthy if its reply source serves the service of the frontend in its destination.
+/// That endpoint need not be selected for new connections: hints and readiness decide who gets new
+/// connections, not which existing ones end.
 #[derive(Debug)]
 pub struct StaleFilter<'a> {
     candidates: &'a StaleCandidates,
-    /// Decisions and their surroundings; `None` while no service is known.
+    /// The plan and its facts; `None` while services are not known.
     known: Option<(&'a Plan, Snapshot<'a>)>,
-    /// Where node ports are served.
+    /// The addresses that serve node ports.
     node_ports: &'a [IpAddr],
     /// Every address of this node.
     own: HashSet<IpAddr>,
     /// The addresses of this node's pods.
     pods: HashSet<IpAddr>,
-    /// Who serves, for the service ports that were asked about.
+    /// The serving endpoints, cached for the service ports that were looked up.
     serving: HashMap<(ServicePortName, Family), BTreeSet<SocketAddr>>,
 }
 
 impl<'a> StaleFilter<'a> {
-    /// Of entries that the candidates [concern](StaleCandidates::concern).
+    /// A filter for entries that the candidates [concern](StaleCandidates::concern).
     pub fn new(
         candidates: &'a StaleCandidates,
         known: Option<(&'a Plan, Snapshot<'a>)>,
@@ -48,14 +48,14 @@ impl<'a> StaleFilter<'a> {
         }
     }
 
-    /// Whether an entry leads to nobody, or past whoever should have it.
+    /// Whether an entry leads to nobody, or to the wrong place.
     pub fn is_stale(&mut self, entry: &Entry) -> bool {
         self.is_of_gone_pod(entry)
             || self.hides_a_local_pod(entry)
             || self.misses_its_service(entry)
     }
 
-    /// A pod that became known late, whose flow to a service was masqueraded as a stranger's and
+    /// A flow of a pod that became known late: it was masqueraded as traffic from outside, and
     /// would not be now.
     fn hides_a_local_pod(&self, entry: &Entry) -> bool {
         let (source, reply_source) = (entry.source.ip(), entry.reply_source.ip());
@@ -80,7 +80,7 @@ impl<'a> StaleFilter<'a> {
             && frontend.is_some_and(|frontend| frontend.masquerade == Masquerade::UnlessLocalPod)
     }
 
-    /// An address that somebody else got meanwhile is his.
+    /// The address may since have been given to another pod; then it is that pod's.
     fn is_of_gone_pod(&self, entry: &Entry) -> bool {
         [entry.source, entry.reply_source].iter().any(|end| {
             let ip = end.ip();
@@ -96,7 +96,7 @@ impl<'a> StaleFilter<'a> {
         let claims = [Some(key), at_node.then_some(node_port)].map(|key| plan.frontend(&key?));
         let claimed = claims.iter().flatten();
         if claimed.clone().count() == 0 {
-            // A frontend that is gone. What nobody translated there is none of ours.
+            // The frontend is gone. If DNAT did not change the entry, it was not through our rules.
             let was_ours = self.candidates.is_frontend(&key)
                 || at_node && self.candidates.is_frontend(&node_port);
             return was_ours && entry.is_translated();
@@ -104,7 +104,8 @@ impl<'a> StaleFilter<'a> {
         if claimed.clone().any(|claim| self.serves(claim, world, entry.reply_source)) {
             return false;
         }
-        // On the node's other addresses that port is some program's own, unless it was translated.
+        // On the node's other addresses the port belongs to another program, unless DNAT changed
+        // the entry.
         let served = claims[0].is_some() || self.node_ports.contains(&entry.destination.ip());
         served || entry.is_translated()
     }

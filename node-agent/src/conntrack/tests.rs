@@ -1,4 +1,4 @@
-//! Who is stale, case by case; and whatever way the facts come.
+//! Stale entries, by cases and by a property test.
 
 mod cases;
 mod late;
@@ -27,15 +27,18 @@ fn engine() -> Engine<Nftables<NoKernel>> {
     Engine::new(policy, Nftables::offline())
 }
 
-/// Takes facts in, and says what has become suspicious by them.
-fn told(engine: &mut Engine<Nftables<NoKernel>>, events: Vec<Event>) -> StaleCandidates {
+/// Applies events, and returns the candidates that follow.
+fn candidates_after(
+    engine: &mut Engine<Nftables<NoKernel>>,
+    events: Vec<Event>,
+) -> StaleCandidates {
     engine.apply(events);
     engine.decided();
     engine.take_stale_candidates()
 }
 
-/// What a look at these entries would delete.
-fn looked(
+/// The entries that a flush would delete.
+fn flushed(
     engine: &Engine<Nftables<NoKernel>>,
     candidates: &StaleCandidates,
     entries: &[Entry],
@@ -59,7 +62,7 @@ fn entry(protocol: Protocol, source: &str, destination: &str, reply_source: &str
         source: at(source),
         destination: at(destination),
         reply_source: at(reply_source),
-        seen_as: at(source),
+        reply_destination: at(source),
     }
 }
 

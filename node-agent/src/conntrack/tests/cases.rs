@@ -1,4 +1,4 @@
-//! One case after the other.
+//! Stale entries by cases.
 
 use super::*;
 use crate::model::{PodSet, TrafficPolicy};
@@ -35,7 +35,7 @@ pub(super) fn a_service_with_endpoints() -> Vec<Event> {
 }
 
 #[test]
-fn at_a_door_the_answerer_decides() {
+fn at_a_frontend_the_reply_source_decides() {
     let (cluster_ip, node_port) = ("10.96.0.1:53", "192.168.0.2:30053");
     let cases = [
         ("selected", cluster_ip, "10.1.0.1:5353", false),
@@ -65,13 +65,13 @@ fn at_a_door_the_answerer_decides() {
         ("another address", "10.96.0.2:53", "10.1.0.99:5353", false),
     ];
     let mut engine = engine();
-    let candidates = told(&mut engine, a_service_with_endpoints());
+    let candidates = candidates_after(&mut engine, a_service_with_endpoints());
     for (name, destination, reply_source, stale) in cases {
         for protocol in [UDP, Protocol::Sctp] {
             let source =
                 if destination.starts_with('[') { "[fd00::9]:4000" } else { "10.9.0.9:4000" };
             let entry = entry(protocol, source, destination, reply_source);
-            let found = looked(&engine, &candidates, &[entry]);
+            let found = flushed(&engine, &candidates, &[entry]);
             assert_eq!(!found.is_empty(), stale, "{name}, {protocol}");
         }
     }
@@ -80,57 +80,57 @@ fn at_a_door_the_answerer_decides() {
 #[test]
 fn tcp_is_left_alone() {
     let mut engine = engine();
-    let candidates = told(&mut engine, a_service_with_endpoints());
+    let candidates = candidates_after(&mut engine, a_service_with_endpoints());
     let entry = entry(Protocol::Tcp, "10.9.0.9:4000", "10.96.0.1:53", "10.1.0.4:5353");
     assert!(!candidates.concern(&entry));
     assert!(candidates.parts().iter().all(|(_, protocol)| *protocol != Protocol::Tcp));
 }
 
-/// What was to be known: the engine, and the entry through the frontend of a service that is about
-/// to change.
+/// An engine without open candidates, and an entry through the frontend of a service that will
+/// change.
 fn settled() -> (Engine<Nftables<NoKernel>>, Entry) {
     let mut engine = engine();
     let flow = entry(UDP, "10.9.0.9:4000", "10.96.0.1:53", "10.1.0.1:5353");
-    let candidates = told(&mut engine, a_service_with_endpoints());
-    assert_eq!(looked(&engine, &candidates, &[flow]), []);
+    let candidates = candidates_after(&mut engine, a_service_with_endpoints());
+    assert_eq!(flushed(&engine, &candidates, &[flow]), []);
     (engine, flow)
 }
 
 #[test]
-fn a_service_that_goes_takes_its_flows_with_it() {
+fn flows_of_a_deleted_service_are_stale() {
     let (mut engine, flow) = settled();
-    let candidates = told(&mut engine, vec![service_gone(&dns("dns", &[]))]);
+    let candidates = candidates_after(&mut engine, vec![service_gone(&dns("dns", &[]))]);
     let untranslated = Entry { reply_source: flow.destination, ..flow };
     let at_node = Entry { destination: at("192.168.0.2:30053"), ..flow };
     let elsewhere = Entry { destination: at("192.168.0.9:30053"), ..flow };
     assert_eq!(
-        looked(&engine, &candidates, &[flow, untranslated, at_node, elsewhere]),
+        flushed(&engine, &candidates, &[flow, untranslated, at_node, elsewhere]),
         [flow, at_node]
     );
 }
 
 /// kubernetes #139628: a sender's packets went to the last endpoint's address for 13 hours.
 #[test]
-fn a_service_that_loses_its_last_endpoint_loses_its_flows() {
+fn flows_of_a_service_without_endpoints_are_stale() {
     let (mut engine, flow) = settled();
-    let candidates = told(&mut engine, vec![slice_is(&dns_slice("e4", "dns", vec![]))]);
-    assert_eq!(looked(&engine, &candidates, &[flow]), [flow]);
+    let candidates = candidates_after(&mut engine, vec![slice_is(&dns_slice("e4", "dns", vec![]))]);
+    assert_eq!(flushed(&engine, &candidates, &[flow]), [flow]);
 }
 
-/// No frontend is decided otherwise when an endpoint ends that was draining.
+/// No frontend changes when a draining endpoint ends.
 #[test]
-fn the_end_of_a_draining_endpoint_is_noticed() {
+fn flows_of_a_draining_endpoint_are_stale_when_it_ends() {
     let (mut engine, flow) = settled();
     let flow = Entry { reply_source: at("10.1.0.2:5353"), ..flow };
     let left = vec![endpoint("10.1.0.1", Some(HERE))];
-    let candidates = told(&mut engine, vec![slice_is(&dns_slice("e4", "dns", left))]);
-    assert_eq!(looked(&engine, &candidates, &[flow]), [flow]);
+    let candidates = candidates_after(&mut engine, vec![slice_is(&dns_slice("e4", "dns", left))]);
+    assert_eq!(flushed(&engine, &candidates, &[flow]), [flow]);
 }
 
-/// Both services claim the address; flows of the one that loses it lead past the one that has it
+/// Both services claim the address. Flows of the one that loses it bypass the one that has it
 /// now.
 #[test]
-fn a_door_that_another_service_takes_over_is_looked_at() {
+fn flows_of_the_previous_owner_of_a_frontend_are_stale() {
     let (mut engine, flow) = settled();
     let flow = Entry { destination: at("203.0.113.7:53"), ..flow };
     let other = Service {
@@ -138,30 +138,30 @@ fn a_door_that_another_service_takes_over_is_looked_at() {
         created: "2020-01-01T00:00:00Z".into(),
         ..dns("older", &["10.96.0.2"])
     };
-    let candidates = told(
+    let candidates = candidates_after(
         &mut engine,
         vec![
             service_is(&other),
             slice_is(&dns_slice("o4", "older", vec![endpoint("10.1.0.6", None)])),
         ],
     );
-    assert_eq!(looked(&engine, &candidates, &[flow]), [flow]);
+    assert_eq!(flushed(&engine, &candidates, &[flow]), [flow]);
 }
 
 #[test]
-fn a_policy_that_changes_cuts_nobody_off() {
+fn a_changed_traffic_policy_ends_no_flow() {
     let (mut engine, flow) = settled();
     let away = Entry { reply_source: at("10.1.0.5:5353"), ..flow };
     let local = Service {
         internal_policy: TrafficPolicy::Local,
         ..dns("dns", &["10.96.0.1", "fd00:96::1"])
     };
-    let candidates = told(&mut engine, vec![service_is(&local)]);
-    assert_eq!(looked(&engine, &candidates, &[flow, away]), []);
+    let candidates = candidates_after(&mut engine, vec![service_is(&local)]);
+    assert_eq!(flushed(&engine, &candidates, &[flow, away]), []);
 }
 
 #[test]
-fn what_has_nothing_to_do_with_udp_asks_for_no_look() {
+fn changes_without_udp_yield_no_candidates() {
     let (mut engine, _) = settled();
     let web = service("web", &["10.96.0.3"]);
     let mut pod = pods(2, &[("10.1.0.1", "cni0"), ("10.1.0.8", "cni0")]);
@@ -181,22 +181,22 @@ fn what_has_nothing_to_do_with_udp_asks_for_no_look() {
     ];
     for event in quiet {
         let name = format!("{event:?}");
-        assert!(told(&mut engine, vec![event]).is_empty(), "{name}");
+        assert!(candidates_after(&mut engine, vec![event]).is_empty(), "{name}");
     }
 }
 
 #[test]
-fn node_ports_on_a_new_address_are_looked_at() {
+fn flows_at_a_new_node_port_address_are_candidates() {
     let (mut engine, flow) = settled();
     let unserved =
         Entry { destination: at("10.1.2.1:30053"), reply_source: at("10.1.2.1:30053"), ..flow };
     let other = node(Some("a"), &["10.1.2.1"], &[]);
-    let candidates = told(&mut engine, vec![Event::Node(Some(other))]);
-    assert_eq!(looked(&engine, &candidates, &[unserved]), [unserved]);
+    let candidates = candidates_after(&mut engine, vec![Event::Node(Some(other))]);
+    assert_eq!(flushed(&engine, &candidates, &[unserved]), [unserved]);
 }
 
 #[test]
-fn pods_that_go_take_their_flows_with_them() {
+fn flows_of_deleted_pods_are_stale() {
     let these = |generation, addresses: &[&str]| {
         let named: Vec<_> = addresses.iter().map(|ip| (*ip, "cni0")).collect();
         pods(generation, &named)
@@ -217,7 +217,7 @@ fn pods_that_go_take_their_flows_with_them() {
         ("deleted", vec![these(2, &["10.1.0.1"])], 3),
         ("still there", vec![these(2, &["10.1.0.1", "10.1.0.8", "10.1.0.9"])], 0),
         ("the state file was lost", vec![lost.clone()], 0),
-        ("there is no file any more", vec![PodSet::default()], 0),
+        ("the state file is gone", vec![PodSet::default()], 0),
         (
             "its address has another pod by now",
             vec![these(2, &["10.1.0.1"]), these(3, &["10.1.0.1", "10.1.0.8"])],
@@ -225,24 +225,24 @@ fn pods_that_go_take_their_flows_with_them() {
         ),
         ("deleted, and the file was lost after that", vec![these(2, &["10.1.0.1"]), lost], 3),
     ];
-    for (name, told_then, stale) in cases {
+    for (name, steps, stale) in cases {
         let mut engine = engine();
-        told(&mut engine, a_service_with_endpoints());
-        told(&mut engine, vec![Event::Pods(these(1, &["10.1.0.1", "10.1.0.8"]))]);
+        candidates_after(&mut engine, a_service_with_endpoints());
+        candidates_after(&mut engine, vec![Event::Pods(these(1, &["10.1.0.1", "10.1.0.8"]))]);
         let mut candidates = StaleCandidates::default();
-        for pods in told_then {
-            candidates.absorb(told(&mut engine, vec![Event::Pods(pods)]));
+        for pods in steps {
+            candidates.absorb(candidates_after(&mut engine, vec![Event::Pods(pods)]));
         }
-        assert_eq!(looked(&engine, &candidates, &flows).len(), stale, "{name}");
+        assert_eq!(flushed(&engine, &candidates, &flows).len(), stale, "{name}");
     }
 }
 
-/// The API may be away for long; pods come and go.
+/// While the API is away, pods come and go.
 #[test]
-fn pods_that_go_are_noticed_while_no_service_is_known() {
+fn flows_of_deleted_pods_are_stale_even_without_services() {
     let mut engine = engine();
     let flow = entry(UDP, "10.1.0.8:4000", "10.96.0.1:53", "10.1.0.1:5353");
-    told(&mut engine, vec![Event::Pods(pods(1, &[("10.1.0.8", "cni0")]))]);
-    let candidates = told(&mut engine, vec![Event::Pods(pods(2, &[]))]);
-    assert_eq!(looked(&engine, &candidates, &[flow]), [flow]);
+    candidates_after(&mut engine, vec![Event::Pods(pods(1, &[("10.1.0.8", "cni0")]))]);
+    let candidates = candidates_after(&mut engine, vec![Event::Pods(pods(2, &[]))]);
+    assert_eq!(flushed(&engine, &candidates, &[flow]), [flow]);
 }

@@ -1,9 +1,9 @@
-//! Entries as netlink has them.
+//! Netlink messages about entries.
 
 use super::*;
 use denizen_netlink::{Attributes, Writer, parse_messages};
 
-/// What the kernel tells of a flow, in a zone or not.
+/// The kernel's message for a flow, in a zone or not.
 fn dumped(entry: &Entry, zone: bool) -> Vec<u8> {
     let mut writer = Writer::default();
     let message = writer.begin_message(1 << 8, 0, 1, 2, 0);
@@ -45,7 +45,7 @@ fn samples() -> [Entry; 2] {
 }
 
 #[test]
-fn what_the_kernel_tells_is_read() {
+fn dumped_entries_are_parsed() {
     for entry in samples() {
         assert_eq!(parsed(&dumped(&entry, false)), Some(entry));
         assert_eq!(parsed(&dumped(&entry, true)), None, "of another zone");
@@ -53,7 +53,7 @@ fn what_the_kernel_tells_is_read() {
 }
 
 #[test]
-fn what_is_cut_short_is_no_entry() {
+fn a_truncated_message_is_no_entry() {
     for entry in samples() {
         let whole = dumped(&entry, false);
         for end in 20..whole.len() {
@@ -66,7 +66,7 @@ fn what_is_cut_short_is_no_entry() {
 
 /// A request to delete without a tuple would empty the whole table.
 #[test]
-fn a_deletion_names_all_of_the_tuple_and_the_id() {
+fn a_delete_request_has_the_whole_tuple_and_the_id() {
     for entry in samples() {
         let mut writer = Writer::default();
         entry.write_delete(&mut writer, 0, 3);

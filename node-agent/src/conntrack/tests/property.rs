@@ -1,5 +1,4 @@
-//! Against a table of entries that clients make as they go, and a reader of its own of what is
-//! healthy.
+//! A random table of entries, compared with a separate definition of healthy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,16 +10,16 @@ use super::*;
 use crate::model::ServiceName;
 use crate::plan::{FrontendAddress, FrontendKey};
 
-/// What happens.
+/// One step of the test.
 #[derive(Debug, Clone)]
 enum Step {
-    /// A service is there, with a node port or without, or is gone.
+    /// Adds a service, with or without a node port, or removes it.
     Service(u8, Option<Option<u16>>),
-    /// The endpoints of a service.
+    /// Sets the endpoints of a service.
     Endpoints(u8, BTreeMap<u8, State>),
     /// A client sends its first packet to a frontend.
     Client(u8, Index),
-    /// The agent programs what it knows, and looks.
+    /// The agent programs its state, and flushes.
     Sync,
 }
 
@@ -31,8 +30,7 @@ enum State {
     Down,
 }
 
-/// What is so, as a person would write it down: each service's node port, and who its endpoints
-/// are.
+/// The expected state: node port and endpoints of each service.
 #[derive(Debug, Default, Clone)]
 struct Facts {
     services: BTreeMap<u8, Option<u16>>,
@@ -71,7 +69,7 @@ impl Facts {
         }
     }
 
-    /// The service at whose frontend that is.
+    /// The service of this frontend.
     fn behind(&self, destination: SocketAddr) -> Option<u8> {
         let mut services = self.services.iter();
         let found = services.find(|(name, port)| {
@@ -88,7 +86,7 @@ impl Facts {
             .collect()
     }
 
-    /// Whom the rules hand a new flow to; `None` where they refuse it.
+    /// The endpoint for a new flow; `None` if the rules refuse it.
     fn balanced(&self, destination: SocketAddr, choice: Index) -> Option<SocketAddr> {
         let Some(service) = self.behind(destination) else {
             return Some(destination);
@@ -104,12 +102,12 @@ impl Facts {
             Some(service) => self
                 .endpoints_in(service, &[State::Ready, State::Draining])
                 .contains(&entry.reply_source),
-            // A flow that nobody ever touched.
+            // A flow without DNAT.
             None => !entry.is_translated(),
         }
     }
 
-    /// What the kernel holds, and a restarted agent finds there.
+    /// The frontends in the kernel, as a restarted agent finds them.
     fn keys(&self) -> Vec<FrontendKey> {
         let key =
             |address, number| FrontendKey { address, protocol: Protocol::Udp, port: port(number) };
@@ -136,7 +134,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the sources say of it, and of what.
+/// The event of a step, and its subject.
 fn event(step: &Step) -> Option<((u8, bool), Event)> {
     match step {
         Step::Service(number, Some(node_port)) => {
@@ -176,10 +174,10 @@ fn started(known: impl IntoIterator<Item = Event>) -> Engine<Nftables<NoKernel>>
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// In batches of any size, and with a restart of the agent somewhere: what is healthy is never
-    /// taken, and after each look nothing stale is left.
+    /// In batches of any size, with a restart of the agent: no healthy entry is ever deleted, and
+    /// after each flush no stale entry is left.
     #[test]
-    fn the_healthy_stay_and_the_stale_go(
+    fn healthy_entries_stay_and_stale_ones_go(
         story in proptest::collection::vec(step(), 1..60),
         restart: Index,
     ) {
@@ -207,10 +205,10 @@ proptest! {
                     }
                 }
                 Step::Sync => {
-                    let mut candidates = told(&mut engine, Vec::new());
+                    let mut candidates = candidates_after(&mut engine, Vec::new());
                     candidates.absorb(std::mem::take(&mut left));
                     programmed = facts.clone();
-                    for entry in looked(&engine, &candidates, &Vec::from_iter(table.iter().copied())) {
+                    for entry in flushed(&engine, &candidates, &Vec::from_iter(table.iter().copied())) {
                         prop_assert!(!facts.is_healthy(&entry), "{entry:?} was healthy");
                         table.remove(&entry);
                     }
