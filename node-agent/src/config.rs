@@ -1,4 +1,4 @@
-//! The command line, as written ([`RunArgs`]) and checked ([`Config`]). Nobody checks again.
+//! The command line, as written ([`RunArgs`]) and checked once ([`Config`]).
 
 mod backend;
 mod conntrack;
@@ -48,11 +48,10 @@ pub enum LogFormat {
     Json,
 }
 
-/// What decides about packets, as written: for `run`, `render` and `explain` alike.
+/// The flags that affect packets, as written, for `run`, `render` and `explain`.
 #[derive(Debug, Clone, Args)]
 pub struct PolicyArgs {
-    /// A DenizenConfiguration or a KubeProxyConfiguration; a flag beats the field that stands for
-    /// it
+    /// A DenizenConfiguration or a KubeProxyConfiguration. A flag has precedence over its field
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
@@ -60,8 +59,8 @@ pub struct PolicyArgs {
     #[arg(long, visible_alias = "hostname-override", value_name = "NAME")]
     pub node_name: Option<String>,
 
-    /// How this node's own pods are told apart: pod-state[=port-exact], bridge=NAME[,NAME…],
-    /// bridge-port, interface-prefix=P[,P…], or node-cidr[=CIDR[,CIDR…]]
+    /// How local pods are detected: pod-state[=port-exact], bridge=NAME[,NAME…], bridge-port,
+    /// interface-prefix=P[,P…], or node-cidr[=CIDR[,CIDR…]]
     #[arg(long, value_name = "MODE[=VALUE,…]", default_value = "pod-state")]
     pub detect_local: String,
 
@@ -73,16 +72,16 @@ pub struct PolicyArgs {
     #[arg(long, value_name = "PREFIX,…", conflicts_with_all = ["detect_local", "node_cidr"])]
     pub pod_interface_prefix: Option<String>,
 
-    /// Not for denizen: it needs no cluster CIDR
+    /// Refused: denizen needs no cluster CIDR
     #[arg(long, hide = true, value_name = "CIDR")]
     pub cluster_cidr: Option<String>,
 
-    /// Masquerade everything that enters at a cluster IP, this node's pods included
+    /// Masquerade all connections to cluster IPs, also those from local pods
     #[arg(long)]
     pub masquerade_all: bool,
 
-    /// kube-proxy's gates; PreferSameTrafficDistribution=false ignores the hints for nodes, others
-    /// are ignored with a warning
+    /// kube-proxy's feature gates. PreferSameTrafficDistribution=false ignores the hints for nodes;
+    /// other gates are ignored with a warning
     #[arg(long, value_name = "NAME=BOOL,…", default_value = "")]
     pub feature_gates: String,
 
@@ -95,10 +94,10 @@ pub struct PolicyArgs {
     pub backend: BackendArgs,
 }
 
-/// Where the agent's files are.
+/// The flag for the run directory.
 #[derive(Debug, Clone, Args)]
 pub struct RunDirArgs {
-    /// The run directory: state file, lock and the agent's socket
+    /// Directory of the state file, its lock and the agent's socket
     #[arg(long, value_name = "DIR", default_value = run_dir::DEFAULT)]
     pub run_dir: PathBuf,
 }
@@ -122,14 +121,14 @@ pub struct RunArgs {
     #[expect(missing_docs, reason = "flattened into the flags")]
     pub objects: ObjectsArgs,
 
-    /// Where the container runtime keeps the results of its CNI calls: pods that it attached
-    /// without denizen are taken over from there; empty for not at all
+    /// Directory of the container runtime's cached CNI results. Pods that were attached without
+    /// denizen are adopted from it. Empty: adopt none
     #[arg(long, value_name = "DIR", default_value = "/var/lib/cni", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub cni_cache_dir: PathBuf,
 
-    /// Interfaces that are no pods', or bridges whose ports are none, though they lead into another
-    /// network namespace; a * at the end stands for any rest. They are not reported as pods without
-    /// a record
+    /// Interfaces that are not pods', or bridges whose ports are not pods', although they lead into
+    /// another network namespace. A * at the end stands for any rest. They are not reported as pods
+    /// without a record
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', default_value = "eth*,docker0")]
     pub not_pods: Vec<String>,
 
@@ -137,17 +136,17 @@ pub struct RunArgs {
     #[expect(missing_docs, reason = "flattened into the flags")]
     pub conntrack: ConntrackArgs,
 
-    /// Where the kernel's settings are. In a container, which sees /proc/sys read-only, this is
-    /// where the host's /proc/sys/net is mounted, without its last part
+    /// Directory of the kernel's settings. In a container /proc/sys is read-only: mount the host's
+    /// /proc/sys/net at DIR/net and give DIR
     #[arg(long, value_name = "DIR", default_value = SYSCTLS)]
     pub sysctl_dir: PathBuf,
 
-    /// Do what needs privileges beyond nf_tables (set the kernel's settings) and exit: for an init
-    /// container
+    /// Set the kernel's settings, which needs more privileges than nf_tables does, and exit. For an
+    /// init container
     #[arg(long)]
     pub init_only: bool,
 
-    /// How logs are written to standard error
+    /// Format of the logs on standard error
     #[arg(long, visible_alias = "logging-format", value_enum, default_value = "text")]
     pub log_format: LogFormat,
 }
@@ -155,35 +154,35 @@ pub struct RunArgs {
 /// `denizen-agent run`, checked.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// What decides about packets.
+    /// What affects packets.
     pub policy: Policy,
     /// The run directory.
     pub run_dir: PathBuf,
-    /// Where the container runtime keeps the results of its CNI calls; empty for nowhere.
+    /// The directory of the container runtime's cached CNI results; empty for none.
     pub cni_cache_dir: PathBuf,
-    /// Interfaces that look like a pod's and are none.
+    /// Interfaces that look like a pod's but are not.
     pub not_pods: NotPods,
     /// Where the cluster's objects come from.
     pub objects: Objects,
-    /// The iptables to use, where that is not to be found out.
+    /// The iptables variant to use; `None` to detect it.
     pub iptables_variant: Option<Variant>,
-    /// Connection tracking's settings.
+    /// Settings of connection tracking.
     pub conntrack: Conntrack,
-    /// The file that says where pods keep their address.
+    /// The egress file; `None` if egress masquerade is off.
     pub egress: Option<egress::Config>,
-    /// Where the kernel's settings are: the folder that has `net` in it.
+    /// The directory of the kernel's settings, which contains `net`.
     pub sysctl_dir: PathBuf,
-    /// Only set the kernel's settings.
+    /// Only set the kernel's settings and exit.
     pub init_only: bool,
-    /// Where HTTP is served.
+    /// The addresses that serve HTTP.
     pub listen: Listen,
 }
 
 impl RunArgs {
-    /// Checks everything. `auto` is what `--backend auto` stands for on this node.
+    /// Checks all flags. `auto` is the backend that `--backend auto` selects on this node.
     ///
     /// # Errors
-    /// [`ConfigError`], for the first thing that is wrong.
+    /// [`ConfigError`], for the first error.
     pub fn check(&self, auto: BackendName) -> Result<Config, ConfigError> {
         let Self {
             policy,
@@ -217,7 +216,7 @@ impl RunArgs {
 }
 
 impl Config {
-    /// Where the records of pods are, and what else tells of pods.
+    /// The configuration for pod records and adoption.
     pub fn records(&self) -> attachments::Config {
         let cache = &self.cni_cache_dir;
         attachments::Config {
@@ -229,10 +228,10 @@ impl Config {
 }
 
 impl PolicyArgs {
-    /// Checks everything. `auto` is what `--backend auto` stands for.
+    /// Checks all flags. `auto` is the backend that `--backend auto` selects.
     ///
     /// # Errors
-    /// [`ConfigError`], for the first thing that is wrong.
+    /// [`ConfigError`], for the first error.
     pub fn check(&self, auto: BackendName) -> Result<Policy, ConfigError> {
         let backend = self.backend.chosen().unwrap_or(auto);
         if self.cluster_cidr.is_some() {
@@ -257,7 +256,7 @@ impl PolicyArgs {
 }
 
 impl PolicyArgs {
-    /// How local traffic is told apart, by whichever of the flags.
+    /// How local traffic is detected, from whichever flag is given.
     ///
     /// # Errors
     /// [`ConfigError`].
@@ -270,14 +269,14 @@ impl PolicyArgs {
     }
 }
 
-/// As kube-proxy: the host name, in lower case, is the node's name unless another is given.
+/// The default node name: the host name in lower case, as in kube-proxy.
 fn host_name() -> Result<String, ConfigError> {
     let name =
         nix::unistd::gethostname().map_err(|errno| ConfigError::NodeName(errno.to_string()))?;
     Ok(name.to_string_lossy().trim().to_lowercase())
 }
 
-/// Whether hints for nodes count. kube-proxy's other gates have no meaning here.
+/// Whether hints for nodes count. kube-proxy's other gates have no effect.
 fn node_hints(gates: &str) -> Result<bool, ConfigError> {
     let mut wanted = true;
     for gate in gates.split(',').map(str::trim).filter(|gate| !gate.is_empty()) {
@@ -286,7 +285,7 @@ fn node_hints(gates: &str) -> Result<bool, ConfigError> {
         let value = value.to_lowercase().parse().map_err(|_| bad())?;
         match name {
             "PreferSameTrafficDistribution" => wanted = value,
-            other => warn!(gate = other, "this feature gate means nothing here"),
+            other => warn!(gate = other, "unknown feature gate ignored"),
         }
     }
     Ok(wanted)

@@ -1,4 +1,4 @@
-//! The flags about what programs the kernel, and what depends on that.
+//! The flags for the backend, and what depends on it.
 
 use clap::{ArgAction, Args, ValueEnum};
 
@@ -7,10 +7,10 @@ use crate::backend::BackendName;
 use crate::backend::iptables::Variant;
 use crate::plan::NodePortAddresses;
 
-/// What programs the kernel, as asked for.
+/// The requested backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BackendChoice {
-    /// nftables where the kernel can do what it needs, else iptables.
+    /// nftables if the kernel supports what it needs, else iptables.
     Auto,
     /// nftables.
     Nftables,
@@ -18,30 +18,30 @@ pub enum BackendChoice {
     Iptables,
 }
 
-/// What programs the kernel, as written.
+/// The flags for the backend, as written.
 #[derive(Debug, Clone, Args)]
 pub struct BackendArgs {
-    /// What programs the kernel
+    /// The kernel facility that serves services
     #[arg(long, visible_alias = "proxy-mode", value_enum, default_value = "auto")]
     pub backend: BackendChoice,
 
-    /// With iptables: whose tables; by default those of the variant that this node uses, found out
-    /// as kubelet does
+    /// With iptables: which variant's tables to use. The default is the variant that this node
+    /// uses, detected as kubelet does
     #[arg(long, value_enum)]
     pub iptables_variant: Option<Variant>,
 
-    /// Which of the node's addresses serve node ports: "primary", "all", "all,localhost" (127.0.0.1
-    /// too), or CIDRs; by default primary with nftables and all with iptables, as kube-proxy has it
+    /// The node's addresses that serve node ports: "primary", "all", "all,localhost" (127.0.0.1
+    /// too), or CIDRs. The default is kube-proxy's: primary with nftables, all with iptables
     #[arg(long, value_name = "CIDR,…")]
     pub nodeport_addresses: Option<String>,
 
-    /// With iptables: serve node ports on 127.0.0.1 too, where all addresses serve them
+    /// With iptables, and if all addresses serve node ports: 127.0.0.1 serves them too
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     pub iptables_localhost_nodeports: bool,
 }
 
 impl BackendArgs {
-    /// The backend that was asked for; `None` where it is to be found out.
+    /// The requested backend; `None` for `auto`.
     pub fn chosen(&self) -> Option<BackendName> {
         match self.backend {
             BackendChoice::Auto => None,
@@ -50,7 +50,7 @@ impl BackendArgs {
         }
     }
 
-    /// Where node ports are served.
+    /// The addresses that serve node ports.
     pub(super) fn node_ports(
         &self,
         backend: BackendName,
@@ -63,7 +63,7 @@ impl BackendArgs {
         match self.nodeport_addresses.as_deref().unwrap_or(usual).trim() {
             "primary" => Ok(NodePortAddresses::Primary),
             "all" => Ok(NodePortAddresses::All { localhost }),
-            // KEP-6032's words.
+            // KEP-6032's values.
             "all,localhost" | "localhost,all" => Ok(NodePortAddresses::All { localhost: true }),
             list => {
                 let values = list.split(',').map(str::trim).collect();

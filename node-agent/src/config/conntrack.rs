@@ -1,4 +1,4 @@
-//! kube-proxy's flags about connection tracking, with its defaults.
+//! kube-proxy's flags for connection tracking, with its defaults.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use clap::Args;
 use super::duration::duration;
 use crate::sysctl::Conntrack;
 
-/// Connection tracking's settings, as written. They are set once, at the start.
+/// Connection tracking's settings, as written. They are set once, at start.
 #[derive(Debug, Clone, Args)]
 pub struct ConntrackArgs {
-    /// Connections to track for each CPU; what is set higher stays; 0 leaves the limit as it is
+    /// Maximum of tracked connections per CPU. A higher setting stays; 0 leaves the limit unchanged
     #[arg(long, value_name = "N", default_value_t = 32_768)]
     pub conntrack_max_per_core: u32,
 
-    /// Connections to track at least, whatever --conntrack-max-per-core comes to
+    /// Minimum for the limit that --conntrack-max-per-core yields
     #[arg(long, value_name = "N", default_value_t = 131_072)]
     pub conntrack_min: u32,
 
-    /// How long a silent established TCP connection is tracked; 0 leaves the setting as it is
+    /// How long a silent established TCP connection is tracked; 0 leaves the setting unchanged
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration)]
     pub conntrack_tcp_timeout_established: Duration,
 
-    /// How long a TCP connection in CLOSE_WAIT is tracked; 0 leaves the setting as it is
+    /// How long a TCP connection in CLOSE_WAIT is tracked; 0 leaves the setting unchanged
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = duration)]
     pub conntrack_tcp_timeout_close_wait: Duration,
 
@@ -30,17 +30,17 @@ pub struct ConntrackArgs {
     #[arg(long)]
     pub conntrack_tcp_be_liberal: bool,
 
-    /// How long a UDP datagram that was not answered is tracked; 0 leaves the setting as it is
+    /// How long an unanswered UDP flow is tracked; 0 leaves the setting unchanged
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
     pub conntrack_udp_timeout: Duration,
 
-    /// How long a UDP conversation is tracked; 0 leaves the setting as it is
+    /// How long an answered UDP flow is tracked; 0 leaves the setting unchanged
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
     pub conntrack_udp_timeout_stream: Duration,
 }
 
 impl ConntrackArgs {
-    /// What is asked for.
+    /// The requested settings.
     pub fn asked(&self) -> Conntrack {
         Conntrack {
             max_per_core: self.conntrack_max_per_core,

@@ -1,4 +1,4 @@
-//! `--detect-local`, from its text.
+//! Parses `--detect-local`.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub(super) fn detector(text: &str) -> Result<Detector, ConfigError> {
         ("pod-state", Some(values)) if values == ["port-exact"] => Ok(Detector::PodPort),
         ("pod-state", Some(_)) => Err(ConfigError::Value {
             mode: "pod-state",
-            problem: "it takes no value but port-exact".to_owned(),
+            problem: "its only value is port-exact".to_owned(),
         }),
         ("bridge-port", None) => Ok(Detector::BridgePort),
         ("bridge-port", Some(_)) => {
@@ -40,15 +40,15 @@ fn names(
     example: &str,
     values: Option<Vec<&str>>,
 ) -> Result<Vec<Arc<str>>, ConfigError> {
-    // IFNAMSIZ, without the zero that ends a name.
+    // IFNAMSIZ, without the terminating zero.
     const LONGEST: usize = 15;
-    // The kernel's rules for names (dev_valid_name), and what nft's text has no way to write.
+    // Characters that the kernel forbids (dev_valid_name), or that nft's text cannot express.
     let strange =
         |c: char| matches!(c, '/' | ':' | '"' | '*') || c.is_whitespace() || c.is_control();
     let Some(values) = values else {
         return Err(ConfigError::Value {
             mode,
-            problem: format!("it wants a value: {mode}={example}"),
+            problem: format!("it needs a value, for example {mode}={example}"),
         });
     };
     match values
@@ -57,7 +57,7 @@ fn names(
     {
         Some(bad) => Err(ConfigError::Value {
             mode,
-            problem: format!("{bad:?} cannot be in an interface's name"),
+            problem: format!("{bad:?} is not valid in an interface's name"),
         }),
         None => Ok(values.into_iter().map(Arc::from).collect()),
     }

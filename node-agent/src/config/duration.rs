@@ -1,10 +1,10 @@
-//! Durations as Go's tools write them: `24h0m0s`, `1.5h`, `90s`, `0`.
+//! Durations in Go's notation: `24h0m0s`, `1.5h`, `90s`, `0`.
 
 use std::time::Duration;
 
 use jiff::SignedDuration;
 
-/// Reads one; nothing is shorter than no time.
+/// Parses a duration, which is never negative.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let text = text.trim();
     if text == "0" {

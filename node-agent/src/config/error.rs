@@ -1,26 +1,26 @@
-//! What may be wrong with the command line.
+//! Errors of the command line.
 
 use thiserror::Error;
 
 use super::ObjectsError;
 use crate::plan::MarkBit;
 
-/// What is wrong with the command line.
+/// An error of the command line.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ConfigError {
-    /// Removing the need for it is what denizen is for.
+    /// A cluster CIDR, which denizen does not use.
     #[error(
-        "denizen never needs a cluster CIDR: leave {0} out for pod-state, which knows this node's pods \
-         exactly, or use --detect-local bridge=NAME, bridge-port, interface-prefix=PREFIX or node-cidr"
+        "denizen needs no cluster CIDR: remove {0}. The default, pod-state, detects local pods exactly. \
+         Other modes: --detect-local bridge=NAME, bridge-port, interface-prefix=PREFIX or node-cidr"
     )]
     ClusterCidr(&'static str),
     /// No such mode.
     #[error(
-        "--detect-local {0:?}: there is pod-state[=port-exact], bridge=NAME,…, bridge-port, interface-prefix=PREFIX,… and \
+        "--detect-local {0:?} is not a mode: use pod-state[=port-exact], bridge=NAME,…, bridge-port, interface-prefix=PREFIX,… or \
          node-cidr[=CIDR,…]"
     )]
     Mode(String),
-    /// A mode wants a value, or wants none.
+    /// A mode needs a value, or accepts none.
     #[error("--detect-local {mode}: {problem}")]
     Value {
         /// The mode.
@@ -31,9 +31,9 @@ pub enum ConfigError {
     /// Not a CIDR.
     #[error("{flag}: {value:?} is not a CIDR such as 10.0.0.0/24")]
     Cidr {
-        /// Where it stands.
+        /// The flag.
         flag: &'static str,
-        /// What stands there.
+        /// Its value.
         value: String,
     },
     /// Not an address to listen at.
@@ -41,18 +41,18 @@ pub enum ConfigError {
         "{flag}: {value:?} is not an IP address with or without a port, such as 127.0.0.1:10249 or [::1]:10249"
     )]
     Listen {
-        /// Where it stands.
+        /// The flag.
         flag: &'static str,
-        /// What stands there.
+        /// Its value.
         value: String,
     },
     /// Not a list of gates.
     #[error("--feature-gates: {0:?} is not NAME=true or NAME=false")]
     Gate(String),
-    /// Nothing to follow, or nobody to ask.
+    /// No usable source of objects.
     #[error(transparent)]
     Objects(#[from] ObjectsError),
-    /// Two meanings for one bit of the mark.
+    /// Two flags use one bit of the mark.
     #[error("--masquerade-bit and --bridge-port-bit are the same: {0}")]
     SameBit(MarkBit),
     /// The node's name is not known.

@@ -1,7 +1,6 @@
-//! `--config FILE`: the flags of `run`, written into a file. A field of the file becomes the flag
-//! that it stands for, placed before the words of the command line, so that it is read, checked and
-//! explained by the one definition that there is of each flag. What the command line (or the
-//! environment) says beats the file.
+//! `--config FILE`: the flags of `run` in a file. Each field becomes its flag, placed before the
+//! words of the command line, so that one definition of each flag parses, checks and documents it.
+//! The command line and the environment have precedence over the file.
 
 mod denizen;
 mod document;
@@ -22,32 +21,32 @@ use self::document::{Document, Place};
 use super::{ListenArgs, PolicyArgs};
 use crate::backend::BackendName;
 
-/// The command whose flags a file may set. Other commands take those of them that they have.
+/// The command whose flags a file may set. Other commands use those that they also have.
 const RUN: &str = "run";
 
-/// More than a file of flags needs, in bytes.
+/// Size limit in bytes, more than a file of flags needs.
 const LONGEST: u64 = 1 << 20;
 
-/// A flag, as a file sets it.
+/// A flag set by a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Setting {
     /// Its long name, without the dashes.
     flag: String,
     value: String,
-    /// Where that stands.
+    /// The position in the file.
     at: Place,
 }
 
-/// What a file says.
+/// The content of a file.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Contents {
     settings: Vec<Setting>,
-    /// What has no effect here, each with its place and the reason.
+    /// Fields without effect, each with its position and the reason.
     warnings: Vec<Problem>,
     errors: Vec<Problem>,
 }
 
-/// What is the matter with one field.
+/// A problem with one field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     at: Place,
@@ -66,18 +65,18 @@ pub enum FileError {
     /// It cannot be read.
     #[error("cannot read the configuration file {path}")]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
-    /// It says what it cannot say.
+    /// Its content is not valid.
     #[error("the configuration file {path} cannot be used:{}", listed(.problems))]
     Bad {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// All that is wrong with it.
+        /// All its problems.
         problems: Vec<Problem>,
     },
 }
@@ -89,16 +88,16 @@ fn listed(problems: &[Problem]) -> String {
     })
 }
 
-/// A command line with what the file says that it names.
+/// A command line, completed with the settings of its `--config` file.
 #[derive(Debug, Default)]
 pub struct Completed {
     /// All its words.
     pub words: Vec<OsString>,
-    /// What the file says that has no effect: where, and why.
+    /// The fields of the file that have no effect: position and reason.
     pub ignored: Vec<String>,
 }
 
-/// Lets every switch be written as kube-proxy's may: `--switch=false` as well as `--switch`.
+/// Lets every switch be written as in kube-proxy: `--switch=false` as well as `--switch`.
 pub fn with_booleans(command: Command) -> Command {
     let switch = |arg: Arg| {
         if !matches!(arg.get_action(), ArgAction::SetTrue) {
@@ -117,8 +116,8 @@ pub fn with_booleans(command: Command) -> Command {
     command.mut_subcommands(|sub| sub.mut_args(switch))
 }
 
-/// Adds what the file says that `words` name with `--config`. Words that the command does not
-/// understand are left for it to complain about.
+/// Adds the settings of the file that `words` name with `--config`. Invalid words are left for the
+/// command to report.
 ///
 /// # Errors
 /// [`FileError`].
@@ -157,7 +156,7 @@ fn text_of(path: &Path) -> Result<String, std::io::Error> {
     regular::read_to_string(path, LONGEST)
 }
 
-/// All that a file's text says, each value as its flag would read it.
+/// Parses a file's text, and checks each value with its flag.
 fn contents(command: &Command, text: &str) -> Contents {
     let mut run = command.find_subcommand(RUN).expect("there is a command that runs").clone();
     run.build();
@@ -176,7 +175,7 @@ fn contents(command: &Command, text: &str) -> Contents {
     contents
 }
 
-/// Whether its flag takes the value, as far as that does not depend on other flags.
+/// Whether the flag accepts the value, as far as that does not depend on other flags.
 fn acceptable(alone: Command, setting: &Setting) -> Result<(), String> {
     let refused = |error: clap::Error| in_one_line(&error);
     let matches = alone.try_get_matches_from([setting.word()]).map_err(refused)?;
@@ -186,7 +185,7 @@ fn acceptable(alone: Command, setting: &Setting) -> Result<(), String> {
     policy.and(listen.check().map(drop)).map_err(|error| error.to_string())
 }
 
-/// What clap has to say, without what only helps at a prompt.
+/// clap's message in one line, without usage hints.
 fn in_one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
@@ -194,8 +193,8 @@ fn in_one_line(error: &clap::Error) -> String {
     text.trim_start_matches("error: ").to_owned()
 }
 
-/// What the file may set: flags that this command has, and that were given neither themselves nor
-/// through a flag that excludes them.
+/// The settings that take effect: flags that this command has, and that the command line sets
+/// neither directly nor through a flag that excludes them.
 fn effective(
     command: &Command,
     name: &str,
@@ -223,7 +222,7 @@ fn effective(
     settings.into_iter().filter(keeps).collect()
 }
 
-/// So that a command line is understood that counts on the file for what it must say.
+/// Makes every flag optional, since the file may set a required one.
 fn leniently(command: Command) -> Command {
     command.mut_subcommands(lenient)
 }

@@ -1,4 +1,4 @@
-//! Where HTTP is served.
+//! The addresses that serve HTTP.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,20 +10,20 @@ use super::ConfigError;
 const HEALTH_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
 
-/// Where HTTP is served, as written.
+/// The addresses that serve HTTP, as written.
 #[derive(Debug, Clone, Args)]
 pub struct ListenArgs {
-    /// Where /healthz and /livez are served, besides 127.0.0.1 at this port; empty for nowhere
+    /// Address of /healthz and /livez, which 127.0.0.1 serves at the same port too. Empty: none
     #[arg(long, value_name = "ADDR[:PORT]", default_value = "0.0.0.0:10256")]
     pub healthz_bind_address: String,
 
-    /// Where /metrics is served; empty for nowhere
+    /// Address of /metrics. Empty: none
     #[arg(long, value_name = "ADDR[:PORT]", default_value = "127.0.0.1:10249")]
     pub metrics_bind_address: String,
 }
 
-/// Where HTTP is served, checked; `None` for nowhere. 0.0.0.0 stands for every address of both
-/// families.
+/// The addresses that serve HTTP, checked; `None` for none. 0.0.0.0 stands for every address of
+/// both families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listen {
     /// `/healthz` and `/livez`.
@@ -33,7 +33,7 @@ pub struct Listen {
 }
 
 impl ListenArgs {
-    /// Checks everything.
+    /// Checks both addresses.
     ///
     /// # Errors
     /// [`ConfigError::Listen`].

@@ -1,4 +1,4 @@
-//! The flags about this node, beside those that decide about services.
+//! The flags for this node that are not about services.
 
 use std::path::PathBuf;
 
@@ -7,32 +7,31 @@ use clap::Args;
 use super::ConfigError;
 use crate::plan::{MarkBit, NodeSide};
 
-/// What is settled about this node, as written.
+/// The flags for this node, as written.
 #[derive(Debug, Clone, Args)]
 pub struct NodeSideArgs {
-    /// The bit of a packet's mark that means: masquerade this connection; 14 is the mark 0x4000
+    /// The bit of the packet mark for connections to masquerade; 14 is the mark 0x4000
     #[arg(long, visible_alias = "iptables-masquerade-bit", value_name = "0..31", default_value = "14", value_parser = mark_bit)]
     pub masquerade_bit: MarkBit,
 
-    /// The bit of a packet's mark that --detect-local bridge-port and pod-state=port-exact use
-    /// between a bridge's port and the IP rules; 6 is the mark 0x40
+    /// The bit of the packet mark that --detect-local bridge-port and pod-state=port-exact set in
+    /// the bridge family for the IP rules; 6 is the mark 0x40
     #[arg(long, value_name = "0..31", default_value = "6", value_parser = mark_bit)]
     pub bridge_port_bit: MarkBit,
 
-    /// Where another firewall's FORWARD drops by default, put rules there that let services'
-    /// connections through; `cleanup` removes them
+    /// If another firewall's FORWARD chain drops by default, add rules there that accept services'
+    /// connections; `cleanup` removes them
     #[arg(long)]
     pub open_forward: bool,
 
-    /// Masquerade what this node's pods send out of the ranges in this file, which is
-    /// ip-masq-agent's configuration (nonMasqueradeCIDRs, masqLinkLocal, masqLinkLocalIPv6,
-    /// resyncInterval)
+    /// Masquerade what local pods send outside the ranges in this file, ip-masq-agent's
+    /// configuration (nonMasqueradeCIDRs, masqLinkLocal, masqLinkLocalIPv6, resyncInterval)
     #[arg(long, value_name = "FILE")]
     pub egress_masquerade_config: Option<PathBuf>,
 }
 
 impl NodeSideArgs {
-    /// As the rules need it.
+    /// Checks the flags.
     ///
     /// # Errors
     /// [`ConfigError::SameBit`].
@@ -51,5 +50,5 @@ impl NodeSideArgs {
 
 fn mark_bit(text: &str) -> Result<MarkBit, String> {
     let bit = text.parse().ok().and_then(MarkBit::new);
-    bit.ok_or_else(|| "a mark has the bits 0 to 31".to_owned())
+    bit.ok_or_else(|| "a bit of the mark is a number from 0 to 31".to_owned())
 }

@@ -1,4 +1,4 @@
-//! Where Services and EndpointSlices come from: the Kubernetes API or a folder of manifests.
+//! The source of Services and EndpointSlices: the Kubernetes API or a folder of manifests.
 
 use std::path::PathBuf;
 
@@ -7,27 +7,25 @@ use thiserror::Error;
 
 use crate::source::kube::access::{Access, Credentials, is_server};
 
-/// Where the cluster's objects come from, as written.
+/// The source of the cluster's objects, as written.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ObjectsArgs {
-    /// A folder of manifests (Services, EndpointSlices, Nodes, ServiceCIDRs) to serve, in place of
-    /// an API server's
+    /// A folder of manifests (Services, EndpointSlices, Nodes, ServiceCIDRs) to serve, instead of
+    /// an API server's objects
     #[arg(long, value_name = "DIR", conflicts_with = "kubeconfig")]
     pub manifests: Option<PathBuf>,
 
-    /// How to reach the API server, and as whom; without it, as the service account of the agent's
-    /// pod
+    /// A kubeconfig file for the API server. The default is the service account of the agent's pod
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// The API server's real address, in place of the one that the kubeconfig names. In a pod it
-    /// has to be given: the address that pods are told is a service's, which nobody serves before
-    /// this agent does
+    /// The API server's own address, instead of the one in the kubeconfig. Required in a pod: the
+    /// address that pods get is a cluster IP, which nobody serves before this agent does
     #[arg(long, value_name = "URL", env = "DENIZEN_API_SERVER")]
     pub master: Option<String>,
 }
 
-/// Where the cluster's objects come from, checked.
+/// The source of the cluster's objects, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Objects {
     /// A folder of manifests.
@@ -36,7 +34,7 @@ pub enum Objects {
     Api(Access),
 }
 
-/// Why there is nothing to follow.
+/// Why there is no source of objects.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ObjectsError {
     /// Not a URL of an API server.
@@ -44,13 +42,13 @@ pub enum ObjectsError {
         "--master (DENIZEN_API_SERVER) {0:?} is not the address of an API server such as https://192.168.0.10:6443"
     )]
     Server(String),
-    /// Only this agent would serve the address that leads to the API.
+    /// The API's address is a cluster IP, which only this agent would serve.
     #[error(
-        "the address of the API that a pod is told, {0}, is a service's cluster IP, which nobody on this node serves \
-         before this agent does: name an API server's own address with --master URL or DENIZEN_API_SERVER"
+        "the API address that pods get, {0}, is a cluster IP, which nobody on this node serves \
+         before this agent does: give an API server's own address with --master URL or DENIZEN_API_SERVER"
     )]
     ServiceAddress(String),
-    /// There is nothing to serve.
+    /// No source is given.
     #[error(
         "no services to serve: give --kubeconfig FILE, or --manifests DIR, or in a pod --master URL (DENIZEN_API_SERVER)"
     )]
@@ -58,7 +56,8 @@ pub enum ObjectsError {
 }
 
 impl ObjectsArgs {
-    /// Checks them. `service_host` is what Kubernetes tells a pod in `KUBERNETES_SERVICE_HOST`.
+    /// Checks the flags. `service_host` is `KUBERNETES_SERVICE_HOST`, which Kubernetes sets in
+    /// pods.
     ///
     /// # Errors
     /// [`ObjectsError`].
@@ -72,7 +71,7 @@ impl ObjectsArgs {
         }
         let credentials = match (&self.kubeconfig, &server, service_host) {
             (Some(path), _, _) => Credentials::Kubeconfig(path.clone()),
-            // A token in clear is everybody's.
+            // A token must not be sent in clear.
             (None, Some(url), _) if !url.starts_with("https://") => {
                 return Err(ObjectsError::Server(url.clone()));
             }

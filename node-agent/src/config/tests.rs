@@ -4,7 +4,7 @@ use super::*;
 use crate::plan::NodePortAddresses;
 
 #[test]
-fn modes_are_read_as_they_are_shown() {
+fn modes_parse_as_they_print() {
     for text in [
         "pod-state",
         "pod-state=port-exact",
@@ -20,21 +20,21 @@ fn modes_are_read_as_they_are_shown() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_problem() {
     let cases = [
-        ("cluster-cidr=10.0.0.0/8", "pod-state, which knows"),
-        ("cluster-cidr", "never needs a cluster CIDR"),
-        ("podstate", "there is pod-state"),
+        ("cluster-cidr=10.0.0.0/8", "pod-state, detects"),
+        ("cluster-cidr", "needs no cluster CIDR"),
+        ("podstate", "is not a mode: use pod-state"),
         ("bridge", "bridge=cni0"),
-        ("bridge=", "\"\" cannot be"),
+        ("bridge=", "\"\" is not valid in"),
         ("bridge=a-name-that-is-too-long", "a-name-that-is-too-long"),
         ("node-cidr=10.0.0.0", "10.0.0.0/24"),
-        ("pod-state=1", "takes no value but port-exact"),
+        ("pod-state=1", "its only value is port-exact"),
         ("bridge-port=cni0", "bridge-port: it takes no value"),
     ];
     for (text, words) in cases {
         match detector(text) {
-            // A bare address parses as a /32, which is what its writer meant.
+            // A bare address parses as a /32, as its writer meant.
             Ok(read) => assert_eq!(
                 (text, read.to_string().as_str()),
                 ("node-cidr=10.0.0.0", "node-cidr=10.0.0.0/32")
@@ -83,7 +83,7 @@ fn flags_become_a_policy() {
     }
 }
 
-/// Each backend has kube-proxy's own default for its mode.
+/// Each backend has kube-proxy's default for its mode.
 #[test]
 fn node_ports_are_served_where_kube_proxy_serves_them() {
     let all = |localhost| NodePortAddresses::All { localhost };
@@ -101,21 +101,18 @@ fn node_ports_are_served_where_kube_proxy_serves_them() {
 }
 
 #[test]
-fn flags_that_are_wrong_or_contradict_each_other_are_named() {
+fn wrong_or_contradictory_flags_are_named() {
     let cases = [
-        (
-            "--cluster-cidr 10.0.0.0/8",
-            "denizen never needs a cluster CIDR: leave --cluster-cidr out",
-        ),
+        ("--cluster-cidr 10.0.0.0/8", "denizen needs no cluster CIDR: remove --cluster-cidr."),
         ("--detect-local pod-state --node-cidr 10.0.0.0/8", "--node-cidr"),
         ("--pod-interface-prefix veth --node-cidr 10.0.0.0/8", "--pod-interface-prefix"),
         ("--nodeport-addresses eth0", "--nodeport-addresses: \"eth0\" is not a CIDR"),
-        ("--pod-interface-prefix veth*", "\"veth*\" cannot be in an interface's name"),
-        ("--detect-local bridge=a/b", "\"a/b\" cannot be"),
+        ("--pod-interface-prefix veth*", "\"veth*\" is not valid in an interface's name"),
+        ("--detect-local bridge=a/b", "\"a/b\" is not valid in"),
         ("--backend ebpf", "ebpf"),
         ("--conntrack-udp-timeout soon", "is not a duration such as 1h30m"),
-        ("--masquerade-bit 32", "a mark has the bits 0 to 31"),
-        ("--masquerade-bit 0x4000", "a mark has the bits 0 to 31"),
+        ("--masquerade-bit 32", "a bit of the mark is a number from 0 to 31"),
+        ("--masquerade-bit 0x4000", "a bit of the mark is a number from 0 to 31"),
     ];
     for (flags, words) in cases {
         let error = checked(flags).unwrap_err();
@@ -123,7 +120,7 @@ fn flags_that_are_wrong_or_contradict_each_other_are_named() {
     }
 }
 
-/// With a token of the pod's service account, or none, and what Kubernetes tells a pod.
+/// With or without a service account, and with or without KUBERNETES_SERVICE_HOST.
 #[test]
 fn where_the_objects_come_from() {
     use crate::source::kube::access::{Access, Credentials};
@@ -170,7 +167,7 @@ fn where_the_objects_come_from() {
 }
 
 #[test]
-fn an_empty_cache_folder_is_none() {
+fn an_empty_cache_folder_stays_empty() {
     for (flag, expected) in [("--cni-cache-dir=", ""), ("--cni-cache-dir=/elsewhere", "/elsewhere")]
     {
         let words = ["denizen-agent", "run", "--manifests", "somewhere", flag];

@@ -1,4 +1,4 @@
-//! `DenizenConfiguration`: a field for every flag of `run`, named like it.
+//! `DenizenConfiguration`: one field for each flag of `run`, with its name.
 
 use clap::{Arg, Command};
 
@@ -6,12 +6,12 @@ use super::document::{Known, Node, Place, Value};
 use super::{Contents, Problem, Setting};
 use crate::config::ConfigError;
 
-/// Flags without a field: which file to read cannot stand in it, nor can what is asked of one run
-/// alone; and each thing has one name here.
+/// Flags without a field: the file cannot name a file to read, nor request a single run; and
+/// aliases get no field.
 pub(super) const WITHOUT_FIELD: [&str; 7] =
     ["config", "help", "version", "init-only", "node-cidr", "pod-interface-prefix", "cluster-cidr"];
 
-/// Fields that are named as kube-proxy's, where that is not the flag's own name.
+/// Fields with kube-proxy's name instead of the flag's.
 const NAMED_LIKE_KUBE_PROXY: [(&str, &str); 8] = [
     ("nodePortAddresses", "nodeport-addresses"),
     ("conntrack.maxPerCore", "conntrack-max-per-core"),
@@ -28,14 +28,14 @@ const NAMED_LIKE_KUBE_PROXY: [(&str, &str); 8] = [
 enum FieldType {
     Bool,
     Single,
-    /// Of what the flag separates with commas.
+    /// A list; the flag separates its items with commas.
     List,
-    /// Of names to booleans.
+    /// A map from names to booleans.
     Gates,
 }
 
 impl FieldType {
-    /// By what the flag says of itself.
+    /// From the flag's value name.
     fn of(arg: &Arg) -> Self {
         let names = arg.get_value_names().unwrap_or_default();
         let name = names.first().map(|name| name.as_str()).unwrap_or_default();
@@ -53,14 +53,14 @@ impl FieldType {
     fn name(self) -> &'static str {
         match self {
             Self::Bool => "true or false",
-            Self::Single => "a single value (in quotes, where it reads as something else)",
+            Self::Single => "a single value (in quotes if YAML takes it for another type)",
             Self::List => "a list",
             Self::Gates => "a map of names to true or false",
         }
     }
 }
 
-/// The field that stands for a flag.
+/// The field for a flag; `None` if it has none.
 pub(super) fn field_of(flag: &str) -> Option<String> {
     if WITHOUT_FIELD.contains(&flag) {
         return None;
@@ -80,7 +80,7 @@ fn in_camel_case(flag: &str) -> String {
     name
 }
 
-/// What such a document says.
+/// The settings in such a document.
 pub(super) fn contents(tree: &Node, run: &Command) -> Contents {
     let flags: Vec<(String, &str)> = run
         .get_arguments()
@@ -117,7 +117,7 @@ fn unknown(at: Place) -> Problem {
     Problem { at, what }
 }
 
-/// A field's value, as its flag has it.
+/// Adds the setting for a field's value, or the error.
 pub(super) fn set(run: &Command, flag: &str, at: Place, value: &Value, contents: &mut Contents) {
     let mut args = run.get_arguments();
     let arg = args.find(|arg| arg.get_long() == Some(flag));
@@ -126,7 +126,7 @@ pub(super) fn set(run: &Command, flag: &str, at: Place, value: &Value, contents:
         Some(value) => contents.settings.push(Setting { flag: flag.to_owned(), value, at }),
         None => contents.errors.push(Problem {
             at,
-            what: format!("it is {}, and should be {}", value.kind(), field_type.name()),
+            what: format!("it is {}, but must be {}", value.kind(), field_type.name()),
         }),
     }
 }

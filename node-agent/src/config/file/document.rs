@@ -1,4 +1,4 @@
-//! A document, with the place of everything in it: which kind it is, and its fields one by one.
+//! A configuration document: its kind, and its fields with their positions.
 
 use std::fmt::{self, Display};
 
@@ -7,17 +7,17 @@ use serde_saphyr::{Spanned, options};
 
 use super::Problem;
 
-/// Where something stands.
+/// The position of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
-    /// From 1; 0 where it is not known.
+    /// Counts from 1; 0 if it is not known.
     line: u64,
-    /// The names that lead there, joined with dots; empty for the whole document.
+    /// The path of names, joined with dots; empty for the whole document.
     pub(super) field: String,
 }
 
 impl Place {
-    /// Of what is not there.
+    /// The position of a missing field.
     pub(super) fn of(field: &str) -> Self {
         let field = field.to_owned();
         Self { line: 0, field }
@@ -42,13 +42,13 @@ pub(super) struct Node {
     pub(super) value: Value,
 }
 
-/// What YAML knows.
+/// A YAML value.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
     Null,
     Bool(bool),
     Integer(i128),
-    /// Whose text is lost.
+    /// Its original text is lost.
     Float(f64),
     Text(String),
     List(Vec<Node>),
@@ -58,21 +58,21 @@ pub(super) enum Value {
 /// A configuration.
 #[derive(Debug, PartialEq)]
 pub(super) enum Document {
-    /// Of this project's own kind.
+    /// A `DenizenConfiguration`.
     Denizen(Node),
-    /// Of kube-proxy's.
+    /// A `KubeProxyConfiguration`.
     KubeProxy(Node),
 }
 
 const OWN: (&str, &str) = ("denizen.io/v1alpha1", "DenizenConfiguration");
 const KUBE_PROXY: (&str, &str) = ("kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration");
-/// What says which kind it is.
+/// The fields that name the kind.
 const NATURE: [&str; 2] = ["apiVersion", "kind"];
 
 impl Document {
     /// Reads the one document of a file, YAML or JSON.
     pub(super) fn read(text: &str) -> Result<Self, Problem> {
-        // `n` is a name, as in JSON and in YAML 1.2.
+        // `n` is text, as in YAML 1.2, not a boolean.
         let options = options! { strict_booleans: true, with_snippet: false };
         let tree: Node = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
             let line = error.location().map_or(0, |location| location.line());
@@ -82,10 +82,8 @@ impl Document {
             Problem { at: Place { line, field }, what }
         })?;
         let Value::Map(fields) = &tree.value else {
-            return Err(tree.problem(
-                "",
-                format!("it is {}, and should be a map of fields", tree.value.kind()),
-            ));
+            return Err(tree
+                .problem("", format!("it is {}, but must be a map of fields", tree.value.kind())));
         };
         let text = |name| {
             let found = fields.iter().find(|(field, _)| field == name);
@@ -97,37 +95,36 @@ impl Document {
             (Some(version), Some(kind)) if (version, kind) == KUBE_PROXY => Ok(Self::KubeProxy(tree)),
             (_, Some("ConfigMap")) => Err(tree.problem(
                 "",
-                "it is a ConfigMap: name the file that one of its keys holds (kubeadm's is config.conf)",
+                "it is a ConfigMap: use the content of one of its keys as the file (kubeadm's is config.conf)",
             )),
             (None, _) | (_, None) => Err(tree.problem(
                 "",
-                format!("it has no apiVersion and kind: it should be a {kinds}"),
+                format!("it has no apiVersion and kind: it must be a {kinds}"),
             )),
             (Some(version), Some(kind)) => Err(tree.problem(
                 "",
-                format!("it is a {kind:?} of {version:?}, and should be a {kinds}"),
+                format!("it is a {kind:?} of {version:?}, but must be a {kinds}"),
             )),
         }
     }
 }
 
-/// What a name leads to.
+/// What a field name is.
 pub(super) enum Known {
-    /// A value.
+    /// A field with a value.
     Field,
-    /// More names.
+    /// A section with more fields.
     Section,
-    /// Nothing: nobody knows it.
+    /// An unknown name.
     Unknown,
 }
 
-/// The fields that have a value, and those that nobody knows. A section in which nothing stands is
-/// none.
+/// The fields that have a value, and the unknown ones. An empty section is ignored.
 #[derive(Debug, Default)]
 pub(super) struct Fields<'a> {
     pub(super) known: Vec<(Place, &'a Value)>,
     pub(super) unknown: Vec<Place>,
-    /// What is a value where there should be names.
+    /// Values where a section must be.
     pub(super) errors: Vec<Problem>,
 }
 
@@ -140,7 +137,7 @@ impl Node {
         Place { line: self.line, field }
     }
 
-    /// All its fields but those that name its kind. What is null is not set.
+    /// All its fields except `apiVersion` and `kind`. A null field is not set.
     pub(super) fn fields(&self, known: &impl Fn(&str) -> Known) -> Fields<'_> {
         let mut fields = Fields::default();
         if let Value::Map(top) = &self.value {
@@ -166,7 +163,7 @@ impl Node {
                 }
             }
             (Known::Section, other) => {
-                let what = format!("it is {}, and should be a map of fields", other.kind());
+                let what = format!("it is {}, but must be a map of fields", other.kind());
                 fields.errors.push(self.problem(&path, what));
             }
         }
@@ -174,7 +171,7 @@ impl Node {
 }
 
 impl Value {
-    /// In words.
+    /// The type in words.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Null => "nothing",
@@ -191,7 +188,7 @@ impl Value {
         if let Self::Text(text) = self { Some(text) } else { None }
     }
 
-    /// A single value as a flag would have it.
+    /// A single value as text for a flag.
     pub(super) fn scalar(&self) -> Option<String> {
         match self {
             Self::Integer(value) => Some(value.to_string()),

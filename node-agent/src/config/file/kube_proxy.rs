@@ -1,5 +1,5 @@
-//! `KubeProxyConfiguration` v1alpha1, as it lies in clusters: what means the same here is taken,
-//! and what means nothing here is named.
+//! `KubeProxyConfiguration` v1alpha1, as clusters have it: fields with the same meaning here are
+//! used, the others are named in warnings.
 
 use clap::Command;
 
@@ -7,36 +7,36 @@ use super::denizen::set;
 use super::document::{Known, Node, Place, Value};
 use super::{Contents, Problem};
 
-/// Which section kube-proxy goes by.
+/// The section that kube-proxy uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    /// For `iptables`, for `ipvs`, and where nothing is said.
+    /// For `iptables`, `ipvs`, and if no mode is set.
     Iptables,
     Nftables,
 }
 
-/// What becomes of a field.
+/// What a field means here.
 #[derive(Debug, Clone, Copy)]
 enum Meaning {
-    /// The same as this flag.
+    /// It has the meaning of this flag.
     Flag(&'static str),
-    /// The same, when this mode's section counts.
+    /// It has the meaning of this flag if kube-proxy uses this mode's section.
     In(Mode, &'static str),
-    /// It is taken together with others.
+    /// It is used together with others.
     Together,
-    /// Nothing, for this reason.
+    /// It has no effect, for this reason.
     Nothing(&'static str),
 }
 
 use Meaning::{Flag, In, Nothing, Together};
 
 const AT_ONCE: &str =
-    "every change is programmed at once, and the kernel says when somebody else changes the rules";
-const WATCHES: &str = "the API's objects are followed in a way of its own";
+    "every change is programmed at once, and the kernel reports foreign changes of the rules";
+const WATCHES: &str = "denizen watches the API in its own way";
 const NO_IPVS: &str = "there is no ipvs backend";
 const WINDOWS: &str = "it is for Windows";
-const LOGS: &str = "the environment variable RUST_LOG says what is logged";
-const UNIT: &str = "whoever starts the agent sets it (a unit file, a pod's spec)";
+const LOGS: &str = "the environment variable RUST_LOG selects what is logged";
+const UNIT: &str = "set it where the agent is started (unit file, pod spec)";
 
 /// Every field (reference: kube-proxy's `pkg/proxy/apis/config` v1alpha1).
 const FIELDS: &[(&str, Meaning)] = &[
@@ -62,7 +62,7 @@ const FIELDS: &[(&str, Meaning)] = &[
     ("detectLocalMode", Together),
     ("detectLocal.bridgeInterface", Together),
     ("detectLocal.interfaceNamePrefix", Together),
-    ("clusterCIDR", Nothing("this node's pods are known without it")),
+    ("clusterCIDR", Nothing("local pods are detected without it")),
     ("nodePortAddresses", Flag("nodeport-addresses")),
     ("oomScoreAdj", Nothing(UNIT)),
     ("configSyncPeriod", Nothing(WATCHES)),
@@ -110,7 +110,7 @@ pub(super) fn fields() -> impl Iterator<Item = &'static str> {
     FIELDS.iter().map(|(field, _)| *field)
 }
 
-/// The flags that fields stand for.
+/// The flags of the fields.
 #[cfg(test)]
 pub(super) fn flags() -> impl Iterator<Item = &'static str> {
     FIELDS.iter().filter_map(|(_, meaning)| match meaning {
@@ -119,8 +119,8 @@ pub(super) fn flags() -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// What such a document says. kubeadm writes every field out, most of them empty: what is empty is
-/// not set.
+/// The settings in such a document. kubeadm writes every field, most of them empty: an empty field
+/// is not set.
 pub(super) fn contents(tree: &Node, run: &Command) -> Contents {
     let is_section = |path: &str| {
         let mut fields = FIELDS.iter().filter_map(|(field, _)| field.split_once('.'));
@@ -132,8 +132,8 @@ pub(super) fn contents(tree: &Node, run: &Command) -> Contents {
         None => Known::Unknown,
     });
     let mut contents = Contents { errors: fields.errors, ..Contents::default() };
-    let unheard = |at| warning(at, "no field of v1alpha1 that is known here: it is ignored");
-    contents.warnings.extend(fields.unknown.into_iter().map(unheard));
+    let unknown = |at| warning(at, "unknown field of v1alpha1: ignored");
+    contents.warnings.extend(fields.unknown.into_iter().map(unknown));
     let together = Joint { all: &fields.known };
     together.set_backend(run, &mut contents);
     together.set_detector(run, &mut contents);
@@ -146,7 +146,7 @@ pub(super) fn contents(tree: &Node, run: &Command) -> Contents {
             In(..) if is_zero(value) => {}
             In(..) => contents
                 .warnings
-                .push(warning(at, "ignored: kube-proxy does not go by it in this mode either")),
+                .push(warning(at, "ignored: kube-proxy does not use it in this mode either")),
             Nothing(_) if is_zero(value) => {}
             Nothing(why) => contents.warnings.push(warning(at, &format!("ignored: {why}"))),
             Together => {}
@@ -160,7 +160,7 @@ fn warning(at: Place, what: &str) -> Problem {
     Problem { at, what }
 }
 
-/// What kube-proxy takes for not set.
+/// Whether kube-proxy treats this value as not set.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -171,13 +171,13 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// What asks for nothing, though it is written.
+/// Whether this value requests nothing.
 fn is_zero(value: &Value) -> bool {
     match value {
         Value::Bool(value) => !value,
         Value::Integer(number) => *number == 0,
         Value::Float(number) => *number == 0.0,
-        // The last two stand for every address.
+        // The last two mean every address.
         Value::Text(text) => matches!(text.as_str(), "" | "0" | "0s" | "0.0.0.0" | "::"),
         Value::List(items) => items.iter().all(|item| is_zero(&item.value)),
         Value::Map(fields) => fields.iter().all(|(_, node)| is_zero(&node.value)),
@@ -185,13 +185,13 @@ fn is_zero(value: &Value) -> bool {
     }
 }
 
-/// Fields that mean something only together.
+/// Fields that only have a meaning together.
 struct Joint<'a> {
     all: &'a [(Place, &'a Value)],
 }
 
 impl Joint<'_> {
-    /// A field's text, and its place. Empty where it is not set.
+    /// A field's position and text. The text is empty if the field is not set.
     fn text(&self, field: &str) -> (Place, String) {
         let found = self.all.iter().find(|(at, _)| at.field == field);
         found.map_or_else(
@@ -211,10 +211,11 @@ impl Joint<'_> {
             "iptables" | "nftables" => set(run, "backend", at, &Value::Text(mode), contents),
             "ipvs" => contents
                 .warnings
-                .push(warning(at, "there is no ipvs backend: the best of the others is taken")),
-            _ => contents
-                .errors
-                .push(warning(at, &format!("{mode:?}: there is iptables, ipvs and nftables"))),
+                .push(warning(at, "there is no ipvs backend: using the best of the others")),
+            _ => contents.errors.push(warning(
+                at,
+                &format!("{mode:?} is not a mode: use iptables, ipvs or nftables"),
+            )),
         }
     }
 
@@ -223,7 +224,7 @@ impl Joint<'_> {
         let named = |field, what: &str, contents: &mut Contents| {
             let (place, name) = self.text(field);
             if name.is_empty() {
-                let problem = format!("detectLocalMode {mode} wants it");
+                let problem = format!("detectLocalMode {mode} needs it");
                 contents.errors.push(warning(place, &problem));
             }
             format!("{what}={name}")
@@ -238,21 +239,19 @@ impl Joint<'_> {
             }
             _ => {
                 let what = format!(
-                    "{mode:?}: there is ClusterCIDR, NodeCIDR, BridgeInterface and InterfaceNamePrefix"
+                    "{mode:?} is not a mode: use ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix"
                 );
                 return contents.errors.push(warning(at, &what));
             }
         };
         if mode == "ClusterCIDR" {
-            let what = "no cluster CIDR is gone by: this node's pods are known exactly (pod-state)";
+            let what = "the cluster CIDR is ignored: local pods are detected exactly (pod-state)";
             contents.warnings.push(warning(at.clone(), what));
         }
         for field in [bridge, prefix].into_iter().filter(|field| used != Some(*field)) {
             let (place, name) = self.text(field);
             if !name.is_empty() {
-                contents
-                    .warnings
-                    .push(warning(place, "ignored: detectLocalMode does not ask for it"));
+                contents.warnings.push(warning(place, "ignored: detectLocalMode does not use it"));
             }
         }
         if let Some(detector) = detector {

@@ -1,4 +1,4 @@
-//! Files, line by line.
+//! Configuration files.
 
 #![expect(clippy::disallowed_methods, reason = "tests write files")]
 
@@ -17,7 +17,7 @@ use crate::config::{Config, RunArgs};
 
 const HEAD: &str = "apiVersion: denizen.io/v1alpha1\nkind: DenizenConfiguration\nmanifests: /m\n";
 
-/// What `run` with this file and these flags is told.
+/// The arguments of `run` with this file and these flags.
 fn matches(text: &str, flags: &[&str]) -> Result<(ArgMatches, Vec<String>), String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
@@ -45,7 +45,7 @@ fn refused(text: &str) -> String {
     matches(text, &[]).map(|(_, ignored)| ignored).unwrap_err()
 }
 
-/// The flags of `run`, as they are called.
+/// The names of the flags of `run`.
 fn flags() -> Vec<String> {
     let mut run = command().find_subcommand("run").unwrap().clone();
     run.build();
@@ -64,7 +64,7 @@ fn every_flag_has_a_field_of_its_own_and_every_exception_is_a_flag() {
         }
     }
     for flag in WITHOUT_FIELD {
-        // `version` is the whole program's.
+        // `version` belongs to the whole program.
         assert!(flag == "version" || flags.iter().any(|known| known == flag), "{flag}");
     }
     for field in ["nodePortAddresses", "conntrack.tcpEstablishedTimeout", "detectLocal", "nodeName"]
@@ -73,24 +73,24 @@ fn every_flag_has_a_field_of_its_own_and_every_exception_is_a_flag() {
     }
 }
 
-/// Whoever reads the example sees every field, and what it is without it.
+/// The example file shows every field with its default.
 #[test]
-fn the_example_has_every_field_and_says_the_defaults() {
+fn the_example_has_every_field_with_its_default() {
     let text = include_str!("../../../../conf/agent/config.yaml");
     let contents = contents(&command(), text);
     assert_eq!((&contents.errors, &contents.warnings), (&vec![], &vec![]));
-    let told: BTreeSet<&str> =
+    let named: BTreeSet<&str> =
         contents.settings.iter().map(|setting| setting.flag.as_str()).collect();
     let all = flags();
     let all: BTreeSet<&str> =
         all.iter().map(String::as_str).filter(|flag| field_of(flag).is_some()).collect();
-    // What has no default, or excludes something else there, is a comment.
+    // A field without default, or one that excludes another, is a comment.
     let commented: BTreeSet<&str> = all
         .iter()
         .copied()
         .filter(|flag| text.contains(&format!("\n# {}:", field_of(flag).unwrap())))
         .collect();
-    let both: BTreeSet<&str> = told.union(&commented).copied().collect();
+    let both: BTreeSet<&str> = named.union(&commented).copied().collect();
     assert_eq!(both, all);
     let run = command().find_subcommand("run").unwrap().clone();
     for setting in &contents.settings {
@@ -104,7 +104,7 @@ fn the_example_has_every_field_and_says_the_defaults() {
 }
 
 #[test]
-fn fields_are_taken() {
+fn fields_become_flags() {
     let text = format!(
         "{HEAD}detectLocal: bridge=cni0,br1\nmasqueradeAll: true\nmasqueradeBit: 7\n\
          nodePortAddresses: [10.0.0.0/8, 'fd00::/8']\nfeatureGates: {{PreferSameTrafficDistribution: false}}\n\
@@ -118,8 +118,8 @@ fn fields_are_taken() {
     assert_eq!(config.listen.health, None);
     let conntrack = config.conntrack;
     assert_eq!((conntrack.min, conntrack.udp.as_secs(), conntrack.tcp_be_liberal), (0, 90, true));
-    assert_eq!(conntrack.max_per_core, 32_768, "what is not set stays");
-    // JSON is YAML.
+    assert_eq!(conntrack.max_per_core, 32_768, "a missing field keeps its default");
+    // JSON is valid YAML.
     let json = r#"{"apiVersion":"denizen.io/v1alpha1","kind":"DenizenConfiguration","manifests":"/m","masqueradeAll":true}"#;
     assert!(checked(json, &[]).policy.settings.masquerade_all);
 }
@@ -132,26 +132,26 @@ fn flags_beat_the_file() {
     let config = checked(&text, &["--masquerade-all=false", "--hostname-override", "flag"]);
     assert_eq!(&*config.policy.settings.node_name, "flag");
     assert!(!config.policy.settings.masquerade_all);
-    assert_eq!(config.conntrack.min, 7, "what no flag says, the file does");
+    assert_eq!(config.conntrack.min, 7, "the file applies where no flag is given");
     assert_eq!(checked(&text, &["--conntrack-min=8"]).conntrack.min, 8);
-    // A flag's other name, too, and one that cannot stand beside it.
+    // Also by a flag's alias, and by a flag that excludes it.
     let config = checked(&text, &["--node-cidr", "10.0.0.0/24"]);
     assert_eq!(config.policy.detector.to_string(), "node-cidr=10.0.0.0/24");
     assert!(checked(&text, &["--masquerade-all"]).policy.settings.masquerade_all);
 }
 
 #[test]
-fn what_is_wrong_is_named_with_its_place() {
+fn errors_have_a_position() {
     let cases = [
         ("masquradeAll: true", "line 4, masquradeAll: there is no such field"),
         ("conntrack:\n  maxPerCoer: 3", "line 5, conntrack.maxPerCoer: there is no such field"),
-        ("conntrack: 5", "line 4, conntrack: it is a number, and should be a map"),
-        ("masqueradeAll: 'yes'", "line 4, masqueradeAll: it is text, and should be true or false"),
-        ("nodeName: [a]", "line 4, nodeName: it is a list, and should be a single value"),
+        ("conntrack: 5", "line 4, conntrack: it is a number, but must be a map"),
+        ("masqueradeAll: 'yes'", "line 4, masqueradeAll: it is text, but must be true or false"),
+        ("nodeName: [a]", "line 4, nodeName: it is a list, but must be a single value"),
         ("nodeName: 1.5", "line 4, nodeName: it is a fraction"),
         (
             "detectLocal: podstate",
-            "line 4, detectLocal: --detect-local \"podstate\": there is pod-state",
+            "line 4, detectLocal: --detect-local \"podstate\" is not a mode: use pod-state",
         ),
         (
             "nodePortAddresses: [x]",
@@ -159,15 +159,15 @@ fn what_is_wrong_is_named_with_its_place() {
         ),
         ("healthzBindAddress: localhost", "line 4, healthzBindAddress: --healthz-bind-address"),
         ("nodeName: true", "line 4, nodeName: it is true or false"),
-        ("nodePortAddresses: primary", "nodePortAddresses: it is text, and should be a list"),
+        ("nodePortAddresses: primary", "nodePortAddresses: it is text, but must be a list"),
         (
             "featureGates: {A: 1}",
-            "featureGates: it is a map, and should be a map of names to true or false",
+            "featureGates: it is a map, but must be a map of names to true or false",
         ),
         ("masqueradeBit: 32", "line 4, masqueradeBit: invalid value '32'"),
         ("backend: ebpf", "line 4, backend: invalid value 'ebpf'"),
         ("conntrack: {udpTimeout: soon}", "line 4, conntrack.udpTimeout: invalid value 'soon'"),
-        ("clusterCIDR: 10.0.0.0/8", "line 4, clusterCIDR: denizen never needs a cluster CIDR"),
+        ("clusterCIDR: 10.0.0.0/8", "line 4, clusterCIDR: denizen needs no cluster CIDR"),
         ("initOnly: true", "initOnly: there is no such field"),
         ("config: x", "config: there is no such field"),
         ("masqueradeAll: true\nmasqueradeAll: false", "line 5"),
@@ -183,14 +183,14 @@ fn what_is_wrong_is_named_with_its_place() {
 }
 
 #[test]
-fn what_is_no_configuration_is_named() {
+fn other_documents_are_errors() {
     let cases = [
         ("", "it is nothing"),
         ("- 1\n", "it is a list"),
         ("kind: DenizenConfiguration\n", "it has no apiVersion and kind"),
         ("apiVersion: denizen.io/v2\nkind: DenizenConfiguration\n", "\"denizen.io/v2\""),
         ("apiVersion: v1\nkind: ConfigMap\ndata: {config.conf: ''}\n", "config.conf"),
-        ("apiVersion: [1]\nkind: 5\n", "should be a DenizenConfiguration of denizen.io/v1alpha1"),
+        ("apiVersion: [1]\nkind: 5\n", "must be a DenizenConfiguration of denizen.io/v1alpha1"),
     ];
     for (text, words) in cases {
         let error = refused(text);
@@ -202,7 +202,7 @@ fn what_is_no_configuration_is_named() {
 }
 
 #[test]
-fn other_commands_take_the_flags_that_they_have() {
+fn other_commands_use_the_flags_that_they_have() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
     std::fs::write(&path, format!("{HEAD}masqueradeAll: true\nmetricsBindAddress: ''\n")).unwrap();
@@ -214,9 +214,9 @@ fn other_commands_take_the_flags_that_they_have() {
     assert_eq!(completed.words.len(), 6);
 }
 
-/// Whatever is wrong with the command line is for the command line's own definition to say.
+/// The command itself reports an invalid command line.
 #[test]
-fn a_command_line_that_cannot_be_read_is_left_as_it_is() {
+fn an_invalid_command_line_is_unchanged() {
     for line in [
         "",
         "denizen-agent",

@@ -6,7 +6,7 @@ use crate::config::file::kube_proxy::{fields, flags as flags_of_fields};
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 const MANIFESTS: [&str; 2] = ["--manifests", "/m"];
 
-/// As kubeadm 1.30 and later write it into the ConfigMap `kube-proxy`.
+/// As kubeadm 1.30 and later writes it into the ConfigMap `kube-proxy`.
 const KUBEADM: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1
 bindAddress: 0.0.0.0
 bindAddressHardFail: false
@@ -76,7 +76,7 @@ winkernel:
   sourceVip: \"\"
 ";
 
-fn told(text: &str, flags: &[&str]) -> Result<(Config, Vec<String>), String> {
+fn load(text: &str, flags: &[&str]) -> Result<(Config, Vec<String>), String> {
     let flags: Vec<&str> = MANIFESTS.iter().chain(flags).copied().collect();
     let (matches, ignored) = matches(text, &flags)?;
     let args = RunArgs::from_arg_matches(&matches).unwrap();
@@ -86,23 +86,23 @@ fn told(text: &str, flags: &[&str]) -> Result<(Config, Vec<String>), String> {
 }
 
 #[test]
-fn kubeadms_file_is_taken_as_it_is() {
-    let (config, ignored) = told(KUBEADM, &["--hostname-override=node-1"]).unwrap();
+fn kubeadms_file_is_accepted() {
+    let (config, ignored) = load(KUBEADM, &["--hostname-override=node-1"]).unwrap();
     let places: Vec<&str> = ignored.iter().filter_map(|text| text.split(": ").next()).collect();
     let without_line: Vec<&str> =
         places.iter().filter_map(|place| place.split(", ").nth(1)).collect();
-    assert_eq!(without_line, UNTAKEN, "{ignored:?}");
+    assert_eq!(without_line, IGNORED, "{ignored:?}");
     let plain = {
         let words = ["denizen-agent", "run", "--manifests", "/m", "--node-name", "node-1"];
         let matches = command().get_matches_from(words);
         RunArgs::from_arg_matches(matches.subcommand_matches("run").unwrap()).unwrap()
     };
     let plain = plain.check(BackendName::Nftables).unwrap();
-    assert_eq!(format!("{config:?}"), format!("{plain:?}"), "it says nothing else");
+    assert_eq!(format!("{config:?}"), format!("{plain:?}"), "nothing else changes");
 }
 
 #[test]
-fn it_says_how_to_reach_the_api() {
+fn it_names_the_kubeconfig() {
     let (matches, _) = matches(KUBEADM, &["--master=https://192.168.0.10:6443"]).unwrap();
     let args = RunArgs::from_arg_matches(&matches).unwrap();
     let kubeconfig = "/var/lib/kube-proxy/kubeconfig.conf".into();
@@ -110,17 +110,17 @@ fn it_says_how_to_reach_the_api() {
     assert!(args.check(BackendName::Nftables).is_ok());
 }
 
-/// Set in kubeadm's file, and without a meaning here.
-const UNTAKEN: [&str; 1] = ["clusterCIDR"];
+/// Fields that kubeadm sets and that have no effect here.
+const IGNORED: [&str; 1] = ["clusterCIDR"];
 
 #[test]
-fn what_means_the_same_is_taken() {
+fn fields_with_the_same_meaning_become_flags() {
     let text = format!(
         "{HEAD}mode: nftables\nhostnameOverride: n\nnftables: {{masqueradeBit: 3, masqueradeAll: true}}\n\
          nodePortAddresses: [primary]\nmetricsBindAddress: 0.0.0.0:10249\nconntrack: {{maxPerCore: 0, tcpEstablishedTimeout: 2h0m0s}}\n\
          detectLocalMode: InterfaceNamePrefix\ndetectLocal: {{interfaceNamePrefix: veth}}\nfeatureGates: {{A: true}}\nlogging: {{format: json}}\n"
     );
-    let (config, ignored) = told(&text, &[]).unwrap();
+    let (config, ignored) = load(&text, &[]).unwrap();
     assert_eq!(ignored, Vec::<String>::new());
     assert_eq!(config.policy.detector.to_string(), "interface-prefix=veth");
     assert_eq!(&*config.policy.settings.node_name, "n");
@@ -133,13 +133,13 @@ fn what_means_the_same_is_taken() {
     );
     assert_eq!(config.policy.backend, BackendName::Nftables);
     let (config, _) =
-        told(&text, &["--detect-local", "pod-state", "--proxy-mode=iptables"]).unwrap();
+        load(&text, &["--detect-local", "pod-state", "--proxy-mode=iptables"]).unwrap();
     assert_eq!(config.policy.detector.to_string(), "pod-state");
     assert_eq!(config.policy.backend, BackendName::Iptables);
 }
 
 #[test]
-fn a_mode_has_its_section_and_a_detector_its_name() {
+fn a_mode_uses_its_section_and_a_detector_its_name() {
     let both = "iptables: {masqueradeBit: 1}\nnftables: {masqueradeBit: 2}\n";
     for (mode, bit, section) in [
         ("", 1, "nftables"),
@@ -147,7 +147,7 @@ fn a_mode_has_its_section_and_a_detector_its_name() {
         ("ipvs", 1, "nftables"),
         ("nftables", 2, "iptables"),
     ] {
-        let (config, ignored) = told(&format!("{HEAD}mode: '{mode}'\n{both}"), &[]).unwrap();
+        let (config, ignored) = load(&format!("{HEAD}mode: '{mode}'\n{both}"), &[]).unwrap();
         assert_eq!(config.policy.node_side.masquerade_bit.mask(), 1 << bit, "{mode}");
         let named =
             ignored.iter().any(|text| text.contains(&format!("{section}.masqueradeBit: ignored")));
@@ -159,45 +159,45 @@ fn a_mode_has_its_section_and_a_detector_its_name() {
         );
     }
     let cases = [
-        ("mode: userspace", "there is iptables, ipvs and nftables"),
+        ("mode: userspace", "use iptables, ipvs or nftables"),
         (
             "detectLocalMode: BridgeInterface",
-            "detectLocal.bridgeInterface: detectLocalMode BridgeInterface wants it",
+            "detectLocal.bridgeInterface: detectLocalMode BridgeInterface needs it",
         ),
-        ("detectLocalMode: Nonsense", "there is ClusterCIDR, NodeCIDR"),
-        ("detectLocalMode: [1]", "there is ClusterCIDR, NodeCIDR"),
+        ("detectLocalMode: Nonsense", "use ClusterCIDR, NodeCIDR"),
+        ("detectLocalMode: [1]", "use ClusterCIDR, NodeCIDR"),
         ("iptables: {masqueradeAll: 1}", "line 3, iptables.masqueradeAll: it is a number"),
-        ("iptables: []", "line 3, iptables: it is a list, and should be a map"),
+        ("iptables: []", "line 3, iptables: it is a list, but must be a map"),
         (
             "nodePortAddresses: 10.0.0.0/8",
-            "line 3, nodePortAddresses: it is text, and should be a list",
+            "line 3, nodePortAddresses: it is text, but must be a list",
         ),
     ];
     for (line, words) in cases {
-        let error = told(&format!("{HEAD}{line}\n"), &[]).map(|(_, ignored)| ignored).unwrap_err();
+        let error = load(&format!("{HEAD}{line}\n"), &[]).map(|(_, ignored)| ignored).unwrap_err();
         assert!(error.contains(words), "{line}: {error}");
     }
     let warned = [
         ("detectLocalMode: ClusterCIDR\nclusterCIDR: 10.0.0.0/8", "clusterCIDR: ignored"),
-        ("detectLocalMode: ClusterCIDR", "detectLocalMode: no cluster CIDR is gone by"),
+        ("detectLocalMode: ClusterCIDR", "detectLocalMode: the cluster CIDR is ignored"),
         (
             "detectLocal: {bridgeInterface: cni0}",
-            "detectLocal.bridgeInterface: ignored: detectLocalMode does not ask",
+            "detectLocal.bridgeInterface: ignored: detectLocalMode does not use it",
         ),
-        ("someday: {new: true}", "line 3, someday: no field of v1alpha1 that is known here"),
-        ("conntrack: {someday: 1}", "conntrack.someday: no field"),
+        ("someday: {new: true}", "line 3, someday: unknown field of v1alpha1"),
+        ("conntrack: {someday: 1}", "conntrack.someday: unknown field"),
         ("oomScoreAdj: -999", "oomScoreAdj: ignored"),
     ];
     for (line, words) in warned {
-        let (config, ignored) = told(&format!("{HEAD}{line}\n"), &[]).unwrap();
+        let (config, ignored) = load(&format!("{HEAD}{line}\n"), &[]).unwrap();
         assert!(ignored.iter().any(|text| text.contains(words)), "{line}: {ignored:?}");
         assert_eq!(config.policy.detector.to_string(), "pod-state");
     }
 }
 
-/// A field that somebody set is taken, or named; none falls through.
+/// Every field that is set is used or named in a warning.
 #[test]
-fn no_field_is_dropped_in_silence() {
+fn no_field_is_silently_ignored() {
     let known = super::flags();
     for flag in flags_of_fields() {
         assert!(known.iter().any(|it| it == flag), "there is no --{flag}");
@@ -216,8 +216,8 @@ fn no_field_is_dropped_in_silence() {
                 &text[1..]
             );
             let contents = contents(&command(), &text);
-            let told = (contents.settings.len(), contents.warnings.len(), contents.errors.len());
-            assert_ne!(told, (0, 0, 0), "{text}");
+            let counts = (contents.settings.len(), contents.warnings.len(), contents.errors.len());
+            assert_ne!(counts, (0, 0, 0), "{text}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Whatever stands in a file, it is read or refused in words.
+//! Any file is accepted or refused with an error, without a panic.
 
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -6,7 +6,7 @@ use proptest::sample::select;
 use super::*;
 use crate::config::file::kube_proxy::fields;
 
-/// Names of fields, right and wrong ones.
+/// Valid and invalid field names.
 fn name() -> impl Strategy<Value = String> {
     let own = flags().into_iter().filter_map(|flag| field_of(&flag));
     let known = own.chain(fields().map(str::to_owned));
@@ -57,7 +57,7 @@ fn is_read_or_refused(text: &str) {
         assert!(!problem.to_string().trim().is_empty());
     }
     if contents.errors.is_empty() {
-        // What is said to be right, the command line takes, one source of objects at a time.
+        // The command line accepts what the file check accepts, one source of objects at a time.
         let words = contents.settings.iter().map(Setting::word);
         let mut line = vec!["denizen-agent".to_owned(), "run".to_owned()];
         line.extend(words.filter(|word| !word.starts_with("--manifests=")));
@@ -71,17 +71,17 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn of_any_document(document in document()) {
+    fn any_document(document in document()) {
         is_read_or_refused(&document.to_string());
     }
 
     #[test]
-    fn of_any_text(text in "(apiVersion: denizen.io/v1alpha1\nkind: DenizenConfiguration\n)?[ a-zA-Z:\\-\\[\\]{}&*!|>'\"#%@\n0-9]{0,200}") {
+    fn any_text(text in "(apiVersion: denizen.io/v1alpha1\nkind: DenizenConfiguration\n)?[ a-zA-Z:\\-\\[\\]{}&*!|>'\"#%@\n0-9]{0,200}") {
         is_read_or_refused(&text);
     }
 
     #[test]
-    fn of_a_file_that_is_cut_short(at in 0usize..2000) {
+    fn a_truncated_file(at in 0usize..2000) {
         let text = include_str!("../../../../../conf/agent/config.yaml");
         is_read_or_refused(text.get(..at).unwrap_or(text));
     }
