@@ -1,4 +1,4 @@
-//! The commands.
+//! The command line's commands.
 
 mod cleanup;
 mod offline;
@@ -40,15 +40,15 @@ struct Cli {
 enum Command {
     /// Program this node's services, and keep them programmed
     Run(Box<RunArgs>),
-    /// The rules that `run` would program, on standard output; needs no root
+    /// Print the rules that `run` would program. Needs no root
     Render(Box<offline::RenderArgs>),
-    /// What happens to a packet here, step by step, and why
+    /// Explain what happens to a packet on this node, step by step, and why
     Explain(Box<ExplainArgs>),
-    /// What the running agent knows and has programmed
+    /// Show what the running agent knows and has programmed
     Status(StatusArgs),
-    /// Put the CNI plugin and its place in the runtime's configuration there, and keep them there
+    /// Install the CNI plugin and its entry in the CNI configuration, and keep them installed
     InstallCni(Box<InstallArgs>),
-    /// Remove everything that denizen ever programmed on this node
+    /// Remove everything that denizen has programmed on this node
     Cleanup(CleanupArgs),
 }
 
@@ -62,14 +62,14 @@ enum Output {
 
 #[derive(Debug, Args)]
 struct ExplainArgs {
-    /// Who sends, and through which interface the packet comes in
+    /// The packet's source, and its input interface
     #[arg(long, value_name = "ADDR[@INTERFACE]")]
     from: String,
-    /// Where to
+    /// The packet's destination
     #[arg(long, value_name = "ADDR:PORT[/PROTO]")]
     to: String,
-    /// Answer from these manifests (and from the state file in --run-dir, where that is given) in
-    /// place of the running agent
+    /// Answer from these manifests (and from the state file in --run-dir, if given), without the
+    /// running agent
     #[arg(long, value_name = "DIR")]
     manifests: Option<PathBuf>,
     /// The running agent's run directory
@@ -89,27 +89,27 @@ struct StatusArgs {
     output: Output,
 }
 
-/// What may stand on the command line.
+/// The definition of the command line.
 pub fn command() -> clap::Command {
     with_booleans(Cli::command())
 }
 
-/// The command line, completed from the configuration file that it may name; and what of that file
-/// has no effect.
-fn asked() -> anyhow::Result<(Command, Vec<String>)> {
+/// The parsed command line, completed from its configuration file, and the fields of that file that
+/// have no effect.
+fn parsed() -> anyhow::Result<(Command, Vec<String>)> {
     let command = command();
     let Completed { words, ignored } = complete(&command, std::env::args_os().collect())?;
     let matches = command.get_matches_from(words);
     if let Some(("explain", given)) = matches.subcommand() {
-        decides_here(given)?;
+        refuse_policy_flags(given)?;
     }
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     Ok((cli.command, ignored))
 }
 
-/// Flags that decide about packets do so offline alone: a running agent goes by those that it was
-/// started with.
-fn decides_here(explain: &ArgMatches) -> anyhow::Result<()> {
+/// Refuses policy flags without `--manifests`: a running agent uses the flags that it was started
+/// with.
+fn refuse_policy_flags(explain: &ArgMatches) -> anyhow::Result<()> {
     if explain.contains_id("manifests") {
         return Ok(());
     }
@@ -121,18 +121,18 @@ fn decides_here(explain: &ArgMatches) -> anyhow::Result<()> {
     let named: Vec<String> = named.map(|long| format!("--{long}")).collect();
     anyhow::ensure!(
         named.is_empty(),
-        "{}: without --manifests the running agent answers, which goes by its own flags",
+        "{}: only with --manifests. Without it the running agent answers, and uses its own flags",
         named.join(", ")
     );
     Ok(())
 }
 
-/// Reads the command line and does what it says.
+/// Parses the command line and runs the command.
 ///
 /// # Errors
-/// What a person should read, causes included.
+/// The error to print, with its causes.
 pub fn run() -> anyhow::Result<()> {
-    let (command, ignored) = asked()?;
+    let (command, ignored) = parsed()?;
     if !matches!(command, Command::Run(_)) {
         ignored.iter().for_each(|what| eprintln!("denizen-agent: {what}"));
     }
@@ -141,7 +141,7 @@ pub fn run() -> anyhow::Result<()> {
             log_to_standard_error(args.log_format);
             ignored
                 .iter()
-                .for_each(|what| warn!(what, "the configuration file says what has no effect"));
+                .for_each(|what| warn!(what, "a field of the configuration file has no effect"));
             let Choice { backend, why } = backend_here(&args.policy)?;
             let config = args.check(backend)?;
             block_on(agent::run(config, why))
@@ -178,10 +178,10 @@ fn explain(args: ExplainArgs) -> anyhow::Result<()> {
     show(&explanation, args.output)
 }
 
-/// The backend on this node; whichever it is, the log says why.
+/// Chooses the backend on this node, and logs why.
 fn backend_here(policy: &PolicyArgs) -> anyhow::Result<Choice> {
     let choice = match policy.backend.chosen() {
-        Some(backend) => Choice { backend, why: "it was asked for".to_owned() },
+        Some(backend) => Choice { backend, why: "--backend selects it".to_owned() },
         None => chosen::automatic(&policy.detector()?)?,
     };
     info!(backend = %choice.backend, why = choice.why, "backend chosen");
@@ -190,7 +190,8 @@ fn backend_here(policy: &PolicyArgs) -> anyhow::Result<Choice> {
 
 fn ask<T: DeserializeOwned>(run_dir: PathBuf, request: Request) -> anyhow::Result<T> {
     let answer = block_on(async move { Ok(control::ask(&run_dir, &request).await?) })?;
-    serde_json::from_value(answer).context("the agent answers otherwise than this program expects")
+    serde_json::from_value(answer)
+        .context("cannot read the agent's answer: is the agent of another version?")
 }
 
 fn show<T: serde::Serialize + std::fmt::Display>(value: &T, output: Output) -> anyhow::Result<()> {
@@ -199,30 +200,29 @@ fn show<T: serde::Serialize + std::fmt::Display>(value: &T, output: Output) -> a
         Output::Json => printable_json(&serde_json::to_string_pretty(value)?) + "\n",
     };
     match io::stdout().write_all(text.as_bytes()) {
-        // Whoever reads, as `head` does, has seen enough.
+        // The reader, such as `head`, has read enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot write to standard output"),
     }
 }
 
-/// One thread: the kernel names the thread that commits, and a netlink batch is quicker than a
-/// hand-over.
+/// One thread: nf_tables notifications name the thread that commits, and a netlink batch takes less
+/// time than passing it to another thread.
 fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(future);
-    // A thread that waits for a disk that does not answer ends with the process, which waits for
-    // nobody.
+    // A thread that waits for a disk that does not answer ends with the process.
     runtime.shutdown_background();
     result
 }
 
 fn log_to_standard_error(format: LogFormat) {
-    // What kube's client has to say, the source of the API says once, with what follows from it.
+    // kube's own logs are off: the API source logs each failure once, with its consequence.
     let filter = EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| EnvFilter::new("info,kube_client=off"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // As the default, but for what a terminal should not obey: values have names in them that
-    // others wrote.
+    // Like the default format, but without characters that a terminal would obey: values contain
+    // names that others wrote.
     let fields = format::debug_fn(|line, field, value| {
         let value = format!("{value:?}");
         match field.name() {
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_waits_for_ever_does_not_keep_the_program_from_ending() {
+    fn a_blocked_thread_does_not_keep_the_program_from_ending() {
         let (ended, end) = channel();
         let (_never, nothing) = channel::<()>();
         std::thread::spawn(move || {

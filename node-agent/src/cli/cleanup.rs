@@ -1,4 +1,4 @@
-//! `cleanup`: removes what denizen, and where that is asked for kube-proxy, left on this node.
+//! `cleanup`: removes what denizen, and if requested kube-proxy, left on this node.
 
 use std::path::PathBuf;
 
@@ -18,44 +18,44 @@ use crate::takeover::ipvs;
 
 #[derive(Debug, Args)]
 pub(super) struct CleanupArgs {
-    /// Remove what kube-proxy left too, of its iptables, ipvs and nftables modes. End it first.
-    /// Beside a running agent, only that is removed
+    /// Also remove what kube-proxy left, of its iptables, ipvs and nftables modes. Stop it first.
+    /// If an agent is running, only that is removed
     #[arg(long)]
     kube_proxy: bool,
 
     #[command(flatten)]
     run_dir: RunDirArgs,
 
-    /// Where the kernel's settings are, as for `run`: what denizen set for node ports on 127.0.0.1
-    /// is set back
+    /// Directory of the kernel's settings, as for `run`: the setting for node ports on 127.0.0.1 is
+    /// set back
     #[arg(long, value_name = "DIR", default_value = SYSCTLS)]
     sysctl_dir: PathBuf,
 }
 
-/// Removes what it can; the first thing that it cannot is the error.
+/// Removes what it can. Returns the first failure.
 pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
     let mut results = Vec::new();
-    // A running agent would put everything of its own back; one that starts meanwhile, half of it.
+    // A running agent would program its rules again; one that starts meanwhile, a part of them.
     let alone = alone_here();
     match &alone {
-        Ok(_) => results.extend(denizens(args)),
+        Ok(_) => results.extend(remove_denizens(args)),
         Err(AloneError::Another { process }) if args.kube_proxy => {
-            println!("left are the rules of the running agent (process {process})");
+            println!("an agent is running (process {process}): its rules are kept");
         }
         Err(AloneError::Another { .. }) => {
-            drop(alone.context("nothing is removed while an agent runs: stop it first")?)
+            drop(alone.context("an agent is running: stop it first")?)
         }
         Err(AloneError::Lock(_)) => drop(alone?),
     }
     if args.kube_proxy {
-        results.extend(kube_proxys());
+        results.extend(remove_kube_proxys_rules());
     }
     results.into_iter().collect()
 }
 
-/// What is kube-proxy's too: denizen's chains are looked for where its sets are gone as well.
-fn denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
-    // First: no rule keeps neighbours out of there afterwards.
+/// Removes denizen's own rules. With --kube-proxy it searches for chains even if the sets are gone.
+fn remove_denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
+    // First, since afterwards no rule protects 127.0.0.0/8 from neighbours.
     close_loopback(&Loopback::new(&args.sysctl_dir, &args.run_dir.run_dir));
     vec![
         forward::cleanup()
@@ -66,12 +66,12 @@ fn denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
                 }
             }),
         tables().map(|count| println!("removed {}", counted(count, "nftables table"))),
-        chains(args.kube_proxy).map(|chains| tell(chains, "iptables chain")),
+        chains(args.kube_proxy).map(|chains| print_removed(chains, "iptables chain")),
     ]
 }
 
-/// Sets `route_localnet` back where denizen set it. Whoever else needs it keeps neighbours out by
-/// rules of their own, as denizen did.
+/// Sets `route_localnet` back if denizen set it. Others who need it have rules of their own against
+/// neighbours, as denizen has.
 fn close_loopback(loopback: &Loopback) {
     match loopback.set_back() {
         Ok(true) => println!("set net.ipv4.conf.all.route_localnet back to 0"),
@@ -80,35 +80,35 @@ fn close_loopback(loopback: &Loopback) {
     }
     if loopback.is_open() {
         println!(
-            "left is net.ipv4.conf.all.route_localnet=1: set it to 0 unless kube-proxy or another needs it, for no \
-             rule of denizen's keeps neighbours out of 127.0.0.0/8 any more"
+            "net.ipv4.conf.all.route_localnet is still 1, and no rule of denizen protects 127.0.0.0/8 from \
+             neighbours any more. Set it to 0 unless kube-proxy or another program needs it"
         );
     }
 }
 
-/// Ipvs' rules and sets go last: without them it translates, but answers that are not masqueraded
-/// go astray.
-fn kube_proxys() -> [anyhow::Result<()>; 3] {
+/// kube-proxy's rules and sets for ipvs go last: without them ipvs still translates, but answers
+/// that are not masqueraded do not find their way back.
+fn remove_kube_proxys_rules() -> [anyhow::Result<()>; 3] {
     let tables = remove_kube_proxys().context("cannot remove kube-proxy's nftables tables");
-    let ipvs = of_ipvs();
+    let ipvs = remove_ipvs();
     let chains =
         iptables::cleanup(Whose::KubeProxys).context("cannot remove kube-proxy's iptables chains");
     [
-        tables.map(|tables| tell(tables, "kube-proxy nftables table")),
+        tables.map(|tables| print_removed(tables, "kube-proxy nftables table")),
         ipvs,
-        chains.map(|chains| tell(chains, "kube-proxy iptables chain")),
+        chains.map(|chains| print_removed(chains, "kube-proxy iptables chain")),
     ]
 }
 
-/// Where there is kube-proxy's device, the virtual servers are taken for its. It goes last, so that
-/// a call that stopped half way can be made again; until then the node takes services' addresses
-/// for its own.
-fn of_ipvs() -> anyhow::Result<()> {
+/// If kube-proxy's device exists, the virtual servers count as its own. The device goes last, so
+/// that an interrupted call can be repeated; until then the node treats service addresses as its
+/// own.
+fn remove_ipvs() -> anyhow::Result<()> {
     let servers = ipvs::virtual_servers();
     let Some(device) = block_on(ipvs::device())? else {
         if servers > 0 {
             println!(
-                "left are {} of ipvs, which may be anybody's; `ipvsadm --clear` removes them all",
+                "kept {} of ipvs, because they may not be kube-proxy's; `ipvsadm --clear` removes all",
                 counted(servers, "virtual server")
             );
         }
@@ -119,8 +119,8 @@ fn of_ipvs() -> anyhow::Result<()> {
         ipvs::flush().context("cannot remove kube-proxy's virtual servers")?;
     }
     block_on(ipvs::remove(device))?;
-    tell(1, "kube-proxy ipvs device");
-    tell(servers, "virtual server");
+    print_removed(1, "kube-proxy ipvs device");
+    print_removed(servers, "virtual server");
     if carried > 0 {
         println!("ended {}, which ipvs carried", counted(carried, "connection"));
     }
@@ -132,7 +132,7 @@ fn tables() -> anyhow::Result<usize> {
     Ok(Nftables::cleanup(&mut kernel)?)
 }
 
-/// Programs are executed only where there may be something to remove.
+/// Removes iptables chains. It executes programs only if there may be something to remove.
 fn chains(thoroughly: bool) -> anyhow::Result<usize> {
     match thoroughly || iptables::was_here() {
         true => Ok(iptables::cleanup(Whose::Denizens)?),
@@ -140,7 +140,7 @@ fn chains(thoroughly: bool) -> anyhow::Result<usize> {
     }
 }
 
-fn tell(count: usize, what: &str) {
+fn print_removed(count: usize, what: &str) {
     if count > 0 {
         println!("removed {}", counted(count, what));
     }

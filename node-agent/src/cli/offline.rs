@@ -16,16 +16,16 @@ use crate::model::{Event, Listing, Node, NodeAddress};
 use crate::printable::Printable;
 use crate::source::{egress, manifests, state_file};
 
-/// What takes the place of the kernel and the API.
+/// The inputs that replace the kernel and the API.
 #[derive(Debug, Args)]
 pub(super) struct Facts {
     #[command(flatten)]
     pub(super) policy: PolicyArgs,
     /// A folder of manifests (Services, EndpointSlices, Nodes, ServiceCIDRs). The node's addresses
-    /// are taken from its Node object there
+    /// come from its Node object
     #[arg(long, value_name = "DIR")]
     pub(super) manifests: PathBuf,
-    /// The run directory with the state file of this node's pods; without it there are none
+    /// The run directory with the state file of local pods. Without it there are no local pods
     #[arg(long, value_name = "DIR")]
     pub(super) run_dir: Option<PathBuf>,
 }
@@ -38,7 +38,7 @@ pub(super) struct RenderArgs {
     output: Output,
 }
 
-/// What `--backend auto` stands for where no kernel is asked.
+/// The backend for `--backend auto` without a kernel.
 const AUTO: BackendName = BackendName::Nftables;
 
 /// Prints the rules that the agent would program.
@@ -55,14 +55,14 @@ pub(super) fn render(args: &RenderArgs) -> anyhow::Result<()> {
     }
 }
 
-/// What would happen to a packet.
+/// Explains what would happen to a packet.
 pub(super) fn explain(facts: &Facts, packet: &Packet) -> anyhow::Result<Explanation> {
     let mut engine = engine(facts, Nftables::offline())?;
     engine.decided();
     Ok(engine.explain(packet)?)
 }
 
-/// `backend` renders. (What is explained depends on the policy alone.)
+/// An engine with the facts. `backend` only matters for rendering: explanations come from the plan.
 fn engine<B: Told>(facts: &Facts, backend: B) -> anyhow::Result<Engine<B>> {
     let policy = facts.policy.check(AUTO)?;
     let (mut events, problems) = manifests::read(&manifests::Config {
@@ -70,7 +70,7 @@ fn engine<B: Told>(facts: &Facts, backend: B) -> anyhow::Result<Engine<B>> {
         node_name: policy.settings.node_name.to_string(),
     })?;
     for problem in problems {
-        eprintln!("denizen-agent: left out: {}", Printable(&problem));
+        eprintln!("denizen-agent: ignored: {}", Printable(&problem));
     }
     events.push(addresses(&events));
     events.push(Event::Listed(Listing::Addresses));
@@ -88,8 +88,7 @@ fn engine<B: Told>(facts: &Facts, backend: B) -> anyhow::Result<Engine<B>> {
     Ok(engine)
 }
 
-/// The node's addresses as far as its Node object names them, on an interface that nobody can know
-/// here.
+/// The node's addresses from its Node object, on an interface that is not known here.
 fn addresses(events: &[Event]) -> Event {
     let node = events
         .iter()
