@@ -1,8 +1,7 @@
-//! What operators see in `kubectl get events`, under kube-proxy's reasons.
+//! Events for operators (`kubectl get events`), with kube-proxy's reasons.
 //!
-//! Whoever has something to say says it and goes on: a task writes it, when it can. Without the
-//! Kubernetes API nothing is said. The log, health and `status` have it all, whatever becomes of an
-//! event.
+//! Sending an event never blocks: a task writes it. Without the Kubernetes API there are no events.
+//! The log, health and `status` have the same information.
 
 mod limit;
 mod write;
@@ -15,7 +14,7 @@ use tracing::debug;
 use crate::model::ServiceName;
 use crate::source::kube::access::Access;
 
-/// Events that wait to be written; more are lost.
+/// The most events that wait to be written; further ones are lost.
 const WAITING: usize = 64;
 
 /// What an event is about.
@@ -32,48 +31,48 @@ pub enum About {
 pub enum Reason {
     /// The agent has started.
     Starting,
-    /// Nobody can ask for its health.
+    /// The agent's health cannot be served.
     HealthUnserved,
-    /// Nobody can ask for its metrics.
+    /// The agent's metrics cannot be served.
     MetricsUnserved,
-    /// No load balancer can ask for the endpoints of a Service on this node.
+    /// The health-check node port of a Service cannot be served.
     HealthCheckUnserved,
 }
 
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
-    /// About what.
+    /// What it is about.
     pub about: About,
     /// What happened.
     pub reason: Reason,
-    /// For a person; empty where the reason says it all.
+    /// Text for a person; empty if the reason suffices.
     pub text: String,
 }
 
-/// Where events are said.
+/// A handle that sends events.
 #[derive(Debug, Clone)]
 pub struct Notices(Option<mpsc::Sender<Notice>>);
 
 impl Notices {
-    /// Nobody hears them.
+    /// Discards all events.
     pub fn nowhere() -> Self {
         Self(None)
     }
 
-    /// A task writes them to the API until the last of these is gone.
+    /// Starts a task that writes events to the API until the last handle is dropped.
     pub fn to_api(access: Access, node_name: Arc<str>) -> Self {
         let (sender, waiting) = mpsc::channel(WAITING);
         tokio::spawn(write::run(access, node_name, waiting));
         Self(Some(sender))
     }
 
-    /// Says it.
-    pub fn tell(&self, notice: Notice) {
+    /// Sends an event. If too many are waiting, it is lost.
+    pub fn send(&self, notice: Notice) {
         if let Some(sender) = &self.0
             && let Err(error) = sender.try_send(notice)
         {
-            debug!(%error, "an event is not written");
+            debug!(%error, "event dropped");
         }
     }
 }

@@ -1,9 +1,9 @@
-//! What is served over HTTP: health-check node ports, health, metrics and the page for people.
+//! HTTP: health-check node ports, health, metrics and the status page.
 //!
-//! It runs in threads of its own, so that a client that is slow, or many of them, cost the loop
-//! nothing, and so that health is told even while the loop hangs. All that it knows comes from the
-//! loop: what is published ([`Published`]), and what it answers when it is asked (as the agent's
-//! socket asks it). Nothing that is asked here changes anything.
+//! It runs in threads of its own, so that slow or many clients do not delay the loop, and so that
+//! health is answered even if the loop hangs. All its data comes from the loop: values that the
+//! loop publishes ([`Published`]), and answers to requests, as on the agent's socket. No request
+//! changes anything.
 
 mod answer;
 mod connection;
@@ -25,41 +25,41 @@ use crate::plan::HealthPorts;
 use crate::status::health::Pulse;
 use crate::status::metrics::Metrics;
 
-/// What the loop publishes for the servers, always as it is now.
+/// What the loop publishes for the servers, always up to date.
 #[derive(Debug, Clone)]
 pub struct Published {
-    /// How the loop is.
+    /// The loop's health.
     pub pulse: watch::Receiver<Pulse>,
-    /// Which health-check node ports there are.
+    /// The health-check node ports.
     pub ports: watch::Receiver<HealthPorts>,
-    /// What is counted and measured.
+    /// The metrics.
     pub metrics: Metrics,
-    /// Where the loop is asked.
+    /// Requests to the loop.
     pub requests: mpsc::Sender<Asked>,
 }
 
-/// What is served at an address.
+/// What an address serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Site {
     /// `/healthz` and `/livez`.
     Health,
-    /// The same on this node's loopback interface, for kubelet's probes: other hosts and pods
+    /// The same on this node's loopback interface, for kubelet's probes. Other hosts and pods
     /// cannot reach it.
     Probe,
-    /// The page for people, `/metrics`, and what else kube-proxy has beside it.
+    /// The status page, `/metrics`, and kube-proxy's other paths at this address.
     Metrics,
-    /// Whatever service has the health-check node port at the moment of the question.
+    /// A health-check node port, for the service that has it at the time of the request.
     HealthCheck,
 }
 
-/// Serves until the loop publishes no more. Each receiver holds what cannot be served right now,
-/// and why; it is an event too.
+/// Serves until the loop stops publishing. Each receiver holds what cannot be served now, and why,
+/// which is also written as an event.
 ///
-/// Kubelet's probes have a thread of their own: however busy others keep the servers, they are
-/// answered as soon as the kernel gives it a processor.
+/// Kubelet's probes have a thread of their own, so that they are answered however busy the other
+/// servers are.
 ///
 /// # Errors
-/// When there is no thread or no runtime to be had.
+/// If a thread or a runtime cannot be created.
 pub fn start(
     listen: Listen,
     published: Published,
@@ -77,7 +77,7 @@ pub fn start(
         io::Result::Ok(receiver)
     };
     Ok([
-        serve("http", listeners::of_everybody)?,
-        serve("probes", |listen, _| listeners::of_kubelet(listen))?,
+        serve("http", listeners::public)?,
+        serve("probes", |listen, _| listeners::for_kubelet(listen))?,
     ])
 }

@@ -1,4 +1,4 @@
-//! What the running agent knows and has programmed, for people and programs.
+//! The state of the running agent, for people and programs.
 
 pub mod health;
 pub mod metrics;
@@ -16,47 +16,47 @@ use crate::printable::Printable;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
-    /// Which backend programs the kernel.
+    /// The backend that programs the kernel.
     pub backend: String,
-    /// Why that one.
+    /// Why this backend was chosen.
     #[serde(default)]
     pub backend_why: String,
-    /// How local traffic is told apart, as on the command line.
+    /// How local traffic is detected, as on the command line.
     pub detect_local: String,
-    /// All of the first full set of rules is in the kernel.
+    /// The first full set of rules is in the kernel.
     pub synced: bool,
-    /// What is still waited for before services are programmed.
+    /// The first lists that are missing; services are programmed after them.
     pub waiting_for: Vec<String>,
-    /// Attachments of local pods that are programmed.
+    /// Programmed attachments of local pods.
     pub pods: usize,
-    /// Interfaces that have looked like a pod's for a while and have no record; a warning names
+    /// Interfaces that have looked like a pod's for a while but have no record; a warning names
     /// them.
     #[serde(default)]
     pub unrecorded_interfaces: usize,
-    /// Services that are known.
+    /// Known services.
     pub services: usize,
     /// Endpoints that connections are forwarded to, counted once for each service port.
     pub endpoints: usize,
-    /// The state file's generation that is programmed; `None` while there is no file.
+    /// The programmed generation of the state file; `None` if there is no file.
     pub generation: Option<u64>,
-    /// The last time that something was programmed, and what it made stale flushed.
+    /// The last sync, including the flush of flows that it made stale.
     pub last_sync: Option<LastSync>,
-    /// How often somebody else's change to the agent's tables was repaired.
+    /// Number of repairs after foreign changes of the agent's tables.
     pub drift_repaired: u64,
-    /// How long the last such repair took, from the kernel's word of it to the repaired table.
+    /// Duration of the last such repair, from the kernel's notification to the repaired table.
     pub last_repair_milliseconds: Option<f64>,
-    /// Packets that found no endpoint in any slot, dropped to be sent again. Always 0, or a bug.
+    /// Packets dropped because their lookups found no endpoint. Any other value than 0 is a bug.
     pub missed_lookups: u64,
-    /// Clients that are remembered for session affinity.
+    /// Clients remembered for session affinity.
     #[serde(default)]
     pub affinity: Affinity,
-    /// Stale entries that were taken out of the connection tracking.
+    /// Stale conntrack entries deleted.
     pub flushed: u64,
-    /// Whether what the last change made stale is still being looked for.
+    /// Whether the search for stale entries after the last change is still running.
     pub flushing: bool,
-    /// What is wrong right now.
+    /// Current errors.
     pub errors: Vec<String>,
-    /// What may be wrong, and cannot be known from here.
+    /// Possible problems that the agent cannot verify.
     #[serde(default)]
     pub warnings: Vec<String>,
 }
@@ -66,12 +66,12 @@ pub struct Status {
 pub struct LastSync {
     /// When, RFC 3339 in UTC.
     pub at: String,
-    /// How long it took, from the last event to the kernel's acknowledgement.
+    /// Duration from the last event to the kernel's acknowledgement.
     pub milliseconds: f64,
 }
 
 impl LastSync {
-    /// At this time (RFC 3339 in UTC), having taken so long.
+    /// A sync at this time (RFC 3339 in UTC) with this duration.
     pub fn new(at: String, took: Duration) -> Self {
         Self { at, milliseconds: took.as_secs_f64() * 1e3 }
     }
@@ -110,7 +110,7 @@ impl fmt::Display for Status {
                 format!(
                     "{}{}",
                     self.flushed,
-                    if self.flushing { ", and looking for more" } else { "" }
+                    if self.flushing { ", and searching for more" } else { "" }
                 ),
             ),
         ];

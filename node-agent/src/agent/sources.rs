@@ -80,6 +80,6 @@ pub(super) fn notices(config: &Config) -> Notices {
         return Notices::nowhere();
     };
     let notices = Notices::to_api(access.clone(), config.policy.settings.node_name.clone());
-    notices.tell(Notice { about: About::Node, reason: Reason::Starting, text: String::new() });
+    notices.send(Notice { about: About::Node, reason: Reason::Starting, text: String::new() });
     notices
 }

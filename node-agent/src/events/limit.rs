@@ -1,4 +1,4 @@
-//! How many events are too many. Pure.
+//! Limits the rate of events. Pure.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,19 +7,19 @@ use tokio::time::Instant;
 
 use super::{About, Notice, Reason};
 
-/// An event is not written again within this, and …
+/// The same event is not written again within this time, and …
 const WINDOW: Duration = Duration::from_secs(300);
-/// … so many different ones at most, as client-go's burst: a cluster of such nodes shares one API.
+/// … at most this many different ones are, as client-go's burst: all nodes share one API.
 const MOST: usize = 25;
 
-/// What was written lately.
+/// The events that were written recently.
 #[derive(Debug, Default)]
 pub(super) struct Limit {
     written: HashMap<(About, Reason), Instant>,
 }
 
 impl Limit {
-    /// Whether this may be written now; then it counts as written.
+    /// Whether this event may be written now. If so, it counts as written.
     pub(super) fn permits(&mut self, notice: &Notice, now: Instant) -> bool {
         self.written.retain(|_, at| now.duration_since(*at) < WINDOW);
         let key = (notice.about.clone(), notice.reason);
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn one_event_once_and_so_many_in_all() {
+    fn an_event_is_written_once_and_all_together_are_limited() {
         let (mut limit, now) = (Limit::default(), Instant::now());
         assert!(limit.permits(&about(0), now));
         assert!(!limit.permits(&about(0), now), "the same again");

@@ -15,21 +15,21 @@ use super::{About, Notice, Reason};
 use crate::source::kube::access::Access;
 use crate::source::kube::pace::Pace;
 
-/// An event that the API does not take by then is lost, as client-go's.
+/// Attempts before an event is given up, as in client-go.
 const ATTEMPTS: usize = 12;
 
-/// The API takes no longer note, in bytes.
+/// The API's limit for a note, in bytes.
 const LONGEST_NOTE: usize = 1024;
 
-/// Who reports.
+/// The name under which events are reported.
 const CONTROLLER: &str = "denizen-agent";
 
-/// Until nobody says anything any more.
+/// Writes events until the channel is closed.
 pub(super) async fn run(access: Access, node_name: Arc<str>, mut waiting: mpsc::Receiver<Notice>) {
     let mut limit = Limit::default();
     while let Some(notice) = waiting.recv().await {
         if !limit.permits(&notice, Instant::now()) {
-            debug!(?notice, "an event is not written: one too many");
+            debug!(?notice, "event dropped: too many events");
             continue;
         }
         let (path, event) = event(&notice, &node_name, Timestamp::now());
@@ -42,7 +42,7 @@ pub(super) async fn run(access: Access, node_name: Arc<str>, mut waiting: mpsc::
                 warn!(
                     error = format!("{error:#}"),
                     reason = notice.reason.name(),
-                    "an event cannot be written"
+                    "cannot write an event"
                 );
                 break;
             }
@@ -51,7 +51,7 @@ pub(super) async fn run(access: Access, node_name: Arc<str>, mut waiting: mpsc::
     }
 }
 
-/// The API has understood it and wants none of it.
+/// Whether the API refuses the event for good.
 fn is_refused(error: &anyhow::Error) -> bool {
     let refused = |status: &kube::core::Status| {
         (400..500).contains(&status.code) && !matches!(status.code, 401 | 429)
@@ -60,17 +60,17 @@ fn is_refused(error: &anyhow::Error) -> bool {
 }
 
 async fn write(access: &Access, path: &str, event: &Value) -> anyhow::Result<()> {
-    // Events are rare: a client of its own for each has the credentials as they are now.
+    // Events are rare, so each has a client of its own, with the current credentials.
     let client: Client = access.client().await?;
     let request = Request::post(path).header("content-type", "application/json");
     client.request_text(request.body(event.to_string().into_bytes())?).await?;
     Ok(())
 }
 
-/// Where to write it, and the event (`events.k8s.io/v1`).
+/// The path and the event (`events.k8s.io/v1`).
 fn event(notice: &Notice, node_name: &str, now: Timestamp) -> (String, Value) {
-    // What is in no namespace has its events in this one. (Its UID is its name, as kubelet and
-    // kube-proxy have it.)
+    // Events about objects without a namespace go to this one. (Its UID is its name, as in kubelet
+    // and kube-proxy.)
     let (namespace, name, regarding) = match &notice.about {
         About::Node => {
             ("default", node_name, json!({ "kind": "Node", "name": node_name, "uid": node_name }))
@@ -124,7 +124,7 @@ mod tests {
     use crate::model::ServiceName;
 
     #[test]
-    fn an_event_is_one_that_the_api_takes() {
+    fn an_event_is_valid_for_the_api() {
         let now: Timestamp = "2026-11-20T12:00:00.123456789Z".parse().unwrap();
         let about = About::Service(ServiceName::new("shop", "web"));
         let notice =

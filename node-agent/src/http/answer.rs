@@ -1,4 +1,4 @@
-//! What is answered.
+//! Answers to HTTP requests.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
@@ -19,15 +19,15 @@ use crate::model::{ServiceName, family_of};
 use crate::status::health::Report;
 use crate::status::metrics::CONTENT_TYPE as METRICS;
 
-/// How a load balancer that balances by weight asks for it.
+/// The header in which a load balancer expects this node's weight.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
-/// How long the loop may take to answer.
+/// Time limit for the loop's answer.
 const LOOP_TIME: Duration = Duration::from_secs(2);
 
 pub(super) type Answer = Response<Full<Bytes>>;
 
-/// What is known to answer with.
+/// Answers requests from what the loop publishes.
 #[derive(Debug)]
 pub(super) struct Answers {
     published: Published,
@@ -38,7 +38,7 @@ impl Answers {
         Self { published }
     }
 
-    /// Answers a request that came in at `site`, at the node's address `local`.
+    /// Answers a request at `site`, which arrived at the node's address `local`.
     pub(super) async fn answer(
         &self,
         site: Site,
@@ -54,16 +54,16 @@ impl Answers {
 
     async fn metrics(&self, local: SocketAddr, request: &Request<Incoming>) -> Answer {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return plain(StatusCode::METHOD_NOT_ALLOWED, "nothing here can be changed\n");
+            return plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are allowed\n");
         }
         match request.uri().path() {
             path @ ("/healthz" | "/livez") => self.health(path),
             _ if !page::is_meant_for(local.ip(), request.headers()) => plain(
                 StatusCode::MISDIRECTED_REQUEST,
-                "this is for those who ask for it by this node's address or as localhost\n",
+                "use this node's address or localhost as the host name\n",
             ),
             "/metrics" => {
-                // Of a loop that hangs, the last figures are told.
+                // If the loop hangs, the last figures are served.
                 self.ask(Question::Measure { measure: Empty {} }).await;
                 answer(StatusCode::OK, METRICS, self.published.metrics.encode())
             }
@@ -79,26 +79,26 @@ impl Answers {
         }
     }
 
-    /// Asks the loop, and waits for it only for a while.
+    /// Asks the loop. `None` if it does not answer in time.
     pub(super) async fn ask(&self, request: Question) -> Option<Value> {
         let (answer, answered) = oneshot::channel();
         let asked = Asked { request, answer };
-        let told = async {
+        let answer = async {
             self.published.requests.send(asked).await.ok()?;
             answered.await.ok()
         };
-        timeout(LOOP_TIME, told).await.ok().flatten()
+        timeout(LOOP_TIME, answer).await.ok().flatten()
     }
 
-    /// kube-proxy's health of itself. Any method will do, as there.
+    /// kube-proxy's health of itself. As there, any method is accepted.
     fn health(&self, path: &str) -> Answer {
         let pulse = *self.published.pulse.borrow();
-        let told = match path {
+        let answer = match path {
             "/healthz" => Report::healthz(&pulse, now(), Timestamp::now()),
             "/livez" => Report::livez(&pulse, now(), Timestamp::now()),
             _ => return plain(StatusCode::NOT_FOUND, "no such page\n"),
         };
-        let (well, report) = told;
+        let (well, report) = answer;
         let metrics = &self.published.metrics.like_kube_proxy;
         let answers = if path == "/healthz" { &metrics.healthz } else { &metrics.livez };
         answers.get_or_create(&[("code", if well { "200" } else { "503" })]).inc();
@@ -108,20 +108,20 @@ impl Answers {
         }
     }
 
-    /// The service whose health-check node port this is.
+    /// The service that has this health-check node port.
     pub(super) fn owner(&self, port: u16) -> Option<ServiceName> {
         let ports = self.published.ports.borrow();
         let check = ports.checks.get(&NonZeroU16::new(port)?)?;
         Some(check.service.clone())
     }
 
-    /// Status, headers and body of kube-proxy's health-check node port (`service_health.go`),
-    /// whatever path and method is asked for.
+    /// Status, headers and body of kube-proxy's health-check node port (`service_health.go`), for
+    /// any path and method.
     fn health_check(&self, local: SocketAddr) -> Answer {
         let ports = self.published.ports.borrow();
         let check = NonZeroU16::new(local.port()).and_then(|port| ports.checks.get(&port));
         let Some(check) = check else {
-            return plain(StatusCode::NOT_FOUND, "no service has this port any more\n");
+            return plain(StatusCode::NOT_FOUND, "no service has this health-check port\n");
         };
         let family = family_of(local.ip().to_canonical());
         let count = check.local_endpoints.get(&family).copied().unwrap_or_default();
@@ -138,7 +138,7 @@ impl Answers {
     }
 }
 
-/// JSON, with 200 where all is well and 503 where it is not.
+/// JSON, with 200 if all is well, else 503.
 fn json(well: bool, body: String) -> Answer {
     let status = if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     answer(status, "application/json", body)
@@ -159,7 +159,7 @@ pub(super) fn answer(status: StatusCode, content_type: &'static str, body: Strin
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "how late is the loop? Who judges it must not ask it"
+    reason = "whether the loop is late must be judged without the loop"
 )]
 fn now() -> Instant {
     Instant::now()

@@ -1,5 +1,5 @@
-//! One connection after the other, within bounds: whoever asks slowly, much or nonsense holds up
-//! nobody but himself.
+//! Accepts and serves connections, within limits: a client with slow, large or invalid requests
+//! delays only itself.
 
 use std::convert::Infallible;
 use std::io;
@@ -21,24 +21,23 @@ use super::Site;
 use super::answer::Answers;
 use super::slots::{Slot, Slots};
 
-/// Within which a request must be there: long enough for one lost packet to be sent again.
+/// Time limit for a request: long enough for one retransmission.
 const REQUEST_TIME: Duration = Duration::from_secs(3);
-/// Within which the answer must have been taken.
+/// Time limit for the whole connection, until the client has read the answer.
 const WHOLE_TIME: Duration = Duration::from_secs(10);
-/// The longest request, in bytes; the body, if any, is never read.
+/// The longest request in bytes. A body is never read.
 const LONGEST_REQUEST: usize = 16 * 1024;
-/// The most header fields.
+/// The most header fields of a request.
 const HEADERS: usize = 64;
-/// Connections that one listener takes before others have their turn. While they are sorted out,
-/// each is an open file.
+/// The most connections that one listener accepts before others have their turn. Until they are
+/// sorted out, each is an open file.
 const AT_ONCE: usize = 256;
-/// After an error of the listener, such as too many open files.
+/// The pause after an error of the listener, such as too many open files.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Takes connections for as long as it is polled; those that are open end with it. A connection
-/// that waits in the kernel's queue keeps those behind it waiting, whosever they are, so all that
-/// wait are taken at once, and those that are too many are closed before anything else is done for
-/// them.
+/// Accepts connections while it is polled; open ones end with it. A connection in the kernel's
+/// queue delays those behind it, whoever they belong to. So all waiting ones are accepted at once,
+/// and the surplus is closed before any other work.
 pub(super) async fn accept(
     listener: AsyncFd<TcpListener>,
     site: Site,
@@ -46,7 +45,7 @@ pub(super) async fn accept(
     slots: Slots,
 ) {
     let mut connections = JoinSet::new();
-    // It fails when the runtime ends.
+    // This fails when the runtime ends.
     while let Ok(ready) = listener.readable().await {
         let (waiting, error) = all_waiting(ready, &slots);
         for (stream, mut slot) in waiting {
@@ -65,7 +64,7 @@ pub(super) async fn accept(
     }
 }
 
-/// The connections in the kernel's queue, each with its slot, and what went wrong after them.
+/// The connections in the kernel's queue, each with its slot, and the error after them.
 fn all_waiting(
     mut ready: AsyncFdReadyGuard<'_, TcpListener>,
     slots: &Slots,
@@ -83,20 +82,20 @@ fn all_waiting(
     (waiting, None)
 }
 
-/// One request and its answer, unless the connection has to make room before. What an answer takes
-/// is set up once something is asked: a connection that asks nothing costs next to nothing.
+/// Serves one request, unless the connection is evicted before. The server is set up only when data
+/// arrives: a connection without a request costs almost nothing.
 async fn serve(stream: TcpStream, mut slot: Slot, site: Site, answers: Arc<Answers>) {
     let Ok(stream) = pollable(stream) else { return };
     let has_asked = slot.has_asked();
     let conversation = async {
         match timeout(REQUEST_TIME, stream.readable()).await {
             Ok(Ok(())) => Box::pin(converse(stream, has_asked, site, answers)).await,
-            Ok(Err(_)) | Err(_) => debug!("a client asked nothing"),
+            Ok(Err(_)) | Err(_) => debug!("a client sent no request"),
         }
     };
     tokio::select! {
         () = conversation => {}
-        () = slot.evicted() => debug!("a client made room for others"),
+        () = slot.evicted() => debug!("a client's connection was closed in favour of others"),
     }
 }
 

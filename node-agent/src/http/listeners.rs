@@ -1,4 +1,4 @@
-//! Which addresses are listened at: those that are wanted now, as far as they can be had.
+//! Opens and closes listeners to match the wanted addresses.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,16 +23,16 @@ use crate::config::Listen;
 use crate::events::{About, Notice, Notices, Reason};
 use crate::plan::HealthPorts;
 
-/// How long until an address that cannot be had is tried again.
+/// Time until an address that cannot be bound is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-/// Connections that the kernel keeps for us; it takes `net.core.somaxconn` where that is less.
-/// While it keeps none more, a client's first packet is lost, and sent again a second later.
+/// Connections that the kernel queues for us, at most `net.core.somaxconn`. If the queue is full, a
+/// client's first packet is lost, and sent again a second later.
 const BACKLOG: u32 = 4096;
 
-/// Every address, and what is served there.
+/// The addresses, and what each serves.
 pub(super) type Wanted = BTreeMap<SocketAddr, Site>;
 
-/// Listens where it is `wanted`, until nobody publishes any more.
+/// Listens at the `wanted` addresses, until the channel of `ports` is closed.
 pub(super) async fn serve(
     wanted: impl Fn(&HealthPorts) -> Wanted,
     mut ports: watch::Receiver<HealthPorts>,
@@ -43,7 +43,7 @@ pub(super) async fn serve(
         Listeners { answers, slots: SlotsOfSites::default(), open: BTreeMap::new() };
     loop {
         let wanted = wanted(&ports.borrow_and_update());
-        let failed = listeners.bring_to(&wanted);
+        let failed = listeners.update(&wanted);
         let is_well = failed.is_empty();
         reporter.report(failed);
         tokio::select! {
@@ -53,19 +53,19 @@ pub(super) async fn serve(
     }
 }
 
-/// What other hosts and pods can reach, or may be able to.
-pub(super) fn of_everybody(listen: Listen, ports: &HealthPorts) -> Wanted {
+/// Addresses that other hosts and pods may reach.
+pub(super) fn public(listen: Listen, ports: &HealthPorts) -> Wanted {
     let checks = ports.sockets().map(|at| (at, Site::HealthCheck));
     let health = listen.health.filter(|at| *at != probed(at.port()));
-    // The operator's own word comes last, and counts.
+    // The operator's own addresses come last and have precedence.
     let own = [listen.metrics.map(|at| (at, Site::Metrics)), health.map(|at| (at, Site::Health))];
     checks.chain(own.into_iter().flatten()).collect()
 }
 
-/// What kubelet alone asks: a socket of its own, so that nobody's connections wait in the kernel's
-/// queue before a probe, however many another host or a pod makes. Metrics that are served there
-/// tell health as well.
-pub(super) fn of_kubelet(listen: Listen) -> Wanted {
+/// The address for kubelet's probes: a socket of its own, so that connections of other hosts and
+/// pods never wait in the kernel's queue before a probe. If metrics have this address, they answer
+/// the probes too.
+pub(super) fn for_kubelet(listen: Listen) -> Wanted {
     let at = listen.health.map(|health| probed(health.port()));
     let at = at.filter(|at| listen.metrics != Some(*at));
     at.map(|at| (at, Site::Probe)).into_iter().collect()
@@ -75,11 +75,11 @@ fn probed(port: u16) -> SocketAddr {
     SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)
 }
 
-/// Where it is told what cannot be listened at.
+/// Reports addresses that cannot be bound.
 pub(super) struct ProblemReporter {
-    /// As it is now.
+    /// The current problems.
     pub(super) problems: watch::Sender<Vec<String>>,
-    /// When it begins.
+    /// Events for new problems.
     pub(super) notices: Notices,
 }
 
@@ -87,8 +87,8 @@ impl ProblemReporter {
     fn report(&self, failed: Vec<Notice>) {
         self.problems.send_if_modified(|now| {
             for new in failed.iter().filter(|notice| !now.contains(&notice.text)) {
-                warn!(error = new.text, "cannot listen; trying again");
-                self.notices.tell(new.clone());
+                warn!(error = new.text, "cannot listen; will retry");
+                self.notices.send(new.clone());
             }
             let failed: Vec<String> = failed.into_iter().map(|notice| notice.text).collect();
             let differs = *now != failed;
@@ -98,13 +98,13 @@ impl ProblemReporter {
     }
 }
 
-/// Those who fill the slots of one site take none from the others.
+/// Separate slots for each site, so that clients of one take none from the others.
 #[derive(Default)]
 struct SlotsOfSites {
     health: Slots,
     probe: Slots,
     metrics: Slots,
-    /// Of all ports together: there may be hundreds.
+    /// For all health-check ports together: there may be hundreds.
     health_check: Slots,
 }
 
@@ -122,18 +122,18 @@ impl SlotsOfSites {
 struct Listeners {
     answers: Arc<Answers>,
     slots: SlotsOfSites,
-    /// What serves each address. One that changes hands goes on: it is asked whose it is with every
-    /// request.
+    /// The task that serves each address. A health-check port that passes to another service keeps
+    /// its task: the owner is looked up at every request.
     open: BTreeMap<SocketAddr, (Site, JoinSet<()>)>,
 }
 
 impl Listeners {
-    /// Closes what is wanted no more, opens what is missing, and tells what cannot be opened.
-    fn bring_to(&mut self, wanted: &BTreeMap<SocketAddr, Site>) -> Vec<Notice> {
+    /// Closes unwanted listeners, opens missing ones, and returns those that cannot be opened.
+    fn update(&mut self, wanted: &BTreeMap<SocketAddr, Site>) -> Vec<Notice> {
         self.open.retain(|at, (site, _)| {
             let stays = wanted.get(at) == Some(site);
             if !stays {
-                info!(address = %at, ?site, "served no more");
+                info!(address = %at, ?site, "no longer served");
             }
             stays
         });
@@ -180,14 +180,15 @@ impl Listeners {
 }
 
 fn pollable(listener: TcpListener) -> io::Result<AsyncFd<TcpListener>> {
-    // SAFETY: a listener owns its socket from its making to its end, and always names the same one.
-    #[expect(unsafe_code, reason = "the promise that AsRawFd alone does not make")]
+    // SAFETY: a listener owns its socket for its whole life, and always returns the same
+    // descriptor.
+    #[expect(unsafe_code, reason = "AsRawFd alone does not guarantee this")]
     let pollable = unsafe { AsyncFd::register_with_interest(listener, Interest::READABLE) };
     Ok(pollable?)
 }
 
-/// Listens at `at`. The address that stands for every one of IPv4 also stands for those of IPv6, as
-/// in kube-proxy, where the kernel has IPv6.
+/// Listens at `at`. As in kube-proxy, 0.0.0.0 also stands for every IPv6 address, if the kernel has
+/// IPv6.
 fn bind(at: SocketAddr, site: Site) -> io::Result<TcpListener> {
     if at.ip() == Ipv4Addr::UNSPECIFIED {
         let both = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), at.port());
@@ -207,10 +208,10 @@ fn is_without_ipv6(error: &io::Error) -> bool {
 
 fn listen(socket: io::Result<TcpSocket>, at: SocketAddr, site: Site) -> io::Result<TcpListener> {
     let socket = socket?;
-    // Connections of an agent that was here before may still be closing.
+    // Connections of an earlier agent may still be closing.
     socket.set_reuseaddr(true)?;
-    // Only so can one socket have the port at every address, and another the same port at one of
-    // them.
+    // With this, one socket can bind the port at every address and another the same port at one
+    // address.
     socket.set_reuseport(matches!(site, Site::Health | Site::Probe))?;
     if at.is_ipv6() {
         setsockopt(&socket, sockopt::Ipv6V6Only, &!at.ip().is_unspecified())?;

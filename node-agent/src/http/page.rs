@@ -1,11 +1,11 @@
-//! The page for people: rendered here, on the node, without a script. What it shows was written by
-//! others (names of services and pods are whatever a manifest says), so every value is escaped by
-//! the template, and the browser is told to run nothing at all.
+//! The status page for people, rendered here without scripts. Its values were written by others
+//! (names of services and pods are whatever a manifest says), so the template escapes each of them,
+//! and the headers forbid the browser to run anything.
 
 mod draw;
+mod packet;
 #[cfg(test)]
 mod tests;
-mod way;
 
 use std::net::IpAddr;
 
@@ -21,8 +21,8 @@ use crate::control::{ExplainQuery, Request as Question};
 use crate::explain::Explanation;
 use crate::status::view::{View, ViewQuery};
 
-/// What a browser is told about the page: to run no script, to load our style alone, to send the
-/// forms to nobody else, to show it in nobody's frame, and to keep no copy.
+/// Headers of the page: run no script, load only our style, send forms only to us, do not show it
+/// in a frame, keep no copy.
 const HEADERS: [(&str, &str); 5] = [
     (
         "content-security-policy",
@@ -34,17 +34,17 @@ const HEADERS: [(&str, &str); 5] = [
     ("cache-control", "no-store"),
 ];
 
-/// What the address bar says.
+/// The request's query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Asking {
     view: ViewQuery,
     from: String,
     to: String,
-    /// Seconds after which the browser loads it again.
+    /// Seconds after which the browser reloads the page.
     every: Option<u32>,
 }
 
-/// What became of a question.
+/// The agent's reply, or why there is none.
 type Reply<T> = Result<T, String>;
 
 impl Answers {
@@ -103,7 +103,7 @@ impl Asking {
         asking
     }
 
-    /// The address of the page that asks for this.
+    /// The address of the page with this query.
     fn link(&self, part: &str) -> String {
         let mut query = form_urlencoded::Serializer::for_suffix("/?".to_owned(), 2);
         let every = self.every.map(|every| every.to_string()).unwrap_or_default();
@@ -126,17 +126,19 @@ impl Asking {
 }
 
 fn reply<T: DeserializeOwned>(answer: Option<Value>) -> Reply<T> {
-    let answer = answer
-        .ok_or("The agent's loop does not answer. What it programmed last stays in the kernel.")?;
+    let answer = answer.ok_or(
+        "The agent's loop does not answer. The rules that it programmed last stay in the kernel.",
+    )?;
     match answer.get("error").and_then(Value::as_str) {
         Some(error) => Err(error.to_owned()),
         None => serde_json::from_value(answer).map_err(|error| error.to_string()),
     }
 }
 
-/// A page of somewhere else may have its own name resolve to 127.0.0.1, and read what a browser on
-/// this node fetches from there as its own (DNS rebinding). Its requests name that host: on
-/// loopback only requests to an address, or to localhost, are ours.
+/// Whether a request on loopback is meant for this agent. Another site's page may resolve its own
+/// name to 127.0.0.1, and so read what a browser on this node fetches from here (DNS rebinding).
+/// Such requests name that host, so on loopback only requests to an address or to localhost are
+/// accepted.
 pub(super) fn is_meant_for(local: IpAddr, headers: &HeaderMap) -> bool {
     if !local.to_canonical().is_loopback() {
         return true;

@@ -1,7 +1,7 @@
-//! How many connections are served at a time, and which ends when there are more.
+//! Limits the number of connections, and decides which one ends if there are more.
 //!
-//! Whoever comes last is let in: a client that has something to ask asks at once and is answered
-//! within a millisecond. One that holds a connection and asks nothing makes room first.
+//! A new connection is always accepted: a client with a request sends it at once and gets an answer
+//! within a millisecond. A connection without a request ends first.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -11,16 +11,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
-/// Connections at a time. Each holds a file descriptor and at most a buffer of 16 KiB.
+/// The most connections at a time. Each holds a file descriptor and a buffer of at most 16 KiB.
 const CONNECTIONS: usize = 128;
-/// Those of one client's address.
+/// The most connections of one client address at a time.
 const OF_ONE_CLIENT: usize = 16;
 
-/// The connections that are served now. Clones share them.
+/// The open connections. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Slots(Arc<Mutex<Table>>);
 
-/// In the order in which they came.
+/// The open connections, oldest first.
 #[derive(Debug, Default)]
 struct Table {
     next: u64,
@@ -32,11 +32,11 @@ struct Held {
     number: u64,
     client: IpAddr,
     has_asked: Arc<AtomicBool>,
-    /// Dropped when the connection has to end.
+    /// Dropped when the connection must end.
     _evict: oneshot::Sender<Infallible>,
 }
 
-/// One connection's slot, free again when the value is dropped.
+/// The slot of one connection, which is free again when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Slot {
     slots: Slots,
@@ -46,9 +46,9 @@ pub(super) struct Slot {
 }
 
 impl Slots {
-    /// A slot for a connection of `client`. Another connection ends where there is none: of this
-    /// client, if it has its share already, else of whichever client has the most. The oldest that
-    /// has asked nothing yet goes first.
+    /// A slot for a connection of `client`. If none is free, another connection ends: one of this
+    /// client if it has used up its share, else one of the client that has the most. The oldest one
+    /// without a request ends first.
     pub(super) fn take(&self, client: IpAddr) -> Slot {
         let (evict, evicted) = oneshot::channel();
         let has_asked = Arc::new(AtomicBool::new(false));
@@ -81,7 +81,7 @@ impl Table {
         }
     }
 
-    /// Which one ends among those of such clients.
+    /// The index of the connection that must end, among those of the candidates.
     fn victim(&self, is_candidate: impl Fn(IpAddr) -> bool) -> Option<usize> {
         let candidate = |held: &Held| is_candidate(held.client);
         let idle = |held: &Held| candidate(held) && !held.has_asked.load(Ordering::Relaxed);
@@ -91,17 +91,17 @@ impl Table {
 }
 
 impl Slot {
-    /// To be set once a whole request has come.
+    /// A flag for the connection to set when it has received a whole request.
     pub(super) fn has_asked(&self) -> Arc<AtomicBool> {
         self.has_asked.clone()
     }
 
-    /// Whether the connection has to end already.
+    /// Whether the connection must end.
     pub(super) fn is_evicted(&mut self) -> bool {
         self.evicted.try_recv() == Err(TryRecvError::Closed)
     }
 
-    /// Waits until the connection has to end.
+    /// Waits until the connection must end.
     pub(super) async fn evicted(&mut self) {
         // Nothing is ever sent.
         let _ = (&mut self.evicted).await;
@@ -123,14 +123,14 @@ mod tests {
         [10, 0, 0, number].into()
     }
 
-    /// Which of them have to end.
+    /// The indices of the connections that must end.
     fn evicted(slots: &mut [Slot]) -> Vec<usize> {
         let numbered = slots.iter_mut().enumerate();
         numbered.filter_map(|(number, slot)| slot.is_evicted().then_some(number)).collect()
     }
 
     #[test]
-    fn a_client_that_has_its_share_loses_its_oldest_that_asks_nothing() {
+    fn a_client_over_its_share_loses_its_oldest_connection_without_a_request() {
         let slots = Slots::default();
         let mut others = slots.take(client(2));
         let mut held: Vec<_> = (0..OF_ONE_CLIENT).map(|_| slots.take(client(1))).collect();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn when_all_are_taken_the_client_with_the_most_loses_one() {
+    fn if_all_slots_are_taken_the_client_with_the_most_loses_one() {
         let slots = Slots::default();
         let mut few = slots.take(client(0));
         let clients = (1..).flat_map(|number| [number; 3]).map(client);
@@ -158,14 +158,14 @@ mod tests {
         let mut newest = slots.take(client(200));
         assert_eq!(evicted(&mut held), [0]);
         assert!(!few.is_evicted() && !newest.is_evicted());
-        // Its slot is free again once it has ended.
+        // A slot is free again once its connection has ended.
         drop(held.remove(1));
         held.push(slots.take(client(201)));
         assert_eq!(evicted(&mut held), [0], "no other");
     }
 
     #[test]
-    fn many_clients_with_one_connection_each_keep_nobody_out() {
+    fn many_clients_with_one_connection_each_do_not_block_others() {
         let slots = Slots::default();
         let mut held: Vec<_> =
             (0..=255).map(|number| slots.take([10, 1, 0, number].into())).collect();

@@ -1,4 +1,4 @@
-//! Whether this agent does its work, as kube-proxy's probes put it. Pure: who asks brings the time.
+//! The agent's health, in the terms of kube-proxy's probes. Pure: the caller passes the time.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,40 +8,40 @@ use serde::Serialize;
 
 use crate::model::Family;
 
-/// A change that is not programmed for this long, or a loop that does not come round, is a fault:
+/// The agent is unhealthy if a change is not programmed, or the loop does not run, for this long:
 /// twice kube-proxy's `syncPeriod`, as there.
 pub const LATE: Duration = Duration::from_secs(60);
 
-/// What the loop says of itself. The servers of health run beside it and can filter by this alone,
-/// whatever it hangs on.
+/// The state that the loop publishes for the health servers, which run beside it and answer even if
+/// it hangs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pulse {
-    /// When the loop came round last.
+    /// When the loop last ran.
     pub alive: Instant,
-    /// Since when a change waits to be programmed.
+    /// Since when a change has been waiting to be programmed.
     pub waiting: Option<Instant>,
     /// The first full set of rules is in the kernel.
     pub synced: bool,
-    /// When the kernel was programmed last.
+    /// When the kernel was last programmed.
     pub updated: Option<Timestamp>,
-    /// The Node object lets load balancers send to this node.
+    /// Whether load balancers may send to this node, by its Node object.
     pub node_eligible: bool,
-    /// Another service proxy goes on writing the same rules, so this agent has stopped.
+    /// Another service proxy keeps writing the same rules, so this agent has stopped.
     pub contended: bool,
-    /// Something is refused and left out. All else is programmed, so that is said and is no fault
-    /// of the node.
+    /// Some rules are rejected. All others are programmed, so this is reported but does not make
+    /// the node unhealthy.
     pub refused: bool,
-    /// So much is refused that most services are not served.
+    /// So many rules are rejected that most services are not served.
     pub unserved: bool,
-    /// Rules that another backend left cannot be removed. These are all programmed, so that is said
-    /// and is no fault of the node.
+    /// Rules of a previous backend cannot be removed. All of this agent's are programmed, so this
+    /// is reported but does not make the node unhealthy.
     pub left: bool,
-    /// The run directory is gone, and only a restart brings it back. Services are served meanwhile.
+    /// The run directory is gone, and only a restart restores it. Services are still served.
     pub run_dir_lost: bool,
 }
 
 impl Pulse {
-    /// Of a loop that begins.
+    /// The state of a loop that begins.
     pub fn starting(now: Instant) -> Self {
         Self {
             alive: now,
@@ -57,14 +57,14 @@ impl Pulse {
         }
     }
 
-    /// Nothing hangs and nothing fails for long. True while it starts: to start it anew would not
-    /// help.
+    /// Whether nothing hangs and no failure has lasted long. True during the start: a restart would
+    /// not help.
     pub fn is_live(&self, now: Instant) -> bool {
         let since_long = |then: Instant| now.saturating_duration_since(then) >= LATE;
         !since_long(self.alive) && !self.waiting.is_some_and(since_long)
     }
 
-    /// It is live, has programmed all of the first full set of rules, and goes on programming.
+    /// Whether it is live, has programmed the first full set of rules, and keeps programming.
     pub fn is_ready(&self, now: Instant) -> bool {
         self.synced && !self.contended && !self.unserved && self.is_live(now)
     }
@@ -87,7 +87,7 @@ impl Pulse {
 pub struct Report {
     last_updated: String,
     current_time: String,
-    /// Said by `/healthz` alone.
+    /// In `/healthz` only.
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
     healthy: bool,
@@ -97,7 +97,7 @@ pub struct Report {
     status: BTreeMap<String, FamilyReport>,
 }
 
-/// One family's part of it. Both are programmed together here.
+/// The part of one family. Both families are programmed together here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FamilyReport {
@@ -106,21 +106,20 @@ struct FamilyReport {
 }
 
 impl Report {
-    /// What `/healthz` says, and whether it says 200: ready, and the node is to get traffic.
+    /// Whether `/healthz` answers 200 (ready, and the node may get traffic), and its body.
     pub fn healthz(pulse: &Pulse, now: Instant, clock: Timestamp) -> (bool, Self) {
         let healthy = pulse.is_ready(now);
         let well = healthy && pulse.node_eligible;
         (well, Self::of(pulse, healthy, well, clock, Some(pulse.node_eligible)))
     }
 
-    /// What `/livez` says, and whether it says 200: whether starting the agent anew would be
-    /// better.
+    /// Whether `/livez` answers 200 (a restart would not help), and its body.
     pub fn livez(pulse: &Pulse, now: Instant, clock: Timestamp) -> (bool, Self) {
         let healthy = pulse.is_live(now) && !pulse.run_dir_lost;
         (healthy, Self::of(pulse, healthy, healthy, clock, None))
     }
 
-    /// Where all is well, `lastUpdated` is now, as kube-proxy has it for those who expect a recent
+    /// If all is well, `lastUpdated` is now, as in kube-proxy, for clients that expect a recent
     /// time.
     fn of(
         pulse: &Pulse,
@@ -143,19 +142,19 @@ impl Report {
     }
 }
 
-const RUN_DIR_LOST: &str = "the run directory is gone from where it is mounted: new pods stay unknown until the agent is restarted";
+const RUN_DIR_LOST: &str = "the run directory was removed or unmounted: restart the agent, else new pods are not detected as local";
 
 const CONTENDED: &str =
-    "another service proxy goes on rewriting the same rules; `denizen-agent status` names it";
+    "another service proxy keeps rewriting the same rules; `denizen-agent status` names it";
 
-const UNSERVED: &str = "the rules of most services are refused; `denizen-agent status` names them";
+const UNSERVED: &str =
+    "the kernel rejects the rules of most services; `denizen-agent status` names them";
 
-const REFUSED: &str = "some rules are refused and left out; `denizen-agent status` names them";
+const REFUSED: &str = "the kernel rejects some rules; `denizen-agent status` names them";
 
-const LEFT: &str =
-    "rules that another backend left cannot be removed; `denizen-agent status` says why";
+const LEFT: &str = "rules of a previous backend cannot be removed; `denizen-agent status` says why";
 
-/// How Go writes a time that is none; who parses the one must not stumble over the other.
+/// Go's zero time, which kube-proxy writes here: a client parses this field as a time.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What is counted and measured. Under kube-proxy's names (`pkg/proxy/metrics`) where the meaning
-//! is the same, under `denizen_` where it is not. The loop writes it, and whoever scrapes reads it.
+//! The metrics. They have kube-proxy's names (`pkg/proxy/metrics`) if the meaning is the same, else
+//! the prefix `denizen_`. The loop writes them, and the HTTP server reads them.
 
 mod process;
 #[cfg(test)]
@@ -26,41 +26,41 @@ type Moment = Gauge<f64, AtomicU64>;
 /// One label: its name and its value.
 type Label = [(&'static str, &'static str); 1];
 
-/// Everything that is counted and measured. A copy counts into the same numbers.
+/// All metrics. Clones share their values.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     registry: Arc<Registry>,
-    /// What kube-proxy has too.
+    /// Metrics of kube-proxy.
     pub like_kube_proxy: LikeKubeProxy,
-    /// What it has not.
+    /// Metrics that only denizen has.
     pub own: Own,
     process: Process,
 }
 
-/// Named and meant as in kube-proxy. Both families are programmed together, so there is no
-/// `ip_family`.
+/// Metrics with kube-proxy's names and meanings. Both families are programmed together, so there is
+/// no `ip_family`.
 #[derive(Debug, Clone)]
 pub struct LikeKubeProxy {
-    /// From the first change taken in to the kernel's acknowledgement, in seconds.
+    /// From the first change received to the kernel's acknowledgement, in seconds.
     pub sync_duration: Histogram,
-    /// From the change of a pod or Service, wherever it was made, to the kernel's acknowledgement
-    /// here, in seconds. What was made before the agent started does not count.
+    /// From the change of a pod or Service in the cluster to the kernel's acknowledgement here, in
+    /// seconds. Changes from before the agent's start do not count.
     pub network_programming: Histogram,
-    /// When that succeeded last.
+    /// When programming last succeeded.
     pub last_sync: Moment,
-    /// When there was something to program last.
+    /// When a change was last queued for programming.
     pub last_queued: Moment,
-    /// Services that were told otherwise, and those of them that are not programmed yet.
+    /// Changes of Services, and those that are not programmed yet.
     pub service_changes: (Counter, Gauge),
-    /// The same of EndpointSlices.
+    /// Changes of EndpointSlices, and those that are not programmed yet.
     pub endpoint_changes: (Counter, Gauge),
-    /// Attempts that failed.
+    /// Failed attempts to program the kernel.
     pub sync_failures: Counter,
-    /// Services under policy Local, by which policy, that have endpoints, and none here.
+    /// Services with a policy Local that have endpoints, but none on this node, by policy.
     pub no_local_endpoints: Family<Label, Gauge>,
-    /// Looks for stale entries of the connection tracking, in seconds.
+    /// Duration of searches for stale conntrack entries, in seconds.
     pub conntrack_duration: Histogram,
-    /// Entries that these looks took away.
+    /// Stale conntrack entries deleted.
     pub conntrack_deleted: Counter,
     /// Answers of `/healthz`, by status code.
     pub healthz: Family<Label, Counter>,
@@ -68,10 +68,10 @@ pub struct LikeKubeProxy {
     pub livez: Family<Label, Counter>,
 }
 
-/// What only denizen has.
+/// Metrics that only denizen has.
 #[derive(Debug, Clone)]
 pub struct Own {
-    /// Attachments of this node's pods.
+    /// Attachments of local pods.
     pub local_pods: Gauge,
     /// Interfaces that look like a pod's and have no record.
     pub unrecorded_interfaces: Gauge,
@@ -83,18 +83,18 @@ pub struct Own {
     pub pod_programming: Histogram,
     /// How long ADDs waited for the agent, in seconds.
     pub plugin_wait: Histogram,
-    /// ADDs that waited, by what came of it.
+    /// ADDs that waited for the agent, by outcome.
     pub plugin_waits: Family<Label, Counter>,
-    /// How often somebody else's change was repaired.
+    /// Number of repairs after foreign changes.
     pub drift_repaired: Counter,
-    /// Packets that found no endpoint in any slot.
+    /// Packets whose lookups found no endpoint.
     pub missed_lookups: Counter,
-    /// New clients of services with session affinity that found the map of all clients full, by how
-    /// they are remembered.
+    /// New clients of services with session affinity while the map of clients was full, by how they
+    /// are remembered.
     pub affinity_crowded: Family<Label, Counter>,
-    /// Elements that each set of the rules should have; of the maps of clients, those that it has.
+    /// Elements that each set should have; for maps that packets fill, those that it has.
     pub elements: Family<[(&'static str, String); 2], Gauge>,
-    /// How much is wrong right now.
+    /// Number of current problems.
     pub problems: Gauge,
 }
 
@@ -119,19 +119,19 @@ impl Metrics {
     }
 }
 
-/// A histogram whose first bucket ends at `first` seconds, and each other one at twice the one
-/// before.
+/// A histogram whose first bucket ends at `first` seconds; each further bucket ends at twice the
+/// previous one.
 fn doubling(first: f64, buckets: u16) -> Histogram {
     Histogram::new(exponential_buckets(first, 2.0, buckets))
 }
 
-/// kube-proxy's own for its SLI: 0.25 s to 5 minutes.
+/// kube-proxy's buckets for its SLI: 0.25 s to 5 minutes.
 fn programming_buckets() -> impl Iterator<Item = f64> {
     let seconds = (1..60).chain((60..120).step_by(5)).chain((120..=300).step_by(30));
     [0.25, 0.5].into_iter().chain(seconds.map(f64::from))
 }
 
-/// Series that are there from the start: what never happened is 0, not missing.
+/// Creates these series at the start: an event that never happened counts 0 and is not missing.
 fn from_zero<M: Default + Clone>(
     family: &Family<Label, M>,
     name: &'static str,
@@ -167,7 +167,7 @@ impl LikeKubeProxy {
     fn register_conntrack(&self, registry: &mut Registry) {
         let (name, help) = (
             "conntrack_reconciler_sync_duration",
-            "How long looking for stale flows took, and flushing them",
+            "How long it took to find and flush stale flows",
         );
         registry.register_with_unit(name, help, Unit::Seconds, self.conntrack_duration.clone());
         let help = "Stale flows that were flushed";
@@ -186,10 +186,12 @@ impl LikeKubeProxy {
             "From a change in the cluster to the rules in this kernel",
         );
         registry.register_with_unit(name, help, Unit::Seconds, self.network_programming.clone());
-        let (name, help) = ("sync_proxy_rules_last_timestamp", "When programming succeeded last");
+        let (name, help) = ("sync_proxy_rules_last_timestamp", "When programming last succeeded");
         registry.register_with_unit(name, help, Unit::Seconds, self.last_sync.clone());
-        let (name, help) =
-            ("sync_proxy_rules_last_queued_timestamp", "When there was something to program last");
+        let (name, help) = (
+            "sync_proxy_rules_last_queued_timestamp",
+            "When a change was last queued for programming",
+        );
         registry.register_with_unit(name, help, Unit::Seconds, self.last_queued.clone());
         registry.register(
             "sync_proxy_rules_nftables_sync_failures",
@@ -208,14 +210,14 @@ impl LikeKubeProxy {
         }
         registry.register(
             "sync_proxy_rules_no_local_endpoints_total",
-            "Services whose policy is Local and that have endpoints elsewhere alone",
+            "Services with policy Local that have endpoints only on other nodes",
             self.no_local_endpoints.clone(),
         );
         from_zero(&self.no_local_endpoints, "traffic_policy", &["internal", "external"]);
         for (path, family) in [("healthz", &self.healthz), ("livez", &self.livez)] {
             registry.register(
                 format!("proxy_{path}"),
-                format!("Answers of /{path}"),
+                format!("Answers of /{path}, by status code"),
                 family.clone(),
             );
             from_zero(family, "code", &["200", "503"]);
@@ -240,7 +242,7 @@ impl Own {
             problems: Gauge::default(),
         };
         let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("build", "The agent that runs", version);
+        registry.register("build", "The agent's version", version);
         metrics.register_gauges(registry);
         metrics.register_rest(registry);
         metrics
@@ -248,21 +250,20 @@ impl Own {
 
     fn register_gauges(&self, registry: &mut Registry) {
         let gauges = [
-            ("local_pods", "Attachments of this node's pods", &self.local_pods),
+            ("local_pods", "Attachments of local pods", &self.local_pods),
             (
                 "unrecorded_interfaces",
-                "Interfaces that look like a pod's and have no record: status names them",
+                "Interfaces that look like a pod's but have no record: status names them",
                 &self.unrecorded_interfaces,
             ),
-            ("services", "Services that are known", &self.services),
+            ("services", "Known services", &self.services),
             ("endpoints", "Endpoints of all service ports", &self.endpoints),
-            ("problems", "How much is wrong right now: status names each", &self.problems),
+            ("problems", "Number of current problems: status names each", &self.problems),
         ];
         for (name, help, gauge) in gauges {
             registry.register(name, help, gauge.clone());
         }
-        let help =
-            "Elements that each set or map of the rules should have, or, filled by packets, has";
+        let help = "Elements that each set or map should have, or has if packets fill it";
         registry.register("rule_elements", help, self.elements.clone());
     }
 
@@ -278,18 +279,14 @@ impl Own {
         for (name, help, histogram) in durations {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
         }
-        let help = "CNI ADDs that waited for the rules, by what came of it";
+        let help = "CNI ADDs that waited for the rules, by outcome";
         registry.register("plugin_waits", help, self.plugin_waits.clone());
         from_zero(&self.plugin_waits, "outcome", &["programmed", "gave_up"]);
         let counters = [
-            (
-                "drift_repaired",
-                "Times that somebody else's change to the rules was repaired",
-                &self.drift_repaired,
-            ),
+            ("drift_repaired", "Repairs of the rules after foreign changes", &self.drift_repaired),
             (
                 "missed_lookups",
-                "Packets that found no endpoint, dropped to be sent again: 0, or a bug",
+                "Packets dropped because a lookup found no endpoint: any other value than 0 is a bug",
                 &self.missed_lookups,
             ),
         ];
@@ -297,7 +294,7 @@ impl Own {
             registry.register(name, help, counter.clone());
         }
         let help =
-            "New clients of session affinity that found the map full, by how they are remembered";
+            "New clients of session affinity while the map was full, by how they are remembered";
         registry.register("affinity_crowded", help, self.affinity_crowded.clone());
         from_zero(&self.affinity_crowded, "remembered", &["reserved", "briefly", "no"]);
     }

@@ -1,52 +1,52 @@
-//! What the page for people shows. Plain values, made by the loop and shown by others.
+//! The content of the status page. Plain values, which the loop makes and the HTTP server renders.
 
 use serde::{Deserialize, Serialize};
 
 use super::Status;
 
-/// Which part of what is known is asked for.
+/// Selects a part of the services and pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ViewQuery {
-    /// Only what has this text in its name or one of its addresses; empty for everything.
+    /// Only those with this text in the name or an address; empty for all.
     pub search: String,
-    /// How many services to leave out at the beginning.
+    /// The number of services to skip.
     pub skip: usize,
 }
 
-/// What is known, as far as it was asked for.
+/// The selected content.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct View {
     /// This node's name.
     pub node: String,
-    /// What `denizen-agent status` says.
+    /// The output of `denizen-agent status`.
     pub status: Status,
     /// Local pods, by name.
     pub pods: Found<PodRow>,
     /// Services, by name.
     pub services: Found<ServiceRow>,
-    /// What was programmed last, newest first.
+    /// The last syncs, newest first.
     pub syncs: Vec<SyncRow>,
 }
 
-/// A part of what was found.
+/// A part of a result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found<T> {
-    /// How much was found.
+    /// The size of the whole result.
     pub total: usize,
-    /// What of it is shown.
+    /// The shown part.
     pub shown: Vec<T>,
 }
 
 /// A pod of this node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodRow {
-    /// `namespace/name`, or the attachment's name where the runtime told none.
+    /// `namespace/name`, or the attachment's id if the runtime passed no name.
     pub name: String,
     /// Its addresses.
     pub ips: Vec<String>,
-    /// The interface through which its packets come in.
+    /// The input interface of its packets.
     pub interface: String,
-    /// The bridge's port, for a bridged pod.
+    /// The bridge port, for a bridged pod.
     pub port: Option<String>,
 }
 
@@ -55,8 +55,7 @@ pub struct PodRow {
 pub struct ServiceRow {
     /// `namespace/name`.
     pub name: String,
-    /// What holds for all of it: policies, session affinity, source ranges, its health-check node
-    /// port.
+    /// Policies, session affinity, source ranges and health-check node port.
     pub policies: Vec<String>,
     /// Its frontends.
     pub keys: Vec<FrontendRow>,
@@ -67,21 +66,21 @@ pub struct ServiceRow {
 pub struct FrontendRow {
     /// `cluster IP`, `node port`, …
     pub kind: String,
-    /// Where it is: `10.96.0.10:80/tcp`.
+    /// Its address, port and protocol: `10.96.0.10:80/tcp`.
     pub at: String,
-    /// Whose frontend it is, where another service has it.
+    /// The other service that this frontend is served for, if any.
     pub taken_by: Option<String>,
-    /// What becomes of connections of this node and its pods.
+    /// What happens to connections of this node and its pods.
     pub inside: Fate,
-    /// What becomes of those from elsewhere, where that differs.
+    /// What happens to connections from outside, if that differs.
     pub outside: Option<Fate>,
 }
 
-/// What becomes of a connection.
+/// What happens to a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Fate {
-    /// To one of these.
+    /// Forwarded to one of these endpoints.
     Forward(Found<EndpointRow>),
     /// Refused.
     Reject,
@@ -92,7 +91,7 @@ pub enum Fate {
 /// An endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointRow {
-    /// Where it listens.
+    /// Its address and port.
     pub at: String,
     /// It is on this node.
     pub local: bool,
@@ -105,8 +104,8 @@ pub struct SyncRow {
     pub at: String,
     /// How long it took.
     pub milliseconds: f64,
-    /// What for.
+    /// What changed.
     pub what: String,
-    /// Why it failed, where it did.
+    /// Why it failed, if it did.
     pub error: Option<String>,
 }

@@ -293,7 +293,7 @@ fn what_legacy_iptables_left_is_reported_until_it_is_removed() -> Result<()> {
     ensure!(problems.is_some_and(|problems| problems != "0"), "{problems:?}");
     agent.until("health says so", |_| {
         fetched(10256, "/healthz").is_ok_and(|healthz| {
-            healthz.status == 200 && healthz.body.contains("rules that another backend left")
+            healthz.status == 200 && healthz.body.contains("rules of a previous backend")
         })
     })?;
     drop(agent);

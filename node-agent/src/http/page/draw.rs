@@ -2,7 +2,7 @@
 
 use maud::{DOCTYPE, Markup, html};
 
-use super::way::way;
+use super::packet;
 use super::{Asking, Reply};
 use crate::explain::Explanation;
 use crate::status::Status;
@@ -76,9 +76,9 @@ fn heading(asking: &Asking, view: &Reply<View>) -> Markup {
 fn parts(asking: &Asking, view: &View, explanation: Option<&Reply<Explanation>>) -> Markup {
     html! {
         (tiles(&view.status))
-        (problems("bad", "What is wrong", &view.status.errors))
-        (problems("warn", "What may be wrong", &view.status.warnings))
-        (way(asking, explanation))
+        (problems("bad", "Errors", &view.status.errors))
+        (problems("warn", "Warnings", &view.status.warnings))
+        (packet::section(asking, explanation))
         (services(asking, &view.services))
         (pods(asking, &view.pods))
         (syncs(&view.syncs))
@@ -174,11 +174,11 @@ fn service_rows(asking: &Asking, service: &ServiceRow) -> Markup {
                     td { (frontend_cell(asking, key)) }
                     td {
                         @if let Some(other) = &key.taken_by {
-                            span.chip.warn { "has " (other) "'s answer: it is older" }
+                            span.chip.warn { "served for " (other) ", which has precedence" }
                         }
                         (fate(&key.inside))
                         @if let Some(outside) = &key.outside {
-                            p.outside { "from elsewhere: " (fate(outside)) }
+                            p.outside { "from outside: " (fate(outside)) }
                         }
                     }
                 }
@@ -190,7 +190,7 @@ fn service_rows(asking: &Asking, service: &ServiceRow) -> Markup {
     }
 }
 
-/// A frontend, which leads to the form that explains a packet to it.
+/// A frontend, with a link that explains a packet to it.
 fn frontend_cell(asking: &Asking, key: &FrontendRow) -> Markup {
     let to = Asking { to: key.at.clone(), ..asking.clone() };
     html! {
@@ -230,7 +230,7 @@ fn pods(asking: &Asking, pods: &Found<PodRow>) -> Markup {
         section #pods {
             h2 { "Pods of this node " (extent(0, pods.shown.len(), pods.total)) }
             table {
-                thead { tr { th { "pod" } th { "addresses" } th { "comes in through" } } }
+                thead { tr { th { "pod" } th { "addresses" } th { "input interface" } } }
                 tbody {
                     @for pod in &pods.shown {
                         tr {
@@ -251,7 +251,7 @@ fn syncs(syncs: &[SyncRow]) -> Markup {
         section #syncs {
             h2 { "Last syncs" }
             table {
-                thead { tr { th { "ended" } th { "took" } th { "what for" } } }
+                thead { tr { th { "ended" } th { "took" } th { "what changed" } } }
                 tbody {
                     @for sync in syncs {
                         tr {

@@ -1,15 +1,15 @@
-//! A packet's way, asked for by a form and drawn from its sender to where it ends.
+//! The form that explains a packet, and the packet's path from its sender to its destination.
 
 use maud::{Markup, html};
 
 use super::{Asking, Reply};
 use crate::explain::{Explanation, Verdict};
 
-/// The form, and the way if one was asked for.
-pub(super) fn way(asking: &Asking, explanation: Option<&Reply<Explanation>>) -> Markup {
+/// The form, and the explanation if one was requested.
+pub(super) fn section(asking: &Asking, explanation: Option<&Reply<Explanation>>) -> Markup {
     html! {
         section #explain {
-            h2 { "What becomes of a packet" }
+            h2 { "Explain a packet" }
             form.packet action="/#explain" {
                 label { "from" input name="from" value=(asking.from) placeholder="10.85.0.5@cni0" required; }
                 label { "to" input name="to" value=(asking.to) placeholder="10.96.0.10:80/tcp" required; }
@@ -18,22 +18,22 @@ pub(super) fn way(asking: &Asking, explanation: Option<&Reply<Explanation>>) -> 
             @match explanation {
                 None => p.hint { "A pod's address or a service's frontend below fills the form." },
                 Some(Err(error)) => p.chip.bad { (error) },
-                Some(Ok(explanation)) => (drawn(asking, explanation)),
+                Some(Ok(explanation)) => (path(asking, explanation)),
             }
         }
     }
 }
 
-fn drawn(asking: &Asking, explanation: &Explanation) -> Markup {
+fn path(asking: &Asking, explanation: &Explanation) -> Markup {
     let (tone, verdict) = match explanation.verdict {
         Verdict::Forward => ("good", "forwarded"),
         Verdict::Reject => ("bad", "refused"),
         Verdict::Drop => ("bad", "dropped"),
         Verdict::Untouched => ("plain", "left alone"),
-        Verdict::Unknown => ("bad", "not known: its rules are not in the kernel"),
+        Verdict::Unknown => ("bad", "unknown: the kernel rejected rules of this service"),
     };
     html! {
-        ol.way {
+        ol.section {
             li.end {
                 code { (asking.from) }
                 span.chip { @if explanation.local { "a pod of this node" } @else { "not a pod of this node" } }

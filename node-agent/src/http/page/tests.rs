@@ -6,7 +6,7 @@ use crate::explain::{Step, Verdict};
 use crate::status::Status;
 use crate::status::view::{EndpointRow, Fate, Found, FrontendRow, PodRow, ServiceRow, SyncRow};
 
-/// What somebody writes who wants a browser to run it.
+/// A name that contains a script.
 const HOSTILE: &str = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
 
 fn found<T>(row: T) -> Found<T> {

@@ -36,9 +36,9 @@ fn said((well, report): (bool, Report)) -> (bool, Value) {
     (well, serde_json::to_value(report).unwrap())
 }
 
-/// A restart would help, and load balancers need not know: what is programmed is served.
+/// Only a restart helps. The rules still serve, so the node stays ready.
 #[test]
-fn without_its_run_directory_an_agent_is_to_be_restarted_and_still_ready() {
+fn without_its_run_directory_an_agent_is_not_live_but_ready() {
     let now = Instant::now();
     let lost = Pulse { synced: true, run_dir_lost: true, ..Pulse::starting(now) };
     let (live, body) = said(Report::livez(&lost, now, clock(0)));

@@ -1,4 +1,4 @@
-//! What this process takes, under the names that every Prometheus client has.
+//! The resources of this process, under Prometheus' standard names.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,21 +28,22 @@ impl Process {
         registry.register_with_unit("cpu", "Processor time", Unit::Seconds, process.cpu.clone());
         registry.register_with_unit(
             "resident_memory",
-            "Memory that is resident",
+            "Resident memory",
             Unit::Bytes,
             process.memory.clone(),
         );
-        registry.register(
-            "open_fds",
-            "Files and sockets that are open",
-            process.open_files.clone(),
+        registry.register("open_fds", "Open files and sockets", process.open_files.clone());
+        registry.register_with_unit(
+            "start_time",
+            "When the process started",
+            Unit::Seconds,
+            started,
         );
-        registry.register_with_unit("start_time", "When it started", Unit::Seconds, started);
         process
     }
 
-    /// Takes it down as it is now. What cannot be read stays as it was.
-    #[expect(clippy::disallowed_methods, reason = "the kernel tells of a process in files")]
+    /// Reads the current values. A value that cannot be read is unchanged.
+    #[expect(clippy::disallowed_methods, reason = "the kernel describes a process in files")]
     pub(super) fn measure(&self) {
         if let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) {
             let seconds = seconds(usage.user_time()) + seconds(usage.system_time());

@@ -1,7 +1,6 @@
 use super::*;
 
-/// Whoever alerts on a name, or draws it, relies on it: names, types and units change only on
-/// purpose.
+/// Alerts and dashboards rely on these: names, types and units change only on purpose.
 #[test]
 fn names_and_types_are_these() {
     let metrics = Metrics::default();
