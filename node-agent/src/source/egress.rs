@@ -231,7 +231,7 @@ impl Source {
         }
         let written = self.last_good.write(egress);
         let error = written.err()?;
-        Some(format!("cannot keep what {} says for the next start: {error}", self.path.display()))
+        Some(format!("cannot save {} for the next start: {error}", self.path.display()))
     }
 
     /// Reads the file and sends what changed. Returns the time until the next read.

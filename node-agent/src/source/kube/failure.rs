@@ -22,7 +22,7 @@ pub(super) enum Failure {
     Answer(#[source] serde_json::Error),
     #[error("the API server has been silent for {0:?}")]
     Silent(Duration),
-    #[error("the API server broke off a list")]
+    #[error("the API server closed the connection in the middle of a list")]
     HalfAList,
     #[error("the API server ends a watch as soon as it has begun")]
     ShortWatch,
