@@ -39,7 +39,7 @@ use crate::engine::Engine;
 use crate::explain::Packet;
 use crate::forward::{self, Findings};
 use crate::http;
-use crate::memory::give_back;
+use crate::memory::trim;
 use crate::model::Event;
 use crate::source::egress;
 use crate::status::LastSync;
@@ -207,7 +207,7 @@ impl Agent {
                 }
                 () = &mut retry => Some(self.program(false)),
                 _ = resync.tick() => {
-                    give_back();
+                    trim();
                     let looked = self.program(true);
                     resync.reset_after(self.engine.look_every());
                     Some(looked)
@@ -320,7 +320,7 @@ impl Agent {
             }
             Err(error) => warn!(error = format!("{error:#}"), "cannot listen to foreign changes"),
         }
-        give_back();
+        trim();
     }
 
     fn answer(&mut self, Asked { request, answer }: Asked) {

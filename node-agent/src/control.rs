@@ -1,4 +1,4 @@
-//! The agent's socket: one JSON line asks, one JSON line answers.
+//! The agent's socket: each request and each answer is one JSON line.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -17,30 +17,30 @@ use tracing::debug;
 
 use crate::status::view::ViewQuery;
 
-/// What may be asked.
+/// A request to the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Request {
-    /// Answer when a pod is programmed.
+    /// Wait until a pod is programmed.
     WaitFor(WaitFor),
-    /// What becomes of a packet?
+    /// Explain what happens to a packet.
     Explain {
-        /// The two ends, as on the command line.
+        /// Source and destination, as on the command line.
         explain: ExplainQuery,
     },
-    /// What does the agent know and do?
+    /// The agent's status.
     Status {
-        /// Nothing to say.
+        /// No parameters.
         status: Empty,
     },
-    /// What does the page for people show?
+    /// The content of the status page.
     View {
-        /// Which part.
+        /// The selected part.
         view: ViewQuery,
     },
-    /// Bring the gauges of the metrics up to date. The answer says nothing.
+    /// Update the metrics' gauges. The answer is empty.
     Measure {
-        /// Nothing to say.
+        /// No parameters.
         measure: Empty,
     },
 }
@@ -58,12 +58,12 @@ pub struct ExplainQuery {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Empty {}
 
-/// A request, and where its answer (one JSON value) goes.
+/// A request, and the channel for its answer (one JSON value).
 #[derive(Debug)]
 pub struct Asked {
-    /// What was asked.
+    /// The request.
     pub request: Request,
-    /// Where the answer goes; closed when nobody waits any more.
+    /// The channel for the answer; closed if the client is gone.
     pub answer: oneshot::Sender<serde_json::Value>,
 }
 
@@ -83,20 +83,20 @@ pub enum ControlError {
     Nobody {
         /// The socket.
         path: PathBuf,
-        /// What happened instead.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The socket cannot be made.
+    /// The socket cannot be created.
     #[error("cannot listen on {path}", path = .path.display())]
     Listen {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// An agent takes the question and does not answer.
+    /// The agent accepts the request and does not answer.
     #[error(
         "the agent (process {pid}) does not answer on {path} within {within:?}: it is stopped, or hangs",
         path = .path.display()
@@ -104,28 +104,28 @@ pub enum ControlError {
     Silent {
         /// The socket.
         path: PathBuf,
-        /// The agent, as its socket names it; 0 where it runs in another PID namespace.
+        /// The agent's process id from the socket; 0 if it runs in another PID namespace.
         pid: i32,
-        /// How long it was waited for.
+        /// The time limit.
         within: Duration,
     },
-    /// The agent answers something else than was asked.
+    /// The agent's answer is not valid, or an error.
     #[error("the agent's answer cannot be read: {0}")]
     Answer(String),
 }
 
-/// A request is small; whoever writes more is no friend.
+/// Size limit of a request in bytes. Requests are small.
 const LONGEST_REQUEST: u64 = 64 * 1024;
-/// Nobody needs longer to write a line.
+/// Time limit for a client to write a request.
 const REQUEST_TIME: Duration = Duration::from_secs(5);
-/// How long a person who asks waits for the answer. A loop that programs ten thousand services anew
-/// with iptables is busy for some seconds.
+/// Time limit for an answer to a person's request. A loop that programs ten thousand services with
+/// iptables is busy for some seconds.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 
-/// Listens on the run directory's socket, in the place of a dead one.
+/// Listens on the run directory's socket, and replaces a dead one.
 ///
 /// # Errors
-/// [`ControlError::Taken`] when a living agent listens there.
+/// [`ControlError::Taken`] if a running agent listens there.
 pub async fn listen(run_dir: &Path) -> Result<UnixListener, ControlError> {
     let path = run_dir.join(SOCKET);
     if let Ok(other) = UnixStream::connect(&path).await {
@@ -143,8 +143,8 @@ pub async fn listen(run_dir: &Path) -> Result<UnixListener, ControlError> {
     Ok(listener)
 }
 
-/// Takes connections until nobody answers requests any more. Those that were taken go on when it is
-/// dropped.
+/// Accepts connections until the receiver of requests is closed. Accepted connections continue if
+/// this is dropped.
 pub async fn serve(listener: &UnixListener, requests: &mpsc::Sender<Asked>) {
     while !requests.is_closed() {
         match listener.accept().await {
@@ -152,7 +152,7 @@ pub async fn serve(listener: &UnixListener, requests: &mpsc::Sender<Asked>) {
                 tokio::spawn(converse(stream, requests.clone()));
             }
             Err(error) => {
-                debug!(%error, "cannot take a connection");
+                debug!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
@@ -173,7 +173,7 @@ async fn converse(stream: UnixStream, requests: mpsc::Sender<Asked>) {
             if requests.send(Asked { request, answer }).await.is_err() {
                 return;
             }
-            // Who waits for a pod may give up; the agent then forgets it.
+            // A client that waits for a pod may give up; the agent then forgets it.
             let mut rest = String::new();
             let answer = tokio::select! {
                 answer = answered => answer,
@@ -186,11 +186,11 @@ async fn converse(stream: UnixStream, requests: mpsc::Sender<Asked>) {
     let _ = write.write_all(format!("{answer}\n").as_bytes()).await;
 }
 
-/// Asks the running agent, and waits for its answer for a while.
+/// Sends a request to the running agent, and waits for the answer for a limited time.
 ///
 /// # Errors
-/// [`ControlError::Nobody`] when there is none, [`ControlError::Silent`] when it does not
-/// answer in time, [`ControlError::Answer`] with the agent's own words when it cannot answer.
+/// [`ControlError::Nobody`] if no agent runs, [`ControlError::Silent`] if it does not answer in
+/// time, [`ControlError::Answer`] with the agent's error if it refuses the request.
 pub async fn ask(run_dir: &Path, request: &Request) -> Result<serde_json::Value, ControlError> {
     ask_within(ANSWER_TIME, run_dir, request).await
 }
@@ -203,7 +203,7 @@ async fn ask_within(
     let path = run_dir.join(SOCKET);
     let nobody = |source| ControlError::Nobody { path: path.clone(), source };
     let silent = |pid| ControlError::Silent { path: path.clone(), pid, within };
-    // The kernel accepts for an agent that is stopped, until its queue is full.
+    // The kernel accepts connections for a stopped agent until its queue is full.
     let connected = timeout(within, UnixStream::connect(&path)).await;
     let stream = match connected {
         Ok(Err(error)) if error.kind() != io::ErrorKind::WouldBlock => return Err(nobody(error)),
@@ -222,7 +222,7 @@ async fn ask_within(
     }
 }
 
-/// Writes `line`, and reads the answer's.
+/// Writes `line`, and reads the line of the answer.
 async fn converse_once(mut stream: UnixStream, line: &str) -> io::Result<String> {
     stream.write_all(format!("{line}\n").as_bytes()).await?;
     let mut answer = String::new();
@@ -235,9 +235,9 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_agent_that_does_not_answer_is_named_and_not_waited_for() {
+    async fn an_agent_that_does_not_answer_in_time_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        // What an agent that is stopped does: the kernel takes the connection, and nobody reads.
+        // As with a stopped agent: the kernel accepts the connection, and nobody reads.
         let _listener = UnixListener::bind(dir.path().join(SOCKET)).unwrap();
         let request = Request::Status { status: Empty {} };
         let error = ask_within(Duration::from_millis(50), dir.path(), &request).await.unwrap_err();

@@ -3,8 +3,8 @@
 use std::error::Error;
 use std::iter::successors;
 
-/// An error with all its causes on one line. A cause that the text before it ends with is not
-/// repeated: many errors of libraries end with their source's text.
+/// An error and all its causes on one line. A cause is not repeated if the text before it ends with
+/// it: many libraries' errors end with their source's text.
 pub fn describe(error: &(dyn Error + 'static)) -> String {
     let causes = successors(error.source(), |&cause| cause.source());
     causes.fold(error.to_string(), |mut line, cause| {
@@ -34,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cause_is_said_and_none_twice() {
+    fn every_cause_appears_once() {
         let connect = || Failed::Connect(Box::new(Failed::Refused));
         let unreachable = |cause| Failed::Unreachable(Box::new(cause));
         for (error, expected) in [

@@ -1,4 +1,4 @@
-//! Facts as tests write them.
+//! Facts for tests.
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -72,17 +72,17 @@ pub fn endpoint(address: &str, node: Option<&str>) -> SliceEndpoint {
     }
 }
 
-/// The same, serving its last connections.
+/// A terminating endpoint that still serves.
 pub fn draining(address: &str, node: Option<&str>) -> SliceEndpoint {
     SliceEndpoint { state: EndpointState::Draining, terminating: true, ..endpoint(address, node) }
 }
 
-/// The same, not to be used.
+/// An endpoint that does not serve.
 pub fn down(address: &str, node: Option<&str>) -> SliceEndpoint {
     SliceEndpoint { state: EndpointState::Down, ..endpoint(address, node) }
 }
 
-/// Endpoints of `service` at TCP port 8080, called `http`, of the first one's family.
+/// Endpoints of `service` at TCP port 8080, called `http`, of the first endpoint's family.
 pub fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> Slice {
     let family = family_of(endpoints.first().map_or(ip("0.0.0.0"), |first| first.address));
     Slice {
@@ -108,8 +108,8 @@ pub fn address(address: &str, interface: &str) -> NodeAddress {
     NodeAddress { address: ip(address), interface: interface.into(), dummy: false }
 }
 
-/// Pods, each with the interface that its packets come in through, and the port of the bridge that
-/// this is: `veth1`, `cni0/veth1`.
+/// Pods, each with its input interface, and for a bridged pod the bridge port: `veth1`,
+/// `cni0/veth1`.
 pub fn pods(generation: u64, pods: &[(&str, &str)]) -> PodSet {
     use denizen_shared::state::{AttachmentId, Epoch, Generation};
     let pod = |(n, (address, arrival)): (usize, &(&str, &str))| {

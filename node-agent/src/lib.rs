@@ -1,5 +1,5 @@
-//! The node agent: what a node's services are, what becomes of their packets, and the kernel's
-//! rules that make it so.
+//! The node agent: it knows a node's services, decides what happens to their packets, and programs
+//! the kernel's rules.
 //!
 //! Facts flow in ([`source`] → [`model`]), decisions are computed ([`plan`]), differences flow out
 //! ([`backend`]). Everything between the first arrow and the last is pure. [`engine`] joins the

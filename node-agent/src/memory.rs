@@ -1,15 +1,14 @@
-//! Memory that was needed for a moment. It knows the C library's allocator and nothing of what is
-//! kept in it.
+//! Returns unused memory to the kernel. It knows the C library's allocator, not what is allocated.
 
-/// Gives back to the kernel what is free.
+/// Returns free memory to the kernel.
 ///
-/// A first list and the first load take a third of what the agent ever takes, for a moment. What is
-/// kept was allocated in between, so that the allocator, which gives back only from its end, would
-/// hold all of it for good. (musl's gives back by itself.)
-pub fn give_back() {
+/// The first list and the first load need, for a moment, a third of the agent's peak memory. Memory
+/// that stays is allocated in between, and the allocator only shrinks from its end, so it would
+/// keep all of it for good. (musl's returns memory by itself.)
+pub fn trim() {
     #[cfg(target_env = "gnu")]
     {
-        // SAFETY: it takes no pointer, and locks what it looks at.
+        // SAFETY: it takes no pointer, and takes the allocator's locks.
         #[expect(unsafe_code, reason = "nix has no malloc_trim")]
         unsafe {
             nix::libc::malloc_trim(0);

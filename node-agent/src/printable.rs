@@ -1,10 +1,10 @@
-//! Text that others wrote, shown to a person.
+//! Text that others wrote, made safe to print.
 
 use std::fmt::{self, Write};
 
-/// Shows a text on one line: what no terminal should obey is escaped (control characters, marks
-/// that change the direction of writing), as in a Rust string. Names in manifests, and of pods and
-/// interfaces, are whatever somebody wrote.
+/// Prints a text on one line. Characters that control a terminal (control characters, marks that
+/// change the writing direction) are escaped as in a Rust string, since names in manifests, and of
+/// pods and interfaces, are whatever somebody wrote.
 #[derive(Debug, Clone, Copy)]
 pub struct Printable<'a>(pub &'a str);
 
@@ -24,7 +24,7 @@ impl fmt::Display for Printable<'_> {
     }
 }
 
-/// Several lines, of which each is shown so. Tabs stay: they indent a ruleset.
+/// Makes several lines printable. Tabs stay: they indent a ruleset.
 pub fn printable_lines(text: &str) -> String {
     text.split_inclusive(['\n', '\t'])
         .map(|part| match part.strip_suffix(['\n', '\t']) {
@@ -34,8 +34,8 @@ pub fn printable_lines(text: &str) -> String {
         .collect()
 }
 
-/// JSON in which every such character is written as JSON's escape. Outside strings there are none
-/// but line feeds, which stay.
+/// Makes JSON printable: escapes such characters as in JSON. Outside strings only line feeds occur,
+/// which stay.
 pub fn printable_json(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for character in json.chars() {
@@ -51,7 +51,7 @@ pub fn printable_json(json: &str) -> String {
 }
 
 fn is_printable(character: char) -> bool {
-    // These alone are escaped for another reason: they have a meaning in a string.
+    // `escape_debug` escapes these three for another reason: they have a meaning in a string.
     matches!(character, '"' | '\'' | '\\') || character.escape_debug().len() == 1
 }
 
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_that_a_terminal_obeys_is_shown() {
+    fn control_characters_are_escaped() {
         let cases = [
             ("plain", "default/web:http", "default/web:http"),
             ("quotes and backslashes", r#"a "b" 'c' \d"#, r#"a "b" 'c' \d"#),
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn json_stays_the_same_json() {
+    fn printable_json_parses_to_the_same_value() {
         let value = serde_json::json!({ "a\u{9b}": ["\u{202e}", "\u{e0001}\n", "ü \"\\"] });
         let text = printable_json(&serde_json::to_string_pretty(&value).unwrap());
         assert!(!text.chars().any(|c| c != '\n' && !is_printable(c)), "{text}");

@@ -1,8 +1,8 @@
-//! CNI configurations as text: denizen's entry put in and taken out, and not a byte of anything
-//! else changed. Pure.
+//! CNI configurations as text: adds and removes denizen's entry without changing a byte of anything
+//! else. Pure.
 //!
-//! Configurations have owners who compare what they find with what they wrote, and operators who
-//! read them: an order of keys, an indentation or a number's spelling is nobody else's to change.
+//! Owners of configurations compare them with what they wrote, and operators read them, so the
+//! order of keys, indentation and the notation of numbers must stay.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,26 +16,26 @@ use thiserror::Error;
 /// The `type` of our entry: the plugin's file name.
 pub const PLUGIN: &str = "denizen";
 
-/// Why a text is not a configuration that denizen can be chained in.
+/// Why denizen cannot be added to a configuration.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Unusable {
-    /// Not JSON, or no object.
+    /// It is not JSON, or not an object.
     #[error("it is not a JSON object: {0}")]
     Json(String),
-    /// Runtimes refuse it too.
+    /// It is not a valid CNI configuration; runtimes refuse it too.
     #[error("it is not a CNI configuration: {0}")]
     Shape(&'static str),
-    /// A chain in this version cannot have denizen in it: it has no results with interfaces, or is
-    /// not known.
+    /// Its version does not support denizen: its results have no interfaces, or the version is
+    /// unknown.
     #[error("denizen cannot be chained in cniVersion {0:?}")]
     Version(String),
-    /// Without denizen nothing would be left.
+    /// Without denizen the list would be empty.
     #[error("denizen is its only plugin")]
     Alone,
 }
 
-/// The members of an object, each as it is written. Of a repeated key the last counts, as Go's
-/// decoder has it.
+/// The members of an object, each as it is written. Of a repeated key the last one counts, as in
+/// Go's decoder.
 type Members<'a> = BTreeMap<Cow<'a, str>, &'a RawValue>;
 
 /// A valid list of plugins.
@@ -55,7 +55,7 @@ impl<'a> Conflist<'a> {
         check_head(&members)?;
         let plugins = members.get("plugins").ok_or(Unusable::Shape("it has no plugins"))?;
         let plugins: Vec<&'a RawValue> = serde_json::from_str(plugins.get())
-            .map_err(|_| Unusable::Shape("its plugins are no list"))?;
+            .map_err(|_| Unusable::Shape("its plugins are not a list"))?;
         if plugins.is_empty() {
             return Err(Unusable::Shape("it has no plugins"));
         }
@@ -65,8 +65,8 @@ impl<'a> Conflist<'a> {
         Ok(Self { text, plugins })
     }
 
-    /// The list with denizen in it as `entry` says: where it stands, or else at the end; `None`
-    /// when it is so already.
+    /// The list with `entry`: in place of the existing entry, else at the end. `None` if it needs
+    /// no change.
     pub fn with(&self, entry: &Value) -> Option<String> {
         if let Some(ours) = self.ours() {
             let is = serde_json::from_str::<Value>(self.plugins[ours].get()).ok();
@@ -74,13 +74,13 @@ impl<'a> Conflist<'a> {
                 .then(|| self.replaced(self.place(ours), &entry.to_string()));
         }
         let last = self.place(self.plugins.len() - 1);
-        // As the last one is set off from what is before it, so is ours from it.
+        // The same white space as before the last entry.
         let before = self.text[..last.start].trim_end().len();
         let space = &self.text[before..last.start];
         Some(self.replaced(last.end..last.end, &format!(",{space}{entry}")))
     }
 
-    /// The list without denizen; `None` when it is not in it.
+    /// The list without denizen; `None` if it does not contain denizen.
     ///
     /// # Errors
     /// [`Unusable::Alone`].
@@ -96,7 +96,7 @@ impl<'a> Conflist<'a> {
         Ok(Some(self.replaced(cut, "")))
     }
 
-    /// How many plugins there are, and whether denizen is the last of them.
+    /// The number of plugins, and whether denizen is the last.
     pub fn ends_with_ours(&self) -> (usize, bool) {
         (self.plugins.len(), self.ours() == Some(self.plugins.len() - 1))
     }
@@ -105,7 +105,7 @@ impl<'a> Conflist<'a> {
         self.plugins.iter().position(|plugin| kind(plugin).as_deref() == Some(PLUGIN))
     }
 
-    /// Where in the text the plugin stands: its raw value is a piece of that very text.
+    /// The position of the plugin in the text: its raw value is a slice of that text.
     fn place(&self, plugin: usize) -> Range<usize> {
         let raw = self.plugins[plugin].get();
         let start = raw.as_ptr() as usize - self.text.as_ptr() as usize;
@@ -117,13 +117,13 @@ impl<'a> Conflist<'a> {
     }
 }
 
-/// A list of the lone plugin that `text`, the content of a `.conf`, configures, and denizen.
+/// A list of the lone plugin in `text`, the content of a `.conf`, and denizen.
 ///
 /// # Errors
 /// [`Unusable`].
 pub fn wrapped(text: &str, entry: &Value) -> Result<String, Unusable> {
     let members = members(text)?;
-    if !says(&members, "type") {
+    if !has_text(&members, "type") {
         return Err(Unusable::Shape("it has no type"));
     }
     check_head(&members)?;
@@ -139,24 +139,24 @@ fn members(text: &str) -> Result<Members<'_>, Unusable> {
     serde_json::from_str(text).map_err(|error| Unusable::Json(error.to_string()))
 }
 
-/// A name, and a version that denizen speaks: of several, runtimes take the newest that they know.
+/// Checks name and version. Of several versions, runtimes use the newest that they support.
 fn check_head(members: &Members<'_>) -> Result<(), Unusable> {
-    if !says(members, "name") {
+    if !has_text(members, "name") {
         return Err(Unusable::Shape("it has no name"));
     }
     let one = members.get("cniVersion").and_then(|version| string(version));
     let several = members.get("cniVersions");
     let several =
         several.and_then(|versions| serde_json::from_str::<Vec<String>>(versions.get()).ok());
-    let said: Vec<String> = several.into_iter().flatten().chain(one).collect();
-    match said.iter().any(|version| CniVersion::named(version).is_some()) {
+    let versions_written: Vec<String> = several.into_iter().flatten().chain(one).collect();
+    match versions_written.iter().any(|version| CniVersion::named(version).is_some()) {
         true => Ok(()),
-        false => Err(Unusable::Version(said.join(", "))),
+        false => Err(Unusable::Version(versions_written.join(", "))),
     }
 }
 
-/// Whether there is a text under `key`, and not an empty one.
-fn says(members: &Members<'_>, key: &str) -> bool {
+/// Whether `key` has a text that is not empty.
+fn has_text(members: &Members<'_>, key: &str) -> bool {
     let text = members.get(key).and_then(|value| string(value));
     text.is_some_and(|text| !text.is_empty())
 }

@@ -1,10 +1,10 @@
-//! The folder of CNI configurations: which one is active, and changing it so that at every instant
-//! a valid one is.
+//! The folder of CNI configurations: finds the active one, and changes it so that a valid one is
+//! active at every instant.
 //!
-//! Runtimes take the lexically first file that ends in `.conflist`, `.conf` or `.json` (libcni's
-//! `ConfFiles`, containerd's `loadFromConfDir`). A lone `.conf` stays as it is:
-//! `10-x-and-denizen.conflist`, which comes before `10-x.conf`, is put beside it, and taken away
-//! again.
+//! Runtimes use the lexically first file that ends in `.conflist`, `.conf` or `.json` (libcni's
+//! `ConfFiles`, containerd's `loadFromConfDir`). A lone `.conf` is not changed: a
+//! `10-x-and-denizen.conflist`, which sorts before `10-x.conf`, is created beside it, and removed
+//! at the end.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -17,60 +17,60 @@ use thiserror::Error;
 
 use super::conflist::{Conflist, Unusable, wrapped};
 
-/// What runtimes read.
+/// The file extensions that runtimes read.
 const ENDINGS: [&str; 3] = ["conflist", "conf", "json"];
 
-/// End of the name of a list that is a lone plugin and denizen.
+/// The end of the file name of a list of a lone plugin and denizen.
 const WRAPPED: &str = "-and-denizen.conflist";
 
-/// Added to a file's name while its successor is written. No runtime reads a file that ends so.
+/// Suffix of the temporary file with the new content. Runtimes do not read files with it.
 const NEXT: &str = ".denizen-next";
 
-/// No configuration is nearly as large; containerd refuses larger ones.
+/// Size limit in bytes, far more than any configuration has; containerd refuses larger ones.
 const LARGEST: u64 = 2 << 20;
 
-/// Why the folder is not as it should be.
+/// Why the folder cannot be changed.
 #[derive(Debug, Error)]
 pub enum FolderError {
     /// The folder or a file in it cannot be read or written.
     #[error("cannot {doing} {}", path.display())]
     Io {
-        /// What was tried.
+        /// The failed operation.
         doing: &'static str,
-        /// With what.
+        /// The file or folder.
         path: PathBuf,
-        /// What the kernel said.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// Nothing to put denizen in yet.
+    /// There is no usable configuration yet.
     #[error("there is no usable CNI configuration in {}", .0.display())]
     Nothing(PathBuf),
-    /// Its owner wrote a file at the same moment.
-    #[error("{} was written by somebody else meanwhile", .0.display())]
+    /// Another program wrote a file at the same time.
+    #[error("{} was changed by another program meanwhile", .0.display())]
     Overtaken(PathBuf),
 }
 
-/// A file that runtimes read, and what is in it.
+/// A file that runtimes read, with its content.
 #[derive(Debug)]
 struct Candidate {
     path: PathBuf,
     text: String,
 }
 
-/// What was found and done.
+/// What was changed, and what could not be used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Files that were written, made or removed.
+    /// Files that were written, created or removed.
     pub changed: Vec<PathBuf>,
-    /// Files that are left alone, and what is wrong with them.
+    /// Files that were not changed, and why.
     pub unusable: Vec<(PathBuf, String)>,
 }
 
-/// Puts denizen, as `entry` says, at the end of the active configuration in `folder`.
+/// Adds `entry`, denizen's plugin entry, at the end of the active configuration in `folder`.
 ///
 /// # Errors
-/// [`FolderError`]; the folder is as valid as it was.
+/// [`FolderError`]; the folder is still valid.
 pub fn insert(folder: &Path, entry: &Value) -> Result<Report, FolderError> {
     let mut report = Report::default();
     let candidates = candidates(folder, &mut report)?;
@@ -88,7 +88,7 @@ pub fn insert(folder: &Path, entry: &Value) -> Result<Report, FolderError> {
     let Some((active, wanted)) = active else {
         return match wraps.is_empty() {
             true => Err(FolderError::Nothing(folder.to_owned())),
-            // Whoever owned it took it away, and it is all that there is.
+            // The wrapped configuration was removed; the list with denizen is the only one left.
             false => Ok(report),
         };
     };
@@ -98,7 +98,7 @@ pub fn insert(folder: &Path, entry: &Value) -> Result<Report, FolderError> {
     {
         report.changed.push(target.clone());
     }
-    // One whose lone plugin is no longer the active configuration would hide it.
+    // A list for a lone plugin that is no longer active would hide the active configuration.
     for stale in wraps.iter().filter(|wrap| wrap.path != target) {
         remove(&stale.path)?;
         report.changed.push(stale.path.clone());
@@ -106,10 +106,10 @@ pub fn insert(folder: &Path, entry: &Value) -> Result<Report, FolderError> {
     Ok(report)
 }
 
-/// Takes denizen out of every configuration in `folder`.
+/// Removes denizen from every configuration in `folder`.
 ///
 /// # Errors
-/// [`FolderError`]; what was done until then is valid.
+/// [`FolderError`]; the folder is still valid.
 pub fn take_out(folder: &Path) -> Result<Report, FolderError> {
     let mut report = Report::default();
     let candidates = candidates(folder, &mut report)?;
@@ -147,7 +147,7 @@ impl Candidate {
             && Conflist::parse(&self.text).is_ok_and(|list| list.ends_with_ours() == (2, true))
     }
 
-    /// Where the list with denizen in it is: this file, or for a lone plugin the one beside it.
+    /// The file of the list with denizen: this file, or for a lone plugin the one beside it.
     fn target(&self) -> PathBuf {
         if self.is_list() {
             return self.path.clone();
@@ -156,7 +156,7 @@ impl Candidate {
         self.path.with_file_name(format!("{stem}{WRAPPED}"))
     }
 
-    /// What the target should say; `None` when it says so.
+    /// The new content of the target; `None` if it needs no change.
     fn with(&self, entry: &Value) -> Result<Option<String>, Unusable> {
         if self.is_list() {
             return Ok(Conflist::parse(&self.text)?.with(entry));
@@ -166,13 +166,13 @@ impl Candidate {
         Ok((!is_so).then_some(list))
     }
 
-    /// What `target` says now, as far as it is known.
+    /// The current content of `target`, if it can be read.
     fn text_of(&self, target: &Path) -> Option<String> {
         if *target == self.path { Some(self.text.clone()) } else { read(target).ok() }
     }
 }
 
-/// The files that runtimes read, in their order; what cannot be read is reported.
+/// The files that runtimes read, in their order. Unreadable files are reported.
 fn candidates(folder: &Path, report: &mut Report) -> Result<Vec<Candidate>, FolderError> {
     let entries = fs::read_dir(folder).map_err(failed("list", folder))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -184,7 +184,7 @@ fn candidates(folder: &Path, report: &mut Report) -> Result<Vec<Candidate>, Fold
     for path in paths {
         match read(&path) {
             Ok(text) => files.push(Candidate { path, text }),
-            // A folder, or gone since.
+            // It is a folder, or gone by now.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -200,16 +200,15 @@ fn read(path: &Path) -> io::Result<String> {
     regular::read_to_string(path, LARGEST)
 }
 
-/// Puts `text` in the place of `path`, which said `before` (`None`: was not there); whether it did.
-/// Owner and mode stay, and a link goes on leading where it led.
+/// Replaces the content `before` of `path` (`None`: no file) by `text`. Returns whether it did.
+/// Owner and mode stay, and a link keeps its target.
 fn replace(path: &Path, before: Option<&str>, text: &str) -> Result<bool, FolderError> {
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mut next = path.clone().into_os_string();
     next.push(NEXT);
     let next = PathBuf::from(next);
     write_next(&next, fs::metadata(&path).ok(), text).map_err(failed("write", &next))?;
-    // Not atomic with the rename, but the moment is short, and what is written after it is seen as
-    // a change.
+    // Not atomic with the rename, but the gap is short, and a later write is noticed as a change.
     if read(&path).ok().as_deref() != before {
         remove(&next)?;
         return Err(FolderError::Overtaken(path));
@@ -224,7 +223,7 @@ fn write_next(next: &Path, like: Option<fs::Metadata>, text: &str) -> io::Result
     let mode = like.as_ref().map_or(0o600, |like| like.mode() & 0o777);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(next)?;
     if let Some(like) = like {
-        // As it was, where that is allowed; root may anyway.
+        // Keep owner and group if that is permitted, as it is for root.
         let _ = fchown(&file, Some(like.uid()), Some(like.gid()));
     }
     file.write_all(text.as_bytes())?;
@@ -236,7 +235,7 @@ fn remove(path: &Path) -> Result<(), FolderError> {
     sync(path)
 }
 
-/// A power cut after this leaves the folder as it is now.
+/// Makes the change durable.
 fn sync(path: &Path) -> Result<(), FolderError> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let folder = File::open(folder).and_then(|folder| folder.sync_all());

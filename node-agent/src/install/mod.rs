@@ -1,8 +1,8 @@
-//! `denizen-agent install-cni`: the plugin's program and its place in the node's CNI configuration,
-//! put there and kept there.
+//! `denizen-agent install-cni`: installs the plugin's program and its entry in the node's CNI
+//! configuration, and keeps them installed.
 //!
-//! It knows files, and nothing of services or rules; it runs as a container of its own beside the
-//! agent.
+//! It works on files and knows nothing of services or rules. It runs as a container of its own
+//! beside the agent.
 
 pub mod conflist;
 pub mod folder;
@@ -24,11 +24,11 @@ use self::folder::{FolderError, Report};
 use crate::describe::describe;
 use crate::source::watch::{FolderWatch, Hints};
 
-/// How often the folder is looked at when it says nothing: what a link leads to changes without a
-/// word.
+/// How often the folder is checked without an event: inotify does not report changes of a link's
+/// target.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// A writer that writes several files, or one in pieces, is given so long.
+/// The pause after an event, for a writer that writes several files, or one in pieces.
 const QUIET: Duration = Duration::from_millis(100);
 
 /// `denizen-agent install-cni`, as written.
@@ -42,7 +42,7 @@ pub struct InstallArgs {
     #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
     pub cni_bin_dir: PathBuf,
 
-    /// The plugin's program; by default `denizen` beside this program
+    /// The plugin's program. The default is `denizen` beside this program
     #[arg(long, value_name = "FILE")]
     pub plugin: Option<PathBuf>,
 
@@ -58,19 +58,18 @@ pub struct InstallArgs {
     #[arg(long, value_name = "DIR", default_value = run_dir::DEFAULT)]
     pub run_dir: PathBuf,
 
-    /// Install, and do not stay to keep it installed; an error when there is no CNI configuration
-    /// yet
+    /// Install once and exit. It is an error if there is no CNI configuration yet
     #[arg(long)]
     pub once: bool,
 
-    /// Take denizen out of the CNI configuration again. The program stays: pods that were made with
-    /// it may still need it
+    /// Remove denizen from the CNI configuration. The program stays: pods that were created with it
+    /// may still need it
     #[arg(long, conflicts_with = "once")]
     pub uninstall: bool,
 }
 
 impl InstallArgs {
-    /// Our entry in a list of plugins.
+    /// The plugin's entry in a list of plugins.
     fn entry(&self) -> anyhow::Result<Value> {
         let config: Map<String, Value> = serde_json::from_str(&self.plugin_config)
             .context("--plugin-config is not a JSON object")?;
@@ -84,14 +83,14 @@ impl InstallArgs {
     }
 }
 
-/// Does what the command line says.
+/// Runs the command.
 ///
 /// # Errors
-/// What a person should read.
+/// The error to print.
 pub async fn run(args: &InstallArgs) -> anyhow::Result<()> {
     if args.uninstall {
         let report = folder::take_out(&args.cni_conf_dir)?;
-        tell(&report, "denizen is out of this CNI configuration");
+        log(&report, "removed denizen from this CNI configuration");
         return Ok(());
     }
     let entry = args.entry()?;
@@ -99,29 +98,33 @@ pub async fn run(args: &InstallArgs) -> anyhow::Result<()> {
         Some(plugin) => plugin.clone(),
         None => std::env::current_exe().context("--plugin is not given")?.with_file_name(PLUGIN),
     };
-    // The program first: a configuration that names one that is not there stops every pod.
+    // The program first: a configuration that names a missing program prevents every pod from
+    // starting.
     if plugin::put(&plugin, &args.cni_bin_dir)? {
         info!(path = %args.cni_bin_dir.join(PLUGIN).display(), "plugin installed");
     }
     if args.once {
-        tell(&folder::insert(&args.cni_conf_dir, &entry)?, "denizen is in this CNI configuration");
+        log(
+            &folder::insert(&args.cni_conf_dir, &entry)?,
+            "added denizen to this CNI configuration",
+        );
         return Ok(());
     }
     keep(&args.cni_conf_dir, &entry).await
 }
 
-/// Keeps denizen in the configuration until it is told to stop. It stays there then.
+/// Keeps denizen in the configuration until a signal stops this program. The entry stays.
 async fn keep(folder: &Path, entry: &Value) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut told = None;
+    let mut reported = None;
     loop {
-        // Before the look: what is written after it wakes the wait.
+        // The watch begins before the check, so that a later write ends the wait.
         let watch = FolderWatch::open(folder).ok();
-        let said = look(folder, entry);
-        if told.as_ref() != Some(&said) {
-            said.iter().for_each(|problem| warn!(problem, "CNI configuration"));
-            told = Some(said);
+        let problems = check(folder, entry);
+        if reported.as_ref() != Some(&problems) {
+            problems.iter().for_each(|problem| warn!(problem, "CNI configuration"));
+            reported = Some(problems);
         }
         tokio::select! {
             _ = terminate.recv() => return Ok(()),
@@ -131,18 +134,18 @@ async fn keep(folder: &Path, entry: &Value) -> anyhow::Result<()> {
     }
 }
 
-/// Puts denizen where it belongs; what a person should know.
-fn look(folder: &Path, entry: &Value) -> Vec<String> {
+/// Adds denizen where it is missing. Returns the problems.
+fn check(folder: &Path, entry: &Value) -> Vec<String> {
     match folder::insert(folder, entry) {
         Ok(report) => {
-            tell(
+            log(
                 &Report { unusable: Vec::new(), ..report.clone() },
-                "denizen is in this CNI configuration",
+                "added denizen to this CNI configuration",
             );
             report
                 .unusable
                 .iter()
-                .map(|(path, why)| format!("{} is left alone: {why}", path.display()))
+                .map(|(path, why)| format!("{} is not changed: {why}", path.display()))
                 .collect()
         }
         Err(error @ FolderError::Nothing(_)) => vec![format!("{error} yet: waiting for one")],
@@ -155,7 +158,7 @@ async fn change(watch: Option<FolderWatch>) {
         None => sleep(AGAIN / 10).await,
         Some(watch) => {
             let mut hints = Hints::default();
-            // A watch that fails is opened anew, after a while.
+            // A failed watch is opened again after a pause.
             if let Ok(Err(_)) = timeout(AGAIN, watch.changed(&mut hints)).await {
                 sleep(AGAIN).await;
             }
@@ -163,11 +166,11 @@ async fn change(watch: Option<FolderWatch>) {
     }
 }
 
-fn tell(report: &Report, what: &str) {
+fn log(report: &Report, what: &str) {
     for path in &report.changed {
         info!(path = %path.display(), "{what}");
     }
     for (path, why) in &report.unusable {
-        warn!(path = %path.display(), why, "left alone");
+        warn!(path = %path.display(), why, "file not changed");
     }
 }

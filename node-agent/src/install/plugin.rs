@@ -1,4 +1,4 @@
-//! The plugin's program: put in place whole, and only when it runs here.
+//! Installs the plugin's program, atomically, and only if it runs on this node.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -11,23 +11,23 @@ use thiserror::Error;
 
 use super::conflist::PLUGIN;
 
-/// Beside the program until it is known to run.
+/// The file name of the new program until it is known to run.
 const NEXT: &str = ".denizen-next";
 
-/// A debug build has a hundredth of it, in bytes.
+/// Size limit in bytes, a hundred times that of a debug build.
 const LARGEST: u64 = 1 << 30;
 
-/// Why the program is not in place.
+/// Why the program cannot be installed.
 #[derive(Debug, Error)]
 pub enum PluginError {
     /// It cannot be read or written.
     #[error("cannot {doing} {}", path.display())]
     Io {
-        /// What was tried.
+        /// The failed operation.
         doing: &'static str,
-        /// With what.
+        /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -36,17 +36,17 @@ pub enum PluginError {
     Strange {
         /// The program.
         path: PathBuf,
-        /// What it said instead.
+        /// Its answer, or the error.
         answer: String,
     },
 }
 
-/// Copies the program `from` into `folder`, unless the same is there; whether it did. What was
-/// there stays until the new one has answered a VERSION call, and is then replaced at once: a
-/// runtime never finds none, or half of one.
+/// Copies the program `from` into `folder`, unless it is already there. Returns whether it did. The
+/// old program stays until the new one has answered a VERSION call, and is then replaced at once: a
+/// runtime never finds a missing or partial program.
 ///
 /// # Errors
-/// [`PluginError`]; what was there is still there.
+/// [`PluginError`]; the old program is unchanged.
 pub fn put(from: &Path, folder: &Path) -> Result<bool, PluginError> {
     let failed = |doing, path: &Path| {
         let path = path.to_owned();
@@ -77,10 +77,10 @@ fn write(path: &Path, program: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Whether the program at `path` answers as the plugin does.
-#[expect(clippy::disallowed_methods, reason = "that it runs here, only running it tells")]
+/// Checks that the program at `path` answers as the plugin does.
+#[expect(clippy::disallowed_methods, reason = "only a test run shows that it runs on this node")]
 fn check(path: &Path) -> Result<(), PluginError> {
-    let strange = |answer: String| PluginError::Strange { path: path.to_owned(), answer };
+    let unexpected = |answer: String| PluginError::Strange { path: path.to_owned(), answer };
     let mut child = Command::new(path)
         .env_clear()
         .env("CNI_COMMAND", "VERSION")
@@ -88,17 +88,17 @@ fn check(path: &Path) -> Result<(), PluginError> {
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
-        .map_err(|error| strange(error.to_string()))?;
-    // One that does not read its input may answer all the same.
+        .map_err(|error| unexpected(error.to_string()))?;
+    // A program that does not read its input may still answer.
     let input = child.stdin.take().map(|mut input| input.write_all(br#"{"cniVersion":"1.0.0"}"#));
     drop(input);
-    let output = child.wait_with_output().map_err(|error| strange(error.to_string()))?;
+    let output = child.wait_with_output().map_err(|error| unexpected(error.to_string()))?;
     let answer = String::from_utf8_lossy(&output.stdout).into_owned();
     let speaks = serde_json::from_str::<serde_json::Value>(&answer).is_ok_and(|answer| {
         answer["supportedVersions"].as_array().is_some_and(|versions| !versions.is_empty())
     });
     match output.status.success() && speaks {
         true => Ok(()),
-        false => Err(strange(format!("{} {answer}", output.status))),
+        false => Err(unexpected(format!("{} {answer}", output.status))),
     }
 }

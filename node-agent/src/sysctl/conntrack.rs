@@ -1,34 +1,34 @@
-//! Connection tracking's settings, as kube-proxy's `conntrack` configuration names and means them.
-//! Pure.
+//! Settings of connection tracking, with the names and meanings of kube-proxy's `conntrack`
+//! configuration. Pure.
 
 use std::time::Duration;
 
 use super::setting::{Setting, Wanted};
 
-/// What the operator asked of connection tracking. Zero leaves a setting as it is.
+/// The requested settings of connection tracking. Zero leaves a setting unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Conntrack {
-    /// Connections to have room for, for each CPU.
+    /// Maximum of tracked connections per CPU.
     pub max_per_core: u32,
-    /// Connections to have room for at least, however few CPUs there are.
+    /// Minimum for the maximum of tracked connections, however few CPUs there are.
     pub min: u32,
-    /// How long an established TCP connection that is silent is remembered.
+    /// How long a silent established TCP connection is tracked.
     pub tcp_established: Duration,
-    /// How long a TCP connection whose one end has closed is remembered.
+    /// How long a TCP connection with one closed end is tracked.
     pub tcp_close_wait: Duration,
-    /// Packets outside a TCP connection's window still belong to it: routing that is not symmetric
-    /// makes such (kubernetes #74839, #117924). False leaves the setting as it is.
+    /// Packets outside a TCP connection's window still belong to it: asymmetric routing causes such
+    /// packets (kubernetes #74839, #117924). False leaves the setting unchanged.
     pub tcp_be_liberal: bool,
-    /// How long a single UDP datagram is remembered.
+    /// How long an unanswered UDP flow is tracked.
     pub udp: Duration,
-    /// How long a UDP conversation is remembered.
+    /// How long an answered UDP flow is tracked.
     pub udp_stream: Duration,
 }
 
 impl Conntrack {
-    /// The settings on a node with so many CPUs.
+    /// The settings on a node with this number of CPUs.
     pub fn settings(&self, cpus: u32) -> Vec<Setting> {
-        const SHORT: &str = "connections are remembered for another time than was asked for";
+        const SHORT: &str = "connections are tracked for another time than configured";
         let exactly = |name: &str, number: u64, without| {
             (number > 0).then(|| Setting::new(path(name), Wanted::Exactly(number), without))
         };
@@ -47,11 +47,11 @@ impl Conntrack {
         self.room(cpus).into_iter().chain(timeouts.into_iter().flatten()).chain(liberal).collect()
     }
 
-    /// Room for connections, and a hash table of a quarter of that, as kube-proxy has it. Never
-    /// less than there is: another program may have asked for more.
+    /// The maximum of connections, and a hash table of a quarter of it, as in kube-proxy. Higher
+    /// values stay: another program may need them.
     fn room(&self, cpus: u32) -> Vec<Setting> {
-        const FULL: &str = "when the table is full the kernel drops new connections";
-        const SLOW: &str = "a table that is small for its connections is slow";
+        const FULL: &str = "if the table is full, the kernel drops new connections";
+        const SLOW: &str = "lookups are slow in a table that is small for its connections";
         if self.max_per_core == 0 {
             return Vec::new();
         }
@@ -82,22 +82,22 @@ mod tests {
     };
 
     #[test]
-    fn zero_leaves_everything_as_it_is() {
+    fn zero_changes_nothing() {
         assert_eq!(NOTHING.settings(8), []);
     }
 
     #[test]
     fn room_grows_with_the_cpus_and_is_never_less_than_the_minimum() {
-        let asked = Conntrack { max_per_core: 32_768, ..NOTHING };
+        let wanted_conntrack = Conntrack { max_per_core: 32_768, ..NOTHING };
         for (cpus, max) in [(1, 131_072), (4, 131_072), (5, 163_840), (64, 2_097_152)] {
-            let wanted: Vec<_> = asked.settings(cpus).iter().map(|s| s.wanted).collect();
+            let wanted: Vec<_> = wanted_conntrack.settings(cpus).iter().map(|s| s.wanted).collect();
             assert_eq!(wanted, [Wanted::AtLeast(max), Wanted::AtLeast(max / 4)], "{cpus}");
         }
     }
 
     #[test]
-    fn every_time_is_in_seconds_at_its_own_place() {
-        let asked = Conntrack {
+    fn every_timeout_is_in_seconds_in_its_own_file() {
+        let wanted_conntrack = Conntrack {
             tcp_established: Duration::from_hours(24),
             tcp_close_wait: Duration::from_hours(1),
             tcp_be_liberal: true,
@@ -105,12 +105,12 @@ mod tests {
             udp_stream: Duration::from_millis(999),
             ..NOTHING
         };
-        let settings = asked.settings(1);
+        let settings = wanted_conntrack.settings(1);
         let found: Vec<_> = settings
             .iter()
             .map(|s| (s.path.trim_start_matches("net/netfilter/nf_conntrack_"), s.wanted))
             .collect();
-        // Less than a second is none: the kernel counts whole ones.
+        // Less than a second counts as 0: the kernel counts whole seconds.
         let expected = [
             ("tcp_timeout_established", Wanted::Exactly(86_400)),
             ("tcp_timeout_close_wait", Wanted::Exactly(3_600)),

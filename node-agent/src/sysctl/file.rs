@@ -1,4 +1,4 @@
-//! Reads and writes settings of the kernel.
+//! Reads and writes kernel settings.
 
 use std::fs;
 use std::io;
@@ -9,31 +9,31 @@ use tracing::info;
 
 use super::setting::Setting;
 
-/// Where they usually are. What is below `net` is that of the network namespace of whoever looks,
-/// also where that folder is mounted elsewhere.
+/// The default directory of the kernel's settings. Files below `net` belong to the reader's network
+/// namespace, even if that folder is mounted elsewhere.
 pub const SYSCTLS: &str = "/proc/sys";
 
-/// Why a setting is not as it should be.
+/// Why a setting does not have the wanted value.
 #[derive(Debug, Error)]
 pub enum SettingError {
-    /// It is not there.
-    #[error("{path} is not there ({hint}): {without}")]
+    /// Its file does not exist.
+    #[error("{path} does not exist ({hint}): {without}")]
     Missing {
         /// Its file.
         path: String,
-        /// Why that may be.
+        /// The probable cause.
         hint: &'static str,
-        /// What does not work.
+        /// The consequence.
         without: &'static str,
     },
-    /// It cannot be read, or is no number.
+    /// It cannot be read, or is not a number.
     #[error("{path} cannot be read: {without}")]
     Read {
         /// Its file.
         path: String,
-        /// What may not work.
+        /// The possible consequence.
         without: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -42,25 +42,25 @@ pub enum SettingError {
     Write {
         /// Its file.
         path: String,
-        /// What it is.
+        /// The current value.
         now: u64,
-        /// What it should be.
+        /// The wanted value.
         wanted: u64,
-        /// What does not work.
+        /// The consequence.
         without: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// Makes every setting below `root` what it should be; whatever cannot be is named, and the others
-/// go on.
+/// Gives every setting below `root` its wanted value. Returns the errors of those that could not be
+/// set; the others are set.
 pub fn apply(root: &Path, settings: &[Setting]) -> Vec<SettingError> {
     settings.iter().filter_map(|setting| apply_one(root, setting).err()).collect()
 }
 
-#[expect(clippy::disallowed_methods, reason = "a setting is no file: one write sets it whole")]
+#[expect(clippy::disallowed_methods, reason = "a setting is not a regular file: one write sets it")]
 fn apply_one(root: &Path, setting: &Setting) -> Result<(), SettingError> {
     let Setting { path, wanted, without, is_vital: _ } = setting;
     let file = root.join(path);
@@ -87,7 +87,7 @@ fn apply_one(root: &Path, setting: &Setting) -> Result<(), SettingError> {
         without,
         source,
     })?;
-    info!(setting = path, from = now, to = wanted, "a setting of the kernel was changed");
+    info!(setting = path, from = now, to = wanted, "kernel setting changed");
     Ok(())
 }
 
@@ -95,7 +95,7 @@ fn hint(path: &str) -> &'static str {
     if path.starts_with("net/bridge/") {
         "the kernel module br_netfilter is not loaded"
     } else {
-        "this kernel does not have it"
+        "this kernel does not support it"
     }
 }
 
@@ -104,9 +104,9 @@ mod tests {
     use super::super::setting::Wanted;
     use super::*;
 
-    #[expect(clippy::disallowed_methods, reason = "a test makes what it looks at")]
+    #[expect(clippy::disallowed_methods, reason = "a test creates its files")]
     #[test]
-    fn only_what_differs_is_written_and_what_cannot_be_is_named() {
+    fn only_differing_settings_are_written_and_failures_are_named() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("net/netfilter/full")).unwrap();
         let setting = |path, wanted| Setting::new(path, wanted, "nothing works");
@@ -128,11 +128,11 @@ mod tests {
         let read = |name: &str| fs::read_to_string(file(name)).unwrap();
         assert_eq!(read("net/low"), "9");
         assert_eq!((read("net/high").as_str(), read("net/same").as_str()), ("50\n", "9\n"));
-        let said: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        let messages: Vec<String> = errors.iter().map(ToString::to_string).collect();
         assert_eq!(
-            said,
+            messages,
             [
-                "net/bridge/bridge-nf-call-iptables is not there (the kernel module br_netfilter is not \
+                "net/bridge/bridge-nf-call-iptables does not exist (the kernel module br_netfilter is not \
                  loaded): nothing works",
                 "net/word cannot be read: nothing works"
             ]

@@ -1,8 +1,7 @@
-//! `route_localnet`, which node ports on 127.0.0.1 need: set back by a run that does not need it,
-//! where it was denizen that set it.
+//! `route_localnet`, which node ports on 127.0.0.1 need. A later run that does not need it sets it
+//! back, if denizen set it.
 //!
-//! A file in the run directory remembers that. Both are gone after a reboot, and neither is touched
-//! by a restart.
+//! A file in the run directory remembers that. A reboot resets both; a restart changes neither.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -13,10 +12,10 @@ use tracing::{info, warn};
 use super::file::{SettingError, apply};
 use super::setting::{ROUTE_LOCALNET, Setting, Wanted};
 
-/// The file that is there while the setting is 1 by denizen's doing.
+/// The file that exists while the setting is 1 because denizen set it.
 const NOTE: &str = "route_localnet.set";
 
-/// The setting, and what is remembered of it.
+/// The setting, and the note that denizen set it.
 #[derive(Debug, Clone)]
 pub struct Loopback {
     sysctls: PathBuf,
@@ -24,21 +23,21 @@ pub struct Loopback {
 }
 
 impl Loopback {
-    /// The setting below the folder `sysctls`, remembered in `run_dir`. Nothing is read or written
-    /// yet.
+    /// The setting below the folder `sysctls`, with its note in `run_dir`. Nothing is read or
+    /// written yet.
     pub fn new(sysctls: &Path, run_dir: &Path) -> Self {
         Self { sysctls: sysctls.to_owned(), note: run_dir.join(NOTE) }
     }
 
-    /// Whether the kernel lets packets to loopback addresses in from other interfaces.
+    /// Whether the kernel accepts packets to loopback addresses from other interfaces.
     pub fn is_open(&self) -> bool {
-        #[expect(clippy::disallowed_methods, reason = "a setting of the kernel")]
+        #[expect(clippy::disallowed_methods, reason = "a kernel setting")]
         let now = fs::read_to_string(self.sysctls.join(ROUTE_LOCALNET));
         now.is_ok_and(|now| now.trim() == "1")
     }
 
-    /// Does `set`, which may set it, and remembers it if so. Without the run directory that is not
-    /// remembered: the setting then stays for good, behind the rule that keeps neighbours out.
+    /// Runs `set`, and writes the note if `set` changed the setting to 1. Without the run directory
+    /// there is no note: the setting then stays for good, protected by the rule against neighbours.
     pub fn remembering<T>(&self, set: impl FnOnce() -> T) -> T {
         let was_open = self.is_open();
         let done = set();
@@ -46,16 +45,16 @@ impl Loopback {
             let noted = File::options().write(true).create(true).truncate(true).open(&self.note);
             if let Err(error) = noted {
                 let file = self.note.display();
-                warn!(%file, %error, "no run will set {ROUTE_LOCALNET} back to 0: it cannot be remembered");
+                warn!(%file, %error, "cannot write the note by which a later run would set {ROUTE_LOCALNET} back to 0");
             }
         }
         done
     }
 
-    /// Sets it back to 0 where denizen set it; whether it did.
+    /// Sets it back to 0 if denizen set it. Returns whether it did.
     ///
     /// # Errors
-    /// When it cannot be set.
+    /// [`SettingError`] if it cannot be set.
     pub fn set_back(&self) -> Result<bool, SettingError> {
         if !self.note.is_file() {
             return Ok(false);
@@ -64,7 +63,7 @@ impl Loopback {
         let closed = Setting::new(
             ROUTE_LOCALNET,
             Wanted::Exactly(0),
-            "denizen set it for node ports on 127.0.0.1, which are not asked for any more",
+            "denizen set it for node ports on 127.0.0.1, which are off now",
         );
         if let Some(error) = apply(&self.sysctls, &[closed]).pop() {
             return Err(error);
@@ -72,7 +71,7 @@ impl Loopback {
         match fs::remove_file(&self.note) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 let file = self.note.display();
-                warn!(%file, %error, "the setting is back at 0, but the note of it cannot be removed");
+                warn!(%file, %error, "the setting is back at 0, but its note cannot be removed");
             }
             Ok(()) | Err(_) => info!("{ROUTE_LOCALNET} is back at 0"),
         }
@@ -84,9 +83,9 @@ impl Loopback {
 mod tests {
     use super::*;
 
-    #[expect(clippy::disallowed_methods, reason = "a test makes what it looks at")]
+    #[expect(clippy::disallowed_methods, reason = "a test creates its files")]
     #[test]
-    fn it_is_set_back_where_denizen_set_it_and_nowhere_else() {
+    fn it_is_set_back_only_if_denizen_set_it() {
         let root = tempfile::tempdir().unwrap();
         let (sysctls, run_dir) = (root.path().join("sys"), root.path().join("run"));
         let file = sysctls.join(ROUTE_LOCALNET);
@@ -94,20 +93,20 @@ mod tests {
         fs::create_dir(&run_dir).unwrap();
         let set = |value: &str| fs::write(&file, value).unwrap();
         let loopback = Loopback::new(&sysctls, &run_dir);
-        // The operator's own.
+        // Set by the operator.
         set("1\n");
         loopback.remembering(|| set("1\n"));
         assert!(!loopback.set_back().unwrap());
         assert!(loopback.is_open());
-        // Ours.
+        // Set by denizen.
         set("0\n");
         loopback.remembering(|| set("1\n"));
-        // Another run that needs it finds it as it should be.
+        // Another run that needs it finds it already set.
         loopback.remembering(|| ());
         let after_a_restart = Loopback::new(&sysctls, &run_dir);
         assert!(after_a_restart.set_back().unwrap());
         assert!(!loopback.is_open());
-        // From then on it is nobody's.
+        // From then on denizen does not own it.
         set("1\n");
         assert!(!after_a_restart.set_back().unwrap());
         assert!(loopback.is_open());

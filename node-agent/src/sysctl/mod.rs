@@ -1,7 +1,7 @@
-//! Settings of the kernel that the rules need beside them.
+//! Kernel settings that services need beside the rules.
 //!
-//! Which settings are wanted is pure ([`setting`], [`conntrack`]); [`file`](mod@file) alone reads
-//! and writes them, and [`reconciler`] remembers which of them it could not set.
+//! Which settings are wanted is pure ([`setting`], [`conntrack`]). Only [`file`](mod@file) reads
+//! and writes them, and [`reconciler`] remembers which could not be set.
 
 pub mod conntrack;
 pub mod file;

@@ -1,22 +1,22 @@
-//! Settings of the kernel without which rules are not enough. Pure.
+//! Kernel settings that the rules depend on. Pure.
 
 use crate::model::{Family, PodSet, family_of};
 use crate::plan::{Detector, NodePortAddresses};
 
-/// Whether 127.0.0.0/8 is routed as other addresses are.
+/// Whether the kernel routes 127.0.0.0/8 like other addresses.
 pub const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
 
-/// What a setting should be.
+/// The wanted value of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
-    /// This number and no other.
+    /// Exactly this number.
     Exactly(u64),
-    /// This number or more: what the operator, or another agent, set higher stays.
+    /// This number or more: a higher value of the operator or another agent stays.
     AtLeast(u64),
 }
 
 impl Wanted {
-    /// Whether the setting may stay as it is.
+    /// Whether this value is acceptable.
     pub fn is_met_by(self, now: u64) -> bool {
         match self {
             Self::Exactly(wanted) => now == wanted,
@@ -24,7 +24,7 @@ impl Wanted {
         }
     }
 
-    /// What to write where it may not.
+    /// The value to write if it is not.
     pub fn number(self) -> u64 {
         match self {
             Self::Exactly(wanted) | Self::AtLeast(wanted) => wanted,
@@ -38,44 +38,44 @@ pub struct Setting {
     /// Its file below `/proc/sys`. (Not the name with dots: an interface's name may have dots
     /// itself.)
     pub path: String,
-    /// What it should be.
+    /// The wanted value.
     pub wanted: Wanted,
-    /// What an operator should know of a node where it is not so.
+    /// The consequence for the operator if it does not have this value.
     pub without: &'static str,
-    /// Whether that is an error, and not only worth a warning.
+    /// Whether that is an error, else a warning.
     pub is_vital: bool,
 }
 
 impl Setting {
-    /// A setting that must be so.
+    /// A vital setting.
     pub fn new(path: impl Into<String>, wanted: Wanted, without: &'static str) -> Self {
         Self { path: path.into(), wanted, without, is_vital: true }
     }
 }
 
-/// What the facts of now ask for, beside what is set once at the start.
+/// The settings that the current facts require, beside those that are set once at start.
 pub fn live(pods: Option<&PodSet>, detector: &Detector) -> Vec<Setting> {
     let families = Family::BOTH.into_iter();
     families.filter(|family| has_bridge(*family, pods, detector)).map(bridge_filter).collect()
 }
 
-/// What facts to come may ask for: where they come, this process may not be allowed to set it any
-/// more.
-pub fn foreseen() -> Vec<Setting> {
+/// The settings that later facts may require, when this process may no longer be permitted to set
+/// them.
+pub fn possible() -> Vec<Setting> {
     Family::BOTH.into_iter().map(bridge_filter).collect()
 }
 
-/// What node ports on 127.0.0.1 ask for: what the node sends from there must be let out to an
+/// The setting that node ports on 127.0.0.1 require: the kernel must route packets from there to an
 /// endpoint (`Documentation/networking/ip-sysctl.rst`, `route_localnet`).
 pub fn on_loopback(node_ports: &NodePortAddresses) -> Option<Setting> {
     let asked = matches!(node_ports, NodePortAddresses::All { localhost: true });
     asked.then(|| Setting {
-        // kube-proxy's own default asks for it, and a container may not set it.
+        // kube-proxy's default requires it, and a container may not be permitted to set it.
         is_vital: false,
         ..Setting::new(
             ROUTE_LOCALNET,
             Wanted::Exactly(1),
-            "node ports do not answer on 127.0.0.1 (set it on the host, or say that they need not: \
+            "node ports do not answer on 127.0.0.1 (set it on the host, or turn that off with \
              --iptables-localhost-nodeports=false)",
         )
     })
@@ -91,8 +91,9 @@ fn has_bridge(family: Family, pods: Option<&PodSet>, detector: &Detector) -> boo
     asked || bridged.any(|pod| pod.ips.iter().any(|ip| family_of(*ip) == family))
 }
 
-/// Frames from one port of a bridge to another pass nf_tables' hooks only with this (br_netfilter;
-/// the kernel's `Documentation/networking/ip-sysctl.rst`, `bridge-nf-call-iptables`).
+/// With this setting, frames between two ports of a bridge pass the nf_tables hooks of the IP
+/// families (br_netfilter; the kernel's `Documentation/networking/ip-sysctl.rst`,
+/// `bridge-nf-call-iptables`).
 fn bridge_filter(family: Family) -> Setting {
     let path = match family {
         Family::V4 => "net/bridge/bridge-nf-call-iptables",
@@ -101,8 +102,8 @@ fn bridge_filter(family: Family) -> Setting {
     Setting::new(
         path,
         Wanted::Exactly(1),
-        "a connection to a service hangs when the endpoint is on the client's own bridge, since the answer is \
-         bridged past the rules",
+        "a connection to a service hangs if the endpoint is on the client's own bridge, since the answer \
+         bypasses the rules",
     )
 }
 
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn bridges_are_asked_for_by_pods_or_by_the_detector() {
+    fn bridge_settings_follow_the_pods_or_the_detector() {
         const V4: &str = "net/bridge/bridge-nf-call-iptables";
         const V6: &str = "net/bridge/bridge-nf-call-ip6tables";
         let port = |mut set: PodSet, port: &str| {

@@ -33,8 +33,7 @@ fn plugin() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A configuration list as anybody might write it: compact or not, with tabs, and with keys that
-/// nobody knows.
+/// A configuration list in any style: compact or not, with tabs, and with unknown keys.
 fn conflist() -> impl Strategy<Value = String> {
     let parts = (
         prop::collection::vec(plugin(), 1..4),
@@ -50,7 +49,7 @@ fn conflist() -> impl Strategy<Value = String> {
         let text = match style {
             0 => serde_json::to_string(&list).unwrap(),
             1 => serde_json::to_string_pretty(&list).unwrap(),
-            // Line ends inside strings are escaped, so these are between values.
+            // Line ends inside strings are escaped, so these line ends are between values.
             _ => serde_json::to_string_pretty(&list).unwrap().replace('\n', "\r\n\t"),
         };
         format!("{space}{text}{space}")
@@ -59,7 +58,7 @@ fn conflist() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn what_goes_in_comes_out_byte_for_byte(text in conflist()) {
+    fn an_added_entry_is_removed_byte_for_byte(text in conflist()) {
         let with = Conflist::parse(&text).unwrap().with(&ours()).expect("it was not there");
         let list = Conflist::parse(&with).expect("still valid");
         prop_assert_eq!(list.with(&ours()), None, "once is enough");
@@ -71,7 +70,7 @@ proptest! {
     }
 
     #[test]
-    fn an_entry_that_says_something_else_is_replaced_alone(text in conflist(), other in plugin()) {
+    fn only_a_differing_entry_is_replaced(text in conflist(), other in plugin()) {
         let mut old = other;
         old["type"] = PLUGIN.into();
         let with_old = Conflist::parse(&text).unwrap().with(&old).unwrap();
@@ -93,7 +92,7 @@ proptest! {
         prop_assert_eq!(list, json!({ "name": "lone", "cniVersion": "0.4.0", "plugins": [plugin, ours()] }));
     }
 
-    /// Whatever stands in a file: never a panic, and never a change to what is not valid.
+    /// Any text: no panic, and no change to invalid text.
     #[test]
     fn broken_text_is_left_alone(text in conflist(), cut in any::<prop::sample::Index>()) {
         let cut = cut.index(text.trim_end().len());
@@ -105,14 +104,14 @@ proptest! {
 }
 
 #[test]
-fn what_is_no_configuration_is_said() {
+fn errors_say_what_is_not_valid() {
     let head = r#""cniVersion": "1.0.0", "name": "n""#;
     let cases = [
         ("[]".to_owned(), "it is not a JSON object"),
         (r#"{"cniVersion":"1.0.0","plugins":[{"type":"a"}]}"#.to_owned(), "it has no name"),
         (format!("{{{head}}}"), "it has no plugins"),
         (format!(r#"{{{head},"plugins":[]}}"#), "it has no plugins"),
-        (format!(r#"{{{head},"plugins":{{}}}}"#), "its plugins are no list"),
+        (format!(r#"{{{head},"plugins":{{}}}}"#), "its plugins are not a list"),
         (
             format!(r#"{{{head},"plugins":[{{"type":"a"}},{{}}]}}"#),
             "one of its plugins has no type",
@@ -132,7 +131,7 @@ fn what_is_no_configuration_is_said() {
 }
 
 #[test]
-fn ours_is_taken_out_wherever_it_stands() {
+fn our_entry_is_removed_at_any_position() {
     let of =
         |plugins: &str| format!(r#"{{"cniVersion":"1.0.0","name":"n","plugins":[{plugins}]}}"#);
     let cases = [

@@ -15,7 +15,7 @@ struct Written {
     text: String,
 }
 
-/// A file as a node may have it: of this network, or of nobody's making.
+/// A file as a node may have it: a valid configuration, or anything else.
 fn file() -> impl Strategy<Value = Written> {
     let name = (
         "[0-9]{2}",
@@ -50,7 +50,7 @@ fn contents(folder: &Path) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// What a runtime that passes over invalid files makes its network from: the list of plugins.
+/// The list of plugins that a runtime uses, if it skips invalid files.
 fn active(folder: &Path) -> Option<Vec<Value>> {
     let in_order = contents(folder).into_iter();
     in_order.filter_map(|(name, text)| plugins(&name, &text)).next()
@@ -70,7 +70,7 @@ fn plugins(name: &str, text: &str) -> Option<Vec<Value>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn whatever_is_there_the_active_one_gets_denizen_and_gives_it_back(files in prop::collection::vec(file(), 0..5)) {
+    fn the_active_configuration_gets_denizen_and_loses_it_again(files in prop::collection::vec(file(), 0..5)) {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path();
         files.iter().for_each(|file| put(folder, &file.name, &file.text));
@@ -142,7 +142,7 @@ fn links_owners_and_modes_stay() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_left_alone_and_nothing_waits_for_it() {
+fn a_file_that_is_not_regular_is_skipped_and_does_not_block() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path();
     let pipe = folder.join("05-pipe.conflist");
@@ -157,7 +157,7 @@ fn what_is_no_regular_file_is_left_alone_and_nothing_waits_for_it() {
 }
 
 #[test]
-fn what_others_changed_meanwhile_is_kept() {
+fn changes_by_others_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path();
     put(folder, "10-x.conflist", LIST);

@@ -73,7 +73,7 @@ fn the_bodies_are_kube_proxys() {
     assert_eq!(said(Report::livez(&leaving, now, clock(7200))), (true, livez));
     let refused = Pulse { refused: true, ..pulse };
     let (is_well, body) = said(Report::healthz(&refused, now, clock(7200)));
-    assert!(is_well && body["reason"].as_str().is_some_and(|reason| reason.contains("refused")));
+    assert!(is_well && body["reason"].as_str().is_some_and(|reason| reason.contains("rejects")));
     let unserved = Pulse { unserved: true, ..refused };
     let (is_well, body) = said(Report::healthz(&unserved, now, clock(7200)));
     assert!(!is_well && body["reason"].as_str().is_some_and(|reason| reason.contains("most")));
