@@ -6,10 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Pid;
@@ -17,6 +16,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::binary;
+use crate::eventually::{eventually, observed};
 use crate::netns::{Netns, checked};
 use crate::probe::Protocol;
 
@@ -150,19 +150,14 @@ impl Agent {
     /// Waits until the agent says that the first full set of rules is in the kernel, or says why it
     /// ended.
     pub fn wait_programmed(&mut self, patience: Duration) -> Result<()> {
-        let deadline = Instant::now() + patience;
-        while !self.asked_directly().is_ok_and(|status| status["synced"] == true) {
-            if let Some(status) = self.child.try_wait()? {
-                bail!("denizen-agent ended with {status}:\n{}", self.log());
+        eventually("programmed", patience, || {
+            let is_programmed = self.asked_directly().is_ok_and(|status| status["synced"] == true);
+            if !is_programmed && let Some(status) = self.child.try_wait()? {
+                bail!("denizen-agent ended with {status}");
             }
-            ensure!(
-                Instant::now() < deadline,
-                "not programmed within {patience:?}:\n{}",
-                self.log()
-            );
-            thread::sleep(Duration::from_millis(2));
-        }
-        Ok(())
+            Ok(is_programmed)
+        })
+        .map_err(|error| anyhow!("{error:#}:\n{}", self.log()))
     }
 
     /// Its process id.
@@ -188,6 +183,11 @@ impl Agent {
     /// `denizen-agent status --output json`.
     pub fn status(&self) -> Result<Value> {
         self.ask("status", &[])
+    }
+
+    /// Waits until the status is as wished, and returns it.
+    pub fn until(&self, what: &str, bound: Duration, so: impl Fn(&Value) -> bool) -> Result<Value> {
+        observed(what, bound, || self.status(), so)
     }
 
     /// `denizen-agent explain --output json` for a packet from `from`, coming in through
@@ -245,14 +245,9 @@ impl Agent {
 
     fn end(&mut self, signal: Signal) -> Result<ExitStatus> {
         kill(Pid::from_raw(i32::try_from(self.child.id())?), signal)?;
-        let deadline = Instant::now() + STARTING;
-        loop {
-            if let Some(status) = self.child.try_wait()? {
-                return Ok(status);
-            }
-            ensure!(Instant::now() < deadline, "denizen-agent lives {STARTING:?} after {signal}");
-            thread::sleep(Duration::from_millis(2));
-        }
+        let wait = || Ok(self.child.try_wait()?);
+        let what = format!("ended by {signal}");
+        observed(&what, STARTING, wait, Option::is_some)?.context("a status")
     }
 }
 

@@ -4,15 +4,15 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::agent::CNI_CACHE;
 use crate::binary;
 use crate::cluster::{Cluster, NODE};
+use crate::eventually::observed;
 use crate::netns::checked;
 
 /// What a runtime does for a container that is not privileged, and the DaemonSet's mount of the
@@ -93,14 +93,8 @@ impl Contained {
 
     /// Waits until its status is as wished.
     pub fn until(&self, what: &str, so: impl Fn(&Value) -> bool) -> Result<Value> {
-        let started = Instant::now();
-        loop {
-            match self.status() {
-                Ok(now) if so(&now) => return Ok(now),
-                now => ensure!(started.elapsed() < PATIENCE, "never: {what}: {now:?}"),
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
+        let is_so = |now: &Result<Value>| now.as_ref().is_ok_and(&so);
+        observed(what, PATIENCE, || Ok(self.status()), is_so)?
     }
 
     /// The capabilities in effect of the process that the program in front started, as the kernel

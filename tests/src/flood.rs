@@ -7,14 +7,15 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use socket2::{Domain, Socket, Type};
 
+use crate::eventually::observed;
 use crate::netns::Netns;
 
 /// What each kind of client sends, over and over: nothing, half a request, a whole one whose answer
@@ -57,11 +58,8 @@ impl Flood {
             threads.push(netns.spawn(move || attack(to, each, &stop, &made))?);
         }
         let flood = Self { stop, made, threads };
-        let started = Instant::now();
-        while flood.made() < clients.len() * each {
-            ensure!(started.elapsed() < PATIENCE, "{} connections are made", flood.made());
-            thread::sleep(Duration::from_millis(10));
-        }
+        let all = clients.len() * each;
+        observed("all connections are made", PATIENCE, || Ok(flood.made()), |made| *made >= all)?;
         Ok(flood)
     }
 

@@ -21,6 +21,7 @@ pub mod conntrack;
 pub mod contained;
 pub mod containerd;
 pub mod effort;
+pub mod eventually;
 pub mod flood;
 pub mod flows;
 #[cfg(test)]

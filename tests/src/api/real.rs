@@ -4,8 +4,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -13,6 +12,7 @@ use serde_json::{Value, json};
 use super::Api;
 use super::kinds::path_of;
 use super::tls::Authority;
+use crate::eventually::observed;
 use crate::netns::{Netns, checked};
 
 /// A real server says that it is ready after some ten seconds.
@@ -109,18 +109,16 @@ impl RealServer {
             "/api/v1/namespaces/default/services/kubernetes",
             "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes",
         ];
-        let deadline = Instant::now() + PATIENCE;
-        let made = |it: &Self| MADE.iter().try_for_each(|path| it.ask("GET", path, None));
-        while let Err(error) = made(self) {
-            let log =
-                fs::read_to_string(self.folder.join("kube-apiserver.log")).unwrap_or_default();
-            ensure!(Instant::now() < deadline, "kube-apiserver is not ready: {error:#}\n{log}");
+        let log = self.folder.join("kube-apiserver.log");
+        let made = || -> Result<Result<()>> {
+            let made = MADE.iter().try_for_each(|path| self.ask("GET", path, None));
             for process in &mut self.processes {
-                ensure!(process.try_wait()?.is_none(), "it has ended:\n{log}");
+                ensure!(made.is_ok() || process.try_wait()?.is_none(), "it has ended");
             }
-            thread::sleep(Duration::from_millis(200));
-        }
-        Ok(())
+            Ok(made)
+        };
+        observed("ready", PATIENCE, made, Result::is_ok)
+            .with_context(|| fs::read_to_string(&log).unwrap_or_default())?
     }
 
     /// Asks by curl; `body` is its content type and text.

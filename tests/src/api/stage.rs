@@ -1,15 +1,16 @@
 //! The usual cast with an API server in place of a folder of manifests.
 
 use std::net::{IpAddr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::{Api, ApiServer, RealServer, assets};
 use crate::agent::{Agent, Objects, Settings};
 use crate::cast::{Cast, PORT, Who, service_ips};
 use crate::cluster::{Cluster, NODE};
+use crate::eventually::observed;
 use crate::manifest::{self, Port};
 use crate::probe::{Outcome, Protocol};
 use crate::server::Server;
@@ -24,7 +25,7 @@ const OWN: [Outcome; 1] = [Outcome::Unreachable];
 const REAL: [Outcome; 2] = [Outcome::Unreachable, Outcome::Dropped];
 
 /// What has not come about by then never will.
-const BOUND: Duration = Duration::from_secs(90);
+pub const BOUND: Duration = Duration::from_secs(90);
 
 /// The only port of [`Stage::put_web`].
 pub const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
@@ -114,14 +115,8 @@ impl<A: Api> Stage<A> {
     pub fn until(&self, number: u8, what: &str, now: impl Fn(&Outcome) -> bool) -> Result<()> {
         for address in service_ips(number) {
             let to = SocketAddr::new(address, 80);
-            let mut last = None;
-            eventually(what, || {
-                let outcome = self.cast.ask(Who::Bridged, to, Protocol::Tcp)?;
-                let reached = now(&outcome);
-                last = Some(outcome);
-                Ok(reached)
-            })
-            .with_context(|| format!("{to}: {last:?}"))?;
+            observed(what, BOUND, || self.cast.ask(Who::Bridged, to, Protocol::Tcp), &now)
+                .with_context(|| to.to_string())?;
         }
         Ok(())
     }
@@ -160,16 +155,6 @@ pub fn with_every_api(
     test(&real).context("with a real kube-apiserver")
 }
 
-/// Waits until `now` holds.
-pub fn eventually(what: &str, mut now: impl FnMut() -> Result<bool>) -> Result<()> {
-    let started = Instant::now();
-    while !now()? {
-        ensure!(started.elapsed() < BOUND, "not within {BOUND:?}: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
-}
-
 /// Waits until the agent says that something is wrong with `part` in it.
 pub fn until_error(agent: &Agent, part: &str) -> Result<()> {
     until_errors(agent, part, |errors| errors.iter().any(|error| error.to_string().contains(part)))
@@ -181,14 +166,10 @@ pub fn until_no_error(agent: &Agent) -> Result<()> {
 }
 
 fn until_errors(agent: &Agent, what: &str, now: impl Fn(&[Value]) -> bool) -> Result<()> {
-    let mut last = None;
-    eventually(what, || {
-        // One that has just been started may not listen yet.
-        let status = agent.status();
-        let reached =
-            status.as_ref().is_ok_and(|it| it["errors"].as_array().is_some_and(|all| now(all)));
-        last = Some(status.map(|status| status["errors"].clone()));
-        Ok(reached)
+    // One that has just been started may not listen yet.
+    let errors = || Ok(agent.status().map(|mut status| status["errors"].take()));
+    observed(what, BOUND, errors, |errors| {
+        errors.as_ref().is_ok_and(|it| it.as_array().is_some_and(|all| now(all)))
     })
-    .with_context(|| format!("errors are {last:?}"))
+    .map(drop)
 }

@@ -4,21 +4,21 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::container::{
-    Capabilities, ContainerConfig, ContainerMetadata, ContainerSecurity, ContainerState, ImageSpec,
-    Int64, KeyValue, LinuxContainerConfig, Mount, NamespaceMode, NamespaceOption, Propagation,
-    SecurityProfile,
+    Capabilities, ContainerConfig, ContainerMetadata, ContainerSecurity, ContainerState,
+    ContainerStatus, ImageSpec, Int64, KeyValue, LinuxContainerConfig, Mount, NamespaceMode,
+    NamespaceOption, Propagation, SecurityProfile,
 };
 use super::image::PROGRAMS;
 use super::{Containerd, Cri, LinuxSandbox, SandboxConfig, SandboxSecurity, made};
 use crate::binary;
 use crate::conf::texts;
+use crate::eventually::observed;
 
 /// What kubelet keeps from containers that are not privileged (kubernetes,
 /// `pkg/securitycontext/util.go`).
@@ -252,17 +252,12 @@ impl DaemonPod {
     }
 
     fn wait_ended(&self, container: &str) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let status = self.cri.container(self.id(container)?)?;
-            let log = || self.log(container);
-            if status.state == ContainerState::Exited as i32 {
-                ensure!(status.exit_code == 0, "{container} failed:\n{}", log());
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "{container} does not end:\n{}", log());
-            thread::sleep(Duration::from_millis(20));
-        }
+        let id = self.id(container)?;
+        let has_ended = |status: &ContainerStatus| status.state == ContainerState::Exited as i32;
+        let status = observed("ended", PATIENCE, || self.cri.container(id), has_ended)
+            .with_context(|| format!("{container}:\n{}", self.log(container)))?;
+        ensure!(status.exit_code == 0, "{container} failed:\n{}", self.log(container));
+        Ok(())
     }
 }
 

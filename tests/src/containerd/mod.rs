@@ -14,13 +14,13 @@ use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
 pub use self::cri::{Cri, LinuxSandbox, SandboxConfig, SandboxSecurity};
 use crate::binary;
+use crate::eventually::observed;
 use crate::netns::{Netns, checked};
 
 /// The image that sandboxes are made from.
@@ -86,14 +86,14 @@ impl Containerd {
         let child = node.run(|| command.spawn())?.context("cannot run unshare")?;
         let folder = folder.to_owned();
         let mut runtime = Self { child, folder };
-        runtime.wait("answer", |runtime| runtime.cri().map(drop))?;
+        runtime.wait("answering", |runtime| runtime.cri().map(drop))?;
         runtime.import(&image::pause(&made(&runtime.folder, "image-pause")?, PAUSE)?)?;
         Ok(runtime)
     }
 
     /// Waits until a CNI configuration is loaded.
     pub fn wait_network(&mut self) -> Result<()> {
-        self.wait("be ready", |runtime| match runtime.cri()?.not_ready()? {
+        self.wait("ready", |runtime| match runtime.cri()?.not_ready()? {
             None => Ok(()),
             Some(why) => anyhow::bail!("{why}"),
         })
@@ -121,17 +121,12 @@ impl Containerd {
     }
 
     fn wait(&mut self, what: &str, mut so: impl FnMut(&Self) -> Result<()>) -> Result<()> {
-        let deadline = Instant::now() + STARTING;
-        while let Err(error) = so(self) {
-            let ended = self.child.try_wait()?;
-            ensure!(
-                ended.is_none() && Instant::now() < deadline,
-                "containerd does not {what}: {error:#}\n{}",
-                self.log()
-            );
-            thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
+        let try_it = || -> Result<Result<()>> {
+            let result = so(self);
+            ensure!(result.is_ok() || self.child.try_wait()?.is_none(), "it has ended: {result:?}");
+            Ok(result)
+        };
+        observed(what, STARTING, try_it, Result::is_ok).with_context(|| self.log())?
     }
 
     /// Makes [`DENIZEN`] of the programs that cargo built.

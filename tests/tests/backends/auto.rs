@@ -4,28 +4,19 @@
 use std::io::Write;
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::cast::{Cast, Who, every_protocol, every_way};
+use denizen_tests::eventually::eventually;
 use denizen_tests::netns::Netns;
 use denizen_tests::probe::Protocol;
 use denizen_tests::server::Server;
 
 /// What has not happened by then never will.
 const BOUND: Duration = Duration::from_secs(60);
-
-fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
-    let started = Instant::now();
-    while !holds()? {
-        ensure!(started.elapsed() < BOUND, "{what}: not after {BOUND:?}");
-        thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
-}
 
 /// Somebody's table, which the kernel lets nobody else change. It goes with this value.
 struct Owned(Child);
@@ -39,7 +30,7 @@ impl Owned {
         let input = owner.0.stdin.as_mut().context("no standard input")?;
         writeln!(input, "add table {family} denizen {{ flags owner; }}")?;
         let name = format!("table {family} denizen\n");
-        until("it has its table", || Ok(tables(node)?.contains(&name)))?;
+        eventually("it has its table", BOUND, || Ok(tables(node)?.contains(&name)))?;
         Ok(owner)
     }
 }
@@ -192,7 +183,9 @@ fn iptables_serves_until_the_bridges_table_can_be_had() -> Result<()> {
         ["--backend=iptables", "--detect-local=pod-state=port-exact"].map(str::to_owned).into();
     let mut agent = Agent::spawn(node, settings)?;
     let (to, protocol) = every_way(11).next().context("no way")?;
-    until("it serves", || Ok(cast.ask(Who::Outside, to, protocol)?.endpoint().is_some()))?;
+    eventually("it serves", BOUND, || {
+        Ok(cast.ask(Who::Outside, to, protocol)?.endpoint().is_some())
+    })?;
     assert!(!keeps_its_address(&cast, Who::Bridged, to, protocol)?);
     assert!(keeps_its_address(&cast, Who::Routed, to, protocol)?);
     let status = agent.status()?;

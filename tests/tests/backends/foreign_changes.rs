@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
 use denizen_tests::cast::{Cast, Who, every_protocol};
+use denizen_tests::eventually::observed;
 use denizen_tests::ruleset;
 
 /// A repair that has not come by then never will.
@@ -30,10 +31,8 @@ impl Harm<'_> {
         let node = &self.cast.cluster.world.node;
         let started = Instant::now();
         node.nft(harm).with_context(|| what.to_owned())?;
-        while ruleset::dump(node).unwrap_or_default() != self.expected {
-            let now = ruleset::dump(node).unwrap_or_default();
-            assert!(started.elapsed() < BOUND, "{what}: not repaired after {BOUND:?}:\n{now}");
-        }
+        let dump = || Ok(ruleset::dump(node).unwrap_or_default());
+        observed(&format!("repaired: {what}"), BOUND, dump, |now| *now == self.expected)?;
         let millis = &self.agent.status()?["lastRepairMilliseconds"];
         eprintln!(
             "{what}: seen right after {:?}; the agent says its repair took {millis} ms",

@@ -3,13 +3,13 @@
 //! as it was.
 
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::cast::{Cast, PORT, Who, every_protocol, every_way};
+use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::flows::table::Backend;
 use denizen_tests::netns::{Netns, checked};
 use denizen_tests::probe::{Outcome, Probe, Protocol, SILENCE};
@@ -107,15 +107,7 @@ fn complaints(agent: &Agent) -> Result<Vec<String>> {
 
 /// Waits until what the agent complains of is as `right` says.
 fn wait_complaints(agent: &Agent, right: impl Fn(&[String]) -> bool) -> Result<()> {
-    let started = Instant::now();
-    loop {
-        let now = complaints(agent)?;
-        if right(&now) {
-            return Ok(());
-        }
-        ensure!(started.elapsed() < SOON, "the agent says {now:?}");
-        thread::sleep(Duration::from_millis(20));
-    }
+    observed("said", SOON, || complaints(agent), |now| right(now)).map(drop)
 }
 
 fn run(cast: &Cast, backend: Backend) -> Result<Agent> {
@@ -136,12 +128,9 @@ fn opening(cast: &Cast, backend: Backend) -> Result<Agent> {
 fn everyone_is_served(cast: &Cast) -> Result<()> {
     for (to, protocol) in every_way(10) {
         for who in SENDERS {
-            let started = Instant::now();
-            let mut outcome = cast.ask(who, to, protocol)?;
-            while outcome.endpoint().is_none() && started.elapsed() < SOON {
-                outcome = cast.ask(who, to, protocol)?;
-            }
-            ensure!(outcome.endpoint().is_some(), "{who:?} to {to}/{protocol}: {outcome:?}");
+            let is_served = |outcome: &Outcome| outcome.endpoint().is_some();
+            observed("served", SOON, || cast.ask(who, to, protocol), is_served)
+                .with_context(|| format!("{who:?} to {to}/{protocol}"))?;
         }
     }
     Ok(())
@@ -299,13 +288,6 @@ fn the_second_packet_before_the_first_answer_is_let_through() -> Result<()> {
             .output("nft", &["list", "counter", "inet", "dumb", "came"])?;
         Ok(text.contains("packets 6 "))
     };
-    let started = Instant::now();
-    while !came()? {
-        ensure!(
-            started.elapsed() < SOON,
-            "not all datagrams came: {}",
-            node.output("nft", &["list", "ruleset"])?
-        );
-    }
-    Ok(())
+    eventually("all datagrams came", SOON, came)
+        .with_context(|| node.output("nft", &["list", "ruleset"]).unwrap_or_default())
 }

@@ -5,13 +5,13 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::cast::{Cast, Who, every_protocol, service_ips};
+use denizen_tests::eventually::observed;
 use denizen_tests::netns::{Netns, checked};
 use denizen_tests::pod::Wiring;
 use denizen_tests::probe::{Outcome, Probe, SILENCE};
@@ -84,19 +84,14 @@ impl Drop for Running {
 
 /// What the agent says of itself once everything is programmed.
 fn status_of(cast: &Cast) -> Result<Value> {
-    let started = Instant::now();
-    loop {
+    let ask = || -> Result<Option<Value>> {
         let mut ask = Command::new(binary::ours("denizen-agent")?);
         ask.args(["status", "--output", "json", "--run-dir"]);
-        if let Ok(output) = checked(ask.arg(cast.cluster.run_dir())) {
-            let status: Value = serde_json::from_slice(&output.stdout)?;
-            if status["synced"] == true {
-                return Ok(status);
-            }
-        }
-        ensure!(started.elapsed() < SOON, "the agent never programmed anything");
-        thread::sleep(Duration::from_millis(20));
-    }
+        let output = checked(ask.arg(cast.cluster.run_dir())).ok();
+        Ok(output.map(|output| serde_json::from_slice(&output.stdout)).transpose()?)
+    };
+    let is_synced = |status: &Option<Value>| status.as_ref().is_some_and(|it| it["synced"] == true);
+    observed("synced", SOON, ask, is_synced)?.context("a status")
 }
 
 #[test]

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
 use denizen_tests::effort;
+use denizen_tests::eventually::eventually;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -65,12 +66,8 @@ impl Node {
     }
 
     fn wait(&self, what: &str, so: impl Fn() -> bool) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
-        while !so() {
-            ensure!(Instant::now() < deadline, "{what}: {:?} {}", active(&self.conf()), self.log());
-            thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
+        eventually(what, PATIENCE, || Ok(so()))
+            .with_context(|| format!("{:?} {}", active(&self.conf()), self.log()))
     }
 }
 

@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::api::stage::{
-    HTTP, Stage, eventually, until_error, until_no_error, with_every_api,
-};
+use denizen_tests::api::stage::{BOUND, HTTP, Stage, until_error, until_no_error, with_every_api};
 use denizen_tests::api::{Api, ApiServer};
 use denizen_tests::cast::{Who, service_ips};
 use denizen_tests::cluster::NODE;
+use denizen_tests::eventually::eventually;
 use denizen_tests::manifest::{self, Port};
 use denizen_tests::netns::checked;
 use denizen_tests::probe::Outcome;
@@ -194,7 +193,7 @@ fn kubectl_and_the_agent_see_one_api() -> Result<()> {
     stage.until(10, "no port 80 any more", |outcome| *outcome == Outcome::Refused)?;
     kubectl(&stage, &["delete", "service", "web", "--wait=false"])?;
     stage.until_unknown(10)?;
-    eventually("no services", || Ok(services(&agent)? == 0))?;
+    eventually("no services", BOUND, || Ok(services(&agent)? == 0))?;
     until_no_error(&agent)
 }
 
@@ -226,9 +225,9 @@ fn the_first_answer_after_an_outage_wakes_every_kind() -> Result<()> {
         let asked = stage.api.asked().split_off(before);
         KINDS.map(|kind| asked.iter().any(|it| it.status == 200 && it.path.ends_with(kind)))
     };
-    eventually("some kind is answered", || Ok(answered().contains(&true)))?;
+    eventually("some kind is answered", BOUND, || Ok(answered().contains(&true)))?;
     let first = Instant::now();
-    eventually("every kind is answered", || {
+    eventually("every kind is answered", BOUND, || {
         let waited = first.elapsed();
         ensure!(waited < WOKEN, "{KINDS:?}: {:?} after {waited:?}", answered());
         Ok(!answered().contains(&false))

@@ -3,10 +3,11 @@
 use std::net::TcpListener;
 
 use anyhow::{Context, Result};
-use denizen_tests::api::stage::{HTTP, Stage, eventually, until_error, until_no_error};
+use denizen_tests::api::stage::{BOUND, HTTP, Stage, until_error, until_no_error};
 use denizen_tests::api::{Api, ApiServer};
 use denizen_tests::cast::{Who, service_ips};
 use denizen_tests::cluster::NODE;
+use denizen_tests::eventually::eventually;
 use denizen_tests::manifest;
 use serde_json::{Value, json};
 
@@ -22,7 +23,7 @@ fn events(stage: &Stage<ApiServer>, reason: &str) -> Vec<Value> {
 }
 
 fn until_event(stage: &Stage<ApiServer>, reason: &str) -> Result<Value> {
-    eventually(reason, || Ok(!events(stage, reason).is_empty()))?;
+    eventually(reason, BOUND, || Ok(!events(stage, reason).is_empty()))?;
     events(stage, reason).pop().context("it was there")
 }
 
@@ -88,7 +89,7 @@ fn an_event_that_cannot_be_written_stops_nothing() -> Result<()> {
     stage.put_web("web", 10, &[Who::Routed])?;
     let agent = stage.start_agent()?;
     stage.until_answered(10, Who::Routed)?;
-    eventually("it is said", || Ok(agent.log().contains("an event cannot be written")))?;
+    eventually("it is said", BOUND, || Ok(agent.log().contains("an event cannot be written")))?;
     until_no_error(&agent)?;
     assert!(stage.api.objects("events").is_empty());
     Ok(())

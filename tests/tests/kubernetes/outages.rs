@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, STARTING};
-use denizen_tests::api::stage::{Stage, eventually, until_error, until_no_error};
+use denizen_tests::api::stage::{BOUND, Stage, until_error, until_no_error};
 use denizen_tests::api::{Api, ApiServer, Asked};
 use denizen_tests::cast::Who;
+use denizen_tests::eventually::eventually;
 use denizen_tests::pod::Wiring;
 use serde_json::json;
 
@@ -133,11 +134,11 @@ fn a_watch_that_breaks_goes_on_where_it_was() -> Result<()> {
         stage.api.cut_watches();
         stage.put_web("web", 10, &[who])?;
         stage.until_answered(10, who).with_context(|| format!("round {round}"))?;
-        eventually("the Node is watched again", || Ok(node_watches().len() > before))?;
+        eventually("the Node is watched again", BOUND, || Ok(node_watches().len() > before))?;
     }
     // Each time longer, so that one watch lasts until its bookmark comes.
     let (mut cut, mut patience) = (Instant::now(), Duration::from_millis(100));
-    eventually("a bookmark counts", || {
+    eventually("a bookmark counts", BOUND, || {
         if cut.elapsed() > patience {
             (cut, patience) = (Instant::now(), 2 * patience);
             stage.api.cut_watches();
@@ -158,7 +159,7 @@ fn a_watch_that_is_too_old_is_listed_anew() -> Result<()> {
     let agent = stage.start_agent()?;
     stage.until_answered(11, Who::Bridged)?;
     stage.api.expire_watches();
-    eventually("services are listed again", || Ok(lists(&asked(&stage, "services")) > 1))?;
+    eventually("services are listed again", BOUND, || Ok(lists(&asked(&stage, "services")) > 1))?;
     stage.put_web("web", 10, &[Who::Bridged])?;
     stage.until_answered(10, Who::Bridged)?;
     change_behind_its_back(&mut stage)?;
@@ -181,7 +182,7 @@ fn what_is_gone_is_known_only_from_a_whole_list() -> Result<()> {
         stage.api.behave(|manners| manners.breaks_lists = usize::MAX);
         let before = stage.api.asked().len();
         stage.go_on()?;
-        eventually("lists are tried", || {
+        eventually("lists are tried", BOUND, || {
             let since = &stage.api.asked()[before..];
             let of = |resource: &str| {
                 let tried: Vec<Asked> =
@@ -227,7 +228,7 @@ fn no_service_before_every_first_list_and_pods_at_once() -> Result<()> {
         let expected = json!([for_what]);
         move || Ok(agent.status().is_ok_and(|status| status["waitingFor"] == expected))
     };
-    eventually("all but the slices are known", waits("endpoint slices"))?;
+    eventually("all but the slices are known", BOUND, waits("endpoint slices"))?;
     assert_eq!(agent.status()?["pods"], 2, "the pods are programmed");
     stage.until_unknown(10)?;
     stage.api.behave(|manners| manners.silent = Vec::new());
@@ -322,7 +323,7 @@ fn pods_are_programmed(stage: &Stage<ApiServer>, agent: &Agent) -> Result<()> {
         let pod = stage.cast.cluster.add_pod(&format!("p{round}"), Wiring::Bridged)?;
         assert_eq!(agent.status()?["pods"], 3, "the two of the cast, and this one");
         pod.detach(&stage.cast.cluster.world.node)?;
-        eventually("it is forgotten", || Ok(agent.status()?["pods"] == 2))?;
+        eventually("it is forgotten", BOUND, || Ok(agent.status()?["pods"] == 2))?;
     }
     Ok(())
 }

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
 use denizen_tests::api::Asked;
-use denizen_tests::api::stage::{Stage, eventually};
+use denizen_tests::api::stage::{BOUND, Stage};
 use denizen_tests::cast::Who;
 use denizen_tests::conf::documents;
+use denizen_tests::eventually::eventually;
 use serde_json::Value;
 
 /// An API group, a resource in it, and what is done with it.
@@ -62,7 +63,7 @@ fn the_role_permits_what_is_asked_for_and_nothing_else() -> Result<()> {
     let _agent = stage.start_agent()?;
     stage.until_answered(10, Who::Routed)?;
     let permitted = permitted()?;
-    eventually("everything that is permitted is asked for", || {
+    eventually("everything that is permitted is asked for", BOUND, || {
         let asked = stage.api.asked();
         let asked: BTreeSet<Right> = asked.iter().map(right).collect::<Result<_>>()?;
         let more: Vec<_> = asked.difference(&permitted).collect();

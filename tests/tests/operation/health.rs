@@ -15,6 +15,7 @@ use denizen_tests::cast::{Cast, PORT as PORT_OF_PODS, Who, is_local, service_ips
 use denizen_tests::cluster::{Cluster, NODE};
 use denizen_tests::conf;
 use denizen_tests::contained::Contained;
+use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::flood::Flood;
 use denizen_tests::http::{Reply, fetch, url};
 use denizen_tests::manifest::{self, Port};
@@ -34,16 +35,8 @@ fn ask(cluster: &Cluster, path: &str) -> Result<Reply> {
 
 /// Asks until the answer has this status.
 fn until(cluster: &Cluster, path: &str, status: u16) -> Result<Value> {
-    let started = Instant::now();
-    loop {
-        let reply = ask(cluster, path);
-        if let Ok(reply) = &reply
-            && reply.status == status
-        {
-            return reply.json();
-        }
-        ensure!(started.elapsed() < BOUND, "{path}: still {reply:?} after {BOUND:?}");
-    }
+    let has_status = |reply: &Result<Reply>| reply.as_ref().is_ok_and(|it| it.status == status);
+    observed(&format!("{status} at {path}"), BOUND, || Ok(ask(cluster, path)), has_status)??.json()
 }
 
 fn this_node() -> Value {
@@ -137,7 +130,6 @@ fn a_run_directory_that_is_removed_comes_back_with_all_that_was_in_it() -> Resul
     ];
     for (what, remove) in removals {
         remove()?;
-        let started = Instant::now();
         let is_back = || -> Result<()> {
             let status = agent.status()?;
             ensure!(status["errors"] == json!([]), "{status}");
@@ -145,10 +137,7 @@ fn a_run_directory_that_is_removed_comes_back_with_all_that_was_in_it() -> Resul
             ensure!(state.attachments.len() == pods.len(), "{state:?}");
             Ok(())
         };
-        while let Err(error) = is_back() {
-            ensure!(started.elapsed() < BOUND, "{what}: {error:#}");
-            thread::sleep(Duration::from_millis(50));
-        }
+        observed(&format!("back: {what}"), BOUND, || Ok(is_back()), Result::is_ok)??;
         assert_eq!(ask(&cluster, "/livez")?.status, 200);
         // Its ADD waits for the agent, which it finds by the socket.
         pods.push(cluster.add_pod(what, Wiring::Bridged)?);
@@ -287,10 +276,9 @@ fn ten_thousand_hostile_connections_keep_no_probe_waiting() -> Result<()> {
     cast.cluster.manifests.put("web", &web)?;
     let agent = cast.cluster.start_agent()?;
     let probers = probers(&cast)?;
-    let started = Instant::now();
-    while probers.iter().any(|prober| prober.ask().is_err()) {
-        ensure!(started.elapsed() < BOUND, "not served before the attack");
-    }
+    eventually("served before the attack", BOUND, || {
+        Ok(probers.iter().all(|prober| prober.ask().is_ok()))
+    })?;
     let [v4, v6] = ["192.168.0.2", "2001:db8::1"].map(ip);
     let clients = [
         (&cast.bridged.netns, SocketAddr::new(v4, PORT)),
@@ -340,10 +328,7 @@ fn health_is_served_where_it_is_asked_for() -> Result<()> {
             fetch(&cluster.world.client, &url(ip(address), port, "/livez"), &[])
         };
         for address in served {
-            let started = Instant::now();
-            while live(address, 8000).is_err() {
-                ensure!(started.elapsed() < BOUND, "{flag}: {:?}", live(address, 8000));
-            }
+            observed(flag, BOUND, || Ok(live(address, 8000)), Result::is_ok)??;
         }
         for address in ["192.168.0.2", "192.168.1.2", "2001:db8::1"] {
             let answers = [8000, PORT].map(|port| live(address, port));

@@ -4,10 +4,11 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
 use denizen_tests::cast::{Cast, PORT, Who, service_ips};
 use denizen_tests::cluster::{Cluster, OTHER_NODE};
+use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::manifest::{Port, service, slice};
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::{Pod, Wiring};
@@ -29,13 +30,8 @@ fn until(
     now: impl Fn(&Outcome) -> bool,
 ) -> Result<Duration> {
     let started = Instant::now();
-    loop {
-        let outcome = cast.ask(who, to, Protocol::Tcp)?;
-        if now(&outcome) {
-            return Ok(started.elapsed());
-        }
-        ensure!(started.elapsed() < BOUND, "still {outcome:?} after {BOUND:?}");
-    }
+    observed("as expected", BOUND, || cast.ask(who, to, Protocol::Tcp), now)?;
+    Ok(started.elapsed())
 }
 
 #[test]
@@ -110,10 +106,11 @@ fn a_pod_is_local_from_add_to_del() -> Result<()> {
         let netns = Netns::new(&format!("live-pod-{name}2"))?;
         let stranger = Pod::wire(node, netns, &format!("{name}2"), wiring, &addresses)?;
         for ip in service_ips(10) {
-            let (to, started) = (SocketAddr::new(ip, 80), Instant::now());
-            while Probe::tcp(to).ask_in(&stranger.netns).seen() == stranger.address_like(ip) {
-                assert!(started.elapsed() < BOUND, "{wiring:?}: still local {BOUND:?} after DEL");
-            }
+            let probe = Probe::tcp(SocketAddr::new(ip, 80));
+            eventually("no local pod any more", BOUND, || {
+                Ok(probe.ask_in(&stranger.netns).seen() != stranger.address_like(ip))
+            })
+            .with_context(|| format!("{wiring:?}"))?;
         }
     }
     Ok(())
@@ -158,10 +155,7 @@ fn one_change_is_a_small_transaction() -> Result<()> {
     );
     let before = pods_of(&agent)?;
     let pod = cast.cluster.add_pod("late", Wiring::Routed)?;
-    let started = Instant::now();
-    while pods_of(&agent)? != before + 1 {
-        ensure!(started.elapsed() < BOUND, "the agent does not see the new pod");
-    }
+    observed("one pod more", BOUND, || pods_of(&agent), |pods| *pods == before + 1)?;
     let changes = settled(&monitor, node)?;
     eprintln!("a pod, as {} changes:\n{}", changes.len(), changes.join("\n"));
     assert!((1..=8).contains(&changes.len()), "one pod in each family");

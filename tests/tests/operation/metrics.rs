@@ -1,10 +1,11 @@
 //! `/metrics`, scraped by curl: it is OpenMetrics, and its values move with what happens.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::cast::{Cast, PORT, Who};
 use denizen_tests::cluster::Cluster;
+use denizen_tests::eventually::observed;
 use denizen_tests::http::{fetch, url};
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::Netns;
@@ -35,14 +36,7 @@ fn value(text: &str, series: &str) -> Result<f64> {
 }
 
 fn until(node: &Netns, series: &str, now: impl Fn(f64) -> bool) -> Result<f64> {
-    let started = Instant::now();
-    loop {
-        let found = value(&scrape(node)?, series)?;
-        if now(found) {
-            return Ok(found);
-        }
-        ensure!(started.elapsed() < BOUND, "{series} is still {found}");
-    }
+    observed(series, BOUND, || value(&scrape(node)?, series), |value| now(*value))
 }
 
 #[test]

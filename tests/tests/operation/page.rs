@@ -1,11 +1,12 @@
 //! The page for people, in a real browser.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use denizen_tests::cast::{Cast, PORT, Who, service_ips};
 use denizen_tests::cluster::Cluster;
+use denizen_tests::eventually::observed;
 use denizen_tests::http::{fetch, url};
 use denizen_tests::manifest::{self, Port};
 use denizen_tests::netns::Netns;
@@ -49,14 +50,9 @@ fn browse(cast: &Cast, url: &str, picture: Option<(&Path, &str)>) -> Result<Stri
 }
 
 fn until(node: &Netns, path: &str, part: &str) -> Result<String> {
-    let started = Instant::now();
-    loop {
-        let reply = fetch(node, &page(path), &[])?;
-        if reply.body.contains(part) {
-            return Ok(reply.body);
-        }
-        ensure!(started.elapsed() < BOUND, "no {part} in {reply:?}");
-    }
+    let ask = || fetch(node, &page(path), &[]);
+    let reply = observed(&format!("{part} at {path}"), BOUND, ask, |it| it.body.contains(part))?;
+    Ok(reply.body)
 }
 
 /// A page of somewhere else may have its own name lead here (DNS rebinding), and read what the

@@ -10,6 +10,7 @@ use denizen_tests::agent::{Agent, STARTING};
 use denizen_tests::cast::{Cast, Who, every_protocol, every_way, service_ips};
 use denizen_tests::cluster::Cluster;
 use denizen_tests::effort;
+use denizen_tests::eventually::eventually;
 use denizen_tests::lasting::{self, ECHO, Lasting};
 use denizen_tests::load::Load;
 use denizen_tests::manifest::{Port, service};
@@ -183,9 +184,6 @@ fn without_manifests(label: &str) -> Result<Blind> {
     let aside = cluster.world.folder().join("manifests-aside");
     std::fs::rename(cluster.manifests.folder(), &aside)?;
     let agent = Agent::spawn(&cluster.world.node, cluster.settings())?;
-    let started = Instant::now();
-    while agent.status().is_err() {
-        ensure!(started.elapsed() < STARTING, "it does not answer: {}", agent.log());
-    }
+    eventually("answering", STARTING, || Ok(agent.status().is_ok()))?;
     Ok(Blind { agent, _before: before, cluster, aside })
 }

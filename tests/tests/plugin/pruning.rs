@@ -3,14 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result};
 use denizen_shared::state::{Attachment, AttachmentId, RunDir};
 use denizen_tests::agent::Agent;
 use denizen_tests::cast::{PORT, is_local, service_ips};
 use denizen_tests::cluster::Cluster;
+use denizen_tests::eventually::observed;
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::{Pod, Wiring};
@@ -36,19 +36,11 @@ fn records(run_dir: &Path) -> Result<BTreeSet<String>> {
 /// Waits until exactly these attachments are recorded, and the agent has programmed as many.
 fn only(cluster: &Cluster, agent: &Agent, expected: &[&str]) -> Result<()> {
     let expected: BTreeSet<String> = expected.iter().map(|name| (*name).to_owned()).collect();
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let found = records(cluster.run_dir())?;
-        let programmed = agent.status()?["pods"].as_u64().unwrap_or_default();
-        if found == expected && programmed == expected.len() as u64 {
-            return Ok(());
-        }
-        ensure!(
-            Instant::now() < deadline,
-            "{found:?} ({programmed} programmed) are not {expected:?}"
-        );
-        thread::sleep(Duration::from_millis(20));
-    }
+    let look = || Ok((records(cluster.run_dir())?, agent.status()?["pods"].as_u64()));
+    let wanted = (expected.clone(), Some(expected.len() as u64));
+    observed("recorded and programmed alone", PATIENCE, look, |found| *found == wanted)
+        .with_context(|| format!("expected {expected:?}"))?;
+    Ok(())
 }
 
 /// Ends the pod as a crash of everything around it does: its links go with its namespace, and
@@ -78,11 +70,8 @@ fn a_pod_that_nobody_deleted_is_forgotten_and_no_other() -> Result<()> {
     let left = [&plain, &renamed, &readdressed, &moved].map(Pod::attachment);
     let mut left: Vec<&str> = left.iter().map(String::as_str).collect();
     left.push(&without);
-    let deadline = Instant::now() + PATIENCE;
-    while records(cluster.run_dir())?.contains(&crashed.attachment()) {
-        ensure!(Instant::now() < deadline, "{} is still recorded", crashed.attachment());
-        thread::sleep(Duration::from_millis(20));
-    }
+    let all = || records(cluster.run_dir());
+    observed("forgotten", PATIENCE, all, |all| !all.contains(&crashed.attachment()))?;
     assert_eq!(records(cluster.run_dir())?, left.iter().map(|it| (*it).to_owned()).collect());
     assert!(is_local(&plain));
     let log = agent.log();
@@ -101,20 +90,18 @@ fn a_renamed_veth_and_a_moved_port_are_followed() -> Result<()> {
     let rename = |from: &str, to: &str| node.ip(&format!("link set {from} name {to}"));
     let placed = |pod: &Pod, link: &str, input: &str| -> Result<()> {
         let id = AttachmentId(pod.attachment());
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+        let record = || -> Result<Option<Attachment>> {
             let state = RunDir::open(cluster.run_dir())?.read()?;
-            let record = state.and_then(|mut state| state.attachments.remove(&id));
-            let is = record.as_ref().is_some_and(|record| {
+            Ok(state.and_then(|mut state| state.attachments.remove(&id)))
+        };
+        let is_placed = |record: &Option<Attachment>| {
+            let at = |record: &Attachment| {
                 let name = record.host_interface.as_ref().map(|it| it.name.as_str());
                 name == Some(link) && record.input_interface() == Some(input)
-            });
-            if is && is_local(pod) {
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "not at {link}: {record:?}");
-            thread::sleep(Duration::from_millis(20));
-        }
+            };
+            record.as_ref().is_some_and(at) && is_local(pod)
+        };
+        observed(&format!("at {link}"), PATIENCE, record, is_placed).map(drop)
     };
     rename(routed.host_interface(), "new-name")?;
     placed(&routed, "new-name", "new-name")?;

@@ -3,11 +3,12 @@
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::cast::{Cast, PORT, Who, service_ips};
+use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::http::{Reply, fetch, url};
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::{Probe, Protocol};
@@ -47,14 +48,7 @@ fn ask(cast: &Cast, address: IpAddr, port: u16) -> Result<Reply> {
 
 /// Asks until `now` holds of the answer, or of there being none.
 fn until(cast: &Cast, address: IpAddr, now: impl Fn(&Result<Reply>) -> bool) -> Result<()> {
-    let started = Instant::now();
-    loop {
-        let reply = ask(cast, address, CHECK);
-        if now(&reply) {
-            return Ok(());
-        }
-        ensure!(started.elapsed() < BOUND, "still {reply:?} after {BOUND:?}");
-    }
+    observed("as expected", BOUND, || Ok(ask(cast, address, CHECK)), now).map(drop)
 }
 
 fn says(status: u16, weight: usize) -> impl Fn(&Result<Reply>) -> bool {
@@ -187,11 +181,10 @@ fn a_port_is_served_where_node_ports_are() -> Result<()> {
     let late = url(ip("192.168.1.9"), CHECK, "/");
     for (change, wanted) in [("add", true), ("del", false), ("add", true)] {
         node.ip(&format!("addr {change} 192.168.1.9/32 dev eth0"))?;
-        let started = Instant::now();
         // As the node itself: the fabric does not know the way to this address.
-        while fetch(node, &late, &["--connect-timeout", "1"]).is_ok() != wanted {
-            ensure!(started.elapsed() < BOUND, "{change}: still not {wanted}");
-        }
+        eventually(&format!("served after {change}: {wanted}"), BOUND, || {
+            Ok(fetch(node, &late, &["--connect-timeout", "1"]).is_ok() == wanted)
+        })?;
     }
     Ok(())
 }
@@ -212,10 +205,7 @@ fn a_port_that_is_taken_is_named_and_tried_again() -> Result<()> {
     }
     drop(squatter);
     until(&cast, address, says(200, 1))?;
-    let started = Instant::now();
-    while agent.status()?["errors"] != json!([]) {
-        ensure!(started.elapsed() < BOUND, "{}", agent.status()?);
-    }
+    agent.until("without errors", BOUND, |status| status["errors"] == json!([]))?;
     Ok(())
 }
 
@@ -271,11 +261,11 @@ fn slow_clients_hold_nobody_up() -> Result<()> {
         slow.context("more connections than are served at a time, fewer than the kernel keeps")?;
     manifests.put("web", &balanced(&cast, "web", 10, &[Who::Routed, Who::Bridged])?)?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
-    let started = Instant::now();
     let bridged = cast.address(Who::Bridged, to.ip())?;
-    while cast.ask(Who::Outside, to, Protocol::Tcp)?.endpoint().map(|at| at.ip()) != Some(bridged) {
-        ensure!(started.elapsed() < BOUND, "the change does not take effect");
-    }
+    eventually("changed", BOUND, || {
+        let outcome = cast.ask(Who::Outside, to, Protocol::Tcp)?;
+        Ok(outcome.endpoint().map(|at| at.ip()) == Some(bridged))
+    })?;
     let reply = fetch(client, &url(address, CHECK, "/"), &["--max-time", "60"])?;
     assert!(says(200, 2)(&Ok(reply)));
     drop(slow);

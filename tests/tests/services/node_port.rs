@@ -2,10 +2,11 @@
 //! answer.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use denizen_tests::cast::{Cast, EVERYONE, PORT, PROTOCOLS, Who, every_protocol, service_ips};
+use denizen_tests::eventually::observed;
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::{Outcome, Protocol};
 use denizen_tests::world::ip;
@@ -128,14 +129,8 @@ fn node_ports_follow_the_nodes_addresses() -> Result<()> {
     let node = &fixture.cast.cluster.world.node;
     let to = (ip("192.168.0.99"), NODE_PORT).into();
     let is = |wanted: fn(&Outcome) -> bool| -> Result<()> {
-        let started = Instant::now();
-        loop {
-            let outcome = fixture.cast.ask(Who::Outside, to, Protocol::Tcp)?;
-            if wanted(&outcome) {
-                return Ok(());
-            }
-            ensure!(started.elapsed() < SOON, "still {outcome:?}: {}", fixture.agent.log());
-        }
+        let ask = || fixture.cast.ask(Who::Outside, to, Protocol::Tcp);
+        observed("followed", SOON, ask, wanted).map(drop)
     };
     node.ip("addr add 192.168.0.99/24 dev eth0")?;
     is(|outcome| outcome.endpoint().is_some())?;

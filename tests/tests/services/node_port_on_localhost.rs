@@ -5,14 +5,15 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::binary;
 use denizen_tests::cast::{Cast, PORT, Who};
 use denizen_tests::cluster::serve;
 use denizen_tests::contained::{Contained, container};
+use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::{Netns, checked};
 use denizen_tests::probe::{Outcome, Probe, Protocol};
@@ -118,11 +119,9 @@ fn kept_out_after_a_run_that_opened_it(label: &str, first: &[&str], then: &[&str
     assert!(is_open(node)?, "it is needed");
     assert_eq!(intrude(&cast)?, Outcome::Dropped);
     let agent = run(then)?;
-    let started = Instant::now();
-    while node.output("ipset", &["list", "-n"])?.contains("DENIZEN-")
-        && !then.contains(&"--backend=iptables")
-    {
-        ensure!(started.elapsed() < BOUND, "iptables' rules stay: {}", agent.log());
+    if !then.contains(&"--backend=iptables") {
+        let sets = || node.output("ipset", &["list", "-n"]);
+        observed("rid of iptables' sets", BOUND, sets, |sets| !sets.contains("DENIZEN-"))?;
     }
     assert_eq!(intrude(&cast)?, Outcome::Dropped, "after the start that needs it no more");
     assert!(!is_open(node)?, "it was denizen's own doing: {}", agent.log());
@@ -190,10 +189,7 @@ fn localhost_is_not_opened_before_the_rules_are_there() -> Result<()> {
         (cast.cluster.manifests.folder(), cast.cluster.world.folder().join("aside"));
     fs::rename(manifests, &aside)?;
     let mut agent = Agent::spawn(node, settings)?;
-    let started = Instant::now();
-    while agent.status().is_err() {
-        ensure!(started.elapsed() < BOUND, "it does not answer: {}", agent.log());
-    }
+    eventually("answering", BOUND, || Ok(agent.status().is_ok()))?;
     assert!(!is_open(node)?, "{}", agent.status()?);
     fs::rename(&aside, manifests)?;
     agent.wait_programmed(BOUND)?;

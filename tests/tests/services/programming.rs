@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use denizen_tests::agent::{Agent, programmed};
 use denizen_tests::cast::{Who, service_ips};
+use denizen_tests::eventually::eventually;
 use denizen_tests::probe::Protocol::Tcp;
 use serde_json::json;
 
@@ -68,10 +69,7 @@ fn a_restart_keeps_the_rules_until_all_is_known() -> Result<()> {
     let aside = cast.cluster.world.folder().join("aside");
     fs::rename(manifests, &aside)?;
     let mut agent = Agent::spawn(&cast.cluster.world.node, cast.cluster.settings())?;
-    let started = Instant::now();
-    while agent.status().is_err() {
-        ensure!(started.elapsed() < SOON, "{}", agent.log());
-    }
+    eventually("answering", SOON, || Ok(agent.status().is_ok()))?;
     assert_eq!(agent.status()?["synced"], json!(false), "nothing is known yet");
     for _ in 0..20 {
         for like in service_ips(10) {

@@ -4,12 +4,13 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::cast::{Cast, PORT, Who, every_way, service_ips};
 use denizen_tests::effort;
+use denizen_tests::eventually::eventually;
 use denizen_tests::iptables::{self, Variant};
 use denizen_tests::lasting::{self, Lasting};
 use denizen_tests::load::Load;
@@ -65,16 +66,6 @@ impl Scene {
     }
 }
 
-/// Waits until `holds`.
-fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
-    let started = Instant::now();
-    while !holds()? {
-        ensure!(started.elapsed() < BOUND, "{what}: not after {BOUND:?}");
-        thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
-}
-
 /// Everything that others do to the chains before the next look is one drift; twice a minute is
 /// forgiven.
 fn changes_are_repaired(label: &str, variant: Variant) -> Result<()> {
@@ -87,7 +78,7 @@ fn changes_are_repaired(label: &str, variant: Variant) -> Result<()> {
     ensure!(sets.lines().count() == 4, "two pods of two families: {sets}");
     let mut streams = scene.lasting()?;
     let repaired = |count: u64| {
-        until(&format!("repair {count}"), || {
+        eventually(&format!("repair {count}"), BOUND, || {
             let status = agent.status()?;
             Ok(scene.dump(variant)? == expected
                 && iptables::sets(node)? == sets
@@ -199,7 +190,7 @@ fn restarts_change_nothing(label: &str, variant: Variant, mode: &str) -> Result<
     let expected = scene.dump(variant)?;
     let mut streams = scene.lasting()?;
     let load = scene.load()?;
-    until("packets", || {
+    eventually("packets", BOUND, || {
         let text = variant.counted(scene.node())?;
         Ok(counters(&text)
             .iter()
@@ -260,11 +251,11 @@ fn backends_change(label: &str, variant: Variant) -> Result<()> {
     for _ in 0..effort::times(20, 2) {
         agent.terminate()?;
         agent = scene.start(variant.flags())?;
-        until("denizen's tables are gone", || Ok(!tables()?.contains(" denizen")))?;
+        eventually("denizen's tables are gone", BOUND, || Ok(!tables()?.contains(" denizen")))?;
         ensure!(scene.dump(variant)?.contains("KUBE-SVC-"), "rules");
         agent.terminate()?;
         agent = scene.start(nftables())?;
-        until("chains and sets are gone", || {
+        eventually("chains and sets are gone", BOUND, || {
             let chains = scene.dump(variant)?.contains("KUBE-");
             Ok(!chains && scene.node().output("ipset", &["list", "-n"])?.is_empty())
         })?;

@@ -94,18 +94,6 @@ fn chain(number: u8) -> String {
     service_chain(&format!("default/{}:http", name(number)))
 }
 
-fn until(agent: &Agent, what: &str, so: impl Fn(&Value) -> bool) -> Result<Value> {
-    let started = Instant::now();
-    loop {
-        let status = agent.status()?;
-        if so(&status) {
-            return Ok(status);
-        }
-        ensure!(started.elapsed() < BOUND, "never: {what}: {status}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
 /// The held chains of both families are named, and nothing else is wrong.
 fn are_named(status: &Value, held: &[u8]) -> bool {
     let errors: Vec<&str> =
@@ -123,7 +111,7 @@ fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
     let scene = Scene::set(label, variant)?;
     scene.hold()?;
     let agent = scene.start()?;
-    until(&agent, "named", |status| are_named(status, &HELD))?;
+    agent.until("named", BOUND, |status| are_named(status, &HELD))?;
     scene.all_but_held_are_served()?;
     let healthz = url(ip("127.0.0.1"), 10256, "/healthz");
     let health = fetch(&scene.cast.cluster.world.node, &healthz, &[])?;
@@ -131,13 +119,13 @@ fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
     agent.terminate()?;
     scene.all_but_held_are_served()?;
     let agent = scene.start()?;
-    until(&agent, "named anew", |status| are_named(status, &HELD))?;
+    agent.until("named anew", BOUND, |status| are_named(status, &HELD))?;
     scene.all_but_held_are_served()?;
     // A service that comes, and one that goes.
     let more = scene.cast.service("more", 30, &HTTP, &[Who::Remote])?;
     scene.cast.cluster.manifests.put("more", &more)?;
     scene.cast.cluster.manifests.remove(&name(10))?;
-    until(&agent, "one comes, one goes", |status| {
+    agent.until("one comes, one goes", BOUND, |status| {
         let served = scene.are_served([10, 30]).unwrap_or_default();
         are_named(status, &HELD)
             && served.iter().all(|(n, is)| *is == (*n == 30))
@@ -146,7 +134,7 @@ fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
     let said = |what: &str| agent.log().matches(what).count();
     let (told, taken) = (said("all else is written"), said("taken now"));
     scene.free()?;
-    let status = until(&agent, "taken", |status| status["errors"] == json!([]))?;
+    let status = agent.until("taken", BOUND, |status| status["errors"] == json!([]))?;
     ensure!(status["driftRepaired"] == 0, "{status}");
     let served = scene.are_served(HELD)?;
     ensure!(served.iter().all(|(_, is)| *is), "{served:?}");
@@ -170,21 +158,21 @@ fn an_update_heals(label: &str, variant: Variant) -> Result<()> {
     let scene = Scene::set(label, variant)?;
     scene.hold()?;
     let agent = scene.start()?;
-    until(&agent, "named", |status| are_named(status, &HELD))?;
+    agent.until("named", BOUND, |status| are_named(status, &HELD))?;
     let number = HELD[0];
     let renamed = [Port::tcp("web", 80, PORT)];
     let objects =
         scene.cast.service(&name(number), number, &renamed, &[Who::Routed, Who::Remote])?;
     scene.cast.cluster.manifests.put(&name(number), &objects)?;
     let gone = format!("-X {}", chain(number));
-    until(&agent, "served", |status| {
+    agent.until("served", BOUND, |status| {
         let served = scene.are_served([number]).unwrap_or_default();
         !served.is_empty()
             && served.iter().all(|(_, is)| *is)
             && status["errors"].to_string().matches(&gone).count() == 2
     })?;
     scene.free()?;
-    until(&agent, "no errors", |status| status["errors"] == json!([]))?;
+    agent.until("no errors", BOUND, |status| status["errors"] == json!([]))?;
     let rules = variant.dump(&scene.cast.cluster.world.node)?;
     ensure!(!rules.contains(&chain(number)), "{rules}");
     let served = scene.are_served(NUMBERS)?;
@@ -237,7 +225,7 @@ fn taken_over_in_place(label: &str, variant: Variant) -> Result<()> {
     }
     scene.all_but_held_are_served()?;
     scene.free()?;
-    until(&agent, "taken", |status| status["errors"] == json!([]))?;
+    agent.until("taken", BOUND, |status| status["errors"] == json!([]))?;
     let served = scene.are_served(NUMBERS)?;
     ensure!(served.iter().all(|(_, is)| *is), "{served:?}");
     Ok(())

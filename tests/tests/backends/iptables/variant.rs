@@ -2,17 +2,19 @@
 //! operator's word above all.
 
 use std::net::SocketAddr;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::cast::{Who, service_ips};
 use denizen_tests::cluster::Cluster;
+use denizen_tests::eventually::eventually;
 use denizen_tests::iptables::Variant;
 use denizen_tests::lasting::{self, Lasting};
 use denizen_tests::netns::Netns;
 use serde_json::Value;
+
+const BOUND: Duration = Duration::from_secs(60);
 
 /// The program that makes a chain where only one family has it.
 fn ip6tables(node: &Netns, variant: Variant, arguments: &[&str]) -> Result<()> {
@@ -126,7 +128,7 @@ fn where_nothing_tells_it_is_nft() -> Result<()> {
     let mut settings = cluster.settings();
     settings.flags.push("--backend=nftables".to_owned());
     let agent = Agent::start(node, settings)?;
-    until("chains are gone", || Ok(!Variant::Nft.dump(node)?.contains("KUBE-")))?;
+    eventually("chains are gone", BOUND, || Ok(!Variant::Nft.dump(node)?.contains("KUBE-")))?;
     agent.terminate()?;
     ensure!(legacy(node)?.is_empty(), "made: {}", legacy(node)?);
     Ok(())
@@ -138,16 +140,6 @@ fn the_flag_wins() -> Result<()> {
     finds("var-flag-l", nft, &["--iptables-variant=legacy"], Variant::Legacy)?;
     let legacy = |node: &Netns| Variant::Legacy.run(node, "-t mangle -N KUBE-IPTABLES-HINT");
     finds("var-flag-n", legacy, &["--iptables-variant=nft"], Variant::Nft)
-}
-
-fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
-    const BOUND: Duration = Duration::from_secs(60);
-    let started = Instant::now();
-    while !holds()? {
-        ensure!(started.elapsed() < BOUND, "{what}: not after {BOUND:?}");
-        thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
 }
 
 /// The rules of the one serve until those of the other are there, and then go: left behind, they
@@ -173,7 +165,9 @@ fn another_variant_at_a_restart_leaves_nothing_behind() -> Result<()> {
     for (next, last) in [(Variant::Nft, Variant::Legacy), (Variant::Legacy, Variant::Nft)] {
         agent.terminate()?;
         agent = start(next)?;
-        until("the other's chains are gone", || Ok(!last.dump(node)?.contains("KUBE-")))?;
+        eventually("the other's chains are gone", BOUND, || {
+            Ok(!last.dump(node)?.contains("KUBE-"))
+        })?;
         uses(node, &agent, next, true)?;
     }
     let tally = load.stop()?;

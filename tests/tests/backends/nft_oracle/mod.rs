@@ -6,10 +6,11 @@
 mod feature;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
+use denizen_tests::eventually::eventually;
 use denizen_tests::netns::Netns;
 use denizen_tests::ruleset;
 use serde_json::Value;
@@ -133,13 +134,8 @@ fn repairs(agent: &Agent) -> Result<u64> {
 
 /// Waits until more repairs were counted than before.
 fn repaired(at: &Netns, what: &str, agent: &Agent, before: u64) -> Result<()> {
-    let started = Instant::now();
-    while repairs(agent)? <= before {
-        let listed = || at.output("nft", &["list", "ruleset"]).unwrap_or_default();
-        ensure!(started.elapsed() < BOUND, "{what}: not repaired in {BOUND:?}:\n{}", listed());
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
+    eventually(what, BOUND, || Ok(repairs(agent)? > before))
+        .with_context(|| at.output("nft", &["list", "ruleset"]).unwrap_or_default())
 }
 
 /// Ways to spoil one family's table, in nft's language.

@@ -5,13 +5,13 @@ mod nftables;
 
 use std::net::SocketAddr;
 use std::process::{Child, Command};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::cast::{Cast, PORT, Who, service_ips};
+use denizen_tests::eventually::eventually;
 use denizen_tests::http::{fetch, url};
 use denizen_tests::iptables::Variant;
 use denizen_tests::kube_proxy::{KubeProxy, Served};
@@ -95,15 +95,6 @@ impl Scene {
     }
 }
 
-fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
-    let started = Instant::now();
-    while !holds()? {
-        ensure!(started.elapsed() < BOUND, "{what}: not after {BOUND:?}");
-        thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
-}
-
 fn nftables() -> Vec<String> {
     vec!["--backend=nftables".to_owned()]
 }
@@ -141,13 +132,15 @@ fn taken_over(label: &str, variant: Variant) -> Result<()> {
     unnoticed(&scene, &mut streams, "both write", || {
         write()?;
         ensure!(!scene.is_denizens()?, "written over: {}", scene.rules()?);
-        until("repaired", || Ok(agent.status()?["driftRepaired"] == 1))
+        eventually("repaired", BOUND, || Ok(agent.status()?["driftRepaired"] == 1))
     })?;
     ensure!(kube_proxy.canaries_live()?, "kube-proxy would think that all was flushed");
     let agent = unnoticed(&scene, &mut streams, "into nftables", || {
         agent.terminate()?;
         let agent = scene.start(nftables())?;
-        until("denizen's chains are gone", || Ok(!scene.rules()?.contains("KUBE-SVC-")))?;
+        eventually("denizen's chains are gone", BOUND, || {
+            Ok(!scene.rules()?.contains("KUBE-SVC-"))
+        })?;
         Ok(agent)
     })?;
     let _agent = unnoticed(&scene, &mut streams, "back", || {
@@ -228,7 +221,7 @@ fn a_kube_proxy_that_goes_on_writing_is_noticed_and_named() -> Result<()> {
     ensure!(health()? == 200, "well before");
     for round in 1..=3 {
         kube_proxy.sync(&scene.services)?;
-        until("seen", || {
+        eventually("seen", BOUND, || {
             let status = agent.status()?;
             Ok(if round < 3 {
                 scene.is_denizens()?
@@ -240,7 +233,7 @@ fn a_kube_proxy_that_goes_on_writing_is_noticed_and_named() -> Result<()> {
     let errors = agent.status()?["errors"].to_string();
     ensure!(errors.contains("kube-proxy (process"), "{errors}");
     ensure!(errors.contains(&namesake.child.id().to_string()), "{errors}");
-    until("health is red", || Ok(health()? == 503))?;
+    eventually("health is red", BOUND, || Ok(health()? == 503))?;
     ensure!(agent.status()?["driftRepaired"] == 2, "{}", agent.status()?);
     let tally = load.stop()?;
     ensure!(tally.failed == 0, "kube-proxy's rules serve: {tally:?}");

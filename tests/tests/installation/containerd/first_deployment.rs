@@ -6,10 +6,11 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::conf::{DAEMON_SET, capabilities};
 use denizen_tests::contained::{Contained, SETTINGS, container};
 use denizen_tests::containerd::Containerd;
+use denizen_tests::eventually::eventually;
 use denizen_tests::pod::Wiring;
 use serde_json::{Value, json};
 
-use super::Node;
+use super::{Node, PATIENCE};
 
 /// A first deployment, as Kubernetes makes it: the agent starts with exactly the DaemonSet's
 /// capabilities, and pods come before it, while it runs, and while containerd goes by the list of
@@ -34,7 +35,7 @@ fn pods_that_come_while_denizen_is_being_installed_are_all_known() -> Result<()>
     // Somebody else writes the list anew, and takes the entry out with it.
     let conf = Containerd::conf_dir(&node.folder)?.join("10-pods.conflist");
     fs::write(&conf, node.cluster.chain(Wiring::Bridged).clone().without_denizen().conflist())?;
-    node.until("containerd goes by the list without denizen", || {
+    eventually("containerd goes by the list without denizen", PATIENCE, || {
         let probe = cri.run_sandbox("is-it-gone")?;
         let is_gone = node.records()?.get(&probe).is_none_or(|record| record.adopted);
         cri.stop_sandbox(&probe)?;
@@ -62,7 +63,7 @@ fn pods_that_come_while_denizen_is_being_installed_are_all_known() -> Result<()>
         cri.stop_sandbox(sandbox)?;
         cri.remove_sandbox(sandbox)?;
     }
-    node.until("all are forgotten", || Ok(node.records()?.is_empty()))?;
+    eventually("all are forgotten", PATIENCE, || Ok(node.records()?.is_empty()))?;
     agent.until("none is left", known(0))?;
     Ok(())
 }

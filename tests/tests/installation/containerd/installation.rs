@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::CNI_CACHE;
@@ -15,7 +13,8 @@ use denizen_tests::cluster::NODE;
 use denizen_tests::conf::{built, built_with_iptables, folder};
 use denizen_tests::containerd::Containerd;
 use denizen_tests::containerd::kubelet::{DaemonPod, Kubelet};
-use denizen_tests::http::{fetch, url};
+use denizen_tests::eventually::observed;
+use denizen_tests::http::{Reply, fetch, url};
 use denizen_tests::iptables::Variant;
 use denizen_tests::manifest::Port;
 use denizen_tests::pod::Wiring;
@@ -83,18 +82,13 @@ impl Installation {
 
 /// Waits until the agent has programmed everything and has nothing to complain of.
 fn until_healthy(pod: &DaemonPod) -> Result<()> {
-    let started = Instant::now();
-    loop {
-        let status = pod.status();
-        let is_healthy = |it: &Value| {
-            it["synced"] == true && it["errors"] == json!([]) && it["warnings"] == json!([])
-        };
-        if status.as_ref().is_ok_and(is_healthy) {
-            return Ok(());
-        }
-        ensure!(started.elapsed() < PATIENCE, "not healthy: {status:?}\n{}", pod.log("agent"));
-        thread::sleep(Duration::from_millis(100));
-    }
+    let is_healthy = |it: &Value| {
+        it["synced"] == true && it["errors"] == json!([]) && it["warnings"] == json!([])
+    };
+    let now = || Ok(pod.status());
+    observed("healthy", PATIENCE, now, |status| status.as_ref().is_ok_and(is_healthy))
+        .with_context(|| pod.log("agent"))?
+        .map(drop)
 }
 
 /// The capabilities of a container's first process, as the kernel counts them.
@@ -158,11 +152,9 @@ fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without
     pod.end()?;
     let pod = node.kubelet(built(&folder().join("kubernetes"))?)?.run("denizen")?;
     let host = &cast.cluster.world.node;
-    let started = Instant::now();
-    while host.output("ipset", &["list", "-n"])?.contains("DENIZEN-") {
-        ensure!(started.elapsed() < PATIENCE, "{}", pod.log("agent"));
-        thread::sleep(Duration::from_millis(100));
-    }
+    let sets = || host.output("ipset", &["list", "-n"]);
+    observed("rid of sets", PATIENCE, sets, |sets| !sets.contains("DENIZEN-"))
+        .with_context(|| pod.log("agent"))?;
     until_healthy(&pod)?;
     let left = Variant::Nft.dump(host)?;
     ensure!(!left.contains("KUBE-"), "{left}");
@@ -177,14 +169,9 @@ fn a_container_whose_run_directory_is_removed_is_not_live_until_it_is_started_an
     let cluster = &node.stage.cast.cluster;
     let until_live = |status: u16| -> Result<()> {
         let livez = url(ip("127.0.0.1"), 10256, "/livez");
-        let started = Instant::now();
-        loop {
-            match fetch(&cluster.world.node, &livez, &[]) {
-                Ok(reply) if reply.status == status => return Ok(()),
-                other => ensure!(started.elapsed() < PATIENCE, "not {status}: {other:?}"),
-            }
-            thread::sleep(Duration::from_millis(100));
-        }
+        let ask = || Ok(fetch(&cluster.world.node, &livez, &[]));
+        let has_status = |reply: &Result<Reply>| reply.as_ref().is_ok_and(|it| it.status == status);
+        observed(&format!("{status} at /livez"), PATIENCE, ask, has_status)?.map(drop)
     };
     let kubelet = node.kubelet(built(&folder().join("kubernetes"))?)?;
     let pod = kubelet.run("denizen")?;

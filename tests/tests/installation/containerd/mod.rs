@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Barrier;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_shared::state::Attachment;
@@ -21,6 +21,7 @@ use denizen_tests::cast::{PORT, service_ips};
 use denizen_tests::cluster::Cluster;
 use denizen_tests::containerd::Containerd;
 use denizen_tests::effort;
+use denizen_tests::eventually::eventually;
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::checked;
 use denizen_tests::pod::Wiring;
@@ -66,7 +67,7 @@ impl Node {
         checked(install.arg("--plugin-config").arg(wait.to_string()))?;
         // containerd takes a changed configuration within moments, and says nothing of it.
         let cri = self.containerd.cri()?;
-        self.until("containerd goes by the new chain", || {
+        eventually("containerd goes by the new chain", PATIENCE, || {
             let probe = cri.run_sandbox("is-it-there")?;
             let is_there = self.records()?.contains_key(&probe);
             cri.stop_sandbox(&probe)?;
@@ -91,15 +92,6 @@ impl Node {
             self.containerd.run_in_pod(netns, || probe.ask())
         };
         service_ips(10).into_iter().map(ask).collect()
-    }
-
-    fn until(&self, what: &str, mut so: impl FnMut() -> Result<bool>) -> Result<()> {
-        let started = Instant::now();
-        while !so()? {
-            ensure!(started.elapsed() < PATIENCE, "never: {what}");
-            thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
     }
 }
 
@@ -133,7 +125,7 @@ fn a_pod_is_recorded_known_from_its_first_packet_and_crossed_out() -> Result<()>
         cri.stop_sandbox(&sandbox)?;
         assert!(node.records()?.is_empty(), "DEL crossed it out");
         cri.remove_sandbox(&sandbox)?;
-        node.until("the agent forgets it", || Ok(pods(&agent)? == 0))?;
+        eventually("the agent forgets it", PATIENCE, || Ok(pods(&agent)? == 0))?;
     }
     assert_eq!(agent.status()?["errors"], json!([]));
     let log = node.containerd.log();
@@ -174,7 +166,7 @@ fn thirty_pods_at_once_are_all_known_and_all_crossed_out() -> Result<()> {
         pods.into_iter().try_for_each(|pod| pod.join().expect("it does not panic"))
     })?;
     assert!(node.records()?.is_empty());
-    node.until("the agent forgets them", || Ok(pods(&agent)? == 0))?;
+    eventually("the agent forgets them", PATIENCE, || Ok(pods(&agent)? == 0))?;
     assert_eq!(agent.status()?["errors"], json!([]));
     Ok(())
 }
@@ -197,6 +189,6 @@ fn pods_that_containerd_made_before_are_adopted_and_pruned() -> Result<()> {
     node.install()?;
     cri.stop_sandbox(&old)?;
     cri.remove_sandbox(&old)?;
-    node.until("its record is pruned", || Ok(node.records()?.is_empty()))?;
-    node.until("the agent forgets it", || Ok(pods(&agent)? == 0))
+    eventually("its record is pruned", PATIENCE, || Ok(node.records()?.is_empty()))?;
+    eventually("the agent forgets it", PATIENCE, || Ok(pods(&agent)? == 0))
 }

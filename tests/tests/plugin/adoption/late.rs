@@ -5,11 +5,12 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use denizen_shared::state::RunDir;
 use denizen_tests::agent::Agent;
 use denizen_tests::cast::is_local;
 use denizen_tests::effort;
+use denizen_tests::eventually::observed;
 use denizen_tests::http::{fetch, url};
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::{Pod, Wiring};
@@ -176,10 +177,7 @@ fn very_many_pods_that_came_past_the_plugin_are_found() -> Result<()> {
         ask()?;
     }
     let attached = begun.elapsed();
-    while ask()? < wanted as u64 {
-        ensure!(begun.elapsed() < 2 * PATIENCE, "{}", agent.log());
-        thread::sleep(Duration::from_millis(20));
-    }
+    observed("all are found", 2 * PATIENCE, &mut ask, |pods| *pods >= wanted as u64)?;
     let (found, cpu) = (begun.elapsed(), cpu(&agent)? - before);
     eprintln!(
         "attached in {attached:.2?}, all found after {found:.2?}, agent's CPU {cpu:.2} s, slowest status {slowest:.2?}"

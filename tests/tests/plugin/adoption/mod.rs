@@ -6,14 +6,14 @@ mod late;
 
 use std::fs;
 use std::path::PathBuf;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use denizen_shared::state::{Attachment, AttachmentId, RunDir};
 use denizen_tests::agent::{Agent, CNI_CACHE};
 use denizen_tests::cast::{PORT, is_local, service_ips};
 use denizen_tests::cluster::Cluster;
+use denizen_tests::eventually::eventually;
 use denizen_tests::manifest::Port;
 use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::server::Server;
@@ -64,17 +64,8 @@ impl Stage {
     }
 
     fn wait(&self, what: &str, agent: &Agent, so: impl Fn() -> Result<bool>) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
         // The file may be half way between two states, and then it is not so yet.
-        while !so().unwrap_or(false) {
-            ensure!(
-                Instant::now() < deadline,
-                "{what}: not so after {PATIENCE:?}:\n{}",
-                agent.log()
-            );
-            thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
+        eventually(what, PATIENCE, || Ok(so().unwrap_or(false))).with_context(|| agent.log())
     }
 }
 

@@ -6,10 +6,11 @@ use std::net::SocketAddr;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::cast::{Who, service_ips};
 use denizen_tests::conntrack::Flow;
+use denizen_tests::eventually::eventually;
 use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::probe::Protocol;
 
-use super::{Stage, until};
+use super::{BOUND, Stage};
 
 /// One flow of each protocol and family to the service, from `pod`.
 fn flows(pod: &Pod) -> Result<Vec<Flow>> {
@@ -46,7 +47,7 @@ fn masqueraded_flows_of_a_pod_that_is_found_late_are_healed() -> Result<()> {
     stage.all_are_answered_by(&others, Who::Remote)?;
     let before = stage.tracked(&others)?;
     stage.cast.cluster.remember(&pod)?;
-    until("healed", || Ok(are_seen(&late, &pod)))?;
+    eventually("healed", BOUND, || Ok(are_seen(&late, &pod)))?;
     assert_eq!(stage.tracked(&others)?, before, "nobody else's flow was touched");
     drop(agent);
     Ok(())
@@ -58,7 +59,7 @@ fn flows_of_a_pod_whose_interface_was_renamed_are_healed() -> Result<()> {
     stage.endpoints_are(&[Who::Remote])?;
     let agent = stage.start_agent()?;
     let pod = &stage.cast.routed;
-    until("known", || Ok(agent.status()?["pods"] == 2))?;
+    eventually("known", BOUND, || Ok(agent.status()?["pods"] == 2))?;
     // Those that begin between the new name and its record are masqueraded.
     let name = pod.host_interface();
     let mut begun = flows(pod)?;
@@ -68,5 +69,5 @@ fn flows_of_a_pod_whose_interface_was_renamed_are_healed() -> Result<()> {
         new.iter().for_each(|flow| drop(flow.ask()));
         begun.extend(new);
     }
-    until("healed", || Ok(are_seen(&begun, pod)))
+    eventually("healed", BOUND, || Ok(are_seen(&begun, pod)))
 }

@@ -12,6 +12,7 @@ use denizen_tests::agent::{Agent, programmed};
 use denizen_tests::cast::{Cast, PORT, Who, service_ips};
 use denizen_tests::cluster::serve;
 use denizen_tests::conntrack::{Flow, Tracked, insert};
+use denizen_tests::eventually::eventually;
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::Wiring;
@@ -56,7 +57,7 @@ impl Stage {
         let mut settings = self.cast.cluster.settings();
         settings.flags.extend_from_slice(&self.flags);
         let agent = Agent::start(self.node(), settings)?;
-        until("done with looking", || Ok(agent.status()?["flushing"] == false))?;
+        eventually("done with looking", BOUND, || Ok(agent.status()?["flushing"] == false))?;
         Ok(agent)
     }
 
@@ -107,14 +108,6 @@ impl Stage {
     }
 }
 
-fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
-    let started = Instant::now();
-    while !holds()? {
-        ensure!(started.elapsed() < BOUND, "not {what} after {BOUND:?}");
-    }
-    Ok(())
-}
-
 #[test]
 fn no_packet_goes_to_an_endpoint_that_was_replaced() -> Result<()> {
     let stage = Stage::new("ct-replace")?;
@@ -148,7 +141,7 @@ fn a_service_that_never_rests_loses_no_client() -> Result<()> {
     let before = agent.status()?["lastSync"].clone();
     let mut members = [&[Who::Remote][..], &[Who::Remote, Who::Bridged]].into_iter().cycle();
     let asked = flows.iter().map(Flow::ask);
-    until("freed, though the service goes on changing", || {
+    eventually("freed, though the service goes on changing", BOUND, || {
         let started = Instant::now();
         stage.endpoints_are(members.next().context("there is always another")?)?;
         let is_stuck = asked.clone().any(|outcome| stage.is(&outcome, Who::Routed));
@@ -237,7 +230,7 @@ fn a_local_pod_that_is_deleted() -> Result<()> {
     let untouched = others.tracked(stage.node())?;
     assert!(untouched.is_some());
     pod.detach(stage.node())?;
-    until("flushed", || {
+    eventually("flushed", BOUND, || {
         Ok(flows
             .iter()
             .map(|flow| flow.tracked(stage.node()))
@@ -269,7 +262,7 @@ fn the_second_look_catches_what_raced() -> Result<()> {
         if begun.elapsed() > Duration::from_millis(900) {
             continue;
         }
-        return until("caught", || {
+        return eventually("caught", BOUND, || {
             let all = denizen_tests::conntrack::tracked(stage.node(), Protocol::Udp)?;
             Ok(all.iter().all(|entry| entry.source != source))
         });

@@ -6,11 +6,12 @@ use std::time::Duration;
 use anyhow::Result;
 use denizen_tests::cast::{PORT, Who, service_ips};
 use denizen_tests::conntrack::Flow;
+use denizen_tests::eventually::eventually;
 use denizen_tests::iptables::Variant;
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::Protocol;
 
-use super::{Stage, until};
+use super::{BOUND, Stage};
 
 /// Everything that could become stale while nobody was there does; what did not is not looked at
 /// twice.
@@ -49,7 +50,7 @@ fn a_restart_finds_what_became_stale(label: &str, flags: Vec<String>) -> Result<
         stage.cast.service("moved", 12, &[Port { node_port: None, ..ports[0] }], &[Who::Remote])?;
     manifests.put("moved", &moved)?;
     let agent = stage.start_agent()?;
-    until("all flushed", || {
+    eventually("all flushed", BOUND, || {
         let all = stale.iter().map(|flow| flow.tracked(stage.node()));
         Ok(all.collect::<Result<Vec<_>>>()?.iter().all(Option::is_none))
     })?;

@@ -6,13 +6,12 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
 use denizen_tests::cast::{Who, every_protocol, service_ips};
 use denizen_tests::contained::Contained;
+use denizen_tests::eventually::eventually;
 use denizen_tests::flows::table::Backend;
 use denizen_tests::iptables::Variant;
 use denizen_tests::netns::Netns;
@@ -26,15 +25,6 @@ fn backend(variant: Variant) -> Backend {
         Variant::Legacy => Backend::IptablesLegacy,
         Variant::Nft => Backend::IptablesNft,
     }
-}
-
-fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
-    let started = Instant::now();
-    while !holds()? {
-        ensure!(started.elapsed() < SOON, "{what}: not after {SOON:?}");
-        thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
 }
 
 /// What of iptables' is in use in either variant has its table; so does what was only looked for,
@@ -94,7 +84,7 @@ fn harm_is_repaired(scene: &Scene, variant: Variant) -> Result<()> {
         "-t security -A FORWARD -j THEIRS",
     ];
     harms.iter().try_for_each(|harm| variant.run(node, harm))?;
-    until("repaired", || {
+    eventually("repaired", SOON, || {
         let found = variant.dump(node)?;
         Ok(found == expected && agent.status()?["driftRepaired"] == 1)
     })?;
@@ -137,7 +127,7 @@ fn without_the_flag_no_table_is_made() -> Result<()> {
     for variant in Variant::BOTH {
         let agent = scene.start(backend(variant).flags())?;
         variant.run(node, "-t nat -F KUBE-SERVICES")?;
-        until("a look", || Ok(agent.status()?["driftRepaired"] == 1))?;
+        eventually("a look", SOON, || Ok(agent.status()?["driftRepaired"] == 1))?;
         ensure!(!has_security(node)?, "{variant:?} made it");
         agent.terminate()?;
     }
@@ -188,7 +178,7 @@ fn another_variant_or_backend_leaves_nothing_behind() -> Result<()> {
                 }
                 IptablesLegacy | IptablesNft => Ok(!scene.is_programmed(last)?),
             };
-            until(&format!("{last:?} is gone"), is_gone)?;
+            eventually(&format!("{last:?} is gone"), SOON, is_gone)?;
             ensure!(scene.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{now:?}");
         }
         agent.terminate()?;
@@ -306,7 +296,7 @@ fn a_foreign_table_of_that_name_is_left_alone_and_named() -> Result<()> {
     ensure!(!scene.is_masqueraded(Who::Bridged, v4, Protocol::Tcp)?);
     ensure!(scene.is_masqueraded(Who::Bridged, v6, Protocol::Tcp)?);
     node.nft("delete table ip security")?;
-    until("no errors", || Ok(agent.status()?["errors"] == json!([])))?;
+    eventually("no errors", SOON, || Ok(agent.status()?["errors"] == json!([])))?;
     ensure!(scene.is_masqueraded(Who::Bridged, v4, Protocol::Tcp).context("once theirs is gone")?);
     Ok(())
 }

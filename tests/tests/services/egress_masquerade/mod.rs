@@ -6,7 +6,6 @@ mod rig;
 
 use std::fs;
 use std::net::SocketAddr;
-use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::programmed;
@@ -133,10 +132,8 @@ fn the_file_is_followed(backend: Backend) -> Result<()> {
         assert!(rig.is_masqueraded(Who::Routed, to, Protocol::Tcp)?);
     }
     fs::write(&rig.scene.config, "nonMasqueradeCIDRs: [203.0.113.0/33]")?;
-    let started = Instant::now();
-    while !rig.agent.status()?["errors"].to_string().contains("203.0.113.0/33") {
-        ensure!(started.elapsed() < SOON, "{}", rig.agent.status()?);
-    }
+    rig.agent
+        .until("named", SOON, |status| status["errors"].to_string().contains("203.0.113.0/33"))?;
     for to in outside() {
         assert!(rig.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "the last good one holds");
     }

@@ -3,12 +3,13 @@
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::cast::{Cast, PORT, PROTOCOLS, Who, every_protocol, service_ips};
 use denizen_tests::cluster::serve;
+use denizen_tests::eventually::eventually;
 use denizen_tests::flows::table::Backend;
 use denizen_tests::iptables::Variant;
 use denizen_tests::manifest;
@@ -126,15 +127,10 @@ impl Rig {
     }
 
     pub fn wait_masqueraded(&self, who: Who, to: SocketAddr, expected: bool) -> Result<()> {
-        let started = Instant::now();
-        while self.scene.is_masqueraded(who, to, Protocol::Tcp)? != expected {
-            ensure!(
-                started.elapsed() < SOON,
-                "{who:?} to {to}: not {expected}\n{}",
-                self.agent.log()
-            );
-        }
-        Ok(())
+        let what = format!("masqueraded, {who:?} to {to}: {expected}");
+        eventually(&what, SOON, || {
+            Ok(self.scene.is_masqueraded(who, to, Protocol::Tcp)? == expected)
+        })
     }
 }
 

@@ -1,11 +1,12 @@
 //! The other ways to tell local traffic apart: what each takes for a pod of this node, right or
 //! wrong, and that `explain` says the same.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
 use denizen_tests::cast::{Cast, Who, every_protocol, every_way, service_ips};
+use denizen_tests::eventually::eventually;
 use denizen_tests::manifest;
 use denizen_tests::server::Server;
 use serde_json::json;
@@ -85,10 +86,8 @@ fn node_cidr_follows_the_node_object() -> Result<()> {
     let mut node = manifest::node(&cast.cluster.settings().node_name, &[], "");
     node["spec"] = json!({ "podCIDRs": ["10.10.0.0/16", "fd00:10:10::/48"] });
     cast.cluster.manifests.put("node", &[node])?;
-    let changed = Instant::now();
-    while masqueraded(Who::Bridged)? {
-        ensure!(changed.elapsed() < SOON, "never programmed: {}", agent.log());
-    }
+    eventually("programmed", SOON, || Ok(!masqueraded(Who::Bridged)?))
+        .with_context(|| agent.log())?;
     assert!(masqueraded(Who::Routed)?, "its address is in no range");
     Ok(())
 }

@@ -6,17 +6,18 @@ mod beside;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, Objects, Settings};
 use denizen_tests::cast::{Cast, Who, every_protocol, service_ips};
+use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::flows::table::Backend;
 use denizen_tests::iptables::{self, Variant};
 use denizen_tests::load::Load;
 use denizen_tests::netns::Netns;
 use denizen_tests::probe::{Outcome, Protocol};
-use serde_json::json;
+use serde_json::{Value, json};
 
 const PORT_EXACT: &str = "pod-state=port-exact";
 
@@ -118,10 +119,7 @@ fn no_pod_is_a_stranger_while_the_api_is_silent(label: &str, backend: Backend) -
         settings.flags = backend.flags();
         settings.flags.push(format!("--detect-local={after}"));
         let agent = Agent::spawn(node, settings.clone())?;
-        let began = Instant::now();
-        while by_port(node, backend)? == pods {
-            ensure!(began.elapsed() < BOUND, "pods were not programmed: {}", agent.log());
-        }
+        eventually("pods are programmed", BOUND, || Ok(by_port(node, backend)? != pods))?;
         for (who, like) in [Who::Bridged, Who::Routed].into_iter().zip(service_ips(10)) {
             let outcome = cast.ask(who, SocketAddr::new(like, 80), Protocol::Tcp)?;
             assert!(!cast.was_masqueraded(who, &outcome)?, "{after}: {who:?}: {outcome:?}");
@@ -198,11 +196,9 @@ fn what_others_do_to_the_bridges_table_is_repaired_with_iptables() -> Result<()>
     ];
     for (harm, count) in harms.into_iter().zip(1..) {
         node.nft(&harm)?;
-        let began = Instant::now();
-        while table().unwrap_or_default() != expected || agent.status()?["driftRepaired"] != count {
-            let (now, status) = (table(), agent.status()?);
-            ensure!(began.elapsed() < BOUND, "{harm}: {now:?}, {status}");
-        }
+        let look = || Ok((table().unwrap_or_default(), agent.status()?["driftRepaired"].clone()));
+        let repaired = |(now, count_now): &(String, Value)| *now == expected && *count_now == count;
+        observed(&format!("repaired: {harm}"), BOUND, look, repaired)?;
     }
     agent.terminate()?;
     let program = denizen_tests::binary::ours("denizen-agent")?;
