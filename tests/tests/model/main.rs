@@ -3,8 +3,8 @@
 //! made them; and a short account of what kube-proxy's nftables mode does, with denizen's
 //! differences listed.
 //!
-//! A failure prints the shrunken world and its seed; `DENIZEN_TEST_SEED=… cargo nextest run -p
-//! denizen-tests --test model` plays that world again.
+//! A failure prints the shrunken world and a seed; `PROPTEST_RNG_SEED=… cargo nextest run -p
+//! denizen-tests --test model` plays the same worlds again.
 
 #![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
@@ -23,34 +23,40 @@ mod world;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use denizen_tests::effort;
+use proptest::strategy::Strategy;
+use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
 
 use self::agent::Agent;
 use self::compare::{compare, fates, remembers};
-use self::draw::{numbers, shrunk};
 use self::expected::expected;
 use self::reader::Reader;
 use self::services::Wildness;
-use self::world::{NUMBERS, World};
+use self::world::{World, worlds};
 
-/// Names the only world to play.
-const SEED: &str = "DENIZEN_TEST_SEED";
-
-/// Worlds that are played however little time there is.
+/// Worlds that are played at a time, and however little time there is.
 const WORLDS: u32 = 1000;
+
+/// How long a world that fails is made plainer.
+const SHRINKING: Duration = Duration::from_secs(60);
 
 #[test]
 fn explain_the_rules_and_kube_proxy_agree() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let met = RefCell::new(BTreeMap::new());
-    play(|numbers| {
-        let world = World::drawn(numbers, Wildness::Any);
-        let agent = Agent::new(&world, folder.path())?;
-        check(&world, &agent, &met).with_context(|| world.to_string())
-    })?;
+    let (started, first) = (Instant::now(), seed()?);
+    for round in 0.. {
+        if round > 0 && started.elapsed() >= effort::duration() {
+            eprintln!("{} worlds in {:?}", round * u64::from(WORLDS), started.elapsed());
+            break;
+        }
+        play(WORLDS, first.wrapping_add(round), SHRINKING, worlds(Wildness::Any), |world| {
+            check(world, &Agent::new(world, folder.path())?, &met)
+        })?;
+    }
     let met = met.into_inner();
     let packets: u64 = met.values().sum();
     eprintln!("{packets} packets: {met:#?}");
@@ -90,30 +96,39 @@ fn check(world: &World, agent: &Agent, met: &Met) -> Result<()> {
     remembers(world, agent, &reader, first).with_context(|| format!("{first:?}"))
 }
 
-/// Plays worlds for as long as tests may take, each of a seed of its own; a failure names the seed,
-/// and shows the world shrunk.
-fn play(test: impl Fn(&[u16]) -> Result<()>) -> Result<()> {
-    let given = std::env::var(SEED).ok();
-    let mut seed = match &given {
-        Some(seed) => seed.parse().context(SEED)?,
-        None => fresh_seed()?,
-    };
-    let (started, mut played) = (Instant::now(), 0);
-    loop {
-        let numbers = numbers(seed, NUMBERS);
-        if test(&numbers).is_err() {
-            let numbers = shrunk(numbers, |numbers| test(numbers).is_err());
-            return test(&numbers).with_context(|| format!("{SEED}={seed}"));
+/// The one that `PROPTEST_RNG_SEED` names, else a fresh one.
+fn seed() -> Result<u64> {
+    match Config::default().rng_seed {
+        RngSeed::Fixed(seed) => Ok(seed),
+        RngSeed::Random => {
+            Ok(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_nanos() as u64)
         }
-        played += 1;
-        if given.is_some() || (played >= WORLDS && started.elapsed() >= effort::duration()) {
-            eprintln!("{played} worlds in {:?}", started.elapsed());
-            return Ok(());
-        }
-        seed = seed.wrapping_add(1);
     }
 }
 
-fn fresh_seed() -> Result<u64> {
-    Ok(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_nanos() as u64)
+/// Plays so many worlds of a seed; a failure names the seed, and shows a world shrunk as far as
+/// `shrinking` allows.
+fn play(
+    count: u32,
+    seed: u64,
+    shrinking: Duration,
+    worlds: impl Strategy<Value = World>,
+    test: impl Fn(&World) -> Result<()>,
+) -> Result<()> {
+    let config = Config {
+        cases: count,
+        rng_seed: RngSeed::Fixed(seed),
+        max_shrink_time: u32::try_from(shrinking.as_millis())?,
+        max_shrink_iters: if shrinking.is_zero() { 0 } else { u32::MAX },
+        failure_persistence: None,
+        ..Config::default()
+    };
+    let played = TestRunner::new(config).run(&worlds, |world| {
+        test(&world).map_err(|error| TestCaseError::fail(format!("{error:#}")))
+    });
+    match played {
+        Ok(()) => Ok(()),
+        Err(TestError::Fail(why, world)) => bail!("PROPTEST_RNG_SEED={seed}: {why}\n{world}"),
+        Err(TestError::Abort(why)) => bail!("PROPTEST_RNG_SEED={seed}: {why}"),
+    }
 }

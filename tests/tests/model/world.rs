@@ -4,6 +4,8 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use proptest::collection::vec;
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::draw::Draw;
@@ -19,8 +21,13 @@ const OF_NODE: usize = 64;
 const A_SERVICE: usize = 320;
 const A_PACKET: usize = 8;
 
-/// How many numbers a world draws.
-pub const NUMBERS: usize = OF_NODE + SERVICES * A_SERVICE + PACKETS * A_PACKET;
+/// What a world is drawn from: what one part draws does not shift another's numbers.
+#[derive(Debug)]
+struct Numbers {
+    node: Vec<u16>,
+    services: Vec<Vec<u16>>,
+    packets: Vec<Vec<u16>>,
+}
 
 /// A cluster, as one node of it sees it.
 #[derive(Debug)]
@@ -77,10 +84,20 @@ pub fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address written in this test")
 }
 
+/// Worlds; a failing one is shrunk by leaving out services and packets, and by plainer decisions.
+pub fn worlds(wildness: Wildness) -> impl Strategy<Value = World> {
+    let numbers = |count| vec(any::<u16>(), count);
+    let services = vec(numbers(A_SERVICE), 1..=SERVICES);
+    let packets = vec(numbers(A_PACKET), 1..=PACKETS);
+    let all = (numbers(OF_NODE), services, packets);
+    all.prop_map(move |(node, services, packets)| {
+        World::drawn(&Numbers { node, services, packets }, wildness)
+    })
+}
+
 impl World {
-    pub fn drawn(numbers: &[u16], wildness: Wildness) -> Self {
-        let mut draw = Draw::new(numbers);
-        let of_node = &mut draw.part(OF_NODE);
+    fn drawn(numbers: &Numbers, wildness: Wildness) -> Self {
+        let of_node = &mut Draw::new(&numbers.node);
         let flags = flags(of_node, wildness);
         let pods = pods(of_node, wildness);
         let node = node(of_node, wildness);
@@ -89,15 +106,12 @@ impl World {
         // A load balancer's address on an interface of the node's own, as some load balancers want
         // it.
         let borrows = wildness == Wildness::Any && of_node.percent(20);
-        let (count, packets) = (1 + of_node.below(SERVICES), 1 + of_node.below(PACKETS));
         let (mut services, mut all_slices) = (Vec::new(), Vec::new());
-        for index in 0..SERVICES {
-            let of_service = &mut draw.part(A_SERVICE);
-            if index < count {
-                let service = service(of_service, index, wildness);
-                all_slices.extend(slices(of_service, &service, wildness));
-                services.push(service);
-            }
+        for (index, of_service) in numbers.services.iter().enumerate() {
+            let of_service = &mut Draw::new(of_service);
+            let service = service(of_service, index, wildness);
+            all_slices.extend(slices(of_service, &service, wildness));
+            services.push(service);
         }
         let on_links = |family: &&Places| {
             let own = own(family, wildness).iter();
@@ -116,8 +130,8 @@ impl World {
         if borrows {
             world.addresses.extend(FAMILIES.iter().map(|family| (ip(family.external[0]), "lo")));
         }
-        world.packets =
-            (0..packets).map(|_| world.packet(&mut draw.part(A_PACKET), wildness)).collect();
+        let packets = numbers.packets.iter();
+        world.packets = packets.map(|of| world.packet(&mut Draw::new(of), wildness)).collect();
         world
     }
 
