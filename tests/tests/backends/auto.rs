@@ -104,7 +104,7 @@ fn iptables_serves_where_nftables_is_refused() -> Result<()> {
         let owned = Owned::table(node, family)?;
         let agent = start(&cast, &[])?;
         let why = format!(
-            "{family} table: it is owned by another process (netlink port {})",
+            "{family} table: it is owned by another process (netlink portid {})",
             owned.0.id()
         );
         chose(&cast, &agent, "iptables", &why)?;
