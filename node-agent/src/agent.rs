@@ -1,5 +1,7 @@
 //! The loop: it alone knows every layer, the clock and the pace.
 
+#![expect(clippy::disallowed_methods, reason = "the loop has the clock")]
+
 mod alone;
 mod flush;
 mod foreign;

@@ -1,5 +1,7 @@
 //! The agent's socket: each request and each answer is one JSON line.
 
+#![expect(clippy::disallowed_methods, reason = "the socket bounds each wait for a client")]
+
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -3,6 +3,8 @@
 //! Sending an event never blocks: a task writes it. Without the Kubernetes API there are no events.
 //! The log, health and `status` have the same information.
 
+#![expect(clippy::disallowed_methods, reason = "events are rate-limited by their own clock")]
+
 mod limit;
 mod write;
 

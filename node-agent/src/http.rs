@@ -5,10 +5,14 @@
 //! loop publishes ([`Published`]), and answers to requests, as on the agent's socket. No request
 //! changes anything.
 
+#![expect(clippy::disallowed_methods, reason = "the listeners bound each wait for a client")]
+
 mod answer;
+mod ask;
 mod connection;
 mod listeners;
 mod page;
+mod response;
 mod slots;
 
 use std::io;

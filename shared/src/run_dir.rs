@@ -12,3 +12,7 @@ pub const LOCK_FILE: &str = "pods.json.lock";
 
 /// File name of the agent's socket in the run directory.
 pub const SOCKET: &str = "agent.sock";
+
+/// The largest state file that is read or written, in bytes: more than any node needs (an attachment
+/// takes some 400), and little enough to read at once.
+pub(crate) const MAX_STATE_SIZE: u64 = 64 << 20;

@@ -17,15 +17,11 @@ use crate::change::{Change, Request, Waiting, random};
 use crate::error::StateError;
 use crate::format;
 use crate::lock::Lock;
-use crate::run_dir::{DEFAULT, STATE_FILE};
+use crate::run_dir::{DEFAULT, MAX_STATE_SIZE, STATE_FILE};
 use crate::state::{Attachment, AttachmentId, Epoch, Generation, State};
 use crate::state_editor::StateEditor;
 use crate::successor;
 use crate::trust::{self, failed, io_failed};
-
-/// More than a node could ever need (some 400 bytes an attachment), and little enough to read at
-/// once. What is larger is neither read nor written.
-pub(crate) const MAX_SIZE: u64 = 64 << 20;
 
 /// What a record may take, with room to spare.
 const ROOM_FOR_A_RECORD: usize = 4096;
@@ -117,12 +113,12 @@ impl RunDir {
             return Ok(None);
         };
         let size = file.metadata().map_err(|error| io_failed("look at", path, error))?.len();
-        let mut text = Vec::with_capacity(size.min(MAX_SIZE) as usize + 1);
-        file.take(MAX_SIZE + 1)
+        let mut text = Vec::with_capacity(size.min(MAX_STATE_SIZE) as usize + 1);
+        file.take(MAX_STATE_SIZE + 1)
             .read_to_end(&mut text)
             .map_err(|error| io_failed("read", path, error))?;
-        if text.len() as u64 > MAX_SIZE {
-            let why = format!("it is larger than {MAX_SIZE} bytes");
+        if text.len() as u64 > MAX_STATE_SIZE {
+            let why = format!("it is larger than {MAX_STATE_SIZE} bytes");
             return Err(StateError::Unreadable { path: path.to_owned(), why });
         }
         Ok(Some(text))

@@ -12,8 +12,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use crate::error::StateError;
-use crate::run_dir::STATE_FILE;
-use crate::store::MAX_SIZE;
+use crate::run_dir::{MAX_STATE_SIZE, STATE_FILE};
 use crate::trust::{failed, io_failed};
 
 /// Where a writer builds the next file. One that was killed leaves it behind, and the next one
@@ -57,7 +56,7 @@ fn write_next(
     let file = openat(dir.as_fd(), NEXT_FILE, flags, Mode::from_bits_truncate(0o600))
         .map_err(|errno| failed("make", &next, errno))?;
     let mut file = File::from(file);
-    let mut bounded = Bounded { out: &mut file, left: MAX_SIZE };
+    let mut bounded = Bounded { out: &mut file, left: MAX_STATE_SIZE };
     // The file, not the folder: that the rename survives a power cut matters to no pod, since none
     // does.
     print(&mut bounded).and_then(|()| file.sync_data()).map_err(|error| {
@@ -84,8 +83,9 @@ struct Bounded<'a> {
 impl Write for Bounded<'_> {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         if text.len() as u64 > self.left {
-            let why =
-                format!("it would be larger than {MAX_SIZE} bytes, and no program would read it");
+            let why = format!(
+                "it would be larger than {MAX_STATE_SIZE} bytes, and no program would read it"
+            );
             return Err(io::Error::new(ErrorKind::FileTooLarge, why));
         }
         let written = self.out.write(text)?;

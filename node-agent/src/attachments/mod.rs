@@ -8,6 +8,8 @@
 //! the lock, syncing a file) runs on a thread of its own, since the loop programs the kernel
 //! meanwhile.
 
+#![expect(clippy::disallowed_methods, reason = "the keeping of records is paced by its own clock")]
+
 pub mod adopt;
 mod cache;
 mod find;

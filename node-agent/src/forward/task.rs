@@ -1,5 +1,7 @@
 //! Looks at the forward hook at the start, whenever somebody changes a ruleset, and now and then.
 
+#![expect(clippy::disallowed_methods, reason = "the look at foreign chains is paced")]
+
 use std::sync::Arc;
 use std::time::Duration;
 

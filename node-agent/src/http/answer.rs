@@ -2,30 +2,24 @@
 
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::header::{HeaderName, HeaderValue};
+use hyper::{Method, Request, StatusCode};
 use jiff::Timestamp;
-use serde_json::Value;
-use tokio::sync::oneshot;
-use tokio::time::timeout;
 
-use super::{Published, Site, page};
-use crate::control::{Asked, Empty, Request as Question};
+use super::ask::ask;
+use super::page::{is_meant_for, page};
+use super::response::{Answer, answer, plain};
+use super::{Published, Site};
+use crate::control::{Empty, Request as Question};
 use crate::model::{ServiceName, family_of};
 use crate::status::health::Report;
 use crate::status::metrics::CONTENT_TYPE as METRICS;
 
 /// The header in which a load balancer expects this node's weight.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
-
-/// Time limit for the loop's answer.
-const LOOP_TIME: Duration = Duration::from_secs(2);
-
-pub(super) type Answer = Response<Full<Bytes>>;
 
 /// Answers requests from what the loop publishes.
 #[derive(Debug)]
@@ -58,36 +52,26 @@ impl Answers {
         }
         match request.uri().path() {
             path @ ("/healthz" | "/livez") => self.health(path),
-            _ if !page::is_meant_for(local.ip(), request.headers()) => plain(
+            _ if !is_meant_for(local.ip(), request.headers()) => plain(
                 StatusCode::MISDIRECTED_REQUEST,
                 "use this node's address or localhost as the host name\n",
             ),
             "/metrics" => {
                 // If the loop hangs, the last figures are served.
-                self.ask(Question::Measure { measure: Empty {} }).await;
+                ask(&self.published.requests, Question::Measure { measure: Empty {} }).await;
                 answer(StatusCode::OK, METRICS, self.published.metrics.encode())
             }
             "/proxyMode" => {
-                let status = self.ask(Question::Status { status: Empty {} }).await;
+                let status =
+                    ask(&self.published.requests, Question::Status { status: Empty {} }).await;
                 match status.as_ref().and_then(|status| status["backend"].as_str()) {
                     Some(backend) => plain(StatusCode::OK, backend),
                     None => plain(StatusCode::SERVICE_UNAVAILABLE, "the agent is busy\n"),
                 }
             }
-            "/" | "/style.css" => self.page(request).await,
+            "/" | "/style.css" => page(&self.published.requests, request).await,
             _ => plain(StatusCode::NOT_FOUND, "no such page\n"),
         }
-    }
-
-    /// Asks the loop. `None` if it does not answer in time.
-    pub(super) async fn ask(&self, request: Question) -> Option<Value> {
-        let (answer, answered) = oneshot::channel();
-        let asked = Asked { request, answer };
-        let answer = async {
-            self.published.requests.send(asked).await.ok()?;
-            answered.await.ok()
-        };
-        timeout(LOOP_TIME, answer).await.ok().flatten()
     }
 
     /// kube-proxy's health of itself. As there, any method is accepted.
@@ -142,19 +126,6 @@ impl Answers {
 fn json(well: bool, body: String) -> Answer {
     let status = if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     answer(status, "application/json", body)
-}
-
-pub(super) fn plain(status: StatusCode, text: &str) -> Answer {
-    answer(status, "text/plain; charset=utf-8", text.to_owned())
-}
-
-pub(super) fn answer(status: StatusCode, content_type: &'static str, body: String) -> Answer {
-    let mut answer = Response::new(Full::from(body));
-    *answer.status_mut() = status;
-    let headers = answer.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    answer
 }
 
 #[expect(

@@ -15,9 +15,11 @@ use hyper::http::uri::Authority;
 use hyper::{Request, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::sync::mpsc;
 
-use super::answer::{Answer, Answers, answer};
-use crate::control::{ExplainQuery, Request as Question};
+use super::ask::ask;
+use super::response::{Answer, answer};
+use crate::control::{Asked, ExplainQuery, Request as Question};
 use crate::explain::Explanation;
 use crate::status::view::{View, ViewQuery};
 
@@ -47,43 +49,39 @@ pub(super) struct Asking {
 /// The agent's reply, or why there is none.
 type Reply<T> = Result<T, String>;
 
-impl Answers {
-    /// The page, or its style.
-    pub(super) async fn page(&self, request: &Request<Incoming>) -> Answer {
-        let mut page = match request.uri().path() {
-            "/style.css" => answer(
-                StatusCode::OK,
-                "text/css; charset=utf-8",
-                include_str!("page/style.css").to_owned(),
-            ),
-            _ => self.rendered(&Asking::parse(request.uri().query().unwrap_or_default())).await,
-        };
-        for (name, value) in HEADERS {
-            page.headers_mut()
-                .insert(HeaderName::from_static(name), HeaderValue::from_static(value));
-        }
-        page
+/// The page, or its style.
+pub(super) async fn page(requests: &mpsc::Sender<Asked>, request: &Request<Incoming>) -> Answer {
+    let mut page = match request.uri().path() {
+        "/style.css" => answer(
+            StatusCode::OK,
+            "text/css; charset=utf-8",
+            include_str!("page/style.css").to_owned(),
+        ),
+        _ => rendered(requests, &Asking::parse(request.uri().query().unwrap_or_default())).await,
+    };
+    for (name, value) in HEADERS {
+        page.headers_mut().insert(HeaderName::from_static(name), HeaderValue::from_static(value));
     }
+    page
+}
 
-    async fn rendered(&self, asking: &Asking) -> Answer {
-        let view = asking.view.clone();
-        let view: Reply<View> = reply(self.ask(Question::View { view }).await);
-        let explanation: Option<Reply<Explanation>> =
-            match (asking.from.as_str(), asking.to.as_str()) {
-                ("", _) | (_, "") => None,
-                (from, to) => {
-                    let (from, to) = (from.to_owned(), to.to_owned());
-                    let explain = ExplainQuery { from, to };
-                    Some(reply(self.ask(Question::Explain { explain }).await))
-                }
-            };
-        let status = match view {
-            Ok(_) => StatusCode::OK,
-            Err(_) => StatusCode::SERVICE_UNAVAILABLE,
-        };
-        let page = draw::document(asking, &view, explanation.as_ref());
-        answer(status, "text/html; charset=utf-8", page.into_string())
-    }
+async fn rendered(requests: &mpsc::Sender<Asked>, asking: &Asking) -> Answer {
+    let view = asking.view.clone();
+    let view: Reply<View> = reply(ask(requests, Question::View { view }).await);
+    let explanation: Option<Reply<Explanation>> = match (asking.from.as_str(), asking.to.as_str()) {
+        ("", _) | (_, "") => None,
+        (from, to) => {
+            let (from, to) = (from.to_owned(), to.to_owned());
+            let explain = ExplainQuery { from, to };
+            Some(reply(ask(requests, Question::Explain { explain }).await))
+        }
+    };
+    let status = match view {
+        Ok(_) => StatusCode::OK,
+        Err(_) => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    let page = draw::document(asking, &view, explanation.as_ref());
+    answer(status, "text/html; charset=utf-8", page.into_string())
 }
 
 impl Asking {

@@ -16,6 +16,8 @@
 //!
 //! [`object`] decodes objects of the Kubernetes API, from files or from the API server.
 
+#![expect(clippy::disallowed_methods, reason = "sources do I/O, and pace it")]
+
 pub mod egress;
 pub mod kube;
 pub mod manifests;

@@ -107,7 +107,7 @@ fn the_root_of_the_file_system_is_no_run_directory() {
 fn what_no_reader_would_take_is_not_written() {
     let (_parent, dir) = run_dir();
     let (_, before) = add(&dir, "a");
-    let text = vec![b' '; MAX_SIZE as usize + 1];
+    let text = vec![b' '; MAX_STATE_SIZE as usize + 1];
     let error = dir.replace(|out| out.write_all(&text)).unwrap_err();
     let StateError::Io { path, source, .. } = &error else { panic!("{error:?}") };
     assert!(path.ends_with(STATE_FILE), "{error}");
