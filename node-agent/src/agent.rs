@@ -1,4 +1,4 @@
-//! The loop: it alone knows every layer, the clock and the pace.
+//! The loop: only it knows every layer and the clock.
 
 #![expect(clippy::disallowed_methods, reason = "the loop has the clock")]
 
@@ -51,30 +51,30 @@ use crate::takeover::Predecessor;
 /// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
 const SHORTEST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
-/// How often the loop says that it comes round: often enough for [`crate::status::health::LATE`].
+/// How often the loop reports that it runs: often enough for [`crate::status::health::LATE`].
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// What has not failed is not repeated.
+/// The pause after a success: no retry.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Batches of events that may queue up before a source waits.
+/// Batches of events that may queue before a source waits.
 const QUEUE: usize = 64;
 
-/// Runs until it is told to stop. The rules stay: that is how an upgrade works. `backend_why` says
-/// why the backend is the one.
+/// Runs until a signal stops it. The rules stay: that is how an upgrade works. `backend_why` says
+/// why the backend was chosen.
 ///
 /// # Errors
-/// When it cannot start: another agent runs here, the run directory cannot be used, or the
-/// kernel has no netlink for us.
+/// When it cannot start: another agent runs here, the run directory cannot be used, or netlink
+/// cannot be opened.
 pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     let sysctls = config.sysctl_dir.clone();
     ensure!(
         sysctls.join("net").is_dir(),
-        "--sysctl-dir {0}: {0}/net is not there",
+        "--sysctl-dir {0}: {0}/net does not exist",
         sysctls.display()
     );
     let settings = Reconciler::new(&sysctls, &config.run_dir, &config.policy.node_ports);
     if config.init_only {
         settings.set_all(&config.conntrack, &config.policy.node_ports);
-        info!("the kernel's settings are set up; nothing else was asked for");
+        info!("kernel settings are set up; exiting because of --init-only");
         return Ok(());
     }
     sysctl::set_up(&sysctls, &config.conntrack);
@@ -82,18 +82,18 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     let _alone = alone_here()?;
     let (asked, requests) = mpsc::channel(QUEUE);
     let run_dir = run_dir::start(&config.run_dir, asked.clone()).await?;
-    let (told, events) = mpsc::channel(QUEUE);
+    let (event_sender, events) = mpsc::channel(QUEUE);
     let egress = egress_at_start(&config);
-    // Listened to before anything that may wait for long: to process 1 of a container, SIGTERM is
-    // nothing else.
+    // Signals are handled before anything that may wait for long: without a handler, process 1 of a
+    // container ignores SIGTERM.
     let mut stop = Stop::listen()?;
     let records = config.records();
     tokio::select! {
-        () = stop.told() => return Ok(()),
+        () = stop.signalled() => return Ok(()),
         () = attachments::adopt_at_start(&records) => {}
     }
-    let mut sources = sources::start(&config, &told).await?;
-    drop(told);
+    let mut sources = sources::start(&config, &event_sender).await?;
+    drop(event_sender);
     let (publisher, published) = Publisher::new(&config, asked, now());
     let notices = sources::notices(&config);
     sources.problems.extend(
@@ -119,13 +119,13 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
         publisher,
         flush,
     };
-    let result = agent.attend(stop, events, requests).await;
+    let result = agent.run_loop(stop, events, requests).await;
     let _ = std::fs::remove_file(config.run_dir.join(denizen_shared::run_dir::SOCKET));
     result
 }
 
-/// Before anything is programmed: a restart must not let connections out for a moment with a pod's
-/// address.
+/// The egress configuration before anything is programmed: a restart must not let connections out
+/// for a moment with a pod's address.
 fn egress_at_start(config: &Config) -> Option<Event> {
     let Some(egress) = &config.egress else {
         egress::forget(&config.run_dir);
@@ -156,30 +156,30 @@ struct Waiting {
 
 struct Agent {
     engine: Engine,
-    /// Why its backend is the one.
+    /// Why the backend was chosen.
     backend_why: String,
     settings: Reconciler,
-    /// Told when somebody changes another table than ours.
+    /// Notified of changes in tables that are not ours.
     elsewhere: Arc<Notify>,
-    /// What other firewalls do to what is forwarded.
+    /// Findings in other firewalls' FORWARD chains.
     found: watch::Receiver<Findings>,
     sources: Sources,
-    /// Whether only a restart brings the run directory back.
+    /// Whether only a restart restores the run directory.
     run_dir_lost: watch::Receiver<bool>,
     waiting: Vec<Waiting>,
-    /// Listens to foreign changes, once everything is programmed.
+    /// Watches for foreign changes, once everything is programmed.
     watch: Option<AsyncFd<Watch>>,
-    /// Since when something is to be programmed that is not in the kernel yet.
+    /// Since when a change has been waiting to be programmed.
     begun: Option<Instant>,
-    /// What another backend left behind.
+    /// Removes the rules of a previous backend.
     predecessor: Predecessor,
     publisher: Publisher,
-    /// Takes stale entries out of the connection tracking.
+    /// Deletes stale conntrack entries.
     flush: Flush,
 }
 
 impl Agent {
-    async fn attend(
+    async fn run_loop(
         &mut self,
         mut stop: Stop,
         mut events: mpsc::Receiver<Vec<Event>>,
@@ -193,7 +193,7 @@ impl Agent {
         let mut delay = SHORTEST_RETRY;
         loop {
             let tried = tokio::select! {
-                () = stop.told() => break,
+                () = stop.signalled() => break,
                 batch = events.recv() => match batch {
                     Some(batch) => self.take(batch, &mut events),
                     None => bail!("every source has ended"),
@@ -220,20 +220,20 @@ impl Agent {
             delay = match programmed {
                 false => (delay * 2).min(LONGEST_RETRY),
                 true if self.engine.is_settled() => SHORTEST_RETRY,
-                // It is on its way, and may fail again.
+                // Programming continues, and may fail again.
                 true => delay,
             };
             retry.as_mut().reset(tokio::time::Instant::now() + pause);
         }
-        info!("told to stop; the rules stay");
+        info!("stopping; the rules stay in the kernel");
         std::mem::take(&mut self.predecessor).wait();
         Ok(())
     }
 
-    /// Takes in everything that is there, so that a burst is one change.
+    /// Applies all queued batches, so that a burst is one change.
     fn take(&mut self, batch: Vec<Event>, events: &mut mpsc::Receiver<Vec<Event>>) -> Option<bool> {
         self.accept(batch);
-        // Bounded, so that a flood of events does not keep others waiting.
+        // Bounded, so that a flood of events does not delay other work.
         for _ in 0..QUEUE {
             let Ok(batch) = events.try_recv() else { break };
             self.accept(batch);
@@ -246,7 +246,7 @@ impl Agent {
         self.engine.apply(batch);
     }
 
-    /// Programs what is due, or looks at everything; whether that worked.
+    /// Programs what is due, or resyncs everything if `look`. Returns whether that succeeded.
     fn program(&mut self, look: bool) -> bool {
         let begun = *self.begun.get_or_insert_with(now);
         self.settings.keep(self.engine.settings(), look);
@@ -284,28 +284,28 @@ impl Agent {
                 let error = describe(&error);
                 self.publisher.failed(begun, now(), &error);
                 self.release();
-                error!(error, "the kernel is not as it should be; trying again");
+                error!(error, "cannot program the kernel; will retry");
                 false
             }
         }
     }
 
-    /// The loop comes round; what does not hang on any change goes on.
+    /// Reports that the loop runs, and continues work that depends on no change.
     fn beat(&mut self) {
         self.predecessor.remove(&mut self.engine, now());
         let left = self.predecessor.problem(now());
         self.publisher.alive(now(), left.is_some());
     }
 
-    /// The kernel says that somebody changed our tables.
+    /// Repairs our tables after a foreign change.
     fn repair(&mut self, changed: bool) -> Option<bool> {
         changed.then(|| {
-            debug!("somebody changed our tables");
+            debug!("another program changed our tables");
             self.program(true)
         })
     }
 
-    /// Listens to foreign changes as soon as everything is programmed: from then on batches are
+    /// Watches for foreign changes as soon as everything is programmed: from then on batches are
     /// small.
     fn listen(&mut self) {
         if self.watch.is_some() || !self.engine.is_synced() {
@@ -317,10 +317,10 @@ impl Agent {
         {
             Ok(watch) => {
                 self.watch = Some(watch);
-                // What was changed until now was changed unheard.
+                // Earlier changes were not reported: check once.
                 self.elsewhere.notify_one();
             }
-            Err(error) => warn!(error = format!("{error:#}"), "cannot listen to foreign changes"),
+            Err(error) => warn!(error = format!("{error:#}"), "cannot watch for foreign changes"),
         }
         trim();
     }
@@ -350,7 +350,7 @@ impl Agent {
         let _ = answer.send(value);
     }
 
-    /// Answers every ADD whose pod is programmed, and forgets those that gave up.
+    /// Answers every ADD whose pod is programmed, and drops those that gave up.
     fn release(&mut self) {
         let engine = &self.engine;
         let done = self

@@ -1,15 +1,15 @@
-//! The lock of a network namespace: whoever programs it is alone there.
+//! The lock of a network namespace: only one agent programs it.
 //!
-//! The lock is a group of the kernel's packet log (nfnetlink_log), which nothing logs to. The
+//! The lock is a group of the kernel's packet log (nfnetlink_log), to which nothing logs. The
 //! kernel gives a group to one netlink socket per network namespace, only with `CAP_NET_ADMIN`, and
-//! takes it back with the socket, however the process ends. Whoever may hold it may change the
-//! rules as well, so nobody else can keep an agent from starting.
+//! frees it with the socket, however the process ends. Whoever can take it can also change the
+//! rules, so nobody else can keep an agent from starting.
 //!
-//! What else was considered: the name of an abstract unix socket, or a fixed netlink portid, is
-//! anybody's to take. A port below 1024 needs a capability that the DaemonSet drops, and a setting
-//! can make such ports anybody's. A lock file is as private as its folder, and containers share no
-//! folder but the run directory. An nf_tables table that has an owner needs Linux 5.12, and while
-//! it exists, `nft -f` refuses a saved listing of the ruleset.
+//! Alternatives that do not work: any user can take the name of an abstract unix socket, or a fixed
+//! netlink portid. A port below 1024 needs a capability that the DaemonSet drops, and a sysctl can
+//! open such ports to every user. A lock file is as private as its folder, and containers share no
+//! folder except the run directory. An nf_tables table with an owner needs Linux 5.12, and while it
+//! exists, `nft -f` refuses a saved listing of the ruleset.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ use nix::libc;
 use thiserror::Error;
 use tracing::warn;
 
-/// Which group. Any number would do that no packet log on a node uses; those are small.
+/// The group. Any number works that no packet log on a node uses; those are small.
 const GROUP: u16 = 0xd312;
 
 /// linux/netfilter/nfnetlink.h and nfnetlink_log.h.
@@ -31,35 +31,34 @@ const NFULNL_CFG_CMD_BIND: u8 = 1;
 /// The groups of this network namespace, and the netlink portid that has each.
 const GROUPS: &str = "/proc/thread-self/net/netfilter/nfnetlink_log";
 
-/// Why the lock is not had.
+/// Why the lock cannot be taken.
 #[derive(Debug, Error)]
 pub enum AloneError {
-    /// Somebody has it.
+    /// Another process has it.
     #[error("another agent (process {process}) runs in this network namespace")]
     Another {
         /// The portid of its netlink socket: its process id, as its own process namespace counts.
         process: u32,
     },
-    /// It cannot be taken, typically for want of `CAP_NET_ADMIN`.
-    #[error("cannot take the lock of this network namespace, which takes CAP_NET_ADMIN")]
+    /// It cannot be taken, typically without `CAP_NET_ADMIN`.
+    #[error("cannot take the lock of this network namespace, which needs CAP_NET_ADMIN")]
     Lock(#[source] NetlinkError),
 }
 
-/// The lock, held until the value is dropped or its process ends.
+/// The lock, held until this value is dropped or the process ends.
 #[derive(Debug)]
 #[must_use = "the lock is released with this value"]
 pub struct Alone {
     _socket: Socket,
 }
 
-/// Two that program one network namespace would undo each other's work: nobody else does as long as
-/// the value lives.
+/// Takes the lock: two agents in one network namespace would undo each other's work.
 ///
 /// A kernel that was built without nfnetlink_log has no such lock. That is logged, and the agent
-/// works all the same.
+/// works without it.
 ///
 /// # Errors
-/// [`AloneError::Another`] names the process that does already.
+/// [`AloneError::Another`] names the process that has the lock.
 pub fn alone_here() -> Result<Alone, AloneError> {
     let mut socket = Socket::open().map_err(AloneError::Lock)?;
     match bind(&mut socket) {
@@ -67,7 +66,7 @@ pub fn alone_here() -> Result<Alone, AloneError> {
         Err(error) if error.errno() == Some(Errno::EINVAL) => warn!(
             "this kernel has no nfnetlink_log: a second agent in this network namespace would not be noticed"
         ),
-        // What the kernel says of another's group, and also of a caller without the capability.
+        // The kernel's answer for a group of another process, and also without the capability.
         Err(error) if error.errno() == Some(Errno::EPERM) => {
             return Err(match holder() {
                 Some(process) => AloneError::Another { process },
@@ -79,7 +78,7 @@ pub fn alone_here() -> Result<Alone, AloneError> {
     Ok(Alone { _socket: socket })
 }
 
-/// Asks the kernel for the group.
+/// Requests the group from the kernel.
 fn bind(socket: &mut Socket) -> Result<(), NetlinkError> {
     let sequence = socket.sequences(1);
     let mut request = Writer::default();
@@ -93,7 +92,7 @@ fn bind(socket: &mut Socket) -> Result<(), NetlinkError> {
 }
 
 /// The netlink portid that has the group.
-#[expect(clippy::disallowed_methods, reason = "the kernel tells nowhere else who holds the lock")]
+#[expect(clippy::disallowed_methods, reason = "only this file says which process holds the lock")]
 fn holder() -> Option<u32> {
     let groups = fs::read_to_string(GROUPS).ok()?;
     groups.lines().find_map(|line| {
@@ -121,7 +120,7 @@ mod tests {
         thread.join().unwrap()
     }
 
-    /// Takes the lock with the effective rights of a user who has none.
+    /// Takes the lock as an unprivileged user.
     fn as_nobody() -> Result<Alone, AloneError> {
         let become_user = |user: libc::uid_t| {
             // SAFETY: it changes the effective user of this thread alone, and touches no memory.
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn one_has_the_lock_of_a_network_namespace_until_it_lets_go() {
+    fn one_agent_holds_the_lock_until_it_drops_it() {
         in_a_namespace(|| {
             let first = alone_here().unwrap();
             let portid = first._socket.portid();
@@ -152,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_may_change_the_rules_can_have_the_lock() {
+    fn only_a_process_that_may_change_the_rules_gets_the_lock() {
         in_a_namespace(|| {
             match as_nobody() {
                 Err(AloneError::Lock(error)) => assert_eq!(error.errno(), Some(Errno::EPERM)),

@@ -1,8 +1,7 @@
-//! Looks for stale entries of the connection tracking after a change, and has them deleted.
+//! Searches for stale conntrack entries after a change, and deletes them.
 //!
-//! Reading a hundred thousand entries takes longer than the loop may stand still, so another thread
-//! reads and deletes. What is stale is judged in the loop, piece by piece, by what is known at that
-//! moment.
+//! Reading a hundred thousand entries takes longer than the loop may pause, so another thread reads
+//! and deletes. The loop decides what is stale, piece by piece, by its current state.
 
 #[cfg(test)]
 mod tests;
@@ -23,96 +22,96 @@ use crate::engine::Engine;
 use crate::status::LastSync;
 use crate::status::metrics::LikeKubeProxy;
 
-/// How long what was asked before a change has to be answered: an answer whose entry is gone finds
-/// no way back to the client, and whoever answered may well be draining, not dead.
+/// The time that answers to earlier requests get: after its entry is deleted, an answer does not
+/// reach the client, and the endpoint may be draining, not dead.
 const ANSWERED: Duration = Duration::from_millis(200);
-/// How long after the first look the second comes: a packet may have been on its way through the
-/// old rules while the new ones were committed, and its entry is there when it leaves.
+/// The time between the first and the second search: while the new rules were committed, a packet
+/// may have been on its way through the old ones, and its entry appears afterwards.
 const SECOND_LOOK: Duration = Duration::from_secs(1);
-/// After a look that failed.
+/// The pause after a failed search.
 const RETRY: Duration = Duration::from_secs(5);
-/// A stream of changes must not keep a processor reading: after a look, the reader rests for as
-/// long as the look took, and at least so long. So a change is looked after within 250 ms, however
-/// many follow it.
+/// The minimum pause after a search. A stream of changes must not keep a processor busy, so the
+/// reader pauses for as long as the search took. A change is thus searched for within 250 ms,
+/// however many follow it.
 const SHORTEST_REST: Duration = Duration::from_millis(50);
-/// And no longer than this.
+/// The maximum pause.
 const LONGEST_REST: Duration = Duration::from_secs(1);
-/// Entries that are judged at once: a fraction of a millisecond's work.
+/// Entries that the loop filters at once: a fraction of a millisecond's work.
 const PIECE: usize = 1024;
 /// Pieces that may wait for the loop before the reader waits.
 const PIECES: usize = 4;
 
-/// The pace of the looks.
+/// Schedules the searches.
 pub struct Flush {
-    /// Here while nobody looks.
+    /// `None` while a search runs.
     conntrack: Option<Conntrack>,
-    /// To be looked for, the oldest change first.
+    /// Changes to search for, oldest first.
     fresh: VecDeque<Fresh>,
-    /// To be looked for once more, and when.
+    /// Second searches, and when they are due.
     again: VecDeque<(Instant, StaleCandidates)>,
     look: Option<Look>,
-    /// Stale entries that were left to the next look, since answers may be on their way, and when
+    /// Stale entries that were left to the next search, since answers may be on their way, and when
     /// they were first found stale.
     waiting: HashMap<Entry, Instant>,
-    /// What was programmed, and told when nothing waits that was found stale by then.
+    /// A sync to report once no entry waits that was found stale by then.
     owed: Option<(Instant, LastSync)>,
     rested: Instant,
     problem: Option<String>,
     metrics: LikeKubeProxy,
 }
 
-/// Something that was programmed.
+/// A change that was programmed.
 struct Fresh {
-    /// When it is time to look, if there was rest enough.
+    /// When the search is due, unless the reader still pauses.
     due: Instant,
-    /// What it may have made stale.
+    /// The entries that it may have made stale.
     candidates: StaleCandidates,
-    /// Not told yet.
+    /// The sync to report after the search.
     sync: Option<LastSync>,
 }
 
-/// A look that is under way.
+/// A running search.
 struct Look {
     candidates: StaleCandidates,
-    /// Whether it is the first after a change.
+    /// Whether it is the first one after a change.
     first: bool,
-    /// What was programmed before it.
+    /// The sync to report after it.
     sync: Option<LastSync>,
     begun: Instant,
     entries: mpsc::Receiver<Vec<Entry>>,
     stale: Vec<Entry>,
     /// As [`Flush::waiting`].
     waiting: HashMap<Entry, Instant>,
-    /// Where the stale ones go when all were read.
-    judged: Option<oneshot::Sender<Vec<Entry>>>,
+    /// The channel for the stale entries, used when all entries were read.
+    found_stale: Option<oneshot::Sender<Vec<Entry>>>,
     reader: JoinHandle<Looked>,
 }
 
-/// What a look came to.
+/// The result of a search.
 pub struct Looked {
     conntrack: Conntrack,
     deleted: usize,
-    /// The first thing that went wrong; all else was done.
+    /// The first error; everything else was done.
     error: Option<ConntrackError>,
 }
 
-/// What came next.
+/// The next step of the loop.
 pub enum Step {
-    /// It is time to look.
+    /// A search is due.
     Due,
-    /// Entries that were read.
+    /// Entries were read.
     Entries(Vec<Entry>),
-    /// All were read.
+    /// All entries were read.
     AllRead,
-    /// The stale ones are deleted.
+    /// The stale entries are deleted.
     Done(Result<Looked, JoinError>),
 }
 
 impl Flush {
-    /// Nothing is suspected yet.
+    /// Opens netlink to conntrack. There is nothing to search for yet.
     ///
     /// # Errors
-    /// When there is no netlink to be had.
+    /// When netlink cannot be opened.
     pub fn open(metrics: LikeKubeProxy) -> anyhow::Result<Self> {
         let conntrack = Conntrack::open().context("cannot open netlink to conntrack")?;
         Ok(Self {
@@ -128,44 +127,45 @@ impl Flush {
         })
     }
 
-    /// What is wrong, in words.
+    /// The current problem.
     pub fn problem(&self) -> Option<String> {
         self.problem.clone()
     }
 
-    /// Something was programmed. It is told as the last sync when what it made stale is gone.
+    /// Schedules a search after a sync, which is reported once the entries that it made stale are
+    /// gone.
     pub fn after<B: Backend>(&mut self, sync: LastSync, engine: &mut Engine<B>) {
         self.fresh.push_back(Fresh {
             due: Instant::now() + ANSWERED,
             candidates: engine.take_stale_candidates(),
             sync: Some(sync),
         });
-        self.tell(engine);
+        self.report_syncs(engine);
     }
 
-    fn tell<B: Backend>(&mut self, engine: &mut Engine<B>) {
+    fn report_syncs<B: Backend>(&mut self, engine: &mut Engine<B>) {
         let looking = self.look.as_ref().is_some_and(|look| look.first);
-        let mut told = None;
+        let mut reported = None;
         while !looking
             && let Some(fresh) = self.fresh.pop_front_if(|fresh| fresh.candidates.is_empty())
         {
-            told = fresh.sync.or(told);
+            reported = fresh.sync.or(reported);
         }
-        // Where entries cannot be flushed, nobody waits for it.
+        // If entries cannot be flushed, syncs are reported without waiting.
         if self.problem.is_some() {
             let waiting = self.fresh.iter_mut().filter_map(|fresh| fresh.sync.take());
-            told = waiting.last().or(told);
+            reported = waiting.last().or(reported);
         }
         engine.note_flushing(looking || !self.fresh.is_empty());
-        if let Some(sync) = told {
+        if let Some(sync) = reported {
             engine.note_sync(sync);
         }
     }
 
-    /// Waits for what is to be done next. Nothing is lost when it is not waited for to the end.
+    /// Waits for the next step. It can be cancelled without losing anything.
     pub async fn next(&mut self) -> Step {
         match &mut self.look {
-            Some(look) if look.judged.is_some() => match look.entries.recv().await {
+            Some(look) if look.found_stale.is_some() => match look.entries.recv().await {
                 Some(entries) => Step::Entries(entries),
                 None => Step::AllRead,
             },
@@ -181,22 +181,22 @@ impl Flush {
     }
 
     fn due(&self) -> Option<Instant> {
-        // Lost with its thread: see `end`.
+        // It is lost if the reader's thread panicked: see `end`.
         self.conntrack.as_ref()?;
-        // Where a first look is to come, it is a second one for others as well.
+        // If a first search is pending, it serves as the second one for earlier changes too.
         let fresh = self.fresh.front().map(|fresh| fresh.due);
         let again = self.again.front().map(|(due, _)| *due);
         fresh.or(again).map(|due| due.max(self.rested))
     }
 
-    /// Does it.
+    /// Executes a step.
     pub fn take<B: Backend>(&mut self, step: Step, engine: &mut Engine<B>) {
         match (step, &mut self.look) {
             (Step::Due, _) => self.begin(),
             (Step::Entries(entries), Some(look)) => {
                 let now = Instant::now();
-                // What changed again since may have answers on their way again, and has a look of
-                // its own to come.
+                // An entry of a later change may have answers on their way again, and gets a search
+                // of its own.
                 let later =
                     |entry: &Entry| self.fresh.iter().any(|fresh| fresh.candidates.concern(entry));
                 for entry in engine.stale(&look.candidates, entries) {
@@ -209,9 +209,9 @@ impl Flush {
                 }
             }
             (Step::AllRead, Some(look)) => {
-                if let Some(judged) = look.judged.take() {
-                    // A reader that has failed takes none.
-                    let _ = judged.send(std::mem::take(&mut look.stale));
+                if let Some(found_stale) = look.found_stale.take() {
+                    // A reader that has failed receives nothing.
+                    let _ = found_stale.send(std::mem::take(&mut look.stale));
                 }
             }
             (Step::Done(done), _) => self.end(done, engine),
@@ -231,13 +231,13 @@ impl Flush {
         }
         let first = !candidates.is_empty();
         let again = first.then(|| (now + SECOND_LOOK, candidates.clone()));
-        // One look for all that are due soon.
+        // One search for all second searches that are due soon.
         while let Some((_, due)) = self.again.pop_front_if(|(due, _)| *due <= now + ANSWERED) {
             candidates.absorb(due);
         }
         self.again.extend(again);
         let (read, entries) = mpsc::channel(PIECES);
-        let (judged, stale) = oneshot::channel();
+        let (found_stale, stale) = oneshot::channel();
         let wanted = candidates.clone();
         self.look = Some(Look {
             candidates,
@@ -247,8 +247,8 @@ impl Flush {
             entries,
             stale: Vec::new(),
             waiting: HashMap::new(),
-            judged: Some(judged),
-            reader: spawn_blocking(move || look_for(&wanted, conntrack, read, stale)),
+            found_stale: Some(found_stale),
+            reader: spawn_blocking(move || search(&wanted, conntrack, read, stale)),
         });
     }
 
@@ -263,7 +263,9 @@ impl Flush {
                 self.conntrack = Some(looked.conntrack);
                 (looked.deleted, looked.error.map(|error| describe(&error)))
             }
-            Err(error) => (0, Some(format!("conntrack: nothing is flushed any more: {error}"))),
+            Err(error) => {
+                (0, Some(format!("conntrack: stale flows can no longer be flushed: {error}")))
+            }
         };
         engine.note_flushed(deleted);
         self.metrics.conntrack_duration.observe(took.as_secs_f64());
@@ -282,29 +284,31 @@ impl Flush {
             });
         }
         if let Some(problem) = problem.as_ref().filter(|_| problem != self.problem) {
-            error!(error = problem, "stale flows may be left");
+            error!(error = problem, "cannot flush all stale flows");
         }
         self.problem = problem;
         if let Some(sync) = self.finished(look.sync) {
             engine.note_sync(sync);
         }
-        self.tell(engine);
+        self.report_syncs(engine);
     }
 
-    /// A look is over: what can be told now, since nothing waits that it was to flush.
+    /// A search has ended. Returns the sync that can be reported, since no entry waits that it made
+    /// stale.
     fn finished(&mut self, sync: Option<LastSync>) -> Option<LastSync> {
         let Some(oldest) = self.waiting.values().min() else {
             let owed = self.owed.take();
             return sync.or(owed.map(|(_, sync)| sync));
         };
-        let told = self.owed.take_if(|(by, _)| *by < *oldest);
+        let reported = self.owed.take_if(|(by, _)| *by < *oldest);
         self.owed = self.owed.take().or(sync.map(|sync| (Instant::now(), sync)));
-        told.map(|(_, sync)| sync)
+        reported.map(|(_, sync)| sync)
     }
 }
 
-/// Reads what the candidates are about, has it judged, and deletes what is stale.
-fn look_for(
+/// Reads the entries that match the candidates, passes them to the loop, and deletes the stale
+/// ones.
+fn search(
     candidates: &StaleCandidates,
     mut conntrack: Conntrack,
     read: mpsc::Sender<Vec<Entry>>,

@@ -1,21 +1,21 @@
-//! The kernel's word of changes that are not the agent's own, as the loop waits for it.
+//! The kernel's notifications of foreign changes, for the loop to wait for.
 
 use tokio::io::unix::AsyncFd;
 
 use crate::backend::nftables::Watch;
 
-/// Makes the loop wait for what the kernel tells.
+/// Registers the watch with the loop's runtime.
 ///
 /// # Errors
-/// When the socket cannot be waited for.
+/// When the socket cannot be registered.
 pub(super) fn pollable(watch: Watch) -> anyhow::Result<AsyncFd<Watch>> {
-    // SAFETY: a Watch owns its socket from its making to its end, and always names the same one.
-    #[expect(unsafe_code, reason = "the promise that AsRawFd alone does not make")]
+    // SAFETY: a Watch owns its socket for its whole life, and always returns the same descriptor.
+    #[expect(unsafe_code, reason = "AsRawFd alone does not guarantee this")]
     let pollable = unsafe { AsyncFd::register(watch) };
     Ok(pollable?)
 }
 
-/// Waits until the kernel says that somebody changed something; whether it was ours.
+/// Waits for a notification of a foreign change. Returns whether it was in our tables.
 pub(super) async fn foreign_change(watch: &mut Option<AsyncFd<Watch>>) -> bool {
     let Some(watch) = watch else {
         return std::future::pending().await;

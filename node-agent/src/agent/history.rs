@@ -8,19 +8,19 @@ use jiff::Timestamp;
 use crate::model::Event;
 use crate::status::view::SyncRow;
 
-/// How many are remembered.
+/// The number of attempts kept.
 const KEPT: usize = 20;
 
-/// What was programmed last, and what for.
+/// The last attempts, and the changes behind them.
 #[derive(Debug, Default)]
 pub(super) struct History {
-    /// What was taken in since, and how much of it.
+    /// The changes received since, with their numbers.
     due: BTreeMap<&'static str, usize>,
     kept: VecDeque<SyncRow>,
 }
 
 impl History {
-    /// This is to be programmed.
+    /// Notes events that are to be programmed.
     pub(super) fn taken(&mut self, events: &[Event]) {
         for event in events {
             let what = match event {
@@ -45,7 +45,7 @@ impl History {
         });
         let words: Vec<String> = words.collect();
         let what =
-            if words.is_empty() { "a look at the rules".to_owned() } else { words.join(", ") };
+            if words.is_empty() { "a check of the rules".to_owned() } else { words.join(", ") };
         if error.is_none() {
             self.due.clear();
         }
@@ -58,7 +58,7 @@ impl History {
         });
     }
 
-    /// The newest first.
+    /// The attempts, newest first.
     pub(super) fn rows(&self) -> Vec<SyncRow> {
         self.kept.iter().cloned().collect()
     }

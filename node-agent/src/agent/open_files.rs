@@ -1,13 +1,13 @@
-//! How many files this process may have open.
+//! The limit of open files.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::warn;
 
 use crate::describe::describe;
 
-/// Raises the limit as far as any process may. Many systems begin with 1,024, for programs that
-/// cannot count further, and 750 ADDs that wait for their pods' rules at once and a few hundred
-/// clients of health take more.
+/// Raises the limit as far as any process may. Many systems start with 1,024, for programs that
+/// cannot handle more. 750 ADDs that wait for their pods' rules at once, with a few hundred clients
+/// of health, need more.
 pub fn raise_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));

@@ -1,5 +1,4 @@
-//! What the loop says of itself, for those who run beside it: health, the health-check node ports,
-//! metrics.
+//! What the loop publishes for the HTTP servers: health, the health-check node ports, metrics.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -29,14 +28,14 @@ pub(super) struct Publisher {
     pub(super) metrics: Metrics,
     pub(super) history: History,
     state_file: PathBuf,
-    /// Which attachments were told last.
+    /// The attachments of the last pod set.
     known: Option<BTreeSet<AttachmentId>>,
     /// When the oldest record was written whose pod is not programmed yet.
     recorded: Option<SystemTime>,
 }
 
 impl Publisher {
-    /// Whoever reads it may ask the loop by `requests`.
+    /// A publisher and its receivers. `requests` is the channel to the loop.
     pub(super) fn new(
         config: &Config,
         requests: mpsc::Sender<Asked>,
@@ -63,7 +62,7 @@ impl Publisher {
         (publisher, published)
     }
 
-    /// The loop comes round; `left`: rules of another backend cannot be removed.
+    /// The loop runs. `left`: rules of a previous backend cannot be removed.
     pub(super) fn alive(&self, now: Instant, left: bool) {
         self.pulse.send_modify(|pulse| {
             pulse.alive = now;
@@ -71,12 +70,12 @@ impl Publisher {
         });
     }
 
-    /// Whether only a restart brings the run directory back.
+    /// Publishes whether only a restart restores the run directory.
     pub(super) fn run_dir_lost(&self, lost: bool) {
         self.pulse.send_modify(|pulse| pulse.run_dir_lost = lost);
     }
 
-    /// These facts are taken in.
+    /// Counts received events.
     pub(super) fn taken(&mut self, events: &[Event]) {
         self.history.taken(events);
         for event in events {
@@ -84,7 +83,7 @@ impl Publisher {
                 Event::Service(..) => &self.metrics.like_kube_proxy.service_changes,
                 Event::Slice(..) => &self.metrics.like_kube_proxy.endpoint_changes,
                 Event::Pods(pods) => {
-                    self.pods_told(pods);
+                    self.note_pods(pods);
                     continue;
                 }
                 Event::Triggered(..)
@@ -99,9 +98,10 @@ impl Publisher {
         }
     }
 
-    /// A pod that comes while the agent runs is measured from its record's writing. Where a later
-    /// record has overtaken it already, from that one's.
-    fn pods_told(&mut self, pods: &PodSet) {
+    /// The programming of a pod that is added while the agent runs is measured from the time its
+    /// record was written. If a later record has already replaced the file, from that record's
+    /// time.
+    fn note_pods(&mut self, pods: &PodSet) {
         let now: BTreeSet<AttachmentId> = pods.pods.iter().map(|pod| pod.id.clone()).collect();
         let is_added = self.known.as_ref().is_some_and(|known| !now.is_subset(known));
         self.known = Some(now);
@@ -111,7 +111,7 @@ impl Publisher {
         }
     }
 
-    /// There is something to program.
+    /// Notes that a change is queued.
     pub(super) fn queued<B>(&self, engine: &Engine<B>, now: Instant) {
         let metrics = &self.metrics.like_kube_proxy;
         metrics.last_queued.set(seconds(Timestamp::now()));
@@ -122,7 +122,7 @@ impl Publisher {
         });
     }
 
-    /// Somebody else goes on writing the same rules: nothing waits to be programmed any more.
+    /// Notes that another program keeps writing the same rules, so nothing waits to be programmed.
     pub(super) fn contended(&self, now: Instant) {
         self.pulse.send_modify(|pulse| {
             pulse.alive = now;
@@ -131,8 +131,8 @@ impl Publisher {
         });
     }
 
-    /// All that was to program since `begun` is in the kernel. A load balancer is told of endpoints
-    /// only now.
+    /// Notes that all changes since `begun` are in the kernel. Only now are load balancers told of
+    /// endpoints.
     pub(super) fn programmed<B: Backend>(
         &mut self,
         engine: &mut Engine<B>,
@@ -142,7 +142,7 @@ impl Publisher {
         let clock = Timestamp::now();
         self.measure(begun, now, clock);
         for at in engine.take_triggers() {
-            // Another machine's clock may be ahead of ours.
+            // Another machine's clock may be ahead.
             let took = clock.duration_since(at).as_secs_f64().max(0.0);
             self.metrics.like_kube_proxy.network_programming.observe(took);
         }
@@ -163,7 +163,7 @@ impl Publisher {
         }
     }
 
-    /// An attempt that began at `begun` has failed.
+    /// Notes that the attempt that began at `begun` has failed.
     pub(super) fn failed(&mut self, begun: Instant, now: Instant, error: &str) {
         self.metrics.like_kube_proxy.sync_failures.inc();
         self.history.tried(Timestamp::now(), now - begun, Some(error.to_owned()));
@@ -177,14 +177,14 @@ impl Publisher {
         metrics.service_changes.1.set(0);
         metrics.endpoint_changes.1.set(0);
         let recorded = self.recorded.take();
-        // A clock that was put back says nothing.
+        // If the clock was set back, there is no measurement.
         if let Some(Ok(took)) = recorded.map(|at| SystemTime::from(clock).duration_since(at)) {
             self.metrics.own.pod_programming.observe(took.as_secs_f64());
         }
     }
 }
 
-/// Since 1970.
+/// Seconds since 1970.
 fn seconds(at: Timestamp) -> f64 {
     at.as_duration().as_secs_f64()
 }

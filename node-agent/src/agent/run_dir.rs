@@ -1,9 +1,8 @@
-//! The agent in the run directory: its socket, which is made again where it is gone, and whether
-//! this still is the directory that the CNI plugin uses.
+//! The agent's part of the run directory: creates its socket, creates it again if it is gone, and
+//! checks whether this still is the directory that the CNI plugin uses.
 //!
-//! A directory that was removed can be made again, unless a container has it by a mount: the mount
-//! goes on to hold what was removed, where nothing can be made any more. Only a restart mounts what
-//! is there now.
+//! A removed directory can be created again, unless a container has it by a mount: the mount still
+//! holds the removed directory, in which nothing can be created. Only a restart mounts the new one.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,35 +21,35 @@ use tracing::{info, warn};
 
 use crate::control::{self, Asked};
 
-/// How often it is looked at.
+/// How often the directory is checked.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What is known of it, always as it is now.
+/// The state of the run directory, always up to date.
 #[derive(Debug)]
 pub(super) struct Known {
-    /// What is wrong.
+    /// The current problems.
     pub(super) problems: watch::Receiver<Vec<String>>,
     /// Whether only a restart helps.
     pub(super) is_lost: watch::Receiver<bool>,
 }
 
-/// Makes the run directory where it is missing, and answers on its socket by `asked` until the
-/// agent ends.
+/// Creates the run directory if it is missing, and serves its socket, with requests passed to
+/// `asked`, until the agent ends.
 ///
 /// # Errors
 /// When the directory cannot be used, or another agent answers there.
 pub(super) async fn start(path: &Path, asked: mpsc::Sender<Asked>) -> anyhow::Result<Known> {
     let dir = RunDir::create(path).context("cannot use the run directory")?;
-    let mount = mount_of(dir.dir()).context("cannot tell where the run directory is mounted")?;
+    let mount = mount_of(dir.dir()).context("cannot find the mount of the run directory")?;
     let socket = Socket::listen(path).await?;
-    let (problems, told_problems) = watch::channel(Vec::new());
-    let (is_lost, told_lost) = watch::channel(false);
+    let (problems, problem_receiver) = watch::channel(Vec::new());
+    let (is_lost, lost_receiver) = watch::channel(false);
     let restorer = Restorer { path: path.to_owned(), mount, problems, is_lost };
     tokio::spawn(restorer.keep(socket, asked));
-    Ok(Known { problems: told_problems, is_lost: told_lost })
+    Ok(Known { problems: problem_receiver, is_lost: lost_receiver })
 }
 
-/// A socket, and which file it was.
+/// A socket, and the identity of its file.
 #[derive(Debug)]
 struct Socket {
     listener: UnixListener,
@@ -60,22 +59,22 @@ struct Socket {
 impl Socket {
     async fn listen(run_dir: &Path) -> anyhow::Result<Self> {
         let listener = control::listen(run_dir).await?;
-        let file = identity(run_dir).context("cannot look at the agent's socket")?;
+        let file = identity(run_dir).context("cannot read the agent's socket file")?;
         Ok(Self { listener, file })
     }
 
-    /// Whether who looks for the agent finds it.
+    /// Whether a client finds this socket at its path.
     fn is_there(&self, run_dir: &Path) -> bool {
         identity(run_dir).is_ok_and(|file| file == self.file)
     }
 }
 
 /// The id of the mount through which `dir` was opened.
-#[expect(clippy::disallowed_methods, reason = "the kernel tells it in a file of /proc alone")]
+#[expect(clippy::disallowed_methods, reason = "the kernel reports it only in /proc")]
 fn mount_of(dir: &File) -> io::Result<u64> {
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", dir.as_raw_fd()))?;
     let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
-    id.ok_or_else(|| io::Error::other("the kernel names no mount"))
+    id.ok_or_else(|| io::Error::other("no mnt_id in fdinfo"))
 }
 
 fn identity(run_dir: &Path) -> io::Result<(u64, u64)> {
@@ -102,8 +101,8 @@ impl Restorer {
                 *now = lost.is_some();
                 differs
             });
-            let unheard = self.listen_again(&mut socket).await.err();
-            self.report(lost.or_else(|| unheard.map(|error| format!("{error:#}"))));
+            let failed = self.listen_again(&mut socket).await.err();
+            self.report(lost.or_else(|| failed.map(|error| format!("{error:#}"))));
             let answering = async {
                 match &socket {
                     Some(socket) => control::serve(&socket.listener, &asked).await,
@@ -117,24 +116,24 @@ impl Restorer {
         }
     }
 
-    /// Why the directory cannot be had again without a restart, where that is so.
+    /// Why only a restart restores the directory; `None` if that is not so.
     fn lost(&self) -> Option<String> {
-        // One that is not there at all can be made.
+        // A missing directory can be created.
         let now = File::open(&self.path).ok()?;
         let why = if now.metadata().ok()?.nlink() == 0 {
-            "was removed where it is mounted from"
+            "was removed on the host"
         } else if mount_of(&now).ok()? != self.mount {
-            "is on another mount than at the start: it was unmounted, or something was mounted over it"
+            "is not on the mount that it was on at the start"
         } else {
             return None;
         };
         let path = self.path.display();
         Some(format!(
-            "the run directory {path} {why}; restart the agent to use the one that is there now"
+            "the run directory {path} {why}; restart the agent to use the current directory"
         ))
     }
 
-    /// Makes the socket again where it is gone, and the directory.
+    /// Creates the socket again if it is gone, and the directory.
     async fn listen_again(&self, socket: &mut Option<Socket>) -> anyhow::Result<()> {
         if socket.as_ref().is_some_and(|socket| socket.is_there(&self.path)) {
             return Ok(());
@@ -142,7 +141,7 @@ impl Restorer {
         *socket = None;
         RunDir::create(&self.path).context("cannot use the run directory")?;
         *socket = Some(Socket::listen(&self.path).await?);
-        info!(path = %self.path.display(), "the agent's socket was gone and is made again");
+        info!(path = %self.path.display(), "created the agent's socket again");
         Ok(())
     }
 
@@ -151,7 +150,7 @@ impl Restorer {
             let problems = Vec::from_iter(problem);
             let differs = *now != problems;
             if let Some(error) = problems.first().filter(|_| differs) {
-                warn!(error, "the run directory is not as it should be");
+                warn!(error, "cannot use the run directory");
             }
             *now = problems;
             differs

@@ -1,4 +1,4 @@
-//! Which sources there are, and what each wants; and where it is told what happens here.
+//! Starts the sources, each with its configuration, and the writer of events.
 
 use std::sync::Arc;
 
@@ -11,36 +11,36 @@ use crate::events::{About, Notice, Notices, Reason};
 use crate::model::Event;
 use crate::source::{Outlet, egress, kube, manifests, node, state_file};
 
-/// What is wrong with each source right now.
+/// The current problems of each source.
 pub(super) type Problems = Vec<watch::Receiver<Vec<String>>>;
 
-/// What runs beside the loop.
+/// The tasks beside the loop.
 pub(super) struct Sources {
     pub(super) problems: Problems,
-    /// What looks like a pod and has no record.
+    /// Interfaces that look like a pod's but have no record.
     pub(super) unrecorded: watch::Receiver<attachments::Unrecorded>,
 }
 
-/// Starts them all.
+/// Starts all sources.
 pub(super) async fn start(
     config: &Config,
-    told: &mpsc::Sender<Vec<Event>>,
+    events: &mpsc::Sender<Vec<Event>>,
 ) -> anyhow::Result<Sources> {
-    let mut problems = follow_objects(config, told).await?;
+    let mut problems = follow_objects(config, events).await?;
     let mut outlet = || {
-        let (outlet, found) = Outlet::new(told.clone());
+        let (outlet, found) = Outlet::new(events.clone());
         problems.push(found);
         outlet
     };
-    let (told_file, known_file) = watch::channel(state_file::Seen::default());
+    let (file_sender, state_file) = watch::channel(state_file::Seen::default());
     tokio::spawn(state_file::run(
         state_file::Config { run_dir: config.run_dir.clone() },
-        told_file,
+        file_sender,
         outlet(),
     ));
-    let (told_links, known_links) = watch::channel(Arc::default());
-    tokio::spawn(node::run(outlet(), told_links));
-    let shown = attachments::Shown { links: known_links, state_file: known_file };
+    let (links_sender, links) = watch::channel(Arc::default());
+    tokio::spawn(node::run(outlet(), links_sender));
+    let shown = attachments::Shown { links, state_file };
     let (show, unrecorded) = watch::channel(attachments::Unrecorded::default());
     tokio::spawn(attachments::keep(config.records(), shown.clone(), outlet()));
     tokio::spawn(attachments::follow(config.run_dir.clone(), shown.clone(), outlet()));
@@ -54,27 +54,26 @@ pub(super) async fn start(
 /// Starts the source of the cluster's objects.
 async fn follow_objects(
     config: &Config,
-    told: &mpsc::Sender<Vec<Event>>,
+    events: &mpsc::Sender<Vec<Event>>,
 ) -> anyhow::Result<Problems> {
     let node_name = &config.policy.settings.node_name;
     match &config.objects {
         Objects::Manifests(folder) => {
-            let (objects, problems) = Outlet::new(told.clone());
+            let (objects, problems) = Outlet::new(events.clone());
             let folder =
                 manifests::Config { folder: folder.clone(), node_name: node_name.to_string() };
             tokio::spawn(manifests::run(folder, objects));
             Ok(vec![problems])
         }
         Objects::Api(access) => {
-            // Credentials that cannot be used at the start are a mistake for somebody to see at
-            // once.
+            // Unusable credentials at the start are a mistake that the operator should see at once.
             access.client().await.context("cannot use the Kubernetes API")?;
-            Ok(kube::start(access, node_name, jiff::Timestamp::now(), told))
+            Ok(kube::start(access, node_name, jiff::Timestamp::now(), events))
         }
     }
 }
 
-/// Events are written where the objects come from. The first says that this agent has started.
+/// Starts the writer of events, if objects come from the API. The first event is the agent's start.
 pub(super) fn notices(config: &Config) -> Notices {
     let Objects::Api(access) = &config.objects else {
         return Notices::nowhere();

@@ -1,4 +1,4 @@
-//! Being told to stop.
+//! The signals that stop the agent.
 
 use std::io;
 
@@ -11,7 +11,7 @@ pub(super) struct Stop {
 }
 
 impl Stop {
-    /// They do nothing else from now on.
+    /// Handles both signals from now on.
     pub(super) fn listen() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -19,8 +19,8 @@ impl Stop {
         })
     }
 
-    /// Waits for either.
-    pub(super) async fn told(&mut self) {
+    /// Waits for either signal.
+    pub(super) async fn signalled(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}

@@ -1,16 +1,16 @@
-//! What `status` and the page for people show, of all that the loop has.
+//! The content of `status` and of the status page, from the loop's state.
 
 use super::{Agent, now};
 use crate::status::Status;
 use crate::status::view::{View, ViewQuery};
 
 impl Agent {
-    /// What is known and programmed, and what is wrong by anybody's word.
+    /// The status, with the problems of all parts.
     pub(super) fn status(&mut self) -> Status {
-        let told = self.sources.problems.iter().flat_map(|p| p.borrow().clone());
+        let reported = self.sources.problems.iter().flat_map(|p| p.borrow().clone());
         let found = self.found.borrow().clone();
         let settings = self.settings.problems().iter().cloned();
-        let problems = told.chain(settings).chain(found.errors);
+        let problems = reported.chain(settings).chain(found.errors);
         let left = self.predecessor.problem(now()).map(str::to_owned);
         let problems = problems.chain(self.flush.problem()).chain(left);
         let settings = self.settings.warnings(self.engine.is_synced());

@@ -39,7 +39,7 @@ fn no_chain_goes_with_the_elements_that_led_to_it() -> Result<()> {
         assert_eq!(after.get_or_insert_with(|| now.clone()), &now, "round {round}");
     }
     assert_eq!(fixture.agent.status()?["errors"], json!([]));
-    assert!(!fixture.agent.log().contains("trying again"), "{}", fixture.agent.log());
+    assert!(!fixture.agent.log().contains("will retry"), "{}", fixture.agent.log());
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! The pace, against a kernel that refuses.
+//! The schedule of searches, and a kernel that refuses.
 
 use nix::libc;
 use nix::sched::{CloneFlags, unshare};
@@ -20,13 +20,13 @@ fn alone(test: impl FnOnce() + Send + 'static) {
     thread.join().unwrap();
 }
 
-/// On a runtime as the agent's.
+/// Runs `test` on a runtime like the agent's.
 fn block_on(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.unwrap().block_on(test);
 }
 
-/// With the rights of a user who has none, for this thread and those that it starts.
+/// Runs `test` as an unprivileged user, in this thread and those that it starts.
 fn as_nobody(test: impl FnOnce()) {
     let become_user = |user: libc::uid_t| {
         // SAFETY: it changes the effective user of this thread alone, and touches no memory.
@@ -38,8 +38,8 @@ fn as_nobody(test: impl FnOnce()) {
     become_user(0);
 }
 
-/// An engine that was told nothing.
-fn untold() -> Engine {
+/// An engine without facts.
+fn empty() -> Engine {
     let policy = Policy {
         settings: settings(),
         detector: Detector::PodState,
@@ -50,16 +50,16 @@ fn untold() -> Engine {
     Engine::open(policy, None).unwrap()
 }
 
-fn told(engine: &mut Engine, events: Vec<Event>) {
+fn apply(engine: &mut Engine, events: Vec<Event>) {
     engine.apply(events);
     engine.decided();
 }
 
-/// An engine for which a pod has just gone.
-fn suspicious() -> Engine {
-    let mut engine = untold();
+/// An engine from which a pod was just removed.
+fn with_a_removed_pod() -> Engine {
+    let mut engine = empty();
     for pods in [pods(1, &[("10.1.2.3", "cni0")]), pods(2, &[])] {
-        told(&mut engine, vec![Event::Pods(pods)]);
+        apply(&mut engine, vec![Event::Pods(pods)]);
     }
     engine
 }
@@ -67,10 +67,10 @@ fn suspicious() -> Engine {
 /// A pod of both families.
 const POD: [(&str, &str); 2] = [("10.1.2.3", "cni0"), ("fd00:1::3", "cni0")];
 
-/// A pod, and a service at port 53 over this protocol, at `cluster_ip`; what that made stale was
-/// looked for.
+/// An engine with a pod, and a service at port 53 over this protocol at `cluster_ip`, and no open
+/// candidates.
 fn with_service(protocol: Protocol, cluster_ip: &str) -> Engine {
-    let mut engine = untold();
+    let mut engine = empty();
     let served = Service {
         ports: vec![service_port("dns", protocol, 53, None)],
         ..service("dns", &[cluster_ip])
@@ -79,7 +79,7 @@ fn with_service(protocol: Protocol, cluster_ip: &str) -> Engine {
     events.push(Event::Pods(pods(1, &POD)));
     events.push(Event::Service(served.name.clone(), Some(served)));
     events.push(served_by(protocol, 1));
-    told(&mut engine, events);
+    apply(&mut engine, events);
     engine.take_stale_candidates();
     engine
 }
@@ -94,7 +94,7 @@ fn served_by(protocol: Protocol, last: u32) -> Event {
     Event::Slice(slice.name.clone(), Some(slice))
 }
 
-/// Waits until nothing is to be looked for; how often the kernel's table was dumped for it.
+/// Waits until no search is pending. Returns how often the kernel's table was dumped.
 async fn dumps_until_idle(flush: &mut Flush, engine: &mut Engine) -> u64 {
     while flush.look.is_some() || flush.due().is_some() {
         let step = flush.next().await;
@@ -103,19 +103,19 @@ async fn dumps_until_idle(flush: &mut Flush, engine: &mut Engine) -> u64 {
     flush.conntrack.as_ref().map_or(0, Conntrack::dumps)
 }
 
-/// A dump walks through the kernel's whole table, whatever it is asked for.
+/// A dump walks the kernel's whole table, whatever its filter is.
 #[test]
-fn a_change_costs_no_dump_for_what_no_service_uses() {
+fn a_change_dumps_only_what_services_use() {
     let cases = [
         ("TCP alone", Protocol::Tcp, 0),
-        // One for the first look, one for the second.
+        // One for the first search, one for the second.
         ("UDP of one family", Protocol::Udp, 2),
     ];
     for (what, protocol, expected) in cases {
         alone(move || {
             block_on(async {
                 let (mut engine, mut flush) = (with_service(protocol, "10.96.0.10"), flush());
-                told(&mut engine, vec![Event::Pods(pods(2, &[]))]);
+                apply(&mut engine, vec![Event::Pods(pods(2, &[]))]);
                 flush.after(synced("a pod is gone"), &mut engine);
                 let dumps = dumps_until_idle(&mut flush, &mut engine).await;
                 assert_eq!(dumps, expected, "{what}");
@@ -124,11 +124,11 @@ fn a_change_costs_no_dump_for_what_no_service_uses() {
     }
 }
 
-/// What may take as long as the machine takes to get round to it.
+/// Time for what depends on how busy the machine is.
 const LENIENT: Duration = Duration::from_millis(500);
 
 #[test]
-fn changes_without_pause_are_looked_after_in_time_and_share_their_looks() {
+fn changes_without_pause_are_flushed_in_time_and_share_searches() {
     alone(|| {
         block_on(async {
             let (mut engine, mut flush) = (with_service(Protocol::Udp, "10.96.0.10"), flush());
@@ -136,7 +136,7 @@ fn changes_without_pause_are_looked_after_in_time_and_share_their_looks() {
             let (mut asked, mut looks) = (Vec::new(), Vec::new());
             let mut waited = Duration::ZERO;
             for number in 1..=100 {
-                told(&mut engine, vec![served_by(Protocol::Udp, number % 2)]);
+                apply(&mut engine, vec![served_by(Protocol::Udp, number % 2)]);
                 flush.after(synced("changed"), &mut engine);
                 asked.push(Instant::now());
                 let next = Instant::now() + Duration::from_millis(10);
@@ -152,12 +152,12 @@ fn changes_without_pause_are_looked_after_in_time_and_share_their_looks() {
                 }
             }
             let dumps = dumps_until_idle(&mut flush, &mut engine).await;
-            // A look at a time, one dump each, and no more than the pace allows; the second looks
-            // come after.
+            // One search at a time, one dump each, and no more than the schedule allows; the second
+            // searches come after.
             let most = begun.elapsed().as_millis() / SHORTEST_REST.as_millis() + 2;
             assert!(u128::from(dumps) <= most, "{dumps} dumps, not {most}");
             let gaps = looks.windows(2).map(|pair| pair[1] - pair[0]);
-            let shortest = gaps.min().expect("more looks than one");
+            let shortest = gaps.min().expect("more than one search");
             assert!(shortest >= SHORTEST_REST, "{shortest:?}, {dumps} dumps");
             assert!(waited < ANSWERED + SHORTEST_REST + LENIENT, "{waited:?}");
         })
@@ -184,17 +184,17 @@ async fn until_done(flush: &mut Flush, engine: &mut Engine) {
 }
 
 #[test]
-fn a_change_is_told_when_what_it_made_stale_was_looked_for() {
+fn a_sync_is_reported_when_its_stale_entries_are_gone() {
     alone(|| {
         block_on(async {
-            let (mut engine, mut flush) = (suspicious(), flush());
+            let (mut engine, mut flush) = (with_a_removed_pod(), flush());
             flush.after(synced("first"), &mut engine);
             let status = engine.status(Vec::new());
             assert_eq!((status.last_sync, status.flushing), (None, true));
             until_done(&mut flush, &mut engine).await;
             let status = engine.status(Vec::new());
             assert_eq!((status.last_sync, status.flushing), (Some(synced("first")), false));
-            // Nothing to look for: told at once, with the second look still to come.
+            // Nothing to search for: reported at once, with the second search still pending.
             flush.after(synced("second"), &mut engine);
             assert_eq!(engine.status(Vec::new()).last_sync, Some(synced("second")));
             assert_eq!(flush.again.len(), 1);
@@ -204,11 +204,11 @@ fn a_change_is_told_when_what_it_made_stale_was_looked_for() {
     });
 }
 
-/// The rules are there all the same, and a later look finds what this one could not.
+/// The rules are programmed anyway, and a later search finds what this one could not.
 #[test]
-fn a_kernel_that_refuses_is_told_of_and_holds_nothing_up() {
+fn a_kernel_that_refuses_is_reported_and_delays_nothing() {
     alone(|| {
-        let (mut engine, mut flush) = (suspicious(), flush());
+        let (mut engine, mut flush) = (with_a_removed_pod(), flush());
         as_nobody(|| {
             block_on(async {
                 flush.after(synced("first"), &mut engine);
