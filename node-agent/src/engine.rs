@@ -19,11 +19,11 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::backend::chosen::{Chosen, ChosenError, Removal};
-use crate::backend::iptables::Variant;
 use crate::backend::{Backend, BackendName, Repair, Told};
 use crate::conntrack::{CandidateTracker, Entry, StaleCandidates, StaleFilter};
 use crate::describe::describe;
 use crate::explain::{Context, Explanation, Packet, Step, explain};
+use crate::iptables::Variant;
 use crate::model::{Change, Event, Model, PodVersion};
 use crate::plan::{
     Conflict, Detector, Frontend, NodePortAddresses, NodeSide, Plan, Settings, node_port_addresses,

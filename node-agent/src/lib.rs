@@ -22,6 +22,7 @@ mod fixture;
 pub mod forward;
 pub mod http;
 pub mod install;
+pub mod iptables;
 mod memory;
 pub mod model;
 

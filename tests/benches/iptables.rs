@@ -28,8 +28,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use denizen_agent::backend::BackendName;
-use denizen_agent::backend::iptables::Variant;
 use denizen_agent::engine::{Engine, Policy};
+use denizen_agent::iptables::Variant;
 use denizen_agent::model::{Event, Slice};
 use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Settings};
 use denizen_tests::cni::Namespace;

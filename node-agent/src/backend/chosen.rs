@@ -10,10 +10,11 @@ use ipnetwork::IpNetwork;
 use thiserror::Error;
 use tracing::info;
 
-use super::iptables::{self, Iptables, IptablesError, Variant, Whose};
+use super::iptables::{self, Iptables, IptablesError, Whose};
 use super::nftables::{self, Nftables, NftablesError};
 use super::{Affinity, Backend, BackendName, Repair, SetSize, Told};
 use crate::describe::describe;
+use crate::iptables::Variant;
 use crate::model::{Egress, PodSet};
 use crate::plan::{Detector, Frontend, FrontendKey, NodePortAddresses, NodeSide, Plan};
 use denizen_netlink::NetlinkError;

@@ -4,7 +4,7 @@ use clap::{ArgAction, Args, ValueEnum};
 
 use super::{ConfigError, cidrs};
 use crate::backend::BackendName;
-use crate::backend::iptables::Variant;
+use crate::iptables::Variant;
 use crate::plan::NodePortAddresses;
 
 /// The requested backend.

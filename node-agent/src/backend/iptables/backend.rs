@@ -9,13 +9,13 @@ use std::time::Duration;
 use ipnetwork::IpNetwork;
 use tokio::time::sleep_until;
 
-use super::family_writer::FamilyWriter;
+use super::IptablesError;
 use super::name::SetName;
-use super::sync::Iptables;
+use super::sync::{Iptables, serves};
 use super::told::Wanted;
-use super::tools::IptablesError;
 use crate::backend::nftables::Nftables;
 use crate::backend::{Backend, Repair, SetSize, Told};
+use crate::iptables::Writer;
 use crate::model::{Egress, PodSet};
 use crate::plan::{Detector, Frontend, FrontendKey, NodePortAddresses, NodeSide, Plan};
 
@@ -80,15 +80,14 @@ impl Backend for Iptables {
         let size = |set: SetName| SetSize {
             family: set.family(),
             set: set.as_str().to_owned(),
-            elements: pods.of(set).count(),
+            elements: pods.of(set).len(),
         };
         let told = bridge.is_wanted().then(|| bridge.sizes()).into_iter().flatten();
         SetName::ALL.map(size).into_iter().chain(told).collect()
     }
 
     fn left_frontends(&mut self) -> Vec<FrontendKey> {
-        let writers = self.writers.iter_mut();
-        writers.flat_map(|writer| std::mem::take(&mut writer.left_frontends)).collect()
+        std::mem::take(&mut self.left_frontends)
     }
 
     /// Every chain ends in an endpoint that is there.
@@ -112,21 +111,18 @@ impl Backend for Iptables {
     }
 
     fn refused(&self) -> Vec<String> {
-        let writers = self.writers.iter();
-        writers
-            .flat_map(|writer| writer.refused.words().into_iter().chain(writer.egress.clone()))
-            .collect()
+        self.rejected_words()
     }
 
     fn rejected(&self, frontend: &Frontend) -> Vec<String> {
         let at = frontend.key.family() as usize;
         let own = self.wanted.rules[at].of_frontend(frontend);
-        self.writers[at].refused.about(&own)
+        self.writers[at].rejected.about(&own)
     }
 
     fn serves(&self) -> bool {
         let mut writers = self.writers.iter().zip(&self.wanted.rules);
-        writers.all(|(writer, rules)| writer.serves(rules))
+        writers.all(|(writer, rules)| serves(writer, rules))
     }
 
     fn contended(&self) -> Option<&str> {
@@ -138,7 +134,7 @@ impl Backend for Iptables {
     }
 
     async fn news(&mut self) {
-        let next = self.writers.iter().filter_map(FamilyWriter::next_try).min();
+        let next = self.writers.iter().filter_map(Writer::next_try).min();
         let again = async {
             match next {
                 Some(at) => {

@@ -1,13 +1,20 @@
 //! Removes what this backend, or kube-proxy, left.
 
-use super::edit::Edit;
-use super::ipset::Sets;
-use super::name::{Table, Whose};
-use super::removal;
-use super::save::CANARY;
-use super::tools::{IptablesError, Tools, Variant, legacy_tables};
+use super::name::{SETS, Whose, is_a_proxys};
+use super::schema::SCHEMA;
+use super::{observed, removal};
+use crate::iptables::{
+    Delta, IptablesError, Programs, Schema, Sets, Table, Variant, legacy_tables,
+};
 use crate::model::Family;
 use denizen_netlink::NetlinkError;
+
+/// kube-proxy's chain that says that nobody has flushed the table.
+pub const CANARY: &str = "KUBE-PROXY-CANARY";
+
+/// The chains that may be left: a service proxy's, and kube-proxy's canaries.
+static LEFT: Schema =
+    Schema { owns: |table, name| is_a_proxys(table, name) || name == CANARY, ..SCHEMA };
 
 /// Removes rules of both variants (kube-proxy's of its iptables and ipvs modes), and then the sets
 /// that no rule names any more; how many chains there were.
@@ -45,45 +52,42 @@ fn remove_legacy(whose: Whose) -> Result<usize, IptablesError> {
         let there = legacy_tables(family);
         let is_there = |table: &str| there.iter().any(|name| name == table);
         let with_canary = whose == Whose::KubeProxys && is_there("mangle");
-        match with_canary || Table::ALL.iter().any(|table| is_there(&table.to_string())) {
-            true => remove(&Tools::installed(Variant::Legacy)?, family, whose),
+        match with_canary || Table::ALL.iter().any(|table| is_there(table.as_str())) {
+            true => remove(&Programs::installed(Variant::Legacy)?, family, whose),
             false => Ok(0),
         }
     };
     Family::BOTH.map(of_family).into_iter().sum()
 }
 
-fn remove(tools: &Tools, family: Family, whose: Whose) -> Result<usize, IptablesError> {
-    let seen = tools.save(family, &Table::ALL)?;
-    let mut edit = Edit::default();
-    // The names of services' chains are the same; egress masquerade is nobody's but denizen's.
-    edit.remove(&seen, |table| {
-        let is_denizens = seen.is_ours || table == Table::Security;
+fn remove(programs: &Programs, family: Family, whose: Whose) -> Result<usize, IptablesError> {
+    let seen = programs.save(family, &Table::ALL, &LEFT)?;
+    let services_are_ours = observed::is_ours(&seen);
+    let mut delta = Delta::removal(&seen, |(table, name)| {
+        let is_denizens = name != CANARY && (services_are_ours || *table == Table::Security);
         is_denizens == (whose == Whose::Denizens)
     });
-    let with_canaries = whose == Whose::KubeProxys;
-    if with_canaries {
-        edit.remove_canaries(&seen);
+    let removed = delta.chains();
+    let egress = delta.take_optional();
+    let transactions = delta.transactions(&LEFT, usize::MAX).into_iter();
+    let egress = (!egress.is_empty()).then_some((Table::Security, egress));
+    for (table, delta) in transactions.chain(egress) {
+        programs.restore(family, &delta.input(table))?;
     }
-    for input in [edit.input(), edit.egress_input()] {
-        if !input.is_empty() {
-            tools.restore(family, &input)?;
-        }
-    }
-    if with_canaries && tools.has_chain(family, "mangle", CANARY)? {
+    if whose == Whose::KubeProxys && programs.has_chain(family, "mangle", CANARY)? {
         let input = format!("*mangle\n:{CANARY} - [0:0]\n-X {CANARY}\nCOMMIT\n");
-        tools.restore(family, &input)?;
+        programs.restore(family, &input)?;
     }
-    Ok(edit.chains())
+    Ok(removed)
 }
 
 /// Whether this backend was here: its sets are made before its first rule, and removed after its
 /// last. Whoever removed the sets by hand may have left the nft variant's chains.
 pub fn was_here() -> bool {
-    Sets::open().is_ok_and(|mut sets| sets.exist()) || removal::is_there()
+    Sets::open(&SETS).is_ok_and(|mut sets| sets.exist()) || removal::is_there()
 }
 
 fn sets() -> Result<Sets, IptablesError> {
-    Sets::open()
+    Sets::open(&SETS)
         .map_err(|source: NetlinkError| IptablesError::Set { set: "of this node's pods", source })
 }

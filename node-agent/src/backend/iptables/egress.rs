@@ -8,11 +8,11 @@
 //! any table (net/netfilter/xt_mark.c).
 
 use super::fixed::Shape;
-use super::name::{ChainId, ChainName, EGRESS, FORWARDED, Table};
+use super::name::{ChainId, ChainName, EGRESS, FORWARDED};
 use super::rule::{Match, Rule, Target};
-use super::tools::IptablesError;
 use crate::backend::why::Why;
 use crate::describe::describe;
+use crate::iptables::{IptablesError, Table};
 use crate::model::{Egress, Family};
 
 impl Shape {

@@ -7,10 +7,11 @@ use ipnetwork::IpNetwork;
 
 use super::name::{
     ChainId, ChainName, EXTERNAL_SERVICES, FORWARD, MARK_MASQ, MASQ_IF_NOT_LOCAL, NODE_PORTS,
-    POSTROUTING, PROXY_FIREWALL, SERVICES, Table,
+    POSTROUTING, PROXY_FIREWALL, SERVICES,
 };
 use super::rule::{Match, Rule, Target, Tests, host};
 use crate::backend::why::Why;
+use crate::iptables::Table;
 use crate::model::{Family, Protocol, family_of};
 use crate::plan::{Detector, MarkBit, NodePortAddresses, NodeSide};
 

@@ -7,41 +7,8 @@ use std::net::SocketAddr;
 use data_encoding::BASE32;
 use sha2::{Digest, Sha256};
 
+use crate::iptables::{Set, Table};
 use crate::model::{Family, ServicePortName};
-
-/// A table of iptables.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Table {
-    /// Accepts, refuses and drops.
-    Filter,
-    /// Translates addresses.
-    Nat,
-    /// Marks what pods send elsewhere than to services.
-    Security,
-}
-
-impl Table {
-    /// All of them, in the order in which they are listed.
-    pub const ALL: [Self; 3] = [Self::Filter, Self::Nat, Self::Security];
-
-    /// Those that services are in.
-    pub const OF_SERVICES: [Self; 2] = [Self::Filter, Self::Nat];
-
-    /// The table of this name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|table| table.to_string() == name)
-    }
-}
-
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Filter => "filter",
-            Self::Nat => "nat",
-            Self::Security => "security",
-        })
-    }
-}
 
 /// What a chain that belongs to one service port, or to one of its endpoints, does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -111,6 +78,16 @@ impl Hash {
         let mut text = [0; 16];
         BASE32.encode_mut(&digest[..10], &mut text);
         Self(text)
+    }
+}
+
+impl ChainName {
+    /// Whether this is the name of a chain that is always there, or of the kernel's own.
+    pub fn is_called(&self, name: &str) -> bool {
+        match self {
+            Self::BuiltIn(own) | Self::Fixed(own) => *own == name,
+            Self::Of(..) => false,
+        }
     }
 }
 
@@ -204,16 +181,33 @@ impl SetName {
         }
     }
 
+    /// The set in the kernel.
+    pub const fn set(self) -> Set {
+        let (name, family) = match self {
+            Self::Pods(family @ Family::V4) => ("DENIZEN-PODS-4", family),
+            Self::Pods(family @ Family::V6) => ("DENIZEN-PODS-6", family),
+            Self::BridgedPods(family @ Family::V4) => ("DENIZEN-BRIDGED-4", family),
+            Self::BridgedPods(family @ Family::V6) => ("DENIZEN-BRIDGED-6", family),
+        };
+        Set { name, family }
+    }
+
     /// Its name in the kernel.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Pods(Family::V4) => "DENIZEN-PODS-4",
-            Self::Pods(Family::V6) => "DENIZEN-PODS-6",
-            Self::BridgedPods(Family::V4) => "DENIZEN-BRIDGED-4",
-            Self::BridgedPods(Family::V6) => "DENIZEN-BRIDGED-6",
-        }
+        self.set().name
+    }
+
+    /// What is in the kernel under that name.
+    pub fn of(set: Set) -> Option<Self> {
+        Self::ALL.into_iter().find(|name| name.set() == set)
     }
 }
+
+/// The sets of [`SetName::ALL`].
+pub const SETS: [Set; 4] = {
+    let [a, b, c, d] = SetName::ALL;
+    [a.set(), b.set(), c.set(), d.set()]
+};
 
 #[cfg(test)]
 mod tests {

@@ -1,38 +1,15 @@
 //! This node's pods as elements of the sets that the rules ask. Pure.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::net::IpAddr;
-use std::sync::Arc;
-
 use super::name::SetName;
+use crate::iptables::{Element, Elements, Set};
 use crate::model::{LocalPod, PodSet, family_of};
-
-/// A pod's address, and the interface that its packets come in through (the bridge's, for a bridged
-/// pod).
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PodKey {
-    /// The address.
-    pub address: IpAddr,
-    /// The interface.
-    pub interface: Arc<str>,
-}
 
 /// The pods of this node, of both families.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Pods {
-    all: BTreeMap<PodKey, String>,
+    all: Elements,
     /// Those whose port of the bridge must be right, too.
-    bridged: BTreeMap<PodKey, String>,
-}
-
-/// One element of a set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PodElement<'a> {
-    /// What is matched.
-    pub key: &'a PodKey,
-    /// Whose it is.
-    pub owner: &'a str,
+    bridged: Elements,
 }
 
 /// The kernel's IPSET_MAX_COMMENT_SIZE is 255; a pod's namespace and name may be longer.
@@ -49,41 +26,30 @@ impl Pods {
         }
     }
 
-    /// Those of a set, in order.
-    pub fn of(&self, set: SetName) -> impl Iterator<Item = PodElement<'_>> {
-        let elements = self.elements(set).iter();
-        elements
-            .map(|(key, owner)| PodElement { key, owner })
-            .filter(move |pod| family_of(pod.key.address) == set.family())
-    }
-
-    /// Whether there is such an element in a set.
-    pub fn contains(&self, set: SetName, key: &PodKey) -> bool {
-        self.elements(set).contains_key(key)
-    }
-
-    fn elements(&self, set: SetName) -> &BTreeMap<PodKey, String> {
-        match set {
+    /// The elements of a set: addresses with the interfaces that their packets come in through (the
+    /// bridge, for a bridged pod). The comment names the pod.
+    pub fn of(&self, set: SetName) -> Elements {
+        let elements = match set {
             SetName::Pods(_) => &self.all,
             SetName::BridgedPods(_) => &self.bridged,
-        }
+        };
+        let of_family = |element: &Element| family_of(element.address) == set.family();
+        let elements = elements.iter().filter(|(element, _)| of_family(element));
+        elements.map(|(element, owner)| (element.clone(), owner.clone())).collect()
+    }
+
+    /// The elements of one of the driver's sets.
+    pub fn of_set(&self, set: Set) -> Elements {
+        SetName::of(set).map(|set| self.of(set)).unwrap_or_default()
     }
 }
 
-fn elements(pod: &LocalPod) -> impl Iterator<Item = (PodKey, String)> {
+fn elements(pod: &LocalPod) -> impl Iterator<Item = (Element, String)> {
     let mut owner = pod.to_string();
     owner.truncate(owner.floor_char_boundary(LONGEST_COMMENT));
     pod.ips.iter().map(move |address| {
         let interface = pod.interface.clone();
         let address = *address;
-        (PodKey { address, interface }, owner.clone())
+        (Element { address, interface }, owner.clone())
     })
-}
-
-impl fmt::Display for PodElement<'_> {
-    /// As `ipset add` takes it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PodKey { address, interface } = self.key;
-        write!(f, "{address},{interface} comment \"{}\"", self.owner)
-    }
 }

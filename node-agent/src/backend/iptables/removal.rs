@@ -9,12 +9,12 @@ use std::collections::BTreeSet;
 use nix::errno::Errno;
 use nix::libc;
 
-use super::name::{MARK_MASQ, Table, Whose, is_a_proxys};
-use super::save::CANARY;
-use super::tools::IptablesError;
+use super::cleanup::CANARY;
+use super::name::{MARK_MASQ, Whose, is_a_proxys};
 use crate::backend::nftables::foreign::{commit, dump, handle, leads_to, xt_comment};
 use crate::backend::nftables::{Kernel, kind};
 use crate::backend::why::Why;
+use crate::iptables::{IptablesError, Table};
 use crate::model::Family;
 use denizen_netlink::{NetlinkError, Socket, Writer};
 

@@ -4,32 +4,15 @@
 //! What is kept is what the rules are made from, and a number for each chain that tells whether it
 //! came out otherwise; the text of a chain is made when it is written.
 
-use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{Hash as _, Hasher};
 
 use super::fixed::Shape;
-use super::name::{ChainId, ChainName, Kind, Table};
+use super::name::{ChainId, ChainName, Kind};
 use super::rule::Rule;
 use super::service::{Lowered, ServicePort, Shared, lower, lower_shared};
+use crate::iptables::{self, Desired, Fingerprint, Lines, Table};
 use crate::model::{Family, ServicePortName};
 use crate::plan::{Frontend, FrontendAddress, FrontendKey};
-
-/// A chain's rules as lines, each without `-A` and the chain's name.
-pub type Lines = Vec<String>;
-
-/// Tells two contents of a chain apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Print(pub(super) u64);
-
-impl Print {
-    /// Of a chain's lines, in order.
-    pub fn of<T: AsRef<str>>(lines: impl IntoIterator<Item = T>) -> Self {
-        let mut hasher = DefaultHasher::new();
-        lines.into_iter().for_each(|line| line.as_ref().hash(&mut hasher));
-        Self(hasher.finish())
-    }
-}
 
 /// The rules of one family.
 #[derive(Debug)]
@@ -47,8 +30,8 @@ pub struct Ruleset {
 #[derive(Debug, Default)]
 struct Port {
     keys: BTreeMap<FrontendKey, Frontend>,
-    chains: Box<[(ChainName, Print)]>,
-    shared: [Option<Print>; Shared::ALL.len()],
+    chains: Box<[(ChainName, Fingerprint)]>,
+    shared: [Option<Fingerprint>; Shared::ALL.len()],
 }
 
 impl Ruleset {
@@ -63,11 +46,6 @@ impl Ruleset {
         };
         ruleset.touch_fixed();
         ruleset
-    }
-
-    /// Whose they are.
-    pub fn family(&self) -> Family {
-        self.shape.family
     }
 
     /// What every rule depends on.
@@ -109,14 +87,17 @@ impl Ruleset {
 
     /// The chains and, of chains that services share, the lines that a packet to this frontend may
     /// pass.
-    pub fn of_frontend(&self, frontend: &Frontend) -> BTreeSet<(Table, String, Option<String>)> {
+    pub fn of_frontend(
+        &self,
+        frontend: &Frontend,
+    ) -> BTreeSet<(iptables::ChainId, Option<String>)> {
         let port =
             Port { keys: BTreeMap::from([(frontend.key, frontend.clone())]), ..Port::default() };
         let Lowered { chains, shared } = lower(view(&self.shape, &frontend.service_port, &port));
-        let own = chains.into_keys().map(|chain| (Table::Nat, chain.to_string(), None));
+        let own = chains.into_keys().map(|chain| ((Table::Nat, chain.to_string()), None));
         let shared = shared.into_iter().map(|(of, rule)| {
             let (table, chain) = of.chain();
-            (table, chain.to_string(), Some(rule.text(self.shape.family)))
+            ((table, chain.to_string()), Some(rule.text(self.shape.family)))
         });
         own.chain(shared).collect()
     }
@@ -159,15 +140,15 @@ impl Ruleset {
             return;
         };
         let family = self.shape.family;
-        let print = |rules: &[Rule]| Print::of(rules.iter().map(|rule| rule.text(family)));
+        let print = |rules: &[Rule]| Fingerprint::of(rules.iter().map(|rule| rule.text(family)));
         let Lowered { chains, shared } = lower(view(&self.shape, name, &port));
         let chains: Vec<_> = chains.into_iter().map(|(id, rules)| (id, print(&rules))).collect();
         let lists = Shared::ALL.map(|of| {
             let rules = shared.iter().filter(|(it, _)| *it == of);
             let lines: Vec<String> = rules.map(|(_, rule)| rule.text(family)).collect();
-            (!lines.is_empty()).then(|| Print::of(lines))
+            (!lines.is_empty()).then(|| Fingerprint::of(lines))
         });
-        let stays = |entry: &&(ChainName, Print), others: &[(ChainName, Print)]| {
+        let stays = |entry: &&(ChainName, Fingerprint), others: &[(ChainName, Fingerprint)]| {
             others
                 .binary_search_by_key(&entry.0, |(id, _)| *id)
                 .is_ok_and(|at| others[at].1 == entry.1)
@@ -195,76 +176,6 @@ impl Ruleset {
         self.changed.extend(all.map(|id| (id, None)));
     }
 
-    /// Whether any chain changed since this was last asked for.
-    pub fn is_changed(&self) -> bool {
-        !self.changed.is_empty()
-    }
-
-    /// Whether there are rules about what pods send elsewhere than to services, or were when all
-    /// was last compared.
-    pub fn has_egress(&self) -> bool {
-        self.shape.egress.is_some() || self.jumps_changed
-    }
-
-    /// Whether the jumps into them changed, too: then all is to be compared.
-    pub fn has_other_jumps(&self) -> bool {
-        self.jumps_changed
-    }
-
-    /// Whether what pods send elsewhere than to services is marked otherwise.
-    pub fn has_other_egress(&self) -> bool {
-        self.changed.keys().any(|(table, _)| *table == Table::Security)
-    }
-
-    /// The chains that changed, each with its lines, or without where it is wanted no more.
-    pub fn take_changes(&mut self) -> BTreeMap<ChainId, Option<Lines>> {
-        let changed = std::mem::take(&mut self.changed);
-        let mut owned: BTreeMap<&ServicePortName, BTreeMap<ChainName, Vec<Rule>>> = BTreeMap::new();
-        for name in changed.values().flatten() {
-            if let Some(port) = self.ports.get(name) {
-                owned.entry(name).or_insert_with(|| lower(view(&self.shape, name, port)).chains);
-            }
-        }
-        let mut fixed: BTreeMap<ChainId, Vec<Rule>> = self.shape.chains().into_iter().collect();
-        let mut found = BTreeMap::new();
-        for (id, owner) in &changed {
-            let rules = match owner {
-                Some(owner) => owned.get_mut(owner).and_then(|chains| chains.remove(&id.1)),
-                None => fixed.remove(id),
-            };
-            found.insert(*id, rules.map(|rules| self.lines(&rules)));
-        }
-        if Shared::ALL.iter().any(|of| changed.contains_key(&of.chain())) {
-            let lists = self.shared().into_iter().filter(|(id, _)| changed.contains_key(id));
-            found.extend(lists.map(|(id, lines)| (id, Some(lines))));
-        }
-        found
-    }
-
-    /// Nothing more is to be written: all of it is about to be compared.
-    pub fn forget_changes(&mut self) {
-        self.changed.clear();
-        self.jumps_changed = false;
-    }
-
-    /// Each chain with its lines, one after the other.
-    pub fn for_each(&self, mut each: impl FnMut(ChainId, Lines)) {
-        let fixed = self.shape.chains().into_iter();
-        fixed.for_each(|(id, rules)| each(id, self.lines(&rules)));
-        self.shared().into_iter().for_each(|(id, lines)| each(id, lines));
-        for (name, port) in &self.ports {
-            for (chain, rules) in lower(view(&self.shape, name, port)).chains {
-                each((Table::Nat, chain), self.lines(&rules));
-            }
-        }
-    }
-
-    /// The jumps into these chains from the kernel's own.
-    pub fn jumps(&self) -> Vec<(ChainId, String)> {
-        let jumps = self.shape.jumps().into_iter();
-        jumps.map(|(id, rule)| (id, rule.text(self.shape.family))).collect()
-    }
-
     fn lines(&self, rules: &[Rule]) -> Lines {
         rules.iter().map(|rule| rule.text(self.shape.family)).collect()
     }
@@ -286,6 +197,76 @@ impl Ruleset {
             services.push(end.text(self.shape.family));
         }
         found
+    }
+}
+
+impl Desired for Ruleset {
+    fn family(&self) -> Family {
+        self.shape.family
+    }
+
+    fn for_each(&self, mut each: impl FnMut(iptables::ChainId, Lines)) {
+        let mut each = |(table, chain): ChainId, lines| each((table, chain.to_string()), lines);
+        let fixed = self.shape.chains().into_iter();
+        fixed.for_each(|(id, rules)| each(id, self.lines(&rules)));
+        self.shared().into_iter().for_each(|(id, lines)| each(id, lines));
+        for (name, port) in &self.ports {
+            for (chain, rules) in lower(view(&self.shape, name, port)).chains {
+                each((Table::Nat, chain), self.lines(&rules));
+            }
+        }
+    }
+
+    fn jumps(&self) -> Vec<(iptables::ChainId, String)> {
+        let jumps = self.shape.jumps().into_iter();
+        let line = |rule: Rule| rule.text(self.shape.family);
+        jumps.map(|((table, chain), rule)| ((table, chain.to_string()), line(rule))).collect()
+    }
+
+    fn is_changed(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
+    fn take_changes(&mut self) -> BTreeMap<iptables::ChainId, Option<Lines>> {
+        let changed = std::mem::take(&mut self.changed);
+        let mut owned: BTreeMap<&ServicePortName, BTreeMap<ChainName, Vec<Rule>>> = BTreeMap::new();
+        for name in changed.values().flatten() {
+            if let Some(port) = self.ports.get(name) {
+                owned.entry(name).or_insert_with(|| lower(view(&self.shape, name, port)).chains);
+            }
+        }
+        let mut fixed: BTreeMap<ChainId, Vec<Rule>> = self.shape.chains().into_iter().collect();
+        let is_shared_changed = Shared::ALL.iter().any(|of| changed.contains_key(&of.chain()));
+        let mut shared = if is_shared_changed { self.shared() } else { BTreeMap::new() };
+        let found = changed.iter().map(|(id, owner)| {
+            let rules = match owner {
+                Some(owner) => owned.get_mut(owner).and_then(|chains| chains.remove(&id.1)),
+                None => fixed.remove(id),
+            };
+            let lines = rules.map(|rules| self.lines(&rules)).or_else(|| shared.remove(id));
+            ((id.0, id.1.to_string()), lines)
+        });
+        found.collect()
+    }
+
+    fn forget_changes(&mut self) {
+        self.changed.clear();
+        self.jumps_changed = false;
+    }
+
+    fn has_changed_jumps(&self) -> bool {
+        self.jumps_changed
+    }
+
+    fn uses(&self, table: Table) -> bool {
+        match table {
+            Table::Filter | Table::Nat => true,
+            Table::Security => self.shape.egress.is_some() || self.jumps_changed,
+        }
+    }
+
+    fn is_changed_in(&self, table: Table) -> bool {
+        self.changed.keys().any(|(its, _)| *its == table)
     }
 }
 

@@ -9,10 +9,11 @@ use ipnetwork::IpNetwork;
 use super::fixed::only_test;
 use super::name::{
     ChainId, ChainName, EXTERNAL_SERVICES, Hash, Kind, MARK_MASQ, MASQ_IF_NOT_LOCAL, NODE_PORTS,
-    PROXY_FIREWALL, SERVICES, Table,
+    PROXY_FIREWALL, SERVICES,
 };
 use super::rule::{Match, Rule, Target, Tests, host};
 use crate::backend::why::Why;
+use crate::iptables::Table;
 use crate::model::{Affinity, Protocol, ServicePortName, TrafficPolicy};
 use crate::plan::{
     Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade, Outcome,

@@ -6,14 +6,16 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tracing::{error, info, warn};
 
 use super::contender::contender;
-use super::family_writer::FamilyWriter;
-use super::ipset::Sets;
+use super::name::{Kind, SETS};
+use super::ruleset::Ruleset;
+use super::schema::SCHEMA;
 use super::told::Wanted;
-use super::tools::{IptablesError, Tools, Variant};
-use super::worker::{self, Done, Outcome};
+use super::{IptablesError, egress, observed};
 use crate::backend::Repair;
 use crate::backend::nftables::{Kernel, Nftables, NftablesError};
+use crate::iptables::{self, Desired, Done, Outcome, Programs, Sets, Variant, Writer};
 use crate::model::Family;
+use crate::plan::FrontendKey;
 
 /// The rules are looked at this often, or so seldom that looking takes a hundredth of the time.
 /// (ip_tables notifies nobody of a change.)
@@ -29,7 +31,9 @@ pub struct Iptables {
     variant: Variant,
     pub(super) wanted: Wanted<Kernel>,
     pub(super) sets: Sets,
-    pub(super) writers: [FamilyWriter; 2],
+    pub(super) writers: [Writer; 2],
+    /// Frontends of an earlier run, or of kube-proxy, that are none any more.
+    pub(super) left_frontends: Vec<FrontendKey>,
     /// What the threads are done with.
     pub(super) news: UnboundedReceiver<Done>,
     pub(super) heard: Vec<Done>,
@@ -47,21 +51,24 @@ impl Iptables {
     /// # Errors
     /// When there is no iptables, or no netlink to be had.
     pub fn open(forced: Option<Variant>) -> Result<Self, IptablesError> {
-        let tools = match forced {
-            Some(variant) => Tools::installed(variant)?,
-            None => Tools::find()?,
+        let programs = match forced {
+            Some(variant) => Programs::installed(variant)?,
+            None => Programs::find()?,
         };
-        info!(variant = ?tools.variant, forced = forced.is_some(), "iptables");
-        let sets = Sets::open()
-            .map_err(|source| IptablesError::Set { set: "of this node's pods", source })?;
+        info!(variant = ?programs.variant, forced = forced.is_some(), "iptables");
+        let sets = Sets::open(&SETS).map_err(|source| iptables::IptablesError::Set {
+            set: "of this node's pods",
+            source,
+        })?;
         let (done, news) = unbounded_channel();
-        let writers = Family::BOTH
-            .map(|family| FamilyWriter::new(worker::start(tools, family, done.clone())));
+        let writers =
+            Family::BOTH.map(|family| Writer::start(programs, &SCHEMA, family, done.clone()));
         Ok(Self {
-            variant: tools.variant,
+            variant: programs.variant,
             wanted: Wanted::new(!is_liberal(), Nftables::open_bridge()?),
             sets,
             writers,
+            left_frontends: Vec::new(),
             news,
             heard: Vec::new(),
             look_every: LOOK_EVERY,
@@ -106,7 +113,7 @@ impl Iptables {
             let writers = self.writers.iter_mut().zip(&mut self.wanted.rules);
             writers.for_each(|(writer, rules)| writer.go_on(rules));
         }
-        if self.contended.is_none() && self.writers.iter().any(FamilyWriter::is_contended) {
+        if self.contended.is_none() && self.writers.iter().any(Writer::is_contended) {
             let contender = contender();
             error!(error = contender, "these rules are somebody else's too");
             self.contended = Some(contender);
@@ -121,7 +128,7 @@ impl Iptables {
         }
         match (pods_known, services_known) {
             (true, _) => {
-                let written = self.sets.program(pods)?;
+                let written = self.sets.program(|set| pods.of_set(set))?;
                 if std::mem::replace(&mut self.sets_settled, true)
                     && !self.wanted.pods_changed
                     && written > 0
@@ -138,6 +145,15 @@ impl Iptables {
         Ok(())
     }
 
+    /// What is rejected, of the rules of services and of egress masquerade, in words.
+    pub(super) fn rejected_words(&self) -> Vec<String> {
+        let of_family = |(writer, family): (&Writer, Family)| {
+            let egress = writer.optional_failure().map(|error| egress::words(family, error));
+            writer.rejected.words().into_iter().chain(egress)
+        };
+        self.writers.iter().zip(Family::BOTH).flat_map(of_family).collect()
+    }
+
     fn hear(&mut self) -> Result<(), IptablesError> {
         while let Ok(done) = self.news.try_recv() {
             self.heard.push(done);
@@ -148,16 +164,36 @@ impl Iptables {
             if let Ok(Outcome::Seen(_)) = done.result {
                 self.look_every = (done.took * 100).clamp(LOOK_EVERY, LOOK_AT_LEAST);
             }
-            match self.writers[at].take(done, &mut self.wanted.rules[at]) {
-                Ok(repair) => {
-                    self.repaired.chains += repair.chains;
-                    self.repaired.elements += repair.elements;
+            let (writer, rules) = (&mut self.writers[at], &mut self.wanted.rules[at]);
+            match writer.take(done, rules) {
+                Ok(repaired) => {
+                    self.repaired.chains += repaired.chains;
+                    self.repaired.elements += repaired.jumps;
                 }
-                Err(error) => result = result.and(Err(error)),
+                Err(error) => result = result.and(Err(error.into())),
+            }
+            if let Some(seen) = writer.take_first_seen() {
+                let left = observed::frontends(&seen, rules.family());
+                self.left_frontends.extend(left.filter(|key| !rules.has_frontend(key)));
+                if !seen.is_empty() && !observed::is_ours(&seen) {
+                    info!(family = %rules.family(), "rules of kube-proxy are taken over");
+                }
             }
         }
         result
     }
+}
+
+/// Whether most services are served: of the chains that choose endpoints, and of those that lead to
+/// them, no more than half have rejected rules.
+pub(super) fn serves(writer: &Writer, rules: &Ruleset) -> bool {
+    let needed: [&[Kind]; 2] = [&[Kind::Service, Kind::Local], &[Kind::Endpoint]];
+    needed.into_iter().all(|kinds| {
+        let of_kinds = |count: &dyn Fn(Kind) -> usize| kinds.iter().copied().map(count).sum();
+        let rejected: usize = of_kinds(&|kind| writer.rejected.chains_of(kind.prefix()));
+        let all: usize = of_kinds(&|kind| rules.chains_of(kind));
+        rejected == 0 || rejected * 2 <= all
+    })
 }
 
 /// Connection tracking that lets packets outside a connection's window pass has fewer that it

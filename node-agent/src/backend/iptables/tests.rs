@@ -6,6 +6,7 @@ use super::Wanted;
 use crate::backend::BackendName;
 use crate::engine::{Engine, Policy};
 use crate::fixture::*;
+use crate::iptables::{ChainId, Desired, Lines};
 use crate::model::{Event, Listing, Protocol, Service, Slice, TrafficPolicy};
 use crate::plan::{Detector, NodePortAddresses, NodeSide};
 
@@ -117,7 +118,7 @@ fn an_endpoints_change_touches_its_service_alone() {
 
 impl Engine<Wanted> {
     /// What changed in IPv4 since the last time.
-    fn changes(&mut self) -> BTreeMap<super::name::ChainId, Option<super::ruleset::Lines>> {
+    fn changes(&mut self) -> BTreeMap<ChainId, Option<Lines>> {
         self.decided_mut().rules[0].take_changes()
     }
 }

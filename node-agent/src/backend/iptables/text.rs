@@ -6,10 +6,11 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::name::{ChainName, SetName, Table};
+use super::name::SetName;
 use super::pods::Pods;
 use super::ruleset::Ruleset;
 use crate::backend::nftables;
+use crate::iptables::{Desired, Element, Table};
 use crate::model::Family;
 
 /// The rules of both families.
@@ -61,19 +62,17 @@ fn family(rules: &Ruleset, pods: &Pods) -> FamilyText {
         own: Vec::new(),
     });
     for ((table, chain), line) in rules.jumps() {
-        let chains = &mut tables[table as usize].chains;
-        chains.entry(chain.to_string()).or_default().push(line);
+        tables[table as usize].chains.entry(chain).or_default().push(line);
     }
     rules.for_each(|(table, chain), lines| {
-        debug_assert!(!matches!(chain, ChainName::BuiltIn(_)));
-        tables[table as usize].own.push(chain.to_string());
-        tables[table as usize].chains.insert(chain.to_string(), lines);
+        tables[table as usize].own.push(chain.clone());
+        tables[table as usize].chains.insert(chain, lines);
     });
     let sets = SetName::ALL.into_iter().rev();
     let sets = sets.filter(|set| set.family() == rules.family());
     let set = |set: SetName| SetText {
         name: set.as_str(),
-        elements: pods.of(set).map(|pod| pod.to_string()).collect(),
+        elements: pods.of(set).iter().map(|(element, pod)| element_text(element, pod)).collect(),
     };
     FamilyText {
         program: match rules.family() {
@@ -83,6 +82,11 @@ fn family(rules: &Ruleset, pods: &Pods) -> FamilyText {
         sets: sets.map(set).collect(),
         tables: tables.into_iter().filter(|table| !table.chains.is_empty()).collect(),
     }
+}
+
+/// As `ipset add` takes it.
+fn element_text(Element { address, interface }: &Element, pod: &str) -> String {
+    format!("{address},{interface} comment \"{pod}\"")
 }
 
 impl fmt::Display for Rendering {

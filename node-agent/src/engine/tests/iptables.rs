@@ -10,6 +10,7 @@ use crate::backend::BackendName;
 use crate::backend::iptables::Wanted;
 use crate::engine::{Engine, Policy};
 use crate::fixture::settings;
+use crate::iptables::Desired;
 use crate::model::Listing;
 use crate::plan::{Detector, NodePortAddresses, NodeSide};
 

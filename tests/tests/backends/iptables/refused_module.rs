@@ -69,7 +69,7 @@ fn are_served(cast: &Cast, numbers: Range<u8>) -> Result<bool> {
 
 fn is_refused(status: &Value) -> bool {
     let errors = status["errors"].to_string();
-    let all_named = errors.contains("Extension ipvs") && errors.contains("more rules are refused");
+    let all_named = errors.contains("Extension ipvs") && errors.contains("more rules are rejected");
     all_named && PLAIN.chain(40..41).all(|n| !errors.contains(&format!("default/plain{n}:")))
 }
 

@@ -2,14 +2,79 @@
 
 use std::sync::mpsc::{Receiver, channel};
 
+use std::collections::BTreeMap;
+
+use super::super::Lines;
+use super::super::fixture::SCHEMA;
+use super::super::probe::MissingExtensions;
 use super::*;
-use crate::model::Egress;
-use crate::plan::{Detector, NodePortAddresses};
+
+/// What a client wants: one chain in each of these tables, with jumps to them.
+struct Client {
+    optional: Option<&'static str>,
+    is_changed: bool,
+    jumps_changed: bool,
+}
+
+impl Client {
+    /// Wants this rule in the table that a kernel may lack, or nothing.
+    fn wants_optional(&mut self, rule: Option<&'static str>) {
+        self.jumps_changed |= self.optional.is_some() != rule.is_some();
+        self.optional = rule;
+        self.is_changed = true;
+    }
+}
+
+impl Desired for Client {
+    fn family(&self) -> Family {
+        Family::V4
+    }
+
+    fn for_each(&self, mut each: impl FnMut(ChainId, Lines)) {
+        each((Table::Nat, "OWN-ALL".to_owned()), vec!["-j RETURN".to_owned()]);
+        if let Some(rule) = self.optional {
+            each((Table::Security, "OWN-1-x".to_owned()), vec![rule.to_owned()]);
+        }
+    }
+
+    fn jumps(&self) -> Vec<(ChainId, String)> {
+        let mut jumps = vec![((Table::Nat, "OUTPUT".to_owned()), "-j OWN-ALL".to_owned())];
+        if self.optional.is_some() {
+            jumps.push(((Table::Security, "FORWARD".to_owned()), "-j OWN-1-x".to_owned()));
+        }
+        jumps
+    }
+
+    fn is_changed(&self) -> bool {
+        self.is_changed
+    }
+
+    fn take_changes(&mut self) -> BTreeMap<ChainId, Option<Lines>> {
+        self.is_changed = false;
+        BTreeMap::new()
+    }
+
+    fn forget_changes(&mut self) {
+        (self.is_changed, self.jumps_changed) = (false, false);
+    }
+
+    fn has_changed_jumps(&self) -> bool {
+        self.jumps_changed
+    }
+
+    fn uses(&self, table: Table) -> bool {
+        table != Table::Security || self.optional.is_some() || self.jumps_changed
+    }
+
+    fn is_changed_in(&self, _: Table) -> bool {
+        self.is_changed
+    }
+}
 
 /// A writer whose jobs nobody does but the test.
 struct Rig {
-    writer: FamilyWriter,
-    rules: Ruleset,
+    writer: Writer,
+    rules: Client,
     jobs: Receiver<Job>,
     now: Instant,
 }
@@ -17,21 +82,21 @@ struct Rig {
 impl Rig {
     fn new() -> Self {
         let (sender, jobs) = channel();
-        let mut rules = Ruleset::new(super::super::fixed::Shape::new(Family::V4, true));
-        rules.reshape(|shape| {
-            shape.detect(&Detector::PodState, &[]);
-            shape.serve_node_ports(&NodePortAddresses::All { localhost: true }, &[]);
-            shape.send_out(Some(&Egress { kept: vec!["10.0.0.0/8".parse().unwrap()], v6: false }));
-        });
         #[expect(clippy::disallowed_methods, reason = "a test needs some moment")]
         let now = Instant::now();
-        let writer = FamilyWriter::new(sender);
-        Self { writer, rules, jobs, now }
+        let mut writer = Writer::new(&SCHEMA, sender);
+        let mut rules =
+            Client { optional: Some("-j MARK"), is_changed: true, jumps_changed: false };
+        writer.go_on(&mut rules);
+        let mut rig = Self { writer, rules, jobs, now };
+        assert!(matches!(rig.jobs.try_recv(), Ok(Job::Probe)));
+        rig.done(Outcome::Probed(MissingExtensions::default()));
+        rig
     }
 
     /// What `iptables-save` says of all that is wanted, but for `missing`.
     fn seen(&self, missing: Option<Table>) -> Observed {
-        let mut seen = Observed::default();
+        let mut seen = Observed::new(&SCHEMA);
         let mut read = |table, text: String| {
             if Some(table) != missing {
                 seen.read(table, &text);
@@ -47,13 +112,13 @@ impl Rig {
         seen
     }
 
-    fn done(&mut self, outcome: Outcome) -> Repair {
+    fn done(&mut self, outcome: Outcome) -> Repaired {
         let done =
             Done { family: Family::V4, result: Ok(outcome), at: self.now, took: Duration::ZERO };
         self.writer.take(done, &mut self.rules).unwrap()
     }
 
-    fn looks(&mut self, missing: Option<Table>) -> Repair {
+    fn looks(&mut self, missing: Option<Table>) -> Repaired {
         let seen = self.seen(missing);
         self.done(Outcome::Seen(Box::new(seen)))
     }
@@ -61,6 +126,10 @@ impl Rig {
     fn writes(&self) -> bool {
         matches!(self.jobs.try_recv(), Ok(Job::Write(_)))
     }
+}
+
+fn written(optional: Option<Result<(), IptablesError>>) -> Outcome {
+    Outcome::Written { rejected: Vec::new(), optional }
 }
 
 fn without_the_table() -> IptablesError {
@@ -71,21 +140,20 @@ fn without_the_table() -> IptablesError {
 }
 
 #[test]
-fn what_cannot_be_written_of_egress_is_nobodys_doing() {
+fn what_cannot_be_written_of_the_optional_table_is_nobodys_doing() {
     let mut rig = Rig::new();
     rig.looks(Some(Table::Security));
     assert!(rig.writes());
-    rig.done(Outcome::Written(vec![], Some(Err(without_the_table()))));
-    let why = rig.writer.egress.clone().unwrap();
-    assert!(why.contains("iptable_security (CONFIG_IP_NF_SECURITY)"), "{why}");
-    assert!(rig.writer.is_settled(&rig.rules), "services are as they should be");
-    assert_eq!(rig.looks(Some(Table::Security)), Repair::default());
+    rig.done(written(Some(Err(without_the_table()))));
+    assert!(rig.writer.optional_failure().is_some());
+    assert!(rig.writer.is_settled(&rig.rules), "the others are as they should be");
+    assert_eq!(rig.looks(Some(Table::Security)), Repaired::default());
     assert!(rig.writes(), "a look tries it again");
     // A change of services alone says nothing about it.
-    rig.done(Outcome::Written(vec![], None));
-    assert_eq!(rig.writer.egress, Some(why));
-    rig.done(Outcome::Written(vec![], Some(Ok(()))));
-    assert_eq!(rig.writer.egress, None);
+    rig.done(written(None));
+    assert!(rig.writer.optional_failure().is_some());
+    rig.done(written(Some(Ok(()))));
+    assert!(rig.writer.optional_failure().is_none());
 }
 
 #[test]
@@ -94,22 +162,22 @@ fn a_family_that_the_kernel_is_without_waits_for_nothing() {
     assert!(!rig.writer.is_settled(&rig.rules));
     rig.done(Outcome::Unspoken);
     assert!(rig.writer.is_settled(&rig.rules));
-    rig.rules.reshape(|shape| shape.send_out(Some(&Egress::default())));
+    rig.rules.wants_optional(Some("-j DROP"));
     rig.writer.go_on(&mut rig.rules);
-    assert_eq!(rig.done(Outcome::Unspoken), Repair::default());
+    assert_eq!(rig.done(Outcome::Unspoken), Repaired::default());
     assert!(rig.writer.is_settled(&rig.rules) && !rig.writer.is_contended());
 }
 
 #[test]
-fn another_egress_without_its_table_is_compared_first() {
+fn a_change_in_a_missing_table_is_compared_first() {
     let mut rig = Rig::new();
     rig.looks(Some(Table::Security));
     assert!(rig.writes());
-    rig.done(Outcome::Written(vec![], Some(Err(without_the_table()))));
-    rig.rules.reshape(|shape| shape.send_out(Some(&Egress::default())));
+    rig.done(written(Some(Err(without_the_table()))));
+    rig.rules.wants_optional(Some("-j DROP"));
     rig.writer.go_on(&mut rig.rules);
     assert!(matches!(rig.jobs.try_recv(), Ok(Job::Look(_))));
-    assert_eq!(rig.looks(Some(Table::Security)), Repair::default());
+    assert_eq!(rig.looks(Some(Table::Security)), Repaired::default());
     assert!(rig.writes());
 }
 
@@ -128,30 +196,30 @@ fn a_jump_comes_and_goes_with_its_chain() {
     rig.looks(None);
     assert!(rig.writer.is_settled(&rig.rules) && !rig.writes());
     let seen = rig.seen(None);
-    rig.rules.reshape(|shape| shape.send_out(None));
+    rig.rules.wants_optional(None);
     assert_eq!(looks_at(&mut rig), Table::ALL, "both are compared");
-    assert_eq!(rig.done(Outcome::Seen(Box::new(seen))), Repair::default());
+    assert_eq!(rig.done(Outcome::Seen(Box::new(seen))), Repaired::default());
     assert!(rig.writes());
-    rig.done(Outcome::Written(vec![], Some(Ok(()))));
+    rig.done(written(Some(Ok(()))));
     rig.writer.unknown = true;
-    assert_eq!(looks_at(&mut rig), Table::OF_SERVICES);
+    assert_eq!(looks_at(&mut rig), Table::REQUIRED);
 }
 
 /// Whoever rewrites that table is no other service proxy.
 #[test]
-fn only_services_chains_are_contended() {
+fn only_the_required_tables_are_contended() {
     let mut rig = Rig::new();
     rig.looks(None);
     for _ in 0..2 * CONTENDED {
-        assert_ne!(rig.looks(Some(Table::Security)), Repair::default());
+        assert_ne!(rig.looks(Some(Table::Security)), Repaired::default());
         assert!(rig.writes());
-        rig.done(Outcome::Written(vec![], Some(Ok(()))));
+        rig.done(written(Some(Ok(()))));
     }
     for _ in 1..CONTENDED {
-        assert_ne!(rig.looks(Some(Table::Nat)), Repair::default());
-        rig.done(Outcome::Written(vec![], None));
+        assert_ne!(rig.looks(Some(Table::Nat)), Repaired::default());
+        rig.done(written(None));
     }
-    assert_eq!(rig.looks(Some(Table::Nat)), Repair::default());
+    assert_eq!(rig.looks(Some(Table::Nat)), Repaired::default());
     assert!(rig.writer.is_contended());
 }
 
@@ -167,11 +235,11 @@ fn who_goes_on_is_told_from_who_comes_by() {
             let between = if number == 1 { clean } else { 0 };
             for _ in 0..between {
                 rig.now += Duration::from_secs(seconds);
-                assert_eq!(rig.looks(None), Repair::default());
+                assert_eq!(rig.looks(None), Repaired::default());
             }
             rig.now += Duration::from_secs(seconds);
             rig.looks(Some(Table::Nat));
-            rig.done(Outcome::Written(vec![], None));
+            rig.done(written(None));
         }
         assert_eq!(
             rig.writer.is_contended(),

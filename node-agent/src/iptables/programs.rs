@@ -6,15 +6,12 @@ use std::process::{Command, Output, Stdio};
 use clap::ValueEnum;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
-use thiserror::Error;
 use tracing::{debug, trace_span};
 
-use super::name::Table;
-use super::ruleset::Lines;
+use super::error::IptablesError;
 use super::save::Observed;
-use crate::backend::nftables::NftablesError;
+use super::{Schema, Table};
 use crate::model::Family;
-use denizen_netlink::NetlinkError;
 
 /// Whose tables the programs speak of: a node has both, and its rules should be in one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -25,69 +22,15 @@ pub enum Variant {
     Nft,
 }
 
-/// Why the rules are not as they should be.
-#[derive(Debug, Error)]
-pub enum IptablesError {
-    /// A program cannot be executed.
-    #[error("cannot run {program}")]
-    Run {
-        /// Which.
-        program: String,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// A program did not do what it was told.
-    #[error("{program} failed: {said}")]
-    Failed {
-        /// Which.
-        program: String,
-        /// What it said.
-        said: String,
-    },
-    /// nf_tables cannot be read or changed through netlink.
-    #[error("cannot {what}")]
-    Netlink {
-        /// What was tried.
-        what: String,
-        /// Why it failed.
-        #[source]
-        source: NetlinkError,
-    },
-    /// The table that tells of a bridge's ports is not as it should be.
-    #[error(transparent)]
-    Bridge(#[from] NftablesError),
-    /// A set of this node's pods cannot be read or written.
-    #[error("the set {set} cannot be programmed")]
-    Set {
-        /// Which.
-        set: &'static str,
-        /// Why.
-        #[source]
-        source: NetlinkError,
-    },
-}
-
-impl IptablesError {
-    /// The same, about that.
-    #[must_use]
-    pub fn of(mut self, what: &str) -> Self {
-        if let Self::Failed { said, .. } = &mut self {
-            *said = format!("{what}: {said}");
-        }
-        self
-    }
-}
-
 /// The programs of one variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tools {
+pub struct Programs {
     /// Which.
     pub variant: Variant,
     infix: &'static str,
 }
 
-impl Tools {
+impl Programs {
     /// The programs of a variant, if they are installed.
     pub fn of(variant: Variant) -> Option<Self> {
         let infix = match variant {
@@ -135,9 +78,9 @@ impl Tools {
                 return Err(IptablesError::Run { program, source });
             }
         };
-        for tools in [nft, legacy] {
-            if tools.is_hinted() {
-                return Ok(tools);
+        for programs in [nft, legacy] {
+            if programs.is_hinted() {
+                return Ok(programs);
             }
         }
         let rules = legacy.count()?;
@@ -212,22 +155,25 @@ impl Tools {
         Ok(rules)
     }
 
-    /// What the kernel holds of a service proxy's in these tables.
+    /// What the kernel holds in these tables of what `schema` says is the client's.
     ///
     /// # Errors
     /// [`IptablesError`].
-    pub fn save(&self, family: Family, tables: &[Table]) -> Result<Observed, IptablesError> {
+    pub fn save(
+        &self,
+        family: Family,
+        tables: &[Table],
+        schema: &'static Schema,
+    ) -> Result<Observed, IptablesError> {
         let _span = trace_span!("save", %family).entered();
-        let program = self.program(family, "-save");
-        let mut seen = Observed::default();
+        let mut seen = Observed::new(schema);
         let there = self.tables(family);
         for table in tables {
-            let name = table.to_string();
-            if !there.has(&name) {
+            if !there.has(table.as_str()) {
                 continue;
             }
-            match execute(&program, &["-t", &name], None) {
-                Ok(output) => seen.read(*table, &String::from_utf8_lossy(&output.stdout)),
+            match self.saved(family, *table) {
+                Ok(text) => seen.read(*table, &text),
                 // What is wanted there cannot be written either, and says why.
                 Err(_) if *table == Table::Security => {}
                 Err(error) => return Err(error),
@@ -236,16 +182,25 @@ impl Tools {
         Ok(seen)
     }
 
-    /// The lines of one chain.
+    /// What the program says of one table.
     ///
     /// # Errors
     /// [`IptablesError`].
-    pub fn lines(&self, family: Family, table: Table, chain: &str) -> Result<Lines, IptablesError> {
-        let output = execute(&self.program(family, "-save"), &["-t", &table.to_string()], None)?;
-        let begin = format!("-A {chain} ");
-        let text = String::from_utf8_lossy(&output.stdout);
-        let lines = text.lines().filter_map(|line| line.strip_prefix(&begin));
-        Ok(lines.map(str::to_owned).collect())
+    pub fn saved(&self, family: Family, table: Table) -> Result<String, IptablesError> {
+        let program = self.program(family, "-save");
+        let output = execute(&program, &["-t", table.as_str()], None)?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Parses this input and asks the kernel for each extension in it, but changes nothing; what
+    /// the program said on its standard error.
+    ///
+    /// # Errors
+    /// [`IptablesError`].
+    pub fn test(&self, family: Family, input: &str) -> Result<String, IptablesError> {
+        let program = self.program(family, "-restore");
+        let output = execute(&program, &["-w", "5", "--noflush", "--test"], Some(input))?;
+        Ok(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; "))
     }
 
     /// Changes rules; a table changes whole or not at all.

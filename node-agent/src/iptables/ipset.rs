@@ -1,16 +1,15 @@
-//! The sets of this node's pods, by netlink (`linux/netfilter/ipset/ip_set.h`): a pod that is added
+//! Sets of addresses and interfaces, by netlink (`linux/netfilter/ipset/ip_set.h`): a pod that is added
 //! must be known before its first packet, so no program is executed for it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::libc;
 
-use super::name::SetName;
-use super::pods::{PodElement, PodKey, Pods};
-use super::tools::IptablesError;
+use super::error::IptablesError;
 use crate::model::Family;
 use denizen_netlink::{Attributes, Message, NetlinkError, Socket, Writer};
 
@@ -43,12 +42,34 @@ const PROTOCOL_VERSION: u8 = 6;
 const WITH_COMMENTS: u8 = 4;
 const FLAG_WITH_COMMENT: u32 = 1 << 4;
 
-/// The sets, in the network namespace of the thread that opened them.
+/// A set of the kind `hash:net,iface`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Set {
+    /// Its name.
+    pub name: &'static str,
+    /// The family of its addresses.
+    pub family: Family,
+}
+
+/// What a set matches: a source address, and the interface that the packet came in through.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Element {
+    /// The address.
+    pub address: IpAddr,
+    /// The interface.
+    pub interface: Arc<str>,
+}
+
+/// The elements of a set, each with its comment: at most 255 bytes (IPSET_MAX_COMMENT_SIZE).
+pub type Elements = BTreeMap<Element, String>;
+
+/// A client's sets, in the network namespace of the thread that opened them.
 #[derive(Debug)]
 pub struct Sets {
     socket: Socket,
-    /// What is in the kernel, where that is known.
-    programmed: Option<Pods>,
+    sets: &'static [Set],
+    /// What is in the kernel, set by set, if that is known.
+    programmed: Option<Vec<Elements>>,
 }
 
 /// nf_tables gives a removed rule's set back some time after the batch
@@ -62,61 +83,63 @@ fn is_busy(error: &NetlinkError) -> bool {
 }
 
 impl Sets {
-    /// Opens them. Nothing is read or written yet.
+    /// Opens these sets. Nothing is read or written yet.
     ///
     /// # Errors
-    /// [`NetlinkError`] when there is no netlink to be had.
-    pub fn open() -> Result<Self, NetlinkError> {
+    /// [`NetlinkError`] when netlink cannot be opened.
+    pub fn open(sets: &'static [Set]) -> Result<Self, NetlinkError> {
         let socket = Socket::open()?;
-        Ok(Self { socket, programmed: None })
+        Ok(Self { socket, sets, programmed: None })
     }
 
-    /// Makes the sets where they are not there. What is in them stays.
+    /// Creates the sets that are not there. The elements of the others stay.
     ///
     /// # Errors
     /// [`IptablesError::Set`].
     pub fn create(&mut self) -> Result<(), IptablesError> {
-        for set in SetName::ALL {
-            let made = self.request(CREATE, set, |message| {
+        for set in self.sets {
+            let created = self.request(CREATE, *set, |message| {
                 message.put_str(TYPE_NAME, "hash:net,iface");
                 message.put(REVISION, &[WITH_COMMENTS]);
-                message.put(FAMILY, &[inet(set.family())]);
+                message.put(FAMILY, &[inet(set.family)]);
                 let data = message.begin(DATA);
                 message.put(FLAGS | NET_BYTE_ORDER, &FLAG_WITH_COMMENT.to_be_bytes());
                 message.end(data);
             });
-            named(set, made)?;
+            named(*set, created)?;
         }
         Ok(())
     }
 
-    /// Brings the sets to these pods; how many elements it added or removed.
+    /// Brings each set to what `wanted` says, in the order of the sets; how many elements it added
+    /// or removed.
     ///
     /// # Errors
     /// [`IptablesError::Set`]; the next call begins with a look.
-    pub fn program(&mut self, pods: &Pods) -> Result<usize, IptablesError> {
+    pub fn program(&mut self, wanted: impl Fn(Set) -> Elements) -> Result<usize, IptablesError> {
         let before = self.programmed.take();
-        let mut written = 0;
         if before.is_none() {
             self.create()?;
         }
-        for set in SetName::ALL {
-            let known: Option<BTreeSet<PodKey>> =
-                before.as_ref().map(|pods| pods.of(set).map(|pod| pod.key.clone()).collect());
-            let held = match known {
-                Some(known) => known,
-                None => named(set, self.held(set))?,
+        let mut written = 0;
+        let mut programmed = Vec::new();
+        for (at, set) in self.sets.iter().enumerate() {
+            let held: BTreeSet<Element> = match &before {
+                Some(before) => before[at].keys().cloned().collect(),
+                None => named(*set, self.held(*set))?,
             };
-            for key in held.iter().filter(|key| !pods.contains(set, key)) {
-                named(set, self.delete(set, key))?;
+            let wanted = wanted(*set);
+            for element in held.iter().filter(|element| !wanted.contains_key(element)) {
+                named(*set, self.delete(*set, element))?;
                 written += 1;
             }
-            for pod in pods.of(set).filter(|pod| !held.contains(pod.key)) {
-                named(set, self.add(set, pod))?;
+            for (element, comment) in wanted.iter().filter(|(element, _)| !held.contains(element)) {
+                named(*set, self.add(*set, element, comment))?;
                 written += 1;
             }
+            programmed.push(wanted);
         }
-        self.programmed = Some(pods.clone());
+        self.programmed = Some(programmed);
         Ok(written)
     }
 
@@ -130,9 +153,9 @@ impl Sets {
         self.programmed = None;
     }
 
-    /// Whether the sets are there: by them an agent knows that this backend was here before.
+    /// Whether any of the sets is there.
     pub fn exist(&mut self) -> bool {
-        SetName::ALL.into_iter().any(|set| self.held(set).is_ok())
+        self.sets.iter().any(|set| self.held(*set).is_ok())
     }
 
     /// Removes the sets. No rule may name them any more.
@@ -141,18 +164,18 @@ impl Sets {
     /// [`IptablesError::Set`].
     pub fn destroy(&mut self) -> Result<(), IptablesError> {
         self.programmed = None;
-        for set in SetName::ALL {
-            let mut done = self.request(DESTROY, set, |_| {});
+        for set in self.sets {
+            let mut done = self.request(DESTROY, *set, |_| {});
             for _ in 0..RELEASE_TRIES {
                 if !done.as_ref().is_err_and(is_busy) {
                     break;
                 }
                 std::thread::sleep(RELEASE_PAUSE);
-                done = self.request(DESTROY, set, |_| {});
+                done = self.request(DESTROY, *set, |_| {});
             }
             match &done {
                 Err(error) if error.errno() == Some(Errno::ENOENT) => {}
-                Err(_) | Ok(()) => named(set, done)?,
+                Err(_) | Ok(()) => named(*set, done)?,
             }
         }
         Ok(())
@@ -184,19 +207,19 @@ impl Sets {
         Ok(names.len())
     }
 
-    fn add(&mut self, set: SetName, pod: PodElement<'_>) -> Result<(), NetlinkError> {
+    fn add(&mut self, set: Set, element: &Element, comment: &str) -> Result<(), NetlinkError> {
         self.request(ADD, set, |message| {
             let data = message.begin(DATA);
-            put_key(message, pod.key);
-            message.put_str(COMMENT, pod.owner);
+            put_element(message, element);
+            message.put_str(COMMENT, comment);
             message.end(data);
         })
     }
 
-    fn delete(&mut self, set: SetName, key: &PodKey) -> Result<(), NetlinkError> {
+    fn delete(&mut self, set: Set, element: &Element) -> Result<(), NetlinkError> {
         self.request(DELETE, set, |message| {
             let data = message.begin(DATA);
-            put_key(message, key);
+            put_element(message, element);
             message.end(data);
         })
     }
@@ -204,7 +227,7 @@ impl Sets {
     fn request(
         &mut self,
         what: u16,
-        set: SetName,
+        set: Set,
         fill: impl FnOnce(&mut Writer),
     ) -> Result<(), NetlinkError> {
         let sequence = self.socket.sequences(1);
@@ -213,11 +236,11 @@ impl Sets {
         self.socket.outcome(sequence)
     }
 
-    fn held(&mut self, set: SetName) -> Result<BTreeSet<PodKey>, NetlinkError> {
+    fn held(&mut self, set: Set) -> Result<BTreeSet<Element>, NetlinkError> {
         let sequence = self.socket.sequences(1);
         let request = message(LIST, libc::NLM_F_DUMP, sequence, set, |_| {});
         let mut held = BTreeSet::new();
-        self.socket.dump(&request, sequence, |answer| held.extend(keys(set.family(), &answer)))?;
+        self.socket.dump(&request, sequence, |answer| held.extend(keys(set.family, &answer)))?;
         Ok(held)
     }
 }
@@ -229,20 +252,20 @@ fn inet(family: Family) -> u8 {
     }
 }
 
-fn named<T>(set: SetName, done: Result<T, NetlinkError>) -> Result<T, IptablesError> {
-    done.map_err(|source| IptablesError::Set { set: set.as_str(), source })
+fn named<T>(set: Set, done: Result<T, NetlinkError>) -> Result<T, IptablesError> {
+    done.map_err(|source| IptablesError::Set { set: set.name, source })
 }
 
-/// About a set of this node's pods.
+/// About one of the client's sets.
 fn message(
     what: u16,
     flags: i32,
     sequence: u32,
-    set: SetName,
+    set: Set,
     fill: impl FnOnce(&mut Writer),
 ) -> Vec<u8> {
-    message_of(what, flags, sequence, set.family(), |writer| {
-        writer.put_str(SET_NAME, set.as_str());
+    message_of(what, flags, sequence, set.family, |writer| {
+        writer.put_str(SET_NAME, set.name);
         fill(writer);
     })
 }
@@ -271,19 +294,19 @@ fn address_kind(family: Family) -> u16 {
     }
 }
 
-fn put_key(message: &mut Writer, key: &PodKey) {
+fn put_element(message: &mut Writer, element: &Element) {
     let address = message.begin(ADDRESS);
-    match key.address {
+    match element.address {
         IpAddr::V4(ip) => message.put(address_kind(Family::V4) | NET_BYTE_ORDER, &ip.octets()),
         IpAddr::V6(ip) => message.put(address_kind(Family::V6) | NET_BYTE_ORDER, &ip.octets()),
     }
     message.end(address);
-    message.put_str(INTERFACE, &key.interface);
+    message.put_str(INTERFACE, &element.interface);
 }
 
 /// The elements in one piece of a listing. What is not an address and an interface is not ours to
 /// know.
-fn keys<'a>(family: Family, answer: &Message<'a>) -> impl Iterator<Item = PodKey> + use<'a> {
+fn keys<'a>(family: Family, answer: &Message<'a>) -> impl Iterator<Item = Element> + use<'a> {
     let elements = answer.attributes().nested(ELEMENTS);
     elements.filter_map(move |(_, element)| {
         let element = Attributes::new(element);
@@ -293,6 +316,6 @@ fn keys<'a>(family: Family, answer: &Message<'a>) -> impl Iterator<Item = PodKey
             Family::V6 => IpAddr::from(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?)),
         };
         let interface = element.find_str(INTERFACE)?.into();
-        Some(PodKey { address, interface })
+        Some(Element { address, interface })
     })
 }

@@ -1,0 +1,133 @@
+//! Why tables and sets are not as they should be.
+
+use std::io;
+
+use thiserror::Error;
+
+use denizen_netlink::NetlinkError;
+
+/// Why the rules are not as they should be.
+#[derive(Debug, Error)]
+pub enum IptablesError {
+    /// A program cannot be executed.
+    #[error("cannot run {program}")]
+    Run {
+        /// Which.
+        program: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A program did not do what it was told.
+    #[error("{program} failed: {said}")]
+    Failed {
+        /// Which.
+        program: String,
+        /// What it said.
+        said: String,
+    },
+    /// nf_tables cannot be read or changed through netlink.
+    #[error("cannot {what}")]
+    Netlink {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        #[source]
+        source: NetlinkError,
+    },
+    /// A set of addresses cannot be read or written.
+    #[error("the set {set} cannot be programmed")]
+    Set {
+        /// Which.
+        set: &'static str,
+        /// Why.
+        #[source]
+        source: NetlinkError,
+    },
+}
+
+impl IptablesError {
+    /// The same, about that.
+    #[must_use]
+    pub fn of(mut self, what: &str) -> Self {
+        if let Self::Failed { said, .. } = &mut self {
+            *said = format!("{what}: {said}");
+        }
+        self
+    }
+
+    /// What the program said; nothing where no program failed.
+    pub fn said(&self) -> &str {
+        match self {
+            Self::Failed { said, .. } => said,
+            Self::Run { .. } | Self::Netlink { .. } | Self::Set { .. } => "",
+        }
+    }
+
+    /// Whether a program failed at rules in its `input`, or at the whole of them. It did not where
+    /// the table cannot be had, another program has the lock, or this one lacks a privilege.
+    pub fn is_about_rules(&self, input: &str) -> bool {
+        let line = line_number(self.said()).and_then(|number| input.lines().nth(number - 1));
+        line.is_some_and(|line| line.starts_with('-') || line == "COMMIT")
+    }
+}
+
+/// `Error occurred at line: 5`, `line 5: RULE_APPEND failed …`, `line 5 failed`.
+fn line_number(said: &str) -> Option<usize> {
+    let mut places = said.split("line").skip(1);
+    places.find_map(|rest| {
+        let rest = rest.trim_start_matches([':', ' ']);
+        let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        rest[..end].parse().ok().filter(|number| *number > 0)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(said: &str) -> IptablesError {
+        IptablesError::Failed { program: "iptables-restore".into(), said: said.into() }
+    }
+
+    #[test]
+    fn the_line_is_found_in_what_each_program_says() {
+        let cases = [
+            (
+                "iptables-restore v1.8.9 (legacy): Couldn't load match `recent':No such file or directory; Error occurred at line: 5; Try `iptables-restore -h'",
+                Some(5),
+            ),
+            ("iptables-restore: line 6 failed (exit status: 1)", Some(6)),
+            (
+                "iptables-nft-restore v1.8.9 (nf_tables): ; line 16: CHAIN_DEL failed (Device or resource busy): chain B",
+                Some(16),
+            ),
+            ("Another app is currently holding the xtables lock; on the line", None),
+        ];
+        for (said, expected) in cases {
+            assert_eq!(line_number(said), expected, "{said}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_for_the_rules_is_told_from_what_is() {
+        let input = "*nat\n:KUBE-SVC-A - [0:0]\n-A KUBE-SVC-A -j RETURN\nCOMMIT\n";
+        let cases = [
+            ("iptables-restore: line 4 failed (exit status: 1)", true),
+            (
+                "Warning: Extension recent revision 0 not supported, missing kernel module?; iptables-restore: line 4 failed",
+                true,
+            ),
+            ("line 3: RULE_APPEND failed (Invalid argument): rule in chain KUBE-SVC-A", true),
+            (
+                "iptables-restore: unable to initialize table 'nat'; Error occurred at line: 1",
+                false,
+            ),
+            ("Another app is currently holding the xtables lock", false),
+            ("Could not fetch rule set generation id: Permission denied (you must be root)", false),
+        ];
+        for (said, expected) in cases {
+            assert_eq!(failed(said).is_about_rules(input), expected, "{said}");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! One rule that cannot be written, and what is written instead. Pure.
+
+use super::{ChainId, Lines};
+
+/// A rule, or the removal of a chain, that a program or the kernel rejected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RejectedRule {
+    /// The chain that it is in.
+    pub chain: ChainId,
+    /// What is not written for it.
+    pub unwritten: Unwritten,
+    /// What the program said.
+    pub reason: String,
+    /// It needs an extension that this host lacked when it was last probed.
+    pub is_unsupported: bool,
+}
+
+/// What is not written of a chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unwritten {
+    /// All rules that the chain should have. It keeps those that it had.
+    Chain(Lines),
+    /// This rule alone.
+    Rule(String),
+    /// The chain's removal. It stays, without rules.
+    Removal,
+}
+
+impl RejectedRule {
+    /// A chain that keeps its rules because some of these are rejected.
+    pub fn chain(chain: ChainId, lines: Lines, reason: &str) -> Self {
+        Self::new(chain, Unwritten::Chain(lines), reason)
+    }
+
+    /// A rule that its chain is written without.
+    pub fn rule(chain: ChainId, line: &str, reason: &str) -> Self {
+        Self::new(chain, Unwritten::Rule(line.to_owned()), reason)
+    }
+
+    /// A chain that cannot be removed.
+    pub fn removal(chain: ChainId, reason: &str) -> Self {
+        Self::new(chain, Unwritten::Removal, reason)
+    }
+
+    fn new(chain: ChainId, unwritten: Unwritten, reason: &str) -> Self {
+        Self { chain, unwritten, reason: reason.to_owned(), is_unsupported: false }
+    }
+
+    /// The same, rejected without asking a program.
+    #[must_use]
+    pub fn unsupported(self) -> Self {
+        Self { is_unsupported: true, ..self }
+    }
+
+    /// What was rejected, what follows, and why, in words.
+    pub fn words(&self) -> String {
+        let Self { chain: (table, chain), unwritten, reason, .. } = self;
+        let (what, follows) = match unwritten {
+            Unwritten::Chain(lines) => {
+                let first = lines.first().map(String::as_str).unwrap_or_default();
+                let more = match lines.len() {
+                    0 | 1 => String::new(),
+                    n => format!(" (and {} more)", n - 1),
+                };
+                (format!("-A {chain} {first}{more}"), "the chain keeps the rules that it had")
+            }
+            Unwritten::Rule(line) => (format!("-A {chain} {line}"), "the rule is not written"),
+            Unwritten::Removal => (format!("-X {chain}"), "the chain stays, without rules"),
+        };
+        format!("{table}: {what}: rejected, so {follows}: {reason}")
+    }
+}

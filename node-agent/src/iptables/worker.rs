@@ -1,0 +1,156 @@
+//! A thread for each family that executes the programs: thousands of rules take them seconds, and
+//! whoever waits for a pod must not wait for rules.
+
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::delta::{AT_ONCE, Delta};
+use super::error::IptablesError;
+use super::probe::{MissingExtensions, probe};
+use super::programs::{Programs, Variant, is_spoken};
+use super::rejected_rule::RejectedRule;
+use super::save::Observed;
+use super::search::{self, Kernel};
+use super::{Schema, Table};
+use crate::model::Family;
+
+/// What is to be done.
+#[derive(Debug)]
+pub enum Job {
+    /// Find out what this host lacks.
+    Probe,
+    /// Read what the kernel holds in these tables.
+    Look(&'static [Table]),
+    /// Change it.
+    Write(Box<Delta>),
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub enum Outcome {
+    /// This host lacks these extensions.
+    Probed(MissingExtensions),
+    /// The kernel holds this.
+    Seen(Box<Observed>),
+    /// It is changed.
+    Written {
+        /// All but this.
+        rejected: Vec<RejectedRule>,
+        /// What came of the table that a kernel may lack, if that was to be changed.
+        optional: Option<Result<(), IptablesError>>,
+    },
+    /// The kernel is without this family.
+    Unspoken,
+}
+
+/// A job that is done.
+#[derive(Debug)]
+pub struct Done {
+    /// Whose rules.
+    pub family: Family,
+    /// What came of it.
+    pub result: Result<Outcome, IptablesError>,
+    /// When it was done.
+    pub at: Instant,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Starts a thread that does one job after the other until nobody gives it any more.
+pub fn start(
+    programs: Programs,
+    schema: &'static Schema,
+    family: Family,
+    done: UnboundedSender<Done>,
+) -> Sender<Job> {
+    let (jobs, todo) = channel();
+    thread::spawn(move || {
+        let mut node = Node { programs, schema, family, until: None };
+        for job in todo {
+            let begun = now();
+            let result = node.execute(job);
+            let at = now();
+            let took = at - begun;
+            if done.send(Done { family, result, at, took }).is_err() {
+                return;
+            }
+        }
+    });
+    jobs
+}
+
+/// For this long, rejected rules are looked at more closely.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// One family's tables of this node.
+struct Node {
+    programs: Programs,
+    schema: &'static Schema,
+    family: Family,
+    /// Until when there is time to look closer. The time begins with the first rejection.
+    until: Option<Instant>,
+}
+
+impl Node {
+    fn execute(&mut self, job: Job) -> Result<Outcome, IptablesError> {
+        let Self { programs, schema, family, .. } = *self;
+        if !is_spoken(family) {
+            return Ok(Outcome::Unspoken);
+        }
+        match job {
+            Job::Probe => {
+                let extensions = (schema.extensions)(family);
+                let missing = probe(&extensions, |input| programs.test(family, input))?;
+                Ok(Outcome::Probed(missing))
+            }
+            Job::Look(tables) => {
+                let seen = programs.save(family, tables, schema)?;
+                Ok(Outcome::Seen(Box::new(seen)))
+            }
+            Job::Write(delta) => self.write(*delta),
+        }
+    }
+
+    fn write(&mut self, mut delta: Delta) -> Result<Outcome, IptablesError> {
+        let optional = delta.take_optional();
+        self.until = None;
+        let mut rejected = Vec::new();
+        for (table, delta) in delta.transactions(self.schema, self.at_once()) {
+            rejected.extend(search::write(self, self.schema, table, delta)?);
+        }
+        let input = (!optional.is_empty()).then(|| optional.input(Table::Security));
+        let optional = input.map(|input| self.programs.restore(self.family, &input));
+        Ok(Outcome::Written { rejected, optional })
+    }
+}
+
+impl Kernel for Node {
+    fn write(&mut self, input: &str) -> Result<(), IptablesError> {
+        self.programs.restore(self.family, input)
+    }
+
+    fn saved(&mut self, table: Table) -> Result<String, IptablesError> {
+        self.programs.saved(self.family, table)
+    }
+
+    fn at_once(&self) -> usize {
+        match self.programs.variant {
+            // Each write replaces the whole table, however little changes.
+            Variant::Legacy => usize::MAX,
+            Variant::Nft => AT_ONCE,
+        }
+    }
+
+    fn has_time(&mut self) -> bool {
+        let now = now();
+        now < *self.until.get_or_insert(now + PATIENCE)
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "what a look costs decides how often there is one")]
+fn now() -> Instant {
+    Instant::now()
+}

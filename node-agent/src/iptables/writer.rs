@@ -1,0 +1,332 @@
+//! Brings one family's tables to what a client wants, and keeps them there. Pure, but for the
+//! thread that it gives jobs to.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::UnboundedSender;
+use tracing::{error, info, warn};
+
+use super::delta::{Delta, DesiredChain};
+use super::error::IptablesError;
+use super::programs::Programs;
+use super::rejected_rules::{News, RejectedRules};
+use super::save::Observed;
+use super::worker::{self, Done, Job, Outcome};
+use super::{ChainId, Desired, Schema, Table};
+use crate::describe::describe;
+use crate::model::Family;
+
+/// If somebody else rewrites the chains this often in [`WINDOW`], or at one more look than that,
+/// another program writes them too and does not stop.
+const CONTENDED: usize = 3;
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// The writer of one family's tables.
+#[derive(Debug)]
+pub struct Writer {
+    jobs: Sender<Job>,
+    /// A job is being done.
+    busy: bool,
+    /// What this host lacks is not known yet, or may have changed.
+    probe_due: bool,
+    /// What the kernel holds is not known: nothing was read yet, or a job failed, or somebody
+    /// should look.
+    pub unknown: bool,
+    /// Everything was in the kernel once.
+    settled: bool,
+    /// What differs at the next look is not a foreign change.
+    expected: bool,
+    /// What the first look saw.
+    first_seen: Option<Box<Observed>>,
+    /// What cannot be written.
+    pub rejected: RejectedRules,
+    /// Why the table that a kernel may lack is not as it should be. It is tried again at every
+    /// look.
+    optional_failure: Option<IptablesError>,
+    /// It is time to try rejected rules again: this.
+    due: Option<Instant>,
+    /// Chains of rejected rules that are being tried again.
+    again: BTreeSet<ChainId>,
+    /// When somebody else's changes were seen.
+    rewritten: Vec<Instant>,
+    /// The last looks: where they are seldom, a minute sees one.
+    looks: VecDeque<Instant>,
+}
+
+/// What was repaired of somebody else's changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Repaired {
+    /// Chains.
+    pub chains: usize,
+    /// Jumps into them.
+    pub jumps: usize,
+}
+
+impl Writer {
+    /// Starts the family's thread, which sends what it has done to `done`. Nothing is read or
+    /// written yet.
+    pub fn start(
+        programs: Programs,
+        schema: &'static Schema,
+        family: Family,
+        done: UnboundedSender<Done>,
+    ) -> Self {
+        Self::new(schema, worker::start(programs, schema, family, done))
+    }
+
+    fn new(schema: &'static Schema, jobs: Sender<Job>) -> Self {
+        Self {
+            jobs,
+            busy: false,
+            probe_due: true,
+            unknown: true,
+            settled: false,
+            expected: true,
+            first_seen: None,
+            rejected: RejectedRules::new(schema),
+            optional_failure: None,
+            due: None,
+            again: BTreeSet::new(),
+            rewritten: Vec::new(),
+            looks: VecDeque::new(),
+        }
+    }
+
+    /// Nothing is being done, and nothing is to be done.
+    pub fn is_settled(&self, desired: &impl Desired) -> bool {
+        self.settled && !self.busy && !self.unknown && !desired.is_changed()
+    }
+
+    /// Another program goes on writing these chains.
+    pub fn is_contended(&self) -> bool {
+        self.rewritten.len() >= CONTENDED
+    }
+
+    /// Why the table that a kernel may lack is not as it should be.
+    pub fn optional_failure(&self) -> Option<&IptablesError> {
+        self.optional_failure.as_ref()
+    }
+
+    /// What the first look saw, told once.
+    pub fn take_first_seen(&mut self) -> Option<Box<Observed>> {
+        self.first_seen.take()
+    }
+
+    /// Gives the next job, if there is one and the last is done. What is contended is left alone
+    /// for good.
+    pub fn go_on(&mut self, desired: &mut impl Desired) {
+        if self.busy || self.is_contended() {
+            return;
+        }
+        let compare = desired.has_changed_jumps()
+            || (self.optional_failure.is_some() && desired.is_changed_in(Table::Security));
+        if self.probe_due {
+            self.give(Job::Probe);
+        } else if self.unknown || compare {
+            self.give(Job::Look(self.tables(desired)));
+        } else if desired.is_changed() {
+            let job = self.change(desired);
+            self.give(job);
+        } else if let Some(at) = self.due.take() {
+            self.probe_due = self.rejected.is_any_missing();
+            self.again = self.rejected.due(at);
+            let job = if self.again.is_empty() { Job::Probe } else { self.retry(desired) };
+            self.give(job);
+        }
+    }
+
+    fn change(&mut self, desired: &mut impl Desired) -> Job {
+        let mut filter = |(chain, lines)| {
+            let filtered = self.rejected.filter(&chain, lines);
+            (chain, filtered)
+        };
+        let changes: Vec<_> = desired.take_changes().into_iter().map(&mut filter).collect();
+        if changes.iter().any(|(_, desired)| *desired == DesiredChain::AsItIs) {
+            // Whether such a chain is there, a look tells.
+            self.expected = true;
+            return Job::Look(self.tables(desired));
+        }
+        Job::Write(Delta::of(changes).into())
+    }
+
+    /// Writes the rejected rules again: what it writes whole is there, or nobody wants it.
+    fn retry(&mut self, desired: &impl Desired) -> Job {
+        let mut again = self.again.clone();
+        let mut changes = Vec::new();
+        desired.for_each(|chain, lines| {
+            if again.remove(&chain) {
+                let desired = self.rejected.supported(&chain, lines);
+                changes.push((chain, desired));
+            }
+        });
+        changes.extend(again.into_iter().map(|chain| (chain, DesiredChain::Absent)));
+        Job::Write(Delta::of(changes).into())
+    }
+
+    /// The tables in which there may be chains of the client.
+    fn tables(&self, desired: &impl Desired) -> &'static [Table] {
+        let may_be_there =
+            !self.settled || self.optional_failure.is_some() || desired.uses(Table::Security);
+        if may_be_there { &Table::ALL } else { &Table::REQUIRED }
+    }
+
+    /// When rejected rules are to be tried again; `None` as long as nothing is to be done for that.
+    pub fn next_try(&self) -> Option<Instant> {
+        let is_free = !self.busy && !self.is_contended() && self.due.is_none();
+        self.rejected.next().filter(|_| is_free)
+    }
+
+    /// Lets the next job be the retry that is due at `at`, or was before.
+    pub fn try_again(&mut self, at: Instant) {
+        self.due = self.next_try().filter(|next| *next <= at).or(self.due);
+    }
+
+    fn give(&mut self, job: Job) {
+        // The thread ends when this value does.
+        self.busy = self.jobs.send(job).is_ok();
+    }
+
+    /// Takes in what came of a job; what was repaired of somebody else's changes.
+    ///
+    /// # Errors
+    /// The job's.
+    pub fn take(
+        &mut self,
+        done: Done,
+        desired: &mut impl Desired,
+    ) -> Result<Repaired, IptablesError> {
+        self.busy = false;
+        let again = std::mem::take(&mut self.again);
+        let family = desired.family();
+        let mut repaired = Repaired::default();
+        match done.result {
+            Err(error) => {
+                // What is missing then is nobody's doing.
+                (self.unknown, self.settled, self.expected) = (true, false, true);
+                return Err(error);
+            }
+            Ok(Outcome::Probed(missing)) => {
+                self.probe_due = false;
+                if self.rejected.probed(missing) && self.settled {
+                    (self.unknown, self.expected) = (true, true);
+                }
+            }
+            Ok(Outcome::Written { rejected, optional }) => {
+                self.rejected.learn(&again, rejected, done.at);
+                if let Some(result) = optional {
+                    self.note_optional(result.err(), family);
+                }
+                self.settled = true;
+            }
+            Ok(Outcome::Unspoken) => {
+                if !self.settled {
+                    info!(%family, "this kernel is without it: no rules are needed");
+                }
+                (self.probe_due, self.unknown, self.settled) = (false, false, true);
+                desired.forget_changes();
+            }
+            Ok(Outcome::Seen(seen)) => {
+                let is_first = !self.settled;
+                self.unknown = false;
+                repaired = self.compare(&seen, desired, done.at);
+                if is_first {
+                    self.first_seen = Some(seen);
+                }
+                self.looks.push_back(done.at);
+                self.looks.drain(..self.looks.len().saturating_sub(CONTENDED));
+            }
+        }
+        self.report_news(family, done.at);
+        Ok(repaired)
+    }
+
+    fn report_news(&mut self, family: Family, at: Instant) {
+        let News { rejected, accepted } = self.rejected.take_news(at);
+        for error in rejected {
+            error!(%family, error, "all else is written");
+        }
+        for before in accepted {
+            info!(%family, before, "what was rejected is accepted now");
+        }
+    }
+
+    fn note_optional(&mut self, failure: Option<IptablesError>, family: Family) {
+        let before = self.optional_failure.take().map(|error| describe(&error));
+        self.optional_failure = failure;
+        let now = self.optional_failure.as_ref().map(|error| describe(error));
+        if let Some(error) = now.filter(|now| before.as_ref() != Some(now)) {
+            error!(%family, table = %Table::Security, error, "the other tables are as they should be");
+        }
+    }
+
+    fn note_foreign(&mut self, at: Instant) {
+        let since = self.looks.front().copied().unwrap_or(at);
+        self.rewritten.retain(|before| at - *before < WINDOW || *before >= since);
+        self.rewritten.push(at);
+    }
+
+    /// The difference between what was seen and what is desired, without rejected rules.
+    fn difference(&mut self, seen: &Observed, desired: &impl Desired) -> Delta {
+        let rejected = &mut self.rejected;
+        let mut others = rejected.chains();
+        let filtered = |each: &mut dyn FnMut(ChainId, DesiredChain)| {
+            desired.for_each(|chain, lines| {
+                others.remove(&chain);
+                let filtered = rejected.filter(&chain, Some(lines));
+                each(chain, filtered);
+            });
+            for chain in others {
+                if seen.has(&chain) {
+                    let filtered = rejected.filter(&chain, None);
+                    each(chain, filtered);
+                } else {
+                    rejected.forget(&chain);
+                }
+            }
+        };
+        Delta::between(seen, filtered, desired.jumps())
+    }
+
+    fn compare(&mut self, seen: &Observed, desired: &mut impl Desired, at: Instant) -> Repaired {
+        // What is missing at first, or changed here meanwhile, is nobody's doing.
+        let expected = std::mem::take(&mut self.expected) || desired.is_changed() || !self.settled;
+        let delta = self.difference(seen, desired);
+        let family = desired.family();
+        let repaired = Repaired { chains: delta.chains(), jumps: delta.jumps() };
+        desired.forget_changes();
+        if !delta.touches(&[Table::Security]) {
+            self.optional_failure = None;
+        }
+        if delta.is_empty() {
+            self.rejected.learn(&BTreeSet::new(), Vec::new(), at);
+            self.settled = true;
+            return Repaired::default();
+        }
+        // Nor is what could not be written.
+        let is_required = delta.touches(&Table::REQUIRED);
+        if self.optional_failure.is_some() && !is_required {
+            self.give(Job::Write(delta.into()));
+            return Repaired::default();
+        }
+        if !self.settled {
+            info!(%family, chains = repaired.chains, "rules are brought up to date");
+        }
+        if !expected && is_required {
+            self.note_foreign(at);
+        }
+        if self.is_contended() {
+            return Repaired::default();
+        }
+        self.give(Job::Write(delta.into()));
+        if expected {
+            return Repaired::default();
+        }
+        warn!(%family, chains = repaired.chains, jumps = repaired.jumps, "somebody changed the rules; repaired");
+        repaired
+    }
+}
