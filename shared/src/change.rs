@@ -1,11 +1,11 @@
-//! Changes that wait for the lock, in files beside the state file: whoever holds the lock makes
-//! them all in one write, so that hundreds of plugins at once cost a few writes.
+//! Changes that wait for the lock, in files beside the state file. Whoever holds the lock makes
+//! them all in one write, so that hundreds of concurrent plugins cost a few writes.
 //!
-//! A request is a file without a name until it is complete, and its writer holds a lock on it as
-//! long as it lives: nobody makes the change of a writer that was killed. It is removed only after
-//! the state file that has the change is in place, and so its writer knows that it is done. A
-//! holder that is killed leaves it behind, and the next one makes the change again, which changes
-//! nothing.
+//! A request is a file without a name until it is complete. Its writer holds a lock on it while it
+//! lives, so that nobody makes the change of a killed writer. The holder of the state file's lock
+//! removes a request only after the changed state file is in place; that tells its writer that it
+//! is done. A holder that is killed leaves the request behind, and the next one makes the change
+//! again, which changes nothing.
 
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -24,24 +24,24 @@ use serde::{Deserialize, Serialize};
 use crate::state::{Attachment, AttachmentId, State};
 use crate::trust;
 
-/// What the names of requests begin with. The rest is random.
+/// The prefix of the names of requests. The rest is random.
 const PREFIX: &str = "pods.json.change-";
 
-/// More than a record could need, in bytes.
+/// Size limit in bytes, more than a record needs.
 const LONGEST: u64 = 1 << 20;
 
-/// What one writer wants to be different.
+/// The change that one writer requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Change {
-    /// This record is there, in the place of the one of its name.
+    /// Adds this record, or replaces the one with its id.
     Put(Box<Attachment>),
-    /// The record of this name is not there.
+    /// Removes the record with this id.
     Remove(AttachmentId),
 }
 
 impl Change {
-    /// Makes the change, with a generation one higher if anything is different then.
+    /// Makes the change, and raises the generation by one if the state differs.
     pub(crate) fn apply(&self, state: &mut State) {
         let differs = match self {
             Change::Put(record) => {
@@ -53,8 +53,8 @@ impl Change {
         state.generation.0 += u64::from(differs);
     }
 
-    /// Whether `state` shows that the change was made. Of a removal nothing shows that what is
-    /// missing will not come yet.
+    /// Whether `state` proves that the change was made. A missing record proves nothing about a
+    /// removal: it may still be added.
     pub(crate) fn is_in(&self, state: &State) -> bool {
         match self {
             Change::Put(record) => state.attachments.get(&record.id()) == Some(record),
@@ -63,18 +63,18 @@ impl Change {
     }
 }
 
-/// A change that this process waits for. Dropping it withdraws it.
+/// A change that this process has requested. Dropping this withdraws it.
 #[derive(Debug)]
 pub(crate) struct Request<'a> {
     dir: &'a File,
     name: String,
-    /// Locked as long as this process lives.
+    /// Locked while this process lives.
     file: File,
 }
 
 impl<'a> Request<'a> {
-    /// Asks whoever holds the lock to make `change`. `None` where the file system cannot do it:
-    /// then this process has to get the lock itself.
+    /// Requests `change` from the holder of the lock. `None` if the file system does not support
+    /// that; then this process must get the lock itself.
     pub(crate) fn place(dir: &'a File, change: &Change) -> Option<Request<'a>> {
         let text = serde_json::to_vec(change).ok()?;
         if text.len() as u64 > LONGEST {
@@ -92,7 +92,7 @@ impl<'a> Request<'a> {
         Some(Request { dir, name, file })
     }
 
-    /// Whether the state file has the change.
+    /// Whether the state file contains the change.
     pub(crate) fn is_done(&self) -> bool {
         self.file.metadata().is_ok_and(|metadata| metadata.nlink() == 0)
     }
@@ -104,7 +104,7 @@ impl Drop for Request<'_> {
     }
 }
 
-/// Requests of others, as the holder of the lock found them.
+/// Requests of other writers, found by the holder of the lock.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     pub(crate) changes: Vec<Change>,
@@ -112,11 +112,11 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// Everything that living writers ask for in `dir`, whose path is `path`. What dead ones left
-    /// is removed.
+    /// All requests of living writers in `dir`, whose path is `path`. Requests of dead writers are
+    /// removed.
     pub(crate) fn in_dir(dir: &File, path: &Path) -> Waiting {
         let mut waiting = Waiting::default();
-        // Not by /proc: that costs the kernel more than all else that is done here.
+        // Not through /proc: that costs the kernel more than everything else here.
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let Ok(mut entries) = Dir::openat(dir.as_fd(), ".", flags, Mode::empty()) else {
             return waiting;
@@ -137,7 +137,8 @@ impl Waiting {
         waiting
     }
 
-    /// Tells their writers that the state file in `dir` has the changes.
+    /// Removes the requests, which tells their writers that the state file in `dir` has the
+    /// changes.
     pub(crate) fn done(self, dir: &File) {
         for name in self.names {
             let _ = remove(dir, &name);
@@ -145,10 +146,10 @@ impl Waiting {
     }
 }
 
-/// The request `name`, if its writer lives.
+/// The change in the request `name`, if its writer lives.
 fn living(dir: &File, name: &str, path: &Path) -> Option<Change> {
     let file = trust::file(dir, name, OFlag::O_RDONLY, &path.join(name)).ok()??;
-    // Shared: nobody else's look is mistaken for the writer's life.
+    // A shared lock, so that another reader is not mistaken for the writer.
     if file.try_lock_shared().is_ok() {
         return None;
     }
@@ -161,8 +162,8 @@ fn remove(dir: &File, name: &str) -> Result<(), Errno> {
     unlinkat(dir.as_fd(), name, UnlinkatFlags::NoRemoveDir)
 }
 
-/// A number that no process had before. This program's only randomness: the keys of std's hasher
-/// come from the kernel.
+/// A random number, different for every process. It is this program's only randomness: the keys of
+/// std's hasher come from the kernel.
 pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

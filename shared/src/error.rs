@@ -1,4 +1,4 @@
-//! What can go wrong with the state file, by what a caller does about it.
+//! Errors of the state file, one variant for each reaction of a caller.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,18 +8,18 @@ use thiserror::Error;
 
 use crate::state::VERSION;
 
-/// Why the state file could not be read or changed. The file is as it was before, whichever it is.
+/// Why the state file could not be read or changed. The file is unchanged.
 #[derive(Debug, Error)]
 pub enum StateError {
-    /// There is no run directory. For who removes a record, there is nothing to remove; for who
-    /// reads, no pod has been attached yet.
+    /// There is no run directory. So there is no record to remove, and no pod has been attached
+    /// yet.
     #[error("the run directory {} does not exist", path.display())]
     NoRunDir {
         /// The directory.
         path: PathBuf,
     },
-    /// Another writer held the lock all the time that the caller would wait. Try again later.
-    #[error("{} is locked: another writer did not let go of it within {waited:?}", path.display())]
+    /// Another writer held the lock during the caller's whole wait. Try again later.
+    #[error("{} is locked: another writer held it for more than {waited:?}", path.display())]
     Locked {
         /// The lock file.
         path: PathBuf,
@@ -27,8 +27,8 @@ pub enum StateError {
         waited: Duration,
     },
     /// The file is truncated, not JSON or of another schema. It is never overwritten and never
-    /// guessed at: somebody has to look at it, or
-    /// [`RunDir::set_aside`](crate::state::RunDir::set_aside) it.
+    /// guessed at: an operator must look at it, or the caller sets it aside
+    /// ([`RunDir::set_aside`](crate::state::RunDir::set_aside)).
     #[error("{} cannot be read as a state file: {why}", path.display())]
     Unreadable {
         /// The state file.
@@ -36,7 +36,7 @@ pub enum StateError {
         /// What is wrong with it, and where.
         why: String,
     },
-    /// A newer program wrote the file: the one that met this error has to be upgraded.
+    /// A newer program wrote the file: the program with this error must be upgraded.
     #[error(
         "{} has version {found}, and this program reads versions up to {VERSION}: upgrade {program}",
         path.display(),
@@ -45,12 +45,12 @@ pub enum StateError {
     NewerVersion {
         /// The state file.
         path: PathBuf,
-        /// The version it has.
+        /// Its version.
         found: u64,
     },
-    /// The directory or a file in it is not what only root could have put there: a link, another's,
-    /// or one that others may write. Who writes here decides who counts as a pod, so it is not
-    /// used.
+    /// The directory or a file in it may have been put there by a user other than root: it is a
+    /// link, belongs to another user, or others may write to it. Whoever can write here decides who
+    /// counts as a pod, so it is not used.
     #[error("{} is not trusted: {why}", path.display())]
     NotOurs {
         /// The directory or file.
@@ -58,20 +58,20 @@ pub enum StateError {
         /// What is wrong with it.
         why: String,
     },
-    /// The kernel refused: no space, a read-only file system, no permission.
+    /// An I/O error: no space, a read-only file system, no permission.
     #[error("cannot {doing} {}", path.display())]
     Io {
-        /// What was being done.
+        /// The failed operation.
         doing: &'static str,
-        /// With what.
+        /// The file or directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// The name of the running program, as an operator knows it.
+/// The file name of the running program.
 fn program() -> String {
     let path = std::env::current_exe().ok();
     let name = path.as_deref().and_then(|path| path.file_name());

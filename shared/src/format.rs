@@ -1,5 +1,5 @@
-//! The text of the state file: one attachment a line, so that `grep` finds a pod and `less` shows
-//! it, and JSON all the same.
+//! The text of the state file: JSON with one attachment per line, so that `grep` finds a pod and
+//! `less` shows it.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -10,10 +10,10 @@ use serde_json::ser::{Formatter, Serializer};
 use crate::error::StateError;
 use crate::state::{State, VERSION};
 
-/// How deep an attachment's key lies: in the file's object, in `attachments`.
+/// The nesting depth of an attachment's key: in the file's object, in `attachments`.
 const ATTACHMENT_DEPTH: usize = 2;
 
-/// The file's text. Pure.
+/// Formats the file's text. Pure.
 pub(crate) fn print(state: &State) -> Result<Vec<u8>, serde_json::Error> {
     let mut text = Vec::with_capacity(256 + 512 * state.attachments.len());
     state.serialize(&mut Serializer::with_formatter(&mut text, LinePerAttachment { depth: 0 }))?;
@@ -21,7 +21,7 @@ pub(crate) fn print(state: &State) -> Result<Vec<u8>, serde_json::Error> {
     Ok(text)
 }
 
-/// The state that `text` says. Pure; `path` is for the error's text only.
+/// Parses `text`. Pure; `path` is for the error's text only.
 pub(crate) fn parse(text: &[u8], path: &Path) -> Result<State, StateError> {
     let unreadable = |why: String| StateError::Unreadable { path: path.to_owned(), why };
     let state = serde_json::from_slice::<State>(text)
@@ -37,13 +37,13 @@ pub(crate) fn parse(text: &[u8], path: &Path) -> Result<State, StateError> {
     }
     match state.attachments.iter().find(|(id, attachment)| **id != attachment.id()) {
         Some((id, _)) => {
-            Err(unreadable(format!("the record at {:?} is another attachment's", id.0)))
+            Err(unreadable(format!("the record at {:?} belongs to another attachment", id.0)))
         }
         None => Ok(state),
     }
 }
 
-/// Whether `text`, which is not of our schema, is of a newer one: the advice is another then.
+/// The error if `text`, which does not match our schema, is of a newer version: its advice differs.
 fn newer(text: &[u8], path: &Path) -> Option<StateError> {
     #[derive(Deserialize)]
     struct Versioned {
@@ -53,7 +53,7 @@ fn newer(text: &[u8], path: &Path) -> Option<StateError> {
     (found > u64::from(VERSION)).then(|| StateError::NewerVersion { path: path.to_owned(), found })
 }
 
-/// Compact JSON with a new line before each member of the file's own object and each attachment.
+/// Compact JSON with a line break before each top-level member and each attachment.
 struct LinePerAttachment {
     depth: usize,
 }

@@ -1,5 +1,4 @@
-//! What must hold of any text in the state file's place: for the fuzz target, and for a test of
-//! what it found.
+//! Properties of any text as a state file, for the fuzz target and for a test of its findings.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -10,17 +9,17 @@ use crate::format;
 use crate::state::{Attachment, Generation};
 use crate::state_editor::StateEditor;
 
-/// Reads `text` in both ways and changes it in both ways.
+/// Parses and changes `text` with both the typed format and the editor.
 ///
 /// # Panics
 ///
-/// When one of them takes what the other refuses, or they write something else.
+/// If one accepts what the other refuses, or if they write different text.
 pub fn state_file(text: &[u8]) {
     let path = Path::new("pods.json");
     let record = record();
     let editor = StateEditor::parse(text, &record.id());
     let Ok(mut state) = format::parse(text, path) else {
-        assert!(editor.is_none(), "one way takes what the other refuses");
+        assert!(editor.is_none(), "the editor accepts what the typed format refuses");
         return;
     };
     let printed = format::print(&state).expect("what was read can be written");
@@ -36,7 +35,7 @@ pub fn state_file(text: &[u8]) {
     assert_eq!(format::parse(&changed, path).expect("what was written can be read"), state);
 }
 
-/// A record like any other.
+/// A typical record.
 pub(crate) fn record() -> Attachment {
     Attachment {
         container_id: "3f1c".to_owned(),

@@ -1,5 +1,5 @@
-//! What Denizen's two programs must agree on, and no more: the state file ([`state`]), the agent's
-//! socket ([`socket`]) and where both lie ([`run_dir`]).
+//! The contract between Denizen's two programs: the state file ([`state`]), the agent's socket
+//! ([`socket`]) and their directory ([`run_dir`]).
 //!
 //! Nothing here is async, and nothing here knows Kubernetes or a kernel interface.
 

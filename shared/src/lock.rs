@@ -13,15 +13,16 @@ use crate::error::StateError;
 use crate::run_dir::LOCK_FILE;
 use crate::trust::{self, io_failed};
 
-/// Between two tries for the lock: at first it is held for well under a millisecond …
+/// The pause between two attempts. At first it is short, since the lock is held for well under a
+/// millisecond …
 const SHORTEST_RETRY: Duration = Duration::from_micros(500);
 
-/// … but hundreds that try all the time take the processor from the one that holds it. Nobody waits
-/// twice as long as it has to.
+/// … but hundreds of attempts at a time take the processor from the holder. The pauses double, so
+/// that nobody waits more than twice as long as necessary.
 const LONGEST_RETRY: Duration = Duration::from_millis(100);
 
-/// The lock in the run directory, held. The kernel gives it back with this value, or with the
-/// process.
+/// The held lock of the run directory. The kernel releases it when this value is dropped or the
+/// process ends.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
@@ -34,8 +35,8 @@ impl Lock {
         Ok(lock.expect("only a change that is done ends the wait"))
     }
 
-    /// As [`Lock::take`]; `None` as soon as there is no need any more, since the caller's change
-    /// `is_done`.
+    /// Like [`Lock::take`]; `None` as soon as the lock is no longer needed, because the caller's
+    /// change `is_done`.
     #[expect(
         clippy::disallowed_methods,
         reason = "the I/O edge: the wait for another process is bounded here"
@@ -64,7 +65,7 @@ impl Lock {
         }
     }
 
-    /// Takes the lock, unless another has it.
+    /// Takes the lock, unless another process holds it.
     pub(crate) fn try_take(dir: &File, path: &Path) -> Result<Option<Lock>, StateError> {
         let path = path.join(LOCK_FILE);
         let flags = OFlag::O_RDWR | OFlag::O_CREAT;
@@ -72,14 +73,14 @@ impl Lock {
             return Ok(None);
         };
         match file.try_lock() {
-            // A lock on a file that somebody removed meanwhile excludes nobody.
+            // A lock on a file that was removed meanwhile excludes nobody.
             Ok(()) if is_still_there(dir, &file) => Ok(Some(Lock { _file: file })),
             Ok(()) | Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(io_failed("lock", &path, error)),
         }
     }
 
-    /// Whether some writer holds the lock now.
+    /// Whether a writer holds the lock now.
     pub(crate) fn is_held(dir: &File, path: &Path) -> Result<bool, StateError> {
         let path = path.join(LOCK_FILE);
         let file = trust::file(dir, LOCK_FILE, OFlag::O_RDONLY, &path)?;
@@ -87,7 +88,7 @@ impl Lock {
     }
 }
 
-/// Whether `file` is the directory's lock file.
+/// Whether `file` is still the directory's lock file.
 fn is_still_there(dir: &File, file: &File) -> bool {
     let entry = fstatat(dir.as_fd(), LOCK_FILE, AtFlags::AT_SYMLINK_NOFOLLOW);
     match (entry, file.metadata()) {

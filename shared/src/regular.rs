@@ -1,8 +1,8 @@
-//! Reading files in folders that others write: never waiting, and never more than told.
+//! Reads files in folders that others write, without blocking and with a size limit.
 //!
-//! A named pipe in a file's place would hold its reader for ever, a device may do anything, and a
-//! file of the kernel's (`/proc/kmsg`) may wait for what comes next, or have no end. Whoever may
-//! put a file there may put those there too, so they are refused. Links are followed: a mounted
+//! A named pipe in place of a file would block its reader for ever, a device may do anything, and a
+//! file of the kernel (`/proc/kmsg`) may block until something new comes, or have no end. Whoever
+//! can put a file there can put those there too, so they are refused. Links are followed: a mounted
 //! ConfigMap consists of them.
 
 use std::fs::File;
@@ -14,13 +14,12 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 
-/// Opens the regular file `path` for reading, without waiting for anybody.
+/// Opens the regular file `path` for reading, without blocking.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::IsADirectory`] for a directory, [`ErrorKind::InvalidInput`] with what it is for
-/// everything else that is not a regular file on a file system of its own; and what the kernel
-/// says.
+/// [`ErrorKind::IsADirectory`] for a directory, [`ErrorKind::InvalidInput`] with the file's type
+/// for everything else that is not a regular file outside /proc, and I/O errors.
 pub fn open(path: &Path) -> io::Result<File> {
     let opened =
         File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
@@ -36,25 +35,25 @@ pub fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Reads all of the regular file `path`, which may hold up to `longest` bytes.
+/// Reads the whole regular file `path`, which may have up to `longest` bytes.
 ///
 /// # Errors
 ///
-/// Those of [`open`], [`ErrorKind::FileTooLarge`], and what the kernel says.
+/// Those of [`open`], [`ErrorKind::FileTooLarge`], and I/O errors.
 pub fn read(path: &Path, longest: u64) -> io::Result<Vec<u8>> {
     read_opened(open(path)?, longest)
 }
 
-/// As [`read`], for text in UTF-8.
+/// Like [`read`], for UTF-8 text.
 ///
 /// # Errors
 ///
-/// Those of [`read`], and [`ErrorKind::InvalidData`] when it is something else.
+/// Those of [`read`], and [`ErrorKind::InvalidData`] if it is not UTF-8.
 pub fn read_to_string(path: &Path, longest: u64) -> io::Result<String> {
     text(read(path, longest)?)
 }
 
-/// As [`read_to_string`], of a file that [`open`] opened.
+/// Like [`read_to_string`], for a file from [`open`].
 ///
 /// # Errors
 ///
@@ -66,7 +65,7 @@ pub fn opened_to_string(file: File, longest: u64) -> io::Result<String> {
 fn read_opened(file: File, longest: u64) -> io::Result<Vec<u8>> {
     let size = file.metadata()?.len();
     let mut bytes = Vec::with_capacity(size.min(longest) as usize + 1);
-    // It may have grown since, or not say how long it is.
+    // It may have grown since, or not report its length.
     file.take(longest + 1).read_to_end(&mut bytes)?;
     match bytes.len() as u64 > longest {
         true => Err(io::Error::new(
@@ -81,7 +80,7 @@ fn text(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
 }
 
-/// Refuses what is not a regular file, or the kernel's own.
+/// Refuses a file that is not regular, or is in /proc.
 fn check(file: &File) -> io::Result<()> {
     let kind = file.metadata()?.file_type();
     if kind.is_dir() {
@@ -93,8 +92,8 @@ fn check(file: &File) -> io::Result<()> {
     if !kind.is_file() {
         return Err(irregular("a device"));
     }
-    // The kernel calls these regular; to read some of them waits, or takes what is read from
-    // others.
+    // The kernel reports these as regular files, but reading some of them blocks, or takes data
+    // away from other readers.
     match fstatfs(file)?.filesystem_type() {
         PROC_SUPER_MAGIC => Err(irregular("a file of /proc")),
         _ => Ok(()),

@@ -1,10 +1,10 @@
-//! The agent's socket: one JSON line asks, one JSON line answers.
+//! The agent's socket: each request and each answer is one JSON line.
 
 use serde::{Deserialize, Serialize};
 
 use crate::state::{AttachmentId, Epoch, Generation};
 
-/// What the plugin asks after it has recorded an attachment.
+/// The plugin's request after it has recorded an attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaitFor {
@@ -16,13 +16,13 @@ pub struct WaitFor {
     pub generation: Generation,
 }
 
-/// What the agent answers.
+/// The agent's answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaitAnswer {
-    /// The kernel treats this pod's packets as a local pod's from now on.
+    /// Whether the kernel now treats this pod's packets as a local pod's.
     pub programmed: bool,
-    /// Why not, for a person.
+    /// Why not, as text for a person.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }

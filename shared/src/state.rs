@@ -1,10 +1,9 @@
-//! The state file: which pods this node has, as the CNI plugin recorded them.
+//! The state file: the pods of this node, as the CNI plugin recorded them.
 //!
-//! The format is a contract between two programs that are upgraded apart: fields unknown to one of
-//! them are kept, and a newer [`VERSION`] is refused.
+//! The format is a contract between two programs that are upgraded separately: each keeps fields
+//! that it does not know, and refuses a newer [`VERSION`].
 //!
-//! This module knows what the file says. How it is locked, read and replaced is in
-//! [`crate::store`].
+//! This module defines the content. [`crate::store`] locks, reads and replaces the file.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -24,11 +23,11 @@ pub const VERSION: u32 = 1;
 pub struct State {
     /// Format version; see [`VERSION`].
     pub version: u32,
-    /// Which file this is a state of.
+    /// Identifies the file across its generations.
     pub epoch: Epoch,
-    /// How many changes this file has seen.
+    /// The number of changes to this file.
     pub generation: Generation,
-    /// Every attachment of a pod of this node.
+    /// Every attachment of this node's pods.
     pub attachments: BTreeMap<AttachmentId, Attachment>,
     /// Fields that a newer program wrote.
     #[serde(flatten)]
@@ -36,7 +35,7 @@ pub struct State {
 }
 
 impl State {
-    /// A file that holds no attachment yet.
+    /// A state without attachments.
     pub fn empty(epoch: Epoch) -> State {
         State {
             version: VERSION,
@@ -48,31 +47,30 @@ impl State {
     }
 }
 
-/// A random string made with the file, so that a generation of a lost file is never taken for one
-/// of its successor's.
+/// A random string made with the file, so that a generation of a lost file is not mistaken for one
+/// of its successor.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(pub String);
 
-/// Rises by one with every change of the file.
+/// A number that rises by one with every change of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Generation(pub u64);
 
-/// `<containerId>/<ifName>`: names one attachment of one pod sandbox to one network.
+/// `<containerId>/<ifName>`: identifies one attachment of one pod sandbox to one network.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct AttachmentId(pub String);
 
 impl AttachmentId {
-    /// The name of the attachment that container `container_id` has through its interface
-    /// `if_name`.
+    /// The id of the attachment of container `container_id` with the interface `if_name`.
     pub fn new(container_id: &str, if_name: &str) -> AttachmentId {
         AttachmentId(format!("{container_id}/{if_name}"))
     }
 }
 
-/// One interface of one pod, as it was at ADD.
+/// One interface of one pod, as recorded at ADD.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Attachment {
@@ -82,25 +80,24 @@ pub struct Attachment {
     pub if_name: String,
     /// The `name` of the CNI network configuration.
     pub network: String,
-    /// The pod, where the runtime passed `K8S_POD_*`.
+    /// The pod, if the runtime passed `K8S_POD_*`.
     pub pod: Option<Pod>,
     /// Path of the pod's network namespace.
     pub netns: Option<String>,
-    /// The node's end of the pod's veth; `None` where the pod has no interface on this node's
+    /// The node's end of the pod's veth; `None` if the pod has no interface in this node's network
     /// stack.
     pub host_interface: Option<HostInterface>,
-    /// Where the packets' input interface is neither [`Self::host_interface`] nor [`Self::bridge`]:
-    /// a VLAN device on the bridge.
+    /// The packets' input interface, if it is neither [`Self::host_interface`] nor
+    /// [`Self::bridge`]: a VLAN device on the bridge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub l3_interface: Option<String>,
-    /// The bridge that the host interface is a port of; `None` for a routed pod.
+    /// The bridge whose port the host interface is; `None` for a routed pod.
     pub bridge: Option<String>,
     /// The pod's addresses on this interface, of both families.
     pub ips: Vec<IpAddr>,
     /// When the plugin recorded this, RFC 3339 in UTC.
     pub added_at: String,
-    /// The pod was attached without denizen, and the agent took it over from what the runtime
-    /// remembers.
+    /// The pod was attached without denizen, and the agent adopted it from the runtime's cache.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adopted: bool,
     /// Fields that a newer program wrote.
@@ -139,13 +136,13 @@ pub struct HostInterface {
 }
 
 impl Attachment {
-    /// The key that this record has in the file.
+    /// The key of this record in the file.
     pub fn id(&self) -> AttachmentId {
         AttachmentId::new(&self.container_id, &self.if_name)
     }
 
-    /// The input interface that the node's IP stack sees on this pod's packets: the VLAN device,
-    /// else the bridge, else the veth itself; `None` where they never enter this node's stack.
+    /// The input interface of this pod's packets in the node's IP stack: the VLAN device, else the
+    /// bridge, else the veth itself; `None` if they never enter this node's stack.
     pub fn input_interface(&self) -> Option<&str> {
         self.l3_interface
             .as_deref()

@@ -1,10 +1,10 @@
-//! The state file as text: to change one record without taking the other thousand apart.
+//! Changes one record in the text of the state file, without decoding the other thousand.
 //!
-//! The plugin is started for every pod, and most of what a whole read and write would cost it goes
-//! into values that it hands on as they are. Everything is checked all the same. What is not as
-//! this module expects it (a repeated key; other formatting does no harm) makes
-//! [`StateEditor::parse`] say `None`, and the typed way is taken: this one is an optimisation and
-//! decides nothing. A test holds that both write the same bytes.
+//! The plugin is started for every pod, and most of the cost of a full read and write is in values
+//! that it does not change. Everything is still checked. If the text is not as this module expects
+//! (a repeated key; other formatting does no harm), [`StateEditor::parse`] returns `None` and the
+//! typed format is used: this module is an optimisation and decides nothing. A test checks that
+//! both write the same bytes.
 
 mod printed;
 
@@ -22,39 +22,39 @@ use serde_json::Value;
 
 use crate::state::{Attachment, AttachmentId, Epoch, Generation, VERSION};
 
-/// A readable file of our version, open at one record's place.
+/// A readable file of our version, with the position of one record.
 pub(crate) struct StateEditor<'a> {
     pub(crate) epoch: Epoch,
     pub(crate) generation: Generation,
     text: &'a str,
-    /// Where the file says its generation.
+    /// The position of the generation.
     generation_at: Range<usize>,
     place: Place,
-    /// What is cut out of the text, and what comes there.
+    /// The range of text to replace, and its replacement.
     edit: Option<(Range<usize>, String)>,
 }
 
-/// Where a record is, or would be.
+/// The position of a record, or where it would be.
 #[derive(Default)]
 struct Place {
-    /// Behind the brace that opens the records.
+    /// The position after the opening brace of the records.
     open: usize,
-    /// The end of the record before.
+    /// The end of the previous record.
     before: Option<usize>,
     own: Option<Member>,
-    /// Where the record behind begins.
+    /// The beginning of the next record.
     after: Option<usize>,
 }
 
-/// Where a record is: from its id on.
+/// The position of a member: its id and its record.
 struct Member {
     begin: usize,
     record: Range<usize>,
 }
 
 impl<'a> StateEditor<'a> {
-    /// Reads `text`, to change the record of `id`. `None` when it has to be read in the typed way,
-    /// which knows what is wrong with it, if anything is.
+    /// Parses `text`, to change the record of `id`. `None` if the typed format must read it, which
+    /// knows what is wrong with it, if anything is.
     pub(crate) fn parse(text: &'a [u8], id: &AttachmentId) -> Option<StateEditor<'a>> {
         let mut cursor = Cursor {
             text: std::str::from_utf8(text).ok()?,
@@ -85,7 +85,7 @@ impl<'a> StateEditor<'a> {
         })
     }
 
-    /// Puts `record` in the place of the one of its name, which is returned. The same one again
+    /// Adds `record`, or replaces the one with its id, which is returned. The same record again
     /// changes nothing.
     pub(crate) fn put(&mut self, record: &Attachment) -> serde_json::Result<Option<Attachment>> {
         if let Some(own) = &self.place.own {
@@ -127,7 +127,7 @@ impl<'a> StateEditor<'a> {
         self.generation.0 += 1;
     }
 
-    /// Writes the file's text, as [`crate::format::print`] would print it, to `out`.
+    /// Writes the file's text to `out`, as [`crate::format::print`] prints it.
     pub(crate) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         let text = self.text.as_bytes();
         let generation = (self.generation_at.clone(), self.generation.0.to_string());
@@ -143,16 +143,16 @@ impl<'a> StateEditor<'a> {
     }
 }
 
-/// A place in a JSON text.
+/// A position in a JSON text.
 struct Cursor<'a> {
     text: &'a str,
     at: usize,
-    /// [`printed`] may look at it.
+    /// Whether [`printed`] can be used.
     is_plain: bool,
 }
 
 impl<'a> Cursor<'a> {
-    /// The value here, and where it is.
+    /// Reads the value here. Returns it with its position.
     fn value<T: Deserialize<'a>>(&mut self) -> Option<(T, Range<usize>)> {
         self.skip_space();
         let begin = self.at;
@@ -162,7 +162,7 @@ impl<'a> Cursor<'a> {
         Some((value, begin..self.at))
     }
 
-    /// The members of the object here: `member` gets each key and reads the value.
+    /// Reads the object here: `member` gets each key and reads the value.
     fn object(
         &mut self,
         mut member: impl FnMut(&str, &mut Cursor<'a>) -> Option<()>,
@@ -182,7 +182,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The place of `id` among the records in the object here, each of which is checked.
+    /// Reads the object of records here, checks each, and finds the position of `id`.
     fn place(&mut self, id: &str) -> Option<Place> {
         self.take(b'{')?;
         let mut place = Place { open: self.at, ..Place::default() };
@@ -208,7 +208,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The record here, and its id, which says the same as the record.
+    /// Reads the id and the record here, and checks that they agree.
     fn member(&mut self) -> Option<(Cow<'a, str>, Member)> {
         self.skip_space();
         let begin = self.at;
@@ -227,13 +227,13 @@ impl<'a> Cursor<'a> {
         (one == container && two == interface).then_some((id.0, Member { begin, record }))
     }
 
-    /// The record here: its container id, its interface name, and where it is.
+    /// Reads the record here: its container id, its interface name, and its position.
     fn record(&mut self) -> Option<(Cow<'a, str>, Cow<'a, str>, Range<usize>)> {
         let begin = self.at;
         if let Some((checked, place)) = self.value::<Checked<'a>>() {
             return Some((checked.container_id, checked.if_name, place));
         }
-        // Fields that this program does not know need to be looked at in full.
+        // A record with unknown fields must be read in full.
         self.at = begin;
         let (record, place) = self.value::<Attachment>()?;
         Some((Cow::Owned(record.container_id), Cow::Owned(record.if_name), place))
@@ -256,10 +256,10 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// What an [`Attachment`] without unknown fields is, with nothing kept that is not needed.
+/// An [`Attachment`] without unknown fields, of which only the needed fields are kept.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[expect(dead_code, reason = "that a field can be read is what is checked")]
+#[expect(dead_code, reason = "the fields are only read to check them")]
 struct Checked<'a> {
     #[serde(borrow)]
     container_id: Cow<'a, str>,
@@ -277,7 +277,7 @@ struct Checked<'a> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "that a field can be read is what is checked")]
+#[expect(dead_code, reason = "the fields are only read to check them")]
 struct CheckedPod {
     namespace: AnyText,
     name: AnyText,
@@ -286,18 +286,18 @@ struct CheckedPod {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "that a field can be read is what is checked")]
+#[expect(dead_code, reason = "the fields are only read to check them")]
 struct CheckedInterface {
     name: AnyText,
     index: u32,
     mac: AnyText,
 }
 
-/// A string, copied only where it has escapes.
+/// A string, copied only if it has escapes.
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// A string that nobody looks at.
+/// A string whose value is not needed.
 struct AnyText;
 
 impl<'de> Deserialize<'de> for AnyText {
@@ -316,7 +316,7 @@ impl<'de> Deserialize<'de> for AnyText {
     }
 }
 
-/// A list of addresses that nobody looks at.
+/// A list of addresses whose values are not needed.
 struct Addresses;
 
 impl<'de> Deserialize<'de> for Addresses {

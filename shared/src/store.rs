@@ -1,8 +1,8 @@
-//! Reading and replacing the state file.
+//! Reads and replaces the state file.
 //!
 //! A writer takes the lock, reads, changes, writes a file beside, syncs it and renames it over the
-//! old one. A kill at any instant leaves the old file or the new one, and the kernel gives back the
-//! lock of who died. A reader needs no lock and never sees half a file.
+//! old one. A kill at any instant leaves the old file or the new one, and the kernel releases the
+//! lock of a dead process. A reader needs no lock and never sees a partial file.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, ErrorKind, Read, Write};
@@ -23,21 +23,21 @@ use crate::state_editor::StateEditor;
 use crate::successor;
 use crate::trust::{self, failed, io_failed};
 
-/// What a record may take, with room to spare.
+/// More bytes than a record needs.
 const ROOM_FOR_A_RECORD: usize = 4096;
 
-/// What a writer that waits gets.
+/// What a waiting writer gets.
 enum Turn {
     /// The lock.
     Lock(Lock),
-    /// What it waited to do is done.
+    /// Nothing: another writer has made its change.
     Done,
 }
 
-/// The run directory, opened and found to be ours.
+/// The run directory, opened and checked to be ours.
 ///
-/// *Invariant:* everything is opened relative to the directory that was checked, so that nobody who
-/// swaps a path component later can redirect it.
+/// *Invariant:* everything is opened relative to the checked directory, so that nobody can redirect
+/// it by replacing a path component later.
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
@@ -49,34 +49,33 @@ impl RunDir {
     ///
     /// # Errors
     ///
-    /// [`StateError::NoRunDir`] when it is not there, [`StateError::NotOurs`] when it is the root
-    /// of the file system or a link, belongs to neither root nor the caller, or can be written by
-    /// others.
+    /// [`StateError::NoRunDir`] if it does not exist, [`StateError::NotOurs`] if it is the root of
+    /// the file system or a link, belongs to neither root nor the caller, or others may write to
+    /// it.
     pub fn open(path: &Path) -> Result<RunDir, StateError> {
-        // Without the trailing slash of a path as an operator may write it: it would follow a link.
+        // Without a trailing slash, which would follow a link.
         let path: PathBuf = path.components().collect();
         if path.file_name().is_none() {
-            let why = format!("it is no directory of denizen's own: name one such as {DEFAULT}");
+            let why = format!("it is not a directory for denizen alone: use one such as {DEFAULT}");
             return Err(StateError::NotOurs { path, why });
         }
         let dir = trust::directory(&path)?;
         Ok(RunDir { path, dir })
     }
 
-    /// Opens the run directory `path`, made with mode 0700 when there is none. One that is there is
-    /// never changed: others may look into it, as into those that kubelet makes, since every file
-    /// in it is 0600. Its parent must be there.
+    /// Opens the run directory `path`, or creates it with mode 0700. An existing one is never
+    /// changed: it may be readable for others, as directories are that kubelet creates, since every
+    /// file in it has mode 0600. Its parent must exist.
     ///
     /// # Errors
     ///
-    /// As [`RunDir::open`], and [`StateError::Io`] when it cannot be made.
+    /// As [`RunDir::open`], and [`StateError::Io`] if it cannot be created.
     pub fn create(path: &Path) -> Result<RunDir, StateError> {
         match RunDir::open(path) {
             Err(StateError::NoRunDir { path }) => {
                 let made = DirBuilder::new().mode(0o700).create(&path);
                 match made {
-                    // Somebody was faster, which is as good: what they made is checked like any
-                    // other.
+                    // Another process was faster. Its directory is checked like any other.
                     Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                         Err(io_failed("make the run directory", &path, error))
                     }
@@ -87,17 +86,17 @@ impl RunDir {
         }
     }
 
-    /// The directory, as the caller named it.
+    /// The path, as the caller gave it.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The directory itself, to reach what lies in it without a second walk along [`RunDir::path`].
+    /// The open directory, to reach its files without resolving [`RunDir::path`] again.
     pub fn dir(&self) -> &File {
         &self.dir
     }
 
-    /// What the state file says now; `None` when there is no file yet. Takes no lock.
+    /// Reads the state file; `None` if there is no file. Takes no lock.
     ///
     /// # Errors
     ///
@@ -124,17 +123,16 @@ impl RunDir {
         Ok(Some(text))
     }
 
-    /// Changes the state file: locks it within `wait`, reads it (an absent file is an empty one),
-    /// lets `change` change it, and replaces it when something is different then, with a generation
-    /// one higher.
+    /// Changes the state file: locks it within `wait`, reads it (a missing file is an empty one),
+    /// lets `change` change it, and if it differs, replaces it with a generation one higher.
     ///
-    /// Returns what `change` returned, and the file's epoch and generation afterwards. When nothing
-    /// changed and there was no file, none is made, and the epoch is nobody's.
+    /// Returns the result of `change`, and the file's epoch and generation afterwards. If nothing
+    /// changed and there was no file, none is created, and the epoch has no meaning.
     ///
     /// # Errors
     ///
-    /// Any [`StateError`]; the file is unchanged then, and [`StateError::Locked`] comes no later
-    /// than `wait` and one retry.
+    /// Any [`StateError`]; the file is unchanged then. [`StateError::Locked`] comes at the latest
+    /// after `wait` and one retry.
     pub fn update<T>(
         &self,
         wait: Duration,
@@ -151,7 +149,7 @@ impl RunDir {
         let before = self.read()?.unwrap_or_else(|| State::empty(new_epoch()));
         let mut state = before.clone();
         let out = change(&mut state);
-        // These three are the store's to change, not the caller's.
+        // Only the store changes these three fields.
         (state.version, state.epoch, state.generation) =
             (before.version, before.epoch.clone(), before.generation);
         if state != before {
@@ -162,10 +160,10 @@ impl RunDir {
         Ok((out, state.epoch, state.generation))
     }
 
-    /// As [`RunDir::update`], to put `record` in the place of the one of its name, which is
-    /// returned. What this costs hardly depends on how many records there are. While another writer
-    /// holds the lock, that one or the next makes this change with its own: hundreds of writers at
-    /// once cost a few writes.
+    /// Like [`RunDir::update`], to add `record`, or replace the one with its id, which is returned.
+    /// The cost hardly depends on the number of records. While another writer holds the lock, that
+    /// one or the next makes this change together with its own: hundreds of concurrent writers cost
+    /// a few writes.
     ///
     /// # Errors
     ///
@@ -184,10 +182,10 @@ impl RunDir {
                 if let Some(editor) = text.as_deref().and_then(|text| StateEditor::parse(text, &id))
                     && editor.has()
                 {
-                    // Nobody is asked to replace a record: see `turn`.
+                    // Others are only asked to add a record, never to replace one: see `turn`.
                     return Ok((None, editor.epoch, editor.generation));
                 }
-                // Whoever took it out again, or wrote the file anew, did so for another reason.
+                // Another process has removed the record since, or rebuilt the file: add it again.
                 self.lock(wait)?
             }
         };
@@ -207,14 +205,14 @@ impl RunDir {
         Ok((replaced, editor.epoch, editor.generation))
     }
 
-    /// As [`RunDir::put`], to remove the record of `id`. Where there is none and nobody writes at
-    /// the moment, nobody is waited for and nothing has to be writable.
+    /// Like [`RunDir::put`], to remove the record of `id`. If there is none and nobody is writing,
+    /// this neither waits nor needs write permission.
     ///
     /// # Errors
     ///
     /// Those of [`RunDir::update`].
     pub fn remove(&self, wait: Duration, id: &AttachmentId) -> Result<(), StateError> {
-        // Asked first: who writes now may put in the record of a writer that has been killed since.
+        // Checked first: a current writer may add the record of a writer that was killed meanwhile.
         let is_written = Lock::is_held(&self.dir, &self.path)?;
         if !self.has(id)? && !is_written {
             return Ok(());
@@ -250,7 +248,7 @@ impl RunDir {
         }
     }
 
-    /// Makes `change`, and with it what is `waiting`. The caller holds the lock.
+    /// Makes `change` together with the `waiting` ones. The caller holds the lock.
     fn make_with(
         &self,
         change: Change,
@@ -262,7 +260,7 @@ impl RunDir {
                 waiting.done(&self.dir);
                 Ok(made)
             }
-            // It may be one of theirs that cannot be made. They will find out.
+            // The failure may be of another writer's change. That writer finds out by itself.
             Err(_) => self.make(&[change]),
         }
     }
@@ -278,7 +276,7 @@ impl RunDir {
         Ok((state.epoch, state.generation))
     }
 
-    /// Does all that [`RunDir::update`] would do, but puts nothing in the state file's place:
+    /// Does everything that [`RunDir::update`] does, except replacing the state file. It shows
     /// whether a record could be written now.
     ///
     /// # Errors
@@ -287,20 +285,20 @@ impl RunDir {
     pub fn rehearse(&self, wait: Duration) -> Result<(), StateError> {
         let _lock = self.lock(wait)?;
         let state = self.read()?.unwrap_or_else(|| State::empty(new_epoch()));
-        // The next record needs room that this one has not taken yet.
+        // Add the space that the next record needs.
         let mut text = format::print(&state).map_err(|error| self.unprintable(error))?;
         text.resize(text.len() + ROOM_FOR_A_RECORD, b' ');
         successor::rehearse(&self.dir, &self.path, &text)
     }
 
-    /// Renames a state file that cannot be understood to `pods.json.bad-<suffix>`, under the lock,
-    /// so that a new one can be begun and the old one looked at. Returns its new path; `None` when,
-    /// with the lock held, the file turned out to be readable or gone.
+    /// Renames an invalid state file to `pods.json.bad-<suffix>`, under the lock, so that a new one
+    /// can be created and the old one inspected. Returns its new path; `None` if the file turned
+    /// out to be readable or gone once the lock was held.
     ///
     /// # Errors
     ///
-    /// [`StateError::Locked`] or [`StateError::Io`]. A file of a newer version or that is not ours
-    /// is left alone: its error comes back.
+    /// [`StateError::Locked`] or [`StateError::Io`]. A file of a newer version, or one that is not
+    /// ours, is not renamed: its error is returned.
     pub fn set_aside(&self, wait: Duration, suffix: &str) -> Result<Option<PathBuf>, StateError> {
         let _lock = self.lock(wait)?;
         match self.read() {
@@ -315,22 +313,22 @@ impl RunDir {
         }
     }
 
-    /// Waits until the lock can be had, or whoever has it made `change` of the record of `id`.
+    /// Waits for the lock, or until its holder has made `change` to the record of `id`.
     fn turn(&self, wait: Duration, change: &Change, id: &AttachmentId) -> Result<Turn, StateError> {
         if let Some(lock) = Lock::try_take(&self.dir, &self.path)? {
             return Ok(Turn::Lock(lock));
         }
-        // Who replaces a record has to know which: nobody else can tell.
+        // A writer that replaces a record must return the old one, so it needs the lock itself.
         let is_simple = matches!(change, Change::Remove(_)) || !self.has(id)?;
         let request = is_simple.then(|| Request::place(&self.dir, change)).flatten();
         let is_done = || request.as_ref().is_some_and(Request::is_done);
         let lock = Lock::take_unless(&is_done, &self.dir, &self.path, wait);
-        // Also where the lock was had, or waited for in vain, just then.
+        // Check again even if the lock was taken, or the wait ended, just now.
         if is_done() {
             return Ok(Turn::Done);
         }
         match lock {
-            // Whoever made the change had no time yet to say so.
+            // The holder has made the change, but not yet removed the request.
             Err(StateError::Locked { .. })
                 if request.is_some() && self.read()?.is_some_and(|state| change.is_in(&state)) =>
             {
@@ -340,7 +338,7 @@ impl RunDir {
         }
     }
 
-    /// Puts what `print` writes in the file's place. The caller holds the lock.
+    /// Replaces the file by what `print` writes. The caller holds the lock.
     fn replace(
         &self,
         print: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -357,7 +355,7 @@ impl RunDir {
     }
 }
 
-/// A name for a new file that none before it had.
+/// A random epoch for a new file.
 fn new_epoch() -> Epoch {
     Epoch(format!("{:016x}", random()))
 }

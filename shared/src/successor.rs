@@ -1,4 +1,4 @@
-//! The next state file: built beside the one that there is, and put in its place. The caller holds
+//! Replaces the state file: writes a new file beside it, and renames that over it. The caller holds
 //! the lock.
 
 use std::fs::File;
@@ -15,11 +15,11 @@ use crate::error::StateError;
 use crate::run_dir::{MAX_STATE_SIZE, STATE_FILE};
 use crate::trust::{failed, io_failed};
 
-/// Where a writer builds the next file. One that was killed leaves it behind, and the next one
-/// replaces it.
+/// The file in which a writer builds the next state file. A killed writer leaves it behind, and the
+/// next one replaces it.
 pub(crate) const NEXT_FILE: &str = "pods.json.next";
 
-/// Puts what `print` writes in the place of the state file in `dir`, whose path is `path`.
+/// Replaces the state file in `dir`, whose path is `path`, by what `print` writes.
 pub(crate) fn replace(
     dir: &File,
     path: &Path,
@@ -31,13 +31,13 @@ pub(crate) fn replace(
             .map_err(|errno| failed("rename", &next, errno))
     });
     if written.is_err() {
-        // On a full disk, what was written of it is in the way of everybody else.
+        // On a full disk, a partial file would take space that others need.
         let _ = remove_next(dir);
     }
     written
 }
 
-/// Writes `text` as the next file would be written, and removes it again.
+/// Writes `text` like the next state file, and removes it again.
 pub(crate) fn rehearse(dir: &File, path: &Path, text: &[u8]) -> Result<(), StateError> {
     let written = write_next(dir, path, |out| out.write_all(text));
     let removed = remove_next(dir).map_err(|errno| failed("remove", &path.join(NEXT_FILE), errno));
@@ -57,8 +57,8 @@ fn write_next(
         .map_err(|errno| failed("make", &next, errno))?;
     let mut file = File::from(file);
     let mut bounded = Bounded { out: &mut file, left: MAX_STATE_SIZE };
-    // The file, not the folder: that the rename survives a power cut matters to no pod, since none
-    // does.
+    // Sync the file, not the folder: whether the rename survives a power cut does not matter, since
+    // no pod survives it.
     print(&mut bounded).and_then(|()| file.sync_data()).map_err(|error| {
         let is_refused = error.kind() == ErrorKind::FileTooLarge;
         let named = if is_refused { path.join(STATE_FILE) } else { next };
@@ -73,7 +73,7 @@ fn remove_next(dir: &File) -> Result<(), Errno> {
     }
 }
 
-/// Refuses to write what no reader would take.
+/// Refuses to write more than a reader accepts.
 struct Bounded<'a> {
     out: &'a mut File,
     /// Bytes that may still be written.
@@ -83,9 +83,8 @@ struct Bounded<'a> {
 impl Write for Bounded<'_> {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         if text.len() as u64 > self.left {
-            let why = format!(
-                "it would be larger than {MAX_STATE_SIZE} bytes, and no program would read it"
-            );
+            let why =
+                format!("it would be larger than {MAX_STATE_SIZE} bytes, which no program reads");
             return Err(io::Error::new(ErrorKind::FileTooLarge, why));
         }
         let written = self.out.write(text)?;

@@ -1,5 +1,5 @@
-//! Opening what lies in the run directory, without following a link and without trusting what
-//! others could have written.
+//! Opens files in the run directory without following links, and checks that only root or this
+//! program's user can have written them.
 
 use std::fs::File;
 use std::io;
@@ -14,16 +14,16 @@ use nix::unistd::geteuid;
 
 use crate::error::StateError;
 
-/// Write permission of the group and of everybody else.
+/// Write permission of the group and of others.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// Opens the directory `path`, which must be ours.
+/// Opens the directory `path`, which must be trusted.
 pub(crate) fn directory(path: &Path) -> Result<File, StateError> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     match open(path, flags, Mode::empty()) {
         Ok(dir) => trusted(dir, path),
         Err(Errno::ENOENT) => Err(StateError::NoRunDir { path: path.to_owned() }),
-        // With O_DIRECTORY the kernel says "not a directory" of a link too.
+        // With O_DIRECTORY the kernel reports "not a directory" for a link too.
         Err(Errno::ENOTDIR | Errno::ELOOP) => {
             Err(not_ours(path, "it is not a directory, or a link to one"))
         }
@@ -31,15 +31,14 @@ pub(crate) fn directory(path: &Path) -> Result<File, StateError> {
     }
 }
 
-/// Opens the regular file `name` of directory `dir`, which must be ours. `path` is for the error's
-/// text.
+/// Opens the regular file `name` in `dir`, which must be trusted. `path` is for the error's text.
 pub(crate) fn file(
     dir: &File,
     name: &str,
     flags: OFlag,
     path: &Path,
 ) -> Result<Option<File>, StateError> {
-    // Non-blocking, for a named pipe in the file's place would hold the caller for ever.
+    // Non-blocking, since a named pipe in place of the file would block the caller for ever.
     let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
     let opened = match openat(dir.as_fd(), name, flags, Mode::from_bits_truncate(0o600)) {
         Ok(opened) => opened,
@@ -55,7 +54,7 @@ pub(crate) fn file(
     }
 }
 
-/// Whether `opened` belongs to root or to whom this program runs as, and nobody else may write it.
+/// Checks that `opened` belongs to root or to this program's user, and nobody else may write to it.
 fn trusted(opened: OwnedFd, path: &Path) -> Result<File, StateError> {
     let opened = File::from(opened);
     let metadata = opened.metadata().map_err(|source| io_failed("look at", path, source))?;
@@ -63,7 +62,7 @@ fn trusted(opened: OwnedFd, path: &Path) -> Result<File, StateError> {
     let why = if owner != 0 && owner != geteuid().as_raw() {
         format!("it belongs to user {owner}")
     } else if mode & OTHERS_WRITE != 0 {
-        "others than its owner may write it".to_owned()
+        "users other than its owner may write to it".to_owned()
     } else {
         return Ok(opened);
     };

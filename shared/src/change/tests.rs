@@ -8,7 +8,7 @@ use crate::fuzzing;
 use crate::lock::Lock;
 use crate::state::{Generation, RunDir};
 
-/// More than any of this takes.
+/// More time than any of this takes.
 const WAIT: Duration = Duration::from_secs(30);
 
 fn run_dir() -> (TempDir, RunDir) {
@@ -38,7 +38,7 @@ fn wait_for_requests(dir: &RunDir, count: usize) {
 }
 
 #[test]
-fn writers_that_wait_have_their_changes_made_by_the_one_that_holds_the_lock() {
+fn the_holder_of_the_lock_makes_the_changes_of_waiting_writers() {
     const WRITERS: usize = 30;
     let (_parent, dir) = run_dir();
     dir.put(WAIT, &record(1000)).unwrap();
@@ -55,7 +55,7 @@ fn writers_that_wait_have_their_changes_made_by_the_one_that_holds_the_lock() {
         let removal = scope.spawn(|| dir.remove(WAIT, &record(1000).id()).unwrap());
         wait_for_requests(&dir, WRITERS + 1);
         assert_eq!(std::fs::metadata(dir.path().join("pods.json")).unwrap().ino(), before);
-        // What a holder of the lock does.
+        // As the holder of the lock does.
         let waiting = Waiting::in_dir(dir.dir(), dir.path());
         assert_eq!(waiting.changes.len(), WRITERS + 1);
         drop(held);
@@ -79,7 +79,7 @@ fn writers_that_wait_have_their_changes_made_by_the_one_that_holds_the_lock() {
 }
 
 #[test]
-fn one_write_makes_all_changes_that_wait() {
+fn one_write_makes_all_waiting_changes() {
     let (_parent, dir) = run_dir();
     let asked: Vec<_> =
         (0..10).map(|number| Request::place(dir.dir(), &put(number)).expect("a tmpfs")).collect();
@@ -91,7 +91,7 @@ fn one_write_makes_all_changes_that_wait() {
 }
 
 #[test]
-fn what_a_dead_writer_asked_for_is_not_done() {
+fn the_change_of_a_dead_writer_is_not_made() {
     let (_parent, dir) = run_dir();
     let request = Request::place(dir.dir(), &put(1)).expect("a tmpfs");
     // As the kernel does for a process that is killed.
@@ -103,7 +103,7 @@ fn what_a_dead_writer_asked_for_is_not_done() {
 }
 
 #[test]
-fn who_gives_up_takes_its_request_back() {
+fn a_writer_that_gives_up_withdraws_its_request() {
     let (_parent, dir) = run_dir();
     let held = Lock::take(dir.dir(), dir.path(), WAIT).unwrap();
     dir.put(Duration::from_millis(20), &record(1)).unwrap_err();
@@ -114,7 +114,7 @@ fn who_gives_up_takes_its_request_back() {
 }
 
 #[test]
-fn a_change_that_cannot_be_made_does_not_keep_the_others() {
+fn a_change_that_cannot_be_made_does_not_prevent_others() {
     let (_parent, dir) = run_dir();
     let mut record_at_another_s_place = record(1);
     record_at_another_s_place.network = "n".repeat(LONGEST as usize);
@@ -127,10 +127,10 @@ fn a_change_that_cannot_be_made_does_not_keep_the_others() {
 }
 
 #[test]
-fn a_removal_waits_for_who_may_write_the_record_of_a_writer_that_is_dead() {
+fn a_removal_waits_for_a_writer_that_may_add_the_record() {
     let (_parent, dir) = run_dir();
     dir.put(WAIT, &record(1)).unwrap();
-    // The holder has read the requests already, among them that of record 2, whose writer is killed
+    // The holder has already read the requests, among them that of record 2, whose writer is killed
     // now.
     let held = Lock::take(dir.dir(), dir.path(), WAIT).unwrap();
     let error = dir.remove(Duration::from_millis(20), &record(2).id()).unwrap_err();

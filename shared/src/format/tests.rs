@@ -2,8 +2,7 @@ use std::path::Path;
 
 use super::*;
 
-/// The format itself, pinned: a file that an installed program wrote must stay readable, and what
-/// this program writes must stay readable to the other one.
+/// The format, pinned: each of the two programs must be able to read what the other one wrote.
 const FILE: &str = r#"{
 "version": 1,
 "epoch": "b1946ac9",
@@ -23,7 +22,7 @@ fn parsed(text: &str) -> Result<State, StateError> {
 }
 
 #[test]
-fn the_pinned_file_is_read_and_written_back_byte_by_byte() {
+fn the_pinned_file_is_written_back_byte_for_byte() {
     let state = parsed(FILE).unwrap();
     assert_eq!(state.attachments.len(), 2);
     assert_eq!(state.unknown["node"], "a");
@@ -31,7 +30,7 @@ fn the_pinned_file_is_read_and_written_back_byte_by_byte() {
 }
 
 #[test]
-fn what_is_not_of_the_schema_is_refused_with_the_file_s_name() {
+fn other_text_is_refused_with_the_files_name() {
     let cases = [
         ("nothing", ""),
         ("truncated", &FILE[..FILE.len() / 2]),
@@ -53,7 +52,7 @@ fn what_is_not_of_the_schema_is_refused_with_the_file_s_name() {
 }
 
 #[test]
-fn a_newer_version_names_who_must_be_upgraded() {
+fn a_newer_version_names_the_program_to_upgrade() {
     let newer_schema = r#"{"version": 2, "pods": []}"#;
     for text in [FILE.replacen("1", "2", 1).as_str(), newer_schema] {
         let error = parsed(text).unwrap_err();

@@ -9,20 +9,20 @@ use nix::unistd::mkfifo;
 
 use super::*;
 
-/// What reading `path` comes to; it must not wait.
+/// The result of reading `path`, which must not block.
 fn read_in_time(path: PathBuf) -> Result<String, String> {
     let (done, result) = channel();
     std::thread::spawn(move || {
         let read = read_to_string(&path, 16);
         let _ = done.send(read.map_err(|error| error.to_string()));
     });
-    // Far more than any machine needs: what waits for a writer waits for ever.
+    // Far more than any machine needs: a blocked read would block for ever.
     let read = result.recv_timeout(Duration::from_secs(10));
-    read.expect("reading does not wait for anybody")
+    read.expect("reading does not block")
 }
 
 #[test]
-fn only_regular_files_are_read_and_nothing_is_waited_for() {
+fn only_regular_files_are_read_and_nothing_blocks() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     fs::create_dir(at("folder")).unwrap();

@@ -1,22 +1,21 @@
-//! A record exactly as this program prints it, which nearly every record is: its bytes are
-//! compared, where a parser would look for what they mean. What looks otherwise is no mistake; it
-//! is for the parser.
+//! Recognises a record exactly as this program prints it, which nearly every record is, by
+//! comparing bytes instead of parsing. A record with other formatting is no error; the parser reads
+//! it.
 
 use std::net::IpAddr;
 use std::ops::Range;
 
-/// Whether strings in `text` end at the next quotation mark: nothing is escaped, and no control
-/// character is there that JSON does not allow, but for the line ends, which [`Rest::string`] looks
-/// for.
+/// Whether every string in `text` ends at the next quotation mark: there are no escapes, and no
+/// control characters that JSON forbids, except line ends, which [`Rest::string`] checks.
 pub(super) fn is_plain(text: &[u8]) -> bool {
-    // Not `any`, which looks at one byte after the other.
+    // Not `any`, which the compiler does not vectorize.
     !text
         .iter()
         .fold(false, |found, byte| found | (*byte == b'\\') | ((*byte < b' ') & (*byte != b'\n')))
 }
 
-/// The id of the record with which `text`, which is plain, begins, and where the record is in it,
-/// if it is as printed.
+/// The id of the record at the beginning of `text`, which is plain, and the record's position;
+/// `None` if it is not as printed.
 pub(super) fn member(text: &str) -> Option<(&str, Range<usize>)> {
     let mut rest = Rest(text);
     let id = rest.string()?;
@@ -55,18 +54,18 @@ fn record<'a>(rest: &mut Rest<'a>) -> Option<(&'a str, &'a str)> {
     Some((container_id, if_name))
 }
 
-/// What has not been looked at yet.
+/// The text that is not yet consumed.
 struct Rest<'a>(&'a str);
 
 impl<'a> Rest<'a> {
-    /// Inlined, so that the length is known and nobody is called to compare.
+    /// Inlined, so that the length is a constant and the comparison needs no call.
     #[inline(always)]
     fn after(&mut self, literal: &str) -> Option<&mut Self> {
         self.0 = self.0.strip_prefix(literal)?;
         Some(self)
     }
 
-    /// A string without escapes: its text is what it says.
+    /// A string without escapes.
     fn string(&mut self) -> Option<&'a str> {
         let inside = self.0.strip_prefix('"')?;
         let (string, rest) = inside.split_at_checked(end_of_string(inside.as_bytes()))?;
@@ -83,11 +82,11 @@ impl<'a> Rest<'a> {
         let length = self.0.bytes().take_while(u8::is_ascii_digit).count();
         let (digits, rest) = self.0.split_at(length);
         self.0 = rest;
-        // JSON has no number like 012.
+        // JSON numbers have no leading zeros.
         digits.parse().ok().filter(|_| length == 1 || !digits.starts_with('0'))
     }
 
-    /// The addresses of a list whose bracket is open, and the bracket that closes it.
+    /// Consumes the addresses of a list after its opening bracket, and the closing bracket.
     fn addresses(&mut self) -> Option<()> {
         if self.after("]").is_some() {
             return Some(());
@@ -102,10 +101,10 @@ impl<'a> Rest<'a> {
     }
 }
 
-/// Where the first quotation mark or line end is; all of `bytes` when there is none.
+/// The position of the first quotation mark or line end; the length of `bytes` if there is none.
 ///
-/// Eight bytes at a time: a byte of `word` that is `wanted` is 0 in the exclusive or, and the first
-/// 0 is where the subtraction first borrows.
+/// It checks eight bytes at a time: a byte of `word` that is `wanted` becomes 0 in the exclusive
+/// or, and the first 0 is where the subtraction first borrows.
 fn end_of_string(bytes: &[u8]) -> usize {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
     let first = |word: u64, wanted: u8| {

@@ -5,7 +5,7 @@ use super::*;
 use crate::format;
 use crate::state::{HostInterface, Pod, State};
 
-/// Texts that are easy to get wrong, besides plain ones.
+/// Texts, plain ones and difficult ones.
 fn text() -> impl Strategy<Value = String> {
     prop_oneof!["[a-z0-9]{1,6}", Just("\"\\\n\u{e9}\u{1f980}/".to_owned()), Just(String::new())]
 }
@@ -50,7 +50,7 @@ fn print(editor: &StateEditor<'_>) -> Vec<u8> {
     text
 }
 
-/// What [`StateEditor`] makes of `text` when `record` is put.
+/// The result of adding `record` to `text` with [`StateEditor`].
 fn put(text: &[u8], record: &Attachment) -> (Option<Attachment>, Vec<u8>) {
     let mut editor = StateEditor::parse(text, &record.id()).unwrap();
     (editor.put(record).unwrap(), print(&editor))
@@ -58,7 +58,7 @@ fn put(text: &[u8], record: &Attachment) -> (Option<Attachment>, Vec<u8>) {
 
 proptest! {
     #[test]
-    fn a_record_is_put_and_removed_as_in_the_typed_way(mut state in state(), record in attachment()) {
+    fn a_record_is_put_and_removed_as_in_the_typed_format(mut state in state(), record in attachment()) {
         let text = format::print(&state).unwrap();
         let same = state.attachments.get(&record.id()) == Some(&record);
         let (replaced, printed) = put(&text, &record);
@@ -78,7 +78,7 @@ proptest! {
     }
 
     #[test]
-    fn a_file_that_somebody_formatted_is_read_as_well(state in state(), record in attachment()) {
+    fn a_file_with_other_formatting_is_read_too(state in state(), record in attachment()) {
         let pretty = serde_json::to_vec_pretty(&state).unwrap();
         let (_, printed) = put(&pretty, &record);
         let mut expected = state;
@@ -93,9 +93,9 @@ proptest! {
         prop_assert_eq!(serde_json::from_slice::<State>(&print(&editor)).unwrap(), expected);
     }
 
-    /// What the typed way refuses, this one must not take.
+    /// The editor must not accept what the typed format refuses.
     #[test]
-    fn damage_is_never_taken_for_a_file(state in state(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+    fn a_damaged_file_is_never_accepted(state in state(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
         let mut text = format::print(&state).unwrap();
         let id = AttachmentId("a/eth0".to_owned());
         let at = at.index(text.len());
@@ -109,7 +109,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_said_twice_is_left_to_the_typed_way() {
+fn repeated_keys_are_left_to_the_typed_format() {
     let cases = [
         r#"{"version":1,"epoch":"a","generation":1,"attachments":{},"epoch":"b"}"#,
         r#"{"version":1,"epoch":"a","generation":1,"attachments":{},"generation":2}"#,
@@ -141,7 +141,7 @@ fn a_record_without_unknown_fields_is_read_without_copying() {
 }
 
 #[test]
-fn a_record_is_known_by_how_it_is_printed() {
+fn a_printed_record_is_recognised() {
     let record = crate::fuzzing::record();
     let state = State {
         attachments: [(record.id(), record)].into(),

@@ -35,7 +35,7 @@ fn add(dir: &RunDir, container: &str) -> (Epoch, Generation) {
 }
 
 #[test]
-fn generation_rises_with_every_change_and_only_then() {
+fn the_generation_rises_only_with_changes() {
     let (_parent, dir) = run_dir();
     assert_eq!(dir.read().unwrap(), None);
     let (_, _, generation) = dir.update(WAIT, |_| ()).unwrap();
@@ -56,7 +56,7 @@ fn generation_rises_with_every_change_and_only_then() {
 }
 
 #[test]
-fn a_lost_file_s_successor_has_another_epoch() {
+fn the_successor_of_a_lost_file_has_another_epoch() {
     let (_parent, dir) = run_dir();
     let (first, _) = add(&dir, "a");
     fs::remove_file(dir.path().join(STATE_FILE)).unwrap();
@@ -78,7 +78,7 @@ fn directory_and_files_are_for_root_alone() {
 }
 
 #[test]
-fn a_directory_that_is_there_is_used_as_it_is() {
+fn an_existing_directory_is_not_changed() {
     let parent = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = parent.path().join("made-by-kubelet");
     fs::create_dir(&path).unwrap();
@@ -104,7 +104,7 @@ fn the_root_of_the_file_system_is_no_run_directory() {
 }
 
 #[test]
-fn what_no_reader_would_take_is_not_written() {
+fn a_file_too_large_to_read_is_not_written() {
     let (_parent, dir) = run_dir();
     let (_, before) = add(&dir, "a");
     let text = vec![b' '; MAX_STATE_SIZE as usize + 1];
@@ -149,7 +149,7 @@ fn an_untrusted_directory_is_not_opened() {
     assert!(matches!(RunDir::open(Path::new("/dev/null")), Err(StateError::NotOurs { .. })));
 }
 
-/// Something untrusted in a file's place.
+/// Something untrusted in place of a file.
 type Plant = fn(&Path);
 
 #[test]
@@ -179,7 +179,7 @@ fn an_untrusted_file_is_neither_read_nor_written() {
             add(&dir, "a");
             plant(&dir.path().join(file));
             let error = dir.update(WAIT, |state| state.attachments.clear()).unwrap_err();
-            // Opening a directory for writing fails before it can be looked at.
+            // Opening a directory for writing fails before the check.
             let refused = matches!(error, StateError::NotOurs { .. } | StateError::Io { .. });
             assert!(refused, "{file}, {name}: {error:?}");
             assert!(error.to_string().contains(file), "{file}, {name}: {error}");
@@ -188,7 +188,7 @@ fn an_untrusted_file_is_neither_read_nor_written() {
 }
 
 #[test]
-fn a_link_in_the_next_file_s_place_is_replaced_and_not_followed() {
+fn a_link_in_place_of_the_next_file_is_replaced_and_not_followed() {
     let (parent, dir) = run_dir();
     let victim = parent.path().join("victim");
     fs::File::create(&victim).unwrap();
@@ -217,7 +217,7 @@ fn an_unreadable_file_is_never_overwritten_and_can_be_set_aside() {
 }
 
 #[test]
-fn a_held_lock_costs_the_wait_and_no_more() {
+fn a_held_lock_costs_at_most_the_wait() {
     let (_parent, dir) = run_dir();
     let held = dir.lock(WAIT).unwrap();
     let wait = Duration::from_millis(30);
