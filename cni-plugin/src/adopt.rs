@@ -1,9 +1,8 @@
-//! For the agent: the record that an ADD of this plugin would have made, from what a runtime
-//! remembers of an ADD that was made without it. What is remembered counts only as far as the
-//! kernel says the same.
+//! For the agent: makes the record that an ADD of this plugin would have made, from a runtime's
+//! cached result of an ADD without it. The cached result counts only if the kernel confirms it.
 //!
-//! No namespace is entered (that would take `CAP_SYS_ADMIN`): the kernel is asked about a pod's
-//! namespace from the node's.
+//! No namespace is entered (that needs `CAP_SYS_ADMIN`): the node's namespace is used to query the
+//! kernel about a pod's.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -20,7 +19,7 @@ use crate::kernel::{Attached, Links, Netns, at, attached, only};
 use crate::prev_result::PrevResult;
 use crate::version::CniVersion;
 
-/// What a runtime remembers of an ADD.
+/// A runtime's cached ADD.
 #[derive(Debug, Clone)]
 pub struct Remembered<'a> {
     /// The runtime's id of the pod sandbox.
@@ -35,40 +34,40 @@ pub struct Remembered<'a> {
     pub args: &'a str,
     /// The result of the chain's last plugin.
     pub result: &'a RawValue,
-    /// When the ADD was, RFC 3339 in UTC.
+    /// The time of the ADD, RFC 3339 in UTC.
     pub added_at: String,
 }
 
-/// Why there is no record to make.
+/// Why no record can be made.
 #[derive(Debug, Error)]
 pub enum NotAdopted {
-    /// What is remembered cannot be right.
+    /// The cached result is not valid.
     #[error("{0}")]
     Malformed(String),
-    /// The kernel says otherwise: the pod is gone, or never had to do with this node's stack.
+    /// The kernel contradicts it: the pod is gone, or was never attached to this node's stack.
     #[error("{0}")]
     NotSo(String),
-    /// The kernel would not say.
-    #[error("the kernel cannot be asked")]
+    /// The kernel could not be queried.
+    #[error("cannot query the kernel")]
     Kernel(#[from] io::Error),
 }
 
-/// Makes records for pods whose interfaces were there when it was opened, in the network namespace
-/// of the thread that opened it.
+/// Makes records for pods whose interfaces existed when it was opened, in the network namespace of
+/// the thread that opened it.
 pub struct Adopter {
     node: Links,
 }
 
 impl Adopter {
-    /// Looks at nothing yet.
+    /// Opens the netlink socket. Reads nothing yet.
     ///
     /// # Errors
-    /// When there is no netlink socket to be had.
+    /// When no netlink socket can be opened.
     pub fn open() -> io::Result<Self> {
         Links::open().map(|node| Self { node })
     }
 
-    /// The record of `remembered`, as the kernel has it now.
+    /// The record for `remembered`, with the kernel's current values.
     ///
     /// # Errors
     /// [`NotAdopted`].
@@ -108,7 +107,7 @@ fn adopt(node: &mut Links, remembered: &Remembered<'_>) -> Result<Attachment, No
     })
 }
 
-/// What of a result is needed beside [`PrevResult`].
+/// The fields of a result that are needed beside [`PrevResult`].
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Outline {
@@ -129,15 +128,15 @@ impl Outline {
     }
 
     fn version(&self) -> Result<CniVersion, NotAdopted> {
-        let said = self.cni_version.as_deref().unwrap_or_default();
-        CniVersion::named(said).ok_or_else(|| {
+        let name = self.cni_version.as_deref().unwrap_or_default();
+        CniVersion::named(name).ok_or_else(|| {
             NotAdopted::Malformed(format!(
-                "the result is of cniVersion {said:?}, which names no interfaces"
+                "the result has cniVersion {name:?}, which does not name interfaces"
             ))
         })
     }
 
-    /// The pod's namespace, as the runtime or else a plugin named it.
+    /// The pod's namespace, from the runtime, else from a plugin.
     fn netns<'a>(&'a self, remembered: &Remembered<'a>) -> Option<&'a str> {
         let named =
             self.interfaces.iter().flatten().filter(|place| place.name == remembered.if_name);
@@ -151,7 +150,7 @@ impl Outline {
     }
 }
 
-/// Where the pod is attached, and which of the addresses it was told to have it has.
+/// Where the pod is attached, and which of the result's addresses it has.
 fn seen(
     node: &mut Links,
     prev_result: &PrevResult,
@@ -167,13 +166,13 @@ fn seen(
         return Err(NotAdopted::NotSo("it has no interface on this node's stack".to_owned()));
     }
     if has.is_empty() {
-        return Err(NotAdopted::NotSo("the kernel knows none of its addresses there".to_owned()));
+        return Err(NotAdopted::NotSo("the kernel has none of its addresses there".to_owned()));
     }
     Ok((attached, has))
 }
 
-/// The namespace at `path`, with the number that this one has for it; `None` where that cannot be
-/// said from here, for the folder it is in is not shared with this process.
+/// The namespace at `path`, with this namespace's number for it. `None` if that cannot be found
+/// from here, because its folder is not shared with this process.
 fn namespace(node: &mut Links, path: &Path) -> Result<Option<(Netns, i32)>, NotAdopted> {
     let gone = || NotAdopted::NotSo(format!("its network namespace {} is gone", path.display()));
     let netns = match Netns::open(path) {
@@ -182,7 +181,8 @@ fn namespace(node: &mut Links, path: &Path) -> Result<Option<(Netns, i32)>, NotA
             let folder_is_here = path.parent().is_some_and(Path::is_dir);
             return if folder_is_here { Err(gone()) } else { Ok(None) };
         }
-        // Below a mount that did not reach this process lies a file that nobody may open.
+        // If the mount did not propagate to this process, there is a file without permissions
+        // instead.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
             return Err(NotAdopted::NotSo("it is in the node's own network namespace".to_owned()));
@@ -194,13 +194,13 @@ fn namespace(node: &mut Links, path: &Path) -> Result<Option<(Netns, i32)>, NotA
         Ok(None) => Err(NotAdopted::NotSo(
             "no link of this node leads into its network namespace".to_owned(),
         )),
-        // A file where a namespace was mounted: its mount did not reach this process.
+        // It is a plain file: the mount of the namespace did not propagate to this process.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-/// By the pod's own namespace: its interface leads to the node's, and has the addresses.
+/// With the pod's namespace: its interface leads to the node's link, and has the addresses.
 fn inside(
     node: &mut Links,
     prev_result: &PrevResult,
@@ -217,15 +217,17 @@ fn inside(
     Ok((attached(node, Some(&container), netns, &prev_result.host_links)?, ips))
 }
 
-/// Without it: the one link on the node that the result names leads into some namespace, and the
-/// node's own routes to the addresses lead to it, or to the bridge that it is a port of.
+/// Without the pod's namespace: the only link on the node in the result leads into some namespace,
+/// and the node's routes to the addresses lead to that link, or to its bridge.
 fn outside(
     node: &mut Links,
     prev_result: &PrevResult,
 ) -> Result<(Attached, Vec<std::net::IpAddr>), NotAdopted> {
     let Some(host) = only(node, &prev_result.host_links)?.filter(|link| link.lower_nsid.is_some())
     else {
-        return Err(NotAdopted::NotSo("no link of this node is its own for certain".to_owned()));
+        return Err(NotAdopted::NotSo(
+            "no link of this node can be matched to it with certainty".to_owned(),
+        ));
     };
     let (name, attached) = (host.name.clone(), at(node, Some(host))?);
     let input = attached.l3_interface.as_ref().or(attached.bridge.as_ref()).unwrap_or(&name);

@@ -15,27 +15,27 @@ use crate::environment::is_name;
 use crate::error::CniError;
 use crate::version::CniVersion;
 
-/// How long an ADD waits for the agent when the configuration asks for it and does not say.
+/// The default timeout of an ADD that waits for the agent.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The longest wait: runtimes give up an ADD after some minutes, and take it for hanging before.
+/// The longest timeout: runtimes give up an ADD after some minutes, and report it as hung before.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Keys that the specification gives to every plugin.
+/// Keys that the specification defines for every plugin.
 const EVERY_PLUGINS: [&str; 6] =
     ["cniVersion", "name", "type", "args", "runtimeConfig", "capabilities"];
 
-/// Keys that this plugin gives a meaning.
+/// Keys that this plugin uses.
 const OURS: [&str; 3] = ["prevResult", "runDir", "waitForAgent"];
 
-/// Keys of others that a program which writes Go's configuration struct cannot leave out: harmless
-/// empty.
+/// Keys of other plugins that a program writes even if empty, because they are in Go's
+/// configuration struct. Empty, they are ignored.
 const HARMLESS_EMPTY: [&str; 2] = ["ipam", "dns"];
 
-/// What begins with this is a protocol's between runtime and plugin.
+/// The prefix of keys that the runtime and plugins use between them.
 const PROTOCOL: &str = "cni.dev/";
 
-/// The configuration as it was written: an object, whose values nobody has looked at.
+/// The configuration as written: an object with unchecked values.
 #[derive(Debug)]
 pub(crate) struct RawConfig<'a> {
     fields: BTreeMap<Cow<'a, str>, &'a RawValue>,
@@ -54,22 +54,22 @@ impl<'a> RawConfig<'a> {
         Ok(RawConfig { fields })
     }
 
-    /// The version that it says, as far as it says any.
+    /// The version as written, if any.
     pub(crate) fn version_text(&self) -> Result<Option<String>, CniError> {
         self.typed("cniVersion")
     }
 
-    /// The version that it is of.
+    /// The version of the configuration.
     pub(crate) fn version(&self) -> Result<CniVersion, CniError> {
         let known = CniVersion::list();
         let name = self.version_text()?.ok_or_else(|| {
             CniError::IncompatibleVersion(format!(
-                "cniVersion is missing: this plugin speaks {known}"
+                "cniVersion is missing: this plugin supports {known}"
             ))
         })?;
         CniVersion::named(&name).ok_or_else(|| {
             CniError::IncompatibleVersion(format!(
-                "cniVersion {name:?} is unknown: this plugin speaks {known}"
+                "cniVersion {name:?} is unknown: this plugin supports {known}"
             ))
         })
     }
@@ -83,8 +83,7 @@ impl<'a> RawConfig<'a> {
             .map_err(|error| CniError::InvalidConfig(format!("{key} is malformed: {error}")))
     }
 
-    /// Refuses the first key that means nothing to this plugin: who wrote it expects something of
-    /// it.
+    /// Refuses the first unknown key: whoever wrote it expects an effect.
     fn refuse_unknown(&self) -> Result<(), CniError> {
         let known = |key: &str, value: &RawValue| {
             EVERY_PLUGINS.contains(&key)
@@ -104,26 +103,26 @@ impl<'a> RawConfig<'a> {
     }
 }
 
-/// A configuration that can be used. Nobody checks it again.
+/// A checked configuration.
 #[derive(Debug)]
 pub(crate) struct Config<'a> {
     pub(crate) network: String,
     pub(crate) run_dir: PathBuf,
     pub(crate) wait_for_agent: Option<WaitForAgent>,
-    /// What the plugin before this one returned, as it was written.
+    /// The previous plugin's result, unchanged.
     pub(crate) prev_result: Option<&'a RawValue>,
 }
 
 impl<'a> Config<'a> {
-    /// All of it, for who sets something up or says whether that would work.
+    /// The whole configuration, for ADD, CHECK and STATUS.
     pub(crate) fn whole(raw: &RawConfig<'a>) -> Result<Config<'a>, CniError> {
         raw.refuse_unknown()?;
         let wait_for_agent = raw.typed("waitForAgent")?.map(WaitForAgent::of).transpose()?;
         Ok(Config { wait_for_agent, ..Config::for_removal(raw)? })
     }
 
-    /// What removal needs. It is not refused for the sake of what only ADD would use: a pod that
-    /// cannot be deleted helps nobody who mistyped a key.
+    /// The part that removal needs. Keys that only ADD uses are not checked: a mistyped key must
+    /// not keep a pod from being deleted.
     pub(crate) fn for_removal(raw: &RawConfig<'a>) -> Result<Config<'a>, CniError> {
         let network: String = raw
             .typed("name")?
@@ -141,7 +140,7 @@ impl<'a> Config<'a> {
         Ok(Config { network, run_dir, wait_for_agent: None, prev_result })
     }
 
-    /// The result of the plugin before this one, which only a chain has.
+    /// The previous plugin's result, which exists only in a chain.
     pub(crate) fn prev_result(&self) -> Result<&'a RawValue, CniError> {
         self.prev_result.ok_or_else(|| {
             CniError::InvalidConfig(
@@ -167,18 +166,18 @@ pub(crate) fn valid_attachments(raw: &RawConfig<'_>) -> Result<Vec<AttachmentId>
     Ok(valid.iter().map(|valid| AttachmentId::new(&valid.container_id, &valid.ifname)).collect())
 }
 
-/// How an ADD waits until the agent has programmed the kernel for its pod.
+/// How an ADD waits for the agent to program the kernel for its pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct WaitForAgent {
     pub(crate) timeout: Duration,
     pub(crate) on_timeout: OnTimeout,
 }
 
-/// What becomes of an ADD whose pod is not programmed in time.
+/// What happens to an ADD whose pod is not programmed in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum OnTimeout {
-    /// The pod starts, and is treated right a moment later.
+    /// The pod starts, and is detected as local a moment later.
     #[default]
     Proceed,
     /// The ADD fails, and the runtime tries again.
@@ -213,7 +212,7 @@ impl WaitForAgent {
     }
 }
 
-/// The duration that `text` says, in whole milliseconds, seconds or minutes.
+/// Parses a duration in whole milliseconds, seconds or minutes.
 fn duration(text: &str) -> Option<Duration> {
     let digits = text.find(|c: char| !c.is_ascii_digit())?;
     let (number, unit) = text.split_at(digits);

@@ -1,5 +1,4 @@
-//! The call, as the runtime's `CNI_*` variables say it: [`Environment`] as written, [`Attach`]
-//! checked.
+//! The call, from the runtime's `CNI_*` variables: [`Environment`] as written, [`Attach`] checked.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,10 +8,10 @@ use serde_json::Map;
 
 use crate::error::CniError;
 
-/// The longest interface name that the kernel takes, without the final zero.
+/// The longest interface name that the kernel accepts, without the terminating zero.
 const LONGEST_IF_NAME: usize = 15;
 
-/// The `CNI_*` variables, unchecked. An empty variable is a missing one, as runtimes mean it.
+/// The `CNI_*` variables, unchecked. An empty variable counts as missing, as runtimes mean it.
 #[derive(Debug, Clone, Default)]
 pub struct Environment {
     /// `CNI_COMMAND`.
@@ -28,7 +27,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// The variables that this process was started with.
+    /// The variables of this process.
     pub fn of_process() -> Environment {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         Environment {
@@ -40,13 +39,13 @@ impl Environment {
         }
     }
 
-    /// Whether there is no variable at all: somebody runs the plugin by hand.
+    /// Whether all variables are missing: a person runs the plugin by hand.
     pub(crate) fn is_empty(&self) -> bool {
         let all = [&self.command, &self.container_id, &self.netns, &self.if_name, &self.args];
         all.into_iter().all(Option::is_none)
     }
 
-    /// What the plugin is called for.
+    /// The command that the plugin is called for.
     pub(crate) fn command(&self) -> Result<Command, CniError> {
         let name = text("CNI_COMMAND", self.command.as_ref())?;
         let name =
@@ -55,7 +54,7 @@ impl Environment {
             .ok_or_else(|| CniError::Environment(format!("CNI_COMMAND is unknown: {name:?}")))
     }
 
-    /// The attachment that is meant, which needs no more than its name.
+    /// The attachment's name, which suffices for DEL.
     pub(crate) fn named(&self) -> Result<Named, CniError> {
         self.present(&[("CNI_CONTAINERID", &self.container_id), ("CNI_IFNAME", &self.if_name)])?;
         let container_id = text("CNI_CONTAINERID", self.container_id.as_ref())?.unwrap_or_default();
@@ -71,7 +70,7 @@ impl Environment {
         Ok(Named { container_id: container_id.to_owned(), if_name: if_name.to_owned() })
     }
 
-    /// The attachment that is meant, with all that ADD and CHECK need.
+    /// The attachment, with everything that ADD and CHECK need.
     pub(crate) fn attach(&self) -> Result<Attach, CniError> {
         self.present(&[
             ("CNI_CONTAINERID", &self.container_id),
@@ -84,7 +83,7 @@ impl Environment {
         Ok(Attach { named, netns: PathBuf::from(netns), pod: pod(args)? })
     }
 
-    /// Names every variable that is missing at once, so that one call shows all that is wrong.
+    /// Checks that the variables are present. The error names all missing ones at once.
     fn present(&self, variables: &[(&str, &Option<OsString>)]) -> Result<(), CniError> {
         let missing: Vec<_> =
             variables.iter().filter(|(_, value)| value.is_none()).map(|(name, _)| *name).collect();
@@ -97,7 +96,7 @@ impl Environment {
     }
 }
 
-/// What a runtime calls a plugin for.
+/// A command of the specification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Command {
     Add,
@@ -122,7 +121,7 @@ impl Command {
     }
 }
 
-/// One attachment of one container, by name.
+/// The name of one attachment of one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Named {
     pub(crate) container_id: String,
@@ -135,7 +134,7 @@ impl Named {
     }
 }
 
-/// One attachment of one container, and where it is.
+/// One attachment of one container, with its namespace and its pod.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Attach {
     pub(crate) named: Named,
@@ -153,13 +152,13 @@ fn text<'a>(name: &str, value: Option<&'a OsString>) -> Result<Option<&'a str>, 
     }
 }
 
-/// Whether `name` is what the specification lets a container id and a network's name be.
+/// Whether the specification permits `name` as a container id or a network's name.
 pub(crate) fn is_name(name: &str) -> bool {
     let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
     name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(inner)
 }
 
-/// Whether the kernel would take `name` for an interface.
+/// Whether the kernel accepts `name` for an interface.
 pub(crate) fn is_if_name(name: &str) -> Result<(), &'static str> {
     let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
     match name {
@@ -170,7 +169,7 @@ pub(crate) fn is_if_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// The pod that `CNI_ARGS` names. Other arguments are other plugins' and pass by.
+/// The pod that `CNI_ARGS` names. Other arguments are for other plugins and are ignored.
 pub(crate) fn pod(args: &str) -> Result<Option<Pod>, CniError> {
     let (mut namespace, mut name, mut uid) = (None, None, None);
     for pair in args.split(';').filter(|pair| !pair.is_empty()) {

@@ -1,5 +1,4 @@
-//! What the plugin says when it cannot do what it was called for: an error object of the CNI
-//! specification.
+//! The plugin's errors: error objects of the CNI specification.
 
 use std::error::Error as _;
 use std::io;
@@ -10,45 +9,45 @@ use thiserror::Error;
 
 use crate::version::CniVersion;
 
-/// Why a call failed. A variant is a code of the specification, which the runtime acts on; the text
-/// is for the operator, and names the thing.
+/// Why a call failed. Each variant has a code of the specification, on which the runtime acts; the
+/// text is for the operator, and names the object.
 #[derive(Debug, Error)]
 pub enum CniError {
-    /// The configuration is of a version that this plugin, or the command, does not know.
+    /// This plugin, or the command, does not support the configuration's version.
     #[error("{0}")]
     IncompatibleVersion(String),
-    /// A key that this plugin does not know, or a value that it cannot use.
+    /// An unknown key, or an unusable value.
     #[error("unsupported field {key:?}: {value} ({why})")]
     UnsupportedField {
-        /// Where it stands.
+        /// The key.
         key: String,
-        /// What stands there.
+        /// Its value.
         value: String,
-        /// What would be right.
+        /// What is allowed.
         why: String,
     },
-    /// A `CNI_*` variable is missing or cannot be what it says.
+    /// A `CNI_*` variable is missing or not valid.
     #[error("{0}")]
     Environment(String),
-    /// The kernel or the file system refused.
+    /// The kernel or the file system returned an error.
     #[error("{doing}")]
     Io {
-        /// What was being done, and with what.
+        /// The failed operation, and its object.
         doing: String,
-        /// What the kernel said.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// Text that is not what it should be, all of it: standard input.
+    /// Standard input cannot be decoded.
     #[error("{0}")]
     Decode(String),
-    /// A configuration, or the result of the plugin before this one, that cannot be right.
+    /// The configuration, or the previous plugin's result, is not valid.
     #[error("{0}")]
     InvalidConfig(String),
     /// The state file could not be read or changed.
     #[error(transparent)]
     State(#[from] StateError),
-    /// It will be right in a moment: the runtime should come again.
+    /// A temporary failure: the runtime should try again.
     #[error("{0}")]
     TryAgainLater(String),
     /// `STATUS`: an ADD would fail now.
@@ -59,16 +58,16 @@ pub enum CniError {
     Disagreement(String),
 }
 
-/// The first code that the specification leaves to plugins; the only one that this plugin uses.
+/// The first code that the specification leaves to plugins, and the only one used here.
 const DISAGREEMENT: u32 = 100;
 
 impl CniError {
-    /// An [`CniError::Io`] about `doing`.
+    /// A [`CniError::Io`] about `doing`.
     pub(crate) fn io(doing: impl Into<String>, source: impl Into<io::Error>) -> CniError {
         CniError::Io { doing: doing.into(), source: source.into() }
     }
 
-    /// The code, as the specification numbers them.
+    /// The specification's code.
     pub fn code(&self) -> u32 {
         match self {
             CniError::IncompatibleVersion(_) => 1,
@@ -96,7 +95,7 @@ impl CniError {
         causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
     }
 
-    /// The message and all its causes, as one line for a person.
+    /// The message and all its causes on one line.
     pub(crate) fn in_full(&self) -> String {
         match self.details() {
             details if details.is_empty() => self.to_string(),
@@ -104,7 +103,7 @@ impl CniError {
         }
     }
 
-    /// The error object to print, in the words of `version`.
+    /// The error object to print, in the format of `version`.
     pub(crate) fn object(&self, version: CniVersion) -> String {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]

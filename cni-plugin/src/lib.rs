@@ -1,9 +1,9 @@
-//! The chained CNI plugin `denizen`: it records which interface and addresses each pod of this node
-//! has.
+//! The chained CNI plugin `denizen`: it records the interface and the addresses of each pod of this
+//! node.
 //!
-//! One call is one process: the variables and standard input are checked ([`Environment`], the
-//! configuration), the kernel is asked, the state file is changed, the result goes out. There is no
-//! async runtime, and nothing is changed but the state file.
+//! One call is one process. It checks the variables ([`Environment`]) and standard input (the
+//! configuration), reads the kernel, changes the state file, and prints the result. There is no
+//! async runtime, and nothing changes but the state file.
 
 mod adopt;
 mod command;

@@ -13,7 +13,7 @@ fn main() -> ExitCode {
         Outcome::Failed(object) => (stdout().write_all(object.as_bytes()), ExitCode::FAILURE),
         Outcome::ByHand(about) => (stderr().write_all(about.as_bytes()), ExitCode::SUCCESS),
     };
-    // Who closed the other end does not read why either; the exit code is what is left to say it
-    // with.
+    // If standard output is closed, the reader cannot get an error text either, so only the exit
+    // code reports it.
     written.and_then(|()| stdout().flush()).map_or(ExitCode::FAILURE, |()| code)
 }

@@ -1,5 +1,5 @@
-//! What the plugin before this one says it made: the few facts of it that are recorded. The text
-//! itself is handed on untouched by who holds it.
+//! The facts in the previous plugin's result that are recorded. The caller passes the text on
+//! unchanged.
 
 use std::net::IpAddr;
 
@@ -9,12 +9,12 @@ use serde_json::value::RawValue;
 use crate::error::CniError;
 use crate::version::CniVersion;
 
-/// The facts of a `prevResult` that concern one attachment.
+/// The facts in a `prevResult` about one attachment.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PrevResult {
-    /// Links on the node that have to do with it, by name: the pod's veth, the bridge, others.
+    /// The names of links on the node in the result: the pod's veth, the bridge, others.
     pub(crate) host_links: Vec<String>,
-    /// Whether it says that the container has the interface.
+    /// Whether the result lists the container's interface.
     pub(crate) has_interface: bool,
     /// The interface's addresses.
     pub(crate) ips: Vec<IpAddr>,
@@ -48,7 +48,7 @@ impl RawInterface {
 }
 
 impl PrevResult {
-    /// Reads `raw`, the result of a chain of `version`, for the container's interface `if_name`.
+    /// Parses `raw`, the result of a chain in `version`, for the container's interface `if_name`.
     pub(crate) fn parse(
         raw: &RawValue,
         version: CniVersion,
@@ -59,7 +59,7 @@ impl PrevResult {
         })?;
         if let Some(other) = result.cni_version.filter(|said| said != version.name()) {
             return Err(CniError::InvalidConfig(format!(
-                "prevResult is of cniVersion {other:?}, and the configuration of {:?}",
+                "prevResult has cniVersion {other:?}, but the configuration has {:?}",
                 version.name()
             )));
         }
@@ -69,7 +69,7 @@ impl PrevResult {
         let mut ips = Vec::new();
         for ip in result.ips.unwrap_or_default() {
             let address = address(&ip)?;
-            // An address that names no interface is the one's that this call is about.
+            // An address without an interface belongs to the interface of this call.
             let is_ours = match ip.interface {
                 None => true,
                 Some(index) => ours(
@@ -100,22 +100,22 @@ fn address(ip: &RawIp) -> Result<IpAddr, CniError> {
     let address: IpAddr = address.parse().map_err(|_| malformed(ip, "it is not an IP address"))?;
     let longest = if address.is_ipv4() { 32 } else { 128 };
     if !prefix.parse::<u8>().is_ok_and(|prefix| prefix <= longest) {
-        return Err(malformed(ip, "the prefix length is not one"));
+        return Err(malformed(ip, "the prefix length is not valid"));
     }
-    // Packets of an IPv4-mapped IPv6 address have the IPv4 one.
+    // Packets of an IPv4-mapped IPv6 address have the IPv4 address.
     let written = address;
     let address = written.to_canonical();
-    // Spec 0.3.x and 0.4.0 say the family a second time.
+    // Versions 0.3.x and 0.4.0 of the specification repeat the family.
     let is_of = |said: &str, address: IpAddr| said == if address.is_ipv4() { "4" } else { "6" };
     if let Some(said) = &ip.version
         && !is_of(said, written)
         && !is_of(said, address)
     {
-        return Err(malformed(ip, "its version is another's"));
+        return Err(malformed(ip, "address and version (IPv4 or IPv6) disagree"));
     }
-    // Recorded, these would make a pod of the node itself, or of everybody.
+    // If recorded, these would make the node itself, or every host, count as a pod.
     if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
-        return Err(malformed(ip, "no pod can have it"));
+        return Err(malformed(ip, "a pod cannot have it"));
     }
     Ok(address)
 }

@@ -1,4 +1,4 @@
-//! One call, from its variables and its standard input to what goes to standard output.
+//! One call, from variables and standard input to standard output.
 
 use std::io::Read;
 use std::time::SystemTime;
@@ -13,26 +13,26 @@ use crate::error::CniError;
 use crate::prev_result::PrevResult;
 use crate::version::CniVersion;
 
-/// More than any configuration with its `prevResult`, or a GC's list, could need.
+/// Size limit in bytes, more than any configuration with its `prevResult`, or a GC's list, needs.
 const LONGEST_INPUT: u64 = 16 << 20;
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It succeeded, and this goes to standard output.
+    /// It succeeded. This goes to standard output.
     Done(String),
-    /// It failed, and this error object goes to standard output.
+    /// It failed. This error object goes to standard output.
     Failed(String),
-    /// There was no call: somebody runs the plugin by hand, and reads this on standard error.
+    /// A person runs the plugin by hand, and reads this on standard error.
     ByHand(String),
 }
 
-/// Does what `environment` and `input` ask for, at the time `now`.
+/// Executes the call in `environment` and `input`, at the time `now`.
 pub fn run(environment: &Environment, input: impl Read, now: SystemTime) -> Outcome {
     if environment.is_empty() {
         return Outcome::ByHand(about());
     }
-    // An error speaks the version that was asked in, as soon as that is known.
+    // An error has the format of the caller's version, once that is known.
     let mut version = CniVersion::NEWEST;
     match call(environment, input, now, &mut version) {
         Ok(output) => Outcome::Done(output),
@@ -40,15 +40,15 @@ pub fn run(environment: &Environment, input: impl Read, now: SystemTime) -> Outc
     }
 }
 
-/// Checks `environment` and `input` as [`run`] does before it does anything, and does nothing: for
-/// the fuzz target, whose configurations name any directory.
+/// Checks `environment` and `input` as [`run`] does first, and does nothing else: for the fuzz
+/// target, whose configurations name arbitrary directories.
 #[doc(hidden)]
 pub fn understand(environment: &Environment, input: &[u8]) -> Result<(), String> {
     let mut version = CniVersion::NEWEST;
     parse(environment, input, &mut version).map(drop).map_err(|error| error.object(version))
 }
 
-/// A call, wholly checked.
+/// A fully checked call.
 enum Call<'a> {
     Add(Attach, Config<'a>, PrevResult),
     Del(Named, Config<'a>),
@@ -83,7 +83,7 @@ fn parse<'a>(
 ) -> Result<Call<'a>, CniError> {
     let command = environment.command()?;
     if command == Command::Version {
-        // Of its input, only the version matters, and that need not be one of ours.
+        // Only the version in its input matters, and this plugin need not support it.
         return versions(input).map(Call::Version);
     }
     let raw = RawConfig::parse(input)?;
@@ -121,7 +121,7 @@ fn read(input: impl Read) -> Result<Vec<u8>, CniError> {
     Ok(text)
 }
 
-/// Refuses a command that the configuration's version does not have yet.
+/// Refuses a command that is newer than the configuration's version.
 fn knows(version: CniVersion, command: Command) -> Result<(), CniError> {
     let since = match command {
         Command::Add | Command::Del | Command::Version => CniVersion::V0_3_0,
@@ -137,8 +137,8 @@ fn knows(version: CniVersion, command: Command) -> Result<(), CniError> {
     )))
 }
 
-/// The answer to VERSION. A runtime asks in a version of its own, which this plugin need not know,
-/// and some ask without saying any.
+/// The answer to VERSION. A runtime asks in its own version, which this plugin need not support,
+/// and some runtimes name none.
 fn versions(input: &[u8]) -> Result<String, CniError> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]

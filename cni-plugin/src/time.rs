@@ -1,10 +1,10 @@
-//! Times, as the state file writes them.
+//! Times in the state file's format.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const SECONDS_A_DAY: u64 = 86_400;
 
-/// `time` in RFC 3339, in UTC, to the second. A clock before 1970 says 1970.
+/// `time` in RFC 3339, in UTC, to the second. A time before 1970 becomes 1970.
 pub(crate) fn rfc3339(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (days, second) = (seconds / SECONDS_A_DAY, seconds % SECONDS_A_DAY);
@@ -15,8 +15,8 @@ pub(crate) fn rfc3339(time: SystemTime) -> String {
 
 /// Year, month and day of the Gregorian calendar, `days` after 1970-01-01.
 ///
-/// Counted in years that begin in March, so that the leap day is a year's last and every month's
-/// first day is a linear function of its number.
+/// Years count from March, so that the leap day is the last day of a year, and the first day of
+/// each month is a linear function of its number.
 fn date(days: u64) -> (u64, u64, u64) {
     const DAYS_A_CENTURY: u64 = 36_524;
     const DAYS_AN_ERA: u64 = 4 * DAYS_A_CENTURY + 1;

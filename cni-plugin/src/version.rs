@@ -1,4 +1,4 @@
-//! The versions of the CNI specification that this plugin speaks.
+//! The versions of the CNI specification that this plugin supports.
 
 /// A version of the specification, oldest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -9,7 +9,7 @@ pub enum CniVersion {
     V0_3_1,
     /// 0.4.0: CHECK.
     V0_4_0,
-    /// 1.0.0: no more `version` beside an address.
+    /// 1.0.0: no `version` beside an address.
     V1_0_0,
     /// 1.1.0: GC and STATUS.
     V1_1_0,
@@ -25,10 +25,10 @@ impl CniVersion {
         CniVersion::V1_1_0,
     ];
 
-    /// What to speak to who has not said a version.
+    /// The version to use if the caller names none.
     pub const NEWEST: CniVersion = CniVersion::V1_1_0;
 
-    /// The version as it is written.
+    /// The version as text.
     pub fn name(self) -> &'static str {
         match self {
             CniVersion::V0_3_0 => "0.3.0",
@@ -39,12 +39,12 @@ impl CniVersion {
         }
     }
 
-    /// The version that is written `name`.
+    /// The version with this name.
     pub fn named(name: &str) -> Option<CniVersion> {
         CniVersion::ALL.into_iter().find(|version| version.name() == name)
     }
 
-    /// All versions, as a sentence lists them.
+    /// All versions, separated by commas.
     pub(crate) fn list() -> String {
         CniVersion::ALL.map(CniVersion::name).join(", ")
     }

@@ -1,7 +1,7 @@
-//! Waiting until the agent has programmed the kernel for a pod: the client of the agent's socket.
+//! Waits until the agent has programmed the kernel for a pod: the client of the agent's socket.
 //!
-//! No lock is held meanwhile, and the time-out bounds everything that an agent, or what stands in
-//! its place, can do.
+//! No lock is held meanwhile. The timeout limits the wait, whatever the agent, or another program
+//! in its place, does.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -16,23 +16,23 @@ use nix::fcntl::AtFlags;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::sys::stat::{SFlag, fstatat};
 
-/// Between two tries to reach an agent whose socket is there and which does not listen: it may be
-/// restarting.
+/// The pause between two attempts to reach an agent whose socket exists but which does not listen:
+/// it may be restarting.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// More than an answer could need.
+/// Size limit of an answer in bytes, more than any answer needs.
 const LONGEST_ANSWER: u64 = 64 << 10;
 
-/// What came of the wait.
+/// The result of the wait.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Waited {
     /// The kernel treats the pod's packets as a local pod's.
     Programmed,
-    /// Not so, for this reason.
+    /// The pod is not programmed, for this reason.
     Not(String),
 }
 
-/// Whether there is a socket in `run_dir` that an agent could listen on.
+/// Whether `run_dir` contains a socket that an agent may listen on.
 pub(crate) fn has_socket(run_dir: &RunDir) -> bool {
     fstatat(run_dir.dir().as_fd(), SOCKET, AtFlags::AT_SYMLINK_NOFOLLOW)
         .is_ok_and(|entry| SFlag::from_bits_truncate(entry.st_mode).contains(SFlag::S_IFSOCK))
@@ -43,7 +43,7 @@ pub(crate) fn is_listened_to(run_dir: &RunDir) -> bool {
     has_socket(run_dir) && open(run_dir).is_ok()
 }
 
-/// Asks the agent for `ask`, for at most `timeout`.
+/// Sends `ask` to the agent, and waits at most `timeout` for the answer.
 #[expect(
     clippy::disallowed_methods,
     reason = "the I/O edge: the wait for another process is bounded here"
@@ -59,12 +59,12 @@ pub(crate) fn wait(run_dir: &RunDir, ask: &WaitFor, timeout: Duration) -> Waited
             Ok(WaitAnswer { programmed: true, .. }) => return Waited::Programmed,
             Ok(WaitAnswer { reason, .. }) => {
                 return Waited::Not(
-                    reason.unwrap_or_else(|| "the agent did not say why".to_owned()),
+                    reason.unwrap_or_else(|| "the agent gave no reason".to_owned()),
                 );
             }
-            // Rubbish does not become an answer by asking again.
+            // An invalid answer does not become valid by asking again.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                return Waited::Not(format!("the agent's answer makes no sense: {error}"));
+                return Waited::Not(format!("cannot parse the agent's answer: {error}"));
             }
             Err(error) if remaining() <= RETRY => {
                 return Waited::Not(format!(
@@ -76,7 +76,7 @@ pub(crate) fn wait(run_dir: &RunDir, ask: &WaitFor, timeout: Duration) -> Waited
     }
 }
 
-/// One question and its answer; an error of kind `InvalidData` when the answer is none.
+/// Sends one request and reads the answer. An invalid answer is an error of kind `InvalidData`.
 fn answer(
     run_dir: &RunDir,
     ask: &WaitFor,
@@ -91,8 +91,8 @@ fn answer(
     let mut answer = Vec::new();
     let mut piece = [0; 4096];
     while !answer.contains(&b'\n') {
-        // Anew for each piece: who sends a byte a second does not hold us longer than who sends
-        // none.
+        // Set again for each piece: a server that sends a byte a second must not hold us longer
+        // than one that sends none.
         stream.set_read_timeout(Some(positive(remaining())))?;
         match stream.read(&mut piece)? {
             0 if answer.is_empty() => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -100,7 +100,10 @@ fn answer(
             length => answer.extend_from_slice(piece.get(..length).unwrap_or_default()),
         }
         if answer.len() as u64 > LONGEST_ANSWER {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it has no end"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("it is longer than {LONGEST_ANSWER} bytes"),
+            ));
         }
         if remaining().is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
@@ -110,18 +113,21 @@ fn answer(
     serde_json::from_slice(line).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// A connection to the agent, without waiting for one: a socket whose queue is full is busy, not
-/// awaited.
+/// Connects to the agent without blocking: if the socket's queue is full, the agent is busy, and
+/// this returns an error.
 fn open(run_dir: &RunDir) -> io::Result<UnixStream> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket: OwnedFd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-    // Through the open directory: no path is walked again, and none is too long for a socket's
-    // address.
+    // Through the open directory: the path is not resolved again, and is never too long for a
+    // socket address.
     let path = format!("/proc/self/fd/{}/{SOCKET}", run_dir.dir().as_raw_fd());
     match connect(socket.as_raw_fd(), &UnixAddr::new(path.as_str())?) {
         Ok(()) => {}
         Err(Errno::EAGAIN) => {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "too many wait for it already"));
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "too many ADDs already wait for it",
+            ));
         }
         Err(errno) => return Err(errno.into()),
     }
@@ -130,7 +136,7 @@ fn open(run_dir: &RunDir) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// A time-out that the kernel takes for one: zero would mean none at all.
+/// A valid timeout for the kernel: zero would mean no timeout.
 fn positive(remaining: Duration) -> Duration {
     remaining.max(Duration::from_millis(1))
 }

@@ -14,8 +14,8 @@ use crate::prev_result::PrevResult;
 use crate::time::rfc3339;
 use crate::wait::{Waited, wait};
 
-/// Records the attachment of `call`, in the place of one of the same name, and returns the result
-/// of the plugin before this one as it was written. What it recorded is undone when it fails.
+/// Records the attachment of `call`, in place of one with the same id, and returns the previous
+/// plugin's result unchanged. If it fails, it undoes its record.
 pub(crate) fn add(
     call: &Attach,
     config: &Config<'_>,
@@ -57,7 +57,7 @@ fn wait_for_agent(run_dir: &RunDir, ask: &WaitFor, how: &WaitForAgent) -> Result
     match how.on_timeout {
         OnTimeout::Proceed => {
             eprintln!(
-                "denizen: {message}; the pod starts all the same (waitForAgent.onTimeout is \"proceed\")"
+                "denizen: {message}; the pod starts anyway (waitForAgent.onTimeout is \"proceed\")"
             );
             Ok(())
         }
@@ -65,8 +65,8 @@ fn wait_for_agent(run_dir: &RunDir, ask: &WaitFor, how: &WaitForAgent) -> Result
     }
 }
 
-/// Takes back `record` and puts in its place what it had `replaced`, unless somebody else has
-/// changed it since. Returns `error`, with what went wrong on the way.
+/// Removes `record`, or restores what it had `replaced`, unless another process has changed it
+/// since. Returns `error`, with any failure of the undo.
 fn undo(
     run_dir: &RunDir,
     record: &Attachment,
@@ -86,9 +86,7 @@ fn undo(
         Ok(_) => error,
         Err(also) => {
             let also = CniError::from(also).in_full();
-            CniError::TryAgainLater(format!(
-                "{error}; and its record could not be taken back: {also}"
-            ))
+            CniError::TryAgainLater(format!("{error}; and its record could not be removed: {also}"))
         }
     }
 }

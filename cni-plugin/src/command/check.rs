@@ -1,4 +1,4 @@
-//! CHECK: whether the record, the result and the kernel still say the same.
+//! CHECK: whether the record, the result and the kernel agree.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -12,7 +12,7 @@ use crate::environment::Attach;
 use crate::error::CniError;
 use crate::prev_result::PrevResult;
 
-/// Fails with every disagreement that there is about the attachment of `call`.
+/// Fails with all disagreements about the attachment of `call`.
 pub(crate) fn check(
     call: &Attach,
     config: &Config<'_>,
@@ -37,7 +37,7 @@ pub(crate) fn check(
     }
 }
 
-/// The record against what the runtime says now.
+/// Compares the record with the call.
 fn compare_call(
     record: &Attachment,
     call: &Attach,
@@ -51,7 +51,7 @@ fn compare_call(
     differ("addresses", &set(&record.ips), "in prevResult", &set(&prev_result.ips), found);
 }
 
-/// The record against the kernel.
+/// Compares the record with the kernel.
 fn compare_kernel(
     record: &Attachment,
     prev_result: &PrevResult,
@@ -67,11 +67,10 @@ fn compare_kernel(
             let recorded = set(&record.ips);
             let lost = recorded.iter().filter(|ip| !has.contains(ip));
             found.extend(
-                lost.map(|ip| format!("address {ip} is recorded, and {name} does not have it")),
+                lost.map(|ip| format!("address {ip} is recorded, but {name} does not have it")),
             );
         }
-        // What a result does not list as an interface (a device handed to user space) nobody can
-        // find.
+        // If the result lists no interface (a device passed to user space), there is none to find.
         None if prev_result.has_interface || record.host_interface.is_some() => {
             found.push(format!("interface {name} is gone from the pod"));
         }
@@ -103,6 +102,6 @@ fn differ<T: PartialEq + Debug>(what: &str, was: &T, place: &str, is: &T, found:
 }
 
 fn set(ips: &[IpAddr]) -> BTreeSet<IpAddr> {
-    // An older version recorded IPv4-mapped addresses as they were written.
+    // An older version recorded IPv4-mapped addresses unchanged.
     ips.iter().map(IpAddr::to_canonical).collect()
 }

@@ -1,4 +1,4 @@
-//! GC: forgets what the runtime no longer knows.
+//! GC: removes the records that the runtime no longer knows.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use super::{LOCK_WAIT, existing};
 use crate::config::Config;
 use crate::error::CniError;
 
-/// Removes the records of the configuration's own network that are not among `valid`.
+/// Removes the records of the configuration's network that are not in `valid`.
 pub(crate) fn gc(config: &Config<'_>, valid: Vec<AttachmentId>) -> Result<(), CniError> {
     let valid: BTreeSet<AttachmentId> = valid.into_iter().collect();
     let is_gone = |id: &AttachmentId, record: &Attachment| {
@@ -17,8 +17,8 @@ pub(crate) fn gc(config: &Config<'_>, valid: Vec<AttachmentId>) -> Result<(), Cn
     let Some(run_dir) = existing(&config.run_dir)? else {
         return Ok(());
     };
-    // Looked at first without the lock: where nothing is gone, nobody is waited for and nothing has
-    // to be writable.
+    // Checked first without the lock: if nothing is gone, this neither waits nor needs write
+    // permission.
     let has_any = |state: State| state.attachments.iter().any(|(id, record)| is_gone(id, record));
     if run_dir.read()?.is_some_and(has_any) {
         run_dir.update(LOCK_WAIT, |state| {

@@ -1,4 +1,4 @@
-//! What the runtime calls the plugin for: a function each.
+//! The commands, one function each.
 
 mod add;
 mod check;
@@ -22,10 +22,10 @@ use crate::error::CniError;
 use crate::kernel::{Attached, Link, Links, Netns, attached};
 use crate::prev_result::PrevResult;
 
-/// How long a writer waits for the others; then the runtime is told to try again later.
+/// How long a writer waits for others. Then the runtime is told to try again later.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
-/// What the kernel says of one attachment.
+/// One attachment in the kernel.
 struct Seen {
     /// The interface inside the pod.
     container: Option<Link>,
@@ -56,7 +56,7 @@ impl Seen {
     }
 }
 
-/// The run directory, when there is one: where there is none, nothing has been recorded.
+/// The run directory; `None` if it does not exist, and thus nothing is recorded.
 fn existing(run_dir: &Path) -> Result<Option<RunDir>, StateError> {
     match RunDir::open(run_dir) {
         Err(StateError::NoRunDir { .. }) => Ok(None),

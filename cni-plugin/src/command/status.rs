@@ -8,7 +8,7 @@ use crate::config::{Config, OnTimeout};
 use crate::error::CniError;
 use crate::wait::is_listened_to;
 
-/// Fails with the reason why an ADD would.
+/// Fails with the reason why an ADD would fail.
 pub(crate) fn status(config: &Config<'_>) -> Result<(), CniError> {
     let run_dir = ready(config).map_err(|error| {
         CniError::NotAvailable(format!(

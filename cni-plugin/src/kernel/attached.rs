@@ -1,4 +1,4 @@
-//! Which way a pod's packets come into this node: its end of the pod's veth, the bridge, the VLAN.
+//! Where a pod's packets enter this node: the node's end of its veth, the bridge, the VLAN.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -10,7 +10,7 @@ use super::link::{Link, Links};
 use super::netns::Netns;
 use super::vlan;
 
-/// Where a pod is attached to this node's stack.
+/// Where a pod is attached to this node's network stack.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Attached {
     pub(crate) host_interface: Option<HostInterface>,
@@ -19,11 +19,11 @@ pub(crate) struct Attached {
 }
 
 /// Where `container`, the pod's interface in `netns`, is attached to the node whose links are
-/// `node`. `told` are the links on the node that the plugins before this one named.
+/// `node`. `prev_result` names links on the node, from the previous plugins' result.
 ///
-/// What the kernel can tell is taken from it: a result may list bridges and dummies beside the
-/// pod's link, in any order. Only where the container's interface leads nowhere that the kernel
-/// could name (it is no veth) does the result decide.
+/// The kernel has precedence: a result may list bridges and dummies beside the pod's link, in any
+/// order. The result only decides if the kernel cannot name the other end of the container's
+/// interface (it is not a veth).
 pub(crate) fn attached(
     node: &mut Links,
     container: Option<&Link>,
@@ -40,7 +40,7 @@ pub(crate) fn attached(
     at(node, host)
 }
 
-/// Where a pod is attached whose link on the node is `host`.
+/// Where a pod with the link `host` on the node is attached.
 pub(crate) fn at(node: &mut Links, host: Option<Link>) -> io::Result<Attached> {
     let Some(host) = host else {
         return Ok(Attached::default());
@@ -69,11 +69,11 @@ pub(crate) fn at(node: &mut Links, host: Option<Link>) -> io::Result<Attached> {
     })
 }
 
-/// The other end of `container`, when it is on this node.
+/// The other end of `container`, if it is on this node.
 ///
-/// An index alone proves nothing: it may count the links of a third namespace, and what has it here
-/// may be another pod's veth, whose other end has the same index as this one's. So the link found
-/// has to lead back, and into this very namespace.
+/// An index alone proves nothing: it may belong to a third namespace, and the link with this index
+/// here may be another pod's veth, whose other end has the same index as this one's. So the link
+/// must lead back, and into this very namespace.
 fn peer(node: &mut Links, container: &Link, netns: &Netns) -> io::Result<Option<Link>> {
     let Some(host) = container.lower.map(|index| node.at(index)).transpose()?.flatten() else {
         return Ok(None);
@@ -83,7 +83,7 @@ fn peer(node: &mut Links, container: &Link, netns: &Netns) -> io::Result<Option<
     Ok((leads_back && into_it).then_some(host))
 }
 
-/// The one link of those named that could be a pod's. Of several, none is guessed.
+/// The only one of the named links that can be a pod's; `None` if there are several.
 pub(crate) fn only(node: &mut Links, prev_result: &[String]) -> io::Result<Option<Link>> {
     let mut found = Vec::new();
     for name in prev_result {

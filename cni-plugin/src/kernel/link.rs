@@ -9,11 +9,11 @@ use std::time::Duration;
 use denizen_netlink::{Attributes, Message, NetlinkError, Socket, Writer};
 use nix::libc;
 
-/// Length of `struct ifinfomsg`, and where its index lies.
+/// Length of `struct ifinfomsg`, and the offset of its index.
 const IFINFOMSG: usize = 16;
 const IFINFOMSG_INDEX: usize = 4;
 
-/// Length of `struct ifaddrmsg`, and where its index lies.
+/// Length of `struct ifaddrmsg`, and the offset of its index.
 const IFADDRMSG: usize = 8;
 const IFADDRMSG_INDEX: usize = 4;
 
@@ -23,13 +23,13 @@ const RTMSG: usize = 12;
 /// Length of `struct rtgenmsg`, padded.
 const RTGENMSG: usize = 4;
 
-/// How often a dump that a change disturbed is begun again.
+/// How often a dump is attempted if changes interrupt it.
 const DUMP_TRIES: usize = 10;
 
-/// How long an answer of the kernel is waited for.
+/// Time limit for an answer of the kernel.
 const ANSWER: Duration = Duration::from_secs(2);
 
-// What libc's headers leave out.
+// Constants that libc lacks.
 const NETNSA_NSID: u16 = 1;
 const NETNSA_FD: u16 = 3;
 const IFLA_TARGET_NETNSID: u16 = 46;
@@ -41,7 +41,7 @@ const RTEXT_FILTER_BRVLAN: u32 = 2;
 const BRIDGE_VLAN_INFO_PVID: u16 = 2;
 const BRIDGE_VLAN_INFO_UNTAGGED: u16 = 4;
 
-/// A link, as far as it matters which way a pod's packets come in.
+/// A link, with the properties that decide where a pod's packets enter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) index: u32,
@@ -49,15 +49,15 @@ pub(crate) struct Link {
     pub(crate) mac: Vec<u8>,
     /// `veth`, `bridge`, `vlan`, `macvlan`, …; `None` for hardware.
     pub(crate) kind: Option<String>,
-    /// The bridge or other device that it is a port of.
+    /// The bridge or other device whose port it is.
     pub(crate) master: Option<u32>,
-    /// The link that it leads to: a veth's other end, a VLAN's or macvlan's device.
+    /// The link below it: a veth's other end, a VLAN's or macvlan's device.
     pub(crate) lower: Option<u32>,
-    /// Which namespace `lower` is in, as this one numbers them; `None` for this one itself.
+    /// The namespace of `lower`, by this namespace's numbers; `None` for this namespace.
     pub(crate) lower_nsid: Option<i32>,
     /// A VLAN device's VLAN.
     pub(crate) vlan: Option<u16>,
-    /// Whether a bridge keeps VLANs apart.
+    /// Whether a bridge filters VLANs.
     pub(crate) filters_vlans: bool,
 }
 
@@ -91,7 +91,7 @@ impl Link {
     fn read_info(&mut self, info: Attributes<'_>) -> io::Result<()> {
         self.kind = info.find(libc::IFLA_INFO_KIND).map(text);
         let data = info.nested(libc::IFLA_INFO_DATA);
-        // An attribute's number means something else in every kind of link.
+        // An attribute's number has another meaning for each kind of link.
         if self.is("vlan") {
             self.vlan = data.find(IFLA_VLAN_ID).map(|id| u16_at(id, 0)).transpose()?;
         } else if self.is("bridge") {
@@ -106,22 +106,22 @@ impl Link {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PortVlan {
     pub(crate) id: u16,
-    /// Frames that come in without a tag are of this VLAN.
+    /// Untagged frames that enter belong to this VLAN.
     pub(crate) is_default: bool,
-    /// Its frames go out without a tag.
+    /// Its frames leave untagged.
     pub(crate) untagged: bool,
 }
 
 /// The links of one network namespace.
 pub(crate) struct Links {
     socket: Socket,
-    /// The namespace, as the socket's own one numbers it; `None` for that one itself.
+    /// The namespace, by the numbers of the socket's own; `None` for the socket's own.
     nsid: Option<i32>,
     /// See [`Links::vlans`].
     vlans: Option<Vlans>,
 }
 
-/// Which VLANs the ports of bridges are in, and which links there are beside them.
+/// The VLANs of bridge ports, and all links.
 pub(crate) struct Vlans {
     /// The VLANs of every port of every bridge and of the bridges themselves, by link index.
     pub(crate) ports: BTreeMap<u32, Vec<PortVlan>>,
@@ -130,18 +130,18 @@ pub(crate) struct Vlans {
 }
 
 impl Links {
-    /// The links of the network namespace that the calling thread is in now.
+    /// The links of the calling thread's network namespace.
     pub(crate) fn open() -> io::Result<Links> {
         let socket = Socket::route()?;
         socket.set_timeout(ANSWER)?;
         Ok(Links { socket, nsid: None, vlans: None })
     }
 
-    /// The links of the namespace that the calling thread's one has the number `nsid` for (since
-    /// Linux 4.20). It takes `CAP_NET_ADMIN`, where entering a namespace takes `CAP_SYS_ADMIN`.
+    /// The links of the namespace with the number `nsid` in the calling thread's namespace (since
+    /// Linux 4.20). This needs `CAP_NET_ADMIN`; entering a namespace needs `CAP_SYS_ADMIN`.
     pub(crate) fn of_namespace(nsid: i32) -> io::Result<Links> {
         let links = Links::open()?;
-        // Else the kernel lists the socket's own addresses, whatever namespace is asked for.
+        // Otherwise the kernel lists the addresses of the socket's own namespace.
         links.socket.check_strictly()?;
         let nsid = Some(nsid);
         Ok(Links { nsid, ..links })
@@ -168,8 +168,8 @@ impl Links {
         self.get(libc::RTM_GETLINK, &header, fill, |message| Link::parse(&message))
     }
 
-    /// The VLANs of this namespace's bridges, as they were when this was first asked: to list them
-    /// anew for each of many pods would be quadratic.
+    /// The VLANs of this namespace's bridges, cached at the first call: listing them again for each
+    /// of many pods would be quadratic.
     pub(crate) fn vlans(&mut self) -> io::Result<&Vlans> {
         let vlans = match self.vlans.take() {
             Some(vlans) => vlans,
@@ -209,8 +209,8 @@ impl Links {
         };
         let found = self.dump(libc::RTM_GETADDR, &[0; IFADDRMSG], fill, |message| {
             let all = message.attributes_after(IFADDRMSG);
-            // IFA_ADDRESS is the far end's where an IPv4 address has a peer; IFA_LOCAL is IPv4's
-            // only.
+            // For an IPv4 address with a peer, IFA_ADDRESS is the far end's. IFA_LOCAL exists only
+            // for IPv4.
             let value = all.find(libc::IFA_LOCAL).or_else(|| all.find(libc::IFA_ADDRESS));
             let is_wanted = u32_at(message.payload, IFADDRMSG_INDEX)? == index;
             Ok(value.filter(|_| is_wanted).and_then(address))
@@ -218,7 +218,8 @@ impl Links {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// The link that packets to `address` leave this namespace through; `None` where they cannot.
+    /// The link through which packets to `address` leave this namespace; `None` if there is no
+    /// route.
     pub(crate) fn route_to(&mut self, address: IpAddr) -> io::Result<Option<u32>> {
         let mut header = [0; RTMSG];
         let (family, octets) = match address {
@@ -238,7 +239,7 @@ impl Links {
         }
     }
 
-    /// The number that this namespace has for the namespace `netns`, if it has met it.
+    /// This namespace's number for the namespace `netns`, if it has one.
     pub(crate) fn nsid(&mut self, netns: BorrowedFd<'_>) -> io::Result<Option<i32>> {
         let netns = netns.as_raw_fd().to_ne_bytes();
         let fill = |request: &mut Writer| request.put(NETNSA_FD, &netns);
@@ -249,7 +250,7 @@ impl Links {
         Ok(nsid.filter(|nsid| *nsid >= 0))
     }
 
-    /// Asks for one thing. `None` when the kernel knows no such thing.
+    /// Requests one object. `None` if the kernel has no such object.
     fn get<T>(
         &mut self,
         kind: u16,
@@ -268,7 +269,7 @@ impl Links {
         }
     }
 
-    /// Asks for all of a kind.
+    /// Requests all objects of a kind.
     fn dump<T>(
         &mut self,
         kind: u16,
@@ -324,13 +325,13 @@ fn address(value: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// A number that the kernel sends as four bytes in its own order.
+/// A four-byte number in host byte order.
 fn u32_at(bytes: &[u8], at: usize) -> io::Result<u32> {
     let four = bytes.get(at..at + 4).and_then(|four| four.try_into().ok());
     four.map(u32::from_ne_bytes).ok_or_else(malformed)
 }
 
-/// A number that the kernel sends as two bytes in its own order.
+/// A two-byte number in host byte order.
 fn u16_at(bytes: &[u8], at: usize) -> io::Result<u16> {
     let two = bytes.get(at..at + 2).and_then(|two| two.try_into().ok());
     two.map(u16::from_ne_bytes).ok_or_else(malformed)

@@ -1,6 +1,6 @@
-//! What the kernel says of a pod's interface, over plain rtnetlink sockets.
+//! Reads a pod's interface from the kernel, over plain rtnetlink sockets.
 //!
-//! It reads and never changes anything. It knows nothing of CNI: names and indices in, links out.
+//! It never changes anything, and knows nothing of CNI: names and indices in, links out.
 
 mod attached;
 mod link;

@@ -15,17 +15,17 @@ use super::link::Links;
 /// The namespace that the calling thread is in.
 const OWN: &str = "/proc/thread-self/ns/net";
 
-/// An open network namespace, another one than this program's.
+/// An open network namespace, different from this program's.
 pub(crate) struct Netns {
     pub(crate) file: File,
     own: File,
 }
 
 impl Netns {
-    /// Opens the namespace at `path`. Whether it is one, only entering it tells: see
+    /// Opens the namespace at `path`. Only entering it shows whether it is one: see
     /// [`Netns::links`].
     pub(crate) fn open(path: &Path) -> io::Result<Netns> {
-        // Non-blocking, for a named pipe in its place would hold the runtime for ever.
+        // Non-blocking, since a named pipe in its place would block the runtime for ever.
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
         let own = File::open(OWN)?;
         let (this, that) = (own.metadata()?, file.metadata()?);
@@ -38,7 +38,7 @@ impl Netns {
         Ok(Netns { file, own })
     }
 
-    /// The links of this namespace. The calling thread is in its own namespace again afterwards.
+    /// The links of this namespace. Afterwards the calling thread is in its own namespace again.
     pub(crate) fn links(&self) -> io::Result<Links> {
         match setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET) {
             Ok(()) => {}
@@ -50,7 +50,7 @@ impl Netns {
             }
             Err(errno) => return Err(errno.into()),
         }
-        // A socket belongs to the namespace that it was made in: nothing else has to be done in
+        // A socket stays in the namespace in which it was created, so nothing else must be done
         // there.
         let links = Links::open();
         setns(self.own.as_fd(), CloneFlags::CLONE_NEWNET)?;

@@ -1,17 +1,17 @@
-//! Which interface of a bridge that keeps VLANs apart the node's IP stack sees a port's packets
-//! come in through. Pure.
+//! Finds the interface through which the node's IP stack receives a bridge port's packets, if the
+//! bridge filters VLANs. Pure.
 
 use std::collections::BTreeMap;
 
 use super::link::{Link, PortVlan};
 
-/// The name of that interface; `None` when it is the bridge itself.
+/// The name of that interface; `None` if it is the bridge itself.
 ///
-/// A pod's frames have no tag; the bridge puts them into its port's default VLAN. To the node's own
-/// stack they go out through the bridge device: without a tag where that VLAN is untagged there,
-/// else with one, and then a VLAN device on the bridge takes them. The `bridge` plugin of
-/// containernetworking joins the node to the VLAN in a third way: with a veth, whose one end is a
-/// port of the bridge with the same default VLAN.
+/// A pod's frames are untagged; the bridge assigns them to the port's default VLAN. Towards the
+/// node's own stack they leave through the bridge device. If the VLAN is untagged there, they have
+/// no tag; else they have one, and a VLAN device on the bridge receives them. The `bridge` plugin
+/// of containernetworking connects the node to the VLAN in a third way: with a veth, one end of
+/// which is a port of the bridge with the same default VLAN.
 pub(crate) fn input_interface(
     port: &Link,
     bridge: &Link,
@@ -47,7 +47,7 @@ fn joins(
         })
 }
 
-/// The VLAN of a frame that comes in through `port` without a tag.
+/// The VLAN of an untagged frame that enters through `port`.
 fn default_vlan(vlans: &BTreeMap<u32, Vec<PortVlan>>, port: u32) -> Option<u16> {
     vlans.get(&port)?.iter().find(|vlan| vlan.is_default).map(|vlan| vlan.id)
 }

@@ -43,10 +43,10 @@ fn an_ipv4_mapped_address_is_the_ipv4_one() {
         );
     }
     for (address, why) in [
-        ("::ffff:127.0.0.1/128", "no pod can have it"),
-        ("::ffff:0.0.0.0/96", "no pod can have it"),
-        ("::ffff:224.0.0.1/128", "no pod can have it"),
-        ("::ffff:10.1.2.3/129", "the prefix length is not one"),
+        ("::ffff:127.0.0.1/128", "a pod cannot have it"),
+        ("::ffff:0.0.0.0/96", "a pod cannot have it"),
+        ("::ffff:224.0.0.1/128", "a pod cannot have it"),
+        ("::ffff:10.1.2.3/129", "the prefix length is not valid"),
     ] {
         let error = of(address, "6").unwrap_err().to_string();
         assert!(error.contains(why), "{address}: {error}");

@@ -34,7 +34,7 @@ const CHANGES: [Change; 7] = [
         "no address",
         &[],
         &["addr flush dev eth0"],
-        "address 10.85.0.2 is recorded, and eth0 does not have it",
+        "address 10.85.0.2 is recorded, but eth0 does not have it",
     ),
     (
         "another address",

@@ -61,7 +61,7 @@ fn spoilt() -> Vec<Spoilt> {
             "a directory that all may write",
             |dir| fs::set_permissions(dir, Permissions::from_mode(0o777)).unwrap(),
             5,
-            "others than its owner",
+            "users other than its owner",
         ),
         (
             "a link to a directory",

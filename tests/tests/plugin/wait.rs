@@ -100,13 +100,13 @@ fn absences() -> Vec<Absence> {
         ),
         ("nobody accepts", full, false, "no answer from the agent within 300ms"),
         ("hanging up", |rig| agent(rig, says("")), false, "no answer from the agent within 300ms"),
-        ("rubbish", |rig| agent(rig, says("220 ready\n")), true, "makes no sense"),
-        ("half an answer", |rig| agent(rig, says("{\"programmed\": tr")), true, "makes no sense"),
+        ("rubbish", |rig| agent(rig, says("220 ready\n")), true, "cannot parse"),
+        ("half an answer", |rig| agent(rig, says("{\"programmed\": tr")), true, "cannot parse"),
         (
             "a flood",
             |rig| agent(rig, |mut stream, _| while stream.write_all(&[b'x'; 4096]).is_ok() {}),
             true,
-            "no end",
+            "longer than 65536 bytes",
         ),
         (
             "a drip",
