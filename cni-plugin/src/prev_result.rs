@@ -115,7 +115,7 @@ fn address(ip: &RawIp) -> Result<IpAddr, CniError> {
     }
     // If recorded, these would make the node itself, or every host, count as a pod.
     if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
-        return Err(malformed(ip, "a pod cannot have it"));
+        return Err(malformed(ip, "no pod can have it"));
     }
     Ok(address)
 }

@@ -1,5 +1,5 @@
-//! What the fuzzers found their way with, kept: one input a line, in hexadecimal, in
-//! `fuzz/regressions`. An input that breaks something one day is added there.
+//! Inputs that the fuzzers found, one per line, in hexadecimal, in `fuzz/regressions`. An input
+//! that breaks something is added there.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use denizen_cni::{Environment, understand};
@@ -52,11 +52,10 @@ fn both_ways_to_read_a_state_file_agree() {
     assert!(read > 50, "{read}");
 }
 
-/// That the binary is the library and nothing else; and that cargo builds it for whoever runs the
-/// tests.
+/// The binary behaves as the library. This also makes cargo build the binary for other tests.
 #[test]
 fn the_binary_refuses_what_the_library_refuses() {
-    #[expect(clippy::disallowed_methods, reason = "the binary itself is tried")]
+    #[expect(clippy::disallowed_methods, reason = "the test runs the binary")]
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_denizen"))
         .env_clear()
         .env("CNI_COMMAND", "NONE")

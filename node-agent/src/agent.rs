@@ -210,9 +210,9 @@ impl Agent {
                 () = &mut retry => Some(self.program(false)),
                 _ = resync.tick() => {
                     trim();
-                    let looked = self.program(true);
+                    let programmed = self.program(true);
                     resync.reset_after(self.engine.look_every());
-                    Some(looked)
+                    Some(programmed)
                 }
             };
             let Some(programmed) = tried else { continue };

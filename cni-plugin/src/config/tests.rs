@@ -7,7 +7,7 @@ fn whole(text: &str) -> Result<(String, PathBuf, Option<WaitForAgent>), CniError
 }
 
 #[test]
-fn what_is_not_said_has_a_default() {
+fn missing_keys_have_defaults() {
     let text = r#"{"cniVersion":"1.0.0","name":"pods","type":"denizen"}"#;
     assert_eq!(whole(text).unwrap(), ("pods".into(), "/run/denizen".into(), None));
     let text = r#"{"cniVersion":"1.0.0","name":"pods","waitForAgent":{}}"#;
@@ -16,7 +16,7 @@ fn what_is_not_said_has_a_default() {
 }
 
 #[test]
-fn keys_of_the_protocol_and_empty_ones_of_go_are_no_mistake() {
+fn keys_of_the_protocol_and_empty_keys_of_go_are_accepted() {
     let text = r#"{"cniVersion":"1.1.0","name":"pods","type":"denizen","args":{"cni":{}},"capabilities":{"x":true},
         "runtimeConfig":{"x":1},"cni.dev/attachments":[],"ipam":{},"dns":{ },"waitForAgent":null,"prevResult":null}"#;
     whole(text).unwrap();
@@ -45,7 +45,7 @@ fn durations_are_whole_and_have_a_unit() {
 }
 
 #[test]
-fn an_escaped_key_is_the_key_that_it_means() {
+fn an_escaped_key_is_decoded() {
     let raw = RawConfig::parse(br#"{"cniVersi\u006fn":"0.3.1"}"#).unwrap();
     assert_eq!(raw.version().unwrap(), CniVersion::V0_3_1);
 }

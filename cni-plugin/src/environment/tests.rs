@@ -12,7 +12,7 @@ fn environment(container_id: &str, if_name: &str, args: &str) -> Environment {
 }
 
 #[test]
-fn names_are_what_the_specification_lets_them_be() {
+fn names_follow_the_specification() {
     for good in ["a", "0", "3f1c", "a_b.c-d", "a..b", "A"] {
         assert!(is_name(good), "{good:?}");
     }
@@ -28,7 +28,7 @@ fn names_are_what_the_specification_lets_them_be() {
 }
 
 #[test]
-fn the_pod_is_who_the_runtime_says() {
+fn the_pod_comes_from_cni_args() {
     let full = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;K8S_POD_UID=a-1";
     let pod = |args: &str| {
         let attach = environment("c", "eth0", args).attach().unwrap();

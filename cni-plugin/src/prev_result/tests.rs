@@ -5,7 +5,7 @@ fn prev_result(version: CniVersion, text: &str) -> Result<PrevResult, CniError> 
 }
 
 #[test]
-fn addresses_of_other_interfaces_are_not_the_pod_s() {
+fn addresses_of_other_interfaces_are_ignored() {
     let text = r#"{"interfaces": [
             {"name": "br0"}, {"name": "veth1", "sandbox": ""}, {"name": "eth0", "sandbox": "/x"}, {"name": "eth1", "sandbox": "/x"}
         ], "ips": [
@@ -23,7 +23,7 @@ fn addresses_of_other_interfaces_are_not_the_pod_s() {
 }
 
 #[test]
-fn a_result_may_leave_out_everything() {
+fn a_result_may_be_empty() {
     let nothing = PrevResult { host_links: vec![], has_interface: false, ips: vec![] };
     for text in ["{}", r#"{"interfaces": null, "ips": null, "cniVersion": "1.0.0"}"#] {
         assert_eq!(prev_result(CniVersion::V1_0_0, text).unwrap(), nothing, "{text}");
@@ -43,9 +43,9 @@ fn an_ipv4_mapped_address_is_the_ipv4_one() {
         );
     }
     for (address, why) in [
-        ("::ffff:127.0.0.1/128", "a pod cannot have it"),
-        ("::ffff:0.0.0.0/96", "a pod cannot have it"),
-        ("::ffff:224.0.0.1/128", "a pod cannot have it"),
+        ("::ffff:127.0.0.1/128", "no pod can have it"),
+        ("::ffff:0.0.0.0/96", "no pod can have it"),
+        ("::ffff:224.0.0.1/128", "no pod can have it"),
         ("::ffff:10.1.2.3/129", "the prefix length is not valid"),
     ] {
         let error = of(address, "6").unwrap_err().to_string();

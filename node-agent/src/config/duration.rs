@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn go_s_durations_are_read() {
+    fn go_durations_are_parsed() {
         let cases = [
             ("24h0m0s", 86_400_000),
             ("1h", 3_600_000),

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_may_leave_its_port_out_and_none_is_nowhere() {
+    fn an_address_may_lack_a_port_and_empty_means_none() {
         let cases = [
             ("0.0.0.0:10256", Ok(Some("0.0.0.0:10256"))),
             ("127.0.0.1", Ok(Some("127.0.0.1:9"))),

@@ -89,7 +89,7 @@ fn every_value_is_escaped() {
 }
 
 #[test]
-fn on_loopback_a_request_that_names_another_host_is_not_ours() {
+fn on_loopback_a_request_for_another_host_is_refused() {
     let cases = [
         ("127.0.0.1", Some("127.0.0.1:10249"), true),
         ("127.0.0.1", Some("localhost:8080"), true),
@@ -113,7 +113,7 @@ fn on_loopback_a_request_that_names_another_host_is_not_ours() {
 }
 
 #[test]
-fn a_link_says_what_it_asks_for() {
+fn a_link_contains_its_query() {
     let asking = Asking::parse("q=a%26b&skip=50&from=10.0.0.1%40cni0&to=&every=99999&other=1");
     assert_eq!(asking.view.search, "a&b");
     assert_eq!((asking.view.skip, asking.every), (50, Some(3600)));

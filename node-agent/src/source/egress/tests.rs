@@ -69,7 +69,7 @@ fn config_in(folder: &Path) -> Config {
 }
 
 #[test]
-fn the_last_good_file_stays_in_force_at_a_start_with_a_bad_one() {
+fn at_a_start_with_a_bad_file_the_last_good_one_stays_in_force() {
     in_runtime(async {
         let folder = tempfile::tempdir().unwrap();
         let config = config_in(folder.path());

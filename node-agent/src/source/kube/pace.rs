@@ -71,7 +71,7 @@ mod tests {
             whole = (whole * 2).min(LONGEST);
         }
         let last: std::collections::BTreeSet<_> = pauses[20..].iter().collect();
-        assert!(last.len() > 10, "all the same: {last:?}");
+        assert!(last.len() > 10, "all equal: {last:?}");
         pace.reset();
         assert!(pace.pause(None) <= SHORTEST);
     }

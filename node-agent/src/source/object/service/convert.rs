@@ -123,7 +123,7 @@ fn source_ranges(spec: &ServiceSpec, notes: &mut Notes<'_>) -> SourceRanges {
                 notes.warn(
                     format_args!("spec.loadBalancerSourceRanges[{index}]"),
                     text,
-                    "not an address range: admits nobody, and closes a family without a range to everybody",
+                    "not an address range: matches no client; a family without a valid range is closed",
                 );
             }
         }
