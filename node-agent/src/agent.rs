@@ -33,7 +33,7 @@ use self::publish::Publisher;
 use self::sources::Sources;
 use self::stop::Stop;
 use crate::attachments;
-use crate::backend::nftables::Watch;
+use crate::backend::nftables;
 use crate::config::Config;
 use crate::control::{Asked, Request};
 use crate::describe::describe;
@@ -47,6 +47,7 @@ use crate::source::egress;
 use crate::status::LastSync;
 use crate::sysctl::{self, Reconciler};
 use crate::takeover::Predecessor;
+use denizen_nft::Watch;
 
 /// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
 const SHORTEST_RETRY: Duration = Duration::from_millis(50);
@@ -198,7 +199,7 @@ impl Agent {
                     Some(batch) => self.take(batch, &mut events),
                     None => bail!("every source has ended"),
                 },
-                changed = foreign_change(&mut self.watch) => self.repair(changed),
+                changed = foreign_change(&mut self.watch, &self.elsewhere) => self.repair(changed),
                 step = self.flush.next() => { self.flush.take(step, &mut self.engine); None }
                 () = self.engine.news() => Some(self.program(false)),
                 Some(asked) = requests.recv() => { self.answer(asked); None }
@@ -311,9 +312,7 @@ impl Agent {
         if self.watch.is_some() || !self.engine.is_synced() {
             return;
         }
-        match Watch::open(self.engine.portid(), &self.elsewhere)
-            .map_err(anyhow::Error::from)
-            .and_then(pollable)
+        match nftables::watch(self.engine.portid()).map_err(anyhow::Error::from).and_then(pollable)
         {
             Ok(watch) => {
                 self.watch = Some(watch);

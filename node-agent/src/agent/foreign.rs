@@ -1,8 +1,9 @@
 //! The kernel's notifications of foreign changes, for the loop to wait for.
 
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
 
-use crate::backend::nftables::Watch;
+use denizen_nft::{Changes, Watch};
 
 /// Registers the watch with the loop's runtime.
 ///
@@ -15,15 +16,21 @@ pub(super) fn pollable(watch: Watch) -> anyhow::Result<AsyncFd<Watch>> {
     Ok(pollable?)
 }
 
-/// Waits for a notification of a foreign change. Returns whether it was in our tables.
-pub(super) async fn foreign_change(watch: &mut Option<AsyncFd<Watch>>) -> bool {
+/// Waits for a notification of a foreign change. Returns whether it was in our tables; changes in
+/// other tables are passed on to `elsewhere`.
+pub(super) async fn foreign_change(watch: &mut Option<AsyncFd<Watch>>, elsewhere: &Notify) -> bool {
     let Some(watch) = watch else {
         return std::future::pending().await;
     };
     match watch.readable_mut().await {
         Ok(mut ready) => {
             ready.clear_ready();
-            ready.get_inner_mut().foreign_change().unwrap_or(true)
+            let unknown = Changes { table: true, elsewhere: false };
+            let changes = ready.get_inner_mut().changes().unwrap_or(unknown);
+            if changes.elsewhere {
+                elsewhere.notify_one();
+            }
+            changes.table
         }
         Err(_) => true,
     }

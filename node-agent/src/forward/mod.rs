@@ -29,7 +29,8 @@ pub use task::run;
 use crate::describe::describe;
 use crate::model::Family;
 use crate::plan::MarkBit;
-use denizen_netlink::{NetlinkError, Socket};
+use denizen_netlink::NetlinkError;
+use denizen_nft::{Kernel, NftError};
 
 /// What the comments of our rules in other chains begin with. By it a restarted agent knows them.
 const OWN: &str = "denizen: ";
@@ -37,9 +38,12 @@ const OWN: &str = "denizen: ";
 /// Why the forward hook cannot be read or opened.
 #[derive(Debug, Error)]
 pub enum ForwardError {
-    /// nf_tables.
+    /// nf_tables cannot be read.
     #[error("the forward hook's chains in nf_tables")]
     Netlink(#[from] NetlinkError),
+    /// nf_tables cannot be changed.
+    #[error("the forward hook's chains in nf_tables")]
+    Refused(#[from] NftError),
     /// Legacy iptables is in use, and cannot be read or changed.
     #[error("legacy iptables is in use here; {program}")]
     Program {
@@ -105,14 +109,11 @@ pub fn cleanup() -> Result<usize, ForwardError> {
 }
 
 fn through_netlink(open: bool, seen: &mut Vec<Chain>) -> Result<(), ForwardError> {
-    let mut socket = Socket::open()?;
-    for (place, chain) in nft::read(&mut socket)? {
-        if chain.must_close(open) {
-            nft::close(&mut socket, &place, &chain.own)?;
-        }
-        if chain.must_open(open) {
-            nft::open(&mut socket, &place, MarkBit::ADMITTED)?;
-        }
+    let mut kernel = Kernel::open()?;
+    for (place, chain) in nft::read(&mut kernel)? {
+        let admitted = chain.must_open(open).then_some(MarkBit::ADMITTED);
+        let own: &[u64] = if chain.must_close(open) { &chain.own } else { &[] };
+        nft::write(&mut kernel, &place, own, admitted)?;
         seen.push(chain.changed(open));
     }
     Ok(())

@@ -5,6 +5,7 @@ use std::io;
 use thiserror::Error;
 
 use denizen_netlink::NetlinkError;
+use denizen_nft::NftError;
 
 /// Why the rules are not as they should be.
 #[derive(Debug, Error)]
@@ -33,7 +34,7 @@ pub enum IptablesError {
         what: String,
         /// Why it failed.
         #[source]
-        source: NetlinkError,
+        source: NftError,
     },
     /// A set of addresses cannot be read or written.
     #[error("the set {set} cannot be programmed")]

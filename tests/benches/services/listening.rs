@@ -1,6 +1,6 @@
 //! What it costs that somebody listens to nf_tables' notifications, as the running agent does.
 
-use denizen_agent::backend::nftables::Watch;
+use denizen_agent::backend::nftables::watch;
 use denizen_agent::model::Event;
 use denizen_tests::cni::Namespace;
 
@@ -23,7 +23,7 @@ pub fn report() {
 
 fn measured(facts: Vec<Event>, listening: bool) {
     println!("{}", if listening { "with a listener" } else { "without" });
-    let watch = || Watch::open(Some(0), &std::sync::Arc::default()).expect("netlink, as root");
+    let watch = || watch(Some(0)).expect("netlink, as root");
     let during = listening.then(watch);
     let (mut engine, cold) = started(facts.clone());
     println!("  cold: {} (kernel {})", text(cold.whole), text(cold.commit));
@@ -32,7 +32,7 @@ fn measured(facts: Vec<Event>, listening: bool) {
     let mut after = listening.then(watch);
     endpoint_changes(&mut engine, &facts, &mut || {
         if let Some(watch) = &mut after {
-            watch.foreign_change().expect("notifications can be read");
+            watch.changes().expect("notifications can be read");
         }
     });
 }

@@ -12,10 +12,11 @@ use super::schema::SCHEMA;
 use super::told::Wanted;
 use super::{IptablesError, egress, observed};
 use crate::backend::Repair;
-use crate::backend::nftables::{Kernel, Nftables, NftablesError};
+use crate::backend::nftables::{Nftables, NftablesError};
 use crate::iptables::{self, Desired, Done, Outcome, Programs, Sets, Variant, Writer};
 use crate::model::Family;
 use crate::plan::FrontendKey;
+use denizen_nft::Kernel;
 
 /// The rules are looked at this often, or so seldom that looking takes a hundredth of the time.
 /// (ip_tables notifies nobody of a change.)

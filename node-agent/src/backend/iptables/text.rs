@@ -9,7 +9,6 @@ use serde::Serialize;
 use super::name::SetName;
 use super::pods::Pods;
 use super::ruleset::Ruleset;
-use crate::backend::nftables;
 use crate::iptables::{Desired, Element, Table};
 use crate::model::Family;
 
@@ -19,7 +18,7 @@ pub struct Rendering {
     families: Vec<FamilyText>,
     /// The table that tells of a bridge's ports, where they matter.
     #[serde(skip_serializing_if = "Option::is_none")]
-    bridge: Option<nftables::Rendering>,
+    bridge: Option<denizen_nft::Rendering>,
 }
 
 /// One family's rules.
@@ -50,7 +49,11 @@ struct TableText {
 
 impl Rendering {
     /// Of these rules and pods, and of the bridge's table.
-    pub(super) fn of(rules: &[Ruleset], pods: &Pods, bridge: Option<nftables::Rendering>) -> Self {
+    pub(super) fn of(
+        rules: &[Ruleset],
+        pods: &Pods,
+        bridge: Option<denizen_nft::Rendering>,
+    ) -> Self {
         Self { families: rules.iter().map(|rules| family(rules, pods)).collect(), bridge }
     }
 }

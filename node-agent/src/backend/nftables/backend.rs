@@ -6,8 +6,8 @@ use std::num::NonZeroU16;
 
 use ipnetwork::IpNetwork;
 
-use super::client::clients;
-use super::kernel::NftablesError;
+use super::client::{clients, counted};
+use super::error::NftablesError;
 use super::name::{Facts, TableFamily};
 use super::sync::{Nftables, Programmed};
 use crate::backend::why::Why;
@@ -157,8 +157,8 @@ impl Backend for Nftables {
     }
 
     fn missed_lookups(&mut self) -> Result<u64, NftablesError> {
-        let looked = TableFamily::ALL.into_iter().map(|table_family| {
-            let [missed] = self.kernel.counted(table_family, [Why::NeverUndone])?;
+        let looked = self.tables.iter().map(|table| {
+            let [missed] = counted(&mut self.kernel, &table.wanted, [Why::NeverUndone])?;
             Ok(missed)
         });
         looked.sum()

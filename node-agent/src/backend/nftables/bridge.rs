@@ -1,24 +1,22 @@
 //! The bridge's table without the IP tables: for a backend that reads what it tells by other means
 //! than nf_tables.
 
-use super::kernel::{Kernel, NftablesError};
+use super::error::NftablesError;
 use super::name::TableFamily;
 use super::sync::{Nftables, NoKernel};
+use denizen_nft::Kernel;
 
 impl Nftables {
     /// Opens nf_tables in this thread's network namespace for the bridge's table alone. Nothing is
     /// read or written yet; and until it is told a detector that knows ports, it is not wanted.
     ///
     /// # Errors
-    /// [`NftablesError::Netlink`] when there is no netlink to be had.
+    /// [`NftablesError::Driver`] when there is no netlink to be had.
     pub fn open_bridge() -> Result<Self, NftablesError> {
         let table_family = TableFamily::Bridge;
-        match Kernel::open() {
-            Ok(kernel) => Ok(Self::of(kernel, &[table_family])),
-            Err(source) => {
-                Err(NftablesError::Netlink { table_family, doing: "open netlink", source })
-            }
-        }
+        let opened = Kernel::open();
+        let kernel = opened.map_err(NftablesError::netlink(table_family, "open netlink"))?;
+        Ok(Self::of(kernel, &[table_family]))
     }
 }
 

@@ -8,11 +8,12 @@
 use std::sync::Arc;
 
 use super::name::{ChainName, SetName};
-use super::rule::{Action, BaseChain, Chain, Hook, Kind, Match, Rule, base};
+use super::rule::{Action, Chain, Match, Rule, base};
 use super::shape::Shape;
 use crate::backend::why::Why;
 use crate::model::Family;
 use crate::plan::Detector;
+use denizen_nft::{BaseChain, Hook, Kind};
 
 /// Before `filter` (0), where others drop.
 pub(super) const FORWARD_PRIORITY: i32 = -10;

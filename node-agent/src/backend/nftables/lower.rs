@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-use super::element::{Element, Key, Value};
+use super::element::frontend_key;
 use super::name::{ChainName, Class, Group, SetName};
 use super::number::{MOST_NUMBERS, Numbers};
-use super::set::{MOST_SLOTS, cut};
+use super::set::MOST_SLOTS;
 use crate::model::{Affinity, Protocol};
 use crate::plan::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade, Outcome};
+use denizen_nft::{Data, Element, Value, comment_text, endpoint};
 
 /// A frontend as it is programmed.
 ///
@@ -86,7 +87,7 @@ pub fn lower(
 }
 
 fn owner(frontend: &Frontend) -> String {
-    cut(&frontend.service_port.to_string())
+    comment_text(&frontend.service_port.to_string())
 }
 
 fn target(outcome: &Outcome, now: Option<&Target>, most: usize) -> Target {
@@ -173,10 +174,18 @@ impl FrontendState {
         }
         if let Some(sources) = &self.sources {
             let comment = || Some(self.owner.clone());
-            let element = |set, key| Element { set, key, value: Value::Member, comment: comment() };
+            let element = |set: SetName, key| Element {
+                set: set.id(),
+                key,
+                value: Value::Member,
+                comment: comment(),
+            };
             elements.push(element(SetName::RestrictedFrontends, frontend_key(key)));
             let range = |range: &IpNetwork| {
-                element(SetName::AllowedSources, frontend_key(key).range(*range))
+                element(
+                    SetName::AllowedSources,
+                    frontend_key(key).range(range.network(), range.prefix()),
+                )
             };
             elements.extend(sources.iter().map(range));
         }
@@ -201,9 +210,9 @@ impl FrontendState {
         };
         let comment = Some(self.owner.clone());
         elements.push(Element {
-            set: group.keys(),
+            set: group.keys().id(),
             key: frontend_key(key),
-            value: Value::Goto(chain),
+            value: Value::Goto(chain.to_string().into()),
             comment,
         });
     }
@@ -216,16 +225,18 @@ impl FrontendState {
         group: Group,
         elements: &mut Vec<Element>,
     ) {
-        let at = |set, key, value, comment| Element { set, key, value, comment };
-        for (endpoint, slot) in slots.endpoints.iter().zip(0..) {
-            let (key, value) = (frontend_key(frontend).slot(slot), Value::Endpoint(*endpoint));
-            elements.push(at(group.endpoints(), key, value, None));
-            if let Some(number) = self.numbers.get(endpoint) {
-                elements.push(at(group.affinity_slots(), key, Value::Number(*number), None));
+        let at = |set: SetName, key, value, comment| Element { set: set.id(), key, value, comment };
+        for (address, slot) in slots.endpoints.iter().zip(0..) {
+            let to = Value::Data(endpoint(address.ip(), address.port()));
+            let key = frontend_key(frontend).number(slot);
+            elements.push(at(group.endpoints(), key, to.clone(), None));
+            if let Some(number) = self.numbers.get(address) {
+                let value = Value::Data(Data::EMPTY.number(*number));
+                elements.push(at(group.affinity_slots(), key, value, None));
                 // The comment tells a restarted agent whose number it is.
                 let (key, owner) =
                     (frontend_key(frontend).number(*number), Some(self.owner.clone()));
-                elements.push(at(group.affinity_endpoints(), key, value, owner));
+                elements.push(at(group.affinity_endpoints(), key, to, owner));
             }
         }
     }
@@ -243,13 +254,4 @@ fn outside_group(key: &FrontendKey) -> Group {
         FrontendAddress::Ip(_) => Group::LocalService,
         FrontendAddress::Node(_) => Group::LocalNodePort,
     }
-}
-
-/// What every element of a frontend has its key begin with.
-fn frontend_key(frontend: &FrontendKey) -> Key {
-    let key = match frontend.address {
-        FrontendAddress::Ip(address) => Key::EMPTY.address(address),
-        FrontendAddress::Node(_) => Key::EMPTY,
-    };
-    key.protocol(frontend.protocol).port(frontend.port.get())
 }

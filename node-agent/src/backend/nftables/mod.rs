@@ -1,23 +1,19 @@
 //! nftables: services are data, not rules.
 //!
 //! A constant number of chains and rules (`program`), and maps whose elements are the services and
-//! their endpoints (`lower`). One table a family, one netlink batch a change (`kernel`).
+//! their endpoints (`lower`). One table a family, one netlink batch a change. Tables are declared
+//! (`set`), and chains written (`statement`), in the terms of the driver, `denizen_nft`.
 
 mod affinity;
 mod backend;
 mod bridge;
 mod client;
 mod draw;
-mod dump;
 mod element;
-mod encode;
-mod expression;
-pub mod foreign;
-mod isolate;
-mod kernel;
+mod error;
+mod foreign;
 mod local;
 mod lower;
-mod message;
 mod name;
 mod number;
 mod probe;
@@ -27,20 +23,28 @@ mod rule;
 mod salvage;
 mod set;
 mod shape;
-mod structure;
+mod statement;
 mod sync;
 mod table;
 mod table_state;
 #[cfg(test)]
 mod tests;
-mod text;
-mod watch;
 mod write;
 
+pub use error::NftablesError;
 pub use foreign::remove_kube_proxys;
-pub use kernel::{Kernel, NftablesError};
-pub use message::kind;
+pub use name::TABLE;
 pub use probe::{probe, probe_ports};
 pub use sync::{Nftables, NoKernel};
-pub use text::Rendering;
-pub use watch::Watch;
+
+use denizen_netlink::NetlinkError;
+use denizen_nft::Watch;
+
+/// Listens from now on to changes of these tables, and of others. `own` is the portid of the
+/// backend whose changes are not foreign; `None` where no table of nf_tables is Denizen's.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub fn watch(own: Option<u32>) -> Result<Watch, NetlinkError> {
+    Watch::open(name::TABLE, own)
+}

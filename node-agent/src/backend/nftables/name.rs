@@ -6,13 +6,16 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
-use nix::libc;
 
 pub use self::set::{Facts, Known, SetName};
 use crate::model::{Family, Protocol, family_of};
+use denizen_nft::Schema;
 
 /// The table, one in each family. By its name a restarted agent knows what is its own.
 pub const TABLE: &str = "denizen";
+
+/// What the table says of itself on the node.
+const TABLE_COMMENT: &str = "Denizen: service networking; see denizen-agent explain";
 
 /// Where a table of ours sees packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,14 +31,23 @@ impl TableFamily {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Bridge, Self::Ip(Family::V4), Self::Ip(Family::V6)];
 
-    /// The kernel's number for it: `NFPROTO_IPV4`, `NFPROTO_IPV6` or `NFPROTO_BRIDGE`.
-    pub fn number(self) -> u8 {
-        let number = match self {
-            Self::Ip(Family::V4) => libc::NFPROTO_IPV4,
-            Self::Ip(Family::V6) => libc::NFPROTO_IPV6,
-            Self::Bridge => libc::NFPROTO_BRIDGE,
-        };
-        number as u8
+    /// As the driver has it.
+    pub fn lowered(self) -> denizen_nft::Family {
+        match self {
+            Self::Ip(Family::V4) => denizen_nft::Family::Ip,
+            Self::Ip(Family::V6) => denizen_nft::Family::Ip6,
+            Self::Bridge => denizen_nft::Family::Bridge,
+        }
+    }
+
+    /// The table of this family, without chains and elements.
+    pub fn schema(self) -> Schema {
+        Schema {
+            family: self.lowered(),
+            name: TABLE,
+            comment: TABLE_COMMENT,
+            sets: SetName::of(self).iter().map(|set| set.declared(self)).collect(),
+        }
     }
 
     /// Whether its packets have addresses of this one's family, and no others.
@@ -53,11 +65,7 @@ impl TableFamily {
 impl fmt::Display for TableFamily {
     /// As nft names the family.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ip(Family::V4) => "ip",
-            Self::Ip(Family::V6) => "ip6",
-            Self::Bridge => "bridge",
-        })
+        self.lowered().fmt(f)
     }
 }
 

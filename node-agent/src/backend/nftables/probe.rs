@@ -1,18 +1,14 @@
 //! Whether this kernel can do what the rules need.
 
-use nix::errno::Errno;
-
-use super::kernel::{Kernel, NftablesError};
-use super::message::What;
+use super::error::NftablesError;
 use super::name::{Class, Group, TableFamily};
 use super::program::class_chains;
 use super::rule::Chain;
 use super::shape::Shape;
 use super::table::Table;
-use super::write::replace_structure;
 use crate::model::{Family, Protocol};
 use crate::plan::{Detector, NodeSide};
-use denizen_netlink::NetlinkError;
+use denizen_nft::Kernel;
 
 /// Whether it can have the IP tables.
 ///
@@ -30,20 +26,20 @@ pub fn probe_ports() -> Result<(), NftablesError> {
     ask(TableFamily::Bridge)
 }
 
-/// Finds out by a batch that makes everything and then fails on purpose, so that nothing of it
-/// stays.
 fn ask(table_family: TableFamily) -> Result<(), NftablesError> {
-    let mut kernel = Kernel::open().map_err(|source| NftablesError::Netlink {
-        table_family,
-        doing: "open",
-        source,
-    })?;
-    let seen = kernel.observe(table_family)?;
-    match seen.owner {
+    let opened = Kernel::open();
+    let mut kernel = opened.map_err(NftablesError::netlink(table_family, "open"))?;
+    let schema = table_family.schema();
+    let seen = kernel.observe(&schema)?;
+    match seen.owner() {
         Some(owner) => Err(NftablesError::Owned { table_family, owner }),
         // The kernel took it.
-        None if seen.table => Ok(()),
-        None => attempt(&mut kernel, table_family),
+        None if seen.is_there() => Ok(()),
+        None => {
+            let chains = chains(table_family);
+            let chains: Vec<_> = chains.iter().map(|chain| chain.lowered(table_family)).collect();
+            Ok(kernel.try_table(&schema, &chains)?)
+        }
     }
 }
 
@@ -66,20 +62,4 @@ fn chains(table_family: TableFamily) -> Vec<Chain> {
         );
     }
     chains
-}
-
-fn attempt(kernel: &mut Kernel, table_family: TableFamily) -> Result<(), NftablesError> {
-    let mut batch = kernel.batch(table_family, None);
-    replace_structure(&mut batch, false, table_family, &chains(table_family));
-    batch.delete_table();
-    // There is none any more: this one is refused, and with it all.
-    batch.delete_table();
-    match kernel.commit(table_family, batch) {
-        Err(NftablesError::Refused { what, source: NetlinkError::Refused(refusal), .. })
-            if refusal.errno == Errno::ENOENT && what == What::Table.to_string() =>
-        {
-            Ok(())
-        }
-        done => done,
-    }
 }

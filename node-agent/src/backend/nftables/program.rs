@@ -11,11 +11,12 @@ use super::affinity;
 use super::draw::cascade;
 use super::local::{FORWARD_PRIORITY, bridge_chains, local, port_told};
 use super::name::{ChainName, Class, Group, SetName, TableFamily};
-use super::rule::{Action, BaseChain, Chain, Hook, Kind, Match, Rule, base, chain};
+use super::rule::{Action, Chain, Match, Rule, base, chain};
 use super::shape::Shape;
 use crate::backend::why::Why;
 use crate::model::Family;
 use crate::plan::{MarkBit, NodeSide};
+use denizen_nft::{BaseChain, Hook, Kind};
 use ipnetwork::Ipv4Network;
 
 /// Before kube-proxy's `dstnat` (-100), so that denizen decides while another's rules are still

@@ -1,10 +1,12 @@
 //! Single elements that the kernel rejects.
 
-use super::element::{Element, Key, KeyText};
+use super::element::frontend_of;
 use super::name::{SetName, TableFamily};
+use crate::describe::describe;
 use crate::plan::FrontendKey;
+use denizen_nft::{Change, Schema};
 
-/// An element that the kernel rejected.
+/// A change of an element that the kernel rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejected {
     /// The frontend that it is about, where it is about one.
@@ -14,24 +16,27 @@ pub struct Rejected {
 }
 
 impl Rejected {
-    /// It was to be removed.
-    pub fn removal(table_family: TableFamily, set: SetName, key: &Key, error: &str) -> Self {
-        let family = set.family(table_family);
-        Self {
-            key: key.frontend(set, family),
-            words: format!("to remove {} from {set}: {error}", KeyText { set, family, key }),
-        }
-    }
-
-    /// It was to be added.
-    pub fn addition(table_family: TableFamily, element: &Element, error: &str) -> Self {
-        let Element { set, key, comment, .. } = element;
-        let family = set.family(table_family);
-        let owner = comment.as_deref().unwrap_or("no comment");
-        let text = KeyText { set: *set, family, key };
-        Self {
-            key: key.frontend(*set, family),
-            words: format!("to add {text} ({owner}) to {set}: {error}"),
-        }
+    /// What was rejected of this table, and why.
+    pub fn new(
+        table_family: TableFamily,
+        schema: &Schema,
+        change: Change<'_>,
+        error: &(dyn std::error::Error + 'static),
+    ) -> Self {
+        let (id, key) = match change {
+            Change::Removal(set, key) => (set, key),
+            Change::Addition(element) => (element.set, &element.key),
+        };
+        let (set, error) = (schema.set(id), describe(error));
+        let text = set.key_text(key);
+        let words = match change {
+            Change::Removal(..) => format!("to remove {text} from {}: {error}", set.name),
+            Change::Addition(element) => {
+                let owner = element.comment.as_deref().unwrap_or("no comment");
+                format!("to add {text} ({owner}) to {}: {error}", set.name)
+            }
+        };
+        let family = SetName::of_id(id).family(table_family);
+        Self { key: frontend_of(family, set, key), words }
     }
 }

@@ -1,6 +1,6 @@
 //! Rules as the program writes them: typed, and few kinds of them.
 //!
-//! Both forms, the kernel's expressions (`encode`) and nft's text (`text`), are made from these.
+//! `statement` has the driver's terms for them.
 
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use super::name::{ChainName, SetName};
 use crate::backend::why::Why;
 use crate::model::{Family, Protocol};
 use crate::plan::MarkBit;
+use denizen_nft::BaseChain;
 
 /// The numbers that session affinity keeps in a packet's priority for a moment have these two bits
 /// so; the traffic classes that an operator names by hand, and those that the kernel makes, do not.
@@ -155,57 +156,12 @@ impl Rule {
     }
 }
 
-/// The hook that a base chain hangs on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Hook {
-    /// `NF_INET_PRE_ROUTING`, `NF_BR_PRE_ROUTING`.
-    Prerouting,
-    /// `NF_INET_FORWARD`, `NF_BR_FORWARD`.
-    Forward,
-    /// `NF_INET_LOCAL_IN`.
-    Input,
-    /// `NF_INET_LOCAL_OUT`.
-    Output,
-    /// `NF_INET_POST_ROUTING`.
-    Postrouting,
-}
-
-/// What a base chain may do, and when it is asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// Translates addresses; sees the first packet of each connection.
-    Nat,
-    /// Sees every packet.
-    Filter,
-}
-
-impl Kind {
-    /// The kernel's name.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Nat => "nat",
-            Self::Filter => "filter",
-        }
-    }
-}
-
-/// Where a base chain hangs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct BaseChain {
-    /// What it may do.
-    pub kind: Kind,
-    /// On which hook.
-    pub hook: Hook,
-    /// Before chains of higher numbers.
-    pub priority: i32,
-}
-
 /// A chain of rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
     /// Its name.
     pub name: ChainName,
-    /// Where it hangs; `None` for a chain that is only jumped to.
+    /// What calls it; `None` for a chain that others jump or go to.
     pub base_chain: Option<BaseChain>,
     /// What it is for.
     pub why: Why,
@@ -218,7 +174,7 @@ pub fn chain(name: ChainName, why: Why, rules: Vec<Rule>) -> Chain {
     Chain { name, base_chain: None, why, rules }
 }
 
-/// A base chain, which hangs at `place`.
+/// A base chain.
 pub fn base(name: ChainName, base_chain: BaseChain, why: Why, rules: Vec<Rule>) -> Chain {
     Chain { name, base_chain: Some(base_chain), why, rules }
 }

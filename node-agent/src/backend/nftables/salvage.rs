@@ -1,17 +1,12 @@
 //! When the kernel refuses a part of what is wanted: all but that part.
 
-use super::dump::Observed;
-use super::isolate::isolate;
-use super::kernel::{Kernel, NftablesError};
-use super::message::Batch;
-use super::name::TableFamily;
+use super::error::NftablesError;
+use super::name::{SetName, TableFamily};
 use super::rejected::Rejected;
 use super::sync::Programmed;
-use super::table::Delta;
-use super::write::replace_structure;
 use crate::backend::Repair;
-use crate::describe::describe;
 use crate::plan::FrontendKey;
+use denizen_nft::{Kernel, Observed};
 
 impl Programmed {
     /// The kernel refuses a batch as a whole: everything in it is programmed that it takes, and
@@ -22,22 +17,24 @@ impl Programmed {
         seen: &Observed,
     ) -> Result<Repair, NftablesError> {
         let table_family = self.wanted.table_family;
-        let mut batch = kernel.batch(table_family, Some(seen.generation));
-        match seen.structure(table_family, &self.wanted.chains()) {
-            Some(structure) if structure.is_additive() => structure.write(&mut batch),
+        let (schema, chains) = (&self.wanted.schema, self.wanted.lowered_chains());
+        let mut batch = kernel.batch(schema.family, Some(seen.generation()));
+        match seen.structure(schema, &chains) {
+            Some(structure) if structure.is_additive() => structure.write(&mut batch, schema.name),
             // An earlier run's services stay until it is known what takes their place.
-            Some(_) | None if seen.table && self.waits_for_services() => {}
-            Some(_) | None => {
-                replace_structure(&mut batch, seen.table, table_family, &self.wanted.chains())
-            }
+            Some(_) | None if seen.is_there() && self.waits_for_services() => {}
+            Some(_) | None => batch.replace_table(seen.is_there(), schema, &chains),
         }
-        kernel.commit(table_family, batch)?;
+        kernel.commit(batch)?;
         let known = self.known;
-        let seen = kernel.observe(table_family)?;
-        let delta = seen.difference(self.wanted.each_element(), |set| known.covers(set));
-        self.rejected = self.program_parts(kernel, &delta);
-        let repair =
-            Repair { elements: delta.add.len().max(delta.delete.len()), ..Repair::default() };
+        let seen = kernel.observe(schema)?;
+        let covers = |set| known.covers(SetName::of_id(set));
+        let delta = seen.difference(self.wanted.each_element(), covers);
+        let rejected = kernel.commit_parts(schema, &delta);
+        let rejected =
+            rejected.iter().map(|it| Rejected::new(table_family, schema, it.change, &*it.error));
+        self.rejected = rejected.collect();
+        let repair = Repair { elements: delta.count(), ..Repair::default() };
         if self.rejected.is_empty() {
             Ok(repair)
         } else {
@@ -51,21 +48,5 @@ impl Programmed {
         let of_family = self.wanted.table_family == TableFamily::Ip(key.family());
         let rejected = self.rejected.iter().filter(|it| of_family && it.key == Some(*key));
         rejected.map(|it| it.words.clone()).collect()
-    }
-
-    /// Programs every element that the kernel takes; returns the others.
-    fn program_parts(&self, kernel: &mut Kernel, delta: &Delta) -> Vec<Rejected> {
-        let table_family = self.wanted.table_family;
-        let mut write =
-            |fill: &dyn Fn(&mut Batch)| kernel.write(table_family, fill).map_err(|e| describe(&e));
-        let gone = isolate(&delta.delete, |keys| write(&|batch| batch.delete_elements(keys)));
-        let added = isolate(&delta.add, |elements| write(&|batch| batch.add_elements(elements)));
-        let gone = gone
-            .into_iter()
-            .map(|((set, key), error)| Rejected::removal(table_family, *set, key, &error));
-        let added = added
-            .into_iter()
-            .map(|(element, error)| Rejected::addition(table_family, element, &error));
-        gone.chain(added).collect()
     }
 }

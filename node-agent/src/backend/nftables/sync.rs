@@ -1,20 +1,21 @@
 //! Brings the kernel's tables to what is wanted, and keeps them there.
 
+use std::sync::Arc;
+
 use tracing::{debug, info, warn};
 
-use super::dump::{Observed, ObservedValue};
-use super::kernel::{Kernel, Mark, NftablesError};
-use super::name::{Known, SetName, TableFamily};
+use super::element::{frontend_of, protocol_and_number};
+use super::error::NftablesError;
+use super::name::{Group, Known, SetName, TableFamily};
 use super::rejected::Rejected;
-use super::rule::Chain;
 use super::shape::Shape;
-use super::structure::Structure;
-use super::table::{Delta, Table};
-use super::text::Rendering;
-use super::write::{load, write};
+use super::statement::version;
+use super::table::{Difference, Table};
+use super::write::load;
 use crate::backend::Repair;
 use crate::plan::FrontendKey;
 use denizen_netlink::NetlinkError;
+use denizen_nft::{Kernel, Mark, NftError, Observed, Rendering, Structure, Value, read_endpoint};
 
 /// How often a repair that others' changes overtook is tried before it is left to the next
 /// occasion.
@@ -25,7 +26,7 @@ const REPAIR_TRIES: usize = 10;
 pub(super) struct Programmed {
     pub(super) wanted: Table,
     /// Differences that are not in the kernel yet.
-    pub(super) pending: Delta,
+    pub(super) pending: Difference,
     /// What the kernel holds is not known: nothing was read yet, or a batch failed.
     pub(super) unknown: bool,
     /// When it was read last and found, or made, right.
@@ -63,15 +64,20 @@ impl Nftables {
 
     /// Clients that an earlier run's rules remember stay with their endpoints.
     fn restore_numbers(&mut self) {
-        for table in &mut self.tables {
-            let table_family = table.wanted.table_family;
-            let seen = self.kernel.remembered(table_family);
-            for ((set, key), (value, comment)) in &seen.elements {
-                let ends = key.protocol_and_number(*set, set.family(table_family));
-                if let (ObservedValue::Endpoint(at), Some(owner), Some((protocol, number))) =
-                    (value, comment, ends)
+        for Programmed { wanted, .. } in &mut self.tables {
+            let table_family = wanted.table_family;
+            let seen = remembered(&mut self.kernel, wanted);
+            for (id, key, value, comment) in seen.elements() {
+                let family = SetName::of_id(id).family(table_family);
+                let ends = protocol_and_number(family, wanted.schema.set(id), key);
+                let endpoint = match value {
+                    Some(Value::Data(data)) => read_endpoint(version(family), data),
+                    Some(Value::Member | Value::Goto(_)) | None => None,
+                };
+                if let (Some((ip, port)), Some(owner), Some((protocol, number))) =
+                    (endpoint, comment, ends)
                 {
-                    table.wanted.restore_number((owner.clone(), protocol), *at, number);
+                    wanted.restore_number((owner.clone(), protocol), (ip, port).into(), number);
                 }
             }
         }
@@ -92,7 +98,9 @@ impl Nftables<NoKernel> {
     /// The rules that it would program.
     pub fn rendering(&self) -> Rendering {
         let wanted = self.tables.iter().filter(|table| table.is_wanted());
-        Rendering::of(wanted.map(|table| &table.wanted))
+        wanted.fold(Rendering::empty(), |shown, Programmed { wanted, .. }| {
+            shown.with(&wanted.schema, &wanted.lowered_chains(), &wanted.elements())
+        })
     }
 }
 
@@ -127,78 +135,90 @@ impl Programmed {
         }
         // What was refused raced with somebody's change, or is refused again, and then isolated.
         match self.commit(kernel) {
-            Err(NftablesError::Refused { .. }) => self.reconcile(kernel),
-            done => done.map(|()| Repair::default()),
+            Err(NftError::Refused { .. }) => self.reconcile(kernel),
+            done => Ok(done.map(|()| Repair::default())?),
         }
     }
 
     /// A change costs what changed.
-    fn commit(&mut self, kernel: &mut Kernel) -> Result<(), NftablesError> {
-        let mut delta = std::mem::take(&mut self.pending);
-        if delta.is_empty() {
+    fn commit(&mut self, kernel: &mut Kernel) -> Result<(), NftError> {
+        let pending = std::mem::take(&mut self.pending);
+        if pending.is_empty() {
             return Ok(());
         }
-        delta.sort();
-        let table_family = self.wanted.table_family;
-        let mut batch = kernel.batch(table_family, None);
-        let classes = delta.classes.iter();
-        let chains: Vec<Chain> =
-            classes.flat_map(|class| self.wanted.class_chains(*class)).collect();
-        write(&mut batch, &chains, &delta);
-        kernel.commit(table_family, batch)?;
-        debug!(family = %table_family, add = delta.add.len(), delete = delta.delete.len(), "elements changed");
+        let Difference { classes, mut elements } = pending;
+        elements.sort();
+        let (schema, table_family) = (&self.wanted.schema, self.wanted.table_family);
+        let chains = classes.iter().flat_map(|class| self.wanted.class_chains(*class));
+        let chains: Vec<_> = chains.map(|chain| chain.lowered(table_family)).collect();
+        let mut batch = kernel.batch(schema.family, None);
+        batch.add_chains(schema.name, &chains);
+        elements.write(&mut batch, schema);
+        kernel.commit(batch)?;
+        debug!(family = %table_family, add = elements.add.len(), delete = elements.delete.len(), "elements changed");
         Ok(())
     }
 
     /// Reads the table and commits the difference to what is wanted.
     fn reconcile(&mut self, kernel: &mut Kernel) -> Result<Repair, NftablesError> {
-        let table_family = self.wanted.table_family;
-        self.pending = Delta::default();
+        self.pending = Difference::default();
         for _ in 0..REPAIR_TRIES {
-            let seen = kernel.observe(table_family)?;
+            let seen = kernel.observe(&self.wanted.schema)?;
             let mark = kernel.mark(&seen);
             match self.repair(kernel, &seen) {
-                Err(NftablesError::Raced { .. }) => {}
-                Err(NftablesError::Refused { .. }) => return self.salvage(kernel, &seen),
+                Err(NftablesError::Driver(NftError::Raced { .. })) => {}
+                Err(NftablesError::Driver(NftError::Refused { .. })) => {
+                    return self.salvage(kernel, &seen);
+                }
                 Err(error) => return Err(error),
                 Ok(repair) => {
                     self.unknown = false;
                     self.looked = Some(mark);
                     if self.known.services {
-                        let found = seen.keys(table_family);
-                        self.left_frontends
-                            .extend(found.filter(|key| !self.wanted.has_frontend(key)));
+                        self.left_frontends.extend(self.not_wanted(&seen));
                     }
                     return Ok(repair);
                 }
             }
         }
-        Err(NftablesError::Raced { table_family })
+        Err(NftError::Raced { family: self.wanted.schema.family }.into())
+    }
+
+    /// The frontends that are in the kernel and are not wanted.
+    fn not_wanted(&self, seen: &Observed) -> Vec<FrontendKey> {
+        let Table { schema, table_family, .. } = &self.wanted;
+        let keys = [SetName::Services, SetName::NodePorts].map(SetName::id);
+        let found = seen.elements().filter(|(set, ..)| keys.contains(set));
+        let found = found.filter_map(|(set, key, ..)| {
+            let family = SetName::of_id(set).family(*table_family);
+            frontend_of(family, schema.set(set), key)
+        });
+        found.filter(|key| !self.wanted.has_frontend(key)).collect()
     }
 
     fn repair(&mut self, kernel: &mut Kernel, seen: &Observed) -> Result<Repair, NftablesError> {
-        let table_family = self.wanted.table_family;
-        let structure = seen.structure(table_family, &self.wanted.chains());
-        let leave = seen.table && self.waits_for_services();
+        let (schema, table_family) = (&self.wanted.schema, self.wanted.table_family);
+        let structure = seen.structure(schema, &self.wanted.lowered_chains());
+        let leave = seen.is_there() && self.waits_for_services();
+        let has_pods = || seen.has_set(schema.set(SetName::LocalPods.id()));
         let structure = match structure {
             Some(structure) if !leave || structure.is_additive() => structure,
-            Some(_) | None if leave && seen.has_set(table_family, SetName::LocalPods) => {
-                Structure::default()
-            }
+            Some(_) | None if leave && has_pods() => Structure::default(),
             Some(_) | None if leave => return Err(NftablesError::OlderTable { table_family }),
             Some(_) | None => return load(kernel, seen, &self.wanted, self.known),
         };
         let known = self.known;
-        let delta = seen.difference(self.wanted.each_element(), |set| known.covers(set));
-        let mut batch = kernel.batch(table_family, Some(seen.generation));
-        structure.write(&mut batch);
-        write(&mut batch, &[], &delta);
-        let elements = delta.add.len().max(delta.delete.len());
+        let covers = |set| known.covers(SetName::of_id(set));
+        let delta = seen.difference(self.wanted.each_element(), covers);
+        let mut batch = kernel.batch(schema.family, Some(seen.generation()));
+        structure.write(&mut batch, schema.name);
+        delta.write(&mut batch, schema);
+        let elements = delta.count();
         // At a first load it is as large as the batch, and the kernel is about to allocate as much
         // again.
         drop(delta);
-        kernel.commit(table_family, batch)?;
-        let left_over: &[String] = if known.services { &structure.left_over } else { &[] };
+        kernel.commit(batch)?;
+        let left_over = if known.services { structure.left_over() } else { &[] };
         let repair =
             Repair { rebuilt: false, chains: structure.count() + left_over.len(), elements };
         if !repair.is_none() {
@@ -211,12 +231,26 @@ impl Programmed {
 
     /// Chains that nothing refers to any more. In a batch of their own: before 6.2 a kernel refuses
     /// to remove a chain in the batch that removes the last element that names it.
-    fn remove_chains(&self, kernel: &mut Kernel, names: &[String]) {
-        let table_family = self.wanted.table_family;
-        let mut batch = kernel.batch(table_family, None);
-        batch.delete_chains(names);
-        if let Err(error) = kernel.commit(table_family, batch) {
-            warn!(family = %table_family, %error, "chains of an earlier run are left");
+    fn remove_chains(&self, kernel: &mut Kernel, names: &[Arc<str>]) {
+        let schema = &self.wanted.schema;
+        let removed = kernel.write(schema.family, |batch| batch.delete_chains(schema.name, names));
+        if let Err(error) = removed {
+            warn!(family = %schema.family, %error, "chains of an earlier run are left");
         }
     }
+}
+
+/// The endpoints that clients of services with session affinity are remembered with. Where the
+/// table, or a set, is not there, there are none.
+fn remembered(kernel: &mut Kernel, table: &Table) -> Observed {
+    let mut seen = Observed::default();
+    let of_table = SetName::of(table.table_family);
+    for set in Group::ALL.map(Group::affinity_endpoints).iter().filter(|set| of_table.contains(set))
+    {
+        let schema = &table.schema;
+        if let Err(error) = kernel.read_set(schema, schema.set(set.id()), &mut seen) {
+            debug!(family = %schema.family, %set, %error, "no clients are remembered from an earlier run");
+        }
+    }
+    seen
 }

@@ -4,48 +4,35 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::element::{Element, Key, Value};
 use super::lower::{FrontendState, lower};
 use super::name::{Class, Facts, SetName, TableFamily};
 use super::number::{Numbers, Owner};
 use super::program;
 use super::rule::Chain;
-use super::set::cut;
 use super::shape::Shape;
 use crate::model::{Family, PodSet, family_of};
 use crate::plan::{Detector, Frontend, FrontendAddress, FrontendKey, FrontendKind};
+use denizen_nft::{Delta, Element, Key, Schema, SetId, Value, comment_text};
 
-/// Elements to take away, elements to add, and the classes that they need and that were not there.
-///
-/// An element that is replaced is in both lists; the kernel does both at one instant.
+/// What differs, and the classes that it needs and that were not there.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Delta {
+pub struct Difference {
     /// Chains to make first.
     pub classes: Vec<Class>,
-    /// Then what goes.
-    pub delete: Vec<(SetName, Key)>,
-    /// Then what comes.
-    pub add: Vec<Element>,
+    /// Then elements to take away, and elements to add.
+    pub elements: Delta,
 }
 
-impl Delta {
+impl Difference {
     /// Nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.classes.is_empty() && self.delete.is_empty() && self.add.is_empty()
+        self.classes.is_empty() && self.elements.is_empty()
     }
 
     /// Nothing to do, in the same room.
     pub fn clear(&mut self) {
-        let Self { classes, delete, add } = self;
-        classes.clear();
-        delete.clear();
-        add.clear();
-    }
-
-    /// Groups elements by set, so that each set's share messages, and makes the order a stable one.
-    pub fn sort(&mut self) {
-        self.delete.sort_unstable();
-        self.add.sort_unstable_by_key(|element| (element.set, element.key));
+        self.classes.clear();
+        self.elements.clear();
     }
 }
 
@@ -56,6 +43,8 @@ type Members = BTreeMap<Key, Option<Arc<str>>>;
 pub struct Table {
     /// What it sees.
     pub table_family: TableFamily,
+    /// Its sets.
+    pub schema: Schema,
     shape: Shape,
     keys: HashMap<FrontendKey, FrontendState>,
     classes: BTreeSet<Class>,
@@ -69,6 +58,7 @@ impl Table {
     pub fn new(table_family: TableFamily, shape: Shape) -> Self {
         Self {
             table_family,
+            schema: table_family.schema(),
             shape,
             keys: HashMap::new(),
             classes: BTreeSet::new(),
@@ -90,6 +80,11 @@ impl Table {
         program::chains(self.table_family, &self.shape).into_iter().chain(classes).collect()
     }
 
+    /// As [`Self::chains`], in the driver's terms.
+    pub fn lowered_chains(&self) -> Vec<denizen_nft::Chain> {
+        self.chains().iter().map(|chain| chain.lowered(self.table_family)).collect()
+    }
+
     /// The chains of a class.
     pub fn class_chains(&self, class: Class) -> Vec<Chain> {
         program::class_chains(class, &self.shape.node_side)
@@ -108,8 +103,8 @@ impl Table {
     }
 
     /// Every element that should be there, by its set and in no order.
-    pub fn elements_by_set(&self) -> BTreeMap<SetName, Vec<Element>> {
-        let mut all: BTreeMap<SetName, Vec<Element>> = BTreeMap::new();
+    pub fn elements_by_set(&self) -> BTreeMap<SetId, Vec<Element>> {
+        let mut all: BTreeMap<SetId, Vec<Element>> = BTreeMap::new();
         for element in self.each_element() {
             all.entry(element.set).or_default().push(element);
         }
@@ -132,7 +127,7 @@ impl Table {
         }
         for (key, state) in &self.keys {
             for element in state.elements(key) {
-                *sizes.entry(element.set).or_default() += 1;
+                *sizes.entry(SetName::of_id(element.set)).or_default() += 1;
             }
         }
         sizes
@@ -169,7 +164,7 @@ impl Table {
     pub fn change_frontends<'a>(
         &mut self,
         keys: impl Iterator<Item = (FrontendKey, Option<&'a Frontend>)>,
-        delta: &mut Delta,
+        delta: &mut Difference,
     ) {
         let table_family = self.table_family;
         for (key, frontend) in keys.filter(|(key, _)| table_family == TableFamily::Ip(key.family()))
@@ -182,14 +177,14 @@ impl Table {
         &mut self,
         key: FrontendKey,
         frontend: Option<&Frontend>,
-        delta: &mut Delta,
+        delta: &mut Difference,
     ) {
         let now = self.keys.remove(&key);
         let wanted = frontend.map(|frontend| lower(frontend, now.as_ref(), &mut self.numbers));
         let elements = |state: &Option<FrontendState>| {
             state.as_ref().map(|s| s.elements(&key)).unwrap_or_default()
         };
-        difference(elements(&now), elements(&wanted), delta);
+        delta.elements.extend(elements(&now), elements(&wanted));
         self.count_cluster_ip(&key, now.as_ref(), wanted.as_ref(), delta);
         if let Some(wanted) = wanted {
             for class in wanted.classes(&key) {
@@ -206,7 +201,7 @@ impl Table {
         key: &FrontendKey,
         now: Option<&FrontendState>,
         wanted: Option<&FrontendState>,
-        delta: &mut Delta,
+        delta: &mut Difference,
     ) {
         let FrontendAddress::Ip(ip) = key.address else { return };
         let is = |state: Option<&FrontendState>| {
@@ -216,8 +211,11 @@ impl Table {
         let known = *count > 0;
         *count = *count + usize::from(is(wanted)) - usize::from(is(now));
         match (known, *count > 0) {
-            (false, true) => delta.add.push(cluster_ip(ip)),
-            (true, false) => delta.delete.push((SetName::ClusterIps, Key::EMPTY.address(ip))),
+            (false, true) => delta.elements.add.push(cluster_ip(ip)),
+            (true, false) => {
+                let key = (SetName::ClusterIps.id(), Key::EMPTY.address(ip));
+                delta.elements.delete.push(key);
+            }
             (false, false) | (true, true) => {}
         }
         if *count == 0 {
@@ -226,13 +224,13 @@ impl Table {
     }
 
     /// The pods of this node are these.
-    pub fn change_pods(&mut self, pods: &PodSet, delta: &mut Delta) {
+    pub fn change_pods(&mut self, pods: &PodSet, delta: &mut Difference) {
         let of_pods =
             SetName::of(self.table_family).iter().filter(|set| set.filled_by() == Facts::Pods);
         let mut wanted: BTreeMap<SetName, Members> =
             of_pods.map(|set| (*set, Members::new())).collect();
         for pod in &pods.pods {
-            let comment: Arc<str> = cut(&pod.to_string()).into();
+            let comment: Arc<str> = comment_text(&pod.to_string()).into();
             let port = pod.port.as_deref().filter(|_| self.shape.detector == Detector::PodPort);
             let interface = match (self.table_family, port) {
                 (TableFamily::Bridge, Some(port)) => port,
@@ -264,52 +262,36 @@ impl Table {
     }
 
     /// These addresses may be handed to themselves.
-    pub fn change_hairpins(&mut self, addresses: impl Iterator<Item = IpAddr>, delta: &mut Delta) {
+    pub fn change_hairpins(
+        &mut self,
+        addresses: impl Iterator<Item = IpAddr>,
+        delta: &mut Difference,
+    ) {
         let key = |ip| (Key::EMPTY.address(ip).address(ip), None);
         let wanted = addresses.filter(|ip| self.table_family.holds(*ip)).map(key).collect();
         self.change_members(SetName::Hairpin, wanted, delta);
     }
 
     /// Node ports are served on these addresses.
-    pub fn change_node_port_addresses(&mut self, addresses: &[IpAddr], delta: &mut Delta) {
+    pub fn change_node_port_addresses(&mut self, addresses: &[IpAddr], delta: &mut Difference) {
         let ours = addresses.iter().filter(|ip| self.table_family.holds(**ip));
         let wanted = ours.map(|ip| (Key::EMPTY.address(*ip), None)).collect();
         self.change_members(SetName::NodePortAddresses, wanted, delta);
     }
 
-    fn change_members(&mut self, set: SetName, wanted: Members, delta: &mut Delta) {
+    fn change_members(&mut self, set: SetName, wanted: Members, delta: &mut Difference) {
         let list = |members: &Members| -> Vec<Element> {
             members.iter().map(|(key, comment)| member(set, *key, comment.clone())).collect()
         };
         let now = self.members.insert(set, wanted).unwrap_or_default();
-        difference(list(&now), list(&self.members[&set]), delta);
+        delta.elements.extend(list(&now), list(&self.members[&set]));
     }
 }
 
 fn member(set: SetName, key: Key, comment: Option<Arc<str>>) -> Element {
-    Element { set, key, value: Value::Member, comment }
+    Element { set: set.id(), key, value: Value::Member, comment }
 }
 
 fn cluster_ip(ip: IpAddr) -> Element {
     member(SetName::ClusterIps, Key::EMPTY.address(ip), None)
-}
-
-/// What leads from some elements to others.
-pub fn difference(now: Vec<Element>, wanted: Vec<Element>, delta: &mut Delta) {
-    if now.is_empty() {
-        return delta.add.extend(wanted);
-    }
-    let mut stale: HashMap<(SetName, Key), Element> =
-        now.into_iter().map(|element| ((element.set, element.key), element)).collect();
-    for element in wanted {
-        match stale.remove(&(element.set, element.key)) {
-            Some(same) if same == element => {}
-            Some(_) => {
-                delta.delete.push((element.set, element.key));
-                delta.add.push(element);
-            }
-            None => delta.add.push(element),
-        }
-    }
-    delta.delete.extend(stale.into_keys());
 }

@@ -1,22 +1,21 @@
 //! Whether a table should be there at all (a bridge's, where the ports of bridges matter), and what
 //! is known of it.
 
-use super::dump::Observed;
-use super::kernel::{Kernel, NftablesError};
-use super::message::Batch;
-use super::name::{ChainName, Known, TableFamily};
+use super::error::NftablesError;
+use super::name::{ChainName, Known, TABLE, TableFamily};
 use super::shape::Shape;
 use super::sync::{Nftables, Programmed};
-use super::table::{Delta, Table};
+use super::table::{Difference, Table};
 use super::write::empty;
 use crate::backend::Repair;
+use denizen_nft::{Kernel, Observed, Schema};
 
 impl Programmed {
     /// Nothing is known of it, and nothing wanted in it.
     pub(super) fn new(table_family: TableFamily) -> Self {
         Self {
             wanted: Table::new(table_family, Shape::default()),
-            pending: Delta::default(),
+            pending: Difference::default(),
             unknown: true,
             looked: None,
             known: Known::default(),
@@ -44,14 +43,14 @@ impl Programmed {
     /// Sees to it that a table that is not wanted is not there. An earlier run's IP tables, which
     /// may read what it tells, stay until all services are known, and so does it.
     pub(super) fn remove(&mut self, kernel: &mut Kernel) -> Result<Repair, NftablesError> {
-        self.pending = Delta::default();
+        self.pending = Difference::default();
         if !self.unknown || !self.known.services {
             return Ok(Repair::default());
         }
-        let table_family = self.wanted.table_family;
-        let seen = kernel.observe(table_family)?;
+        let schema = &self.wanted.schema;
+        let seen = kernel.observe(schema)?;
         let mark = kernel.mark(&seen);
-        let removed = take_away(kernel, table_family, &seen)?;
+        let removed = take_away(kernel, schema, &seen)?;
         self.looked = Some(mark);
         self.unknown = false;
         Ok(Repair { rebuilt: removed, ..Repair::default() })
@@ -100,21 +99,18 @@ fn remove_all(kernel: &mut Kernel, but: &[TableFamily]) -> Result<usize, Nftable
 
 /// Removes a table; whether it was there.
 fn remove(kernel: &mut Kernel, table_family: TableFamily) -> Result<bool, NftablesError> {
-    let seen = kernel.observe(table_family)?;
-    take_away(kernel, table_family, &seen)
+    let schema = table_family.schema();
+    let seen = kernel.observe(&schema)?;
+    take_away(kernel, &schema, &seen)
 }
 
 /// First what chooses services, so that nobody is in there any more when the table goes. What
 /// another process owns is not ours: denizen's tables have no owner, for they outlive the agent.
-fn take_away(
-    kernel: &mut Kernel,
-    table_family: TableFamily,
-    seen: &Observed,
-) -> Result<bool, NftablesError> {
-    let ours = seen.table && seen.owner.is_none();
+fn take_away(kernel: &mut Kernel, schema: &Schema, seen: &Observed) -> Result<bool, NftablesError> {
+    let ours = seen.is_there() && seen.owner().is_none();
     if ours {
-        empty(kernel, table_family, seen, &[ChainName::Prerouting, ChainName::Output])?;
-        kernel.write(table_family, Batch::delete_table)?;
+        empty(kernel, schema, seen, &[ChainName::Prerouting, ChainName::Output])?;
+        kernel.write(schema.family, |batch| batch.delete_table(TABLE))?;
     }
     Ok(ours)
 }

@@ -1,6 +1,7 @@
-//! The pure part of the backend: where endpoints sit, how one is chosen, and what a change changes.
+//! Where endpoints sit, how one is chosen, what a change changes, and what the kernel makes of it.
 
 mod choice;
+mod kernel;
 mod rejected;
 mod slots;
 mod tables;

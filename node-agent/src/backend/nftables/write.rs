@@ -1,14 +1,14 @@
 //! What a batch is made of: everything, or a difference.
 
+use std::sync::Arc;
+
 use tracing::info;
 
-use super::dump::Observed;
-use super::kernel::{Kernel, NftablesError};
-use super::message::Batch;
-use super::name::{ChainName, Known, SetName, TableFamily};
-use super::rule::Chain;
-use super::table::{Delta, Table};
+use super::error::NftablesError;
+use super::name::{ChainName, Known, SetName};
+use super::table::Table;
 use crate::backend::Repair;
+use denizen_nft::{Kernel, Observed, Schema};
 
 /// Everything, in place of whatever is there, at one instant.
 pub(super) fn load(
@@ -17,58 +17,20 @@ pub(super) fn load(
     wanted: &Table,
     known: Known,
 ) -> Result<Repair, NftablesError> {
-    let (table_family, chains) = (wanted.table_family, wanted.chains());
-    let generation = empty(kernel, table_family, seen, &[ChainName::UnusedPort])?;
-    let mut batch = kernel.batch(table_family, Some(generation));
-    replace_structure(&mut batch, seen.table, table_family, &chains);
+    let (schema, chains) = (&wanted.schema, wanted.lowered_chains());
+    let generation = empty(kernel, schema, seen, &[ChainName::UnusedPort])?;
+    let mut batch = kernel.batch(schema.family, Some(generation));
+    batch.replace_table(seen.is_there(), schema, &chains);
     let mut count = 0;
     // Set by set, and in no order within: sorting so many would take as long as planning them.
-    let kept = seen.members(|set| !known.covers(set));
+    let kept = seen.members(|set| !known.covers(SetName::of_id(set)));
     for elements in wanted.elements_by_set().values().chain([&kept]) {
-        batch.add_elements(elements);
+        batch.add_elements(schema, elements);
         count += elements.len();
     }
-    kernel.commit(table_family, batch)?;
-    info!(family = %table_family, chains = chains.len(), elements = count, "ruleset programmed");
+    kernel.commit(batch)?;
+    info!(family = %schema.family, chains = chains.len(), elements = count, "ruleset programmed");
     Ok(Repair { rebuilt: true, chains: chains.len(), elements: count })
-}
-
-/// Table, chains, sets and rules, in place of whatever is there.
-pub(super) fn replace_structure(
-    batch: &mut Batch,
-    present: bool,
-    table_family: TableFamily,
-    chains: &[Chain],
-) {
-    if present {
-        batch.delete_table();
-    }
-    batch.add_table();
-    for chain in chains {
-        batch.add_chain(chain);
-    }
-    for (set, id) in SetName::of(table_family).iter().zip(1..) {
-        batch.add_set(*set, id);
-    }
-    for chain in chains {
-        for rule in &chain.rules {
-            batch.add_rule(chain.name, rule);
-        }
-    }
-}
-
-/// New chains, then what goes, then what comes.
-pub(super) fn write(batch: &mut Batch, chains: &[Chain], delta: &Delta) {
-    for chain in chains {
-        batch.add_chain(chain);
-    }
-    for chain in chains {
-        for rule in &chain.rules {
-            batch.add_rule(chain.name, rule);
-        }
-    }
-    batch.delete_elements(&delta.delete);
-    batch.add_elements(&delta.add);
 }
 
 /// Takes the rules out of `chains`, where they are there; the generation after that, as long as
@@ -79,14 +41,14 @@ pub(super) fn write(batch: &mut Batch, chains: &[Chain], delta: &Delta) {
 /// net/netfilter/nf_tables_api.c), and so would be refused for want of a service at a cluster IP.
 pub(super) fn empty(
     kernel: &mut Kernel,
-    table_family: TableFamily,
+    schema: &Schema,
     seen: &Observed,
     chains: &[ChainName],
 ) -> Result<u32, NftablesError> {
-    let names = chains.iter().map(ToString::to_string);
-    let full: Vec<String> = names
-        .filter(|name| seen.chains.get(name).is_some_and(|chain| !chain.rules.is_empty()))
-        .collect();
-    kernel.write(table_family, |batch| full.iter().for_each(|name| batch.flush_chain(name)))?;
-    Ok(seen.generation.wrapping_add(u32::from(!full.is_empty())))
+    let names = chains.iter().map(|chain| chain.to_string().into());
+    let full: Vec<Arc<str>> = names.filter(|name: &Arc<str>| seen.has_rules(name)).collect();
+    kernel.write(schema.family, |batch| {
+        full.iter().for_each(|name| batch.flush_chain(schema.name, name));
+    })?;
+    Ok(seen.generation().wrapping_add(u32::from(!full.is_empty())))
 }

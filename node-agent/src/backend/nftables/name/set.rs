@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::TableFamily;
 use crate::model::Family;
+use denizen_nft::SetId;
 
 /// What must be known before a set can be said to be right. Until then, what an earlier run put
 /// there stays.
@@ -65,10 +66,6 @@ pub enum SetName {
     LocalPods,
     /// The same of those whose port of the bridge must be right, too.
     BridgedPods,
-    /// Port of a bridge and address of each such pod.
-    PodPorts,
-    /// The same, IPv6.
-    PodPorts6,
     /// Each local endpoint's address, twice.
     Hairpin,
     /// Frontends that not every source may enter by.
@@ -100,11 +97,15 @@ pub enum SetName {
     LocalNodePortAffinitySlots,
     /// As [`Self::LocalAffinityEndpoints`], of node ports.
     LocalNodePortAffinityEndpoints,
+    /// Port of a bridge and address of each pod of [`Self::BridgedPods`].
+    PodPorts,
+    /// The same, IPv6.
+    PodPorts6,
 }
 
 impl SetName {
-    /// Those of an IP table, in the order in which they are made.
-    const IP: [Self; 27] = [
+    /// Those of IP tables, in the order in which they are made, then those of a bridge's table.
+    const ALL: [Self; 29] = [
         Self::Services,
         Self::Endpoints,
         Self::NodePorts,
@@ -132,14 +133,27 @@ impl SetName {
         Self::LocalAffinityEndpoints,
         Self::LocalNodePortAffinitySlots,
         Self::LocalNodePortAffinityEndpoints,
+        Self::PodPorts,
+        Self::PodPorts6,
     ];
 
     /// Those of a table, in the order in which they are made.
     pub fn of(table_family: TableFamily) -> &'static [Self] {
+        let (ip, bridge) = Self::ALL.split_at(27);
         match table_family {
-            TableFamily::Ip(_) => &Self::IP,
-            TableFamily::Bridge => &[Self::PodPorts, Self::PodPorts6],
+            TableFamily::Ip(_) => ip,
+            TableFamily::Bridge => bridge,
         }
+    }
+
+    /// The driver's name for it.
+    pub fn id(self) -> SetId {
+        SetId(self as u8)
+    }
+
+    /// The set that has this name.
+    pub fn of_id(id: SetId) -> Self {
+        Self::ALL[usize::from(id.0)]
     }
 
     /// The family of the addresses in its keys.
@@ -283,5 +297,17 @@ impl SetName {
 impl fmt::Display for SetName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_is_found_by_its_id() {
+        for set in SetName::ALL {
+            assert_eq!(SetName::of_id(set.id()), set);
+        }
     }
 }

@@ -1,6 +1,5 @@
 use super::slots::{frontend, key, to};
 use crate::backend::nftables::Nftables;
-use crate::backend::nftables::element::{Element, Key};
 use crate::backend::nftables::lower::lower;
 use crate::backend::nftables::name::{SetName, TableFamily};
 use crate::backend::nftables::number::Numbers;
@@ -8,6 +7,7 @@ use crate::backend::nftables::rejected::Rejected;
 use crate::fixture::{ip, range};
 use crate::model::Family;
 use crate::plan::{Frontend, FrontendAddress, FrontendKey};
+use denizen_nft::{Change, Element, Key, Value};
 
 /// Whatever element of a frontend the kernel rejects, it is known whose it is; others' are not
 /// taken for it.
@@ -15,6 +15,10 @@ use crate::plan::{Frontend, FrontendAddress, FrontendKey};
 fn every_rejected_element_of_a_frontend_is_found() {
     let at_node = FrontendKey { address: FrontendAddress::Node(Family::V4), ..key("10.96.0.10") };
     let table_family = TableFamily::Ip(Family::V4);
+    let no = std::io::Error::other("no");
+    let rejected = |element: &Element| {
+        Rejected::new(table_family, &table_family.schema(), Change::Addition(element), &no)
+    };
     for own in [key("10.96.0.10"), at_node] {
         let decided = Frontend {
             outside: Some(to([2])),
@@ -27,7 +31,7 @@ fn every_rejected_element_of_a_frontend_is_found() {
         assert!(elements.len() > 5, "{elements:?}");
         for element in &elements {
             let mut backend = Nftables::offline();
-            let rejected = Rejected::addition(table_family, element, "no");
+            let rejected = rejected(element);
             let tables = backend.tables.iter_mut();
             tables.for_each(|table| table.rejected = vec![rejected.clone()]);
             let of = |key: &FrontendKey| -> usize {
@@ -39,10 +43,10 @@ fn every_rejected_element_of_a_frontend_is_found() {
         }
     }
     let pod = Element {
-        set: SetName::ClusterIps,
+        set: SetName::ClusterIps.id(),
         key: Key::EMPTY.address(ip("6.0.0.80")),
-        value: crate::backend::nftables::element::Value::Member,
+        value: Value::Member,
         comment: None,
     };
-    assert_eq!(Rejected::addition(table_family, &pod, "no").key, None);
+    assert_eq!(rejected(&pod).key, None);
 }

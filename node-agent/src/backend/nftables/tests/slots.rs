@@ -3,9 +3,8 @@ use std::net::SocketAddr;
 
 use proptest::prelude::*;
 
-use super::super::element::{KeyText, Value};
 use super::super::lower::{FrontendState, lower};
-use super::super::name::ChainName;
+use super::super::name::{Class, SetName, TableFamily};
 use super::super::number::Numbers;
 use crate::fixture::{ip, port, service};
 use crate::model::{Affinity, Family, Protocol};
@@ -13,6 +12,7 @@ use crate::plan::{
     Endpoint, Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade, Outcome,
     frontends,
 };
+use denizen_nft::{IpVersion, Value, read_endpoint};
 
 pub fn at(n: u16) -> SocketAddr {
     SocketAddr::from(([10, 0, (n >> 8) as u8, n as u8], 8080))
@@ -50,21 +50,17 @@ fn programmed(
     state: &FrontendState,
     key: &FrontendKey,
 ) -> (BTreeMap<u32, SocketAddr>, Option<u32>) {
+    let set = SetName::Endpoints.declared(TableFamily::Ip(Family::V4));
     let mut slots = BTreeMap::new();
-    let mut size = None;
-    for element in state.elements(key) {
-        match element.value {
-            Value::Endpoint(endpoint) if element.comment.is_none() => {
-                let key =
-                    KeyText { set: element.set, family: Family::V4, key: &element.key }.to_string();
-                let slot = key.rsplit(" . ").next().unwrap().parse().unwrap();
-                assert_eq!(slots.insert(slot, endpoint), None, "two in slot {slot}");
-            }
-            Value::Goto(ChainName::Cluster(class)) => size = Some(class.size),
-            Value::Goto(_) | Value::Endpoint(_) | Value::Member | Value::Number(_) => {}
-        }
+    for element in state.elements(key).iter().filter(|element| element.set == set.id) {
+        let text = set.key_text(&element.key).to_string();
+        let slot = text.rsplit(" . ").next().unwrap().parse().unwrap();
+        let Value::Data(data) = &element.value else { panic!("{element:?} has no endpoint") };
+        let endpoint = read_endpoint(IpVersion::V4, data).unwrap();
+        assert_eq!(slots.insert(slot, endpoint.into()), None, "two in slot {slot}");
     }
-    (slots, size)
+    let mut classes = state.classes(key);
+    (slots, classes.next().map(|Class { size, .. }| size))
 }
 
 fn check(

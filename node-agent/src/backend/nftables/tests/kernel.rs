@@ -1,0 +1,83 @@
+use nix::sched::{CloneFlags, unshare};
+
+use crate::backend::nftables::name::{Class, Group, TableFamily};
+use crate::backend::nftables::program::{chains, class_chains};
+use crate::backend::nftables::shape::Shape;
+use crate::model::{Family, Protocol};
+use crate::plan::{Detector, MarkBit, NodeSide};
+use denizen_nft::{Chain, Kernel, Structure};
+
+fn all_chains(table_family: TableFamily, shape: &Shape) -> Vec<Chain> {
+    let classes = Group::ALL.into_iter().flat_map(|group| {
+        [None, Some(300)].map(|affinity| Class {
+            group,
+            protocol: Protocol::Tcp,
+            size: 4,
+            affinity,
+        })
+    });
+    let of_classes = classes
+        .filter(|_| table_family != TableFamily::Bridge)
+        .flat_map(|class| class_chains(class, &shape.node_side));
+    let all = chains(table_family, shape).into_iter().chain(of_classes);
+    all.map(|chain| chain.lowered(table_family)).collect()
+}
+
+fn shape(table_family: TableFamily, detector: Detector, egress: bool) -> Shape {
+    let ranges = match table_family {
+        TableFamily::Ip(Family::V4) => ["10.0.0.0/8", "10.96.0.0/13"],
+        TableFamily::Ip(Family::V6) | TableFamily::Bridge => ["fd00::/64", "fd00::/61"],
+    };
+    let ranges = ranges.map(|range| range.parse().unwrap()).to_vec();
+    Shape {
+        detector,
+        ranges: ranges.clone(),
+        service_ranges: ranges.clone(),
+        egress: egress.then_some(ranges),
+        node_side: NodeSide {
+            masquerade_bit: MarkBit::new(20).unwrap(),
+            open_forward: true,
+            ..NodeSide::default()
+        },
+    }
+}
+
+/// Else every look would find a difference, and repair what is right.
+#[test]
+fn the_kernel_gives_every_rule_back_as_it_was_sent() {
+    let detectors = [
+        Detector::PodState,
+        Detector::PodPort,
+        Detector::Bridge(vec!["cni0".into()]),
+        Detector::BridgePort,
+        Detector::InterfacePrefix(vec!["veth".into(), "a-long-name-123".into()]),
+        Detector::NodeCidr(None),
+    ];
+    let alone = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
+        let mut kernel = Kernel::open().unwrap();
+        for (detector, table_family) in detectors
+            .iter()
+            .flat_map(|detector| TableFamily::ALL.map(|table_family| (detector, table_family)))
+        {
+            for egress in [false, true] {
+                let chains =
+                    all_chains(table_family, &shape(table_family, detector.clone(), egress));
+                let schema = table_family.schema();
+                let is_there = kernel.observe(&schema).unwrap().is_there();
+                let write = |batch: &mut denizen_nft::Batch| {
+                    batch.replace_table(is_there, &schema, &chains)
+                };
+                kernel.write(schema.family, write).unwrap();
+                let seen = kernel.observe(&schema).unwrap();
+                let differs = seen.structure(&schema, &chains);
+                assert_eq!(
+                    differs,
+                    Some(Structure::default()),
+                    "{detector:?}, {table_family}: {seen:?}"
+                );
+            }
+        }
+    });
+    alone.join().unwrap();
+}

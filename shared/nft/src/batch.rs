@@ -1,0 +1,394 @@
+//! nf_tables' messages: one batch, which the kernel takes whole or not at all.
+
+use std::fmt;
+use std::sync::Arc;
+
+use denizen_netlink::Writer;
+use nix::libc;
+
+use crate::bytes::Key;
+use crate::encode;
+use crate::family::Family;
+use crate::rule::{Chain, Rule};
+use crate::set::{Element, Schema, Set, SetId, Value};
+use crate::user_data::comment;
+
+/// The kind of a message of nf_tables: `NFNL_SUBSYS_NFTABLES` above `enum nf_tables_msg_types`.
+pub(crate) const fn kind(message: i32) -> u16 {
+    ((libc::NFNL_SUBSYS_NFTABLES << 8) | message) as u16
+}
+
+const CREATE: u16 = libc::NLM_F_CREATE as u16;
+const APPEND: u16 = libc::NLM_F_APPEND as u16;
+
+/// Elements of one set go many to a message; a nested attribute holds at most 65,535 bytes.
+const MESSAGE_ROOM: usize = 60_000;
+
+/// A base chain's policy: `NF_ACCEPT`.
+pub(crate) const ACCEPT: u32 = 1;
+
+/// A batch being written, about tables of one family.
+///
+/// Messages are numbered from the batch's first sequence on, so that a refusal can be led back to
+/// what was refused.
+#[derive(Debug)]
+pub struct Batch {
+    writer: Writer,
+    family: Family,
+    first: u32,
+    count: u32,
+    what: Vec<What>,
+    /// Where the last message begins.
+    last_at: usize,
+}
+
+/// What a message of a batch is about, for the error that names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum What {
+    /// A table.
+    Table,
+    /// A chain or its rules.
+    Chain(Arc<str>),
+    /// A set.
+    Set(&'static str),
+    /// Elements of a set.
+    Elements(&'static str),
+    /// The removal of a rule, by its handle, from a chain.
+    RuleRemoval(Arc<str>, u64),
+    /// The removal of a chain, or of its rules.
+    ChainRemoval(Arc<str>),
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table => f.write_str("the table"),
+            Self::Chain(chain) => write!(f, "chain {chain}"),
+            Self::Set(set) => write!(f, "set {set}"),
+            Self::Elements(set) => write!(f, "elements of {set}"),
+            Self::RuleRemoval(chain, rule) => {
+                write!(f, "the removal of rule {rule} of chain {chain}")
+            }
+            Self::ChainRemoval(chain) => write!(f, "the removal of chain {chain}"),
+        }
+    }
+}
+
+/// Where a rule is put in its chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum At {
+    /// Before all others.
+    Start,
+    /// Behind all others.
+    End,
+}
+
+impl Batch {
+    /// An empty batch. With `generation`, the kernel refuses it (ERESTART) when anybody has changed
+    /// anything since it was read.
+    pub(crate) fn new(family: Family, first: u32, generation: Option<u32>) -> Self {
+        let mut batch = Self {
+            writer: Writer::default(),
+            family,
+            first,
+            count: 0,
+            what: Vec::new(),
+            last_at: 0,
+        };
+        batch.edge(libc::NFNL_MSG_BATCH_BEGIN, generation);
+        batch
+    }
+
+    /// The family of its tables.
+    pub(crate) fn family(&self) -> Family {
+        self.family
+    }
+
+    /// Whether there is nothing in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.what.is_empty()
+    }
+
+    /// Ends it. Only its last message asks for an acknowledgement: one for each would overflow the
+    /// buffer for answers, after a commit that succeeded.
+    pub(crate) fn finish(mut self) -> Finished {
+        let last = self.first + self.count - 1;
+        self.writer.add_flags(self.last_at, libc::NLM_F_ACK as u16);
+        self.edge(libc::NFNL_MSG_BATCH_END, None);
+        Finished { bytes: self.writer.into_bytes(), first: self.first, last, what: self.what }
+    }
+
+    fn edge(&mut self, message: i32, generation: Option<u32>) {
+        const GENERATION: u16 = 1;
+        let sequence = self.first + self.count;
+        self.count += 1;
+        let subsystem = libc::NFNL_SUBSYS_NFTABLES as u16;
+        let open = self.writer.begin_message(message as u16, 0, sequence, 0, subsystem);
+        if let Some(generation) = generation {
+            self.writer.put_u32(GENERATION, generation);
+        }
+        self.writer.end_message(open);
+    }
+
+    /// A message about something in a table. All of them begin with the table's name.
+    fn message(
+        &mut self,
+        kind_of: i32,
+        flags: u16,
+        table: &str,
+        what: What,
+        fill: impl FnOnce(&mut Writer),
+    ) {
+        let sequence = self.first + self.count;
+        self.count += 1;
+        self.what.push(what);
+        self.last_at = self.writer.bytes().len();
+        let family = self.family.number();
+        let open = self.writer.begin_message(kind(kind_of), flags, sequence, family, 0);
+        self.writer.put_str(1, table);
+        fill(&mut self.writer);
+        self.writer.end_message(open);
+    }
+
+    /// Makes a table, if it is not there.
+    pub fn add_table(&mut self, schema: &Schema) {
+        const USER_DATA: u16 = 6;
+        const FLAGS: u16 = 2;
+        self.message(libc::NFT_MSG_NEWTABLE, CREATE, schema.name, What::Table, |w| {
+            w.put_u32(FLAGS, 0);
+            w.put(USER_DATA, &comment(schema.comment));
+        });
+    }
+
+    /// Removes a table with all that is in it. It must be there.
+    pub fn delete_table(&mut self, table: &str) {
+        self.message(libc::NFT_MSG_DELTABLE, 0, table, What::Table, |_| {});
+    }
+
+    /// Makes a table with its sets, chains and rules, in place of the one that is there, if one is.
+    pub fn replace_table(&mut self, is_there: bool, schema: &Schema, chains: &[Chain]) {
+        let table = schema.name;
+        if is_there {
+            self.delete_table(table);
+        }
+        self.add_table(schema);
+        for chain in chains {
+            self.add_chain(table, chain);
+        }
+        for (set, number) in schema.sets.iter().zip(1..) {
+            self.add_set(table, set, number);
+        }
+        for chain in chains {
+            self.add_rules(table, chain);
+        }
+    }
+
+    /// Makes chains with their rules, which may refer to each other.
+    pub fn add_chains(&mut self, table: &str, chains: &[Chain]) {
+        for chain in chains {
+            self.add_chain(table, chain);
+        }
+        for chain in chains {
+            self.add_rules(table, chain);
+        }
+    }
+
+    /// Makes a chain without its rules.
+    pub(crate) fn add_chain(&mut self, table: &str, chain: &Chain) {
+        let what = What::Chain(chain.name.clone());
+        self.message(libc::NFT_MSG_NEWCHAIN, CREATE, table, what, |w| {
+            w.put_str(3, &chain.name);
+            if let Some(base) = chain.base {
+                let open = w.begin(4);
+                w.put_u32(1, base.hook.number());
+                w.put_u32(2, base.priority as u32);
+                w.end(open);
+                w.put_u32(5, ACCEPT);
+                w.put_str(7, base.kind.as_str());
+            }
+            w.put(12, &comment(chain.why));
+        });
+    }
+
+    /// Appends a chain's rules to the chain, which is there.
+    pub(crate) fn add_rules(&mut self, table: &str, chain: &Chain) {
+        let family = self.family;
+        for rule in &chain.rules {
+            self.add_rule(table, &chain.name, rule, &rule.comment(family), At::End);
+        }
+    }
+
+    /// Puts a rule into a chain that is there, with a comment.
+    pub fn add_rule(&mut self, table: &str, chain: &Arc<str>, rule: &Rule, text: &str, at: At) {
+        let (family, what) = (self.family, What::Chain(chain.clone()));
+        let flags = match at {
+            At::Start => CREATE,
+            At::End => CREATE | APPEND,
+        };
+        self.message(libc::NFT_MSG_NEWRULE, flags, table, what, |w| {
+            w.put_str(2, chain);
+            let list = w.begin(4);
+            encode::statements(w, family, &rule.statements);
+            w.end(list);
+            w.put(7, &comment(text));
+        });
+    }
+
+    /// Removes a rule from a chain.
+    pub fn delete_rule(&mut self, table: &str, chain: &Arc<str>, handle: u64) {
+        let what = What::RuleRemoval(chain.clone(), handle);
+        self.message(libc::NFT_MSG_DELRULE, 0, table, what, |w| {
+            w.put_str(2, chain);
+            w.put(3, &handle.to_be_bytes());
+        });
+    }
+
+    /// Removes the rules of a chain.
+    pub fn flush_chain(&mut self, table: &str, chain: &Arc<str>) {
+        let what = What::ChainRemoval(chain.clone());
+        self.message(libc::NFT_MSG_DELRULE, 0, table, what, |w| w.put_str(2, chain));
+    }
+
+    /// Removes chains, which may refer to each other; nothing else may refer to them.
+    pub fn delete_chains(&mut self, table: &str, chains: &[Arc<str>]) {
+        for chain in chains {
+            self.flush_chain(table, chain);
+        }
+        for chain in chains {
+            let what = What::ChainRemoval(chain.clone());
+            self.message(libc::NFT_MSG_DELCHAIN, 0, table, what, |w| w.put_str(3, chain));
+        }
+    }
+
+    /// Makes a set or map, the batch's `number`th.
+    fn add_set(&mut self, table: &str, set: &Set, number: u32) {
+        self.message(libc::NFT_MSG_NEWSET, CREATE, table, What::Set(set.name), |w| {
+            let (key_type, key_len) = set.key_type();
+            w.put_str(2, set.name);
+            w.put_u32(3, set.flags());
+            w.put_u32(4, key_type);
+            w.put_u32(5, key_len);
+            if let Some((kind, length)) = set.data_type() {
+                w.put_u32(6, kind);
+                w.put_u32(7, length);
+            }
+            describe_set(w, set);
+            w.put_u32(10, number);
+            w.put(13, &set.user_data());
+        });
+    }
+
+    /// Adds elements, grouped by set in the order given.
+    pub fn add_elements(&mut self, schema: &Schema, elements: &[Element]) {
+        for group in elements.chunk_by(|a, b| a.set == b.set) {
+            let set = schema.set(group[0].set);
+            let message = libc::NFT_MSG_NEWSETELEM;
+            self.elements(message, CREATE, schema.name, set, group, |w, element| {
+                put_key(w, set, &element.key);
+                match &element.value {
+                    Value::Member => {}
+                    Value::Goto(chain) => encode::goto_data(w, 2, chain),
+                    Value::Data(value) => {
+                        let data = w.begin(2);
+                        w.put(1, value.as_bytes());
+                        w.end(data);
+                    }
+                }
+                if let Some(text) = &element.comment {
+                    w.put(6, &comment(text));
+                }
+            });
+        }
+    }
+
+    /// Removes elements, grouped by set in the order given. They must be there.
+    pub fn delete_elements(&mut self, schema: &Schema, keys: &[(SetId, Key)]) {
+        for group in keys.chunk_by(|a, b| a.0 == b.0) {
+            let set = schema.set(group[0].0);
+            let message = libc::NFT_MSG_DELSETELEM;
+            self.elements(message, 0, schema.name, set, group, |w, (_, key)| put_key(w, set, key));
+        }
+    }
+
+    fn elements<T>(
+        &mut self,
+        message: i32,
+        flags: u16,
+        table: &str,
+        set: &Set,
+        items: &[T],
+        write: impl Fn(&mut Writer, &T),
+    ) {
+        let mut rest = items.iter().peekable();
+        while rest.peek().is_some() {
+            self.message(message, flags, table, What::Elements(set.name), |w| {
+                w.put_str(2, set.name);
+                let list = w.begin(3);
+                while w.nested_len(&list) < MESSAGE_ROOM {
+                    let Some(item) = rest.next() else { break };
+                    let open = w.begin(1);
+                    write(w, item);
+                    w.end(open);
+                }
+                w.end(list);
+            });
+        }
+    }
+}
+
+/// How large a set may grow, and where the fields of its keys end, where the kernel must know.
+fn describe_set(w: &mut Writer, set: &Set) {
+    if set.room.is_none() && !set.is_ranged {
+        return;
+    }
+    let description = w.begin(9);
+    if let Some(room) = set.room {
+        w.put_u32(1, room);
+    }
+    if set.is_ranged {
+        let fields = w.begin(2);
+        for field in &set.key {
+            let open = w.begin(1);
+            w.put_u32(1, field.size() as u32);
+            w.end(open);
+        }
+        w.end(fields);
+    }
+    w.end(description);
+}
+
+/// A key, or the first and the last key of a range.
+fn put_key(w: &mut Writer, set: &Set, key: &Key) {
+    let mut put = |kind, key: &Key| {
+        let open = w.begin(kind);
+        w.put(1, key.as_bytes());
+        w.end(open);
+    };
+    match set.range() {
+        Some(version) => {
+            let (first, last) = key.bounds(version);
+            put(1, &first);
+            put(10, &last);
+        }
+        None => put(1, key),
+    }
+}
+
+/// A batch that can be sent.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    /// What to send, in one datagram.
+    pub bytes: Vec<u8>,
+    first: u32,
+    /// The number of the message whose acknowledgement says that the batch was taken.
+    pub last: u32,
+    what: Vec<What>,
+}
+
+impl Finished {
+    /// What a refused message was about.
+    pub fn what(&self, sequence: u32) -> Option<&What> {
+        let index = sequence.checked_sub(self.first)?.checked_sub(1)?;
+        self.what.get(index as usize)
+    }
+}

@@ -1,0 +1,123 @@
+//! Keys and data of elements, as the kernel's registers hold them.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::family::IpVersion;
+
+/// Up to `N` bytes in place: what is in the kernel's registers, in whole 32-bit words.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Bytes<const N: usize> {
+    length: u8,
+    bytes: [u8; N],
+}
+
+/// An element's key: its fields in order. The longest one has two IPv6 addresses, or an address and
+/// an interface's name, and three numbers.
+pub type Key = Bytes<44>;
+
+/// What a key leads to in a map: at most an IPv6 address and a number.
+pub type Data = Bytes<20>;
+
+impl<const N: usize> Bytes<N> {
+    /// No fields yet.
+    pub const EMPTY: Self = Self { length: 0, bytes: [0; N] };
+
+    /// What the kernel sent; `None` when it is longer than any of ours.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut whole = Self { length: u8::try_from(bytes.len()).ok()?, bytes: [0; N] };
+        whole.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(whole)
+    }
+
+    /// What the kernel is sent.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.length)]
+    }
+
+    fn push(mut self, value: &[u8]) -> Self {
+        let at = usize::from(self.length);
+        self.bytes[at..at + value.len()].copy_from_slice(value);
+        self.length += value.len().next_multiple_of(4) as u8;
+        self
+    }
+
+    /// With an address.
+    pub fn address(self, address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(ip) => self.push(&ip.octets()),
+            IpAddr::V6(ip) => self.push(&ip.octets()),
+        }
+    }
+
+    /// With a number of one byte: a protocol.
+    pub fn byte(self, number: u8) -> Self {
+        self.push(&[number])
+    }
+
+    /// With a number of two bytes in network order: a port, an EtherType.
+    pub fn port(self, port: u16) -> Self {
+        self.push(&port.to_be_bytes())
+    }
+
+    /// With a number in the host's byte order: a mark, a priority, a number that the kernel draws.
+    pub fn number(self, number: u32) -> Self {
+        self.push(&number.to_ne_bytes())
+    }
+
+    /// With a name of an interface, which the kernel holds to 15 bytes.
+    pub fn interface(self, name: &str) -> Self {
+        let mut padded = [0; 16];
+        let length = name.len().min(15);
+        padded[..length].copy_from_slice(&name.as_bytes()[..length]);
+        self.push(&padded)
+    }
+}
+
+impl Key {
+    /// With a range of addresses, for a set whose last field is a range. The kernel knows the range
+    /// by its first and its last address: see [`Self::bounds`].
+    pub fn range(self, network: IpAddr, prefix: u8) -> Self {
+        self.address(network).push(&[prefix])
+    }
+
+    /// The first and the last key of a key that ends in a range of addresses.
+    pub(crate) fn bounds(&self, version: IpVersion) -> (Self, Self) {
+        let end = usize::from(self.length) - 4;
+        let prefix = usize::from(self.bytes[end]);
+        let mut first = *self;
+        first.bytes[end..].fill(0);
+        first.length = end as u8;
+        let mut last = first;
+        let address = end - version.address_len();
+        for bit in prefix..version.address_len() * 8 {
+            last.bytes[address + bit / 8] |= 0x80 >> (bit % 8);
+        }
+        (first, last)
+    }
+
+    /// The key with these bounds; `None` when they are not those of a prefix.
+    pub(crate) fn from_bounds(version: IpVersion, first: &[u8], last: &[u8]) -> Option<Self> {
+        let differ =
+            first.iter().zip(last).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>() as usize;
+        let prefix = (version.address_len() * 8).checked_sub(differ)?;
+        let is_long_enough = first.len() >= version.address_len() && first.len() + 4 <= 44;
+        let first = Self::from_bytes(first).filter(|_| is_long_enough)?;
+        let key = first.push(&[u8::try_from(prefix).ok()?]);
+        (key.bounds(version).1.as_bytes() == last).then_some(key)
+    }
+}
+
+impl<const N: usize> fmt::Debug for Bytes<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:02x?}", self.as_bytes())
+    }
+}
+
+/// The address that some bytes begin with.
+pub fn read_address(version: IpVersion, bytes: &[u8]) -> Option<IpAddr> {
+    Some(match version {
+        IpVersion::V4 => IpAddr::V4(Ipv4Addr::from(*bytes.first_chunk::<4>()?)),
+        IpVersion::V6 => IpAddr::V6(Ipv6Addr::from(*bytes.first_chunk::<16>()?)),
+    })
+}

@@ -1,0 +1,362 @@
+//! Statements as the kernel's expressions (`struct nft_expr`; linux/netfilter/nf_tables.h).
+//!
+//! Registers are named as nft names them, so that its own listing recognises what it reads.
+
+use std::net::IpAddr;
+
+use denizen_netlink::Writer;
+use nix::libc;
+
+use crate::family::{Family, IpVersion};
+use crate::field::{Field, Load};
+use crate::rule::{
+    Assigned, Limit, Lookup, Operation, Reject, Statement, Update, Variable, Verdict,
+};
+
+// Attribute numbers, in the order of the kernel's enums.
+const EXPR_NAME: u16 = 1;
+const EXPR_DATA: u16 = 2;
+const LIST_ELEM: u16 = 1;
+const DATA_VALUE: u16 = 1;
+const DATA_VERDICT: u16 = 2;
+const VERDICT_CODE: u16 = 1;
+const VERDICT_CHAIN: u16 = 2;
+
+pub(crate) const VERDICT_REGISTER: u32 = 0;
+
+const CMP_EQ: u32 = 0;
+const CMP_NEQ: u32 = 1;
+
+/// Writes a rule's statements as expressions into an open list.
+pub(crate) fn statements(writer: &mut Writer, family: Family, statements: &[Statement]) {
+    let mut out = Expressions { writer, family };
+    statements.iter().for_each(|statement| out.statement(statement));
+}
+
+/// Writes a verdict that goes to a chain, as the value of a map's element.
+pub(crate) fn goto_data(writer: &mut Writer, kind: u16, chain: &str) {
+    let data = writer.begin(kind);
+    verdict(writer, libc::NFT_GOTO, Some(chain));
+    writer.end(data);
+}
+
+fn verdict(writer: &mut Writer, code: i32, chain: Option<&str>) {
+    let open = writer.begin(DATA_VERDICT);
+    writer.put_u32(VERDICT_CODE, code as u32);
+    if let Some(chain) = chain {
+        writer.put_str(VERDICT_CHAIN, chain);
+    }
+    writer.end(open);
+}
+
+/// nft's name of the 32-bit register `word`: the old 128-bit registers where one begins there.
+fn register(word: u32) -> u32 {
+    if word.is_multiple_of(4) { 1 + word / 4 } else { 8 + word }
+}
+
+struct Expressions<'a> {
+    writer: &'a mut Writer,
+    family: Family,
+}
+
+impl Expressions<'_> {
+    fn statement(&mut self, statement: &Statement) {
+        match statement {
+            Statement::Equals(field, value) => {
+                self.load(*field, 0);
+                let value = value.as_bytes();
+                self.compare(CMP_EQ, &value[..field.size().min(value.len())]);
+            }
+            Statement::BeginsWith(field, prefix) => {
+                self.load(*field, 0);
+                self.compare(CMP_EQ, prefix.as_bytes());
+            }
+            Statement::Within(field, network, prefix) => self.within(*field, *network, *prefix),
+            Statement::Bits { field, mask, equal, value } => {
+                self.load(*field, 0);
+                self.bits(0, *mask, 0);
+                self.compare(if *equal { CMP_EQ } else { CMP_NEQ }, &value.to_ne_bytes());
+            }
+            Statement::In(lookup) => {
+                self.depend(&lookup.key);
+                self.find(lookup, None);
+            }
+            Statement::NotIn(lookup) => self.unless(lookup),
+            Statement::Xtables { name, revision, info } => self.expression("match", |w| {
+                w.put_str(1, name);
+                w.put_u32(2, *revision);
+                w.put(3, info);
+            }),
+            Statement::Assign(variable, to) => self.assign(*variable, to),
+            Statement::GoWhere(lookup) => self.find(lookup, Some(VERDICT_REGISTER)),
+            Statement::Dnat(version, lookup) => self.translate(*version, lookup),
+            Statement::Update(update) => self.update(update),
+            Statement::Masquerade => {
+                const FULLY_RANDOM: u32 = 1 << 4;
+                self.expression("masq", |w| w.put_u32(1, FULLY_RANDOM));
+            }
+            Statement::Counter => self.expression("counter", |w| {
+                w.put(1, &0_u64.to_be_bytes());
+                w.put(2, &0_u64.to_be_bytes());
+            }),
+            Statement::Reject(reject) => self.reject(*reject),
+            Statement::Verdict(verdict) => self.decide(verdict),
+        }
+    }
+
+    /// In a bridge's table an address can only be read of what carries it. nft adds the same.
+    fn depend(&mut self, key: &[Field]) {
+        if self.family != Family::Bridge {
+            return;
+        }
+        if let Some(version) = key.iter().find_map(|field| field.address()) {
+            self.statement(&Statement::carries(version));
+        }
+    }
+
+    /// Compares as many whole bytes of an address as the prefix has, and masks the last one.
+    fn within(&mut self, field: Field, network: IpAddr, prefix: u8) {
+        let network = match network {
+            IpAddr::V4(ip) => ip.octets().to_vec(),
+            IpAddr::V6(ip) => ip.octets().to_vec(),
+        };
+        let bits = usize::from(prefix);
+        if bits.is_multiple_of(8) && bits > 0 {
+            self.load_bytes(field, bits / 8, 0);
+            return self.compare(CMP_EQ, &network[..bits / 8]);
+        }
+        let mask: Vec<u8> = (0..network.len())
+            .map(|byte| {
+                0xff_u8.checked_shl(8 - bits.saturating_sub(byte * 8).min(8) as u32).unwrap_or(0)
+            })
+            .collect();
+        self.load(field, 0);
+        self.bitwise(0, &mask, &vec![0; network.len()]);
+        self.compare(CMP_EQ, &network);
+    }
+
+    fn assign(&mut self, variable: Variable, to: &Assigned) {
+        let field = Field::from(variable);
+        match to {
+            Assigned::Zero => self.expression("immediate", |w| {
+                w.put_u32(1, register(0));
+                let data = w.begin(2);
+                w.put(DATA_VALUE, &0_u32.to_ne_bytes());
+                w.end(data);
+            }),
+            Assigned::And(bits) => {
+                self.load(field, 0);
+                self.bits(0, *bits, 0);
+            }
+            Assigned::Or(bits) => {
+                self.load(field, 0);
+                self.bits(0, !bits, *bits);
+            }
+            Assigned::Found(lookup) => self.find(lookup, Some(register(0))),
+        }
+        self.store(variable);
+    }
+
+    fn translate(&mut self, version: IpVersion, lookup: &Lookup) {
+        self.find(lookup, Some(register(0)));
+        self.expression("nat", |w| {
+            const DESTINATION: u32 = 1;
+            w.put_u32(1, DESTINATION);
+            w.put_u32(2, u32::from(Family::from(version).number()));
+            w.put_u32(3, register(0));
+            w.put_u32(5, register(Field::Destination(version).words()));
+        });
+    }
+
+    /// Loads a key's fields into consecutive registers.
+    fn load_key(&mut self, key: &[Field]) {
+        let mut word = 0;
+        for field in key {
+            self.load(*field, word);
+            word += field.words();
+        }
+    }
+
+    fn find(&mut self, lookup: &Lookup, destination: Option<u32>) {
+        self.load_key(&lookup.key);
+        self.expression("lookup", |w| {
+            w.put_str(1, lookup.set);
+            w.put_u32(2, register(0));
+            if let Some(destination) = destination {
+                w.put_u32(3, destination);
+            }
+        });
+    }
+
+    fn unless(&mut self, lookup: &Lookup) {
+        const NFT_LOOKUP_F_INV: u32 = 1;
+        self.load_key(&lookup.key);
+        self.expression("lookup", |w| {
+            w.put_str(1, lookup.set);
+            w.put_u32(2, register(0));
+            w.put_u32(5, NFT_LOOKUP_F_INV);
+        });
+    }
+
+    fn update(&mut self, update: &Update) {
+        // `enum nft_dynset_ops`.
+        const UPDATE: u32 = 1;
+        const DELETE: u32 = 2;
+        let mut word = 0;
+        for (field, bits) in &update.key {
+            self.load(*field, word);
+            if let Some(bits) = bits {
+                self.bits(word, *bits, 0);
+            }
+            word += field.words();
+        }
+        // Behind the key. nft's own choice for an IPv6 key lies within it.
+        let data = update.data.map(|field| (field, word.next_multiple_of(4)));
+        if let Some((field, word)) = data {
+            self.load(field, word);
+        }
+        let (operation, seconds, limit) = match update.operation {
+            Operation::Update { seconds, limit } => (UPDATE, Some(seconds), limit),
+            Operation::Delete => (DELETE, None, None),
+        };
+        self.expression("dynset", |w| {
+            w.put_str(1, update.set);
+            w.put_u32(3, operation);
+            w.put_u32(4, register(0));
+            if let Some((_, word)) = data {
+                w.put_u32(5, register(word));
+            }
+            if let Some(seconds) = seconds {
+                w.put(6, &(u64::from(seconds) * 1000).to_be_bytes());
+            }
+            if let Some(limit) = limit {
+                put_limit(w, limit);
+            }
+        });
+    }
+
+    fn store(&mut self, variable: Variable) {
+        let (name, key, source) = match variable {
+            Variable::Priority => ("meta", 2, 3),
+            Variable::Mark => ("meta", 3, 3),
+            Variable::ConnectionMark => ("ct", 3, 4),
+        };
+        self.expression(name, |w| {
+            w.put_u32(2, key);
+            w.put_u32(source, register(0));
+        });
+    }
+
+    /// `field & mask ^ flip`, in the register `word`.
+    fn bits(&mut self, word: u32, mask: u32, flip: u32) {
+        self.bitwise(word, &mask.to_ne_bytes(), &flip.to_ne_bytes());
+    }
+
+    fn bitwise(&mut self, word: u32, mask: &[u8], flip: &[u8]) {
+        self.expression("bitwise", |w| {
+            w.put_u32(1, register(word));
+            w.put_u32(2, register(word));
+            w.put_u32(3, mask.len() as u32);
+            for (kind, value) in [(4, mask), (5, flip)] {
+                let data = w.begin(kind);
+                w.put(DATA_VALUE, value);
+                w.end(data);
+            }
+        });
+    }
+
+    fn load(&mut self, field: Field, word: u32) {
+        self.load_bytes(field, field.size(), word);
+    }
+
+    /// Loads a field, or the first `length` bytes of one that is in the packet.
+    fn load_bytes(&mut self, field: Field, length: usize, word: u32) {
+        match field.load() {
+            Load::Meta(key) => self.expression("meta", |w| {
+                w.put_u32(2, key);
+                w.put_u32(1, register(word));
+            }),
+            Load::Connection(key) => self.expression("ct", |w| {
+                w.put_u32(1, register(word));
+                w.put_u32(2, key);
+            }),
+            Load::Payload(base, offset) => self.expression("payload", |w| {
+                w.put_u32(1, register(word));
+                w.put_u32(2, base);
+                w.put_u32(3, offset);
+                w.put_u32(4, length as u32);
+            }),
+            Load::Random(below) => self.expression("numgen", |w| {
+                const RANDOM: u32 = 1;
+                w.put_u32(1, register(word));
+                w.put_u32(2, below);
+                w.put_u32(3, RANDOM);
+                w.put_u32(4, 0);
+            }),
+        }
+    }
+
+    fn compare(&mut self, operator: u32, value: &[u8]) {
+        self.expression("cmp", |w| {
+            w.put_u32(1, register(0));
+            w.put_u32(2, operator);
+            let data = w.begin(3);
+            w.put(DATA_VALUE, value);
+            w.end(data);
+        });
+    }
+
+    fn decide(&mut self, wanted: &Verdict) {
+        let (code, chain) = match wanted {
+            Verdict::Accept => (libc::NF_ACCEPT, None),
+            Verdict::Drop => (libc::NF_DROP, None),
+            Verdict::Return => (libc::NFT_RETURN, None),
+            Verdict::Jump(chain) => (libc::NFT_JUMP, Some(&**chain)),
+            Verdict::Goto(chain) => (libc::NFT_GOTO, Some(&**chain)),
+        };
+        self.expression("immediate", |w| {
+            w.put_u32(1, VERDICT_REGISTER);
+            let data = w.begin(2);
+            verdict(w, code, chain);
+            w.end(data);
+        });
+    }
+
+    fn reject(&mut self, reject: Reject) {
+        let (kind, code) = match (reject, self.family) {
+            (Reject::TcpReset, _) => (1, 0),
+            // ICMPv6 port unreachable; ICMP port unreachable.
+            (Reject::PortUnreachable, Family::Ip6) => (0, 4),
+            (Reject::PortUnreachable, Family::Ip | Family::Inet | Family::Bridge) => (0, 3),
+        };
+        self.expression("reject", |w| {
+            w.put_u32(1, kind);
+            w.put(2, &[code]);
+        });
+    }
+
+    fn expression(&mut self, name: &str, data: impl FnOnce(&mut Writer)) {
+        let element = self.writer.begin(LIST_ELEM);
+        self.writer.put_str(EXPR_NAME, name);
+        let open = self.writer.begin(EXPR_DATA);
+        data(self.writer);
+        self.writer.end(open);
+        self.writer.end(element);
+    }
+}
+
+/// `struct nft_limit_priv`, one for each element of the set.
+fn put_limit(w: &mut Writer, limit: Limit) {
+    const EXPRESSION: u16 = 7;
+    const HOUR: u64 = 3600;
+    let expression = w.begin(EXPRESSION);
+    w.put_str(EXPR_NAME, "limit");
+    let data = w.begin(EXPR_DATA);
+    w.put(1, &u64::from(limit.hourly).to_be_bytes());
+    w.put(2, &HOUR.to_be_bytes());
+    w.put_u32(3, limit.burst);
+    w.put_u32(4, 0);
+    w.put_u32(5, 0);
+    w.end(data);
+    w.end(expression);
+}

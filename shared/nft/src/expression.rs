@@ -1,0 +1,85 @@
+//! A rule's expressions, in a form in which those that were sent equal those that the kernel gives
+//! back.
+//!
+//! The kernel says more than it was told: counters have counted, a range of one ends where it
+//! begins, and what nobody asked for is zero. A rule's comment names what was sent, but whoever
+//! replaces the rule can keep it.
+
+use std::collections::BTreeMap;
+
+use denizen_netlink::{Attributes, Writer};
+
+use crate::encode;
+use crate::family::Family;
+use crate::rule::Rule;
+
+/// An expression: its name, and its attributes that are not zero.
+pub(crate) type Expression = (String, BTreeMap<u16, Vec<u8>>);
+
+/// A rule's expressions as the kernel should give them back.
+pub(crate) fn wanted(family: Family, rule: &Rule) -> Vec<Expression> {
+    let mut list = Writer::default();
+    encode::statements(&mut list, family, &rule.statements);
+    observed(Attributes::new(list.bytes()))
+}
+
+/// The expressions in a list of them (`NFTA_RULE_EXPRESSIONS`).
+pub(crate) fn observed(list: Attributes<'_>) -> Vec<Expression> {
+    list.map(|(_, expression)| settled(Attributes::new(expression))).collect()
+}
+
+fn settled(expression: Attributes<'_>) -> Expression {
+    let name = expression.find_str(1).unwrap_or_default();
+    let values = expression.nested(2).map(|(kind, value)| (kind, value_of(name, kind, value)));
+    let mut values: BTreeMap<u16, Vec<u8>> = values.collect();
+    match name {
+        "counter" => values.clear(),
+        "nat" => settle_nat(&mut values),
+        // A reset has no code.
+        "reject" if values.get(&1).is_some_and(|kind| **kind == RESET) => drop(values.remove(&2)),
+        _ => {}
+    }
+    values.retain(|_, value| value.iter().any(|byte| *byte != 0));
+    (name.to_owned(), values)
+}
+
+/// `NFT_REJECT_TCP_RST`, in network order.
+const RESET: [u8; 4] = [0, 0, 0, 1];
+
+/// Data is a value or a verdict (`NFTA_DATA_*`), and lies in an attribute of its own.
+fn value_of(expression: &str, kind: u16, value: &[u8]) -> Vec<u8> {
+    match (expression, kind) {
+        ("immediate", 2) | ("cmp", 3) | ("bitwise", 4 | 5 | 7) => {
+            let data = Attributes::new(value);
+            let verdict = data.nested(2);
+            [data.find(1), verdict.find(1), verdict.find(2)]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .concat()
+        }
+        // The expression that each element of the set has of its own.
+        ("dynset", 7) => {
+            let (name, values) = settled(Attributes::new(value));
+            let values =
+                values.into_iter().map(|(kind, value)| [&kind.to_ne_bytes()[..], &value].concat());
+            [name.into_bytes(), values.flatten().collect()].concat()
+        }
+        _ => value.to_vec(),
+    }
+}
+
+/// The registers of the last address and port are those of the first where none are given, and the
+/// kernel sets `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED` by itself.
+fn settle_nat(values: &mut BTreeMap<u16, Vec<u8>>) {
+    const FLAGS: u16 = 7;
+    const BY_ITSELF: u8 = 0b11;
+    for (first, last) in [(3, 4), (5, 6)] {
+        if let Some(register) = values.get(&first).cloned() {
+            values.entry(last).or_insert(register);
+        }
+    }
+    if let Some(lowest) = values.get_mut(&FLAGS).and_then(|flags| flags.last_mut()) {
+        *lowest &= !BY_ITSELF;
+    }
+}

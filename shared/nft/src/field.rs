@@ -1,0 +1,274 @@
+//! Fields: what a rule can read of a packet, and what keys and data of sets are made of.
+
+use std::fmt;
+
+use crate::bytes::read_address;
+use crate::family::IpVersion;
+use crate::user_data::{expression, numbers};
+
+/// A value that the kernel reads, or draws, for a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Field {
+    /// The source address.
+    Source(IpVersion),
+    /// The destination address.
+    Destination(IpVersion),
+    /// The transport protocol.
+    Protocol,
+    /// The transport protocol's destination port.
+    DestinationPort,
+    /// The name of the input interface.
+    InputInterface,
+    /// The kind of the input interface, as `ip link` names it.
+    InputKind,
+    /// The EtherType of what a frame carries.
+    EtherType,
+    /// The packet's mark.
+    Mark,
+    /// The packet's priority.
+    Priority,
+    /// The state of the packet in its connection (`NF_CT_STATE_BIT`).
+    ConnectionState,
+    /// The connection's status (`enum ip_conntrack_status`).
+    ConnectionStatus,
+    /// The connection's mark.
+    ConnectionMark,
+    /// A random number below this one.
+    Random(u32),
+}
+
+/// Whether numbers lie in registers as the host, or as the network, writes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ByteOrder {
+    Host,
+    Network,
+}
+
+/// How the kernel loads a field: the expression, and what it takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Load {
+    /// `enum nft_meta_keys`.
+    Meta(u32),
+    /// `enum nft_ct_keys`.
+    Connection(u32),
+    /// `enum nft_payload_bases`, and the offset behind it.
+    Payload(u32, u32),
+    /// `NFT_NG_RANDOM` below this number.
+    Random(u32),
+}
+
+const NETWORK_HEADER: u32 = 1;
+const TRANSPORT_HEADER: u32 = 2;
+
+impl Field {
+    /// Bytes of its value.
+    pub(crate) fn size(self) -> usize {
+        match self {
+            Self::Source(version) | Self::Destination(version) => version.address_len(),
+            Self::Protocol => 1,
+            Self::DestinationPort | Self::EtherType => 2,
+            Self::InputInterface | Self::InputKind => 16,
+            Self::Mark
+            | Self::Priority
+            | Self::ConnectionState
+            | Self::ConnectionStatus
+            | Self::ConnectionMark
+            | Self::Random(_) => 4,
+        }
+    }
+
+    /// 32-bit registers that its value takes.
+    pub(crate) fn words(self) -> u32 {
+        self.size().div_ceil(4) as u32
+    }
+
+    /// The version of the address that it is.
+    pub(crate) fn address(self) -> Option<IpVersion> {
+        match self {
+            Self::Source(version) | Self::Destination(version) => Some(version),
+            Self::Protocol
+            | Self::DestinationPort
+            | Self::InputInterface
+            | Self::InputKind
+            | Self::EtherType
+            | Self::Mark
+            | Self::Priority
+            | Self::ConnectionState
+            | Self::ConnectionStatus
+            | Self::ConnectionMark
+            | Self::Random(_) => None,
+        }
+    }
+
+    pub(crate) fn load(self) -> Load {
+        match self {
+            Self::Source(IpVersion::V4) => Load::Payload(NETWORK_HEADER, 12),
+            Self::Source(IpVersion::V6) => Load::Payload(NETWORK_HEADER, 8),
+            Self::Destination(IpVersion::V4) => Load::Payload(NETWORK_HEADER, 16),
+            Self::Destination(IpVersion::V6) => Load::Payload(NETWORK_HEADER, 24),
+            Self::DestinationPort => Load::Payload(TRANSPORT_HEADER, 2),
+            Self::EtherType => Load::Meta(1),
+            Self::Priority => Load::Meta(2),
+            Self::Mark => Load::Meta(3),
+            Self::InputInterface => Load::Meta(6),
+            Self::Protocol => Load::Meta(16),
+            Self::InputKind => Load::Meta(26),
+            Self::ConnectionState => Load::Connection(0),
+            Self::ConnectionStatus => Load::Connection(2),
+            Self::ConnectionMark => Load::Connection(3),
+            Self::Random(below) => Load::Random(below),
+        }
+    }
+
+    pub(crate) fn byte_order(self) -> ByteOrder {
+        match self {
+            Self::Source(_)
+            | Self::Destination(_)
+            | Self::Protocol
+            | Self::DestinationPort
+            | Self::EtherType => ByteOrder::Network,
+            Self::InputInterface
+            | Self::InputKind
+            | Self::Mark
+            | Self::Priority
+            | Self::ConnectionState
+            | Self::ConnectionStatus
+            | Self::ConnectionMark
+            | Self::Random(_) => ByteOrder::Host,
+        }
+    }
+
+    /// nft's number for the type of its values (`enum datatypes` in nft's datatype.h), by which
+    /// `nft list` knows how to print them, and the type's name.
+    pub(crate) fn data_type(self) -> (u32, &'static str) {
+        match self {
+            Self::Random(_) => (4, "integer"),
+            Self::Source(IpVersion::V4) | Self::Destination(IpVersion::V4) => (7, "ipv4_addr"),
+            Self::Source(IpVersion::V6) | Self::Destination(IpVersion::V6) => (8, "ipv6_addr"),
+            Self::EtherType => (10, "ether_type"),
+            Self::Protocol => (12, "inet_proto"),
+            Self::DestinationPort => (13, "inet_service"),
+            Self::Mark | Self::ConnectionMark => (19, "mark"),
+            Self::Priority => (23, "classid"),
+            Self::ConnectionState => (26, "ct_state"),
+            Self::ConnectionStatus => (28, "ct_status"),
+            Self::InputInterface | Self::InputKind => (41, "ifname"),
+        }
+    }
+
+    /// nft's description of it (`NFTNL_UDATA_SET_KEY_TYPEOF`): the kind (`enum expr_types`), and
+    /// what identifies it.
+    pub(crate) fn description(self) -> Vec<u8> {
+        const PAYLOAD: u32 = 7;
+        const META: u32 = 9;
+        const CONNECTION: u32 = 12;
+        const NUMGEN: u32 = 23;
+        const NO_DIRECTION: u32 = u32::MAX;
+        // Payload: nft's number of the header (`enum proto_desc_id`), and of the field in it.
+        let payload = |header, field| expression(PAYLOAD, &numbers(&[header, field]));
+        match (self, self.load()) {
+            (Self::Source(IpVersion::V4), _) => payload(12, 11),
+            (Self::Destination(IpVersion::V4), _) => payload(12, 12),
+            (Self::Source(IpVersion::V6), _) => payload(13, 8),
+            (Self::Destination(IpVersion::V6), _) => payload(13, 9),
+            (_, Load::Payload(..)) => payload(11, 2),
+            (_, Load::Meta(key)) => expression(META, &numbers(&[key])),
+            (_, Load::Connection(key)) => expression(CONNECTION, &numbers(&[key, NO_DIRECTION])),
+            (_, Load::Random(below)) => expression(NUMGEN, &numbers(&[1, below, 0])),
+        }
+    }
+
+    /// Writes a value of it as nft does. Values that are not complete are a question mark.
+    pub(crate) fn write(self, f: &mut fmt::Formatter<'_>, value: &[u8]) -> fmt::Result {
+        let number = || value.first_chunk().copied().map(u32::from_ne_bytes);
+        let short = || value.first_chunk().copied().map(u16::from_be_bytes);
+        match self {
+            Self::Source(version) | Self::Destination(version) => {
+                or_unknown(f, read_address(version, value))
+            }
+            Self::Protocol => match value.first() {
+                Some(6) => f.write_str("tcp"),
+                Some(17) => f.write_str("udp"),
+                Some(132) => f.write_str("sctp"),
+                number => or_unknown(f, number),
+            },
+            Self::DestinationPort => or_unknown(f, short()),
+            Self::EtherType => {
+                let is = |version: &IpVersion| Some(version.ether_type()) == short();
+                match [IpVersion::V4, IpVersion::V6].into_iter().find(is) {
+                    Some(version) => write!(f, "{version}"),
+                    None => or_unknown(f, short()),
+                }
+            }
+            Self::InputInterface | Self::InputKind => {
+                let name: Vec<u8> = value.iter().copied().take_while(|byte| *byte != 0).collect();
+                write!(f, "\"{}\"", String::from_utf8_lossy(&name))
+            }
+            Self::Mark | Self::ConnectionMark => {
+                or_unknown(f, number().map(|mark| format!("{mark:#010x}")))
+            }
+            // A traffic class, in two halves.
+            Self::Priority => or_unknown(
+                f,
+                number().map(|class| format!("{:04x}:{:04x}", class >> 16, class & 0xffff)),
+            ),
+            Self::ConnectionState | Self::ConnectionStatus => {
+                or_unknown(f, number().map(|bits| self.bit_names(bits).unwrap_or_default()))
+            }
+            Self::Random(_) => or_unknown(f, number()),
+        }
+    }
+
+    /// The names of bits, where this field's bits have names.
+    pub(crate) fn bit_names(self, bits: u32) -> Option<String> {
+        // As far as Denizen asks for them.
+        let names: &[(u32, &str)] = match self {
+            Self::ConnectionState => &[(1 << 1, "established"), (1 << 2, "related")],
+            Self::ConnectionStatus => &[(1 << 3, "confirmed"), (1 << 5, "dnat")],
+            Self::Source(_)
+            | Self::Destination(_)
+            | Self::Protocol
+            | Self::DestinationPort
+            | Self::InputInterface
+            | Self::InputKind
+            | Self::EtherType
+            | Self::Mark
+            | Self::Priority
+            | Self::ConnectionMark
+            | Self::Random(_) => return None,
+        };
+        let known = names.iter().filter(|(bit, _)| bits & bit != 0);
+        let rest = names.iter().fold(bits, |rest, (bit, _)| rest & !bit);
+        let rest = (rest != 0).then(|| format!("{rest:#x}"));
+        let names = known.map(|(_, name)| (*name).to_owned()).chain(rest);
+        Some(names.collect::<Vec<_>>().join(","))
+    }
+}
+
+fn or_unknown(f: &mut fmt::Formatter<'_>, value: Option<impl fmt::Display>) -> fmt::Result {
+    match value {
+        Some(value) => write!(f, "{value}"),
+        None => f.write_str("?"),
+    }
+}
+
+impl fmt::Display for Field {
+    /// As nft writes the expression that reads it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Source(version) => write!(f, "{version} saddr"),
+            Self::Destination(version) => write!(f, "{version} daddr"),
+            Self::Protocol => f.write_str("meta l4proto"),
+            Self::DestinationPort => f.write_str("th dport"),
+            Self::InputInterface => f.write_str("iifname"),
+            Self::InputKind => f.write_str("meta iifkind"),
+            Self::EtherType => f.write_str("meta protocol"),
+            Self::Mark => f.write_str("meta mark"),
+            Self::Priority => f.write_str("meta priority"),
+            Self::ConnectionState => f.write_str("ct state"),
+            Self::ConnectionStatus => f.write_str("ct status"),
+            Self::ConnectionMark => f.write_str("ct mark"),
+            Self::Random(below) => write!(f, "numgen random mod {below}"),
+        }
+    }
+}

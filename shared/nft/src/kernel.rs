@@ -1,0 +1,315 @@
+//! Reads and writes nf_tables through netlink.
+
+use denizen_netlink::{Message, NetlinkError, Socket, Writer};
+use nix::errno::Errno;
+use nix::libc;
+use thiserror::Error;
+use tracing::trace_span;
+
+use crate::batch::{Batch, What, kind};
+use crate::family::Family;
+use crate::observed::Observed;
+use crate::set::{Schema, Set};
+
+/// How often a dump that was torn by somebody's change is taken anew.
+const DUMP_TRIES: usize = 20;
+
+/// Why nf_tables is not as it should be.
+#[derive(Debug, Error)]
+pub enum NftError {
+    /// It cannot be read or written at all.
+    #[error("nf_tables, {family} table: cannot {doing}")]
+    Netlink {
+        /// The table's family.
+        family: Family,
+        /// What was tried.
+        doing: &'static str,
+        /// Why it failed.
+        #[source]
+        source: NetlinkError,
+    },
+    /// A batch was refused; everything is as it was before.
+    #[error("nf_tables, {family} table: the kernel refused {}", what.as_ref().map_or("the batch".to_owned(), What::to_string))]
+    Refused {
+        /// The table's family.
+        family: Family,
+        /// What was refused; `None` when it was not a single message.
+        what: Option<What>,
+        /// The kernel's answer.
+        #[source]
+        source: NetlinkError,
+    },
+    /// Somebody changed the ruleset between a look and the batch that was made from it.
+    #[error("nf_tables, {family} table: the ruleset changed while it was being repaired")]
+    Raced {
+        /// The table's family.
+        family: Family,
+    },
+}
+
+impl NftError {
+    /// The error that the kernel answered with, if it is that.
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Netlink { source, .. } | Self::Refused { source, .. } => source.errno(),
+            Self::Raced { .. } => Some(Errno::ERESTART),
+        }
+    }
+}
+
+/// A connection to nf_tables in the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub struct Kernel {
+    pub(crate) socket: Socket,
+    /// How many batches of ours the kernel took.
+    taken: u32,
+}
+
+/// A state of the ruleset: its generation, and how many batches of ours were taken by then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mark {
+    generation: u32,
+    taken: u32,
+}
+
+impl Kernel {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// [`NetlinkError`] when there is no netlink socket to be had.
+    pub fn open() -> Result<Self, NetlinkError> {
+        Socket::open().map(|socket| Self { socket, taken: 0 })
+    }
+
+    /// The portid by which the kernel's notifications name what came through here.
+    pub fn portid(&self) -> u32 {
+        self.socket.portid()
+    }
+
+    /// A batch about tables of a family. With `generation`, the kernel refuses it when anybody has
+    /// changed anything since then ([`NftError::Raced`]).
+    pub fn batch(&mut self, family: Family, generation: Option<u32>) -> Batch {
+        // A batch has fewer messages than this by far; numbers need only differ from the last
+        // batch's.
+        const MESSAGES: u32 = 1 << 20;
+        Batch::new(family, self.socket.sequences(MESSAGES), generation)
+    }
+
+    /// Sends a batch and reads what became of it.
+    ///
+    /// # Errors
+    /// [`NftError::Refused`] or [`NftError::Raced`]: nothing was changed.
+    pub fn commit(&mut self, batch: Batch) -> Result<(), NftError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let family = batch.family();
+        let batch = batch.finish();
+        let _span = trace_span!("commit", %family, bytes = batch.bytes.len()).entered();
+        let sent = self.socket.send(&batch.bytes).and_then(|()| self.socket.outcome(batch.last));
+        self.taken = self.taken.wrapping_add(u32::from(sent.is_ok()));
+        sent.map_err(|source| match source {
+            NetlinkError::Refused(ref refusal) if refusal.errno == Errno::ERESTART => {
+                NftError::Raced { family }
+            }
+            NetlinkError::Refused(ref refusal) => {
+                NftError::Refused { family, what: batch.what(refusal.sequence).cloned(), source }
+            }
+            source @ (NetlinkError::Io { .. }
+            | NetlinkError::Overflow
+            | NetlinkError::Interrupted
+            | NetlinkError::Unacknowledged) => NftError::Netlink { family, doing: "write", source },
+        })
+    }
+
+    /// Commits what `fill` puts into a batch.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    pub fn write(&mut self, family: Family, fill: impl FnOnce(&mut Batch)) -> Result<(), NftError> {
+        let mut batch = self.batch(family, None);
+        fill(&mut batch);
+        self.commit(batch)
+    }
+
+    /// Reads all of a table but what packets put into its sets.
+    ///
+    /// # Errors
+    /// [`NftError::Netlink`]; a look that was torn is repeated a bounded number of times first.
+    pub fn observe(&mut self, schema: &Schema) -> Result<Observed, NftError> {
+        let family = schema.family;
+        let _span = trace_span!("observe", %family).entered();
+        retried(|| self.look(schema)).map_err(|source| NftError::Netlink {
+            family,
+            doing: "read",
+            source,
+        })
+    }
+
+    fn look(&mut self, schema: &Schema) -> Result<Observed, NetlinkError> {
+        let Schema { family, name, .. } = *schema;
+        let mut seen = Observed { generation: self.generation()?, ..Observed::default() };
+        // A dump of tables takes no name.
+        self.dump(libc::NFT_MSG_GETTABLE, Some(family), &[], |m| seen.table(name, &m))?;
+        if !seen.table {
+            return Ok(seen);
+        }
+        self.dump(libc::NFT_MSG_GETCHAIN, Some(family), &[name], |m| seen.chain(name, &m))?;
+        self.dump(libc::NFT_MSG_GETRULE, Some(family), &[name], |m| seen.rule(name, &m))?;
+        self.dump(libc::NFT_MSG_GETSET, Some(family), &[name], |m| seen.set(name, &m))?;
+        for set in schema.compared() {
+            if seen.has_set_named(set.name) {
+                self.read_set(schema, set, &mut seen)?;
+            }
+        }
+        if self.generation()? == seen.generation {
+            Ok(seen)
+        } else {
+            Err(NetlinkError::Interrupted)
+        }
+    }
+
+    /// Reads the elements of a set, and nothing else of its table.
+    ///
+    /// # Errors
+    /// [`NetlinkError`], when the table or the set is not there too.
+    pub fn read_set(
+        &mut self,
+        schema: &Schema,
+        set: &Set,
+        into: &mut Observed,
+    ) -> Result<(), NetlinkError> {
+        let of = [schema.name, set.name];
+        self.dump(libc::NFT_MSG_GETSETELEM, Some(schema.family), &of, |m| {
+            into.set_elements(set, &m)
+        })
+    }
+
+    /// How many elements a set has. `None` where the set is not there, or the kernel does not tell:
+    /// before 6.16 there is no `NFTA_SET_COUNT`, and all elements would have to be read.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn count(&mut self, schema: &Schema, set: &Set) -> Result<Option<u32>, NetlinkError> {
+        const COUNT: u16 = 20;
+        let mut request = Writer::default();
+        let sequence = self.socket.sequences(1);
+        let message = kind(libc::NFT_MSG_GETSET);
+        let open = request.begin_message(message, 0, sequence, schema.family.number(), 0);
+        request.put_str(1, schema.name);
+        request.put_str(2, set.name);
+        request.end_message(open);
+        self.socket.send(request.bytes())?;
+        let mut count = None;
+        self.socket.receive(true, |answer| {
+            if answer.sequence == sequence && i32::from(answer.kind) != libc::NLMSG_ERROR {
+                count = answer.attributes().find_u32(COUNT);
+            }
+        })?;
+        Ok(count)
+    }
+
+    /// The state that was read last, when nothing of ours was committed since.
+    pub fn mark(&self, seen: &Observed) -> Mark {
+        Mark { generation: seen.generation, taken: self.taken }
+    }
+
+    /// Whether nobody but us has committed anything since: every batch that is taken, anybody's,
+    /// raises the generation by one.
+    pub fn is_undisturbed(&mut self, since: Mark) -> bool {
+        let ours = self.taken.wrapping_sub(since.taken);
+        self.generation().is_ok_and(|now| now.wrapping_sub(since.generation) == ours)
+    }
+
+    /// The number of the present state of the ruleset of this network namespace, of all tables
+    /// together.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn generation(&mut self) -> Result<u32, NetlinkError> {
+        const GENERATION_ID: u16 = 1;
+        let sequence = self.socket.sequences(1);
+        let mut request = Writer::default();
+        let open = request.begin_message(kind(libc::NFT_MSG_GETGEN), 0, sequence, 0, 0);
+        request.end_message(open);
+        let generation = self.socket.ask(request.bytes(), sequence, |message| {
+            message.attributes().find_u32(GENERATION_ID)
+        })?;
+        generation.ok_or(NetlinkError::Unacknowledged)
+    }
+
+    /// Gives every answer to a dump request to `each`: those of one family (`None`: of all). `of`
+    /// narrows the request further: a table's name, or a table's and a chain's or a set's.
+    pub(crate) fn dump(
+        &mut self,
+        message: i32,
+        family: Option<Family>,
+        of: &[&str],
+        mut each: impl FnMut(Message<'_>),
+    ) -> Result<(), NetlinkError> {
+        let sequence = self.socket.sequences(1);
+        let mut request = Writer::default();
+        let flags = libc::NLM_F_DUMP as u16;
+        let number = family.map(Family::number);
+        let open =
+            request.begin_message(kind(message), flags, sequence, number.unwrap_or_default(), 0);
+        for (attribute, name) in (1..).zip(of) {
+            request.put_str(attribute, name);
+        }
+        request.end_message(open);
+        self.socket.dump(request.bytes(), sequence, |answer| {
+            if number.is_none() || answer.family() == number {
+                each(answer);
+            }
+        })
+    }
+}
+
+/// Takes a dump again while somebody's change tears it, a bounded number of times.
+pub(crate) fn retried<T>(
+    mut attempt: impl FnMut() -> Result<T, NetlinkError>,
+) -> Result<T, NetlinkError> {
+    let mut result = attempt();
+    for _ in 1..DUMP_TRIES {
+        if !matches!(result, Err(NetlinkError::Interrupted | NetlinkError::Overflow)) {
+            break;
+        }
+        result = attempt();
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sched::{CloneFlags, unshare};
+
+    use super::*;
+
+    fn table(family: Family) -> Schema {
+        Schema { family, name: "some", comment: "for a test", sets: Vec::new() }
+    }
+
+    #[test]
+    fn only_what_others_commit_disturbs() {
+        let alone = std::thread::spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
+            let mut kernel = Kernel::open().unwrap();
+            let (v4, v6) = (table(Family::Ip), table(Family::Ip6));
+            let seen = kernel.observe(&v4).unwrap();
+            let mark = kernel.mark(&seen);
+            assert!(kernel.is_undisturbed(mark), "nothing happened");
+            kernel.write(v4.family, |batch| batch.add_table(&v4)).unwrap();
+            kernel.write(v6.family, |batch| batch.add_table(&v6)).unwrap();
+            assert!(kernel.is_undisturbed(mark), "our own changes");
+            kernel.write(v6.family, |batch| batch.delete_table(v6.name)).unwrap();
+            kernel.write(v6.family, |batch| batch.delete_table(v6.name)).unwrap_err();
+            assert!(kernel.is_undisturbed(mark), "a change of ours that was refused");
+            let mut other = Kernel::open().unwrap();
+            other.write(v4.family, |batch| batch.delete_table(v4.name)).unwrap();
+            assert!(!kernel.is_undisturbed(mark), "somebody else's change");
+            kernel.write(v4.family, |batch| batch.add_table(&v4)).unwrap();
+            assert!(!kernel.is_undisturbed(mark), "and for good");
+        });
+        alone.join().unwrap();
+    }
+}

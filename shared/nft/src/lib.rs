@@ -1,0 +1,48 @@
+//! The nf_tables driver: typed tables, in the kernel and as text.
+//!
+//! A client declares a table ([`Schema`]: its sets, and what their keys and values consist of), and
+//! says which [`Chain`]s and [`Element`]s it should have. The driver writes them in one batch
+//! ([`Batch`]), which the kernel takes whole or not at all; reads what the kernel has
+//! ([`Kernel::observe`]); finds what differs ([`Structure`], [`Delta`]); hears of others' changes
+//! ([`Watch`]); and shows a table as `nft` would ([`Rendering`]).
+//!
+//! It knows nothing of what tables are for: no service, no pod, no policy. A rule carries its
+//! client's reason for a person to read, and is recognised by its [`RuleId`] alone.
+
+mod batch;
+mod bytes;
+mod difference;
+mod encode;
+mod expression;
+mod family;
+mod field;
+mod isolate;
+mod kernel;
+mod observed;
+mod part;
+mod read;
+mod rule;
+mod set;
+#[cfg(test)]
+mod tests;
+mod text;
+mod user_data;
+mod watch;
+
+pub use batch::{At, Batch, What};
+pub use bytes::{Bytes, Data, Key, read_address};
+pub use difference::{Delta, Structure};
+pub use family::{Family, IpVersion};
+pub use field::Field;
+pub use kernel::{Kernel, Mark, NftError};
+pub use observed::Observed;
+pub use part::{Change, Rejected};
+pub use read::{ChainView, Decision, ExpressionView, RuleView, TableView};
+pub use rule::{
+    Assigned, BaseChain, Chain, Hook, Kind, Limit, Lookup, Operation, Reject, Rule, RuleId,
+    Statement, Update, Variable, Verdict,
+};
+pub use set::{DataType, Element, Schema, Set, SetId, Value, endpoint, read_endpoint};
+pub use text::Rendering;
+pub use user_data::comment_text;
+pub use watch::{Changes, Watch};

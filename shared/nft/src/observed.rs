@@ -1,0 +1,264 @@
+//! What the kernel holds of a table, as it tells it. It is parsed, never trusted: what the client
+//! would not have written is simply not equal to what it wants.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use denizen_netlink::{Attributes, Message};
+use nix::libc;
+
+use crate::batch::ACCEPT;
+use crate::bytes::{Data, Key};
+use crate::expression::{self, Expression};
+use crate::family::Family;
+use crate::rule::{Chain, Rule, RuleId};
+use crate::set::{DataType, Element, Schema, Set, SetId, VERDICT, Value, without_comment};
+use crate::user_data::comment_in;
+
+/// What calls a base chain.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ObservedHook {
+    kind: String,
+    hook: u32,
+    priority: i32,
+    policy: u32,
+}
+
+/// A chain as the kernel has it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct ObservedChain {
+    /// What calls it, if it is a base chain.
+    pub hook: Option<ObservedHook>,
+    /// Its rules, in order.
+    pub rules: Vec<ObservedRule>,
+}
+
+/// A rule as the kernel has it: its id, and what it does. The words behind the id do not count.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ObservedRule {
+    id: Option<RuleId>,
+    expressions: Vec<Expression>,
+}
+
+/// A set as the kernel has it: flags, key type and length, data type and length, user data without
+/// the comment.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ObservedSet {
+    flags: u32,
+    key: (u32, u32),
+    data: Option<(u32, u32)>,
+    user_data: Vec<u8>,
+}
+
+/// An element's value (`None`: something that no element of ours leads to), and its comment.
+pub(crate) type ObservedElement = (Option<Value>, Option<Arc<str>>);
+
+/// All of a table.
+#[derive(Debug, Default)]
+pub struct Observed {
+    /// The ruleset's generation when reading began.
+    pub(crate) generation: u32,
+    /// Whether the table is there.
+    pub(crate) table: bool,
+    /// Whether somebody put it to sleep, or owns it: flags that ours does not have.
+    pub(crate) flags: u32,
+    pub(crate) owner: Option<u32>,
+    pub(crate) chains: BTreeMap<Arc<str>, ObservedChain>,
+    pub(crate) sets: BTreeMap<String, ObservedSet>,
+    pub(crate) elements: HashMap<(SetId, Key), ObservedElement>,
+    /// Elements with keys that no set of ours could have.
+    pub(crate) strange: usize,
+}
+
+impl Observed {
+    /// The ruleset's generation when it was read.
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Whether a chain is there and has rules.
+    pub fn has_rules(&self, chain: &str) -> bool {
+        self.chains.get(chain).is_some_and(|chain| !chain.rules.is_empty())
+    }
+
+    /// Whether the table is there.
+    pub fn is_there(&self) -> bool {
+        self.table
+    }
+
+    /// The netlink portid that alone may change the table, where it has an owner.
+    pub fn owner(&self) -> Option<u32> {
+        self.owner
+    }
+
+    /// Whether a set is there as it is declared, whatever its comment says.
+    pub fn has_set(&self, set: &Set) -> bool {
+        self.sets.get(set.name).is_some_and(|observed| *observed == wanted_set(set))
+    }
+
+    /// Whether a set of this name is there.
+    pub(crate) fn has_set_named(&self, name: &str) -> bool {
+        self.sets.contains_key(name)
+    }
+
+    /// Whether the table has exactly these sets, as they are declared.
+    pub(crate) fn has_sets(&self, sets: &[Set]) -> bool {
+        self.sets.len() == sets.len() && sets.iter().all(|set| self.has_set(set))
+    }
+
+    /// The elements that were read, in no order.
+    pub fn elements(
+        &self,
+    ) -> impl Iterator<Item = (SetId, &Key, Option<&Value>, Option<&Arc<str>>)> {
+        let elements = self.elements.iter();
+        elements.map(|((set, key), (value, comment))| (*set, key, value.as_ref(), comment.as_ref()))
+    }
+
+    /// The elements without data of the sets that are asked for, as they are.
+    pub fn members(&self, of: impl Fn(SetId) -> bool) -> Vec<Element> {
+        let members = self.elements().filter(|(set, _, value, _)| {
+            of(*set) && value.is_some_and(|value| *value == Value::Member)
+        });
+        members
+            .map(|(set, key, _, comment)| Element {
+                set,
+                key: *key,
+                value: Value::Member,
+                comment: comment.cloned(),
+            })
+            .collect()
+    }
+
+    /// Takes in a NFT_MSG_NEWTABLE.
+    pub(crate) fn table(&mut self, table: &str, message: &Message<'_>) {
+        if let Some(attributes) = about(table, message) {
+            self.table = true;
+            self.flags = attributes.find_u32(2).unwrap_or_default();
+            self.owner = attributes.find_u32(7);
+        }
+    }
+
+    /// Takes in a NFT_MSG_NEWCHAIN.
+    pub(crate) fn chain(&mut self, table: &str, message: &Message<'_>) {
+        let attributes = message.attributes();
+        let Some(name) = about(table, message).and_then(|a| a.find_str(3)) else {
+            return;
+        };
+        let hook = attributes.nested(4);
+        let base_chain = hook.find_u32(1).zip(hook.find_u32(2));
+        let hook = base_chain.map(|(hook, priority)| ObservedHook {
+            kind: attributes.find_str(7).unwrap_or_default().to_owned(),
+            hook,
+            priority: priority as i32,
+            policy: attributes.find_u32(5).unwrap_or_default(),
+        });
+        self.chains.entry(name.into()).or_default().hook = hook;
+    }
+
+    /// Takes in a NFT_MSG_NEWRULE.
+    pub(crate) fn rule(&mut self, table: &str, message: &Message<'_>) {
+        let attributes = message.attributes();
+        let Some(chain) = about(table, message).and_then(|a| a.find_str(2)) else {
+            return;
+        };
+        let rule = ObservedRule {
+            id: attributes.find(7).and_then(comment_in).and_then(RuleId::read),
+            expressions: expression::observed(attributes.nested(4)),
+        };
+        self.chains.entry(chain.into()).or_default().rules.push(rule);
+    }
+
+    /// Takes in a NFT_MSG_NEWSET.
+    pub(crate) fn set(&mut self, table: &str, message: &Message<'_>) {
+        let attributes = message.attributes();
+        let Some(name) = about(table, message).and_then(|a| a.find_str(2)) else {
+            return;
+        };
+        let number = |kind| attributes.find_u32(kind).unwrap_or_default();
+        let set = ObservedSet {
+            flags: number(3),
+            key: (number(4), number(5)),
+            // A verdict's length is the kernel's own affair.
+            data: match attributes.find_u32(6) {
+                Some(VERDICT) => Some((VERDICT, 0)),
+                data => data.map(|data| (data, number(7))),
+            },
+            user_data: without_comment(attributes.find(13).unwrap_or_default()),
+        };
+        self.sets.insert(name.to_owned(), set);
+    }
+
+    /// Takes in a NFT_MSG_NEWSETELEM about a set of ours.
+    pub(crate) fn set_elements(&mut self, set: &Set, message: &Message<'_>) {
+        for (_, element) in message.attributes().nested(3) {
+            let element = Attributes::new(element);
+            let first = element.nested(1).find(1);
+            let key = first.and_then(|first| match (set.range(), element.nested(10).find(1)) {
+                (Some(version), Some(last)) => Key::from_bounds(version, first, last),
+                (None, None) => Key::from_bytes(first),
+                (Some(_), None) | (None, Some(_)) => None,
+            });
+            let Some(key) = key else {
+                self.strange += 1;
+                continue;
+            };
+            let comment = element.find(6).and_then(comment_in).map(Arc::from);
+            self.elements.insert((set.id, key), (value(set, element), comment));
+        }
+    }
+}
+
+/// Everything that a batch makes of a table.
+pub(crate) fn wanted_chain(family: Family, chain: &Chain) -> ObservedChain {
+    let rule = |rule: &Rule| ObservedRule {
+        id: Some(rule.id(family)),
+        expressions: expression::wanted(family, rule),
+    };
+    ObservedChain {
+        hook: chain.base.map(|base| ObservedHook {
+            kind: base.kind.as_str().to_owned(),
+            hook: base.hook.number(),
+            priority: base.priority,
+            policy: ACCEPT,
+        }),
+        rules: chain.rules.iter().map(rule).collect(),
+    }
+}
+
+fn wanted_set(set: &Set) -> ObservedSet {
+    ObservedSet {
+        flags: set.flags(),
+        key: set.key_type(),
+        data: set.data_type(),
+        user_data: without_comment(&set.user_data()),
+    }
+}
+
+fn value(set: &Set, element: Attributes<'_>) -> Option<Value> {
+    let data = element.nested(2);
+    match &set.data {
+        DataType::None => Some(Value::Member),
+        DataType::Fields(_) => data.find(1).and_then(Data::from_bytes).map(Value::Data),
+        DataType::Verdict => {
+            let verdict = data.nested(2);
+            let is_goto = verdict.find_u32(1).is_some_and(|code| code as i32 == libc::NFT_GOTO);
+            verdict.find_str(2).filter(|_| is_goto).map(|chain| Value::Goto(chain.into()))
+        }
+    }
+}
+
+/// A message's attributes, if it is about this table or what is in it: every message has the
+/// table's name first, and dumps may cover other tables.
+pub(crate) fn about<'a>(table: &str, message: &Message<'a>) -> Option<Attributes<'a>> {
+    let attributes = message.attributes();
+    (attributes.find_str(1) == Some(table)).then_some(attributes)
+}
+
+impl Schema {
+    /// The sets whose elements are compared. Not those that packets fill; reading them would take
+    /// minutes where there are many: for every piece of a dump the kernel counts from the first
+    /// element.
+    pub(crate) fn compared(&self) -> impl Iterator<Item = &Set> {
+        self.sets.iter().filter(|set| set.room.is_none())
+    }
+}

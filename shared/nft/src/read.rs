@@ -1,0 +1,259 @@
+//! Reads tables, chains and rules, whoever's they are.
+
+use denizen_netlink::{Attributes, Message, NetlinkError};
+use nix::libc;
+
+use crate::encode::VERDICT_REGISTER;
+use crate::family::Family;
+use crate::kernel::{Kernel, retried};
+use crate::observed::about;
+use crate::rule::{Hook, RuleId};
+use crate::user_data::comment_in;
+
+/// A table, as it was read.
+#[derive(Debug, Clone, Copy)]
+pub struct TableView<'a>(Message<'a>);
+
+/// A chain, as it was read.
+#[derive(Debug, Clone, Copy)]
+pub struct ChainView<'a>(Message<'a>);
+
+/// A rule, as it was read.
+#[derive(Debug, Clone, Copy)]
+pub struct RuleView<'a>(Message<'a>);
+
+/// An expression of a rule, as it was read.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpressionView<'a> {
+    name: &'a str,
+    data: Attributes<'a>,
+}
+
+/// What an expression decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision<'a> {
+    /// On with the next rule.
+    Continue,
+    /// It passes this chain.
+    Accept,
+    /// It is dropped or refused.
+    Drop,
+    /// Back to where the chain was called.
+    Return,
+    /// To a chain, and back.
+    Jump(&'a str),
+    /// To a chain, not back.
+    Goto(&'a str),
+    /// What cannot be told from the rule alone: a map of verdicts, a program that is asked, a
+    /// target of xtables.
+    Other,
+}
+
+impl Kernel {
+    /// Every table, as far as `each` wants it.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn tables<T>(
+        &mut self,
+        mut each: impl FnMut(TableView<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, NetlinkError> {
+        self.read(libc::NFT_MSG_GETTABLE, None, &[], |message| each(TableView(message)))
+    }
+
+    /// Every chain of the tables of a family (`None`: of all), as far as `each` wants it.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn chains<T>(
+        &mut self,
+        family: Option<Family>,
+        mut each: impl FnMut(ChainView<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, NetlinkError> {
+        self.read(libc::NFT_MSG_GETCHAIN, family, &[], |message| each(ChainView(message)))
+    }
+
+    /// Every rule of a table, or of one of its chains, as far as `each` wants it.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn rules<T>(
+        &mut self,
+        family: Family,
+        table: &str,
+        chain: Option<&str>,
+        mut each: impl FnMut(RuleView<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, NetlinkError> {
+        let of: Vec<&str> = [table].into_iter().chain(chain).collect();
+        // Where the kernel does not narrow a dump, it has other tables' rules, too.
+        self.read(libc::NFT_MSG_GETRULE, Some(family), &of, |message| {
+            about(table, &message).and_then(|_| each(RuleView(message)))
+        })
+    }
+
+    fn read<T>(
+        &mut self,
+        message: i32,
+        family: Option<Family>,
+        of: &[&str],
+        mut each: impl FnMut(Message<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, NetlinkError> {
+        retried(|| {
+            let mut found = Vec::new();
+            self.dump(message, family, of, |answer| found.extend(each(answer)))?;
+            Ok(found)
+        })
+    }
+}
+
+fn family_of(message: &Message<'_>) -> Option<Family> {
+    message.family().and_then(Family::from_number)
+}
+
+impl<'a> TableView<'a> {
+    /// Its family; `None` for one that Denizen does not know.
+    pub fn family(&self) -> Option<Family> {
+        family_of(&self.0)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> Option<&'a str> {
+        self.0.attributes().find_str(1)
+    }
+
+    /// Whether its chains see no packets for the time being.
+    pub fn is_dormant(&self) -> bool {
+        const DORMANT: u32 = 1;
+        self.0.attributes().find_u32(2).is_some_and(|flags| flags & DORMANT != 0)
+    }
+}
+
+impl<'a> ChainView<'a> {
+    /// The family of its table; `None` for one that Denizen does not know.
+    pub fn family(&self) -> Option<Family> {
+        family_of(&self.0)
+    }
+
+    /// Its table's name.
+    pub fn table(&self) -> Option<&'a str> {
+        self.0.attributes().find_str(1)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> Option<&'a str> {
+        self.0.attributes().find_str(3)
+    }
+
+    /// Whether a hook calls it.
+    pub fn is_base(&self) -> bool {
+        self.0.attributes().find(4).is_some()
+    }
+
+    /// Whether this hook calls it.
+    pub fn is_at(&self, hook: Hook) -> bool {
+        self.0.attributes().nested(4).find_u32(1) == Some(hook.number())
+    }
+
+    /// Whether its policy is to drop.
+    pub fn drops_by_policy(&self) -> bool {
+        self.0.attributes().find_u32(5) == Some(libc::NF_DROP as u32)
+    }
+}
+
+impl<'a> RuleView<'a> {
+    /// The name of its chain.
+    pub fn chain(&self) -> Option<&'a str> {
+        self.0.attributes().find_str(2)
+    }
+
+    /// What it is removed by.
+    pub fn handle(&self) -> Option<u64> {
+        self.0.attributes().find(3)?.try_into().ok().map(u64::from_be_bytes)
+    }
+
+    /// Its comment, as nft keeps it.
+    pub fn comment(&self) -> Option<&'a str> {
+        self.0.attributes().find(7).and_then(comment_in)
+    }
+
+    /// What a rule of ours is known by.
+    pub fn id(&self) -> Option<RuleId> {
+        self.comment().and_then(RuleId::read)
+    }
+
+    /// Its comment, as iptables-nft writes it: a match of xtables (`struct xt_comment_info`).
+    pub fn xtables_comment(&self) -> Option<&'a str> {
+        let is_comment =
+            |it: &ExpressionView<'_>| it.name == "match" && it.data.find_str(1) == Some("comment");
+        let found = self.expressions().find(is_comment)?;
+        let text = found.data.find(3)?.split(|byte| *byte == 0).next()?;
+        std::str::from_utf8(text).ok()
+    }
+
+    /// The chain that it jumps or goes to.
+    pub fn leads_to(&self) -> Option<&'a str> {
+        self.expressions().find_map(|expression| match expression.decision()? {
+            Decision::Jump(chain) | Decision::Goto(chain) => Some(chain),
+            Decision::Continue
+            | Decision::Accept
+            | Decision::Drop
+            | Decision::Return
+            | Decision::Other => None,
+        })
+    }
+
+    /// How many packets its counters counted.
+    pub fn packets(&self) -> u64 {
+        const PACKETS: u16 = 2;
+        let counters = self.expressions().filter(|expression| expression.name == "counter");
+        let packets = counters.filter_map(|counter| counter.data.find(PACKETS)?.try_into().ok());
+        packets.map(u64::from_be_bytes).sum()
+    }
+
+    /// Its expressions, in order.
+    pub fn expressions(&self) -> impl Iterator<Item = ExpressionView<'a>> {
+        self.0.attributes().nested(4).map(|(_, expression)| {
+            let expression = Attributes::new(expression);
+            let name = expression.find_str(1).unwrap_or_default();
+            ExpressionView { name, data: expression.nested(2) }
+        })
+    }
+}
+
+impl<'a> ExpressionView<'a> {
+    /// Its name in the kernel.
+    pub fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// The name of the target of xtables that it asks.
+    pub fn xtables_target(&self) -> Option<&'a str> {
+        (self.name == "target").then(|| self.data.find_str(1).unwrap_or_default())
+    }
+
+    /// What it decides, if it does.
+    pub fn decision(&self) -> Option<Decision<'a>> {
+        match self.name {
+            "immediate" if self.data.find_u32(1) == Some(VERDICT_REGISTER) => {
+                let verdict = self.data.nested(2).nested(2);
+                let chain = verdict.find_str(2).unwrap_or_default();
+                Some(match verdict.find_u32(1).map(|code| code as i32) {
+                    Some(libc::NF_DROP) => Decision::Drop,
+                    Some(libc::NF_ACCEPT) => Decision::Accept,
+                    Some(libc::NFT_JUMP) => Decision::Jump(chain),
+                    Some(libc::NFT_GOTO) => Decision::Goto(chain),
+                    Some(libc::NFT_RETURN) => Decision::Return,
+                    Some(libc::NFT_CONTINUE) => Decision::Continue,
+                    _ => Decision::Other,
+                })
+            }
+            "reject" => Some(Decision::Drop),
+            // A map of verdicts has one as its destination.
+            "lookup" => {
+                (self.data.find_u32(3) == Some(VERDICT_REGISTER)).then_some(Decision::Other)
+            }
+            "queue" | "target" => Some(Decision::Other),
+            _ => None,
+        }
+    }
+}

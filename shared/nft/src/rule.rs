@@ -1,0 +1,308 @@
+//! Chains and rules, made of statements. The kernel's expressions (`encode`) and nft's text
+//! (`text`) are both made from these.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use denizen_netlink::Writer;
+
+use crate::bytes::Key;
+use crate::encode;
+use crate::family::{Family, IpVersion};
+use crate::field::Field;
+
+/// A chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    /// Its name.
+    pub name: Arc<str>,
+    /// The hook that calls it; `None` for a chain that others jump or go to.
+    pub base: Option<BaseChain>,
+    /// What it is for, beside it on the node.
+    pub why: &'static str,
+    /// Its rules, in order.
+    pub rules: Vec<Rule>,
+}
+
+/// What calls a base chain. Its policy is to accept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BaseChain {
+    /// What it may do.
+    pub kind: Kind,
+    /// The hook that calls it.
+    pub hook: Hook,
+    /// Before chains of higher numbers.
+    pub priority: i32,
+}
+
+/// What a base chain may do, and which packets it sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Translates addresses; sees the first packet of each connection.
+    Nat,
+    /// Sees every packet.
+    Filter,
+}
+
+impl Kind {
+    /// The kernel's name.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Nat => "nat",
+            Self::Filter => "filter",
+        }
+    }
+}
+
+/// A hook of the network stack. Bridges have the same, with the same numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Hook {
+    /// What arrives, before it is routed.
+    Prerouting,
+    /// What arrives for this node itself.
+    Input,
+    /// What is routed to another one.
+    Forward,
+    /// What this node sends.
+    Output,
+    /// What leaves, after it is routed.
+    Postrouting,
+}
+
+impl Hook {
+    /// `enum nf_inet_hooks`, `NF_BR_…`.
+    pub fn number(self) -> u32 {
+        match self {
+            Self::Prerouting => 0,
+            Self::Input => 1,
+            Self::Forward => 2,
+            Self::Output => 3,
+            Self::Postrouting => 4,
+        }
+    }
+
+    /// nft's name.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Prerouting => "prerouting",
+            Self::Input => "input",
+            Self::Forward => "forward",
+            Self::Output => "output",
+            Self::Postrouting => "postrouting",
+        }
+    }
+}
+
+/// A rule: its statements, done in order until one does not match, and the reason for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// What it asks and does.
+    pub statements: Vec<Statement>,
+    /// Why it is there, for a person who lists the chain: at most 100 bytes, without quotes.
+    pub why: &'static str,
+}
+
+/// What a rule is known by: a hash of what the kernel was told to do. Rules do not come back from
+/// the kernel as they were written, and reasons may be worded otherwise in another release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RuleId(u32);
+
+impl Rule {
+    /// What it is known by in a table of this family.
+    pub fn id(&self, family: Family) -> RuleId {
+        let mut list = Writer::default();
+        encode::statements(&mut list, family, &self.statements);
+        RuleId::of(list.bytes())
+    }
+
+    /// `<id> <why>`: what is beside it on the node.
+    pub fn comment(&self, family: Family) -> String {
+        format!("{} {}", self.id(family), self.why)
+    }
+}
+
+impl RuleId {
+    /// FNV-1a, 32 bits: the id tells versions of one program apart, it withstands no attack.
+    fn of(bytes: &[u8]) -> Self {
+        let hash = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+        Self(bytes.iter().fold(0x811c_9dc5, hash))
+    }
+
+    /// The id that a comment begins with.
+    pub fn read(comment: &str) -> Option<Self> {
+        let (id, _) = comment.split_once(' ').filter(|(id, _)| id.len() == 8)?;
+        u32::from_str_radix(id, 16).ok().map(Self)
+    }
+}
+
+impl fmt::Display for RuleId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}", self.0)
+    }
+}
+
+/// What a rule asks of a packet, or does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Statement {
+    /// Asks whether the field has this value.
+    Equals(Field, Key),
+    /// Asks whether the field, an interface's name, begins so.
+    BeginsWith(Field, Arc<str>),
+    /// Asks whether the field, an address, is in the range of this address and prefix length.
+    Within(Field, IpAddr, u8),
+    /// Asks whether these bits of the field, a number, have this value, or have not.
+    Bits {
+        /// The field.
+        field: Field,
+        /// Its bits.
+        mask: u32,
+        /// Whether they should have the value.
+        equal: bool,
+        /// The value.
+        value: u32,
+    },
+    /// Asks whether the set has the packet's values.
+    In(Lookup),
+    /// Asks whether it has not. Not in a bridge's table, where this would be true of every frame
+    /// that carries something else.
+    NotIn(Lookup),
+    /// Asks, in the way of xtables, whether a packet matches. For chains that iptables made: it
+    /// refuses to show or change a table with other expressions.
+    Xtables {
+        /// The match's name.
+        name: &'static str,
+        /// Its revision.
+        revision: u32,
+        /// What it asks, as its structure.
+        info: Vec<u8>,
+    },
+    /// Changes a field.
+    Assign(Variable, Assigned),
+    /// Goes where the map says; on with the next statement when it has no such key.
+    GoWhere(Lookup),
+    /// Translates the destination to the address and port that the map says; on with the next rule
+    /// when it has no such key.
+    Dnat(IpVersion, Lookup),
+    /// Changes an element of a set or map that packets fill; on with the next rule when it is full.
+    Update(Update),
+    /// Replaces the source by the address of the interface that the packet leaves by, with a random
+    /// port.
+    Masquerade,
+    /// Counts packets and bytes.
+    Counter,
+    /// Answers, and drops the packet.
+    Reject(Reject),
+    /// What becomes of the packet.
+    Verdict(Verdict),
+}
+
+impl Statement {
+    /// Asks whether a frame carries a packet of this version.
+    pub fn carries(version: IpVersion) -> Self {
+        Self::Equals(Field::EtherType, Key::EMPTY.port(version.ether_type()))
+    }
+}
+
+/// The packet's values of a key, looked up in a set or map.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lookup {
+    /// The set's name.
+    pub set: &'static str,
+    /// The fields that make the key.
+    pub key: Vec<Field>,
+}
+
+/// A field that rules can change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variable {
+    /// The packet's mark.
+    Mark,
+    /// The packet's priority.
+    Priority,
+    /// The connection's mark.
+    ConnectionMark,
+}
+
+impl From<Variable> for Field {
+    fn from(variable: Variable) -> Self {
+        match variable {
+            Variable::Mark => Self::Mark,
+            Variable::Priority => Self::Priority,
+            Variable::ConnectionMark => Self::ConnectionMark,
+        }
+    }
+}
+
+/// What a field becomes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Assigned {
+    /// Zero.
+    Zero,
+    /// What it was, with these bits alone.
+    And(u32),
+    /// What it was, with these bits set.
+    Or(u32),
+    /// What the map says; on with the next rule when it has no such key.
+    Found(Lookup),
+}
+
+/// A change of an element of a set or map that packets fill.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Update {
+    /// The set's name.
+    pub set: &'static str,
+    /// The fields that make the key; of each, the bits that count, where not all do.
+    pub key: Vec<(Field, Option<u32>)>,
+    /// What is done.
+    pub operation: Operation,
+    /// What the key leads to then, in a map.
+    pub data: Option<Field>,
+}
+
+/// What is done to an element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// It is made, or renewed.
+    Update {
+        /// When it goes, in seconds.
+        seconds: u32,
+        /// How many packets it lets through; on with the next rule when there were more.
+        limit: Option<Limit>,
+    },
+    /// It is removed.
+    Delete,
+}
+
+/// How many packets pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    /// At once, after a time without any.
+    pub burst: u32,
+    /// Per hour.
+    pub hourly: u32,
+}
+
+/// How a packet is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reject {
+    /// With a TCP reset.
+    TcpReset,
+    /// With an ICMP error: port unreachable.
+    PortUnreachable,
+}
+
+/// What becomes of a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It passes this chain and those it was called from.
+    Accept,
+    /// It is dropped.
+    Drop,
+    /// On with the rules behind the jump that led here.
+    Return,
+    /// To a chain, and back when it returns.
+    Jump(Arc<str>),
+    /// To a chain, not to come back.
+    Goto(Arc<str>),
+}

@@ -1,0 +1,258 @@
+//! Sets and maps, and the table that has them: what a client declares.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::bytes::{Data, Key, read_address};
+use crate::family::{Family, IpVersion};
+use crate::field::{ByteOrder, Field};
+use crate::rule::Lookup;
+use crate::user_data::{expression, find_tlv, tlv, with_nul};
+
+/// What a client calls one of its sets: a number of its own choice, different from those of the
+/// table's other sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SetId(pub u8);
+
+/// A table as its client declares it, without chains and elements.
+///
+/// A restarted client, which remembers nothing, recognises its table by family and name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Schema {
+    /// Which packets it sees.
+    pub family: Family,
+    /// Its name.
+    pub name: &'static str,
+    /// What it is for, beside it on the node.
+    pub comment: &'static str,
+    /// Its sets, in the order in which they are made.
+    pub sets: Vec<Set>,
+}
+
+/// A set or a map.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Set {
+    /// The client's number of it.
+    pub id: SetId,
+    /// Its name in the kernel.
+    pub name: &'static str,
+    /// What it is for, beside it on the node.
+    pub comment: &'static str,
+    /// The fields that a key consists of.
+    pub key: Vec<Field>,
+    /// Whether the last of several fields is an address, and elements are ranges of it
+    /// ([`Key::range`]).
+    pub is_ranged: bool,
+    /// What a key leads to.
+    pub data: DataType,
+    /// How many elements packets may put into it, each with a time-out: about 100 bytes of the
+    /// kernel's memory each. `None` when only the client puts elements into it.
+    pub room: Option<u32>,
+}
+
+/// What an element holds besides its key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DataType {
+    /// Nothing: a set.
+    None,
+    /// A verdict.
+    Verdict,
+    /// Values of these fields.
+    Fields(Vec<Field>),
+}
+
+/// What a key leads to.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Value {
+    /// It is in the set.
+    Member,
+    /// Goes to the chain of this name, not to come back.
+    Goto(Arc<str>),
+    /// Values of the fields that the map's data consists of.
+    Data(Data),
+}
+
+/// An element.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Element {
+    /// In which set.
+    pub set: SetId,
+    /// Its key.
+    pub key: Key,
+    /// What the key leads to.
+    pub value: Value,
+    /// For a person who lists the set.
+    pub comment: Option<Arc<str>>,
+}
+
+impl Schema {
+    /// The set with this number. A client's elements are of sets that it declared.
+    pub fn set(&self, id: SetId) -> &Set {
+        let found = self.sets.iter().find(|set| set.id == id);
+        found.expect("an element's set is one that the table's schema has")
+    }
+}
+
+/// nft's number for verdicts as data. Their length is the kernel's own affair.
+pub(crate) const VERDICT: u32 = 0xffff_ff00;
+
+/// Where nft keeps a set's comment (`NFTNL_UDATA_SET_COMMENT`).
+const COMMENT: u8 = 7;
+
+/// nft's number for the type of a concatenation: six bits a field, the first highest.
+fn type_of(fields: &[Field]) -> u32 {
+    fields.iter().fold(0, |whole, field| (whole << 6) | field.data_type().0)
+}
+
+fn len_of(fields: &[Field]) -> u32 {
+    fields.iter().map(|field| field.words() * 4).sum()
+}
+
+/// A concatenation has no byte order of its own.
+fn byte_order_of(fields: &[Field]) -> u32 {
+    match fields {
+        [field] => match field.byte_order() {
+            ByteOrder::Host => 1,
+            ByteOrder::Network => 2,
+        },
+        _ => 0,
+    }
+}
+
+fn description_of(fields: &[Field]) -> Vec<u8> {
+    const CONCATENATION: u32 = 13;
+    if let [field] = fields {
+        return field.description();
+    }
+    let mut each = Vec::new();
+    for (n, field) in fields.iter().enumerate() {
+        tlv(&mut each, n as u8, &field.description());
+    }
+    expression(CONCATENATION, &each)
+}
+
+impl Set {
+    /// A lookup of the packet's values of the key.
+    pub fn lookup(&self) -> Lookup {
+        Lookup { set: self.name, key: self.key.clone() }
+    }
+
+    /// The same, where a number below `below` is drawn in place of the key's random number.
+    pub fn draw(&self, below: u32) -> Lookup {
+        let is_random = |field: &Field| matches!(field, Field::Random(_));
+        let drawn =
+            self.key.iter().map(|it| if is_random(it) { Field::Random(below) } else { *it });
+        Lookup { set: self.name, key: drawn.collect() }
+    }
+
+    /// The kernel's number for the key's type, and the key's length.
+    pub(crate) fn key_type(&self) -> (u32, u32) {
+        (type_of(&self.key), len_of(&self.key))
+    }
+
+    /// The same of the data.
+    pub(crate) fn data_type(&self) -> Option<(u32, u32)> {
+        match &self.data {
+            DataType::None => None,
+            DataType::Verdict => Some((VERDICT, 0)),
+            DataType::Fields(fields) => Some((type_of(fields), len_of(fields))),
+        }
+    }
+
+    /// The version of the addresses that its ranges are of.
+    pub(crate) fn range(&self) -> Option<IpVersion> {
+        self.key.last().filter(|_| self.is_ranged)?.address()
+    }
+
+    /// `enum nft_set_flags`.
+    pub(crate) fn flags(&self) -> u32 {
+        const INTERVAL: u32 = 0x4;
+        const MAP: u32 = 0x8;
+        const TIMEOUT: u32 = 0x10;
+        const DYNAMIC: u32 = 0x20;
+        const CONCATENATION: u32 = 0x80;
+        let map = if self.data == DataType::None { 0 } else { MAP };
+        let ranged = if self.is_ranged { INTERVAL | CONCATENATION } else { 0 };
+        let dynamic = if self.room.is_some() { TIMEOUT | DYNAMIC } else { 0 };
+        map | ranged | dynamic
+    }
+
+    /// What nft keeps beside the set (`NFTA_SET_USERDATA`), so that it lists keys by their
+    /// expressions and reads its own listing back.
+    pub(crate) fn user_data(&self) -> Vec<u8> {
+        const KEY_BYTE_ORDER: u8 = 0;
+        const DATA_BYTE_ORDER: u8 = 1;
+        const KEY_TYPEOF: u8 = 3;
+        const DATA_TYPEOF: u8 = 4;
+        let data: &[Field] = match &self.data {
+            DataType::None | DataType::Verdict => &[],
+            DataType::Fields(fields) => fields,
+        };
+        let mut out = Vec::new();
+        tlv(&mut out, KEY_BYTE_ORDER, &byte_order_of(&self.key).to_ne_bytes());
+        if self.data != DataType::None {
+            tlv(&mut out, DATA_BYTE_ORDER, &byte_order_of(data).to_ne_bytes());
+        }
+        tlv(&mut out, KEY_TYPEOF, &description_of(&self.key));
+        if !data.is_empty() {
+            tlv(&mut out, DATA_TYPEOF, &description_of(data));
+        }
+        tlv(&mut out, COMMENT, &with_nul(self.comment));
+        out
+    }
+
+    /// A key as nft writes it, its fields joined by ` . `.
+    pub fn key_text<'a>(&'a self, key: &'a Key) -> impl fmt::Display + 'a {
+        FieldsText { fields: &self.key, is_ranged: self.is_ranged, bytes: key.as_bytes() }
+    }
+}
+
+/// User data of a set without the comment, which may be worded otherwise.
+pub(crate) fn without_comment(user_data: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for kind in 0..COMMENT {
+        if let Some(value) = find_tlv(user_data, kind) {
+            tlv(&mut out, kind, value);
+        }
+    }
+    out
+}
+
+/// Values of fields as nft writes them.
+pub(crate) struct FieldsText<'a> {
+    pub fields: &'a [Field],
+    pub is_ranged: bool,
+    pub bytes: &'a [u8],
+}
+
+impl fmt::Display for FieldsText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rest = self.bytes;
+        for (n, field) in self.fields.iter().enumerate() {
+            if n > 0 {
+                f.write_str(" . ")?;
+            }
+            let taken = field.words() as usize * 4;
+            let (value, behind) = rest.split_at(taken.min(rest.len()));
+            field.write(f, value)?;
+            rest = behind;
+        }
+        match (self.is_ranged, rest.first()) {
+            (true, Some(prefix)) => write!(f, "/{prefix}"),
+            (true, None) | (false, _) => Ok(()),
+        }
+    }
+}
+
+/// An address and a port, or another number in network order, as a map's data holds them.
+pub fn endpoint(address: IpAddr, port: u16) -> Data {
+    Data::EMPTY.address(address).port(port)
+}
+
+/// The address and the port in a map's data; `None` when it is something else.
+pub fn read_endpoint(version: IpVersion, data: &Data) -> Option<(IpAddr, u16)> {
+    let bytes = data.as_bytes();
+    let port = bytes.get(version.address_len()..)?.first_chunk()?;
+    Some((read_address(version, bytes)?, u16::from_be_bytes(*port)))
+}

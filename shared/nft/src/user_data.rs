@@ -1,0 +1,76 @@
+//! What nft keeps beside tables, chains, rules, sets and elements: type, length, value.
+
+/// Appends a value. It has at most 255 bytes.
+pub(crate) fn tlv(out: &mut Vec<u8>, kind: u8, value: &[u8]) {
+    debug_assert!(value.len() <= usize::from(u8::MAX), "user data of {} bytes", value.len());
+    out.extend_from_slice(&[kind, value.len() as u8]);
+    out.extend_from_slice(value);
+}
+
+/// The first value of this kind.
+pub(crate) fn find_tlv(mut data: &[u8], kind: u8) -> Option<&[u8]> {
+    while let [found, length, rest @ ..] = data {
+        let value = rest.get(..usize::from(*length))?;
+        if *found == kind {
+            return Some(value);
+        }
+        data = &rest[usize::from(*length)..];
+    }
+    None
+}
+
+/// A comment as user data; its kind is 0 for everything but sets.
+pub(crate) fn comment(text: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    tlv(&mut out, 0, &with_nul(text));
+    out
+}
+
+/// The comment in user data of anything but a set.
+pub(crate) fn comment_in(user_data: &[u8]) -> Option<&str> {
+    let text = find_tlv(user_data, 0)?;
+    std::str::from_utf8(text.strip_suffix(&[0]).unwrap_or(text)).ok()
+}
+
+/// A comment as nft stores it.
+pub(crate) fn with_nul(text: &str) -> Vec<u8> {
+    [text.as_bytes(), &[0]].concat()
+}
+
+/// Numbers, each under its place in the row.
+pub(crate) fn numbers(numbers: &[u32]) -> Vec<u8> {
+    let mut data = Vec::new();
+    for (n, number) in numbers.iter().enumerate() {
+        tlv(&mut data, n as u8, &number.to_ne_bytes());
+    }
+    data
+}
+
+/// nft's description of an expression: its kind, and what identifies it.
+pub(crate) fn expression(kind: u32, data: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    tlv(&mut out, 0, &kind.to_ne_bytes());
+    tlv(&mut out, 1, data);
+    out
+}
+
+/// As a comment can be: nft takes 128 bytes, the last of them zero, and has no way to write a quote
+/// in one. A name with a quote would make the whole host's `nft list` unreadable to nft.
+pub fn comment_text(text: &str) -> String {
+    let harmless = |c: char| if c == '"' || c.is_control() { '?' } else { c };
+    let mut text: String = text.chars().map(harmless).collect();
+    text.truncate(text.floor_char_boundary(127));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comment_is_what_nft_can_read() {
+        assert_eq!(comment_text("default/web:http"), "default/web:http");
+        assert_eq!(comment_text("a\"b\nc\u{7f}"), "a?b?c?");
+        assert_eq!(comment_text(&"ä".repeat(100)), "ä".repeat(63));
+    }
+}

@@ -1,0 +1,87 @@
+//! The kernel's word of who changed what in nf_tables.
+
+use std::os::fd::{AsRawFd, RawFd};
+
+use denizen_netlink::{Message, NetlinkError, Socket};
+use nix::libc;
+
+use crate::batch::kind;
+use crate::observed::about;
+
+/// Listens to the changes of nf_tables in this network namespace.
+///
+/// Best opened after the first load: the kernel writes a notification for every element while
+/// somebody listens, which doubles the cost of a large batch.
+#[derive(Debug)]
+pub struct Watch {
+    socket: Socket,
+    table: &'static str,
+    own: Option<u32>,
+    /// The table was touched in the batch whose end has not come yet.
+    touched: bool,
+}
+
+/// What others changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Changes {
+    /// Tables of the name that is watched, in any family.
+    pub table: bool,
+    /// Other tables.
+    pub elsewhere: bool,
+}
+
+impl Watch {
+    /// Listens from now on to what happens to tables of this name, and to all others. `own` is the
+    /// portid of the socket whose changes are the client's own; `None` where no table is its own.
+    /// (A process id would not do: the kernel names it as the host knows it, not as a container's
+    /// process knows itself.)
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn open(table: &'static str, own: Option<u32>) -> Result<Self, NetlinkError> {
+        const NFNLGRP_NFTABLES: libc::c_int = 7;
+        let socket = Socket::open()?;
+        socket.join(NFNLGRP_NFTABLES)?;
+        Ok(Self { socket, table, own, touched: false })
+    }
+
+    /// Reads all that is there: what others changed since. Notifications that were lost count as if
+    /// they had been about everything.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn changes(&mut self) -> Result<Changes, NetlinkError> {
+        let mut changes = Changes::default();
+        let Self { socket, table, own, touched } = self;
+        loop {
+            let more = socket.receive(false, |message| match ended_by(&message) {
+                Some(portid) => {
+                    let is_table = std::mem::take(touched);
+                    let is_foreign = Some(portid) != *own;
+                    changes.table |= is_table && is_foreign;
+                    changes.elsewhere |= !is_table && is_foreign;
+                }
+                None => *touched |= own.is_some() && about(table, &message).is_some(),
+            });
+            match more {
+                Ok(true) => {}
+                Ok(false) => return Ok(changes),
+                Err(NetlinkError::Overflow) => {
+                    changes = Changes { table: true, elsewhere: true };
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl AsRawFd for Watch {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+/// The portid that a batch came from, if this message is the one that ends its notifications.
+fn ended_by(message: &Message<'_>) -> Option<u32> {
+    (message.kind == kind(libc::NFT_MSG_NEWGEN)).then_some(message.portid)
+}
