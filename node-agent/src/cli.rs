@@ -181,7 +181,7 @@ fn explain(args: ExplainArgs) -> anyhow::Result<()> {
 /// Chooses the backend on this node, and logs why.
 fn backend_here(policy: &PolicyArgs) -> anyhow::Result<Choice> {
     let choice = match policy.backend.chosen() {
-        Some(backend) => Choice { backend, why: "--backend selects it".to_owned() },
+        Some(backend) => Choice { backend, why: "it is configured".to_owned() },
         None => chosen::automatic(&policy.detector()?)?,
     };
     info!(backend = %choice.backend, why = choice.why, "backend chosen");

@@ -141,10 +141,10 @@ fn warning(interfaces: &[String]) -> Option<String> {
     let (number, look) = match interfaces.len() {
         0 => return None,
         1 => ("1 interface".to_owned(), "looks like a pod's and has"),
-        number => (format!("{number} interfaces"), "look like pods' and have"),
+        number => (format!("{number} interfaces"), "look like a pod's and have"),
     };
     Some(format!(
-        "{number} {look} no record: {named}{more}. A pod there is masqueraded towards services: its ADD bypassed the plugin, and \
+        "{number} {look} no record: {named}{more}. Such a pod is masqueraded towards services: its ADD bypassed the plugin, and \
          no cached CNI result describes it. Exclude the interfaces or bridges of other containers with --not-pods"
     ))
 }

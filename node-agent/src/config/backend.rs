@@ -21,7 +21,7 @@ pub enum BackendChoice {
 /// The flags for the backend, as written.
 #[derive(Debug, Clone, Args)]
 pub struct BackendArgs {
-    /// The kernel facility that serves services
+    /// The kernel facility that implements services
     #[arg(long, visible_alias = "proxy-mode", value_enum, default_value = "auto")]
     pub backend: BackendChoice,
 

@@ -83,7 +83,7 @@ impl<'a> Over<'a> {
         let cleanup = || self.scene.cleanup(&["--kube-proxy"]);
         let said = self.scene.unnoticed(&mut ours, "kube-proxy goes", cleanup)?;
         ensure!(
-            said.contains(&format!("the running agent (process {})", agent.pid()))
+            said.contains(&format!("an agent is running (process {})", agent.pid()))
                 && said.contains("ended 3 connections"),
             "{said}"
         );
