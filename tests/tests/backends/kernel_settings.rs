@@ -161,7 +161,7 @@ fn a_folder_without_settings_is_named() -> Result<()> {
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(
         output.status.code() == Some(1)
-            && said.contains("--sysctl-dir /nowhere: /nowhere/net is not there"),
+            && said.contains("--sysctl-dir /nowhere: /nowhere/net does not exist"),
         "{output:?}"
     );
     Ok(())
