@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use denizen_shared::state::{Attachment, HostInterface, Pod, RunDir};
-use denizen_tests::cni::{Call, REAL_PLUGINS, Rig, Variables, run_here};
+use denizen_tests::cni::{Call, PluginContext, REAL_PLUGINS, Variables, run_here};
 use serde_json::{Map, Value, json};
 
 const ROUNDS: usize = 300;
@@ -34,12 +34,12 @@ impl Candidate {
     fn new(
         name: &str,
         program: PathBuf,
-        rig: &Rig,
+        context: &PluginContext,
         call: &Call,
         configuration: &Value,
     ) -> Candidate {
         let (add, del) = (call.environment("ADD"), call.environment("DEL"));
-        let input = rig.folder().join(name);
+        let input = context.folder().join(name);
         File::create(&input).unwrap().write_all(configuration.to_string().as_bytes()).unwrap();
         Candidate { name: name.to_owned(), program, add, del, input, every: 1, times: Vec::new() }
     }
@@ -108,17 +108,17 @@ fn installed() -> PathBuf {
     path
 }
 
-fn candidates(rig: &Rig) -> Vec<Candidate> {
-    let chain = rig.chain(
+fn candidates(context: &PluginContext) -> Vec<Candidate> {
+    let chain = context.chain(
         "1.0.0",
         json!({ "type": "bridge", "bridge": "cni0", "isGateway": true }),
         &["10.85.0.0/16"],
     );
-    let call = Call::new("web-0", &rig.pod);
-    let result = chain.call(&rig.node, &call, "ADD", &chain.plugins[0], None).unwrap();
+    let call = Call::new("web-0", &context.pod);
+    let result = chain.call(&context.node, &call, "ADD", &chain.plugins[0], None).unwrap();
     let mut all = Vec::new();
     for records in RECORDS {
-        let run_dir = rig.folder().join(format!("run-{records}"));
+        let run_dir = context.folder().join(format!("run-{records}"));
         RunDir::create(&run_dir)
             .unwrap()
             .update(Duration::ZERO, |state| {
@@ -133,7 +133,7 @@ fn candidates(rig: &Rig) -> Vec<Candidate> {
         all.push(Candidate::new(
             &format!("denizen, {records} records"),
             installed(),
-            rig,
+            context,
             &call,
             &ours,
         ));
@@ -143,7 +143,7 @@ fn candidates(rig: &Rig) -> Vec<Candidate> {
         configuration["name"] = json!("pods");
         configuration["type"] = json!(kind);
         configuration["prevResult"] = result.clone();
-        Candidate::new(name, Path::new(REAL_PLUGINS).join(kind), rig, &call, &configuration)
+        Candidate::new(name, Path::new(REAL_PLUGINS).join(kind), context, &call, &configuration)
     };
     all.push(real(
         "tuning, one sysctl",
@@ -198,10 +198,10 @@ fn report(all: &[Candidate]) -> bool {
 }
 
 fn main() {
-    let rig = Rig::new();
-    let mut all = candidates(&rig);
+    let context = PluginContext::new();
+    let mut all = candidates(&context);
     // In the node's own thread: nothing is measured but the process.
-    let all = rig.node.run(move || {
+    let all = context.node.run(move || {
         for round in 0..ROUNDS {
             all.iter_mut()
                 .filter(|candidate| round % candidate.every == 0)

@@ -39,7 +39,7 @@ pub enum Who {
 pub const EVERYONE: [Who; 5] =
     [Who::Bridged, Who::Routed, Who::Remote, Who::Outside, Who::ThisNode];
 
-/// The cast, on its stage.
+/// The cast, and the node that it is on.
 #[derive(Debug)]
 pub struct Cast {
     /// The bridged pod.

@@ -1,8 +1,8 @@
 //! Running CNI chains as libcni does: each plugin's own process, `prevResult` handed from one to
 //! the next, the results kept for CHECK and DEL.
 
+mod context;
 mod namespace;
-mod rig;
 
 use std::fs::File;
 use std::io::Write;
@@ -11,8 +11,8 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use serde_json::{Value, json};
 
+pub use context::{PluginContext, spec_result, with};
 pub use namespace::{Disk, Namespace};
-pub use rig::{Rig, spec_result, with};
 
 /// Where Debian's `containernetworking-plugins` lie.
 pub const REAL_PLUGINS: &str = "/usr/lib/cni";

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
-struct Stage {
+struct HarnessContext {
     world: World,
     client: Pod,
     server: Pod,
@@ -24,7 +24,7 @@ struct Stage {
 }
 
 /// Two pods of one wiring, and rules that the tests of this file name addresses of.
-fn stage(label: &str, wiring: Wiring) -> Result<Stage> {
+fn context(label: &str, wiring: Wiring) -> Result<HarnessContext> {
     let world = World::new(label, Addresses::default())?;
     let pod = |name: &str, addresses: &[IpAddr]| {
         Pod::wire(&world.node, Netns::new(&format!("{label}-{name}"))?, name, wiring, addresses)
@@ -37,7 +37,7 @@ fn stage(label: &str, wiring: Wiring) -> Result<Stage> {
     let listens: Vec<_> = server.addresses.iter().flat_map(at).collect();
     let _server = Server::start(&server.netns, &listens)?;
     world.node.nft(RULES)?;
-    Ok(Stage { world, client, server, _server })
+    Ok(HarnessContext { world, client, server, _server })
 }
 
 /// `.1` is the plain service, `.2` a masqueraded one, `.3` rejects, `.4` drops, `.5` nobody knows.
@@ -77,17 +77,17 @@ fn service(family: &str, last: u8) -> SocketAddr {
 }
 
 fn tells_verdicts_apart(label: &str, wiring: Wiring) -> Result<()> {
-    let stage = stage(label, wiring)?;
-    let node = stage.world.node_addresses()?;
+    let context = context(label, wiring)?;
+    let node = context.world.node_addresses()?;
     for (family, protocol) in FAMILIES.iter().flat_map(|family| PROTOCOLS.map(|it| (family, it))) {
         let ask = |last: u8| {
             let patience = if last == 4 { SILENCE } else { PATIENCE };
             Probe { protocol, patience, ..Probe::tcp(service(family, last)) }
-                .ask_in(&stage.client.netns)
+                .ask_in(&context.client.netns)
         };
         let like = service(family, 1).ip();
-        let own = stage.client.address_like(like);
-        let endpoint = stage.server.address_like(like).map(|it| SocketAddr::new(it, 8080));
+        let own = context.client.address_like(like);
+        let endpoint = context.server.address_like(like).map(|it| SocketAddr::new(it, 8080));
         let what = format!("{family} {protocol}");
 
         let (plain, masqueraded) = (ask(1), ask(2));
@@ -115,10 +115,10 @@ fn tells_verdicts_apart_for_routed_pods() -> Result<()> {
 #[test]
 fn sees_a_missing_hairpin_masquerade() -> Result<()> {
     for (label, wiring) in [("self-hair-b", Wiring::Bridged), ("self-hair-r", Wiring::Routed)] {
-        let stage = stage(label, wiring)?;
+        let context = context(label, wiring)?;
         for family in FAMILIES {
             let to_itself = |last| {
-                Probe::tcp(service(family, last)).patience(SILENCE).ask_in(&stage.server.netns)
+                Probe::tcp(service(family, last)).patience(SILENCE).ask_in(&context.server.netns)
             };
             assert_eq!(
                 to_itself(1).endpoint(),
@@ -133,7 +133,7 @@ fn sees_a_missing_hairpin_masquerade() -> Result<()> {
 
 #[test]
 fn reaches_everybody_from_everywhere() -> Result<()> {
-    let Stage { world, client, server, _server } = stage("self-reach", Wiring::Routed)?;
+    let HarnessContext { world, client, server, _server } = context("self-reach", Wiring::Routed)?;
     let ports = [Protocol::Tcp, Protocol::Udp].map(|protocol| (protocol, 7000));
     let mut servers = Vec::new();
     for (host, addresses) in

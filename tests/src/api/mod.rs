@@ -11,18 +11,18 @@
 //! | `change` | POST, PUT, PATCH and DELETE, for kubectl |
 //! | `watch` | the body of a watch |
 //! | `server` | sockets, TLS, starting and stopping |
-//! | [`stage`] | a node whose agent follows it |
+//! | [`context`] | a node whose agent follows it |
 //! | `tls` | an authority, and kubeconfig files that trust it |
 //! | `real` | the real one |
 
 mod answer;
 mod change;
+pub mod context;
 mod kinds;
 mod manners;
 mod real;
 mod select;
 mod server;
-pub mod stage;
 mod store;
 mod tls;
 mod watch;

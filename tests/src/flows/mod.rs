@@ -1,8 +1,8 @@
 //! The table of packets, `tests/flows.json`: what a service proxy does with them, case by case, and
 //! how each is played with real connections.
 
+mod context;
 mod play;
-mod stage;
 pub mod table;
 
 pub use play::play;

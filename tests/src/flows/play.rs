@@ -7,7 +7,7 @@ use std::thread;
 
 use anyhow::{Result, bail, ensure};
 
-use super::stage::Stage;
+use super::context::CaseContext;
 use super::table::{Backend, Case, Flow, From, Nobody, Verdict};
 use crate::netns::Netns;
 use crate::pod::Wiring;
@@ -24,12 +24,12 @@ const STICKY_TRIES: usize = 20;
 /// every packet that went another way than the table says, or that `explain` tells otherwise.
 pub fn play(case: &Case, backend: Backend, wiring: Wiring) -> Result<()> {
     let name = &case.name;
-    let stage = Stage::set(case, backend, "flow", wiring)?;
-    let node = stage.world.node_addresses()?;
+    let context = CaseContext::new(case, backend, "flow", wiring)?;
+    let node = context.world.node_addresses()?;
     let flows = &case.flows;
     let failures: Vec<_> = thread::scope(|scope| {
         let playing: Vec<_> =
-            flows.iter().map(|flow| (flow, scope.spawn(|| one(&stage, flow, &node)))).collect();
+            flows.iter().map(|flow| (flow, scope.spawn(|| one(&context, flow, &node)))).collect();
         let failed = playing
             .into_iter()
             .map(|(flow, thread)| (flow, thread.join().expect("a flow's thread")));
@@ -47,18 +47,18 @@ pub fn play(case: &Case, backend: Backend, wiring: Wiring) -> Result<()> {
         writeln!(report, "- {}: {error:#}", flow.name)?;
     }
     let rules = match backend {
-        Backend::Nftables => stage.world.node.output("nft", &["list", "ruleset"])?,
-        Backend::IptablesLegacy => stage.world.node.output("iptables-legacy-save", &[])?,
-        Backend::IptablesNft => stage.world.node.output("iptables-nft-save", &[])?,
+        Backend::Nftables => context.world.node.output("nft", &["list", "ruleset"])?,
+        Backend::IptablesLegacy => context.world.node.output("iptables-legacy-save", &[])?,
+        Backend::IptablesNft => context.world.node.output("iptables-nft-save", &[])?,
     };
     bail!("{report}{rules}")
 }
 
-fn one(stage: &Stage, flow: &Flow, node: &[IpAddr]) -> Result<()> {
-    let (netns, interface) = stage.origin(flow)?;
+fn one(context: &CaseContext, flow: &Flow, node: &[IpAddr]) -> Result<()> {
+    let (netns, interface) = context.origin(flow)?;
     connect(netns, flow, node)?;
     let to = SocketAddr::new(flow.dest_ip, flow.dest_port);
-    let told = stage.agent.explain(flow.from, interface, to, flow.protocol)?;
+    let told = context.agent.explain(flow.from, interface, to, flow.protocol)?;
     let (verdict, endpoints) = match &flow.expect.endpoints {
         Verdict::Forward(endpoints) => ("forward", endpoints.as_slice()),
         Verdict::Nobody(Nobody::Reject) => ("reject", [].as_slice()),

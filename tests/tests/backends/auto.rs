@@ -46,7 +46,7 @@ fn tables(node: &Netns) -> Result<String> {
     node.output("nft", &["list", "tables"])
 }
 
-fn scene(label: &str) -> Result<(Cast, Vec<Server>)> {
+fn context(label: &str) -> Result<(Cast, Vec<Server>)> {
     let (cast, servers) = Cast::new(label)?;
     let members = [Who::Bridged, Who::Routed, Who::Remote];
     let web = cast.service("web", 10, &every_protocol(), &members)?;
@@ -87,7 +87,7 @@ fn chose(cast: &Cast, agent: &Agent, backend: &str, why: &str) -> Result<()> {
 
 #[test]
 fn nftables_is_chosen_where_the_kernel_lets_it() -> Result<()> {
-    let (cast, _servers) = scene("auto-nft")?;
+    let (cast, _servers) = context("auto-nft")?;
     let agent = start(&cast, &[])?;
     chose(&cast, &agent, "nftables", "this kernel can do all that it needs")?;
     agent.terminate()?;
@@ -99,7 +99,7 @@ fn nftables_is_chosen_where_the_kernel_lets_it() -> Result<()> {
 #[test]
 fn iptables_serves_where_nftables_is_refused() -> Result<()> {
     for family in ["ip", "ip6"] {
-        let (cast, _servers) = scene(&format!("auto-{family}"))?;
+        let (cast, _servers) = context(&format!("auto-{family}"))?;
         let node = &cast.cluster.world.node;
         let owned = Owned::table(node, family)?;
         let agent = start(&cast, &[])?;
@@ -120,7 +120,7 @@ fn iptables_serves_where_nftables_is_refused() -> Result<()> {
 /// way to know them.
 #[test]
 fn the_bridges_table_is_asked_for_where_ports_matter() -> Result<()> {
-    let (cast, _servers) = scene("auto-bridge")?;
+    let (cast, _servers) = context("auto-bridge")?;
     let owned = Owned::table(&cast.cluster.world.node, "bridge")?;
     let agent = start(&cast, &[])?;
     chose(&cast, &agent, "nftables", "this kernel can do all that it needs")?;
@@ -144,7 +144,7 @@ fn the_bridges_table_is_asked_for_where_ports_matter() -> Result<()> {
 /// No backend can tell a pod from its neighbour on the bridge then, so none is chosen.
 #[test]
 fn exact_ports_without_the_bridges_table_are_an_error() -> Result<()> {
-    let (cast, _servers) = scene("auto-exact")?;
+    let (cast, _servers) = context("auto-exact")?;
     let _owned = Owned::table(&cast.cluster.world.node, "bridge")?;
     let refused = start(&cast, &["--detect-local=pod-state=port-exact"]);
     let said = format!("{:#}", refused.err().context("it runs")?);
@@ -160,7 +160,7 @@ fn exact_ports_without_the_bridges_table_are_an_error() -> Result<()> {
 /// The bridge's table is all that iptables needs of nf_tables to know ports exactly.
 #[test]
 fn exact_ports_are_known_with_iptables_where_the_bridges_table_can_be_had() -> Result<()> {
-    let (cast, _servers) = scene("auto-ports")?;
+    let (cast, _servers) = context("auto-ports")?;
     let _owned = Owned::table(&cast.cluster.world.node, "ip")?;
     let agent = start(&cast, &["--detect-local=pod-state=port-exact"])?;
     chose(&cast, &agent, "iptables", "ip table: it is owned by another process")?;
@@ -175,7 +175,7 @@ fn exact_ports_are_known_with_iptables_where_the_bridges_table_can_be_had() -> R
 /// tries again.
 #[test]
 fn iptables_serves_until_the_bridges_table_can_be_had() -> Result<()> {
-    let (cast, _servers) = scene("auto-later")?;
+    let (cast, _servers) = context("auto-later")?;
     let node = &cast.cluster.world.node;
     let owned = Owned::table(node, "bridge")?;
     let mut settings = cast.cluster.settings();

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::api::stage::{BOUND, HTTP, Stage, until_error, until_no_error, with_every_api};
+use denizen_tests::api::context::{
+    ApiContext, BOUND, HTTP, until_error, until_no_error, with_every_api,
+};
 use denizen_tests::api::{Api, ApiServer};
 use denizen_tests::cast::{Who, service_ips};
 use denizen_tests::cluster::NODE;
@@ -22,28 +24,28 @@ fn services(agent: &Agent) -> Result<u64> {
 
 #[test]
 fn services_are_served_as_they_change() -> Result<()> {
-    with_every_api("kube-serve", |stage| {
-        stage.put_node()?;
-        stage.put_web("web", 10, &[Who::Routed])?;
-        let agent = stage.start_agent()?;
-        stage.until_answered(10, Who::Routed)?;
-        stage.put_web("web", 10, &[Who::Remote])?;
-        stage.until_answered(10, Who::Remote)?;
-        stage.put_web("later", 11, &[Who::Bridged])?;
-        stage.until_answered(11, Who::Bridged)?;
-        stage.delete_web("web", true)?;
-        stage.until_unknown(10)?;
-        stage.until_answered(11, Who::Bridged)?;
+    with_every_api("kube-serve", |context| {
+        context.put_node()?;
+        context.put_web("web", 10, &[Who::Routed])?;
+        let agent = context.start_agent()?;
+        context.until_answered(10, Who::Routed)?;
+        context.put_web("web", 10, &[Who::Remote])?;
+        context.until_answered(10, Who::Remote)?;
+        context.put_web("later", 11, &[Who::Bridged])?;
+        context.until_answered(11, Who::Bridged)?;
+        context.delete_web("web", true)?;
+        context.until_unknown(10)?;
+        context.until_answered(11, Who::Bridged)?;
         until_no_error(&agent)
     })
 }
 
 #[test]
 fn what_is_not_ours_is_not_even_asked_for() -> Result<()> {
-    with_every_api("kube-filter", |stage| {
-        stage.put_node()?;
-        stage.put_web("web", 10, &[Who::Routed])?;
-        let agent = stage.start_agent()?;
+    with_every_api("kube-filter", |context| {
+        context.put_node()?;
+        context.put_web("web", 10, &[Who::Routed])?;
+        let agent = context.start_agent()?;
         let before = services(&agent)?;
         let mut headless = manifest::service("headless", &service_ips(11)[..1], &HTTP);
         headless["spec"]["clusterIP"] = "None".into();
@@ -51,9 +53,9 @@ fn what_is_not_ours_is_not_even_asked_for() -> Result<()> {
         let mut foreign = manifest::service("foreign", &service_ips(12)[..1], &HTTP);
         foreign["metadata"]["labels"] =
             json!({ "service.kubernetes.io/service-proxy-name": "another" });
-        stage.api.put_all(&[headless, foreign])?;
-        stage.put_web("last", 13, &[Who::Routed])?;
-        stage.until_answered(13, Who::Routed)?;
+        context.api.put_all(&[headless, foreign])?;
+        context.put_web("last", 13, &[Who::Routed])?;
+        context.until_answered(13, Who::Routed)?;
         assert_eq!(services(&agent)?, before + 1, "the last one alone");
         until_no_error(&agent)
     })
@@ -61,138 +63,138 @@ fn what_is_not_ours_is_not_even_asked_for() -> Result<()> {
 
 #[test]
 fn a_service_may_become_anothers_and_come_back() -> Result<()> {
-    with_every_api("kube-give", |stage| {
-        stage.put_node()?;
-        stage.put_web("web", 10, &[Who::Routed])?;
-        let _agent = stage.start_agent()?;
-        stage.until_answered(10, Who::Routed)?;
+    with_every_api("kube-give", |context| {
+        context.put_node()?;
+        context.put_web("web", 10, &[Who::Routed])?;
+        let _agent = context.start_agent()?;
+        context.until_answered(10, Who::Routed)?;
         let mut given = manifest::service("web", &service_ips(10), &HTTP);
         let label = "service.kubernetes.io/service-proxy-name";
         given["metadata"]["labels"] = json!({ label: "another" });
-        stage.api.put(&given)?;
-        stage.until_unknown(10)?;
-        stage.put_web("web", 10, &[Who::Routed])?;
-        stage.until_answered(10, Who::Routed)
+        context.api.put(&given)?;
+        context.until_unknown(10)?;
+        context.put_web("web", 10, &[Who::Routed])?;
+        context.until_answered(10, Who::Routed)
     })
 }
 
 #[test]
 fn services_are_served_before_the_node_exists() -> Result<()> {
-    with_every_api("kube-nonode", |stage| {
-        stage.put_web("web", 10, &[Who::Routed])?;
-        let agent = stage.start_agent()?;
-        stage.until_answered(10, Who::Routed)?;
+    with_every_api("kube-nonode", |context| {
+        context.put_web("web", 10, &[Who::Routed])?;
+        let agent = context.start_agent()?;
+        context.until_answered(10, Who::Routed)?;
         until_error(&agent, &format!("Node {NODE} does not exist (yet)"))?;
-        stage.put_node()?;
+        context.put_node()?;
         until_no_error(&agent)
     })
 }
 
 #[test]
 fn a_restart_finds_what_changed_meanwhile() -> Result<()> {
-    with_every_api("kube-again", |stage| {
-        stage.put_node()?;
-        stage.put_web("old", 10, &[Who::Routed])?;
-        stage.put_web("web", 11, &[Who::Routed])?;
-        let mut agent = stage.start_agent()?;
-        stage.until_answered(10, Who::Routed)?;
+    with_every_api("kube-again", |context| {
+        context.put_node()?;
+        context.put_web("old", 10, &[Who::Routed])?;
+        context.put_web("web", 11, &[Who::Routed])?;
+        let mut agent = context.start_agent()?;
+        context.until_answered(10, Who::Routed)?;
         agent.quiet();
         agent.terminate()?;
-        stage.until_answered(11, Who::Routed)?;
-        stage.delete_web("old", true)?;
-        stage.put_web("web", 11, &[Who::Remote])?;
-        let _agent = stage.start_agent()?;
-        stage.until_unknown(10)?;
-        stage.until_answered(11, Who::Remote)
+        context.until_answered(11, Who::Routed)?;
+        context.delete_web("old", true)?;
+        context.put_web("web", 11, &[Who::Remote])?;
+        let _agent = context.start_agent()?;
+        context.until_unknown(10)?;
+        context.until_answered(11, Who::Remote)
     })
 }
 
 #[test]
 fn a_large_object_and_very_many_ports() -> Result<()> {
-    let stage = Stage::own("kube-large")?;
-    stage.put_node()?;
-    stage.put_web("web", 10, &[Who::Routed])?;
-    let agent = stage.start_agent()?;
+    let context = ApiContext::own("kube-large")?;
+    context.put_node()?;
+    context.put_web("web", 10, &[Who::Routed])?;
+    let agent = context.start_agent()?;
     let mut large = manifest::service("large", &service_ips(11), &HTTP);
     large["metadata"]["annotations"] = json!({ "big": "x".repeat(2 << 20) });
-    stage.api.put(&large)?;
+    context.api.put(&large)?;
     let address = service_ips(12);
     let mut many = manifest::service("many", &address, &HTTP);
     let port = |port: u16| json!({ "name": format!("p{port}"), "protocol": "TCP", "port": port });
     many["spec"]["ports"] = (1..=u16::MAX).map(port).collect();
-    let slices = stage.cast.service("many", 12, &[Port::tcp("p80", 80, 8080)], &[Who::Routed])?;
-    stage.api.put_all(&slices[1..])?;
-    stage.api.put(&many)?;
-    stage.until_answered(12, Who::Routed)?;
-    stage.until(11, "no endpoints", |outcome| *outcome == Outcome::Refused)?;
-    stage.until_answered(10, Who::Routed)?;
+    let slices = context.cast.service("many", 12, &[Port::tcp("p80", 80, 8080)], &[Who::Routed])?;
+    context.api.put_all(&slices[1..])?;
+    context.api.put(&many)?;
+    context.until_answered(12, Who::Routed)?;
+    context.until(11, "no endpoints", |outcome| *outcome == Outcome::Refused)?;
+    context.until_answered(10, Who::Routed)?;
     until_no_error(&agent)
 }
 
 #[test]
 fn a_bad_object_is_named_and_the_rest_goes_on() -> Result<()> {
-    let stage = Stage::own("kube-bad")?;
-    stage.put_node()?;
-    stage.put_web("web", 10, &[Who::Routed])?;
+    let context = ApiContext::own("kube-bad")?;
+    context.put_node()?;
+    context.put_web("web", 10, &[Who::Routed])?;
     let mut bad = manifest::service("bad", &service_ips(11), &HTTP);
     bad["spec"]["ports"][0]["port"] = "eighty".into();
-    stage.api.put(&bad)?;
-    let agent = stage.start_agent()?;
+    context.api.put(&bad)?;
+    let agent = context.start_agent()?;
     until_error(&agent, "Service default/bad: spec.ports[0].port")?;
-    stage.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Who::Routed)?;
     // It was good once, and what was known of it stays; so does everything else.
-    stage.put_web("bad", 11, &[Who::Remote])?;
-    stage.until_answered(11, Who::Remote)?;
+    context.put_web("bad", 11, &[Who::Remote])?;
+    context.until_answered(11, Who::Remote)?;
     until_no_error(&agent)?;
-    stage.api.put(&bad)?;
+    context.api.put(&bad)?;
     until_error(&agent, "Service default/bad: spec.ports[0].port")?;
-    stage.until_answered(11, Who::Remote)?;
-    stage.put_web("web", 10, &[Who::Remote])?;
-    stage.until_answered(10, Who::Remote)?;
+    context.until_answered(11, Who::Remote)?;
+    context.put_web("web", 10, &[Who::Remote])?;
+    context.until_answered(10, Who::Remote)?;
     // Part of an object.
     let mut half = manifest::service("bad", &service_ips(11), &HTTP);
     half["spec"]["externalIPs"] = json!(["203.0.113.7", "nine"]);
-    stage.api.put(&half)?;
+    context.api.put(&half)?;
     until_error(&agent, "Service default/bad: spec.externalIPs[1] \\\"nine\\\"")?;
-    stage.delete_web("bad", true)?;
-    stage.until_unknown(11)?;
+    context.delete_web("bad", true)?;
+    context.until_unknown(11)?;
     until_no_error(&agent)
 }
 
 /// `kubectl` in the network namespace of the node, with the agent's own kubeconfig.
-fn kubectl(stage: &Stage<ApiServer>, arguments: &[&str]) -> Result<String> {
+fn kubectl(context: &ApiContext<ApiServer>, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new("ip");
-    command.args(["netns", "exec", stage.cast.cluster.world.node.name(), "kubectl"]);
-    command.arg("--kubeconfig").arg(stage.api.kubeconfig());
+    command.args(["netns", "exec", context.cast.cluster.world.node.name(), "kubectl"]);
+    command.arg("--kubeconfig").arg(context.api.kubeconfig());
     // Its cache of what a server has is by the server's address, which all tests share.
-    command.arg("--cache-dir").arg(stage.api.folder().join("cache"));
+    command.arg("--cache-dir").arg(context.api.folder().join("cache"));
     let output = checked(command.args(arguments))?;
     Ok(String::from_utf8(output.stdout)?)
 }
 
 #[test]
 fn kubectl_and_the_agent_see_one_api() -> Result<()> {
-    let stage = Stage::own("kubectl")?;
-    stage.put_node()?;
-    let agent = stage.start_agent()?;
-    let objects = stage.cast.service("web", 10, &HTTP, &[Who::Routed])?;
+    let context = ApiContext::own("kubectl")?;
+    context.put_node()?;
+    let agent = context.start_agent()?;
+    let objects = context.cast.service("web", 10, &HTTP, &[Who::Routed])?;
     let files: Vec<String> = (0..objects.len())
-        .map(|n| stage.api.folder().join(format!("{n}.json")).display().to_string())
+        .map(|n| context.api.folder().join(format!("{n}.json")).display().to_string())
         .collect();
     for (file, object) in files.iter().zip(&objects) {
         std::fs::write(file, object.to_string())?;
-        kubectl(&stage, &["apply", "--validate=false", "--filename", file])?;
+        kubectl(&context, &["apply", "--validate=false", "--filename", file])?;
     }
-    stage.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Who::Routed)?;
     let shown: Value =
-        serde_json::from_str(&kubectl(&stage, &["get", "service", "web", "--output", "json"])?)?;
+        serde_json::from_str(&kubectl(&context, &["get", "service", "web", "--output", "json"])?)?;
     assert_eq!(shown["spec"]["clusterIP"], "172.30.0.10");
-    ensure!(kubectl(&stage, &["get", "endpointslices"])?.contains("web-ipv4"));
+    ensure!(kubectl(&context, &["get", "endpointslices"])?.contains("web-ipv4"));
     let patch = r#"{"spec":{"ports":[{"name":"http","protocol":"TCP","port":81}]}}"#;
-    kubectl(&stage, &["patch", "service", "web", "--type", "merge", "--patch", patch])?;
-    stage.until(10, "no port 80 any more", |outcome| *outcome == Outcome::Refused)?;
-    kubectl(&stage, &["delete", "service", "web", "--wait=false"])?;
-    stage.until_unknown(10)?;
+    kubectl(&context, &["patch", "service", "web", "--type", "merge", "--patch", patch])?;
+    context.until(10, "no port 80 any more", |outcome| *outcome == Outcome::Refused)?;
+    kubectl(&context, &["delete", "service", "web", "--wait=false"])?;
+    context.until_unknown(10)?;
     eventually("no services", BOUND, || Ok(services(&agent)? == 0))?;
     until_no_error(&agent)
 }
@@ -209,20 +211,20 @@ const WOKEN: Duration = Duration::from_secs(5);
 /// Each kind waits by itself, and one of them for ten minutes: the server did not serve it.
 #[test]
 fn the_first_answer_after_an_outage_wakes_every_kind() -> Result<()> {
-    let mut stage = Stage::own("kube-wake")?;
-    stage.put_node()?;
-    stage.put_web("web", 10, &[Who::Routed])?;
-    stage.api.behave(|manners| manners.unserved = vec!["servicecidrs"]);
-    let agent = stage.start_agent()?;
-    stage.until_answered(10, Who::Routed)?;
-    stage.api.stop();
+    let mut context = ApiContext::own("kube-wake")?;
+    context.put_node()?;
+    context.put_web("web", 10, &[Who::Routed])?;
+    context.api.behave(|manners| manners.unserved = vec!["servicecidrs"]);
+    let agent = context.start_agent()?;
+    context.until_answered(10, Who::Routed)?;
+    context.api.stop();
     std::thread::sleep(OUTAGE);
     // It comes back as a newer version, which serves them all.
-    stage.api.behave(|manners| manners.unserved = Vec::new());
-    let before = stage.api.asked().len();
-    stage.go_on()?;
+    context.api.behave(|manners| manners.unserved = Vec::new());
+    let before = context.api.asked().len();
+    context.go_on()?;
     let answered = || {
-        let asked = stage.api.asked().split_off(before);
+        let asked = context.api.asked().split_off(before);
         KINDS.map(|kind| asked.iter().any(|it| it.status == 200 && it.path.ends_with(kind)))
     };
     eventually("some kind is answered", BOUND, || Ok(answered().contains(&true)))?;

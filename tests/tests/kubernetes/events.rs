@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 
 use anyhow::{Context, Result};
-use denizen_tests::api::stage::{BOUND, HTTP, Stage, until_error, until_no_error};
+use denizen_tests::api::context::{ApiContext, BOUND, HTTP, until_error, until_no_error};
 use denizen_tests::api::{Api, ApiServer};
 use denizen_tests::cast::{Who, service_ips};
 use denizen_tests::cluster::NODE;
@@ -17,19 +17,19 @@ const METRICS: &str = "127.0.0.1:10249";
 const PORT: u16 = 32_123;
 
 /// The events for this reason.
-fn events(stage: &Stage<ApiServer>, reason: &str) -> Vec<Value> {
-    let all = stage.api.objects("events").into_iter();
+fn events(context: &ApiContext<ApiServer>, reason: &str) -> Vec<Value> {
+    let all = context.api.objects("events").into_iter();
     all.filter(|event| event["reason"] == reason).collect()
 }
 
-fn until_event(stage: &Stage<ApiServer>, reason: &str) -> Result<Value> {
-    eventually(reason, BOUND, || Ok(!events(stage, reason).is_empty()))?;
-    events(stage, reason).pop().context("it was there")
+fn until_event(context: &ApiContext<ApiServer>, reason: &str) -> Result<Value> {
+    eventually(reason, BOUND, || Ok(!events(context, reason).is_empty()))?;
+    events(context, reason).pop().context("it was there")
 }
 
 /// Takes an address in the node, until the value is dropped.
-fn taken(stage: &Stage<ApiServer>, address: &str) -> Result<TcpListener> {
-    Ok(stage.cast.cluster.world.node.run(|| TcpListener::bind(address))??)
+fn taken(context: &ApiContext<ApiServer>, address: &str) -> Result<TcpListener> {
+    Ok(context.cast.cluster.world.node.run(|| TcpListener::bind(address))??)
 }
 
 fn checked_service() -> Value {
@@ -42,55 +42,55 @@ fn checked_service() -> Value {
 
 #[test]
 fn what_cannot_be_served_is_an_event_once() -> Result<()> {
-    let stage = Stage::own("kube-events")?;
-    stage.put_node()?;
-    stage.put_web("web", 10, &[Who::Routed])?;
-    let metrics = taken(&stage, METRICS)?;
-    let port = taken(&stage, &format!("0.0.0.0:{PORT}"))?;
-    let agent = stage.start_agent()?;
+    let context = ApiContext::own("kube-events")?;
+    context.put_node()?;
+    context.put_web("web", 10, &[Who::Routed])?;
+    let metrics = taken(&context, METRICS)?;
+    let port = taken(&context, &format!("0.0.0.0:{PORT}"))?;
+    let agent = context.start_agent()?;
     let node = json!({ "kind": "Node", "name": NODE, "uid": NODE });
-    let started = until_event(&stage, "Starting")?;
+    let started = until_event(&context, "Starting")?;
     assert_eq!(started["regarding"], node);
     assert_eq!(
         (&started["type"], &started["metadata"]["namespace"]),
         (&json!("Normal"), &json!("default"))
     );
-    let failed = until_event(&stage, "FailedToStartMetricServer")?;
+    let failed = until_event(&context, "FailedToStartMetricServer")?;
     assert_eq!((&failed["regarding"], &failed["type"]), (&node, &json!("Warning")));
     let note = failed["note"].as_str().context("a note")?;
     assert!(note.contains(METRICS), "{failed}");
-    stage.api.put(&checked_service())?;
-    let failed = until_event(&stage, "FailedToStartServiceHealthcheck")?;
+    context.api.put(&checked_service())?;
+    let failed = until_event(&context, "FailedToStartServiceHealthcheck")?;
     assert_eq!(
         (&failed["regarding"]["kind"], &failed["regarding"]["name"]),
         (&json!("Service"), &json!("checked"))
     );
     // The same again is no news.
-    stage.api.delete(&checked_service())?;
+    context.api.delete(&checked_service())?;
     until_error(&agent, METRICS)?;
     drop(metrics);
     until_no_error(&agent)?;
-    stage.api.put(&checked_service())?;
+    context.api.put(&checked_service())?;
     until_error(&agent, &PORT.to_string())?;
     drop(port);
     until_no_error(&agent)?;
-    assert_eq!(events(&stage, "FailedToStartServiceHealthcheck").len(), 1);
-    assert_eq!(events(&stage, "Starting").len(), 1);
-    assert_eq!(events(&stage, "FailedToStartProxierHealthcheck").len(), 0);
+    assert_eq!(events(&context, "FailedToStartServiceHealthcheck").len(), 1);
+    assert_eq!(events(&context, "Starting").len(), 1);
+    assert_eq!(events(&context, "FailedToStartProxierHealthcheck").len(), 0);
     Ok(())
 }
 
 /// Who may not write events says so in the log, and serves all the same.
 #[test]
 fn an_event_that_cannot_be_written_stops_nothing() -> Result<()> {
-    let stage = Stage::own("kube-noevent")?;
-    stage.api.behave(|manners| manners.forbidden = vec!["events"]);
-    stage.put_node()?;
-    stage.put_web("web", 10, &[Who::Routed])?;
-    let agent = stage.start_agent()?;
-    stage.until_answered(10, Who::Routed)?;
-    eventually("it is said", BOUND, || Ok(agent.log().contains("cannot write an event")))?;
+    let context = ApiContext::own("kube-noevent")?;
+    context.api.behave(|manners| manners.forbidden = vec!["events"]);
+    context.put_node()?;
+    context.put_web("web", 10, &[Who::Routed])?;
+    let agent = context.start_agent()?;
+    context.until_answered(10, Who::Routed)?;
+    eventually("it is said", BOUND, || Ok(agent.log().contains("an event cannot be written")))?;
     until_no_error(&agent)?;
-    assert!(stage.api.objects("events").is_empty());
+    assert!(context.api.objects("events").is_empty());
     Ok(())
 }

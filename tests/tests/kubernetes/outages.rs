@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, STARTING};
-use denizen_tests::api::stage::{BOUND, Stage, until_error, until_no_error};
+use denizen_tests::api::context::{ApiContext, BOUND, until_error, until_no_error};
 use denizen_tests::api::{Api, ApiServer, Asked};
 use denizen_tests::cast::Who;
 use denizen_tests::eventually::eventually;
@@ -14,17 +14,17 @@ use denizen_tests::pod::Wiring;
 use serde_json::json;
 
 /// A node, service 10 at the routed pod, and whatever else is asked for: not started yet.
-fn stage(label: &str) -> Result<Stage<ApiServer>> {
-    let stage = Stage::own(label)?;
-    stage.put_node()?;
-    stage.put_web("web", 10, &[Who::Routed])?;
-    Ok(stage)
+fn context(label: &str) -> Result<ApiContext<ApiServer>> {
+    let context = ApiContext::own(label)?;
+    context.put_node()?;
+    context.put_web("web", 10, &[Who::Routed])?;
+    Ok(context)
 }
 
 /// What was asked about `resource`.
-fn asked(stage: &Stage<ApiServer>, resource: &str) -> Vec<Asked> {
+fn asked(context: &ApiContext<ApiServer>, resource: &str) -> Vec<Asked> {
     let of = |asked: &Asked| asked.path.ends_with(&format!("/{resource}"));
-    stage.api.asked().into_iter().filter(of).collect()
+    context.api.asked().into_iter().filter(of).collect()
 }
 
 /// How many lists, as a stream or the first page of one.
@@ -34,59 +34,59 @@ fn lists(asked: &[Asked]) -> usize {
 }
 
 /// While the server is away, `gone` is deleted and `web` moved, and nobody remembers.
-fn change_behind_its_back(stage: &mut Stage<ApiServer>) -> Result<()> {
-    stage.api.stop();
-    stage.delete_web("gone", true)?;
-    stage.put_web("web", 10, &[Who::Remote])?;
-    stage.api.compact();
+fn change_behind_its_back(context: &mut ApiContext<ApiServer>) -> Result<()> {
+    context.api.stop();
+    context.delete_web("gone", true)?;
+    context.put_web("web", 10, &[Who::Remote])?;
+    context.api.compact();
     Ok(())
 }
 
 #[test]
 fn a_server_that_refuses_streams_is_asked_for_pages() -> Result<()> {
-    let stage = stage("kube-pages")?;
-    stage.api.behave(|manners| {
+    let context = context("kube-pages")?;
+    context.api.behave(|manners| {
         manners.refuses_streams = true;
         manners.page = 3;
     });
     for number in 20..31 {
-        stage.put_web(&format!("web-{number}"), number, &[Who::Bridged])?;
+        context.put_web(&format!("web-{number}"), number, &[Who::Bridged])?;
     }
-    let agent = stage.start_agent()?;
-    stage.until_answered(10, Who::Routed)?;
-    stage.until_answered(30, Who::Bridged)?;
+    let agent = context.start_agent()?;
+    context.until_answered(10, Who::Routed)?;
+    context.until_answered(30, Who::Bridged)?;
     until_no_error(&agent)?;
-    let pages = asked(&stage, "services");
+    let pages = asked(&context, "services");
     let followed = pages.iter().filter(|it| it.is_page() && it.parameter("continue").is_some());
     assert_eq!(followed.count(), 3, "12 services: 3, and 3 times more: {pages:?}");
     assert_eq!(pages.iter().filter(|it| it.is_stream()).count(), 1, "tried once: {pages:?}");
     ensure!(pages.iter().all(|it| it.parameter("fieldSelector") == Some("spec.clusterIP!=None")));
-    stage.put_web("web", 10, &[Who::Remote])?;
-    stage.until_answered(10, Who::Remote)
+    context.put_web("web", 10, &[Who::Remote])?;
+    context.until_answered(10, Who::Remote)
 }
 
 /// Kubernetes 1.21 to 1.30, without streams and with them.
 #[test]
 fn a_server_that_selects_no_fields_is_asked_for_all_services() -> Result<()> {
     for refuses_streams in [true, false] {
-        let stage = stage("kube-nofield")?;
-        stage.api.behave(|manners| {
+        let context = context("kube-nofield")?;
+        context.api.behave(|manners| {
             manners.refuses_streams = refuses_streams;
             manners.refuses_fields = true;
         });
-        let agent = stage.start_agent()?;
+        let agent = context.start_agent()?;
         let served = agent.status()?["services"].clone();
         let headless =
             json!({ "clusterIP": "None", "clusterIPs": ["None"], "ports": [{ "port": 80 }] });
         let metadata = json!({ "namespace": "default", "name": "headless" });
-        stage
+        context
             .api
             .put(&json!({ "apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": headless }))?;
-        stage.put_web("web", 10, &[Who::Remote])?;
-        stage.until_answered(10, Who::Remote)?;
+        context.put_web("web", 10, &[Who::Remote])?;
+        context.until_answered(10, Who::Remote)?;
         until_no_error(&agent)?;
         assert_eq!(agent.status()?["services"], served, "the other is nobody's to serve");
-        let of_nodes = asked(&stage, "nodes");
+        let of_nodes = asked(&context, "nodes");
         let own = |it: &Asked| it.parameter("fieldSelector") == Some("metadata.name=node-1");
         ensure!(of_nodes.iter().all(own), "{of_nodes:?}");
     }
@@ -95,45 +95,45 @@ fn a_server_that_selects_no_fields_is_asked_for_all_services() -> Result<()> {
 
 #[test]
 fn a_server_that_never_ends_a_stream_is_asked_for_pages() -> Result<()> {
-    let stage = stage("kube-noend")?;
-    stage.api.behave(|manners| manners.never_ends_initial = true);
-    let mut agent = stage.spawn_agent()?;
+    let context = context("kube-noend")?;
+    context.api.behave(|manners| manners.never_ends_initial = true);
+    let mut agent = context.spawn_agent()?;
     agent.wait_programmed(6 * STARTING)?;
-    stage.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Who::Routed)?;
     until_no_error(&agent)
 }
 
 #[test]
 fn pages_that_are_lost_meanwhile_are_listed_anew() -> Result<()> {
-    let stage = stage("kube-410")?;
-    stage.api.behave(|manners| {
+    let context = context("kube-410")?;
+    context.api.behave(|manners| {
         manners.refuses_streams = true;
         manners.page = 1;
         manners.loses_pages = 2;
     });
-    stage.put_web("second", 11, &[Who::Bridged])?;
-    let agent = stage.start_agent()?;
-    stage.until_answered(10, Who::Routed)?;
-    stage.until_answered(11, Who::Bridged)?;
+    context.put_web("second", 11, &[Who::Bridged])?;
+    let agent = context.start_agent()?;
+    context.until_answered(10, Who::Routed)?;
+    context.until_answered(11, Who::Bridged)?;
     until_no_error(&agent)
 }
 
 #[test]
 fn a_watch_that_breaks_goes_on_where_it_was() -> Result<()> {
-    let stage = stage("kube-resume")?;
-    stage.api.behave(|manners| manners.bookmarks = Duration::from_millis(50));
-    let agent = stage.start_agent()?;
+    let context = context("kube-resume")?;
+    context.api.behave(|manners| manners.bookmarks = Duration::from_millis(50));
+    let agent = context.start_agent()?;
     // Nothing happens to a Node, so that only a bookmark tells where its watch goes on.
     let node_watches = || -> Vec<u64> {
-        let own = asked(&stage, "nodes").into_iter();
+        let own = asked(&context, "nodes").into_iter();
         let watches = own.filter(|it| it.is_watch() && !it.is_stream() && it.status == 200);
         watches.filter_map(|it| it.parameter("resourceVersion")?.parse().ok()).collect()
     };
     for (round, who) in [Who::Remote, Who::Routed, Who::Bridged].into_iter().enumerate() {
         let before = node_watches().len();
-        stage.api.cut_watches();
-        stage.put_web("web", 10, &[who])?;
-        stage.until_answered(10, who).with_context(|| format!("round {round}"))?;
+        context.api.cut_watches();
+        context.put_web("web", 10, &[who])?;
+        context.until_answered(10, who).with_context(|| format!("round {round}"))?;
         eventually("the Node is watched again", BOUND, || Ok(node_watches().len() > before))?;
     }
     // Each time longer, so that one watch lasts until its bookmark comes.
@@ -141,49 +141,49 @@ fn a_watch_that_breaks_goes_on_where_it_was() -> Result<()> {
     eventually("a bookmark counts", BOUND, || {
         if cut.elapsed() > patience {
             (cut, patience) = (Instant::now(), 2 * patience);
-            stage.api.cut_watches();
+            context.api.cut_watches();
         }
         let versions = node_watches();
         Ok(versions.last() > versions.first())
     })?;
     for resource in ["services", "endpointslices", "nodes", "servicecidrs"] {
-        assert_eq!(lists(&asked(&stage, resource)), 1, "{resource} listed again");
+        assert_eq!(lists(&asked(&context, resource)), 1, "{resource} listed again");
     }
     until_no_error(&agent)
 }
 
 #[test]
 fn a_watch_that_is_too_old_is_listed_anew() -> Result<()> {
-    let mut stage = stage("kube-old")?;
-    stage.put_web("gone", 11, &[Who::Bridged])?;
-    let agent = stage.start_agent()?;
-    stage.until_answered(11, Who::Bridged)?;
-    stage.api.expire_watches();
-    eventually("services are listed again", BOUND, || Ok(lists(&asked(&stage, "services")) > 1))?;
-    stage.put_web("web", 10, &[Who::Bridged])?;
-    stage.until_answered(10, Who::Bridged)?;
-    change_behind_its_back(&mut stage)?;
-    stage.go_on()?;
-    stage.until_unknown(11)?;
-    stage.until_answered(10, Who::Remote)?;
+    let mut context = context("kube-old")?;
+    context.put_web("gone", 11, &[Who::Bridged])?;
+    let agent = context.start_agent()?;
+    context.until_answered(11, Who::Bridged)?;
+    context.api.expire_watches();
+    eventually("services are listed again", BOUND, || Ok(lists(&asked(&context, "services")) > 1))?;
+    context.put_web("web", 10, &[Who::Bridged])?;
+    context.until_answered(10, Who::Bridged)?;
+    change_behind_its_back(&mut context)?;
+    context.go_on()?;
+    context.until_unknown(11)?;
+    context.until_answered(10, Who::Remote)?;
     until_no_error(&agent)
 }
 
 #[test]
 fn what_is_gone_is_known_only_from_a_whole_list() -> Result<()> {
     for streams in [true, false] {
-        let mut stage = stage(if streams { "kube-half-s" } else { "kube-half-p" })?;
-        stage.api.behave(|manners| manners.refuses_streams = !streams);
-        stage.put_web("gone", 11, &[Who::Bridged])?;
-        let agent = stage.start_agent()?;
-        stage.until_answered(11, Who::Bridged)?;
-        change_behind_its_back(&mut stage)?;
+        let mut context = context(if streams { "kube-half-s" } else { "kube-half-p" })?;
+        context.api.behave(|manners| manners.refuses_streams = !streams);
+        context.put_web("gone", 11, &[Who::Bridged])?;
+        let agent = context.start_agent()?;
+        context.until_answered(11, Who::Bridged)?;
+        change_behind_its_back(&mut context)?;
         // "web" is all there is; half of a list of services or of slices says less than that.
-        stage.api.behave(|manners| manners.breaks_lists = usize::MAX);
-        let before = stage.api.asked().len();
-        stage.go_on()?;
+        context.api.behave(|manners| manners.breaks_lists = usize::MAX);
+        let before = context.api.asked().len();
+        context.go_on()?;
         eventually("lists are tried", BOUND, || {
-            let since = &stage.api.asked()[before..];
+            let since = &context.api.asked()[before..];
             let of = |resource: &str| {
                 let tried: Vec<Asked> =
                     since.iter().filter(|it| it.path.ends_with(resource)).cloned().collect();
@@ -191,11 +191,11 @@ fn what_is_gone_is_known_only_from_a_whole_list() -> Result<()> {
             };
             Ok(of("/services") >= 3 && of("/endpointslices") >= 3)
         })?;
-        stage.until_answered(10, Who::Routed)?;
-        stage.until_answered(11, Who::Bridged)?;
-        stage.api.behave(|manners| manners.breaks_lists = 0);
-        stage.until_unknown(11)?;
-        stage.until_answered(10, Who::Remote)?;
+        context.until_answered(10, Who::Routed)?;
+        context.until_answered(11, Who::Bridged)?;
+        context.api.behave(|manners| manners.breaks_lists = 0);
+        context.until_unknown(11)?;
+        context.until_answered(10, Who::Remote)?;
         until_no_error(&agent)?;
     }
     Ok(())
@@ -203,26 +203,26 @@ fn what_is_gone_is_known_only_from_a_whole_list() -> Result<()> {
 
 #[test]
 fn a_slow_stream_and_lines_that_are_no_json() -> Result<()> {
-    let stage = stage("kube-slow")?;
-    stage.api.behave(|manners| {
+    let context = context("kube-slow")?;
+    context.api.behave(|manners| {
         manners.slow = Some((100, Duration::from_millis(2)));
         manners.garbage_every = Some(3);
     });
-    let mut agent = stage.spawn_agent()?;
+    let mut agent = context.spawn_agent()?;
     agent.wait_programmed(6 * STARTING)?;
-    stage.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Who::Routed)?;
     for who in [Who::Remote, Who::Bridged, Who::Routed] {
-        stage.put_web("web", 10, &[who])?;
-        stage.until_answered(10, who)?;
+        context.put_web("web", 10, &[who])?;
+        context.until_answered(10, who)?;
     }
     Ok(())
 }
 
 #[test]
 fn no_service_before_every_first_list_and_pods_at_once() -> Result<()> {
-    let stage = stage("kube-owed")?;
-    stage.api.behave(|manners| manners.silent = vec!["endpointslices"]);
-    let agent = stage.spawn_agent()?;
+    let context = context("kube-owed")?;
+    context.api.behave(|manners| manners.silent = vec!["endpointslices"]);
+    let agent = context.spawn_agent()?;
     let waits = |for_what: &str| {
         let agent = &agent;
         let expected = json!([for_what]);
@@ -230,22 +230,22 @@ fn no_service_before_every_first_list_and_pods_at_once() -> Result<()> {
     };
     eventually("all but the slices are known", BOUND, waits("endpoint slices"))?;
     assert_eq!(agent.status()?["pods"], 2, "the pods are programmed");
-    stage.until_unknown(10)?;
-    stage.api.behave(|manners| manners.silent = Vec::new());
+    context.until_unknown(10)?;
+    context.api.behave(|manners| manners.silent = Vec::new());
     // Who waits is not answered later: that question is given up after a while.
-    stage.api.cut_watches();
-    stage.until_answered(10, Who::Routed)
+    context.api.cut_watches();
+    context.until_answered(10, Who::Routed)
 }
 
 #[test]
 fn service_cidrs_are_no_condition() -> Result<()> {
-    let unserved = stage("kube-404")?;
+    let unserved = context("kube-404")?;
     unserved.api.behave(|manners| manners.unserved = vec!["servicecidrs"]);
     let agent = unserved.start_agent()?;
     unserved.until_answered(10, Who::Routed)?;
     until_no_error(&agent)?;
     drop(unserved);
-    let forbidden = stage("kube-403")?;
+    let forbidden = context("kube-403")?;
     forbidden.api.behave(|manners| manners.forbidden = vec!["servicecidrs"]);
     let agent = forbidden.start_agent()?;
     forbidden.until_answered(10, Who::Routed)?;
@@ -254,75 +254,75 @@ fn service_cidrs_are_no_condition() -> Result<()> {
 
 #[test]
 fn a_token_that_is_replaced_is_read_again() -> Result<()> {
-    let stage = stage("kube-token")?;
-    stage.api.behave(|manners| manners.tokens = vec!["the-second-token".to_owned()]);
-    let mut agent = stage.spawn_agent()?;
+    let context = context("kube-token")?;
+    context.api.behave(|manners| manners.tokens = vec!["the-second-token".to_owned()]);
+    let mut agent = context.spawn_agent()?;
     until_error(&agent, "Unauthorized")?;
-    stage.api.publish_token("the-second-token")?;
+    context.api.publish_token("the-second-token")?;
     agent.wait_programmed(6 * STARTING)?;
-    stage.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Who::Routed)?;
     // The next one, while it runs, and the server knows the old one no more.
-    stage.api.behave(|manners| manners.tokens = vec!["the-third-token".to_owned()]);
-    stage.api.cut_watches();
+    context.api.behave(|manners| manners.tokens = vec!["the-third-token".to_owned()]);
+    context.api.cut_watches();
     until_error(&agent, "Unauthorized")?;
-    stage.until_answered(10, Who::Routed)?;
-    stage.api.publish_token("the-third-token\n")?;
-    stage.put_web("web", 10, &[Who::Remote])?;
-    stage.until_answered(10, Who::Remote)?;
+    context.until_answered(10, Who::Routed)?;
+    context.api.publish_token("the-third-token\n")?;
+    context.put_web("web", 10, &[Who::Remote])?;
+    context.until_answered(10, Who::Remote)?;
     until_no_error(&agent)
 }
 
 #[test]
 fn another_authority_is_trusted_when_it_is_published() -> Result<()> {
-    let mut stage = stage("kube-ca")?;
-    let agent = stage.start_agent()?;
-    stage.until_answered(10, Who::Routed)?;
-    stage.api.stop();
-    stage.api.change_authority()?;
-    stage.go_on()?;
-    stage.put_web("web", 10, &[Who::Remote])?;
+    let mut context = context("kube-ca")?;
+    let agent = context.start_agent()?;
+    context.until_answered(10, Who::Routed)?;
+    context.api.stop();
+    context.api.change_authority()?;
+    context.go_on()?;
+    context.put_web("web", 10, &[Who::Remote])?;
     until_error(&agent, "certificate")?;
-    stage.until_answered(10, Who::Routed)?;
-    stage.api.publish_authority()?;
-    stage.until_answered(10, Who::Remote)?;
+    context.until_answered(10, Who::Routed)?;
+    context.api.publish_authority()?;
+    context.until_answered(10, Who::Remote)?;
     until_no_error(&agent)
 }
 
 /// As an hour without the API is, but for the hour.
 #[test]
 fn pods_come_and_go_while_the_api_is_away() -> Result<()> {
-    let mut stage = stage("kube-away")?;
-    stage.cast.cluster.wait_as(&json!({ "timeout": "20s", "onTimeout": "fail" }));
-    let agent = stage.start_agent()?;
-    stage.until_answered(10, Who::Routed)?;
-    stage.api.stop();
+    let mut context = context("kube-away")?;
+    context.cast.cluster.wait_as(&json!({ "timeout": "20s", "onTimeout": "fail" }));
+    let agent = context.start_agent()?;
+    context.until_answered(10, Who::Routed)?;
+    context.api.stop();
     until_error(&agent, "cannot be reached")?;
-    pods_are_programmed(&stage, &agent)?;
+    pods_are_programmed(&context, &agent)?;
     // The same for an agent that has never seen the API.
     let mut agent = agent;
     agent.quiet();
     agent.terminate()?;
-    let agent = stage.spawn_agent()?;
+    let agent = context.spawn_agent()?;
     until_error(&agent, "cannot be reached")?;
     for error in agent.status()?["errors"].as_array().context("errors")? {
         let parts: Vec<_> = error.as_str().context("a text")?.split(": ").collect();
         let distinct: BTreeSet<_> = parts.iter().collect();
         assert_eq!(parts.len(), distinct.len(), "a part is said twice: {error}");
     }
-    pods_are_programmed(&stage, &agent)?;
-    stage.until_answered(10, Who::Routed)?;
-    stage.put_web("web", 10, &[Who::Remote])?;
-    stage.go_on()?;
-    stage.until_answered(10, Who::Remote)?;
+    pods_are_programmed(&context, &agent)?;
+    context.until_answered(10, Who::Routed)?;
+    context.put_web("web", 10, &[Who::Remote])?;
+    context.go_on()?;
+    context.until_answered(10, Who::Remote)?;
     until_no_error(&agent)
 }
 
 /// A pod whose ADD waits for the agent or fails, and what it sees of the last known rules.
-fn pods_are_programmed(stage: &Stage<ApiServer>, agent: &Agent) -> Result<()> {
+fn pods_are_programmed(context: &ApiContext<ApiServer>, agent: &Agent) -> Result<()> {
     for round in 0..3 {
-        let pod = stage.cast.cluster.add_pod(&format!("p{round}"), Wiring::Bridged)?;
+        let pod = context.cast.cluster.add_pod(&format!("p{round}"), Wiring::Bridged)?;
         assert_eq!(agent.status()?["pods"], 3, "the two of the cast, and this one");
-        pod.detach(&stage.cast.cluster.world.node)?;
+        pod.detach(&context.cast.cluster.world.node)?;
         eventually("it is forgotten", BOUND, || Ok(agent.status()?["pods"] == 2))?;
     }
     Ok(())

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
 use denizen_tests::api::Asked;
-use denizen_tests::api::stage::{BOUND, Stage};
+use denizen_tests::api::context::{ApiContext, BOUND};
 use denizen_tests::cast::Who;
 use denizen_tests::conf::documents;
 use denizen_tests::eventually::eventually;
@@ -55,16 +55,16 @@ fn right(asked: &Asked) -> Result<Right> {
 
 #[test]
 fn the_role_permits_what_is_asked_for_and_nothing_else() -> Result<()> {
-    let stage = Stage::own("rbac")?;
+    let context = ApiContext::own("rbac")?;
     // Refused as streams, lists are asked for as lists too.
-    stage.api.behave(|manners| manners.refuses_streams = true);
-    stage.put_node()?;
-    stage.put_web("web", 10, &[Who::Routed])?;
-    let _agent = stage.start_agent()?;
-    stage.until_answered(10, Who::Routed)?;
+    context.api.behave(|manners| manners.refuses_streams = true);
+    context.put_node()?;
+    context.put_web("web", 10, &[Who::Routed])?;
+    let _agent = context.start_agent()?;
+    context.until_answered(10, Who::Routed)?;
     let permitted = permitted()?;
     eventually("everything that is permitted is asked for", BOUND, || {
-        let asked = stage.api.asked();
+        let asked = context.api.asked();
         let asked: BTreeSet<Right> = asked.iter().map(right).collect::<Result<_>>()?;
         let more: Vec<_> = asked.difference(&permitted).collect();
         anyhow::ensure!(more.is_empty(), "forbidden: {more:?}");

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
-use denizen_tests::api::stage::{Stage, until_no_error};
+use denizen_tests::api::context::{ApiContext, until_no_error};
 use denizen_tests::api::{Api, ApiServer, Authority};
 use denizen_tests::cast::{Who, service_ips};
 use denizen_tests::manifest::{self, Port};
@@ -15,21 +15,21 @@ use denizen_tests::manifest::{self, Port};
 const SERVICE_HOST: &str = "172.30.0.1";
 
 /// A pod's service account, mounted as kubelet mounts it.
-fn account(stage: &Stage<ApiServer>) -> Result<PathBuf> {
-    let folder = stage.api.folder();
+fn account(context: &ApiContext<ApiServer>) -> Result<PathBuf> {
+    let folder = context.api.folder();
     std::fs::write(folder.join("namespace"), "kube-system")?;
     Ok(folder.to_owned())
 }
 
-fn as_a_pod(stage: &Stage<ApiServer>, server: Option<String>) -> Result<Settings> {
+fn as_a_pod(context: &ApiContext<ApiServer>, server: Option<String>) -> Result<Settings> {
     let mut environment = vec![
         ("KUBERNETES_SERVICE_HOST", SERVICE_HOST.to_owned()),
         ("KUBERNETES_SERVICE_PORT", "443".to_owned()),
     ];
     environment.extend(server.map(|server| ("DENIZEN_API_SERVER", server)));
     Ok(Settings {
-        objects: Objects::Pod { account: account(stage)?, environment },
-        ..stage.settings()
+        objects: Objects::Pod { account: account(context)?, environment },
+        ..context.settings()
     })
 }
 
@@ -37,19 +37,19 @@ fn as_a_pod(stage: &Stage<ApiServer>, server: Option<String>) -> Result<Settings
 /// and no rule.
 #[test]
 fn a_cold_node_without_kube_proxy_starts_by_a_real_address() -> Result<()> {
-    let stage = Stage::own("kube-cold")?;
-    stage.put_node()?;
-    stage.put_web("web", 10, &[Who::Routed])?;
-    stage.until_unknown(10)?;
-    let settings = as_a_pod(&stage, Some(stage.api.url()))?;
-    let agent = Agent::start(&stage.cast.cluster.world.node, settings)?;
-    stage.until_answered(10, Who::Routed)?;
+    let context = ApiContext::own("kube-cold")?;
+    context.put_node()?;
+    context.put_web("web", 10, &[Who::Routed])?;
+    context.until_unknown(10)?;
+    let settings = as_a_pod(&context, Some(context.api.url()))?;
+    let agent = Agent::start(&context.cast.cluster.world.node, settings)?;
+    context.until_answered(10, Who::Routed)?;
     until_no_error(&agent)
 }
 
 /// What the agent says when it ends by itself.
-fn last_words(stage: &Stage<ApiServer>, settings: Settings) -> Result<String> {
-    let mut agent = Agent::spawn(&stage.cast.cluster.world.node, settings)?;
+fn last_words(context: &ApiContext<ApiServer>, settings: Settings) -> Result<String> {
+    let mut agent = Agent::spawn(&context.cast.cluster.world.node, settings)?;
     agent.quiet();
     let error = agent.wait_programmed(denizen_tests::agent::STARTING);
     let error = error.expect_err("it has nothing to start with").to_string();
@@ -59,30 +59,30 @@ fn last_words(stage: &Stage<ApiServer>, settings: Settings) -> Result<String> {
 
 #[test]
 fn it_refuses_to_depend_on_an_address_that_only_it_would_serve() -> Result<()> {
-    let stage = Stage::own("kube-refuse")?;
+    let context = ApiContext::own("kube-refuse")?;
     for server in [None, Some(String::new())] {
-        let words = last_words(&stage, as_a_pod(&stage, server)?)?;
+        let words = last_words(&context, as_a_pod(&context, server)?)?;
         for part in [SERVICE_HOST, "cluster IP", "--master", "DENIZEN_API_SERVER"] {
             assert!(words.contains(part), "{part}: {words}");
         }
     }
     // A token in clear would be everybody's.
-    let clear = stage.api.url().replace("https", "http");
-    let words = last_words(&stage, as_a_pod(&stage, Some(clear.clone()))?)?;
+    let clear = context.api.url().replace("https", "http");
+    let words = last_words(&context, as_a_pod(&context, Some(clear.clone()))?)?;
     assert!(words.contains(&clear), "{words}");
     Ok(())
 }
 
 #[test]
 fn credentials_that_cannot_be_used_are_named() -> Result<()> {
-    let stage = Stage::own("kube-creds")?;
+    let context = ApiContext::own("kube-creds")?;
     let kubeconfig = |name: &str, text: Option<&str>| -> Result<String> {
-        let path = stage.api.folder().join(name);
+        let path = context.api.folder().join(name);
         if let Some(text) = text {
             std::fs::write(&path, text)?;
         }
         let objects = Objects::Kubeconfig(path);
-        last_words(&stage, Settings { objects, ..stage.settings() })
+        last_words(&context, Settings { objects, ..context.settings() })
     };
     let cases = [
         ("missing", None, "No such file"),
@@ -93,29 +93,29 @@ fn credentials_that_cannot_be_used_are_named() -> Result<()> {
         let words = kubeconfig(name, text)?;
         assert!(words.contains(name) && words.contains(part), "{name}: {words}");
     }
-    let mut settings = as_a_pod(&stage, Some(stage.api.url()))?;
-    let empty = stage.cast.cluster.world.subfolder("empty")?;
+    let mut settings = as_a_pod(&context, Some(context.api.url()))?;
+    let empty = context.cast.cluster.world.subfolder("empty")?;
     if let Objects::Pod { account, .. } = &mut settings.objects {
         *account = empty;
     }
-    let words = last_words(&stage, settings)?;
+    let words = last_words(&context, settings)?;
     assert!(words.contains("serviceaccount"), "{words}");
     Ok(())
 }
 
 #[test]
 fn a_server_that_is_not_who_it_says_is_not_believed() -> Result<()> {
-    let stage = Stage::own("kube-spoof")?;
-    stage.put_node()?;
-    stage.put_web("web", 10, &[Who::Routed])?;
-    let elsewhere = stage.cast.cluster.world.subfolder("elsewhere")?;
-    Authority::new()?.write_kubeconfig(&elsewhere, &stage.api.url(), "a-token")?;
+    let context = ApiContext::own("kube-spoof")?;
+    context.put_node()?;
+    context.put_web("web", 10, &[Who::Routed])?;
+    let elsewhere = context.cast.cluster.world.subfolder("elsewhere")?;
+    Authority::new()?.write_kubeconfig(&elsewhere, &context.api.url(), "a-token")?;
     let objects = Objects::Kubeconfig(elsewhere.join("kubeconfig"));
-    let settings = Settings { objects, ..stage.settings() };
-    let agent = Agent::spawn(&stage.cast.cluster.world.node, settings)?;
-    denizen_tests::api::stage::until_error(&agent, "certificate")?;
-    assert!(stage.api.asked().is_empty(), "the token was sent to a stranger");
-    stage.until_unknown(10)?;
+    let settings = Settings { objects, ..context.settings() };
+    let agent = Agent::spawn(&context.cast.cluster.world.node, settings)?;
+    denizen_tests::api::context::until_error(&agent, "certificate")?;
+    assert!(context.api.asked().is_empty(), "the token was sent to a stranger");
+    context.until_unknown(10)?;
     assert_eq!(service_ips(10).len(), 2);
     Ok(())
 }
@@ -129,18 +129,18 @@ const AT_MOST: u64 = 47;
 /// What was needed for a moment at the start decides how much memory a node has to keep free.
 #[test]
 fn ten_thousand_services_start_in_little_memory() -> Result<()> {
-    let stage = Stage::own("kube-memory")?;
-    stage.put_node()?;
+    let context = ApiContext::own("kube-memory")?;
+    context.put_node()?;
     for n in 0..MANY {
         let name = format!("service-{n}");
         let address = |network: u32, n: usize| IpAddr::from(Ipv4Addr::from(network + n as u32));
         let port = [Port::tcp("http", 80, 8080)];
         let endpoints: Vec<_> =
             (0..4).map(|k| (address(0x0a80_0001, 4 * n + k), "another-node")).collect();
-        stage.api.put(&manifest::service(&name, &[address(0x0a60_0001, n)], &port))?;
-        stage.api.put(&manifest::slice(&name, &port, &endpoints))?;
+        context.api.put(&manifest::service(&name, &[address(0x0a60_0001, n)], &port))?;
+        context.api.put(&manifest::slice(&name, &port, &endpoints))?;
     }
-    let mut agent = stage.spawn_agent()?;
+    let mut agent = context.spawn_agent()?;
     agent.wait_programmed(6 * STARTING)?;
     assert_eq!(agent.status()?["services"], MANY);
     let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid()))?;

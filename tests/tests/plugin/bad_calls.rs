@@ -2,7 +2,7 @@
 //! state file.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use denizen_tests::cni::{Rig, VERSIONS, invoke, with};
+use denizen_tests::cni::{PluginContext, VERSIONS, invoke, with};
 use serde_json::{Value, json};
 
 /// A variable that is wrong: its name and its value, and what the message has to name besides. The
@@ -89,22 +89,23 @@ fn put(configuration: &mut Value, pointer: &str, value: Value) {
 #[test]
 fn a_bad_variable_is_named_and_harms_nothing() {
     for version in VERSIONS {
-        let rig = Rig::new();
-        rig.add("c1");
-        let before = rig.text();
+        let context = PluginContext::new();
+        context.add("c1");
+        let before = context.text();
         for (name, value, named) in BAD_VARIABLES {
-            let variables = with(rig.variables("ADD", "c2"), name, value);
-            let refusal = rig.call(variables, &rig.configuration(version)).expect_err(value);
+            let variables = with(context.variables("ADD", "c2"), name, value);
+            let refusal =
+                context.call(variables, &context.configuration(version)).expect_err(value);
             assert_eq!(refusal["code"], 4, "{name}={value}, {version}: {refusal}");
             let message = refusal["msg"].as_str().unwrap();
             assert!(
                 message.contains(name) && message.contains(named),
                 "{name}={value}, {version}: {message}"
             );
-            assert_eq!(rig.text(), before, "{name}={value}, {version}");
+            assert_eq!(context.text(), before, "{name}={value}, {version}");
         }
         let nothing = vec![("CNI_COMMAND", "ADD".to_owned())];
-        let refusal = rig.call(nothing, &rig.configuration(version)).unwrap_err();
+        let refusal = context.call(nothing, &context.configuration(version)).unwrap_err();
         assert_eq!(
             refusal["msg"], "missing variables: CNI_CONTAINERID, CNI_IFNAME, CNI_NETNS",
             "{version}"
@@ -116,33 +117,34 @@ fn a_bad_variable_is_named_and_harms_nothing() {
 #[test]
 fn a_bad_configuration_or_result_is_named_and_harms_nothing() {
     for version in VERSIONS {
-        let rig = Rig::new();
-        rig.add("c1");
-        let before = rig.text();
+        let context = PluginContext::new();
+        context.add("c1");
+        let before = context.text();
         for (place, value, code, one, two) in [bad_configurations(), bad_results()].concat() {
             let name = format!("{place}: {value}, {version}");
-            let mut configuration = rig.configuration(version);
+            let mut configuration = context.configuration(version);
             put(&mut configuration, place, value);
-            let refusal = rig.call(rig.variables("ADD", "c2"), &configuration).expect_err(&name);
+            let refusal =
+                context.call(context.variables("ADD", "c2"), &configuration).expect_err(&name);
             assert_eq!(refusal["code"], code, "{name}: {refusal}");
             let message = refusal["msg"].as_str().unwrap();
             assert!(message.contains(one) && message.contains(two), "{name}: {message}");
             let speaks = if place == "/cniVersion" { "1.1.0" } else { version };
             assert_eq!(refusal["cniVersion"], speaks, "{name}");
-            assert_eq!(rig.text(), before, "{name}");
+            assert_eq!(context.text(), before, "{name}");
         }
     }
 }
 
 #[test]
 fn standard_input_that_is_no_configuration_is_a_decoding_error() {
-    let rig = Rig::new();
+    let context = PluginContext::new();
     for command in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
         for input in
             ["", "  \n", "hello", "[]", "7", "{", "{\"cniVersion\":\"1.1.0\"", "\u{feff}{}", "{}{}"]
         {
-            let refusal =
-                invoke(&rig.node, rig.variables(command, "c1"), input.as_bytes()).unwrap_err();
+            let refusal = invoke(&context.node, context.variables(command, "c1"), input.as_bytes())
+                .unwrap_err();
             assert_eq!(refusal["code"], 6, "{command}, {input:?}: {refusal}");
             assert!(
                 refusal["msg"].as_str().unwrap().starts_with("standard input "),
@@ -151,6 +153,6 @@ fn standard_input_that_is_no_configuration_is_a_decoding_error() {
         }
     }
     let refusal =
-        invoke(&rig.node, rig.variables("ADD", "c1"), b"{\"name\": \"\xff\"}").unwrap_err();
+        invoke(&context.node, context.variables("ADD", "c1"), b"{\"name\": \"\xff\"}").unwrap_err();
     assert_eq!(refusal["code"], 6, "not UTF-8: {refusal}");
 }

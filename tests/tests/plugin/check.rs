@@ -1,7 +1,7 @@
 //! CHECK, behind the real `bridge`: it fails, and says why, when somebody changes things behind our
 //! back.
 
-use denizen_tests::cni::{Call, Chain, Namespace, Rig, VERSIONS};
+use denizen_tests::cni::{Call, Chain, Namespace, PluginContext, VERSIONS};
 use serde_json::{Value, json};
 
 const V4: &str = "10.85.0.0/24";
@@ -48,15 +48,16 @@ const CHANGES: [Change; 7] = [
 fn check_fails_with_the_reason_when_the_kernel_disagrees() {
     for version in &VERSIONS[2..] {
         for (name, on_node, in_pod, reason) in CHANGES {
-            let rig = Rig::new();
-            let chain = rig.chain(version, bridge(), &[V4]);
-            let call = Call::new("web-0", &rig.pod);
-            let result = chain.add(&rig.node, &call).unwrap();
-            let check = || chain.call(&rig.node, &call, "CHECK", &chain.plugins[1], Some(&result));
+            let context = PluginContext::new();
+            let chain = context.chain(version, bridge(), &[V4]);
+            let call = Call::new("web-0", &context.pod);
+            let result = chain.add(&context.node, &call).unwrap();
+            let check =
+                || chain.call(&context.node, &call, "CHECK", &chain.plugins[1], Some(&result));
             check().unwrap();
-            let veth = rig.record(&call).host_interface.unwrap().name;
-            on_node.iter().for_each(|change| drop(rig.node.ip(&change.replace("VETH", &veth))));
-            in_pod.iter().for_each(|change| drop(rig.pod.ip(change)));
+            let veth = context.record(&call).host_interface.unwrap().name;
+            on_node.iter().for_each(|change| drop(context.node.ip(&change.replace("VETH", &veth))));
+            in_pod.iter().for_each(|change| drop(context.pod.ip(change)));
             let refusal = check().unwrap_err();
             let message = refusal["msg"].as_str().unwrap();
             assert!(message.contains(reason), "{name}, {version}: {message}");
@@ -68,13 +69,13 @@ fn check_fails_with_the_reason_when_the_kernel_disagrees() {
 
 #[test]
 fn check_fails_with_the_reason_when_record_or_result_disagree() {
-    let rig = Rig::new();
-    let chain = rig.chain("1.1.0", bridge(), &[V4]);
-    let call = Call::new("web-0", &rig.pod);
-    let result = chain.add(&rig.node, &call).unwrap();
+    let context = PluginContext::new();
+    let chain = context.chain("1.1.0", bridge(), &[V4]);
+    let call = Call::new("web-0", &context.pod);
+    let result = chain.add(&context.node, &call).unwrap();
     let ours = &chain.plugins[1];
     let refused = |chain: &Chain, call: &Call, result: &Value| {
-        let refusal = chain.call(&rig.node, call, "CHECK", ours, Some(result)).unwrap_err();
+        let refusal = chain.call(&context.node, call, "CHECK", ours, Some(result)).unwrap_err();
         refusal["msg"].as_str().unwrap().to_owned()
     };
     let mut other = result.clone();
@@ -94,6 +95,6 @@ fn check_fails_with_the_reason_when_record_or_result_disagree() {
     let moved = Call { netns: Some(elsewhere.path().to_owned()), ..call.clone() };
     assert!(refused(&chain, &moved, &result).contains("netns: recorded"));
 
-    chain.call(&rig.node, &call, "DEL", ours, None).unwrap();
+    chain.call(&context.node, &call, "DEL", ours, None).unwrap();
     assert!(refused(&chain, &call, &result).starts_with("web-0/eth0 is not recorded in "));
 }

@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use denizen_shared::state::{AttachmentId, RunDir};
-use denizen_tests::cni::{Call, Chain, Namespace, Rig, denizen, finish, give, spawn, start};
+use denizen_tests::cni::{
+    Call, Chain, Namespace, PluginContext, denizen, finish, give, spawn, start,
+};
 use denizen_tests::effort::times;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -152,10 +154,10 @@ impl Writer<'_> {
 
 #[test]
 fn thousands_of_killed_writers_lose_no_record_and_leave_a_readable_file() {
-    let rig = Rig::new();
-    rig.add("first");
-    let configuration = rig.configuration("1.1.0").to_string().into_bytes();
-    let (kills, run_dir) = (AtomicUsize::new(0), rig.run_dir());
+    let context = PluginContext::new();
+    context.add("first");
+    let configuration = context.configuration("1.1.0").to_string().into_bytes();
+    let (kills, run_dir) = (AtomicUsize::new(0), context.run_dir());
     let writers: Vec<_> = std::thread::scope(|scope| {
         let writers: Vec<_> = (0..WRITERS)
             .map(|number| {
@@ -182,47 +184,50 @@ fn thousands_of_killed_writers_lose_no_record_and_leave_a_readable_file() {
     }
     let too_late: usize = writers.iter().map(|writer| writer.too_late).sum();
     let added: usize = writers.iter().map(|writer| writer.added.len()).sum();
-    let (kills, records) = (kills.into_inner(), rig.records().len());
+    let (kills, records) = (kills.into_inner(), context.records().len());
     println!(
         "{kills} kills, {too_late} of them between record and return; {added} of {records} records known"
     );
     assert!(kills >= kills_wanted());
     // Nothing of the killed stands in anybody's way.
     RunDir::open(&run_dir).unwrap().update(Duration::ZERO, |_| ()).unwrap();
-    rig.add("last");
+    context.add("last");
 }
 
 #[test]
 fn a_hundred_pods_at_once_are_a_hundred_records() {
-    let rig = Rig::new();
-    let chain = rig.chain(
+    let context = PluginContext::new();
+    let chain = context.chain(
         "1.0.0",
         json!({ "type": "bridge", "bridge": "cni0", "isGateway": true }),
         &["10.85.0.0/16"],
     );
     // The first makes the bridge, which the bridge plugin itself cannot do twice at once.
-    let first = Call::new("first", &rig.pod);
-    chain.add(&rig.node, &first).unwrap();
+    let first = Call::new("first", &context.pod);
+    chain.add(&context.node, &first).unwrap();
     let pods: Vec<_> = (0..100).map(|_| Namespace::new()).collect();
     let calls: Vec<_> =
         pods.iter().enumerate().map(|(n, pod)| Call::new(&format!("pod-{n}"), pod)).collect();
-    let before: Vec<_> = calls.iter().map(|call| add_first(&rig, &chain, call)).collect();
+    let before: Vec<_> = calls.iter().map(|call| add_first(&context, &chain, call)).collect();
     let adding: Vec<_> = calls
         .iter()
         .zip(&before)
-        .map(|(call, result)| add_ours(&rig, &chain, call, result))
+        .map(|(call, result)| add_ours(&context, &chain, call, result))
         .collect();
     for (child, result) in adding.into_iter().zip(&before) {
         assert_eq!(&finish(child).unwrap(), result);
     }
-    let state = rig.state();
+    let state = context.state();
     assert_eq!((state.attachments.len(), state.generation.0), (101, 101));
     for (call, pod) in calls.iter().zip(&pods) {
         let record = &state.attachments[&AttachmentId::new(&call.container, "eth0")];
         let host = record.host_interface.as_ref().unwrap();
         assert_eq!(json!(host.index), pod.link("eth0")["link_index"]);
     }
-    RunDir::open(&rig.run_dir()).unwrap().update(Duration::ZERO, |_| ()).expect("no lock is held");
+    RunDir::open(&context.run_dir())
+        .unwrap()
+        .update(Duration::ZERO, |_| ())
+        .expect("no lock is held");
 }
 
 /// Keeps every core busy until it is dropped, as the pods that are being started do.
@@ -254,14 +259,14 @@ impl Drop for BusyCores {
 #[test]
 fn seven_hundred_and_fifty_simultaneous_adds_on_busy_cores_are_as_many_records() {
     const ADDS: usize = 750;
-    let rig = Rig::new();
-    let configuration = rig.configuration("1.1.0").to_string().into_bytes();
+    let context = PluginContext::new();
+    let configuration = context.configuration("1.1.0").to_string().into_bytes();
     let _busy = BusyCores::new();
     // Each waits for its configuration, so that they begin together.
     let started: Vec<_> = (0..ADDS)
         .map(|n| {
-            let call = Call::new(&format!("pod-{n}"), &rig.pod);
-            spawn(&rig.node, &denizen(), call.environment("ADD"))
+            let call = Call::new(&format!("pod-{n}"), &context.pod);
+            spawn(&context.node, &denizen(), call.environment("ADD"))
         })
         .collect();
     let adding: Vec<_> = started
@@ -273,34 +278,35 @@ fn seven_hundred_and_fifty_simultaneous_adds_on_busy_cores_are_as_many_records()
         .collect();
     let failed: Vec<_> = adding.into_iter().filter_map(|child| finish(child).err()).collect();
     assert!(failed.is_empty(), "{} of {ADDS} failed: {}", failed.len(), failed[0]);
-    assert_eq!(rig.records().len(), ADDS);
+    assert_eq!(context.records().len(), ADDS);
 }
 
-fn add_first(rig: &Rig, chain: &Chain, call: &Call) -> Value {
-    chain.call(&rig.node, call, "ADD", &chain.plugins[0], None).unwrap()
+fn add_first(context: &PluginContext, chain: &Chain, call: &Call) -> Value {
+    chain.call(&context.node, call, "ADD", &chain.plugins[0], None).unwrap()
 }
 
 /// Starts ours and does not wait for it.
-fn add_ours(rig: &Rig, chain: &Chain, call: &Call, result: &Value) -> Child {
+fn add_ours(context: &PluginContext, chain: &Chain, call: &Call, result: &Value) -> Child {
     let mut configuration = chain.plugins[1].clone();
     configuration["cniVersion"] = json!(chain.version);
     configuration["name"] = json!(chain.name);
     configuration["prevResult"] = result.clone();
-    start(&rig.node, &denizen(), call.environment("ADD"), configuration.to_string().as_bytes())
+    start(&context.node, &denizen(), call.environment("ADD"), configuration.to_string().as_bytes())
 }
 
 #[expect(clippy::disallowed_methods, reason = "that a wait is bounded can only be seen on a clock")]
 #[test]
 fn a_writer_stopped_while_it_holds_the_lock_costs_the_others_an_error_11() {
-    let rig = Rig::new();
-    rig.add("first");
-    let configuration = rig.configuration("1.1.0").to_string().into_bytes();
+    let context = PluginContext::new();
+    context.add("first");
+    let configuration = context.configuration("1.1.0").to_string().into_bytes();
     let mut instants = Instants::of_writer(0);
-    let lock = rig.run_dir().join("pods.json.lock");
+    let lock = context.run_dir().join("pods.json.lock");
     let holder = (0..1_000)
         .find_map(|turn| {
-            let call = Call::new(&format!("stopped-{turn}"), &rig.pod);
-            let mut child = start(&rig.node, &denizen(), call.environment("ADD"), &configuration);
+            let call = Call::new(&format!("stopped-{turn}"), &context.pod);
+            let mut child =
+                start(&context.node, &denizen(), call.environment("ADD"), &configuration);
             std::thread::sleep(instants.next(Duration::from_millis(3)));
             let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
             kill(pid, Signal::SIGSTOP).unwrap();
@@ -317,8 +323,8 @@ fn a_writer_stopped_while_it_holds_the_lock_costs_the_others_an_error_11() {
     let begun = Instant::now();
     let waiting: Vec<_> = (0..3)
         .map(|n| {
-            let call = Call::new(&format!("waiting-{n}"), &rig.pod);
-            start(&rig.node, &denizen(), call.environment("ADD"), &configuration)
+            let call = Call::new(&format!("waiting-{n}"), &context.pod);
+            start(&context.node, &denizen(), call.environment("ADD"), &configuration)
         })
         .collect();
     for child in waiting {
@@ -332,6 +338,6 @@ fn a_writer_stopped_while_it_holds_the_lock_costs_the_others_an_error_11() {
     let (child, pid, container) = holder;
     kill(pid, Signal::SIGCONT).unwrap();
     finish(child).expect("it goes on where it was stopped");
-    assert!(rig.records().contains(&format!("{container}/eth0")));
-    rig.add("last");
+    assert!(context.records().contains(&format!("{container}/eth0")));
+    context.add("last");
 }

@@ -5,7 +5,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 
-use denizen_tests::cni::{Disk, Rig};
+use denizen_tests::cni::{Disk, PluginContext};
 use serde_json::Value;
 
 /// Something wrong with the run directory that a record was already in: its name, how it comes
@@ -78,22 +78,23 @@ fn spoilt() -> Vec<Spoilt> {
 #[test]
 fn a_spoilt_run_directory_is_named_and_left_alone() {
     for (name, spoil, code, named) in spoilt() {
-        let rig = Rig::new();
-        rig.add("c1");
-        spoil(&rig.run_dir());
-        let before = fs::File::open(rig.run_dir().join("pods.json"))
+        let context = PluginContext::new();
+        context.add("c1");
+        spoil(&context.run_dir());
+        let before = fs::File::open(context.run_dir().join("pods.json"))
             .map(std::io::read_to_string)
             .unwrap()
             .unwrap();
-        let second = rig.variables("ADD", "c2");
-        let refusal = rig.call(second, &rig.configuration("1.1.0")).expect_err(name);
+        let second = context.variables("ADD", "c2");
+        let refusal = context.call(second, &context.configuration("1.1.0")).expect_err(name);
         assert_eq!(refusal["code"], code, "{name}: {refusal}");
         assert!(refusal["msg"].as_str().unwrap().contains(named), "{name}: {refusal}");
-        let status =
-            rig.call(rig.variables("STATUS", "c1"), &rig.configuration("1.1.0")).expect_err(name);
+        let status = context
+            .call(context.variables("STATUS", "c1"), &context.configuration("1.1.0"))
+            .expect_err(name);
         assert_eq!(status["code"], 50, "{name}: {status}");
         assert!(status["msg"].as_str().unwrap().contains(named), "{name}: {status}");
-        let after = fs::File::open(rig.run_dir().join("pods.json"))
+        let after = fs::File::open(context.run_dir().join("pods.json"))
             .map(std::io::read_to_string)
             .unwrap()
             .unwrap();
@@ -103,21 +104,21 @@ fn a_spoilt_run_directory_is_named_and_left_alone() {
 
 #[test]
 fn a_full_disk_and_a_read_only_one_cost_an_error_and_no_record() {
-    let rig = Rig::new();
-    fs::create_dir(rig.run_dir()).unwrap();
-    let disk = Disk::mount(&rig.node, &rig.run_dir(), "size=64k,mode=0700");
+    let context = PluginContext::new();
+    fs::create_dir(context.run_dir()).unwrap();
+    let disk = Disk::mount(&context.node, &context.run_dir(), "size=64k,mode=0700");
     let text =
         || std::io::read_to_string(fs::File::open(disk.path().join("pods.json")).unwrap()).unwrap();
-    let configuration = rig.configuration("1.1.0");
-    rig.add("c1");
+    let configuration = context.configuration("1.1.0");
+    context.add("c1");
     let before = text();
     let mut filler = fs::File::create(disk.path().join("filler")).unwrap();
     let filled = std::io::copy(&mut std::io::repeat(7), &mut filler).unwrap_err();
     assert_eq!(filled.kind(), std::io::ErrorKind::StorageFull);
     drop(filler);
     let refused = |command: &str, code: u32, word: &str| {
-        let variables = rig.variables(command, "c2");
-        let refusal = rig.call(variables, &configuration).unwrap_err();
+        let variables = context.variables(command, "c2");
+        let refusal = context.call(variables, &configuration).unwrap_err();
         assert_eq!(refusal["code"], code, "{refusal}");
         assert!(refusal.to_string().contains(word), "{refusal}");
         assert_eq!(text(), before);
@@ -134,8 +135,8 @@ fn a_full_disk_and_a_read_only_one_cost_an_error_and_no_record() {
     refused("ADD", 5, "Read-only file system");
     refused("STATUS", 50, "Read-only file system");
     // Nothing to remove, nothing to write.
-    let other = rig.variables("DEL", "c2");
-    assert_eq!(rig.call(other, &configuration), Ok(Value::Null));
-    let refusal = rig.call(rig.variables("DEL", "c1"), &configuration).unwrap_err();
+    let other = context.variables("DEL", "c2");
+    assert_eq!(context.call(other, &configuration), Ok(Value::Null));
+    let refusal = context.call(context.variables("DEL", "c1"), &configuration).unwrap_err();
     assert_eq!(refusal["code"], 5, "{refusal}");
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use denizen_tests::cni::{Rig, denizen, finish, start};
+use denizen_tests::cni::{PluginContext, denizen, finish, start};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::json;
@@ -53,8 +53,8 @@ impl Op {
         }
     }
 
-    fn run(&self, rig: &Rig) {
-        let mut configuration = rig.configuration("1.1.0");
+    fn run(&self, context: &PluginContext) {
+        let mut configuration = context.configuration("1.1.0");
         let (command, container) = match self {
             Op::Add { container, network, address } => {
                 configuration["name"] = json!(NETWORKS[*network]);
@@ -72,8 +72,8 @@ impl Op {
                 ("GC", "")
             }
         };
-        let variables = rig.variables(command, container);
-        finish(start(&rig.node, &denizen(), variables, configuration.to_string().as_bytes()))
+        let variables = context.variables(command, container);
+        finish(start(&context.node, &denizen(), variables, configuration.to_string().as_bytes()))
             .unwrap();
     }
 }
@@ -112,11 +112,11 @@ fn serial_ends(records: &Records, rest: &[&[Op]], ends: &mut Vec<Records>) {
     }
 }
 
-fn recorded(rig: &Rig) -> Records {
+fn recorded(context: &PluginContext) -> Records {
     let named = |list: &[&'static str], name: &str| {
         list.iter().copied().find(|known| *known == name).unwrap()
     };
-    let attachments = rig.state().attachments.into_values();
+    let attachments = context.state().attachments.into_values();
     attachments
         .map(|record| {
             (
@@ -129,19 +129,19 @@ fn recorded(rig: &Rig) -> Records {
 
 #[test]
 fn any_interleaving_ends_as_some_serial_order_would() {
-    let rig = Rig::new();
-    let run_dir = rig.run_dir();
+    let context = PluginContext::new();
+    let run_dir = context.run_dir();
     let mut runner =
         TestRunner::new(Config { cases: 100, failure_persistence: None, ..Config::default() });
     let held = runner.run(&callers(), |callers| {
         if run_dir.exists() {
             std::fs::remove_dir_all(&run_dir).unwrap();
         }
-        rig.add("first");
-        rig.call(rig.variables("DEL", "first"), &rig.configuration("1.1.0")).unwrap();
+        context.add("first");
+        context.call(context.variables("DEL", "first"), &context.configuration("1.1.0")).unwrap();
         std::thread::scope(|scope| {
             for ops in &callers {
-                scope.spawn(|| ops.iter().for_each(|op| op.run(&rig)));
+                scope.spawn(|| ops.iter().for_each(|op| op.run(&context)));
             }
         });
         let mut ends = Vec::new();
@@ -150,7 +150,7 @@ fn any_interleaving_ends_as_some_serial_order_would() {
             &callers.iter().map(Vec::as_slice).collect::<Vec<_>>(),
             &mut ends,
         );
-        let end = recorded(&rig);
+        let end = recorded(&context);
         prop_assert!(ends.contains(&end), "{:?} ended as {:?}", callers, end);
         Ok(())
     });

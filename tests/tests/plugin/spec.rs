@@ -1,31 +1,33 @@
 //! The CNI specification as a table: its commands and its examples, in every version.
 
-use denizen_tests::cni::{Namespace, Rig, VERSIONS, denizen, invoke, spec_result, start, with};
+use denizen_tests::cni::{
+    Namespace, PluginContext, VERSIONS, denizen, invoke, spec_result, start, with,
+};
 use serde_json::{Value, json};
 
 #[test]
 fn every_command_of_every_version() {
     for version in VERSIONS {
-        let rig = Rig::new();
-        let configuration = rig.configuration(version);
-        let added = rig.call(rig.variables("ADD", "c1"), &configuration).unwrap();
+        let context = PluginContext::new();
+        let configuration = context.configuration(version);
+        let added = context.call(context.variables("ADD", "c1"), &configuration).unwrap();
         assert_eq!(added, spec_result(version), "{version}: key by key, unknown ones too");
-        assert_eq!(rig.records(), ["c1/eth0"], "{version}");
+        assert_eq!(context.records(), ["c1/eth0"], "{version}");
 
         let mut rest = configuration.clone();
         rest.as_object_mut().unwrap().remove("prevResult");
-        let status = rig.call(vec![("CNI_COMMAND", "STATUS".to_owned())], &rest);
+        let status = context.call(vec![("CNI_COMMAND", "STATUS".to_owned())], &rest);
         rest["cni.dev/valid-attachments"] = json!([{ "containerID": "c1", "ifname": "eth0" }]);
-        let kept = rig.call(vec![("CNI_COMMAND", "GC".to_owned())], &rest);
+        let kept = context.call(vec![("CNI_COMMAND", "GC".to_owned())], &rest);
         if version == "1.1.0" {
             assert_eq!((status, kept), (Ok(Value::Null), Ok(Value::Null)));
-            assert_eq!(rig.records(), ["c1/eth0"]);
+            assert_eq!(context.records(), ["c1/eth0"]);
         } else {
             for refusal in [status, kept] {
                 assert_eq!(refusal.unwrap_err()["code"], 1, "{version} has neither STATUS nor GC");
             }
         }
-        let checked = rig.call(rig.variables("CHECK", "c1"), &configuration).unwrap_err();
+        let checked = context.call(context.variables("CHECK", "c1"), &configuration).unwrap_err();
         // The namespace has no eth0: CHECK has to notice, where the version has it.
         assert_eq!(
             checked["code"],
@@ -35,24 +37,24 @@ fn every_command_of_every_version() {
 
         for _ in 0..2 {
             assert_eq!(
-                rig.call(rig.variables("DEL", "c1"), &configuration),
+                context.call(context.variables("DEL", "c1"), &configuration),
                 Ok(Value::Null),
                 "{version}"
             );
-            assert_eq!(rig.records(), [""; 0], "{version}");
+            assert_eq!(context.records(), [""; 0], "{version}");
         }
     }
 }
 
 #[test]
 fn the_result_goes_through_byte_by_byte() {
-    let rig = Rig::new();
+    let context = PluginContext::new();
     let text = r#"{ "cniVersion":"1.0.0",  "z":1, "a":[ 1.50, 1e2, "\u00e9", 99999999999999999999 ],"ips":[] }"#;
-    let run_dir = rig.run_dir();
+    let run_dir = context.run_dir();
     let input = format!(
         r#"{{"cniVersion":"1.0.0","name":"n","type":"denizen","runDir":{run_dir:?},"prevResult":{text}}}"#
     );
-    let output = start(&rig.node, &denizen(), rig.variables("ADD", "c1"), input.as_bytes())
+    let output = start(&context.node, &denizen(), context.variables("ADD", "c1"), input.as_bytes())
         .wait_with_output()
         .unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), text);
@@ -77,52 +79,52 @@ fn version_says_what_is_supported() {
 
 #[test]
 fn gc_drops_what_is_not_valid_of_its_own_network_only() {
-    let rig = Rig::new();
-    let mut configuration = rig.configuration("1.1.0");
+    let context = PluginContext::new();
+    let mut configuration = context.configuration("1.1.0");
     for (container, network) in [("c1", "dbnet"), ("c2", "dbnet"), ("c3", "dbnet"), ("c4", "other")]
     {
         configuration["name"] = json!(network);
-        rig.call(rig.variables("ADD", container), &configuration).unwrap();
+        context.call(context.variables("ADD", container), &configuration).unwrap();
     }
     configuration["name"] = json!("dbnet");
     let gc = |valid: Value| {
         let mut configuration = configuration.clone();
         configuration["cni.dev/valid-attachments"] = valid;
-        rig.call(vec![("CNI_COMMAND", "GC".to_owned())], &configuration)
+        context.call(vec![("CNI_COMMAND", "GC".to_owned())], &configuration)
     };
     // c3 is valid with another interface than the one that is recorded.
     gc(json!([{ "containerID": "c1", "ifname": "eth0" }, { "containerID": "c3", "ifname": "net1" }]))
         .unwrap();
-    assert_eq!(rig.records(), ["c1/eth0", "c4/eth0"]);
+    assert_eq!(context.records(), ["c1/eth0", "c4/eth0"]);
     let refusal = gc(Value::Null).unwrap_err();
     assert_eq!(refusal["code"], 7, "absent is not empty: {refusal}");
-    assert_eq!(rig.records(), ["c1/eth0", "c4/eth0"]);
+    assert_eq!(context.records(), ["c1/eth0", "c4/eth0"]);
     gc(json!([])).unwrap();
-    assert_eq!(rig.records(), ["c4/eth0"]);
+    assert_eq!(context.records(), ["c4/eth0"]);
 }
 
 #[test]
 fn removal_asks_for_no_more_than_it_needs() {
-    let rig = Rig::new();
-    rig.add("c1");
-    let mut configuration = rig.configuration("1.1.0");
+    let context = PluginContext::new();
+    context.add("c1");
+    let mut configuration = context.configuration("1.1.0");
     configuration["prevResult"] = json!("rubbish");
     configuration["waitForAgnet"] = json!(1);
     let variables =
-        with(with(rig.variables("DEL", "c1"), "CNI_NETNS", "/nowhere"), "CNI_ARGS", "rubbish");
-    assert_eq!(rig.call(variables, &configuration), Ok(Value::Null));
-    assert_eq!(rig.records(), [""; 0]);
+        with(with(context.variables("DEL", "c1"), "CNI_NETNS", "/nowhere"), "CNI_ARGS", "rubbish");
+    assert_eq!(context.call(variables, &configuration), Ok(Value::Null));
+    assert_eq!(context.records(), [""; 0]);
 
-    configuration["runDir"] = json!(rig.folder().join("never-made"));
+    configuration["runDir"] = json!(context.folder().join("never-made"));
     configuration["cni.dev/valid-attachments"] = json!([]);
     for command in ["DEL", "GC"] {
         assert_eq!(
-            rig.call(rig.variables(command, "c1"), &configuration),
+            context.call(context.variables(command, "c1"), &configuration),
             Ok(Value::Null),
             "{command}"
         );
     }
-    assert!(!rig.folder().join("never-made").exists());
+    assert!(!context.folder().join("never-made").exists());
 }
 
 #[test]
@@ -146,8 +148,8 @@ fn run_by_hand_it_says_what_it_is_on_standard_error() {
 
 #[test]
 fn standard_output_that_is_closed_does_not_hang_or_crash() {
-    let rig = Rig::new();
-    let mut child = start(&rig.node, &denizen(), rig.variables("ADD", "c1"), b"");
+    let context = PluginContext::new();
+    let mut child = start(&context.node, &denizen(), context.variables("ADD", "c1"), b"");
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(1));
 }

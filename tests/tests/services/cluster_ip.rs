@@ -10,7 +10,7 @@ use denizen_tests::cast::{
 };
 use denizen_tests::probe::{Outcome, Probe};
 
-use crate::fixture::{Fixture, at, by};
+use crate::context::{AgentContext, at, by};
 
 const SERVERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Remote];
 
@@ -99,7 +99,7 @@ fn pods_talk_to_each_other_without_an_agent() -> Result<()> {
 
 #[test]
 fn protocols_of_one_port_number_are_apart() -> Result<()> {
-    let fixture = Fixture::new("cip-apart", &[], |cast| {
+    let context = AgentContext::new("cip-apart", &[], |cast| {
         let all = every_protocol().into_iter().zip(SERVERS);
         let mut objects = Vec::new();
         for ((port, member), name) in all.zip(["tcp", "udp", "sctp"]) {
@@ -111,7 +111,7 @@ fn protocols_of_one_port_number_are_apart() -> Result<()> {
     })?;
     for to in at(10, 80) {
         for (protocol, member) in PROTOCOLS.into_iter().zip(SERVERS) {
-            assert_eq!(fixture.fate(Who::Outside, to, protocol)?, by([member]), "{protocol}");
+            assert_eq!(context.fate(Who::Outside, to, protocol)?, by([member]), "{protocol}");
         }
     }
     Ok(())

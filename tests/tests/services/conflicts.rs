@@ -5,7 +5,7 @@ use denizen_tests::cast::{Cast, Who, service_ips};
 use denizen_tests::probe::Protocol::Tcp;
 use serde_json::json;
 
-use crate::fixture::{Fixture, HTTP, at, by};
+use crate::context::{AgentContext, HTTP, at, by};
 
 /// Which of them comes first in the folder, or changed last, is no reason.
 #[test]
@@ -26,22 +26,22 @@ fn one_of_two_services_with_one_address_wins_and_stays() -> Result<()> {
         both.rotate_left(round % 2);
         anyhow::Ok(both.concat())
     };
-    let fixture = Fixture::new("rivals", &[], |cast| rivals(cast, 0))?;
+    let context = AgentContext::new("rivals", &[], |cast| rivals(cast, 0))?;
     for round in 1..=8 {
         for to in at(SHARED, 80) {
-            assert_eq!(fixture.fate(Who::Outside, to, Tcp)?, by([Who::Bridged]), "round {round}");
+            assert_eq!(context.fate(Who::Outside, to, Tcp)?, by([Who::Bridged]), "round {round}");
         }
-        let mut changed = rivals(&fixture.cast, round)?;
+        let mut changed = rivals(&context.cast, round)?;
         // Something to program each time.
-        changed.extend(fixture.cast.service(
+        changed.extend(context.cast.service(
             &format!("other-{round}"),
             12,
             &HTTP,
             &[Who::Routed],
         )?);
-        fixture.becomes(&changed)?;
+        context.becomes(&changed)?;
     }
-    let log = fixture.agent.log();
+    let log = context.agent.log();
     let mut warned = log.lines().filter(|line| line.contains("two services claim"));
     assert!(warned.any(|line| line.contains("loser=default/a-younger")), "{log}");
     Ok(())

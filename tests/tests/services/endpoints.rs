@@ -5,11 +5,11 @@ use denizen_tests::cast::{Who, service_ips};
 use denizen_tests::probe::Protocol::Tcp;
 use serde_json::json;
 
-use crate::fixture::{Fate, Fixture, HTTP, at, by, condition, endpoints_of};
+use crate::context::{AgentContext, Fate, HTTP, at, by, condition, endpoints_of};
 
 #[test]
 fn only_an_endpoints_first_address_counts() -> Result<()> {
-    let fixture = Fixture::new("eps-first", &[], |cast| {
+    let context = AgentContext::new("eps-first", &[], |cast| {
         let mut objects = cast.service("web", 10, &HTTP, &[Who::Bridged])?;
         let more = service_ips(1).map(|like| cast.address(Who::Routed, like));
         for (endpoint, more) in endpoints_of(&mut objects, cast, Who::Bridged).into_iter().zip(more)
@@ -20,14 +20,14 @@ fn only_an_endpoints_first_address_counts() -> Result<()> {
         Ok(objects)
     })?;
     for to in at(10, 80) {
-        assert_eq!(fixture.fate(Who::Outside, to, Tcp)?, by([Who::Bridged]), "{to}");
+        assert_eq!(context.fate(Who::Outside, to, Tcp)?, by([Who::Bridged]), "{to}");
     }
     Ok(())
 }
 
 #[test]
 fn what_is_not_written_is_ready_and_serving() -> Result<()> {
-    let fixture = Fixture::new("eps-unwritten", &[], |cast| {
+    let context = AgentContext::new("eps-unwritten", &[], |cast| {
         let mut objects =
             cast.service("web", 10, &HTTP, &[Who::Bridged, Who::Routed, Who::Remote])?;
         condition(&mut objects, cast, Who::Bridged, &json!({}));
@@ -40,11 +40,11 @@ fn what_is_not_written_is_ready_and_serving() -> Result<()> {
     })?;
     for to in at(10, 80) {
         let unwritten = by([Who::Bridged, Who::Routed]);
-        assert_eq!(fixture.fate(Who::Outside, to, Tcp)?, unwritten, "{to}");
+        assert_eq!(context.fate(Who::Outside, to, Tcp)?, unwritten, "{to}");
     }
     for to in at(11, 80) {
         assert_eq!(
-            fixture.fate(Who::Outside, to, Tcp)?,
+            context.fate(Who::Outside, to, Tcp)?,
             by([Who::Remote]),
             "{to}: the last resort"
         );
@@ -62,12 +62,12 @@ fn a_slice_may_move_to_another_service() -> Result<()> {
         objects.extend(cast.service("shop", 11, &HTTP, &[])?);
         anyhow::Ok(objects)
     };
-    let fixture = Fixture::new("eps-move", &[], |cast| objects(cast, "web"))?;
-    let fates = |number| at(number, 80).map(|to| fixture.fate(Who::Routed, to, Tcp));
+    let context = AgentContext::new("eps-move", &[], |cast| objects(cast, "web"))?;
+    let fates = |number| at(number, 80).map(|to| context.fate(Who::Routed, to, Tcp));
     for (web, shop) in fates(10).into_iter().zip(fates(11)) {
         assert_eq!((web?, shop?), (by([Who::Bridged]), Fate::Refused));
     }
-    fixture.becomes(&objects(&fixture.cast, "shop")?)?;
+    context.becomes(&objects(&context.cast, "shop")?)?;
     for (web, shop) in fates(10).into_iter().zip(fates(11)) {
         assert_eq!((web?, shop?), (Fate::Refused, by([Who::Bridged])));
     }

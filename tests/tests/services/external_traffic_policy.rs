@@ -10,8 +10,8 @@ use denizen_tests::flows::table::Backend;
 use denizen_tests::probe::Protocol::Tcp;
 use serde_json::{Value, json};
 
-use crate::fixture::{
-    BALANCER, Fate, Fixture, HTTP, NODE_PORT, at, at_node, balanced, by, condition, draining,
+use crate::context::{
+    AgentContext, BALANCER, Fate, HTTP, NODE_PORT, at, at_node, balanced, by, condition, draining,
     endpoints_of, local,
 };
 
@@ -42,14 +42,14 @@ fn everyone_asks(
     for backend in Backend::ALL {
         let flags = backend.flags();
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-        let fixture = Fixture::new(label, &flags, |cast| service(cast, policy, members))?;
-        let frontends = frontends(&fixture.cast)?;
+        let context = AgentContext::new(label, &flags, |cast| service(cast, policy, members))?;
+        let frontends = frontends(&context.cast)?;
         let questions = frontends.into_iter().flat_map(|to| EVERYONE.map(|who| (who, to)));
         thread::scope(|scope| {
             let ask = |(who, to)| {
-                let (fixture, expected) = (&fixture, expected(who));
+                let (context, expected) = (&context, expected(who));
                 scope.spawn(move || {
-                    asks(fixture, who, to, expected)
+                    asks(context, who, to, expected)
                         .with_context(|| format!("{policy}, {backend:?}"))
                 })
             };
@@ -60,18 +60,23 @@ fn everyone_asks(
     Ok(())
 }
 
-fn asks(fixture: &Fixture, who: Who, to: SocketAddr, (fate, keeps): (Fate, bool)) -> Result<()> {
-    let found = fixture.fate(who, to, Tcp)?;
+fn asks(
+    context: &AgentContext,
+    who: Who,
+    to: SocketAddr,
+    (fate, keeps): (Fate, bool),
+) -> Result<()> {
+    let found = context.fate(who, to, Tcp)?;
     ensure!(found == fate, "{who:?} to {to}: {found:?}, not {fate:?}");
     // What the node itself sends has one of its addresses anyway.
     if !matches!(fate, Fate::Answered(_)) || who == Who::ThisNode {
         return Ok(());
     }
-    let outcome = fixture.cast.ask(who, to, Tcp)?;
+    let outcome = context.cast.ask(who, to, Tcp)?;
     let endpoint = outcome.endpoint().with_context(|| format!("{who:?} to {to}: {outcome:?}"))?;
     // A pod that reaches itself is masqueraded whatever the policy.
-    let keeps = keeps && fixture.cast.owner(endpoint.ip()) != Some(who);
-    let masqueraded = fixture.cast.was_masqueraded(who, &outcome)?;
+    let keeps = keeps && context.cast.owner(endpoint.ip()) != Some(who);
+    let masqueraded = context.cast.was_masqueraded(who, &outcome)?;
     ensure!(masqueraded != keeps, "{who:?} to {to}: {outcome:?}, keeps its source: {keeps}");
     Ok(())
 }
@@ -110,21 +115,21 @@ fn local_drops_outside_traffic_where_this_node_has_no_endpoint() -> Result<()> {
 
 #[test]
 fn each_set_falls_back_to_terminating_ones_alone() -> Result<()> {
-    let fixture = Fixture::new("etp-term", &[], |cast| {
+    let context = AgentContext::new("etp-term", &[], |cast| {
         let mut objects = local(cast, &HTTP, &[Who::Bridged, Who::Remote])?;
         condition(&mut objects, cast, Who::Bridged, &draining());
         Ok(objects)
     })?;
     for (inside, outside) in at(10, 80).into_iter().zip(at(BALANCER, 80)) {
-        assert_eq!(fixture.fate(Who::Routed, inside, Tcp)?, by([Who::Remote]), "one is ready");
-        assert_eq!(fixture.fate(Who::Outside, outside, Tcp)?, by([Who::Bridged]), "none here is");
+        assert_eq!(context.fate(Who::Routed, inside, Tcp)?, by([Who::Remote]), "one is ready");
+        assert_eq!(context.fate(Who::Outside, outside, Tcp)?, by([Who::Bridged]), "none here is");
     }
     Ok(())
 }
 
 #[test]
 fn an_endpoint_without_a_node_is_never_local() -> Result<()> {
-    let fixture = Fixture::new("etp-nodeless", &[], |cast| {
+    let context = AgentContext::new("etp-nodeless", &[], |cast| {
         let ports = [HTTP[0].at_node(NODE_PORT)];
         let mut objects = local(cast, &ports, &[Who::Bridged])?;
         for endpoint in endpoints_of(&mut objects, cast, Who::Bridged) {
@@ -133,8 +138,8 @@ fn an_endpoint_without_a_node_is_never_local() -> Result<()> {
         Ok(objects)
     })?;
     for (inside, outside) in at(10, 80).into_iter().zip(at(BALANCER, 80)) {
-        assert_eq!(fixture.fate(Who::Outside, outside, Tcp)?, Fate::Dropped, "{outside}");
-        assert_eq!(fixture.fate(Who::Routed, inside, Tcp)?, by([Who::Bridged]), "{inside}");
+        assert_eq!(context.fate(Who::Outside, outside, Tcp)?, Fate::Dropped, "{outside}");
+        assert_eq!(context.fate(Who::Routed, inside, Tcp)?, by([Who::Bridged]), "{inside}");
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use anyhow::Result;
 use denizen_tests::cast::{Cast, Who, every_protocol, every_way};
 use denizen_tests::probe::Protocol::Tcp;
 
-use crate::fixture::{BALANCER, Fixture, HTTP, at, by, local};
+use crate::context::{AgentContext, BALANCER, HTTP, at, by, local};
 
 #[test]
 fn a_pod_reaches_itself_through_its_service() -> Result<()> {
@@ -36,11 +36,12 @@ fn a_pod_reaches_itself_through_its_service() -> Result<()> {
 
 #[test]
 fn a_pod_reaches_itself_under_policy_local_too() -> Result<()> {
-    let fixture = Fixture::new("hairpin-local", &[], |cast| local(cast, &HTTP, &[Who::Bridged]))?;
+    let context =
+        AgentContext::new("hairpin-local", &[], |cast| local(cast, &HTTP, &[Who::Bridged]))?;
     for to in [at(10, 80), at(BALANCER, 80)].concat() {
-        assert_eq!(fixture.fate(Who::Bridged, to, Tcp)?, by([Who::Bridged]), "{to}");
-        let outcome = fixture.cast.ask(Who::Bridged, to, Tcp)?;
-        assert!(fixture.cast.was_masqueraded(Who::Bridged, &outcome)?, "{to}: {outcome:?}");
+        assert_eq!(context.fate(Who::Bridged, to, Tcp)?, by([Who::Bridged]), "{to}");
+        let outcome = context.cast.ask(Who::Bridged, to, Tcp)?;
+        assert!(context.cast.was_masqueraded(Who::Bridged, &outcome)?, "{to}: {outcome:?}");
     }
     Ok(())
 }

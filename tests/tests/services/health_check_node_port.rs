@@ -16,7 +16,7 @@ use denizen_tests::server::Server;
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
-use crate::fixture::{BALANCER, Fixture, HTTP, at, by, draining, local};
+use crate::context::{AgentContext, BALANCER, HTTP, at, by, draining, local};
 
 const CHECK: u16 = 32100;
 const NODE_PORT: u16 = 30080;
@@ -278,23 +278,23 @@ fn slow_clients_hold_nobody_up() -> Result<()> {
 #[test]
 fn the_health_port_counts_addresses_and_no_terminating_ones() -> Result<()> {
     const TWO: [Port; 2] = [HTTP[0], Port::tcp("more", 81, PORT)];
-    let fixture = Fixture::new("hc-count", &[], |cast| {
+    let context = AgentContext::new("hc-count", &[], |cast| {
         let mut objects = local(cast, &TWO, &[Who::Bridged])?;
         objects[0]["spec"]["healthCheckNodePort"] = CHECK.into();
         Ok(objects)
     })?;
-    let cast = &fixture.cast;
+    let cast = &context.cast;
     let node = cast.address(Who::ThisNode, service_ips(1)[0])?;
     let ask = || fetch(&cast.cluster.world.client, &url(node, CHECK, "/"), &[]);
     let reply = ask()?;
     assert_eq!((reply.status, &reply.json()?["localEndpoints"]), (200, &json!(1)), "{reply:?}");
     let mut objects = local(cast, &TWO, &[Who::Bridged])?;
     objects[0]["spec"]["healthCheckNodePort"] = CHECK.into();
-    crate::fixture::condition(&mut objects, cast, Who::Bridged, &draining());
-    fixture.becomes(&objects)?;
+    crate::context::condition(&mut objects, cast, Who::Bridged, &draining());
+    context.becomes(&objects)?;
     assert_eq!(ask()?.status, 503, "new connections should go elsewhere");
     assert_eq!(
-        fixture.fate(Who::Outside, at(BALANCER, 80)[0], Protocol::Tcp)?,
+        context.fate(Who::Outside, at(BALANCER, 80)[0], Protocol::Tcp)?,
         by([Who::Bridged]),
         "those that come are served"
     );

@@ -5,11 +5,11 @@ use denizen_tests::cast::Who;
 use denizen_tests::probe::Protocol::Tcp;
 use serde_json::json;
 
-use crate::fixture::{BALANCER, Fate, Fixture, HTTP, at, balanced, by};
+use crate::context::{AgentContext, BALANCER, Fate, HTTP, at, balanced, by};
 
 #[test]
 fn source_ranges_bind_pods_and_the_node() -> Result<()> {
-    let fixture = Fixture::new("ranges", &[], |cast| {
+    let context = AgentContext::new("ranges", &[], |cast| {
         let ranges = |objects: &mut [serde_json::Value], ranges: &[&str]| {
             objects[0]["spec"]["loadBalancerSourceRanges"] = json!(ranges);
         };
@@ -18,10 +18,10 @@ fn source_ranges_bind_pods_and_the_node() -> Result<()> {
         Ok(outside)
     })?;
     for (inside, guarded) in at(10, 80).into_iter().zip(at(BALANCER, 80)) {
-        assert_eq!(fixture.fate(Who::Outside, guarded, Tcp)?, by([Who::Remote]), "{guarded}");
+        assert_eq!(context.fate(Who::Outside, guarded, Tcp)?, by([Who::Remote]), "{guarded}");
         for who in [Who::Bridged, Who::Routed, Who::ThisNode] {
-            assert_eq!(fixture.fate(who, guarded, Tcp)?, Fate::Dropped, "{who:?} to {guarded}");
-            assert_eq!(fixture.fate(who, inside, Tcp)?, by([Who::Remote]), "{who:?} to {inside}");
+            assert_eq!(context.fate(who, guarded, Tcp)?, Fate::Dropped, "{who:?} to {guarded}");
+            assert_eq!(context.fate(who, inside, Tcp)?, by([Who::Remote]), "{who:?} to {inside}");
         }
     }
     Ok(())

@@ -9,7 +9,7 @@ use denizen_tests::cast::{Cast, EVERYONE, PORT, Who, every_protocol, every_way, 
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::{Outcome, Protocol};
 
-use crate::fixture::{Fate, Fixture, at};
+use crate::context::{AgentContext, Fate, at};
 
 /// Far below the second after which TCP would try again.
 const AT_ONCE: Duration = Duration::from_millis(500);
@@ -59,25 +59,25 @@ fn a_port_that_no_slice_names_refuses() -> Result<()> {
 #[test]
 fn udp_clients_learn_that_no_endpoint_is_left() -> Result<()> {
     let udp = [Port::tcp("dns", 53, PORT).over(Protocol::Udp)];
-    let fixture =
-        Fixture::new("ct-udp", &[], |cast| cast.service("dns", 10, &udp, &[Who::Remote]))?;
-    let client = &fixture.cast.cluster.world.client;
+    let context =
+        AgentContext::new("ct-udp", &[], |cast| cast.service("dns", 10, &udp, &[Who::Remote]))?;
+    let client = &context.cast.cluster.world.client;
     for to in at(10, 53) {
-        fixture
-            .becomes(&fixture.cast.service("dns", 10, &udp, &[Who::Remote])?)
+        context
+            .becomes(&context.cast.service("dns", 10, &udp, &[Who::Remote])?)
             .or_else(|error| if to.is_ipv4() { Ok(()) } else { Err(error) })?;
-        let from = SocketAddr::new(fixture.cast.address(Who::Outside, to.ip())?, 0);
+        let from = SocketAddr::new(context.cast.address(Who::Outside, to.ip())?, 0);
         let socket = client.run(|| UdpSocket::bind(from))??;
         socket.set_read_timeout(Some(Duration::from_secs(4)))?;
         socket.connect(to)?;
         let mut buffer = [0; 256];
         socket.send(b"who?")?;
         socket.recv(&mut buffer).context("an answer while there is an endpoint")?;
-        fixture.becomes(&fixture.cast.service("dns", 10, &udp, &[])?)?;
+        context.becomes(&context.cast.service("dns", 10, &udp, &[])?)?;
         socket.send(b"who?")?;
         let told = socket.recv(&mut buffer).map_err(|error| error.kind());
         assert_eq!(told, Err(ErrorKind::ConnectionRefused), "the old flow goes to nobody");
-        assert_eq!(fixture.fate(Who::Outside, to, Protocol::Udp)?, Fate::Refused);
+        assert_eq!(context.fate(Who::Outside, to, Protocol::Udp)?, Fate::Refused);
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use denizen_tests::manifest::Port;
 use denizen_tests::probe::{Outcome, Protocol};
 use denizen_tests::world::ip;
 
-use crate::fixture::{Fate, Fixture, HTTP, NODE_PORT, at_node, by};
+use crate::context::{AgentContext, Fate, HTTP, NODE_PORT, at_node, by};
 
 const AT_NODE: [Port; 1] = [HTTP[0].at_node(NODE_PORT)];
 
@@ -110,12 +110,12 @@ fn an_external_ip_of_the_node_is_not_taken_by_a_local_node_port_of_its_number() 
 #[test]
 fn a_family_without_a_range_serves_no_node_port() -> Result<()> {
     let flag = "--nodeport-addresses=192.168.0.0/16";
-    let fixture = Fixture::new("np-family", &[flag], |cast| {
+    let context = AgentContext::new("np-family", &[flag], |cast| {
         cast.service("web", 10, &AT_NODE, &[Who::Remote])
     })?;
-    for to in at_node(&fixture.cast, NODE_PORT)? {
+    for to in at_node(&context.cast, NODE_PORT)? {
         let expected = if to.is_ipv4() { by([Who::Remote]) } else { Fate::Refused };
-        assert_eq!(fixture.fate(Who::Outside, to, Protocol::Tcp)?, expected, "{to}");
+        assert_eq!(context.fate(Who::Outside, to, Protocol::Tcp)?, expected, "{to}");
     }
     Ok(())
 }
@@ -123,13 +123,13 @@ fn a_family_without_a_range_serves_no_node_port() -> Result<()> {
 #[test]
 fn node_ports_follow_the_nodes_addresses() -> Result<()> {
     let flag = "--nodeport-addresses=192.168.0.0/16";
-    let fixture = Fixture::new("np-follow", &[flag], |cast| {
+    let context = AgentContext::new("np-follow", &[flag], |cast| {
         cast.service("web", 10, &AT_NODE, &[Who::Remote])
     })?;
-    let node = &fixture.cast.cluster.world.node;
+    let node = &context.cast.cluster.world.node;
     let to = (ip("192.168.0.99"), NODE_PORT).into();
     let is = |wanted: fn(&Outcome) -> bool| -> Result<()> {
-        let ask = || fixture.cast.ask(Who::Outside, to, Protocol::Tcp);
+        let ask = || context.cast.ask(Who::Outside, to, Protocol::Tcp);
         observed("followed", SOON, ask, wanted).map(drop)
     };
     node.ip("addr add 192.168.0.99/24 dev eth0")?;

@@ -11,7 +11,7 @@ use denizen_tests::eventually::eventually;
 use denizen_tests::probe::Protocol::Tcp;
 use serde_json::json;
 
-use crate::fixture::{Fixture, HTTP};
+use crate::context::{AgentContext, HTTP};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -20,10 +20,11 @@ const SOON: Duration = Duration::from_secs(20);
 /// nor go.
 #[test]
 fn no_chain_goes_with_the_elements_that_led_to_it() -> Result<()> {
-    let fixture =
-        Fixture::new("nft-chains", &[], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
+    let context = AgentContext::new("nft-chains", &[], |cast| {
+        cast.service("web", 10, &HTTP, &[Who::Remote])
+    })?;
     let chains = || -> Result<BTreeSet<String>> {
-        let node = &fixture.cast.cluster.world.node;
+        let node = &context.cast.cluster.world.node;
         let text = node.output("nft", &["list", "table", "ip", "denizen"])?;
         let named = text.lines().filter_map(|line| line.trim().strip_prefix("chain "));
         Ok(named.map(str::to_owned).collect())
@@ -31,28 +32,28 @@ fn no_chain_goes_with_the_elements_that_led_to_it() -> Result<()> {
     let mut after = None;
     for round in 0..6 {
         let mut many =
-            fixture.cast.service("web", 10, &HTTP, &[Who::Bridged, Who::Routed, Who::Remote])?;
+            context.cast.service("web", 10, &HTTP, &[Who::Bridged, Who::Routed, Who::Remote])?;
         many[0]["spec"]["sessionAffinity"] = "ClientIP".into();
-        fixture.becomes(&many)?;
-        fixture.becomes(&fixture.cast.service("web", 10, &HTTP, &[Who::Remote])?)?;
+        context.becomes(&many)?;
+        context.becomes(&context.cast.service("web", 10, &HTTP, &[Who::Remote])?)?;
         let now = chains()?;
         assert_eq!(after.get_or_insert_with(|| now.clone()), &now, "round {round}");
     }
-    assert_eq!(fixture.agent.status()?["errors"], json!([]));
-    assert!(!fixture.agent.log().contains("will retry"), "{}", fixture.agent.log());
+    assert_eq!(context.agent.status()?["errors"], json!([]));
+    assert!(!context.agent.log().contains("will retry"), "{}", context.agent.log());
     Ok(())
 }
 
 /// Rules of a newer nft make an older one crash as it lists them. Denizen needs none.
 #[test]
 fn nobody_elses_nft_is_run() -> Result<()> {
-    let fixture =
-        Fixture::new("nft-alone", &[], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
-    let pid = fixture.agent.pid();
-    let mut more = fixture.cast.service("web", 10, &HTTP, &[Who::Remote, Who::Bridged])?;
+    let context =
+        AgentContext::new("nft-alone", &[], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
+    let pid = context.agent.pid();
+    let mut more = context.cast.service("web", 10, &HTTP, &[Who::Remote, Who::Bridged])?;
     more[0]["spec"]["sessionAffinity"] = "ClientIP".into();
     // Whatever it had run would be in the accounts of its children, even when it has ended.
-    programmed(&fixture.agent, || fixture.cast.cluster.manifests.put("services", &more), || ())?;
+    programmed(&context.agent, || context.cast.cluster.manifests.put("services", &more), || ())?;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let fields: Vec<&str> = stat.rsplit(") ").next().context("fields")?.split(' ').collect();
     // cminflt, cmajflt: page faults of children that were waited for.
@@ -62,8 +63,9 @@ fn nobody_elses_nft_is_run() -> Result<()> {
 
 #[test]
 fn a_restart_keeps_the_rules_until_all_is_known() -> Result<()> {
-    let Fixture { cast, agent, _servers } =
-        Fixture::new("restart-known", &[], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
+    let AgentContext { cast, agent, _servers } = AgentContext::new("restart-known", &[], |cast| {
+        cast.service("web", 10, &HTTP, &[Who::Remote])
+    })?;
     assert!(agent.terminate()?.success());
     let manifests = cast.cluster.manifests.folder();
     let aside = cast.cluster.world.folder().join("aside");

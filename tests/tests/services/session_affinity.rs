@@ -16,7 +16,7 @@ use denizen_tests::world::ip;
 use serde_json::Value;
 use socket2::{Domain, Protocol as SocketProtocol, Socket, Type};
 
-use crate::fixture::{Fixture, HTTP, at};
+use crate::context::{AgentContext, HTTP, at};
 
 const NODE_PORT: u16 = 30080;
 const TWO: [Port; 2] = [HTTP[0], Port::tcp("more", 81, PORT)];
@@ -217,12 +217,12 @@ fn sticky(cast: &Cast, members: &[Who]) -> Result<Vec<Value>> {
 }
 
 /// The one that all connections of a client go to.
-fn chosen(fixture: &Fixture, to: SocketAddr) -> Result<Who> {
+fn chosen(context: &AgentContext, to: SocketAddr) -> Result<Who> {
     let mut answered = BTreeSet::new();
     for _ in 0..12 {
-        let outcome = fixture.cast.ask(Who::Outside, to, Protocol::Tcp)?;
+        let outcome = context.cast.ask(Who::Outside, to, Protocol::Tcp)?;
         let endpoint = outcome.endpoint().with_context(|| format!("{to}: {outcome:?}"))?;
-        answered.extend(fixture.cast.owner(endpoint.ip()));
+        answered.extend(context.cast.owner(endpoint.ip()));
     }
     let only = answered.pop_first().context("nobody answered")?;
     assert_eq!(answered, BTreeSet::new(), "{to}: besides {only:?}");
@@ -231,20 +231,20 @@ fn chosen(fixture: &Fixture, to: SocketAddr) -> Result<Who> {
 
 #[test]
 fn affinity_is_per_port_and_forgets_who_is_removed() -> Result<()> {
-    let fixture = Fixture::new("aff-port", &[], |cast| sticky(cast, &ALL))?;
+    let context = AgentContext::new("aff-port", &[], |cast| sticky(cast, &ALL))?;
     let [first, second] = [80, 81].map(|port| at(10, port));
     for (first, second) in first.into_iter().zip(second) {
         // A service port each: where the one's choice goes, the other's need not.
-        let (gone, kept) = (chosen(&fixture, first)?, chosen(&fixture, second)?);
+        let (gone, kept) = (chosen(&context, first)?, chosen(&context, second)?);
         let rest: Vec<Who> = ALL.into_iter().filter(|who| *who != gone).collect();
-        fixture.becomes(&sticky(&fixture.cast, &rest)?)?;
-        let next = chosen(&fixture, first)?;
+        context.becomes(&sticky(&context.cast, &rest)?)?;
+        let next = chosen(&context, first)?;
         assert_ne!(next, gone, "it is no endpoint any more");
         if kept != gone {
-            assert_eq!(chosen(&fixture, second)?, kept, "nothing of its own changed");
+            assert_eq!(chosen(&context, second)?, kept, "nothing of its own changed");
         }
-        fixture.becomes(&sticky(&fixture.cast, &ALL)?)?;
-        assert_eq!(chosen(&fixture, first)?, next, "who came back has no claim");
+        context.becomes(&sticky(&context.cast, &ALL)?)?;
+        assert_eq!(chosen(&context, first)?, next, "who came back has no claim");
     }
     Ok(())
 }

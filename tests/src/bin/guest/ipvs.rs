@@ -10,11 +10,11 @@ use denizen_tests::iptables::Variant;
 use denizen_tests::kube_proxy::ipvs::{DEVICE, Ipvs};
 use denizen_tests::lasting::Lasting;
 
-use crate::scene::Scene;
+use crate::context::GuestContext;
 
 /// Denizen is started beside kube-proxy, which is then removed while denizen serves.
 struct Over<'a> {
-    scene: &'a Scene,
+    context: &'a GuestContext,
     ipvs: Ipvs<'a>,
     /// The node's addresses.
     before: String,
@@ -43,21 +43,21 @@ impl Theirs {
 
 impl<'a> Over<'a> {
     /// kube-proxy serves.
-    fn begin(scene: &'a Scene, variant: Variant) -> Result<Self> {
-        let (before, ipvs) = (scene.addresses()?, scene.ipvs(variant));
+    fn begin(context: &'a GuestContext, variant: Variant) -> Result<Self> {
+        let (before, ipvs) = (context.addresses()?, context.ipvs(variant));
         ipvs.start()?;
-        let connections = scene.everyone("ipvs serves")?;
+        let connections = context.everyone("ipvs serves")?;
         ensure!(ipvs.taken()? == connections, "{} of {connections}", ipvs.taken()?);
-        Ok(Self { scene, ipvs, before })
+        Ok(Self { context, ipvs, before })
     }
 
     /// Denizen serves beside it.
     fn beside(&self, flags: Vec<String>, backend: &str) -> Result<(Agent, Theirs)> {
-        let (connections, flow) = (self.scene.lasting()?, self.scene.flow()?);
+        let (connections, flow) = (self.context.lasting()?, self.context.flow()?);
         let mut theirs = Theirs { connections, flow };
         theirs.are_alive()?;
-        let start = || self.scene.start(flags);
-        let agent = self.scene.unnoticed(&mut theirs.connections, "denizen comes", start)?;
+        let start = || self.context.start(flags);
+        let agent = self.context.unnoticed(&mut theirs.connections, "denizen comes", start)?;
         ensure!(agent.status()?["backend"] == backend, "{}", agent.status()?);
         self.stands_still("both are there")?;
         theirs.are_alive()?;
@@ -67,7 +67,7 @@ impl<'a> Over<'a> {
     /// Ipvs takes nothing that is new.
     fn stands_still(&self, what: &str) -> Result<()> {
         let before = self.ipvs.taken()?;
-        self.scene.everyone(what)?;
+        self.context.everyone(what)?;
         let after = self.ipvs.taken()?;
         ensure!(before == after, "{what}: ipvs took {} connections", after - before);
         Ok(())
@@ -75,13 +75,13 @@ impl<'a> Over<'a> {
 
     /// kube-proxy's things go while denizen serves; the connections that denizen carries.
     fn alone(&self, agent: &Agent, mut theirs: Theirs) -> Result<Vec<Lasting>> {
-        let mut ours = self.scene.lasting()?;
+        let mut ours = self.context.lasting()?;
         while self.ipvs.remembers()? {
             thread::sleep(Duration::from_millis(500));
         }
         theirs.are_alive()?;
-        let cleanup = || self.scene.cleanup(&["--kube-proxy"]);
-        let said = self.scene.unnoticed(&mut ours, "kube-proxy goes", cleanup)?;
+        let cleanup = || self.context.cleanup(&["--kube-proxy"]);
+        let said = self.context.unnoticed(&mut ours, "kube-proxy goes", cleanup)?;
         ensure!(
             said.contains(&format!("an agent is running (process {})", agent.pid()))
                 && said.contains("ended 3 connections"),
@@ -89,21 +89,21 @@ impl<'a> Over<'a> {
         );
         theirs.are_over().context("what ipvs carried")?;
         self.is_gone()?;
-        let again = self.scene.cleanup(&["--kube-proxy"])?;
+        let again = self.context.cleanup(&["--kube-proxy"])?;
         ensure!(!again.contains("removed"), "there is nothing left to remove: {again}");
-        self.scene.everyone("denizen alone")?;
+        self.context.everyone("denizen alone")?;
         ensure!(agent.status()?["driftRepaired"] == 0, "{}", agent.status()?);
         Ok(ours)
     }
 
     /// Nothing of ipvs is left, whoever's chains there are.
     fn is_gone(&self) -> Result<()> {
-        let node = self.scene.node();
+        let node = self.context.node();
         let servers = node.output("ipvsadm", &["--save", "--numeric"])?;
         ensure!(servers.is_empty(), "{servers}");
         let sets = node.output("ipset", &["list", "-n"])?;
         ensure!(!sets.contains("KUBE-"), "{sets}");
-        let now = self.scene.addresses()?;
+        let now = self.context.addresses()?;
         ensure!(now == self.before, "{}\nbut now\n{now}", self.before);
         for variant in Variant::BOTH {
             let rules = variant.dump(node)?;
@@ -117,24 +117,24 @@ impl<'a> Over<'a> {
 
 /// Into the nftables backend, which is what this kernel's `auto` takes, and back.
 pub(crate) fn nftables_takes_over() -> Result<()> {
-    let scene = Scene::set("ipvs-nft")?;
-    let over = Over::begin(&scene, Variant::Legacy)?;
+    let context = GuestContext::new("ipvs-nft")?;
+    let over = Over::begin(&context, Variant::Legacy)?;
     let (agent, theirs) = over.beside(Vec::new(), "nftables")?;
     let mut ours = over.alone(&agent, theirs)?;
     for variant in Variant::BOTH {
-        let rules = variant.dump(scene.node())?;
+        let rules = variant.dump(context.node())?;
         ensure!(!rules.contains("KUBE-"), "{rules}");
     }
-    scene.unnoticed(&mut ours, "kube-proxy comes back", || over.ipvs.start())?;
+    context.unnoticed(&mut ours, "kube-proxy comes back", || over.ipvs.start())?;
     over.stands_still("both are there again")?;
-    scene.unnoticed(&mut ours, "denizen goes", || {
+    context.unnoticed(&mut ours, "denizen goes", || {
         agent.terminate()?;
-        scene.cleanup(&[])
+        context.cleanup(&[])
     })?;
     let before = over.ipvs.taken()?;
-    let connections = scene.everyone("ipvs serves again")?;
+    let connections = context.everyone("ipvs serves again")?;
     ensure!(over.ipvs.taken()? == before + connections, "{before}, then {}", over.ipvs.taken()?);
-    let links = scene.node().output("ip", &["-brief", "link"])?;
+    let links = context.node().output("ip", &["-brief", "link"])?;
     ensure!(
         links.contains(DEVICE),
         "cleanup without --kube-proxy leaves what is kube-proxy's: {links}"
@@ -144,13 +144,13 @@ pub(crate) fn nftables_takes_over() -> Result<()> {
 
 /// Into the iptables backend, in the chains that kube-proxy has made.
 pub(crate) fn iptables_takes_over(variant: Variant) -> Result<()> {
-    let scene = Scene::set("ipvs-ipt")?;
-    let over = Over::begin(&scene, variant)?;
+    let context = GuestContext::new("ipvs-ipt")?;
+    let over = Over::begin(&context, variant)?;
     let (agent, theirs) = over.beside(variant.flags(), "iptables")?;
     over.alone(&agent, theirs)?;
     agent.terminate()?;
-    scene.cleanup(&[])?;
-    let rules = variant.dump(scene.node())?;
+    context.cleanup(&[])?;
+    let rules = variant.dump(context.node())?;
     ensure!(!rules.contains("KUBE-"), "{rules}");
     Ok(())
 }

@@ -6,8 +6,8 @@
     reason = "tests read clocks and execute programs; denizen does not"
 )]
 
+mod context;
 mod ipvs;
-mod scene;
 mod single;
 mod vlan;
 

@@ -22,13 +22,13 @@ use serde_json::json;
 /// The backend looks every ten seconds; what has not happened by then never will.
 const BOUND: Duration = Duration::from_secs(60);
 
-struct Scene {
+struct LiveContext {
     cast: Cast,
     _servers: Vec<Server>,
 }
 
-impl Scene {
-    fn set(label: &str) -> Result<Self> {
+impl LiveContext {
+    fn new(label: &str) -> Result<Self> {
         let (cast, servers) = lasting::cast(label)?;
         Ok(Self { cast, _servers: servers })
     }
@@ -69,18 +69,18 @@ impl Scene {
 /// Everything that others do to the chains before the next look is one drift; twice a minute is
 /// forgiven.
 fn changes_are_repaired(label: &str, variant: Variant) -> Result<()> {
-    let scene = Scene::set(label)?;
-    let node = scene.node();
+    let context = LiveContext::new(label)?;
+    let node = context.node();
     variant.run(node, "-t nat -N THEIRS")?;
     variant.run(node, "-t nat -A PREROUTING -j THEIRS")?;
-    let agent = scene.start(variant.flags())?;
-    let (expected, sets) = (scene.dump(variant)?, iptables::sets(node)?);
+    let agent = context.start(variant.flags())?;
+    let (expected, sets) = (context.dump(variant)?, iptables::sets(node)?);
     ensure!(sets.lines().count() == 4, "two pods of two families: {sets}");
-    let mut streams = scene.lasting()?;
+    let mut streams = context.lasting()?;
     let repaired = |count: u64| {
         eventually(&format!("repair {count}"), BOUND, || {
             let status = agent.status()?;
-            Ok(scene.dump(variant)? == expected
+            Ok(context.dump(variant)? == expected
                 && iptables::sets(node)? == sets
                 && status["driftRepaired"].as_u64() >= Some(count))
         })
@@ -122,9 +122,9 @@ fn what_others_change_is_repaired_nft() -> Result<()> {
 /// Rules of every shape: what `iptables-save` says of one otherwise than it was written would be
 /// taken for somebody's doing at every look.
 fn nothing_is_read_otherwise_than_written(label: &str, variant: Variant) -> Result<()> {
-    let scene = Scene::set(label)?;
-    every_shape(&scene.cast)?;
-    let file = scene.cast.cluster.run_dir().join("egress.yaml");
+    let context = LiveContext::new(label)?;
+    every_shape(&context.cast)?;
+    let file = context.cast.cluster.run_dir().join("egress.yaml");
     fs::write(&file, "nonMasqueradeCIDRs: ['0.0.0.0/0', '::/0', 10.0.0.0/8]")?;
     for mode in
         ["pod-state=port-exact", "bridge-port", "bridge=cni0,cni1", "interface-prefix=veth,cni"]
@@ -133,8 +133,8 @@ fn nothing_is_read_otherwise_than_written(label: &str, variant: Variant) -> Resu
         flags.push(format!("--detect-local={mode}"));
         flags.push(format!("--egress-masquerade-config={}", file.display()));
         flags.push("--open-forward".to_owned());
-        scene.start(flags.clone())?.terminate()?;
-        let again = scene.start(flags)?;
+        context.start(flags.clone())?.terminate()?;
+        let again = context.start(flags)?;
         let log = again.log();
         ensure!(!log.contains("rules are brought up to date"), "{mode}: {log}");
         ensure!(again.status()?["errors"] == json!([]), "{mode}: {log}");
@@ -183,35 +183,35 @@ fn counters(text: &str) -> Vec<(String, u64)> {
 }
 
 fn restarts_change_nothing(label: &str, variant: Variant, mode: &str) -> Result<()> {
-    let scene = Scene::set(label)?;
+    let context = LiveContext::new(label)?;
     let mut flags = variant.flags();
     flags.push(format!("--detect-local={mode}"));
-    let agent = scene.start(flags.clone())?;
-    let expected = scene.dump(variant)?;
-    let mut streams = scene.lasting()?;
-    let load = scene.load()?;
+    let agent = context.start(flags.clone())?;
+    let expected = context.dump(variant)?;
+    let mut streams = context.lasting()?;
+    let load = context.load()?;
     eventually("packets", BOUND, || {
-        let text = variant.counted(scene.node())?;
+        let text = variant.counted(context.node())?;
         Ok(counters(&text)
             .iter()
             .any(|(rule, packets)| rule.contains("KUBE-SEP-") && *packets > 100))
     })?;
     agent.terminate()?;
-    let before = counters(&variant.counted(scene.node())?);
+    let before = counters(&variant.counted(context.node())?);
     for _ in 0..effort::times(20, 4) {
-        let mut settings = scene.cast.cluster.settings();
+        let mut settings = context.cast.cluster.settings();
         settings.flags = flags.clone();
-        let agent = Agent::spawn(scene.node(), settings)?;
+        let agent = Agent::spawn(context.node(), settings)?;
         thread::sleep(Duration::from_millis(u64::from(std::process::id()) % 40));
         agent.kill()?;
         streams.iter_mut().try_for_each(Lasting::still_alive)?;
     }
-    let agent = scene.start(flags)?;
+    let agent = context.start(flags)?;
     ensure!(agent.status()?["driftRepaired"] == 0, "{}", agent.status()?);
-    let after = counters(&variant.counted(scene.node())?);
+    let after = counters(&variant.counted(context.node())?);
     let tally = load.stop()?;
     ensure!(tally.failed == 0, "{tally:?}");
-    assert_eq!(scene.dump(variant)?, expected);
+    assert_eq!(context.dump(variant)?, expected);
     for ((rule, then), (same, now)) in before.iter().zip(&after) {
         ensure!(rule == same && then <= now, "written anew: {rule}: {then}, then {now}");
     }
@@ -242,22 +242,22 @@ fn restarts_change_nothing_where_ports_matter_nft() -> Result<()> {
 /// all there, then they go, and a packet that is on its way through them at that instant is served
 /// all the same.
 fn backends_change(label: &str, variant: Variant) -> Result<()> {
-    let scene = Scene::set(label)?;
+    let context = LiveContext::new(label)?;
     let nftables = || vec!["--backend=nftables".to_owned()];
-    let mut agent = scene.start(nftables())?;
-    let mut streams = scene.lasting()?;
-    let load = scene.load()?;
-    let tables = || scene.node().output("nft", &["list", "tables"]);
+    let mut agent = context.start(nftables())?;
+    let mut streams = context.lasting()?;
+    let load = context.load()?;
+    let tables = || context.node().output("nft", &["list", "tables"]);
     for _ in 0..effort::times(20, 2) {
         agent.terminate()?;
-        agent = scene.start(variant.flags())?;
+        agent = context.start(variant.flags())?;
         eventually("denizen's tables are gone", BOUND, || Ok(!tables()?.contains(" denizen")))?;
-        ensure!(scene.dump(variant)?.contains("KUBE-SVC-"), "rules");
+        ensure!(context.dump(variant)?.contains("KUBE-SVC-"), "rules");
         agent.terminate()?;
-        agent = scene.start(nftables())?;
+        agent = context.start(nftables())?;
         eventually("chains and sets are gone", BOUND, || {
-            let chains = scene.dump(variant)?.contains("KUBE-");
-            Ok(!chains && scene.node().output("ipset", &["list", "-n"])?.is_empty())
+            let chains = context.dump(variant)?.contains("KUBE-");
+            Ok(!chains && context.node().output("ipset", &["list", "-n"])?.is_empty())
         })?;
     }
     let tally = load.stop()?;

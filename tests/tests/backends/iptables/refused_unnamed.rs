@@ -29,7 +29,7 @@ const FAMILIES: [(&str, &str); 2] = [("iptables", "203.0.113.9"), ("ip6tables", 
 /// It looks every ten seconds, and tries again at looks.
 const BOUND: Duration = Duration::from_secs(90);
 
-struct Scene {
+struct RefusedContext {
     cast: Cast,
     variant: Variant,
     _servers: Vec<Server>,
@@ -39,8 +39,8 @@ fn name(number: u8) -> String {
     format!("s{number}")
 }
 
-impl Scene {
-    fn set(label: &str, variant: Variant) -> Result<Self> {
+impl RefusedContext {
+    fn new(label: &str, variant: Variant) -> Result<Self> {
         let (cast, servers) = Cast::new(label)?;
         for number in NUMBERS {
             let objects =
@@ -108,35 +108,35 @@ fn are_named(status: &Value, held: &[u8]) -> bool {
 
 /// At a cold start, after a restart, and when it is tried again.
 fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
-    let scene = Scene::set(label, variant)?;
-    scene.hold()?;
-    let agent = scene.start()?;
+    let context = RefusedContext::new(label, variant)?;
+    context.hold()?;
+    let agent = context.start()?;
     agent.until("named", BOUND, |status| are_named(status, &HELD))?;
-    scene.all_but_held_are_served()?;
+    context.all_but_held_are_served()?;
     let healthz = url(ip("127.0.0.1"), 10256, "/healthz");
-    let health = fetch(&scene.cast.cluster.world.node, &healthz, &[])?;
+    let health = fetch(&context.cast.cluster.world.node, &healthz, &[])?;
     ensure!(health.status == 200 && health.body.contains("rejects some rules"), "{health:?}");
     agent.terminate()?;
-    scene.all_but_held_are_served()?;
-    let agent = scene.start()?;
+    context.all_but_held_are_served()?;
+    let agent = context.start()?;
     agent.until("named anew", BOUND, |status| are_named(status, &HELD))?;
-    scene.all_but_held_are_served()?;
+    context.all_but_held_are_served()?;
     // A service that comes, and one that goes.
-    let more = scene.cast.service("more", 30, &HTTP, &[Who::Remote])?;
-    scene.cast.cluster.manifests.put("more", &more)?;
-    scene.cast.cluster.manifests.remove(&name(10))?;
+    let more = context.cast.service("more", 30, &HTTP, &[Who::Remote])?;
+    context.cast.cluster.manifests.put("more", &more)?;
+    context.cast.cluster.manifests.remove(&name(10))?;
     agent.until("one comes, one goes", BOUND, |status| {
-        let served = scene.are_served([10, 30]).unwrap_or_default();
+        let served = context.are_served([10, 30]).unwrap_or_default();
         are_named(status, &HELD)
             && served.iter().all(|(n, is)| *is == (*n == 30))
             && served.len() == 4
     })?;
     let said = |what: &str| agent.log().matches(what).count();
     let (told, taken) = (said("all else is written"), said("accepted now"));
-    scene.free()?;
+    context.free()?;
     let status = agent.until("taken", BOUND, |status| status["errors"] == json!([]))?;
     ensure!(status["driftRepaired"] == 0, "{status}");
-    let served = scene.are_served(HELD)?;
+    let served = context.are_served(HELD)?;
     ensure!(served.iter().all(|(_, is)| *is), "{served:?}");
     ensure!(said("all else is written") == told, "it is told once");
     ensure!(said("accepted now") == taken + 2 * HELD.len(), "and that it is over");
@@ -155,27 +155,27 @@ fn the_others_are_served_nft() -> Result<()> {
 
 /// With other chains it is served; the one that it had stays until nobody leads to it.
 fn an_update_heals(label: &str, variant: Variant) -> Result<()> {
-    let scene = Scene::set(label, variant)?;
-    scene.hold()?;
-    let agent = scene.start()?;
+    let context = RefusedContext::new(label, variant)?;
+    context.hold()?;
+    let agent = context.start()?;
     agent.until("named", BOUND, |status| are_named(status, &HELD))?;
     let number = HELD[0];
     let renamed = [Port::tcp("web", 80, PORT)];
     let objects =
-        scene.cast.service(&name(number), number, &renamed, &[Who::Routed, Who::Remote])?;
-    scene.cast.cluster.manifests.put(&name(number), &objects)?;
+        context.cast.service(&name(number), number, &renamed, &[Who::Routed, Who::Remote])?;
+    context.cast.cluster.manifests.put(&name(number), &objects)?;
     let gone = format!("-X {}", chain(number));
     agent.until("served", BOUND, |status| {
-        let served = scene.are_served([number]).unwrap_or_default();
+        let served = context.are_served([number]).unwrap_or_default();
         !served.is_empty()
             && served.iter().all(|(_, is)| *is)
             && status["errors"].to_string().matches(&gone).count() == 2
     })?;
-    scene.free()?;
+    context.free()?;
     agent.until("no errors", BOUND, |status| status["errors"] == json!([]))?;
-    let rules = variant.dump(&scene.cast.cluster.world.node)?;
+    let rules = variant.dump(&context.cast.cluster.world.node)?;
     ensure!(!rules.contains(&chain(number)), "{rules}");
-    let served = scene.are_served(NUMBERS)?;
+    let served = context.are_served(NUMBERS)?;
     ensure!(served.iter().all(|(_, is)| *is), "{served:?}");
     Ok(())
 }
@@ -193,12 +193,12 @@ fn an_update_heals_nft() -> Result<()> {
 /// What kube-proxy serves is served at every moment while denizen takes over and finds what is
 /// refused.
 fn taken_over_in_place(label: &str, variant: Variant) -> Result<()> {
-    let scene = Scene::set(label, variant)?;
-    let node = &scene.cast.cluster.world.node;
+    let context = RefusedContext::new(label, variant)?;
+    let node = &context.cast.cluster.world.node;
     let others: Vec<u8> = NUMBERS.filter(|number| !HELD.contains(number)).collect();
     let served = |number: &u8| {
         let at = SocketAddr::new(service_ips(*number)[0], 80);
-        let endpoint = |who| anyhow::Ok(SocketAddr::new(scene.cast.address(who, at.ip())?, PORT));
+        let endpoint = |who| anyhow::Ok(SocketAddr::new(context.cast.address(who, at.ip())?, PORT));
         Ok(Served {
             name: format!("default/{}:http", name(*number)),
             at,
@@ -208,13 +208,13 @@ fn taken_over_in_place(label: &str, variant: Variant) -> Result<()> {
     let services = others.iter().map(served).collect::<Result<_>>()?;
     let kube_proxy = KubeProxy { node, variant, services };
     kube_proxy.start()?;
-    scene.hold()?;
+    context.hold()?;
     let is_lost = |number: &u8| {
         let to = SocketAddr::new(service_ips(*number)[0], 80);
-        let outcome = scene.cast.ask(Who::Bridged, to, Protocol::Tcp);
+        let outcome = context.cast.ask(Who::Bridged, to, Protocol::Tcp);
         !outcome.is_ok_and(|outcome| outcome.endpoint().is_some())
     };
-    let mut settings = scene.cast.cluster.settings();
+    let mut settings = context.cast.cluster.settings();
     settings.flags = variant.flags();
     let agent = Agent::spawn(node, settings)?;
     let started = Instant::now();
@@ -223,10 +223,10 @@ fn taken_over_in_place(label: &str, variant: Variant) -> Result<()> {
         ensure!(lost.is_empty(), "while it is taken over: {lost:?}");
         ensure!(started.elapsed() < BOUND, "never named");
     }
-    scene.all_but_held_are_served()?;
-    scene.free()?;
+    context.all_but_held_are_served()?;
+    context.free()?;
     agent.until("taken", BOUND, |status| status["errors"] == json!([]))?;
-    let served = scene.are_served(NUMBERS)?;
+    let served = context.are_served(NUMBERS)?;
     ensure!(served.iter().all(|(_, is)| *is), "{served:?}");
     Ok(())
 }

@@ -26,15 +26,15 @@ use denizen_tests::world::ip;
 const BOUND: Duration = Duration::from_secs(90);
 
 /// What every pod but the node's own serves, by the same names and addresses as kube-proxy has it.
-struct Scene {
+struct TakeoverContext {
     cast: Cast,
     variant: Variant,
     services: Vec<Served>,
     _servers: Vec<Server>,
 }
 
-impl Scene {
-    fn set(label: &str, variant: Variant) -> Result<Self> {
+impl TakeoverContext {
+    fn new(label: &str, variant: Variant) -> Result<Self> {
         let (cast, servers) = lasting::cast(label)?;
         let at = |number, port| SocketAddr::new(service_ips(number)[0], port);
         let endpoint =
@@ -101,12 +101,12 @@ fn nftables() -> Vec<String> {
 
 /// Does `what` while clients connect; none of them may notice.
 fn unnoticed<T>(
-    scene: &Scene,
+    context: &TakeoverContext,
     streams: &mut [Lasting],
     what: &str,
     work: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
-    let load = scene.load()?;
+    let load = context.load()?;
     let done = work().with_context(|| what.to_owned());
     let tally = load.stop()?;
     let done = done?;
@@ -118,36 +118,36 @@ fn unnoticed<T>(
 /// kube-proxy serves; denizen comes, in place; kube-proxy writes once more and ends; then the
 /// nftables backend, then back.
 fn taken_over(label: &str, variant: Variant) -> Result<()> {
-    let scene = Scene::set(label, variant)?;
-    let kube_proxy = scene.kube_proxy();
+    let context = TakeoverContext::new(label, variant)?;
+    let kube_proxy = context.kube_proxy();
     kube_proxy.start()?;
-    let mut streams = scene.lasting()?;
-    let write = || kube_proxy.sync(&scene.services[..1]);
-    unnoticed(&scene, &mut streams, "kube-proxy writes", write)?;
-    let begin = || scene.start(variant.flags());
-    let agent = unnoticed(&scene, &mut streams, "adopted", begin)?;
-    ensure!(scene.is_denizens()?, "adopted");
-    ensure!(kube_proxy.jumps_stand()?, "{}", scene.rules()?);
+    let mut streams = context.lasting()?;
+    let write = || kube_proxy.sync(&context.services[..1]);
+    unnoticed(&context, &mut streams, "kube-proxy writes", write)?;
+    let begin = || context.start(variant.flags());
+    let agent = unnoticed(&context, &mut streams, "adopted", begin)?;
+    ensure!(context.is_denizens()?, "adopted");
+    ensure!(kube_proxy.jumps_stand()?, "{}", context.rules()?);
     ensure!(kube_proxy.canaries_live()?, "kube-proxy would think that all was flushed");
-    unnoticed(&scene, &mut streams, "both write", || {
+    unnoticed(&context, &mut streams, "both write", || {
         write()?;
-        ensure!(!scene.is_denizens()?, "written over: {}", scene.rules()?);
+        ensure!(!context.is_denizens()?, "written over: {}", context.rules()?);
         eventually("repaired", BOUND, || Ok(agent.status()?["driftRepaired"] == 1))
     })?;
     ensure!(kube_proxy.canaries_live()?, "kube-proxy would think that all was flushed");
-    let agent = unnoticed(&scene, &mut streams, "into nftables", || {
+    let agent = unnoticed(&context, &mut streams, "into nftables", || {
         agent.terminate()?;
-        let agent = scene.start(nftables())?;
+        let agent = context.start(nftables())?;
         eventually("denizen's chains are gone", BOUND, || {
-            Ok(!scene.rules()?.contains("KUBE-SVC-"))
+            Ok(!context.rules()?.contains("KUBE-SVC-"))
         })?;
         Ok(agent)
     })?;
-    let _agent = unnoticed(&scene, &mut streams, "back", || {
+    let _agent = unnoticed(&context, &mut streams, "back", || {
         agent.terminate()?;
-        scene.start(variant.flags())
+        context.start(variant.flags())
     })?;
-    ensure!(scene.is_denizens()?, "back");
+    ensure!(context.is_denizens()?, "back");
     Ok(())
 }
 
@@ -164,18 +164,18 @@ fn taken_over_in_place_and_into_nftables_and_back_nft() -> Result<()> {
 /// Into nftables while kube-proxy's own rules stay: the priority before theirs decides.
 #[test]
 fn nftables_takes_over_beside_kube_proxys_rules() -> Result<()> {
-    let scene = Scene::set("take-beside", Variant::Nft)?;
-    let kube_proxy = scene.kube_proxy();
+    let context = TakeoverContext::new("take-beside", Variant::Nft)?;
+    let kube_proxy = context.kube_proxy();
     kube_proxy.start()?;
-    let mut streams = scene.lasting()?;
-    let load = scene.load()?;
-    let _agent = scene.start(nftables())?;
+    let mut streams = context.lasting()?;
+    let load = context.load()?;
+    let _agent = context.start(nftables())?;
     let mut wrong = kube_proxy.services.clone();
     // Nobody listens there: whoever follows kube-proxy's rules now is refused.
     wrong[0].endpoints.iter_mut().for_each(|at| at.set_port(1));
-    KubeProxy { services: wrong.clone(), ..scene.kube_proxy() }.sync(&wrong)?;
+    KubeProxy { services: wrong.clone(), ..context.kube_proxy() }.sync(&wrong)?;
     streams.iter_mut().try_for_each(Lasting::still_alive)?;
-    let outcome = scene.cast.ask(Who::Bridged, scene.services[0].at, Protocol::Tcp)?;
+    let outcome = context.cast.ask(Who::Bridged, context.services[0].at, Protocol::Tcp)?;
     ensure!(outcome.endpoint().is_some(), "{outcome:?}");
     let tally = load.stop()?;
     ensure!(tally.failed == 0, "{tally:?}");
@@ -207,24 +207,24 @@ impl Drop for Namesake {
 
 #[test]
 fn a_kube_proxy_that_goes_on_writing_is_noticed_and_named() -> Result<()> {
-    let scene = Scene::set("take-fight", Variant::Nft)?;
-    let kube_proxy = scene.kube_proxy();
+    let context = TakeoverContext::new("take-fight", Variant::Nft)?;
+    let kube_proxy = context.kube_proxy();
     kube_proxy.start()?;
-    let namesake = Namesake::start(scene.node())?;
-    let load = scene.load()?;
-    let agent = scene.start(Variant::Nft.flags())?;
+    let namesake = Namesake::start(context.node())?;
+    let load = context.load()?;
+    let agent = context.start(Variant::Nft.flags())?;
     let health = || {
         Ok::<_, anyhow::Error>(
-            fetch(scene.node(), &url(ip("127.0.0.1"), 10256, "/healthz"), &[])?.status,
+            fetch(context.node(), &url(ip("127.0.0.1"), 10256, "/healthz"), &[])?.status,
         )
     };
     ensure!(health()? == 200, "well before");
     for round in 1..=3 {
-        kube_proxy.sync(&scene.services)?;
+        kube_proxy.sync(&context.services)?;
         eventually("seen", BOUND, || {
             let status = agent.status()?;
             Ok(if round < 3 {
-                scene.is_denizens()?
+                context.is_denizens()?
             } else {
                 !status["errors"].as_array().is_none_or(Vec::is_empty)
             })
@@ -238,16 +238,16 @@ fn a_kube_proxy_that_goes_on_writing_is_noticed_and_named() -> Result<()> {
     let tally = load.stop()?;
     ensure!(tally.failed == 0, "kube-proxy's rules serve: {tally:?}");
     // kube-proxy has it back: what it writes now stays.
-    ensure!(!scene.is_denizens()?, "repair has stopped");
+    ensure!(!context.is_denizens()?, "repair has stopped");
     Ok(())
 }
 
 #[test]
 fn cleanup_removes_what_each_mode_of_kube_proxy_left() -> Result<()> {
-    let scene = Scene::set("take-clean", Variant::Legacy)?;
-    let node = scene.node();
-    scene.kube_proxy().start()?;
-    KubeProxy { variant: Variant::Nft, ..scene.kube_proxy() }.start()?;
+    let context = TakeoverContext::new("take-clean", Variant::Legacy)?;
+    let node = context.node();
+    context.kube_proxy().start()?;
+    KubeProxy { variant: Variant::Nft, ..context.kube_proxy() }.start()?;
     let ipvs = "*nat\n:KUBE-LOAD-BALANCER - [0:0]\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j KUBE-LOAD-BALANCER\nCOMMIT\n";
     node.output("ipset", &["create", "KUBE-CLUSTER-IP", "hash:ip,port"])?;
     node.output("ipset", &["create", "KUBE-6-LOOP-BACK", "hash:ip,port,ip", "family", "inet6"])?;
@@ -257,7 +257,7 @@ fn cleanup_removes_what_each_mode_of_kube_proxy_left() -> Result<()> {
     node.ip("link add kube-ipvs0 type bridge")?;
     node.nft("table ip kube-proxy { map service-ips { type ipv4_addr : verdict; }\nchain c { }\n}\ntable ip6 kube-proxy { }\ntable ip theirs { }")?;
     Variant::Legacy.run(node, "-t filter -N KUBE-FIREWALL")?;
-    let agent = scene.start(Variant::Legacy.flags())?;
+    let agent = context.start(Variant::Legacy.flags())?;
     agent.terminate()?;
     let binary = binary::ours("denizen-agent")?;
     let said = node.run(|| checked(Command::new(&binary).args(["cleanup", "--kube-proxy"])))??;

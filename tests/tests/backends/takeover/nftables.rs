@@ -5,28 +5,28 @@ use denizen_tests::effort;
 
 use super::*;
 
-fn theirs(scene: &Scene) -> Result<bool> {
-    let tables = scene.node().output("nft", &["list", "tables"])?;
+fn theirs(context: &TakeoverContext) -> Result<bool> {
+    let tables = context.node().output("nft", &["list", "tables"])?;
     Ok(tables.contains("table ip kube-proxy"))
 }
 
 /// Whose rules decide is told by who is seen to be the client: kube-proxy's have everybody
 /// masqueraded here.
-fn denizen_decides(scene: &Scene) -> Result<bool> {
+fn denizen_decides(context: &TakeoverContext) -> Result<bool> {
     for _ in 0..20 {
-        let outcome = scene.cast.ask(Who::Bridged, scene.services[0].at, Protocol::Tcp)?;
+        let outcome = context.cast.ask(Who::Bridged, context.services[0].at, Protocol::Tcp)?;
         let endpoint = outcome.endpoint().with_context(|| format!("{outcome:?}"))?;
         // To itself, the pod is masqueraded by either.
-        if scene.cast.owner(endpoint.ip()) != Some(Who::Bridged) {
-            return Ok(!scene.cast.was_masqueraded(Who::Bridged, &outcome)?);
+        if context.cast.owner(endpoint.ip()) != Some(Who::Bridged) {
+            return Ok(!context.cast.was_masqueraded(Who::Bridged, &outcome)?);
         }
     }
     anyhow::bail!("twenty times the same of three endpoints");
 }
 
-fn cleanup(scene: &Scene) -> Result<()> {
+fn cleanup(context: &TakeoverContext) -> Result<()> {
     let binary = binary::ours("denizen-agent")?;
-    scene.node().run(|| checked(Command::new(&binary).arg("cleanup")))??;
+    context.node().run(|| checked(Command::new(&binary).arg("cleanup")))??;
     Ok(())
 }
 
@@ -34,24 +34,24 @@ fn cleanup(scene: &Scene) -> Result<()> {
 /// denizen ends and is cleaned up. Clients connect without pause through all of it.
 #[test]
 fn nftables_takes_over_from_kube_proxys_nftables_and_back() -> Result<()> {
-    let scene = Scene::set("take-nft", Variant::Nft)?;
-    let kube_proxy = scene.kube_proxy();
+    let context = TakeoverContext::new("take-nft", Variant::Nft)?;
+    let kube_proxy = context.kube_proxy();
     kube_proxy.start_nftables()?;
-    ensure!(!denizen_decides(&scene)?, "kube-proxy serves");
-    let mut streams = scene.lasting()?;
+    ensure!(!denizen_decides(&context)?, "kube-proxy serves");
+    let mut streams = context.lasting()?;
     for round in 0..effort::times(20, 3) {
-        unnoticed(&scene, &mut streams, &format!("round {round}"), || {
-            let agent = scene.start(nftables())?;
-            ensure!(denizen_decides(&scene)?, "beside theirs");
+        unnoticed(&context, &mut streams, &format!("round {round}"), || {
+            let agent = context.start(nftables())?;
+            ensure!(denizen_decides(&context)?, "beside theirs");
             for _ in 0..5 {
                 kube_proxy.remove_nftables()?;
-                ensure!(!theirs(&scene)? && denizen_decides(&scene)?, "alone");
+                ensure!(!theirs(&context)? && denizen_decides(&context)?, "alone");
                 kube_proxy.start_nftables()?;
-                ensure!(theirs(&scene)? && denizen_decides(&scene)?, "theirs came");
+                ensure!(theirs(&context)? && denizen_decides(&context)?, "theirs came");
             }
             agent.terminate()?;
-            cleanup(&scene)?;
-            ensure!(!denizen_decides(&scene)?, "kube-proxy serves again");
+            cleanup(&context)?;
+            ensure!(!denizen_decides(&context)?, "kube-proxy serves again");
             Ok(())
         })?;
     }

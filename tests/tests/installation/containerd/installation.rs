@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::CNI_CACHE;
-use denizen_tests::api::stage::Stage;
+use denizen_tests::api::context::ApiContext;
 use denizen_tests::api::{Api, ApiServer};
 use denizen_tests::cast::{PORT, Who};
 use denizen_tests::cluster::NODE;
@@ -30,15 +30,15 @@ struct Installation {
     containerd: Containerd,
     chain: PathBuf,
     original: String,
-    stage: Stage<ApiServer>,
+    context: ApiContext<ApiServer>,
 }
 
 impl Installation {
     fn new(label: &str) -> Result<Self> {
-        let stage = Stage::own(label)?;
-        stage.put_node()?;
-        stage.put_web("web", 10, &[Who::Remote])?;
-        let cluster = &stage.cast.cluster;
+        let context = ApiContext::own(label)?;
+        context.put_node()?;
+        context.put_web("web", 10, &[Who::Remote])?;
+        let cluster = &context.cast.cluster;
         let folder = cluster.world.subfolder("containerd")?;
         let chain = Containerd::conf_dir(&folder)?.join("10-pods.conflist");
         let original = cluster.chain(Wiring::Bridged).clone().without_denizen().conflist();
@@ -47,17 +47,17 @@ impl Installation {
         let mut containerd = Containerd::start(&cluster.world.node, &folder, &cache)?;
         containerd.import_denizen()?;
         containerd.wait_network()?;
-        Ok(Self { containerd, chain, original, stage })
+        Ok(Self { containerd, chain, original, context })
     }
 
     /// A kubelet for these objects. Paths that would be the machine's own are the test's.
     fn kubelet(&self, mut objects: Vec<Value>) -> Result<Kubelet<'_>> {
-        let cluster = &self.stage.cast.cluster;
+        let cluster = &self.context.cast.cluster;
         let map = objects.iter_mut().find(|it| it["kind"] == "ConfigMap");
         if let Some(map) = map {
-            map["data"]["DENIZEN_API_SERVER"] = self.stage.api.url().into();
+            map["data"]["DENIZEN_API_SERVER"] = self.context.api.url().into();
         }
-        let account = self.stage.api.folder().to_owned();
+        let account = self.context.api.folder().to_owned();
         fs::write(account.join("namespace"), "kube-system")?;
         let folder = cluster.world.subfolder("containerd")?;
         Ok(Kubelet {
@@ -74,7 +74,7 @@ impl Installation {
     }
 
     fn setting(&self, path: &str) -> Result<String> {
-        let node = &self.stage.cast.cluster.world.node;
+        let node = &self.context.cast.cluster.world.node;
         let path = format!("/proc/sys/net/{path}");
         Ok(node.run(|| fs::read_to_string(path))??.trim().to_owned())
     }
@@ -103,7 +103,7 @@ fn effective(pod: &DaemonPod, container: &str) -> Result<u64> {
 fn the_daemon_set_installs_programs_sets_up_the_kernel_and_is_taken_away() -> Result<()> {
     const NET_ADMIN: u64 = 1 << 12;
     let node = Installation::new("ctr-daemon")?;
-    let cluster = &node.stage.cast.cluster;
+    let cluster = &node.context.cast.cluster;
     cluster.world.node.sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
     let pod = node.kubelet(built(&folder().join("kubernetes"))?)?.run("denizen")?;
     until_healthy(&pod)?;
@@ -120,7 +120,7 @@ fn the_daemon_set_installs_programs_sets_up_the_kernel_and_is_taken_away() -> Re
     ] {
         assert_eq!(node.setting(path)?, wanted, "{path}");
     }
-    node.stage.until_answered(10, Who::Remote)?;
+    node.context.until_answered(10, Who::Remote)?;
     let installed = fs::read_to_string(&node.chain)?;
     ensure!(installed.contains("denizen"), "{installed}");
     pod.end()?;
@@ -137,10 +137,10 @@ fn the_daemon_set_installs_programs_sets_up_the_kernel_and_is_taken_away() -> Re
 fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without_a_trace()
 -> Result<()> {
     let node = Installation::new("ctr-ipt")?;
-    let cast = &node.stage.cast;
+    let cast = &node.context.cast;
     let http = [Port::tcp("http", 80, PORT).at_node(30080)];
     let web = cast.service("web", 10, &http, &[Who::Remote])?;
-    web.iter().try_for_each(|object| node.stage.api.put(object))?;
+    web.iter().try_for_each(|object| node.context.api.put(object))?;
     let pod = node.kubelet(built_with_iptables()?)?.run("denizen")?;
     until_healthy(&pod)?;
     assert_eq!(node.setting("ipv4/conf/all/route_localnet")?, "1");
@@ -166,7 +166,7 @@ fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without
 #[test]
 fn a_container_whose_run_directory_is_removed_is_not_live_until_it_is_started_anew() -> Result<()> {
     let node = Installation::new("ctr-run")?;
-    let cluster = &node.stage.cast.cluster;
+    let cluster = &node.context.cast.cluster;
     let until_live = |status: u16| -> Result<()> {
         let livez = url(ip("127.0.0.1"), 10256, "/livez");
         let ask = || Ok(fetch(&cluster.world.node, &livez, &[]));

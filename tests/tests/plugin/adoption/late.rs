@@ -17,28 +17,28 @@ use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
-use super::{PATIENCE, Stage, hidden_namespace, old_runtime};
+use super::{AdoptionContext, PATIENCE, hidden_namespace, old_runtime};
 
 /// As on a node where denizen is being installed: the agent runs, and ADDs still go by the list of
 /// plugins without it.
 #[test]
 fn pods_attached_past_the_plugin_while_the_agent_runs_are_found() -> Result<()> {
-    let stage = Stage::new("adopt-late")?;
+    let context = AdoptionContext::new("adopt-late")?;
     // The runtime has not made its cache's folder yet.
-    let agent = stage.cluster.start_agent()?;
+    let agent = context.cluster.start_agent()?;
     let pods = [
-        stage.earlier("bridged", Wiring::Bridged, |_| ())?.0,
-        stage.earlier("routed", Wiring::Routed, old_runtime)?.0,
-        stage.earlier("hidden", Wiring::Routed, hidden_namespace)?.0,
+        context.earlier("bridged", Wiring::Bridged, |_| ())?.0,
+        context.earlier("routed", Wiring::Routed, old_runtime)?.0,
+        context.earlier("hidden", Wiring::Routed, hidden_namespace)?.0,
     ];
     for pod in &pods {
-        stage.wait("found", &agent, || Ok(is_local(pod)))?;
-        let record = stage.record(pod)?.context("no record")?;
+        context.wait("found", &agent, || Ok(is_local(pod)))?;
+        let record = context.record(pod)?.context("no record")?;
         assert!(record.adopted, "{record:?}");
     }
     // In a folder that is there by now, some time later.
-    let later = stage.earlier("later", Wiring::Bridged, |_| ())?.0;
-    stage.wait("found", &agent, || Ok(is_local(&later)))?;
+    let later = context.earlier("later", Wiring::Bridged, |_| ())?.0;
+    context.wait("found", &agent, || Ok(is_local(&later)))?;
     let status = agent.status()?;
     assert_eq!(status["pods"], 4);
     assert_eq!((&status["errors"], &status["warnings"]), (&json!([]), &json!([])));
@@ -49,23 +49,23 @@ fn pods_attached_past_the_plugin_while_the_agent_runs_are_found() -> Result<()> 
 /// runtime remembers last.
 #[test]
 fn a_pod_that_is_being_deleted_does_not_come_back() -> Result<()> {
-    let stage = Stage::new("adopt-del")?;
-    let node = &stage.cluster.world.node;
-    let agent = stage.cluster.start_agent()?;
+    let context = AdoptionContext::new("adopt-del")?;
+    let node = &context.cluster.world.node;
+    let agent = context.cluster.start_agent()?;
     let netns = Netns::new("adopt-del-leaving")?;
     let addresses = [ip("10.99.0.7"), ip("fd00:99::7")];
     let mut leaving = Pod::wire(node, netns, "leaving", Wiring::Routed, &addresses)?;
-    leaving.record(node, stage.cluster.run_dir(), &Value::Null)?;
-    stage.wait("known", &agent, || Ok(agent.status()?["pods"] == 1))?;
+    leaving.record(node, context.cluster.run_dir(), &Value::Null)?;
+    context.wait("known", &agent, || Ok(agent.status()?["pods"] == 1))?;
     let (name, cached) = leaving.cached(leaving.netns.path().to_str());
-    stage.remember(&name, &cached.to_string())?;
+    context.remember(&name, &cached.to_string())?;
     leaving.forget(node)?;
     // Long enough for every look that would find it, and for one at a pod that did come past the
     // plugin.
-    let late = stage.earlier("late", Wiring::Routed, |_| ())?.0;
-    stage.wait("found", &agent, || Ok(is_local(&late)))?;
+    let late = context.earlier("late", Wiring::Routed, |_| ())?.0;
+    context.wait("found", &agent, || Ok(is_local(&late)))?;
     thread::sleep(Duration::from_secs(3));
-    assert_eq!(stage.record(&leaving)?, None, "{}", agent.log());
+    assert_eq!(context.record(&leaving)?, None, "{}", agent.log());
     assert_eq!(agent.status()?["pods"], 1);
     Ok(())
 }
@@ -73,29 +73,29 @@ fn a_pod_that_is_being_deleted_does_not_come_back() -> Result<()> {
 /// A pipe is never waited for: not at the start, and not later.
 #[test]
 fn a_cached_result_that_is_no_regular_file_is_named_in_status() -> Result<()> {
-    let stage = Stage::new("adopt-pipe")?;
-    let (pod, result) = stage.earlier("pod", Wiring::Routed, |_| ())?;
+    let context = AdoptionContext::new("adopt-pipe")?;
+    let (pod, result) = context.earlier("pod", Wiring::Routed, |_| ())?;
     let pipe = result.with_file_name("pods-pipe-eth0");
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU)?;
-    let agent = stage.cluster.start_agent()?;
+    let agent = context.cluster.start_agent()?;
     assert!(is_local(&pod), "{}", agent.log());
     let named = format!("{} is left out: it is a named pipe", pipe.display());
     let warnings = || -> Result<String> { Ok(agent.status()?["warnings"].to_string()) };
-    stage.wait("named", &agent, || Ok(warnings()?.contains(&named)))?;
+    context.wait("named", &agent, || Ok(warnings()?.contains(&named)))?;
     assert_eq!(agent.status()?["errors"], json!([]));
     Ok(())
 }
 
 #[test]
 fn interfaces_without_a_record_are_reported_until_they_have_one() -> Result<()> {
-    let stage = Stage::new("adopt-report")?;
-    let node = &stage.cluster.world.node;
-    let mut settings = stage.cluster.settings();
+    let context = AdoptionContext::new("adopt-report")?;
+    let node = &context.cluster.world.node;
+    let mut settings = context.cluster.settings();
     settings.flags = vec!["--not-pods".to_owned(), "eth*,docker0,v-lab*".to_owned()];
     let agent = Agent::start(node, settings)?;
     let unrecorded =
         || -> Result<Option<u64>> { Ok(agent.status()?["unrecordedInterfaces"].as_u64()) };
-    let unknown = stage.cluster.add_pod_without_denizen("unknown", Wiring::Routed)?;
+    let unknown = context.cluster.add_pod_without_denizen("unknown", Wiring::Routed)?;
     // A container on a bridge that is not for pods, one by its own name, and a veth with both ends
     // on the node.
     let other = Netns::new("adopt-report-other")?;
@@ -108,7 +108,7 @@ fn interfaces_without_a_record_are_reported_until_they_have_one() -> Result<()> 
          link add v-lab1 type veth peer name eth1 netns {elsewhere}\n\
          link add v-here type veth peer name v-there"
     ))?;
-    stage.wait("reported", &agent, || Ok(unrecorded()? == Some(1)))?;
+    context.wait("reported", &agent, || Ok(unrecorded()? == Some(1)))?;
     let status = agent.status()?;
     let warnings = status["warnings"].to_string();
     assert!(warnings.contains(unknown.host_interface()), "{status}");
@@ -117,9 +117,9 @@ fn interfaces_without_a_record_are_reported_until_they_have_one() -> Result<()> 
     let metrics = fetch(node, &url(ip("127.0.0.1"), 10249, "/metrics"), &[])?.body;
     assert!(metrics.contains("\ndenizen_unrecorded_interfaces 1\n"), "{metrics}");
     let (name, cached) = unknown.cached(unknown.netns.path().to_str());
-    stage.remember(&name, &cached.to_string())?;
-    stage.wait("found", &agent, || Ok(is_local(&unknown)))?;
-    stage.wait("no longer reported", &agent, || {
+    context.remember(&name, &cached.to_string())?;
+    context.wait("found", &agent, || Ok(is_local(&unknown)))?;
+    context.wait("no longer reported", &agent, || {
         let status = agent.status()?;
         Ok(status["unrecordedInterfaces"] == 0 && status["warnings"] == json!([]))
     })
@@ -131,9 +131,9 @@ fn very_many_pods_that_came_past_the_plugin_are_found() -> Result<()> {
     const EACH: usize = 50;
     let number_of_namespaces = effort::times(40, 4);
     let wanted = number_of_namespaces * EACH;
-    let stage = Stage::new("adopt-many")?;
-    let node = &stage.cluster.world.node;
-    let agent = stage.cluster.start_agent()?;
+    let context = AdoptionContext::new("adopt-many")?;
+    let node = &context.cluster.world.node;
+    let agent = context.cluster.start_agent()?;
     let mut slowest = Duration::ZERO;
     let mut ask = || -> Result<u64> {
         let asked = Instant::now();
@@ -171,7 +171,7 @@ fn very_many_pods_that_came_past_the_plugin_are_found() -> Result<()> {
                     "ips": [{ "address": address, "interface": 1 }],
                 },
             });
-            stage.remember(&format!("routed-{container}-{interface}"), &cached.to_string())?;
+            context.remember(&format!("routed-{container}-{interface}"), &cached.to_string())?;
         }
         namespaces.push(netns);
         ask()?;
@@ -182,12 +182,12 @@ fn very_many_pods_that_came_past_the_plugin_are_found() -> Result<()> {
     eprintln!(
         "attached in {attached:.2?}, all found after {found:.2?}, agent's CPU {cpu:.2} s, slowest status {slowest:.2?}"
     );
-    let state = RunDir::open(stage.cluster.run_dir())?.read()?.context("a file")?;
+    let state = RunDir::open(context.cluster.run_dir())?.read()?.context("a file")?;
     assert_eq!(state.attachments.len(), wanted);
     assert!(state.attachments.values().all(|record| record.adopted));
     // It goes on: a pod that comes now is known at once.
-    let pod = stage.cluster.add_pod("one-more", Wiring::Routed)?;
-    stage.wait("known", &agent, || Ok(is_local(&pod)))?;
+    let pod = context.cluster.add_pod("one-more", Wiring::Routed)?;
+    context.wait("known", &agent, || Ok(is_local(&pod)))?;
     // The loop never stood still for long, on a machine that makes all these links meanwhile.
     assert!(slowest < Duration::from_secs(5), "{slowest:?}");
     Ok(())

@@ -22,12 +22,12 @@ use serde_json::{Value, json};
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-struct Stage {
+struct AdoptionContext {
     cluster: Cluster,
     _server: Server,
 }
 
-impl Stage {
+impl AdoptionContext {
     fn new(label: &str) -> Result<Self> {
         let cluster = Cluster::new(label, &Value::Null)?;
         let server = cluster.remote_web(&service_ips(10), Port::tcp("http", 80, PORT))?;
@@ -81,20 +81,20 @@ fn hidden_namespace(cached: &mut Value) {
 
 #[test]
 fn pods_of_a_live_node_are_taken_over() -> Result<()> {
-    let stage = Stage::new("adopt")?;
-    let node = &stage.cluster.world.node;
+    let context = AdoptionContext::new("adopt")?;
+    let node = &context.cluster.world.node;
     let pods = [
-        stage.earlier("b-new", Wiring::Bridged, |_| ())?.0,
-        stage.earlier("r-new", Wiring::Routed, |_| ())?.0,
-        stage.earlier("b-old", Wiring::Bridged, old_runtime)?.0,
-        stage.earlier("r-old", Wiring::Routed, old_runtime)?.0,
-        stage.earlier("b-hid", Wiring::Bridged, hidden_namespace)?.0,
-        stage.earlier("r-hid", Wiring::Routed, hidden_namespace)?.0,
+        context.earlier("b-new", Wiring::Bridged, |_| ())?.0,
+        context.earlier("r-new", Wiring::Routed, |_| ())?.0,
+        context.earlier("b-old", Wiring::Bridged, old_runtime)?.0,
+        context.earlier("r-old", Wiring::Routed, old_runtime)?.0,
+        context.earlier("b-hid", Wiring::Bridged, hidden_namespace)?.0,
+        context.earlier("r-hid", Wiring::Routed, hidden_namespace)?.0,
     ];
-    let agent = stage.cluster.start_agent()?;
+    let agent = context.cluster.start_agent()?;
     for pod in &pods {
         assert!(is_local(pod), "{}: {}", pod.attachment(), agent.log());
-        let record = stage.record(pod)?.context("no record")?;
+        let record = context.record(pod)?.context("no record")?;
         assert!(record.adopted, "{record:?}");
         let link = record.host_interface.as_ref().context("no link")?;
         assert_eq!(link.name, pod.host_interface());
@@ -105,18 +105,18 @@ fn pods_of_a_live_node_are_taken_over() -> Result<()> {
     // denizen.
     let [first, second, third, fourth, ..] = pods;
     let [bridged, routed] =
-        [Wiring::Bridged, Wiring::Routed].map(|wiring| stage.cluster.chain(wiring));
+        [Wiring::Bridged, Wiring::Routed].map(|wiring| context.cluster.chain(wiring));
     for (pod, chain) in [(first, bridged), (second, routed)] {
         let id = AttachmentId(pod.attachment());
         pod.through(chain).detach(node)?;
-        let state = RunDir::open(stage.cluster.run_dir())?.read()?.context("a file")?;
+        let state = RunDir::open(context.cluster.run_dir())?.read()?.context("a file")?;
         assert!(!state.attachments.contains_key(&id));
     }
     for pod in [third, fourth] {
         let id = AttachmentId(pod.attachment());
         pod.detach(node)?;
-        stage.wait("pruned", &agent, || {
-            let state = RunDir::open(stage.cluster.run_dir())?.read()?.context("a file")?;
+        context.wait("pruned", &agent, || {
+            let state = RunDir::open(context.cluster.run_dir())?.read()?.context("a file")?;
             Ok(!state.attachments.contains_key(&id))
         })?;
     }
@@ -125,29 +125,29 @@ fn pods_of_a_live_node_are_taken_over() -> Result<()> {
 
 #[test]
 fn what_the_kernel_does_not_confirm_is_not_adopted() -> Result<()> {
-    let stage = Stage::new("adopt-not")?;
-    let node = &stage.cluster.world.node;
-    let (gone, _) = stage
+    let context = AdoptionContext::new("adopt-not")?;
+    let node = &context.cluster.world.node;
+    let (gone, _) = context
         .earlier("gone", Wiring::Bridged, |cached| cached["netns"] = "/run/netns/no-such".into())?;
-    let (moved, _) = stage.earlier("moved", Wiring::Routed, |cached| {
+    let (moved, _) = context.earlier("moved", Wiring::Routed, |cached| {
         cached["result"]["ips"] = json!([{ "address": "10.250.0.9/32" }]);
     })?;
-    let (hidden, _) = stage.earlier("hid", Wiring::Routed, |cached| {
+    let (hidden, _) = context.earlier("hid", Wiring::Routed, |cached| {
         hidden_namespace(cached);
         cached["result"]["ips"] = json!([{ "address": "10.250.0.9/32" }]);
     })?;
-    let (dead, _) = stage.earlier("dead", Wiring::Bridged, |_| ())?;
+    let (dead, _) = context.earlier("dead", Wiring::Bridged, |_| ())?;
     node.ip(&format!("link del {}", dead.host_interface()))?;
-    let (node_itself, _) = stage.earlier("node", Wiring::Bridged, |cached| {
-        cached["netns"] = stage.cluster.world.node.path().to_str().into();
+    let (node_itself, _) = context.earlier("node", Wiring::Bridged, |cached| {
+        cached["netns"] = context.cluster.world.node.path().to_str().into();
     })?;
-    let (broken, file) = stage.earlier("broken", Wiring::Bridged, |_| ())?;
+    let (broken, file) = context.earlier("broken", Wiring::Bridged, |_| ())?;
     let text = fs::read_to_string(&file)?;
     fs::write(&file, &text[..text.len() / 2])?;
-    let (good, _) = stage.earlier("good", Wiring::Bridged, |_| ())?;
-    let agent = stage.cluster.start_agent()?;
+    let (good, _) = context.earlier("good", Wiring::Bridged, |_| ())?;
+    let agent = context.cluster.start_agent()?;
     for pod in [&gone, &moved, &hidden, &dead, &node_itself, &broken] {
-        assert_eq!(stage.record(pod)?, None, "{}", pod.attachment());
+        assert_eq!(context.record(pod)?, None, "{}", pod.attachment());
     }
     assert!(is_local(&good));
     let log = agent.log();
@@ -157,28 +157,28 @@ fn what_the_kernel_does_not_confirm_is_not_adopted() -> Result<()> {
 
 #[test]
 fn a_lost_or_spoilt_state_file_is_written_anew() -> Result<()> {
-    let stage = Stage::new("adopt-lost")?;
-    let (adopted, _) = stage.earlier("adopted", Wiring::Routed, |_| ())?;
-    let agent = stage.cluster.start_agent()?;
-    let recorded = stage.cluster.add_pod("recorded", Wiring::Bridged)?;
-    stage.wait("told", &agent, || Ok(agent.status()?["pods"] == 2))?;
-    let file = stage.cluster.run_dir().join("pods.json");
+    let context = AdoptionContext::new("adopt-lost")?;
+    let (adopted, _) = context.earlier("adopted", Wiring::Routed, |_| ())?;
+    let agent = context.cluster.start_agent()?;
+    let recorded = context.cluster.add_pod("recorded", Wiring::Bridged)?;
+    context.wait("told", &agent, || Ok(agent.status()?["pods"] == 2))?;
+    let file = context.cluster.run_dir().join("pods.json");
     fs::remove_file(&file)?;
-    let both = || Ok(stage.record(&adopted)?.is_some() && stage.record(&recorded)?.is_some());
-    stage.wait("lost", &agent, both)?;
+    let both = || Ok(context.record(&adopted)?.is_some() && context.record(&recorded)?.is_some());
+    context.wait("lost", &agent, both)?;
     fs::write(&file, "{ this is no state file")?;
-    stage.wait("spoilt", &agent, both)?;
-    assert_eq!(stage.cluster.run_dir().read_dir()?.flatten().filter(is_aside).count(), 1);
+    context.wait("spoilt", &agent, both)?;
+    assert_eq!(context.cluster.run_dir().read_dir()?.flatten().filter(is_aside).count(), 1);
     assert!(is_local(&adopted) && is_local(&recorded));
-    stage.wait("no error", &agent, || Ok(agent.status()?["errors"] == json!([])))?;
+    context.wait("no error", &agent, || Ok(agent.status()?["errors"] == json!([])))?;
 
     // At a start nobody remembers what denizen itself recorded but the runtime, which caches that
     // too.
     let (name, cached) = recorded.cached(recorded.netns.path().to_str());
-    stage.remember(&name, &cached.to_string())?;
+    context.remember(&name, &cached.to_string())?;
     agent.terminate()?;
     fs::write(&file, "")?;
-    let agent = stage.cluster.start_agent()?;
+    let agent = context.cluster.start_agent()?;
     assert!(both()?, "{}", agent.log());
     assert!(is_local(&adopted) && is_local(&recorded));
     Ok(())

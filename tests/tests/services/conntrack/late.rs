@@ -10,7 +10,7 @@ use denizen_tests::eventually::eventually;
 use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::probe::Protocol;
 
-use super::{BOUND, Stage};
+use super::{BOUND, FlowContext};
 
 /// One flow of each protocol and family to the service, from `pod`.
 fn flows(pod: &Pod) -> Result<Vec<Flow>> {
@@ -34,37 +34,37 @@ fn are_seen(flows: &[Flow], pod: &Pod) -> bool {
 
 #[test]
 fn masqueraded_flows_of_a_pod_that_is_found_late_are_healed() -> Result<()> {
-    let stage = Stage::new("ct-late")?;
-    stage.endpoints_are(&[Who::Remote])?;
-    let agent = stage.start_agent()?;
-    let pod = stage.cast.cluster.add_pod_without_denizen("late", Wiring::Routed)?;
+    let context = FlowContext::new("ct-late")?;
+    context.endpoints_are(&[Who::Remote])?;
+    let agent = context.start_agent()?;
+    let pod = context.cast.cluster.add_pod_without_denizen("late", Wiring::Routed)?;
     let late = flows(&pod)?;
     for flow in &late {
         let seen = flow.ask().seen().with_context(|| format!("{flow:?} is not answered"))?;
         ensure!(!pod.addresses.contains(&seen), "not known yet: masqueraded");
     }
-    let others = stage.flows()?;
-    stage.all_are_answered_by(&others, Who::Remote)?;
-    let before = stage.tracked(&others)?;
-    stage.cast.cluster.remember(&pod)?;
+    let others = context.flows()?;
+    context.all_are_answered_by(&others, Who::Remote)?;
+    let before = context.tracked(&others)?;
+    context.cast.cluster.remember(&pod)?;
     eventually("healed", BOUND, || Ok(are_seen(&late, &pod)))?;
-    assert_eq!(stage.tracked(&others)?, before, "nobody else's flow was touched");
+    assert_eq!(context.tracked(&others)?, before, "nobody else's flow was touched");
     drop(agent);
     Ok(())
 }
 
 #[test]
 fn flows_of_a_pod_whose_interface_was_renamed_are_healed() -> Result<()> {
-    let stage = Stage::new("ct-rename")?;
-    stage.endpoints_are(&[Who::Remote])?;
-    let agent = stage.start_agent()?;
-    let pod = &stage.cast.routed;
+    let context = FlowContext::new("ct-rename")?;
+    context.endpoints_are(&[Who::Remote])?;
+    let agent = context.start_agent()?;
+    let pod = &context.cast.routed;
     eventually("known", BOUND, || Ok(agent.status()?["pods"] == 2))?;
     // Those that begin between the new name and its record are masqueraded.
     let name = pod.host_interface();
     let mut begun = flows(pod)?;
     for (from, to) in [(name, "renamed0"), ("renamed0", name), (name, "renamed0")] {
-        stage.node().ip(&format!("link set {from} name {to}"))?;
+        context.node().ip(&format!("link set {from} name {to}"))?;
         let new = flows(pod)?;
         new.iter().for_each(|flow| drop(flow.ask()));
         begun.extend(new);

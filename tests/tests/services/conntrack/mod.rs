@@ -31,15 +31,15 @@ const PORTS: [Port; 2] = [
     Port::tcp("sctp", 53, PORT).over(Protocol::Sctp).at_node(NODE_PORT),
 ];
 
-/// A service over UDP and SCTP, on its stage.
-struct Stage {
+/// A service over UDP and SCTP, and who uses it.
+struct FlowContext {
     cast: Cast,
     /// The agent's.
     flags: Vec<String>,
     _servers: Vec<denizen_tests::server::Server>,
 }
 
-impl Stage {
+impl FlowContext {
     fn new(label: &str) -> Result<Self> {
         let (cast, servers) = Cast::new(label)?;
         // An association that is never finished is forgotten after three seconds.
@@ -110,16 +110,16 @@ impl Stage {
 
 #[test]
 fn no_packet_goes_to_an_endpoint_that_was_replaced() -> Result<()> {
-    let stage = Stage::new("ct-replace")?;
-    stage.endpoints_are(&[Who::Routed])?;
-    let agent = stage.start_agent()?;
-    let flows = stage.flows()?;
-    stage.all_are_answered_by(&flows, Who::Routed)?;
+    let context = FlowContext::new("ct-replace")?;
+    context.endpoints_are(&[Who::Routed])?;
+    let agent = context.start_agent()?;
+    let flows = context.flows()?;
+    context.all_are_answered_by(&flows, Who::Routed)?;
     for who in [Who::Remote, Who::Routed] {
         let asked = || flows.iter().for_each(|flow| drop(flow.ask()));
-        let status = programmed(&agent, || stage.endpoints_are(&[who]), asked)?;
+        let status = programmed(&agent, || context.endpoints_are(&[who]), asked)?;
         for _ in 0..5 {
-            stage.all_are_answered_by(&flows, who)?;
+            context.all_are_answered_by(&flows, who)?;
         }
         assert!(
             status["flushed"].as_u64() >= Some(flows.len() as u64),
@@ -133,18 +133,18 @@ fn no_packet_goes_to_an_endpoint_that_was_replaced() -> Result<()> {
 /// ever.
 #[test]
 fn a_service_that_never_rests_loses_no_client() -> Result<()> {
-    let stage = Stage::new("ct-restless")?;
-    stage.endpoints_are(&[Who::Routed])?;
-    let agent = stage.start_agent()?;
-    let flows = stage.flows()?;
-    stage.all_are_answered_by(&flows, Who::Routed)?;
+    let context = FlowContext::new("ct-restless")?;
+    context.endpoints_are(&[Who::Routed])?;
+    let agent = context.start_agent()?;
+    let flows = context.flows()?;
+    context.all_are_answered_by(&flows, Who::Routed)?;
     let before = agent.status()?["lastSync"].clone();
     let mut members = [&[Who::Remote][..], &[Who::Remote, Who::Bridged]].into_iter().cycle();
     let asked = flows.iter().map(Flow::ask);
     eventually("freed, though the service goes on changing", BOUND, || {
         let started = Instant::now();
-        stage.endpoints_are(members.next().context("there is always another")?)?;
-        let is_stuck = asked.clone().any(|outcome| stage.is(&outcome, Who::Routed));
+        context.endpoints_are(members.next().context("there is always another")?)?;
+        let is_stuck = asked.clone().any(|outcome| context.is(&outcome, Who::Routed));
         std::thread::sleep(PACE.saturating_sub(started.elapsed()));
         Ok(!is_stuck && agent.status()?["lastSync"] != before)
     })
@@ -152,49 +152,49 @@ fn a_service_that_never_rests_loses_no_client() -> Result<()> {
 
 #[test]
 fn to_zero_and_back() -> Result<()> {
-    let stage = Stage::new("ct-zero")?;
-    stage.endpoints_are(&[Who::Remote])?;
-    let agent = stage.start_agent()?;
-    let flows = stage.flows()?;
-    stage.all_are_answered_by(&flows, Who::Remote)?;
-    programmed(&agent, || stage.endpoints_are(&[]), || ())?;
+    let context = FlowContext::new("ct-zero")?;
+    context.endpoints_are(&[Who::Remote])?;
+    let agent = context.start_agent()?;
+    let flows = context.flows()?;
+    context.all_are_answered_by(&flows, Who::Remote)?;
+    programmed(&agent, || context.endpoints_are(&[]), || ())?;
     for flow in &flows {
         assert_eq!(flow.ask(), Outcome::Refused, "{flow:?}, to nobody");
     }
-    programmed(&agent, || stage.endpoints_are(&[Who::Remote]), || ())?;
-    stage.all_are_answered_by(&flows, Who::Remote)
+    programmed(&agent, || context.endpoints_are(&[Who::Remote]), || ())?;
+    context.all_are_answered_by(&flows, Who::Remote)
 }
 
 /// What is sent to a cluster IP before there is a service goes its way untranslated, and as long as
 /// the client sends, nobody asks the rules again.
 #[test]
 fn the_first_endpoint_frees_clients_from_the_black_hole() -> Result<()> {
-    let stage = Stage::new("ct-hole")?;
-    let agent = stage.start_agent()?;
-    let flows = stage.flows()?;
+    let context = FlowContext::new("ct-hole")?;
+    let agent = context.start_agent()?;
+    let flows = context.flows()?;
     for flow in &flows {
         // A node port that is none yet is a port at which nobody listens.
         let outcome = flow.ask();
         assert!(outcome.endpoint().is_none(), "{flow:?} was answered: {outcome:?}");
         if matches!(outcome, Outcome::Unreachable) {
-            let entry = flow.tracked(stage.node())?.context("the black hole is tracked")?;
+            let entry = flow.tracked(context.node())?.context("the black hole is tracked")?;
             assert_eq!(entry.answerer, entry.destination, "nobody translated it");
         }
     }
-    programmed(&agent, || stage.endpoints_are(&[Who::Routed]), || ())?;
-    stage.all_are_answered_by(&flows, Who::Routed)
+    programmed(&agent, || context.endpoints_are(&[Who::Routed]), || ())?;
+    context.all_are_answered_by(&flows, Who::Routed)
 }
 
 #[test]
 fn a_service_that_is_deleted() -> Result<()> {
-    let stage = Stage::new("ct-delete")?;
-    stage.endpoints_are(&[Who::Remote])?;
-    let agent = stage.start_agent()?;
-    let flows = stage.flows()?;
-    stage.all_are_answered_by(&flows, Who::Remote)?;
-    programmed(&agent, || stage.cast.cluster.manifests.remove("dns"), || ())?;
+    let context = FlowContext::new("ct-delete")?;
+    context.endpoints_are(&[Who::Remote])?;
+    let agent = context.start_agent()?;
+    let flows = context.flows()?;
+    context.all_are_answered_by(&flows, Who::Remote)?;
+    programmed(&agent, || context.cast.cluster.manifests.remove("dns"), || ())?;
     for flow in &flows {
-        assert_eq!(flow.tracked(stage.node())?, None, "{flow:?}");
+        assert_eq!(flow.tracked(context.node())?, None, "{flow:?}");
         let outcome = flow.ask();
         assert!(outcome.endpoint().is_none(), "{flow:?} is still answered: {outcome:?}");
     }
@@ -204,8 +204,8 @@ fn a_service_that_is_deleted() -> Result<()> {
 /// The runtime says so before the API does: the endpoint is still listed.
 #[test]
 fn a_local_pod_that_is_deleted() -> Result<()> {
-    let stage = Stage::new("ct-pod")?;
-    let cluster = &stage.cast.cluster;
+    let context = FlowContext::new("ct-pod")?;
+    let cluster = &context.cast.cluster;
     let pod = cluster.add_pod("victim", Wiring::Routed)?;
     let protocols = [(Protocol::Udp, PORT), (Protocol::Sctp, PORT)];
     let _server = serve(&pod.netns, &pod.addresses, &protocols)?;
@@ -215,30 +215,30 @@ fn a_local_pod_that_is_deleted() -> Result<()> {
         objects.push(denizen_tests::manifest::slice("dns", &PORTS, &endpoint));
     }
     cluster.manifests.put("dns", &objects)?;
-    let _agent = stage.start_agent()?;
-    let flows = stage.flows()?;
+    let _agent = context.start_agent()?;
+    let flows = context.flows()?;
     for flow in &flows {
         assert!(flow.ask().endpoint().is_some(), "{flow:?}");
     }
     let others = Flow::open(
-        stage.cast.place(Who::Bridged).0,
+        context.cast.place(Who::Bridged).0,
         Protocol::Udp,
-        stage.cast.address(Who::Bridged, ip("10.0.0.1"))?,
-        SocketAddr::new(stage.cast.address(Who::Remote, ip("10.0.0.1"))?, PORT),
+        context.cast.address(Who::Bridged, ip("10.0.0.1"))?,
+        SocketAddr::new(context.cast.address(Who::Remote, ip("10.0.0.1"))?, PORT),
     )?;
     assert!(others.ask().endpoint().is_some());
-    let untouched = others.tracked(stage.node())?;
+    let untouched = others.tracked(context.node())?;
     assert!(untouched.is_some());
-    pod.detach(stage.node())?;
+    pod.detach(context.node())?;
     eventually("flushed", BOUND, || {
         Ok(flows
             .iter()
-            .map(|flow| flow.tracked(stage.node()))
+            .map(|flow| flow.tracked(context.node()))
             .collect::<Result<Vec<_>>>()?
             .iter()
             .all(Option::is_none))
     })?;
-    assert_eq!(others.tracked(stage.node())?, untouched, "a flow of others");
+    assert_eq!(others.tracked(context.node())?, untouched, "a flow of others");
     Ok(())
 }
 
@@ -246,24 +246,24 @@ fn a_local_pod_that_is_deleted() -> Result<()> {
 /// through the old rules.
 #[test]
 fn the_second_look_catches_what_raced() -> Result<()> {
-    let stage = Stage::new("ct-second")?;
-    stage.endpoints_are(&[Who::Routed])?;
-    let agent = stage.start_agent()?;
+    let context = FlowContext::new("ct-second")?;
+    context.endpoints_are(&[Who::Routed])?;
+    let agent = context.start_agent()?;
     let to = SocketAddr::new(service_ips(10)[0], 53);
-    let client = stage.cast.address(Who::Outside, to.ip())?;
+    let client = context.cast.address(Who::Outside, to.ip())?;
     for (attempt, who) in [Who::Remote, Who::Routed].into_iter().cycle().take(40).enumerate() {
         let other = if who == Who::Remote { Who::Routed } else { Who::Remote };
-        let dead = SocketAddr::new(stage.cast.address(other, to.ip())?, PORT);
+        let dead = SocketAddr::new(context.cast.address(other, to.ip())?, PORT);
         let begun = Instant::now();
-        programmed(&agent, || stage.endpoints_are(&[who]), || ())?;
+        programmed(&agent, || context.endpoints_are(&[who]), || ())?;
         let source = SocketAddr::new(client, 40_000 + u16::try_from(attempt)?);
-        insert(stage.node(), source, to, dead)?;
+        insert(context.node(), source, to, dead)?;
         // On a busy machine the second look may have been before.
         if begun.elapsed() > Duration::from_millis(900) {
             continue;
         }
         return eventually("caught", BOUND, || {
-            let all = denizen_tests::conntrack::tracked(stage.node(), Protocol::Udp)?;
+            let all = denizen_tests::conntrack::tracked(context.node(), Protocol::Udp)?;
             Ok(all.iter().all(|entry| entry.source != source))
         });
     }
@@ -273,14 +273,14 @@ fn the_second_look_catches_what_raced() -> Result<()> {
 /// Somebody flushes the table: what comes before it is there again passes it by.
 #[test]
 fn flows_that_passed_missing_rules_by_are_flushed() -> Result<()> {
-    let stage = Stage::new("ct-drift")?;
-    stage.endpoints_are(&[Who::Remote])?;
-    let agent = stage.start_agent()?;
+    let context = FlowContext::new("ct-drift")?;
+    context.endpoints_are(&[Who::Remote])?;
+    let agent = context.start_agent()?;
     let to = SocketAddr::new(service_ips(10)[0], 53);
-    let client = SocketAddr::new(stage.cast.address(Who::Outside, to.ip())?, 40_000);
-    insert(stage.node(), client, to, to)?;
-    programmed(&agent, || stage.node().nft("delete table ip denizen"), || ())?;
-    let all = denizen_tests::conntrack::tracked(stage.node(), Protocol::Udp)?;
+    let client = SocketAddr::new(context.cast.address(Who::Outside, to.ip())?, 40_000);
+    insert(context.node(), client, to, to)?;
+    programmed(&agent, || context.node().nft("delete table ip denizen"), || ())?;
+    let all = denizen_tests::conntrack::tracked(context.node(), Protocol::Udp)?;
     assert!(all.iter().all(|entry| entry.source != client), "{all:?}");
     Ok(())
 }
@@ -288,21 +288,21 @@ fn flows_that_passed_missing_rules_by_are_flushed() -> Result<()> {
 /// Many endpoints come and go; a flow to one that stays is the same entry all the time.
 #[test]
 fn changes_around_it_never_touch_a_healthy_flow() -> Result<()> {
-    let stage = Stage::new("ct-healthy")?;
-    stage.endpoints_are(&[Who::Remote])?;
-    let agent = stage.start_agent()?;
-    let flows = stage.flows()?;
-    stage.all_are_answered_by(&flows, Who::Remote)?;
-    let before = stage.tracked(&flows)?;
+    let context = FlowContext::new("ct-healthy")?;
+    context.endpoints_are(&[Who::Remote])?;
+    let agent = context.start_agent()?;
+    let flows = context.flows()?;
+    context.all_are_answered_by(&flows, Who::Remote)?;
+    let before = context.tracked(&flows)?;
     for members in [
         &[Who::Remote, Who::Routed][..],
         &[Who::Remote, Who::Routed, Who::Bridged],
         &[Who::Remote, Who::Bridged],
         &[Who::Remote],
     ] {
-        programmed(&agent, || stage.endpoints_are(members), || ())?;
-        stage.all_are_answered_by(&flows, Who::Remote)?;
-        assert_eq!(stage.tracked(&flows)?, before, "{members:?}");
+        programmed(&agent, || context.endpoints_are(members), || ())?;
+        context.all_are_answered_by(&flows, Who::Remote)?;
+        assert_eq!(context.tracked(&flows)?, before, "{members:?}");
     }
     Ok(())
 }

@@ -11,54 +11,63 @@ use denizen_tests::iptables::Variant;
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::Protocol;
 
-use super::{BOUND, Stage};
+use super::{BOUND, FlowContext};
 
 /// Everything that could become stale while nobody was there does; what did not is not looked at
 /// twice.
 fn a_restart_finds_what_became_stale(label: &str, flags: Vec<String>) -> Result<()> {
-    let stage = Stage { flags, ..Stage::new(label)? };
-    let manifests = &stage.cast.cluster.manifests;
-    stage.endpoints_are(&[Who::Remote])?;
+    let context = FlowContext { flags, ..FlowContext::new(label)? };
+    let manifests = &context.cast.cluster.manifests;
+    context.endpoints_are(&[Who::Remote])?;
     let ports = [Port::tcp("udp", 54, PORT).over(Protocol::Udp).at_node(30054)];
     let (gone, kept) = (
-        stage.cast.service("gone", 11, &ports, &[Who::Routed])?,
-        stage.cast.service("moved", 12, &[Port { node_port: None, ..ports[0] }], &[Who::Routed])?,
+        context.cast.service("gone", 11, &ports, &[Who::Routed])?,
+        context.cast.service(
+            "moved",
+            12,
+            &[Port { node_port: None, ..ports[0] }],
+            &[Who::Routed],
+        )?,
     );
     manifests.put("gone", &gone)?;
     manifests.put("moved", &kept)?;
-    let agent = stage.start_agent()?;
-    let healthy = stage.flows()?;
-    stage.all_are_answered_by(&healthy, Who::Remote)?;
+    let agent = context.start_agent()?;
+    let healthy = context.flows()?;
+    context.all_are_answered_by(&healthy, Who::Remote)?;
     let mut stale = Vec::new();
     for number in [11, 12] {
         for address in service_ips(number) {
-            let source = stage.cast.address(Who::Outside, address)?;
-            let place = stage.cast.place(Who::Outside).0;
+            let source = context.cast.address(Who::Outside, address)?;
+            let place = context.cast.place(Who::Outside).0;
             let to = SocketAddr::new(address, 54);
             stale.push(Flow::open(place, Protocol::Udp, source, to)?);
             if number == 11 {
-                let node = SocketAddr::new(stage.cast.address(Who::ThisNode, address)?, 30054);
+                let node = SocketAddr::new(context.cast.address(Who::ThisNode, address)?, 30054);
                 stale.push(Flow::open(place, Protocol::Udp, source, node)?);
             }
         }
     }
-    stage.all_are_answered_by(&stale, Who::Routed)?;
-    let before = stage.tracked(&healthy)?;
+    context.all_are_answered_by(&stale, Who::Routed)?;
+    let before = context.tracked(&healthy)?;
     agent.terminate()?;
     manifests.remove("gone")?;
-    let moved =
-        stage.cast.service("moved", 12, &[Port { node_port: None, ..ports[0] }], &[Who::Remote])?;
+    let moved = context.cast.service(
+        "moved",
+        12,
+        &[Port { node_port: None, ..ports[0] }],
+        &[Who::Remote],
+    )?;
     manifests.put("moved", &moved)?;
-    let agent = stage.start_agent()?;
+    let agent = context.start_agent()?;
     eventually("all flushed", BOUND, || {
-        let all = stale.iter().map(|flow| flow.tracked(stage.node()));
+        let all = stale.iter().map(|flow| flow.tracked(context.node()));
         Ok(all.collect::<Result<Vec<_>>>()?.iter().all(Option::is_none))
     })?;
     // Long enough for the second look.
     std::thread::sleep(Duration::from_millis(1500));
-    assert_eq!(stage.tracked(&healthy)?, before, "as it was");
-    stage.all_are_answered_by(&healthy, Who::Remote)?;
-    assert_eq!(stage.tracked(&healthy)?, before, "as it was");
+    assert_eq!(context.tracked(&healthy)?, before, "as it was");
+    context.all_are_answered_by(&healthy, Who::Remote)?;
+    assert_eq!(context.tracked(&healthy)?, before, "as it was");
     let status = agent.status()?;
     assert_eq!(status["flushed"].as_u64(), Some(stale.len() as u64), "{status}");
     assert_eq!(status["errors"], serde_json::json!([]), "{status}");

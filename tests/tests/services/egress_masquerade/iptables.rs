@@ -18,7 +18,7 @@ use denizen_tests::netns::Netns;
 use denizen_tests::probe::{Outcome, Probe, Protocol};
 use serde_json::{Value, json};
 
-use super::rig::{SOON, Scene, outside};
+use super::context::{EgressContext, SOON, outside};
 
 fn backend(variant: Variant) -> Backend {
     match variant {
@@ -60,13 +60,13 @@ const THEIRS: [&str; 4] = [
 /// What others do to it is repaired; a restart finds it and writes nothing anew; `cleanup` takes it
 /// away, and nobody else's.
 fn a_life_among_others(label: &str, variant: Variant) -> Result<()> {
-    let scene = Scene::set(label)?;
-    others(scene.node(), variant)?;
-    harm_is_repaired(&scene, variant)?;
-    a_restart_writes_nothing_anew(&scene, variant)?;
+    let context = EgressContext::new(label)?;
+    others(context.node(), variant)?;
+    harm_is_repaired(&context, variant)?;
+    a_restart_writes_nothing_anew(&context, variant)?;
     let program = binary::ours("denizen-agent")?.display().to_string();
-    scene.node().output(&program, &["cleanup"])?;
-    let left = variant.dump(scene.node())?;
+    context.node().output(&program, &["cleanup"])?;
+    let left = variant.dump(context.node())?;
     ensure!(!left.contains("DENIZEN-") && !left.contains("KUBE-"), "{left}");
     for line in THEIRS {
         ensure!(left.contains(line), "{line} is gone: {left}");
@@ -74,9 +74,9 @@ fn a_life_among_others(label: &str, variant: Variant) -> Result<()> {
     Ok(())
 }
 
-fn harm_is_repaired(scene: &Scene, variant: Variant) -> Result<()> {
-    let node = scene.node();
-    let agent = scene.start(scene.flags(backend(variant)))?;
+fn harm_is_repaired(context: &EgressContext, variant: Variant) -> Result<()> {
+    let node = context.node();
+    let agent = context.start(context.flags(backend(variant)))?;
     let expected = variant.dump(node)?;
     let harms = [
         "-t security -F DENIZEN-EGRESS",
@@ -88,19 +88,19 @@ fn harm_is_repaired(scene: &Scene, variant: Variant) -> Result<()> {
         let found = variant.dump(node)?;
         Ok(found == expected && agent.status()?["driftRepaired"] == 1)
     })?;
-    ensure!(scene.is_masqueraded(Who::Bridged, outside()[0], Protocol::Tcp)?);
+    ensure!(context.is_masqueraded(Who::Bridged, outside()[0], Protocol::Tcp)?);
     ensure!(agent.terminate()?.success());
     Ok(())
 }
 
-fn a_restart_writes_nothing_anew(scene: &Scene, variant: Variant) -> Result<()> {
+fn a_restart_writes_nothing_anew(context: &EgressContext, variant: Variant) -> Result<()> {
     let counted = || -> Result<Vec<String>> {
-        let all = variant.counted(scene.node())?;
+        let all = variant.counted(context.node())?;
         let marked = all.lines().filter(|line| line.contains("-A DENIZEN-EGRESS"));
         Ok(marked.map(str::to_owned).collect())
     };
     let before = counted()?;
-    let agent = scene.start(scene.flags(backend(variant)))?;
+    let agent = context.start(context.flags(backend(variant)))?;
     ensure!(agent.status()?["driftRepaired"] == 0, "{}", agent.status()?);
     agent.terminate()?;
     assert_eq!(counted()?, before, "written anew, its counters would be others");
@@ -122,10 +122,10 @@ fn a_life_among_others_nft() -> Result<()> {
 /// then.
 #[test]
 fn without_the_flag_no_table_is_made() -> Result<()> {
-    let scene = Scene::set("egress-none")?;
-    let node = scene.node();
+    let context = EgressContext::new("egress-none")?;
+    let node = context.node();
     for variant in Variant::BOTH {
-        let agent = scene.start(backend(variant).flags())?;
+        let agent = context.start(backend(variant).flags())?;
         variant.run(node, "-t nat -F KUBE-SERVICES")?;
         eventually("a look", SOON, || Ok(agent.status()?["driftRepaired"] == 1))?;
         ensure!(!has_security(node)?, "{variant:?} made it");
@@ -137,14 +137,14 @@ fn without_the_flag_no_table_is_made() -> Result<()> {
 /// IPv6 is none of it where no range of IPv6 is named.
 #[test]
 fn the_other_family_has_no_table() -> Result<()> {
-    let scene = Scene::set("egress-four")?;
-    let node = scene.node();
-    fs::write(&scene.config, "nonMasqueradeCIDRs: [10.0.0.0/8]")?;
+    let context = EgressContext::new("egress-four")?;
+    let node = context.node();
+    fs::write(&context.config, "nonMasqueradeCIDRs: [10.0.0.0/8]")?;
     for variant in Variant::BOTH {
-        let agent = scene.start(scene.flags(backend(variant)))?;
+        let agent = context.start(context.flags(backend(variant)))?;
         let [v4, v6] = outside();
-        ensure!(scene.is_masqueraded(Who::Routed, v4, Protocol::Tcp)?, "{variant:?}");
-        ensure!(!scene.is_masqueraded(Who::Routed, v6, Protocol::Tcp)?, "{variant:?}");
+        ensure!(context.is_masqueraded(Who::Routed, v4, Protocol::Tcp)?, "{variant:?}");
+        ensure!(!context.is_masqueraded(Who::Routed, v6, Protocol::Tcp)?, "{variant:?}");
         agent.terminate()?;
     }
     let v6 = node.output("cat", &["/proc/net/ip6_tables_names"])?
@@ -157,7 +157,7 @@ fn the_other_family_has_no_table() -> Result<()> {
 #[test]
 fn another_variant_or_backend_leaves_nothing_behind() -> Result<()> {
     use Backend::{IptablesLegacy, IptablesNft, Nftables};
-    let scene = Scene::set("egress-swap")?;
+    let context = EgressContext::new("egress-swap")?;
     let mut last = None;
     for now in [
         IptablesLegacy,
@@ -168,18 +168,18 @@ fn another_variant_or_backend_leaves_nothing_behind() -> Result<()> {
         IptablesNft,
         IptablesLegacy,
     ] {
-        let agent = scene.start(scene.flags(now))?;
+        let agent = context.start(context.flags(now))?;
         let to = outside()[0];
-        ensure!(scene.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{now:?}");
+        ensure!(context.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{now:?}");
         if let Some(last) = last {
             let is_gone = || match last {
                 Nftables => {
-                    Ok(!scene.node().output("nft", &["list", "tables"])?.contains(" denizen"))
+                    Ok(!context.node().output("nft", &["list", "tables"])?.contains(" denizen"))
                 }
-                IptablesLegacy | IptablesNft => Ok(!scene.is_programmed(last)?),
+                IptablesLegacy | IptablesNft => Ok(!context.is_programmed(last)?),
             };
             eventually(&format!("{last:?} is gone"), SOON, is_gone)?;
-            ensure!(scene.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{now:?}");
+            ensure!(context.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{now:?}");
         }
         agent.terminate()?;
         last = Some(now);
@@ -192,12 +192,12 @@ fn another_variant_or_backend_leaves_nothing_behind() -> Result<()> {
 #[test]
 fn a_firewall_in_forward_still_has_its_say() -> Result<()> {
     for variant in Variant::BOTH {
-        let scene = Scene::set(&format!("egress-wall-{variant:?}"))?;
-        let _agent = scene.start(scene.flags(backend(variant)))?;
+        let context = EgressContext::new(&format!("egress-wall-{variant:?}"))?;
+        let _agent = context.start(context.flags(backend(variant)))?;
         let [to, _] = outside();
-        ensure!(scene.is_masqueraded(Who::Routed, to, Protocol::Tcp)?);
-        variant.run(scene.node(), "-t filter -P FORWARD DROP")?;
-        let outcome = scene.cast.ask(Who::Routed, to, Protocol::Tcp)?;
+        ensure!(context.is_masqueraded(Who::Routed, to, Protocol::Tcp)?);
+        variant.run(context.node(), "-t filter -P FORWARD DROP")?;
+        let outcome = context.cast.ask(Who::Routed, to, Protocol::Tcp)?;
         ensure!(outcome == Outcome::Dropped, "{variant:?}: {outcome:?}");
     }
     Ok(())
@@ -206,9 +206,9 @@ fn a_firewall_in_forward_still_has_its_say() -> Result<()> {
 /// What kube-proxy took over is kube-proxy's; this never is.
 #[test]
 fn cleanup_removes_it_from_beside_kube_proxys_chains() -> Result<()> {
-    let scene = Scene::set("egress-left")?;
-    let (node, variant) = (scene.node(), Variant::Legacy);
-    scene.start(scene.flags(backend(variant)))?.terminate()?;
+    let context = EgressContext::new("egress-left")?;
+    let (node, variant) = (context.node(), Variant::Legacy);
+    context.start(context.flags(backend(variant)))?.terminate()?;
     for family in ["iptables", "ip6tables"] {
         let as_kube_proxys = "*nat\n:KUBE-MARK-MASQ - [0:0]\n-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n";
         variant.restore(node, family, as_kube_proxys)?;
@@ -250,11 +250,11 @@ fn without_security(folder: &Path) -> Result<Command> {
 /// Services come and go, status says what is missing, and when it is there at last, it is used.
 #[test]
 fn a_kernel_without_the_table_has_services_all_the_same() -> Result<()> {
-    let scene = Scene::set("egress-lacks")?;
-    let cluster = &scene.cast.cluster;
+    let context = EgressContext::new("egress-lacks")?;
+    let cluster = &context.cast.cluster;
     let folder = denizen_tests::netns::folder()?;
     let program = without_security(folder.path())?;
-    let agent = Contained::start_with(cluster, program, &scene.flags(Backend::IptablesLegacy))?;
+    let agent = Contained::start_with(cluster, program, &context.flags(Backend::IptablesLegacy))?;
     let named = |status: &Value| {
         let errors = status["errors"].to_string();
         errors.contains("iptable_security (CONFIG_IP_NF_SECURITY)")
@@ -262,41 +262,43 @@ fn a_kernel_without_the_table_has_services_all_the_same() -> Result<()> {
     };
     let is_served = |number: u8| {
         let mut doors = service_ips(number).into_iter().map(|ip| SocketAddr::new(ip, 80));
-        doors.all(|door| Probe::tcp(door).ask_in(&scene.cast.routed.netns).endpoint().is_some())
+        doors.all(|door| Probe::tcp(door).ask_in(&context.cast.routed.netns).endpoint().is_some())
     };
     agent.until("synced, and both named", |status| status["synced"] == true && named(status))?;
-    ensure!(is_served(10) && !scene.is_masqueraded(Who::Routed, outside()[0], Protocol::Tcp)?);
-    let more = scene.cast.service("more", 12, &every_protocol(), &[Who::Remote])?;
+    ensure!(is_served(10) && !context.is_masqueraded(Who::Routed, outside()[0], Protocol::Tcp)?);
+    let more = context.cast.service("more", 12, &every_protocol(), &[Who::Remote])?;
     cluster.manifests.put("more", &more)?;
     agent.until("one more", |status| is_served(12) && named(status))?;
-    fs::write(&scene.config, "nonMasqueradeCIDRs: ['fd00::/16']")?;
+    fs::write(&context.config, "nonMasqueradeCIDRs: ['fd00::/16']")?;
     // A look tries it again.
     LEGACY_RESTORE.iter().try_for_each(|name| fs::remove_file(folder.path().join(name)))?;
     agent.until("no errors", |status| status["errors"] == json!([]))?;
     assert_eq!(agent.status()?["driftRepaired"], 0, "it is nobody's doing");
-    ensure!(scene.is_masqueraded(Who::Routed, outside()[0], Protocol::Tcp)?);
+    ensure!(context.is_masqueraded(Who::Routed, outside()[0], Protocol::Tcp)?);
     Ok(())
 }
 
 /// nf_tables' table of that name may be somebody's own, which iptables refuses to touch.
 #[test]
 fn a_foreign_table_of_that_name_is_left_alone_and_named() -> Result<()> {
-    let scene = Scene::set("egress-foreign")?;
-    let node = scene.node();
+    let context = EgressContext::new("egress-foreign")?;
+    let node = context.node();
     node.nft(
         "table ip security { chain FORWARD { type filter hook forward priority 50; ct state new accept; }; }",
     )?;
     let theirs = || node.output("nft", &["list", "table", "ip", "security"]);
     let before = theirs()?;
-    let agent = scene.start(scene.flags(Backend::IptablesNft))?;
+    let agent = context.start(context.flags(Backend::IptablesNft))?;
     let errors = agent.status()?["errors"].to_string();
     ensure!(errors.contains("egress masquerade of IPv4") && !errors.contains("IPv6"), "{errors}");
     assert_eq!(theirs()?, before);
     let [v4, v6] = outside();
-    ensure!(!scene.is_masqueraded(Who::Bridged, v4, Protocol::Tcp)?);
-    ensure!(scene.is_masqueraded(Who::Bridged, v6, Protocol::Tcp)?);
+    ensure!(!context.is_masqueraded(Who::Bridged, v4, Protocol::Tcp)?);
+    ensure!(context.is_masqueraded(Who::Bridged, v6, Protocol::Tcp)?);
     node.nft("delete table ip security")?;
     eventually("no errors", SOON, || Ok(agent.status()?["errors"] == json!([])))?;
-    ensure!(scene.is_masqueraded(Who::Bridged, v4, Protocol::Tcp).context("once theirs is gone")?);
+    ensure!(
+        context.is_masqueraded(Who::Bridged, v4, Protocol::Tcp).context("once theirs is gone")?
+    );
     Ok(())
 }

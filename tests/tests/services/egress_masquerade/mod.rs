@@ -1,8 +1,8 @@
 //! Egress masquerade of this node's pods, by ip-masq-agent's configuration: out of the ranges they
 //! are seen by the node's address, inside them by their own, and nobody else is touched.
 
+mod context;
 mod iptables;
-mod rig;
 
 use std::fs;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::probe::{Probe, Protocol};
 use denizen_tests::world::ip;
 
-use self::rig::{Rig, SOON, outside};
+use self::context::{Running, SOON, outside};
 
 const PODS: [Who; 2] = [Who::Bridged, Who::Routed];
 
@@ -39,11 +39,11 @@ macro_rules! tests {
 
 tests! {
     pods_are_seen_by_the_nodes_address_outside_the_ranges_alone: |backend| {
-        outside_the_ranges_alone(&Rig::new(backend, "egress", "pod-state")?)
+        outside_the_ranges_alone(&Running::new(backend, "egress", "pod-state")?)
     };
     /// What the bridge's table tells is known in the forward hook, too.
     pods_told_apart_by_their_ports_are_seen_by_the_nodes_address_as_well: |backend| {
-        outside_the_ranges_alone(&Rig::new(backend, "egress-port", "pod-state=port-exact")?)
+        outside_the_ranges_alone(&Running::new(backend, "egress-port", "pod-state=port-exact")?)
     };
     pods_on_one_bridge_are_no_exception: neighbours_are_seen_so_too;
     nobody_but_recorded_pods_is_masqueraded: strangers_keep_their_address;
@@ -51,38 +51,38 @@ tests! {
     a_restart_with_a_bad_file_goes_on_with_the_last_good_one: the_last_good_file_holds;
 }
 
-fn outside_the_ranges_alone(rig: &Rig) -> Result<()> {
+fn outside_the_ranges_alone(running: &Running) -> Result<()> {
     for like in service_ips(10) {
         for protocol in PROTOCOLS {
             let at = |ip, port| SocketAddr::new(ip, port);
             for who in PODS {
-                let out = at(rig.address(Who::Outside, like)?, PORT);
-                assert!(rig.is_masqueraded(who, out, protocol)?, "{who:?} to {out}/{protocol}");
-                let inside = at(rig.address(Who::Remote, like)?, PORT);
+                let out = at(running.address(Who::Outside, like)?, PORT);
+                assert!(running.is_masqueraded(who, out, protocol)?, "{who:?} to {out}/{protocol}");
+                let inside = at(running.address(Who::Remote, like)?, PORT);
                 assert!(
-                    !rig.is_masqueraded(who, inside, protocol)?,
+                    !running.is_masqueraded(who, inside, protocol)?,
                     "{who:?} to {inside}/{protocol}"
                 );
                 let service = at(like, 80);
                 assert!(
-                    !rig.is_masqueraded(who, service, protocol)?,
+                    !running.is_masqueraded(who, service, protocol)?,
                     "{who:?} to {service}/{protocol}"
                 );
                 // The endpoint counts, not the service's address.
                 let far = at(service_ips(20)[usize::from(like.is_ipv6())], 80);
-                assert!(rig.is_masqueraded(who, far, protocol)?, "{who:?} to {far}/{protocol}");
+                assert!(running.is_masqueraded(who, far, protocol)?, "{who:?} to {far}/{protocol}");
             }
-            let neighbour = at(rig.address(Who::Routed, like)?, PORT);
+            let neighbour = at(running.address(Who::Routed, like)?, PORT);
             assert!(
-                !rig.is_masqueraded(Who::Bridged, neighbour, protocol)?,
+                !running.is_masqueraded(Who::Bridged, neighbour, protocol)?,
                 "{neighbour}/{protocol}"
             );
             // The node itself has its own address, and needs no other.
-            let out = at(rig.address(Who::Outside, like)?, PORT);
-            assert!(!rig.is_masqueraded(Who::ThisNode, out, protocol)?, "{out}/{protocol}");
+            let out = at(running.address(Who::Outside, like)?, PORT);
+            assert!(!running.is_masqueraded(Who::ThisNode, out, protocol)?, "{out}/{protocol}");
             // Who comes from outside sees the pod's answer, and is seen as itself.
-            let pod = at(rig.address(Who::Bridged, like)?, PORT);
-            assert!(!rig.is_masqueraded(Who::Outside, pod, protocol)?, "{pod}/{protocol}");
+            let pod = at(running.address(Who::Bridged, like)?, PORT);
+            assert!(!running.is_masqueraded(Who::Outside, pod, protocol)?, "{pod}/{protocol}");
         }
     }
     Ok(())
@@ -91,8 +91,8 @@ fn outside_the_ranges_alone(rig: &Rig) -> Result<()> {
 /// Where no range is kept, whom bridge netfilter shows to the rules: a pod's neighbour, by its own
 /// address or as a service's endpoint.
 fn neighbours_are_seen_so_too(backend: Backend) -> Result<()> {
-    let rig = Rig::new(backend, "egress-near", "pod-state")?;
-    let cluster = &rig.scene.cast.cluster;
+    let running = Running::new(backend, "egress-near", "pod-state")?;
+    let cluster = &running.context.cast.cluster;
     let near = cluster.add_pod("near", Wiring::Bridged)?;
     let _server = serve(&near.netns, &near.addresses, &[(Protocol::Tcp, PORT)])?;
     let http = [Port::tcp("http", 80, PORT)];
@@ -100,21 +100,21 @@ fn neighbours_are_seen_so_too(backend: Backend) -> Result<()> {
     for address in &near.addresses {
         beside.push(manifest::slice("beside", &http, &[(*address, NODE)]));
     }
-    programmed(&rig.agent, || cluster.manifests.put("beside", &beside), || ())?;
-    fs::write(&rig.scene.config, "nonMasqueradeCIDRs: [2001:db8:ffff::/48]")?;
+    programmed(&running.agent, || cluster.manifests.put("beside", &beside), || ())?;
+    fs::write(&running.context.config, "nonMasqueradeCIDRs: [2001:db8:ffff::/48]")?;
     for (own, service) in near.addresses.iter().zip(service_ips(30)) {
         for to in [SocketAddr::new(*own, PORT), SocketAddr::new(service, 80)] {
-            rig.wait_masqueraded(Who::Bridged, to, true)?;
-            assert!(rig.is_masqueraded(Who::Bridged, to, Protocol::Tcp)?, "{to}");
-            assert!(rig.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{to}");
+            running.wait_masqueraded(Who::Bridged, to, true)?;
+            assert!(running.is_masqueraded(Who::Bridged, to, Protocol::Tcp)?, "{to}");
+            assert!(running.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{to}");
         }
     }
     Ok(())
 }
 
 fn strangers_keep_their_address(backend: Backend) -> Result<()> {
-    let rig = Rig::new(backend, "egress-who", "pod-state")?;
-    let node = &rig.scene.cast.cluster.world.node;
+    let running = Running::new(backend, "egress-who", "pod-state")?;
+    let node = &running.context.cast.cluster.world.node;
     for (name, wiring, address) in
         [("b", Wiring::Bridged, "10.10.99.2"), ("r", Wiring::Routed, "172.20.99.2")]
     {
@@ -127,38 +127,39 @@ fn strangers_keep_their_address(backend: Backend) -> Result<()> {
 }
 
 fn the_file_is_followed(backend: Backend) -> Result<()> {
-    let rig = Rig::new(backend, "egress-file", "pod-state")?;
+    let running = Running::new(backend, "egress-file", "pod-state")?;
     for to in outside() {
-        assert!(rig.is_masqueraded(Who::Routed, to, Protocol::Tcp)?);
+        assert!(running.is_masqueraded(Who::Routed, to, Protocol::Tcp)?);
     }
-    fs::write(&rig.scene.config, "nonMasqueradeCIDRs: [203.0.113.0/33]")?;
-    rig.agent
+    fs::write(&running.context.config, "nonMasqueradeCIDRs: [203.0.113.0/33]")?;
+    running
+        .agent
         .until("named", SOON, |status| status["errors"].to_string().contains("203.0.113.0/33"))?;
     for to in outside() {
-        assert!(rig.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "the last good one holds");
+        assert!(running.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "the last good one holds");
     }
-    fs::write(&rig.scene.config, r#"{"nonMasqueradeCIDRs": ["203.0.113.0/24"]}"#)?;
+    fs::write(&running.context.config, r#"{"nonMasqueradeCIDRs": ["203.0.113.0/24"]}"#)?;
     let [v4, v6] = outside();
-    rig.wait_masqueraded(Who::Routed, v4, false)?;
+    running.wait_masqueraded(Who::Routed, v4, false)?;
     // No range of IPv6 is named any more, so IPv6 is left alone.
-    rig.wait_masqueraded(Who::Routed, v6, false)?;
-    assert_eq!(rig.agent.status()?["errors"], serde_json::json!([]));
-    ends_without_a_trace(rig)
+    running.wait_masqueraded(Who::Routed, v6, false)?;
+    assert_eq!(running.agent.status()?["errors"], serde_json::json!([]));
+    ends_without_a_trace(running)
 }
 
 fn the_last_good_file_holds(backend: Backend) -> Result<()> {
-    let rig = Rig::new(backend, "egress-bad", "pod-state")?;
-    let Rig { backend, scene, agent } = rig;
+    let running = Running::new(backend, "egress-bad", "pod-state")?;
+    let Running { backend, context, agent } = running;
     assert!(agent.terminate()?.success());
-    fs::write(&scene.config, "nonMasqueradeCIDRs: [203.0.113.0/33]")?;
-    let agent = scene.start(scene.flags(backend))?;
-    let rig = Rig { backend, scene, agent };
+    fs::write(&context.config, "nonMasqueradeCIDRs: [203.0.113.0/33]")?;
+    let agent = context.start(context.flags(backend))?;
+    let running = Running { backend, context, agent };
     for to in outside() {
-        assert!(rig.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{to}");
+        assert!(running.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{to}");
     }
-    let inside = SocketAddr::new(rig.address(Who::Remote, outside()[0].ip())?, PORT);
-    assert!(!rig.is_masqueraded(Who::Routed, inside, Protocol::Tcp)?, "{inside}");
-    let status = rig.agent.status()?["errors"].to_string();
+    let inside = SocketAddr::new(running.address(Who::Remote, outside()[0].ip())?, PORT);
+    assert!(!running.is_masqueraded(Who::Routed, inside, Protocol::Tcp)?, "{inside}");
+    let status = running.agent.status()?["errors"].to_string();
     ensure!(
         status.contains("203.0.113.0/33") && status.contains("the last good file stays in force"),
         "{status}"
@@ -167,11 +168,11 @@ fn the_last_good_file_holds(backend: Backend) -> Result<()> {
 }
 
 /// Without the flag nothing of it is left.
-fn ends_without_a_trace(rig: Rig) -> Result<()> {
-    let Rig { backend, scene, agent } = rig;
-    ensure!(scene.is_programmed(backend)?, "nothing was there");
+fn ends_without_a_trace(running: Running) -> Result<()> {
+    let Running { backend, context, agent } = running;
+    ensure!(context.is_programmed(backend)?, "nothing was there");
     assert!(agent.terminate()?.success());
-    let _agent = scene.start(backend.flags())?;
-    ensure!(!scene.is_programmed(backend)?, "something is left");
+    let _agent = context.start(backend.flags())?;
+    ensure!(!context.is_programmed(backend)?, "something is left");
     Ok(())
 }

@@ -11,7 +11,7 @@ use denizen_tests::manifest;
 use denizen_tests::server::Server;
 use serde_json::json;
 
-use crate::fixture::{Fixture, HTTP, at};
+use crate::context::{AgentContext, HTTP, at};
 
 /// Who may come with an address of their own that the node could replace.
 const SENDERS: [Who; 4] = [Who::Bridged, Who::Routed, Who::Remote, Who::Outside];
@@ -113,15 +113,16 @@ fn cleanup_removes_what_is_denizens_and_nothing_else() -> Result<()> {
 fn of_two_ranges_of_one_family_both_count() -> Result<()> {
     let flag =
         "--detect-local=node-cidr=10.10.0.0/16,172.20.0.0/14,fd00:10:10::/48,fd00:172:20::/48";
-    let fixture =
-        Fixture::new("det-two", &[flag], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
+    let context = AgentContext::new("det-two", &[flag], |cast| {
+        cast.service("web", 10, &HTTP, &[Who::Remote])
+    })?;
     for to in at(10, 80) {
         for (who, masqueraded) in
             [(Who::Bridged, false), (Who::Routed, false), (Who::Outside, true)]
         {
-            let outcome = fixture.cast.ask(who, to, denizen_tests::probe::Protocol::Tcp)?;
+            let outcome = context.cast.ask(who, to, denizen_tests::probe::Protocol::Tcp)?;
             assert_eq!(
-                fixture.cast.was_masqueraded(who, &outcome)?,
+                context.cast.was_masqueraded(who, &outcome)?,
                 masqueraded,
                 "{who:?} to {to}"
             );
@@ -133,15 +134,15 @@ fn of_two_ranges_of_one_family_both_count() -> Result<()> {
 #[test]
 fn no_detector_is_an_error_and_the_usual_one_needs_no_flag() -> Result<()> {
     for flag in ["--detect-local=", "--detect-local=cluster-cidr", "--cluster-cidr=10.0.0.0/8"] {
-        let refused = Fixture::new("det-none", &[flag], |_| Ok(Vec::new())).err();
+        let refused = AgentContext::new("det-none", &[flag], |_| Ok(Vec::new())).err();
         let refused = format!("{:#}", refused.context(flag)?);
         assert!(refused.contains("pod-state"), "{flag}: {refused}");
     }
-    let fixture =
-        Fixture::new("det-usual", &[], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
+    let context =
+        AgentContext::new("det-usual", &[], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
     for to in at(10, 80) {
-        let outcome = fixture.cast.ask(Who::Outside, to, denizen_tests::probe::Protocol::Tcp)?;
-        assert!(fixture.cast.was_masqueraded(Who::Outside, &outcome)?, "{to}");
+        let outcome = context.cast.ask(Who::Outside, to, denizen_tests::probe::Protocol::Tcp)?;
+        assert!(context.cast.was_masqueraded(Who::Outside, &outcome)?, "{to}");
     }
     Ok(())
 }

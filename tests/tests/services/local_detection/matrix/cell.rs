@@ -10,8 +10,8 @@ use denizen_tests::cast::service_ips;
 use denizen_tests::pod::Wiring;
 use denizen_tests::probe::Protocol;
 
+use super::context::MatrixContext;
 use super::door::{Door, Seen};
-use super::stage::Stage;
 use super::table::{Row, SENDERS, Sender};
 
 /// What is expected has come by then, or never will.
@@ -26,14 +26,19 @@ struct Cell {
     expected: Seen,
 }
 
-/// Sends every cell's packet, the number of the cell in it. No two packets of a stage have the same
+/// Sends every cell's packet, the number of the cell in it. No two packets of a test have the same
 /// source port: one would be taken for the other's connection.
-fn send_all(stage: &Stage, agent: &Agent, row: &Row, doors: &[Door]) -> Result<Vec<Cell>> {
+fn send_all(
+    context: &MatrixContext,
+    agent: &Agent,
+    row: &Row,
+    doors: &[Door],
+) -> Result<Vec<Cell>> {
     let mut cells = Vec::new();
     for wiring in [Wiring::Bridged, Wiring::Routed] {
         for (sender, like) in SENDERS.iter().flat_map(|s| service_ips(10).map(|like| (*s, like))) {
             let local = row.takes_for_local(wiring, sender);
-            let (netns, source, interface) = stage.sender(wiring, sender, like)?;
+            let (netns, source, interface) = context.sender(wiring, sender, like)?;
             for door in doors {
                 let (to, expected) = (door.at(like), door.expected(sender, local));
                 let what = format!("{}, {wiring:?} pods: {sender:?} to {door:?} {to}", row.mode);
@@ -45,7 +50,7 @@ fn send_all(stage: &Stage, agent: &Agent, row: &Row, doors: &[Door]) -> Result<V
                     (to, expected),
                 )?;
                 let number = u32::try_from(cells.len())?.to_be_bytes();
-                let from = (source, stage.fresh_port());
+                let from = (source, context.fresh_port());
                 let send = || UdpSocket::bind(from)?.send_to(&number, to);
                 netns.run(send)?.with_context(|| what.clone())?;
                 cells.push(Cell { what, source, expected });
@@ -76,14 +81,14 @@ fn explained(
 }
 
 /// What came of each packet: the source that the endpoint saw.
-fn heard(stage: &Stage, expected: usize) -> Result<BTreeMap<u32, IpAddr>> {
+fn heard(context: &MatrixContext, expected: usize) -> Result<BTreeMap<u32, IpAddr>> {
     let mut heard = BTreeMap::new();
     let begun = Instant::now();
     let mut complete = None;
     while complete.is_none_or(|since: Instant| since.elapsed() < GRACE)
         && begun.elapsed() < PATIENCE
     {
-        for ear in &stage.ears {
+        for ear in &context.ears {
             ear.set_read_timeout(Some(Duration::from_millis(2)))?;
             let mut number = [0; 4];
             while let Ok((_, from)) = ear.recv_from(&mut number) {
@@ -97,23 +102,24 @@ fn heard(stage: &Stage, expected: usize) -> Result<BTreeMap<u32, IpAddr>> {
     Ok(heard)
 }
 
-pub fn play(stage: &Stage, agent: &Agent, row: &Row, doors: &[Door]) -> Result<()> {
-    let cells = send_all(stage, agent, row, doors)?;
+pub fn play(context: &MatrixContext, agent: &Agent, row: &Row, doors: &[Door]) -> Result<()> {
+    let cells = send_all(context, agent, row, doors)?;
     let expected = cells.iter().filter(|cell| cell.expected != Seen::Nothing).count();
-    let heard = heard(stage, expected)?;
+    let heard = heard(context, expected)?;
     let mut wrong = Vec::new();
     for (number, cell) in (0..).zip(&cells) {
         let seen = match heard.get(&number) {
             None => Seen::Nothing,
             // The node's own packets have its address, masqueraded or not.
             Some(_)
-                if cell.expected == Seen::Nodes && stage.cast.cluster.is_nodes(cell.source)? =>
+                if cell.expected == Seen::Nodes
+                    && context.cast.cluster.is_nodes(cell.source)? =>
             {
                 Seen::Nodes
             }
             Some(from) if *from == cell.source => Seen::Kept,
             Some(from) => {
-                ensure!(stage.cast.cluster.is_nodes(*from)?, "{}: seen as {from}", cell.what);
+                ensure!(context.cast.cluster.is_nodes(*from)?, "{}: seen as {from}", cell.what);
                 Seen::Nodes
             }
         };

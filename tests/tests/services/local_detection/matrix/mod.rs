@@ -8,8 +8,8 @@
 //! is seen as well as an honest one.
 
 mod cell;
+mod context;
 mod door;
-mod stage;
 mod table;
 
 use anyhow::{Context, Result, ensure};
@@ -17,12 +17,12 @@ use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::flows::table::Backend;
 
 use self::cell::play;
+use self::context::MatrixContext;
 use self::door::{DOORS, KEPT, WITH_EGRESS};
-use self::stage::Stage;
 use self::table::{MATRIX, Row};
 
-fn settings(stage: &Stage, backend: Backend, mode: &str) -> Settings {
-    let mut settings = stage.cast.cluster.settings();
+fn settings(context: &MatrixContext, backend: Backend, mode: &str) -> Settings {
+    let mut settings = context.cast.cluster.settings();
     settings.flags = backend.flags();
     settings.flags.push(format!("--detect-local={mode}"));
     settings
@@ -32,11 +32,11 @@ fn settings(stage: &Stage, backend: Backend, mode: &str) -> Settings {
 /// the next.
 fn play_rows(label: &str, rows: &[Row]) -> Result<()> {
     for backend in Backend::ALL {
-        let stage = Stage::set(&format!("{label}-{}", backend as u8))?;
-        let node = &stage.cast.cluster.world.node;
+        let context = MatrixContext::new(&format!("{label}-{}", backend as u8))?;
+        let node = &context.cast.cluster.world.node;
         for row in rows {
-            let agent = Agent::start(node, settings(&stage, backend, row.mode))?;
-            play(&stage, &agent, row, &DOORS).with_context(|| format!("{backend:?}"))?;
+            let agent = Agent::start(node, settings(&context, backend, row.mode))?;
+            play(&context, &agent, row, &DOORS).with_context(|| format!("{backend:?}"))?;
             agent.terminate()?;
         }
     }
@@ -65,16 +65,16 @@ fn ranges() -> Result<()> {
 
 /// Whoever is taken for a local pod is masqueraded on the way out, in every mode, and nobody else.
 fn egress(label: &str, backend: Backend) -> Result<()> {
-    let stage = Stage::set(label)?;
-    let node = &stage.cast.cluster.world.node;
-    let file = stage.cast.cluster.run_dir().join("egress.yaml");
+    let context = MatrixContext::new(label)?;
+    let node = &context.cast.cluster.world.node;
+    let file = context.cast.cluster.run_dir().join("egress.yaml");
     std::fs::write(&file, KEPT)?;
     for row in &MATRIX {
-        let mut settings = settings(&stage, backend, row.mode);
+        let mut settings = settings(&context, backend, row.mode);
         let flag = format!("--egress-masquerade-config={}", file.display());
         settings.flags.push(flag);
         let agent = Agent::start(node, settings)?;
-        play(&stage, &agent, row, &WITH_EGRESS)?;
+        play(&context, &agent, row, &WITH_EGRESS)?;
         agent.terminate()?;
     }
     Ok(())
@@ -98,19 +98,19 @@ fn egress_iptables_nft() -> Result<()> {
 /// nf_tables' bridge family knows the port whether or not bridged packets pass the IP hooks.
 #[test]
 fn ports_are_known_without_bridge_netfilter() -> Result<()> {
-    let stage = Stage::set("matrix-nocall")?;
-    let node = &stage.cast.cluster.world.node;
+    let context = MatrixContext::new("matrix-nocall")?;
+    let node = &context.cast.cluster.world.node;
     let told = MATRIX.iter().filter(|row| row.mode.contains("port"));
     let all = told.flat_map(|row| Backend::ALL.map(|backend| (row, backend)));
     // Of iptables' own, physdev needs them to pass.
     for (row, backend) in
         all.filter(|(row, backend)| row.mode != "bridge-port" || *backend == Backend::Nftables)
     {
-        let agent = Agent::start(node, settings(&stage, backend, row.mode))?;
+        let agent = Agent::start(node, settings(&context, backend, row.mode))?;
         for tables in ["iptables", "ip6tables"] {
             node.sysctl(&format!("net.bridge.bridge-nf-call-{tables}"), "0")?;
         }
-        play(&stage, &agent, row, &DOORS).with_context(|| format!("{backend:?}"))?;
+        play(&context, &agent, row, &DOORS).with_context(|| format!("{backend:?}"))?;
         let still = node.output("sysctl", &["-n", "net.bridge.bridge-nf-call-iptables"])?;
         ensure!(still.trim() == "0", "the agent set it while this was played");
         agent.terminate()?;

@@ -33,13 +33,13 @@ pub fn by(who: impl IntoIterator<Item = Who>) -> Fate {
 }
 
 /// A test cluster whose agent has programmed its services.
-pub struct Fixture {
+pub struct AgentContext {
     pub cast: Cast,
     pub agent: Agent,
     pub _servers: Vec<Server>,
 }
 
-impl Fixture {
+impl AgentContext {
     /// An agent that has programmed what `objects` gives, started with these flags.
     pub fn new(
         label: &str,

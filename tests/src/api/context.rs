@@ -27,12 +27,12 @@ const REAL: [Outcome; 2] = [Outcome::Unreachable, Outcome::Dropped];
 /// What has not come about by then never will.
 pub const BOUND: Duration = Duration::from_secs(90);
 
-/// The only port of [`Stage::put_web`].
+/// The only port of [`ApiContext::put_web`].
 pub const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 
 /// The cast, and the API server that its agent follows.
 #[derive(Debug)]
-pub struct Stage<A> {
+pub struct ApiContext<A> {
     /// Who sends and who answers.
     pub cast: Cast,
     /// The API.
@@ -42,7 +42,7 @@ pub struct Stage<A> {
     _servers: Vec<Server>,
 }
 
-impl Stage<ApiServer> {
+impl ApiContext<ApiServer> {
     /// With the tests' own server.
     pub fn own(label: &str) -> Result<Self> {
         Self::with(label, &OWN, |cluster, address| {
@@ -56,7 +56,7 @@ impl Stage<ApiServer> {
     }
 }
 
-impl<A: Api> Stage<A> {
+impl<A: Api> ApiContext<A> {
     fn with(
         label: &str,
         unknown: &'static [Outcome],
@@ -139,16 +139,16 @@ impl<A: Api> Stage<A> {
 /// Plays `test` with the tests' own server, and with a real one where there is one.
 pub fn with_every_api(
     label: &str,
-    test: impl Fn(&Stage<Box<dyn Api>>) -> Result<()>,
+    test: impl Fn(&ApiContext<Box<dyn Api>>) -> Result<()>,
 ) -> Result<()> {
-    let own = Stage::<Box<dyn Api>>::with(label, &OWN, |cluster, address| {
+    let own = ApiContext::<Box<dyn Api>>::with(label, &OWN, |cluster, address| {
         let folder = cluster.world.subfolder("api")?;
         Ok(Box::new(ApiServer::start(&cluster.world.client, address, &folder)?))
     })?;
     test(&own).context("with the tests' own API server")?;
     drop(own);
     let Some(assets) = assets() else { return Ok(()) };
-    let real = Stage::<Box<dyn Api>>::with(label, &REAL, |cluster, address| {
+    let real = ApiContext::<Box<dyn Api>>::with(label, &REAL, |cluster, address| {
         let folder = cluster.world.subfolder("api")?;
         Ok(Box::new(RealServer::start(&assets, &cluster.world.client, address, &folder)?))
     })?;

@@ -33,7 +33,7 @@ pub const SOON: Duration = Duration::from_secs(60);
 
 /// The hosts: a service `web` inside the ranges (number 10), and `far`, whose endpoint is outside
 /// them (20).
-pub struct Scene {
+pub struct EgressContext {
     pub cast: Cast,
     /// The agent's file.
     pub config: PathBuf,
@@ -41,14 +41,14 @@ pub struct Scene {
 }
 
 /// The hosts, and an agent.
-pub struct Rig {
+pub struct Running {
     pub backend: Backend,
-    pub scene: Scene,
+    pub context: EgressContext,
     pub agent: Agent,
 }
 
-impl Scene {
-    pub fn set(label: &str) -> Result<Self> {
+impl EgressContext {
+    pub fn new(label: &str) -> Result<Self> {
         let (cast, mut servers) = Cast::new(label)?;
         let world = &cast.cluster.world;
         let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
@@ -100,23 +100,23 @@ impl Scene {
     }
 }
 
-impl Rig {
+impl Running {
     pub fn new(backend: Backend, label: &str, detect_local: &str) -> Result<Self> {
-        let scene = Scene::set(&format!("{label}-{backend:?}"))?;
-        let mut flags = scene.flags(backend);
+        let context = EgressContext::new(&format!("{label}-{backend:?}"))?;
+        let mut flags = context.flags(backend);
         flags.push(format!("--detect-local={detect_local}"));
-        let agent = scene.start(flags)?;
-        Ok(Self { backend, scene, agent })
+        let agent = context.start(flags)?;
+        Ok(Self { backend, context, agent })
     }
 
     pub fn address(&self, of: Who, like: IpAddr) -> Result<IpAddr> {
-        self.scene.cast.address(of, like)
+        self.context.cast.address(of, like)
     }
 
-    /// [`Scene::is_masqueraded`]; `explain` must say the same.
+    /// [`EgressContext::is_masqueraded`]; `explain` must say the same.
     pub fn is_masqueraded(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<bool> {
-        let masqueraded = self.scene.is_masqueraded(who, to, protocol)?;
-        let interface = self.scene.cast.place(who).1;
+        let masqueraded = self.context.is_masqueraded(who, to, protocol)?;
+        let interface = self.context.cast.place(who).1;
         let from = self.address(who, to.ip())?;
         let told = self.agent.explain(from, interface, to, protocol)?;
         ensure!(
@@ -129,7 +129,7 @@ impl Rig {
     pub fn wait_masqueraded(&self, who: Who, to: SocketAddr, expected: bool) -> Result<()> {
         let what = format!("masqueraded, {who:?} to {to}: {expected}");
         eventually(&what, SOON, || {
-            Ok(self.scene.is_masqueraded(who, to, Protocol::Tcp)? == expected)
+            Ok(self.context.is_masqueraded(who, to, Protocol::Tcp)? == expected)
         })
     }
 }

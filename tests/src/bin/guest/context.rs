@@ -39,14 +39,14 @@ const CLIENTS: [Who; 2] = [Who::Bridged, Who::Outside];
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What every pod but the node's own serves, by the same addresses as kube-proxy has it.
-pub(crate) struct Scene {
+pub(crate) struct GuestContext {
     cast: Cast,
     servers: Vec<VirtualServer>,
     _serving: Vec<Server>,
 }
 
-impl Scene {
-    pub(crate) fn set(label: &str) -> Result<Self> {
+impl GuestContext {
+    pub(crate) fn new(label: &str) -> Result<Self> {
         let (cast, serving) = lasting::cast(label)?;
         let manifests = &cast.cluster.manifests;
         manifests.put("door", &cast.service("door", 12, &[DOOR], &MEMBERS)?)?;
@@ -56,17 +56,17 @@ impl Scene {
         node.sysctl("net.netfilter.nf_conntrack_tcp_timeout_close", "1")?;
         node.sysctl("net.netfilter.nf_conntrack_udp_timeout_stream", "600")?;
         let servers = Vec::new();
-        let mut scene = Self { cast, servers, _serving: serving };
+        let mut context = Self { cast, servers, _serving: serving };
         for (web, door) in service_ips(10).into_iter().zip(service_ips(12)) {
-            scene.serve(SocketAddr::new(web, 80), Protocol::Tcp, &MEMBERS, PORT)?;
-            scene.serve(SocketAddr::new(web, 80), Protocol::Udp, &MEMBERS, PORT)?;
-            scene.serve(SocketAddr::new(door, 80), Protocol::Tcp, &MEMBERS, PORT)?;
+            context.serve(SocketAddr::new(web, 80), Protocol::Tcp, &MEMBERS, PORT)?;
+            context.serve(SocketAddr::new(web, 80), Protocol::Udp, &MEMBERS, PORT)?;
+            context.serve(SocketAddr::new(door, 80), Protocol::Tcp, &MEMBERS, PORT)?;
         }
-        scene.serve(echo(), Protocol::Tcp, &[Who::Routed], ECHO)?;
+        context.serve(echo(), Protocol::Tcp, &[Who::Routed], ECHO)?;
         for node in NODE.map(ip) {
-            scene.serve(SocketAddr::new(node, NODE_PORT), Protocol::Tcp, &MEMBERS, PORT)?;
+            context.serve(SocketAddr::new(node, NODE_PORT), Protocol::Tcp, &MEMBERS, PORT)?;
         }
-        Ok(scene)
+        Ok(context)
     }
 
     fn serve(

@@ -15,7 +15,7 @@ use crate::server::{Listen, Server};
 use crate::world::{Addresses, World, host_length};
 
 /// A case, ready to be played.
-pub(super) struct Stage {
+pub(super) struct CaseContext {
     pub(super) agent: Agent,
     pods: Vec<Pod>,
     _servers: Vec<Server>,
@@ -30,8 +30,8 @@ struct Listens {
     node: BTreeSet<Listen>,
 }
 
-impl Stage {
-    pub(super) fn set(case: &Case, backend: Backend, label: &str, wiring: Wiring) -> Result<Self> {
+impl CaseContext {
+    pub(super) fn new(case: &Case, backend: Backend, label: &str, wiring: Wiring) -> Result<Self> {
         let listens = Listens::of(case)?;
         let world = World::new(label, addresses(case, &listens))?;
         borrow_addresses(case, &world)?;

@@ -26,7 +26,7 @@ table inet others {
 ";
 
 /// The hosts, and everything that they send from.
-pub struct Stage {
+pub struct MatrixContext {
     pub cast: Cast,
     pub neighbours: [Pod; 2],
     /// Attached to this node, and nobody's pod.
@@ -37,8 +37,8 @@ pub struct Stage {
     ports: Cell<u16>,
 }
 
-impl Stage {
-    pub fn set(label: &str) -> Result<Self> {
+impl MatrixContext {
+    pub fn new(label: &str) -> Result<Self> {
         let cast = Cast::on(Cluster::new(label, &Value::Null)?)?;
         let cluster = &cast.cluster;
         let neighbours = [

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::{Call, Chain, Namespace, Refusal, Variables, invoke};
 
 /// A node, one pod that is not attached yet, and a folder for what is kept.
-pub struct Rig {
+pub struct PluginContext {
     dir: TempDir,
     /// The node's network namespace.
     pub node: Namespace,
@@ -19,15 +19,15 @@ pub struct Rig {
     pub pod: Namespace,
 }
 
-impl Rig {
+impl PluginContext {
     /// A new one, which nothing was done to.
-    pub fn new() -> Rig {
+    pub fn new() -> PluginContext {
         // A tmpfs, as the real run directory.
         let dir = tempfile::tempdir_in("/dev/shm").expect("a folder on a tmpfs");
-        Rig { dir, node: Namespace::new(), pod: Namespace::new() }
+        PluginContext { dir, node: Namespace::new(), pod: Namespace::new() }
     }
 
-    /// The folder that the run directory and everything else of this rig is in.
+    /// The folder that the run directory and everything else of this context is in.
     pub fn folder(&self) -> &Path {
         self.dir.path()
     }
@@ -97,9 +97,9 @@ impl Rig {
     }
 }
 
-impl Default for Rig {
+impl Default for PluginContext {
     fn default() -> Self {
-        Rig::new()
+        PluginContext::new()
     }
 }
 
