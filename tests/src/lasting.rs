@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::cast::{Cast, Who, every_protocol};
+use crate::fixture::{Fixture, Who, every_protocol};
 use crate::manifest::Port;
 use crate::netns::Netns;
 use crate::probe::Probe;
@@ -16,19 +16,19 @@ use crate::server::Server;
 /// Where the endpoint of such a connection listens.
 pub const ECHO: u16 = 9000;
 
-/// The pods behind `web`, see [`cast`].
+/// The pods behind `web`, see [`fixture`].
 pub const MEMBERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Remote];
 
-/// The cast with two services: `web` (number 10) over every protocol, and `echo` (number 11, port
+/// The fixture with two services: `web` (number 10) over every protocol, and `echo` (number 11, port
 /// 7) for such connections, at the routed pod.
-pub fn cast(label: &str) -> Result<(Cast, Vec<Server>)> {
-    let (cast, servers) = Cast::new(label)?;
-    let manifests = &cast.cluster.manifests;
-    manifests.put("web", &cast.service("web", 10, &every_protocol(), &MEMBERS)?)?;
+pub fn fixture(label: &str) -> Result<(Fixture, Vec<Server>)> {
+    let (fixture, servers) = Fixture::new(label)?;
+    let manifests = &fixture.cluster.manifests;
+    manifests.put("web", &fixture.service("web", 10, &every_protocol(), &MEMBERS)?)?;
     let echo = [Port::tcp("echo", 7, ECHO)];
-    manifests.put("echo", &cast.service("echo", 11, &echo, &[Who::Routed])?)?;
-    serve(&cast.routed.netns, cast.routed.addresses[0])?;
-    Ok((cast, servers))
+    manifests.put("echo", &fixture.service("echo", 11, &echo, &[Who::Routed])?)?;
+    serve(&fixture.routed.netns, fixture.routed.addresses[0])?;
+    Ok((fixture, servers))
 }
 
 /// One connection, open since it was made.

@@ -13,7 +13,6 @@
 pub mod agent;
 pub mod api;
 pub mod binary;
-pub mod cast;
 pub mod cluster;
 pub mod cni;
 pub mod conf;
@@ -22,6 +21,7 @@ pub mod contained;
 pub mod containerd;
 pub mod effort;
 pub mod eventually;
+pub mod fixture;
 pub mod flood;
 pub mod flows;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The usual cast with an API server in place of a folder of manifests.
+//! The usual fixture with an API server in place of a folder of manifests.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::{Api, ApiServer, RealServer, assets};
 use crate::agent::{Agent, Objects, Settings};
-use crate::cast::{Cast, PORT, Who, service_ips};
 use crate::cluster::{Cluster, NODE};
 use crate::eventually::observed;
+use crate::fixture::{Fixture, PORT, Who, service_ips};
 use crate::manifest::{self, Port};
 use crate::probe::{Outcome, Protocol};
 use crate::server::Server;
@@ -30,11 +30,11 @@ pub const BOUND: Duration = Duration::from_secs(90);
 /// The only port of [`ApiContext::put_web`].
 pub const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 
-/// The cast, and the API server that its agent follows.
+/// The fixture, and the API server that its agent follows.
 #[derive(Debug)]
 pub struct ApiContext<A> {
     /// Who sends and who answers.
-    pub cast: Cast,
+    pub fixture: Fixture,
     /// The API.
     pub api: A,
     /// What may come of a connection to an address that no service has.
@@ -52,7 +52,7 @@ impl ApiContext<ApiServer> {
 
     /// The server goes on after it was stopped.
     pub fn go_on(&mut self) -> Result<()> {
-        self.api.go_on(&self.cast.cluster.world.client)
+        self.api.go_on(&self.fixture.cluster.world.client)
     }
 }
 
@@ -62,29 +62,29 @@ impl<A: Api> ApiContext<A> {
         unknown: &'static [Outcome],
         start: impl FnOnce(&Cluster, SocketAddr) -> Result<A>,
     ) -> Result<Self> {
-        let (cast, servers) = Cast::new(label)?;
+        let (fixture, servers) = Fixture::new(label)?;
         let address: SocketAddr = SERVER.parse()?;
-        cast.cluster.world.add_client(address.ip())?;
-        let api = start(&cast.cluster, address)?;
-        Ok(Self { cast, api, unknown, _servers: servers })
+        fixture.cluster.world.add_client(address.ip())?;
+        let api = start(&fixture.cluster, address)?;
+        Ok(Self { fixture, api, unknown, _servers: servers })
     }
 
     /// How the agent is run: with the server's kubeconfig.
     pub fn settings(&self) -> Settings {
         Settings {
             objects: Objects::Kubeconfig(self.api.kubeconfig().to_owned()),
-            ..self.cast.cluster.settings()
+            ..self.fixture.cluster.settings()
         }
     }
 
     /// Starts the agent, and waits until all is programmed.
     pub fn start_agent(&self) -> Result<Agent> {
-        Agent::start(&self.cast.cluster.world.node, self.settings())
+        Agent::start(&self.fixture.cluster.world.node, self.settings())
     }
 
     /// Starts the agent and waits for nothing.
     pub fn spawn_agent(&self) -> Result<Agent> {
-        Agent::spawn(&self.cast.cluster.world.node, self.settings())
+        Agent::spawn(&self.fixture.cluster.world.node, self.settings())
     }
 
     /// Puts this node's Node object there.
@@ -95,7 +95,7 @@ impl<A: Api> ApiContext<A> {
 
     /// Puts service `name` there, at [`service_ips`] of `number`, served by `members`.
     pub fn put_web(&self, name: &str, number: u8, members: &[Who]) -> Result<()> {
-        self.api.put_all(&self.cast.service(name, number, &HTTP, members)?)
+        self.api.put_all(&self.fixture.service(name, number, &HTTP, members)?)
     }
 
     /// Removes service `name` and, where `slices`, what [`Self::put_web`] put beside it.
@@ -115,7 +115,7 @@ impl<A: Api> ApiContext<A> {
     pub fn until(&self, number: u8, what: &str, now: impl Fn(&Outcome) -> bool) -> Result<()> {
         for address in service_ips(number) {
             let to = SocketAddr::new(address, 80);
-            observed(what, BOUND, || self.cast.ask(Who::Bridged, to, Protocol::Tcp), &now)
+            observed(what, BOUND, || self.fixture.ask(Who::Bridged, to, Protocol::Tcp), &now)
                 .with_context(|| to.to_string())?;
         }
         Ok(())
@@ -125,7 +125,9 @@ impl<A: Api> ApiContext<A> {
     pub fn until_answered(&self, number: u8, who: Who) -> Result<()> {
         self.until(number, &format!("{who:?} answers"), |outcome| {
             outcome.endpoint().is_some_and(|endpoint| {
-                self.cast.address(who, endpoint.ip()).is_ok_and(|address| address == endpoint.ip())
+                self.fixture
+                    .address(who, endpoint.ip())
+                    .is_ok_and(|address| address == endpoint.ip())
             })
         })
     }

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 const TOKEN: &str = "the-only-token";
 
-/// The ranges that [`crate::cast::service_ips`] are in.
+/// The ranges that [`crate::fixture::service_ips`] are in.
 const SERVICE_RANGES: &str = "172.30.0.0/16,fd00:172:30::/112";
 
 /// The folder with `kube-apiserver` and `etcd`, where there is one.

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::node::{Node, listens};
 use super::page::Page;
 use super::{rows, serve};
-use crate::cast::Who;
+use crate::fixture::Who;
 use crate::manifest::{self, Port};
 use crate::netns::Netns;
 use crate::pod::{Pod, Wiring};
@@ -34,14 +34,14 @@ pub(super) fn play(node: &mut Node, page: &mut Page) -> Result<()> {
     appear_and_vanish(node, page, late, address)?;
     remove_from_web(node, page)?;
     let started = Instant::now();
-    pod.detach(&node.cast.cluster.world.node)?;
+    pod.detach(&node.fixture.cluster.world.node)?;
     page.say(format_args!("the pod is removed by DEL, which took {}", millis(started.elapsed())));
     Ok(())
 }
 
 /// A new pod, whose first packet must already be a local pod's.
 fn add_pod(node: &Node, page: &mut Page) -> Result<Pod> {
-    let pod = node.cast.cluster.add_pod("late", Wiring::Bridged)?;
+    let pod = node.fixture.cluster.add_pod("late", Wiring::Bridged)?;
     serve::start(&pod.netns, &listens(&pod.addresses))?;
     let web = SocketAddr::new(ip("172.30.0.10"), 80);
     let outcome = Probe::tcp(web).ask_in(&pod.netns);
@@ -67,7 +67,7 @@ fn appear_and_vanish(
     late: SocketAddr,
     endpoint: IpAddr,
 ) -> Result<()> {
-    let (netns, _) = node.cast.place(Who::Routed);
+    let (netns, _) = node.fixture.place(Who::Routed);
     let object = manifest::service("late", &[late.ip()], &LATE);
     let slices = manifest::slice("late", &LATE, &[(endpoint, "node-1")]);
     let refused = |outcome: &Outcome| *outcome == Outcome::Refused;
@@ -83,7 +83,7 @@ fn appear_and_vanish(
         page.check(took.is_none().then_some("it did not take effect"));
         Ok(())
     };
-    let manifests = &node.cast.cluster.manifests;
+    let manifests = &node.fixture.cluster.manifests;
     measure(
         "a service without endpoints is put into the folder: connections are refused",
         &|| manifests.put("late", slice::from_ref(&object)),
@@ -108,14 +108,14 @@ fn appear_and_vanish(
 /// One of three endpoints of a service in use is removed.
 fn remove_from_web(node: &Node, page: &mut Page) -> Result<()> {
     let web = SocketAddr::new(ip("172.30.0.10"), 80);
-    let text = std::fs::read_to_string(node.cast.cluster.manifests.folder().join("web.yaml"))?;
+    let text = std::fs::read_to_string(node.fixture.cluster.manifests.folder().join("web.yaml"))?;
     let entry =
         "  - addresses: [10.10.0.2]\n    nodeName: node-1\n    conditions: { ready: true }\n";
     let without = text.replace(entry, "");
     anyhow::ensure!(without != text, "conf/examples/web.yaml no longer lists the bridged pod");
-    let removed = node.cast.address(Who::Bridged, web.ip())?;
-    let (netns, _) = node.cast.place(Who::Routed);
-    node.cast.cluster.manifests.put_text("web", &without)?;
+    let removed = node.fixture.address(Who::Bridged, web.ip())?;
+    let (netns, _) = node.fixture.place(Who::Routed);
+    node.fixture.cluster.manifests.put_text("web", &without)?;
     let started = Instant::now();
     let mut without_it = 0;
     while without_it < ENOUGH && started.elapsed() < BOUND {

@@ -11,8 +11,8 @@ use serde_json::json;
 use super::page::Page;
 use super::serve;
 use crate::agent::Agent;
-use crate::cast::{Cast, Who};
 use crate::cluster::Cluster;
+use crate::fixture::{Fixture, Who};
 use crate::manifest::Manifests;
 use crate::netns;
 use crate::pod::BRIDGE;
@@ -28,7 +28,7 @@ const KEPT_FOLDER: &str = "/run/denizen-quickstart";
 /// The node, up and programmed.
 pub(super) struct Node {
     pub(super) agent: Agent,
-    pub(super) cast: Cast,
+    pub(super) fixture: Fixture,
 }
 
 impl Node {
@@ -37,20 +37,24 @@ impl Node {
         apply_examples(&cluster.manifests)?;
         let mut agent = cluster.start_agent()?;
         agent.quiet();
-        let cast = Cast::on(cluster)?;
-        for pod in [&cast.bridged, &cast.routed] {
+        let fixture = Fixture::on(cluster)?;
+        for pod in [&fixture.bridged, &fixture.routed] {
             serve::start(&pod.netns, &listens(&pod.addresses))?;
         }
-        let world = &cast.cluster.world;
+        let world = &fixture.cluster.world;
         serve::start(&world.remote, &listens(&world.addresses().remote))?;
-        Ok(Self { agent, cast })
+        Ok(Self { agent, fixture })
     }
 
     pub(super) fn introduce(&self, page: &mut Page) -> Result<()> {
         let both =
             |all: &[IpAddr]| all.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ");
-        page.say(format_args!("this node    {}", both(&self.cast.cluster.world.addresses().node)));
-        for (who, pod) in [("bridged pod", &self.cast.bridged), ("routed pod ", &self.cast.routed)]
+        page.say(format_args!(
+            "this node    {}",
+            both(&self.fixture.cluster.world.addresses().node)
+        ));
+        for (who, pod) in
+            [("bridged pod", &self.fixture.bridged), ("routed pod ", &self.fixture.routed)]
         {
             let name = &pod.input_interface;
             page.say(format_args!(
@@ -60,11 +64,11 @@ impl Node {
         }
         page.say(format_args!(
             "remote pod   {}, on another node",
-            both(&self.cast.cluster.world.addresses().remote)
+            both(&self.fixture.cluster.world.addresses().remote)
         ));
         page.say(format_args!(
             "outside      {}, not in the cluster",
-            both(&self.cast.cluster.world.addresses().client)
+            both(&self.fixture.cluster.world.addresses().client)
         ));
         let status = self.agent.status()?;
         let word = |key: &str| status[key].as_str().unwrap_or("?");
@@ -82,7 +86,7 @@ impl Node {
 
     /// Whose address that is, for a person.
     pub(super) fn owner(&self, address: IpAddr) -> &'static str {
-        match self.cast.owner(address) {
+        match self.fixture.owner(address) {
             Some(Who::Bridged) => "bridged pod",
             Some(Who::Routed) => "routed pod",
             Some(Who::Remote) => "remote pod",
@@ -95,14 +99,14 @@ impl Node {
     /// Leaves everything up, and says how to play with it and how to take it away.
     pub(super) fn leave(mut self, page: &mut Page) -> Result<()> {
         page.title("The node is left up");
-        for netns in [&mut self.cast.bridged.netns, &mut self.cast.routed.netns] {
+        for netns in [&mut self.fixture.bridged.netns, &mut self.fixture.routed.netns] {
             netns.keep();
         }
-        self.cast.cluster.world.keep();
+        self.fixture.cluster.world.keep();
         let (agent, run, manifests) = (
             "denizen-agent",
-            self.cast.cluster.run_dir().display(),
-            self.cast.cluster.manifests.folder().display(),
+            self.fixture.cluster.run_dir().display(),
+            self.fixture.cluster.manifests.folder().display(),
         );
         let agent = crate::binary::ours(agent)?;
         let agent = agent.display();

@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::node::Node;
 use super::page::{Line, Page};
 use crate::agent::{Explanation, Step};
-use crate::cast::Who;
+use crate::fixture::Who;
 use crate::probe::{Outcome, Probe, Protocol};
 use crate::world::ip;
 
@@ -119,8 +119,8 @@ pub(super) fn play(node: &Node, page: &mut Page) -> Result<()> {
 
 fn send(node: &Node, row: &Row) -> Result<Line> {
     let (source, interface) =
-        (node.cast.address(row.from, row.to.ip())?, node.cast.place(row.from).1);
-    let outcome = node.cast.ask(row.from, row.to, row.protocol)?;
+        (node.fixture.address(row.from, row.to.ip())?, node.fixture.place(row.from).1);
+    let outcome = node.fixture.ask(row.from, row.to, row.protocol)?;
     let told = node.agent.explain(source, interface, row.to, row.protocol)?;
     let (answered, saw, masqueraded) = if let Outcome::Answered { endpoint, seen } = &outcome {
         let who = format!("{} {endpoint}", node.owner(endpoint.ip()));
@@ -159,7 +159,7 @@ fn explain_in_full(node: &Node, page: &mut Page) -> Result<()> {
         .filter(|row| row.from == Who::Routed && row.what == "shop" || row.from == Who::Remote)
     {
         let (source, interface) =
-            (node.cast.address(row.from, row.to.ip())?, node.cast.place(row.from).1);
+            (node.fixture.address(row.from, row.to.ip())?, node.fixture.place(row.from).1);
         let told = node.agent.explain(source, interface, row.to, row.protocol)?;
         let at = interface.map(|name| format!("@{name}")).unwrap_or_default();
         page.say(format_args!(
@@ -186,9 +186,9 @@ fn wrong(node: &Node, row: &Row, outcome: &Outcome, source: IpAddr) -> Result<Op
         (Expect::Answer { by, masquerade }, Outcome::Answered { endpoint, seen }) => {
             let addresses = by
                 .iter()
-                .map(|who| node.cast.address(*who, row.to.ip()))
+                .map(|who| node.fixture.address(*who, row.to.ip()))
                 .collect::<Result<Vec<_>>>()?;
-            let nodes = node.cast.cluster.world.node_addresses()?;
+            let nodes = node.fixture.cluster.world.node_addresses()?;
             // A pod that is handed to itself is masqueraded whatever else holds.
             let masquerade = *masquerade || endpoint.ip() == source;
             let source_is_right =
@@ -214,7 +214,7 @@ fn disagreement(row: &Row, told: &Explanation) -> Option<String> {
 
 /// Many connections of the bridged pod to `to`: each of `by` should answer about as many.
 pub(super) fn spread(node: &Node, to: SocketAddr, by: &[Who], page: &mut Page) -> Result<()> {
-    let (netns, _) = node.cast.place(Who::Bridged);
+    let (netns, _) = node.fixture.place(Who::Bridged);
     let outcomes = netns.run(|| (0..SPREAD).map(|_| Probe::tcp(to).ask()).collect::<Vec<_>>())?;
     let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
     for endpoint in outcomes.iter().filter_map(Outcome::endpoint) {
@@ -226,7 +226,7 @@ pub(super) fn spread(node: &Node, to: SocketAddr, by: &[Who], page: &mut Page) -
     let texts = texts.collect::<Vec<_>>().join(", ");
     page.say(format_args!("{SPREAD} connections of the bridged pod to {to}: {texts}"));
     let expected =
-        by.iter().map(|who| node.cast.address(*who, to.ip())).collect::<Result<Vec<_>>>()?;
+        by.iter().map(|who| node.fixture.address(*who, to.ip())).collect::<Result<Vec<_>>>()?;
     let only = expected.len() == counts.len()
         && expected.iter().all(|address| counts.contains_key(address));
     let all = counts.values().sum::<usize>() == SPREAD;

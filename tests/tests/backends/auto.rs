@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
-use denizen_tests::cast::{Cast, Who, every_protocol, every_way};
 use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::{Fixture, Who, every_protocol, every_way};
 use denizen_tests::netns::Netns;
 use denizen_tests::probe::Protocol;
 use denizen_tests::server::Server;
@@ -46,27 +46,27 @@ fn tables(node: &Netns) -> Result<String> {
     node.output("nft", &["list", "tables"])
 }
 
-fn context(label: &str) -> Result<(Cast, Vec<Server>)> {
-    let (cast, servers) = Cast::new(label)?;
+fn context(label: &str) -> Result<(Fixture, Vec<Server>)> {
+    let (fixture, servers) = Fixture::new(label)?;
     let members = [Who::Bridged, Who::Routed, Who::Remote];
-    let web = cast.service("web", 10, &every_protocol(), &members)?;
-    cast.cluster.manifests.put("web", &web)?;
-    let far = cast.service("far", 11, &every_protocol(), &[Who::Remote])?;
-    cast.cluster.manifests.put("far", &far)?;
-    Ok((cast, servers))
+    let web = fixture.service("web", 10, &every_protocol(), &members)?;
+    fixture.cluster.manifests.put("web", &web)?;
+    let far = fixture.service("far", 11, &every_protocol(), &[Who::Remote])?;
+    fixture.cluster.manifests.put("far", &far)?;
+    Ok((fixture, servers))
 }
 
 /// An agent that chooses for itself.
-fn start(cast: &Cast, flags: &[&str]) -> Result<Agent> {
-    let mut settings = cast.cluster.settings();
+fn start(fixture: &Fixture, flags: &[&str]) -> Result<Agent> {
+    let mut settings = fixture.cluster.settings();
     settings.flags.push("--backend=auto".to_owned());
     settings.flags.extend(flags.iter().map(|flag| (*flag).to_owned()));
-    Agent::start(&cast.cluster.world.node, settings)
+    Agent::start(&fixture.cluster.world.node, settings)
 }
 
 /// It says that it chose `backend`, and `why`: in its log, to a program and to a person. And it
 /// serves.
-fn chose(cast: &Cast, agent: &Agent, backend: &str, why: &str) -> Result<()> {
+fn chose(fixture: &Fixture, agent: &Agent, backend: &str, why: &str) -> Result<()> {
     let status = agent.status()?;
     assert_eq!(status["backend"], backend, "{status}");
     let told = status["backendWhy"].as_str().unwrap_or_default();
@@ -78,7 +78,7 @@ fn chose(cast: &Cast, agent: &Agent, backend: &str, why: &str) -> Result<()> {
     assert_eq!(status["errors"], serde_json::json!([]));
     for who in [Who::Bridged, Who::Routed, Who::Outside, Who::ThisNode] {
         for (to, protocol) in every_way(10) {
-            let outcome = cast.ask(who, to, protocol)?;
+            let outcome = fixture.ask(who, to, protocol)?;
             assert!(outcome.endpoint().is_some(), "{who:?} to {to}/{protocol}: {outcome:?}");
         }
     }
@@ -87,31 +87,31 @@ fn chose(cast: &Cast, agent: &Agent, backend: &str, why: &str) -> Result<()> {
 
 #[test]
 fn nftables_is_chosen_where_the_kernel_lets_it() -> Result<()> {
-    let (cast, _servers) = context("auto-nft")?;
-    let agent = start(&cast, &[])?;
-    chose(&cast, &agent, "nftables", "this kernel can do all that it needs")?;
+    let (fixture, _servers) = context("auto-nft")?;
+    let agent = start(&fixture, &[])?;
+    chose(&fixture, &agent, "nftables", "this kernel can do all that it needs")?;
     agent.terminate()?;
     // Its own tables are there now.
-    let agent = start(&cast, &[])?;
-    chose(&cast, &agent, "nftables", "this kernel can do all that it needs")
+    let agent = start(&fixture, &[])?;
+    chose(&fixture, &agent, "nftables", "this kernel can do all that it needs")
 }
 
 #[test]
 fn iptables_serves_where_nftables_is_refused() -> Result<()> {
     for family in ["ip", "ip6"] {
-        let (cast, _servers) = context(&format!("auto-{family}"))?;
-        let node = &cast.cluster.world.node;
+        let (fixture, _servers) = context(&format!("auto-{family}"))?;
+        let node = &fixture.cluster.world.node;
         let owned = Owned::table(node, family)?;
-        let agent = start(&cast, &[])?;
+        let agent = start(&fixture, &[])?;
         let why = format!(
             "{family} table: it is owned by another process (netlink portid {})",
             owned.0.id()
         );
-        chose(&cast, &agent, "iptables", &why)?;
+        chose(&fixture, &agent, "iptables", &why)?;
         agent.terminate()?;
         drop(owned);
-        let agent = start(&cast, &[])?;
-        chose(&cast, &agent, "nftables", "this kernel can do all that it needs")?;
+        let agent = start(&fixture, &[])?;
+        chose(&fixture, &agent, "nftables", "this kernel can do all that it needs")?;
     }
     Ok(())
 }
@@ -120,33 +120,33 @@ fn iptables_serves_where_nftables_is_refused() -> Result<()> {
 /// way to know them.
 #[test]
 fn the_bridges_table_is_asked_for_where_ports_matter() -> Result<()> {
-    let (cast, _servers) = context("auto-bridge")?;
-    let owned = Owned::table(&cast.cluster.world.node, "bridge")?;
-    let agent = start(&cast, &[])?;
-    chose(&cast, &agent, "nftables", "this kernel can do all that it needs")?;
+    let (fixture, _servers) = context("auto-bridge")?;
+    let owned = Owned::table(&fixture.cluster.world.node, "bridge")?;
+    let agent = start(&fixture, &[])?;
+    chose(&fixture, &agent, "nftables", "this kernel can do all that it needs")?;
     agent.terminate()?;
     let program = binary::ours("denizen-agent")?.display().to_string();
-    let said = cast.cluster.world.node.output(&program, &["cleanup"])?;
+    let said = fixture.cluster.world.node.output(&program, &["cleanup"])?;
     assert_eq!(said, "removed 2 nftables tables\n", "the third is not denizen's");
-    let agent = start(&cast, &["--detect-local=bridge-port"])?;
-    chose(&cast, &agent, "iptables", "bridge table: it is owned by another process")?;
+    let agent = start(&fixture, &["--detect-local=bridge-port"])?;
+    chose(&fixture, &agent, "iptables", "bridge table: it is owned by another process")?;
     let (to, protocol) = every_way(11).next().context("no way")?;
     for (who, is_local) in [(Who::Bridged, true), (Who::Outside, false)] {
-        let outcome = cast.ask(who, to, protocol)?;
-        assert_eq!(cast.was_masqueraded(who, &outcome)?, !is_local, "{who:?}: {outcome:?}");
+        let outcome = fixture.ask(who, to, protocol)?;
+        assert_eq!(fixture.was_masqueraded(who, &outcome)?, !is_local, "{who:?}: {outcome:?}");
     }
     agent.terminate()?;
     drop(owned);
-    let agent = start(&cast, &["--detect-local=bridge-port"])?;
-    chose(&cast, &agent, "nftables", "this kernel can do all that it needs")
+    let agent = start(&fixture, &["--detect-local=bridge-port"])?;
+    chose(&fixture, &agent, "nftables", "this kernel can do all that it needs")
 }
 
 /// No backend can tell a pod from its neighbour on the bridge then, so none is chosen.
 #[test]
 fn exact_ports_without_the_bridges_table_are_an_error() -> Result<()> {
-    let (cast, _servers) = context("auto-exact")?;
-    let _owned = Owned::table(&cast.cluster.world.node, "bridge")?;
-    let refused = start(&cast, &["--detect-local=pod-state=port-exact"]);
+    let (fixture, _servers) = context("auto-exact")?;
+    let _owned = Owned::table(&fixture.cluster.world.node, "bridge")?;
+    let refused = start(&fixture, &["--detect-local=pod-state=port-exact"]);
     let said = format!("{:#}", refused.err().context("it runs")?);
     for words in [
         "pod-state=port-exact cannot be had on this node",
@@ -160,13 +160,13 @@ fn exact_ports_without_the_bridges_table_are_an_error() -> Result<()> {
 /// The bridge's table is all that iptables needs of nf_tables to know ports exactly.
 #[test]
 fn exact_ports_are_known_with_iptables_where_the_bridges_table_can_be_had() -> Result<()> {
-    let (cast, _servers) = context("auto-ports")?;
-    let _owned = Owned::table(&cast.cluster.world.node, "ip")?;
-    let agent = start(&cast, &["--detect-local=pod-state=port-exact"])?;
-    chose(&cast, &agent, "iptables", "ip table: it is owned by another process")?;
+    let (fixture, _servers) = context("auto-ports")?;
+    let _owned = Owned::table(&fixture.cluster.world.node, "ip")?;
+    let agent = start(&fixture, &["--detect-local=pod-state=port-exact"])?;
+    chose(&fixture, &agent, "iptables", "ip table: it is owned by another process")?;
     for (to, protocol) in every_way(11) {
-        assert!(keeps_its_address(&cast, Who::Bridged, to, protocol)?);
-        assert!(!keeps_its_address(&cast, Who::Outside, to, protocol)?);
+        assert!(keeps_its_address(&fixture, Who::Bridged, to, protocol)?);
+        assert!(!keeps_its_address(&fixture, Who::Outside, to, protocol)?);
     }
     Ok(())
 }
@@ -175,31 +175,36 @@ fn exact_ports_are_known_with_iptables_where_the_bridges_table_can_be_had() -> R
 /// tries again.
 #[test]
 fn iptables_serves_until_the_bridges_table_can_be_had() -> Result<()> {
-    let (cast, _servers) = context("auto-later")?;
-    let node = &cast.cluster.world.node;
+    let (fixture, _servers) = context("auto-later")?;
+    let node = &fixture.cluster.world.node;
     let owned = Owned::table(node, "bridge")?;
-    let mut settings = cast.cluster.settings();
+    let mut settings = fixture.cluster.settings();
     settings.flags =
         ["--backend=iptables", "--detect-local=pod-state=port-exact"].map(str::to_owned).into();
     let mut agent = Agent::spawn(node, settings)?;
     let (to, protocol) = every_way(11).next().context("no way")?;
     eventually("it serves", BOUND, || {
-        Ok(cast.ask(Who::Outside, to, protocol)?.endpoint().is_some())
+        Ok(fixture.ask(Who::Outside, to, protocol)?.endpoint().is_some())
     })?;
-    assert!(!keeps_its_address(&cast, Who::Bridged, to, protocol)?);
-    assert!(keeps_its_address(&cast, Who::Routed, to, protocol)?);
+    assert!(!keeps_its_address(&fixture, Who::Bridged, to, protocol)?);
+    assert!(keeps_its_address(&fixture, Who::Routed, to, protocol)?);
     let status = agent.status()?;
     let errors = status["errors"].to_string();
     ensure!(errors.contains("nf_tables, bridge table"), "{errors}");
     assert_eq!(status["synced"], false, "{status}");
     drop(owned);
     agent.wait_programmed(BOUND)?;
-    assert!(keeps_its_address(&cast, Who::Bridged, to, protocol)?);
+    assert!(keeps_its_address(&fixture, Who::Bridged, to, protocol)?);
     assert_eq!(agent.status()?["errors"], serde_json::json!([]));
     Ok(())
 }
 
-fn keeps_its_address(cast: &Cast, who: Who, to: SocketAddr, protocol: Protocol) -> Result<bool> {
-    let outcome = cast.ask(who, to, protocol)?;
-    Ok(!cast.was_masqueraded(who, &outcome)?)
+fn keeps_its_address(
+    fixture: &Fixture,
+    who: Who,
+    to: SocketAddr,
+    protocol: Protocol,
+) -> Result<bool> {
+    let outcome = fixture.ask(who, to, protocol)?;
+    Ok(!fixture.was_masqueraded(who, &outcome)?)
 }

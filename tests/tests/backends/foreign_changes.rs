@@ -4,15 +4,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
-use denizen_tests::cast::{Cast, Who, every_protocol};
 use denizen_tests::eventually::observed;
+use denizen_tests::fixture::{Fixture, Who, every_protocol};
 use denizen_tests::ruleset;
 
 /// A repair that has not come by then never will.
 const BOUND: Duration = Duration::from_secs(5);
 
 struct Harm<'a> {
-    cast: &'a Cast,
+    fixture: &'a Fixture,
     agent: &'a Agent,
     expected: String,
 }
@@ -28,7 +28,7 @@ impl Harm<'_> {
 
     /// Does `harm`, in nft's language, and waits until the kernel holds again what it held.
     fn undone(&self, what: &str, harm: &str) -> Result<()> {
-        let node = &self.cast.cluster.world.node;
+        let node = &self.fixture.cluster.world.node;
         let started = Instant::now();
         node.nft(harm).with_context(|| what.to_owned())?;
         let dump = || Ok(ruleset::dump(node).unwrap_or_default());
@@ -54,29 +54,32 @@ impl Harm<'_> {
 
 #[test]
 fn whatever_others_do_to_the_tables_is_repaired() -> Result<()> {
-    let (cast, _servers) = Cast::new("foreign")?;
+    let (fixture, _servers) = Fixture::new("foreign")?;
     let members = [Who::Bridged, Who::Routed, Who::Remote];
-    cast.cluster.manifests.put("web", &cast.service("web", 10, &every_protocol(), &members)?)?;
-    let agent = cast.cluster.start_agent()?;
-    let node = &cast.cluster.world.node;
+    fixture
+        .cluster
+        .manifests
+        .put("web", &fixture.service("web", 10, &every_protocol(), &members)?)?;
+    let agent = fixture.cluster.start_agent()?;
+    let node = &fixture.cluster.world.node;
     let expected = ruleset::dump(node)?;
-    let harm = Harm { cast: &cast, agent: &agent, expected: expected.clone() };
+    let harm = Harm { fixture: &fixture, agent: &agent, expected: expected.clone() };
     let chain = first_after(&expected, "chain").context("a chain")?;
     let map = "endpoints";
     for family in ["ip", "ip6"] {
         harm.repaired("a rule is added", &format!("add rule {family} denizen {chain} counter"))?;
         harm.repaired("a map is emptied", &format!("flush map {family} denizen {map}"))?;
-        harm.repaired("one element is removed", &one_element(&cast, family, map)?)?;
+        harm.repaired("one element is removed", &one_element(&fixture, family, map)?)?;
         harm.repaired("a chain is emptied", &format!("flush chain {family} denizen {chain}"))?;
-        harm.repaired("a rule is replaced, its comment kept", &same_comment(&cast, family)?)?;
+        harm.repaired("a rule is replaced, its comment kept", &same_comment(&fixture, family)?)?;
         // Nothing jumps to it, so it is no drift: it goes, but does not count.
         harm.undone("a chain is added", &format!("add chain {family} denizen strange"))?;
         harm.repaired("all rules are flushed", &format!("flush table {family} denizen"))?;
         harm.repaired("the table is deleted", &format!("delete table {family} denizen"))?;
     }
     harm.repaired("everything is flushed", "flush ruleset")?;
-    for (to, protocol) in denizen_tests::cast::every_way(10) {
-        assert!(cast.ask(Who::Outside, to, protocol)?.endpoint().is_some(), "{to}/{protocol}");
+    for (to, protocol) in denizen_tests::fixture::every_way(10) {
+        assert!(fixture.ask(Who::Outside, to, protocol)?.endpoint().is_some(), "{to}/{protocol}");
     }
     Ok(())
 }
@@ -87,9 +90,9 @@ fn first_after<'a>(dump: &'a str, kind: &str) -> Option<&'a str> {
 }
 
 /// A command that replaces a rule by one that does something else and says the same of itself.
-fn same_comment(cast: &Cast, family: &str) -> Result<String> {
+fn same_comment(fixture: &Fixture, family: &str) -> Result<String> {
     let chain = ["-a", "list", "chain", family, "denizen", "services"];
-    let text = cast.cluster.world.node.output("nft", &chain)?;
+    let text = fixture.cluster.world.node.output("nft", &chain)?;
     let rule = text.lines().find(|line| line.contains("vmap @services"));
     let (rule, handle) =
         rule.and_then(|line| line.split_once(" # handle ")).context("a rule with a handle")?;
@@ -98,9 +101,9 @@ fn same_comment(cast: &Cast, family: &str) -> Result<String> {
 }
 
 /// A command that removes one element of a map, whatever its key looks like.
-fn one_element(cast: &Cast, family: &str, map: &str) -> Result<String> {
+fn one_element(fixture: &Fixture, family: &str, map: &str) -> Result<String> {
     let text =
-        cast.cluster.world.node.output("nft", &["-n", "list", "map", family, "denizen", map])?;
+        fixture.cluster.world.node.output("nft", &["-n", "list", "map", family, "denizen", map])?;
     let elements = text.split_once("elements = {").context("an element")?.1;
     let first = elements.split([',', '}']).next().context("an element")?;
     // `key comment "…" : value`: a key alone is what deletes.

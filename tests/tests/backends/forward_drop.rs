@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
-use denizen_tests::cast::{Cast, PORT, Who, every_protocol, every_way};
 use denizen_tests::eventually::{eventually, observed};
+use denizen_tests::fixture::{Fixture, PORT, Who, every_protocol, every_way};
 use denizen_tests::flows::table::Backend;
 use denizen_tests::netns::{Netns, checked};
 use denizen_tests::probe::{Outcome, Probe, Protocol, SILENCE};
@@ -110,26 +110,26 @@ fn wait_complaints(agent: &Agent, right: impl Fn(&[String]) -> bool) -> Result<(
     observed("said", SOON, || complaints(agent), |now| right(now)).map(drop)
 }
 
-fn run(cast: &Cast, backend: Backend) -> Result<Agent> {
-    let mut settings = cast.cluster.settings();
+fn run(fixture: &Fixture, backend: Backend) -> Result<Agent> {
+    let mut settings = fixture.cluster.settings();
     settings.flags = backend.flags();
-    Agent::start(&cast.cluster.world.node, settings)
+    Agent::start(&fixture.cluster.world.node, settings)
 }
 
-fn opening(cast: &Cast, backend: Backend) -> Result<Agent> {
-    let mut settings = cast.cluster.settings();
+fn opening(fixture: &Fixture, backend: Backend) -> Result<Agent> {
+    let mut settings = fixture.cluster.settings();
     settings.flags = backend.flags();
     settings.flags.push("--open-forward".to_owned());
-    Agent::start(&cast.cluster.world.node, settings)
+    Agent::start(&fixture.cluster.world.node, settings)
 }
 
 /// Waits until everyone can reach the service in every way; several datagrams before the first
 /// answer too.
-fn everyone_is_served(cast: &Cast) -> Result<()> {
+fn everyone_is_served(fixture: &Fixture) -> Result<()> {
     for (to, protocol) in every_way(10) {
         for who in SENDERS {
             let is_served = |outcome: &Outcome| outcome.endpoint().is_some();
-            observed("served", SOON, || cast.ask(who, to, protocol), is_served)
+            observed("served", SOON, || fixture.ask(who, to, protocol), is_served)
                 .with_context(|| format!("{who:?} to {to}/{protocol}"))?;
         }
     }
@@ -143,45 +143,45 @@ const MAPPING: &str = "table ip mapping { chain in { type nat hook prerouting pr
 
 /// What is no service's connection: straight to another node's pod, and what somebody else has
 /// translated.
-fn is_dropped_otherwise(cast: &Cast) -> Result<()> {
-    let node = &cast.cluster.world.node;
+fn is_dropped_otherwise(fixture: &Fixture) -> Result<()> {
+    let node = &fixture.cluster.world.node;
     node.nft(MAPPING)?;
     let mapped = Probe::tcp((ip("192.0.2.77"), 80).into()).patience(SILENCE);
-    let outcome = mapped.ask_in(cast.place(Who::Bridged).0);
+    let outcome = mapped.ask_in(fixture.place(Who::Bridged).0);
     let seen = node.output("nft", &["list", "table", "ip", "mapping"])?;
     ensure!(!seen.contains("packets 0 "), "{seen}");
     ensure!(outcome.endpoint().is_none(), "somebody else's: {outcome:?}");
     node.nft("delete table ip mapping")?;
     for (to, _) in every_way(10) {
-        let pod = (cast.address(Who::Remote, to.ip())?, PORT).into();
+        let pod = (fixture.address(Who::Remote, to.ip())?, PORT).into();
         let probe = Probe::tcp(pod).patience(SILENCE);
-        let outcome = probe.ask_in(cast.place(Who::Bridged).0);
+        let outcome = probe.ask_in(fixture.place(Who::Bridged).0);
         ensure!(outcome.endpoint().is_none(), "{pod}: {outcome:?}");
     }
     Ok(())
 }
 
-fn start(firewall: Firewall, backend: Backend) -> Result<(Cast, Vec<Server>, String)> {
-    let (cast, servers) = Cast::new(&format!("{}-{}", firewall.label, backend as u8))?;
-    let web = cast.service("web", 10, &every_protocol(), &[Who::Remote])?;
-    cast.cluster.manifests.put("web", &web)?;
-    let node = &cast.cluster.world.node;
+fn start(firewall: Firewall, backend: Backend) -> Result<(Fixture, Vec<Server>, String)> {
+    let (fixture, servers) = Fixture::new(&format!("{}-{}", firewall.label, backend as u8))?;
+    let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
+    fixture.cluster.manifests.put("web", &web)?;
+    let node = &fixture.cluster.world.node;
     firewall.put_up(node)?;
     let before = firewall.shown(node)?;
-    Ok((cast, servers, before))
+    Ok((fixture, servers, before))
 }
 
 fn found_opened_and_cleaned_up(firewall: Firewall, backend: Backend) -> Result<()> {
-    let (cast, _servers, before) = start(firewall, backend)?;
-    let node = &cast.cluster.world.node;
-    let agent = run(&cast, backend)?;
+    let (fixture, _servers, before) = start(firewall, backend)?;
+    let node = &fixture.cluster.world.node;
+    let agent = run(&fixture, backend)?;
     let named =
         |said: &[String]| firewall.said.iter().all(|name| said.iter().any(|s| s.contains(name)));
     wait_complaints(&agent, named)?;
     for (to, _) in every_way(10) {
         let probe = Probe::tcp(to).patience(SILENCE);
         // A pod's, whose source is kept: KUBE-FORWARD accepts what is masqueraded.
-        let outcome = probe.ask_in(cast.place(Who::Bridged).0);
+        let outcome = probe.ask_in(fixture.place(Who::Bridged).0);
         assert!(
             matches!(outcome, Outcome::Dropped | Outcome::Refused | Outcome::Unreachable),
             "{outcome:?}"
@@ -190,15 +190,15 @@ fn found_opened_and_cleaned_up(firewall: Firewall, backend: Backend) -> Result<(
     assert_eq!(firewall.shown(node)?, before, "nothing was asked for");
     assert!(agent.terminate()?.success());
 
-    let agent = opening(&cast, backend)?;
-    everyone_is_served(&cast)?;
-    is_dropped_otherwise(&cast)?;
+    let agent = opening(&fixture, backend)?;
+    everyone_is_served(&fixture)?;
+    is_dropped_otherwise(&fixture)?;
     wait_complaints(&agent, <[String]>::is_empty)?;
     let opened = firewall.shown(node)?;
     assert_eq!(opened.matches("denizen: ").count(), 2 * firewall.show.len(), "{opened}");
     assert!(agent.terminate()?.success());
-    let agent = opening(&cast, backend)?;
-    everyone_is_served(&cast)?;
+    let agent = opening(&fixture, backend)?;
+    everyone_is_served(&fixture)?;
     assert_eq!(firewall.shown(node)?, opened, "a restart changes nothing");
     assert!(agent.terminate()?.success());
 
@@ -240,18 +240,18 @@ fn iptables_legacy() -> Result<()> {
 /// The flag taken away again takes the rules away; and a firewall that is reloaded is opened again.
 #[test]
 fn a_reload_is_opened_again_and_without_the_flag_all_is_as_before() -> Result<()> {
-    let (cast, _servers, before) = start(POLICY, Backend::Nftables)?;
-    let node = &cast.cluster.world.node;
-    let agent = opening(&cast, Backend::Nftables)?;
-    everyone_is_served(&cast)?;
+    let (fixture, _servers, before) = start(POLICY, Backend::Nftables)?;
+    let node = &fixture.cluster.world.node;
+    let agent = opening(&fixture, Backend::Nftables)?;
+    everyone_is_served(&fixture)?;
     node.nft("flush chain inet filter forward")?;
     assert_eq!(POLICY.shown(node)?, before);
-    everyone_is_served(&cast)?;
+    everyone_is_served(&fixture)?;
     // A firewall that comes later is found, too.
     LAST_RULE.put_up(node)?;
-    everyone_is_served(&cast)?;
+    everyone_is_served(&fixture)?;
     assert!(agent.terminate()?.success());
-    let agent = cast.cluster.start_agent()?;
+    let agent = fixture.cluster.start_agent()?;
     wait_complaints(&agent, |said| said.len() == 2)?;
     assert_eq!(POLICY.shown(node)?, before);
     assert!(!LAST_RULE.shown(node)?.contains("denizen"));
@@ -263,16 +263,16 @@ fn a_reload_is_opened_again_and_without_the_flag_all_is_as_before() -> Result<()
 /// A datagram that follows before the first is answered is no less the service's.
 #[test]
 fn the_second_packet_before_the_first_answer_is_let_through() -> Result<()> {
-    let (cast, _servers, _) = start(POLICY, Backend::Nftables)?;
-    let node = &cast.cluster.world.node;
-    let _agent = opening(&cast, Backend::Nftables)?;
-    everyone_is_served(&cast)?;
+    let (fixture, _servers, _) = start(POLICY, Backend::Nftables)?;
+    let node = &fixture.cluster.world.node;
+    let _agent = opening(&fixture, Backend::Nftables)?;
+    everyone_is_served(&fixture)?;
     // The remote pod is struck dumb: no answer comes that would make the connection established.
-    cast.cluster.world.remote.nft(
+    fixture.cluster.world.remote.nft(
         "table inet dumb { counter came {}; chain in { type filter hook input priority 0; udp dport 8080 counter name came drop; }; }",
     )?;
     for (to, _) in every_way(10).filter(|(_, protocol)| *protocol == Protocol::Udp) {
-        cast.place(Who::Bridged).0.run(|| -> Result<()> {
+        fixture.place(Who::Bridged).0.run(|| -> Result<()> {
             let socket =
                 std::net::UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
             socket.connect(to)?;
@@ -281,7 +281,7 @@ fn the_second_packet_before_the_first_answer_is_let_through() -> Result<()> {
         })??;
     }
     let came = || -> Result<bool> {
-        let text = cast
+        let text = fixture
             .cluster
             .world
             .remote

@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
-use denizen_tests::cast::{Cast, Who, every_protocol, service_ips};
 use denizen_tests::eventually::observed;
+use denizen_tests::fixture::{Fixture, Who, every_protocol, service_ips};
 use denizen_tests::netns::{Netns, checked};
 use denizen_tests::pod::Wiring;
 use denizen_tests::probe::{Outcome, Probe, SILENCE};
@@ -32,13 +32,13 @@ fn turn_off(node: &Netns) -> Result<()> {
 }
 
 /// The agent's process in the node's namespace, with what it needs and `flags`.
-fn command(cast: &Cast, program: &[&str], flags: &[&str]) -> Result<Command> {
-    let settings = cast.cluster.settings();
+fn command(fixture: &Fixture, program: &[&str], flags: &[&str]) -> Result<Command> {
+    let settings = fixture.cluster.settings();
     let ours = binary::ours("denizen-agent")?;
     let mut words = program.iter().map(Into::into).chain([ours.into_os_string()]);
     let mut command = Command::new(words.next().context("a program")?);
     command.args(words).arg("run").args(flags);
-    command.arg("--manifests").arg(cast.cluster.manifests.folder());
+    command.arg("--manifests").arg(fixture.cluster.manifests.folder());
     command.arg("--run-dir").arg(settings.run_dir);
     command.args(["--node-name", &settings.node_name]);
     Ok(command)
@@ -46,13 +46,13 @@ fn command(cast: &Cast, program: &[&str], flags: &[&str]) -> Result<Command> {
 
 #[test]
 fn a_service_on_the_clients_own_bridge_works_though_the_bridge_was_not_filtered() -> Result<()> {
-    let (cast, _servers) = Cast::new("bridgenf")?;
-    let web = cast.service("web", 10, &every_protocol(), &[Who::Bridged])?;
-    cast.cluster.manifests.put("web", &web)?;
-    let neighbour = cast.cluster.add_pod("neighbour", Wiring::Bridged)?;
-    let node = &cast.cluster.world.node;
+    let (fixture, _servers) = Fixture::new("bridgenf")?;
+    let web = fixture.service("web", 10, &every_protocol(), &[Who::Bridged])?;
+    fixture.cluster.manifests.put("web", &web)?;
+    let neighbour = fixture.cluster.add_pod("neighbour", Wiring::Bridged)?;
+    let node = &fixture.cluster.world.node;
     turn_off(node)?;
-    let agent = cast.cluster.start_agent()?;
+    let agent = fixture.cluster.start_agent()?;
     for key in BRIDGE_FILTERS {
         assert_eq!(read(node, &format!("bridge/{key}"))?, "1", "{key}");
     }
@@ -83,11 +83,11 @@ impl Drop for Running {
 }
 
 /// What the agent says of itself once everything is programmed.
-fn status_of(cast: &Cast) -> Result<Value> {
+fn status_of(fixture: &Fixture) -> Result<Value> {
     let ask = || -> Result<Option<Value>> {
         let mut ask = Command::new(binary::ours("denizen-agent")?);
         ask.args(["status", "--output", "json", "--run-dir"]);
-        let output = checked(ask.arg(cast.cluster.run_dir())).ok();
+        let output = checked(ask.arg(fixture.cluster.run_dir())).ok();
         Ok(output.map(|output| serde_json::from_slice(&output.stdout)).transpose()?)
     };
     let is_synced = |status: &Option<Value>| status.as_ref().is_some_and(|it| it["synced"] == true);
@@ -96,18 +96,18 @@ fn status_of(cast: &Cast) -> Result<Value> {
 
 #[test]
 fn what_may_not_be_set_is_said_and_everything_else_goes_on() -> Result<()> {
-    let (cast, _servers) = Cast::new("readonly")?;
-    let web = cast.service("web", 10, &every_protocol(), &[Who::Remote])?;
-    cast.cluster.manifests.put("web", &web)?;
-    let node = &cast.cluster.world.node;
+    let (fixture, _servers) = Fixture::new("readonly")?;
+    let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
+    fixture.cluster.manifests.put("web", &web)?;
+    let node = &fixture.cluster.world.node;
     turn_off(node)?;
     // As in a container whose runtime mounts the kernel's settings read-only.
     let read_only =
         "mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys && exec \"$@\"";
     let program = ["unshare", "--mount", "sh", "-c", read_only, "sh"];
-    let mut command = command(&cast, &program, &[])?;
+    let mut command = command(&fixture, &program, &[])?;
     let _agent = Running(node.run(|| command.spawn())??);
-    let status = status_of(&cast)?;
+    let status = status_of(&fixture)?;
     let errors: Vec<_> = status["errors"].as_array().context("errors")?.iter().collect();
     for key in BRIDGE_FILTERS {
         let said = format!(
@@ -118,7 +118,7 @@ fn what_may_not_be_set_is_said_and_everything_else_goes_on() -> Result<()> {
         assert_eq!(read(node, &format!("bridge/{key}"))?, "0", "{key}");
     }
     let to = SocketAddr::new(service_ips(10)[0], 80);
-    let outcome = cast.ask(Who::Bridged, to, denizen_tests::probe::Protocol::Tcp)?;
+    let outcome = fixture.ask(Who::Bridged, to, denizen_tests::probe::Protocol::Tcp)?;
     assert!(outcome.endpoint().is_some(), "{outcome:?}");
     Ok(())
 }
@@ -127,10 +127,10 @@ fn what_may_not_be_set_is_said_and_everything_else_goes_on() -> Result<()> {
 /// another path.
 #[test]
 fn a_mount_of_the_hosts_settings_is_enough_where_proc_sys_is_read_only() -> Result<()> {
-    let (cast, _servers) = Cast::new("sysctldir")?;
-    let node = &cast.cluster.world.node;
+    let (fixture, _servers) = Fixture::new("sysctldir")?;
+    let node = &fixture.cluster.world.node;
     turn_off(node)?;
-    let host = cast.cluster.world.subfolder("host-sys")?;
+    let host = fixture.cluster.world.subfolder("host-sys")?;
     fs::create_dir(host.join("net"))?;
     let host = host.to_str().context("a path that is text")?;
     let contained = format!(
@@ -140,9 +140,9 @@ fn a_mount_of_the_hosts_settings_is_enough_where_proc_sys_is_read_only() -> Resu
     let program = ["unshare", "--mount", "sh", "-c", &contained, "sh"];
     let flag = format!("--sysctl-dir={host}");
     let flags = [&flag, "--conntrack-udp-timeout=43s", "--nodeport-addresses=all,localhost"];
-    let mut command = command(&cast, &program, &flags)?;
+    let mut command = command(&fixture, &program, &flags)?;
     let _agent = Running(node.run(|| command.spawn())??);
-    let status = status_of(&cast)?;
+    let status = status_of(&fixture)?;
     for key in BRIDGE_FILTERS {
         assert_eq!(read(node, &format!("bridge/{key}"))?, "1", "{key}");
     }
@@ -155,9 +155,9 @@ fn a_mount_of_the_hosts_settings_is_enough_where_proc_sys_is_read_only() -> Resu
 
 #[test]
 fn a_folder_without_settings_is_named() -> Result<()> {
-    let (cast, _servers) = Cast::new("nosysctl")?;
-    let mut command = command(&cast, &["timeout", "60"], &["--sysctl-dir=/nowhere"])?;
-    let output = cast.cluster.world.node.run(|| command.output())??;
+    let (fixture, _servers) = Fixture::new("nosysctl")?;
+    let mut command = command(&fixture, &["timeout", "60"], &["--sysctl-dir=/nowhere"])?;
+    let output = fixture.cluster.world.node.run(|| command.output())??;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(
         output.status.code() == Some(1)
@@ -169,17 +169,17 @@ fn a_folder_without_settings_is_named() -> Result<()> {
 
 #[test]
 fn connection_tracking_is_set_up_as_kube_proxy_does() -> Result<()> {
-    let (cast, _servers) = Cast::new("conntrack")?;
-    let node = &cast.cluster.world.node;
+    let (fixture, _servers) = Fixture::new("conntrack")?;
+    let node = &fixture.cluster.world.node;
     let value = |name: &str| read(node, &format!("netfilter/nf_conntrack_{name}"));
     let untouched = [value("udp_timeout")?, value("udp_timeout_stream")?, value("tcp_be_liberal")?];
-    let agent = cast.cluster.start_agent()?;
+    let agent = fixture.cluster.start_agent()?;
     assert_eq!(value("tcp_timeout_established")?, "86400");
     assert_eq!(value("tcp_timeout_close_wait")?, "3600");
     let now = [value("udp_timeout")?, value("udp_timeout_stream")?, value("tcp_be_liberal")?];
     assert_eq!(now, untouched);
     assert!(agent.terminate()?.success());
-    let mut settings = cast.cluster.settings();
+    let mut settings = fixture.cluster.settings();
     let flags = "--conntrack-tcp-timeout-established=2h --conntrack-tcp-timeout-close-wait=0 \
                  --conntrack-udp-timeout=40s --conntrack-udp-timeout-stream=1m30s \
                  --conntrack-tcp-be-liberal --conntrack-max-per-core=100000000";
@@ -203,11 +203,11 @@ fn connection_tracking_is_set_up_as_kube_proxy_does() -> Result<()> {
 
 #[test]
 fn an_init_container_sets_everything_up_and_programs_nothing() -> Result<()> {
-    let (cast, _servers) = Cast::new("initonly")?;
-    let node = &cast.cluster.world.node;
+    let (fixture, _servers) = Fixture::new("initonly")?;
+    let node = &fixture.cluster.world.node;
     turn_off(node)?;
     let flags = ["--init-only", "--conntrack-udp-timeout=41s", "--backend=iptables"];
-    let mut command = command(&cast, &[], &flags)?;
+    let mut command = command(&fixture, &[], &flags)?;
     let output = node.run(|| command.output())??;
     assert!(output.status.success(), "{output:?}");
     assert_eq!(read(node, "netfilter/nf_conntrack_udp_timeout")?, "41");

@@ -9,12 +9,12 @@ use std::process::Output;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
-use denizen_tests::cast::{Cast, Who, every_protocol, is_local, service_ips};
 use denizen_tests::cluster::{Cluster, serve};
 use denizen_tests::conf::{
     DAEMON_SET, UNINSTALL, built_with_iptables, capabilities, containers_of, granted,
 };
 use denizen_tests::contained::{Contained, SETTINGS, container};
+use denizen_tests::fixture::{Fixture, Who, every_protocol, is_local, service_ips};
 use denizen_tests::http::{fetch, url};
 use denizen_tests::iptables::{self, Variant};
 use denizen_tests::manifest::Port;
@@ -39,7 +39,7 @@ fn the_agents_capabilities_are_enough_for_all_it_does() -> Result<()> {
     let cluster = Cluster::new("caps", &json!({ "timeout": "30s", "onTimeout": "fail" }))?;
     let remote = &cluster.world.remote;
     let remotes = &cluster.world.addresses().remote;
-    let ports = denizen_tests::cast::PROTOCOLS.map(|it| (it, denizen_tests::cast::PORT));
+    let ports = denizen_tests::fixture::PROTOCOLS.map(|it| (it, denizen_tests::fixture::PORT));
     let _remote = serve(remote, remotes, &ports)?;
     let earlier = earlier(&cluster)?;
     cluster.world.node.sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
@@ -50,21 +50,21 @@ fn the_agents_capabilities_are_enough_for_all_it_does() -> Result<()> {
     assert_eq!(agent.effective_capabilities()?, expected, "{granted:?} and nothing else");
     // A pod that comes, whose ADD waits for its rules; services; the kernel's word of a foreign
     // change.
-    let cast = Cast::on(cluster)?;
-    let web = cast.service("web", 10, &every_protocol(), &[Who::Remote])?;
-    cast.cluster.manifests.put("web", &web)?;
+    let fixture = Fixture::on(cluster)?;
+    let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
+    fixture.cluster.manifests.put("web", &web)?;
     agent.until("served", |status| status["services"] == 1)?;
-    assert!(is_local(&cast.bridged) && is_local(&cast.routed), "attached while it ran");
+    assert!(is_local(&fixture.bridged) && is_local(&fixture.routed), "attached while it ran");
     assert!(is_local(&earlier), "adopted");
-    let late = cast.cluster.add_pod_without_denizen("late", Wiring::Bridged)?;
-    cast.cluster.remember(&late)?;
+    let late = fixture.cluster.add_pod_without_denizen("late", Wiring::Bridged)?;
+    fixture.cluster.remember(&late)?;
     agent.until("found late", |_| is_local(&late))?;
-    node_renames(&cast, &agent)?;
-    cast.cluster.world.node.nft("delete table ip denizen\n")?;
+    node_renames(&fixture, &agent)?;
+    fixture.cluster.world.node.nft("delete table ip denizen\n")?;
     agent.until("repaired", |status| status["driftRepaired"] == 1)?;
     for who in [Who::Bridged, Who::Outside, Who::ThisNode] {
         for ip in service_ips(10) {
-            let outcome = cast.ask(who, SocketAddr::new(ip, 80), Protocol::Tcp)?;
+            let outcome = fixture.ask(who, SocketAddr::new(ip, 80), Protocol::Tcp)?;
             assert!(outcome.endpoint().is_some(), "{who:?} to {ip}: {outcome:?}");
         }
     }
@@ -73,10 +73,10 @@ fn the_agents_capabilities_are_enough_for_all_it_does() -> Result<()> {
 }
 
 /// The routed pod's interface gets another name, and is followed.
-fn node_renames(cast: &Cast, agent: &Contained) -> Result<()> {
-    let name = cast.routed.host_interface();
-    cast.cluster.world.node.ip(&format!("link set {name} name renamed0"))?;
-    agent.until("followed", |_| is_local(&cast.routed))?;
+fn node_renames(fixture: &Fixture, agent: &Contained) -> Result<()> {
+    let name = fixture.routed.host_interface();
+    fixture.cluster.world.node.ip(&format!("link set {name} name renamed0"))?;
+    agent.until("followed", |_| is_local(&fixture.routed))?;
     Ok(())
 }
 
@@ -91,44 +91,44 @@ fn with_iptables() -> Result<Vec<String>> {
 /// nothing is warned of.
 fn iptables_works(label: &str, variant: Variant) -> Result<()> {
     let cluster = Cluster::new(label, &json!({ "timeout": "30s", "onTimeout": "fail" }))?;
-    let ports = denizen_tests::cast::PROTOCOLS.map(|it| (it, denizen_tests::cast::PORT));
+    let ports = denizen_tests::fixture::PROTOCOLS.map(|it| (it, denizen_tests::fixture::PORT));
     let _remote = serve(&cluster.world.remote, &cluster.world.addresses().remote, &ports)?;
     let earlier = earlier(&cluster)?;
     let flags = [variant.flags(), vec![SETTINGS.to_owned()]].concat();
     let agent = Contained::start_with(&cluster, container(&with_iptables()?), &flags)?;
     agent.until("programmed", |status| status["synced"] == true)?;
-    let cast = Cast::on(cluster)?;
-    let recorded = iptables::sets(&cast.cluster.world.node)?;
-    for ip in cast.bridged.addresses.iter().chain(&earlier.addresses) {
+    let fixture = Fixture::on(cluster)?;
+    let recorded = iptables::sets(&fixture.cluster.world.node)?;
+    for ip in fixture.bridged.addresses.iter().chain(&earlier.addresses) {
         ensure!(
             recorded.contains(&ip.to_string()),
             "attached while it ran, or adopted: {ip}: {recorded}"
         );
     }
-    let http = [Port::tcp("http", 80, denizen_tests::cast::PORT).at_node(30080)];
-    let web = cast.service("web", 10, &http, &[Who::Remote])?;
-    cast.cluster.manifests.put("web", &web)?;
+    let http = [Port::tcp("http", 80, denizen_tests::fixture::PORT).at_node(30080)];
+    let web = fixture.service("web", 10, &http, &[Who::Remote])?;
+    fixture.cluster.manifests.put("web", &web)?;
     agent.until("served", |status| status["services"] == 1 && status["endpoints"] == 1)?;
-    let node = &cast.cluster.world.node;
+    let node = &fixture.cluster.world.node;
     agent.until("in the kernel", |_| {
         variant.dump(node).is_ok_and(|rules| rules.contains("KUBE-SEP-"))
     })?;
     variant.run(node, "-t nat -F KUBE-SERVICES")?;
     let is_served = || {
         let outcome =
-            cast.ask(Who::Bridged, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp);
+            fixture.ask(Who::Bridged, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp);
         outcome.is_ok_and(|outcome| outcome.endpoint().is_some())
     };
     let status = agent.until("repaired", |status| status["driftRepaired"] == 1 && is_served())?;
-    let at_node = &cast.cluster.world.addresses().node;
+    let at_node = &fixture.cluster.world.addresses().node;
     let doors = service_ips(10).map(|ip| SocketAddr::new(ip, 80)).into_iter();
     for to in doors.chain(at_node.iter().map(|ip| SocketAddr::new(*ip, 30080))) {
         for who in [Who::Bridged, Who::Outside, Who::ThisNode] {
-            let outcome = cast.ask(who, to, Protocol::Tcp)?;
+            let outcome = fixture.ask(who, to, Protocol::Tcp)?;
             assert!(outcome.endpoint().is_some(), "{who:?} to {to}: {outcome:?}");
         }
     }
-    let outcome = cast.ask(Who::ThisNode, "127.0.0.1:30080".parse()?, Protocol::Tcp)?;
+    let outcome = fixture.ask(Who::ThisNode, "127.0.0.1:30080".parse()?, Protocol::Tcp)?;
     assert!(outcome.endpoint().is_some(), "on loopback: {outcome:?}");
     assert_eq!((&status["errors"], &status["warnings"]), (&json!([]), &json!([])));
     Ok(())
@@ -147,24 +147,24 @@ fn legacy_iptables_works_with_what_its_component_grants() -> Result<()> {
 #[test]
 fn iptables_with_less_says_what_it_takes_and_leaves_all_as_it_was() -> Result<()> {
     for variant in Variant::BOTH {
-        let (cast, _servers) = Cast::new(&format!("caps-raw-{variant:?}"))?;
+        let (fixture, _servers) = Fixture::new(&format!("caps-raw-{variant:?}"))?;
         let put = |who| {
-            let web = cast.service("web", 10, &every_protocol(), &[who])?;
-            cast.cluster.manifests.put("web", &web)
+            let web = fixture.service("web", 10, &every_protocol(), &[who])?;
+            fixture.cluster.manifests.put("web", &web)
         };
         put(Who::Remote)?;
-        let mut settings = cast.cluster.settings();
+        let mut settings = fixture.cluster.settings();
         settings.flags = variant.flags();
-        Agent::start(&cast.cluster.world.node, settings)?.terminate()?;
+        Agent::start(&fixture.cluster.world.node, settings)?.terminate()?;
         put(Who::Routed)?;
         let granted = capabilities(DAEMON_SET, "agent")?;
-        let agent = Contained::start_with(&cast.cluster, container(&granted), &variant.flags())?;
+        let agent = Contained::start_with(&fixture.cluster, container(&granted), &variant.flags())?;
         let says =
             |status: &Value| status["errors"].to_string().contains("CAP_NET_RAW is needed too");
         agent.until("said", says)?;
         assert_eq!(agent.status()?["driftRepaired"], 0, "nobody else is blamed");
         let outcome =
-            cast.ask(Who::Bridged, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp)?;
+            fixture.ask(Who::Bridged, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp)?;
         ensure!(outcome.endpoint().is_some(), "by the rules that were there: {outcome:?}");
     }
     Ok(())
@@ -188,9 +188,9 @@ fn without_them_it_says_what_it_may_not() -> Result<()> {
 
 #[test]
 fn taking_away_needs_no_more() -> Result<()> {
-    let (cast, _servers) = Cast::new("caps-clean")?;
-    let node = &cast.cluster.world.node;
-    cast.cluster.start_agent()?.terminate()?;
+    let (fixture, _servers) = Fixture::new("caps-clean")?;
+    let node = &fixture.cluster.world.node;
+    fixture.cluster.start_agent()?.terminate()?;
     let before = node.output("nft", &["list", "tables"])?;
     assert!(before.contains("table ip denizen"), "{before}");
     let mut command = container(&capabilities(UNINSTALL, "rules")?);
@@ -231,10 +231,10 @@ fn the_plugin_is_installed_and_taken_out_without_any() -> Result<()> {
 /// else's stays, but for a rule that leads to a chain that goes.
 #[test]
 fn leaving_iptables_takes_no_more_than_nftables_does() -> Result<()> {
-    let (cast, _servers) = Cast::new("caps-leave")?;
-    let (cluster, node) = (&cast.cluster, &cast.cluster.world.node);
-    let http = [Port::tcp("http", 80, denizen_tests::cast::PORT).at_node(30080)];
-    let web = cast.service("web", 10, &http, &[Who::Remote])?;
+    let (fixture, _servers) = Fixture::new("caps-leave")?;
+    let (cluster, node) = (&fixture.cluster, &fixture.cluster.world.node);
+    let http = [Port::tcp("http", 80, denizen_tests::fixture::PORT).at_node(30080)];
+    let web = fixture.service("web", 10, &http, &[Who::Remote])?;
     cluster.manifests.put("web", &web)?;
     let mut settings = cluster.settings();
     settings.flags = Variant::Nft.flags();
@@ -264,7 +264,7 @@ fn leaving_iptables_takes_no_more_than_nftables_does() -> Result<()> {
     let status = agent.status()?;
     assert_eq!((&status["errors"], &status["backend"]), (&json!([]), &json!("nftables")));
     let at_node = SocketAddr::new(cluster.world.addresses().node[0], 30080);
-    let outcome = cast.ask(Who::Outside, at_node, Protocol::Tcp)?;
+    let outcome = fixture.ask(Who::Outside, at_node, Protocol::Tcp)?;
     ensure!(outcome.endpoint().is_none(), "the service is gone: {outcome:?}");
     Ok(())
 }
@@ -273,9 +273,9 @@ fn leaving_iptables_takes_no_more_than_nftables_does() -> Result<()> {
 /// told.
 #[test]
 fn what_legacy_iptables_left_is_reported_until_it_is_removed() -> Result<()> {
-    let (cast, _servers) = Cast::new("caps-old")?;
-    let (cluster, node) = (&cast.cluster, &cast.cluster.world.node);
-    let web = cast.service("web", 10, &every_protocol(), &[Who::Remote])?;
+    let (fixture, _servers) = Fixture::new("caps-old")?;
+    let (cluster, node) = (&fixture.cluster, &fixture.cluster.world.node);
+    let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
     cluster.manifests.put("web", &web)?;
     let mut settings = cluster.settings();
     settings.flags = Variant::Legacy.flags();

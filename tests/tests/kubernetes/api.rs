@@ -10,9 +10,9 @@ use denizen_tests::api::context::{
     ApiContext, BOUND, HTTP, until_error, until_no_error, with_every_api,
 };
 use denizen_tests::api::{Api, ApiServer};
-use denizen_tests::cast::{Who, service_ips};
 use denizen_tests::cluster::NODE;
 use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::{Who, service_ips};
 use denizen_tests::manifest::{self, Port};
 use denizen_tests::netns::checked;
 use denizen_tests::probe::Outcome;
@@ -122,7 +122,8 @@ fn a_large_object_and_very_many_ports() -> Result<()> {
     let mut many = manifest::service("many", &address, &HTTP);
     let port = |port: u16| json!({ "name": format!("p{port}"), "protocol": "TCP", "port": port });
     many["spec"]["ports"] = (1..=u16::MAX).map(port).collect();
-    let slices = context.cast.service("many", 12, &[Port::tcp("p80", 80, 8080)], &[Who::Routed])?;
+    let slices =
+        context.fixture.service("many", 12, &[Port::tcp("p80", 80, 8080)], &[Who::Routed])?;
     context.api.put_all(&slices[1..])?;
     context.api.put(&many)?;
     context.until_answered(12, Who::Routed)?;
@@ -164,7 +165,7 @@ fn a_bad_object_is_named_and_the_rest_goes_on() -> Result<()> {
 /// `kubectl` in the network namespace of the node, with the agent's own kubeconfig.
 fn kubectl(context: &ApiContext<ApiServer>, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new("ip");
-    command.args(["netns", "exec", context.cast.cluster.world.node.name(), "kubectl"]);
+    command.args(["netns", "exec", context.fixture.cluster.world.node.name(), "kubectl"]);
     command.arg("--kubeconfig").arg(context.api.kubeconfig());
     // Its cache of what a server has is by the server's address, which all tests share.
     command.arg("--cache-dir").arg(context.api.folder().join("cache"));
@@ -177,7 +178,7 @@ fn kubectl_and_the_agent_see_one_api() -> Result<()> {
     let context = ApiContext::own("kubectl")?;
     context.put_node()?;
     let agent = context.start_agent()?;
-    let objects = context.cast.service("web", 10, &HTTP, &[Who::Routed])?;
+    let objects = context.fixture.service("web", 10, &HTTP, &[Who::Routed])?;
     let files: Vec<String> = (0..objects.len())
         .map(|n| context.api.folder().join(format!("{n}.json")).display().to_string())
         .collect();

@@ -5,9 +5,9 @@ use std::net::TcpListener;
 use anyhow::{Context, Result};
 use denizen_tests::api::context::{ApiContext, BOUND, HTTP, until_error, until_no_error};
 use denizen_tests::api::{Api, ApiServer};
-use denizen_tests::cast::{Who, service_ips};
 use denizen_tests::cluster::NODE;
 use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::{Who, service_ips};
 use denizen_tests::manifest;
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ fn until_event(context: &ApiContext<ApiServer>, reason: &str) -> Result<Value> {
 
 /// Takes an address in the node, until the value is dropped.
 fn taken(context: &ApiContext<ApiServer>, address: &str) -> Result<TcpListener> {
-    Ok(context.cast.cluster.world.node.run(|| TcpListener::bind(address))??)
+    Ok(context.fixture.cluster.world.node.run(|| TcpListener::bind(address))??)
 }
 
 fn checked_service() -> Value {

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, STARTING};
 use denizen_tests::api::context::{ApiContext, BOUND, until_error, until_no_error};
 use denizen_tests::api::{Api, ApiServer, Asked};
-use denizen_tests::cast::Who;
 use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::Who;
 use denizen_tests::pod::Wiring;
 use serde_json::json;
 
@@ -292,7 +292,7 @@ fn another_authority_is_trusted_when_it_is_published() -> Result<()> {
 #[test]
 fn pods_come_and_go_while_the_api_is_away() -> Result<()> {
     let mut context = context("kube-away")?;
-    context.cast.cluster.wait_as(&json!({ "timeout": "20s", "onTimeout": "fail" }));
+    context.fixture.cluster.wait_as(&json!({ "timeout": "20s", "onTimeout": "fail" }));
     let agent = context.start_agent()?;
     context.until_answered(10, Who::Routed)?;
     context.api.stop();
@@ -320,9 +320,9 @@ fn pods_come_and_go_while_the_api_is_away() -> Result<()> {
 /// A pod whose ADD waits for the agent or fails, and what it sees of the last known rules.
 fn pods_are_programmed(context: &ApiContext<ApiServer>, agent: &Agent) -> Result<()> {
     for round in 0..3 {
-        let pod = context.cast.cluster.add_pod(&format!("p{round}"), Wiring::Bridged)?;
-        assert_eq!(agent.status()?["pods"], 3, "the two of the cast, and this one");
-        pod.detach(&context.cast.cluster.world.node)?;
+        let pod = context.fixture.cluster.add_pod(&format!("p{round}"), Wiring::Bridged)?;
+        assert_eq!(agent.status()?["pods"], 3, "the two of before, and this one");
+        pod.detach(&context.fixture.cluster.world.node)?;
         eventually("it is forgotten", BOUND, || Ok(agent.status()?["pods"] == 2))?;
     }
     Ok(())

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result};
 use denizen_tests::api::Asked;
 use denizen_tests::api::context::{ApiContext, BOUND};
-use denizen_tests::cast::Who;
 use denizen_tests::conf::documents;
 use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::Who;
 use serde_json::Value;
 
 /// An API group, a resource in it, and what is done with it.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
 use denizen_tests::api::context::{ApiContext, until_no_error};
 use denizen_tests::api::{Api, ApiServer, Authority};
-use denizen_tests::cast::{Who, service_ips};
+use denizen_tests::fixture::{Who, service_ips};
 use denizen_tests::manifest::{self, Port};
 
 /// What Kubernetes tells a pod: the cluster IP of the API's own service.
@@ -42,14 +42,14 @@ fn a_cold_node_without_kube_proxy_starts_by_a_real_address() -> Result<()> {
     context.put_web("web", 10, &[Who::Routed])?;
     context.until_unknown(10)?;
     let settings = as_a_pod(&context, Some(context.api.url()))?;
-    let agent = Agent::start(&context.cast.cluster.world.node, settings)?;
+    let agent = Agent::start(&context.fixture.cluster.world.node, settings)?;
     context.until_answered(10, Who::Routed)?;
     until_no_error(&agent)
 }
 
 /// What the agent says when it ends by itself.
 fn last_words(context: &ApiContext<ApiServer>, settings: Settings) -> Result<String> {
-    let mut agent = Agent::spawn(&context.cast.cluster.world.node, settings)?;
+    let mut agent = Agent::spawn(&context.fixture.cluster.world.node, settings)?;
     agent.quiet();
     let error = agent.wait_programmed(denizen_tests::agent::STARTING);
     let error = error.expect_err("it has nothing to start with").to_string();
@@ -94,7 +94,7 @@ fn credentials_that_cannot_be_used_are_named() -> Result<()> {
         assert!(words.contains(name) && words.contains(part), "{name}: {words}");
     }
     let mut settings = as_a_pod(&context, Some(context.api.url()))?;
-    let empty = context.cast.cluster.world.subfolder("empty")?;
+    let empty = context.fixture.cluster.world.subfolder("empty")?;
     if let Objects::Pod { account, .. } = &mut settings.objects {
         *account = empty;
     }
@@ -108,11 +108,11 @@ fn a_server_that_is_not_who_it_says_is_not_believed() -> Result<()> {
     let context = ApiContext::own("kube-spoof")?;
     context.put_node()?;
     context.put_web("web", 10, &[Who::Routed])?;
-    let elsewhere = context.cast.cluster.world.subfolder("elsewhere")?;
+    let elsewhere = context.fixture.cluster.world.subfolder("elsewhere")?;
     Authority::new()?.write_kubeconfig(&elsewhere, &context.api.url(), "a-token")?;
     let objects = Objects::Kubeconfig(elsewhere.join("kubeconfig"));
     let settings = Settings { objects, ..context.settings() };
-    let agent = Agent::spawn(&context.cast.cluster.world.node, settings)?;
+    let agent = Agent::spawn(&context.fixture.cluster.world.node, settings)?;
     denizen_tests::api::context::until_error(&agent, "certificate")?;
     assert!(context.api.asked().is_empty(), "the token was sent to a stranger");
     context.until_unknown(10)?;

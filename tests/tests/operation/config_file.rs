@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
-use denizen_tests::cast::{Cast, PORT, Who, service_ips};
+use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::Protocol;
 use std::net::SocketAddr;
@@ -17,21 +17,21 @@ metricsBindAddress: ''
 
 #[test]
 fn kube_proxys_file_is_gone_by_and_a_flag_beats_it() -> Result<()> {
-    let (cast, _servers) = Cast::new("config")?;
+    let (fixture, _servers) = Fixture::new("config")?;
     let ports = [Port::tcp("http", 80, PORT)];
-    let web = cast.service("web", 10, &ports, &[Who::Remote])?;
-    cast.cluster.manifests.put("web", &web)?;
-    let file = cast.cluster.run_dir().join("kube-proxy.conf");
+    let web = fixture.service("web", 10, &ports, &[Who::Remote])?;
+    fixture.cluster.manifests.put("web", &web)?;
+    let file = fixture.cluster.run_dir().join("kube-proxy.conf");
     std::fs::write(&file, KUBE_PROXY)?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
     let config = format!("--config={}", file.display());
     for (flag, masqueraded) in [(None, true), (Some("--masquerade-all=false"), false)] {
-        let mut settings = cast.cluster.settings();
+        let mut settings = fixture.cluster.settings();
         settings.flags.push(config.clone());
         settings.flags.extend(flag.map(str::to_owned));
-        let agent = Agent::start(&cast.cluster.world.node, settings)?;
-        let outcome = cast.ask(Who::Routed, to, Protocol::Tcp)?;
-        assert_eq!(cast.was_masqueraded(Who::Routed, &outcome)?, masqueraded, "{flag:?}");
+        let agent = Agent::start(&fixture.cluster.world.node, settings)?;
+        let outcome = fixture.ask(Who::Routed, to, Protocol::Tcp)?;
+        assert_eq!(fixture.was_masqueraded(Who::Routed, &outcome)?, masqueraded, "{flag:?}");
         let log = agent.log();
         let ignored = |field: &str| {
             let mut lines = log.lines();

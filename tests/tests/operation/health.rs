@@ -11,11 +11,11 @@ use anyhow::{Context, Result, bail, ensure};
 use denizen_shared::run_dir::SOCKET;
 use denizen_shared::store::RunDir;
 use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
-use denizen_tests::cast::{Cast, PORT as PORT_OF_PODS, Who, is_local, service_ips};
 use denizen_tests::cluster::{Cluster, NODE};
 use denizen_tests::conf;
 use denizen_tests::contained::Contained;
 use denizen_tests::eventually::{eventually, observed};
+use denizen_tests::fixture::{Fixture, PORT as PORT_OF_PODS, Who, is_local, service_ips};
 use denizen_tests::flood::Flood;
 use denizen_tests::http::{Reply, fetch, url};
 use denizen_tests::manifest::{self, Port};
@@ -240,8 +240,8 @@ const CHECK: u16 = 32100;
 
 /// The kubelet where the DaemonSet has it ask, and at the node's address; load balancers at that
 /// and at a service's port.
-fn probers(cast: &Cast) -> Result<[Prober<'_>; 4]> {
-    let world = &cast.cluster.world;
+fn probers(fixture: &Fixture) -> Result<[Prober<'_>; 4]> {
+    let world = &fixture.cluster.world;
     let prober = |who, from, address: &str, port, path| Prober {
         who,
         from,
@@ -267,25 +267,25 @@ fn probers(cast: &Cast) -> Result<[Prober<'_>; 4]> {
 /// read, and come again as soon as they are closed. The kubelet has its answers within 100 ms.
 #[test]
 fn ten_thousand_hostile_connections_keep_no_probe_waiting() -> Result<()> {
-    let (cast, _servers) = Cast::new("hz-flood")?;
+    let (fixture, _servers) = Fixture::new("hz-flood")?;
     let http = [Port::tcp("http", 80, PORT_OF_PODS).at_node(30080)];
-    let mut web = cast.service("web", 10, &http, &[Who::Routed])?;
+    let mut web = fixture.service("web", 10, &http, &[Who::Routed])?;
     web[0]["spec"]["externalTrafficPolicy"] = "Local".into();
     web[0]["spec"]["type"] = "LoadBalancer".into();
     web[0]["spec"]["healthCheckNodePort"] = CHECK.into();
-    cast.cluster.manifests.put("web", &web)?;
-    let agent = cast.cluster.start_agent()?;
-    let probers = probers(&cast)?;
+    fixture.cluster.manifests.put("web", &web)?;
+    let agent = fixture.cluster.start_agent()?;
+    let probers = probers(&fixture)?;
     eventually("served before the attack", BOUND, || {
         Ok(probers.iter().all(|prober| prober.ask().is_ok()))
     })?;
     let [v4, v6] = ["192.168.0.2", "2001:db8::1"].map(ip);
     let clients = [
-        (&cast.bridged.netns, SocketAddr::new(v4, PORT)),
-        (&cast.routed.netns, SocketAddr::new(v4, PORT)),
-        (&cast.bridged.netns, SocketAddr::new(v6, PORT)),
-        (&cast.routed.netns, SocketAddr::new(v4, CHECK)),
-        (&cast.cluster.world.remote, SocketAddr::new(v4, CHECK)),
+        (&fixture.bridged.netns, SocketAddr::new(v4, PORT)),
+        (&fixture.routed.netns, SocketAddr::new(v4, PORT)),
+        (&fixture.bridged.netns, SocketAddr::new(v6, PORT)),
+        (&fixture.routed.netns, SocketAddr::new(v4, CHECK)),
+        (&fixture.cluster.world.remote, SocketAddr::new(v4, CHECK)),
     ];
     let flood = Flood::start(&clients, 2_000)?;
     for prober in &probers {

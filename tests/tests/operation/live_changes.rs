@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
-use denizen_tests::cast::{Cast, PORT, Who, service_ips};
 use denizen_tests::cluster::{Cluster, OTHER_NODE};
 use denizen_tests::eventually::{eventually, observed};
+use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::manifest::{Port, service, slice};
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::{Pod, Wiring};
@@ -24,23 +24,23 @@ const BOUND: Duration = Duration::from_secs(5);
 
 /// Connects as `who` until `now` holds of what came of it.
 fn until(
-    cast: &Cast,
+    fixture: &Fixture,
     who: Who,
     to: SocketAddr,
     now: impl Fn(&Outcome) -> bool,
 ) -> Result<Duration> {
     let started = Instant::now();
-    observed("as expected", BOUND, || cast.ask(who, to, Protocol::Tcp), now)?;
+    observed("as expected", BOUND, || fixture.ask(who, to, Protocol::Tcp), now)?;
     Ok(started.elapsed())
 }
 
 #[test]
 fn manifests_take_effect_as_they_change() -> Result<()> {
-    let (cast, _servers) = Cast::new("live-man")?;
-    let agent = cast.cluster.start_agent()?;
-    let manifests = &cast.cluster.manifests;
+    let (fixture, _servers) = Fixture::new("live-man")?;
+    let agent = fixture.cluster.start_agent()?;
+    let manifests = &fixture.cluster.manifests;
     let answers = |who: Who, like| {
-        let address = cast.address(who, like);
+        let address = fixture.address(who, like);
         move |outcome: &Outcome| {
             outcome.endpoint().map(|it| it.ip()) == address.as_ref().ok().copied()
         }
@@ -48,16 +48,16 @@ fn manifests_take_effect_as_they_change() -> Result<()> {
     for ip in service_ips(10) {
         let to = SocketAddr::new(ip, 80);
         // No service yet, or none any more: the families are programmed one after the other.
-        until(&cast, Who::Bridged, to, |outcome| *outcome == Outcome::Unreachable)?;
+        until(&fixture, Who::Bridged, to, |outcome| *outcome == Outcome::Unreachable)?;
         let mut took = Vec::new();
-        manifests.put("web", &cast.service("web", 10, &HTTP, &[])?)?;
-        took.push(until(&cast, Who::Bridged, to, |outcome| *outcome == Outcome::Refused)?);
+        manifests.put("web", &fixture.service("web", 10, &HTTP, &[])?)?;
+        took.push(until(&fixture, Who::Bridged, to, |outcome| *outcome == Outcome::Refused)?);
         for endpoint in [Who::Routed, Who::Remote] {
-            manifests.put("web", &cast.service("web", 10, &HTTP, &[endpoint])?)?;
-            took.push(until(&cast, Who::Bridged, to, answers(endpoint, ip))?);
+            manifests.put("web", &fixture.service("web", 10, &HTTP, &[endpoint])?)?;
+            took.push(until(&fixture, Who::Bridged, to, answers(endpoint, ip))?);
         }
         manifests.remove("web")?;
-        took.push(until(&cast, Who::Bridged, to, |outcome| *outcome == Outcome::Unreachable)?);
+        took.push(until(&fixture, Who::Bridged, to, |outcome| *outcome == Outcome::Unreachable)?);
         eprintln!("service, endpoint, another endpoint, nothing again: {took:?}");
     }
     drop(agent);
@@ -66,19 +66,19 @@ fn manifests_take_effect_as_they_change() -> Result<()> {
 
 #[test]
 fn a_broken_manifest_harms_nothing_else() -> Result<()> {
-    let (cast, _servers) = Cast::new("live-bad")?;
-    let manifests = &cast.cluster.manifests;
-    manifests.put("web", &cast.service("web", 10, &HTTP, &[Who::Routed])?)?;
+    let (fixture, _servers) = Fixture::new("live-bad")?;
+    let manifests = &fixture.cluster.manifests;
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Routed])?)?;
     manifests.put_text("broken", "kind: Service\nspec: [this is\n")?;
-    let agent = cast.cluster.start_agent()?;
+    let agent = fixture.cluster.start_agent()?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
-    assert!(cast.ask(Who::Bridged, to, Protocol::Tcp)?.endpoint().is_some());
+    assert!(fixture.ask(Who::Bridged, to, Protocol::Tcp)?.endpoint().is_some());
     assert!(agent.log().contains("broken"), "the broken file is named in the log");
     // A file that breaks later: what it held is gone, what others hold stays and goes on changing.
     manifests.put_text("broken", "{}")?;
-    manifests.put("web", &cast.service("web", 10, &HTTP, &[Who::Remote])?)?;
-    let remote = cast.address(Who::Remote, to.ip())?;
-    until(&cast, Who::Bridged, to, |outcome| {
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Remote])?)?;
+    let remote = fixture.address(Who::Remote, to.ip())?;
+    until(&fixture, Who::Bridged, to, |outcome| {
         outcome.endpoint().is_some_and(|it| it.ip() == remote)
     })?;
     Ok(())
@@ -119,8 +119,8 @@ fn a_pod_is_local_from_add_to_del() -> Result<()> {
 /// One endpoint of one service among many changes: the kernel is sent no more than that.
 #[test]
 fn one_change_is_a_small_transaction() -> Result<()> {
-    let (cast, _servers) = Cast::new("live-small")?;
-    let manifests = &cast.cluster.manifests;
+    let (fixture, _servers) = Fixture::new("live-small")?;
+    let manifests = &fixture.cluster.manifests;
     let mut objects = Vec::new();
     for number in 0..500_u16 {
         let [high, low] = number.to_be_bytes();
@@ -131,14 +131,14 @@ fn one_change_is_a_small_transaction() -> Result<()> {
         objects.push(slice(&name, &HTTP, &endpoints));
     }
     manifests.put("many", &objects)?;
-    manifests.put("web", &cast.service("web", 10, &HTTP, &[Who::Routed])?)?;
-    let agent = cast.cluster.start_agent()?;
-    let node = &cast.cluster.world.node;
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Routed])?)?;
+    let agent = fixture.cluster.start_agent()?;
+    let node = &fixture.cluster.world.node;
     let monitor = Monitor::start(node)?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
-    manifests.put("web", &cast.service("web", 10, &HTTP, &[Who::Remote])?)?;
-    let remote = cast.address(Who::Remote, to.ip())?;
-    let took = until(&cast, Who::Bridged, to, |outcome| {
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Remote])?)?;
+    let remote = fixture.address(Who::Remote, to.ip())?;
+    let took = until(&fixture, Who::Bridged, to, |outcome| {
         outcome.endpoint().is_some_and(|it| it.ip() == remote)
     })?;
     let changes = settled(&monitor, node)?;
@@ -154,7 +154,7 @@ fn one_change_is_a_small_transaction() -> Result<()> {
         "data alone, no rule and no chain"
     );
     let before = pods_of(&agent)?;
-    let pod = cast.cluster.add_pod("late", Wiring::Routed)?;
+    let pod = fixture.cluster.add_pod("late", Wiring::Routed)?;
     observed("one pod more", BOUND, || pods_of(&agent), |pods| *pods == before + 1)?;
     let changes = settled(&monitor, node)?;
     eprintln!("a pod, as {} changes:\n{}", changes.len(), changes.join("\n"));

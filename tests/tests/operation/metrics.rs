@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::cast::{Cast, PORT, Who};
 use denizen_tests::cluster::Cluster;
 use denizen_tests::eventually::observed;
+use denizen_tests::fixture::{Fixture, PORT, Who};
 use denizen_tests::http::{fetch, url};
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::Netns;
@@ -41,13 +41,13 @@ fn until(node: &Netns, series: &str, now: impl Fn(f64) -> bool) -> Result<f64> {
 
 #[test]
 fn services_and_syncs_are_counted() -> Result<()> {
-    let (cast, _servers) = Cast::new("met-sync")?;
-    let node = &cast.cluster.world.node;
-    let _agent = cast.cluster.start_agent()?;
+    let (fixture, _servers) = Fixture::new("met-sync")?;
+    let node = &fixture.cluster.world.node;
+    let _agent = fixture.cluster.start_agent()?;
     until(node, "denizen_local_pods", |pods| pods == 2.0)?;
     let before = scrape(node)?;
-    let manifests = &cast.cluster.manifests;
-    let mut web = cast.service("web", 10, &HTTP, &[Who::Remote])?;
+    let manifests = &fixture.cluster.manifests;
+    let mut web = fixture.service("web", 10, &HTTP, &[Who::Remote])?;
     web[0]["spec"]["internalTrafficPolicy"] = "Local".into();
     manifests.put("web", &web)?;
     until(node, "denizen_services", |services| services == 1.0)?;
@@ -74,7 +74,7 @@ fn services_and_syncs_are_counted() -> Result<()> {
     assert_eq!(value(&after, "denizen_problems")?, 0.0);
     assert_eq!(value(&after, &elements("local-pods"))?, 2.0);
     assert_eq!(value(&after, &elements("services"))?, 1.0);
-    manifests.put("web", &cast.service("web", 10, &HTTP, &[Who::Remote, Who::Routed])?)?;
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Remote, Who::Routed])?)?;
     until(node, &elements("endpoints"), |endpoints| endpoints == 2.0)?;
     until(node, no_local, |services| services == 0.0)?;
     manifests.remove("web")?;

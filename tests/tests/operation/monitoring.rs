@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::cast::{Cast, PORT, Who};
 use denizen_tests::conf::{documents, text};
+use denizen_tests::fixture::{Fixture, PORT, Who};
 use denizen_tests::http::{fetch, url};
 use denizen_tests::manifest::Port;
 use denizen_tests::world::ip;
@@ -18,12 +18,12 @@ const PREFIXES: [&str; 3] = ["denizen_", "kubeproxy_", "process_"];
 
 /// The names of the series, and the names of the labels, that the agent shows.
 fn exposed() -> Result<BTreeSet<String>> {
-    let (cast, _servers) = Cast::new("monitoring")?;
+    let (fixture, _servers) = Fixture::new("monitoring")?;
     let ports = [Port::tcp("http", 80, PORT)];
-    let web = cast.service("web", 10, &ports, &[Who::Remote])?;
-    cast.cluster.manifests.put("web", &web)?;
-    let _agent = cast.cluster.start_agent()?;
-    let reply = fetch(&cast.cluster.world.node, &url(ip("127.0.0.1"), 10249, "/metrics"), &[])?;
+    let web = fixture.service("web", 10, &ports, &[Who::Remote])?;
+    fixture.cluster.manifests.put("web", &web)?;
+    let _agent = fixture.cluster.start_agent()?;
+    let reply = fetch(&fixture.cluster.world.node, &url(ip("127.0.0.1"), 10249, "/metrics"), &[])?;
     ensure!(reply.status == 200, "{reply:?}");
     let series = reply.body.lines().filter(|line| !line.starts_with('#'));
     let names = series.filter_map(|line| line.split(['{', ' ']).next());

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use denizen_tests::cast::{Cast, PORT, Who, service_ips};
 use denizen_tests::cluster::Cluster;
 use denizen_tests::eventually::observed;
+use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::http::{fetch, url};
 use denizen_tests::manifest::{self, Port};
 use denizen_tests::netns::Netns;
@@ -28,8 +28,8 @@ fn page(path: &str) -> String {
 
 /// What a browser on the node has made of a page, scripts and all; with `picture`, also how it
 /// looks.
-fn browse(cast: &Cast, url: &str, picture: Option<(&Path, &str)>) -> Result<String> {
-    let profile = cast.cluster.world.subfolder("browser")?;
+fn browse(fixture: &Fixture, url: &str, picture: Option<(&Path, &str)>) -> Result<String> {
+    let profile = fixture.cluster.world.subfolder("browser")?;
     let mut arguments = vec![
         "--headless".to_owned(),
         "--no-sandbox".to_owned(),
@@ -46,7 +46,7 @@ fn browse(cast: &Cast, url: &str, picture: Option<(&Path, &str)>) -> Result<Stri
     }
     arguments.push(url.to_owned());
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    cast.cluster.world.node.output("chromium-headless-shell", &arguments)
+    fixture.cluster.world.node.output("chromium-headless-shell", &arguments)
 }
 
 fn until(node: &Netns, path: &str, part: &str) -> Result<String> {
@@ -86,13 +86,15 @@ fn page_and_metrics_are_for_those_who_ask_by_this_nodes_address() -> Result<()> 
 const HOSTILE: &str =
     "x<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>";
 
-fn furnish(cast: &Cast) -> Result<()> {
-    let manifests = &cast.cluster.manifests;
-    manifests
-        .put("web", &cast.service("web", 10, &HTTP, &[Who::Bridged, Who::Routed, Who::Remote])?)?;
-    manifests.put("lonely", &cast.service("lonely", 20, &HTTP, &[])?)?;
+fn furnish(fixture: &Fixture) -> Result<()> {
+    let manifests = &fixture.cluster.manifests;
+    manifests.put(
+        "web",
+        &fixture.service("web", 10, &HTTP, &[Who::Bridged, Who::Routed, Who::Remote])?,
+    )?;
+    manifests.put("lonely", &fixture.service("lonely", 20, &HTTP, &[])?)?;
     let ports = [Port::tcp("http", 80, PORT).at_node(30080)];
-    let mut shop = cast.service("shop", 30, &ports, &[Who::Remote])?;
+    let mut shop = fixture.service("shop", 30, &ports, &[Who::Remote])?;
     shop[0]["spec"]["type"] = "LoadBalancer".into();
     shop[0]["spec"]["externalTrafficPolicy"] = "Local".into();
     shop[0]["spec"]["healthCheckNodePort"] = 32100.into();
@@ -102,23 +104,23 @@ fn furnish(cast: &Cast) -> Result<()> {
 }
 
 /// `DENIZEN_PICTURES` names a folder for pictures that somebody wants to look at.
-fn pictures(cast: &Cast) -> Result<PathBuf> {
+fn pictures(fixture: &Fixture) -> Result<PathBuf> {
     match std::env::var_os("DENIZEN_PICTURES") {
         Some(folder) => Ok(folder.into()),
-        None => cast.cluster.world.subfolder("pictures"),
+        None => fixture.cluster.world.subfolder("pictures"),
     }
 }
 
 #[test]
 fn a_browser_shows_what_this_node_does() -> Result<()> {
-    let (cast, _servers) = Cast::new("page-see")?;
-    furnish(&cast)?;
-    let _agent = cast.cluster.start_agent()?;
-    let node = &cast.cluster.world.node;
+    let (fixture, _servers) = Fixture::new("page-see")?;
+    furnish(&fixture)?;
+    let _agent = fixture.cluster.start_agent()?;
+    let node = &fixture.cluster.world.node;
     until(node, "/", "lonely")?;
-    let from = format!("{}@{}", cast.bridged.addresses[0], cast.bridged.input_interface);
+    let from = format!("{}@{}", fixture.bridged.addresses[0], fixture.bridged.input_interface);
     let asked = page(&format!("/?from={from}&to=172.30.0.10:80/tcp"));
-    let seen = browse(&cast, &asked, None)?;
+    let seen = browse(&fixture, &asked, None)?;
     for part in [
         "all programmed",
         "default/web",
@@ -130,17 +132,17 @@ fn a_browser_shows_what_this_node_does() -> Result<()> {
         "dropped: no endpoint on this node",
         "forwarded",
         "Last syncs",
-        &cast.bridged.addresses[0].to_string(),
-        &cast.address(Who::Remote, ip("10.0.0.1"))?.to_string(),
+        &fixture.bridged.addresses[0].to_string(),
+        &fixture.address(Who::Remote, ip("10.0.0.1"))?.to_string(),
     ] {
         assert!(seen.contains(part), "{part} in {seen}");
     }
     assert!(!seen.contains("owned</title>"), "a name was run: {seen}");
     assert!(seen.contains("&lt;img src=x"), "the name is shown: {seen}");
-    let folder = pictures(&cast)?;
+    let folder = pictures(&fixture)?;
     for (name, size) in SIZES {
         let file = folder.join(format!("page-{name}.png"));
-        browse(&cast, &asked, Some((&file, size)))?;
+        browse(&fixture, &asked, Some((&file, size)))?;
         let picture = std::fs::read(&file).with_context(|| format!("no {}", file.display()))?;
         assert!(picture.starts_with(b"\x89PNG"), "{name}");
         // A page without its style, or an error page, has far less to it.
@@ -151,13 +153,13 @@ fn a_browser_shows_what_this_node_does() -> Result<()> {
 
 #[test]
 fn searching_and_turning_pages_need_no_script() -> Result<()> {
-    let (cast, _servers) = Cast::new("page-find")?;
+    let (fixture, _servers) = Fixture::new("page-find")?;
     let many: Vec<Value> = (0..120)
         .map(|n| manifest::service(&format!("many-{n:03}"), &[ip(&format!("172.31.0.{n}"))], &HTTP))
         .collect();
-    cast.cluster.manifests.put("many", &many)?;
-    let _agent = cast.cluster.start_agent()?;
-    let node = &cast.cluster.world.node;
+    fixture.cluster.manifests.put("many", &many)?;
+    let _agent = fixture.cluster.start_agent()?;
+    let node = &fixture.cluster.world.node;
     let first = until(node, "/", "many-049")?;
     assert!(first.contains("1–50 of 120") && !first.contains("many-050"), "{first}");
     let last = until(node, "/?skip=100", "many-119")?;

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, STARTING};
-use denizen_tests::cast::{Cast, Who, every_protocol, every_way, service_ips};
 use denizen_tests::cluster::Cluster;
 use denizen_tests::effort;
 use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::{Fixture, Who, every_protocol, every_way, service_ips};
 use denizen_tests::lasting::{self, ECHO, Lasting};
 use denizen_tests::load::Load;
 use denizen_tests::manifest::{Port, service};
@@ -20,48 +20,54 @@ use denizen_tests::ruleset::{self, Monitor};
 use serde_json::json;
 
 /// A web service over every protocol, and an echo service for connections that stay.
-fn cast(label: &str) -> Result<(Cast, Vec<denizen_tests::server::Server>)> {
-    let (cast, servers) = Cast::new(label)?;
+fn fixture(label: &str) -> Result<(Fixture, Vec<denizen_tests::server::Server>)> {
+    let (fixture, servers) = Fixture::new(label)?;
     let everyone = [Who::Bridged, Who::Routed, Who::Remote];
-    cast.cluster.manifests.put("web", &cast.service("web", 10, &every_protocol(), &everyone)?)?;
+    fixture
+        .cluster
+        .manifests
+        .put("web", &fixture.service("web", 10, &every_protocol(), &everyone)?)?;
     let echo = [Port::tcp("echo", 7, ECHO)];
-    cast.cluster.manifests.put("echo", &cast.service("echo", 11, &echo, &[Who::Routed])?)?;
-    cast.cluster.manifests.put("lonely", &cast.service("lonely", 12, &every_protocol(), &[])?)?;
-    lasting::serve(&cast.routed.netns, cast.routed.addresses[0])?;
-    Ok((cast, servers))
+    fixture.cluster.manifests.put("echo", &fixture.service("echo", 11, &echo, &[Who::Routed])?)?;
+    fixture
+        .cluster
+        .manifests
+        .put("lonely", &fixture.service("lonely", 12, &every_protocol(), &[])?)?;
+    lasting::serve(&fixture.routed.netns, fixture.routed.addresses[0])?;
+    Ok((fixture, servers))
 }
 
 /// A connection through the echo service that must outlive every restart.
-fn long_lived(cast: &Cast, who: Who) -> Result<Lasting> {
-    Lasting::open(cast.place(who).0, SocketAddr::new(service_ips(11)[0], 7))
+fn long_lived(fixture: &Fixture, who: Who) -> Result<Lasting> {
+    Lasting::open(fixture.place(who).0, SocketAddr::new(service_ips(11)[0], 7))
 }
 
-fn load(cast: &Cast) -> Result<Load> {
-    cast.cluster.world.forget_quickly()?;
+fn load(fixture: &Fixture) -> Result<Load> {
+    fixture.cluster.world.forget_quickly()?;
     let mut load = Load::default();
     for who in [Who::Bridged, Who::Routed, Who::Outside] {
         let targets = every_way(10).filter(|(_, protocol)| *protocol != Protocol::Sctp).collect();
-        load.client(cast.place(who).0, targets, |outcome| outcome.endpoint().is_some())?;
+        load.client(fixture.place(who).0, targets, |outcome| outcome.endpoint().is_some())?;
     }
     let refused = every_way(12).filter(|(_, protocol)| *protocol == Protocol::Tcp).collect();
-    load.client(cast.place(Who::Bridged).0, refused, |outcome| *outcome == Outcome::Refused)?;
+    load.client(fixture.place(Who::Bridged).0, refused, |outcome| *outcome == Outcome::Refused)?;
     Ok(load)
 }
 
 #[test]
 fn sigterm_leaves_the_rules_and_a_restart_changes_none() -> Result<()> {
-    let (cast, _servers) = cast("restart-term")?;
-    let agent = cast.cluster.start_agent()?;
-    let node = &cast.cluster.world.node;
+    let (fixture, _servers) = fixture("restart-term")?;
+    let agent = fixture.cluster.start_agent()?;
+    let node = &fixture.cluster.world.node;
     let before = ruleset::dump(node)?;
-    let mut streams = [long_lived(&cast, Who::Bridged)?, long_lived(&cast, Who::Outside)?];
-    let load = load(&cast)?;
+    let mut streams = [long_lived(&fixture, Who::Bridged)?, long_lived(&fixture, Who::Outside)?];
+    let load = load(&fixture)?;
     let monitor = Monitor::start(node)?;
     let status = agent.terminate()?;
     ensure!(status.success(), "SIGTERM ended it with {status}");
     assert_eq!(ruleset::dump(node)?, before, "after SIGTERM");
     streams.iter_mut().try_for_each(Lasting::still_alive)?;
-    let _agent = cast.cluster.start_agent()?;
+    let _agent = fixture.cluster.start_agent()?;
     streams.iter_mut().try_for_each(Lasting::still_alive)?;
     let tally = load.stop()?;
     assert_eq!(tally.failed, 0, "{tally:?}");
@@ -77,18 +83,18 @@ fn sigterm_leaves_the_rules_and_a_restart_changes_none() -> Result<()> {
 
 #[test]
 fn crashes_under_load_harm_no_connection() -> Result<()> {
-    let (cast, _servers) = cast("restart-kill")?;
-    let node = &cast.cluster.world.node;
-    let fresh = cast.cluster.start_agent()?;
+    let (fixture, _servers) = fixture("restart-kill")?;
+    let node = &fixture.cluster.world.node;
+    let fresh = fixture.cluster.start_agent()?;
     let expected = ruleset::dump(node)?;
-    let mut streams = [long_lived(&cast, Who::Bridged)?, long_lived(&cast, Who::Outside)?];
-    let load = load(&cast)?;
+    let mut streams = [long_lived(&fixture, Who::Bridged)?, long_lived(&fixture, Who::Outside)?];
+    let load = load(&fixture)?;
     fresh.kill()?;
     let rounds = effort::times(50, 8);
     let seed = u64::from(std::process::id());
     let started = Instant::now();
     for round in 0..rounds {
-        let agent = Agent::spawn(node, cast.cluster.settings())?;
+        let agent = Agent::spawn(node, fixture.cluster.settings())?;
         // From before it has read anything to long after it is done.
         thread::sleep(Duration::from_micros(random(seed, round) % 60_000));
         agent.kill()?;
@@ -97,7 +103,7 @@ fn crashes_under_load_harm_no_connection() -> Result<()> {
             .try_for_each(Lasting::still_alive)
             .with_context(|| format!("round {round}, seed {seed}"))?;
     }
-    let _agent = cast.cluster.start_agent()?;
+    let _agent = fixture.cluster.start_agent()?;
     let tally = load.stop()?;
     eprintln!("{rounds} crashes in {:?}, seed {seed}: {tally:?}", started.elapsed());
     assert_eq!(tally.failed, 0, "seed {seed}: {tally:?}");
@@ -119,10 +125,10 @@ fn random(seed: u64, round: usize) -> u64 {
 
 #[test]
 fn a_second_agent_is_refused_and_told_who_is_there() -> Result<()> {
-    let (cast, _servers) = cast("restart-two")?;
-    let first = cast.cluster.start_agent()?;
-    let mut settings = cast.cluster.settings();
-    let error = Agent::start(&cast.cluster.world.node, settings.clone())
+    let (fixture, _servers) = fixture("restart-two")?;
+    let first = fixture.cluster.start_agent()?;
+    let mut settings = fixture.cluster.settings();
+    let error = Agent::start(&fixture.cluster.world.node, settings.clone())
         .expect_err("the same run directory");
     let told = format!("{error:#}");
     assert!(
@@ -130,12 +136,13 @@ fn a_second_agent_is_refused_and_told_who_is_there() -> Result<()> {
         "it should name process {}: {told}",
         first.pid()
     );
-    settings.run_dir = cast.cluster.world.subfolder("run-2")?;
-    let error = Agent::start(&cast.cluster.world.node, settings).expect_err("the same namespace");
+    settings.run_dir = fixture.cluster.world.subfolder("run-2")?;
+    let error =
+        Agent::start(&fixture.cluster.world.node, settings).expect_err("the same namespace");
     eprintln!("{error:#}");
     let to = SocketAddr::new(service_ips(10)[0], 80);
     assert!(
-        cast.ask(Who::Bridged, to, Protocol::Tcp)?.endpoint().is_some(),
+        fixture.ask(Who::Bridged, to, Protocol::Tcp)?.endpoint().is_some(),
         "the first one is unharmed"
     );
     Ok(())

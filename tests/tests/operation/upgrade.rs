@@ -11,9 +11,9 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::binary;
-use denizen_tests::cast::{Cast, PORT, Who, is_local, service_ips};
 use denizen_tests::cluster::Cluster;
 use denizen_tests::contained::Contained;
+use denizen_tests::fixture::{Fixture, PORT, Who, is_local, service_ips};
 use denizen_tests::http::{fetch, url};
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::Netns;
@@ -42,11 +42,11 @@ fn cleanup(node: &Netns) -> Result<Output> {
 
 #[test]
 fn cleanup_refuses_while_an_agent_runs() -> Result<()> {
-    let (cast, _servers) = Cast::new("upgrade-clean")?;
-    let node = &cast.cluster.world.node;
-    let web = cast.service("web", 10, &HTTP, &[Who::Remote])?;
-    cast.cluster.manifests.put("web", &web)?;
-    let agent = cast.cluster.start_agent()?;
+    let (fixture, _servers) = Fixture::new("upgrade-clean")?;
+    let node = &fixture.cluster.world.node;
+    let web = fixture.service("web", 10, &HTTP, &[Who::Remote])?;
+    fixture.cluster.manifests.put("web", &web)?;
+    let agent = fixture.cluster.start_agent()?;
     let before = node.output("nft", &["list", "tables"])?;
     let refused = cleanup(node)?;
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -180,11 +180,11 @@ fn a_file_of_a_newer_version_is_left_alone_and_named() -> Result<()> {
 /// known ones otherwise.
 #[test]
 fn rules_of_another_version_become_this_ones_without_a_gap() -> Result<()> {
-    let (cast, _servers) = Cast::new("upgrade-rules")?;
-    let node = &cast.cluster.world.node;
-    let web = cast.service("web", 10, &HTTP, &[Who::Remote])?;
-    cast.cluster.manifests.put("web", &web)?;
-    cast.cluster.start_agent()?.terminate()?;
+    let (fixture, _servers) = Fixture::new("upgrade-rules")?;
+    let node = &fixture.cluster.world.node;
+    let web = fixture.service("web", 10, &HTTP, &[Who::Remote])?;
+    fixture.cluster.manifests.put("web", &web)?;
+    fixture.cluster.start_agent()?.terminate()?;
     let wanted = ruleset::dump(node)?;
     for family in ["ip", "ip6"] {
         node.nft(&format!(
@@ -202,11 +202,11 @@ fn rules_of_another_version_become_this_ones_without_a_gap() -> Result<()> {
         ))?;
     }
     ensure!(ruleset::dump(node)? != wanted, "that changed the rules");
-    let agent = cast.cluster.start_agent()?;
+    let agent = fixture.cluster.start_agent()?;
     assert_eq!(ruleset::dump(node)?, wanted);
     for who in [Who::Bridged, Who::Outside] {
         let to = SocketAddr::new(service_ips(10)[0], 80);
-        let outcome = cast.ask(who, to, Protocol::Tcp)?;
+        let outcome = fixture.ask(who, to, Protocol::Tcp)?;
         assert!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
     }
     assert_eq!(agent.status()?["errors"], json!([]));

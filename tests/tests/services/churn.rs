@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use denizen_tests::cast::{Cast, PORT, Who};
 use denizen_tests::cluster::{OTHER_NODE, serve};
 use denizen_tests::effort;
+use denizen_tests::fixture::{Fixture, PORT, Who};
 use denizen_tests::load::Load;
 use denizen_tests::manifest::{Port, service, slice};
 use denizen_tests::probe::Protocol;
@@ -42,25 +42,25 @@ fn endpoints(step: usize) -> Vec<(IpAddr, &'static str)> {
 
 #[test]
 fn no_lookup_misses_across_a_commit() -> Result<()> {
-    let (cast, _servers) = Cast::new("churn")?;
-    let world = &cast.cluster.world;
+    let (fixture, _servers) = Fixture::new("churn")?;
+    let world = &fixture.cluster.world;
     let all: Vec<IpAddr> = (1..=ENDPOINTS).map(|last| ip(&format!("192.168.78.{last}"))).collect();
     all.iter().try_for_each(|address| world.add_remote(*address))?;
     let _server = serve(&world.remote, &all, &[(Protocol::Tcp, PORT), (Protocol::Udp, PORT)])?;
     let address = |number: u8| ip(&format!("172.30.1.{}", number + 1));
     for number in 0..SERVICES {
         let name = format!("churn-{number}");
-        cast.cluster.manifests.put(&name, &[service(&name, &[address(number)], &PORTS)])?;
+        fixture.cluster.manifests.put(&name, &[service(&name, &[address(number)], &PORTS)])?;
         let slices = [slice(&name, &PORTS, &endpoints(usize::from(number)))];
-        cast.cluster.manifests.put(&format!("{name}-slice"), &slices)?;
+        fixture.cluster.manifests.put(&format!("{name}-slice"), &slices)?;
     }
-    let agent = cast.cluster.start_agent()?;
+    let agent = fixture.cluster.start_agent()?;
     world.forget_quickly()?;
     let [mut over_tcp, mut over_udp] = [Load::default(), Load::default()];
     for who in [Who::Bridged, Who::Routed, Who::Outside, Who::ThisNode] {
         for (load, protocol) in [(&mut over_tcp, Protocol::Tcp), (&mut over_udp, Protocol::Udp)] {
             let at = |number| (SocketAddr::new(address(number), 80), protocol);
-            load.client(cast.place(who).0, (0..SERVICES).map(at).collect(), |it| {
+            load.client(fixture.place(who).0, (0..SERVICES).map(at).collect(), |it| {
                 it.endpoint().is_some()
             })?;
         }
@@ -69,7 +69,7 @@ fn no_lookup_misses_across_a_commit() -> Result<()> {
     while started.elapsed() < effort::duration() {
         let name = format!("churn-{}", steps % usize::from(SERVICES));
         let slices = [slice(&name, &PORTS, &endpoints(steps))];
-        cast.cluster.manifests.put(&format!("{name}-slice"), &slices)?;
+        fixture.cluster.manifests.put(&format!("{name}-slice"), &slices)?;
         steps += 1;
         let next = PACE * u32::try_from(steps).context("fewer changes than that")?;
         std::thread::sleep(next.saturating_sub(started.elapsed()));

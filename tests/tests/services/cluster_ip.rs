@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
-use denizen_tests::cast::{
-    Cast, EVERYONE, PORT, PROTOCOLS, Who, every_protocol, every_way, service_ips,
+use denizen_tests::fixture::{
+    EVERYONE, Fixture, PORT, PROTOCOLS, Who, every_protocol, every_way, service_ips,
 };
 use denizen_tests::probe::{Outcome, Probe};
 
@@ -16,18 +16,21 @@ const SERVERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Remote];
 
 #[test]
 fn everybody_reaches_every_endpoint() -> Result<()> {
-    let (cast, _servers) = Cast::new("cip-all")?;
-    cast.cluster.manifests.put("web", &cast.service("web", 10, &every_protocol(), &SERVERS)?)?;
-    let _agent = cast.cluster.start_agent()?;
+    let (fixture, _servers) = Fixture::new("cip-all")?;
+    fixture
+        .cluster
+        .manifests
+        .put("web", &fixture.service("web", 10, &every_protocol(), &SERVERS)?)?;
+    let _agent = fixture.cluster.start_agent()?;
     for (to, protocol) in every_way(10) {
         let wanted: BTreeSet<_> = SERVERS
             .iter()
-            .map(|who| Ok(SocketAddr::new(cast.address(*who, to.ip())?, PORT)))
+            .map(|who| Ok(SocketAddr::new(fixture.address(*who, to.ip())?, PORT)))
             .collect::<Result<_>>()?;
         for who in EVERYONE {
             let mut answered = BTreeSet::new();
             for _ in 0..100 {
-                let outcome = cast.ask(who, to, protocol)?;
+                let outcome = fixture.ask(who, to, protocol)?;
                 let Some(endpoint) = outcome.endpoint() else {
                     panic!("{who:?} to {to}/{protocol}: {outcome:?}");
                 };
@@ -44,11 +47,12 @@ fn everybody_reaches_every_endpoint() -> Result<()> {
 
 #[test]
 fn each_protocol_of_one_port_number_goes_its_own_way() -> Result<()> {
-    let (cast, _servers) = Cast::new("cip-proto")?;
-    let mut objects = cast.service("mixed", 20, &every_protocol(), &[])?;
+    let (fixture, _servers) = Fixture::new("cip-proto")?;
+    let mut objects = fixture.service("mixed", 20, &every_protocol(), &[])?;
     for (index, who) in SERVERS.into_iter().enumerate() {
         // One slice a protocol and family, each with a name of its own.
-        for mut slice in cast.service("mixed", 20, &[every_protocol()[index]], &[who])?.split_off(1)
+        for mut slice in
+            fixture.service("mixed", 20, &[every_protocol()[index]], &[who])?.split_off(1)
         {
             let name =
                 format!("mixed-{index}-{}", slice["addressType"]).to_lowercase().replace('"', "");
@@ -56,13 +60,18 @@ fn each_protocol_of_one_port_number_goes_its_own_way() -> Result<()> {
             objects.push(slice);
         }
     }
-    cast.cluster.manifests.put("mixed", &objects)?;
-    let _agent = cast.cluster.start_agent()?;
+    fixture.cluster.manifests.put("mixed", &objects)?;
+    let _agent = fixture.cluster.start_agent()?;
     for (index, who) in SERVERS.into_iter().enumerate() {
         for ip in service_ips(20) {
-            let outcome = cast.ask(Who::Outside, SocketAddr::new(ip, 80), PROTOCOLS[index])?;
+            let outcome = fixture.ask(Who::Outside, SocketAddr::new(ip, 80), PROTOCOLS[index])?;
             let endpoint = outcome.endpoint().map(|it| it.ip());
-            assert_eq!(endpoint, Some(cast.address(who, ip)?), "{}: {outcome:?}", PROTOCOLS[index]);
+            assert_eq!(
+                endpoint,
+                Some(fixture.address(who, ip)?),
+                "{}: {outcome:?}",
+                PROTOCOLS[index]
+            );
         }
     }
     Ok(())
@@ -70,17 +79,21 @@ fn each_protocol_of_one_port_number_goes_its_own_way() -> Result<()> {
 
 #[test]
 fn what_is_no_service_is_left_alone() -> Result<()> {
-    let (cast, _servers) = Cast::new("cip-none")?;
-    cast.cluster.manifests.put("web", &cast.service("web", 10, &every_protocol(), &SERVERS)?)?;
-    let agent = cast.cluster.start_agent()?;
+    let (fixture, _servers) = Fixture::new("cip-none")?;
+    fixture
+        .cluster
+        .manifests
+        .put("web", &fixture.service("web", 10, &every_protocol(), &SERVERS)?)?;
+    let agent = fixture.cluster.start_agent()?;
     for like in service_ips(10) {
-        let remote = SocketAddr::new(cast.address(Who::Remote, like)?, PORT);
+        let remote = SocketAddr::new(fixture.address(Who::Remote, like)?, PORT);
         for who in [Who::Bridged, Who::Routed] {
-            let outcome = cast.ask(who, remote, PROTOCOLS[0])?;
+            let outcome = fixture.ask(who, remote, PROTOCOLS[0])?;
             ensure!(outcome.endpoint() == Some(remote), "{outcome:?}");
-            ensure!(!cast.was_masqueraded(who, &outcome)?, "{who:?} to another node's pod");
-            let interface = cast.place(who).1;
-            let told = agent.explain(cast.address(who, like)?, interface, remote, PROTOCOLS[0])?;
+            ensure!(!fixture.was_masqueraded(who, &outcome)?, "{who:?} to another node's pod");
+            let interface = fixture.place(who).1;
+            let told =
+                agent.explain(fixture.address(who, like)?, interface, remote, PROTOCOLS[0])?;
             assert_eq!((told.verdict.as_str(), told.local), ("untouched", true), "{told:?}");
         }
     }
@@ -90,20 +103,20 @@ fn what_is_no_service_is_left_alone() -> Result<()> {
 /// A connection of the pods' own, which no service is part of, must not wait for the agent either.
 #[test]
 fn pods_talk_to_each_other_without_an_agent() -> Result<()> {
-    let (cast, _servers) = Cast::new("cip-bare")?;
-    let to = SocketAddr::new(cast.routed.addresses[0], PORT);
-    let outcome = Probe::tcp(to).ask_in(&cast.bridged.netns);
+    let (fixture, _servers) = Fixture::new("cip-bare")?;
+    let to = SocketAddr::new(fixture.routed.addresses[0], PORT);
+    let outcome = Probe::tcp(to).ask_in(&fixture.bridged.netns);
     assert!(matches!(outcome, Outcome::Answered { .. }), "{outcome:?}");
     Ok(())
 }
 
 #[test]
 fn protocols_of_one_port_number_are_apart() -> Result<()> {
-    let context = AgentContext::new("cip-apart", &[], |cast| {
+    let context = AgentContext::new("cip-apart", &[], |fixture| {
         let all = every_protocol().into_iter().zip(SERVERS);
         let mut objects = Vec::new();
         for ((port, member), name) in all.zip(["tcp", "udp", "sctp"]) {
-            let mut one = cast.service(name, 10, &[port], &[member])?;
+            let mut one = fixture.service(name, 10, &[port], &[member])?;
             one[0]["metadata"]["name"] = name.into();
             objects.extend(one);
         }

@@ -1,7 +1,7 @@
 //! Services that claim the same address and port.
 
 use anyhow::Result;
-use denizen_tests::cast::{Cast, Who, service_ips};
+use denizen_tests::fixture::{Fixture, Who, service_ips};
 use denizen_tests::probe::Protocol::Tcp;
 use serde_json::json;
 
@@ -11,9 +11,9 @@ use crate::context::{AgentContext, HTTP, at, by};
 #[test]
 fn one_of_two_services_with_one_address_wins_and_stays() -> Result<()> {
     const SHARED: u8 = 200;
-    let rivals = |cast: &Cast, round: usize| {
+    let rivals = |fixture: &Fixture, round: usize| {
         let one = |name: &str, number: u8, member: Who, created: &str| {
-            let mut objects = cast.service(name, number, &HTTP, &[member])?;
+            let mut objects = fixture.service(name, number, &HTTP, &[member])?;
             objects[0]["metadata"]["creationTimestamp"] = created.into();
             objects[0]["metadata"]["annotations"] = json!({ "round": round.to_string() });
             objects[0]["spec"]["externalIPs"] = json!(service_ips(SHARED));
@@ -26,14 +26,14 @@ fn one_of_two_services_with_one_address_wins_and_stays() -> Result<()> {
         both.rotate_left(round % 2);
         anyhow::Ok(both.concat())
     };
-    let context = AgentContext::new("rivals", &[], |cast| rivals(cast, 0))?;
+    let context = AgentContext::new("rivals", &[], |fixture| rivals(fixture, 0))?;
     for round in 1..=8 {
         for to in at(SHARED, 80) {
             assert_eq!(context.fate(Who::Outside, to, Tcp)?, by([Who::Bridged]), "round {round}");
         }
-        let mut changed = rivals(&context.cast, round)?;
+        let mut changed = rivals(&context.fixture, round)?;
         // Something to program each time.
-        changed.extend(context.cast.service(
+        changed.extend(context.fixture.service(
             &format!("other-{round}"),
             12,
             &HTTP,

@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::cast::{Cast, PORT, PROTOCOLS, Who, service_ips};
 use denizen_tests::cluster::serve;
+use denizen_tests::fixture::{Fixture, PORT, PROTOCOLS, Who, service_ips};
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::{Outcome, PATIENCE, Probe, Protocol, SILENCE};
 use denizen_tests::server::Server;
@@ -34,7 +34,7 @@ pub fn by(who: impl IntoIterator<Item = Who>) -> Fate {
 
 /// A test cluster whose agent has programmed its services.
 pub struct AgentContext {
-    pub cast: Cast,
+    pub fixture: Fixture,
     pub agent: Agent,
     pub _servers: Vec<Server>,
 }
@@ -44,32 +44,32 @@ impl AgentContext {
     pub fn new(
         label: &str,
         flags: &[&str],
-        objects: impl FnOnce(&Cast) -> Result<Vec<Value>>,
+        objects: impl FnOnce(&Fixture) -> Result<Vec<Value>>,
     ) -> Result<Self> {
-        let (cast, mut servers) = Cast::new(label)?;
-        let world = &cast.cluster.world;
+        let (fixture, mut servers) = Fixture::new(label)?;
+        let world = &fixture.cluster.world;
         let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
         servers.push(serve(&world.client, &world.addresses().client, &ports)?);
-        cast.cluster.manifests.put("services", &objects(&cast)?)?;
-        let mut settings = cast.cluster.settings();
+        fixture.cluster.manifests.put("services", &objects(&fixture)?)?;
+        let mut settings = fixture.cluster.settings();
         settings.flags.extend(flags.iter().map(|&flag| flag.to_owned()));
         let agent = Agent::start(&world.node, settings)?;
-        Ok(Self { cast, agent, _servers: servers })
+        Ok(Self { fixture, agent, _servers: servers })
     }
 
     /// These objects are the only ones from now on.
     pub fn becomes(&self, objects: &[Value]) -> Result<()> {
-        let change = || self.cast.cluster.manifests.put("services", objects);
+        let change = || self.fixture.cluster.manifests.put("services", objects);
         denizen_tests::agent::programmed(&self.agent, change, || ()).map(drop)
     }
 
     /// What becomes of connections of `who`, which must be what `explain` says of them.
     pub fn fate(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<Fate> {
-        let from = self.cast.address(who, to.ip())?;
-        let (netns, interface) = self.cast.place(who);
+        let from = self.fixture.address(who, to.ip())?;
+        let (netns, interface) = self.fixture.place(who);
         let told = self.agent.explain(from, interface, to, protocol)?;
         let owner =
-            |endpoint: &SocketAddr| self.cast.owner(endpoint.ip()).context("nobody's address");
+            |endpoint: &SocketAddr| self.fixture.owner(endpoint.ip()).context("nobody's address");
         let said = match told.verdict.as_str() {
             "forward" => Fate::Answered(told.endpoints.iter().map(owner).collect::<Result<_>>()?),
             "drop" => Fate::Dropped,
@@ -108,14 +108,14 @@ pub fn at(number: u8, port: u16) -> [SocketAddr; 2] {
 }
 
 /// The node's own first addresses, at a port.
-pub fn at_node(cast: &Cast, port: u16) -> Result<Vec<SocketAddr>> {
-    let node = |like| Ok(SocketAddr::new(cast.address(Who::ThisNode, like)?, port));
+pub fn at_node(fixture: &Fixture, port: u16) -> Result<Vec<SocketAddr>> {
+    let node = |like| Ok(SocketAddr::new(fixture.address(Who::ThisNode, like)?, port));
     service_ips(1).into_iter().map(node).collect()
 }
 
 /// Service 10, `web`, as a load balancer's at [`BALANCER`].
-pub fn balanced(cast: &Cast, ports: &[Port], members: &[Who]) -> Result<Vec<Value>> {
-    let mut objects = cast.service("web", 10, ports, members)?;
+pub fn balanced(fixture: &Fixture, ports: &[Port], members: &[Who]) -> Result<Vec<Value>> {
+    let mut objects = fixture.service("web", 10, ports, members)?;
     objects[0]["spec"]["type"] = "LoadBalancer".into();
     let ingress = service_ips(BALANCER).map(|ip| json!({ "ip": ip }));
     objects[0]["status"]["loadBalancer"]["ingress"] = json!(ingress);
@@ -123,16 +123,20 @@ pub fn balanced(cast: &Cast, ports: &[Port], members: &[Who]) -> Result<Vec<Valu
 }
 
 /// The same under external policy Local.
-pub fn local(cast: &Cast, ports: &[Port], members: &[Who]) -> Result<Vec<Value>> {
-    let mut objects = balanced(cast, ports, members)?;
+pub fn local(fixture: &Fixture, ports: &[Port], members: &[Who]) -> Result<Vec<Value>> {
+    let mut objects = balanced(fixture, ports, members)?;
     objects[0]["spec"]["externalTrafficPolicy"] = "Local".into();
     Ok(objects)
 }
 
 /// The slices' endpoints at `who`'s addresses, to be changed.
-pub fn endpoints_of<'a>(objects: &'a mut [Value], cast: &Cast, who: Who) -> Vec<&'a mut Value> {
+pub fn endpoints_of<'a>(
+    objects: &'a mut [Value],
+    fixture: &Fixture,
+    who: Who,
+) -> Vec<&'a mut Value> {
     let own: Vec<IpAddr> =
-        service_ips(1).into_iter().filter_map(|like| cast.address(who, like).ok()).collect();
+        service_ips(1).into_iter().filter_map(|like| fixture.address(who, like).ok()).collect();
     let lists = objects.iter_mut().filter_map(|object| object["endpoints"].as_array_mut());
     lists
         .flatten()
@@ -141,8 +145,8 @@ pub fn endpoints_of<'a>(objects: &'a mut [Value], cast: &Cast, who: Who) -> Vec<
 }
 
 /// Conditions of `who`'s endpoints.
-pub fn condition(objects: &mut [Value], cast: &Cast, who: Who, conditions: &Value) {
-    for endpoint in endpoints_of(objects, cast, who) {
+pub fn condition(objects: &mut [Value], fixture: &Fixture, who: Who, conditions: &Value) {
+    for endpoint in endpoints_of(objects, fixture, who) {
         endpoint["conditions"] = conditions.clone();
     }
 }

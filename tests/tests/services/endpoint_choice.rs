@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use anyhow::Result;
-use denizen_tests::cast::{Cast, PORT, Who};
 use denizen_tests::cluster::{Cluster, OTHER_NODE, serve};
 use denizen_tests::effort;
+use denizen_tests::fixture::{Fixture, PORT, Who};
 use denizen_tests::manifest::{Port, service, slice};
 use denizen_tests::probe::{Outcome, Probe, Protocol};
 use denizen_tests::ruleset;
@@ -18,8 +18,8 @@ const MOST: u8 = 20;
 
 #[test]
 fn the_choice_is_even_for_one_to_twenty_endpoints() -> Result<()> {
-    let (cast, _servers) = Cast::new("even")?;
-    let world = &cast.cluster.world;
+    let (fixture, _servers) = Fixture::new("even")?;
+    let world = &fixture.cluster.world;
     let all: Vec<_> = (1..=MOST).map(|last| ip(&format!("192.168.79.{last}"))).collect();
     all.iter().try_for_each(|address| world.add_remote(*address))?;
     let _server = serve(&world.remote, &all, &[(Protocol::Tcp, PORT)])?;
@@ -31,13 +31,13 @@ fn the_choice_is_even_for_one_to_twenty_endpoints() -> Result<()> {
         objects.push(service(&name, &[ip(&format!("172.30.2.{count}"))], &HTTP));
         objects.push(slice(&name, &HTTP, &members));
     }
-    cast.cluster.manifests.put("even", &objects)?;
-    let _agent = cast.cluster.start_agent()?;
+    fixture.cluster.manifests.put("even", &objects)?;
+    let _agent = fixture.cluster.start_agent()?;
     for count in 1..=MOST {
         let to = SocketAddr::new(ip(&format!("172.30.2.{count}")), 80);
         let connections = usize::from(count) * effort::times(400, 100);
         let ask = || (0..connections).map(|_| Probe::tcp(to).ask()).collect::<Vec<_>>();
-        let outcomes = cast.place(Who::Routed).0.run(ask)?;
+        let outcomes = fixture.place(Who::Routed).0.run(ask)?;
         let mut counts = BTreeMap::new();
         for endpoint in outcomes.iter().filter_map(Outcome::endpoint) {
             *counts.entry(endpoint).or_insert(0_usize) += 1;

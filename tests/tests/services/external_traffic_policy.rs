@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::cast::{Cast, EVERYONE, Who, service_ips};
+use denizen_tests::fixture::{EVERYONE, Fixture, Who, service_ips};
 use denizen_tests::flows::table::Backend;
 use denizen_tests::probe::Protocol::Tcp;
 use serde_json::{Value, json};
@@ -20,15 +20,16 @@ const EXTERNAL: u8 = 101;
 
 /// A service under `policy` that is reached from outside in every way: at a load balancer's
 /// address, an external IP and a node port, in both families.
-fn service(cast: &Cast, policy: &str, members: &[Who]) -> Result<Vec<Value>> {
-    let mut objects = balanced(cast, &[HTTP[0].at_node(NODE_PORT)], members)?;
+fn service(fixture: &Fixture, policy: &str, members: &[Who]) -> Result<Vec<Value>> {
+    let mut objects = balanced(fixture, &[HTTP[0].at_node(NODE_PORT)], members)?;
     objects[0]["spec"]["externalTrafficPolicy"] = policy.into();
     objects[0]["spec"]["externalIPs"] = json!(service_ips(EXTERNAL));
     Ok(objects)
 }
 
-fn frontends(cast: &Cast) -> Result<Vec<SocketAddr>> {
-    Ok([at(BALANCER, 80).to_vec(), at(EXTERNAL, 80).to_vec(), at_node(cast, NODE_PORT)?].concat())
+fn frontends(fixture: &Fixture) -> Result<Vec<SocketAddr>> {
+    Ok([at(BALANCER, 80).to_vec(), at(EXTERNAL, 80).to_vec(), at_node(fixture, NODE_PORT)?]
+        .concat())
 }
 
 /// Plays a service with these endpoints with every backend: everyone asks at every frontend at
@@ -42,8 +43,9 @@ fn everyone_asks(
     for backend in Backend::ALL {
         let flags = backend.flags();
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-        let context = AgentContext::new(label, &flags, |cast| service(cast, policy, members))?;
-        let frontends = frontends(&context.cast)?;
+        let context =
+            AgentContext::new(label, &flags, |fixture| service(fixture, policy, members))?;
+        let frontends = frontends(&context.fixture)?;
         let questions = frontends.into_iter().flat_map(|to| EVERYONE.map(|who| (who, to)));
         thread::scope(|scope| {
             let ask = |(who, to)| {
@@ -72,11 +74,11 @@ fn asks(
     if !matches!(fate, Fate::Answered(_)) || who == Who::ThisNode {
         return Ok(());
     }
-    let outcome = context.cast.ask(who, to, Tcp)?;
+    let outcome = context.fixture.ask(who, to, Tcp)?;
     let endpoint = outcome.endpoint().with_context(|| format!("{who:?} to {to}: {outcome:?}"))?;
     // A pod that reaches itself is masqueraded whatever the policy.
-    let keeps = keeps && context.cast.owner(endpoint.ip()) != Some(who);
-    let masqueraded = context.cast.was_masqueraded(who, &outcome)?;
+    let keeps = keeps && context.fixture.owner(endpoint.ip()) != Some(who);
+    let masqueraded = context.fixture.was_masqueraded(who, &outcome)?;
     ensure!(masqueraded != keeps, "{who:?} to {to}: {outcome:?}, keeps its source: {keeps}");
     Ok(())
 }
@@ -115,9 +117,9 @@ fn local_drops_outside_traffic_where_this_node_has_no_endpoint() -> Result<()> {
 
 #[test]
 fn each_set_falls_back_to_terminating_ones_alone() -> Result<()> {
-    let context = AgentContext::new("etp-term", &[], |cast| {
-        let mut objects = local(cast, &HTTP, &[Who::Bridged, Who::Remote])?;
-        condition(&mut objects, cast, Who::Bridged, &draining());
+    let context = AgentContext::new("etp-term", &[], |fixture| {
+        let mut objects = local(fixture, &HTTP, &[Who::Bridged, Who::Remote])?;
+        condition(&mut objects, fixture, Who::Bridged, &draining());
         Ok(objects)
     })?;
     for (inside, outside) in at(10, 80).into_iter().zip(at(BALANCER, 80)) {
@@ -129,10 +131,10 @@ fn each_set_falls_back_to_terminating_ones_alone() -> Result<()> {
 
 #[test]
 fn an_endpoint_without_a_node_is_never_local() -> Result<()> {
-    let context = AgentContext::new("etp-nodeless", &[], |cast| {
+    let context = AgentContext::new("etp-nodeless", &[], |fixture| {
         let ports = [HTTP[0].at_node(NODE_PORT)];
-        let mut objects = local(cast, &ports, &[Who::Bridged])?;
-        for endpoint in endpoints_of(&mut objects, cast, Who::Bridged) {
+        let mut objects = local(fixture, &ports, &[Who::Bridged])?;
+        for endpoint in endpoints_of(&mut objects, fixture, Who::Bridged) {
             endpoint.as_object_mut().map(|fields| fields.remove("nodeName"));
         }
         Ok(objects)

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::{Agent, Settings};
-use denizen_tests::cast::{Cast, PORT, Who, service_ips};
 use denizen_tests::eventually::{eventually, observed};
+use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::http::{Reply, fetch, url};
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::{Probe, Protocol};
@@ -30,25 +30,25 @@ const PORTS: [Port; 2] = [
 const BOUND: Duration = Duration::from_secs(20);
 
 /// A load balancer's service under policy Local, with a health-check node port.
-fn balanced(cast: &Cast, name: &str, number: u8, members: &[Who]) -> Result<Vec<Value>> {
+fn balanced(fixture: &Fixture, name: &str, number: u8, members: &[Who]) -> Result<Vec<Value>> {
     let ports = PORTS.map(|port| Port {
         node_port: port.node_port.map(|at| at + 10 * u16::from(number)),
         ..port
     });
-    let mut objects = cast.service(name, number, &ports, members)?;
+    let mut objects = fixture.service(name, number, &ports, members)?;
     objects[0]["spec"]["type"] = "LoadBalancer".into();
     objects[0]["spec"]["externalTrafficPolicy"] = "Local".into();
     objects[0]["spec"]["healthCheckNodePort"] = CHECK.into();
     Ok(objects)
 }
 
-fn ask(cast: &Cast, address: IpAddr, port: u16) -> Result<Reply> {
-    fetch(&cast.cluster.world.client, &url(address, port, "/"), &[])
+fn ask(fixture: &Fixture, address: IpAddr, port: u16) -> Result<Reply> {
+    fetch(&fixture.cluster.world.client, &url(address, port, "/"), &[])
 }
 
 /// Asks until `now` holds of the answer, or of there being none.
-fn until(cast: &Cast, address: IpAddr, now: impl Fn(&Result<Reply>) -> bool) -> Result<()> {
-    observed("as expected", BOUND, || Ok(ask(cast, address, CHECK)), now).map(drop)
+fn until(fixture: &Fixture, address: IpAddr, now: impl Fn(&Result<Reply>) -> bool) -> Result<()> {
+    observed("as expected", BOUND, || Ok(ask(fixture, address, CHECK)), now).map(drop)
 }
 
 fn says(status: u16, weight: usize) -> impl Fn(&Result<Reply>) -> bool {
@@ -65,9 +65,9 @@ fn is_refused(reply: &Result<Reply>) -> bool {
     reply.as_ref().is_err_and(|error| error.to_string().contains("exit status: 7"))
 }
 
-fn of_node(cast: &Cast) -> Result<[IpAddr; 2]> {
+fn of_node(fixture: &Fixture) -> Result<[IpAddr; 2]> {
     let [v4, v6] = service_ips(10);
-    Ok([cast.address(Who::ThisNode, v4)?, cast.address(Who::ThisNode, v6)?])
+    Ok([fixture.address(Who::ThisNode, v4)?, fixture.address(Who::ThisNode, v6)?])
 }
 
 /// The conditions of every endpoint of this address.
@@ -83,15 +83,15 @@ fn condition(objects: &mut [Value], address: IpAddr, conditions: &Value) {
 
 #[test]
 fn a_load_balancer_is_told_as_by_kube_proxy() -> Result<()> {
-    let (cast, _servers) = Cast::new("hc-as")?;
+    let (fixture, _servers) = Fixture::new("hc-as")?;
     let everybody = [Who::Bridged, Who::Routed, Who::Remote];
-    cast.cluster.manifests.put("web", &balanced(&cast, "web", 10, &everybody)?)?;
-    let _agent = cast.cluster.start_agent()?;
-    for address in of_node(&cast)? {
-        until(&cast, address, says(200, 2))?;
+    fixture.cluster.manifests.put("web", &balanced(&fixture, "web", 10, &everybody)?)?;
+    let _agent = fixture.cluster.start_agent()?;
+    for address in of_node(&fixture)? {
+        until(&fixture, address, says(200, 2))?;
         for (path, method) in [("/", "GET"), ("/any/path?at=all", "GET"), ("/", "POST")] {
             let more = ["--request", method];
-            let reply = fetch(&cast.cluster.world.client, &url(address, CHECK, path), &more)?;
+            let reply = fetch(&fixture.cluster.world.client, &url(address, CHECK, path), &more)?;
             assert_eq!(reply.status, 200, "{reply:?}");
             assert_eq!(reply.header("content-type"), Some("application/json"));
             assert_eq!(reply.header("x-content-type-options"), Some("nosniff"));
@@ -108,25 +108,25 @@ fn a_load_balancer_is_told_as_by_kube_proxy() -> Result<()> {
 /// Trap 7: a node whose last endpoints terminate still serves, and yet asks for no new connections.
 #[test]
 fn a_terminating_endpoint_serves_and_does_not_count() -> Result<()> {
-    let (cast, _servers) = Cast::new("hc-term")?;
-    let manifests = &cast.cluster.manifests;
+    let (fixture, _servers) = Fixture::new("hc-term")?;
+    let manifests = &fixture.cluster.manifests;
     let members = [Who::Bridged, Who::Routed];
-    let mut objects = balanced(&cast, "web", 10, &members)?;
+    let mut objects = balanced(&fixture, "web", 10, &members)?;
     manifests.put("web", &objects)?;
-    let _agent = cast.cluster.start_agent()?;
+    let _agent = fixture.cluster.start_agent()?;
     let leaving = json!({ "ready": false, "serving": true, "terminating": true });
-    let nodes = of_node(&cast)?;
+    let nodes = of_node(&fixture)?;
     for (left, status) in [(1, 200), (0, 503)] {
         for like in nodes {
-            condition(&mut objects, cast.address(members[left], like)?, &leaving);
+            condition(&mut objects, fixture.address(members[left], like)?, &leaving);
         }
         manifests.put("web", &objects)?;
         for address in nodes {
-            until(&cast, address, says(status, left))?;
-            let reply = ask(&cast, address, CHECK)?.json()?;
+            until(&fixture, address, says(status, left))?;
+            let reply = ask(&fixture, address, CHECK)?.json()?;
             assert_eq!(reply["serviceProxyHealthy"], true, "{reply}");
             let to = SocketAddr::new(address, NODE_PORT + 100);
-            let outcome = cast.ask(Who::Outside, to, Protocol::Tcp)?;
+            let outcome = fixture.ask(Who::Outside, to, Protocol::Tcp)?;
             assert!(outcome.endpoint().is_some(), "{left} ready: {outcome:?}");
         }
     }
@@ -135,30 +135,30 @@ fn a_terminating_endpoint_serves_and_does_not_count() -> Result<()> {
 
 #[test]
 fn a_port_follows_its_service() -> Result<()> {
-    let (cast, _servers) = Cast::new("hc-live")?;
-    let manifests = &cast.cluster.manifests;
-    manifests.put("web", &balanced(&cast, "web", 10, &[Who::Remote])?)?;
-    let _agent = cast.cluster.start_agent()?;
-    for address in of_node(&cast)? {
-        until(&cast, address, says(503, 0))?;
-        manifests.put("web", &balanced(&cast, "web", 10, &[Who::Routed])?)?;
-        until(&cast, address, says(200, 1))?;
-        let mut moved = balanced(&cast, "web", 10, &[Who::Routed])?;
+    let (fixture, _servers) = Fixture::new("hc-live")?;
+    let manifests = &fixture.cluster.manifests;
+    manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Remote])?)?;
+    let _agent = fixture.cluster.start_agent()?;
+    for address in of_node(&fixture)? {
+        until(&fixture, address, says(503, 0))?;
+        manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Routed])?)?;
+        until(&fixture, address, says(200, 1))?;
+        let mut moved = balanced(&fixture, "web", 10, &[Who::Routed])?;
         moved[0]["spec"]["healthCheckNodePort"] = (CHECK + 1).into();
         manifests.put("web", &moved)?;
-        until(&cast, address, is_refused)?;
-        assert!(says(200, 1)(&ask(&cast, address, CHECK + 1)));
+        until(&fixture, address, is_refused)?;
+        assert!(says(200, 1)(&ask(&fixture, address, CHECK + 1)));
         // Under policy Cluster a number that is left over means nothing.
         moved[0]["spec"]["externalTrafficPolicy"] = "Cluster".into();
         moved[0]["spec"]["healthCheckNodePort"] = CHECK.into();
         manifests.put("web", &moved)?;
-        until(&cast, address, is_refused)?;
-        manifests.put("web", &balanced(&cast, "web", 10, &[Who::Remote])?)?;
-        until(&cast, address, says(503, 0))?;
+        until(&fixture, address, is_refused)?;
+        manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Remote])?)?;
+        until(&fixture, address, says(503, 0))?;
     }
     manifests.remove("web")?;
-    for address in of_node(&cast)? {
-        until(&cast, address, is_refused)?;
+    for address in of_node(&fixture)? {
+        until(&fixture, address, is_refused)?;
     }
     Ok(())
 }
@@ -166,18 +166,18 @@ fn a_port_follows_its_service() -> Result<()> {
 /// Only where node ports are served: and the addresses are followed as they come and go.
 #[test]
 fn a_port_is_served_where_node_ports_are() -> Result<()> {
-    let (cast, _servers) = Cast::new("hc-where")?;
-    cast.cluster.manifests.put("web", &balanced(&cast, "web", 10, &[Who::Routed])?)?;
+    let (fixture, _servers) = Fixture::new("hc-where")?;
+    fixture.cluster.manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Routed])?)?;
     let settings = Settings {
         flags: vec!["--nodeport-addresses=192.168.1.0/24".to_owned()],
-        ..cast.cluster.settings()
+        ..fixture.cluster.settings()
     };
-    let _agent = Agent::start(&cast.cluster.world.node, settings)?;
-    until(&cast, ip("192.168.1.2"), says(200, 1))?;
+    let _agent = Agent::start(&fixture.cluster.world.node, settings)?;
+    until(&fixture, ip("192.168.1.2"), says(200, 1))?;
     for elsewhere in ["192.168.0.2", "2001:db8::1", "2001:db8:1::2"].map(ip) {
-        assert!(is_refused(&ask(&cast, elsewhere, CHECK)), "{elsewhere}");
+        assert!(is_refused(&ask(&fixture, elsewhere, CHECK)), "{elsewhere}");
     }
-    let node = &cast.cluster.world.node;
+    let node = &fixture.cluster.world.node;
     let late = url(ip("192.168.1.9"), CHECK, "/");
     for (change, wanted) in [("add", true), ("del", false), ("add", true)] {
         node.ip(&format!("addr {change} 192.168.1.9/32 dev eth0"))?;
@@ -191,20 +191,20 @@ fn a_port_is_served_where_node_ports_are() -> Result<()> {
 
 #[test]
 fn a_port_that_is_taken_is_named_and_tried_again() -> Result<()> {
-    let (cast, _servers) = Cast::new("hc-taken")?;
-    let [address, other] = of_node(&cast)?;
+    let (fixture, _servers) = Fixture::new("hc-taken")?;
+    let [address, other] = of_node(&fixture)?;
     let at = SocketAddr::new(address, CHECK);
-    let squatter = Server::at(&cast.cluster.world.node, Protocol::Tcp, at)?;
-    cast.cluster.manifests.put("web", &balanced(&cast, "web", 10, &[Who::Routed])?)?;
-    let agent = cast.cluster.start_agent()?;
+    let squatter = Server::at(&fixture.cluster.world.node, Protocol::Tcp, at)?;
+    fixture.cluster.manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Routed])?)?;
+    let agent = fixture.cluster.start_agent()?;
     // The other family is served meanwhile.
-    until(&cast, other, says(200, 1))?;
+    until(&fixture, other, says(200, 1))?;
     let errors = agent.status()?["errors"].to_string();
     for part in [&at.to_string(), "default/web", "in use"] {
         assert!(errors.contains(part), "{part} in {errors}");
     }
     drop(squatter);
-    until(&cast, address, says(200, 1))?;
+    until(&fixture, address, says(200, 1))?;
     agent.until("without errors", BOUND, |status| status["errors"] == json!([]))?;
     Ok(())
 }
@@ -213,28 +213,28 @@ fn a_port_that_is_taken_is_named_and_tried_again() -> Result<()> {
 /// other gets it, and no connection in between is refused.
 #[test]
 fn a_port_of_two_services_changes_hands_without_a_gap() -> Result<()> {
-    let (cast, _servers) = Cast::new("hc-two")?;
-    let manifests = &cast.cluster.manifests;
-    let mut young = balanced(&cast, "a-young", 10, &[Who::Routed])?;
+    let (fixture, _servers) = Fixture::new("hc-two")?;
+    let manifests = &fixture.cluster.manifests;
+    let mut young = balanced(&fixture, "a-young", 10, &[Who::Routed])?;
     young[0]["metadata"]["creationTimestamp"] = "2026-11-21T12:00:00Z".into();
-    let mut old = balanced(&cast, "old", 20, &[Who::Routed, Who::Bridged])?;
+    let mut old = balanced(&fixture, "old", 20, &[Who::Routed, Who::Bridged])?;
     old[0]["metadata"]["creationTimestamp"] = "2026-11-20T12:00:00Z".into();
     manifests.put("young", &young)?;
     manifests.put("old", &old)?;
-    let agent = cast.cluster.start_agent()?;
-    let [address, _] = of_node(&cast)?;
-    until(&cast, address, says(200, 2))?;
+    let agent = fixture.cluster.start_agent()?;
+    let [address, _] = of_node(&fixture)?;
+    until(&fixture, address, says(200, 2))?;
     let errors = agent.status()?["errors"].to_string();
     for part in [&CHECK.to_string(), "default/a-young", "default/old"] {
         assert!(errors.contains(part), "{part} in {errors}");
     }
     manifests.remove("old")?;
-    until(&cast, address, |reply| {
+    until(&fixture, address, |reply| {
         assert!(reply.is_ok(), "{reply:?}");
         says(200, 1)(reply)
     })?;
     manifests.put("old", &old)?;
-    until(&cast, address, |reply| {
+    until(&fixture, address, |reply| {
         assert!(reply.is_ok(), "{reply:?}");
         says(200, 2)(reply)
     })
@@ -243,14 +243,14 @@ fn a_port_of_two_services_changes_hands_without_a_gap() -> Result<()> {
 /// Who asks slowly, and many of them: neither the loop nor, for long, the port.
 #[test]
 fn slow_clients_hold_nobody_up() -> Result<()> {
-    let (cast, _servers) = Cast::new("hc-slow")?;
-    let manifests = &cast.cluster.manifests;
-    manifests.put("web", &balanced(&cast, "web", 10, &[Who::Routed])?)?;
-    let _agent = cast.cluster.start_agent()?;
-    let [address, _] = of_node(&cast)?;
-    until(&cast, address, says(200, 1))?;
+    let (fixture, _servers) = Fixture::new("hc-slow")?;
+    let manifests = &fixture.cluster.manifests;
+    manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Routed])?)?;
+    let _agent = fixture.cluster.start_agent()?;
+    let [address, _] = of_node(&fixture)?;
+    until(&fixture, address, says(200, 1))?;
     let at = SocketAddr::new(address, CHECK);
-    let client = &cast.cluster.world.client;
+    let client = &fixture.cluster.world.client;
     let half = || -> Result<TcpStream> {
         let mut stream = Probe::tcp(at).connect()?;
         stream.write_all(b"GET / HTTP/1.1\r\nHost: slow\r\n")?;
@@ -259,11 +259,11 @@ fn slow_clients_hold_nobody_up() -> Result<()> {
     let slow: Result<Vec<_>> = client.run(|| (0..150).map(|_| half()).collect())?;
     let slow =
         slow.context("more connections than are served at a time, fewer than the kernel keeps")?;
-    manifests.put("web", &balanced(&cast, "web", 10, &[Who::Routed, Who::Bridged])?)?;
+    manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Routed, Who::Bridged])?)?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
-    let bridged = cast.address(Who::Bridged, to.ip())?;
+    let bridged = fixture.address(Who::Bridged, to.ip())?;
     eventually("changed", BOUND, || {
-        let outcome = cast.ask(Who::Outside, to, Protocol::Tcp)?;
+        let outcome = fixture.ask(Who::Outside, to, Protocol::Tcp)?;
         Ok(outcome.endpoint().map(|at| at.ip()) == Some(bridged))
     })?;
     let reply = fetch(client, &url(address, CHECK, "/"), &["--max-time", "60"])?;
@@ -278,19 +278,19 @@ fn slow_clients_hold_nobody_up() -> Result<()> {
 #[test]
 fn the_health_port_counts_addresses_and_no_terminating_ones() -> Result<()> {
     const TWO: [Port; 2] = [HTTP[0], Port::tcp("more", 81, PORT)];
-    let context = AgentContext::new("hc-count", &[], |cast| {
-        let mut objects = local(cast, &TWO, &[Who::Bridged])?;
+    let context = AgentContext::new("hc-count", &[], |fixture| {
+        let mut objects = local(fixture, &TWO, &[Who::Bridged])?;
         objects[0]["spec"]["healthCheckNodePort"] = CHECK.into();
         Ok(objects)
     })?;
-    let cast = &context.cast;
-    let node = cast.address(Who::ThisNode, service_ips(1)[0])?;
-    let ask = || fetch(&cast.cluster.world.client, &url(node, CHECK, "/"), &[]);
+    let fixture = &context.fixture;
+    let node = fixture.address(Who::ThisNode, service_ips(1)[0])?;
+    let ask = || fetch(&fixture.cluster.world.client, &url(node, CHECK, "/"), &[]);
     let reply = ask()?;
     assert_eq!((reply.status, &reply.json()?["localEndpoints"]), (200, &json!(1)), "{reply:?}");
-    let mut objects = local(cast, &TWO, &[Who::Bridged])?;
+    let mut objects = local(fixture, &TWO, &[Who::Bridged])?;
     objects[0]["spec"]["healthCheckNodePort"] = CHECK.into();
-    crate::context::condition(&mut objects, cast, Who::Bridged, &draining());
+    crate::context::condition(&mut objects, fixture, Who::Bridged, &draining());
     context.becomes(&objects)?;
     assert_eq!(ask()?.status, 503, "new connections should go elsewhere");
     assert_eq!(

@@ -1,7 +1,7 @@
 //! `loadBalancerSourceRanges`: who may use a load balancer's addresses.
 
 use anyhow::Result;
-use denizen_tests::cast::Who;
+use denizen_tests::fixture::Who;
 use denizen_tests::probe::Protocol::Tcp;
 use serde_json::json;
 
@@ -9,11 +9,11 @@ use crate::context::{AgentContext, BALANCER, Fate, HTTP, at, balanced, by};
 
 #[test]
 fn source_ranges_bind_pods_and_the_node() -> Result<()> {
-    let context = AgentContext::new("ranges", &[], |cast| {
+    let context = AgentContext::new("ranges", &[], |fixture| {
         let ranges = |objects: &mut [serde_json::Value], ranges: &[&str]| {
             objects[0]["spec"]["loadBalancerSourceRanges"] = json!(ranges);
         };
-        let mut outside = balanced(cast, &HTTP, &[Who::Remote])?;
+        let mut outside = balanced(fixture, &HTTP, &[Who::Remote])?;
         ranges(&mut outside, &[" 203.0.113.0/24", "2600:5200::/32 "]);
         Ok(outside)
     })?;

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
-use denizen_tests::cast::{Cast, EVERYONE, Who, every_protocol, every_way, service_ips};
+use denizen_tests::fixture::{EVERYONE, Fixture, Who, every_protocol, every_way, service_ips};
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::probe::{Probe, Protocol};
@@ -13,31 +13,35 @@ use denizen_tests::world::{host_length, ip};
 /// A service that the remote pod alone serves, so that no connection is a hairpin.
 fn with_agent(
     label: &str,
-) -> Result<(Cast, Vec<denizen_tests::server::Server>, denizen_tests::agent::Agent)> {
-    let (cast, servers) = Cast::new(label)?;
+) -> Result<(Fixture, Vec<denizen_tests::server::Server>, denizen_tests::agent::Agent)> {
+    let (fixture, servers) = Fixture::new(label)?;
     let ports = every_protocol();
-    cast.cluster.manifests.put("web", &cast.service("web", 10, &ports, &[Who::Remote])?)?;
-    let agent = cast.cluster.start_agent()?;
-    Ok((cast, servers, agent))
+    fixture.cluster.manifests.put("web", &fixture.service("web", 10, &ports, &[Who::Remote])?)?;
+    let agent = fixture.cluster.start_agent()?;
+    Ok((fixture, servers, agent))
 }
 
 #[test]
 fn only_this_nodes_pods_keep_their_address() -> Result<()> {
-    let (cast, _servers, agent) = with_agent("masq-who")?;
+    let (fixture, _servers, agent) = with_agent("masq-who")?;
     for (to, protocol) in every_way(10) {
         for who in EVERYONE {
             let pod = matches!(who, Who::Bridged | Who::Routed);
-            let outcome = cast.ask(who, to, protocol)?;
+            let outcome = fixture.ask(who, to, protocol)?;
             if who != Who::ThisNode {
                 // What the node sends has its address anyway.
                 assert_eq!(
-                    cast.was_masqueraded(who, &outcome)?,
+                    fixture.was_masqueraded(who, &outcome)?,
                     !pod,
                     "{who:?} to {to}/{protocol}: {outcome:?}"
                 );
             }
-            let told =
-                agent.explain(cast.address(who, to.ip())?, cast.place(who).1, to, protocol)?;
+            let told = agent.explain(
+                fixture.address(who, to.ip())?,
+                fixture.place(who).1,
+                to,
+                protocol,
+            )?;
             assert_eq!((told.local, told.masquerade), (pod, !pod), "{who:?}: {told:?}");
         }
     }
@@ -47,27 +51,27 @@ fn only_this_nodes_pods_keep_their_address() -> Result<()> {
 /// The node picks a pod's bridge address for what it sends there; masquerade makes that no worse.
 #[test]
 fn the_nodes_own_connections_come_from_one_of_its_addresses() -> Result<()> {
-    let (cast, _servers, _agent) = with_agent("masq-node")?;
+    let (fixture, _servers, _agent) = with_agent("masq-node")?;
     for ip in service_ips(10) {
-        let outcome = Probe::tcp(SocketAddr::new(ip, 80)).ask_in(&cast.cluster.world.node);
+        let outcome = Probe::tcp(SocketAddr::new(ip, 80)).ask_in(&fixture.cluster.world.node);
         let seen = outcome.seen().expect("answered");
-        assert!(cast.cluster.is_nodes(seen)?, "{outcome:?}");
+        assert!(fixture.cluster.is_nodes(seen)?, "{outcome:?}");
     }
     Ok(())
 }
 
 #[test]
 fn a_pod_that_nobody_recorded_is_not_local() -> Result<()> {
-    let (cast, _servers, _agent) = with_agent("masq-unrec")?;
+    let (fixture, _servers, _agent) = with_agent("masq-unrec")?;
     for (name, wiring, address) in
         [("b", Wiring::Bridged, "10.10.99.2"), ("r", Wiring::Routed, "172.20.99.2")]
     {
         // In the very ranges of the recorded pods: a CIDR would have called it local.
         let netns = Netns::new(&format!("masq-unrec-{name}"))?;
-        let stranger = Pod::wire(&cast.cluster.world.node, netns, name, wiring, &[ip(address)])?;
+        let stranger = Pod::wire(&fixture.cluster.world.node, netns, name, wiring, &[ip(address)])?;
         let outcome = Probe::tcp(SocketAddr::new(service_ips(10)[0], 80)).ask_in(&stranger.netns);
         let seen = outcome.seen().expect("answered");
-        assert!(cast.cluster.is_nodes(seen)?, "{wiring:?}: {outcome:?}");
+        assert!(fixture.cluster.is_nodes(seen)?, "{wiring:?}: {outcome:?}");
     }
     Ok(())
 }
@@ -76,10 +80,10 @@ fn a_pod_that_nobody_recorded_is_not_local() -> Result<()> {
 /// packet.
 #[test]
 fn a_borrowed_address_is_not_local() -> Result<()> {
-    let (cast, _servers, agent) = with_agent("masq-borrow")?;
+    let (fixture, _servers, agent) = with_agent("masq-borrow")?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
-    let address = cast.address(Who::Bridged, to.ip())?;
-    let told = agent.explain(address, cast.place(Who::Routed).1, to, Protocol::Tcp)?;
+    let address = fixture.address(Who::Bridged, to.ip())?;
+    let told = agent.explain(address, fixture.place(Who::Routed).1, to, Protocol::Tcp)?;
     assert_eq!((told.local, told.masquerade), (false, true), "{told:?}");
     let told = agent.explain(address, Some("eth0"), to, Protocol::Tcp)?;
     assert_eq!((told.local, told.masquerade), (false, true), "{told:?}");
@@ -90,14 +94,14 @@ fn a_borrowed_address_is_not_local() -> Result<()> {
 /// packet.
 #[test]
 fn another_address_of_a_recorded_pod_is_not_local() -> Result<()> {
-    let (cast, _servers, _agent) = with_agent("masq-second")?;
+    let (fixture, _servers, _agent) = with_agent("masq-second")?;
     let extra: IpAddr = ip("172.20.99.9");
-    let pod = &cast.routed;
+    let pod = &fixture.routed;
     pod.netns.ip(&format!("addr add {extra}/{} dev eth0", host_length(extra)))?;
-    cast.cluster.world.node.ip(&format!("route add {extra} dev {}", pod.host_interface()))?;
+    fixture.cluster.world.node.ip(&format!("route add {extra} dev {}", pod.host_interface()))?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
     let outcome = Probe::tcp(to).from(extra).ask_in(&pod.netns);
     let seen = outcome.seen().expect("answered");
-    assert!(cast.cluster.is_nodes(seen)?, "{outcome:?}");
+    assert!(fixture.cluster.is_nodes(seen)?, "{outcome:?}");
     Ok(())
 }

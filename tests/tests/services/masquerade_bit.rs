@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
-use denizen_tests::cast::{Cast, Who, every_protocol, every_way, service_ips};
+use denizen_tests::fixture::{Fixture, Who, every_protocol, every_way, service_ips};
 use denizen_tests::netns::Netns;
 
 /// Somebody else uses all bits but the twentieth. Packets are counted between denizen's marking and
@@ -39,30 +39,30 @@ fn counted(node: &Netns, counter: &str) -> Result<u64> {
 
 #[test]
 fn another_bit_masquerades_and_the_others_stay() -> Result<()> {
-    let (cast, _servers) = Cast::new("markbit")?;
-    let web = cast.service("web", 10, &every_protocol(), &[Who::Remote])?;
-    cast.cluster.manifests.put("web", &web)?;
-    let node = &cast.cluster.world.node;
+    let (fixture, _servers) = Fixture::new("markbit")?;
+    let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
+    fixture.cluster.manifests.put("web", &web)?;
+    let node = &fixture.cluster.world.node;
     node.nft(FOREIGN)?;
-    let mut settings = cast.cluster.settings();
+    let mut settings = fixture.cluster.settings();
     settings.flags.push("--masquerade-bit=20".to_owned());
     let agent = Agent::start(node, settings)?;
     for (to, protocol) in every_way(10) {
         let (marked, before) = (counted(node, "marked")?, counted(node, "before")?);
-        let outcome = cast.ask(Who::Outside, to, protocol)?;
-        assert!(cast.was_masqueraded(Who::Outside, &outcome)?, "{to}/{protocol}: {outcome:?}");
+        let outcome = fixture.ask(Who::Outside, to, protocol)?;
+        assert!(fixture.was_masqueraded(Who::Outside, &outcome)?, "{to}/{protocol}: {outcome:?}");
         assert_eq!(counted(node, "marked")?, marked + 1, "{to}/{protocol}: the first packet alone");
         assert!(counted(node, "before")? >= before, "{to}/{protocol}");
-        let outcome = cast.ask(Who::Bridged, to, protocol)?;
-        assert!(!cast.was_masqueraded(Who::Bridged, &outcome)?, "{to}/{protocol}: {outcome:?}");
+        let outcome = fixture.ask(Who::Bridged, to, protocol)?;
+        assert!(!fixture.was_masqueraded(Who::Bridged, &outcome)?, "{to}/{protocol}: {outcome:?}");
     }
     assert_eq!(counted(node, "changed")?, 0, "a foreign bit was changed, or ours was left");
     // Back to the usual bit: the rules are rewritten in place.
     assert!(agent.terminate()?.success());
-    let _agent = cast.cluster.start_agent()?;
+    let _agent = fixture.cluster.start_agent()?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
     let marked = counted(node, "marked")?;
-    let outcome = cast.ask(Who::Outside, to, denizen_tests::probe::Protocol::Tcp)?;
+    let outcome = fixture.ask(Who::Outside, to, denizen_tests::probe::Protocol::Tcp)?;
     assert!(outcome.endpoint().is_some(), "{outcome:?}");
     assert_eq!(counted(node, "marked")?, marked, "the old bit is nobody's any more");
     Ok(())

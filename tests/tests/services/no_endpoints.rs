@@ -5,7 +5,9 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use denizen_tests::cast::{Cast, EVERYONE, PORT, Who, every_protocol, every_way, service_ips};
+use denizen_tests::fixture::{
+    EVERYONE, Fixture, PORT, Who, every_protocol, every_way, service_ips,
+};
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::{Outcome, Protocol};
 
@@ -16,22 +18,26 @@ const AT_ONCE: Duration = Duration::from_millis(500);
 
 #[test]
 fn a_service_without_endpoints_refuses_everybody_at_once() -> Result<()> {
-    let (cast, _servers) = Cast::new("reject")?;
+    let (fixture, _servers) = Fixture::new("reject")?;
     let ports = every_protocol();
-    cast.cluster.manifests.put("lonely", &cast.service("lonely", 99, &ports, &[])?)?;
-    let agent = cast.cluster.start_agent()?;
+    fixture.cluster.manifests.put("lonely", &fixture.service("lonely", 99, &ports, &[])?)?;
+    let agent = fixture.cluster.start_agent()?;
     for (to, protocol) in every_way(99) {
         for who in EVERYONE {
             let started = Instant::now();
-            let outcome = cast.ask(who, to, protocol)?;
+            let outcome = fixture.ask(who, to, protocol)?;
             assert_eq!(outcome, Outcome::Refused, "{who:?} to {to}/{protocol}");
             assert!(
                 started.elapsed() < AT_ONCE,
                 "{who:?} to {to}/{protocol} after {:?}",
                 started.elapsed()
             );
-            let told =
-                agent.explain(cast.address(who, to.ip())?, cast.place(who).1, to, protocol)?;
+            let told = agent.explain(
+                fixture.address(who, to.ip())?,
+                fixture.place(who).1,
+                to,
+                protocol,
+            )?;
             assert_eq!(told.verdict, "reject", "{told:?}");
         }
     }
@@ -41,16 +47,16 @@ fn a_service_without_endpoints_refuses_everybody_at_once() -> Result<()> {
 /// One port of a service may have endpoints and another none: the slices' port names decide.
 #[test]
 fn a_port_that_no_slice_names_refuses() -> Result<()> {
-    let (cast, _servers) = Cast::new("reject-port")?;
+    let (fixture, _servers) = Fixture::new("reject-port")?;
     let (http, admin) = (Port::tcp("http", 80, PORT), Port::tcp("admin", 81, PORT));
-    let mut objects = cast.service("web", 10, &[http], &[Who::Routed])?;
-    objects[0] = cast.service("web", 10, &[http, admin], &[])?.remove(0);
-    cast.cluster.manifests.put("web", &objects)?;
-    let _agent = cast.cluster.start_agent()?;
+    let mut objects = fixture.service("web", 10, &[http], &[Who::Routed])?;
+    objects[0] = fixture.service("web", 10, &[http, admin], &[])?.remove(0);
+    fixture.cluster.manifests.put("web", &objects)?;
+    let _agent = fixture.cluster.start_agent()?;
     for ip in service_ips(10) {
-        let answered = cast.ask(Who::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
+        let answered = fixture.ask(Who::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
         assert!(answered.endpoint().is_some(), "{answered:?}");
-        let refused = cast.ask(Who::Bridged, SocketAddr::new(ip, 81), Protocol::Tcp)?;
+        let refused = fixture.ask(Who::Bridged, SocketAddr::new(ip, 81), Protocol::Tcp)?;
         assert_eq!(refused, Outcome::Refused);
     }
     Ok(())
@@ -59,21 +65,22 @@ fn a_port_that_no_slice_names_refuses() -> Result<()> {
 #[test]
 fn udp_clients_learn_that_no_endpoint_is_left() -> Result<()> {
     let udp = [Port::tcp("dns", 53, PORT).over(Protocol::Udp)];
-    let context =
-        AgentContext::new("ct-udp", &[], |cast| cast.service("dns", 10, &udp, &[Who::Remote]))?;
-    let client = &context.cast.cluster.world.client;
+    let context = AgentContext::new("ct-udp", &[], |fixture| {
+        fixture.service("dns", 10, &udp, &[Who::Remote])
+    })?;
+    let client = &context.fixture.cluster.world.client;
     for to in at(10, 53) {
         context
-            .becomes(&context.cast.service("dns", 10, &udp, &[Who::Remote])?)
+            .becomes(&context.fixture.service("dns", 10, &udp, &[Who::Remote])?)
             .or_else(|error| if to.is_ipv4() { Ok(()) } else { Err(error) })?;
-        let from = SocketAddr::new(context.cast.address(Who::Outside, to.ip())?, 0);
+        let from = SocketAddr::new(context.fixture.address(Who::Outside, to.ip())?, 0);
         let socket = client.run(|| UdpSocket::bind(from))??;
         socket.set_read_timeout(Some(Duration::from_secs(4)))?;
         socket.connect(to)?;
         let mut buffer = [0; 256];
         socket.send(b"who?")?;
         socket.recv(&mut buffer).context("an answer while there is an endpoint")?;
-        context.becomes(&context.cast.service("dns", 10, &udp, &[])?)?;
+        context.becomes(&context.fixture.service("dns", 10, &udp, &[])?)?;
         socket.send(b"who?")?;
         let told = socket.recv(&mut buffer).map_err(|error| error.kind());
         assert_eq!(told, Err(ErrorKind::ConnectionRefused), "the old flow goes to nobody");

@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Result;
-use denizen_tests::cast::{Cast, EVERYONE, PORT, PROTOCOLS, Who, every_protocol, service_ips};
 use denizen_tests::eventually::observed;
+use denizen_tests::fixture::{
+    EVERYONE, Fixture, PORT, PROTOCOLS, Who, every_protocol, service_ips,
+};
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::{Outcome, Protocol};
 use denizen_tests::world::ip;
@@ -19,25 +21,27 @@ const SOON: Duration = Duration::from_secs(20);
 
 #[test]
 fn everybody_reaches_a_node_port_and_is_masqueraded() -> Result<()> {
-    let (cast, _servers) = Cast::new("np-all")?;
+    let (fixture, _servers) = Fixture::new("np-all")?;
     let ports: Vec<_> = every_protocol().into_iter().map(|it| it.at_node(NODE_PORT)).collect();
-    cast.cluster
+    fixture
+        .cluster
         .manifests
-        .put("web", &cast.service("web", 10, &ports, &[Who::Bridged, Who::Remote])?)?;
-    let agent = cast.cluster.start_agent()?;
+        .put("web", &fixture.service("web", 10, &ports, &[Who::Bridged, Who::Remote])?)?;
+    let agent = fixture.cluster.start_agent()?;
     for (like, protocol) in service_ips(10).into_iter().flat_map(|ip| PROTOCOLS.map(|it| (ip, it)))
     {
-        let to = SocketAddr::new(cast.address(Who::ThisNode, like)?, NODE_PORT);
+        let to = SocketAddr::new(fixture.address(Who::ThisNode, like)?, NODE_PORT);
         for who in EVERYONE {
-            let outcome = cast.ask(who, to, protocol)?;
+            let outcome = fixture.ask(who, to, protocol)?;
             if who != Who::ThisNode {
                 assert!(
-                    cast.was_masqueraded(who, &outcome)?,
+                    fixture.was_masqueraded(who, &outcome)?,
                     "{who:?} to {to}/{protocol}: {outcome:?}"
                 );
             }
             assert!(outcome.endpoint().is_some(), "{who:?} to {to}/{protocol}: {outcome:?}");
-            let told = agent.explain(cast.address(who, like)?, cast.place(who).1, to, protocol)?;
+            let told =
+                agent.explain(fixture.address(who, like)?, fixture.place(who).1, to, protocol)?;
             assert_eq!((told.verdict.as_str(), told.masquerade), ("forward", true), "{told:?}");
         }
     }
@@ -46,14 +50,14 @@ fn everybody_reaches_a_node_port_and_is_masqueraded() -> Result<()> {
 
 #[test]
 fn a_node_port_without_endpoints_refuses() -> Result<()> {
-    let (cast, _servers) = Cast::new("np-none")?;
+    let (fixture, _servers) = Fixture::new("np-none")?;
     let ports = [Port::tcp("http", 80, PORT).at_node(NODE_PORT)];
-    cast.cluster.manifests.put("web", &cast.service("web", 10, &ports, &[])?)?;
-    let _agent = cast.cluster.start_agent()?;
+    fixture.cluster.manifests.put("web", &fixture.service("web", 10, &ports, &[])?)?;
+    let _agent = fixture.cluster.start_agent()?;
     for like in service_ips(10) {
-        let to = SocketAddr::new(cast.address(Who::ThisNode, like)?, NODE_PORT);
+        let to = SocketAddr::new(fixture.address(Who::ThisNode, like)?, NODE_PORT);
         for who in EVERYONE {
-            assert_eq!(cast.ask(who, to, Protocol::Tcp)?, Outcome::Refused, "{who:?} to {to}");
+            assert_eq!(fixture.ask(who, to, Protocol::Tcp)?, Outcome::Refused, "{who:?} to {to}");
         }
     }
     Ok(())
@@ -62,15 +66,15 @@ fn a_node_port_without_endpoints_refuses() -> Result<()> {
 /// The same number at somebody else's address is somebody else's port.
 #[test]
 fn a_node_port_is_the_nodes_alone() -> Result<()> {
-    let (cast, _servers) = Cast::new("np-else")?;
+    let (fixture, _servers) = Fixture::new("np-else")?;
     let ports = [Port::tcp("http", 80, PORT).at_node(PORT)];
-    cast.cluster.manifests.put("web", &cast.service("web", 10, &ports, &[Who::Bridged])?)?;
-    let _agent = cast.cluster.start_agent()?;
+    fixture.cluster.manifests.put("web", &fixture.service("web", 10, &ports, &[Who::Bridged])?)?;
+    let _agent = fixture.cluster.start_agent()?;
     for like in service_ips(10) {
-        let to = SocketAddr::new(cast.address(Who::Remote, like)?, PORT);
-        let outcome = cast.ask(Who::Routed, to, Protocol::Tcp)?;
+        let to = SocketAddr::new(fixture.address(Who::Remote, like)?, PORT);
+        let outcome = fixture.ask(Who::Routed, to, Protocol::Tcp)?;
         assert_eq!(outcome.endpoint(), Some(to), "{outcome:?}");
-        assert!(!cast.was_masqueraded(Who::Routed, &outcome)?, "{outcome:?}");
+        assert!(!fixture.was_masqueraded(Who::Routed, &outcome)?, "{outcome:?}");
     }
     Ok(())
 }
@@ -79,28 +83,29 @@ fn a_node_port_is_the_nodes_alone() -> Result<()> {
 /// looked up first, node ports among them.
 #[test]
 fn an_external_ip_of_the_node_is_not_taken_by_a_local_node_port_of_its_number() -> Result<()> {
-    let (cast, _servers) = Cast::new("np-ext")?;
+    let (fixture, _servers) = Fixture::new("np-ext")?;
     let mut at_node = every_protocol();
     at_node.iter_mut().for_each(|port| port.node_port = Some(NODE_PORT));
-    let mut local = cast.service("local", 10, &at_node, &[Who::Bridged])?;
+    let mut local = fixture.service("local", 10, &at_node, &[Who::Bridged])?;
     local[0]["spec"]["externalTrafficPolicy"] = "Local".into();
     let mut at_address = every_protocol();
     at_address.iter_mut().for_each(|port| port.port = NODE_PORT);
-    let mut external = cast.service("external", 11, &at_address, &[Who::Remote])?;
+    let mut external = fixture.service("external", 11, &at_address, &[Who::Remote])?;
     let nodes: Vec<_> = service_ips(11)
-        .map(|like| cast.address(Who::ThisNode, like))
+        .map(|like| fixture.address(Who::ThisNode, like))
         .into_iter()
         .collect::<Result<_>>()?;
     external[0]["spec"]["externalIPs"] = serde_json::json!(nodes);
-    cast.cluster.manifests.put("both", &[local, external].concat())?;
-    let agent = cast.cluster.start_agent()?;
+    fixture.cluster.manifests.put("both", &[local, external].concat())?;
+    let agent = fixture.cluster.start_agent()?;
     for (node, protocol) in nodes.iter().flat_map(|ip| PROTOCOLS.map(|it| (*ip, it))) {
         let to = SocketAddr::new(node, NODE_PORT);
-        let wanted = SocketAddr::new(cast.address(Who::Remote, node)?, PORT);
+        let wanted = SocketAddr::new(fixture.address(Who::Remote, node)?, PORT);
         for who in EVERYONE {
-            let outcome = cast.ask(who, to, protocol)?;
+            let outcome = fixture.ask(who, to, protocol)?;
             assert_eq!(outcome.endpoint(), Some(wanted), "{who:?} to {to}/{protocol}: {outcome:?}");
-            let told = agent.explain(cast.address(who, node)?, cast.place(who).1, to, protocol)?;
+            let told =
+                agent.explain(fixture.address(who, node)?, fixture.place(who).1, to, protocol)?;
             assert_eq!(told.endpoints, [wanted], "{told:?}");
         }
     }
@@ -110,10 +115,10 @@ fn an_external_ip_of_the_node_is_not_taken_by_a_local_node_port_of_its_number() 
 #[test]
 fn a_family_without_a_range_serves_no_node_port() -> Result<()> {
     let flag = "--nodeport-addresses=192.168.0.0/16";
-    let context = AgentContext::new("np-family", &[flag], |cast| {
-        cast.service("web", 10, &AT_NODE, &[Who::Remote])
+    let context = AgentContext::new("np-family", &[flag], |fixture| {
+        fixture.service("web", 10, &AT_NODE, &[Who::Remote])
     })?;
-    for to in at_node(&context.cast, NODE_PORT)? {
+    for to in at_node(&context.fixture, NODE_PORT)? {
         let expected = if to.is_ipv4() { by([Who::Remote]) } else { Fate::Refused };
         assert_eq!(context.fate(Who::Outside, to, Protocol::Tcp)?, expected, "{to}");
     }
@@ -123,13 +128,13 @@ fn a_family_without_a_range_serves_no_node_port() -> Result<()> {
 #[test]
 fn node_ports_follow_the_nodes_addresses() -> Result<()> {
     let flag = "--nodeport-addresses=192.168.0.0/16";
-    let context = AgentContext::new("np-follow", &[flag], |cast| {
-        cast.service("web", 10, &AT_NODE, &[Who::Remote])
+    let context = AgentContext::new("np-follow", &[flag], |fixture| {
+        fixture.service("web", 10, &AT_NODE, &[Who::Remote])
     })?;
-    let node = &context.cast.cluster.world.node;
+    let node = &context.fixture.cluster.world.node;
     let to = (ip("192.168.0.99"), NODE_PORT).into();
     let is = |wanted: fn(&Outcome) -> bool| -> Result<()> {
-        let ask = || context.cast.ask(Who::Outside, to, Protocol::Tcp);
+        let ask = || context.fixture.ask(Who::Outside, to, Protocol::Tcp);
         observed("followed", SOON, ask, wanted).map(drop)
     };
     node.ip("addr add 192.168.0.99/24 dev eth0")?;

@@ -10,10 +10,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::binary;
-use denizen_tests::cast::{Cast, PORT, Who};
 use denizen_tests::cluster::serve;
 use denizen_tests::contained::{Contained, container};
 use denizen_tests::eventually::{eventually, observed};
+use denizen_tests::fixture::{Fixture, PORT, Who};
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::{Netns, checked};
 use denizen_tests::probe::{Outcome, Probe, Protocol};
@@ -24,14 +24,14 @@ const NODE_PORT: u16 = 30080;
 const BOUND: Duration = Duration::from_secs(20);
 
 /// A service with a node port, and how an agent is to serve it on 127.0.0.1.
-fn cast(label: &str) -> Result<(Cast, Vec<Server>, Settings)> {
-    let (cast, servers) = Cast::new(label)?;
+fn fixture(label: &str) -> Result<(Fixture, Vec<Server>, Settings)> {
+    let (fixture, servers) = Fixture::new(label)?;
     let ports = [Port::tcp("http", 80, PORT).at_node(NODE_PORT)];
-    let web = cast.service("web", 10, &ports, &[Who::Bridged, Who::Remote])?;
-    cast.cluster.manifests.put("web", &web)?;
-    let mut settings = cast.cluster.settings();
+    let web = fixture.service("web", 10, &ports, &[Who::Bridged, Who::Remote])?;
+    fixture.cluster.manifests.put("web", &web)?;
+    let mut settings = fixture.cluster.settings();
     settings.flags.push("--nodeport-addresses=all,localhost".to_owned());
-    Ok((cast, servers, settings))
+    Ok((fixture, servers, settings))
 }
 
 fn is_open(node: &Netns) -> Result<bool> {
@@ -41,16 +41,16 @@ fn is_open(node: &Netns) -> Result<bool> {
 
 #[test]
 fn localhost_serves_node_ports_where_asked() -> Result<()> {
-    let (cast, _servers, settings) = cast("lo-serve")?;
-    let node = &cast.cluster.world.node;
+    let (fixture, _servers, settings) = fixture("lo-serve")?;
+    let node = &fixture.cluster.world.node;
     let agent = Agent::start(node, settings)?;
     let to = SocketAddr::new(LOCALHOST, NODE_PORT);
     let mut answered = BTreeSet::new();
     for _ in 0..40 {
         let outcome = Probe::tcp(to).from(LOCALHOST).ask_in(node);
         let seen = outcome.seen().with_context(|| format!("{outcome:?}"))?;
-        assert!(cast.cluster.is_nodes(seen)? && !seen.is_loopback(), "{outcome:?}");
-        answered.extend(outcome.endpoint().and_then(|endpoint| cast.owner(endpoint.ip())));
+        assert!(fixture.cluster.is_nodes(seen)? && !seen.is_loopback(), "{outcome:?}");
+        answered.extend(outcome.endpoint().and_then(|endpoint| fixture.owner(endpoint.ip())));
     }
     assert_eq!(answered, BTreeSet::from([Who::Bridged, Who::Remote]));
     let told = agent.explain(LOCALHOST, None, to, Protocol::Tcp)?;
@@ -62,8 +62,8 @@ fn localhost_serves_node_ports_where_asked() -> Result<()> {
 const PRIVATE: SocketAddr = SocketAddr::new(LOCALHOST, 9999);
 
 /// A pod takes the node for the way to 127.0.0.1, as any neighbour can.
-fn neighbour(cast: &Cast) -> Result<()> {
-    let pod = &cast.routed.netns;
+fn neighbour(fixture: &Fixture) -> Result<()> {
+    let pod = &fixture.routed.netns;
     let gateway = pod.output("ip", &["-4", "route", "show", "default"])?;
     let via = gateway.split_whitespace().nth(2).context("a gateway")?;
     pod.sysctl("net.ipv4.conf.all.route_localnet", "1")?;
@@ -71,66 +71,70 @@ fn neighbour(cast: &Cast) -> Result<()> {
 }
 
 /// What becomes of the neighbour's connection.
-fn intrude(cast: &Cast) -> Result<Outcome> {
-    cast.ask(Who::Routed, PRIVATE, Protocol::Tcp)
+fn intrude(fixture: &Fixture) -> Result<Outcome> {
+    fixture.ask(Who::Routed, PRIVATE, Protocol::Tcp)
 }
 
 fn set(node: &Netns, value: &str) -> Result<()> {
     node.sysctl("net.ipv4.conf.all.route_localnet", value)
 }
 
-fn cleanup(cast: &Cast) -> Result<String> {
+fn cleanup(fixture: &Fixture) -> Result<String> {
     let program = binary::ours("denizen-agent")?;
-    let run_dir = cast.cluster.run_dir().to_string_lossy();
-    cast.cluster.world.node.output(&program.to_string_lossy(), &["cleanup", "--run-dir", &run_dir])
+    let run_dir = fixture.cluster.run_dir().to_string_lossy();
+    fixture
+        .cluster
+        .world
+        .node
+        .output(&program.to_string_lossy(), &["cleanup", "--run-dir", &run_dir])
 }
 
 #[test]
 fn neighbours_are_kept_out_of_localhost() -> Result<()> {
-    let (cast, _servers, settings) = cast("lo-closed")?;
-    let node = &cast.cluster.world.node;
+    let (fixture, _servers, settings) = fixture("lo-closed")?;
+    let node = &fixture.cluster.world.node;
     let agent = Agent::start(node, settings)?;
     let _private = serve(node, &[LOCALHOST], &[(Protocol::Tcp, PRIVATE.port())])?;
-    neighbour(&cast)?;
-    assert_eq!(intrude(&cast)?, Outcome::Dropped);
+    neighbour(&fixture)?;
+    assert_eq!(intrude(&fixture)?, Outcome::Dropped);
     assert!(agent.terminate()?.success());
-    assert_eq!(intrude(&cast)?, Outcome::Dropped, "the rules stay");
-    let said = cleanup(&cast)?;
+    assert_eq!(intrude(&fixture)?, Outcome::Dropped, "the rules stay");
+    let said = cleanup(&fixture)?;
     assert!(said.contains("set net.ipv4.conf.all.route_localnet back to 0"), "{said}");
     assert!(!is_open(node)?, "{said}");
-    assert_eq!(intrude(&cast)?, Outcome::Dropped, "by the kernel");
+    assert_eq!(intrude(&fixture)?, Outcome::Dropped, "by the kernel");
     set(node, "1")?;
-    assert!(intrude(&cast)?.endpoint().is_some(), "nothing but the rule kept it out");
+    assert!(intrude(&fixture)?.endpoint().is_some(), "nothing but the rule kept it out");
     Ok(())
 }
 
 /// Whoever set it: another of denizen's backends, an operator, for all interfaces or for one.
 fn kept_out_after_a_run_that_opened_it(label: &str, first: &[&str], then: &[&str]) -> Result<()> {
-    let (cast, _servers, settings) = cast(label)?;
-    let node = &cast.cluster.world.node;
+    let (fixture, _servers, settings) = fixture(label)?;
+    let node = &fixture.cluster.world.node;
     let run = |flags: &[&str]| {
         let mut settings = settings.clone();
         settings.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
         Agent::start(node, settings)
     };
     let _private = serve(node, &[LOCALHOST], &[(Protocol::Tcp, PRIVATE.port())])?;
-    neighbour(&cast)?;
+    neighbour(&fixture)?;
     run(first)?.terminate()?;
     assert!(is_open(node)?, "it is needed");
-    assert_eq!(intrude(&cast)?, Outcome::Dropped);
+    assert_eq!(intrude(&fixture)?, Outcome::Dropped);
     let agent = run(then)?;
     if !then.contains(&"--backend=iptables") {
         let sets = || node.output("ipset", &["list", "-n"]);
         observed("rid of iptables' sets", BOUND, sets, |sets| !sets.contains("DENIZEN-"))?;
     }
-    assert_eq!(intrude(&cast)?, Outcome::Dropped, "after the start that needs it no more");
+    assert_eq!(intrude(&fixture)?, Outcome::Dropped, "after the start that needs it no more");
     assert!(!is_open(node)?, "it was denizen's own doing: {}", agent.log());
     set(node, "1")?;
-    assert_eq!(intrude(&cast)?, Outcome::Dropped, "set by somebody else");
+    assert_eq!(intrude(&fixture)?, Outcome::Dropped, "set by somebody else");
     set(node, "0")?;
-    let pod_side = cast.routed.host_interface();
+    let pod_side = fixture.routed.host_interface();
     node.sysctl(&format!("net.ipv4.conf.{pod_side}.route_localnet"), "1")?;
-    assert_eq!(intrude(&cast)?, Outcome::Dropped, "set for one interface");
+    assert_eq!(intrude(&fixture)?, Outcome::Dropped, "set for one interface");
     set(node, "1")?;
     agent.terminate()?;
     run(then)?;
@@ -159,22 +163,22 @@ fn neighbours_are_kept_out_when_iptables_needs_localhost_no_more() -> Result<()>
 /// out; whoever may set it does so later.
 #[test]
 fn what_cannot_be_set_back_is_said_and_guarded() -> Result<()> {
-    let (cast, _servers, settings) = cast("lo-said")?;
-    let node = &cast.cluster.world.node;
+    let (fixture, _servers, settings) = fixture("lo-said")?;
+    let node = &fixture.cluster.world.node;
     let _private = serve(node, &[LOCALHOST], &[(Protocol::Tcp, PRIVATE.port())])?;
-    neighbour(&cast)?;
+    neighbour(&fixture)?;
     Agent::start(node, settings)?.terminate()?;
-    let agent = Contained::start(&cast.cluster, container(&["NET_ADMIN".to_owned()]))?;
+    let agent = Contained::start(&fixture.cluster, container(&["NET_ADMIN".to_owned()]))?;
     let status = agent.until("programmed", |status| status["synced"] == true)?;
     let said = status["warnings"].to_string();
     assert!(said.contains("route_localnet is 1 and cannot be set to 0"), "{status}");
     assert!(is_open(node)?);
-    assert_eq!(intrude(&cast)?, Outcome::Dropped);
+    assert_eq!(intrude(&fixture)?, Outcome::Dropped);
     drop(agent);
     let mut init = Command::new(binary::ours("denizen-agent")?);
     init.args(["run", "--init-only", "--node-name", "node", "--manifests"]);
-    init.arg(cast.cluster.manifests.folder()).arg("--run-dir");
-    init.arg(cast.cluster.run_dir());
+    init.arg(fixture.cluster.manifests.folder()).arg("--run-dir");
+    init.arg(fixture.cluster.run_dir());
     node.run(|| checked(&mut init))??;
     assert!(!is_open(node)?);
     Ok(())
@@ -183,10 +187,10 @@ fn what_cannot_be_set_back_is_said_and_guarded() -> Result<()> {
 /// While the services are not known, the rule is not there either.
 #[test]
 fn localhost_is_not_opened_before_the_rules_are_there() -> Result<()> {
-    let (cast, _servers, settings) = cast("lo-early")?;
-    let node = &cast.cluster.world.node;
+    let (fixture, _servers, settings) = fixture("lo-early")?;
+    let node = &fixture.cluster.world.node;
     let (manifests, aside) =
-        (cast.cluster.manifests.folder(), cast.cluster.world.folder().join("aside"));
+        (fixture.cluster.manifests.folder(), fixture.cluster.world.folder().join("aside"));
     fs::rename(manifests, &aside)?;
     let mut agent = Agent::spawn(node, settings)?;
     eventually("answering", BOUND, || Ok(agent.status().is_ok()))?;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::{Agent, programmed};
-use denizen_tests::cast::{Who, service_ips};
 use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::{Who, service_ips};
 use denizen_tests::probe::Protocol::Tcp;
 use serde_json::json;
 
@@ -20,11 +20,11 @@ const SOON: Duration = Duration::from_secs(20);
 /// nor go.
 #[test]
 fn no_chain_goes_with_the_elements_that_led_to_it() -> Result<()> {
-    let context = AgentContext::new("nft-chains", &[], |cast| {
-        cast.service("web", 10, &HTTP, &[Who::Remote])
+    let context = AgentContext::new("nft-chains", &[], |fixture| {
+        fixture.service("web", 10, &HTTP, &[Who::Remote])
     })?;
     let chains = || -> Result<BTreeSet<String>> {
-        let node = &context.cast.cluster.world.node;
+        let node = &context.fixture.cluster.world.node;
         let text = node.output("nft", &["list", "table", "ip", "denizen"])?;
         let named = text.lines().filter_map(|line| line.trim().strip_prefix("chain "));
         Ok(named.map(str::to_owned).collect())
@@ -32,10 +32,10 @@ fn no_chain_goes_with_the_elements_that_led_to_it() -> Result<()> {
     let mut after = None;
     for round in 0..6 {
         let mut many =
-            context.cast.service("web", 10, &HTTP, &[Who::Bridged, Who::Routed, Who::Remote])?;
+            context.fixture.service("web", 10, &HTTP, &[Who::Bridged, Who::Routed, Who::Remote])?;
         many[0]["spec"]["sessionAffinity"] = "ClientIP".into();
         context.becomes(&many)?;
-        context.becomes(&context.cast.service("web", 10, &HTTP, &[Who::Remote])?)?;
+        context.becomes(&context.fixture.service("web", 10, &HTTP, &[Who::Remote])?)?;
         let now = chains()?;
         assert_eq!(after.get_or_insert_with(|| now.clone()), &now, "round {round}");
     }
@@ -47,13 +47,14 @@ fn no_chain_goes_with_the_elements_that_led_to_it() -> Result<()> {
 /// Rules of a newer nft make an older one crash as it lists them. Denizen needs none.
 #[test]
 fn nobody_elses_nft_is_run() -> Result<()> {
-    let context =
-        AgentContext::new("nft-alone", &[], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
+    let context = AgentContext::new("nft-alone", &[], |fixture| {
+        fixture.service("web", 10, &HTTP, &[Who::Remote])
+    })?;
     let pid = context.agent.pid();
-    let mut more = context.cast.service("web", 10, &HTTP, &[Who::Remote, Who::Bridged])?;
+    let mut more = context.fixture.service("web", 10, &HTTP, &[Who::Remote, Who::Bridged])?;
     more[0]["spec"]["sessionAffinity"] = "ClientIP".into();
     // Whatever it had run would be in the accounts of its children, even when it has ended.
-    programmed(&context.agent, || context.cast.cluster.manifests.put("services", &more), || ())?;
+    programmed(&context.agent, || context.fixture.cluster.manifests.put("services", &more), || ())?;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let fields: Vec<&str> = stat.rsplit(") ").next().context("fields")?.split(' ').collect();
     // cminflt, cmajflt: page faults of children that were waited for.
@@ -63,19 +64,20 @@ fn nobody_elses_nft_is_run() -> Result<()> {
 
 #[test]
 fn a_restart_keeps_the_rules_until_all_is_known() -> Result<()> {
-    let AgentContext { cast, agent, _servers } = AgentContext::new("restart-known", &[], |cast| {
-        cast.service("web", 10, &HTTP, &[Who::Remote])
-    })?;
+    let AgentContext { fixture, agent, _servers } =
+        AgentContext::new("restart-known", &[], |fixture| {
+            fixture.service("web", 10, &HTTP, &[Who::Remote])
+        })?;
     assert!(agent.terminate()?.success());
-    let manifests = cast.cluster.manifests.folder();
-    let aside = cast.cluster.world.folder().join("aside");
+    let manifests = fixture.cluster.manifests.folder();
+    let aside = fixture.cluster.world.folder().join("aside");
     fs::rename(manifests, &aside)?;
-    let mut agent = Agent::spawn(&cast.cluster.world.node, cast.cluster.settings())?;
+    let mut agent = Agent::spawn(&fixture.cluster.world.node, fixture.cluster.settings())?;
     eventually("answering", SOON, || Ok(agent.status().is_ok()))?;
     assert_eq!(agent.status()?["synced"], json!(false), "nothing is known yet");
     for _ in 0..20 {
         for like in service_ips(10) {
-            let outcome = cast.ask(Who::Outside, (like, 80).into(), Tcp)?;
+            let outcome = fixture.ask(Who::Outside, (like, 80).into(), Tcp)?;
             assert!(outcome.endpoint().is_some(), "{outcome:?}");
         }
     }

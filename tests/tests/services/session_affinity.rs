@@ -6,8 +6,8 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 
 use anyhow::{Context, Result, bail, ensure};
 use denizen_tests::agent::programmed;
-use denizen_tests::cast::{Cast, PORT, PROTOCOLS, Who, every_protocol, service_ips};
 use denizen_tests::effort::times;
+use denizen_tests::fixture::{Fixture, PORT, PROTOCOLS, Who, every_protocol, service_ips};
 use denizen_tests::http::{fetch, url};
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::Protocol;
@@ -26,20 +26,20 @@ const CLIENTS: [Who; 4] = [Who::Bridged, Who::Routed, Who::Remote, Who::Outside]
 /// Who answers whom, over what and in which family.
 type Choices = BTreeMap<(usize, String), Who>;
 
-fn put(cast: &Cast, members: &[Who]) -> Result<()> {
+fn put(fixture: &Fixture, members: &[Who]) -> Result<()> {
     let ports: Vec<Port> =
         every_protocol().into_iter().map(|port| port.at_node(NODE_PORT)).collect();
-    let mut objects = cast.service("sticky", 10, &ports, members)?;
+    let mut objects = fixture.service("sticky", 10, &ports, members)?;
     objects[0]["spec"]["sessionAffinity"] = "ClientIP".into();
-    cast.cluster.manifests.put("sticky", &objects)
+    fixture.cluster.manifests.put("sticky", &objects)
 }
 
 /// Asks at the cluster IP and at the node port, more than once: all must be answered by the same.
-fn choice(cast: &Cast, who: Who, doors: [SocketAddr; 2], protocol: Protocol) -> Result<Who> {
+fn choice(fixture: &Fixture, who: Who, doors: [SocketAddr; 2], protocol: Protocol) -> Result<Who> {
     let mut chosen = None;
     for door in [doors, doors].concat() {
-        let outcome = cast.ask(who, door, protocol)?;
-        let by = outcome.endpoint().and_then(|endpoint| cast.owner(endpoint.ip()));
+        let outcome = fixture.ask(who, door, protocol)?;
+        let by = outcome.endpoint().and_then(|endpoint| fixture.owner(endpoint.ip()));
         let by = by.with_context(|| format!("{who:?} to {door} over {protocol}: {outcome:?}"))?;
         ensure!(
             chosen.is_none_or(|chosen| chosen == by),
@@ -50,14 +50,14 @@ fn choice(cast: &Cast, who: Who, doors: [SocketAddr; 2], protocol: Protocol) -> 
     chosen.context("it was asked")
 }
 
-fn choices(cast: &Cast) -> Result<Choices> {
+fn choices(fixture: &Fixture) -> Result<Choices> {
     let mut found = Choices::new();
     for (number, who) in CLIENTS.into_iter().enumerate() {
         for ip in service_ips(10) {
-            let node = cast.address(Who::ThisNode, ip)?;
+            let node = fixture.address(Who::ThisNode, ip)?;
             let doors = [SocketAddr::new(ip, 80), SocketAddr::new(node, NODE_PORT)];
             for protocol in PROTOCOLS {
-                let by = choice(cast, who, doors, protocol)?;
+                let by = choice(fixture, who, doors, protocol)?;
                 found.insert((number, format!("{protocol} to {ip}")), by);
             }
         }
@@ -68,10 +68,10 @@ fn choices(cast: &Cast) -> Result<Choices> {
 #[test]
 fn a_client_keeps_its_endpoint_while_others_come_and_go_and_loses_it_with_the_endpoint()
 -> Result<()> {
-    let (cast, _servers) = Cast::new("aff-churn")?;
-    put(&cast, &[Who::Bridged, Who::Routed, Who::Remote])?;
-    let agent = cast.cluster.start_agent()?;
-    let mut before = choices(&cast)?;
+    let (fixture, _servers) = Fixture::new("aff-churn")?;
+    put(&fixture, &[Who::Bridged, Who::Routed, Who::Remote])?;
+    let agent = fixture.cluster.start_agent()?;
+    let mut before = choices(&fixture)?;
     let churn = [
         &[Who::Routed, Who::Remote][..],
         &[Who::Remote],
@@ -80,8 +80,8 @@ fn a_client_keeps_its_endpoint_while_others_come_and_go_and_loses_it_with_the_en
         &[Who::Remote, Who::Bridged, Who::Routed],
     ];
     for members in churn {
-        programmed(&agent, || put(&cast, members), || ())?;
-        let now = choices(&cast)?;
+        programmed(&agent, || put(&fixture, members), || ())?;
+        let now = choices(&fixture)?;
         for (client, by) in &now {
             ensure!(members.contains(by), "{client:?} by {by:?}, of {members:?}");
             let earlier = before[client];
@@ -108,7 +108,7 @@ const LISTED_AT_FULL_LENGTH: usize = 150_000;
 const BRINGS_ITS_HEADER: i32 = 255;
 
 /// Fills the map with clients of another service port, by nft.
-fn fill(cast: &Cast, clients: usize) -> Result<()> {
+fn fill(fixture: &Fixture, clients: usize) -> Result<()> {
     let client = |n: usize| {
         let [_, a, b, c] = (n as u32).to_be_bytes();
         format!("7fff:c000 . 12.{a}.{b}.{c} timeout 3h : 7fff:c001")
@@ -116,11 +116,11 @@ fn fill(cast: &Cast, clients: usize) -> Result<()> {
     let all: Vec<String> = (0..clients).map(client).collect();
     let add =
         |some: &[String]| format!("add element ip denizen affinity {{ {} }}\n", some.join(","));
-    cast.cluster.world.node.nft(&all.chunks(10_000).map(add).collect::<String>())
+    fixture.cluster.world.node.nft(&all.chunks(10_000).map(add).collect::<String>())
 }
 
 /// Sends SYNs from as many addresses, none of which is the sender's.
-fn flood(cast: &Cast, who: Who, to: SocketAddr, sources: usize) -> Result<()> {
+fn flood(fixture: &Fixture, who: Who, to: SocketAddr, sources: usize) -> Result<()> {
     let SocketAddr::V4(to) = to else { bail!("{to} is not of IPv4") };
     let send = || -> Result<()> {
         let raw =
@@ -134,41 +134,41 @@ fn flood(cast: &Cast, who: Who, to: SocketAddr, sources: usize) -> Result<()> {
         }
         Ok(())
     };
-    cast.place(who).0.run(send)?
+    fixture.place(who).0.run(send)?
 }
 
 /// A service at the cluster IPs of `number`, over TCP.
-fn put_tcp(cast: &Cast, name: &str, number: u8) -> Result<()> {
+fn put_tcp(fixture: &Fixture, name: &str, number: u8) -> Result<()> {
     let members = [Who::Bridged, Who::Routed, Who::Remote];
-    let mut objects = cast.service(name, number, &[Port::tcp("http", 80, PORT)], &members)?;
+    let mut objects = fixture.service(name, number, &[Port::tcp("http", 80, PORT)], &members)?;
     objects[0]["spec"]["sessionAffinity"] = "ClientIP".into();
-    cast.cluster.manifests.put(name, &objects)
+    fixture.cluster.manifests.put(name, &objects)
 }
 
 /// Who answers `who` at a service of IPv4, time after time.
-fn kept(cast: &Cast, who: Who, number: u8) -> Result<Who> {
+fn kept(fixture: &Fixture, who: Who, number: u8) -> Result<Who> {
     let door = SocketAddr::new(service_ips(number)[0], 80);
-    choice(cast, who, [door, door], Protocol::Tcp)
+    choice(fixture, who, [door, door], Protocol::Tcp)
 }
 
 #[test]
 fn forged_clients_of_one_service_end_nobodys_affinity() -> Result<()> {
-    let (cast, _servers) = Cast::new("aff-flood")?;
-    put_tcp(&cast, "flooded", 10)?;
-    put_tcp(&cast, "other", 11)?;
-    let agent = cast.cluster.start_agent()?;
-    let before = kept(&cast, Who::Outside, 10)?;
+    let (fixture, _servers) = Fixture::new("aff-flood")?;
+    put_tcp(&fixture, "flooded", 10)?;
+    put_tcp(&fixture, "other", 11)?;
+    let agent = fixture.cluster.start_agent()?;
+    let before = kept(&fixture, Who::Outside, 10)?;
     let listed = times(LISTED_AT_FULL_LENGTH, LISTED);
-    fill(&cast, listed)?;
-    flood(&cast, Who::Routed, SocketAddr::new(service_ips(10)[0], 80), FORGED - listed)?;
+    fill(&fixture, listed)?;
+    flood(&fixture, Who::Routed, SocketAddr::new(service_ips(10)[0], 80), FORGED - listed)?;
 
     for who in CLIENTS {
-        kept(&cast, who, 11).context("a new client of another service")?;
+        kept(&fixture, who, 11).context("a new client of another service")?;
     }
-    let after = kept(&cast, Who::Outside, 10)?;
+    let after = kept(&fixture, Who::Outside, 10)?;
     ensure!(after == before, "remembered with {before:?}, sent to {after:?}");
     for who in [Who::Bridged, Who::Remote] {
-        kept(&cast, who, 10).context("a new client of the flooded service")?;
+        kept(&fixture, who, 10).context("a new client of the flooded service")?;
     }
 
     let status = agent.status()?;
@@ -184,7 +184,8 @@ fn forged_clients_of_one_service_end_nobodys_affinity() -> Result<()> {
     ensure!((1_024..1_100).contains(&figure("affinity-reserved")), "{status:#}");
     ensure!(figure("affinity-brief") > 1_000, "{status:#}");
     ensure!(status["warnings"].to_string().contains("session affinity"), "{status:#}");
-    let metrics = fetch(&cast.cluster.world.node, &url(ip("127.0.0.1"), 10249, "/metrics"), &[])?;
+    let metrics =
+        fetch(&fixture.cluster.world.node, &url(ip("127.0.0.1"), 10249, "/metrics"), &[])?;
     let shown = [
         "denizen_rule_elements{ip_family=\"IPv4\",set=\"affinity\"} 262144",
         "denizen_affinity_crowded_total{remembered=\"briefly\"}",
@@ -194,7 +195,7 @@ fn forged_clients_of_one_service_end_nobodys_affinity() -> Result<()> {
     }
 
     // nft shows the budget, which has an expression of its own beside the key.
-    let listed = cast
+    let listed = fixture
         .cluster
         .world
         .node
@@ -204,14 +205,14 @@ fn forged_clients_of_one_service_end_nobodys_affinity() -> Result<()> {
 
     // A restarted agent, which remembers nothing, does not read all these clients.
     agent.terminate()?;
-    let _agent = cast.cluster.start_agent()?;
-    let restarted = kept(&cast, Who::Outside, 10)?;
+    let _agent = fixture.cluster.start_agent()?;
+    let restarted = kept(&fixture, Who::Outside, 10)?;
     ensure!(restarted == before, "remembered with {before:?}, sent to {restarted:?}");
     Ok(())
 }
 
-fn sticky(cast: &Cast, members: &[Who]) -> Result<Vec<Value>> {
-    let mut objects = cast.service("web", 10, &TWO, members)?;
+fn sticky(fixture: &Fixture, members: &[Who]) -> Result<Vec<Value>> {
+    let mut objects = fixture.service("web", 10, &TWO, members)?;
     objects[0]["spec"]["sessionAffinity"] = "ClientIP".into();
     Ok(objects)
 }
@@ -220,9 +221,9 @@ fn sticky(cast: &Cast, members: &[Who]) -> Result<Vec<Value>> {
 fn chosen(context: &AgentContext, to: SocketAddr) -> Result<Who> {
     let mut answered = BTreeSet::new();
     for _ in 0..12 {
-        let outcome = context.cast.ask(Who::Outside, to, Protocol::Tcp)?;
+        let outcome = context.fixture.ask(Who::Outside, to, Protocol::Tcp)?;
         let endpoint = outcome.endpoint().with_context(|| format!("{to}: {outcome:?}"))?;
-        answered.extend(context.cast.owner(endpoint.ip()));
+        answered.extend(context.fixture.owner(endpoint.ip()));
     }
     let only = answered.pop_first().context("nobody answered")?;
     assert_eq!(answered, BTreeSet::new(), "{to}: besides {only:?}");
@@ -231,19 +232,19 @@ fn chosen(context: &AgentContext, to: SocketAddr) -> Result<Who> {
 
 #[test]
 fn affinity_is_per_port_and_forgets_who_is_removed() -> Result<()> {
-    let context = AgentContext::new("aff-port", &[], |cast| sticky(cast, &ALL))?;
+    let context = AgentContext::new("aff-port", &[], |fixture| sticky(fixture, &ALL))?;
     let [first, second] = [80, 81].map(|port| at(10, port));
     for (first, second) in first.into_iter().zip(second) {
         // A service port each: where the one's choice goes, the other's need not.
         let (gone, kept) = (chosen(&context, first)?, chosen(&context, second)?);
         let rest: Vec<Who> = ALL.into_iter().filter(|who| *who != gone).collect();
-        context.becomes(&sticky(&context.cast, &rest)?)?;
+        context.becomes(&sticky(&context.fixture, &rest)?)?;
         let next = chosen(&context, first)?;
         assert_ne!(next, gone, "it is no endpoint any more");
         if kept != gone {
             assert_eq!(chosen(&context, second)?, kept, "nothing of its own changed");
         }
-        context.becomes(&sticky(&context.cast, &ALL)?)?;
+        context.becomes(&sticky(&context.fixture, &ALL)?)?;
         assert_eq!(chosen(&context, first)?, next, "who came back has no claim");
     }
     Ok(())

@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
-use denizen_tests::cast::{Cast, PORT, Who, service_ips};
 use denizen_tests::conntrack::Flow;
+use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::iptables::Variant;
 use denizen_tests::kube_proxy::ipvs::{Ipvs, VirtualServer};
 use denizen_tests::lasting::{self, ECHO, Lasting, MEMBERS};
@@ -40,23 +40,23 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What every pod but the node's own serves, by the same addresses as kube-proxy has it.
 pub(crate) struct GuestContext {
-    cast: Cast,
+    fixture: Fixture,
     servers: Vec<VirtualServer>,
     _serving: Vec<Server>,
 }
 
 impl GuestContext {
     pub(crate) fn new(label: &str) -> Result<Self> {
-        let (cast, serving) = lasting::cast(label)?;
-        let manifests = &cast.cluster.manifests;
-        manifests.put("door", &cast.service("door", 12, &[DOOR], &MEMBERS)?)?;
+        let (fixture, serving) = lasting::fixture(label)?;
+        let manifests = &fixture.cluster.manifests;
+        manifests.put("door", &fixture.service("door", 12, &[DOOR], &MEMBERS)?)?;
         // What the clients leave behind would fill the table; a flow that stays is one for as long
         // as it may take.
-        let node = &cast.cluster.world.node;
+        let node = &fixture.cluster.world.node;
         node.sysctl("net.netfilter.nf_conntrack_tcp_timeout_close", "1")?;
         node.sysctl("net.netfilter.nf_conntrack_udp_timeout_stream", "600")?;
         let servers = Vec::new();
-        let mut context = Self { cast, servers, _serving: serving };
+        let mut context = Self { fixture, servers, _serving: serving };
         for (web, door) in service_ips(10).into_iter().zip(service_ips(12)) {
             context.serve(SocketAddr::new(web, 80), Protocol::Tcp, &MEMBERS, PORT)?;
             context.serve(SocketAddr::new(web, 80), Protocol::Udp, &MEMBERS, PORT)?;
@@ -76,7 +76,7 @@ impl GuestContext {
         members: &[Who],
         port: u16,
     ) -> Result<()> {
-        let endpoint = |who: &Who| Ok(SocketAddr::new(self.cast.address(*who, at.ip())?, port));
+        let endpoint = |who: &Who| Ok(SocketAddr::new(self.fixture.address(*who, at.ip())?, port));
         self.servers.push(VirtualServer {
             at,
             protocol,
@@ -87,7 +87,7 @@ impl GuestContext {
     }
 
     pub(crate) fn node(&self) -> &Netns {
-        &self.cast.cluster.world.node
+        &self.fixture.cluster.world.node
     }
 
     /// Its kube-proxy, which has not started yet.
@@ -96,7 +96,7 @@ impl GuestContext {
     }
 
     pub(crate) fn start(&self, flags: Vec<String>) -> Result<Agent> {
-        let mut settings = self.cast.cluster.settings();
+        let mut settings = self.fixture.cluster.settings();
         settings.flags = flags;
         let mut agent = Agent::spawn(self.node(), settings)?;
         agent.wait_programmed(PATIENCE)?;
@@ -113,7 +113,7 @@ impl GuestContext {
 
     /// Connections that stay.
     pub(crate) fn lasting(&self) -> Result<Vec<Lasting>> {
-        let open = |who: &Who| Lasting::open(self.cast.place(*who).0, echo());
+        let open = |who: &Who| Lasting::open(self.fixture.place(*who).0, echo());
         OTHERS.iter().map(open).collect()
     }
 
@@ -121,7 +121,7 @@ impl GuestContext {
     pub(crate) fn flow(&self) -> Result<Flow> {
         let to = SocketAddr::new(service_ips(10)[0], 80);
         let (from, source) =
-            (self.cast.place(Who::Bridged).0, self.cast.address(Who::Bridged, to.ip())?);
+            (self.fixture.place(Who::Bridged).0, self.fixture.address(Who::Bridged, to.ip())?);
         Flow::open(from, Protocol::Udp, source, to)
     }
 
@@ -135,7 +135,9 @@ impl GuestContext {
                 targets.push((SocketAddr::new(web, 80), Protocol::Udp));
                 targets.push((SocketAddr::new(node, NODE_PORT), Protocol::Tcp));
             }
-            load.client(self.cast.place(*who).0, targets, |outcome| outcome.endpoint().is_some())?;
+            load.client(self.fixture.place(*who).0, targets, |outcome| {
+                outcome.endpoint().is_some()
+            })?;
         }
         Ok(load)
     }

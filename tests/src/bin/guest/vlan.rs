@@ -5,8 +5,8 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::cast::{PORT, is_local, service_ips};
 use denizen_tests::cluster::Cluster;
+use denizen_tests::fixture::{PORT, is_local, service_ips};
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::Pod;

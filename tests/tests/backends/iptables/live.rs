@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::cast::{Cast, PORT, Who, every_way, service_ips};
 use denizen_tests::effort;
 use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::{Fixture, PORT, Who, every_way, service_ips};
 use denizen_tests::iptables::{self, Variant};
 use denizen_tests::lasting::{self, Lasting};
 use denizen_tests::load::Load;
@@ -23,18 +23,18 @@ use serde_json::json;
 const BOUND: Duration = Duration::from_secs(60);
 
 struct LiveContext {
-    cast: Cast,
+    fixture: Fixture,
     _servers: Vec<Server>,
 }
 
 impl LiveContext {
     fn new(label: &str) -> Result<Self> {
-        let (cast, servers) = lasting::cast(label)?;
-        Ok(Self { cast, _servers: servers })
+        let (fixture, servers) = lasting::fixture(label)?;
+        Ok(Self { fixture, _servers: servers })
     }
 
     fn start(&self, flags: Vec<String>) -> Result<Agent> {
-        let cluster = &self.cast.cluster;
+        let cluster = &self.fixture.cluster;
         let mut settings = cluster.settings();
         settings.flags = flags;
         Agent::start(&cluster.world.node, settings)
@@ -42,23 +42,25 @@ impl LiveContext {
 
     fn lasting(&self) -> Result<[Lasting; 2]> {
         let open =
-            |who| Lasting::open(self.cast.place(who).0, SocketAddr::new(service_ips(11)[0], 7));
+            |who| Lasting::open(self.fixture.place(who).0, SocketAddr::new(service_ips(11)[0], 7));
         Ok([open(Who::Bridged)?, open(Who::Outside)?])
     }
 
     fn load(&self) -> Result<Load> {
-        self.cast.cluster.world.forget_quickly()?;
+        self.fixture.cluster.world.forget_quickly()?;
         let mut load = Load::default();
         for who in [Who::Bridged, Who::Routed, Who::Outside] {
             let targets =
                 every_way(10).filter(|(_, protocol)| *protocol != Protocol::Sctp).collect();
-            load.client(self.cast.place(who).0, targets, |outcome| outcome.endpoint().is_some())?;
+            load.client(self.fixture.place(who).0, targets, |outcome| {
+                outcome.endpoint().is_some()
+            })?;
         }
         Ok(load)
     }
 
     fn node(&self) -> &denizen_tests::netns::Netns {
-        &self.cast.cluster.world.node
+        &self.fixture.cluster.world.node
     }
 
     fn dump(&self, variant: Variant) -> Result<String> {
@@ -123,8 +125,8 @@ fn what_others_change_is_repaired_nft() -> Result<()> {
 /// taken for somebody's doing at every look.
 fn nothing_is_read_otherwise_than_written(label: &str, variant: Variant) -> Result<()> {
     let context = LiveContext::new(label)?;
-    every_shape(&context.cast)?;
-    let file = context.cast.cluster.run_dir().join("egress.yaml");
+    every_shape(&context.fixture)?;
+    let file = context.fixture.cluster.run_dir().join("egress.yaml");
     fs::write(&file, "nonMasqueradeCIDRs: ['0.0.0.0/0', '::/0', 10.0.0.0/8]")?;
     for mode in
         ["pod-state=port-exact", "bridge-port", "bridge=cni0,cni1", "interface-prefix=veth,cni"]
@@ -143,11 +145,11 @@ fn nothing_is_read_otherwise_than_written(label: &str, variant: Variant) -> Resu
     Ok(())
 }
 
-fn every_shape(cast: &Cast) -> Result<()> {
+fn every_shape(fixture: &Fixture) -> Result<()> {
     for (number, policy) in [(20, "Cluster"), (21, "Local")] {
         let name = policy.to_lowercase();
         let port = [Port::tcp("http", 80, PORT).at_node(30_000 + u16::from(number))];
-        let mut objects = cast.service(&name, number, &port, &lasting::MEMBERS)?;
+        let mut objects = fixture.service(&name, number, &port, &lasting::MEMBERS)?;
         let spec = &mut objects[0]["spec"];
         spec["sessionAffinity"] = json!("ClientIP");
         spec["externalTrafficPolicy"] = json!(policy);
@@ -156,10 +158,10 @@ fn every_shape(cast: &Cast) -> Result<()> {
             json!(["0.0.0.0/0", "::/0", "192.0.2.0/24", "2001:db8::/32"]);
         let ingress = json!([{ "ip": format!("198.51.101.{number}") }, { "ip": format!("2001:db8:1b::{number}") }]);
         objects[0]["status"] = json!({ "loadBalancer": { "ingress": ingress } });
-        cast.cluster.manifests.put(&name, &objects)?;
+        fixture.cluster.manifests.put(&name, &objects)?;
     }
-    let nobody = cast.service("nobody", 22, &[Port::tcp("http", 80, PORT)], &[])?;
-    cast.cluster.manifests.put("nobody", &nobody)
+    let nobody = fixture.service("nobody", 22, &[Port::tcp("http", 80, PORT)], &[])?;
+    fixture.cluster.manifests.put("nobody", &nobody)
 }
 
 #[test]
@@ -199,7 +201,7 @@ fn restarts_change_nothing(label: &str, variant: Variant, mode: &str) -> Result<
     agent.terminate()?;
     let before = counters(&variant.counted(context.node())?);
     for _ in 0..effort::times(20, 4) {
-        let mut settings = context.cast.cluster.settings();
+        let mut settings = context.fixture.cluster.settings();
         settings.flags = flags.clone();
         let agent = Agent::spawn(context.node(), settings)?;
         thread::sleep(Duration::from_millis(u64::from(std::process::id()) % 40));

@@ -9,8 +9,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, programmed};
-use denizen_tests::cast::{Cast, PORT, Who, service_ips};
 use denizen_tests::contained::Contained;
+use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::iptables::Variant;
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::checked;
@@ -20,16 +20,16 @@ use tempfile::TempDir;
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 
-fn ask(cast: &Cast, number: u8) -> Result<Outcome> {
-    cast.ask(Who::Bridged, SocketAddr::new(service_ips(number)[0], 80), Protocol::Tcp)
+fn ask(fixture: &Fixture, number: u8) -> Result<Outcome> {
+    fixture.ask(Who::Bridged, SocketAddr::new(service_ips(number)[0], 80), Protocol::Tcp)
 }
 
-fn is_served(cast: &Cast, number: u8) -> bool {
-    ask(cast, number).is_ok_and(|outcome| outcome.endpoint().is_some())
+fn is_served(fixture: &Fixture, number: u8) -> bool {
+    ask(fixture, number).is_ok_and(|outcome| outcome.endpoint().is_some())
 }
 
-fn sticky(cast: &Cast, number: u8) -> Result<Vec<Value>> {
-    let mut objects = cast.service("sticky", number, &HTTP, &[Who::Routed, Who::Remote])?;
+fn sticky(fixture: &Fixture, number: u8) -> Result<Vec<Value>> {
+    let mut objects = fixture.service("sticky", number, &HTTP, &[Who::Routed, Who::Remote])?;
     objects[0]["spec"]["sessionAffinity"] = json!("ClientIP");
     Ok(objects)
 }
@@ -52,10 +52,10 @@ fn without_recent() -> Result<TempDir> {
 
 /// `explain` tells the service whose rules are missing from those that are served, and says why
 /// they are.
-fn explained_as_it_is(cast: &Cast, agent: &Contained) -> Result<()> {
+fn explained_as_it_is(fixture: &Fixture, agent: &Contained) -> Result<()> {
     let explained = |number: u8| -> Result<Value> {
         let to = SocketAddr::new(service_ips(number)[0], 80);
-        let from = cast.address(Who::Bridged, to.ip())?;
+        let from = fixture.address(Who::Bridged, to.ip())?;
         agent.explain(&from.to_string(), &to.to_string())
     };
     let sticky = explained(11)?;
@@ -74,14 +74,14 @@ fn explained_as_it_is(cast: &Cast, agent: &Contained) -> Result<()> {
 /// One service's rules cannot be written, at the start and later; the others are served, come and
 /// go.
 fn one_service_holds_up_no_other(label: &str, variant: Variant) -> Result<()> {
-    let (cast, _servers) = Cast::new(label)?;
-    let manifests = &cast.cluster.manifests;
-    manifests.put("web", &cast.service("web", 10, &HTTP, &[Who::Routed, Who::Remote])?)?;
-    manifests.put("sticky", &sticky(&cast, 11)?)?;
+    let (fixture, _servers) = Fixture::new(label)?;
+    let manifests = &fixture.cluster.manifests;
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Routed, Who::Remote])?)?;
+    manifests.put("sticky", &sticky(&fixture, 11)?)?;
     let extensions = without_recent()?;
     let mut program = Command::new("env");
     program.arg(format!("XTABLES_LIBDIR={}", extensions.path().display()));
-    let agent = Contained::start_with(&cast.cluster, program, &variant.flags())?;
+    let agent = Contained::start_with(&fixture.cluster, program, &variant.flags())?;
     let named = |status: &Value| {
         let errors = status["errors"].to_string();
         errors.contains("default/sticky:http")
@@ -90,30 +90,30 @@ fn one_service_holds_up_no_other(label: &str, variant: Variant) -> Result<()> {
     };
     agent
         .until("synced, and the other named", |status| status["synced"] == true && named(status))?;
-    ensure!(ask(&cast, 10)?.endpoint().is_some(), "web is served");
-    ensure!(ask(&cast, 11)?.endpoint().is_none(), "sticky is not");
-    explained_as_it_is(&cast, &agent)?;
-    manifests.put("more", &cast.service("more", 12, &HTTP, &[Who::Remote])?)?;
-    agent.until("one more", |status| status["services"] == 3 && is_served(&cast, 12))?;
+    ensure!(ask(&fixture, 10)?.endpoint().is_some(), "web is served");
+    ensure!(ask(&fixture, 11)?.endpoint().is_none(), "sticky is not");
+    explained_as_it_is(&fixture, &agent)?;
+    manifests.put("more", &fixture.service("more", 12, &HTTP, &[Who::Remote])?)?;
+    agent.until("one more", |status| status["services"] == 3 && is_served(&fixture, 12))?;
     ensure!(named(&agent.status()?), "{}", agent.status()?);
     // A look finds it as it was left, which is nobody's doing.
-    variant.run(&cast.cluster.world.node, "-t nat -F KUBE-SERVICES")?;
+    variant.run(&fixture.cluster.world.node, "-t nat -F KUBE-SERVICES")?;
     agent.until("repaired", |status| {
         status["driftRepaired"] == 1
             && named(status)
-            && is_served(&cast, 10)
-            && is_served(&cast, 12)
+            && is_served(&fixture, 10)
+            && is_served(&fixture, 12)
     })?;
     // Written otherwise, it is tried again.
-    manifests.put("sticky", &cast.service("sticky", 11, &HTTP, &[Who::Routed, Who::Remote])?)?;
+    manifests.put("sticky", &fixture.service("sticky", 11, &HTTP, &[Who::Routed, Who::Remote])?)?;
     let is_well = |status: &Value| status["errors"] == json!([]);
-    agent.until("no errors", |status| is_well(status) && is_served(&cast, 11))?;
-    manifests.put("sticky", &sticky(&cast, 11)?)?;
+    agent.until("no errors", |status| is_well(status) && is_served(&fixture, 11))?;
+    manifests.put("sticky", &sticky(&fixture, 11)?)?;
     agent.until("named again", named)?;
-    ensure!(ask(&cast, 10)?.endpoint().is_some(), "web is served");
-    ensure!(ask(&cast, 11)?.endpoint().is_some(), "sticky is as it was before");
+    ensure!(ask(&fixture, 10)?.endpoint().is_some(), "web is served");
+    ensure!(ask(&fixture, 11)?.endpoint().is_some(), "sticky is as it was before");
     manifests.remove("sticky")?;
-    agent.until("gone, with its error", |status| is_well(status) && !is_served(&cast, 11))?;
+    agent.until("gone, with its error", |status| is_well(status) && !is_served(&fixture, 11))?;
     Ok(())
 }
 
@@ -130,11 +130,11 @@ fn one_service_holds_up_no_other_nft() -> Result<()> {
 /// Somebody's rule leads to a service's chain, so the kernel does not let that go; the service goes
 /// all the same.
 fn a_chain_in_use_holds_up_nobody(label: &str, variant: Variant) -> Result<()> {
-    let (cast, _servers) = Cast::new(label)?;
-    let node = &cast.cluster.world.node;
-    let manifests = &cast.cluster.manifests;
-    manifests.put("web", &cast.service("web", 10, &HTTP, &[Who::Routed])?)?;
-    let mut settings = cast.cluster.settings();
+    let (fixture, _servers) = Fixture::new(label)?;
+    let node = &fixture.cluster.world.node;
+    let manifests = &fixture.cluster.manifests;
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Routed])?)?;
+    let mut settings = fixture.cluster.settings();
     settings.flags = variant.flags();
     let agent = Agent::start(node, settings)?;
     let rules = variant.dump(node)?;
@@ -145,13 +145,13 @@ fn a_chain_in_use_holds_up_nobody(label: &str, variant: Variant) -> Result<()> {
     programmed(&agent, || manifests.remove("web"), || ())?;
     let status = programmed(
         &agent,
-        || manifests.put("more", &cast.service("more", 12, &HTTP, &[Who::Remote])?),
+        || manifests.put("more", &fixture.service("more", 12, &HTTP, &[Who::Remote])?),
         || (),
     )?;
     let errors = status["errors"].to_string();
     ensure!(errors.contains(&format!("-X {chain}")), "{status}");
-    ensure!(ask(&cast, 10)?.endpoint().is_none(), "web is gone");
-    ensure!(ask(&cast, 12)?.endpoint().is_some(), "more is served");
+    ensure!(ask(&fixture, 10)?.endpoint().is_none(), "web is gone");
+    ensure!(ask(&fixture, 12)?.endpoint().is_some(), "more is served");
     ensure!(
         !variant.dump(node)?.contains("default/web"),
         "nothing of it is left: {}",
@@ -159,10 +159,10 @@ fn a_chain_in_use_holds_up_nobody(label: &str, variant: Variant) -> Result<()> {
     );
     programmed(
         &agent,
-        || manifests.put("web", &cast.service("web", 10, &HTTP, &[Who::Routed])?),
+        || manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Routed])?),
         || (),
     )?;
-    ensure!(ask(&cast, 10)?.endpoint().is_some(), "web is back");
+    ensure!(ask(&fixture, 10)?.endpoint().is_some(), "web is back");
     assert_eq!(agent.status()?["errors"], json!([]));
     assert_eq!(agent.status()?["driftRepaired"], 0);
     Ok(())

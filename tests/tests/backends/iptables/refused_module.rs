@@ -9,8 +9,8 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use denizen_tests::cast::{Cast, PORT, Who, service_ips};
 use denizen_tests::contained::Contained;
+use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::http::{fetch, url};
 use denizen_tests::iptables::Variant;
 use denizen_tests::manifest::Port;
@@ -46,24 +46,24 @@ fn put_programs(folder: &Path, missing: &str) -> Result<()> {
 }
 
 /// An agent on a kernel without what `missing` makes of rules.
-fn start(cast: &Cast, folder: &Path, missing: &str, variant: Variant) -> Result<Contained> {
+fn start(fixture: &Fixture, folder: &Path, missing: &str, variant: Variant) -> Result<Contained> {
     put_programs(folder, missing)?;
     let mut program = Command::new("env");
     program.arg(format!("PATH={}:/usr/sbin:/usr/bin:/sbin:/bin", folder.display()));
-    Contained::start_with(&cast.cluster, program, &variant.flags())
+    Contained::start_with(&fixture.cluster, program, &variant.flags())
 }
 
 /// Who answers at the service of `number`, family by family.
-fn answers(cast: &Cast, number: u8) -> Result<Vec<Option<SocketAddr>>> {
+fn answers(fixture: &Fixture, number: u8) -> Result<Vec<Option<SocketAddr>>> {
     let ask = |ip| {
-        let outcome = cast.ask(Who::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
+        let outcome = fixture.ask(Who::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
         Ok(outcome.endpoint())
     };
     service_ips(number).into_iter().map(ask).collect()
 }
 
-fn are_served(cast: &Cast, numbers: Range<u8>) -> Result<bool> {
-    let all = numbers.map(|number| answers(cast, number)).collect::<Result<Vec<_>>>()?;
+fn are_served(fixture: &Fixture, numbers: Range<u8>) -> Result<bool> {
+    let all = numbers.map(|number| answers(fixture, number)).collect::<Result<Vec<_>>>()?;
     Ok(all.iter().flatten().all(Option::is_some))
 }
 
@@ -74,46 +74,47 @@ fn is_refused(status: &Value) -> bool {
 }
 
 fn the_others_are_served_until_it_is_loaded(label: &str, variant: Variant) -> Result<()> {
-    let (cast, _servers) = Cast::new(label)?;
-    let manifests = &cast.cluster.manifests;
+    let (fixture, _servers) = Fixture::new(label)?;
+    let manifests = &fixture.cluster.manifests;
     for number in PLAIN {
         let name = format!("plain{number}");
-        manifests.put(&name, &cast.service(&name, number, &HTTP, &MEMBERS)?)?;
+        manifests.put(&name, &fixture.service(&name, number, &HTTP, &MEMBERS)?)?;
     }
     for number in STICKY {
         let name = format!("sticky{number}");
-        let mut objects = cast.service(&name, number, &HTTP, &MEMBERS)?;
+        let mut objects = fixture.service(&name, number, &HTTP, &MEMBERS)?;
         objects[0]["spec"]["sessionAffinity"] = json!("ClientIP");
         manifests.put(&name, &objects)?;
     }
     let folder = denizen_tests::netns::folder()?;
-    let agent = start(&cast, folder.path(), RECENT, variant)?;
+    let agent = start(&fixture, folder.path(), RECENT, variant)?;
     agent.until("synced, and told", |status| status["synced"] == true && is_refused(status))?;
-    ensure!(are_served(&cast, PLAIN)?, "{}", agent.status()?);
-    let health = || fetch(&cast.cluster.world.node, &url(ip("127.0.0.1"), 10256, "/healthz"), &[]);
+    ensure!(are_served(&fixture, PLAIN)?, "{}", agent.status()?);
+    let health =
+        || fetch(&fixture.cluster.world.node, &url(ip("127.0.0.1"), 10256, "/healthz"), &[]);
     // Load balancers had better send elsewhere.
     let (reply, body) = (health()?, health()?.json()?);
     ensure!(reply.status == 503, "{body}");
     ensure!(body["reason"].as_str().is_some_and(|why| why.contains("most services")), "{body}");
     // Nobody waits for them.
-    manifests.put("plain40", &cast.service("plain40", 40, &HTTP, &MEMBERS)?)?;
+    manifests.put("plain40", &fixture.service("plain40", 40, &HTTP, &MEMBERS)?)?;
     agent.until("one more", |status| {
-        is_refused(status) && are_served(&cast, 40..41).unwrap_or(false)
+        is_refused(status) && are_served(&fixture, 40..41).unwrap_or(false)
     })?;
     fs::remove_file(folder.path().join("missing"))?;
     let status = agent.until("all are taken", |status| status["errors"] == json!([]))?;
     ensure!(status["driftRepaired"] == 0, "{status}");
-    ensure!(are_served(&cast, PLAIN)? && are_served(&cast, 40..41)?, "the others");
+    ensure!(are_served(&fixture, PLAIN)? && are_served(&fixture, 40..41)?, "the others");
     for number in STICKY {
-        let first = answers(&cast, number)?;
+        let first = answers(&fixture, number)?;
         ensure!(first.iter().all(Option::is_some), "{number}: {first:?}");
         for _ in 0..4 {
-            ensure!(answers(&cast, number)? == first, "{number} sticks to {first:?}");
+            ensure!(answers(&fixture, number)? == first, "{number} sticks to {first:?}");
         }
     }
     let (reply, body) = (health()?, health()?.json()?);
     ensure!(reply.status == 200 && body["reason"] == Value::Null, "{body}");
-    let rules = variant.dump(&cast.cluster.world.node)?;
+    let rules = variant.dump(&fixture.cluster.world.node)?;
     let recent = rules.lines().filter(|line| line.contains("-m recent"));
     // In each family and for each of two endpoints, one that recalls and one that remembers.
     let expected = STICKY.len() * 2 * 2 * 2;
@@ -134,16 +135,16 @@ fn the_others_are_served_until_it_is_loaded_nft() -> Result<()> {
 /// Lines of one chain that all services share: some are refused, others come, and none of those
 /// goes for a moment.
 fn a_shared_chain_loses_lines_alone(label: &str, variant: Variant) -> Result<()> {
-    let (cast, _servers) = Cast::new(label)?;
-    let manifests = &cast.cluster.manifests;
+    let (fixture, _servers) = Fixture::new(label)?;
+    let manifests = &fixture.cluster.manifests;
     let idle = |number: u8, port: Port| {
         let name = format!("idle{number}");
-        manifests.put(&name, &cast.service(&name, number, &[port], &[])?)
+        manifests.put(&name, &fixture.service(&name, number, &[port], &[])?)
     };
     let is_refused = |number: u8, protocol| {
         let mut ways = service_ips(number).into_iter();
         ways.all(|ip| {
-            let outcome = cast.ask(Who::Bridged, SocketAddr::new(ip, 80), protocol);
+            let outcome = fixture.ask(Who::Bridged, SocketAddr::new(ip, 80), protocol);
             matches!(outcome, Ok(Outcome::Refused))
         })
     };
@@ -151,7 +152,7 @@ fn a_shared_chain_loses_lines_alone(label: &str, variant: Variant) -> Result<()>
     idle(40, HTTP[0])?;
     idle(41, udp)?;
     let folder = denizen_tests::netns::folder()?;
-    let agent = start(&cast, folder.path(), REJECT_OF_UDP, variant)?;
+    let agent = start(&fixture, folder.path(), REJECT_OF_UDP, variant)?;
     let are_named = |status: &Value, numbers: &[u8]| {
         let errors = status["errors"].to_string();
         let is_named =

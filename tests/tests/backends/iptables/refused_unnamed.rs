@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::cast::{Cast, PORT, Who, service_ips};
+use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::http::{fetch, url};
 use denizen_tests::iptables::Variant;
 use denizen_tests::kube_proxy::{KubeProxy, Served, service_chain};
@@ -30,7 +30,7 @@ const FAMILIES: [(&str, &str); 2] = [("iptables", "203.0.113.9"), ("ip6tables", 
 const BOUND: Duration = Duration::from_secs(90);
 
 struct RefusedContext {
-    cast: Cast,
+    fixture: Fixture,
     variant: Variant,
     _servers: Vec<Server>,
 }
@@ -41,20 +41,20 @@ fn name(number: u8) -> String {
 
 impl RefusedContext {
     fn new(label: &str, variant: Variant) -> Result<Self> {
-        let (cast, servers) = Cast::new(label)?;
+        let (fixture, servers) = Fixture::new(label)?;
         for number in NUMBERS {
             let objects =
-                cast.service(&name(number), number, &HTTP, &[Who::Routed, Who::Remote])?;
-            cast.cluster.manifests.put(&name(number), &objects)?;
+                fixture.service(&name(number), number, &HTTP, &[Who::Routed, Who::Remote])?;
+            fixture.cluster.manifests.put(&name(number), &objects)?;
         }
-        Ok(Self { cast, variant, _servers: servers })
+        Ok(Self { fixture, variant, _servers: servers })
     }
 
     fn in_nat(&self, rules: impl Fn(&str, &str) -> String) -> Result<()> {
         FAMILIES.iter().try_for_each(|(family, address)| {
             let lines: String = HELD.map(|number| rules(address, &chain(number))).concat();
             let input = format!("*nat\n{lines}COMMIT\n");
-            self.variant.restore(&self.cast.cluster.world.node, family, &input)
+            self.variant.restore(&self.fixture.cluster.world.node, family, &input)
         })
     }
 
@@ -68,16 +68,16 @@ impl RefusedContext {
     }
 
     fn start(&self) -> Result<Agent> {
-        let mut settings = self.cast.cluster.settings();
+        let mut settings = self.fixture.cluster.settings();
         settings.flags = self.variant.flags();
-        Agent::start(&self.cast.cluster.world.node, settings)
+        Agent::start(&self.fixture.cluster.world.node, settings)
     }
 
     /// Whether each service is served in both families, by a real connection.
     fn are_served(&self, numbers: impl IntoIterator<Item = u8>) -> Result<Vec<(u8, bool)>> {
         let ways = numbers.into_iter().flat_map(|n| service_ips(n).map(|ip| (n, ip)));
         let ask = |(n, ip)| {
-            let outcome = self.cast.ask(Who::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
+            let outcome = self.fixture.ask(Who::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
             Ok((n, outcome.endpoint().is_some()))
         };
         ways.map(ask).collect()
@@ -114,7 +114,7 @@ fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
     agent.until("named", BOUND, |status| are_named(status, &HELD))?;
     context.all_but_held_are_served()?;
     let healthz = url(ip("127.0.0.1"), 10256, "/healthz");
-    let health = fetch(&context.cast.cluster.world.node, &healthz, &[])?;
+    let health = fetch(&context.fixture.cluster.world.node, &healthz, &[])?;
     ensure!(health.status == 200 && health.body.contains("rejects some rules"), "{health:?}");
     agent.terminate()?;
     context.all_but_held_are_served()?;
@@ -122,9 +122,9 @@ fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
     agent.until("named anew", BOUND, |status| are_named(status, &HELD))?;
     context.all_but_held_are_served()?;
     // A service that comes, and one that goes.
-    let more = context.cast.service("more", 30, &HTTP, &[Who::Remote])?;
-    context.cast.cluster.manifests.put("more", &more)?;
-    context.cast.cluster.manifests.remove(&name(10))?;
+    let more = context.fixture.service("more", 30, &HTTP, &[Who::Remote])?;
+    context.fixture.cluster.manifests.put("more", &more)?;
+    context.fixture.cluster.manifests.remove(&name(10))?;
     agent.until("one comes, one goes", BOUND, |status| {
         let served = context.are_served([10, 30]).unwrap_or_default();
         are_named(status, &HELD)
@@ -162,8 +162,8 @@ fn an_update_heals(label: &str, variant: Variant) -> Result<()> {
     let number = HELD[0];
     let renamed = [Port::tcp("web", 80, PORT)];
     let objects =
-        context.cast.service(&name(number), number, &renamed, &[Who::Routed, Who::Remote])?;
-    context.cast.cluster.manifests.put(&name(number), &objects)?;
+        context.fixture.service(&name(number), number, &renamed, &[Who::Routed, Who::Remote])?;
+    context.fixture.cluster.manifests.put(&name(number), &objects)?;
     let gone = format!("-X {}", chain(number));
     agent.until("served", BOUND, |status| {
         let served = context.are_served([number]).unwrap_or_default();
@@ -173,7 +173,7 @@ fn an_update_heals(label: &str, variant: Variant) -> Result<()> {
     })?;
     context.free()?;
     agent.until("no errors", BOUND, |status| status["errors"] == json!([]))?;
-    let rules = variant.dump(&context.cast.cluster.world.node)?;
+    let rules = variant.dump(&context.fixture.cluster.world.node)?;
     ensure!(!rules.contains(&chain(number)), "{rules}");
     let served = context.are_served(NUMBERS)?;
     ensure!(served.iter().all(|(_, is)| *is), "{served:?}");
@@ -194,11 +194,12 @@ fn an_update_heals_nft() -> Result<()> {
 /// refused.
 fn taken_over_in_place(label: &str, variant: Variant) -> Result<()> {
     let context = RefusedContext::new(label, variant)?;
-    let node = &context.cast.cluster.world.node;
+    let node = &context.fixture.cluster.world.node;
     let others: Vec<u8> = NUMBERS.filter(|number| !HELD.contains(number)).collect();
     let served = |number: &u8| {
         let at = SocketAddr::new(service_ips(*number)[0], 80);
-        let endpoint = |who| anyhow::Ok(SocketAddr::new(context.cast.address(who, at.ip())?, PORT));
+        let endpoint =
+            |who| anyhow::Ok(SocketAddr::new(context.fixture.address(who, at.ip())?, PORT));
         Ok(Served {
             name: format!("default/{}:http", name(*number)),
             at,
@@ -211,10 +212,10 @@ fn taken_over_in_place(label: &str, variant: Variant) -> Result<()> {
     context.hold()?;
     let is_lost = |number: &u8| {
         let to = SocketAddr::new(service_ips(*number)[0], 80);
-        let outcome = context.cast.ask(Who::Bridged, to, Protocol::Tcp);
+        let outcome = context.fixture.ask(Who::Bridged, to, Protocol::Tcp);
         !outcome.is_ok_and(|outcome| outcome.endpoint().is_some())
     };
-    let mut settings = context.cast.cluster.settings();
+    let mut settings = context.fixture.cluster.settings();
     settings.flags = variant.flags();
     let agent = Agent::spawn(node, settings)?;
     let started = Instant::now();

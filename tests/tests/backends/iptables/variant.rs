@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::cast::{Who, service_ips};
 use denizen_tests::cluster::Cluster;
 use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::{Who, service_ips};
 use denizen_tests::iptables::Variant;
 use denizen_tests::lasting::{self, Lasting};
 use denizen_tests::netns::Netns;
@@ -146,21 +146,21 @@ fn the_flag_wins() -> Result<()> {
 /// would send packets to endpoints of long ago.
 #[test]
 fn another_variant_at_a_restart_leaves_nothing_behind() -> Result<()> {
-    let (cast, _servers) = lasting::cast("var-swap")?;
-    let node = &cast.cluster.world.node;
+    let (fixture, _servers) = lasting::fixture("var-swap")?;
+    let node = &fixture.cluster.world.node;
     let start = |variant: Variant| {
-        let mut settings = cast.cluster.settings();
+        let mut settings = fixture.cluster.settings();
         settings.flags = variant.flags();
         Agent::start(node, settings)
     };
     let mut agent = start(Variant::Legacy)?;
     let to = SocketAddr::new(service_ips(11)[0], 7);
-    let mut stream = Lasting::open(cast.place(Who::Bridged).0, to)?;
-    cast.cluster.world.forget_quickly()?;
+    let mut stream = Lasting::open(fixture.place(Who::Bridged).0, to)?;
+    fixture.cluster.world.forget_quickly()?;
     let mut load = denizen_tests::load::Load::default();
     for who in [Who::Bridged, Who::Routed, Who::Outside] {
         let web = (SocketAddr::new(service_ips(10)[0], 80), denizen_tests::probe::Protocol::Tcp);
-        load.client(cast.place(who).0, vec![web], |outcome| outcome.endpoint().is_some())?;
+        load.client(fixture.place(who).0, vec![web], |outcome| outcome.endpoint().is_some())?;
     }
     for (next, last) in [(Variant::Nft, Variant::Legacy), (Variant::Legacy, Variant::Nft)] {
         agent.terminate()?;

@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
-use denizen_tests::cast::{Cast, PORT, Who, service_ips};
 use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::http::{fetch, url};
 use denizen_tests::iptables::Variant;
 use denizen_tests::kube_proxy::{KubeProxy, Served};
@@ -27,7 +27,7 @@ const BOUND: Duration = Duration::from_secs(90);
 
 /// What every pod but the node's own serves, by the same names and addresses as kube-proxy has it.
 struct TakeoverContext {
-    cast: Cast,
+    fixture: Fixture,
     variant: Variant,
     services: Vec<Served>,
     _servers: Vec<Server>,
@@ -35,10 +35,10 @@ struct TakeoverContext {
 
 impl TakeoverContext {
     fn new(label: &str, variant: Variant) -> Result<Self> {
-        let (cast, servers) = lasting::cast(label)?;
+        let (fixture, servers) = lasting::fixture(label)?;
         let at = |number, port| SocketAddr::new(service_ips(number)[0], port);
         let endpoint =
-            |who, port| Ok(SocketAddr::new(cast.address(who, service_ips(10)[0])?, port));
+            |who, port| Ok(SocketAddr::new(fixture.address(who, service_ips(10)[0])?, port));
         let web = lasting::MEMBERS.iter().map(|who| endpoint(*who, PORT)).collect::<Result<_>>()?;
         let services = vec![
             Served { name: "default/web:tcp".to_owned(), at: at(10, 80), endpoints: web },
@@ -48,11 +48,11 @@ impl TakeoverContext {
                 endpoints: vec![endpoint(Who::Routed, ECHO)?],
             },
         ];
-        Ok(Self { cast, variant, services, _servers: servers })
+        Ok(Self { fixture, variant, services, _servers: servers })
     }
 
     fn node(&self) -> &Netns {
-        &self.cast.cluster.world.node
+        &self.fixture.cluster.world.node
     }
 
     fn kube_proxy(&self) -> KubeProxy<'_> {
@@ -60,24 +60,26 @@ impl TakeoverContext {
     }
 
     fn start(&self, flags: Vec<String>) -> Result<Agent> {
-        let cluster = &self.cast.cluster;
+        let cluster = &self.fixture.cluster;
         let mut settings = cluster.settings();
         settings.flags = flags;
         Agent::start(&cluster.world.node, settings)
     }
 
     fn lasting(&self) -> Result<[Lasting; 2]> {
-        let open = |who| Lasting::open(self.cast.place(who).0, self.services[1].at);
+        let open = |who| Lasting::open(self.fixture.place(who).0, self.services[1].at);
         Ok([open(Who::Bridged)?, open(Who::Outside)?])
     }
 
     /// Connections to the web service, without pause.
     fn load(&self) -> Result<Load> {
-        self.cast.cluster.world.forget_quickly()?;
+        self.fixture.cluster.world.forget_quickly()?;
         let mut load = Load::default();
         for who in [Who::Bridged, Who::Routed, Who::Outside] {
             let targets = vec![(self.services[0].at, Protocol::Tcp)];
-            load.client(self.cast.place(who).0, targets, |outcome| outcome.endpoint().is_some())?;
+            load.client(self.fixture.place(who).0, targets, |outcome| {
+                outcome.endpoint().is_some()
+            })?;
         }
         Ok(load)
     }
@@ -175,7 +177,7 @@ fn nftables_takes_over_beside_kube_proxys_rules() -> Result<()> {
     wrong[0].endpoints.iter_mut().for_each(|at| at.set_port(1));
     KubeProxy { services: wrong.clone(), ..context.kube_proxy() }.sync(&wrong)?;
     streams.iter_mut().try_for_each(Lasting::still_alive)?;
-    let outcome = context.cast.ask(Who::Bridged, context.services[0].at, Protocol::Tcp)?;
+    let outcome = context.fixture.ask(Who::Bridged, context.services[0].at, Protocol::Tcp)?;
     ensure!(outcome.endpoint().is_some(), "{outcome:?}");
     let tally = load.stop()?;
     ensure!(tally.failed == 0, "{tally:?}");

@@ -8,12 +8,12 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::CNI_CACHE;
 use denizen_tests::api::context::ApiContext;
 use denizen_tests::api::{Api, ApiServer};
-use denizen_tests::cast::{PORT, Who};
 use denizen_tests::cluster::NODE;
 use denizen_tests::conf::{built, built_with_iptables, folder};
 use denizen_tests::containerd::Containerd;
 use denizen_tests::containerd::kubelet::{DaemonPod, Kubelet};
 use denizen_tests::eventually::observed;
+use denizen_tests::fixture::{PORT, Who};
 use denizen_tests::http::{Reply, fetch, url};
 use denizen_tests::iptables::Variant;
 use denizen_tests::manifest::Port;
@@ -38,7 +38,7 @@ impl Installation {
         let context = ApiContext::own(label)?;
         context.put_node()?;
         context.put_web("web", 10, &[Who::Remote])?;
-        let cluster = &context.cast.cluster;
+        let cluster = &context.fixture.cluster;
         let folder = cluster.world.subfolder("containerd")?;
         let chain = Containerd::conf_dir(&folder)?.join("10-pods.conflist");
         let original = cluster.chain(Wiring::Bridged).clone().without_denizen().conflist();
@@ -52,7 +52,7 @@ impl Installation {
 
     /// A kubelet for these objects. Paths that would be the machine's own are the test's.
     fn kubelet(&self, mut objects: Vec<Value>) -> Result<Kubelet<'_>> {
-        let cluster = &self.context.cast.cluster;
+        let cluster = &self.context.fixture.cluster;
         let map = objects.iter_mut().find(|it| it["kind"] == "ConfigMap");
         if let Some(map) = map {
             map["data"]["DENIZEN_API_SERVER"] = self.context.api.url().into();
@@ -74,7 +74,7 @@ impl Installation {
     }
 
     fn setting(&self, path: &str) -> Result<String> {
-        let node = &self.context.cast.cluster.world.node;
+        let node = &self.context.fixture.cluster.world.node;
         let path = format!("/proc/sys/net/{path}");
         Ok(node.run(|| fs::read_to_string(path))??.trim().to_owned())
     }
@@ -103,7 +103,7 @@ fn effective(pod: &DaemonPod, container: &str) -> Result<u64> {
 fn the_daemon_set_installs_programs_sets_up_the_kernel_and_is_taken_away() -> Result<()> {
     const NET_ADMIN: u64 = 1 << 12;
     let node = Installation::new("ctr-daemon")?;
-    let cluster = &node.context.cast.cluster;
+    let cluster = &node.context.fixture.cluster;
     cluster.world.node.sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
     let pod = node.kubelet(built(&folder().join("kubernetes"))?)?.run("denizen")?;
     until_healthy(&pod)?;
@@ -137,21 +137,21 @@ fn the_daemon_set_installs_programs_sets_up_the_kernel_and_is_taken_away() -> Re
 fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without_a_trace()
 -> Result<()> {
     let node = Installation::new("ctr-ipt")?;
-    let cast = &node.context.cast;
+    let fixture = &node.context.fixture;
     let http = [Port::tcp("http", 80, PORT).at_node(30080)];
-    let web = cast.service("web", 10, &http, &[Who::Remote])?;
+    let web = fixture.service("web", 10, &http, &[Who::Remote])?;
     web.iter().try_for_each(|object| node.context.api.put(object))?;
     let pod = node.kubelet(built_with_iptables()?)?.run("denizen")?;
     until_healthy(&pod)?;
     assert_eq!(node.setting("ipv4/conf/all/route_localnet")?, "1");
     for to in ["127.0.0.1:30080", "192.168.0.2:30080"] {
-        let outcome = cast.ask(Who::ThisNode, to.parse()?, Protocol::Tcp)?;
+        let outcome = fixture.ask(Who::ThisNode, to.parse()?, Protocol::Tcp)?;
         ensure!(outcome.endpoint().is_some(), "{to}: {outcome:?}");
     }
     // Without the component nothing of it is left, though the agent has no NET_RAW any more.
     pod.end()?;
     let pod = node.kubelet(built(&folder().join("kubernetes"))?)?.run("denizen")?;
-    let host = &cast.cluster.world.node;
+    let host = &fixture.cluster.world.node;
     let sets = || host.output("ipset", &["list", "-n"]);
     observed("rid of sets", PATIENCE, sets, |sets| !sets.contains("DENIZEN-"))
         .with_context(|| pod.log("agent"))?;
@@ -166,7 +166,7 @@ fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without
 #[test]
 fn a_container_whose_run_directory_is_removed_is_not_live_until_it_is_started_anew() -> Result<()> {
     let node = Installation::new("ctr-run")?;
-    let cluster = &node.context.cast.cluster;
+    let cluster = &node.context.fixture.cluster;
     let until_live = |status: u16| -> Result<()> {
         let livez = url(ip("127.0.0.1"), 10256, "/livez");
         let ask = || Ok(fetch(&cluster.world.node, &livez, &[]));

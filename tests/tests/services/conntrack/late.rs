@@ -4,9 +4,9 @@
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::cast::{Who, service_ips};
 use denizen_tests::conntrack::Flow;
 use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::{Who, service_ips};
 use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::probe::Protocol;
 
@@ -37,7 +37,7 @@ fn masqueraded_flows_of_a_pod_that_is_found_late_are_healed() -> Result<()> {
     let context = FlowContext::new("ct-late")?;
     context.endpoints_are(&[Who::Remote])?;
     let agent = context.start_agent()?;
-    let pod = context.cast.cluster.add_pod_without_denizen("late", Wiring::Routed)?;
+    let pod = context.fixture.cluster.add_pod_without_denizen("late", Wiring::Routed)?;
     let late = flows(&pod)?;
     for flow in &late {
         let seen = flow.ask().seen().with_context(|| format!("{flow:?} is not answered"))?;
@@ -46,7 +46,7 @@ fn masqueraded_flows_of_a_pod_that_is_found_late_are_healed() -> Result<()> {
     let others = context.flows()?;
     context.all_are_answered_by(&others, Who::Remote)?;
     let before = context.tracked(&others)?;
-    context.cast.cluster.remember(&pod)?;
+    context.fixture.cluster.remember(&pod)?;
     eventually("healed", BOUND, || Ok(are_seen(&late, &pod)))?;
     assert_eq!(context.tracked(&others)?, before, "nobody else's flow was touched");
     drop(agent);
@@ -58,7 +58,7 @@ fn flows_of_a_pod_whose_interface_was_renamed_are_healed() -> Result<()> {
     let context = FlowContext::new("ct-rename")?;
     context.endpoints_are(&[Who::Remote])?;
     let agent = context.start_agent()?;
-    let pod = &context.cast.routed;
+    let pod = &context.fixture.routed;
     eventually("known", BOUND, || Ok(agent.status()?["pods"] == 2))?;
     // Those that begin between the new name and its record are masqueraded.
     let name = pod.host_interface();

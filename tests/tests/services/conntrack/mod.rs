@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, programmed};
-use denizen_tests::cast::{Cast, PORT, Who, service_ips};
 use denizen_tests::cluster::serve;
 use denizen_tests::conntrack::{Flow, Tracked, insert};
 use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::Wiring;
@@ -33,7 +33,7 @@ const PORTS: [Port; 2] = [
 
 /// A service over UDP and SCTP, and who uses it.
 struct FlowContext {
-    cast: Cast,
+    fixture: Fixture,
     /// The agent's.
     flags: Vec<String>,
     _servers: Vec<denizen_tests::server::Server>,
@@ -41,20 +41,20 @@ struct FlowContext {
 
 impl FlowContext {
     fn new(label: &str) -> Result<Self> {
-        let (cast, servers) = Cast::new(label)?;
+        let (fixture, servers) = Fixture::new(label)?;
         // An association that is never finished is forgotten after three seconds.
         let key = "net.netfilter.nf_conntrack_sctp_timeout_cookie_wait";
-        cast.cluster.world.node.sysctl(key, "600")?;
-        Ok(Self { cast, flags: Vec::new(), _servers: servers })
+        fixture.cluster.world.node.sysctl(key, "600")?;
+        Ok(Self { fixture, flags: Vec::new(), _servers: servers })
     }
 
     fn node(&self) -> &Netns {
-        &self.cast.cluster.world.node
+        &self.fixture.cluster.world.node
     }
 
     /// An agent that has programmed everything, and looked for what became stale before it started.
     fn start_agent(&self) -> Result<Agent> {
-        let mut settings = self.cast.cluster.settings();
+        let mut settings = self.fixture.cluster.settings();
         settings.flags.extend_from_slice(&self.flags);
         let agent = Agent::start(self.node(), settings)?;
         eventually("done with looking", BOUND, || Ok(agent.status()?["flushing"] == false))?;
@@ -62,8 +62,8 @@ impl FlowContext {
     }
 
     fn endpoints_are(&self, members: &[Who]) -> Result<()> {
-        let service = self.cast.service("dns", 10, &PORTS, members)?;
-        self.cast.cluster.manifests.put("dns", &service)
+        let service = self.fixture.service("dns", 10, &PORTS, members)?;
+        self.fixture.cluster.manifests.put("dns", &service)
     }
 
     /// One flow for every door, protocol and family: from a pod to the cluster IP, from outside to
@@ -72,14 +72,14 @@ impl FlowContext {
         let mut flows = Vec::new();
         for protocol in [Protocol::Udp, Protocol::Sctp] {
             for cluster_ip in service_ips(10) {
-                let node = self.cast.address(Who::ThisNode, cluster_ip)?;
+                let node = self.fixture.address(Who::ThisNode, cluster_ip)?;
                 for (who, to) in [
                     (Who::Bridged, SocketAddr::new(cluster_ip, 53)),
                     (Who::Outside, SocketAddr::new(cluster_ip, 53)),
                     (Who::Outside, SocketAddr::new(node, NODE_PORT)),
                 ] {
-                    let source = self.cast.address(who, cluster_ip)?;
-                    flows.push(Flow::open(self.cast.place(who).0, protocol, source, to)?);
+                    let source = self.fixture.address(who, cluster_ip)?;
+                    flows.push(Flow::open(self.fixture.place(who).0, protocol, source, to)?);
                 }
             }
         }
@@ -89,7 +89,7 @@ impl FlowContext {
     fn is(&self, outcome: &Outcome, who: Who) -> bool {
         outcome
             .endpoint()
-            .is_some_and(|it| self.cast.address(who, it.ip()).is_ok_and(|ip| ip == it.ip()))
+            .is_some_and(|it| self.fixture.address(who, it.ip()).is_ok_and(|ip| ip == it.ip()))
     }
 
     fn all_are_answered_by(&self, flows: &[Flow], who: Who) -> Result<()> {
@@ -192,7 +192,7 @@ fn a_service_that_is_deleted() -> Result<()> {
     let agent = context.start_agent()?;
     let flows = context.flows()?;
     context.all_are_answered_by(&flows, Who::Remote)?;
-    programmed(&agent, || context.cast.cluster.manifests.remove("dns"), || ())?;
+    programmed(&agent, || context.fixture.cluster.manifests.remove("dns"), || ())?;
     for flow in &flows {
         assert_eq!(flow.tracked(context.node())?, None, "{flow:?}");
         let outcome = flow.ask();
@@ -205,7 +205,7 @@ fn a_service_that_is_deleted() -> Result<()> {
 #[test]
 fn a_local_pod_that_is_deleted() -> Result<()> {
     let context = FlowContext::new("ct-pod")?;
-    let cluster = &context.cast.cluster;
+    let cluster = &context.fixture.cluster;
     let pod = cluster.add_pod("victim", Wiring::Routed)?;
     let protocols = [(Protocol::Udp, PORT), (Protocol::Sctp, PORT)];
     let _server = serve(&pod.netns, &pod.addresses, &protocols)?;
@@ -221,10 +221,10 @@ fn a_local_pod_that_is_deleted() -> Result<()> {
         assert!(flow.ask().endpoint().is_some(), "{flow:?}");
     }
     let others = Flow::open(
-        context.cast.place(Who::Bridged).0,
+        context.fixture.place(Who::Bridged).0,
         Protocol::Udp,
-        context.cast.address(Who::Bridged, ip("10.0.0.1"))?,
-        SocketAddr::new(context.cast.address(Who::Remote, ip("10.0.0.1"))?, PORT),
+        context.fixture.address(Who::Bridged, ip("10.0.0.1"))?,
+        SocketAddr::new(context.fixture.address(Who::Remote, ip("10.0.0.1"))?, PORT),
     )?;
     assert!(others.ask().endpoint().is_some());
     let untouched = others.tracked(context.node())?;
@@ -250,10 +250,10 @@ fn the_second_look_catches_what_raced() -> Result<()> {
     context.endpoints_are(&[Who::Routed])?;
     let agent = context.start_agent()?;
     let to = SocketAddr::new(service_ips(10)[0], 53);
-    let client = context.cast.address(Who::Outside, to.ip())?;
+    let client = context.fixture.address(Who::Outside, to.ip())?;
     for (attempt, who) in [Who::Remote, Who::Routed].into_iter().cycle().take(40).enumerate() {
         let other = if who == Who::Remote { Who::Routed } else { Who::Remote };
-        let dead = SocketAddr::new(context.cast.address(other, to.ip())?, PORT);
+        let dead = SocketAddr::new(context.fixture.address(other, to.ip())?, PORT);
         let begun = Instant::now();
         programmed(&agent, || context.endpoints_are(&[who]), || ())?;
         let source = SocketAddr::new(client, 40_000 + u16::try_from(attempt)?);
@@ -277,7 +277,7 @@ fn flows_that_passed_missing_rules_by_are_flushed() -> Result<()> {
     context.endpoints_are(&[Who::Remote])?;
     let agent = context.start_agent()?;
     let to = SocketAddr::new(service_ips(10)[0], 53);
-    let client = SocketAddr::new(context.cast.address(Who::Outside, to.ip())?, 40_000);
+    let client = SocketAddr::new(context.fixture.address(Who::Outside, to.ip())?, 40_000);
     insert(context.node(), client, to, to)?;
     programmed(&agent, || context.node().nft("delete table ip denizen"), || ())?;
     let all = denizen_tests::conntrack::tracked(context.node(), Protocol::Udp)?;

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Result;
-use denizen_tests::cast::{PORT, Who, service_ips};
 use denizen_tests::conntrack::Flow;
 use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::{PORT, Who, service_ips};
 use denizen_tests::iptables::Variant;
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::Protocol;
@@ -17,12 +17,12 @@ use super::{BOUND, FlowContext};
 /// twice.
 fn a_restart_finds_what_became_stale(label: &str, flags: Vec<String>) -> Result<()> {
     let context = FlowContext { flags, ..FlowContext::new(label)? };
-    let manifests = &context.cast.cluster.manifests;
+    let manifests = &context.fixture.cluster.manifests;
     context.endpoints_are(&[Who::Remote])?;
     let ports = [Port::tcp("udp", 54, PORT).over(Protocol::Udp).at_node(30054)];
     let (gone, kept) = (
-        context.cast.service("gone", 11, &ports, &[Who::Routed])?,
-        context.cast.service(
+        context.fixture.service("gone", 11, &ports, &[Who::Routed])?,
+        context.fixture.service(
             "moved",
             12,
             &[Port { node_port: None, ..ports[0] }],
@@ -37,12 +37,12 @@ fn a_restart_finds_what_became_stale(label: &str, flags: Vec<String>) -> Result<
     let mut stale = Vec::new();
     for number in [11, 12] {
         for address in service_ips(number) {
-            let source = context.cast.address(Who::Outside, address)?;
-            let place = context.cast.place(Who::Outside).0;
+            let source = context.fixture.address(Who::Outside, address)?;
+            let place = context.fixture.place(Who::Outside).0;
             let to = SocketAddr::new(address, 54);
             stale.push(Flow::open(place, Protocol::Udp, source, to)?);
             if number == 11 {
-                let node = SocketAddr::new(context.cast.address(Who::ThisNode, address)?, 30054);
+                let node = SocketAddr::new(context.fixture.address(Who::ThisNode, address)?, 30054);
                 stale.push(Flow::open(place, Protocol::Udp, source, node)?);
             }
         }
@@ -51,7 +51,7 @@ fn a_restart_finds_what_became_stale(label: &str, flags: Vec<String>) -> Result<
     let before = context.tracked(&healthy)?;
     agent.terminate()?;
     manifests.remove("gone")?;
-    let moved = context.cast.service(
+    let moved = context.fixture.service(
         "moved",
         12,
         &[Port { node_port: None, ..ports[0] }],

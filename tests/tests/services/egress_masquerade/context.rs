@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::cast::{Cast, PORT, PROTOCOLS, Who, every_protocol, service_ips};
 use denizen_tests::cluster::serve;
 use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::{Fixture, PORT, PROTOCOLS, Who, every_protocol, service_ips};
 use denizen_tests::flows::table::Backend;
 use denizen_tests::iptables::Variant;
 use denizen_tests::manifest;
@@ -34,7 +34,7 @@ pub const SOON: Duration = Duration::from_secs(60);
 /// The hosts: a service `web` inside the ranges (number 10), and `far`, whose endpoint is outside
 /// them (20).
 pub struct EgressContext {
-    pub cast: Cast,
+    pub fixture: Fixture,
     /// The agent's file.
     pub config: PathBuf,
     _servers: Vec<Server>,
@@ -49,23 +49,23 @@ pub struct Running {
 
 impl EgressContext {
     pub fn new(label: &str) -> Result<Self> {
-        let (cast, mut servers) = Cast::new(label)?;
-        let world = &cast.cluster.world;
+        let (fixture, mut servers) = Fixture::new(label)?;
+        let world = &fixture.cluster.world;
         let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
         servers.push(serve(&world.client, &world.addresses().client, &ports)?);
-        let web = cast.service("web", 10, &every_protocol(), &[Who::Remote])?;
-        cast.cluster.manifests.put("web", &web)?;
+        let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
+        fixture.cluster.manifests.put("web", &web)?;
         let mut far = vec![manifest::service("far", &service_ips(20), &every_protocol())];
         let out = world.addresses().client.iter();
         far.extend(out.map(|it| manifest::slice("far", &every_protocol(), &[(*it, "elsewhere")])));
-        cast.cluster.manifests.put("far", &far)?;
+        fixture.cluster.manifests.put("far", &far)?;
         let config = world.folder().join("egress.yaml");
         fs::write(&config, INSIDE)?;
-        Ok(Self { cast, config, _servers: servers })
+        Ok(Self { fixture, config, _servers: servers })
     }
 
     pub fn node(&self) -> &Netns {
-        &self.cast.cluster.world.node
+        &self.fixture.cluster.world.node
     }
 
     /// What an agent is told that masquerades so.
@@ -76,15 +76,15 @@ impl EgressContext {
     }
 
     pub fn start(&self, flags: Vec<String>) -> Result<Agent> {
-        let mut settings = self.cast.cluster.settings();
+        let mut settings = self.fixture.cluster.settings();
         settings.flags = flags;
         Agent::start(self.node(), settings)
     }
 
     /// Whether `who` is seen by the node's address at `to`.
     pub fn is_masqueraded(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<bool> {
-        let outcome = self.cast.ask(who, to, protocol)?;
-        self.cast.was_masqueraded(who, &outcome)
+        let outcome = self.fixture.ask(who, to, protocol)?;
+        self.fixture.was_masqueraded(who, &outcome)
     }
 
     /// Whether any of it is in the kernel.
@@ -110,13 +110,13 @@ impl Running {
     }
 
     pub fn address(&self, of: Who, like: IpAddr) -> Result<IpAddr> {
-        self.context.cast.address(of, like)
+        self.context.fixture.address(of, like)
     }
 
     /// [`EgressContext::is_masqueraded`]; `explain` must say the same.
     pub fn is_masqueraded(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<bool> {
         let masqueraded = self.context.is_masqueraded(who, to, protocol)?;
-        let interface = self.context.cast.place(who).1;
+        let interface = self.context.fixture.place(who).1;
         let from = self.address(who, to.ip())?;
         let told = self.agent.explain(from, interface, to, protocol)?;
         ensure!(

@@ -9,9 +9,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
-use denizen_tests::cast::{Who, every_protocol, service_ips};
 use denizen_tests::contained::Contained;
 use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::{Who, every_protocol, service_ips};
 use denizen_tests::flows::table::Backend;
 use denizen_tests::iptables::Variant;
 use denizen_tests::netns::Netns;
@@ -197,7 +197,7 @@ fn a_firewall_in_forward_still_has_its_say() -> Result<()> {
         let [to, _] = outside();
         ensure!(context.is_masqueraded(Who::Routed, to, Protocol::Tcp)?);
         variant.run(context.node(), "-t filter -P FORWARD DROP")?;
-        let outcome = context.cast.ask(Who::Routed, to, Protocol::Tcp)?;
+        let outcome = context.fixture.ask(Who::Routed, to, Protocol::Tcp)?;
         ensure!(outcome == Outcome::Dropped, "{variant:?}: {outcome:?}");
     }
     Ok(())
@@ -251,7 +251,7 @@ fn without_security(folder: &Path) -> Result<Command> {
 #[test]
 fn a_kernel_without_the_table_has_services_all_the_same() -> Result<()> {
     let context = EgressContext::new("egress-lacks")?;
-    let cluster = &context.cast.cluster;
+    let cluster = &context.fixture.cluster;
     let folder = denizen_tests::netns::folder()?;
     let program = without_security(folder.path())?;
     let agent = Contained::start_with(cluster, program, &context.flags(Backend::IptablesLegacy))?;
@@ -262,11 +262,12 @@ fn a_kernel_without_the_table_has_services_all_the_same() -> Result<()> {
     };
     let is_served = |number: u8| {
         let mut doors = service_ips(number).into_iter().map(|ip| SocketAddr::new(ip, 80));
-        doors.all(|door| Probe::tcp(door).ask_in(&context.cast.routed.netns).endpoint().is_some())
+        doors
+            .all(|door| Probe::tcp(door).ask_in(&context.fixture.routed.netns).endpoint().is_some())
     };
     agent.until("synced, and both named", |status| status["synced"] == true && named(status))?;
     ensure!(is_served(10) && !context.is_masqueraded(Who::Routed, outside()[0], Protocol::Tcp)?);
-    let more = context.cast.service("more", 12, &every_protocol(), &[Who::Remote])?;
+    let more = context.fixture.service("more", 12, &every_protocol(), &[Who::Remote])?;
     cluster.manifests.put("more", &more)?;
     agent.until("one more", |status| is_served(12) && named(status))?;
     fs::write(&context.config, "nonMasqueradeCIDRs: ['fd00::/16']")?;

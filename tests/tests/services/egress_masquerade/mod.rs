@@ -9,8 +9,8 @@ use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::programmed;
-use denizen_tests::cast::{PORT, PROTOCOLS, Who, service_ips};
 use denizen_tests::cluster::{NODE, serve};
+use denizen_tests::fixture::{PORT, PROTOCOLS, Who, service_ips};
 use denizen_tests::flows::table::Backend;
 use denizen_tests::manifest::{self, Port};
 use denizen_tests::netns::Netns;
@@ -92,7 +92,7 @@ fn outside_the_ranges_alone(running: &Running) -> Result<()> {
 /// address or as a service's endpoint.
 fn neighbours_are_seen_so_too(backend: Backend) -> Result<()> {
     let running = Running::new(backend, "egress-near", "pod-state")?;
-    let cluster = &running.context.cast.cluster;
+    let cluster = &running.context.fixture.cluster;
     let near = cluster.add_pod("near", Wiring::Bridged)?;
     let _server = serve(&near.netns, &near.addresses, &[(Protocol::Tcp, PORT)])?;
     let http = [Port::tcp("http", 80, PORT)];
@@ -114,7 +114,7 @@ fn neighbours_are_seen_so_too(backend: Backend) -> Result<()> {
 
 fn strangers_keep_their_address(backend: Backend) -> Result<()> {
     let running = Running::new(backend, "egress-who", "pod-state")?;
-    let node = &running.context.cast.cluster.world.node;
+    let node = &running.context.fixture.cluster.world.node;
     for (name, wiring, address) in
         [("b", Wiring::Bridged, "10.10.99.2"), ("r", Wiring::Routed, "172.20.99.2")]
     {

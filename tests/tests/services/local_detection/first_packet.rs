@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use anyhow::Result;
 use denizen_tests::agent::Agent;
-use denizen_tests::cast::{PORT, service_ips};
 use denizen_tests::cluster::Cluster;
 use denizen_tests::effort;
+use denizen_tests::fixture::{PORT, service_ips};
 use denizen_tests::iptables::Variant;
 use denizen_tests::manifest::Port;
 use denizen_tests::pod::Wiring;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
-use denizen_tests::cast::{Cast, Who, every_protocol, every_way, service_ips};
 use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::{Fixture, Who, every_protocol, every_way, service_ips};
 use denizen_tests::manifest;
 use denizen_tests::server::Server;
 use serde_json::json;
@@ -19,30 +19,34 @@ const SENDERS: [Who; 4] = [Who::Bridged, Who::Routed, Who::Remote, Who::Outside]
 /// Long enough for a change of a manifest to be seen on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
-fn with_mode(label: &str, mode: &str) -> Result<(Cast, Vec<Server>, Agent)> {
-    let (cast, servers) = Cast::new(label)?;
-    let web = cast.service("web", 10, &every_protocol(), &[Who::Remote])?;
-    cast.cluster.manifests.put("web", &web)?;
-    let mut settings = cast.cluster.settings();
+fn with_mode(label: &str, mode: &str) -> Result<(Fixture, Vec<Server>, Agent)> {
+    let (fixture, servers) = Fixture::new(label)?;
+    let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
+    fixture.cluster.manifests.put("web", &web)?;
+    let mut settings = fixture.cluster.settings();
     settings.flags.push(format!("--detect-local={mode}"));
-    let agent = Agent::start(&cast.cluster.world.node, settings)?;
-    Ok((cast, servers, agent))
+    let agent = Agent::start(&fixture.cluster.world.node, settings)?;
+    Ok((fixture, servers, agent))
 }
 
 /// `local` alone keep their address, over every protocol and in both families.
 fn takes_for_local(label: &str, mode: &str, local: &[Who]) -> Result<()> {
-    let (cast, _servers, agent) = with_mode(label, mode)?;
+    let (fixture, _servers, agent) = with_mode(label, mode)?;
     for (to, protocol) in every_way(10) {
         for who in SENDERS {
             let is_local = local.contains(&who);
-            let outcome = cast.ask(who, to, protocol)?;
+            let outcome = fixture.ask(who, to, protocol)?;
             assert_eq!(
-                cast.was_masqueraded(who, &outcome)?,
+                fixture.was_masqueraded(who, &outcome)?,
                 !is_local,
                 "{mode}: {who:?} to {to}/{protocol}: {outcome:?}"
             );
-            let told =
-                agent.explain(cast.address(who, to.ip())?, cast.place(who).1, to, protocol)?;
+            let told = agent.explain(
+                fixture.address(who, to.ip())?,
+                fixture.place(who).1,
+                to,
+                protocol,
+            )?;
             assert_eq!(
                 (told.local, told.masquerade),
                 (is_local, !is_local),
@@ -76,16 +80,16 @@ fn node_cidr_takes_the_ranges_it_is_given() -> Result<()> {
 
 #[test]
 fn node_cidr_follows_the_node_object() -> Result<()> {
-    let (cast, _servers, agent) = with_mode("detect-live", "node-cidr")?;
+    let (fixture, _servers, agent) = with_mode("detect-live", "node-cidr")?;
     let to = (service_ips(10)[0], 80).into();
     let masqueraded = |who| {
-        let outcome = cast.ask(who, to, denizen_tests::probe::Protocol::Tcp)?;
-        cast.was_masqueraded(who, &outcome)
+        let outcome = fixture.ask(who, to, denizen_tests::probe::Protocol::Tcp)?;
+        fixture.was_masqueraded(who, &outcome)
     };
     assert!(masqueraded(Who::Bridged)? && masqueraded(Who::Routed)?, "no ranges yet");
-    let mut node = manifest::node(&cast.cluster.settings().node_name, &[], "");
+    let mut node = manifest::node(&fixture.cluster.settings().node_name, &[], "");
     node["spec"] = json!({ "podCIDRs": ["10.10.0.0/16", "fd00:10:10::/48"] });
-    cast.cluster.manifests.put("node", &[node])?;
+    fixture.cluster.manifests.put("node", &[node])?;
     eventually("programmed", SOON, || Ok(!masqueraded(Who::Bridged)?))
         .with_context(|| agent.log())?;
     assert!(masqueraded(Who::Routed)?, "its address is in no range");
@@ -94,8 +98,8 @@ fn node_cidr_follows_the_node_object() -> Result<()> {
 
 #[test]
 fn cleanup_removes_what_is_denizens_and_nothing_else() -> Result<()> {
-    let (cast, _servers, agent) = with_mode("detect-cleanup", "pod-state")?;
-    let node = &cast.cluster.world.node;
+    let (fixture, _servers, agent) = with_mode("detect-cleanup", "pod-state")?;
+    let node = &fixture.cluster.world.node;
     node.nft("table ip somebody_elses {\n}\n")?;
     agent.terminate()?;
     let tables = |node: &denizen_tests::netns::Netns| node.output("nft", &["list", "tables"]);
@@ -113,16 +117,16 @@ fn cleanup_removes_what_is_denizens_and_nothing_else() -> Result<()> {
 fn of_two_ranges_of_one_family_both_count() -> Result<()> {
     let flag =
         "--detect-local=node-cidr=10.10.0.0/16,172.20.0.0/14,fd00:10:10::/48,fd00:172:20::/48";
-    let context = AgentContext::new("det-two", &[flag], |cast| {
-        cast.service("web", 10, &HTTP, &[Who::Remote])
+    let context = AgentContext::new("det-two", &[flag], |fixture| {
+        fixture.service("web", 10, &HTTP, &[Who::Remote])
     })?;
     for to in at(10, 80) {
         for (who, masqueraded) in
             [(Who::Bridged, false), (Who::Routed, false), (Who::Outside, true)]
         {
-            let outcome = context.cast.ask(who, to, denizen_tests::probe::Protocol::Tcp)?;
+            let outcome = context.fixture.ask(who, to, denizen_tests::probe::Protocol::Tcp)?;
             assert_eq!(
-                context.cast.was_masqueraded(who, &outcome)?,
+                context.fixture.was_masqueraded(who, &outcome)?,
                 masqueraded,
                 "{who:?} to {to}"
             );
@@ -138,11 +142,12 @@ fn no_detector_is_an_error_and_the_usual_one_needs_no_flag() -> Result<()> {
         let refused = format!("{:#}", refused.context(flag)?);
         assert!(refused.contains("pod-state"), "{flag}: {refused}");
     }
-    let context =
-        AgentContext::new("det-usual", &[], |cast| cast.service("web", 10, &HTTP, &[Who::Remote]))?;
+    let context = AgentContext::new("det-usual", &[], |fixture| {
+        fixture.service("web", 10, &HTTP, &[Who::Remote])
+    })?;
     for to in at(10, 80) {
-        let outcome = context.cast.ask(Who::Outside, to, denizen_tests::probe::Protocol::Tcp)?;
-        assert!(context.cast.was_masqueraded(Who::Outside, &outcome)?, "{to}");
+        let outcome = context.fixture.ask(Who::Outside, to, denizen_tests::probe::Protocol::Tcp)?;
+        assert!(context.fixture.was_masqueraded(Who::Outside, &outcome)?, "{to}");
     }
     Ok(())
 }

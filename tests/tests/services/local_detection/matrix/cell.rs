@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::cast::service_ips;
+use denizen_tests::fixture::service_ips;
 use denizen_tests::pod::Wiring;
 use denizen_tests::probe::Protocol;
 
@@ -113,13 +113,13 @@ pub fn play(context: &MatrixContext, agent: &Agent, row: &Row, doors: &[Door]) -
             // The node's own packets have its address, masqueraded or not.
             Some(_)
                 if cell.expected == Seen::Nodes
-                    && context.cast.cluster.is_nodes(cell.source)? =>
+                    && context.fixture.cluster.is_nodes(cell.source)? =>
             {
                 Seen::Nodes
             }
             Some(from) if *from == cell.source => Seen::Kept,
             Some(from) => {
-                ensure!(context.cast.cluster.is_nodes(*from)?, "{}: seen as {from}", cell.what);
+                ensure!(context.fixture.cluster.is_nodes(*from)?, "{}: seen as {from}", cell.what);
                 Seen::Nodes
             }
         };

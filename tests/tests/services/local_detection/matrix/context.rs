@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::net::{IpAddr, UdpSocket};
 
 use anyhow::{Context, Result};
-use denizen_tests::cast::{Cast, Who};
 use denizen_tests::cluster::Cluster;
+use denizen_tests::fixture::{Fixture, Who};
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::world::host_length;
@@ -27,7 +27,7 @@ table inet others {
 
 /// The hosts, and everything that they send from.
 pub struct MatrixContext {
-    pub cast: Cast,
+    pub fixture: Fixture,
     pub neighbours: [Pod; 2],
     /// Attached to this node, and nobody's pod.
     _elsewhere: Pod,
@@ -39,13 +39,13 @@ pub struct MatrixContext {
 
 impl MatrixContext {
     pub fn new(label: &str) -> Result<Self> {
-        let cast = Cast::on(Cluster::new(label, &Value::Null)?)?;
-        let cluster = &cast.cluster;
+        let fixture = Fixture::on(Cluster::new(label, &Value::Null)?)?;
+        let cluster = &fixture.cluster;
         let neighbours = [
             cluster.add_pod("near-bridged", Wiring::Bridged)?,
             cluster.add_pod("near-routed", Wiring::Routed)?,
         ];
-        for (neighbour, pod) in neighbours.iter().zip([&cast.bridged, &cast.routed]) {
+        for (neighbour, pod) in neighbours.iter().zip([&fixture.bridged, &fixture.routed]) {
             borrow(&neighbour.netns, &pod.addresses)?;
             borrow(&cluster.world.client, &pod.addresses)?;
         }
@@ -54,9 +54,9 @@ impl MatrixContext {
             cluster.world.node.sysctl(&format!("net.ipv4.conf.{interface}.rp_filter"), "0")?;
         }
         cluster.world.node.nft(MARKED_BY_OTHERS)?;
-        let web = service(&cast, "web", 10, 1, "Cluster")?;
+        let web = service(&fixture, "web", 10, 1, "Cluster")?;
         cluster.manifests.put("web", &web)?;
-        cluster.manifests.put("kept", &service(&cast, "kept", 11, 2, "Local")?)?;
+        cluster.manifests.put("kept", &service(&fixture, "kept", 11, 2, "Local")?)?;
         let listen = |address: &IpAddr| UdpSocket::bind((*address, TARGET));
         let all = |netns: &Netns, addresses: &[IpAddr]| -> Result<Vec<UdpSocket>> {
             Ok(netns.run(|| addresses.iter().map(listen).collect::<Result<_, _>>())??)
@@ -65,7 +65,7 @@ impl MatrixContext {
         let netns = Netns::new(&format!("{label}-out"))?;
         let wired = Pod::wire(&cluster.world.node, netns, "out", Wiring::Routed, &elsewhere())?;
         ears.extend(all(&wired.netns, &wired.addresses)?);
-        Ok(Self { cast, neighbours, _elsewhere: wired, ears, ports: Cell::new(10_000) })
+        Ok(Self { fixture, neighbours, _elsewhere: wired, ears, ports: Cell::new(10_000) })
     }
 
     /// A source port that no packet had yet.
@@ -75,8 +75,8 @@ impl MatrixContext {
 
     fn pod(&self, wiring: Wiring) -> (&Pod, &Pod) {
         match wiring {
-            Wiring::Bridged => (&self.cast.bridged, &self.neighbours[0]),
-            Wiring::Routed => (&self.cast.routed, &self.neighbours[1]),
+            Wiring::Bridged => (&self.fixture.bridged, &self.neighbours[0]),
+            Wiring::Routed => (&self.fixture.routed, &self.neighbours[1]),
         }
     }
 
@@ -91,8 +91,8 @@ impl MatrixContext {
         let (pod, neighbour) = self.pod(wiring);
         let pods = pod.address_like(like).context("a pod without an address")?;
         let honest = |who| {
-            let (netns, interface) = self.cast.place(who);
-            Ok((netns, self.cast.address(who, like)?, interface.map(str::to_owned)))
+            let (netns, interface) = self.fixture.place(who);
+            Ok((netns, self.fixture.address(who, like)?, interface.map(str::to_owned)))
         };
         match sender {
             // By the node's end of its veth, which `explain` knows as the port of a bridge where it
@@ -103,7 +103,9 @@ impl MatrixContext {
             }
             Sender::Remote => honest(Who::Remote),
             Sender::Outside => honest(Who::Outside),
-            Sender::Spoofer => Ok((&self.cast.cluster.world.client, pods, Some("eth0".to_owned()))),
+            Sender::Spoofer => {
+                Ok((&self.fixture.cluster.world.client, pods, Some("eth0".to_owned())))
+            }
             Sender::Node => honest(Who::ThisNode),
         }
     }

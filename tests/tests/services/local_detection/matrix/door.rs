@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
-use denizen_tests::cast::{Cast, Who, service_ips};
 use denizen_tests::cluster::OTHER_NODE;
+use denizen_tests::fixture::{Fixture, Who, service_ips};
 use denizen_tests::manifest::{self, Port};
 use denizen_tests::probe::Protocol;
 use denizen_tests::world::ip;
@@ -101,7 +101,13 @@ pub fn elsewhere() -> [IpAddr; 2] {
 }
 
 /// A load balancer's service with a node port, which another node's pod alone serves.
-pub fn service(cast: &Cast, name: &str, number: u8, n: u8, policy: &str) -> Result<Vec<Value>> {
+pub fn service(
+    fixture: &Fixture,
+    name: &str,
+    number: u8,
+    n: u8,
+    policy: &str,
+) -> Result<Vec<Value>> {
     let port = Port {
         protocol: Protocol::Udp,
         ..Port::tcp("dns", 80, TARGET).at_node(30080 + u16::from(n))
@@ -113,7 +119,7 @@ pub fn service(cast: &Cast, name: &str, number: u8, n: u8, policy: &str) -> Resu
     service["status"] = json!({ "loadBalancer": { "ingress": ingress } });
     let mut objects = vec![service];
     for like in service_ips(number) {
-        let endpoint = cast.address(Who::Remote, like)?;
+        let endpoint = fixture.address(Who::Remote, like)?;
         objects.push(manifest::slice(name, &[port], &[(endpoint, OTHER_NODE)]));
     }
     Ok(objects)

@@ -22,7 +22,7 @@ use self::door::{DOORS, KEPT, WITH_EGRESS};
 use self::table::{MATRIX, Row};
 
 fn settings(context: &MatrixContext, backend: Backend, mode: &str) -> Settings {
-    let mut settings = context.cast.cluster.settings();
+    let mut settings = context.fixture.cluster.settings();
     settings.flags = backend.flags();
     settings.flags.push(format!("--detect-local={mode}"));
     settings
@@ -33,7 +33,7 @@ fn settings(context: &MatrixContext, backend: Backend, mode: &str) -> Settings {
 fn play_rows(label: &str, rows: &[Row]) -> Result<()> {
     for backend in Backend::ALL {
         let context = MatrixContext::new(&format!("{label}-{}", backend as u8))?;
-        let node = &context.cast.cluster.world.node;
+        let node = &context.fixture.cluster.world.node;
         for row in rows {
             let agent = Agent::start(node, settings(&context, backend, row.mode))?;
             play(&context, &agent, row, &DOORS).with_context(|| format!("{backend:?}"))?;
@@ -66,8 +66,8 @@ fn ranges() -> Result<()> {
 /// Whoever is taken for a local pod is masqueraded on the way out, in every mode, and nobody else.
 fn egress(label: &str, backend: Backend) -> Result<()> {
     let context = MatrixContext::new(label)?;
-    let node = &context.cast.cluster.world.node;
-    let file = context.cast.cluster.run_dir().join("egress.yaml");
+    let node = &context.fixture.cluster.world.node;
+    let file = context.fixture.cluster.run_dir().join("egress.yaml");
     std::fs::write(&file, KEPT)?;
     for row in &MATRIX {
         let mut settings = settings(&context, backend, row.mode);
@@ -99,7 +99,7 @@ fn egress_iptables_nft() -> Result<()> {
 #[test]
 fn ports_are_known_without_bridge_netfilter() -> Result<()> {
     let context = MatrixContext::new("matrix-nocall")?;
-    let node = &context.cast.cluster.world.node;
+    let node = &context.fixture.cluster.world.node;
     let told = MATRIX.iter().filter(|row| row.mode.contains("port"));
     let all = told.flat_map(|row| Backend::ALL.map(|backend| (row, backend)));
     // Of iptables' own, physdev needs them to pass.

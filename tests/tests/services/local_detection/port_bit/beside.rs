@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
-use denizen_tests::cast::{Cast, Who, every_protocol, service_ips};
+use denizen_tests::fixture::{Fixture, Who, every_protocol, service_ips};
 use denizen_tests::flows::table::Backend;
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::Wiring;
@@ -93,7 +93,7 @@ fn counted(node: &Netns, comment: &str) -> Result<u64> {
 fn kept_to_itself(label: &str, backend: Backend, mode: &str, bridge_netfilter: &str) -> Result<()> {
     for egress in [false, true] {
         let label = format!("{label}{}", u8::from(egress));
-        let played = kept(Cast::new(&label)?, (backend, mode), bridge_netfilter, egress);
+        let played = kept(Fixture::new(&label)?, (backend, mode), bridge_netfilter, egress);
         played.with_context(|| format!("egress masquerade: {egress}"))?;
     }
     Ok(())
@@ -101,20 +101,23 @@ fn kept_to_itself(label: &str, backend: Backend, mode: &str, bridge_netfilter: &
 
 /// With egress masquerade or without; nobody is out of the ranges, so all else is the same.
 fn kept(
-    (cast, _servers): (Cast, Vec<Server>),
+    (fixture, _servers): (Fixture, Vec<Server>),
     (backend, mode): (Backend, &str),
     bridge_netfilter: &str,
     egress: bool,
 ) -> Result<()> {
     let members = [Who::Remote];
-    cast.cluster.manifests.put("web", &cast.service("web", 10, &every_protocol(), &members)?)?;
-    let beside = cast.service("beside", 12, &every_protocol(), &[Who::Bridged])?;
-    cast.cluster.manifests.put("beside", &beside)?;
-    let neighbour = cast.cluster.add_pod("near", Wiring::Bridged)?;
-    let node = &cast.cluster.world.node;
-    let mut settings = settings(&cast, backend, mode);
+    fixture
+        .cluster
+        .manifests
+        .put("web", &fixture.service("web", 10, &every_protocol(), &members)?)?;
+    let beside = fixture.service("beside", 12, &every_protocol(), &[Who::Bridged])?;
+    fixture.cluster.manifests.put("beside", &beside)?;
+    let neighbour = fixture.cluster.add_pod("near", Wiring::Bridged)?;
+    let node = &fixture.cluster.world.node;
+    let mut settings = settings(&fixture, backend, mode);
     if egress {
-        let file = cast.cluster.run_dir().join("egress.yaml");
+        let file = fixture.cluster.run_dir().join("egress.yaml");
         fs::write(&file, "nonMasqueradeCIDRs: ['0.0.0.0/0', '::/0']")?;
         let flag = format!("--egress-masquerade-config={}", file.display());
         settings.flags.push(flag);
@@ -127,17 +130,19 @@ fn kept(
     for like in service_ips(10) {
         let service = SocketAddr::new(like, 80);
         for who in [Who::Bridged, Who::Routed, Who::Remote, Who::Outside] {
-            let outcome = cast.ask(who, service, Protocol::Tcp)?;
+            let outcome = fixture.ask(who, service, Protocol::Tcp)?;
             // What comes in through eth0 has the bit, and is no pod's for that.
             let local =
                 who == Who::Bridged || (who == Who::Routed && mode.starts_with("pod-state"));
-            assert_eq!(cast.was_masqueraded(who, &outcome)?, !local, "{who:?}: {outcome:?}");
+            assert_eq!(fixture.was_masqueraded(who, &outcome)?, !local, "{who:?}: {outcome:?}");
         }
         // Only bridged; to the node itself; past every service.
-        let pod = SocketAddr::new(cast.address(Who::Bridged, like)?, denizen_tests::cast::PORT);
+        let pod =
+            SocketAddr::new(fixture.address(Who::Bridged, like)?, denizen_tests::fixture::PORT);
         let outcome = Probe::tcp(pod).ask_in(&neighbour.netns);
         assert_eq!(outcome.endpoint(), Some(pod), "{outcome:?}");
-        let remote = SocketAddr::new(cast.address(Who::Remote, like)?, denizen_tests::cast::PORT);
+        let remote =
+            SocketAddr::new(fixture.address(Who::Remote, like)?, denizen_tests::fixture::PORT);
         let outcome = Probe::tcp(remote).ask_in(&neighbour.netns);
         assert_eq!(outcome.endpoint(), Some(remote), "{outcome:?}");
         // Through a service to the same bridge: bridged, past the rules, it would find no way back.
@@ -147,7 +152,7 @@ fn kept(
             assert_eq!(outcome.endpoint(), Some(pod), "{outcome:?}");
             assert_eq!(outcome.seen(), neighbour.address_like(like), "{outcome:?}");
         }
-        let closed = SocketAddr::new(cast.address(Who::ThisNode, like)?, 9);
+        let closed = SocketAddr::new(fixture.address(Who::ThisNode, like)?, 9);
         Probe::tcp(closed).ask_in(&neighbour.netns);
     }
     let listed = [["list", "table", "bridge", "others"], ["list", "table", "inet", "others"]]

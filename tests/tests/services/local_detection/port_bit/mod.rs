@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, Objects, Settings};
-use denizen_tests::cast::{Cast, Who, every_protocol, service_ips};
 use denizen_tests::eventually::{eventually, observed};
+use denizen_tests::fixture::{Fixture, Who, every_protocol, service_ips};
 use denizen_tests::flows::table::Backend;
 use denizen_tests::iptables::{self, Variant};
 use denizen_tests::load::Load;
@@ -24,22 +24,22 @@ const PORT_EXACT: &str = "pod-state=port-exact";
 /// A repair that has not come by then never will.
 const BOUND: Duration = Duration::from_secs(60);
 
-fn settings(cast: &Cast, backend: Backend, mode: &str) -> Settings {
-    let mut settings = cast.cluster.settings();
+fn settings(fixture: &Fixture, backend: Backend, mode: &str) -> Settings {
+    let mut settings = fixture.cluster.settings();
     settings.flags = backend.flags();
     settings.flags.push(format!("--detect-local={mode}"));
     settings
 }
 
-fn start(cast: &Cast, backend: Backend, mode: &str) -> Result<Agent> {
-    Agent::start(&cast.cluster.world.node, settings(cast, backend, mode))
+fn start(fixture: &Fixture, backend: Backend, mode: &str) -> Result<Agent> {
+    Agent::start(&fixture.cluster.world.node, settings(fixture, backend, mode))
 }
 
 /// What an agent with these flags leaves in the kernel when it ends: tables of denizen's, chains
 /// and elements of sets.
-fn left(cast: &Cast, backend: Backend, mode: &str) -> Result<Vec<String>> {
-    start(cast, backend, mode)?.terminate()?;
-    in_kernel(&cast.cluster.world.node)
+fn left(fixture: &Fixture, backend: Backend, mode: &str) -> Result<Vec<String>> {
+    start(fixture, backend, mode)?.terminate()?;
+    in_kernel(&fixture.cluster.world.node)
 }
 
 fn in_kernel(node: &Netns) -> Result<Vec<String>> {
@@ -68,9 +68,9 @@ fn another_mode_or_backend_leaves_nothing_behind() -> Result<()> {
     const BRIDGE: &str = "table bridge denizen";
     const PODS: &str = "2 in DENIZEN-PODS-4";
     const BRIDGED: &str = "1 in DENIZEN-BRIDGED-4";
-    let (cast, _servers) = Cast::new("bit-switch")?;
-    let manifests = &cast.cluster.manifests;
-    manifests.put("web", &cast.service("web", 10, &every_protocol(), &[Who::Remote])?)?;
+    let (fixture, _servers) = Fixture::new("bit-switch")?;
+    let manifests = &fixture.cluster.manifests;
+    manifests.put("web", &fixture.service("web", 10, &every_protocol(), &[Who::Remote])?)?;
     let (nftables, legacy, nft) =
         (Backend::Nftables, Backend::IptablesLegacy, Backend::IptablesNft);
     let mut load = None;
@@ -88,13 +88,13 @@ fn another_mode_or_backend_leaves_nothing_behind() -> Result<()> {
         (nftables, "pod-state", &[V4, V6]),
     ];
     for (number, (backend, mode, expected)) in steps.into_iter().enumerate() {
-        let found = left(&cast, backend, mode)?;
+        let found = left(&fixture, backend, mode)?;
         let mut found: Vec<&str> = found.iter().map(String::as_str).collect();
         found.sort_by_key(|what| expected.iter().position(|it| it == what));
         assert_eq!(found, expected, "{number}: {backend:?} {mode}");
         // From a mode that has it to another that has it.
         match number {
-            4 => load = Some(local_load(&cast)?),
+            4 => load = Some(local_load(&fixture)?),
             9 => {
                 let tally = load.take().context("begun above")?.stop()?;
                 assert!(tally.answered > 0 && tally.failed == 0, "{tally:?}");
@@ -107,22 +107,22 @@ fn another_mode_or_backend_leaves_nothing_behind() -> Result<()> {
 
 /// Rules wait for the API, pods do not: by the rules of the mode before, they are local pods still.
 fn no_pod_is_a_stranger_while_the_api_is_silent(label: &str, backend: Backend) -> Result<()> {
-    let (cast, _servers) = Cast::new(label)?;
-    let node = &cast.cluster.world.node;
-    let manifests = &cast.cluster.manifests;
-    manifests.put("web", &cast.service("web", 10, &every_protocol(), &[Who::Remote])?)?;
-    let mut settings = cast.cluster.settings();
-    settings.objects = Objects::Kubeconfig(nobodys_kubeconfig(&cast)?);
+    let (fixture, _servers) = Fixture::new(label)?;
+    let node = &fixture.cluster.world.node;
+    let manifests = &fixture.cluster.manifests;
+    manifests.put("web", &fixture.service("web", 10, &every_protocol(), &[Who::Remote])?)?;
+    let mut settings = fixture.cluster.settings();
+    settings.objects = Objects::Kubeconfig(nobodys_kubeconfig(&fixture)?);
     for (before, after) in [("pod-state", PORT_EXACT), (PORT_EXACT, "pod-state")] {
-        left(&cast, backend, before)?;
-        let (pods, clients) = (by_port(node, backend)?, local_load(&cast)?);
+        left(&fixture, backend, before)?;
+        let (pods, clients) = (by_port(node, backend)?, local_load(&fixture)?);
         settings.flags = backend.flags();
         settings.flags.push(format!("--detect-local={after}"));
         let agent = Agent::spawn(node, settings.clone())?;
         eventually("pods are programmed", BOUND, || Ok(by_port(node, backend)? != pods))?;
         for (who, like) in [Who::Bridged, Who::Routed].into_iter().zip(service_ips(10)) {
-            let outcome = cast.ask(who, SocketAddr::new(like, 80), Protocol::Tcp)?;
-            assert!(!cast.was_masqueraded(who, &outcome)?, "{after}: {who:?}: {outcome:?}");
+            let outcome = fixture.ask(who, SocketAddr::new(like, 80), Protocol::Tcp)?;
+            assert!(!fixture.was_masqueraded(who, &outcome)?, "{after}: {who:?}: {outcome:?}");
         }
         let tally = clients.stop()?;
         assert!(tally.answered > 0 && tally.failed == 0, "{after}: {tally:?}");
@@ -151,8 +151,8 @@ fn by_port(node: &Netns, backend: Backend) -> Result<String> {
 }
 
 /// Leads to an API that nobody serves.
-fn nobodys_kubeconfig(cast: &Cast) -> Result<PathBuf> {
-    let path = cast.cluster.run_dir().join("kubeconfig");
+fn nobodys_kubeconfig(fixture: &Fixture) -> Result<PathBuf> {
+    let path = fixture.cluster.run_dir().join("kubeconfig");
     let text = json!({
         "clusters": [{ "name": "test", "cluster": { "server": "http://127.0.0.1:1" } }],
         "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "test" } }],
@@ -164,17 +164,17 @@ fn nobodys_kubeconfig(cast: &Cast) -> Result<PathBuf> {
 }
 
 /// A bridged and a routed pod's connections, which count only with the pod's own address.
-fn local_load(cast: &Cast) -> Result<Load> {
-    cast.cluster.world.forget_quickly()?;
+fn local_load(fixture: &Fixture) -> Result<Load> {
+    fixture.cluster.world.forget_quickly()?;
     let mut load = Load::default();
     for who in [Who::Bridged, Who::Routed] {
         let own = service_ips(10)
-            .map(|like| cast.address(who, like))
+            .map(|like| fixture.address(who, like))
             .into_iter()
             .collect::<Result<Vec<_>>>()?;
         let targets = service_ips(10).map(|service| (SocketAddr::new(service, 80), Protocol::Tcp));
         let kept = move |outcome: &Outcome| outcome.seen().is_some_and(|seen| own.contains(&seen));
-        load.client(cast.place(who).0, targets.into(), kept)?;
+        load.client(fixture.place(who).0, targets.into(), kept)?;
     }
     Ok(load)
 }
@@ -182,12 +182,13 @@ fn local_load(cast: &Cast) -> Result<Load> {
 /// With iptables the kernel's word comes at once too, and `cleanup` takes all of it away.
 #[test]
 fn what_others_do_to_the_bridges_table_is_repaired_with_iptables() -> Result<()> {
-    let (cast, _servers) = Cast::new("bit-drift")?;
-    let node = &cast.cluster.world.node;
-    let agent = start(&cast, Backend::IptablesNft, PORT_EXACT)?;
+    let (fixture, _servers) = Fixture::new("bit-drift")?;
+    let node = &fixture.cluster.world.node;
+    let agent = start(&fixture, Backend::IptablesNft, PORT_EXACT)?;
     let table = || node.output("nft", &["list", "table", "bridge", "denizen"]);
     let expected = table()?;
-    let element = format!("{} . {}", cast.bridged.host_interface(), cast.bridged.addresses[0]);
+    let element =
+        format!("{} . {}", fixture.bridged.host_interface(), fixture.bridged.addresses[0]);
     let harms = [
         "add rule bridge denizen prerouting meta mark set 0x40".to_owned(),
         format!("delete element bridge denizen pod-ports {{ {element} }}"),

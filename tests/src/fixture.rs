@@ -1,4 +1,4 @@
-//! The usual cast of a kernel test: a bridged and a routed pod of the node, another node's pod, a
+//! The usual fixture of a kernel test: a bridged and a routed pod of the node, another node's pod, a
 //! host outside, and the node itself. Each may start a connection, the pods also serve.
 
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ pub const PORT: u16 = 8080;
 /// The protocols that every pod answers.
 pub const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
-/// One of the cast.
+/// One of those who are in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Who {
     /// A pod of the node behind its bridge.
@@ -39,9 +39,9 @@ pub enum Who {
 pub const EVERYONE: [Who; 5] =
     [Who::Bridged, Who::Routed, Who::Remote, Who::Outside, Who::ThisNode];
 
-/// The cast, and the node that it is on.
+/// Two pods of a node, and the node.
 #[derive(Debug)]
-pub struct Cast {
+pub struct Fixture {
     /// The bridged pod.
     pub bridged: Pod,
     /// The routed pod.
@@ -50,7 +50,7 @@ pub struct Cast {
     pub cluster: Cluster,
 }
 
-impl Cast {
+impl Fixture {
     /// Attaches the two pods. Nobody serves yet.
     pub fn on(cluster: Cluster) -> Result<Self> {
         let bridged = cluster.add_pod("bridged", Wiring::Bridged)?;
@@ -61,15 +61,15 @@ impl Cast {
     /// A cluster of its own for one test, without an agent yet; the pods serve at [`PORT`] over
     /// every protocol as long as the second value lives.
     pub fn new(label: &str) -> Result<(Self, Vec<Server>)> {
-        let cast = Self::on(Cluster::new(label, &Value::Null)?)?;
+        let fixture = Self::on(Cluster::new(label, &Value::Null)?)?;
         let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
-        let world = &cast.cluster.world;
+        let world = &fixture.cluster.world;
         let servers = vec![
-            serve(&cast.bridged.netns, &cast.bridged.addresses, &ports)?,
-            serve(&cast.routed.netns, &cast.routed.addresses, &ports)?,
+            serve(&fixture.bridged.netns, &fixture.bridged.addresses, &ports)?,
+            serve(&fixture.routed.netns, &fixture.routed.addresses, &ports)?,
             serve(&world.remote, &world.addresses().remote, &ports)?,
         ];
-        Ok((cast, servers))
+        Ok((fixture, servers))
     }
 
     /// The namespace that `who` is in, and the interface through which the node sees its packets
