@@ -135,9 +135,23 @@ impl Cluster {
         }
     }
 
+    /// The same with flags.
+    pub fn settings_with<F: Into<String>>(&self, flags: impl IntoIterator<Item = F>) -> Settings {
+        let flags = flags.into_iter().map(Into::into).collect();
+        Settings { flags, ..self.settings() }
+    }
+
     /// Starts the agent and waits until it has programmed the kernel.
     pub fn start_agent(&self) -> Result<Agent> {
         Agent::start(&self.world.node, self.settings())
+    }
+
+    /// The same with flags.
+    pub fn start_agent_with<F: Into<String>>(
+        &self,
+        flags: impl IntoIterator<Item = F>,
+    ) -> Result<Agent> {
+        Agent::start(&self.world.node, self.settings_with(flags))
     }
 
     /// Where the state file and the agent's socket are.

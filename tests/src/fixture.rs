@@ -42,6 +42,8 @@ pub const EVERYONE: [Who; 5] =
 /// Two pods of a node, and the node.
 #[derive(Debug)]
 pub struct Fixture {
+    /// Whoever serves, as long as this value lives. They end before their hosts do.
+    pub servers: Vec<Server>,
     /// The bridged pod.
     pub bridged: Pod,
     /// The routed pod.
@@ -55,21 +57,21 @@ impl Fixture {
     pub fn on(cluster: Cluster) -> Result<Self> {
         let bridged = cluster.add_pod("bridged", Wiring::Bridged)?;
         let routed = cluster.add_pod("routed", Wiring::Routed)?;
-        Ok(Self { bridged, routed, cluster })
+        Ok(Self { bridged, routed, cluster, servers: Vec::new() })
     }
 
     /// A cluster of its own for one test, without an agent yet; the pods serve at [`PORT`] over
-    /// every protocol as long as the second value lives.
-    pub fn new(label: &str) -> Result<(Self, Vec<Server>)> {
-        let fixture = Self::on(Cluster::new(label, &Value::Null)?)?;
+    /// every protocol.
+    pub fn new(label: &str) -> Result<Self> {
+        let mut fixture = Self::on(Cluster::new(label, &Value::Null)?)?;
         let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
         let world = &fixture.cluster.world;
-        let servers = vec![
+        fixture.servers = vec![
             serve(&fixture.bridged.netns, &fixture.bridged.addresses, &ports)?,
             serve(&fixture.routed.netns, &fixture.routed.addresses, &ports)?,
             serve(&world.remote, &world.addresses().remote, &ports)?,
         ];
-        Ok((fixture, servers))
+        Ok(fixture)
     }
 
     /// The namespace that `who` is in, and the interface through which the node sees its packets

@@ -11,7 +11,6 @@ use crate::fixture::{Fixture, Who, every_protocol};
 use crate::manifest::Port;
 use crate::netns::Netns;
 use crate::probe::Probe;
-use crate::server::Server;
 
 /// Where the endpoint of such a connection listens.
 pub const ECHO: u16 = 9000;
@@ -21,14 +20,14 @@ pub const MEMBERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Remote];
 
 /// The fixture with two services: `web` (number 10) over every protocol, and `echo` (number 11, port
 /// 7) for such connections, at the routed pod.
-pub fn fixture(label: &str) -> Result<(Fixture, Vec<Server>)> {
-    let (fixture, servers) = Fixture::new(label)?;
+pub fn fixture(label: &str) -> Result<Fixture> {
+    let fixture = Fixture::new(label)?;
     let manifests = &fixture.cluster.manifests;
     manifests.put("web", &fixture.service("web", 10, &every_protocol(), &MEMBERS)?)?;
     let echo = [Port::tcp("echo", 7, ECHO)];
     manifests.put("echo", &fixture.service("echo", 11, &echo, &[Who::Routed])?)?;
     serve(&fixture.routed.netns, fixture.routed.addresses[0])?;
-    Ok((fixture, servers))
+    Ok(fixture)
 }
 
 /// One connection, open since it was made.

@@ -13,7 +13,6 @@ use crate::eventually::observed;
 use crate::fixture::{Fixture, PORT, Who, service_ips};
 use crate::manifest::{self, Port};
 use crate::probe::{Outcome, Protocol};
-use crate::server::Server;
 use crate::world::ip;
 
 /// Where API servers listen: a host outside the cluster.
@@ -39,7 +38,6 @@ pub struct ApiContext<A> {
     pub api: A,
     /// What may come of a connection to an address that no service has.
     unknown: &'static [Outcome],
-    _servers: Vec<Server>,
 }
 
 impl ApiContext<ApiServer> {
@@ -62,11 +60,11 @@ impl<A: Api> ApiContext<A> {
         unknown: &'static [Outcome],
         start: impl FnOnce(&Cluster, SocketAddr) -> Result<A>,
     ) -> Result<Self> {
-        let (fixture, servers) = Fixture::new(label)?;
+        let fixture = Fixture::new(label)?;
         let address: SocketAddr = SERVER.parse()?;
         fixture.cluster.world.add_client(address.ip())?;
         let api = start(&fixture.cluster, address)?;
-        Ok(Self { fixture, api, unknown, _servers: servers })
+        Ok(Self { fixture, api, unknown })
     }
 
     /// How the agent is run: with the server's kubeconfig.

@@ -13,7 +13,6 @@ use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Fixture, Who, every_protocol, every_way};
 use denizen_tests::netns::Netns;
 use denizen_tests::probe::Protocol;
-use denizen_tests::server::Server;
 
 /// What has not happened by then never will.
 const BOUND: Duration = Duration::from_secs(60);
@@ -46,22 +45,19 @@ fn tables(node: &Netns) -> Result<String> {
     node.output("nft", &["list", "tables"])
 }
 
-fn context(label: &str) -> Result<(Fixture, Vec<Server>)> {
-    let (fixture, servers) = Fixture::new(label)?;
+fn context(label: &str) -> Result<Fixture> {
+    let fixture = Fixture::new(label)?;
     let members = [Who::Bridged, Who::Routed, Who::Remote];
     let web = fixture.service("web", 10, &every_protocol(), &members)?;
     fixture.cluster.manifests.put("web", &web)?;
     let far = fixture.service("far", 11, &every_protocol(), &[Who::Remote])?;
     fixture.cluster.manifests.put("far", &far)?;
-    Ok((fixture, servers))
+    Ok(fixture)
 }
 
 /// An agent that chooses for itself.
 fn start(fixture: &Fixture, flags: &[&str]) -> Result<Agent> {
-    let mut settings = fixture.cluster.settings();
-    settings.flags.push("--backend=auto".to_owned());
-    settings.flags.extend(flags.iter().map(|flag| (*flag).to_owned()));
-    Agent::start(&fixture.cluster.world.node, settings)
+    fixture.cluster.start_agent_with(["--backend=auto"].iter().chain(flags).copied())
 }
 
 /// It says that it chose `backend`, and `why`: in its log, to a program and to a person. And it
@@ -87,7 +83,7 @@ fn chose(fixture: &Fixture, agent: &Agent, backend: &str, why: &str) -> Result<(
 
 #[test]
 fn nftables_is_chosen_where_the_kernel_lets_it() -> Result<()> {
-    let (fixture, _servers) = context("auto-nft")?;
+    let fixture = context("auto-nft")?;
     let agent = start(&fixture, &[])?;
     chose(&fixture, &agent, "nftables", "this kernel can do all that it needs")?;
     agent.terminate()?;
@@ -99,7 +95,7 @@ fn nftables_is_chosen_where_the_kernel_lets_it() -> Result<()> {
 #[test]
 fn iptables_serves_where_nftables_is_refused() -> Result<()> {
     for family in ["ip", "ip6"] {
-        let (fixture, _servers) = context(&format!("auto-{family}"))?;
+        let fixture = context(&format!("auto-{family}"))?;
         let node = &fixture.cluster.world.node;
         let owned = Owned::table(node, family)?;
         let agent = start(&fixture, &[])?;
@@ -120,7 +116,7 @@ fn iptables_serves_where_nftables_is_refused() -> Result<()> {
 /// way to know them.
 #[test]
 fn the_bridges_table_is_asked_for_where_ports_matter() -> Result<()> {
-    let (fixture, _servers) = context("auto-bridge")?;
+    let fixture = context("auto-bridge")?;
     let owned = Owned::table(&fixture.cluster.world.node, "bridge")?;
     let agent = start(&fixture, &[])?;
     chose(&fixture, &agent, "nftables", "this kernel can do all that it needs")?;
@@ -144,7 +140,7 @@ fn the_bridges_table_is_asked_for_where_ports_matter() -> Result<()> {
 /// No backend can tell a pod from its neighbour on the bridge then, so none is chosen.
 #[test]
 fn exact_ports_without_the_bridges_table_are_an_error() -> Result<()> {
-    let (fixture, _servers) = context("auto-exact")?;
+    let fixture = context("auto-exact")?;
     let _owned = Owned::table(&fixture.cluster.world.node, "bridge")?;
     let refused = start(&fixture, &["--detect-local=pod-state=port-exact"]);
     let said = format!("{:#}", refused.err().context("it runs")?);
@@ -160,7 +156,7 @@ fn exact_ports_without_the_bridges_table_are_an_error() -> Result<()> {
 /// The bridge's table is all that iptables needs of nf_tables to know ports exactly.
 #[test]
 fn exact_ports_are_known_with_iptables_where_the_bridges_table_can_be_had() -> Result<()> {
-    let (fixture, _servers) = context("auto-ports")?;
+    let fixture = context("auto-ports")?;
     let _owned = Owned::table(&fixture.cluster.world.node, "ip")?;
     let agent = start(&fixture, &["--detect-local=pod-state=port-exact"])?;
     chose(&fixture, &agent, "iptables", "ip table: it is owned by another process")?;
@@ -175,7 +171,7 @@ fn exact_ports_are_known_with_iptables_where_the_bridges_table_can_be_had() -> R
 /// tries again.
 #[test]
 fn iptables_serves_until_the_bridges_table_can_be_had() -> Result<()> {
-    let (fixture, _servers) = context("auto-later")?;
+    let fixture = context("auto-later")?;
     let node = &fixture.cluster.world.node;
     let owned = Owned::table(node, "bridge")?;
     let mut settings = fixture.cluster.settings();

@@ -54,7 +54,7 @@ impl Harm<'_> {
 
 #[test]
 fn whatever_others_do_to_the_tables_is_repaired() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("foreign")?;
+    let fixture = Fixture::new("foreign")?;
     let members = [Who::Bridged, Who::Routed, Who::Remote];
     fixture
         .cluster

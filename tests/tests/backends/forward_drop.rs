@@ -13,7 +13,6 @@ use denizen_tests::fixture::{Fixture, PORT, Who, every_protocol, every_way};
 use denizen_tests::flows::table::Backend;
 use denizen_tests::netns::{Netns, checked};
 use denizen_tests::probe::{Outcome, Probe, Protocol, SILENCE};
-use denizen_tests::server::Server;
 use denizen_tests::world::ip;
 use serde_json::Value;
 
@@ -111,16 +110,12 @@ fn wait_complaints(agent: &Agent, right: impl Fn(&[String]) -> bool) -> Result<(
 }
 
 fn run(fixture: &Fixture, backend: Backend) -> Result<Agent> {
-    let mut settings = fixture.cluster.settings();
-    settings.flags = backend.flags();
-    Agent::start(&fixture.cluster.world.node, settings)
+    fixture.cluster.start_agent_with(backend.flags())
 }
 
 fn opening(fixture: &Fixture, backend: Backend) -> Result<Agent> {
-    let mut settings = fixture.cluster.settings();
-    settings.flags = backend.flags();
-    settings.flags.push("--open-forward".to_owned());
-    Agent::start(&fixture.cluster.world.node, settings)
+    let flags = backend.flags().into_iter().chain(["--open-forward".to_owned()]);
+    fixture.cluster.start_agent_with(flags)
 }
 
 /// Waits until everyone can reach the service in every way; several datagrams before the first
@@ -161,18 +156,18 @@ fn is_dropped_otherwise(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn start(firewall: Firewall, backend: Backend) -> Result<(Fixture, Vec<Server>, String)> {
-    let (fixture, servers) = Fixture::new(&format!("{}-{}", firewall.label, backend as u8))?;
+fn start(firewall: Firewall, backend: Backend) -> Result<(Fixture, String)> {
+    let fixture = Fixture::new(&format!("{}-{}", firewall.label, backend as u8))?;
     let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
     let node = &fixture.cluster.world.node;
     firewall.put_up(node)?;
     let before = firewall.shown(node)?;
-    Ok((fixture, servers, before))
+    Ok((fixture, before))
 }
 
 fn found_opened_and_cleaned_up(firewall: Firewall, backend: Backend) -> Result<()> {
-    let (fixture, _servers, before) = start(firewall, backend)?;
+    let (fixture, before) = start(firewall, backend)?;
     let node = &fixture.cluster.world.node;
     let agent = run(&fixture, backend)?;
     let named =
@@ -240,7 +235,7 @@ fn iptables_legacy() -> Result<()> {
 /// The flag taken away again takes the rules away; and a firewall that is reloaded is opened again.
 #[test]
 fn a_reload_is_opened_again_and_without_the_flag_all_is_as_before() -> Result<()> {
-    let (fixture, _servers, before) = start(POLICY, Backend::Nftables)?;
+    let (fixture, before) = start(POLICY, Backend::Nftables)?;
     let node = &fixture.cluster.world.node;
     let agent = opening(&fixture, Backend::Nftables)?;
     everyone_is_served(&fixture)?;
@@ -263,7 +258,7 @@ fn a_reload_is_opened_again_and_without_the_flag_all_is_as_before() -> Result<()
 /// A datagram that follows before the first is answered is no less the service's.
 #[test]
 fn the_second_packet_before_the_first_answer_is_let_through() -> Result<()> {
-    let (fixture, _servers, _) = start(POLICY, Backend::Nftables)?;
+    let (fixture, _) = start(POLICY, Backend::Nftables)?;
     let node = &fixture.cluster.world.node;
     let _agent = opening(&fixture, Backend::Nftables)?;
     everyone_is_served(&fixture)?;

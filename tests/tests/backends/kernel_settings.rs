@@ -46,7 +46,7 @@ fn command(fixture: &Fixture, program: &[&str], flags: &[&str]) -> Result<Comman
 
 #[test]
 fn a_service_on_the_clients_own_bridge_works_though_the_bridge_was_not_filtered() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("bridgenf")?;
+    let fixture = Fixture::new("bridgenf")?;
     let web = fixture.service("web", 10, &every_protocol(), &[Who::Bridged])?;
     fixture.cluster.manifests.put("web", &web)?;
     let neighbour = fixture.cluster.add_pod("neighbour", Wiring::Bridged)?;
@@ -96,7 +96,7 @@ fn status_of(fixture: &Fixture) -> Result<Value> {
 
 #[test]
 fn what_may_not_be_set_is_said_and_everything_else_goes_on() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("readonly")?;
+    let fixture = Fixture::new("readonly")?;
     let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
     let node = &fixture.cluster.world.node;
@@ -127,7 +127,7 @@ fn what_may_not_be_set_is_said_and_everything_else_goes_on() -> Result<()> {
 /// another path.
 #[test]
 fn a_mount_of_the_hosts_settings_is_enough_where_proc_sys_is_read_only() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("sysctldir")?;
+    let fixture = Fixture::new("sysctldir")?;
     let node = &fixture.cluster.world.node;
     turn_off(node)?;
     let host = fixture.cluster.world.subfolder("host-sys")?;
@@ -155,7 +155,7 @@ fn a_mount_of_the_hosts_settings_is_enough_where_proc_sys_is_read_only() -> Resu
 
 #[test]
 fn a_folder_without_settings_is_named() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("nosysctl")?;
+    let fixture = Fixture::new("nosysctl")?;
     let mut command = command(&fixture, &["timeout", "60"], &["--sysctl-dir=/nowhere"])?;
     let output = fixture.cluster.world.node.run(|| command.output())??;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -169,7 +169,7 @@ fn a_folder_without_settings_is_named() -> Result<()> {
 
 #[test]
 fn connection_tracking_is_set_up_as_kube_proxy_does() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("conntrack")?;
+    let fixture = Fixture::new("conntrack")?;
     let node = &fixture.cluster.world.node;
     let value = |name: &str| read(node, &format!("netfilter/nf_conntrack_{name}"));
     let untouched = [value("udp_timeout")?, value("udp_timeout_stream")?, value("tcp_be_liberal")?];
@@ -203,7 +203,7 @@ fn connection_tracking_is_set_up_as_kube_proxy_does() -> Result<()> {
 
 #[test]
 fn an_init_container_sets_everything_up_and_programs_nothing() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("initonly")?;
+    let fixture = Fixture::new("initonly")?;
     let node = &fixture.cluster.world.node;
     turn_off(node)?;
     let flags = ["--init-only", "--conntrack-udp-timeout=41s", "--backend=iptables"];

@@ -7,7 +7,6 @@ use std::net::SocketAddr;
 use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::cluster::{Cluster, serve};
 use denizen_tests::conf::{
@@ -147,15 +146,13 @@ fn legacy_iptables_works_with_what_its_component_grants() -> Result<()> {
 #[test]
 fn iptables_with_less_says_what_it_takes_and_leaves_all_as_it_was() -> Result<()> {
     for variant in Variant::BOTH {
-        let (fixture, _servers) = Fixture::new(&format!("caps-raw-{variant:?}"))?;
+        let fixture = Fixture::new(&format!("caps-raw-{variant:?}"))?;
         let put = |who| {
             let web = fixture.service("web", 10, &every_protocol(), &[who])?;
             fixture.cluster.manifests.put("web", &web)
         };
         put(Who::Remote)?;
-        let mut settings = fixture.cluster.settings();
-        settings.flags = variant.flags();
-        Agent::start(&fixture.cluster.world.node, settings)?.terminate()?;
+        fixture.cluster.start_agent_with(variant.flags())?.terminate()?;
         put(Who::Routed)?;
         let granted = capabilities(DAEMON_SET, "agent")?;
         let agent = Contained::start_with(&fixture.cluster, container(&granted), &variant.flags())?;
@@ -188,7 +185,7 @@ fn without_them_it_says_what_it_may_not() -> Result<()> {
 
 #[test]
 fn taking_away_needs_no_more() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("caps-clean")?;
+    let fixture = Fixture::new("caps-clean")?;
     let node = &fixture.cluster.world.node;
     fixture.cluster.start_agent()?.terminate()?;
     let before = node.output("nft", &["list", "tables"])?;
@@ -231,14 +228,12 @@ fn the_plugin_is_installed_and_taken_out_without_any() -> Result<()> {
 /// else's stays, but for a rule that leads to a chain that goes.
 #[test]
 fn leaving_iptables_takes_no_more_than_nftables_does() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("caps-leave")?;
+    let fixture = Fixture::new("caps-leave")?;
     let (cluster, node) = (&fixture.cluster, &fixture.cluster.world.node);
     let http = [Port::tcp("http", 80, denizen_tests::fixture::PORT).at_node(30080)];
     let web = fixture.service("web", 10, &http, &[Who::Remote])?;
     cluster.manifests.put("web", &web)?;
-    let mut settings = cluster.settings();
-    settings.flags = Variant::Nft.flags();
-    Agent::start(node, settings)?.terminate()?;
+    cluster.start_agent_with(Variant::Nft.flags())?.terminate()?;
     Variant::Nft.run(node, "-t nat -N CNI-HOSTPORT")?;
     Variant::Nft.run(node, "-t nat -A CNI-HOSTPORT -p tcp --dport 9 -j RETURN")?;
     Variant::Nft.run(node, "-t nat -A CNI-HOSTPORT -p tcp -j KUBE-SERVICES")?;
@@ -273,13 +268,11 @@ fn leaving_iptables_takes_no_more_than_nftables_does() -> Result<()> {
 /// told.
 #[test]
 fn what_legacy_iptables_left_is_reported_until_it_is_removed() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("caps-old")?;
+    let fixture = Fixture::new("caps-old")?;
     let (cluster, node) = (&fixture.cluster, &fixture.cluster.world.node);
     let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
     cluster.manifests.put("web", &web)?;
-    let mut settings = cluster.settings();
-    settings.flags = Variant::Legacy.flags();
-    Agent::start(node, settings)?.terminate()?;
+    cluster.start_agent_with(Variant::Legacy.flags())?.terminate()?;
     let agent = Contained::start(cluster, container(&capabilities(DAEMON_SET, "agent")?))?;
     let words = ["CAP_NET_RAW is needed too", "denizen-agent cleanup"];
     let status = agent.until("said", |status| {

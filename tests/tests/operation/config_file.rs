@@ -17,7 +17,7 @@ metricsBindAddress: ''
 
 #[test]
 fn kube_proxys_file_is_gone_by_and_a_flag_beats_it() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("config")?;
+    let fixture = Fixture::new("config")?;
     let ports = [Port::tcp("http", 80, PORT)];
     let web = fixture.service("web", 10, &ports, &[Who::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;

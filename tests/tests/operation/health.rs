@@ -267,7 +267,7 @@ fn probers(fixture: &Fixture) -> Result<[Prober<'_>; 4]> {
 /// read, and come again as soon as they are closed. The kubelet has its answers within 100 ms.
 #[test]
 fn ten_thousand_hostile_connections_keep_no_probe_waiting() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("hz-flood")?;
+    let fixture = Fixture::new("hz-flood")?;
     let http = [Port::tcp("http", 80, PORT_OF_PODS).at_node(30080)];
     let mut web = fixture.service("web", 10, &http, &[Who::Routed])?;
     web[0]["spec"]["externalTrafficPolicy"] = "Local".into();

@@ -36,7 +36,7 @@ fn until(
 
 #[test]
 fn manifests_take_effect_as_they_change() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("live-man")?;
+    let fixture = Fixture::new("live-man")?;
     let agent = fixture.cluster.start_agent()?;
     let manifests = &fixture.cluster.manifests;
     let answers = |who: Who, like| {
@@ -66,7 +66,7 @@ fn manifests_take_effect_as_they_change() -> Result<()> {
 
 #[test]
 fn a_broken_manifest_harms_nothing_else() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("live-bad")?;
+    let fixture = Fixture::new("live-bad")?;
     let manifests = &fixture.cluster.manifests;
     manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Routed])?)?;
     manifests.put_text("broken", "kind: Service\nspec: [this is\n")?;
@@ -119,7 +119,7 @@ fn a_pod_is_local_from_add_to_del() -> Result<()> {
 /// One endpoint of one service among many changes: the kernel is sent no more than that.
 #[test]
 fn one_change_is_a_small_transaction() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("live-small")?;
+    let fixture = Fixture::new("live-small")?;
     let manifests = &fixture.cluster.manifests;
     let mut objects = Vec::new();
     for number in 0..500_u16 {

@@ -41,7 +41,7 @@ fn until(node: &Netns, series: &str, now: impl Fn(f64) -> bool) -> Result<f64> {
 
 #[test]
 fn services_and_syncs_are_counted() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("met-sync")?;
+    let fixture = Fixture::new("met-sync")?;
     let node = &fixture.cluster.world.node;
     let _agent = fixture.cluster.start_agent()?;
     until(node, "denizen_local_pods", |pods| pods == 2.0)?;

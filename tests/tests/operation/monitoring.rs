@@ -18,7 +18,7 @@ const PREFIXES: [&str; 3] = ["denizen_", "kubeproxy_", "process_"];
 
 /// The names of the series, and the names of the labels, that the agent shows.
 fn exposed() -> Result<BTreeSet<String>> {
-    let (fixture, _servers) = Fixture::new("monitoring")?;
+    let fixture = Fixture::new("monitoring")?;
     let ports = [Port::tcp("http", 80, PORT)];
     let web = fixture.service("web", 10, &ports, &[Who::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;

@@ -113,7 +113,7 @@ fn pictures(fixture: &Fixture) -> Result<PathBuf> {
 
 #[test]
 fn a_browser_shows_what_this_node_does() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("page-see")?;
+    let fixture = Fixture::new("page-see")?;
     furnish(&fixture)?;
     let _agent = fixture.cluster.start_agent()?;
     let node = &fixture.cluster.world.node;
@@ -153,7 +153,7 @@ fn a_browser_shows_what_this_node_does() -> Result<()> {
 
 #[test]
 fn searching_and_turning_pages_need_no_script() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("page-find")?;
+    let fixture = Fixture::new("page-find")?;
     let many: Vec<Value> = (0..120)
         .map(|n| manifest::service(&format!("many-{n:03}"), &[ip(&format!("172.31.0.{n}"))], &HTTP))
         .collect();

@@ -20,8 +20,8 @@ use denizen_tests::ruleset::{self, Monitor};
 use serde_json::json;
 
 /// A web service over every protocol, and an echo service for connections that stay.
-fn fixture(label: &str) -> Result<(Fixture, Vec<denizen_tests::server::Server>)> {
-    let (fixture, servers) = Fixture::new(label)?;
+fn fixture(label: &str) -> Result<Fixture> {
+    let fixture = Fixture::new(label)?;
     let everyone = [Who::Bridged, Who::Routed, Who::Remote];
     fixture
         .cluster
@@ -34,7 +34,7 @@ fn fixture(label: &str) -> Result<(Fixture, Vec<denizen_tests::server::Server>)>
         .manifests
         .put("lonely", &fixture.service("lonely", 12, &every_protocol(), &[])?)?;
     lasting::serve(&fixture.routed.netns, fixture.routed.addresses[0])?;
-    Ok((fixture, servers))
+    Ok(fixture)
 }
 
 /// A connection through the echo service that must outlive every restart.
@@ -56,7 +56,7 @@ fn load(fixture: &Fixture) -> Result<Load> {
 
 #[test]
 fn sigterm_leaves_the_rules_and_a_restart_changes_none() -> Result<()> {
-    let (fixture, _servers) = fixture("restart-term")?;
+    let fixture = fixture("restart-term")?;
     let agent = fixture.cluster.start_agent()?;
     let node = &fixture.cluster.world.node;
     let before = ruleset::dump(node)?;
@@ -83,7 +83,7 @@ fn sigterm_leaves_the_rules_and_a_restart_changes_none() -> Result<()> {
 
 #[test]
 fn crashes_under_load_harm_no_connection() -> Result<()> {
-    let (fixture, _servers) = fixture("restart-kill")?;
+    let fixture = fixture("restart-kill")?;
     let node = &fixture.cluster.world.node;
     let fresh = fixture.cluster.start_agent()?;
     let expected = ruleset::dump(node)?;
@@ -125,7 +125,7 @@ fn random(seed: u64, round: usize) -> u64 {
 
 #[test]
 fn a_second_agent_is_refused_and_told_who_is_there() -> Result<()> {
-    let (fixture, _servers) = fixture("restart-two")?;
+    let fixture = fixture("restart-two")?;
     let first = fixture.cluster.start_agent()?;
     let mut settings = fixture.cluster.settings();
     let error = Agent::start(&fixture.cluster.world.node, settings.clone())

@@ -42,7 +42,7 @@ fn cleanup(node: &Netns) -> Result<Output> {
 
 #[test]
 fn cleanup_refuses_while_an_agent_runs() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("upgrade-clean")?;
+    let fixture = Fixture::new("upgrade-clean")?;
     let node = &fixture.cluster.world.node;
     let web = fixture.service("web", 10, &HTTP, &[Who::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
@@ -180,7 +180,7 @@ fn a_file_of_a_newer_version_is_left_alone_and_named() -> Result<()> {
 /// known ones otherwise.
 #[test]
 fn rules_of_another_version_become_this_ones_without_a_gap() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("upgrade-rules")?;
+    let fixture = Fixture::new("upgrade-rules")?;
     let node = &fixture.cluster.world.node;
     let web = fixture.service("web", 10, &HTTP, &[Who::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;

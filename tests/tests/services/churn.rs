@@ -42,7 +42,7 @@ fn endpoints(step: usize) -> Vec<(IpAddr, &'static str)> {
 
 #[test]
 fn no_lookup_misses_across_a_commit() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("churn")?;
+    let fixture = Fixture::new("churn")?;
     let world = &fixture.cluster.world;
     let all: Vec<IpAddr> = (1..=ENDPOINTS).map(|last| ip(&format!("192.168.78.{last}"))).collect();
     all.iter().try_for_each(|address| world.add_remote(*address))?;

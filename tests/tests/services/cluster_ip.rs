@@ -16,7 +16,7 @@ const SERVERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Remote];
 
 #[test]
 fn everybody_reaches_every_endpoint() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("cip-all")?;
+    let fixture = Fixture::new("cip-all")?;
     fixture
         .cluster
         .manifests
@@ -47,7 +47,7 @@ fn everybody_reaches_every_endpoint() -> Result<()> {
 
 #[test]
 fn each_protocol_of_one_port_number_goes_its_own_way() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("cip-proto")?;
+    let fixture = Fixture::new("cip-proto")?;
     let mut objects = fixture.service("mixed", 20, &every_protocol(), &[])?;
     for (index, who) in SERVERS.into_iter().enumerate() {
         // One slice a protocol and family, each with a name of its own.
@@ -79,7 +79,7 @@ fn each_protocol_of_one_port_number_goes_its_own_way() -> Result<()> {
 
 #[test]
 fn what_is_no_service_is_left_alone() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("cip-none")?;
+    let fixture = Fixture::new("cip-none")?;
     fixture
         .cluster
         .manifests
@@ -103,7 +103,7 @@ fn what_is_no_service_is_left_alone() -> Result<()> {
 /// A connection of the pods' own, which no service is part of, must not wait for the agent either.
 #[test]
 fn pods_talk_to_each_other_without_an_agent() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("cip-bare")?;
+    let fixture = Fixture::new("cip-bare")?;
     let to = SocketAddr::new(fixture.routed.addresses[0], PORT);
     let outcome = Probe::tcp(to).ask_in(&fixture.bridged.netns);
     assert!(matches!(outcome, Outcome::Answered { .. }), "{outcome:?}");

@@ -10,7 +10,6 @@ use denizen_tests::cluster::serve;
 use denizen_tests::fixture::{Fixture, PORT, PROTOCOLS, Who, service_ips};
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::{Outcome, PATIENCE, Probe, Protocol, SILENCE};
-use denizen_tests::server::Server;
 use serde_json::{Value, json};
 
 pub const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
@@ -36,7 +35,6 @@ pub fn by(who: impl IntoIterator<Item = Who>) -> Fate {
 pub struct AgentContext {
     pub fixture: Fixture,
     pub agent: Agent,
-    pub _servers: Vec<Server>,
 }
 
 impl AgentContext {
@@ -46,15 +44,14 @@ impl AgentContext {
         flags: &[&str],
         objects: impl FnOnce(&Fixture) -> Result<Vec<Value>>,
     ) -> Result<Self> {
-        let (fixture, mut servers) = Fixture::new(label)?;
+        let mut fixture = Fixture::new(label)?;
         let world = &fixture.cluster.world;
         let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
-        servers.push(serve(&world.client, &world.addresses().client, &ports)?);
+        let server = serve(&world.client, &world.addresses().client, &ports)?;
+        fixture.servers.push(server);
         fixture.cluster.manifests.put("services", &objects(&fixture)?)?;
-        let mut settings = fixture.cluster.settings();
-        settings.flags.extend(flags.iter().map(|&flag| flag.to_owned()));
-        let agent = Agent::start(&world.node, settings)?;
-        Ok(Self { fixture, agent, _servers: servers })
+        let agent = fixture.cluster.start_agent_with(flags.iter().copied())?;
+        Ok(Self { fixture, agent })
     }
 
     /// These objects are the only ones from now on.

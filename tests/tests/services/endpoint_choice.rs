@@ -18,7 +18,7 @@ const MOST: u8 = 20;
 
 #[test]
 fn the_choice_is_even_for_one_to_twenty_endpoints() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("even")?;
+    let fixture = Fixture::new("even")?;
     let world = &fixture.cluster.world;
     let all: Vec<_> = (1..=MOST).map(|last| ip(&format!("192.168.79.{last}"))).collect();
     all.iter().try_for_each(|address| world.add_remote(*address))?;

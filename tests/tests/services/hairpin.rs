@@ -9,7 +9,7 @@ use crate::context::{AgentContext, BALANCER, HTTP, at, by, local};
 
 #[test]
 fn a_pod_reaches_itself_through_its_service() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("hairpin")?;
+    let fixture = Fixture::new("hairpin")?;
     let ports = every_protocol();
     for (who, number) in [(Who::Bridged, 31), (Who::Routed, 32)] {
         let name = format!("self-{number}");

@@ -6,7 +6,6 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::http::{Reply, fetch, url};
@@ -83,7 +82,7 @@ fn condition(objects: &mut [Value], address: IpAddr, conditions: &Value) {
 
 #[test]
 fn a_load_balancer_is_told_as_by_kube_proxy() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("hc-as")?;
+    let fixture = Fixture::new("hc-as")?;
     let everybody = [Who::Bridged, Who::Routed, Who::Remote];
     fixture.cluster.manifests.put("web", &balanced(&fixture, "web", 10, &everybody)?)?;
     let _agent = fixture.cluster.start_agent()?;
@@ -108,7 +107,7 @@ fn a_load_balancer_is_told_as_by_kube_proxy() -> Result<()> {
 /// Trap 7: a node whose last endpoints terminate still serves, and yet asks for no new connections.
 #[test]
 fn a_terminating_endpoint_serves_and_does_not_count() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("hc-term")?;
+    let fixture = Fixture::new("hc-term")?;
     let manifests = &fixture.cluster.manifests;
     let members = [Who::Bridged, Who::Routed];
     let mut objects = balanced(&fixture, "web", 10, &members)?;
@@ -135,7 +134,7 @@ fn a_terminating_endpoint_serves_and_does_not_count() -> Result<()> {
 
 #[test]
 fn a_port_follows_its_service() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("hc-live")?;
+    let fixture = Fixture::new("hc-live")?;
     let manifests = &fixture.cluster.manifests;
     manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Remote])?)?;
     let _agent = fixture.cluster.start_agent()?;
@@ -166,13 +165,9 @@ fn a_port_follows_its_service() -> Result<()> {
 /// Only where node ports are served: and the addresses are followed as they come and go.
 #[test]
 fn a_port_is_served_where_node_ports_are() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("hc-where")?;
+    let fixture = Fixture::new("hc-where")?;
     fixture.cluster.manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Routed])?)?;
-    let settings = Settings {
-        flags: vec!["--nodeport-addresses=192.168.1.0/24".to_owned()],
-        ..fixture.cluster.settings()
-    };
-    let _agent = Agent::start(&fixture.cluster.world.node, settings)?;
+    let _agent = fixture.cluster.start_agent_with(["--nodeport-addresses=192.168.1.0/24"])?;
     until(&fixture, ip("192.168.1.2"), says(200, 1))?;
     for elsewhere in ["192.168.0.2", "2001:db8::1", "2001:db8:1::2"].map(ip) {
         assert!(is_refused(&ask(&fixture, elsewhere, CHECK)), "{elsewhere}");
@@ -191,7 +186,7 @@ fn a_port_is_served_where_node_ports_are() -> Result<()> {
 
 #[test]
 fn a_port_that_is_taken_is_named_and_tried_again() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("hc-taken")?;
+    let fixture = Fixture::new("hc-taken")?;
     let [address, other] = of_node(&fixture)?;
     let at = SocketAddr::new(address, CHECK);
     let squatter = Server::at(&fixture.cluster.world.node, Protocol::Tcp, at)?;
@@ -213,7 +208,7 @@ fn a_port_that_is_taken_is_named_and_tried_again() -> Result<()> {
 /// other gets it, and no connection in between is refused.
 #[test]
 fn a_port_of_two_services_changes_hands_without_a_gap() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("hc-two")?;
+    let fixture = Fixture::new("hc-two")?;
     let manifests = &fixture.cluster.manifests;
     let mut young = balanced(&fixture, "a-young", 10, &[Who::Routed])?;
     young[0]["metadata"]["creationTimestamp"] = "2026-11-21T12:00:00Z".into();
@@ -243,7 +238,7 @@ fn a_port_of_two_services_changes_hands_without_a_gap() -> Result<()> {
 /// Who asks slowly, and many of them: neither the loop nor, for long, the port.
 #[test]
 fn slow_clients_hold_nobody_up() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("hc-slow")?;
+    let fixture = Fixture::new("hc-slow")?;
     let manifests = &fixture.cluster.manifests;
     manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Routed])?)?;
     let _agent = fixture.cluster.start_agent()?;

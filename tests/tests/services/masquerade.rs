@@ -11,19 +11,17 @@ use denizen_tests::probe::{Probe, Protocol};
 use denizen_tests::world::{host_length, ip};
 
 /// A service that the remote pod alone serves, so that no connection is a hairpin.
-fn with_agent(
-    label: &str,
-) -> Result<(Fixture, Vec<denizen_tests::server::Server>, denizen_tests::agent::Agent)> {
-    let (fixture, servers) = Fixture::new(label)?;
+fn with_agent(label: &str) -> Result<(Fixture, denizen_tests::agent::Agent)> {
+    let fixture = Fixture::new(label)?;
     let ports = every_protocol();
     fixture.cluster.manifests.put("web", &fixture.service("web", 10, &ports, &[Who::Remote])?)?;
     let agent = fixture.cluster.start_agent()?;
-    Ok((fixture, servers, agent))
+    Ok((fixture, agent))
 }
 
 #[test]
 fn only_this_nodes_pods_keep_their_address() -> Result<()> {
-    let (fixture, _servers, agent) = with_agent("masq-who")?;
+    let (fixture, agent) = with_agent("masq-who")?;
     for (to, protocol) in every_way(10) {
         for who in EVERYONE {
             let pod = matches!(who, Who::Bridged | Who::Routed);
@@ -51,7 +49,7 @@ fn only_this_nodes_pods_keep_their_address() -> Result<()> {
 /// The node picks a pod's bridge address for what it sends there; masquerade makes that no worse.
 #[test]
 fn the_nodes_own_connections_come_from_one_of_its_addresses() -> Result<()> {
-    let (fixture, _servers, _agent) = with_agent("masq-node")?;
+    let (fixture, _agent) = with_agent("masq-node")?;
     for ip in service_ips(10) {
         let outcome = Probe::tcp(SocketAddr::new(ip, 80)).ask_in(&fixture.cluster.world.node);
         let seen = outcome.seen().expect("answered");
@@ -62,7 +60,7 @@ fn the_nodes_own_connections_come_from_one_of_its_addresses() -> Result<()> {
 
 #[test]
 fn a_pod_that_nobody_recorded_is_not_local() -> Result<()> {
-    let (fixture, _servers, _agent) = with_agent("masq-unrec")?;
+    let (fixture, _agent) = with_agent("masq-unrec")?;
     for (name, wiring, address) in
         [("b", Wiring::Bridged, "10.10.99.2"), ("r", Wiring::Routed, "172.20.99.2")]
     {
@@ -80,7 +78,7 @@ fn a_pod_that_nobody_recorded_is_not_local() -> Result<()> {
 /// packet.
 #[test]
 fn a_borrowed_address_is_not_local() -> Result<()> {
-    let (fixture, _servers, agent) = with_agent("masq-borrow")?;
+    let (fixture, agent) = with_agent("masq-borrow")?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
     let address = fixture.address(Who::Bridged, to.ip())?;
     let told = agent.explain(address, fixture.place(Who::Routed).1, to, Protocol::Tcp)?;
@@ -94,7 +92,7 @@ fn a_borrowed_address_is_not_local() -> Result<()> {
 /// packet.
 #[test]
 fn another_address_of_a_recorded_pod_is_not_local() -> Result<()> {
-    let (fixture, _servers, _agent) = with_agent("masq-second")?;
+    let (fixture, _agent) = with_agent("masq-second")?;
     let extra: IpAddr = ip("172.20.99.9");
     let pod = &fixture.routed;
     pod.netns.ip(&format!("addr add {extra}/{} dev eth0", host_length(extra)))?;

@@ -4,7 +4,6 @@
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
-use denizen_tests::agent::Agent;
 use denizen_tests::fixture::{Fixture, Who, every_protocol, every_way, service_ips};
 use denizen_tests::netns::Netns;
 
@@ -39,14 +38,12 @@ fn counted(node: &Netns, counter: &str) -> Result<u64> {
 
 #[test]
 fn another_bit_masquerades_and_the_others_stay() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("markbit")?;
+    let fixture = Fixture::new("markbit")?;
     let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
     let node = &fixture.cluster.world.node;
     node.nft(FOREIGN)?;
-    let mut settings = fixture.cluster.settings();
-    settings.flags.push("--masquerade-bit=20".to_owned());
-    let agent = Agent::start(node, settings)?;
+    let agent = fixture.cluster.start_agent_with(["--masquerade-bit=20"])?;
     for (to, protocol) in every_way(10) {
         let (marked, before) = (counted(node, "marked")?, counted(node, "before")?);
         let outcome = fixture.ask(Who::Outside, to, protocol)?;

@@ -18,7 +18,7 @@ const AT_ONCE: Duration = Duration::from_millis(500);
 
 #[test]
 fn a_service_without_endpoints_refuses_everybody_at_once() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("reject")?;
+    let fixture = Fixture::new("reject")?;
     let ports = every_protocol();
     fixture.cluster.manifests.put("lonely", &fixture.service("lonely", 99, &ports, &[])?)?;
     let agent = fixture.cluster.start_agent()?;
@@ -47,7 +47,7 @@ fn a_service_without_endpoints_refuses_everybody_at_once() -> Result<()> {
 /// One port of a service may have endpoints and another none: the slices' port names decide.
 #[test]
 fn a_port_that_no_slice_names_refuses() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("reject-port")?;
+    let fixture = Fixture::new("reject-port")?;
     let (http, admin) = (Port::tcp("http", 80, PORT), Port::tcp("admin", 81, PORT));
     let mut objects = fixture.service("web", 10, &[http], &[Who::Routed])?;
     objects[0] = fixture.service("web", 10, &[http, admin], &[])?.remove(0);

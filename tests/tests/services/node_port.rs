@@ -21,7 +21,7 @@ const SOON: Duration = Duration::from_secs(20);
 
 #[test]
 fn everybody_reaches_a_node_port_and_is_masqueraded() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("np-all")?;
+    let fixture = Fixture::new("np-all")?;
     let ports: Vec<_> = every_protocol().into_iter().map(|it| it.at_node(NODE_PORT)).collect();
     fixture
         .cluster
@@ -50,7 +50,7 @@ fn everybody_reaches_a_node_port_and_is_masqueraded() -> Result<()> {
 
 #[test]
 fn a_node_port_without_endpoints_refuses() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("np-none")?;
+    let fixture = Fixture::new("np-none")?;
     let ports = [Port::tcp("http", 80, PORT).at_node(NODE_PORT)];
     fixture.cluster.manifests.put("web", &fixture.service("web", 10, &ports, &[])?)?;
     let _agent = fixture.cluster.start_agent()?;
@@ -66,7 +66,7 @@ fn a_node_port_without_endpoints_refuses() -> Result<()> {
 /// The same number at somebody else's address is somebody else's port.
 #[test]
 fn a_node_port_is_the_nodes_alone() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("np-else")?;
+    let fixture = Fixture::new("np-else")?;
     let ports = [Port::tcp("http", 80, PORT).at_node(PORT)];
     fixture.cluster.manifests.put("web", &fixture.service("web", 10, &ports, &[Who::Bridged])?)?;
     let _agent = fixture.cluster.start_agent()?;
@@ -83,7 +83,7 @@ fn a_node_port_is_the_nodes_alone() -> Result<()> {
 /// looked up first, node ports among them.
 #[test]
 fn an_external_ip_of_the_node_is_not_taken_by_a_local_node_port_of_its_number() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("np-ext")?;
+    let fixture = Fixture::new("np-ext")?;
     let mut at_node = every_protocol();
     at_node.iter_mut().for_each(|port| port.node_port = Some(NODE_PORT));
     let mut local = fixture.service("local", 10, &at_node, &[Who::Bridged])?;

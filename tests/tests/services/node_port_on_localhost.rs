@@ -17,21 +17,20 @@ use denizen_tests::fixture::{Fixture, PORT, Who};
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::{Netns, checked};
 use denizen_tests::probe::{Outcome, Probe, Protocol};
-use denizen_tests::server::Server;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const NODE_PORT: u16 = 30080;
 const BOUND: Duration = Duration::from_secs(20);
 
 /// A service with a node port, and how an agent is to serve it on 127.0.0.1.
-fn fixture(label: &str) -> Result<(Fixture, Vec<Server>, Settings)> {
-    let (fixture, servers) = Fixture::new(label)?;
+fn fixture(label: &str) -> Result<(Fixture, Settings)> {
+    let fixture = Fixture::new(label)?;
     let ports = [Port::tcp("http", 80, PORT).at_node(NODE_PORT)];
     let web = fixture.service("web", 10, &ports, &[Who::Bridged, Who::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
     let mut settings = fixture.cluster.settings();
     settings.flags.push("--nodeport-addresses=all,localhost".to_owned());
-    Ok((fixture, servers, settings))
+    Ok((fixture, settings))
 }
 
 fn is_open(node: &Netns) -> Result<bool> {
@@ -41,7 +40,7 @@ fn is_open(node: &Netns) -> Result<bool> {
 
 #[test]
 fn localhost_serves_node_ports_where_asked() -> Result<()> {
-    let (fixture, _servers, settings) = fixture("lo-serve")?;
+    let (fixture, settings) = fixture("lo-serve")?;
     let node = &fixture.cluster.world.node;
     let agent = Agent::start(node, settings)?;
     let to = SocketAddr::new(LOCALHOST, NODE_PORT);
@@ -91,7 +90,7 @@ fn cleanup(fixture: &Fixture) -> Result<String> {
 
 #[test]
 fn neighbours_are_kept_out_of_localhost() -> Result<()> {
-    let (fixture, _servers, settings) = fixture("lo-closed")?;
+    let (fixture, settings) = fixture("lo-closed")?;
     let node = &fixture.cluster.world.node;
     let agent = Agent::start(node, settings)?;
     let _private = serve(node, &[LOCALHOST], &[(Protocol::Tcp, PRIVATE.port())])?;
@@ -110,7 +109,7 @@ fn neighbours_are_kept_out_of_localhost() -> Result<()> {
 
 /// Whoever set it: another of denizen's backends, an operator, for all interfaces or for one.
 fn kept_out_after_a_run_that_opened_it(label: &str, first: &[&str], then: &[&str]) -> Result<()> {
-    let (fixture, _servers, settings) = fixture(label)?;
+    let (fixture, settings) = fixture(label)?;
     let node = &fixture.cluster.world.node;
     let run = |flags: &[&str]| {
         let mut settings = settings.clone();
@@ -163,7 +162,7 @@ fn neighbours_are_kept_out_when_iptables_needs_localhost_no_more() -> Result<()>
 /// out; whoever may set it does so later.
 #[test]
 fn what_cannot_be_set_back_is_said_and_guarded() -> Result<()> {
-    let (fixture, _servers, settings) = fixture("lo-said")?;
+    let (fixture, settings) = fixture("lo-said")?;
     let node = &fixture.cluster.world.node;
     let _private = serve(node, &[LOCALHOST], &[(Protocol::Tcp, PRIVATE.port())])?;
     neighbour(&fixture)?;
@@ -187,7 +186,7 @@ fn what_cannot_be_set_back_is_said_and_guarded() -> Result<()> {
 /// While the services are not known, the rule is not there either.
 #[test]
 fn localhost_is_not_opened_before_the_rules_are_there() -> Result<()> {
-    let (fixture, _servers, settings) = fixture("lo-early")?;
+    let (fixture, settings) = fixture("lo-early")?;
     let node = &fixture.cluster.world.node;
     let (manifests, aside) =
         (fixture.cluster.manifests.folder(), fixture.cluster.world.folder().join("aside"));

@@ -64,10 +64,9 @@ fn nobody_elses_nft_is_run() -> Result<()> {
 
 #[test]
 fn a_restart_keeps_the_rules_until_all_is_known() -> Result<()> {
-    let AgentContext { fixture, agent, _servers } =
-        AgentContext::new("restart-known", &[], |fixture| {
-            fixture.service("web", 10, &HTTP, &[Who::Remote])
-        })?;
+    let AgentContext { fixture, agent } = AgentContext::new("restart-known", &[], |fixture| {
+        fixture.service("web", 10, &HTTP, &[Who::Remote])
+    })?;
     assert!(agent.terminate()?.success());
     let manifests = fixture.cluster.manifests.folder();
     let aside = fixture.cluster.world.folder().join("aside");

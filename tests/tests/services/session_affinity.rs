@@ -68,7 +68,7 @@ fn choices(fixture: &Fixture) -> Result<Choices> {
 #[test]
 fn a_client_keeps_its_endpoint_while_others_come_and_go_and_loses_it_with_the_endpoint()
 -> Result<()> {
-    let (fixture, _servers) = Fixture::new("aff-churn")?;
+    let fixture = Fixture::new("aff-churn")?;
     put(&fixture, &[Who::Bridged, Who::Routed, Who::Remote])?;
     let agent = fixture.cluster.start_agent()?;
     let mut before = choices(&fixture)?;
@@ -153,7 +153,7 @@ fn kept(fixture: &Fixture, who: Who, number: u8) -> Result<Who> {
 
 #[test]
 fn forged_clients_of_one_service_end_nobodys_affinity() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("aff-flood")?;
+    let fixture = Fixture::new("aff-flood")?;
     put_tcp(&fixture, "flooded", 10)?;
     put_tcp(&fixture, "other", 11)?;
     let agent = fixture.cluster.start_agent()?;

@@ -18,7 +18,6 @@ use denizen_tests::load::{Load, Tally};
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::{Netns, checked};
 use denizen_tests::probe::Protocol;
-use denizen_tests::server::Server;
 use denizen_tests::world::ip;
 
 /// The service with a node port.
@@ -42,12 +41,11 @@ const PATIENCE: Duration = Duration::from_secs(90);
 pub(crate) struct GuestContext {
     fixture: Fixture,
     servers: Vec<VirtualServer>,
-    _serving: Vec<Server>,
 }
 
 impl GuestContext {
     pub(crate) fn new(label: &str) -> Result<Self> {
-        let (fixture, serving) = lasting::fixture(label)?;
+        let fixture = lasting::fixture(label)?;
         let manifests = &fixture.cluster.manifests;
         manifests.put("door", &fixture.service("door", 12, &[DOOR], &MEMBERS)?)?;
         // What the clients leave behind would fill the table; a flow that stays is one for as long
@@ -56,7 +54,7 @@ impl GuestContext {
         node.sysctl("net.netfilter.nf_conntrack_tcp_timeout_close", "1")?;
         node.sysctl("net.netfilter.nf_conntrack_udp_timeout_stream", "600")?;
         let servers = Vec::new();
-        let mut context = Self { fixture, servers, _serving: serving };
+        let mut context = Self { fixture, servers };
         for (web, door) in service_ips(10).into_iter().zip(service_ips(12)) {
             context.serve(SocketAddr::new(web, 80), Protocol::Tcp, &MEMBERS, PORT)?;
             context.serve(SocketAddr::new(web, 80), Protocol::Udp, &MEMBERS, PORT)?;

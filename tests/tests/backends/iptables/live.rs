@@ -16,7 +16,6 @@ use denizen_tests::lasting::{self, Lasting};
 use denizen_tests::load::Load;
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::Protocol;
-use denizen_tests::server::Server;
 use serde_json::json;
 
 /// The backend looks every ten seconds; what has not happened by then never will.
@@ -24,20 +23,16 @@ const BOUND: Duration = Duration::from_secs(60);
 
 struct LiveContext {
     fixture: Fixture,
-    _servers: Vec<Server>,
 }
 
 impl LiveContext {
     fn new(label: &str) -> Result<Self> {
-        let (fixture, servers) = lasting::fixture(label)?;
-        Ok(Self { fixture, _servers: servers })
+        let fixture = lasting::fixture(label)?;
+        Ok(Self { fixture })
     }
 
     fn start(&self, flags: Vec<String>) -> Result<Agent> {
-        let cluster = &self.fixture.cluster;
-        let mut settings = cluster.settings();
-        settings.flags = flags;
-        Agent::start(&cluster.world.node, settings)
+        self.fixture.cluster.start_agent_with(flags)
     }
 
     fn lasting(&self) -> Result<[Lasting; 2]> {

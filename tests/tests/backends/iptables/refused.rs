@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::{Agent, programmed};
+use denizen_tests::agent::programmed;
 use denizen_tests::contained::Contained;
 use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::iptables::Variant;
@@ -74,7 +74,7 @@ fn explained_as_it_is(fixture: &Fixture, agent: &Contained) -> Result<()> {
 /// One service's rules cannot be written, at the start and later; the others are served, come and
 /// go.
 fn one_service_holds_up_no_other(label: &str, variant: Variant) -> Result<()> {
-    let (fixture, _servers) = Fixture::new(label)?;
+    let fixture = Fixture::new(label)?;
     let manifests = &fixture.cluster.manifests;
     manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Routed, Who::Remote])?)?;
     manifests.put("sticky", &sticky(&fixture, 11)?)?;
@@ -130,13 +130,11 @@ fn one_service_holds_up_no_other_nft() -> Result<()> {
 /// Somebody's rule leads to a service's chain, so the kernel does not let that go; the service goes
 /// all the same.
 fn a_chain_in_use_holds_up_nobody(label: &str, variant: Variant) -> Result<()> {
-    let (fixture, _servers) = Fixture::new(label)?;
+    let fixture = Fixture::new(label)?;
     let node = &fixture.cluster.world.node;
     let manifests = &fixture.cluster.manifests;
     manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Routed])?)?;
-    let mut settings = fixture.cluster.settings();
-    settings.flags = variant.flags();
-    let agent = Agent::start(node, settings)?;
+    let agent = fixture.cluster.start_agent_with(variant.flags())?;
     let rules = variant.dump(node)?;
     let chain =
         rules.split_whitespace().find(|word| word.starts_with("KUBE-SVC-")).context("no chain")?;

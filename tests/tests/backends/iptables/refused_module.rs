@@ -74,7 +74,7 @@ fn is_refused(status: &Value) -> bool {
 }
 
 fn the_others_are_served_until_it_is_loaded(label: &str, variant: Variant) -> Result<()> {
-    let (fixture, _servers) = Fixture::new(label)?;
+    let fixture = Fixture::new(label)?;
     let manifests = &fixture.cluster.manifests;
     for number in PLAIN {
         let name = format!("plain{number}");
@@ -135,7 +135,7 @@ fn the_others_are_served_until_it_is_loaded_nft() -> Result<()> {
 /// Lines of one chain that all services share: some are refused, others come, and none of those
 /// goes for a moment.
 fn a_shared_chain_loses_lines_alone(label: &str, variant: Variant) -> Result<()> {
-    let (fixture, _servers) = Fixture::new(label)?;
+    let fixture = Fixture::new(label)?;
     let manifests = &fixture.cluster.manifests;
     let idle = |number: u8, port: Port| {
         let name = format!("idle{number}");

@@ -15,7 +15,6 @@ use denizen_tests::iptables::Variant;
 use denizen_tests::kube_proxy::{KubeProxy, Served, service_chain};
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::Protocol;
-use denizen_tests::server::Server;
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
@@ -32,7 +31,6 @@ const BOUND: Duration = Duration::from_secs(90);
 struct RefusedContext {
     fixture: Fixture,
     variant: Variant,
-    _servers: Vec<Server>,
 }
 
 fn name(number: u8) -> String {
@@ -41,13 +39,13 @@ fn name(number: u8) -> String {
 
 impl RefusedContext {
     fn new(label: &str, variant: Variant) -> Result<Self> {
-        let (fixture, servers) = Fixture::new(label)?;
+        let fixture = Fixture::new(label)?;
         for number in NUMBERS {
             let objects =
                 fixture.service(&name(number), number, &HTTP, &[Who::Routed, Who::Remote])?;
             fixture.cluster.manifests.put(&name(number), &objects)?;
         }
-        Ok(Self { fixture, variant, _servers: servers })
+        Ok(Self { fixture, variant })
     }
 
     fn in_nat(&self, rules: impl Fn(&str, &str) -> String) -> Result<()> {
@@ -68,9 +66,7 @@ impl RefusedContext {
     }
 
     fn start(&self) -> Result<Agent> {
-        let mut settings = self.fixture.cluster.settings();
-        settings.flags = self.variant.flags();
-        Agent::start(&self.fixture.cluster.world.node, settings)
+        self.fixture.cluster.start_agent_with(self.variant.flags())
     }
 
     /// Whether each service is served in both families, by a real connection.

@@ -46,10 +46,7 @@ fn finds(
     let cluster = Cluster::new(label, &Value::Null)?;
     let node = &cluster.world.node;
     prepare(node)?;
-    let mut settings = cluster.settings();
-    settings.flags.push("--backend=iptables".to_owned());
-    settings.flags.extend(flags.iter().map(|flag| (*flag).to_owned()));
-    let agent = Agent::start(node, settings)?;
+    let agent = cluster.start_agent_with(["--backend=iptables"].iter().chain(flags).copied())?;
     uses(node, &agent, variant, !flags.is_empty())
 }
 
@@ -115,9 +112,7 @@ fn without_a_hint_more_rules_tell() -> Result<()> {
 fn where_nothing_tells_it_is_nft() -> Result<()> {
     let cluster = Cluster::new("var-none", &Value::Null)?;
     let node = &cluster.world.node;
-    let mut settings = cluster.settings();
-    settings.flags.push("--backend=iptables".to_owned());
-    let agent = Agent::start(node, settings)?;
+    let agent = cluster.start_agent_with(["--backend=iptables"])?;
     let legacy = |node: &Netns| {
         node.output("sh", &["-c", "cat /proc/net/ip_tables_names /proc/net/ip6_tables_names"])
     };
@@ -125,9 +120,7 @@ fn where_nothing_tells_it_is_nft() -> Result<()> {
     ensure!(legacy(node)?.is_empty(), "made: {}", legacy(node)?);
     agent.terminate()?;
     // Nor does the nftables backend, which takes the chains away.
-    let mut settings = cluster.settings();
-    settings.flags.push("--backend=nftables".to_owned());
-    let agent = Agent::start(node, settings)?;
+    let agent = cluster.start_agent_with(["--backend=nftables"])?;
     eventually("chains are gone", BOUND, || Ok(!Variant::Nft.dump(node)?.contains("KUBE-")))?;
     agent.terminate()?;
     ensure!(legacy(node)?.is_empty(), "made: {}", legacy(node)?);
@@ -146,13 +139,9 @@ fn the_flag_wins() -> Result<()> {
 /// would send packets to endpoints of long ago.
 #[test]
 fn another_variant_at_a_restart_leaves_nothing_behind() -> Result<()> {
-    let (fixture, _servers) = lasting::fixture("var-swap")?;
+    let fixture = lasting::fixture("var-swap")?;
     let node = &fixture.cluster.world.node;
-    let start = |variant: Variant| {
-        let mut settings = fixture.cluster.settings();
-        settings.flags = variant.flags();
-        Agent::start(node, settings)
-    };
+    let start = |variant: Variant| fixture.cluster.start_agent_with(variant.flags());
     let mut agent = start(Variant::Legacy)?;
     let to = SocketAddr::new(service_ips(11)[0], 7);
     let mut stream = Lasting::open(fixture.place(Who::Bridged).0, to)?;

@@ -19,7 +19,6 @@ use denizen_tests::lasting::{self, ECHO, Lasting};
 use denizen_tests::load::Load;
 use denizen_tests::netns::{Netns, checked};
 use denizen_tests::probe::Protocol;
-use denizen_tests::server::Server;
 use denizen_tests::world::ip;
 
 /// The backend looks every ten seconds; what has not happened by then never will.
@@ -30,12 +29,11 @@ struct TakeoverContext {
     fixture: Fixture,
     variant: Variant,
     services: Vec<Served>,
-    _servers: Vec<Server>,
 }
 
 impl TakeoverContext {
     fn new(label: &str, variant: Variant) -> Result<Self> {
-        let (fixture, servers) = lasting::fixture(label)?;
+        let fixture = lasting::fixture(label)?;
         let at = |number, port| SocketAddr::new(service_ips(number)[0], port);
         let endpoint =
             |who, port| Ok(SocketAddr::new(fixture.address(who, service_ips(10)[0])?, port));
@@ -48,7 +46,7 @@ impl TakeoverContext {
                 endpoints: vec![endpoint(Who::Routed, ECHO)?],
             },
         ];
-        Ok(Self { fixture, variant, services, _servers: servers })
+        Ok(Self { fixture, variant, services })
     }
 
     fn node(&self) -> &Netns {
@@ -60,10 +58,7 @@ impl TakeoverContext {
     }
 
     fn start(&self, flags: Vec<String>) -> Result<Agent> {
-        let cluster = &self.fixture.cluster;
-        let mut settings = cluster.settings();
-        settings.flags = flags;
-        Agent::start(&cluster.world.node, settings)
+        self.fixture.cluster.start_agent_with(flags)
     }
 
     fn lasting(&self) -> Result<[Lasting; 2]> {

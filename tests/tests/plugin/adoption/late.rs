@@ -90,9 +90,9 @@ fn a_cached_result_that_is_no_regular_file_is_named_in_status() -> Result<()> {
 fn interfaces_without_a_record_are_reported_until_they_have_one() -> Result<()> {
     let context = AdoptionContext::new("adopt-report")?;
     let node = &context.cluster.world.node;
-    let mut settings = context.cluster.settings();
-    settings.flags = vec!["--not-pods".to_owned(), "eth*,docker0,v-lab*".to_owned()];
-    let agent = Agent::start(node, settings)?;
+    let agent = context
+        .cluster
+        .start_agent_with(vec!["--not-pods".to_owned(), "eth*,docker0,v-lab*".to_owned()])?;
     let unrecorded =
         || -> Result<Option<u64>> { Ok(agent.status()?["unrecordedInterfaces"].as_u64()) };
     let unknown = context.cluster.add_pod_without_denizen("unknown", Wiring::Routed)?;

@@ -36,16 +36,15 @@ struct FlowContext {
     fixture: Fixture,
     /// The agent's.
     flags: Vec<String>,
-    _servers: Vec<denizen_tests::server::Server>,
 }
 
 impl FlowContext {
     fn new(label: &str) -> Result<Self> {
-        let (fixture, servers) = Fixture::new(label)?;
+        let fixture = Fixture::new(label)?;
         // An association that is never finished is forgotten after three seconds.
         let key = "net.netfilter.nf_conntrack_sctp_timeout_cookie_wait";
         fixture.cluster.world.node.sysctl(key, "600")?;
-        Ok(Self { fixture, flags: Vec::new(), _servers: servers })
+        Ok(Self { fixture, flags: Vec::new() })
     }
 
     fn node(&self) -> &Netns {

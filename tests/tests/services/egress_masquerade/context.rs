@@ -15,7 +15,6 @@ use denizen_tests::iptables::Variant;
 use denizen_tests::manifest;
 use denizen_tests::netns::Netns;
 use denizen_tests::probe::Protocol;
-use denizen_tests::server::Server;
 use denizen_tests::world::ip;
 
 /// The pods of this node and of the other: everything else is elsewhere.
@@ -37,7 +36,6 @@ pub struct EgressContext {
     pub fixture: Fixture,
     /// The agent's file.
     pub config: PathBuf,
-    _servers: Vec<Server>,
 }
 
 /// The hosts, and an agent.
@@ -49,10 +47,11 @@ pub struct Running {
 
 impl EgressContext {
     pub fn new(label: &str) -> Result<Self> {
-        let (fixture, mut servers) = Fixture::new(label)?;
+        let mut fixture = Fixture::new(label)?;
         let world = &fixture.cluster.world;
         let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
-        servers.push(serve(&world.client, &world.addresses().client, &ports)?);
+        let server = serve(&world.client, &world.addresses().client, &ports)?;
+        fixture.servers.push(server);
         let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
         fixture.cluster.manifests.put("web", &web)?;
         let mut far = vec![manifest::service("far", &service_ips(20), &every_protocol())];
@@ -61,7 +60,7 @@ impl EgressContext {
         fixture.cluster.manifests.put("far", &far)?;
         let config = world.folder().join("egress.yaml");
         fs::write(&config, INSIDE)?;
-        Ok(Self { fixture, config, _servers: servers })
+        Ok(Self { fixture, config })
     }
 
     pub fn node(&self) -> &Netns {
@@ -76,9 +75,7 @@ impl EgressContext {
     }
 
     pub fn start(&self, flags: Vec<String>) -> Result<Agent> {
-        let mut settings = self.fixture.cluster.settings();
-        settings.flags = flags;
-        Agent::start(self.node(), settings)
+        self.fixture.cluster.start_agent_with(flags)
     }
 
     /// Whether `who` is seen by the node's address at `to`.

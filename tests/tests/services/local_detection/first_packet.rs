@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use anyhow::Result;
-use denizen_tests::agent::Agent;
 use denizen_tests::cluster::Cluster;
 use denizen_tests::effort;
 use denizen_tests::fixture::{PORT, service_ips};
@@ -23,9 +22,7 @@ fn cluster(label: &str, wait: &Value) -> Result<(Cluster, Server)> {
 
 fn no_first_packet_is_masqueraded(label: &str, flags: Vec<String>) -> Result<()> {
     let (cluster, _server) = cluster(label, &json!({ "timeout": "5s", "onTimeout": "fail" }))?;
-    let mut settings = cluster.settings();
-    settings.flags = flags;
-    let _agent = Agent::start(&cluster.world.node, settings)?;
+    let _agent = cluster.start_agent_with(flags)?;
     let (pods, started) = (effort::times(500, 40), Instant::now());
     let (mut wrong, mut slowest) = (Vec::new(), std::time::Duration::ZERO);
     for number in 0..pods {

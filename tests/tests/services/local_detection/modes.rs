@@ -8,7 +8,6 @@ use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Fixture, Who, every_protocol, every_way, service_ips};
 use denizen_tests::manifest;
-use denizen_tests::server::Server;
 use serde_json::json;
 
 use crate::context::{AgentContext, HTTP, at};
@@ -19,19 +18,17 @@ const SENDERS: [Who; 4] = [Who::Bridged, Who::Routed, Who::Remote, Who::Outside]
 /// Long enough for a change of a manifest to be seen on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
-fn with_mode(label: &str, mode: &str) -> Result<(Fixture, Vec<Server>, Agent)> {
-    let (fixture, servers) = Fixture::new(label)?;
+fn with_mode(label: &str, mode: &str) -> Result<(Fixture, Agent)> {
+    let fixture = Fixture::new(label)?;
     let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
-    let mut settings = fixture.cluster.settings();
-    settings.flags.push(format!("--detect-local={mode}"));
-    let agent = Agent::start(&fixture.cluster.world.node, settings)?;
-    Ok((fixture, servers, agent))
+    let agent = fixture.cluster.start_agent_with([format!("--detect-local={mode}")])?;
+    Ok((fixture, agent))
 }
 
 /// `local` alone keep their address, over every protocol and in both families.
 fn takes_for_local(label: &str, mode: &str, local: &[Who]) -> Result<()> {
-    let (fixture, _servers, agent) = with_mode(label, mode)?;
+    let (fixture, agent) = with_mode(label, mode)?;
     for (to, protocol) in every_way(10) {
         for who in SENDERS {
             let is_local = local.contains(&who);
@@ -80,7 +77,7 @@ fn node_cidr_takes_the_ranges_it_is_given() -> Result<()> {
 
 #[test]
 fn node_cidr_follows_the_node_object() -> Result<()> {
-    let (fixture, _servers, agent) = with_mode("detect-live", "node-cidr")?;
+    let (fixture, agent) = with_mode("detect-live", "node-cidr")?;
     let to = (service_ips(10)[0], 80).into();
     let masqueraded = |who| {
         let outcome = fixture.ask(who, to, denizen_tests::probe::Protocol::Tcp)?;
@@ -98,7 +95,7 @@ fn node_cidr_follows_the_node_object() -> Result<()> {
 
 #[test]
 fn cleanup_removes_what_is_denizens_and_nothing_else() -> Result<()> {
-    let (fixture, _servers, agent) = with_mode("detect-cleanup", "pod-state")?;
+    let (fixture, agent) = with_mode("detect-cleanup", "pod-state")?;
     let node = &fixture.cluster.world.node;
     node.nft("table ip somebody_elses {\n}\n")?;
     agent.terminate()?;

@@ -22,10 +22,8 @@ use self::door::{DOORS, KEPT, WITH_EGRESS};
 use self::table::{MATRIX, Row};
 
 fn settings(context: &MatrixContext, backend: Backend, mode: &str) -> Settings {
-    let mut settings = context.fixture.cluster.settings();
-    settings.flags = backend.flags();
-    settings.flags.push(format!("--detect-local={mode}"));
-    settings
+    let flags = backend.flags().into_iter().chain([format!("--detect-local={mode}")]);
+    context.fixture.cluster.settings_with(flags)
 }
 
 /// One world for each backend, and one agent after another in it: a mode leaves nothing behind for

@@ -10,7 +10,6 @@ use denizen_tests::flows::table::Backend;
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::Wiring;
 use denizen_tests::probe::{Probe, Protocol};
-use denizen_tests::server::Server;
 
 use super::{PORT_EXACT, settings};
 
@@ -101,7 +100,7 @@ fn kept_to_itself(label: &str, backend: Backend, mode: &str, bridge_netfilter: &
 
 /// With egress masquerade or without; nobody is out of the ranges, so all else is the same.
 fn kept(
-    (fixture, _servers): (Fixture, Vec<Server>),
+    fixture: Fixture,
     (backend, mode): (Backend, &str),
     bridge_netfilter: &str,
     egress: bool,

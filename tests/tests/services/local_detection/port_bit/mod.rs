@@ -25,10 +25,8 @@ const PORT_EXACT: &str = "pod-state=port-exact";
 const BOUND: Duration = Duration::from_secs(60);
 
 fn settings(fixture: &Fixture, backend: Backend, mode: &str) -> Settings {
-    let mut settings = fixture.cluster.settings();
-    settings.flags = backend.flags();
-    settings.flags.push(format!("--detect-local={mode}"));
-    settings
+    let flags = backend.flags().into_iter().chain([format!("--detect-local={mode}")]);
+    fixture.cluster.settings_with(flags)
 }
 
 fn start(fixture: &Fixture, backend: Backend, mode: &str) -> Result<Agent> {
@@ -68,7 +66,7 @@ fn another_mode_or_backend_leaves_nothing_behind() -> Result<()> {
     const BRIDGE: &str = "table bridge denizen";
     const PODS: &str = "2 in DENIZEN-PODS-4";
     const BRIDGED: &str = "1 in DENIZEN-BRIDGED-4";
-    let (fixture, _servers) = Fixture::new("bit-switch")?;
+    let fixture = Fixture::new("bit-switch")?;
     let manifests = &fixture.cluster.manifests;
     manifests.put("web", &fixture.service("web", 10, &every_protocol(), &[Who::Remote])?)?;
     let (nftables, legacy, nft) =
@@ -107,7 +105,7 @@ fn another_mode_or_backend_leaves_nothing_behind() -> Result<()> {
 
 /// Rules wait for the API, pods do not: by the rules of the mode before, they are local pods still.
 fn no_pod_is_a_stranger_while_the_api_is_silent(label: &str, backend: Backend) -> Result<()> {
-    let (fixture, _servers) = Fixture::new(label)?;
+    let fixture = Fixture::new(label)?;
     let node = &fixture.cluster.world.node;
     let manifests = &fixture.cluster.manifests;
     manifests.put("web", &fixture.service("web", 10, &every_protocol(), &[Who::Remote])?)?;
@@ -182,7 +180,7 @@ fn local_load(fixture: &Fixture) -> Result<Load> {
 /// With iptables the kernel's word comes at once too, and `cleanup` takes all of it away.
 #[test]
 fn what_others_do_to_the_bridges_table_is_repaired_with_iptables() -> Result<()> {
-    let (fixture, _servers) = Fixture::new("bit-drift")?;
+    let fixture = Fixture::new("bit-drift")?;
     let node = &fixture.cluster.world.node;
     let agent = start(&fixture, Backend::IptablesNft, PORT_EXACT)?;
     let table = || node.output("nft", &["list", "table", "bridge", "denizen"]);
