@@ -20,7 +20,7 @@ pub struct Tracked {
     /// What that was addressed to.
     pub destination: SocketAddr,
     /// Who is to answer.
-    pub answerer: SocketAddr,
+    pub reply_source: SocketAddr,
 }
 
 /// Every entry of a protocol, of both families, sorted.
@@ -37,7 +37,7 @@ pub fn tracked(node: &Netns, protocol: Protocol) -> Result<Vec<Tracked>> {
     Ok(found)
 }
 
-/// The first of two tuples is the sender's, the second the answerer's.
+/// The first of two tuples is the sender's, the second the reply source's.
 fn parse(line: &str) -> Option<Tracked> {
     let words = || line.split_whitespace().filter_map(|word| word.split_once('='));
     let nth = |key, n| {
@@ -52,7 +52,7 @@ fn parse(line: &str) -> Option<Tracked> {
         id: nth("id", 0)?.parse().ok()?,
         source: end("src", "sport", 0)?,
         destination: end("dst", "dport", 0)?,
-        answerer: end("src", "sport", 1)?,
+        reply_source: end("src", "sport", 1)?,
     })
 }
 
@@ -61,12 +61,12 @@ pub fn insert(
     node: &Netns,
     source: SocketAddr,
     destination: SocketAddr,
-    answerer: SocketAddr,
+    reply_source: SocketAddr,
 ) -> Result<()> {
     let [source_ip, destination_ip, answerer_ip] =
-        [source, destination, answerer].map(|end| end.ip().to_string());
+        [source, destination, reply_source].map(|end| end.ip().to_string());
     let [source_port, destination_port, answerer_port] =
-        [source, destination, answerer].map(|end| end.port().to_string());
+        [source, destination, reply_source].map(|end| end.port().to_string());
     let arguments = [
         ["-p", "udp"],
         ["-s", &source_ip],

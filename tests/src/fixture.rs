@@ -1,5 +1,5 @@
-//! The usual fixture of a kernel test: a bridged and a routed pod of the node, another node's pod, a
-//! host outside, and the node itself. Each may start a connection, the pods also serve.
+//! The usual fixture of a kernel test: a bridged and a routed pod of the node, another node's pod,
+//! a host outside, and the node itself. Each may start a connection, the pods also serve.
 
 use std::net::{IpAddr, SocketAddr};
 

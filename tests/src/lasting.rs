@@ -18,8 +18,8 @@ pub const ECHO: u16 = 9000;
 /// The pods behind `web`, see [`fixture`].
 pub const MEMBERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Remote];
 
-/// The fixture with two services: `web` (number 10) over every protocol, and `echo` (number 11, port
-/// 7) for such connections, at the routed pod.
+/// The fixture with two services: `web` (number 10) over every protocol, and `echo` (number 11,
+/// port 7) for such connections, at the routed pod.
 pub fn fixture(label: &str) -> Result<Fixture> {
     let fixture = Fixture::new(label)?;
     let manifests = &fixture.cluster.manifests;

@@ -58,22 +58,31 @@ fn one(context: &CaseContext, flow: &Flow, node: &[IpAddr]) -> Result<()> {
     let (netns, interface) = context.origin(flow)?;
     connect(netns, flow, node)?;
     let to = SocketAddr::new(flow.dest_ip, flow.dest_port);
-    let told = context.agent.explain(flow.from, interface, to, flow.protocol)?;
+    let explained = context.agent.explain(flow.from, interface, to, flow.protocol)?;
     let (verdict, endpoints) = match &flow.expect.endpoints {
         Verdict::Forward(endpoints) => ("forward", endpoints.as_slice()),
         Verdict::Nobody(Nobody::Reject) => ("reject", [].as_slice()),
         Verdict::Nobody(Nobody::Drop) => ("drop", [].as_slice()),
         Verdict::Nobody(Nobody::None | Nobody::Accept) => ("untouched", [].as_slice()),
     };
-    ensure!(told.verdict == verdict, "the packet was as it should be, but explain says {told:?}");
+    ensure!(
+        explained.verdict == verdict,
+        "the packet was as it should be, but explain says {explained:?}"
+    );
     if verdict == "forward" {
         let set = |endpoints: &[SocketAddr]| endpoints.iter().copied().collect::<BTreeSet<_>>();
-        ensure!(set(&told.endpoints) == set(endpoints), "explain names other endpoints: {told:?}");
-        ensure!(told.masquerade == flow.expect.masq, "explain is wrong about masquerade: {told:?}");
+        ensure!(
+            set(&explained.endpoints) == set(endpoints),
+            "explain names other endpoints: {explained:?}"
+        );
+        ensure!(
+            explained.masquerade == flow.expect.masq,
+            "explain is wrong about masquerade: {explained:?}"
+        );
     }
     ensure!(
-        told.local == (flow.from_kind == From::LocalPod),
-        "explain is wrong about the source: {told:?}"
+        explained.local == (flow.from_kind == From::LocalPod),
+        "explain is wrong about the source: {explained:?}"
     );
     Ok(())
 }

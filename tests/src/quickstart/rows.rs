@@ -121,7 +121,7 @@ fn send(node: &Node, row: &Row) -> Result<Line> {
     let (source, interface) =
         (node.fixture.address(row.from, row.to.ip())?, node.fixture.place(row.from).1);
     let outcome = node.fixture.ask(row.from, row.to, row.protocol)?;
-    let told = node.agent.explain(source, interface, row.to, row.protocol)?;
+    let explained = node.agent.explain(source, interface, row.to, row.protocol)?;
     let (answered, saw, masqueraded) = if let Outcome::Answered { endpoint, seen } = &outcome {
         let who = format!("{} {endpoint}", node.owner(endpoint.ip()));
         let masqueraded = was_masqueraded(row, seen.ip(), source);
@@ -131,10 +131,10 @@ fn send(node: &Node, row: &Row) -> Result<Line> {
     };
     // What names an address is of this connection; what does not is a reason that others share.
     let general =
-        told.steps.iter().filter(|step| !step.what.contains(|it: char| it.is_ascii_digit()));
+        explained.steps.iter().filter(|step| !step.what.contains(|it: char| it.is_ascii_digit()));
     let mut why: Vec<_> = general.map(reason).collect();
     if why.is_empty() {
-        why.extend(told.steps.last().map(|step| step.why.clone()));
+        why.extend(explained.steps.last().map(|step| step.why.clone()));
     }
     Ok(Line {
         from: node.owner(source).to_owned(),
@@ -143,7 +143,7 @@ fn send(node: &Node, row: &Row) -> Result<Line> {
         saw,
         masqueraded,
         why,
-        wrong: wrong(node, row, &outcome, source)?.or_else(|| disagreement(row, &told)),
+        wrong: wrong(node, row, &outcome, source)?.or_else(|| disagreement(row, &explained)),
     })
 }
 
@@ -160,13 +160,13 @@ fn explain_in_full(node: &Node, page: &mut Page) -> Result<()> {
     {
         let (source, interface) =
             (node.fixture.address(row.from, row.to.ip())?, node.fixture.place(row.from).1);
-        let told = node.agent.explain(source, interface, row.to, row.protocol)?;
+        let explained = node.agent.explain(source, interface, row.to, row.protocol)?;
         let at = interface.map(|name| format!("@{name}")).unwrap_or_default();
         page.say(format_args!(
             "denizen-agent explain --from {source}{at} --to {}/{}",
             row.to, row.protocol
         ));
-        for step in &told.steps {
+        for step in &explained.steps {
             page.say(format_args!("    · {}", reason(step)));
         }
     }
@@ -201,15 +201,16 @@ fn wrong(node: &Node, row: &Row, outcome: &Outcome, source: IpAddr) -> Result<Op
 }
 
 /// What `explain` says otherwise than the packet did.
-fn disagreement(row: &Row, told: &Explanation) -> Option<String> {
-    let service = told.service.is_some();
+fn disagreement(row: &Row, explained: &Explanation) -> Option<String> {
+    let service = explained.service.is_some();
     let expected = match &row.expect {
         Expect::Refused => ("reject", false),
         Expect::Answer { .. } if !service => ("untouched", false),
         Expect::Answer { masquerade, .. } => ("forward", *masquerade),
     };
-    let agrees = (told.verdict.as_str(), told.masquerade) == expected;
-    (!agrees).then(|| format!("explain says {}, masquerade {}", told.verdict, told.masquerade))
+    let agrees = (explained.verdict.as_str(), explained.masquerade) == expected;
+    (!agrees)
+        .then(|| format!("explain says {}, masquerade {}", explained.verdict, explained.masquerade))
 }
 
 /// Many connections of the bridged pod to `to`: each of `by` should answer about as many.

@@ -65,8 +65,8 @@ fn start(fixture: &Fixture, flags: &[&str]) -> Result<Agent> {
 fn chose(fixture: &Fixture, agent: &Agent, backend: &str, why: &str) -> Result<()> {
     let status = agent.status()?;
     assert_eq!(status["backend"], backend, "{status}");
-    let told = status["backendWhy"].as_str().unwrap_or_default();
-    ensure!(told.contains(why), "{told:?}, not {why:?}");
+    let said = status["backendWhy"].as_str().unwrap_or_default();
+    ensure!(said.contains(why), "{said:?}, not {why:?}");
     let log = agent.log();
     let line = log.lines().rfind(|line| line.contains("backend chosen"));
     let line = line.with_context(|| log.clone())?;

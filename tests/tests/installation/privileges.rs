@@ -120,8 +120,8 @@ fn iptables_works(label: &str, variant: Variant) -> Result<()> {
     };
     let status = agent.until("repaired", |status| status["driftRepaired"] == 1 && is_served())?;
     let at_node = &fixture.cluster.world.addresses().node;
-    let doors = service_ips(10).map(|ip| SocketAddr::new(ip, 80)).into_iter();
-    for to in doors.chain(at_node.iter().map(|ip| SocketAddr::new(*ip, 30080))) {
+    let frontends = service_ips(10).map(|ip| SocketAddr::new(ip, 80)).into_iter();
+    for to in frontends.chain(at_node.iter().map(|ip| SocketAddr::new(*ip, 30080))) {
         for who in [Who::Bridged, Who::Outside, Who::ThisNode] {
             let outcome = fixture.ask(who, to, Protocol::Tcp)?;
             assert!(outcome.endpoint().is_some(), "{who:?} to {to}: {outcome:?}");

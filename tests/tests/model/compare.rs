@@ -81,9 +81,9 @@ fn wanted(
     })
 }
 
-/// What the rules remember of a client: nothing without session affinity. With it, every door of
-/// the service port leads to the endpoint that the client had, or to any where that one is not
-/// among the door's; and no other service is different for it.
+/// What the rules remember of a client: nothing without session affinity. With it, every frontend
+/// of the service port leads to the endpoint that the client had, or to any where that one is not
+/// among the frontend's; and no other service is different for it.
 pub fn remembers(world: &World, agent: &Agent, reader: &Reader, arrival: &Arrival) -> Result<()> {
     let (said, ends) = (agent.explain(arrival)?, reader.walk(arrival)?);
     let sticky = said.service.as_ref().and_then(|name| service(world, name)).is_some_and(is_sticky);
@@ -123,7 +123,7 @@ pub fn is_sticky(service: &Value) -> bool {
     service["spec"]["sessionAffinity"] == "ClientIP"
 }
 
-/// The same client's packets to every door of every service with affinity.
+/// The same client's packets to every frontend of every service with affinity.
 fn others(world: &World, first: &Arrival) -> Vec<Arrival> {
     let v4 = first.destination.is_ipv4();
     let mut found = Vec::new();

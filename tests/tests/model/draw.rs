@@ -1,5 +1,5 @@
-//! Random decisions from a list of numbers that proptest makes. A 0 always is the plainest decision,
-//! so that proptest, which shrinks numbers towards 0, makes worlds plainer.
+//! Random decisions from a list of numbers that proptest makes. A 0 always is the plainest
+//! decision, so that proptest, which shrinks numbers towards 0, makes worlds plainer.
 
 /// Numbers, used up one by one.
 #[derive(Debug)]

@@ -110,11 +110,11 @@ impl<'a> Question<'a> {
     ///
     /// Unlike kube-proxy, whose last one written wins: cluster IPs win over load balancer IPs,
     /// those over external IPs; then the older service wins, then the first by name.
-    fn winner(&self, door: Door) -> Option<(Kind, Port<'a>)> {
+    fn winner(&self, frontend: Frontend) -> Option<(Kind, Port<'a>)> {
         let all = ports(self.world, self.v4).into_iter();
-        let doors =
-            all.flat_map(|port| doors(port).into_iter().map(move |(kind, at)| (kind, at, port)));
-        let here = doors.filter(|(_, at, _)| *at == door);
+        let frontends = all
+            .flat_map(|port| frontends(port).into_iter().map(move |(kind, at)| (kind, at, port)));
+        let here = frontends.filter(|(_, at, _)| *at == frontend);
         here.min_by_key(|(kind, _, port)| port.rank(*kind)).map(|(kind, _, port)| (kind, port))
     }
 
@@ -214,8 +214,10 @@ impl<'a> Question<'a> {
     /// Whether any service port forwards to this address as an endpoint of this node.
     fn is_local_endpoint(&self, address: IpAddr) -> bool {
         let all = ports(self.world, self.v4);
-        let mut winners =
-            all.iter().flat_map(|port| doors(*port)).filter_map(|(_, door)| self.winner(door));
+        let mut winners = all
+            .iter()
+            .flat_map(|port| frontends(*port))
+            .filter_map(|(_, frontend)| self.winner(frontend));
         winners.any(|(kind, port)| {
             let all = port.endpoints(self.world, self.v4);
             let (cluster, local) =
@@ -266,10 +268,10 @@ impl<'a> Question<'a> {
 }
 
 /// An address, or the node's; a protocol; a port.
-type Door = (Option<IpAddr>, u8, u16);
+type Frontend = (Option<IpAddr>, u8, u16);
 
 /// Everything that leads to a service port.
-fn doors(port: Port<'_>) -> Vec<(Kind, Door)> {
+fn frontends(port: Port<'_>) -> Vec<(Kind, Frontend)> {
     let (protocol, number) = (port.protocol(), port.number("port").unwrap_or_default());
     let own = port.addresses().into_iter().map(|(kind, ip)| (kind, (Some(ip), protocol, number)));
     let at_node = port.number("nodePort").map(|number| (Kind::NodePort, (None, protocol, number)));

@@ -102,7 +102,7 @@ fn flows(world: &World, agent: &Agent) -> Result<Vec<Flow>> {
         }
         let sticky =
             said.service.as_ref().and_then(|name| service(world, name)).is_some_and(is_sticky);
-        // What one door makes a client remember would change what another does.
+        // What one frontend makes a client remember would change what another does.
         let of_client = (sticky && said.verdict == Said::Forward)
             .then_some((said.service.clone(), arrival.source));
         let alike = match of_client {

@@ -135,9 +135,9 @@ impl World {
         world
     }
 
-    /// A packet of anybody's, mostly to a door of a service, else close by.
+    /// A packet of anybody's, mostly to a frontend of a service, else close by.
     fn packet(&self, draw: &mut Draw<'_>, wildness: Wildness) -> Arrival {
-        let (mut destination, mut protocol) = self.door(draw, wildness);
+        let (mut destination, mut protocol) = self.frontend(draw, wildness);
         let family = FAMILIES[usize::from(destination.is_ipv6())];
         let (source, link) = sender(self, draw, family, wildness);
         let (interface, port) = link.unzip();
@@ -161,7 +161,7 @@ impl World {
     }
 
     /// An address, port and protocol that a service names, whether it is served or not.
-    fn door(&self, draw: &mut Draw<'_>, wildness: Wildness) -> (SocketAddr, u8) {
+    fn frontend(&self, draw: &mut Draw<'_>, wildness: Wildness) -> (SocketAddr, u8) {
         let service = &self.services[draw.below(self.services.len())];
         let ports = service["spec"]["ports"].as_array().expect("a service has ports");
         let port = &ports[draw.below(ports.len())];
@@ -171,7 +171,7 @@ impl World {
             .iter()
             .find(|(name, _)| port["protocol"] == *name)
             .map_or(6, |(_, number)| *number);
-        let named = doors(service);
+        let named = frontends(service);
         let address = if named.is_empty() { ip(FAMILIES[0].unallocated) } else { draw.one(&named) };
         if let Some(at_node) = number("nodePort").filter(|_| draw.percent(35)) {
             let family = FAMILIES[usize::from(address.is_ipv6())];
@@ -193,7 +193,7 @@ impl fmt::Display for World {
 }
 
 /// Every address that a service names.
-pub fn doors(service: &Value) -> Vec<IpAddr> {
+pub fn frontends(service: &Value) -> Vec<IpAddr> {
     let texts = |list: &Value| -> Vec<IpAddr> {
         let list = list.as_array().into_iter().flatten();
         list.filter_map(|text| text.as_str()?.parse().ok()).collect()

@@ -130,10 +130,10 @@ fn a_second_agent_is_refused_and_told_who_is_there() -> Result<()> {
     let mut settings = fixture.cluster.settings();
     let error = Agent::start(&fixture.cluster.world.node, settings.clone())
         .expect_err("the same run directory");
-    let told = format!("{error:#}");
+    let said = format!("{error:#}");
     assert!(
-        told.contains(&first.pid().to_string()),
-        "it should name process {}: {told}",
+        said.contains(&first.pid().to_string()),
+        "it should name process {}: {said}",
         first.pid()
     );
     settings.run_dir = fixture.cluster.world.subfolder("run-2")?;

@@ -123,9 +123,9 @@ fn a_result_that_names_no_host_interface_is_completed_from_the_kernel() {
         let chain = context.chain("1.0.0", first, &[V4]);
         let call = Call::new("web-0", &context.pod);
         let mut result = chain.call(&context.node, &call, "ADD", &chain.plugins[0], None).unwrap();
-        let told =
+        let expected =
             chain.call(&context.node, &call, "ADD", &chain.plugins[1], Some(&result)).unwrap();
-        assert_eq!(told, result);
+        assert_eq!(expected, result);
         let complete = context.record(&call);
         assert!(complete.host_interface.is_some());
 

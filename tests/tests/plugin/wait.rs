@@ -115,12 +115,12 @@ fn absences() -> Vec<Absence> {
             false,
             "no answer from the agent within 300ms",
         ),
-        ("rubbish", |context| agent(context, says("220 ready\n")), true, "makes no sense"),
+        ("rubbish", |context| agent(context, says("220 ready\n")), true, "cannot parse"),
         (
             "half an answer",
             |context| agent(context, says("{\"programmed\": tr")),
             true,
-            "makes no sense",
+            "cannot parse",
         ),
         (
             "a flood",

@@ -92,9 +92,13 @@ fn what_is_no_service_is_left_alone() -> Result<()> {
             ensure!(outcome.endpoint() == Some(remote), "{outcome:?}");
             ensure!(!fixture.was_masqueraded(who, &outcome)?, "{who:?} to another node's pod");
             let interface = fixture.place(who).1;
-            let told =
+            let explained =
                 agent.explain(fixture.address(who, like)?, interface, remote, PROTOCOLS[0])?;
-            assert_eq!((told.verdict.as_str(), told.local), ("untouched", true), "{told:?}");
+            assert_eq!(
+                (explained.verdict.as_str(), explained.local),
+                ("untouched", true),
+                "{explained:?}"
+            );
         }
     }
     Ok(())

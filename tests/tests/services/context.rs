@@ -1,5 +1,5 @@
-//! A test cluster with its agent, and what becomes of connections in it: real ones, which must be as
-//! `explain` says.
+//! A test cluster with its agent, and what becomes of connections in it: real ones, which must be
+//! as `explain` says.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -64,11 +64,13 @@ impl AgentContext {
     pub fn fate(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<Fate> {
         let from = self.fixture.address(who, to.ip())?;
         let (netns, interface) = self.fixture.place(who);
-        let told = self.agent.explain(from, interface, to, protocol)?;
+        let explained = self.agent.explain(from, interface, to, protocol)?;
         let owner =
             |endpoint: &SocketAddr| self.fixture.owner(endpoint.ip()).context("nobody's address");
-        let said = match told.verdict.as_str() {
-            "forward" => Fate::Answered(told.endpoints.iter().map(owner).collect::<Result<_>>()?),
+        let said = match explained.verdict.as_str() {
+            "forward" => {
+                Fate::Answered(explained.endpoints.iter().map(owner).collect::<Result<_>>()?)
+            }
             "drop" => Fate::Dropped,
             _ => Fate::Refused,
         };
@@ -94,7 +96,10 @@ impl AgentContext {
             }
         }
         let seen = seen.unwrap_or(Fate::Answered(answered));
-        ensure!(seen == said, "{who:?} to {to}/{protocol}: {seen:?}, but explain says {told:?}");
+        ensure!(
+            seen == said,
+            "{who:?} to {to}/{protocol}: {seen:?}, but explain says {explained:?}"
+        );
         Ok(seen)
     }
 }

@@ -1,4 +1,5 @@
-//! Which endpoints of a service's slices serve: their conditions, their addresses, and whose they are.
+//! Which endpoints of a service's slices serve: their conditions, their addresses, and whose they
+//! are.
 
 use anyhow::Result;
 use denizen_tests::fixture::{Who, service_ips};

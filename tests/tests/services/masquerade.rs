@@ -34,13 +34,17 @@ fn only_this_nodes_pods_keep_their_address() -> Result<()> {
                     "{who:?} to {to}/{protocol}: {outcome:?}"
                 );
             }
-            let told = agent.explain(
+            let explained = agent.explain(
                 fixture.address(who, to.ip())?,
                 fixture.place(who).1,
                 to,
                 protocol,
             )?;
-            assert_eq!((told.local, told.masquerade), (pod, !pod), "{who:?}: {told:?}");
+            assert_eq!(
+                (explained.local, explained.masquerade),
+                (pod, !pod),
+                "{who:?}: {explained:?}"
+            );
         }
     }
     Ok(())
@@ -81,10 +85,10 @@ fn a_borrowed_address_is_not_local() -> Result<()> {
     let (fixture, agent) = with_agent("masq-borrow")?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
     let address = fixture.address(Who::Bridged, to.ip())?;
-    let told = agent.explain(address, fixture.place(Who::Routed).1, to, Protocol::Tcp)?;
-    assert_eq!((told.local, told.masquerade), (false, true), "{told:?}");
-    let told = agent.explain(address, Some("eth0"), to, Protocol::Tcp)?;
-    assert_eq!((told.local, told.masquerade), (false, true), "{told:?}");
+    let explained = agent.explain(address, fixture.place(Who::Routed).1, to, Protocol::Tcp)?;
+    assert_eq!((explained.local, explained.masquerade), (false, true), "{explained:?}");
+    let explained = agent.explain(address, Some("eth0"), to, Protocol::Tcp)?;
+    assert_eq!((explained.local, explained.masquerade), (false, true), "{explained:?}");
     Ok(())
 }
 

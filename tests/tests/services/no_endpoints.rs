@@ -32,13 +32,13 @@ fn a_service_without_endpoints_refuses_everybody_at_once() -> Result<()> {
                 "{who:?} to {to}/{protocol} after {:?}",
                 started.elapsed()
             );
-            let told = agent.explain(
+            let explained = agent.explain(
                 fixture.address(who, to.ip())?,
                 fixture.place(who).1,
                 to,
                 protocol,
             )?;
-            assert_eq!(told.verdict, "reject", "{told:?}");
+            assert_eq!(explained.verdict, "reject", "{explained:?}");
         }
     }
     Ok(())
@@ -82,8 +82,8 @@ fn udp_clients_learn_that_no_endpoint_is_left() -> Result<()> {
         socket.recv(&mut buffer).context("an answer while there is an endpoint")?;
         context.becomes(&context.fixture.service("dns", 10, &udp, &[])?)?;
         socket.send(b"who?")?;
-        let told = socket.recv(&mut buffer).map_err(|error| error.kind());
-        assert_eq!(told, Err(ErrorKind::ConnectionRefused), "the old flow goes to nobody");
+        let answer = socket.recv(&mut buffer).map_err(|error| error.kind());
+        assert_eq!(answer, Err(ErrorKind::ConnectionRefused), "the old flow goes to nobody");
         assert_eq!(context.fate(Who::Outside, to, Protocol::Udp)?, Fate::Refused);
     }
     Ok(())

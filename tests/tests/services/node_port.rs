@@ -40,9 +40,13 @@ fn everybody_reaches_a_node_port_and_is_masqueraded() -> Result<()> {
                 );
             }
             assert!(outcome.endpoint().is_some(), "{who:?} to {to}/{protocol}: {outcome:?}");
-            let told =
+            let explained =
                 agent.explain(fixture.address(who, like)?, fixture.place(who).1, to, protocol)?;
-            assert_eq!((told.verdict.as_str(), told.masquerade), ("forward", true), "{told:?}");
+            assert_eq!(
+                (explained.verdict.as_str(), explained.masquerade),
+                ("forward", true),
+                "{explained:?}"
+            );
         }
     }
     Ok(())
@@ -79,8 +83,8 @@ fn a_node_port_is_the_nodes_alone() -> Result<()> {
     Ok(())
 }
 
-/// Found by the model test. Outside traffic took the node port: the doors under policy Local were
-/// looked up first, node ports among them.
+/// Found by the model test. Outside traffic took the node port: the frontends under policy Local
+/// were looked up first, node ports among them.
 #[test]
 fn an_external_ip_of_the_node_is_not_taken_by_a_local_node_port_of_its_number() -> Result<()> {
     let fixture = Fixture::new("np-ext")?;
@@ -104,9 +108,9 @@ fn an_external_ip_of_the_node_is_not_taken_by_a_local_node_port_of_its_number() 
         for who in EVERYONE {
             let outcome = fixture.ask(who, to, protocol)?;
             assert_eq!(outcome.endpoint(), Some(wanted), "{who:?} to {to}/{protocol}: {outcome:?}");
-            let told =
+            let explained =
                 agent.explain(fixture.address(who, node)?, fixture.place(who).1, to, protocol)?;
-            assert_eq!(told.endpoints, [wanted], "{told:?}");
+            assert_eq!(explained.endpoints, [wanted], "{explained:?}");
         }
     }
     Ok(())

@@ -52,8 +52,12 @@ fn localhost_serves_node_ports_where_asked() -> Result<()> {
         answered.extend(outcome.endpoint().and_then(|endpoint| fixture.owner(endpoint.ip())));
     }
     assert_eq!(answered, BTreeSet::from([Who::Bridged, Who::Remote]));
-    let told = agent.explain(LOCALHOST, None, to, Protocol::Tcp)?;
-    assert_eq!((told.verdict.as_str(), told.masquerade), ("forward", true), "{told:?}");
+    let explained = agent.explain(LOCALHOST, None, to, Protocol::Tcp)?;
+    assert_eq!(
+        (explained.verdict.as_str(), explained.masquerade),
+        ("forward", true),
+        "{explained:?}"
+    );
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 //! Session affinity while endpoints come and go: a client keeps its endpoint as long as that is
-//! one, whichever door it uses, and nobody is sent to one that is gone.
+//! one, whichever frontend it uses, and nobody is sent to one that is gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -35,15 +35,21 @@ fn put(fixture: &Fixture, members: &[Who]) -> Result<()> {
 }
 
 /// Asks at the cluster IP and at the node port, more than once: all must be answered by the same.
-fn choice(fixture: &Fixture, who: Who, doors: [SocketAddr; 2], protocol: Protocol) -> Result<Who> {
+fn choice(
+    fixture: &Fixture,
+    who: Who,
+    frontends: [SocketAddr; 2],
+    protocol: Protocol,
+) -> Result<Who> {
     let mut chosen = None;
-    for door in [doors, doors].concat() {
-        let outcome = fixture.ask(who, door, protocol)?;
+    for frontend in [frontends, frontends].concat() {
+        let outcome = fixture.ask(who, frontend, protocol)?;
         let by = outcome.endpoint().and_then(|endpoint| fixture.owner(endpoint.ip()));
-        let by = by.with_context(|| format!("{who:?} to {door} over {protocol}: {outcome:?}"))?;
+        let by =
+            by.with_context(|| format!("{who:?} to {frontend} over {protocol}: {outcome:?}"))?;
         ensure!(
             chosen.is_none_or(|chosen| chosen == by),
-            "{who:?} to {doors:?} over {protocol}: {chosen:?}, then {by:?} at {door}"
+            "{who:?} to {frontends:?} over {protocol}: {chosen:?}, then {by:?} at {frontend}"
         );
         chosen = Some(by);
     }
@@ -55,9 +61,9 @@ fn choices(fixture: &Fixture) -> Result<Choices> {
     for (number, who) in CLIENTS.into_iter().enumerate() {
         for ip in service_ips(10) {
             let node = fixture.address(Who::ThisNode, ip)?;
-            let doors = [SocketAddr::new(ip, 80), SocketAddr::new(node, NODE_PORT)];
+            let frontends = [SocketAddr::new(ip, 80), SocketAddr::new(node, NODE_PORT)];
             for protocol in PROTOCOLS {
-                let by = choice(fixture, who, doors, protocol)?;
+                let by = choice(fixture, who, frontends, protocol)?;
                 found.insert((number, format!("{protocol} to {ip}")), by);
             }
         }
@@ -147,8 +153,8 @@ fn put_tcp(fixture: &Fixture, name: &str, number: u8) -> Result<()> {
 
 /// Who answers `who` at a service of IPv4, time after time.
 fn kept(fixture: &Fixture, who: Who, number: u8) -> Result<Who> {
-    let door = SocketAddr::new(service_ips(number)[0], 80);
-    choice(fixture, who, [door, door], Protocol::Tcp)
+    let frontend = SocketAddr::new(service_ips(number)[0], 80);
+    choice(fixture, who, [frontend, frontend], Protocol::Tcp)
 }
 
 #[test]

@@ -21,7 +21,7 @@ use denizen_tests::probe::Protocol;
 use denizen_tests::world::ip;
 
 /// The service with a node port.
-const DOOR: Port = Port::tcp("door", 80, PORT).at_node(NODE_PORT);
+const FRONTEND: Port = Port::tcp("frontend", 80, PORT).at_node(NODE_PORT);
 const NODE_PORT: u16 = 30_080;
 
 /// The addresses by which both know the node's ports.
@@ -47,7 +47,7 @@ impl GuestContext {
     pub(crate) fn new(label: &str) -> Result<Self> {
         let fixture = lasting::fixture(label)?;
         let manifests = &fixture.cluster.manifests;
-        manifests.put("door", &fixture.service("door", 12, &[DOOR], &MEMBERS)?)?;
+        manifests.put("frontend", &fixture.service("frontend", 12, &[FRONTEND], &MEMBERS)?)?;
         // What the clients leave behind would fill the table; a flow that stays is one for as long
         // as it may take.
         let node = &fixture.cluster.world.node;
@@ -55,10 +55,10 @@ impl GuestContext {
         node.sysctl("net.netfilter.nf_conntrack_udp_timeout_stream", "600")?;
         let servers = Vec::new();
         let mut context = Self { fixture, servers };
-        for (web, door) in service_ips(10).into_iter().zip(service_ips(12)) {
+        for (web, frontend) in service_ips(10).into_iter().zip(service_ips(12)) {
             context.serve(SocketAddr::new(web, 80), Protocol::Tcp, &MEMBERS, PORT)?;
             context.serve(SocketAddr::new(web, 80), Protocol::Udp, &MEMBERS, PORT)?;
-            context.serve(SocketAddr::new(door, 80), Protocol::Tcp, &MEMBERS, PORT)?;
+            context.serve(SocketAddr::new(frontend, 80), Protocol::Tcp, &MEMBERS, PORT)?;
         }
         context.serve(echo(), Protocol::Tcp, &[Who::Routed], ECHO)?;
         for node in NODE.map(ip) {

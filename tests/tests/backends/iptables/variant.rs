@@ -27,8 +27,8 @@ fn ip6tables(node: &Netns, variant: Variant, arguments: &[&str]) -> Result<()> {
 
 /// The agent's log says that it uses `variant`, and its chains are there and nowhere else.
 fn uses(node: &Netns, agent: &Agent, variant: Variant, forced: bool) -> Result<()> {
-    let told = format!("iptables variant={variant:?} forced={forced}");
-    ensure!(agent.log().contains(&told), "not {told}: {}", agent.log());
+    let line = format!("iptables variant={variant:?} forced={forced}");
+    ensure!(agent.log().contains(&line), "not {line}: {}", agent.log());
     for each in Variant::BOTH {
         let has = each.dump(node)?.contains("-A KUBE-POSTROUTING");
         ensure!(has == (each == variant), "{each:?}: {has}, where {variant:?} is used");

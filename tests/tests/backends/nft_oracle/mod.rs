@@ -24,7 +24,7 @@ const FAMILIES: [&str; 3] = ["bridge", "ip", "ip6"];
 const BOUND: Duration = Duration::from_secs(5);
 
 /// A family's table as nft tells it in JSON, without what differs from time to time.
-fn told(at: &Netns, family: &str) -> Result<BTreeSet<String>> {
+fn table_of(at: &Netns, family: &str) -> Result<BTreeSet<String>> {
     let text = at.output("nft", &["-j", "list", "ruleset", family])?;
     let all: Value = serde_json::from_str(&text).with_context(|| format!("nft -j:\n{text}"))?;
     let objects = all["nftables"].as_array().context("nftables")?;
@@ -78,7 +78,7 @@ fn text_makes_what_netlink_makes() -> Result<()> {
         let _agent = feature.start(&by_agent)?;
         by_nft.nft(&feature.rendered()?).with_context(|| feature.name.clone())?;
         for family in FAMILIES {
-            let (agent, nft) = (told(&by_agent, family)?, told(&by_nft, family)?);
+            let (agent, nft) = (table_of(&by_agent, family)?, table_of(&by_nft, family)?);
             let differ: Vec<_> = agent.symmetric_difference(&nft).collect();
             assert!(differ.is_empty(), "{}, {family}: {differ:#?}", feature.name);
             assert_eq!(rules_in_order(&by_agent, family)?, rules_in_order(&by_nft, family)?);
@@ -98,10 +98,15 @@ fn what_nft_lists_it_reads_back() -> Result<()> {
         }
         let json: Value = serde_json::from_str(&at.output("nft", &["-j", "list", "ruleset"])?)?;
         assert!(json["nftables"].is_array());
-        let before = FAMILIES.map(|family| told(&at, family).unwrap());
+        let before = FAMILIES.map(|family| table_of(&at, family).unwrap());
         let rules = FAMILIES.map(|family| rules_in_order(&at, family).unwrap());
         at.nft(&format!("flush ruleset\n{listed}")).with_context(|| feature.name.clone())?;
-        assert_eq!(FAMILIES.map(|family| told(&at, family).unwrap()), before, "{}", feature.name);
+        assert_eq!(
+            FAMILIES.map(|family| table_of(&at, family).unwrap()),
+            before,
+            "{}",
+            feature.name
+        );
         assert_eq!(FAMILIES.map(|family| rules_in_order(&at, family).unwrap()), rules);
     }
     Ok(())
@@ -140,7 +145,7 @@ fn repaired(at: &Netns, what: &str, agent: &Agent, before: u64) -> Result<()> {
 
 /// Ways to spoil one family's table, in nft's language.
 fn harms(family: &str) -> Vec<(&'static str, String)> {
-    let (door, slot) = match family {
+    let (frontend, slot) = match family {
         "ip" => ("10.96.0.10 . tcp . 80", "10.96.0.10 . tcp . 80 . 0"),
         _ => ("fd00:96::10 . tcp . 80", "fd00:96::10 . tcp . 80 . 0"),
     };
@@ -152,7 +157,7 @@ fn harms(family: &str) -> Vec<(&'static str, String)> {
         ("flush the table", format!("flush table {t}")),
         ("put the table to sleep", format!("add table {t} {{ flags dormant; }}")),
         ("delete an endpoint", format!("delete element {t} endpoints {{ {slot} }}")),
-        ("delete a service", format!("delete element {t} services {{ {door} }}")),
+        ("delete a service", format!("delete element {t} services {{ {frontend} }}")),
         ("delete a set's element", format!("flush set {t} cluster-ips")),
         (
             "add a foreign service",
@@ -161,7 +166,7 @@ fn harms(family: &str) -> Vec<(&'static str, String)> {
         (
             "lead a service elsewhere",
             format!(
-                "delete element {t} services {{ {door} }}\nadd element {t} services {{ {door} : goto no-endpoints }}"
+                "delete element {t} services {{ {frontend} }}\nadd element {t} services {{ {frontend} : goto no-endpoints }}"
             ),
         ),
         (
@@ -243,7 +248,7 @@ fn a_bridges_table_is_repaired_like_the_others() -> Result<()> {
 /// Does each harm, and waits until all is as it was.
 fn all_repaired(at: &Netns, agent: &Agent, harms: &[(&str, String)]) -> Result<()> {
     let state = || -> Result<Vec<_>> {
-        let of = |family| Ok((told(at, family)?, rules_in_order(at, family)?));
+        let of = |family| Ok((table_of(at, family)?, rules_in_order(at, family)?));
         FAMILIES.into_iter().map(of).collect()
     };
     let fresh = state()?;

@@ -6,7 +6,7 @@ use super::{Arrival, Fate, Reader};
 
 const RULES: &str = r#"
 table ip t {
-	map doors {
+	map frontends {
 		type ipv4_addr . inet_proto . inet_service : verdict
 		elements = {
 			10.0.0.1 . tcp . 80 comment "a: b, c" : goto lb,
@@ -38,7 +38,7 @@ table ip t {
 	chain pre {
 		type nat hook prerouting priority -100; policy accept;
 		iifname . ip saddr @names return
-		ip daddr . meta l4proto . th dport vmap @doors
+		ip daddr . meta l4proto . th dport vmap @frontends
 		meta mark & 0x00004000 == 0x00004000 meta mark set meta mark & 0xffffbfff drop
 		ip daddr 10.9.0.0/16 counter reject with tcp reset
 	}

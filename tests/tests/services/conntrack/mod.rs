@@ -65,8 +65,8 @@ impl FlowContext {
         self.fixture.cluster.manifests.put("dns", &service)
     }
 
-    /// One flow for every door, protocol and family: from a pod to the cluster IP, from outside to
-    /// it and to the node port.
+    /// One flow for every frontend, protocol and family: from a pod to the cluster IP, from outside
+    /// to it and to the node port.
     fn flows(&self) -> Result<Vec<Flow>> {
         let mut flows = Vec::new();
         for protocol in [Protocol::Udp, Protocol::Sctp] {
@@ -177,7 +177,7 @@ fn the_first_endpoint_frees_clients_from_the_black_hole() -> Result<()> {
         assert!(outcome.endpoint().is_none(), "{flow:?} was answered: {outcome:?}");
         if matches!(outcome, Outcome::Unreachable) {
             let entry = flow.tracked(context.node())?.context("the black hole is tracked")?;
-            assert_eq!(entry.answerer, entry.destination, "nobody translated it");
+            assert_eq!(entry.reply_source, entry.destination, "nobody translated it");
         }
     }
     programmed(&agent, || context.endpoints_are(&[Who::Routed]), || ())?;

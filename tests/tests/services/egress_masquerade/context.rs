@@ -115,10 +115,10 @@ impl Running {
         let masqueraded = self.context.is_masqueraded(who, to, protocol)?;
         let interface = self.context.fixture.place(who).1;
         let from = self.address(who, to.ip())?;
-        let told = self.agent.explain(from, interface, to, protocol)?;
+        let explained = self.agent.explain(from, interface, to, protocol)?;
         ensure!(
-            told.masquerade == masqueraded,
-            "{who:?} to {to}/{protocol}: {masqueraded}, {told:?}"
+            explained.masquerade == masqueraded,
+            "{who:?} to {to}/{protocol}: {masqueraded}, {explained:?}"
         );
         Ok(masqueraded)
     }

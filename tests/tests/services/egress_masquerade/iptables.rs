@@ -261,9 +261,10 @@ fn a_kernel_without_the_table_has_services_all_the_same() -> Result<()> {
             && errors.contains("ip6table_security (CONFIG_IP6_NF_SECURITY)")
     };
     let is_served = |number: u8| {
-        let mut doors = service_ips(number).into_iter().map(|ip| SocketAddr::new(ip, 80));
-        doors
-            .all(|door| Probe::tcp(door).ask_in(&context.fixture.routed.netns).endpoint().is_some())
+        let mut frontends = service_ips(number).into_iter().map(|ip| SocketAddr::new(ip, 80));
+        frontends.all(|frontend| {
+            Probe::tcp(frontend).ask_in(&context.fixture.routed.netns).endpoint().is_some()
+        })
     };
     agent.until("synced, and both named", |status| status["synced"] == true && named(status))?;
     ensure!(is_served(10) && !context.is_masqueraded(Who::Routed, outside()[0], Protocol::Tcp)?);

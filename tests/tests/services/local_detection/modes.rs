@@ -38,16 +38,16 @@ fn takes_for_local(label: &str, mode: &str, local: &[Who]) -> Result<()> {
                 !is_local,
                 "{mode}: {who:?} to {to}/{protocol}: {outcome:?}"
             );
-            let told = agent.explain(
+            let explained = agent.explain(
                 fixture.address(who, to.ip())?,
                 fixture.place(who).1,
                 to,
                 protocol,
             )?;
             assert_eq!(
-                (told.local, told.masquerade),
+                (explained.local, explained.masquerade),
                 (is_local, !is_local),
-                "{mode}: {who:?}: {told:?}"
+                "{mode}: {who:?}: {explained:?}"
             );
         }
     }

@@ -11,7 +11,7 @@ use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::world::host_length;
 use serde_json::Value;
 
-use super::door::{TARGET, elsewhere, service};
+use super::frontend::{TARGET, elsewhere, service};
 use super::table::Sender;
 
 /// Everybody's packets come with the bit of the mark by which a bridge's table tells: it is nothing
@@ -32,7 +32,7 @@ pub struct MatrixContext {
     /// Attached to this node, and nobody's pod.
     _elsewhere: Pod,
     /// What the sockets of endpoints, and of the host elsewhere, hear.
-    pub ears: Vec<UdpSocket>,
+    pub listeners: Vec<UdpSocket>,
     /// Port numbers that no packet had yet.
     ports: Cell<u16>,
 }
@@ -61,11 +61,11 @@ impl MatrixContext {
         let all = |netns: &Netns, addresses: &[IpAddr]| -> Result<Vec<UdpSocket>> {
             Ok(netns.run(|| addresses.iter().map(listen).collect::<Result<_, _>>())??)
         };
-        let mut ears = all(&cluster.world.remote, &cluster.world.addresses().remote)?;
+        let mut listeners = all(&cluster.world.remote, &cluster.world.addresses().remote)?;
         let netns = Netns::new(&format!("{label}-out"))?;
         let wired = Pod::wire(&cluster.world.node, netns, "out", Wiring::Routed, &elsewhere())?;
-        ears.extend(all(&wired.netns, &wired.addresses)?);
-        Ok(Self { fixture, neighbours, _elsewhere: wired, ears, ports: Cell::new(10_000) })
+        listeners.extend(all(&wired.netns, &wired.addresses)?);
+        Ok(Self { fixture, neighbours, _elsewhere: wired, listeners, ports: Cell::new(10_000) })
     }
 
     /// A source port that no packet had yet.

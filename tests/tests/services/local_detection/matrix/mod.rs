@@ -2,23 +2,23 @@
 //! where to.
 //!
 //! What each mode takes for a local pod is written down here by reasoning from what the mode looks
-//! at ([`MATRIX`]), and what follows for a door from Kubernetes' rules ([`door::Door::expected`]):
-//! the program is not asked. Then every cell is a packet of its own, and `explain` is asked about
-//! it. Only what arrives counts, and no answer is needed, so that a packet with a borrowed address
-//! is seen as well as an honest one.
+//! at ([`MATRIX`]), and what follows for a frontend from Kubernetes' rules
+//! ([`frontend::Frontend::expected`]): the program is not asked. Then a packet is sent for every
+//! combination, and `explain` is asked about it. Only what arrives counts, and no answer is needed,
+//! so that a packet with a borrowed address is seen as well as an honest one.
 
-mod cell;
 mod context;
-mod door;
+mod frontend;
+mod packets;
 mod table;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::flows::table::Backend;
 
-use self::cell::play;
 use self::context::MatrixContext;
-use self::door::{DOORS, KEPT, WITH_EGRESS};
+use self::frontend::{FRONTENDS, KEPT, WITH_EGRESS};
+use self::packets::play;
 use self::table::{MATRIX, Row};
 
 fn settings(context: &MatrixContext, backend: Backend, mode: &str) -> Settings {
@@ -34,7 +34,7 @@ fn play_rows(label: &str, rows: &[Row]) -> Result<()> {
         let node = &context.fixture.cluster.world.node;
         for row in rows {
             let agent = Agent::start(node, settings(&context, backend, row.mode))?;
-            play(&context, &agent, row, &DOORS).with_context(|| format!("{backend:?}"))?;
+            play(&context, &agent, row, &FRONTENDS).with_context(|| format!("{backend:?}"))?;
             agent.terminate()?;
         }
     }
@@ -98,8 +98,8 @@ fn egress_iptables_nft() -> Result<()> {
 fn ports_are_known_without_bridge_netfilter() -> Result<()> {
     let context = MatrixContext::new("matrix-nocall")?;
     let node = &context.fixture.cluster.world.node;
-    let told = MATRIX.iter().filter(|row| row.mode.contains("port"));
-    let all = told.flat_map(|row| Backend::ALL.map(|backend| (row, backend)));
+    let by_port = MATRIX.iter().filter(|row| row.mode.contains("port"));
+    let all = by_port.flat_map(|row| Backend::ALL.map(|backend| (row, backend)));
     // Of iptables' own, physdev needs them to pass.
     for (row, backend) in
         all.filter(|(row, backend)| row.mode != "bridge-port" || *backend == Backend::Nftables)
@@ -108,7 +108,7 @@ fn ports_are_known_without_bridge_netfilter() -> Result<()> {
         for tables in ["iptables", "ip6tables"] {
             node.sysctl(&format!("net.bridge.bridge-nf-call-{tables}"), "0")?;
         }
-        play(&context, &agent, row, &DOORS).with_context(|| format!("{backend:?}"))?;
+        play(&context, &agent, row, &FRONTENDS).with_context(|| format!("{backend:?}"))?;
         let still = node.output("sysctl", &["-n", "net.bridge.bridge-nf-call-iptables"])?;
         ensure!(still.trim() == "0", "the agent set it while this was played");
         agent.terminate()?;

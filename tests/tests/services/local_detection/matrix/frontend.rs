@@ -16,7 +16,7 @@ use super::table::Sender;
 pub const TARGET: u16 = 5300;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Door {
+pub enum Frontend {
     ClusterIp,
     LoadBalancer,
     NodePort,
@@ -28,16 +28,17 @@ pub enum Door {
 }
 
 /// Those of services.
-pub const DOORS: [Door; 5] = [
-    Door::ClusterIp,
-    Door::LoadBalancer,
-    Door::NodePort,
-    Door::LocalLoadBalancer,
-    Door::LocalNodePort,
+pub const FRONTENDS: [Frontend; 5] = [
+    Frontend::ClusterIp,
+    Frontend::LoadBalancer,
+    Frontend::NodePort,
+    Frontend::LocalLoadBalancer,
+    Frontend::LocalNodePort,
 ];
 
 /// Where it matters that egress masquerade is configured: there, and beside it.
-pub const WITH_EGRESS: [Door; 3] = [Door::Elsewhere, Door::ClusterIp, Door::LocalLoadBalancer];
+pub const WITH_EGRESS: [Frontend; 3] =
+    [Frontend::Elsewhere, Frontend::ClusterIp, Frontend::LocalLoadBalancer];
 
 /// Where pods keep their address then: wherever anybody else is.
 pub const KEPT: &str = "nonMasqueradeCIDRs: [10.10.0.0/16, 172.20.0.0/16, 192.168.0.0/16, 203.0.113.0/24, 'fd00::/8', '2600::/12']";
@@ -53,7 +54,7 @@ pub enum Seen {
     Nothing,
 }
 
-impl Door {
+impl Frontend {
     pub fn expected(self, sender: Sender, local: bool) -> Seen {
         match self {
             // kube-proxy: off-cluster traffic to a cluster IP is masqueraded, and what is not local
