@@ -148,8 +148,7 @@ pub enum Why {
     NodeIsInside,
     /// iptables: the last of a chain, since the addresses of services come first.
     LastOfAll,
-    /// iptables: one bit of the mark, as kube-proxy's. By this rule's words denizen knows the
-    /// chains for its own: kube-proxy, when it takes over, writes it without them.
+    /// iptables: one bit of the mark, as kube-proxy's.
     MarkForMasquerade,
     /// What nobody marked is not ours to masquerade.
     NotMarked,
@@ -277,7 +276,7 @@ impl Why {
             Self::LastOfAll => {
                 "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
             }
-            Self::MarkForMasquerade => "denizen: one bit of the mark asks for masquerade",
+            Self::MarkForMasquerade => "one bit of the mark asks for masquerade",
             Self::NotMarked => "nothing asked for masquerade",
             Self::MarkDone => "the mark is cleared, so that it means nothing to others",
             Self::Invalid => "would reach the client untranslated, and reset its connection",

@@ -18,8 +18,6 @@ mod nft;
 mod own;
 mod task;
 
-use std::io;
-
 use thiserror::Error;
 use tracing::{info, warn};
 
@@ -27,12 +25,14 @@ pub use chain::Judgement;
 pub use task::run;
 
 use crate::describe::describe;
+use crate::iptables::IptablesError;
 use crate::model::Family;
 use crate::plan::MarkBit;
 use denizen_netlink::NetlinkError;
 use denizen_nft::{Kernel, NftError};
 
-/// What the comments of our rules in other chains begin with. By it a restarted agent knows them.
+/// What the comments of our rules in other chains begin with. A restarted agent knows them by it,
+/// whatever words follow.
 const OWN: &str = "denizen: ";
 
 /// Why the forward hook cannot be read or opened.
@@ -45,14 +45,8 @@ pub enum ForwardError {
     #[error("the forward hook's chains in nf_tables")]
     Refused(#[from] NftError),
     /// Legacy iptables is in use, and cannot be read or changed.
-    #[error("legacy iptables is in use here; {program}")]
-    Program {
-        /// What was run.
-        program: &'static str,
-        /// What became of it.
-        #[source]
-        source: io::Error,
-    },
+    #[error("legacy iptables is in use here")]
+    Legacy(#[from] IptablesError),
 }
 
 /// Somebody else's chain in the forward hook.
@@ -124,7 +118,7 @@ fn through_iptables(family: Family, open: bool, seen: &mut Vec<Chain>) -> Result
         return Ok(());
     };
     if chain.must_close(open) {
-        legacy::close(family, MarkBit::ADMITTED, &chain.own)?;
+        legacy::close(family)?;
     }
     if chain.must_open(open) {
         legacy::open(family, MarkBit::ADMITTED)?;

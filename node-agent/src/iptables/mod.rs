@@ -32,7 +32,7 @@ pub use ipset::{Element, Elements, Set, Sets};
 pub use probe::Extension;
 pub use programs::{Programs, Variant, legacy_tables};
 pub use rejected_rules::RejectedRules;
-pub use save::Observed;
+pub use save::{Observed, appended};
 pub use worker::{Done, Outcome};
 pub use writer::{Repaired, Writer};
 

@@ -120,7 +120,7 @@ impl Shape {
         let mark = self.node_side.masquerade_bit;
         let filter = |name| (Table::Filter, name);
         let mut chains = vec![
-            (nat(MARK_MASQ), vec![rule(Why::MarkForMasquerade, &[], Target::Mark(mark))]),
+            (nat(MARK_MASQ), vec![Rule::owned(Why::MarkForMasquerade, Target::Mark(mark))]),
             (
                 nat(POSTROUTING),
                 vec![

@@ -146,7 +146,11 @@ pub fn is_a_proxys(table: Table, name: &str) -> bool {
         || (table == Table::Nat && of_a_service())
 }
 
-/// Whose the chains are that have these names. Denizen's have its words in them.
+/// What the comment of our rule in KUBE-MARK-MASQ begins with, whatever words follow. The chains are
+/// known for ours by it: kube-proxy, when it takes over, writes that rule without a comment.
+pub const OWNER: &str = "denizen: ";
+
+/// Whose the chains are that have these names. Denizen's have [`OWNER`] in one of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whose {
     /// Denizen's.

@@ -2,8 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::name::{ChainName, MARK_MASQ, NODE_PORTS, SERVICES};
-use crate::backend::why::Why;
+use super::name::{ChainName, MARK_MASQ, NODE_PORTS, OWNER, SERVICES};
 use crate::iptables::{Observed, Table};
 use crate::model::{Family, Protocol};
 use crate::plan::{FrontendAddress, FrontendKey};
@@ -29,10 +28,11 @@ fn value<'a>(rule: &'a str, option: &str) -> Option<&'a str> {
     words.next()
 }
 
-/// Whether the services' chains are ours: kube-proxy writes the rule that marks without a comment.
+/// Whether the services' chains are ours.
 pub fn is_ours(observed: &Observed) -> bool {
     let rules = observed.lines(Table::Nat, &MARK_MASQ.to_string());
-    rules.iter().any(|rule| rule.contains(Why::MarkForMasquerade.text()))
+    let begin = format!("--comment \"{OWNER}");
+    rules.iter().any(|rule| rule.contains(&begin))
 }
 
 #[cfg(test)]

@@ -8,8 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::cleanup::CANARY;
-use super::name::{MARK_MASQ, Whose, is_a_proxys};
-use crate::backend::why::Why;
+use super::name::{MARK_MASQ, OWNER, Whose, is_a_proxys};
 use crate::iptables::{IptablesError, Table};
 use crate::model::Family;
 use denizen_netlink::NetlinkError;
@@ -121,8 +120,7 @@ fn is_ours(
         return Ok(false);
     }
     let marks = kernel.rules(lowered(family), &table, Some(&chain), |rule| {
-        let text = rule.xtables_comment()?;
-        text.contains(Why::MarkForMasquerade.text()).then_some(())
+        rule.xtables_comment()?.starts_with(OWNER).then_some(())
     })?;
     Ok(!marks.is_empty())
 }

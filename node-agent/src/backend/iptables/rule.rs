@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-use super::name::{ChainName, SetName};
+use super::name::{ChainName, OWNER, SetName};
 use crate::backend::why::Why;
 use crate::model::{Family, Protocol};
 use crate::plan::MarkBit;
@@ -108,6 +108,11 @@ impl Rule {
             tests: tests.into_iter().map(|it| (true, it)).collect(),
             target,
         }
+    }
+
+    /// A rule for every packet, by whose comment a restarted agent knows the chains for ours.
+    pub fn owned(why: Why, target: Target) -> Self {
+        Self::new(why, &OWNER.trim_end_matches(": ").into(), [], target)
     }
 
     /// The same, for packets alone that are not so.
