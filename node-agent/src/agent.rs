@@ -33,7 +33,7 @@ use self::publish::Publisher;
 use self::sources::Sources;
 use self::stop::Stop;
 use crate::attachments;
-use crate::backend::nftables;
+use crate::backend::BackendName;
 use crate::config::Config;
 use crate::control::{Asked, Request};
 use crate::describe::describe;
@@ -102,11 +102,11 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     );
     sources.problems.push(run_dir.problems);
     let (elsewhere, found) = watch_forward(&config);
-    let engine =
-        Engine::open(config.policy, config.iptables_variant).context("cannot start the backend")?;
+    let engine = Engine::open(config.policy, config.backend).context("cannot start the backend")?;
     let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
     let mut agent = Agent {
         engine: with_egress(engine, egress),
+        backend: config.backend.name,
         backend_why,
         settings,
         elsewhere,
@@ -157,6 +157,8 @@ struct Waiting {
 
 struct Agent {
     engine: Engine,
+    /// The name of its backend.
+    backend: BackendName,
     /// Why the backend was chosen.
     backend_why: String,
     settings: Reconciler,
@@ -201,7 +203,7 @@ impl Agent {
                 },
                 changed = foreign_change(&mut self.watch, &self.elsewhere) => self.repair(changed),
                 step = self.flush.next() => { self.flush.take(step, &mut self.engine); None }
-                () = self.engine.news() => Some(self.program(false)),
+                () = self.engine.wait() => Some(self.program(false)),
                 Some(asked) = requests.recv() => { self.answer(asked); None }
                 _ = heartbeat.tick() => { self.beat(); None }
                 Ok(()) = self.run_dir_lost.changed() => {
@@ -312,8 +314,7 @@ impl Agent {
         if self.watch.is_some() || !self.engine.is_synced() {
             return;
         }
-        match nftables::watch(self.engine.portid()).map_err(anyhow::Error::from).and_then(pollable)
-        {
+        match self.engine.watch().map_err(anyhow::Error::from).and_then(pollable) {
             Ok(watch) => {
                 self.watch = Some(watch);
                 // Earlier changes were not reported: check once.
@@ -333,7 +334,7 @@ impl Agent {
             }
             Request::Explain { explain } => match Packet::parse(&explain.from, &explain.to) {
                 Err(error) => json!({ "error": error.to_string() }),
-                Ok(packet) => match self.engine.explain_here(&packet) {
+                Ok(packet) => match self.engine.explain(&packet) {
                     Err(error) => json!({ "error": error.to_string() }),
                     Ok(explanation) => json!(explanation),
                 },

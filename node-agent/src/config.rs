@@ -31,10 +31,9 @@ use tracing::warn;
 pub use self::listen::{Listen, ListenArgs};
 use crate::attachments::{self, NotPods};
 use crate::backend::BackendName;
-use crate::engine::Policy;
-use crate::iptables::Variant;
+use crate::backend::chosen::BackendConfig;
 use crate::model::canonical_range;
-use crate::plan::{Detector, Settings};
+use crate::plan::{Detector, Policy, Settings};
 use crate::source::egress;
 use crate::sysctl::Conntrack;
 use crate::sysctl::SYSCTLS;
@@ -164,8 +163,8 @@ pub struct Config {
     pub not_pods: NotPods,
     /// Where the cluster's objects come from.
     pub objects: Objects,
-    /// The iptables variant to use; `None` to detect it.
-    pub iptables_variant: Option<Variant>,
+    /// The backend to open.
+    pub backend: BackendConfig,
     /// Settings of connection tracking.
     pub conntrack: Conntrack,
     /// The egress file; `None` if egress masquerade is off.
@@ -209,7 +208,7 @@ impl RunArgs {
             conntrack: conntrack.asked(),
             sysctl_dir: sysctl_dir.clone(),
             init_only: *init_only,
-            iptables_variant: policy.backend.iptables_variant,
+            backend: policy.backend.config(auto),
             listen: listen.check()?,
         })
     }
@@ -233,7 +232,6 @@ impl PolicyArgs {
     /// # Errors
     /// [`ConfigError`], for the first error.
     pub fn check(&self, auto: BackendName) -> Result<Policy, ConfigError> {
-        let backend = self.backend.chosen().unwrap_or(auto);
         if self.cluster_cidr.is_some() {
             return Err(ConfigError::ClusterCidr("--cluster-cidr"));
         }
@@ -249,8 +247,7 @@ impl PolicyArgs {
             },
             detector: self.detector()?,
             node_side: self.node_side.settled()?,
-            node_ports: self.backend.node_ports(backend)?,
-            backend,
+            node_ports: self.backend.node_ports(self.backend.config(auto).name)?,
         })
     }
 }

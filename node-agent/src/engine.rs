@@ -8,64 +8,36 @@ mod notes;
 mod tests;
 mod view;
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::time::Duration;
 
+use denizen_netlink::NetlinkError;
+use denizen_nft::Watch;
 use denizen_shared::socket::WaitFor;
-use ipnetwork::IpNetwork;
 use jiff::Timestamp;
-use thiserror::Error;
 use tracing::{info, warn};
 
-use crate::backend::chosen::{Chosen, ChosenError, Removal};
-use crate::backend::{Backend, BackendName, Repair, Told};
+use crate::backend::chosen::{BackendConfig, Chosen, ChosenError, Removal};
+use crate::backend::{Backend, Figures, Repair, Report};
 use crate::conntrack::{CandidateTracker, Entry, StaleCandidates, StaleFilter};
 use crate::describe::describe;
-use crate::explain::{Context, Explanation, Packet, Step, explain};
-use crate::iptables::Variant;
-use crate::model::{Change, Event, Model, PodVersion};
-use crate::plan::{
-    Conflict, Detector, Frontend, NodePortAddresses, NodeSide, Plan, Settings, node_port_addresses,
-};
+use crate::explain::{Explanation, NotYet, Packet, Step, explain};
+use crate::model::{Event, PodVersion};
+use crate::plan::{Capabilities, Changes, Conflict, Plan, Planner, Policy};
 use crate::status::LastSync;
 use crate::sysctl::{Setting, live, on_loopback};
-
-/// What the operator asked for, as far as it decides about packets.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Policy {
-    /// What decides about every service alike.
-    pub settings: Settings,
-    /// How local traffic is told apart.
-    pub detector: Detector,
-    /// Where node ports are served.
-    pub node_ports: NodePortAddresses,
-    /// What is settled about this node.
-    pub node_side: NodeSide,
-    /// Which backend renders it: what nobody serves is not the same in all of them.
-    pub backend: BackendName,
-}
-
-/// Why a question cannot be answered.
-#[derive(Debug, Error, PartialEq, Eq)]
-#[error("not everything is known yet; waiting for {}", .0.join(", "))]
-pub struct NotYet(pub Vec<String>);
 
 /// Model, plan and backend.
 #[derive(Debug)]
 pub struct Engine<B = Chosen> {
-    policy: Policy,
-    model: Model,
-    plan: Plan,
+    planner: Planner,
     backend: B,
-    change: Change,
-    complete: bool,
+    /// As of the last attempt to program.
+    report: Report,
+    /// As of the last status.
+    figures: Figures,
     synced: bool,
-    /// The state file's version whose pods the backend was told.
-    decided_pods: Option<PodVersion>,
     /// What may have become stale in the connection tracking.
     candidate_tracker: CandidateTracker,
-    node_ports: Vec<IpAddr>,
     /// The state file's version whose pods are in the kernel.
     programmed_pods: Option<PodVersion>,
     /// When the changes were made that are decided and not programmed yet.
@@ -83,20 +55,21 @@ pub struct Engine<B = Chosen> {
 }
 
 impl Engine {
-    /// Opens the policy's backend in this thread's network namespace. `variant` is the iptables to
-    /// use, where that is not to be found out.
+    /// Opens a backend in this thread's network namespace.
     ///
     /// # Errors
     /// [`ChosenError`] when the backend's kernel, or its programs, are not to be had.
-    pub fn open(policy: Policy, variant: Option<Variant>) -> Result<Self, ChosenError> {
-        let backend = Chosen::open(policy.backend, variant)?;
-        Ok(Self::new(policy, backend))
+    pub fn open(policy: Policy, config: BackendConfig) -> Result<Self, ChosenError> {
+        let backend = Chosen::open(config)?;
+        Ok(Self::new(policy, config.name.capabilities(), backend))
     }
 
-    /// The portid by which the kernel's notifications name the backend's own changes, where it goes
-    /// by them.
-    pub fn portid(&self) -> Option<u32> {
-        self.backend.portid()
+    /// Watches nf_tables for changes that are not the backend's own, from now on.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn watch(&self) -> Result<Watch, NetlinkError> {
+        self.backend.watch()
     }
 
     /// Removes what another backend left behind, which serves until this one's rules are all there.
@@ -106,23 +79,18 @@ impl Engine {
     }
 }
 
-impl<B: Told> Engine<B> {
-    /// Over a backend that was told nothing yet.
-    pub fn new(policy: Policy, mut backend: B) -> Self {
-        // Ranges that the Node object names are not known yet.
-        backend.set_detector(&policy.detector, &policy.detector.ranges(&[]));
-        backend.set_node_side(&policy.node_side);
+impl<B: Backend> Engine<B> {
+    /// Over a backend of which nothing was wanted yet.
+    pub fn new(policy: Policy, capabilities: Capabilities, mut backend: B) -> Self {
+        let planner = Planner::new(policy, capabilities);
+        backend.update(planner.plan(), &Changes::from_nothing(planner.plan()));
         Self {
-            policy,
-            model: Model::default(),
-            plan: Plan::default(),
+            planner,
+            report: backend.report(),
             backend,
-            change: Change::default(),
-            complete: false,
+            figures: Figures::default(),
             synced: false,
-            decided_pods: None,
             candidate_tracker: CandidateTracker::default(),
-            node_ports: Vec::new(),
             programmed_pods: None,
             decided_triggers: Vec::new(),
             programmed_triggers: Vec::new(),
@@ -136,34 +104,16 @@ impl<B: Told> Engine<B> {
         }
     }
 
-    /// What is told so far, decided, for a look at the backend.
-    pub fn decided(&mut self) -> &B {
-        self.decide();
-        &self.backend
-    }
-
-    /// The same, to be written.
-    #[cfg(test)]
-    pub fn decided_mut(&mut self) -> &mut B {
-        self.decide();
-        &mut self.backend
-    }
-
     /// Takes facts in. Nothing is programmed before [`Self::sync`].
     pub fn apply(&mut self, events: Vec<Event>) {
-        for event in events {
-            self.model.apply(event, &mut self.change);
-        }
+        self.planner.apply(events);
     }
 
     /// Whether there is anything to program.
     pub fn is_idle(&self) -> bool {
-        let first = !self.complete && self.model.snapshot().is_some();
-        self.change.is_empty() && !first && self.last_error.is_none()
+        self.planner.is_idle() && self.last_error.is_none()
     }
-}
 
-impl<B: Backend> Engine<B> {
     /// Plans what changed and programs it.
     ///
     /// # Errors
@@ -189,130 +139,88 @@ impl<B: Backend> Engine<B> {
     ///
     /// # Errors
     /// [`NotYet`] while a source still owes its first list.
-    pub fn explain_here(&self, packet: &Packet) -> Result<Explanation, NotYet> {
-        let mut explanation = self.explained(packet, |frontend| self.backend.rejected(frontend))?;
-        if let Some(error) = self.backend.contended().or(self.last_error.as_deref()) {
+    pub fn explain(&self, packet: &Packet) -> Result<Explanation, NotYet> {
+        let rejected = |frontend: &_| self.backend.rejected(frontend);
+        let mut explanation = explain(self.plan(), packet, rejected)?;
+        if let Some(error) = self.report.contended.as_ref().or(self.last_error.as_ref()) {
             explanation.steps.push(Step {
                 what: "the kernel may not have the latest rules".to_owned(),
-                why: error.to_owned(),
+                why: error.clone(),
             });
         }
         Ok(explanation)
     }
 
+    /// What is decided.
+    pub fn plan(&self) -> &Plan {
+        self.planner.plan()
+    }
+
     /// Whether all that was decided is in the kernel.
     pub fn is_settled(&self) -> bool {
-        self.backend.is_settled()
+        self.report.settled
     }
 
     /// Somebody else goes on writing the same rules, and nothing more is written here.
     pub fn is_contended(&self) -> bool {
-        self.backend.contended().is_some()
+        self.report.contended.is_some()
+    }
+
+    /// Whether anything is rejected and left out.
+    pub fn has_rejected(&self) -> bool {
+        !self.report.rejected.is_empty()
+    }
+
+    /// Whether most services are served all the same.
+    pub fn serves(&self) -> bool {
+        self.report.serves
     }
 
     /// How often to look whether somebody else changed something.
     pub fn look_every(&self) -> Duration {
-        self.backend.look_every()
+        self.report.look_every
     }
 
     /// Waits until [`Self::sync`] has something to do that no event tells of.
-    pub async fn news(&mut self) {
-        self.backend.news().await;
+    pub async fn wait(&mut self) {
+        self.backend.wait().await;
     }
 
     /// A look that succeeds has programmed all that was decided, as much as a change that does: who
     /// waits for a pod must not wait for the next change.
     fn note_outcome(&mut self, result: &Result<Repair, B::Error>) {
+        self.report = self.backend.report();
         self.last_error = result.as_ref().err().map(|error| describe(error));
         if result.is_ok() {
-            self.synced |= self.complete && self.backend.is_settled();
+            self.synced |= self.plan().services().is_some() && self.report.settled;
         }
-        let repaired = self.backend.repaired();
-        if !repaired.is_none() {
-            self.drift_repaired += 1;
+        let is_repaired = !self.report.repaired.is_none();
+        self.drift_repaired += u64::from(is_repaired);
+        if is_repaired || result.as_ref().is_ok_and(|repair| !repair.is_none()) {
+            self.candidate_tracker.rules_were_missing(self.planner.plan());
         }
-        let found = result.as_ref().is_ok_and(|repair| !repair.is_none());
-        if found || !repaired.is_none() {
-            self.candidate_tracker.rules_were_missing(&self.plan);
-        }
-        self.candidate_tracker.left(self.backend.left_frontends());
-        if result.is_ok() || self.backend.has_pods() {
-            self.programmed_pods = self.decided_pods.clone();
+        self.candidate_tracker.left(std::mem::take(&mut self.report.left_frontends));
+        if result.is_ok() || self.report.has_pods {
+            self.programmed_pods = self.plan().pods().and_then(|pods| pods.version.clone());
             self.programmed_triggers.append(&mut self.decided_triggers);
         }
     }
-}
 
-impl<B: Told> Engine<B> {
-    /// Decisions, for what changed since the last time.
-    fn decide(&mut self) {
-        let mut change = std::mem::take(&mut self.change);
-        if change.pods
-            && let Some(pods) = self.model.pods()
-        {
-            self.backend.set_pods(pods);
-            self.decided_pods = pods.version.clone();
-            self.candidate_tracker.pods_are(pods);
-            if self.policy.detector.goes_by_records() {
-                self.candidate_tracker.note_late(pods);
-            }
-        }
-        if std::mem::take(&mut change.egress) {
-            self.backend.set_egress(self.model.egress());
-        }
-        let Some(world) = self.model.snapshot() else {
-            // Pods are done with; the rest waits for the whole picture.
-            change.pods = false;
-            self.change = change;
-            return;
-        };
-        self.decided_triggers.append(&mut change.triggers);
-        let first = !std::mem::replace(&mut self.complete, true);
-        if first {
-            change.node = true;
-            self.backend.set_complete();
+    /// Decides what is new, and has the backend want it.
+    pub(crate) fn decide(&mut self) {
+        let mut changes = self.planner.update();
+        if changes.complete {
             info!("everything is known: services are programmed from now on");
         }
-        let touched = self.plan.update(&self.policy.settings, world, &change);
-        touched.conflicts.iter().for_each(warn_of);
-        for remark in &touched.remarks {
+        changes.conflicts.iter().for_each(warn_of);
+        for remark in &changes.remarks {
             warn!(%remark, "a Service is served otherwise than its owner may expect");
         }
-        self.backend.set_frontends(&self.plan, &touched.keys);
-        self.health_ports_due |=
-            first || touched.health_checks || change.node || change.pods || change.addresses;
-        self.candidate_tracker.changed(&self.plan, &change.services, &touched.keys);
-        if first || change.node || change.pods || change.addresses {
-            let node = (world.node(), world.addresses(), world.pods());
-            let addresses = node_port_addresses(&self.policy.node_ports, node.0, node.1, node.2);
-            self.backend.set_node_port_addresses(&self.policy.node_ports, &addresses);
-            self.candidate_tracker.node_ports_are(&self.plan, &addresses);
-            self.node_ports = addresses;
-        }
-        if first || touched.health_checks {
-            let ports = self.plan.health_checks().settled().0.into_keys();
-            self.backend.set_health_ports(&ports.collect());
-        }
-        if first || change.pods || touched.local_endpoints {
-            let pods = world.pods().pods.iter().flat_map(|pod| pod.ips.iter().copied());
-            let itself: BTreeSet<IpAddr> = pods.chain(self.plan.local_endpoints()).collect();
-            self.backend.set_hairpins(&itself);
-        }
-        if first || change.node || change.addresses || change.service_ranges {
-            self.decide_ranges();
-        }
-    }
-
-    /// What the constant part of the rules depends on.
-    fn decide_ranges(&mut self) {
-        let Some(world) = self.model.snapshot() else {
-            return;
-        };
-        let cidrs = world.node().map(|node| &*node.pod_cidrs).unwrap_or_default();
-        let detector = &self.policy.detector;
-        self.backend.set_detector(detector, &detector.ranges(cidrs));
-        let service_ranges: Vec<IpNetwork> = self.plan.service_ranges(world).collect();
-        self.backend.set_service_ranges(&service_ranges);
+        let plan = self.planner.plan();
+        self.backend.update(plan, &changes);
+        self.candidate_tracker.update(plan, &changes);
+        self.decided_triggers.append(&mut changes.triggers);
+        self.health_ports_due |= changes.health_checks || changes.node || changes.complete;
     }
 
     /// Whether the pods of this generation of the state file (or a later one) are in the kernel.
@@ -322,49 +230,25 @@ impl<B: Told> Engine<B> {
         })
     }
 
-    /// What is to happen to a packet.
-    ///
-    /// # Errors
-    /// [`NotYet`] while a source still owes its first list.
-    pub fn explain(&self, packet: &Packet) -> Result<Explanation, NotYet> {
-        self.explained(packet, |_| Vec::new())
-    }
-
-    fn explained(
-        &self,
-        packet: &Packet,
-        rejected: impl Fn(&Frontend) -> Vec<String>,
-    ) -> Result<Explanation, NotYet> {
-        let world = self.model.snapshot().ok_or_else(|| NotYet(self.owed()))?;
-        let Policy { detector, node_ports, backend, .. } = &self.policy;
-        let context = Context { world, plan: &self.plan, detector, node_ports, backend: *backend };
-        Ok(explain(context, packet, rejected))
-    }
-
     /// Where stale entries of the connection tracking may be found, now that all that was decided
     /// is in the kernel. Told once.
     pub fn take_stale_candidates(&mut self) -> StaleCandidates {
-        self.candidate_tracker.take(self.complete.then_some(&self.plan))
+        self.candidate_tracker.take(self.planner.plan())
     }
 
     /// Those of these entries of the connection tracking that are stale.
     pub fn stale(&self, candidates: &StaleCandidates, mut entries: Vec<Entry>) -> Vec<Entry> {
-        let known = self.model.snapshot().map(|world| (&self.plan, world));
-        let mut filter = StaleFilter::new(candidates, known, self.model.pods(), &self.node_ports);
+        let mut filter = StaleFilter::new(candidates, &self.planner);
         entries.retain(|entry| filter.is_stale(entry));
         entries
     }
 
-    fn owed(&self) -> Vec<String> {
-        self.model.owed().map(|listing| listing.to_string()).collect()
-    }
-
     /// The kernel's settings that the rules need beside them.
     pub fn settings(&self) -> Vec<Setting> {
-        let mut settings = live(self.model.pods(), &self.policy.detector);
+        let mut settings = live(self.plan());
         // Not before the rule that keeps neighbours out of there.
-        let on_loopback = on_loopback(&self.policy.node_ports).filter(|_| self.synced);
-        settings.extend(on_loopback);
+        let asked = &self.plan().policy().node_ports;
+        settings.extend(on_loopback(asked).filter(|_| self.synced));
         settings
     }
 

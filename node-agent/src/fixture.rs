@@ -11,7 +11,7 @@ use crate::model::{
     ServicePort, Slice, SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
     family_of,
 };
-use crate::plan::Settings;
+use crate::plan::{Capabilities, Detector, NodePortAddresses, NodeSide, Policy, Settings};
 
 /// This node's name.
 pub const HERE: &str = "node-1";
@@ -33,6 +33,20 @@ pub fn port(number: u16) -> NonZeroU16 {
 pub fn settings() -> Settings {
     Settings { node_name: HERE.into(), node_hints: true, masquerade_all: false }
 }
+
+/// By default, as the agent's flags have it.
+pub fn policy() -> Policy {
+    Policy {
+        settings: settings(),
+        detector: Detector::PodState,
+        node_ports: NodePortAddresses::Primary,
+        node_side: NodeSide::default(),
+    }
+}
+
+/// A backend that can do everything.
+pub const CAPABLE: Capabilities =
+    Capabilities { unused_addresses: true, guards_loopback_first: true, restricts_first: true };
 
 pub fn service_port(
     name: &str,

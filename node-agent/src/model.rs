@@ -10,6 +10,7 @@ mod range;
 mod service;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
@@ -49,6 +50,11 @@ impl Change {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+
+    /// Whether anything about this node changed.
+    pub fn is_about_node(&self) -> bool {
+        self.node || self.pods || self.addresses || self.service_ranges || self.egress
+    }
 }
 
 /// All facts from the sources.
@@ -64,7 +70,7 @@ pub struct Model {
     /// The Node object was deleted.
     node_gone: bool,
     service_ranges: BTreeMap<String, Vec<IpNetwork>>,
-    pods: Option<PodSet>,
+    pods: Option<Arc<PodSet>>,
     egress: Option<Egress>,
     addresses: Vec<NodeAddress>,
 }
@@ -94,7 +100,7 @@ impl Model {
                 };
                 change.service_ranges |= before.as_ref() != self.service_ranges.get(&name);
             }
-            Event::Pods(pods) => change.pods |= replace(&mut self.pods, Some(pods)),
+            Event::Pods(pods) => change.pods |= replace(&mut self.pods, Some(pods.into())),
             Event::Addresses(addresses) => {
                 change.addresses |= replace(&mut self.addresses, addresses)
             }
@@ -146,7 +152,7 @@ impl Model {
 
     /// The pods of the last readable state file; `None` if it was never readable. Pods are
     /// programmed even if nothing else is known.
-    pub fn pods(&self) -> Option<&PodSet> {
+    pub fn pods(&self) -> Option<&Arc<PodSet>> {
         self.pods.as_ref()
     }
 
@@ -217,17 +223,6 @@ impl<'a> Snapshot<'a> {
     /// The addresses of this node's links.
     pub fn addresses(&self) -> &'a [NodeAddress] {
         &self.model.addresses
-    }
-
-    /// The recorded pods of this node; none if the state file was never readable.
-    pub fn pods(&self) -> &'a PodSet {
-        static NONE: PodSet = PodSet { version: None, pods: Vec::new() };
-        self.model.pods().unwrap_or(&NONE)
-    }
-
-    /// The egress configuration; `None` if egress masquerade is off.
-    pub fn egress(&self) -> Option<&'a Egress> {
-        self.model.egress()
     }
 
     /// The ranges of cluster IPs, if they are known.

@@ -16,14 +16,12 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use denizen_agent::backend::BackendName;
-use denizen_agent::backend::nftables::{Nftables, NoKernel};
-use denizen_agent::conntrack::{Conntrack, StaleCandidates};
-use denizen_agent::engine::{Engine, Policy};
+use denizen_agent::conntrack::{CandidateTracker, Conntrack, Entry, StaleCandidates, StaleFilter};
 use denizen_agent::model::{
     Affinity, EndpointState, Event, Family, Listing, Protocol, Service, ServiceName, ServicePort,
     Slice, SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
 };
-use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Settings};
+use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Planner, Policy, Settings};
 use denizen_netlink::{Socket, Writer};
 use denizen_tests::cni::Namespace;
 
@@ -81,20 +79,21 @@ fn endpoint(n: u32) -> Ipv4Addr {
 }
 
 /// What the judge knows, and the frontends that are to be looked at: all.
-fn known() -> (Engine<Nftables<NoKernel>>, StaleCandidates) {
+fn known() -> (Planner, StaleCandidates) {
     let policy = Policy {
         settings: Settings { node_name: "bench".into(), masquerade_all: false, node_hints: false },
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),
-        backend: BackendName::Nftables,
     };
-    let mut engine = Engine::new(policy, Nftables::offline());
-    engine.apply(Listing::ALL.map(Event::Listed).into());
-    engine.apply((0..SERVICES).flat_map(facts).collect());
-    let _ = engine.decided();
-    let candidates = engine.take_stale_candidates();
-    (engine, candidates)
+    let mut planner = Planner::new(policy, BackendName::Nftables.capabilities());
+    planner.apply(Listing::ALL.map(Event::Listed).into());
+    planner.apply((0..SERVICES).flat_map(facts).collect());
+    let changes = planner.update();
+    let mut tracker = CandidateTracker::default();
+    tracker.update(planner.plan(), &changes);
+    let candidates = tracker.take(planner.plan());
+    (planner, candidates)
 }
 
 fn facts(n: u32) -> [Event; 2] {
@@ -136,30 +135,33 @@ fn facts(n: u32) -> [Event; 2] {
     [Event::Service(name, Some(service)), Event::Slice(slice.name.clone(), Some(slice))]
 }
 
+fn stale_of(planner: &Planner, of: &StaleCandidates, mut entries: Vec<Entry>) -> Vec<Entry> {
+    let mut filter = StaleFilter::new(of, planner);
+    entries.retain(|entry| filter.is_stale(entry));
+    entries
+}
+
 /// One look, as the agent does it.
 fn look() -> Duration {
-    let (engine, candidates) = known();
+    let (planner, candidates) = known();
     let mut conntrack = Conntrack::open().expect("a netlink socket");
     let before = memory("VmRSS:");
     let _ = std::fs::write("/proc/self/clear_refs", "5");
     let begun = Instant::now();
     let (mut stale, mut piece) = (Vec::new(), Vec::with_capacity(PIECE));
     for (family, protocol) in candidates.parts() {
-        let read =
-            conntrack.read(family, protocol, |entry| {
-                if candidates.concern(&entry) {
-                    piece.push(entry);
-                }
-                if piece.len() == PIECE {
-                    stale.extend(engine.stale(
-                        &candidates,
-                        std::mem::replace(&mut piece, Vec::with_capacity(PIECE)),
-                    ));
-                }
-            });
+        let read = conntrack.read(family, protocol, |entry| {
+            if candidates.concern(&entry) {
+                piece.push(entry);
+            }
+            if piece.len() == PIECE {
+                let piece = std::mem::replace(&mut piece, Vec::with_capacity(PIECE));
+                stale.extend(stale_of(&planner, &candidates, piece));
+            }
+        });
         read.expect("the entries can be read");
     }
-    stale.extend(engine.stale(&candidates, piece));
+    stale.extend(stale_of(&planner, &candidates, piece));
     let mut deleted = 0;
     conntrack.delete(&stale, &mut deleted).expect("the entries can be deleted");
     let took = begun.elapsed();

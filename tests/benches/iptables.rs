@@ -28,10 +28,11 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use denizen_agent::backend::BackendName;
-use denizen_agent::engine::{Engine, Policy};
+use denizen_agent::backend::chosen::BackendConfig;
+use denizen_agent::engine::Engine;
 use denizen_agent::iptables::Variant;
 use denizen_agent::model::{Event, Slice};
-use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Settings};
+use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Policy, Settings};
 use denizen_tests::cni::Namespace;
 use denizen_tests::kube_proxy::service_chain;
 
@@ -148,9 +149,9 @@ fn engine(variant: Variant) -> Engine {
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),
-        backend: BackendName::Iptables,
     };
-    Engine::open(policy, Some(variant)).expect("iptables, as root")
+    let backend = BackendConfig { name: BackendName::Iptables, iptables_variant: Some(variant) };
+    Engine::open(policy, backend).expect("iptables, as root")
 }
 
 /// Until all that was told is in the kernel: the programs run in threads of their own.
@@ -164,7 +165,7 @@ fn settle(engine: &mut Engine) {
         if engine.is_settled() {
             return;
         }
-        runtime.block_on(engine.news());
+        runtime.block_on(engine.wait());
     }
 }
 

@@ -151,7 +151,7 @@ impl Publisher {
             pulse.waiting = None;
             pulse.updated = Some(clock);
             pulse.synced = engine.is_synced();
-            pulse.refused = engine.refuses();
+            pulse.refused = engine.has_rejected();
             pulse.unserved = !engine.serves();
         });
         if let Some(ports) = engine.take_health_ports() {

@@ -17,6 +17,7 @@ impl Agent {
         let unrecorded = self.sources.unrecorded.borrow().clone();
         let status = self.engine.status(problems.collect());
         Status {
+            backend: self.backend.to_string(),
             backend_why: self.backend_why.clone(),
             unrecorded_interfaces: unrecorded.interfaces.len(),
             warnings: [found.warnings, settings, status.warnings, unrecorded.warnings()].concat(),

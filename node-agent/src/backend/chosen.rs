@@ -1,23 +1,20 @@
 //! The backend that was chosen, when the agent started, for as long as it runs.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
-use std::num::NonZeroU16;
+use std::fmt;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
-use ipnetwork::IpNetwork;
+use serde::Serialize;
 use thiserror::Error;
 use tracing::info;
 
 use super::iptables::{self, Iptables, IptablesError, Whose};
 use super::nftables::{self, Nftables, NftablesError};
-use super::{Affinity, Backend, BackendName, Repair, SetSize, Told};
+use super::{Backend, BackendName, Figures, Repair, Report};
 use crate::describe::describe;
 use crate::iptables::Variant;
-use crate::model::{Egress, PodSet};
-use crate::plan::{Detector, Frontend, FrontendKey, NodePortAddresses, NodeSide, Plan};
+use crate::plan::{Changes, Detector, Frontend, Plan};
 use denizen_netlink::NetlinkError;
+use denizen_nft::Watch;
 
 /// Any backend with a kernel.
 #[derive(Debug)]
@@ -46,6 +43,15 @@ pub enum ChosenError {
     Netlink(#[from] NetlinkError),
 }
 
+/// Which backend to open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BackendConfig {
+    /// Its name.
+    pub name: BackendName,
+    /// With iptables: whose tables; `None` where that is to be found out.
+    pub iptables_variant: Option<Variant>,
+}
+
 /// A backend, and why it is this one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
@@ -56,7 +62,7 @@ pub struct Choice {
 }
 
 /// What `--backend auto` stands for on this node: nftables where the kernel can do all that it
-/// needs to tell local traffic apart so, found out by tables that are taken back before anybody
+/// needs to detect local traffic so, found out by tables that are taken back before anybody
 /// sees them.
 ///
 /// # Errors
@@ -80,35 +86,29 @@ pub fn automatic(detector: &Detector) -> Result<Choice, ChosenError> {
     })
 }
 
-macro_rules! whichever {
-    ($self:expr, $backend:ident => $do:expr) => {
-        match $self {
-            Chosen::Nftables($backend) => $do,
-            Chosen::Iptables($backend) => $do,
-        }
-    };
-}
-
 impl Chosen {
-    /// Opens the backend of that name in this thread's network namespace. `variant` is the iptables
-    /// to use, where that is not to be found out.
+    /// Opens a backend in this thread's network namespace.
     ///
     /// # Errors
     /// [`ChosenError`] when the kernel, or the programs, are not to be had.
-    pub fn open(name: BackendName, variant: Option<Variant>) -> Result<Self, ChosenError> {
-        Ok(match name {
+    pub fn open(config: BackendConfig) -> Result<Self, ChosenError> {
+        Ok(match config.name {
             BackendName::Nftables => Self::Nftables(Box::new(Nftables::open()?)),
-            BackendName::Iptables => Self::Iptables(Box::new(Iptables::open(variant)?)),
+            BackendName::Iptables => {
+                Self::Iptables(Box::new(Iptables::open(config.iptables_variant)?))
+            }
         })
     }
 
-    /// The portid by which nf_tables' notifications name this backend's own changes, where it goes
-    /// by them.
-    pub fn portid(&self) -> Option<u32> {
-        match self {
+    /// Watches nf_tables for changes that are not this backend's own, from now on.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn watch(&self) -> Result<Watch, NetlinkError> {
+        nftables::watch(match self {
             Self::Nftables(nftables) => Some(nftables.portid()),
             Self::Iptables(iptables) => iptables.portid(),
-        }
+        })
     }
 
     /// Removes what the other backend, or the other variant of iptables, left behind. Called when
@@ -144,6 +144,35 @@ impl Chosen {
     }
 }
 
+/// The rules that a backend makes of a plan.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub enum Rendering {
+    /// Tables of nf_tables.
+    Nftables(denizen_nft::Rendering),
+    /// What `iptables-restore` takes, and sets.
+    Iptables(iptables::Rendering),
+}
+
+impl Rendering {
+    /// As that backend would program it. Needs no kernel.
+    pub fn of(name: BackendName, plan: &Plan) -> Self {
+        match name {
+            BackendName::Nftables => Self::Nftables(nftables::render(plan)),
+            BackendName::Iptables => Self::Iptables(iptables::render(plan)),
+        }
+    }
+}
+
+impl fmt::Display for Rendering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nftables(rules) => rules.fmt(f),
+            Self::Iptables(rules) => rules.fmt(f),
+        }
+    }
+}
+
 /// A thread that removes what another backend left; why it could not.
 pub type Removal = JoinHandle<Result<(), IptablesError>>;
 
@@ -153,108 +182,55 @@ fn removed(what: &str, count: usize) {
     }
 }
 
-impl Told for Chosen {
-    fn set_pods(&mut self, pods: &PodSet) {
-        whichever!(self, backend => backend.set_pods(pods));
-    }
-
-    fn set_hairpins(&mut self, addresses: &BTreeSet<IpAddr>) {
-        whichever!(self, backend => backend.set_hairpins(addresses));
-    }
-
-    fn set_node_port_addresses(&mut self, wanted: &NodePortAddresses, addresses: &[IpAddr]) {
-        whichever!(self, backend => backend.set_node_port_addresses(wanted, addresses));
-    }
-
-    fn set_health_ports(&mut self, ports: &BTreeSet<NonZeroU16>) {
-        whichever!(self, backend => backend.set_health_ports(ports));
-    }
-
-    fn set_frontends(&mut self, plan: &Plan, keys: &BTreeSet<FrontendKey>) {
-        whichever!(self, backend => backend.set_frontends(plan, keys));
-    }
-
-    fn set_complete(&mut self) {
-        whichever!(self, backend => backend.set_complete());
-    }
-
-    fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
-        whichever!(self, backend => backend.set_detector(detector, ranges));
-    }
-
-    fn set_egress(&mut self, egress: Option<&Egress>) {
-        whichever!(self, backend => backend.set_egress(egress));
-    }
-
-    fn set_node_side(&mut self, node_side: &NodeSide) {
-        whichever!(self, backend => backend.set_node_side(node_side));
-    }
-
-    fn set_service_ranges(&mut self, ranges: &[IpNetwork]) {
-        whichever!(self, backend => backend.set_service_ranges(ranges));
-    }
-}
-
 impl Backend for Chosen {
     type Error = ChosenError;
 
+    fn update(&mut self, plan: &Plan, changes: &Changes) {
+        match self {
+            Self::Nftables(nftables) => nftables.update(plan, changes),
+            Self::Iptables(iptables) => iptables.update(plan, changes),
+        }
+    }
+
     fn sync(&mut self) -> Result<Repair, ChosenError> {
-        whichever!(self, backend => Ok(backend.sync()?))
+        Ok(match self {
+            Self::Nftables(nftables) => nftables.sync()?,
+            Self::Iptables(iptables) => iptables.sync()?,
+        })
     }
 
     fn resync(&mut self) -> Result<Repair, ChosenError> {
-        whichever!(self, backend => Ok(backend.resync()?))
+        Ok(match self {
+            Self::Nftables(nftables) => nftables.resync()?,
+            Self::Iptables(iptables) => iptables.resync()?,
+        })
     }
 
-    fn sizes(&self) -> Vec<SetSize> {
-        whichever!(self, backend => backend.sizes())
+    fn report(&mut self) -> Report {
+        match self {
+            Self::Nftables(nftables) => nftables.report(),
+            Self::Iptables(iptables) => iptables.report(),
+        }
     }
 
-    fn left_frontends(&mut self) -> Vec<FrontendKey> {
-        whichever!(self, backend => backend.left_frontends())
-    }
-
-    fn missed_lookups(&mut self) -> Result<u64, ChosenError> {
-        whichever!(self, backend => Ok(backend.missed_lookups()?))
-    }
-
-    fn affinity(&mut self) -> Result<Affinity, ChosenError> {
-        whichever!(self, backend => Ok(backend.affinity()?))
-    }
-
-    fn is_settled(&self) -> bool {
-        whichever!(self, backend => backend.is_settled())
-    }
-
-    fn has_pods(&self) -> bool {
-        whichever!(self, backend => backend.has_pods())
-    }
-
-    fn look_every(&self) -> Duration {
-        whichever!(self, backend => backend.look_every())
-    }
-
-    fn refused(&self) -> Vec<String> {
-        whichever!(self, backend => backend.refused())
+    fn figures(&mut self) -> Figures {
+        match self {
+            Self::Nftables(nftables) => nftables.figures(),
+            Self::Iptables(iptables) => iptables.figures(),
+        }
     }
 
     fn rejected(&self, frontend: &Frontend) -> Vec<String> {
-        whichever!(self, backend => backend.rejected(frontend))
+        match self {
+            Self::Nftables(nftables) => nftables.rejected(frontend),
+            Self::Iptables(iptables) => iptables.rejected(frontend),
+        }
     }
 
-    fn serves(&self) -> bool {
-        whichever!(self, backend => backend.serves())
-    }
-
-    fn contended(&self) -> Option<&str> {
-        whichever!(self, backend => backend.contended())
-    }
-
-    fn repaired(&mut self) -> Repair {
-        whichever!(self, backend => backend.repaired())
-    }
-
-    async fn news(&mut self) {
-        whichever!(self, backend => backend.news().await);
+    async fn wait(&mut self) {
+        match self {
+            Self::Nftables(nftables) => nftables.wait().await,
+            Self::Iptables(iptables) => iptables.wait().await,
+        }
     }
 }

@@ -9,16 +9,11 @@ pub mod why;
 
 pub use self::affinity::{Affinity, Clients, Crowded};
 
-use std::collections::BTreeSet;
 use std::fmt;
-use std::net::IpAddr;
-use std::num::NonZeroU16;
 use std::time::Duration;
 
-use ipnetwork::IpNetwork;
-
-use crate::model::{Egress, Family, PodSet};
-use crate::plan::{Detector, Frontend, FrontendKey, NodePortAddresses, NodeSide, Plan};
+use crate::model::Family;
+use crate::plan::{Capabilities, Changes, Frontend, FrontendKey, Plan};
 
 /// A backend, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,49 +33,28 @@ impl fmt::Display for BackendName {
     }
 }
 
-/// What a backend is told. Pure: nothing reaches a kernel by it, so that rules can be looked at
-/// without one.
-pub trait Told {
-    /// The pods of this node are these.
-    fn set_pods(&mut self, pods: &PodSet);
-
-    /// These addresses may be handed to themselves through a service.
-    fn set_hairpins(&mut self, addresses: &BTreeSet<IpAddr>);
-
-    /// Node ports are served there; `addresses` are those that `wanted` stands for now.
-    fn set_node_port_addresses(&mut self, wanted: &NodePortAddresses, addresses: &[IpAddr]);
-
-    /// Load balancers ask at these ports of the node whether it serves. Only a backend that accepts
-    /// packets at all has to do anything about it.
-    fn set_health_ports(&mut self, ports: &BTreeSet<NonZeroU16>);
-
-    /// These frontends are decided otherwise, or are gone.
-    fn set_frontends(&mut self, plan: &Plan, keys: &BTreeSet<FrontendKey>);
-
-    /// The picture of services, endpoints and the node is complete from now on.
-    fn set_complete(&mut self);
-
-    /// Local traffic is told apart so, from now on; `ranges` of both families are what the detector
-    /// stands for, where it stands for ranges.
-    fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]);
-
-    /// What local pods send beyond these ranges is masqueraded; `None`: denizen leaves that to
-    /// others.
-    fn set_egress(&mut self, egress: Option<&Egress>);
-
-    /// What the operator settled about this node.
-    fn set_node_side(&mut self, node_side: &NodeSide);
-
-    /// Cluster IPs come from these ranges, of both families.
-    fn set_service_ranges(&mut self, ranges: &[IpNetwork]);
+impl BackendName {
+    /// What it can do. As in kube-proxy's iptables mode, iptables leaves alone what no service has,
+    /// and it refuses in the filter table, before the nat table's chains restrict sources.
+    pub fn capabilities(self) -> Capabilities {
+        let able = match self {
+            Self::Nftables => true,
+            Self::Iptables => false,
+        };
+        Capabilities { unused_addresses: able, guards_loopback_first: able, restricts_first: able }
+    }
 }
 
-/// A backend with a kernel.
-pub trait Backend: Told {
+/// Renders plans, and keeps the kernel as the last one says.
+pub trait Backend {
     /// Why the kernel is not as it should be.
     type Error: std::error::Error + 'static;
 
-    /// Programs what was told. After an error, run it again: it starts from what it observes.
+    /// Takes in what is wanted: `changes` is what differs from the plan before. Pure: nothing is
+    /// read or written.
+    fn update(&mut self, plan: &Plan, changes: &Changes);
+
+    /// Programs what is wanted. After an error, run it again: it starts from what it observes.
     ///
     /// # Errors
     /// The kernel's.
@@ -92,81 +66,74 @@ pub trait Backend: Told {
     /// As [`Self::sync`].
     fn resync(&mut self) -> Result<Repair, Self::Error>;
 
-    /// How many elements each set of the rules should have.
-    fn sizes(&self) -> Vec<SetSize> {
-        Vec::new()
-    }
+    /// Where it stands. Cheap: asked after every attempt.
+    fn report(&mut self) -> Report;
 
-    /// Frontends that an earlier run programmed, that were found when the kernel was read first,
-    /// and that are none any more: flows through them are stale, and nothing else remembers them.
-    /// Each is told once.
-    fn left_frontends(&mut self) -> Vec<FrontendKey> {
-        Vec::new()
-    }
-
-    /// Packets that found no endpoint in any slot.
-    ///
-    /// # Errors
-    /// The kernel's.
-    fn missed_lookups(&mut self) -> Result<u64, Self::Error>;
-
-    /// How many clients are remembered for session affinity.
-    ///
-    /// # Errors
-    /// The kernel's.
-    fn affinity(&mut self) -> Result<Affinity, Self::Error> {
-        Ok(Affinity::default())
-    }
-
-    /// Whether all that was told is in the kernel. A backend that executes programs is not done
-    /// when [`Self::sync`] returns; [`Self::news`] then tells when to call it again.
-    fn is_settled(&self) -> bool {
-        true
-    }
-
-    /// Whether the pods that were told are in the kernel, whatever became of the rest.
-    fn has_pods(&self) -> bool {
-        false
-    }
-
-    /// How often to look whether somebody else changed something.
-    fn look_every(&self) -> Duration {
-        // Behind the kernel's own notifications.
-        Duration::from_secs(600)
-    }
-
-    /// What was repaired of somebody else's changes since this was last asked, other than by a call
-    /// of [`Self::resync`] that said so.
-    fn repaired(&mut self) -> Repair {
-        Repair::default()
-    }
-
-    /// What was refused and is left out until it is wanted otherwise, in words; everything else is
-    /// programmed.
-    fn refused(&self) -> Vec<String> {
-        Vec::new()
-    }
+    /// How much there is, for whoever asks now and then: it may cost as much as there is.
+    fn figures(&mut self) -> Figures;
 
     /// Which rules of this frontend are not in the kernel, and why; empty while all of them are, as
     /// far as is known.
-    fn rejected(&self, _frontend: &Frontend) -> Vec<String> {
-        Vec::new()
-    }
-
-    /// Whether what is refused leaves most services served.
-    fn serves(&self) -> bool {
-        true
-    }
-
-    /// Who else goes on writing these rules, so that nothing more is written or repaired here.
-    fn contended(&self) -> Option<&str> {
-        None
-    }
+    fn rejected(&self, frontend: &Frontend) -> Vec<String>;
 
     /// Waits until [`Self::sync`] has something to do that no event tells of.
-    fn news(&mut self) -> impl Future<Output = ()> {
-        std::future::pending()
+    fn wait(&mut self) -> impl Future<Output = ()>;
+}
+
+/// Where a backend stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// All that is wanted is in the kernel. A backend that executes programs is not done when
+    /// [`Backend::sync`] returns; [`Backend::wait`] then tells when to call it again.
+    pub settled: bool,
+    /// The pods that are wanted are in the kernel, whatever became of the rest.
+    pub has_pods: bool,
+    /// What is rejected leaves most services served.
+    pub serves: bool,
+    /// What the kernel rejects and what is left out until it is wanted otherwise, in words;
+    /// everything else is programmed.
+    pub rejected: Vec<String>,
+    /// Who else goes on writing these rules, so that nothing more is written or repaired here.
+    pub contended: Option<String>,
+    /// What was repaired of somebody else's changes since the last report, other than by a call of
+    /// [`Backend::resync`] that said so.
+    pub repaired: Repair,
+    /// Frontends that an earlier run programmed, that were found when the kernel was read first,
+    /// and that are none any more: flows through them are stale, and nothing else remembers them.
+    /// Each is reported once.
+    pub left_frontends: Vec<FrontendKey>,
+    /// How often to look whether somebody else changed something.
+    pub look_every: Duration,
+}
+
+impl Default for Report {
+    /// All is well, as far as is known.
+    fn default() -> Self {
+        Self {
+            settled: true,
+            has_pods: false,
+            serves: true,
+            rejected: Vec::new(),
+            contended: None,
+            repaired: Repair::default(),
+            left_frontends: Vec::new(),
+            // Behind the kernel's own notifications.
+            look_every: Duration::from_secs(600),
+        }
     }
+}
+
+/// Figures of what is programmed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// How many elements each set of the rules should have.
+    pub sizes: Vec<SetSize>,
+    /// Packets that found no endpoint in any slot.
+    pub missed_lookups: u64,
+    /// How many clients are remembered for session affinity.
+    pub affinity: Affinity,
+    /// What could not be found out, and why.
+    pub errors: Vec<String>,
 }
 
 /// How many elements one set or map of one family should have.

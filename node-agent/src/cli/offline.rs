@@ -7,12 +7,12 @@ use anyhow::Context;
 use clap::Args;
 
 use super::{Output, show};
-use crate::backend::nftables::Nftables;
-use crate::backend::{BackendName, Told, iptables};
+use crate::backend::BackendName;
+use crate::backend::chosen::Rendering;
 use crate::config::PolicyArgs;
-use crate::engine::Engine;
-use crate::explain::{Explanation, Packet};
+use crate::explain::{self, Explanation, Packet};
 use crate::model::{Event, Listing, Node, NodeAddress};
+use crate::plan::Planner;
 use crate::printable::Printable;
 use crate::source::{egress, manifests, state_file};
 
@@ -43,27 +43,17 @@ const AUTO: BackendName = BackendName::Nftables;
 
 /// Prints the rules that the agent would program.
 pub(super) fn render(args: &RenderArgs) -> anyhow::Result<()> {
-    match args.facts.policy.check(AUTO)?.backend {
-        BackendName::Nftables => {
-            let mut engine = engine(&args.facts, Nftables::offline())?;
-            show(&engine.decided().rendering(), args.output)
-        }
-        BackendName::Iptables => {
-            let mut engine = engine(&args.facts, iptables::Wanted::offline())?;
-            show(&engine.decided().rendering(), args.output)
-        }
-    }
+    let backend = args.facts.policy.backend.config(AUTO).name;
+    show(&Rendering::of(backend, planner(&args.facts)?.plan()), args.output)
 }
 
 /// Explains what would happen to a packet.
 pub(super) fn explain(facts: &Facts, packet: &Packet) -> anyhow::Result<Explanation> {
-    let mut engine = engine(facts, Nftables::offline())?;
-    engine.decided();
-    Ok(engine.explain(packet)?)
+    Ok(explain::explain(planner(facts)?.plan(), packet, |_| Vec::new())?)
 }
 
-/// An engine with the facts. `backend` only matters for rendering: explanations come from the plan.
-fn engine<B: Told>(facts: &Facts, backend: B) -> anyhow::Result<Engine<B>> {
+/// A planner that has planned the facts.
+fn planner(facts: &Facts) -> anyhow::Result<Planner> {
     let policy = facts.policy.check(AUTO)?;
     let (mut events, problems) = manifests::read(&manifests::Config {
         folder: facts.manifests.clone(),
@@ -83,9 +73,11 @@ fn engine<B: Told>(facts: &Facts, backend: B) -> anyhow::Result<Engine<B>> {
             .context("cannot use the state file")?;
         events.extend(pods.map(Event::Pods));
     }
-    let mut engine = Engine::new(policy, backend);
-    engine.apply(events);
-    Ok(engine)
+    let capabilities = facts.policy.backend.config(AUTO).name.capabilities();
+    let mut planner = Planner::new(policy, capabilities);
+    planner.apply(events);
+    planner.update();
+    Ok(planner)
 }
 
 /// The node's addresses from its Node object, on an interface that is not known here.

@@ -4,6 +4,7 @@ use clap::{ArgAction, Args, ValueEnum};
 
 use super::{ConfigError, cidrs};
 use crate::backend::BackendName;
+use crate::backend::chosen::BackendConfig;
 use crate::iptables::Variant;
 use crate::plan::NodePortAddresses;
 
@@ -48,6 +49,12 @@ impl BackendArgs {
             BackendChoice::Nftables => Some(BackendName::Nftables),
             BackendChoice::Iptables => Some(BackendName::Iptables),
         }
+    }
+
+    /// The backend to open. `auto` is the backend that `auto` selects.
+    pub fn config(&self, auto: BackendName) -> BackendConfig {
+        let name = self.chosen().unwrap_or(auto);
+        BackendConfig { name, iptables_variant: self.iptables_variant }
     }
 
     /// The addresses that serve node ports.

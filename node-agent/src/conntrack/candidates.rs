@@ -7,8 +7,8 @@ use std::sync::Arc;
 use denizen_shared::state::Epoch;
 
 use super::entry::Entry;
-use crate::model::{Family, PodSet, Protocol, ServiceName, family_of};
-use crate::plan::{FrontendAddress, FrontendKey, Plan};
+use crate::model::{Family, PodSet, Protocol, family_of};
+use crate::plan::{Changes, FrontendAddress, FrontendKey, Plan, ServicePlan};
 
 /// Where stale entries may be. [`super::StaleFilter`] decides whether an entry is stale.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -114,8 +114,8 @@ fn all_tracked() -> BTreeSet<(Family, Protocol)> {
     tracked.flat_map(|protocol| Family::BOTH.map(|family| (family, protocol))).collect()
 }
 
-fn served_by(plan: &Plan) -> BTreeSet<(Family, Protocol)> {
-    let keys = plan.frontends().map(|frontend| frontend.key);
+fn served_by(services: &ServicePlan) -> BTreeSet<(Family, Protocol)> {
+    let keys = services.frontends().map(|frontend| frontend.key);
     keys.filter(|key| is_tracked(key.protocol)).map(|key| (key.family(), key.protocol)).collect()
 }
 
@@ -132,9 +132,30 @@ pub struct CandidateTracker {
 }
 
 impl CandidateTracker {
+    /// Notes what a change of the plan may have made stale. When a draining endpoint ends, its
+    /// service changes but no frontend does.
+    pub fn update(&mut self, plan: &Plan, changes: &Changes) {
+        if let Some(pods) = plan.pods().filter(|_| changes.pods) {
+            self.pods_are(pods);
+            if plan.policy().detector.goes_by_records() {
+                self.note_late(pods);
+            }
+        }
+        let Some(services) = plan.services() else {
+            return;
+        };
+        let of_services = changes.services.iter().flat_map(|name| services.keys_of(name));
+        let keys = of_services.chain(&changes.frontends);
+        keys.for_each(|key| self.candidates.add_frontend(*key));
+        self.candidates.late.append(&mut self.late);
+        if changes.node || changes.complete {
+            self.node_ports_are(services, &plan.node().node_ports.addresses);
+        }
+    }
+
     /// Applies the current pods of this node. Only a pod that was removed from the same state file
     /// is gone: a lost file removes no pod.
-    pub fn pods_are(&mut self, pods: &PodSet) {
+    fn pods_are(&mut self, pods: &PodSet) {
         let Some((epoch, _)) = &pods.version else {
             return;
         };
@@ -152,7 +173,7 @@ impl CandidateTracker {
     /// before its interface's new name, was known were treated as from outside. The plugin's ADD
     /// waits for the rules, so a recorded pod is not late, unless it is in the first set: it may
     /// have been added while no agent ran.
-    pub fn note_late(&mut self, pods: &PodSet) {
+    fn note_late(&mut self, pods: &PodSet) {
         let before = self.interfaces.take();
         let mut now = BTreeMap::new();
         for pod in &pods.pods {
@@ -171,27 +192,13 @@ impl CandidateTracker {
         self.interfaces = Some(now);
     }
 
-    /// Adds the frontends of these services, whose endpoints may have changed, and these keys,
-    /// which the new plan changed. When a draining endpoint ends, its service changes but no
-    /// frontend does.
-    pub fn changed(
-        &mut self,
-        plan: &Plan,
-        services: &BTreeSet<ServiceName>,
-        keys: &BTreeSet<FrontendKey>,
-    ) {
-        let of_services = services.iter().flat_map(|name| plan.keys_of(name));
-        of_services.chain(keys).for_each(|key| self.candidates.add_frontend(*key));
-        self.candidates.late.append(&mut self.late);
-    }
-
     /// Applies the addresses that serve node ports. On a new one, flows may be older than its
     /// rules.
-    pub fn node_ports_are(&mut self, plan: &Plan, addresses: &[IpAddr]) {
+    fn node_ports_are(&mut self, services: &ServicePlan, addresses: &[IpAddr]) {
         let now: BTreeSet<IpAddr> = addresses.iter().copied().collect();
         let come: BTreeSet<Family> =
             now.difference(&self.node_ports).map(|ip| family_of(*ip)).collect();
-        let keys = plan.frontends().map(|frontend| frontend.key);
+        let keys = services.frontends().map(|frontend| frontend.key);
         if !come.is_empty() {
             keys
                 .filter(|key| matches!(key.address, FrontendAddress::Node(family) if come.contains(&family)))
@@ -202,7 +209,8 @@ impl CandidateTracker {
 
     /// The rules were missing for a while, so flows at every frontend may have bypassed them.
     pub fn rules_were_missing(&mut self, plan: &Plan) {
-        plan.frontends().for_each(|frontend| self.candidates.add_frontend(frontend.key));
+        let frontends = plan.services().into_iter().flat_map(ServicePlan::frontends);
+        frontends.for_each(|frontend| self.candidates.add_frontend(frontend.key));
     }
 
     /// Adds frontends that an earlier run programmed and that no longer exist.
@@ -210,12 +218,12 @@ impl CandidateTracker {
         keys.into_iter().for_each(|key| self.candidates.add_frontend(key));
     }
 
-    /// All candidates since the last call. `plan` is `None` while services are not known: then
-    /// every protocol may have some.
-    pub fn take(&mut self, plan: Option<&Plan>) -> StaleCandidates {
+    /// All candidates since the last call. While services are not known, every protocol may have
+    /// some.
+    pub fn take(&mut self, plan: &Plan) -> StaleCandidates {
         let mut candidates = std::mem::take(&mut self.candidates);
         if !candidates.pods.is_empty() || !candidates.late.is_empty() {
-            candidates.keep_pods_of(&plan.map_or_else(all_tracked, served_by));
+            candidates.keep_pods_of(&plan.services().map_or_else(all_tracked, served_by));
         }
         candidates
     }

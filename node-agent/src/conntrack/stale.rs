@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::candidates::{StaleCandidates, keys_of};
 use super::entry::Entry;
-use crate::model::{Family, PodSet, ServicePortName, Snapshot};
-use crate::plan::{Frontend, Masquerade, Plan, serving};
+use crate::model::{Family, ServicePortName, Snapshot};
+use crate::plan::{Frontend, Masquerade, Plan, Planner, SeenAs, ServicePlan, serving};
 
 /// Decides whether entries are stale, by the current facts.
 ///
@@ -16,12 +16,9 @@ use crate::plan::{Frontend, Masquerade, Plan, serving};
 #[derive(Debug)]
 pub struct StaleFilter<'a> {
     candidates: &'a StaleCandidates,
-    /// The plan and its facts; `None` while services are not known.
-    known: Option<(&'a Plan, Snapshot<'a>)>,
-    /// The addresses that serve node ports.
-    node_ports: &'a [IpAddr],
-    /// Every address of this node.
-    own: HashSet<IpAddr>,
+    plan: &'a Plan,
+    /// The plan of services and its facts; `None` while services are not known.
+    known: Option<(&'a ServicePlan, Snapshot<'a>)>,
     /// The addresses of this node's pods.
     pods: HashSet<IpAddr>,
     /// The serving endpoints, cached for the service ports that were looked up.
@@ -30,19 +27,13 @@ pub struct StaleFilter<'a> {
 
 impl<'a> StaleFilter<'a> {
     /// A filter for entries that the candidates [concern](StaleCandidates::concern).
-    pub fn new(
-        candidates: &'a StaleCandidates,
-        known: Option<(&'a Plan, Snapshot<'a>)>,
-        pods: Option<&PodSet>,
-        node_ports: &'a [IpAddr],
-    ) -> Self {
-        let addresses = known.iter().flat_map(|(_, world)| world.addresses());
-        let pods = pods.into_iter().flat_map(|pods| &pods.pods);
+    pub fn new(candidates: &'a StaleCandidates, planner: &'a Planner) -> Self {
+        let plan = planner.plan();
+        let pods = plan.recorded().iter();
         Self {
             candidates,
-            known,
-            node_ports,
-            own: addresses.map(|address| address.address).collect(),
+            plan,
+            known: plan.services().zip(planner.model().snapshot()),
             pods: pods.flat_map(|pod| pod.ips.iter().copied()).collect(),
             serving: HashMap::new(),
         }
@@ -67,15 +58,14 @@ impl<'a> StaleFilter<'a> {
         {
             return false;
         }
-        let (Some((plan, world)), Some([key, node_port])) = (self.known, keys_of(entry)) else {
+        let (Some((services, _)), Some([key, node_port])) = (self.known, keys_of(entry)) else {
             return false;
         };
-        let frontend = plan.frontend(&key).or_else(|| {
-            let is_served = self.node_ports.contains(&entry.destination.ip());
-            plan.frontend(&node_port).filter(|_| is_served)
+        let frontend = services.frontend(&key).or_else(|| {
+            let is_served = self.serves_node_ports(entry.destination.ip());
+            services.frontend(&node_port).filter(|_| is_served)
         });
-        let egress = world.egress().filter(|egress| egress.covers(entry.family()));
-        let leaves = egress.is_some_and(|egress| egress.range_of(reply_source).is_none());
+        let leaves = self.plan.node().egress.seen_as(reply_source) == Some(SeenAs::Node);
         !leaves
             && frontend.is_some_and(|frontend| frontend.masquerade == Masquerade::UnlessLocalPod)
     }
@@ -84,16 +74,25 @@ impl<'a> StaleFilter<'a> {
     fn is_of_gone_pod(&self, entry: &Entry) -> bool {
         [entry.source, entry.reply_source].iter().any(|end| {
             let ip = end.ip();
-            self.candidates.is_pod(ip) && !self.pods.contains(&ip) && !self.own.contains(&ip)
+            self.candidates.is_pod(ip) && !self.pods.contains(&ip) && !self.is_own(ip)
         })
     }
 
+    /// Whether a link of this node has the address.
+    fn is_own(&self, address: IpAddr) -> bool {
+        self.plan.node().addresses.contains(&address)
+    }
+
+    fn serves_node_ports(&self, address: IpAddr) -> bool {
+        self.plan.node().node_ports.addresses.contains(&address)
+    }
+
     fn misses_its_service(&mut self, entry: &Entry) -> bool {
-        let (Some((plan, world)), Some([key, node_port])) = (self.known, keys_of(entry)) else {
+        let (Some((services, world)), Some([key, node_port])) = (self.known, keys_of(entry)) else {
             return false;
         };
-        let at_node = self.own.contains(&entry.destination.ip());
-        let claims = [Some(key), at_node.then_some(node_port)].map(|key| plan.frontend(&key?));
+        let at_node = self.is_own(entry.destination.ip());
+        let claims = [Some(key), at_node.then_some(node_port)].map(|key| services.frontend(&key?));
         let claimed = claims.iter().flatten();
         if claimed.clone().count() == 0 {
             // The frontend is gone. If DNAT did not change the entry, it was not through our rules.
@@ -106,7 +105,7 @@ impl<'a> StaleFilter<'a> {
         }
         // On the node's other addresses the port belongs to another program, unless DNAT changed
         // the entry.
-        let served = claims[0].is_some() || self.node_ports.contains(&entry.destination.ip());
+        let served = claims[0].is_some() || self.serves_node_ports(entry.destination.ip());
         served || entry.is_translated()
     }
 

@@ -7,48 +7,45 @@ mod property;
 
 use std::net::SocketAddr;
 
-use super::{Entry, StaleCandidates};
-use crate::backend::BackendName;
-use crate::backend::nftables::{Nftables, NoKernel};
-use crate::engine::{Engine, Policy};
+use super::{CandidateTracker, Entry, StaleCandidates, StaleFilter};
 use crate::fixture::*;
 use crate::model::{Event, Listing, Protocol, Service, Slice, SliceEndpoint, SlicePort};
-use crate::plan::{Detector, NodePortAddresses, NodeSide};
+use crate::plan::Planner;
 
-/// Node ports on the node's first addresses.
-fn engine() -> Engine<Nftables<NoKernel>> {
-    let policy = Policy {
-        settings: settings(),
-        detector: Detector::PodState,
-        node_ports: NodePortAddresses::Primary,
-        node_side: NodeSide::default(),
-        backend: BackendName::Nftables,
-    };
-    Engine::new(policy, Nftables::offline())
+/// A plan and its candidates. Node ports are on the node's first addresses.
+struct Tracked {
+    planner: Planner,
+    tracker: CandidateTracker,
+}
+
+impl Tracked {
+    fn new() -> Self {
+        let planner = Planner::new(policy(), CAPABLE);
+        Self { planner, tracker: CandidateTracker::default() }
+    }
+
+    fn apply(&mut self, events: Vec<Event>) {
+        self.planner.apply(events);
+    }
 }
 
 /// Applies events, and returns the candidates that follow.
-fn candidates_after(
-    engine: &mut Engine<Nftables<NoKernel>>,
-    events: Vec<Event>,
-) -> StaleCandidates {
-    engine.apply(events);
-    engine.decided();
-    engine.take_stale_candidates()
+fn candidates_after(tracked: &mut Tracked, events: Vec<Event>) -> StaleCandidates {
+    tracked.apply(events);
+    let changes = tracked.planner.update();
+    tracked.tracker.update(tracked.planner.plan(), &changes);
+    tracked.tracker.take(tracked.planner.plan())
 }
 
 /// The entries that a flush would delete.
-fn flushed(
-    engine: &Engine<Nftables<NoKernel>>,
-    candidates: &StaleCandidates,
-    entries: &[Entry],
-) -> Vec<Entry> {
+fn flushed(tracked: &Tracked, candidates: &StaleCandidates, entries: &[Entry]) -> Vec<Entry> {
     let parts = candidates.parts();
+    let mut filter = StaleFilter::new(candidates, &tracked.planner);
     let read = entries
         .iter()
         .filter(|entry| parts.contains(&(entry.family(), entry.protocol)))
-        .filter(|entry| candidates.concern(entry));
-    engine.stale(candidates, read.copied().collect())
+        .filter(|entry| candidates.concern(entry) && filter.is_stale(entry));
+    read.copied().collect()
 }
 
 fn at(text: &str) -> SocketAddr {

@@ -7,12 +7,12 @@ use std::sync::atomic::Ordering;
 use super::Engine;
 use crate::backend::{Backend, Crowded};
 use crate::model::ServicePortName;
-use crate::plan::{Frontend, FrontendKind, Outcome};
+use crate::plan::{Frontend, FrontendKind, Outcome, ServicePlan};
 use crate::status::Status;
 use crate::status::metrics::Metrics;
 
 impl<B: Backend> Engine<B> {
-    /// Brings the gauges up to date.
+    /// Brings the gauges up to date with `status`, which was asked just before.
     pub fn measure(&mut self, status: &Status, metrics: &Metrics) {
         let own = &metrics.own;
         own.local_pods.set(gauge(status.pods));
@@ -22,7 +22,7 @@ impl<B: Backend> Engine<B> {
         own.problems.set(gauge(status.errors.len()));
         own.drift_repaired.inner().store(status.drift_repaired, Ordering::Relaxed);
         own.missed_lookups.inner().store(status.missed_lookups, Ordering::Relaxed);
-        for size in self.backend.sizes() {
+        for size in std::mem::take(&mut self.figures.sizes) {
             let labels = [("ip_family", size.family.to_string()), ("set", size.set)];
             own.elements.get_or_create(&labels).set(gauge(size.elements));
         }
@@ -51,7 +51,8 @@ impl<B: Backend> Engine<B> {
     }
 
     fn without_local(&self, drops: impl Fn(&Frontend) -> bool) -> usize {
-        let frontends = self.plan.frontends().filter(|frontend| drops(frontend));
+        let services = self.planner.plan().services().into_iter();
+        let frontends = services.flat_map(ServicePlan::frontends).filter(|it| drops(it));
         let ports: BTreeSet<&ServicePortName> =
             frontends.map(|frontend| &frontend.service_port).collect();
         ports.len()

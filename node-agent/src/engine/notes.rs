@@ -3,15 +3,14 @@
 use std::time::Duration;
 
 use super::Engine;
-use crate::backend::{Affinity, Backend, Told};
-use crate::describe::describe;
-use crate::plan::Remark;
+use crate::backend::{Backend, Figures};
+use crate::plan::{Remark, ServicePlan};
 use crate::status::{LastSync, Status};
 
 /// The most remarks of one kind that are shown: a person reads them.
 const MOST_REMARKS: usize = 32;
 
-impl<B: Told> Engine<B> {
+impl<B> Engine<B> {
     /// Remembers when the kernel was programmed last.
     pub fn note_sync(&mut self, sync: LastSync) {
         self.last_sync = Some(sync);
@@ -35,50 +34,37 @@ impl<B: Told> Engine<B> {
 }
 
 impl<B: Backend> Engine<B> {
-    /// Whether anything is refused and left out.
-    pub fn refuses(&self) -> bool {
-        !self.backend.refused().is_empty()
-    }
-
-    /// Whether most services are served all the same.
-    pub fn serves(&self) -> bool {
-        self.backend.serves()
-    }
-
-    /// What the agent knows and has programmed; `problems` are the sources' own.
+    /// What the agent knows and has programmed; `problems` are the sources' own. Who asks adds what
+    /// the engine does not know, as the backend's name.
     pub fn status(&mut self, problems: Vec<String>) -> Status {
         let mut errors = problems;
         errors.extend(self.last_error.clone());
-        errors.extend(self.backend.contended().map(str::to_owned));
-        errors.extend(self.backend.refused());
+        errors.extend(self.report.contended.clone());
+        errors.extend(self.report.rejected.iter().cloned());
         errors.extend(self.lost_health_ports());
         let (wrong, surprising) = self.remarks();
         errors.extend(wrong);
-        let missed_lookups = self.backend.missed_lookups().unwrap_or_else(|error| {
-            errors.push(describe(&error));
-            0
-        });
-        let affinity = self.backend.affinity().unwrap_or_else(|error| {
-            errors.push(describe(&error));
-            Affinity::default()
-        });
+        self.figures = self.backend.figures();
+        errors.append(&mut self.figures.errors);
+        let Figures { missed_lookups, affinity, .. } = &self.figures;
+        let (model, services) = (self.planner.model(), self.planner.plan().services());
         Status {
             warnings: affinity.warnings().chain(surprising).collect(),
-            backend: self.policy.backend.to_string(),
+            backend: String::new(),
             backend_why: String::new(),
-            detect_local: self.policy.detector.to_string(),
+            detect_local: self.planner.plan().policy().detector.to_string(),
             synced: self.synced,
-            waiting_for: self.owed(),
-            pods: self.model.pods().map_or(0, |pods| pods.pods.len()),
+            waiting_for: model.owed().map(|listing| listing.to_string()).collect(),
+            pods: model.pods().map_or(0, |pods| pods.pods.len()),
             unrecorded_interfaces: 0,
-            services: self.model.service_count(),
-            endpoints: self.plan.endpoint_count(),
+            services: model.service_count(),
+            endpoints: services.map_or(0, ServicePlan::endpoint_count),
             generation: self.programmed_pods.as_ref().map(|(_, generation)| generation.0),
             last_sync: self.last_sync.clone(),
             drift_repaired: self.drift_repaired,
             last_repair_milliseconds: self.last_repair.map(|took| took.as_secs_f64() * 1e3),
-            missed_lookups,
-            affinity,
+            missed_lookups: *missed_lookups,
+            affinity: affinity.clone(),
             flushed: self.flushed,
             flushing: self.flushing,
             errors,
@@ -87,8 +73,9 @@ impl<B: Backend> Engine<B> {
 
     /// What owners should know: what needs repair, and what may be as they mean it.
     fn remarks(&self) -> (Vec<String>, Vec<String>) {
+        let services = self.planner.plan().services().into_iter();
         let (wrong, surprising): (Vec<&Remark>, Vec<&Remark>) =
-            self.plan.remarks().partition(|remark| remark.is_error());
+            services.flat_map(ServicePlan::remarks).partition(|remark| remark.is_error());
         let shown = |remarks: Vec<&Remark>| {
             let more = remarks.len().saturating_sub(MOST_REMARKS);
             let lines = remarks.iter().take(MOST_REMARKS).map(ToString::to_string);

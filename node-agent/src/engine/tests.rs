@@ -3,39 +3,58 @@
 mod iptables;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
-use std::num::NonZeroU16;
 
 use denizen_shared::socket::WaitFor;
-use ipnetwork::IpNetwork;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use super::{Engine, Policy};
-use crate::backend::nftables::{Nftables, NoKernel};
-use crate::backend::{Backend, BackendName, Repair, Told};
+use super::Engine;
+use crate::backend::nftables::{Nftables, NoKernel, render};
+use crate::backend::{Backend, BackendName, Figures, Repair, Report};
 use crate::fixture::*;
 use crate::model::{
-    Egress, Event, Listing, PodSet, Protocol, Service, ServiceName, SliceName, TrafficPolicy,
+    Egress, Event, Listing, Protocol, Service, ServiceName, SliceName, TrafficPolicy,
 };
-use crate::plan::{Detector, FrontendKey, NodePortAddresses, NodeSide, Plan};
+use crate::plan::{Changes, Detector, Frontend, Plan, Planner, Policy};
 
-fn engine() -> Engine<Nftables<NoKernel>> {
-    let policy = Policy {
-        settings: settings(),
+/// A plan and its rules.
+struct Rules {
+    planner: Planner,
+    nftables: Nftables<NoKernel>,
+}
+
+impl Rules {
+    fn new() -> Self {
         // The one whose constant rules depend on facts.
-        detector: Detector::NodeCidr(None),
-        node_ports: NodePortAddresses::Primary,
-        node_side: NodeSide::default(),
-        backend: BackendName::Nftables,
-    };
-    Engine::new(policy, Nftables::offline())
+        let policy = Policy { detector: Detector::NodeCidr(None), ..policy() };
+        let planner = Planner::new(policy, BackendName::Nftables.capabilities());
+        let mut nftables = Nftables::offline();
+        nftables.update(planner.plan(), &Changes::from_nothing(planner.plan()));
+        Self { planner, nftables }
+    }
+
+    fn apply(&mut self, events: Vec<Event>) {
+        self.planner.apply(events);
+    }
+
+    fn decide(&mut self) {
+        let changes = self.planner.update();
+        self.nftables.update(self.planner.plan(), &changes);
+    }
+
+    fn text(&mut self) -> String {
+        self.decide();
+        self.nftables.rendering().to_string()
+    }
 }
 
 /// What is programmed, but for what depends on the way: slots, sizes of classes, numbers, and
 /// chains that nothing refers to any more.
-fn settled(engine: &mut Engine<Nftables<NoKernel>>) -> BTreeSet<String> {
-    let text = engine.decided().rendering().to_string();
+fn settled(rules: &mut Rules) -> BTreeSet<String> {
+    settled_lines(&rules.text())
+}
+
+fn settled_lines(text: &str) -> BTreeSet<String> {
     let (mut table, mut block) = ("", "");
     let mut found = BTreeSet::new();
     for line in text.lines() {
@@ -189,25 +208,27 @@ proptest! {
         for (listing, at) in Listing::ALL.into_iter().zip(listed) {
             way.insert(at.index(way.len()), Event::Listed(listing));
         }
-        let mut engine = engine();
+        let mut rules = Rules::new();
         let reconnect = reconnect.index(way.len());
         for (n, some) in way.chunks(batch).enumerate() {
-            engine.apply(some.to_vec());
-            engine.decided();
+            rules.apply(some.to_vec());
+            rules.decide();
             if doubled {
-                engine.apply(some.to_vec());
-                prop_assert!(engine.change.is_empty() || !engine.complete || some.len() > 1, "said twice");
-                engine.decided();
+                rules.apply(some.to_vec());
+                prop_assert!(rules.planner.is_idle() || rules.planner.plan().services().is_none() || some.len() > 1, "said twice");
+                rules.decide();
             }
             if n * batch <= reconnect && reconnect < (n + 1) * batch {
                 let told = (n + 1) * batch;
-                engine.apply(last_words(&way[..told.min(way.len())]));
-                engine.decided();
+                rules.apply(last_words(&way[..told.min(way.len())]));
+                rules.decide();
             }
         }
-        let mut fresh = self::engine();
+        let mut fresh = Rules::new();
         fresh.apply(last_words(&way));
-        same(&settled(&mut engine), &settled(&mut fresh))?;
+        same(&settled(&mut rules), &settled(&mut fresh))?;
+        let at_once = render(rules.planner.plan()).to_string();
+        same(&settled_lines(&at_once), &settled(&mut rules))?;
     }
 
     /// What is about different things may come in any order.
@@ -215,13 +236,13 @@ proptest! {
     fn the_order_does_not_matter(events in proptest::collection::vec(event(), 1..30)) {
         let events = last_words(&events);
         let told = |events: Vec<Event>| {
-            let mut engine = engine();
-            engine.apply(Listing::ALL.map(Event::Listed).into());
+            let mut rules = Rules::new();
+            rules.apply(Listing::ALL.map(Event::Listed).into());
             for event in events {
-                engine.apply(vec![event]);
-                engine.decided();
+                rules.apply(vec![event]);
+                rules.decide();
             }
-            settled(&mut engine)
+            settled(&mut rules)
         };
         let reversed = events.iter().rev().cloned().collect();
         same(&told(events), &told(reversed))?;
@@ -230,40 +251,27 @@ proptest! {
 
 #[test]
 fn services_wait_for_the_whole_picture_and_pods_do_not() {
-    let mut engine = engine();
+    let mut rules = Rules::new();
     let told = vec![
         a_service(1, 1),
         a_slice(1, 1, [3].into()),
         Event::Pods(pods(1, &[("10.1.2.3", "cni0")])),
     ];
-    engine.apply(told);
-    engine.apply(Listing::ALL[1..].iter().copied().map(Event::Listed).collect());
-    let early = engine.decided().rendering().to_string();
+    rules.apply(told);
+    rules.apply(Listing::ALL[1..].iter().copied().map(Event::Listed).collect());
+    let early = rules.text();
     assert!(early.contains("\"cni0\" . 10.1.2.3 comment"), "{early}");
     assert!(!early.contains("10.96.0.1"), "{early}");
-    engine.apply(vec![Event::Listed(Listing::ALL[0])]);
-    assert!(!engine.is_idle());
-    assert!(engine.decided().rendering().to_string().contains("10.96.0.1 . tcp . 80"));
-    assert!(engine.is_idle());
+    rules.apply(vec![Event::Listed(Listing::ALL[0])]);
+    assert!(!rules.planner.is_idle());
+    assert!(rules.text().contains("10.96.0.1 . tcp . 80"));
+    assert!(rules.planner.is_idle());
 }
 
 /// A backend whose kernel refuses the next change.
 #[derive(Debug, Default)]
 struct Refusing {
     refuses: bool,
-}
-
-impl Told for Refusing {
-    fn set_pods(&mut self, _: &PodSet) {}
-    fn set_hairpins(&mut self, _: &BTreeSet<IpAddr>) {}
-    fn set_node_port_addresses(&mut self, _: &NodePortAddresses, _: &[IpAddr]) {}
-    fn set_health_ports(&mut self, _: &BTreeSet<NonZeroU16>) {}
-    fn set_frontends(&mut self, _: &Plan, _: &BTreeSet<FrontendKey>) {}
-    fn set_complete(&mut self) {}
-    fn set_detector(&mut self, _: &Detector, _: &[IpNetwork]) {}
-    fn set_egress(&mut self, _: Option<&Egress>) {}
-    fn set_node_side(&mut self, _: &NodeSide) {}
-    fn set_service_ranges(&mut self, _: &[IpNetwork]) {}
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -273,6 +281,8 @@ struct Refused;
 impl Backend for Refusing {
     type Error = Refused;
 
+    fn update(&mut self, _: &Plan, _: &Changes) {}
+
     fn sync(&mut self) -> Result<Repair, Refused> {
         if std::mem::take(&mut self.refuses) { Err(Refused) } else { Ok(Repair::default()) }
     }
@@ -281,24 +291,23 @@ impl Backend for Refusing {
         self.sync()
     }
 
-    fn left_frontends(&mut self) -> Vec<FrontendKey> {
+    fn report(&mut self) -> Report {
+        Report::default()
+    }
+
+    fn figures(&mut self) -> Figures {
+        Figures::default()
+    }
+
+    fn rejected(&self, _: &Frontend) -> Vec<String> {
         Vec::new()
     }
 
-    fn missed_lookups(&mut self) -> Result<u64, Refused> {
-        Ok(0)
-    }
+    async fn wait(&mut self) {}
 }
 
 fn refusing() -> Engine<Refusing> {
-    let policy = Policy {
-        settings: settings(),
-        detector: Detector::PodState,
-        node_ports: NodePortAddresses::Primary,
-        node_side: NodeSide::default(),
-        backend: BackendName::Nftables,
-    };
-    Engine::new(policy, Refusing { refuses: true })
+    Engine::new(policy(), CAPABLE, Refusing { refuses: true })
 }
 
 /// A change that failed and was then repaired by a look (the kernel's word of a foreign change

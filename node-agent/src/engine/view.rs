@@ -15,12 +15,12 @@ const ENDPOINTS: usize = 12;
 impl<B> Engine<B> {
     /// This node's name.
     pub fn node_name(&self) -> &str {
-        &self.policy.settings.node_name
+        &self.planner.plan().policy().settings.node_name
     }
 
     /// Local pods, as many as a person reads.
     pub fn view_pods(&self, query: &ViewQuery) -> Found<PodRow> {
-        let all = self.model.pods().into_iter().flat_map(|pods| &pods.pods);
+        let all = self.planner.model().pods().into_iter().flat_map(|pods| &pods.pods);
         let mut pods: Vec<&LocalPod> = all
             .filter(|pod| {
                 let mut texts = pod.ips.iter().map(IpAddr::to_string);
@@ -40,7 +40,7 @@ impl<B> Engine<B> {
 
     /// Services; none while not all of them are known.
     pub fn view_services(&self, query: &ViewQuery) -> Found<ServiceRow> {
-        let known = self.model.snapshot();
+        let known = self.planner.model().snapshot();
         let all = known.iter().flat_map(|world| world.services());
         let mut services: Vec<&Service> =
             all.filter(|service| is_meant(service, &query.search)).collect();
@@ -67,7 +67,7 @@ impl<B> Engine<B> {
         service: &Service,
         (kind, key): (FrontendKind, FrontendKey),
     ) -> Option<FrontendRow> {
-        let frontend = self.plan.frontend(&key)?;
+        let frontend = self.planner.plan().services()?.frontend(&key)?;
         let owner = &frontend.service_port.service;
         Some(FrontendRow {
             kind: kind.to_string(),

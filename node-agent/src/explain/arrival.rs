@@ -1,26 +1,27 @@
 //! Where a packet came in, as far as that is told.
 
 use super::Packet;
-use crate::model::Snapshot;
+use crate::model::LocalPod;
 use crate::plan::{Arrival, Port};
 
 /// Where the packet came in. Who names no interface means the one of the recorded pod with this
 /// source; who names a bridge means the port of that pod there.
-pub(super) fn arrival<'a>(world: Snapshot<'a>, packet: &'a Packet) -> Option<Arrival<'a>> {
-    let pods = || world.pods().pods.iter();
-    let of_source = || pods().filter(|pod| pod.ips.contains(&packet.source));
+pub(super) fn arrival<'a>(pods: &'a [LocalPod], packet: &'a Packet) -> Option<Arrival<'a>> {
+    let of_source = || pods.iter().filter(|pod| pod.ips.contains(&packet.source));
     let port = |port: Option<&'a str>| port.map_or(Port::None, Port::Named);
     let Some(named) = packet.interface.as_deref() else {
         return of_source()
             .next()
             .map(|pod| Arrival { interface: &pod.interface, port: port(pod.port.as_deref()) });
     };
-    if let Some(pod) = pods().find(|pod| pod.port.as_deref() == Some(named)) {
+    if let Some(pod) = pods.iter().find(|pod| pod.port.as_deref() == Some(named)) {
         return Some(Arrival { interface: &pod.interface, port: Port::Named(named) });
     }
     let port = match of_source().find(|pod| *pod.interface == *named) {
         Some(pod) => port(pod.port.as_deref()),
-        None if pods().any(|pod| *pod.interface == *named && pod.port.is_some()) => Port::Unnamed,
+        None if pods.iter().any(|pod| *pod.interface == *named && pod.port.is_some()) => {
+            Port::Unnamed
+        }
         None => Port::None,
     };
     Some(Arrival { interface: named, port })

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Context, Sender, Way, words};
+use super::{Sender, Way, words};
 use crate::plan::{Endpoint, Endpoints, Frontend, FrontendKind, Masquerade};
 
 impl Way<'_> {
@@ -48,23 +48,18 @@ impl Way<'_> {
     }
 
     pub(super) fn is_own(&self, address: IpAddr) -> bool {
-        self.context.world.addresses().iter().any(|own| own.address == address)
+        self.plan.node().addresses.contains(&address)
     }
 
-    /// Whether the sender is one that may be handed to itself: a recorded pod, or an endpoint on
-    /// this node.
+    /// Whether the sender is one that may be handed to itself.
     fn is_hairpin(&self) -> bool {
-        let Context { world, plan, .. } = self.context;
-        let from = self.packet.source;
-        let recorded = world.pods().pods.iter().any(|pod| pod.ips.contains(&from));
-        recorded || plan.local_endpoints().any(|endpoint| endpoint == from)
+        self.services.hairpins().contains(&self.packet.source)
     }
 
     /// The detector that looks at the source alone cannot tell the node's own address in its pods'
     /// range (a bridge's) from a pod's.
     fn node_is_in_a_pod_range(&self) -> bool {
-        let Context { world, detector, .. } = self.context;
-        let cidrs = world.node().map(|node| &*node.pod_cidrs).unwrap_or_default();
-        detector.local(world.pods(), cidrs, self.packet.source, None).is_some()
+        let detection = &self.plan.node().detection;
+        detection.local(self.plan.recorded(), self.packet.source, None).is_some()
     }
 }

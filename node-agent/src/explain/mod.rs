@@ -1,7 +1,7 @@
 //! What happens to a packet on this node, step by step, and why.
 //!
-//! Computed from the same [`Plan`] as the rules, so it cannot say anything else than they do; that
-//! the kernel agrees is what the tests with real packets hold.
+//! Read from the same [`Plan`] as the rules, and from nothing else, so it cannot say anything else
+//! than they do; that the kernel agrees is what the tests with real packets hold.
 
 mod arrival;
 mod egress;
@@ -15,15 +15,15 @@ use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 pub use packet::{Packet, PacketError};
 
 use self::arrival::arrival;
-use crate::backend::BackendName;
-use crate::model::{Affinity, Snapshot, TrafficPolicy, family_of};
+use crate::model::{Affinity, Listing, TrafficPolicy, family_of};
 use crate::plan::{
-    Detector, Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind, NodePortAddresses,
-    Outcome, Plan, Remark, node_port_addresses,
+    Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind, Outcome, Plan, Remark,
+    ServicePlan,
 };
 use crate::printable::Printable;
 
@@ -70,40 +70,37 @@ pub struct Explanation {
     pub steps: Vec<Step>,
 }
 
-/// What an explanation is made from.
-#[derive(Debug, Clone, Copy)]
-pub struct Context<'a> {
-    /// The world.
-    pub world: Snapshot<'a>,
-    /// What is decided about it.
-    pub plan: &'a Plan,
-    /// How local traffic is told apart.
-    pub detector: &'a Detector,
-    /// Where node ports are served.
-    pub node_ports: &'a NodePortAddresses,
-    /// Which backend renders it.
-    pub backend: BackendName,
+/// Why a question cannot be answered.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("not everything is known yet; waiting for {}", names(.0))]
+pub struct NotYet(pub Vec<Listing>);
+
+fn names(owed: &[Listing]) -> String {
+    owed.iter().map(Listing::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// Explains what becomes of a new connection's first packet. `rejected` names the rules of a
 /// frontend that are not in the kernel, with the reason.
+///
+/// # Errors
+/// [`NotYet`] while services are not known.
 pub fn explain(
-    context: Context<'_>,
+    plan: &Plan,
     packet: &Packet,
     rejected: impl Fn(&Frontend) -> Vec<String>,
-) -> Explanation {
-    let mut way = Way { context, packet, steps: Vec::new() };
+) -> Result<Explanation, NotYet> {
+    let services = plan.services().ok_or_else(|| NotYet(plan.waiting_for().into()))?;
+    let mut way = Way { plan, services, packet, steps: Vec::new() };
     let sender = way.source();
     let is_kept_out = way.is_kept_out(sender);
-    match way.key() {
-        // nftables keeps such a packet out before a service is chosen, iptables what no service has
-        // translated.
-        Some(frontend) if !is_kept_out || !way.answers_for_all() => {
+    let guards_first = plan.capabilities().guards_loopback_first;
+    Ok(match way.key() {
+        Some(frontend) if !is_kept_out || !guards_first => {
             way.through(frontend, sender, &rejected(frontend))
         }
         Some(_) | None if is_kept_out => way.kept_out(sender),
         Some(_) | None => way.past(sender),
-    }
+    })
 }
 
 /// Who sends, as far as the rules can tell.
@@ -115,7 +112,8 @@ enum Sender {
 }
 
 struct Way<'a> {
-    context: Context<'a>,
+    plan: &'a Plan,
+    services: &'a ServicePlan,
     packet: &'a Packet,
     steps: Vec<Step>,
 }
@@ -126,21 +124,21 @@ impl<'a> Way<'a> {
     }
 
     fn source(&mut self) -> Sender {
-        let Context { world, detector, .. } = self.context;
+        let detection = &self.plan.node().detection;
         let from = self.packet.source;
         if self.is_own(from) && self.packet.interface.is_none() {
             self.step(format!("{from} is this node itself"), words::NODE);
             return Sender::Node;
         }
-        let arrival = arrival(world, self.packet);
-        let cidrs = world.node().map(|node| &*node.pod_cidrs).unwrap_or_default();
-        let (what, why, sender) = match detector.local(world.pods(), cidrs, from, arrival) {
+        let pods = self.plan.recorded();
+        let arrival = arrival(pods, self.packet);
+        let (what, why, sender) = match detection.local(pods, from, arrival) {
             Some(local) => {
                 let (what, why) = words::local(from, &local, arrival);
                 (what, why, Sender::Pod)
             }
             None => {
-                let why = words::not_local(detector).to_owned();
+                let why = words::not_local(&detection.detector).to_owned();
                 (words::foreign(from, arrival), why, Sender::Other)
             }
         };
@@ -151,45 +149,25 @@ impl<'a> Way<'a> {
     /// The frontend that the packet is addressed to.
     fn key(&self) -> Option<&'a Frontend> {
         let Packet { destination, port, protocol, .. } = *self.packet;
-        let at = |address| self.context.plan.frontend(&FrontendKey { address, protocol, port });
+        let at = |address| self.services.frontend(&FrontendKey { address, protocol, port });
         at(FrontendAddress::Ip(destination)).or_else(|| {
-            let ours = self.answers_for_all()
-                && (self.is_cluster_ip(destination) || self.is_service_range(destination));
-            let node_port = !ours && self.serves_node_ports(destination);
+            let ours =
+                self.is_answered(destination) || self.service_range_of(destination).is_some();
+            let node_port = !ours && self.plan.node().node_ports.addresses.contains(&destination);
             if node_port { at(FrontendAddress::Node(family_of(destination))) } else { None }
         })
     }
 
-    fn serves_node_ports(&self, address: IpAddr) -> bool {
-        let Context { world, node_ports, .. } = self.context;
-        node_port_addresses(node_ports, world.node(), world.addresses(), world.pods())
-            .contains(&address)
-    }
-
-    /// nftables answers for the whole of a cluster IP and of the ranges that these come from;
-    /// iptables, as kube-proxy's, leaves alone what is no service's port.
-    fn answers_for_all(&self) -> bool {
-        match self.context.backend {
-            BackendName::Nftables => true,
-            BackendName::Iptables => false,
-        }
-    }
-
-    fn is_service_range(&self, address: IpAddr) -> bool {
-        self.service_range_of(address).is_some()
-    }
-
     fn service_range_of(&self, address: IpAddr) -> Option<IpNetwork> {
-        let Context { world, plan, .. } = self.context;
-        plan.service_ranges(world).find(|range| range.contains(address))
+        let mut ranges = self.plan.node().service_ranges.iter().copied();
+        ranges.find(|range| range.contains(address))
     }
 
-    fn is_cluster_ip(&self, address: IpAddr) -> bool {
+    /// Whether it is a cluster IP all of whose ports are answered for.
+    fn is_answered(&self, address: IpAddr) -> bool {
         let at = FrontendAddress::Ip(address);
-        self.context
-            .plan
-            .frontends()
-            .any(|f| f.kind == FrontendKind::ClusterIp && f.key.address == at)
+        let is_it = |f: &Frontend| f.kind == FrontendKind::ClusterIp && f.key.address == at;
+        self.plan.capabilities().unused_addresses && self.services.frontends().any(is_it)
     }
 
     /// Whether it is for this node's own loopback addresses, and comes from elsewhere. IPv6 needs
@@ -209,16 +187,13 @@ impl<'a> Way<'a> {
     fn past(mut self, sender: Sender) -> Explanation {
         let to = self.packet.destination_text();
         let destination = self.packet.destination;
-        let verdict = if let Some(service) = self.context.plan.claims_own(destination) {
+        let verdict = if let Some(service) = self.services.claims_own(destination) {
             let what = format!(
                 "{to} is left alone: it is a cluster IP of {service}, and this node's own address"
             );
             self.step(what, words::OWN_ADDRESS);
             Verdict::Untouched
-        } else if !self.answers_for_all() {
-            self.step(format!("{to} is left alone"), words::NO_SERVICE);
-            Verdict::Untouched
-        } else if self.is_cluster_ip(destination) {
+        } else if self.is_answered(destination) {
             self.step(format!("{to} is refused"), words::UNUSED_PORT);
             Verdict::Reject
         } else if let Some(range) = self.service_range_of(destination) {
@@ -245,10 +220,7 @@ impl<'a> Way<'a> {
             }
             return self.finish(Verdict::Unknown, Some(service), None, false, sender);
         }
-        // iptables refuses in the filter table, where the ranges are not asked unless somebody
-        // serves.
-        let ranges_first = self.answers_for_all() || frontend.inside.endpoints().is_some();
-        if let Some(allowed) = frontend.sources.as_ref().filter(|_| ranges_first)
+        if let Some(allowed) = &frontend.sources
             && !self.may_enter(allowed)
         {
             return self.finish(Verdict::Drop, Some(service), None, false, sender);
@@ -313,7 +285,7 @@ impl<'a> Way<'a> {
             let of = (&frontend.service_port.service, family);
             matches!(remark, Remark::OpenFamily { service, family } if (service, *family) == of)
         };
-        if frontend.kind == FrontendKind::LoadBalancerIp && self.context.plan.remarks().any(is_it) {
+        if frontend.kind == FrontendKind::LoadBalancerIp && self.services.remarks().any(is_it) {
             self.step(
                 format!("everybody may use it: the Service has no source range of {family}"),
                 words::OPEN_FAMILY,

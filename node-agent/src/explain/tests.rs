@@ -2,13 +2,10 @@
 
 mod owners;
 
-use super::{Packet, Verdict};
-use crate::backend::BackendName;
-use crate::backend::nftables::{Nftables, NoKernel};
-use crate::engine::{Engine, Policy};
+use super::{Explanation, Packet, Verdict, explain};
 use crate::fixture::*;
 use crate::model::{Affinity, Event, Listing, Protocol, Service, Slice, TrafficPolicy};
-use crate::plan::{Detector, NodePortAddresses, NodeSide, Settings};
+use crate::plan::{Detector, Planner, Policy, Settings};
 
 const HERE_1: &str = "10.1.2.3";
 const AWAY_1: &str = "10.9.9.9";
@@ -61,19 +58,16 @@ fn world() -> Vec<Event> {
     events
 }
 
-fn engine(detector: Detector, masquerade_all: bool) -> Engine<Nftables<NoKernel>> {
+fn planner(detector: Detector, masquerade_all: bool) -> Planner {
     let settings = Settings { masquerade_all, ..settings() };
-    let policy = Policy {
-        settings,
-        detector,
-        node_ports: NodePortAddresses::Primary,
-        node_side: NodeSide::default(),
-        backend: BackendName::Nftables,
-    };
-    let mut engine = Engine::new(policy, Nftables::offline());
-    engine.apply(world());
-    engine.decided();
-    engine
+    let mut planner = Planner::new(Policy { settings, detector, ..policy() }, CAPABLE);
+    planner.apply(world());
+    planner.update();
+    planner
+}
+
+fn explained(planner: &Planner, packet: &Packet) -> Explanation {
+    explain(planner.plan(), packet, |_| Vec::new()).unwrap()
 }
 
 struct Case {
@@ -85,9 +79,9 @@ struct Case {
     words: &'static [&'static str],
 }
 
-fn check(engine: &Engine<Nftables<NoKernel>>, cases: &[Case]) {
+fn check(planner: &Planner, cases: &[Case]) {
     for Case { from, to, verdict, masquerade, words } in cases {
-        let said = engine.explain(&Packet::parse(from, to).unwrap()).unwrap();
+        let said = explained(planner, &Packet::parse(from, to).unwrap());
         let text = said.to_string();
         assert_eq!(
             (said.verdict, said.masquerade),
@@ -226,7 +220,7 @@ fn each_situation_has_its_words() {
         ),
         case("10.1.2.3", "10.1.2.1:30080", Untouched, false, &["left alone"]),
     ];
-    check(&engine(Detector::PodState, false), &cases);
+    check(&planner(Detector::PodState, false), &cases);
 }
 
 #[test]
@@ -249,12 +243,12 @@ fn other_detectors_say_what_they_go_by() {
             &["not come in through one of the bridges"],
         ),
     ];
-    check(&engine(Detector::Bridge(vec!["cni0".into()]), false), &bridge);
+    check(&planner(Detector::Bridge(vec!["cni0".into()]), false), &bridge);
     let prefix = [
         case("8.8.8.8@veth7", "10.96.0.10:80", Forward, false, &["veth7", "begin with veth"]),
         case("8.8.8.8@eth0", "10.96.0.10:80", Forward, true, &["begins with none of the prefixes"]),
     ];
-    check(&engine(Detector::InterfacePrefix(vec!["veth".into()]), false), &prefix);
+    check(&planner(Detector::InterfacePrefix(vec!["veth".into()]), false), &prefix);
     let ranges = [
         case("10.1.2.77", "10.96.0.10:80", Forward, false, &["the source lies in 10.1.2.0/24"]),
         case("8.8.8.8", "10.96.0.10:80", Forward, true, &["none of this node's pod CIDRs"]),
@@ -267,7 +261,7 @@ fn other_detectors_say_what_they_go_by() {
         ),
         case("192.168.0.2", "10.96.0.10:80", Forward, true, &["this node itself"]),
     ];
-    check(&engine(Detector::NodeCidr(None), false), &ranges);
+    check(&planner(Detector::NodeCidr(None), false), &ranges);
 }
 
 #[test]
@@ -277,5 +271,5 @@ fn masquerade_all_is_about_cluster_ips() {
         case("10.1.2.3", "10.96.0.10:80", Forward, true, &["masqueradeAll"]),
         case("10.1.2.3", "192.168.0.2:30081", Forward, false, &["source stays"]),
     ];
-    check(&engine(Detector::PodState, true), &cases);
+    check(&planner(Detector::PodState, true), &cases);
 }

@@ -1,7 +1,7 @@
 //! Kernel settings that the rules depend on. Pure.
 
-use crate::model::{Family, PodSet, family_of};
-use crate::plan::{Detector, NodePortAddresses};
+use crate::model::{Family, LocalPod, family_of};
+use crate::plan::{Detector, NodePortAddresses, Plan};
 
 /// Whether the kernel routes 127.0.0.0/8 like other addresses.
 pub const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
@@ -54,7 +54,8 @@ impl Setting {
 }
 
 /// The settings that the current facts require, beside those that are set once at start.
-pub fn live(pods: Option<&PodSet>, detector: &Detector) -> Vec<Setting> {
+pub fn live(plan: &Plan) -> Vec<Setting> {
+    let (pods, detector) = (plan.recorded(), &plan.policy().detector);
     let families = Family::BOTH.into_iter();
     families.filter(|family| has_bridge(*family, pods, detector)).map(bridge_filter).collect()
 }
@@ -68,8 +69,7 @@ pub fn possible() -> Vec<Setting> {
 /// The setting that node ports on 127.0.0.1 require: the kernel must route packets from there to an
 /// endpoint (`Documentation/networking/ip-sysctl.rst`, `route_localnet`).
 pub fn on_loopback(node_ports: &NodePortAddresses) -> Option<Setting> {
-    let asked = matches!(node_ports, NodePortAddresses::All { localhost: true });
-    asked.then(|| Setting {
+    node_ports.has_loopback().then(|| Setting {
         // kube-proxy's default requires it, and a container may not be permitted to set it.
         is_vital: false,
         ..Setting::new(
@@ -82,12 +82,10 @@ pub fn on_loopback(node_ports: &NodePortAddresses) -> Option<Setting> {
 }
 
 /// Whether pods of this family are behind a bridge of this node.
-fn has_bridge(family: Family, pods: Option<&PodSet>, detector: &Detector) -> bool {
+fn has_bridge(family: Family, pods: &[LocalPod], detector: &Detector) -> bool {
     let asked = matches!(detector, Detector::Bridge(_));
-    let mut bridged = pods
-        .into_iter()
-        .flat_map(|set| &set.pods)
-        .filter(|pod| pod.port.as_ref().is_some_and(|port| *port != pod.interface));
+    let mut bridged =
+        pods.iter().filter(|pod| pod.port.as_ref().is_some_and(|port| *port != pod.interface));
     asked || bridged.any(|pod| pod.ips.iter().any(|ip| family_of(*ip) == family))
 }
 
@@ -110,10 +108,16 @@ fn bridge_filter(family: Family) -> Setting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::pods;
+    use crate::fixture::{CAPABLE, pods, policy};
+    use crate::model::{Event, PodSet};
+    use crate::plan::{Planner, Policy};
 
     fn paths(pods: &PodSet, detector: &Detector) -> Vec<String> {
-        live(Some(pods), detector).into_iter().map(|setting| setting.path).collect()
+        let policy = Policy { detector: detector.clone(), ..policy() };
+        let mut planner = Planner::new(policy, CAPABLE);
+        planner.apply(vec![Event::Pods(pods.clone())]);
+        planner.update();
+        live(planner.plan()).into_iter().map(|setting| setting.path).collect()
     }
 
     #[test]

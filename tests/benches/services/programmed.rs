@@ -6,9 +6,10 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use denizen_agent::backend::BackendName;
-use denizen_agent::engine::{Engine, Policy};
+use denizen_agent::backend::chosen::BackendConfig;
+use denizen_agent::engine::Engine;
 use denizen_agent::model::{Event, Service, ServiceName, Slice};
-use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Settings};
+use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Policy, Settings};
 use denizen_tests::cni::Namespace;
 
 use crate::clock::{Cost, Samples, cost, text, timed};
@@ -49,6 +50,10 @@ impl Costs {
     }
 }
 
+/// What programs the kernel.
+pub const NFTABLES: BackendConfig =
+    BackendConfig { name: BackendName::Nftables, iptables_variant: None };
+
 /// As an agent on an ordinary node has it.
 pub fn policy() -> Policy {
     Policy {
@@ -56,7 +61,6 @@ pub fn policy() -> Policy {
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),
-        backend: BackendName::Nftables,
     }
 }
 
@@ -107,7 +111,7 @@ fn changed(services: usize, mut engine: Engine, cold: Cost, facts: Vec<Event>) -
 /// From parsed facts to the kernel.
 pub fn started(facts: Vec<Event>) -> (Engine, Cost) {
     cost(|| {
-        let mut engine = Engine::open(policy(), None).expect("netlink, as root");
+        let mut engine = Engine::open(policy(), NFTABLES).expect("netlink, as root");
         engine.apply(facts);
         engine.sync().expect("the kernel takes the rules");
         engine

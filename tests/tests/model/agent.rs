@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, ensure};
 use clap::Parser;
 use denizen_agent::backend::BackendName;
-use denizen_agent::backend::nftables::{Nftables, NoKernel};
+use denizen_agent::backend::nftables::render;
 use denizen_agent::config::PolicyArgs;
-use denizen_agent::engine::Engine;
-use denizen_agent::explain::{Explanation, Packet};
+use denizen_agent::explain::{Explanation, Packet, explain};
 use denizen_agent::model::{Event, Listing, NodeAddress};
+use denizen_agent::plan::Planner;
 use denizen_agent::source::{manifests, state_file};
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ use super::world::{Pod, World, another_node};
 
 /// An agent that has decided about a world.
 pub struct Agent {
-    engine: Engine<Nftables<NoKernel>>,
+    planner: Planner,
     pods: Vec<Pod>,
     /// What `render` prints.
     pub rules: String,
@@ -51,11 +51,12 @@ impl Agent {
         addresses.sort_unstable();
         events.push(Event::Addresses(addresses));
         events.push(Event::Listed(Listing::Addresses));
-        let mut engine = Engine::new(policy, Nftables::offline());
-        engine.apply(events);
-        let rules = engine.decided().rendering().to_string();
+        let mut planner = Planner::new(policy, BackendName::Nftables.capabilities());
+        planner.apply(events);
+        planner.update();
+        let rules = render(planner.plan()).to_string();
         let pods = world.pods.clone();
-        Ok(Self { engine, pods, rules })
+        Ok(Self { planner, pods, rules })
     }
 
     /// What becomes of a packet. Whether a recorded pod's own port is named or its bridge makes no
@@ -82,7 +83,7 @@ impl Agent {
             &format!("{}{link}", arrival.source),
             &format!("{}/{protocol}", arrival.destination),
         )?;
-        Ok(self.engine.explain(&packet)?)
+        Ok(explain(self.planner.plan(), &packet, |_| Vec::new())?)
     }
 }
 

@@ -5,10 +5,9 @@ use nix::sched::{CloneFlags, unshare};
 
 use super::*;
 use crate::backend::BackendName;
-use crate::engine::Policy;
-use crate::fixture::{endpoint, pods, port, service, service_port, settings, slice};
+use crate::backend::chosen::BackendConfig;
+use crate::fixture::{endpoint, pods, policy, port, service, service_port, slice};
 use crate::model::{Event, Listing, Protocol, Service, Slice, SlicePort};
-use crate::plan::{Detector, NodePortAddresses, NodeSide};
 use crate::status::metrics::Metrics;
 
 /// Runs `test` in a network namespace of its own.
@@ -40,19 +39,13 @@ fn as_nobody(test: impl FnOnce()) {
 
 /// An engine without facts.
 fn empty() -> Engine {
-    let policy = Policy {
-        settings: settings(),
-        detector: Detector::PodState,
-        node_ports: NodePortAddresses::Primary,
-        node_side: NodeSide::default(),
-        backend: BackendName::Nftables,
-    };
-    Engine::open(policy, None).unwrap()
+    let config = BackendConfig { name: BackendName::Nftables, iptables_variant: None };
+    Engine::open(policy(), config).unwrap()
 }
 
 fn apply(engine: &mut Engine, events: Vec<Event>) {
     engine.apply(events);
-    engine.decided();
+    engine.decide();
 }
 
 /// An engine from which a pod was just removed.

@@ -13,15 +13,9 @@ use super::rule::{Match, Rule, Target};
 use crate::backend::why::Why;
 use crate::describe::describe;
 use crate::iptables::{IptablesError, Table};
-use crate::model::{Egress, Family};
+use crate::model::Family;
 
 impl Shape {
-    /// What local pods send beyond these ranges is masqueraded; `None`: that is left to others.
-    pub fn send_out(&mut self, egress: Option<&Egress>) {
-        let covered = egress.filter(|egress| egress.covers(self.family));
-        self.egress = covered.map(|egress| egress.kept(self.family).collect());
-    }
-
     /// The chains, each after those that lead to it.
     pub(super) fn egress_chains(&self) -> Vec<(ChainId, Vec<Rule>)> {
         let Some(kept) = &self.egress else {

@@ -13,7 +13,7 @@ use super::rule::{Match, Rule, Target, Tests, host};
 use crate::backend::why::Why;
 use crate::iptables::Table;
 use crate::model::{Family, Protocol, family_of};
-use crate::plan::{Detector, MarkBit, NodePortAddresses, NodeSide};
+use crate::plan::{LocalTest, MarkBit, NodePlan, NodePorts, NodeSide};
 
 /// What the constant part depends on, and what every service's part depends on alike.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,9 +26,8 @@ pub struct Shape {
     pub to_node: Vec<Tests>,
     /// Health-check node ports, which a host's own firewall must not close.
     pub health_ports: Vec<u16>,
-    detector: Detector,
-    /// What the detector stands for, where it stands for ranges, of this family.
-    ranges: Vec<IpNetwork>,
+    /// Whether a bridged pod's port of its bridge must be right.
+    proves_ports: bool,
     /// Where pods keep their address (of this family); `None` where that is not denizen's business.
     pub(super) egress: Option<Vec<IpNetwork>>,
     /// What asks for masquerade, and by what the bridge's table tells of a pod's port.
@@ -45,71 +44,42 @@ impl Shape {
             local: Vec::new(),
             to_node: Vec::new(),
             health_ports: Vec::new(),
-            detector: Detector::default(),
-            ranges: Vec::new(),
+            proves_ports: false,
             egress: None,
             node_side: NodeSide::default(),
             drop_invalid,
         }
     }
 
-    /// Local traffic is told apart so; `ranges` are what the detector stands for, where it stands
-    /// for ranges.
-    pub fn detect(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
-        let ours = ranges.iter().filter(|range| family_of(range.ip()) == self.family);
-        self.ranges = ours.copied().collect();
-        self.detector = detector.clone();
-        self.local = self.local();
+    /// This is decided about the node.
+    pub fn configure(&mut self, node: &NodePlan) {
+        let family = self.family;
+        self.node_side = node.node_side;
+        self.egress = node.egress.kept(family).map(<[_]>::to_vec);
+        self.local = node.detection.tests(family).map(|test| self.local(test)).collect();
+        self.proves_ports = node.detection.proves_ports();
+        self.to_node = to_node(family, &node.node_ports);
     }
 
-    /// This is settled about the node.
-    pub fn settle(&mut self, node_side: &NodeSide) {
-        self.node_side = *node_side;
-        self.local = self.local();
-    }
-
-    fn local(&self) -> Vec<Tests> {
-        let one = |is| vec![(true, is)];
-        let inputs =
-            |names: &[Arc<str>]| names.iter().cloned().map(Match::Input).map(one).collect();
-        match &self.detector {
-            Detector::PodState => vec![one(Match::FromPod)],
+    fn local(&self, test: &LocalTest) -> Tests {
+        let is = |is| vec![(true, is)];
+        match test {
+            LocalTest::Pod => is(Match::FromPod),
             // No set of iptables knows a bridge's ports, so the bridge's table tells.
-            Detector::PodPort => vec![
-                vec![(true, self.told()), (true, Match::FromBridgedPod)],
-                vec![(true, Match::FromPod), (false, Match::FromBridgedPod)],
-            ],
-            Detector::BridgePort => vec![one(Match::BridgePort)],
-            Detector::Bridge(bridges) => inputs(bridges),
-            Detector::InterfacePrefix(prefixes) => {
-                prefixes.iter().map(|p| one(begins_with(p))).collect()
+            LocalTest::PodAtItsPort => vec![(true, self.told()), (true, Match::FromBridgedPod)],
+            LocalTest::PodWithoutPort => {
+                vec![(true, Match::FromPod), (false, Match::FromBridgedPod)]
             }
-            Detector::NodeCidr(_) => {
-                self.ranges.iter().copied().map(Match::Source).map(one).collect()
-            }
+            LocalTest::AnyPort => is(Match::BridgePort),
+            LocalTest::Bridge(name) => is(Match::Input(name.clone())),
+            LocalTest::Prefix(prefix) => is(begins_with(prefix)),
+            LocalTest::Source(range) => is(Match::Source(*range)),
         }
     }
 
     /// What the bridge's table says of a packet that came in through its pod's port.
     fn told(&self) -> Match {
         Match::Marked(self.node_side.port_bit)
-    }
-
-    /// Node ports are served there; `addresses` are those that this stands for now.
-    pub fn serve_node_ports(&mut self, wanted: &NodePortAddresses, addresses: &[IpAddr]) {
-        let loopback = Match::Destination(loopback(self.family));
-        self.to_node = match wanted {
-            NodePortAddresses::All { localhost } => {
-                // IPv6 has no route_localnet: what leaves the node from ::1 never comes back.
-                let on_loopback = *localhost && self.family == Family::V4;
-                let unless_loopback = (!on_loopback).then_some((false, loopback));
-                vec![unless_loopback.into_iter().chain([(true, Match::ToNode)]).collect()]
-            }
-            NodePortAddresses::Primary | NodePortAddresses::In(_) => {
-                let ours = addresses.iter().filter(|ip| family_of(**ip) == self.family);
-                ours.map(|ip| vec![(true, Match::Destination(host(*ip)))]).collect()
-            }
-        };
     }
 
     /// The constant chains with their rules; `node_port_jumps` stand in a shared one.
@@ -152,7 +122,7 @@ impl Shape {
         let tests = [self.told(), Match::FromBridgedPod];
         let clear = Target::Unmark(self.node_side.port_bit);
         let rule = || Rule::new(Why::PortTold, &Arc::from(""), tests, clear);
-        (self.detector == Detector::PodPort).then(rule)
+        self.proves_ports.then(rule)
     }
 
     /// KEP-2450's third rule is the last one: no CIDR in it.
@@ -242,6 +212,17 @@ impl Shape {
         ];
         services.into_iter().chain(self.egress_jump()).collect()
     }
+}
+
+/// What is asked of a packet to know it for one to a node port's address, one rule each.
+fn to_node(family: Family, node_ports: &NodePorts) -> Vec<Tests> {
+    if node_ports.are_everywhere() {
+        let loopback = (false, Match::Destination(loopback(family)));
+        let unless_loopback = (!node_ports.are_on_loopback(family)).then_some(loopback);
+        return vec![unless_loopback.into_iter().chain([(true, Match::ToNode)]).collect()];
+    }
+    let ours = node_ports.addresses.iter().filter(|ip| family_of(**ip) == family);
+    ours.map(|ip| vec![(true, Match::Destination(host(*ip)))]).collect()
 }
 
 /// The one test that tells, where one is enough: a rule may ask that it does not hold.

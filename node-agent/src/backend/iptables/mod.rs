@@ -28,6 +28,7 @@ mod told;
 
 use thiserror::Error;
 
+pub use backend::render;
 pub use cleanup::{cleanup, cleanup_other_than, was_here};
 pub use name::Whose;
 pub use sync::Iptables;

@@ -4,24 +4,39 @@ use std::collections::BTreeMap;
 
 use super::Wanted;
 use crate::backend::BackendName;
-use crate::engine::{Engine, Policy};
 use crate::fixture::*;
 use crate::iptables::{ChainId, Desired, Lines};
 use crate::model::{Event, Listing, Protocol, Service, Slice, TrafficPolicy};
-use crate::plan::{Detector, NodePortAddresses, NodeSide};
+use crate::plan::{Changes, NodePortAddresses, Planner, Policy};
 
-fn engine(events: Vec<Event>) -> Engine<Wanted> {
-    let policy = Policy {
-        settings: settings(),
-        detector: Detector::PodState,
-        node_ports: NodePortAddresses::All { localhost: true },
-        node_side: NodeSide::default(),
-        backend: BackendName::Iptables,
-    };
-    let mut engine = Engine::new(policy, Wanted::offline());
-    engine.apply(events);
-    engine.apply(Listing::ALL.map(Event::Listed).into());
-    engine
+struct Rules {
+    planner: Planner,
+    wanted: Wanted,
+}
+
+impl Rules {
+    fn of(events: Vec<Event>) -> Self {
+        let node_ports = NodePortAddresses::All { localhost: true };
+        let policy = Policy { node_ports, ..policy() };
+        let planner = Planner::new(policy, BackendName::Iptables.capabilities());
+        let mut rules = Self { planner, wanted: Wanted::offline() };
+        let plan = rules.planner.plan();
+        rules.wanted.update(plan, &Changes::from_nothing(plan));
+        rules.take(events);
+        rules.take(Listing::ALL.map(Event::Listed).into());
+        rules
+    }
+
+    fn take(&mut self, events: Vec<Event>) {
+        self.planner.apply(events);
+        let changes = self.planner.update();
+        self.wanted.update(self.planner.plan(), &changes);
+    }
+
+    /// What changed in IPv4 since the last time.
+    fn changes(&mut self) -> BTreeMap<ChainId, Option<Lines>> {
+        self.wanted.rules[0].take_changes()
+    }
 }
 
 fn told(service: Service) -> Event {
@@ -65,9 +80,9 @@ fn local_load_balancer(n: usize) -> Service {
 }
 
 /// Rules of IPv4 by table, jumps from the kernel's own chains not counted.
-fn count(mut engine: Engine<Wanted>) -> (usize, usize) {
+fn count(rules: Rules) -> (usize, usize) {
     let mut tables = BTreeMap::new();
-    engine.decided().rules[0]
+    rules.wanted.rules[0]
         .for_each(|(table, _), lines| *tables.entry(table.to_string()).or_insert(0) += lines.len());
     (tables["nat"], tables["filter"])
 }
@@ -75,13 +90,13 @@ fn count(mut engine: Engine<Wanted>) -> (usize, usize) {
 /// kube-proxy's own counts: reference.md §11, from its `number_generated_rules_test.go`.
 #[test]
 fn no_more_rules_than_kube_proxy_has() {
-    assert_eq!(count(engine(vec![])), (5, 4), "the fixed part");
+    assert_eq!(count(Rules::of(vec![])), (5, 4), "the fixed part");
     for (services, endpoints) in [(1, 0), (1, 1), (10, 10), (100, 4)] {
         let idle = usize::from(endpoints == 0);
         let all = |kind: fn(usize) -> Service| {
             (0..services).flat_map(|n| served(n, kind(n), endpoints)).collect()
         };
-        let (nat, filter) = count(engine(all(cluster_ip)));
+        let (nat, filter) = count(Rules::of(all(cluster_ip)));
         let each = if idle == 1 { 0 } else { 2 + 3 * endpoints };
         assert_eq!(
             (nat, filter),
@@ -94,7 +109,7 @@ fn no_more_rules_than_kube_proxy_has() {
             (load_balancer as fn(usize) -> Service, 0),
             (local_load_balancer, endpoints.div_ceil(2)),
         ] {
-            let (nat, filter) = count(engine(all(kind)));
+            let (nat, filter) = count(Rules::of(all(kind)));
             assert!(nat <= 5 + services * (most + more), "{services} × {endpoints}: {nat}");
             assert!(filter <= 4 + services * (1 + 3 * idle), "{services} × {endpoints}: {filter}");
         }
@@ -103,22 +118,15 @@ fn no_more_rules_than_kube_proxy_has() {
 
 #[test]
 fn an_endpoints_change_touches_its_service_alone() {
-    let mut engine = engine((0..50).flat_map(|n| served(n, cluster_ip(n), 4)).collect());
-    engine.changes();
-    engine.apply(served(7, cluster_ip(7), 5));
+    let mut rules = Rules::of((0..50).flat_map(|n| served(n, cluster_ip(n), 4)).collect());
+    rules.changes();
+    rules.take(served(7, cluster_ip(7), 5));
     let changed: Vec<String> =
-        engine.changes().into_keys().map(|(_, chain)| chain.to_string()).collect();
+        rules.changes().into_keys().map(|(_, chain)| chain.to_string()).collect();
     // The service's chain and the new endpoint's.
     assert_eq!(changed.len(), 2, "{changed:?}");
-    engine.apply(vec![Event::Service(cluster_ip(8).name, None)]);
-    let changed = engine.changes();
+    rules.take(vec![Event::Service(cluster_ip(8).name, None)]);
+    let changed = rules.changes();
     let removed = changed.values().filter(|lines| lines.is_none()).count();
     assert_eq!((changed.len(), removed), (1 + 5, 5), "{changed:?}");
-}
-
-impl Engine<Wanted> {
-    /// What changed in IPv4 since the last time.
-    fn changes(&mut self) -> BTreeMap<ChainId, Option<Lines>> {
-        self.decided_mut().rules[0].take_changes()
-    }
 }

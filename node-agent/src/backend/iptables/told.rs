@@ -1,19 +1,14 @@
-//! What the backend was told, as rules and sets. Pure.
+//! A plan as rules and sets. Pure.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::num::NonZeroU16;
-
-use ipnetwork::IpNetwork;
 
 use super::fixed::Shape;
 use super::pods::Pods;
 use super::ruleset::Ruleset;
 use super::text::Rendering;
-use crate::backend::Told;
 use crate::backend::nftables::{Nftables, NoKernel};
-use crate::model::{Egress, Family, PodSet};
-use crate::plan::{Detector, FrontendKey, NodePortAddresses, NodeSide, Plan};
+use crate::model::Family;
+use crate::plan::{Changes, Plan};
 
 /// What is wanted in both families, and how much of it is known.
 #[derive(Debug)]
@@ -61,59 +56,37 @@ impl<K> Wanted<K> {
         }
     }
 
+    /// Takes in what is wanted.
+    pub fn update(&mut self, plan: &Plan, changes: &Changes) {
+        // Any port of a bridge is known to iptables itself: `-m physdev`.
+        if plan.node().detection.proves_ports() {
+            self.bridge.update(plan, changes);
+        }
+        if changes.node {
+            self.reshape(|shape| shape.configure(plan.node()));
+        }
+        if let Some(pods) = plan.pods().filter(|_| changes.pods) {
+            let pods = Pods::new(pods, self.bridge.is_wanted());
+            self.pods_changed |= !self.pods_known || self.pods != pods;
+            self.pods_known = true;
+            self.pods = pods;
+        }
+        let Some(services) = plan.services() else {
+            return;
+        };
+        self.services_known = true;
+        for rules in &mut self.rules {
+            let keys = changes.frontends.iter();
+            rules.change_frontends(keys.map(|key| (*key, services.frontend(key))));
+        }
+        if changes.health_checks {
+            let ports = services.health_checks().settled().0.into_keys();
+            let ports: Vec<u16> = ports.map(NonZeroU16::get).collect();
+            self.reshape(|shape| shape.health_ports.clone_from(&ports));
+        }
+    }
+
     fn reshape(&mut self, change: impl Fn(&mut Shape)) {
         self.rules.iter_mut().for_each(|rules| rules.reshape(&change));
     }
-}
-
-impl<K> Told for Wanted<K> {
-    fn set_pods(&mut self, pods: &PodSet) {
-        self.bridge.set_pods(pods);
-        let pods = Pods::new(pods, self.bridge.is_wanted());
-        self.pods_changed |= !self.pods_known || self.pods != pods;
-        self.pods_known = true;
-        self.pods = pods;
-    }
-
-    /// An endpoint's own chain tells whether it is handed to itself.
-    fn set_hairpins(&mut self, _addresses: &BTreeSet<IpAddr>) {}
-
-    fn set_node_port_addresses(&mut self, wanted: &NodePortAddresses, addresses: &[IpAddr]) {
-        self.reshape(|shape| shape.serve_node_ports(wanted, addresses));
-    }
-
-    fn set_health_ports(&mut self, ports: &BTreeSet<NonZeroU16>) {
-        self.reshape(|shape| shape.health_ports = ports.iter().map(|port| port.get()).collect());
-    }
-
-    fn set_frontends(&mut self, plan: &Plan, keys: &BTreeSet<FrontendKey>) {
-        for rules in &mut self.rules {
-            rules.change_frontends(keys.iter().map(|key| (*key, plan.frontend(key))));
-        }
-    }
-
-    fn set_complete(&mut self) {
-        self.bridge.set_complete();
-        self.services_known = true;
-    }
-
-    fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
-        // Any port of a bridge is known to iptables itself: `-m physdev`.
-        if *detector == Detector::PodPort {
-            self.bridge.set_detector(detector, ranges);
-        }
-        self.reshape(|shape| shape.detect(detector, ranges));
-    }
-
-    fn set_egress(&mut self, egress: Option<&Egress>) {
-        self.reshape(|shape| shape.send_out(egress));
-    }
-
-    fn set_node_side(&mut self, node_side: &NodeSide) {
-        self.bridge.set_node_side(node_side);
-        self.reshape(|shape| shape.settle(node_side));
-    }
-
-    /// As in kube-proxy's iptables mode, what no service has is nobody's business here.
-    fn set_service_ranges(&mut self, _ranges: &[IpNetwork]) {}
 }

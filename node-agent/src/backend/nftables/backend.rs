@@ -1,91 +1,101 @@
-//! nf_tables as the agent sees it: what is wanted comes in, and what came of it goes out.
+//! nf_tables as the agent sees it: a plan comes in, and what came of it goes out.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
-use std::num::NonZeroU16;
-
-use ipnetwork::IpNetwork;
+use std::future::pending;
 
 use super::client::{clients, counted};
 use super::error::NftablesError;
 use super::name::{Facts, TableFamily};
 use super::sync::{Nftables, Programmed};
 use crate::backend::why::Why;
-use crate::backend::{Affinity, Backend, Repair, SetSize, Told};
-use crate::model::{Egress, PodSet};
-use crate::plan::{Detector, Frontend, FrontendKey, NodePortAddresses, NodeSide, Plan};
+use crate::backend::{Backend, Figures, Repair, Report, SetSize};
+use crate::describe::describe;
+use crate::plan::{Changes, Frontend, Plan};
+use denizen_nft::Rendering;
 
-impl<K> Told for Nftables<K> {
-    fn set_pods(&mut self, pods: &PodSet) {
+/// The rules that a plan comes to. Needs no kernel.
+pub fn render(plan: &Plan) -> Rendering {
+    let mut backend = Nftables::offline();
+    backend.update(plan, &Changes::from_nothing(plan));
+    backend.rendering()
+}
+
+impl<K> Nftables<K> {
+    /// Takes in what is wanted.
+    pub fn update(&mut self, plan: &Plan, changes: &Changes) {
+        if changes.node {
+            self.configure(plan.node());
+        }
         for table in &mut self.tables {
-            table.unknown |= !std::mem::replace(&mut table.known.pods, true);
-            table.wanted.change_pods(pods, &mut table.pending);
+            table.update(plan, changes);
         }
     }
 
-    fn set_hairpins(&mut self, addresses: &BTreeSet<IpAddr>) {
-        for table in &mut self.tables {
-            table.wanted.change_hairpins(addresses.iter().copied(), &mut table.pending);
+    /// How many elements each set should have.
+    pub fn sizes(&self) -> Vec<SetSize> {
+        let of = |table: &Programmed| {
+            let table_family = table.wanted.table_family;
+            let sizes = table.wanted.sizes().into_iter();
+            let sizes = sizes.filter(|(set, _)| set.filled_by() != Facts::Traffic);
+            sizes.map(move |(set, elements)| SetSize {
+                family: set.family(table_family),
+                set: set.to_string(),
+                elements,
+            })
+        };
+        self.tables.iter().flat_map(of).collect()
+    }
+
+    /// Whether the pods that are wanted are in the kernel.
+    pub fn has_pods(&self) -> bool {
+        let mut wanted = self.tables.iter().filter(|table| table.is_wanted());
+        wanted.all(|table| table.known.pods && !table.unknown && table.pending.is_empty())
+    }
+}
+
+impl Programmed {
+    fn update(&mut self, plan: &Plan, changes: &Changes) {
+        if let Some(pods) = plan.pods().filter(|_| changes.pods) {
+            self.unknown |= !std::mem::replace(&mut self.known.pods, true);
+            self.wanted.change_pods(pods, &mut self.pending);
+        }
+        if plan.services().is_some() {
+            self.unknown |= !std::mem::replace(&mut self.known.services, true);
+        }
+        match self.wanted.table_family {
+            TableFamily::Ip(_) => self.update_services(plan, changes),
+            // It sees no addresses of services.
+            TableFamily::Bridge => {}
         }
     }
 
-    fn set_health_ports(&mut self, _ports: &BTreeSet<NonZeroU16>) {}
-
-    fn set_node_port_addresses(&mut self, _wanted: &NodePortAddresses, addresses: &[IpAddr]) {
-        for table in &mut self.tables {
-            table.wanted.change_node_port_addresses(addresses, &mut table.pending);
+    fn update_services(&mut self, plan: &Plan, changes: &Changes) {
+        let Self { wanted, pending, unknown, .. } = self;
+        if changes.node {
+            wanted.change_node_port_addresses(&plan.node().node_ports.addresses, pending);
         }
-    }
-
-    fn set_frontends(&mut self, plan: &Plan, keys: &BTreeSet<FrontendKey>) {
-        for table in &mut self.tables {
-            for key in keys {
-                let decided = (*key, plan.frontend(key));
-                table.wanted.change_frontends(std::iter::once(decided), &mut table.pending);
-                if table.unknown {
-                    // What differs will be seen in the kernel. At the start this would hold
-                    // everything.
-                    table.pending.clear();
-                }
+        let Some(services) = plan.services() else {
+            return;
+        };
+        for key in &changes.frontends {
+            let decided = (*key, services.frontend(key));
+            wanted.change_frontends(std::iter::once(decided), pending);
+            if *unknown {
+                // What differs will be seen in the kernel. At the start this would hold everything.
+                pending.clear();
             }
         }
-    }
-
-    fn set_complete(&mut self) {
-        for table in &mut self.tables {
-            table.unknown |= !std::mem::replace(&mut table.known.services, true);
+        if changes.hairpins {
+            wanted.change_hairpins(services.hairpins().iter().copied(), pending);
         }
-    }
-
-    fn set_detector(&mut self, detector: &Detector, ranges: &[IpNetwork]) {
-        self.reshape(|table_family, shape| {
-            shape.detector = detector.clone();
-            shape.ranges = table_family.own(ranges);
-        });
-    }
-
-    fn set_egress(&mut self, egress: Option<&Egress>) {
-        self.reshape(|table_family, shape| {
-            shape.egress = match table_family {
-                TableFamily::Ip(family) => egress
-                    .filter(|egress| egress.covers(family))
-                    .map(|egress| egress.kept(family).collect()),
-                TableFamily::Bridge => None,
-            };
-        });
-    }
-
-    fn set_node_side(&mut self, node_side: &NodeSide) {
-        self.reshape(|_, shape| shape.node_side = *node_side);
-    }
-
-    fn set_service_ranges(&mut self, ranges: &[IpNetwork]) {
-        self.reshape(|table_family, shape| shape.service_ranges = table_family.own(ranges));
     }
 }
 
 impl Backend for Nftables {
     type Error = NftablesError;
+
+    fn update(&mut self, plan: &Plan, changes: &Changes) {
+        Self::update(self, plan, changes);
+    }
 
     /// As the trait says; of several tables with errors the first one's is returned.
     fn sync(&mut self) -> Result<Repair, NftablesError> {
@@ -127,23 +137,27 @@ impl Backend for Nftables {
         self.sync()
     }
 
-    fn sizes(&self) -> Vec<SetSize> {
-        let of = |table: &Programmed| {
-            let table_family = table.wanted.table_family;
-            let sizes = table.wanted.sizes().into_iter();
-            let sizes = sizes.filter(|(set, _)| set.filled_by() != Facts::Traffic);
-            sizes.map(move |(set, elements)| SetSize {
-                family: set.family(table_family),
-                set: set.to_string(),
-                elements,
-            })
-        };
-        self.tables.iter().flat_map(of).collect()
+    fn report(&mut self) -> Report {
+        let tables = self.tables.iter_mut();
+        let left = tables.flat_map(|table| std::mem::take(&mut table.left_frontends)).collect();
+        Report { has_pods: self.has_pods(), left_frontends: left, ..Report::default() }
     }
 
-    fn left_frontends(&mut self) -> Vec<FrontendKey> {
-        let tables = self.tables.iter_mut();
-        tables.flat_map(|table| std::mem::take(&mut table.left_frontends)).collect()
+    fn figures(&mut self) -> Figures {
+        let mut figures = Figures { sizes: self.sizes(), ..Figures::default() };
+        let missed = self.tables.iter().map(|table| {
+            let [missed] = counted(&mut self.kernel, &table.wanted, [Why::NeverUndone])?;
+            Ok::<u64, NftablesError>(missed)
+        });
+        match missed.sum() {
+            Ok(missed) => figures.missed_lookups = missed,
+            Err(error) => figures.errors.push(describe(&error)),
+        }
+        match clients(&mut self.kernel, self.tables.iter().map(|table| &table.wanted)) {
+            Ok(affinity) => figures.affinity = affinity,
+            Err(error) => figures.errors.push(describe(&error)),
+        }
+        figures
     }
 
     fn rejected(&self, frontend: &Frontend) -> Vec<String> {
@@ -151,20 +165,8 @@ impl Backend for Nftables {
         tables.flat_map(|table| table.rejected_at(&frontend.key)).collect()
     }
 
-    fn has_pods(&self) -> bool {
-        let mut wanted = self.tables.iter().filter(|table| table.is_wanted());
-        wanted.all(|table| table.known.pods && !table.unknown && table.pending.is_empty())
-    }
-
-    fn missed_lookups(&mut self) -> Result<u64, NftablesError> {
-        let looked = self.tables.iter().map(|table| {
-            let [missed] = counted(&mut self.kernel, &table.wanted, [Why::NeverUndone])?;
-            Ok(missed)
-        });
-        looked.sum()
-    }
-
-    fn affinity(&mut self) -> Result<Affinity, NftablesError> {
-        clients(&mut self.kernel, self.tables.iter().map(|table| &table.wanted))
+    /// Everything is programmed at once.
+    async fn wait(&mut self) {
+        pending().await
     }
 }

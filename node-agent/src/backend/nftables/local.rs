@@ -12,7 +12,7 @@ use super::rule::{Action, Chain, Match, Rule, base};
 use super::shape::Shape;
 use crate::backend::why::Why;
 use crate::model::Family;
-use crate::plan::Detector;
+use crate::plan::LocalTest;
 use denizen_nft::{BaseChain, Hook, Kind};
 
 /// Before `filter` (0), where others drop.
@@ -32,27 +32,21 @@ const BEHIND_PORTS: [&str; 2] = ["bridge", "vlan"];
 /// What is local, a rule each: a list of values is one chain of returns before one mark (KEP-2450's
 /// MASQ-IF-NOT-LOCAL).
 pub(super) fn local(shape: &Shape) -> Vec<Vec<Match>> {
-    let told = Match::Marked(shape.node_side.port_bit);
-    let one = |is| vec![is];
-    match &shape.detector {
-        Detector::PodState => vec![one(Match::In(SetName::LocalPods))],
+    let told = || Match::Marked(shape.node_side.port_bit);
+    let rules = |test: &LocalTest| match test {
+        LocalTest::Pod => vec![vec![Match::In(SetName::LocalPods)]],
         // All pods are in the first set whatever the detector, so that the rules of an earlier run,
         // which stay while services are not known, know them as well.
-        Detector::PodPort => vec![
-            vec![told, Match::In(SetName::BridgedPods)],
-            vec![Match::In(SetName::LocalPods), Match::NotIn(SetName::BridgedPods)],
-        ],
-        Detector::Bridge(names) => {
-            names.iter().cloned().map(Match::InputInterface).map(one).collect()
+        LocalTest::PodAtItsPort => vec![vec![told(), Match::In(SetName::BridgedPods)]],
+        LocalTest::PodWithoutPort => {
+            vec![vec![Match::In(SetName::LocalPods), Match::NotIn(SetName::BridgedPods)]]
         }
-        Detector::BridgePort => {
-            BEHIND_PORTS.map(|kind| vec![Match::InputKind(kind), told.clone()]).into()
-        }
-        Detector::InterfacePrefix(prefixes) => {
-            prefixes.iter().cloned().map(begins_with).map(one).collect()
-        }
-        Detector::NodeCidr(_) => shape.ranges.iter().copied().map(Match::Source).map(one).collect(),
-    }
+        LocalTest::AnyPort => BEHIND_PORTS.map(|kind| vec![Match::InputKind(kind), told()]).into(),
+        LocalTest::Bridge(name) => vec![vec![Match::InputInterface(name.clone())]],
+        LocalTest::Prefix(prefix) => vec![vec![begins_with(prefix.clone())]],
+        LocalTest::Source(range) => vec![vec![Match::Source(*range)]],
+    };
+    shape.local.iter().flat_map(rules).collect()
 }
 
 /// A prefix as long as a name can be is the whole name, and nft has no way to write it with a
@@ -78,7 +72,7 @@ pub(super) fn port_told(shape: &Shape) -> Vec<Chain> {
         let base_chain = BaseChain { kind: Kind::Filter, hook, priority };
         base(name, base_chain, Why::PortTold, BEHIND_PORTS.map(clear).into())
     };
-    match (shape.detector.knows_ports(), &shape.egress) {
+    match (shape.reads_ports(), &shape.egress) {
         (false, _) => Vec::new(),
         (true, None) => vec![behind(ChainName::PortTold, Hook::Prerouting, BEHIND_NAT)],
         // What leaves the ranges where pods keep their address is told by it, too.
@@ -93,22 +87,24 @@ pub(super) fn port_told(shape: &Shape) -> Vec<Chain> {
 pub(super) fn bridge_chains(shape: &Shape) -> Vec<Chain> {
     let bit = shape.node_side.port_bit;
     let tell = |why, is| Rule::new(why, [is], [Action::Mark(bit)]);
-    let arriving = match shape.detector {
-        Detector::PodPort => vec![
+    let arriving = |test: &LocalTest| match test {
+        LocalTest::PodAtItsPort => vec![
             // It may come with any mark.
             Rule::new(Why::PortUnproven, [], [Action::Unmark(bit)]),
             tell(Why::PodPort, Match::In(SetName::PodPorts)),
             tell(Why::PodPort, Match::In(SetName::PodPorts6)),
         ],
-        Detector::BridgePort => vec![
+        LocalTest::AnyPort => vec![
             tell(Why::AnyPort, Match::Carries(Family::V4)),
             tell(Why::AnyPort, Match::Carries(Family::V6)),
         ],
-        Detector::PodState
-        | Detector::Bridge(_)
-        | Detector::InterfacePrefix(_)
-        | Detector::NodeCidr(_) => Vec::new(),
+        LocalTest::Pod
+        | LocalTest::PodWithoutPort
+        | LocalTest::Bridge(_)
+        | LocalTest::Prefix(_)
+        | LocalTest::Source(_) => Vec::new(),
     };
+    let arriving = shape.local.iter().flat_map(arriving).collect();
     let forget = Rule::new(Why::OnlyBridged, [Match::Marked(bit)], [Action::Unmark(bit)]);
     let at = |hook| BaseChain { kind: Kind::Filter, hook, priority: BRIDGE_PRIORITY };
     vec![

@@ -31,6 +31,7 @@ mod table_state;
 mod tests;
 mod write;
 
+pub use backend::render;
 pub use error::NftablesError;
 pub use foreign::remove_kube_proxys;
 pub use name::TABLE;

@@ -7,7 +7,7 @@ use super::rule::Chain;
 use super::shape::Shape;
 use super::table::Table;
 use crate::model::{Family, Protocol};
-use crate::plan::{Detector, NodeSide};
+use crate::plan::{LocalTest, NodeSide};
 use denizen_nft::Kernel;
 
 /// Whether it can have the IP tables.
@@ -48,10 +48,10 @@ fn chains(table_family: TableFamily) -> Vec<Chain> {
     let class =
         |affinity| Class { group: Group::Service, protocol: Protocol::Tcp, size: 2, affinity };
     let shape = Shape {
-        detector: match table_family {
-            TableFamily::Ip(_) => Detector::PodState,
-            TableFamily::Bridge => Detector::PodPort,
-        },
+        local: vec![match table_family {
+            TableFamily::Ip(_) => LocalTest::Pod,
+            TableFamily::Bridge => LocalTest::PodAtItsPort,
+        }],
         ..Shape::default()
     };
     let mut chains = Table::new(table_family, shape).chains();

@@ -13,7 +13,7 @@ use super::statement::version;
 use super::table::{Difference, Table};
 use super::write::load;
 use crate::backend::Repair;
-use crate::plan::FrontendKey;
+use crate::plan::{FrontendKey, NodePlan};
 use denizen_netlink::NetlinkError;
 use denizen_nft::{Kernel, Mark, NftError, Observed, Rendering, Structure, Value, read_endpoint};
 
@@ -117,11 +117,11 @@ impl<K> Nftables<K> {
         self.tables.sort_by_key(|table| (!table.is_wanted(), table.wanted.table_family));
     }
 
-    /// What the constant part of each table depends on becomes what `change` makes of it.
-    pub(super) fn reshape(&mut self, change: impl Fn(TableFamily, &mut Shape)) {
+    /// The constant part of each table becomes that of `node`.
+    pub(super) fn configure(&mut self, node: &NodePlan) {
         for table in &mut self.tables {
-            let mut shape = table.wanted.shape().clone();
-            change(table.wanted.table_family, &mut shape);
+            let table_family = table.wanted.table_family;
+            let shape = Shape::new(table_family, node);
             table.unknown |= table.wanted.reshape(shape);
         }
         self.order();

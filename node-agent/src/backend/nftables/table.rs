@@ -11,7 +11,7 @@ use super::program;
 use super::rule::Chain;
 use super::shape::Shape;
 use crate::model::{Family, PodSet, family_of};
-use crate::plan::{Detector, Frontend, FrontendAddress, FrontendKey, FrontendKind};
+use crate::plan::{Frontend, FrontendAddress, FrontendKey, FrontendKind};
 use denizen_nft::{Delta, Element, Key, Schema, SetId, Value, comment_text};
 
 /// What differs, and the classes that it needs and that were not there.
@@ -231,7 +231,7 @@ impl Table {
             of_pods.map(|set| (*set, Members::new())).collect();
         for pod in &pods.pods {
             let comment: Arc<str> = comment_text(&pod.to_string()).into();
-            let port = pod.port.as_deref().filter(|_| self.shape.detector == Detector::PodPort);
+            let port = pod.port.as_deref().filter(|_| self.shape.proves_ports());
             let interface = match (self.table_family, port) {
                 (TableFamily::Bridge, Some(port)) => port,
                 (TableFamily::Bridge | TableFamily::Ip(_), _) => &pod.interface,

@@ -28,7 +28,7 @@ impl Programmed {
     pub(super) fn is_wanted(&self) -> bool {
         match self.wanted.table_family {
             TableFamily::Ip(_) => true,
-            TableFamily::Bridge => self.wanted.shape().detector.knows_ports(),
+            TableFamily::Bridge => self.wanted.shape().reads_ports(),
         }
     }
 

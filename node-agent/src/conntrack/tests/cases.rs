@@ -64,14 +64,14 @@ fn at_a_frontend_the_reply_source_decides() {
         ("another port of the cluster IP", "10.96.0.1:54", "10.1.0.99:54", false),
         ("another address", "10.96.0.2:53", "10.1.0.99:5353", false),
     ];
-    let mut engine = engine();
-    let candidates = candidates_after(&mut engine, a_service_with_endpoints());
+    let mut tracked = Tracked::new();
+    let candidates = candidates_after(&mut tracked, a_service_with_endpoints());
     for (name, destination, reply_source, stale) in cases {
         for protocol in [UDP, Protocol::Sctp] {
             let source =
                 if destination.starts_with('[') { "[fd00::9]:4000" } else { "10.9.0.9:4000" };
             let entry = entry(protocol, source, destination, reply_source);
-            let found = flushed(&engine, &candidates, &[entry]);
+            let found = flushed(&tracked, &candidates, &[entry]);
             assert_eq!(!found.is_empty(), stale, "{name}, {protocol}");
         }
     }
@@ -79,32 +79,32 @@ fn at_a_frontend_the_reply_source_decides() {
 
 #[test]
 fn tcp_is_left_alone() {
-    let mut engine = engine();
-    let candidates = candidates_after(&mut engine, a_service_with_endpoints());
+    let mut tracked = Tracked::new();
+    let candidates = candidates_after(&mut tracked, a_service_with_endpoints());
     let entry = entry(Protocol::Tcp, "10.9.0.9:4000", "10.96.0.1:53", "10.1.0.4:5353");
     assert!(!candidates.concern(&entry));
     assert!(candidates.parts().iter().all(|(_, protocol)| *protocol != Protocol::Tcp));
 }
 
-/// An engine without open candidates, and an entry through the frontend of a service that will
+/// A plan without open candidates, and an entry through the frontend of a service that will
 /// change.
-fn settled() -> (Engine<Nftables<NoKernel>>, Entry) {
-    let mut engine = engine();
+fn settled() -> (Tracked, Entry) {
+    let mut tracked = Tracked::new();
     let flow = entry(UDP, "10.9.0.9:4000", "10.96.0.1:53", "10.1.0.1:5353");
-    let candidates = candidates_after(&mut engine, a_service_with_endpoints());
-    assert_eq!(flushed(&engine, &candidates, &[flow]), []);
-    (engine, flow)
+    let candidates = candidates_after(&mut tracked, a_service_with_endpoints());
+    assert_eq!(flushed(&tracked, &candidates, &[flow]), []);
+    (tracked, flow)
 }
 
 #[test]
 fn flows_of_a_deleted_service_are_stale() {
-    let (mut engine, flow) = settled();
-    let candidates = candidates_after(&mut engine, vec![service_gone(&dns("dns", &[]))]);
+    let (mut tracked, flow) = settled();
+    let candidates = candidates_after(&mut tracked, vec![service_gone(&dns("dns", &[]))]);
     let untranslated = Entry { reply_source: flow.destination, ..flow };
     let at_node = Entry { destination: at("192.168.0.2:30053"), ..flow };
     let elsewhere = Entry { destination: at("192.168.0.9:30053"), ..flow };
     assert_eq!(
-        flushed(&engine, &candidates, &[flow, untranslated, at_node, elsewhere]),
+        flushed(&tracked, &candidates, &[flow, untranslated, at_node, elsewhere]),
         [flow, at_node]
     );
 }
@@ -112,26 +112,27 @@ fn flows_of_a_deleted_service_are_stale() {
 /// kubernetes #139628: a sender's packets went to the last endpoint's address for 13 hours.
 #[test]
 fn flows_of_a_service_without_endpoints_are_stale() {
-    let (mut engine, flow) = settled();
-    let candidates = candidates_after(&mut engine, vec![slice_is(&dns_slice("e4", "dns", vec![]))]);
-    assert_eq!(flushed(&engine, &candidates, &[flow]), [flow]);
+    let (mut tracked, flow) = settled();
+    let candidates =
+        candidates_after(&mut tracked, vec![slice_is(&dns_slice("e4", "dns", vec![]))]);
+    assert_eq!(flushed(&tracked, &candidates, &[flow]), [flow]);
 }
 
 /// No frontend changes when a draining endpoint ends.
 #[test]
 fn flows_of_a_draining_endpoint_are_stale_when_it_ends() {
-    let (mut engine, flow) = settled();
+    let (mut tracked, flow) = settled();
     let flow = Entry { reply_source: at("10.1.0.2:5353"), ..flow };
     let left = vec![endpoint("10.1.0.1", Some(HERE))];
-    let candidates = candidates_after(&mut engine, vec![slice_is(&dns_slice("e4", "dns", left))]);
-    assert_eq!(flushed(&engine, &candidates, &[flow]), [flow]);
+    let candidates = candidates_after(&mut tracked, vec![slice_is(&dns_slice("e4", "dns", left))]);
+    assert_eq!(flushed(&tracked, &candidates, &[flow]), [flow]);
 }
 
 /// Both services claim the address. Flows of the one that loses it bypass the one that has it
 /// now.
 #[test]
 fn flows_of_the_previous_owner_of_a_frontend_are_stale() {
-    let (mut engine, flow) = settled();
+    let (mut tracked, flow) = settled();
     let flow = Entry { destination: at("203.0.113.7:53"), ..flow };
     let other = Service {
         external_ips: vec![ip("203.0.113.7")],
@@ -139,30 +140,30 @@ fn flows_of_the_previous_owner_of_a_frontend_are_stale() {
         ..dns("older", &["10.96.0.2"])
     };
     let candidates = candidates_after(
-        &mut engine,
+        &mut tracked,
         vec![
             service_is(&other),
             slice_is(&dns_slice("o4", "older", vec![endpoint("10.1.0.6", None)])),
         ],
     );
-    assert_eq!(flushed(&engine, &candidates, &[flow]), [flow]);
+    assert_eq!(flushed(&tracked, &candidates, &[flow]), [flow]);
 }
 
 #[test]
 fn a_changed_traffic_policy_ends_no_flow() {
-    let (mut engine, flow) = settled();
+    let (mut tracked, flow) = settled();
     let away = Entry { reply_source: at("10.1.0.5:5353"), ..flow };
     let local = Service {
         internal_policy: TrafficPolicy::Local,
         ..dns("dns", &["10.96.0.1", "fd00:96::1"])
     };
-    let candidates = candidates_after(&mut engine, vec![service_is(&local)]);
-    assert_eq!(flushed(&engine, &candidates, &[flow, away]), []);
+    let candidates = candidates_after(&mut tracked, vec![service_is(&local)]);
+    assert_eq!(flushed(&tracked, &candidates, &[flow, away]), []);
 }
 
 #[test]
 fn changes_without_udp_yield_no_candidates() {
-    let (mut engine, _) = settled();
+    let (mut tracked, _) = settled();
     let web = service("web", &["10.96.0.3"]);
     let mut pod = pods(2, &[("10.1.0.1", "cni0"), ("10.1.0.8", "cni0")]);
     pod.pods.reverse();
@@ -181,18 +182,18 @@ fn changes_without_udp_yield_no_candidates() {
     ];
     for event in quiet {
         let name = format!("{event:?}");
-        assert!(candidates_after(&mut engine, vec![event]).is_empty(), "{name}");
+        assert!(candidates_after(&mut tracked, vec![event]).is_empty(), "{name}");
     }
 }
 
 #[test]
 fn flows_at_a_new_node_port_address_are_candidates() {
-    let (mut engine, flow) = settled();
+    let (mut tracked, flow) = settled();
     let unserved =
         Entry { destination: at("10.1.2.1:30053"), reply_source: at("10.1.2.1:30053"), ..flow };
     let other = node(Some("a"), &["10.1.2.1"], &[]);
-    let candidates = candidates_after(&mut engine, vec![Event::Node(Some(other))]);
-    assert_eq!(flushed(&engine, &candidates, &[unserved]), [unserved]);
+    let candidates = candidates_after(&mut tracked, vec![Event::Node(Some(other))]);
+    assert_eq!(flushed(&tracked, &candidates, &[unserved]), [unserved]);
 }
 
 #[test]
@@ -226,23 +227,23 @@ fn flows_of_deleted_pods_are_stale() {
         ("deleted, and the file was lost after that", vec![these(2, &["10.1.0.1"]), lost], 3),
     ];
     for (name, steps, stale) in cases {
-        let mut engine = engine();
-        candidates_after(&mut engine, a_service_with_endpoints());
-        candidates_after(&mut engine, vec![Event::Pods(these(1, &["10.1.0.1", "10.1.0.8"]))]);
+        let mut tracked = Tracked::new();
+        candidates_after(&mut tracked, a_service_with_endpoints());
+        candidates_after(&mut tracked, vec![Event::Pods(these(1, &["10.1.0.1", "10.1.0.8"]))]);
         let mut candidates = StaleCandidates::default();
         for pods in steps {
-            candidates.absorb(candidates_after(&mut engine, vec![Event::Pods(pods)]));
+            candidates.absorb(candidates_after(&mut tracked, vec![Event::Pods(pods)]));
         }
-        assert_eq!(flushed(&engine, &candidates, &flows).len(), stale, "{name}");
+        assert_eq!(flushed(&tracked, &candidates, &flows).len(), stale, "{name}");
     }
 }
 
 /// While the API is away, pods come and go.
 #[test]
 fn flows_of_deleted_pods_are_stale_even_without_services() {
-    let mut engine = engine();
+    let mut tracked = Tracked::new();
     let flow = entry(UDP, "10.1.0.8:4000", "10.96.0.1:53", "10.1.0.1:5353");
-    candidates_after(&mut engine, vec![Event::Pods(pods(1, &[("10.1.0.8", "cni0")]))]);
-    let candidates = candidates_after(&mut engine, vec![Event::Pods(pods(2, &[]))]);
-    assert_eq!(flushed(&engine, &candidates, &[flow]), [flow]);
+    candidates_after(&mut tracked, vec![Event::Pods(pods(1, &[("10.1.0.8", "cni0")]))]);
+    let candidates = candidates_after(&mut tracked, vec![Event::Pods(pods(2, &[]))]);
+    assert_eq!(flushed(&tracked, &candidates, &[flow]), [flow]);
 }

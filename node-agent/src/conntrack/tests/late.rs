@@ -32,38 +32,38 @@ fn masqueraded_flows_of_a_late_pod_are_stale() {
             false,
         ),
     ];
-    let mut engine = engine();
-    candidates_after(&mut engine, a_service_with_endpoints());
+    let mut tracked = Tracked::new();
+    candidates_after(&mut tracked, a_service_with_endpoints());
     let itself = dns_slice("own", "dns", vec![endpoint("10.1.0.9", Some(HERE))]);
-    candidates_after(&mut engine, vec![slice_is(&itself)]);
-    let candidates = candidates_after(&mut engine, vec![adopted(2, "10.1.0.9")]);
+    candidates_after(&mut tracked, vec![slice_is(&itself)]);
+    let candidates = candidates_after(&mut tracked, vec![adopted(2, "10.1.0.9")]);
     for (name, entry, stale) in cases {
-        assert_eq!(flushed(&engine, &candidates, &[entry]).len() == 1, stale, "{name}");
+        assert_eq!(flushed(&tracked, &candidates, &[entry]).len() == 1, stale, "{name}");
     }
-    assert!(candidates_after(&mut engine, vec![adopted(3, "10.1.0.9")]).is_empty(), "only once");
+    assert!(candidates_after(&mut tracked, vec![adopted(3, "10.1.0.9")]).is_empty(), "only once");
     // With egress masquerade the flow stays masqueraded.
-    engine.apply(vec![Event::Egress(crate::model::Egress::default())]);
+    candidates_after(&mut tracked, vec![Event::Egress(crate::model::Egress::default())]);
     let masqueraded = flow("10.96.0.1:53", "10.1.0.1:5353", node);
-    assert_eq!(flushed(&engine, &candidates, &[masqueraded]), []);
+    assert_eq!(flushed(&tracked, &candidates, &[masqueraded]), []);
 }
 
 #[test]
 fn which_pods_are_late() {
-    let mut engine = engine();
-    let candidate = |engine: &mut _, set| {
-        let candidates = candidates_after(engine, vec![Event::Pods(set)]);
+    let mut tracked = Tracked::new();
+    let candidate = |tracked: &mut _, set| {
+        let candidates = candidates_after(tracked, vec![Event::Pods(set)]);
         let from = |ip: &str| entry(UDP, &format!("{ip}:1"), "10.96.0.1:53", "10.1.0.1:5353");
         ["10.1.0.1", "10.1.0.9"].map(|ip| candidates.concern(&from(ip)))
     };
     // A pod of the first set may have been added while no agent ran: it waits for the services.
-    candidates_after(&mut engine, vec![Event::Pods(pods(1, &[("10.1.0.1", "veth1")]))]);
+    candidates_after(&mut tracked, vec![Event::Pods(pods(1, &[("10.1.0.1", "veth1")]))]);
     let mut services = a_service_with_endpoints();
     services.retain(|event| !matches!(event, Event::Pods(_)));
-    let candidates = candidates_after(&mut engine, services);
+    let candidates = candidates_after(&mut tracked, services);
     assert!(candidates.is_late(ip("10.1.0.1")));
     let both = |generation, first: &'static str| {
         pods(generation, &[("10.1.0.1", first), ("10.1.0.9", "veth9")])
     };
-    assert_eq!(candidate(&mut engine, both(2, "veth1")), [false, false], "its ADD waited");
-    assert_eq!(candidate(&mut engine, both(3, "new")), [true, false], "renamed");
+    assert_eq!(candidate(&mut tracked, both(2, "veth1")), [false, false], "its ADD waited");
+    assert_eq!(candidate(&mut tracked, both(3, "new")), [true, false], "renamed");
 }

@@ -163,12 +163,12 @@ fn event(step: &Step) -> Option<((u8, bool), Event)> {
     }
 }
 
-fn started(known: impl IntoIterator<Item = Event>) -> Engine<Nftables<NoKernel>> {
-    let mut engine = engine();
-    engine.apply(all_listed());
-    engine.apply(vec![Event::Addresses(vec![address(NODE, "eth0")])]);
-    engine.apply(known.into_iter().collect());
-    engine
+fn started(known: impl IntoIterator<Item = Event>) -> Tracked {
+    let mut tracked = Tracked::new();
+    tracked.apply(all_listed());
+    tracked.apply(vec![Event::Addresses(vec![address(NODE, "eth0")])]);
+    tracked.apply(known.into_iter().collect());
+    tracked
 }
 
 proptest! {
@@ -181,19 +181,19 @@ proptest! {
         story in proptest::collection::vec(step(), 1..60),
         restart: Index,
     ) {
-        let (mut engine, mut facts, mut programmed) = (started([]), Facts::default(), Facts::default());
+        let (mut tracked, mut facts, mut programmed) = (started([]), Facts::default(), Facts::default());
         let mut table: BTreeSet<Entry> = BTreeSet::new();
         let mut last_words = BTreeMap::new();
         let mut left = StaleCandidates::default();
         let restart = restart.index(story.len());
         for (n, step) in story.iter().chain([&Step::Sync]).enumerate() {
             if n == restart {
-                engine = started(last_words.values().cloned());
+                tracked = started(last_words.values().cloned());
                 programmed.keys().into_iter().for_each(|key| left.add_frontend(key));
             }
             facts.take(step);
             if let Some((about, event)) = event(step) {
-                engine.apply(vec![event.clone()]);
+                tracked.apply(vec![event.clone()]);
                 last_words.insert(about, event);
             }
             match step {
@@ -205,10 +205,10 @@ proptest! {
                     }
                 }
                 Step::Sync => {
-                    let mut candidates = candidates_after(&mut engine, Vec::new());
+                    let mut candidates = candidates_after(&mut tracked, Vec::new());
                     candidates.absorb(std::mem::take(&mut left));
                     programmed = facts.clone();
-                    for entry in flushed(&engine, &candidates, &Vec::from_iter(table.iter().copied())) {
+                    for entry in flushed(&tracked, &candidates, &Vec::from_iter(table.iter().copied())) {
                         prop_assert!(!facts.is_healthy(&entry), "{entry:?} was healthy");
                         table.remove(&entry);
                     }

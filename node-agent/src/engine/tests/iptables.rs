@@ -8,49 +8,58 @@ use proptest::sample::Index;
 use super::{event, last_words};
 use crate::backend::BackendName;
 use crate::backend::iptables::Wanted;
-use crate::engine::{Engine, Policy};
-use crate::fixture::settings;
+use crate::fixture::policy;
 use crate::iptables::Desired;
-use crate::model::Listing;
-use crate::plan::{Detector, NodePortAddresses, NodeSide};
+use crate::model::{Event, Listing};
+use crate::plan::{Changes, Detector, Planner, Policy};
 
 type Written = BTreeMap<String, Vec<String>>;
 
-fn engine() -> Engine<Wanted> {
-    let policy = Policy {
-        settings: settings(),
-        // The one whose rules depend on facts.
-        detector: Detector::NodeCidr(None),
-        node_ports: NodePortAddresses::Primary,
-        node_side: NodeSide::default(),
-        backend: BackendName::Iptables,
-    };
-    Engine::new(policy, Wanted::offline())
+struct Rules {
+    planner: Planner,
+    wanted: Wanted,
 }
 
-/// Writes what changed, as the kernel would hold it.
-fn write(engine: &mut Engine<Wanted>, kernel: &mut Written) {
-    for rules in &mut engine.decided_mut().rules {
-        let family = rules.family();
-        for ((table, chain), lines) in rules.take_changes() {
-            let name = format!("{family} {table} {chain}");
-            match lines {
-                Some(lines) => kernel.insert(name, lines),
-                None => kernel.remove(&name),
-            };
+impl Rules {
+    fn new() -> Self {
+        // The one whose rules depend on facts.
+        let policy = Policy { detector: Detector::NodeCidr(None), ..policy() };
+        let planner = Planner::new(policy, BackendName::Iptables.capabilities());
+        let mut wanted = Wanted::offline();
+        wanted.update(planner.plan(), &Changes::from_nothing(planner.plan()));
+        Self { planner, wanted }
+    }
+
+    fn take(&mut self, events: Vec<Event>) {
+        self.planner.apply(events);
+        let changes = self.planner.update();
+        self.wanted.update(self.planner.plan(), &changes);
+    }
+
+    /// Writes what changed, as the kernel would hold it.
+    fn write(&mut self, kernel: &mut Written) {
+        for rules in &mut self.wanted.rules {
+            let family = rules.family();
+            for ((table, chain), lines) in rules.take_changes() {
+                let name = format!("{family} {table} {chain}");
+                match lines {
+                    Some(lines) => kernel.insert(name, lines),
+                    None => kernel.remove(&name),
+                };
+            }
         }
     }
-}
 
-fn all(engine: &mut Engine<Wanted>) -> Written {
-    let mut found = Written::new();
-    for rules in &engine.decided().rules {
-        let family = rules.family();
-        rules.for_each(|(table, chain), lines| {
-            found.insert(format!("{family} {table} {chain}"), lines);
-        });
+    fn all(&self) -> Written {
+        let mut found = Written::new();
+        for rules in &self.wanted.rules {
+            let family = rules.family();
+            rules.for_each(|(table, chain), lines| {
+                found.insert(format!("{family} {table} {chain}"), lines);
+            });
+        }
+        found
     }
-    found
 }
 
 proptest! {
@@ -64,24 +73,25 @@ proptest! {
     ) {
         let mut way = events.clone();
         for (listing, at) in Listing::ALL.into_iter().zip(listed) {
-            way.insert(at.index(way.len()), crate::model::Event::Listed(listing));
+            way.insert(at.index(way.len()), Event::Listed(listing));
         }
-        let (mut engine, mut kernel) = (engine(), Written::new());
+        let (mut rules, mut kernel) = (Rules::new(), Written::new());
         for some in way.chunks(batch) {
-            engine.apply(some.to_vec());
-            write(&mut engine, &mut kernel);
+            rules.take(some.to_vec());
+            rules.write(&mut kernel);
         }
-        prop_assert_eq!(&kernel, &all(&mut engine));
-        let mut fresh = self::engine();
-        fresh.apply(last_words(&way));
-        prop_assert_eq!(&kernel, &all(&mut fresh));
+        prop_assert_eq!(&kernel, &rules.all());
+        let mut fresh = Rules::new();
+        fresh.take(last_words(&way));
+        prop_assert_eq!(&kernel, &fresh.all());
         for (chain, lines) in &kernel {
             for (_, to) in lines.iter().filter_map(|line| line.split_once(" -j KUBE-")) {
                 let (family_and_table, _) = chain.rsplit_once(' ').expect("three words");
                 prop_assert!(kernel.contains_key(&format!("{family_and_table} KUBE-{to}")), "{} from {}", to, chain);
             }
         }
-        write(&mut engine, &mut kernel);
-        prop_assert!(engine.decided().rules.iter().all(|rules| !rules.is_changed()), "nothing happened");
+        rules.take(Vec::new());
+        rules.write(&mut kernel);
+        prop_assert!(rules.wanted.rules.iter().all(|rules| !rules.is_changed()), "nothing happened");
     }
 }

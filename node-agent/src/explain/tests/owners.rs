@@ -2,9 +2,8 @@
 //! yet.
 
 use super::*;
-use crate::explain::{Context, explain};
-use crate::model::{Change, Model};
-use crate::plan::Plan;
+use crate::backend::nftables::render;
+use crate::plan::Frontend;
 
 fn packet(from: &str, to: &str) -> Packet {
     Packet::parse(from, to).unwrap()
@@ -12,26 +11,27 @@ fn packet(from: &str, to: &str) -> Packet {
 
 #[test]
 fn a_cluster_ip_that_is_the_nodes_own_address_is_left_to_the_node() {
-    let mut engine = engine(Detector::PodState, false);
+    let mut planner = planner(Detector::PodState, false);
     let taken = || told(service("taken", &["10.1.2.1"]));
     let serves = || tells(slice("taken", "taken", vec![endpoint(AWAY_1, Some(AWAY))]));
-    engine.apply(vec![taken(), serves()]);
-    let rules = engine.decided().rendering().to_string();
+    planner.apply(vec![taken(), serves()]);
+    planner.update();
+    let rules = render(planner.plan()).to_string();
     assert!(!rules.contains("10.1.2.1 . tcp"), "{rules}");
     let to = packet("8.8.8.8", "10.1.2.1:80");
-    let said = engine.explain(&to).unwrap();
+    let said = explained(&planner, &to);
     let text = said.to_string();
     assert_eq!(said.verdict, Verdict::Untouched, "{text}");
     assert!(text.contains("cluster IP of default/taken, and this node's own address"), "{text}");
     // The node's addresses are followed live.
-    engine.apply(vec![Event::Addresses(vec![address("192.168.0.2", "eth0")])]);
-    engine.decided();
-    assert_eq!(engine.explain(&to).unwrap().verdict, Verdict::Forward);
+    planner.apply(vec![Event::Addresses(vec![address("192.168.0.2", "eth0")])]);
+    planner.update();
+    assert_eq!(explained(&planner, &to).verdict, Verdict::Forward);
 }
 
 #[test]
 fn a_load_balancer_ip_of_a_family_without_a_source_range_is_open() {
-    let mut engine = engine(Detector::PodState, false);
+    let mut planner = planner(Detector::PodState, false);
     let dual = Service {
         load_balancer_ips: vec![ip("198.51.100.1"), ip("2001:db8::9")],
         source_ranges: vec![range("203.0.113.0/25")].into(),
@@ -39,13 +39,13 @@ fn a_load_balancer_ip_of_a_family_without_a_source_range_is_open() {
     };
     let v6 = slice("dual-6", "dual", vec![endpoint("fd00:1::1", Some(AWAY))]);
     let v4 = slice("dual-4", "dual", vec![endpoint(AWAY_1, Some(AWAY))]);
-    engine.apply(vec![told(dual), tells(v4), tells(v6)]);
-    engine.decided();
-    let said = engine.explain(&packet("2600:5200::1", "[2001:db8::9]:80")).unwrap();
+    planner.apply(vec![told(dual), tells(v4), tells(v6)]);
+    planner.update();
+    let said = explained(&planner, &packet("2600:5200::1", "[2001:db8::9]:80"));
     assert_eq!(said.verdict, Verdict::Forward, "{said}");
     assert!(said.to_string().contains("the Service has no source range of IPv6"), "{said}");
     for (from, verdict) in [("203.0.113.2", Verdict::Forward), ("203.0.113.130", Verdict::Drop)] {
-        let said = engine.explain(&packet(from, "198.51.100.1:80")).unwrap();
+        let said = explained(&planner, &packet(from, "198.51.100.1:80"));
         assert_eq!(said.verdict, verdict, "{said}");
         assert!(!said.to_string().contains("no source range of"), "{said}");
     }
@@ -53,13 +53,13 @@ fn a_load_balancer_ip_of_a_family_without_a_source_range_is_open() {
 
 #[test]
 fn no_control_character_of_a_name_is_printed() {
-    let mut engine = engine(Detector::PodState, false);
+    let mut planner = planner(Detector::PodState, false);
     let name = "web\u{1b}[2J\r\n=> forwarded, source kept\u{9b}";
     let mut pods = pods(2, &[("10.1.2.9", "cni0\u{1b}[31m")]);
     pods.pods[0].pod = Some("default/x\n=> dropped".into());
-    engine.apply(vec![told(service(name, &["10.96.0.60"])), Event::Pods(pods)]);
-    engine.decided();
-    let said = engine.explain(&packet("10.1.2.9@cni0\u{1b}[31m", "10.96.0.60:80")).unwrap();
+    planner.apply(vec![told(service(name, &["10.96.0.60"])), Event::Pods(pods)]);
+    planner.update();
+    let said = explained(&planner, &packet("10.1.2.9@cni0\u{1b}[31m", "10.96.0.60:80"));
     let text = said.to_string();
     assert!(!text.chars().any(|c| c != '\n' && c.is_control()), "{text:?}");
     let verdicts: Vec<&str> = text.lines().filter(|line| line.starts_with("=>")).collect();
@@ -68,25 +68,13 @@ fn no_control_character_of_a_name_is_printed() {
 
 #[test]
 fn rules_that_the_kernel_rejected_are_said_not_to_be_there() {
-    let (mut model, mut change) = (Model::default(), Change::default());
-    for event in world() {
-        model.apply(event, &mut change);
-    }
-    change.node = true;
-    let mut plan = Plan::default();
-    plan.update(&settings(), model.snapshot().unwrap(), &change);
-    let context = Context {
-        world: model.snapshot().unwrap(),
-        plan: &plan,
-        detector: &Detector::PodState,
-        node_ports: &NodePortAddresses::Primary,
-        backend: BackendName::Nftables,
-    };
+    let planner = planner(Detector::PodState, false);
     let explained = |to: &str| {
-        explain(context, &packet("8.8.8.8", to), |frontend| {
+        let rejected = |frontend: &Frontend| {
             let is_web = &*frontend.service_port.service.name == "web";
             Vec::from_iter(is_web.then(|| "no such module".to_owned()))
-        })
+        };
+        explain(planner.plan(), &packet("8.8.8.8", to), rejected).unwrap()
     };
     let rejected = explained("10.96.0.10:80");
     let text = rejected.to_string();
@@ -97,15 +85,8 @@ fn rules_that_the_kernel_rejected_are_said_not_to_be_there() {
 
 #[test]
 fn nothing_is_explained_from_half_a_picture() {
-    let policy = Policy {
-        settings: settings(),
-        detector: Detector::PodState,
-        node_ports: NodePortAddresses::Primary,
-        node_side: NodeSide::default(),
-        backend: BackendName::Nftables,
-    };
-    let engine = Engine::new(policy, Nftables::offline());
-    let asked = engine.explain(&Packet::parse("10.1.2.3", "10.96.0.10:80").unwrap());
+    let planner = Planner::new(policy(), CAPABLE);
+    let asked = explain(planner.plan(), &packet("10.1.2.3", "10.96.0.10:80"), |_| Vec::new());
     assert_eq!(
         asked.unwrap_err().to_string(),
         "not everything is known yet; waiting for services, endpoint slices, this node's object, service CIDRs, this node's addresses"

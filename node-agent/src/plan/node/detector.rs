@@ -1,13 +1,10 @@
-//! Which packets come from this node's own pods.
+//! How the operator wants local traffic detected.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-use crate::model::{LocalPod, PodSet};
-
-/// How local traffic is told apart (KEP-2450's modes, and what none of them can do).
+/// How local traffic is detected (KEP-2450's modes, and what none of them can do).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Detector {
     /// Input interface and source address are those of a recorded pod.
@@ -30,42 +27,6 @@ pub enum Detector {
     NodeCidr(Option<Vec<IpNetwork>>),
 }
 
-/// Where a packet came in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Arrival<'a> {
-    /// The input interface that the IP stack sees: a bridge, or a VLAN's device on it, for what
-    /// came in through a port of one.
-    pub interface: &'a str,
-    /// What it came in through before that.
-    pub port: Port<'a>,
-}
-
-/// The port of a bridge.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Port<'a> {
-    /// There is no bridge.
-    None,
-    /// One of a bridge's, and it is not said which.
-    Unnamed,
-    /// This one.
-    Named(&'a str),
-}
-
-/// Why a packet counts as local.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Local<'a> {
-    /// It is this recorded pod's.
-    Pod(&'a LocalPod),
-    /// It came in through a port of a bridge.
-    Port,
-    /// It came in through this bridge.
-    Bridge(&'a str),
-    /// Its input interface begins so.
-    Prefix(&'a str),
-    /// Its source lies in this range.
-    Range(IpNetwork),
-}
-
 impl std::fmt::Display for Detector {
     /// As on the command line.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -85,7 +46,7 @@ impl std::fmt::Display for Detector {
 }
 
 impl Detector {
-    /// Whether it tells the ports of a bridge apart, or a bridge's port from other interfaces.
+    /// Whether the port of a bridge matters that a packet came in through.
     pub fn knows_ports(&self) -> bool {
         match self {
             Self::PodPort | Self::BridgePort => true,
@@ -103,74 +64,5 @@ impl Detector {
                 false
             }
         }
-    }
-
-    /// The ranges that `NodeCidr` stands for.
-    pub fn ranges(&self, node_cidrs: &[IpNetwork]) -> Vec<IpNetwork> {
-        match self {
-            Self::NodeCidr(Some(ranges)) => ranges.clone(),
-            Self::NodeCidr(None) => node_cidrs.to_vec(),
-            Self::PodState
-            | Self::PodPort
-            | Self::Bridge(_)
-            | Self::BridgePort
-            | Self::InterfacePrefix(_) => Vec::new(),
-        }
-    }
-
-    /// Whether, and why, a packet with this source that came in there is local. `None` means that
-    /// the node itself sends.
-    pub fn local<'a>(
-        &'a self,
-        pods: &'a PodSet,
-        node_cidrs: &[IpNetwork],
-        source: IpAddr,
-        arrival: Option<Arrival<'_>>,
-    ) -> Option<Local<'a>> {
-        match self {
-            Self::NodeCidr(_) => {
-                let mut ranges = self.ranges(node_cidrs).into_iter();
-                ranges.find(|range| range.contains(source)).map(Local::Range)
-            }
-            Self::PodState => pod(pods, source, arrival?, |_, _| true),
-            Self::PodPort => pod(pods, source, arrival?, is_port),
-            Self::Bridge(names) => {
-                let interface = arrival?.interface;
-                let name = names.iter().find(|name| ***name == *interface);
-                name.map(|name| Local::Bridge(name))
-            }
-            Self::BridgePort => match arrival?.port {
-                Port::None => None,
-                Port::Unnamed | Port::Named(_) => Some(Local::Port),
-            },
-            Self::InterfacePrefix(prefixes) => {
-                let interface = arrival?.interface;
-                let prefix = prefixes.iter().find(|prefix| interface.starts_with(&***prefix));
-                prefix.map(|prefix| Local::Prefix(prefix))
-            }
-        }
-    }
-}
-
-/// The recorded pod that sends so, if its port is the one that it should be.
-fn pod<'a>(
-    pods: &'a PodSet,
-    source: IpAddr,
-    arrival: Arrival<'_>,
-    is_port: impl Fn(&LocalPod, Port<'_>) -> bool,
-) -> Option<Local<'a>> {
-    let is = |pod: &&LocalPod| {
-        *pod.interface == *arrival.interface
-            && pod.ips.contains(&source)
-            && is_port(pod, arrival.port)
-    };
-    pods.pods.iter().find(is).map(Local::Pod)
-}
-
-fn is_port(pod: &LocalPod, port: Port<'_>) -> bool {
-    match (pod.port.as_deref(), port) {
-        (None, _) | (Some(_), Port::Unnamed) => true,
-        (Some(own), Port::Named(named)) => own == named,
-        (Some(_), Port::None) => false,
     }
 }

@@ -1,12 +1,17 @@
 //! What is decided about this node: how local traffic is detected, where node ports are served,
-//! and which addresses are the node's own.
+//! what pods' connections elsewhere get, and which addresses are the node's own.
 
 mod detector;
+mod egress;
+mod local;
+mod node_plan;
 mod node_port;
 mod node_side;
 mod own_address;
 
-pub use detector::{Arrival, Detector, Local, Port};
-pub use node_port::{NodePortAddresses, node_port_addresses};
+pub use detector::Detector;
+pub use egress::{EgressMasquerade, SeenAs};
+pub use local::{Arrival, Detection, Local, LocalTest, Port};
+pub use node_plan::NodePlan;
+pub use node_port::{NodePortAddresses, NodePorts, node_port_addresses};
 pub use node_side::{MarkBit, NodeSide};
-pub(super) use own_address::own_addresses;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnetwork::IpNetwork;
 
 use super::own_address::is_link_local;
-use crate::model::{Family, Node, NodeAddress, PodSet, family_of};
+use crate::model::{Family, LocalPod, Node, NodeAddress, family_of};
 
 /// `nodePortAddresses`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -25,12 +25,48 @@ pub enum NodePortAddresses {
     },
 }
 
+impl NodePortAddresses {
+    /// Whether 127.0.0.1 serves node ports, too.
+    pub fn has_loopback(&self) -> bool {
+        match self {
+            Self::All { localhost } => *localhost,
+            Self::Primary | Self::In(_) => false,
+        }
+    }
+}
+
+/// Where node ports are served now.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NodePorts {
+    /// As the operator asked for it.
+    pub asked: NodePortAddresses,
+    /// The addresses that this stands for, sorted.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl NodePorts {
+    /// Whether they are served on every address of this family but those of loopback, so that a
+    /// facility that knows the node's addresses itself needs no list.
+    pub fn are_everywhere(&self) -> bool {
+        match self.asked {
+            NodePortAddresses::All { .. } => true,
+            NodePortAddresses::Primary | NodePortAddresses::In(_) => false,
+        }
+    }
+
+    /// Whether they are served on loopback in this family. IPv6 has no `route_localnet`: what
+    /// leaves the node from ::1 never comes back.
+    pub fn are_on_loopback(&self, family: Family) -> bool {
+        family == Family::V4 && self.asked.has_loopback()
+    }
+}
+
 /// The addresses, sorted.
 pub fn node_port_addresses(
     wanted: &NodePortAddresses,
     node: Option<&Node>,
     addresses: &[NodeAddress],
-    pods: &PodSet,
+    pods: &[LocalPod],
 ) -> Vec<IpAddr> {
     let mut found: Vec<IpAddr> = match wanted {
         NodePortAddresses::In(ranges) => {
@@ -64,8 +100,8 @@ pub fn node_port_addresses(
 }
 
 /// The node's addresses of a family by which somebody outside could mean this node.
-fn reachable(family: Family, addresses: &[NodeAddress], pods: &PodSet) -> Vec<IpAddr> {
-    let of_pods = |name: &str| pods.pods.iter().any(|pod| *pod.interface == *name);
+fn reachable(family: Family, addresses: &[NodeAddress], pods: &[LocalPod]) -> Vec<IpAddr> {
+    let of_pods = |name: &str| pods.iter().any(|pod| *pod.interface == *name);
     let candidates = addresses.iter().filter(|a| family_of(a.address) == family);
     candidates
         .filter(|a| !a.address.is_loopback() && !is_link_local(a.address) && !of_pods(&a.interface))

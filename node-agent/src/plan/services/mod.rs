@@ -6,11 +6,13 @@ mod health_check;
 mod outcome;
 mod remark;
 mod selection;
+mod service_plan;
 
 pub use decide::{Settings, frontends};
 pub use frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade};
 pub use health_check::{HealthCheck, HealthChecks, HealthPorts};
 pub use outcome::{Endpoint, Endpoints, Outcome};
 pub use remark::Remark;
-pub(super) use remark::remarks;
 pub use selection::{Selection, Whereabouts, select, serving};
+pub(super) use service_plan::Surroundings;
+pub use service_plan::{Conflict, ServicePlan};

@@ -68,7 +68,7 @@ impl fmt::Display for Remark {
 }
 
 /// The remarks about one service; `own` are the node's addresses.
-pub(in crate::plan) fn remarks(service: &Service, own: &BTreeSet<IpAddr>) -> Vec<Remark> {
+pub(super) fn remarks(service: &Service, own: &BTreeSet<IpAddr>) -> Vec<Remark> {
     let name = || service.name.clone();
     let taken = service.cluster_ips.iter().filter(|ip| own.contains(ip));
     let taken = taken.map(|ip| Remark::OwnAddress { service: name(), address: *ip });

@@ -2,7 +2,9 @@ use std::net::IpAddr;
 
 use crate::fixture::*;
 use crate::model::NodeAddress;
-use crate::plan::{Arrival, Detector, Local, NodePortAddresses, Port, node_port_addresses};
+use crate::plan::{
+    Arrival, Detection, Detector, Local, NodePortAddresses, Port, node_port_addresses,
+};
 
 fn links() -> Vec<NodeAddress> {
     vec![
@@ -64,7 +66,8 @@ fn node_ports_are_served_where_the_operator_says() {
         ),
     ];
     for (name, wanted, node, expected) in cases {
-        let found = node_port_addresses(&wanted, node, &links(), &pods(1, &[("10.1.2.3", "cni0")]));
+        let found =
+            node_port_addresses(&wanted, node, &links(), &pods(1, &[("10.1.2.3", "cni0")]).pods);
         let expected: Vec<IpAddr> = expected.iter().map(|text| ip(text)).collect();
         assert_eq!(found, expected, "{name}");
     }
@@ -164,7 +167,8 @@ fn each_detector_tells_its_own_pods_apart() {
         ("a named range, whoever sends", explicit(), "172.21.9.9", None, true),
     ];
     for (name, detector, source, arrival, local) in cases {
-        let found = detector.local(&pods, &cidrs, ip(source), arrival.map(parse));
+        let detection = Detection::new(&detector, &cidrs);
+        let found = detection.local(&pods.pods, ip(source), arrival.map(parse));
         assert_eq!(found.is_some(), local, "{name}: {found:?}");
         if let (Detector::PodState, Some(found)) = (&detector, &found) {
             assert!(matches!(found, Local::Pod(pod) if pod.ips.contains(&ip(source))), "{name}");

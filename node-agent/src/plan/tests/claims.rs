@@ -3,29 +3,28 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use crate::fixture::*;
-use crate::model::{Change, Event, Listing, Model, Service, TrafficPolicy};
-use crate::plan::{FrontendAddress, FrontendKey, Plan, Touched};
+use crate::model::{Event, Listing, Service, TrafficPolicy};
+use crate::plan::{Changes, FrontendAddress, FrontendKey, Planner, ServicePlan};
 
-#[derive(Default)]
 struct World {
-    model: Model,
-    plan: Plan,
+    planner: Planner,
 }
 
 impl World {
     fn new() -> Self {
-        let mut world = Self::default();
+        let mut world = Self { planner: Planner::new(policy(), CAPABLE) };
         let listed = Listing::ALL.map(Event::Listed);
         world.tell(listed.into());
         world
     }
 
-    fn tell(&mut self, events: Vec<Event>) -> Touched {
-        let mut change = Change::default();
-        for event in events {
-            self.model.apply(event, &mut change);
-        }
-        self.plan.update(&settings(), self.model.snapshot().unwrap(), &change)
+    fn tell(&mut self, events: Vec<Event>) -> Changes {
+        self.planner.apply(events);
+        self.planner.update()
+    }
+
+    fn plan(&self) -> &ServicePlan {
+        self.planner.plan().services().expect("all is listed")
     }
 
     fn owner(&self, at: &str) -> Option<String> {
@@ -34,7 +33,7 @@ impl World {
             protocol: crate::model::Protocol::Tcp,
             port: port(80),
         };
-        self.plan.frontend(&key).map(|frontend| frontend.service_port.service.name.to_string())
+        self.plan().frontend(&key).map(|frontend| frontend.service_port.service.name.to_string())
     }
 }
 
@@ -66,12 +65,12 @@ fn the_older_service_wins_whatever_came_first_and_the_loser_gets_it_afterwards()
         let conflicts: usize =
             events.into_iter().map(|event| world.tell(vec![event]).conflicts.len()).sum();
         assert_eq!((world.owner(CONTESTED).as_deref(), conflicts), (Some("z-old"), 1));
-        assert!(world.tell(vec![new(), old()]).keys.is_empty(), "nothing is new");
+        assert!(world.tell(vec![new(), old()]).frontends.is_empty(), "nothing is new");
         let touched = world.tell(vec![gone("z-old")]);
         assert_eq!(world.owner(CONTESTED).as_deref(), Some("a-new"));
-        assert_eq!(touched.keys.len(), 2, "its own frontend, and the contested one");
+        assert_eq!(touched.frontends.len(), 2, "its own frontend, and the contested one");
         world.tell(vec![gone("a-new")]);
-        assert_eq!((world.owner(CONTESTED), world.plan.frontends().count()), (None, 0));
+        assert_eq!((world.owner(CONTESTED), world.plan().frontends().count()), (None, 0));
     }
 }
 
@@ -98,15 +97,15 @@ fn a_slice_that_moves_takes_its_endpoints_along() {
     };
     world.tell(vec![told("a", "10.96.0.1"), told("b", "10.96.0.2"), of("a")]);
     let served = |world: &World| -> Vec<String> {
-        let with = world.plan.frontends().filter(|f| f.inside.endpoints().is_some());
+        let with = world.plan().frontends().filter(|f| f.inside.endpoints().is_some());
         with.map(|f| f.service_port.service.name.to_string()).collect()
     };
     assert_eq!(served(&world), ["a"]);
-    assert_eq!(world.tell(vec![of("b")]).keys.len(), 2);
+    assert_eq!(world.tell(vec![of("b")]).frontends.len(), 2);
     assert_eq!(served(&world), ["b"]);
-    assert_eq!(world.plan.local_endpoints().collect::<Vec<_>>(), [ip("10.0.0.1")]);
+    assert_eq!(Vec::from_iter(world.plan().hairpins().clone()), [ip("10.0.0.1")]);
     world.tell(vec![gone("b")]);
-    assert_eq!(world.plan.local_endpoints().count(), 0);
+    assert_eq!(world.plan().hairpins().len(), 0);
 }
 
 proptest! {
@@ -123,12 +122,12 @@ proptest! {
             let touched = world.tell(vec![event]);
             let after = owners(&world);
             let differ: BTreeSet<FrontendKey> = before.symmetric_difference(&after).map(|(key, _)| *key).collect();
-            prop_assert!(differ.is_subset(&touched.keys), "{differ:?} but touched {:?}", touched.keys);
+            prop_assert!(differ.is_subset(&touched.frontends), "{differ:?} but touched {:?}", touched.frontends);
         }
         let mut fresh = World::new();
         fresh.tell(last.into_values().collect());
         prop_assert_eq!(owners(&world), owners(&fresh));
-        let local = |world: &World| world.plan.local_endpoints().collect::<Vec<_>>();
+        let local = |world: &World| world.plan().hairpins().clone();
         prop_assert_eq!(local(&world), local(&fresh));
     }
 }
@@ -163,5 +162,5 @@ fn variant_of(name: u8, variant: u8) -> Event {
 }
 
 fn owners(world: &World) -> BTreeSet<(FrontendKey, String)> {
-    world.plan.frontends().map(|f| (f.key, format!("{f:?}"))).collect()
+    world.plan().frontends().map(|f| (f.key, format!("{f:?}"))).collect()
 }

@@ -1,15 +1,14 @@
 use crate::fixture::*;
-use crate::model::{Change, Event, Listing, Model, NodeAddress, Service, SourceRanges};
-use crate::plan::{FrontendKind, Plan, Remark};
+use crate::model::{Event, Listing, NodeAddress, Service, SourceRanges};
+use crate::plan::{FrontendKind, Planner, Remark, ServicePlan};
 
 struct World {
-    model: Model,
-    plan: Plan,
+    planner: Planner,
 }
 
 impl World {
     fn of(events: Vec<Event>) -> (Self, Vec<Remark>) {
-        let mut world = Self { model: Model::default(), plan: Plan::default() };
+        let mut world = Self { planner: Planner::new(policy(), CAPABLE) };
         let listed = Listing::ALL.map(Event::Listed);
         let remarks = world.tell(events.into_iter().chain(listed).collect());
         (world, remarks)
@@ -17,23 +16,24 @@ impl World {
 
     /// The remarks that are new.
     fn tell(&mut self, events: Vec<Event>) -> Vec<Remark> {
-        let mut change = Change::default();
-        for event in events {
-            self.model.apply(event, &mut change);
-        }
-        self.plan.update(&settings(), self.model.snapshot().unwrap(), &change).remarks
+        self.planner.apply(events);
+        self.planner.update().remarks
+    }
+
+    fn plan(&self) -> &ServicePlan {
+        self.planner.plan().services().expect("all is listed")
     }
 
     /// Addresses and kinds of the frontends.
     fn frontends(&self) -> Vec<String> {
-        let frontends = self.plan.frontends();
+        let frontends = self.plan().frontends();
         let mut all: Vec<String> = frontends.map(|f| format!("{} {}", f.kind, f.key)).collect();
         all.sort();
         all
     }
 
     fn ranges(&self) -> usize {
-        self.plan.service_ranges(self.model.snapshot().unwrap()).count()
+        self.planner.plan().node().service_ranges.len()
     }
 }
 
@@ -72,7 +72,7 @@ fn load_balancer_ips_and_external_ips_may_be_the_nodes_own() {
     let web = Service { cluster_ips: vec![ip("10.96.0.10")], ..everywhere(own) };
     let (world, remarks) = World::of(vec![Event::Addresses(vec![address(own, "eth0")]), told(web)]);
     assert_eq!(remarks, []);
-    let kinds: Vec<FrontendKind> = world.plan.frontends().map(|f| f.kind).collect();
+    let kinds: Vec<FrontendKind> = world.plan().frontends().map(|f| f.kind).collect();
     assert!(kinds.contains(&FrontendKind::LoadBalancerIp), "{kinds:?}");
 }
 
@@ -84,10 +84,10 @@ fn the_nodes_addresses_are_followed() {
     assert_eq!(world.tell(vec![here()]).len(), 1);
     assert_eq!(world.frontends(), [] as [&str; 0]);
     assert_eq!(world.tell(vec![told(service("web", &["192.168.0.2"]))]), [], "said once");
-    assert_eq!(world.plan.remarks().count(), 1, "while it lasts");
+    assert_eq!(world.plan().remarks().count(), 1, "while it lasts");
     world.tell(vec![Event::Addresses(Vec::new())]);
     assert_eq!(world.frontends(), ["cluster IP 192.168.0.2:80/tcp"]);
-    assert_eq!(world.plan.remarks().count(), 0);
+    assert_eq!(world.plan().remarks().count(), 0);
 }
 
 /// kube-proxy's ipvs mode has every cluster IP on a dummy device, NodeLocal DNSCache that of the
@@ -116,7 +116,7 @@ fn a_range_of_cluster_ips_with_the_nodes_own_address_in_it_is_left_alone() {
     assert!(remarks[0].to_string().starts_with(text), "{}", remarks[0]);
     assert_eq!(world.ranges(), 1);
     world.tell(vec![Event::Addresses(Vec::new())]);
-    assert_eq!((world.ranges(), world.plan.remarks().count()), (2, 0));
+    assert_eq!((world.ranges(), world.plan().remarks().count()), (2, 0));
 }
 
 #[test]

@@ -3,8 +3,8 @@ use nix::sched::{CloneFlags, unshare};
 use crate::backend::nftables::name::{Class, Group, TableFamily};
 use crate::backend::nftables::program::{chains, class_chains};
 use crate::backend::nftables::shape::Shape;
-use crate::model::{Family, Protocol};
-use crate::plan::{Detector, MarkBit, NodeSide};
+use crate::model::{Egress, Family, Protocol};
+use crate::plan::{Detection, Detector, EgressMasquerade, MarkBit, NodePlan, NodeSide};
 use denizen_nft::{Chain, Kernel, Structure};
 
 fn all_chains(table_family: TableFamily, shape: &Shape) -> Vec<Chain> {
@@ -29,17 +29,19 @@ fn shape(table_family: TableFamily, detector: Detector, egress: bool) -> Shape {
         TableFamily::Ip(Family::V6) | TableFamily::Bridge => ["fd00::/64", "fd00::/61"],
     };
     let ranges = ranges.map(|range| range.parse().unwrap()).to_vec();
-    Shape {
-        detector,
-        ranges: ranges.clone(),
-        service_ranges: ranges.clone(),
-        egress: egress.then_some(ranges),
+    let asked = egress.then(|| Egress { kept: ranges.clone(), v6: true });
+    let node = NodePlan {
+        detection: Detection::new(&detector, &ranges),
+        service_ranges: ranges,
+        egress: EgressMasquerade::new(asked.as_ref()),
         node_side: NodeSide {
             masquerade_bit: MarkBit::new(20).unwrap(),
             open_forward: true,
             ..NodeSide::default()
         },
-    }
+        ..NodePlan::default()
+    };
+    Shape::new(table_family, &node)
 }
 
 /// Else every look would find a difference, and repair what is right.

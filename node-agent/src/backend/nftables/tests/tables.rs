@@ -11,7 +11,8 @@ use super::slots::{frontend, key, to};
 use crate::fixture::{ip, pods, port, range};
 use crate::model::{Affinity, Family, Protocol};
 use crate::plan::{
-    Detector, Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade, NodeSide, Outcome,
+    Detection, Detector, Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade,
+    NodePlan, NodeSide, Outcome,
 };
 use denizen_nft::{Element, Key, SetId, Value};
 
@@ -185,12 +186,11 @@ fn every_reason_fits() {
     let mut chains: Vec<_> =
         classes.flat_map(|class| program::class_chains(class, &NodeSide::default())).collect();
     for detector in detectors {
-        let shape = Shape { detector, ranges: vec![range("10.0.0.0/9")], ..Shape::default() };
-        chains.extend(
-            TableFamily::ALL
-                .into_iter()
-                .flat_map(|table_family| program::chains(table_family, &shape)),
-        );
+        let detection = Detection::new(&detector, &[range("10.0.0.0/9")]);
+        let node = NodePlan { detection, ..NodePlan::default() };
+        chains.extend(TableFamily::ALL.into_iter().flat_map(|table_family| {
+            program::chains(table_family, &Shape::new(table_family, &node))
+        }));
     }
     let rules = chains.iter().flat_map(|chain| &chain.rules);
     let mut whys: BTreeSet<&str> = rules.clone().map(|rule| rule.why.text()).collect();

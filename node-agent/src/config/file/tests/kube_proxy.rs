@@ -131,11 +131,11 @@ fn fields_with_the_same_meaning_become_flags() {
         (config.conntrack.max_per_core, config.conntrack.tcp_established.as_secs()),
         (0, 7200)
     );
-    assert_eq!(config.policy.backend, BackendName::Nftables);
+    assert_eq!(config.backend.name, BackendName::Nftables);
     let (config, _) =
         load(&text, &["--detect-local", "pod-state", "--proxy-mode=iptables"]).unwrap();
     assert_eq!(config.policy.detector.to_string(), "pod-state");
-    assert_eq!(config.policy.backend, BackendName::Iptables);
+    assert_eq!(config.backend.name, BackendName::Iptables);
 }
 
 #[test]

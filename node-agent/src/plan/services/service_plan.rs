@@ -1,0 +1,270 @@
+//! All that is decided about services.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+
+use super::decide::{Settings, frontends};
+use super::frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind};
+use super::health_check::{HealthCheck, HealthChecks};
+use super::remark::{Remark, remarks};
+use crate::model::{LocalPod, ServiceName, ServicePortName, Snapshot};
+use crate::plan::policy::Capabilities;
+use crate::plan::{Changes, NodePlan};
+
+/// Two service ports claim one frontend, and one of them gets it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conflict {
+    /// What both claim.
+    pub key: FrontendKey,
+    /// Who has it.
+    pub winner: ServicePortName,
+    /// Who does not.
+    pub loser: ServicePortName,
+}
+
+/// What is decided about every frontend.
+#[derive(Debug, Default)]
+pub struct ServicePlan {
+    /// Every claim on a frontend, the winner's first.
+    claims: HashMap<FrontendKey, Vec<Frontend>>,
+    keys_of: HashMap<ServiceName, Vec<FrontendKey>>,
+    /// This node's endpoints, and how many frontends lead to each.
+    local_endpoints: BTreeMap<IpAddr, usize>,
+    hairpins: BTreeSet<IpAddr>,
+    health_checks: HealthChecks,
+    remarks: BTreeMap<ServiceName, Vec<Remark>>,
+    /// The same about the ranges that cluster IPs come from.
+    range_remarks: Vec<Remark>,
+}
+
+/// What services are decided by.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::plan) struct Surroundings<'a> {
+    pub settings: &'a Settings,
+    pub capabilities: Capabilities,
+    pub node: &'a NodePlan,
+    pub pods: &'a [LocalPod],
+    pub world: Snapshot<'a>,
+}
+
+impl ServicePlan {
+    /// What is decided about a frontend.
+    pub fn frontend(&self, key: &FrontendKey) -> Option<&Frontend> {
+        self.claims.get(key).and_then(|claims| claims.first())
+    }
+
+    /// Every frontend's winner, in no order.
+    pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
+        self.claims.values().filter_map(|claims| claims.first())
+    }
+
+    /// The frontends that a service claims.
+    pub fn keys_of(&self, service: &ServiceName) -> &[FrontendKey] {
+        self.keys_of.get(service).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// How many endpoints connections are forwarded to, counted once for each service port.
+    pub fn endpoint_count(&self) -> usize {
+        let ports: HashMap<&ServicePortName, usize> = self
+            .frontends()
+            .filter_map(|f| {
+                f.inside.endpoints().map(|endpoints| (&f.service_port, endpoints.count()))
+            })
+            .collect();
+        ports.values().sum()
+    }
+
+    /// The addresses that may be handed to themselves through a service: those of recorded pods,
+    /// and of endpoints on this node.
+    pub fn hairpins(&self) -> &BTreeSet<IpAddr> {
+        &self.hairpins
+    }
+
+    /// What the health-check node ports answer.
+    pub fn health_checks(&self) -> &HealthChecks {
+        &self.health_checks
+    }
+
+    /// What owners should know.
+    pub fn remarks(&self) -> impl Iterator<Item = &Remark> {
+        self.remarks.values().flatten().chain(&self.range_remarks)
+    }
+
+    /// The service that has one of the node's own addresses as its cluster IP, where it is not
+    /// served.
+    pub fn claims_own(&self, address: IpAddr) -> Option<&ServiceName> {
+        self.remarks().find_map(|remark| match remark {
+            Remark::OwnAddress { service, address: ip } if *ip == address => Some(service),
+            Remark::OwnAddress { .. } | Remark::OpenFamily { .. } | Remark::OwnRange { .. } => None,
+        })
+    }
+
+    /// Decides about these services anew.
+    pub(in crate::plan) fn update(
+        &mut self,
+        names: &BTreeSet<ServiceName>,
+        by: Surroundings<'_>,
+        changes: &mut Changes,
+    ) {
+        for name in names {
+            self.replan(name, by, changes);
+        }
+        self.remark_ranges(by, changes);
+        if changes.complete || changes.pods || changes.local_endpoints {
+            let pods = by.pods.iter().flat_map(|pod| pod.ips.iter().copied());
+            let hairpins = pods.chain(self.local_endpoints.keys().copied()).collect();
+            changes.hairpins = self.hairpins != hairpins;
+            self.hairpins = hairpins;
+        }
+    }
+
+    /// Every service that claims something.
+    pub(in crate::plan) fn names(&self) -> impl Iterator<Item = &ServiceName> {
+        self.keys_of.keys()
+    }
+
+    fn remark_ranges(&mut self, by: Surroundings<'_>, changes: &mut Changes) {
+        let own_in = |range: IpNetwork| by.node.own.iter().find(|ip| range.contains(**ip));
+        let remarks = by.world.service_ranges().filter_map(|range| {
+            own_in(range).map(|address| Remark::OwnRange { range, address: *address })
+        });
+        let remarks: Vec<Remark> = remarks.collect();
+        let new = remarks.iter().filter(|it| !self.range_remarks.contains(it));
+        changes.remarks.extend(new.cloned());
+        self.range_remarks = remarks;
+    }
+
+    fn replan(&mut self, name: &ServiceName, by: Surroundings<'_>, changes: &mut Changes) {
+        let Surroundings { settings, node: NodePlan { own, .. }, world, .. } = by;
+        let slices: Vec<_> = world.slices(name).collect();
+        let service = world.service(name);
+        let check =
+            service.and_then(|service| HealthCheck::of(settings, world.node(), service, &slices));
+        changes.health_checks |= self.health_checks.put(name, check);
+        let mut wanted = match service {
+            Some(service) => frontends(settings, world.node(), service, &slices),
+            None => Vec::new(),
+        };
+        wanted.retain(|frontend| !takes_own(frontend, own));
+        if !by.capabilities.restricts_first {
+            wanted.iter_mut().for_each(refuse_first);
+        }
+        self.remark(name, service.map(|service| remarks(service, own)), changes);
+        let mut gone: BTreeSet<FrontendKey> =
+            self.keys_of.remove(name).into_iter().flatten().collect();
+        let keys: Vec<FrontendKey> = wanted.iter().map(|frontend| frontend.key).collect();
+        for frontend in wanted {
+            gone.remove(&frontend.key);
+            self.claim(frontend, changes);
+        }
+        for key in gone {
+            self.release(&key, name, changes);
+        }
+        if !keys.is_empty() {
+            self.keys_of.insert(name.clone(), keys);
+        }
+    }
+
+    fn remark(&mut self, name: &ServiceName, remarks: Option<Vec<Remark>>, changes: &mut Changes) {
+        let before = self.remarks.remove(name).unwrap_or_default();
+        let remarks = remarks.unwrap_or_default();
+        let new = remarks.iter().filter(|remark| !before.contains(remark));
+        changes.remarks.extend(new.cloned());
+        if !remarks.is_empty() {
+            self.remarks.insert(name.clone(), remarks);
+        }
+    }
+
+    /// Puts a service's claim in place of the one it had.
+    fn claim(&mut self, frontend: Frontend, changes: &mut Changes) {
+        let key = frontend.key;
+        // Nearly every frontend has one claim.
+        let claims = self.claims.entry(key).or_insert_with(|| Vec::with_capacity(1));
+        let mine = |claim: &Frontend| claim.service_port.service == frontend.service_port.service;
+        if claims.contains(&frontend) {
+            return;
+        }
+        let before = claims.first().cloned();
+        let is_new = !claims.iter().any(mine);
+        claims.retain(|claim| !mine(claim));
+        let name = frontend.service_port.clone();
+        let at = claims.partition_point(|claim| claim.rank() < frontend.rank());
+        claims.insert(at, frontend);
+        if is_new && claims.len() > 1 {
+            let winner = claims[0].service_port.clone();
+            let loser = if at == 0 { claims[1].service_port.clone() } else { name };
+            changes.conflicts.push(Conflict { key, winner, loser });
+        }
+        let after = claims.first();
+        changes.local_endpoints |= recount(&mut self.local_endpoints, before.as_ref(), after);
+        changes.frontends.insert(key);
+    }
+
+    fn release(&mut self, key: &FrontendKey, service: &ServiceName, changes: &mut Changes) {
+        let Entry::Occupied(mut entry) = self.claims.entry(*key) else {
+            return;
+        };
+        let before = entry.get().first().cloned();
+        entry.get_mut().retain(|claim| claim.service_port.service != *service);
+        let after = entry.get().first();
+        changes.local_endpoints |= recount(&mut self.local_endpoints, before.as_ref(), after);
+        if entry.get().is_empty() {
+            entry.remove();
+        }
+        changes.frontends.insert(*key);
+    }
+}
+
+/// Whether it is a cluster IP that the node would lose: with nftables, all its ports. A load
+/// balancer's and an external IP may be the node's own (k3s' ServiceLB does so): they take the
+/// service's ports alone.
+fn takes_own(frontend: &Frontend, own: &BTreeSet<IpAddr>) -> bool {
+    match (frontend.kind, frontend.key.address) {
+        (FrontendKind::ClusterIp, FrontendAddress::Ip(ip)) => own.contains(&ip),
+        (_, _) => false,
+    }
+}
+
+/// Where nobody serves, everybody is refused, whoever may use it.
+fn refuse_first(frontend: &mut Frontend) {
+    frontend.sources.take_if(|_| frontend.inside.endpoints().is_none());
+}
+
+/// Counts a frontend's local endpoints: in those of its winner now, out those of the one before.
+/// Whether any is new or gone. In first, so that one that stays is neither.
+fn recount(
+    counts: &mut BTreeMap<IpAddr, usize>,
+    before: Option<&Frontend>,
+    after: Option<&Frontend>,
+) -> bool {
+    let mut differs = false;
+    for ip in local_endpoints(after) {
+        let n = counts.entry(ip).or_insert(0);
+        differs |= *n == 0;
+        *n += 1;
+    }
+    for ip in local_endpoints(before) {
+        let n = counts.entry(ip).or_insert(0);
+        *n = n.saturating_sub(1);
+        if *n == 0 {
+            counts.remove(&ip);
+            differs = true;
+        }
+    }
+    differs
+}
+
+fn local_endpoints(frontend: Option<&Frontend>) -> impl Iterator<Item = IpAddr> {
+    let outcomes = frontend
+        .into_iter()
+        .flat_map(|frontend| [Some(&frontend.inside), frontend.outside.as_ref()]);
+    outcomes
+        .flatten()
+        .filter_map(|outcome| outcome.endpoints())
+        .flat_map(|endpoints| endpoints.iter())
+        .filter(|endpoint| endpoint.local)
+        .map(|endpoint| endpoint.address.ip())
+}
