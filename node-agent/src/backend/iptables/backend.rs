@@ -92,6 +92,7 @@ impl Backend for Iptables {
         self.writers[at].rejected.about(&own)
     }
 
+    #[expect(clippy::disallowed_methods, reason = "rejected rules are tried again after a while")]
     async fn wait(&mut self) {
         let next = self.writers.iter().filter_map(Writer::next_try).min();
         let again = async {
