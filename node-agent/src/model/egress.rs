@@ -1,7 +1,5 @@
 //! Egress masquerade: the destinations that see this node's pods by their own address.
 
-use std::net::IpAddr;
-
 use ipnetwork::IpNetwork;
 
 use super::service::{Family, family_of};
@@ -28,10 +26,5 @@ impl Egress {
     pub fn kept(&self, family: Family) -> impl Iterator<Item = IpNetwork> + '_ {
         let kept = self.kept.iter().copied();
         kept.filter(move |range| family_of(range.ip()) == family)
-    }
-
-    /// The range because of which a pod keeps its address towards this destination.
-    pub fn range_of(&self, destination: IpAddr) -> Option<IpNetwork> {
-        self.kept.iter().copied().find(|range| range.contains(destination))
     }
 }

@@ -21,7 +21,7 @@ const TABLE_COMMENT: &str = "Denizen: service networking; see denizen-agent expl
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TableFamily {
     /// Frames that come in through a port of a bridge, whatever they carry. First, since they are
-    /// told apart before they are IP packets.
+    /// detected before they are IP packets.
     Bridge,
     /// IP packets of one family.
     Ip(Family),
