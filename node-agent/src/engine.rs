@@ -16,11 +16,13 @@ use denizen_shared::socket::WaitFor;
 use jiff::Timestamp;
 use tracing::{info, warn};
 
-use crate::backend::chosen::{BackendConfig, Chosen, ChosenError, Removal};
+use crate::backend::chosen::{BackendConfig, Chosen, ChosenError};
+use crate::backend::iptables::IptablesError;
 use crate::backend::{Backend, Figures, Repair, Report};
 use crate::conntrack::{CandidateTracker, Entry, StaleCandidates, StaleFilter};
 use crate::describe::describe;
 use crate::explain::{Explanation, NotYet, Packet, Step, explain};
+use crate::iptables::Variant;
 use crate::model::{Event, PodVersion};
 use crate::plan::{Capabilities, Changes, Conflict, Plan, Planner, Policy};
 use crate::status::LastSync;
@@ -72,10 +74,12 @@ impl Engine {
         self.backend.watch()
     }
 
-    /// Removes what another backend left behind, which serves until this one's rules are all there.
-    /// The thread that does it must be waited for before the process ends.
-    pub fn remove_predecessor(&mut self) -> Removal {
-        self.backend.remove_predecessor()
+    /// As [`Chosen::remove_other_tables`].
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove_other_tables(&mut self) -> Result<Option<Variant>, IptablesError> {
+        self.backend.remove_other_tables()
     }
 }
 

@@ -1,13 +1,12 @@
 //! The backend that was chosen, when the agent started, for as long as it runs.
 
 use std::fmt;
-use std::thread::JoinHandle;
 
 use serde::Serialize;
 use thiserror::Error;
 use tracing::info;
 
-use super::iptables::{self, Iptables, IptablesError, Whose};
+use super::iptables::{self, Iptables, IptablesError};
 use super::nftables::{self, Nftables, NftablesError};
 use super::{Backend, BackendName, Figures, Repair, Report};
 use crate::describe::describe;
@@ -111,36 +110,23 @@ impl Chosen {
         })
     }
 
-    /// Removes what the other backend, or the other variant of iptables, left behind. Called when
-    /// this one's rules are all in the kernel: until then the other's serve. The thread must be
-    /// waited for before the process ends: a program that it has begun would go on, and take the
-    /// next agent's rules away.
-    pub fn remove_predecessor(&mut self) -> Removal {
-        let variant = match self {
-            Self::Nftables(_) => None,
-            Self::Iptables(iptables) => match iptables.remove_tables() {
-                Ok(tables) => {
-                    removed("the nftables backend's tables are removed", tables);
-                    Some(iptables.variant())
+    /// Removes the tables of nf_tables that another backend of ours left. Called when this one's
+    /// rules are all in the kernel: until then the others serve. Returns the variant of iptables
+    /// that this backend uses, if it uses one.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove_other_tables(&mut self) -> Result<Option<Variant>, IptablesError> {
+        match self {
+            Self::Nftables(_) => Ok(None),
+            Self::Iptables(iptables) => {
+                let count = iptables.remove_tables()?;
+                if count > 0 {
+                    info!(count, "the nftables backend's tables are removed");
                 }
-                Err(error) => return std::thread::spawn(move || Err(error)),
-            },
-        };
-        std::thread::spawn(move || {
-            let (what, chains) = match variant {
-                Some(used) => (
-                    "the chains in the other variant's tables are removed",
-                    iptables::cleanup_other_than(used)?,
-                ),
-                None if iptables::was_here() => (
-                    "the iptables backend's chains are removed",
-                    iptables::cleanup(Whose::Denizens)?,
-                ),
-                None => return Ok(()),
-            };
-            removed(what, chains);
-            Ok(())
-        })
+                Ok(Some(iptables.variant()))
+            }
+        }
     }
 }
 
@@ -170,15 +156,6 @@ impl fmt::Display for Rendering {
             Self::Nftables(rules) => rules.fmt(f),
             Self::Iptables(rules) => rules.fmt(f),
         }
-    }
-}
-
-/// A thread that removes what another backend left; why it could not.
-pub type Removal = JoinHandle<Result<(), IptablesError>>;
-
-fn removed(what: &str, count: usize) {
-    if count > 0 {
-        info!(count, "{what}");
     }
 }
 

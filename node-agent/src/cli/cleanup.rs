@@ -7,14 +7,14 @@ use clap::Args;
 
 use super::block_on;
 use crate::agent::{AloneError, alone_here};
-use crate::backend::iptables::{self, Whose};
-use crate::backend::nftables::{Nftables, remove_kube_proxys};
+use crate::backend::nftables::Nftables;
 use crate::config::RunDirArgs;
 use crate::describe::describe;
 use crate::forward;
 use crate::sysctl::Loopback;
 use crate::sysctl::SYSCTLS;
-use crate::takeover::ipvs;
+use crate::takeover::iptables::{self, Whose};
+use crate::takeover::{ipvs, remove_kube_proxys};
 use denizen_nft::Kernel;
 
 #[derive(Debug, Args)]

@@ -1,6 +1,10 @@
 //! Removal of what another service proxy, or another backend of ours, left on this node.
 
+pub mod iptables;
+mod iptables_nft;
 pub mod ipvs;
+mod kube_proxy_nftables;
 mod predecessor;
 
+pub use kube_proxy_nftables::remove_kube_proxys;
 pub(crate) use predecessor::Predecessor;

@@ -1,15 +1,40 @@
 //! Removal of what another backend left on this node, tried again until it is done.
 
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use tracing::warn;
+use tracing::{info, warn};
 
-use crate::backend::chosen::Removal;
+use super::iptables::{self, Whose};
+use crate::backend::iptables::IptablesError;
 use crate::describe::describe;
 use crate::engine::Engine;
+use crate::iptables::Variant;
 
 /// Between two attempts. What stands in the way takes an operator, or another program's end.
 const RETRY: Duration = Duration::from_secs(60);
+
+/// A thread that removes what another backend left. It must be waited for before the process ends:
+/// a program that it has begun would go on, and take the next agent's rules away.
+type Removal = JoinHandle<Result<(), IptablesError>>;
+
+/// Removes denizen's chains from the variant of iptables that is not `used`, or from both.
+fn remove_other_chains(used: Option<Variant>) -> Result<(), IptablesError> {
+    let (what, count) = match used {
+        Some(used) => (
+            "the chains in the other variant's tables are removed",
+            iptables::cleanup_other_than(used)?,
+        ),
+        None if iptables::was_here() => {
+            ("the iptables backend's chains are removed", iptables::cleanup(Whose::Denizens)?)
+        }
+        None => return Ok(()),
+    };
+    if count > 0 {
+        info!(count, "{what}");
+    }
+    Ok(())
+}
 
 /// What is known of the removal.
 #[derive(Debug, Default)]
@@ -40,7 +65,8 @@ impl Predecessor {
             Attempt::Running(_) | Attempt::Done => false,
         };
         if is_due {
-            self.attempt = Attempt::Running(engine.remove_predecessor());
+            let used = engine.remove_other_tables();
+            self.attempt = Attempt::Running(thread::spawn(move || remove_other_chains(used?)));
         }
     }
 

@@ -8,14 +8,12 @@
 //! by a bit of the mark.
 
 mod backend;
-mod cleanup;
 mod contender;
 mod egress;
 mod fixed;
 mod name;
 mod observed;
 mod pods;
-mod removal;
 mod rule;
 mod ruleset;
 mod schema;
@@ -29,8 +27,9 @@ mod told;
 use thiserror::Error;
 
 pub use backend::render;
-pub use cleanup::{cleanup, cleanup_other_than, was_here};
-pub use name::Whose;
+pub use name::{MARK_MASQ, OWNER, SETS, is_a_proxys};
+pub use observed::is_ours;
+pub use schema::SCHEMA;
 pub use sync::Iptables;
 pub use text::Rendering;
 pub use told::Wanted;

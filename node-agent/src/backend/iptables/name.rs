@@ -107,6 +107,7 @@ pub const SERVICES: ChainName = ChainName::Fixed("KUBE-SERVICES");
 pub const EXTERNAL_SERVICES: ChainName = ChainName::Fixed("KUBE-EXTERNAL-SERVICES");
 pub const NODE_PORTS: ChainName = ChainName::Fixed("KUBE-NODEPORTS");
 pub const POSTROUTING: ChainName = ChainName::Fixed("KUBE-POSTROUTING");
+/// Marks for masquerade. One rule, by which the chains are known for ours or kube-proxy's.
 pub const MARK_MASQ: ChainName = ChainName::Fixed("KUBE-MARK-MASQ");
 pub const MASQ_IF_NOT_LOCAL: ChainName = ChainName::Fixed("KUBE-MASQ-IF-NOT-LOCAL");
 pub const FORWARD: ChainName = ChainName::Fixed("KUBE-FORWARD");
@@ -149,15 +150,6 @@ pub fn is_a_proxys(table: Table, name: &str) -> bool {
 /// What the comment of our rule in KUBE-MARK-MASQ begins with, whatever words follow. The chains are
 /// known for ours by it: kube-proxy, when it takes over, writes that rule without a comment.
 pub const OWNER: &str = "denizen: ";
-
-/// Whose the chains are that have these names. Denizen's have [`OWNER`] in one of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whose {
-    /// Denizen's.
-    Denizens,
-    /// kube-proxy's, its canaries included. Where denizen has taken them over they are denizen's.
-    KubeProxys,
-}
 
 /// A set of this node's pods: addresses, each with the interface that its packets come in through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,7 +11,6 @@ mod client;
 mod draw;
 mod element;
 mod error;
-mod foreign;
 mod local;
 mod lower;
 mod name;
@@ -33,7 +32,6 @@ mod write;
 
 pub use backend::render;
 pub use error::NftablesError;
-pub use foreign::remove_kube_proxys;
 pub use name::TABLE;
 pub use probe::{probe, probe_ports};
 pub use sync::{Nftables, NoKernel};

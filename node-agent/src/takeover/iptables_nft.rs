@@ -7,8 +7,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::cleanup::CANARY;
-use super::name::{MARK_MASQ, OWNER, Whose, is_a_proxys};
+use super::iptables::{CANARY, Whose};
+use crate::backend::iptables::{MARK_MASQ, OWNER, is_a_proxys};
 use crate::iptables::{IptablesError, Table};
 use crate::model::Family;
 use denizen_netlink::NetlinkError;

@@ -1,8 +1,8 @@
-//! Removes what this backend, or kube-proxy, left.
+//! Removes the iptables chains and sets that a service proxy left: our iptables backend, or
+//! kube-proxy.
 
-use super::name::{SETS, Whose, is_a_proxys};
-use super::schema::SCHEMA;
-use super::{observed, removal};
+use super::iptables_nft;
+use crate::backend::iptables::{SCHEMA, SETS, is_a_proxys, is_ours};
 use crate::iptables::{
     Delta, IptablesError, Programs, Schema, Sets, Table, Variant, legacy_tables,
 };
@@ -16,6 +16,15 @@ pub const CANARY: &str = "KUBE-PROXY-CANARY";
 static LEFT: Schema =
     Schema { owns: |table, name| is_a_proxys(table, name) || name == CANARY, ..SCHEMA };
 
+/// Whose the chains are. Their names are the same; a rule's comment tells ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose {
+    /// Denizen's.
+    Denizens,
+    /// kube-proxy's, its canaries included. Those that denizen has taken over are denizen's.
+    KubeProxys,
+}
+
 /// Removes rules of both variants (kube-proxy's of its iptables and ipvs modes), and then the sets
 /// that no rule names any more; how many chains there were.
 ///
@@ -23,7 +32,7 @@ static LEFT: Schema =
 /// The first that could not be removed; what could be is. The sets stay then: they tell
 /// that there is more.
 pub fn cleanup(whose: Whose) -> Result<usize, IptablesError> {
-    let (nft, legacy) = (removal::remove(whose), remove_legacy(whose));
+    let (nft, legacy) = (iptables_nft::remove(whose), remove_legacy(whose));
     let removed = nft? + legacy?;
     let mut sets = sets()?;
     match whose {
@@ -40,7 +49,7 @@ pub fn cleanup(whose: Whose) -> Result<usize, IptablesError> {
 /// As [`cleanup`].
 pub fn cleanup_other_than(used: Variant) -> Result<usize, IptablesError> {
     match used {
-        Variant::Legacy => removal::remove(Whose::Denizens),
+        Variant::Legacy => iptables_nft::remove(Whose::Denizens),
         Variant::Nft => remove_legacy(Whose::Denizens),
     }
 }
@@ -62,7 +71,7 @@ fn remove_legacy(whose: Whose) -> Result<usize, IptablesError> {
 
 fn remove(programs: &Programs, family: Family, whose: Whose) -> Result<usize, IptablesError> {
     let seen = programs.save(family, &Table::ALL, &LEFT)?;
-    let services_are_ours = observed::is_ours(&seen);
+    let services_are_ours = is_ours(&seen);
     let mut delta = Delta::removal(&seen, |(table, name)| {
         let is_denizens = name != CANARY && (services_are_ours || *table == Table::Security);
         is_denizens == (whose == Whose::Denizens)
@@ -84,7 +93,7 @@ fn remove(programs: &Programs, family: Family, whose: Whose) -> Result<usize, Ip
 /// Whether this backend was here: its sets are made before its first rule, and removed after its
 /// last. Whoever removed the sets by hand may have left the nft variant's chains.
 pub fn was_here() -> bool {
-    Sets::open(&SETS).is_ok_and(|mut sets| sets.exist()) || removal::is_there()
+    Sets::open(&SETS).is_ok_and(|mut sets| sets.exist()) || iptables_nft::is_there()
 }
 
 fn sets() -> Result<Sets, IptablesError> {
