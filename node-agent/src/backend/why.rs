@@ -53,7 +53,7 @@ pub enum Why {
     OnlyBridged,
     /// The bit was read, where the service was chosen; it is cleared so that it means nothing to
     /// others.
-    PortTold,
+    ClearPortBit,
     /// Whoever is not a local pod gets the node's address as the source, so that the answer comes
     /// back through this node and its translation is undone.
     ComesFromElsewhere,
@@ -217,7 +217,9 @@ impl Why {
             Self::OnlyBridged => {
                 "the bit is for this node's IP rules alone, and they do not see this"
             }
-            Self::PortTold => "told by the bridge's table, and read where the service was chosen",
+            Self::ClearPortBit => {
+                "told by the bridge's table, and read where the service was chosen"
+            }
             Self::ComesFromElsewhere => {
                 "not a local pod: the answer must come back through this node"
             }

@@ -1,5 +1,5 @@
-//! Sets of addresses and interfaces, by netlink (`linux/netfilter/ipset/ip_set.h`): a pod that is added
-//! must be known before its first packet, so no program is executed for it.
+//! Sets of addresses and interfaces, by netlink (`linux/netfilter/ipset/ip_set.h`): a pod that is
+//! added must be known before its first packet, so no program is executed for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

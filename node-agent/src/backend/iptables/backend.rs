@@ -8,7 +8,7 @@ use super::IptablesError;
 use super::name::SetName;
 use super::sync::{Iptables, serves};
 use super::text::Rendering;
-use super::told::Wanted;
+use super::wanted::Wanted;
 use crate::backend::nftables::Nftables;
 use crate::backend::{Backend, Figures, Repair, Report, SetSize};
 use crate::iptables::Writer;

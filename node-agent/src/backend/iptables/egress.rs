@@ -31,7 +31,7 @@ impl Shape {
             .map(|range| rule(Why::StaysInside, vec![Match::Destination(*range)], Target::Return));
         let mark = Target::Mark(self.node_side.masquerade_bit);
         vec![
-            ((Table::Security, FORWARDED), pods.chain(self.port_told()).collect()),
+            ((Table::Security, FORWARDED), pods.chain(self.clear_port_bit()).collect()),
             (
                 (Table::Security, EGRESS),
                 kept.chain([rule(Why::GoesOut, Vec::new(), mark)]).collect(),

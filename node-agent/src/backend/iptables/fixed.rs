@@ -65,8 +65,10 @@ impl Shape {
         let is = |is| vec![(true, is)];
         match test {
             LocalTest::Pod => is(Match::FromPod),
-            // No set of iptables knows a bridge's ports, so the bridge's table tells.
-            LocalTest::PodAtItsPort => vec![(true, self.told()), (true, Match::FromBridgedPod)],
+            // No set of iptables knows bridge ports, so the bridge's table sets a bit of the mark.
+            LocalTest::PodAtItsPort => {
+                vec![(true, self.has_port_bit()), (true, Match::FromBridgedPod)]
+            }
             LocalTest::PodWithoutPort => {
                 vec![(true, Match::FromPod), (false, Match::FromBridgedPod)]
             }
@@ -77,8 +79,9 @@ impl Shape {
         }
     }
 
-    /// What the bridge's table says of a packet that came in through its pod's port.
-    fn told(&self) -> Match {
+    /// The port bit of the mark: the bridge's table sets it for a packet from its pod's bridge
+    /// port.
+    fn has_port_bit(&self) -> Match {
         Match::Marked(self.node_side.port_bit)
     }
 
@@ -112,16 +115,16 @@ impl Shape {
         chains
     }
 
-    /// What the bridge's table told is for nat alone, which sees a connection's first packet only;
-    /// so it is cleared in those of our chains that every packet passes next (filter, priority 0 of
-    /// the hooks forward and input). From nat prerouting to there it lives on: in routing (`ip rule
-    /// … fwmark`), in mangle, and before our jumps in FORWARD and INPUT. Of recorded pods behind
+    /// The port bit is for nat alone, which sees a connection's first packet only. So it is cleared
+    /// in those of our chains that every packet passes next (filter, priority 0 of the hooks
+    /// forward and input). From nat prerouting to there it lives on: in routing (`ip rule …
+    /// fwmark`), in mangle, and before our jumps in FORWARD and INPUT. Of recorded pods behind
     /// bridges alone, since others may use the bit. With egress masquerade its chain is the last to
     /// read it, and clears it in place of the first.
-    pub(super) fn port_told(&self) -> Option<Rule> {
-        let tests = [self.told(), Match::FromBridgedPod];
+    pub(super) fn clear_port_bit(&self) -> Option<Rule> {
+        let tests = [self.has_port_bit(), Match::FromBridgedPod];
         let clear = Target::Unmark(self.node_side.port_bit);
-        let rule = || Rule::new(Why::PortTold, &Arc::from(""), tests, clear);
+        let rule = || Rule::new(Why::ClearPortBit, &Arc::from(""), tests, clear);
         self.proves_ports.then(rule)
     }
 
@@ -130,8 +133,8 @@ impl Shape {
         let nobody = Arc::from("");
         let accept = |why, test| Rule::new(why, &nobody, [test], Target::Accept);
         let invalid = || Rule::new(Why::Invalid, &nobody, [Match::State("INVALID")], Target::Drop);
-        let told = self.port_told().filter(|_| self.egress.is_none());
-        let mut rules: Vec<Rule> = told.into_iter().collect();
+        let clear = self.clear_port_bit().filter(|_| self.egress.is_none());
+        let mut rules: Vec<Rule> = clear.into_iter().collect();
         rules.extend(self.drop_invalid.then(invalid));
         let marked = Match::Marked(self.node_side.masquerade_bit);
         rules.push(accept(Why::AdmitMarked, marked));
@@ -153,7 +156,7 @@ impl Shape {
         let martian =
             martian.unless(Match::Source(own)).unless(Match::State("RELATED,ESTABLISHED,DNAT"));
         let martian = (self.family == Family::V4).then_some(martian);
-        let first = self.port_told().into_iter().chain(martian);
+        let first = self.clear_port_bit().into_iter().chain(martian);
         first.chain(self.health_ports.iter().map(accept)).collect()
     }
 

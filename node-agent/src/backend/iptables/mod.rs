@@ -4,8 +4,8 @@
 //! `service`, `fixed` and `egress` render the plan to rules, `ruleset` knows which chains a change
 //! touches, and the text of a rule (`rule`) is the very text that `iptables-save` reads back. The
 //! driver, [`crate::iptables`], brings them into the kernel; `schema` tells it about our chains.
-//! Where a pod's port of a bridge must be right, the nftables backend's table of the bridge tells it
-//! by a bit of the mark.
+//! Where a pod's port of a bridge must be right, the nftables backend's table of the bridge tells
+//! it by a bit of the mark.
 
 mod backend;
 mod contender;
@@ -22,7 +22,7 @@ mod sync;
 #[cfg(test)]
 mod tests;
 mod text;
-mod told;
+mod wanted;
 
 use thiserror::Error;
 
@@ -32,7 +32,7 @@ pub use observed::is_ours;
 pub use schema::SCHEMA;
 pub use sync::Iptables;
 pub use text::Rendering;
-pub use told::Wanted;
+pub use wanted::Wanted;
 
 use super::nftables::NftablesError;
 use crate::iptables;

@@ -147,8 +147,8 @@ pub fn is_a_proxys(table: Table, name: &str) -> bool {
         || (table == Table::Nat && of_a_service())
 }
 
-/// What the comment of our rule in KUBE-MARK-MASQ begins with, whatever words follow. The chains are
-/// known for ours by it: kube-proxy, when it takes over, writes that rule without a comment.
+/// What the comment of our rule in KUBE-MARK-MASQ begins with, whatever words follow. The chains
+/// are known for ours by it: kube-proxy, when it takes over, writes that rule without a comment.
 pub const OWNER: &str = "denizen: ";
 
 /// A set of this node's pods: addresses, each with the interface that its packets come in through.

@@ -9,7 +9,7 @@ use super::contender::contender;
 use super::name::{Kind, SETS};
 use super::ruleset::Ruleset;
 use super::schema::SCHEMA;
-use super::told::Wanted;
+use super::wanted::Wanted;
 use super::{IptablesError, egress, observed};
 use crate::backend::Repair;
 use crate::backend::nftables::{Nftables, NftablesError};
@@ -107,7 +107,7 @@ impl Iptables {
         tell: impl FnOnce(&mut Nftables) -> Result<Repair, NftablesError>,
     ) -> Result<Repair, IptablesError> {
         let bridge = &mut self.wanted.bridge;
-        let told = if bridge.is_wanted() { tell(bridge) } else { Ok(Repair::default()) };
+        let bridge_repair = if bridge.is_wanted() { tell(bridge) } else { Ok(Repair::default()) };
         self.program_pods()?;
         self.hear()?;
         if self.wanted.services_known {
@@ -119,7 +119,7 @@ impl Iptables {
             error!(error = contender, "these rules are somebody else's too");
             self.contended = Some(contender);
         }
-        Ok(told?)
+        Ok(bridge_repair?)
     }
 
     fn program_pods(&mut self) -> Result<(), IptablesError> {

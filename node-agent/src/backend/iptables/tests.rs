@@ -39,7 +39,7 @@ impl Rules {
     }
 }
 
-fn told(service: Service) -> Event {
+fn event(service: Service) -> Event {
     Event::Service(service.name.clone(), Some(service))
 }
 
@@ -52,7 +52,7 @@ fn served(n: usize, service: Service, endpoints: usize) -> Vec<Event> {
     let node = |e| if e % 2 == 0 { HERE } else { AWAY };
     let at = |e: usize| endpoint(&format!("10.{}.{}.{}", n / 250, n % 250, e + 1), Some(node(e)));
     let slice = slice(&service.name.name, &service.name.name, (0..endpoints).map(at).collect());
-    let mut events = vec![told(service)];
+    let mut events = vec![event(service)];
     events.extend((endpoints > 0).then(|| tells(slice)));
     events
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::name::{ChainName, SetName};
 use super::rule::{Action, Chain, Match, Rule, base};
-use super::shape::Shape;
+use super::table_config::TableConfig;
 use crate::backend::why::Why;
 use crate::model::Family;
 use crate::plan::LocalTest;
@@ -31,22 +31,24 @@ const BEHIND_PORTS: [&str; 2] = ["bridge", "vlan"];
 
 /// What is local, a rule each: a list of values is one chain of returns before one mark (KEP-2450's
 /// MASQ-IF-NOT-LOCAL).
-pub(super) fn local(shape: &Shape) -> Vec<Vec<Match>> {
-    let told = || Match::Marked(shape.node_side.port_bit);
+pub(super) fn local(config: &TableConfig) -> Vec<Vec<Match>> {
+    let has_port_bit = || Match::Marked(config.node_side.port_bit);
     let rules = |test: &LocalTest| match test {
         LocalTest::Pod => vec![vec![Match::In(SetName::LocalPods)]],
         // All pods are in the first set whatever the detector, so that the rules of an earlier run,
         // which stay while services are not known, know them as well.
-        LocalTest::PodAtItsPort => vec![vec![told(), Match::In(SetName::BridgedPods)]],
+        LocalTest::PodAtItsPort => vec![vec![has_port_bit(), Match::In(SetName::BridgedPods)]],
         LocalTest::PodWithoutPort => {
             vec![vec![Match::In(SetName::LocalPods), Match::NotIn(SetName::BridgedPods)]]
         }
-        LocalTest::AnyPort => BEHIND_PORTS.map(|kind| vec![Match::InputKind(kind), told()]).into(),
+        LocalTest::AnyPort => {
+            BEHIND_PORTS.map(|kind| vec![Match::InputKind(kind), has_port_bit()]).into()
+        }
         LocalTest::Bridge(name) => vec![vec![Match::InputInterface(name.clone())]],
         LocalTest::Prefix(prefix) => vec![vec![begins_with(prefix.clone())]],
         LocalTest::Source(range) => vec![vec![Match::Source(*range)]],
     };
-    shape.local.iter().flat_map(rules).collect()
+    config.local.iter().flat_map(rules).collect()
 }
 
 /// A prefix as long as a name can be is the whole name, and nft has no way to write it with a
@@ -60,32 +62,32 @@ fn begins_with(prefix: Arc<str>) -> Match {
     }
 }
 
-/// The chains behind those that read what the bridge's table told. Chains of their own, since nat
-/// chains see only the first packet of a connection.
-pub(super) fn port_told(shape: &Shape) -> Vec<Chain> {
-    let bit = shape.node_side.port_bit;
+/// The chains that clear the port bit, behind those that read it. They are chains of their own,
+/// since nat chains see only the first packet of a connection.
+pub(super) fn clear_port_bit(config: &TableConfig) -> Vec<Chain> {
+    let bit = config.node_side.port_bit;
     let clear = |kind| {
-        let told = [Match::InputKind(kind), Match::Marked(bit)];
-        Rule::new(Why::PortTold, told, [Action::Unmark(bit)])
+        let has_bit = [Match::InputKind(kind), Match::Marked(bit)];
+        Rule::new(Why::ClearPortBit, has_bit, [Action::Unmark(bit)])
     };
     let behind = |name, hook, priority| {
         let base_chain = BaseChain { kind: Kind::Filter, hook, priority };
-        base(name, base_chain, Why::PortTold, BEHIND_PORTS.map(clear).into())
+        base(name, base_chain, Why::ClearPortBit, BEHIND_PORTS.map(clear).into())
     };
-    match (shape.reads_ports(), &shape.egress) {
+    match (config.reads_ports(), &config.egress) {
         (false, _) => Vec::new(),
-        (true, None) => vec![behind(ChainName::PortTold, Hook::Prerouting, BEHIND_NAT)],
-        // What leaves the ranges where pods keep their address is told by it, too.
+        (true, None) => vec![behind(ChainName::ClearPortBit, Hook::Prerouting, BEHIND_NAT)],
+        // Egress masquerade reads the bit too.
         (true, Some(_)) => vec![
-            behind(ChainName::PortTold, Hook::Forward, FORWARD_PRIORITY + 1),
-            behind(ChainName::PortToldHere, Hook::Input, BRIDGE_PRIORITY),
+            behind(ChainName::ClearPortBit, Hook::Forward, FORWARD_PRIORITY + 1),
+            behind(ChainName::ClearPortBitHere, Hook::Input, BRIDGE_PRIORITY),
         ],
     }
 }
 
 /// The bridge's table.
-pub(super) fn bridge_chains(shape: &Shape) -> Vec<Chain> {
-    let bit = shape.node_side.port_bit;
+pub(super) fn bridge_chains(config: &TableConfig) -> Vec<Chain> {
+    let bit = config.node_side.port_bit;
     let tell = |why, is| Rule::new(why, [is], [Action::Mark(bit)]);
     let arriving = |test: &LocalTest| match test {
         LocalTest::PodAtItsPort => vec![
@@ -104,7 +106,7 @@ pub(super) fn bridge_chains(shape: &Shape) -> Vec<Chain> {
         | LocalTest::Prefix(_)
         | LocalTest::Source(_) => Vec::new(),
     };
-    let arriving = shape.local.iter().flat_map(arriving).collect();
+    let arriving = config.local.iter().flat_map(arriving).collect();
     let forget = Rule::new(Why::OnlyBridged, [Match::Marked(bit)], [Action::Unmark(bit)]);
     let at = |hook| BaseChain { kind: Kind::Filter, hook, priority: BRIDGE_PRIORITY };
     vec![

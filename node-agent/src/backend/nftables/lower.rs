@@ -142,8 +142,8 @@ impl FrontendState {
         let sides =
             targets.filter_map(Target::slots).flat_map(|slots| slots.endpoints.iter().copied());
         let endpoints: Vec<SocketAddr> = sides.collect::<BTreeSet<_>>().into_iter().collect();
-        let told = numbers.of(&(self.owner.clone(), protocol), &endpoints);
-        self.numbers = endpoints.into_iter().zip(told).collect();
+        let numbers = numbers.of(&(self.owner.clone(), protocol), &endpoints);
+        self.numbers = endpoints.into_iter().zip(numbers).collect();
     }
 
     /// The classes whose chains the frontend's elements name, and those that these chains name.

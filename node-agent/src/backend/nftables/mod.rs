@@ -21,10 +21,10 @@ mod rejected;
 mod rule;
 mod salvage;
 mod set;
-mod shape;
 mod statement;
 mod sync;
 mod table;
+mod table_config;
 mod table_state;
 #[cfg(test)]
 mod tests;

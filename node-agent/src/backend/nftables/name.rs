@@ -202,9 +202,9 @@ pub enum ChainName {
     SourceRanges,
     /// Filter prerouting, right behind the nat chain: clears what a bridge's table told by the
     /// mark.
-    PortTold,
+    ClearPortBit,
     /// The same of packets for the node itself.
-    PortToldHere,
+    ClearPortBitHere,
     /// A bridge's filter forward.
     Bridged,
 }
@@ -239,8 +239,8 @@ impl fmt::Display for ChainName {
             Self::Remembered(c) => class(f, "remembered", c),
             Self::Remember(c) => class(f, "remember", c),
             Self::SourceRanges => f.write_str("source-ranges"),
-            Self::PortTold => f.write_str("port-told"),
-            Self::PortToldHere => f.write_str("port-told-here"),
+            Self::ClearPortBit => f.write_str("port-told"),
+            Self::ClearPortBitHere => f.write_str("port-told-here"),
             Self::Bridged => f.write_str("bridged"),
         }
     }

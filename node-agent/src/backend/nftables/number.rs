@@ -126,12 +126,12 @@ mod tests {
     fn numbers_survive_a_restart() {
         let mut before = Numbers::default();
         let web = owner("default/web");
-        let told = before.of(&web, &[at(1), at(2)]);
+        let given = before.of(&web, &[at(1), at(2)]);
         let mut after = Numbers::default();
-        after.restore(web.clone(), at(2), told[1]);
-        after.restore(web.clone(), at(1), told[0]);
-        assert_eq!(after.of(&web, &[at(2), at(1), at(3)])[..2], [told[1], told[0]]);
-        assert_ne!(after.of(&owner("a"), &[at(1)])[0] & !ENDPOINT_BITS, told[0] & !ENDPOINT_BITS);
+        after.restore(web.clone(), at(2), given[1]);
+        after.restore(web.clone(), at(1), given[0]);
+        assert_eq!(after.of(&web, &[at(2), at(1), at(3)])[..2], [given[1], given[0]]);
+        assert_ne!(after.of(&owner("a"), &[at(1)])[0] & !ENDPOINT_BITS, given[0] & !ENDPOINT_BITS);
     }
 
     #[test]
@@ -140,8 +140,8 @@ mod tests {
         let web = owner("default/web");
         for round in 0..200 {
             let endpoints: Vec<_> = (round * 300..round * 300 + 400).map(at).collect();
-            let told: HashSet<u32> = numbers.of(&web, &endpoints).iter().copied().collect();
-            assert_eq!(told.len(), endpoints.len(), "round {round}");
+            let given: HashSet<u32> = numbers.of(&web, &endpoints).iter().copied().collect();
+            assert_eq!(given.len(), endpoints.len(), "round {round}");
         }
     }
 }

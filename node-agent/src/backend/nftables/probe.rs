@@ -4,8 +4,8 @@ use super::error::NftablesError;
 use super::name::{Class, Group, TableFamily};
 use super::program::class_chains;
 use super::rule::Chain;
-use super::shape::Shape;
 use super::table::Table;
+use super::table_config::TableConfig;
 use crate::model::{Family, Protocol};
 use crate::plan::{LocalTest, NodeSide};
 use denizen_nft::Kernel;
@@ -47,14 +47,14 @@ fn ask(table_family: TableFamily) -> Result<(), NftablesError> {
 fn chains(table_family: TableFamily) -> Vec<Chain> {
     let class =
         |affinity| Class { group: Group::Service, protocol: Protocol::Tcp, size: 2, affinity };
-    let shape = Shape {
+    let config = TableConfig {
         local: vec![match table_family {
             TableFamily::Ip(_) => LocalTest::Pod,
             TableFamily::Bridge => LocalTest::PodAtItsPort,
         }],
-        ..Shape::default()
+        ..TableConfig::default()
     };
-    let mut chains = Table::new(table_family, shape).chains();
+    let mut chains = Table::new(table_family, config).chains();
     if let TableFamily::Ip(_) = table_family {
         let classes = [None, Some(300)].into_iter();
         chains.extend(

@@ -9,10 +9,10 @@ use std::net::Ipv4Addr;
 
 use super::affinity;
 use super::draw::cascade;
-use super::local::{FORWARD_PRIORITY, bridge_chains, local, port_told};
+use super::local::{FORWARD_PRIORITY, bridge_chains, clear_port_bit, local};
 use super::name::{ChainName, Class, Group, SetName, TableFamily};
 use super::rule::{Action, Chain, Match, Rule, base, chain};
-use super::shape::Shape;
+use super::table_config::TableConfig;
 use crate::backend::why::Why;
 use crate::model::Family;
 use crate::plan::{MarkBit, NodeSide};
@@ -29,38 +29,42 @@ const RAW_PRIORITY: i32 = -300;
 const SOURCE_PRIORITY: i32 = 100;
 
 /// The chains that are always there, in an order in which each is made before it is referred to.
-pub fn chains(table_family: TableFamily, shape: &Shape) -> Vec<Chain> {
+pub fn chains(table_family: TableFamily, config: &TableConfig) -> Vec<Chain> {
     match table_family {
-        TableFamily::Ip(Family::V4) => ip_chains(shape).into_iter().chain([martians()]).collect(),
+        TableFamily::Ip(Family::V4) => ip_chains(config).into_iter().chain([martians()]).collect(),
         // IPv6 has no `route_localnet`.
-        TableFamily::Ip(Family::V6) => ip_chains(shape),
-        TableFamily::Bridge => bridge_chains(shape),
+        TableFamily::Ip(Family::V6) => ip_chains(config),
+        TableFamily::Bridge => bridge_chains(config),
     }
 }
 
-fn ip_chains(shape: &Shape) -> Vec<Chain> {
+fn ip_chains(config: &TableConfig) -> Vec<Chain> {
     let drop = Rule::new(Why::NoLocalEndpoint, [], [Action::Count, Action::Drop]);
     let node_ports = Rule::new(Why::FindNodePort, [], [Action::Lookup(SetName::NodePorts)]);
     let jumped_to = [
         chain(ChainName::NoEndpoints, Why::Refuse, refuse()),
         chain(ChainName::NoLocalEndpoints, Why::NoLocalEndpoint, vec![drop]),
-        chain(ChainName::MarkUnlessLocal, Why::ComesFromElsewhere, mark_unless_local(shape)),
+        chain(ChainName::MarkUnlessLocal, Why::ComesFromElsewhere, mark_unless_local(config)),
         chain(ChainName::NodePorts, Why::FindNodePort, vec![node_ports]),
         chain(ChainName::SourceRanges, Why::Restricted, source_ranges()),
         chain(ChainName::UnusedPort, Why::UnusedPort, unused_port()),
-        chain(ChainName::Services, Why::Dispatch, dispatch(shape)),
-        chain(ChainName::LocalPolicy, Why::StayOnNode, local_policy(shape, SetName::LocalServices)),
+        chain(ChainName::Services, Why::Dispatch, dispatch(config)),
+        chain(
+            ChainName::LocalPolicy,
+            Why::StayOnNode,
+            local_policy(config, SetName::LocalServices),
+        ),
         chain(
             ChainName::NodePortPolicy,
             Why::StayOnNode,
-            local_policy(shape, SetName::LocalNodePorts),
+            local_policy(config, SetName::LocalNodePorts),
         ),
     ];
     jumped_to
         .into_iter()
-        .chain(base_chains(shape.node_side.masquerade_bit))
-        .chain(egress(shape).into_iter().flatten())
-        .chain(port_told(shape))
+        .chain(base_chains(config.node_side.masquerade_bit))
+        .chain(egress(config).into_iter().flatten())
+        .chain(clear_port_bit(config))
         .collect()
 }
 
@@ -122,14 +126,14 @@ fn martians() -> Chain {
 /// What local pods send elsewhere than to services. In the forward hook, the last where the
 /// interface is known that a packet came in through, and where its destination is already a
 /// service's endpoint: whether that lies in a range is what counts.
-fn egress(shape: &Shape) -> Option<[Chain; 2]> {
+fn egress(config: &TableConfig) -> Option<[Chain; 2]> {
     let kept =
-        shape.egress.as_ref()?.iter().map(|range| {
+        config.egress.as_ref()?.iter().map(|range| {
             Rule::new(Why::StaysInside, [Match::Destination(*range)], [Action::Return])
         });
-    let mark = Action::Mark(shape.node_side.masquerade_bit);
+    let mark = Action::Mark(config.node_side.masquerade_bit);
     let rules = kept.chain([Rule::new(Why::GoesOut, [], [mark])]).collect();
-    let pods = local(shape).into_iter().map(|is| {
+    let pods = local(config).into_iter().map(|is| {
         let matches = [Match::FirstPacket].into_iter().chain(is);
         Rule::new(Why::PodsAlone, matches, [Action::Jump(ChainName::Egress)])
     });
@@ -211,9 +215,9 @@ fn unused_port() -> Vec<Rule> {
     ]
 }
 
-fn dispatch(shape: &Shape) -> Vec<Rule> {
+fn dispatch(config: &TableConfig) -> Vec<Rule> {
     let unused = Action::Goto(ChainName::UnusedPort);
-    let unallocated = shape.service_ranges.iter().map(|range| {
+    let unallocated = config.service_ranges.iter().map(|range| {
         Rule::new(Why::Unallocated, [Match::Destination(*range)], [Action::Count, Action::Drop])
     });
     let known = [
@@ -223,14 +227,15 @@ fn dispatch(shape: &Shape) -> Vec<Rule> {
     known.into_iter().chain(unallocated).collect()
 }
 
-fn mark_unless_local(shape: &Shape) -> Vec<Rule> {
-    let mark = Action::Mark(shape.node_side.masquerade_bit);
-    let returns = local(shape).into_iter().map(|is| Rule::new(Why::LocalPod, is, [Action::Return]));
+fn mark_unless_local(config: &TableConfig) -> Vec<Rule> {
+    let mark = Action::Mark(config.node_side.masquerade_bit);
+    let returns =
+        local(config).into_iter().map(|is| Rule::new(Why::LocalPod, is, [Action::Return]));
     returns.chain([Rule::new(Why::ComesFromElsewhere, [], [mark])]).collect()
 }
 
-fn local_policy(shape: &Shape, keys: SetName) -> Vec<Rule> {
+fn local_policy(config: &TableConfig, keys: SetName) -> Vec<Rule> {
     let returns =
-        local(shape).into_iter().map(|is| Rule::new(Why::PodsAreInside, is, [Action::Return]));
+        local(config).into_iter().map(|is| Rule::new(Why::PodsAreInside, is, [Action::Return]));
     returns.chain([Rule::new(Why::StayOnNode, [], [Action::Lookup(keys)])]).collect()
 }

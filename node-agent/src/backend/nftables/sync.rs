@@ -8,9 +8,9 @@ use super::element::{frontend_of, protocol_and_number};
 use super::error::NftablesError;
 use super::name::{Group, Known, SetName, TableFamily};
 use super::rejected::Rejected;
-use super::shape::Shape;
 use super::statement::version;
 use super::table::{Difference, Table};
+use super::table_config::TableConfig;
 use super::write::load;
 use crate::backend::Repair;
 use crate::plan::{FrontendKey, NodePlan};
@@ -121,8 +121,8 @@ impl<K> Nftables<K> {
     pub(super) fn configure(&mut self, node: &NodePlan) {
         for table in &mut self.tables {
             let table_family = table.wanted.table_family;
-            let shape = Shape::new(table_family, node);
-            table.unknown |= table.wanted.reshape(shape);
+            let config = TableConfig::new(table_family, node);
+            table.unknown |= table.wanted.reconfigure(config);
         }
         self.order();
     }

@@ -9,7 +9,7 @@ use super::name::{Class, Facts, SetName, TableFamily};
 use super::number::{Numbers, Owner};
 use super::program;
 use super::rule::Chain;
-use super::shape::Shape;
+use super::table_config::TableConfig;
 use crate::model::{Family, PodSet, family_of};
 use crate::plan::{Frontend, FrontendAddress, FrontendKey, FrontendKind};
 use denizen_nft::{Delta, Element, Key, Schema, SetId, Value, comment_text};
@@ -45,7 +45,7 @@ pub struct Table {
     pub table_family: TableFamily,
     /// Its sets.
     pub schema: Schema,
-    shape: Shape,
+    config: TableConfig,
     keys: HashMap<FrontendKey, FrontendState>,
     classes: BTreeSet<Class>,
     numbers: Numbers,
@@ -55,11 +55,11 @@ pub struct Table {
 
 impl Table {
     /// An empty one.
-    pub fn new(table_family: TableFamily, shape: Shape) -> Self {
+    pub fn new(table_family: TableFamily, config: TableConfig) -> Self {
         Self {
             table_family,
             schema: table_family.schema(),
-            shape,
+            config,
             keys: HashMap::new(),
             classes: BTreeSet::new(),
             numbers: Numbers::default(),
@@ -77,7 +77,7 @@ impl Table {
     /// to.
     pub fn chains(&self) -> Vec<Chain> {
         let classes = self.classes.iter().flat_map(|class| self.class_chains(*class));
-        program::chains(self.table_family, &self.shape).into_iter().chain(classes).collect()
+        program::chains(self.table_family, &self.config).into_iter().chain(classes).collect()
     }
 
     /// As [`Self::chains`], in the driver's terms.
@@ -87,7 +87,7 @@ impl Table {
 
     /// The chains of a class.
     pub fn class_chains(&self, class: Class) -> Vec<Chain> {
-        program::class_chains(class, &self.shape.node_side)
+        program::class_chains(class, &self.config.node_side)
     }
 
     /// Every element that should be there, in no order. They are made one by one: all of them
@@ -148,14 +148,14 @@ impl Table {
     }
 
     /// What the constant part depends on now.
-    pub fn shape(&self) -> &Shape {
-        &self.shape
+    pub fn config(&self) -> &TableConfig {
+        &self.config
     }
 
-    /// The constant part becomes that of `shape`; whether it differs.
-    pub fn reshape(&mut self, shape: Shape) -> bool {
-        let differs = self.shape != shape;
-        self.shape = shape;
+    /// The constant part becomes that of `config`; whether it differs.
+    pub fn reconfigure(&mut self, config: TableConfig) -> bool {
+        let differs = self.config != config;
+        self.config = config;
         differs
     }
 
@@ -231,7 +231,7 @@ impl Table {
             of_pods.map(|set| (*set, Members::new())).collect();
         for pod in &pods.pods {
             let comment: Arc<str> = comment_text(&pod.to_string()).into();
-            let port = pod.port.as_deref().filter(|_| self.shape.proves_ports());
+            let port = pod.port.as_deref().filter(|_| self.config.proves_ports());
             let interface = match (self.table_family, port) {
                 (TableFamily::Bridge, Some(port)) => port,
                 (TableFamily::Bridge | TableFamily::Ip(_), _) => &pod.interface,

@@ -3,9 +3,9 @@
 
 use super::error::NftablesError;
 use super::name::{ChainName, Known, TABLE, TableFamily};
-use super::shape::Shape;
 use super::sync::{Nftables, Programmed};
 use super::table::{Difference, Table};
+use super::table_config::TableConfig;
 use super::write::empty;
 use crate::backend::Repair;
 use denizen_nft::{Kernel, Observed, Schema};
@@ -14,7 +14,7 @@ impl Programmed {
     /// Nothing is known of it, and nothing wanted in it.
     pub(super) fn new(table_family: TableFamily) -> Self {
         Self {
-            wanted: Table::new(table_family, Shape::default()),
+            wanted: Table::new(table_family, TableConfig::default()),
             pending: Difference::default(),
             unknown: true,
             looked: None,
@@ -28,7 +28,7 @@ impl Programmed {
     pub(super) fn is_wanted(&self) -> bool {
         match self.wanted.table_family {
             TableFamily::Ip(_) => true,
-            TableFamily::Bridge => self.wanted.shape().reads_ports(),
+            TableFamily::Bridge => self.wanted.config().reads_ports(),
         }
     }
 

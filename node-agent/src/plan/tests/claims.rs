@@ -87,7 +87,7 @@ fn a_cluster_ip_cannot_be_taken_over_by_an_external_ip() {
 #[test]
 fn a_slice_that_moves_takes_its_endpoints_along() {
     let mut world = World::new();
-    let told = |name: &str, at: &str| {
+    let service_at = |name: &str, at: &str| {
         let service = service(name, &[at]);
         Event::Service(service.name.clone(), Some(service))
     };
@@ -95,7 +95,7 @@ fn a_slice_that_moves_takes_its_endpoints_along() {
         let slice = slice("s", owner, vec![endpoint("10.0.0.1", Some(HERE))]);
         Event::Slice(slice.name.clone(), Some(slice))
     };
-    world.tell(vec![told("a", "10.96.0.1"), told("b", "10.96.0.2"), of("a")]);
+    world.tell(vec![service_at("a", "10.96.0.1"), service_at("b", "10.96.0.2"), of("a")]);
     let served = |world: &World| -> Vec<String> {
         let with = world.plan().frontends().filter(|f| f.inside.endpoints().is_some());
         with.map(|f| f.service_port.service.name.to_string()).collect()

@@ -37,7 +37,7 @@ impl World {
     }
 }
 
-fn told(service: Service) -> Event {
+fn event(service: Service) -> Event {
     Event::Service(service.name.clone(), Some(service))
 }
 
@@ -57,7 +57,7 @@ fn a_cluster_ip_never_takes_one_of_the_nodes_own_addresses() {
     let on_link = || Event::Addresses(vec![address(own, "eth0")]);
     let named = || Event::Node(Some(node(None, &[own], &[])));
     for is in [on_link(), named()] {
-        let (world, remarks) = World::of(vec![is, told(service("web", &[own]))]);
+        let (world, remarks) = World::of(vec![is, event(service("web", &[own]))]);
         let expected =
             Remark::OwnAddress { service: service("web", &[own]).name, address: ip(own) };
         assert_eq!(remarks, [expected]);
@@ -70,7 +70,8 @@ fn a_cluster_ip_never_takes_one_of_the_nodes_own_addresses() {
 fn load_balancer_ips_and_external_ips_may_be_the_nodes_own() {
     let own = "192.168.0.2";
     let web = Service { cluster_ips: vec![ip("10.96.0.10")], ..everywhere(own) };
-    let (world, remarks) = World::of(vec![Event::Addresses(vec![address(own, "eth0")]), told(web)]);
+    let (world, remarks) =
+        World::of(vec![Event::Addresses(vec![address(own, "eth0")]), event(web)]);
     assert_eq!(remarks, []);
     let kinds: Vec<FrontendKind> = world.plan().frontends().map(|f| f.kind).collect();
     assert!(kinds.contains(&FrontendKind::LoadBalancerIp), "{kinds:?}");
@@ -78,12 +79,12 @@ fn load_balancer_ips_and_external_ips_may_be_the_nodes_own() {
 
 #[test]
 fn the_nodes_addresses_are_followed() {
-    let (mut world, _) = World::of(vec![told(service("web", &["192.168.0.2"]))]);
+    let (mut world, _) = World::of(vec![event(service("web", &["192.168.0.2"]))]);
     assert_eq!(world.frontends(), ["cluster IP 192.168.0.2:80/tcp"]);
     let here = || Event::Addresses(vec![address("192.168.0.2", "eth0")]);
     assert_eq!(world.tell(vec![here()]).len(), 1);
     assert_eq!(world.frontends(), [] as [&str; 0]);
-    assert_eq!(world.tell(vec![told(service("web", &["192.168.0.2"]))]), [], "said once");
+    assert_eq!(world.tell(vec![event(service("web", &["192.168.0.2"]))]), [], "said once");
     assert_eq!(world.plan().remarks().count(), 1, "while it lasts");
     world.tell(vec![Event::Addresses(Vec::new())]);
     assert_eq!(world.frontends(), ["cluster IP 192.168.0.2:80/tcp"]);
@@ -98,7 +99,7 @@ fn addresses_on_dummy_devices_are_not_the_nodes_own() {
     let (world, remarks) = World::of(vec![
         Event::Addresses(vec![on_dummy]),
         Event::ServiceCidr("one".into(), Some(vec![range("10.96.0.0/16")])),
-        told(service("dns", &["10.96.0.10"])),
+        event(service("dns", &["10.96.0.10"])),
     ]);
     assert_eq!(remarks, []);
     assert_eq!(world.frontends(), ["cluster IP 10.96.0.10:80/tcp"]);
@@ -139,7 +140,7 @@ fn a_family_that_the_source_ranges_leave_open_is_named_once() {
     ];
     for (ranges, unreadable, open) in cases {
         let service = dual(ranges, unreadable);
-        let (mut world, remarks) = World::of(vec![told(service.clone())]);
+        let (mut world, remarks) = World::of(vec![event(service.clone())]);
         let words: String = remarks.iter().map(Remark::to_string).collect();
         let expected = if open.is_empty() {
             String::new()
@@ -151,6 +152,6 @@ fn a_family_that_the_source_ranges_leave_open_is_named_once() {
         };
         assert_eq!(words, expected, "{ranges:?}");
         let changed = Service { created: "2026-01-01T00:00:00Z".into(), ..service };
-        assert_eq!(world.tell(vec![told(changed)]), [], "{ranges:?}: said once");
+        assert_eq!(world.tell(vec![event(changed)]), [], "{ranges:?}: said once");
     }
 }

@@ -2,12 +2,12 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::backend::nftables::name::{Class, Group, TableFamily};
 use crate::backend::nftables::program::{chains, class_chains};
-use crate::backend::nftables::shape::Shape;
+use crate::backend::nftables::table_config::TableConfig;
 use crate::model::{Egress, Family, Protocol};
 use crate::plan::{Detection, Detector, EgressMasquerade, MarkBit, NodePlan, NodeSide};
 use denizen_nft::{Chain, Kernel, Structure};
 
-fn all_chains(table_family: TableFamily, shape: &Shape) -> Vec<Chain> {
+fn all_chains(table_family: TableFamily, config: &TableConfig) -> Vec<Chain> {
     let classes = Group::ALL.into_iter().flat_map(|group| {
         [None, Some(300)].map(|affinity| Class {
             group,
@@ -18,12 +18,12 @@ fn all_chains(table_family: TableFamily, shape: &Shape) -> Vec<Chain> {
     });
     let of_classes = classes
         .filter(|_| table_family != TableFamily::Bridge)
-        .flat_map(|class| class_chains(class, &shape.node_side));
-    let all = chains(table_family, shape).into_iter().chain(of_classes);
+        .flat_map(|class| class_chains(class, &config.node_side));
+    let all = chains(table_family, config).into_iter().chain(of_classes);
     all.map(|chain| chain.lowered(table_family)).collect()
 }
 
-fn shape(table_family: TableFamily, detector: Detector, egress: bool) -> Shape {
+fn config(table_family: TableFamily, detector: Detector, egress: bool) -> TableConfig {
     let ranges = match table_family {
         TableFamily::Ip(Family::V4) => ["10.0.0.0/8", "10.96.0.0/13"],
         TableFamily::Ip(Family::V6) | TableFamily::Bridge => ["fd00::/64", "fd00::/61"],
@@ -41,7 +41,7 @@ fn shape(table_family: TableFamily, detector: Detector, egress: bool) -> Shape {
         },
         ..NodePlan::default()
     };
-    Shape::new(table_family, &node)
+    TableConfig::new(table_family, &node)
 }
 
 /// Else every look would find a difference, and repair what is right.
@@ -64,7 +64,7 @@ fn the_kernel_gives_every_rule_back_as_it_was_sent() {
         {
             for egress in [false, true] {
                 let chains =
-                    all_chains(table_family, &shape(table_family, detector.clone(), egress));
+                    all_chains(table_family, &config(table_family, detector.clone(), egress));
                 let schema = table_family.schema();
                 let is_there = kernel.observe(&schema).unwrap().is_there();
                 let write = |batch: &mut denizen_nft::Batch| {

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::super::name::{ChainName, Class, Group, SetName, TableFamily};
 use super::super::program;
 use super::super::rule::Action;
-use super::super::shape::Shape;
 use super::super::table::{Difference, Table};
+use super::super::table_config::TableConfig;
 use super::slots::{frontend, key, to};
 use crate::fixture::{ip, pods, port, range};
 use crate::model::{Affinity, Family, Protocol};
@@ -49,7 +49,7 @@ impl Kernel {
 }
 
 fn start() -> (Table, Kernel) {
-    let table = Table::new(TableFamily::Ip(Family::V4), Shape::default());
+    let table = Table::new(TableFamily::Ip(Family::V4), TableConfig::default());
     let chains = table.chains().iter().map(|chain| chain.name.to_string()).collect();
     (table, Kernel { chains, ..Kernel::default() })
 }
@@ -189,7 +189,7 @@ fn every_reason_fits() {
         let detection = Detection::new(&detector, &[range("10.0.0.0/9")]);
         let node = NodePlan { detection, ..NodePlan::default() };
         chains.extend(TableFamily::ALL.into_iter().flat_map(|table_family| {
-            program::chains(table_family, &Shape::new(table_family, &node))
+            program::chains(table_family, &TableConfig::new(table_family, &node))
         }));
     }
     let rules = chains.iter().flat_map(|chain| &chain.rules);

@@ -7,7 +7,7 @@ use crate::plan::{LocalTest, NodePlan, NodeSide};
 
 /// What the constant part depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Shape {
+pub struct TableConfig {
     /// What local pods' packets are known by (of this family).
     pub local: Vec<LocalTest>,
     /// The ranges whose unallocated addresses nobody has (of this family).
@@ -18,7 +18,7 @@ pub struct Shape {
     pub node_side: NodeSide,
 }
 
-impl Shape {
+impl TableConfig {
     /// As the node's plan has it.
     pub fn new(table_family: TableFamily, node: &NodePlan) -> Self {
         Self {
