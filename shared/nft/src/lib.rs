@@ -22,6 +22,7 @@ mod observed;
 mod part;
 mod read;
 mod rule;
+mod rule_id;
 mod set;
 #[cfg(test)]
 mod tests;
@@ -39,9 +40,10 @@ pub use observed::Observed;
 pub use part::{Change, Rejected};
 pub use read::{ChainView, Decision, ExpressionView, RuleView, TableView};
 pub use rule::{
-    Assigned, BaseChain, Chain, Hook, Kind, Limit, Lookup, Operation, Reject, Rule, RuleId,
-    Statement, Update, Variable, Verdict,
+    Assigned, BaseChain, Chain, Hook, Kind, Limit, Lookup, Operation, Reject, Rule, Statement,
+    Update, Variable, Verdict,
 };
+pub use rule_id::RuleId;
 pub use set::{DataType, Element, Schema, Set, SetId, Value, endpoint, read_endpoint};
 pub use text::Rendering;
 pub use user_data::comment_text;

@@ -11,7 +11,8 @@ use crate::batch::ACCEPT;
 use crate::bytes::{Data, Key};
 use crate::expression::{self, Expression};
 use crate::family::Family;
-use crate::rule::{Chain, Rule, RuleId};
+use crate::rule::{Chain, Rule};
+use crate::rule_id::RuleId;
 use crate::set::{DataType, Element, Schema, Set, SetId, VERDICT, Value, without_comment};
 use crate::user_data::comment_in;
 

@@ -7,7 +7,8 @@ use crate::encode::VERDICT_REGISTER;
 use crate::family::Family;
 use crate::kernel::{Kernel, retried};
 use crate::observed::about;
-use crate::rule::{Hook, RuleId};
+use crate::rule::Hook;
+use crate::rule_id::RuleId;
 use crate::user_data::comment_in;
 
 /// A table, as it was read.
