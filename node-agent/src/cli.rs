@@ -182,7 +182,7 @@ fn explain(args: ExplainArgs) -> anyhow::Result<()> {
 fn backend_here(policy: &PolicyArgs) -> anyhow::Result<Choice> {
     let choice = match policy.backend.chosen() {
         Some(backend) => Choice { backend, why: "it is configured".to_owned() },
-        None => chosen::automatic(&policy.detector()?)?,
+        None => chosen::automatic(policy.detect.detector())?,
     };
     info!(backend = %choice.backend, why = choice.why, "backend chosen");
     Ok(choice)

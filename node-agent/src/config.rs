@@ -1,6 +1,7 @@
 //! The command line, as written ([`RunArgs`]) and checked once ([`Config`]).
 
 mod backend;
+mod cidr;
 mod conntrack;
 mod detect;
 mod duration;
@@ -14,7 +15,7 @@ mod tests;
 
 pub use backend::{BackendArgs, BackendChoice};
 pub use conntrack::ConntrackArgs;
-use detect::detector;
+pub use detect::{DetectArgs, DetectorError};
 pub(crate) use duration::duration;
 pub use error::ConfigError;
 pub use node_side::NodeSideArgs;
@@ -25,15 +26,13 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use denizen_shared::run_dir;
-use ipnetwork::IpNetwork;
 use tracing::warn;
 
 pub use self::listen::{Listen, ListenArgs};
 use crate::attachments::{self, NotPods};
 use crate::backend::BackendName;
 use crate::backend::chosen::BackendConfig;
-use crate::model::canonical_range;
-use crate::plan::{Detector, Policy, Settings};
+use crate::plan::{Policy, Settings};
 use crate::source::egress;
 use crate::sysctl::Conntrack;
 use crate::sysctl::SYSCTLS;
@@ -58,22 +57,9 @@ pub struct PolicyArgs {
     #[arg(long, visible_alias = "hostname-override", value_name = "NAME")]
     pub node_name: Option<String>,
 
-    /// How local pods are detected: pod-state[=port-exact], bridge=NAME[,NAME…], bridge-port,
-    /// interface-prefix=P[,P…], or node-cidr[=CIDR[,CIDR…]]
-    #[arg(long, value_name = "MODE[=VALUE,…]", default_value = "pod-state")]
-    pub detect_local: String,
-
-    /// KEP-2450's name for --detect-local node-cidr=CIDR[,CIDR…]
-    #[arg(long, value_name = "CIDR,…", conflicts_with = "detect_local")]
-    pub node_cidr: Option<String>,
-
-    /// KEP-2450's name for --detect-local interface-prefix=P[,P…]
-    #[arg(long, value_name = "PREFIX,…", conflicts_with_all = ["detect_local", "node_cidr"])]
-    pub pod_interface_prefix: Option<String>,
-
-    /// Refused: denizen needs no cluster CIDR
-    #[arg(long, hide = true, value_name = "CIDR")]
-    pub cluster_cidr: Option<String>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened into the flags")]
+    pub detect: DetectArgs,
 
     /// Masquerade all connections to cluster IPs, also those from local pods
     #[arg(long)]
@@ -232,9 +218,6 @@ impl PolicyArgs {
     /// # Errors
     /// [`ConfigError`], for the first error.
     pub fn check(&self, auto: BackendName) -> Result<Policy, ConfigError> {
-        if self.cluster_cidr.is_some() {
-            return Err(ConfigError::ClusterCidr("--cluster-cidr"));
-        }
         let node_name = match &self.node_name {
             Some(name) => name.clone(),
             None => host_name()?,
@@ -245,23 +228,9 @@ impl PolicyArgs {
                 node_name: node_name.into(),
                 masquerade_all: self.masquerade_all,
             },
-            detector: self.detector()?,
+            detector: self.detect.detector().clone(),
             node_side: self.node_side.settled()?,
             node_ports: self.backend.node_ports(self.backend.config(auto).name)?,
-        })
-    }
-}
-
-impl PolicyArgs {
-    /// How local traffic is detected, from whichever flag is given.
-    ///
-    /// # Errors
-    /// [`ConfigError`].
-    pub fn detector(&self) -> Result<Detector, ConfigError> {
-        detector(&match (&self.node_cidr, &self.pod_interface_prefix) {
-            (Some(cidrs), _) => format!("node-cidr={cidrs}"),
-            (None, Some(prefixes)) => format!("interface-prefix={prefixes}"),
-            (None, None) => self.detect_local.clone(),
         })
     }
 }
@@ -286,12 +255,4 @@ fn node_hints(gates: &str) -> Result<bool, ConfigError> {
         }
     }
     Ok(wanted)
-}
-
-fn cidrs(flag: &'static str, values: Vec<&str>) -> Result<Vec<IpNetwork>, ConfigError> {
-    let parse = |value: &str| {
-        let range = value.parse().ok().and_then(canonical_range);
-        range.ok_or_else(|| ConfigError::Cidr { flag, value: value.to_owned() })
-    };
-    values.into_iter().map(parse).collect()
 }

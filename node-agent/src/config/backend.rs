@@ -2,7 +2,8 @@
 
 use clap::{ArgAction, Args, ValueEnum};
 
-use super::{ConfigError, cidrs};
+use super::ConfigError;
+use super::cidr::cidrs;
 use crate::backend::BackendName;
 use crate::backend::chosen::BackendConfig;
 use crate::iptables::Variant;
@@ -72,10 +73,7 @@ impl BackendArgs {
             "all" => Ok(NodePortAddresses::All { localhost }),
             // KEP-6032's values.
             "all,localhost" | "localhost,all" => Ok(NodePortAddresses::All { localhost: true }),
-            list => {
-                let values = list.split(',').map(str::trim).collect();
-                cidrs("--nodeport-addresses", values).map(NodePortAddresses::In)
-            }
+            list => Ok(NodePortAddresses::In(cidrs(list)?)),
         }
     }
 }

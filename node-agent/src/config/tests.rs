@@ -1,5 +1,6 @@
 use clap::Parser;
 
+use super::detect::detector;
 use super::*;
 use crate::plan::NodePortAddresses;
 
@@ -28,20 +29,18 @@ fn errors_name_the_problem() {
         ("bridge", "bridge=cni0"),
         ("bridge=", "\"\" is not valid in"),
         ("bridge=a-name-that-is-too-long", "a-name-that-is-too-long"),
-        ("node-cidr=10.0.0.0", "10.0.0.0/24"),
+        ("node-cidr=10.0.0.0/33", "\"10.0.0.0/33\" is not a CIDR such as 10.0.0.0/24"),
         ("pod-state=1", "its only value is port-exact"),
         ("bridge-port=cni0", "bridge-port: it takes no value"),
     ];
     for (text, words) in cases {
-        match detector(text) {
-            // A bare address parses as a /32, as its writer meant.
-            Ok(read) => assert_eq!(
-                (text, read.to_string().as_str()),
-                ("node-cidr=10.0.0.0", "node-cidr=10.0.0.0/32")
-            ),
-            Err(error) => assert!(error.to_string().contains(words), "{text}: {error}"),
-        }
+        let error = checked(&format!("--detect-local {text}")).unwrap_err();
+        let named = format!("invalid value '{text}' for '--detect-local ");
+        assert!(error.contains(words) && error.contains(&named), "{text}: {error}");
     }
+    // A bare address parses as a /32, as its writer meant.
+    let read = detector("node-cidr=10.0.0.0").map(|detector| detector.to_string());
+    assert_eq!(read, Ok("node-cidr=10.0.0.0/32".to_owned()));
 }
 
 #[derive(Debug, Parser)]
@@ -103,7 +102,15 @@ fn node_ports_are_served_where_kube_proxy_serves_them() {
 #[test]
 fn wrong_or_contradictory_flags_are_named() {
     let cases = [
-        ("--cluster-cidr 10.0.0.0/8", "denizen needs no cluster CIDR: remove --cluster-cidr."),
+        (
+            "--cluster-cidr 10.0.0.0/8",
+            "invalid value '10.0.0.0/8' for '--cluster-cidr <CIDR>': denizen needs no cluster CIDR",
+        ),
+        (
+            "--node-cidr 10.0.0.0/33",
+            "invalid value '10.0.0.0/33' for '--node-cidr <CIDR,…>': \"10.0.0.0/33\" is not a CIDR",
+        ),
+        ("--detect-local bridge-port --detect-local bridge-port", "--detect-local"),
         ("--detect-local pod-state --node-cidr 10.0.0.0/8", "--node-cidr"),
         ("--pod-interface-prefix veth --node-cidr 10.0.0.0/8", "--pod-interface-prefix"),
         ("--nodeport-addresses eth0", "--nodeport-addresses: \"eth0\" is not a CIDR"),

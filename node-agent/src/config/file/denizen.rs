@@ -4,7 +4,7 @@ use clap::{Arg, Command};
 
 use super::document::{Known, Node, Place, Value};
 use super::{Contents, Problem, Setting};
-use crate::config::ConfigError;
+use crate::config::DetectorError;
 
 /// Flags without a field: the file cannot name a file to read, nor request a single run; and
 /// aliases get no field.
@@ -111,7 +111,7 @@ pub(super) fn contents(tree: &Node, run: &Command) -> Contents {
 
 fn unknown(at: Place) -> Problem {
     let what = match at.field.as_str() {
-        "clusterCIDR" | "clusterCidr" => ConfigError::ClusterCidr("it").to_string(),
+        "clusterCIDR" | "clusterCidr" => DetectorError::ClusterCidr.to_string(),
         _ => "there is no such field".to_owned(),
     };
     Problem { at, what }

@@ -151,7 +151,8 @@ fn errors_have_a_position() {
         ("nodeName: 1.5", "line 4, nodeName: it is a fraction"),
         (
             "detectLocal: podstate",
-            "line 4, detectLocal: --detect-local \"podstate\" is not a mode: use pod-state",
+            "line 4, detectLocal: invalid value 'podstate' for '--detect-local <MODE[=VALUE,…]>': it \
+             is not a mode: use pod-state",
         ),
         (
             "nodePortAddresses: [x]",
