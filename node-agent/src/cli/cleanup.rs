@@ -13,8 +13,7 @@ use crate::describe::describe;
 use crate::forward;
 use crate::sysctl::Loopback;
 use crate::sysctl::SYSCTLS;
-use crate::takeover::iptables::{self, Whose};
-use crate::takeover::{ipvs, remove_kube_proxys};
+use crate::takeover::{Owner, iptables, ipvs, remove_kube_proxys};
 use denizen_nft::Kernel;
 
 #[derive(Debug, Args)]
@@ -93,7 +92,7 @@ fn remove_kube_proxys_rules() -> [anyhow::Result<()>; 3] {
     let tables = remove_kube_proxys().context("cannot remove kube-proxy's nftables tables");
     let ipvs = remove_ipvs();
     let chains =
-        iptables::cleanup(Whose::KubeProxys).context("cannot remove kube-proxy's iptables chains");
+        iptables::cleanup(Owner::KubeProxy).context("cannot remove kube-proxy's iptables chains");
     [
         tables.map(|tables| print_removed(tables, "kube-proxy nftables table")),
         ipvs,
@@ -136,7 +135,7 @@ fn tables() -> anyhow::Result<usize> {
 /// Removes iptables chains. It executes programs only if there may be something to remove.
 fn chains(thoroughly: bool) -> anyhow::Result<usize> {
     match thoroughly || iptables::was_here() {
-        true => Ok(iptables::cleanup(Whose::Denizens)?),
+        true => Ok(iptables::cleanup(Owner::Denizen)?),
         false => Ok(0),
     }
 }

@@ -2,6 +2,7 @@
 //! kube-proxy.
 
 use super::iptables_nft;
+use super::owner::{CANARY, Owner};
 use crate::backend::iptables::{SCHEMA, SETS, is_a_proxys, is_ours};
 use crate::iptables::{
     Delta, IptablesError, Programs, Schema, Sets, Table, Variant, legacy_tables,
@@ -9,21 +10,9 @@ use crate::iptables::{
 use crate::model::Family;
 use denizen_netlink::NetlinkError;
 
-/// kube-proxy's chain that says that nobody has flushed the table.
-pub const CANARY: &str = "KUBE-PROXY-CANARY";
-
 /// The chains that may be left: a service proxy's, and kube-proxy's canaries.
 static LEFT: Schema =
     Schema { owns: |table, name| is_a_proxys(table, name) || name == CANARY, ..SCHEMA };
-
-/// Whose the chains are. Their names are the same; a rule's comment tells ours.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whose {
-    /// Denizen's.
-    Denizens,
-    /// kube-proxy's, its canaries included. Those that denizen has taken over are denizen's.
-    KubeProxys,
-}
 
 /// Removes rules of both variants (kube-proxy's of its iptables and ipvs modes), and then the sets
 /// that no rule names any more; how many chains there were.
@@ -31,13 +20,13 @@ pub enum Whose {
 /// # Errors
 /// The first that could not be removed; what could be is. The sets stay then: they tell
 /// that there is more.
-pub fn cleanup(whose: Whose) -> Result<usize, IptablesError> {
-    let (nft, legacy) = (iptables_nft::remove(whose), remove_legacy(whose));
+pub fn cleanup(owner: Owner) -> Result<usize, IptablesError> {
+    let (nft, legacy) = (iptables_nft::remove(owner), remove_legacy(owner));
     let removed = nft? + legacy?;
     let mut sets = sets()?;
-    match whose {
-        Whose::Denizens => sets.destroy()?,
-        Whose::KubeProxys => drop(sets.destroy_named("KUBE-")?),
+    match owner {
+        Owner::Denizen => sets.destroy()?,
+        Owner::KubeProxy => drop(sets.destroy_named("KUBE-")?),
     }
     Ok(removed)
 }
@@ -49,33 +38,31 @@ pub fn cleanup(whose: Whose) -> Result<usize, IptablesError> {
 /// As [`cleanup`].
 pub fn cleanup_other_than(used: Variant) -> Result<usize, IptablesError> {
     match used {
-        Variant::Legacy => iptables_nft::remove(Whose::Denizens),
-        Variant::Nft => remove_legacy(Whose::Denizens),
+        Variant::Legacy => iptables_nft::remove(Owner::Denizen),
+        Variant::Nft => remove_legacy(Owner::Denizen),
     }
 }
 
 /// Legacy tables have no netlink: iptables' programs read and write them, where there are any, and
 /// need `CAP_NET_RAW`.
-fn remove_legacy(whose: Whose) -> Result<usize, IptablesError> {
+fn remove_legacy(owner: Owner) -> Result<usize, IptablesError> {
     let of_family = |family| {
         let there = legacy_tables(family);
         let is_there = |table: &str| there.iter().any(|name| name == table);
-        let with_canary = whose == Whose::KubeProxys && is_there("mangle");
+        let with_canary = owner == Owner::KubeProxy && is_there("mangle");
         match with_canary || Table::ALL.iter().any(|table| is_there(table.as_str())) {
-            true => remove(&Programs::installed(Variant::Legacy)?, family, whose),
+            true => remove(&Programs::installed(Variant::Legacy)?, family, owner),
             false => Ok(0),
         }
     };
     Family::BOTH.map(of_family).into_iter().sum()
 }
 
-fn remove(programs: &Programs, family: Family, whose: Whose) -> Result<usize, IptablesError> {
+fn remove(programs: &Programs, family: Family, owner: Owner) -> Result<usize, IptablesError> {
     let seen = programs.save(family, &Table::ALL, &LEFT)?;
-    let services_are_ours = is_ours(&seen);
-    let mut delta = Delta::removal(&seen, |(table, name)| {
-        let is_denizens = name != CANARY && (services_are_ours || *table == Table::Security);
-        is_denizens == (whose == Whose::Denizens)
-    });
+    let services = Owner::ours_if(is_ours(&seen));
+    let mut delta =
+        Delta::removal(&seen, |(table, name)| Owner::of(table.as_str(), name, services) == owner);
     let removed = delta.chains();
     let egress = delta.take_optional();
     let transactions = delta.transactions(&LEFT, usize::MAX).into_iter();
@@ -83,7 +70,7 @@ fn remove(programs: &Programs, family: Family, whose: Whose) -> Result<usize, Ip
     for (table, delta) in transactions.chain(egress) {
         programs.restore(family, &delta.input(table))?;
     }
-    if whose == Whose::KubeProxys && programs.has_chain(family, "mangle", CANARY)? {
+    if owner == Owner::KubeProxy && programs.has_chain(family, "mangle", CANARY)? {
         let input = format!("*mangle\n:{CANARY} - [0:0]\n-X {CANARY}\nCOMMIT\n");
         programs.restore(family, &input)?;
     }

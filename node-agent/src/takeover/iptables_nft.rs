@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::iptables::{CANARY, Whose};
+use super::owner::{CANARY, Owner};
 use crate::backend::iptables::{MARK_MASQ, OWNER, is_a_proxys};
 use crate::iptables::{IptablesError, Table};
 use crate::model::Family;
@@ -30,27 +30,27 @@ type ChainOf = (Arc<str>, Arc<str>);
 ///
 /// # Errors
 /// [`IptablesError::Netlink`]; the other family's are removed all the same.
-pub fn remove(whose: Whose) -> Result<usize, IptablesError> {
-    let removed = Family::BOTH.map(|family| remove_of(family, whose));
+pub fn remove(owner: Owner) -> Result<usize, IptablesError> {
+    let removed = Family::BOTH.map(|family| remove_of(family, owner));
     removed.into_iter().sum()
 }
 
 /// Whether denizen's own chains are there.
 pub fn is_there() -> bool {
     let there = |family| {
-        let chains = chains_of(&mut Kernel::open().ok()?, family, Whose::Denizens).ok()?;
+        let chains = chains_of(&mut Kernel::open().ok()?, family, Owner::Denizen).ok()?;
         Some(!chains.is_empty())
     };
     Family::BOTH.into_iter().any(|family| there(family).unwrap_or(false))
 }
 
-fn remove_of(family: Family, whose: Whose) -> Result<usize, IptablesError> {
-    let mut result = attempt(family, whose);
+fn remove_of(family: Family, owner: Owner) -> Result<usize, IptablesError> {
+    let mut result = attempt(family, owner);
     for _ in 1..TRIES {
         if !matches!(result, Err(NftError::Raced { .. })) {
             break;
         }
-        result = attempt(family, whose);
+        result = attempt(family, owner);
     }
     result.map_err(|source| IptablesError::Netlink {
         what: format!("remove a service proxy's chains from iptables-nft's {family} tables"),
@@ -58,13 +58,13 @@ fn remove_of(family: Family, whose: Whose) -> Result<usize, IptablesError> {
     })
 }
 
-fn attempt(family: Family, whose: Whose) -> Result<usize, NftError> {
+fn attempt(family: Family, owner: Owner) -> Result<usize, NftError> {
     let number = lowered(family);
     let unread =
         |source| NftError::Netlink { family: number, doing: "read iptables-nft's", source };
     let mut kernel = Kernel::open().map_err(unread)?;
     let generation = kernel.generation().map_err(unread)?;
-    let chains = chains_of(&mut kernel, family, whose).map_err(unread)?;
+    let chains = chains_of(&mut kernel, family, owner).map_err(unread)?;
     let jumps = jumps_to(&mut kernel, family, &chains).map_err(unread)?;
     let mut batch = kernel.batch(number, Some(generation));
     for ((table, chain), handle) in &jumps {
@@ -82,22 +82,16 @@ fn tables_of(chains: &BTreeSet<ChainOf>) -> BTreeSet<Arc<str>> {
     chains.iter().map(|(table, _)| table.clone()).collect()
 }
 
-/// The chains that go. The names of services' chains are the same, kube-proxy's or denizen's: the
-/// comment in one that is always there tells. Egress masquerade is nobody's but denizen's, the
-/// canaries are nobody's but kube-proxy's.
+/// The chains of this owner.
 fn chains_of(
     kernel: &mut Kernel,
     family: Family,
-    whose: Whose,
+    owner: Owner,
 ) -> Result<BTreeSet<ChainOf>, NetlinkError> {
     let candidates = kernel.chains(Some(lowered(family)), candidate)?;
     let mut chains: BTreeSet<ChainOf> = candidates.into_iter().collect();
-    let services_are_ours = is_ours(kernel, family, &chains)?;
-    chains.retain(|(table, name)| {
-        let is_denizens =
-            **name != *CANARY && (services_are_ours || **table == *Table::Security.to_string());
-        is_denizens == (whose == Whose::Denizens)
-    });
+    let services = Owner::ours_if(is_ours(kernel, family, &chains)?);
+    chains.retain(|(table, name)| Owner::of(table, name, services) == owner);
     Ok(chains)
 }
 

@@ -4,7 +4,9 @@ pub mod iptables;
 mod iptables_nft;
 pub mod ipvs;
 mod kube_proxy_nftables;
+mod owner;
 mod predecessor;
 
 pub use kube_proxy_nftables::remove_kube_proxys;
+pub use owner::Owner;
 pub(crate) use predecessor::Predecessor;

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use super::iptables::{self, Whose};
+use super::iptables;
+use super::owner::Owner;
 use crate::backend::iptables::IptablesError;
 use crate::describe::describe;
 use crate::engine::Engine;
@@ -26,7 +27,7 @@ fn remove_other_chains(used: Option<Variant>) -> Result<(), IptablesError> {
             iptables::cleanup_other_than(used)?,
         ),
         None if iptables::was_here() => {
-            ("the iptables backend's chains are removed", iptables::cleanup(Whose::Denizens)?)
+            ("the iptables backend's chains are removed", iptables::cleanup(Owner::Denizen)?)
         }
         None => return Ok(()),
     };
