@@ -14,6 +14,25 @@ use std::time::Duration;
 
 use crate::model::Family;
 use crate::plan::{Capabilities, Changes, Frontend, FrontendKey, Plan};
+use denizen_nft::IpVersion;
+
+impl From<Family> for IpVersion {
+    fn from(family: Family) -> Self {
+        match family {
+            Family::V4 => Self::V4,
+            Family::V6 => Self::V6,
+        }
+    }
+}
+
+impl From<IpVersion> for Family {
+    fn from(version: IpVersion) -> Self {
+        match version {
+            IpVersion::V4 => Self::V4,
+            IpVersion::V6 => Self::V6,
+        }
+    }
+}
 
 /// A backend, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

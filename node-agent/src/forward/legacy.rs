@@ -4,8 +4,8 @@ use super::chain::{Act, Chains, Rule, filter};
 use super::{Chain, ForwardError, OWN};
 use crate::backend::why::Why;
 use crate::iptables::{IptablesError, Programs, Table, Variant, appended, legacy_tables};
-use crate::model::Family;
 use crate::plan::MarkBit;
+use denizen_nft::IpVersion;
 
 const CHAIN: &str = "FORWARD";
 
@@ -13,7 +13,7 @@ const CHAIN: &str = "FORWARD";
 ///
 /// # Errors
 /// [`ForwardError`] when there is one that cannot be read.
-pub fn read(family: Family) -> Result<Option<Chain>, ForwardError> {
+pub fn read(family: IpVersion) -> Result<Option<Chain>, ForwardError> {
     // Asking iptables would make the table.
     if !legacy_tables(family).iter().any(|name| name == Table::Filter.as_str()) {
         return Ok(None);
@@ -21,8 +21,8 @@ pub fn read(family: Family) -> Result<Option<Chain>, ForwardError> {
     let (chains, policy_drops) = parse(&saved(family)?);
     let own = chains.get(CHAIN).into_iter().flatten().filter_map(|rule| rule.own);
     let program = match family {
-        Family::V4 => "iptables-legacy",
-        Family::V6 => "ip6tables-legacy",
+        IpVersion::V4 => "iptables-legacy",
+        IpVersion::V6 => "ip6tables-legacy",
     };
     Ok(Some(Chain {
         what: format!("the filter table of {program}, chain {CHAIN}"),
@@ -77,7 +77,7 @@ fn rule(spec: &str, own: Option<u64>) -> Rule {
 ///
 /// # Errors
 /// [`ForwardError`].
-pub fn open(family: Family, admitted: MarkBit) -> Result<(), ForwardError> {
+pub fn open(family: IpVersion, admitted: MarkBit) -> Result<(), ForwardError> {
     let rule = |asked: &str, why: Why| {
         format!("-I {CHAIN} -m {asked} -m comment --comment \"{OWN}{}\" -j ACCEPT\n", why.text())
     };
@@ -91,7 +91,7 @@ pub fn open(family: Family, admitted: MarkBit) -> Result<(), ForwardError> {
 ///
 /// # Errors
 /// [`ForwardError`].
-pub fn close(family: Family) -> Result<(), ForwardError> {
+pub fn close(family: IpVersion) -> Result<(), ForwardError> {
     let text = saved(family)?;
     let ours = |(chain, spec): &(&str, &str)| *chain == CHAIN && is_ours(spec);
     let rules = text.lines().filter_map(appended).filter(ours);
@@ -99,11 +99,11 @@ pub fn close(family: Family) -> Result<(), ForwardError> {
     restore(family, &removals)
 }
 
-fn saved(family: Family) -> Result<String, IptablesError> {
+fn saved(family: IpVersion) -> Result<String, IptablesError> {
     Programs::installed(Variant::Legacy)?.saved(family, Table::Filter)
 }
 
-fn restore(family: Family, lines: &str) -> Result<(), ForwardError> {
+fn restore(family: IpVersion, lines: &str) -> Result<(), ForwardError> {
     let input = format!("*{}\n{lines}COMMIT\n", Table::Filter);
     Ok(Programs::installed(Variant::Legacy)?.restore(family, &input)?)
 }

@@ -26,10 +26,9 @@ pub use task::run;
 
 use crate::describe::describe;
 use crate::iptables::IptablesError;
-use crate::model::Family;
 use crate::plan::MarkBit;
 use denizen_netlink::NetlinkError;
-use denizen_nft::{Kernel, NftError};
+use denizen_nft::{IpVersion, Kernel, NftError};
 
 /// What the comments of our rules in other chains begin with. A restarted agent knows them by it,
 /// whatever words follow.
@@ -80,7 +79,7 @@ pub fn look(open: bool) -> Findings {
     };
     let mut seen = Vec::new();
     note(through_netlink(open, &mut seen));
-    for family in Family::BOTH {
+    for family in IpVersion::BOTH {
         note(through_iptables(family, open, &mut seen));
     }
     if !open {
@@ -96,7 +95,7 @@ pub fn look(open: bool) -> Findings {
 pub fn cleanup() -> Result<usize, ForwardError> {
     let mut seen = Vec::new();
     let mut result = through_netlink(false, &mut seen);
-    for family in Family::BOTH {
+    for family in IpVersion::BOTH {
         result = result.and(through_iptables(family, false, &mut seen));
     }
     result.map(|()| seen.iter().filter(|chain| !chain.own.is_empty()).count())
@@ -113,7 +112,11 @@ fn through_netlink(open: bool, seen: &mut Vec<Chain>) -> Result<(), ForwardError
     Ok(())
 }
 
-fn through_iptables(family: Family, open: bool, seen: &mut Vec<Chain>) -> Result<(), ForwardError> {
+fn through_iptables(
+    family: IpVersion,
+    open: bool,
+    seen: &mut Vec<Chain>,
+) -> Result<(), ForwardError> {
     let Some(chain) = legacy::read(family)? else {
         return Ok(());
     };

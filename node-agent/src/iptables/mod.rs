@@ -36,7 +36,7 @@ pub use save::{Observed, appended};
 pub use worker::{Done, Outcome};
 pub use writer::{Repaired, Writer};
 
-use crate::model::Family;
+use denizen_nft::IpVersion;
 
 /// A table of iptables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -112,7 +112,7 @@ pub struct Schema {
     /// What becomes of a chain when one of its rules is rejected.
     pub on_rejection: fn(Table, &str) -> OnRejection,
     /// Extensions that the client can do without.
-    pub extensions: fn(Family) -> Vec<Extension>,
+    pub extensions: fn(IpVersion) -> Vec<Extension>,
 }
 
 /// What becomes of a chain when one of its rules is rejected.
@@ -131,7 +131,7 @@ pub enum OnRejection {
 /// last asked.
 pub trait Desired {
     /// The family.
-    fn family(&self) -> Family;
+    fn family(&self) -> IpVersion;
 
     /// Calls `each` with every chain and its rules.
     fn for_each(&self, each: impl FnMut(ChainId, Lines));

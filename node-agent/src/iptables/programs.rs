@@ -11,7 +11,7 @@ use tracing::{debug, trace_span};
 use super::error::IptablesError;
 use super::save::Observed;
 use super::{Schema, Table};
-use crate::model::Family;
+use denizen_nft::IpVersion;
 
 /// Whose tables the programs speak of: a node has both, and its rules should be in one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -92,16 +92,16 @@ impl Programs {
         Ok(if more { legacy } else { nft })
     }
 
-    fn program(&self, family: Family, what: &str) -> String {
+    fn program(&self, family: IpVersion, what: &str) -> String {
         let name = match family {
-            Family::V4 => "iptables",
-            Family::V6 => "ip6tables",
+            IpVersion::V4 => "iptables",
+            IpVersion::V6 => "ip6tables",
         };
         format!("{name}{}{what}", self.infix)
     }
 
     fn version(&self) -> Result<String, IptablesError> {
-        let program = self.program(Family::V4, "-save");
+        let program = self.program(IpVersion::V4, "-save");
         let output = execute(&program, &["--version"], None)?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
@@ -110,12 +110,12 @@ impl Programs {
         let has = |family, name| self.has_chain(family, "mangle", name).unwrap_or(false);
         let hinted =
             |family| has(family, "KUBE-IPTABLES-HINT") || has(family, "KUBE-KUBELET-CANARY");
-        Family::BOTH.into_iter().any(hinted)
+        IpVersion::BOTH.into_iter().any(hinted)
     }
 
     /// The tables to read. Whoever asks ip_tables for another one has it made, and every packet
     /// then goes through it; and asking at all takes a raw socket, and so CAP_NET_RAW.
-    fn tables(&self, family: Family) -> Tables {
+    fn tables(&self, family: IpVersion) -> Tables {
         match self.variant {
             Variant::Legacy => Tables::These(legacy_tables(family)),
             Variant::Nft => Tables::All,
@@ -128,7 +128,7 @@ impl Programs {
     /// [`IptablesError`].
     pub fn has_chain(
         &self,
-        family: Family,
+        family: IpVersion,
         table: &str,
         name: &str,
     ) -> Result<bool, IptablesError> {
@@ -141,7 +141,7 @@ impl Programs {
 
     fn count(&self) -> Result<usize, IptablesError> {
         let mut rules = 0;
-        for family in Family::BOTH {
+        for family in IpVersion::BOTH {
             if self.tables(family).are_none() {
                 continue;
             }
@@ -161,7 +161,7 @@ impl Programs {
     /// [`IptablesError`].
     pub fn save(
         &self,
-        family: Family,
+        family: IpVersion,
         tables: &[Table],
         schema: &'static Schema,
     ) -> Result<Observed, IptablesError> {
@@ -186,7 +186,7 @@ impl Programs {
     ///
     /// # Errors
     /// [`IptablesError`].
-    pub fn saved(&self, family: Family, table: Table) -> Result<String, IptablesError> {
+    pub fn saved(&self, family: IpVersion, table: Table) -> Result<String, IptablesError> {
         let program = self.program(family, "-save");
         let output = execute(&program, &["-t", table.as_str()], None)?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
@@ -197,7 +197,7 @@ impl Programs {
     ///
     /// # Errors
     /// [`IptablesError`].
-    pub fn test(&self, family: Family, input: &str) -> Result<String, IptablesError> {
+    pub fn test(&self, family: IpVersion, input: &str) -> Result<String, IptablesError> {
         let program = self.program(family, "-restore");
         let output = execute(&program, &["-w", "5", "--noflush", "--test"], Some(input))?;
         Ok(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; "))
@@ -207,7 +207,7 @@ impl Programs {
     ///
     /// # Errors
     /// [`IptablesError::Failed`] with the program's own words.
-    pub fn restore(&self, family: Family, input: &str) -> Result<(), IptablesError> {
+    pub fn restore(&self, family: IpVersion, input: &str) -> Result<(), IptablesError> {
         let _span = trace_span!("restore", %family, bytes = input.len()).entered();
         let program = self.program(family, "-restore");
         // The lock that every legacy program takes, for at most so many seconds.
@@ -239,10 +239,10 @@ impl Tables {
 }
 
 /// The tables of legacy iptables that are there.
-pub fn legacy_tables(family: Family) -> Vec<String> {
+pub fn legacy_tables(family: IpVersion) -> Vec<String> {
     let names = match family {
-        Family::V4 => "/proc/net/ip_tables_names",
-        Family::V6 => "/proc/net/ip6_tables_names",
+        IpVersion::V4 => "/proc/net/ip_tables_names",
+        IpVersion::V6 => "/proc/net/ip6_tables_names",
     };
     #[expect(
         clippy::disallowed_methods,
@@ -298,10 +298,10 @@ fn execute(
 
 /// Whether this kernel has the family at all. Without IPv6 (`ipv6.disable=1`) the legacy programs
 /// fail whatever they are asked, and nobody has a packet for their rules.
-pub fn is_spoken(family: Family) -> bool {
+pub fn is_spoken(family: IpVersion) -> bool {
     let domain = match family {
-        Family::V4 => AddressFamily::Inet,
-        Family::V6 => AddressFamily::Inet6,
+        IpVersion::V4 => AddressFamily::Inet,
+        IpVersion::V6 => AddressFamily::Inet6,
     };
     let asked = socket(domain, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
     !matches!(asked, Err(Errno::EAFNOSUPPORT))

@@ -15,7 +15,7 @@ use super::rejected_rule::RejectedRule;
 use super::save::Observed;
 use super::search::{self, Kernel};
 use super::{Schema, Table};
-use crate::model::Family;
+use denizen_nft::IpVersion;
 
 /// What is to be done.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Done {
     /// Whose rules.
-    pub family: Family,
+    pub family: IpVersion,
     /// What came of it.
     pub result: Result<Outcome, IptablesError>,
     /// When it was done.
@@ -63,7 +63,7 @@ pub struct Done {
 pub fn start(
     programs: Programs,
     schema: &'static Schema,
-    family: Family,
+    family: IpVersion,
     done: UnboundedSender<Done>,
 ) -> Sender<Job> {
     let (jobs, todo) = channel();
@@ -89,7 +89,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 struct Node {
     programs: Programs,
     schema: &'static Schema,
-    family: Family,
+    family: IpVersion,
     /// Until when there is time to look closer. The time begins with the first rejection.
     until: Option<Instant>,
 }

@@ -7,8 +7,8 @@ use crate::backend::iptables::{SCHEMA, SETS, is_a_proxys, is_ours};
 use crate::iptables::{
     Delta, IptablesError, Programs, Schema, Sets, Table, Variant, legacy_tables,
 };
-use crate::model::Family;
 use denizen_netlink::NetlinkError;
+use denizen_nft::IpVersion;
 
 /// The chains that may be left: a service proxy's, and kube-proxy's canaries.
 static LEFT: Schema =
@@ -55,10 +55,10 @@ fn remove_legacy(owner: Owner) -> Result<usize, IptablesError> {
             false => Ok(0),
         }
     };
-    Family::BOTH.map(of_family).into_iter().sum()
+    IpVersion::BOTH.map(of_family).into_iter().sum()
 }
 
-fn remove(programs: &Programs, family: Family, owner: Owner) -> Result<usize, IptablesError> {
+fn remove(programs: &Programs, family: IpVersion, owner: Owner) -> Result<usize, IptablesError> {
     let seen = programs.save(family, &Table::ALL, &LEFT)?;
     let services = Owner::ours_if(is_ours(&seen));
     let mut delta =

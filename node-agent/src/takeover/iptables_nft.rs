@@ -10,9 +10,8 @@ use std::sync::Arc;
 use super::owner::{CANARY, Owner};
 use crate::backend::iptables::{MARK_MASQ, OWNER, is_a_proxys};
 use crate::iptables::{IptablesError, Table};
-use crate::model::Family;
 use denizen_netlink::NetlinkError;
-use denizen_nft::{ChainView, Kernel, NftError};
+use denizen_nft::{ChainView, Family, IpVersion, Kernel, NftError};
 
 /// Tables that a service proxy's chains may be in. In the last there is nothing but kube-proxy's
 /// canary.
@@ -31,7 +30,7 @@ type ChainOf = (Arc<str>, Arc<str>);
 /// # Errors
 /// [`IptablesError::Netlink`]; the other family's are removed all the same.
 pub fn remove(owner: Owner) -> Result<usize, IptablesError> {
-    let removed = Family::BOTH.map(|family| remove_of(family, owner));
+    let removed = IpVersion::BOTH.map(|family| remove_of(family, owner));
     removed.into_iter().sum()
 }
 
@@ -41,10 +40,10 @@ pub fn is_there() -> bool {
         let chains = chains_of(&mut Kernel::open().ok()?, family, Owner::Denizen).ok()?;
         Some(!chains.is_empty())
     };
-    Family::BOTH.into_iter().any(|family| there(family).unwrap_or(false))
+    IpVersion::BOTH.into_iter().any(|family| there(family).unwrap_or(false))
 }
 
-fn remove_of(family: Family, owner: Owner) -> Result<usize, IptablesError> {
+fn remove_of(family: IpVersion, owner: Owner) -> Result<usize, IptablesError> {
     let mut result = attempt(family, owner);
     for _ in 1..TRIES {
         if !matches!(result, Err(NftError::Raced { .. })) {
@@ -58,8 +57,8 @@ fn remove_of(family: Family, owner: Owner) -> Result<usize, IptablesError> {
     })
 }
 
-fn attempt(family: Family, owner: Owner) -> Result<usize, NftError> {
-    let number = lowered(family);
+fn attempt(family: IpVersion, owner: Owner) -> Result<usize, NftError> {
+    let number = Family::from(family);
     let unread =
         |source| NftError::Netlink { family: number, doing: "read iptables-nft's", source };
     let mut kernel = Kernel::open().map_err(unread)?;
@@ -85,10 +84,10 @@ fn tables_of(chains: &BTreeSet<ChainOf>) -> BTreeSet<Arc<str>> {
 /// The chains of this owner.
 fn chains_of(
     kernel: &mut Kernel,
-    family: Family,
+    family: IpVersion,
     owner: Owner,
 ) -> Result<BTreeSet<ChainOf>, NetlinkError> {
-    let candidates = kernel.chains(Some(lowered(family)), candidate)?;
+    let candidates = kernel.chains(Some(family.into()), candidate)?;
     let mut chains: BTreeSet<ChainOf> = candidates.into_iter().collect();
     let services = Owner::ours_if(is_ours(kernel, family, &chains)?);
     chains.retain(|(table, name)| Owner::of(table, name, services) == owner);
@@ -106,14 +105,14 @@ fn candidate(chain: ChainView<'_>) -> Option<ChainOf> {
 /// Whether services' chains are denizen's: kube-proxy writes the rule that marks without a comment.
 fn is_ours(
     kernel: &mut Kernel,
-    family: Family,
+    family: IpVersion,
     chains: &BTreeSet<ChainOf>,
 ) -> Result<bool, NetlinkError> {
     let (table, chain) = (Table::Nat.to_string(), MARK_MASQ.to_string());
     if !chains.contains(&(table.as_str().into(), chain.as_str().into())) {
         return Ok(false);
     }
-    let marks = kernel.rules(lowered(family), &table, Some(&chain), |rule| {
+    let marks = kernel.rules(family.into(), &table, Some(&chain), |rule| {
         rule.xtables_comment()?.starts_with(OWNER).then_some(())
     })?;
     Ok(!marks.is_empty())
@@ -122,24 +121,17 @@ fn is_ours(
 /// The rules of other chains that lead to one of these: the chain that each is in, and its handle.
 fn jumps_to(
     kernel: &mut Kernel,
-    family: Family,
+    family: IpVersion,
     chains: &BTreeSet<ChainOf>,
 ) -> Result<Vec<(ChainOf, u64)>, NetlinkError> {
     let mut jumps = Vec::new();
     for table in tables_of(chains) {
         let goes = |chain: &str| chains.contains(&(table.clone(), chain.into()));
-        jumps.extend(kernel.rules(lowered(family), &table, None, |rule| {
+        jumps.extend(kernel.rules(family.into(), &table, None, |rule| {
             rule.leads_to().filter(|chain| goes(chain))?;
             let within = rule.chain().filter(|chain| !goes(chain))?;
             Some(((table.clone(), within.into()), rule.handle()?))
         })?);
     }
     Ok(jumps)
-}
-
-fn lowered(family: Family) -> denizen_nft::Family {
-    match family {
-        Family::V4 => denizen_nft::Family::Ip,
-        Family::V6 => denizen_nft::Family::Ip6,
-    }
 }

@@ -60,6 +60,9 @@ pub enum IpVersion {
 }
 
 impl IpVersion {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
+
     /// The version of an address.
     pub fn of(address: IpAddr) -> Self {
         match address {
@@ -73,6 +76,14 @@ impl IpVersion {
         match self {
             Self::V4 => 4,
             Self::V6 => 16,
+        }
+    }
+
+    /// nft's name of the header.
+    pub(crate) fn header(self) -> &'static str {
+        match self {
+            Self::V4 => "ip",
+            Self::V6 => "ip6",
         }
     }
 
@@ -95,8 +106,10 @@ impl From<IpVersion> for Family {
 }
 
 impl fmt::Display for IpVersion {
-    /// As nft names the header.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Family::from(*self).fmt(f)
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
     }
 }

@@ -195,8 +195,8 @@ impl Field {
             Self::DestinationPort => or_unknown(f, short()),
             Self::EtherType => {
                 let is = |version: &IpVersion| Some(version.ether_type()) == short();
-                match [IpVersion::V4, IpVersion::V6].into_iter().find(is) {
-                    Some(version) => write!(f, "{version}"),
+                match IpVersion::BOTH.into_iter().find(is) {
+                    Some(version) => f.write_str(version.header()),
                     None => or_unknown(f, short()),
                 }
             }
@@ -256,8 +256,8 @@ impl fmt::Display for Field {
     /// As nft writes the expression that reads it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Source(version) => write!(f, "{version} saddr"),
-            Self::Destination(version) => write!(f, "{version} daddr"),
+            Self::Source(version) => write!(f, "{} saddr", version.header()),
+            Self::Destination(version) => write!(f, "{} daddr", version.header()),
             Self::Protocol => f.write_str("meta l4proto"),
             Self::DestinationPort => f.write_str("th dport"),
             Self::InputInterface => f.write_str("iifname"),

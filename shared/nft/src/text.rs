@@ -180,7 +180,7 @@ impl fmt::Display for Statement {
                 write!(f, "{field} set {}", assigned_text(field, to))
             }
             Self::GoWhere(lookup) => write!(f, "{} vmap @{}", fields(&lookup.key), lookup.set),
-            Self::Dnat(version, lookup) => write!(f, "dnat {version} to {lookup}"),
+            Self::Dnat(version, lookup) => write!(f, "dnat {} to {lookup}", version.header()),
             Self::Update(update) => f.write_str(&update_text(update)),
             Self::Masquerade => f.write_str("masquerade fully-random"),
             Self::Counter => f.write_str("counter"),

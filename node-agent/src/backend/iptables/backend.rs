@@ -39,7 +39,7 @@ impl Iptables {
     fn sizes(&self) -> Vec<SetSize> {
         let Wanted { pods, bridge, .. } = &self.wanted;
         let size = |set: SetName| SetSize {
-            family: set.family(),
+            family: set.family().into(),
             set: set.as_str().to_owned(),
             elements: pods.of(set).len(),
         };

@@ -8,7 +8,8 @@ use data_encoding::BASE32;
 use sha2::{Digest, Sha256};
 
 use crate::iptables::{Set, Table};
-use crate::model::{Family, ServicePortName};
+use crate::model::ServicePortName;
+use denizen_nft::IpVersion;
 
 /// What a chain that belongs to one service port, or to one of its endpoints, does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -155,37 +156,37 @@ pub const OWNER: &str = "denizen: ";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetName {
     /// All of them.
-    Pods(Family),
+    Pods(IpVersion),
     /// Those of them whose port of the bridge must be right, too.
-    BridgedPods(Family),
+    BridgedPods(IpVersion),
 }
 
 impl SetName {
     /// All of them, in the order in which they are filled: a pod whose port matters must not be
     /// known without that.
     pub const ALL: [Self; 4] = [
-        Self::BridgedPods(Family::V4),
-        Self::BridgedPods(Family::V6),
-        Self::Pods(Family::V4),
-        Self::Pods(Family::V6),
+        Self::BridgedPods(IpVersion::V4),
+        Self::BridgedPods(IpVersion::V6),
+        Self::Pods(IpVersion::V4),
+        Self::Pods(IpVersion::V6),
     ];
 
     /// The family of its addresses.
-    pub fn family(self) -> Family {
+    pub const fn family(self) -> IpVersion {
         match self {
-            Self::Pods(family) | Self::BridgedPods(family) => family,
+            Self::Pods(version) | Self::BridgedPods(version) => version,
         }
     }
 
     /// The set in the kernel.
     pub const fn set(self) -> Set {
-        let (name, family) = match self {
-            Self::Pods(family @ Family::V4) => ("DENIZEN-PODS-4", family),
-            Self::Pods(family @ Family::V6) => ("DENIZEN-PODS-6", family),
-            Self::BridgedPods(family @ Family::V4) => ("DENIZEN-BRIDGED-4", family),
-            Self::BridgedPods(family @ Family::V6) => ("DENIZEN-BRIDGED-6", family),
+        let name = match self {
+            Self::Pods(IpVersion::V4) => "DENIZEN-PODS-4",
+            Self::Pods(IpVersion::V6) => "DENIZEN-PODS-6",
+            Self::BridgedPods(IpVersion::V4) => "DENIZEN-BRIDGED-4",
+            Self::BridgedPods(IpVersion::V6) => "DENIZEN-BRIDGED-6",
         };
-        Set { name, family }
+        Set { name, family: self.family() }
     }
 
     /// Its name in the kernel.

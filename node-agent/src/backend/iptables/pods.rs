@@ -2,7 +2,8 @@
 
 use super::name::SetName;
 use crate::iptables::{Element, Elements, Set};
-use crate::model::{LocalPod, PodSet, family_of};
+use crate::model::{LocalPod, PodSet};
+use denizen_nft::IpVersion;
 
 /// The pods of this node, of both families.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -33,7 +34,7 @@ impl Pods {
             SetName::Pods(_) => &self.all,
             SetName::BridgedPods(_) => &self.bridged,
         };
-        let of_family = |element: &Element| family_of(element.address) == set.family();
+        let of_family = |element: &Element| IpVersion::of(element.address) == set.family();
         let elements = elements.iter().filter(|(element, _)| of_family(element));
         elements.map(|(element, owner)| (element.clone(), owner.clone())).collect()
     }

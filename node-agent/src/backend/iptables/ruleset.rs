@@ -11,8 +11,9 @@ use super::name::{ChainId, ChainName, Kind};
 use super::rule::Rule;
 use super::service::{Lowered, ServicePort, Shared, lower, lower_shared};
 use crate::iptables::{self, Desired, Fingerprint, Lines, Table};
-use crate::model::{Family, ServicePortName};
+use crate::model::ServicePortName;
 use crate::plan::{Frontend, FrontendAddress, FrontendKey};
+use denizen_nft::IpVersion;
 
 /// The rules of one family.
 #[derive(Debug)]
@@ -201,8 +202,8 @@ impl Ruleset {
 }
 
 impl Desired for Ruleset {
-    fn family(&self) -> Family {
-        self.shape.family
+    fn family(&self) -> IpVersion {
+        self.shape.family.into()
     }
 
     fn for_each(&self, mut each: impl FnMut(iptables::ChainId, Lines)) {

@@ -8,8 +8,9 @@ use super::rule::{Match, Rule, Target};
 use super::service::Shared;
 use crate::backend::why::Why;
 use crate::iptables::{Extension, OnRejection, Schema, Table};
-use crate::model::{Family, Protocol};
+use crate::model::Protocol;
 use crate::plan::MarkBit;
+use denizen_nft::IpVersion;
 
 /// The chains of a service proxy, ours or kube-proxy's: their names are the same.
 pub static SCHEMA: Schema = Schema {
@@ -53,10 +54,10 @@ fn on_rejection(table: Table, chain: &str) -> OnRejection {
 
 /// What only some services need, or some ways to detect local traffic. Without the others (`DNAT`,
 /// `MASQUERADE`, `MARK`, `conntrack`, …) no service is served at all, and the write fails.
-fn extensions(family: Family) -> Vec<Extension> {
+fn extensions(version: IpVersion) -> Vec<Extension> {
     let extension = |words, why, test: Option<Match>, target| Extension {
         words,
-        rule: Rule::new(why, &Arc::from(""), test, target).text(family),
+        rule: Rule::new(why, &Arc::from(""), test, target).text(version.into()),
     };
     let matched = |words, why, test| extension(words, why, Some(test), Target::Return);
     let refused = |words, why, protocol| {
@@ -81,8 +82,8 @@ mod tests {
 
     #[test]
     fn each_extension_is_known_by_its_words() {
-        for family in Family::BOTH {
-            for Extension { words, rule } in extensions(family) {
+        for version in IpVersion::BOTH {
+            for Extension { words, rule } in extensions(version) {
                 assert!(rule.contains(words), "{words}: {rule}");
             }
         }

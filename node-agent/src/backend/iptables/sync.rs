@@ -62,8 +62,8 @@ impl Iptables {
             source,
         })?;
         let (done, news) = unbounded_channel();
-        let writers =
-            Family::BOTH.map(|family| Writer::start(programs, &SCHEMA, family, done.clone()));
+        let writers = Family::BOTH
+            .map(|family| Writer::start(programs, &SCHEMA, family.into(), done.clone()));
         Ok(Self {
             variant: programs.variant,
             wanted: Wanted::new(!is_liberal(), Nftables::open_bridge()?),
@@ -174,7 +174,7 @@ impl Iptables {
                 Err(error) => result = result.and(Err(error.into())),
             }
             if let Some(seen) = writer.take_first_seen() {
-                let left = observed::frontends(&seen, rules.family());
+                let left = observed::frontends(&seen, rules.family().into());
                 self.left_frontends.extend(left.filter(|key| !rules.has_frontend(key)));
                 if !seen.is_empty() && !observed::is_ours(&seen) {
                     info!(family = %rules.family(), "rules of kube-proxy are taken over");

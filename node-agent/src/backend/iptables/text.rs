@@ -10,7 +10,7 @@ use super::name::SetName;
 use super::pods::Pods;
 use super::ruleset::Ruleset;
 use crate::iptables::{Desired, Element, Table};
-use crate::model::Family;
+use denizen_nft::IpVersion;
 
 /// The rules of both families.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -79,8 +79,8 @@ fn family(rules: &Ruleset, pods: &Pods) -> FamilyText {
     };
     FamilyText {
         program: match rules.family() {
-            Family::V4 => "iptables",
-            Family::V6 => "ip6tables",
+            IpVersion::V4 => "iptables",
+            IpVersion::V6 => "ip6tables",
         },
         sets: sets.map(set).collect(),
         tables: tables.into_iter().filter(|table| !table.chains.is_empty()).collect(),

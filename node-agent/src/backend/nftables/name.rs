@@ -9,7 +9,7 @@ use ipnetwork::IpNetwork;
 
 pub use self::set::{Facts, Known, SetName};
 use crate::model::{Family, Protocol, family_of};
-use denizen_nft::Schema;
+use denizen_nft::{IpVersion, Schema};
 
 /// The table, one in each family. By its name a restarted agent knows what is its own.
 pub const TABLE: &str = "denizen";
@@ -34,8 +34,7 @@ impl TableFamily {
     /// As the driver has it.
     pub fn lowered(self) -> denizen_nft::Family {
         match self {
-            Self::Ip(Family::V4) => denizen_nft::Family::Ip,
-            Self::Ip(Family::V6) => denizen_nft::Family::Ip6,
+            Self::Ip(family) => IpVersion::from(family).into(),
             Self::Bridge => denizen_nft::Family::Bridge,
         }
     }

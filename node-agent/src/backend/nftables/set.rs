@@ -1,7 +1,6 @@
 //! What the sets and maps are made of.
 
 use super::name::{Facts, SetName, TableFamily};
-use super::statement::version;
 use denizen_nft::{DataType, Field, Set};
 
 /// A service address cannot have more endpoints than this: the slots are numbered with 16 bits.
@@ -11,7 +10,7 @@ impl SetName {
     /// The set as the driver has it, in a table of this family.
     pub fn declared(self, table_family: TableFamily) -> Set {
         use Field::{DestinationPort, InputInterface, Priority, Protocol};
-        let version = version(self.family(table_family));
+        let version = self.family(table_family).into();
         let (source, destination) = (Field::Source(version), Field::Destination(version));
         let at_address = [destination, Protocol, DestinationPort];
         let slot = Field::Random(MOST_SLOTS);

@@ -2,20 +2,11 @@
 
 use super::name::{ChainName, SetName, TableFamily};
 use super::rule::{Action, Budget, Chain, ENDPOINT_BITS, Match, Rule, SCRATCH, SCRATCH_BITS};
-use crate::model::Family;
 use denizen_nft::{
     Assigned, Field, IpVersion, Key, Limit, Operation, Reject, Set, Statement, Update, Variable,
     Verdict,
 };
 use ipnetwork::IpNetwork;
-
-/// The version of a family's addresses.
-pub fn version(family: Family) -> IpVersion {
-    match family {
-        Family::V4 => IpVersion::V4,
-        Family::V6 => IpVersion::V6,
-    }
-}
 
 impl Chain {
     /// As the driver has it.
@@ -63,7 +54,7 @@ impl Statements {
             }
             Match::InputInterface(name) => Statement::Equals(Field::InputInterface, named(name)),
             Match::InputKind(kind) => Statement::Equals(Field::InputKind, named(kind)),
-            Match::Carries(family) => Statement::carries(version(*family)),
+            Match::Carries(family) => Statement::carries((*family).into()),
             Match::InputPrefix(prefix) => {
                 Statement::BeginsWith(Field::InputInterface, prefix.clone())
             }
@@ -116,13 +107,13 @@ impl Statements {
     }
 
     fn translate(&self, endpoints: SetName, lookup: denizen_nft::Lookup) -> Statement {
-        Statement::Dnat(version(endpoints.family(self.table_family)), lookup)
+        Statement::Dnat(endpoints.family(self.table_family).into(), lookup)
     }
 
     /// Changes the client's entry in a map of clients: service port and client → the number in the
     /// packet's priority.
     fn client(&self, map: SetName, operation: Operation) -> Statement {
-        let source = Field::Source(version(map.family(self.table_family)));
+        let source = Field::Source(map.family(self.table_family).into());
         Statement::Update(Update {
             set: map.as_str(),
             key: vec![SERVICE_PORT, (source, None)],

@@ -8,7 +8,6 @@ use super::element::{frontend_of, protocol_and_number};
 use super::error::NftablesError;
 use super::name::{Group, Known, SetName, TableFamily};
 use super::rejected::Rejected;
-use super::statement::version;
 use super::table::{Difference, Table};
 use super::table_config::TableConfig;
 use super::write::load;
@@ -71,7 +70,7 @@ impl Nftables {
                 let family = SetName::of_id(id).family(table_family);
                 let ends = protocol_and_number(family, wanted.schema.set(id), key);
                 let endpoint = match value {
-                    Some(Value::Data(data)) => read_endpoint(version(family), data),
+                    Some(Value::Data(data)) => read_endpoint(family.into(), data),
                     Some(Value::Member | Value::Goto(_)) | None => None,
                 };
                 if let (Some((ip, port)), Some(owner), Some((protocol, number))) =
