@@ -7,9 +7,9 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 
 use crate::model::{
-    Affinity, EndpointState, LocalPod, Node, NodeAddress, PodSet, Protocol, Service, ServiceName,
-    ServicePort, Slice, SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
-    family_of,
+    Affinity, EndpointState, LocalPod, Node, NodeAddress, PodName, PodSet, Protocol, Service,
+    ServiceName, ServicePort, Slice, SliceEndpoint, SliceName, SlicePort, SourceRanges,
+    TrafficPolicy, family_of,
 };
 use crate::plan::{Capabilities, Detector, NodePortAddresses, NodeSide, Policy, Settings};
 
@@ -133,7 +133,8 @@ pub fn pods(generation: u64, pods: &[(&str, &str)]) -> PodSet {
         };
         LocalPod {
             id: AttachmentId::new(&format!("c{n}"), "eth0"),
-            pod: Some(format!("default/pod-{n}").into()),
+            pod: Some(PodName { namespace: "default".into(), name: format!("pod-{n}").into() }),
+            uid: None,
             interface: interface.into(),
             port: port.map(Arc::from),
             ips: vec![ip(address)],

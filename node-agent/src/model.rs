@@ -1,23 +1,34 @@
 //! The facts: services, endpoints, this node, its pods. Plain values; no kernel, no Kubernetes
 //! client.
 
+mod cluster;
+mod cluster_pod;
 mod egress;
 mod endpoint;
 mod event;
+mod labels;
+mod network_policy;
 mod node;
 mod pod;
 mod range;
 mod service;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
 
+pub use cluster::Cluster;
+pub use cluster_pod::{ClusterPod, NamedPort, Namespace, PodName, SandboxUids};
 pub use egress::Egress;
 pub use endpoint::{EndpointState, Slice, SliceEndpoint, SliceName, SlicePort};
 pub use event::{Event, Listing};
+pub use labels::{Labels, Operator, Requirement, Selector};
+pub use network_policy::{
+    Block, Namespaces, NetworkPolicy, Peer, Peers, PolicyName, PolicyPort, PolicyRule, PortMatch,
+    Ports,
+};
 pub use node::{Node, NodeAddress};
 pub use pod::{LocalPod, PodSet, PodVersion};
 pub use range::canonical_range;
@@ -43,6 +54,12 @@ pub struct Change {
     pub egress: bool,
     /// When the changes happened that led to the new slices of these services.
     pub triggers: Vec<Timestamp>,
+    /// Namespaces that changed.
+    pub namespaces: BTreeSet<Arc<str>>,
+    /// Pods of the cluster that changed.
+    pub cluster_pods: BTreeSet<PodName>,
+    /// NetworkPolicies that changed.
+    pub network_policies: BTreeSet<PolicyName>,
 }
 
 impl Change {
@@ -73,6 +90,10 @@ pub struct Model {
     pods: Option<Arc<PodSet>>,
     egress: Option<Egress>,
     addresses: Vec<NodeAddress>,
+    namespaces: BTreeMap<Arc<str>, Namespace>,
+    cluster_pods: BTreeMap<PodName, ClusterPod>,
+    network_policies: BTreeMap<PolicyName, NetworkPolicy>,
+    labels: HashSet<Labels>,
 }
 
 impl Model {
@@ -99,6 +120,17 @@ impl Model {
                     None => self.service_ranges.remove(&name),
                 };
                 change.service_ranges |= before.as_ref() != self.service_ranges.get(&name);
+            }
+            Event::Namespace(name, namespace) => {
+                if set(&mut self.namespaces, &name, namespace) {
+                    change.namespaces.insert(name);
+                }
+            }
+            Event::ClusterPod(name, pod) => self.apply_cluster_pod(name, pod, change),
+            Event::NetworkPolicy(name, policy) => {
+                if set(&mut self.network_policies, &name, policy) {
+                    change.network_policies.insert(name);
+                }
             }
             Event::Pods(pods) => change.pods |= replace(&mut self.pods, Some(pods.into())),
             Event::Addresses(addresses) => {
@@ -150,6 +182,24 @@ impl Model {
         }
     }
 
+    /// Pods of one Deployment have the same labels, which are kept once.
+    fn apply_cluster_pod(
+        &mut self,
+        name: PodName,
+        mut pod: Option<ClusterPod>,
+        change: &mut Change,
+    ) {
+        if let Some(pod) = &mut pod {
+            match self.labels.get(&pod.labels) {
+                Some(labels) => pod.labels = labels.clone(),
+                None => drop(self.labels.insert(pod.labels.clone())),
+            }
+        }
+        if set(&mut self.cluster_pods, &name, pod) {
+            change.cluster_pods.insert(name);
+        }
+    }
+
     /// The pods of the last readable state file; `None` if it was never readable. Pods are
     /// programmed even if nothing else is known.
     pub fn pods(&self) -> Option<&Arc<PodSet>> {
@@ -172,9 +222,9 @@ impl Model {
         self.services.len()
     }
 
-    /// The first lists that are still missing.
-    pub fn owed(&self) -> impl Iterator<Item = Listing> + '_ {
-        Listing::ALL.into_iter().filter(|listing| !self.listed.contains(listing))
+    /// Those of these first lists that are still missing.
+    pub fn owed<const N: usize>(&self, of: [Listing; N]) -> impl Iterator<Item = Listing> + '_ {
+        of.into_iter().filter(|listing| !self.listed.contains(listing))
     }
 
     /// The complete facts; `None` while a source's first full list is missing.
@@ -182,8 +232,20 @@ impl Model {
     /// A plan made from incomplete facts deletes rules that are still wanted. Planning takes a
     /// [`Snapshot`], and only this function makes one, so that mistake does not compile.
     pub fn snapshot(&self) -> Option<Snapshot<'_>> {
-        self.owed().next().is_none().then_some(Snapshot { model: self })
+        self.owed(Listing::SERVICES).next().is_none().then_some(Snapshot { model: self })
     }
+}
+
+/// Stores, or removes, the value of a key. Returns whether it differs from the old one.
+fn set<K: Ord + Clone, V: PartialEq>(map: &mut BTreeMap<K, V>, key: &K, new: Option<V>) -> bool {
+    if map.get(key) == new.as_ref() {
+        return false;
+    }
+    match new {
+        Some(new) => drop(map.insert(key.clone(), new)),
+        None => drop(map.remove(key)),
+    }
+    true
 }
 
 /// Stores `new`. Returns whether it differs from the old value.

@@ -95,7 +95,7 @@ impl Plan {
     /// By what the operator asked for alone.
     pub fn new(policy: Policy, capabilities: Capabilities) -> Self {
         let node = NodePlan::new(&policy, capabilities, None, &[], None);
-        let waiting_for = Listing::ALL.into();
+        let waiting_for = Listing::SERVICES.into();
         Self { policy, capabilities, node, pods: None, services: None, waiting_for }
     }
 
@@ -147,7 +147,7 @@ impl Plan {
 
     /// Decides anew what `change` touches, and takes out of it what is decided.
     fn update(&mut self, model: &Model, change: &mut Change) -> Changes {
-        self.waiting_for = model.owed().collect();
+        self.waiting_for = model.owed(Listing::SERVICES).collect();
         let world = model.snapshot();
         let mut changes = Changes {
             pods: change.pods,

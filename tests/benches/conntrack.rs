@@ -87,7 +87,7 @@ fn known() -> (Planner, StaleCandidates) {
         node_side: NodeSide::default(),
     };
     let mut planner = Planner::new(policy, BackendName::Nftables.capabilities());
-    planner.apply(Listing::ALL.map(Event::Listed).into());
+    planner.apply(Listing::SERVICES.map(Event::Listed).into());
     planner.apply((0..SERVICES).flat_map(facts).collect());
     let changes = planner.update();
     let mut tracker = CandidateTracker::default();

@@ -31,6 +31,9 @@ impl History {
                 Event::Pods(_) => "pod set",
                 Event::Addresses(_) => "address list",
                 Event::Egress(_) => "egress configuration",
+                Event::Namespace(..) => "namespace",
+                Event::ClusterPod(..) => "pod",
+                Event::NetworkPolicy(..) => "network policy",
                 Event::Triggered(..) | Event::Listed(_) => continue,
             };
             *self.due.entry(what).or_default() += 1;

@@ -91,6 +91,9 @@ impl Publisher {
                 | Event::ServiceCidr(..)
                 | Event::Addresses(_)
                 | Event::Egress(_)
+                | Event::Namespace(..)
+                | Event::ClusterPod(..)
+                | Event::NetworkPolicy(..)
                 | Event::Listed(_) => continue,
             };
             total.inc();

@@ -99,5 +99,5 @@ fn slice_is(slice: &Slice) -> Event {
 }
 
 fn all_listed() -> Vec<Event> {
-    Listing::ALL.map(Event::Listed).into()
+    Listing::SERVICES.map(Event::Listed).into()
 }

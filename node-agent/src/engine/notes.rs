@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::backend::{Backend, Figures};
+use crate::model::Listing;
 use crate::plan::{Remark, ServicePlan};
 use crate::status::{LastSync, Status};
 
@@ -54,7 +55,7 @@ impl<B: Backend> Engine<B> {
             backend_why: String::new(),
             detect_local: self.planner.plan().policy().detector.to_string(),
             synced: self.synced,
-            waiting_for: model.owed().map(|listing| listing.to_string()).collect(),
+            waiting_for: model.owed(Listing::SERVICES).map(|listing| listing.to_string()).collect(),
             pods: model.pods().map_or(0, |pods| pods.pods.len()),
             unrecorded_interfaces: 0,
             services: model.service_count(),

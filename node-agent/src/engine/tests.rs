@@ -105,6 +105,9 @@ fn subject(event: &Event) -> String {
         Event::Pods(_) => "pods".to_owned(),
         Event::Addresses(_) => "addresses".to_owned(),
         Event::Egress(_) => "egress".to_owned(),
+        Event::Namespace(name, _) => format!("namespace {name}"),
+        Event::ClusterPod(name, _) => format!("pod {name}"),
+        Event::NetworkPolicy(name, _) => format!("policy {name}"),
         Event::Listed(listing) => format!("{listing:?}"),
     }
 }
@@ -205,7 +208,7 @@ proptest! {
         doubled: bool,
     ) {
         let mut way = events.clone();
-        for (listing, at) in Listing::ALL.into_iter().zip(listed) {
+        for (listing, at) in Listing::SERVICES.into_iter().zip(listed) {
             way.insert(at.index(way.len()), Event::Listed(listing));
         }
         let mut rules = Rules::new();
@@ -237,7 +240,7 @@ proptest! {
         let events = last_words(&events);
         let told = |events: Vec<Event>| {
             let mut rules = Rules::new();
-            rules.apply(Listing::ALL.map(Event::Listed).into());
+            rules.apply(Listing::SERVICES.map(Event::Listed).into());
             for event in events {
                 rules.apply(vec![event]);
                 rules.decide();
@@ -258,11 +261,11 @@ fn services_wait_for_the_whole_picture_and_pods_do_not() {
         Event::Pods(pods(1, &[("10.1.2.3", "cni0")])),
     ];
     rules.apply(told);
-    rules.apply(Listing::ALL[1..].iter().copied().map(Event::Listed).collect());
+    rules.apply(Listing::SERVICES[1..].iter().copied().map(Event::Listed).collect());
     let early = rules.text();
     assert!(early.contains("\"cni0\" . 10.1.2.3 comment"), "{early}");
     assert!(!early.contains("10.96.0.1"), "{early}");
-    rules.apply(vec![Event::Listed(Listing::ALL[0])]);
+    rules.apply(vec![Event::Listed(Listing::SERVICES[0])]);
     assert!(!rules.planner.is_idle());
     assert!(rules.text().contains("10.96.0.1 . tcp . 80"));
     assert!(rules.planner.is_idle());
@@ -340,7 +343,7 @@ fn triggers_are_those_of_what_is_in_the_kernel() {
     engine.apply(vec![a_slice(1, 1, [3].into()), Event::Triggered(name(1), at(1))]);
     assert!(engine.sync().is_err());
     assert!(engine.take_triggers().is_empty(), "not everything is known yet");
-    engine.apply(Listing::ALL.map(Event::Listed).into());
+    engine.apply(Listing::SERVICES.map(Event::Listed).into());
     assert!(engine.sync().is_ok());
     assert_eq!(engine.take_triggers(), [at(1)]);
     assert!(engine.take_triggers().is_empty(), "told once");

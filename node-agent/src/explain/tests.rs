@@ -54,7 +54,7 @@ fn world() -> Vec<Event> {
         Event::Addresses(vec![address("10.1.2.1", "cni0"), address("192.168.0.2", "eth0")]),
         Event::Pods(pods(1, &[(HERE_1, "cni0")])),
     ];
-    events.extend(Listing::ALL.map(Event::Listed));
+    events.extend(Listing::SERVICES.map(Event::Listed));
     events
 }
 

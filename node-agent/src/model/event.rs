@@ -1,15 +1,19 @@
 //! The events that sources send.
 
+use std::sync::Arc;
+
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
 
+use super::cluster_pod::{ClusterPod, Namespace, PodName};
 use super::egress::Egress;
 use super::endpoint::{Slice, SliceName};
+use super::network_policy::{NetworkPolicy, PolicyName};
 use super::node::{Node, NodeAddress};
 use super::pod::PodSet;
 use super::service::{Service, ServiceName};
 
-/// The first lists that services wait for.
+/// The first lists that a feature waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Listing {
     /// All Services.
@@ -22,6 +26,12 @@ pub enum Listing {
     ServiceCidrs,
     /// The addresses of this node's links.
     Addresses,
+    /// All Namespaces.
+    Namespaces,
+    /// All pods.
+    Pods,
+    /// All NetworkPolicies.
+    NetworkPolicies,
 }
 
 impl std::fmt::Display for Listing {
@@ -32,14 +42,19 @@ impl std::fmt::Display for Listing {
             Self::Node => "this node's object",
             Self::ServiceCidrs => "service CIDRs",
             Self::Addresses => "this node's addresses",
+            Self::Namespaces => "namespaces",
+            Self::Pods => "pods",
+            Self::NetworkPolicies => "network policies",
         })
     }
 }
 
 impl Listing {
-    /// All of them.
-    pub const ALL: [Self; 5] =
+    /// Those that services wait for.
+    pub const SERVICES: [Self; 5] =
         [Self::Services, Self::Slices, Self::Node, Self::ServiceCidrs, Self::Addresses];
+    /// Those that the pod firewall waits for.
+    pub const FIREWALL: [Self; 3] = [Self::Namespaces, Self::Pods, Self::NetworkPolicies];
 }
 
 /// One fact from the outside world. It gives the current state, not a difference, so a repeated or
@@ -56,6 +71,13 @@ pub enum Event {
     Node(Option<Node>),
     /// The ranges of the ServiceCIDR with this name; `None` if it is gone.
     ServiceCidr(String, Option<Vec<IpNetwork>>),
+    /// The state of a Namespace; `None` if it is gone.
+    Namespace(Arc<str>, Option<Namespace>),
+    /// The state of a pod of the cluster; `None` if it is gone, has ended, or uses its node's
+    /// network.
+    ClusterPod(PodName, Option<ClusterPod>),
+    /// The state of a NetworkPolicy; `None` if it is gone.
+    NetworkPolicy(PolicyName, Option<NetworkPolicy>),
     /// The pods in the state file.
     Pods(PodSet),
     /// The addresses of the kernel's links, sorted.

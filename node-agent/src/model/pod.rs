@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::cluster_pod::PodName;
 use denizen_shared::state::{AttachmentId, Epoch, Generation};
 
 /// One attachment of a pod whose packets enter this node's network stack.
@@ -11,8 +12,10 @@ use denizen_shared::state::{AttachmentId, Epoch, Generation};
 pub struct LocalPod {
     /// The attachment's id.
     pub id: AttachmentId,
-    /// `namespace/name`, if the runtime passed it.
-    pub pod: Option<Arc<str>>,
+    /// The pod, if the runtime passed its name.
+    pub pod: Option<PodName>,
+    /// The pod's UID, if the runtime passed it.
+    pub uid: Option<Arc<str>>,
     /// The input interface of the pod's packets in the IP stack: the bridge for a bridged pod.
     pub interface: Arc<str>,
     /// If [`Self::interface`] is a bridge: the bridge port through which the pod's packets arrive,
@@ -27,7 +30,10 @@ pub struct LocalPod {
 
 impl fmt::Display for LocalPod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.pod.as_deref().unwrap_or(&self.id.0))
+        match &self.pod {
+            Some(pod) => pod.fmt(f),
+            None => f.write_str(&self.id.0),
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use tracing::{info, warn};
 use super::watch::{FolderWatch, Hints};
 use super::{Closed, Outlet, RETRY};
 use crate::describe::describe;
-use crate::model::{Event, LocalPod, PodSet};
+use crate::model::{Event, LocalPod, PodName, PodSet};
 
 /// The last known state of the file, for the code that rebuilds it.
 #[derive(Debug, Clone, Default)]
@@ -194,7 +194,11 @@ fn local_pod(id: &AttachmentId, attachment: &Attachment) -> Option<LocalPod> {
     let port = attachment.host_interface.as_ref().filter(|_| is_port);
     Some(LocalPod {
         id: id.clone(),
-        pod: pod.map(|pod| format!("{}/{}", pod.namespace, pod.name).into()),
+        pod: pod.map(|pod| PodName {
+            namespace: pod.namespace.as_str().into(),
+            name: pod.name.as_str().into(),
+        }),
+        uid: pod.and_then(|pod| pod.uid.as_deref()).map(Into::into),
         interface,
         port: port.map(|link| link.name.as_str().into()),
         ips,

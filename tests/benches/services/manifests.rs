@@ -102,7 +102,11 @@ pub fn facts(folder: &Path) -> Vec<Event> {
 pub fn programmed_pods(more: usize) -> denizen_agent::model::PodSet {
     let pod = |number: usize| denizen_agent::model::LocalPod {
         id: denizen_shared::state::AttachmentId(format!("{number:064x}/eth0")),
-        pod: Some(format!("team-0/pod-{number}").into()),
+        pod: Some(denizen_agent::model::PodName {
+            namespace: "team-0".into(),
+            name: format!("pod-{number}").into(),
+        }),
+        uid: None,
         interface: "cni0".into(),
         port: Some(format!("veth{number}").into()),
         ips: vec![IpAddr::V4(spare_ip((1 << 19) + number))],

@@ -68,7 +68,7 @@ fn with_service(protocol: Protocol, cluster_ip: &str) -> Engine {
         ports: vec![service_port("dns", protocol, 53, None)],
         ..service("dns", &[cluster_ip])
     };
-    let mut events: Vec<Event> = Listing::ALL.map(Event::Listed).into();
+    let mut events: Vec<Event> = Listing::SERVICES.map(Event::Listed).into();
     events.push(Event::Pods(pods(1, &POD)));
     events.push(Event::Service(served.name.clone(), Some(served)));
     events.push(served_by(protocol, 1));

@@ -23,7 +23,7 @@ impl Rules {
         let plan = rules.planner.plan();
         rules.wanted.update(plan, &Changes::from_nothing(plan));
         rules.take(events);
-        rules.take(Listing::ALL.map(Event::Listed).into());
+        rules.take(Listing::SERVICES.map(Event::Listed).into());
         rules
     }
 

@@ -56,7 +56,8 @@ fn no_control_character_of_a_name_is_printed() {
     let mut planner = planner(Detector::PodState, false);
     let name = "web\u{1b}[2J\r\n=> forwarded, source kept\u{9b}";
     let mut pods = pods(2, &[("10.1.2.9", "cni0\u{1b}[31m")]);
-    pods.pods[0].pod = Some("default/x\n=> dropped".into());
+    pods.pods[0].pod =
+        Some(crate::model::PodName { namespace: "default".into(), name: "x\n=> dropped".into() });
     planner.apply(vec![told(service(name, &["10.96.0.60"])), Event::Pods(pods)]);
     planner.update();
     let said = explained(&planner, &packet("10.1.2.9@cni0\u{1b}[31m", "10.96.0.60:80"));

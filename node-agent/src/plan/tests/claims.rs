@@ -13,7 +13,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let mut world = Self { planner: Planner::new(policy(), CAPABLE) };
-        let listed = Listing::ALL.map(Event::Listed);
+        let listed = Listing::SERVICES.map(Event::Listed);
         world.tell(listed.into());
         world
     }

@@ -9,7 +9,7 @@ struct World {
 impl World {
     fn of(events: Vec<Event>) -> (Self, Vec<Remark>) {
         let mut world = Self { planner: Planner::new(policy(), CAPABLE) };
-        let listed = Listing::ALL.map(Event::Listed);
+        let listed = Listing::SERVICES.map(Event::Listed);
         let remarks = world.tell(events.into_iter().chain(listed).collect());
         (world, remarks)
     }

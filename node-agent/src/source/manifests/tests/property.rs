@@ -81,6 +81,9 @@ impl Latest {
                 Event::Slice(name, slice) => (format!("slice {name}"), slice.is_none()),
                 Event::Node(node) => ("node".to_owned(), node.is_none()),
                 Event::ServiceCidr(name, ranges) => (format!("range {name}"), ranges.is_none()),
+                Event::Namespace(name, it) => (format!("namespace {name}"), it.is_none()),
+                Event::ClusterPod(name, pod) => (format!("pod {name}"), pod.is_none()),
+                Event::NetworkPolicy(name, it) => (format!("policy {name}"), it.is_none()),
                 Event::Listed(_) => continue,
                 Event::Pods(_) | Event::Addresses(_) | Event::Egress(_) | Event::Triggered(..) => {
                     panic!("not of manifests: {event:?}")

@@ -1,0 +1,63 @@
+//! The facts that NetworkPolicies need: Namespaces, pods of the cluster, NetworkPolicies.
+
+use std::sync::Arc;
+
+use super::{ClusterPod, Labels, Listing, Model, NetworkPolicy, PodName, PolicyName};
+
+impl Model {
+    /// The Namespaces, the pods of the cluster and the NetworkPolicies; `None` while one of their
+    /// first full lists is missing: half a list of policies leaves open what is forbidden.
+    pub fn cluster(&self) -> Option<Cluster<'_>> {
+        self.owed(Listing::FIREWALL).next().is_none().then_some(Cluster { model: self })
+    }
+}
+
+/// The complete facts that NetworkPolicies need.
+#[derive(Debug, Clone, Copy)]
+pub struct Cluster<'a> {
+    model: &'a Model,
+}
+
+impl<'a> Cluster<'a> {
+    /// The labels of a namespace. The API server sets one on every Namespace; it is there without
+    /// any object too, as for hand written manifests.
+    pub fn namespace_labels(&self, name: &str) -> Labels {
+        const NAME_LABEL: &str = "kubernetes.io/metadata.name";
+        let known = self.model.namespaces.get(name);
+        match known.filter(|known| known.labels.get(NAME_LABEL) == Some(name)) {
+            Some(namespace) => namespace.labels.clone(),
+            None => {
+                let labels = known.iter().flat_map(|known| known.labels.iter());
+                labels.chain([(NAME_LABEL, name)]).collect()
+            }
+        }
+    }
+
+    /// One pod.
+    pub fn pod(&self, name: &PodName) -> Option<&'a ClusterPod> {
+        self.model.cluster_pods.get(name)
+    }
+
+    /// Every pod, by name.
+    pub fn pods(&self) -> impl Iterator<Item = &'a ClusterPod> + use<'a> {
+        self.model.cluster_pods.values()
+    }
+
+    /// The pods of one namespace.
+    pub fn pods_of(&self, namespace: &Arc<str>) -> impl Iterator<Item = &'a ClusterPod> + use<'a> {
+        let first = PodName { namespace: namespace.clone(), name: "".into() };
+        let namespace = namespace.clone();
+        let from = self.model.cluster_pods.range(first..);
+        from.map(|(_, pod)| pod).take_while(move |pod| pod.name.namespace == namespace)
+    }
+
+    /// One NetworkPolicy.
+    pub fn policy(&self, name: &PolicyName) -> Option<&'a NetworkPolicy> {
+        self.model.network_policies.get(name)
+    }
+
+    /// Every NetworkPolicy, by namespace and name.
+    pub fn policies(&self) -> impl Iterator<Item = &'a NetworkPolicy> + use<'a> {
+        self.model.network_policies.values()
+    }
+}
