@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use denizen_shared::state::{Attachment, HostInterface, Pod, RunDir};
-use denizen_tests::cni::{Call, PluginContext, REAL_PLUGINS, Variables, run_here};
+use denizen_tests::binary;
+use denizen_tests::cni::{Call, PluginContext, Variables, run_here};
 use serde_json::{Map, Value, json};
 
 const ROUNDS: usize = 300;
@@ -143,7 +144,7 @@ fn candidates(context: &PluginContext) -> Vec<Candidate> {
         configuration["name"] = json!("pods");
         configuration["type"] = json!(kind);
         configuration["prevResult"] = result.clone();
-        Candidate::new(name, Path::new(REAL_PLUGINS).join(kind), context, &call, &configuration)
+        Candidate::new(name, binary::cni_plugins().join(kind), context, &call, &configuration)
     };
     all.push(real(
         "tuning, one sysctl",

@@ -10,11 +10,11 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::agent::{Agent, CNI_CACHE, Objects, Settings};
+use crate::cni::Chain;
 use crate::manifest::{self, Manifests, Port};
 use crate::netns::Netns;
 use crate::pod::{BRIDGE, Pod, Wiring};
 use crate::probe::Protocol;
-use crate::runtime::Chain;
 use crate::server::{Listen, Server};
 use crate::world::{Addresses, World, ip};
 

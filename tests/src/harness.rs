@@ -5,10 +5,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use crate::cni::Chain;
 use crate::netns::Netns;
 use crate::pod::{BRIDGE, Pod, Wiring};
 use crate::probe::{Outcome, PATIENCE, Probe, Protocol, SILENCE};
-use crate::runtime::Chain;
 use crate::server::{Listen, Server};
 use crate::world::{Addresses, World, ip};
 use anyhow::Result;

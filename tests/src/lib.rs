@@ -37,7 +37,6 @@ pub mod pod;
 pub mod probe;
 pub mod quickstart;
 pub mod ruleset;
-pub mod runtime;
 pub mod sctp;
 pub mod server;
 pub mod syn;

@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 
+use crate::cni::{Added, CNI_VERSION, Call, Chain, POD_INTERFACE, Refusal};
 use crate::netns::Netns;
-use crate::runtime::{Added, CNI_VERSION, Chain, POD_INTERFACE, Sandbox};
 use crate::world::{host_length, nodad};
 
 /// The bridge of bridged pods.
@@ -35,7 +35,7 @@ pub struct Pod {
     /// The interface through which the node's stack sees its packets come in.
     pub input_interface: String,
     host_interface: String,
-    sandbox: Sandbox,
+    call: Call,
     chain: Chain,
     result: Value,
     took: Vec<(String, Duration)>,
@@ -45,9 +45,8 @@ impl Pod {
     /// A pod in the namespace `netns`, attached by `chain`, which begins with a plugin that makes
     /// interfaces.
     pub fn attach(node: &Netns, netns: Netns, name: &str, chain: &Chain) -> Result<Self> {
-        let sandbox =
-            Sandbox { id: netns.name().to_owned(), netns: netns.path(), pod: name.to_owned() };
-        let Added { result, took } = chain.add(node, &sandbox, None)?;
+        let call = Call::of_pod(netns.name(), name, &netns.path());
+        let Added { result, took } = chain.add_after(node, &call, None).map_err(failed("ADD"))?;
         let host_interfaces = || {
             let entries = result["interfaces"].as_array().into_iter().flatten();
             entries.filter(|entry| entry["sandbox"].as_str().unwrap_or_default().is_empty())
@@ -64,7 +63,7 @@ impl Pod {
             addresses,
             input_interface,
             host_interface,
-            sandbox,
+            call,
             chain: chain.clone(),
             result,
             took,
@@ -79,8 +78,7 @@ impl Pod {
         wiring: Wiring,
         addresses: &[IpAddr],
     ) -> Result<Self> {
-        let sandbox =
-            Sandbox { id: netns.name().to_owned(), netns: netns.path(), pod: name.to_owned() };
+        let call = Call::of_pod(netns.name(), name, &netns.path());
         let host_interface = format!("v-{name}");
         wire_node(node, &netns, &host_interface, wiring, addresses)?;
         wire_pod(&netns, wiring, addresses)?;
@@ -96,14 +94,15 @@ impl Pod {
             "interfaces": [{ "name": host_interface }, { "name": POD_INTERFACE, "sandbox": netns.path() }],
             "ips": ips.collect::<Vec<_>>(),
         });
-        let (addresses, chain, took) = (addresses.to_vec(), Chain::empty(), Vec::new());
-        Ok(Self { netns, addresses, input_interface, host_interface, sandbox, chain, result, took })
+        let (addresses, chain, took) = (addresses.to_vec(), by_hand(), Vec::new());
+        Ok(Self { netns, addresses, input_interface, host_interface, call, chain, result, took })
     }
 
     /// Has the real plugin record a pod that was wired by hand.
     pub fn record(&mut self, node: &Netns, run_dir: &Path, options: &Value) -> Result<()> {
-        self.chain = Chain::empty().then_denizen(run_dir, options);
-        let added = self.chain.add(node, &self.sandbox, Some(self.result.clone()))?;
+        self.chain = by_hand().then_denizen(run_dir, options);
+        let added = self.chain.add_after(node, &self.call, Some(self.result.clone()));
+        let added = added.map_err(failed("ADD"))?;
         (self.result, self.took) = (added.result, added.took);
         Ok(())
     }
@@ -111,17 +110,16 @@ impl Pod {
     /// What libcni keeps of the ADD: the file's name, and what it says. `netns` is the path that
     /// the runtime says, which old ones leave out.
     pub fn cached(&self, netns: Option<&str>) -> (String, Value) {
-        let Sandbox { id, pod, .. } = &self.sandbox;
-        let args =
-            [("IgnoreUnknown", "1"), ("K8S_POD_NAMESPACE", "default"), ("K8S_POD_NAME", pod)];
+        let Call { container: id, args, .. } = &self.call;
+        let args: Vec<_> = args.split(';').filter_map(|arg| arg.split_once('=')).collect();
         let mut cached = json!({
             "kind": "cniCacheV1", "containerId": id, "config": "e30=", "ifName": POD_INTERFACE,
-            "networkName": self.chain.network(), "cniArgs": args, "result": self.result,
+            "networkName": self.chain.name, "cniArgs": args, "result": self.result,
         });
         if let Some(netns) = netns {
             cached["netns"] = netns.into();
         }
-        (format!("{}-{id}-{POD_INTERFACE}", self.chain.network()), cached)
+        (format!("{}-{id}-{POD_INTERFACE}", self.chain.name), cached)
     }
 
     /// The runtime's list of plugins is another one from now on.
@@ -133,7 +131,7 @@ impl Pod {
 
     /// DEL, as the runtime does it when the pod ends, and the end of its interface.
     pub fn detach(self, node: &Netns) -> Result<()> {
-        self.chain.del(node, &self.sandbox, &self.result)?;
+        self.forget(node)?;
         // The plugin that made the interface has removed it; one made by hand is still there.
         let _ = node.ip(&format!("link del {}", self.host_interface));
         Ok(())
@@ -142,7 +140,7 @@ impl Pod {
     /// The beginning of a DEL: what is chained to a pod that was wired by hand has done its part,
     /// and its interface is still there.
     pub fn forget(&self, node: &Netns) -> Result<()> {
-        self.chain.del(node, &self.sandbox, &self.result)
+        self.chain.del(node, &self.call, Some(&self.result)).map_err(failed("DEL"))
     }
 
     /// Its address of the same family as `other`.
@@ -162,8 +160,17 @@ impl Pod {
 
     /// `<containerId>/<ifName>`, its key in the state file.
     pub fn attachment(&self) -> String {
-        format!("{}/{POD_INTERFACE}", self.sandbox.id)
+        format!("{}/{POD_INTERFACE}", self.call.container)
     }
+}
+
+/// Only what is chained to it later: for a pod whose interface is made by hand.
+fn by_hand() -> Chain {
+    Chain::new("by-hand", Vec::new())
+}
+
+fn failed(command: &str) -> impl Fn(Refusal) -> anyhow::Error {
+    move |refusal| anyhow!("{command} failed: {refusal}")
 }
 
 fn addresses_of(result: &Value) -> Vec<IpAddr> {

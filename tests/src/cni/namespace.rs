@@ -14,8 +14,6 @@ use nix::sched::{CloneFlags, unshare};
 use nix::unistd::gettid;
 use serde_json::Value;
 
-use super::program;
-
 type Job = Box<dyn FnOnce() + Send>;
 
 /// A network namespace, alive as long as this value.
@@ -64,7 +62,7 @@ impl Namespace {
 
     /// Runs `ip` in it, with `arguments` as one would type them, and returns what it prints.
     pub fn ip(&self, arguments: &str) -> String {
-        let mut ip = program(Path::new("ip"));
+        let mut ip = Command::new("ip");
         ip.args(arguments.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let output = self.spawn(ip).wait_with_output().expect("ip ends");
         assert!(

@@ -153,7 +153,7 @@ fn another_pod_s_veth_is_not_taken_for_a_peer_that_is_elsewhere() {
         node.ip(&format!("link set inside netns {} name eth0", pod.path().display()));
     }
     let ours = context.ours();
-    let chain = Chain { name: "pods".to_owned(), version: "1.0.0", plugins: vec![ours] };
+    let chain = Chain::new("pods", vec![ours]);
     let result = json!({ "cniVersion": "1.0.0", "ips": [] });
     let call = Call::new("web-0", &context.pod);
     chain.call(&context.node, &call, "ADD", &chain.plugins[0], Some(&result)).unwrap();

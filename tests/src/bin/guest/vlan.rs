@@ -6,12 +6,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::cluster::Cluster;
+use denizen_tests::cni::Chain;
 use denizen_tests::fixture::{PORT, is_local, service_ips};
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::Pod;
 use denizen_tests::probe::Protocol;
-use denizen_tests::runtime::Chain;
 use denizen_tests::world::ip;
 use serde_json::Value;
 
