@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,8 @@ pub const CNI_CACHE: &str = "cni-cache";
 /// How an agent is to be run.
 #[derive(Debug, Clone)]
 pub struct Settings {
+    /// The program: another agent's, or this workspace's.
+    pub program: Option<PathBuf>,
     /// Where Services, EndpointSlices and Nodes come from.
     pub objects: Objects,
     /// The run directory, which the plugin records into.
@@ -66,11 +68,16 @@ shift
 exec "$@"
 "#;
 
+impl Settings {
+    fn program(&self) -> Result<PathBuf> {
+        self.program.clone().map_or_else(|| binary::ours("denizen-agent"), Ok)
+    }
+}
+
 impl Objects {
     /// The agent's command as far as it says where they come from.
-    fn command(&self) -> Result<Command> {
-        let agent = binary::ours("denizen-agent")?;
-        let mut command = Command::new(&agent);
+    fn command(&self, agent: &Path) -> Command {
+        let mut command = Command::new(agent);
         match self {
             Self::Manifests(folder) => command.args(["run", "--manifests"]).arg(folder),
             Self::Kubeconfig(file) => command.args(["run", "--kubeconfig"]).arg(file),
@@ -83,7 +90,7 @@ impl Objects {
                     .envs(environment.iter().map(|(name, value)| (name, value)))
             }
         };
-        Ok(command)
+        command
     }
 }
 
@@ -135,7 +142,7 @@ impl Agent {
     pub fn spawn(node: &Netns, settings: Settings) -> Result<Self> {
         let log = settings.run_dir.join("agent.log");
         let output = OpenOptions::new().create(true).append(true).open(&log)?;
-        let mut command = settings.objects.command()?;
+        let mut command = settings.objects.command(&settings.program()?);
         command.arg("--run-dir").arg(&settings.run_dir);
         command
             .args(["--node-name", &settings.node_name])

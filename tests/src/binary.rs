@@ -1,6 +1,6 @@
 //! Where the programs under test are.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
@@ -21,6 +21,11 @@ pub fn ours(name: &str) -> Result<PathBuf> {
     let path = folder()?.join(name);
     ensure!(path.exists(), "{} is not there: run `cargo build --workspace` first", path.display());
     Ok(path)
+}
+
+/// One of the previous release's programs: `DENIZEN_PREVIOUS_RELEASE` names their folder.
+pub fn previous(name: &str) -> Option<PathBuf> {
+    std::env::var_os("DENIZEN_PREVIOUS_RELEASE").map(|folder| Path::new(&folder).join(name))
 }
 
 /// The folder of the CNI plugins that go in front of ours.

@@ -128,6 +128,7 @@ impl Cluster {
     /// How the agent is run here.
     pub fn settings(&self) -> Settings {
         Settings {
+            program: None,
             objects: Objects::Manifests(self.manifests.folder().to_owned()),
             run_dir: self.run_dir.clone(),
             node_name: NODE.to_owned(),

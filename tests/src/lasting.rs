@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::fixture::{Fixture, Who, every_protocol};
+use crate::fixture::{Fixture, Who, every_protocol, every_way};
+use crate::load::Load;
 use crate::manifest::Port;
 use crate::netns::Netns;
-use crate::probe::Probe;
+use crate::probe::{Probe, Protocol};
 
 /// Where the endpoint of such a connection listens.
 pub const ECHO: u16 = 9000;
@@ -26,8 +27,20 @@ pub fn fixture(label: &str) -> Result<Fixture> {
     manifests.put("web", &fixture.service("web", 10, &every_protocol(), &MEMBERS)?)?;
     let echo = [Port::tcp("echo", 7, ECHO)];
     manifests.put("echo", &fixture.service("echo", 11, &echo, &[Who::Routed])?)?;
-    serve(&fixture.routed.netns, fixture.routed.addresses[0])?;
+    let routed = &fixture.routed;
+    routed.addresses.iter().try_for_each(|address| serve(&routed.netns, *address))?;
     Ok(fixture)
+}
+
+/// Clients that connect to `web` of [`fixture`] without pause, over TCP and UDP and by both families.
+pub fn load(fixture: &Fixture) -> Result<Load> {
+    fixture.cluster.world.forget_quickly()?;
+    let mut load = Load::default();
+    for who in [Who::Bridged, Who::Routed, Who::Outside] {
+        let targets = every_way(10).filter(|(_, protocol)| *protocol != Protocol::Sctp).collect();
+        load.client(fixture.place(who).0, targets, |outcome| outcome.endpoint().is_some())?;
+    }
+    Ok(load)
 }
 
 /// One connection, open since it was made.

@@ -178,6 +178,7 @@ fn write_down(case: &Case, backend: Backend, world: &World) -> Result<Settings> 
         })],
     )?;
     Ok(Settings {
+        program: None,
         objects: Objects::Manifests(manifests.folder().to_owned()),
         run_dir: world.subfolder("run")?,
         node_name: case.node.name.clone(),

@@ -8,7 +8,7 @@ mod health;
 mod live_changes;
 mod metrics;
 mod monitoring;
-mod other_words;
+mod other_release;
 mod page;
 mod restart;
 mod upgrade;

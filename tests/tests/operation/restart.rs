@@ -11,29 +11,19 @@ use denizen_tests::cluster::Cluster;
 use denizen_tests::effort;
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Fixture, Who, every_protocol, every_way, service_ips};
-use denizen_tests::lasting::{self, ECHO, Lasting};
+use denizen_tests::lasting::{self, Lasting};
 use denizen_tests::load::Load;
-use denizen_tests::manifest::{Port, service};
+use denizen_tests::manifest::service;
 use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::probe::{Outcome, Probe, Protocol};
 use denizen_tests::ruleset::{self, Monitor};
 use serde_json::json;
 
-/// A web service over every protocol, and an echo service for connections that stay.
+/// The usual services, and one that nobody serves.
 fn fixture(label: &str) -> Result<Fixture> {
-    let fixture = Fixture::new(label)?;
-    let everyone = [Who::Bridged, Who::Routed, Who::Remote];
-    fixture
-        .cluster
-        .manifests
-        .put("web", &fixture.service("web", 10, &every_protocol(), &everyone)?)?;
-    let echo = [Port::tcp("echo", 7, ECHO)];
-    fixture.cluster.manifests.put("echo", &fixture.service("echo", 11, &echo, &[Who::Routed])?)?;
-    fixture
-        .cluster
-        .manifests
-        .put("lonely", &fixture.service("lonely", 12, &every_protocol(), &[])?)?;
-    lasting::serve(&fixture.routed.netns, fixture.routed.addresses[0])?;
+    let fixture = lasting::fixture(label)?;
+    let lonely = fixture.service("lonely", 12, &every_protocol(), &[])?;
+    fixture.cluster.manifests.put("lonely", &lonely)?;
     Ok(fixture)
 }
 
@@ -43,12 +33,7 @@ fn long_lived(fixture: &Fixture, who: Who) -> Result<Lasting> {
 }
 
 fn load(fixture: &Fixture) -> Result<Load> {
-    fixture.cluster.world.forget_quickly()?;
-    let mut load = Load::default();
-    for who in [Who::Bridged, Who::Routed, Who::Outside] {
-        let targets = every_way(10).filter(|(_, protocol)| *protocol != Protocol::Sctp).collect();
-        load.client(fixture.place(who).0, targets, |outcome| outcome.endpoint().is_some())?;
-    }
+    let mut load = lasting::load(fixture)?;
     let refused = every_way(12).filter(|(_, protocol)| *protocol == Protocol::Tcp).collect();
     load.client(fixture.place(Who::Bridged).0, refused, |outcome| *outcome == Outcome::Refused)?;
     Ok(load)

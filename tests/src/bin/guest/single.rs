@@ -43,6 +43,7 @@ pub(crate) fn every_backend_serves() -> Result<()> {
     manifests.put("web", &web)?;
     for backend in Backend::ALL {
         let settings = Settings {
+            program: None,
             objects: Objects::Manifests(manifests.folder().to_owned()),
             run_dir: run_dir.clone(),
             node_name: NODE.to_owned(),

@@ -94,6 +94,7 @@ impl Feature {
     /// The agent, with all programmed.
     pub fn start(&self, at: &Netns) -> Result<Agent> {
         let settings = Settings {
+            program: None,
             objects: Objects::Manifests(self.manifests()),
             run_dir: self.run_dir(),
             node_name: HERE.to_owned(),
