@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use denizen_shared::state::Attachment;
+use denizen_state::Attachment;
 use serde::Deserialize;
 use serde_json::Map;
 use serde_json::value::RawValue;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use denizen_shared::run_dir;
-use denizen_shared::state::AttachmentId;
+use denizen_state::AttachmentId;
+use denizen_state::run_dir;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;

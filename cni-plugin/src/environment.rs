@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use denizen_shared::state::{AttachmentId, Pod};
+use denizen_state::{AttachmentId, Pod};
 use serde_json::Map;
 
 use crate::error::CniError;

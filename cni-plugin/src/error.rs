@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::io;
 
-use denizen_shared::state::StateError;
+use denizen_state::StateError;
 use serde::Serialize;
 use thiserror::Error;
 

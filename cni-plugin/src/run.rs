@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::time::SystemTime;
 
-use denizen_shared::state::AttachmentId;
+use denizen_state::AttachmentId;
 use serde::Serialize;
 
 use crate::command::{add, check, del, gc, status};
@@ -172,7 +172,7 @@ optionally with \"runDir\" (where it records; by default {}) and
 CNI versions: {}
 ",
         env!("CARGO_PKG_VERSION"),
-        denizen_shared::run_dir::DEFAULT,
+        denizen_state::run_dir::DEFAULT,
         CniVersion::list()
     )
 }

@@ -8,9 +8,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use denizen_shared::run_dir::SOCKET;
-use denizen_shared::socket::{WaitAnswer, WaitFor};
-use denizen_shared::state::RunDir;
+use denizen_state::RunDir;
+use denizen_state::run_dir::SOCKET;
+use denizen_state::socket::{WaitAnswer, WaitFor};
 use nix::errno::Errno;
 use nix::fcntl::AtFlags;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};

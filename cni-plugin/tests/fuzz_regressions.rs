@@ -46,7 +46,7 @@ fn every_standard_input_is_understood_or_refused() {
 fn both_ways_to_read_a_state_file_agree() {
     let mut read = 0;
     for text in inputs(include_str!("../fuzz/regressions/state.hex")) {
-        denizen_shared::fuzzing::state_file(&text);
+        denizen_state::fuzzing::state_file(&text);
         read += 1;
     }
     assert!(read > 50, "{read}");

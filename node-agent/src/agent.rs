@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use denizen_shared::socket::{WaitAnswer, WaitFor};
+use denizen_state::socket::{WaitAnswer, WaitFor};
 use serde_json::{Value, json};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -121,7 +121,7 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
         flush,
     };
     let result = agent.run_loop(stop, events, requests).await;
-    let _ = std::fs::remove_file(config.run_dir.join(denizen_shared::run_dir::SOCKET));
+    let _ = std::fs::remove_file(config.run_dir.join(denizen_state::run_dir::SOCKET));
     result
 }
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use denizen_shared::run_dir;
+use denizen_state::run_dir;
 use serde::de::DeserializeOwned;
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use denizen_shared::run_dir;
+use denizen_state::run_dir;
 use tracing::warn;
 
 pub use self::listen::{Listen, ListenArgs};

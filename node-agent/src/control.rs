@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use denizen_shared::run_dir::SOCKET;
-use denizen_shared::socket::WaitFor;
+use denizen_state::run_dir::SOCKET;
+use denizen_state::socket::WaitFor;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};

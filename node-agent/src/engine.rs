@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use denizen_netlink::NetlinkError;
 use denizen_nft::Watch;
-use denizen_shared::socket::WaitFor;
+use denizen_state::socket::WaitFor;
 use jiff::Timestamp;
 use tracing::{info, warn};
 

@@ -125,7 +125,7 @@ pub fn address(address: &str, interface: &str) -> NodeAddress {
 /// Pods, each with its input interface, and for a bridged pod the bridge port: `veth1`,
 /// `cni0/veth1`.
 pub fn pods(generation: u64, pods: &[(&str, &str)]) -> PodSet {
-    use denizen_shared::state::{AttachmentId, Epoch, Generation};
+    use denizen_state::{AttachmentId, Epoch, Generation};
     let pod = |(n, (address, arrival)): (usize, &(&str, &str))| {
         let (interface, port) = match arrival.split_once('/') {
             Some((bridge, port)) => (bridge, Some(port)),

@@ -11,7 +11,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use denizen_shared::state::{Attachment, HostInterface, Pod, RunDir};
+use denizen_state::{Attachment, HostInterface, Pod, RunDir};
 use denizen_tests::binary;
 use denizen_tests::cni::{Call, PluginContext, Variables, run_here};
 use serde_json::{Map, Value, json};

@@ -216,7 +216,7 @@ impl Agent {
 
     /// What this very agent says of itself through its socket, without a process in between.
     fn asked_directly(&self) -> Result<Value> {
-        let path = self.settings.run_dir.join(denizen_shared::run_dir::SOCKET);
+        let path = self.settings.run_dir.join(denizen_state::run_dir::SOCKET);
         let mut stream = UnixStream::connect(path)?;
         let answering = getsockopt(&stream, PeerCredentials)?.pid();
         ensure!(u32::try_from(answering)? == self.pid(), "process {answering} answers there");

@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|text: &[u8]| denizen_shared::fuzzing::state_file(text));
+fuzz_target!(|text: &[u8]| denizen_state::fuzzing::state_file(text));

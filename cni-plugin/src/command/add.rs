@@ -2,8 +2,8 @@
 
 use std::time::SystemTime;
 
-use denizen_shared::socket::WaitFor;
-use denizen_shared::state::{Attachment, RunDir};
+use denizen_state::socket::WaitFor;
+use denizen_state::{Attachment, RunDir};
 use serde_json::Map;
 
 use super::{LOCK_WAIT, Seen};

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::net::IpAddr;
 
-use denizen_shared::state::Attachment;
+use denizen_state::Attachment;
 
 use super::{Seen, existing};
 use crate::config::Config;

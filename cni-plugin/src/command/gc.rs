@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use denizen_shared::state::{Attachment, AttachmentId, State};
+use denizen_state::{Attachment, AttachmentId, State};
 
 use super::{LOCK_WAIT, existing};
 use crate::config::Config;

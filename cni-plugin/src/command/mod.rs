@@ -9,7 +9,7 @@ mod status;
 use std::path::Path;
 use std::time::Duration;
 
-use denizen_shared::state::{RunDir, StateError};
+use denizen_state::{RunDir, StateError};
 
 pub(crate) use add::add;
 pub(crate) use check::check;

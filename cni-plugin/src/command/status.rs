@@ -1,7 +1,7 @@
 //! STATUS: whether an ADD would succeed now.
 
-use denizen_shared::run_dir::SOCKET;
-use denizen_shared::state::{RunDir, StateError};
+use denizen_state::run_dir::SOCKET;
+use denizen_state::{RunDir, StateError};
 
 use super::LOCK_WAIT;
 use crate::config::{Config, OnTimeout};

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use denizen_shared::state::HostInterface;
+use denizen_state::HostInterface;
 use serde_json::Map;
 
 use super::link::{Link, Links};

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime};
 
-use denizen_shared::run_dir::STATE_FILE;
-use denizen_shared::state::AttachmentId;
+use denizen_state::AttachmentId;
+use denizen_state::run_dir::STATE_FILE;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use denizen_shared::run_dir::SOCKET;
-use denizen_shared::store::RunDir;
+use denizen_state::RunDir;
+use denizen_state::run_dir::SOCKET;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;

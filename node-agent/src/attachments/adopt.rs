@@ -6,9 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 
 use denizen_cni::{Adopter, NotAdopted, Remembered};
-use denizen_shared::error::StateError;
-use denizen_shared::state::{Attachment, AttachmentId, State};
-use denizen_shared::store::RunDir;
+use denizen_state::{Attachment, AttachmentId, RunDir, State, StateError};
 use tracing::{debug, info, warn};
 
 use super::cache::{self, Entry, LeftOut};

@@ -12,8 +12,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use denizen_shared::regular;
-use denizen_shared::state::Attachment;
+use denizen_state::Attachment;
+use denizen_state::regular;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 

@@ -8,9 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use denizen_shared::error::StateError;
-use denizen_shared::state::{Attachment, AttachmentId, State};
-use denizen_shared::store::RunDir;
+use denizen_state::{Attachment, AttachmentId, RunDir, State, StateError};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tracing::{info, warn};

@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 
-use denizen_shared::error::StateError;
-use denizen_shared::state::Attachment;
+use denizen_state::{Attachment, StateError};
 use thiserror::Error;
 use tokio::task::JoinError;
 
@@ -71,7 +70,7 @@ impl<'a> Links<'a> {
 /// For tests: a record whose link has this name, index and MAC address.
 #[cfg(test)]
 pub(super) fn record(link: Option<(&str, u32, &str)>) -> Attachment {
-    use denizen_shared::state::HostInterface;
+    use denizen_state::HostInterface;
     use serde_json::{from_value, json};
 
     let mut record: Attachment = from_value(json!({

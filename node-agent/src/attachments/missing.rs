@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-use denizen_shared::state::State;
+use denizen_state::State;
 use tokio::time::Instant;
 
 use crate::source::node::{Link, LinkKind};
@@ -151,7 +151,7 @@ fn warning(interfaces: &[String]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use denizen_shared::state::{Epoch, HostInterface};
+    use denizen_state::{Epoch, HostInterface};
 
     use super::super::links::record;
     use super::*;

@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use denizen_shared::error::StateError;
+use denizen_state::StateError;
 use tokio::sync::watch as latest;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches, value_parser};
-use denizen_shared::regular;
+use denizen_state::regular;
 use thiserror::Error;
 
 use self::document::{Document, Place};

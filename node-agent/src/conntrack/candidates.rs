@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use denizen_shared::state::Epoch;
+use denizen_state::Epoch;
 
 use super::entry::Entry;
 use crate::model::{Family, PodSet, Protocol, family_of};

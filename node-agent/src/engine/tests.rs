@@ -4,7 +4,7 @@ mod iptables;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use denizen_shared::socket::WaitFor;
+use denizen_state::socket::WaitFor;
 use proptest::prelude::*;
 use proptest::sample::Index;
 

@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-use denizen_shared::regular;
+use denizen_state::regular;
 use serde_json::Value;
 use thiserror::Error;
 

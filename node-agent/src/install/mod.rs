@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use denizen_shared::run_dir;
+use denizen_state::run_dir;
 use serde_json::{Map, Value};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{sleep, timeout};

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use denizen_shared::regular;
+use denizen_state::regular;
 use thiserror::Error;
 
 use super::conflist::PLUGIN;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::cluster_pod::PodName;
-use denizen_shared::state::{AttachmentId, Epoch, Generation};
+use denizen_state::{AttachmentId, Epoch, Generation};
 
 /// One attachment of a pod whose packets enter this node's network stack.
 #[derive(Debug, Clone, PartialEq, Eq)]

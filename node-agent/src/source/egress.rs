@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use denizen_shared::regular;
+use denizen_state::regular;
 use ipnetwork::IpNetwork;
 use serde::Deserialize;
 use serde::de::IgnoredAny;

@@ -12,10 +12,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use denizen_shared::error::StateError;
-use denizen_shared::run_dir::STATE_FILE;
-use denizen_shared::state::{Attachment, AttachmentId, State};
-use denizen_shared::store::RunDir;
+use denizen_state::run_dir::STATE_FILE;
+use denizen_state::{Attachment, AttachmentId, RunDir, State, StateError};
 use thiserror::Error;
 use tokio::sync::watch as latest;
 use tokio::time::{MissedTickBehavior, interval, sleep};

@@ -101,7 +101,7 @@ pub fn facts(folder: &Path) -> Vec<Event> {
 /// The pods of this node, and `more` of them.
 pub fn programmed_pods(more: usize) -> denizen_agent::model::PodSet {
     let pod = |number: usize| denizen_agent::model::LocalPod {
-        id: denizen_shared::state::AttachmentId(format!("{number:064x}/eth0")),
+        id: denizen_state::AttachmentId(format!("{number:064x}/eth0")),
         pod: Some(denizen_agent::model::PodName {
             namespace: "team-0".into(),
             name: format!("pod-{number}").into(),

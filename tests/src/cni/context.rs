@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::read_to_string;
 use std::path::{Path, PathBuf};
 
-use denizen_shared::state::{Attachment, AttachmentId, RunDir, State};
+use denizen_state::{Attachment, AttachmentId, RunDir, State};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

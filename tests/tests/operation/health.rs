@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use denizen_shared::run_dir::SOCKET;
-use denizen_shared::store::RunDir;
+use denizen_state::RunDir;
+use denizen_state::run_dir::SOCKET;
 use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
 use denizen_tests::cluster::{Cluster, NODE};
 use denizen_tests::conf;

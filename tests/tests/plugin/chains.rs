@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use denizen_shared::state::{Attachment, AttachmentId};
+use denizen_state::{Attachment, AttachmentId};
 use denizen_tests::cni::{Call, Chain, Namespace, PluginContext, VERSIONS};
 use serde_json::{Value, json};
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use denizen_shared::state::{AttachmentId, RunDir};
+use denizen_state::{AttachmentId, RunDir};
 use denizen_tests::cni::{
     Call, Chain, Namespace, PluginContext, denizen, finish, give, spawn, start,
 };
@@ -116,7 +116,7 @@ impl Writer<'_> {
     }
 
     /// The file is readable, holds every record whose ADD had returned, and none whose DEL had.
-    fn assert_whole(&self) -> BTreeMap<AttachmentId, denizen_shared::state::Attachment> {
+    fn assert_whole(&self) -> BTreeMap<AttachmentId, denizen_state::Attachment> {
         let state = RunDir::open(self.run_dir).unwrap().read().unwrap();
         let attachments = state.map(|state| state.attachments).unwrap_or_default();
         for container in &self.added {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use denizen_shared::state::{Attachment, AttachmentId, RunDir};
+use denizen_state::{Attachment, AttachmentId, RunDir};
 use denizen_tests::agent::Agent;
 use denizen_tests::cluster::Cluster;
 use denizen_tests::eventually::observed;

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use denizen_shared::socket::{WaitAnswer, WaitFor};
-use denizen_shared::state::AttachmentId;
+use denizen_state::AttachmentId;
+use denizen_state::socket::{WaitAnswer, WaitFor};
 use denizen_tests::cni::{PluginContext, Refusal, denizen, finish, start};
 use serde_json::{Value, json};
 

@@ -208,10 +208,7 @@ fn flows_of_deleted_pods_are_stale() {
         entry(UDP, "10.9.0.9:4000", "10.1.0.8:4000", "10.1.0.8:4000"),
     ];
     let lost = PodSet {
-        version: Some((
-            denizen_shared::state::Epoch("other".into()),
-            denizen_shared::state::Generation(1),
-        )),
+        version: Some((denizen_state::Epoch("other".into()), denizen_state::Generation(1))),
         pods: Vec::new(),
     };
     let cases: [(&str, Vec<PodSet>, usize); 6] = [

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use denizen_shared::regular;
+use denizen_state::regular;
 use serde_json::json;
 
 use crate::model::Egress;

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use denizen_shared::regular;
+use denizen_state::regular;
 use hyper::Request;
 use hyper::header::{AUTHORIZATION, HeaderValue};
 

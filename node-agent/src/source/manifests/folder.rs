@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use denizen_shared::regular;
+use denizen_state::regular;
 
 use super::ManifestsError;
 use super::file;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::source::running::{Running, in_runtime};
-use denizen_shared::state::{HostInterface, Pod};
+use denizen_state::{HostInterface, Pod};
 
 fn start(run_dir: &Path) -> Running<()> {
     let config = Config { run_dir: run_dir.to_owned() };
@@ -58,10 +58,7 @@ fn attachment(
     }
 }
 
-fn add(
-    dir: &RunDir,
-    attachment: Attachment,
-) -> (denizen_shared::state::Epoch, denizen_shared::state::Generation) {
+fn add(dir: &RunDir, attachment: Attachment) -> (denizen_state::Epoch, denizen_state::Generation) {
     let add = |state: &mut State| {
         state.attachments.insert(attachment.id(), attachment);
     };

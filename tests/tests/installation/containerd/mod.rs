@@ -13,8 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use denizen_shared::state::Attachment;
-use denizen_shared::store::RunDir;
+use denizen_state::{Attachment, RunDir};
 use denizen_tests::agent::{Agent, CNI_CACHE};
 use denizen_tests::binary;
 use denizen_tests::cluster::Cluster;

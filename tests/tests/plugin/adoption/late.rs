@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use denizen_shared::state::RunDir;
+use denizen_state::RunDir;
 use denizen_tests::agent::Agent;
 use denizen_tests::effort;
 use denizen_tests::eventually::observed;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use denizen_shared::state::{Attachment, AttachmentId, RunDir};
+use denizen_state::{Attachment, AttachmentId, RunDir};
 use denizen_tests::agent::{Agent, CNI_CACHE};
 use denizen_tests::cluster::Cluster;
 use denizen_tests::eventually::eventually;

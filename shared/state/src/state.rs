@@ -11,9 +11,6 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub use crate::error::StateError;
-pub use crate::store::RunDir;
-
 /// The version of the format that this program writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
 

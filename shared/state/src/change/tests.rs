@@ -4,9 +4,10 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::*;
+use crate::RunDir;
 use crate::fuzzing;
 use crate::lock::Lock;
-use crate::state::{Generation, RunDir};
+use crate::state::Generation;
 
 /// More time than any of this takes.
 const WAIT: Duration = Duration::from_secs(30);

@@ -1,0 +1,23 @@
+//! The contract between Denizen's two programs: their directory ([`RunDir`], [`run_dir`]), the
+//! state file in it ([`State`]), and what they say on the agent's socket ([`socket`]).
+//!
+//! Nothing here is async, and nothing here knows Kubernetes or a kernel interface.
+
+mod change;
+mod error;
+mod format;
+#[doc(hidden)]
+pub mod fuzzing;
+mod lock;
+pub mod regular;
+pub mod run_dir;
+pub mod socket;
+mod state;
+mod state_editor;
+mod store;
+mod successor;
+mod trust;
+
+pub use error::StateError;
+pub use state::{Attachment, AttachmentId, Epoch, Generation, HostInterface, Pod, State};
+pub use store::RunDir;
