@@ -34,6 +34,7 @@ pub mod load;
 pub mod manifest;
 pub mod netns;
 pub mod pod;
+pub mod policy;
 pub mod probe;
 pub mod quickstart;
 pub mod ruleset;

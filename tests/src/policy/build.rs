@@ -1,0 +1,100 @@
+//! Policies in few words, for tests that are about many of them.
+
+use super::object::{IpBlock, Metadata, NetworkPolicy, Peer, PolicySpec, Port, PortNumber, Rule};
+use super::selector::Selector;
+use crate::probe::Protocol;
+
+impl NetworkPolicy {
+    /// A policy for these pods of a namespace that isolates them in no direction yet.
+    pub fn new(namespace: &str, name: &str, pods: Selector) -> Self {
+        let metadata =
+            Metadata { namespace: namespace.into(), name: name.into(), ..Metadata::default() };
+        let spec =
+            PolicySpec { pod_selector: pods, policy_types: Some(vec![]), ..PolicySpec::default() };
+        Self { metadata, spec }
+    }
+
+    /// It isolates them for ingress, with these exceptions.
+    #[must_use]
+    pub fn ingress(mut self, rules: impl IntoIterator<Item = Rule>) -> Self {
+        self.spec.policy_types.get_or_insert_default().push("Ingress".to_owned());
+        self.spec.ingress = Some(rules.into_iter().collect());
+        self
+    }
+
+    /// It isolates them for egress, with these exceptions.
+    #[must_use]
+    pub fn egress(mut self, rules: impl IntoIterator<Item = Rule>) -> Self {
+        self.spec.policy_types.get_or_insert_default().push("Egress".to_owned());
+        self.spec.egress = Some(rules.into_iter().collect());
+        self
+    }
+}
+
+impl Rule {
+    /// Everything, as `{}` says it.
+    pub fn all() -> Self {
+        Self::default()
+    }
+
+    /// From these peers.
+    pub fn from(peers: impl IntoIterator<Item = Peer>) -> Self {
+        Self { from: Some(peers.into_iter().collect()), ..Self::default() }
+    }
+
+    /// To these peers.
+    pub fn to(peers: impl IntoIterator<Item = Peer>) -> Self {
+        Self { to: Some(peers.into_iter().collect()), ..Self::default() }
+    }
+
+    /// To these ports alone.
+    #[must_use]
+    pub fn at(self, ports: impl IntoIterator<Item = Port>) -> Self {
+        Self { ports: Some(ports.into_iter().collect()), ..self }
+    }
+}
+
+impl Peer {
+    /// Pods of the policy's own namespace.
+    pub fn pods(pods: Selector) -> Self {
+        Self { pod_selector: Some(pods), ..Self::default() }
+    }
+
+    /// All pods of namespaces.
+    pub fn namespaces(namespaces: Selector) -> Self {
+        Self { namespace_selector: Some(namespaces), ..Self::default() }
+    }
+
+    /// Pods of namespaces.
+    pub fn both(namespaces: Selector, pods: Selector) -> Self {
+        Self { namespace_selector: Some(namespaces), ..Self::pods(pods) }
+    }
+
+    /// Addresses.
+    pub fn block(cidr: impl Into<String>, except: impl IntoIterator<Item = String>) -> Self {
+        let block = IpBlock { cidr: cidr.into(), except: except.into_iter().collect() };
+        Self { ip_block: Some(block), ..Self::default() }
+    }
+}
+
+impl Port {
+    /// Every port of a protocol.
+    pub fn every(protocol: Protocol) -> Self {
+        Self { protocol: Some(protocol.to_string()), ..Self::default() }
+    }
+
+    /// One port.
+    pub fn number(protocol: Protocol, port: u16) -> Self {
+        Self { port: Some(PortNumber::Number(port.into())), ..Self::every(protocol) }
+    }
+
+    /// All ports from one to another.
+    pub fn range(protocol: Protocol, first: u16, last: u16) -> Self {
+        Self { end_port: Some(last.into()), ..Self::number(protocol, first) }
+    }
+
+    /// Container ports of this name.
+    pub fn named(protocol: Protocol, name: &str) -> Self {
+        Self { port: Some(PortNumber::Name(name.to_owned())), ..Self::every(protocol) }
+    }
+}

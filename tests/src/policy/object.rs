@@ -1,0 +1,276 @@
+//! The objects, with the fields that NetworkPolicy asks for, as the API and manifests have them.
+//! Nothing is defaulted or checked here: what is wrong in an object stays as it was written.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::selector::Selector;
+
+/// Labels of an object.
+pub type Labels = BTreeMap<String, String>;
+
+/// All that decides which packets are permitted.
+#[derive(Debug, Clone, Default)]
+pub struct World {
+    /// The nodes that pods run on.
+    pub nodes: Vec<Node>,
+    /// The namespaces.
+    pub namespaces: Vec<Namespace>,
+    /// The pods, of every node.
+    pub pods: Vec<Pod>,
+    /// The policies.
+    pub policies: Vec<NetworkPolicy>,
+}
+
+/// A node, reduced to what policy knows of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// Its addresses, of both families.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// `metadata`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Metadata {
+    /// Empty for a Namespace.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// The object's name.
+    pub name: String,
+    /// The object's UID; empty in manifests that give none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub uid: String,
+    /// Its labels.
+    pub labels: Labels,
+    /// RFC 3339, in UTC, so that later ones sort last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub creation_timestamp: Option<String>,
+    /// Present while the object is being deleted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deletion_timestamp: Option<String>,
+}
+
+/// A Namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Namespace {
+    /// Name and labels.
+    pub metadata: Metadata,
+}
+
+/// A Pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Pod {
+    /// Names and labels.
+    pub metadata: Metadata,
+    /// What it is to be.
+    pub spec: PodSpec,
+    /// What it is.
+    pub status: PodStatus,
+}
+
+/// `spec` of a Pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodSpec {
+    /// The node it runs on.
+    pub node_name: String,
+    /// Whether it has no network of its own.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub host_network: bool,
+    /// Those that run before the others, and sidecars.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub init_containers: Vec<Container>,
+    /// Its containers.
+    pub containers: Vec<Container>,
+}
+
+/// A container of a Pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Container {
+    /// Its name.
+    pub name: String,
+    /// `Always` makes a sidecar of an init container.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restart_policy: Option<String>,
+    /// The ports that it says it has.
+    pub ports: Vec<ContainerPort>,
+}
+
+/// A port of a container.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerPort {
+    /// Its name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// TCP if missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<String>,
+    /// Its number.
+    pub container_port: u16,
+}
+
+/// `status` of a Pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PodStatus {
+    /// `Pending`, `Running`, `Succeeded` or `Failed`.
+    pub phase: String,
+    /// Its addresses, of both families.
+    #[serde(rename = "podIPs")]
+    pub pod_ips: Vec<PodIp>,
+}
+
+/// One of a Pod's addresses.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodIp {
+    /// The address.
+    pub ip: IpAddr,
+}
+
+/// A NetworkPolicy.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkPolicy {
+    /// Its names.
+    pub metadata: Metadata,
+    /// What it says.
+    pub spec: PolicySpec,
+}
+
+/// `spec` of a NetworkPolicy.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PolicySpec {
+    /// The pods of its namespace that it is about.
+    pub pod_selector: Selector,
+    /// `Ingress` and `Egress`; may be missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy_types: Option<Vec<String>>,
+    /// What those pods may receive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ingress: Option<Vec<Rule>>,
+    /// What those pods may send.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub egress: Option<Vec<Rule>>,
+}
+
+/// An entry of `ingress`, with `from`, or of `egress`, with `to`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rule {
+    /// Who may send.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<Vec<Peer>>,
+    /// Who may receive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to: Option<Vec<Peer>>,
+    /// To which ports.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ports: Option<Vec<Port>>,
+}
+
+/// An entry of `from` or `to`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Peer {
+    /// Which pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod_selector: Option<Selector>,
+    /// Pods of which namespaces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace_selector: Option<Selector>,
+    /// Which addresses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ip_block: Option<IpBlock>,
+}
+
+/// A block of addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct IpBlock {
+    /// The block.
+    pub cidr: String,
+    /// What of it is not meant.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub except: Vec<String>,
+}
+
+/// An entry of `ports`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Port {
+    /// TCP if missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<String>,
+    /// Every port if missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<PortNumber>,
+    /// The last port of a range.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub end_port: Option<i64>,
+}
+
+/// A port's number, or the name of container ports.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum PortNumber {
+    /// A number, as it was written.
+    Number(i64),
+    /// A name.
+    Name(String),
+}
+
+impl World {
+    /// Namespaces, pods and policies as manifests.
+    ///
+    /// # Panics
+    /// Never: these objects have only keys that are texts.
+    pub fn manifests(&self) -> Vec<Value> {
+        let mut objects = Vec::new();
+        let mut add = |version: &str, kind: &str, object: Value| {
+            let mut manifest = json!({ "apiVersion": version, "kind": kind });
+            for (key, value) in object.as_object().into_iter().flatten() {
+                manifest[key] = value.clone();
+            }
+            objects.push(manifest);
+        };
+        let value = "an object has only keys that are texts";
+        for it in &self.namespaces {
+            add("v1", "Namespace", serde_json::to_value(it).expect(value));
+        }
+        for it in &self.pods {
+            add("v1", "Pod", serde_json::to_value(it).expect(value));
+        }
+        for it in &self.policies {
+            add("networking.k8s.io/v1", "NetworkPolicy", serde_json::to_value(it).expect(value));
+        }
+        objects
+    }
+
+    /// The pod with this name.
+    pub fn pod(&self, namespace: &str, name: &str) -> Option<&Pod> {
+        self.pods.iter().find(|pod| pod.metadata.is(namespace, name))
+    }
+
+    /// Puts `policy` in the place of the one with its name, if there is one.
+    pub fn put_policy(&mut self, policy: NetworkPolicy) {
+        let Metadata { namespace, name, .. } = &policy.metadata;
+        self.policies.retain(|other| !other.metadata.is(namespace, name));
+        self.policies.push(policy);
+    }
+}
+
+impl Metadata {
+    /// Whether it is called so.
+    pub fn is(&self, namespace: &str, name: &str) -> bool {
+        self.namespace == namespace && self.name == name
+    }
+}

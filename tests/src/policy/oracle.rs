@@ -1,0 +1,234 @@
+//! Which packets NetworkPolicies permit, by the documentation's sentences alone.
+//!
+//! Every question walks all policies: nothing is prepared, shared or kept. What cannot be
+//! understood permits nothing, and isolates all the same.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::object::{Container, IpBlock, Labels, NetworkPolicy, Peer, Pod, Port, PortNumber};
+use super::object::{Rule, World};
+use crate::probe::Protocol;
+
+/// A new connection's first packet, addressed to a pod and not to a service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packet {
+    /// Who sends it.
+    pub from: IpAddr,
+    /// Who is to receive it.
+    pub to: IpAddr,
+    /// What it carries.
+    pub transport: Transport,
+}
+
+/// What a packet carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// A protocol with ports, and the destination's port.
+    Port(Protocol, u16),
+    /// Anything else, ICMP for one.
+    Other,
+}
+
+/// One of the two directions in which pods are isolated, seen from the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Ingress,
+    Egress,
+}
+
+/// Whether a packet arrives: its sender may send it, and its receiver may receive it.
+pub fn allowed(world: &World, packet: Packet) -> bool {
+    egress_allowed(world, packet) && ingress_allowed(world, packet)
+}
+
+/// Whether the sender may send it: always, unless it is a pod that is isolated for egress.
+pub fn egress_allowed(world: &World, packet: Packet) -> bool {
+    // A pod cannot block access to itself.
+    packet.from == packet.to
+        || owner(world, packet.from)
+            .is_none_or(|pod| permits(world, pod, Direction::Egress, packet))
+}
+
+/// Whether the receiver may receive it: always, unless it is a pod that is isolated for ingress.
+/// Its own node reaches it in any case.
+pub fn ingress_allowed(world: &World, packet: Packet) -> bool {
+    packet.from == packet.to
+        || owner(world, packet.to).is_none_or(|pod| {
+            is_its_node(world, pod, packet.from) || permits(world, pod, Direction::Ingress, packet)
+        })
+}
+
+/// The pod that has an address. Pods of the host's network are their node, and a pod that has ended
+/// has no address any more. Of two that claim it, the younger one has it.
+fn owner(world: &World, address: IpAddr) -> Option<&Pod> {
+    let has_it = |pod: &&Pod| {
+        !pod.spec.host_network
+            && !["Succeeded", "Failed"].contains(&pod.status.phase.as_str())
+            && pod.status.pod_ips.iter().any(|it| it.ip == address)
+    };
+    world.pods.iter().filter(has_it).max_by_key(|pod| &pod.metadata.creation_timestamp)
+}
+
+fn is_its_node(world: &World, pod: &Pod, address: IpAddr) -> bool {
+    let mut nodes = world.nodes.iter();
+    nodes.any(|node| node.name == pod.spec.node_name && node.addresses.contains(&address))
+}
+
+/// Whether no policy isolates the pod in this direction, or one of those that do permits the
+/// packet.
+fn permits(world: &World, pod: &Pod, direction: Direction, packet: Packet) -> bool {
+    let isolates = |policy: &&NetworkPolicy| isolates(policy, pod, direction);
+    let isolating: Vec<_> = world.policies.iter().filter(isolates).collect();
+    isolating.is_empty()
+        || isolating.iter().any(|policy| {
+            let (_, is_understood) = policy.spec.pod_selector.held(&pod.metadata.labels);
+            let rules = match direction {
+                Direction::Ingress => &policy.spec.ingress,
+                Direction::Egress => &policy.spec.egress,
+            };
+            let mut rules = rules.iter().flatten();
+            is_understood && rules.any(|rule| rule_permits(world, policy, rule, direction, packet))
+        })
+}
+
+/// A requirement that cannot be understood is no reason to spare a pod.
+fn isolates(policy: &NetworkPolicy, pod: &Pod, direction: Direction) -> bool {
+    let (selected, _) = policy.spec.pod_selector.held(&pod.metadata.labels);
+    policy.metadata.namespace == pod.metadata.namespace
+        && selected
+        && has_direction(policy, direction)
+}
+
+/// Without `policyTypes` a policy is about ingress, and about egress if it has rules for it.
+fn has_direction(policy: &NetworkPolicy, direction: Direction) -> bool {
+    let named = policy.spec.policy_types.iter().flatten().collect::<Vec<_>>();
+    let has_egress_rules = policy.spec.egress.as_ref().is_some_and(|rules| !rules.is_empty());
+    match direction {
+        Direction::Ingress if named.is_empty() => true,
+        Direction::Egress if named.is_empty() => has_egress_rules,
+        Direction::Ingress => named.iter().any(|name| *name != "Egress"),
+        Direction::Egress => named.iter().any(|name| *name != "Ingress"),
+    }
+}
+
+fn rule_permits(
+    world: &World,
+    policy: &NetworkPolicy,
+    rule: &Rule,
+    direction: Direction,
+    packet: Packet,
+) -> bool {
+    let (peers, other) = match direction {
+        Direction::Ingress => (&rule.from, packet.from),
+        Direction::Egress => (&rule.to, packet.to),
+    };
+    let peers = peers.as_deref().unwrap_or_default();
+    let ports = rule.ports.as_deref().unwrap_or_default();
+    let destination = owner(world, packet.to);
+    (peers.is_empty() || peers.iter().any(|peer| is_peer(world, policy, peer, other)))
+        && (ports.is_empty()
+            || ports.iter().any(|port| is_port(port, destination, packet.transport)))
+}
+
+/// Exactly one of the three: a block; pods of the policy's own namespace; pods of namespaces.
+fn is_peer(world: &World, policy: &NetworkPolicy, peer: &Peer, address: IpAddr) -> bool {
+    let Peer { pod_selector, namespace_selector, ip_block } = peer;
+    let selectors = (pod_selector, namespace_selector);
+    match (ip_block, selectors) {
+        (Some(block), (None, None)) => in_block(block, address),
+        (Some(_), _) | (None, (None, None)) => false,
+        (None, (pods, namespaces)) => owner(world, address).is_some_and(|pod| {
+            let in_namespace = match namespaces {
+                None => pod.metadata.namespace == policy.metadata.namespace,
+                Some(namespaces) => namespaces
+                    .selects(&namespace_labels(world, &pod.metadata.namespace))
+                    .unwrap_or(false),
+            };
+            let pods = pods.as_ref();
+            in_namespace
+                && pods.is_none_or(|pods| pods.selects(&pod.metadata.labels).unwrap_or(false))
+        }),
+    }
+}
+
+/// The API server gives every namespace its name as a label that nobody can change.
+fn namespace_labels(world: &World, name: &str) -> Labels {
+    let namespace = world.namespaces.iter().find(|it| it.metadata.name == name);
+    let mut labels = namespace.map(|it| it.metadata.labels.clone()).unwrap_or_default();
+    labels.insert("kubernetes.io/metadata.name".to_owned(), name.to_owned());
+    labels
+}
+
+/// In the block, and in none of its exceptions, which all must lie in it.
+fn in_block(block: &IpBlock, address: IpAddr) -> bool {
+    let Some(range) = range(&block.cidr) else { return false };
+    let exceptions: Option<Vec<_>> =
+        block.except.iter().map(|except| self::range(except)).collect();
+    let Some(exceptions) = exceptions else { return false };
+    let is_inside = |except: &(u128, u32, bool)| {
+        except.2 == range.2 && except.1 >= range.1 && in_range(range, except.0, except.2)
+    };
+    let (bits, is_v6) = bits(address);
+    exceptions.iter().all(is_inside)
+        && in_range(range, bits, is_v6)
+        && !exceptions.iter().any(|except| in_range(*except, bits, is_v6))
+}
+
+/// A CIDR: an address as bits, the prefix's length, and whether it is one of IPv6.
+fn range(cidr: &str) -> Option<(u128, u32, bool)> {
+    let (address, length) = cidr.split_once('/')?;
+    let (bits, is_v6) = bits(address.parse().ok()?);
+    let length: u32 = length.parse().ok()?;
+    let longest = if is_v6 { 128 } else { 32 };
+    (length <= longest).then_some((bits, length, is_v6))
+}
+
+fn bits(address: IpAddr) -> (u128, bool) {
+    match address {
+        IpAddr::V4(address) => (u128::from(Ipv4Addr::to_bits(address)), false),
+        IpAddr::V6(address) => (Ipv6Addr::to_bits(address), true),
+    }
+}
+
+fn in_range((base, length, is_v6): (u128, u32, bool), bits: u128, of_v6: bool) -> bool {
+    let host_bits = if is_v6 { 128 } else { 32 } - length;
+    let prefix = |bits: u128| bits.checked_shr(host_bits).unwrap_or(0);
+    is_v6 == of_v6 && prefix(base) == prefix(bits)
+}
+
+fn is_port(port: &Port, destination: Option<&Pod>, transport: Transport) -> bool {
+    let Transport::Port(protocol, number) = transport else { return false };
+    if !is_protocol(port.protocol.as_deref(), protocol) {
+        return false;
+    }
+    let is_number = |number: &i64| (1..=65535).contains(number);
+    match (&port.port, port.end_port) {
+        (None, None) => true,
+        (Some(PortNumber::Number(only)), None) => is_number(only) && *only == i64::from(number),
+        (Some(PortNumber::Number(first)), Some(last)) => {
+            is_number(first) && is_number(&last) && (*first..=last).contains(&i64::from(number))
+        }
+        (Some(PortNumber::Name(name)), None) => {
+            destination.is_some_and(|pod| has_port(pod, name, protocol, number))
+        }
+        (None | Some(PortNumber::Name(_)), Some(_)) => false,
+    }
+}
+
+fn is_protocol(written: Option<&str>, protocol: Protocol) -> bool {
+    written.unwrap_or("TCP") == protocol.to_string()
+}
+
+/// Whether a container that runs as long as the pod has a port with this name, protocol and number.
+fn has_port(pod: &Pod, name: &str, protocol: Protocol, number: u16) -> bool {
+    let is_sidecar = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
+    let sidecars = pod.spec.init_containers.iter().filter(is_sidecar);
+    pod.spec.containers.iter().chain(sidecars).flat_map(|container| &container.ports).any(|port| {
+        port.name.as_deref() == Some(name)
+            && is_protocol(port.protocol.as_deref(), protocol)
+            && port.container_port == number
+    })
+}
+
+#[cfg(test)]
+mod tests;

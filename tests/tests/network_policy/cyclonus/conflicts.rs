@@ -1,0 +1,47 @@
+//! The sender's egress and the receiver's ingress say different things of one connection.
+
+use denizen_tests::policy::{NetworkPolicy, Peer, Rule, World};
+
+use super::{label, peers};
+use crate::case::Case;
+
+/// What a policy permits at its end of connections from pod b of namespace y to pod c of z.
+#[derive(Debug, Clone, Copy)]
+enum Permits {
+    Nothing,
+    All,
+    ThePod,
+    TheAddress,
+}
+
+const ALL: [Permits; 4] = [Permits::Nothing, Permits::All, Permits::ThePod, Permits::TheAddress];
+
+pub fn cases(world: &World) -> Vec<Case> {
+    let case = |(source, destination): (Permits, Permits)| {
+        let egress = rules(source, world, "z", "c", Rule::to);
+        let ingress = rules(destination, world, "y", "b", Rule::from);
+        Case::new(format!("the source permits {source:?}, the destination {destination:?}"))
+            .put(NetworkPolicy::new("y", "source", label("pod", "b")).egress(egress))
+            .put(NetworkPolicy::new("z", "destination", label("pod", "c")).ingress(ingress))
+            .judged()
+    };
+    let pairs = ALL.into_iter().flat_map(|source| ALL.map(|destination| (source, destination)));
+    pairs.map(case).collect()
+}
+
+fn rules(
+    permits: Permits,
+    world: &World,
+    namespace: &str,
+    pod: &str,
+    rule: impl Fn(Vec<Peer>) -> Rule,
+) -> Vec<Rule> {
+    match permits {
+        Permits::Nothing => vec![],
+        Permits::All => vec![Rule::all()],
+        Permits::ThePod => {
+            vec![rule(vec![Peer::both(label("ns", namespace), label("pod", pod))])]
+        }
+        Permits::TheAddress => vec![rule(peers::alone(world, namespace, pod))],
+    }
+}

@@ -1,0 +1,80 @@
+//! To whom a pod may send.
+
+use std::net::IpAddr;
+
+use denizen_tests::policy::{Peer, Port, Rule, Selector, World};
+use denizen_tests::probe::Protocol::Tcp;
+
+use super::{a_from, a_to, all, named, ns, one, pod, x};
+use crate::case::Case;
+
+pub fn cases(world: &World) -> Vec<Case> {
+    by_selector().into_iter().chain(by_block(world)).collect()
+}
+
+fn by_selector() -> Vec<Case> {
+    let y_a = || Peer::both(ns("y"), pod("a"));
+    let of_y = |name: &str, pods| {
+        let rule = Rule::from([Peer::both(ns("x"), pod("a"))]);
+        named("y", name, pods).ingress([rule])
+    };
+    vec![
+        one("deny egress from pods based on PodSelector", x(pod("a")).egress([]), "x/a -> *"),
+        one("deny egress from all pods in a namespace", x(all()).egress([]), "X -> *"),
+        Case::new("enforce except clause while egress access to server is denied on client side")
+            .put(a_to([y_a()]))
+            .put(of_y("a", pod("a")))
+            .put(of_y("b", pod("b")))
+            .expect(Tcp, 80, "x/a -> * but y/a; * -> y/a but x/a; * -> y/b"),
+        one(
+            "enforce egress policy allowing traffic to a server in a different namespace",
+            a_to([y_a()]),
+            "x/a -> * but y/a",
+        ),
+        Case::new("allow egress access on one named port")
+            .put(x(all()).egress([Rule::all().at([Port::named(Tcp, "serve-80-tcp")])]))
+            .expect(Tcp, 80, "none")
+            .expect(Tcp, 81, "X -> *"),
+        Case::new("work with Ingress, Egress specified together")
+            .put(a_from([Peer::pods(pod("b"))]).egress([Rule::all().at([Port::number(Tcp, 80)])]))
+            .expect(Tcp, 80, "* -> x/a but x/b")
+            .expect(Tcp, 81, "* -> x/a but x/b; x/a -> *"),
+        one(
+            "deny egress to a namespace on default namespace label",
+            a_to([Peer::namespaces(Selector::requires(
+                "kubernetes.io/metadata.name",
+                "NotIn",
+                &["y"],
+            ))]),
+            "x/a -> Y",
+        ),
+    ]
+}
+
+/// Every block is there once for each family.
+fn by_block(world: &World) -> Vec<Case> {
+    let addresses = |namespace: &str, name: &str| -> Vec<IpAddr> {
+        let pod = world.pod(namespace, name).expect("one of the nine");
+        pod.status.pod_ips.iter().map(|it| it.ip).collect()
+    };
+    let alone =
+        |address: &IpAddr| format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 });
+    let only = |namespace: &str| {
+        a_to(addresses(namespace, "b").iter().map(|it| Peer::block(alone(it), [])))
+    };
+    let but_b =
+        a_to(addresses("x", "b").iter().map(|it| Peer::block(format!("{it}/4"), [alone(it)])));
+    vec![
+        one("allow egress access to server in CIDR block", only("y"), "x/a -> * but y/b"),
+        one(
+            "enforce except clause while egress access to server in CIDR block",
+            but_b.clone(),
+            "x/a -> x/b",
+        ),
+        Case::new("ensure an IP overlapping both IPBlock.CIDR and IPBlock.Except is allowed")
+            .put(but_b)
+            .expect(Tcp, 80, "x/a -> x/b")
+            .put(only("x"))
+            .expect(Tcp, 80, "x/a -> * but x/b"),
+    ]
+}
