@@ -148,7 +148,7 @@ impl<B: Backend> Engine<B> {
         let mut explanation = explain(self.plan(), packet, rejected)?;
         if let Some(error) = self.report.contended.as_ref().or(self.last_error.as_ref()) {
             explanation.steps.push(Step {
-                what: "the kernel may not have the latest rules".to_owned(),
+                what: "programming failed; the kernel may have old rules".to_owned(),
                 why: error.clone(),
             });
         }
@@ -218,7 +218,7 @@ impl<B: Backend> Engine<B> {
         }
         changes.conflicts.iter().for_each(warn_of);
         for remark in &changes.remarks {
-            warn!(%remark, "a Service is served otherwise than its owner may expect");
+            warn!(%remark, "a Service is not served as written");
         }
         let plan = self.planner.plan();
         self.backend.update(plan, &changes);

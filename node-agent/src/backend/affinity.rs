@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Affinity {
-    /// Now, by family and map. Empty where no service has session affinity, or the kernel does not
-    /// tell.
+    /// Now, by family and map. Empty if no service has session affinity, or if the kernel does not
+    /// say.
     pub clients: Vec<Clients>,
     /// New clients that found the map of all clients full, since the rules were programmed.
     pub crowded: Crowded,
@@ -48,7 +48,8 @@ impl Affinity {
         let full = self.clients.iter().filter(|it| it.clients >= it.room);
         full.map(|Clients { family, map, room, .. }| {
             format!(
-                "session affinity: the map {map} ({family}) is full with {room} clients; see \"session affinity\" in REFERENCE"
+                "session affinity: the map {map} ({family}) is full with {room} clients; see \"Session \
+                 affinity\" in REFERENCE"
             )
         })
     }
@@ -62,7 +63,8 @@ impl fmt::Display for Affinity {
         if reserved + briefly + not > 0 {
             write!(
                 f,
-                "; with the map full {reserved} new ones reserved, {briefly} remembered briefly, {not} not remembered"
+                "; while the map was full: {reserved} new clients in the reserve, {briefly} for a \
+                 short time, {not} not remembered"
             )?;
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Why a rule exists.
 
-/// Why a chain, a set or a rule exists: the doc comment is the whole story, for us; [`Why::text`]
-/// is what an operator reads beside it on the node.
+/// Why a chain, a set or a rule exists. The doc comment is the full reason; [`Why::text`] is the
+/// comment that an operator reads on the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Why {
     /// Packets that arrive here from pods and from outside enter the service rules before they are
@@ -14,167 +14,164 @@ pub enum Why {
     Leaving,
     /// The one place where a new connection's service is looked up.
     Dispatch,
-    /// One lookup finds the service behind an address, protocol and port.
+    /// One lookup finds the service of an address, protocol and port.
     FindService,
-    /// A port of a cluster IP that no service has: the address is ours alone, so nobody else will
+    /// A port of a cluster IP that no service has. Nobody else has the address, so nobody would
     /// answer.
     UnusedPort,
-    /// A change may have come between the look for the service and that for the cluster IP: the
-    /// service that it brought is there when its cluster IP is.
+    /// A commit between the lookup of the service and the lookup of its cluster IP may have added
+    /// both. If the cluster IP is there, so is the service.
     FindServiceAgain,
-    /// An address that cluster IPs are allocated from, and that no service has (or has not here,
-    /// yet). No one else is there; silence lets the client try again until there is.
+    /// An address from a range of cluster IPs that no service has, or not yet on this node. Nobody
+    /// would answer. The packet is dropped, not refused, so that the client tries again.
     Unallocated,
     /// Node ports answer on the node's own addresses only.
     OwnAddress,
-    /// One lookup finds the service behind a node port, whatever the node's addresses are.
+    /// One lookup finds the service of a node port, on whichever address of the node.
     FindNodePort,
-    /// `externalTrafficPolicy: Local` binds only what comes from elsewhere, so this node's pods are
-    /// let through to the ordinary rules. (What the node itself sends never gets here: it passes
-    /// output.)
+    /// `externalTrafficPolicy: Local` restricts only traffic from outside, so local pods go on to
+    /// the ordinary rules. (What the node itself sends passes output, not this chain.)
     PodsAreInside,
-    /// Traffic from elsewhere to a service with `externalTrafficPolicy: Local` stays on this node
-    /// and keeps its source address.
+    /// Traffic from outside to a service with `externalTrafficPolicy: Local` stays on this node and
+    /// keeps its source address.
     StayOnNode,
     /// KEP-2450: a local pod's connection is answered through this node anyway, so it keeps its
     /// address.
     LocalPod,
-    /// IP rules see a bridge as the input interface, never its port; only the bridge family does.
+    /// IP rules see a bridge as the input interface. Only the bridge family sees its port, and
+    /// passes it on as a bit of the mark.
     TellPort,
-    /// The mark may carry the bit already, from the pod's own side of the bridge or from a rule
-    /// before.
+    /// The mark may have the bit already: from the pod's side of the bridge, or from an earlier
+    /// rule.
     PortUnproven,
     /// This port is the recorded one of the pod that has this address.
     PodPort,
-    /// KEP-2450's physdev mode: whatever comes in through a port of a bridge counts as a pod's.
+    /// KEP-2450's physdev mode: a packet from any port of a bridge counts as a pod's.
     AnyPort,
-    /// Frames that the bridge only forwards never reach the rules that read the bit; others should
-    /// not see it.
+    /// Frames that the bridge only forwards never reach the rules that read the bit. Rules of
+    /// others must not see it.
     OnlyBridged,
-    /// The bit was read, where the service was chosen; it is cleared so that it means nothing to
-    /// others.
+    /// The service rules have read the bit. Rules of others must not see it.
     ClearPortBit,
-    /// Whoever is not a local pod gets the node's address as the source, so that the answer comes
-    /// back through this node and its translation is undone.
+    /// If the sender is not a local pod, the source becomes the node's address, so that the answer
+    /// comes back through this node and is translated back.
     ComesFromElsewhere,
     /// An external frontend under policy Cluster: the endpoint may be on another node, which would
     /// answer the client directly.
     AnyNode,
     /// One of the service's endpoints, each as likely as the others.
     Choose,
-    /// The slot drawn has no endpoint: draw again among one fewer, which keeps the choice uniform.
+    /// The slot has no endpoint: draw again among one fewer, which keeps the choice uniform.
     ChooseAmongFewer,
-    /// A packet that found no slot raced with a change. Dropped, it is sent again and looked up
-    /// anew; let go, its connection would keep an untranslated conntrack entry for minutes.
+    /// A packet that found no slot raced with a change. If it is dropped, the client sends it again
+    /// and it is looked up again. If it passed, its connection would keep an untranslated conntrack
+    /// entry for minutes.
     NeverUndone,
-    /// Nobody serves it: the client should know at once.
+    /// The service has no endpoints: the client should know at once.
     RefuseTcp,
-    /// Nobody serves it: the client should know at once.
+    /// As [`Self::RefuseTcp`], for the other protocols.
     Refuse,
-    /// Others serve it, but policy keeps this node from them; the client's next try may be routed
-    /// elsewhere.
+    /// Other nodes have endpoints, but policy Local forbids them here. The client's next try may be
+    /// routed to such a node.
     NoLocalEndpoint,
-    /// A pod that calls a service and is handed to itself sees its own address as the client. It
-    /// answers itself directly, nobody undoes the translation, and the connection hangs. With the
-    /// node's address as the source, the answer comes back this way.
+    /// A pod that reaches itself through a service sees its own address as the client. It answers
+    /// itself directly, so the answer is not translated back and the connection hangs. With the
+    /// node's address as the source, the answer comes back through this node.
     Hairpin,
-    /// `loadBalancerSourceRanges`: who may use the load balancer IP goes on to it.
+    /// `loadBalancerSourceRanges`: this source may use the load balancer IP.
     MayEnter,
-    /// `loadBalancerSourceRanges`: everybody else's packets vanish.
+    /// `loadBalancerSourceRanges`: all other sources are dropped.
     MayNotEnter,
-    /// `loadBalancerSourceRanges` binds everybody, pods and this node included, and comes before
-    /// anything else is decided.
+    /// `loadBalancerSourceRanges` apply to all clients, pods and this node included, and are
+    /// checked before anything else.
     Restricted,
-    /// `sessionAffinity: ClientIP`: whichever slot, its endpoint's number names the service port.
+    /// `sessionAffinity: ClientIP`: the endpoint in any slot has a number that names the service
+    /// port.
     WhichServicePort,
     /// `sessionAffinity: ClientIP`: the endpoint that the client got last.
     Recall,
-    /// `sessionAffinity: ClientIP`: back to that endpoint, and the time begins anew.
+    /// `sessionAffinity: ClientIP`: that endpoint again, and the time-out restarts.
     BackToLast,
     /// `sessionAffinity: ClientIP`: that endpoint is gone, so another one will be remembered.
     LastIsGone,
-    /// `sessionAffinity: ClientIP`: one endpoint, and it is remembered.
+    /// `sessionAffinity: ClientIP`: one endpoint, which is remembered.
     ChooseAndRemember,
     /// `sessionAffinity: ClientIP`: while the map that all clients share has room.
     Remember,
-    /// `sessionAffinity: ClientIP`, and that map is full: whoever filled it may have forged its
-    /// clients, but not those that come in where a pod of this node does, with its address.
+    /// `sessionAffinity: ClientIP`, and that map is full. It may be full of forged clients. Local
+    /// pods cannot be forged: input interface and source address are those of their record.
     RememberPod,
-    /// `sessionAffinity: ClientIP`, and that map is full: each service port has a budget of new
-    /// clients, which a flood of another one does not touch.
+    /// `sessionAffinity: ClientIP`, and that map is full. Each service port has a budget of new
+    /// clients, so that a flood of one leaves the others alone.
     RememberWithinBudget,
-    /// `sessionAffinity: ClientIP`, and the budget is used up: for so short a time that the flood
+    /// `sessionAffinity: ClientIP`, and the budget is used up: remembered so briefly that a flood
     /// is soon forgotten.
     RememberBriefly,
-    /// `sessionAffinity: ClientIP`: all are full. Counted.
+    /// `sessionAffinity: ClientIP`: all maps are full. Counted.
     NotRemembered,
-    /// Not drawn, since a change came between, or not remembered: better an endpoint without memory
+    /// The client is not remembered, or its endpoint was removed meanwhile: any endpoint is better
     /// than none.
     WithoutMemory,
-    /// Session affinity borrowed the priority of a connection's first packet; queues should not see
-    /// it.
+    /// Session affinity keeps a number in the priority of a connection's first packet. Queues must
+    /// not see it.
     GiveBackPriority,
-    /// Egress masquerade is for this node's pods, whom the input interface tells, and for the first
-    /// packet of a connection: the translation then holds for all of it, and for its answers.
+    /// Egress masquerade is for local pods, which the input interface shows, and for the first
+    /// packet of a connection: the translation holds for the rest, and for its answers.
     PodsAlone,
-    /// iptables: egress masquerade is asked for where nothing is admitted by it any more, and where
-    /// it is still known which interface a packet came in through.
+    /// iptables: behind the filter table no rule accepts packets by this mark, and the input
+    /// interface is still known.
     BehindFilter,
-    /// `nonMasqueradeCIDRs`: whoever is there knows the pods' own addresses.
+    /// `nonMasqueradeCIDRs`: these destinations have a route back to the pods' own addresses.
     StaysInside,
-    /// Elsewhere nobody knows the way back to a pod; the node's address is known.
+    /// Other destinations have no route back to a pod, but one to the node.
     GoesOut,
-    /// `--open-forward`: the connection is known for one of ours in another firewall's chain, where
-    /// nothing else tells it from others: not its packets' mark, which only the first has, nor its
-    /// addresses.
+    /// `--open-forward`: another firewall's chain recognises services' connections by this bit of
+    /// the conntrack mark. The packet mark is only on the first packet, and addresses do not tell.
     Admitted,
-    /// iptables, `--open-forward`: what no service's chain translated was marked in vain.
+    /// iptables, `--open-forward`: no service's chain translated this connection.
     NotAdmitted,
     /// `--open-forward`, in another firewall's chain: KEP-2450's one rule without a CIDR. Answers,
     /// and errors about connections, come from whatever address the endpoint has.
     AdmitAnswers,
-    /// `--open-forward`, in another firewall's chain: what that firewall would drop, since it does
-    /// not know that services are to be reached.
+    /// `--open-forward`, in another firewall's chain, which would drop connections to services.
     AdmitServices,
-    /// The mark was set where the service was chosen; it is cleared here so that it means nothing
-    /// to others.
+    /// The service rules set the mark. It is cleared here: rules of others must not see it.
     MarkedAbove,
-    /// iptables: where a chosen endpoint's connection is translated.
+    /// iptables: translates the connection to the chosen endpoint.
     ToEndpoint,
     /// `--masquerade-all`.
     MasqueradeAll,
-    /// As [`Self::PodsAreInside`], for what the node itself sends; it may be sent on to another
-    /// node, so it needs the node's own address in any case.
+    /// As [`Self::PodsAreInside`], for what the node itself sends. The endpoint may be on another
+    /// node, so the source must be an address to which that node answers.
     NodeIsInside,
-    /// iptables: the last of a chain, since the addresses of services come first.
+    /// iptables: the last rule of its chain, since the addresses of services come first.
     LastOfAll,
     /// iptables: one bit of the mark, as kube-proxy's.
     MarkForMasquerade,
-    /// What nobody marked is not ours to masquerade.
+    /// A packet without the mark is not ours to masquerade.
     NotMarked,
-    /// The mark means nothing after this, and the same packet may come by again, encapsulated.
+    /// The mark means nothing after this, and the same packet may pass again, encapsulated.
     MarkDone,
-    /// What connection tracking cannot place is not translated back either, and would reach the
-    /// client from an address that it does not know: the client resets the connection (kubernetes
-    /// #74839).
+    /// A packet that connection tracking cannot assign to a connection is not translated back. It
+    /// would reach the client from an address that the client does not know, and the client would
+    /// reset the connection (kubernetes #74839).
     Invalid,
-    /// Where FORWARD drops by default, what a service admits must be let through.
+    /// Where FORWARD drops by default, services' connections must be accepted.
     AdmitMarked,
-    /// KEP-2450: what belongs to a connection that was admitted goes on, whatever its addresses.
+    /// KEP-2450: packets of an accepted connection are accepted, whatever their addresses.
     AdmitEstablished,
     /// Where INPUT drops by default, a load balancer must still reach the health-check node ports.
     HealthCheck,
-    /// With `route_localnet` on, a neighbour could address what listens on the loopback interface
-    /// alone.
+    /// With `route_localnet` on, a neighbour could reach programs that listen on loopback only.
     Martian,
     /// iptables, in kube-proxy's words: as [`Self::Arriving`] and [`Self::Sending`] in nat; in
     /// filter since nat cannot refuse.
     ServicePortals,
-    /// The same for the frontends that lead in from outside; in filter since nat cannot refuse.
+    /// The same for the frontends for traffic from outside; in filter since nat cannot refuse.
     ExternalPortals,
     /// iptables, in kube-proxy's words: as [`Self::Leaving`].
     PostroutingRules,
-    /// iptables, in kube-proxy's words: what a service admits is let through where FORWARD drops by
+    /// iptables, in kube-proxy's words: accepts services' connections where FORWARD drops by
     /// default.
     ForwardingRules,
     /// iptables, in kube-proxy's words: as [`Self::HealthCheck`].
@@ -185,8 +182,7 @@ pub enum Why {
 }
 
 impl Why {
-    /// At most 100 bytes: the kernel's tools allow 128 in a comment, and the rule's id stands
-    /// before it.
+    /// The comment on the node, at most 100 bytes: nft allows 128, and the rule's id comes first.
     pub fn text(self) -> &'static str {
         match self {
             Self::Arriving => "services are chosen before routing: the endpoint decides the route",
@@ -196,30 +192,28 @@ impl Why {
             Self::FindService => "address, protocol and port name the service",
             Self::UnusedPort => "no service has this port, and nobody else answers on a cluster IP",
             Self::FindServiceAgain => {
-                "the cluster IP is there now, and so is a service that came with it"
+                "looks again: a service may have been added between the first lookup and this one"
             }
             Self::Unallocated => "in a range of cluster IPs, but no service has it (yet)",
             Self::OwnAddress => "node ports answer on these addresses of the node",
             Self::FindNodePort => "protocol and port name the service",
-            Self::PodsAreInside => "policy Local does not bind this node's own pods",
+            Self::PodsAreInside => "policy Local does not restrict local pods",
             Self::StayOnNode => {
-                "policy Local: from elsewhere only to endpoints on this node, source kept"
+                "policy Local: traffic from outside goes only to endpoints on this node, source kept"
             }
-            Self::LocalPod => "a local pod is answered through this node anyway",
+            Self::LocalPod => "no masquerade: a local pod is answered through this node anyway",
             Self::TellPort => {
-                "tells the IP tables by a bit of the mark what came in through a pod's port"
+                "sets the bridge-port bit of the mark for packets from a pod's port; the IP tables read it"
             }
-            Self::PortUnproven => {
-                "whatever it says, it is not known yet through whose port this came in"
-            }
+            Self::PortUnproven => "clears the bridge-port bit: the sender may have set it",
             Self::PodPort => "the recorded port of the pod with this address",
-            Self::AnyPort => "what comes in through a bridge's port counts as a pod's",
+            Self::AnyPort => {
+                "--detect-local bridge-port: a packet from any bridge port is from a local pod"
+            }
             Self::OnlyBridged => {
-                "the bit is for this node's IP rules alone, and they do not see this"
+                "clears the bridge-port bit: this frame is only bridged and never reaches the IP rules"
             }
-            Self::ClearPortBit => {
-                "told by the bridge's table, and read where the service was chosen"
-            }
+            Self::ClearPortBit => "clears the bridge-port bit: the service rules have read it",
             Self::ComesFromElsewhere => {
                 "not a local pod: the answer must come back through this node"
             }
@@ -227,53 +221,65 @@ impl Why {
             Self::Choose => "one endpoint, each as likely as the others",
             Self::ChooseAmongFewer => "no endpoint in that slot: draw among fewer",
             Self::NeverUndone => {
-                "raced with a change: the client's retransmission is looked up anew"
+                "dropped: the lookup raced with a change; the client's retransmission is looked up again"
             }
-            Self::RefuseTcp | Self::Refuse => "nobody serves it: say so at once",
+            Self::RefuseTcp | Self::Refuse => "no endpoints: refuse at once",
             Self::NoLocalEndpoint => {
-                "served elsewhere, not here: stay silent, the client may be routed anew"
+                "policy Local, no endpoint on this node: drop; a retry may be routed to another node"
             }
-            Self::Hairpin => "a pod handed to itself must be answered through this node",
+            Self::Hairpin => {
+                "hairpin: a pod that reaches itself must be answered through this node"
+            }
             Self::MayEnter => "loadBalancerSourceRanges: may use the load balancer IP",
             Self::MayNotEnter => "loadBalancerSourceRanges: may not use the load balancer IP",
-            Self::Restricted => "loadBalancerSourceRanges bind everybody, before anything else",
+            Self::Restricted => {
+                "loadBalancerSourceRanges apply to all clients, and are checked first"
+            }
             Self::WhichServicePort => {
-                "session affinity: any endpoint's number tells the service port"
+                "session affinity: finds the service port's number through any of its endpoints"
             }
             Self::Recall => "session affinity: the endpoint that the client got last",
-            Self::BackToLast => "session affinity: back to it, and the time begins anew",
-            Self::LastIsGone => "session affinity: it is gone; forget it and choose another",
+            Self::BackToLast => {
+                "session affinity: use the remembered endpoint and restart the time-out"
+            }
+            Self::LastIsGone => "session affinity: the remembered endpoint is gone; choose another",
             Self::ChooseAndRemember => {
                 "session affinity: one endpoint, each as likely as the others"
             }
             Self::Remember => "session affinity: remembered while the map of all clients has room",
             Self::RememberPod => {
-                "session affinity: that map is full; nobody can make up this node's pods"
+                "session affinity: map affinity is full; local pods go into the reserve, they cannot be forged"
             }
             Self::RememberWithinBudget => {
-                "session affinity: that map is full; the service port has a budget"
+                "session affinity: map affinity is full; within the service port's budget, use the reserve"
             }
             Self::RememberBriefly => {
                 "session affinity: the budget is used up; remembered for a short time"
             }
             Self::NotRemembered => "session affinity: no room to remember this client anywhere",
             Self::WithoutMemory => "session affinity: any endpoint is better than none",
-            Self::GiveBackPriority => "session affinity borrowed the first packet's priority",
-            Self::PodsAlone => "egress: first packets of this node's pods",
+            Self::GiveBackPriority => "clears the packet priority that session affinity used",
+            Self::PodsAlone => "egress: first packets of local pods",
             Self::BehindFilter => {
-                "egress: behind filter, and where the input interface is still known"
+                "egress: after the filter table, and where the input interface is still known"
             }
             Self::StaysInside => "egress: pods keep their address towards this range",
-            Self::GoesOut => "egress: who is elsewhere knows no way back to a pod",
-            Self::Admitted => "known by this where another firewall's FORWARD would drop it",
-            Self::NotAdmitted => "no service's: nothing above has translated it",
-            Self::AdmitAnswers => "answers of connections that were let in",
-            Self::AdmitServices => "connections to services",
-            Self::MarkedAbove => "marked where the service was chosen",
+            Self::GoesOut => {
+                "egress: outside these ranges there is no route back to a pod: masquerade"
+            }
+            Self::Admitted => {
+                "sets the conntrack mark bit by which --open-forward accepts this connection"
+            }
+            Self::NotAdmitted => {
+                "clears the conntrack mark bit: no service translated this connection"
+            }
+            Self::AdmitAnswers => "accepts answers of accepted connections",
+            Self::AdmitServices => "accepts connections to services",
+            Self::MarkedAbove => "masquerades what the service rules marked",
             Self::ToEndpoint => "the connection goes to this endpoint",
-            Self::MasqueradeAll => "masquerade-all was asked for",
+            Self::MasqueradeAll => "--masquerade-all: masquerades connections to every cluster IP",
             Self::NodeIsInside => {
-                "policy Local does not bind this node itself; it must be answered here"
+                "policy Local does not restrict this node; masqueraded, so that answers come back here"
             }
             Self::LastOfAll => {
                 "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
@@ -281,7 +287,9 @@ impl Why {
             Self::MarkForMasquerade => "one bit of the mark asks for masquerade",
             Self::NotMarked => "nothing asked for masquerade",
             Self::MarkDone => "the mark is cleared, so that it means nothing to others",
-            Self::Invalid => "would reach the client untranslated, and reset its connection",
+            Self::Invalid => {
+                "drops invalid packets: untranslated, they would reset the client's connection"
+            }
             Self::AdmitMarked => "admitted by a service",
             Self::AdmitEstablished => "belongs to a connection that was admitted",
             Self::HealthCheck => "a load balancer asks here whether this node serves",

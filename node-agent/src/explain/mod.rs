@@ -44,7 +44,19 @@ pub enum Verdict {
     Unknown,
 }
 
-/// One step of a packet's way.
+impl std::fmt::Display for Verdict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Forward => "forwarded",
+            Self::Reject => "refused",
+            Self::Drop => "dropped",
+            Self::Untouched => "left alone by services",
+            Self::Unknown => "unknown: the kernel rejected rules of this service",
+        })
+    }
+}
+
+/// One step of a packet's path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     /// What is found or done.
@@ -72,7 +84,7 @@ pub struct Explanation {
 
 /// Why a question cannot be answered.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("not everything is known yet; waiting for {}", names(.0))]
+#[error("still waiting for {}", names(.0))]
 pub struct NotYet(pub Vec<Listing>);
 
 fn names(owed: &[Listing]) -> String {
@@ -287,7 +299,7 @@ impl<'a> Way<'a> {
         };
         if frontend.kind == FrontendKind::LoadBalancerIp && self.services.remarks().any(is_it) {
             self.step(
-                format!("everybody may use it: the Service has no source range of {family}"),
+                format!("all clients may use it: the Service has no source range of {family}"),
                 words::OPEN_FAMILY,
             );
         }
@@ -319,16 +331,12 @@ impl std::fmt::Display for Explanation {
         for (n, step) in (1..).zip(&self.steps) {
             writeln!(f, "{n}. {}\n   {}", Printable(&step.what), Printable(&step.why))?;
         }
-        let verdict = match self.verdict {
-            Verdict::Forward if self.masquerade => "forwarded, masqueraded",
-            Verdict::Forward => "forwarded, source kept",
-            Verdict::Reject => "refused",
-            Verdict::Drop => "dropped",
-            Verdict::Untouched if self.masquerade => "no service's, masqueraded",
-            Verdict::Untouched => "untouched",
-            Verdict::Unknown => "not known: its rules are not in the kernel",
+        let source = match self.verdict {
+            Verdict::Forward | Verdict::Untouched if self.masquerade => ", masqueraded",
+            Verdict::Forward => ", source kept",
+            Verdict::Untouched | Verdict::Reject | Verdict::Drop | Verdict::Unknown => "",
         };
-        writeln!(f, "=> {verdict}")
+        writeln!(f, "=> {}{source}", self.verdict)
     }
 }
 

@@ -124,7 +124,7 @@ fn each_situation_has_its_words() {
                 "internalTrafficPolicy Cluster: any endpoint",
                 "one of 2 endpoints, 1 in 2 each: 10.1.2.3:8080 (on this node)",
                 "source stays",
-                "when the pod itself is chosen",
+                "if the chosen endpoint is the sender itself",
             ],
         ),
         case(
@@ -199,14 +199,14 @@ fn each_situation_has_its_words() {
             "10.96.0.13:80",
             Forward,
             true,
-            &["300", "sessionAffinity ClientIP", "when the pod itself is chosen"],
+            &["300", "sessionAffinity ClientIP", "if the chosen endpoint is the sender itself"],
         ),
         case(
             "10.1.2.3",
             "10.96.0.99:80",
             Reject,
             false,
-            &["refused", "no endpoint that could be used"],
+            &["refused", "the service has no usable endpoint"],
         ),
         case("10.1.2.3", "10.96.0.10:81", Reject, false, &["refused", "no service has this port"]),
         case("10.1.2.3", "10.96.0.10:80/udp", Reject, false, &["10.96.0.10:80/udp"]),
@@ -268,7 +268,7 @@ fn other_detectors_say_what_they_go_by() {
 fn masquerade_all_is_about_cluster_ips() {
     use Verdict::Forward;
     let cases = [
-        case("10.1.2.3", "10.96.0.10:80", Forward, true, &["masqueradeAll"]),
+        case("10.1.2.3", "10.96.0.10:80", Forward, true, &["--masquerade-all"]),
         case("10.1.2.3", "192.168.0.2:30081", Forward, false, &["source stays"]),
     ];
     check(&planner(Detector::PodState, true), &cases);

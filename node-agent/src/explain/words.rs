@@ -1,4 +1,4 @@
-//! The words of an explanation: for an operator, who knows Kubernetes and not this program.
+//! The texts of an explanation, for an operator who knows Kubernetes but not this program.
 
 use std::net::IpAddr;
 
@@ -7,50 +7,52 @@ use crate::model::TrafficPolicy;
 use crate::plan::{Arrival, Detector, Endpoints, Frontend, FrontendKind, Local, Port};
 
 pub(super) const NODE: &str = "the address is one of this node's own, and no interface was named";
-pub(super) const UNUSED_PORT: &str = "the address is a service's cluster IP, but no service has this port; nobody else answers there";
-pub(super) const UNALLOCATED: &str = "cluster IPs are allocated from this range (a ServiceCIDR), and no service \
-     has this one; a client that gets no answer tries again, and the service may be there by then";
-pub(super) const LOOPBACK: &str = "loopback addresses are for this node alone: where route_localnet is set, a neighbour \
-                                   could reach what listens there (CVE-2020-8558)";
+pub(super) const UNUSED_PORT: &str = "the address is a service's cluster IP, but no service has this port; nobody else \
+     answers there";
+pub(super) const UNALLOCATED: &str = "cluster IPs are allocated from this range (a ServiceCIDR), and no service has this \
+     one; a client that gets no answer tries again, and by then a service may have it";
+pub(super) const LOOPBACK: &str = "loopback addresses are for this node alone: if route_localnet is set, a neighbour could \
+     reach programs that listen there (CVE-2020-8558)";
 pub(super) const NO_SERVICE: &str =
     "no service has this address, protocol and port; denizen touches services' traffic only";
 pub(super) const NO_ENDPOINTS: &str =
-    "the service has no endpoint that could be used; the client should know at once";
-pub(super) const NO_LOCAL_ENDPOINT: &str = "the service has endpoints, but none on this node, and policy Local \
-     forbids the others; a client that gets no answer tries again and may then be sent to another node";
-pub(super) const SOURCE_RANGES: &str = "spec.loadBalancerSourceRanges of the Service; they bind everybody, this \
-     node and its pods included, and come before anything else";
+    "the service has no usable endpoint; the client should know at once";
+pub(super) const NO_LOCAL_ENDPOINT: &str = "the service has endpoints, but none on this node, and policy Local forbids the \
+     others; a client that gets no answer tries again and may then be sent to another node";
+pub(super) const SOURCE_RANGES: &str = "spec.loadBalancerSourceRanges of the Service; they apply to all clients, this node \
+     and its pods included, and are checked first";
 pub(super) const REJECTED: &str =
-    "rules for it are not in the kernel, which rejected them: what happens is not known";
-pub(super) const OPEN_FAMILY: &str = "spec.loadBalancerSourceRanges restrict each IP family by its own ranges \
-     alone, as in kube-proxy";
-pub(super) const OWN_ADDRESS: &str =
-    "as a cluster IP the node would lose the address, so it is not served there";
-pub(super) const AFFINITY: &str = "sessionAffinity ClientIP: a client is remembered, whichever address of the \
-     service port it used, until so long after its last new connection";
+    "the kernel rejected rules of this service, so what happens to the packet is unknown";
+pub(super) const OPEN_FAMILY: &str = "spec.loadBalancerSourceRanges restrict each IP family by its own ranges alone, as in \
+     kube-proxy";
+pub(super) const OWN_ADDRESS: &str = "the address is the node's own; serving it as a cluster IP would take it away from the \
+     node";
+pub(super) const AFFINITY: &str = "sessionAffinity ClientIP: a client is remembered for all addresses of the service port, \
+     until the time-out after its last new connection";
 pub(super) const SOURCE_REPLACED: &str = "the source becomes this node's address";
 pub(super) const SOURCE_KEPT: &str = "the source stays as it is";
 pub(super) const KEPT_LOCAL_POLICY: &str =
     "under policy Local the endpoint is on this node, so the answer comes back through it anyway";
 pub(super) const KEPT_LOCAL_POD: &str =
     "the sender is a pod of this node, so the answer comes back through it anyway";
-pub(super) const KEPT_NODE_RANGE: &str = "the node's address lies in a range of --detect-local node-cidr, so it \
-     counts as a pod's; the answer comes back to this node anyway";
-pub(super) const MASQUERADE_ALL: &str = "masqueradeAll asks for it at every cluster IP";
-pub(super) const MASQUERADE_EXTERNAL: &str = "under policy Cluster the endpoint may be on another node, which \
-     would answer the client directly, from an address it does not know";
-pub(super) const MASQUERADE_FOREIGN: &str = "the sender is not a pod of this node; without it the answer might \
-     take another way back, and nobody would translate it";
+pub(super) const KEPT_NODE_RANGE: &str = "the node's address lies in a range of --detect-local node-cidr, so it counts as a \
+     pod's; the answer comes back to this node anyway";
+pub(super) const MASQUERADE_ALL: &str =
+    "--masquerade-all masquerades connections to every cluster IP";
+pub(super) const MASQUERADE_EXTERNAL: &str = "under policy Cluster the endpoint may be on another node, which would answer the \
+     client directly, from an address that the client does not know";
+pub(super) const MASQUERADE_FOREIGN: &str = "the sender is not a pod of this node; without masquerade the answer might take \
+     another way back and would not be translated";
 pub(super) const HAIRPIN: (&str, &str) = (
-    "when the pod itself is chosen, the source becomes this node's address",
-    "a pod that saw its own address as the client would answer itself directly, and the connection would hang",
+    "if the chosen endpoint is the sender itself (hairpin), the source becomes this node's address",
+    "a pod that sees its own address as the client answers itself directly, and the connection hangs",
 );
 pub(super) const STAYS: (&str, &str) = (
-    "when this node itself is chosen, the source stays as it is",
-    "an endpoint in the node's own network answers through it anyway",
+    "if the chosen endpoint is on this host's network, the source stays as it is",
+    "an endpoint on the host's network answers through this node anyway",
 );
-pub(super) const GOES_OUT: &str = "egress masquerade: the destination lies in none of the ranges where pods \
-     keep their address (nonMasqueradeCIDRs)";
+pub(super) const GOES_OUT: &str = "egress masquerade: the destination is in none of the ranges where pods keep their address \
+     (nonMasqueradeCIDRs)";
 
 pub(super) fn local(
     from: IpAddr,
@@ -153,7 +155,7 @@ pub(super) fn policy_why(frontend: &Frontend, inside: bool) -> &'static str {
     match (frontend.policy, frontend.outside.is_some(), inside) {
         (TrafficPolicy::Cluster, _, _) => "the Service says so",
         (TrafficPolicy::Local, true, true) => {
-            "it binds what comes from elsewhere; this node and its pods may use every endpoint"
+            "it restricts only traffic from outside; this node and its pods may use every endpoint"
         }
         (TrafficPolicy::Local, _, _) => "the Service says so",
     }
@@ -161,13 +163,13 @@ pub(super) fn policy_why(frontend: &Frontend, inside: bool) -> &'static str {
 
 pub(super) fn choice(endpoints: &Endpoints) -> &'static str {
     match endpoints.count() {
-        1 => "the service's EndpointSlices name no other that could be used",
+        1 => "no other endpoint in the service's EndpointSlices is usable",
         _ => "drawn at random for each new connection; the connection then stays there",
     }
 }
 
 pub(super) fn affinity(seconds: u32) -> String {
-    format!("a client that came within the last {seconds} s goes to the endpoint that it had")
+    format!("a client that connected within the last {seconds} s goes to the same endpoint again")
 }
 
 pub(super) fn endpoints(endpoints: &Endpoints) -> String {

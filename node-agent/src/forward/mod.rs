@@ -150,7 +150,10 @@ impl Chain {
     /// Says what was done to it.
     fn changed(self, open: bool) -> Self {
         if self.must_open(open) {
-            warn!(chain = self.what, "it drops what is forwarded: opened for services");
+            warn!(
+                chain = self.what,
+                "added rules that accept services' connections in a FORWARD chain that drops"
+            );
         } else if self.must_close(open) {
             info!(chain = self.what, "denizen's rules in it are removed");
         }
@@ -162,11 +165,12 @@ impl Chain {
         match self.judgement {
             Judgement::Passes => {}
             Judgement::Drops { all: true } => findings.errors.push(format!(
-                "{what} drops whatever is forwarded, services' connections too; --open-forward admits them"
+                "{what} drops all forwarded packets, services' connections too; --open-forward adds \
+                 rules that accept them"
             )),
             Judgement::Drops { all: false } => findings.warnings.push(format!(
-                "{what} drops what its rules do not accept; whether they accept services' connections cannot \
-                 be known; --open-forward admits them"
+                "{what} drops by default. Its rules may or may not accept services' connections; \
+                 --open-forward adds rules that accept them"
             )),
         }
     }

@@ -1,4 +1,4 @@
-//! Removal of what another backend left on this node, tried again until it is done.
+//! Removal of the previous backend's rules, tried again until it is done.
 
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -12,11 +12,11 @@ use crate::describe::describe;
 use crate::engine::Engine;
 use crate::iptables::Variant;
 
-/// Between two attempts. What stands in the way takes an operator, or another program's end.
+/// Between two attempts. An operator, or the end of another program, must remove the cause.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// A thread that removes what another backend left. It must be waited for before the process ends:
-/// a program that it has begun would go on, and take the next agent's rules away.
+/// A thread that removes the previous backend's rules. The process waits for it before it ends: a
+/// program that the thread has started would go on, and remove the next agent's rules.
 type Removal = JoinHandle<Result<(), IptablesError>>;
 
 /// Removes denizen's chains from the variant of iptables that is not `used`, or from both.
@@ -71,17 +71,16 @@ impl Predecessor {
         }
     }
 
-    /// Why something is left, as far as is known now.
+    /// Why rules are left, as far as is known now.
     pub(crate) fn problem(&mut self, now: Instant) -> Option<&str> {
         self.look(now);
         self.problem.as_deref()
     }
 
-    /// Waits until a removal that has begun is over: a program that it runs would go on without
-    /// this process.
+    /// Waits for a removal that has begun.
     pub(crate) fn wait(self) {
         if let Attempt::Running(removal) = self.attempt {
-            // Whatever it panicked at, it is over.
+            // A panic ends it too.
             let _ = removal.join();
         }
     }
@@ -103,12 +102,15 @@ impl Predecessor {
             Err(_) => "the removal panicked; the log says where".to_owned(),
         };
         let problem = format!(
-            "rules of another backend are left, and may lead connections to endpoints that are gone: {error} (start \
-             the agent once with the capabilities NET_ADMIN and NET_RAW, which removes them, or stop it and run \
-             `denizen-agent cleanup` on the node)"
+            "rules of the previous backend are still there and may send connections to endpoints \
+             that are gone: {error} (to remove them, start the agent once with NET_ADMIN and \
+             NET_RAW, or stop it and run `denizen-agent cleanup` on the node)"
         );
         if self.problem.as_ref() != Some(&problem) {
-            warn!(problem, "what another backend left cannot be removed; tried again every minute");
+            warn!(
+                problem,
+                "cannot remove the rules of the previous backend; retrying every minute"
+            );
         }
         (self.attempt, self.problem) = (Attempt::Failed { at: now }, Some(problem));
     }

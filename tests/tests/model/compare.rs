@@ -65,8 +65,8 @@ fn wanted(
         Verdict::Forward => {
             ensure!(!said.endpoints.is_empty(), "forwarded to nobody");
             let tells = |words: &str| said.steps.iter().any(|step| step.what.starts_with(words));
-            let itself = tells("when the pod itself is chosen");
-            let stays = tells("when this node itself is chosen");
+            let itself = tells("if the chosen endpoint is the sender itself");
+            let stays = tells("if the chosen endpoint is on this host's network");
             let fate = |endpoint: &String| -> Result<_> {
                 let at: SocketAddr = endpoint.parse()?;
                 let masqueraded = match at.ip() {

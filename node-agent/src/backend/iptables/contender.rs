@@ -1,9 +1,9 @@
-//! Who else writes these chains.
+//! Finds the other program that writes the service chains.
 
 use std::fs;
 use std::path::Path;
 
-/// Names who goes on rewriting them, as far as that can be seen from here.
+/// Names the program that keeps rewriting the service chains, if it can be found.
 pub fn contender() -> String {
     let processes: Vec<String> =
         processes_called("kube-proxy").iter().map(ToString::to_string).collect();
@@ -13,7 +13,8 @@ pub fn contender() -> String {
         more => format!("kube-proxy (processes {})", more.join(", ")),
     };
     format!(
-        "{who} goes on rewriting the chains of services: end it; nothing is repaired until this agent is restarted"
+        "{who} keeps rewriting the service chains. Stop it, then restart this agent: until then \
+         nothing is repaired"
     )
 }
 

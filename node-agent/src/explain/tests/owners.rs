@@ -80,7 +80,10 @@ fn rules_that_the_kernel_rejected_are_said_not_to_be_there() {
     let rejected = explained("10.96.0.10:80");
     let text = rejected.to_string();
     assert_eq!((rejected.verdict, rejected.endpoints.len()), (Verdict::Unknown, 0), "{text}");
-    assert!(text.contains("not in the kernel") && text.contains("no such module"), "{text}");
+    assert!(
+        text.contains("the kernel rejected rules") && text.contains("no such module"),
+        "{text}"
+    );
     assert_eq!(explained("10.96.0.13:80").verdict, Verdict::Forward);
 }
 
@@ -90,6 +93,6 @@ fn nothing_is_explained_from_half_a_picture() {
     let asked = explain(planner.plan(), &packet("10.1.2.3", "10.96.0.10:80"), |_| Vec::new());
     assert_eq!(
         asked.unwrap_err().to_string(),
-        "not everything is known yet; waiting for services, endpoint slices, this node's object, service CIDRs, this node's addresses"
+        "still waiting for services, endpoint slices, this node's object, service CIDRs, this node's addresses"
     );
 }

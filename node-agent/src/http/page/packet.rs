@@ -25,12 +25,10 @@ pub(super) fn section(asking: &Asking, explanation: Option<&Reply<Explanation>>)
 }
 
 fn path(asking: &Asking, explanation: &Explanation) -> Markup {
-    let (tone, verdict) = match explanation.verdict {
-        Verdict::Forward => ("good", "forwarded"),
-        Verdict::Reject => ("bad", "refused"),
-        Verdict::Drop => ("bad", "dropped"),
-        Verdict::Untouched => ("plain", "left alone"),
-        Verdict::Unknown => ("bad", "unknown: the kernel rejected rules of this service"),
+    let tone = match explanation.verdict {
+        Verdict::Forward => "good",
+        Verdict::Reject | Verdict::Drop | Verdict::Unknown => "bad",
+        Verdict::Untouched => "plain",
     };
     html! {
         ol.section {
@@ -42,7 +40,7 @@ fn path(asking: &Asking, explanation: &Explanation) -> Markup {
                 li { strong { (step.what) } p { (step.why) } }
             }
             li.end.(tone) {
-                strong { (verdict) }
+                strong { (explanation.verdict) }
                 @if let Some(service) = &explanation.service { " as " (service) }
                 @if explanation.masquerade { span.chip { "its source becomes this node's address" } }
             }

@@ -239,40 +239,38 @@ impl SetName {
             Self::Endpoints => "the endpoints behind each service address, by slot",
             Self::NodePorts => "where connections to a node port go",
             Self::NodePortEndpoints => "the endpoints behind each node port, by slot",
-            Self::LocalServices => "policy Local: where connections from elsewhere to a service go",
+            Self::LocalServices => "policy Local: where connections from outside to a service go",
             Self::LocalEndpoints => "policy Local: the endpoints on this node, by slot",
             Self::LocalNodePorts => {
-                "policy Local: where connections from elsewhere to a node port go"
+                "policy Local: where connections from outside to a node port go"
             }
             Self::LocalNodePortEndpoints => {
                 "policy Local: a node port's endpoints on this node, by slot"
             }
             Self::ClusterIps => "cluster IPs of services",
             Self::NodePortAddresses => "addresses of this node that serve node ports",
-            Self::LocalPods => "where packets of this node's pods come in, and with which source",
-            Self::BridgedPods => "the same of bridged pods whose port the bridge's table tells",
-            Self::PodPorts => {
-                "through which port of a bridge a pod's packets come in, and with which source"
+            Self::LocalPods => "local pods: input interface and source address",
+            Self::BridgedPods => {
+                "bridged pods whose bridge port must match too: interface and source address"
             }
-            Self::PodPorts6 => {
-                "through which port of a bridge a pod's IPv6 packets come in, and with which source"
-            }
-            Self::Hairpin => "pods that are handed to themselves",
+            Self::PodPorts => "bridge ports and IPv4 source addresses of local pods",
+            Self::PodPorts6 => "bridge ports and IPv6 source addresses of local pods",
+            Self::Hairpin => "hairpin: pods that are endpoints of the service they call",
             Self::RestrictedFrontends => {
-                "loadBalancerSourceRanges: load balancer IPs that not everybody may use"
+                "loadBalancerSourceRanges: load balancer IPs that not all clients may use"
             }
             Self::AllowedSources => "loadBalancerSourceRanges: who may use them",
             Self::Affinity => {
                 "session affinity: the endpoint that each client of a service port got last"
             }
             Self::AffinityReserved => {
-                "session affinity, map full: pods of this node, and a budget of each service port"
+                "session affinity, map full: local pods, and a budget of each service port"
             }
             Self::AffinityBrief => {
                 "session affinity, map full: all other clients, for a short time"
             }
             Self::AffinityBudget => {
-                "session affinity, map full: new clients that a service port may still reserve for"
+                "session affinity, map full: budget of each service port for new clients"
             }
             Self::AffinitySlots => "session affinity: the number of the endpoint in each slot",
             Self::AffinityEndpoints => "session affinity: endpoints by number",
