@@ -33,7 +33,7 @@ use crate::attachments::{self, NotPods};
 use crate::backend::BackendName;
 use crate::backend::chosen::BackendConfig;
 use crate::plan::{Policy, Settings};
-use crate::source::egress;
+use crate::source::{Features, egress};
 use crate::sysctl::Conntrack;
 use crate::sysctl::SYSCTLS;
 
@@ -147,6 +147,8 @@ pub struct Config {
     pub cni_cache_dir: PathBuf,
     /// Interfaces that look like a pod's but are not.
     pub not_pods: NotPods,
+    /// The enabled features.
+    pub features: Features,
     /// Where the cluster's objects come from.
     pub objects: Objects,
     /// The backend to open.
@@ -186,6 +188,7 @@ impl RunArgs {
             run_dir: run_dir.run_dir.clone(),
             cni_cache_dir: cni_cache_dir.clone(),
             not_pods: NotPods(not_pods.clone()),
+            features: Features::default(),
             objects: objects.check(std::env::var("KUBERNETES_SERVICE_HOST").ok())?,
             egress: policy.node_side.egress_masquerade_config.as_ref().map(|file| egress::Config {
                 file: file.clone(),

@@ -60,15 +60,18 @@ async fn follow_objects(
     match &config.objects {
         Objects::Manifests(folder) => {
             let (objects, problems) = Outlet::new(events.clone());
-            let folder =
-                manifests::Config { folder: folder.clone(), node_name: node_name.to_string() };
+            let folder = manifests::Config {
+                folder: folder.clone(),
+                node_name: node_name.to_string(),
+                features: config.features,
+            };
             tokio::spawn(manifests::run(folder, objects));
             Ok(vec![problems])
         }
         Objects::Api(access) => {
             // Unusable credentials at the start are a mistake that the operator should see at once.
             access.client().await.context("cannot use the Kubernetes API")?;
-            Ok(kube::start(access, node_name, jiff::Timestamp::now(), events))
+            Ok(kube::start(access, node_name, jiff::Timestamp::now(), config.features, events))
         }
     }
 }

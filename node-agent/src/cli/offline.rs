@@ -14,7 +14,7 @@ use crate::explain::{self, Explanation, Packet};
 use crate::model::{Event, Listing, Node, NodeAddress};
 use crate::plan::Planner;
 use crate::printable::Printable;
-use crate::source::{egress, manifests, state_file};
+use crate::source::{Features, egress, manifests, state_file};
 
 /// The inputs that replace the kernel and the API.
 #[derive(Debug, Args)]
@@ -58,6 +58,7 @@ fn planner(facts: &Facts) -> anyhow::Result<Planner> {
     let (mut events, problems) = manifests::read(&manifests::Config {
         folder: facts.manifests.clone(),
         node_name: policy.settings.node_name.to_string(),
+        features: Features::default(),
     })?;
     for problem in problems {
         eprintln!("denizen-agent: ignored: {}", Printable(&problem));

@@ -27,7 +27,7 @@ impl fmt::Display for PodName {
 ///
 /// Pods of the host's network and pods whose containers have all ended (phase Succeeded or Failed)
 /// are none: the former count as their node, the latter's address may be another pod's already.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClusterPod {
     /// Its name.
     pub name: PodName,
@@ -45,7 +45,7 @@ pub struct ClusterPod {
 }
 
 /// By what the record of a pod's sandbox is known to be this pod's.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SandboxUids {
     /// `metadata.uid`.
     pub uid: Arc<str>,

@@ -29,6 +29,11 @@ impl Labels {
         Some(&self.0[at].1)
     }
 
+    /// Whether there are other copies of these.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     /// All of them, by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(key, value)| (&**key, &**value))

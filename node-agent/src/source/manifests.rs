@@ -1,10 +1,10 @@
-//! A folder of manifests: Services, EndpointSlices, Nodes and ServiceCIDRs as YAML or JSON files,
-//! exactly the objects that the API would serve.
+//! A folder of manifests: Services, EndpointSlices, Nodes, ServiceCIDRs, Namespaces, Pods and
+//! NetworkPolicies as YAML or JSON files, exactly the objects that the API would serve.
 //!
 //! The source reads `*.yaml`, `*.yml` and `*.json`, follows links, skips names that begin with a
 //! dot, and does not descend into subfolders. A YAML file has any number of documents, and any
 //! object may be in a `List`. A broken document, object or field is named and left out; the rest is
-//! used. Other kinds are ignored. If two files have the same object, the file whose name sorts
+//! used. Other kinds are ignored, and those of a feature that is off. If two files have the same object, the file whose name sorts
 //! first wins.
 //!
 //! The folder is watched. After any changes, the result equals that of a fresh read of the folder.
@@ -30,9 +30,9 @@ use tracing::{info, warn};
 
 use self::folder::{Folder, Look};
 use super::watch::{FolderWatch, Hints};
-use super::{Closed, Outlet, RETRY};
+use super::{Closed, Features, Outlet, RETRY};
 use crate::describe::describe;
-use crate::model::{Event, Listing};
+use crate::model::Event;
 
 /// After a hint, the source collects further ones until none came for this long …
 const QUIET: Duration = Duration::from_millis(5);
@@ -51,6 +51,8 @@ pub struct Config {
     pub folder: PathBuf,
     /// The node's name: other nodes' Node objects are ignored.
     pub node_name: String,
+    /// The features whose objects are read.
+    pub features: Features,
 }
 
 /// Why a folder cannot be used at all.
@@ -78,27 +80,20 @@ pub enum ManifestsError {
 
 /// The whole content of the folder, and the problems in it: for commands that work offline.
 pub fn read(config: &Config) -> Result<(Vec<Event>, Vec<String>), ManifestsError> {
-    let mut folder = Folder::new(config.folder.clone(), config.node_name.clone());
+    let mut folder = Folder::new(config);
     let mut events = folder.scan(&Look::Everywhere)?;
-    events.extend(LISTED);
+    events.extend(config.features.listed());
     Ok((events, folder.problems()))
 }
-
-/// One read of the folder completes all lists.
-const LISTED: [Event; 4] = [
-    Event::Listed(Listing::Services),
-    Event::Listed(Listing::Slices),
-    Event::Listed(Listing::Node),
-    Event::Listed(Listing::ServiceCidrs),
-];
 
 /// Sends the content of the folder, now and after each change, until the receiver is closed. While
 /// the folder cannot be read, the last content stays in force. Until the first read succeeds, the
 /// source sends nothing and waits.
 pub async fn run(config: Config, outlet: Outlet) {
     let mut source = Source {
-        path: config.folder.clone(),
-        folder: Some(Folder::new(config.folder, config.node_name)),
+        folder: Some(Folder::new(&config)),
+        path: config.folder,
+        features: config.features,
         outlet,
         listed: false,
         problems: Vec::new(),
@@ -133,6 +128,7 @@ impl From<Closed> for Stop {
 
 struct Source {
     path: PathBuf,
+    features: Features,
     /// `None` only while a read is in progress.
     folder: Option<Folder>,
     outlet: Outlet,
@@ -207,7 +203,8 @@ impl Source {
         let mut events = events.map_err(Stop::Failed)?;
         if !self.listed {
             self.listed = true;
-            events.extend(LISTED);
+            // One read of the folder completes all lists.
+            events.extend(self.features.listed());
         }
         self.outlet.send(events).await?;
         self.report();

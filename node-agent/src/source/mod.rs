@@ -1,11 +1,11 @@
 //! I/O in: each source turns one part of the outside world into [`Event`]s.
 //!
-//! //! | source | sends | watches |
+//! | source | sends | watches |
 //! | --- | --- | --- |
-//! | [`kube`] | Services, slices, this Node, ServiceCIDRs | the Kubernetes API |
+//! | [`kube`] | Services, slices, this Node, ServiceCIDRs, pods, Namespaces, NetworkPolicies | the Kubernetes API |
 //! | [`manifests`] | the same | a folder of YAML and JSON files |
 //! | [`state_file`] | this node's pods | the state file in the run directory |
-//! //! | [`egress`] | ranges to which pods keep their address | a file in ip-masq-agent's format |
+//! | [`egress`] | ranges to which pods keep their address | a file in ip-masq-agent's format |
 //! | [`node`] | this node's addresses and links | the kernel, by rtnetlink |
 //!
 //! Sources contain no policy, and of the other layers they know only the model's types. Each is one
@@ -19,6 +19,7 @@
 #![expect(clippy::disallowed_methods, reason = "sources do I/O, and pace it")]
 
 pub mod egress;
+mod features;
 pub mod kube;
 pub mod manifests;
 pub mod node;
@@ -27,6 +28,8 @@ pub mod object;
 mod running;
 pub mod state_file;
 pub(crate) mod watch;
+
+pub use self::features::Features;
 
 use std::time::Duration;
 

@@ -73,8 +73,7 @@ async fn answer_to(
 
 fn selector(asked: &Asked, target: &Target, manners: &Manners) -> Result<Selector, String> {
     let (labels, fields) = (asked.parameter("labelSelector"), asked.parameter("fieldSelector"));
-    if let Some(fields) =
-        fields.filter(|it| manners.refuses_fields && it.starts_with("spec.clusterIP"))
+    if let Some(fields) = fields.filter(|it| manners.refuses_fields && !it.starts_with("metadata."))
     {
         let known = "only \"metadata.name\", \"metadata.namespace\"";
         return Err(format!("{fields:?} is not a known field selector: {known}"));

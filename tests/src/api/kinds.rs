@@ -17,9 +17,17 @@ pub struct Resource {
 }
 
 /// All there are.
-pub const RESOURCES: [Resource; 5] = [
+pub const RESOURCES: [Resource; 8] = [
     Resource { version: "v1", plural: "services", kind: "Service", namespaced: true },
     Resource { version: "v1", plural: "nodes", kind: "Node", namespaced: false },
+    Resource { version: "v1", plural: "pods", kind: "Pod", namespaced: true },
+    Resource { version: "v1", plural: "namespaces", kind: "Namespace", namespaced: false },
+    Resource {
+        version: "networking.k8s.io/v1",
+        plural: "networkpolicies",
+        kind: "NetworkPolicy",
+        namespaced: true,
+    },
     Resource {
         version: "discovery.k8s.io/v1",
         plural: "endpointslices",
@@ -90,7 +98,11 @@ impl Target {
             Some((found, below.to_owned()))
         };
         let words: Vec<&str> = path.trim_matches('/').split('/').collect();
-        let plural = words.iter().find(|word| RESOURCES.iter().any(|it| it.plural == **word))?;
+        let is_plural = |word: &&&str| RESOURCES.iter().any(|it| it.plural == **word);
+        // A path that goes on after a namespace's name is about something in it.
+        let within = words.iter().position(|word| *word == "namespaces").map(|at| at + 2);
+        let within = within.filter(|at| *at < words.len()).unwrap_or(0);
+        let plural = words[within..].iter().find(is_plural)?;
         let (resource, below) = resource(path, plural)?;
         let parts: Vec<&str> = below.trim_matches('/').split('/').collect();
         let owned = |text: &&str| (*text).to_owned();

@@ -8,7 +8,7 @@ use std::time::Duration;
 pub struct Manners {
     /// Streaming lists are refused, as by a server whose gate `WatchList` is off.
     pub refuses_streams: bool,
-    /// Services are selected by no field, as by a server before 1.31.
+    /// Objects are selected by no field but their names, as Services by a server before 1.31.
     pub refuses_fields: bool,
     /// A streaming list begins, and its end is never told: as by a server that is older than they
     /// are.

@@ -17,7 +17,7 @@ enum Term {
 }
 
 /// The fields that a real server indexes for selectors.
-const FIELDS: [&str; 3] = ["metadata.name", "metadata.namespace", "spec.clusterIP"];
+const FIELDS: [&str; 4] = ["metadata.name", "metadata.namespace", "spec.clusterIP", "status.phase"];
 
 impl Selector {
     /// From `labelSelector`, `fieldSelector` and the path's namespace.

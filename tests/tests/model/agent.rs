@@ -12,7 +12,7 @@ use denizen_agent::config::PolicyArgs;
 use denizen_agent::explain::{Explanation, Packet, explain};
 use denizen_agent::model::{Event, Listing, NodeAddress};
 use denizen_agent::plan::Planner;
-use denizen_agent::source::{manifests, state_file};
+use denizen_agent::source::{Features, manifests, state_file};
 use serde_json::{Value, json};
 
 use super::place::{HERE, PROTOCOLS};
@@ -100,8 +100,11 @@ fn read(world: &World, folder: &Path) -> Result<Vec<Event>> {
     let state: PathBuf = run_dir.join("pods.json");
     fs::write(&state, state_file_of(&world.pods).to_string())?;
     fs::set_permissions(&state, Permissions::from_mode(0o600))?;
-    let (mut events, _left_out) =
-        manifests::read(&manifests::Config { folder: objects, node_name: HERE.to_owned() })?;
+    let (mut events, _left_out) = manifests::read(&manifests::Config {
+        folder: objects,
+        node_name: HERE.to_owned(),
+        features: Features::default(),
+    })?;
     let pods = state_file::read(&state_file::Config { run_dir })?;
     ensure!(pods.is_some(), "the state file is there");
     events.extend(pods.map(Event::Pods));

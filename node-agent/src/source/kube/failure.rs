@@ -87,7 +87,7 @@ impl Failure {
     pub(super) fn advice(&self, kind: Kind) -> String {
         match self.remedy() {
             Remedy::Forbidden => {
-                format!(": the agent's ClusterRole must allow list and watch of {kind}s")
+                format!(": the agent's ClusterRole must allow list and watch of {}", kind.plural())
             }
             Remedy::Again
             | Remedy::ListAnew

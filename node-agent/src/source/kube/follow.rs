@@ -194,10 +194,10 @@ impl Follower {
         let instead = if self.streams && (refused || unread) {
             self.streams = false;
             "no streamed list: requesting pages"
-        } else if refused && kind == Kind::Service && self.fields.take().is_some() {
+        } else if refused && kind != Kind::Node && self.fields.take().is_some() {
             // Before 1.31 a server selects Services by name only (kubernetes #123905). The model
-            // ignores the Services that the selector would have excluded. A Node's selector stays:
-            // any other Node would be taken for this node's.
+            // ignores what the selector would have excluded. A Node's selector stays: any other
+            // Node would be taken for this node's.
             "no field selector: requesting all"
         } else {
             return false;
@@ -357,7 +357,8 @@ impl Follower {
     }
 
     fn report(&self) {
-        let trouble = self.trouble.iter().map(|trouble| format!("{}s: {trouble}", self.kind));
+        let trouble =
+            self.trouble.iter().map(|trouble| format!("{}: {trouble}", self.kind.plural()));
         let absent = self.kind == Kind::Node && self.listed && self.index.is_empty();
         let absent = absent.then(|| {
             format!(

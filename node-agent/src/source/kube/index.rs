@@ -8,7 +8,7 @@ use tracing::warn;
 
 use crate::describe::describe;
 use crate::model::Event;
-use crate::source::object::{Found, Key, Kind, Said};
+use crate::source::object::{Decoder, Found, Key, Kind, Said};
 
 /// The most problems of one object that are named, since a person reads them.
 const MAX_NAMED: usize = 10;
@@ -20,7 +20,7 @@ const MAX_NAMED: usize = 10;
 #[derive(Debug)]
 pub(super) struct Index {
     kind: Kind,
-    node_name: Arc<str>,
+    decoder: Decoder,
     since: Timestamp,
     sent: HashMap<Key, u64>,
     problems: Problems,
@@ -48,11 +48,12 @@ struct Reading {
 impl Index {
     /// An index of no objects.
     pub(super) fn new(kind: Kind, node_name: Arc<str>, since: Timestamp) -> Self {
-        Self { kind, node_name, since, sent: HashMap::new(), problems: Problems::new() }
+        let decoder = Decoder::new(node_name);
+        Self { kind, decoder, since, sent: HashMap::new(), problems: Problems::new() }
     }
 
     /// Adds an object to a list.
-    pub(super) fn list(&self, list: &mut List, json: &str) {
+    pub(super) fn list(&mut self, list: &mut List, json: &str) {
         let Reading { key, said, problems } = self.read(json);
         if let Some(key) = &key {
             list.seen.insert(key.clone());
@@ -132,10 +133,10 @@ impl Index {
         self.problems.values().flatten()
     }
 
-    fn read(&self, json: &str) -> Reading {
+    fn read(&mut self, json: &str) -> Reading {
         let found = Found::json(self.kind, json);
         let mut warnings = Vec::new();
-        let (key, said, error) = match found.said(&self.node_name, &mut warnings) {
+        let (key, said, error) = match found.said(&mut self.decoder, &mut warnings) {
             Ok(Some(said)) => (Some(said.key.clone()), Some(said), None),
             Ok(None) => return Reading::default(),
             Err(error) => (found.key(), None, Some(describe(&error))),

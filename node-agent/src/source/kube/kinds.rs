@@ -1,29 +1,18 @@
 //! Paths and selectors of the requests. Pure.
 //!
-//! The selectors are kube-proxy's: the server does not even send what this node would ignore.
+//! Those of services are kube-proxy's: the server does not even send what this node would ignore.
 //! (Before that filter, headless slices alone were about 1 TB of watch traffic a day in one
 //! cluster: kubernetes #81060.)
 
 use kube::api::{ListParams, WatchParams};
 use kube::core::Request;
 
-use crate::model::Listing;
 use crate::source::object::Kind;
 
 /// Objects in one page of a list, as in client-go.
 const PAGE: u32 = 500;
 
 impl Kind {
-    /// The listing that the first list of this kind completes.
-    pub(super) fn listing(self) -> Listing {
-        match self {
-            Self::Service => Listing::Services,
-            Self::EndpointSlice => Listing::Slices,
-            Self::Node => Listing::Node,
-            Self::ServiceCidr => Listing::ServiceCidrs,
-        }
-    }
-
     /// The path at which the API serves this kind, for all namespaces.
     pub(super) fn request(self) -> Request {
         Request::new(match self {
@@ -31,6 +20,9 @@ impl Kind {
             Self::EndpointSlice => "/apis/discovery.k8s.io/v1/endpointslices",
             Self::Node => "/api/v1/nodes",
             Self::ServiceCidr => "/apis/networking.k8s.io/v1/servicecidrs",
+            Self::Namespace => "/api/v1/namespaces",
+            Self::Pod => "/api/v1/pods",
+            Self::NetworkPolicy => "/apis/networking.k8s.io/v1/networkpolicies",
         })
     }
 
@@ -64,7 +56,9 @@ impl Kind {
                 "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
                     .to_owned(),
             ),
-            Self::Node | Self::ServiceCidr => None,
+            Self::Node | Self::ServiceCidr | Self::Namespace | Self::Pod | Self::NetworkPolicy => {
+                None
+            }
         }
     }
 
@@ -73,7 +67,9 @@ impl Kind {
         match self {
             Self::Service => Some("spec.clusterIP!=None".to_owned()),
             Self::Node => Some(format!("metadata.name={node_name}")),
-            Self::EndpointSlice | Self::ServiceCidr => None,
+            // A pod that has ended may stay for days, and its address may be another pod's.
+            Self::Pod => Some("status.phase!=Succeeded,status.phase!=Failed".to_owned()),
+            Self::EndpointSlice | Self::ServiceCidr | Self::Namespace | Self::NetworkPolicy => None,
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The Kubernetes API: Services, EndpointSlices, this Node and ServiceCIDRs, live.
+//! The Kubernetes API: Services, EndpointSlices, this Node and ServiceCIDRs, and for the pod firewall
+//! Pods, Namespaces and NetworkPolicies, live.
 //!
 //! | file | knows |
 //! | --- | --- |
@@ -54,25 +55,22 @@ use tokio::sync::{mpsc, watch as latest};
 use self::access::Access;
 use self::follow::Follower;
 use self::recovery::Recovery;
-use super::Outlet;
-use super::object::Kind;
+use super::{Features, Outlet};
 use crate::model::Event;
 
-/// The kinds that are followed, in no particular order.
-const KINDS: [Kind; 4] = [Kind::Service, Kind::EndpointSlice, Kind::Node, Kind::ServiceCidr];
-
-/// Starts a task for each kind, which sends what the API serves until the receiver is closed.
+/// Starts a task for each kind that a feature needs, which sends what the API serves until the receiver is closed.
 /// Returns the current problems of each. `since` is when the agent started: triggers before it do
 /// not count for the latency.
 pub fn start(
     access: &Access,
     node_name: &Arc<str>,
     since: Timestamp,
+    features: Features,
     events: &mpsc::Sender<Vec<Event>>,
 ) -> Vec<latest::Receiver<Vec<String>>> {
     let recovery = Recovery::new();
-    KINDS
-        .into_iter()
+    features
+        .kinds()
         .map(|kind| {
             let (outlet, problems) = Outlet::new(events.clone());
             let (access, recovery) = (access.clone(), recovery.clone());

@@ -5,14 +5,16 @@ use std::collections::HashSet;
 use super::decode::{self, Format};
 use super::problem::{Problem, Problems, What};
 use crate::describe::describe;
-use crate::source::object::Said;
+use crate::source::Features;
+use crate::source::object::{Decoder, Said};
 
 /// Reads the text of `file`: passes each object to `sink` once, and returns what could not be used.
 pub(super) fn read(
     file: &str,
     format: Format,
     text: &str,
-    node_name: &str,
+    features: Features,
+    decoder: &mut Decoder,
     sink: &mut dyn FnMut(Said),
 ) -> Problems {
     let mut problems = Problems::default();
@@ -20,11 +22,12 @@ pub(super) fn read(
     decode::objects(format, text, &mut |place, found| {
         let problem = |what| Problem { file: file.to_owned(), place: Some(place), what };
         let found = match found {
-            Ok(found) => found,
+            Ok(found) if features.need(found.kind()) => found,
+            Ok(_of_no_feature) => return,
             Err(error) => return problems.push(problem(What::Skipped(describe(&error)))),
         };
         let mut warnings = Vec::new();
-        let item = found.said(node_name, &mut warnings);
+        let item = found.said(decoder, &mut warnings);
         for warning in warnings {
             problems.push(problem(What::LeftOut(warning)));
         }

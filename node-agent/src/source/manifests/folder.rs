@@ -9,12 +9,13 @@ use std::path::PathBuf;
 
 use denizen_state::regular;
 
-use super::ManifestsError;
 use super::file;
 use super::index::{Difference, FileName, Index};
 use super::problem::{Problem, Problems, What};
+use super::{Config, ManifestsError};
 use crate::model::Event;
-use crate::source::object::{Key, Said};
+use crate::source::Features;
+use crate::source::object::{Decoder, Key, Said};
 
 /// Which files to parse again even if their metadata is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +40,8 @@ impl Look {
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
-    node_name: String,
+    features: Features,
+    decoder: Decoder,
     files: BTreeMap<FileName, Known>,
     index: Index,
     duplicates: BTreeMap<Key, Vec<Problem>>,
@@ -88,10 +90,11 @@ type Fresh = HashMap<Key, Box<(FileName, Event)>>;
 
 impl Folder {
     /// A folder of which nothing has been read.
-    pub(super) fn new(path: PathBuf, node_name: String) -> Self {
+    pub(super) fn new(config: &Config) -> Self {
         Self {
-            path,
-            node_name,
+            path: config.folder.clone(),
+            features: config.features,
+            decoder: Decoder::new(config.node_name.as_str().into()),
             files: BTreeMap::new(),
             index: Index::default(),
             duplicates: BTreeMap::new(),
@@ -200,7 +203,9 @@ impl Folder {
             keys.push(key);
         };
         let problems = match text {
-            Ok(text) => file::read(&shown, format, &text, &self.node_name, &mut sink),
+            Ok(text) => {
+                file::read(&shown, format, &text, self.features, &mut self.decoder, &mut sink)
+            }
             Err(error) => Problems::of_file(&shown, error),
         };
         problems.trace_new(&before.problems);

@@ -1,4 +1,5 @@
 use super::*;
+use crate::model::Listing;
 
 mod documents;
 mod property;
@@ -24,13 +25,27 @@ impl Place {
     }
 
     fn config(&self) -> Config {
-        Config { folder: self.folder.path().to_owned(), node_name: "n1".to_owned() }
+        Config {
+            folder: self.folder.path().to_owned(),
+            node_name: "n1".to_owned(),
+            features: Features { services: true, network_policy: true },
+        }
     }
 
     /// What a fresh read yields.
     fn fresh(&self) -> (Vec<Event>, Vec<String>) {
         read(&self.config()).unwrap()
     }
+}
+
+/// Everything was listed.
+fn listed() -> Vec<Event> {
+    Listing::SERVICES
+        .into_iter()
+        .filter(|listing| *listing != Listing::Addresses)
+        .chain(Listing::FIREWALL)
+        .map(Event::Listed)
+        .collect()
 }
 
 /// A service with one cluster IP.

@@ -4,11 +4,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use jiff::Timestamp;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
-    EndpointSlice, Key, Kind, ObjectError, Service, Warning, node, service, service_cidr, slice,
+    Decoder, EndpointSlice, Key, Kind, ObjectError, Service, Warning, namespace, network_policy,
+    node, pod, service, service_cidr, slice,
 };
 use crate::model::Event;
 
@@ -30,7 +30,7 @@ enum Raw<'a> {
 pub struct Said {
     /// Which object.
     pub key: Key,
-    /// A hash of the object's text.
+    /// A hash of the object's text, and for a pod, whose status often changes, of `event`.
     pub digest: u64,
     /// The object in the model's terms.
     pub event: Event,
@@ -61,14 +61,17 @@ impl<'a> Found<'a> {
         Self { kind, raw: Raw::Tree(tree) }
     }
 
+    /// Its kind.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
     /// A hash of the object's text.
     pub fn digest(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
         match &self.raw {
-            Raw::Json(json) => json.hash(&mut hasher),
-            Raw::Tree(tree) => tree.hash(&mut hasher),
+            Raw::Json(json) => hash(json),
+            Raw::Tree(tree) => hash(tree),
         }
-        hasher.finish()
     }
 
     /// Decodes it; `None` for another node's Node.
@@ -77,7 +80,7 @@ impl<'a> Found<'a> {
     /// [`ObjectError`] if nothing of it can be used.
     pub fn said(
         &self,
-        node_name: &str,
+        decoder: &mut Decoder,
         warnings: &mut Vec<Warning>,
     ) -> Result<Option<Said>, ObjectError> {
         let mut triggered = None;
@@ -99,7 +102,7 @@ impl<'a> Found<'a> {
             }
             Kind::Node => {
                 let raw: super::Node = self.typed()?;
-                if raw.metadata.name != node_name {
+                if raw.metadata.name != *decoder.node_name {
                     return Ok(None);
                 }
                 (Key::Node, Event::Node(Some(node(&raw, warnings)?)))
@@ -108,6 +111,22 @@ impl<'a> Found<'a> {
                 let (name, ranges) = service_cidr(&self.typed()?, warnings)?;
                 let key = Key::ServiceCidr(name.clone());
                 (key, Event::ServiceCidr(name, Some(ranges)))
+            }
+            Kind::Namespace => {
+                let namespace = namespace(&self.typed()?, decoder, warnings)?;
+                let name = namespace.name.clone();
+                (Key::Namespace(name.clone()), Event::Namespace(name, Some(namespace)))
+            }
+            Kind::Pod => {
+                let (name, pod) = pod(&self.typed()?, decoder, warnings)?;
+                let (key, digest) = (Key::Pod(name.clone()), hash(&pod));
+                let event = Event::ClusterPod(name, pod);
+                return Ok(Some(Said { key, digest, event, triggered }));
+            }
+            Kind::NetworkPolicy => {
+                let policy = network_policy(&self.typed()?, warnings)?;
+                let name = policy.name.clone();
+                (Key::NetworkPolicy(name.clone()), Event::NetworkPolicy(name, Some(policy)))
             }
         };
         let digest = self.digest();
@@ -122,7 +141,7 @@ impl<'a> Found<'a> {
     }
 
     /// Deserializes the object.
-    fn typed<T: DeserializeOwned>(&self) -> Result<T, ObjectError> {
+    fn typed<'de, T: Deserialize<'de>>(&'de self) -> Result<T, ObjectError> {
         // Tracking the path costs time, so it is done only after an error.
         let typed = match &self.raw {
             Raw::Json(json) => serde_json::from_str(json),
@@ -131,7 +150,7 @@ impl<'a> Found<'a> {
         typed.or_else(|_| self.typed_with_path())
     }
 
-    fn typed_with_path<T: DeserializeOwned>(&self) -> Result<T, ObjectError> {
+    fn typed_with_path<'de, T: Deserialize<'de>>(&'de self) -> Result<T, ObjectError> {
         let typed = match &self.raw {
             Raw::Json(json) => {
                 serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(json))
@@ -159,4 +178,10 @@ impl<'a> Found<'a> {
         };
         named.ok().map(|named| named.metadata)
     }
+}
+
+fn hash(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
 }

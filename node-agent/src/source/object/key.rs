@@ -1,9 +1,10 @@
 //! The name of an object, as one type for all kinds.
 
 use std::fmt;
+use std::sync::Arc;
 
 use super::Kind;
-use crate::model::{Event, ServiceName, SliceName};
+use crate::model::{Event, PodName, PolicyName, ServiceName, SliceName};
 
 /// Names an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -16,6 +17,12 @@ pub enum Key {
     Node,
     /// A ServiceCIDR.
     ServiceCidr(String),
+    /// A Namespace.
+    Namespace(Arc<str>),
+    /// A Pod.
+    Pod(PodName),
+    /// A NetworkPolicy.
+    NetworkPolicy(PolicyName),
 }
 
 impl Key {
@@ -28,6 +35,11 @@ impl Key {
             }
             Kind::Node => Self::Node,
             Kind::ServiceCidr => Self::ServiceCidr(name.to_owned()),
+            Kind::Namespace => Self::Namespace(name.into()),
+            Kind::Pod => Self::Pod(PodName { namespace: namespace.into(), name: name.into() }),
+            Kind::NetworkPolicy => {
+                Self::NetworkPolicy(PolicyName { namespace: namespace.into(), name: name.into() })
+            }
         }
     }
 
@@ -38,6 +50,9 @@ impl Key {
             Self::Slice(name) => Event::Slice(name.clone(), None),
             Self::Node => Event::Node(None),
             Self::ServiceCidr(name) => Event::ServiceCidr(name.clone(), None),
+            Self::Namespace(name) => Event::Namespace(name.clone(), None),
+            Self::Pod(name) => Event::ClusterPod(name.clone(), None),
+            Self::NetworkPolicy(name) => Event::NetworkPolicy(name.clone(), None),
         }
     }
 }
@@ -49,6 +64,9 @@ impl fmt::Display for Key {
             Self::Slice(name) => write!(f, "EndpointSlice {name}"),
             Self::Node => f.write_str("Node of this node"),
             Self::ServiceCidr(name) => write!(f, "ServiceCIDR {name}"),
+            Self::Namespace(name) => write!(f, "Namespace {name}"),
+            Self::Pod(name) => write!(f, "Pod {name}"),
+            Self::NetworkPolicy(name) => write!(f, "NetworkPolicy {name}"),
         }
     }
 }

@@ -6,9 +6,13 @@
 //! object is used.
 
 mod address;
+mod decoder;
 mod found;
 mod key;
+mod namespace;
+mod network_policy;
 mod node;
+mod pod;
 mod service;
 mod service_cidr;
 mod slice;
@@ -20,12 +24,16 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use thiserror::Error;
 
-use crate::model::{ServiceName, SliceName};
+use crate::model::{Listing, ServiceName, SliceName};
 
 pub use address::{parse_address, parse_range};
+pub use decoder::Decoder;
 pub use found::{Found, Said};
 pub use key::Key;
+pub use namespace::{Namespace, namespace};
+pub use network_policy::{NetworkPolicy, network_policy};
 pub use node::{Node, node};
+pub use pod::{Pod, pod};
 pub use service::{Service, service};
 pub use service_cidr::{ServiceCidr, service_cidr};
 pub use slice::{EndpointSlice, slice};
@@ -63,10 +71,7 @@ pub struct Annotations {
 impl Metadata {
     /// The namespace, `default` if it is missing.
     pub fn namespace(&self) -> &str {
-        match self.namespace.as_deref() {
-            None | Some("") => "default",
-            Some(namespace) => namespace,
-        }
+        namespace_or_default(self.namespace.as_deref())
     }
 
     /// The name of a Service with this metadata.
@@ -91,6 +96,14 @@ impl Metadata {
     }
 }
 
+/// A namespace as written, `default` if it is missing.
+fn namespace_or_default(written: Option<&str>) -> &str {
+    match written {
+        None | Some("") => "default",
+        Some(namespace) => namespace,
+    }
+}
+
 /// The kinds of objects that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
@@ -102,9 +115,26 @@ pub enum Kind {
     Node,
     /// `networking.k8s.io/v1` ServiceCIDR.
     ServiceCidr,
+    /// `v1` Namespace.
+    Namespace,
+    /// `v1` Pod.
+    Pod,
+    /// `networking.k8s.io/v1` NetworkPolicy.
+    NetworkPolicy,
 }
 
 impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Service,
+        Self::EndpointSlice,
+        Self::Node,
+        Self::ServiceCidr,
+        Self::Namespace,
+        Self::Pod,
+        Self::NetworkPolicy,
+    ];
+
     /// From `apiVersion` and `kind`; `None` for other kinds. Both count: Knative's Service is
     /// something else.
     pub fn of(api_version: &str, kind: &str) -> Option<Self> {
@@ -115,7 +145,44 @@ impl Kind {
             ("networking.k8s.io/v1" | "networking.k8s.io/v1beta1", "ServiceCIDR") => {
                 Some(Self::ServiceCidr)
             }
+            ("v1", "Namespace") => Some(Self::Namespace),
+            ("v1", "Pod") => Some(Self::Pod),
+            ("networking.k8s.io/v1", "NetworkPolicy") => Some(Self::NetworkPolicy),
             (_, _) => None,
+        }
+    }
+
+    /// The listing that the first list of this kind completes.
+    pub fn listing(self) -> Listing {
+        match self {
+            Self::Service => Listing::Services,
+            Self::EndpointSlice => Listing::Slices,
+            Self::Node => Listing::Node,
+            Self::ServiceCidr => Listing::ServiceCidrs,
+            Self::Namespace => Listing::Namespaces,
+            Self::Pod => Listing::Pods,
+            Self::NetworkPolicy => Listing::NetworkPolicies,
+        }
+    }
+
+    /// Several of them, for a person.
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::Service => "Services",
+            Self::EndpointSlice => "EndpointSlices",
+            Self::Node => "Nodes",
+            Self::ServiceCidr => "ServiceCIDRs",
+            Self::Namespace => "Namespaces",
+            Self::Pod => "Pods",
+            Self::NetworkPolicy => "NetworkPolicies",
+        }
+    }
+
+    /// Whether its objects are in namespaces.
+    fn is_namespaced(self) -> bool {
+        match self {
+            Self::Service | Self::EndpointSlice | Self::Pod | Self::NetworkPolicy => true,
+            Self::Node | Self::ServiceCidr | Self::Namespace => false,
         }
     }
 }
@@ -127,6 +194,9 @@ impl fmt::Display for Kind {
             Self::EndpointSlice => "EndpointSlice",
             Self::Node => "Node",
             Self::ServiceCidr => "ServiceCIDR",
+            Self::Namespace => "Namespace",
+            Self::Pod => "Pod",
+            Self::NetworkPolicy => "NetworkPolicy",
         })
     }
 }
@@ -177,7 +247,8 @@ impl fmt::Display for Warning {
 /// Collects the warnings about one object.
 struct Notes<'a> {
     kind: Kind,
-    metadata: &'a Metadata,
+    namespace: &'a str,
+    name: &'a str,
     warnings: &'a mut Vec<Warning>,
 }
 
@@ -188,19 +259,27 @@ impl<'a> Notes<'a> {
         metadata: &'a Metadata,
         warnings: &'a mut Vec<Warning>,
     ) -> Result<Self, ObjectError> {
-        if metadata.name.is_empty() {
+        Self::named(kind, metadata.namespace(), &metadata.name, warnings)
+    }
+
+    /// For an object with this namespace, if its kind has one, and this name.
+    fn named(
+        kind: Kind,
+        namespace: &'a str,
+        name: &'a str,
+        warnings: &'a mut Vec<Warning>,
+    ) -> Result<Self, ObjectError> {
+        if name.is_empty() {
             return Err(ObjectError::Unnamed { kind });
         }
-        Ok(Self { kind, metadata, warnings })
+        Ok(Self { kind, namespace, name, warnings })
     }
 
     fn warn(&mut self, field: impl fmt::Display, value: impl fmt::Display, problem: &'static str) {
-        let Metadata { name, .. } = self.metadata;
-        let object = match self.kind {
-            Kind::Service | Kind::EndpointSlice => {
-                format!("{} {}/{name}", self.kind, self.metadata.namespace())
-            }
-            Kind::Node | Kind::ServiceCidr => format!("{} {name}", self.kind),
+        let Self { kind, namespace, name, .. } = self;
+        let object = match kind.is_namespaced() {
+            true => format!("{kind} {namespace}/{name}"),
+            false => format!("{kind} {name}"),
         };
         self.warnings.push(Warning {
             object,

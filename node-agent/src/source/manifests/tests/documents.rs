@@ -45,7 +45,7 @@ fn files_of_every_form() {
         let (events, problems) = place.fresh();
         assert_eq!(services(&events), expected, "{name}");
         assert!(problems.is_empty(), "{name}: {problems:?}");
-        assert_eq!(events[events.len() - LISTED.len()..], LISTED, "{name}");
+        assert_eq!(events[events.len() - listed().len()..], listed(), "{name}");
     }
 }
 
@@ -121,4 +121,70 @@ fn the_first_problems_are_named_and_the_rest_counted() {
         problems[99]
     );
     assert_eq!(problems[100], "a.yaml: and 50 more");
+}
+
+/// One object of each kind that NetworkPolicies need, and a Service.
+const SHOP: &str = "
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Namespace, metadata: {name: shop, labels: {team: a}}}
+- apiVersion: v1
+  kind: Pod
+  metadata: {name: web-1, namespace: shop, labels: {app: web}}
+  spec: {nodeName: n1, containers: [{ports: [{name: http, containerPort: 8080}]}]}
+  status: {podIPs: [{ip: 10.1.0.1}]}
+- {apiVersion: v1, kind: Pod, metadata: {name: done, namespace: shop}, status: {phase: Failed}}
+- apiVersion: networking.k8s.io/v1
+  kind: NetworkPolicy
+  metadata: {name: web, namespace: shop}
+  spec:
+    podSelector: {matchLabels: {app: web}}
+    ingress: [{from: [{podSelector: {}}, {podSelectr: {}}]}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {clusterIP: 172.30.0.1, ports: [{port: 80}]}
+";
+
+#[test]
+fn objects_of_network_policies() {
+    let place = Place::new();
+    place.write("all.yaml", SHOP);
+    let (events, problems) = place.fresh();
+    let kinds: Vec<&str> = events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Namespace(_, Some(namespace)) => namespace.labels.get("team"),
+            Event::ClusterPod(_, Some(pod)) => pod.labels.get("app"),
+            Event::NetworkPolicy(_, Some(policy)) => policy.ingress.as_ref().map(|_| "policy"),
+            Event::Service(..) => Some("service"),
+            other => {
+                assert!(matches!(other, Event::Listed(_)), "{other:?}");
+                None
+            }
+        })
+        .collect();
+    assert_eq!(kinds, ["a", "web", "policy", "service"]);
+    assert_eq!(
+        problems,
+        ["all.yaml, document 1, item 3 (line 1): NetworkPolicy shop/web: \
+             spec.ingress[0].from[1].podSelectr \"{}\": not understood: the peer is left out"]
+    );
+}
+
+#[test]
+fn objects_of_a_feature_that_is_off_are_ignored() {
+    let place = Place::new();
+    place.write("all.yaml", SHOP);
+    let off = |services, network_policy| {
+        let features = Features { services, network_policy };
+        let (events, problems) = read(&Config { features, ..place.config() }).unwrap();
+        let listed = events.iter().filter(|event| matches!(event, Event::Listed(_))).count();
+        (events.len() - listed, listed, problems.len())
+    };
+    assert_eq!(off(true, false), (1, 4, 0));
+    assert_eq!(off(false, true), (3, 4, 1));
+    assert_eq!(off(false, false), (0, 0, 0));
 }

@@ -134,7 +134,7 @@ proptest! {
     fn any_sequence_of_changes_yields_what_a_fresh_read_yields(steps in vec(step(), 1..30)) {
         let place = Place::new();
         let config = place.config();
-        let mut folder = Folder::new(config.folder.clone(), config.node_name.clone());
+        let mut folder = Folder::new(&config);
         let (mut latest, mut touched) = (Latest::default(), BTreeSet::new());
         for step in steps.iter().chain([&Step::Look]) {
             change(&place, step, &mut touched);

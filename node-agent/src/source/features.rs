@@ -1,0 +1,40 @@
+//! Which objects are read: those that an enabled feature needs.
+
+use super::object::Kind;
+use crate::model::Event;
+
+/// The enabled features. An object that none of them needs is neither asked for nor decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Features {
+    /// Services are programmed.
+    pub services: bool,
+    /// NetworkPolicies are enforced.
+    pub network_policy: bool,
+}
+
+impl Default for Features {
+    fn default() -> Self {
+        Self { services: true, network_policy: false }
+    }
+}
+
+impl Features {
+    /// Whether one of them needs objects of this kind.
+    pub(super) fn need(self, kind: Kind) -> bool {
+        match kind {
+            Kind::Node => self.services || self.network_policy,
+            Kind::Service | Kind::EndpointSlice | Kind::ServiceCidr => self.services,
+            Kind::Namespace | Kind::Pod | Kind::NetworkPolicy => self.network_policy,
+        }
+    }
+
+    /// The kinds that they need.
+    pub(super) fn kinds(self) -> impl Iterator<Item = Kind> {
+        Kind::ALL.into_iter().filter(move |kind| self.need(*kind))
+    }
+
+    /// The events that everything of these kinds was listed.
+    pub(super) fn listed(self) -> impl Iterator<Item = Event> {
+        self.kinds().map(|kind| Event::Listed(kind.listing()))
+    }
+}
