@@ -18,17 +18,16 @@ pub mod events;
 pub mod explain;
 #[cfg(test)]
 mod fixture;
-
 pub mod forward;
 pub mod http;
 pub mod install;
 pub mod iptables;
 mod memory;
 pub mod model;
-
 pub mod plan;
 pub mod printable;
-
+#[cfg(test)]
+mod reference;
 pub mod source;
 pub mod status;
 pub mod sysctl;

@@ -5,6 +5,8 @@ pub mod chosen;
 
 pub mod iptables;
 pub mod nftables;
+#[cfg(test)]
+mod tests;
 pub mod why;
 
 pub use self::affinity::{Affinity, Clients, Crowded};

@@ -5,12 +5,11 @@ use std::future::pending;
 use tokio::time::sleep_until;
 
 use super::IptablesError;
-use super::name::SetName;
 use super::sync::{Iptables, serves};
 use super::text::Rendering;
 use super::wanted::Wanted;
 use crate::backend::nftables::Nftables;
-use crate::backend::{Backend, Figures, Repair, Report, SetSize};
+use crate::backend::{Backend, Figures, Repair, Report};
 use crate::iptables::Writer;
 use crate::plan::{Changes, Frontend, Plan};
 
@@ -34,17 +33,6 @@ impl Iptables {
             && self.wanted.pods_known
             && !self.wanted.pods_changed
             && self.sets.are_programmed()
-    }
-
-    fn sizes(&self) -> Vec<SetSize> {
-        let Wanted { pods, bridge, .. } = &self.wanted;
-        let size = |set: SetName| SetSize {
-            family: set.family().into(),
-            set: set.as_str().to_owned(),
-            elements: pods.of(set).len(),
-        };
-        let of_bridge = bridge.is_wanted().then(|| bridge.sizes()).into_iter().flatten();
-        SetName::ALL.map(size).into_iter().chain(of_bridge).collect()
     }
 }
 
@@ -83,7 +71,7 @@ impl Backend for Iptables {
     /// No lookup can miss, since every chain ends in an existing endpoint. The number of clients is
     /// not known.
     fn figures(&mut self) -> Figures {
-        Figures { sizes: self.sizes(), ..Figures::default() }
+        Figures { sizes: self.wanted.sizes(), ..Figures::default() }
     }
 
     fn rejected(&self, frontend: &Frontend) -> Vec<String> {

@@ -3,9 +3,11 @@
 use std::num::NonZeroU16;
 
 use super::fixed::Shape;
+use super::name::SetName;
 use super::pods::Pods;
 use super::ruleset::Ruleset;
 use super::text::Rendering;
+use crate::backend::SetSize;
 use crate::backend::nftables::{Nftables, NoKernel};
 use crate::model::Family;
 use crate::plan::{Changes, Plan};
@@ -84,6 +86,17 @@ impl<K> Wanted<K> {
             let ports: Vec<u16> = ports.map(NonZeroU16::get).collect();
             self.reshape(|shape| shape.health_ports.clone_from(&ports));
         }
+    }
+
+    /// How many elements each set should have.
+    pub fn sizes(&self) -> Vec<SetSize> {
+        let size = |set: SetName| SetSize {
+            family: set.family().into(),
+            set: set.as_str().to_owned(),
+            elements: self.pods.of(set).len(),
+        };
+        let of_bridge = self.bridge.is_wanted().then(|| self.bridge.sizes());
+        SetName::ALL.map(size).into_iter().chain(of_bridge.into_iter().flatten()).collect()
     }
 
     fn reshape(&mut self, change: impl Fn(&mut Shape)) {

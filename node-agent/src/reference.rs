@@ -1,0 +1,110 @@
+//! conf/REFERENCE.md has every flag, every metric and every field of `status`.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::backend::{Affinity, Clients, Crowded};
+use crate::cli::command;
+use crate::status::metrics::Metrics;
+use crate::status::{LastSync, Status};
+
+const REFERENCE: &str = include_str!("../../conf/REFERENCE.md");
+
+/// Those that have no `name` in the text. A value or labels may follow the name.
+fn missing(text: &str, names: impl IntoIterator<Item = String>) -> BTreeSet<String> {
+    let is_named = |name: &str| {
+        text.match_indices(&format!("`{name}"))
+            .any(|(at, found)| text[at + found.len()..].starts_with(['`', '{', ' ', '=']))
+    };
+    names.into_iter().filter(|name| !is_named(name)).collect()
+}
+
+/// The section under this heading, up to the next heading of the same level.
+fn section(heading: &str) -> &'static str {
+    let (_, rest) = REFERENCE.split_once(&format!("\n{heading}\n")).expect(heading);
+    let level = heading.split(' ').next().expect(heading);
+    rest.split(&format!("\n{level} ")).next().expect(heading)
+}
+
+#[test]
+fn every_command_and_flag_is_there() {
+    let mut command = command();
+    command.build();
+    let commands = command.get_subcommands().filter(|sub| sub.get_name() != "help");
+    let commands: Vec<&clap::Command> = commands.collect();
+    let flags = commands.iter().flat_map(|sub| sub.get_arguments()).flat_map(|arg| {
+        let aliases = arg.get_visible_aliases().unwrap_or_default();
+        arg.get_long().into_iter().chain(aliases)
+    });
+    let flags = flags.filter(|flag| *flag != "help").map(|flag| format!("--{flag}"));
+    let flags: BTreeSet<String> = flags.collect();
+    assert!(flags.contains("--detect-local") && flags.contains("--kube-proxy"), "{flags:?}");
+    assert_eq!(missing(REFERENCE, flags), BTreeSet::new());
+    let names = commands.iter().map(|sub| sub.get_name().to_owned()).filter(|name| name != "run");
+    assert_eq!(missing(section("### Flags of the other commands"), names), BTreeSet::new());
+}
+
+#[test]
+fn every_metric_is_there() {
+    let metrics = Metrics::default();
+    // A family without a member has no line.
+    let set = [("ip_family", "IPv4".to_owned()), ("set", "services".to_owned())];
+    metrics.own.elements.get_or_create(&set).set(1);
+    let text = metrics.encode();
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let names = types.map(|line| match line.split_once(' ').expect("a name and a type") {
+        (name, "counter") => format!("{name}_total"),
+        (name, "info") => format!("{name}_info"),
+        (name, _) => name.to_owned(),
+    });
+    assert_eq!(missing(section("### Metrics"), names), BTreeSet::new());
+}
+
+#[test]
+fn every_field_of_the_status_is_there() {
+    let status = Status {
+        backend: String::new(),
+        backend_why: String::new(),
+        detect_local: String::new(),
+        synced: true,
+        waiting_for: Vec::new(),
+        pods: 0,
+        unrecorded_interfaces: 0,
+        services: 0,
+        endpoints: 0,
+        generation: None,
+        last_sync: Some(LastSync::new(String::new(), Duration::ZERO)),
+        drift_repaired: 0,
+        last_repair_milliseconds: None,
+        missed_lookups: 0,
+        affinity: Affinity {
+            clients: vec![Clients {
+                family: String::new(),
+                map: String::new(),
+                clients: 0,
+                room: 0,
+            }],
+            crowded: Crowded::default(),
+        },
+        flushed: 0,
+        flushing: false,
+        errors: Vec::new(),
+        warnings: Vec::new(),
+    };
+    let mut fields = BTreeSet::new();
+    add_fields(&serde_json::to_value(status).expect("plain data"), &mut fields);
+    assert_eq!(missing(section("### Status"), fields), BTreeSet::new());
+}
+
+fn add_fields(value: &Value, fields: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(map) => map.iter().for_each(|(name, value)| {
+            fields.insert(name.clone());
+            add_fields(value, fields);
+        }),
+        Value::Array(items) => items.iter().for_each(|item| add_fields(item, fields)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
