@@ -1,7 +1,7 @@
 //! What it costs to find and delete stale flows: `cargo bench -p denizen-tests --bench conntrack`,
 //! as root.
 //!
-//! 100,000 flows of UDP, 1,000 of them stale, through the agent's own reader and judge, in a
+//! 100,000 flows of UDP, 1,000 of them stale, through the agent's own reader and filter, in a
 //! network namespace that is made here; next to `conntrack -L`, which only reads, and `conntrack
 //! -D`, which deletes what matches one address. It prints, and asserts no time: times belong to the
 //! machine they were taken on.
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     let others = best("conntrack -D of one dead endpoint's flows", || {
         program(&["-D", "-p", "udp", "-r", "10.9.0.1"])
     });
-    let ours = best("denizen: read, judge, delete", look);
+    let ours = best("denizen: read, filter, delete", look);
     let idle = best("denizen: the same, with nothing stale left", || {
         look();
         look()
@@ -78,7 +78,7 @@ fn endpoint(n: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 1, 0, 0)) + n)
 }
 
-/// What the judge knows, and the frontends that are to be looked at: all.
+/// What the filter knows, and the frontends that are to be looked at: all.
 fn known() -> (Planner, StaleCandidates) {
     let policy = Policy {
         settings: Settings { node_name: "bench".into(), masquerade_all: false, node_hints: false },

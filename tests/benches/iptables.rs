@@ -10,7 +10,7 @@
 //! kernel and all put back (`IPT_SO_SET_REPLACE`, which alone takes more than a tenth of the load),
 //! so the goal is missed there. How much of a change is that, the least change tells that
 //! `iptables-restore` can make. Where ip_tables refuses one service's chain, its program does not
-//! say which: how much longer a cold start then takes is told beside. All that it makes in the
+//! say which: it prints how much longer a cold start then takes. All that it makes in the
 //! kernel is in nameless network namespaces, which end with it, however it ends.
 
 #![expect(
@@ -154,7 +154,7 @@ fn engine(variant: Variant) -> Engine {
     Engine::open(policy, backend).expect("iptables, as root")
 }
 
-/// Until all that was told is in the kernel: the programs run in threads of their own.
+/// Until all changes are in the kernel: the programs run in threads of their own.
 fn settle(engine: &mut Engine) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()

@@ -49,7 +49,7 @@ pub enum Objects {
     Manifests(PathBuf),
     /// The API that a kubeconfig file leads to.
     Kubeconfig(PathBuf),
-    /// The API, as a pod of a cluster is told of it.
+    /// The API's address as a pod of a cluster gets it.
     Pod {
         /// What is mounted as the pod's service account.
         account: PathBuf,

@@ -37,7 +37,7 @@ const ROUTED: [(&str, &str); 2] =
 pub struct Cluster {
     /// The hosts.
     pub world: World,
-    /// What the agent is told of the cluster.
+    /// The cluster that the agent is started for.
     pub manifests: Manifests,
     run_dir: PathBuf,
     bridged: Chain,

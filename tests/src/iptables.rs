@@ -28,7 +28,7 @@ impl Variant {
         }
     }
 
-    /// What an agent of this variant is told.
+    /// An agent's flags for this variant.
     pub fn flags(self) -> Vec<String> {
         match self {
             Self::Legacy => Backend::IptablesLegacy.flags(),

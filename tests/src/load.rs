@@ -1,4 +1,4 @@
-//! Clients that connect without pause until they are told to stop, and count what went wrong.
+//! Clients that connect without pause until they are stopped, and count what went wrong.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -50,7 +50,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// One more client, in `netns`, which asks `targets` one after the other; `accept` judges what
+    /// One more client, in `netns`, which asks `targets` one after the other; `accept` checks what
     /// came of each connection.
     pub fn client(
         &mut self,

@@ -22,7 +22,7 @@ use crate::error::CniError;
 use crate::kernel::{Attached, Link, Links, Netns, attached};
 use crate::prev_result::PrevResult;
 
-/// How long a writer waits for others. Then the runtime is told to try again later.
+/// How long a writer waits for others. Then the runtime must try again later.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
 /// One attachment in the kernel.

@@ -134,7 +134,7 @@ impl Publisher {
         });
     }
 
-    /// Notes that all changes since `begun` are in the kernel. Only now are load balancers told of
+    /// Notes that all changes since `begun` are in the kernel. Only now do load balancers hear of
     /// endpoints.
     pub(super) fn programmed<B: Backend>(
         &mut self,

@@ -1,4 +1,4 @@
-//! Whatever way the facts come, the rules are those of a fresh start.
+//! In whatever order the facts come, the rules are those of a fresh start.
 
 mod iptables;
 
@@ -156,8 +156,8 @@ fn a_slice(name: u8, owner: u8, endpoints: BTreeSet<u8>) -> Event {
         _ => draining(&format!("10.1.0.{n}"), Some(HERE)),
     });
     let slice = slice(&text, &format!("s{owner}"), each.collect());
-    let told = (!endpoints.is_empty()).then(|| slice.clone());
-    Event::Slice(SliceName { namespace: "default".into(), name: text.into() }, told)
+    let known = (!endpoints.is_empty()).then(|| slice.clone());
+    Event::Slice(SliceName { namespace: "default".into(), name: text.into() }, known)
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -187,7 +187,7 @@ fn same(one: &BTreeSet<String>, other: &BTreeSet<String>) -> Result<(), TestCase
     Ok(())
 }
 
-/// All that is known at the end, told at once.
+/// The last event about each subject.
 fn last_words(events: &[Event]) -> Vec<Event> {
     let last: BTreeMap<String, Event> =
         events.iter().map(|event| (subject(event), event.clone())).collect();
@@ -222,8 +222,8 @@ proptest! {
                 rules.decide();
             }
             if n * batch <= reconnect && reconnect < (n + 1) * batch {
-                let told = (n + 1) * batch;
-                rules.apply(last_words(&way[..told.min(way.len())]));
+                let seen = (n + 1) * batch;
+                rules.apply(last_words(&way[..seen.min(way.len())]));
                 rules.decide();
             }
         }
@@ -238,7 +238,7 @@ proptest! {
     #[test]
     fn the_order_does_not_matter(events in proptest::collection::vec(event(), 1..30)) {
         let events = last_words(&events);
-        let told = |events: Vec<Event>| {
+        let rules_of = |events: Vec<Event>| {
             let mut rules = Rules::new();
             rules.apply(Listing::SERVICES.map(Event::Listed).into());
             for event in events {
@@ -248,19 +248,19 @@ proptest! {
             settled(&mut rules)
         };
         let reversed = events.iter().rev().cloned().collect();
-        same(&told(events), &told(reversed))?;
+        same(&rules_of(events), &rules_of(reversed))?;
     }
 }
 
 #[test]
 fn services_wait_for_the_whole_picture_and_pods_do_not() {
     let mut rules = Rules::new();
-    let told = vec![
+    let events = vec![
         a_service(1, 1),
         a_slice(1, 1, [3].into()),
         Event::Pods(pods(1, &[("10.1.2.3", "cni0")])),
     ];
-    rules.apply(told);
+    rules.apply(events);
     rules.apply(Listing::SERVICES[1..].iter().copied().map(Event::Listed).collect());
     let early = rules.text();
     assert!(early.contains("\"cni0\" . 10.1.2.3 comment"), "{early}");
@@ -318,10 +318,10 @@ fn refusing() -> Engine<Refusing> {
 #[test]
 fn who_waits_for_a_pod_is_answered_by_a_repair_too() {
     let mut engine = refusing();
-    let told = pods(7, &[("10.1.2.3", "cni0")]);
-    let (epoch, generation) = told.version.clone().unwrap();
-    let asked = WaitFor { wait_for: told.pods[0].id.clone(), epoch, generation };
-    engine.apply(vec![Event::Pods(told)]);
+    let known = pods(7, &[("10.1.2.3", "cni0")]);
+    let (epoch, generation) = known.version.clone().unwrap();
+    let asked = WaitFor { wait_for: known.pods[0].id.clone(), epoch, generation };
+    engine.apply(vec![Event::Pods(known)]);
     assert!(engine.sync().is_err());
     assert!(!engine.has_programmed(&asked) && !engine.is_idle());
     assert!(engine.resync().is_ok());
@@ -346,7 +346,7 @@ fn triggers_are_those_of_what_is_in_the_kernel() {
     engine.apply(Listing::SERVICES.map(Event::Listed).into());
     assert!(engine.sync().is_ok());
     assert_eq!(engine.take_triggers(), [at(1)]);
-    assert!(engine.take_triggers().is_empty(), "told once");
+    assert!(engine.take_triggers().is_empty(), "returned once");
     engine.apply(vec![a_slice(1, 1, [3].into()), Event::Triggered(name(1), at(2))]);
     assert!(engine.is_idle(), "the slice is as it was");
     engine.backend.refuses = true;

@@ -1,11 +1,11 @@
-//! Where a packet came in, as far as that is told.
+//! The interface through which a packet came in.
 
 use super::Packet;
 use crate::model::LocalPod;
 use crate::plan::{Arrival, Port};
 
-/// Where the packet came in. Who names no interface means the one of the recorded pod with this
-/// source; who names a bridge means the port of that pod there.
+/// Where the packet came in. If the question names no interface, it is the recorded one of the pod
+/// with this source; if it names a bridge, the port is the one of that pod.
 pub(super) fn arrival<'a>(pods: &'a [LocalPod], packet: &'a Packet) -> Option<Arrival<'a>> {
     let of_source = || pods.iter().filter(|pod| pod.ips.contains(&packet.source));
     let port = |port: Option<&'a str>| port.map_or(Port::None, Port::Named);

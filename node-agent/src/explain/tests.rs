@@ -10,11 +10,11 @@ use crate::plan::{Detector, Planner, Policy, Settings};
 const HERE_1: &str = "10.1.2.3";
 const AWAY_1: &str = "10.9.9.9";
 
-fn told(service: Service) -> Event {
+fn service_event(service: Service) -> Event {
     Event::Service(service.name.clone(), Some(service))
 }
 
-fn tells(slice: Slice) -> Event {
+fn slice_event(slice: Slice) -> Event {
     Event::Slice(slice.name.clone(), Some(slice))
 }
 
@@ -40,15 +40,15 @@ fn world() -> Vec<Event> {
         ..service("sticky", &["10.96.0.13"])
     };
     let mut events = vec![
-        told(web),
-        tells(slice("web", "web", vec![here(), away()])),
-        told(local("kept", "10.96.0.11", 30081)),
-        tells(slice("kept", "kept", vec![here(), away()])),
-        told(local("away", "10.96.0.12", 30082)),
-        tells(slice("away", "away", vec![away()])),
-        told(sticky),
-        tells(slice("sticky", "sticky", vec![here()])),
-        told(service("lonely", &["10.96.0.99"])),
+        service_event(web),
+        slice_event(slice("web", "web", vec![here(), away()])),
+        service_event(local("kept", "10.96.0.11", 30081)),
+        slice_event(slice("kept", "kept", vec![here(), away()])),
+        service_event(local("away", "10.96.0.12", 30082)),
+        slice_event(slice("away", "away", vec![away()])),
+        service_event(sticky),
+        slice_event(slice("sticky", "sticky", vec![here()])),
+        service_event(service("lonely", &["10.96.0.99"])),
         Event::Node(Some(node(None, &["192.168.0.2"], &["10.1.2.0/24"]))),
         Event::ServiceCidr("one".into(), Some(vec![range("10.96.0.0/24")])),
         Event::Addresses(vec![address("10.1.2.1", "cni0"), address("192.168.0.2", "eth0")]),

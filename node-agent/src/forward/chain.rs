@@ -1,4 +1,5 @@
-//! What somebody else's chain in the forward hook does to what it does not know. Pure.
+//! What another firewall's chain in the forward hook does to packets that its rules do not expect.
+//! Pure.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +18,7 @@ pub enum Act {
     Jump(String),
     /// To a chain, not back.
     Goto(String),
-    /// Something that cannot be told from the rule alone: a map of verdicts, a program that is
-    /// asked.
+    /// The rule alone does not show it: a map of verdicts, a queue to a program.
     Unknown,
 }
 
@@ -36,9 +36,9 @@ pub struct Rule {
 /// The rules of a table's chains, by the chain's name.
 pub type Chains = BTreeMap<String, Vec<Rule>>;
 
-/// What becomes of a packet that no rule was made for.
+/// What happens to a packet that no rule of the chain expects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Judgement {
+pub enum DefaultFate {
     /// It is let through.
     Passes,
     /// It is dropped.
@@ -56,15 +56,15 @@ enum End {
     Returned,
 }
 
-/// Judges the base chain `base`; denizen's own rules in it do not count.
-pub fn filter(chains: &Chains, base: &str, policy_drops: bool) -> Judgement {
+/// Follows the base chain `base`. Denizen's own rules in it do not count.
+pub fn filter(chains: &Chains, base: &str, policy_drops: bool) -> DefaultFate {
     let mut walk = Walk { chains, accepts: false };
     let dropped = match walk.through(base, 0) {
         End::Accepted => false,
         End::Dropped => true,
         End::Returned => policy_drops,
     };
-    if dropped { Judgement::Drops { all: !walk.accepts } } else { Judgement::Passes }
+    if dropped { DefaultFate::Drops { all: !walk.accepts } } else { DefaultFate::Passes }
 }
 
 struct Walk<'a> {
@@ -128,10 +128,10 @@ mod tests {
         let some = |act| rule(true, act);
         let to = |act: fn(String) -> Act| act("other".to_owned());
         let ours = Rule { own: Some(7), ..always(Accept) };
-        let drops = |all| Judgement::Drops { all };
-        let passes = Judgement::Passes;
+        let drops = |all| DefaultFate::Drops { all };
+        let passes = DefaultFate::Passes;
         // Rules of the base chain, of the other chain, and what is so with policy drop and accept.
-        type Case = (&'static str, Vec<Rule>, Vec<Rule>, [Judgement; 2]);
+        type Case = (&'static str, Vec<Rule>, Vec<Rule>, [DefaultFate; 2]);
         let cases: Vec<Case> = vec![
             ("empty", vec![], vec![], [drops(true), passes]),
             ("counts", vec![always(Nothing)], vec![], [drops(true), passes]),
@@ -167,8 +167,8 @@ mod tests {
         ];
         for (name, base, other, expected) in cases {
             let chains = Chains::from([("forward".to_owned(), base), ("other".to_owned(), other)]);
-            let judged = [true, false].map(|policy| filter(&chains, "forward", policy));
-            assert_eq!(judged, expected, "{name}");
+            let found = [true, false].map(|policy| filter(&chains, "forward", policy));
+            assert_eq!(found, expected, "{name}");
         }
     }
 }

@@ -26,7 +26,7 @@ pub fn read(family: IpVersion) -> Result<Option<Chain>, ForwardError> {
     };
     Ok(Some(Chain {
         what: format!("the filter table of {program}, chain {CHAIN}"),
-        judgement: filter(&chains, CHAIN, policy_drops),
+        default_fate: filter(&chains, CHAIN, policy_drops),
         own: own.collect(),
     }))
 }
@@ -110,17 +110,17 @@ fn restore(family: IpVersion, lines: &str) -> Result<(), ForwardError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::chain::Judgement;
+    use super::super::chain::DefaultFate;
     use super::*;
 
     #[test]
     fn what_iptables_prints_is_judged() {
         let ours = format!("-A FORWARD -m comment --comment \"{OWN}whatever\" -j ACCEPT");
-        let drops = |all| Judgement::Drops { all };
+        let drops = |all| DefaultFate::Drops { all };
         let cases = [
-            (":FORWARD ACCEPT [0:0]", Judgement::Passes),
+            (":FORWARD ACCEPT [0:0]", DefaultFate::Passes),
             (":FORWARD DROP [0:0]", drops(true)),
-            (":FORWARD DROP [0:0]\n-A FORWARD -j ACCEPT", Judgement::Passes),
+            (":FORWARD DROP [0:0]\n-A FORWARD -j ACCEPT", DefaultFate::Passes),
             (
                 ":FORWARD DROP [0:0]\n-A FORWARD -o docker0 -j DOCKER\n-A DOCKER -j ACCEPT",
                 drops(false),
@@ -129,7 +129,7 @@ mod tests {
                 ":FORWARD ACCEPT [0:0]\n-A FORWARD -s 10.0.0.0/8 -j ACCEPT\n-A FORWARD -j REJECT --reject-with icmp-host-prohibited",
                 drops(false),
             ),
-            (":FORWARD ACCEPT [0:0]\n-A FORWARD -p tcp -g X\n-A X -j DROP", Judgement::Passes),
+            (":FORWARD ACCEPT [0:0]\n-A FORWARD -p tcp -g X\n-A X -j DROP", DefaultFate::Passes),
             (&format!(":FORWARD DROP [0:0]\n{ours}"), drops(true)),
         ];
         for (text, expected) in cases {

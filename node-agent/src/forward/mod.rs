@@ -21,7 +21,7 @@ mod task;
 use thiserror::Error;
 use tracing::{info, warn};
 
-pub use chain::Judgement;
+pub use chain::DefaultFate;
 pub use task::run;
 
 use crate::describe::describe;
@@ -54,7 +54,7 @@ pub struct Chain {
     /// Whose, and which.
     what: String,
     /// What it does.
-    judgement: Judgement,
+    default_fate: DefaultFate,
     /// Our rules in it.
     own: Vec<u64>,
 }
@@ -135,7 +135,7 @@ impl Chain {
     const RULES: usize = 2;
 
     fn is_wanted_open(&self, open: bool) -> bool {
-        open && self.judgement != Judgement::Passes
+        open && self.default_fate != DefaultFate::Passes
     }
 
     fn must_close(&self, open: bool) -> bool {
@@ -162,13 +162,13 @@ impl Chain {
 
     fn report(&self, findings: &mut Findings) {
         let what = &self.what;
-        match self.judgement {
-            Judgement::Passes => {}
-            Judgement::Drops { all: true } => findings.errors.push(format!(
+        match self.default_fate {
+            DefaultFate::Passes => {}
+            DefaultFate::Drops { all: true } => findings.errors.push(format!(
                 "{what} drops all forwarded packets, services' connections too; --open-forward adds \
                  rules that accept them"
             )),
-            Judgement::Drops { all: false } => findings.warnings.push(format!(
+            DefaultFate::Drops { all: false } => findings.warnings.push(format!(
                 "{what} drops by default. Its rules may or may not accept services' connections; \
                  --open-forward adds rules that accept them"
             )),

@@ -22,7 +22,7 @@ pub struct Place {
     policy_drops: bool,
 }
 
-/// Every such chain, judged.
+/// Every such chain, with the fate of packets that its rules do not expect.
 ///
 /// # Errors
 /// [`NetlinkError`].
@@ -33,7 +33,7 @@ pub fn read(kernel: &mut Kernel) -> Result<Vec<(Place, Chain)>, NetlinkError> {
         let own = chains.get(&*place.chain).into_iter().flatten();
         let chain = Chain {
             what: format!("table {} {}, chain {}", place.family, place.table, place.chain),
-            judgement: filter(&chains, &place.chain, place.policy_drops),
+            default_fate: filter(&chains, &place.chain, place.policy_drops),
             own: own.filter_map(|rule| rule.own).collect(),
         };
         found.push((place, chain));

@@ -17,7 +17,7 @@ const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
 /// Between two looks: whoever rewrites a ruleset does it in many steps.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
 
-/// Runs until nobody wants to know what is found any more. `changed` is told of others' changes.
+/// Runs until the receiver of the findings is gone. `changed` is notified of others' changes.
 pub async fn run(open: bool, changed: Arc<Notify>, found: watch::Sender<Findings>) {
     while !found.is_closed() {
         // Iptables may wait for its lock.

@@ -130,7 +130,7 @@ fn json(well: bool, body: String) -> Answer {
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "whether the loop is late must be judged without the loop"
+    reason = "whether the loop is late must be decided without the loop"
 )]
 fn now() -> Instant {
     Instant::now()

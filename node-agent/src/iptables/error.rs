@@ -19,7 +19,7 @@ pub enum IptablesError {
         #[source]
         source: io::Error,
     },
-    /// A program did not do what it was told.
+    /// A program failed.
     #[error("{program} failed: {said}")]
     Failed {
         /// Which.

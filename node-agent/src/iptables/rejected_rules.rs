@@ -35,7 +35,7 @@ pub struct RejectedRules {
     all: BTreeMap<Key, RejectedRule>,
     /// What this host lacks. Rules that need it are rejected without asking a program.
     missing: MissingExtensions,
-    /// What nobody has been told yet.
+    /// What is not reported yet.
     news: News,
     next: Option<Instant>,
     pause: Duration,

@@ -112,7 +112,7 @@ impl Writer {
         self.optional_failure.as_ref()
     }
 
-    /// What the first look saw, told once.
+    /// What the first look saw; returned once.
     pub fn take_first_seen(&mut self) -> Option<Box<Observed>> {
         self.first_seen.take()
     }

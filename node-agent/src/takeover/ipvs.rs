@@ -54,7 +54,7 @@ pub async fn remove(device: u32) -> anyhow::Result<()> {
     removed.with_context(|| format!("cannot remove {DEVICE}"))
 }
 
-/// Removes all virtual servers, as kube-proxy's own clean-up does: they cannot be told apart.
+/// Removes all virtual servers, as kube-proxy's own clean-up does: nothing shows whose they are.
 ///
 /// # Errors
 /// The kernel's.

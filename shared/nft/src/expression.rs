@@ -1,7 +1,7 @@
 //! A rule's expressions, in a form in which those that were sent equal those that the kernel gives
 //! back.
 //!
-//! The kernel says more than it was told: counters have counted, a range of one ends where it
+//! The kernel returns more than it was given: counters have counted, a range of one ends where it
 //! begins, and what nobody asked for is zero. A rule's comment names what was sent, but whoever
 //! replaces the rule can keep it.
 

@@ -45,7 +45,7 @@ pub enum Decision<'a> {
     Jump(&'a str),
     /// To a chain, not back.
     Goto(&'a str),
-    /// What cannot be told from the rule alone: a map of verdicts, a program that is asked, a
+    /// What the rule alone does not show: a map of verdicts, a program that is asked, a
     /// target of xtables.
     Other,
 }

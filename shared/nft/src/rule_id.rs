@@ -8,27 +8,27 @@ use crate::encode;
 use crate::family::Family;
 use crate::rule::Rule;
 
-/// What a rule is known by: a hash of what the kernel was told to do. Rules do not come back from
-/// the kernel as they were written, and reasons may be worded otherwise in another release.
+/// A rule's id: a hash of the expressions that were sent to the kernel. The kernel does not return
+/// rules as they were written, and another release may word a reason differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RuleId(u32);
 
 impl Rule {
-    /// What it is known by in a table of this family.
+    /// Its id in a table of this family.
     pub fn id(&self, family: Family) -> RuleId {
         let mut list = Writer::default();
         encode::statements(&mut list, family, &self.statements);
         RuleId::of(list.bytes())
     }
 
-    /// `<id> <why>`: what is beside it on the node.
+    /// Its comment on the node: `<id> <why>`.
     pub fn comment(&self, family: Family) -> String {
         format!("{} {}", self.id(family), self.why)
     }
 }
 
 impl RuleId {
-    /// FNV-1a, 32 bits: the id tells versions of one program apart, it withstands no attack.
+    /// FNV-1a, 32 bits. It distinguishes versions of one program, and withstands no attack.
     fn of(bytes: &[u8]) -> Self {
         let hash = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
         Self(bytes.iter().fold(0x811c_9dc5, hash))

@@ -39,7 +39,7 @@ struct SetText {
     comment: &'static str,
     /// Of what keys and values are.
     declaration: String,
-    /// What else it must be told.
+    /// What else nft needs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     settings: Vec<String>,
     elements: Vec<ElementText>,

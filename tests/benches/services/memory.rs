@@ -66,7 +66,7 @@ pub fn report() {
     let mut engine = again(&["engine"]);
     engine.arg(path).arg(&ready);
     let there = || ready.exists().then_some(());
-    resident("an engine that was told once", namespace.spawn(engine), there);
+    resident("an engine after one update", namespace.spawn(engine), there);
 }
 
 /// This program as something else.

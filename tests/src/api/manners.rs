@@ -10,7 +10,7 @@ pub struct Manners {
     pub refuses_streams: bool,
     /// Objects are selected by no field but their names, as Services by a server before 1.31.
     pub refuses_fields: bool,
-    /// A streaming list begins, and its end is never told: as by a server that is older than they
+    /// A streaming list begins, and its end is never sent: as by a server that is older than they
     /// are.
     pub never_ends_initial: bool,
     /// No page has more objects than this, whatever was asked for.

@@ -1,4 +1,4 @@
-//! Kubernetes API servers for tests: one of the tests' own, which can be told to misbehave, and,
+//! Kubernetes API servers for tests: one of the tests' own, which misbehaves on request, and,
 //! where `KUBEBUILDER_ASSETS` names a folder with a real `kube-apiserver` and `etcd`, that one too.
 //!
 //! | file | knows |
@@ -6,7 +6,7 @@
 //! | `kinds` | which resources there are |
 //! | `select` | label and field selectors |
 //! | `store` | objects, their history, and what it looks like to who selects |
-//! | `manners` | how the server is told to behave, and what it was asked |
+//! | `manners` | how the server behaves, and what it was asked |
 //! | `answer` | a request's answer |
 //! | `change` | POST, PUT, PATCH and DELETE, for kubectl |
 //! | `watch` | the body of a watch |

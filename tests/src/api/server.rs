@@ -143,7 +143,7 @@ impl ApiServer {
         self.shared.expire.send_modify(|count| *count += 1);
     }
 
-    /// Forgets its history: who comes back with an old version is told 410.
+    /// Forgets its history: a client with an old version gets 410.
     pub fn compact(&self) {
         self.shared.store.compact();
     }

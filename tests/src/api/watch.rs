@@ -41,7 +41,7 @@ impl Pipe {
         (Self { sender, manners }, StreamBody::new(pieces).boxed_unsync())
     }
 
-    /// Sends these bytes, at the pace that the server is told.
+    /// Sends these bytes, at the server's configured pace.
     pub(super) async fn write(&self, bytes: Bytes) -> Result<(), Over> {
         let Some((size, pause)) = self.manners.slow else {
             return self.send(Ok(Frame::data(bytes))).await;
@@ -185,7 +185,7 @@ impl Watch {
     }
 }
 
-/// What is told who asks for what is forgotten.
+/// The answer to a request for a version that is forgotten.
 pub(super) fn expired() -> Value {
     json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",

@@ -1,5 +1,5 @@
 //! A real container runtime on the node: containerd with its CRI plugin, which executes real CNI
-//! chains for the sandboxes that it is told to make.
+//! chains for the sandboxes that it makes.
 //!
 //! It runs in namespaces of its own beside the node's network namespace. Processes: whatever it
 //! started ends with it, however it ends. Mounts: it has `/run`, `/var/lib/cni` and its pods'

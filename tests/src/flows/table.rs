@@ -31,7 +31,7 @@ impl Backend {
         }
     }
 
-    /// What the agent is told.
+    /// The agent's input.
     pub fn flags(self) -> Vec<String> {
         let flags: &[&str] = match self {
             Self::Nftables => &["--backend=nftables"],

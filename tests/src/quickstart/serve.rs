@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use crate::netns::Netns;
 use crate::server::{Listen, Server};
 
-/// The word by which this program is told to be such a process.
+/// The argument that makes this program such a process.
 pub const WORD: &str = "serve";
 
 /// What it prints once it answers.

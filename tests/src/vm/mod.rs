@@ -73,7 +73,7 @@ impl Drop for Machine {
     }
 }
 
-/// Boots the guest, its kernel told `words` too, and waits until it has switched itself off; what
+/// Boots the guest, with `words` on its kernel's command line too, and waits until it has switched itself off; what
 /// it says goes to standard error as it comes. Time in there goes by the instructions that it
 /// executes, so that a busy machine outside makes nothing late inside.
 ///

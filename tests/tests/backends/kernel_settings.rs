@@ -215,7 +215,7 @@ fn an_init_container_sets_everything_up_and_programs_nothing() -> Result<()> {
     for key in BRIDGE_FILTERS {
         assert_eq!(read(node, &format!("bridge/{key}"))?, "1", "{key}");
     }
-    // For node ports on 127.0.0.1, which iptables serves unless it is told not to.
+    // For node ports on 127.0.0.1, which iptables serves by default.
     assert_eq!(read(node, "ipv4/conf/all/route_localnet")?, "1");
     assert_eq!(node.output("nft", &["list", "tables"])?, "");
     Ok(())

@@ -148,7 +148,7 @@ fn the_image_is_set_in_one_file() -> Result<()> {
     Ok(())
 }
 
-/// What an operator uncomments: the agent is told, and gets what it needs beside; nothing else
+/// What an operator uncomments: the agent gets the flag and what it needs for it; nothing else
 /// differs.
 #[test]
 fn the_component_for_iptables_changes_the_agent_alone() -> Result<()> {

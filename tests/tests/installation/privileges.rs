@@ -264,8 +264,8 @@ fn leaving_iptables_takes_no_more_than_nftables_does() -> Result<()> {
     Ok(())
 }
 
-/// Legacy iptables has no netlink: its program needs `NET_RAW`, and until it had it, everybody is
-/// told.
+/// Legacy iptables has no netlink: its program needs `NET_RAW`. Until it has it, `status` reports
+/// what is left.
 #[test]
 fn what_legacy_iptables_left_is_reported_until_it_is_removed() -> Result<()> {
     let fixture = Fixture::new("caps-old")?;

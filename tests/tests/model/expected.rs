@@ -46,9 +46,8 @@ pub fn expected(world: &World, packet: &Arrival) -> (BTreeSet<(Fate, bool)>, boo
 
 /// Whether the detector takes a packet for a local pod's.
 ///
-/// Unlike kube-proxy, pods are told apart by what the plugin recorded, a list of values is taken,
-/// and a detector without a range for a family takes everybody for foreign in place of switching
-/// off.
+/// Unlike in kube-proxy, pods are detected by their records, a mode takes a list of values, and a
+/// detector without a range for a family counts nobody of that family as local.
 fn is_local(world: &World, packet: &Arrival) -> bool {
     let interface = packet.interface.as_deref().unwrap_or_default();
     let mode = world.flags.iter().find_map(|flag| flag.strip_prefix("--detect-local="));

@@ -15,7 +15,7 @@ const CONTAINERS: [&str; 3] = ["a", "b", "c"];
 /// One call. Numbers are places in the lists above.
 #[derive(Debug, Clone)]
 enum Op {
-    /// With an address that no other has, so that one ADD can be told from another.
+    /// With an address that no other has, so that each ADD can be recognised.
     Add {
         container: usize,
         network: usize,

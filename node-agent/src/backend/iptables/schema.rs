@@ -1,4 +1,4 @@
-//! What the driver of iptables is told about our chains: which are ours, in which order they are
+//! What the driver of iptables must know about our chains: which are ours, in which order they are
 //! created, what becomes of each when a rule of it is rejected. Pure.
 
 use std::sync::Arc;

@@ -39,11 +39,11 @@ impl Rules {
     }
 }
 
-fn event(service: Service) -> Event {
+fn service_event(service: Service) -> Event {
     Event::Service(service.name.clone(), Some(service))
 }
 
-fn tells(slice: Slice) -> Event {
+fn slice_event(slice: Slice) -> Event {
     Event::Slice(slice.name.clone(), Some(slice))
 }
 
@@ -52,8 +52,8 @@ fn served(n: usize, service: Service, endpoints: usize) -> Vec<Event> {
     let node = |e| if e % 2 == 0 { HERE } else { AWAY };
     let at = |e: usize| endpoint(&format!("10.{}.{}.{}", n / 250, n % 250, e + 1), Some(node(e)));
     let slice = slice(&service.name.name, &service.name.name, (0..endpoints).map(at).collect());
-    let mut events = vec![event(service)];
-    events.extend((endpoints > 0).then(|| tells(slice)));
+    let mut events = vec![service_event(service)];
+    events.extend((endpoints > 0).then(|| slice_event(slice)));
     events
 }
 

@@ -24,7 +24,7 @@ pub struct Wanted<K = NoKernel> {
     pub pods: Pods,
     /// The pods are known, and differ perhaps from what was last written.
     pub pods_changed: bool,
-    /// Which facts the agent has been told. What an earlier run programmed from the others is left
+    /// Which facts the agent has. What an earlier run programmed from the others is left
     /// alone: a restart must lose nothing while the API, or the state file, cannot be read.
     pub pods_known: bool,
     /// As [`Self::pods_known`], of services.

@@ -1,5 +1,4 @@
-//! The bridge's table without the IP tables: for a backend that reads what it tells by other means
-//! than nf_tables.
+//! The bridge's table without the IP tables, for a backend whose IP rules are not in nf_tables.
 
 use super::error::NftablesError;
 use super::name::TableFamily;
@@ -8,7 +7,8 @@ use denizen_nft::Kernel;
 
 impl Nftables {
     /// Opens nf_tables in this thread's network namespace for the bridge's table alone. Nothing is
-    /// read or written yet; and until it is told a detector that knows ports, it is not wanted.
+    /// read or written yet. The table is not wanted before an update with a detector that needs
+    /// ports.
     ///
     /// # Errors
     /// [`NftablesError::Driver`] when there is no netlink to be had.

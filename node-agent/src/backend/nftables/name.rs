@@ -199,7 +199,7 @@ pub enum ChainName {
     Remember(Class),
     /// Drops what may not enter at a load balancer IP.
     SourceRanges,
-    /// Filter prerouting, right behind the nat chain: clears what a bridge's table told by the
+    /// Filter prerouting, right behind the nat chain: clears what a bridge's table marked with the
     /// mark.
     ClearPortBit,
     /// The same of packets for the node itself.

@@ -67,7 +67,8 @@ impl Numbers {
     }
 }
 
-/// Service ports that can be told apart at a time; beyond them, two share their memory of clients.
+/// How many service ports have a number of their own. Beyond that, two share a number, and their
+/// memory of clients.
 const PORTS: u32 = (1 << 16) - 1;
 
 impl Port {

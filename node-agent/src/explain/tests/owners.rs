@@ -12,8 +12,8 @@ fn packet(from: &str, to: &str) -> Packet {
 #[test]
 fn a_cluster_ip_that_is_the_nodes_own_address_is_left_to_the_node() {
     let mut planner = planner(Detector::PodState, false);
-    let taken = || told(service("taken", &["10.1.2.1"]));
-    let serves = || tells(slice("taken", "taken", vec![endpoint(AWAY_1, Some(AWAY))]));
+    let taken = || service_event(service("taken", &["10.1.2.1"]));
+    let serves = || slice_event(slice("taken", "taken", vec![endpoint(AWAY_1, Some(AWAY))]));
     planner.apply(vec![taken(), serves()]);
     planner.update();
     let rules = render(planner.plan()).to_string();
@@ -39,7 +39,7 @@ fn a_load_balancer_ip_of_a_family_without_a_source_range_is_open() {
     };
     let v6 = slice("dual-6", "dual", vec![endpoint("fd00:1::1", Some(AWAY))]);
     let v4 = slice("dual-4", "dual", vec![endpoint(AWAY_1, Some(AWAY))]);
-    planner.apply(vec![told(dual), tells(v4), tells(v6)]);
+    planner.apply(vec![service_event(dual), slice_event(v4), slice_event(v6)]);
     planner.update();
     let said = explained(&planner, &packet("2600:5200::1", "[2001:db8::9]:80"));
     assert_eq!(said.verdict, Verdict::Forward, "{said}");
@@ -58,7 +58,7 @@ fn no_control_character_of_a_name_is_printed() {
     let mut pods = pods(2, &[("10.1.2.9", "cni0\u{1b}[31m")]);
     pods.pods[0].pod =
         Some(crate::model::PodName { namespace: "default".into(), name: "x\n=> dropped".into() });
-    planner.apply(vec![told(service(name, &["10.96.0.60"])), Event::Pods(pods)]);
+    planner.apply(vec![service_event(service(name, &["10.96.0.60"])), Event::Pods(pods)]);
     planner.update();
     let said = explained(&planner, &packet("10.1.2.9@cni0\u{1b}[31m", "10.96.0.60:80"));
     let text = said.to_string();

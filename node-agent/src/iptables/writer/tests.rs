@@ -72,14 +72,14 @@ impl Desired for Client {
 }
 
 /// A writer whose jobs nobody does but the test.
-struct Rig {
+struct Context {
     writer: Writer,
     rules: Client,
     jobs: Receiver<Job>,
     now: Instant,
 }
 
-impl Rig {
+impl Context {
     fn new() -> Self {
         let (sender, jobs) = channel();
         #[expect(clippy::disallowed_methods, reason = "a test needs some moment")]
@@ -88,10 +88,10 @@ impl Rig {
         let mut rules =
             Client { optional: Some("-j MARK"), is_changed: true, jumps_changed: false };
         writer.go_on(&mut rules);
-        let mut rig = Self { writer, rules, jobs, now };
-        assert!(matches!(rig.jobs.try_recv(), Ok(Job::Probe)));
-        rig.done(Outcome::Probed(MissingExtensions::default()));
-        rig
+        let mut context = Self { writer, rules, jobs, now };
+        assert!(matches!(context.jobs.try_recv(), Ok(Job::Probe)));
+        context.done(Outcome::Probed(MissingExtensions::default()));
+        context
     }
 
     /// What `iptables-save` says of all that is wanted, but for `missing`.
@@ -141,86 +141,86 @@ fn without_the_table() -> IptablesError {
 
 #[test]
 fn what_cannot_be_written_of_the_optional_table_is_nobodys_doing() {
-    let mut rig = Rig::new();
-    rig.looks(Some(Table::Security));
-    assert!(rig.writes());
-    rig.done(written(Some(Err(without_the_table()))));
-    assert!(rig.writer.optional_failure().is_some());
-    assert!(rig.writer.is_settled(&rig.rules), "the others are as they should be");
-    assert_eq!(rig.looks(Some(Table::Security)), Repaired::default());
-    assert!(rig.writes(), "a look tries it again");
+    let mut context = Context::new();
+    context.looks(Some(Table::Security));
+    assert!(context.writes());
+    context.done(written(Some(Err(without_the_table()))));
+    assert!(context.writer.optional_failure().is_some());
+    assert!(context.writer.is_settled(&context.rules), "the others are as they should be");
+    assert_eq!(context.looks(Some(Table::Security)), Repaired::default());
+    assert!(context.writes(), "a look tries it again");
     // A change of services alone says nothing about it.
-    rig.done(written(None));
-    assert!(rig.writer.optional_failure().is_some());
-    rig.done(written(Some(Ok(()))));
-    assert!(rig.writer.optional_failure().is_none());
+    context.done(written(None));
+    assert!(context.writer.optional_failure().is_some());
+    context.done(written(Some(Ok(()))));
+    assert!(context.writer.optional_failure().is_none());
 }
 
 #[test]
 fn a_family_that_the_kernel_is_without_waits_for_nothing() {
-    let mut rig = Rig::new();
-    assert!(!rig.writer.is_settled(&rig.rules));
-    rig.done(Outcome::Unspoken);
-    assert!(rig.writer.is_settled(&rig.rules));
-    rig.rules.wants_optional(Some("-j DROP"));
-    rig.writer.go_on(&mut rig.rules);
-    assert_eq!(rig.done(Outcome::Unspoken), Repaired::default());
-    assert!(rig.writer.is_settled(&rig.rules) && !rig.writer.is_contended());
+    let mut context = Context::new();
+    assert!(!context.writer.is_settled(&context.rules));
+    context.done(Outcome::Unspoken);
+    assert!(context.writer.is_settled(&context.rules));
+    context.rules.wants_optional(Some("-j DROP"));
+    context.writer.go_on(&mut context.rules);
+    assert_eq!(context.done(Outcome::Unspoken), Repaired::default());
+    assert!(context.writer.is_settled(&context.rules) && !context.writer.is_contended());
 }
 
 #[test]
 fn a_change_in_a_missing_table_is_compared_first() {
-    let mut rig = Rig::new();
-    rig.looks(Some(Table::Security));
-    assert!(rig.writes());
-    rig.done(written(Some(Err(without_the_table()))));
-    rig.rules.wants_optional(Some("-j DROP"));
-    rig.writer.go_on(&mut rig.rules);
-    assert!(matches!(rig.jobs.try_recv(), Ok(Job::Look(_))));
-    assert_eq!(rig.looks(Some(Table::Security)), Repaired::default());
-    assert!(rig.writes());
+    let mut context = Context::new();
+    context.looks(Some(Table::Security));
+    assert!(context.writes());
+    context.done(written(Some(Err(without_the_table()))));
+    context.rules.wants_optional(Some("-j DROP"));
+    context.writer.go_on(&mut context.rules);
+    assert!(matches!(context.jobs.try_recv(), Ok(Job::Look(_))));
+    assert_eq!(context.looks(Some(Table::Security)), Repaired::default());
+    assert!(context.writes());
 }
 
 /// And who has not asked for it does not pay for looking at its table.
 #[test]
 fn a_jump_comes_and_goes_with_its_chain() {
-    let mut rig = Rig::new();
-    let looks_at = |rig: &mut Rig| {
-        rig.writer.go_on(&mut rig.rules);
-        match rig.jobs.try_recv() {
+    let mut context = Context::new();
+    let looks_at = |context: &mut Context| {
+        context.writer.go_on(&mut context.rules);
+        match context.jobs.try_recv() {
             Ok(Job::Look(tables)) => tables,
             _ => &[],
         }
     };
-    assert_eq!(looks_at(&mut rig), Table::ALL, "an earlier run's may be there");
-    rig.looks(None);
-    assert!(rig.writer.is_settled(&rig.rules) && !rig.writes());
-    let seen = rig.seen(None);
-    rig.rules.wants_optional(None);
-    assert_eq!(looks_at(&mut rig), Table::ALL, "both are compared");
-    assert_eq!(rig.done(Outcome::Seen(Box::new(seen))), Repaired::default());
-    assert!(rig.writes());
-    rig.done(written(Some(Ok(()))));
-    rig.writer.unknown = true;
-    assert_eq!(looks_at(&mut rig), Table::REQUIRED);
+    assert_eq!(looks_at(&mut context), Table::ALL, "an earlier run's may be there");
+    context.looks(None);
+    assert!(context.writer.is_settled(&context.rules) && !context.writes());
+    let seen = context.seen(None);
+    context.rules.wants_optional(None);
+    assert_eq!(looks_at(&mut context), Table::ALL, "both are compared");
+    assert_eq!(context.done(Outcome::Seen(Box::new(seen))), Repaired::default());
+    assert!(context.writes());
+    context.done(written(Some(Ok(()))));
+    context.writer.unknown = true;
+    assert_eq!(looks_at(&mut context), Table::REQUIRED);
 }
 
 /// Whoever rewrites that table is no other service proxy.
 #[test]
 fn only_the_required_tables_are_contended() {
-    let mut rig = Rig::new();
-    rig.looks(None);
+    let mut context = Context::new();
+    context.looks(None);
     for _ in 0..2 * CONTENDED {
-        assert_ne!(rig.looks(Some(Table::Security)), Repaired::default());
-        assert!(rig.writes());
-        rig.done(written(Some(Ok(()))));
+        assert_ne!(context.looks(Some(Table::Security)), Repaired::default());
+        assert!(context.writes());
+        context.done(written(Some(Ok(()))));
     }
     for _ in 1..CONTENDED {
-        assert_ne!(rig.looks(Some(Table::Nat)), Repaired::default());
-        rig.done(written(None));
+        assert_ne!(context.looks(Some(Table::Nat)), Repaired::default());
+        context.done(written(None));
     }
-    assert_eq!(rig.looks(Some(Table::Nat)), Repaired::default());
-    assert!(rig.writer.is_contended());
+    assert_eq!(context.looks(Some(Table::Nat)), Repaired::default());
+    assert!(context.writer.is_contended());
 }
 
 /// Three times in a minute; or at three of four looks, where they are seldom.
@@ -229,20 +229,20 @@ fn who_goes_on_is_told_from_who_comes_by() {
     for (seconds, clean, contended) in
         [(10, 0, true), (300, 0, true), (300, 1, true), (300, 3, false), (10, 9, false)]
     {
-        let mut rig = Rig::new();
-        rig.looks(None);
+        let mut context = Context::new();
+        context.looks(None);
         for number in 0..CONTENDED {
             let between = if number == 1 { clean } else { 0 };
             for _ in 0..between {
-                rig.now += Duration::from_secs(seconds);
-                assert_eq!(rig.looks(None), Repaired::default());
+                context.now += Duration::from_secs(seconds);
+                assert_eq!(context.looks(None), Repaired::default());
             }
-            rig.now += Duration::from_secs(seconds);
-            rig.looks(Some(Table::Nat));
-            rig.done(written(None));
+            context.now += Duration::from_secs(seconds);
+            context.looks(Some(Table::Nat));
+            context.done(written(None));
         }
         assert_eq!(
-            rig.writer.is_contended(),
+            context.writer.is_contended(),
             contended,
             "every {seconds} s, {clean} looks in between"
         );

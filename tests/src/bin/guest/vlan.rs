@@ -23,8 +23,7 @@ const JOINED: [(&str, &str); 2] = [("10.7.0.0/16", "10.7.0.1"), ("fd00:10:7::/64
 /// VLAN 8, for which the bridge has a VLAN device.
 const DEVICE: [(&str, &str); 2] = [("10.8.0.0/16", "10.8.0.1"), ("fd00:10:8::/64", "fd00:10:8::1")];
 
-/// Attached by the real plugin in front, recorded with the interface that counts, and told from
-/// everybody else by it.
+/// Attached by the real plugin in front, recorded with their input interface, and detected by it.
 pub(crate) fn pods_are_local() -> Result<()> {
     let cluster = Cluster::new("vlan", &Value::Null)?;
     let node = &cluster.world.node;

@@ -88,7 +88,7 @@ fn the_others_are_served_until_it_is_loaded(label: &str, variant: Variant) -> Re
     }
     let folder = denizen_tests::netns::folder()?;
     let agent = start(&fixture, folder.path(), RECENT, variant)?;
-    agent.until("synced, and told", |status| status["synced"] == true && is_refused(status))?;
+    agent.until("synced, and reported", |status| status["synced"] == true && is_refused(status))?;
     ensure!(are_served(&fixture, PLAIN)?, "{}", agent.status()?);
     let health =
         || fetch(&fixture.cluster.world.node, &url(ip("127.0.0.1"), 10256, "/healthz"), &[]);

@@ -128,13 +128,13 @@ fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
             && served.len() == 4
     })?;
     let said = |what: &str| agent.log().matches(what).count();
-    let (told, taken) = (said("all else is written"), said("accepted now"));
+    let (reported, taken) = (said("all else is written"), said("accepted now"));
     context.free()?;
     let status = agent.until("taken", BOUND, |status| status["errors"] == json!([]))?;
     ensure!(status["driftRepaired"] == 0, "{status}");
     let served = context.are_served(HELD)?;
     ensure!(served.iter().all(|(_, is)| *is), "{served:?}");
-    ensure!(said("all else is written") == told, "it is told once");
+    ensure!(said("all else is written") == reported, "it is reported once");
     ensure!(said("accepted now") == taken + 2 * HELD.len(), "and that it is over");
     Ok(())
 }

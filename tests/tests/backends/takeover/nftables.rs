@@ -10,7 +10,7 @@ fn theirs(context: &TakeoverContext) -> Result<bool> {
     Ok(tables.contains("table ip kube-proxy"))
 }
 
-/// Whose rules decide is told by who is seen to be the client: kube-proxy's have everybody
+/// The client address that the endpoint sees shows whose rules decided: kube-proxy's have everybody
 /// masqueraded here.
 fn denizen_decides(context: &TakeoverContext) -> Result<bool> {
     for _ in 0..20 {

@@ -162,7 +162,7 @@ fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without
     Ok(())
 }
 
-/// A mount goes on to lead to what was removed on the host: the kubelet is told to start it anew.
+/// A mount goes on to lead to what was removed on the host: the kubelet must start it again.
 #[test]
 fn a_container_whose_run_directory_is_removed_is_not_live_until_it_is_started_anew() -> Result<()> {
     let node = Installation::new("ctr-run")?;

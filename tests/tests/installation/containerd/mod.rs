@@ -1,4 +1,4 @@
-//! A real container runtime makes the pods: containerd, told by CRI as kubelet tells it.
+//! A real container runtime makes the pods: containerd, called by CRI as kubelet calls it.
 
 mod first_deployment;
 mod installation;
@@ -119,7 +119,7 @@ fn a_pod_is_recorded_known_from_its_first_packet_and_crossed_out() -> Result<()>
         assert_eq!(record.bridge.as_deref(), Some("cni0"));
         let said: Vec<IpAddr> =
             cri.addresses(&sandbox)?.iter().map(|it| it.parse()).collect::<Result<_, _>>()?;
-        assert_eq!(record.ips, said, "what kubelet is told is what is recorded");
+        assert_eq!(record.ips, said, "what kubelet gets is what is recorded");
         assert_eq!(pods(&agent)?, 1);
         cri.stop_sandbox(&sandbox)?;
         assert!(node.records()?.is_empty(), "DEL crossed it out");

@@ -161,7 +161,7 @@ fn a_lost_or_spoilt_state_file_is_written_anew() -> Result<()> {
     let (adopted, _) = context.earlier("adopted", Wiring::Routed, |_| ())?;
     let agent = context.cluster.start_agent()?;
     let recorded = context.cluster.add_pod("recorded", Wiring::Bridged)?;
-    context.wait("told", &agent, || Ok(agent.status()?["pods"] == 2))?;
+    context.wait("notified", &agent, || Ok(agent.status()?["pods"] == 2))?;
     let file = context.cluster.run_dir().join("pods.json");
     fs::remove_file(&file)?;
     let both = || Ok(context.record(&adopted)?.is_some() && context.record(&recorded)?.is_some());

@@ -1,4 +1,4 @@
-//! Flows that go on while their service changes: what is stale is gone once the change is told as
+//! Flows that go on while their service changes: what is stale is gone once the change is reported as
 //! programmed, and what is healthy never notices.
 
 mod late;

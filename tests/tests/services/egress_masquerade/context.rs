@@ -1,4 +1,4 @@
-//! Pods, what they ask, and the agent that is told where they keep their address.
+//! Pods, what they ask, and the agent that knows where they keep their address.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -67,7 +67,7 @@ impl EgressContext {
         &self.fixture.cluster.world.node
     }
 
-    /// What an agent is told that masquerades so.
+    /// The flags of an agent that masquerades so.
     pub fn flags(&self, backend: Backend) -> Vec<String> {
         let mut flags = backend.flags();
         flags.push(format!("--egress-masquerade-config={}", self.config.display()));

@@ -18,7 +18,7 @@ pub enum Facts {
     Traffic,
 }
 
-/// Which facts the agent has been told. What an earlier run programmed from the others is left
+/// Which facts the agent has. What an earlier run programmed from the others is left
 /// alone: a restart must lose nothing while the API, or the state file, cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Known {
