@@ -1,5 +1,5 @@
-//! Model, plan and backend behind one face: events in, a programmed kernel out. It has no task, no
-//! socket and no clock of its own; `agent` drives it.
+//! Joins model, plan and backend: it takes events and programs the kernel. It has no task, no
+//! socket and no clock; `agent` drives it.
 
 mod figures;
 mod health;
@@ -38,13 +38,13 @@ pub struct Engine<B = Chosen> {
     /// As of the last status.
     figures: Figures,
     synced: bool,
-    /// What may have become stale in the connection tracking.
+    /// Conntrack entries that may have become stale.
     candidate_tracker: CandidateTracker,
     /// The state file's version whose pods are in the kernel.
     programmed_pods: Option<PodVersion>,
-    /// When the changes were made that are decided and not programmed yet.
+    /// Times of the changes that are decided but not programmed yet.
     decided_triggers: Vec<Timestamp>,
-    /// The same of those that are in the kernel since [`Self::take_triggers`] was asked.
+    /// Times of the changes that were programmed since the last [`Self::take_triggers`].
     programmed_triggers: Vec<Timestamp>,
     last_sync: Option<LastSync>,
     drift_repaired: u64,
@@ -52,7 +52,7 @@ pub struct Engine<B = Chosen> {
     flushed: u64,
     flushing: bool,
     last_error: Option<String>,
-    /// [`Self::take_health_ports`] may differ from what it returned last.
+    /// The result of [`Self::take_health_ports`] may have changed.
     health_ports_due: bool,
 }
 
@@ -60,7 +60,7 @@ impl Engine {
     /// Opens a backend in this thread's network namespace.
     ///
     /// # Errors
-    /// [`ChosenError`] when the backend's kernel, or its programs, are not to be had.
+    /// [`ChosenError`] if the kernel or the backend's programs cannot be used.
     pub fn open(policy: Policy, config: BackendConfig) -> Result<Self, ChosenError> {
         let backend = Chosen::open(config)?;
         Ok(Self::new(policy, config.name.capabilities(), backend))
@@ -84,7 +84,7 @@ impl Engine {
 }
 
 impl<B: Backend> Engine<B> {
-    /// Over a backend of which nothing was wanted yet.
+    /// An engine with a new backend.
     pub fn new(policy: Policy, capabilities: Capabilities, mut backend: B) -> Self {
         let planner = Planner::new(policy, capabilities);
         backend.update(planner.plan(), &Changes::from_nothing(planner.plan()));
@@ -121,7 +121,7 @@ impl<B: Backend> Engine<B> {
     /// Plans what changed and programs it.
     ///
     /// # Errors
-    /// The backend's. What could not be programmed is tried again by the next call.
+    /// The backend's. The next call tries again what failed.
     pub fn sync(&mut self) -> Result<(), B::Error> {
         self.decide();
         let result = self.backend.sync();
@@ -129,7 +129,7 @@ impl<B: Backend> Engine<B> {
         result.map(drop)
     }
 
-    /// Looks whether somebody else changed what is ours, and repairs it. Returns what was repaired.
+    /// Repairs what others changed in our tables. Returns what was repaired.
     ///
     /// # Errors
     /// The backend's.
@@ -139,10 +139,10 @@ impl<B: Backend> Engine<B> {
         result
     }
 
-    /// What happens to a packet, by the rules that the kernel has taken.
+    /// Explains what happens to a packet.
     ///
     /// # Errors
-    /// [`NotYet`] while a source still owes its first list.
+    /// [`NotYet`] while a first list is missing.
     pub fn explain(&self, packet: &Packet) -> Result<Explanation, NotYet> {
         let rejected = |frontend: &_| self.backend.rejected(frontend);
         let mut explanation = explain(self.plan(), packet, rejected)?;
@@ -155,42 +155,42 @@ impl<B: Backend> Engine<B> {
         Ok(explanation)
     }
 
-    /// What is decided.
+    /// The plan.
     pub fn plan(&self) -> &Plan {
         self.planner.plan()
     }
 
-    /// Whether all that was decided is in the kernel.
+    /// Whether the whole plan is in the kernel.
     pub fn is_settled(&self) -> bool {
         self.report.settled
     }
 
-    /// Somebody else goes on writing the same rules, and nothing more is written here.
+    /// Whether another program keeps rewriting the same rules. Then nothing more is written.
     pub fn is_contended(&self) -> bool {
         self.report.contended.is_some()
     }
 
-    /// Whether anything is rejected and left out.
+    /// Whether any rule is rejected.
     pub fn has_rejected(&self) -> bool {
         !self.report.rejected.is_empty()
     }
 
-    /// Whether most services are served all the same.
+    /// Whether most services are served in spite of rejected rules.
     pub fn serves(&self) -> bool {
         self.report.serves
     }
 
-    /// How often to look whether somebody else changed something.
+    /// How often to look for changes by others.
     pub fn look_every(&self) -> Duration {
         self.report.look_every
     }
 
-    /// Waits until [`Self::sync`] has something to do that no event tells of.
+    /// Waits until [`Self::sync`] has something to do without a new event.
     pub async fn wait(&mut self) {
         self.backend.wait().await;
     }
 
-    /// A look that succeeds has programmed all that was decided, as much as a change that does: who
+    /// A successful resync has programmed the whole plan, as a successful sync has: an ADD that
     /// waits for a pod must not wait for the next change.
     fn note_outcome(&mut self, result: &Result<Repair, B::Error>) {
         self.report = self.backend.report();
@@ -210,7 +210,7 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Decides what is new, and has the backend want it.
+    /// Plans what is new, and gives it to the backend.
     pub(crate) fn decide(&mut self) {
         let mut changes = self.planner.update();
         if changes.complete {
@@ -234,35 +234,35 @@ impl<B: Backend> Engine<B> {
         })
     }
 
-    /// Where stale entries of the connection tracking may be found, now that all that was decided
-    /// is in the kernel. Told once.
+    /// The conntrack entries that may be stale, now that the plan is in the kernel. Each is
+    /// returned once.
     pub fn take_stale_candidates(&mut self) -> StaleCandidates {
         self.candidate_tracker.take(self.planner.plan())
     }
 
-    /// Those of these entries of the connection tracking that are stale.
+    /// Those of these conntrack entries that are stale.
     pub fn stale(&self, candidates: &StaleCandidates, mut entries: Vec<Entry>) -> Vec<Entry> {
         let mut filter = StaleFilter::new(candidates, &self.planner);
         entries.retain(|entry| filter.is_stale(entry));
         entries
     }
 
-    /// The kernel's settings that the rules need beside them.
+    /// The kernel's settings that the rules need.
     pub fn settings(&self) -> Vec<Setting> {
         let mut settings = live(self.plan());
-        // Not before the rule that keeps neighbours out of there.
+        // Only after the rule that protects 127.0.0.0/8 from neighbours.
         let asked = &self.plan().policy().node_ports;
         settings.extend(on_loopback(asked).filter(|_| self.synced));
         settings
     }
 
-    /// When the changes of pods and Services were made that the kernel was programmed for since
-    /// this was asked last: what kube-proxy's `network_programming_duration_seconds` counts from.
+    /// Times of the pods' and Services' changes that were programmed since the last call: the start
+    /// of kube-proxy's `network_programming_duration_seconds`.
     pub fn take_triggers(&mut self) -> Vec<Timestamp> {
         std::mem::take(&mut self.programmed_triggers)
     }
 
-    /// Whether all of the first full set of rules is in the kernel.
+    /// Whether the first full set of rules is in the kernel.
     pub fn is_synced(&self) -> bool {
         self.synced
     }

@@ -1,5 +1,5 @@
-//! Figures of what the engine knows, for whoever asks now and then: what is counted anew costs as
-//! much as there is.
+//! Figures for metrics. Counting costs time in proportion to what there is, so they are updated
+//! only on request.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use crate::status::Status;
 use crate::status::metrics::Metrics;
 
 impl<B: Backend> Engine<B> {
-    /// Brings the gauges up to date with `status`, which was asked just before.
+    /// Updates the gauges from a fresh `status`.
     pub fn measure(&mut self, status: &Status, metrics: &Metrics) {
         let own = &metrics.own;
         own.local_pods.set(gauge(status.pods));

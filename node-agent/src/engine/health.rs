@@ -1,10 +1,10 @@
-//! What the health-check node ports answer, as far as the engine knows.
+//! The answers of the health-check node ports.
 
 use super::Engine;
 use crate::plan::HealthPorts;
 
 impl<B> Engine<B> {
-    /// The health-check node ports, where they may differ from what this returned last.
+    /// The health-check node ports, if they may have changed since the last call.
     pub fn take_health_ports(&mut self) -> Option<HealthPorts> {
         std::mem::take(&mut self.health_ports_due).then(|| self.planner.plan().health_ports())?
     }
@@ -14,7 +14,7 @@ impl<B> Engine<B> {
         self.planner.model().is_node_eligible()
     }
 
-    /// Health-check node ports that a service asks for and another one has.
+    /// Health-check node ports that a service requests and another one has.
     pub(super) fn lost_health_ports(&self) -> impl Iterator<Item = String> {
         let services = self.planner.plan().services();
         let lost = services.map(|services| services.health_checks().settled().1);

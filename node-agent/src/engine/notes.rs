@@ -1,4 +1,4 @@
-//! What is remembered for whoever asks how things are.
+//! The engine's part of `status`.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::model::Listing;
 use crate::plan::{Remark, ServicePlan};
 use crate::status::{LastSync, Status};
 
-/// The most remarks of one kind that are shown: a person reads them.
+/// The most remarks of one kind that are shown.
 const MOST_REMARKS: usize = 32;
 
 impl<B> Engine<B> {
@@ -17,17 +17,17 @@ impl<B> Engine<B> {
         self.last_sync = Some(sync);
     }
 
-    /// Remembers that so many stale entries were taken out of the connection tracking.
+    /// Remembers that so many stale conntrack entries were deleted.
     pub fn note_flushed(&mut self, entries: usize) {
         self.flushed += entries as u64;
     }
 
-    /// Remembers whether stale entries are being looked for.
+    /// Remembers whether the search for stale entries is running.
     pub fn note_flushing(&mut self, flushing: bool) {
         self.flushing = flushing;
     }
 
-    /// Remembers a repair, and how long it took from the kernel's word of the change.
+    /// Remembers a repair, and how long it took from the kernel's notification.
     pub fn note_repair(&mut self, took: Duration) {
         self.drift_repaired += 1;
         self.last_repair = Some(took);
@@ -35,8 +35,8 @@ impl<B> Engine<B> {
 }
 
 impl<B: Backend> Engine<B> {
-    /// What the agent knows and has programmed; `problems` are the sources' own. Who asks adds what
-    /// the engine does not know, as the backend's name.
+    /// What the agent knows and has programmed. `problems` are the sources'. The caller adds what
+    /// the engine does not know, such as the backend's name.
     pub fn status(&mut self, problems: Vec<String>) -> Status {
         let mut errors = problems;
         errors.extend(self.last_error.clone());
@@ -72,7 +72,7 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// What owners should know: what needs repair, and what may be as they mean it.
+    /// The remarks, as errors and as warnings.
     fn remarks(&self) -> (Vec<String>, Vec<String>) {
         let services = self.planner.plan().services().into_iter();
         let (wrong, surprising): (Vec<&Remark>, Vec<&Remark>) =

@@ -1,4 +1,4 @@
-//! What the engine knows, for people to look at, in pieces that a person can read.
+//! What the engine knows, for the status page, limited to what a person can read.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ impl<B> Engine<B> {
         &self.planner.plan().policy().settings.node_name
     }
 
-    /// Local pods, as many as a person reads.
+    /// Local pods, up to a limit.
     pub fn view_pods(&self, query: &ViewQuery) -> Found<PodRow> {
         let all = self.planner.model().pods().into_iter().flat_map(|pods| &pods.pods);
         let mut pods: Vec<&LocalPod> = all
@@ -38,7 +38,7 @@ impl<B> Engine<B> {
         Found { total: pods.len(), shown: pods.iter().take(2 * ROWS).map(row).collect() }
     }
 
-    /// Services; none while not all of them are known.
+    /// Services; none before all of them are known.
     pub fn view_services(&self, query: &ViewQuery) -> Found<ServiceRow> {
         let known = self.planner.model().snapshot();
         let all = known.iter().flat_map(|world| world.services());
@@ -60,8 +60,8 @@ impl<B> Engine<B> {
         }
     }
 
-    /// Nothing where the service has no such frontend, as for an address of a family that it does
-    /// not exist in.
+    /// `None` if the service has no such frontend, for example an address of a family that it does
+    /// not have.
     fn view_frontend(
         &self,
         service: &Service,
@@ -131,7 +131,7 @@ fn rows(endpoints: &Endpoints) -> Found<EndpointRow> {
     Found { total: endpoints.count(), shown: shown.collect() }
 }
 
-/// What is not as by default, in the API's words.
+/// Fields that differ from their defaults, in the API's words.
 fn policies(service: &Service) -> Vec<String> {
     let local = |policy| policy == TrafficPolicy::Local;
     let affinity = match service.affinity {

@@ -1,4 +1,4 @@
-//! Pods' connections beyond services: whose address they are seen from.
+//! The source address of pods' connections to destinations that are not services.
 
 use std::net::IpAddr;
 
@@ -6,15 +6,16 @@ use super::{Sender, Way, words};
 use crate::plan::{Endpoints, SeenAs};
 
 impl Way<'_> {
-    /// As whom a pod is seen by this destination, which is no service's any more; `None` where the
-    /// operator did not ask for anything of the kind.
+    /// The source address that this destination sees, after services are translated; `None` if
+    /// egress masquerade is off.
     fn seen_as(&self, sender: Sender, destination: IpAddr) -> Option<SeenAs> {
-        // What stays on this node is never forwarded.
+        // Packets to the node itself are never forwarded.
         let is_out = sender == Sender::Pod && !self.is_own(destination);
         self.plan.node().egress.seen_as(destination).filter(|_| is_out)
     }
 
-    /// A destination that no service has; whether the source becomes the node's address.
+    /// Explains the source for a destination without a service. Returns whether it becomes the
+    /// node's address.
     pub(super) fn leaves_untouched(&mut self, sender: Sender) -> bool {
         let destination = self.packet.destination;
         match self.seen_as(sender, destination) {
@@ -33,7 +34,8 @@ impl Way<'_> {
         }
     }
 
-    /// The endpoints of a service that a pod's connection would otherwise keep its address towards.
+    /// Explains egress masquerade towards a service's endpoints. Returns whether it applies to all
+    /// of them.
     pub(super) fn leaves_for_endpoint(&mut self, sender: Sender, endpoints: &Endpoints) -> bool {
         let out = endpoints
             .iter()

@@ -1,4 +1,4 @@
-//! Whose address a service's endpoint sees.
+//! The source address that an endpoint sees.
 
 use std::net::IpAddr;
 
@@ -27,8 +27,7 @@ impl Way<'_> {
             }
             Masquerade::UnlessLocalPod => (true, words::MASQUERADE_FOREIGN),
         };
-        // What arrives for the node itself is not routed on, and the source is replaced behind
-        // routing.
+        // Packets to the node itself are not forwarded, and masquerade happens after forwarding.
         let stays = |e: &&Endpoint| sender != Sender::Node && self.is_own(e.address.ip());
         let itself = |e: &&Endpoint| e.address.ip() == self.packet.source && self.is_hairpin();
         let exceptions = match masquerade {
@@ -51,13 +50,13 @@ impl Way<'_> {
         self.plan.node().addresses.contains(&address)
     }
 
-    /// Whether the sender is one that may be handed to itself.
+    /// Whether the sender may reach itself through a service.
     fn is_hairpin(&self) -> bool {
         self.services.hairpins().contains(&self.packet.source)
     }
 
-    /// The detector that looks at the source alone cannot tell the node's own address in its pods'
-    /// range (a bridge's) from a pod's.
+    /// If only the source counts, the node's own address in a pod CIDR (a bridge's) counts as a
+    /// pod's.
     fn node_is_in_a_pod_range(&self) -> bool {
         let detection = &self.plan.node().detection;
         detection.local(self.plan.recorded(), self.packet.source, None).is_some()

@@ -1,7 +1,7 @@
 //! What happens to a packet on this node, step by step, and why.
 //!
-//! Read from the same [`Plan`] as the rules, and from nothing else, so it cannot say anything else
-//! than they do; that the kernel agrees is what the tests with real packets hold.
+//! It is computed from the [`Plan`] alone, as the rules are, so it cannot contradict them. Tests
+//! with real packets compare it with the kernel.
 
 mod arrival;
 mod egress;
@@ -27,7 +27,7 @@ use crate::plan::{
 };
 use crate::printable::Printable;
 
-/// What becomes of a packet.
+/// What happens to a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -35,12 +35,12 @@ pub enum Verdict {
     Forward,
     /// It is refused.
     Reject,
-    /// It is dropped without a word.
+    /// It is dropped without an answer.
     Drop,
     /// Denizen does nothing to it.
     Untouched,
-    /// Not known: rules that decide it were rejected by the kernel, and what is there in their
-    /// place is an older state, or nothing.
+    /// Not known: the kernel rejected rules that decide it. It has older rules in their place, or
+    /// none.
     Unknown,
 }
 
@@ -65,20 +65,20 @@ pub struct Step {
     pub why: String,
 }
 
-/// A packet's whole way.
+/// The explanation of a packet's path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// What becomes of it.
+    /// What happens to it.
     pub verdict: Verdict,
     /// `namespace/name:port` of the service behind its destination.
     pub service: Option<String>,
-    /// Where it may go, each as likely as the others.
+    /// The endpoints that it may go to, each with the same probability.
     pub endpoints: Vec<String>,
     /// Whether its source becomes the node's address.
     pub masquerade: bool,
     /// Whether it comes from a pod of this node.
     pub local: bool,
-    /// The way, in order.
+    /// The steps, in order.
     pub steps: Vec<Step>,
 }
 
@@ -91,8 +91,8 @@ fn names(owed: &[Listing]) -> String {
     owed.iter().map(Listing::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Explains what becomes of a new connection's first packet. `rejected` names the rules of a
-/// frontend that are not in the kernel, with the reason.
+/// Explains what happens to the first packet of a connection. `rejected` returns the rules of a
+/// frontend that the kernel rejected, each with the reason.
 ///
 /// # Errors
 /// [`NotYet`] while services are not known.
@@ -115,7 +115,7 @@ pub fn explain(
     })
 }
 
-/// Who sends, as far as the rules can tell.
+/// The sender, as the rules detect it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sender {
     Node,
@@ -175,15 +175,14 @@ impl<'a> Way<'a> {
         ranges.find(|range| range.contains(address))
     }
 
-    /// Whether it is a cluster IP all of whose ports are answered for.
+    /// Whether it is a cluster IP, and the backend handles all its ports.
     fn is_answered(&self, address: IpAddr) -> bool {
         let at = FrontendAddress::Ip(address);
         let is_it = |f: &Frontend| f.kind == FrontendKind::ClusterIp && f.key.address == at;
         self.plan.capabilities().unused_addresses && self.services.frontends().any(is_it)
     }
 
-    /// Whether it is for this node's own loopback addresses, and comes from elsewhere. IPv6 needs
-    /// no such rule.
+    /// Whether it is addressed to loopback and comes from outside. IPv6 needs no such rule.
     fn is_kept_out(&self, sender: Sender) -> bool {
         let is_loopback = matches!(self.packet.destination, IpAddr::V4(ip) if ip.is_loopback());
         is_loopback && sender != Sender::Node && self.packet.interface.as_deref() != Some("lo")
@@ -290,7 +289,7 @@ impl<'a> Way<'a> {
         }
     }
 
-    /// Everybody may use a load balancer IP of a family that the source ranges do not name.
+    /// All clients may use a load balancer IP of a family without a source range.
     fn note_open_family(&mut self, frontend: &Frontend) {
         let family = frontend.key.family();
         let is_it = |remark: &Remark| {
@@ -340,7 +339,7 @@ impl std::fmt::Display for Explanation {
     }
 }
 
-/// Which policy the words speak of.
+/// The policy's name and value.
 fn policy_name(kind: FrontendKind, policy: TrafficPolicy) -> String {
     let which = match kind {
         FrontendKind::ClusterIp => "internalTrafficPolicy",

@@ -4,7 +4,7 @@ use super::policy::{Capabilities, Policy};
 use super::{Changes, Plan};
 use crate::model::{Change, Event, Model};
 
-/// The facts, what of them is not planned yet, and the plan.
+/// The facts, those that are not planned yet, and the plan.
 #[derive(Debug)]
 pub struct Planner {
     model: Model,
@@ -13,7 +13,7 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// Without any fact.
+    /// A planner without facts.
     pub fn new(policy: Policy, capabilities: Capabilities) -> Self {
         Self {
             model: Model::default(),
@@ -22,30 +22,30 @@ impl Planner {
         }
     }
 
-    /// Takes facts in. They are decided about by [`Self::update`].
+    /// Takes facts in. [`Self::update`] decides about them.
     pub fn apply(&mut self, events: Vec<Event>) {
         for event in events {
             self.model.apply(event, &mut self.change);
         }
     }
 
-    /// Decides about what is new; what that changed in the plan.
+    /// Decides about new facts. Returns what changed in the plan.
     pub fn update(&mut self) -> Changes {
         self.plan.update(&self.model, &mut self.change)
     }
 
-    /// Whether everything that is known is decided.
+    /// Whether all known facts are decided about.
     pub fn is_idle(&self) -> bool {
         let first = self.plan.services().is_none() && self.model.snapshot().is_some();
         self.change.is_empty() && !first
     }
 
-    /// What is decided.
+    /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// What is known.
+    /// The facts.
     pub fn model(&self) -> &Model {
         &self.model
     }

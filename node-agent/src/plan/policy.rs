@@ -1,32 +1,32 @@
-//! What a plan is made by, beside facts: what the operator asked for, and what the backend can do.
+//! What a plan depends on besides facts: the configuration, and what the backend can do.
 
 use super::node::{Detector, NodePortAddresses, NodeSide};
 use super::services::Settings;
 
-/// What the operator asked for, as far as it decides about packets.
+/// The configuration that affects packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    /// What decides about every service alike.
+    /// Settings for all services.
     pub settings: Settings,
     /// How local traffic is detected.
     pub detector: Detector,
     /// Where node ports are served.
     pub node_ports: NodePortAddresses,
-    /// What is settled about this node.
+    /// Settings of this node.
     pub node_side: NodeSide,
 }
 
-/// What a backend's facility can do that others cannot.
+/// What a backend can do that others cannot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// It answers for the whole of a cluster IP and of the ranges that these come from: a port that
-    /// no service has is refused, and what goes to an unallocated address is dropped. Else both are
+    /// It handles all ports of a cluster IP and all addresses of the service ranges: a port without
+    /// a service is refused, and packets to an unallocated address are dropped. Otherwise both are
     /// left alone.
     pub unused_addresses: bool,
-    /// It keeps others out of the node's loopback addresses before a service is looked for. Else it
-    /// keeps out what no service has translated.
+    /// It protects the node's loopback addresses before services are looked up. Otherwise after:
+    /// only packets that no service translated are dropped.
     pub guards_loopback_first: bool,
-    /// It asks `loadBalancerSourceRanges` before it is known whether anybody serves. Else it
-    /// refuses first.
+    /// It checks `loadBalancerSourceRanges` before it looks for endpoints. Otherwise a service
+    /// without endpoints is refused first.
     pub restricts_first: bool,
 }

@@ -1,4 +1,4 @@
-//! How the operator wants local traffic detected.
+//! The configured way to detect local traffic.
 
 use std::sync::Arc;
 
@@ -10,20 +10,19 @@ pub enum Detector {
     /// Input interface and source address are those of a recorded pod.
     #[default]
     PodState,
-    /// As [`Self::PodState`]; and a bridged pod's packet must have come in through the recorded
-    /// port of the bridge. On a bridge, only this tells a pod from its neighbour that writes its
-    /// address into a packet.
+    /// As [`Self::PodState`], and a bridged pod's packet must come in through the recorded port of
+    /// the bridge. On a bridge, only this mode detects a neighbour that forges a pod's address.
     PodPort,
-    /// The packet came in through one of these bridges (KEP-2450 bridge mode). Whatever else is on
-    /// the bridge counts as a pod.
+    /// The packet came in through one of these bridges (KEP-2450 bridge mode). Everything else on
+    /// the bridge counts as a pod, too.
     Bridge(Vec<Arc<str>>),
     /// The packet came in through any port of any bridge (KEP-2450's physdev, `--physdev-is-in`).
-    /// Whatever else is on a bridge counts as a pod.
+    /// Everything else on a bridge counts as a pod, too.
     BridgePort,
     /// The input interface's name begins with one of these (KEP-2450 interface prefix).
     InterfacePrefix(Vec<Arc<str>>),
-    /// The source address is in one of these ranges; `None` means the Node object's `podCIDRs`. Any
-    /// sender who writes such a source into a packet counts as a pod.
+    /// The source address is in one of these ranges; `None` means the Node object's `podCIDRs`. A
+    /// sender that forges such a source counts as a pod.
     NodeCidr(Option<Vec<IpNetwork>>),
 }
 
@@ -46,7 +45,7 @@ impl std::fmt::Display for Detector {
 }
 
 impl Detector {
-    /// Whether the port of a bridge matters that a packet came in through.
+    /// Whether it matters through which port of a bridge a packet came in.
     pub fn knows_ports(&self) -> bool {
         match self {
             Self::PodPort | Self::BridgePort => true,
@@ -56,7 +55,7 @@ impl Detector {
         }
     }
 
-    /// Whether a pod is local by its record, and not before there is one.
+    /// Whether a pod counts as local only after it has a record.
     pub fn goes_by_records(&self) -> bool {
         match self {
             Self::PodState | Self::PodPort => true,

@@ -1,4 +1,4 @@
-//! What becomes of connections of local pods beyond services.
+//! Connections of local pods to destinations that are not services.
 
 use std::net::IpAddr;
 
@@ -9,21 +9,21 @@ use crate::model::{Egress, Family, family_of};
 /// Egress masquerade: towards which destinations pods keep their address.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EgressMasquerade {
-    /// By family; `None` where nothing of it is masqueraded.
+    /// By family; `None` if nothing of the family is masqueraded.
     kept: [Option<Vec<IpNetwork>>; 2],
 }
 
-/// Whose address a destination sees.
+/// The source address that a destination sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SeenAs {
-    /// The pod's, for the destination lies in this range.
+    /// The pod's, because the destination is in this range.
     Pod(IpNetwork),
     /// The node's.
     Node,
 }
 
 impl EgressMasquerade {
-    /// As the operator asks for it; `None`: that is left to others.
+    /// As configured; `None` if denizen does no egress masquerade.
     pub fn new(egress: Option<&Egress>) -> Self {
         let kept = |family| {
             let asked = egress.filter(|egress| egress.covers(family))?;
@@ -32,14 +32,14 @@ impl EgressMasquerade {
         Self { kept: Family::BOTH.map(kept) }
     }
 
-    /// The ranges of this family towards which pods keep their address; `None` where nothing of
-    /// the family is masqueraded.
+    /// The ranges of this family towards which pods keep their address; `None` if nothing of the
+    /// family is masqueraded.
     pub fn kept(&self, family: Family) -> Option<&[IpNetwork]> {
         self.kept[family as usize].as_deref()
     }
 
-    /// As whom a pod is seen by a destination that is no service's any more; `None` where denizen
-    /// has no say in it.
+    /// The source address that a destination sees, after services are translated; `None` if denizen
+    /// does not decide it.
     pub fn seen_as(&self, destination: IpAddr) -> Option<SeenAs> {
         let mut kept = self.kept(family_of(destination))?.iter();
         let range = kept.find(|range| range.contains(destination));

@@ -1,4 +1,4 @@
-//! Which packets come from this node's own pods.
+//! Which packets come from local pods.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,20 +8,21 @@ use ipnetwork::IpNetwork;
 use super::detector::Detector;
 use crate::model::{Family, LocalPod, family_of};
 
-/// How this node knows a packet of one of its own pods: any one of the tests is enough.
+/// How packets of local pods are detected: one matching test is enough.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Detection {
-    /// As the operator asked for it.
+    /// As configured.
     pub detector: Detector,
     tests: Vec<LocalTest>,
 }
 
-/// What a packet of a local pod is known by.
+/// A test that packets of local pods pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LocalTest {
     /// Input interface and source address are those of a recorded pod.
     Pod,
-    /// The same; and the pod is bridged, and the packet came in through its port of the bridge.
+    /// As [`Self::Pod`], and the pod is bridged, and the packet came in through its port of the
+    /// bridge.
     PodAtItsPort,
     /// Input interface and source address are those of a recorded pod that is not bridged.
     PodWithoutPort,
@@ -38,10 +39,10 @@ pub enum LocalTest {
 /// Where a packet came in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrival<'a> {
-    /// The input interface that the IP stack sees: a bridge, or a VLAN's device on it, for what
-    /// came in through a port of one.
+    /// The input interface that the IP stack sees. For a packet from a bridge's port this is the
+    /// bridge, or a VLAN's device on it.
     pub interface: &'a str,
-    /// What it came in through before that.
+    /// The port of the bridge, if it came in through one.
     pub port: Port<'a>,
 }
 
@@ -50,7 +51,7 @@ pub struct Arrival<'a> {
 pub enum Port<'a> {
     /// There is no bridge.
     None,
-    /// One of a bridge's, and it is not said which.
+    /// A port of the bridge, but which one is not known.
     Unnamed,
     /// This one.
     Named(&'a str),
@@ -59,7 +60,7 @@ pub enum Port<'a> {
 /// Why a packet counts as local.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Local<'a> {
-    /// It is this recorded pod's.
+    /// It is from this recorded pod.
     Pod(&'a LocalPod),
     /// It came in through a port of a bridge.
     Port,
@@ -72,7 +73,7 @@ pub enum Local<'a> {
 }
 
 impl Detection {
-    /// What `detector` stands for on a node whose object names these pod CIDRs.
+    /// The tests for `detector` on a node with these pod CIDRs.
     pub fn new(detector: &Detector, pod_cidrs: &[IpNetwork]) -> Self {
         let ranges = |ranges: &[IpNetwork]| ranges.iter().copied().map(LocalTest::Source).collect();
         let tests = match detector {
@@ -102,7 +103,7 @@ impl Detection {
         })
     }
 
-    /// The tests that ask which port of a bridge a packet came in through, whatever its family.
+    /// The tests about the port of a bridge, for both families.
     pub fn ports(&self) -> impl Iterator<Item = &LocalTest> {
         self.tests.iter().filter(|test| test.asks_port())
     }
@@ -112,8 +113,8 @@ impl Detection {
         self.tests.contains(&LocalTest::PodAtItsPort)
     }
 
-    /// Whether, and why, a packet with this source that came in there is local. `None` means that
-    /// the node itself sends.
+    /// Whether, and why, a packet with this source from this interface is local. `arrival` is
+    /// `None` for packets that the node itself sends.
     pub fn local<'a>(
         &'a self,
         pods: &'a [LocalPod],
@@ -125,7 +126,7 @@ impl Detection {
 }
 
 impl LocalTest {
-    /// Whether it asks which port of a bridge a packet came in through.
+    /// Whether it is about the port of a bridge.
     pub fn asks_port(&self) -> bool {
         match self {
             Self::PodAtItsPort | Self::AnyPort => true,
@@ -164,7 +165,7 @@ impl LocalTest {
     }
 }
 
-/// The recorded pod that sends so, if its port is the one that it should be.
+/// The recorded pod with this source and interface, if the port is right.
 fn pod<'a>(
     pods: &'a [LocalPod],
     source: IpAddr,
@@ -179,7 +180,7 @@ fn pod<'a>(
     pods.iter().find(is).map(Local::Pod)
 }
 
-/// Whether it came in through a pod's own port. Who does not say which means that one.
+/// Whether it came in through the pod's own port. If the port is not known, it counts as that one.
 fn is_at(own: &str, port: Port<'_>) -> bool {
     match port {
         Port::None => false,

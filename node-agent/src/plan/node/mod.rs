@@ -1,5 +1,5 @@
 //! What is decided about this node: how local traffic is detected, where node ports are served,
-//! what pods' connections elsewhere get, and which addresses are the node's own.
+//! egress masquerade, and which addresses are the node's own.
 
 mod detector;
 mod egress;

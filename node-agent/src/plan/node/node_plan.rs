@@ -1,4 +1,4 @@
-//! All that is decided about this node.
+//! All decisions about this node.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -13,32 +13,32 @@ use super::own_address::own_addresses;
 use crate::model::{Egress, LocalPod, Snapshot};
 use crate::plan::policy::{Capabilities, Policy};
 
-/// What is decided about this node, beside its services and pods: what every rule depends on.
+/// The decisions about this node that all rules depend on.
 ///
-/// Some of it is known only with the whole picture: until then no address serves node ports, there
-/// are no service ranges, and the Node object names no pod CIDRs.
+/// Before all first lists are complete, no address serves node ports, and there are no service
+/// ranges and no pod CIDRs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodePlan {
     /// How local traffic is detected.
     pub detection: Detection,
-    /// What becomes of connections of local pods beyond services.
+    /// Connections of local pods to destinations that are not services.
     pub egress: EgressMasquerade,
-    /// What the operator settled about this node.
+    /// Settings of this node.
     pub node_side: NodeSide,
     /// Where node ports are served.
     pub node_ports: NodePorts,
-    /// The ranges that cluster IPs come from, whose unallocated addresses nobody has: what goes
-    /// there is dropped. Without those that have one of the node's own addresses in them; none
-    /// where the backend does not answer for them.
+    /// The ranges of cluster IPs. Packets to their unallocated addresses are dropped. Ranges that
+    /// contain an address of the node are left out. Empty if the backend does not handle
+    /// unallocated addresses.
     pub service_ranges: Vec<IpNetwork>,
     /// The addresses of the node's links.
     pub addresses: BTreeSet<IpAddr>,
-    /// The node's own addresses: those that no service may take away from it.
+    /// The node's own addresses, which no service may take away from it.
     pub own: BTreeSet<IpAddr>,
 }
 
 impl NodePlan {
-    /// Decides by what is known.
+    /// Decides from what is known.
     pub fn new(
         policy: &Policy,
         capabilities: Capabilities,

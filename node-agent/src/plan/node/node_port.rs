@@ -10,9 +10,9 @@ use crate::model::{Family, LocalPod, Node, NodeAddress, family_of};
 /// `nodePortAddresses`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum NodePortAddresses {
-    /// The primary address of each family: the first that the Node object names; where it names
-    /// none (or there is no Node object), every address of the node that is not on loopback,
-    /// link-local, or on an interface that pods' packets come in through.
+    /// The primary address of each family: the first that the Node object names; If it names none,
+    /// or if there is no Node object: every address of the node that is not on loopback, not
+    /// link-local, and not on an interface through which pods' packets come in.
     #[default]
     Primary,
     /// The node's addresses in these ranges. A family without a range serves no node ports
@@ -20,7 +20,7 @@ pub enum NodePortAddresses {
     In(Vec<IpNetwork>),
     /// Every address of the node.
     All {
-        /// Those of the loopback interface too (IPv4 alone: from `::1` nothing can be sent on).
+        /// 127.0.0.0/8 too. IPv4 only: nothing can be forwarded from `::1`.
         localhost: bool,
     },
 }
@@ -38,15 +38,15 @@ impl NodePortAddresses {
 /// Where node ports are served now.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodePorts {
-    /// As the operator asked for it.
+    /// As configured.
     pub asked: NodePortAddresses,
-    /// The addresses that this stands for, sorted.
+    /// The addresses, sorted.
     pub addresses: Vec<IpAddr>,
 }
 
 impl NodePorts {
-    /// Whether they are served on every address of this family but those of loopback, so that a
-    /// facility that knows the node's addresses itself needs no list.
+    /// Whether all addresses of this family except loopback serve node ports. Then a kernel
+    /// facility that knows the node's addresses needs no list.
     pub fn are_everywhere(&self) -> bool {
         match self.asked {
             NodePortAddresses::All { .. } => true,
@@ -54,8 +54,8 @@ impl NodePorts {
         }
     }
 
-    /// Whether they are served on loopback in this family. IPv6 has no `route_localnet`: what
-    /// leaves the node from ::1 never comes back.
+    /// Whether they are served on loopback in this family. IPv6 has no `route_localnet`: packets
+    /// from ::1 that leave the node never come back.
     pub fn are_on_loopback(&self, family: Family) -> bool {
         family == Family::V4 && self.asked.has_loopback()
     }
@@ -99,7 +99,7 @@ pub fn node_port_addresses(
     found
 }
 
-/// The node's addresses of a family by which somebody outside could mean this node.
+/// The node's addresses of a family that can be reached from outside.
 fn reachable(family: Family, addresses: &[NodeAddress], pods: &[LocalPod]) -> Vec<IpAddr> {
     let of_pods = |name: &str| pods.iter().any(|pod| *pod.interface == *name);
     let candidates = addresses.iter().filter(|a| family_of(a.address) == family);

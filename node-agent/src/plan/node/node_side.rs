@@ -1,4 +1,4 @@
-//! What the operator settled about this node, beside what decides about services.
+//! Settings of this node that are not about services.
 
 use std::fmt;
 
@@ -9,25 +9,25 @@ use std::fmt;
 pub struct MarkBit(u8);
 
 impl MarkBit {
-    /// The bit that means: masquerade this connection. kube-proxy's `masqueradeBit`, so that a
-    /// packet that both mark means the same to both.
+    /// The bit that means: masquerade this connection. The same as kube-proxy's `masqueradeBit`, so
+    /// that the mark means the same to both.
     pub const MASQUERADE: Self = Self(14);
 
     /// The bit of a connection's mark (never of a packet's) that means: denizen forwarded it to an
     /// endpoint.
     pub const ADMITTED: Self = Self(12);
 
-    /// The bit by which a bridge's table tells the IP tables through which port a packet came in.
-    /// Others beside kube-proxy's use 7 (AWS), 8 to 11 (Cilium), 13 (portmap), 15 (kubelet), and 16
-    /// to 31 (Calico).
+    /// The bit that the bridge's table sets for the IP tables, for packets from a pod's port.
+    /// Besides kube-proxy's bit, others use 7 (AWS), 8 to 11 (Cilium), 13 (portmap), 15 (kubelet),
+    /// and 16 to 31 (Calico).
     pub const PORT: Self = Self(6);
 
-    /// The bit of this number; `None` when marks have no such bit.
+    /// The bit of this number; `None` if a mark has no such bit.
     pub fn new(number: u8) -> Option<Self> {
         (number < 32).then_some(Self(number))
     }
 
-    /// The mark with this bit alone.
+    /// The mark with only this bit set.
     pub fn mask(self) -> u32 {
         1 << self.0
     }
@@ -39,16 +39,16 @@ impl fmt::Display for MarkBit {
     }
 }
 
-/// What the operator settled about this node.
+/// Settings of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeSide {
-    /// Connections whose first packet has it are masqueraded. Every other bit of a mark is somebody
-    /// else's, and is kept.
+    /// Connections whose first packet has this bit are masqueraded. All other bits of a mark belong
+    /// to others and are kept.
     pub masquerade_bit: MarkBit,
-    /// What is forwarded to endpoints is let through others' chains in the forward hook. Such
-    /// connections get [`MarkBit::ADMITTED`].
+    /// Other firewalls' chains in the forward hook get rules that accept connections to endpoints.
+    /// Such connections get [`MarkBit::ADMITTED`].
     pub open_forward: bool,
-    /// On its way from a bridge's port to the IP rules, a packet has it if the port is a pod's.
+    /// A packet has this bit between a bridge's port and the IP rules, if the port is a pod's.
     pub port_bit: MarkBit,
 }
 

@@ -1,4 +1,4 @@
-//! The node's own addresses: those that no service may take away from it.
+//! The node's own addresses, which no service may take away from it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use crate::model::{Node, NodeAddress};
 /// The addresses that the Node object names, and those on the node's links.
 ///
 /// Addresses on dummy devices are left out: ipvs proxies and node-local DNS caches put services'
-/// addresses there. Link-local addresses are left out, too: no service has one.
+/// addresses there. Link-local addresses are left out too: no service has one.
 pub fn own_addresses(node: Option<&Node>, addresses: &[NodeAddress]) -> BTreeSet<IpAddr> {
     let named = node.into_iter().flat_map(|node| node.addresses.iter().copied());
     let on_links =
@@ -16,7 +16,7 @@ pub fn own_addresses(node: Option<&Node>, addresses: &[NodeAddress]) -> BTreeSet
     named.chain(on_links).collect()
 }
 
-/// Whether an address means one link only.
+/// Whether an address is valid on one link only.
 pub(super) fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(ip) => ip.is_link_local(),

@@ -1,4 +1,4 @@
-//! From one service and its surroundings to its frontends.
+//! Decides the frontends of one service.
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -13,18 +13,18 @@ use crate::model::{
     Family, Node, Service, ServicePort, ServicePortName, Slice, TrafficPolicy, family_of,
 };
 
-/// What the operator settled that decides about every service alike.
+/// Settings for all services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// This node's name.
     pub node_name: Arc<str>,
     /// Whether `hints.forNodes` count (kube-proxy's gate PreferSameTrafficDistribution).
     pub node_hints: bool,
-    /// Masquerade everything that enters at a cluster IP, this node's own pods included.
+    /// Masquerade all connections to cluster IPs, those of local pods too.
     pub masquerade_all: bool,
 }
 
-/// Where this node is, as far as endpoints are selected by it.
+/// This node's place, by which endpoints are selected.
 pub(super) fn whereabouts<'a>(settings: &'a Settings, node: Option<&'a Node>) -> Whereabouts<'a> {
     Whereabouts {
         node: &settings.node_name,
@@ -129,7 +129,7 @@ impl Decided<'_> {
         (policy, self.by_policy(policy), masquerade, None)
     }
 
-    /// An external frontend. Under policy Local, what comes from this node and its pods is not
+    /// An external frontend. Under policy Local, traffic from this node and its pods is not
     /// external: it may use every endpoint, as at the cluster IP (kubernetes #77523, #78662).
     fn external(&self) -> (TrafficPolicy, Outcome, Masquerade, Option<Outcome>) {
         let policy = self.service.external_policy;
@@ -154,17 +154,17 @@ impl Decided<'_> {
         }
     }
 
-    /// Who may use this load balancer IP; `None` when everybody may.
+    /// The sources that may use this load balancer IP; `None` if all may.
     ///
-    /// Where a range has this node in it, the load balancer IP itself may come too: a node that has
-    /// the address on an interface of its own uses it as the source when it calls it.
+    /// If a range contains this node, the load balancer IP itself is added: a node that has the
+    /// address on an interface uses it as the source when it connects to it.
     fn sources(&self, own: IpAddr) -> Option<Arc<[IpNetwork]>> {
         let mut allowed = self.service.source_ranges.of(self.family)?;
         let nodes = self.node.into_iter().flat_map(|node| &node.addresses);
         if nodes.into_iter().any(|node| allowed.iter().any(|range| range.contains(*node))) {
             allowed.push(IpNetwork::from(own));
         }
-        // A range within another says nothing more, and the kernel takes no two that overlap.
+        // A range within another adds nothing, and the kernel accepts no overlapping ranges.
         allowed.sort_unstable_by_key(|range| (range.prefix(), range.network()));
         let mut widest: Vec<IpNetwork> = Vec::new();
         for range in allowed {

@@ -10,7 +10,7 @@ use ipnetwork::IpNetwork;
 use super::outcome::Outcome;
 use crate::model::{Affinity, Family, Protocol, ServicePortName, TrafficPolicy, family_of};
 
-/// Where packets to a frontend are addressed.
+/// The destination address of a frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FrontendAddress {
     /// To this address.
@@ -19,14 +19,14 @@ pub enum FrontendAddress {
     Node(Family),
 }
 
-/// What a packet must be addressed to.
+/// What identifies a frontend: the destination of its packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FrontendKey {
-    /// Where to.
+    /// The address.
     pub address: FrontendAddress,
-    /// With which protocol.
+    /// The protocol.
     pub protocol: Protocol,
-    /// At which port.
+    /// The port.
     pub port: NonZeroU16,
 }
 
@@ -51,8 +51,8 @@ impl fmt::Display for FrontendKey {
     }
 }
 
-/// What kind of address a frontend is. Where two services claim one frontend, the kind that comes
-/// first here wins: cluster IPs are allocated, the others only asked for.
+/// What kind of address a frontend is. If two services claim one frontend, the kind that comes
+/// first here wins: cluster IPs are allocated, the others only requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FrontendKind {
     /// One of `spec.clusterIPs`.
@@ -76,15 +76,14 @@ impl fmt::Display for FrontendKind {
     }
 }
 
-/// Whose source address is replaced by the node's when a connection is forwarded. (A pod that is
-/// handed to itself always gets the node's address: that is decided by the endpoint, not by the
-/// frontend.)
+/// Which connections get the node's address as their source when they are forwarded. (Hairpin
+/// connections always do: that depends on the endpoint, not on the frontend.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Masquerade {
-    /// Everybody's but that of this node's own pods: the answer must come back through this node,
-    /// and only a pod of this node is sure to be answered through it.
+    /// All but those of local pods: the answer must come back through this node, which is certain
+    /// only for local pods.
     UnlessLocalPod,
-    /// Everybody's: the traffic policy lets any node send to any endpoint.
+    /// All: the traffic policy lets any node send to any endpoint.
     Always,
 }
 
@@ -95,24 +94,24 @@ pub struct Frontend {
     pub key: FrontendKey,
     /// What kind of address that is.
     pub kind: FrontendKind,
-    /// Whose frontend it is.
+    /// The service port that it belongs to.
     pub service_port: ServicePortName,
     /// The policy that applies at this frontend.
     pub policy: TrafficPolicy,
-    /// Which sources may enter, where not all may (`loadBalancerSourceRanges`, of the frontend's
-    /// family). Everybody else's packets are dropped.
+    /// The sources that may use it (`loadBalancerSourceRanges` of the frontend's family); `None` if
+    /// all may. Packets of other sources are dropped.
     pub sources: Option<Arc<[IpNetwork]>>,
-    /// What becomes of connections; where [`Self::outside`] differs, of those of this node and its
+    /// What happens to connections. If [`Self::outside`] is set: to those of this node and its
     /// pods.
     pub inside: Outcome,
-    /// Whose source is replaced, of the connections that [`Self::inside`] decides.
+    /// Which of the connections that [`Self::inside`] decides are masqueraded.
     pub masquerade: Masquerade,
-    /// What becomes of connections from elsewhere where that differs (`externalTrafficPolicy:
-    /// Local`). They are never masqueraded.
+    /// What happens to connections from outside, if that differs (`externalTrafficPolicy: Local`).
+    /// They are never masqueraded.
     pub outside: Option<Outcome>,
-    /// Whether a client is kept with one endpoint.
+    /// The session affinity.
     pub affinity: Affinity,
-    /// When the service was made; the older of two that claim a frontend wins.
+    /// When the service was created; the older of two that claim a frontend wins.
     pub created: Arc<str>,
 }
 

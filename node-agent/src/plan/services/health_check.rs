@@ -10,10 +10,10 @@ use super::decide::{Settings, whereabouts};
 use super::selection::local_ready;
 use crate::model::{Family, Node, Service, ServiceName, Slice, TrafficPolicy, family_of};
 
-/// What one service's port answers.
+/// One service's port and its answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// Whose it is.
+    /// The service.
     pub service: ServiceName,
     /// `spec.healthCheckNodePort`.
     pub port: NonZeroU16,
@@ -22,7 +22,7 @@ pub struct HealthCheck {
     /// weight among nodes. A node that still serves by its last terminating endpoints says 0: it
     /// wants no new connections.
     pub local_endpoints: BTreeMap<Family, usize>,
-    /// When the service was made; the older of two that claim a port has it.
+    /// When the service was created; the older of two that claim a port gets it.
     created: Arc<str>,
 }
 
@@ -68,12 +68,12 @@ impl HealthCheck {
 pub struct HealthPorts {
     /// The node's addresses that serve node ports.
     pub addresses: Vec<IpAddr>,
-    /// Whose each port is.
+    /// The check of each port.
     pub checks: BTreeMap<NonZeroU16, HealthCheck>,
 }
 
 impl HealthPorts {
-    /// Every address and port to listen at: a service is asked in the families that it exists in.
+    /// Every address and port to listen at, in the families of the service.
     pub fn sockets(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         self.checks.values().flat_map(|check| {
             let known = |ip: &&IpAddr| check.local_endpoints.contains_key(&family_of(**ip));
@@ -88,7 +88,7 @@ impl HealthPorts {
 pub struct HealthChecks(BTreeMap<ServiceName, HealthCheck>);
 
 impl HealthChecks {
-    /// Puts a service's check in place of the one it had; whether it differs.
+    /// Replaces a service's check. Returns whether it differs.
     pub(in crate::plan) fn put(
         &mut self,
         service: &ServiceName,
@@ -104,7 +104,8 @@ impl HealthChecks {
         true
     }
 
-    /// What each port answers, and the checks whose port is another service's, with its name.
+    /// The check of each port, and the checks whose port another service has, with that service's
+    /// name.
     pub fn settled(&self) -> (BTreeMap<NonZeroU16, HealthCheck>, Vec<(HealthCheck, ServiceName)>) {
         let mut ranked: Vec<&HealthCheck> = self.0.values().collect();
         ranked.sort_by(|a, b| a.rank().cmp(&b.rank()));

@@ -1,4 +1,4 @@
-//! What becomes of a connection to each frontend of each service.
+//! What happens to connections to each frontend of each service.
 
 mod decide;
 mod frontend;

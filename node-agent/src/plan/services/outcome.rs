@@ -1,4 +1,4 @@
-//! What becomes of a new connection, and who may get it.
+//! What happens to a new connection, and which endpoints may get it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub struct Endpoint {
 pub struct Endpoints(Arc<[Endpoint]>);
 
 impl Endpoints {
-    /// From endpoints in any order; `None` when there are none.
+    /// From endpoints in any order; `None` if there are none.
     pub fn new(mut endpoints: Vec<Endpoint>) -> Option<Self> {
         endpoints.sort_unstable();
         endpoints.dedup_by_key(|endpoint| endpoint.address);
@@ -37,20 +37,21 @@ impl Endpoints {
     }
 }
 
-/// What becomes of a new connection to one frontend.
+/// What happens to a new connection to one frontend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// To one of these.
+    /// It is forwarded to one of these.
     Forward(Endpoints),
-    /// Nobody serves it anywhere. Refuse at once: the client should not wait for a time-out.
+    /// There are no endpoints. It is refused at once, so that the client does not wait for a
+    /// time-out.
     Reject,
-    /// Others serve it, but policy keeps this node from them. Stay silent: the client retries and
-    /// may by then be routed elsewhere; a refusal would end what the retry can save.
+    /// Other nodes have endpoints, but policy Local forbids them. It is dropped: the client retries
+    /// and may then be routed to another node. A refusal would end the connection.
     Drop,
 }
 
 impl Outcome {
-    /// The endpoints that connections are forwarded to; none where they are refused.
+    /// The endpoints that connections are forwarded to; none if they are refused.
     pub fn endpoints(&self) -> Option<&Endpoints> {
         match self {
             Self::Forward(endpoints) => Some(endpoints),

@@ -1,4 +1,4 @@
-//! What an owner may not expect of how a service is served here.
+//! Services that are not served as their objects say.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,7 +11,7 @@ use crate::model::{Family, Service, ServiceName, family_of};
 /// Something that an owner should know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remark {
-    /// `loadBalancerSourceRanges` restricts the other family alone, so everybody may use the
+    /// `loadBalancerSourceRanges` restricts only the other family, so all clients may use the
     /// service's load balancer IPs of this one.
     OpenFamily {
         /// The service.
@@ -37,7 +37,7 @@ pub enum Remark {
 }
 
 impl Remark {
-    /// Whether it needs repair; else it may be as its owner means it.
+    /// Whether it is an error; otherwise it may be intended.
     pub fn is_error(&self) -> bool {
         match self {
             Self::OpenFamily { .. } => false,
@@ -77,8 +77,7 @@ pub(super) fn remarks(service: &Service, own: &BTreeSet<IpAddr>) -> Vec<Remark> 
     taken.chain(open).collect()
 }
 
-/// Whether the source ranges restrict the other family, and leave load balancer IPs of this one
-/// open.
+/// Whether the source ranges restrict the other family but not load balancer IPs of this one.
 fn is_open(service: &Service, family: Family) -> bool {
     let ranges = &service.source_ranges;
     let of_family = |ip: &IpAddr| family_of(*ip) == family;

@@ -28,14 +28,14 @@ pub struct Whereabouts<'a> {
 }
 
 impl Whereabouts<'_> {
-    /// Whether an endpoint is on this node. One that names no node is on none.
+    /// Whether an endpoint is on this node. An endpoint without a node name is not.
     fn has(&self, endpoint: &SliceEndpoint) -> bool {
         endpoint.node.as_deref() == Some(self.node)
     }
 }
 
-/// The addresses on this node that serve `port` and take new connections, by every slice's word and
-/// with no last resort.
+/// The addresses on this node that serve `port` and take new connections, in any slice, without
+/// falling back to terminating endpoints.
 pub fn local_ready<'a>(
     port: &ServicePort,
     family: Family,
@@ -72,8 +72,8 @@ pub fn select<'a>(
     }
 }
 
-/// The endpoints of `port` among `slices` that answer the connections they have, whether or not
-/// they may get new ones: what is left out by topology, or drains, is no reason to cut anybody off.
+/// The endpoints of `port` among `slices` that serve their existing connections, even if they may
+/// not get new ones because of topology or because they are draining.
 pub fn serving<'a>(
     port: &ServicePort,
     family: Family,
@@ -83,8 +83,9 @@ pub fn serving<'a>(
     all.filter(|(_, endpoint)| endpoint.state.serves()).map(|(at, _)| at).collect()
 }
 
-/// Every endpoint once. One address and port in two slices is one endpoint: a running pod beats a
-/// terminating one, whose address it got early; else the later slice (by name) counts.
+/// Every endpoint once. One address and port in two slices is one endpoint: a running pod takes
+/// precedence over a terminating one that still has its address; otherwise the later slice (by
+/// name) counts.
 fn merged<'a>(
     port: &ServicePort,
     family: Family,
@@ -109,9 +110,9 @@ fn merged<'a>(
 
 type Filter<'a> = Box<dyn Fn(&SliceEndpoint) -> bool + 'a>;
 
-/// Which ready endpoints the hints leave to this node: those for it by name, else those for its
-/// zone, and all where one ready endpoint has no hint or none names this place, since a partial
-/// picture would overload whoever is in it.
+/// The ready endpoints that the hints allow for this node: those for it by name, else those for its
+/// zone. All, if a ready endpoint has no hint or if no hint names this node or zone: otherwise the
+/// few with hints would be overloaded.
 fn topology<'a>(all: &BTreeMap<SocketAddr, &SliceEndpoint>, here: Whereabouts<'a>) -> Filter<'a> {
     let names = |hints: &[Arc<str>], place: &str| hints.iter().any(|hint| **hint == *place);
     let ready = || all.values().filter(|e| e.state == EndpointState::Ready);

@@ -1,4 +1,4 @@
-//! All that is decided about services.
+//! All decisions about services.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -17,15 +17,15 @@ use crate::plan::{Changes, NodePlan};
 /// Two service ports claim one frontend, and one of them gets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
-    /// What both claim.
+    /// The frontend.
     pub key: FrontendKey,
-    /// Who has it.
+    /// The service port that gets it.
     pub winner: ServicePortName,
-    /// Who does not.
+    /// The service port that does not.
     pub loser: ServicePortName,
 }
 
-/// What is decided about every frontend.
+/// The decisions about all frontends.
 #[derive(Debug, Default)]
 pub struct ServicePlan {
     /// Every claim on a frontend, the winner's first.
@@ -36,11 +36,11 @@ pub struct ServicePlan {
     hairpins: BTreeSet<IpAddr>,
     health_checks: HealthChecks,
     remarks: BTreeMap<ServiceName, Vec<Remark>>,
-    /// The same about the ranges that cluster IPs come from.
+    /// Remarks about the service ranges.
     range_remarks: Vec<Remark>,
 }
 
-/// What services are decided by.
+/// What the decisions depend on.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::plan) struct Surroundings<'a> {
     pub settings: &'a Settings,
@@ -51,7 +51,7 @@ pub(in crate::plan) struct Surroundings<'a> {
 }
 
 impl ServicePlan {
-    /// What is decided about a frontend.
+    /// The decision about a frontend.
     pub fn frontend(&self, key: &FrontendKey) -> Option<&Frontend> {
         self.claims.get(key).and_then(|claims| claims.first())
     }
@@ -77,8 +77,8 @@ impl ServicePlan {
         ports.values().sum()
     }
 
-    /// The addresses that may be handed to themselves through a service: those of recorded pods,
-    /// and of endpoints on this node.
+    /// The addresses that may reach themselves through a service: those of recorded pods, and of
+    /// endpoints on this node.
     pub fn hairpins(&self) -> &BTreeSet<IpAddr> {
         &self.hairpins
     }
@@ -88,13 +88,12 @@ impl ServicePlan {
         &self.health_checks
     }
 
-    /// What owners should know.
+    /// All remarks.
     pub fn remarks(&self) -> impl Iterator<Item = &Remark> {
         self.remarks.values().flatten().chain(&self.range_remarks)
     }
 
-    /// The service that has one of the node's own addresses as its cluster IP, where it is not
-    /// served.
+    /// The service whose cluster IP is this address of the node, which is therefore not served.
     pub fn claims_own(&self, address: IpAddr) -> Option<&ServiceName> {
         self.remarks().find_map(|remark| match remark {
             Remark::OwnAddress { service, address: ip } if *ip == address => Some(service),
@@ -102,7 +101,7 @@ impl ServicePlan {
         })
     }
 
-    /// Decides about these services anew.
+    /// Decides about these services again.
     pub(in crate::plan) fn update(
         &mut self,
         names: &BTreeSet<ServiceName>,
@@ -178,7 +177,7 @@ impl ServicePlan {
         }
     }
 
-    /// Puts a service's claim in place of the one it had.
+    /// Replaces a service's claim.
     fn claim(&mut self, frontend: Frontend, changes: &mut Changes) {
         let key = frontend.key;
         // Nearly every frontend has one claim.
@@ -218,9 +217,9 @@ impl ServicePlan {
     }
 }
 
-/// Whether it is a cluster IP that the node would lose: with nftables, all its ports. A load
-/// balancer's and an external IP may be the node's own (k3s' ServiceLB does so): they take the
-/// service's ports alone.
+/// Whether it is a cluster IP that the node would lose, since nftables handles all ports of a
+/// cluster IP. A load balancer's and an external IP may be the node's own (k3s' ServiceLB does so):
+/// they take only the service's ports.
 fn takes_own(frontend: &Frontend, own: &BTreeSet<IpAddr>) -> bool {
     match (frontend.kind, frontend.key.address) {
         (FrontendKind::ClusterIp, FrontendAddress::Ip(ip)) => own.contains(&ip),
@@ -228,13 +227,14 @@ fn takes_own(frontend: &Frontend, own: &BTreeSet<IpAddr>) -> bool {
     }
 }
 
-/// Where nobody serves, everybody is refused, whoever may use it.
+/// Without endpoints every source is refused, even those that may not use it.
 fn refuse_first(frontend: &mut Frontend) {
     frontend.sources.take_if(|_| frontend.inside.endpoints().is_none());
 }
 
-/// Counts a frontend's local endpoints: in those of its winner now, out those of the one before.
-/// Whether any is new or gone. In first, so that one that stays is neither.
+/// Counts a frontend's local endpoints: adds those of the winner, subtracts those of the previous
+/// one. Whether any is new or gone. Adds first, so that an endpoint that stays is neither new nor
+/// gone.
 fn recount(
     counts: &mut BTreeMap<IpAddr, usize>,
     before: Option<&Frontend>,
