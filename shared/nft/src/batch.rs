@@ -27,7 +27,7 @@ const MESSAGE_ROOM: usize = 60_000;
 /// A base chain's policy: `NF_ACCEPT`.
 pub(crate) const ACCEPT: u32 = 1;
 
-/// A batch being written, about tables of one family.
+/// A batch being written, about tables of one family after the other ([`Batch::about`]).
 ///
 /// Messages are numbered from the batch's first sequence on, so that a refusal can be led back to
 /// what was refused.
@@ -37,7 +37,7 @@ pub struct Batch {
     family: Family,
     first: u32,
     count: u32,
-    what: Vec<What>,
+    what: Vec<(Family, What)>,
     /// Where the last message begins.
     last_at: usize,
 }
@@ -99,7 +99,12 @@ impl Batch {
         batch
     }
 
-    /// The family of its tables.
+    /// What follows is about tables of this family.
+    pub fn about(&mut self, family: Family) {
+        self.family = family;
+    }
+
+    /// The family of the tables that it is about now.
     pub(crate) fn family(&self) -> Family {
         self.family
     }
@@ -141,7 +146,7 @@ impl Batch {
     ) {
         let sequence = self.first + self.count;
         self.count += 1;
-        self.what.push(what);
+        self.what.push((self.family, what));
         self.last_at = self.writer.bytes().len();
         let family = self.family.number();
         let open = self.writer.begin_message(kind(kind_of), flags, sequence, family, 0);
@@ -365,8 +370,8 @@ fn put_key(w: &mut Writer, set: &Set, key: &Key) {
         w.end(open);
     };
     match set.range() {
-        Some(version) => {
-            let (first, last) = key.bounds(version);
+        Some(range) => {
+            let (first, last) = set.ordered(*key).bounds(range);
             put(1, &first);
             put(10, &last);
         }
@@ -382,12 +387,12 @@ pub(crate) struct Finished {
     first: u32,
     /// The number of the message whose acknowledgement says that the batch was taken.
     pub last: u32,
-    what: Vec<What>,
+    what: Vec<(Family, What)>,
 }
 
 impl Finished {
-    /// What a refused message was about.
-    pub fn what(&self, sequence: u32) -> Option<&What> {
+    /// What a refused message was about, and of which family.
+    pub fn what(&self, sequence: u32) -> Option<&(Family, What)> {
         let index = sequence.checked_sub(self.first)?.checked_sub(1)?;
         self.what.get(index as usize)
     }

@@ -19,6 +19,15 @@ pub type Key = Bytes<44>;
 /// What a key leads to in a map: at most an IPv6 address and a number.
 pub type Data = Bytes<20>;
 
+/// What the elements of a set are ranges of. A key says behind its fields how far its range goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Range {
+    /// Of the last field, an address: by a prefix length.
+    Addresses(IpVersion),
+    /// Of the port that begins at this byte of the key: by the last port.
+    Ports { at: usize },
+}
+
 impl<const N: usize> Bytes<N> {
     /// No fields yet.
     pub const EMPTY: Self = Self { length: 0, bytes: [0; N] };
@@ -50,7 +59,7 @@ impl<const N: usize> Bytes<N> {
         }
     }
 
-    /// With a number of one byte: a protocol.
+    /// With a number of one byte: a protocol, a type.
     pub fn byte(self, number: u8) -> Self {
         self.push(&[number])
     }
@@ -81,30 +90,52 @@ impl Key {
         self.address(network).push(&[prefix])
     }
 
-    /// The first and the last key of a key that ends in a range of addresses.
-    pub(crate) fn bounds(&self, version: IpVersion) -> (Self, Self) {
+    /// With all ports from the one in the key up to this one, for a set of ranges of ports. Behind
+    /// the last field.
+    pub fn up_to_port(self, last: u16) -> Self {
+        self.push(&last.to_be_bytes())
+    }
+
+    /// The first and the last key of a key that ends in what says how far its range goes.
+    pub(crate) fn bounds(&self, range: Range) -> (Self, Self) {
         let end = usize::from(self.length) - 4;
-        let prefix = usize::from(self.bytes[end]);
         let mut first = *self;
         first.bytes[end..].fill(0);
         first.length = end as u8;
         let mut last = first;
-        let address = end - version.address_len();
-        for bit in prefix..version.address_len() * 8 {
-            last.bytes[address + bit / 8] |= 0x80 >> (bit % 8);
+        match range {
+            Range::Addresses(version) => {
+                let address = end - version.address_len();
+                for bit in usize::from(self.bytes[end])..version.address_len() * 8 {
+                    last.bytes[address + bit / 8] |= 0x80 >> (bit % 8);
+                }
+            }
+            Range::Ports { at } => {
+                last.bytes[at..at + 2].copy_from_slice(&self.bytes[end..end + 2])
+            }
         }
         (first, last)
     }
 
-    /// The key with these bounds; `None` when they are not those of a prefix.
-    pub(crate) fn from_bounds(version: IpVersion, first: &[u8], last: &[u8]) -> Option<Self> {
-        let differ =
-            first.iter().zip(last).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>() as usize;
-        let prefix = (version.address_len() * 8).checked_sub(differ)?;
-        let is_long_enough = first.len() >= version.address_len() && first.len() + 4 <= 44;
-        let first = Self::from_bytes(first).filter(|_| is_long_enough)?;
-        let key = first.push(&[u8::try_from(prefix).ok()?]);
-        (key.bounds(version).1.as_bytes() == last).then_some(key)
+    /// The key with these bounds; `None` when they are not those of a range.
+    pub(crate) fn from_bounds(range: Range, first: &[u8], last: &[u8]) -> Option<Self> {
+        let end = match range {
+            Range::Addresses(version) => {
+                let differ = first.iter().zip(last).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>();
+                first.len().checked_sub(version.address_len())?;
+                let prefix = (version.address_len() * 8).checked_sub(differ as usize)?;
+                [u8::try_from(prefix).ok()?, 0]
+            }
+            Range::Ports { at } => *last.get(at..)?.first_chunk()?,
+        };
+        let key = Self::from_bytes(first).filter(|_| first.len() + 4 <= 44)?.push(&end);
+        (key.bounds(range).1.as_bytes() == last).then_some(key)
+    }
+
+    /// With the number that begins at this byte in the other byte order.
+    pub(crate) fn swapped(mut self, at: usize) -> Self {
+        self.bytes[at..at + 4].reverse();
+        self
     }
 }
 

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use denizen_netlink::Writer;
 use nix::libc;
 
+use crate::bytes::Key;
 use crate::family::{Family, IpVersion};
 use crate::field::{Field, Load};
 use crate::rule::{
@@ -26,6 +27,8 @@ pub(crate) const VERDICT_REGISTER: u32 = 0;
 
 const CMP_EQ: u32 = 0;
 const CMP_NEQ: u32 = 1;
+const CMP_LTE: u32 = 3;
+const CMP_GTE: u32 = 5;
 
 /// Writes a rule's statements as expressions into an open list.
 pub(crate) fn statements(writer: &mut Writer, family: Family, statements: &[Statement]) {
@@ -62,10 +65,10 @@ struct Expressions<'a> {
 impl Expressions<'_> {
     fn statement(&mut self, statement: &Statement) {
         match statement {
-            Statement::Equals(field, value) => {
-                self.load(*field, 0);
-                let value = value.as_bytes();
-                self.compare(CMP_EQ, &value[..field.size().min(value.len())]);
+            Statement::Equals(field, value) => self.compare_field(*field, &[(CMP_EQ, value)]),
+            Statement::NotEquals(field, value) => self.compare_field(*field, &[(CMP_NEQ, value)]),
+            Statement::Between(field, first, last) => {
+                self.compare_field(*field, &[(CMP_GTE, first), (CMP_LTE, last)]);
             }
             Statement::BeginsWith(field, prefix) => {
                 self.load(*field, 0);
@@ -104,13 +107,26 @@ impl Expressions<'_> {
         }
     }
 
-    /// In a bridge's table an address can only be read of what carries it. nft adds the same.
+    /// In a bridge's table an address can only be read of what carries it, and the type of an
+    /// ICMPv6 message only of one. nft adds the same.
     fn depend(&mut self, key: &[Field]) {
-        if self.family != Family::Bridge {
-            return;
-        }
-        if let Some(version) = key.iter().find_map(|field| field.address()) {
+        let version = key.iter().find_map(|field| field.address());
+        if let (Family::Bridge, Some(version)) = (self.family, version) {
             self.statement(&Statement::carries(version));
+        }
+        if key.contains(&Field::Icmpv6Type) {
+            let protocol = Key::EMPTY.byte(libc::IPPROTO_ICMPV6 as u8);
+            self.statement(&Statement::Equals(Field::Protocol, protocol));
+        }
+    }
+
+    /// Compares a field with values.
+    fn compare_field(&mut self, field: Field, with: &[(u32, &Key)]) {
+        self.depend(&[field]);
+        self.load(field, 0);
+        for (operator, value) in with {
+            let value = value.as_bytes();
+            self.compare(*operator, &value[..field.size().min(value.len())]);
         }
     }
 
@@ -168,17 +184,32 @@ impl Expressions<'_> {
         });
     }
 
-    /// Loads a key's fields into consecutive registers.
-    fn load_key(&mut self, key: &[Field]) {
+    /// Loads a key's fields into consecutive registers, as the set's keys have them
+    /// ([`Set::ordered`](crate::set::Set::ordered)).
+    fn load_key(&mut self, lookup: &Lookup) {
         let mut word = 0;
-        for field in key {
+        for field in &lookup.key {
             self.load(*field, word);
+            if lookup.is_ranged && field.is_host_number() {
+                self.swap_number(word);
+            }
             word += field.words();
         }
     }
 
+    fn swap_number(&mut self, word: u32) {
+        const HOST_TO_NETWORK: u32 = 1;
+        self.expression("byteorder", |w| {
+            w.put_u32(1, register(word));
+            w.put_u32(2, register(word));
+            w.put_u32(3, HOST_TO_NETWORK);
+            w.put_u32(4, 4);
+            w.put_u32(5, 4);
+        });
+    }
+
     fn find(&mut self, lookup: &Lookup, destination: Option<u32>) {
-        self.load_key(&lookup.key);
+        self.load_key(lookup);
         self.expression("lookup", |w| {
             w.put_str(1, lookup.set);
             w.put_u32(2, register(0));
@@ -190,7 +221,7 @@ impl Expressions<'_> {
 
     fn unless(&mut self, lookup: &Lookup) {
         const NFT_LOOKUP_F_INV: u32 = 1;
-        self.load_key(&lookup.key);
+        self.load_key(lookup);
         self.expression("lookup", |w| {
             w.put_str(1, lookup.set);
             w.put_u32(2, register(0));

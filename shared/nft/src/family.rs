@@ -88,7 +88,7 @@ impl IpVersion {
     }
 
     /// The EtherType of frames that carry it.
-    pub(crate) fn ether_type(self) -> u16 {
+    pub fn ether_type(self) -> u16 {
         match self {
             Self::V4 => 0x0800,
             Self::V6 => 0x86dd,

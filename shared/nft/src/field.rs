@@ -17,12 +17,18 @@ pub enum Field {
     Protocol,
     /// The transport protocol's destination port.
     DestinationPort,
+    /// The type of an ICMPv6 message. A rule that reads it matches ICMPv6 alone.
+    Icmpv6Type,
     /// The name of the input interface.
     InputInterface,
+    /// The name of the output interface.
+    OutputInterface,
     /// The kind of the input interface, as `ip link` names it.
     InputKind,
     /// The EtherType of what a frame carries.
     EtherType,
+    /// To whom a frame is addressed ([`Self::UNICAST`] and so on).
+    PacketType,
     /// The packet's mark.
     Mark,
     /// The packet's priority.
@@ -61,13 +67,21 @@ const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 
 impl Field {
+    /// [`Self::PacketType`] of a frame for one station. In a bridge's table that includes frames
+    /// for stations behind its ports, as they are when they come in.
+    pub const UNICAST: u8 = 0;
+    /// [`Self::PacketType`] of a frame for all stations.
+    pub const BROADCAST: u8 = 1;
+    /// [`Self::PacketType`] of a frame for a group of stations.
+    pub const MULTICAST: u8 = 2;
+
     /// Bytes of its value.
     pub(crate) fn size(self) -> usize {
         match self {
             Self::Source(version) | Self::Destination(version) => version.address_len(),
-            Self::Protocol => 1,
+            Self::Protocol | Self::Icmpv6Type | Self::PacketType => 1,
             Self::DestinationPort | Self::EtherType => 2,
-            Self::InputInterface | Self::InputKind => 16,
+            Self::InputInterface | Self::OutputInterface | Self::InputKind => 16,
             Self::Mark
             | Self::Priority
             | Self::ConnectionState
@@ -88,9 +102,12 @@ impl Field {
             Self::Source(version) | Self::Destination(version) => Some(version),
             Self::Protocol
             | Self::DestinationPort
+            | Self::Icmpv6Type
             | Self::InputInterface
+            | Self::OutputInterface
             | Self::InputKind
             | Self::EtherType
+            | Self::PacketType
             | Self::Mark
             | Self::Priority
             | Self::ConnectionState
@@ -107,11 +124,14 @@ impl Field {
             Self::Destination(IpVersion::V4) => Load::Payload(NETWORK_HEADER, 16),
             Self::Destination(IpVersion::V6) => Load::Payload(NETWORK_HEADER, 24),
             Self::DestinationPort => Load::Payload(TRANSPORT_HEADER, 2),
+            Self::Icmpv6Type => Load::Payload(TRANSPORT_HEADER, 0),
             Self::EtherType => Load::Meta(1),
             Self::Priority => Load::Meta(2),
             Self::Mark => Load::Meta(3),
             Self::InputInterface => Load::Meta(6),
+            Self::OutputInterface => Load::Meta(7),
             Self::Protocol => Load::Meta(16),
+            Self::PacketType => Load::Meta(19),
             Self::InputKind => Load::Meta(26),
             Self::ConnectionState => Load::Connection(0),
             Self::ConnectionStatus => Load::Connection(2),
@@ -126,9 +146,12 @@ impl Field {
             | Self::Destination(_)
             | Self::Protocol
             | Self::DestinationPort
+            | Self::Icmpv6Type
             | Self::EtherType => ByteOrder::Network,
             Self::InputInterface
+            | Self::OutputInterface
             | Self::InputKind
+            | Self::PacketType
             | Self::Mark
             | Self::Priority
             | Self::ConnectionState
@@ -136,6 +159,11 @@ impl Field {
             | Self::ConnectionMark
             | Self::Random(_) => ByteOrder::Host,
         }
+    }
+
+    /// Whether it is a number that the host and the network write differently.
+    pub(crate) fn is_host_number(self) -> bool {
+        self.byte_order() == ByteOrder::Host && self.size() == 4
     }
 
     /// nft's number for the type of its values (`enum datatypes` in nft's datatype.h), by which
@@ -152,7 +180,9 @@ impl Field {
             Self::Priority => (23, "classid"),
             Self::ConnectionState => (26, "ct_state"),
             Self::ConnectionStatus => (28, "ct_status"),
-            Self::InputInterface | Self::InputKind => (41, "ifname"),
+            Self::Icmpv6Type => (29, "icmpv6_type"),
+            Self::PacketType => (31, "pkt_type"),
+            Self::InputInterface | Self::OutputInterface | Self::InputKind => (41, "ifname"),
         }
     }
 
@@ -171,6 +201,7 @@ impl Field {
             (Self::Destination(IpVersion::V4), _) => payload(12, 12),
             (Self::Source(IpVersion::V6), _) => payload(13, 8),
             (Self::Destination(IpVersion::V6), _) => payload(13, 9),
+            (Self::Icmpv6Type, _) => payload(14, 1),
             (_, Load::Payload(..)) => payload(11, 2),
             (_, Load::Meta(key)) => expression(META, &numbers(&[key])),
             (_, Load::Connection(key)) => expression(CONNECTION, &numbers(&[key, NO_DIRECTION])),
@@ -193,6 +224,13 @@ impl Field {
                 number => or_unknown(f, number),
             },
             Self::DestinationPort => or_unknown(f, short()),
+            Self::Icmpv6Type => or_unknown(f, value.first()),
+            Self::PacketType => match value.first() {
+                Some(&Self::UNICAST) => f.write_str("host"),
+                Some(&Self::BROADCAST) => f.write_str("broadcast"),
+                Some(&Self::MULTICAST) => f.write_str("multicast"),
+                number => or_unknown(f, number),
+            },
             Self::EtherType => {
                 let is = |version: &IpVersion| Some(version.ether_type()) == short();
                 match IpVersion::BOTH.into_iter().find(is) {
@@ -200,7 +238,7 @@ impl Field {
                     None => or_unknown(f, short()),
                 }
             }
-            Self::InputInterface | Self::InputKind => {
+            Self::InputInterface | Self::OutputInterface | Self::InputKind => {
                 let name: Vec<u8> = value.iter().copied().take_while(|byte| *byte != 0).collect();
                 write!(f, "\"{}\"", String::from_utf8_lossy(&name))
             }
@@ -229,9 +267,12 @@ impl Field {
             | Self::Destination(_)
             | Self::Protocol
             | Self::DestinationPort
+            | Self::Icmpv6Type
             | Self::InputInterface
+            | Self::OutputInterface
             | Self::InputKind
             | Self::EtherType
+            | Self::PacketType
             | Self::Mark
             | Self::Priority
             | Self::ConnectionMark
@@ -260,9 +301,12 @@ impl fmt::Display for Field {
             Self::Destination(version) => write!(f, "{} daddr", version.header()),
             Self::Protocol => f.write_str("meta l4proto"),
             Self::DestinationPort => f.write_str("th dport"),
+            Self::Icmpv6Type => f.write_str("icmpv6 type"),
             Self::InputInterface => f.write_str("iifname"),
+            Self::OutputInterface => f.write_str("oifname"),
             Self::InputKind => f.write_str("meta iifkind"),
             Self::EtherType => f.write_str("meta protocol"),
+            Self::PacketType => f.write_str("meta pkttype"),
             Self::Mark => f.write_str("meta mark"),
             Self::Priority => f.write_str("meta priority"),
             Self::ConnectionState => f.write_str("ct state"),

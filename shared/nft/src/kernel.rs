@@ -86,7 +86,7 @@ impl Kernel {
         self.socket.portid()
     }
 
-    /// A batch about tables of a family. With `generation`, the kernel refuses it when anybody has
+    /// A batch about tables of a family, and of others after [`Batch::about`]. With `generation`, the kernel refuses it when anybody has
     /// changed anything since then ([`NftError::Raced`]).
     pub fn batch(&mut self, family: Family, generation: Option<u32>) -> Batch {
         // A batch has fewer messages than this by far; numbers need only differ from the last
@@ -112,9 +112,10 @@ impl Kernel {
             NetlinkError::Refused(ref refusal) if refusal.errno == Errno::ERESTART => {
                 NftError::Raced { family }
             }
-            NetlinkError::Refused(ref refusal) => {
-                NftError::Refused { family, what: batch.what(refusal.sequence).cloned(), source }
-            }
+            NetlinkError::Refused(ref refusal) => match batch.what(refusal.sequence).cloned() {
+                Some((family, what)) => NftError::Refused { family, what: Some(what), source },
+                None => NftError::Refused { family, what: None, source },
+            },
             source @ (NetlinkError::Io { .. }
             | NetlinkError::Overflow
             | NetlinkError::Interrupted

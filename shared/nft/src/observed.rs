@@ -195,7 +195,9 @@ impl Observed {
             let element = Attributes::new(element);
             let first = element.nested(1).find(1);
             let key = first.and_then(|first| match (set.range(), element.nested(10).find(1)) {
-                (Some(version), Some(last)) => Key::from_bounds(version, first, last),
+                (Some(range), Some(last)) => {
+                    Key::from_bounds(range, first, last).map(|key| set.ordered(key))
+                }
                 (None, None) => Key::from_bytes(first),
                 (Some(_), None) | (None, Some(_)) => None,
             });

@@ -104,6 +104,10 @@ pub struct Rule {
 pub enum Statement {
     /// Asks whether the field has this value.
     Equals(Field, Key),
+    /// Asks whether it has another value.
+    NotEquals(Field, Key),
+    /// Asks whether the field, a number in network order, lies between these two or is one of them.
+    Between(Field, Key, Key),
     /// Asks whether the field, an interface's name, begins so.
     BeginsWith(Field, Arc<str>),
     /// Asks whether the field, an address, is in the range of this address and prefix length.
@@ -168,6 +172,8 @@ pub struct Lookup {
     pub set: &'static str,
     /// The fields that make the key.
     pub key: Vec<Field>,
+    /// Whether the set's elements are ranges.
+    pub(crate) is_ranged: bool,
 }
 
 /// A field that rules can change.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::bytes::{Data, Key, read_address};
+use crate::bytes::{Data, Key, Range, read_address};
 use crate::family::{Family, IpVersion};
 use crate::field::{ByteOrder, Field};
 use crate::rule::Lookup;
@@ -41,8 +41,9 @@ pub struct Set {
     pub comment: &'static str,
     /// The fields that a key consists of.
     pub key: Vec<Field>,
-    /// Whether the last of several fields is an address, and elements are ranges of it
-    /// ([`Key::range`]).
+    /// Whether elements are ranges: of the last of several fields if that is an address
+    /// ([`Key::range`]), else of the destination port ([`Key::up_to_port`]). The ranges do not
+    /// overlap.
     pub is_ranged: bool,
     /// What a key leads to.
     pub data: DataType,
@@ -135,15 +136,20 @@ fn description_of(fields: &[Field]) -> Vec<u8> {
 impl Set {
     /// A lookup of the packet's values of the key.
     pub fn lookup(&self) -> Lookup {
-        Lookup { set: self.name, key: self.key.clone() }
+        self.lookup_of(self.key.clone())
     }
 
-    /// The same, where a number below `below` is drawn in place of the key's random number.
+    /// A lookup of other fields than those that the set is declared with: of the same sizes.
+    pub fn lookup_of(&self, key: Vec<Field>) -> Lookup {
+        Lookup { set: self.name, key, is_ranged: self.is_ranged }
+    }
+
+    /// The same as [`Self::lookup`], where a number below `below` is drawn in place of the key's random number.
     pub fn draw(&self, below: u32) -> Lookup {
         let is_random = |field: &Field| matches!(field, Field::Random(_));
         let drawn =
             self.key.iter().map(|it| if is_random(it) { Field::Random(below) } else { *it });
-        Lookup { set: self.name, key: drawn.collect() }
+        self.lookup_of(drawn.collect())
     }
 
     /// The kernel's number for the key's type, and the key's length.
@@ -160,9 +166,22 @@ impl Set {
         }
     }
 
-    /// The version of the addresses that its ranges are of.
-    pub(crate) fn range(&self) -> Option<IpVersion> {
-        self.key.last().filter(|_| self.is_ranged)?.address()
+    /// What its elements are ranges of.
+    pub(crate) fn range(&self) -> Option<Range> {
+        let last = self.key.last().filter(|_| self.is_ranged)?;
+        if let Some(version) = last.address() {
+            return Some(Range::Addresses(version));
+        }
+        let port = self.key.iter().position(|field| *field == Field::DestinationPort)?;
+        Some(Range::Ports { at: len_of(&self.key[..port]) as usize })
+    }
+
+    /// A key as the kernel has it, or one of the kernel's as it is here: where the kernel compares
+    /// fields by their order, numbers are in network order.
+    pub(crate) fn ordered(&self, key: Key) -> Key {
+        let numbers = self.key.iter().enumerate().filter(|(_, field)| field.is_host_number());
+        let at = numbers.map(|(n, _)| len_of(&self.key[..n]) as usize);
+        if self.is_ranged { at.fold(key, Key::swapped) } else { key }
     }
 
     /// `enum nft_set_flags`.
@@ -204,7 +223,7 @@ impl Set {
 
     /// A key as nft writes it, its fields joined by ` . `.
     pub fn key_text<'a>(&'a self, key: &'a Key) -> impl fmt::Display + 'a {
-        FieldsText { fields: &self.key, is_ranged: self.is_ranged, bytes: key.as_bytes() }
+        FieldsText { fields: &self.key, range: self.range(), bytes: key.as_bytes() }
     }
 }
 
@@ -222,25 +241,29 @@ pub(crate) fn without_comment(user_data: &[u8]) -> Vec<u8> {
 /// Values of fields as nft writes them.
 pub(crate) struct FieldsText<'a> {
     pub fields: &'a [Field],
-    pub is_ranged: bool,
+    pub range: Option<Range>,
     pub bytes: &'a [u8],
 }
 
 impl fmt::Display for FieldsText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut rest = self.bytes;
+        let end = self.bytes.get(len_of(self.fields) as usize..).unwrap_or_default();
+        let mut at = 0;
         for (n, field) in self.fields.iter().enumerate() {
             if n > 0 {
                 f.write_str(" . ")?;
             }
-            let taken = field.words() as usize * 4;
-            let (value, behind) = rest.split_at(taken.min(rest.len()));
+            let value = self.bytes.get(at..).unwrap_or_default();
             field.write(f, value)?;
-            rest = behind;
+            if self.range == Some(Range::Ports { at }) && value.get(..2) != end.get(..2) {
+                f.write_str("-")?;
+                field.write(f, end)?;
+            }
+            at += field.words() as usize * 4;
         }
-        match (self.is_ranged, rest.first()) {
-            (true, Some(prefix)) => write!(f, "/{prefix}"),
-            (true, None) | (false, _) => Ok(()),
+        match (self.range, end.first()) {
+            (Some(Range::Addresses(_)), Some(prefix)) => write!(f, "/{prefix}"),
+            (Some(Range::Addresses(_)), None) | (Some(Range::Ports { .. }) | None, _) => Ok(()),
         }
     }
 }

@@ -7,31 +7,42 @@ use nix::sched::{CloneFlags, unshare};
 use proptest::prelude::*;
 
 use super::*;
+use crate::bytes::Range;
 
 const NAMES: SetId = SetId(0);
 const RANGES: SetId = SetId(1);
 const WHERE: SetId = SetId(2);
 const TO: SetId = SetId(3);
 const SEEN: SetId = SetId(4);
+const PORTS: SetId = SetId(5);
+const NETWORKS: SetId = SetId(6);
 
 fn set(id: SetId, name: &'static str, key: &[Field], data: DataType) -> Set {
     Set { id, name, comment: "a set", key: key.into(), is_ranged: false, data, room: None }
 }
 
 fn schema(family: Family) -> Schema {
-    use Field::{Destination, DestinationPort, InputInterface, Mark, Priority, Random, Source};
+    use Field::{
+        Destination, DestinationPort, EtherType, InputInterface, Mark, Priority, Protocol, Random,
+        Source,
+    };
     let version = if family == Family::Ip { IpVersion::V4 } else { IpVersion::V6 };
     let address = Destination(version);
     let to = DataType::Fields(vec![address, DestinationPort]);
     let ranges = set(RANGES, "ranges", &[Mark, Source(version)], DataType::None);
-    let seen =
-        set(SEEN, "seen", &[Priority, Source(version)], DataType::Fields(vec![Field::Priority]));
+    let number = DataType::Fields(vec![Priority]);
+    let seen = set(SEEN, "seen", &[Priority, Source(version)], number.clone());
+    let ports =
+        set(PORTS, "ports", &[address, Protocol, DestinationPort, Priority], DataType::None);
+    let networks = set(NETWORKS, "networks", &[EtherType, Source(version)], number);
     let sets = vec![
         set(NAMES, "names", &[InputInterface, Source(version)], DataType::None),
         Set { is_ranged: true, ..ranges },
-        set(WHERE, "where", &[address, Field::Protocol, DestinationPort], DataType::Verdict),
+        set(WHERE, "where", &[address, Protocol, DestinationPort], DataType::Verdict),
         set(TO, "to", &[DestinationPort, Random(16)], to),
         Set { room: Some(1024), ..seen },
+        Set { is_ranged: true, ..ports },
+        Set { is_ranged: true, ..networks },
     ];
     Schema { family, name: "some", comment: "for a test", sets }
 }
@@ -86,6 +97,23 @@ fn chains(schema: &Schema) -> Vec<Chain> {
         ]),
         rule([Statement::GoWhere(lookup(WHERE))]),
     ];
+    let of_destination = vec![Field::EtherType, Field::Destination(version)];
+    let of_destination = schema.set(NETWORKS).lookup_of(of_destination);
+    let forwarded = vec![
+        rule([
+            Statement::NotEquals(Field::PacketType, Key::EMPTY.byte(Field::UNICAST)),
+            Statement::BeginsWith(Field::OutputInterface, "veth".into()),
+            Statement::Between(Field::Icmpv6Type, Key::EMPTY.byte(130), Key::EMPTY.byte(137)),
+            Statement::Verdict(Verdict::Accept),
+        ]),
+        rule([Statement::Assign(Variable::Priority, Assigned::Found(lookup(NETWORKS)))]),
+        rule([
+            Statement::Assign(Variable::Priority, Assigned::Found(of_destination)),
+            Statement::Equals(Field::OutputInterface, Key::EMPTY.interface("veth1")),
+            Statement::In(lookup(PORTS)),
+            Statement::Verdict(Verdict::Return),
+        ]),
+    ];
     let translate = Statement::Dnat(version, schema.set(TO).draw(4));
     let tcp = Statement::Equals(Field::Protocol, Key::EMPTY.byte(6));
     let base = |kind, hook| Some(BaseChain { kind, hook, priority: -10 });
@@ -100,6 +128,7 @@ fn chains(schema: &Schema) -> Vec<Chain> {
             ],
         ),
         chain("filter", base(Kind::Filter, Hook::Prerouting), filter),
+        chain("forwarded", base(Kind::Filter, Hook::Forward), forwarded),
         chain("arriving", base(Kind::Nat, Hook::Prerouting), vec![rule([tcp, translate])]),
         chain("leaving", base(Kind::Nat, Hook::Postrouting), vec![rule([Statement::Masquerade])]),
     ]
@@ -111,6 +140,8 @@ fn elements(schema: &Schema) -> Vec<Element> {
         Family::Ip6 | Family::Inet | Family::Bridge => Ipv6Addr::UNSPECIFIED.into(),
     };
     let element = |set, key, value| Element { set, key, value, comment: Some("words".into()) };
+    let ports = Key::EMPTY.address(address).byte(6).port(80);
+    let network = Key::EMPTY.port(IpVersion::of(address).ether_type());
     vec![
         element(NAMES, Key::EMPTY.interface("veth1").address(address), Value::Member),
         element(RANGES, Key::EMPTY.number(7).range(address, 9), Value::Member),
@@ -120,6 +151,9 @@ fn elements(schema: &Schema) -> Vec<Element> {
             Value::Member,
         ),
         element(WHERE, Key::EMPTY.address(address).byte(17).port(53), Value::Goto("refuse".into())),
+        element(PORTS, ports.number(7).up_to_port(90), Value::Member),
+        element(PORTS, ports.number(8).up_to_port(80), Value::Member),
+        element(NETWORKS, network.range(address, 9), Value::Data(Data::EMPTY.number(0x4000_0007))),
         element(TO, Key::EMPTY.port(80).number(3), Value::Data(endpoint(address, 8080))),
     ]
 }
@@ -145,7 +179,8 @@ fn the_kernel_gives_everything_back_as_it_was_sent() {
             let (chains, elements) = (chains(&schema), elements(&schema));
             kernel.try_table(&schema, &chains).unwrap();
             assert!(!kernel.observe(&schema).unwrap().is_there(), "it was only tried");
-            let mut batch = kernel.batch(family, None);
+            let mut batch = kernel.batch(Family::Bridge, None);
+            batch.about(family);
             batch.replace_table(false, &schema, &chains);
             batch.add_elements(&schema, &elements);
             kernel.commit(batch).unwrap();
@@ -199,6 +234,54 @@ fn all_but_what_the_kernel_refuses_is_taken() {
     });
 }
 
+/// Half of a change would be a state that nobody asked for.
+#[test]
+fn a_batch_about_several_families_is_taken_whole_or_not_at_all() {
+    alone(|kernel| {
+        let (v4, v6) = (schema(Family::Ip), schema(Family::Ip6));
+        let mut both = |last: &Element| {
+            let mut batch = kernel.batch(Family::Ip, None);
+            batch.replace_table(false, &v4, &chains(&v4));
+            batch.about(Family::Ip6);
+            batch.replace_table(false, &v6, &chains(&v6));
+            batch.add_elements(&v6, std::slice::from_ref(last));
+            let sent = kernel.commit(batch);
+            let there = [&v4, &v6].map(|schema| kernel.observe(schema).unwrap().is_there());
+            (sent, there)
+        };
+        let element = &mut elements(&v6)[3];
+        element.value = Value::Goto("not-there".into());
+        let (sent, there) = both(element);
+        let Err(NftError::Refused { family: Family::Ip6, what: Some(what), .. }) = sent else {
+            panic!("{sent:?}");
+        };
+        assert_eq!((what, there), (What::Elements("where"), [false, false]));
+        element.value = Value::Goto("refuse".into());
+        let (sent, there) = both(element);
+        sent.unwrap();
+        assert_eq!(there, [true, true]);
+    });
+}
+
+#[test]
+fn ranges_are_written_as_nft_writes_them() {
+    let schema = schema(Family::Ip);
+    let text = |element: &Element| schema.set(element.set).key_text(&element.key).to_string();
+    let of = |id| elements(&schema).into_iter().filter(move |element| element.set == id);
+    let texts: Vec<_> = [RANGES, PORTS, NETWORKS].into_iter().flat_map(of).collect();
+    let texts: Vec<_> = texts.iter().map(text).collect();
+    assert_eq!(
+        texts,
+        [
+            "0x00000007 . 10.0.0.0/9",
+            "0x00000008 . 10.0.0.0/32",
+            "10.0.0.0 . tcp . 80-90 . 0000:0007",
+            "10.0.0.0 . tcp . 80 . 0000:0008",
+            "ip . 10.0.0.0/9",
+        ]
+    );
+}
+
 proptest! {
     #[test]
     fn a_range_is_found_by_its_bounds(address: u128, number: u32, bits in 0_u8..=128) {
@@ -207,9 +290,29 @@ proptest! {
         let v4 = IpAddr::from(Ipv4Addr::from((address & mask(32)) as u32));
         for (ip, bits) in [(v6, bits), (v4, bits.min(32))] {
             let key = Key::EMPTY.number(number).range(ip, bits);
-            let (first, last) = key.bounds(IpVersion::of(ip));
-            let found = Key::from_bounds(IpVersion::of(ip), first.as_bytes(), last.as_bytes());
+            let range = Range::Addresses(IpVersion::of(ip));
+            let (first, last) = key.bounds(range);
+            let found = Key::from_bounds(range, first.as_bytes(), last.as_bytes());
             prop_assert_eq!(found, Some(key));
+        }
+    }
+
+    #[test]
+    fn a_range_of_ports_is_found_by_its_bounds(address: u128, number: u32, a: u16, b: u16) {
+        let addresses =
+            [IpAddr::from(Ipv6Addr::from(address)), Ipv4Addr::from(address as u32).into()];
+        for ip in addresses {
+            let schema = schema(IpVersion::of(ip).into());
+            let set = schema.set(PORTS);
+            let fields = Key::EMPTY.address(ip).byte(6).port(a.min(b)).number(number);
+            let key = fields.up_to_port(a.max(b));
+            let range = set.range().unwrap();
+            let (first, last) = set.ordered(key).bounds(range);
+            prop_assert_eq!(first.as_bytes().len(), fields.as_bytes().len());
+            let found = Key::from_bounds(range, first.as_bytes(), last.as_bytes()).unwrap();
+            prop_assert_eq!(set.ordered(found), key);
+            let none = Key::from_bounds(range, first.as_bytes(), &[]);
+            prop_assert_eq!(none, None);
         }
     }
 }

@@ -132,7 +132,7 @@ fn element_text(set: &Set, element: &Element) -> ElementText {
         (Value::Member, _) => None,
         (Value::Goto(chain), _) => Some(format!("goto {chain}")),
         (Value::Data(data), DataType::Fields(fields)) => {
-            let text = FieldsText { fields, is_ranged: false, bytes: data.as_bytes() };
+            let text = FieldsText { fields, range: None, bytes: data.as_bytes() };
             Some(text.to_string())
         }
         (Value::Data(data), DataType::None | DataType::Verdict) => Some(format!("{data:?}")),
@@ -166,6 +166,16 @@ impl fmt::Display for Statement {
             Self::Equals(field, value) => {
                 write!(f, "{field} ")?;
                 field.write(f, value.as_bytes())
+            }
+            Self::NotEquals(field, value) => {
+                write!(f, "{field} != ")?;
+                field.write(f, value.as_bytes())
+            }
+            Self::Between(field, first, last) => {
+                write!(f, "{field} ")?;
+                field.write(f, first.as_bytes())?;
+                f.write_str("-")?;
+                field.write(f, last.as_bytes())
             }
             Self::BeginsWith(field, prefix) => write!(f, "{field} \"{prefix}*\""),
             Self::Within(field, network, prefix) => write!(f, "{field} {network}/{prefix}"),
