@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 use denizen_agent::model::{Event, Listing, NodeAddress};
+use denizen_agent::source::Features;
 use denizen_agent::source::manifests::{Config, read};
 use tempfile::TempDir;
 
@@ -85,7 +86,11 @@ fn document(text: &mut String, service: usize, nodes: usize) {
 
 /// All that the agent must know before it programs anything: the folder's objects, and this node.
 pub fn facts(folder: &Path) -> Vec<Event> {
-    let config = Config { folder: folder.to_owned(), node_name: NODE.to_owned() };
+    let config = Config {
+        folder: folder.to_owned(),
+        node_name: NODE.to_owned(),
+        features: Features::default(),
+    };
     let (mut events, problems) = read(&config).expect("the folder was just written");
     assert!(problems.is_empty(), "{problems:?}");
     events.push(Event::Pods(programmed_pods(0)));
