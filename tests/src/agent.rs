@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Pid;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::binary;
 use crate::eventually::{eventually, observed};
@@ -158,7 +158,8 @@ impl Agent {
     /// ended.
     pub fn wait_programmed(&mut self, patience: Duration) -> Result<()> {
         eventually("programmed", patience, || {
-            let is_programmed = self.asked_directly().is_ok_and(|status| status["synced"] == true);
+            let status = self.ask_directly(&json!({ "status": {} }));
+            let is_programmed = status.is_ok_and(|status| status["synced"] == true);
             if !is_programmed && let Some(status) = self.child.try_wait()? {
                 bail!("denizen-agent ended with {status}");
             }
@@ -214,14 +215,14 @@ impl Agent {
             .with_context(|| format!("an explanation unlike design.md's: {answer}"))
     }
 
-    /// What this very agent says of itself through its socket, without a process in between.
-    fn asked_directly(&self) -> Result<Value> {
+    /// What this very agent answers through its socket, without a process in between.
+    pub fn ask_directly(&self, request: &Value) -> Result<Value> {
         let path = self.settings.run_dir.join(denizen_state::run_dir::SOCKET);
         let mut stream = UnixStream::connect(path)?;
         let answering = getsockopt(&stream, PeerCredentials)?.pid();
         ensure!(u32::try_from(answering)? == self.pid(), "process {answering} answers there");
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-        stream.write_all(b"{\"status\":{}}\n")?;
+        stream.write_all(format!("{request}\n").as_bytes())?;
         let mut line = String::new();
         BufReader::new(stream).read_line(&mut line)?;
         Ok(serde_json::from_str(&line)?)

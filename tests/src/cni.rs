@@ -69,14 +69,16 @@ impl Call {
         Call::of_pod(container, container, pod.path())
     }
 
-    /// The interface `eth0` of the pod `default/<name>`, whose sandbox is `container`.
+    /// The interface `eth0` of the pod `name`, whose sandbox is `container`. The pod's namespace is
+    /// `default` unless the name begins with another one: `namespace/name`.
     pub fn of_pod(container: &str, name: &str, netns: &Path) -> Call {
+        let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
         Call {
             container: container.to_owned(),
             interface: POD_INTERFACE.to_owned(),
             netns: Some(netns.to_owned()),
             args: format!(
-                "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={name};K8S_POD_INFRA_CONTAINER_ID={container};K8S_POD_UID=uid-{container}"
+                "IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_INFRA_CONTAINER_ID={container};K8S_POD_UID=uid-{container}"
             ),
         }
     }

@@ -37,6 +37,7 @@ pub mod pod;
 pub mod policy;
 pub mod probe;
 pub mod quickstart;
+pub mod random;
 pub mod ruleset;
 pub mod sctp;
 pub mod server;

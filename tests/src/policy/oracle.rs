@@ -99,7 +99,8 @@ fn isolates(policy: &NetworkPolicy, pod: &Pod, direction: Direction) -> bool {
         && has_direction(policy, direction)
 }
 
-/// Without `policyTypes` a policy is about ingress, and about egress if it has rules for it.
+/// Without `policyTypes` a policy is about ingress, and about egress if it has rules for it. A type
+/// that cannot be understood may be either.
 fn has_direction(policy: &NetworkPolicy, direction: Direction) -> bool {
     let named = policy.spec.policy_types.iter().flatten().collect::<Vec<_>>();
     let has_egress_rules = policy.spec.egress.as_ref().is_some_and(|rules| !rules.is_empty());

@@ -11,7 +11,6 @@
 mod agent;
 mod cluster;
 mod compare;
-mod draw;
 mod expected;
 mod found;
 mod place;
@@ -23,12 +22,11 @@ mod world;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use denizen_tests::effort;
-use proptest::strategy::Strategy;
-use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
+use denizen_tests::random::{play, seed};
 
 use self::agent::Agent;
 use self::compare::{compare, fates, remembers};
@@ -94,41 +92,4 @@ fn check(world: &World, agent: &Agent, met: &Met) -> Result<()> {
     }
     let first = &world.packets[0];
     remembers(world, agent, &reader, first).with_context(|| format!("{first:?}"))
-}
-
-/// The one that `PROPTEST_RNG_SEED` names, else a fresh one.
-fn seed() -> Result<u64> {
-    match Config::default().rng_seed {
-        RngSeed::Fixed(seed) => Ok(seed),
-        RngSeed::Random => {
-            Ok(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_nanos() as u64)
-        }
-    }
-}
-
-/// Plays so many worlds of a seed; a failure names the seed, and shows a world shrunk as far as
-/// `shrinking` allows.
-fn play(
-    count: u32,
-    seed: u64,
-    shrinking: Duration,
-    worlds: impl Strategy<Value = World>,
-    test: impl Fn(&World) -> Result<()>,
-) -> Result<()> {
-    let config = Config {
-        cases: count,
-        rng_seed: RngSeed::Fixed(seed),
-        max_shrink_time: u32::try_from(shrinking.as_millis())?,
-        max_shrink_iters: if shrinking.is_zero() { 0 } else { u32::MAX },
-        failure_persistence: None,
-        ..Config::default()
-    };
-    let played = TestRunner::new(config).run(&worlds, |world| {
-        test(&world).map_err(|error| TestCaseError::fail(format!("{error:#}")))
-    });
-    match played {
-        Ok(()) => Ok(()),
-        Err(TestError::Fail(why, world)) => bail!("PROPTEST_RNG_SEED={seed}: {why}\n{world}"),
-        Err(TestError::Abort(why)) => bail!("PROPTEST_RNG_SEED={seed}: {why}"),
-    }
 }

@@ -14,13 +14,13 @@ use denizen_tests::flows::table::{
 };
 use denizen_tests::pod::Wiring;
 use denizen_tests::probe::Protocol;
+use denizen_tests::random::{self, seed};
 use serde_json::{Value, json};
 
 use super::agent::Agent;
 use super::compare::{is_sticky, service};
 use super::place::{HERE, PROTOCOLS};
 use super::reader::Arrival;
-use super::seed;
 use super::services::Wildness;
 use super::world::{World, worlds};
 
@@ -42,7 +42,7 @@ fn play(wiring: Wiring) -> Result<()> {
     let count = u32::try_from(effort::times(30, 6))?;
     // Shrinking would take hours: a world is hosts, pods and servers.
     for seed in [1, seed()?] {
-        super::play(count, seed, Duration::ZERO, worlds(Wildness::Playable), |world| {
+        random::play(count, seed, Duration::ZERO, worlds(Wildness::Playable), |world| {
             let case = case(world)?;
             eprintln!("seed {seed}: {} packets", case.flows.len());
             flows::play(&case, Backend::Nftables, wiring)

@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use super::draw::Draw;
 use super::place::Places;
 use super::services::Wildness;
 use super::world::{Pod, World, ip};
+use denizen_tests::random::Draw;
 
 /// The input interface, and the bridge's port before it, where there is one.
 type Link = (String, Option<String>);

@@ -3,10 +3,10 @@
 
 use serde_json::{Value, json};
 
-use super::draw::Draw;
 use super::place::{
     AWAY, FAMILIES, HERE, NODE_PORTS, PORT_NAMES, PORTS, PROTOCOLS, Places, TARGETS, ZONES,
 };
+use denizen_tests::random::Draw;
 
 /// How wild a world may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -95,7 +95,8 @@ fn directions_and_their_defaults() {
         (json!({ "policyTypes": ["Egress"], "ingress": [] }), all.clone(), none()),
         (json!({ "policyTypes": ["Ingress"], "egress": [] }), none(), all.clone()),
         (json!({ "policyTypes": ["Ingress", "Egress"] }), none(), none()),
-        (json!({ "policyTypes": ["Outgress"] }), none(), none()),
+        (json!({ "policyTypes": ["Outgress"], "egress": [{}] }), none(), none()),
+        (json!({ "policyTypes": ["Outgress", "Egress"], "egress": [{}] }), none(), all.clone()),
     ];
     for (spec, ingress, egress) in cases {
         assert_eq!(reach(vec![policy(spec.clone())]), (ingress, egress), "{spec}");
