@@ -12,7 +12,7 @@ pub struct Affinity {
     /// Now, by family and map. Empty if no service has session affinity, or if the kernel does not
     /// say.
     pub clients: Vec<Clients>,
-    /// New clients that found the map of all clients full, since the rules were programmed.
+    /// New clients while the map of all clients was full, since the rules were programmed.
     pub crowded: Crowded,
 }
 
@@ -26,15 +26,15 @@ pub struct Clients {
     pub map: String,
     /// How many.
     pub clients: u32,
-    /// How many it takes.
+    /// The most that it can hold.
     pub room: u32,
 }
 
-/// What became of new clients that found the map of all clients full.
+/// How new clients were remembered while the map of all clients was full.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Crowded {
-    /// Remembered like all others: pods of this node, and some clients of each service port.
+    /// Remembered like all others: local pods, and some clients of each service port.
     pub reserved: u64,
     /// Remembered for a short time.
     pub briefly: u64,

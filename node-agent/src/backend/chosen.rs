@@ -1,4 +1,4 @@
-//! The backend that was chosen, when the agent started, for as long as it runs.
+//! The backend that was chosen when the agent started.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ pub enum Chosen {
     Iptables(Box<Iptables>),
 }
 
-/// Why the chosen backend's kernel is not as it should be.
+/// Why the chosen backend failed.
 #[derive(Debug, Error)]
 pub enum ChosenError {
     /// nf_tables'.
@@ -33,11 +33,11 @@ pub enum ChosenError {
     /// iptables'.
     #[error(transparent)]
     Iptables(#[from] IptablesError),
-    /// The bridge's table cannot be had, and nothing else tells a pod from its neighbour on the
-    /// bridge.
+    /// The kernel does not accept the bridge's table, and nothing else detects a forged pod address
+    /// on a bridge.
     #[error("--detect-local pod-state=port-exact cannot be had on this node, with any backend")]
     Ports(#[source] NftablesError),
-    /// There is no netlink to be had.
+    /// Netlink cannot be opened.
     #[error("cannot open netlink to nf_tables")]
     Netlink(#[from] NetlinkError),
 }
@@ -47,7 +47,7 @@ pub enum ChosenError {
 pub struct BackendConfig {
     /// Its name.
     pub name: BackendName,
-    /// With iptables: whose tables; `None` where that is to be found out.
+    /// With iptables: the variant; `None` to detect it.
     pub iptables_variant: Option<Variant>,
 }
 
@@ -60,9 +60,8 @@ pub struct Choice {
     pub why: String,
 }
 
-/// What `--backend auto` stands for on this node: nftables where the kernel can do all that it
-/// needs to detect local traffic so, found out by tables that are taken back before anybody
-/// sees them.
+/// The backend for `--backend auto` on this node: nftables if the kernel can do all that it needs
+/// with this detector. To find out, it adds tables in a batch that is never committed.
 ///
 /// # Errors
 /// When iptables could do no better: which of a bridge's ports a packet came in through,
@@ -110,8 +109,8 @@ impl Chosen {
         })
     }
 
-    /// Removes the tables of nf_tables that another backend of ours left. Called when this one's
-    /// rules are all in the kernel: until then the others serve. Returns the variant of iptables
+    /// Removes the nf_tables tables that another backend of ours left. It is called when all rules
+    /// of this one are in the kernel: until then the other's serve. Returns the variant of iptables
     /// that this backend uses, if it uses one.
     ///
     /// # Errors
@@ -130,7 +129,7 @@ impl Chosen {
     }
 }
 
-/// The rules that a backend makes of a plan.
+/// A plan, rendered by a backend.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub enum Rendering {
@@ -141,7 +140,7 @@ pub enum Rendering {
 }
 
 impl Rendering {
-    /// As that backend would program it. Needs no kernel.
+    /// The rules that this backend would program. Needs no kernel.
     pub fn of(name: BackendName, plan: &Plan) -> Self {
         match name {
             BackendName::Nftables => Self::Nftables(nftables::render(plan)),

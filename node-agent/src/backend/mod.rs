@@ -1,4 +1,4 @@
-//! From decisions to the kernel. A backend never decides; it renders.
+//! Backends program the kernel from a plan. A backend renders and never decides.
 
 mod affinity;
 pub mod chosen;
@@ -55,8 +55,9 @@ impl fmt::Display for BackendName {
 }
 
 impl BackendName {
-    /// What it can do. As in kube-proxy's iptables mode, iptables leaves alone what no service has,
-    /// and it refuses in the filter table, before the nat table's chains restrict sources.
+    /// What it can do. As in kube-proxy's iptables mode, iptables leaves addresses and ports
+    /// without a service alone. It refuses in the filter table, before the nat table's chains
+    /// restrict sources.
     pub fn capabilities(self) -> Capabilities {
         let able = match self {
             Self::Nftables => true,
@@ -66,69 +67,66 @@ impl BackendName {
     }
 }
 
-/// Renders plans, and keeps the kernel as the last one says.
+/// Renders plans, and keeps the kernel as the last plan says.
 pub trait Backend {
-    /// Why the kernel is not as it should be.
+    /// Why programming failed.
     type Error: std::error::Error + 'static;
 
-    /// Takes in what is wanted: `changes` is what differs from the plan before. Pure: nothing is
-    /// read or written.
+    /// Takes a new plan. `changes` is the difference from the plan before. Pure: nothing is read or
+    /// written.
     fn update(&mut self, plan: &Plan, changes: &Changes);
 
-    /// Programs what is wanted. After an error, run it again: it starts from what it observes.
+    /// Programs the plan. After an error, call it again: it starts from what it observes.
     ///
     /// # Errors
     /// The kernel's.
     fn sync(&mut self) -> Result<Repair, Self::Error>;
 
-    /// Looks at what the kernel holds of ours and repairs what somebody else changed.
+    /// Reads our rules from the kernel and repairs what others changed.
     ///
     /// # Errors
     /// As [`Self::sync`].
     fn resync(&mut self) -> Result<Repair, Self::Error>;
 
-    /// Where it stands. Cheap: asked after every attempt.
+    /// The state after an attempt. Cheap.
     fn report(&mut self) -> Report;
 
-    /// How much there is, for whoever asks now and then: it may cost as much as there is.
+    /// Figures for status and metrics. May cost time in proportion to what there is.
     fn figures(&mut self) -> Figures;
 
-    /// Which rules of this frontend are not in the kernel, and why; empty while all of them are, as
-    /// far as is known.
+    /// The rejected rules of this frontend, with the reasons; empty if none is known.
     fn rejected(&self, frontend: &Frontend) -> Vec<String>;
 
-    /// Waits until [`Self::sync`] has something to do that no event tells of.
+    /// Waits until [`Self::sync`] has something to do without a new plan.
     fn wait(&mut self) -> impl Future<Output = ()>;
 }
 
-/// Where a backend stands.
+/// The state of a backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// All that is wanted is in the kernel. A backend that executes programs is not done when
-    /// [`Backend::sync`] returns; [`Backend::wait`] then tells when to call it again.
+    /// The whole plan is in the kernel. A backend that executes programs is not done when
+    /// [`Backend::sync`] returns; [`Backend::wait`] returns when to call it again.
     pub settled: bool,
-    /// The pods that are wanted are in the kernel, whatever became of the rest.
+    /// The plan's pods are in the kernel, even if the rest is not.
     pub has_pods: bool,
-    /// What is rejected leaves most services served.
+    /// Most services are served in spite of rejected rules.
     pub serves: bool,
-    /// What the kernel rejects and what is left out until it is wanted otherwise, in words;
-    /// everything else is programmed.
+    /// The rules that the kernel rejects, as text. Everything else is programmed.
     pub rejected: Vec<String>,
-    /// Who else goes on writing these rules, so that nothing more is written or repaired here.
+    /// The other program that keeps rewriting these rules. Nothing more is written or repaired.
     pub contended: Option<String>,
-    /// What was repaired of somebody else's changes since the last report, other than by a call of
-    /// [`Backend::resync`] that said so.
+    /// Repairs of others' changes since the last report, except those that [`Backend::resync`]
+    /// returned.
     pub repaired: Repair,
-    /// Frontends that an earlier run programmed, that were found when the kernel was read first,
-    /// and that are none any more: flows through them are stale, and nothing else remembers them.
-    /// Each is reported once.
+    /// Frontends of an earlier run that were found in the kernel at the start and no longer exist.
+    /// Flows through them are stale, and nothing else remembers them. Each is reported once.
     pub left_frontends: Vec<FrontendKey>,
-    /// How often to look whether somebody else changed something.
+    /// How often to look for changes by others.
     pub look_every: Duration,
 }
 
 impl Default for Report {
-    /// All is well, as far as is known.
+    /// No problem is known.
     fn default() -> Self {
         Self {
             settled: true,
@@ -138,7 +136,7 @@ impl Default for Report {
             contended: None,
             repaired: Repair::default(),
             left_frontends: Vec::new(),
-            // Behind the kernel's own notifications.
+            // The kernel's notifications come first.
             look_every: Duration::from_secs(600),
         }
     }
@@ -153,7 +151,7 @@ pub struct Figures {
     pub missed_lookups: u64,
     /// How many clients are remembered for session affinity.
     pub affinity: Affinity,
-    /// What could not be found out, and why.
+    /// Figures that could not be read, and why.
     pub errors: Vec<String>,
 }
 
@@ -168,10 +166,10 @@ pub struct SetSize {
     pub elements: usize,
 }
 
-/// What a look at the kernel found, and did about it.
+/// What a look at the kernel found and repaired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Repair {
-    /// The table's chains or sets were not ours, and all was programmed anew.
+    /// The table's chains or sets were not ours, and everything was programmed again.
     pub rebuilt: bool,
     /// Chains that were missing or foreign.
     pub chains: usize,
@@ -180,7 +178,7 @@ pub struct Repair {
 }
 
 impl Repair {
-    /// Everything was as it should be.
+    /// Nothing was repaired.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }

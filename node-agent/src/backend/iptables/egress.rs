@@ -1,11 +1,11 @@
-//! What local pods send elsewhere than to services. Pure.
+//! Egress masquerade: local pods' connections to destinations that are not services. Pure.
 //!
-//! The chains are in the table `security`, in its FORWARD: the last place where iptables knows the
-//! interface that a packet came in through, and where its destination is already a service's
-//! endpoint. Before that, in mangle, the mark would let every pod's connection past the operator's
-//! own rules (`KUBE-FORWARD` accepts what has it); behind it, in nat POSTROUTING, a bridge's frames
-//! have no input interface, and before Linux 5.5 (28f8bfd1ac94) nothing has. `MARK` is allowed in
-//! any table (net/netfilter/xt_mark.c).
+//! The chains are in the table `security`, in its FORWARD. That is the last place where iptables
+//! knows the input interface, and the destination is already a service's endpoint there. Earlier,
+//! in mangle, the mark would let every pod's connection past the operator's own rules
+//! (`KUBE-FORWARD` accepts marked packets). Later, in nat POSTROUTING, a bridge's frames have no
+//! input interface, and before Linux 5.5 (28f8bfd1ac94) no packet has. `MARK` is allowed in any
+//! table (net/netfilter/xt_mark.c).
 
 use super::fixed::Shape;
 use super::name::{ChainId, ChainName, EGRESS, FORWARDED};
@@ -16,7 +16,7 @@ use crate::iptables::{IptablesError, Table};
 use crate::model::Family;
 
 impl Shape {
-    /// The chains, each after those that lead to it.
+    /// The chains, each after those that jump to it.
     pub(super) fn egress_chains(&self) -> Vec<(ChainId, Vec<Rule>)> {
         let Some(kept) = &self.egress else {
             return Vec::new();
@@ -47,14 +47,14 @@ impl Shape {
     }
 }
 
-/// Why it is not in the kernel, and what is missing there, in words.
+/// A text that says why it is not in the kernel, and what the kernel lacks.
 pub fn words(family: Family, error: &IptablesError) -> String {
     let why = describe(error);
     let (module, setting) = match family {
         Family::V4 => ("iptable_security", "CONFIG_IP_NF_SECURITY"),
         Family::V6 => ("ip6table_security", "CONFIG_IP6_NF_SECURITY"),
     };
-    // libiptc's word of what the kernel answers for a table that it has not.
+    // libiptc's text for a table that the kernel does not have.
     let missing = if why.contains("unable to initialize table") {
         format!(
             "; this kernel is without {module} ({setting}), which --iptables-variant nft does not need"

@@ -1,4 +1,4 @@
-//! The chains that are always there, and the jumps into them from the kernel's own. Pure.
+//! The constant chains, and the jumps into them from the kernel's own chains. Pure.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,29 +15,30 @@ use crate::iptables::Table;
 use crate::model::{Family, Protocol, family_of};
 use crate::plan::{LocalTest, MarkBit, NodePlan, NodePorts, NodeSide};
 
-/// What the constant part depends on, and what every service's part depends on alike.
+/// What the constant chains and all services' chains depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
     /// The family.
     pub family: Family,
-    /// What is asked of a packet to know it for a local pod's, one rule each.
+    /// The tests that detect a local pod's packet, one rule each.
     pub local: Vec<Tests>,
-    /// What is asked of a packet to know it for one to a node port's address, one rule each.
+    /// The tests that detect a packet to an address that serves node ports, one rule each.
     pub to_node: Vec<Tests>,
-    /// Health-check node ports, which a host's own firewall must not close.
+    /// Health-check node ports, which the host's firewall must not block.
     pub health_ports: Vec<u16>,
-    /// Whether a bridged pod's port of its bridge must be right.
+    /// Whether a bridged pod's packets must come in through its port of the bridge.
     proves_ports: bool,
-    /// Where pods keep their address (of this family); `None` where that is not denizen's business.
+    /// The ranges towards which pods keep their address (of this family); `None` if egress
+    /// masquerade is off.
     pub(super) egress: Option<Vec<IpNetwork>>,
-    /// What asks for masquerade, and by what the bridge's table tells of a pod's port.
+    /// The mark bits, and other settings of this node.
     pub(super) node_side: NodeSide,
-    /// What connection tracking takes for no part of any connection is dropped.
+    /// Whether packets that connection tracking cannot assign to a connection are dropped.
     pub drop_invalid: bool,
 }
 
 impl Shape {
-    /// Nothing is known yet.
+    /// Before anything is known.
     pub fn new(family: Family, drop_invalid: bool) -> Self {
         Self {
             family,
@@ -51,7 +52,7 @@ impl Shape {
         }
     }
 
-    /// This is decided about the node.
+    /// Takes over the decisions about the node.
     pub fn configure(&mut self, node: &NodePlan) {
         let family = self.family;
         self.node_side = node.node_side;
@@ -85,7 +86,7 @@ impl Shape {
         Match::Marked(self.node_side.port_bit)
     }
 
-    /// The constant chains with their rules; `node_port_jumps` stand in a shared one.
+    /// The constant chains with their rules. `node_port_jumps` are in a shared chain.
     pub fn chains(&self) -> Vec<(ChainId, Vec<Rule>)> {
         let nobody = Arc::from("");
         let rule = |why, tests: &[Match], target| Rule::new(why, &nobody, tests.to_vec(), target);
@@ -115,12 +116,12 @@ impl Shape {
         chains
     }
 
-    /// The port bit is for nat alone, which sees a connection's first packet only. So it is cleared
-    /// in those of our chains that every packet passes next (filter, priority 0 of the hooks
-    /// forward and input). From nat prerouting to there it lives on: in routing (`ip rule …
-    /// fwmark`), in mangle, and before our jumps in FORWARD and INPUT. Of recorded pods behind
-    /// bridges alone, since others may use the bit. With egress masquerade its chain is the last to
-    /// read it, and clears it in place of the first.
+    /// Only nat reads the port bit, and it sees only a connection's first packet. So the bit is
+    /// cleared in the next of our chains that every packet passes (filter, priority 0 of the hooks
+    /// forward and input). Between nat prerouting and there, others can see it: routing (`ip rule …
+    /// fwmark`), mangle, and rules before our jumps in FORWARD and INPUT. It is cleared only for
+    /// recorded pods behind bridges, since others may use the bit. With egress masquerade, its
+    /// chain is the last to read the bit and clears it instead.
     pub(super) fn clear_port_bit(&self) -> Option<Rule> {
         let tests = [self.has_port_bit(), Match::FromBridgedPod];
         let clear = Target::Unmark(self.node_side.port_bit);
@@ -148,9 +149,9 @@ impl Shape {
             let tests = [Match::Port(Protocol::Tcp, *port)];
             Rule::new(Why::HealthCheck, &nobody, tests, Target::Accept)
         };
-        // With `route_localnet` a neighbour could reach what listens on 127.0.0.1 (CVE-2020-8558).
-        // Always there: whoever sets it, of all interfaces or of one, tells nobody. IPv6 has no
-        // such setting.
+        // With `route_localnet` a neighbour could reach programs that listen on 127.0.0.1
+        // (CVE-2020-8558). The rule is always there, because anybody may set `route_localnet` at
+        // any time, for all interfaces or for one. IPv6 has no such setting.
         let own = loopback(self.family);
         let martian = Rule::new(Why::Martian, &nobody, [Match::Destination(own)], Target::Drop);
         let martian =
@@ -160,8 +161,7 @@ impl Shape {
         first.chain(self.health_ports.iter().map(accept)).collect()
     }
 
-    /// What stands last among the services: whatever goes to the node itself may be for a node
-    /// port.
+    /// The last rules of KUBE-SERVICES: a packet to the node itself may be for a node port.
     pub fn node_port_jumps(&self) -> Vec<Rule> {
         let jump = |to_node: &Tests| {
             let rule = Rule::new(Why::LastOfAll, &Arc::from(""), [], Target::Jump(NODE_PORTS));
@@ -170,9 +170,9 @@ impl Shape {
         self.to_node.iter().map(jump).collect()
     }
 
-    /// `--open-forward`: what stands first among the services, and at their end. A translation ends
-    /// nat's work, so who comes to the end was forwarded to no endpoint: two rules tell, however
-    /// many endpoints there are.
+    /// `--open-forward`: the first and the last rule of KUBE-SERVICES. The first sets the bit. A
+    /// translated packet leaves the chain, so a packet at the end was not translated, and the last
+    /// rule clears the bit. So two rules are enough for any number of endpoints.
     pub fn admission(&self) -> Option<[Rule; 2]> {
         let rule = |why, target| Rule::new(why, &Arc::from(""), [], target);
         self.node_side.open_forward.then(|| {
@@ -183,14 +183,14 @@ impl Shape {
         })
     }
 
-    /// The jumps from the kernel's own chains, which others use too: word for word kube-proxy's, so
-    /// that neither program adds a second one beside the other's.
+    /// The jumps from the kernel's own chains. Their text is exactly kube-proxy's, so that neither
+    /// program adds a second one.
     pub fn jumps(&self) -> Vec<(ChainId, Rule)> {
         use Why::{ExternalPortals, ForwardingRules, HealthPorts, LoadBalancerFirewall};
         use Why::{PostroutingRules, ServicePortals};
         let (filter, nat) = (Table::Filter, Table::Nat);
         let entry = |table, from, to, why| {
-            // What was let in once is not asked again.
+            // Only the first packet of a connection is checked.
             let new = table == filter && to != FORWARD && to != NODE_PORTS;
             let new = new.then_some(Match::New);
             let rule = Rule::new(why, &Arc::from(""), new, Target::Jump(to));
@@ -208,8 +208,8 @@ impl Shape {
             entry(filter, "FORWARD", EXTERNAL_SERVICES, ExternalPortals),
             entry(filter, "FORWARD", PROXY_FIREWALL, LoadBalancerFirewall),
             entry(filter, "OUTPUT", SERVICES, ServicePortals),
-            // Not in kube-proxy, which lets this node's own packets to such an address leave the
-            // node.
+            // kube-proxy does not have this: it lets this node's own packets to such an address
+            // leave the node.
             entry(filter, "OUTPUT", EXTERNAL_SERVICES, ExternalPortals),
             entry(filter, "OUTPUT", PROXY_FIREWALL, LoadBalancerFirewall),
         ];
@@ -217,7 +217,7 @@ impl Shape {
     }
 }
 
-/// What is asked of a packet to know it for one to a node port's address, one rule each.
+/// The tests that detect a packet to an address that serves node ports, one rule each.
 fn to_node(family: Family, node_ports: &NodePorts) -> Vec<Tests> {
     if node_ports.are_everywhere() {
         let loopback = (false, Match::Destination(loopback(family)));
@@ -228,7 +228,7 @@ fn to_node(family: Family, node_ports: &NodePorts) -> Vec<Tests> {
     ours.map(|ip| vec![(true, Match::Destination(host(*ip)))]).collect()
 }
 
-/// The one test that tells, where one is enough: a rule may ask that it does not hold.
+/// The only test, if there is exactly one: then a rule can require that it does not hold.
 pub fn only_test(rules: &[Tests]) -> Option<&(bool, Match)> {
     match rules {
         [only] if only.len() == 1 => only.first(),
@@ -236,7 +236,7 @@ pub fn only_test(rules: &[Tests]) -> Option<&(bool, Match)> {
     }
 }
 
-/// A prefix as long as a name can be is the whole name.
+/// A prefix of the maximal length of a name is the whole name.
 fn begins_with(prefix: &str) -> Match {
     const LONGEST_NAME: usize = 15;
     let plus = if prefix.len() < LONGEST_NAME { "+" } else { "" };

@@ -1,11 +1,10 @@
-//! iptables: services are chains, named and shaped as kube-proxy's, for nodes and habits that have
-//! iptables.
+//! iptables: services are chains with kube-proxy's names and structure, for nodes that have
+//! iptables and people who know it.
 //!
 //! `service`, `fixed` and `egress` render the plan to rules, `ruleset` knows which chains a change
-//! touches, and the text of a rule (`rule`) is the very text that `iptables-save` reads back. The
-//! driver, [`crate::iptables`], brings them into the kernel; `schema` tells it about our chains.
-//! Where a pod's port of a bridge must be right, the nftables backend's table of the bridge tells
-//! it by a bit of the mark.
+//! touches, and the text of a rule (`rule`) is the same that `iptables-save` prints. The driver,
+//! [`crate::iptables`], writes them to the kernel; `schema` describes our chains for it. If the
+//! port of a bridge matters, the nftables backend's bridge table passes it on as a bit of the mark.
 
 mod backend;
 mod contender;
@@ -37,13 +36,13 @@ pub use wanted::Wanted;
 use super::nftables::NftablesError;
 use crate::iptables;
 
-/// Why the rules are not as they should be.
+/// Why the rules could not be programmed.
 #[derive(Debug, Error)]
 pub enum IptablesError {
-    /// iptables' programs, or the sets.
+    /// iptables' programs or the sets failed.
     #[error(transparent)]
     Driver(#[from] iptables::IptablesError),
-    /// The table that tells of a bridge's ports is not as it should be.
+    /// The bridge's table could not be programmed.
     #[error(transparent)]
     Bridge(#[from] NftablesError),
 }

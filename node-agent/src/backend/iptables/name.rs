@@ -1,5 +1,5 @@
-//! Names: those of kube-proxy's chains, so that tools and eyes that know them go on working, and so
-//! that either program can take over from the other in place.
+//! Names of chains and sets. The chains have kube-proxy's names, so that existing tools keep
+//! working, and so that either program can take over from the other in place.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,14 +11,14 @@ use crate::iptables::{Set, Table};
 use crate::model::ServicePortName;
 use denizen_nft::IpVersion;
 
-/// What a chain that belongs to one service port, or to one of its endpoints, does.
+/// What a chain of a service port or of an endpoint does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// Chooses among the endpoints of policy Cluster.
     Service,
     /// Chooses among the endpoints on this node (policy Local).
     Local,
-    /// Where external frontends lead.
+    /// Traffic to external frontends.
     External,
     /// `loadBalancerSourceRanges`.
     SourceRanges,
@@ -30,7 +30,7 @@ impl Kind {
     const ALL: [Self; 5] =
         [Self::Service, Self::Local, Self::External, Self::SourceRanges, Self::Endpoint];
 
-    /// What the names of its chains begin with.
+    /// The prefix of its chains' names.
     pub fn prefix(self) -> &'static str {
         match self {
             Self::Service => "KUBE-SVC-",
@@ -45,15 +45,15 @@ impl Kind {
 /// A chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ChainName {
-    /// One of the kernel's own, which others use too.
+    /// One of the kernel's own chains, which others use too.
     BuiltIn(&'static str),
-    /// One that is always there.
+    /// A constant chain.
     Fixed(&'static str),
-    /// One of a service port or an endpoint.
+    /// A chain of a service port or an endpoint.
     Of(Kind, Hash),
 }
 
-/// The end of a chain's name: names are at most 28 characters long, those of services are longer.
+/// The end of a chain's name: a hash, since names of chains have at most 28 characters.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Hash([u8; 16]);
 
@@ -70,8 +70,8 @@ impl fmt::Display for Hash {
 }
 
 impl Hash {
-    /// That of a service port's chains; with an endpoint, that of the endpoint's (kube-proxy's
-    /// `portProtoHash` and `servicePortEndpointChainName`).
+    /// The hash of a service port's chains, or of an endpoint's (kube-proxy's `portProtoHash` and
+    /// `servicePortEndpointChainName`).
     pub fn of(service_port: &ServicePortName, endpoint: Option<SocketAddr>) -> Self {
         let endpoint = endpoint.map(|at| at.to_string()).unwrap_or_default();
         let digest = Sha256::digest(format!("{service_port}{}{endpoint}", service_port.protocol));
@@ -108,24 +108,24 @@ pub const SERVICES: ChainName = ChainName::Fixed("KUBE-SERVICES");
 pub const EXTERNAL_SERVICES: ChainName = ChainName::Fixed("KUBE-EXTERNAL-SERVICES");
 pub const NODE_PORTS: ChainName = ChainName::Fixed("KUBE-NODEPORTS");
 pub const POSTROUTING: ChainName = ChainName::Fixed("KUBE-POSTROUTING");
-/// Marks for masquerade. One rule, by which the chains are known for ours or kube-proxy's.
+/// Marks for masquerade. The comment of its rule shows whether the chains are ours or kube-proxy's.
 pub const MARK_MASQ: ChainName = ChainName::Fixed("KUBE-MARK-MASQ");
 pub const MASQ_IF_NOT_LOCAL: ChainName = ChainName::Fixed("KUBE-MASQ-IF-NOT-LOCAL");
 pub const FORWARD: ChainName = ChainName::Fixed("KUBE-FORWARD");
 pub const PROXY_FIREWALL: ChainName = ChainName::Fixed("KUBE-PROXY-FIREWALL");
-/// kube-proxy has nothing of the kind, so these two have a name of our own.
+/// kube-proxy has no such chains, so these two have names of our own.
 pub const FORWARDED: ChainName = ChainName::Fixed("DENIZEN-FORWARD");
 pub const EGRESS: ChainName = ChainName::Fixed("DENIZEN-EGRESS");
 
-/// Whether a chain is one service's, or one of its endpoints', by its name.
+/// Whether a chain belongs to a service or an endpoint, by its name.
 pub fn is_a_services(name: &str) -> bool {
     Kind::ALL.map(Kind::prefix).into_iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Whether a chain is a service proxy's, kube-proxy's or ours, by its name alone: a restarted agent
-/// remembers nothing. Canaries and what kubelet makes are not.
+/// Whether a chain is kube-proxy's or ours, by its name alone, since a restarted agent remembers
+/// nothing. Canaries and kubelet's chains are not.
 pub fn is_a_proxys(table: Table, name: &str) -> bool {
-    // KUBE-XLB- is what kube-proxy before 1.24 had in place of KUBE-EXT- and KUBE-SVL-.
+    // kube-proxy before 1.24 had KUBE-XLB- instead of KUBE-EXT- and KUBE-SVL-.
     let of_a_service = || is_a_services(name) || name.starts_with("KUBE-XLB-");
     let fixed: &[ChainName] = match table {
         Table::Filter => &[SERVICES, EXTERNAL_SERVICES, NODE_PORTS, FORWARD, PROXY_FIREWALL],
@@ -148,22 +148,22 @@ pub fn is_a_proxys(table: Table, name: &str) -> bool {
         || (table == Table::Nat && of_a_service())
 }
 
-/// What the comment of our rule in KUBE-MARK-MASQ begins with, whatever words follow. The chains
-/// are known for ours by it: kube-proxy, when it takes over, writes that rule without a comment.
+/// The prefix of the comment of our rule in KUBE-MARK-MASQ. It shows that the chains are ours: when
+/// kube-proxy takes over, it writes that rule without a comment.
 pub const OWNER: &str = "denizen: ";
 
-/// A set of this node's pods: addresses, each with the interface that its packets come in through.
+/// A set of local pods: addresses, each with its input interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetName {
     /// All of them.
     Pods(IpVersion),
-    /// Those of them whose port of the bridge must be right, too.
+    /// Bridged pods whose port of the bridge must match too.
     BridgedPods(IpVersion),
 }
 
 impl SetName {
-    /// All of them, in the order in which they are filled: a pod whose port matters must not be
-    /// known without that.
+    /// All of them, in the order in which they are filled: a pod whose port matters must be in its
+    /// port's set first.
     pub const ALL: [Self; 4] = [
         Self::BridgedPods(IpVersion::V4),
         Self::BridgedPods(IpVersion::V6),
@@ -194,7 +194,7 @@ impl SetName {
         self.set().name
     }
 
-    /// What is in the kernel under that name.
+    /// The set's name here, from the driver's set.
     pub fn of(set: Set) -> Option<Self> {
         Self::ALL.into_iter().find(|name| name.set() == set)
     }

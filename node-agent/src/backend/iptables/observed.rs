@@ -1,4 +1,4 @@
-//! What an earlier run, or kube-proxy, programmed, as far as it matters to us. Pure.
+//! What an earlier run or kube-proxy left in the kernel. Pure.
 
 use std::net::IpAddr;
 
@@ -7,8 +7,8 @@ use crate::iptables::{Observed, Table};
 use crate::model::{Family, Protocol};
 use crate::plan::{FrontendAddress, FrontendKey};
 
-/// The frontends at which services were reached. Those of services without endpoints are not among
-/// them: no rule of the nat table is about those.
+/// The frontends of services that were programmed. Services without endpoints are missing: they
+/// have no rule in the nat table.
 pub fn frontends(observed: &Observed, family: Family) -> impl Iterator<Item = FrontendKey> {
     let lines = |chain: ChainName| observed.lines(Table::Nat, &chain.to_string());
     let at_address = lines(SERVICES).iter().filter_map(|rule| {
@@ -28,7 +28,7 @@ fn value<'a>(rule: &'a str, option: &str) -> Option<&'a str> {
     words.next()
 }
 
-/// Whether the services' chains are ours.
+/// Whether the services' chains are ours, not kube-proxy's.
 pub fn is_ours(observed: &Observed) -> bool {
     let rules = observed.lines(Table::Nat, &MARK_MASQ.to_string());
     let begin = format!("--comment \"{OWNER}");

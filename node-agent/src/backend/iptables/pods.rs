@@ -1,15 +1,15 @@
-//! This node's pods as elements of the sets that the rules ask. Pure.
+//! Local pods as elements of the rules' sets. Pure.
 
 use super::name::SetName;
 use crate::iptables::{Element, Elements, Set};
 use crate::model::{LocalPod, PodSet};
 use denizen_nft::IpVersion;
 
-/// The pods of this node, of both families.
+/// The local pods of both families.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Pods {
     all: Elements,
-    /// Those whose port of the bridge must be right, too.
+    /// Those whose port of the bridge must match too.
     bridged: Elements,
 }
 
@@ -17,8 +17,8 @@ pub struct Pods {
 const LONGEST_COMMENT: usize = 255;
 
 impl Pods {
-    /// From what the plugin recorded; `ports_matter` where the port of a bridge does. Two records
-    /// of one address and interface are one element.
+    /// The recorded pods. `ports_matter`: whether the port of a bridge does. Two records of one
+    /// address and interface are one element.
     pub fn new(pods: &PodSet, ports_matter: bool) -> Self {
         let bridged = pods.pods.iter().filter(|pod| ports_matter && pod.port.is_some());
         Self {
@@ -27,8 +27,8 @@ impl Pods {
         }
     }
 
-    /// The elements of a set: addresses with the interfaces that their packets come in through (the
-    /// bridge, for a bridged pod). The comment names the pod.
+    /// The elements of a set: addresses with their input interfaces (the bridge, for a bridged
+    /// pod). The comment names the pod.
     pub fn of(&self, set: SetName) -> Elements {
         let elements = match set {
             SetName::Pods(_) => &self.all,

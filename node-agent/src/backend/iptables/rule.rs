@@ -1,4 +1,4 @@
-//! One rule, and its text as `iptables-save` writes it: what is written is what is read back.
+//! A rule, and its text exactly as `iptables-save` prints it.
 
 use std::fmt::{self, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -11,18 +11,18 @@ use crate::backend::why::Why;
 use crate::model::{Family, Protocol};
 use crate::plan::MarkBit;
 
-/// What a rule asks of a packet.
+/// A test of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Match {
     /// Its source is in this range.
     Source(IpNetwork),
     /// Its destination is in this range.
     Destination(IpNetwork),
-    /// It came in through this interface; one that ends in `+` stands for all that begin so.
+    /// It came in through this interface; a `+` at the end stands for any rest.
     Input(Arc<str>),
     /// It is of this protocol.
     Protocol(Protocol),
-    /// It goes to this port (of the protocol that is asked for as well).
+    /// It goes to this port (of the protocol that another test names).
     Port(Protocol, u16),
     /// Its source is one of the node's own addresses.
     FromNode,
@@ -30,29 +30,28 @@ pub enum Match {
     ToNode,
     /// It comes from a recorded pod: source address and input interface are in the set.
     FromPod,
-    /// The same, and the port of the bridge must be right, too.
+    /// The same, and the port of the bridge must match too.
     FromBridgedPod,
     /// It came in through a port of a bridge.
     BridgePort,
     /// Its mark has this bit.
     Marked(MarkBit),
-    /// It begins a connection. Asked before the comment, where kube-proxy has it: the program takes
-    /// a rule for another one where the order differs, and each would add its own jump beside the
-    /// other's.
+    /// It begins a connection. This test comes before the comment, as in kube-proxy: iptables
+    /// treats rules as different if their order differs, and each program would add its own jump.
     New,
     /// Its connection is in one of these states.
     State(&'static str),
-    /// It is the first of its connection, and not one sent again: those that pass nat.
+    /// It is the first packet of its connection, not a retransmission. Only such packets pass nat.
     FirstPacket,
     /// One packet in so many.
     OneIn(u32),
     /// The client used this endpoint within so many seconds.
     Recent(ChainName, u32),
-    /// Always; and the client is remembered with this endpoint.
+    /// Always matches, and remembers the client with this endpoint.
     Remember(ChainName),
 }
 
-/// What a rule asks of a packet, all of it: that these hold, or do not.
+/// All tests of a rule, each with whether it must hold or must not hold.
 pub type Tests = Vec<(bool, Match)>;
 
 /// What a rule does.
@@ -66,7 +65,7 @@ pub enum Target {
     Drop,
     /// Back to the chain that jumped here.
     Return,
-    /// Refuses, as the protocol does it.
+    /// Refuses, in the protocol's way.
     Reject(Protocol),
     /// Sets this bit of the mark.
     Mark(MarkBit),
@@ -95,7 +94,7 @@ pub struct Rule {
 const LONGEST_COMMENT: usize = 255;
 
 impl Rule {
-    /// The only constructor: whoever adds a rule says why.
+    /// The only constructor: each rule has a reason.
     pub fn new(
         why: Why,
         about: &Arc<str>,
@@ -110,19 +109,19 @@ impl Rule {
         }
     }
 
-    /// A rule for every packet, by whose comment a restarted agent knows the chains for ours.
+    /// A rule for every packet, whose comment shows a restarted agent that the chains are ours.
     pub fn owned(why: Why, target: Target) -> Self {
         Self::new(why, &OWNER.trim_end_matches(": ").into(), [], target)
     }
 
-    /// The same, for packets alone that are not so.
+    /// The same, only for packets that do not match this test.
     #[must_use]
     pub fn unless(mut self, test: Match) -> Self {
         self.tests.push((false, test));
         self
     }
 
-    /// The same, for packets alone of which these hold, or do not.
+    /// The same, only for packets that match these tests.
     #[must_use]
     pub fn also(mut self, tests: impl IntoIterator<Item = (bool, Match)>) -> Self {
         self.tests.extend(tests);
@@ -131,7 +130,7 @@ impl Rule {
 
     /// What follows the chain's name in `iptables-save`.
     pub fn text(&self, family: Family) -> String {
-        // Longer than most, so that nothing is moved.
+        // Longer than most rules, to avoid reallocation.
         let mut text = String::with_capacity(256);
         let written = self.write(family, &mut text);
         written.expect("a string takes everything");
@@ -154,7 +153,7 @@ impl Rule {
     }
 }
 
-/// Where `iptables-save` writes a test, whatever the order in which it was given.
+/// The position at which `iptables-save` prints a test, in whichever order tests are given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Source,
@@ -195,7 +194,7 @@ impl Match {
     fn write_plain(&self, is: bool, text: &mut String) -> fmt::Result {
         let not = if is { "" } else { "! " };
         match self {
-            // `iptables-save` does not write what every packet is.
+            // `iptables-save` omits tests that every packet passes.
             Self::Source(range) | Self::Destination(range) if is && range.prefix() == 0 => Ok(()),
             Self::Source(range) => write!(text, "{not}-s {} ", network(range)),
             Self::Destination(range) => write!(text, "{not}-d {} ", network(range)),
@@ -266,7 +265,7 @@ impl Target {
                 write!(text, " -j REJECT --reject-with {with}")
             }
             Self::Mark(bit) => write!(text, " -j MARK --set-xmark {0:#x}/{0:#x}", bit.mask()),
-            // The bit is known to be set here, so that to flip it is to clear it.
+            // The bit is set here, so xor clears it.
             Self::Unmark(bit) => write!(text, " -j MARK --set-xmark {:#x}/0x0", bit.mask()),
             Self::Admit(bit) => write!(text, " -j CONNMARK --set-xmark {0:#x}/{0:#x}", bit.mask()),
             Self::Dismiss(bit) => write!(text, " -j CONNMARK --set-xmark 0x0/{:#x}", bit.mask()),
@@ -290,9 +289,9 @@ pub fn host(address: IpAddr) -> IpNetwork {
     IpNetwork::from(address)
 }
 
-/// One in `n` as the kernel holds it (a fraction of 2³¹), as exactly as `iptables-save` writes it:
-/// with the five digits that kube-proxy once had, the last of a thousand endpoints got far too
-/// much.
+/// The probability 1/`n` as the kernel holds it (a fraction of 2³¹), with the precision of
+/// `iptables-save`. With five digits, as kube-proxy once had, the last of a thousand endpoints got
+/// far too many connections.
 fn probability(n: u32) -> String {
     const WHOLE: f64 = (1_u32 << 31) as f64;
     format!("{:.11}", (WHOLE / f64::from(n)).round() / WHOLE)
@@ -305,7 +304,7 @@ fn whole_mask(family: Family) -> &'static str {
     }
 }
 
-/// As `iptables-save` escapes it. What cannot be in a line becomes a question mark.
+/// Escapes as `iptables-save` does. Characters that a line cannot have become question marks.
 fn write_comment(about: &str, why: &str, text: &mut String) -> fmt::Result {
     let between = if about.is_empty() { "" } else { ": " };
     let room = LONGEST_COMMENT - why.len() - between.len();

@@ -1,8 +1,7 @@
-//! One family's rules as they are wanted, and which chains changed since they were last written.
-//! Pure.
+//! The desired rules of one family, and which chains changed since they were last written. Pure.
 //!
-//! What is kept is what the rules are made from, and a number for each chain that tells whether it
-//! came out otherwise; the text of a chain is made when it is written.
+//! It keeps what the rules are made from, and a fingerprint of each chain to detect changes. The
+//! text of a chain is made when it is written.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -21,13 +20,13 @@ pub struct Ruleset {
     shape: Shape,
     ports: BTreeMap<ServicePortName, Port>,
     owners: HashMap<FrontendKey, ServicePortName>,
-    /// Chains to be written or, where there is no text for them any more, removed.
+    /// Chains to be written, or to be removed if they have no text any more.
     changed: BTreeMap<ChainId, Option<ServicePortName>>,
-    /// The jumps into these chains are others than when all was last compared.
+    /// Whether the jumps into these chains changed since everything was last compared.
     jumps_changed: bool,
 }
 
-/// A service port's frontends, and what was made of them.
+/// A service port's frontends, and their chains.
 #[derive(Debug, Default)]
 struct Port {
     keys: BTreeMap<FrontendKey, Frontend>,
@@ -86,8 +85,7 @@ impl Ruleset {
         names.filter(|(name, _)| is_one(*name)).count()
     }
 
-    /// The chains and, of chains that services share, the lines that a packet to this frontend may
-    /// pass.
+    /// The chains that a packet to this frontend may pass, and its lines in shared chains.
     pub fn of_frontend(
         &self,
         frontend: &Frontend,
@@ -103,12 +101,12 @@ impl Ruleset {
         own.chain(shared).collect()
     }
 
-    /// Whether a service is reached there.
+    /// Whether a service has this frontend.
     pub fn has_frontend(&self, key: &FrontendKey) -> bool {
         self.owners.contains_key(key)
     }
 
-    /// Frontends are decided otherwise, or are gone.
+    /// Takes changed or removed frontends.
     pub fn change_frontends<'a>(
         &mut self,
         keys: impl Iterator<Item = (FrontendKey, Option<&'a Frontend>)>,
@@ -135,7 +133,7 @@ impl Ruleset {
         touched.iter().for_each(|name| self.lower(name));
     }
 
-    /// Makes a service port's rules anew, and notes which chains came out otherwise.
+    /// Renders a service port again, and notes which chains changed.
     fn lower(&mut self, name: &ServicePortName) {
         let Some(mut port) = self.ports.remove(name) else {
             return;

@@ -1,5 +1,5 @@
 //! What the driver of iptables must know about our chains: which are ours, in which order they are
-//! created, what becomes of each when a rule of it is rejected. Pure.
+//! created, and what happens to each when one of its rules is rejected. Pure.
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ pub static SCHEMA: Schema = Schema {
 /// The chains from which we read what an earlier run, or kube-proxy, left.
 const READ: [ChainName; 3] = [MARK_MASQ, SERVICES, NODE_PORTS];
 
-/// What the names of chains begin with that only others of these, and KUBE-SERVICES, jump to; each
-/// after those that it jumps to.
+/// Prefixes of chains to which only KUBE-SERVICES and other such chains jump; each after those that
+/// it jumps to.
 const CREATED: [&str; 7] = [
     "KUBE-MARK-MASQ",
     "KUBE-MASQ-IF-NOT-LOCAL",
@@ -36,8 +36,8 @@ const CREATED: [&str; 7] = [
     "KUBE-FW-",
 ];
 
-/// In a chain of one service every rule counts: without one of them, something might get past what
-/// it should drop. In a chain that services share, each rule is about one of them.
+/// A service's chain needs all its rules: without one, packets might pass that it should drop. In a
+/// shared chain each rule is about one service.
 fn on_rejection(table: Table, chain: &str) -> OnRejection {
     let is_shared = |shared: Shared| {
         let (its, name) = shared.chain();

@@ -1,4 +1,4 @@
-//! One service port as rules: chains of its own, and lines in chains that all services share. Pure.
+//! The rules of one service port: its own chains, and its lines in shared chains. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -22,11 +22,11 @@ use crate::plan::{
 /// A chain in which every service has lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Shared {
-    /// Refuses or drops what goes to a cluster IP that nobody here serves.
+    /// Refuses or drops packets to cluster IPs without a usable endpoint.
     UnservedInside,
-    /// The same for the frontends that lead in from outside.
+    /// The same for frontends for traffic from outside.
     UnservedOutside,
-    /// Drops what `loadBalancerSourceRanges` did not let through.
+    /// Drops packets that `loadBalancerSourceRanges` do not allow.
     Firewall,
     /// Finds the service of an address and port.
     Services,
@@ -61,11 +61,11 @@ impl Shared {
 pub struct ServicePort<'a> {
     /// Its name.
     pub name: &'a ServicePortName,
-    /// The frontends of one family that are its own, decided.
+    /// Its frontends of one family.
     pub keys: &'a BTreeMap<FrontendKey, Frontend>,
-    /// What is asked of a packet to know it for a local pod's, one rule each.
+    /// The tests that detect a local pod's packet, one rule each.
     pub local: &'a [Tests],
-    /// What is asked of a packet to know it for one to the node, one rule each.
+    /// The tests that detect a packet to an address that serves node ports, one rule each.
     pub to_node: &'a [Tests],
 }
 
@@ -86,7 +86,7 @@ pub fn lower(port: ServicePort<'_>) -> Lowered {
     lowering.out
 }
 
-/// Its lines in shared chains alone.
+/// Only its lines in shared chains.
 pub fn lower_shared(port: ServicePort<'_>) -> Vec<(Shared, Rule)> {
     let mut lowering = Lowering { port, hash: Hash::of(port.name, None), out: Lowered::default() };
     lowering.shared();
@@ -123,7 +123,7 @@ impl<'a> Lowering<'a> {
                 Outcome::Reject => self.refuse(frontend),
                 Outcome::Drop => self.drop(frontend),
             }
-            // What comes from elsewhere and was not translated: KUBE-EXT let only this node and its
+            // Traffic from outside that was not translated: KUBE-EXT lets only this node and its
             // pods in.
             if let (Outcome::Forward(_), Some(Outcome::Drop | Outcome::Reject)) =
                 (&frontend.inside, &frontend.outside)
@@ -133,7 +133,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The way in from a frontend.
+    /// The chain to which a frontend jumps.
     fn enter(&mut self, frontend: &Frontend) {
         let about = self.about(&frontend.kind.to_string());
         let FrontendKey { protocol, port, .. } = frontend.key;
@@ -203,7 +203,7 @@ impl<'a> Lowering<'a> {
         self.out.shared.extend(rules.into_iter().map(|rule| (shared, rule)));
     }
 
-    /// The chains that lines in shared chains, or one another, lead to.
+    /// The chains to which shared chains, or other chains of the port, jump.
     fn chains(&self) -> BTreeMap<ChainName, Vec<Rule>> {
         let mut chains = BTreeMap::new();
         let balanced = self.balanced();
@@ -227,7 +227,7 @@ impl<'a> Lowering<'a> {
         chains
     }
 
-    /// The frontends that lead anywhere.
+    /// The frontends that have endpoints.
     fn keys(&self) -> impl Iterator<Item = &'a Frontend> + use<'a> {
         let keys = self.port.keys.values();
         keys.filter(|frontend| frontend.inside.endpoints().is_some())
@@ -293,7 +293,8 @@ impl<'a> Lowering<'a> {
         rules
     }
 
-    /// KEP-2450's first rule: who calls a cluster IP and is not a local pod is masqueraded.
+    /// KEP-2450's first rule: connections to a cluster IP that are not from a local pod are
+    /// masqueraded.
     fn mark_rules(&self, policy: TrafficPolicy) -> Vec<Rule> {
         let own = |f: &&Frontend| f.kind == FrontendKind::ClusterIp && f.policy == policy;
         let mut rules = Vec::new();
@@ -360,7 +361,8 @@ impl<'a> Lowering<'a> {
         rules
     }
 
-    /// Who may enter goes on; of the others the filter table drops what comes back untranslated.
+    /// Allowed sources go on. Packets of others come back untranslated, and the filter table drops
+    /// them.
     fn source_ranges(&self) -> Vec<Rule> {
         let about = self.about("load balancer IP");
         let mut keys_of: BTreeMap<IpNetwork, Vec<IpNetwork>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Brings sets and rules into the kernel, and keeps them there.
+//! Programs sets and rules, and keeps them in the kernel.
 
 use std::time::Duration;
 
@@ -18,31 +18,31 @@ use crate::model::Family;
 use crate::plan::FrontendKey;
 use denizen_nft::Kernel;
 
-/// The rules are looked at this often, or so seldom that looking takes a hundredth of the time.
-/// (ip_tables notifies nobody of a change.)
+/// The interval between two looks at the rules, since ip_tables does not notify of changes. It is
+/// longer if a look is slow: looks take at most a hundredth of the time.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// … but never more seldom than this, however long a look takes on a busy machine.
+/// The longest interval, however slow a look is.
 const LOOK_AT_LEAST: Duration = Duration::from_secs(60);
 
-/// The iptables backend: what is wanted, and the ways into the kernel. Pods go by netlink, at once;
-/// rules by programs that a thread of each family executes.
+/// The iptables backend: the desired rules, and what programs them. Pods are written by netlink, at
+/// once; rules by programs, which a thread for each family executes.
 #[derive(Debug)]
 pub struct Iptables {
     variant: Variant,
     pub(super) wanted: Wanted<Kernel>,
     pub(super) sets: Sets,
     pub(super) writers: [Writer; 2],
-    /// Frontends of an earlier run, or of kube-proxy, that are none any more.
+    /// Frontends of an earlier run or of kube-proxy that no longer exist.
     pub(super) left_frontends: Vec<FrontendKey>,
-    /// What the threads are done with.
+    /// The threads' results.
     pub(super) news: UnboundedReceiver<Done>,
     pub(super) heard: Vec<Done>,
     pub(super) look_every: Duration,
     pub(super) repaired: Repair,
-    /// The sets were as wanted once: what differs at a look is somebody else's doing.
+    /// The sets were right once, so a later difference is another program's change.
     sets_settled: bool,
-    /// Who else goes on writing the rules.
+    /// The other program that keeps rewriting the rules.
     pub(super) contended: Option<String>,
 }
 
@@ -79,7 +79,7 @@ impl Iptables {
         })
     }
 
-    /// Whose tables it writes to.
+    /// The variant that it writes to.
     pub fn variant(&self) -> Variant {
         self.variant
     }
@@ -91,8 +91,8 @@ impl Iptables {
         bridge.is_wanted().then(|| bridge.portid())
     }
 
-    /// Removes the tables of nf_tables that the nftables backend, or another way of telling local
-    /// traffic apart, left behind; how many there were.
+    /// Removes the nf_tables tables that the nftables backend or another detector left. Returns how
+    /// many there were.
     ///
     /// # Errors
     /// The kernel's.
@@ -100,14 +100,15 @@ impl Iptables {
         Ok(self.wanted.bridge.remove_others()?)
     }
 
-    /// Programs pods, as `tell` does in the bridge's table, and sets rules on their way. Without
-    /// the bridge's table services are served all the same: pods behind bridges are masqueraded.
+    /// Programs pods, calls `program_bridge` for the bridge's table, and starts to write rules.
+    /// Without the bridge's table services still work, but bridged pods are masqueraded.
     pub(super) fn program(
         &mut self,
-        tell: impl FnOnce(&mut Nftables) -> Result<Repair, NftablesError>,
+        program_bridge: impl FnOnce(&mut Nftables) -> Result<Repair, NftablesError>,
     ) -> Result<Repair, IptablesError> {
         let bridge = &mut self.wanted.bridge;
-        let bridge_repair = if bridge.is_wanted() { tell(bridge) } else { Ok(Repair::default()) };
+        let bridge_repair =
+            if bridge.is_wanted() { program_bridge(bridge) } else { Ok(Repair::default()) };
         self.program_pods()?;
         self.hear()?;
         if self.wanted.services_known {
@@ -138,7 +139,7 @@ impl Iptables {
                     self.repaired.elements += written;
                 }
             }
-            // Rules name the sets, whatever is in them.
+            // Rules refer to the sets, so they must exist.
             (false, true) => self.sets.create()?,
             (false, false) => {}
         }
@@ -146,7 +147,7 @@ impl Iptables {
         Ok(())
     }
 
-    /// What is rejected, of the rules of services and of egress masquerade, in words.
+    /// The rejected rules of services and of egress masquerade, as text.
     pub(super) fn rejected_words(&self) -> Vec<String> {
         let of_family = |(writer, family): (&Writer, Family)| {
             let egress = writer.optional_failure().map(|error| egress::words(family, error));
@@ -197,8 +198,8 @@ pub(super) fn serves(writer: &Writer, rules: &Ruleset) -> bool {
     })
 }
 
-/// Connection tracking that lets packets outside a connection's window pass has fewer that it
-/// cannot place, and whoever set it so wants these to pass.
+/// With the setting tcp_be_liberal, packets outside a connection's window are not invalid, and
+/// whoever set it wants the others to pass too.
 fn is_liberal() -> bool {
     const SETTING: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
     #[expect(clippy::disallowed_methods, reason = "a setting of the kernel that rules depend on")]

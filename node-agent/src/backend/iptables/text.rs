@@ -16,7 +16,7 @@ use denizen_nft::IpVersion;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Rendering {
     families: Vec<FamilyText>,
-    /// The table that tells of a bridge's ports, where they matter.
+    /// The bridge's table, if the ports of bridges matter.
     #[serde(skip_serializing_if = "Option::is_none")]
     bridge: Option<denizen_nft::Rendering>,
 }
@@ -24,13 +24,13 @@ pub struct Rendering {
 /// One family's rules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct FamilyText {
-    /// Whose `-restore` they are for.
+    /// The program whose `-restore` reads them.
     program: &'static str,
     sets: Vec<SetText>,
     tables: Vec<TableText>,
 }
 
-/// A set of this node's pods.
+/// A set of local pods.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct SetText {
     name: &'static str,

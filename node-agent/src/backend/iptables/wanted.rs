@@ -17,12 +17,11 @@ use crate::plan::{Changes, Plan};
 pub struct Wanted<K = NoKernel> {
     /// The rules, by family.
     pub rules: [Ruleset; 2],
-    /// The table that tells the rules of a bridge's ports. Wanted only where a pod's port must be
-    /// right.
+    /// The bridge's table. Wanted only if a pod's port of the bridge must match.
     pub bridge: Nftables<K>,
-    /// This node's pods.
+    /// The local pods.
     pub pods: Pods,
-    /// The pods are known, and differ perhaps from what was last written.
+    /// The pods may differ from what was last written.
     pub pods_changed: bool,
     /// Which facts the agent has. What an earlier run programmed from the others is left
     /// alone: a restart must lose nothing while the API, or the state file, cannot be read.
@@ -32,12 +31,12 @@ pub struct Wanted<K = NoKernel> {
 }
 
 impl Wanted {
-    /// As [`Self::new`], to be looked at and never programmed.
+    /// As [`Self::new`], for rendering only.
     pub fn offline() -> Self {
         Self::new(true, Nftables::offline_bridge())
     }
 
-    /// The rules, to be looked at.
+    /// The rendered rules.
     pub fn rendering(&self) -> Rendering {
         let bridge = self.bridge.is_wanted().then(|| self.bridge.rendering());
         Rendering::of(&self.rules, &self.pods, bridge)
@@ -45,8 +44,8 @@ impl Wanted {
 }
 
 impl<K> Wanted<K> {
-    /// Nothing yet. `drop_invalid`: what connection tracking cannot place is not let through.
-    /// `bridge` has the bridge's table alone.
+    /// Nothing is wanted yet. `drop_invalid`: drop packets that connection tracking cannot assign
+    /// to a connection. `bridge` has only the bridge's table.
     pub fn new(drop_invalid: bool, bridge: Nftables<K>) -> Self {
         Self {
             rules: Family::BOTH.map(|family| Ruleset::new(Shape::new(family, drop_invalid))),
@@ -60,7 +59,7 @@ impl<K> Wanted<K> {
 
     /// Takes in what is wanted.
     pub fn update(&mut self, plan: &Plan, changes: &Changes) {
-        // Any port of a bridge is known to iptables itself: `-m physdev`.
+        // Without a pod's own port, iptables itself is enough: `-m physdev`.
         if plan.node().detection.proves_ports() {
             self.bridge.update(plan, changes);
         }

@@ -1,15 +1,13 @@
-//! Session affinity: the chains of a class whose clients are kept with their endpoint, and how much
-//! the kernel may remember.
+//! Session affinity: the chains of a class with session affinity, and the sizes of the maps of
+//! clients.
 //!
-//! Anybody can make clients up: a first packet with a forged source costs its sender nothing, and
-//! is remembered like any other. So there are three maps. A client is in the first that had room
-//! for it:
+//! Clients can be forged: a first packet with a forged source is remembered like any other. So
+//! there are three maps. A client is in the first that had room for it:
 //!
-//! 1. `affinity` takes everybody while there is room.
-//! 2. `affinity-reserved` takes this node's pods, which the input interface and the address tell
-//!    and nobody can make up, and of each service port as many new clients as its budget has.
-//! 3. `affinity-brief` takes everybody else, for a short time: it is empty again soon after a
-//!    flood.
+//! 1. `affinity` takes all clients while there is room.
+//! 2. `affinity-reserved` takes local pods, which cannot be forged, since input interface and
+//!    address must match; and new clients of each service port within its budget.
+//! 3. `affinity-brief` takes all other clients, for a short time: it is empty soon after a flood.
 //!
 //! A flood of one service port uses up the first map, that port's own budget, and the last map.
 //! Other service ports keep their budgets. A client that is remembered stays in its map.
@@ -22,7 +20,7 @@ use crate::backend::why::Why;
 /// New clients of one service port that the reserve takes at once, and in [`RESERVED_PERIOD`].
 const RESERVED: u32 = 1024;
 /// Kubernetes' default time-out, in seconds. A shorter one does not make the budget larger: an
-/// entry that its maker renews stays.
+/// entry that its client renews stays.
 const RESERVED_PERIOD: u32 = 10_800;
 /// How long the last map remembers, in seconds.
 const BRIEF: u32 = 300;
@@ -36,7 +34,7 @@ fn budget(seconds: u32) -> Budget {
     Budget { burst: RESERVED, hourly: RESERVED * 3600 / seconds, seconds }
 }
 
-/// The chain that asks whether the client is remembered, and balances it if not.
+/// The chain that looks up the client, and balances it if it is not remembered.
 pub(super) fn balance(class: Class) -> Chain {
     let numbers = class.group.affinity_slots();
     let draw = |slots| Action::Draw { numbers, slots };
@@ -52,7 +50,7 @@ pub(super) fn balance(class: Class) -> Chain {
     chain(ChainName::Balance(class), Why::ChooseAndRemember, rules)
 }
 
-/// The chains that the balancing one refers to.
+/// The chains that the balancing chain refers to.
 pub(super) fn memory(class: Class, seconds: u32) -> [Chain; 2] {
     [remembered(class, seconds), remember(class, seconds)]
 }
@@ -78,8 +76,8 @@ fn remembered(class: Class, seconds: u32) -> Chain {
     chain(ChainName::Remembered(class), Why::Recall, rules)
 }
 
-/// The chain that remembers a new client, wherever there is room for it, and sends it to the
-/// endpoint that was drawn.
+/// The chain that remembers a new client in the first map with room, and sends it to the endpoint
+/// that was drawn.
 fn remember(class: Class, seconds: u32) -> Chain {
     let protocol = Match::Protocol(class.protocol);
     let pod = [Match::In(SetName::LocalPods), protocol.clone()];

@@ -1,4 +1,4 @@
-//! nf_tables as the agent sees it: a plan comes in, and what came of it goes out.
+//! Implements `Backend` for nf_tables.
 
 use std::future::pending;
 
@@ -12,7 +12,7 @@ use crate::describe::describe;
 use crate::plan::{Changes, Frontend, Plan};
 use denizen_nft::Rendering;
 
-/// The rules that a plan comes to. Needs no kernel.
+/// Renders a plan. Needs no kernel.
 pub fn render(plan: &Plan) -> Rendering {
     let mut backend = Nftables::offline();
     backend.update(plan, &Changes::from_nothing(plan));
@@ -20,7 +20,7 @@ pub fn render(plan: &Plan) -> Rendering {
 }
 
 impl<K> Nftables<K> {
-    /// Takes in what is wanted.
+    /// Takes a new plan.
     pub fn update(&mut self, plan: &Plan, changes: &Changes) {
         if changes.node {
             self.configure(plan.node());
@@ -30,7 +30,7 @@ impl<K> Nftables<K> {
         }
     }
 
-    /// How many elements each set should have.
+    /// The number of desired elements of each set.
     pub fn sizes(&self) -> Vec<SetSize> {
         let of = |table: &Programmed| {
             let table_family = table.wanted.table_family;
@@ -45,7 +45,7 @@ impl<K> Nftables<K> {
         self.tables.iter().flat_map(of).collect()
     }
 
-    /// Whether the pods that are wanted are in the kernel.
+    /// Whether the plan's pods are in the kernel.
     pub fn has_pods(&self) -> bool {
         let mut wanted = self.tables.iter().filter(|table| table.is_wanted());
         wanted.all(|table| table.known.pods && !table.unknown && table.pending.is_empty())
@@ -80,7 +80,8 @@ impl Programmed {
             let decided = (*key, services.frontend(key));
             wanted.change_frontends(std::iter::once(decided), pending);
             if *unknown {
-                // What differs will be seen in the kernel. At the start this would hold everything.
+                // The difference will be computed from the kernel's state. At the start this would
+                // hold everything.
                 pending.clear();
             }
         }
@@ -97,7 +98,7 @@ impl Backend for Nftables {
         Self::update(self, plan, changes);
     }
 
-    /// As the trait says; of several tables with errors the first one's is returned.
+    /// If several tables fail, the first error is returned.
     fn sync(&mut self) -> Result<Repair, NftablesError> {
         let mut repairs = Repair::default();
         let mut result = Ok(());
@@ -107,7 +108,7 @@ impl Backend for Nftables {
             } else if result.is_ok() {
                 table.remove(&mut self.kernel)
             } else {
-                // Those that read what it tells are still there.
+                // The tables that read its mark are still there.
                 continue;
             };
             match done {
@@ -129,8 +130,8 @@ impl Backend for Nftables {
     fn resync(&mut self) -> Result<Repair, NftablesError> {
         let Self { kernel, tables } = self;
         for table in tables {
-            // Reading is dear: the kernel counts from the first element for every piece that it
-            // hands out.
+            // Reading is expensive: for every piece of a dump the kernel counts from the first
+            // element.
             let is_right = table.looked.is_some_and(|mark| kernel.is_undisturbed(mark));
             table.unknown |= !is_right;
         }

@@ -10,7 +10,7 @@ use crate::backend::why::Why;
 use crate::backend::{Affinity, Clients};
 use denizen_nft::{Kernel, RuleId};
 
-/// Asks the kernel. Where no service has session affinity, nobody is remembered, and nothing asked.
+/// Reads the kernel's maps, unless no service has session affinity.
 pub fn clients<'a>(
     kernel: &mut Kernel,
     tables: impl Iterator<Item = &'a Table>,
@@ -52,7 +52,7 @@ pub fn counted<const N: usize>(
     table: &Table,
     reasons: [Why; N],
 ) -> Result<[u64; N], NftablesError> {
-    // What one rule does another may do in another chain, for another reason.
+    // Another chain may have an equal rule for another reason.
     let mut wanted: HashMap<(String, RuleId), usize> = HashMap::new();
     let (table_family, schema) = (table.table_family, &table.schema);
     for chain in table.chains() {

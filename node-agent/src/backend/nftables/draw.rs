@@ -1,4 +1,4 @@
-//! How one of a class's endpoints is drawn, each as likely as the others.
+//! How a class draws one endpoint, each with the same probability.
 
 use super::name::Class;
 use super::rule::{Action, Match, Rule};
@@ -23,9 +23,9 @@ pub fn cascade<const N: usize>(
         .collect()
 }
 
-/// Among how many slots a class draws, time after time, until one is taken. With the slots taken
-/// that a class may have (more than a quarter of its size, without gaps) every endpoint is equally
-/// likely.
+/// The numbers of slots among which a class draws, one after the other, until a slot has an
+/// endpoint. More than a quarter of a class's slots are occupied, without gaps, so every endpoint
+/// has the same probability.
 fn draws(size: u32) -> Box<dyn Iterator<Item = u32>> {
     if size <= WHOLE_CASCADE {
         return Box::new((1..=size).rev());

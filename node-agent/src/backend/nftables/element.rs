@@ -4,7 +4,7 @@ use crate::model::{Family, Protocol};
 use crate::plan::{FrontendAddress, FrontendKey};
 use denizen_nft::{Field, Key, Set, read_address};
 
-/// What every element of a frontend has its key begin with.
+/// The beginning of the key of each element of a frontend.
 pub fn frontend_key(frontend: &FrontendKey) -> Key {
     let key = match frontend.address {
         FrontendAddress::Ip(address) => Key::EMPTY.address(address),
@@ -13,8 +13,8 @@ pub fn frontend_key(frontend: &FrontendKey) -> Key {
     key.byte(frontend.protocol.number()).port(frontend.port.get())
 }
 
-/// The frontend that an element of this set and with this key is about: where it is found, one of
-/// its endpoints, who may use it. `None` for the elements of other sets.
+/// The frontend to which an element with this key in this set belongs; `None` if the set has no
+/// elements of frontends.
 pub fn frontend_of(family: Family, set: &Set, key: &Key) -> Option<FrontendKey> {
     let (address, rest) = split(family, set, key)?;
     let protocol = Protocol::from_number(*rest.first()?)?;

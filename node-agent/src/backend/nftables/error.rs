@@ -1,4 +1,4 @@
-//! Why the kernel's tables are not as they should be.
+//! Errors of programming tables.
 
 use thiserror::Error;
 
@@ -6,36 +6,36 @@ use super::name::TableFamily;
 use denizen_netlink::NetlinkError;
 use denizen_nft::NftError;
 
-/// Why the kernel's table is not as it should be.
+/// Why a table could not be programmed.
 #[derive(Debug, Error)]
 pub enum NftablesError {
     /// It cannot be read or written.
     #[error(transparent)]
     Driver(#[from] NftError),
-    /// An older version's table is there, and services are not known yet: replacing it would take
-    /// them away.
+    /// An older version's table exists, and services are not known yet: replacing it would remove
+    /// them.
     #[error(
         "nf_tables, {table_family} table: the table of an older version stays until all services are known"
     )]
     OlderTable {
-        /// Whose table.
+        /// The table's family.
         table_family: TableFamily,
     },
-    /// The kernel lets nobody but its owner change it, and removes it with that process
+    /// Only its owner process may change it, and the kernel removes it with that process
     /// (`NFT_TABLE_F_OWNER`).
     #[error(
         "nf_tables, {table_family} table: it is owned by another process (netlink portid {owner})"
     )]
     Owned {
-        /// Whose table.
+        /// The table's family.
         table_family: TableFamily,
         /// The owner's portid: most often its process id.
         owner: u32,
     },
-    /// Everything was programmed but these.
+    /// Everything except these was programmed.
     #[error("nf_tables, {table_family} table: the kernel refused {}", names.join("; "))]
     Parts {
-        /// Whose table.
+        /// The table's family.
         table_family: TableFamily,
         /// What was refused, and why.
         names: Vec<String>,
@@ -43,7 +43,7 @@ pub enum NftablesError {
 }
 
 impl NftablesError {
-    /// Netlink failed us.
+    /// Netlink failed.
     pub fn netlink(
         table_family: TableFamily,
         doing: &'static str,

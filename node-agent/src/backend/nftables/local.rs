@@ -1,9 +1,9 @@
-//! What tells this node's own pods' packets from others, in rules.
+//! Rules that detect packets of local pods.
 //!
 //! IP rules do not see the port of a bridge: a bridged pod's packets come in through the bridge. A
-//! table of the bridge family sees it, and tells it to the IP tables by one bit of the mark, which
-//! is not for others: it is set when the frame arrives, and cleared right behind the chain that
-//! reads it, or when the bridge only forwards the frame.
+//! table of the bridge family sees the port and passes it to the IP tables as one bit of the mark.
+//! Others must not see the bit: it is set when the frame arrives, and cleared right after the chain
+//! that reads it, or when the bridge only forwards the frame.
 
 use std::sync::Arc;
 
@@ -25,18 +25,18 @@ const BRIDGE_PRIORITY: i32 = -300;
 /// priorities only order them among each other.
 const BEHIND_NAT: i32 = -99;
 
-/// What the IP stack's input interface is for what comes in through a port of a bridge: the bridge,
-/// or a VLAN's device on it. Others' packets may come with any mark.
+/// The IP stack's input interface for packets from a bridge's port: the bridge, or a VLAN's device
+/// on it. Packets of others may have any mark.
 const BEHIND_PORTS: [&str; 2] = ["bridge", "vlan"];
 
-/// What is local, a rule each: a list of values is one chain of returns before one mark (KEP-2450's
+/// One rule for each test: a list of values is one chain of returns before one mark (KEP-2450's
 /// MASQ-IF-NOT-LOCAL).
 pub(super) fn local(config: &TableConfig) -> Vec<Vec<Match>> {
     let has_port_bit = || Match::Marked(config.node_side.port_bit);
     let rules = |test: &LocalTest| match test {
         LocalTest::Pod => vec![vec![Match::In(SetName::LocalPods)]],
-        // All pods are in the first set whatever the detector, so that the rules of an earlier run,
-        // which stay while services are not known, know them as well.
+        // All pods are in the first set with every detector, so that an earlier run's rules, which
+        // stay while services are not known, detect them as well.
         LocalTest::PodAtItsPort => vec![vec![has_port_bit(), Match::In(SetName::BridgedPods)]],
         LocalTest::PodWithoutPort => {
             vec![vec![Match::In(SetName::LocalPods), Match::NotIn(SetName::BridgedPods)]]
@@ -62,7 +62,7 @@ fn begins_with(prefix: Arc<str>) -> Match {
     }
 }
 
-/// The chains that clear the port bit, behind those that read it. They are chains of their own,
+/// The chains that clear the port bit, after those that read it. They are chains of their own,
 /// since nat chains see only the first packet of a connection.
 pub(super) fn clear_port_bit(config: &TableConfig) -> Vec<Chain> {
     let bit = config.node_side.port_bit;
@@ -91,7 +91,7 @@ pub(super) fn bridge_chains(config: &TableConfig) -> Vec<Chain> {
     let tell = |why, is| Rule::new(why, [is], [Action::Mark(bit)]);
     let arriving = |test: &LocalTest| match test {
         LocalTest::PodAtItsPort => vec![
-            // It may come with any mark.
+            // A packet may arrive with any mark.
             Rule::new(Why::PortUnproven, [], [Action::Unmark(bit)]),
             tell(Why::PodPort, Match::In(SetName::PodPorts)),
             tell(Why::PodPort, Match::In(SetName::PodPorts6)),

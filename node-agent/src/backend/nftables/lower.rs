@@ -16,8 +16,8 @@ use denizen_nft::{Data, Element, Value, comment_text, endpoint};
 
 /// A frontend as it is programmed.
 ///
-/// Which endpoint sits in which slot, and which size class the frontend is in, depend on what came
-/// before: an endpoint's change should touch that endpoint's element and no other.
+/// Slots and size class depend on the previous state, so that an endpoint's change touches only
+/// that endpoint's element.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrontendState {
     /// What kind of address it is.
@@ -25,13 +25,13 @@ pub struct FrontendState {
     inside: Target,
     masquerade: Masquerade,
     outside: Option<Target>,
-    /// Whose frontend it is, beside the element.
+    /// The service port's name, for the element's comment.
     owner: Arc<str>,
-    /// For how many seconds clients are kept with their endpoint.
+    /// The time-out of session affinity in seconds.
     affinity: Option<u32>,
-    /// The number of each endpoint of either side, where clients are kept.
+    /// With session affinity: the number of each endpoint.
     numbers: BTreeMap<SocketAddr, u32>,
-    /// Who may enter, where not everybody may.
+    /// The allowed sources; `None` if all are.
     sources: Option<Arc<[IpNetwork]>>,
 }
 
@@ -51,7 +51,7 @@ struct Slots {
     endpoints: Box<[SocketAddr]>,
 }
 
-/// The frontend as it should be programmed, given how it is programmed now.
+/// The desired frontend, given how it is programmed now.
 pub fn lower(
     frontend: &Frontend,
     now: Option<&FrontendState>,
@@ -112,8 +112,7 @@ impl Target {
 }
 
 impl Slots {
-    /// Puts `wanted` (sorted) into slots; whoever has one keeps it unless it would leave a gap
-    /// behind.
+    /// Puts `wanted` (sorted) into slots; an endpoint keeps its slot unless that would leave a gap.
     fn of(wanted: &[SocketAddr], now: Option<&Self>) -> Self {
         let count = wanted.len() as u32;
         let size = match now {
@@ -135,7 +134,7 @@ impl Slots {
 }
 
 impl FrontendState {
-    /// Keeps clients with their endpoint.
+    /// Adds session affinity.
     fn number(&mut self, protocol: Protocol, seconds: u32, numbers: &mut Numbers) {
         self.affinity = Some(seconds);
         let targets = [Some(&self.inside), self.outside.as_ref()].into_iter().flatten();
@@ -146,7 +145,7 @@ impl FrontendState {
         self.numbers = endpoints.into_iter().zip(numbers).collect();
     }
 
-    /// The classes whose chains the frontend's elements name, and those that these chains name.
+    /// The classes that the frontend's elements refer to, and those that these refer to.
     pub fn classes(&self, key: &FrontendKey) -> impl Iterator<Item = Class> {
         let outside = self.outside.as_ref().map(|target| (target, outside_group(key)));
         let sides = [Some((&self.inside, inside_group(key))), outside].into_iter().flatten();
@@ -217,7 +216,7 @@ impl FrontendState {
         });
     }
 
-    /// One side's endpoints by slot and, where clients are kept, by number.
+    /// One side's endpoints by slot and, with session affinity, by number.
     fn endpoints(
         &self,
         frontend: &FrontendKey,
@@ -233,7 +232,7 @@ impl FrontendState {
             if let Some(number) = self.numbers.get(address) {
                 let value = Value::Data(Data::EMPTY.number(*number));
                 elements.push(at(group.affinity_slots(), key, value, None));
-                // The comment tells a restarted agent whose number it is.
+                // From the comment a restarted agent learns whose number it is.
                 let (key, owner) =
                     (frontend_key(frontend).number(*number), Some(self.owner.clone()));
                 elements.push(at(group.affinity_endpoints(), key, to, owner));

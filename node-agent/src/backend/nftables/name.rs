@@ -1,4 +1,4 @@
-//! What denizen's objects in nf_tables are called.
+//! Names of denizen's objects in nf_tables.
 
 mod set;
 
@@ -11,13 +11,13 @@ pub use self::set::{Facts, Known, SetName};
 use crate::model::{Family, Protocol, family_of};
 use denizen_nft::{IpVersion, Schema};
 
-/// The table, one in each family. By its name a restarted agent knows what is its own.
+/// The table, one in each family. A restarted agent recognises its own by the name.
 pub const TABLE: &str = "denizen";
 
-/// What the table says of itself on the node.
+/// The table's comment on the node.
 const TABLE_COMMENT: &str = "Denizen: service networking; see denizen-agent explain";
 
-/// Where a table of ours sees packets.
+/// The families of our tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TableFamily {
     /// Frames that come in through a port of a bridge, whatever they carry. First, since they are
@@ -105,7 +105,7 @@ impl Group {
         }
     }
 
-    /// The map of the frontends' endpoints by slot, where a client is kept with its endpoint.
+    /// With session affinity: the map of the numbers of the frontends' endpoints, by slot.
     pub fn affinity_slots(self) -> SetName {
         match self {
             Self::Service => SetName::AffinitySlots,
@@ -115,7 +115,7 @@ impl Group {
         }
     }
 
-    /// The map of the frontends' endpoints by the number that clients are remembered with.
+    /// With session affinity: the map of the frontends' endpoints by number.
     pub fn affinity_endpoints(self) -> SetName {
         match self {
             Self::Service => SetName::AffinityEndpoints,
@@ -139,13 +139,13 @@ impl Group {
 /// Balances among at most `size` endpoints over one protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Class {
-    /// Whose frontends.
+    /// The frontends that it serves.
     pub group: Group,
-    /// nft's text form wants the protocol named where a port is translated.
+    /// nft's text needs the protocol if a port is translated.
     pub protocol: Protocol,
     /// A power of two.
     pub size: u32,
-    /// Clients are kept with their endpoint for this many seconds; `None` without session affinity.
+    /// The time-out of session affinity in seconds; `None` without it.
     pub affinity: Option<u32>,
 }
 
@@ -165,21 +165,21 @@ pub enum ChainName {
     Output,
     /// nat postrouting.
     Postrouting,
-    /// filter prerouting: who may address the loopback interface.
+    /// filter prerouting: protects loopback addresses.
     Martians,
-    /// filter forward: what pods send elsewhere than to services.
+    /// filter forward: egress masquerade.
     Forward,
-    /// Marks for masquerade what leaves the ranges where pods keep their address.
+    /// Marks packets for egress masquerade.
     Egress,
     /// Where services are looked up.
     Services,
     /// Where node ports are looked up.
     NodePorts,
-    /// Where frontends under policy Local are looked up for traffic from elsewhere.
+    /// Where frontends under policy Local are looked up for traffic from outside.
     LocalPolicy,
     /// The same for node ports.
     NodePortPolicy,
-    /// Marks for masquerade what is not a local pod's.
+    /// Marks for masquerade, except local pods' packets.
     MarkUnlessLocal,
     /// Looks again, then refuses.
     UnusedPort,
@@ -197,7 +197,7 @@ pub enum ChainName {
     Remembered(Class),
     /// Remembers a new client, and sends it to its endpoint.
     Remember(Class),
-    /// Drops what may not enter at a load balancer IP.
+    /// Drops sources that may not use a load balancer IP.
     SourceRanges,
     /// Filter prerouting, right behind the nat chain: clears what a bridge's table marked with the
     /// mark.

@@ -1,4 +1,4 @@
-//! The numbers by which session affinity remembers endpoints.
+//! The numbers that session affinity remembers endpoints by.
 //!
 //! The kernel remembers, for each client of a service port, one 32-bit number: two bits that mark
 //! it as ours, sixteen for the service port, fourteen for the endpoint. An endpoint keeps its
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::rule::{ENDPOINT_BITS, SCRATCH, SCRATCH_BITS};
 use crate::model::Protocol;
 
-/// More endpoints than this a frontend with session affinity cannot have.
+/// The most endpoints of a frontend with session affinity.
 pub const MOST_NUMBERS: usize = ENDPOINT_BITS as usize;
 
 /// A service port as the elements' comments name it, and its protocol.
@@ -85,7 +85,7 @@ impl Port {
 
     fn number(&mut self, endpoint: SocketAddr) -> u32 {
         let number = self.endpoints.get(&endpoint).copied().unwrap_or_else(|| {
-            // On from the last one: a number is used again as late as can be.
+            // Starts after the last one, so that a number is reused as late as possible.
             let free = (self.last + 1..=ENDPOINT_BITS)
                 .chain(1..=self.last)
                 .find(|n| !self.taken.contains(n));

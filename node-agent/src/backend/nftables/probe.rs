@@ -10,7 +10,7 @@ use crate::model::{Family, Protocol};
 use crate::plan::{LocalTest, NodeSide};
 use denizen_nft::Kernel;
 
-/// Whether it can have the IP tables.
+/// Whether the kernel accepts the IP tables.
 ///
 /// # Errors
 /// What the kernel refused, or cannot be asked.
@@ -18,7 +18,7 @@ pub fn probe() -> Result<(), NftablesError> {
     Family::BOTH.map(TableFamily::Ip).into_iter().try_for_each(ask)
 }
 
-/// Whether it can have the bridge's table, which tells the ports of bridges.
+/// Whether the kernel accepts the bridge's table.
 ///
 /// # Errors
 /// As [`probe`].
@@ -33,7 +33,7 @@ fn ask(table_family: TableFamily) -> Result<(), NftablesError> {
     let seen = kernel.observe(&schema)?;
     match seen.owner() {
         Some(owner) => Err(NftablesError::Owned { table_family, owner }),
-        // The kernel took it.
+        // The kernel accepted it.
         None if seen.is_there() => Ok(()),
         None => {
             let chains = chains(table_family);
@@ -43,7 +43,7 @@ fn ask(table_family: TableFamily) -> Result<(), NftablesError> {
     }
 }
 
-/// The chains that need most of the kernel.
+/// The chains that use the newest features of the kernel.
 fn chains(table_family: TableFamily) -> Vec<Chain> {
     let class =
         |affinity| Class { group: Group::Service, protocol: Protocol::Tcp, size: 2, affinity };

@@ -1,9 +1,8 @@
-//! The program: the chains that do not depend on what services there are, and those of a size
-//! class.
+//! The constant chains, and the chains of a size class.
 //!
 //! Services and endpoints are data in maps. A service's element in [`SetName::Services`] names one
 //! chain, and that one lookup decides everything about it at once (where to, masqueraded or not),
-//! so a packet that races with a commit sees it before the change or after, never half.
+//! so a packet that races with a commit sees the state before it or after it, never a mixture.
 
 use std::net::Ipv4Addr;
 
@@ -28,7 +27,7 @@ const RAW_PRIORITY: i32 = -300;
 /// `srcnat`.
 const SOURCE_PRIORITY: i32 = 100;
 
-/// The chains that are always there, in an order in which each is made before it is referred to.
+/// The constant chains, each before those that refer to it.
 pub fn chains(table_family: TableFamily, config: &TableConfig) -> Vec<Chain> {
     match table_family {
         TableFamily::Ip(Family::V4) => ip_chains(config).into_iter().chain([martians()]).collect(),
@@ -68,8 +67,8 @@ fn ip_chains(config: &TableConfig) -> Vec<Chain> {
         .collect()
 }
 
-/// Where packets enter. An address that is a service's own is never looked up among the node ports,
-/// whatever the policy of the service that has the node port of that number.
+/// Where packets enter. A service's own address is never looked up among the node ports, whichever
+/// policy the service with that node port has.
 fn base_chains(masquerade: MarkBit) -> [Chain; 3] {
     let jump = |why, to| Rule::new(why, [], [Action::Jump(to)]);
     let at_node = |why, action| Rule::new(why, [Match::In(SetName::NodePortAddresses)], [action]);
@@ -107,9 +106,9 @@ fn base_chains(masquerade: MarkBit) -> [Chain; 3] {
     ]
 }
 
-/// `route_localnet` lets a neighbour's packets to 127.0.0.1 in (CVE-2020-8558). Always there:
-/// whoever sets it, of all interfaces or of one, tells nobody. The address comes first, as the
-/// cheapest test that other packets fail.
+/// `route_localnet` lets a neighbour's packets to 127.0.0.1 in (CVE-2020-8558). The rule is always
+/// there, because anybody may set it at any time, for all interfaces or for one. The address comes
+/// first: it is the cheapest test that other packets fail.
 fn martians() -> Chain {
     let loopback = Ipv4Network::new_checked(Ipv4Addr::new(127, 0, 0, 0), 8).expect("8 bits of 32");
     let addressed = Match::Destination(loopback.into());
@@ -123,9 +122,8 @@ fn martians() -> Chain {
     base(ChainName::Martians, base_chain, Why::Martian, rules)
 }
 
-/// What local pods send elsewhere than to services. In the forward hook, the last where the
-/// interface is known that a packet came in through, and where its destination is already a
-/// service's endpoint: whether that lies in a range is what counts.
+/// Egress masquerade. It is in the forward hook, the last one where the input interface is known,
+/// and where the destination is already a service's endpoint: the ranges apply to the endpoint.
 fn egress(config: &TableConfig) -> Option<[Chain; 2]> {
     let kept =
         config.egress.as_ref()?.iter().map(|range| {
@@ -145,8 +143,8 @@ fn egress(config: &TableConfig) -> Option<[Chain; 2]> {
     ])
 }
 
-/// The chains of a class: those that balance, then those that mark, where they should, and go to
-/// them. Policy Local from elsewhere needs the first alone.
+/// The chains of a class: those that balance, then those that mark for masquerade and go to them.
+/// Policy Local from outside needs only the first.
 pub fn class_chains(class: Class, node_side: &NodeSide) -> Vec<Chain> {
     let mut balancing = match class.affinity {
         None => balance(class),
@@ -174,7 +172,7 @@ fn balance(class: Class) -> Chain {
     chain(ChainName::Balance(class), Why::Choose, rules)
 }
 
-/// The chains that mark, where they should, and then balance a class.
+/// The chains that mark for masquerade and then balance a class.
 fn entries(class: Class, masquerade: MarkBit) -> [Chain; 2] {
     let go = Rule::new(Why::Choose, [], [Action::Goto(ChainName::Balance(class))]);
     let unless_local =
@@ -186,7 +184,7 @@ fn entries(class: Class, masquerade: MarkBit) -> [Chain; 2] {
     ]
 }
 
-/// Before everything else is decided, as in kube-proxy's nftables mode.
+/// Before anything else, as in kube-proxy's nftables mode.
 fn restricted() -> Rule {
     let restricted = Match::In(SetName::RestrictedFrontends);
     Rule::new(Why::Restricted, [restricted], [Action::Jump(ChainName::SourceRanges)])

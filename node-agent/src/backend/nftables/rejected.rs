@@ -9,7 +9,7 @@ use denizen_nft::{Change, Schema};
 /// A change of an element that the kernel rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejected {
-    /// The frontend that it is about, where it is about one.
+    /// The frontend that it belongs to, if any.
     pub key: Option<FrontendKey>,
     /// What was rejected, and why.
     pub words: String,

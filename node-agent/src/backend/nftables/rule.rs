@@ -1,6 +1,6 @@
-//! Rules as the program writes them: typed, and few kinds of them.
+//! Typed rules, of the few kinds that the program uses.
 //!
-//! `statement` has the driver's terms for them.
+//! `statement` translates them for the driver.
 
 use std::sync::Arc;
 
@@ -12,21 +12,21 @@ use crate::model::{Family, Protocol};
 use crate::plan::MarkBit;
 use denizen_nft::BaseChain;
 
-/// The numbers that session affinity keeps in a packet's priority for a moment have these two bits
-/// so; the traffic classes that an operator names by hand, and those that the kernel makes, do not.
+/// Session affinity keeps its numbers in a packet's priority for a moment. They have these two
+/// bits; traffic classes of operators and of the kernel do not.
 pub const SCRATCH_BITS: u32 = 0xc000_0000;
 /// See [`SCRATCH_BITS`].
 pub const SCRATCH: u32 = 0x4000_0000;
 /// The bits of a number that name the endpoint; the others name its service port.
 pub const ENDPOINT_BITS: u32 = (1 << 14) - 1;
 
-/// What a rule asks of a packet.
+/// A test of a packet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Match {
     /// The set has the packet's values of its key.
     In(SetName),
-    /// It has not. Not for the bridge's table, where it would hold of every frame that carries
-    /// something else.
+    /// The set does not have them. Not for the bridge's table, where it would match every frame
+    /// that carries something else.
     NotIn(SetName),
     /// The transport protocol.
     Protocol(Protocol),
@@ -34,16 +34,16 @@ pub enum Match {
     InputInterface(Arc<str>),
     /// The input interface's kind, as `ip link` names it.
     InputKind(&'static str),
-    /// The frame carries a packet of this family. Where a set's key has an address, a bridge's rule
-    /// asks this by itself.
+    /// The frame carries a packet of this family. A bridge's rule whose set has an address in its
+    /// key tests this by itself.
     Carries(Family),
-    /// What the input interface's name begins with.
+    /// The prefix of the input interface's name.
     InputPrefix(Arc<str>),
     /// The source address.
     Source(IpNetwork),
     /// The destination address.
     Destination(IpNetwork),
-    /// The connection is new, and this its first packet.
+    /// This is the first packet of a connection.
     FirstPacket,
     /// The connection's destination was translated.
     Translated,
@@ -64,10 +64,9 @@ pub enum Action {
     Jump(ChainName),
     /// To a chain, not to come back.
     Goto(ChainName),
-    /// Where the map says; on with the next rule when it says nothing.
+    /// To the chain in the map; on with the next rule if the map has no such key.
     Lookup(SetName),
-    /// To the endpoint in a slot drawn among this many; on with the next rule when the slot is
-    /// free.
+    /// To the endpoint in a slot drawn among this many; on with the next rule if the slot is empty.
     Translate {
         /// Where the endpoints are.
         endpoints: SetName,
@@ -75,39 +74,39 @@ pub enum Action {
         slots: u32,
     },
     /// Draws a slot among this many, and puts the number of the endpoint in it into the packet's
-    /// priority; on with the next rule when the slot is free.
+    /// priority; on with the next rule if the slot is empty.
     Draw {
         /// Where the numbers are.
         numbers: SetName,
         /// Slots to draw from.
         slots: u32,
     },
-    /// Cuts the number in the packet's priority down to that of the service port.
+    /// Keeps only the service port's bits of the number in the packet's priority.
     KeepServicePort,
     /// Puts the number of the endpoint that the client got last, as this map has it, into the
-    /// packet's priority; on with the next rule when the map does not have the client.
+    /// packet's priority; on with the next rule if the map does not have the client.
     Recall(SetName),
     /// Remembers in a map, for this many seconds, that the client gets the endpoint in the packet's
-    /// priority; on with the next rule when the map is full.
+    /// priority; on with the next rule if the map is full.
     Remember {
         /// The map.
         map: SetName,
         /// How long.
         seconds: u32,
     },
-    /// Takes one from the budget of the service port; on with the next rule when none is left.
+    /// Takes one from the budget of the service port; on with the next rule if none is left.
     Spend(Budget),
     /// Forgets the endpoint that the client got last, as this map has it.
     Forget(SetName),
-    /// To the endpoint in the packet's priority; on with the next rule when it is gone.
+    /// To the endpoint in the packet's priority; on with the next rule if it is gone.
     TranslateToNumber(SetName),
     /// Clears the packet's priority.
     ClearScratch,
-    /// Sets this bit of the mark, whatever else the mark says.
+    /// Sets this bit of the mark and keeps the others.
     Mark(MarkBit),
-    /// Clears this bit of the mark, whatever else the mark says.
+    /// Clears this bit of the mark and keeps the others.
     Unmark(MarkBit),
-    /// Sets this bit of the connection's mark, whatever else the mark says.
+    /// Sets this bit of the connection's mark and keeps the others.
     Admit(MarkBit),
     /// Replaces the source by the address of the interface that it leaves by, with a random port,
     /// since two clients may use the same one.
@@ -133,11 +132,10 @@ pub struct Rule {
     pub actions: Vec<Action>,
 }
 
-/// How many new clients each service port may have: so many at once, and no more per hour than
-/// this.
+/// The budget of each service port for new clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Budget {
-    /// At once, after a time without any.
+    /// The burst: at once, after a time without any.
     pub burst: u32,
     /// Per hour.
     pub hourly: u32,
@@ -161,7 +159,7 @@ impl Rule {
 pub struct Chain {
     /// Its name.
     pub name: ChainName,
-    /// What calls it; `None` for a chain that others jump or go to.
+    /// Its hook; `None` for a chain that others jump or go to.
     pub base_chain: Option<BaseChain>,
     /// What it is for.
     pub why: Why,

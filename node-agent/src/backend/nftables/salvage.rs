@@ -1,4 +1,4 @@
-//! When the kernel refuses a part of what is wanted: all but that part.
+//! If the kernel rejects a part of a batch, everything else is programmed.
 
 use super::error::NftablesError;
 use super::name::{SetName, TableFamily};
@@ -9,8 +9,8 @@ use crate::plan::FrontendKey;
 use denizen_nft::{Kernel, Observed};
 
 impl Programmed {
-    /// The kernel refuses a batch as a whole: everything in it is programmed that it takes, and
-    /// what it does not take is named. That part is tried again with the next attempt.
+    /// The kernel refuses a batch as a whole. So the rejected parts are found and reported, and
+    /// everything else is programmed. The next attempt tries them again.
     pub(super) fn salvage(
         &mut self,
         kernel: &mut Kernel,
@@ -21,7 +21,7 @@ impl Programmed {
         let mut batch = kernel.batch(schema.family, Some(seen.generation()));
         match seen.structure(schema, &chains) {
             Some(structure) if structure.is_additive() => structure.write(&mut batch, schema.name),
-            // An earlier run's services stay until it is known what takes their place.
+            // An earlier run's services stay until all services are known.
             Some(_) | None if seen.is_there() && self.waits_for_services() => {}
             Some(_) | None => batch.replace_table(seen.is_there(), schema, &chains),
         }

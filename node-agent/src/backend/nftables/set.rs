@@ -1,13 +1,13 @@
-//! What the sets and maps are made of.
+//! Keys and values of the sets and maps.
 
 use super::name::{Facts, SetName, TableFamily};
 use denizen_nft::{DataType, Field, Set};
 
-/// A service address cannot have more endpoints than this: the slots are numbered with 16 bits.
+/// The most endpoints of a service address: slots are numbered with 16 bits.
 pub const MOST_SLOTS: u32 = 65_535;
 
 impl SetName {
-    /// The set as the driver has it, in a table of this family.
+    /// The driver's set, in a table of this family.
     pub fn declared(self, table_family: TableFamily) -> Set {
         use Field::{DestinationPort, InputInterface, Priority, Protocol};
         let version = self.family(table_family).into();
@@ -31,8 +31,8 @@ impl SetName {
             }
             Self::Hairpin => vec![source, destination],
             Self::AllowedSources => [&at_address[..], &[source]].concat(),
-            // The number first: nft cannot write a rule that updates a set whose key begins with an
-            // IPv6 address.
+            // The number comes first: nft cannot list a rule that updates a set whose key begins
+            // with an IPv6 address.
             Self::Affinity | Self::AffinityReserved | Self::AffinityBrief => {
                 vec![Priority, source]
             }
@@ -91,13 +91,13 @@ impl SetName {
     }
 }
 
-/// How many elements the kernel lets packets put into a set; `None` for sets that packets do not
-/// fill. About 100 bytes of the kernel's memory each.
+/// The most elements that packets may add to a set; `None` for sets that packets do not fill. About
+/// 100 bytes of the kernel's memory each.
 pub fn room(set: SetName) -> Option<u32> {
-    // A budget for as many service ports as there are numbers for.
+    // One budget for each number of a service port.
     let is_small = matches!(set, SetName::AffinityBrief | SetName::AffinityBudget);
-    // In the reserve, 128 service ports that use up their budget twice over: at once, and in the
-    // time after.
+    // The reserve has room for 128 service ports that use up their budget twice: at once, and in
+    // the time after.
     let room = if is_small { 1 << 16 } else { 1 << 18 };
     (set.filled_by() == Facts::Traffic).then_some(room)
 }

@@ -1,4 +1,4 @@
-//! Brings the kernel's tables to what is wanted, and keeps them there.
+//! Brings the kernel's tables to the desired state, and keeps them there.
 
 use std::sync::Arc;
 
@@ -16,37 +16,37 @@ use crate::plan::{FrontendKey, NodePlan};
 use denizen_netlink::NetlinkError;
 use denizen_nft::{Kernel, Mark, NftError, Observed, Rendering, Structure, Value, read_endpoint};
 
-/// How often a repair that others' changes overtook is tried before it is left to the next
-/// occasion.
+/// How often a repair is tried again if others' changes overtake it, before it waits for the next
+/// sync.
 const REPAIR_TRIES: usize = 10;
 
-/// One table, wanted and programmed.
+/// One table: the desired state, and what is known of the kernel's.
 #[derive(Debug)]
 pub(super) struct Programmed {
     pub(super) wanted: Table,
     /// Differences that are not in the kernel yet.
     pub(super) pending: Difference,
-    /// What the kernel holds is not known: nothing was read yet, or a batch failed.
+    /// The kernel's state is not known: nothing was read yet, or a batch failed.
     pub(super) unknown: bool,
-    /// When it was read last and found, or made, right.
+    /// When it was last read and found right, or repaired.
     pub(super) looked: Option<Mark>,
     pub(super) known: Known,
-    /// Frontends that were found in the kernel and are not wanted.
+    /// Frontends that were found in the kernel but are not wanted.
     pub(super) left_frontends: Vec<FrontendKey>,
-    /// What the kernel took everything but.
+    /// What the kernel rejected.
     pub(super) rejected: Vec<Rejected>,
 }
 
-/// The nftables backend: what is wanted, and the kernel that it is wanted in.
+/// The nftables backend: the desired tables, and the kernel.
 #[derive(Debug)]
 pub struct Nftables<K = Kernel> {
     pub(super) kernel: K,
-    /// In the order in which they are programmed: a bridge's before those that read what it tells,
-    /// and after them when it is to go.
+    /// In the order in which they are programmed: the bridge's table before the IP tables, which
+    /// read its mark, and after them if it is removed.
     pub(super) tables: Vec<Programmed>,
 }
 
-/// In place of a [`Kernel`], where the rules are only looked at.
+/// Stands in for a [`Kernel`] if the rules are only rendered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NoKernel;
 
@@ -89,7 +89,7 @@ impl Nftables {
 }
 
 impl Nftables<NoKernel> {
-    /// Programs nothing, needs nothing, and shows what it would program.
+    /// A backend without a kernel, which only renders.
     pub fn offline() -> Self {
         Self::of(NoKernel, &TableFamily::ALL)
     }
@@ -132,7 +132,8 @@ impl Programmed {
         if self.unknown {
             return self.reconcile(kernel);
         }
-        // What was refused raced with somebody's change, or is refused again, and then isolated.
+        // A refused batch either raced with another program's change, or it is refused again and
+        // then isolated.
         match self.commit(kernel) {
             Err(NftError::Refused { .. }) => self.reconcile(kernel),
             done => Ok(done.map(|()| Repair::default())?),
@@ -183,7 +184,7 @@ impl Programmed {
         Err(NftError::Raced { family: self.wanted.schema.family }.into())
     }
 
-    /// The frontends that are in the kernel and are not wanted.
+    /// The frontends that are in the kernel but are not wanted.
     fn not_wanted(&self, seen: &Observed) -> Vec<FrontendKey> {
         let Table { schema, table_family, .. } = &self.wanted;
         let keys = [SetName::Services, SetName::NodePorts].map(SetName::id);
@@ -213,8 +214,8 @@ impl Programmed {
         structure.write(&mut batch, schema.name);
         delta.write(&mut batch, schema);
         let elements = delta.count();
-        // At a first load it is as large as the batch, and the kernel is about to allocate as much
-        // again.
+        // At a first load this is as large as the batch, and the kernel is about to allocate as
+        // much again.
         drop(delta);
         kernel.commit(batch)?;
         let left_over = if known.services { structure.left_over() } else { &[] };
@@ -228,8 +229,8 @@ impl Programmed {
         Ok(repair)
     }
 
-    /// Chains that nothing refers to any more. In a batch of their own: before 6.2 a kernel refuses
-    /// to remove a chain in the batch that removes the last element that names it.
+    /// Removes chains that nothing refers to any more, in a batch of their own: a kernel before 6.2
+    /// refuses to remove a chain in the batch that removes the last reference to it.
     fn remove_chains(&self, kernel: &mut Kernel, names: &[Arc<str>]) {
         let schema = &self.wanted.schema;
         let removed = kernel.write(schema.family, |batch| batch.delete_chains(schema.name, names));
@@ -239,8 +240,8 @@ impl Programmed {
     }
 }
 
-/// The endpoints that clients of services with session affinity are remembered with. Where the
-/// table, or a set, is not there, there are none.
+/// The endpoints that clients of services with session affinity are remembered with. None if the
+/// table or a set does not exist.
 fn remembered(kernel: &mut Kernel, table: &Table) -> Observed {
     let mut seen = Observed::default();
     let of_table = SetName::of(table.table_family);

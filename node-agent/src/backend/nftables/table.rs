@@ -1,4 +1,4 @@
-//! What one table should hold. Pure: it remembers what was wanted last, and tells what differs.
+//! The desired content of one table, and what differs from the last one. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -14,12 +14,12 @@ use crate::model::{Family, PodSet, family_of};
 use crate::plan::{Frontend, FrontendAddress, FrontendKey, FrontendKind};
 use denizen_nft::{Delta, Element, Key, Schema, SetId, Value, comment_text};
 
-/// What differs, and the classes that it needs and that were not there.
+/// A difference, and the new classes that it needs.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Difference {
     /// Chains to make first.
     pub classes: Vec<Class>,
-    /// Then elements to take away, and elements to add.
+    /// Then elements to delete, and elements to add.
     pub elements: Delta,
 }
 
@@ -29,7 +29,7 @@ impl Difference {
         self.classes.is_empty() && self.elements.is_empty()
     }
 
-    /// Nothing to do, in the same room.
+    /// Nothing to do, with the same allocation.
     pub fn clear(&mut self) {
         self.classes.clear();
         self.elements.clear();
@@ -38,10 +38,10 @@ impl Difference {
 
 type Members = BTreeMap<Key, Option<Arc<str>>>;
 
-/// What one table should hold.
+/// The desired content of one table.
 #[derive(Debug)]
 pub struct Table {
-    /// What it sees.
+    /// Its family.
     pub table_family: TableFamily,
     /// Its sets.
     pub schema: Schema,
@@ -73,8 +73,7 @@ impl Table {
         self.numbers.restore(owner, endpoint, number);
     }
 
-    /// Every chain that should be there, in an order in which each is made before it is referred
-    /// to.
+    /// Every desired chain, each before those that refer to it.
     pub fn chains(&self) -> Vec<Chain> {
         let classes = self.classes.iter().flat_map(|class| self.class_chains(*class));
         program::chains(self.table_family, &self.config).into_iter().chain(classes).collect()
@@ -90,8 +89,8 @@ impl Table {
         program::class_chains(class, &self.config.node_side)
     }
 
-    /// Every element that should be there, in no order. They are made one by one: all of them
-    /// together take more memory than what they are made from.
+    /// Every desired element, in no order. They are made one by one: together they take more memory
+    /// than what they are made from.
     pub fn each_element(&self) -> impl Iterator<Item = Element> + '_ {
         let of_frontends = self.keys.iter().flat_map(|(key, state)| state.elements(key));
         let members = self.members.iter().flat_map(|(set, members)| {
@@ -102,7 +101,7 @@ impl Table {
         of_frontends.chain(members).chain(cluster_ips)
     }
 
-    /// Every element that should be there, by its set and in no order.
+    /// Every desired element, by set and in no order.
     pub fn elements_by_set(&self) -> BTreeMap<SetId, Vec<Element>> {
         let mut all: BTreeMap<SetId, Vec<Element>> = BTreeMap::new();
         for element in self.each_element() {
@@ -111,12 +110,12 @@ impl Table {
         all
     }
 
-    /// Whether clients are, or were, kept with their endpoint.
+    /// Whether a service has, or had, session affinity.
     pub fn has_affinity(&self) -> bool {
         self.classes.iter().any(|class| class.affinity.is_some())
     }
 
-    /// How many elements should be in each set.
+    /// The number of desired elements of each set.
     pub fn sizes(&self) -> BTreeMap<SetName, usize> {
         let mut sizes: BTreeMap<SetName, usize> =
             SetName::of(self.table_family).iter().map(|set| (*set, 0)).collect();
@@ -133,7 +132,7 @@ impl Table {
         sizes
     }
 
-    /// Every element that should be there, sorted.
+    /// Every desired element, sorted.
     pub fn elements(&self) -> Vec<Element> {
         let sorted = self.elements_by_set().into_values().map(|mut elements| {
             elements.sort_unstable_by_key(|element| element.key);
@@ -142,7 +141,7 @@ impl Table {
         sorted.flatten().collect()
     }
 
-    /// Whether a frontend should be there.
+    /// Whether a frontend is desired.
     pub fn has_frontend(&self, key: &FrontendKey) -> bool {
         self.keys.contains_key(key)
     }
@@ -152,15 +151,15 @@ impl Table {
         &self.config
     }
 
-    /// The constant part becomes that of `config`; whether it differs.
+    /// Replaces what the constant rules depend on. Returns whether it differs.
     pub fn reconfigure(&mut self, config: TableConfig) -> bool {
         let differs = self.config != config;
         self.config = config;
         differs
     }
 
-    /// Some frontends are decided otherwise; `None` means that a frontend is gone. Frontends of the
-    /// other family are left alone.
+    /// Takes changed frontends; `None` means that a frontend is gone. Frontends of the other family
+    /// are ignored.
     pub fn change_frontends<'a>(
         &mut self,
         keys: impl Iterator<Item = (FrontendKey, Option<&'a Frontend>)>,
@@ -223,7 +222,7 @@ impl Table {
         }
     }
 
-    /// The pods of this node are these.
+    /// Takes the local pods.
     pub fn change_pods(&mut self, pods: &PodSet, delta: &mut Difference) {
         let of_pods =
             SetName::of(self.table_family).iter().filter(|set| set.filled_by() == Facts::Pods);
@@ -248,8 +247,8 @@ impl Table {
         }
     }
 
-    /// Where a pod's address belongs in this table; `by_port` if its port of a bridge must be
-    /// right.
+    /// The elements for a pod's address in this table; `by_port` if its port of a bridge must
+    /// match.
     fn pod_sets(&self, ip: IpAddr, by_port: bool) -> &'static [SetName] {
         match (self.table_family, family_of(ip)) {
             (TableFamily::Ip(family), of_ip) if family != of_ip => &[],
@@ -261,7 +260,7 @@ impl Table {
         }
     }
 
-    /// These addresses may be handed to themselves.
+    /// Takes the addresses that may reach themselves through a service.
     pub fn change_hairpins(
         &mut self,
         addresses: impl Iterator<Item = IpAddr>,
@@ -272,7 +271,7 @@ impl Table {
         self.change_members(SetName::Hairpin, wanted, delta);
     }
 
-    /// Node ports are served on these addresses.
+    /// Takes the addresses that serve node ports.
     pub fn change_node_port_addresses(&mut self, addresses: &[IpAddr], delta: &mut Difference) {
         let ours = addresses.iter().filter(|ip| self.table_family.holds(**ip));
         let wanted = ours.map(|ip| (Key::EMPTY.address(*ip), None)).collect();

@@ -8,18 +8,19 @@ use crate::plan::{LocalTest, NodePlan, NodeSide};
 /// What the constant part depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TableConfig {
-    /// What local pods' packets are known by (of this family).
+    /// The tests that detect local pods' packets (of this family).
     pub local: Vec<LocalTest>,
-    /// The ranges whose unallocated addresses nobody has (of this family).
+    /// The service ranges, whose unallocated addresses nobody has (of this family).
     pub service_ranges: Vec<IpNetwork>,
-    /// Where pods keep their address (of this family); `None` where that is not denizen's business.
+    /// The ranges towards which pods keep their address (of this family); `None` if egress
+    /// masquerade is off.
     pub egress: Option<Vec<IpNetwork>>,
-    /// What the operator settled about this node.
+    /// Settings of this node.
     pub node_side: NodeSide,
 }
 
 impl TableConfig {
-    /// As the node's plan has it.
+    /// The part of the node's plan for this family.
     pub fn new(table_family: TableFamily, node: &NodePlan) -> Self {
         Self {
             local: match table_family {
@@ -41,7 +42,7 @@ impl TableConfig {
         self.local.iter().any(LocalTest::asks_port)
     }
 
-    /// Whether a bridged pod's port of its bridge must be right.
+    /// Whether a bridged pod's packets must come in through its port of the bridge.
     pub fn proves_ports(&self) -> bool {
         self.local.contains(&LocalTest::PodAtItsPort)
     }

@@ -1,5 +1,5 @@
-//! Whether a table should be there at all (a bridge's, where the ports of bridges matter), and what
-//! is known of it.
+//! Whether a table is wanted at all (the bridge's only if the ports of bridges matter), and removal
+//! of those that are not.
 
 use super::error::NftablesError;
 use super::name::{ChainName, Known, TABLE, TableFamily};
@@ -11,7 +11,7 @@ use crate::backend::Repair;
 use denizen_nft::{Kernel, Observed, Schema};
 
 impl Programmed {
-    /// Nothing is known of it, and nothing wanted in it.
+    /// Nothing is known of it, and nothing is wanted in it.
     pub(super) fn new(table_family: TableFamily) -> Self {
         Self {
             wanted: Table::new(table_family, TableConfig::default()),
@@ -24,7 +24,7 @@ impl Programmed {
         }
     }
 
-    /// Whether the table should be there.
+    /// Whether the table is wanted.
     pub(super) fn is_wanted(&self) -> bool {
         match self.wanted.table_family {
             TableFamily::Ip(_) => true,
@@ -32,7 +32,7 @@ impl Programmed {
         }
     }
 
-    /// Whether what an earlier run programmed in it has to stay until all services are known.
+    /// Whether an earlier run's content must stay until all services are known.
     pub(super) fn waits_for_services(&self) -> bool {
         match self.wanted.table_family {
             TableFamily::Ip(_) => !self.known.services,
@@ -40,8 +40,8 @@ impl Programmed {
         }
     }
 
-    /// Sees to it that a table that is not wanted is not there. An earlier run's IP tables, which
-    /// may read what it tells, stay until all services are known, and so does it.
+    /// Removes a table that is not wanted. An earlier run's bridge table stays until all services
+    /// are known, because that run's IP tables, which may read its mark, stay until then too.
     pub(super) fn remove(&mut self, kernel: &mut Kernel) -> Result<Repair, NftablesError> {
         self.pending = Difference::default();
         if !self.unknown || !self.known.services {
@@ -79,7 +79,7 @@ impl Nftables {
 }
 
 impl<K> Nftables<K> {
-    /// Whether any of its tables should be there.
+    /// Whether any of its tables is wanted.
     pub fn is_wanted(&self) -> bool {
         self.tables.iter().any(Programmed::is_wanted)
     }
@@ -88,7 +88,7 @@ impl<K> Nftables<K> {
 /// Removes all tables but these; how many there were.
 fn remove_all(kernel: &mut Kernel, but: &[TableFamily]) -> Result<usize, NftablesError> {
     let mut removed = 0;
-    // What the bridge's tells means nothing without those that read it.
+    // The bridge's mark means nothing without the tables that read it.
     for table_family in
         TableFamily::ALL.into_iter().rev().filter(|table_family| !but.contains(table_family))
     {
@@ -104,8 +104,9 @@ fn remove(kernel: &mut Kernel, table_family: TableFamily) -> Result<bool, Nftabl
     take_away(kernel, &schema, &seen)
 }
 
-/// First what chooses services, so that nobody is in there any more when the table goes. What
-/// another process owns is not ours: denizen's tables have no owner, for they outlive the agent.
+/// First the chains that choose services, so that no packet is in them when the table is removed. A
+/// table with an owner process is not ours: denizen's tables have none, because they outlive the
+/// agent.
 fn take_away(kernel: &mut Kernel, schema: &Schema, seen: &Observed) -> Result<bool, NftablesError> {
     let ours = seen.is_there() && seen.owner().is_none();
     if ours {

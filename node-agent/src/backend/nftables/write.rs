@@ -1,4 +1,4 @@
-//! What a batch is made of: everything, or a difference.
+//! Fills a batch with a whole table, or with a difference.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::table::Table;
 use crate::backend::Repair;
 use denizen_nft::{Kernel, Observed, Schema};
 
-/// Everything, in place of whatever is there, at one instant.
+/// Replaces the whole table in one transaction.
 pub(super) fn load(
     kernel: &mut Kernel,
     seen: &Observed,
@@ -22,7 +22,7 @@ pub(super) fn load(
     let mut batch = kernel.batch(schema.family, Some(generation));
     batch.replace_table(seen.is_there(), schema, &chains);
     let mut count = 0;
-    // Set by set, and in no order within: sorting so many would take as long as planning them.
+    // Set by set, unsorted: sorting would take as long as planning.
     let kept = seen.members(|set| !known.covers(SetName::of_id(set)));
     for elements in wanted.elements_by_set().values().chain([&kept]) {
         batch.add_elements(schema, elements);
@@ -33,12 +33,12 @@ pub(super) fn load(
     Ok(Repair { rebuilt: true, chains: chains.len(), elements: count })
 }
 
-/// Takes the rules out of `chains`, where they are there; the generation after that, as long as
-/// nobody else commits.
+/// Removes the rules of those `chains` that exist. Returns the generation afterwards, if nobody
+/// else commits.
 ///
-/// At the instant in which a table goes, a packet that is in its chains goes on through all their
-/// rules, finds their maps empty and their sets as they were (`nft_map_deactivate` in
-/// net/netfilter/nf_tables_api.c), and so would be refused for want of a service at a cluster IP.
+/// While a table is removed, a packet in its chains still passes all their rules. It finds the maps
+/// empty but the sets as they were (`nft_map_deactivate` in net/netfilter/nf_tables_api.c), so a
+/// packet to a cluster IP would be refused as if no service had it.
 pub(super) fn empty(
     kernel: &mut Kernel,
     schema: &Schema,
