@@ -77,6 +77,7 @@ struct ExplainArgs {
     run_dir: Option<PathBuf>,
     #[command(flatten)]
     policy: PolicyArgs,
+    /// Output format
     #[arg(long, value_enum, default_value = "text")]
     output: Output,
 }
@@ -85,6 +86,7 @@ struct ExplainArgs {
 struct StatusArgs {
     #[command(flatten)]
     run_dir: RunDirArgs,
+    /// Output format
     #[arg(long, value_enum, default_value = "text")]
     output: Output,
 }

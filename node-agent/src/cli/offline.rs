@@ -34,6 +34,7 @@ pub(super) struct Facts {
 pub(super) struct RenderArgs {
     #[command(flatten)]
     facts: Facts,
+    /// Output format
     #[arg(long, value_enum, default_value = "text")]
     output: Output,
 }

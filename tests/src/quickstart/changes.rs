@@ -55,7 +55,7 @@ fn add_pod(node: &Node, page: &mut Page) -> Result<Pod> {
     page.say("    denizen's part ends when the agent has answered that the kernel knows the pod");
     let seen = outcome.seen();
     let own = pod.address_like(web.ip());
-    page.say(format_args!("    its first packet, to web, was seen as coming from {}", shown(seen)));
+    page.say(format_args!("    web saw its first packet's source as {}", shown(seen)));
     page.check((seen != own).then_some("its first packet was not treated as a local pod's"));
     Ok(pod)
 }
@@ -85,7 +85,7 @@ fn appear_and_vanish(
     };
     let manifests = &node.fixture.cluster.manifests;
     measure(
-        "a service without endpoints is put into the folder: connections are refused",
+        "a service without endpoints is added: connections are refused",
         &|| manifests.put("late", slice::from_ref(&object)),
         &refused,
     )?;

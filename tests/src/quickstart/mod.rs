@@ -23,7 +23,7 @@ pub fn run(keep: bool) -> Result<ExitCode> {
     page.title("A node of its own, in network namespaces");
     let mut node = Node::up(keep)?;
     node.introduce(&mut page)?;
-    page.title("Connections, each sent just now");
+    page.title("Connections");
     rows::play(&node, &mut page)?;
     page.title("Changes while it runs");
     changes::play(&mut node, &mut page)?;

@@ -73,7 +73,7 @@ impl Node {
         let status = self.agent.status()?;
         let word = |key: &str| status[key].as_str().unwrap_or("?");
         page.say(format_args!(
-            "the agent    backend {}, local traffic by {}, {} pods, {} services, nowhere a cluster CIDR",
+            "the agent    backend {}, local traffic by {}, {} pods, {} services, no cluster CIDR configured",
             word("backend"),
             word("detectLocal"),
             status["pods"],
