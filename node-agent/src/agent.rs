@@ -93,10 +93,12 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
         () = stop.signalled() => return Ok(()),
         () = attachments::adopt_at_start(&records) => {}
     }
-    let mut sources = sources::start(&config, &event_sender).await?;
+    let (wrong, wrong_policies) = mpsc::channel(QUEUE);
+    let mut sources = sources::start(&config, &wrong, &event_sender).await?;
+    drop(wrong);
     drop(event_sender);
     let (publisher, published) = Publisher::new(&config, asked, now());
-    let notices = sources::notices(&config);
+    let notices = sources::notices(&config, wrong_policies);
     sources.problems.extend(
         http::start(config.listen, published, notices).context("cannot start the HTTP servers")?,
     );

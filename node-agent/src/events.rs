@@ -1,4 +1,4 @@
-//! Events for operators (`kubectl get events`), with kube-proxy's reasons.
+//! Events for operators (`kubectl get events`), with kube-proxy's reasons where it has them.
 //!
 //! Sending an event never blocks: a task writes it. Without the Kubernetes API there are no events.
 //! The log, health and `status` have the same information.
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tracing::debug;
 
-use crate::model::ServiceName;
+use crate::model::{PolicyName, ServiceName};
 use crate::source::kube::access::Access;
 
 /// The most events that wait to be written; further ones are lost.
@@ -26,9 +26,11 @@ pub enum About {
     Node,
     /// A Service.
     Service(ServiceName),
+    /// A NetworkPolicy.
+    NetworkPolicy(PolicyName),
 }
 
-/// What happened. Each is one of kube-proxy's events.
+/// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// The agent has started.
@@ -39,10 +41,12 @@ pub enum Reason {
     MetricsUnserved,
     /// The health-check node port of a Service cannot be served.
     HealthCheckUnserved,
+    /// A part of a NetworkPolicy is not understood.
+    InvalidNetworkPolicy,
 }
 
 /// One event.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Notice {
     /// What it is about.
     pub about: About,

@@ -13,7 +13,7 @@ mod pod;
 mod range;
 mod service;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
@@ -93,7 +93,6 @@ pub struct Model {
     namespaces: BTreeMap<Arc<str>, Namespace>,
     cluster_pods: BTreeMap<PodName, ClusterPod>,
     network_policies: BTreeMap<PolicyName, NetworkPolicy>,
-    labels: HashSet<Labels>,
 }
 
 impl Model {
@@ -126,7 +125,11 @@ impl Model {
                     change.namespaces.insert(name);
                 }
             }
-            Event::ClusterPod(name, pod) => self.apply_cluster_pod(name, pod, change),
+            Event::ClusterPod(name, pod) => {
+                if set(&mut self.cluster_pods, &name, pod) {
+                    change.cluster_pods.insert(name);
+                }
+            }
             Event::NetworkPolicy(name, policy) => {
                 if set(&mut self.network_policies, &name, policy) {
                     change.network_policies.insert(name);
@@ -179,24 +182,6 @@ impl Model {
             let slices = self.slices.entry(owner).or_insert_with(|| Vec::with_capacity(1));
             let at = slices.partition_point(|other| other.name < slice.name);
             slices.insert(at, slice);
-        }
-    }
-
-    /// Pods of one Deployment have the same labels, which are kept once.
-    fn apply_cluster_pod(
-        &mut self,
-        name: PodName,
-        mut pod: Option<ClusterPod>,
-        change: &mut Change,
-    ) {
-        if let Some(pod) = &mut pod {
-            match self.labels.get(&pod.labels) {
-                Some(labels) => pod.labels = labels.clone(),
-                None => drop(self.labels.insert(pod.labels.clone())),
-            }
-        }
-        if set(&mut self.cluster_pods, &name, pod) {
-            change.cluster_pods.insert(name);
         }
     }
 

@@ -1,5 +1,6 @@
 //! Starts the sources, each with its configuration, and the writer of events.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -9,6 +10,7 @@ use crate::attachments;
 use crate::config::{Config, Objects};
 use crate::events::{About, Notice, Notices, Reason};
 use crate::model::Event;
+use crate::source::kube::WrongPolicy;
 use crate::source::{Outlet, egress, kube, manifests, node, state_file};
 
 /// The current problems of each source.
@@ -24,9 +26,10 @@ pub(super) struct Sources {
 /// Starts all sources.
 pub(super) async fn start(
     config: &Config,
+    wrong_policies: &mpsc::Sender<WrongPolicy>,
     events: &mpsc::Sender<Vec<Event>>,
 ) -> anyhow::Result<Sources> {
-    let mut problems = follow_objects(config, events).await?;
+    let mut problems = follow_objects(config, wrong_policies, events).await?;
     let mut outlet = || {
         let (outlet, found) = Outlet::new(events.clone());
         problems.push(found);
@@ -54,6 +57,7 @@ pub(super) async fn start(
 /// Starts the source of the cluster's objects.
 async fn follow_objects(
     config: &Config,
+    wrong_policies: &mpsc::Sender<WrongPolicy>,
     events: &mpsc::Sender<Vec<Event>>,
 ) -> anyhow::Result<Problems> {
     let node_name = &config.policy.settings.node_name;
@@ -71,17 +75,33 @@ async fn follow_objects(
         Objects::Api(access) => {
             // Unusable credentials at the start are a mistake that the operator should see at once.
             access.client().await.context("cannot use the Kubernetes API")?;
-            Ok(kube::start(access, node_name, jiff::Timestamp::now(), config.features, events))
+            let config = kube::Config {
+                access: access.clone(),
+                node_name: node_name.clone(),
+                since: jiff::Timestamp::now(),
+                features: config.features,
+            };
+            // Nobody needs single pods yet.
+            let (_, unknown) = watch::channel(BTreeSet::new());
+            Ok(kube::start(&config, &unknown, wrong_policies, events))
         }
     }
 }
 
 /// Starts the writer of events, if objects come from the API. The first event is the agent's start.
-pub(super) fn notices(config: &Config) -> Notices {
+/// Wrong policies are reported as events.
+pub(super) fn notices(config: &Config, mut wrong: mpsc::Receiver<WrongPolicy>) -> Notices {
     let Objects::Api(access) = &config.objects else {
         return Notices::nowhere();
     };
     let notices = Notices::to_api(access.clone(), config.policy.settings.node_name.clone());
     notices.send(Notice { about: About::Node, reason: Reason::Starting, text: String::new() });
+    let sender = notices.clone();
+    tokio::spawn(async move {
+        while let Some(WrongPolicy { policy, text }) = wrong.recv().await {
+            let about = About::NetworkPolicy(policy);
+            sender.send(Notice { about, reason: Reason::InvalidNetworkPolicy, text });
+        }
+    });
     notices
 }

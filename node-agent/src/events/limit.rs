@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{About, Notice, Reason};
+use super::Notice;
 
 /// The same event is not written again within this time, and …
 const WINDOW: Duration = Duration::from_secs(300);
@@ -15,17 +15,16 @@ const MOST: usize = 25;
 /// The events that were written recently.
 #[derive(Debug, Default)]
 pub(super) struct Limit {
-    written: HashMap<(About, Reason), Instant>,
+    written: HashMap<Notice, Instant>,
 }
 
 impl Limit {
     /// Whether this event may be written now. If so, it counts as written.
     pub(super) fn permits(&mut self, notice: &Notice, now: Instant) -> bool {
         self.written.retain(|_, at| now.duration_since(*at) < WINDOW);
-        let key = (notice.about.clone(), notice.reason);
-        let permitted = self.written.len() < MOST && !self.written.contains_key(&key);
+        let permitted = self.written.len() < MOST && !self.written.contains_key(notice);
         if permitted {
-            self.written.insert(key, now);
+            self.written.insert(notice.clone(), now);
         }
         permitted
     }
@@ -34,6 +33,7 @@ impl Limit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::{About, Reason};
     use crate::model::ServiceName;
 
     fn about(service: usize) -> Notice {

@@ -1,5 +1,6 @@
 //! Writes events to the API.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use hyper::Request;
@@ -21,6 +22,9 @@ const ATTEMPTS: usize = 12;
 /// The API's limit for a note, in bytes.
 const LONGEST_NOTE: usize = 1024;
 
+/// The API's limit for a name, in bytes.
+const LONGEST_NAME: usize = 253;
+
 /// The name under which events are reported.
 const CONTROLLER: &str = "denizen-agent";
 
@@ -38,6 +42,10 @@ pub(super) async fn run(access: Access, node_name: Arc<str>, mut waiting: mpsc::
             let Err(error) = write(&access, &path, &event).await else {
                 break;
             };
+            if has_code(&error, |code| code == 409) {
+                // Another node has written it.
+                break;
+            }
             if attempt == ATTEMPTS || is_refused(&error) {
                 warn!(
                     error = format!("{error:#}"),
@@ -53,10 +61,12 @@ pub(super) async fn run(access: Access, node_name: Arc<str>, mut waiting: mpsc::
 
 /// Whether the API refuses the event for good.
 fn is_refused(error: &anyhow::Error) -> bool {
-    let refused = |status: &kube::core::Status| {
-        (400..500).contains(&status.code) && !matches!(status.code, 401 | 429)
-    };
-    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if refused(status))
+    has_code(error, |code| (400..500).contains(&code) && !matches!(code, 401 | 429))
+}
+
+/// Whether the API answered with such a status code.
+fn has_code(error: &anyhow::Error, such: impl Fn(u16) -> bool) -> bool {
+    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if such(status.code))
 }
 
 async fn write(access: &Access, path: &str, event: &Value) -> anyhow::Result<()> {
@@ -80,17 +90,44 @@ fn event(notice: &Notice, node_name: &str, now: Timestamp) -> (String, Value) {
             &*service.name,
             json!({ "apiVersion": "v1", "kind": "Service", "namespace": &*service.namespace, "name": &*service.name }),
         ),
+        About::NetworkPolicy(policy) => (
+            &*policy.namespace,
+            &*policy.name,
+            json!({
+                "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+                "namespace": &*policy.namespace, "name": &*policy.name,
+            }),
+        ),
     };
     let end = notice.text.floor_char_boundary(LONGEST_NOTE);
     let event = json!({
         "apiVersion": "events.k8s.io/v1", "kind": "Event",
-        "metadata": { "namespace": namespace, "name": format!("{name}.{:x}", now.as_nanosecond()) },
+        "metadata": { "namespace": namespace, "name": event_name(name, notice, now) },
         "eventTime": format!("{now:.6}"),
         "reportingController": CONTROLLER, "reportingInstance": format!("{CONTROLLER}-{node_name}"),
         "action": notice.reason.action(), "reason": notice.reason.name(),
         "regarding": regarding, "note": &notice.text[..end], "type": notice.reason.kind(),
     });
     (format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"), event)
+}
+
+/// The name of an event about the object `name`. Every node sees the same mistake in a policy, so
+/// the name of that event depends only on its text: the first node writes it, the others find it
+/// there.
+fn event_name(name: &str, notice: &Notice, now: Timestamp) -> String {
+    let id = match notice.reason {
+        Reason::Starting
+        | Reason::HealthUnserved
+        | Reason::MetricsUnserved
+        | Reason::HealthCheckUnserved => format!("{:x}", now.as_nanosecond()),
+        Reason::InvalidNetworkPolicy => {
+            let mut hasher = DefaultHasher::new();
+            notice.text.hash(&mut hasher);
+            format!("{:x}", hasher.finish())
+        }
+    };
+    let end = name.floor_char_boundary(LONGEST_NAME - 1 - id.len());
+    format!("{}.{id}", name[..end].trim_end_matches(['-', '.']))
 }
 
 impl Reason {
@@ -100,6 +137,7 @@ impl Reason {
             Self::HealthUnserved => "FailedToStartProxierHealthcheck",
             Self::MetricsUnserved => "FailedToStartMetricServer",
             Self::HealthCheckUnserved => "FailedToStartServiceHealthcheck",
+            Self::InvalidNetworkPolicy => "InvalidNetworkPolicy",
         }
     }
 
@@ -107,13 +145,17 @@ impl Reason {
         match self {
             Self::Starting | Self::HealthUnserved | Self::MetricsUnserved => "StartKubeProxy",
             Self::HealthCheckUnserved => "Listen",
+            Self::InvalidNetworkPolicy => "Enforce",
         }
     }
 
     fn kind(self) -> &'static str {
         match self {
             Self::Starting => "Normal",
-            Self::HealthUnserved | Self::MetricsUnserved | Self::HealthCheckUnserved => "Warning",
+            Self::HealthUnserved
+            | Self::MetricsUnserved
+            | Self::HealthCheckUnserved
+            | Self::InvalidNetworkPolicy => "Warning",
         }
     }
 }
@@ -121,7 +163,7 @@ impl Reason {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::ServiceName;
+    use crate::model::{PolicyName, ServiceName};
 
     #[test]
     fn an_event_is_valid_for_the_api() {
@@ -142,5 +184,26 @@ mod tests {
         assert_eq!(path, "/apis/events.k8s.io/v1/namespaces/default/events");
         assert_eq!(written["regarding"]["name"], "node-1");
         assert_eq!(written["type"], "Normal");
+    }
+
+    #[test]
+    fn every_node_gives_one_mistake_of_a_policy_the_same_name() {
+        let name = |policy: &str, text: &str, now: i64| {
+            let name = PolicyName { namespace: "shop".into(), name: policy.into() };
+            let about = About::NetworkPolicy(name);
+            let notice =
+                Notice { about, reason: Reason::InvalidNetworkPolicy, text: text.to_owned() };
+            let now = Timestamp::from_second(now).unwrap();
+            let (_, written) = event(&notice, "n", now);
+            assert_eq!(written["regarding"]["kind"], "NetworkPolicy");
+            written["metadata"]["name"].as_str().unwrap().to_owned()
+        };
+        assert_eq!(name("web", "a", 1), name("web", "a", 2));
+        assert_ne!(name("web", "a", 1), name("web", "b", 1));
+        let long = name(&format!("{}-{}", "a".repeat(235), "b".repeat(17)), "a", 1);
+        assert!(
+            long.len() <= LONGEST_NAME && long.starts_with(&format!("{}.", "a".repeat(235))),
+            "{long}"
+        );
     }
 }

@@ -4,6 +4,7 @@
 
 mod api;
 mod events;
+mod firewall;
 mod outages;
 mod rbac;
 mod start;

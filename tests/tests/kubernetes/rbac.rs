@@ -2,13 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use denizen_tests::api::Asked;
 use denizen_tests::api::context::{ApiContext, BOUND};
 use denizen_tests::conf::documents;
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::Who;
 use serde_json::Value;
+
+use crate::firewall::{Following, pod_name};
 
 /// An API group, a resource in it, and what is done with it.
 type Right = (String, String, String);
@@ -38,6 +40,10 @@ fn right(asked: &Asked) -> Result<Right> {
     let path = &asked.path;
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     let (group, resource) = match parts.as_slice() {
+        ["api", "v1", "namespaces", _, resource, _] => {
+            ensure!(asked.method == "GET", "{asked:?}");
+            return Ok((String::new(), (*resource).to_owned(), "get".to_owned()));
+        }
         ["api", "v1", resource] => ("", *resource),
         ["apis", group, _, resource] | ["apis", group, _, "namespaces", _, resource] => {
             (*group, *resource)
@@ -62,6 +68,8 @@ fn the_role_permits_what_is_asked_for_and_nothing_else() -> Result<()> {
     context.put_web("web", 10, &[Who::Routed])?;
     let _agent = context.start_agent()?;
     context.until_answered(10, Who::Routed)?;
+    let following = Following::start(&context)?;
+    following.unknown.send_replace([pod_name("web")].into());
     let permitted = permitted()?;
     eventually("everything that is permitted is asked for", BOUND, || {
         let asked = context.api.asked();

@@ -1,14 +1,17 @@
 //! Follows one kind: lists it, watches it from there, and repeats what failed.
 
+#[cfg(test)]
+mod tests;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
-use jiff::Timestamp;
 use kube::Client;
 use kube::core::WatchEvent;
-use tokio::time::{Instant, timeout};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::access::Access;
@@ -17,6 +20,7 @@ use super::index::{Index, List};
 use super::pace::{Pace, watch_seconds};
 use super::recovery::Recovery;
 use super::wire::{INITIAL_EVENTS_END, Json, Page, Versioned};
+use super::{Config, Ends, WrongPolicy};
 use crate::describe::describe;
 use crate::model::Event;
 use crate::source::object::Kind;
@@ -48,6 +52,9 @@ pub(super) struct Follower {
     node_name: Arc<str>,
     access: Access,
     outlet: Outlet,
+    /// Answers about single pods.
+    answers: mpsc::Receiver<String>,
+    wrong_policies: mpsc::Sender<WrongPolicy>,
     index: Index,
     /// `None` if the credentials must be read (again).
     client: Option<Client>,
@@ -86,14 +93,9 @@ impl<E: Into<Failure>> From<E> for Stop {
 }
 
 impl Follower {
-    pub(super) fn new(
-        kind: Kind,
-        access: Access,
-        node_name: Arc<str>,
-        since: Timestamp,
-        outlet: Outlet,
-        recovery: Recovery,
-    ) -> Self {
+    pub(super) fn new(kind: Kind, config: &Config, ends: Ends, recovery: Recovery) -> Self {
+        let Config { access, node_name, since, .. } = config.clone();
+        let Ends { outlet, answers, wrong_policies } = ends;
         Self {
             kind,
             index: Index::new(kind, node_name.clone(), since),
@@ -101,6 +103,8 @@ impl Follower {
             node_name,
             access,
             outlet,
+            answers,
+            wrong_policies,
             client: None,
             version: None,
             streams: true,
@@ -264,15 +268,21 @@ impl Follower {
         mut list: Option<List>,
     ) -> Result<(), Stop> {
         let deadline = Instant::now() + STREAMED_LIST;
+        let mut heard = Instant::now();
         loop {
             let silence = match list {
                 None => WATCH_SILENCE,
-                Some(_) => STREAM_SILENCE.min(deadline.saturating_duration_since(Instant::now())),
+                Some(_) => STREAM_SILENCE.min(deadline.saturating_duration_since(heard)),
             };
             let event = tokio::select! {
                 () = self.outlet.closed() => return Err(Stop::Closed),
-                event = timeout(silence, events.next()) => event,
+                Some(answer) = self.answers.recv() => {
+                    self.take_answer(&answer).await?;
+                    continue;
+                }
+                event = timeout_at(heard + silence, events.next()) => event,
             };
+            heard = Instant::now();
             match event {
                 Ok(Some(event)) => self.take(event?, &mut list).await?,
                 Ok(None) if list.is_some() => return Err(Failure::HalfAList.into()),
@@ -309,6 +319,20 @@ impl Follower {
                     self.send_change(&object, events).await?;
                 }
             },
+        }
+        Ok(())
+    }
+
+    /// Takes an answer about a single pod, unless the watch has passed its version: then the watch
+    /// has brought the pod, or its deletion. If it has not, whatever it brings later counts.
+    async fn take_answer(&mut self, answer: &str) -> Result<(), Closed> {
+        let number = |version: &str| version.parse::<u64>().ok();
+        let answered: Option<Versioned> = serde_json::from_str(answer).ok();
+        let answered = answered.and_then(|it| number(&it.metadata.resource_version));
+        if answered > self.version.as_deref().and_then(number) {
+            let events = self.index.changed(answer);
+            self.outlet.send(events).await?;
+            self.report();
         }
         Ok(())
     }
@@ -356,7 +380,11 @@ impl Follower {
         self.report();
     }
 
-    fn report(&self) {
+    fn report(&mut self) {
+        for wrong in self.index.take_wrong_policies() {
+            // If too many wait to be written, it is in the log and the status nevertheless.
+            let _ = self.wrong_policies.try_send(wrong);
+        }
         let trouble =
             self.trouble.iter().map(|trouble| format!("{}: {trouble}", self.kind.plural()));
         let absent = self.kind == Kind::Node && self.listed && self.index.is_empty();

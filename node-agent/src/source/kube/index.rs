@@ -6,6 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use tracing::warn;
 
+use super::WrongPolicy;
 use crate::describe::describe;
 use crate::model::Event;
 use crate::source::object::{Decoder, Found, Key, Kind, Said};
@@ -24,6 +25,7 @@ pub(super) struct Index {
     since: Timestamp,
     sent: HashMap<Key, u64>,
     problems: Problems,
+    wrong_policies: Vec<WrongPolicy>,
 }
 
 /// The problems of each object; `None` for objects without a readable name.
@@ -49,7 +51,14 @@ impl Index {
     /// An index of no objects.
     pub(super) fn new(kind: Kind, node_name: Arc<str>, since: Timestamp) -> Self {
         let decoder = Decoder::new(node_name);
-        Self { kind, decoder, since, sent: HashMap::new(), problems: Problems::new() }
+        Self {
+            kind,
+            decoder,
+            since,
+            sent: HashMap::new(),
+            problems: Problems::new(),
+            wrong_policies: Vec::new(),
+        }
     }
 
     /// Adds an object to a list.
@@ -93,7 +102,7 @@ impl Index {
             self.push_events(said, &mut events);
         }
         for (key, lines) in &problems {
-            trace_new(lines, self.problems.get(key));
+            self.note_new(key.as_ref(), lines);
         }
         self.problems = problems;
         events
@@ -102,7 +111,7 @@ impl Index {
     /// An object was added or modified.
     pub(super) fn changed(&mut self, json: &str) -> Vec<Event> {
         let Reading { key, said, problems } = self.read(json);
-        trace_new(&problems, self.problems.get(&key));
+        self.note_new(key.as_ref(), &problems);
         note(&mut self.problems, key, problems);
         let mut events = Vec::new();
         if let Some(said) = said
@@ -131,6 +140,26 @@ impl Index {
     /// What cannot be used, one line each.
     pub(super) fn problems(&self) -> impl Iterator<Item = &String> {
         self.problems.values().flatten()
+    }
+
+    /// The policies that became wrong, or wrong in another way, since the last call.
+    pub(super) fn take_wrong_policies(&mut self) -> Vec<WrongPolicy> {
+        std::mem::take(&mut self.wrong_policies)
+    }
+
+    /// Logs the problems of an object that it did not have before.
+    fn note_new(&mut self, key: Option<&Key>, lines: &[String]) {
+        let before = self.problems.get(&key.cloned()).map_or(&[][..], Vec::as_slice);
+        for line in lines.iter().filter(|line| !before.contains(line)) {
+            warn!(error = line, "part of an object is not used");
+        }
+        if let Some(Key::NetworkPolicy(policy)) = key
+            && !lines.is_empty()
+            && before != lines
+        {
+            let text = lines.join("\n");
+            self.wrong_policies.push(WrongPolicy { policy: policy.clone(), text });
+        }
     }
 
     fn read(&mut self, json: &str) -> Reading {
@@ -168,13 +197,5 @@ fn note(problems: &mut Problems, key: Option<Key>, lines: Vec<String>) {
         problems.remove(&key);
     } else {
         problems.insert(key, lines);
-    }
-}
-
-fn trace_new(lines: &[String], before: Option<&Vec<String>>) {
-    for line in lines {
-        if !before.is_some_and(|before| before.contains(line)) {
-            warn!(error = line, "part of an object is not used");
-        }
     }
 }

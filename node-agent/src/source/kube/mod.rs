@@ -9,6 +9,7 @@
 //! | `kinds` | paths and selectors of the requests |
 //! | `index` | which objects were sent, and what changed; pure |
 //! | `follow` | lists, watches, and what to do when they fail |
+//! | `lookup` | asks for single pods that the watch has not brought yet |
 //! | `failure` | what failed, and what to do about it |
 //! | `pace` | how long to wait |
 //! | `recovery` | wakes the other kinds when the server answers again |
@@ -40,6 +41,7 @@ mod failure;
 mod follow;
 mod index;
 mod kinds;
+mod lookup;
 pub(crate) mod pace;
 mod recovery;
 #[cfg(test)]
@@ -47,6 +49,7 @@ mod tests;
 mod token;
 mod wire;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -54,29 +57,66 @@ use tokio::sync::{mpsc, watch as latest};
 
 use self::access::Access;
 use self::follow::Follower;
+use self::lookup::Lookup;
 use self::recovery::Recovery;
+use super::object::Kind;
 use super::{Features, Outlet};
-use crate::model::Event;
+use crate::model::{Event, PodName, PolicyName};
 
-/// Starts a task for each kind that a feature needs, which sends what the API serves until the receiver is closed.
-/// Returns the current problems of each. `since` is when the agent started: triggers before it do
-/// not count for the latency.
+/// The most answers about single pods that wait for the watch of pods to take them.
+const WAITING: usize = 16;
+
+/// What to follow, and for which node.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The API server.
+    pub access: Access,
+    /// The node's name.
+    pub node_name: Arc<str>,
+    /// When the agent started: triggers before it do not count for the latency.
+    pub since: Timestamp,
+    /// The features whose objects are followed.
+    pub features: Features,
+}
+
+/// A NetworkPolicy that is not understood.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrongPolicy {
+    /// Which.
+    pub policy: PolicyName,
+    /// What is wrong, for a person: one line for each mistake.
+    pub text: String,
+}
+
+/// The ends of a follower's channels.
+struct Ends {
+    outlet: Outlet,
+    answers: mpsc::Receiver<String>,
+    wrong_policies: mpsc::Sender<WrongPolicy>,
+}
+
+/// Starts a task for each kind that a feature needs, which sends what the API serves until the
+/// receiver is closed. Returns the current problems of each.
+///
+/// Each pod in `unknown` is asked for by name, unless the watch brings it within 20 ms, and again
+/// until it is no longer in the set. `wrong_policies` gets each wrong policy once for each text.
 pub fn start(
-    access: &Access,
-    node_name: &Arc<str>,
-    since: Timestamp,
-    features: Features,
+    config: &Config,
+    unknown: &latest::Receiver<BTreeSet<PodName>>,
+    wrong_policies: &mpsc::Sender<WrongPolicy>,
     events: &mpsc::Sender<Vec<Event>>,
 ) -> Vec<latest::Receiver<Vec<String>>> {
     let recovery = Recovery::new();
-    features
-        .kinds()
-        .map(|kind| {
-            let (outlet, problems) = Outlet::new(events.clone());
-            let (access, recovery) = (access.clone(), recovery.clone());
-            let follower = Follower::new(kind, access, node_name.clone(), since, outlet, recovery);
-            tokio::spawn(follower.run());
-            problems
-        })
-        .collect()
+    let follow = |kind| {
+        let (outlet, problems) = Outlet::new(events.clone());
+        let (answer, answers) = mpsc::channel(WAITING);
+        if kind == Kind::Pod {
+            let lookup = Lookup::new(config.access.clone(), unknown.clone(), answer);
+            tokio::spawn(lookup.run());
+        }
+        let ends = Ends { outlet, answers, wrong_policies: wrong_policies.clone() };
+        tokio::spawn(Follower::new(kind, config, ends, recovery.clone()).run());
+        problems
+    };
+    config.features.kinds().map(follow).collect()
 }

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::{fields, list, shown};
 use crate::model::{Operator, Requirement, Selector};
 use crate::source::object::Notes;
+use crate::source::object::name::{has_plain_ends, is_dns_name};
 
 /// How much of a selector is understood.
 pub(super) enum Outcome {
@@ -113,8 +114,6 @@ fn match_expression(written: &Value) -> Option<Requirement> {
 
 /// The most characters of a label's value, and of its key without the prefix.
 const LONGEST_NAME: usize = 63;
-/// The most characters of a key's prefix, which is a DNS name.
-const LONGEST_PREFIX: usize = 253;
 
 fn is_label_key(key: &str) -> bool {
     let (prefix, name) = match key.split_once('/') {
@@ -127,16 +126,4 @@ fn is_label_key(key: &str) -> bool {
 fn is_label_value(value: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     value.len() <= LONGEST_NAME && value.bytes().all(inner) && has_plain_ends(value)
-}
-
-fn is_dns_name(name: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let label =
-        |label: &str| !label.is_empty() && label.bytes().all(inner) && has_plain_ends(label);
-    name.len() <= LONGEST_PREFIX && name.split('.').all(label)
-}
-
-fn has_plain_ends(text: &str) -> bool {
-    let ends = text.bytes().next().into_iter().chain(text.bytes().last());
-    ends.into_iter().all(|byte| byte.is_ascii_alphanumeric())
 }

@@ -1,0 +1,240 @@
+//! What the pod firewall needs of the API: Pods, Namespaces and NetworkPolicies, and single pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use denizen_agent::events::{About, Notice, Notices, Reason};
+use denizen_agent::model::{Event, Listing, PodName};
+use denizen_agent::source::Features;
+use denizen_agent::source::kube::access::{Access, Credentials};
+use denizen_agent::source::kube::{self, WrongPolicy};
+use denizen_tests::api::context::{ApiContext, BOUND};
+use denizen_tests::api::{Api, ApiServer};
+use denizen_tests::cluster::NODE;
+use denizen_tests::eventually::eventually;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// The agent's source of objects, with the firewall on and services off.
+pub(crate) struct Following {
+    events: mpsc::Receiver<Vec<Event>>,
+    wrong: mpsc::Receiver<WrongPolicy>,
+    pub(crate) unknown: watch::Sender<BTreeSet<PodName>>,
+    /// What was sent, in its order.
+    sent: Vec<Event>,
+    _stop: oneshot::Sender<()>,
+}
+
+fn access(context: &ApiContext<ApiServer>) -> Access {
+    let credentials = Credentials::Kubeconfig(context.api.kubeconfig().to_owned());
+    Access { credentials, server: None }
+}
+
+/// Runs `task` on the node's network until the sender is dropped.
+fn run_on_node(
+    context: &ApiContext<ApiServer>,
+    task: impl FnOnce() + Send + 'static,
+) -> Result<oneshot::Sender<()>> {
+    let (stop, stopped) = oneshot::channel::<()>();
+    context.fixture.cluster.world.node.spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            task();
+            let _ = stopped.await;
+        });
+    })?;
+    Ok(stop)
+}
+
+impl Following {
+    pub(crate) fn start(context: &ApiContext<ApiServer>) -> Result<Self> {
+        let (send, events) = mpsc::channel(64);
+        let (report, wrong) = mpsc::channel(64);
+        let (unknown, names) = watch::channel(BTreeSet::new());
+        let config = kube::Config {
+            access: access(context),
+            node_name: NODE.into(),
+            since: "2026-01-01T00:00:00Z".parse()?,
+            features: Features { services: false, network_policy: true },
+        };
+        let stop =
+            run_on_node(context, move || drop(kube::start(&config, &names, &report, &send)))?;
+        Ok(Self { events, wrong, unknown, sent: Vec::new(), _stop: stop })
+    }
+
+    /// Waits until what was sent is as `wanted`.
+    fn until(&mut self, what: &str, wanted: impl Fn(&[Event]) -> bool) -> Result<()> {
+        let waited = eventually(what, BOUND, || {
+            while let Ok(batch) = self.events.try_recv() {
+                self.sent.extend(batch);
+            }
+            Ok(wanted(&self.sent))
+        });
+        waited.with_context(|| format!("{:?}", self.sent))
+    }
+
+    fn until_listed(&mut self) -> Result<()> {
+        self.until("everything is listed", |sent| {
+            Listing::FIREWALL.iter().all(|listing| sent.contains(&Event::Listed(*listing)))
+        })
+    }
+
+    /// Waits until the pods with an address are these.
+    fn until_pods(&mut self, expected: &[(&str, &str)]) -> Result<()> {
+        let expected: BTreeMap<String, String> =
+            expected.iter().map(|(name, app)| (format!("shop/{name}"), (*app).into())).collect();
+        self.until(&format!("pods {expected:?}"), |sent| pods(sent) == expected)
+    }
+}
+
+/// The last state of each pod: its name, and the value of its label `app`.
+fn pods(sent: &[Event]) -> BTreeMap<String, String> {
+    let mut pods = BTreeMap::new();
+    for event in sent {
+        let Event::ClusterPod(name, pod) = event else { continue };
+        match pod {
+            Some(pod) => {
+                let app = pod.labels.get("app").unwrap_or_default();
+                pods.insert(name.to_string(), app.to_owned())
+            }
+            None => pods.remove(&name.to_string()),
+        };
+    }
+    pods
+}
+
+fn pod(name: &str, app: &str, phase: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name, "namespace": "shop", "labels": { "app": app } },
+        "spec": { "nodeName": NODE, "containers": [{ "name": "c" }] },
+        "status": { "phase": phase, "podIPs": [{ "ip": "10.1.0.1" }] },
+    })
+}
+
+fn policy(rule: &Value) -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": { "name": "web", "namespace": "shop" },
+        "spec": { "podSelector": {}, "policyTypes": ["Ingress"], "ingress": [rule] },
+    })
+}
+
+pub(crate) fn pod_name(name: &str) -> PodName {
+    PodName { namespace: "shop".into(), name: name.into() }
+}
+
+#[test]
+fn pods_are_followed_until_they_end() -> Result<()> {
+    for refuses_fields in [false, true] {
+        let context = ApiContext::own("kube-pods")?;
+        context.api.behave(|manners| manners.refuses_fields = refuses_fields);
+        let namespace =
+            json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "shop" } });
+        let mut host = pod("host", "web", "Running");
+        host["spec"]["hostNetwork"] = true.into();
+        context.api.put_all(&[
+            namespace,
+            pod("web", "web", "Running"),
+            pod("done", "job", "Succeeded"),
+            host,
+            policy(&json!({})),
+        ])?;
+        let mut following = Following::start(&context)?;
+        following.until_listed()?;
+        following.until_pods(&[("web", "web")])?;
+        let sent = following.sent.len();
+        let mut reported = pod("web", "web", "Running");
+        reported["status"]["conditions"] = json!([{ "type": "Ready", "status": "True" }]);
+        context.api.put_all(&[reported, pod("db", "db", "Pending")])?;
+        following.until_pods(&[("db", "db"), ("web", "web")])?;
+        assert_eq!(following.sent.len(), sent + 1, "conditions decide nothing");
+        context.api.put_all(&[pod("web", "new", "Running"), pod("db", "db", "Failed")])?;
+        following.until_pods(&[("web", "new")])?;
+        context.api.delete(&pod("web", "new", "Running"))?;
+        following.until_pods(&[])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_pod_that_the_watch_has_not_brought_is_asked_for() -> Result<()> {
+    let context = ApiContext::own("kube-lookup")?;
+    // The list of pods begins, and does not end.
+    context.api.behave(|manners| manners.never_ends_initial = true);
+    let mut following = Following::start(&context)?;
+    let names = ["web", "../../services", "later"].map(pod_name);
+    following.unknown.send_replace(names.into());
+    context.api.put(&pod("web", "web", "Running"))?;
+    following.until_pods(&[("web", "web")])?;
+    // A static pod's object may come after its sandbox.
+    context.api.put(&pod("later", "late", "Pending"))?;
+    following.until_pods(&[("later", "late"), ("web", "web")])?;
+    following.unknown.send_replace(BTreeSet::new());
+    let singles = || -> Vec<String> {
+        let asked = context.api.asked().into_iter().map(|asked| asked.path);
+        asked.filter(|path| path.starts_with("/api/v1/namespaces/shop/")).collect()
+    };
+    let allowed = ["web", "later"].map(|name| format!("/api/v1/namespaces/shop/pods/{name}"));
+    // One request may be under way.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let before = singles();
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    assert_eq!(singles(), before, "nobody needs them any more");
+    assert!(before.iter().all(|path| allowed.contains(path)), "{before:?}");
+    Ok(())
+}
+
+#[test]
+fn a_wrong_policy_is_reported_once_for_each_text() -> Result<()> {
+    let context = ApiContext::own("kube-wrong")?;
+    context.api.put(&policy(&json!({ "form": [] })))?;
+    let mut following = Following::start(&context)?;
+    following.until_listed()?;
+    let text =
+        "NetworkPolicy shop/web: spec.ingress[0].form \"[]\": not understood: the rule is left out";
+    let first = following.wrong.try_recv()?;
+    assert_eq!((first.policy.to_string(), first.text), ("shop/web".into(), text.into()));
+    let mut same = policy(&json!({ "form": [] }));
+    same["metadata"]["labels"] = json!({ "x": "y" });
+    context.api.put_all(&[same, policy(&json!({ "ports": 80 }))])?;
+    let policies = |sent: &[Event]| {
+        sent.iter().filter(|event| matches!(event, Event::NetworkPolicy(..))).count()
+    };
+    following.until("three states", |sent| policies(sent) == 3)?;
+    eventually("another text", BOUND, || Ok(!following.wrong.is_empty()))?;
+    assert!(following.wrong.try_recv()?.text.contains("spec.ingress[0]"));
+    ensure!(following.wrong.try_recv().is_err(), "one for each text");
+    Ok(())
+}
+
+/// Every node sees the same mistake, and a cluster may have 5,000 nodes.
+#[test]
+fn all_nodes_write_one_event_about_a_wrong_policy() -> Result<()> {
+    let context = ApiContext::own("kube-wrong-event")?;
+    let access = access(&context);
+    let _stop = run_on_node(&context, move || {
+        for node in ["node-1", "node-2"] {
+            let notices = Notices::to_api(access.clone(), Arc::from(node));
+            for text in ["one", "two"] {
+                let policy = denizen_agent::model::PolicyName {
+                    namespace: "shop".into(),
+                    name: "web".into(),
+                };
+                let about = About::NetworkPolicy(policy);
+                let reason = Reason::InvalidNetworkPolicy;
+                notices.send(Notice { about, reason, text: text.to_owned() });
+            }
+        }
+    })?;
+    let writes = || context.api.asked().iter().filter(|asked| asked.status != 0).count();
+    eventually("both nodes have written", BOUND, || Ok(writes() == 4))?;
+    let events = context.api.objects("events");
+    assert_eq!(events.len(), 2, "{events:?}");
+    let first = &events[0];
+    assert_eq!(first["reason"], "InvalidNetworkPolicy");
+    assert_eq!(first["regarding"]["kind"], "NetworkPolicy");
+    assert_eq!(first["type"], "Warning");
+    Ok(())
+}
