@@ -28,7 +28,7 @@ pub enum StateError {
     },
     /// The file is truncated, not JSON or of another schema. It is never overwritten and never
     /// guessed at: an operator must look at it, or the caller sets it aside
-    /// ([`RunDir::set_aside`](crate::state::RunDir::set_aside)).
+    /// ([`RunDir::set_aside`](crate::RunDir::set_aside)).
     #[error("{} cannot be read as a state file: {why}", path.display())]
     Unreadable {
         /// The state file.
