@@ -7,6 +7,7 @@ mod detect;
 mod duration;
 mod error;
 pub mod file;
+mod firewall;
 mod listen;
 mod node_side;
 mod objects;
@@ -18,6 +19,7 @@ pub use conntrack::ConntrackArgs;
 pub use detect::{DetectArgs, DetectorError};
 pub(crate) use duration::duration;
 pub use error::ConfigError;
+pub use firewall::{FirewallArgs, NetworkPolicyMode, PolicyToNode};
 pub use node_side::NodeSideArgs;
 pub use objects::{Objects, ObjectsArgs, ObjectsError};
 
@@ -73,6 +75,10 @@ pub struct PolicyArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened into the flags")]
     pub node_side: NodeSideArgs,
+
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened into the flags")]
+    pub firewall: FirewallArgs,
 
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened into the flags")]
@@ -153,6 +159,8 @@ pub struct Config {
     pub objects: Objects,
     /// The backend to open.
     pub backend: BackendConfig,
+    /// Whether NetworkPolicies are enforced.
+    pub network_policy: NetworkPolicyMode,
     /// Settings of connection tracking.
     pub conntrack: Conntrack,
     /// The egress file; `None` if egress masquerade is off.
@@ -188,7 +196,10 @@ impl RunArgs {
             run_dir: run_dir.run_dir.clone(),
             cni_cache_dir: cni_cache_dir.clone(),
             not_pods: NotPods(not_pods.clone()),
-            features: Features::default(),
+            features: Features {
+                services: true,
+                network_policy: policy.firewall.settings().is_some(),
+            },
             objects: objects.check(std::env::var("KUBERNETES_SERVICE_HOST").ok())?,
             egress: policy.node_side.egress_masquerade_config.as_ref().map(|file| egress::Config {
                 file: file.clone(),
@@ -198,6 +209,7 @@ impl RunArgs {
             sysctl_dir: sysctl_dir.clone(),
             init_only: *init_only,
             backend: policy.backend.config(auto),
+            network_policy: policy.firewall.network_policy,
             listen: listen.check()?,
         })
     }
@@ -234,6 +246,7 @@ impl PolicyArgs {
             detector: self.detect.detector().clone(),
             node_side: self.node_side.settled()?,
             node_ports: self.backend.node_ports(self.backend.config(auto).name)?,
+            firewall: self.firewall.settings(),
         })
     }
 }

@@ -14,6 +14,7 @@ use denizen_netlink::NetlinkError;
 use denizen_nft::Watch;
 use denizen_state::socket::WaitFor;
 use jiff::Timestamp;
+use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::backend::chosen::{BackendConfig, Chosen, ChosenError};
@@ -22,17 +23,33 @@ use crate::backend::{Backend, Figures, Repair, Report};
 use crate::conntrack::{CandidateTracker, Entry, StaleCandidates, StaleFilter};
 use crate::describe::describe;
 use crate::explain::{Explanation, NotYet, Packet, Step, explain};
+use crate::firewall::{Firewall, FirewallError};
 use crate::iptables::Variant;
 use crate::model::{Event, PodVersion};
-use crate::plan::{Capabilities, Changes, Conflict, Plan, Planner, Policy};
+use crate::plan::{Capabilities, Changes, Conflict, FirewallPlan, Plan, Planner, Policy};
 use crate::status::LastSync;
 use crate::sysctl::{Setting, live, on_loopback};
+
+/// Why the kernel is not as it should be.
+#[derive(Debug, Error)]
+pub enum EngineError<E: std::error::Error + 'static> {
+    /// The pod firewall's tables are not.
+    #[error(transparent)]
+    Firewall(#[from] FirewallError),
+    /// The backend's rules are not.
+    #[error(transparent)]
+    Backend(E),
+}
 
 /// Model, plan and backend.
 #[derive(Debug)]
 pub struct Engine<B = Chosen> {
     planner: Planner,
     backend: B,
+    /// The pod firewall's tables; `None` if it is off.
+    firewall: Option<Firewall>,
+    /// Why they are not as they should be.
+    firewall_error: Option<String>,
     /// As of the last attempt to program.
     report: Report,
     /// As of the last status.
@@ -63,7 +80,8 @@ impl Engine {
     /// [`ChosenError`] if the kernel or the backend's programs cannot be used.
     pub fn open(policy: Policy, config: BackendConfig) -> Result<Self, ChosenError> {
         let backend = Chosen::open(config)?;
-        Ok(Self::new(policy, config.name.capabilities(), backend))
+        let firewall = policy.firewall.map(|_| Firewall::open()).transpose()?;
+        Ok(Self { firewall, ..Self::new(policy, config.name.capabilities(), backend) })
     }
 
     /// Watches nf_tables for changes that are not the backend's own, from now on.
@@ -71,7 +89,7 @@ impl Engine {
     /// # Errors
     /// [`NetlinkError`].
     pub fn watch(&self) -> Result<Watch, NetlinkError> {
-        self.backend.watch()
+        self.backend.watch(self.firewall.as_ref().map(Firewall::portid))
     }
 
     /// As [`Chosen::remove_other_tables`].
@@ -92,6 +110,8 @@ impl<B: Backend> Engine<B> {
             planner,
             report: backend.report(),
             backend,
+            firewall: None,
+            firewall_error: None,
             figures: Figures::default(),
             synced: false,
             candidate_tracker: CandidateTracker::default(),
@@ -115,28 +135,39 @@ impl<B: Backend> Engine<B> {
 
     /// Whether there is anything to program.
     pub fn is_idle(&self) -> bool {
-        self.planner.is_idle() && self.last_error.is_none()
+        self.planner.is_idle() && self.last_error.is_none() && self.firewall_error.is_none()
     }
 
     /// Plans what changed and programs it.
     ///
     /// # Errors
-    /// The backend's. The next call tries again what failed.
-    pub fn sync(&mut self) -> Result<(), B::Error> {
+    /// [`EngineError`]. What could not be programmed is tried again by the next call.
+    pub fn sync(&mut self) -> Result<(), EngineError<B::Error>> {
         self.decide();
-        let result = self.backend.sync();
-        self.note_outcome(&result);
-        result.map(drop)
+        self.program(Firewall::sync, B::sync).map(drop)
+    }
+
+    /// The pod firewall comes first: a pod that is known as local may be asked for at once.
+    fn program(
+        &mut self,
+        firewall: impl FnOnce(&mut Firewall, &Plan) -> Result<Repair, FirewallError>,
+        backend: impl FnOnce(&mut B) -> Result<Repair, B::Error>,
+    ) -> Result<Repair, EngineError<B::Error>> {
+        let plan = self.planner.plan();
+        let of_firewall = self.firewall.as_mut().map(|it| firewall(it, plan)).transpose();
+        self.firewall_error = of_firewall.as_ref().err().map(|error| describe(error));
+        let of_backend = backend(&mut self.backend);
+        self.note_outcome(&of_backend);
+        let (of_firewall, of_backend) = (of_firewall?.unwrap_or_default(), of_backend);
+        Ok(of_firewall + of_backend.map_err(EngineError::Backend)?)
     }
 
     /// Repairs what others changed in our tables. Returns what was repaired.
     ///
     /// # Errors
-    /// The backend's.
-    pub fn resync(&mut self) -> Result<Repair, B::Error> {
-        let result = self.backend.resync();
-        self.note_outcome(&result);
-        result
+    /// [`EngineError`].
+    pub fn resync(&mut self) -> Result<Repair, EngineError<B::Error>> {
+        self.program(Firewall::resync, B::resync)
     }
 
     /// Explains what happens to a packet.
@@ -195,7 +226,9 @@ impl<B: Backend> Engine<B> {
     fn note_outcome(&mut self, result: &Result<Repair, B::Error>) {
         self.report = self.backend.report();
         self.last_error = result.as_ref().err().map(|error| describe(error));
-        if result.is_ok() {
+        let is_firewalled = self.plan().firewall().is_none_or(FirewallPlan::is_known)
+            && self.firewall_error.is_none();
+        if result.is_ok() && is_firewalled {
             self.synced |= self.plan().services().is_some() && self.report.settled;
         }
         let is_repaired = !self.report.repaired.is_none();
@@ -204,7 +237,8 @@ impl<B: Backend> Engine<B> {
             self.candidate_tracker.rules_were_missing(self.planner.plan());
         }
         self.candidate_tracker.left(std::mem::take(&mut self.report.left_frontends));
-        if result.is_ok() || self.report.has_pods {
+        let has_pods = self.firewall.as_ref().is_none_or(Firewall::has_pods);
+        if (result.is_ok() || self.report.has_pods) && has_pods {
             self.programmed_pods = self.plan().pods().and_then(|pods| pods.version.clone());
             self.programmed_triggers.append(&mut self.decided_triggers);
         }
@@ -222,16 +256,23 @@ impl<B: Backend> Engine<B> {
         }
         let plan = self.planner.plan();
         self.backend.update(plan, &changes);
+        if let Some(firewall) = &mut self.firewall {
+            firewall.update(plan, &changes);
+        }
         self.candidate_tracker.update(plan, &changes);
         self.decided_triggers.append(&mut changes.triggers);
         self.health_ports_due |= changes.health_checks || changes.node || changes.complete;
     }
 
-    /// Whether the pods of this generation of the state file (or a later one) are in the kernel.
+    /// Whether the pods of this generation of the state file (or a later one) are in the kernel, and
+    /// nothing is unknown about the one that was asked for.
     pub fn has_programmed(&self, asked: &WaitFor) -> bool {
-        self.programmed_pods.as_ref().is_some_and(|(epoch, generation)| {
-            *epoch == asked.epoch && *generation >= asked.generation
-        })
+        let firewall = self.plan().firewall();
+        let is_decided = firewall.is_none_or(|firewall| firewall.is_decided(&asked.wait_for));
+        is_decided
+            && self.programmed_pods.as_ref().is_some_and(|(epoch, generation)| {
+                *epoch == asked.epoch && *generation >= asked.generation
+            })
     }
 
     /// The conntrack entries that may be stale, now that the plan is in the kernel. Each is

@@ -41,6 +41,7 @@ pub fn policy() -> Policy {
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),
+        firewall: None,
     }
 }
 
@@ -135,9 +136,11 @@ pub fn pods(generation: u64, pods: &[(&str, &str)]) -> PodSet {
             id: AttachmentId::new(&format!("c{n}"), "eth0"),
             pod: Some(PodName { namespace: "default".into(), name: format!("pod-{n}").into() }),
             uid: None,
+            shares_interface: port.is_some(),
             interface: interface.into(),
             port: port.map(Arc::from),
             ips: vec![ip(address)],
+            added_at: "2026-11-20T12:00:00Z".into(),
             adopted: false,
         }
     };

@@ -18,6 +18,8 @@ pub mod events;
 pub mod explain;
 #[cfg(test)]
 mod fixture;
+
+pub mod firewall;
 pub mod forward;
 pub mod http;
 pub mod install;

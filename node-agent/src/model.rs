@@ -68,6 +68,13 @@ impl Change {
         *self == Self::default()
     }
 
+    /// What the pod firewall decides by is decided.
+    pub fn firewall_is_decided(&mut self) {
+        self.namespaces.clear();
+        self.cluster_pods.clear();
+        self.network_policies.clear();
+    }
+
     /// Whether anything about this node changed.
     pub fn is_about_node(&self) -> bool {
         self.node || self.pods || self.addresses || self.service_ranges || self.egress
@@ -195,6 +202,11 @@ impl Model {
     /// never was a Node object, they may.
     pub fn is_node_eligible(&self) -> bool {
         !self.node_gone && !self.node.as_ref().is_some_and(|node| node.leaving)
+    }
+
+    /// The addresses of this node's links.
+    pub fn addresses(&self) -> &[NodeAddress] {
+        &self.addresses
     }
 
     /// The egress configuration; `None` if egress masquerade is off.

@@ -4,6 +4,7 @@
 //! nothing. What a backend's facility cannot do is among what the plan is made by
 //! ([`Capabilities`]).
 
+mod firewall;
 mod node;
 mod planner;
 mod policy;
@@ -17,6 +18,10 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
+pub use self::firewall::{
+    Direction, FirewallChanges, FirewallPlan, FirewallSettings, Flow, IdentityChange, IdentityId,
+    Isolation, Judged, Permission, PolicyStep, PortKey, Refusal, Side, Sides, SidesChange, ToNode,
+};
 pub use self::node::{
     Arrival, Detection, Detector, EgressMasquerade, Local, LocalTest, MarkBit, NodePlan,
     NodePortAddresses, NodePorts, NodeSide, Port, SeenAs, node_port_addresses,
@@ -53,6 +58,8 @@ pub struct Changes {
     pub services: BTreeSet<ServiceName>,
     /// When the changes of facts were made that are planned now.
     pub triggers: Vec<Timestamp>,
+    /// What differs in [`Plan::firewall`].
+    pub firewall: FirewallChanges,
     /// Claims that were not there before, and lost.
     pub conflicts: Vec<Conflict>,
     /// Remarks that did not hold before.
@@ -88,6 +95,7 @@ pub struct Plan {
     node: NodePlan,
     pods: Option<Arc<PodSet>>,
     services: Option<ServicePlan>,
+    firewall: Option<FirewallPlan>,
     waiting_for: Vec<Listing>,
 }
 
@@ -96,7 +104,8 @@ impl Plan {
     pub fn new(policy: Policy, capabilities: Capabilities) -> Self {
         let node = NodePlan::new(&policy, capabilities, None, &[], None);
         let waiting_for = Listing::SERVICES.into();
-        Self { policy, capabilities, node, pods: None, services: None, waiting_for }
+        let firewall = policy.firewall.map(FirewallPlan::new);
+        Self { policy, capabilities, node, pods: None, services: None, firewall, waiting_for }
     }
 
     /// What the operator asked for.
@@ -130,6 +139,11 @@ impl Plan {
         self.services.as_ref()
     }
 
+    /// What is decided about which pods may talk to which; `None` if that is not Denizen's business.
+    pub fn firewall(&self) -> Option<&FirewallPlan> {
+        self.firewall.as_ref()
+    }
+
     /// Which first lists [`Self::services`] wait for.
     pub fn waiting_for(&self) -> &[Listing] {
         &self.waiting_for
@@ -156,6 +170,10 @@ impl Plan {
         };
         if change.pods {
             self.pods = model.pods().cloned();
+        }
+        if let Some(firewall) = &mut self.firewall {
+            changes.firewall = firewall.update(model, self.pods.as_deref(), change);
+            change.firewall_is_decided();
         }
         let moved = match changes.complete || change.is_about_node() {
             true => self.update_node(model, &mut changes),

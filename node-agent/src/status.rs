@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::Affinity;
+use crate::firewall::Dropped;
 use crate::printable::Printable;
 
 /// The answer to `denizen-agent status`.
@@ -47,6 +48,9 @@ pub struct Status {
     pub last_repair_milliseconds: Option<f64>,
     /// Packets dropped because their lookups found no endpoint. Any other value than 0 is a bug.
     pub missed_lookups: u64,
+    /// The pod firewall; missing if it is off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_policy: Option<NetworkPolicyStatus>,
     /// Clients remembered for session affinity.
     #[serde(default)]
     pub affinity: Affinity,
@@ -59,6 +63,41 @@ pub struct Status {
     /// Possible problems that the agent cannot verify.
     #[serde(default)]
     pub warnings: Vec<String>,
+}
+
+/// The state of the pod firewall.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NetworkPolicyStatus {
+    /// The first lists that are missing; nothing is decided before them.
+    pub waiting_for: Vec<String>,
+    /// Policies that select a pod of this node.
+    pub policies: usize,
+    /// Addresses of local pods that a policy isolates.
+    pub isolated: usize,
+    /// Addresses of local pods whose policies are not known yet: everything is dropped.
+    pub pending: usize,
+    /// Identities in use: what the policies in force can tell about an address.
+    pub identities: usize,
+    /// Elements in all sets.
+    pub elements: usize,
+    /// Packets dropped.
+    pub dropped: Dropped,
+}
+
+impl fmt::Display for NetworkPolicyStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.waiting_for.is_empty() {
+            return write!(f, "waiting for {}", self.waiting_for.join(", "));
+        }
+        let Self { policies, isolated, pending, dropped, .. } = self;
+        write!(f, "{policies} in force, {isolated} addresses isolated, {pending} pending, ")?;
+        let Dropped { ingress, egress, pending, spoofed } = dropped;
+        write!(
+            f,
+            "dropped: {ingress} ingress, {egress} egress, {pending} pending, {spoofed} spoofed"
+        )
+    }
 }
 
 /// One programming of the kernel.
@@ -104,6 +143,10 @@ impl fmt::Display for Status {
                 format!("{} {times}{}", self.drift_repaired, repair.unwrap_or_default()),
             ),
             ("missed lookups", self.missed_lookups.to_string()),
+            (
+                "network policy",
+                self.network_policy.as_ref().map_or("off".to_owned(), ToString::to_string),
+            ),
             ("kept clients", self.affinity.to_string()),
             (
                 "flushed flows",

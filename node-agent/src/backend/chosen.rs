@@ -98,15 +98,17 @@ impl Chosen {
         })
     }
 
-    /// Watches nf_tables for changes that are not this backend's own, from now on.
+    /// Watches nf_tables from now on for changes that are neither this backend's own nor those of
+    /// the pod firewall, which has this portid.
     ///
     /// # Errors
     /// [`NetlinkError`].
-    pub fn watch(&self) -> Result<Watch, NetlinkError> {
-        nftables::watch(match self {
+    pub fn watch(&self, firewall: Option<u32>) -> Result<Watch, NetlinkError> {
+        let own = match self {
             Self::Nftables(nftables) => Some(nftables.portid()),
             Self::Iptables(iptables) => iptables.portid(),
-        })
+        };
+        nftables::watch(own.into_iter().chain(firewall).collect())
     }
 
     /// Removes the nf_tables tables that another backend of ours left. It is called when all rules

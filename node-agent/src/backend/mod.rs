@@ -177,6 +177,18 @@ pub struct Repair {
     pub elements: usize,
 }
 
+impl std::ops::Add for Repair {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            rebuilt: self.rebuilt || other.rebuilt,
+            chains: self.chains + other.chains,
+            elements: self.elements + other.elements,
+        }
+    }
+}
+
 impl Repair {
     /// Nothing was repaired.
     pub fn is_none(&self) -> bool {

@@ -10,6 +10,7 @@ use crate::agent::{AloneError, alone_here};
 use crate::backend::nftables::Nftables;
 use crate::config::RunDirArgs;
 use crate::describe::describe;
+use crate::firewall::Firewall;
 use crate::forward;
 use crate::sysctl::Loopback;
 use crate::sysctl::SYSCTLS;
@@ -129,7 +130,7 @@ fn remove_ipvs() -> anyhow::Result<()> {
 
 fn tables() -> anyhow::Result<usize> {
     let mut kernel = Kernel::open().context("cannot open netlink to nf_tables")?;
-    Ok(Nftables::cleanup(&mut kernel)?)
+    Ok(Nftables::cleanup(&mut kernel)? + Firewall::cleanup(&mut kernel)?)
 }
 
 /// Removes iptables chains. It executes programs only if there may be something to remove.

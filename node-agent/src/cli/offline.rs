@@ -10,7 +10,10 @@ use super::{Output, show};
 use crate::backend::BackendName;
 use crate::backend::chosen::Rendering;
 use crate::config::PolicyArgs;
+use serde::Serialize;
+
 use crate::explain::{self, Explanation, Packet};
+use crate::firewall;
 use crate::model::{Event, Listing, Node, NodeAddress};
 use crate::plan::Planner;
 use crate::printable::Printable;
@@ -42,10 +45,32 @@ pub(super) struct RenderArgs {
 /// The backend for `--backend auto` without a kernel.
 const AUTO: BackendName = BackendName::Nftables;
 
+/// The rules of both features.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Rendered {
+    services: Rendering,
+    network_policy: denizen_nft::Rendering,
+}
+
+impl std::fmt::Display for Rendered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{}", self.services, self.network_policy)
+    }
+}
+
 /// Prints the rules that the agent would program.
 pub(super) fn render(args: &RenderArgs) -> anyhow::Result<()> {
     let backend = args.facts.policy.backend.config(AUTO).name;
-    show(&Rendering::of(backend, planner(&args.facts)?.plan()), args.output)
+    let planner = planner(&args.facts)?;
+    let rules = Rendering::of(backend, planner.plan());
+    match planner.plan().firewall() {
+        None => show(&rules, args.output),
+        Some(_) => {
+            let network_policy = firewall::render(planner.plan());
+            show(&Rendered { services: rules, network_policy }, args.output)
+        }
+    }
 }
 
 /// Explains what would happen to a packet.
@@ -59,7 +84,7 @@ fn planner(facts: &Facts) -> anyhow::Result<Planner> {
     let (mut events, problems) = manifests::read(&manifests::Config {
         folder: facts.manifests.clone(),
         node_name: policy.settings.node_name.to_string(),
-        features: Features::default(),
+        features: Features { services: true, network_policy: policy.firewall.is_some() },
     })?;
     for problem in problems {
         eprintln!("denizen-agent: ignored: {}", Printable(&problem));

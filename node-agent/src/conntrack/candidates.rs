@@ -23,6 +23,8 @@ pub struct StaleCandidates {
     /// Addresses of this node's pods that were treated as outside until now, so that their flows
     /// may have been masqueraded.
     late: BTreeSet<IpAddr>,
+    /// Addresses whose connections a policy may forbid now. Of every protocol.
+    restricted: BTreeSet<IpAddr>,
 }
 
 impl StaleCandidates {
@@ -35,12 +37,16 @@ impl StaleCandidates {
 
     /// Whether there is nothing to search for.
     pub fn is_empty(&self) -> bool {
-        self.keys.is_empty() && self.pods.is_empty() && self.late.is_empty()
+        self.keys.is_empty()
+            && self.pods.is_empty()
+            && self.late.is_empty()
+            && self.restricted.is_empty()
     }
 
     /// Adds the other candidates to these.
     pub fn absorb(&mut self, other: Self) {
-        let Self { keys, pods, of_pods, late } = other;
+        let Self { keys, pods, of_pods, late, restricted } = other;
+        self.restricted.extend(restricted);
         self.keys.extend(keys);
         self.pods.extend(pods);
         self.of_pods.extend(of_pods);
@@ -51,7 +57,10 @@ impl StaleCandidates {
     /// walks the whole table.
     pub fn parts(&self) -> BTreeSet<(Family, Protocol)> {
         let keys = self.keys.iter().map(|key| (key.family(), key.protocol));
-        keys.chain(self.of_pods.iter().copied()).collect()
+        let families: BTreeSet<Family> = self.restricted.iter().map(|ip| family_of(*ip)).collect();
+        let restricted =
+            families.into_iter().flat_map(|family| Protocol::ALL.map(|it| (family, it)));
+        keys.chain(self.of_pods.iter().copied()).chain(restricted).collect()
     }
 
     /// Searches for the pods only in entries of these families and protocols, and drops pods of a
@@ -72,6 +81,13 @@ impl StaleCandidates {
         keys.iter().flatten().any(|key| self.keys.contains(key))
             || [entry.source, entry.reply_source].iter().any(|end| self.is_pod(end.ip()))
             || self.is_late(entry.source.ip())
+            || self.is_restricted(entry)
+    }
+
+    /// Whether one end of a flow is one whose connections a policy may forbid now.
+    pub(super) fn is_restricted(&self, entry: &Entry) -> bool {
+        let ends = [entry.source, entry.reply_source];
+        ends.iter().any(|end| self.restricted.contains(&end.ip()))
     }
 
     /// Whether a pod that is gone had this address.
@@ -141,6 +157,7 @@ impl CandidateTracker {
                 self.note_late(pods);
             }
         }
+        self.candidates.restricted.extend(&changes.firewall.narrowed);
         let Some(services) = plan.services() else {
             return;
         };

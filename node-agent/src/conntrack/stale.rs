@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::candidates::{StaleCandidates, keys_of};
 use super::entry::Entry;
 use crate::model::{Family, ServicePortName, Snapshot};
-use crate::plan::{Frontend, Masquerade, Plan, Planner, SeenAs, ServicePlan, serving};
+use crate::plan::{Flow, Frontend, Masquerade, Plan, Planner, SeenAs, ServicePlan, serving};
 
 /// Decides whether entries are stale, by the current facts.
 ///
@@ -44,6 +44,19 @@ impl<'a> StaleFilter<'a> {
         self.is_of_gone_pod(entry)
             || self.hides_a_local_pod(entry)
             || self.misses_its_service(entry)
+            || self.is_forbidden(entry)
+    }
+
+    /// A connection that no policy permits any more.
+    fn is_forbidden(&self, entry: &Entry) -> bool {
+        let flow = entry.reply_source.port().try_into().ok().map(|port| Flow {
+            source: entry.source.ip(),
+            destination: entry.reply_source.ip(),
+            protocol: entry.protocol,
+            port,
+        });
+        let refusal = |flow| self.plan.firewall()?.refusal(&flow);
+        self.candidates.is_restricted(entry) && flow.and_then(refusal).is_some()
     }
 
     /// A flow of a pod that became known late: it was masqueraded as traffic from outside, and

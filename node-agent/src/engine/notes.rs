@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::Engine;
 use crate::backend::{Backend, Figures};
 use crate::model::Listing;
-use crate::plan::{Remark, ServicePlan};
-use crate::status::{LastSync, Status};
+use crate::plan::{Remark, ServicePlan, Sides};
+use crate::status::{LastSync, NetworkPolicyStatus, Status};
 
 /// The most remarks of one kind that are shown.
 const MOST_REMARKS: usize = 32;
@@ -40,6 +40,7 @@ impl<B: Backend> Engine<B> {
     pub fn status(&mut self, problems: Vec<String>) -> Status {
         let mut errors = problems;
         errors.extend(self.last_error.clone());
+        errors.extend(self.firewall_error.clone());
         errors.extend(self.report.contended.clone());
         errors.extend(self.report.rejected.iter().cloned());
         errors.extend(self.lost_health_ports());
@@ -47,6 +48,7 @@ impl<B: Backend> Engine<B> {
         errors.extend(wrong);
         self.figures = self.backend.figures();
         errors.append(&mut self.figures.errors);
+        let network_policy = self.network_policy(&mut errors);
         let Figures { missed_lookups, affinity, .. } = &self.figures;
         let (model, services) = (self.planner.model(), self.planner.plan().services());
         Status {
@@ -65,11 +67,30 @@ impl<B: Backend> Engine<B> {
             drift_repaired: self.drift_repaired,
             last_repair_milliseconds: self.last_repair.map(|took| took.as_secs_f64() * 1e3),
             missed_lookups: *missed_lookups,
+            network_policy,
             affinity: affinity.clone(),
             flushed: self.flushed,
             flushing: self.flushing,
             errors,
         }
+    }
+
+    fn network_policy(&mut self, errors: &mut Vec<String>) -> Option<NetworkPolicyStatus> {
+        let plan = self.planner.plan();
+        let decided = plan.firewall()?;
+        let report = self.firewall.as_mut()?.report(plan);
+        errors.extend(report.rejected.into_iter().chain(report.errors));
+        let count = |is: fn(&Sides) -> bool| decided.pods().filter(|(_, it)| is(it)).count();
+        let owed = self.planner.model().owed(Listing::FIREWALL);
+        Some(NetworkPolicyStatus {
+            waiting_for: owed.map(|listing| listing.to_string()).collect(),
+            policies: decided.policies_in_force(),
+            isolated: count(Sides::is_isolated),
+            pending: count(Sides::is_pending),
+            identities: decided.identity_count(),
+            elements: report.elements,
+            dropped: report.dropped,
+        })
     }
 
     /// The remarks, as errors and as warnings.

@@ -7,6 +7,7 @@ mod arrival;
 mod egress;
 mod masquerade;
 mod packet;
+mod policy;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use packet::{Packet, PacketError};
+pub use policy::PolicyRow;
 
 use self::arrival::arrival;
 use crate::model::{Affinity, Listing, TrafficPolicy, family_of};
@@ -78,6 +80,9 @@ pub struct Explanation {
     pub masquerade: bool,
     /// Whether it comes from a pod of this node.
     pub local: bool,
+    /// What NetworkPolicies of this node's pods say, if any exists.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub policies: Vec<PolicyRow>,
     /// The steps, in order.
     pub steps: Vec<Step>,
 }
@@ -106,13 +111,14 @@ pub fn explain(
     let sender = way.source();
     let is_kept_out = way.is_kept_out(sender);
     let guards_first = plan.capabilities().guards_loopback_first;
-    Ok(match way.key() {
+    let explanation = match way.key() {
         Some(frontend) if !is_kept_out || !guards_first => {
             way.through(frontend, sender, &rejected(frontend))
         }
         Some(_) | None if is_kept_out => way.kept_out(sender),
         Some(_) | None => way.past(sender),
-    })
+    };
+    Ok(policy::judge(plan, packet, explanation))
 }
 
 /// The sender, as the rules detect it.
@@ -320,6 +326,7 @@ impl<'a> Way<'a> {
             endpoints: endpoints.collect(),
             masquerade,
             local: sender == Sender::Pod,
+            policies: Vec::new(),
             steps: self.steps,
         }
     }

@@ -7,6 +7,7 @@ use super::chain::{Act, Chains, Rule, filter};
 use super::own::{Language, comment, rules};
 use super::{Chain, OWN};
 use crate::backend::nftables::TABLE;
+use crate::firewall;
 use crate::plan::MarkBit;
 use denizen_netlink::NetlinkError;
 use denizen_nft::{
@@ -65,7 +66,8 @@ fn place(chain: ChainView<'_>) -> Option<Place> {
         policy_drops: chain.drops_by_policy(),
     };
     // No one calls our own table foreign.
-    (chain.is_at(Hook::Forward) && *place.table != *TABLE).then_some(place)
+    let is_own = [TABLE, firewall::TABLE].contains(&&*place.table);
+    (chain.is_at(Hook::Forward) && !is_own).then_some(place)
 }
 
 /// The rules of a base chain and of every chain that it may lead to.

@@ -43,17 +43,20 @@ impl<'a> Cluster<'a> {
         self.model.cluster_pods.values()
     }
 
-    /// The pods of one namespace.
-    pub fn pods_of(&self, namespace: &Arc<str>) -> impl Iterator<Item = &'a ClusterPod> + use<'a> {
-        let first = PodName { namespace: namespace.clone(), name: "".into() };
-        let namespace = namespace.clone();
-        let from = self.model.cluster_pods.range(first..);
-        from.map(|(_, pod)| pod).take_while(move |pod| pod.name.namespace == namespace)
-    }
-
     /// One NetworkPolicy.
     pub fn policy(&self, name: &PolicyName) -> Option<&'a NetworkPolicy> {
         self.model.network_policies.get(name)
+    }
+
+    /// The NetworkPolicies of one namespace, by name.
+    pub fn policies_of(
+        &self,
+        namespace: &Arc<str>,
+    ) -> impl Iterator<Item = &'a NetworkPolicy> + use<'a> {
+        let first = PolicyName { namespace: namespace.clone(), name: "".into() };
+        let namespace = namespace.clone();
+        let from = self.model.network_policies.range(first..);
+        from.map(|(_, policy)| policy).take_while(move |it| it.name.namespace == namespace)
     }
 
     /// Every NetworkPolicy, by namespace and name.

@@ -22,8 +22,12 @@ pub struct LocalPod {
     /// the node's end of its veth. `None` for a routed pod. Also `None` for a pod in a VLAN of a
     /// bridge: between that port and the VLAN's interface there may be another bridge's port.
     pub port: Option<Arc<str>>,
+    /// Others are behind [`Self::interface`] too: it is a bridge, or a VLAN's device on one.
+    pub shares_interface: bool,
     /// The pod's addresses.
     pub ips: Vec<IpAddr>,
+    /// When it was recorded, RFC 3339 in UTC, so it sorts.
+    pub added_at: Arc<str>,
     /// It was attached without the plugin, and may have sent packets before it was recorded.
     pub adopted: bool,
 }

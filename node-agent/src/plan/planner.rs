@@ -37,7 +37,8 @@ impl Planner {
     /// Whether all known facts are decided about.
     pub fn is_idle(&self) -> bool {
         let first = self.plan.services().is_none() && self.model.snapshot().is_some();
-        self.change.is_empty() && !first
+        let firewall = self.plan.firewall().is_some_and(|firewall| !firewall.is_known());
+        self.change.is_empty() && !first && !(firewall && self.model.cluster().is_some())
     }
 
     /// The plan.

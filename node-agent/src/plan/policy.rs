@@ -1,5 +1,6 @@
 //! What a plan depends on besides facts: the configuration, and what the backend can do.
 
+use super::firewall::FirewallSettings;
 use super::node::{Detector, NodePortAddresses, NodeSide};
 use super::services::Settings;
 
@@ -14,6 +15,8 @@ pub struct Policy {
     pub node_ports: NodePortAddresses,
     /// Settings of this node.
     pub node_side: NodeSide,
+    /// The pod firewall; `None` if it is off.
+    pub firewall: Option<FirewallSettings>,
 }
 
 /// What a backend can do that others cannot.

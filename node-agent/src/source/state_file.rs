@@ -192,6 +192,7 @@ fn local_pod(id: &AttachmentId, attachment: &Attachment) -> Option<LocalPod> {
     let port = attachment.host_interface.as_ref().filter(|_| is_port);
     Some(LocalPod {
         id: id.clone(),
+        shares_interface: attachment.bridge.is_some() || attachment.l3_interface.is_some(),
         pod: pod.map(|pod| PodName {
             namespace: pod.namespace.as_str().into(),
             name: pod.name.as_str().into(),
@@ -200,6 +201,7 @@ fn local_pod(id: &AttachmentId, attachment: &Attachment) -> Option<LocalPod> {
         interface,
         port: port.map(|link| link.name.as_str().into()),
         ips,
+        added_at: attachment.added_at.as_str().into(),
         adopted: attachment.adopted,
     })
 }

@@ -1,6 +1,7 @@
 //! What the kernel takes: of a difference every element that it does, and whether it would take a
 //! table at all.
 
+use std::error::Error;
 use std::sync::Arc;
 
 use denizen_netlink::NetlinkError;
@@ -21,6 +22,26 @@ pub struct Rejected<'a> {
     pub change: Change<'a>,
     /// The kernel's answer.
     pub error: Arc<NftError>,
+}
+
+impl Rejected<'_> {
+    /// What was rejected of a table, and why.
+    pub fn text(&self, schema: &Schema) -> String {
+        let (id, key) = match self.change {
+            Change::Removal(set, key) => (set, key),
+            Change::Addition(element) => (element.set, &element.key),
+        };
+        let set = schema.set(id);
+        let (text, error) = (set.key_text(key), &self.error);
+        let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+        match self.change {
+            Change::Removal(..) => format!("to remove {text} from {}: {error}{cause}", set.name),
+            Change::Addition(element) => {
+                let owner = element.comment.as_deref().unwrap_or("no comment");
+                format!("to add {text} ({owner}) to {}: {error}{cause}", set.name)
+            }
+        }
+    }
 }
 
 /// A change of an element.

@@ -15,8 +15,8 @@ use crate::observed::about;
 #[derive(Debug)]
 pub struct Watch {
     socket: Socket,
-    table: &'static str,
-    own: Option<u32>,
+    tables: &'static [&'static str],
+    own: Vec<u32>,
     /// The table was touched in the batch whose end has not come yet.
     touched: bool,
 }
@@ -24,25 +24,25 @@ pub struct Watch {
 /// What others changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Changes {
-    /// Tables of the name that is watched, in any family.
+    /// Tables of the names that are watched, in any family.
     pub table: bool,
     /// Other tables.
     pub elsewhere: bool,
 }
 
 impl Watch {
-    /// Listens from now on to what happens to tables of this name, and to all others. `own` is the
-    /// portid of the socket whose changes are the client's own; `None` where no table is its own.
+    /// Listens from now on to what happens to tables of these names, and to all others. `own` are
+    /// the portids of the sockets whose changes are the client's own; none where no table is its own.
     /// (A process id would not do: the kernel names it as the host knows it, not as a container's
     /// process knows itself.)
     ///
     /// # Errors
     /// [`NetlinkError`].
-    pub fn open(table: &'static str, own: Option<u32>) -> Result<Self, NetlinkError> {
+    pub fn open(tables: &'static [&'static str], own: Vec<u32>) -> Result<Self, NetlinkError> {
         const NFNLGRP_NFTABLES: libc::c_int = 7;
         let socket = Socket::open()?;
         socket.join(NFNLGRP_NFTABLES)?;
-        Ok(Self { socket, table, own, touched: false })
+        Ok(Self { socket, tables, own, touched: false })
     }
 
     /// Reads all that is there: what others changed since. Notifications that were lost count as if
@@ -52,16 +52,19 @@ impl Watch {
     /// [`NetlinkError`].
     pub fn changes(&mut self) -> Result<Changes, NetlinkError> {
         let mut changes = Changes::default();
-        let Self { socket, table, own, touched } = self;
+        let Self { socket, tables, own, touched } = self;
         loop {
             let more = socket.receive(false, |message| match ended_by(&message) {
                 Some(portid) => {
                     let is_table = std::mem::take(touched);
-                    let is_foreign = Some(portid) != *own;
+                    let is_foreign = !own.contains(&portid);
                     changes.table |= is_table && is_foreign;
                     changes.elsewhere |= !is_table && is_foreign;
                 }
-                None => *touched |= own.is_some() && about(table, &message).is_some(),
+                None => {
+                    let is_ours = |table: &&str| about(table, &message).is_some();
+                    *touched |= !own.is_empty() && tables.iter().any(is_ours);
+                }
             });
             match more {
                 Ok(true) => {}

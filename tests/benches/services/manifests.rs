@@ -112,9 +112,11 @@ pub fn programmed_pods(more: usize) -> denizen_agent::model::PodSet {
             name: format!("pod-{number}").into(),
         }),
         uid: None,
+        shares_interface: true,
         interface: "cni0".into(),
         port: Some(format!("veth{number}").into()),
         ips: vec![IpAddr::V4(spare_ip((1 << 19) + number))],
+        added_at: "2026-11-20T12:00:00Z".into(),
         adopted: false,
     };
     denizen_agent::model::PodSet {

@@ -39,11 +39,11 @@ pub use sync::{Nftables, NoKernel};
 use denizen_netlink::NetlinkError;
 use denizen_nft::Watch;
 
-/// Listens from now on to changes of these tables, and of others. `own` is the portid of the
-/// backend whose changes are not foreign; `None` where no table of nf_tables is Denizen's.
+/// Listens from now on to changes of Denizen's tables, and of others. `own` are the portids whose
+/// changes are not foreign; none where no table of nf_tables is Denizen's.
 ///
 /// # Errors
 /// [`NetlinkError`].
-pub fn watch(own: Option<u32>) -> Result<Watch, NetlinkError> {
-    Watch::open(name::TABLE, own)
+pub fn watch(own: Vec<u32>) -> Result<Watch, NetlinkError> {
+    Watch::open(&[name::TABLE, crate::firewall::TABLE], own)
 }

@@ -45,6 +45,7 @@ fn hostile_view() -> View {
             drift_repaired: 0,
             last_repair_milliseconds: None,
             missed_lookups: 0,
+            network_policy: None,
             affinity: Affinity::default(),
             errors: vec![text()],
             warnings: vec![text()],
@@ -74,6 +75,7 @@ fn every_value_is_escaped() {
         endpoints: vec![HOSTILE.to_owned()],
         masquerade: true,
         local: true,
+        policies: Vec::new(),
         steps: vec![Step { what: HOSTILE.to_owned(), why: HOSTILE.to_owned() }],
     };
     let refused: Reply<Explanation> = Err(HOSTILE.to_owned());

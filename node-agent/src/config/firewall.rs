@@ -1,0 +1,52 @@
+//! The flags of the pod firewall.
+
+use clap::{Args, ValueEnum};
+
+use crate::plan::{FirewallSettings, ToNode};
+
+/// `--network-policy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum NetworkPolicyMode {
+    /// Enforce them, unless another engine does on this node.
+    Auto,
+    /// Enforce them.
+    On,
+    /// Leave them to another engine.
+    Off,
+}
+
+/// `--policy-to-node`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PolicyToNode {
+    /// Egress policies apply.
+    Enforce,
+    /// Everything passes.
+    Allow,
+}
+
+/// The flags of the pod firewall, as written.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct FirewallArgs {
+    /// Whether to enforce NetworkPolicies for this node's pods. auto: unless another engine (Calico,
+    /// Cilium, kube-router, …) does so on this node
+    #[arg(long, value_enum, value_name = "MODE", default_value = "off")]
+    pub network_policy: NetworkPolicyMode,
+
+    /// Whether egress policies apply to what a pod sends to its own node
+    #[arg(long, value_enum, value_name = "MODE", default_value = "enforce")]
+    pub policy_to_node: PolicyToNode,
+}
+
+impl FirewallArgs {
+    /// What was asked for, where no other engine is in the way.
+    pub fn settings(&self) -> Option<FirewallSettings> {
+        let to_node = match self.policy_to_node {
+            PolicyToNode::Enforce => ToNode::Enforce,
+            PolicyToNode::Allow => ToNode::Allow,
+        };
+        match self.network_policy {
+            NetworkPolicyMode::Auto | NetworkPolicyMode::On => Some(FirewallSettings { to_node }),
+            NetworkPolicyMode::Off => None,
+        }
+    }
+}

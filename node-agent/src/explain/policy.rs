@@ -1,0 +1,155 @@
+//! What NetworkPolicies say of a packet, behind the translation of its destination.
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+use super::packet::Packet;
+use super::{Explanation, Step, Verdict};
+use crate::plan::{Flow, Judged, Plan, PolicyStep};
+
+/// What one direction of one pod says of the packet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyRow {
+    /// `ingress` or `egress`.
+    pub direction: String,
+    /// Whose policies.
+    pub pod: String,
+    /// To which endpoint, if the packet is forwarded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    /// The policies that isolate the pod for this direction.
+    pub isolated_by: Vec<String>,
+    /// `open`, `permitted`, `refused` or `pending`.
+    pub result: String,
+    /// The policy that permits it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+    /// The place of the rule that permits it, counted from 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<usize>,
+    /// The peer of that rule; missing if it is for everybody.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
+    /// The ports of that rule; missing if it is for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ports: Option<String>,
+}
+
+/// Adds what the policies say, and what follows for the packet.
+pub(super) fn judge(plan: &Plan, packet: &Packet, mut explanation: Explanation) -> Explanation {
+    let Some(firewall) = plan.firewall().filter(|firewall| firewall.is_enforced()) else {
+        return explanation;
+    };
+    if let Some(owner) = spoofed(plan, packet) {
+        explanation.step(
+            format!("dropped: {} is no address of {owner}", packet.source),
+            "what comes from a pod's interface must have an address of the pod",
+        );
+        explanation.verdict = Verdict::Drop;
+        return explanation;
+    }
+    let ends = match explanation.verdict {
+        Verdict::Forward => explanation.endpoints.iter().filter_map(|it| it.parse().ok()).collect(),
+        Verdict::Untouched => vec![SocketAddr::new(packet.destination, packet.port.get())],
+        Verdict::Reject | Verdict::Drop | Verdict::Unknown => return explanation,
+    };
+    let asked: Vec<(SocketAddr, Vec<PolicyStep>)> = ends
+        .into_iter()
+        .filter_map(|end| Some((end, firewall.explain(&flow(packet, end)?))))
+        .collect();
+    let is_forwarded = explanation.verdict == Verdict::Forward;
+    let is_refused = |steps: &Vec<PolicyStep>| {
+        steps.iter().any(|step| matches!(step.judged, Judged::Refused | Judged::Pending))
+    };
+    if !asked.is_empty() && asked.iter().all(|(_, steps)| is_refused(steps)) {
+        explanation.verdict = Verdict::Drop;
+    }
+    let rows = asked.iter().flat_map(|(end, steps)| {
+        let endpoint = is_forwarded.then(|| end.to_string());
+        steps.iter().map(move |step| PolicyRow::new(step, endpoint.clone()))
+    });
+    explanation.policies = rows.collect();
+    for row in explanation.policies.clone() {
+        explanation.steps.extend(row.step());
+    }
+    explanation
+}
+
+impl Explanation {
+    fn step(&mut self, what: impl Into<String>, why: impl Into<String>) {
+        self.steps.push(Step { what: what.into(), why: why.into() });
+    }
+}
+
+fn flow(packet: &Packet, end: SocketAddr) -> Option<Flow> {
+    let (source, destination): (IpAddr, IpAddr) = (packet.source, end.ip());
+    let port = end.port().try_into().ok()?;
+    Some(Flow { source, destination, protocol: packet.protocol, port })
+}
+
+/// The pod whose interface the packet comes from with another address.
+fn spoofed(plan: &Plan, packet: &Packet) -> Option<String> {
+    let interface = packet.interface.as_deref()?;
+    let is_its = |name: Option<&str>| name == Some(interface);
+    let pod = plan.recorded().iter().find(|pod| {
+        is_its(pod.port.as_deref()) || !pod.shares_interface && is_its(Some(&*pod.interface))
+    })?;
+    (!pod.ips.contains(&packet.source)).then(|| pod.to_string())
+}
+
+impl PolicyRow {
+    fn new(step: &PolicyStep, endpoint: Option<String>) -> Self {
+        let row = Self {
+            direction: step.direction.to_string(),
+            pod: step.pod.clone(),
+            endpoint,
+            isolated_by: step.policies.iter().map(ToString::to_string).collect(),
+            result: String::new(),
+            policy: None,
+            rule: None,
+            peer: None,
+            ports: None,
+        };
+        match &step.judged {
+            Judged::Open => Self { result: "open".to_owned(), ..row },
+            Judged::Refused => Self { result: "refused".to_owned(), ..row },
+            Judged::Pending => Self { result: "pending".to_owned(), ..row },
+            Judged::Permitted { policy, rule, peer, ports } => Self {
+                result: "permitted".to_owned(),
+                policy: Some(policy.to_string()),
+                rule: Some(*rule),
+                peer: peer.clone(),
+                ports: ports.clone(),
+                ..row
+            },
+        }
+    }
+
+    /// In words; nothing for a direction that is open.
+    fn step(&self) -> Option<Step> {
+        let Self { direction, pod, .. } = self;
+        let to = self.endpoint.as_ref().map(|end| format!(" (to {end})")).unwrap_or_default();
+        let isolated = format!("NetworkPolicy {}", self.isolated_by.join(", "));
+        let (what, why) = match (&*self.result, &self.policy, self.rule) {
+            ("permitted", Some(policy), Some(rule)) => {
+                let peer = self.peer.as_deref().unwrap_or("everybody");
+                let ports = self.ports.as_deref().unwrap_or("every port");
+                (
+                    format!("{direction} of {pod}{to}: permitted"),
+                    format!("NetworkPolicy {policy}, {direction} rule {rule}: {peer}, {ports}"),
+                )
+            }
+            ("refused", ..) => (
+                format!("{direction} of {pod}{to}: dropped"),
+                format!("{isolated} isolates it for {direction}, and no rule permits this"),
+            ),
+            ("pending", ..) => (
+                format!("{direction} of {pod}{to}: dropped"),
+                "its labels, or the policies of its namespace, are not known yet".to_owned(),
+            ),
+            _ => return None,
+        };
+        Some(Step { what, why })
+    }
+}

@@ -1,0 +1,128 @@
+//! What is decided, as elements of the tables of IP packets. Pure.
+
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+
+use super::schema::SetName;
+use crate::model::LocalPod;
+use crate::plan::{Direction, FirewallPlan, IdentityId, Isolation, Permission, PortKey, Sides};
+use denizen_nft::{Data, Element, IpVersion, Key, Value};
+
+/// ETH_P_IP and ETH_P_IPV6.
+fn ether_type(address: IpAddr) -> u16 {
+    match address {
+        IpAddr::V4(_) => 0x0800,
+        IpAddr::V6(_) => 0x86dd,
+    }
+}
+
+pub(super) fn member(set: SetName, key: Key) -> Element {
+    Element { set: set.id(), key, value: Value::Member, comment: None }
+}
+
+/// How a pod's address is judged.
+pub fn of_sides(
+    address: IpAddr,
+    sides: &Sides,
+    number: &mut impl FnMut(IdentityId) -> u32,
+) -> Vec<Element> {
+    let key = Key::EMPTY.address(address);
+    if Direction::BOTH.iter().all(|side| sides.of(*side).isolation == Isolation::Pending) {
+        return vec![member(SetName::Pending, key)];
+    }
+    let mut elements = Vec::new();
+    for direction in Direction::BOTH {
+        let side = sides.of(direction);
+        match side.isolation {
+            Isolation::Open => continue,
+            // Without any permission.
+            Isolation::Pending | Isolation::Isolated => {
+                elements.push(member(SetName::Isolated(direction), key));
+            }
+        }
+        let permissions = side.permissions.iter();
+        elements.extend(permissions.map(|it| of_permission(address, direction, it, number)));
+    }
+    if sides.is_restricted() {
+        elements.push(member(SetName::Itself, key.address(address)));
+    }
+    elements
+}
+
+fn of_permission(
+    pod: IpAddr,
+    direction: Direction,
+    permission: &Permission,
+    number: &mut impl FnMut(IdentityId) -> u32,
+) -> Element {
+    let peer = permission.peer.map_or(0, number);
+    let pod = Key::EMPTY.address(pod);
+    match permission.ports {
+        PortKey::All => member(SetName::All(direction), pod.number(peer)),
+        PortKey::Protocol(protocol) => {
+            member(SetName::Protocols(direction), pod.byte(protocol.number()).number(peer))
+        }
+        PortKey::Range(protocol, first, last) => {
+            let key = pod.byte(protocol.number()).port(first.get()).number(peer);
+            match first == last {
+                true => member(SetName::Ports(direction), key),
+                false => member(SetName::PortRanges(direction), key.up_to_port(last.get())),
+            }
+        }
+    }
+}
+
+/// The number of an address' identity.
+pub fn of_identity(address: IpAddr, number: u32) -> Element {
+    let value = Value::Data(Data::EMPTY.number(number));
+    let key = Key::EMPTY.address(address);
+    Element { set: SetName::Identities.id(), key, value, comment: None }
+}
+
+/// The number of a range's identity.
+pub fn of_block(range: IpNetwork, number: u32) -> Element {
+    let value = Value::Data(Data::EMPTY.number(number));
+    let carries = Key::EMPTY.port(ether_type(range.network()));
+    let key = carries.range(range.network(), range.prefix());
+    Element { set: SetName::Blocks.id(), key, value, comment: None }
+}
+
+/// Where the packets of routed pods come in, and with which addresses.
+pub fn of_interfaces<'a>(
+    pods: impl Iterator<Item = &'a LocalPod>,
+    version: IpVersion,
+) -> Vec<Element> {
+    let mut elements = Vec::new();
+    for pod in pods.filter(|pod| !pod.shares_interface) {
+        let interface = Key::EMPTY.interface(&pod.interface);
+        elements.push(member(SetName::PodInterfaces, interface));
+        let ips = pod.ips.iter().filter(|ip| IpVersion::of(**ip) == version);
+        elements.extend(ips.map(|ip| member(SetName::PodAddresses, interface.address(*ip))));
+    }
+    elements
+}
+
+/// Every element that should be there.
+pub fn all(
+    plan: &FirewallPlan,
+    pods: &[LocalPod],
+    version: IpVersion,
+    number: &mut impl FnMut(IdentityId) -> u32,
+) -> Vec<Element> {
+    if !plan.is_enforced() {
+        return Vec::new();
+    }
+    let is_ours = |address: IpAddr| IpVersion::of(address) == version;
+    let mut elements = of_interfaces(pods.iter(), version);
+    let identities = plan.identities().filter(|(address, _)| is_ours(*address));
+    elements.extend(identities.map(|(address, id)| of_identity(address, number(id))));
+    let blocks = plan.blocks().filter(|(range, _)| is_ours(range.network()));
+    elements.extend(blocks.map(|(range, id)| of_block(range, number(id))));
+    for (address, sides) in plan.pods().filter(|(address, _)| is_ours(*address)) {
+        elements.extend(of_sides(address, sides, number));
+    }
+    elements.sort_unstable_by_key(|element| (element.set, element.key));
+    elements.dedup_by_key(|element| (element.set, element.key));
+    elements
+}

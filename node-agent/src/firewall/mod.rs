@@ -1,0 +1,23 @@
+//! The pod firewall in nf_tables, whichever backend serves services.
+//!
+//! A constant number of chains and rules (`program`) over sets and maps (`schema`), whose elements
+//! are this node's pods, what they may do, and who has which identity (`element`). One table for
+//! each IP version, and one for bridges. Whatever is not found is dropped: see
+//! [`crate::plan::FirewallPlan`] for what is decided.
+
+mod bridge;
+mod element;
+mod number;
+mod program;
+mod report;
+mod schema;
+mod sync;
+#[cfg(test)]
+mod tests;
+mod write;
+
+pub use self::report::{Dropped, FirewallReport};
+pub use self::sync::{Firewall, FirewallError, render};
+
+/// The name of the tables.
+pub const TABLE: &str = "denizen-firewall";

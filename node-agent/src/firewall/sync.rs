@@ -1,0 +1,478 @@
+//! Brings the kernel's tables to what is decided, and keeps them there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use thiserror::Error;
+use tracing::{debug, info};
+
+use super::bridge;
+use super::element::{all, of_block, of_identity, of_interfaces, of_sides};
+use super::number::Numbers;
+use super::program;
+use super::report::{Dropped, FirewallReport};
+use super::schema::{SetName, schema};
+use super::write::{Steps, Wanted, is_garbage, load, numbers_seen, repair};
+use crate::backend::Repair;
+use crate::describe::describe;
+use crate::plan::{Changes, Direction, FirewallPlan, Isolation, Plan};
+use denizen_netlink::NetlinkError;
+use denizen_nft::{
+    Delta, Element, Family, IpVersion, Kernel, NftError, Observed, Rendering, Schema,
+};
+
+/// How often a repair that others' changes overtook is tried before it is left to the next
+/// occasion.
+const REPAIR_TRIES: usize = 10;
+
+/// Why the kernel's tables are not as they should be.
+#[derive(Debug, Error)]
+pub enum FirewallError {
+    /// It cannot be read or written.
+    #[error(transparent)]
+    Driver(#[from] NftError),
+    /// A table of another version is there, and policies are not known yet: in its place, nobody
+    /// would be isolated.
+    #[error(
+        "nf_tables, {0} table: the table of another version stays until all policies are known"
+    )]
+    OlderTable(Family),
+    /// Everything was programmed but these.
+    #[error("nf_tables, {family} table: the kernel refused {}", names.join("; "))]
+    Parts {
+        /// Whose table.
+        family: Family,
+        /// What was refused, and why.
+        names: Vec<String>,
+    },
+}
+
+/// The pod firewall's tables, and the kernel that they are in.
+#[derive(Debug)]
+pub struct Firewall {
+    kernel: Kernel,
+    numbers: Numbers,
+    /// An earlier run's numbers were looked for.
+    restored: bool,
+    /// What the kernel holds is not known: nothing was read yet, or a batch failed.
+    unknown: bool,
+    /// What is not in the kernel yet, by table.
+    pending: BTreeMap<Family, Delta>,
+    /// What changes as a whole, as it was written last.
+    interfaces: BTreeMap<Family, Vec<Element>>,
+    /// Bridges whose frames IP rules do not see.
+    without_netfilter: BTreeSet<Arc<str>>,
+    elements: usize,
+    rejected: Vec<String>,
+}
+
+impl Firewall {
+    /// Opens nf_tables in this thread's network namespace. Nothing is read or written yet.
+    ///
+    /// # Errors
+    /// [`NetlinkError`] when there is no netlink to be had.
+    pub fn open() -> Result<Self, NetlinkError> {
+        Ok(Self {
+            kernel: Kernel::open()?,
+            numbers: Numbers::default(),
+            restored: false,
+            unknown: true,
+            pending: BTreeMap::new(),
+            interfaces: BTreeMap::new(),
+            without_netfilter: BTreeSet::new(),
+            elements: 0,
+            rejected: Vec::new(),
+        })
+    }
+
+    /// The portid by which the kernel's notifications name the firewall's own changes.
+    pub fn portid(&self) -> u32 {
+        self.kernel.portid()
+    }
+
+    /// Removes all tables. Returns how many there were.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn cleanup(kernel: &mut Kernel) -> Result<usize, NftError> {
+        let mut removed = 0;
+        for schema in schemas() {
+            if kernel.observe(&schema)?.is_there() {
+                kernel.write(schema.family, |batch| batch.delete_table(schema.name))?;
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+
+    /// The bridges that restricted pods are on and whose frames IP rules do not see. Returns
+    /// whether that differs from before.
+    pub fn set_without_netfilter(&mut self, bridges: BTreeSet<Arc<str>>) -> bool {
+        let differs = self.without_netfilter != bridges;
+        self.unknown |= differs;
+        self.without_netfilter = bridges;
+        differs
+    }
+
+    /// Takes in what is wanted. Nothing is read or written.
+    pub fn update(&mut self, plan: &Plan, changes: &Changes) {
+        let Some(firewall) = plan.firewall() else { return };
+        let of_firewall = &changes.firewall;
+        if !changes.pods && of_firewall.is_empty() {
+            return;
+        }
+        self.unknown |= of_firewall.state || !firewall.is_known();
+        if self.unknown || !firewall.is_enforced() {
+            self.numbers.retain(|id| firewall.is_in_use(id));
+            return;
+        }
+        self.add_changes(plan, firewall, changes);
+    }
+
+    fn add_changes(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &Changes) {
+        let of_firewall = &changes.firewall;
+        let known = |numbers: &Numbers, id| numbers.known(id).unwrap_or_default();
+        let before: Vec<Vec<Element>> = of_firewall
+            .sides
+            .iter()
+            .map(|change| {
+                let sides = change.before.as_ref();
+                sides.map_or_else(Vec::new, |sides| {
+                    of_sides(change.address, sides, &mut |id| known(&self.numbers, id))
+                })
+            })
+            .collect();
+        self.numbers.retain(|id| firewall.is_in_use(id));
+        let Self { numbers, pending, .. } = self;
+        let mut delta = |address: IpAddr, before, after| {
+            let family = Family::from(IpVersion::of(address));
+            pending.entry(family).or_default().extend(before, after);
+        };
+        for (change, before) in of_firewall.sides.iter().zip(before) {
+            let sides = change.after.as_ref();
+            let after = sides.map_or_else(Vec::new, |sides| {
+                of_sides(change.address, sides, &mut |id| numbers.number(id))
+            });
+            delta(change.address, before, after);
+        }
+        for change in &of_firewall.identities {
+            let element = |number| of_identity(change.of, number);
+            // The old number is not compared: it is another one.
+            let before = change.before.map(|_| element(0));
+            let after = change.after.map(|id| element(numbers.number(id)));
+            delta(change.of, Vec::from_iter(before), Vec::from_iter(after));
+        }
+        for change in &of_firewall.blocks {
+            let element = |number| of_block(change.of, number);
+            let before = change.before.map(|_| element(0));
+            let after = change.after.map(|id| element(numbers.number(id)));
+            delta(change.of.network(), Vec::from_iter(before), Vec::from_iter(after));
+        }
+        let after = self.of_interfaces(plan, firewall);
+        for (family, after) in after {
+            let before = self.interfaces.insert(family, after.clone()).unwrap_or_default();
+            self.pending.entry(family).or_default().extend(before, after);
+        }
+    }
+
+    /// What is few enough to be compared as a whole.
+    fn of_interfaces(&self, plan: &Plan, firewall: &FirewallPlan) -> Vec<(Family, Vec<Element>)> {
+        let pods = plan.recorded();
+        let mut all: Vec<_> = IpVersion::BOTH
+            .map(|version| (Family::from(version), of_interfaces(pods.iter(), version)))
+            .into();
+        all.push((Family::Bridge, bridge::elements(firewall, pods, &self.without_netfilter)));
+        all
+    }
+
+    /// Programs what is wanted. After an error, call it again: it starts from what it observes.
+    ///
+    /// # Errors
+    /// The kernel's. What it takes is programmed.
+    pub fn sync(&mut self, plan: &Plan) -> Result<Repair, FirewallError> {
+        let Some(firewall) = plan.firewall() else { return Ok(Repair::default()) };
+        if !firewall.is_known() {
+            return self.add_pending(firewall);
+        }
+        if self.unknown {
+            return self.reconcile(plan, firewall);
+        }
+        match self.commit(firewall) {
+            Err(NftError::Refused { .. }) => self.reconcile(plan, firewall),
+            Err(error) => {
+                self.unknown = true;
+                Err(error.into())
+            }
+            Ok(()) => Ok(Repair::default()),
+        }
+    }
+
+    /// Looks at what the kernel holds and repairs what somebody else changed.
+    ///
+    /// # Errors
+    /// As [`Self::sync`].
+    pub fn resync(&mut self, plan: &Plan) -> Result<Repair, FirewallError> {
+        self.unknown = true;
+        self.sync(plan)
+    }
+
+    /// A change costs what changed: one transaction for all tables, and one for what nothing refers
+    /// to behind it.
+    fn commit(&mut self, firewall: &FirewallPlan) -> Result<(), NftError> {
+        let pending = std::mem::take(&mut self.pending);
+        let mut steps: Vec<(Schema, Steps)> = Vec::new();
+        for schema in schemas() {
+            if let Some(delta) = pending.get(&schema.family) {
+                let delta = Delta { delete: delta.delete.clone(), add: delta.add.clone() };
+                let sorted = self.steps(delta, firewall, schema.family);
+                steps.push((schema, sorted));
+            }
+        }
+        self.unknown = true;
+        let step = |kernel: &mut Kernel, of: fn(&Steps) -> &Delta| {
+            kernel.write(Family::Ip, |batch| {
+                for (schema, steps) in &steps {
+                    batch.about(schema.family);
+                    of(steps).write(batch, schema);
+                }
+            })
+        };
+        step(&mut self.kernel, |steps| &steps.first)?;
+        step(&mut self.kernel, |steps| &steps.then)?;
+        self.unknown = false;
+        for (schema, steps) in &steps {
+            let (add, delete) = (steps.first.add.len(), steps.first.delete.len());
+            debug!(family = %schema.family, add, delete, "elements of the firewall changed");
+            self.elements = (self.elements + add).saturating_sub(delete + steps.then.delete.len());
+        }
+        Ok(())
+    }
+
+    fn steps(&self, delta: Delta, firewall: &FirewallPlan, family: Family) -> Steps {
+        let version = IpVersion::BOTH.into_iter().find(|version| Family::from(*version) == family);
+        let is_isolated = |address, direction: Direction| {
+            let sides = firewall.sides(address);
+            sides.is_some_and(|sides| sides.of(direction).isolation != Isolation::Open)
+        };
+        Steps::new(delta, |set, key| {
+            version.is_some_and(|version| is_garbage(set, key, version, &self.numbers, is_isolated))
+        })
+    }
+
+    /// Reads the tables and commits what differs.
+    fn reconcile(&mut self, plan: &Plan, firewall: &FirewallPlan) -> Result<Repair, FirewallError> {
+        self.pending.clear();
+        self.unknown = true;
+        if !std::mem::replace(&mut self.restored, true) {
+            self.restore_numbers(firewall)?;
+        }
+        self.interfaces = self.of_interfaces(plan, firewall).into_iter().collect();
+        let (mut repair, mut elements) = (Repair::default(), 0);
+        self.rejected.clear();
+        let mut result = Ok(());
+        for wanted in self.wanted(plan, firewall) {
+            elements += wanted.elements.len();
+            match self.reconcile_table(&wanted, firewall) {
+                Ok(done) => {
+                    repair.rebuilt |= done.rebuilt;
+                    repair.chains += done.chains;
+                    repair.elements += done.elements;
+                }
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        self.elements = elements;
+        result?;
+        self.unknown = false;
+        Ok(repair)
+    }
+
+    fn wanted(&mut self, plan: &Plan, firewall: &FirewallPlan) -> Vec<Wanted> {
+        let pods = plan.recorded();
+        let mut wanted: Vec<Wanted> = Vec::new();
+        for version in IpVersion::BOTH {
+            wanted.push(Wanted {
+                schema: schema(version),
+                chains: program::chains(version, firewall),
+                elements: all(firewall, pods, version, &mut |id| self.numbers.number(id)),
+            });
+        }
+        wanted.push(Wanted {
+            schema: bridge::schema(),
+            chains: bridge::chains(firewall),
+            elements: bridge::elements(firewall, pods, &self.without_netfilter),
+        });
+        wanted
+    }
+
+    fn reconcile_table(
+        &mut self,
+        wanted: &Wanted,
+        firewall: &FirewallPlan,
+    ) -> Result<Repair, FirewallError> {
+        let family = wanted.schema.family;
+        for _ in 0..REPAIR_TRIES {
+            let seen = self.kernel.observe(&wanted.schema)?;
+            match self.repair_table(wanted, firewall, &seen) {
+                Err(NftError::Raced { .. }) => {}
+                Err(NftError::Refused { .. }) => return self.salvage(wanted, firewall, &seen),
+                done => return Ok(done?),
+            }
+        }
+        Err(NftError::Raced { family }.into())
+    }
+
+    fn repair_table(
+        &mut self,
+        wanted: &Wanted,
+        firewall: &FirewallPlan,
+        seen: &Observed,
+    ) -> Result<Repair, NftError> {
+        let family = wanted.schema.family;
+        let Some(structure) = seen.structure(&wanted.schema, &wanted.chains) else {
+            let elements = load(&mut self.kernel, seen, wanted)?;
+            info!(%family, elements, "the firewall's table is programmed");
+            return Ok(Repair { rebuilt: true, chains: wanted.chains.len(), elements });
+        };
+        let delta = seen.difference(wanted.elements.iter().cloned(), |_| true);
+        let elements = delta.count();
+        let steps = self.steps(delta, firewall, family);
+        let chains = structure.count() + structure.left_over().len();
+        if chains > 0 || !steps.is_empty() {
+            repair(&mut self.kernel, seen, &wanted.schema, &structure, &steps)?;
+            info!(%family, chains, elements, "the firewall's table is brought up to date");
+        }
+        Ok(Repair { rebuilt: false, chains, elements })
+    }
+
+    /// The kernel refused something: everything else is programmed.
+    fn salvage(
+        &mut self,
+        wanted: &Wanted,
+        firewall: &FirewallPlan,
+        seen: &Observed,
+    ) -> Result<Repair, FirewallError> {
+        let (schema, family) = (&wanted.schema, wanted.schema.family);
+        if seen.structure(schema, &wanted.chains).is_none_or(|structure| structure.count() > 0) {
+            let without = Wanted {
+                schema: schema.clone(),
+                chains: wanted.chains.clone(),
+                elements: Vec::new(),
+            };
+            load(&mut self.kernel, seen, &without)?;
+        }
+        let seen = self.kernel.observe(schema)?;
+        let delta = seen.difference(wanted.elements.iter().cloned(), |_| true);
+        let steps = self.steps(delta, firewall, family);
+        let mut names = Vec::new();
+        for delta in [&steps.first, &steps.then] {
+            for rejected in self.kernel.commit_parts(schema, delta) {
+                names.push(rejected.text(schema));
+            }
+        }
+        self.rejected.extend(names.iter().cloned());
+        match names.is_empty() {
+            true => Ok(Repair::default()),
+            false => Err(FirewallError::Parts { family, names }),
+        }
+    }
+
+    /// Identities keep the numbers that an earlier run gave them.
+    fn restore_numbers(&mut self, firewall: &FirewallPlan) -> Result<(), FirewallError> {
+        let mut numbers = BTreeMap::new();
+        for version in IpVersion::BOTH {
+            let schema = schema(version);
+            let mut seen = Observed::default();
+            for set in [SetName::Identities, SetName::Blocks] {
+                let read = self.kernel.read_set(&schema, schema.set(set.id()), &mut seen);
+                if let Err(error) = read {
+                    debug!(family = %schema.family, %error, "no identities of an earlier run");
+                }
+            }
+            numbers_seen(&seen, |address| firewall.identity_of(address), version, &mut numbers);
+        }
+        self.numbers.restore(&numbers);
+        Ok(())
+    }
+
+    /// While policies are not known: pods that come now wait, and nothing else is touched.
+    fn add_pending(&mut self, firewall: &FirewallPlan) -> Result<Repair, FirewallError> {
+        if !self.unknown {
+            return Ok(Repair::default());
+        }
+        let none = |_| 0;
+        for version in IpVersion::BOTH {
+            let pods = firewall.pods().filter(|(address, _)| IpVersion::of(*address) == version);
+            let elements: Vec<Element> =
+                pods.flat_map(|(address, sides)| of_sides(address, sides, &mut { none })).collect();
+            if elements.is_empty() {
+                continue;
+            }
+            let schema = schema(version);
+            let chains = program::chains(version, firewall);
+            let seen = self.kernel.observe(&schema)?;
+            let wanted = Wanted { schema, chains, elements };
+            let Some(structure) = seen.structure(&wanted.schema, &wanted.chains) else {
+                if seen.is_there() {
+                    return Err(FirewallError::OlderTable(wanted.schema.family));
+                }
+                load(&mut self.kernel, &seen, &wanted)?;
+                continue;
+            };
+            if !structure.is_additive() {
+                return Err(FirewallError::OlderTable(wanted.schema.family));
+            }
+            let mut delta = seen.difference(wanted.elements.iter().cloned(), |_| true);
+            delta.delete.clear();
+            let steps = Steps { first: delta, then: Delta::default() };
+            repair(&mut self.kernel, &seen, &wanted.schema, &structure, &steps)?;
+        }
+        self.unknown = false;
+        Ok(Repair::default())
+    }
+
+    /// Whether this node's pods are in the kernel as they are wanted.
+    pub fn has_pods(&self) -> bool {
+        !self.unknown && self.pending.is_empty()
+    }
+
+    /// How it stands, for whoever asks now and then.
+    pub fn report(&mut self, plan: &Plan) -> FirewallReport {
+        let mut report = FirewallReport {
+            elements: self.elements,
+            rejected: self.rejected.clone(),
+            ..FirewallReport::default()
+        };
+        let Some(firewall) = plan.firewall().filter(|firewall| firewall.is_enforced()) else {
+            return report;
+        };
+        let mut dropped = Dropped::default();
+        let ip = IpVersion::BOTH.map(|it| (schema(it), program::chains(it, firewall)));
+        for (schema, chains) in ip.into_iter().chain([(bridge::schema(), bridge::chains(firewall))])
+        {
+            if let Err(error) = dropped.add(&mut self.kernel, &schema, &chains) {
+                report.errors.push(describe(&error));
+            }
+        }
+        report.dropped = dropped;
+        report
+    }
+}
+
+fn schemas() -> [Schema; 3] {
+    [schema(IpVersion::V4), schema(IpVersion::V6), bridge::schema()]
+}
+
+/// The tables that a plan comes to. Needs no kernel.
+pub fn render(plan: &Plan) -> Rendering {
+    let Some(firewall) = plan.firewall() else { return Rendering::empty() };
+    let (pods, mut numbers) = (plan.recorded(), Numbers::default());
+    let mut shown = Rendering::empty();
+    for version in IpVersion::BOTH {
+        let elements = all(firewall, pods, version, &mut |id| numbers.number(id));
+        shown = shown.with(&schema(version), &program::chains(version, firewall), &elements);
+    }
+    let elements = bridge::elements(firewall, pods, &BTreeSet::new());
+    shown.with(&bridge::schema(), &bridge::chains(firewall), &elements)
+}

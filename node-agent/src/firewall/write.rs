@@ -1,0 +1,144 @@
+//! One table: what it should hold, and what leads there.
+
+use std::collections::BTreeMap;
+
+use super::number::Numbers;
+use super::schema::SetName;
+use crate::plan::IdentityId;
+use denizen_nft::{
+    Batch, Chain, Delta, Element, Kernel, Key, NftError, Observed, Schema, SetId, Structure, Value,
+};
+
+/// What should be in a table.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub schema: Schema,
+    pub chains: Vec<Chain>,
+    pub elements: Vec<Element>,
+}
+
+/// A difference in two steps.
+///
+/// First all at once: what is added, and what is taken away so that less passes. Then what nothing
+/// refers to any more: a packet that read a number, or that a pod is isolated, before the first
+/// step, still finds what was permitted then, and no more.
+#[derive(Debug, Default)]
+pub(super) struct Steps {
+    pub first: Delta,
+    pub then: Delta,
+}
+
+impl Steps {
+    /// Sorts what is to be removed into the steps. `is_garbage` says what nothing refers to.
+    pub fn new(delta: Delta, is_garbage: impl Fn(SetId, &Key) -> bool) -> Self {
+        let Delta { delete, add } = delta;
+        let (then, first): (Vec<_>, Vec<_>) =
+            delete.into_iter().partition(|(set, key)| is_garbage(*set, key));
+        let mut steps = Self {
+            first: Delta { delete: first, add },
+            then: Delta { delete: then, add: Vec::new() },
+        };
+        // What is replaced is replaced at once.
+        let added: std::collections::BTreeSet<(SetId, Key)> =
+            steps.first.add.iter().map(|element| (element.set, element.key)).collect();
+        let replaced = steps.then.delete.extract_if(.., |key| added.contains(key));
+        steps.first.delete.extend(replaced);
+        steps.first.sort();
+        steps.then.sort();
+        steps
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.first.is_empty() && self.then.is_empty()
+    }
+}
+
+/// Which numbers the addresses have in the kernel that an earlier run gave them.
+pub(super) fn numbers_seen(
+    seen: &Observed,
+    identity_of: impl Fn(std::net::IpAddr) -> Option<IdentityId>,
+    version: denizen_nft::IpVersion,
+    into: &mut BTreeMap<u32, std::collections::BTreeSet<Option<IdentityId>>>,
+) {
+    for (set, key, value, _) in seen.elements() {
+        let number = match value {
+            Some(Value::Data(data)) => data.as_bytes().first_chunk().copied(),
+            Some(Value::Member | Value::Goto(_)) | None => None,
+        };
+        let address = match set {
+            _ if set == SetName::Identities.id() => {
+                denizen_nft::read_address(version, key.as_bytes())
+            }
+            _ if set == SetName::Blocks.id() => {
+                key.as_bytes().get(4..).and_then(|rest| denizen_nft::read_address(version, rest))
+            }
+            _ => None,
+        };
+        if let Some((number, address)) = number.zip(address) {
+            into.entry(u32::from_ne_bytes(number)).or_default().insert(identity_of(address));
+        }
+    }
+}
+
+/// Whether nothing refers to a permission: its peer's number is nobody's, or its pod is not
+/// isolated any more.
+pub(super) fn is_garbage(
+    set: SetId,
+    key: &Key,
+    version: denizen_nft::IpVersion,
+    numbers: &Numbers,
+    is_isolated: impl Fn(std::net::IpAddr, crate::plan::Direction) -> bool,
+) -> bool {
+    let Some(name) = SetName::ALL.into_iter().find(|name| name.id() == set) else { return false };
+    let direction = match name {
+        SetName::All(direction)
+        | SetName::Protocols(direction)
+        | SetName::Ports(direction)
+        | SetName::PortRanges(direction) => direction,
+        SetName::Pending
+        | SetName::Isolated(_)
+        | SetName::Itself
+        | SetName::Identities
+        | SetName::Blocks
+        | SetName::PodInterfaces
+        | SetName::PodAddresses => return false,
+    };
+    let bytes = key.as_bytes();
+    let behind = if matches!(name, SetName::PortRanges(_)) { 4 } else { 0 };
+    let number = bytes.len().checked_sub(4 + behind).and_then(|at| bytes.get(at..)?.first_chunk());
+    let number = number.copied().map(u32::from_ne_bytes).unwrap_or_default();
+    let pod = denizen_nft::read_address(version, bytes);
+    !numbers.is_in_use(number) || !pod.is_some_and(|pod| is_isolated(pod, direction))
+}
+
+/// Writes everything in place of whatever is there.
+pub(super) fn load(
+    kernel: &mut Kernel,
+    seen: &Observed,
+    wanted: &Wanted,
+) -> Result<usize, NftError> {
+    let mut batch = kernel.batch(wanted.schema.family, Some(seen.generation()));
+    batch.replace_table(seen.is_there(), &wanted.schema, &wanted.chains);
+    batch.add_elements(&wanted.schema, &wanted.elements);
+    kernel.commit(batch)?;
+    Ok(wanted.elements.len())
+}
+
+/// Writes what differs.
+pub(super) fn repair(
+    kernel: &mut Kernel,
+    seen: &Observed,
+    wanted: &Schema,
+    structure: &Structure,
+    steps: &Steps,
+) -> Result<(), NftError> {
+    let mut batch = kernel.batch(wanted.family, Some(seen.generation()));
+    structure.write(&mut batch, wanted.name);
+    steps.first.write(&mut batch, wanted);
+    kernel.commit(batch)?;
+    // Before 6.2 a kernel refuses to remove a chain in the batch that removes what refers to it.
+    kernel.write(wanted.family, |batch: &mut Batch| {
+        batch.delete_chains(wanted.name, structure.left_over());
+        steps.then.write(batch, wanted);
+    })
+}

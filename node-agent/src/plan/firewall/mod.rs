@@ -1,0 +1,247 @@
+//! The pod firewall: which pod may talk to which, by NetworkPolicies (`networking.k8s.io/v1`).
+//!
+//! Per pod of this node and direction: open, isolated with what is permitted all the same, or
+//! pending. What is permitted is said of *identities* ([`IdentityId`]): the numbers into which this
+//! module sorts addresses, so that one lookup finds a peer's number and one more whether it may.
+//!
+//! | file | decides |
+//! | --- | --- |
+//! | `rules` | which policies are in force here |
+//! | `peer` | the peers that these name, each once |
+//! | `group` | which peers cover which pods, by labels |
+//! | `blocks` | which peers cover which addresses |
+//! | `address` | who has which address, and its identity |
+//! | `side` | which pods are isolated |
+//! | `permission` | what an isolated pod may do |
+//! | `judge` | what becomes of one connection, and why |
+//! | `update` | what of this a change of facts touches |
+
+mod address;
+mod blocks;
+mod group;
+mod identity;
+mod judge;
+mod peer;
+mod permission;
+mod rules;
+mod side;
+#[cfg(test)]
+mod tests;
+mod update;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+use self::address::Addresses;
+use self::blocks::Pieces;
+use self::group::{GroupId, Groups, PortNames};
+use self::identity::Identities;
+use self::peer::PeerTable;
+use self::permission::{ClassKey, Permissions};
+use self::rules::Rules;
+use self::side::{Decision, Described};
+use crate::model::PodName;
+use denizen_state::AttachmentId;
+
+pub use self::identity::IdentityId;
+pub use self::judge::{Flow, Judged, PolicyStep, Refusal};
+pub use self::permission::{Permission, PortKey};
+pub use self::rules::Direction;
+pub use self::side::{Isolation, Side, Sides};
+
+/// What the operator asked of the pod firewall.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FirewallSettings {
+    /// What pods may send to their own node.
+    pub to_node: ToNode,
+}
+
+/// `--policy-to-node`: whether egress policies apply to what a pod sends to its own node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ToNode {
+    /// They do.
+    #[default]
+    Enforce,
+    /// They do not.
+    Allow,
+}
+
+/// What is decided about which pods may talk to which.
+#[derive(Debug, Default)]
+pub struct FirewallPlan {
+    settings: FirewallSettings,
+    /// Whether all policies, pods and namespaces are known.
+    known: bool,
+    /// Whether there is any policy in the cluster.
+    any_policy: bool,
+    /// The pods that were recorded before this agent started.
+    earlier: Option<BTreeSet<AttachmentId>>,
+    /// The node's own addresses.
+    own: BTreeSet<IpAddr>,
+    subjects: BTreeMap<AttachmentId, Subject>,
+    sides: BTreeMap<IpAddr, Sides>,
+    owners: BTreeMap<IpAddr, AttachmentId>,
+    /// Pods of the API, and which addresses they claim.
+    claims: HashMap<PodName, ClusterClaim>,
+    /// Pods whose attachment was removed, and whose object in the API is still there.
+    departed: BTreeMap<PodName, Arc<str>>,
+    rules: Rules,
+    names: PortNames,
+    peers: PeerTable,
+    groups: Groups,
+    addresses: Addresses,
+    identities: Identities,
+    pieces: Pieces,
+    blocks: Blocks,
+    classes: BTreeMap<ClassKey, Permissions>,
+}
+
+/// The ranges of `ipBlock`s, by first address, with their identities.
+type Blocks = BTreeMap<IpAddr, (IpNetwork, IdentityId)>;
+
+/// A recorded pod.
+#[derive(Debug)]
+struct Subject {
+    pod: Option<PodName>,
+    uid: Option<Arc<str>>,
+    ips: Vec<IpAddr>,
+    added_at: Arc<str>,
+    described: Option<Described>,
+    group: Option<GroupId>,
+    ingress: Decision,
+    egress: Decision,
+}
+
+#[derive(Debug)]
+struct ClusterClaim {
+    ips: Box<[IpAddr]>,
+    group: GroupId,
+    created: i64,
+}
+
+/// One address of this node's pods is judged otherwise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SidesChange {
+    /// The address.
+    pub address: IpAddr,
+    /// How it was; `None` if it was no pod's.
+    pub before: Option<Sides>,
+    /// How it is now.
+    pub after: Option<Sides>,
+}
+
+/// What of a range or an address has another identity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IdentityChange<T> {
+    /// The range, or the address.
+    pub of: T,
+    /// The identity that it had.
+    pub before: Option<IdentityId>,
+    /// The identity that it has.
+    pub after: Option<IdentityId>,
+}
+
+/// What differs from the plan before.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct FirewallChanges {
+    /// Policies, pods and namespaces are all known from now on, or rules are needed from now on, or
+    /// no more.
+    pub state: bool,
+    /// This node's pods that are judged otherwise.
+    pub sides: Vec<SidesChange>,
+    /// Addresses of pods.
+    pub identities: Vec<IdentityChange<IpAddr>>,
+    /// Ranges of `ipBlock`s.
+    pub blocks: Vec<IdentityChange<IpNetwork>>,
+    /// Addresses of which established connections may be forbidden now.
+    pub narrowed: BTreeSet<IpAddr>,
+}
+
+impl FirewallChanges {
+    /// Whether nothing differs.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl FirewallPlan {
+    /// By what the operator asked for alone.
+    pub fn new(settings: FirewallSettings) -> Self {
+        Self { settings, ..Self::default() }
+    }
+
+    /// What the operator asked for.
+    pub fn settings(&self) -> FirewallSettings {
+        self.settings
+    }
+
+    /// Whether all policies, pods and namespaces are known. Until then only [`Self::pods`] that
+    /// were added since the start are decided about: they are pending.
+    pub fn is_known(&self) -> bool {
+        self.known
+    }
+
+    /// Whether rules are needed at all. Without any policy they would only cost time.
+    pub fn is_enforced(&self) -> bool {
+        self.any_policy || self.pods().any(|(_, sides)| sides.is_restricted())
+    }
+
+    /// The addresses of this node's pods, and how they are judged.
+    pub fn pods(&self) -> impl Iterator<Item = (IpAddr, &Sides)> {
+        self.sides.iter().map(|(address, sides)| (*address, sides))
+    }
+
+    /// How an address of this node's pods is judged; `None` if it is none of theirs.
+    pub fn sides(&self, address: IpAddr) -> Option<&Sides> {
+        self.sides.get(&address)
+    }
+
+    /// Whether an identity is still in use.
+    pub fn is_in_use(&self, identity: IdentityId) -> bool {
+        self.identities.key(identity).is_some()
+    }
+
+    /// The addresses of pods that have an identity of their own. Others have that of the
+    /// [block](Self::blocks) that they are in.
+    pub fn identities(&self) -> impl Iterator<Item = (IpAddr, IdentityId)> {
+        self.addresses.iter()
+    }
+
+    /// The ranges of `ipBlock`s, which do not overlap.
+    pub fn blocks(&self) -> impl Iterator<Item = (IpNetwork, IdentityId)> {
+        self.blocks.values().copied()
+    }
+
+    /// How many identities are in use.
+    pub fn identity_count(&self) -> usize {
+        self.identities.len()
+    }
+
+    /// How many policies select a pod of this node.
+    pub fn policies_in_force(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Whether nothing is unknown about an attachment, or it is not recorded.
+    pub fn is_decided(&self, attachment: &AttachmentId) -> bool {
+        let Some(subject) = self.subjects.get(attachment) else { return true };
+        self.known && !self.lacks_labels(subject)
+    }
+
+    /// The recorded pods whose labels are needed and not known.
+    pub fn lacking_labels(&self) -> impl Iterator<Item = &PodName> {
+        let lacking = self.subjects.values().filter(|_| self.known);
+        lacking.filter(|it| self.lacks_labels(it)).filter_map(|subject| subject.pod.as_ref())
+    }
+
+    /// Its labels decide about its isolation, or about what other pods permit it.
+    fn lacks_labels(&self, subject: &Subject) -> bool {
+        let is_pod = subject.pod.is_some() && subject.described.is_none();
+        let matters =
+            subject.ingress.is_open_ended || subject.egress.is_open_ended || self.rules.len() > 0;
+        is_pod && matters
+    }
+}

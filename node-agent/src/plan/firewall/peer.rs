@@ -1,0 +1,176 @@
+//! The peers that policies in force on this node name, each once.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+
+use crate::model::{Block, Labels, Namespaces, Operator, Peer, Selector};
+
+/// A peer of policies in force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct PeerId(u32);
+
+/// What a peer covers, whichever policy names it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Covers {
+    /// Pods of one namespace.
+    Pods(Arc<str>, Selector),
+    /// Pods of namespaces with these labels.
+    PodsOf(Selector, Selector),
+    /// Addresses.
+    Block(Block),
+}
+
+impl Covers {
+    /// What a peer in a policy of this namespace covers.
+    pub fn new(peer: &Peer, namespace: &Arc<str>) -> Self {
+        match peer {
+            Peer::Pods { namespaces: Namespaces::Own, pods } => {
+                Self::Pods(namespace.clone(), pods.clone())
+            }
+            Peer::Pods { namespaces: Namespaces::Selected(namespaces), pods } => {
+                Self::PodsOf(namespaces.clone(), pods.clone())
+            }
+            Peer::Block(block) => Self::Block(block.clone()),
+        }
+    }
+
+    /// Whether it covers a pod, by labels alone.
+    pub fn selects(&self, namespace: &str, of_namespace: &Labels, labels: &Labels) -> bool {
+        match self {
+            Self::Pods(own, pods) => **own == *namespace && pods.selects(labels),
+            Self::PodsOf(namespaces, pods) => {
+                namespaces.selects(of_namespace) && pods.selects(labels)
+            }
+            Self::Block(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for Covers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pods(namespace, pods) if pods.is_empty() => {
+                write!(f, "every pod of namespace {namespace}")
+            }
+            Self::Pods(namespace, pods) => {
+                write!(f, "pods of namespace {namespace} with {}", Words(pods))
+            }
+            Self::PodsOf(namespaces, pods) => {
+                match pods.is_empty() {
+                    true => f.write_str("every pod of ")?,
+                    false => write!(f, "pods with {} of ", Words(pods))?,
+                }
+                match namespaces.is_empty() {
+                    true => f.write_str("every namespace"),
+                    false => write!(f, "namespaces with {}", Words(namespaces)),
+                }
+            }
+            Self::Block(Block { range, except }) => {
+                write!(f, "ipBlock {range}")?;
+                for (n, range) in except.iter().enumerate() {
+                    write!(f, "{} {range}", if n == 0 { " except" } else { "," })?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A selector, as `kubectl --selector` writes it.
+struct Words<'a>(&'a Selector);
+
+impl fmt::Display for Words<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, requirement) in self.0.requirements.iter().enumerate() {
+            let key = &requirement.key;
+            let joined = |values: &std::collections::BTreeSet<Arc<str>>| {
+                values.iter().map(|value| &**value).collect::<Vec<_>>().join(",")
+            };
+            f.write_str(if n == 0 { "" } else { "," })?;
+            match &requirement.operator {
+                Operator::In(values) if values.len() == 1 => write!(f, "{key}={}", joined(values))?,
+                Operator::In(values) => write!(f, "{key} in ({})", joined(values))?,
+                Operator::NotIn(values) => write!(f, "{key} notin ({})", joined(values))?,
+                Operator::Exists => write!(f, "{key}")?,
+                Operator::DoesNotExist => write!(f, "!{key}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The peers in use.
+#[derive(Debug, Default)]
+pub(super) struct PeerTable {
+    ids: HashMap<Covers, PeerId>,
+    users: BTreeMap<PeerId, (Covers, usize)>,
+    next: u32,
+    /// Made since [`Self::settle`].
+    fresh: Vec<PeerId>,
+}
+
+/// What became of the peers.
+#[derive(Debug, Default)]
+pub(super) struct PeerChanges {
+    /// In use from now on.
+    pub added: Vec<(PeerId, Covers)>,
+    /// In use no more.
+    pub removed: Vec<(PeerId, Covers)>,
+}
+
+impl PeerChanges {
+    /// Whether peers by address came or went.
+    pub fn has_blocks(&self) -> bool {
+        let mut all = self.added.iter().chain(&self.removed);
+        all.any(|(_, covers)| matches!(covers, Covers::Block(_)))
+    }
+}
+
+impl PeerTable {
+    /// A policy in force names this peer.
+    pub fn acquire(&mut self, covers: Covers) -> PeerId {
+        if let Some(id) = self.ids.get(&covers) {
+            if let Some((_, users)) = self.users.get_mut(id) {
+                *users += 1;
+            }
+            return *id;
+        }
+        let id = PeerId(self.next);
+        self.next += 1;
+        self.ids.insert(covers.clone(), id);
+        self.users.insert(id, (covers, 1));
+        self.fresh.push(id);
+        id
+    }
+
+    /// A policy does not name it any more.
+    pub fn release(&mut self, id: PeerId) {
+        if let Some((_, users)) = self.users.get_mut(&id) {
+            *users -= 1;
+        }
+    }
+
+    /// What a peer covers.
+    pub fn covers(&self, id: PeerId) -> Option<&Covers> {
+        self.users.get(&id).map(|(covers, _)| covers)
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (PeerId, &Covers)> {
+        self.users.iter().map(|(id, (covers, _))| (*id, covers))
+    }
+
+    /// Forgets those that no policy names any more; what changed since the last call.
+    pub fn settle(&mut self) -> PeerChanges {
+        let removed = self.users.extract_if(.., |_, (_, users)| *users == 0);
+        let removed: Vec<(PeerId, Covers)> =
+            removed.map(|(id, (covers, _))| (id, covers)).collect();
+        for (_, covers) in &removed {
+            self.ids.remove(covers);
+        }
+        let fresh = std::mem::take(&mut self.fresh).into_iter();
+        let added = fresh.filter_map(|id| Some((id, self.covers(id)?.clone()))).collect();
+        PeerChanges { added, removed }
+    }
+}

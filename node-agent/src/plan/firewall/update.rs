@@ -1,0 +1,388 @@
+//! What a change of facts touches. Each step decides anew only what the steps before it changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+
+use super::address::Claimant;
+use super::blocks::{Piece, pieces};
+use super::group::{Asked, GroupKey};
+use super::identity::IdentityKey;
+use super::peer::Covers;
+use super::permission::ClassKey;
+use super::rules::Direction;
+use super::side::{Decision, Described, Side, Sides, decide};
+use super::{
+    Blocks, ClusterClaim, FirewallChanges, FirewallPlan, IdentityChange, SidesChange, Subject,
+};
+use crate::model::{Change, Cluster, LocalPod, Model, PodName, PodSet, PolicyName};
+use denizen_state::AttachmentId;
+
+impl FirewallPlan {
+    /// Decides anew what `change` touches.
+    pub(in crate::plan) fn update(
+        &mut self,
+        model: &Model,
+        recorded: Option<&PodSet>,
+        change: &Change,
+    ) -> FirewallChanges {
+        let mut changes = FirewallChanges::default();
+        let was = (self.known, self.is_enforced());
+        if change.addresses {
+            self.own = model.addresses().iter().map(|own| own.address).collect();
+        }
+        let recorded = recorded.map(|set| &*set.pods).unwrap_or_default();
+        match model.cluster() {
+            Some(cluster) => self.update_known(cluster, recorded, change, &mut changes),
+            None => self.update_unknown(recorded, change, &mut changes),
+        }
+        changes.state = was != (self.known, self.is_enforced());
+        changes
+    }
+
+    /// Pods that come before anything is known wait. Those that were there before this agent are
+    /// left as an earlier run had them.
+    fn update_unknown(
+        &mut self,
+        recorded: &[LocalPod],
+        change: &Change,
+        changes: &mut FirewallChanges,
+    ) {
+        if !change.pods {
+            return;
+        }
+        let now = || recorded.iter().map(|pod| pod.id.clone()).collect();
+        let earlier = self.earlier.get_or_insert_with(now);
+        let late = recorded.iter().filter(|pod| !earlier.contains(&pod.id) && !pod.adopted);
+        let pending = Sides { ingress: Side::pending(), egress: Side::pending() };
+        let ips = late.filter(|pod| pod.pod.is_some()).flat_map(|pod| &pod.ips);
+        let sides = ips.map(|ip| (*ip, pending.clone())).collect();
+        self.set_sides(sides, changes);
+    }
+
+    fn update_known(
+        &mut self,
+        cluster: Cluster<'_>,
+        recorded: &[LocalPod],
+        change: &Change,
+        changes: &mut FirewallChanges,
+    ) {
+        let is_first = !std::mem::replace(&mut self.known, true);
+        self.any_policy = cluster.policies().next().is_some();
+        let mut names = change.cluster_pods.clone();
+        if is_first {
+            names.extend(cluster.pods().map(|pod| pod.name.clone()));
+        }
+        let touched = self.update_subjects(cluster, recorded, change, is_first, &mut names);
+        for name in &names {
+            self.update_claims(name, cluster);
+        }
+        let policies_changed = is_first || !change.network_policies.is_empty();
+        let changed = match policies_changed || !touched.is_empty() {
+            true => self.update_rules(cluster),
+            false => BTreeSet::new(),
+        };
+        let blocks_changed = self.update_identities(cluster, change, changes);
+        let identities = self.identities.settle();
+        if !touched.is_empty() || !changed.is_empty() || !identities.is_empty() {
+            self.update_permissions(&changed, &identities);
+            let sides = self.all_sides();
+            self.set_sides(sides, changes);
+        }
+        self.note_narrowed(is_first || blocks_changed, changes);
+    }
+
+    /// Notes whose established connections may be forbidden now: of `all` restricted pods, or of
+    /// what changed.
+    fn note_narrowed(&self, all: bool, changes: &mut FirewallChanges) {
+        let restricted = || self.pods().filter(|(_, sides)| sides.is_restricted());
+        if restricted().next().is_none() {
+            return;
+        }
+        let narrower = changes.sides.iter().filter(|change| {
+            let Some(after) = &change.after else { return false };
+            match &change.before {
+                // Whoever had the address before may have been open.
+                None => after.is_restricted(),
+                Some(before) => Direction::BOTH
+                    .iter()
+                    .any(|side| after.of(*side).is_narrower_than(before.of(*side))),
+            }
+        });
+        let renamed = changes.identities.iter().filter(|change| change.before.is_some());
+        let mut narrowed: BTreeSet<IpAddr> =
+            narrower.map(|change| change.address).chain(renamed.map(|it| it.of)).collect();
+        if all {
+            narrowed.extend(restricted().map(|(address, _)| address));
+        }
+        changes.narrowed = narrowed;
+    }
+
+    /// Brings the recorded pods up to date. Returns those that are decided about anew. Adds pods
+    /// whose claims at the API's addresses may change to `names`.
+    fn update_subjects(
+        &mut self,
+        cluster: Cluster<'_>,
+        recorded: &[LocalPod],
+        change: &Change,
+        is_first: bool,
+        names: &mut BTreeSet<PodName>,
+    ) -> BTreeSet<AttachmentId> {
+        let mut touched = BTreeSet::new();
+        if change.pods || is_first {
+            let now: BTreeMap<&AttachmentId, &LocalPod> =
+                recorded.iter().map(|pod| (&pod.id, pod)).collect();
+            let gone: Vec<AttachmentId> =
+                self.subjects.keys().filter(|id| !now.contains_key(id)).cloned().collect();
+            for id in gone {
+                names.extend(self.remove_subject(&id, cluster));
+                touched.insert(id);
+            }
+        }
+        let of_policies: BTreeSet<_> =
+            change.network_policies.iter().map(|policy| &policy.namespace).collect();
+        for pod in recorded {
+            let is_touched = match self.subjects.get(&pod.id) {
+                None => true,
+                Some(subject) => {
+                    is_first
+                        || change.pods && !subject.is(pod)
+                        || pod.pod.as_ref().is_some_and(|name| {
+                            names.contains(name) || of_policies.contains(&name.namespace)
+                        })
+                }
+            };
+            if is_touched {
+                self.update_subject(pod, cluster);
+                names.extend(pod.pod.clone());
+                touched.insert(pod.id.clone());
+            }
+        }
+        touched
+    }
+
+    fn remove_subject(&mut self, id: &AttachmentId, cluster: Cluster<'_>) -> Option<PodName> {
+        let subject = self.subjects.remove(id)?;
+        let by = Claimant::Recorded(subject.added_at.clone(), id.clone());
+        for ip in &subject.ips {
+            self.addresses.disclaim(*ip, &by, &mut self.groups);
+        }
+        subject.group.into_iter().for_each(|group| self.groups.release(group));
+        // Its address may be another pod's from now on, although the API still shows it as its own.
+        let name = subject.pod?;
+        if let Some(here) = cluster.pod(&name).and_then(|pod| pod.here.as_ref()) {
+            self.departed.insert(name.clone(), here.uid.clone());
+        }
+        Some(name)
+    }
+
+    fn update_subject(&mut self, pod: &LocalPod, cluster: Cluster<'_>) {
+        let before = self.subjects.remove(&pod.id);
+        let described = described(pod, cluster)
+            // It runs as long as it is recorded, although its object may be gone.
+            .or_else(|| before.as_ref().filter(|it| it.uid == pod.uid)?.described.clone());
+        let by = Claimant::Recorded(pod.added_at.clone(), pod.id.clone());
+        for ip in before.iter().flat_map(|subject| &subject.ips) {
+            self.addresses.disclaim(*ip, &by, &mut self.groups);
+        }
+        let group = pod.pod.as_ref().zip(described.as_ref()).map(|(name, described)| {
+            self.groups.acquire(GroupKey {
+                namespace: name.namespace.clone(),
+                labels: described.labels.clone(),
+                ports: described.ports.clone(),
+            })
+        });
+        for ip in &pod.ips {
+            self.addresses.claim(*ip, by.clone(), group, &mut self.groups);
+        }
+        before.and_then(|it| it.group).into_iter().for_each(|group| self.groups.release(group));
+        let [ingress, egress] = Direction::BOTH.map(|direction| {
+            let policies = pod.pod.iter().flat_map(|name| cluster.policies_of(&name.namespace));
+            decide(policies, described.as_ref(), direction)
+        });
+        let subject = Subject {
+            pod: pod.pod.clone(),
+            uid: pod.uid.clone(),
+            ips: pod.ips.clone(),
+            added_at: pod.added_at.clone(),
+            described,
+            group,
+            ingress,
+            egress,
+        };
+        self.subjects.insert(pod.id.clone(), subject);
+    }
+
+    /// What the API says of a pod's addresses counts for pods of other nodes, and for those here
+    /// that have no record: pods whose packets do not come through an interface of this node.
+    fn update_claims(&mut self, name: &PodName, cluster: Cluster<'_>) {
+        if let Some(ClusterClaim { ips, group, created }) = self.claims.remove(name) {
+            let by = Claimant::Cluster(created, name.clone());
+            ips.iter().for_each(|ip| self.addresses.disclaim(*ip, &by, &mut self.groups));
+            self.groups.release(group);
+        }
+        let pod = cluster.pod(name);
+        let here = pod.and_then(|pod| pod.here.as_ref());
+        let is_departed = here.is_some_and(|here| self.departed.get(name) == Some(&here.uid));
+        if !is_departed {
+            self.departed.remove(name);
+        }
+        let is_recorded =
+            || self.subjects.values().any(|subject| subject.pod.as_ref() == Some(name));
+        let Some(pod) = pod.filter(|_| !is_departed && (here.is_none() || !is_recorded())) else {
+            return;
+        };
+        let group = self.groups.acquire(GroupKey {
+            namespace: name.namespace.clone(),
+            labels: pod.labels.clone(),
+            ports: pod.ports.clone(),
+        });
+        for ip in &pod.ips {
+            let by = Claimant::Cluster(pod.created, name.clone());
+            self.addresses.claim(*ip, by, Some(group), &mut self.groups);
+        }
+        let claim = ClusterClaim { ips: pod.ips.clone(), group, created: pod.created };
+        self.claims.insert(name.clone(), claim);
+    }
+
+    /// The policies in force are those that select a recorded pod. Returns those that changed.
+    fn update_rules(&mut self, cluster: Cluster<'_>) -> BTreeSet<PolicyName> {
+        let decisions = self.subjects.values().flat_map(|it| [&it.ingress, &it.egress]);
+        let selecting = decisions.filter_map(|it| it.class.as_ref()).flat_map(|it| &it.policies);
+        let selecting: BTreeSet<&PolicyName> = selecting.collect();
+        let policies = selecting.into_iter();
+        let policies = policies.filter_map(|name| Some((name, cluster.policy(name)?))).collect();
+        self.rules.set(&policies, &mut self.peers)
+    }
+
+    /// Returns whether ranges changed.
+    fn update_identities(
+        &mut self,
+        cluster: Cluster<'_>,
+        change: &Change,
+        changes: &mut FirewallChanges,
+    ) -> bool {
+        let names = self.rules.egress_names();
+        let names_changed = names != self.names;
+        self.names = names;
+        let peer_changes = self.peers.settle();
+        let asked = Asked {
+            peers: &self.peers,
+            changes: &peer_changes,
+            names: &self.names,
+            names_changed,
+            namespaces: &change.namespaces,
+            cluster,
+        };
+        self.groups.update(&asked, &mut self.addresses.touched);
+        let has_blocks = peer_changes.has_blocks();
+        if has_blocks {
+            self.update_blocks(changes);
+        }
+        let changed = self.addresses.identify(&self.groups, &self.pieces, &mut self.identities);
+        let changed = changed.into_iter();
+        changes.identities =
+            changed.map(|(of, before, after)| IdentityChange { of, before, after }).collect();
+        has_blocks
+    }
+
+    fn update_blocks(&mut self, changes: &mut FirewallChanges) {
+        let blocks = self.peers.iter().filter_map(|(id, covers)| match covers {
+            Covers::Block(block) => Some((id, block)),
+            Covers::Pods(..) | Covers::PodsOf(..) => None,
+        });
+        self.pieces = pieces(blocks);
+        let mut now = BTreeMap::new();
+        for (first, Piece { range, peers }) in &self.pieces {
+            let key = IdentityKey { peers: peers.clone(), ports: Vec::new() };
+            now.extend(self.identities.acquire(key).map(|id| (*first, (*range, id))));
+        }
+        let before = std::mem::replace(&mut self.blocks, now);
+        before.values().for_each(|(_, id)| self.identities.release(*id));
+        let ranges = before.values().chain(self.blocks.values()).map(|(range, _)| *range);
+        let of = |blocks: &Blocks, range: IpNetwork| {
+            blocks.get(&range.network()).filter(|(other, _)| *other == range).map(|(_, id)| *id)
+        };
+        let changed = ranges.collect::<BTreeSet<_>>().into_iter().map(|range| IdentityChange {
+            of: range,
+            before: of(&before, range),
+            after: of(&self.blocks, range),
+        });
+        changes.blocks = changed.filter(|it| it.before != it.after).collect();
+        self.addresses.touched.extend(self.addresses.all().collect::<Vec<_>>());
+    }
+
+    /// Brings the permissions of the classes in use up to date.
+    fn update_permissions(&mut self, changed: &BTreeSet<PolicyName>, identities: &[IdentityKey]) {
+        let decisions = self.subjects.values().flat_map(|it| [&it.ingress, &it.egress]);
+        let used: BTreeSet<&ClassKey> = decisions.filter_map(|it| it.class.as_ref()).collect();
+        let mut classes = std::mem::take(&mut self.classes);
+        for class in used {
+            let is_changed = || {
+                class.policies.iter().any(|policy| changed.contains(policy))
+                    || identities.iter().any(|key| class.may_name(key, &self.rules))
+            };
+            let permissions = match classes.remove(class) {
+                Some(permissions) if !is_changed() => permissions,
+                Some(_) | None => class.permissions(&self.rules, &self.identities),
+            };
+            self.classes.insert(class.clone(), permissions);
+        }
+    }
+
+    /// How each address of a recorded pod is judged. Of two records of one address the later one
+    /// counts.
+    fn all_sides(&mut self) -> BTreeMap<IpAddr, Sides> {
+        self.owners.clear();
+        for (id, subject) in &self.subjects {
+            for ip in &subject.ips {
+                let owner = self.owners.entry(*ip).or_insert_with(|| id.clone());
+                if self.subjects.get(owner).is_some_and(|it| it.added_at < subject.added_at) {
+                    *owner = id.clone();
+                }
+            }
+        }
+        let owners = self.owners.iter();
+        owners.filter_map(|(ip, id)| Some((*ip, self.sides_of(self.subjects.get(id)?)))).collect()
+    }
+
+    fn sides_of(&self, subject: &Subject) -> Sides {
+        let side = |decision: &Decision| {
+            let permissions = decision.class.as_ref().and_then(|class| self.classes.get(class));
+            Side::new(decision.isolation, permissions.cloned().unwrap_or_default())
+        };
+        Sides { ingress: side(&subject.ingress), egress: side(&subject.egress) }
+    }
+
+    fn set_sides(&mut self, now: BTreeMap<IpAddr, Sides>, changes: &mut FirewallChanges) {
+        let before = std::mem::replace(&mut self.sides, now);
+        let addresses: BTreeSet<&IpAddr> = before.keys().chain(self.sides.keys()).collect();
+        let differ = addresses.into_iter().filter_map(|address| {
+            let (before, after) = (before.get(address), self.sides.get(address));
+            let is_same = before == after;
+            (!is_same).then(|| SidesChange {
+                address: *address,
+                before: before.cloned(),
+                after: after.cloned(),
+            })
+        });
+        changes.sides = differ.collect();
+    }
+}
+
+impl Subject {
+    /// Whether it is recorded as before.
+    fn is(&self, pod: &LocalPod) -> bool {
+        (&self.pod, &self.uid, &self.ips, &self.added_at)
+            == (&pod.pod, &pod.uid, &pod.ips, &pod.added_at)
+    }
+}
+
+/// What the API says of a recorded pod, if its object is this very pod's.
+fn described(pod: &LocalPod, cluster: Cluster<'_>) -> Option<Described> {
+    let object = cluster.pod(pod.pod.as_ref()?)?;
+    let here = object.here.as_ref()?;
+    let described = Described { labels: object.labels.clone(), ports: object.ports.clone() };
+    here.covers(pod.uid.as_deref()).then_some(described)
+}
