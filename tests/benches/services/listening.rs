@@ -23,7 +23,7 @@ pub fn report() {
 
 fn measured(facts: Vec<Event>, listening: bool) {
     println!("{}", if listening { "with a listener" } else { "without" });
-    let watch = || watch(Some(0)).expect("netlink, as root");
+    let watch = || watch(vec![0]).expect("netlink, as root");
     let during = listening.then(watch);
     let (mut engine, cold) = started(facts.clone());
     println!("  cold: {} (kernel {})", text(cold.whole), text(cold.commit));
