@@ -279,11 +279,13 @@ impl Table {
     }
 
     fn change_members(&mut self, set: SetName, wanted: Members, delta: &mut Difference) {
-        let list = |members: &Members| -> Vec<Element> {
-            members.iter().map(|(key, comment)| member(set, *key, comment.clone())).collect()
-        };
-        let now = self.members.insert(set, wanted).unwrap_or_default();
-        delta.elements.extend(list(&now), list(&self.members[&set]));
+        let before = self.members.insert(set, wanted).unwrap_or_default();
+        let wanted = &self.members[&set];
+        let gone = before.iter().filter(|(key, comment)| wanted.get(key) != Some(*comment));
+        delta.elements.delete.extend(gone.map(|(key, _)| (set.id(), *key)));
+        let new = wanted.iter().filter(|(key, comment)| before.get(key) != Some(*comment));
+        let new = new.map(|(key, comment)| member(set, *key, comment.clone()));
+        delta.elements.add.extend(new);
     }
 }
 
