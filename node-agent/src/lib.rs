@@ -13,6 +13,7 @@ pub mod config;
 pub mod conntrack;
 pub mod control;
 pub mod describe;
+mod duration;
 pub mod engine;
 pub mod events;
 pub mod explain;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::duration::duration;
+use crate::duration::duration;
 use crate::sysctl::Conntrack;
 
 /// Connection tracking's settings, as written. They are set once, at start.

@@ -22,8 +22,8 @@ use tracing::{info, warn};
 use self::last_good::{LONGEST, LastGood};
 use super::watch::{FolderWatch, Hints};
 use super::{Closed, Outlet};
-use crate::config::duration;
 use crate::describe::describe;
+use crate::duration::duration;
 use crate::model::{Egress, Event, Family, canonical_range, family_of};
 
 /// How often the file is read again if it names no interval: ip-masq-agent's default.
