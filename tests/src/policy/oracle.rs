@@ -82,12 +82,16 @@ fn permits(world: &World, pod: &Pod, direction: Direction, packet: Packet) -> bo
     isolating.is_empty()
         || isolating.iter().any(|policy| {
             let (_, is_understood) = policy.spec.pod_selector.held(&pod.metadata.labels);
-            let rules = match direction {
-                Direction::Ingress => &policy.spec.ingress,
-                Direction::Egress => &policy.spec.egress,
+            let (name, rules) = match direction {
+                Direction::Ingress => ("Ingress", &policy.spec.ingress),
+                Direction::Egress => ("Egress", &policy.spec.egress),
             };
+            let types = policy.spec.policy_types.as_deref().unwrap_or_default();
+            let is_meant = types.is_empty() || types.iter().any(|it| it == name);
             let mut rules = rules.iter().flatten();
-            is_understood && rules.any(|rule| rule_permits(world, policy, rule, direction, packet))
+            is_understood
+                && is_meant
+                && rules.any(|rule| rule_permits(world, policy, rule, direction, packet))
         })
 }
 
