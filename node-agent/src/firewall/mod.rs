@@ -8,6 +8,7 @@
 mod bridge;
 mod element;
 mod number;
+pub mod other_engine;
 mod program;
 mod report;
 mod schema;

@@ -241,8 +241,8 @@ impl Tables {
 /// The tables of legacy iptables that are there.
 pub fn legacy_tables(family: IpVersion) -> Vec<String> {
     let names = match family {
-        IpVersion::V4 => "/proc/net/ip_tables_names",
-        IpVersion::V6 => "/proc/net/ip6_tables_names",
+        IpVersion::V4 => "/proc/thread-self/net/ip_tables_names",
+        IpVersion::V6 => "/proc/thread-self/net/ip6_tables_names",
     };
     #[expect(
         clippy::disallowed_methods,

@@ -3,12 +3,14 @@
 //! Which settings are wanted is pure ([`setting`], [`conntrack`]). Only [`file`](mod@file) reads
 //! and writes them, and [`reconciler`] remembers which could not be set.
 
+pub mod bridge;
 pub mod conntrack;
 pub mod file;
 pub mod loopback;
 pub mod reconciler;
 pub mod setting;
 
+pub use bridge::BridgeFilter;
 pub use conntrack::Conntrack;
 pub use file::SYSCTLS;
 pub use loopback::Loopback;

@@ -1,13 +1,16 @@
 //! The settings of the kernel without which rules are not enough: the agent sets them, or says that
 //! it cannot.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use denizen_agent::sysctl::BridgeFilter;
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::eventually::observed;
@@ -218,5 +221,51 @@ fn an_init_container_sets_everything_up_and_programs_nothing() -> Result<()> {
     // For node ports on 127.0.0.1, which iptables serves by default.
     assert_eq!(read(node, "ipv4/conf/all/route_localnet")?, "1");
     assert_eq!(node.output("nft", &["list", "tables"])?, "");
+    Ok(())
+}
+
+/// What the kernel says of a bridge: both switches.
+fn switches(node: &Netns, bridge: &str) -> Result<[Value; 2]> {
+    let links: Value =
+        serde_json::from_str(&node.output("ip", &["-d", "-j", "link", "show", bridge])?)?;
+    let data = &links[0]["linkinfo"]["info_data"];
+    Ok(["nf_call_iptables", "nf_call_ip6tables"].map(|switch| data[switch].clone()))
+}
+
+#[test]
+fn frames_of_one_bridge_are_filtered_and_what_cannot_be_is_named() -> Result<()> {
+    let node = Netns::new("bridge")?;
+    node.ip("link add br0 type bridge")?;
+    node.ip("link add br1 type bridge")?;
+    node.ip("link add veth0 type veth peer name veth1")?;
+    turn_off(&node)?;
+    let mut filter = BridgeFilter::new(Path::new("/proc/sys"));
+    let mut keep = |bridges: &[&str], check| {
+        let bridges: BTreeSet<Arc<str>> = bridges.iter().map(|name| (*name).into()).collect();
+        node.run(|| filter.keep(bridges, check))?;
+        Ok::<_, anyhow::Error>(filter.problems().clone())
+    };
+    assert!(keep(&["br0"], false)?.is_empty());
+    assert_eq!(switches(&node, "br0")?, [1, 1]);
+    assert_eq!(switches(&node, "br1")?, [0, 0], "another bridge is not ours to change");
+    node.ip("link set br0 type bridge nf_call_ip6tables 0")?;
+    keep(&["br0"], false)?;
+    assert_eq!(switches(&node, "br0")?, [1, 0], "nothing says that it changed");
+    keep(&["br0"], true)?;
+    assert_eq!(switches(&node, "br0")?, [1, 1]);
+
+    let problems = keep(&["absent", "br1", "veth0"], false)?;
+    assert_eq!(switches(&node, "br1")?, [1, 1]);
+    let names: Vec<_> = problems.keys().map(|name| &**name).collect();
+    assert_eq!(names, ["absent", "veth0"]);
+    assert!(problems["absent"].contains("No such device"), "{problems:?}");
+    assert!(problems["veth0"].contains("not a bridge"), "{problems:?}");
+    node.ip("link add absent type bridge")?;
+    assert_eq!(keep(&["absent"], false)?.len(), 0, "what failed is tried again");
+
+    let empty = tempfile::tempdir()?;
+    let mut filter = BridgeFilter::new(empty.path());
+    filter.keep(["br0".into()].into(), false);
+    assert!(filter.problems()["br0"].contains("br_netfilter"), "{:?}", filter.problems());
     Ok(())
 }

@@ -9,5 +9,6 @@ mod forward_drop;
 mod iptables;
 mod kernel_settings;
 mod nft_oracle;
+mod other_engine;
 mod stock_kernel;
 mod takeover;
