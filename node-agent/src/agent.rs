@@ -39,6 +39,7 @@ use crate::control::{Asked, Request};
 use crate::describe::describe;
 use crate::engine::Engine;
 use crate::explain::Packet;
+use crate::firewall;
 use crate::forward::{self, Findings};
 use crate::http;
 use crate::memory::trim;
@@ -104,6 +105,9 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     );
     sources.problems.push(run_dir.problems);
     let (elsewhere, found) = watch_forward(&config);
+    if config.policy.firewall.is_none() {
+        firewall::remove_left_over();
+    }
     let engine = Engine::open(config.policy, config.backend).context("cannot start the backend")?;
     let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
     let mut agent = Agent {
@@ -266,6 +270,12 @@ impl Agent {
         } else {
             self.engine.sync()
         };
+        self.sources.unknown_pods.send_if_modified(|unknown| {
+            let now = self.engine.unknown_pods();
+            let differs = *unknown != now;
+            *unknown = now;
+            differs
+        });
         match result {
             Ok(()) => {
                 self.release();

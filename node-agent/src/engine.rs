@@ -8,6 +8,7 @@ mod notes;
 mod tests;
 mod view;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use denizen_netlink::NetlinkError;
@@ -25,7 +26,7 @@ use crate::describe::describe;
 use crate::explain::{Explanation, NotYet, Packet, Step, explain};
 use crate::firewall::{Firewall, FirewallError};
 use crate::iptables::Variant;
-use crate::model::{Event, PodVersion};
+use crate::model::{Event, PodName, PodVersion};
 use crate::plan::{Capabilities, Changes, Conflict, FirewallPlan, Plan, Planner, Policy};
 use crate::status::LastSync;
 use crate::sysctl::{Setting, live, on_loopback};
@@ -301,6 +302,12 @@ impl<B: Backend> Engine<B> {
     /// of kube-proxy's `network_programming_duration_seconds`.
     pub fn take_triggers(&mut self) -> Vec<Timestamp> {
         std::mem::take(&mut self.programmed_triggers)
+    }
+
+    /// The local pods whose labels are needed and not known.
+    pub fn unknown_pods(&self) -> BTreeSet<PodName> {
+        let firewall = self.plan().firewall();
+        firewall.into_iter().flat_map(FirewallPlan::lacking_labels).cloned().collect()
     }
 
     /// Whether the first full set of rules is in the kernel.

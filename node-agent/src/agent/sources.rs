@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, watch};
 use crate::attachments;
 use crate::config::{Config, Objects};
 use crate::events::{About, Notice, Notices, Reason};
-use crate::model::Event;
+use crate::model::{Event, PodName};
 use crate::source::kube::WrongPolicy;
 use crate::source::{Outlet, egress, kube, manifests, node, state_file};
 
@@ -21,6 +21,8 @@ pub(super) struct Sources {
     pub(super) problems: Problems,
     /// Interfaces that look like a pod's but have no record.
     pub(super) unrecorded: watch::Receiver<attachments::Unrecorded>,
+    /// Gets the local pods whose labels are needed and not known.
+    pub(super) unknown_pods: watch::Sender<BTreeSet<PodName>>,
 }
 
 /// Starts all sources.
@@ -29,7 +31,8 @@ pub(super) async fn start(
     wrong_policies: &mpsc::Sender<WrongPolicy>,
     events: &mpsc::Sender<Vec<Event>>,
 ) -> anyhow::Result<Sources> {
-    let mut problems = follow_objects(config, wrong_policies, events).await?;
+    let (unknown_pods, unknown) = watch::channel(BTreeSet::new());
+    let mut problems = follow_objects(config, &unknown, wrong_policies, events).await?;
     let mut outlet = || {
         let (outlet, found) = Outlet::new(events.clone());
         problems.push(found);
@@ -51,12 +54,13 @@ pub(super) async fn start(
     if let Some(file) = &config.egress {
         tokio::spawn(egress::run(file.clone(), outlet()));
     }
-    Ok(Sources { problems, unrecorded })
+    Ok(Sources { problems, unrecorded, unknown_pods })
 }
 
 /// Starts the source of the cluster's objects.
 async fn follow_objects(
     config: &Config,
+    unknown: &watch::Receiver<BTreeSet<PodName>>,
     wrong_policies: &mpsc::Sender<WrongPolicy>,
     events: &mpsc::Sender<Vec<Event>>,
 ) -> anyhow::Result<Problems> {
@@ -81,9 +85,7 @@ async fn follow_objects(
                 since: jiff::Timestamp::now(),
                 features: config.features,
             };
-            // Nobody needs single pods yet.
-            let (_, unknown) = watch::channel(BTreeSet::new());
-            Ok(kube::start(&config, &unknown, wrong_policies, events))
+            Ok(kube::start(&config, unknown, wrong_policies, events))
         }
     }
 }

@@ -30,6 +30,9 @@ impl<B: Backend> Engine<B> {
             let labels = [("ip_family", map.family.clone()), ("set", map.map.clone())];
             own.elements.get_or_create(&labels).set(i64::from(map.clients));
         }
+        if let Some(status) = &status.network_policy {
+            metrics.network_policy.set(status);
+        }
         let Crowded { reserved, briefly, not } = status.affinity.crowded;
         for (remembered, clients) in [("reserved", reserved), ("briefly", briefly), ("no", not)] {
             let counter = own.affinity_crowded.get_or_create(&[("remembered", remembered)]);

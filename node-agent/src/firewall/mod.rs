@@ -18,7 +18,7 @@ mod tests;
 mod write;
 
 pub use self::report::{Dropped, FirewallReport};
-pub use self::sync::{Firewall, FirewallError, render};
+pub use self::sync::{Firewall, FirewallError, remove_left_over, render};
 
 /// The name of the tables.
 pub const TABLE: &str = "denizen-firewall";

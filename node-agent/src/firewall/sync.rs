@@ -460,6 +460,20 @@ impl Firewall {
     }
 }
 
+/// Removes the tables of a run that had the firewall on.
+pub fn remove_left_over() {
+    let removed = Kernel::open()
+        .map_err(|error| describe(&error))
+        .and_then(|mut kernel| Firewall::cleanup(&mut kernel).map_err(|error| describe(&error)));
+    match removed {
+        Ok(0) => {}
+        Ok(tables) => {
+            info!(tables, "NetworkPolicies are enforced no more: their tables are removed")
+        }
+        Err(error) => debug!(error, "cannot look for tables of the pod firewall"),
+    }
+}
+
 fn schemas() -> [Schema; 3] {
     [schema(IpVersion::V4), schema(IpVersion::V6), bridge::schema()]
 }

@@ -1,6 +1,7 @@
 //! The metrics. They have kube-proxy's names (`pkg/proxy/metrics`) if the meaning is the same, else
 //! the prefix `denizen_`. The loop writes them, and the HTTP server reads them.
 
+mod network_policy;
 mod process;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
+use self::network_policy::NetworkPolicy;
 use self::process::Process;
 
 /// The type of [`Metrics::encode`]'s text.
@@ -34,6 +36,8 @@ pub struct Metrics {
     pub like_kube_proxy: LikeKubeProxy,
     /// Metrics that only denizen has.
     pub own: Own,
+    /// Metrics of the pod firewall.
+    pub network_policy: NetworkPolicy,
     process: Process,
 }
 
@@ -104,8 +108,10 @@ impl Default for Metrics {
         let like_kube_proxy =
             LikeKubeProxy::register(registry.sub_registry_with_prefix("kubeproxy"));
         let own = Own::register(registry.sub_registry_with_prefix("denizen"));
+        let prefix = "denizen_network_policy";
+        let network_policy = NetworkPolicy::register(registry.sub_registry_with_prefix(prefix));
         let process = Process::register(registry.sub_registry_with_prefix("process"));
-        Self { registry: Arc::new(registry), like_kube_proxy, own, process }
+        Self { registry: Arc::new(registry), like_kube_proxy, own, network_policy, process }
     }
 }
 
