@@ -25,8 +25,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use denizen_tests::api::{Api, ApiServer};
 use denizen_tests::netns::Netns;
-use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::Signal;
 
 use crate::cluster::{Cluster, NODE};
 use crate::kernel::Notifications;
@@ -47,10 +45,7 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let result = match words.first().map(String::as_str) {
         // The bench starts itself anew to be the agent that is measured.
-        Some("run" | "status") => {
-            let _ = set_pdeathsig(Signal::SIGKILL);
-            denizen_agent::cli::run().map(|()| true)
-        }
+        Some("run" | "status") => denizen_agent::cli::run().map(|()| true),
         _ if !words.iter().any(|word| word == "--bench") => {
             println!("not run: this is a bench, and `cargo test` builds it only");
             Ok(true)
