@@ -121,8 +121,8 @@ impl<'a> Config<'a> {
         Ok(Config { wait_for_agent, ..Config::for_removal(raw)? })
     }
 
-    /// The part that removal needs. Keys that only ADD uses are not checked: a mistyped key must
-    /// not keep a pod from being deleted.
+    /// The part that removal needs. Other keys are not checked, and a bad `waitForAgent` counts as
+    /// none: a mistyped key must not keep a pod from being deleted.
     pub(crate) fn for_removal(raw: &RawConfig<'a>) -> Result<Config<'a>, CniError> {
         let network: String = raw
             .typed("name")?
@@ -137,7 +137,9 @@ impl<'a> Config<'a> {
             )));
         }
         let prev_result = raw.fields.get("prevResult").copied().filter(|raw| raw.get() != "null");
-        Ok(Config { network, run_dir, wait_for_agent: None, prev_result })
+        let wait_for_agent = raw.typed("waitForAgent").ok().flatten();
+        let wait_for_agent = wait_for_agent.and_then(|fields| WaitForAgent::of(fields).ok());
+        Ok(Config { network, run_dir, wait_for_agent, prev_result })
     }
 
     /// The previous plugin's result, which exists only in a chain.
@@ -182,6 +184,8 @@ pub(crate) enum OnTimeout {
     Proceed,
     /// The ADD fails, and the runtime tries again.
     Fail,
+    /// The pod starts, and the firewall drops its packets until the agent has decided about them.
+    Isolate,
 }
 
 impl WaitForAgent {
@@ -202,8 +206,9 @@ impl WaitForAgent {
         };
         let on_timeout = match fields.remove("onTimeout") {
             None => OnTimeout::default(),
-            Some(value) => serde_json::from_value(value.clone())
-                .map_err(|_| refused("onTimeout", &value, "\"proceed\" or \"fail\""))?,
+            Some(value) => serde_json::from_value(value.clone()).map_err(|_| {
+                refused("onTimeout", &value, "\"proceed\", \"fail\" or \"isolate\"")
+            })?,
         };
         match fields.first_key_value() {
             None => Ok(WaitForAgent { timeout, on_timeout }),

@@ -1,6 +1,6 @@
 //! The plugin's errors: error objects of the CNI specification.
 
-use std::error::Error as _;
+use std::error::Error;
 use std::io;
 
 use denizen_state::StateError;
@@ -89,18 +89,9 @@ impl CniError {
         }
     }
 
-    /// The causes below the message, outermost first.
-    fn details(&self) -> String {
-        let causes = std::iter::successors(self.source(), |&cause| cause.source());
-        causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
-    }
-
     /// The message and all its causes on one line.
     pub(crate) fn in_full(&self) -> String {
-        match self.details() {
-            details if details.is_empty() => self.to_string(),
-            details => format!("{self}: {details}"),
-        }
+        in_full(self)
     }
 
     /// The error object to print, in the format of `version`.
@@ -118,8 +109,22 @@ impl CniError {
             cni_version: version.name(),
             code: self.code(),
             msg: self.to_string(),
-            details: self.details(),
+            details: causes(self),
         };
         serde_json::to_string(&object).expect("strings and a number are always JSON")
     }
+}
+
+/// The message of an error and all its causes on one line.
+pub(crate) fn in_full(error: &dyn Error) -> String {
+    match causes(error) {
+        causes if causes.is_empty() => error.to_string(),
+        causes => format!("{error}: {causes}"),
+    }
+}
+
+/// The causes below an error's message, outermost first.
+fn causes(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

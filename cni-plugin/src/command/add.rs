@@ -1,5 +1,6 @@
 //! ADD: records an attachment.
 
+use std::net::IpAddr;
 use std::time::SystemTime;
 
 use denizen_state::socket::WaitFor;
@@ -9,7 +10,8 @@ use serde_json::Map;
 use super::{LOCK_WAIT, Seen};
 use crate::config::{Config, OnTimeout, WaitForAgent};
 use crate::environment::Attach;
-use crate::error::CniError;
+use crate::error::{CniError, in_full};
+use crate::kernel::{Pending, PendingError};
 use crate::prev_result::PrevResult;
 use crate::time::rfc3339;
 use crate::wait::{Waited, wait};
@@ -42,13 +44,18 @@ pub(crate) fn add(
     let (replaced, epoch, generation) = run_dir.put(LOCK_WAIT, &record)?;
     if let Some(how) = &config.wait_for_agent {
         let ask = WaitFor { wait_for: record.id(), epoch, generation };
-        wait_for_agent(&run_dir, &ask, how)
+        wait_for_agent(&run_dir, &ask, how, &record.ips)
             .map_err(|error| undo(&run_dir, &record, replaced, error))?;
     }
     Ok(result.get().to_owned())
 }
 
-fn wait_for_agent(run_dir: &RunDir, ask: &WaitFor, how: &WaitForAgent) -> Result<(), CniError> {
+fn wait_for_agent(
+    run_dir: &RunDir,
+    ask: &WaitFor,
+    how: &WaitForAgent,
+    addresses: &[IpAddr],
+) -> Result<(), CniError> {
     let why = match wait(run_dir, ask, how.timeout) {
         Waited::Programmed => return Ok(()),
         Waited::Not(why) => why,
@@ -62,7 +69,23 @@ fn wait_for_agent(run_dir: &RunDir, ask: &WaitFor, how: &WaitForAgent) -> Result
             Ok(())
         }
         OnTimeout::Fail => Err(CniError::TryAgainLater(message)),
+        OnTimeout::Isolate => {
+            // Also if an agent listens: it may hang since before it read the record.
+            isolate(addresses).map_err(|error| {
+                let also = in_full(&error);
+                CniError::TryAgainLater(format!("{message}; and it cannot be isolated: {also}"))
+            })?;
+            eprintln!(
+                "denizen: {message}; the pod starts isolated (waitForAgent.onTimeout is \"isolate\")"
+            );
+            Ok(())
+        }
     }
+}
+
+/// Drops all packets from and to these addresses, until an agent decides about them.
+fn isolate(addresses: &[IpAddr]) -> Result<(), PendingError> {
+    Pending::open()?.add(addresses)
 }
 
 /// Removes `record`, or restores what it had `replaced`, unless another process has changed it

@@ -1,14 +1,33 @@
 //! DEL: removes an attachment's record.
 
+use std::time::Duration;
+
+use denizen_state::socket::WaitFor;
+
 use super::{LOCK_WAIT, existing};
 use crate::config::Config;
 use crate::environment::Named;
 use crate::error::CniError;
+use crate::wait::{Waited, is_listened_to, wait};
 
-/// Removes the record of `call`, if there is one.
+/// How long a DEL waits at most until the kernel no longer treats the pod's addresses as its own.
+const LONGEST_WAIT: Duration = Duration::from_millis(500);
+
+/// Removes the record of `call`, if there is one. With `waitForAgent` and an agent that listens, it
+/// returns when the kernel is programmed without the pod: a plugin before this one in the chain is
+/// called next, and may give the pod's addresses to another pod.
 pub(crate) fn del(call: &Named, config: &Config<'_>) -> Result<(), CniError> {
-    if let Some(run_dir) = existing(&config.run_dir)? {
-        run_dir.remove(LOCK_WAIT, &call.id())?;
+    let Some(run_dir) = existing(&config.run_dir)? else {
+        return Ok(());
+    };
+    let removed = run_dir.remove(LOCK_WAIT, &call.id())?;
+    if let (Some((epoch, generation)), Some(how)) = (removed, &config.wait_for_agent)
+        && is_listened_to(&run_dir)
+    {
+        let ask = WaitFor { wait_for: call.id(), epoch, generation };
+        if let Waited::Not(why) = wait(&run_dir, &ask, how.timeout.min(LONGEST_WAIT)) {
+            eprintln!("denizen: {} is removed, but may still be programmed: {why}", ask.wait_for.0);
+        }
     }
     Ok(())
 }

@@ -5,7 +5,8 @@ use denizen_state::{RunDir, StateError};
 
 use super::LOCK_WAIT;
 use crate::config::{Config, OnTimeout};
-use crate::error::CniError;
+use crate::error::{CniError, in_full};
+use crate::kernel::{Pending, PendingError};
 use crate::wait::is_listened_to;
 
 /// Fails with the reason why an ADD would fail.
@@ -16,16 +17,27 @@ pub(crate) fn status(config: &Config<'_>) -> Result<(), CniError> {
             CniError::from(error).in_full()
         ))
     })?;
-    let needs_agent =
-        config.wait_for_agent.as_ref().is_some_and(|wait| wait.on_timeout == OnTimeout::Fail);
-    if needs_agent && !is_listened_to(&run_dir) {
-        let socket = run_dir.path().join(SOCKET);
-        return Err(CniError::NotAvailable(format!(
-            "no agent listens at {}, and waitForAgent.onTimeout is \"fail\"",
-            socket.display()
-        )));
+    let Some(how) = &config.wait_for_agent else {
+        return Ok(());
+    };
+    if is_listened_to(&run_dir) {
+        return Ok(());
     }
-    Ok(())
+    let but = match how.on_timeout {
+        OnTimeout::Proceed => return Ok(()),
+        OnTimeout::Fail => "waitForAgent.onTimeout is \"fail\"".to_owned(),
+        OnTimeout::Isolate => match isolation() {
+            Ok(()) => return Ok(()),
+            Err(error) => format!("no pod can be isolated: {}", in_full(&error)),
+        },
+    };
+    let socket = run_dir.path().join(SOCKET);
+    Err(CniError::NotAvailable(format!("no agent listens at {}, and {but}", socket.display())))
+}
+
+/// Whether the plugin can isolate a pod itself.
+fn isolation() -> Result<(), PendingError> {
+    if Pending::open()?.is_there()? { Ok(()) } else { Err(PendingError::NoTable) }
 }
 
 fn ready(config: &Config<'_>) -> Result<RunDir, StateError> {

@@ -1,12 +1,15 @@
-//! Reads a pod's interface from the kernel, over plain rtnetlink sockets.
+//! Reads a pod's interface from the kernel, over plain rtnetlink sockets, and isolates addresses
+//! ([`Pending`]), the one thing that it changes.
 //!
-//! It never changes anything, and knows nothing of CNI: names and indices in, links out.
+//! It knows nothing of CNI: names and indices in, links out.
 
 mod attached;
 mod link;
 mod netns;
+mod pending;
 mod vlan;
 
 pub(crate) use attached::{Attached, at, attached, only};
 pub(crate) use link::{Link, Links};
 pub(crate) use netns::Netns;
+pub(crate) use pending::{Pending, PendingError};

@@ -17,8 +17,7 @@ mod sync;
 mod tests;
 mod write;
 
+pub use denizen_state::firewall::TABLE;
+
 pub use self::report::{Dropped, FirewallReport};
 pub use self::sync::{Firewall, FirewallError, remove_left_over, render};
-
-/// The name of the tables.
-pub const TABLE: &str = "denizen-firewall";

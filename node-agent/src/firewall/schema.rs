@@ -3,6 +3,7 @@
 use super::TABLE;
 use crate::plan::Direction;
 use denizen_nft::{DataType, Field, IpVersion, Schema, Set, SetId};
+use denizen_state::firewall::PENDING;
 
 /// A set of a table of IP packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -61,7 +62,7 @@ impl SetName {
     /// Its name in the kernel.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Pending => "pending",
+            Self::Pending => PENDING,
             Self::Isolated(Direction::Ingress) => "ingress-isolated",
             Self::Isolated(Direction::Egress) => "egress-isolated",
             Self::Itself => "itself",

@@ -1,10 +1,12 @@
 //! The contract between Denizen's two programs: their directory ([`RunDir`], [`run_dir`]), the
-//! state file in it ([`State`]), and what they say on the agent's socket ([`socket`]).
+//! state file in it ([`State`]), what they say on the agent's socket ([`socket`]), and what both
+//! change in the kernel ([`firewall`]).
 //!
 //! Nothing here is async, and nothing here knows Kubernetes or a kernel interface.
 
 mod change;
 mod error;
+pub mod firewall;
 mod format;
 #[doc(hidden)]
 pub mod fuzzing;

@@ -205,35 +205,41 @@ impl RunDir {
         Ok((replaced, editor.epoch, editor.generation))
     }
 
-    /// Like [`RunDir::put`], to remove the record of `id`. If there is none and nobody is writing,
-    /// this neither waits nor needs write permission.
+    /// Like [`RunDir::put`], to remove the record of `id`: returns the generation without it, `None`
+    /// if there was none. If there is none and nobody is writing, this neither waits nor needs write
+    /// permission.
     ///
     /// # Errors
     ///
     /// Those of [`RunDir::update`].
-    pub fn remove(&self, wait: Duration, id: &AttachmentId) -> Result<(), StateError> {
+    pub fn remove(
+        &self,
+        wait: Duration,
+        id: &AttachmentId,
+    ) -> Result<Option<(Epoch, Generation)>, StateError> {
         // Checked first: a current writer may add the record of a writer that was killed meanwhile.
         let is_written = Lock::is_held(&self.dir, &self.path)?;
         if !self.has(id)? && !is_written {
-            return Ok(());
+            return Ok(None);
         }
         let change = Change::Remove(id.clone());
         let _lock = match self.turn(wait, &change, id)? {
             Turn::Lock(lock) => lock,
-            Turn::Done => return Ok(()),
+            Turn::Done => return Ok(self.read()?.map(|state| (state.epoch, state.generation))),
         };
         let waiting = Waiting::in_dir(&self.dir, &self.path);
         let text = self.text(&self.path.join(STATE_FILE))?;
         let editor = text.as_deref().and_then(|text| StateEditor::parse(text, id));
         let Some(mut editor) = editor.filter(|_| waiting.changes.is_empty()) else {
-            return self.make_with(change, waiting).map(drop);
+            return self.make_with(change, waiting).map(Some);
         };
         let before = editor.generation;
         editor.remove();
-        match editor.generation == before {
-            true => Ok(()),
-            false => self.replace(|out| editor.print(out)),
+        if editor.generation == before {
+            return Ok(None);
         }
+        self.replace(|out| editor.print(out))?;
+        Ok(Some((editor.epoch, editor.generation)))
     }
 
     /// Whether there is a record of `id` now.

@@ -14,21 +14,21 @@ use denizen_tests::cni::{PluginContext, Refusal, denizen, finish, start};
 use serde_json::{Value, json};
 
 /// The time-out of every wait here, and how much longer a busy machine may take to notice.
-const TIMEOUT: Duration = Duration::from_millis(300);
-const SLACK: Duration = Duration::from_millis(1500);
+pub const TIMEOUT: Duration = Duration::from_millis(300);
+pub const SLACK: Duration = Duration::from_millis(1500);
 
 #[expect(clippy::disallowed_methods, reason = "that a wait is bounded can only be seen on a clock")]
-fn timed<T>(job: impl FnOnce() -> T) -> (T, Duration) {
+pub fn timed<T>(job: impl FnOnce() -> T) -> (T, Duration) {
     let begun = Instant::now();
     let done = job();
     (done, begun.elapsed())
 }
 
-fn socket(context: &PluginContext) -> PathBuf {
+pub fn socket(context: &PluginContext) -> PathBuf {
     context.run_dir().join("agent.sock")
 }
 
-fn waiting(context: &PluginContext, on_timeout: &str) -> Value {
+pub fn waiting(context: &PluginContext, on_timeout: &str) -> Value {
     let mut configuration = context.configuration("1.1.0");
     configuration["waitForAgent"] = json!({ "timeout": "300ms", "onTimeout": on_timeout });
     configuration
@@ -41,7 +41,7 @@ fn add(context: &PluginContext, on_timeout: &str) -> (Result<Value, Refusal>, Du
 
 /// Serves one connection after the other with `answer`, which is not called before the question is
 /// there.
-fn agent(context: &PluginContext, answer: impl Fn(UnixStream, String) + Send + 'static) {
+pub fn agent(context: &PluginContext, answer: impl Fn(UnixStream, String) + Send + 'static) {
     let listener = UnixListener::bind(socket(context)).unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
@@ -53,7 +53,7 @@ fn agent(context: &PluginContext, answer: impl Fn(UnixStream, String) + Send + '
 }
 
 /// Answers with `text` and hangs up.
-fn says(text: &'static str) -> impl Fn(UnixStream, String) + Send {
+pub fn says(text: &'static str) -> impl Fn(UnixStream, String) + Send {
     move |mut stream, _| drop(stream.write_all(text.as_bytes()))
 }
 
@@ -85,9 +85,9 @@ fn an_agent_that_has_programmed_the_pod_lets_it_start() {
 
 /// What stands in the place of an agent that has programmed the pod: its name, how it comes about,
 /// whether the wait ends at once, and what the error says.
-type Absence = (&'static str, fn(&PluginContext), bool, &'static str);
+pub type Absence = (&'static str, fn(&PluginContext), bool, &'static str);
 
-fn absences() -> Vec<Absence> {
+pub fn absences() -> Vec<Absence> {
     vec![
         ("no socket", |_| {}, true, "no agent runs here"),
         (
