@@ -138,7 +138,10 @@ fn carrying_ipv6<const N: usize>(rules: [Rule; N]) -> [Rule; N] {
 
 fn neighbours() -> Chain {
     let mut rules: Vec<Rule> = carrying_ipv6(neighbour_discovery()).into();
-    let not_unicast = || Statement::NotEquals(Field::PacketType, Key::EMPTY.byte(Field::UNICAST));
+    // A frame for another port's station is neither: its type is "other".
+    let kind = |kind| Key::EMPTY.byte(kind);
+    let not_unicast =
+        || Statement::Between(Field::PacketType, kind(Field::BROADCAST), kind(Field::MULTICAST));
     let versions = [IpVersion::V4, IpVersion::V6];
     let why = DropReason::Refused(Direction::Ingress);
     rules.extend(versions.map(|version| {

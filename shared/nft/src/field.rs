@@ -67,8 +67,8 @@ const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 
 impl Field {
-    /// [`Self::PacketType`] of a frame for one station. In a bridge's table that includes frames
-    /// for stations behind its ports, as they are when they come in.
+    /// [`Self::PacketType`] of a frame for this machine. What a bridge sends on from port to port is
+    /// for another machine, which is none of these three.
     pub const UNICAST: u8 = 0;
     /// [`Self::PacketType`] of a frame for all stations.
     pub const BROADCAST: u8 = 1;
