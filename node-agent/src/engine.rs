@@ -20,11 +20,12 @@ use tracing::{info, warn};
 
 use crate::backend::chosen::{BackendConfig, Chosen, ChosenError};
 use crate::backend::iptables::IptablesError;
+use crate::backend::nftables;
 use crate::backend::{Backend, Figures, Repair, Report};
 use crate::conntrack::{CandidateTracker, Entry, StaleCandidates, StaleFilter};
 use crate::describe::describe;
 use crate::explain::{Explanation, NotYet, Packet, Step, explain};
-use crate::firewall::{Firewall, FirewallError};
+use crate::firewall::{self, Firewall, FirewallError};
 use crate::iptables::Variant;
 use crate::model::{Event, PodName, PodVersion};
 use crate::plan::{Capabilities, Changes, Conflict, FirewallPlan, Plan, Planner, Policy};
@@ -90,7 +91,9 @@ impl Engine {
     /// # Errors
     /// [`NetlinkError`].
     pub fn watch(&self) -> Result<Watch, NetlinkError> {
-        self.backend.watch(self.firewall.as_ref().map(Firewall::portid))
+        let own = self.backend.portid().into_iter();
+        let own = own.chain(self.firewall.as_ref().map(Firewall::portid));
+        Watch::open(&[nftables::TABLE, firewall::TABLE], own.collect())
     }
 
     /// As [`Chosen::remove_other_tables`].

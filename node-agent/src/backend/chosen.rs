@@ -13,7 +13,6 @@ use crate::describe::describe;
 use crate::iptables::Variant;
 use crate::plan::{Changes, Detector, Frontend, Plan};
 use denizen_netlink::NetlinkError;
-use denizen_nft::Watch;
 
 /// Any backend with a kernel.
 #[derive(Debug)]
@@ -98,17 +97,13 @@ impl Chosen {
         })
     }
 
-    /// Watches nf_tables from now on for changes that are neither this backend's own nor those of
-    /// the pod firewall, which has this portid.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
-    pub fn watch(&self, firewall: Option<u32>) -> Result<Watch, NetlinkError> {
-        let own = match self {
+    /// The portid by which the kernel's notifications name this backend's own changes of nf_tables;
+    /// `None` if it has no table there.
+    pub fn portid(&self) -> Option<u32> {
+        match self {
             Self::Nftables(nftables) => Some(nftables.portid()),
             Self::Iptables(iptables) => iptables.portid(),
-        };
-        nftables::watch(own.into_iter().chain(firewall).collect())
+        }
     }
 
     /// Removes the nf_tables tables that another backend of ours left. It is called when all rules

@@ -1,1 +1,232 @@
+//! Any path of changes ends where a fresh start does: in the plan, and in the kernel.
 
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::thread;
+
+use denizen_state::{AttachmentId, Epoch, Generation};
+use nix::sched::{CloneFlags, unshare};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use super::Firewall;
+use crate::fixture::{CAPABLE, policy};
+use crate::model::{
+    Block, ClusterPod, Event, Labels, Listing, LocalPod, NamedPort, Namespace, Namespaces,
+    NetworkPolicy, Operator, Peer, Peers, PodName, PodSet, PolicyName, PolicyPort, PolicyRule,
+    PortMatch, Ports, Protocol, Requirement, SandboxUids, Selector,
+};
+use crate::plan::{Changes, FirewallPlan, FirewallSettings, Flow, Planner, Policy};
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+const NAMESPACES: [&str; 2] = ["x", "y"];
+
+fn with_firewall() -> Policy {
+    Policy { firewall: Some(FirewallSettings::default()), ..policy() }
+}
+
+fn pod_name(namespace: u8, name: u8) -> PodName {
+    PodName {
+        namespace: NAMESPACES[usize::from(namespace)].into(),
+        name: NAMES[usize::from(name)].into(),
+    }
+}
+
+/// The address of a pod; pods of namespace x are this node's.
+fn address(namespace: u8, name: u8) -> IpAddr {
+    format!("10.{namespace}.0.{}", name + 1).parse().unwrap()
+}
+
+fn selector(label: u8) -> Selector {
+    let values = || ["1".into()].into();
+    let operator = match label {
+        0 => return Selector::default(),
+        1 => Operator::In(values()),
+        2 => Operator::NotIn(values()),
+        3 => Operator::Exists,
+        _ => Operator::DoesNotExist,
+    };
+    Selector { requirements: [Requirement { key: "l".into(), operator }].into() }
+}
+
+fn labels(label: u8) -> Labels {
+    match label {
+        0 => Labels::default(),
+        label => Labels::from_iter([("l", label.to_string())]),
+    }
+}
+
+fn port(number: u16) -> std::num::NonZeroU16 {
+    number.try_into().unwrap()
+}
+
+fn peer(kind: u8, label: u8) -> Peer {
+    let pods = selector(label);
+    match kind {
+        0 => Peer::Pods { namespaces: Namespaces::Own, pods },
+        1 => Peer::Pods { namespaces: Namespaces::Selected(selector(label % 3)), pods },
+        2 => Peer::Block(Block {
+            range: "10.0.0.0/8".parse().unwrap(),
+            except: vec![format!("10.{}.0.0/30", label % 2).parse().unwrap()],
+        }),
+        _ => Peer::Block(Block {
+            range: format!("10.{}.0.{}/32", label % 2, label).parse().unwrap(),
+            except: Vec::new(),
+        }),
+    }
+}
+
+fn ports(kind: u8) -> Ports {
+    let tcp = |port| PolicyPort { protocol: Protocol::Tcp, port };
+    Ports::These(match kind {
+        0 => return Ports::All,
+        1 => vec![tcp(PortMatch::Any)],
+        2 => vec![tcp(PortMatch::Range(port(80), port(80)))],
+        3 => vec![tcp(PortMatch::Range(port(79), port(81)))],
+        4 => vec![tcp(PortMatch::Range(port(70), port(80))), tcp(PortMatch::Named("web".into()))],
+        _ => vec![tcp(PortMatch::Named("web".into()))],
+    })
+}
+
+fn rules() -> impl Strategy<Value = Option<Vec<PolicyRule>>> {
+    let peers = proptest::collection::vec((0..4_u8, 0..5_u8), 0..3);
+    let rule = (peers, 0..6_u8).prop_map(|(peers, kind)| PolicyRule {
+        index: 0,
+        peers: match peers.is_empty() {
+            true => Peers::All,
+            false => Peers::These(peers.into_iter().map(|(k, label)| peer(k, label)).collect()),
+        },
+        ports: ports(kind),
+    });
+    proptest::option::weighted(0.7, proptest::collection::vec(rule, 0..3))
+}
+
+/// One of a few objects changes, or this node's pods do.
+fn event() -> impl Strategy<Value = Vec<Event>> {
+    let policy = (0..2_u8, 0..2_u8, proptest::option::weighted(0.8, (0..5_u8, rules(), rules())))
+        .prop_map(|(namespace, name, content)| {
+            let name = PolicyName {
+                namespace: NAMESPACES[usize::from(namespace)].into(),
+                name: NAMES[usize::from(name)].into(),
+            };
+            let policy = content.map(|(label, ingress, egress)| NetworkPolicy {
+                name: name.clone(),
+                pods: selector(label),
+                ingress,
+                egress,
+            });
+            vec![Event::NetworkPolicy(name, policy)]
+        });
+    let pod = (0..2_u8, 0..3_u8, proptest::option::weighted(0.8, (0..3_u8, 0..2_u8))).prop_map(
+        |(namespace, name, content)| {
+            // What is known of a recorded pod is kept when its object goes, so that one path of
+            // changes ends elsewhere than another.
+            let content = content.or((namespace == 0).then_some((0, 0)));
+            let pod = content.map(|(label, web)| cluster_pod(namespace, name, label, web));
+            vec![Event::ClusterPod(pod_name(namespace, name), pod)]
+        },
+    );
+    let namespace = (0..2_u8, 0..3_u8).prop_map(|(namespace, label)| {
+        let name: Arc<str> = NAMESPACES[usize::from(namespace)].into();
+        let namespace = Namespace { name: name.clone(), labels: labels(label) };
+        vec![Event::Namespace(name, Some(namespace))]
+    });
+    let recorded = (0..8_u8).prop_map(|which| vec![Event::Pods(recorded(which))]);
+    prop_oneof![4 => policy, 4 => pod, 1 => namespace, 2 => recorded]
+}
+
+fn cluster_pod(namespace: u8, name: u8, label: u8, web: u8) -> ClusterPod {
+    let web =
+        NamedPort { name: "web".into(), protocol: Protocol::Tcp, port: port(80 + u16::from(web)) };
+    ClusterPod {
+        name: pod_name(namespace, name),
+        labels: labels(label),
+        ips: [address(namespace, name)].into(),
+        ports: [web].into(),
+        created: 0,
+        here: (namespace == 0).then(|| SandboxUids { uid: "u".into(), config_hash: None }),
+    }
+}
+
+fn recorded(which: u8) -> PodSet {
+    let pod = |name: u8| LocalPod {
+        id: AttachmentId(format!("{name}/eth0")),
+        pod: Some(pod_name(0, name)),
+        uid: Some("u".into()),
+        interface: if name == 2 { "cni0".into() } else { format!("veth{name}").into() },
+        port: (name == 2).then(|| "veth2".into()),
+        shares_interface: name == 2,
+        ips: vec![address(0, name)],
+        added_at: "2026-11-20T12:00:00Z".into(),
+        adopted: false,
+    };
+    PodSet {
+        version: Some((Epoch("e".into()), Generation(u64::from(which)))),
+        pods: (0..3).filter(|name| which & (1 << name) != 0).map(pod).collect(),
+    }
+}
+
+fn listed() -> Vec<Event> {
+    Listing::FIREWALL.map(Event::Listed).into()
+}
+
+/// What becomes of every flow between all addresses.
+fn judgements(plan: &FirewallPlan) -> Vec<(Flow, bool)> {
+    let mut addresses: Vec<IpAddr> =
+        (0..2).flat_map(|namespace| (0..3).map(move |name| address(namespace, name))).collect();
+    addresses.extend(["10.0.0.4", "10.1.0.4", "192.0.2.1"].map(|ip| ip.parse::<IpAddr>().unwrap()));
+    let mut all = Vec::new();
+    for source in &addresses {
+        for destination in &addresses {
+            for (protocol, number) in
+                [(Protocol::Tcp, 80), (Protocol::Tcp, 81), (Protocol::Tcp, 75), (Protocol::Udp, 80)]
+            {
+                let port = port(number);
+                let flow = Flow { source: *source, destination: *destination, protocol, port };
+                all.push((flow, plan.refusal(&flow).is_some()));
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn any_path_of_changes_ends_where_a_fresh_start_does() {
+    let strategy = proptest::collection::vec(event(), 1..25);
+    // A namespace for each case would take longer than the case.
+    let test = thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
+        let mut runner = TestRunner::new(Config { cases: 150, ..Config::default() });
+        runner.run(&strategy, |events| {
+            let mut planner = Planner::new(with_firewall(), CAPABLE);
+            let mut firewall = Firewall::open().unwrap();
+            planner.apply(listed());
+            for batch in &events {
+                planner.apply(batch.clone());
+                let changes = planner.update();
+                firewall.update(planner.plan(), &changes);
+                firewall.sync(planner.plan()).unwrap();
+                prop_assert!(firewall.has_pods());
+            }
+            let repair = firewall.resync(planner.plan()).unwrap();
+            prop_assert!(repair.is_none(), "{repair:?}");
+            let mut fresh = Planner::new(with_firewall(), CAPABLE);
+            fresh.apply(listed());
+            fresh.apply(events.concat());
+            let changes: Changes = fresh.update();
+            let (plan, other) =
+                (planner.plan().firewall().unwrap(), fresh.plan().firewall().unwrap());
+            let (was, is) = (judgements(plan), judgements(other));
+            for (was, is) in was.iter().zip(&is) {
+                prop_assert_eq!(was, is);
+            }
+            // An agent that starts over these rules leaves them alone, numbers and all.
+            let mut restarted = Firewall::open().unwrap();
+            restarted.update(fresh.plan(), &changes);
+            restarted.sync(fresh.plan()).unwrap();
+            prop_assert!(restarted.resync(fresh.plan()).unwrap().is_none());
+            Ok(())
+        })
+    });
+    test.join().unwrap().unwrap();
+}

@@ -1,7 +1,8 @@
 //! What it costs that somebody listens to nf_tables' notifications, as the running agent does.
 
-use denizen_agent::backend::nftables::watch;
+use denizen_agent::backend::nftables::TABLE;
 use denizen_agent::model::Event;
+use denizen_nft::Watch;
 use denizen_tests::cni::Namespace;
 
 use crate::clock::text;
@@ -23,7 +24,7 @@ pub fn report() {
 
 fn measured(facts: Vec<Event>, listening: bool) {
     println!("{}", if listening { "with a listener" } else { "without" });
-    let watch = || watch(vec![0]).expect("netlink, as root");
+    let watch = || Watch::open(&[TABLE], vec![0]).expect("netlink, as root");
     let during = listening.then(watch);
     let (mut engine, cold) = started(facts.clone());
     println!("  cold: {} (kernel {})", text(cold.whole), text(cold.commit));

@@ -35,15 +35,3 @@ pub use error::NftablesError;
 pub use name::TABLE;
 pub use probe::{probe, probe_ports};
 pub use sync::{Nftables, NoKernel};
-
-use denizen_netlink::NetlinkError;
-use denizen_nft::Watch;
-
-/// Listens from now on to changes of Denizen's tables, and of others. `own` are the portids whose
-/// changes are not foreign; none where no table of nf_tables is Denizen's.
-///
-/// # Errors
-/// [`NetlinkError`].
-pub fn watch(own: Vec<u32>) -> Result<Watch, NetlinkError> {
-    Watch::open(&[name::TABLE, crate::firewall::TABLE], own)
-}
