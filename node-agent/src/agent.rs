@@ -6,6 +6,7 @@ mod alone;
 mod flush;
 mod foreign;
 mod history;
+mod network_policy;
 mod open_files;
 mod publish;
 mod run_dir;
@@ -39,14 +40,13 @@ use crate::control::{Asked, Request};
 use crate::describe::describe;
 use crate::engine::Engine;
 use crate::explain::Packet;
-use crate::firewall;
 use crate::forward::{self, Findings};
 use crate::http;
 use crate::memory::trim;
 use crate::model::Event;
 use crate::source::egress;
 use crate::status::LastSync;
-use crate::sysctl::{self, Reconciler};
+use crate::sysctl::{self, BridgeFilter, Reconciler};
 use crate::takeover::Predecessor;
 use denizen_nft::Watch;
 
@@ -66,7 +66,7 @@ const QUEUE: usize = 64;
 /// # Errors
 /// When it cannot start: another agent runs here, the run directory cannot be used, or netlink
 /// cannot be opened.
-pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
+pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> {
     let sysctls = config.sysctl_dir.clone();
     ensure!(
         sysctls.join("net").is_dir(),
@@ -84,6 +84,7 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     let _alone = alone_here()?;
     let (asked, requests) = mpsc::channel(QUEUE);
     let run_dir = run_dir::start(&config.run_dir, asked.clone()).await?;
+    let network_policy_why = network_policy::choose(&mut config);
     let (event_sender, events) = mpsc::channel(QUEUE);
     let egress = egress_at_start(&config);
     // Signals are handled before anything that may wait for long: without a handler, process 1 of a
@@ -105,16 +106,15 @@ pub async fn run(config: Config, backend_why: String) -> anyhow::Result<()> {
     );
     sources.problems.push(run_dir.problems);
     let (elsewhere, found) = watch_forward(&config);
-    if config.policy.firewall.is_none() {
-        firewall::remove_left_over();
-    }
     let engine = Engine::open(config.policy, config.backend).context("cannot start the backend")?;
     let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
     let mut agent = Agent {
         engine: with_egress(engine, egress),
         backend: config.backend.name,
         backend_why,
+        network_policy_why,
         settings,
+        bridge_filter: BridgeFilter::new(&sysctls),
         elsewhere,
         found,
         sources,
@@ -167,7 +167,11 @@ struct Agent {
     backend: BackendName,
     /// Why the backend was chosen.
     backend_why: String,
+    /// Why NetworkPolicies are enforced, or not.
+    network_policy_why: String,
     settings: Reconciler,
+    /// Shows the frames between ports of restricted pods' bridges to IP rules.
+    bridge_filter: BridgeFilter,
     /// Notified of changes in tables that are not ours.
     elsewhere: Arc<Notify>,
     /// Findings in other firewalls' FORWARD chains.
@@ -211,7 +215,7 @@ impl Agent {
                 step = self.flush.next() => { self.flush.take(step, &mut self.engine); None }
                 () = self.engine.wait() => Some(self.program(false)),
                 Some(asked) = requests.recv() => { self.answer(asked); None }
-                _ = heartbeat.tick() => { self.beat(); None }
+                _ = heartbeat.tick() => self.beat().then(|| self.program(false)),
                 Ok(()) = self.run_dir_lost.changed() => {
                     self.publisher.run_dir_lost(*self.run_dir_lost.borrow_and_update());
                     None
@@ -260,6 +264,7 @@ impl Agent {
         let begun = *self.begun.get_or_insert_with(now);
         self.settings.keep(self.engine.settings(), look);
         self.publisher.queued(&self.engine, begun);
+        self.filter_bridges(look);
         let result = if look {
             self.engine.resync().map(|repair| {
                 if !repair.is_none() {
@@ -305,11 +310,21 @@ impl Agent {
         }
     }
 
-    /// Reports that the loop runs, and continues work that depends on no change.
-    fn beat(&mut self) {
+    /// Bridges with restricted pods show their frames to IP rules; where they cannot, those pods
+    /// are cut off from their neighbours. Returns whether that changes the rules.
+    fn filter_bridges(&mut self, check: bool) -> bool {
+        self.bridge_filter.keep(self.engine.restricted_bridges(), check);
+        let without = self.bridge_filter.problems().keys().cloned().collect();
+        self.engine.set_without_netfilter(without)
+    }
+
+    /// Reports that the loop runs, and continues work that depends on no change. Returns whether
+    /// rules must be programmed.
+    fn beat(&mut self) -> bool {
         self.predecessor.remove(&mut self.engine, now());
         let left = self.predecessor.problem(now());
         self.publisher.alive(now(), left.is_some());
+        self.filter_bridges(true)
     }
 
     /// Repairs our tables after a foreign change.

@@ -9,6 +9,8 @@ mod tests;
 mod view;
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use denizen_netlink::NetlinkError;
@@ -28,7 +30,7 @@ use crate::explain::{Explanation, NotYet, Packet, Step, explain};
 use crate::firewall::{self, Firewall, FirewallError};
 use crate::iptables::Variant;
 use crate::model::{Event, PodName, PodVersion};
-use crate::plan::{Capabilities, Changes, Conflict, FirewallPlan, Plan, Planner, Policy};
+use crate::plan::{Capabilities, Changes, Conflict, FirewallPlan, Plan, Planner, Policy, Sides};
 use crate::status::LastSync;
 use crate::sysctl::{Setting, live, on_loopback};
 
@@ -305,6 +307,24 @@ impl<B: Backend> Engine<B> {
     /// of kube-proxy's `network_programming_duration_seconds`.
     pub fn take_triggers(&mut self) -> Vec<Timestamp> {
         std::mem::take(&mut self.programmed_triggers)
+    }
+
+    /// The bridges on which pods are restricted, by what is known now.
+    pub fn restricted_bridges(&mut self) -> BTreeSet<Arc<str>> {
+        self.decide();
+        let plan = self.plan();
+        let is_restricted = |ip: &IpAddr| {
+            let sides = plan.firewall().and_then(|firewall| firewall.sides(*ip));
+            sides.is_some_and(Sides::is_restricted)
+        };
+        let bridged = plan.recorded().iter().filter(|pod| pod.port.is_some());
+        let restricted = bridged.filter(|pod| pod.ips.iter().any(is_restricted));
+        restricted.map(|pod| pod.interface.clone()).collect()
+    }
+
+    /// The bridges whose frames IP rules do not see. Returns whether that changes the rules.
+    pub fn set_without_netfilter(&mut self, bridges: BTreeSet<Arc<str>>) -> bool {
+        self.firewall.as_mut().is_some_and(|firewall| firewall.set_without_netfilter(bridges))
     }
 
     /// The local pods whose labels are needed and not known.

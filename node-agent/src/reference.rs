@@ -79,6 +79,7 @@ fn every_field_of_the_status_is_there() {
         drift_repaired: 0,
         last_repair_milliseconds: None,
         missed_lookups: 0,
+        network_policy_why: String::new(),
         network_policy: Some(crate::status::NetworkPolicyStatus::default()),
         affinity: Affinity {
             clients: vec![Clients {

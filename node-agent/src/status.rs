@@ -48,6 +48,9 @@ pub struct Status {
     pub last_repair_milliseconds: Option<f64>,
     /// Packets dropped because their lookups found no endpoint. Any other value than 0 is a bug.
     pub missed_lookups: u64,
+    /// Why NetworkPolicies are enforced, or not.
+    #[serde(default)]
+    pub network_policy_why: String,
     /// The pod firewall; missing if it is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_policy: Option<NetworkPolicyStatus>,
@@ -145,7 +148,10 @@ impl fmt::Display for Status {
             ("missed lookups", self.missed_lookups.to_string()),
             (
                 "network policy",
-                self.network_policy.as_ref().map_or("off".to_owned(), ToString::to_string),
+                match &self.network_policy {
+                    Some(status) => status.to_string(),
+                    None => format!("off: {}", self.network_policy_why),
+                },
             ),
             ("kept clients", self.affinity.to_string()),
             (

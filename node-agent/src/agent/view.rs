@@ -12,13 +12,19 @@ impl Agent {
         let settings = self.settings.problems().iter().cloned();
         let problems = reported.chain(settings).chain(found.errors);
         let left = self.predecessor.problem(now()).map(str::to_owned);
-        let problems = problems.chain(self.flush.problem()).chain(left);
+        let bridges = self.bridge_filter.problems().iter().map(|(bridge, problem)| {
+            format!(
+                "restricted pods on bridge {bridge} are cut off from its other ports: {problem}"
+            )
+        });
+        let problems = problems.chain(self.flush.problem()).chain(left).chain(bridges);
         let settings = self.settings.warnings(self.engine.is_synced());
         let unrecorded = self.sources.unrecorded.borrow().clone();
         let status = self.engine.status(problems.collect());
         Status {
             backend: self.backend.to_string(),
             backend_why: self.backend_why.clone(),
+            network_policy_why: self.network_policy_why.clone(),
             unrecorded_interfaces: unrecorded.interfaces.len(),
             warnings: [found.warnings, settings, status.warnings, unrecorded.warnings()].concat(),
             ..status

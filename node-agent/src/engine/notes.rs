@@ -67,6 +67,7 @@ impl<B: Backend> Engine<B> {
             drift_repaired: self.drift_repaired,
             last_repair_milliseconds: self.last_repair.map(|took| took.as_secs_f64() * 1e3),
             missed_lookups: *missed_lookups,
+            network_policy_why: String::new(),
             network_policy,
             affinity: affinity.clone(),
             flushed: self.flushed,

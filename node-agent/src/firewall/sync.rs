@@ -107,7 +107,7 @@ impl Firewall {
     }
 
     /// The bridges that restricted pods are on and whose frames IP rules do not see. Returns
-    /// whether that differs from before.
+    /// whether that changes the rules.
     pub fn set_without_netfilter(&mut self, bridges: BTreeSet<Arc<str>>) -> bool {
         let differs = self.without_netfilter != bridges;
         self.unknown |= differs;

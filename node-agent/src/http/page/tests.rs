@@ -45,6 +45,7 @@ fn hostile_view() -> View {
             drift_repaired: 0,
             last_repair_milliseconds: None,
             missed_lookups: 0,
+            network_policy_why: text(),
             network_policy: None,
             affinity: Affinity::default(),
             errors: vec![text()],
