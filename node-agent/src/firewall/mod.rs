@@ -10,6 +10,7 @@ mod element;
 mod number;
 pub mod other_engine;
 mod program;
+mod reconcile;
 mod report;
 mod schema;
 mod sync;
