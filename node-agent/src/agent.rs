@@ -212,7 +212,11 @@ impl Agent {
                     None => bail!("every source has ended"),
                 },
                 changed = foreign_change(&mut self.watch, &self.elsewhere) => self.repair(changed),
-                step = self.flush.next() => { self.flush.take(step, &mut self.engine); None }
+                step = self.flush.next() => {
+                    self.flush.take(step, &mut self.engine);
+                    self.release();
+                    None
+                }
                 () = self.engine.wait() => Some(self.program(false)),
                 Some(asked) = requests.recv() => { self.answer(asked); None }
                 _ = heartbeat.tick() => self.beat().then(|| self.program(false)),
@@ -294,6 +298,7 @@ impl Agent {
                 self.begun = None;
                 let sync = LastSync::new(timestamp(), begun.elapsed());
                 self.flush.after(sync, &mut self.engine);
+                self.release();
                 self.publisher.programmed(&mut self.engine, begun, now());
                 self.settings.keep(self.engine.settings(), false);
                 self.predecessor.remove(&mut self.engine, now());
@@ -377,12 +382,15 @@ impl Agent {
         let _ = answer.send(value);
     }
 
-    /// Answers every ADD whose pod is programmed, and drops those that gave up.
+    /// Answers every ADD whose pod is programmed, and every DEL whose pod left nothing; drops those
+    /// that gave up.
     fn release(&mut self) {
         let engine = &self.engine;
-        let done = self
-            .waiting
-            .extract_if(.., |w| w.answer.is_closed() || engine.has_programmed(&w.asked));
+        let is_clean = !engine.has_departed() && !self.flush.has_departed();
+        let is_done = |asked: &WaitFor| {
+            engine.has_programmed(asked) && (is_clean || engine.is_recorded(&asked.wait_for))
+        };
+        let done = self.waiting.extract_if(.., |w| w.answer.is_closed() || is_done(&w.asked));
         for waiting in done {
             let answered =
                 waiting.answer.send(json!(WaitAnswer { programmed: true, reason: None }));

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use denizen_netlink::NetlinkError;
 use denizen_nft::Watch;
+use denizen_state::AttachmentId;
 use denizen_state::socket::WaitFor;
 use jiff::Timestamp;
 use thiserror::Error;
@@ -325,6 +326,16 @@ impl<B: Backend> Engine<B> {
     /// The bridges whose frames IP rules do not see. Returns whether that changes the rules.
     pub fn set_without_netfilter(&mut self, bridges: BTreeSet<Arc<str>>) -> bool {
         self.firewall.as_mut().is_some_and(|firewall| firewall.set_without_netfilter(bridges))
+    }
+
+    /// Whether an attachment is recorded.
+    pub fn is_recorded(&self, attachment: &AttachmentId) -> bool {
+        self.plan().recorded().iter().any(|pod| pod.id == *attachment)
+    }
+
+    /// Whether connections of departed pods must still be searched for.
+    pub fn has_departed(&self) -> bool {
+        self.candidate_tracker.has_departed()
     }
 
     /// The local pods whose labels are needed and not known.

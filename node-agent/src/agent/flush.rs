@@ -127,6 +127,14 @@ impl Flush {
         })
     }
 
+    /// Whether connections of departed pods are still being searched for.
+    pub fn has_departed(&self) -> bool {
+        let mut due = self.fresh.iter().map(|fresh| &fresh.candidates);
+        let looking = self.look.as_ref().filter(|look| look.first);
+        due.any(StaleCandidates::has_departed)
+            || looking.is_some_and(|look| look.candidates.has_departed())
+    }
+
     /// The current problem.
     pub fn problem(&self) -> Option<String> {
         self.problem.clone()
@@ -135,11 +143,11 @@ impl Flush {
     /// Schedules a search after a sync, which is reported once the entries that it made stale are
     /// gone.
     pub fn after<B: Backend>(&mut self, sync: LastSync, engine: &mut Engine<B>) {
-        self.fresh.push_back(Fresh {
-            due: Instant::now() + ANSWERED,
-            candidates: engine.take_stale_candidates(),
-            sync: Some(sync),
-        });
+        let candidates = engine.take_stale_candidates();
+        // A DEL waits for these, and nobody for their answers.
+        let pause = if candidates.has_departed() { Duration::ZERO } else { ANSWERED };
+        let due = Instant::now() + pause;
+        self.fresh.push_back(Fresh { due, candidates, sync: Some(sync) });
         self.report_syncs(engine);
     }
 
@@ -230,7 +238,8 @@ impl Flush {
             sync = fresh.sync.or(sync);
         }
         let first = !candidates.is_empty();
-        let again = first.then(|| (now + SECOND_LOOK, candidates.clone()));
+        let again = first.then(|| (now + SECOND_LOOK, candidates.without_departed()));
+        let again = again.filter(|(_, candidates)| !candidates.is_empty());
         // One search for all second searches that are due soon.
         while let Some((_, due)) = self.again.pop_front_if(|(due, _)| *due <= now + ANSWERED) {
             candidates.absorb(due);

@@ -25,6 +25,8 @@ pub struct StaleCandidates {
     late: BTreeSet<IpAddr>,
     /// Addresses whose connections a policy may forbid now. Of every protocol.
     restricted: BTreeSet<IpAddr>,
+    /// Addresses that pods had to which policies may have applied. All their connections are stale.
+    departed: BTreeSet<IpAddr>,
 }
 
 impl StaleCandidates {
@@ -41,11 +43,13 @@ impl StaleCandidates {
             && self.pods.is_empty()
             && self.late.is_empty()
             && self.restricted.is_empty()
+            && self.departed.is_empty()
     }
 
     /// Adds the other candidates to these.
     pub fn absorb(&mut self, other: Self) {
-        let Self { keys, pods, of_pods, late, restricted } = other;
+        let Self { keys, pods, of_pods, late, restricted, departed } = other;
+        self.departed.extend(departed);
         self.restricted.extend(restricted);
         self.keys.extend(keys);
         self.pods.extend(pods);
@@ -57,7 +61,8 @@ impl StaleCandidates {
     /// walks the whole table.
     pub fn parts(&self) -> BTreeSet<(Family, Protocol)> {
         let keys = self.keys.iter().map(|key| (key.family(), key.protocol));
-        let families: BTreeSet<Family> = self.restricted.iter().map(|ip| family_of(*ip)).collect();
+        let restricted = self.restricted.iter().chain(&self.departed);
+        let families: BTreeSet<Family> = restricted.map(|ip| family_of(*ip)).collect();
         let restricted =
             families.into_iter().flat_map(|family| Protocol::ALL.map(|it| (family, it)));
         keys.chain(self.of_pods.iter().copied()).chain(restricted).collect()
@@ -82,6 +87,25 @@ impl StaleCandidates {
             || [entry.source, entry.reply_source].iter().any(|end| self.is_pod(end.ip()))
             || self.is_late(entry.source.ip())
             || self.is_restricted(entry)
+            || self.departed_ends(entry).next().is_some()
+    }
+
+    /// Whether there are connections to search for that must be gone before their address is
+    /// another pod's.
+    pub fn has_departed(&self) -> bool {
+        !self.departed.is_empty()
+    }
+
+    /// The same without those, which are searched for once: a new pod may have the address by the
+    /// next search.
+    pub fn without_departed(&self) -> Self {
+        Self { departed: BTreeSet::new(), ..self.clone() }
+    }
+
+    /// The ends of a flow, its first destination among them, that are such addresses.
+    pub(super) fn departed_ends(&self, entry: &Entry) -> impl Iterator<Item = IpAddr> {
+        let ends = [entry.source, entry.reply_source, entry.destination];
+        ends.into_iter().map(|end| end.ip()).filter(|ip| self.departed.contains(ip))
     }
 
     /// Whether one end of a flow is one whose connections a policy may forbid now.
@@ -158,6 +182,7 @@ impl CandidateTracker {
             }
         }
         self.candidates.restricted.extend(&changes.firewall.narrowed);
+        self.candidates.departed.extend(&changes.firewall.departed);
         let Some(services) = plan.services() else {
             return;
         };
@@ -228,6 +253,11 @@ impl CandidateTracker {
     pub fn rules_were_missing(&mut self, plan: &Plan) {
         let frontends = plan.services().into_iter().flat_map(ServicePlan::frontends);
         frontends.for_each(|frontend| self.candidates.add_frontend(frontend.key));
+    }
+
+    /// Whether there are connections of departed pods to search for.
+    pub fn has_departed(&self) -> bool {
+        self.candidates.has_departed()
     }
 
     /// Adds frontends that an earlier run programmed and that no longer exist.

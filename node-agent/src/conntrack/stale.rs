@@ -45,6 +45,12 @@ impl<'a> StaleFilter<'a> {
             || self.hides_a_local_pod(entry)
             || self.misses_its_service(entry)
             || self.is_forbidden(entry)
+            || self.is_of_departed_pod(entry)
+    }
+
+    /// A connection of a pod that is gone. One of the pod that has the address now is not.
+    fn is_of_departed_pod(&self, entry: &Entry) -> bool {
+        self.candidates.departed_ends(entry).any(|ip| !self.pods.contains(&ip))
     }
 
     /// A connection that no policy permits any more.
@@ -56,7 +62,9 @@ impl<'a> StaleFilter<'a> {
             port,
         });
         let refusal = |flow| self.plan.firewall()?.refusal(&flow);
-        self.candidates.is_restricted(entry) && flow.and_then(refusal).is_some()
+        let is_candidate = self.candidates.is_restricted(entry)
+            || self.candidates.departed_ends(entry).next().is_some();
+        is_candidate && flow.and_then(refusal).is_some()
     }
 
     /// A flow of a pod that became known late: it was masqueraded as traffic from outside, and

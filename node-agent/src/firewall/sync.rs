@@ -9,6 +9,7 @@ use tracing::{debug, info};
 
 use super::bridge;
 use super::element::{all, of_block, of_identity, of_interfaces, of_sides};
+use super::neighbour::drop_waiting;
 use super::number::Numbers;
 use super::program;
 use super::report::{Dropped, FirewallReport};
@@ -16,7 +17,7 @@ use super::schema::schema;
 use super::write::{Steps, is_garbage};
 use crate::backend::Repair;
 use crate::describe::describe;
-use crate::plan::{Changes, Direction, FirewallPlan, Isolation, Plan};
+use crate::plan::{Changes, Direction, FirewallPlan, Isolation, Plan, Sides};
 use denizen_netlink::NetlinkError;
 use denizen_nft::{Delta, Element, Family, IpVersion, Kernel, NftError, Rendering, Schema};
 
@@ -59,6 +60,8 @@ pub struct Firewall {
     pub(super) without_netfilter: BTreeSet<Arc<str>>,
     pub(super) elements: usize,
     pub(super) rejected: Vec<String>,
+    /// Addresses of restricted pods that are new on a bridge.
+    newcomers: Vec<(Arc<str>, IpAddr)>,
 }
 
 impl Firewall {
@@ -77,6 +80,7 @@ impl Firewall {
             without_netfilter: BTreeSet::new(),
             elements: 0,
             rejected: Vec::new(),
+            newcomers: Vec::new(),
         })
     }
 
@@ -116,12 +120,23 @@ impl Firewall {
         if !changes.pods && of_firewall.is_empty() {
             return;
         }
+        self.note_newcomers(plan, changes);
         self.unknown |= of_firewall.state || !firewall.is_known();
         if self.unknown || !firewall.is_enforced() {
             self.numbers.retain(|id| firewall.is_in_use(id));
             return;
         }
         self.add_changes(plan, firewall, changes);
+    }
+
+    fn note_newcomers(&mut self, plan: &Plan, changes: &Changes) {
+        let new = changes.firewall.sides.iter().filter(|change| change.before.is_none());
+        let restricted = new.filter(|it| it.after.as_ref().is_some_and(Sides::is_restricted));
+        for change in restricted {
+            let bridged = plan.recorded().iter().filter(|pod| pod.shares_interface);
+            let pods = bridged.filter(|pod| pod.ips.contains(&change.address));
+            self.newcomers.extend(pods.map(|pod| (pod.interface.clone(), change.address)));
+        }
     }
 
     fn add_changes(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &Changes) {
@@ -190,6 +205,12 @@ impl Firewall {
     /// The kernel's. What it takes is programmed.
     pub fn sync(&mut self, plan: &Plan) -> Result<Repair, FirewallError> {
         let Some(firewall) = plan.firewall() else { return Ok(Repair::default()) };
+        let repair = self.write(plan, firewall)?;
+        drop_waiting(&std::mem::take(&mut self.newcomers));
+        Ok(repair)
+    }
+
+    fn write(&mut self, plan: &Plan, firewall: &FirewallPlan) -> Result<Repair, FirewallError> {
         if !firewall.is_known() {
             return self.add_pending(firewall);
         }

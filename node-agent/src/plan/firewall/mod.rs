@@ -158,6 +158,9 @@ pub struct FirewallChanges {
     pub blocks: Vec<IdentityChange<IpNetwork>>,
     /// Addresses of which established connections may be forbidden now.
     pub narrowed: BTreeSet<IpAddr>,
+    /// Addresses that are no pod's of this node any more. The next pod that gets one must not get
+    /// the connections of the last one.
+    pub departed: BTreeSet<IpAddr>,
 }
 
 impl FirewallChanges {

@@ -96,6 +96,10 @@ impl FirewallPlan {
     /// Notes whose established connections may be forbidden now: of `all` restricted pods, or of
     /// what changed.
     fn note_narrowed(&self, all: bool, changes: &mut FirewallChanges) {
+        if self.is_enforced() {
+            let gone = changes.sides.iter().filter(|change| change.after.is_none());
+            changes.departed = gone.map(|change| change.address).collect();
+        }
         let restricted = || self.pods().filter(|(_, sides)| sides.is_restricted());
         if restricted().next().is_none() {
             return;
