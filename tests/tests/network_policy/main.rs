@@ -1,8 +1,21 @@
-//! NetworkPolicy: what Kubernetes' own suite and cyclonus ask of it, as cases whose truth the
-//! oracle and, for Kubernetes' own, a hand-written table tell.
+//! NetworkPolicy: what Kubernetes' own suite and cyclonus ask of it, random clusters, the first
+//! packets of new pods, and changes under load. The oracle, which knows nothing of denizen, says
+//! what is true; a hand-written table too, for Kubernetes' own suite.
+
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 mod case;
+mod churn;
 mod cyclonus;
 mod e2e;
+mod first_packet;
 mod hosts;
+mod newcomers;
+mod nodes;
+mod packets;
+mod play;
+mod prober;
+mod random;
+mod recorder;
+mod spray;
 mod truth;

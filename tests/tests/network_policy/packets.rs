@@ -1,0 +1,49 @@
+//! The suites with packets, in both families at once.
+
+use anyhow::Result;
+use denizen_tests::effort;
+use denizen_tests::pod::Wiring;
+use denizen_tests::policy::World;
+
+use crate::case::Case;
+use crate::play::{Way, play};
+use crate::{cyclonus, e2e};
+
+const BOTH_WAYS: [Way; 2] = [Way::PodIp, Way::ClusterIp];
+
+fn e2e_cases(world: &World) -> Vec<(Case, Vec<Way>)> {
+    e2e::cases(world).into_iter().map(|case| (case, BOTH_WAYS.into())).collect()
+}
+
+#[test]
+fn kubernetes_own_suite_between_bridged_pods() -> Result<()> {
+    play("e2e-bridged", |_| Wiring::Bridged, 1, e2e_cases)
+}
+
+#[test]
+fn kubernetes_own_suite_between_routed_pods() -> Result<()> {
+    play("e2e-routed", |_| Wiring::Routed, 1, e2e_cases)
+}
+
+/// On each node one half of the pods is bridged.
+fn half(number: usize) -> Wiring {
+    if (number / 2).is_multiple_of(2) { Wiring::Bridged } else { Wiring::Routed }
+}
+
+#[test]
+fn cyclonus() -> Result<()> {
+    play("cyclonus", half, effort::times(1, 8), |world| {
+        let cases = cyclonus::groups(world).into_iter().flat_map(|(_, cases)| cases);
+        cases.map(|case| (case, BOTH_WAYS.into())).collect()
+    })
+}
+
+/// Without policies everything arrives, so that silence means something.
+#[test]
+fn without_policies_everybody_reaches_everybody() -> Result<()> {
+    play("no-policy", half, 1, |_| {
+        let nothing = crate::case::Change::Delete { namespace: "x".into(), policy: "none".into() };
+        let case = Case::new("no policy").then(nothing).judged();
+        vec![(case, BOTH_WAYS.into())]
+    })
+}

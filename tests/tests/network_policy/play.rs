@@ -1,0 +1,325 @@
+//! Plays cases with packets: nine pods on two nodes, each asking every other.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::cluster::serve;
+use denizen_tests::manifest::{self, Port};
+use denizen_tests::pod::{Pod, Wiring};
+use denizen_tests::policy::{Node, World};
+use denizen_tests::probe::Protocol;
+use denizen_tests::server::Server;
+use denizen_tests::world::ip;
+use serde_json::{Value, json};
+
+use crate::case::{Case, Expected, PROTOCOLS, Step, full};
+use crate::hosts::{Hosts, PORTS, Place, nine};
+use crate::nodes::Nodes;
+use crate::prober::{Answer, Prober, Question};
+
+/// How a question finds its pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    PodIp,
+    /// Through a service that the pod alone serves.
+    ClusterIp,
+}
+
+/// How long an answer may take.
+const ANSWER: Duration = Duration::from_millis(200);
+
+/// How often questions are asked again that nobody answered although somebody should: a packet can
+/// be late on a busy machine. What arrives although it must not is never asked again.
+const TRIES: usize = 3;
+
+/// The pods and their nodes. Members end before their nodes do.
+pub struct Play {
+    members: BTreeMap<String, Member>,
+    nodes: Nodes,
+    wiring: fn(usize) -> Wiring,
+    attached: usize,
+    /// How many services the agents were last told of.
+    services: usize,
+    /// `explain` is asked about every so-manieth question; each step begins with another.
+    explained: usize,
+    steps: usize,
+}
+
+/// A pod that asks and answers.
+struct Member {
+    prober: Prober,
+    _server: Server,
+    pod: Pod,
+    node: usize,
+    services: [IpAddr; 2],
+}
+
+/// One question, and what must come of it.
+#[derive(Debug, Clone, Copy)]
+struct Probe {
+    from: usize,
+    to: usize,
+    family: usize,
+    way: Way,
+    protocol: Protocol,
+    port: u16,
+    arrives: bool,
+}
+
+impl Hosts for Play {
+    fn nodes(&self) -> Vec<Node> {
+        self.nodes.hosts.iter().map(|host| host.node.clone()).collect()
+    }
+
+    fn add(&mut self, namespace: &str, name: &str) -> Result<Place> {
+        let number = self.attached;
+        self.attached += 1;
+        let node = number % 2;
+        let name = format!("{namespace}/{name}");
+        let pod = self.nodes.attach(node, &name, (self.wiring)(number))?;
+        let ports = PORTS.into_iter().flat_map(|port| PROTOCOLS.map(|it| (it, port)));
+        let server = serve(&pod.netns, &pod.addresses, &ports.collect::<Vec<_>>())?;
+        let prober = Prober::start(&pod.netns, ANSWER)?;
+        let services =
+            [ip(&format!("172.30.0.{}", number + 1)), ip(&format!("fd00:30::{:x}", number + 1))];
+        let place = Place {
+            node: self.nodes.hosts[node].node.name.clone(),
+            uid: format!("uid-{}", pod.netns.name()),
+            addresses: [pod.addresses[0], pod.addresses[1]],
+        };
+        ensure!(place.addresses[0].is_ipv4() && place.addresses[1].is_ipv6(), "{place:?}");
+        self.members.insert(name, Member { prober, _server: server, pod, node, services });
+        Ok(place)
+    }
+
+    fn remove(&mut self, namespace: &str, name: &str) -> Result<()> {
+        let member = self.members.remove(&format!("{namespace}/{name}")).context("no such pod")?;
+        member.pod.detach(&self.nodes.hosts[member.node].netns)
+    }
+}
+
+impl Play {
+    /// Two nodes with their agents, and the nine pods, wired so, by the order in which they come.
+    pub fn new(
+        label: &str,
+        wiring: fn(usize) -> Wiring,
+        explained: usize,
+    ) -> Result<(Self, World)> {
+        let nodes = Nodes::new(label, &Value::Null)?;
+        let members = BTreeMap::new();
+        let mut play =
+            Self { members, nodes, wiring, attached: 0, services: 0, explained, steps: 0 };
+        let world = nine(&mut play)?;
+        play.tell(&world)?;
+        play.nodes.start_agents(&[])?;
+        play.nodes.settled(|_, status| status["services"] == play.services)?;
+        Ok((play, world))
+    }
+
+    /// Plays a case from a world without policies, and returns to it.
+    pub fn case(&mut self, case: &Case, world: &World, ways: &[Way]) -> Result<()> {
+        let mut now = world.clone();
+        let mut played = Ok(());
+        for (number, step) in case.steps.iter().enumerate() {
+            played = played.and_then(|()| {
+                self.step(step, &mut now, ways).with_context(|| format!("step {}", number + 1))
+            });
+        }
+        // Pods that a case left behind would be in the next one's way.
+        let left: Vec<_> = now.pods.iter().filter(|it| !world.pods.contains(it)).collect();
+        for pod in left
+            .iter()
+            .filter(|pod| world.pod(&pod.metadata.namespace, &pod.metadata.name).is_none())
+        {
+            self.remove(&pod.metadata.namespace, &pod.metadata.name)?;
+        }
+        played.with_context(|| case.name.clone())
+    }
+
+    fn step(&mut self, step: &Step, world: &mut World, ways: &[Way]) -> Result<()> {
+        for change in &step.changes {
+            change.apply(world, self)?;
+        }
+        self.tell(world)?;
+        self.nodes.settled(|_, status| status["services"] == self.services)?;
+        self.steps += 1;
+        let probes = probes(world, &step.expected, ways);
+        let mut wrong = self.wrong(world, &probes)?;
+        for _ in 1..TRIES {
+            if wrong.is_empty() || wrong.iter().any(|(probe, _)| !probe.arrives) {
+                break;
+            }
+            // A full round, so that nothing that went wrong meanwhile is overlooked.
+            wrong = self.wrong(world, &probes)?;
+        }
+        let lines: Vec<_> = wrong.iter().map(|it| self.line(world, it)).collect();
+        let shown = lines.iter().take(12).cloned().collect::<Vec<_>>().join("\n  ");
+        ensure!(lines.is_empty(), "{} of {} are wrong:\n  {shown}", lines.len(), probes.len());
+        Ok(())
+    }
+
+    /// Writes all objects at once. Services that nobody serves make their number another one than
+    /// before, by which is seen that the agents have read them.
+    fn tell(&mut self, world: &World) -> Result<()> {
+        let mut objects = world.manifests();
+        let mut told = world.pods.len();
+        if told == self.services {
+            let nobody = manifest::service("nobody", &[ip("172.30.1.1")], &[Port::tcp("p", 1, 1)]);
+            objects.push(nobody);
+            told += 1;
+        }
+        objects.extend(self.services(world));
+        self.services = told;
+        self.nodes.manifests.put("objects", &objects)
+    }
+
+    fn services(&self, world: &World) -> Vec<Value> {
+        const NAMES: [[&str; 3]; 2] =
+            [["tcp-80", "udp-80", "sctp-80"], ["tcp-81", "udp-81", "sctp-81"]];
+        let ports = NAMES.iter().zip(PORTS).flat_map(|(names, port)| {
+            let named = names.iter().zip(PROTOCOLS);
+            named.map(move |(name, protocol)| Port::tcp(name, port, port).over(protocol))
+        });
+        let ports: Vec<_> = ports.collect();
+        let mut objects = Vec::new();
+        for pod in &world.pods {
+            let member = &self.members[&full(&pod.metadata)];
+            let name = full(&pod.metadata).replace('/', "-");
+            objects.push(manifest::service(&name, &member.services, &ports));
+            let node = pod.spec.node_name.as_str();
+            let slice = |it: &IpAddr| manifest::slice(&name, &ports, &[(*it, node)]);
+            objects.extend(member.pod.addresses.iter().map(slice));
+        }
+        objects
+    }
+
+    /// Asks everything at once, and `explain` meanwhile; what was wrong.
+    fn wrong<'a>(&self, world: &World, probes: &'a [Probe]) -> Result<Vec<(&'a Probe, String)>> {
+        let members: Vec<_> =
+            world.pods.iter().map(|pod| &self.members[&full(&pod.metadata)]).collect();
+        let mut of_each: Vec<Vec<&Probe>> = vec![Vec::new(); members.len()];
+        for probe in probes {
+            of_each[probe.from].push(probe);
+        }
+        for (member, probes) in members.iter().zip(&of_each) {
+            let question = |probe: &&Probe| Question {
+                protocol: probe.protocol,
+                to: members[probe.to].at(probe.family, probe.way, probe.port),
+            };
+            member.prober.ask(probes.iter().map(question).collect())?;
+        }
+        let mut wrong = Vec::new();
+        for probe in probes.iter().skip(self.steps % self.explained).step_by(self.explained) {
+            if self.is_explained_to_arrive(&members, probe)? != probe.arrives {
+                wrong.push((probe, "explain says the opposite".to_owned()));
+            }
+        }
+        for (member, probes) in members.iter().zip(of_each) {
+            for (probe, answer) in probes.into_iter().zip(member.prober.answers()?) {
+                let expected = if probe.arrives { Answer::Answered } else { Answer::Silent };
+                if answer != expected {
+                    wrong.push((probe, format!("{answer:?}")));
+                }
+            }
+        }
+        Ok(wrong)
+    }
+
+    /// Whether `explain` lets it arrive: the sender's node, and the receiver's if that is another.
+    fn is_explained_to_arrive(&self, members: &[&Member], probe: &Probe) -> Result<bool> {
+        let (sender, receiver) = (members[probe.from], members[probe.to]);
+        let from = sender.pod.addresses[probe.family];
+        let to = receiver.at(probe.family, probe.way, probe.port);
+        let passes = |node: usize, interface: &str, to: SocketAddr| -> Result<bool> {
+            let request = json!({ "explain": {
+                "from": format!("{from}@{interface}"), "to": format!("{to}/{}", probe.protocol),
+            }});
+            let answer = self.nodes.hosts[node].agent()?.ask_directly(&request)?;
+            let verdict = answer["verdict"].as_str().with_context(|| format!("{answer}"))?;
+            Ok(verdict != "drop")
+        };
+        let is_sent = passes(sender.node, &sender.pod.input_interface, to)?;
+        Ok(is_sent
+            && (sender.node == receiver.node
+                || passes(
+                    receiver.node,
+                    "eth0",
+                    receiver.at(probe.family, Way::PodIp, probe.port),
+                )?))
+    }
+
+    fn line(&self, world: &World, (probe, what): &(&Probe, String)) -> String {
+        let Probe { from, to, family, way, protocol, port, arrives } = **probe;
+        let name = |number: usize| {
+            let name = full(&world.pods[number].metadata);
+            let member = &self.members[&name];
+            format!("{name} ({}, node {})", member.pod.addresses[family], member.node + 1)
+        };
+        let expected = if arrives { "arrives" } else { "is dropped" };
+        format!("{} -> {} {way:?} {protocol} {port} {expected}, but: {what}", name(from), name(to))
+    }
+}
+
+impl Member {
+    fn at(&self, family: usize, way: Way, port: u16) -> SocketAddr {
+        let address = match way {
+            Way::PodIp => self.pod.addresses[family],
+            Way::ClusterIp => self.services[family],
+        };
+        SocketAddr::new(address, port)
+    }
+}
+
+/// Every pair in both families. Whether a pod reaches itself through a service is not defined.
+fn probes(world: &World, expected: &[Expected], ways: &[Way]) -> Vec<Probe> {
+    let count = world.pods.len();
+    let mut probes = Vec::new();
+    for it in expected {
+        for (from, to) in (0..count).flat_map(|from| (0..count).map(move |to| (from, to))) {
+            for family in 0..2 {
+                let arrives = it.holds(world, from, to, family);
+                let ways = ways.iter().filter(|way| **way == Way::PodIp || from != to);
+                let (protocol, port) = (it.protocol, it.port);
+                probes.extend(ways.map(|way| Probe {
+                    from,
+                    to,
+                    family,
+                    way: *way,
+                    protocol,
+                    port,
+                    arrives,
+                }));
+            }
+        }
+    }
+    probes
+}
+
+/// Plays all of these and says how long it took; an error names those that failed.
+pub fn play(
+    label: &str,
+    wiring: fn(usize) -> Wiring,
+    explained: usize,
+    cases: impl Fn(&World) -> Vec<(Case, Vec<Way>)>,
+) -> Result<()> {
+    let (mut play, world) = Play::new(label, wiring, explained)?;
+    let started = Instant::now();
+    let cases = cases(&world);
+    let mut failures = Vec::new();
+    for (case, ways) in &cases {
+        if let Err(error) = play.case(case, &world, ways) {
+            failures.push(format!("{error:#}"));
+        }
+    }
+    eprintln!("{} cases in {:?}", cases.len(), started.elapsed());
+    ensure!(
+        failures.is_empty(),
+        "{} of {} cases failed:\n{}",
+        failures.len(),
+        cases.len(),
+        failures.iter().take(10).cloned().collect::<Vec<_>>().join("\n")
+    );
+    Ok(())
+}

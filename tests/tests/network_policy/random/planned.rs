@@ -1,0 +1,129 @@
+//! The agents of both nodes in this process, given a cluster through their real sources: files.
+
+use std::fs::{self, Permissions};
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use denizen_agent::backend::BackendName;
+use denizen_agent::config::PolicyArgs;
+use denizen_agent::model::{Event, Listing, NodeAddress, Protocol as ModelProtocol};
+use denizen_agent::plan::{FirewallPlan, Flow, Planner};
+use denizen_agent::source::{Features, manifests, state_file};
+use denizen_tests::policy::{Packet, Pod, Transport, World};
+use denizen_tests::probe::Protocol;
+use serde_json::{Value, json};
+
+/// One node's agent, which has decided.
+pub struct Planned {
+    planner: Planner,
+}
+
+/// The command line of `render`, as far as it decides.
+#[derive(Debug, Parser)]
+struct Flags {
+    #[command(flatten)]
+    policy: PolicyArgs,
+}
+
+impl Planned {
+    /// Has the agent of `node` decide about `world`, whose files are written into `folder`.
+    pub fn new(world: &World, node: &str, folder: &Path) -> Result<Self> {
+        let words = ["agent", "--node-name", node, "--network-policy=on"];
+        let policy = Flags::try_parse_from(words)?.policy.check(BackendName::Nftables)?;
+        let mut events = read(world, node, &folder.join(node))?;
+        let own = world.nodes.iter().find(|it| it.name == node).context("no such node")?;
+        let eth0 = |address: &IpAddr| NodeAddress {
+            address: *address,
+            interface: "eth0".into(),
+            dummy: false,
+        };
+        events.push(Event::Addresses(own.addresses.iter().map(eth0).collect()));
+        events.push(Event::Listed(Listing::Addresses));
+        let mut planner = Planner::new(policy, BackendName::Nftables.capabilities());
+        planner.apply(events);
+        planner.update();
+        Ok(Self { planner })
+    }
+
+    /// Whether this node lets a packet pass; `None` for a protocol that the plan is not asked
+    /// about.
+    pub fn passes(&self, packet: Packet) -> Result<Option<bool>> {
+        let Transport::Port(protocol, port) = packet.transport else { return Ok(None) };
+        let flow = Flow {
+            source: packet.from,
+            destination: packet.to,
+            protocol: match protocol {
+                Protocol::Tcp => ModelProtocol::Tcp,
+                Protocol::Udp => ModelProtocol::Udp,
+                Protocol::Sctp => ModelProtocol::Sctp,
+            },
+            port: NonZeroU16::new(port).context("port 0")?,
+        };
+        Ok(Some(self.plan()?.refusal(&flow).is_none()))
+    }
+
+    fn plan(&self) -> Result<&FirewallPlan> {
+        self.planner.plan().firewall().context("the firewall is off")
+    }
+}
+
+fn read(world: &World, node: &str, folder: &Path) -> Result<Vec<Event>> {
+    let (objects, run_dir) = (folder.join("manifests"), folder.join("run"));
+    fs::create_dir_all(&objects)?;
+    fs::create_dir_all(&run_dir)?;
+    fs::set_permissions(&run_dir, Permissions::from_mode(0o700))?;
+    let list = json!({ "apiVersion": "v1", "kind": "List", "items": world.manifests() });
+    fs::write(objects.join("all.json"), list.to_string())?;
+    let state = run_dir.join("pods.json");
+    fs::write(&state, state_file_of(world, node).to_string())?;
+    fs::set_permissions(&state, Permissions::from_mode(0o600))?;
+    let features = Features { services: false, network_policy: true };
+    let (mut events, _wrong) = manifests::read(&manifests::Config {
+        folder: objects,
+        node_name: node.to_owned(),
+        features,
+    })?;
+    let pods = state_file::read(&state_file::Config { run_dir })?;
+    ensure!(pods.is_some(), "the state file is there");
+    events.extend(pods.map(Event::Pods));
+    Ok(events)
+}
+
+/// The state file (design.md, section 3): the node's pods that have not ended, and whose addresses
+/// are still theirs.
+fn state_file_of(world: &World, node: &str) -> Value {
+    let has_addresses = |number: usize, pod: &Pod| {
+        let younger = || world.pods[number + 1..].iter().filter(|it| has_network(it));
+        has_network(pod) && !younger().any(|it| it.status.pod_ips == pod.status.pod_ips)
+    };
+    let here = world
+        .pods
+        .iter()
+        .enumerate()
+        .filter(|(number, pod)| pod.spec.node_name == node && has_addresses(*number, pod));
+    let attachment = |(number, pod): (usize, &Pod)| {
+        let (id, veth) = (format!("c{number}"), format!("veth{number}"));
+        let ips: Vec<_> = pod.status.pod_ips.iter().map(|it| it.ip).collect();
+        let attachment = json!({
+            "containerId": id, "ifName": "eth0", "network": "pods", "netns": "/run/netns/x",
+            "pod": {
+                "namespace": pod.metadata.namespace, "name": pod.metadata.name,
+                "uid": pod.metadata.uid,
+            },
+            "bridge": (number % 2 == 0).then_some("cni0"), "ips": ips,
+            "addedAt": format!("2026-11-20T12:{number:02}:00Z"),
+            "hostInterface": { "name": veth, "index": 10 + number, "mac": "02:00:00:00:00:01" },
+        });
+        (format!("{id}/eth0"), attachment)
+    };
+    let attachments: serde_json::Map<String, Value> = here.map(attachment).collect();
+    json!({ "version": 1, "epoch": "model", "generation": 1, "attachments": attachments })
+}
+
+fn has_network(pod: &Pod) -> bool {
+    !pod.spec.host_network && pod.status.phase == "Running" && !pod.status.pod_ips.is_empty()
+}
