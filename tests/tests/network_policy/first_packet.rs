@@ -1,6 +1,8 @@
 //! No window: the first packets of a new pod, and the first ones to it, are judged like any other.
 
 use std::path::Path;
+use std::sync::Mutex;
+use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
@@ -10,12 +12,23 @@ use denizen_tests::cni::Chain;
 use denizen_tests::eventually::eventually;
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::{Pod, Wiring};
+use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
-use crate::newcomers::{Newcomer, Newcomers, nothing_wrong};
+use crate::newcomers::{Newcomer, Newcomers, next, nothing_wrong};
+
+/// Pods of one test; by hand, 1,000.
+const PODS: &str = "DENIZEN_TEST_PODS";
+
+/// How many pods are judged at a time while the next ones are added.
+const AT_ONCE: usize = 8;
 
 /// What has not come about by then never will.
 const BOUND: Duration = Duration::from_secs(20);
+
+fn pods() -> usize {
+    std::env::var(PODS).ok().and_then(|text| text.parse().ok()).unwrap_or(60)
+}
 
 fn wiring(number: usize) -> Wiring {
     if number.is_multiple_of(2) { Wiring::Bridged } else { Wiring::Routed }
@@ -40,8 +53,47 @@ fn attach(newcomers: &Newcomers, netns: Netns, name: &str, chain: &Chain) -> Res
 }
 
 fn remove(newcomers: &Newcomers, name: &str, newcomer: Newcomer) -> Result<()> {
-    newcomer.pod.detach(&newcomers.nodes.hosts[0].netns)?;
+    newcomer.end().detach(&newcomers.nodes.hosts[0].netns)?;
     newcomers.nodes.manifests.remove(&format!("pod-{name}"))
+}
+
+/// Peers send to each new pod since before it had its address.
+#[test]
+fn of_a_new_pod() -> Result<()> {
+    let newcomers = Newcomers::new("first", &isolate("10s"))?;
+    let wrong = Mutex::new(Vec::new());
+    let count = pods();
+    thread::scope(|scope| -> Result<()> {
+        let (ticket, tickets) = sync_channel(AT_ONCE);
+        let tickets = std::sync::Arc::new(Mutex::new(tickets));
+        let mut last = [None, None];
+        for number in 0..count {
+            let name = format!("p{number}");
+            let kind = number % 2;
+            let awaited = last[kind].as_deref().map(next).transpose()?.unwrap_or_default();
+            newcomers.aim(|targets| targets.extend(&awaited));
+            ticket.send(())?;
+            let pod = add(&newcomers, &name, "new", wiring(number)).context(name.clone())?;
+            last[kind] = Some(pod.addresses.clone());
+            let newcomer = Newcomer::start(pod)?;
+            let (newcomers, wrong, tickets) = (&newcomers, &wrong, tickets.clone());
+            scope.spawn(move || {
+                let found = newcomers.first_packets(&newcomer);
+                newcomers.aim(|targets| {
+                    newcomer.pod.addresses.iter().for_each(|it| _ = targets.remove(it));
+                });
+                let removed = remove(newcomers, &name, newcomer);
+                let lines = match (found, removed) {
+                    (Ok(lines), Ok(())) => lines,
+                    (Err(error), _) | (_, Err(error)) => vec![format!("{error:#}")],
+                };
+                wrong.lock().expect("nobody panicked").extend(lines);
+                tickets.lock().expect("nobody panicked").recv().expect("one was bought");
+            });
+        }
+        Ok(())
+    })?;
+    nothing_wrong(count, &wrong.into_inner()?)
 }
 
 /// No agent: what was programmed stays, a new pod is not open, and all is well once one runs again.
@@ -119,4 +171,36 @@ fn with_policies_away<T: Send>(
         std::fs::rename(&away, &file)?;
         job.join().expect("it does not panic")
     })
+}
+
+/// Two kinds of pods take turns at one address. What the one before was permitted, the next is not.
+#[test]
+fn at_an_address_that_is_reused_at_once() -> Result<()> {
+    let newcomers = Newcomers::new("first-reuse", &isolate("10s"))?;
+    let host = &newcomers.nodes.hosts[0];
+    let ranges = [("10.12.1.0/30", ip("10.12.1.1"))];
+    let options = json!({ "waitForAgent": isolate("10s") });
+    let chain = Chain::routed(&ranges, &host.run_dir.join("one-address"))
+        .then_denizen(&host.run_dir, &options);
+    newcomers.nodes.hosts[1]
+        .netns
+        .ip(&format!("route add 10.12.1.0/30 via {}", host.node.addresses[0]))?;
+    newcomers.aim(|targets| targets.extend([ip("10.12.1.2")]));
+    for number in 0..8 {
+        let (name, role) = (format!("p{number}"), ["new", "other"][number % 2]);
+        let netns = newcomers.nodes.sandbox(&format!("new/{name}"))?;
+        newcomers.announce(&name, netns.name(), role)?;
+        let pod = attach(&newcomers, netns, &name, &chain)?;
+        ensure!(pod.addresses == [ip("10.12.1.2")], "{:?}", pod.addresses);
+        let newcomer = Newcomer::start(pod)?;
+        newcomers.forget(&newcomer);
+        let wrong = match role {
+            "new" => newcomers.first_packets(&newcomer)?,
+            // No policy selects it; but the friend here hears the others alone.
+            _ => newcomers.reached(&newcomer, "friend-here")?,
+        };
+        nothing_wrong(1, &wrong).with_context(|| format!("{name}, of role {role}"))?;
+        remove(&newcomers, &name, newcomer)?;
+    }
+    Ok(())
 }
