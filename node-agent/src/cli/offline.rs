@@ -64,7 +64,7 @@ pub(super) fn render(args: &RenderArgs) -> anyhow::Result<()> {
     let backend = args.facts.policy.backend.config(AUTO).name;
     let planner = planner(&args.facts)?;
     let rules = Rendering::of(backend, planner.plan());
-    match planner.plan().firewall() {
+    match planner.plan().firewall().filter(|firewall| firewall.is_enforced()) {
         None => show(&rules, args.output),
         Some(_) => {
             let network_policy = firewall::render(planner.plan());
