@@ -62,7 +62,7 @@ fn explained_as_it_is(fixture: &Fixture, agent: &Contained) -> Result<()> {
     let steps = sticky["steps"].to_string();
     ensure!(
         sticky["verdict"] == "unknown"
-            && steps.contains("not in the kernel")
+            && steps.contains("the kernel rejected rules of this service")
             && steps.contains("recent"),
         "{sticky}"
     );
