@@ -32,10 +32,8 @@ pub async fn follow(run_dir: PathBuf, mut shown: Shown, outlet: Outlet) {
         let seen = shown.state_file.borrow_and_update().clone();
         // Both are only hints. A lost file has nothing to change.
         let is_moved = |state: &State| !moved(state, &Links::of(&links)).is_empty();
-        let result = match seen.last.as_deref() {
-            Some(state) if !seen.is_lost && is_moved(state) => update_records(&run_dir).await,
-            Some(_) | None => Ok(()),
-        };
+        let is_due = seen.last.as_deref().is_some_and(|state| !seen.is_lost && is_moved(state));
+        let result = if is_due { update_records(&run_dir).await } else { Ok(()) };
         let problem = result.err().map(|error| describe(&error));
         if outlet.report(problem.iter().cloned().collect())
             && let Some(error) = &problem
@@ -44,7 +42,9 @@ pub async fn follow(run_dir: PathBuf, mut shown: Shown, outlet: Outlet) {
         }
         tokio::select! {
             () = outlet.closed() => return,
-            () = sleep(RETRY), if problem.is_some() => {}
+            // A name that was given, taken back while the records were compared, and given again
+            // is no change of the links that were seen: they are compared again.
+            () = sleep(RETRY), if is_due => {}
             _ = shown.links.changed() => {}
             _ = shown.state_file.changed() => {}
         }
