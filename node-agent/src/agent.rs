@@ -9,6 +9,7 @@ mod history;
 mod network_policy;
 mod open_files;
 mod publish;
+mod requests;
 mod run_dir;
 mod sources;
 mod stop;
@@ -19,10 +20,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use denizen_state::socket::{WaitAnswer, WaitFor};
-use serde_json::{Value, json};
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, error, info, warn};
 
@@ -31,15 +30,15 @@ use self::flush::Flush;
 use self::foreign::{foreign_change, pollable};
 
 use self::publish::Publisher;
+use self::requests::Waiting;
 use self::sources::Sources;
 use self::stop::Stop;
 use crate::attachments;
 use crate::backend::BackendName;
 use crate::config::Config;
-use crate::control::{Asked, Request};
+use crate::control::Asked;
 use crate::describe::describe;
 use crate::engine::Engine;
-use crate::explain::Packet;
 use crate::forward::{self, Findings};
 use crate::http;
 use crate::memory::trim;
@@ -152,13 +151,6 @@ fn watch_forward(config: &Config) -> (Arc<Notify>, watch::Receiver<Findings>) {
     let open = config.policy.node_side.open_forward;
     tokio::spawn(forward::run(open, elsewhere.clone(), findings));
     (elsewhere, found)
-}
-
-/// A plugin's ADD that waits for its pod.
-struct Waiting {
-    asked: WaitFor,
-    answer: oneshot::Sender<Value>,
-    since: Instant,
 }
 
 struct Agent {
@@ -355,50 +347,6 @@ impl Agent {
             Err(error) => warn!(error = format!("{error:#}"), "cannot watch for foreign changes"),
         }
         trim();
-    }
-
-    fn answer(&mut self, Asked { request, answer }: Asked) {
-        let value = match request {
-            Request::WaitFor(asked) => {
-                let since = now();
-                self.waiting.push(Waiting { asked, answer, since });
-                return self.release();
-            }
-            Request::Explain { explain } => match Packet::parse(&explain.from, &explain.to) {
-                Err(error) => json!({ "error": error.to_string() }),
-                Ok(packet) => match self.engine.explain(&packet) {
-                    Err(error) => json!({ "error": error.to_string() }),
-                    Ok(explanation) => json!(explanation),
-                },
-            },
-            Request::Status { .. } => json!(self.status()),
-            Request::View { view } => json!(self.view(&view)),
-            Request::Measure { .. } => {
-                let status = self.status();
-                self.engine.measure(&status, &self.publisher.metrics);
-                Value::Null
-            }
-        };
-        let _ = answer.send(value);
-    }
-
-    /// Answers every ADD whose pod is programmed, and every DEL whose pod left nothing; drops those
-    /// that gave up.
-    fn release(&mut self) {
-        let engine = &self.engine;
-        let is_clean = !engine.has_departed() && !self.flush.has_departed();
-        let is_done = |asked: &WaitFor| {
-            engine.has_programmed(asked) && (is_clean || engine.is_recorded(&asked.wait_for))
-        };
-        let done = self.waiting.extract_if(.., |w| w.answer.is_closed() || is_done(&w.asked));
-        for waiting in done {
-            let answered =
-                waiting.answer.send(json!(WaitAnswer { programmed: true, reason: None }));
-            let outcome = if answered.is_ok() { "programmed" } else { "gave_up" };
-            let own = &self.publisher.metrics.own;
-            own.plugin_waits.get_or_create(&[("outcome", outcome)]).inc();
-            own.plugin_wait.observe(waiting.since.elapsed().as_secs_f64());
-        }
     }
 }
 

@@ -1,0 +1,64 @@
+//! Answers what comes through the agent's socket.
+
+use std::time::Instant;
+
+use denizen_state::socket::{WaitAnswer, WaitFor};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use super::{Agent, now};
+use crate::control::{Asked, Request};
+use crate::explain::Packet;
+
+/// A plugin's ADD or DEL that waits for its pod.
+pub(super) struct Waiting {
+    asked: WaitFor,
+    answer: oneshot::Sender<Value>,
+    since: Instant,
+}
+
+impl Agent {
+    pub(super) fn answer(&mut self, Asked { request, answer }: Asked) {
+        let value = match request {
+            Request::WaitFor(asked) => {
+                let since = now();
+                self.waiting.push(Waiting { asked, answer, since });
+                return self.release();
+            }
+            Request::Explain { explain } => match Packet::parse(&explain.from, &explain.to) {
+                Err(error) => json!({ "error": error.to_string() }),
+                Ok(packet) => match self.engine.explain(&packet) {
+                    Err(error) => json!({ "error": error.to_string() }),
+                    Ok(explanation) => json!(explanation),
+                },
+            },
+            Request::Status { .. } => json!(self.status()),
+            Request::View { view } => json!(self.view(&view)),
+            Request::Measure { .. } => {
+                let status = self.status();
+                self.engine.measure(&status, &self.publisher.metrics);
+                Value::Null
+            }
+        };
+        let _ = answer.send(value);
+    }
+
+    /// Answers every ADD whose pod is programmed, and every DEL whose pod left nothing; drops those
+    /// that gave up.
+    pub(super) fn release(&mut self) {
+        let engine = &self.engine;
+        let is_clean = !engine.has_departed() && !self.flush.has_departed();
+        let is_done = |asked: &WaitFor| {
+            engine.has_programmed(asked) && (is_clean || engine.is_recorded(&asked.wait_for))
+        };
+        let done = self.waiting.extract_if(.., |w| w.answer.is_closed() || is_done(&w.asked));
+        for waiting in done {
+            let answered =
+                waiting.answer.send(json!(WaitAnswer { programmed: true, reason: None }));
+            let outcome = if answered.is_ok() { "programmed" } else { "gave_up" };
+            let own = &self.publisher.metrics.own;
+            own.plugin_waits.get_or_create(&[("outcome", outcome)]).inc();
+            own.plugin_wait.observe(waiting.since.elapsed().as_secs_f64());
+        }
+    }
+}
