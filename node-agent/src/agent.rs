@@ -113,7 +113,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
         backend_why,
         network_policy_why,
         settings,
-        bridge_filter: BridgeFilter::new(&sysctls),
+        bridge_filter: BridgeFilter::new(&sysctls, &config.run_dir),
         elsewhere,
         found,
         sources,

@@ -233,8 +233,9 @@ impl<B: Backend> Engine<B> {
     fn note_outcome(&mut self, result: &Result<Repair, B::Error>) {
         self.report = self.backend.report();
         self.last_error = result.as_ref().err().map(|error| describe(error));
-        let is_firewalled = self.plan().firewall().is_none_or(FirewallPlan::is_known)
-            && self.firewall_error.is_none();
+        let is_settled = |it: &FirewallPlan| it.is_known() || it.is_left_open();
+        let is_firewalled =
+            self.plan().firewall().is_none_or(is_settled) && self.firewall_error.is_none();
         if result.is_ok() && is_firewalled {
             self.synced |= self.plan().services().is_some() && self.report.settled;
         }

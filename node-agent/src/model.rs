@@ -60,6 +60,8 @@ pub struct Change {
     pub cluster_pods: BTreeSet<PodName>,
     /// NetworkPolicies that changed.
     pub network_policies: BTreeSet<PolicyName>,
+    /// The API refuses another kind of object.
+    pub refused: bool,
 }
 
 impl Change {
@@ -73,6 +75,7 @@ impl Change {
         self.namespaces.clear();
         self.cluster_pods.clear();
         self.network_policies.clear();
+        self.refused = false;
     }
 
     /// Whether anything about this node changed.
@@ -85,6 +88,7 @@ impl Change {
 #[derive(Debug, Default)]
 pub struct Model {
     listed: BTreeSet<Listing>,
+    refused: BTreeSet<Listing>,
     services: HashMap<ServiceName, Service>,
     /// Sorted by name. Most services have one slice, for which a tree would take eleven times the
     /// memory.
@@ -149,6 +153,14 @@ impl Model {
             Event::Egress(egress) => change.egress |= replace(&mut self.egress, Some(egress)),
             Event::Listed(listing) => {
                 self.listed.insert(listing);
+                self.refused.remove(&listing);
+            }
+            // An API server that starts refuses everything for a while. It means this kind alone
+            // once it has permitted what services need.
+            Event::Refused(listing) => {
+                if self.snapshot().is_some() {
+                    change.refused |= self.refused.insert(listing);
+                }
             }
         }
     }
@@ -222,6 +234,12 @@ impl Model {
     /// Those of these first lists that are still missing.
     pub fn owed<const N: usize>(&self, of: [Listing; N]) -> impl Iterator<Item = Listing> + '_ {
         of.into_iter().filter(|listing| !self.listed.contains(listing))
+    }
+
+    /// The first lists that are missing because the API refuses them, although it permits all that
+    /// services need.
+    pub fn refused(&self) -> impl Iterator<Item = Listing> + '_ {
+        self.refused.iter().copied()
     }
 
     /// The complete facts; `None` while a source's first full list is missing.

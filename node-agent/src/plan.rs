@@ -20,7 +20,8 @@ use jiff::Timestamp;
 
 pub use self::firewall::{
     Direction, FirewallChanges, FirewallPlan, FirewallSettings, Flow, IdentityChange, IdentityId,
-    Isolation, Judged, Permission, PolicyStep, PortKey, Refusal, Side, Sides, SidesChange, ToNode,
+    IfRefused, Isolation, Judged, Permission, PolicyStep, PortKey, Refusal, Side, Sides,
+    SidesChange, ToNode,
 };
 pub use self::node::{
     Arrival, Detection, Detector, EgressMasquerade, Local, LocalTest, MarkBit, NodePlan,

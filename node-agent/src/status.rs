@@ -74,6 +74,9 @@ pub struct Status {
 pub struct NetworkPolicyStatus {
     /// The first lists that are missing; nothing is decided before them.
     pub waiting_for: Vec<String>,
+    /// Those that the API refuses, for which `--network-policy auto` leaves new pods open.
+    #[serde(default)]
+    pub refused: Vec<String>,
     /// Policies that select a pod of this node.
     pub policies: usize,
     /// Addresses of local pods that a policy isolates.
@@ -90,6 +93,10 @@ pub struct NetworkPolicyStatus {
 
 impl fmt::Display for NetworkPolicyStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.refused.is_empty() {
+            let refused = self.refused.join(", ");
+            return write!(f, "not enforced: the API refuses {refused} to the agent");
+        }
         if !self.waiting_for.is_empty() {
             return write!(f, "waiting for {}", self.waiting_for.join(", "));
         }

@@ -174,7 +174,9 @@ fn json_has_what_text_has() -> Result<()> {
     for name in features()? {
         let json: serde_json::Value =
             serde_json::from_str(&run(&name, &["render", "--output", "json"])?)?;
-        let tables = json["tables"].as_array().context("tables")?;
+        let of_services = json["tables"].as_array().context("tables")?.iter();
+        let of_policies = json["networkPolicy"]["tables"].as_array().into_iter().flatten();
+        let tables: Vec<_> = of_services.chain(of_policies).collect();
         let count = |of: &str| -> usize {
             tables.iter().filter_map(|t| t[of].as_array()).map(Vec::len).sum()
         };
@@ -201,8 +203,8 @@ fn iptables_json_has_what_text_has() -> Result<()> {
         let chains = tables.filter_map(|table| table["chains"].as_object()).flatten();
         let rules = chains.filter_map(|(_, rules)| rules.as_array());
         assert_eq!(rules.map(Vec::len).sum::<usize>(), lines("-"), "{name}");
-        let bridge = json["bridge"]["tables"].as_array().map_or(0, Vec::len);
-        assert_eq!(bridge, lines("table bridge "), "{name}");
+        let tables = |of: &str| json[of]["tables"].as_array().map_or(0, Vec::len);
+        assert_eq!(tables("bridge") + tables("networkPolicy"), lines("table "), "{name}");
     }
     Ok(())
 }

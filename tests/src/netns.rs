@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::Value;
 use tempfile::TempDir;
 
 /// Where `ip netns` keeps its names, so that `ip netns exec` works on ours.
@@ -126,6 +127,14 @@ impl Netns {
     /// Loads a ruleset written in nft's language.
     pub fn nft(&self, ruleset: &str) -> Result<()> {
         self.feed("nft", &["-f", "-"], ruleset)
+    }
+
+    /// `nf_call_iptables` and `nf_call_ip6tables` of a bridge in here, as the kernel tells them.
+    pub fn bridge_switches(&self, bridge: &str) -> Result<[Value; 2]> {
+        let text = self.output("ip", &["-d", "-j", "link", "show", bridge])?;
+        let links: Value = serde_json::from_str(&text)?;
+        let data = &links[0]["linkinfo"]["info_data"];
+        Ok(["nf_call_iptables", "nf_call_ip6tables"].map(|switch| data[switch].clone()))
     }
 
     /// Runs a program in here and returns what it printed; an error unless it succeeded.

@@ -11,6 +11,26 @@ use anyhow::{Context, Result, bail};
 
 use crate::netns::Netns;
 
+/// The pod firewall's tables, as [`tables`] has them.
+pub const FIREWALL: [&str; 3] =
+    ["table bridge denizen-firewall", "table ip denizen-firewall", "table ip6 denizen-firewall"];
+
+/// Every table of a namespace, anybody's, sorted: `table FAMILY NAME`.
+pub fn tables(node: &Netns) -> Result<Vec<String>> {
+    let text = node.output("nft", &["list", "tables"])?;
+    let mut tables: Vec<String> = text.lines().map(str::to_owned).collect();
+    tables.sort();
+    Ok(tables)
+}
+
+/// The pod firewall's tables and these, as [`tables`] has them.
+pub fn beside_firewall(others: &[&str]) -> Vec<String> {
+    let mut tables: Vec<String> =
+        FIREWALL.iter().chain(others).map(|table| (*table).to_owned()).collect();
+    tables.sort();
+    tables
+}
+
 /// Both families' tables as text, elements in a stable order and without what merely counts
 /// packets.
 pub fn dump(node: &Netns) -> Result<String> {

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::SystemTime;
 
+use denizen_state::firewall::is_off;
 use denizen_state::socket::WaitFor;
 use denizen_state::{Attachment, RunDir};
 use serde_json::Map;
@@ -69,6 +70,12 @@ fn wait_for_agent(
             Ok(())
         }
         OnTimeout::Fail => Err(CniError::TryAgainLater(message)),
+        OnTimeout::Isolate if is_off(run_dir.path()) => {
+            eprintln!(
+                "denizen: {message}; the pod starts anyway (no NetworkPolicy is enforced on this node)"
+            );
+            Ok(())
+        }
         OnTimeout::Isolate => {
             // Also if an agent listens: it may hang since before it read the record.
             isolate(addresses).map_err(|error| {

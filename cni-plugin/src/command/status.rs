@@ -1,5 +1,6 @@
 //! STATUS: whether an ADD would succeed now.
 
+use denizen_state::firewall::is_off;
 use denizen_state::run_dir::SOCKET;
 use denizen_state::{RunDir, StateError};
 
@@ -26,6 +27,7 @@ pub(crate) fn status(config: &Config<'_>) -> Result<(), CniError> {
     let but = match how.on_timeout {
         OnTimeout::Proceed => return Ok(()),
         OnTimeout::Fail => "waitForAgent.onTimeout is \"fail\"".to_owned(),
+        OnTimeout::Isolate if is_off(run_dir.path()) => return Ok(()),
         OnTimeout::Isolate => match isolation() {
             Ok(()) => return Ok(()),
             Err(error) => format!("no pod can be isolated: {}", in_full(&error)),

@@ -34,7 +34,7 @@ impl History {
                 Event::Namespace(..) => "namespace",
                 Event::ClusterPod(..) => "pod",
                 Event::NetworkPolicy(..) => "network policy",
-                Event::Triggered(..) | Event::Listed(_) => continue,
+                Event::Triggered(..) | Event::Listed(_) | Event::Refused(_) => continue,
             };
             *self.due.entry(what).or_default() += 1;
         }

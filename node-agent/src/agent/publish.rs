@@ -94,7 +94,8 @@ impl Publisher {
                 | Event::Namespace(..)
                 | Event::ClusterPod(..)
                 | Event::NetworkPolicy(..)
-                | Event::Listed(_) => continue,
+                | Event::Listed(_)
+                | Event::Refused(_) => continue,
             };
             total.inc();
             pending.inc();

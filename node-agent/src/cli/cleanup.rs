@@ -1,6 +1,6 @@
 //! `cleanup`: removes what denizen, and if requested kube-proxy, left on this node.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
@@ -12,10 +12,10 @@ use crate::config::RunDirArgs;
 use crate::describe::describe;
 use crate::firewall::Firewall;
 use crate::forward;
-use crate::sysctl::Loopback;
-use crate::sysctl::SYSCTLS;
+use crate::sysctl::{BridgeFilter, Loopback, SYSCTLS};
 use crate::takeover::{Owner, iptables, ipvs, remove_kube_proxys};
 use denizen_nft::Kernel;
+use denizen_state::firewall::note_whether_off;
 
 #[derive(Debug, Args)]
 pub(super) struct CleanupArgs {
@@ -57,7 +57,11 @@ pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
 /// Removes denizen's own rules. With --kube-proxy it searches for chains even if the sets are gone.
 fn remove_denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
     // First, since afterwards no rule protects 127.0.0.0/8 from neighbours.
-    close_loopback(&Loopback::new(&args.sysctl_dir, &args.run_dir.run_dir));
+    let run_dir = &args.run_dir.run_dir;
+    close_loopback(&Loopback::new(&args.sysctl_dir, run_dir));
+    for bridge in BridgeFilter::new(&args.sysctl_dir, run_dir).set_back() {
+        println!("set nf_call_iptables and nf_call_ip6tables of bridge {bridge} back");
+    }
     vec![
         forward::cleanup()
             .context("cannot remove denizen's rules from other firewalls' chains")
@@ -68,7 +72,14 @@ fn remove_denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
             }),
         tables().map(|count| println!("removed {}", counted(count, "nftables table"))),
         chains(args.kube_proxy).map(|chains| print_removed(chains, "iptables chain")),
+        release_plugin(run_dir),
     ]
+}
+
+/// No ADD need wait for a firewall that is removed, should the plugin still be configured.
+fn release_plugin(run_dir: &Path) -> anyhow::Result<()> {
+    let noted = if run_dir.is_dir() { note_whether_off(run_dir, true) } else { Ok(()) };
+    noted.context("cannot tell the plugin that NetworkPolicies are not enforced any more")
 }
 
 /// Sets `route_localnet` back if denizen set it. Others who need it have rules of their own against

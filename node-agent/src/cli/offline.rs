@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::explain::{self, Explanation, Packet};
 use crate::firewall;
 use crate::model::{Event, Listing, Node, NodeAddress};
-use crate::plan::Planner;
+use crate::plan::{FirewallPlan, Planner};
 use crate::printable::Printable;
 use crate::source::{Features, egress, manifests, state_file};
 
@@ -24,8 +24,8 @@ use crate::source::{Features, egress, manifests, state_file};
 pub(super) struct Facts {
     #[command(flatten)]
     pub(super) policy: PolicyArgs,
-    /// A folder of manifests (Services, EndpointSlices, Nodes, ServiceCIDRs). The node's addresses
-    /// come from its Node object
+    /// A folder of manifests (Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies,
+    /// Namespaces, Pods). The node's addresses come from its Node object
     #[arg(long, value_name = "DIR")]
     pub(super) manifests: PathBuf,
     /// The run directory with the state file of local pods. Without it there are no local pods
@@ -49,13 +49,17 @@ const AUTO: BackendName = BackendName::Nftables;
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Rendered {
+    #[serde(flatten)]
     services: Rendering,
-    network_policy: denizen_nft::Rendering,
+    /// Missing without policies: then the tables are empty.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    network_policy: Option<denizen_nft::Rendering>,
 }
 
 impl std::fmt::Display for Rendered {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}{}", self.services, self.network_policy)
+        self.services.fmt(f)?;
+        self.network_policy.iter().try_for_each(|tables| tables.fmt(f))
     }
 }
 
@@ -63,14 +67,13 @@ impl std::fmt::Display for Rendered {
 pub(super) fn render(args: &RenderArgs) -> anyhow::Result<()> {
     let backend = args.facts.policy.backend.config(AUTO).name;
     let planner = planner(&args.facts)?;
-    let rules = Rendering::of(backend, planner.plan());
-    match planner.plan().firewall().filter(|firewall| firewall.is_enforced()) {
-        None => show(&rules, args.output),
-        Some(_) => {
-            let network_policy = firewall::render(planner.plan());
-            show(&Rendered { services: rules, network_policy }, args.output)
-        }
-    }
+    let plan = planner.plan();
+    let is_enforced = plan.firewall().is_some_and(FirewallPlan::is_enforced);
+    let rendered = Rendered {
+        services: Rendering::of(backend, plan),
+        network_policy: is_enforced.then(|| firewall::render(plan)),
+    };
+    show(&rendered, args.output)
 }
 
 /// Explains what would happen to a packet.

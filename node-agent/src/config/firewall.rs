@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-use crate::plan::{FirewallSettings, ToNode};
+use crate::plan::{FirewallSettings, IfRefused, ToNode};
 
 /// `--network-policy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -29,7 +29,7 @@ pub enum PolicyToNode {
 pub struct FirewallArgs {
     /// Whether to enforce NetworkPolicies for this node's pods. auto: unless another engine (Calico,
     /// Cilium, kube-router, …) does so on this node
-    #[arg(long, value_enum, value_name = "MODE", default_value = "off")]
+    #[arg(long, value_enum, value_name = "MODE", default_value = "auto")]
     pub network_policy: NetworkPolicyMode,
 
     /// Whether egress policies apply to what a pod sends to its own node
@@ -44,9 +44,11 @@ impl FirewallArgs {
             PolicyToNode::Enforce => ToNode::Enforce,
             PolicyToNode::Allow => ToNode::Allow,
         };
-        match self.network_policy {
-            NetworkPolicyMode::Auto | NetworkPolicyMode::On => Some(FirewallSettings { to_node }),
-            NetworkPolicyMode::Off => None,
-        }
+        let if_refused = match self.network_policy {
+            NetworkPolicyMode::Auto => IfRefused::Open,
+            NetworkPolicyMode::On => IfRefused::Pending,
+            NetworkPolicyMode::Off => return None,
+        };
+        Some(FirewallSettings { to_node, if_refused })
     }
 }

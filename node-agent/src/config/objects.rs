@@ -10,7 +10,8 @@ use crate::source::kube::access::{Access, Credentials, is_server};
 /// The source of the cluster's objects, as written.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ObjectsArgs {
-    /// A folder of manifests (Services, EndpointSlices, Nodes, ServiceCIDRs) to serve, instead of
+    /// A folder of manifests (Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies,
+    /// Namespaces, Pods) to serve, instead of
     /// an API server's objects
     #[arg(long, value_name = "DIR", conflicts_with = "kubeconfig")]
     pub manifests: Option<PathBuf>,

@@ -83,8 +83,10 @@ impl<B: Backend> Engine<B> {
         errors.extend(report.rejected.into_iter().chain(report.errors));
         let count = |is: fn(&Sides) -> bool| decided.pods().filter(|(_, it)| is(it)).count();
         let owed = self.planner.model().owed(Listing::FIREWALL);
+        let refused = self.planner.model().refused().filter(|_| decided.is_left_open());
         Some(NetworkPolicyStatus {
             waiting_for: owed.map(|listing| listing.to_string()).collect(),
+            refused: refused.map(|listing| listing.to_string()).collect(),
             policies: decided.policies_in_force(),
             isolated: count(Sides::is_isolated),
             pending: count(Sides::is_pending),

@@ -109,6 +109,7 @@ fn subject(event: &Event) -> String {
         Event::ClusterPod(name, _) => format!("pod {name}"),
         Event::NetworkPolicy(name, _) => format!("policy {name}"),
         Event::Listed(listing) => format!("{listing:?}"),
+        Event::Refused(listing) => format!("{listing:?} refused"),
     }
 }
 

@@ -87,11 +87,13 @@ pub fn schema() -> Schema {
     }
 }
 
-/// Its chains.
+/// Its chains. None while no policy exists.
 pub fn chains(plan: &FirewallPlan) -> Vec<Chain> {
-    if !plan.is_enforced() {
-        return Vec::new();
-    }
+    if plan.is_enforced() { all() } else { Vec::new() }
+}
+
+/// All chains.
+pub fn all() -> Vec<Chain> {
     vec![sources(), dispatch(), neighbours()]
 }
 

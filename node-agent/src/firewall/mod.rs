@@ -22,4 +22,4 @@ mod write;
 pub use denizen_state::firewall::TABLE;
 
 pub use self::report::{Dropped, FirewallReport};
-pub use self::sync::{Firewall, FirewallError, remove_left_over, render};
+pub use self::sync::{Firewall, FirewallError, probe, remove_left_over, render};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::schema::SetName;
-use crate::plan::{Direction, FirewallPlan, ToNode};
+use crate::plan::{Direction, FirewallPlan, FirewallSettings, ToNode};
 use denizen_nft::{
     Assigned, BaseChain, Chain, Field, Hook, IpVersion, Key, Kind, Rule, Statement, Variable,
     Verdict,
@@ -51,16 +51,17 @@ impl DropReason {
     }
 }
 
-/// All chains, in an order in which each is made before it is referred to. None while no policy
-/// exists: rules would only cost time.
+/// The chains. None while no policy exists: rules would only cost time.
 pub fn chains(version: IpVersion, plan: &FirewallPlan) -> Vec<Chain> {
-    if !plan.is_enforced() {
-        return Vec::new();
-    }
+    if plan.is_enforced() { all(version, plan.settings()) } else { Vec::new() }
+}
+
+/// All chains, in an order in which each is made before it is referred to.
+pub fn all(version: IpVersion, settings: FirewallSettings) -> Vec<Chain> {
     let out = Program { version };
     let refused = Direction::BOTH.map(|it| out.refused(it));
     let asked = Direction::BOTH.map(|it| out.policies(it));
-    let to_node = match plan.settings().to_node {
+    let to_node = match settings.to_node {
         ToNode::Enforce => Some(out.input()),
         ToNode::Allow => None,
     };

@@ -159,6 +159,22 @@ impl Firewall {
         Ok(())
     }
 
+    /// The API refuses what policies need, and pods are left open for it: none waits any longer,
+    /// neither for this run nor for the plugin's sake. What an earlier run enforced stays.
+    pub(super) fn release_pending(&mut self) -> Result<Repair, FirewallError> {
+        if !self.unknown {
+            return Ok(Repair::default());
+        }
+        for schema in IpVersion::BOTH.map(schema) {
+            let seen = self.kernel.observe(&schema)?;
+            let is_pending = |set| set == SetName::Pending.id();
+            let delta = seen.difference(std::iter::empty(), is_pending);
+            self.kernel.write(schema.family, |batch| delta.write(batch, &schema))?;
+        }
+        self.unknown = false;
+        Ok(Repair::default())
+    }
+
     /// While policies are not known: pods that come now wait, and nothing else is touched.
     pub(super) fn add_pending(&mut self, firewall: &FirewallPlan) -> Result<Repair, FirewallError> {
         if !self.unknown {

@@ -17,7 +17,7 @@ use super::schema::schema;
 use super::write::{Steps, is_garbage};
 use crate::backend::Repair;
 use crate::describe::describe;
-use crate::plan::{Changes, Direction, FirewallPlan, Isolation, Plan, Sides};
+use crate::plan::{Changes, Direction, FirewallPlan, FirewallSettings, Isolation, Plan, Sides};
 use denizen_netlink::NetlinkError;
 use denizen_nft::{Delta, Element, Family, IpVersion, Kernel, NftError, Rendering, Schema};
 
@@ -27,6 +27,12 @@ pub enum FirewallError {
     /// It cannot be read or written.
     #[error(transparent)]
     Driver(#[from] NftError),
+    /// Netlink cannot be opened.
+    #[error("cannot open netlink to nf_tables")]
+    Netlink(#[from] NetlinkError),
+    /// Nobody but its owner may change the table.
+    #[error("nf_tables, {0} table: it is owned by another process (netlink portid {1})")]
+    Owned(Family, u32),
     /// A table of another version is there, and policies are not known yet: in its place, nobody
     /// would be isolated.
     #[error(
@@ -211,6 +217,9 @@ impl Firewall {
     }
 
     fn write(&mut self, plan: &Plan, firewall: &FirewallPlan) -> Result<Repair, FirewallError> {
+        if firewall.is_left_open() {
+            return self.release_pending();
+        }
         if !firewall.is_known() {
             return self.add_pending(firewall);
         }
@@ -305,6 +314,25 @@ impl Firewall {
         report.dropped = dropped;
         report
     }
+}
+
+/// Whether the kernel accepts the tables. Nothing is changed.
+///
+/// # Errors
+/// What the kernel refused, or cannot be asked.
+pub fn probe(settings: FirewallSettings) -> Result<(), FirewallError> {
+    let mut kernel = Kernel::open()?;
+    let ip = IpVersion::BOTH.map(|it| (schema(it), program::all(it, settings)));
+    for (schema, chains) in ip.into_iter().chain([(bridge::schema(), bridge::all())]) {
+        let seen = kernel.observe(&schema)?;
+        match seen.owner() {
+            Some(owner) => return Err(FirewallError::Owned(schema.family, owner)),
+            // The kernel accepted it.
+            None if seen.is_there() => {}
+            None => kernel.try_table(&schema, &chains)?,
+        }
+    }
+    Ok(())
 }
 
 /// Removes the tables of a run that had the firewall on.

@@ -207,7 +207,8 @@ fn with_ends(mut events: Vec<Vec<Event>>) -> Vec<Vec<Event>> {
             | Event::NetworkPolicy(..)
             | Event::Addresses(_)
             | Event::Egress(_)
-            | Event::Listed(_) => None,
+            | Event::Listed(_)
+            | Event::Refused(_) => None,
         });
         let Some(now) = now.map(Iterator::collect) else { continue };
         let before = std::mem::replace(&mut known, now);

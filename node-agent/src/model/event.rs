@@ -86,4 +86,6 @@ pub enum Event {
     Egress(Egress),
     /// The first full list of these objects is complete.
     Listed(Listing),
+    /// The API does not permit the agent to list these objects.
+    Refused(Listing),
 }

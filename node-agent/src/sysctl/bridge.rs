@@ -1,6 +1,9 @@
 //! The switch of one bridge with which frames between its ports pass the nf_tables hooks of the IP
 //! families (`nf_call_iptables` and `nf_call_ip6tables`), as the sysctls of the same name do for
 //! all bridges of a network namespace.
+//!
+//! A file in the run directory remembers how a bridge's switches were, so that a later run that
+//! does not need them, and `cleanup`, set them back. A reboot resets both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -8,10 +11,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use denizen_netlink::{Attributes, Message, NetlinkError, Socket, Writer};
+use nix::errno::Errno;
 use nix::libc;
 use thiserror::Error;
 use tracing::{info, warn};
 
+use super::former_switches::{Former, FormerSwitches};
 use crate::describe::describe;
 
 /// Length of `struct ifinfomsg`, and the offset of its index.
@@ -54,15 +59,21 @@ pub enum BridgeError {
 pub struct BridgeFilter {
     /// The folder of the kernel's settings.
     sysctls: PathBuf,
+    former: FormerSwitches,
     wanted: BTreeSet<Arc<str>>,
     problems: BTreeMap<Arc<str>, String>,
 }
 
 impl BridgeFilter {
-    /// For the settings below the folder `sysctls`; no bridge needs it yet.
-    pub fn new(sysctls: &Path) -> Self {
-        let sysctls = sysctls.to_owned();
-        Self { sysctls, wanted: BTreeSet::new(), problems: BTreeMap::new() }
+    /// For the settings below the folder `sysctls`; no bridge needs it yet. What the switches were
+    /// before is kept in `run_dir`.
+    pub fn new(sysctls: &Path, run_dir: &Path) -> Self {
+        Self {
+            sysctls: sysctls.to_owned(),
+            former: FormerSwitches::of(run_dir),
+            wanted: BTreeSet::new(),
+            problems: BTreeMap::new(),
+        }
     }
 
     /// Turns the switch on for these bridges of this thread's network namespace. Unchanged bridges
@@ -73,7 +84,7 @@ impl BridgeFilter {
             return;
         }
         let turned_on = |bridge: &Arc<str>| {
-            let error = turn_on(&self.sysctls, bridge).err()?;
+            let error = self.turn_on(bridge).err()?;
             Some((bridge.clone(), describe(&error)))
         };
         let problems: BTreeMap<_, _> = wanted.iter().filter_map(turned_on).collect();
@@ -89,25 +100,72 @@ impl BridgeFilter {
     pub fn problems(&self) -> &BTreeMap<Arc<str>, String> {
         &self.problems
     }
+
+    /// Turns the switch on, unless it is, and reads it back.
+    fn turn_on(&self, bridge: &str) -> Result<(), BridgeError> {
+        if !self.sysctls.join(MODULE).exists() {
+            return Err(BridgeError::NoModule);
+        }
+        let mut socket = open()?;
+        let (header, switches) = read(&mut socket, bridge)?;
+        if switches == [true; 2] {
+            return Ok(());
+        }
+        self.former.remember(bridge, index_in(&header), switches);
+        write(&mut socket, &header, [true; 2]).map_err(BridgeError::Write)?;
+        info!(%bridge, from = ?switches, "nf_call_iptables and nf_call_ip6tables are on for this bridge");
+        match read(&mut socket, bridge)? {
+            (_, [true, true]) => Ok(()),
+            _ => Err(BridgeError::NotSet),
+        }
+    }
+
+    /// Sets the switches of every bridge back to what they were before denizen turned them on.
+    /// Returns the bridges. One that cannot be set back is logged, and tried again by the next call.
+    pub fn set_back(&self) -> Vec<String> {
+        let (mut done, mut left) = (Vec::new(), Vec::new());
+        for former in self.former.read() {
+            match set_back(&former) {
+                Ok(true) => {
+                    info!(bridge = former.bridge, to = ?former.switches, "nf_call_iptables and nf_call_ip6tables are set back");
+                    done.push(former.bridge);
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    let error = describe(&error);
+                    warn!(bridge = former.bridge, error, "cannot set nf_call_iptables back");
+                    left.push(former);
+                }
+            }
+        }
+        self.former.write(&left);
+        done
+    }
 }
 
-/// Turns the switch on, unless it is, and reads it back.
-fn turn_on(sysctls: &Path, bridge: &str) -> Result<(), BridgeError> {
-    if !sysctls.join(MODULE).exists() {
-        return Err(BridgeError::NoModule);
-    }
-    let mut socket = Socket::route().map_err(BridgeError::Read)?;
+fn open() -> Result<Socket, BridgeError> {
+    let socket = Socket::route().map_err(BridgeError::Read)?;
     socket.set_timeout(ANSWER).map_err(BridgeError::Read)?;
-    let (header, switches) = read(&mut socket, bridge)?;
-    if switches == [true; 2] {
-        return Ok(());
+    Ok(socket)
+}
+
+/// Returns whether it changed anything: the bridge may be gone, or another one have its name.
+fn set_back(former: &Former) -> Result<bool, BridgeError> {
+    let mut socket = open()?;
+    let (header, switches) = match read(&mut socket, &former.bridge) {
+        Err(BridgeError::Read(error)) if error.errno() == Some(Errno::ENODEV) => return Ok(false),
+        found => found?,
+    };
+    if index_in(&header) != former.index || switches == former.switches {
+        return Ok(false);
     }
-    write(&mut socket, &header).map_err(BridgeError::Write)?;
-    info!(%bridge, from = ?switches, "nf_call_iptables and nf_call_ip6tables are on for this bridge");
-    match read(&mut socket, bridge)? {
-        (_, [true, true]) => Ok(()),
-        _ => Err(BridgeError::NotSet),
-    }
+    write(&mut socket, &header, former.switches).map_err(BridgeError::Write)?;
+    Ok(true)
+}
+
+fn index_in(header: &[u8; IFINFOMSG]) -> u32 {
+    let index = header[INDEX..].first_chunk().expect("4 bytes begin there");
+    u32::from_ne_bytes(*index)
 }
 
 /// The header of a request about a bridge, and its switches.
@@ -132,7 +190,11 @@ fn parse(link: &Message<'_>) -> Option<([u8; IFINFOMSG], [bool; 2])> {
     Some((header, [is_on(SWITCHES[0])?, is_on(SWITCHES[1])?]))
 }
 
-fn write(socket: &mut Socket, header: &[u8; IFINFOMSG]) -> Result<(), NetlinkError> {
+fn write(
+    socket: &mut Socket,
+    header: &[u8; IFINFOMSG],
+    switches: [bool; 2],
+) -> Result<(), NetlinkError> {
     let sequence = socket.sequences(1);
     let mut request = Writer::default();
     let flags = libc::NLM_F_ACK as u16;
@@ -140,7 +202,9 @@ fn write(socket: &mut Socket, header: &[u8; IFINFOMSG]) -> Result<(), NetlinkErr
     let info = request.begin(libc::IFLA_LINKINFO);
     request.put_str(libc::IFLA_INFO_KIND, "bridge");
     let data = request.begin(libc::IFLA_INFO_DATA);
-    SWITCHES.iter().for_each(|switch| request.put(*switch, &[1]));
+    for (switch, is_on) in SWITCHES.into_iter().zip(switches) {
+        request.put(switch, &[u8::from(is_on)]);
+    }
     request.end(data);
     request.end(info);
     request.end_message(open);

@@ -6,6 +6,7 @@
 pub mod bridge;
 pub mod conntrack;
 pub mod file;
+mod former_switches;
 pub mod loopback;
 pub mod reconciler;
 pub mod setting;

@@ -173,6 +173,12 @@ impl fmt::Display for Statement {
             }
             Self::Between(field, first, last) => {
                 write!(f, "{field} ")?;
+                // nft takes no names as the bounds of a range.
+                if let (Field::PacketType, [first, ..], [last, ..]) =
+                    (field, first.as_bytes(), last.as_bytes())
+                {
+                    return write!(f, "{first}-{last}");
+                }
                 field.write(f, first.as_bytes())?;
                 f.write_str("-")?;
                 field.write(f, last.as_bytes())

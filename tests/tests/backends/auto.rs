@@ -13,6 +13,7 @@ use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Fixture, Who, every_protocol, every_way};
 use denizen_tests::netns::Netns;
 use denizen_tests::probe::Protocol;
+use denizen_tests::ruleset::{beside_firewall, tables};
 
 /// What has not happened by then never will.
 const BOUND: Duration = Duration::from_secs(60);
@@ -23,12 +24,17 @@ struct Owned(Child);
 impl Owned {
     /// The table `denizen` of that family.
     fn table(node: &Netns, family: &str) -> Result<Self> {
+        Self::named(node, &format!("{family} denizen"))
+    }
+
+    /// A table by family and name.
+    fn named(node: &Netns, table: &str) -> Result<Self> {
         let spawn =
             || Command::new("nft").arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
         let mut owner = Self(node.run(spawn)??);
         let input = owner.0.stdin.as_mut().context("no standard input")?;
-        writeln!(input, "add table {family} denizen {{ flags owner; }}")?;
-        let name = format!("table {family} denizen\n");
+        writeln!(input, "add table {table} {{ flags owner; }}")?;
+        let name = format!("table {table}");
         eventually("it has its table", BOUND, || Ok(tables(node)?.contains(&name)))?;
         Ok(owner)
     }
@@ -39,10 +45,6 @@ impl Drop for Owned {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-fn tables(node: &Netns) -> Result<String> {
-    node.output("nft", &["list", "tables"])
 }
 
 fn context(label: &str) -> Result<Fixture> {
@@ -122,8 +124,12 @@ fn the_bridges_table_is_asked_for_where_ports_matter() -> Result<()> {
     chose(&fixture, &agent, "nftables", "this kernel can do all that it needs")?;
     agent.terminate()?;
     let program = binary::ours("denizen-agent")?.display().to_string();
-    let said = fixture.cluster.world.node.output(&program, &["cleanup"])?;
-    assert_eq!(said, "removed 2 nftables tables\n", "the third is not denizen's");
+    let node = &fixture.cluster.world.node;
+    let theirs = "table bridge denizen";
+    let there = beside_firewall(&[theirs, "table ip denizen", "table ip6 denizen"]);
+    assert_eq!(tables(node)?, there);
+    assert_eq!(node.output(&program, &["cleanup"])?, "removed 5 nftables tables\n");
+    assert_eq!(tables(node)?, [theirs], "it is not denizen's");
     let agent = start(&fixture, &["--detect-local=bridge-port"])?;
     chose(&fixture, &agent, "iptables", "bridge table: it is owned by another process")?;
     let (to, protocol) = every_way(11).next().context("no way")?;
@@ -135,6 +141,31 @@ fn the_bridges_table_is_asked_for_where_ports_matter() -> Result<()> {
     drop(owned);
     let agent = start(&fixture, &["--detect-local=bridge-port"])?;
     chose(&fixture, &agent, "nftables", "this kernel can do all that it needs")
+}
+
+/// Services go on without the pod firewall where nobody asked for it, and status says why it is off.
+#[test]
+fn policies_are_left_alone_where_nf_tables_is_refused() -> Result<()> {
+    for (family, backend) in [("ip", "nftables"), ("bridge", "iptables")] {
+        let fixture = context(&format!("auto-np-{family}"))?;
+        let node = &fixture.cluster.world.node;
+        let owned = Owned::named(node, &format!("{family} denizen-firewall"))?;
+        let agent = fixture.cluster.start_agent_with([format!("--backend={backend}")])?;
+        let status = agent.status()?;
+        let why = status["networkPolicyWhy"].as_str().unwrap_or_default();
+        let expected = format!("{family} table: it is owned by another process");
+        ensure!(why.contains(&expected), "{status}");
+        assert_eq!(status["networkPolicy"], serde_json::Value::Null);
+        assert_eq!(status["errors"], serde_json::json!([]));
+        for (to, protocol) in every_way(10) {
+            ensure!(fixture.ask(Who::Bridged, to, protocol)?.endpoint().is_some());
+        }
+        agent.terminate()?;
+        drop(owned);
+        let agent = start(&fixture, &[])?;
+        assert_eq!(agent.status()?["networkPolicy"]["pending"], 0);
+    }
+    Ok(())
 }
 
 /// No backend can tell a pod from its neighbour on the bridge then, so none is chosen.

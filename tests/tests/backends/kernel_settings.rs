@@ -224,14 +224,6 @@ fn an_init_container_sets_everything_up_and_programs_nothing() -> Result<()> {
     Ok(())
 }
 
-/// What the kernel says of a bridge: both switches.
-fn switches(node: &Netns, bridge: &str) -> Result<[Value; 2]> {
-    let links: Value =
-        serde_json::from_str(&node.output("ip", &["-d", "-j", "link", "show", bridge])?)?;
-    let data = &links[0]["linkinfo"]["info_data"];
-    Ok(["nf_call_iptables", "nf_call_ip6tables"].map(|switch| data[switch].clone()))
-}
-
 #[test]
 fn frames_of_one_bridge_are_filtered_and_what_cannot_be_is_named() -> Result<()> {
     let node = Netns::new("bridge")?;
@@ -239,23 +231,24 @@ fn frames_of_one_bridge_are_filtered_and_what_cannot_be_is_named() -> Result<()>
     node.ip("link add br1 type bridge")?;
     node.ip("link add veth0 type veth peer name veth1")?;
     turn_off(&node)?;
-    let mut filter = BridgeFilter::new(Path::new("/proc/sys"));
+    let run_dir = tempfile::tempdir()?;
+    let mut filter = BridgeFilter::new(Path::new("/proc/sys"), run_dir.path());
     let mut keep = |bridges: &[&str], check| {
         let bridges: BTreeSet<Arc<str>> = bridges.iter().map(|name| (*name).into()).collect();
         node.run(|| filter.keep(bridges, check))?;
         Ok::<_, anyhow::Error>(filter.problems().clone())
     };
     assert!(keep(&["br0"], false)?.is_empty());
-    assert_eq!(switches(&node, "br0")?, [1, 1]);
-    assert_eq!(switches(&node, "br1")?, [0, 0], "another bridge is not ours to change");
+    assert_eq!(node.bridge_switches("br0")?, [1, 1]);
+    assert_eq!(node.bridge_switches("br1")?, [0, 0], "another bridge is not ours to change");
     node.ip("link set br0 type bridge nf_call_ip6tables 0")?;
     keep(&["br0"], false)?;
-    assert_eq!(switches(&node, "br0")?, [1, 0], "nothing says that it changed");
+    assert_eq!(node.bridge_switches("br0")?, [1, 0], "nothing says that it changed");
     keep(&["br0"], true)?;
-    assert_eq!(switches(&node, "br0")?, [1, 1]);
+    assert_eq!(node.bridge_switches("br0")?, [1, 1]);
 
     let problems = keep(&["absent", "br1", "veth0"], false)?;
-    assert_eq!(switches(&node, "br1")?, [1, 1]);
+    assert_eq!(node.bridge_switches("br1")?, [1, 1]);
     let names: Vec<_> = problems.keys().map(|name| &**name).collect();
     assert_eq!(names, ["absent", "veth0"]);
     assert!(problems["absent"].contains("No such device"), "{problems:?}");
@@ -264,8 +257,49 @@ fn frames_of_one_bridge_are_filtered_and_what_cannot_be_is_named() -> Result<()>
     assert_eq!(keep(&["absent"], false)?.len(), 0, "what failed is tried again");
 
     let empty = tempfile::tempdir()?;
-    let mut filter = BridgeFilter::new(empty.path());
+    let mut filter = BridgeFilter::new(empty.path(), run_dir.path());
     filter.keep(["br0".into()].into(), false);
     assert!(filter.problems()["br0"].contains("br_netfilter"), "{:?}", filter.problems());
+    Ok(())
+}
+
+/// A restart in between forgets nothing, and what somebody else turned on is not ours to turn off.
+#[test]
+fn bridges_get_back_what_they_had() -> Result<()> {
+    let node = Netns::new("bridge-back")?;
+    for bridge in [
+        "off",
+        "half nf_call_iptables 1",
+        "on nf_call_iptables 1 nf_call_ip6tables 1",
+        "gone",
+        "other",
+    ] {
+        let (name, switches) = bridge.split_once(' ').unwrap_or((bridge, ""));
+        node.ip(&format!("link add {name} type bridge {switches}"))?;
+    }
+    turn_off(&node)?;
+    let run_dir = tempfile::tempdir()?;
+    let filter = || BridgeFilter::new(Path::new("/proc/sys"), run_dir.path());
+    let all = ["off", "half", "on", "gone", "other"];
+    for _ in 0..2 {
+        let bridges = all.map(Arc::from).into();
+        node.run(|| filter().keep(bridges, true))?;
+        for bridge in all {
+            assert_eq!(node.bridge_switches(bridge)?, [1, 1], "{bridge}");
+        }
+        // Somebody turns it off, and the next run on again.
+        node.ip("link set half type bridge nf_call_iptables 0")?;
+    }
+    node.ip("link del gone")?;
+    node.ip("link del other")?;
+    node.ip("link add other type bridge nf_call_iptables 1")?;
+    assert_eq!(node.run(|| filter().set_back())?, ["half", "off"]);
+    let expected = [("off", [0, 0]), ("half", [1, 0]), ("on", [1, 1]), ("other", [1, 0])];
+    for (bridge, expected) in expected {
+        assert_eq!(node.bridge_switches(bridge)?, expected, "{bridge}");
+    }
+    node.ip("link set off type bridge nf_call_iptables 1")?;
+    assert_eq!(node.run(|| filter().set_back())?, [""; 0], "denizen has nothing on it any more");
+    assert_eq!(node.bridge_switches("off")?, [1, 0]);
     Ok(())
 }

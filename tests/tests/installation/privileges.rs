@@ -20,6 +20,7 @@ use denizen_tests::manifest::Port;
 use denizen_tests::netns::checked;
 use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::probe::Protocol;
+use denizen_tests::ruleset::{beside_firewall, tables};
 use serde_json::{Value, json};
 
 /// The number of each capability (linux/capability.h).
@@ -188,13 +189,13 @@ fn taking_away_needs_no_more() -> Result<()> {
     let fixture = Fixture::new("caps-clean")?;
     let node = &fixture.cluster.world.node;
     fixture.cluster.start_agent()?.terminate()?;
-    let before = node.output("nft", &["list", "tables"])?;
-    assert!(before.contains("table ip denizen"), "{before}");
+    assert_eq!(tables(node)?, beside_firewall(&["table ip denizen", "table ip6 denizen"]));
     let mut command = container(&capabilities(UNINSTALL, "rules")?);
     command.arg(binary::ours("denizen-agent")?).arg("cleanup");
     let output = node.run(|| checked(&mut command))??;
-    assert!(String::from_utf8_lossy(&output.stdout).contains("removed 2"), "{output:?}");
-    assert_eq!(node.output("nft", &["list", "tables"])?, "");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("removed 5 nftables tables\n"), "{output:?}");
+    assert_eq!(tables(node)?, [""; 0]);
     Ok(())
 }
 

@@ -7,4 +7,5 @@ mod events;
 mod firewall;
 mod outages;
 mod rbac;
+mod refused_policies;
 mod start;

@@ -12,6 +12,7 @@ mod first_packet;
 mod hosts;
 mod newcomers;
 mod nodes;
+mod off;
 mod packets;
 mod play;
 mod prober;

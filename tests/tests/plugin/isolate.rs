@@ -3,6 +3,7 @@
 
 use std::process::{Command, Stdio};
 
+use denizen_state::firewall::note_whether_off;
 use denizen_state::run_dir::SOCKET;
 use denizen_state::socket::WaitAnswer;
 use denizen_tests::cni::{PluginContext, Refusal};
@@ -95,6 +96,21 @@ fn where_a_pod_cannot_be_isolated_it_does_not_start() {
             assert!(!left.contains("10.1.0.5"), "{left}");
         }
     }
+}
+
+/// No firewall has tables there, and none will come.
+#[test]
+fn where_no_policy_is_enforced_the_pod_starts_as_it_is() {
+    let context = PluginContext::new();
+    context.add("c1");
+    note_whether_off(&context.run_dir(), true).unwrap();
+    assert_eq!(call(&context, "ADD").unwrap(), context.configuration("1.1.0")["prevResult"]);
+    assert_eq!(context.records(), ["c1/eth0", "c2/eth0"]);
+    call(&context, "STATUS").unwrap();
+    assert_eq!(nft(&context, &["list", "tables"]), "");
+    note_whether_off(&context.run_dir(), false).unwrap();
+    assert_eq!(call(&context, "ADD").unwrap_err()["code"], 11, "an agent with a firewall came");
+    assert_eq!(call(&context, "STATUS").unwrap_err()["code"], 50);
 }
 
 #[test]

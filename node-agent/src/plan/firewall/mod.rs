@@ -57,6 +57,19 @@ pub use self::side::{Isolation, Side, Sides};
 pub struct FirewallSettings {
     /// What pods may send to their own node.
     pub to_node: ToNode,
+    /// What becomes of new pods while the API refuses policies, pods or namespaces to the agent.
+    pub if_refused: IfRefused,
+}
+
+/// What becomes of new pods of this node while the API refuses to the agent what policies need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum IfRefused {
+    /// `--network-policy on`: they are pending.
+    #[default]
+    Pending,
+    /// `--network-policy auto`: they are open, since the operator of an agent whose role is older
+    /// than the pod firewall never asked for it.
+    Open,
 }
 
 /// `--policy-to-node`: whether egress policies apply to what a pod sends to its own node.
@@ -75,6 +88,8 @@ pub struct FirewallPlan {
     settings: FirewallSettings,
     /// Whether all policies, pods and namespaces are known.
     known: bool,
+    /// Whether pods are open because the API refuses what policies need.
+    left_open: bool,
     /// Whether there is any policy in the cluster.
     any_policy: bool,
     /// The pods that were recorded before this agent started.
@@ -147,8 +162,8 @@ pub struct IdentityChange<T> {
 /// What differs from the plan before.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct FirewallChanges {
-    /// Policies, pods and namespaces are all known from now on, or rules are needed from now on, or
-    /// no more.
+    /// Policies, pods and namespaces are all known from now on, or refused, or rules are needed from
+    /// now on, or no more.
     pub state: bool,
     /// This node's pods that are judged otherwise.
     pub sides: Vec<SidesChange>,
@@ -185,6 +200,12 @@ impl FirewallPlan {
     /// were added since the start are decided about: they are pending.
     pub fn is_known(&self) -> bool {
         self.known
+    }
+
+    /// Whether pods are open because the API refuses what policies need. What an earlier run
+    /// enforced stays in the kernel.
+    pub fn is_left_open(&self) -> bool {
+        self.left_open
     }
 
     /// Whether rules are needed at all. Without any policy they would only cost time.

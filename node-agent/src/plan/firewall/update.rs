@@ -14,7 +14,8 @@ use super::permission::ClassKey;
 use super::rules::Direction;
 use super::side::{Decision, Described, Side, Sides, decide};
 use super::{
-    Blocks, ClusterClaim, FirewallChanges, FirewallPlan, IdentityChange, SidesChange, Subject,
+    Blocks, ClusterClaim, FirewallChanges, FirewallPlan, IdentityChange, IfRefused, SidesChange,
+    Subject,
 };
 use crate::model::{Change, Cluster, LocalPod, Model, PodName, PodSet, PolicyName};
 use denizen_state::AttachmentId;
@@ -28,16 +29,20 @@ impl FirewallPlan {
         change: &Change,
     ) -> FirewallChanges {
         let mut changes = FirewallChanges::default();
-        let was = (self.known, self.is_enforced());
+        let was = (self.known, self.left_open, self.is_enforced());
         if change.addresses {
             self.own = model.addresses().iter().map(|own| own.address).collect();
         }
         let recorded = recorded.map(|set| &*set.pods).unwrap_or_default();
         match model.cluster() {
             Some(cluster) => self.update_known(cluster, recorded, change, &mut changes),
-            None => self.update_unknown(recorded, change, &mut changes),
+            None => {
+                let is_refused = model.refused().next().is_some();
+                self.left_open = is_refused && self.settings.if_refused == IfRefused::Open;
+                self.update_unknown(recorded, change, &mut changes);
+            }
         }
-        changes.state = was != (self.known, self.is_enforced());
+        changes.state = was != (self.known, self.left_open, self.is_enforced());
         changes
     }
 
@@ -49,12 +54,13 @@ impl FirewallPlan {
         change: &Change,
         changes: &mut FirewallChanges,
     ) {
-        if !change.pods {
+        if !change.pods && !change.refused {
             return;
         }
         let now = || recorded.iter().map(|pod| pod.id.clone()).collect();
         let earlier = self.earlier.get_or_insert_with(now);
         let late = recorded.iter().filter(|pod| !earlier.contains(&pod.id) && !pod.adopted);
+        let late = late.filter(|_| !self.left_open);
         let pending = Sides { ingress: Side::pending(), egress: Side::pending() };
         let ips = late.filter(|pod| pod.pod.is_some()).flat_map(|pod| &pod.ips);
         let sides = ips.map(|ip| (*ip, pending.clone())).collect();
@@ -69,6 +75,7 @@ impl FirewallPlan {
         changes: &mut FirewallChanges,
     ) {
         let is_first = !std::mem::replace(&mut self.known, true);
+        self.left_open = false;
         self.any_policy = cluster.policies().next().is_some();
         let mut names = change.cluster_pods.clone();
         if is_first {

@@ -180,6 +180,9 @@ impl Follower {
                 return Ok(NOT_SERVED);
             }
         }
+        if remedy == Remedy::Forbidden && !self.listed {
+            self.outlet.send(vec![Event::Refused(self.kind.listing())]).await?;
+        }
         let hiccup = matches!(failure, Failure::ShortWatch) && self.pace.is_fresh();
         if hiccup || remedy == Remedy::ListAnew && !listing {
             debug!(kind = %self.kind, error = describe(failure), "continuing after a failure");
@@ -330,8 +333,7 @@ impl Follower {
         let answered: Option<Versioned> = serde_json::from_str(answer).ok();
         let answered = answered.and_then(|it| number(&it.metadata.resource_version));
         if answered > self.version.as_deref().and_then(number) {
-            let events = self.index.changed(answer);
-            self.outlet.send(events).await?;
+            self.outlet.send(self.index.changed(answer)).await?;
             self.report();
         }
         Ok(())
@@ -349,8 +351,7 @@ impl Follower {
 
     /// A list is complete: sends it as one change, and continues from its version.
     async fn complete(&mut self, list: List, version: String) -> Result<(), Closed> {
-        let events = self.index.complete(list);
-        self.outlet.send(events).await?;
+        self.outlet.send(self.index.complete(list)).await?;
         self.listed().await?;
         self.version = Some(version);
         self.report();
@@ -359,10 +360,9 @@ impl Follower {
 
     /// Sends once that the first list is complete.
     async fn listed(&mut self) -> Result<(), Closed> {
-        if std::mem::replace(&mut self.listed, true) {
-            return Ok(());
-        }
-        self.outlet.send(vec![Event::Listed(self.kind.listing())]).await
+        let is_first = !std::mem::replace(&mut self.listed, true);
+        let listed = is_first.then(|| Event::Listed(self.kind.listing()));
+        self.outlet.send(Vec::from_iter(listed)).await
     }
 
     /// Reports that this kind cannot be followed, or can again, and logs it once.

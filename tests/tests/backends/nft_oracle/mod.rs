@@ -58,26 +58,75 @@ fn settled_elements(name: &str, mut value: Value) -> Value {
     value
 }
 
-/// Each chain's rules in order: a set of objects would hide it.
-fn rules_in_order(at: &Netns, family: &str) -> Result<BTreeMap<String, Vec<String>>> {
-    let text = at.output("nft", &["list", "ruleset", family])?;
-    let mut chains: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for block in text.split("\n\n").filter_map(|block| block.trim_start().strip_prefix("chain ")) {
-        let (name, rules) = block.split_once(" {").context("a chain")?;
-        // The last one's block ends the table too.
-        let rules = rules.lines().map(str::trim).filter(|line| *line != "}");
-        let rules = rules.map(str::to_owned);
-        chains.insert(name.to_owned(), rules.collect());
+/// Each chain's rules in order, by table and chain: a set of objects would hide it.
+fn rules_in_order(at: &Netns, family: &str) -> Result<BTreeMap<(String, String), Vec<String>>> {
+    let mut chains = BTreeMap::new();
+    let tables = ruleset::tables(at)?.into_iter();
+    let prefix = format!("table {family} ");
+    for table in tables.filter_map(|table| Some(table.strip_prefix(&prefix)?.to_owned())) {
+        let text = at.output("nft", &["list", "table", family, &table])?;
+        for block in text.split("\n\n") {
+            let Some(block) = block.trim_start().strip_prefix("chain ") else { continue };
+            let (name, rules) = block.split_once(" {").context("a chain")?;
+            // The last one's block ends the table too.
+            let rules = rules.lines().map(str::trim).filter(|line| *line != "}");
+            let rules: Vec<String> = rules.map(str::to_owned).collect();
+            chains.insert((table.clone(), name.to_owned()), rules);
+        }
     }
     Ok(chains)
+}
+
+/// What nft's JSON tells of the pod firewall's tables is taken out: without a policy they are empty
+/// sets for the plugin and for what may come, which `render` does not show.
+fn without_idle_firewall(at: &Netns) -> Result<()> {
+    for family in FAMILIES {
+        for object in table_of(at, family)? {
+            let object: Value = serde_json::from_str(&object)?;
+            let (kind, content) =
+                object.as_object().and_then(|it| it.iter().next()).context("one")?;
+            let table = if kind == "table" { &content["name"] } else { &content["table"] };
+            if table != "denizen-firewall" {
+                continue;
+            }
+            let is_idle = match &**kind {
+                "table" => true,
+                "set" | "map" => content.get("elem").is_none(),
+                _ => false,
+            };
+            ensure!(is_idle, "{family}: {object}");
+        }
+        at.nft(&format!("delete table {family} denizen-firewall"))?;
+    }
+    Ok(())
+}
+
+/// The links of the recorded pods: the agent removes the record of a link that is gone, and follows
+/// one that moved.
+fn add_links(at: &Netns) -> Result<()> {
+    for link in [
+        "cni0 type bridge",
+        "veth1 index 12 address 02:00:00:00:00:01 type veth peer name peer1",
+        "a-long-name-123 index 13 address 02:00:00:00:00:02 type bridge",
+    ] {
+        at.ip(&format!("link add {link}"))?;
+    }
+    at.ip("link set veth1 master cni0")
 }
 
 #[test]
 fn text_makes_what_netlink_makes() -> Result<()> {
     for feature in features()? {
         let (by_agent, by_nft) = (Netns::new("agent")?, Netns::new("nft")?);
-        let _agent = feature.start(&by_agent)?;
-        by_nft.nft(&feature.rendered()?).with_context(|| feature.name.clone())?;
+        add_links(&by_agent)?;
+        let agent = feature.start(&by_agent)?;
+        let rendered = feature.rendered()?;
+        // It would repair what is taken away.
+        agent.terminate()?;
+        if !rendered.contains("table ip denizen-firewall") {
+            without_idle_firewall(&by_agent).with_context(|| feature.name.clone())?;
+        }
+        by_nft.nft(&rendered).with_context(|| feature.name.clone())?;
         have_the_same(&by_agent, &by_nft).with_context(|| feature.name.clone())?;
     }
     Ok(())
@@ -222,15 +271,7 @@ fn whatever_is_spoiled_is_repaired_to_what_a_fresh_start_makes() -> Result<()> {
 fn a_bridges_table_is_repaired_like_the_others() -> Result<()> {
     let feature = Feature::golden("detect-port-exact")?;
     let at = Netns::new("drift-bridge")?;
-    // The agent removes the record of a link that is gone, and follows one that moved.
-    for link in [
-        "cni0 type bridge",
-        "veth1 index 12 address 02:00:00:00:00:01 type veth peer name peer1",
-        "a-long-name-123 index 13 address 02:00:00:00:00:02 type bridge",
-    ] {
-        at.ip(&format!("link add {link}"))?;
-    }
-    at.ip("link set veth1 master cni0")?;
+    add_links(&at)?;
     let agent = feature.start(&at)?;
     let t = "bridge denizen";
     let harms = [

@@ -16,6 +16,7 @@ use denizen_tests::flows::table::Backend;
 use denizen_tests::iptables::Variant;
 use denizen_tests::netns::Netns;
 use denizen_tests::probe::{Outcome, Probe, Protocol};
+use denizen_tests::ruleset;
 use serde_json::{Value, json};
 
 use super::context::{EgressContext, SOON, outside};
@@ -174,7 +175,8 @@ fn another_variant_or_backend_leaves_nothing_behind() -> Result<()> {
         if let Some(last) = last {
             let is_gone = || match last {
                 Nftables => {
-                    Ok(!context.node().output("nft", &["list", "tables"])?.contains(" denizen"))
+                    let tables = ruleset::tables(context.node())?;
+                    Ok(!tables.iter().any(|table| table.ends_with(" denizen")))
                 }
                 IptablesLegacy | IptablesNft => Ok(!context.is_programmed(last)?),
             };

@@ -8,6 +8,7 @@ use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Fixture, Who, every_protocol, every_way, service_ips};
 use denizen_tests::manifest;
+use denizen_tests::ruleset::{beside_firewall, tables};
 use serde_json::json;
 
 use crate::context::{AgentContext, HTTP, at};
@@ -99,12 +100,13 @@ fn cleanup_removes_what_is_denizens_and_nothing_else() -> Result<()> {
     let node = &fixture.cluster.world.node;
     node.nft("table ip somebody_elses {\n}\n")?;
     agent.terminate()?;
-    let tables = |node: &denizen_tests::netns::Netns| node.output("nft", &["list", "tables"]);
-    assert!(tables(node)?.contains("table ip6 denizen"), "a stop leaves the rules");
+    let theirs = "table ip somebody_elses";
+    let all = beside_firewall(&[theirs, "table ip denizen", "table ip6 denizen"]);
+    assert_eq!(tables(node)?, all, "a stop leaves the rules");
     let program = denizen_tests::binary::ours("denizen-agent")?;
     let said = node.output(&program.display().to_string(), &["cleanup"])?;
-    assert_eq!(said, "removed 2 nftables tables\n");
-    assert_eq!(tables(node)?, "table ip somebody_elses\n");
+    assert_eq!(said, "removed 5 nftables tables\n");
+    assert_eq!(tables(node)?, [theirs]);
     let again = node.output(&program.display().to_string(), &["cleanup"])?;
     assert_eq!(again, "removed 0 nftables tables\n");
     Ok(())

@@ -84,7 +84,7 @@ impl Latest {
                 Event::Namespace(name, it) => (format!("namespace {name}"), it.is_none()),
                 Event::ClusterPod(name, pod) => (format!("pod {name}"), pod.is_none()),
                 Event::NetworkPolicy(name, it) => (format!("policy {name}"), it.is_none()),
-                Event::Listed(_) => continue,
+                Event::Listed(_) | Event::Refused(_) => continue,
                 Event::Pods(_) | Event::Addresses(_) | Event::Egress(_) | Event::Triggered(..) => {
                     panic!("not of manifests: {event:?}")
                 }

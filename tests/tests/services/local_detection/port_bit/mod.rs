@@ -17,6 +17,7 @@ use denizen_tests::iptables::{self, Variant};
 use denizen_tests::load::Load;
 use denizen_tests::netns::Netns;
 use denizen_tests::probe::{Outcome, Protocol};
+use denizen_tests::ruleset::{self, beside_firewall};
 use serde_json::{Value, json};
 
 const PORT_EXACT: &str = "pod-state=port-exact";
@@ -200,10 +201,15 @@ fn what_others_do_to_the_bridges_table_is_repaired_with_iptables() -> Result<()>
         observed(&format!("repaired: {harm}"), BOUND, look, repaired)?;
     }
     agent.terminate()?;
+    let tables = ruleset::tables(node)?;
+    let ours: Vec<_> = tables.into_iter().filter(|table| table.contains("denizen")).collect();
+    assert_eq!(ours, beside_firewall(&["table bridge denizen"]));
     let program = denizen_tests::binary::ours("denizen-agent")?;
     let said = node.output(&program.display().to_string(), &["cleanup"])?;
-    ensure!(said.contains("removed 1 nftables table\n"), "{said}");
+    ensure!(said.contains("removed 4 nftables tables\n"), "{said}");
     assert_eq!(in_kernel(node)?, [""; 0]);
+    let tables = ruleset::tables(node)?;
+    ensure!(tables.iter().all(|table| !table.contains("denizen")), "{tables:?}");
     ensure!(node.output("ipset", &["list", "-n"])?.is_empty(), "sets are left");
     Ok(())
 }

@@ -1,0 +1,80 @@
+//! How the switches of bridges were before denizen turned them on, in a file of the run directory.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use denizen_state::regular;
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+/// The file's name in the run directory.
+const NAME: &str = "bridges.json";
+
+/// Size limit in bytes, more than the bridges of any node take.
+const LONGEST: u64 = 1 << 20;
+
+/// How a bridge's switches were.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Former {
+    /// Its name.
+    pub(super) bridge: String,
+    /// Its index, which tells it from a later bridge of its name.
+    pub(super) index: u32,
+    /// `nf_call_iptables` and `nf_call_ip6tables`.
+    pub(super) switches: [bool; 2],
+}
+
+/// The file.
+#[derive(Debug)]
+pub(super) struct FormerSwitches(PathBuf);
+
+impl FormerSwitches {
+    pub(super) fn of(run_dir: &Path) -> Self {
+        Self(run_dir.join(NAME))
+    }
+
+    /// All that is remembered; nothing if the file is missing or cannot be read.
+    pub(super) fn read(&self) -> Vec<Former> {
+        let text = regular::read_to_string(&self.0, LONGEST).ok();
+        text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
+    }
+
+    /// Remembers a bridge, unless it is already: what denizen set itself does not count.
+    pub(super) fn remember(&self, bridge: &str, index: u32, switches: [bool; 2]) {
+        let mut all = self.read();
+        if all.iter().any(|former| former.index == index && former.bridge == bridge) {
+            return;
+        }
+        all.retain(|former| former.bridge != bridge);
+        all.push(Former { bridge: bridge.to_owned(), index, switches });
+        self.write(&all);
+    }
+
+    /// Replaces all that is remembered. Without the run directory, switches stay on for good.
+    pub(super) fn write(&self, all: &[Former]) {
+        let written = if all.is_empty() { self.remove() } else { self.replace(all) };
+        if let Err(error) = written {
+            let file = self.0.display();
+            warn!(%file, %error, "cannot remember how nf_call_iptables of bridges was");
+        }
+    }
+
+    fn remove(&self) -> io::Result<()> {
+        match fs::remove_file(&self.0) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
+    }
+
+    /// A kill leaves the old or the new file.
+    fn replace(&self, all: &[Former]) -> io::Result<()> {
+        let next = self.0.with_extension("next");
+        let mut options = OpenOptions::new();
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&next)?;
+        file.write_all(&serde_json::to_vec(all)?)?;
+        fs::rename(&next, &self.0)
+    }
+}
