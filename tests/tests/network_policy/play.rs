@@ -40,9 +40,9 @@ pub struct Play {
     nodes: Nodes,
     wiring: fn(usize) -> Wiring,
     attached: usize,
-    /// How many services the agents were last told of.
+    /// How many services the agents were last given.
     services: usize,
-    /// `explain` is asked about every so-manieth question; each step begins with another.
+    /// `explain` is asked about every nth question; each step begins with another.
     explained: usize,
     steps: usize,
 }
@@ -112,7 +112,7 @@ impl Play {
         let mut play =
             Self { members, nodes, wiring, attached: 0, services: 0, explained, steps: 0 };
         let world = nine(&mut play)?;
-        play.tell(&world)?;
+        play.write_objects(&world)?;
         play.nodes.start_agents(&[])?;
         play.nodes.settled(|_, status| status["services"] == play.services)?;
         Ok((play, world))
@@ -142,7 +142,7 @@ impl Play {
         for change in &step.changes {
             change.apply(world, self)?;
         }
-        self.tell(world)?;
+        self.write_objects(world)?;
         self.nodes.settled(|_, status| status["services"] == self.services)?;
         self.steps += 1;
         let probes = probes(world, &step.expected, ways);
@@ -162,16 +162,16 @@ impl Play {
 
     /// Writes all objects at once. Services that nobody serves make their number another one than
     /// before, by which is seen that the agents have read them.
-    fn tell(&mut self, world: &World) -> Result<()> {
+    fn write_objects(&mut self, world: &World) -> Result<()> {
         let mut objects = world.manifests();
-        let mut told = world.pods.len();
-        if told == self.services {
+        let mut written = world.pods.len();
+        if written == self.services {
             let nobody = manifest::service("nobody", &[ip("172.30.1.1")], &[Port::tcp("p", 1, 1)]);
             objects.push(nobody);
-            told += 1;
+            written += 1;
         }
         objects.extend(self.services(world));
-        self.services = told;
+        self.services = written;
         self.nodes.manifests.put("objects", &objects)
     }
 

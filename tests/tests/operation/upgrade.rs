@@ -190,7 +190,7 @@ fn rules_of_another_version_become_this_ones_without_a_gap() -> Result<()> {
         node.nft(&format!(
             "table {family} denizen {{
                  map of-tomorrow {{ type inet_service : verdict; elements = {{ 7 : goto for-tomorrow }} }}
-                 set told {{ type ifname; elements = {{ \"cni9\" }} }}
+                 set later {{ type ifname; elements = {{ \"cni9\" }} }}
                  chain for-tomorrow {{
                      counter drop
                  }}

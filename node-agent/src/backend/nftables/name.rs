@@ -238,8 +238,8 @@ impl fmt::Display for ChainName {
             Self::Remembered(c) => class(f, "remembered", c),
             Self::Remember(c) => class(f, "remember", c),
             Self::SourceRanges => f.write_str("source-ranges"),
-            Self::ClearPortBit => f.write_str("port-told"),
-            Self::ClearPortBitHere => f.write_str("port-told-here"),
+            Self::ClearPortBit => f.write_str("clear-port-bit"),
+            Self::ClearPortBitHere => f.write_str("clear-port-bit-here"),
             Self::Bridged => f.write_str("bridged"),
         }
     }

@@ -289,7 +289,8 @@ fn a_bridges_table_is_repaired_like_the_others() -> Result<()> {
         ),
         (
             "read later",
-            "flush chain ip denizen port-told\ndelete chain ip denizen port-told".to_owned(),
+            "flush chain ip denizen clear-port-bit\ndelete chain ip denizen clear-port-bit"
+                .to_owned(),
         ),
         ("flush the ruleset", "flush ruleset".to_owned()),
     ];

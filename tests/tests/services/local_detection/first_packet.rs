@@ -63,7 +63,7 @@ fn with_iptables_and_exact_ports() -> Result<()> {
 }
 
 #[test]
-fn without_an_agent_add_does_as_it_is_told() -> Result<()> {
+fn without_an_agent_add_follows_on_timeout() -> Result<()> {
     let (lenient, _server) =
         cluster("first-go", &json!({ "timeout": "200ms", "onTimeout": "proceed" }))?;
     let pod = lenient.add_pod("p", Wiring::Routed)?;

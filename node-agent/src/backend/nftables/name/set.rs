@@ -215,7 +215,7 @@ impl SetName {
             Self::PodPorts => "pod-ports",
             Self::PodPorts6 => "pod-ports6",
             Self::Hairpin => "hairpin",
-            Self::RestrictedFrontends => "restricted-doors",
+            Self::RestrictedFrontends => "restricted-frontends",
             Self::AllowedSources => "allowed-sources",
             Self::Affinity => "affinity",
             Self::AffinityReserved => "affinity-reserved",

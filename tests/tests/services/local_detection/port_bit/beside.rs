@@ -49,7 +49,7 @@ table inet others {{
     chain early {{
         type filter hook prerouting priority -300
         iifname "eth0" meta mark set meta mark | 0x40
-        iifname "cni0" meta mark & 0x40 == 0x40 counter comment "told"
+        iifname "cni0" meta mark & 0x40 == 0x40 counter comment "seen"
     }}
     chain prerouting {{
         type filter hook prerouting priority -98
@@ -157,7 +157,7 @@ fn kept(
     let listed = [["list", "table", "bridge", "others"], ["list", "table", "inet", "others"]]
         .map(|words| node.output("nft", &words).unwrap_or_default())
         .concat();
-    assert!(counted(node, "told")? > 0, "nobody set {BIT}:\n{listed}");
+    assert!(counted(node, "seen")? > 0, "nobody set {BIT}:\n{listed}");
     assert_eq!(counted(node, "leak")?, 0, "others saw {BIT}:\n{listed}");
     assert_eq!(counted(node, "loss")?, 0, "others' bits were lost:\n{listed}");
     drop(agent);
