@@ -38,6 +38,7 @@ pub mod policy;
 pub mod probe;
 pub mod quickstart;
 pub mod random;
+pub mod reader;
 pub mod ruleset;
 pub mod sctp;
 pub mod server;

@@ -16,8 +16,8 @@ use denizen_agent::source::{Features, manifests, state_file};
 use serde_json::{Value, json};
 
 use super::place::{HERE, PROTOCOLS};
-use super::reader::Arrival;
 use super::world::{Pod, World, another_node};
+use denizen_tests::reader::Arrival;
 
 /// An agent that has decided about a world.
 pub struct Agent {

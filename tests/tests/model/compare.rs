@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::agent::Agent;
 use super::cluster::ports;
-use super::reader::{Arrival, End, Fate, Reader};
 use super::world::World;
+use denizen_tests::reader::{Arrival, End, Fate, Reader};
 
 /// Draws that should be as likely as each other differ by less.
 const ROUNDING: f64 = 1e-9;

@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use super::cluster::{Endpoint, Kind, Port, ports, within};
 use super::place::HERE;
-use super::reader::{Arrival, Fate};
 use super::world::World;
+use denizen_tests::reader::{Arrival, Fate};
 
 /// Who sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use denizen_tests::manifest::{Port, service, slice};
 use denizen_tests::world::ip;
 
 use super::place::{AWAY, HERE};
-use super::reader::Arrival;
 use super::world::World;
+use denizen_tests::reader::Arrival;
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, 8080)];
 

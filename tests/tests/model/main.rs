@@ -14,7 +14,6 @@ mod compare;
 mod expected;
 mod found;
 mod place;
-mod reader;
 mod real;
 mod sender;
 mod services;
@@ -31,9 +30,9 @@ use denizen_tests::random::{play, seed};
 use self::agent::Agent;
 use self::compare::{compare, fates, remembers};
 use self::expected::expected;
-use self::reader::Reader;
 use self::services::Wildness;
 use self::world::{World, worlds};
+use denizen_tests::reader::Reader;
 
 /// Worlds that are played at a time, and however little time there is.
 const WORLDS: u32 = 1000;

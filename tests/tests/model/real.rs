@@ -20,9 +20,9 @@ use serde_json::{Value, json};
 use super::agent::Agent;
 use super::compare::{is_sticky, service};
 use super::place::{HERE, PROTOCOLS};
-use super::reader::Arrival;
 use super::services::Wildness;
 use super::world::{World, worlds};
+use denizen_tests::reader::Arrival;
 
 /// Packets of one world; each is several connections.
 const PACKETS: usize = 16;

@@ -9,10 +9,10 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::place::{AWAY, FAMILIES, HERE, NODE_PORTS, PORTS, PROTOCOLS, Places, TARGETS, ZONES};
-use super::reader::Arrival;
 use super::sender::sender;
 use super::services::{Wildness, service, slices};
 use denizen_tests::random::Draw;
+use denizen_tests::reader::Arrival;
 
 /// Most of each in a world, and how many numbers each may draw.
 const SERVICES: usize = 5;

@@ -23,11 +23,10 @@ pub struct Step {
     pub expected: Vec<Expected>,
 }
 
-/// What is true of one port of every pod, for every sender.
+/// What is true of one port of every pod, or of pings, for every sender.
 #[derive(Debug, Clone)]
 pub struct Expected {
-    pub protocol: Protocol,
-    pub port: u16,
+    pub transport: Transport,
     /// `None` leaves it to the oracle.
     pub denied: Option<Denied>,
 }
@@ -98,7 +97,8 @@ impl Case {
     pub fn expect(mut self, protocol: Protocol, port: u16, denied: &str) -> Self {
         let denied = Some(Denied::parse(denied).expect("a table of this test"));
         let step = self.steps.last_mut().expect("something was changed");
-        step.expected.push(Expected { protocol, port, denied });
+        let transport = Transport::Port(protocol, port);
+        step.expected.push(Expected { transport, denied });
         self
     }
 
@@ -108,12 +108,16 @@ impl Case {
     /// When nothing was changed yet.
     #[must_use]
     pub fn judged(mut self) -> Self {
-        let all = PORTS.into_iter().flat_map(|port| PROTOCOLS.map(|protocol| (protocol, port)));
-        let expected = all.map(|(protocol, port)| Expected { protocol, port, denied: None });
         let step = self.steps.last_mut().expect("something was changed");
-        step.expected = expected.collect();
+        step.expected = all_ports().collect();
         self
     }
+}
+
+/// All six ports, of which the oracle says what is true.
+pub fn all_ports() -> impl Iterator<Item = Expected> {
+    let all = PORTS.into_iter().flat_map(|port| PROTOCOLS.map(|it| Transport::Port(it, port)));
+    all.map(|transport| Expected { transport, denied: None })
 }
 
 impl Change {
@@ -165,7 +169,7 @@ impl Expected {
                 Packet {
                     from: sender.status.pod_ips[number].ip,
                     to: receiver.status.pod_ips[number].ip,
-                    transport: Transport::Port(self.protocol, self.port),
+                    transport: self.transport,
                 },
             ),
         }

@@ -119,8 +119,10 @@ impl Newcomers {
     pub fn first_packets(&self, newcomer: &Newcomer) -> Result<Vec<String>> {
         let own = &newcomer.pod.addresses;
         let to = |address: &IpAddr| {
-            [Protocol::Tcp, Protocol::Udp]
-                .map(|protocol| Question { protocol, to: SocketAddr::new(*address, PORT) })
+            [Protocol::Tcp, Protocol::Udp].map(|protocol| Question {
+                protocol: Some(protocol),
+                to: SocketAddr::new(*address, PORT),
+            })
         };
         let of = |peer: &Peer| {
             let theirs: Vec<_> = own.iter().filter_map(|it| peer.pod.address_like(*it)).collect();
@@ -193,7 +195,7 @@ impl Newcomers {
         let peer = self.peers.iter().find(|it| it.name == peer).context("no such peer")?;
         let questions = newcomer.pod.addresses.iter().filter_map(|own| {
             let to = SocketAddr::new(peer.pod.address_like(*own)?, PORT);
-            Some([Protocol::Tcp, Protocol::Udp].map(|protocol| Question { protocol, to }))
+            Some([Protocol::Tcp, Protocol::Udp].map(Some).map(|protocol| Question { protocol, to }))
         });
         newcomer.prober.ask(questions.flatten().collect())?;
         let answers = newcomer.prober.answers()?.into_iter();

@@ -26,7 +26,7 @@ fn kubernetes_own_suite_between_routed_pods() -> Result<()> {
 }
 
 /// On each node one half of the pods is bridged.
-fn half(number: usize) -> Wiring {
+pub fn half(number: usize) -> Wiring {
     if (number / 2).is_multiple_of(2) { Wiring::Bridged } else { Wiring::Routed }
 }
 

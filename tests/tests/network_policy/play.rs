@@ -8,13 +8,12 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::cluster::serve;
 use denizen_tests::manifest::{self, Port};
 use denizen_tests::pod::{Pod, Wiring};
-use denizen_tests::policy::{Node, World};
-use denizen_tests::probe::Protocol;
+use denizen_tests::policy::{Node, Transport, World};
 use denizen_tests::server::Server;
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
-use crate::case::{Case, Expected, PROTOCOLS, Step, full};
+use crate::case::{Case, Expected, PROTOCOLS, Step, all_ports, full};
 use crate::hosts::{Hosts, PORTS, Place, nine};
 use crate::nodes::Nodes;
 use crate::prober::{Answer, Prober, Question};
@@ -63,8 +62,7 @@ struct Probe {
     to: usize,
     family: usize,
     way: Way,
-    protocol: Protocol,
-    port: u16,
+    transport: Transport,
     arrives: bool,
 }
 
@@ -138,6 +136,14 @@ impl Play {
         played.with_context(|| case.name.clone())
     }
 
+    /// Whether packets of every kind and `explain` agree with the oracle about a world, whose pods
+    /// are those that there are.
+    pub fn judge(&mut self, world: &World, ways: &[Way]) -> Result<()> {
+        let pings = Expected { transport: Transport::Other, denied: None };
+        let step = Step { changes: Vec::new(), expected: all_ports().chain([pings]).collect() };
+        self.step(&step, &mut world.clone(), ways)
+    }
+
     fn step(&mut self, step: &Step, world: &mut World, ways: &[Way]) -> Result<()> {
         for change in &step.changes {
             change.apply(world, self)?;
@@ -204,15 +210,19 @@ impl Play {
             of_each[probe.from].push(probe);
         }
         for (member, probes) in members.iter().zip(&of_each) {
-            let question = |probe: &&Probe| Question {
-                protocol: probe.protocol,
-                to: members[probe.to].at(probe.family, probe.way, probe.port),
+            let question = |probe: &&Probe| {
+                let (protocol, port) = match probe.transport {
+                    Transport::Port(protocol, port) => (Some(protocol), port),
+                    Transport::Other => (None, 0),
+                };
+                Question { protocol, to: members[probe.to].at(probe.family, probe.way, port) }
             };
             member.prober.ask(probes.iter().map(question).collect())?;
         }
         let mut wrong = Vec::new();
         for probe in probes.iter().skip(self.steps % self.explained).step_by(self.explained) {
-            if self.is_explained_to_arrive(&members, probe)? != probe.arrives {
+            let explained = self.is_explained_to_arrive(&members, probe)?;
+            if explained.is_some_and(|arrives| arrives != probe.arrives) {
                 wrong.push((probe, "explain says the opposite".to_owned()));
             }
         }
@@ -228,37 +238,35 @@ impl Play {
     }
 
     /// Whether `explain` lets it arrive: the sender's node, and the receiver's if that is another.
-    fn is_explained_to_arrive(&self, members: &[&Member], probe: &Probe) -> Result<bool> {
+    /// It is not asked about what has no ports.
+    fn is_explained_to_arrive(&self, members: &[&Member], probe: &Probe) -> Result<Option<bool>> {
+        let Transport::Port(protocol, port) = probe.transport else { return Ok(None) };
         let (sender, receiver) = (members[probe.from], members[probe.to]);
         let from = sender.pod.addresses[probe.family];
-        let to = receiver.at(probe.family, probe.way, probe.port);
+        let to = receiver.at(probe.family, probe.way, port);
         let passes = |node: usize, interface: &str, to: SocketAddr| -> Result<bool> {
             let request = json!({ "explain": {
-                "from": format!("{from}@{interface}"), "to": format!("{to}/{}", probe.protocol),
+                "from": format!("{from}@{interface}"), "to": format!("{to}/{protocol}"),
             }});
             let answer = self.nodes.hosts[node].agent()?.ask_directly(&request)?;
             let verdict = answer["verdict"].as_str().with_context(|| format!("{answer}"))?;
             Ok(verdict != "drop")
         };
         let is_sent = passes(sender.node, &sender.pod.input_interface, to)?;
-        Ok(is_sent
-            && (sender.node == receiver.node
-                || passes(
-                    receiver.node,
-                    "eth0",
-                    receiver.at(probe.family, Way::PodIp, probe.port),
-                )?))
+        let endpoint = receiver.at(probe.family, Way::PodIp, port);
+        let arrives = sender.node == receiver.node || passes(receiver.node, "eth0", endpoint)?;
+        Ok(Some(is_sent && arrives))
     }
 
     fn line(&self, world: &World, (probe, what): &(&Probe, String)) -> String {
-        let Probe { from, to, family, way, protocol, port, arrives } = **probe;
+        let Probe { from, to, family, way, transport, arrives } = **probe;
         let name = |number: usize| {
             let name = full(&world.pods[number].metadata);
             let member = &self.members[&name];
             format!("{name} ({}, node {})", member.pod.addresses[family], member.node + 1)
         };
         let expected = if arrives { "arrives" } else { "is dropped" };
-        format!("{} -> {} {way:?} {protocol} {port} {expected}, but: {what}", name(from), name(to))
+        format!("{} -> {} {way:?} {transport:?} {expected}, but: {what}", name(from), name(to))
     }
 }
 
@@ -280,17 +288,12 @@ fn probes(world: &World, expected: &[Expected], ways: &[Way]) -> Vec<Probe> {
         for (from, to) in (0..count).flat_map(|from| (0..count).map(move |to| (from, to))) {
             for family in 0..2 {
                 let arrives = it.holds(world, from, to, family);
-                let ways = ways.iter().filter(|way| **way == Way::PodIp || from != to);
-                let (protocol, port) = (it.protocol, it.port);
-                probes.extend(ways.map(|way| Probe {
-                    from,
-                    to,
-                    family,
-                    way: *way,
-                    protocol,
-                    port,
-                    arrives,
-                }));
+                // Nobody answers pings at a cluster IP.
+                let is_service = from != to && it.transport != Transport::Other;
+                let ways = ways.iter().filter(|way| **way == Way::PodIp || is_service);
+                let transport = it.transport;
+                let probe = |way: &Way| Probe { from, to, family, way: *way, transport, arrives };
+                probes.extend(ways.map(probe));
             }
         }
     }

@@ -18,7 +18,9 @@ use socket2::{Domain, SockAddr, Socket, Type};
 /// What a pod is to ask.
 #[derive(Debug, Clone, Copy)]
 pub struct Question {
-    pub protocol: Protocol,
+    /// `None` for a ping.
+    pub protocol: Option<Protocol>,
+    /// A ping has no port.
     pub to: SocketAddr,
 }
 
@@ -46,6 +48,8 @@ pub struct Prober {
 impl Prober {
     /// Answers may take so long. TCP sends a first packet again after a second.
     pub fn start(pod: &Netns, patience: Duration) -> Result<Self> {
+        // Pings without raw sockets, for whoever.
+        pod.sysctl("net.ipv4.ping_group_range", "0 2147483647")?;
         let (questions, asked) = channel::<Vec<Question>>();
         let (said, answers) = channel();
         pod.spawn(move || {
@@ -94,8 +98,10 @@ fn ask(questions: &[Question], patience: Duration, ports: &mut Ports) -> io::Res
     for (number, question) in questions.iter().enumerate() {
         let to = question.to;
         match question.protocol {
-            Protocol::Sctp => chunks[usize::from(to.is_ipv6())].send(number, to, ports.next())?,
-            Protocol::Tcp | Protocol::Udp => {
+            Some(Protocol::Sctp) => {
+                chunks[usize::from(to.is_ipv6())].send(number, to, ports.next())?;
+            }
+            Some(Protocol::Tcp | Protocol::Udp) | None => {
                 let socket = first_packet(*question, ports)?;
                 open.push(Open { question: number, socket });
             }
@@ -136,13 +142,15 @@ fn wait(open: &[Open], chunks: &[Chunks], left: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// A SYN or a datagram on its way.
+/// A SYN, a datagram or an echo request on its way.
 fn first_packet(question: Question, ports: &mut Ports) -> io::Result<Socket> {
-    let kind = match question.protocol {
-        Protocol::Tcp => Type::STREAM,
-        Protocol::Udp | Protocol::Sctp => Type::DGRAM,
+    let (kind, protocol) = match (question.protocol, question.to) {
+        (Some(Protocol::Tcp), _) => (Type::STREAM, None),
+        (Some(Protocol::Udp | Protocol::Sctp), _) => (Type::DGRAM, None),
+        (None, SocketAddr::V4(_)) => (Type::DGRAM, Some(socket2::Protocol::ICMPV4)),
+        (None, SocketAddr::V6(_)) => (Type::DGRAM, Some(socket2::Protocol::ICMPV6)),
     };
-    let socket = Socket::new(Domain::for_address(question.to), kind, None)?;
+    let socket = Socket::new(Domain::for_address(question.to), kind, protocol)?;
     socket.set_nonblocking(true)?;
     let any: IpAddr = if question.to.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
     while let Err(error) = socket.bind(&SocketAddr::new(any, ports.next()).into()) {
@@ -154,21 +162,27 @@ fn first_packet(question: Question, ports: &mut Ports) -> io::Result<Socket> {
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
         Ok(()) | Err(_) => {}
     }
-    if question.protocol == Protocol::Udp {
-        socket.send(b"who?")?;
+    match question.protocol {
+        Some(Protocol::Udp) => drop(socket.send(b"who?")?),
+        // The kernel fills in its identifier, which is the port, and its checksum.
+        None => {
+            let request = if question.to.is_ipv4() { 8 } else { 128 };
+            socket.send(&[request, 0, 0, 0, 0, 0, 0, 1])?;
+        }
+        Some(Protocol::Tcp | Protocol::Sctp) => {}
     }
     Ok(socket)
 }
 
 impl Open {
     /// `None` while there is none.
-    fn answer(&self, protocol: Protocol) -> Option<Answer> {
+    fn answer(&self, protocol: Option<Protocol>) -> Option<Answer> {
         let refused = |error: io::Error| Some(Answer::Refused(error.to_string()));
         match self.socket.take_error() {
             Ok(None) => {}
             Ok(Some(error)) | Err(error) => return refused(error),
         }
-        if protocol == Protocol::Tcp {
+        if protocol == Some(Protocol::Tcp) {
             self.socket.peer_addr().ok()?;
             // A reset leaves no socket in TIME_WAIT.
             let _ = self.socket.set_linger(Some(Duration::ZERO));

@@ -1,7 +1,7 @@
 //! Random clusters: pods of a tiny alphabet of labels on two nodes, up to six policies for them,
 //! some of which nobody can understand.
 
-mod planned;
+mod played;
 mod policies;
 
 use std::cell::Cell;
@@ -21,8 +21,8 @@ use proptest::collection::vec;
 use proptest::prelude::any;
 use proptest::strategy::Strategy;
 
-use self::planned::Planned;
 use crate::case::PROTOCOLS;
+use crate::judged::{Judged, Planned, at_once};
 
 /// How long a world that fails is made plainer.
 const SHRINKING: Duration = Duration::from_secs(60);
@@ -76,7 +76,7 @@ pub fn addresses(world: &World) -> Vec<IpAddr> {
     all
 }
 
-fn nodes() -> Vec<Node> {
+pub fn nodes() -> Vec<Node> {
     let addresses =
         |number| vec![ip(&format!("192.168.0.{number}")), ip(&format!("2001:db8::{number}"))];
     NODES
@@ -192,7 +192,7 @@ fn the_plans_of_both_nodes_say_what_the_oracle_says() -> Result<()> {
     let worlds = u32::try_from(effort::times(6_000, 1_500))?;
     random::play(worlds, random::seed()?, SHRINKING, clusters(), |Cluster(world)| {
         let folder = tempfile::tempdir()?;
-        let planned = NODES.map(|node| Planned::new(world, node, folder.path()));
+        let planned = NODES.map(|node| Planned::new(world, node, folder.path(), at_once));
         for packet in packets(world) {
             let mut passes = Some(true);
             for planned in &planned {
@@ -204,5 +204,16 @@ fn the_plans_of_both_nodes_say_what_the_oracle_says() -> Result<()> {
             ensure!(agree, "{packet:?}: the oracle says {allowed}");
         }
         Ok(())
+    })
+}
+
+/// The tables that both nodes render, read as the kernel would read them.
+#[test]
+fn the_rules_of_both_nodes_do_what_the_oracle_says() -> Result<()> {
+    let worlds = u32::try_from(effort::times(1_000, 60))?;
+    random::play(worlds, random::seed()?, SHRINKING, clusters(), |Cluster(world)| {
+        let judged = Judged::new(world)?;
+        packets(world).into_iter().try_for_each(|packet| judged.passes(packet).map(drop))?;
+        if world.policies.is_empty() { Ok(()) } else { judged.drop_forged() }
     })
 }

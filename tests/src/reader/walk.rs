@@ -8,8 +8,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::syntax::{Datum, Expr, Field, Right, Set, Statement, Table, Verdict};
-use super::value::{Atom, DST_NAT, Key, LOCAL, UNICAST};
+use super::syntax::{Datum, Expr, Field, Right, Set, Statement, Table, Verdict, Version};
+use super::value::{
+    Atom, DST_NAT, ESTABLISHED, ETHER_IPV4, ETHER_IPV6, ICMPV6, Key, LOCAL, NEW, PacketType,
+    UNICAST,
+};
 
 /// `NFT_JUMP_STACK_SIZE` of the kernel.
 const DEEPEST: usize = 16;
@@ -17,14 +20,27 @@ const DEEPEST: usize = 16;
 /// A packet as rules see it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Packet {
+    /// Who sends it.
     pub source: IpAddr,
+    /// Whom it is for.
     pub destination: IpAddr,
+    /// Bytes 2 and 3 of the transport header: of TCP, UDP and SCTP the destination port.
     pub port: u16,
     /// IANA's number.
     pub protocol: u8,
-    /// Empty for what the node itself sends.
+    /// The type of an ICMPv6 message.
+    pub icmpv6_type: Option<u8>,
+    /// Of a connection that passed before; else it is a first packet.
+    pub established: bool,
+    /// Where it comes in: empty for what the node itself sends.
     pub interface: String,
+    /// Where it leaves, where that is known.
+    pub output: Option<String>,
+    /// Whom its frame is addressed to, where that is known.
+    pub packet_type: Option<PacketType>,
+    /// `meta mark`.
     pub mark: u32,
+    /// `meta priority`.
     pub priority: u32,
     /// The destination was replaced.
     pub translated: bool,
@@ -219,7 +235,9 @@ impl Walk<'_> {
                 .collect::<Result<Values>>()
         };
         Ok(match expr {
-            Expr::Field(field) => vec![(Some(vec![self.field(*field, packet)?]), 1.0)],
+            Expr::Field(field) => {
+                vec![(self.field(*field, packet)?.map(|atom| vec![atom]), 1.0)]
+            }
             Expr::Constant(atom) => vec![(Some(vec![atom.clone()]), 1.0)],
             Expr::Random(below) => {
                 let share = 1.0 / *below as f64;
@@ -269,10 +287,18 @@ impl Walk<'_> {
         })
     }
 
-    fn field(&self, field: Field, packet: &Packet) -> Result<Atom> {
-        Ok(match field {
-            Field::Source => Atom::of(packet.source),
-            Field::Destination => Atom::of(packet.destination),
+    /// `None` if the packet has no such field: then the rule does not match.
+    fn field(&self, field: Field, packet: &Packet) -> Result<Option<Atom>> {
+        let of_version = |address: IpAddr, version: Version| {
+            (address.is_ipv6() == (version == Version::V6)).then(|| Atom::of(address))
+        };
+        Ok(Some(match field {
+            Field::Source(version) => return Ok(of_version(packet.source, version)),
+            Field::Destination(version) => return Ok(of_version(packet.destination, version)),
+            Field::Icmpv6Type if packet.protocol != ICMPV6 => return Ok(None),
+            Field::Icmpv6Type => {
+                Atom::Number(packet.icmpv6_type.context("an ICMPv6 message has a type")?.into())
+            }
             Field::Protocol => Atom::Number(packet.protocol.into()),
             Field::Port => Atom::Number(packet.port.into()),
             Field::InputInterface => {
@@ -282,6 +308,20 @@ impl Walk<'_> {
                 );
                 Atom::Name(packet.interface.clone())
             }
+            Field::OutputInterface => {
+                Atom::Name(packet.output.clone().context("where it leaves is not known here")?)
+            }
+            Field::EtherType => Atom::Number(match packet.destination {
+                IpAddr::V4(_) => ETHER_IPV4,
+                IpAddr::V6(_) => ETHER_IPV6,
+            }),
+            Field::PacketType => {
+                let kind = packet.packet_type.context("whom the frame is for is not known here")?;
+                Atom::Number(kind as u128)
+            }
+            Field::ConntrackState => {
+                Atom::Number(if packet.established { ESTABLISHED } else { NEW })
+            }
             Field::Mark => Atom::Number(packet.mark.into()),
             Field::Priority => Atom::Number(packet.priority.into()),
             Field::ConntrackStatus => Atom::Number(if packet.translated { DST_NAT } else { 0 }),
@@ -289,7 +329,7 @@ impl Walk<'_> {
                 let own = self.own.contains(&packet.destination);
                 Atom::Number(if own { LOCAL } else { UNICAST })
             }
-        })
+        }))
     }
 
     fn set(&self, name: &str) -> Result<&Set> {

@@ -2,9 +2,9 @@
 
 use anyhow::{Result, bail, ensure};
 
-use super::syntax::{Expr, Field, Right, Statement, Verdict};
+use super::syntax::{Expr, Field, Right, Statement, Verdict, Version};
 use super::token::{Cursor, Token};
-use super::value::{Atom, Kind};
+use super::value::{Atom, Kind, Pattern};
 
 /// Reads the rules of a table of this family.
 pub struct Rules<'a> {
@@ -118,7 +118,7 @@ impl Rules<'_> {
             let Expr::Field(field @ (Field::Mark | Field::Priority)) = left else {
                 bail!("{left:?} cannot be set here");
             };
-            let value = self.value(field.kind(self.family), words)?;
+            let value = self.value(field.kind(), words)?;
             return Ok(Statement::Set { field, value });
         }
         if words.take("vmap") {
@@ -135,15 +135,15 @@ impl Rules<'_> {
             return Ok(Statement::Match { left, negated, right });
         }
         let said = negated || words.take("==");
-        let [kind] = left.kinds(self.family)[..] else {
+        let [kind] = left.kinds()[..] else {
             bail!("a concatenation is compared, {}", words.place());
         };
         let pattern = kind.pattern(&words.text()?)?;
         let right = match (kind, pattern) {
-            (Kind::Status, super::value::Pattern::Is(Atom::Number(bits))) if !said => {
+            (Kind::Status | Kind::State, Pattern::Is(Atom::Number(bits))) if !said => {
                 Right::Bits(bits)
             }
-            (Kind::Status, _) => bail!("a status compared as a whole is not known"),
+            (Kind::Status | Kind::State, _) => bail!("bits compared as a whole are not known"),
             (_, pattern) => Right::Pattern(pattern),
         };
         Ok(Statement::Match { left, negated, right })
@@ -185,7 +185,7 @@ impl Rules<'_> {
             if !and && !words.take("|") {
                 return Ok(part);
             }
-            let [kind] = part.kinds(self.family)[..] else {
+            let [kind] = part.kinds()[..] else {
                 bail!("bits of a concatenation, {}", words.place());
             };
             let bits = kind.atom(&words.text()?)?.number()?;
@@ -195,13 +195,19 @@ impl Rules<'_> {
 
     fn operand(&self, words: &mut Cursor) -> Result<Expr> {
         let first = words.text()?;
-        if first == "iifname" {
-            return Ok(Expr::Field(Field::InputInterface));
+        match &*first {
+            "iifname" => return Ok(Expr::Field(Field::InputInterface)),
+            "oifname" => return Ok(Expr::Field(Field::OutputInterface)),
+            _ => {}
         }
         let second = words.text()?;
         let field = match (&*first, &*second) {
-            (family, "saddr") if family == self.family => Field::Source,
-            (family, "daddr") if family == self.family => Field::Destination,
+            (version, "saddr") => Field::Source(self.version(version)?),
+            (version, "daddr") if version != "fib" => Field::Destination(self.version(version)?),
+            ("icmpv6", "type") => Field::Icmpv6Type,
+            ("meta", "protocol") => Field::EtherType,
+            ("meta", "pkttype") => Field::PacketType,
+            ("ct", "state") => Field::ConntrackState,
             ("meta", "l4proto") => Field::Protocol,
             ("meta", "mark") => Field::Mark,
             ("meta", "priority") => Field::Priority,
@@ -218,6 +224,16 @@ impl Rules<'_> {
             _ => bail!("{first} {second} is not known, {}", words.place()),
         };
         Ok(Expr::Field(field))
+    }
+
+    /// The header of this name, in a table whose packets can have it.
+    fn version(&self, header: &str) -> Result<Version> {
+        let both = ["inet", "bridge"].contains(&self.family);
+        match header {
+            "ip" if both || self.family == "ip" => Ok(Version::V4),
+            "ip6" if both || self.family == "ip6" => Ok(Version::V6),
+            _ => bail!("a header {header} in a table {}", self.family),
+        }
     }
 }
 

@@ -1,11 +1,11 @@
 //! A packet's way through the hooks, as the kernel takes it: what arrives passes prerouting, is
 //! routed, and passes input or forward and postrouting; what the node sends passes output and
-//! postrouting.
+//! postrouting. Whoever asks about bridges says which hooks a frame meets.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::check::check;
 use super::parse::ruleset;
@@ -13,6 +13,7 @@ use super::syntax::{Ruleset, Table};
 use super::walk::{Decided, Packet, Spread, Walk, add};
 
 /// Rules, read.
+#[derive(Debug)]
 pub struct Reader {
     ruleset: Ruleset,
     own: Vec<IpAddr>,
@@ -21,11 +22,13 @@ pub struct Reader {
 /// The first packet of a connection, as it comes to the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Arrival {
+    /// Who sends it.
     pub source: IpAddr,
     /// What the IP stack sees it come in through; `None`: the node itself sends.
     pub interface: Option<String>,
     /// The bridge's port that it came in through before that.
     pub port: Option<String>,
+    /// Whom it is for.
     pub destination: SocketAddr,
     /// IANA's number.
     pub protocol: u8,
@@ -34,16 +37,44 @@ pub struct Arrival {
 /// What became of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fate {
+    /// Its destination was translated to this one.
     Forward(SocketAddr),
+    /// It goes on as it came.
     Untouched,
+    /// It is answered with an error.
     Reject,
+    /// It is dropped.
     Drop,
+}
+
+/// Which rules a hook of this name calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layer {
+    /// Those for frames on a bridge.
+    Bridge,
+    /// Those for IP packets.
+    Ip,
+}
+
+/// A hook that a packet meets, and the interfaces that rules see there.
+#[derive(Debug, Clone)]
+pub struct Stop {
+    /// Of which layer.
+    pub layer: Layer,
+    /// The hook's name.
+    pub hook: &'static str,
+    /// Where the packet comes in.
+    pub input: String,
+    /// Where it leaves, if the hook knows.
+    pub output: Option<String>,
 }
 
 /// How a packet's way ended.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct End {
+    /// What became of it.
     pub fate: Fate,
+    /// Whether its source will be replaced.
     pub masqueraded: bool,
     /// The packet as the rules leave it, with what they remember.
     pub packet: Packet,
@@ -54,6 +85,9 @@ const FOREIGN_MARK: u32 = 0x0001_2030;
 
 impl Reader {
     /// Reads rules, for a node that has these addresses.
+    ///
+    /// # Errors
+    /// Something in them is not known.
     pub fn new(text: &str, own: &[IpAddr]) -> Result<Self> {
         let ruleset = ruleset(text)?;
         check(&ruleset)?;
@@ -66,26 +100,32 @@ impl Reader {
     }
 
     /// All ways that a packet can take, each with its probability.
+    ///
+    /// # Errors
+    /// A rule asks what is not known.
     pub fn walk(&self, arrival: &Arrival) -> Result<BTreeMap<End, f64>> {
         self.walk_again(arrival, &Packet::from(arrival))
     }
 
     /// The same, the dynamic maps being as an earlier packet left them.
+    ///
+    /// # Errors
+    /// A rule asks what is not known.
     pub fn walk_again(&self, arrival: &Arrival, earlier: &Packet) -> Result<BTreeMap<End, f64>> {
         let packet = Packet { memory: earlier.memory.clone(), ..Packet::from(arrival) };
         let mut ends = BTreeMap::new();
         let first = if arrival.interface.is_some() { "prerouting" } else { "output" };
-        let spread = self.hook(first, Spread::from([(packet, 1.0)]), &mut ends)?;
+        let spread = self.hook(Layer::Ip, first, Spread::from([(packet, 1.0)]), &mut ends)?;
         let (mut staying, mut leaving) = (Spread::new(), Spread::new());
         for (packet, weight) in spread {
             let stays = arrival.interface.is_some() && self.is_own(packet.destination);
             add(if stays { &mut staying } else { &mut leaving }, packet, weight);
         }
-        let staying = self.hook("input", staying, &mut ends)?;
+        let staying = self.hook(Layer::Ip, "input", staying, &mut ends)?;
         if arrival.interface.is_some() {
-            leaving = self.hook("forward", leaving, &mut ends)?;
+            leaving = self.hook(Layer::Ip, "forward", leaving, &mut ends)?;
         }
-        let leaving = self.hook("postrouting", leaving, &mut ends)?;
+        let leaving = self.hook(Layer::Ip, "postrouting", leaving, &mut ends)?;
         for packet in leaving.keys() {
             ensure!(packet.mark == FOREIGN_MARK, "the mark leaves as {:#x}", packet.mark);
             ensure!(packet.priority == 0, "the priority leaves as {:#x}", packet.priority);
@@ -98,8 +138,33 @@ impl Reader {
         Ok(ends)
     }
 
+    /// Whether a packet passes these hooks, none of which may translate it or leave it to chance.
+    ///
+    /// # Errors
+    /// A rule asks what is not known, or leaves a packet other than it came.
+    pub fn passes(&self, packet: &Packet, way: &[Stop]) -> Result<bool> {
+        for Stop { layer, hook, input, output } in way {
+            let (interface, output) = (input.clone(), output.clone());
+            let here = Packet { interface, output, ..packet.clone() };
+            let entering = Spread::from([(here.clone(), 1.0)]);
+            let left = self.hook(*layer, hook, entering, &mut BTreeMap::new())?;
+            match left.keys().collect::<Vec<_>>()[..] {
+                [] => return Ok(false),
+                [one] => ensure!(*one == here, "{layer:?} {hook} leaves {one:?}"),
+                _ => bail!("{layer:?} {hook} leaves {left:?}"),
+            }
+        }
+        Ok(true)
+    }
+
     /// Who is still on the way after a hook: its base chains in the order of their priorities.
-    fn hook(&self, hook: &str, spread: Spread, ends: &mut BTreeMap<End, f64>) -> Result<Spread> {
+    fn hook(
+        &self,
+        layer: Layer,
+        hook: &str,
+        spread: Spread,
+        ends: &mut BTreeMap<End, f64>,
+    ) -> Result<Spread> {
         let mut bases: Vec<(i32, &Table, &str, bool)> = Vec::new();
         for table in &self.ruleset.tables {
             for (name, chain) in &table.chains {
@@ -112,7 +177,7 @@ impl Reader {
         let mut here = spread;
         for (_, table, name, nat) in bases {
             let (passing, past): (Spread, Spread) =
-                here.into_iter().partition(|(packet, _)| meets(packet, table, hook, nat));
+                here.into_iter().partition(|(packet, _)| meets(packet, layer, table, hook, nat));
             let walk = Walk { table, hook, nat, own: &self.own };
             let mut decided = Decided::default();
             let through =
@@ -132,12 +197,16 @@ impl Reader {
     }
 }
 
-/// A chain is of the packet's family; and where an address has been translated at this hook
-/// already, no further nat chain is asked.
-fn meets(packet: &Packet, table: &Table, hook: &str, nat: bool) -> bool {
-    let family = if packet.destination.is_ipv4() { "ip" } else { "ip6" };
+/// A chain is of the layer's or the packet's family; and where an address has been translated at
+/// this hook already, no further nat chain is asked.
+fn meets(packet: &Packet, layer: Layer, table: &Table, hook: &str, nat: bool) -> bool {
+    let families = match (layer, packet.destination) {
+        (Layer::Bridge, _) => ["bridge", "bridge"],
+        (Layer::Ip, IpAddr::V4(_)) => ["ip", "inet"],
+        (Layer::Ip, IpAddr::V6(_)) => ["ip6", "inet"],
+    };
     let settled = if hook == "postrouting" { packet.masqueraded } else { packet.translated };
-    [family, "inet"].contains(&&*table.family) && !(nat && settled)
+    families.contains(&&*table.family) && !(nat && settled)
 }
 
 fn end(ends: &mut BTreeMap<End, f64>, fate: Fate, packet: Packet, weight: f64) {
@@ -147,12 +216,25 @@ fn end(ends: &mut BTreeMap<End, f64>, fate: Fate, packet: Packet, weight: f64) {
 
 impl From<&Arrival> for Packet {
     fn from(arrival: &Arrival) -> Self {
+        let interface = arrival.interface.clone().unwrap_or_default();
+        let packet = Self::new(arrival.source, arrival.destination, arrival.protocol);
+        Self { interface, ..packet }
+    }
+}
+
+impl Packet {
+    /// The first packet of a connection.
+    pub fn new(source: IpAddr, destination: SocketAddr, protocol: u8) -> Self {
         Self {
-            source: arrival.source,
-            destination: arrival.destination.ip(),
-            port: arrival.destination.port(),
-            protocol: arrival.protocol,
-            interface: arrival.interface.clone().unwrap_or_default(),
+            source,
+            destination: destination.ip(),
+            port: destination.port(),
+            protocol,
+            icmpv6_type: None,
+            established: false,
+            interface: String::new(),
+            output: None,
+            packet_type: None,
             mark: FOREIGN_MARK,
             priority: 0,
             translated: false,

@@ -2,7 +2,7 @@
 //! nothing of who made the rules: it reads the text, and walks a packet through it. What it does
 //! not know is an error, never skipped.
 //!
-//! It reads what a first packet of a connection meets: rules of type nat see no others.
+//! Rules of type nat see first packets of connections alone, and are read as those meet them.
 
 mod check;
 mod hooks;
@@ -16,4 +16,6 @@ mod walk;
 #[cfg(test)]
 mod tests;
 
-pub use hooks::{Arrival, End, Fate, Reader};
+pub use hooks::{Arrival, End, Fate, Layer, Reader, Stop};
+pub use value::PacketType;
+pub use walk::Packet;

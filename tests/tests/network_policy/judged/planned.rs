@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use denizen_agent::backend::BackendName;
 use denizen_agent::config::PolicyArgs;
+use denizen_agent::firewall;
 use denizen_agent::model::{Event, Listing, NodeAddress, Protocol as ModelProtocol};
 use denizen_agent::plan::{FirewallPlan, Flow, Planner};
 use denizen_agent::source::{Features, manifests, state_file};
@@ -18,8 +19,14 @@ use denizen_tests::probe::Protocol;
 use serde_json::{Value, json};
 
 /// One node's agent, which has decided.
+#[derive(Debug)]
 pub struct Planned {
     planner: Planner,
+}
+
+/// All facts come before anything is decided.
+pub fn at_once(events: Vec<Event>) -> Vec<Vec<Event>> {
+    vec![events]
 }
 
 /// The command line of `render`, as far as it decides.
@@ -30,8 +37,14 @@ struct Flags {
 }
 
 impl Planned {
-    /// Has the agent of `node` decide about `world`, whose files are written into `folder`.
-    pub fn new(world: &World, node: &str, folder: &Path) -> Result<Self> {
+    /// Has the agent of `node` decide about `world`, whose files are written into `folder`, and
+    /// whose facts come in this order.
+    pub fn new(
+        world: &World,
+        node: &str,
+        folder: &Path,
+        order: impl Fn(Vec<Event>) -> Vec<Vec<Event>>,
+    ) -> Result<Self> {
         let words = ["agent", "--node-name", node, "--network-policy=on"];
         let policy = Flags::try_parse_from(words)?.policy.check(BackendName::Nftables)?;
         let mut events = read(world, node, &folder.join(node))?;
@@ -44,8 +57,10 @@ impl Planned {
         events.push(Event::Addresses(own.addresses.iter().map(eth0).collect()));
         events.push(Event::Listed(Listing::Addresses));
         let mut planner = Planner::new(policy, BackendName::Nftables.capabilities());
-        planner.apply(events);
-        planner.update();
+        for events in order(events) {
+            planner.apply(events);
+            planner.update();
+        }
         Ok(Self { planner })
     }
 
@@ -64,6 +79,11 @@ impl Planned {
             port: NonZeroU16::new(port).context("port 0")?,
         };
         Ok(Some(self.plan()?.refusal(&flow).is_none()))
+    }
+
+    /// The tables that this node renders.
+    pub fn rules(&self) -> String {
+        firewall::render(self.planner.plan()).to_string()
     }
 
     fn plan(&self) -> Result<&FirewallPlan> {
@@ -93,9 +113,18 @@ fn read(world: &World, node: &str, folder: &Path) -> Result<Vec<Event>> {
     Ok(events)
 }
 
-/// The state file (design.md, section 3): the node's pods that have not ended, and whose addresses
-/// are still theirs.
-fn state_file_of(world: &World, node: &str) -> Value {
+/// A pod's link.
+#[derive(Debug, Clone)]
+pub struct Link {
+    pub ips: Vec<IpAddr>,
+    /// The node's end.
+    pub veth: String,
+    /// The bridge that has it as a port.
+    pub bridge: Option<&'static str>,
+}
+
+/// The links of a node's pods: those that have not ended, and whose addresses are still theirs.
+pub fn links(world: &World, node: &str) -> Vec<(usize, Link)> {
     let has_addresses = |number: usize, pod: &Pod| {
         let younger = || world.pods[number + 1..].iter().filter(|it| has_network(it));
         has_network(pod) && !younger().any(|it| it.status.pod_ips == pod.status.pod_ips)
@@ -105,22 +134,32 @@ fn state_file_of(world: &World, node: &str) -> Value {
         .iter()
         .enumerate()
         .filter(|(number, pod)| pod.spec.node_name == node && has_addresses(*number, pod));
-    let attachment = |(number, pod): (usize, &Pod)| {
-        let (id, veth) = (format!("c{number}"), format!("veth{number}"));
-        let ips: Vec<_> = pod.status.pod_ips.iter().map(|it| it.ip).collect();
+    let link = |(number, pod): (usize, &Pod)| {
+        let ips = pod.status.pod_ips.iter().map(|it| it.ip).collect();
+        let bridge = number.is_multiple_of(2).then_some("cni0");
+        (number, Link { ips, veth: format!("veth{number}"), bridge })
+    };
+    here.map(link).collect()
+}
+
+/// The state file (design.md, section 3).
+fn state_file_of(world: &World, node: &str) -> Value {
+    let attachment = |(number, Link { ips, veth, bridge }): (usize, Link)| {
+        let (id, pod) = (format!("c{number}"), &world.pods[number]);
         let attachment = json!({
             "containerId": id, "ifName": "eth0", "network": "pods", "netns": "/run/netns/x",
             "pod": {
                 "namespace": pod.metadata.namespace, "name": pod.metadata.name,
                 "uid": pod.metadata.uid,
             },
-            "bridge": (number % 2 == 0).then_some("cni0"), "ips": ips,
+            "bridge": bridge, "ips": ips,
             "addedAt": format!("2026-11-20T12:{number:02}:00Z"),
             "hostInterface": { "name": veth, "index": 10 + number, "mac": "02:00:00:00:00:01" },
         });
         (format!("{id}/eth0"), attachment)
     };
-    let attachments: serde_json::Map<String, Value> = here.map(attachment).collect();
+    let attachments: serde_json::Map<String, Value> =
+        links(world, node).into_iter().map(attachment).collect();
     json!({ "version": 1, "epoch": "model", "generation": 1, "attachments": attachments })
 }
 

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::rule::{Rules, verdict};
 use super::syntax::{Base, Chain, Datum, Ruleset, Set, Table};
 use super::token::{Cursor, Token, tokens};
-use super::value::{Kind, Pattern};
+use super::value::{Atom, Kind, Pattern};
 
 /// Reads a ruleset. What is not known is an error.
 pub fn ruleset(text: &str) -> Result<Ruleset> {
@@ -98,9 +98,9 @@ fn types(words: &mut Cursor, set: &mut Set) -> Result<()> {
 
 fn typeof_(family: &str, words: &mut Cursor, set: &mut Set) -> Result<()> {
     let rules = Rules { family };
-    set.key = rules.concat(words)?.kinds(family);
+    set.key = rules.concat(words)?.kinds();
     if words.take(":") {
-        set.data = rules.concat(words)?.kinds(family);
+        set.data = rules.concat(words)?.kinds();
     }
     Ok(())
 }
@@ -138,6 +138,11 @@ fn element(words: &mut Cursor, set: &mut Set) -> Result<()> {
         datum.is_some() != set.data.is_empty(),
         "a value where none should be, or none where one should"
     );
+    let fits = |key: &Vec<Atom>| patterns.iter().zip(key).all(|(pattern, atom)| pattern.fits(atom));
+    let overlaps = |(other, _): &(Vec<Pattern>, _)| {
+        other.iter().zip(&patterns).all(|(one, other)| one.overlaps(other))
+    };
+    ensure!(!set.ranged.iter().any(overlaps), "an element overlaps another, {}", words.place());
     let exact = patterns.iter().map(|pattern| match pattern {
         Pattern::Is(atom) => Some(atom.clone()),
         Pattern::Between(..) | Pattern::Begins(_) => None,
@@ -146,7 +151,10 @@ fn element(words: &mut Cursor, set: &mut Set) -> Result<()> {
         Some(key) => {
             ensure!(set.exact.insert(key, datum).is_none(), "one key twice, {}", words.place())
         }
-        None => set.ranged.push((patterns, datum)),
+        None => {
+            ensure!(!set.exact.keys().any(fits), "an element overlaps another, {}", words.place());
+            set.ranged.push((patterns, datum));
+        }
     }
     Ok(())
 }

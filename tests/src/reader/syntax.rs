@@ -124,29 +124,48 @@ pub enum Expr {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
-    Source,
-    Destination,
+    Source(Version),
+    Destination(Version),
     Protocol,
+    /// Bytes 2 and 3 of the transport header, whatever that is: nobody checks the protocol.
     Port,
+    /// Guarded by nft: only ICMPv6 has it.
+    Icmpv6Type,
     InputInterface,
+    OutputInterface,
+    EtherType,
+    PacketType,
     Mark,
     Priority,
+    ConntrackState,
     ConntrackStatus,
     /// What kind of address the destination is here.
     DestinationType,
 }
 
+/// Whose addresses. Where a table sees both versions, nft guards the rule: it does not match a
+/// packet of the other one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    V4,
+    V6,
+}
+
 impl Field {
-    /// Of what type its values are, in a table of this family.
-    pub fn kind(self, family: &str) -> Kind {
+    /// Of what type its values are.
+    pub fn kind(self) -> Kind {
         match self {
-            Self::Source | Self::Destination if family == "ip6" => Kind::Ipv6,
-            Self::Source | Self::Destination => Kind::Ipv4,
+            Self::Source(Version::V4) | Self::Destination(Version::V4) => Kind::Ipv4,
+            Self::Source(Version::V6) | Self::Destination(Version::V6) => Kind::Ipv6,
             Self::Protocol => Kind::Protocol,
             Self::Port => Kind::Port,
-            Self::InputInterface => Kind::Interface,
+            Self::Icmpv6Type => Kind::Icmpv6Type,
+            Self::InputInterface | Self::OutputInterface => Kind::Interface,
+            Self::EtherType => Kind::EtherType,
+            Self::PacketType => Kind::PacketType,
             Self::Mark => Kind::Mark,
             Self::Priority => Kind::Class,
+            Self::ConntrackState => Kind::State,
             Self::ConntrackStatus => Kind::Status,
             Self::DestinationType => Kind::RouteType,
         }
@@ -155,11 +174,11 @@ impl Field {
 
 impl Expr {
     /// Of what types its parts are; for a map, those of its key.
-    pub fn kinds(&self, family: &str) -> Vec<Kind> {
+    pub fn kinds(&self) -> Vec<Kind> {
         match self {
-            Self::Field(field) => vec![field.kind(family)],
-            Self::And(of, _) | Self::Or(of, _) | Self::Map(of, _) => of.kinds(family),
-            Self::Concat(parts) => parts.iter().flat_map(|part| part.kinds(family)).collect(),
+            Self::Field(field) => vec![field.kind()],
+            Self::And(of, _) | Self::Or(of, _) | Self::Map(of, _) => of.kinds(),
+            Self::Concat(parts) => parts.iter().flat_map(Self::kinds).collect(),
             Self::Random(_) | Self::Constant(_) => vec![Kind::Integer],
         }
     }

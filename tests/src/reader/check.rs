@@ -48,20 +48,14 @@ fn statement(table: &Table, statement: &Statement) -> Result<()> {
         Statement::Set { field, value } => {
             expr(table, value)?;
             if let Expr::Map(_, map) = value {
-                ensure!(
-                    table.sets[map].data == [field.kind(&table.family)],
-                    "{map} has other values"
-                );
+                ensure!(table.sets[map].data == [field.kind()], "{map} has other values");
             }
             Ok(())
         }
         Statement::Update { map, key, data } => {
             self::key(table, key, map)?;
             let of = &table.sets[map];
-            ensure!(
-                of.dynamic && of.data == data.kinds(&table.family),
-                "{map} takes no such element"
-            );
+            ensure!(of.dynamic && of.data == data.kinds(), "{map} takes no such element");
             Ok(())
         }
         Statement::Limit { set, key } => {
@@ -109,7 +103,7 @@ fn expr(table: &Table, expr: &Expr) -> Result<()> {
 
 fn key(table: &Table, key: &Expr, set: &str) -> Result<()> {
     expr(table, key)?;
-    let kinds = key.kinds(&table.family);
+    let kinds = key.kinds();
     let of = table.sets.get(set).with_context(|| format!("no set {set}"))?;
     ensure!(kinds == of.key, "{kinds:?} is looked up in {set}, of {:?}", of.key);
     Ok(())

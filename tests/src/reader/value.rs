@@ -21,16 +21,35 @@ pub enum Kind {
     Ipv6,
     Protocol,
     Port,
+    Icmpv6Type,
     Interface,
+    EtherType,
+    /// Whom a frame is addressed to.
+    PacketType,
     /// A traffic class: `major:minor`, in hexadecimal.
     Class,
     Mark,
+    /// Bits of conntrack's state.
+    State,
     /// Bits of conntrack's status.
     Status,
     /// What `fib … type` says.
     RouteType,
     Integer,
     Verdict,
+}
+
+/// Whom a frame is addressed to: the kernel's `PACKET_…`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PacketType {
+    /// This machine.
+    Host = 0,
+    /// All stations.
+    Broadcast = 1,
+    /// A group of stations.
+    Multicast = 2,
+    /// Another station: so is what a bridge sends on from port to port.
+    Other = 3,
 }
 
 /// What a value may be.
@@ -40,6 +59,18 @@ pub enum Pattern {
     Between(u128, u128),
     Begins(String),
 }
+
+/// `NF_CT_STATE_BIT` of the kernel's `enum ip_conntrack_info`.
+pub const ESTABLISHED: u128 = 1 << 1;
+pub const RELATED: u128 = 1 << 2;
+pub const NEW: u128 = 1 << 3;
+
+/// IANA's number of ICMPv6.
+pub const ICMPV6: u8 = 58;
+
+/// The kernel's `ETH_P_IP` and `ETH_P_IPV6`.
+pub const ETHER_IPV4: u128 = 0x0800;
+pub const ETHER_IPV6: u128 = 0x86dd;
 
 /// `IPS_DST_NAT` of the kernel's `enum ip_conntrack_status`.
 pub const DST_NAT: u128 = 1 << 5;
@@ -76,8 +107,25 @@ impl Kind {
                 "tcp" => 6,
                 "udp" => 17,
                 "sctp" => 132,
-                other => bail!("the protocol {other} is not known"),
+                other => integer(other).context("a protocol")?,
             },
+            Self::EtherType => match text {
+                "ip" => ETHER_IPV4,
+                "ip6" => ETHER_IPV6,
+                other => bail!("what a frame carries: {other} is not known"),
+            },
+            Self::PacketType => match text {
+                "host" => PacketType::Host as u128,
+                "broadcast" => PacketType::Broadcast as u128,
+                "multicast" => PacketType::Multicast as u128,
+                "other" => PacketType::Other as u128,
+                other => bail!("the type of frame {other} is not known"),
+            },
+            Self::State => text.split(',').try_fold(0, |bits, name| match name {
+                "established" => Ok(bits | ESTABLISHED),
+                "related" => Ok(bits | RELATED),
+                other => bail!("the state {other} is not known"),
+            })?,
             Self::Interface => return Ok(Atom::Name(text.to_owned())),
             Self::Class => class(text)?,
             Self::Status => match text {
@@ -89,7 +137,7 @@ impl Kind {
                 "unicast" => UNICAST,
                 other => bail!("the type of address {other} is not known"),
             },
-            Self::Port | Self::Mark | Self::Integer => integer(text)?,
+            Self::Port | Self::Icmpv6Type | Self::Mark | Self::Integer => integer(text)?,
             Self::Verdict => bail!("{text} where a value was expected"),
         };
         Ok(Atom::Number(number))
@@ -113,6 +161,13 @@ impl Kind {
             let rest = 1_u128.checked_shl(free).map_or(u128::MAX, |size| size - 1);
             return Ok(Pattern::Between(address & !rest, address | rest));
         }
+        if [Self::Port, Self::Icmpv6Type, Self::PacketType].contains(&self)
+            && let Some((first, last)) = text.split_once('-')
+        {
+            let (first, last) = (self.atom(first)?.number()?, self.atom(last)?.number()?);
+            ensure!(first <= last, "the range {text} goes backwards");
+            return Ok(Pattern::Between(first, last));
+        }
         Ok(Pattern::Is(self.atom(text)?))
     }
 }
@@ -124,6 +179,16 @@ impl Pattern {
             (Self::Between(least, most), Atom::Number(number)) => (least..=most).contains(&number),
             (Self::Begins(begin), Atom::Name(name)) => name.starts_with(begin),
             (Self::Between(..), Atom::Name(_)) | (Self::Begins(_), Atom::Number(_)) => false,
+        }
+    }
+
+    /// Whether a value fits both.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Is(atom), pattern) | (pattern, Self::Is(atom)) => pattern.fits(atom),
+            (Self::Between(a, b), Self::Between(c, d)) => a <= d && c <= b,
+            (Self::Begins(a), Self::Begins(b)) => a.starts_with(b) || b.starts_with(a),
+            (Self::Between(..), Self::Begins(_)) | (Self::Begins(_), Self::Between(..)) => false,
         }
     }
 }

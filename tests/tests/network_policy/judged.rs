@@ -1,0 +1,69 @@
+//! What the agents of both nodes make of a packet: by their plans, and by their rules as they are
+//! read.
+
+mod interpreted;
+mod planned;
+
+use anyhow::{Result, ensure};
+use denizen_agent::model::Event;
+use denizen_tests::policy::{Packet, World, allowed};
+use tempfile::TempDir;
+
+pub use self::interpreted::Interpreted;
+
+pub use self::planned::{Planned, at_once};
+
+/// Both nodes of a world.
+#[derive(Debug)]
+pub struct Judged<'a> {
+    world: &'a World,
+    nodes: Vec<(Planned, Interpreted)>,
+    _folder: TempDir,
+}
+
+impl<'a> Judged<'a> {
+    pub fn new(world: &'a World) -> Result<Self> {
+        Self::in_order(world, at_once)
+    }
+
+    /// The same, where each node's facts come in this order, and are decided about after each part.
+    pub fn in_order(
+        world: &'a World,
+        order: impl Fn(Vec<Event>) -> Vec<Vec<Event>>,
+    ) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let node = |name: &str| {
+            let planned = Planned::new(world, name, folder.path(), &order)?;
+            let rules = Interpreted::new(world, name, &planned.rules())?;
+            Ok((planned, rules))
+        };
+        let nodes = world.nodes.iter().map(|it| node(&it.name)).collect::<Result<_>>()?;
+        Ok(Self { world, nodes, _folder: folder })
+    }
+
+    /// Whether a packet passes both nodes, about which all must agree: the oracle, the plans, and
+    /// their rules. What is permitted once passes in any case.
+    pub fn passes(&self, packet: Packet) -> Result<bool> {
+        let mut passes = true;
+        for (planned, rules) in &self.nodes {
+            let (said, this) = (planned.passes(packet)?, rules.passes(packet)?);
+            let agree = said.is_none_or(|said| said == this);
+            ensure!(agree, "{packet:?}: the plan says {said:?}, its rules do {this}");
+            ensure!(this || rules.passes_established(packet)?, "{packet:?}, established");
+            passes &= this;
+        }
+        let allowed = allowed(self.world, packet);
+        ensure!(passes == allowed, "{packet:?}: the oracle says {allowed}");
+        Ok(passes)
+    }
+
+    /// No pod's packets come in with another's address.
+    pub fn drop_forged(&self) -> Result<()> {
+        self.nodes.iter().try_for_each(|(_, rules)| rules.drops_forged(self.world))
+    }
+
+    /// What both nodes render.
+    pub fn rules(&self) -> impl Iterator<Item = String> {
+        self.nodes.iter().map(|(planned, _)| planned.rules())
+    }
+}

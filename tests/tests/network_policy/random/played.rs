@@ -1,0 +1,54 @@
+//! Random policies for the nine pods, with packets of every kind between all of them.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use denizen_tests::effort;
+use denizen_tests::policy::World;
+use denizen_tests::random::{self, Draw};
+use proptest::collection::vec;
+use proptest::prelude::any;
+use proptest::strategy::Strategy;
+
+use super::{A_POLICY, Cluster, addresses, container, labels, policies};
+use crate::packets::half;
+use crate::play::{Play, Way};
+
+/// What decides about the labels of three namespaces and the labels and ports of nine pods.
+const ALL_LABELS: usize = 150;
+
+/// The pods and namespaces that there are, with random labels, ports and policies.
+fn worlds(there: World) -> impl Strategy<Value = Cluster> {
+    let policies = vec(vec(any::<u16>(), A_POLICY), 1..=6);
+    (vec(any::<u16>(), ALL_LABELS), policies).prop_map(move |(numbers, policies)| {
+        let mut world = there.clone();
+        let draw = &mut Draw::new(&numbers);
+        for namespace in &mut world.namespaces {
+            namespace.metadata.labels = labels(draw);
+        }
+        for pod in &mut world.pods {
+            pod.metadata.labels = labels(draw);
+            pod.spec.containers = vec![container(draw, None)];
+        }
+        let addresses = addresses(&world);
+        for (number, numbers) in policies.iter().enumerate() {
+            world.policies.push(policies::policy(&mut Draw::new(numbers), number, &addresses));
+        }
+        Cluster(world)
+    })
+}
+
+/// Worlds that are the same in every run, and as many that are not.
+#[test]
+fn packets_and_explain_do_what_the_oracle_says() -> Result<()> {
+    let (play, world) = Play::new("random", half, effort::times(1, 16))?;
+    let play = std::cell::RefCell::new(play);
+    let count = u32::try_from(effort::times(150, 6))?;
+    for seed in [1, random::seed()?] {
+        // Each try of a plainer world would take as long as a world.
+        random::play(count, seed, Duration::ZERO, worlds(world.clone()), |Cluster(world)| {
+            play.borrow_mut().judge(world, &[Way::PodIp, Way::ClusterIp])
+        })?;
+    }
+    Ok(())
+}

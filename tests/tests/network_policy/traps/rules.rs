@@ -1,0 +1,150 @@
+//! What the rules may never do, whatever they are asked.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::policy::{NetworkPolicy, Packet, Peer, Port, Rule, Selector, Transport, World};
+use denizen_tests::probe::Protocol::{Tcp, Udp};
+use denizen_tests::reader::{self, Layer, PacketType, Reader, Stop};
+use denizen_tests::world::ip;
+
+use super::small::{XA, XB, world};
+use crate::judged::{Interpreted, Judged};
+use crate::random::{NODES, packets};
+
+/// Rules of every kind, for peers of every kind.
+fn everything() -> World {
+    let pods = |value| Peer::pods(Selector::label("pod", value));
+    let namespaces = Peer::namespaces(Selector::label("ns", "y"));
+    let block = |cidr: &str, except: &str| Peer::block(cidr, [except.to_owned()]);
+    let blocks = [block("10.0.0.0/15", "10.0.1.0/28"), block("fd00::/16", "fd00::1:0/124")];
+    let rules = [
+        Rule::from([pods("a")]).at([Port::number(Tcp, 80), Port::range(Udp, 50, 60)]),
+        Rule::from([namespaces]).at([Port::every(Udp)]),
+        Rule::from(blocks.clone()),
+        Rule::all().at([Port::number(Tcp, 81)]),
+    ];
+    let inward = NetworkPolicy::new("x", "in", Selector::default()).ingress(rules);
+    let out = NetworkPolicy::new("x", "out", Selector::label("pod", "a"))
+        .egress([Rule::to(blocks), Rule::to([pods("b")]).at([Port::number(Tcp, 53)])]);
+    world([inward, out])
+}
+
+/// A lookup may miss an element that is being replaced, in kernels before 6.17. Whatever element of
+/// identities and permissions is missing: no packet passes that did not pass before.
+#[test]
+fn a_lookup_that_misses_permits_nothing() -> Result<()> {
+    let world = everything();
+    let rules = Judged::new(&world)?.rules().next().context("the first node has rules")?;
+    let whole = Interpreted::new(&world, NODES[0], &rules)?;
+    let asked = [Transport::Port(Tcp, 80), Transport::Port(Tcp, 53), Transport::Port(Udp, 53)];
+    let packets: Vec<_> =
+        packets(&world).into_iter().filter(|it| asked.contains(&it.transport)).collect();
+    let passed = packets.iter().map(|it| whole.passes(*it)).collect::<Result<Vec<_>>>()?;
+    let (mut tried, mut narrowed) = (BTreeSet::new(), 0);
+    for (set, element) in elements(&rules) {
+        if ["pending", "ingress-isolated", "egress-isolated", "pod-interfaces"].contains(&set)
+            || !rules.split("table bridge").next().is_some_and(|ip| ip.contains(element))
+        {
+            continue;
+        }
+        let less = Interpreted::new(&world, NODES[0], &rules.replacen(element, "", 1))?;
+        for (packet, passed) in packets.iter().zip(&passed) {
+            let passes = less.passes(*packet)?;
+            ensure!(*passed || !passes, "without {element} of {set}, {packet:?} passes");
+            narrowed += usize::from(*passed && !passes);
+        }
+        tried.insert(set);
+    }
+    ensure!(tried.len() >= 9 && narrowed > 0, "{narrowed} packets, only {tried:?}");
+    Ok(())
+}
+
+/// The lines of elements, each with its set.
+fn elements(rules: &str) -> Vec<(&str, &str)> {
+    let mut set = "";
+    let mut found = Vec::new();
+    for line in rules.lines() {
+        let words: Vec<_> = line.split_whitespace().collect();
+        match words[..] {
+            ["set" | "map", name, "{"] => set = name,
+            _ if line.starts_with("\t\t\t") => found.push((set, line)),
+            _ => {}
+        }
+    }
+    found
+}
+
+/// An `accept` would permit what the other direction, or another table, has not been asked about.
+/// Marks are others': kube-proxy and CNI plugins keep their bits there.
+#[test]
+fn no_rule_accepts_or_touches_a_mark() -> Result<()> {
+    let (world, open) = (everything(), self::world([]));
+    for rules in Judged::new(&world)?.rules().chain(Judged::new(&open)?.rules()) {
+        let statements = rules.lines().filter(|line| !line.trim_start().starts_with("type filter"));
+        for line in statements {
+            let code = line.split(" comment ").next().unwrap_or_default();
+            let words: BTreeSet<_> = code.split_whitespace().collect();
+            ensure!(!words.contains("accept") && !words.contains("mark"), "{line}");
+        }
+    }
+    Ok(())
+}
+
+/// The kernel holds 128 bytes, and whoever writes more has no rule.
+#[test]
+fn comments_fit_and_name_no_object() -> Result<()> {
+    let mut world = everything();
+    let long = "n".repeat(253);
+    world.policies[0].metadata.name.clone_from(&long);
+    for rules in Judged::new(&world)?.rules() {
+        ensure!(!rules.contains(&long) && rules.contains("comment"));
+        for comment in rules.split("comment \"").skip(1) {
+            let text = comment.split('"').next().unwrap_or_default();
+            ensure!(text.len() <= 127, "{} bytes: {text}", text.len());
+        }
+    }
+    Ok(())
+}
+
+/// Without neighbour and listener discovery nothing is reachable; an echo needs a permission.
+#[test]
+fn discovery_passes_isolated_pods_and_an_echo_does_not() -> Result<()> {
+    let deny = NetworkPolicy::new("x", "deny", Selector::default()).ingress([]).egress([]);
+    let world = world([deny]);
+    let rules = Judged::new(&world)?.rules().next().context("the first node has rules")?;
+    let reader = Reader::new(&rules, &[])?;
+    let stop = |layer, input: &str, output: &str| Stop {
+        layer,
+        hook: "forward",
+        input: input.to_owned(),
+        output: Some(output.to_owned()),
+    };
+    let stops = [stop(Layer::Ip, "cni0", "cni0"), stop(Layer::Bridge, "veth1", "veth0")];
+    for kind in 0..=255 {
+        let is_discovery = (130..=137).contains(&kind) || kind == 143;
+        for to in [XA[1], "ff02::1"] {
+            let to = std::net::SocketAddr::new(ip(to), 0);
+            let packet = reader::Packet {
+                icmpv6_type: Some(kind),
+                packet_type: Some(PacketType::Multicast),
+                ..reader::Packet::new(ip(XB[1]), to, 58)
+            };
+            let passes = reader.passes(&packet, &stops)?;
+            ensure!(passes == is_discovery, "type {kind} to {to} passes: {passes}");
+        }
+    }
+    Ok(())
+}
+
+/// The packet's own number is in its priority while it is asked about. (The reader says that no
+/// packet leaves with another priority or mark than it came with.)
+#[test]
+fn the_priority_and_the_mark_are_given_back() -> Result<()> {
+    let world = everything();
+    let judged = Judged::new(&world)?;
+    let all = packets(&world);
+    let passing = all.into_iter().map(|packet: Packet| judged.passes(packet));
+    ensure!(passing.collect::<Result<Vec<_>>>()?.contains(&true));
+    Ok(())
+}

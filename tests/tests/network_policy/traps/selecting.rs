@@ -1,0 +1,112 @@
+//! Whom policies select: labels, namespaces, named ports, and names that look alike.
+
+use anyhow::Result;
+use denizen_tests::policy::{NetworkPolicy, Peer, Port, PortNumber, Rule, Selector};
+use denizen_tests::probe::Protocol::{Tcp, Udp};
+
+use super::small::{OUTSIDE, XA, XB, YA, YB, container, expect, namespace, pod, tcp, world};
+use crate::judged::Judged;
+
+fn label(value: &str) -> Selector {
+    Selector::label("pod", value)
+}
+
+fn named(name: &str) -> Port {
+    Port { protocol: None, port: Some(PortNumber::Name(name.to_owned())), end_port: None }
+}
+
+/// ("ab", "c") and ("a", "bc") are two pods, two policies and two namespaces with a pod each.
+#[test]
+fn names_that_are_alike_when_written_in_a_row_are_told_apart() -> Result<()> {
+    let deny = NetworkPolicy::new("ab", "c", Selector::default()).ingress([]);
+    let allow = NetworkPolicy::new("a", "bc", Selector::default()).ingress([Rule::all()]);
+    let mut world = world([deny, allow]);
+    world.namespaces.extend([namespace("ab"), namespace("a")]);
+    let (one, other) = (["10.0.0.20", "fd00::20"], ["10.0.0.21", "fd00::21"]);
+    world.pods.extend([pod("ab", "c", 0, one), pod("a", "bc", 0, other)]);
+    expect(&world, &[(XA, one, false), (XA, other, true), (one, other, true), (other, one, false)])
+}
+
+/// The destination's ports count, each pod's own: not the sender's, not those of the first pod.
+#[test]
+fn named_ports_are_resolved_on_the_destination_pod_by_pod() -> Result<()> {
+    let ingress = NetworkPolicy::new("x", "in", Selector::default())
+        .ingress([Rule::all().at([named("web")])]);
+    let mut world = world([ingress]);
+    for (number, port) in [(0, 80), (1, 81), (2, 81)] {
+        world.pods[number].spec.containers = vec![container(&[("web", port)])];
+    }
+    let judged = Judged::new(&world)?;
+    for family in 0..2 {
+        let passes = |to: [&str; 2], port| judged.passes(tcp(YA[family], to[family], port));
+        assert!(passes(XA, 80)? && !passes(XA, 81)?, "x/a has it at 80");
+        assert!(!passes(XB, 80)? && passes(XB, 81)?, "x/b has it at 81; the sender too");
+    }
+    Ok(())
+}
+
+/// Without `to`, a named port is that of any pod anywhere, at both of its addresses; nobody knows
+/// which ports others have.
+#[test]
+fn a_named_port_without_peers_is_that_of_pods_of_every_namespace() -> Result<()> {
+    let egress =
+        NetworkPolicy::new("x", "out", label("a")).egress([Rule::all().at([named("web")])]);
+    let mut world = world([egress]);
+    world.pods[2].spec.containers = vec![container(&[("web", 80)])];
+    expect(&world, &[(XA, YA, true), (XA, YB, false), (XA, XB, false), (XA, OUTSIDE, false)])
+}
+
+/// Name and protocol must both match.
+#[test]
+fn a_named_port_of_another_protocol_permits_nothing() -> Result<()> {
+    let at = Port::named(Udp, "web");
+    let ingress = NetworkPolicy::new("x", "in", label("a")).ingress([Rule::all().at([at])]);
+    let mut world = world([ingress]);
+    world.pods[0].spec.containers = vec![container(&[("web", 80)])];
+    expect(&world, &[(YA, XA, false), (YA, XB, true)])
+}
+
+/// `NotIn [a, b]` is neither a nor b, not "not a, or not b", which is everybody.
+#[test]
+fn not_in_several_values_excludes_each_of_them() -> Result<()> {
+    let peers = Selector::requires("pod", "NotIn", &["a", "b"]);
+    let ingress = NetworkPolicy::new("x", "in", Selector::default())
+        .ingress([Rule::from([Peer::both(Selector::default(), peers)])]);
+    let mut world = world([ingress]);
+    let without = ["10.0.1.12", "fd00::1:12"];
+    world.pods.push(pod("y", "c", 1, without));
+    world.pods[4].metadata.labels.clear();
+    expect(&world, &[(YA, XA, false), (YB, XA, false), (XB, XA, false), (without, XA, true)])
+}
+
+/// One that `DoesNotExist` asks for, above all.
+#[test]
+fn namespaces_without_labels_are_selected_too() -> Result<()> {
+    let lacking = Selector::requires("ns", "DoesNotExist", &[]);
+    let ingress = NetworkPolicy::new("x", "in", label("a"))
+        .ingress([Rule::from([Peer::namespaces(lacking)])]);
+    let mut world = world([ingress]);
+    world.namespaces[1].metadata.labels.clear();
+    expect(&world, &[(YA, XA, true), (YB, XA, true), (XB, XA, false)])
+}
+
+/// A rule whose peers are nobody is not a rule for everybody.
+#[test]
+fn peers_that_match_nobody_permit_nobody() -> Result<()> {
+    let nobody = [Peer::pods(label("nobody")), Peer::namespaces(Selector::label("ns", "nowhere"))];
+    let rule = Rule::from(nobody).at([Port::every(Tcp)]);
+    let ingress = NetworkPolicy::new("x", "in", label("a")).ingress([rule]);
+    expect(&world([ingress]), &[(YA, XA, false), (XB, XA, false), (OUTSIDE, XA, false)])
+}
+
+/// What the sender's policies permit, the receiver's may forbid, on one node as on two.
+#[test]
+fn egress_that_is_permitted_leaves_the_receivers_ingress_to_judge() -> Result<()> {
+    let out = NetworkPolicy::new("x", "out", label("a")).egress([Rule::all()]);
+    let inward = NetworkPolicy::new("x", "in", label("b")).ingress([]);
+    let there = NetworkPolicy::new("y", "in", label("a")).ingress([]);
+    expect(
+        &world([out, inward, there]),
+        &[(XA, XB, false), (XA, YA, false), (XA, YB, true), (YB, XB, false)],
+    )
+}
