@@ -121,7 +121,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
         waiting: Vec::new(),
         watch: None,
         begun: None,
-        predecessor: Predecessor::default(),
+        predecessor: Predecessor::of(config.backend.name),
         publisher,
         flush,
     };
@@ -148,8 +148,10 @@ fn with_egress(mut engine: Engine, egress: Option<Event>) -> Engine {
 fn watch_forward(config: &Config) -> (Arc<Notify>, watch::Receiver<Findings>) {
     let elsewhere = Arc::new(Notify::new());
     let (findings, found) = watch::channel(Findings::default());
-    let open = config.policy.node_side.open_forward;
-    tokio::spawn(forward::run(open, elsewhere.clone(), findings));
+    if config.policy.services {
+        let open = config.policy.node_side.open_forward;
+        tokio::spawn(forward::run(open, elsewhere.clone(), findings));
+    }
     (elsewhere, found)
 }
 
@@ -235,7 +237,7 @@ impl Agent {
             retry.as_mut().reset(tokio::time::Instant::now() + pause);
         }
         info!("stopping; the rules stay in the kernel");
-        std::mem::take(&mut self.predecessor).wait();
+        self.predecessor.wait();
         Ok(())
     }
 

@@ -19,6 +19,7 @@ use tracing_subscriber::fmt::format;
 use self::cleanup::CleanupArgs;
 
 use crate::agent;
+use crate::backend::BackendName;
 use crate::backend::chosen::{self, Choice};
 use crate::config::file::{Completed, complete, with_booleans};
 use crate::config::{LogFormat, PolicyArgs, RunArgs, RunDirArgs};
@@ -183,6 +184,10 @@ fn explain(args: ExplainArgs) -> anyhow::Result<()> {
 /// Chooses the backend on this node, and logs why.
 fn backend_here(policy: &PolicyArgs) -> anyhow::Result<Choice> {
     let choice = match policy.backend.chosen() {
+        _ if !policy.services.are_served() => Choice {
+            backend: BackendName::None,
+            why: "--services=off: another program serves services".to_owned(),
+        },
         Some(backend) => Choice { backend, why: "it is configured".to_owned() },
         None => chosen::automatic(policy.detect.detector())?,
     };

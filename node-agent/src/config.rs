@@ -10,6 +10,7 @@ mod firewall;
 mod listen;
 mod node_side;
 mod objects;
+mod services;
 #[cfg(test)]
 mod tests;
 
@@ -19,7 +20,8 @@ pub use detect::{DetectArgs, DetectorError};
 pub use error::ConfigError;
 pub use firewall::{FirewallArgs, NetworkPolicyMode, PolicyToNode};
 pub use node_side::NodeSideArgs;
-pub use objects::{Objects, ObjectsArgs, ObjectsError};
+pub use objects::{InCluster, Objects, ObjectsArgs, ObjectsError};
+pub use services::{ServicesArgs, ServicesMode};
 
 use std::path::PathBuf;
 
@@ -73,6 +75,10 @@ pub struct PolicyArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened into the flags")]
     pub node_side: NodeSideArgs,
+
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened into the flags")]
+    pub services: ServicesArgs,
 
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened into the flags")]
@@ -194,19 +200,19 @@ impl RunArgs {
             run_dir: run_dir.run_dir.clone(),
             cni_cache_dir: cni_cache_dir.clone(),
             not_pods: NotPods(not_pods.clone()),
-            features: Features {
-                services: true,
-                network_policy: policy.firewall.settings().is_some(),
-            },
-            objects: objects.check(std::env::var("KUBERNETES_SERVICE_HOST").ok())?,
+            features: policy.features(),
+            objects: objects.check(InCluster::from_environment(), policy.services.are_served())?,
             egress: policy.node_side.egress_masquerade_config.as_ref().map(|file| egress::Config {
                 file: file.clone(),
                 run_dir: run_dir.run_dir.clone(),
             }),
-            conntrack: conntrack.asked(),
+            conntrack: match policy.services.are_served() {
+                true => conntrack.asked(),
+                false => Conntrack::UNCHANGED,
+            },
             sysctl_dir: sysctl_dir.clone(),
             init_only: *init_only,
-            backend: policy.backend.config(auto),
+            backend: policy.backend(auto),
             network_policy: policy.firewall.network_policy,
             listen: listen.check()?,
         })
@@ -231,6 +237,7 @@ impl PolicyArgs {
     /// # Errors
     /// [`ConfigError`], for the first error.
     pub fn check(&self, auto: BackendName) -> Result<Policy, ConfigError> {
+        self.services.check(self.firewall, &self.node_side)?;
         let node_name = match &self.node_name {
             Some(name) => name.clone(),
             None => host_name()?,
@@ -243,9 +250,28 @@ impl PolicyArgs {
             },
             detector: self.detect.detector().clone(),
             node_side: self.node_side.settled()?,
-            node_ports: self.backend.node_ports(self.backend.config(auto).name)?,
+            node_ports: self.backend.node_ports(self.backend(auto).name)?,
+            services: self.services.are_served(),
             firewall: self.firewall.settings(),
         })
+    }
+
+    /// The backend to open: none if another program serves services. `auto` is the backend that
+    /// `--backend auto` selects.
+    pub fn backend(&self, auto: BackendName) -> BackendConfig {
+        let asked = self.backend.config(auto);
+        match self.services.are_served() {
+            true => asked,
+            false => BackendConfig { name: BackendName::None, ..asked },
+        }
+    }
+
+    /// The features whose objects are read.
+    pub fn features(&self) -> Features {
+        Features {
+            services: self.services.are_served(),
+            network_policy: self.firewall.settings().is_some(),
+        }
     }
 }
 

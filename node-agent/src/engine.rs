@@ -22,7 +22,6 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::backend::chosen::{BackendConfig, Chosen, ChosenError};
-use crate::backend::iptables::IptablesError;
 use crate::backend::nftables;
 use crate::backend::{Backend, Figures, Repair, Report};
 use crate::conntrack::{CandidateTracker, Entry, StaleCandidates, StaleFilter};
@@ -103,7 +102,7 @@ impl Engine {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn remove_other_tables(&mut self) -> Result<Option<Variant>, IptablesError> {
+    pub fn remove_other_tables(&mut self) -> Result<Option<Variant>, ChosenError> {
         self.backend.remove_other_tables()
     }
 }
@@ -255,7 +254,7 @@ impl<B: Backend> Engine<B> {
     /// Plans what is new, and gives it to the backend.
     pub(crate) fn decide(&mut self) {
         let mut changes = self.planner.update();
-        if changes.complete {
+        if changes.complete && self.plan().policy().services {
             info!("everything is known: services are programmed from now on");
         }
         changes.conflicts.iter().for_each(warn_of);
@@ -296,8 +295,11 @@ impl<B: Backend> Engine<B> {
         entries
     }
 
-    /// The kernel's settings that the rules need.
+    /// The kernel's settings that services' rules need.
     pub fn settings(&self) -> Vec<Setting> {
+        if !self.plan().policy().services {
+            return Vec::new();
+        }
         let mut settings = live(self.plan());
         // Only after the rule that protects 127.0.0.0/8 from neighbours.
         let asked = &self.plan().policy().node_ports;

@@ -41,6 +41,7 @@ pub fn policy() -> Policy {
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),
+        services: true,
         firewall: None,
     }
 }

@@ -85,6 +85,7 @@ fn known() -> (Planner, StaleCandidates) {
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),
+        services: true,
         firewall: None,
     };
     let mut planner = Planner::new(policy, BackendName::Nftables.capabilities());

@@ -149,6 +149,7 @@ fn engine(variant: Variant) -> Engine {
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),
+        services: true,
         firewall: None,
     };
     let backend = BackendConfig { name: BackendName::Iptables, iptables_variant: Some(variant) };

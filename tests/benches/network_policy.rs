@@ -160,6 +160,7 @@ impl Ours {
             detector: Detector::default(),
             node_ports: NodePortAddresses::Primary,
             node_side: NodeSide::default(),
+            services: true,
             firewall: Some(FirewallSettings::default()),
         };
         let able = Capabilities {

@@ -15,9 +15,6 @@ pub const DAEMON_SET: &str = "kubernetes/daemon-set.yaml";
 /// The DaemonSet that takes everything away.
 pub const UNINSTALL: &str = "kubernetes/uninstall/daemon-set.yaml";
 
-/// The line of `kubernetes/kustomization.yaml` that an operator uncomments for iptables.
-const WITH_IPTABLES: &str = "# - iptables";
-
 /// The folder.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../conf")
@@ -52,15 +49,18 @@ pub fn built(folder: &Path) -> Result<Vec<Value>> {
         .context("kubectl's words are not YAML")
 }
 
-/// The same of `conf/kubernetes` with its component for iptables.
-pub fn built_with_iptables() -> Result<Vec<Value>> {
+/// The same of `conf/kubernetes` with a component, whose line in its `kustomization.yaml` an operator
+/// uncomments.
+pub fn built_with(component: &str) -> Result<Vec<Value>> {
     let copy = tempfile::tempdir()?;
     checked(Command::new("cp").arg("-r").arg(folder().join("kubernetes")).arg(copy.path()))?;
     let folder = copy.path().join("kubernetes");
     let file = folder.join("kustomization.yaml");
     let text = fs::read_to_string(&file)?;
-    ensure!(text.contains(WITH_IPTABLES), "{text}");
-    fs::write(&file, text.replace(WITH_IPTABLES, WITH_IPTABLES.replacen("# ", "", 1).as_str()))?;
+    let line = format!("- {component}\n");
+    let commented = format!("# {line}");
+    ensure!(text.contains(&commented), "{text}");
+    fs::write(&file, text.replace(&commented, &line))?;
     built(&folder)
 }
 

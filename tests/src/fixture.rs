@@ -10,6 +10,7 @@ use crate::cluster::{Cluster, NODE, OTHER_NODE, serve};
 use crate::manifest::{self, Port};
 use crate::netns::Netns;
 use crate::pod::{Pod, Wiring};
+use crate::policy::{self, Labels, Metadata, PodIp, PodSpec, PodStatus};
 use crate::probe::{Outcome, Probe, Protocol};
 use crate::server::Server;
 use crate::world::ip;
@@ -126,6 +127,27 @@ impl Fixture {
             "{who:?} was seen as {seen}, which is nobody's"
         );
         Ok(true)
+    }
+
+    /// The API's objects of the bridged and the routed pod, with these values of the label `role`.
+    pub fn pod_objects(&self, bridged: &str, routed: &str) -> Vec<Value> {
+        let object = |name: &str, pod: &Pod, role: &str| policy::Pod {
+            metadata: Metadata {
+                namespace: "default".to_owned(),
+                name: name.to_owned(),
+                uid: format!("uid-{}", pod.netns.name()),
+                labels: Labels::from([("role".to_owned(), role.to_owned())]),
+                ..Metadata::default()
+            },
+            spec: PodSpec { node_name: NODE.to_owned(), ..PodSpec::default() },
+            status: PodStatus {
+                phase: "Running".to_owned(),
+                pod_ips: pod.addresses.iter().map(|ip| PodIp { ip: *ip }).collect(),
+            },
+        };
+        let pods =
+            [object("bridged", &self.bridged, bridged), object("routed", &self.routed, routed)];
+        policy::World { pods: pods.into(), ..policy::World::default() }.manifests()
     }
 
     /// A dual-stack service at [`service_ips`] of `number`, and its slices; `members` serve it.

@@ -1,8 +1,14 @@
 //! The content of `status` and of the status page, from the loop's state.
 
 use super::{Agent, now};
+use crate::backend::BackendName;
 use crate::status::Status;
 use crate::status::view::{View, ViewQuery};
+use crate::takeover::ipvs;
+
+/// IPVS takes a packet in the input hook, and sends it on through the output hook.
+const PASSED_BY: &str = "ipvs serves services here, and what it forwards does not pass the hook where \
+                         NetworkPolicies are enforced: use another mode of the service proxy";
 
 impl Agent {
     /// The status, with the problems of all parts.
@@ -18,6 +24,7 @@ impl Agent {
             )
         });
         let problems = problems.chain(self.flush.problem()).chain(left).chain(bridges);
+        let problems = problems.chain(self.is_passed_by().then(|| PASSED_BY.to_owned()));
         let settings = self.settings.warnings(self.engine.is_synced());
         let unrecorded = self.sources.unrecorded.borrow().clone();
         let status = self.engine.status(problems.collect());
@@ -29,6 +36,15 @@ impl Agent {
             warnings: [found.warnings, settings, status.warnings, unrecorded.warnings()].concat(),
             ..status
         }
+    }
+
+    /// Whether another program's ipvs serves services, and policies are enforced.
+    fn is_passed_by(&self) -> bool {
+        let is_alone = match self.backend {
+            BackendName::None => self.engine.plan().firewall().is_some(),
+            BackendName::Nftables | BackendName::Iptables => false,
+        };
+        is_alone && ipvs::virtual_servers() > 0
     }
 
     pub(super) fn view(&mut self, query: &ViewQuery) -> View {

@@ -1,6 +1,7 @@
 //! The backend that was chosen when the agent started.
 
 use std::fmt;
+use std::future::pending;
 
 use serde::Serialize;
 use thiserror::Error;
@@ -13,6 +14,7 @@ use crate::describe::describe;
 use crate::iptables::Variant;
 use crate::plan::{Changes, Detector, Frontend, Plan};
 use denizen_netlink::NetlinkError;
+use denizen_nft::Kernel;
 
 /// Any backend with a kernel.
 #[derive(Debug)]
@@ -21,6 +23,8 @@ pub enum Chosen {
     Nftables(Box<Nftables>),
     /// Services are chains of iptables.
     Iptables(Box<Iptables>),
+    /// Nothing is programmed: another program serves services.
+    None,
 }
 
 /// Why the chosen backend failed.
@@ -94,6 +98,7 @@ impl Chosen {
             BackendName::Iptables => {
                 Self::Iptables(Box::new(Iptables::open(config.iptables_variant)?))
             }
+            BackendName::None => Self::None,
         })
     }
 
@@ -103,6 +108,7 @@ impl Chosen {
         match self {
             Self::Nftables(nftables) => Some(nftables.portid()),
             Self::Iptables(iptables) => iptables.portid(),
+            Self::None => None,
         }
     }
 
@@ -112,17 +118,16 @@ impl Chosen {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn remove_other_tables(&mut self) -> Result<Option<Variant>, IptablesError> {
-        match self {
-            Self::Nftables(_) => Ok(None),
-            Self::Iptables(iptables) => {
-                let count = iptables.remove_tables()?;
-                if count > 0 {
-                    info!(count, "the nftables backend's tables are removed");
-                }
-                Ok(Some(iptables.variant()))
-            }
+    pub fn remove_other_tables(&mut self) -> Result<Option<Variant>, ChosenError> {
+        let (count, variant) = match self {
+            Self::Nftables(_) => return Ok(None),
+            Self::Iptables(iptables) => (iptables.remove_tables()?, Some(iptables.variant())),
+            Self::None => (Nftables::cleanup(&mut Kernel::open()?)?, None),
+        };
+        if count > 0 {
+            info!(count, "the nftables backend's tables are removed");
         }
+        Ok(variant)
     }
 }
 
@@ -142,6 +147,7 @@ impl Rendering {
         match name {
             BackendName::Nftables => Self::Nftables(nftables::render(plan)),
             BackendName::Iptables => Self::Iptables(iptables::render(plan)),
+            BackendName::None => Self::Nftables(denizen_nft::Rendering::empty()),
         }
     }
 }
@@ -162,6 +168,7 @@ impl Backend for Chosen {
         match self {
             Self::Nftables(nftables) => nftables.update(plan, changes),
             Self::Iptables(iptables) => iptables.update(plan, changes),
+            Self::None => {}
         }
     }
 
@@ -169,6 +176,7 @@ impl Backend for Chosen {
         Ok(match self {
             Self::Nftables(nftables) => nftables.sync()?,
             Self::Iptables(iptables) => iptables.sync()?,
+            Self::None => Repair::default(),
         })
     }
 
@@ -176,6 +184,7 @@ impl Backend for Chosen {
         Ok(match self {
             Self::Nftables(nftables) => nftables.resync()?,
             Self::Iptables(iptables) => iptables.resync()?,
+            Self::None => Repair::default(),
         })
     }
 
@@ -183,6 +192,7 @@ impl Backend for Chosen {
         match self {
             Self::Nftables(nftables) => nftables.report(),
             Self::Iptables(iptables) => iptables.report(),
+            Self::None => Report { has_pods: true, ..Report::default() },
         }
     }
 
@@ -190,6 +200,7 @@ impl Backend for Chosen {
         match self {
             Self::Nftables(nftables) => nftables.figures(),
             Self::Iptables(iptables) => iptables.figures(),
+            Self::None => Figures::default(),
         }
     }
 
@@ -197,6 +208,7 @@ impl Backend for Chosen {
         match self {
             Self::Nftables(nftables) => nftables.rejected(frontend),
             Self::Iptables(iptables) => iptables.rejected(frontend),
+            Self::None => Vec::new(),
         }
     }
 
@@ -204,6 +216,7 @@ impl Backend for Chosen {
         match self {
             Self::Nftables(nftables) => nftables.wait().await,
             Self::Iptables(iptables) => iptables.wait().await,
+            Self::None => pending().await,
         }
     }
 }

@@ -43,6 +43,8 @@ pub enum BackendName {
     Nftables,
     /// Services are chains of iptables, as kube-proxy's.
     Iptables,
+    /// Another program serves services.
+    None,
 }
 
 impl fmt::Display for BackendName {
@@ -50,6 +52,7 @@ impl fmt::Display for BackendName {
         f.write_str(match self {
             Self::Nftables => "nftables",
             Self::Iptables => "iptables",
+            Self::None => "none",
         })
     }
 }
@@ -61,7 +64,7 @@ impl BackendName {
     pub fn capabilities(self) -> Capabilities {
         let able = match self {
             Self::Nftables => true,
-            Self::Iptables => false,
+            Self::Iptables | Self::None => false,
         };
         Capabilities { unused_addresses: able, guards_loopback_first: able, restricts_first: able }
     }

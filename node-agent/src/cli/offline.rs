@@ -17,7 +17,7 @@ use crate::firewall;
 use crate::model::{Event, Listing, Node, NodeAddress};
 use crate::plan::{FirewallPlan, Planner};
 use crate::printable::Printable;
-use crate::source::{Features, egress, manifests, state_file};
+use crate::source::{egress, manifests, state_file};
 
 /// The inputs that replace the kernel and the API.
 #[derive(Debug, Args)]
@@ -65,7 +65,7 @@ impl std::fmt::Display for Rendered {
 
 /// Prints the rules that the agent would program.
 pub(super) fn render(args: &RenderArgs) -> anyhow::Result<()> {
-    let backend = args.facts.policy.backend.config(AUTO).name;
+    let backend = args.facts.policy.backend(AUTO).name;
     let planner = planner(&args.facts)?;
     let plan = planner.plan();
     let is_enforced = plan.firewall().is_some_and(FirewallPlan::is_enforced);
@@ -87,7 +87,7 @@ fn planner(facts: &Facts) -> anyhow::Result<Planner> {
     let (mut events, problems) = manifests::read(&manifests::Config {
         folder: facts.manifests.clone(),
         node_name: policy.settings.node_name.to_string(),
-        features: Features { services: true, network_policy: policy.firewall.is_some() },
+        features: facts.policy.features(),
     })?;
     for problem in problems {
         eprintln!("denizen-agent: ignored: {}", Printable(&problem));
@@ -103,7 +103,7 @@ fn planner(facts: &Facts) -> anyhow::Result<Planner> {
             .context("cannot use the state file")?;
         events.extend(pods.map(Event::Pods));
     }
-    let capabilities = facts.policy.backend.config(AUTO).name.capabilities();
+    let capabilities = facts.policy.backend(AUTO).name.capabilities();
     let mut planner = Planner::new(policy, capabilities);
     planner.apply(events);
     planner.update();

@@ -66,6 +66,7 @@ impl BackendArgs {
         let usual = match backend {
             BackendName::Nftables => "primary",
             BackendName::Iptables => "all",
+            BackendName::None => return Ok(NodePortAddresses::In(Vec::new())),
         };
         let localhost = backend == BackendName::Iptables && self.iptables_localhost_nodeports;
         match self.nodeport_addresses.as_deref().unwrap_or(usual).trim() {

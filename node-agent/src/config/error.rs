@@ -28,6 +28,18 @@ pub enum ConfigError {
     /// No usable source of objects.
     #[error(transparent)]
     Objects(#[from] ObjectsError),
+    /// Neither services nor NetworkPolicies.
+    #[error(
+        "--services=off and --network-policy=off leave nothing to do: enforce NetworkPolicies with \
+         --network-policy=on, or serve services"
+    )]
+    NothingToDo,
+    /// A flag about connections that another program translates.
+    #[error(
+        "{0} is part of serving services, which --services=off leaves to another program: remove one \
+         of the two"
+    )]
+    WithoutServices(&'static str),
     /// Two flags use one bit of the mark.
     #[error("--masquerade-bit and --bridge-port-bit are the same: {0}")]
     SameBit(MarkBit),

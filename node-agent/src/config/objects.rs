@@ -1,5 +1,6 @@
-//! The source of Services and EndpointSlices: the Kubernetes API or a folder of manifests.
+//! The source of the cluster's objects: the Kubernetes API or a folder of manifests.
 
+use std::net::Ipv6Addr;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -20,10 +21,20 @@ pub struct ObjectsArgs {
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// The API server's own address, instead of the one in the kubeconfig. Required in a pod: the
-    /// address that pods get is a cluster IP, which nobody serves before this agent does
+    /// The API server's own address, instead of the one in the kubeconfig. Required in a pod, unless
+    /// with --services=off: the address that pods get is a cluster IP, which nobody serves before
+    /// this agent does
     #[arg(long, value_name = "URL", env = "DENIZEN_API_SERVER")]
     pub master: Option<String>,
+}
+
+/// The API's address as Kubernetes tells it to pods: a cluster IP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InCluster {
+    /// `KUBERNETES_SERVICE_HOST`.
+    pub host: String,
+    /// `KUBERNETES_SERVICE_PORT`.
+    pub port: String,
 }
 
 /// The source of the cluster's objects, checked.
@@ -56,13 +67,34 @@ pub enum ObjectsError {
     NoObjects,
 }
 
+impl InCluster {
+    /// From the environment of a pod.
+    pub fn from_environment() -> Option<Self> {
+        let host = std::env::var("KUBERNETES_SERVICE_HOST").ok()?;
+        let port = std::env::var("KUBERNETES_SERVICE_PORT").unwrap_or_else(|_| "443".to_owned());
+        Some(Self { host, port })
+    }
+
+    fn url(&self) -> String {
+        let Self { host, port } = self;
+        match host.parse::<Ipv6Addr>() {
+            Ok(_) => format!("https://[{host}]:{port}"),
+            Err(_) => format!("https://{host}:{port}"),
+        }
+    }
+}
+
 impl ObjectsArgs {
-    /// Checks the flags. `service_host` is `KUBERNETES_SERVICE_HOST`, which Kubernetes sets in
-    /// pods.
+    /// Checks the flags. If this agent does not serve `services`, another program does, and the
+    /// address `in_cluster` can be used.
     ///
     /// # Errors
     /// [`ObjectsError`].
-    pub fn check(&self, service_host: Option<String>) -> Result<Objects, ObjectsError> {
+    pub fn check(
+        &self,
+        in_cluster: Option<InCluster>,
+        services: bool,
+    ) -> Result<Objects, ObjectsError> {
         if let Some(folder) = &self.manifests {
             return Ok(Objects::Manifests(folder.clone()));
         }
@@ -70,14 +102,17 @@ impl ObjectsArgs {
         if let Some(url) = server.as_ref().filter(|url| !is_server(url)) {
             return Err(ObjectsError::Server(url.clone()));
         }
-        let credentials = match (&self.kubeconfig, &server, service_host) {
+        let is_served = !services && self.kubeconfig.is_none();
+        let by_service = in_cluster.as_ref().filter(|_| is_served).map(InCluster::url);
+        let server = server.or(by_service);
+        let credentials = match (&self.kubeconfig, &server, in_cluster) {
             (Some(path), _, _) => Credentials::Kubeconfig(path.clone()),
             // A token must not be sent in clear.
             (None, Some(url), _) if !url.starts_with("https://") => {
                 return Err(ObjectsError::Server(url.clone()));
             }
             (None, Some(_), _) => Credentials::ServiceAccount,
-            (None, None, Some(host)) => return Err(ObjectsError::ServiceAddress(host)),
+            (None, None, Some(api)) => return Err(ObjectsError::ServiceAddress(api.host)),
             (None, None, None) => return Err(ObjectsError::NoObjects),
         };
         Ok(Objects::Api(Access { credentials, server }))

@@ -99,6 +99,21 @@ fn node_ports_are_served_where_kube_proxy_serves_them() {
     }
 }
 
+/// Whatever the backend's flags say.
+#[test]
+fn without_services_nothing_is_set_up_for_them() {
+    for backend in ["", "--backend nftables", "--backend iptables --iptables-variant legacy"] {
+        let flags =
+            format!("--services=off --network-policy=on --nodeport-addresses all {backend}");
+        let config = checked(&flags).unwrap();
+        assert_eq!(config.backend.name, BackendName::None, "{flags}");
+        assert_eq!(config.features, Features { services: false, network_policy: true });
+        assert_eq!(config.policy.node_ports, NodePortAddresses::In(Vec::new()), "{flags}");
+        assert!(!config.policy.services, "{flags}");
+        assert_eq!(config.conntrack.settings(64), [], "{flags}");
+    }
+}
+
 #[test]
 fn wrong_or_contradictory_flags_are_named() {
     let cases = [
@@ -120,6 +135,12 @@ fn wrong_or_contradictory_flags_are_named() {
         ("--conntrack-udp-timeout soon", "is not a duration such as 1h30m"),
         ("--masquerade-bit 32", "a bit of the mark is a number from 0 to 31"),
         ("--masquerade-bit 0x4000", "a bit of the mark is a number from 0 to 31"),
+        ("--services=off --network-policy=off", "leave nothing to do"),
+        ("--services=off --network-policy=on --open-forward", "--open-forward is part of serving"),
+        (
+            "--services=off --network-policy=on --egress-masquerade-config /e",
+            "--egress-masquerade-config is part of serving",
+        ),
     ];
     for (flags, words) in cases {
         let error = checked(flags).unwrap_err();
@@ -139,6 +160,7 @@ fn where_the_objects_come_from() {
     };
     let file = || Credentials::Kubeconfig("/k".into());
     let cluster_ip = Some("10.96.0.1");
+    let by_service = Some("https://10.96.0.1:443");
     let cases = [
         (vec!["--manifests", "/m"], cluster_ip, Ok(Objects::Manifests("/m".into()))),
         (vec!["--kubeconfig", "/k"], None, api(file(), None)),
@@ -163,10 +185,26 @@ fn where_the_objects_come_from() {
         (vec![], cluster_ip, Err(ObjectsError::ServiceAddress("10.96.0.1".into()))),
         (vec![], None, Err(ObjectsError::NoObjects)),
     ];
+    let check = |flags: &[&str], host: Option<&str>, services| {
+        let words = std::iter::once("denizen-agent").chain(flags.iter().copied());
+        let line = Line::try_parse_from(words).unwrap();
+        let api = |host: &str| InCluster { host: host.to_owned(), port: "443".to_owned() };
+        line.run.objects.check(host.map(api), services)
+    };
     for (flags, host, expected) in cases {
-        let line =
-            Line::try_parse_from(std::iter::once("denizen-agent").chain(flags.clone())).unwrap();
-        assert_eq!(line.run.objects.check(host.map(str::to_owned)), expected, "{flags:?}");
+        assert_eq!(check(&flags, host, true), expected, "{flags:?}");
+    }
+    // Another program serves the cluster IP.
+    let cases = [
+        (vec![], cluster_ip, api(Credentials::ServiceAccount, by_service)),
+        (vec!["--master", ""], cluster_ip, api(Credentials::ServiceAccount, by_service)),
+        (vec![], Some("fd00::1"), api(Credentials::ServiceAccount, Some("https://[fd00::1]:443"))),
+        (vec!["--master", url], cluster_ip, api(Credentials::ServiceAccount, Some(url))),
+        (vec!["--kubeconfig", "/k"], cluster_ip, api(file(), None)),
+        (vec![], None, Err(ObjectsError::NoObjects)),
+    ];
+    for (flags, host, expected) in cases {
+        assert_eq!(check(&flags, host, false), expected, "{flags:?}, without services");
     }
     assert!(
         Line::try_parse_from(["denizen-agent", "--manifests", "/m", "--kubeconfig", "/k"]).is_err()

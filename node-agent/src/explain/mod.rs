@@ -190,8 +190,9 @@ impl<'a> Way<'a> {
 
     /// Whether it is addressed to loopback and comes from outside. IPv6 needs no such rule.
     fn is_kept_out(&self, sender: Sender) -> bool {
+        let is_guarded = self.plan.policy().services;
         let is_loopback = matches!(self.packet.destination, IpAddr::V4(ip) if ip.is_loopback());
-        is_loopback && sender != Sender::Node && self.packet.interface.as_deref() != Some("lo")
+        is_guarded && is_loopback && sender != Sender::Node && self.packet.interface.as_deref() != Some("lo")
     }
 
     fn kept_out(mut self, sender: Sender) -> Explanation {
@@ -217,7 +218,9 @@ impl<'a> Way<'a> {
             self.step(format!("{to} is dropped: it lies in {range}"), words::UNALLOCATED);
             Verdict::Drop
         } else {
-            self.step(format!("{to} is left alone"), words::NO_SERVICE);
+            let are_known = self.plan.policy().services;
+            let why = if are_known { words::NO_SERVICE } else { words::SERVICES_OFF };
+            self.step(format!("{to} is left alone"), why);
             Verdict::Untouched
         };
         let masquerade = verdict == Verdict::Untouched && self.leaves_untouched(sender);

@@ -70,6 +70,25 @@ fn explained(planner: &Planner, packet: &Packet) -> Explanation {
     explain(planner.plan(), packet, |_| Vec::new()).unwrap()
 }
 
+#[test]
+fn without_services_an_address_is_left_to_whoever_serves_it() {
+    let mut planner = Planner::new(Policy { services: false, ..policy() }, CAPABLE);
+    planner.apply(vec![
+        Event::Listed(Listing::Node),
+        Event::Listed(Listing::Addresses),
+        Event::Pods(pods(1, &[(HERE_1, "cni0")])),
+    ]);
+    planner.update();
+    let words: &[&str] = &["10.1.2.3 is pod default/pod-0", "services are not decided here"];
+    check(
+        &planner,
+        &[
+            case("10.1.2.3", "10.96.0.10:80", Verdict::Untouched, false, words),
+            case("10.1.2.3", "127.0.0.1:80", Verdict::Untouched, false, words),
+        ],
+    );
+}
+
 struct Case {
     from: &'static str,
     to: &'static str,

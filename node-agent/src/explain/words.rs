@@ -15,6 +15,8 @@ pub(super) const LOOPBACK: &str = "loopback addresses are for this node alone: i
      reach programs that listen there (CVE-2020-8558)";
 pub(super) const NO_SERVICE: &str =
     "no service has this address, protocol and port; denizen touches services' traffic only";
+pub(super) const SERVICES_OFF: &str = "services are not decided here (--services=off); if another program serves this address, \
+     ask again with the endpoint that it chooses, which is what policies see";
 pub(super) const NO_ENDPOINTS: &str =
     "the service has no usable endpoint; the client should know at once";
 pub(super) const NO_LOCAL_ENDPOINT: &str = "the service has endpoints, but none on this node, and policy Local forbids the \

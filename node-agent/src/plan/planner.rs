@@ -2,7 +2,7 @@
 
 use super::policy::{Capabilities, Policy};
 use super::{Changes, Plan};
-use crate::model::{Change, Event, Model};
+use crate::model::{Change, Event, Listing, Model};
 
 /// The facts, those that are not planned yet, and the plan.
 #[derive(Debug)]
@@ -15,11 +15,15 @@ pub struct Planner {
 impl Planner {
     /// A planner without facts.
     pub fn new(policy: Policy, capabilities: Capabilities) -> Self {
-        Self {
-            model: Model::default(),
-            change: Change::default(),
-            plan: Plan::new(policy, capabilities),
+        let (mut model, mut change) = (Model::default(), Change::default());
+        if !policy.services {
+            // Nobody reads them, so there are none.
+            let unread = [Listing::Services, Listing::Slices, Listing::ServiceCidrs];
+            for listing in unread {
+                model.apply(Event::Listed(listing), &mut change);
+            }
         }
+        Self { model, change, plan: Plan::new(policy, capabilities) }
     }
 
     /// Takes facts in. [`Self::update`] decides about them.

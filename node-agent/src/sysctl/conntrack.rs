@@ -26,6 +26,17 @@ pub struct Conntrack {
 }
 
 impl Conntrack {
+    /// Leaves all settings unchanged.
+    pub const UNCHANGED: Self = Self {
+        max_per_core: 0,
+        min: 0,
+        tcp_established: Duration::ZERO,
+        tcp_close_wait: Duration::ZERO,
+        tcp_be_liberal: false,
+        udp: Duration::ZERO,
+        udp_stream: Duration::ZERO,
+    };
+
     /// The settings on a node with this number of CPUs.
     pub fn settings(&self, cpus: u32) -> Vec<Setting> {
         const SHORT: &str = "connections are tracked for another time than configured";
@@ -71,15 +82,7 @@ fn path(name: &str) -> String {
 mod tests {
     use super::*;
 
-    const NOTHING: Conntrack = Conntrack {
-        max_per_core: 0,
-        min: 131_072,
-        tcp_established: Duration::ZERO,
-        tcp_close_wait: Duration::ZERO,
-        tcp_be_liberal: false,
-        udp: Duration::ZERO,
-        udp_stream: Duration::ZERO,
-    };
+    const NOTHING: Conntrack = Conntrack { min: 131_072, ..Conntrack::UNCHANGED };
 
     #[test]
     fn zero_changes_nothing() {

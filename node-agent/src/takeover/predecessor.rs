@@ -3,13 +3,17 @@
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use thiserror::Error;
 use tracing::{info, warn};
 
 use super::iptables;
 use super::owner::Owner;
+use crate::backend::BackendName;
+use crate::backend::chosen::ChosenError;
 use crate::backend::iptables::IptablesError;
 use crate::describe::describe;
 use crate::engine::Engine;
+use crate::forward::{self, ForwardError};
 use crate::iptables::Variant;
 
 /// Between two attempts. An operator, or the end of another program, must remove the cause.
@@ -17,7 +21,21 @@ const RETRY: Duration = Duration::from_secs(60);
 
 /// A thread that removes the previous backend's rules. The process waits for it before it ends: a
 /// program that the thread has started would go on, and remove the next agent's rules.
-type Removal = JoinHandle<Result<(), IptablesError>>;
+type Removal = JoinHandle<Result<(), LeftError>>;
+
+/// Why rules are left.
+#[derive(Debug, Error)]
+enum LeftError {
+    /// nf_tables'.
+    #[error(transparent)]
+    Tables(#[from] ChosenError),
+    /// iptables'.
+    #[error(transparent)]
+    Chains(#[from] IptablesError),
+    /// Those in other firewalls' chains.
+    #[error(transparent)]
+    Forward(#[from] ForwardError),
+}
 
 /// Removes denizen's chains from the variant of iptables that is not `used`, or from both.
 fn remove_other_chains(used: Option<Variant>) -> Result<(), IptablesError> {
@@ -38,8 +56,10 @@ fn remove_other_chains(used: Option<Variant>) -> Result<(), IptablesError> {
 }
 
 /// What is known of the removal.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Predecessor {
+    /// The backend that comes after it.
+    successor: BackendName,
     attempt: Attempt,
     problem: Option<String>,
 }
@@ -57,6 +77,11 @@ enum Attempt {
 }
 
 impl Predecessor {
+    /// Of an agent with this backend.
+    pub(crate) fn of(successor: BackendName) -> Self {
+        Self { successor, attempt: Attempt::default(), problem: None }
+    }
+
     /// Goes on with the removal, once this backend's rules are all in the kernel.
     pub(crate) fn remove(&mut self, engine: &mut Engine, now: Instant) {
         self.look(now);
@@ -66,8 +91,17 @@ impl Predecessor {
             Attempt::Running(_) | Attempt::Done => false,
         };
         if is_due {
-            let used = engine.remove_other_tables();
-            self.attempt = Attempt::Running(thread::spawn(move || remove_other_chains(used?)));
+            let (used, successor) = (engine.remove_other_tables(), self.successor);
+            let removal = move || {
+                remove_other_chains(used?)?;
+                match successor {
+                    // The task that follows other firewalls' chains keeps their openings.
+                    BackendName::Nftables | BackendName::Iptables => {}
+                    BackendName::None => drop(forward::cleanup()?),
+                }
+                Ok(())
+            };
+            self.attempt = Attempt::Running(thread::spawn(removal));
         }
     }
 
@@ -78,8 +112,8 @@ impl Predecessor {
     }
 
     /// Waits for a removal that has begun.
-    pub(crate) fn wait(self) {
-        if let Attempt::Running(removal) = self.attempt {
+    pub(crate) fn wait(&mut self) {
+        if let Attempt::Running(removal) = std::mem::take(&mut self.attempt) {
             // A panic ends it too.
             let _ = removal.join();
         }

@@ -10,5 +10,6 @@ mod iptables;
 mod kernel_settings;
 mod nft_oracle;
 mod other_engine;
+mod services_off;
 mod stock_kernel;
 mod takeover;

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use denizen_tests::conf::{
-    DAEMON_SET, UNINSTALL, built, built_with_iptables, containers, containers_of, documents,
+    DAEMON_SET, UNINSTALL, built, built_with, containers, containers_of, documents,
     folder, text,
 };
 use denizen_tests::netns::checked;
@@ -160,7 +160,39 @@ fn the_component_for_iptables_changes_the_agent_alone() -> Result<()> {
     arguments.push("--backend=iptables".into());
     let added = &mut agent["securityContext"]["capabilities"]["add"];
     added.as_array_mut().context("capabilities")?.push("NET_RAW".into());
-    assert_eq!(built_with_iptables()?, plain);
+    assert_eq!(built_with("iptables")?, plain);
+    Ok(())
+}
+
+/// The agent leaves services and kube-proxy's ports alone, and may read what policies need.
+#[test]
+fn the_component_beside_kube_proxy_changes_the_agent_and_its_role_alone() -> Result<()> {
+    let mut plain = built(&folder().join("kubernetes"))?;
+    let with = built_with("beside-kube-proxy")?;
+    for (plain, with) in plain.iter_mut().zip(&with) {
+        object(with)?;
+        match plain["kind"].as_str() {
+            // `tests/kubernetes` compares its rules with what is asked for.
+            Some("ClusterRole") => plain["rules"] = with["rules"].clone(),
+            Some("DaemonSet") => {
+                let agent = &mut plain["spec"]["template"]["spec"]["containers"][0];
+                let arguments = agent["args"].as_array_mut().context("arguments")?;
+                arguments.extend(
+                    [
+                        "--services=off",
+                        "--healthz-bind-address=127.0.0.1:20256",
+                        "--metrics-bind-address=127.0.0.1:20249",
+                    ]
+                    .map(Value::from),
+                );
+                for probe in ["readinessProbe", "livenessProbe"] {
+                    agent[probe]["httpGet"]["port"] = 20256.into();
+                }
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(with, plain);
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
 use denizen_tests::cluster::{Cluster, serve};
 use denizen_tests::conf::{
-    DAEMON_SET, UNINSTALL, built_with_iptables, capabilities, containers_of, granted,
+    DAEMON_SET, UNINSTALL, built_with, capabilities, containers_of, granted,
 };
 use denizen_tests::contained::{Contained, SETTINGS, container};
 use denizen_tests::fixture::{Fixture, Who, every_protocol, is_local, service_ips};
@@ -82,7 +82,7 @@ fn node_renames(fixture: &Fixture, agent: &Contained) -> Result<()> {
 
 /// What the agent is granted with the component for iptables.
 fn with_iptables() -> Result<Vec<String>> {
-    let built = built_with_iptables()?;
+    let built = built_with("iptables")?;
     let daemon_set = built.iter().find(|it| it["kind"] == "DaemonSet");
     granted(&containers_of(daemon_set.context("no DaemonSet")?), "agent")
 }

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::api::Asked;
+use denizen_tests::api::{ApiServer, Asked};
 use denizen_tests::api::context::{ApiContext, BOUND};
-use denizen_tests::conf::documents;
+use denizen_tests::agent::{Agent, Settings};
+use denizen_tests::conf::{built_with, documents};
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::Who;
 use serde_json::Value;
@@ -20,8 +21,7 @@ fn texts(list: &Value) -> Vec<String> {
     texts.filter_map(|text| text.as_str().map(str::to_owned)).collect()
 }
 
-fn permitted() -> Result<BTreeSet<Right>> {
-    let documents = documents("kubernetes/rbac.yaml")?;
+fn permitted(documents: &[Value]) -> Result<BTreeSet<Right>> {
     let role = documents.iter().find(|it| it["kind"] == "ClusterRole");
     let mut rights = BTreeSet::new();
     for rule in role.context("no role")?["rules"].as_array().context("rules")? {
@@ -70,12 +70,32 @@ fn the_role_permits_what_is_asked_for_and_nothing_else() -> Result<()> {
     context.until_answered(10, Who::Routed)?;
     let following = Following::start(&context)?;
     following.unknown.send_replace([pod_name("web")].into());
-    let permitted = permitted()?;
+    until_all_is_asked_for(&context, &permitted(&documents("kubernetes/rbac.yaml")?)?)
+}
+
+/// Beside kube-proxy, nobody asks for services.
+#[test]
+fn the_role_beside_kube_proxy_permits_what_is_asked_for_and_nothing_else() -> Result<()> {
+    let context = ApiContext::own("rbac-beside")?;
+    context.api.behave(|manners| manners.refuses_streams = true);
+    context.put_node()?;
+    let flags = ["--services=off", "--network-policy=on"].map(str::to_owned);
+    let settings = Settings { flags: flags.into(), ..context.settings() };
+    let _agent = Agent::start(&context.fixture.cluster.world.node, settings)?;
+    let following = Following::start(&context)?;
+    following.unknown.send_replace([pod_name("web")].into());
+    until_all_is_asked_for(&context, &permitted(&built_with("beside-kube-proxy")?)?)
+}
+
+fn until_all_is_asked_for(
+    context: &ApiContext<ApiServer>,
+    permitted: &BTreeSet<Right>,
+) -> Result<()> {
     eventually("everything that is permitted is asked for", BOUND, || {
         let asked = context.api.asked();
         let asked: BTreeSet<Right> = asked.iter().map(right).collect::<Result<_>>()?;
-        let more: Vec<_> = asked.difference(&permitted).collect();
+        let more: Vec<_> = asked.difference(permitted).collect();
         anyhow::ensure!(more.is_empty(), "forbidden: {more:?}");
-        Ok(asked == permitted)
+        Ok(asked == *permitted)
     })
 }

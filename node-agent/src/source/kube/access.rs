@@ -28,8 +28,8 @@ pub struct Access {
 /// Where the agent's credentials come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Credentials {
-    /// The service account of the agent's pod, where Kubernetes mounts it. The API's address in it,
-    /// a cluster IP, is never used.
+    /// The service account of the agent's pod, where Kubernetes mounts it. The API's address in it
+    /// is never used.
     ServiceAccount,
     /// A kubeconfig file.
     Kubeconfig(PathBuf),

@@ -9,7 +9,7 @@ use denizen_tests::agent::CNI_CACHE;
 use denizen_tests::api::context::ApiContext;
 use denizen_tests::api::{Api, ApiServer};
 use denizen_tests::cluster::NODE;
-use denizen_tests::conf::{built, built_with_iptables, folder};
+use denizen_tests::conf::{built, built_with, folder};
 use denizen_tests::containerd::Containerd;
 use denizen_tests::containerd::kubelet::{DaemonPod, Kubelet};
 use denizen_tests::eventually::observed;
@@ -141,7 +141,7 @@ fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without
     let http = [Port::tcp("http", 80, PORT).at_node(30080)];
     let web = fixture.service("web", 10, &http, &[Who::Remote])?;
     web.iter().try_for_each(|object| node.context.api.put(object))?;
-    let pod = node.kubelet(built_with_iptables()?)?.run("denizen")?;
+    let pod = node.kubelet(built_with("iptables")?)?.run("denizen")?;
     until_healthy(&pod)?;
     assert_eq!(node.setting("ipv4/conf/all/route_localnet")?, "1");
     for to in ["127.0.0.1:30080", "192.168.0.2:30080"] {
