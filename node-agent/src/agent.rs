@@ -28,7 +28,7 @@ use tracing::{debug, error, info, warn};
 pub use self::alone::{AloneError, alone_here};
 use self::flush::Flush;
 use self::foreign::{foreign_change, pollable};
-
+use self::network_policy::Enforcer;
 use self::publish::Publisher;
 use self::requests::Waiting;
 use self::sources::Sources;
@@ -83,7 +83,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
     let _alone = alone_here()?;
     let (asked, requests) = mpsc::channel(QUEUE);
     let run_dir = run_dir::start(&config.run_dir, asked.clone()).await?;
-    let network_policy_why = network_policy::choose(&mut config);
+    let enforcer = network_policy::choose(&mut config);
     let (event_sender, events) = mpsc::channel(QUEUE);
     let egress = egress_at_start(&config);
     // Signals are handled before anything that may wait for long: without a handler, process 1 of a
@@ -111,7 +111,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
         engine: with_egress(engine, egress),
         backend: config.backend.name,
         backend_why,
-        network_policy_why,
+        enforcer,
         settings,
         bridge_filter: BridgeFilter::new(&sysctls, &config.run_dir),
         elsewhere,
@@ -161,8 +161,8 @@ struct Agent {
     backend: BackendName,
     /// Why the backend was chosen.
     backend_why: String,
-    /// Why NetworkPolicies are enforced, or not.
-    network_policy_why: String,
+    /// Who enforces NetworkPolicies.
+    enforcer: Enforcer,
     settings: Reconciler,
     /// Shows the frames between ports of restricted pods' bridges to IP rules.
     bridge_filter: BridgeFilter,
@@ -249,11 +249,15 @@ impl Agent {
             let Ok(batch) = events.try_recv() else { break };
             self.accept(batch);
         }
-        (!self.engine.is_idle()).then(|| self.program(false))
+        if self.engine.is_idle() {
+            self.publisher.firewall_programmed(now(), false);
+            return None;
+        }
+        Some(self.program(false))
     }
 
     fn accept(&mut self, batch: Vec<Event>) {
-        self.publisher.taken(&batch);
+        self.publisher.taken(&batch, now());
         self.engine.apply(batch);
     }
 
@@ -273,6 +277,10 @@ impl Agent {
         } else {
             self.engine.sync()
         };
+        if self.engine.has_firewall() {
+            let is_changed = self.engine.take_policies_changed();
+            self.publisher.firewall_programmed(now(), is_changed);
+        }
         self.sources.unknown_pods.send_if_modified(|unknown| {
             let now = self.engine.unknown_pods();
             let differs = *unknown != now;

@@ -67,6 +67,8 @@ pub struct Engine<B = Chosen> {
     decided_triggers: Vec<Timestamp>,
     /// Times of the changes that were programmed since the last [`Self::take_triggers`].
     programmed_triggers: Vec<Timestamp>,
+    /// A NetworkPolicy changed since the last [`Self::take_policies_changed`].
+    policies_changed: bool,
     last_sync: Option<LastSync>,
     drift_repaired: u64,
     last_repair: Option<Duration>,
@@ -124,6 +126,7 @@ impl<B: Backend> Engine<B> {
             programmed_pods: None,
             decided_triggers: Vec::new(),
             programmed_triggers: Vec::new(),
+            policies_changed: false,
             last_sync: None,
             drift_repaired: 0,
             last_repair: None,
@@ -268,6 +271,7 @@ impl<B: Backend> Engine<B> {
         }
         self.candidate_tracker.update(plan, &changes);
         self.decided_triggers.append(&mut changes.triggers);
+        self.policies_changed |= changes.network_policies;
         self.health_ports_due |= changes.health_checks || changes.node || changes.complete;
     }
 
@@ -311,6 +315,17 @@ impl<B: Backend> Engine<B> {
     /// of kube-proxy's `network_programming_duration_seconds`.
     pub fn take_triggers(&mut self) -> Vec<Timestamp> {
         std::mem::take(&mut self.programmed_triggers)
+    }
+
+    /// Whether what is decided about NetworkPolicies is in the kernel.
+    pub fn has_firewall(&self) -> bool {
+        let is_known = self.plan().firewall().is_some_and(FirewallPlan::is_known);
+        is_known && self.firewall.as_ref().is_some_and(Firewall::has_pods)
+    }
+
+    /// Whether a NetworkPolicy changed since the last call.
+    pub fn take_policies_changed(&mut self) -> bool {
+        std::mem::take(&mut self.policies_changed)
     }
 
     /// The bridges on which pods are restricted, by what is known now.

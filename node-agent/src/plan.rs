@@ -61,6 +61,8 @@ pub struct Changes {
     pub triggers: Vec<Timestamp>,
     /// What differs in [`Plan::firewall`].
     pub firewall: FirewallChanges,
+    /// A NetworkPolicy differs, whatever that changed.
+    pub network_policies: bool,
     /// Claims that were not there before, and lost.
     pub conflicts: Vec<Conflict>,
     /// Remarks that did not hold before.
@@ -173,6 +175,7 @@ impl Plan {
             self.pods = model.pods().cloned();
         }
         if let Some(firewall) = &mut self.firewall {
+            changes.network_policies = !change.network_policies.is_empty();
             changes.firewall = firewall.update(model, self.pods.as_deref(), change);
             change.firewall_is_decided();
         }

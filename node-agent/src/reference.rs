@@ -52,6 +52,7 @@ fn every_metric_is_there() {
     // A family without a member has no line.
     let set = [("ip_family", "IPv4".to_owned()), ("set", "services".to_owned())];
     metrics.own.elements.get_or_create(&set).set(1);
+    metrics.network_policy.set_engine("Denizen");
     let text = metrics.encode();
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let names = types.map(|line| match line.split_once(' ').expect("a name and a type") {
@@ -80,6 +81,7 @@ fn every_field_of_the_status_is_there() {
         last_repair_milliseconds: None,
         missed_lookups: 0,
         network_policy_why: String::new(),
+        network_policy_engine: None,
         network_policy: Some(crate::status::NetworkPolicyStatus::default()),
         affinity: Affinity {
             clients: vec![Clients {

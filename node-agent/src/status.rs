@@ -51,6 +51,10 @@ pub struct Status {
     /// Why NetworkPolicies are enforced, or not.
     #[serde(default)]
     pub network_policy_why: String,
+    /// Which engine enforces them: `Denizen`, or the other one that was found; `None` if none is
+    /// known.
+    #[serde(default)]
+    pub network_policy_engine: Option<String>,
     /// The pod firewall; missing if it is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_policy: Option<NetworkPolicyStatus>,
@@ -79,9 +83,12 @@ pub struct NetworkPolicyStatus {
     pub refused: Vec<String>,
     /// Policies that select a pod of this node.
     pub policies: usize,
-    /// Addresses of local pods that a policy isolates.
+    /// Policies of the cluster that are not understood in every part.
+    #[serde(default)]
+    pub not_understood: usize,
+    /// Local pods that a policy isolates.
     pub isolated: usize,
-    /// Addresses of local pods whose policies are not known yet: everything is dropped.
+    /// Local pods whose policies are not known yet: everything is dropped.
     pub pending: usize,
     /// Identities in use: what the policies in force can tell about an address.
     pub identities: usize,
@@ -89,6 +96,9 @@ pub struct NetworkPolicyStatus {
     pub elements: usize,
     /// Packets dropped.
     pub dropped: Dropped,
+    /// Bridges whose frames pass no IP rules: their restricted pods are cut off from the other ports.
+    #[serde(default)]
+    pub unfiltered_bridges: Vec<String>,
 }
 
 impl fmt::Display for NetworkPolicyStatus {
@@ -101,7 +111,7 @@ impl fmt::Display for NetworkPolicyStatus {
             return write!(f, "waiting for {}", self.waiting_for.join(", "));
         }
         let Self { policies, isolated, pending, dropped, .. } = self;
-        write!(f, "{policies} in force, {isolated} addresses isolated, {pending} pending, ")?;
+        write!(f, "{policies} in force, {isolated} pods isolated, {pending} pending, ")?;
         let Dropped { ingress, egress, pending, spoofed } = dropped;
         write!(
             f,

@@ -123,6 +123,7 @@ fn policy(n: u32) -> Event {
         name: name.clone(),
         pods: is("tier", format!("tier-{}", n % 3)),
         ingress: Some(vec![ingress]),
+        is_understood: true,
         egress: Some(vec![own, dns]),
     };
     Event::NetworkPolicy(name, Some(policy))

@@ -44,7 +44,7 @@ pub(crate) fn add(
     let run_dir = RunDir::create(&config.run_dir)?;
     let (replaced, epoch, generation) = run_dir.put(LOCK_WAIT, &record)?;
     if let Some(how) = &config.wait_for_agent {
-        let ask = WaitFor { wait_for: record.id(), epoch, generation };
+        let ask = WaitFor { wait_for: record.id(), epoch, generation, removed: false };
         wait_for_agent(&run_dir, &ask, how, &record.ips)
             .map_err(|error| undo(&run_dir, &record, replaced, error))?;
     }

@@ -10,15 +10,28 @@ use crate::firewall::{probe, remove_left_over};
 use crate::plan::FirewallSettings;
 use crate::sysctl::BridgeFilter;
 
-/// Settles what `--network-policy auto` means on this node. Returns why. If it is off, what a run
-/// that had it on left is undone.
-pub(super) fn choose(config: &mut Config) -> String {
+/// Who enforces NetworkPolicies, and why.
+#[derive(Debug, Clone)]
+pub(super) struct Enforcer {
+    /// [`OURS`], or another engine; `None` if none is known.
+    pub(super) engine: Option<&'static str>,
+    pub(super) why: String,
+}
+
+/// The name of this engine.
+const OURS: &str = "Denizen";
+
+/// Settles what `--network-policy auto` means on this node. If it is off, what a run that had it on
+/// left is undone.
+pub(super) fn choose(config: &mut Config) -> Enforcer {
     let settings = config.policy.firewall.unwrap_or_default();
-    let (is_on, why) = match config.network_policy {
-        NetworkPolicyMode::On => (true, "it is configured".to_owned()),
-        NetworkPolicyMode::Off => (false, "it is configured".to_owned()),
+    let configured = |engine| Enforcer { engine, why: "it is configured".to_owned() };
+    let Enforcer { engine, why } = match config.network_policy {
+        NetworkPolicyMode::On => configured(Some(OURS)),
+        NetworkPolicyMode::Off => configured(None),
         NetworkPolicyMode::Auto => automatic(settings),
     };
+    let is_on = engine == Some(OURS);
     info!(on = is_on, why, "NetworkPolicy chosen");
     if !is_on {
         config.policy.firewall = None;
@@ -30,28 +43,29 @@ pub(super) fn choose(config: &mut Config) -> String {
         let file = config.run_dir.display();
         warn!(run_dir = %file, %error, "the plugin cannot be told whether NetworkPolicies are enforced");
     }
-    why
+    Enforcer { engine, why }
 }
 
 /// Enforces them unless another engine does, or this kernel cannot.
-fn automatic(settings: FirewallSettings) -> (bool, String) {
-    let (is_alone, why) = match other_engine() {
-        Ok(None) => (true, "no other engine enforces policy on this node".to_owned()),
+fn automatic(settings: FirewallSettings) -> Enforcer {
+    let (engine, why) = match other_engine() {
+        Ok(None) => (OURS, "no other engine enforces policy on this node".to_owned()),
         Ok(Some(engine)) => {
             let found = format!("{} enforces policy here: {}", engine.name, engine.found);
-            (false, format!("{found}. --network-policy on overrides this"))
+            (engine.name, format!("{found}. --network-policy on overrides this"))
         }
         // Two engines only refuse more than one.
         Err(error) => {
             let error = describe(&error);
             warn!(error, "another engine of NetworkPolicy would not be seen");
-            (true, "another engine was not found, and may not have been seen".to_owned())
+            (OURS, "another engine was not found, and may not have been seen".to_owned())
         }
     };
     match probe(settings) {
-        Err(error) if is_alone => {
-            (false, format!("nf_tables cannot be used here: {}", describe(&error)))
+        Err(error) if engine == OURS => {
+            let why = format!("nf_tables cannot be used here: {}", describe(&error));
+            Enforcer { engine: None, why }
         }
-        Ok(()) | Err(_) => (is_alone, why),
+        Ok(()) | Err(_) => Enforcer { engine: Some(engine), why },
     }
 }

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::control::Asked;
 use crate::engine::Engine;
 use crate::http::Published;
-use crate::model::{Event, PodSet};
+use crate::model::{Event, Listing, PodSet};
 use crate::plan::HealthPorts;
 use crate::status::health::Pulse;
 use crate::status::metrics::Metrics;
@@ -32,6 +32,10 @@ pub(super) struct Publisher {
     known: Option<BTreeSet<AttachmentId>>,
     /// When the oldest record was written whose pod is not programmed yet.
     recorded: Option<SystemTime>,
+    /// NetworkPolicies are listed: what comes now is a change.
+    policies_listed: bool,
+    /// When the oldest change of a NetworkPolicy came that is not programmed yet.
+    policy_changed: Option<Instant>,
 }
 
 impl Publisher {
@@ -58,6 +62,8 @@ impl Publisher {
             state_file: config.run_dir.join(STATE_FILE),
             known: None,
             recorded: None,
+            policies_listed: false,
+            policy_changed: None,
         };
         (publisher, published)
     }
@@ -75,9 +81,14 @@ impl Publisher {
         self.pulse.send_modify(|pulse| pulse.run_dir_lost = lost);
     }
 
-    /// Counts received events.
-    pub(super) fn taken(&mut self, events: &[Event]) {
+    /// Counts events that were received now.
+    pub(super) fn taken(&mut self, events: &[Event], now: Instant) {
         self.history.taken(events);
+        let is_policy = |event: &Event| matches!(event, Event::NetworkPolicy(..));
+        if self.policies_listed && events.iter().any(is_policy) {
+            self.policy_changed.get_or_insert(now);
+        }
+        self.policies_listed |= events.contains(&Event::Listed(Listing::NetworkPolicies));
         for event in events {
             let (total, pending) = match event {
                 Event::Service(..) => &self.metrics.like_kube_proxy.service_changes,
@@ -99,6 +110,16 @@ impl Publisher {
             };
             total.inc();
             pending.inc();
+        }
+    }
+
+    /// Notes that all that is decided about NetworkPolicies is in the kernel. `is_changed` says
+    /// whether one differs from before; its labels decide about nothing.
+    pub(super) fn firewall_programmed(&mut self, now: Instant, is_changed: bool) {
+        let changed = self.policy_changed.take();
+        if let Some(changed) = changed.filter(|_| is_changed) {
+            let took = now.saturating_duration_since(changed);
+            self.metrics.network_policy.programming.observe(took.as_secs_f64());
         }
     }
 

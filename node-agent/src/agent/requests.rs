@@ -56,9 +56,13 @@ impl Agent {
             let answered =
                 waiting.answer.send(json!(WaitAnswer { programmed: true, reason: None }));
             let outcome = if answered.is_ok() { "programmed" } else { "gave_up" };
-            let own = &self.publisher.metrics.own;
-            own.plugin_waits.get_or_create(&[("outcome", outcome)]).inc();
-            own.plugin_wait.observe(waiting.since.elapsed().as_secs_f64());
+            let (own, took) = (&self.publisher.metrics.own, waiting.since.elapsed().as_secs_f64());
+            if waiting.asked.removed {
+                own.plugin_removal_wait.observe(took);
+            } else {
+                own.plugin_waits.get_or_create(&[("outcome", outcome)]).inc();
+                own.plugin_wait.observe(took);
+            }
         }
     }
 }

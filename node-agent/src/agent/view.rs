@@ -31,7 +31,8 @@ impl Agent {
         Status {
             backend: self.backend.to_string(),
             backend_why: self.backend_why.clone(),
-            network_policy_why: self.network_policy_why.clone(),
+            network_policy_why: self.enforcer.why.clone(),
+            network_policy_engine: self.enforcer.engine.map(str::to_owned),
             unrecorded_interfaces: unrecorded.interfaces.len(),
             warnings: [found.warnings, settings, status.warnings, unrecorded.warnings()].concat(),
             ..status

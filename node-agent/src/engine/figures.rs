@@ -30,6 +30,9 @@ impl<B: Backend> Engine<B> {
             let labels = [("ip_family", map.family.clone()), ("set", map.map.clone())];
             own.elements.get_or_create(&labels).set(i64::from(map.clients));
         }
+        if let Some(engine) = &status.network_policy_engine {
+            metrics.network_policy.set_engine(engine);
+        }
         if let Some(status) = &status.network_policy {
             metrics.network_policy.set(status);
         }

@@ -1,5 +1,6 @@
 //! The engine's part of `status`.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use super::Engine;
@@ -68,6 +69,7 @@ impl<B: Backend> Engine<B> {
             last_repair_milliseconds: self.last_repair.map(|took| took.as_secs_f64() * 1e3),
             missed_lookups: *missed_lookups,
             network_policy_why: String::new(),
+            network_policy_engine: None,
             network_policy,
             affinity: affinity.clone(),
             flushed: self.flushed,
@@ -79,20 +81,27 @@ impl<B: Backend> Engine<B> {
     fn network_policy(&mut self, errors: &mut Vec<String>) -> Option<NetworkPolicyStatus> {
         let plan = self.planner.plan();
         let decided = plan.firewall()?;
-        let report = self.firewall.as_mut()?.report(plan);
+        let firewall = self.firewall.as_mut()?;
+        let report = firewall.report(plan);
         errors.extend(report.rejected.into_iter().chain(report.errors));
-        let count = |is: fn(&Sides) -> bool| decided.pods().filter(|(_, it)| is(it)).count();
-        let owed = self.planner.model().owed(Listing::FIREWALL);
-        let refused = self.planner.model().refused().filter(|_| decided.is_left_open());
+        let count = |is: fn(&Sides) -> bool| {
+            let has = |ip: &IpAddr| decided.sides(*ip).is_some_and(is);
+            plan.recorded().iter().filter(|pod| pod.ips.iter().any(has)).count()
+        };
+        let model = self.planner.model();
+        let refused = model.refused().filter(|_| decided.is_left_open());
+        let policies = model.cluster().into_iter().flat_map(|cluster| cluster.policies());
         Some(NetworkPolicyStatus {
-            waiting_for: owed.map(|listing| listing.to_string()).collect(),
+            waiting_for: model.owed(Listing::FIREWALL).map(|it| it.to_string()).collect(),
             refused: refused.map(|listing| listing.to_string()).collect(),
             policies: decided.policies_in_force(),
+            not_understood: policies.filter(|policy| !policy.is_understood).count(),
             isolated: count(Sides::is_isolated),
             pending: count(Sides::is_pending),
             identities: decided.identity_count(),
             elements: report.elements,
             dropped: report.dropped,
+            unfiltered_bridges: firewall.without_netfilter().map(str::to_owned).collect(),
         })
     }
 

@@ -321,7 +321,7 @@ fn who_waits_for_a_pod_is_answered_by_a_repair_too() {
     let mut engine = refusing();
     let known = pods(7, &[("10.1.2.3", "cni0")]);
     let (epoch, generation) = known.version.clone().unwrap();
-    let asked = WaitFor { wait_for: known.pods[0].id.clone(), epoch, generation };
+    let asked = WaitFor { wait_for: known.pods[0].id.clone(), epoch, generation, removed: false };
     engine.apply(vec![Event::Pods(known)]);
     assert!(engine.sync().is_err());
     assert!(!engine.has_programmed(&asked) && !engine.is_idle());

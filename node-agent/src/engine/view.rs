@@ -4,8 +4,13 @@ use std::net::IpAddr;
 
 use super::Engine;
 use crate::model::{Affinity, LocalPod, Service, TrafficPolicy};
-use crate::plan::{Endpoints, FrontendAddress, FrontendKey, FrontendKind, Outcome};
-use crate::status::view::{EndpointRow, Fate, Found, FrontendRow, PodRow, ServiceRow, ViewQuery};
+use crate::plan::{
+    Direction, Endpoints, FirewallPlan, FrontendAddress, FrontendKey, FrontendKind, Isolation,
+    Outcome,
+};
+use crate::status::view::{
+    EndpointRow, Fate, Found, FrontendRow, PodRow, ServiceRow, SideRow, SideState, ViewQuery,
+};
 
 /// The most rows of one table.
 pub const ROWS: usize = 50;
@@ -29,11 +34,13 @@ impl<B> Engine<B> {
             })
             .collect();
         pods.sort_by_key(|pod| pod.to_string());
+        let firewall = self.planner.plan().firewall();
         let row = |pod: &&LocalPod| PodRow {
             name: pod.to_string(),
             ips: pod.ips.iter().map(IpAddr::to_string).collect(),
             interface: pod.interface.to_string(),
             port: pod.port.as_deref().map(str::to_owned),
+            policy: firewall.map(|firewall| sides(firewall, pod)).unwrap_or_default(),
         };
         Found { total: pods.len(), shown: pods.iter().take(2 * ROWS).map(row).collect() }
     }
@@ -80,6 +87,23 @@ impl<B> Engine<B> {
             outside: frontend.outside.as_ref().map(fate),
         })
     }
+}
+
+/// What policies say of a pod.
+fn sides(firewall: &FirewallPlan, pod: &LocalPod) -> Vec<SideRow> {
+    let side = |direction: Direction| {
+        let (isolation, policies) = firewall.isolation(pod, direction);
+        SideRow {
+            direction: direction.to_string(),
+            state: match isolation {
+                Isolation::Open => SideState::Open,
+                Isolation::Isolated => SideState::Isolated,
+                Isolation::Pending => SideState::Pending,
+            },
+            policies: policies.iter().map(ToString::to_string).collect(),
+        }
+    };
+    Direction::BOTH.map(side).into()
 }
 
 fn is_meant(service: &Service, text: &str) -> bool {

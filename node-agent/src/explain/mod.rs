@@ -192,7 +192,10 @@ impl<'a> Way<'a> {
     fn is_kept_out(&self, sender: Sender) -> bool {
         let is_guarded = self.plan.policy().services;
         let is_loopback = matches!(self.packet.destination, IpAddr::V4(ip) if ip.is_loopback());
-        is_guarded && is_loopback && sender != Sender::Node && self.packet.interface.as_deref() != Some("lo")
+        is_guarded
+            && is_loopback
+            && sender != Sender::Node
+            && self.packet.interface.as_deref() != Some("lo")
     }
 
     fn kept_out(mut self, sender: Sender) -> Explanation {

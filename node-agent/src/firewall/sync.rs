@@ -119,6 +119,11 @@ impl Firewall {
         differs
     }
 
+    /// The bridges that restricted pods are on and whose frames IP rules do not see.
+    pub fn without_netfilter(&self) -> impl Iterator<Item = &str> {
+        self.without_netfilter.iter().map(|bridge| &**bridge)
+    }
+
     /// Takes in what is wanted. Nothing is read or written.
     pub fn update(&mut self, plan: &Plan, changes: &Changes) {
         let Some(firewall) = plan.firewall() else { return };

@@ -114,6 +114,7 @@ fn event() -> impl Strategy<Value = Vec<Event>> {
                 pods: selector(label),
                 ingress,
                 egress,
+                is_understood: true,
             });
             vec![Event::NetworkPolicy(name, policy)]
         });

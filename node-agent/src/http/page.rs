@@ -3,6 +3,7 @@
 //! and the headers forbid the browser to run anything.
 
 mod draw;
+mod firewall;
 mod packet;
 #[cfg(test)]
 mod tests;

@@ -39,6 +39,8 @@ pub struct NetworkPolicy {
     pub ingress: Option<Vec<PolicyRule>>,
     /// What the selected pods may reach; `None` if it does not isolate them for egress.
     pub egress: Option<Vec<PolicyRule>>,
+    /// Whether all of it is understood.
+    pub is_understood: bool,
 }
 
 /// One entry of `ingress` or `egress`: it permits these ports for these peers.

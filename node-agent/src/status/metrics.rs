@@ -87,6 +87,8 @@ pub struct Own {
     pub pod_programming: Histogram,
     /// How long ADDs waited for the agent, in seconds.
     pub plugin_wait: Histogram,
+    /// How long DELs waited for the agent, in seconds.
+    pub plugin_removal_wait: Histogram,
     /// ADDs that waited for the agent, by outcome.
     pub plugin_waits: Family<Label, Counter>,
     /// Number of repairs after foreign changes.
@@ -240,6 +242,7 @@ impl Own {
             endpoints: Gauge::default(),
             pod_programming: doubling(0.000_5, 15),
             plugin_wait: doubling(0.000_5, 18),
+            plugin_removal_wait: doubling(0.000_5, 12),
             plugin_waits: Family::default(),
             drift_repaired: Counter::default(),
             missed_lookups: Counter::default(),
@@ -281,6 +284,11 @@ impl Own {
                 &self.pod_programming,
             ),
             ("plugin_wait_duration", "How long CNI ADDs waited for the rules", &self.plugin_wait),
+            (
+                "plugin_removal_wait_duration",
+                "How long CNI DELs waited until nothing of the pod was left in the kernel",
+                &self.plugin_removal_wait,
+            ),
         ];
         for (name, help, histogram) in durations {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());

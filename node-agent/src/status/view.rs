@@ -48,6 +48,31 @@ pub struct PodRow {
     pub interface: String,
     /// The bridge port, for a bridged pod.
     pub port: Option<String>,
+    /// What policies say of it, for ingress and for egress; empty if the pod firewall is off.
+    pub policy: Vec<SideRow>,
+}
+
+/// One direction of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SideRow {
+    /// `ingress` or `egress`.
+    pub direction: String,
+    /// Whether policies restrict it.
+    pub state: SideState,
+    /// The policies that isolate it.
+    pub policies: Vec<String>,
+}
+
+/// Whether policies restrict one direction of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum SideState {
+    /// Everything passes.
+    Open,
+    /// What policies permit passes.
+    Isolated,
+    /// Nothing passes until its policies are known.
+    Pending,
 }
 
 /// A service.

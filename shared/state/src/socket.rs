@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::state::{AttachmentId, Epoch, Generation};
 
-/// The plugin's request after it has recorded an attachment.
+/// The plugin's request after it has recorded an attachment, or removed its record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaitFor {
@@ -14,6 +14,10 @@ pub struct WaitFor {
     pub epoch: Epoch,
     /// The state file's generation after the record was written.
     pub generation: Generation,
+    /// Whether the attachment was removed: it is a DEL that waits. Plugins before this field say
+    /// nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub removed: bool,
 }
 
 /// The agent's answer.

@@ -7,8 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use denizen_tests::conf::{
-    DAEMON_SET, UNINSTALL, built, built_with, containers, containers_of, documents,
-    folder, text,
+    DAEMON_SET, UNINSTALL, built, built_with, containers, containers_of, documents, folder, text,
 };
 use denizen_tests::netns::checked;
 use k8s_openapi::api::apps::v1::DaemonSet;

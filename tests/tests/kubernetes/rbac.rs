@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::api::{ApiServer, Asked};
-use denizen_tests::api::context::{ApiContext, BOUND};
 use denizen_tests::agent::{Agent, Settings};
+use denizen_tests::api::context::{ApiContext, BOUND};
+use denizen_tests::api::{ApiServer, Asked};
 use denizen_tests::conf::{built_with, documents};
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::Who;

@@ -10,6 +10,7 @@ use denizen_tests::http::{fetch, url};
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::Wiring;
+use denizen_tests::policy::{NetworkPolicy, Rule, Selector, World};
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
@@ -110,18 +111,68 @@ fn pods_waits_and_repairs_are_counted() -> Result<()> {
     let waited = "denizen_plugin_waits_total{outcome=\"programmed\"}";
     let measured = "denizen_pod_programming_duration_seconds_count";
     assert_eq!(value(&scrape(node)?, waited)?, 0.0);
+    let mut removed = None;
     for (name, count) in [("a", 1.0), ("b", 2.0)] {
-        cluster.add_pod(name, Wiring::Routed)?;
+        removed = Some(cluster.add_pod(name, Wiring::Routed)?);
         until(node, waited, |waits| waits == count)?;
         until(node, measured, |pods| pods == count)?;
         assert_eq!(value(&scrape(node)?, "denizen_plugin_wait_duration_seconds_count")?, count);
     }
+    // A DEL waits too, and is no ADD.
+    removed.context("a pod")?.detach(node)?;
+    until(node, "denizen_plugin_removal_wait_duration_seconds_count", |dels| dels == 1.0)?;
+    let text = scrape(node)?;
+    assert_eq!(value(&text, waited)?, 2.0);
+    assert_eq!(value(&text, "denizen_plugin_wait_duration_seconds_count")?, 2.0);
     node.nft("flush map ip denizen services\nflush set ip denizen local-pods\n")
         .or_else(|_| node.nft("delete table ip denizen\n"))?;
     until(node, "denizen_drift_repaired_total", |repairs| repairs >= 1.0)?;
     let before = value(&scrape(node)?, "kubeproxy_proxy_livez_total{code=\"200\"}")?;
     fetch(node, &url(ip("127.0.0.1"), 10256, "/livez"), &[])?;
     until(node, "kubeproxy_proxy_livez_total{code=\"200\"}", |answers| answers == before + 1.0)?;
+    Ok(())
+}
+
+#[test]
+fn policies_and_the_time_that_they_took_are_counted() -> Result<()> {
+    let fixture = Fixture::new("met-policy")?;
+    let (node, manifests) = (&fixture.cluster.world.node, &fixture.cluster.manifests);
+    manifests.put("pods", &fixture.pod_objects("client", "web"))?;
+    let put = |rules: Vec<Rule>| {
+        let policy = NetworkPolicy::new("default", "web", Selector::label("role", "web"));
+        let world = World { policies: vec![policy.ingress(rules)], ..World::default() };
+        manifests.put("policies", &world.manifests())
+    };
+    put(vec![])?;
+    let _agent = fixture.cluster.start_agent_with(["--network-policy=on"])?;
+    let (took, isolated) = (
+        "denizen_network_policy_programming_duration_seconds_count",
+        "denizen_network_policy_pods{state=\"isolated\"}",
+    );
+    until(node, isolated, |pods| pods == 1.0)?;
+    let text = scrape(node)?;
+    assert_eq!(value(&text, took)?, 0.0, "what was there at the start is no change");
+    assert_eq!(value(&text, "denizen_network_policy_engine{engine=\"Denizen\"}")?, 1.0);
+    put(vec![Rule::all()])?;
+    until(node, took, |changes| changes == 1.0)?;
+    let mut wrong = json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": { "namespace": "default", "name": "wrong" },
+        "spec": { "podSelector": {}, "ingress": [{ "form": [] }] },
+    });
+    manifests.put("wrong", &[wrong.clone()])?;
+    until(node, "denizen_network_policy_not_understood", |policies| policies == 1.0)?;
+    until(node, isolated, |pods| pods == 2.0)?;
+    until(node, took, |changes| changes == 2.0)?;
+    // Nothing that decides about packets, and something that is no policy.
+    wrong["metadata"]["labels"] = json!({ "some": "label" });
+    manifests.put("wrong", &[wrong])?;
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Remote])?)?;
+    until(node, "denizen_services", |services| services == 1.0)?;
+    assert_eq!(value(&scrape(node)?, took)?, 2.0);
+    manifests.remove("policies")?;
+    until(node, "denizen_network_policy_policies", |policies| policies == 1.0)?;
+    assert_eq!(value(&scrape(node)?, took)?, 3.0);
     Ok(())
 }
 

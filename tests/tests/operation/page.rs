@@ -10,6 +10,7 @@ use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::http::{fetch, url};
 use denizen_tests::manifest::{self, Port};
 use denizen_tests::netns::Netns;
+use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
 use denizen_tests::world::ip;
 use serde_json::Value;
 
@@ -100,7 +101,12 @@ fn furnish(fixture: &Fixture) -> Result<()> {
     shop[0]["spec"]["healthCheckNodePort"] = 32100.into();
     shop[0]["spec"]["sessionAffinity"] = "ClientIP".into();
     manifests.put("shop", &shop)?;
-    manifests.put("hostile", &[manifest::service(HOSTILE, &service_ips(40), &HTTP)])
+    manifests.put("hostile", &[manifest::service(HOSTILE, &service_ips(40), &HTTP)])?;
+    manifests.put("pods", &fixture.pod_objects("client", "web"))?;
+    let clients = Rule::from([Peer::pods(Selector::label("role", "client"))]);
+    let policy = NetworkPolicy::new("default", "only-clients", Selector::label("role", "web"));
+    let policies = World { policies: vec![policy.ingress([clients])], ..World::default() };
+    manifests.put("policies", &policies.manifests())
 }
 
 /// `DENIZEN_PICTURES` names a folder for pictures that somebody wants to look at.
@@ -115,9 +121,10 @@ fn pictures(fixture: &Fixture) -> Result<PathBuf> {
 fn a_browser_shows_what_this_node_does() -> Result<()> {
     let fixture = Fixture::new("page-see")?;
     furnish(&fixture)?;
-    let _agent = fixture.cluster.start_agent()?;
+    let _agent = fixture.cluster.start_agent_with(["--network-policy=on"])?;
     let node = &fixture.cluster.world.node;
     until(node, "/", "lonely")?;
+    until(node, "/", "ingress isolated")?;
     let from = format!("{}@{}", fixture.bridged.addresses[0], fixture.bridged.input_interface);
     let asked = page(&format!("/?from={from}&to=172.30.0.10:80/tcp"));
     let seen = browse(&fixture, &asked, None)?;
@@ -132,6 +139,10 @@ fn a_browser_shows_what_this_node_does() -> Result<()> {
         "dropped: no endpoint on this node",
         "forwarded",
         "Last syncs",
+        "Enforced by Denizen",
+        "ingress isolated",
+        "egress open",
+        "default/only-clients",
         &fixture.bridged.addresses[0].to_string(),
         &fixture.address(Who::Remote, ip("10.0.0.1"))?.to_string(),
     ] {

@@ -37,6 +37,7 @@ fn a_removal_returns_when_the_agent_has_programmed_it() {
         wait_for: AttachmentId::new("c1", "eth0"),
         epoch: state.epoch,
         generation: state.generation,
+        removed: true,
     };
     assert_eq!(serde_json::from_str::<WaitFor>(&ask.recv().unwrap()).unwrap(), expected);
     assert_eq!(context.records(), ["c2/eth0"]);

@@ -75,6 +75,7 @@ fn an_agent_that_has_programmed_the_pod_lets_it_start() {
         wait_for: AttachmentId::new("c2", "eth0"),
         epoch: state.epoch,
         generation: state.generation,
+        removed: false,
     };
     let line = ask.recv().unwrap();
     assert_eq!(serde_json::from_str::<WaitFor>(&line).unwrap(), expected);

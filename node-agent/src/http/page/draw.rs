@@ -2,8 +2,7 @@
 
 use maud::{DOCTYPE, Markup, html};
 
-use super::packet;
-use super::{Asking, Reply};
+use super::{Asking, Reply, firewall, packet};
 use crate::explain::Explanation;
 use crate::status::Status;
 use crate::status::view::{Fate, Found, FrontendRow, PodRow, ServiceRow, SyncRow, View, ViewQuery};
@@ -80,6 +79,7 @@ fn parts(asking: &Asking, view: &View, explanation: Option<&Reply<Explanation>>)
         (problems("warn", "Warnings", &view.status.warnings))
         (packet::section(asking, explanation))
         (services(asking, &view.services))
+        (firewall::section(&view.status))
         (pods(asking, &view.pods))
         (syncs(&view.syncs))
     }
@@ -230,7 +230,12 @@ fn pods(asking: &Asking, pods: &Found<PodRow>) -> Markup {
         section #pods {
             h2 { "Pods of this node " (extent(0, pods.shown.len(), pods.total)) }
             table {
-                thead { tr { th { "pod" } th { "addresses" } th { "input interface" } } }
+                thead {
+                    tr {
+                        th { "pod" } th { "addresses" } th { "input interface" }
+                        th { "NetworkPolicy" }
+                    }
+                }
                 tbody {
                     @for pod in &pods.shown {
                         tr {
@@ -238,6 +243,7 @@ fn pods(asking: &Asking, pods: &Found<PodRow>) -> Markup {
                             td { @for ip in &pod.ips { a href=(packet(pod, ip)) { code { (ip) } } " " } }
                             td { code { (pod.interface) }
                                 @if let Some(port) = &pod.port { " port " code { (port) } } }
+                            td { (firewall::sides(&pod.policy)) }
                         }
                     }
                 }

@@ -3,8 +3,10 @@ use hyper::header::{HOST, HeaderMap};
 use super::*;
 use crate::backend::Affinity;
 use crate::explain::{Step, Verdict};
-use crate::status::Status;
-use crate::status::view::{EndpointRow, Fate, Found, FrontendRow, PodRow, ServiceRow, SyncRow};
+use crate::status::view::{
+    EndpointRow, Fate, Found, FrontendRow, PodRow, ServiceRow, SideRow, SideState, SyncRow,
+};
+use crate::status::{NetworkPolicyStatus, Status};
 
 /// A name that contains a script.
 const HOSTILE: &str = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
@@ -46,7 +48,12 @@ fn hostile_view() -> View {
             last_repair_milliseconds: None,
             missed_lookups: 0,
             network_policy_why: text(),
-            network_policy: None,
+            network_policy_engine: Some(text()),
+            network_policy: Some(NetworkPolicyStatus {
+                waiting_for: vec![text()],
+                unfiltered_bridges: vec![text()],
+                ..NetworkPolicyStatus::default()
+            }),
             affinity: Affinity::default(),
             errors: vec![text()],
             warnings: vec![text()],
@@ -56,6 +63,11 @@ fn hostile_view() -> View {
             ips: vec![text()],
             interface: text(),
             port: Some(text()),
+            policy: vec![SideRow {
+                direction: text(),
+                state: SideState::Isolated,
+                policies: vec![text()],
+            }],
         }),
         services: found(ServiceRow { name: text(), policies: vec![text()], keys: vec![key] }),
         syncs: vec![SyncRow { at: text(), milliseconds: 1.0, what: text(), error: Some(text()) }],

@@ -43,7 +43,7 @@ use self::peer::PeerTable;
 use self::permission::{ClassKey, Permissions};
 use self::rules::Rules;
 use self::side::{Decision, Described};
-use crate::model::PodName;
+use crate::model::{LocalPod, PodName, PolicyName};
 use denizen_state::AttachmentId;
 
 pub use self::identity::IdentityId;
@@ -221,6 +221,18 @@ impl FirewallPlan {
     /// How an address of this node's pods is judged; `None` if it is none of theirs.
     pub fn sides(&self, address: IpAddr) -> Option<&Sides> {
         self.sides.get(&address)
+    }
+
+    /// Whether one direction of a recorded pod is restricted, and the policies that isolate it.
+    pub fn isolation(&self, pod: &LocalPod, direction: Direction) -> (Isolation, &[PolicyName]) {
+        let sides = pod.ips.iter().find_map(|ip| self.sides(*ip));
+        let isolation = sides.map_or(Isolation::Open, |sides| sides.of(direction).isolation);
+        let decision = self.subjects.get(&pod.id).map(|subject| match direction {
+            Direction::Ingress => &subject.ingress,
+            Direction::Egress => &subject.egress,
+        });
+        let class = decision.and_then(|decision| decision.class.as_ref());
+        (isolation, class.map(|class| &*class.policies).unwrap_or_default())
     }
 
     /// Whether an identity is still in use.

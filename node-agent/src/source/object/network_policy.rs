@@ -49,6 +49,15 @@ pub fn network_policy(
     raw: &NetworkPolicy,
     warnings: &mut Vec<Warning>,
 ) -> Result<model::NetworkPolicy, ObjectError> {
+    let before = warnings.len();
+    let policy = decoded(raw, warnings)?;
+    Ok(model::NetworkPolicy { is_understood: warnings.len() == before, ..policy })
+}
+
+fn decoded(
+    raw: &NetworkPolicy,
+    warnings: &mut Vec<Warning>,
+) -> Result<model::NetworkPolicy, ObjectError> {
     let PolicyMetadata { name, namespace } = &raw.metadata;
     let namespace = namespace_or_default(namespace.as_deref());
     let mut notes = Notes::named(Kind::NetworkPolicy, namespace, name, warnings)?;
@@ -64,7 +73,8 @@ pub fn network_policy(
             .map_or(Directions::BOTH, |(types, egress)| Directions::new(types, egress, &mut notes));
         let nothing = |direction| (direction != Direction::Open).then(Vec::new);
         let (ingress, egress) = (nothing(directions.ingress), nothing(directions.egress));
-        return Ok(model::NetworkPolicy { name, pods, ingress, egress });
+        let is_understood = false;
+        return Ok(model::NetworkPolicy { name, pods, ingress, egress, is_understood });
     };
     let directions = Directions::new(types, egress, &mut notes);
     let mut rules = |direction, section, peers, written| match direction {
@@ -77,6 +87,7 @@ pub fn network_policy(
         pods,
         ingress: rules(directions.ingress, "spec.ingress", "from", ingress),
         egress: rules(directions.egress, "spec.egress", "to", egress),
+        is_understood: true,
     })
 }
 

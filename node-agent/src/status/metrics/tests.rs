@@ -7,6 +7,7 @@ fn names_and_types_are_these() {
     // A family without a member has no line.
     let set = [("ip_family", "IPv4".to_owned()), ("set", "services".to_owned())];
     metrics.own.elements.get_or_create(&set).set(1);
+    metrics.network_policy.set_engine("Denizen");
     let text = metrics.encode();
     let types: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
     let golden = [
@@ -33,15 +34,20 @@ fn names_and_types_are_these() {
         "denizen_rule_elements gauge",
         "denizen_pod_programming_duration_seconds histogram",
         "denizen_plugin_wait_duration_seconds histogram",
+        "denizen_plugin_removal_wait_duration_seconds histogram",
         "denizen_plugin_waits counter",
         "denizen_drift_repaired counter",
         "denizen_missed_lookups counter",
         "denizen_affinity_crowded counter",
+        "denizen_network_policy_engine gauge",
         "denizen_network_policy_policies gauge",
+        "denizen_network_policy_not_understood gauge",
+        "denizen_network_policy_unfiltered_bridges gauge",
         "denizen_network_policy_identities gauge",
         "denizen_network_policy_elements gauge",
-        "denizen_network_policy_addresses gauge",
+        "denizen_network_policy_pods gauge",
         "denizen_network_policy_dropped_packets counter",
+        "denizen_network_policy_programming_duration_seconds histogram",
         "process_cpu_seconds counter",
         "process_resident_memory_bytes gauge",
         "process_open_fds gauge",

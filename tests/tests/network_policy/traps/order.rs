@@ -37,8 +37,8 @@ fn an_edit_of_policy_types_changes_both_directions() -> Result<()> {
     ends_well(&world([inward, out]), |events| {
         let other = |event: &Event| {
             let Event::NetworkPolicy(name, Some(policy)) = event else { return event.clone() };
-            let Decoded { name: of, pods, ingress, egress } = policy.clone();
-            let turned = Decoded { name: of, pods, ingress: egress, egress: ingress };
+            let Decoded { ingress, egress, .. } = policy.clone();
+            let turned = Decoded { ingress: egress, egress: ingress, ..policy.clone() };
             Event::NetworkPolicy(name.clone(), Some(turned))
         };
         vec![events.iter().map(other).collect(), events]
@@ -57,6 +57,7 @@ fn the_deletion_of_one_policy_leaves_the_other_direction_alone() -> Result<()> {
             pods: Default::default(),
             ingress: Some(Vec::new()),
             egress: Some(Vec::new()),
+            is_understood: true,
         };
         let more = vec![Event::NetworkPolicy(name.clone(), Some(policy))];
         vec![events, more, vec![Event::NetworkPolicy(name.clone(), None)]]
