@@ -338,6 +338,7 @@ impl Agent {
     fn repair(&mut self, changed: bool) -> Option<bool> {
         changed.then(|| {
             debug!("another program changed our tables");
+            self.engine.disturbed();
             self.program(true)
         })
     }

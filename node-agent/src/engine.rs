@@ -86,7 +86,8 @@ impl Engine {
     /// [`ChosenError`] if the kernel or the backend's programs cannot be used.
     pub fn open(policy: Policy, config: BackendConfig) -> Result<Self, ChosenError> {
         let backend = Chosen::open(config)?;
-        let firewall = policy.firewall.map(|_| Firewall::open()).transpose()?;
+        let beside = policy.firewall.map(|_| backend.beside()).transpose()?;
+        let firewall = beside.map(Firewall::new);
         Ok(Self { firewall, ..Self::new(policy, config.name.capabilities(), backend) })
     }
 
@@ -169,6 +170,13 @@ impl<B: Backend> Engine<B> {
         self.note_outcome(&of_backend);
         let (of_firewall, of_backend) = (of_firewall?.unwrap_or_default(), of_backend);
         Ok(of_firewall + of_backend.map_err(EngineError::Backend)?)
+    }
+
+    /// Notes that another program changed our tables.
+    pub fn disturbed(&mut self) {
+        if let Some(firewall) = &mut self.firewall {
+            firewall.disturbed();
+        }
     }
 
     /// Repairs what others changed in our tables. Returns what was repaired.

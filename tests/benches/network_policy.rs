@@ -26,6 +26,7 @@ use denizen_agent::plan::{
     Capabilities, Detector, FirewallSettings, NodePortAddresses, NodeSide, Planner, Policy,
     Settings,
 };
+use denizen_nft::Kernel;
 use denizen_state::{AttachmentId, Epoch, Generation};
 use denizen_tests::cni;
 
@@ -169,7 +170,7 @@ impl Ours {
             guards_loopback_first: true,
             restricts_first: true,
         };
-        let firewall = Firewall::open().expect("netlink, as root");
+        let firewall = Firewall::new(Kernel::open().expect("netlink, as root"));
         Self { planner: Planner::new(policy, able), firewall }
     }
 
@@ -229,6 +230,23 @@ fn ours() {
         let labels = labels(if n % 2 == 0 { 7 + REPLICAS } else { 7 });
         vec![Event::ClusterPod(name, Some(ClusterPod { labels, ..pod }))]
     });
+    let look = |ours: &mut Ours, is_disturbed: bool| {
+        if is_disturbed {
+            ours.firewall.disturbed();
+        }
+        let begun = Instant::now();
+        ours.firewall.resync(ours.planner.plan()).expect("the kernel answers");
+        (begun.elapsed(), begun.elapsed())
+    };
+    for (what, is_disturbed) in
+        [("a look while nobody else commits", false), ("a look after others' changes", true)]
+    {
+        shown(what, (0..TIMES).map(|_| look(&mut ours, is_disturbed)).collect());
+    }
+    let mut run = |what: &str, change: &dyn Fn(u32) -> Vec<Event>| {
+        let costs = (0..TIMES).map(|n| ours.change(change(n))).collect();
+        shown(what, costs);
+    };
     run("one policy more or fewer", &|n| match (n % 2, policy(POLICIES)) {
         (0, more) => vec![more],
         (_, Event::NetworkPolicy(name, _)) => vec![Event::NetworkPolicy(name, None)],

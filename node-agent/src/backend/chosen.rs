@@ -112,6 +112,19 @@ impl Chosen {
         }
     }
 
+    /// A connection to nf_tables, whose commits do not count as others' changes of this backend's
+    /// tables, nor this one's there.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn beside(&self) -> Result<Kernel, NetlinkError> {
+        match self {
+            Self::Nftables(nftables) => nftables.beside(),
+            Self::Iptables(iptables) => iptables.beside(),
+            Self::None => Kernel::open(),
+        }
+    }
+
     /// Removes the nf_tables tables that another backend of ours left. It is called when all rules
     /// of this one are in the kernel: until then the other's serve. Returns the variant of iptables
     /// that this backend uses, if it uses one.

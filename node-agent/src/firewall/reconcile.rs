@@ -26,6 +26,7 @@ impl Firewall {
         firewall: &FirewallPlan,
     ) -> Result<Repair, FirewallError> {
         self.pending.clear();
+        self.looked.clear();
         self.unknown = true;
         if !std::mem::replace(&mut self.restored, true) {
             self.restore_numbers(firewall)?;
@@ -77,10 +78,15 @@ impl Firewall {
         let family = wanted.schema.family;
         for _ in 0..REPAIR_TRIES {
             let seen = self.kernel.observe(&wanted.schema)?;
+            let mark = self.kernel.mark(&seen);
             match self.repair_table(wanted, firewall, &seen) {
                 Err(NftError::Raced { .. }) => {}
                 Err(NftError::Refused { .. }) => return self.salvage(wanted, firewall, &seen),
-                done => return Ok(done?),
+                Err(error) => return Err(error.into()),
+                Ok(repair) => {
+                    self.looked.insert(family, mark);
+                    return Ok(repair);
+                }
             }
         }
         Err(NftError::Raced { family }.into())

@@ -19,7 +19,7 @@ use crate::backend::Repair;
 use crate::describe::describe;
 use crate::plan::{Changes, Direction, FirewallPlan, FirewallSettings, Isolation, Plan, Sides};
 use denizen_netlink::NetlinkError;
-use denizen_nft::{Delta, Element, Family, IpVersion, Kernel, NftError, Rendering, Schema};
+use denizen_nft::{Delta, Element, Family, IpVersion, Kernel, Mark, NftError, Rendering, Schema};
 
 /// Why the kernel's tables are not as they should be.
 #[derive(Debug, Error)]
@@ -53,6 +53,8 @@ pub enum FirewallError {
 #[derive(Debug)]
 pub struct Firewall {
     pub(super) kernel: Kernel,
+    /// When each table was last read and found right, or repaired.
+    pub(super) looked: BTreeMap<Family, Mark>,
     pub(super) numbers: Numbers,
     /// An earlier run's numbers were looked for.
     pub(super) restored: bool,
@@ -71,13 +73,11 @@ pub struct Firewall {
 }
 
 impl Firewall {
-    /// Opens nf_tables in this thread's network namespace. Nothing is read or written yet.
-    ///
-    /// # Errors
-    /// [`NetlinkError`] when there is no netlink to be had.
-    pub fn open() -> Result<Self, NetlinkError> {
-        Ok(Self {
-            kernel: Kernel::open()?,
+    /// Through this connection to nf_tables. Nothing is read or written yet.
+    pub fn new(kernel: Kernel) -> Self {
+        Self {
+            kernel,
+            looked: BTreeMap::new(),
             numbers: Numbers::default(),
             restored: false,
             unknown: true,
@@ -87,7 +87,7 @@ impl Firewall {
             elements: 0,
             rejected: Vec::new(),
             newcomers: Vec::new(),
-        })
+        }
     }
 
     /// The portid by which the kernel's notifications name the firewall's own changes.
@@ -241,12 +241,23 @@ impl Firewall {
         }
     }
 
+    /// Notes that another program changed a table: the next [`Self::resync`] reads all of them,
+    /// whatever the ruleset's generation says. (A batch of ours that adds what the plugin had added
+    /// changes nothing, and raises no generation.)
+    pub fn disturbed(&mut self) {
+        self.looked.clear();
+    }
+
     /// Looks at what the kernel holds and repairs what somebody else changed.
     ///
     /// # Errors
     /// As [`Self::sync`].
     pub fn resync(&mut self, plan: &Plan) -> Result<Repair, FirewallError> {
-        self.unknown = true;
+        let Self { kernel, looked, .. } = self;
+        let mut marks = schemas().map(|schema| looked.get(&schema.family).copied()).into_iter();
+        // As for services: reading is expensive.
+        let is_right = marks.all(|mark| mark.is_some_and(|mark| kernel.is_undisturbed(mark)));
+        self.unknown |= !is_right;
         self.sync(plan)
     }
 

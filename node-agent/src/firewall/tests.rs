@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread;
 
+use denizen_nft::{Family, Kernel, Schema};
 use denizen_state::{AttachmentId, Epoch, Generation};
 use nix::sched::{CloneFlags, unshare};
 use proptest::prelude::*;
@@ -171,6 +172,19 @@ fn listed() -> Vec<Event> {
     Listing::FIREWALL.map(Event::Listed).into()
 }
 
+/// A policy for all pods of namespace x.
+fn isolating() -> Event {
+    let name = PolicyName { namespace: NAMESPACES[0].into(), name: NAMES[0].into() };
+    let policy = NetworkPolicy {
+        name: name.clone(),
+        pods: selector(0),
+        ingress: Some(Vec::new()),
+        egress: None,
+        is_understood: true,
+    };
+    Event::NetworkPolicy(name, Some(policy))
+}
+
 /// What becomes of every flow between all addresses.
 fn judgements(plan: &FirewallPlan) -> Vec<(Flow, bool)> {
     let mut addresses: Vec<IpAddr> =
@@ -220,6 +234,33 @@ fn with_ends(mut events: Vec<Vec<Event>>) -> Vec<Vec<Event>> {
 }
 
 #[test]
+fn only_what_others_commit_makes_a_look_read_everything() {
+    let test = thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
+        let kernel = Kernel::open().unwrap();
+        let mut services = kernel.beside().unwrap();
+        let mut firewall = Firewall::new(kernel);
+        let mut planner = Planner::new(with_firewall(), CAPABLE);
+        planner.apply(listed());
+        planner.apply(vec![isolating(), Event::Pods(recorded(3))]);
+        let changes = planner.update();
+        firewall.update(planner.plan(), &changes);
+        firewall.sync(planner.plan()).unwrap();
+        let table = Schema { family: Family::Ip, name: "some", comment: "", sets: Vec::new() };
+        services.write(table.family, |batch| batch.add_table(&table)).unwrap();
+        let looked = firewall.looked.clone();
+        assert!(firewall.resync(planner.plan()).unwrap().is_none());
+        assert_eq!(firewall.looked, looked, "only a service changed");
+        let family = Family::Ip;
+        let mut others = Kernel::open().unwrap();
+        others.write(family, |batch| batch.flush_chain(super::TABLE, &"forward".into())).unwrap();
+        assert!(!firewall.resync(planner.plan()).unwrap().is_none(), "repaired");
+        assert_ne!(firewall.looked, looked, "somebody else changed something");
+    });
+    test.join().unwrap();
+}
+
+#[test]
 fn any_path_of_changes_ends_where_a_fresh_start_does() {
     let strategy = proptest::collection::vec(event(), 1..25);
     // A namespace for each case would take longer than the case.
@@ -229,7 +270,7 @@ fn any_path_of_changes_ends_where_a_fresh_start_does() {
         runner.run(&strategy, |events| {
             let events = with_ends(events);
             let mut planner = Planner::new(with_firewall(), CAPABLE);
-            let mut firewall = Firewall::open().unwrap();
+            let mut firewall = Firewall::new(Kernel::open().unwrap());
             planner.apply(listed());
             for batch in &events {
                 planner.apply(batch.clone());
@@ -238,6 +279,7 @@ fn any_path_of_changes_ends_where_a_fresh_start_does() {
                 firewall.sync(planner.plan()).unwrap();
                 prop_assert!(firewall.has_pods());
             }
+            firewall.disturbed();
             let repair = firewall.resync(planner.plan()).unwrap();
             prop_assert!(repair.is_none(), "{repair:?}");
             let mut fresh = Planner::new(with_firewall(), CAPABLE);
@@ -251,9 +293,10 @@ fn any_path_of_changes_ends_where_a_fresh_start_does() {
                 prop_assert_eq!(was, is);
             }
             // An agent that starts over these rules leaves them alone, numbers and all.
-            let mut restarted = Firewall::open().unwrap();
+            let mut restarted = Firewall::new(Kernel::open().unwrap());
             restarted.update(fresh.plan(), &changes);
             restarted.sync(fresh.plan()).unwrap();
+            restarted.disturbed();
             prop_assert!(restarted.resync(fresh.plan()).unwrap().is_none());
             Ok(())
         })

@@ -1,5 +1,8 @@
 //! Reads and writes nf_tables through netlink.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use denizen_netlink::{Message, NetlinkError, Socket, Writer};
 use nix::errno::Errno;
 use nix::libc;
@@ -61,8 +64,9 @@ impl NftError {
 #[derive(Debug)]
 pub struct Kernel {
     pub(crate) socket: Socket,
-    /// How many batches of ours the kernel took.
-    taken: u32,
+    /// How many batches the kernel took from here and from connections [beside](Self::beside) this
+    /// one.
+    taken: Arc<AtomicU32>,
 }
 
 /// A state of the ruleset: its generation, and how many batches of ours were taken by then.
@@ -78,7 +82,19 @@ impl Kernel {
     /// # Errors
     /// [`NetlinkError`] when there is no netlink socket to be had.
     pub fn open() -> Result<Self, NetlinkError> {
-        Socket::open().map(|socket| Self { socket, taken: 0 })
+        Socket::open().map(|socket| Self { socket, taken: Arc::default() })
+    }
+
+    /// Another connection, in the network namespace of the calling thread, which must be this one's.
+    /// For [`Self::is_undisturbed`], what is committed there is committed here, and the other way
+    /// round.
+    ///
+    /// *Invariant:* one thread uses both. With two, a batch could be taken that is not counted yet.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn beside(&self) -> Result<Self, NetlinkError> {
+        Socket::open().map(|socket| Self { socket, taken: self.taken.clone() })
     }
 
     /// The portid by which the kernel's notifications name what came through here.
@@ -107,7 +123,7 @@ impl Kernel {
         let batch = batch.finish();
         let _span = trace_span!("commit", %family, bytes = batch.bytes.len()).entered();
         let sent = self.socket.send(&batch.bytes).and_then(|()| self.socket.outcome(batch.last));
-        self.taken = self.taken.wrapping_add(u32::from(sent.is_ok()));
+        self.taken.fetch_add(u32::from(sent.is_ok()), Ordering::Relaxed);
         sent.map_err(|source| match source {
             NetlinkError::Refused(ref refusal) if refusal.errno == Errno::ERESTART => {
                 NftError::Raced { family }
@@ -212,13 +228,13 @@ impl Kernel {
 
     /// The state that was read last, when nothing of ours was committed since.
     pub fn mark(&self, seen: &Observed) -> Mark {
-        Mark { generation: seen.generation, taken: self.taken }
+        Mark { generation: seen.generation, taken: self.taken.load(Ordering::Relaxed) }
     }
 
     /// Whether nobody but us has committed anything since: every batch that is taken, anybody's,
     /// raises the generation by one.
     pub fn is_undisturbed(&mut self, since: Mark) -> bool {
-        let ours = self.taken.wrapping_sub(since.taken);
+        let ours = self.taken.load(Ordering::Relaxed).wrapping_sub(since.taken);
         self.generation().is_ok_and(|now| now.wrapping_sub(since.generation) == ours)
     }
 
@@ -305,9 +321,17 @@ mod tests {
             kernel.write(v6.family, |batch| batch.delete_table(v6.name)).unwrap();
             kernel.write(v6.family, |batch| batch.delete_table(v6.name)).unwrap_err();
             assert!(kernel.is_undisturbed(mark), "a change of ours that was refused");
+            let mut beside = kernel.beside().unwrap();
+            beside.write(v6.family, |batch| batch.add_table(&v6)).unwrap();
+            assert!(kernel.is_undisturbed(mark), "a change through another connection of ours");
+            let seen = beside.observe(&v6).unwrap();
+            let theirs = beside.mark(&seen);
+            kernel.write(v6.family, |batch| batch.delete_table(v6.name)).unwrap();
+            assert!(beside.is_undisturbed(theirs), "and the other way round");
             let mut other = Kernel::open().unwrap();
             other.write(v4.family, |batch| batch.delete_table(v4.name)).unwrap();
             assert!(!kernel.is_undisturbed(mark), "somebody else's change");
+            assert!(!beside.is_undisturbed(theirs), "somebody else's change");
             kernel.write(v4.family, |batch| batch.add_table(&v4)).unwrap();
             assert!(!kernel.is_undisturbed(mark), "and for good");
         });

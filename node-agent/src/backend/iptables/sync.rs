@@ -16,6 +16,7 @@ use crate::backend::nftables::{Nftables, NftablesError};
 use crate::iptables::{self, Desired, Done, Outcome, Programs, Sets, Variant, Writer};
 use crate::model::Family;
 use crate::plan::FrontendKey;
+use denizen_netlink::NetlinkError;
 use denizen_nft::Kernel;
 
 /// The interval between two looks at the rules, since ip_tables does not notify of changes. It is
@@ -89,6 +90,14 @@ impl Iptables {
     pub fn portid(&self) -> Option<u32> {
         let bridge = &self.wanted.bridge;
         bridge.is_wanted().then(|| bridge.portid())
+    }
+
+    /// A connection to nf_tables whose commits count as this backend's own there.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn beside(&self) -> Result<Kernel, NetlinkError> {
+        self.wanted.bridge.beside()
     }
 
     /// Removes the nf_tables tables that the nftables backend or another detector left. Returns how

@@ -82,6 +82,14 @@ impl Nftables {
         }
     }
 
+    /// A connection whose commits count as this backend's own.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn beside(&self) -> Result<Kernel, NetlinkError> {
+        self.kernel.beside()
+    }
+
     /// The portid by which the kernel's notifications name this backend's own changes.
     pub fn portid(&self) -> u32 {
         self.kernel.portid()
