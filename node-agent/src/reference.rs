@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::backend::{Affinity, Clients, Crowded};
 use crate::cli::command;
+use crate::explain::{Explanation, PolicyRow, Step, Verdict};
 use crate::status::metrics::Metrics;
 use crate::status::{LastSync, Status};
 
@@ -100,6 +101,33 @@ fn every_field_of_the_status_is_there() {
     let mut fields = BTreeSet::new();
     add_fields(&serde_json::to_value(status).expect("plain data"), &mut fields);
     assert_eq!(missing(section("### Status"), fields), BTreeSet::new());
+}
+
+#[test]
+fn every_field_of_an_explanation_is_there() {
+    let text = || Some(String::new());
+    let explanation = Explanation {
+        verdict: Verdict::Drop,
+        service: None,
+        endpoints: Vec::new(),
+        masquerade: false,
+        local: false,
+        policies: vec![PolicyRow {
+            direction: String::new(),
+            pod: String::new(),
+            endpoint: text(),
+            isolated_by: Vec::new(),
+            result: String::new(),
+            policy: text(),
+            rule: Some(0),
+            peer: text(),
+            ports: text(),
+        }],
+        steps: vec![Step { what: String::new(), why: String::new() }],
+    };
+    let mut fields = BTreeSet::new();
+    add_fields(&serde_json::to_value(explanation).expect("plain data"), &mut fields);
+    assert_eq!(missing(section("### Explain"), fields), BTreeSet::new());
 }
 
 fn add_fields(value: &Value, fields: &mut BTreeSet<String>) {

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::json;
 
 const EMPTY: &str = "empty";
 
@@ -25,14 +26,19 @@ fn golden() -> PathBuf {
 
 /// Runs the program on one feature's files.
 fn run(name: &str, command: &[&str]) -> Result<String> {
+    run_on(&golden(), name, command)
+}
+
+/// Runs the program on `NAME.yaml` and `NAME.json` of a folder.
+fn run_on(of: &Path, name: &str, command: &[&str]) -> Result<String> {
     let folder = tempfile::tempdir()?;
     let (manifests, run_dir) = (folder.path().join("manifests"), folder.path().join("run"));
     fs::create_dir(&manifests)?;
     fs::create_dir(&run_dir)?;
     fs::set_permissions(&run_dir, Permissions::from_mode(0o700))?;
-    let text = fs::read_to_string(golden().join(format!("{name}.yaml")))?;
+    let text = fs::read_to_string(of.join(format!("{name}.yaml")))?;
     fs::write(manifests.join("all.yaml"), &text)?;
-    if let Ok(state) = fs::read(golden().join(format!("{name}.json"))) {
+    if let Ok(state) = fs::read(of.join(format!("{name}.json"))) {
         fs::write(run_dir.join("pods.json"), state)?;
         fs::set_permissions(run_dir.join("pods.json"), Permissions::from_mode(0o600))?;
     }
@@ -246,6 +252,46 @@ fn a_packet_is_explained_without_an_agent() -> Result<()> {
             assert_eq!(said["masquerade"], masquerade, "{case}");
         }
     }
+    Ok(())
+}
+
+/// Both directions, with services and without.
+#[test]
+fn policies_are_explained_without_an_agent() -> Result<()> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/offline");
+    let explained = |flag: &str, from: &str, to: &str| -> Result<serde_json::Value> {
+        let command = ["explain", "--network-policy=on", flag, "--from", from, "--to", to];
+        let command = [&command[..], &["--output", "json"]].concat();
+        Ok(serde_json::from_str(&run_on(&folder, "network-policy", &command)?)?)
+    };
+    let (on, off) = ("--services=on", "--services=off");
+    let (client, web) = ("10.1.2.3@veth1", "10.1.2.4");
+    let permitted = json!([
+        { "direction": "egress", "pod": "shop/client", "isolatedBy": ["shop/client-egress"],
+          "result": "permitted", "policy": "shop/client-egress", "rule": 0,
+          "peer": "pods of namespace shop with app=web", "ports": "tcp port 8080" },
+        { "direction": "ingress", "pod": "shop/web", "isolatedBy": ["shop/web-ingress"],
+          "result": "permitted", "policy": "shop/web-ingress", "rule": 1,
+          "peer": "pods of namespace shop with app=client", "ports": "tcp port 8080" },
+    ]);
+    for flag in [on, off] {
+        let said = explained(flag, client, &format!("{web}:8080"))?;
+        assert_eq!((&said["verdict"], &said["policies"]), (&json!("untouched"), &permitted));
+        let said = explained(flag, client, &format!("{web}:9090"))?;
+        assert_eq!(said["verdict"], "drop", "egress permits only 8080: {said:#}");
+        let results =
+            |said: &serde_json::Value| [0, 1].map(|n| said["policies"][n]["result"].clone());
+        assert_eq!(results(&said), ["refused", "permitted"], "{said:#}");
+        let said = explained(flag, "192.0.2.7", &format!("{web}:8080"))?;
+        assert_eq!(said["verdict"], "drop", "{said:#}");
+        assert_eq!(said["policies"][0]["result"], "refused", "{said:#}");
+    }
+    // By the service's address: only services that are decided here lead to an endpoint.
+    let said = explained(on, client, "10.96.0.10:80")?;
+    assert_eq!(said["verdict"], "forward", "{said:#}");
+    assert_eq!(said["policies"][1]["endpoint"], "10.1.2.4:8080", "{said:#}");
+    let said = explained(off, client, "10.96.0.10:80")?;
+    assert!(said["steps"].to_string().contains("services are not decided here"), "{said:#}");
     Ok(())
 }
 

@@ -10,6 +10,7 @@ use crate::plan::{Flow, Judged, Plan, PolicyStep};
 
 /// What one direction of one pod says of the packet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct PolicyRow {
     /// `ingress` or `egress`.
     pub direction: String,
