@@ -10,6 +10,7 @@ mod iptables;
 mod kernel_settings;
 mod nft_oracle;
 mod other_engine;
+mod policy_migration;
 mod services_off;
 mod stock_kernel;
 mod takeover;
