@@ -6,6 +6,7 @@
 
 mod check;
 mod hooks;
+mod packet;
 mod parse;
 mod rule;
 mod syntax;
@@ -17,5 +18,5 @@ mod walk;
 mod tests;
 
 pub use hooks::{Arrival, End, Fate, Layer, Reader, Stop};
+pub use packet::Packet;
 pub use value::PacketType;
-pub use walk::Packet;

@@ -8,9 +8,10 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::check::check;
+use super::packet::{FOREIGN_MARK, Packet};
 use super::parse::ruleset;
 use super::syntax::{Ruleset, Table};
-use super::walk::{Decided, Packet, Spread, Walk, add};
+use super::walk::{Decided, Spread, Walk, add};
 
 /// Rules, read.
 #[derive(Debug)]
@@ -79,9 +80,6 @@ pub struct End {
     /// The packet as the rules leave it, with what they remember.
     pub packet: Packet,
 }
-
-/// Foreign bits of the mark that no rule of ours may touch.
-const FOREIGN_MARK: u32 = 0x0001_2030;
 
 impl Reader {
     /// Reads rules, for a node that has these addresses.
@@ -212,34 +210,4 @@ fn meets(packet: &Packet, layer: Layer, table: &Table, hook: &str, nat: bool) ->
 fn end(ends: &mut BTreeMap<End, f64>, fate: Fate, packet: Packet, weight: f64) {
     let masqueraded = packet.masqueraded;
     *ends.entry(End { fate, masqueraded, packet }).or_default() += weight;
-}
-
-impl From<&Arrival> for Packet {
-    fn from(arrival: &Arrival) -> Self {
-        let interface = arrival.interface.clone().unwrap_or_default();
-        let packet = Self::new(arrival.source, arrival.destination, arrival.protocol);
-        Self { interface, ..packet }
-    }
-}
-
-impl Packet {
-    /// The first packet of a connection.
-    pub fn new(source: IpAddr, destination: SocketAddr, protocol: u8) -> Self {
-        Self {
-            source,
-            destination: destination.ip(),
-            port: destination.port(),
-            protocol,
-            icmpv6_type: None,
-            established: false,
-            interface: String::new(),
-            output: None,
-            packet_type: None,
-            mark: FOREIGN_MARK,
-            priority: 0,
-            translated: false,
-            masqueraded: false,
-            memory: BTreeMap::new(),
-        }
-    }
 }

@@ -4,51 +4,18 @@
 //! their probabilities, so that a cascade of draws does not multiply.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::packet::Packet;
 use super::syntax::{Datum, Expr, Field, Right, Set, Statement, Table, Verdict, Version};
 use super::value::{
-    Atom, DST_NAT, ESTABLISHED, ETHER_IPV4, ETHER_IPV6, ICMPV6, Key, LOCAL, NEW, PacketType,
-    UNICAST,
+    Atom, DST_NAT, ESTABLISHED, ETHER_IPV4, ETHER_IPV6, ICMPV6, Key, LOCAL, NEW, UNICAST,
 };
 
 /// `NFT_JUMP_STACK_SIZE` of the kernel.
 const DEEPEST: usize = 16;
-
-/// A packet as rules see it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Packet {
-    /// Who sends it.
-    pub source: IpAddr,
-    /// Whom it is for.
-    pub destination: IpAddr,
-    /// Bytes 2 and 3 of the transport header: of TCP, UDP and SCTP the destination port.
-    pub port: u16,
-    /// IANA's number.
-    pub protocol: u8,
-    /// The type of an ICMPv6 message.
-    pub icmpv6_type: Option<u8>,
-    /// Of a connection that passed before; else it is a first packet.
-    pub established: bool,
-    /// Where it comes in: empty for what the node itself sends.
-    pub interface: String,
-    /// Where it leaves, where that is known.
-    pub output: Option<String>,
-    /// Whom its frame is addressed to, where that is known.
-    pub packet_type: Option<PacketType>,
-    /// `meta mark`.
-    pub mark: u32,
-    /// `meta priority`.
-    pub priority: u32,
-    /// The destination was replaced.
-    pub translated: bool,
-    /// The source will be.
-    pub masqueraded: bool,
-    /// What the dynamic maps hold: map and key.
-    pub memory: BTreeMap<(String, Key), Key>,
-}
 
 /// Packets, and how likely each is.
 pub type Spread = BTreeMap<Packet, f64>;
@@ -356,27 +323,6 @@ enum Then {
     Accepted(Packet),
     /// The next rule.
     NoMatch,
-}
-
-impl Packet {
-    fn with(&self, field: Field, number: u32) -> Result<Self> {
-        let mut packet = self.clone();
-        let set = [(Field::Mark, &mut packet.mark), (Field::Priority, &mut packet.priority)];
-        let (_, place) =
-            set.into_iter().find(|(of, _)| *of == field).context("a field that can be set")?;
-        *place = number;
-        Ok(packet)
-    }
-
-    fn sent_to(&self, to: &[Atom]) -> Result<Self> {
-        let [address, port] = to else { bail!("{to:?} is no address and port") };
-        let destination = match self.destination {
-            IpAddr::V4(_) => Ipv4Addr::from(u32::try_from(address.number()?)?).into(),
-            IpAddr::V6(_) => Ipv6Addr::from(address.number()?).into(),
-        };
-        let port = u16::try_from(port.number()?)?;
-        Ok(Self { destination, port, translated: true, ..self.clone() })
-    }
 }
 
 fn single(key: Key) -> Result<Atom> {

@@ -64,12 +64,15 @@ impl Hosts for OnPaper {
 
 /// The nine pods, and no policy.
 pub fn nine(hosts: &mut dyn Hosts) -> Result<World> {
+    some(hosts, &NAMESPACES.map(|namespace| PODS.map(|pod| (namespace, pod))).concat())
+}
+
+/// These pods, and no policy.
+pub fn some(hosts: &mut dyn Hosts, pods: &[(&str, &str)]) -> Result<World> {
     let mut world = World { nodes: hosts.nodes(), ..World::default() };
-    for name in NAMESPACES {
-        world.namespaces.push(namespace(name, name));
-        for pod in PODS {
-            world.pods.push(self::pod(hosts, name, pod)?);
-        }
+    world.namespaces = NAMESPACES.map(|name| namespace(name, name)).into();
+    for (namespace, name) in pods {
+        world.pods.push(pod(hosts, namespace, name)?);
     }
     Ok(world)
 }

@@ -14,8 +14,9 @@ use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
 use crate::case::{Case, Expected, PROTOCOLS, Step, all_ports, full};
-use crate::hosts::{Hosts, PORTS, Place, nine};
+use crate::hosts::{Hosts, PORTS, Place, nine, some};
 use crate::nodes::Nodes;
+use crate::packets::half;
 use crate::prober::{Answer, Prober, Question};
 
 /// How a question finds its pod.
@@ -36,7 +37,9 @@ const TRIES: usize = 3;
 /// The pods and their nodes. Members end before their nodes do.
 pub struct Play {
     members: BTreeMap<String, Member>,
-    nodes: Nodes,
+    pub nodes: Nodes,
+    /// A Service beside those of the pods, and its slices.
+    pub more: Vec<Value>,
     wiring: fn(usize) -> Wiring,
     attached: usize,
     /// How many services the agents were last given.
@@ -105,15 +108,41 @@ impl Play {
         wiring: fn(usize) -> Wiring,
         explained: usize,
     ) -> Result<(Self, World)> {
+        Self::with(label, wiring, explained, |play| nine(play))
+    }
+
+    /// Two nodes with their agents and these pods only, every other one on the second node.
+    pub fn few(label: &str, pods: &[(&str, &str)]) -> Result<(Self, World)> {
+        Self::with(label, half, 1, |play| some(play, pods))
+    }
+
+    fn with(
+        label: &str,
+        wiring: fn(usize) -> Wiring,
+        explained: usize,
+        pods: impl FnOnce(&mut Self) -> Result<World>,
+    ) -> Result<(Self, World)> {
         let nodes = Nodes::new(label, &Value::Null)?;
-        let members = BTreeMap::new();
+        let (members, more) = (BTreeMap::new(), Vec::new());
         let mut play =
-            Self { members, nodes, wiring, attached: 0, services: 0, explained, steps: 0 };
-        let world = nine(&mut play)?;
+            Self { members, nodes, more, wiring, attached: 0, services: 0, explained, steps: 0 };
+        let world = pods(&mut play)?;
         play.write_objects(&world)?;
         play.nodes.start_agents(&[])?;
         play.nodes.settled(|_, status| status["services"] == play.services)?;
         Ok((play, world))
+    }
+
+    /// Has both agents enforce a world.
+    pub fn put(&mut self, world: &World) -> Result<()> {
+        self.write_objects(world)?;
+        self.nodes.settled(|_, status| status["services"] == self.services)
+    }
+
+    /// A pod `namespace/name`, and the addresses of the service that it alone serves.
+    pub fn pod(&self, name: &str) -> (&Pod, [IpAddr; 2]) {
+        let member = &self.members[name];
+        (&member.pod, member.services)
     }
 
     /// Plays a case from a world without policies, and returns to it.
@@ -148,8 +177,7 @@ impl Play {
         for change in &step.changes {
             change.apply(world, self)?;
         }
-        self.write_objects(world)?;
-        self.nodes.settled(|_, status| status["services"] == self.services)?;
+        self.put(world)?;
         self.steps += 1;
         let probes = probes(world, &step.expected, ways);
         let mut wrong = self.wrong(world, &probes)?;
@@ -170,13 +198,14 @@ impl Play {
     /// before, by which is seen that the agents have read them.
     fn write_objects(&mut self, world: &World) -> Result<()> {
         let mut objects = world.manifests();
-        let mut written = world.pods.len();
+        let mut written = world.pods.len() + usize::from(!self.more.is_empty());
         if written == self.services {
             let nobody = manifest::service("nobody", &[ip("172.30.1.1")], &[Port::tcp("p", 1, 1)]);
             objects.push(nobody);
             written += 1;
         }
         objects.extend(self.services(world));
+        objects.extend_from_slice(&self.more);
         self.services = written;
         self.nodes.manifests.put("objects", &objects)
     }

@@ -1,0 +1,101 @@
+//! Connections that were there before a policy, and what a connection needs besides its packets.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use denizen_tests::policy::{Peer, Port, Rule, Selector};
+use denizen_tests::probe::{Outcome, Probe, Protocol};
+
+use super::there::{BOUND, There, x};
+
+/// A port that nobody else listens at.
+const PORT: u16 = 90;
+
+/// What a change forbids ends within a second.
+const ENDING: Duration = Duration::from_millis(1500);
+
+/// Both ends of a connection between two pods.
+struct Connection {
+    client: TcpStream,
+    server: TcpStream,
+}
+
+impl Connection {
+    fn open(there: &There, from: &str, to: &str, family: usize) -> Result<Self> {
+        let at = SocketAddr::new(there.addresses(to)[family], PORT);
+        let listener = there.netns(to).run(|| TcpListener::bind(at))??;
+        let client = there.netns(from).run(|| TcpStream::connect(at))??;
+        let (server, _) = listener.accept()?;
+        Ok(Self { client, server })
+    }
+
+    /// Whether a byte gets through in each direction.
+    fn goes_on(&self, patience: Duration) -> bool {
+        let passes = |mut from: &TcpStream, mut to: &TcpStream| {
+            to.set_read_timeout(Some(patience)).is_ok()
+                && from.write_all(b"?").is_ok()
+                && to.read_exact(&mut [0]).is_ok()
+        };
+        passes(&self.client, &self.server) && passes(&self.server, &self.client)
+    }
+}
+
+/// One in each family from each of these pods.
+fn connections(there: &There, from: &[&str], to: &str) -> Result<Vec<Connection>> {
+    let each = from.iter().flat_map(|from| [0, 1].map(|family| (from, family)));
+    each.map(|(from, family)| Connection::open(there, from, to, family)).collect()
+}
+
+/// Nothing is under way while it ends.
+#[test]
+fn what_a_new_policy_forbids_ends() -> Result<()> {
+    let mut there = There::new("trap-ends")?;
+    let open = connections(&there, &["y/a", "x/b", "x/c"], "x/a")?;
+    ensure!(open.iter().all(|it| it.goes_on(BOUND)));
+    there.put([x("deny").ingress([])])?;
+    std::thread::sleep(ENDING);
+    ensure!(!open.iter().any(|it| it.goes_on(Duration::from_millis(300))));
+    Ok(())
+}
+
+/// It may still send, so it still hears the answers.
+#[test]
+fn replies_to_a_pod_that_is_isolated_later_arrive() -> Result<()> {
+    let mut there = There::new("trap-replies")?;
+    let open = connections(&there, &["x/a", "x/b"], "y/a")?;
+    there.put([x("deny").ingress([])])?;
+    std::thread::sleep(ENDING);
+    ensure!(open.iter().all(|it| it.goes_on(BOUND)));
+    there.expect(there.netns("y/a"), "x/a", false)?;
+    there.expect(there.netns("x/a"), "y/a", true)
+}
+
+#[test]
+fn neighbours_are_found_by_isolated_pods() -> Result<()> {
+    let mut there = There::new("trap-neighbours")?;
+    let own = || [Peer::pods(Selector::default())];
+    there.put([x("own").ingress([Rule::from(own())]).egress([Rule::to(own())])])?;
+    for (from, to) in [("x/a", "x/c"), ("x/a", "x/b"), ("x/b", "x/a")] {
+        for netns in [there.netns(from), there.netns(to), there.node(0)] {
+            for version in ["-4", "-6"] {
+                netns.output("ip", &[version, "neighbour", "flush", "all"])?;
+            }
+        }
+        there.expect(there.netns(from), to, true)?;
+    }
+    there.expect(there.netns("y/a"), "x/a", false)
+}
+
+#[test]
+fn icmp_errors_about_permitted_packets_arrive() -> Result<()> {
+    let mut there = There::new("trap-errors")?;
+    let out = Rule::to([Peer::namespaces(Selector::label("ns", "y"))]);
+    there.put([x("out").ingress([]).egress([out.at([Port::every(Protocol::Udp)])])])?;
+    for to in there.addresses("y/a") {
+        let outcome = Probe::udp(SocketAddr::new(to, PORT)).ask_in(there.netns("x/a"));
+        ensure!(outcome == Outcome::Refused, "{to}: {outcome:?}");
+    }
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! Five pods on two nodes, and single packets between them.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use denizen_tests::netns::Netns;
+use denizen_tests::policy::{NetworkPolicy, Selector, World};
+use denizen_tests::probe::{Outcome, Probe, SILENCE};
+
+use crate::play::Play;
+
+/// What has not come about by then never will.
+pub const BOUND: Duration = Duration::from_secs(20);
+
+/// On the first node two bridged pods, `x/a` and `x/c`, and a routed one, `x/b`; on the second one a
+/// bridged one, `y/a`, and a routed one, `y/b`.
+const PODS: [(&str, &str); 5] = [("x", "a"), ("y", "a"), ("x", "b"), ("y", "b"), ("x", "c")];
+
+pub struct There {
+    pub play: Play,
+    pub world: World,
+}
+
+impl There {
+    pub fn new(label: &str) -> Result<Self> {
+        let (play, world) = Play::few(label, &PODS)?;
+        Ok(Self { play, world })
+    }
+
+    /// These policies hold from now on.
+    pub fn put(&mut self, policies: impl IntoIterator<Item = NetworkPolicy>) -> Result<()> {
+        self.world.policies = policies.into_iter().collect();
+        self.play.put(&self.world)
+    }
+
+    pub fn netns(&self, pod: &str) -> &Netns {
+        &self.play.pod(pod).0.netns
+    }
+
+    pub fn node(&self, number: usize) -> &Netns {
+        &self.play.nodes.hosts[number].netns
+    }
+
+    /// IPv4 first.
+    pub fn addresses(&self, pod: &str) -> [IpAddr; 2] {
+        let addresses = &self.play.pod(pod).0.addresses;
+        [addresses[0], addresses[1]]
+    }
+
+    /// Says whether connections to port 80 of a pod are to arrive, in both families.
+    pub fn expect(&self, from: &Netns, to: &str, arrive: bool) -> Result<()> {
+        let mut addresses = self.addresses(to).into_iter();
+        addresses.try_for_each(|to| expect_at(from, SocketAddr::new(to, 80), arrive))
+    }
+}
+
+/// Says whether a connection is to arrive.
+pub fn expect_at(from: &Netns, to: SocketAddr, arrives: bool) -> Result<()> {
+    let probe = if arrives { Probe::tcp(to) } else { Probe::tcp(to).patience(SILENCE) };
+    let outcome = probe.ask_in(from);
+    let as_expected = match &outcome {
+        Outcome::Answered { .. } => arrives,
+        Outcome::Dropped => !arrives,
+        Outcome::Refused | Outcome::Unreachable | Outcome::Broken(_) => false,
+    };
+    ensure!(as_expected, "{} -> {to} is to arrive: {arrives}; {outcome:?}", from.name());
+    Ok(())
+}
+
+/// For all pods of namespace x.
+pub fn x(name: &str) -> NetworkPolicy {
+    NetworkPolicy::new("x", name, Selector::default())
+}
