@@ -43,6 +43,7 @@ fn one_more_remote_pod_is_one_more_identity() {
         pods: Selector::default(),
         ingress: Some(vec![rule]),
         egress: None,
+        is_understood: true,
     };
     planner.apply(vec![recorded, Event::NetworkPolicy(name, Some(policy))]);
     planner.apply((0..500).map(pod).collect());
