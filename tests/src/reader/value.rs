@@ -119,7 +119,8 @@ impl Kind {
                 "broadcast" => PacketType::Broadcast as u128,
                 "multicast" => PacketType::Multicast as u128,
                 "other" => PacketType::Other as u128,
-                other => bail!("the type of frame {other} is not known"),
+                // As nft reads the ends of a range.
+                other => integer(other).context("the type of frame")?,
             },
             Self::State => text.split(',').try_fold(0, |bits, name| match name {
                 "established" => Ok(bits | ESTABLISHED),
