@@ -1,6 +1,5 @@
 //! nf_tables' messages: one batch, which the kernel takes whole or not at all.
 
-use std::fmt;
 use std::sync::Arc;
 
 use denizen_netlink::Writer;
@@ -12,6 +11,7 @@ use crate::family::Family;
 use crate::rule::{Chain, Rule};
 use crate::set::{Element, Schema, Set, SetId, Value};
 use crate::user_data::comment;
+use crate::what::What;
 
 /// The kind of a message of nf_tables: `NFNL_SUBSYS_NFTABLES` above `enum nf_tables_msg_types`.
 pub(crate) const fn kind(message: i32) -> u16 {
@@ -40,38 +40,6 @@ pub struct Batch {
     what: Vec<(Family, What)>,
     /// Where the last message begins.
     last_at: usize,
-}
-
-/// What a message of a batch is about, for the error that names it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum What {
-    /// A table.
-    Table,
-    /// A chain or its rules.
-    Chain(Arc<str>),
-    /// A set.
-    Set(&'static str),
-    /// Elements of a set.
-    Elements(&'static str),
-    /// The removal of a rule, by its handle, from a chain.
-    RuleRemoval(Arc<str>, u64),
-    /// The removal of a chain, or of its rules.
-    ChainRemoval(Arc<str>),
-}
-
-impl fmt::Display for What {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Table => f.write_str("the table"),
-            Self::Chain(chain) => write!(f, "chain {chain}"),
-            Self::Set(set) => write!(f, "set {set}"),
-            Self::Elements(set) => write!(f, "elements of {set}"),
-            Self::RuleRemoval(chain, rule) => {
-                write!(f, "the removal of rule {rule} of chain {chain}")
-            }
-            Self::ChainRemoval(chain) => write!(f, "the removal of chain {chain}"),
-        }
-    }
 }
 
 /// Where a rule is put in its chain.
@@ -157,10 +125,23 @@ impl Batch {
 
     /// Makes a table, if it is not there.
     pub fn add_table(&mut self, schema: &Schema) {
+        self.add_table_with(schema, 0);
+    }
+
+    /// Makes a table that nobody but this socket can change, with its chains and without sets. The
+    /// kernel removes it when the socket is closed, and so when the process ends, however it ends
+    /// (since Linux 5.12).
+    pub fn add_owned_table(&mut self, schema: &Schema, chains: &[Chain]) {
+        const OWNER: u32 = 2;
+        self.add_table_with(schema, OWNER);
+        self.add_chains(schema.name, chains);
+    }
+
+    fn add_table_with(&mut self, schema: &Schema, flags: u32) {
         const USER_DATA: u16 = 6;
         const FLAGS: u16 = 2;
         self.message(libc::NFT_MSG_NEWTABLE, CREATE, schema.name, What::Table, |w| {
-            w.put_u32(FLAGS, 0);
+            w.put_u32(FLAGS, flags);
             w.put(USER_DATA, &comment(schema.comment));
         });
     }

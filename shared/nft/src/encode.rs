@@ -2,17 +2,18 @@
 //!
 //! Registers are named as nft names them, so that its own listing recognises what it reads.
 
+mod limit;
+
 use std::net::IpAddr;
 
 use denizen_netlink::Writer;
 use nix::libc;
 
+use self::limit::{limit_data, put_limit};
 use crate::bytes::Key;
 use crate::family::{Family, IpVersion};
 use crate::field::{Field, Load};
-use crate::rule::{
-    Assigned, Limit, Lookup, Operation, Reject, Statement, Update, Variable, Verdict,
-};
+use crate::rule::{Assigned, Lookup, Operation, Reject, Statement, Update, Variable, Verdict};
 
 // Attribute numbers, in the order of the kernel's enums.
 const EXPR_NAME: u16 = 1;
@@ -77,8 +78,8 @@ impl Expressions<'_> {
             Statement::Within(field, network, prefix) => self.within(*field, *network, *prefix),
             Statement::Bits { field, mask, equal, value } => {
                 self.load(*field, 0);
-                self.bits(0, *mask, 0);
-                self.compare(if *equal { CMP_EQ } else { CMP_NEQ }, &value.to_ne_bytes());
+                self.bitwise(0, &field.number(*mask), &field.number(0));
+                self.compare(if *equal { CMP_EQ } else { CMP_NEQ }, &field.number(*value));
             }
             Statement::In(lookup) => {
                 self.depend(&lookup.key);
@@ -102,6 +103,8 @@ impl Expressions<'_> {
                 w.put(1, &0_u64.to_be_bytes());
                 w.put(2, &0_u64.to_be_bytes());
             }),
+            Statement::Limit(limit) => self.expression("limit", |w| limit_data(w, *limit)),
+            Statement::Trace => self.trace(),
             Statement::Reject(reject) => self.reject(*reject),
             Statement::Verdict(verdict) => self.decide(verdict),
         }
@@ -154,12 +157,7 @@ impl Expressions<'_> {
     fn assign(&mut self, variable: Variable, to: &Assigned) {
         let field = Field::from(variable);
         match to {
-            Assigned::Zero => self.expression("immediate", |w| {
-                w.put_u32(1, register(0));
-                let data = w.begin(2);
-                w.put(DATA_VALUE, &0_u32.to_ne_bytes());
-                w.end(data);
-            }),
+            Assigned::Zero => self.set_register(&0_u32.to_ne_bytes()),
             Assigned::And(bits) => {
                 self.load(field, 0);
                 self.bits(0, *bits, 0);
@@ -278,6 +276,24 @@ impl Expressions<'_> {
         });
     }
 
+    fn trace(&mut self) {
+        self.set_register(&[1]);
+        self.expression("meta", |w| {
+            const NFTRACE: u32 = 12;
+            w.put_u32(2, NFTRACE);
+            w.put_u32(3, register(0));
+        });
+    }
+
+    fn set_register(&mut self, value: &[u8]) {
+        self.expression("immediate", |w| {
+            w.put_u32(1, register(0));
+            let data = w.begin(2);
+            w.put(DATA_VALUE, value);
+            w.end(data);
+        });
+    }
+
     /// `field & mask ^ flip`, in the register `word`.
     fn bits(&mut self, word: u32, mask: u32, flip: u32) {
         self.bitwise(word, &mask.to_ne_bytes(), &flip.to_ne_bytes());
@@ -374,20 +390,4 @@ impl Expressions<'_> {
         self.writer.end(open);
         self.writer.end(element);
     }
-}
-
-/// `struct nft_limit_priv`, one for each element of the set.
-fn put_limit(w: &mut Writer, limit: Limit) {
-    const EXPRESSION: u16 = 7;
-    const HOUR: u64 = 3600;
-    let expression = w.begin(EXPRESSION);
-    w.put_str(EXPR_NAME, "limit");
-    let data = w.begin(EXPR_DATA);
-    w.put(1, &u64::from(limit.hourly).to_be_bytes());
-    w.put(2, &HOUR.to_be_bytes());
-    w.put_u32(3, limit.burst);
-    w.put_u32(4, 0);
-    w.put_u32(5, 0);
-    w.end(data);
-    w.end(expression);
 }

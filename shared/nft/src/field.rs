@@ -17,6 +17,8 @@ pub enum Field {
     Protocol,
     /// The transport protocol's destination port.
     DestinationPort,
+    /// The byte at this place of the transport header.
+    TransportByte(u8),
     /// The type of an ICMPv6 message. A rule that reads it matches ICMPv6 alone.
     Icmpv6Type,
     /// The name of the input interface.
@@ -79,7 +81,7 @@ impl Field {
     pub(crate) fn size(self) -> usize {
         match self {
             Self::Source(version) | Self::Destination(version) => version.address_len(),
-            Self::Protocol | Self::Icmpv6Type | Self::PacketType => 1,
+            Self::Protocol | Self::TransportByte(_) | Self::Icmpv6Type | Self::PacketType => 1,
             Self::DestinationPort | Self::EtherType => 2,
             Self::InputInterface | Self::OutputInterface | Self::InputKind => 16,
             Self::Mark
@@ -88,6 +90,14 @@ impl Field {
             | Self::ConnectionStatus
             | Self::ConnectionMark
             | Self::Random(_) => 4,
+        }
+    }
+
+    /// A number of the host's as a value of it.
+    pub(crate) fn number(self, number: u32) -> Vec<u8> {
+        match self.size() {
+            1 => vec![number as u8],
+            _ => number.to_ne_bytes().into(),
         }
     }
 
@@ -102,6 +112,7 @@ impl Field {
             Self::Source(version) | Self::Destination(version) => Some(version),
             Self::Protocol
             | Self::DestinationPort
+            | Self::TransportByte(_)
             | Self::Icmpv6Type
             | Self::InputInterface
             | Self::OutputInterface
@@ -124,6 +135,7 @@ impl Field {
             Self::Destination(IpVersion::V4) => Load::Payload(NETWORK_HEADER, 16),
             Self::Destination(IpVersion::V6) => Load::Payload(NETWORK_HEADER, 24),
             Self::DestinationPort => Load::Payload(TRANSPORT_HEADER, 2),
+            Self::TransportByte(at) => Load::Payload(TRANSPORT_HEADER, u32::from(at)),
             Self::Icmpv6Type => Load::Payload(TRANSPORT_HEADER, 0),
             Self::EtherType => Load::Meta(1),
             Self::Priority => Load::Meta(2),
@@ -146,6 +158,7 @@ impl Field {
             | Self::Destination(_)
             | Self::Protocol
             | Self::DestinationPort
+            | Self::TransportByte(_)
             | Self::Icmpv6Type
             | Self::EtherType => ByteOrder::Network,
             Self::InputInterface
@@ -170,7 +183,7 @@ impl Field {
     /// `nft list` knows how to print them, and the type's name.
     pub(crate) fn data_type(self) -> (u32, &'static str) {
         match self {
-            Self::Random(_) => (4, "integer"),
+            Self::TransportByte(_) | Self::Random(_) => (4, "integer"),
             Self::Source(IpVersion::V4) | Self::Destination(IpVersion::V4) => (7, "ipv4_addr"),
             Self::Source(IpVersion::V6) | Self::Destination(IpVersion::V6) => (8, "ipv6_addr"),
             Self::EtherType => (10, "ether_type"),
@@ -224,7 +237,7 @@ impl Field {
                 number => or_unknown(f, number),
             },
             Self::DestinationPort => or_unknown(f, short()),
-            Self::Icmpv6Type => or_unknown(f, value.first()),
+            Self::TransportByte(_) | Self::Icmpv6Type => or_unknown(f, value.first()),
             Self::PacketType => match value.first() {
                 Some(&Self::UNICAST) => f.write_str("host"),
                 Some(&Self::BROADCAST) => f.write_str("broadcast"),
@@ -267,6 +280,7 @@ impl Field {
             | Self::Destination(_)
             | Self::Protocol
             | Self::DestinationPort
+            | Self::TransportByte(_)
             | Self::Icmpv6Type
             | Self::InputInterface
             | Self::OutputInterface
@@ -301,6 +315,7 @@ impl fmt::Display for Field {
             Self::Destination(version) => write!(f, "{} daddr", version.header()),
             Self::Protocol => f.write_str("meta l4proto"),
             Self::DestinationPort => f.write_str("th dport"),
+            Self::TransportByte(at) => write!(f, "@th,{},8", u32::from(*at) * 8),
             Self::Icmpv6Type => f.write_str("icmpv6 type"),
             Self::InputInterface => f.write_str("iifname"),
             Self::OutputInterface => f.write_str("oifname"),

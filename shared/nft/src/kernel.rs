@@ -9,10 +9,11 @@ use nix::libc;
 use thiserror::Error;
 use tracing::trace_span;
 
-use crate::batch::{Batch, What, kind};
+use crate::batch::{Batch, kind};
 use crate::family::Family;
 use crate::observed::Observed;
 use crate::set::{Schema, Set};
+use crate::what::What;
 
 /// How often a dump that was torn by somebody's change is taken anew.
 const DUMP_TRIES: usize = 20;

@@ -4,7 +4,8 @@
 //! says which [`Chain`]s and [`Element`]s it should have. The driver writes them in one batch
 //! ([`Batch`]), which the kernel takes whole or not at all; reads what the kernel has
 //! ([`Kernel::observe`]); finds what differs ([`Structure`], [`Delta`]); hears of others' changes
-//! ([`Watch`]); and shows a table as `nft` would ([`Rendering`]).
+//! ([`Watch`]); shows a table as `nft` would ([`Rendering`]); and receives what the kernel tells of
+//! packets that a rule marked for tracing ([`Tracer`]).
 //!
 //! It knows nothing of what tables are for: no service, no pod, no policy. A rule carries its
 //! client's reason for a person to read, and is recognised by its [`RuleId`] alone.
@@ -18,6 +19,7 @@ mod family;
 mod field;
 mod isolate;
 mod kernel;
+mod listing;
 mod observed;
 mod part;
 mod read;
@@ -27,10 +29,12 @@ mod set;
 #[cfg(test)]
 mod tests;
 mod text;
+mod trace;
 mod user_data;
 mod watch;
+mod what;
 
-pub use batch::{At, Batch, What};
+pub use batch::{At, Batch};
 pub use bytes::{Bytes, Data, Key, read_address};
 pub use difference::{Delta, Structure};
 pub use family::{Family, IpVersion};
@@ -46,5 +50,7 @@ pub use rule::{
 pub use rule_id::RuleId;
 pub use set::{DataType, Element, Schema, Set, SetId, Value, endpoint, read_endpoint};
 pub use text::Rendering;
+pub use trace::{TraceEvent, TraceMessage, TraceVerdict, TracedPacket, Tracer};
 pub use user_data::comment_text;
 pub use watch::{Changes, Watch};
+pub use what::What;

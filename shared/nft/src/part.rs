@@ -7,13 +7,14 @@ use std::sync::Arc;
 use denizen_netlink::NetlinkError;
 use nix::errno::Errno;
 
-use crate::batch::{Batch, What};
+use crate::batch::Batch;
 use crate::bytes::Key;
 use crate::difference::Delta;
 use crate::isolate::isolate;
 use crate::kernel::{Kernel, NftError};
 use crate::rule::Chain;
 use crate::set::{Element, Schema, SetId};
+use crate::what::What;
 
 /// A change of an element that the kernel refused, and why.
 #[derive(Debug, Clone)]

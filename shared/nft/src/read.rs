@@ -227,6 +227,11 @@ impl<'a> ExpressionView<'a> {
         self.name
     }
 
+    /// Its attributes.
+    pub(crate) fn data(&self) -> Attributes<'a> {
+        self.data
+    }
+
     /// The name of the target of xtables that it asks.
     pub fn xtables_target(&self) -> Option<&'a str> {
         (self.name == "target").then(|| self.data.find_str(1).unwrap_or_default())

@@ -67,6 +67,10 @@ pub enum Hook {
 }
 
 impl Hook {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Prerouting, Self::Input, Self::Forward, Self::Output, Self::Postrouting];
+
     /// `enum nf_inet_hooks`, `NF_BR_…`.
     pub fn number(self) -> u32 {
         match self {
@@ -79,7 +83,7 @@ impl Hook {
     }
 
     /// nft's name.
-    pub(crate) fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Prerouting => "prerouting",
             Self::Input => "input",
@@ -152,6 +156,10 @@ pub enum Statement {
     Masquerade,
     /// Counts packets and bytes.
     Counter,
+    /// Asks whether there were no more packets than this.
+    Limit(Limit),
+    /// From here on, the kernel tells what becomes of the packet ([`Tracer`](crate::Tracer)).
+    Trace,
     /// Answers, and drops the packet.
     Reject(Reject),
     /// What becomes of the packet.

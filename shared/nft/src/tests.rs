@@ -83,6 +83,9 @@ fn chains(schema: &Schema) -> Vec<Chain> {
             bits(Field::Mark, true, 4),
             Statement::In(lookup(NAMES)),
             Statement::NotIn(lookup(RANGES)),
+            Statement::Bits { field: Field::TransportByte(13), mask: 0x17, equal: true, value: 2 },
+            Statement::Limit(Limit { burst: 5, hourly: 36_000 }),
+            Statement::Trace,
             Statement::Counter,
             Statement::Verdict(Verdict::Drop),
         ]),
@@ -260,6 +263,44 @@ fn a_batch_about_several_families_is_taken_whole_or_not_at_all() {
         let (sent, there) = both(element);
         sent.unwrap();
         assert_eq!(there, [true, true]);
+    });
+}
+
+/// What is there for one process only must not stay when it is killed.
+#[test]
+fn a_table_goes_with_the_socket_that_owns_it() {
+    alone(|kernel| {
+        let schema = Schema { sets: Vec::new(), ..schema(Family::Ip) };
+        let mut owner = Kernel::open().unwrap();
+        owner.write(Family::Ip, |batch| batch.add_owned_table(&schema, &[])).unwrap();
+        assert_eq!(kernel.observe(&schema).unwrap().owner(), Some(owner.portid()));
+        kernel.write(Family::Ip, |batch| batch.delete_table(schema.name)).unwrap_err();
+        drop(owner);
+        assert!(!kernel.observe(&schema).unwrap().is_there());
+    });
+}
+
+/// Rules of other programs are read by people.
+#[test]
+fn rules_are_listed_as_far_as_they_are_understood() {
+    alone(|kernel| {
+        let schema = schema(Family::Ip);
+        let chains = chains(&schema);
+        kernel.write(Family::Ip, |batch| batch.replace_table(false, &schema, &chains)).unwrap();
+        let listed = kernel.rules(Family::Ip, schema.name, Some("filter"), |it| Some(it.text()));
+        let listed = listed.unwrap();
+        for part in ["ip daddr 10.96.0.0/16", "return"] {
+            assert!(listed[1].contains(part), "{}", listed[1]);
+        }
+        for part in ["@names", "!= @ranges", "@th,104,8 & 0x17 0x02", "limit", "drop"] {
+            assert!(listed[2].contains(part), "{}", listed[2]);
+        }
+        let forwarded =
+            kernel.rules(Family::Ip, schema.name, Some("forwarded"), |it| Some(it.text()));
+        let first = &forwarded.unwrap()[0];
+        for part in ["meta pkttype != host", "oifname \"veth*\"", "meta l4proto 58", "accept"] {
+            assert!(first.contains(part), "{first}");
+        }
     });
 }
 

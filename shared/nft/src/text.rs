@@ -200,10 +200,18 @@ impl fmt::Display for Statement {
             Self::Update(update) => f.write_str(&update_text(update)),
             Self::Masquerade => f.write_str("masquerade fully-random"),
             Self::Counter => f.write_str("counter"),
+            Self::Limit(limit) => write!(f, "{limit}"),
+            Self::Trace => f.write_str("meta nftrace set 1"),
             Self::Reject(Reject::TcpReset) => f.write_str("reject with tcp reset"),
             Self::Reject(Reject::PortUnreachable) => f.write_str("reject"),
             Self::Verdict(verdict) => write!(f, "{verdict}"),
         }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "limit rate {}/hour burst {} packets", self.hourly, self.burst)
     }
 }
 
@@ -270,8 +278,8 @@ fn update_text(update: &Update) -> String {
     let operation = match update.operation {
         Operation::Update { seconds, limit } => {
             element += &format!(" timeout {seconds}s");
-            if let Some(Limit { burst, hourly }) = limit {
-                element += &format!(" limit rate {hourly}/hour burst {burst} packets");
+            if let Some(limit) = limit {
+                element += &format!(" {limit}");
             }
             "update"
         }
