@@ -2,6 +2,7 @@
 
 mod cleanup;
 mod offline;
+mod trace;
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
@@ -24,7 +25,7 @@ use crate::backend::chosen::{self, Choice};
 use crate::config::file::{Completed, complete, with_booleans};
 use crate::config::{LogFormat, PolicyArgs, RunArgs, RunDirArgs};
 use crate::control::{self, Empty, ExplainQuery, Request};
-use crate::explain::{Explanation, Packet};
+use crate::explain::Explanation;
 use crate::install::{self, InstallArgs};
 use crate::printable::{Printable, printable_json, printable_lines};
 use crate::status::Status;
@@ -45,6 +46,8 @@ enum Command {
     Render(Box<offline::RenderArgs>),
     /// Explain what happens to a packet on this node, step by step, and why
     Explain(Box<ExplainArgs>),
+    /// Follow real packets through this node's rules, and compare them with what `explain` says
+    Trace(Box<trace::TraceArgs>),
     /// Show what the running agent knows and has programmed
     Status(StatusArgs),
     /// Install the CNI plugin and its entry in the CNI configuration, and keep them installed
@@ -63,11 +66,11 @@ enum Output {
 
 #[derive(Debug, Args)]
 struct ExplainArgs {
-    /// The packet's source, and its input interface
-    #[arg(long, value_name = "ADDR[@INTERFACE]")]
+    /// The packet's source (a pod of this node by its name), and its input interface
+    #[arg(long, value_name = "ADDR|NAMESPACE/POD[@INTERFACE]")]
     from: String,
-    /// The packet's destination
-    #[arg(long, value_name = "ADDR:PORT[/PROTO]")]
+    /// The packet's destination: an address, or a service or a pod of this node by its name
+    #[arg(long, value_name = "ADDR:PORT|NAMESPACE/NAME:PORT[/PROTO]")]
     to: String,
     /// Answer from these manifests (and from the state file in --run-dir, if given), without the
     /// running agent
@@ -151,6 +154,7 @@ pub fn run() -> anyhow::Result<()> {
         }
         Command::Render(args) => offline::render(&args),
         Command::Explain(args) => explain(*args),
+        Command::Trace(args) => trace::trace(*args),
         Command::Status(StatusArgs { run_dir, output }) => {
             let status: Status = ask(run_dir.run_dir, Request::Status { status: Empty {} })?;
             show(&status, output)
@@ -165,12 +169,11 @@ pub fn run() -> anyhow::Result<()> {
 
 fn explain(args: ExplainArgs) -> anyhow::Result<()> {
     let ExplainArgs { from, to, .. } = args;
-    let packet = Packet::parse(&from, &to)?;
     let explanation: Explanation = match args.manifests {
         Some(manifests) => {
             let (policy, run_dir) = (args.policy, args.run_dir);
             let facts = offline::Facts { policy, manifests, run_dir };
-            offline::explain(&facts, &packet)?
+            offline::explain(&facts, &from, &to)?
         }
         None => {
             let run_dir = args.run_dir.unwrap_or_else(|| run_dir::DEFAULT.into());

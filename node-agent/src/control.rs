@@ -30,6 +30,11 @@ pub enum Request {
         /// Source and destination, as on the command line.
         explain: ExplainQuery,
     },
+    /// Resolve and explain a packet for `denizen-agent trace`.
+    Trace {
+        /// Source and destination, as on the command line.
+        trace: ExplainQuery,
+    },
     /// The agent's status.
     Status {
         /// No parameters.
@@ -47,12 +52,12 @@ pub enum Request {
     },
 }
 
-/// `--from` and `--to` of `denizen-agent explain`.
+/// `--from` and `--to` of `denizen-agent explain` and `trace`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExplainQuery {
-    /// `ADDR[@INTERFACE]`.
+    /// `ADDR[@INTERFACE]`, or a pod of this node.
     pub from: String,
-    /// `ADDR:PORT[/PROTO]`.
+    /// `ADDR:PORT[/PROTO]`, or a service's port.
     pub to: String,
 }
 

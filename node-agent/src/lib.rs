@@ -35,3 +35,4 @@ pub mod source;
 pub mod status;
 pub mod sysctl;
 pub mod takeover;
+pub mod trace;

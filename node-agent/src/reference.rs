@@ -10,6 +10,7 @@ use crate::cli::command;
 use crate::explain::{Explanation, PolicyRow, Step, Verdict};
 use crate::status::metrics::Metrics;
 use crate::status::{LastSync, Status};
+use crate::trace::{Comparison, Fate, HookReport, Place, Report, RuleReport, TracedPackets};
 
 const REFERENCE: &str = include_str!("../../conf/REFERENCE.md");
 
@@ -111,6 +112,7 @@ fn every_field_of_an_explanation_is_there() {
         service: None,
         endpoints: Vec::new(),
         masquerade: false,
+        masqueraded: vec![String::new()],
         local: false,
         policies: vec![PolicyRow {
             direction: String::new(),
@@ -128,6 +130,46 @@ fn every_field_of_an_explanation_is_there() {
     let mut fields = BTreeSet::new();
     add_fields(&serde_json::to_value(explanation).expect("plain data"), &mut fields);
     assert_eq!(missing(section("### Explain"), fields), BTreeSet::new());
+}
+
+#[test]
+fn every_field_of_a_trace_is_there() {
+    let text = || Some(String::new());
+    let place = || Place { address: ([0, 0, 0, 0], 0).into(), name: text() };
+    let rule = RuleReport {
+        table: String::new(),
+        chain: String::new(),
+        handle: Some(0),
+        rule: text(),
+        reason: text(),
+        is_agents: false,
+        verdict: String::new(),
+    };
+    let hook = HookReport {
+        hook: String::new(),
+        input: text(),
+        output: text(),
+        source: place(),
+        destination: place(),
+        rules: vec![rule],
+    };
+    let packet = Report {
+        number: 1,
+        source: place(),
+        destination: place(),
+        service: text(),
+        hooks: vec![hook],
+        fate: Fate::Dropped,
+        by: text(),
+        last_source: place(),
+        last_destination: place(),
+        output: text(),
+        comparison: Comparison::Differs(Vec::new()),
+    };
+    let mut fields = BTreeSet::new();
+    let packets = TracedPackets { packets: vec![packet] };
+    add_fields(&serde_json::to_value(packets).expect("plain data"), &mut fields);
+    assert_eq!(missing(section("### Trace"), fields), BTreeSet::new());
 }
 
 fn add_fields(value: &Value, fields: &mut BTreeSet<String>) {

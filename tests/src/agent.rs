@@ -168,6 +168,11 @@ impl Agent {
         .map_err(|error| anyhow!("{error:#}:\n{}", self.log()))
     }
 
+    /// Its run directory.
+    pub fn run_dir(&self) -> &Path {
+        &self.settings.run_dir
+    }
+
     /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()

@@ -43,5 +43,6 @@ pub mod ruleset;
 pub mod sctp;
 pub mod server;
 pub mod syn;
+pub mod tracing;
 pub mod vm;
 pub mod world;

@@ -7,14 +7,19 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use super::{Agent, now};
-use crate::control::{Asked, Request};
-use crate::explain::Packet;
+use crate::control::{Asked, ExplainQuery, Request};
+use crate::explain::{Explanation, Packet};
+use crate::trace::Prediction;
 
 /// A plugin's ADD or DEL that waits for its pod.
 pub(super) struct Waiting {
     asked: WaitFor,
     answer: oneshot::Sender<Value>,
     since: Instant,
+}
+
+fn or_error(answer: anyhow::Result<Value>) -> Value {
+    answer.unwrap_or_else(|error| json!({ "error": error.to_string() }))
 }
 
 impl Agent {
@@ -25,13 +30,13 @@ impl Agent {
                 self.waiting.push(Waiting { asked, answer, since });
                 return self.release();
             }
-            Request::Explain { explain } => match Packet::parse(&explain.from, &explain.to) {
-                Err(error) => json!({ "error": error.to_string() }),
-                Ok(packet) => match self.engine.explain(&packet) {
-                    Err(error) => json!({ "error": error.to_string() }),
-                    Ok(explanation) => json!(explanation),
-                },
-            },
+            Request::Explain { explain } => {
+                or_error(self.explained(&explain).map(|(_, explanation)| json!(explanation)))
+            }
+            Request::Trace { trace } => or_error(self.explained(&trace).map(|(packet, it)| {
+                let backend = self.backend.to_string();
+                json!(Prediction::of(self.engine.plan(), &packet, it, backend))
+            })),
             Request::Status { .. } => json!(self.status()),
             Request::View { view } => json!(self.view(&view)),
             Request::Measure { .. } => {
@@ -41,6 +46,12 @@ impl Agent {
             }
         };
         let _ = answer.send(value);
+    }
+
+    fn explained(&self, query: &ExplainQuery) -> anyhow::Result<(Packet, Explanation)> {
+        let packet = Packet::resolve(self.engine.plan(), &query.from, &query.to)?;
+        let explanation = self.engine.explain(&packet)?;
+        Ok((packet, explanation))
     }
 
     /// Answers every ADD whose pod is programmed, and every DEL whose pod left nothing; drops those

@@ -77,8 +77,10 @@ pub(super) fn render(args: &RenderArgs) -> anyhow::Result<()> {
 }
 
 /// Explains what would happen to a packet.
-pub(super) fn explain(facts: &Facts, packet: &Packet) -> anyhow::Result<Explanation> {
-    Ok(explain::explain(planner(facts)?.plan(), packet, |_| Vec::new())?)
+pub(super) fn explain(facts: &Facts, from: &str, to: &str) -> anyhow::Result<Explanation> {
+    let planner = planner(facts)?;
+    let packet = Packet::resolve(planner.plan(), from, to)?;
+    Ok(explain::explain(planner.plan(), &packet, |_| Vec::new())?)
 }
 
 /// A planner that has planned the facts.

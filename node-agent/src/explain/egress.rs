@@ -14,6 +14,12 @@ impl Way<'_> {
         self.plan.node().egress.seen_as(destination).filter(|_| is_out)
     }
 
+    /// Whether this destination sees the node's address, because the packet leaves the ranges where
+    /// pods keep theirs.
+    pub(super) fn leaves_to(&self, sender: Sender, destination: IpAddr) -> bool {
+        self.seen_as(sender, destination) == Some(SeenAs::Node)
+    }
+
     /// Explains the source for a destination without a service. Returns whether it becomes the
     /// node's address.
     pub(super) fn leaves_untouched(&mut self, sender: Sender) -> bool {
@@ -37,10 +43,7 @@ impl Way<'_> {
     /// Explains egress masquerade towards a service's endpoints. Returns whether it applies to all
     /// of them.
     pub(super) fn leaves_for_endpoint(&mut self, sender: Sender, endpoints: &Endpoints) -> bool {
-        let out = endpoints
-            .iter()
-            .filter(|it| self.seen_as(sender, it.address.ip()) == Some(SeenAs::Node))
-            .count();
+        let out = endpoints.iter().filter(|it| self.leaves_to(sender, it.address.ip())).count();
         if out == 0 {
             return false;
         }

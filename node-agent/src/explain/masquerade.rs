@@ -30,11 +30,20 @@ impl Way<'_> {
         // Packets to the node itself are not forwarded, and masquerade happens after forwarding.
         let stays = |e: &&Endpoint| sender != Sender::Node && self.is_own(e.address.ip());
         let itself = |e: &&Endpoint| e.address.ip() == self.packet.source && self.is_hairpin();
+        let sees_node = |e: &&Endpoint| {
+            let translated = if masquerade { !stays(e) } else { itself(e) };
+            translated || self.leaves_to(sender, e.address.ip())
+        };
+        let masqueraded: Vec<String> =
+            endpoints.iter().filter(sees_node).map(|e| e.address.to_string()).collect();
         let exceptions = match masquerade {
             true => endpoints.iter().filter(stays).count(),
             false => endpoints.iter().filter(itself).count(),
         };
         let only_exceptions = exceptions == endpoints.count();
+        if masqueraded.len() < endpoints.count() {
+            self.masqueraded = masqueraded;
+        }
         if !only_exceptions {
             let what = if masquerade { words::SOURCE_REPLACED } else { words::SOURCE_KEPT };
             self.step(what, why);

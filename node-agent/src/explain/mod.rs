@@ -6,6 +6,7 @@
 mod arrival;
 mod egress;
 mod masquerade;
+mod name;
 mod packet;
 mod policy;
 #[cfg(test)]
@@ -78,6 +79,9 @@ pub struct Explanation {
     pub endpoints: Vec<String>,
     /// Whether its source becomes the node's address.
     pub masquerade: bool,
+    /// The endpoints that see the node's address as the source, if not all or none do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub masqueraded: Vec<String>,
     /// Whether it comes from a pod of this node.
     pub local: bool,
     /// What NetworkPolicies of this node's pods say, if any exists.
@@ -107,7 +111,7 @@ pub fn explain(
     rejected: impl Fn(&Frontend) -> Vec<String>,
 ) -> Result<Explanation, NotYet> {
     let services = plan.services().ok_or_else(|| NotYet(plan.waiting_for().into()))?;
-    let mut way = Way { plan, services, packet, steps: Vec::new() };
+    let mut way = Way { plan, services, packet, steps: Vec::new(), masqueraded: Vec::new() };
     let sender = way.source();
     let is_kept_out = way.is_kept_out(sender);
     let guards_first = plan.capabilities().guards_loopback_first;
@@ -134,6 +138,7 @@ struct Way<'a> {
     services: &'a ServicePlan,
     packet: &'a Packet,
     steps: Vec<Step>,
+    masqueraded: Vec<String>,
 }
 
 impl<'a> Way<'a> {
@@ -331,6 +336,7 @@ impl<'a> Way<'a> {
             service,
             endpoints: endpoints.collect(),
             masquerade,
+            masqueraded: self.masqueraded,
             local: sender == Sender::Pod,
             policies: Vec::new(),
             steps: self.steps,

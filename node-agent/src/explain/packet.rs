@@ -26,13 +26,24 @@ pub struct Packet {
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum PacketError {
     /// `--from` is not `ADDR[@INTERFACE]`.
-    #[error("--from {0:?}: expected an address, or an address and an interface: 10.1.2.3@cni0")]
+    #[error(
+        "--from {0:?}: expected an address, or a pod of this node, and perhaps an interface: 10.1.2.3@cni0, default/web-0"
+    )]
     From(String),
     /// `--to` is not `ADDR:PORT[/PROTO]`.
     #[error(
-        "--to {0:?}: expected an address and a port, and perhaps a protocol: 10.96.0.1:443/tcp, [fd00::1]:53/udp"
+        "--to {0:?}: expected an address and a port, and perhaps a protocol, or a service: 10.96.0.1:443/tcp, [fd00::1]:53/udp, default/web:http"
     )]
     To(String),
+    /// No pod of this node has the name.
+    #[error("no pod of this node is called {0}")]
+    NoPod(String),
+    /// No service or pod of this node has the name, or not this port.
+    #[error("--to {0:?}: no service has this name and port, and no pod of this node this name")]
+    NoDestination(String),
+    /// A service has several ports.
+    #[error("--to {0:?}: name one of the service's ports: {1}")]
+    WhichPort(String, String),
     /// The two are of different families.
     #[error("{0} cannot send to {1}: one is IPv4, the other IPv6")]
     Families(IpAddr, IpAddr),

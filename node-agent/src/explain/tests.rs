@@ -1,5 +1,6 @@
 //! An explanation for every situation: its verdict, and the words that an operator will look for.
 
+mod names;
 mod owners;
 
 use super::{Explanation, Packet, Verdict, explain};

@@ -20,6 +20,8 @@ pub(super) struct CaseContext {
     pods: Vec<Pod>,
     _servers: Vec<Server>,
     pub(super) world: World,
+    /// Whether the kernel can tell what the rules do to a packet.
+    pub(super) is_in_nf_tables: bool,
 }
 
 /// Who listens where: by the host's first address, or the host that is no pod.
@@ -47,7 +49,11 @@ impl CaseContext {
         let servers = listens.serve(&world, &pods)?;
         let settings = write_down(case, backend, &world)?;
         let agent = Agent::start(&world.node, settings)?;
-        Ok(Self { agent, pods, _servers: servers, world })
+        let is_in_nf_tables = match backend {
+            Backend::Nftables | Backend::IptablesNft => true,
+            Backend::IptablesLegacy => false,
+        };
+        Ok(Self { agent, pods, _servers: servers, world, is_in_nf_tables })
     }
 
     /// The namespace that a packet starts in, and the interface through which the node sees it

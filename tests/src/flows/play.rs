@@ -1,4 +1,5 @@
-//! Plays a case: every packet as real connections, and `explain` asked about each.
+//! Plays a case: every packet as real connections, `explain` asked about each, and the first packet
+//! of each followed by `trace` where the rules are nf_tables'.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -12,6 +13,7 @@ use super::table::{Backend, Case, Flow, From, Nobody, Verdict};
 use crate::netns::Netns;
 use crate::pod::Wiring;
 use crate::probe::{Outcome, PATIENCE, Probe, SILENCE};
+use crate::tracing::Tracing;
 
 /// Connections to try for each endpoint before one that was never chosen counts as not chosen at
 /// all: with four to choose from, one in 10^14 such series misses one by chance.
@@ -56,8 +58,17 @@ pub fn play(case: &Case, backend: Backend, wiring: Wiring) -> Result<()> {
 
 fn one(context: &CaseContext, flow: &Flow, node: &[IpAddr]) -> Result<()> {
     let (netns, interface) = context.origin(flow)?;
-    connect(netns, flow, node)?;
     let to = SocketAddr::new(flow.dest_ip, flow.dest_port);
+    let follow = || {
+        let from = flow.from.to_string();
+        let to = format!("{to}/{}", flow.protocol);
+        Tracing::start(&context.world.node, &context.agent, &["--from", &from, "--to", &to])
+    };
+    let traced = context.is_in_nf_tables.then(follow).transpose()?;
+    connect(netns, flow, node)?;
+    if let Some(traced) = traced {
+        traced.end()?.ensure_as_predicted()?;
+    }
     let explained = context.agent.explain(flow.from, interface, to, flow.protocol)?;
     let (verdict, endpoints) = match &flow.expect.endpoints {
         Verdict::Forward(endpoints) => ("forward", endpoints.as_slice()),

@@ -11,4 +11,5 @@ mod monitoring;
 mod other_release;
 mod page;
 mod restart;
+mod trace;
 mod upgrade;

@@ -87,6 +87,7 @@ fn every_value_is_escaped() {
         service: Some(HOSTILE.to_owned()),
         endpoints: vec![HOSTILE.to_owned()],
         masquerade: true,
+        masqueraded: Vec::new(),
         local: true,
         policies: Vec::new(),
         steps: vec![Step { what: HOSTILE.to_owned(), why: HOSTILE.to_owned() }],

@@ -1,0 +1,165 @@
+//! Pods and services by name instead of by address.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU16;
+
+use super::packet::{Packet, PacketError};
+use crate::model::{Protocol, ServiceName, family_of};
+use crate::plan::{Frontend, FrontendAddress, FrontendKind, Plan};
+
+/// `NAMESPACE/NAME[:PORT][/PROTO]`.
+struct Named<'a> {
+    name: &'a str,
+    port: Option<&'a str>,
+    protocol: Option<Protocol>,
+}
+
+/// Where packets can be sent to.
+type End = (IpAddr, NonZeroU16, Protocol);
+
+impl Packet {
+    /// As [`Packet::parse`]. `from` may also be a pod of this node, `NAMESPACE/POD[@INTERFACE]`,
+    /// and `to` a service or such a pod, `NAMESPACE/NAME[:PORT][/PROTO]`; a service's port by name
+    /// or number. If several addresses are meant, it is the first pair of one family.
+    ///
+    /// # Errors
+    /// [`PacketError`].
+    pub fn resolve(plan: &Plan, from: &str, to: &str) -> Result<Self, PacketError> {
+        let (sender, interface) = match from.split_once('@') {
+            Some((sender, interface)) => (sender, Some(interface)),
+            None => (from, None),
+        };
+        let named_sender = is_name(sender);
+        let destination = Named::parse(to);
+        if !named_sender && destination.is_none() {
+            return Self::parse(from, to);
+        }
+        let sources = match named_sender {
+            true => addresses_of(plan, sender).ok_or_else(|| PacketError::NoPod(sender.into()))?,
+            false => vec![sender.parse().map_err(|_| PacketError::From(from.to_owned()))?],
+        };
+        let ends = match destination {
+            Some(named) => named.ends(plan).map_err(|error| error.of(to))?,
+            None => {
+                let parsed = Self::parse(&any_of_family(to), to)?;
+                vec![(parsed.destination, parsed.port, parsed.protocol)]
+            }
+        };
+        let pairs = ends.iter().flat_map(|end| sources.iter().map(move |source| (*source, *end)));
+        let same = |(source, end): &(IpAddr, End)| family_of(*source) == family_of(end.0);
+        match pairs.clone().find(same).ok_or_else(|| pairs.clone().next()) {
+            Ok((source, (destination, port, protocol))) => {
+                let interface = interface.map(str::to_owned);
+                Ok(Self { source, interface, destination, port, protocol })
+            }
+            Err(Some((source, end))) => Err(PacketError::Families(source, end.0)),
+            Err(None) => Err(PacketError::NoDestination(to.to_owned())),
+        }
+    }
+
+    /// As [`Packet::parse`] takes it: the source, and the interface if one is named.
+    pub fn source_text(&self) -> String {
+        match &self.interface {
+            Some(interface) => format!("{}@{interface}", self.source),
+            None => self.source.to_string(),
+        }
+    }
+}
+
+/// A namespace and a name. A namespace is a DNS label, so an address with a prefix length is none.
+fn is_name(text: &str) -> bool {
+    let is_label = |text: &str| {
+        !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+    };
+    text.split_once('/').is_some_and(|(namespace, name)| is_label(namespace) && !name.is_empty())
+}
+
+/// The unspecified address of the family of a destination, to have the rest checked.
+fn any_of_family(to: &str) -> String {
+    if to.starts_with('[') { "::".to_owned() } else { "0.0.0.0".to_owned() }
+}
+
+fn addresses_of(plan: &Plan, pod: &str) -> Option<Vec<IpAddr>> {
+    let its = plan.recorded().iter().filter(|it| it.to_string() == pod);
+    let addresses: Vec<IpAddr> = its.flat_map(|it| it.ips.iter().copied()).collect();
+    (!addresses.is_empty()).then_some(addresses)
+}
+
+/// Why a name is no destination.
+enum NotFound {
+    Nothing,
+    WhichPort(String),
+}
+
+impl NotFound {
+    fn of(self, to: &str) -> PacketError {
+        match self {
+            Self::Nothing => PacketError::NoDestination(to.to_owned()),
+            Self::WhichPort(ports) => PacketError::WhichPort(to.to_owned(), ports),
+        }
+    }
+}
+
+impl<'a> Named<'a> {
+    /// `None` if it is an address and a port.
+    fn parse(to: &'a str) -> Option<Self> {
+        let (rest, protocol) = match to.rsplit_once('/') {
+            Some((rest, protocol)) if Protocol::parse(protocol).is_some() => {
+                (rest, Protocol::parse(protocol))
+            }
+            Some(_) | None => (to, None),
+        };
+        if rest.parse::<SocketAddr>().is_ok() || !is_name(rest) {
+            return None;
+        }
+        match rest.rsplit_once(':') {
+            Some((name, port)) => Some(Self { name, port: Some(port), protocol }),
+            None => Some(Self { name: rest, port: None, protocol }),
+        }
+    }
+
+    fn ends(&self, plan: &Plan) -> Result<Vec<End>, NotFound> {
+        let frontends = self.frontends(plan);
+        if frontends.is_empty() {
+            return self.pod_ends(plan).ok_or(NotFound::Nothing);
+        }
+        let ports: BTreeSet<_> = frontends.iter().map(|it| &it.service_port).collect();
+        if ports.len() > 1 {
+            let ports = ports.iter().map(|it| format!("{it}/{}", it.protocol));
+            return Err(NotFound::WhichPort(ports.collect::<Vec<_>>().join(", ")));
+        }
+        let end = |it: &&Frontend| match it.key.address {
+            FrontendAddress::Ip(ip) => Some((ip, it.key.port, it.key.protocol)),
+            FrontendAddress::Node(_) => None,
+        };
+        let ends: Vec<End> = frontends.iter().filter_map(end).collect();
+        if ends.is_empty() { Err(NotFound::Nothing) } else { Ok(ends) }
+    }
+
+    /// The cluster IPs of the service's port, sorted: IPv4 first.
+    fn frontends<'p>(&self, plan: &'p Plan) -> Vec<&'p Frontend> {
+        let Some((namespace, name)) = self.name.split_once('/') else { return Vec::new() };
+        let Some(services) = plan.services() else { return Vec::new() };
+        let keys = services.keys_of(&ServiceName::new(namespace, name));
+        let frontends = keys.iter().filter_map(|key| services.frontend(key));
+        let is_meant = |it: &&Frontend| {
+            let port = self.port.is_none_or(|port| {
+                *it.service_port.port == *port || it.key.port.to_string() == port
+            });
+            let is_its = it.service_port.service.to_string() == self.name;
+            let protocol = self.protocol.is_none_or(|protocol| protocol == it.key.protocol);
+            is_its && it.kind == FrontendKind::ClusterIp && port && protocol
+        };
+        let mut frontends: Vec<&Frontend> = frontends.filter(is_meant).collect();
+        frontends.sort_by_key(|it| it.key);
+        frontends
+    }
+
+    fn pod_ends(&self, plan: &Plan) -> Option<Vec<End>> {
+        let port = self.port?.parse().ok()?;
+        let protocol = self.protocol.unwrap_or(Protocol::Tcp);
+        let addresses = addresses_of(plan, self.name)?;
+        Some(addresses.into_iter().map(|ip| (ip, port, protocol)).collect())
+    }
+}

@@ -1,0 +1,168 @@
+//! `denizen-agent trace`: what it follows, what it leaves alone, and what it says when a packet goes
+//! another way than `explain` says. That it agrees with `explain` where all is well, the flow table
+//! shows for every row.
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::manifest::Port;
+use denizen_tests::probe::{Outcome, Probe, SILENCE};
+use denizen_tests::tracing::{Traced, Tracing};
+use std::net::SocketAddr;
+
+/// The service of number 10, `web`, which the routed pod serves.
+fn to_web() -> SocketAddr {
+    SocketAddr::new(service_ips(10)[0], 80)
+}
+
+fn context(label: &str, flags: &[&str]) -> Result<(Fixture, Agent)> {
+    let fixture = Fixture::new(label)?;
+    let ports = [Port::tcp("http", 80, PORT)];
+    let web = fixture.service("web", 10, &ports, &[Who::Routed])?;
+    fixture.cluster.manifests.put("services", &web)?;
+    let agent = fixture.cluster.start_agent_with(flags.iter().copied())?;
+    Ok((fixture, agent))
+}
+
+/// Follows the next packet of `who` to the service.
+fn follow(fixture: &Fixture, agent: &Agent, who: Who) -> Result<(Tracing, std::net::IpAddr)> {
+    let source = fixture.address(who, to_web().ip())?;
+    let (from, to) = (source.to_string(), to_web().to_string());
+    let arguments = ["--from", &from, "--to", &to];
+    Ok((Tracing::start(&fixture.cluster.world.node, agent, &arguments)?, source))
+}
+
+fn traced(fixture: &Fixture, agent: &Agent, who: Who) -> Result<(Traced, Outcome)> {
+    let (tracing, source) = follow(fixture, agent, who)?;
+    let probe = Probe::tcp(to_web()).from(source).patience(SILENCE);
+    let outcome = probe.ask_in(fixture.place(who).0);
+    Ok((tracing.end()?, outcome))
+}
+
+fn tables(fixture: &Fixture) -> Result<String> {
+    fixture.cluster.world.node.output("nft", &["list", "tables"])
+}
+
+#[test]
+fn what_is_asked_for_is_followed_and_nothing_is_left() -> Result<()> {
+    let (fixture, agent) = context("trace-only", &[])?;
+    let before = tables(&fixture)?;
+    let (tracing, source) = follow(&fixture, &agent, Who::Outside)?;
+    ensure!(tables(&fixture)?.contains("denizen-trace-"), "no table");
+    // Others' packets to the same service, and the same host's to another port.
+    for who in [Who::Remote, Who::Bridged, Who::ThisNode] {
+        let outcome = fixture.ask(who, to_web(), denizen_tests::probe::Protocol::Tcp)?;
+        ensure!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
+    }
+    let elsewhere = Probe::tcp(SocketAddr::new(to_web().ip(), 81)).from(source);
+    elsewhere.ask_in(fixture.place(Who::Outside).0);
+    Probe::tcp(to_web()).from(source).ask_in(fixture.place(Who::Outside).0);
+    let traced = tracing.end()?;
+    traced.ensure_as_predicted()?;
+    let [packet] = traced.packets() else { anyhow::bail!("{:#}", traced.0) };
+    let came = packet["source"]["address"].as_str().context("an address")?;
+    ensure!(came.starts_with(&format!("{source}:")), "{packet:#}");
+    ensure!(packet["service"] == "default/web:http", "{packet:#}");
+    ensure!(
+        packet["hooks"].to_string().contains("protocol and port name the service"),
+        "{packet:#}"
+    );
+    assert_eq!(tables(&fixture)?, before);
+    let (tracing, _) = follow(&fixture, &agent, Who::Outside)?;
+    tracing.kill()?;
+    assert_eq!(tables(&fixture)?, before, "after SIGKILL");
+    Ok(())
+}
+
+#[test]
+fn names_stand_for_addresses_and_are_shown() -> Result<()> {
+    let (fixture, agent) = context("trace-names", &[])?;
+    for (who, pod) in [(Who::Bridged, "bridged"), (Who::Routed, "routed")] {
+        let from = format!("default/{pod}");
+        let arguments = ["--from", &from, "--to", "default/web:http"];
+        let tracing = Tracing::start(&fixture.cluster.world.node, &agent, &arguments)?;
+        let outcome = fixture.ask(who, to_web(), denizen_tests::probe::Protocol::Tcp)?;
+        ensure!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
+        let traced = tracing.end()?;
+        traced.ensure_as_predicted()?;
+        let packet = &traced.packets()[0];
+        ensure!(packet["source"]["name"] == from.as_str(), "{packet:#}");
+        ensure!(packet["lastDestination"]["name"] == "default/routed", "{packet:#}");
+        let output = packet["output"].as_str().context("an interface")?;
+        ensure!(output == fixture.routed.input_interface, "{packet:#}");
+        // What the bridge's tables do comes first.
+        let first = packet["hooks"][0]["hook"] == "bridge prerouting";
+        ensure!(first == (who == Who::Bridged), "{packet:#}");
+    }
+    Ok(())
+}
+
+#[test]
+fn who_drops_a_packet_is_named() -> Result<()> {
+    let (fixture, agent) = context("trace-drop", &[])?;
+    fixture.cluster.world.node.nft(
+        "table inet strict { chain forward { type filter hook forward priority 0; \
+         tcp dport 8080 counter drop comment \"no web\"; }; }",
+    )?;
+    let (traced, outcome) = traced(&fixture, &agent, Who::Outside)?;
+    assert_eq!(outcome, Outcome::Dropped);
+    let packet = &traced.packets()[0];
+    let [difference] = &traced.differences()[..] else { anyhow::bail!("{packet:#}") };
+    for part in
+        ["should be forwarded", "was dropped by", "inet strict", "th dport 8080 drop", "no web"]
+    {
+        ensure!(difference.contains(part), "no {part:?}: {packet:#}");
+    }
+    ensure!(packet["fate"] == "dropped", "{packet:#}");
+    Ok(())
+}
+
+#[test]
+fn a_packet_that_goes_elsewhere_differs() -> Result<()> {
+    let (fixture, agent) = context("trace-differs", &[])?;
+    let elsewhere = fixture.address(Who::Remote, to_web().ip())?;
+    fixture.cluster.world.node.nft(&format!(
+        "table ip thief {{ chain steal {{ type nat hook prerouting priority -150; \
+         ip daddr {} tcp dport 80 dnat to {elsewhere}:{PORT}; }}; }}",
+        to_web().ip()
+    ))?;
+    let (traced, outcome) = traced(&fixture, &agent, Who::Routed)?;
+    assert_eq!(outcome.endpoint(), Some(SocketAddr::new(elsewhere, PORT)));
+    let packet = &traced.packets()[0];
+    let differences = traced.differences();
+    let endpoint = SocketAddr::new(fixture.address(Who::Routed, elsewhere)?, PORT);
+    let expected = format!("should go to {endpoint}, and went to {elsewhere}:{PORT}");
+    ensure!(differences.iter().any(|it| it.contains(&expected)), "no {expected:?}: {packet:#}");
+    ensure!(packet["hooks"].to_string().contains(&format!("dnat to {elsewhere}")), "{packet:#}");
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_followed_is_refused_with_the_reason() -> Result<()> {
+    let (fixture, agent) = context("trace-refused", &[])?;
+    let node = &fixture.cluster.world.node;
+    let cases = [
+        (["0.0.0.0", "172.30.0.10:80"], "stands for many"),
+        (["10.0.0.0/8", "172.30.0.10:80"], "expected an address"),
+        (["224.0.0.1", "172.30.0.10:80"], "stands for many"),
+        (["203.0.113.2", "0.0.0.0:80"], "stands for many"),
+        (["default/nobody", "default/web:http"], "no pod of this node is called default/nobody"),
+        (["default/routed", "default/nothing:http"], "no service has this name and port"),
+        (["default/routed", "default/web:81"], "no service has this name and port"),
+    ];
+    for ([from, to], reason) in cases {
+        let refused = Tracing::start(node, &agent, &["--from", from, "--to", to]);
+        let error = refused.err().with_context(|| format!("{from} to {to} was followed"))?;
+        ensure!(error.to_string().contains(reason), "{from} to {to}: {error:#}");
+    }
+    Ok(())
+}
+
+#[test]
+fn rules_outside_nf_tables_are_refused_with_the_reason() -> Result<()> {
+    let flags = ["--backend=iptables", "--iptables-variant=legacy"];
+    let (fixture, agent) = context("trace-legacy", &flags)?;
+    let refused = follow(&fixture, &agent, Who::Outside).err().context("it was followed")?;
+    ensure!(refused.to_string().contains("tables of ip_tables"), "{refused:#}");
+    Ok(())
+}
