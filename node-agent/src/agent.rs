@@ -277,16 +277,7 @@ impl Agent {
         } else {
             self.engine.sync()
         };
-        if self.engine.has_firewall() {
-            let is_changed = self.engine.take_policies_changed();
-            self.publisher.firewall_programmed(now(), is_changed);
-        }
-        self.sources.unknown_pods.send_if_modified(|unknown| {
-            let now = self.engine.unknown_pods();
-            let differs = *unknown != now;
-            *unknown = now;
-            differs
-        });
+        self.note_firewall();
         match result {
             Ok(()) => {
                 self.release();
@@ -315,6 +306,20 @@ impl Agent {
                 false
             }
         }
+    }
+
+    /// Notes what the attempt to program came to for policies, and which pods' labels are lacking.
+    fn note_firewall(&mut self) {
+        if self.engine.has_firewall() {
+            let is_changed = self.engine.take_policies_changed();
+            self.publisher.firewall_programmed(now(), is_changed);
+        }
+        self.sources.unknown_pods.send_if_modified(|unknown| {
+            let now = self.engine.unknown_pods();
+            let differs = *unknown != now;
+            *unknown = now;
+            differs
+        });
     }
 
     /// Bridges with restricted pods show their frames to IP rules; where they cannot, those pods
