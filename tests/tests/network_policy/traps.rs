@@ -47,6 +47,7 @@
 //! | 42. Unknown peers match everybody | `a_peer_with_a_wrong_selector_is_left_out` |
 
 mod addressing;
+mod bad_input;
 mod beside;
 mod connections;
 mod frontends;

@@ -13,8 +13,8 @@ use crate::play::Play;
 /// What has not come about by then never will.
 pub const BOUND: Duration = Duration::from_secs(20);
 
-/// On the first node two bridged pods, `x/a` and `x/c`, and a routed one, `x/b`; on the second one a
-/// bridged one, `y/a`, and a routed one, `y/b`.
+/// On the first node two bridged pods, `x/a` and `x/c`, and a routed one, `x/b`; on the second one
+/// a bridged one, `y/a`, and a routed one, `y/b`.
 const PODS: [(&str, &str); 5] = [("x", "a"), ("y", "a"), ("x", "b"), ("y", "b"), ("x", "c")];
 
 pub struct There {
