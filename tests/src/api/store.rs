@@ -85,8 +85,10 @@ impl Store {
         metadata["resourceVersion"] = version.to_string().into();
         let inherited =
             |field: &str| before.as_ref().map(|before| before.value["metadata"][field].clone());
-        metadata["uid"] = inherited("uid")
-            .unwrap_or_else(|| format!("00000000-0000-0000-0000-{version:012}").into());
+        if metadata["uid"].is_null() {
+            metadata["uid"] = inherited("uid")
+                .unwrap_or_else(|| format!("00000000-0000-0000-0000-{version:012}").into());
+        }
         if metadata["creationTimestamp"].is_null() {
             metadata["creationTimestamp"] =
                 inherited("creationTimestamp").unwrap_or_else(|| "2026-01-01T00:00:00Z".into());

@@ -1,15 +1,21 @@
 //! New pods among peers that keep sending to them: what stands around the tests of a pod's first
 //! packets.
 //!
-//! Pods of namespace `new` are isolated for both directions, and may talk to pods of role `friend`
-//! alone. Of those, the one on the same node hears nobody but them.
+//! Pods of namespace `new` and role `new` are isolated for both directions, and may talk to pods of
+//! role `friend` alone. Of those, the one on the same node hears nobody but them. So are all pods of
+//! namespace `closed`, but that friend does not hear them. No policy selects pods of namespace `open`.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::PoisonError;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Objects;
+use denizen_tests::api::{Api, ApiServer};
+use denizen_tests::eventually::observed;
+use denizen_tests::manifest;
 use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::policy::{
     Labels, Metadata, Namespace, NetworkPolicy, Peer as PolicyPeer, PodIp, PodSpec, PodStatus,
@@ -28,6 +34,9 @@ use crate::spray::{Spray, Targets};
 /// later. TCP too sends again what was lost; a datagram that arrives was the first one.
 const PATIENCE: Duration = Duration::from_millis(1800);
 
+/// A pod's kernel asks for its gateway three times, one second apart.
+const GATEWAY: Duration = Duration::from_secs(5);
+
 /// One who was there before.
 pub struct Peer {
     pub name: &'static str,
@@ -44,6 +53,8 @@ pub struct Newcomers {
     pub nodes: Nodes,
     /// To whom all peers keep sending.
     pub targets: Targets,
+    /// What both agents follow; `None` if they read manifests.
+    pub api: Option<ApiServer>,
 }
 
 /// A pod that has just been added.
@@ -53,6 +64,19 @@ pub struct Newcomer {
     pub pod: Pod,
 }
 
+/// One question between a new pod and a peer, and what came of it.
+pub struct Exchange<'a> {
+    pub peer: &'a Peer,
+    /// Whether the new pod asked.
+    pub is_out: bool,
+    own: IpAddr,
+    protocol: Protocol,
+    answer: Answer,
+}
+
+/// Where the API server listens, on the second node.
+const API: &str = "192.168.0.2:6443";
+
 const PEERS: [(&str, bool, usize); 4] = [
     ("friend-here", true, 0),
     ("foe-here", false, 0),
@@ -61,9 +85,31 @@ const PEERS: [(&str, bool, usize); 4] = [
 ];
 
 impl Newcomers {
-    /// Two nodes with agents, the peers, and the policies.
+    /// Two nodes with agents that read manifests, the peers, and the policies.
     pub fn new(label: &str, wait: &Value) -> Result<Self> {
+        let mut newcomers = Self::prepare(Nodes::new(label, wait)?, None)?;
+        newcomers.nodes.start_agents(&[])?;
+        Ok(newcomers)
+    }
+
+    /// The same with agents that follow an API server.
+    pub fn with_api(label: &str, wait: &Value) -> Result<Self> {
         let nodes = Nodes::new(label, wait)?;
+        let folder = nodes.hosts[1].run_dir.join("api");
+        std::fs::create_dir_all(&folder)?;
+        let api = ApiServer::start(&nodes.hosts[1].netns, API.parse()?, &folder)?;
+        for host in &nodes.hosts {
+            api.put(&manifest::node(&host.node.name, &host.node.addresses, ""))?;
+        }
+        let objects = Objects::Kubeconfig(api.kubeconfig().to_owned());
+        let mut newcomers = Self::prepare(nodes, Some(api))?;
+        for host in &mut newcomers.nodes.hosts {
+            host.start_agent(objects.clone(), &[])?;
+        }
+        Ok(newcomers)
+    }
+
+    fn prepare(nodes: Nodes, api: Option<ApiServer>) -> Result<Self> {
         let (mut world, mut pods) = (World::default(), Vec::new());
         for (name, is_friend, node) in PEERS {
             let wiring = if is_friend { Wiring::Routed } else { Wiring::Bridged };
@@ -73,10 +119,6 @@ impl Newcomers {
             world.pods.push(object("peers", name, &nodes, node, &pod, labels, true));
             pods.push(pod);
         }
-        world.namespaces = ["peers", "new"].map(namespace).into();
-        nodes.manifests.put("world", &world.manifests())?;
-        let policies = World { policies: policies(), ..World::default() };
-        nodes.manifests.put("policies", &policies.manifests())?;
         let targets = Targets::default();
         let peers = PEERS.into_iter().zip(pods).map(|((name, is_friend, _), pod)| {
             let recorder = Recorder::start(&pod.netns)?;
@@ -84,9 +126,26 @@ impl Newcomers {
             Ok(Peer { name, is_friend, recorder, _spray, pod })
         });
         let peers = peers.collect::<Result<Vec<_>>>()?;
-        let mut newcomers = Self { peers, nodes, targets };
-        newcomers.nodes.start_agents(&[])?;
+        let newcomers = Self { peers, nodes, targets, api };
+        newcomers.put("world", &world)?;
+        newcomers.put_namespaces(&[namespace("new")])?;
+        newcomers.put("policies", &World { policies: policies(), ..World::default() })?;
         Ok(newcomers)
+    }
+
+    /// Writes the namespaces: these, and all others but `new`.
+    pub fn put_namespaces(&self, namespaces: &[Namespace]) -> Result<()> {
+        let others = ["peers", "closed", "open"].map(namespace);
+        let namespaces = others.into_iter().chain(namespaces.iter().cloned()).collect();
+        self.put("namespaces", &World { namespaces, ..World::default() })
+    }
+
+    /// Writes these objects in place of those of this file before.
+    pub fn put(&self, file: &str, world: &World) -> Result<()> {
+        match &self.api {
+            Some(api) => api.put_all(&world.manifests()),
+            None => self.nodes.manifests.put(file, &world.manifests()),
+        }
     }
 
     /// Whom the peers send to from now on.
@@ -94,12 +153,13 @@ impl Newcomers {
         change(&mut self.targets.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Writes the object of pod `new/<name>` as the kubelet finds it: without addresses. The
+    /// Writes the object of a pod `namespace/name` as the kubelet finds it: without addresses. The
     /// sandbox will be `netns`.
-    pub fn announce(&self, name: &str, netns: &str, role: &str) -> Result<()> {
+    pub fn announce(&self, pod: &str, netns: &str, role: &str) -> Result<()> {
+        let (namespace, name) = pod.split_once('/').context("no namespace")?;
         let pod = denizen_tests::policy::Pod {
             metadata: Metadata {
-                namespace: "new".to_owned(),
+                namespace: namespace.to_owned(),
                 name: name.to_owned(),
                 uid: format!("uid-{netns}"),
                 labels: labels(&[("role", role)]),
@@ -111,56 +171,68 @@ impl Newcomers {
             },
             status: PodStatus { phase: "Pending".to_owned(), pod_ips: Vec::new() },
         };
-        let world = World { pods: vec![pod], ..World::default() };
-        self.nodes.manifests.put(&format!("pod-{name}"), &world.manifests())
+        self.put(&file_of(name), &World { pods: vec![pod], ..World::default() })
     }
 
-    /// The first packets of a new pod, and those of all peers to it; what was wrong with them.
-    pub fn first_packets(&self, newcomer: &Newcomer) -> Result<Vec<String>> {
+    /// Removes the object of pod `name` from the manifests.
+    pub fn revoke(&self, name: &str) -> Result<()> {
+        self.nodes.manifests.remove(&file_of(name))
+    }
+
+    /// The first packets of a new pod, and those of all peers to it.
+    fn exchange(&self, newcomer: &Newcomer) -> Result<Vec<Exchange<'_>>> {
         let own = &newcomer.pod.addresses;
-        let to = |address: &IpAddr| {
-            [Protocol::Tcp, Protocol::Udp].map(|protocol| Question {
-                protocol: Some(protocol),
-                to: SocketAddr::new(*address, PORT),
-            })
-        };
-        let of = |peer: &Peer| {
-            let theirs: Vec<_> = own.iter().filter_map(|it| peer.pod.address_like(*it)).collect();
-            theirs.iter().flat_map(to).collect::<Vec<_>>()
-        };
-        newcomer.prober.ask(self.peers.iter().flat_map(of).collect())?;
-        let mut others = Vec::new();
+        let protocols = [Protocol::Tcp, Protocol::Udp];
+        let each: Vec<_> = own.iter().flat_map(|it| protocols.map(|kind| (*it, kind))).collect();
+        let question =
+            |protocol, to| Question { protocol: Some(protocol), to: SocketAddr::new(to, PORT) };
+        let out = self.peers.iter().flat_map(|peer| {
+            let to =
+                each.iter().filter_map(|(own, kind)| Some((peer.pod.address_like(*own)?, kind)));
+            to.map(|(to, kind)| question(*kind, to))
+        });
+        newcomer.prober.ask(out.collect())?;
+        let mut probers = Vec::new();
         for peer in &self.peers {
             let prober = Prober::start(&peer.pod.netns, PATIENCE)?;
-            prober.ask(own.iter().flat_map(to).collect())?;
-            others.push(prober);
+            prober.ask(each.iter().map(|(own, kind)| question(*kind, *own)).collect())?;
+            probers.push(prober);
         }
-        let mut wrong = Vec::new();
-        // Behind `ptp`, which announces no IPv6 address, the node may learn a pod's MAC address only
-        // a second after ADD, with and without a firewall. What is sent to the pod meanwhile waits in
-        // a queue that is shorter than what all peers together send.
-        let is_routed = newcomer.pod.input_interface == newcomer.pod.host_interface();
-        let may_be_lost = |own: &IpAddr, kind: &str| is_routed && own.is_ipv6() && kind == "UDP";
-        let mut judge = |answer: &Answer, is_friend: bool, own: &IpAddr, kind: &str, what| {
-            let expected = if is_friend { Answer::Answered } else { Answer::Silent };
-            let is_lost = *answer == Answer::Silent && may_be_lost(own, kind);
-            if *answer != expected && !is_lost {
-                wrong.push(format!("{kind} {what}: {answer:?}"));
+        let mut all = Vec::new();
+        let mut add = |peer, is_out, answers: &[Answer]| {
+            for ((own, protocol), answer) in each.iter().zip(answers) {
+                let answer = answer.clone();
+                all.push(Exchange { peer, is_out, own: *own, protocol: *protocol, answer });
             }
         };
         let answers = newcomer.prober.answers()?;
-        let kinds: Vec<_> =
-            own.iter().flat_map(|it| ["TCP", "UDP"].map(|name| (it, name))).collect();
-        for (peer, answers) in self.peers.iter().zip(answers.chunks(kinds.len())) {
-            for (answer, (own, kind)) in answers.iter().zip(&kinds) {
-                judge(answer, peer.is_friend, own, kind, format!("from {own} to {}", peer.name));
-            }
+        for (peer, answers) in self.peers.iter().zip(answers.chunks(each.len())) {
+            add(peer, true, answers);
         }
-        for (peer, prober) in self.peers.iter().zip(others) {
-            for (answer, (own, kind)) in prober.answers()?.iter().zip(&kinds) {
-                judge(answer, peer.is_friend, own, kind, format!("from {} to {own}", peer.name));
-            }
+        for (peer, prober) in self.peers.iter().zip(probers) {
+            add(peer, false, &prober.answers()?);
         }
+        Ok(all)
+    }
+
+    /// What of a new pod's first packets, and of those to it, passed or did not pass, unlike
+    /// `passes` says.
+    pub fn judge(
+        &self,
+        newcomer: &Newcomer,
+        passes: impl Fn(&Exchange<'_>) -> bool,
+    ) -> Result<Vec<String>> {
+        let all = self.exchange(newcomer)?;
+        let is_wrong = |it: &&Exchange<'_>| {
+            it.answer != if passes(it) { Answer::Answered } else { Answer::Silent }
+        };
+        Ok(all.iter().filter(is_wrong).map(ToString::to_string).collect())
+    }
+
+    /// What was wrong with the first packets of a new pod that may talk to friends alone, and with
+    /// those of all peers to it.
+    pub fn first_packets(&self, newcomer: &Newcomer) -> Result<Vec<String>> {
+        let mut wrong = self.judge(newcomer, |it| it.peer.is_friend)?;
         wrong.extend(self.leaks(newcomer));
         Ok(wrong)
     }
@@ -184,32 +256,48 @@ impl Newcomers {
 }
 
 impl Newcomers {
-    /// Nobody was heard until now.
-    pub fn forget(&self, newcomer: &Newcomer) {
-        let all = self.peers.iter().map(|peer| &peer.recorder).chain([&newcomer.recorder]);
-        all.for_each(Recorder::forget);
+    /// Nobody has heard these addresses until now.
+    pub fn forget(&self, addresses: &[IpAddr]) {
+        self.peers.iter().for_each(|peer| peer.recorder.forget(addresses));
     }
+}
 
-    /// What the new pod reaches of a peer although it must not.
-    pub fn reached(&self, newcomer: &Newcomer, peer: &str) -> Result<Vec<String>> {
-        let peer = self.peers.iter().find(|it| it.name == peer).context("no such peer")?;
-        let questions = newcomer.pod.addresses.iter().filter_map(|own| {
-            let to = SocketAddr::new(peer.pod.address_like(*own)?, PORT);
-            Some([Protocol::Tcp, Protocol::Udp].map(Some).map(|protocol| Question { protocol, to }))
-        });
-        newcomer.prober.ask(questions.flatten().collect())?;
-        let answers = newcomer.prober.answers()?.into_iter();
-        let wrong = answers.filter(|answer| *answer != Answer::Silent);
-        Ok(wrong.map(|answer| format!("it asked {}: {answer:?}", peer.name)).collect())
+impl Exchange<'_> {
+    /// Whether the peer may hear it, whatever the new pod's role is.
+    pub fn is_heard(&self) -> bool {
+        !(self.is_out && self.peer.name == "friend-here")
+    }
+}
+
+impl fmt::Display for Exchange<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { peer, is_out, own, protocol, answer } = self;
+        match is_out {
+            true => write!(f, "{protocol} from {own} to {}: {answer:?}", peer.name),
+            false => write!(f, "{protocol} from {} to {own}: {answer:?}", peer.name),
+        }
     }
 }
 
 impl Newcomer {
     /// What listens in a pod whose ADD has returned.
+    ///
+    /// On an interface that is new on the node, `ptp` and `bridge` add the IPv6 gateway's address
+    /// just before the pod is reachable. The kernel answers for the address a moment later. If the
+    /// pod has asked for it in between, because it was sent something, it asks again after a second,
+    /// firewall or not. What it sends meanwhile waits in a queue that is shorter than its answers to
+    /// all who keep sending. So its questions wait until its kernel knows whom it asks.
     pub fn start(pod: Pod) -> Result<Self> {
         let recorder = Recorder::start(&pod.netns)?;
         let prober = Prober::start(&pod.netns, PATIENCE)?;
+        let unanswered = || pod.netns.output("ip", &["-6", "neigh", "show", "nud", "incomplete"]);
+        observed("its gateway's MAC address is known", GATEWAY, unanswered, String::is_empty)?;
         Ok(Self { recorder, prober, pod })
+    }
+
+    /// It has heard nobody until now.
+    pub fn forget(&self) {
+        self.recorder.forget_all();
     }
 
     /// Ends what listens in it, as a runtime ends containers before it calls DEL.
@@ -218,7 +306,12 @@ impl Newcomer {
     }
 }
 
-fn namespace(name: &str) -> Namespace {
+fn file_of(name: &str) -> String {
+    format!("pod-{name}")
+}
+
+/// A namespace with a label `ns`, which is its name.
+pub fn namespace(name: &str) -> Namespace {
     let labels = labels(&[("ns", name)]);
     Namespace { metadata: Metadata { name: name.to_owned(), labels, ..Metadata::default() } }
 }
@@ -249,12 +342,15 @@ fn object(
 }
 
 /// See the module.
-fn policies() -> Vec<NetworkPolicy> {
+pub fn policies() -> Vec<NetworkPolicy> {
     let all = Selector::default;
     let friends = || PolicyPeer::both(all(), Selector::label("role", "friend"));
     let new = || PolicyPeer::both(Selector::label("ns", "new"), Selector::label("role", "new"));
     vec![
         NetworkPolicy::new("new", "friends", Selector::label("role", "new"))
+            .ingress([Rule::from([friends()])])
+            .egress([Rule::to([friends()])]),
+        NetworkPolicy::new("closed", "friends", all())
             .ingress([Rule::from([friends()])])
             .egress([Rule::to([friends()])]),
         NetworkPolicy::new("peers", "new", Selector::label("name", "friend-here"))

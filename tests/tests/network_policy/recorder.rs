@@ -49,8 +49,14 @@ impl Recorder {
         self.senders.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// These have not sent until now.
+    pub fn forget(&self, addresses: &[IpAddr]) {
+        let mut senders = self.senders.lock().unwrap_or_else(PoisonError::into_inner);
+        senders.retain(|sender| !addresses.contains(sender));
+    }
+
     /// Nobody has sent until now.
-    pub fn forget(&self) {
+    pub fn forget_all(&self) {
         self.senders.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }

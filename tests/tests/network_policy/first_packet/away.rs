@@ -1,0 +1,187 @@
+//! New pods while the agent is dead, and while the API is away.
+
+use std::sync::Mutex;
+
+use anyhow::{Context, Result};
+use denizen_tests::agent::Objects;
+use denizen_tests::eventually::{eventually, observed};
+use denizen_tests::netns::Netns;
+use denizen_tests::pod::Wiring;
+
+use super::{BOUND, add, attach, detach, each, isolate, pods, remove, wiring};
+use crate::newcomers::{Exchange, Newcomer, Newcomers, nothing_wrong};
+
+/// How many of the new pods are there again when all is well.
+const LEFT: usize = 4;
+
+/// No agent: what was programmed stays, a new pod is not open, and all is well once one runs again.
+#[test]
+fn while_the_agent_is_dead() -> Result<()> {
+    let mut newcomers = Newcomers::new("first-dead", &isolate("1s"))?;
+    let before = Newcomer::start(add(&newcomers, "before", "new", Wiring::Bridged)?)?;
+    nothing_wrong(1, &newcomers.first_packets(&before)?)?;
+    let agent = newcomers.nodes.hosts[0].agent.take().context("it was started")?;
+    agent.kill()?;
+    nothing_wrong(1, &newcomers.first_packets(&before)?).context("the table stays")?;
+    let (count, left) = (pods(8), Mutex::new(Vec::new()));
+    each(count, |number| {
+        let name = format!("after-{number}");
+        let pod = add(&newcomers, &name, "new", wiring(number))?;
+        newcomers.aim(|targets| targets.extend(&pod.addresses));
+        let newcomer = Newcomer::start(pod)?;
+        let mut wrong = newcomers.judge(&newcomer, |_| false)?;
+        wrong.extend(newcomers.leaks(&newcomer));
+        if number < LEFT {
+            left.lock().expect("nobody panicked").push(newcomer);
+        } else {
+            remove(&newcomers, &name, newcomer)?;
+        }
+        Ok(wrong)
+    })?;
+    let objects = Objects::Manifests(newcomers.nodes.manifests.folder().to_owned());
+    newcomers.nodes.hosts[0].start_agent(objects, &[])?;
+    let left = left.into_inner().expect("nobody panicked");
+    all_is_well(&newcomers, left.iter().chain([&before]))
+}
+
+fn all_is_well<'a>(
+    newcomers: &Newcomers,
+    mut pods: impl Iterator<Item = &'a Newcomer>,
+) -> Result<()> {
+    pods.try_for_each(|newcomer| {
+        let is_well = || Ok(newcomers.first_packets(newcomer)?.is_empty());
+        eventually("all is well again", BOUND, is_well)
+    })
+}
+
+/// What is known of a new pod while the API is away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    /// Its object had come before.
+    All,
+    /// Policies of its namespace select by labels, and its own are not known.
+    Nothing,
+    /// Policies of its namespace select every pod.
+    IsIsolated,
+    /// Its namespace has no policies.
+    IsOpen,
+}
+
+impl Known {
+    const ALL: [Self; 4] = [Self::All, Self::Nothing, Self::IsIsolated, Self::IsOpen];
+
+    fn of(number: usize) -> Self {
+        // Half of the pods are bridged.
+        Self::ALL[number / 2 % Self::ALL.len()]
+    }
+
+    fn namespace(self) -> &'static str {
+        match self {
+            Self::All | Self::Nothing => "new",
+            Self::IsIsolated => "closed",
+            Self::IsOpen => "open",
+        }
+    }
+
+    fn passes(self, it: &Exchange<'_>) -> bool {
+        match self {
+            Self::All => it.peer.is_friend,
+            Self::Nothing => false,
+            Self::IsIsolated => it.peer.is_friend && it.is_heard(),
+            Self::IsOpen => it.is_heard(),
+        }
+    }
+}
+
+/// A pod that is to be added while the API is away.
+struct Planned {
+    name: String,
+    known: Known,
+    sandbox: Mutex<Option<Netns>>,
+    sandbox_name: String,
+}
+
+impl Planned {
+    fn new(newcomers: &Newcomers, number: usize) -> Result<Self> {
+        let known = Known::of(number);
+        let name = format!("{}/after-{number}", known.namespace());
+        let sandbox = newcomers.nodes.sandbox(&name)?;
+        let sandbox_name = sandbox.name().to_owned();
+        Ok(Self { name, known, sandbox: Mutex::new(Some(sandbox)), sandbox_name })
+    }
+
+    fn announce(&self, newcomers: &Newcomers) -> Result<()> {
+        newcomers.announce(&self.name, &self.sandbox_name, "new")
+    }
+
+    fn add(&self, newcomers: &Newcomers, wiring: Wiring) -> Result<Newcomer> {
+        let sandbox = self.sandbox.lock().expect("nobody panicked").take();
+        let sandbox = sandbox.context("each is added once")?;
+        let pod = attach(newcomers, sandbox, &self.name, newcomers.nodes.hosts[0].chain(wiring))?;
+        newcomers.aim(|targets| targets.extend(&pod.addresses));
+        Newcomer::start(pod)
+    }
+
+    /// What passes of its packets while the API is away.
+    fn judge(&self, newcomers: &Newcomers, newcomer: &Newcomer) -> Result<Vec<String>> {
+        let judge = || newcomers.judge(newcomer, |it| self.known.passes(it));
+        let mut wrong = match self.known {
+            Known::All | Known::Nothing => judge()?,
+            // The plugin isolates it when its time is over, and the agent decides then.
+            Known::IsIsolated | Known::IsOpen => {
+                observed("judged by its namespace", BOUND, judge, Vec::is_empty)?
+            }
+        };
+        if self.known != Known::IsOpen {
+            wrong.extend(newcomers.leaks(newcomer));
+        }
+        Ok(wrong)
+    }
+}
+
+/// Waits until the agents know of all changes of pods: those of one more pod are seen.
+fn until_followed(newcomers: &Newcomers, pod: &Newcomer) -> Result<()> {
+    for (role, policies) in [("other", 1), ("new", 2)] {
+        newcomers.announce("new/before", pod.pod.netns.name(), role)?;
+        newcomers
+            .nodes
+            .settled(|node, status| node != 0 || status["networkPolicy"]["policies"] == policies)?;
+    }
+    Ok(())
+}
+
+/// No API: what is known stays, a new pod is judged by what is known of it and its namespace, and
+/// all is well once it answers again.
+#[test]
+fn while_the_api_is_away() -> Result<()> {
+    let mut newcomers = Newcomers::with_api("first-api", &isolate("1s"))?;
+    let before = Newcomer::start(add(&newcomers, "before", "new", Wiring::Bridged)?)?;
+    nothing_wrong(1, &newcomers.first_packets(&before)?)?;
+    let count = pods(8);
+    let planned = (0..count).map(|number| Planned::new(&newcomers, number));
+    let planned = planned.collect::<Result<Vec<_>>>()?;
+    let announce = |newcomers: &Newcomers, is_known: bool| {
+        let these = planned.iter().filter(|it| (it.known == Known::All) == is_known);
+        these.into_iter().try_for_each(|it| it.announce(newcomers))
+    };
+    announce(&newcomers, true)?;
+    until_followed(&newcomers, &before)?;
+    newcomers.api.as_mut().context("there is one")?.stop();
+    nothing_wrong(1, &newcomers.first_packets(&before)?).context("what is known stays")?;
+    let left = Mutex::new(Vec::new());
+    each(count, |number| {
+        let pod = &planned[number];
+        let newcomer = pod.add(&newcomers, wiring(number))?;
+        let wrong = pod.judge(&newcomers, &newcomer)?;
+        match number < LEFT {
+            true => left.lock().expect("nobody panicked").push(newcomer),
+            false => detach(&newcomers, newcomer)?,
+        }
+        Ok(wrong)
+    })?;
+    let Newcomers { api, nodes, .. } = &mut newcomers;
+    api.as_mut().context("there is one")?.go_on(&nodes.hosts[1].netns)?;
+    announce(&newcomers, false)?;
+    let left = left.into_inner().expect("nobody panicked");
+    all_is_well(&newcomers, left.iter().chain([&before]))
+}

@@ -1,0 +1,73 @@
+//! Pods that follow each other at one address.
+
+use std::fs;
+use std::net::IpAddr;
+
+use anyhow::{Result, ensure};
+use denizen_tests::cni::Chain;
+use denizen_tests::pod::Wiring;
+use denizen_tests::world::ip;
+use serde_json::json;
+
+use super::{AT_ONCE, attach, each, isolate, pods, remove, wiring};
+use crate::newcomers::{Newcomer, Newcomers};
+
+/// A chain whose pods all get the same address of each family.
+struct OneAddress {
+    chain: Chain,
+    addresses: [IpAddr; 2],
+}
+
+impl OneAddress {
+    fn new(newcomers: &Newcomers, number: usize) -> Result<Self> {
+        let [host, other] = &newcomers.nodes.hosts;
+        let text = [format!("10.12.{number}."), format!("fd00:12:{number}::")];
+        let [v4, v6] = [format!("{}0/30", text[0]), format!("{}/126", text[1])];
+        let at = |last: u8| text.each_ref().map(|text| ip(&format!("{text}{last}")));
+        let (gateways, addresses) = (at(1), at(2));
+        let ranges = [(v4.as_str(), gateways[0]), (v6.as_str(), gateways[1])];
+        let folder = host.run_dir.join(format!("one-address-{number}"));
+        let options = json!({ "waitForAgent": isolate("10s") });
+        let chain = match wiring(number) {
+            Wiring::Bridged => Chain::bridged(&format!("one{number}"), &ranges, &folder),
+            Wiring::Routed => Chain::routed(&ranges, &folder),
+        };
+        // The smallest range that host-local takes has one more IPv6 address: it is reserved.
+        let reserved = folder.join("addresses").join(&chain.name);
+        fs::create_dir_all(&reserved)?;
+        fs::write(reserved.join(at(3)[1].to_string()), "nobody's")?;
+        for ((range, _), via) in ranges.iter().zip(&host.node.addresses) {
+            other.netns.ip(&format!("route add {range} via {via}"))?;
+        }
+        Ok(Self { chain: chain.then_denizen(&host.run_dir, &options), addresses })
+    }
+}
+
+/// Two kinds of pods take turns at one address. What the one before was permitted, the next is not.
+#[test]
+fn at_an_address_that_is_reused_at_once() -> Result<()> {
+    let newcomers = Newcomers::new("first-reuse", &isolate("10s"))?;
+    let count = pods(16);
+    let turns = count.div_ceil(AT_ONCE);
+    each(AT_ONCE.min(count), |chain| {
+        let OneAddress { chain: plugins, addresses } = OneAddress::new(&newcomers, chain)?;
+        newcomers.aim(|targets| targets.extend(addresses));
+        let mut wrong = Vec::new();
+        for turn in 0..turns {
+            let (name, role) = (format!("p{chain}-{turn}"), ["other", "new"][turn % 2]);
+            let netns = newcomers.nodes.sandbox(&format!("new/{name}"))?;
+            newcomers.announce(&format!("new/{name}"), netns.name(), role)?;
+            newcomers.forget(&addresses);
+            let pod = attach(&newcomers, netns, &format!("new/{name}"), &plugins)?;
+            ensure!(pod.addresses == addresses, "{:?}", pod.addresses);
+            let newcomer = Newcomer::start(pod)?;
+            let found = match role {
+                "new" => newcomers.first_packets(&newcomer)?,
+                _ => newcomers.judge(&newcomer, |it| it.is_heard())?,
+            };
+            wrong.extend(found.into_iter().map(|line| format!("turn {turn}: {line}")));
+            remove(&newcomers, &name, newcomer)?;
+        }
+        Ok(wrong)
+    })
+}
