@@ -104,6 +104,8 @@ pub struct Model {
     namespaces: BTreeMap<Arc<str>, Namespace>,
     cluster_pods: BTreeMap<PodName, ClusterPod>,
     network_policies: BTreeMap<PolicyName, NetworkPolicy>,
+    /// Policies that are deleted, and stay in force: see [`Self::apply_network_policy`].
+    outliving: BTreeSet<PolicyName>,
 }
 
 impl Model {
@@ -133,6 +135,7 @@ impl Model {
             }
             Event::Namespace(name, namespace) => {
                 if set(&mut self.namespaces, &name, namespace) {
+                    self.end_policies(&name, change);
                     change.namespaces.insert(name);
                 }
             }
@@ -141,11 +144,7 @@ impl Model {
                     change.cluster_pods.insert(name);
                 }
             }
-            Event::NetworkPolicy(name, policy) => {
-                if set(&mut self.network_policies, &name, policy) {
-                    change.network_policies.insert(name);
-                }
-            }
+            Event::NetworkPolicy(name, policy) => self.apply_network_policy(name, policy, change),
             Event::Pods(pods) => change.pods |= replace(&mut self.pods, Some(pods.into())),
             Event::Addresses(addresses) => {
                 change.addresses |= replace(&mut self.addresses, addresses)

@@ -202,7 +202,7 @@ fn ours() {
         .map(|n| {
             let name: std::sync::Arc<str> = namespace(n).into();
             let labels = Labels::from_iter([("team", format!("{n}"))]);
-            Event::Namespace(name.clone(), Some(Namespace { name, labels }))
+            Event::Namespace(name.clone(), Some(Namespace { name, labels, is_ending: false }))
         })
         .collect();
     facts.extend((0..POLICIES).map(policy));

@@ -130,7 +130,7 @@ fn event() -> impl Strategy<Value = Vec<Event>> {
     );
     let namespace = (0..2_u8, 0..3_u8).prop_map(|(namespace, label)| {
         let name: Arc<str> = NAMESPACES[usize::from(namespace)].into();
-        let namespace = Namespace { name: name.clone(), labels: labels(label) };
+        let namespace = Namespace { name: name.clone(), labels: labels(label), is_ending: false };
         vec![Event::Namespace(name, Some(namespace))]
     });
     let recorded = (0..8_u8).prop_map(|which| vec![Event::Pods(recorded(which))]);

@@ -2,9 +2,43 @@
 
 use std::sync::Arc;
 
-use super::{ClusterPod, Labels, Listing, Model, NetworkPolicy, PodName, PolicyName};
+use super::{Change, ClusterPod, Labels, Listing, Model, NetworkPolicy, PodName, PolicyName, set};
 
 impl Model {
+    /// When a namespace is deleted, its policies go before its pods have ended. They stay in force
+    /// until the namespace is gone.
+    pub(super) fn apply_network_policy(
+        &mut self,
+        name: PolicyName,
+        policy: Option<NetworkPolicy>,
+        change: &mut Change,
+    ) {
+        if policy.is_none() && self.is_ending(&name.namespace) {
+            self.outliving.insert(name);
+            return;
+        }
+        self.outliving.remove(&name);
+        if set(&mut self.network_policies, &name, policy) {
+            change.network_policies.insert(name);
+        }
+    }
+
+    /// Removes the policies that outlived their deletion, unless their namespace is still ending.
+    pub(super) fn end_policies(&mut self, namespace: &Arc<str>, change: &mut Change) {
+        if self.is_ending(namespace) {
+            return;
+        }
+        for name in self.outliving.extract_if(.., |name| name.namespace == *namespace) {
+            if self.network_policies.remove(&name).is_some() {
+                change.network_policies.insert(name);
+            }
+        }
+    }
+
+    fn is_ending(&self, namespace: &str) -> bool {
+        self.namespaces.get(namespace).is_some_and(|namespace| namespace.is_ending)
+    }
+
     /// The Namespaces, the pods of the cluster and the NetworkPolicies; `None` while one of their
     /// first full lists is missing: half a list of policies leaves open what is forbidden.
     pub fn cluster(&self) -> Option<Cluster<'_>> {

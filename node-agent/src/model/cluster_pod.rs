@@ -79,4 +79,6 @@ pub struct Namespace {
     pub name: Arc<str>,
     /// Its labels.
     pub labels: Labels,
+    /// It is being deleted, with all that is in it.
+    pub is_ending: bool,
 }

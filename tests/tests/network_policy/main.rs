@@ -8,6 +8,7 @@ mod case;
 mod churn;
 mod cyclonus;
 mod e2e;
+mod ending;
 mod first_packet;
 mod hosts;
 mod judged;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::{Decoder, Kind, Notes, ObjectError, Warning};
 use crate::model;
@@ -15,10 +16,12 @@ pub struct Namespace {
 }
 
 #[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct NamespaceMetadata {
     #[serde(default)]
     name: String,
     labels: Option<BTreeMap<String, String>>,
+    deletion_timestamp: Option<IgnoredAny>,
 }
 
 /// The Namespace in the model's terms.
@@ -27,10 +30,14 @@ pub fn namespace(
     decoder: &mut Decoder,
     warnings: &mut Vec<Warning>,
 ) -> Result<model::Namespace, ObjectError> {
-    let NamespaceMetadata { name, labels } = &raw.metadata;
+    let NamespaceMetadata { name, labels, deletion_timestamp } = &raw.metadata;
     Notes::named(Kind::Namespace, "", name, warnings)?;
     let labels = labels.iter().flatten().map(|(key, value)| (key.as_str(), value.as_str()));
-    Ok(model::Namespace { name: decoder.text(name), labels: decoder.labels(labels) })
+    Ok(model::Namespace {
+        name: decoder.text(name),
+        labels: decoder.labels(labels),
+        is_ending: deletion_timestamp.is_some(),
+    })
 }
 
 #[cfg(test)]
@@ -46,6 +53,9 @@ mod tests {
     fn labels_of_a_namespace() {
         let found = converted(r#"{"metadata":{"name":"shop","labels":{"team":"a"}}}"#).unwrap();
         assert_eq!((&*found.name, found.labels.get("team")), ("shop", Some("a")));
+        assert!(!found.is_ending);
+        let ending = r#"{"metadata":{"name":"shop","deletionTimestamp":"2026-01-01T00:00:00Z"}}"#;
+        assert!(converted(ending).unwrap().is_ending);
         let found = converted(r#"{"metadata":{"name":"shop","labels":null},"spec":7}"#).unwrap();
         assert_eq!(found.labels.iter().count(), 0);
         let error = converted(r#"{"metadata":{}}"#).unwrap_err();
