@@ -119,6 +119,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
         sources,
         run_dir_lost: run_dir.is_lost,
         waiting: Vec::new(),
+        last_ticket: 0,
         watch: None,
         begun: None,
         predecessor: Predecessor::of(config.backend.name),
@@ -174,6 +175,8 @@ struct Agent {
     /// Whether only a restart restores the run directory.
     run_dir_lost: watch::Receiver<bool>,
     waiting: Vec<Waiting>,
+    /// The last ticket of a read of policies.
+    last_ticket: u64,
     /// Watches for foreign changes, once everything is programmed.
     watch: Option<AsyncFd<Watch>>,
     /// Since when a change has been waiting to be programmed.
@@ -213,6 +216,9 @@ impl Agent {
                 }
                 () = self.engine.wait() => Some(self.program(false)),
                 Some(asked) = requests.recv() => { self.answer(asked); None }
+                Some(ticket) = self.sources.policies_read.recv() => {
+                    self.policies_read(ticket, &mut events)
+                }
                 _ = heartbeat.tick() => self.beat().then(|| self.program(false)),
                 Ok(()) = self.run_dir_lost.changed() => {
                     self.publisher.run_dir_lost(*self.run_dir_lost.borrow_and_update());

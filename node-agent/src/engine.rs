@@ -29,7 +29,7 @@ use crate::describe::describe;
 use crate::explain::{Explanation, NotYet, Packet, Step, explain};
 use crate::firewall::{self, Firewall, FirewallError};
 use crate::iptables::Variant;
-use crate::model::{Event, PodName, PodVersion};
+use crate::model::{Event, LocalPod, PodName, PodVersion};
 use crate::plan::{Capabilities, Changes, Conflict, FirewallPlan, Plan, Planner, Policy, Sides};
 use crate::status::LastSync;
 use crate::sysctl::{Setting, live, on_loopback};
@@ -284,11 +284,12 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Whether the pods of this generation of the state file (or a later one) are in the kernel, and
-    /// nothing is unknown about the one that was asked for.
+    /// all that is decided about them, and nothing is unknown about the one that was asked for.
     pub fn has_programmed(&self, asked: &WaitFor) -> bool {
         let firewall = self.plan().firewall();
         let is_decided = firewall.is_none_or(|firewall| firewall.is_decided(&asked.wait_for));
         is_decided
+            && self.firewall.as_ref().is_none_or(Firewall::has_pods)
             && self.programmed_pods.as_ref().is_some_and(|(epoch, generation)| {
                 *epoch == asked.epoch && *generation >= asked.generation
             })
@@ -354,9 +355,9 @@ impl<B: Backend> Engine<B> {
         self.firewall.as_mut().is_some_and(|firewall| firewall.set_without_netfilter(bridges))
     }
 
-    /// Whether an attachment is recorded.
-    pub fn is_recorded(&self, attachment: &AttachmentId) -> bool {
-        self.plan().recorded().iter().any(|pod| pod.id == *attachment)
+    /// A recorded attachment.
+    pub fn recorded(&self, attachment: &AttachmentId) -> Option<&LocalPod> {
+        self.plan().recorded().iter().find(|pod| pod.id == *attachment)
     }
 
     /// Whether connections of departed pods must still be searched for.

@@ -19,7 +19,7 @@ use anyhow::{Context, Result};
 use denizen_agent::model::{Change, Event, Listing, Model};
 use denizen_agent::source::Features;
 use denizen_agent::source::kube::access::{Access, Credentials};
-use denizen_agent::source::kube::{self, Config};
+use denizen_agent::source::kube::{self, Config, PolicyReads};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
@@ -159,6 +159,8 @@ fn follow(kubeconfig: &Path) -> Result<()> {
         let (send, mut events) = mpsc::channel(64);
         let (_unknown, names) = watch::channel(Default::default());
         let (report, _wrong) = mpsc::channel(64);
+        let ((_read, asked), (done, _done)) = (mpsc::channel(1), mpsc::channel(1));
+        let reads = PolicyReads { asked, done };
         let credentials = Credentials::Kubeconfig(kubeconfig.to_owned());
         let config = Config {
             access: Access { credentials, server: None },
@@ -167,7 +169,7 @@ fn follow(kubeconfig: &Path) -> Result<()> {
             features: Features { services: false, network_policy: true },
         };
         let (begun, used) = (Instant::now(), processor_time()?);
-        let _problems = kube::start(&config, &names, &report, &send);
+        let _problems = kube::start(&config, &names, reads, &report, &send);
         let mut model = Model::default();
         let mut listed = None;
         let mut sent = 0;

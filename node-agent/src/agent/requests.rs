@@ -4,11 +4,13 @@ use std::time::Instant;
 
 use denizen_state::socket::{WaitAnswer, WaitFor};
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::{Agent, now};
 use crate::control::{Asked, ExplainQuery, Request};
 use crate::explain::{Explanation, Packet};
+use crate::model::Event;
+use crate::source::kube::PolicyRead;
 use crate::trace::Prediction;
 
 /// A plugin's ADD or DEL that waits for its pod.
@@ -16,6 +18,18 @@ pub(super) struct Waiting {
     asked: WaitFor,
     answer: oneshot::Sender<Value>,
     since: Instant,
+    read: Read,
+}
+
+/// Whether the policies of a new pod's namespace are as new as its ADD.
+#[derive(PartialEq)]
+enum Read {
+    /// Not yet.
+    Due,
+    /// They are asked for, with this ticket.
+    Asked(u64),
+    /// They are, or cannot be had in time.
+    Done,
 }
 
 fn or_error(answer: anyhow::Result<Value>) -> Value {
@@ -27,7 +41,7 @@ impl Agent {
         let value = match request {
             Request::WaitFor(asked) => {
                 let since = now();
-                self.waiting.push(Waiting { asked, answer, since });
+                self.waiting.push(Waiting { asked, answer, since, read: Read::Due });
                 return self.release();
             }
             Request::Explain { explain } => {
@@ -57,12 +71,17 @@ impl Agent {
     /// Answers every ADD whose pod is programmed, and every DEL whose pod left nothing; drops those
     /// that gave up.
     pub(super) fn release(&mut self) {
+        self.read_policies();
         let engine = &self.engine;
         let is_clean = !engine.has_departed() && !self.flush.has_departed();
-        let is_done = |asked: &WaitFor| {
-            engine.has_programmed(asked) && (is_clean || engine.is_recorded(&asked.wait_for))
+        let is_done = |waiting: &Waiting| {
+            engine.has_programmed(&waiting.asked)
+                && match engine.recorded(&waiting.asked.wait_for) {
+                    Some(_) => waiting.read == Read::Done,
+                    None => is_clean,
+                }
         };
-        let done = self.waiting.extract_if(.., |w| w.answer.is_closed() || is_done(&w.asked));
+        let done = self.waiting.extract_if(.., |it| it.answer.is_closed() || is_done(it));
         for waiting in done {
             let answered =
                 waiting.answer.send(json!(WaitAnswer { programmed: true, reason: None }));
@@ -75,5 +94,38 @@ impl Agent {
                 own.plugin_wait.observe(took);
             }
         }
+    }
+
+    /// Asks for the policies of new pods' namespaces: a policy that was stored before a pod may come
+    /// through its watch later.
+    fn read_policies(&mut self) {
+        for waiting in self.waiting.iter_mut().filter(|it| it.read == Read::Due) {
+            let Some(recorded) = self.engine.recorded(&waiting.asked.wait_for) else { continue };
+            self.last_ticket += 1;
+            let ticket = self.last_ticket;
+            let read = recorded.pod.as_ref().map(|pod| {
+                let namespace = pod.namespace.clone();
+                self.sources.read_policies.try_send(PolicyRead { namespace, ticket })
+            });
+            // Nobody reads them if they are not enforced, or come from manifests.
+            waiting.read = match read {
+                Some(Ok(())) => Read::Asked(ticket),
+                Some(Err(_)) | None => Read::Done,
+            };
+        }
+    }
+
+    /// Takes the events that were sent before a read was done. Then its ADD waits only until they
+    /// are programmed.
+    pub(super) fn policies_read(
+        &mut self,
+        ticket: u64,
+        events: &mut mpsc::Receiver<Vec<Event>>,
+    ) -> Option<bool> {
+        let asked = self.waiting.iter_mut().filter(|it| it.read == Read::Asked(ticket));
+        asked.for_each(|it| it.read = Read::Done);
+        let programmed = self.take(Vec::new(), events);
+        self.release();
+        programmed
     }
 }

@@ -10,11 +10,14 @@ use crate::attachments;
 use crate::config::{Config, Objects};
 use crate::events::{About, Notice, Notices, Reason};
 use crate::model::{Event, PodName};
-use crate::source::kube::WrongPolicy;
+use crate::source::kube::{PolicyRead, PolicyReads, WrongPolicy};
 use crate::source::{Outlet, egress, kube, manifests, node, state_file};
 
 /// The current problems of each source.
 pub(super) type Problems = Vec<watch::Receiver<Vec<String>>>;
+
+/// The most reads of policies that wait to be sent, or to be reported.
+const READS: usize = 256;
 
 /// The tasks beside the loop.
 pub(super) struct Sources {
@@ -23,6 +26,10 @@ pub(super) struct Sources {
     pub(super) unrecorded: watch::Receiver<attachments::Unrecorded>,
     /// Gets the local pods whose labels are needed and not known.
     pub(super) unknown_pods: watch::Sender<BTreeSet<PodName>>,
+    /// Gets the namespaces of new pods, whose policies are read.
+    pub(super) read_policies: mpsc::Sender<PolicyRead>,
+    /// Gives the tickets of those that were read, or cannot be read in time.
+    pub(super) policies_read: mpsc::Receiver<u64>,
 }
 
 /// Starts all sources.
@@ -32,7 +39,10 @@ pub(super) async fn start(
     events: &mpsc::Sender<Vec<Event>>,
 ) -> anyhow::Result<Sources> {
     let (unknown_pods, unknown) = watch::channel(BTreeSet::new());
-    let mut problems = follow_objects(config, &unknown, wrong_policies, events).await?;
+    let (read_policies, asked) = mpsc::channel(READS);
+    let (done, policies_read) = mpsc::channel(READS);
+    let reads = PolicyReads { asked, done };
+    let mut problems = follow_objects(config, &unknown, reads, wrong_policies, events).await?;
     let mut outlet = || {
         let (outlet, found) = Outlet::new(events.clone());
         problems.push(found);
@@ -54,13 +64,14 @@ pub(super) async fn start(
     if let Some(file) = &config.egress {
         tokio::spawn(egress::run(file.clone(), outlet()));
     }
-    Ok(Sources { problems, unrecorded, unknown_pods })
+    Ok(Sources { problems, unrecorded, unknown_pods, read_policies, policies_read })
 }
 
 /// Starts the source of the cluster's objects.
 async fn follow_objects(
     config: &Config,
     unknown: &watch::Receiver<BTreeSet<PodName>>,
+    reads: PolicyReads,
     wrong_policies: &mpsc::Sender<WrongPolicy>,
     events: &mpsc::Sender<Vec<Event>>,
 ) -> anyhow::Result<Problems> {
@@ -85,7 +96,7 @@ async fn follow_objects(
                 since: jiff::Timestamp::now(),
                 features: config.features,
             };
-            Ok(kube::start(&config, unknown, wrong_policies, events))
+            Ok(kube::start(&config, unknown, reads, wrong_policies, events))
         }
     }
 }

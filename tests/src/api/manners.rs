@@ -29,6 +29,8 @@ pub struct Manners {
     pub forbidden: Vec<&'static str>,
     /// Resources about which a question gets no answer.
     pub silent: Vec<&'static str>,
+    /// Resources of which watches bring no change: they lag behind, as a real server's may.
+    pub late: Vec<&'static str>,
     /// The tokens that are known; any client where there are none.
     pub tokens: Vec<String>,
     /// How often a watch gets a bookmark.
@@ -51,6 +53,7 @@ impl Default for Manners {
             unserved: Vec::new(),
             forbidden: Vec::new(),
             silent: Vec::new(),
+            late: Vec::new(),
             tokens: Vec::new(),
             bookmarks: Duration::from_secs(60),
             watches_last: Duration::from_secs(3600),

@@ -120,13 +120,16 @@ impl Watch {
         loop {
             versions.borrow_and_update();
             let Wanted { resource, selector, .. } = &self.wanted;
-            let Ok((events, until)) = self.shared.store.events(*resource, selector, since) else {
-                return self.line("ERROR", expired().to_string().as_bytes()).await;
-            };
-            for event in events {
-                self.line(event.kind, &event.object.json).await?;
+            if !self.shared.manners().late.contains(&resource.plural) {
+                let Ok((events, until)) = self.shared.store.events(*resource, selector, since)
+                else {
+                    return self.line("ERROR", expired().to_string().as_bytes()).await;
+                };
+                for event in events {
+                    self.line(event.kind, &event.object.json).await?;
+                }
+                since = until;
             }
-            since = until;
             tokio::select! {
                 _ = versions.changed() => {}
                 _ = self.cut.changed() => {

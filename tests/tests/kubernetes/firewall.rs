@@ -8,7 +8,7 @@ use denizen_agent::events::{About, Notice, Notices, Reason};
 use denizen_agent::model::{Event, Listing, PodName};
 use denizen_agent::source::Features;
 use denizen_agent::source::kube::access::{Access, Credentials};
-use denizen_agent::source::kube::{self, WrongPolicy};
+use denizen_agent::source::kube::{self, PolicyRead, PolicyReads, WrongPolicy};
 use denizen_tests::api::context::{ApiContext, BOUND};
 use denizen_tests::api::{Api, ApiServer};
 use denizen_tests::cluster::NODE;
@@ -21,6 +21,8 @@ pub(crate) struct Following {
     events: mpsc::Receiver<Vec<Event>>,
     wrong: mpsc::Receiver<WrongPolicy>,
     pub(crate) unknown: watch::Sender<BTreeSet<PodName>>,
+    read: mpsc::Sender<PolicyRead>,
+    done_reads: mpsc::Receiver<u64>,
     /// What was sent, in its order.
     sent: Vec<Event>,
     _stop: oneshot::Sender<()>,
@@ -58,9 +60,12 @@ impl Following {
             since: "2026-01-01T00:00:00Z".parse()?,
             features: Features { services: false, network_policy: true },
         };
-        let stop =
-            run_on_node(context, move || drop(kube::start(&config, &names, &report, &send)))?;
-        Ok(Self { events, wrong, unknown, sent: Vec::new(), _stop: stop })
+        let (read, asked) = mpsc::channel(64);
+        let (done, done_reads) = mpsc::channel(64);
+        let reads = PolicyReads { asked, done };
+        let start = move || drop(kube::start(&config, &names, reads, &report, &send));
+        let _stop = run_on_node(context, start)?;
+        Ok(Self { events, wrong, unknown, read, done_reads, sent: Vec::new(), _stop })
     }
 
     /// Waits until what was sent is as `wanted`.
@@ -78,6 +83,21 @@ impl Following {
         self.until("everything is listed", |sent| {
             Listing::FIREWALL.iter().all(|listing| sent.contains(&Event::Listed(*listing)))
         })
+    }
+
+    /// Has the policies of namespace `shop` read.
+    fn read(&self, ticket: u64) -> Result<()> {
+        Ok(self.read.try_send(PolicyRead { namespace: "shop".into(), ticket })?)
+    }
+
+    fn until_done(&mut self, ticket: u64) -> Result<()> {
+        let done = || Ok(self.done_reads.try_recv() == Ok(ticket));
+        eventually(&format!("read {ticket} is done"), BOUND, done)
+    }
+
+    fn until_read(&mut self, ticket: u64) -> Result<()> {
+        self.read(ticket)?;
+        self.until_done(ticket)
     }
 
     /// Waits until the pods with an address are these.
@@ -184,6 +204,59 @@ fn a_pod_that_the_watch_has_not_brought_is_asked_for() -> Result<()> {
     assert_eq!(singles(), before, "nobody needs them any more");
     assert!(before.iter().all(|path| allowed.contains(path)), "{before:?}");
     Ok(())
+}
+
+/// A policy that was stored before a pod may come through its watch long after it.
+#[test]
+fn policies_that_the_watch_has_not_brought_are_read() -> Result<()> {
+    let context = ApiContext::own("kube-read")?;
+    context.api.put(&policy(&json!({})))?;
+    let mut following = Following::start(&context)?;
+    following.until_listed()?;
+    context.api.behave(|manners| manners.late.push("networkpolicies"));
+    let mut changed = policy(&json!({ "ports": [{ "port": 80 }] }));
+    context.api.put(&changed)?;
+    let ports = |sent: &[Event]| {
+        let of = |event: &Event| match event {
+            Event::NetworkPolicy(_, Some(policy)) => Some(format!("{:?}", policy.ingress)),
+            _ => None,
+        };
+        sent.iter().filter_map(of).collect::<Vec<_>>()
+    };
+    following.until_read(1)?;
+    following.until("the new policy", |sent| ports(sent).len() == 2)?;
+    following.until_read(2)?;
+    following.until("nothing is new", |sent| ports(sent).len() == 2)?;
+    changed["spec"]["ingress"] = json!([{ "ports": [{ "port": 81 }] }]);
+    // The watch brings the end of the policy before, which is not this one's.
+    context.api.delete(&changed)?;
+    context.api.put(&changed)?;
+    following.until_read(3)?;
+    context.api.behave(|manners| manners.late.clear());
+    changed["spec"]["ingress"] = json!([]);
+    context.api.put(&changed)?;
+    following.until("the last state", |sent| ports(sent).len() == 4)?;
+    let is_gone = |event: &Event| matches!(event, Event::NetworkPolicy(_, None));
+    ensure!(!following.sent.iter().any(is_gone), "{:?}", following.sent);
+    Ok(())
+}
+
+/// A pod's ADD does not wait long, and pods that come at once share a request.
+#[test]
+fn policies_that_cannot_be_read_are_given_up() -> Result<()> {
+    let context = ApiContext::own("kube-unread")?;
+    let mut following = Following::start(&context)?;
+    following.until_listed()?;
+    context.api.behave(|manners| manners.silent.push("networkpolicies"));
+    let path = "/apis/networking.k8s.io/v1/namespaces/shop/networkpolicies";
+    let reads = || context.api.asked().iter().filter(|asked| asked.path == path).count();
+    following.read(1)?;
+    eventually("the first is under way", BOUND, || Ok(reads() == 1))?;
+    (2..=9).try_for_each(|ticket| following.read(ticket))?;
+    (1..=9).try_for_each(|ticket| following.until_done(ticket))?;
+    assert_eq!(reads(), 2);
+    context.api.behave(|manners| manners.silent.clear());
+    following.until_read(10)
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! No window: the first packets of a new pod, and the first ones to it, are judged like any other.
 
+mod at_once;
 mod away;
 mod reuse;
 

@@ -7,6 +7,7 @@ use kube::core::Status;
 use thiserror::Error;
 
 use super::access::AccessError;
+use crate::source::Closed;
 use crate::source::object::Kind;
 
 /// Why a list or a watch failed.
@@ -26,6 +27,24 @@ pub(super) enum Failure {
     HalfAList,
     #[error("the API server ends a watch as soon as it has begun")]
     ShortWatch,
+}
+
+/// Why a list or watch ended.
+pub(super) enum Stop {
+    Closed,
+    Failed(Failure),
+}
+
+impl From<Closed> for Stop {
+    fn from(Closed: Closed) -> Self {
+        Self::Closed
+    }
+}
+
+impl<E: Into<Failure>> From<E> for Stop {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
 }
 
 /// What to do after a failure.

@@ -15,7 +15,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::access::Access;
-use super::failure::{Failure, Remedy};
+use super::answer::{Ahead, Answer};
+use super::failure::{Failure, Remedy, Stop};
 use super::index::{Index, List};
 use super::pace::{Pace, watch_seconds};
 use super::recovery::Recovery;
@@ -52,8 +53,9 @@ pub(super) struct Follower {
     node_name: Arc<str>,
     access: Access,
     outlet: Outlet,
-    /// Answers about single pods.
-    answers: mpsc::Receiver<String>,
+    /// Answers about single objects.
+    answers: mpsc::Receiver<Answer>,
+    ahead: Ahead,
     wrong_policies: mpsc::Sender<WrongPolicy>,
     index: Index,
     /// `None` if the credentials must be read (again).
@@ -74,24 +76,6 @@ pub(super) struct Follower {
     trouble: Option<String>,
 }
 
-/// Why a list or watch ended.
-enum Stop {
-    Closed,
-    Failed(Failure),
-}
-
-impl From<Closed> for Stop {
-    fn from(Closed: Closed) -> Self {
-        Self::Closed
-    }
-}
-
-impl<E: Into<Failure>> From<E> for Stop {
-    fn from(error: E) -> Self {
-        Self::Failed(error.into())
-    }
-}
-
 impl Follower {
     pub(super) fn new(kind: Kind, config: &Config, ends: Ends, recovery: Recovery) -> Self {
         let Config { access, node_name, since, .. } = config.clone();
@@ -104,6 +88,7 @@ impl Follower {
             access,
             outlet,
             answers,
+            ahead: Ahead::default(),
             wrong_policies,
             client: None,
             version: None,
@@ -310,40 +295,39 @@ impl Follower {
             }
             WatchEvent::Added(object) | WatchEvent::Modified(object) => match list {
                 Some(list) => self.index.list(list, object.get()),
-                None => {
-                    let events = self.index.changed(object.get());
-                    self.send_change(&object, events).await?;
-                }
+                None => self.take_change(&object, Index::changed).await?,
             },
             WatchEvent::Deleted(object) => match list {
                 Some(list) => self.index.unlist(list, object.get()),
-                None => {
-                    let events = self.index.deleted(object.get());
-                    self.send_change(&object, events).await?;
-                }
+                None => self.take_change(&object, Index::deleted).await?,
             },
         }
         Ok(())
     }
 
-    /// Takes an answer about a single pod, unless the watch has passed its version: then the watch
-    /// has brought the pod, or its deletion. If it has not, whatever it brings later counts.
-    async fn take_answer(&mut self, answer: &str) -> Result<(), Closed> {
-        let number = |version: &str| version.parse::<u64>().ok();
-        let answered: Option<Versioned> = serde_json::from_str(answer).ok();
-        let answered = answered.and_then(|it| number(&it.metadata.resource_version));
-        if answered > self.version.as_deref().and_then(number) {
-            self.outlet.send(self.index.changed(answer)).await?;
-            self.report();
-        }
+    /// Takes what an answer brings before the watch does.
+    async fn take_answer(&mut self, answer: &Answer) -> Result<(), Closed> {
+        let objects = self.ahead.objects(&answer.text, self.version.as_deref()).into_iter();
+        let events = objects.flat_map(|object| self.index.changed(object.get())).collect();
+        self.outlet.send(events).await?;
+        self.report();
         Ok(())
     }
 
-    /// Sends the events of one changed object, and remembers its version.
-    async fn send_change(&mut self, object: &Json, events: Vec<Event>) -> Result<(), Closed> {
-        self.outlet.send(events).await?;
-        self.report();
-        if let Ok(Versioned { metadata }) = serde_json::from_str(object.get()) {
+    /// Sends what became of one object, unless an answer has brought more, and remembers its
+    /// version.
+    async fn take_change(
+        &mut self,
+        object: &Json,
+        apply: fn(&mut Index, &str) -> Vec<Event>,
+    ) -> Result<(), Closed> {
+        let versioned = serde_json::from_str::<Versioned>(object.get()).ok();
+        if !versioned.as_ref().is_some_and(|it| self.ahead.has(&it.metadata)) {
+            let events = apply(&mut self.index, object.get());
+            self.outlet.send(events).await?;
+            self.report();
+        }
+        if let Some(Versioned { metadata }) = versioned {
             self.version = Some(metadata.resource_version);
         }
         Ok(())
@@ -351,7 +335,9 @@ impl Follower {
 
     /// A list is complete: sends it as one change, and continues from its version.
     async fn complete(&mut self, list: List, version: String) -> Result<(), Closed> {
-        self.outlet.send(self.index.complete(list)).await?;
+        self.ahead = Ahead::default();
+        let events = self.index.complete(list);
+        self.outlet.send(events).await?;
         self.listed().await?;
         self.version = Some(version);
         self.report();

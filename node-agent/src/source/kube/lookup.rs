@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
 
 use super::access::Access;
+use super::answer::Answer;
 use super::failure::{Failure, Remedy};
 use super::pace::Pace;
 use crate::describe::describe;
@@ -36,7 +37,7 @@ pub(super) struct Lookup {
     access: Access,
     unknown: watch::Receiver<BTreeSet<PodName>>,
     /// Where the answers go: to whoever knows what the watch has brought.
-    answers: mpsc::Sender<String>,
+    answers: mpsc::Sender<Answer>,
     client: Option<Client>,
     attempts: BTreeMap<PodName, Attempt>,
 }
@@ -48,13 +49,13 @@ struct Attempt {
     pace: Pace,
 }
 
-type Answer = (PodName, Result<String, Failure>);
+type Ended = (PodName, Result<String, Failure>);
 
 impl Lookup {
     pub(super) fn new(
         access: Access,
         unknown: watch::Receiver<BTreeSet<PodName>>,
-        answers: mpsc::Sender<String>,
+        answers: mpsc::Sender<Answer>,
     ) -> Self {
         Self { access, unknown, answers, client: None, attempts: BTreeMap::new() }
     }
@@ -70,7 +71,7 @@ impl Lookup {
             tokio::select! {
                 () = self.answers.closed() => return,
                 changed = self.unknown.changed() => if changed.is_err() { return },
-                Some(answer) = requests.join_next() => self.take(answer),
+                Some(ended) = requests.join_next() => self.take(ended),
                 () = sleep_until(next.unwrap_or_else(|| Instant::now() + NEVER)) => {}
             }
         }
@@ -90,7 +91,7 @@ impl Lookup {
     }
 
     /// Sends the requests that are due.
-    async fn ask(&mut self, requests: &mut JoinSet<Answer>) {
+    async fn ask(&mut self, requests: &mut JoinSet<Ended>) {
         let now = Instant::now();
         let is_due = |attempt: &Attempt| attempt.due.is_some_and(|due| due <= now);
         if self.client.is_none() && self.attempts.values().any(is_due) {
@@ -113,9 +114,9 @@ impl Lookup {
         }
     }
 
-    fn take(&mut self, answer: Result<Answer, JoinError>) {
-        let (name, answer) = match answer {
-            Ok(answer) => answer,
+    fn take(&mut self, ended: Result<Ended, JoinError>) {
+        let (name, answer) = match ended {
+            Ok(ended) => ended,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
                 Err(_cancelled) => return,
@@ -124,7 +125,7 @@ impl Lookup {
         let mut asked = None;
         match answer {
             // If nobody takes it now, it is asked for again.
-            Ok(pod) => drop(self.answers.try_send(pod)),
+            Ok(text) => drop(self.answers.try_send(Answer { text, _untaken: None })),
             Err(failure) => {
                 debug!(pod = %name, error = describe(&failure), "asked for a pod in vain");
                 if failure.remedy() == Remedy::NewCredentials {
@@ -144,7 +145,7 @@ fn is_in_api(name: &PodName) -> bool {
     is_dns_name(&name.namespace) && is_dns_name(&name.name)
 }
 
-async fn request(client: Client, name: PodName) -> Answer {
+async fn request(client: Client, name: PodName) -> Ended {
     let path = format!("/api/v1/namespaces/{}/pods/{}", name.namespace, name.name);
     let answer = async {
         let request = Request::get(path).body(Vec::new());

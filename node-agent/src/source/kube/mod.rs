@@ -10,6 +10,8 @@
 //! | `index` | which objects were sent, and what changed; pure |
 //! | `follow` | lists, watches, and what to do when they fail |
 //! | `lookup` | asks for single pods that the watch has not brought yet |
+//! | `read` | reads the policies of a namespace as they are now |
+//! | `answer` | what of the answers to both the watch has not brought |
 //! | `failure` | what failed, and what to do about it |
 //! | `pace` | how long to wait |
 //! | `recovery` | wakes the other kinds when the server answers again |
@@ -36,6 +38,7 @@
 //! object does not end a list if the type accepts any JSON.
 
 pub mod access;
+mod answer;
 mod client;
 mod failure;
 mod follow;
@@ -43,6 +46,7 @@ mod index;
 mod kinds;
 mod lookup;
 pub(crate) mod pace;
+mod read;
 mod recovery;
 #[cfg(test)]
 mod tests;
@@ -56,15 +60,19 @@ use jiff::Timestamp;
 use tokio::sync::{mpsc, watch as latest};
 
 use self::access::Access;
+use self::answer::Answer;
 use self::follow::Follower;
 use self::lookup::Lookup;
+use self::read::Reader;
 use self::recovery::Recovery;
 use super::object::Kind;
 use super::{Features, Outlet};
 use crate::model::{Event, PodName, PolicyName};
 
-/// The most answers about single pods that wait for the watch of pods to take them.
+/// The most answers about single objects that wait for the watch of their kind to take them.
 const WAITING: usize = 16;
+
+pub use self::read::{PolicyRead, PolicyReads};
 
 /// What to follow, and for which node.
 #[derive(Debug, Clone)]
@@ -91,28 +99,34 @@ pub struct WrongPolicy {
 /// The ends of a follower's channels.
 struct Ends {
     outlet: Outlet,
-    answers: mpsc::Receiver<String>,
+    answers: mpsc::Receiver<Answer>,
     wrong_policies: mpsc::Sender<WrongPolicy>,
 }
 
 /// Starts a task for each kind that a feature needs, which sends what the API serves until the
 /// receiver is closed. Returns the current problems of each.
 ///
-/// Each pod in `unknown` is asked for by name, unless the watch brings it within 20 ms, and again
+/// `reads` are carried out until its sender is dropped. Each pod in `unknown` is asked for by name, unless the watch brings it within 20 ms, and again
 /// until it is no longer in the set. `wrong_policies` gets each wrong policy once for each text.
 pub fn start(
     config: &Config,
     unknown: &latest::Receiver<BTreeSet<PodName>>,
+    reads: PolicyReads,
     wrong_policies: &mpsc::Sender<WrongPolicy>,
     events: &mpsc::Sender<Vec<Event>>,
 ) -> Vec<latest::Receiver<Vec<String>>> {
     let recovery = Recovery::new();
+    let mut reads = Some(reads);
     let follow = |kind| {
         let (outlet, problems) = Outlet::new(events.clone());
         let (answer, answers) = mpsc::channel(WAITING);
         if kind == Kind::Pod {
             let lookup = Lookup::new(config.access.clone(), unknown.clone(), answer);
             tokio::spawn(lookup.run());
+        } else if kind == Kind::NetworkPolicy
+            && let Some(reads) = reads.take()
+        {
+            tokio::spawn(Reader::new(config.access.clone(), reads, answer).run());
         }
         let ends = Ends { outlet, answers, wrong_policies: wrong_policies.clone() };
         tokio::spawn(Follower::new(kind, config, ends, recovery.clone()).run());

@@ -24,7 +24,7 @@ pub(super) struct PageMetadata {
     pub(super) next: Option<String>,
 }
 
-/// An object's resource version.
+/// An object's resource version, and its name.
 #[derive(Deserialize)]
 pub(super) struct Versioned {
     pub(super) metadata: VersionedMetadata,
@@ -34,4 +34,8 @@ pub(super) struct Versioned {
 #[serde(rename_all = "camelCase")]
 pub(super) struct VersionedMetadata {
     pub(super) resource_version: String,
+    #[serde(default)]
+    pub(super) namespace: String,
+    #[serde(default)]
+    pub(super) name: String,
 }

@@ -39,7 +39,8 @@ fn an_answer_that_the_watch_has_passed_is_ignored() {
         for (name, watched, answered, counts) in cases {
             let (mut follower, mut sent) = listed(watched).await;
             let pod = json!({ "metadata": { "name": "web", "namespace": "shop", "resourceVersion": answered } });
-            follower.take_answer(&pod.to_string()).await.unwrap();
+            let answer = Answer { text: pod.to_string(), _untaken: None };
+            follower.take_answer(&answer).await.unwrap();
             assert_eq!(sent.try_recv().is_ok(), counts, "{name}");
             let version = follower.version.as_deref().unwrap_or_default();
             assert_eq!(version, watched, "{name}: the watch goes on from where it was");
