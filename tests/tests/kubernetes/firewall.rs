@@ -217,9 +217,9 @@ fn policies_that_the_watch_has_not_brought_are_read() -> Result<()> {
     let mut changed = policy(&json!({ "ports": [{ "port": 80 }] }));
     context.api.put(&changed)?;
     let ports = |sent: &[Event]| {
-        let of = |event: &Event| match event {
-            Event::NetworkPolicy(_, Some(policy)) => Some(format!("{:?}", policy.ingress)),
-            _ => None,
+        let of = |event: &Event| {
+            let Event::NetworkPolicy(_, Some(policy)) = event else { return None };
+            Some(format!("{:?}", policy.ingress))
         };
         sent.iter().filter_map(of).collect::<Vec<_>>()
     };

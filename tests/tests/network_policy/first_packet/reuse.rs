@@ -9,8 +9,12 @@ use denizen_tests::pod::Wiring;
 use denizen_tests::world::ip;
 use serde_json::json;
 
-use super::{AT_ONCE, attach, each, isolate, pods, remove, wiring};
+use super::{attach, each, isolate, pods, remove, wiring};
 use crate::newcomers::{Newcomer, Newcomers};
+
+/// How many addresses are reused at a time. A DEL waits at most half a second until the connections
+/// of all pods that were removed meanwhile are deleted.
+const ADDRESSES: usize = 4;
 
 /// A chain whose pods all get the same address of each family.
 struct OneAddress {
@@ -48,8 +52,8 @@ impl OneAddress {
 fn at_an_address_that_is_reused_at_once() -> Result<()> {
     let newcomers = Newcomers::new("first-reuse", &isolate("10s"))?;
     let count = pods(16);
-    let turns = count.div_ceil(AT_ONCE);
-    each(AT_ONCE.min(count), |chain| {
+    let turns = count.div_ceil(ADDRESSES);
+    each(ADDRESSES.min(count), |chain| {
         let OneAddress { chain: plugins, addresses } = OneAddress::new(&newcomers, chain)?;
         newcomers.aim(|targets| targets.extend(addresses));
         let mut wrong = Vec::new();
