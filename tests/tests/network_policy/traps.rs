@@ -7,7 +7,7 @@
 //! | 2. Replies of connections from before a policy are denied | `connections::replies_to_a_pod_that_is_isolated_later_arrive` |
 //! | 3. Everything to a new pod is refused for a while | `first_packet::of_a_new_pod` |
 //! | 4. A completed pod's address is taken for its own | `addressing::a_completed_pods_address_is_not_its_own_any_more`, `addressing::of_two_pods_with_one_address_the_younger_one_has_it` |
-//! | 5. A late deletion removes the next owner's entry | `order::a_late_deletion_takes_nothing_from_the_address_next_owner`, `first_packet::at_an_address_that_is_reused_at_once` |
+//! | 5. A late deletion removes the next owner's entry | `order::a_late_deletion_takes_nothing_from_the_address_next_owner`, `first_packet::reuse::at_an_address_that_is_reused_at_once` |
 //! | 6. Permitted egress skips the receiver's ingress | `selecting::egress_that_is_permitted_leaves_the_receivers_ingress_to_judge` |
 //! | 7. One pod's mark permits another's packet | `rules::no_rule_accepts_or_touches_a_mark` |
 //! | 8. Another's accept comes first | `beside::what_another_table_accepts_is_judged_all_the_same` |
