@@ -229,6 +229,17 @@ impl Newcomers {
         Ok(all.iter().filter(is_wrong).map(ToString::to_string).collect())
     }
 
+    /// What of them passed although it may not.
+    pub fn passed(
+        &self,
+        newcomer: &Newcomer,
+        may_pass: impl Fn(&Exchange<'_>) -> bool,
+    ) -> Result<Vec<String>> {
+        let all = self.exchange(newcomer)?;
+        let passed = all.iter().filter(|it| it.answer != Answer::Silent && !may_pass(it));
+        Ok(passed.map(ToString::to_string).collect())
+    }
+
     /// What was wrong with the first packets of a new pod that may talk to friends alone, and with
     /// those of all peers to it.
     pub fn first_packets(&self, newcomer: &Newcomer) -> Result<Vec<String>> {
