@@ -1,13 +1,14 @@
 //! The table of bridges: what IP rules cannot see of pods that share a bridge.
 //!
 //! A frame between two ports of a bridge meets IP rules only where bridge netfilter hands it to
-//! them, and those see the bridge, not the port. So sources are checked here, port by port;
+//! them, and those see the bridge, not the port. So sources are checked here, port by port, and so
+//! is what a port says in ARP that it has;
 //! multicast and broadcast to isolated pods, which have no pod's address as their destination, end
 //! here; and where bridge netfilter cannot be had, restricted pods are cut off from their
 //! neighbours.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use super::TABLE;
@@ -122,12 +123,33 @@ fn sources() -> Chain {
     let known = |set| rule("an address of the pod", [is_in(set), to(Verdict::Return)]);
     let mut rules = vec![known(SetName::Addresses4), known(SetName::Addresses6)];
     rules.extend(carrying_ipv6(link_local()));
-    rules.extend(
-        [IpVersion::V4, IpVersion::V6]
-            .map(|version| dropped(DropReason::Spoofed, vec![Statement::carries(version)])),
-    );
+    rules.extend(arp());
+    let asked = [
+        Statement::carries(IpVersion::V4),
+        Statement::carries(IpVersion::V6),
+        Statement::carries_arp(),
+    ];
+    rules.extend(asked.map(|asked| dropped(DropReason::Spoofed, vec![asked])));
     let why = "a pod's port sends with the pod's own addresses alone";
     Chain { name: SOURCES.into(), base: None, why, rules }
+}
+
+/// A pod says of its own addresses that it has them. Before it takes one it asks who has it, with
+/// no address of its own (RFC 5227).
+fn arp() -> [Rule; 2] {
+    let known = SetName::Addresses4.declared();
+    let known = known.lookup_of(vec![Field::InputInterface, Field::ArpSender]);
+    let none = Key::EMPTY.address(Ipv4Addr::UNSPECIFIED.into());
+    [
+        rule(
+            "says in ARP that it has an address of the pod",
+            [Statement::In(known), to(Verdict::Return)],
+        ),
+        rule(
+            "asks in ARP who has an address, before it takes it",
+            [Statement::Equals(Field::ArpSender, none), to(Verdict::Return)],
+        ),
+    ]
 }
 
 /// What these rules ask can only be asked of IPv6.

@@ -110,12 +110,15 @@ impl Expressions<'_> {
         }
     }
 
-    /// In a bridge's table an address can only be read of what carries it, and the type of an
-    /// ICMPv6 message only of one. nft adds the same.
+    /// In a bridge's table an address can only be read of what carries it, and of ARP and ICMPv6
+    /// messages only what they have. nft adds the same.
     fn depend(&mut self, key: &[Field]) {
         let version = key.iter().find_map(|field| field.address());
         if let (Family::Bridge, Some(version)) = (self.family, version) {
             self.statement(&Statement::carries(version));
+        }
+        if key.contains(&Field::ArpSender) {
+            self.statement(&Statement::carries_arp());
         }
         if key.contains(&Field::Icmpv6Type) {
             let protocol = Key::EMPTY.byte(libc::IPPROTO_ICMPV6 as u8);

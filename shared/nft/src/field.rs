@@ -13,6 +13,9 @@ pub enum Field {
     Source(IpVersion),
     /// The destination address.
     Destination(IpVersion),
+    /// The IPv4 address that an ARP message says its sender has. A rule that reads it matches ARP
+    /// alone.
+    ArpSender,
     /// The transport protocol.
     Protocol,
     /// The transport protocol's destination port.
@@ -77,6 +80,9 @@ impl Field {
     /// [`Self::PacketType`] of a frame for a group of stations.
     pub const MULTICAST: u8 = 2;
 
+    /// [`Self::EtherType`] of frames that carry ARP.
+    pub(crate) const ARP: u16 = 0x0806;
+
     /// Bytes of its value.
     pub(crate) fn size(self) -> usize {
         match self {
@@ -84,7 +90,8 @@ impl Field {
             Self::Protocol | Self::TransportByte(_) | Self::Icmpv6Type | Self::PacketType => 1,
             Self::DestinationPort | Self::EtherType => 2,
             Self::InputInterface | Self::OutputInterface | Self::InputKind => 16,
-            Self::Mark
+            Self::ArpSender
+            | Self::Mark
             | Self::Priority
             | Self::ConnectionState
             | Self::ConnectionStatus
@@ -110,7 +117,8 @@ impl Field {
     pub(crate) fn address(self) -> Option<IpVersion> {
         match self {
             Self::Source(version) | Self::Destination(version) => Some(version),
-            Self::Protocol
+            Self::ArpSender
+            | Self::Protocol
             | Self::DestinationPort
             | Self::TransportByte(_)
             | Self::Icmpv6Type
@@ -134,6 +142,8 @@ impl Field {
             Self::Source(IpVersion::V6) => Load::Payload(NETWORK_HEADER, 8),
             Self::Destination(IpVersion::V4) => Load::Payload(NETWORK_HEADER, 16),
             Self::Destination(IpVersion::V6) => Load::Payload(NETWORK_HEADER, 24),
+            // Behind the fixed part of the header and an Ethernet address.
+            Self::ArpSender => Load::Payload(NETWORK_HEADER, 14),
             Self::DestinationPort => Load::Payload(TRANSPORT_HEADER, 2),
             Self::TransportByte(at) => Load::Payload(TRANSPORT_HEADER, u32::from(at)),
             Self::Icmpv6Type => Load::Payload(TRANSPORT_HEADER, 0),
@@ -156,6 +166,7 @@ impl Field {
         match self {
             Self::Source(_)
             | Self::Destination(_)
+            | Self::ArpSender
             | Self::Protocol
             | Self::DestinationPort
             | Self::TransportByte(_)
@@ -184,7 +195,9 @@ impl Field {
     pub(crate) fn data_type(self) -> (u32, &'static str) {
         match self {
             Self::TransportByte(_) | Self::Random(_) => (4, "integer"),
-            Self::Source(IpVersion::V4) | Self::Destination(IpVersion::V4) => (7, "ipv4_addr"),
+            Self::Source(IpVersion::V4) | Self::Destination(IpVersion::V4) | Self::ArpSender => {
+                (7, "ipv4_addr")
+            }
             Self::Source(IpVersion::V6) | Self::Destination(IpVersion::V6) => (8, "ipv6_addr"),
             Self::EtherType => (10, "ether_type"),
             Self::Protocol => (12, "inet_proto"),
@@ -215,6 +228,7 @@ impl Field {
             (Self::Source(IpVersion::V6), _) => payload(13, 8),
             (Self::Destination(IpVersion::V6), _) => payload(13, 9),
             (Self::Icmpv6Type, _) => payload(14, 1),
+            (Self::ArpSender, _) => payload(15, 8),
             (_, Load::Payload(..)) => payload(11, 2),
             (_, Load::Meta(key)) => expression(META, &numbers(&[key])),
             (_, Load::Connection(key)) => expression(CONNECTION, &numbers(&[key, NO_DIRECTION])),
@@ -230,6 +244,7 @@ impl Field {
             Self::Source(version) | Self::Destination(version) => {
                 or_unknown(f, read_address(version, value))
             }
+            Self::ArpSender => or_unknown(f, read_address(IpVersion::V4, value)),
             Self::Protocol => match value.first() {
                 Some(6) => f.write_str("tcp"),
                 Some(17) => f.write_str("udp"),
@@ -248,6 +263,7 @@ impl Field {
                 let is = |version: &IpVersion| Some(version.ether_type()) == short();
                 match IpVersion::BOTH.into_iter().find(is) {
                     Some(version) => f.write_str(version.header()),
+                    None if short() == Some(Self::ARP) => f.write_str("arp"),
                     None => or_unknown(f, short()),
                 }
             }
@@ -278,6 +294,7 @@ impl Field {
             Self::ConnectionStatus => &[(1 << 3, "confirmed"), (1 << 5, "dnat")],
             Self::Source(_)
             | Self::Destination(_)
+            | Self::ArpSender
             | Self::Protocol
             | Self::DestinationPort
             | Self::TransportByte(_)
@@ -313,6 +330,7 @@ impl fmt::Display for Field {
         match self {
             Self::Source(version) => write!(f, "{} saddr", version.header()),
             Self::Destination(version) => write!(f, "{} daddr", version.header()),
+            Self::ArpSender => f.write_str("arp saddr ip"),
             Self::Protocol => f.write_str("meta l4proto"),
             Self::DestinationPort => f.write_str("th dport"),
             Self::TransportByte(at) => write!(f, "@th,{},8", u32::from(*at) * 8),

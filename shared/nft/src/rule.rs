@@ -171,6 +171,11 @@ impl Statement {
     pub fn carries(version: IpVersion) -> Self {
         Self::Equals(Field::EtherType, Key::EMPTY.port(version.ether_type()))
     }
+
+    /// Asks whether a frame carries an ARP message.
+    pub fn carries_arp() -> Self {
+        Self::Equals(Field::EtherType, Key::EMPTY.port(Field::ARP))
+    }
 }
 
 /// The packet's values of a key, looked up in a set or map.

@@ -160,6 +160,16 @@ fn bridged() -> Table {
         accept([leaves.clone(), carries(IpVersion::V4), multicast.clone()]),
         accept([carries(IpVersion::V6), leaves, multicast]),
     ];
+    let sender = Key::EMPTY.address([10, 0, 0, 1].into());
+    rules.extend([
+        accept([Statement::carries_arp()]),
+        accept([Statement::Equals(Field::ArpSender, sender)]),
+        accept([Statement::Between(
+            Field::PacketType,
+            Key::EMPTY.byte(Field::BROADCAST),
+            Key::EMPTY.byte(Field::MULTICAST),
+        )]),
+    ]);
     rules.extend(frames());
     let chains = vec![chain("forward", Some(base), rules)];
     let key = Key::EMPTY.interface("veth1");
