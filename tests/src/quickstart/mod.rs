@@ -4,6 +4,7 @@
 mod changes;
 mod node;
 mod page;
+mod policy;
 mod rows;
 pub mod serve;
 
@@ -25,6 +26,8 @@ pub fn run(keep: bool) -> Result<ExitCode> {
     node.introduce(&mut page)?;
     page.title("Connections");
     rows::play(&node, &mut page)?;
+    page.title("One NetworkPolicy at work");
+    policy::play(&node, &mut page)?;
     page.title("Changes while it runs");
     changes::play(&mut node, &mut page)?;
     page.verdict();
