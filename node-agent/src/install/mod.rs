@@ -52,7 +52,7 @@ pub struct InstallArgs {
     #[arg(
         long,
         value_name = "JSON",
-        default_value = r#"{"waitForAgent":{"timeout":"1s","onTimeout":"proceed"}}"#
+        default_value = r#"{"waitForAgent":{"timeout":"1s","onTimeout":"isolate"}}"#
     )]
     pub plugin_config: String,
 

@@ -72,7 +72,8 @@ fn services_go_on_and_status_says_what_is_refused() -> Result<()> {
     until_no_error(&agent)
 }
 
-/// What an earlier run enforced stays in the kernel.
+/// What an earlier run enforced stays in the kernel. A pod that the plugin made wait meanwhile, since
+/// no agent ran, waits no longer.
 #[test]
 fn what_is_enforced_stays_when_a_restarted_agent_may_read_no_policies() -> Result<()> {
     let context = context("kube-403-again")?;
@@ -82,12 +83,16 @@ fn what_is_enforced_stays_when_a_restarted_agent_may_read_no_policies() -> Resul
     let is_isolated = || served(&pod).iter().all(|outcome| *outcome == Outcome::Dropped);
     ensure!(is_isolated());
     agent.terminate()?;
+    let orphan = context.fixture.cluster.add_pod("orphan", Wiring::Bridged)?;
+    ensure!(served(&orphan).iter().all(|outcome| *outcome == Outcome::Dropped));
     context.api.behave(|manners| manners.forbidden = vec!["networkpolicies"]);
     let agent = context.start_agent()?;
     let refused = |status: &Value| status["networkPolicy"]["refused"] != json!([]);
     agent.until("it is refused", BOUND, refused)?;
     ensure!(is_isolated());
-    Ok(())
+    eventually("the orphan is served", BOUND, || {
+        Ok(served(&orphan).iter().all(|outcome| outcome.endpoint().is_some()))
+    })
 }
 
 /// Who asked for the firewall gets no pod that nobody has judged.

@@ -10,6 +10,8 @@ use denizen_state::{Attachment, AttachmentId};
 use denizen_tests::cni::{Call, Chain, Namespace, PluginContext, VERSIONS};
 use serde_json::{Value, json};
 
+use super::isolate::{TABLES, nft, pending};
+
 const V4: &str = "10.85.0.0/24";
 const V6: &str = "fd00:85::/64";
 
@@ -240,8 +242,12 @@ fn every_conflist_in_conf_works_as_it_is() {
         }
         let chain = Chain { name: list["name"].as_str().unwrap().to_owned(), version, plugins };
         let call = Call::new("web-0", &context.pod);
+        // As an agent with the firewall on left it, which is dead now.
+        nft(&context, &[TABLES]);
         let result = chain.add(&context.node, &call).unwrap();
-        assert_is_what_ip_says(&context, &context.record(&call), &path.display().to_string());
+        let record = context.record(&call);
+        assert_is_what_ip_says(&context, &record, &path.display().to_string());
+        assert_eq!(pending(&context), record.ips.iter().map(|ip| json!(ip)).collect::<Vec<_>>());
         // portmap 1.1's own CHECK fails on a pod with one address family.
         chain
             .call(&context.node, &call, "CHECK", chain.plugins.last().unwrap(), Some(&result))

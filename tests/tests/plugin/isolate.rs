@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 use super::wait::{SLACK, TIMEOUT, absences, agent, says, timed, waiting};
 
 /// The tables as far as the plugin knows them.
-const TABLES: &str = "add table ip denizen-firewall
+pub const TABLES: &str = "add table ip denizen-firewall
 add set ip denizen-firewall pending { typeof ip saddr; }
 add table ip6 denizen-firewall
 add set ip6 denizen-firewall pending { typeof ip6 saddr; }";
 
-fn nft(context: &PluginContext, arguments: &[&str]) -> String {
+pub fn nft(context: &PluginContext, arguments: &[&str]) -> String {
     let mut nft = Command::new("nft");
     nft.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
     let output = context.node.spawn(nft).wait_with_output().unwrap();
@@ -26,7 +26,7 @@ fn nft(context: &PluginContext, arguments: &[&str]) -> String {
 }
 
 /// The pending addresses of both families.
-fn pending(context: &PluginContext) -> Vec<Value> {
+pub fn pending(context: &PluginContext) -> Vec<Value> {
     let of = |family| -> Vec<Value> {
         let set = nft(context, &["-j", "list", "set", family, "denizen-firewall", "pending"]);
         let set: Value = serde_json::from_str(&set).unwrap();

@@ -4,7 +4,7 @@ use serde_json::{Map, json};
 use super::*;
 
 fn ours() -> Value {
-    json!({ "type": "denizen", "waitForAgent": { "timeout": "1s", "onTimeout": "proceed" } })
+    json!({ "type": "denizen", "waitForAgent": { "timeout": "1s", "onTimeout": "isolate" } })
 }
 
 /// Any JSON, a few levels deep.
