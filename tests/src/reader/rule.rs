@@ -202,6 +202,10 @@ impl Rules<'_> {
         }
         let second = words.text()?;
         let field = match (&*first, &*second) {
+            ("arp", "saddr") if self.family == "bridge" => {
+                words.expect("ip")?;
+                Field::ArpSender
+            }
             (version, "saddr") => Field::Source(self.version(version)?),
             (version, "daddr") if version != "fib" => Field::Destination(self.version(version)?),
             ("icmpv6", "type") => Field::Icmpv6Type,

@@ -131,6 +131,8 @@ pub enum Field {
     Port,
     /// Guarded by nft: only ICMPv6 has it.
     Icmpv6Type,
+    /// Guarded by nft: only ARP has it.
+    ArpSender,
     InputInterface,
     OutputInterface,
     EtherType,
@@ -155,7 +157,9 @@ impl Field {
     /// Of what type its values are.
     pub fn kind(self) -> Kind {
         match self {
-            Self::Source(Version::V4) | Self::Destination(Version::V4) => Kind::Ipv4,
+            Self::Source(Version::V4) | Self::Destination(Version::V4) | Self::ArpSender => {
+                Kind::Ipv4
+            }
             Self::Source(Version::V6) | Self::Destination(Version::V6) => Kind::Ipv6,
             Self::Protocol => Kind::Protocol,
             Self::Port => Kind::Port,

@@ -71,6 +71,8 @@ pub const ICMPV6: u8 = 58;
 /// The kernel's `ETH_P_IP` and `ETH_P_IPV6`.
 pub const ETHER_IPV4: u128 = 0x0800;
 pub const ETHER_IPV6: u128 = 0x86dd;
+/// `ETH_P_ARP`.
+const ETHER_ARP: u128 = 0x0806;
 
 /// `IPS_DST_NAT` of the kernel's `enum ip_conntrack_status`.
 pub const DST_NAT: u128 = 1 << 5;
@@ -112,6 +114,7 @@ impl Kind {
             Self::EtherType => match text {
                 "ip" => ETHER_IPV4,
                 "ip6" => ETHER_IPV6,
+                "arp" => ETHER_ARP,
                 other => bail!("what a frame carries: {other} is not known"),
             },
             Self::PacketType => match text {

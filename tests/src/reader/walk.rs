@@ -263,6 +263,8 @@ impl Walk<'_> {
             Field::Source(version) => return Ok(of_version(packet.source, version)),
             Field::Destination(version) => return Ok(of_version(packet.destination, version)),
             Field::Icmpv6Type if packet.protocol != ICMPV6 => return Ok(None),
+            // Packets carry IP here.
+            Field::ArpSender => return Ok(None),
             Field::Icmpv6Type => {
                 Atom::Number(packet.icmpv6_type.context("an ICMPv6 message has a type")?.into())
             }
