@@ -70,6 +70,7 @@ fn every_trap_has_its_test() -> Result<()> {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("a workspace")?;
     let sources = [
         "tests/tests/network_policy",
+        "tests/tests/network_policy/first_packet",
         "tests/tests/network_policy/traps",
         "node-agent/src/engine",
         "node-agent/src/plan/firewall",
@@ -77,6 +78,7 @@ fn every_trap_has_its_test() -> Result<()> {
     ];
     let mut tests = BTreeSet::new();
     for folder in sources {
+        let (_, parent) = folder.rsplit_once('/').context("a folder within a folder")?;
         for entry in fs::read_dir(workspace.join(folder))? {
             let path = entry?.path();
             let Ok(text) = fs::read_to_string(&path) else { continue };
@@ -84,7 +86,8 @@ fn every_trap_has_its_test() -> Result<()> {
             for test in text.split("#[test]\n").skip(1) {
                 let name = test.trim_start().strip_prefix("fn ").context("a test is a function")?;
                 let name = name.split('(').next().unwrap_or_default();
-                tests.extend([name.to_owned(), format!("{file}::{name}")]);
+                let in_file = format!("{file}::{name}");
+                tests.extend([name.to_owned(), format!("{parent}::{in_file}"), in_file]);
             }
         }
     }
