@@ -19,7 +19,7 @@ pub struct Tracing {
     errors: BufReader<ChildStderr>,
 }
 
-/// What a trace told.
+/// What a trace reported.
 #[derive(Debug, Clone)]
 pub struct Traced(pub Value);
 

@@ -12,7 +12,7 @@ use denizen_nft::{Family, TraceEvent, TraceMessage, TracedPacket};
 
 use super::table::{ARRIVING, KNOWN, SENDING, TABLE_PREFIX};
 
-/// All that the kernel told of one packet, in order.
+/// All that the kernel reported of one packet, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Journey {
     /// The messages. The first one has the packet as it came in.

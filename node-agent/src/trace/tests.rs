@@ -150,7 +150,7 @@ fn refused_by_policy() -> Explanation {
     Explanation { policies: vec![row], ..said(Verdict::Forward) }
 }
 
-/// A falsified plan must be told, and a right one must not.
+/// A falsified plan must be reported, and a right one must not.
 #[test]
 fn what_happened_is_compared_with_what_was_said() {
     use Fate::{Delivered, Dropped, Lost, Refused, Sent, Taken};

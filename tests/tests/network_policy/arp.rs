@@ -98,7 +98,9 @@ fn a_pod_announces_its_own_address_and_may_ask_before_it_takes_one() -> Result<(
     moving
         .netns
         .ip(&format!("address flush dev eth0 to {own}/32\nneigh replace {asked} dev eth0 use"))?;
-    eventually("it is told", BOUND, || Ok(known(&moving, asked)? == mac(&client)?))?;
+    eventually("it knows the new link-layer address", BOUND, || {
+        Ok(known(&moving, asked)? == mac(&client)?)
+    })?;
     assert_eq!(spoofed(&agent)?, 0);
     Ok(())
 }
