@@ -41,7 +41,7 @@ pub(super) fn choose(config: &mut Config) -> Enforcer {
     }
     if let Err(error) = note_whether_off(&config.run_dir, !is_on) {
         let file = config.run_dir.display();
-        warn!(run_dir = %file, %error, "the plugin cannot be told whether NetworkPolicies are enforced");
+        warn!(run_dir = %file, %error, "cannot note for the plugin whether NetworkPolicies are enforced");
     }
     Enforcer { engine, why }
 }

@@ -30,7 +30,7 @@ fn names_mean_the_addresses_of_pods_and_services() {
 }
 
 #[test]
-fn names_of_nothing_are_told() {
+fn names_of_nothing_are_errors() {
     let none = |to: &str| PacketError::NoDestination(to.to_owned());
     let cases = [
         ("default/nobody", "default/web:http", PacketError::NoPod("default/nobody".to_owned())),

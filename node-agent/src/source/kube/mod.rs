@@ -106,8 +106,9 @@ struct Ends {
 /// Starts a task for each kind that a feature needs, which sends what the API serves until the
 /// receiver is closed. Returns the current problems of each.
 ///
-/// `reads` are carried out until its sender is dropped. Each pod in `unknown` is asked for by name, unless the watch brings it within 20 ms, and again
-/// until it is no longer in the set. `wrong_policies` gets each wrong policy once for each text.
+/// `reads` are carried out until its sender is dropped. Each pod in `unknown` is asked for by name,
+/// unless the watch brings it within 20 ms, and again until it is no longer in the set.
+/// `wrong_policies` gets each wrong policy once for each text.
 pub fn start(
     config: &Config,
     unknown: &latest::Receiver<BTreeSet<PodName>>,
