@@ -1,6 +1,7 @@
 //! The command line's commands.
 
 mod cleanup;
+mod connections;
 mod offline;
 mod trace;
 
@@ -48,6 +49,8 @@ enum Command {
     Explain(Box<ExplainArgs>),
     /// Follow real packets through this node's rules, and compare them with what `explain` says
     Trace(Box<trace::TraceArgs>),
+    /// Show the node's connections in terms of pods and services
+    Connections(connections::ConnectionsArgs),
     /// Show what the running agent knows and has programmed
     Status(StatusArgs),
     /// Install the CNI plugin and its entry in the CNI configuration, and keep them installed
@@ -155,6 +158,7 @@ pub fn run() -> anyhow::Result<()> {
         Command::Render(args) => offline::render(&args),
         Command::Explain(args) => explain(*args),
         Command::Trace(args) => trace::trace(*args),
+        Command::Connections(args) => connections::connections(args),
         Command::Status(StatusArgs { run_dir, output }) => {
             let status: Status = ask(run_dir.run_dir, Request::Status { status: Empty {} })?;
             show(&status, output)

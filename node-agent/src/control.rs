@@ -35,6 +35,11 @@ pub enum Request {
         /// Source and destination, as on the command line.
         trace: ExplainQuery,
     },
+    /// The names of pods and services.
+    Names {
+        /// No parameters.
+        names: Empty,
+    },
     /// The agent's status.
     Status {
         /// No parameters.

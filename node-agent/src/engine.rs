@@ -30,6 +30,7 @@ use crate::explain::{Explanation, NotYet, Packet, Step, explain};
 use crate::firewall::{self, Firewall, FirewallError};
 use crate::iptables::Variant;
 use crate::model::{Event, LocalPod, PodName, PodVersion};
+use crate::names::Names;
 use crate::plan::{Capabilities, Changes, Conflict, FirewallPlan, Plan, Planner, Policy, Sides};
 use crate::status::LastSync;
 use crate::sysctl::{Setting, live, on_loopback};
@@ -206,6 +207,11 @@ impl<B: Backend> Engine<B> {
     /// The plan.
     pub fn plan(&self) -> &Plan {
         self.planner.plan()
+    }
+
+    /// The names of what the plan is about.
+    pub fn names(&self) -> Names {
+        Names::of(self.plan(), self.planner.model())
     }
 
     /// Whether the whole plan is in the kernel.

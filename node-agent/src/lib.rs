@@ -10,6 +10,7 @@ pub mod attachments;
 pub mod backend;
 pub mod cli;
 pub mod config;
+pub mod connections;
 pub mod conntrack;
 pub mod control;
 pub mod describe;
@@ -27,6 +28,7 @@ pub mod install;
 pub mod iptables;
 mod memory;
 pub mod model;
+pub mod names;
 pub mod plan;
 pub mod printable;
 #[cfg(test)]

@@ -37,6 +37,9 @@ pub fn printable_lines(text: &str) -> String {
 /// Makes JSON printable: escapes such characters as in JSON. Outside strings only line feeds occur,
 /// which stay.
 pub fn printable_json(json: &str) -> String {
+    if json.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\n')) {
+        return json.to_owned();
+    }
     let mut text = String::with_capacity(json.len());
     for character in json.chars() {
         if character == '\n' || is_printable(character) {

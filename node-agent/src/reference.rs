@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::backend::{Affinity, Clients, Crowded};
 use crate::cli::command;
+use crate::connections::{Connection, Totals};
 use crate::explain::{Explanation, PolicyRow, Step, Verdict};
 use crate::status::metrics::Metrics;
 use crate::status::{LastSync, Status};
@@ -170,6 +171,27 @@ fn every_field_of_a_trace_is_there() {
     let packets = TracedPackets { packets: vec![packet] };
     add_fields(&serde_json::to_value(packets).expect("plain data"), &mut fields);
     assert_eq!(missing(section("### Trace"), fields), BTreeSet::new());
+}
+
+#[test]
+fn every_field_of_a_connection_is_there() {
+    let place = || Place { address: ([0, 0, 0, 0], 0).into(), name: Some(String::new()) };
+    let connection = Connection {
+        protocol: "",
+        state: Some(""),
+        client: place(),
+        destination: place(),
+        service: Some(String::new()),
+        endpoint: Some(place()),
+        masqueraded_as: Some(([0, 0, 0, 0], 0).into()),
+        seconds: Some(0),
+    };
+    let mut totals = Totals::default();
+    totals.add(&connection);
+    let mut fields = BTreeSet::new();
+    add_fields(&serde_json::to_value(&connection).expect("plain data"), &mut fields);
+    add_fields(&serde_json::to_value(&totals).expect("plain data"), &mut fields);
+    assert_eq!(missing(section("### Connections"), fields), BTreeSet::new());
 }
 
 fn add_fields(value: &Value, fields: &mut BTreeSet<String>) {

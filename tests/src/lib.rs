@@ -45,4 +45,5 @@ pub mod server;
 pub mod syn;
 pub mod tracing;
 pub mod vm;
+pub mod watching;
 pub mod world;

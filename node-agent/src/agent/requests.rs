@@ -51,6 +51,7 @@ impl Agent {
                 let backend = self.backend.to_string();
                 json!(Prediction::of(self.engine.plan(), &packet, it, backend))
             })),
+            Request::Names { .. } => json!(self.engine.names()),
             Request::Status { .. } => json!(self.status()),
             Request::View { view } => json!(self.view(&view)),
             Request::Measure { .. } => {

@@ -17,5 +17,6 @@ mod tests;
 
 pub use candidates::{CandidateTracker, StaleCandidates};
 pub use entry::Entry;
+pub(crate) use entry::write_dump;
 pub use kernel::{Conntrack, ConntrackError};
 pub use stale::StaleFilter;

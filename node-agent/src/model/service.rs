@@ -67,19 +67,24 @@ impl Protocol {
         Self::ALL.into_iter().find(|protocol| protocol.number() == number)
     }
 
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        }
+    }
+
     /// Parses a protocol's name, upper or lower case.
     pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|p| p.to_string().eq_ignore_ascii_case(text))
+        Self::ALL.into_iter().find(|protocol| protocol.as_str().eq_ignore_ascii_case(text))
     }
 }
 
 impl fmt::Display for Protocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-            Self::Sctp => "sctp",
-        })
+        f.write_str(self.as_str())
     }
 }
 

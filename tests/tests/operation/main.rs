@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 mod config_file;
+mod connections;
 mod health;
 mod live_changes;
 mod metrics;
