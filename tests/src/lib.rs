@@ -21,6 +21,7 @@ pub mod contained;
 pub mod containerd;
 pub mod effort;
 pub mod eventually;
+pub mod firewall;
 pub mod fixture;
 pub mod flood;
 pub mod flows;

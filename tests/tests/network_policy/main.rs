@@ -14,13 +14,12 @@ mod first_packet;
 mod hosts;
 mod judged;
 mod newcomers;
-mod nodes;
 mod off;
 mod packets;
 mod play;
 mod prober;
 mod random;
-mod recorder;
-mod spray;
 mod traps;
 mod truth;
+
+use denizen_tests::firewall::{nodes, recorder, spray};

@@ -9,16 +9,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use denizen_tests::agent::{Agent, Objects, Settings};
-use denizen_tests::cni::Chain;
-use denizen_tests::eventually::observed;
-use denizen_tests::manifest::{self, Manifests};
-use denizen_tests::netns::{self, Netns};
-use denizen_tests::pod::{BRIDGE, Pod, Wiring};
-use denizen_tests::policy::Node;
-use denizen_tests::world::ip;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::agent::{Agent, Objects, Settings};
+use crate::cni::Chain;
+use crate::eventually::observed;
+use crate::manifest::{self, Manifests};
+use crate::netns::{self, Netns};
+use crate::pod::{BRIDGE, Pod, Wiring};
+use crate::policy::Node;
+use crate::world::ip;
 
 /// What has not been programmed by then never will.
 const SETTLING: Duration = Duration::from_secs(20);
@@ -26,7 +27,9 @@ const SETTLING: Duration = Duration::from_secs(20);
 /// Both nodes.
 #[derive(Debug)]
 pub struct Nodes {
+    /// The first and the second one.
     pub hosts: [NodeHost; 2],
+    /// What both agents read.
     pub manifests: Manifests,
     label: String,
     _folder: TempDir,
@@ -37,8 +40,11 @@ pub struct Nodes {
 pub struct NodeHost {
     /// `None` before [`Nodes::start_agents`]. It ends before its node does.
     pub agent: Option<Agent>,
+    /// Its network.
     pub netns: Netns,
+    /// Its name and its addresses.
     pub node: Node,
+    /// The run directory of its agent and its plugin.
     pub run_dir: PathBuf,
     bridged: Chain,
     routed: Chain,
@@ -151,17 +157,26 @@ impl NodeHost {
 
     /// Starts the agent, the firewall on, and waits until it has programmed the kernel.
     pub fn start_agent(&mut self, objects: Objects, flags: &[&str]) -> Result<()> {
+        std::fs::create_dir_all(&self.run_dir)?;
+        self.agent = Some(Agent::start(&self.netns, self.settings(objects, flags))?);
+        Ok(())
+    }
+
+    /// The same, but waits for nothing.
+    pub fn spawn_agent(&mut self, objects: Objects) -> Result<()> {
+        self.agent = Some(Agent::spawn(&self.netns, self.settings(objects, &[]))?);
+        Ok(())
+    }
+
+    fn settings(&self, objects: Objects, flags: &[&str]) -> Settings {
         let flags = ["--network-policy=on"].iter().chain(flags).map(|it| (*it).to_owned());
-        let settings = Settings {
+        Settings {
             objects,
             run_dir: self.run_dir.clone(),
             node_name: self.node.name.clone(),
             program: None,
             flags: flags.collect(),
-        };
-        std::fs::create_dir_all(&self.run_dir)?;
-        self.agent = Some(Agent::start(&self.netns, settings)?);
-        Ok(())
+        }
     }
 
     /// The running agent.

@@ -10,9 +10,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::Result;
-use denizen_tests::netns::Netns;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::{Domain, Socket, Type};
+
+use crate::netns::Netns;
 
 /// Where it listens.
 pub const PORT: u16 = 80;

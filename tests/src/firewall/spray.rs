@@ -9,10 +9,10 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::Result;
-use denizen_tests::netns::Netns;
 use socket2::{Domain, Socket, Type};
 
-use crate::recorder::PORT;
+use super::recorder::PORT;
+use crate::netns::Netns;
 
 /// Whom to send to, now.
 pub type Targets = Arc<Mutex<BTreeSet<IpAddr>>>;
@@ -27,6 +27,7 @@ pub struct Spray {
 const ROUND: Duration = Duration::from_millis(2);
 
 impl Spray {
+    /// Sends from a pod.
     pub fn start(from: &Netns, targets: &Targets) -> Result<Self> {
         let stop = Arc::<AtomicBool>::default();
         let thread = from.spawn({
