@@ -292,9 +292,8 @@ impl<B: Backend> Engine<B> {
     /// Whether the pods of this generation of the state file (or a later one) are in the kernel, and
     /// all that is decided about them, and nothing is unknown about the one that was asked for.
     pub fn has_programmed(&self, asked: &WaitFor) -> bool {
-        let firewall = self.plan().firewall();
-        let is_decided = firewall.is_none_or(|firewall| firewall.is_decided(&asked.wait_for));
-        is_decided
+        let (firewall, pod) = (self.plan().firewall(), self.recorded(&asked.wait_for));
+        firewall.zip(pod).is_none_or(|(firewall, pod)| firewall.is_decided(pod))
             && self.firewall.as_ref().is_none_or(Firewall::has_pods)
             && self.programmed_pods.as_ref().is_some_and(|(epoch, generation)| {
                 *epoch == asked.epoch && *generation >= asked.generation

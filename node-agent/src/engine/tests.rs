@@ -13,9 +13,11 @@ use crate::backend::nftables::{Nftables, NoKernel, render};
 use crate::backend::{Backend, BackendName, Figures, Repair, Report};
 use crate::fixture::*;
 use crate::model::{
-    Egress, Event, Listing, Protocol, Service, ServiceName, SliceName, TrafficPolicy,
+    Egress, Event, Listing, PodSet, Protocol, Service, ServiceName, SliceName, TrafficPolicy,
 };
-use crate::plan::{Changes, Detector, Frontend, Plan, Planner, Policy};
+use crate::plan::{
+    Changes, Detector, FirewallSettings, Frontend, IfRefused, Plan, Planner, Policy,
+};
 
 /// A plan and its rules.
 struct Rules {
@@ -314,19 +316,51 @@ fn refusing() -> Engine<Refusing> {
     Engine::new(policy(), CAPABLE, Refusing { refuses: true })
 }
 
+/// Asks whether the first of these pods is programmed.
+fn asked(known: &PodSet) -> WaitFor {
+    let (epoch, generation) = known.version.clone().unwrap();
+    WaitFor { wait_for: known.pods[0].id.clone(), epoch, generation, removed: false }
+}
+
 /// A change that failed and was then repaired by a look (the kernel's word of a foreign change
 /// comes sooner than the next try) left the ADD that waited for it waiting.
 #[test]
 fn who_waits_for_a_pod_is_answered_by_a_repair_too() {
     let mut engine = refusing();
     let known = pods(7, &[("10.1.2.3", "cni0")]);
-    let (epoch, generation) = known.version.clone().unwrap();
-    let asked = WaitFor { wait_for: known.pods[0].id.clone(), epoch, generation, removed: false };
+    let asked = asked(&known);
     engine.apply(vec![Event::Pods(known)]);
     assert!(engine.sync().is_err());
     assert!(!engine.has_programmed(&asked) && !engine.is_idle());
     assert!(engine.resync().is_ok());
     assert!(engine.has_programmed(&asked) && engine.is_idle());
+}
+
+/// Which policies select a pod is not known before all of them are, also not for a pod that was
+/// recorded before the agent started: nobody has isolated it yet.
+#[test]
+fn who_waits_for_a_pod_waits_for_the_first_lists_of_policies() {
+    for (if_refused, is_answered) in [(IfRefused::Pending, false), (IfRefused::Open, true)] {
+        let settings = FirewallSettings { if_refused, ..FirewallSettings::default() };
+        let policy = Policy { firewall: Some(settings), ..policy() };
+        let mut engine = Engine::new(policy, CAPABLE, Refusing { refuses: false });
+        let (known, more) =
+            (pods(7, &[("10.1.2.3", "cni0")]), pods(8, &[("10.1.2.3", "cni0"), ("10.1.2.4", "a")]));
+        let later = WaitFor { wait_for: more.pods[1].id.clone(), ..asked(&more) };
+        let all = [asked(&known), later];
+        let mut apply = |events| {
+            engine.apply(events);
+            assert!(engine.sync().is_ok());
+            all.each_ref().map(|asked| engine.has_programmed(asked))
+        };
+        apply(Listing::SERVICES.map(Event::Listed).into());
+        apply(vec![Event::Pods(known)]);
+        assert_eq!(apply(vec![Event::Pods(more)]), [false; 2]);
+        let [policies, others @ ..] = Listing::FIREWALL;
+        assert_eq!(apply(others.map(Event::Listed).into()), [false; 2]);
+        assert_eq!(apply(vec![Event::Refused(policies)]), [is_answered; 2]);
+        assert_eq!(apply(vec![Event::Listed(policies)]), [true; 2]);
+    }
 }
 
 /// The time that a change took counts until the kernel has it, however often it is tried, and what

@@ -261,10 +261,13 @@ impl FirewallPlan {
         self.rules.len()
     }
 
-    /// Whether nothing is unknown about an attachment, or it is not recorded.
-    pub fn is_decided(&self, attachment: &AttachmentId) -> bool {
-        let Some(subject) = self.subjects.get(attachment) else { return true };
-        self.known && !self.lacks_labels(subject)
+    /// Whether nothing is unknown about a recorded pod. While policies, pods or namespaces are not
+    /// known, that holds for no pod, unless pods are [left open](Self::is_left_open).
+    pub fn is_decided(&self, pod: &LocalPod) -> bool {
+        match self.subjects.get(&pod.id) {
+            Some(subject) => !self.lacks_labels(subject),
+            None => self.left_open || pod.pod.is_none(),
+        }
     }
 
     /// The recorded pods whose labels are needed and not known.

@@ -1,15 +1,20 @@
 //! New pods while the agent is dead, and while the API is away.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Objects;
+use denizen_tests::api::Api;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::Wiring;
+use serde_json::Value;
 
 use super::{BOUND, add, attach, detach, each, isolate, pods, remove, wiring};
-use crate::newcomers::{Exchange, Newcomer, Newcomers, nothing_wrong};
+use crate::newcomers::{Exchange, Newcomer, Newcomers, next, nothing_wrong};
 
 /// How many of the new pods are there again when all is well.
 const LEFT: usize = 4;
@@ -184,4 +189,45 @@ fn while_the_api_is_away() -> Result<()> {
     announce(&newcomers, false)?;
     let left = left.into_inner().expect("nobody panicked");
     all_is_well(&newcomers, left.iter().chain([&before]))
+}
+
+/// A node that boots while the API is away: no policy is known, and an ADD waits until they all are.
+#[test]
+fn an_add_waits_for_the_first_lists() -> Result<()> {
+    let mut newcomers = Newcomers::with_api("first-lists", &isolate("20s"))?;
+    let before = Newcomer::start(add(&newcomers, "before", "new", Wiring::Bridged)?)?;
+    let awaited = next(&before.pod.addresses)?;
+    newcomers.aim(|targets| targets.extend(&awaited));
+    let netns = newcomers.nodes.sandbox("new/late")?;
+    newcomers.announce("new/late", netns.name(), "new")?;
+    let mut api = newcomers.api.take().context("there is one")?;
+    let host = &mut newcomers.nodes.hosts[0];
+    host.agent.take().context("it was started")?.terminate()?;
+    api.stop();
+    host.spawn_agent(Objects::Kubeconfig(api.kubeconfig().to_owned()))?;
+    until_status(&newcomers, |status| status["pods"] != 0)?;
+    let is_back = AtomicBool::new(false);
+    let newcomer = thread::scope(|scope| -> Result<_> {
+        let chain = newcomers.nodes.hosts[0].chain(Wiring::Bridged);
+        let added = scope.spawn(|| -> Result<_> {
+            let pod = attach(&newcomers, netns, "new/late", chain)?;
+            ensure!(is_back.load(Ordering::SeqCst), "the ADD has not waited");
+            Newcomer::start(pod)
+        });
+        until_status(&newcomers, |status| status["networkPolicy"]["pending"] == 1)?;
+        // An ADD that does not wait has returned by then.
+        thread::sleep(Duration::from_millis(500));
+        is_back.store(true, Ordering::SeqCst);
+        api.go_on(&newcomers.nodes.hosts[1].netns)?;
+        added.join().expect("it does not panic")
+    })?;
+    assert_eq!(newcomer.pod.addresses, awaited);
+    nothing_wrong(1, &newcomers.first_packets(&newcomer)?)
+}
+
+/// Waits until the first node's agent, which may not listen yet, has a status as wished.
+fn until_status(newcomers: &Newcomers, so: impl Fn(&Value) -> bool) -> Result<()> {
+    let agent = newcomers.nodes.hosts[0].agent()?;
+    let status = || Ok(agent.status());
+    observed("as wished", BOUND, status, |status| status.as_ref().is_ok_and(&so)).map(drop)
 }
