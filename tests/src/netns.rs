@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -20,6 +21,12 @@ use tempfile::TempDir;
 
 /// Where `ip netns` keeps its names, so that `ip netns exec` works on ours.
 const FOLDER: &str = "/run/netns";
+
+/// The namespace that the thread which asks is in.
+const THIS_THREADS: &str = "/proc/thread-self/ns/net";
+
+/// What a bind mount has no use for.
+const NOTHING: Option<&str> = None;
 
 /// Where files are kept in memory.
 const MEMORY: &str = "/dev/shm";
@@ -42,10 +49,19 @@ impl Netns {
     /// The first call in a process also removes what killed runs left.
     pub fn new(label: &str) -> Result<Self> {
         static LEFTOVERS: Once = Once::new();
-        static COUNTER: AtomicU32 = AtomicU32::new(0);
         LEFTOVERS.call_once(remove_leftovers);
-        let counter = COUNTER.fetch_add(1, Ordering::Relaxed);
-        Self::named(&format!("{PREFIX}{}-{counter}-{label}", std::process::id()))
+        Self::named(&unique(label))
+    }
+
+    /// One more name for the namespace that the file at `path` stands for. When the value is
+    /// dropped, the name goes, and so do the processes in there.
+    pub fn of(path: &Path) -> Result<Self> {
+        let namespace = Self { name: unique("of"), kept: false };
+        File::create_new(namespace.path())?;
+        let named = namespace.path();
+        let bind = || mount(Some(THIS_THREADS), &named, NOTHING, MsFlags::MS_BIND, NOTHING);
+        Self::run_at(path, bind)?.with_context(|| format!("cannot name {}", path.display()))?;
+        Ok(namespace)
     }
 
     /// A new namespace of exactly this name, for one that is to outlive this process (see
@@ -168,6 +184,13 @@ impl Drop for Netns {
             remove(&self.name);
         }
     }
+}
+
+/// A name that no other run has.
+fn unique(label: &str) -> String {
+    static COUNTER: AtomicU32 = AtomicU32::new(0);
+    let counter = COUNTER.fetch_add(1, Ordering::Relaxed);
+    format!("{PREFIX}{}-{counter}-{label}", std::process::id())
 }
 
 fn opened(path: &Path) -> Result<File> {

@@ -109,6 +109,12 @@ impl Containerd {
         Netns::run_at(&self.as_seen_here(Path::new(netns)), work)
     }
 
+    /// A name, for `ip netns` and for this harness, of the network namespace that a pod's record
+    /// names.
+    pub fn pod_netns(&self, netns: &str) -> Result<Netns> {
+        Netns::of(&self.as_seen_here(Path::new(netns)))
+    }
+
     /// What it has logged.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("log")).unwrap_or_default()

@@ -2,6 +2,7 @@
 
 mod at_once;
 mod away;
+mod containerd;
 mod reuse;
 
 use std::collections::BTreeSet;

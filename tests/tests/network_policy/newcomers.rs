@@ -5,6 +5,8 @@
 //! role `friend` alone. Of those, the one on the same node hears nobody but them. So are all pods of
 //! namespace `closed`, but that friend does not hear them. No policy selects pods of namespace `open`.
 
+mod listener;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +16,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Objects;
 use denizen_tests::api::{Api, ApiServer};
-use denizen_tests::eventually::observed;
 use denizen_tests::manifest;
 use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::policy::{
@@ -24,6 +25,7 @@ use denizen_tests::policy::{
 use denizen_tests::probe::Protocol;
 use serde_json::Value;
 
+pub use self::listener::{Listener, Newcomer};
 use crate::case::labels;
 use crate::nodes::Nodes;
 use crate::prober::{Answer, Prober, Question};
@@ -33,9 +35,6 @@ use crate::spray::{Spray, Targets};
 /// The node may ask for a new pod's MAC address before the pod hears it, and asks again a second
 /// later. TCP too sends again what was lost; a datagram that arrives was the first one.
 const PATIENCE: Duration = Duration::from_millis(1800);
-
-/// A pod's kernel asks for its gateway three times, one second apart.
-const GATEWAY: Duration = Duration::from_secs(5);
 
 /// One who was there before.
 pub struct Peer {
@@ -55,13 +54,6 @@ pub struct Newcomers {
     pub targets: Targets,
     /// What both agents follow; `None` if they read manifests.
     pub api: Option<ApiServer>,
-}
-
-/// A pod that has just been added.
-pub struct Newcomer {
-    recorder: Recorder,
-    prober: Prober,
-    pub pod: Pod,
 }
 
 /// One question between a new pod and a peer, and what came of it.
@@ -180,8 +172,8 @@ impl Newcomers {
     }
 
     /// The first packets of a new pod, and those of all peers to it.
-    fn exchange(&self, newcomer: &Newcomer) -> Result<Vec<Exchange<'_>>> {
-        let own = &newcomer.pod.addresses;
+    fn exchange(&self, newcomer: &Listener) -> Result<Vec<Exchange<'_>>> {
+        let own = &newcomer.addresses;
         let protocols = [Protocol::Tcp, Protocol::Udp];
         let each: Vec<_> = own.iter().flat_map(|it| protocols.map(|kind| (*it, kind))).collect();
         let question =
@@ -219,7 +211,7 @@ impl Newcomers {
     /// `passes` says.
     pub fn judge(
         &self,
-        newcomer: &Newcomer,
+        newcomer: &Listener,
         passes: impl Fn(&Exchange<'_>) -> bool,
     ) -> Result<Vec<String>> {
         let all = self.exchange(newcomer)?;
@@ -232,7 +224,7 @@ impl Newcomers {
     /// What of them passed although it may not.
     pub fn passed(
         &self,
-        newcomer: &Newcomer,
+        newcomer: &Listener,
         may_pass: impl Fn(&Exchange<'_>) -> bool,
     ) -> Result<Vec<String>> {
         let all = self.exchange(newcomer)?;
@@ -242,22 +234,22 @@ impl Newcomers {
 
     /// What was wrong with the first packets of a new pod that may talk to friends alone, and with
     /// those of all peers to it.
-    pub fn first_packets(&self, newcomer: &Newcomer) -> Result<Vec<String>> {
+    pub fn first_packets(&self, newcomer: &Listener) -> Result<Vec<String>> {
         let mut wrong = self.judge(newcomer, |it| it.peer.is_friend)?;
         wrong.extend(self.leaks(newcomer));
         Ok(wrong)
     }
 
     /// What arrived although it must not: at the new pod, and at those whom it may not reach.
-    pub fn leaks(&self, newcomer: &Newcomer) -> Vec<String> {
+    pub fn leaks(&self, newcomer: &Listener) -> Vec<String> {
         let foes = self.peers.iter().filter(|peer| !peer.is_friend);
         let heard = newcomer.recorder.senders();
         foes.flat_map(|foe| {
             let theirs = foe.pod.addresses.iter().filter(|it| heard.contains(it));
-            let arrived = theirs
-                .map(|it| format!("{it} of {} reached {:?}", foe.name, newcomer.pod.addresses));
+            let arrived =
+                theirs.map(|it| format!("{it} of {} reached {:?}", foe.name, newcomer.addresses));
             let reached = foe.recorder.senders();
-            let ours = newcomer.pod.addresses.iter().filter(|it| reached.contains(it));
+            let ours = newcomer.addresses.iter().filter(|it| reached.contains(it));
             let sent =
                 ours.map(|it| format!("{} got a packet of {it}", foe.name)).collect::<Vec<_>>();
             arrived.chain(sent).collect::<Vec<_>>()
@@ -287,33 +279,6 @@ impl fmt::Display for Exchange<'_> {
             true => write!(f, "{protocol} from {own} to {}: {answer:?}", peer.name),
             false => write!(f, "{protocol} from {} to {own}: {answer:?}", peer.name),
         }
-    }
-}
-
-impl Newcomer {
-    /// What listens in a pod whose ADD has returned.
-    ///
-    /// On an interface that is new on the node, `ptp` and `bridge` add the IPv6 gateway's address
-    /// just before the pod is reachable. The kernel answers for the address a moment later. If the
-    /// pod has asked for it in between, because it was sent something, it asks again after a second,
-    /// firewall or not. What it sends meanwhile waits in a queue that is shorter than its answers to
-    /// all who keep sending. So its questions wait until its kernel knows whom it asks.
-    pub fn start(pod: Pod) -> Result<Self> {
-        let recorder = Recorder::start(&pod.netns)?;
-        let prober = Prober::start(&pod.netns, PATIENCE)?;
-        let unanswered = || pod.netns.output("ip", &["-6", "neigh", "show", "nud", "incomplete"]);
-        observed("its gateway's MAC address is known", GATEWAY, unanswered, String::is_empty)?;
-        Ok(Self { recorder, prober, pod })
-    }
-
-    /// It has heard nobody until now.
-    pub fn forget(&self) {
-        self.recorder.forget_all();
-    }
-
-    /// Ends what listens in it, as a runtime ends containers before it calls DEL.
-    pub fn end(self) -> Pod {
-        self.pod
     }
 }
 
