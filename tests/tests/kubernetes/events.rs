@@ -1,4 +1,4 @@
-//! Events on the Node and on Services, as kube-proxy writes them.
+//! Events on the Node and on Services, as kube-proxy writes them, and on NetworkPolicies.
 
 use std::net::TcpListener;
 
@@ -78,6 +78,46 @@ fn what_cannot_be_served_is_an_event_once() -> Result<()> {
     assert_eq!(events(&context, "Starting").len(), 1);
     assert_eq!(events(&context, "FailedToStartProxierHealthcheck").len(), 0);
     Ok(())
+}
+
+fn wrong_policy(name: &str, labels: &Value) -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": { "name": name, "namespace": "default", "labels": labels },
+        "spec": { "podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{ "form": [] }] },
+    })
+}
+
+#[test]
+fn a_policy_that_is_not_understood_is_an_event_once_and_in_the_status() -> Result<()> {
+    let context = ApiContext::own("kube-policy-event")?;
+    context.put_node()?;
+    context.api.put(&wrong_policy("first", &json!({})))?;
+    let agent = context.start_agent()?;
+    let event = until_event(&context, "InvalidNetworkPolicy")?;
+    let first = json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "namespace": "default", "name": "first",
+    });
+    assert_eq!((&event["regarding"], &event["type"]), (&first, &json!("Warning")));
+    let text = "NetworkPolicy default/first: spec.ingress[0].form \"[]\": not understood";
+    let note = event["note"].as_str().context("a note")?;
+    assert!(note.starts_with(text), "{event}");
+    until_error(&agent, "NetworkPolicy default/first: spec.ingress[0].form")?;
+    assert_eq!(agent.status()?["networkPolicy"]["notUnderstood"], 1);
+    // The same mistake again is no news.
+    context.api.put(&wrong_policy("first", &json!({ "x": "y" })))?;
+    context.api.put(&wrong_policy("second", &json!({})))?;
+    let all = || events(&context, "InvalidNetworkPolicy");
+    let names_second = |event: &Value| event["regarding"]["name"] == "second";
+    eventually("the other is named", BOUND, || Ok(all().iter().any(names_second)))?;
+    assert_eq!(all().len(), 2, "{:?}", all());
+    for name in ["first", "second"] {
+        let mut right = wrong_policy(name, &json!({}));
+        right["spec"]["ingress"] = json!([]);
+        context.api.put(&right)?;
+    }
+    until_no_error(&agent)
 }
 
 /// Who may not write events says so in the log, and serves all the same.
