@@ -191,9 +191,14 @@ impl Releases {
             chain.plugins[1]["type"] = json!(plugin);
             chain.clone()
         };
+        let (before, _) = rules(self.node(), self.backend)?;
         let pod = Pod::attach(self.node(), Netns::new("release-pod")?, "late", &by(adds))?;
         ensure!(is_local(&pod), "programmed before ADD returned");
-        pod.through(&by(deletes)).detach(self.node())
+        pod.through(&by(deletes)).detach(self.node())?;
+        // DEL waits for the agent, but not for long.
+        eventually("the pod is forgotten", Duration::from_secs(20), || {
+            Ok(rules(self.node(), self.backend)?.0 == before)
+        })
     }
 }
 
