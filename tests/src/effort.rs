@@ -1,18 +1,25 @@
-//! How long the tests that need time may take: short on a developer's machine, in full length in
-//! CI.
+//! How much the tests that need time do: little on a developer's machine, more in CI, all of it
+//! where somebody asks for it.
 
 use std::time::Duration;
 
-/// Seconds that a test under load runs; `.ci/run` sets 60.
+/// Seconds that a test under load runs; `.ci/run` sets 20.
 const SECONDS: &str = "DENIZEN_TEST_SECONDS";
+/// Where it is not set.
+const QUICK: u64 = 5;
+/// From here on tests run in full length.
+const FULL: u64 = 60;
 
 /// How long to keep a load up.
 pub fn duration() -> Duration {
     let given = std::env::var(SECONDS).ok().and_then(|text| text.parse().ok());
-    Duration::from_secs(given.unwrap_or(5))
+    Duration::from_secs(given.unwrap_or(QUICK))
 }
 
-/// `full` where tests run in full length, else `quick`.
+/// How many of something: from `quick` to `full`, as [`duration`] goes from 5 seconds to 60.
 pub fn times(full: usize, quick: usize) -> usize {
-    if duration() >= Duration::from_secs(60) { full } else { quick }
+    let more = duration().as_secs().clamp(QUICK, FULL) - QUICK;
+    let part = |count: usize, of: u64| count as u64 * of;
+    let sum = part(full, more) + part(quick, FULL - QUICK - more);
+    (sum / (FULL - QUICK)) as usize
 }
