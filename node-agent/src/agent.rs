@@ -11,6 +11,7 @@ mod open_files;
 mod publish;
 mod requests;
 mod run_dir;
+mod sampling;
 mod sources;
 mod stop;
 mod view;
@@ -31,6 +32,7 @@ use self::foreign::{foreign_change, pollable};
 use self::network_policy::Enforcer;
 use self::publish::Publisher;
 use self::requests::Waiting;
+use self::sampling::Sampling;
 use self::sources::Sources;
 use self::stop::Stop;
 use crate::attachments;
@@ -125,6 +127,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
         predecessor: Predecessor::of(config.backend.name),
         publisher,
         flush,
+        sampling: Sampling::default(),
     };
     let result = agent.run_loop(stop, events, requests).await;
     let _ = std::fs::remove_file(config.run_dir.join(denizen_state::run_dir::SOCKET));
@@ -186,6 +189,8 @@ struct Agent {
     publisher: Publisher,
     /// Deletes stale conntrack entries.
     flush: Flush,
+    /// Shows dropped packets.
+    sampling: Sampling,
 }
 
 impl Agent {
@@ -215,7 +220,8 @@ impl Agent {
                     None
                 }
                 () = self.engine.wait() => Some(self.program(false)),
-                Some(asked) = requests.recv() => { self.answer(asked); None }
+                Some(asked) = requests.recv() => self.answer(asked),
+                () = self.sampling.expired() => Some(self.end_sampling()),
                 Some(ticket) = self.sources.policies_read.recv() => {
                     self.policies_read(ticket, &mut events)
                 }

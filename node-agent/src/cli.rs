@@ -2,11 +2,12 @@
 
 mod cleanup;
 mod connections;
+mod drops;
 mod offline;
 mod trace;
 
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::parser::ValueSource;
@@ -28,6 +29,7 @@ use crate::config::{LogFormat, PolicyArgs, RunArgs, RunDirArgs};
 use crate::control::{self, Empty, ExplainQuery, Request};
 use crate::explain::Explanation;
 use crate::install::{self, InstallArgs};
+use crate::names::Names;
 use crate::printable::{Printable, printable_json, printable_lines};
 use crate::status::Status;
 
@@ -51,6 +53,8 @@ enum Command {
     Trace(Box<trace::TraceArgs>),
     /// Show the node's connections in terms of pods and services
     Connections(connections::ConnectionsArgs),
+    /// Show what the agent's rules drop and refuse, and why
+    Drops(drops::DropsArgs),
     /// Show what the running agent knows and has programmed
     Status(StatusArgs),
     /// Install the CNI plugin and its entry in the CNI configuration, and keep them installed
@@ -159,6 +163,7 @@ pub fn run() -> anyhow::Result<()> {
         Command::Explain(args) => explain(*args),
         Command::Trace(args) => trace::trace(*args),
         Command::Connections(args) => connections::connections(args),
+        Command::Drops(args) => drops::drops(args),
         Command::Status(StatusArgs { run_dir, output }) => {
             let status: Status = ask(run_dir.run_dir, Request::Status { status: Empty {} })?;
             show(&status, output)
@@ -206,6 +211,10 @@ fn ask<T: DeserializeOwned>(run_dir: PathBuf, request: Request) -> anyhow::Resul
     let answer = block_on(async move { Ok(control::ask(&run_dir, &request).await?) })?;
     serde_json::from_value(answer)
         .context("cannot read the agent's answer: is the agent of another version?")
+}
+
+fn names(run_dir: &Path) -> anyhow::Result<Names> {
+    ask(PathBuf::from(run_dir), Request::Names { names: Empty {} })
 }
 
 fn show<T: serde::Serialize + std::fmt::Display>(value: &T, output: Output) -> anyhow::Result<()> {

@@ -40,6 +40,11 @@ pub enum Request {
         /// No parameters.
         names: Empty,
     },
+    /// Show packets that rules drop or refuse, for a few seconds from now on.
+    Sample {
+        /// No parameters.
+        sample: Empty,
+    },
     /// The agent's status.
     Status {
         /// No parameters.
@@ -64,6 +69,16 @@ pub struct ExplainQuery {
     pub from: String,
     /// `ADDR:PORT[/PROTO]`, or a service's port.
     pub to: String,
+}
+
+/// Whose dropped packets are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Sampled {
+    /// Those that the rules of services drop or refuse.
+    pub services: bool,
+    /// Those that NetworkPolicies drop.
+    pub network_policies: bool,
 }
 
 /// `{}`.

@@ -25,6 +25,7 @@ use crate::backend::chosen::{BackendConfig, Chosen, ChosenError};
 use crate::backend::nftables;
 use crate::backend::{Backend, Figures, Repair, Report};
 use crate::conntrack::{CandidateTracker, Entry, StaleCandidates, StaleFilter};
+use crate::control::Sampled;
 use crate::describe::describe;
 use crate::explain::{Explanation, NotYet, Packet, Step, explain};
 use crate::firewall::{self, Firewall, FirewallError};
@@ -207,6 +208,15 @@ impl<B: Backend> Engine<B> {
     /// The plan.
     pub fn plan(&self) -> &Plan {
         self.planner.plan()
+    }
+
+    /// Shows packets that rules drop or refuse, or no longer, from the next [`Self::sync`] on.
+    pub fn sample_drops(&mut self, on: bool) -> Sampled {
+        if let Some(firewall) = &mut self.firewall {
+            firewall.sample_drops(on);
+        }
+        let services = self.backend.sample_drops(on);
+        Sampled { services, network_policies: self.firewall.is_some() }
     }
 
     /// The names of what the plan is about.

@@ -14,6 +14,7 @@ pub mod connections;
 pub mod conntrack;
 pub mod control;
 pub mod describe;
+pub mod drops;
 mod duration;
 pub mod engine;
 pub mod events;

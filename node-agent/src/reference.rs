@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::backend::{Affinity, Clients, Crowded};
 use crate::cli::command;
 use crate::connections::{Connection, Totals};
+use crate::drops::{DropCount, DropCounts, DroppedPacket, PacketReport};
 use crate::explain::{Explanation, PolicyRow, Step, Verdict};
 use crate::status::metrics::Metrics;
 use crate::status::{LastSync, Status};
@@ -192,6 +193,26 @@ fn every_field_of_a_connection_is_there() {
     add_fields(&serde_json::to_value(&connection).expect("plain data"), &mut fields);
     add_fields(&serde_json::to_value(&totals).expect("plain data"), &mut fields);
     assert_eq!(missing(section("### Connections"), fields), BTreeSet::new());
+}
+
+#[test]
+fn every_field_of_drops_is_there() {
+    let text = String::new;
+    let place = || Place { address: ([0, 0, 0, 0], 0).into(), name: Some(text()) };
+    let packet = PacketReport {
+        protocol: text(),
+        source: place(),
+        destination: place(),
+        service: Some(text()),
+        input: Some(text()),
+    };
+    let packet = DroppedPacket { verdict: "", reason: text(), table: text(), packet: Some(packet) };
+    let count = DropCount { table: text(), verdict: "", reason: text(), packets: 0 };
+    let counts = DropCounts { drops: vec![count], not_counted: Some(text()) };
+    let mut fields = BTreeSet::new();
+    add_fields(&serde_json::to_value(&packet).expect("plain data"), &mut fields);
+    add_fields(&serde_json::to_value(&counts).expect("plain data"), &mut fields);
+    assert_eq!(missing(section("### Drops"), fields), BTreeSet::new());
 }
 
 fn add_fields(value: &Value, fields: &mut BTreeSet<String>) {

@@ -37,12 +37,15 @@ fn or_error(answer: anyhow::Result<Value>) -> Value {
 }
 
 impl Agent {
-    pub(super) fn answer(&mut self, Asked { request, answer }: Asked) {
+    /// Returns whether programming succeeded, if the request led to it.
+    pub(super) fn answer(&mut self, Asked { request, answer }: Asked) -> Option<bool> {
+        let mut programmed = None;
         let value = match request {
             Request::WaitFor(asked) => {
                 let since = now();
                 self.waiting.push(Waiting { asked, answer, since, read: Read::Due });
-                return self.release();
+                self.release();
+                return None;
             }
             Request::Explain { explain } => {
                 or_error(self.explained(&explain).map(|(_, explanation)| json!(explanation)))
@@ -51,6 +54,11 @@ impl Agent {
                 let backend = self.backend.to_string();
                 json!(Prediction::of(self.engine.plan(), &packet, it, backend))
             })),
+            Request::Sample { .. } => {
+                let (value, done) = self.sample();
+                programmed = done;
+                value
+            }
             Request::Names { .. } => json!(self.engine.names()),
             Request::Status { .. } => json!(self.status()),
             Request::View { view } => json!(self.view(&view)),
@@ -61,6 +69,7 @@ impl Agent {
             }
         };
         let _ = answer.send(value);
+        programmed
     }
 
     fn explained(&self, query: &ExplainQuery) -> anyhow::Result<(Packet, Explanation)> {

@@ -217,6 +217,14 @@ impl Backend for Chosen {
         }
     }
 
+    fn sample_drops(&mut self, on: bool) -> bool {
+        match self {
+            Self::Nftables(nftables) => nftables.sample_drops(on),
+            Self::Iptables(iptables) => iptables.sample_drops(on),
+            Self::None => false,
+        }
+    }
+
     fn rejected(&self, frontend: &Frontend) -> Vec<String> {
         match self {
             Self::Nftables(nftables) => nftables.rejected(frontend),

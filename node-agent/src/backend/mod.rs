@@ -97,6 +97,10 @@ pub trait Backend {
     /// Figures for status and metrics. May cost time in proportion to what there is.
     fn figures(&mut self) -> Figures;
 
+    /// Shows packets that rules drop or refuse ([`crate::drops::sampled`]), or no longer, from the
+    /// next [`Self::sync`] on. Returns whether this backend can.
+    fn sample_drops(&mut self, on: bool) -> bool;
+
     /// The rejected rules of this frontend, with the reasons; empty if none is known.
     fn rejected(&self, frontend: &Frontend) -> Vec<String>;
 

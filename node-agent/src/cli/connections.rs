@@ -3,7 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "the age of a connection is the time until now")]
 
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
@@ -11,10 +11,9 @@ use clap::Args;
 use denizen_netlink::NetlinkError;
 use serde::Serialize;
 
-use super::{Output, ask};
+use super::{Output, names};
 use crate::config::RunDirArgs;
 use crate::connections::{Connection, ConnectionFilter, Reader, Totals, TrackedEvent};
-use crate::control::{Empty, Request};
 use crate::names::Names;
 use crate::printable::{Printable, printable_json, printable_lines};
 
@@ -58,10 +57,6 @@ pub(super) fn connections(args: ConnectionsArgs) -> anyhow::Result<()> {
         Some(error) => Err(error).context("cannot write to standard output"),
         None => done,
     }
-}
-
-fn names(run_dir: &Path) -> anyhow::Result<Names> {
-    ask(PathBuf::from(run_dir), Request::Names { names: Empty {} })
 }
 
 /// Since 1970.

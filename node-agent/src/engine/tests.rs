@@ -305,6 +305,10 @@ impl Backend for Refusing {
         Figures::default()
     }
 
+    fn sample_drops(&mut self, _on: bool) -> bool {
+        false
+    }
+
     fn rejected(&self, _: &Frontend) -> Vec<String> {
         Vec::new()
     }

@@ -67,6 +67,9 @@ impl Firewall {
             chains: bridge::chains(firewall),
             elements: bridge::elements(firewall, pods, &self.without_netfilter),
         });
+        if self.samples_drops {
+            wanted.iter_mut().for_each(Wanted::sample_drops);
+        }
         wanted
     }
 
@@ -197,7 +200,11 @@ impl Firewall {
             let schema = schema(version);
             let chains = program::chains(version, firewall);
             let seen = self.kernel.observe(&schema)?;
-            let wanted = Wanted { schema, chains, elements };
+            let mut wanted = Wanted { schema, chains, elements };
+            if seen.structure(&wanted.schema, &wanted.chains).is_some_and(|it| !it.is_additive()) {
+                // Perhaps somebody watched drops when an earlier run ended.
+                wanted.sample_drops();
+            }
             let Some(structure) = seen.structure(&wanted.schema, &wanted.chains) else {
                 if seen.is_there() {
                     return Err(FirewallError::OlderTable(wanted.schema.family));

@@ -68,6 +68,8 @@ pub struct Firewall {
     pub(super) without_netfilter: BTreeSet<Arc<str>>,
     pub(super) elements: usize,
     pub(super) rejected: Vec<String>,
+    /// Somebody watches what is dropped.
+    pub(super) samples_drops: bool,
     /// Addresses of restricted pods that are new on a bridge.
     newcomers: Vec<(Arc<str>, IpAddr)>,
 }
@@ -86,6 +88,7 @@ impl Firewall {
             without_netfilter: BTreeSet::new(),
             elements: 0,
             rejected: Vec::new(),
+            samples_drops: false,
             newcomers: Vec::new(),
         }
     }
@@ -117,6 +120,12 @@ impl Firewall {
         self.unknown |= differs;
         self.without_netfilter = bridges;
         differs
+    }
+
+    /// Shows packets that are dropped ([`crate::drops::sampled`]), or no longer, from the next
+    /// [`Self::sync`] on.
+    pub fn sample_drops(&mut self, on: bool) {
+        self.unknown |= std::mem::replace(&mut self.samples_drops, on) != on;
     }
 
     /// The bridges that restricted pods are on and whose frames IP rules do not see.

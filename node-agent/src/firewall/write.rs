@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::number::Numbers;
 use super::schema::SetName;
+use crate::drops::sampled;
 use crate::plan::IdentityId;
 use denizen_nft::{
     Batch, Chain, Delta, Element, Kernel, Key, NftError, Observed, Schema, SetId, Structure, Value,
@@ -15,6 +16,13 @@ pub(super) struct Wanted {
     pub schema: Schema,
     pub chains: Vec<Chain>,
     pub elements: Vec<Element>,
+}
+
+impl Wanted {
+    /// Adds the rules that show what is dropped.
+    pub fn sample_drops(&mut self) {
+        self.chains = sampled(std::mem::take(&mut self.chains));
+    }
 }
 
 /// A difference in two steps.

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use denizen_nft::{TraceEvent, TraceMessage, TraceVerdict, TracedPacket};
+use denizen_nft::{TraceMessage, TraceVerdict, TracedPacket};
 use serde::Serialize;
 
 use super::journey::{Journey, is_of_trace};
@@ -47,7 +47,7 @@ pub(super) struct Outcome {
 
 /// Source and destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Addresses {
+pub(crate) struct Addresses {
     pub source: SocketAddr,
     pub destination: SocketAddr,
 }
@@ -88,7 +88,9 @@ impl Outcome {
         Some(Self {
             fate,
             by,
-            is_agents: by.is_some_and(|at| is_agents(&journey.messages[at])),
+            is_agents: by.is_some_and(|at| {
+                is_agents(&journey.messages[at].table, &journey.messages[at].chain)
+            }),
             is_from_node,
             first: journey.first()?.into(),
             last: journey.last()?.into(),
@@ -105,11 +107,7 @@ fn fate(message: &TraceMessage, rules: &Rules) -> Option<Fate> {
             _ => None,
         };
     }
-    let verdict = match &message.event {
-        TraceEvent::Rule { verdict, .. } | TraceEvent::Policy(verdict) => verdict,
-        TraceEvent::NoRule | TraceEvent::Return => return None,
-    };
-    match verdict {
+    match message.verdict()? {
         TraceVerdict::Drop if rules.of(message).is_some_and(|rule| rule.refuses) => {
             Some(Fate::Refused)
         }

@@ -180,7 +180,7 @@ fn add_tables(kernel: &mut Kernel, tables: &[(Schema, Vec<Chain>)]) -> Result<()
 }
 
 /// The name of an interface now; its index if it is gone.
-fn interface(index: u32) -> String {
+pub(crate) fn interface(index: u32) -> String {
     let name = nix::net::if_::if_indextoname(index);
     let name = name.ok().and_then(|name| name.into_string().ok());
     name.unwrap_or_else(|| format!("interface {index}"))

@@ -16,8 +16,11 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use compare::Addresses;
 pub use compare::{Comparison, Fate};
+pub(crate) use follow::interface;
 pub use follow::{Follower, TraceError};
 pub use prediction::Prediction;
 pub use report::{HookReport, Place, Report, RuleReport, TracedPackets};
+pub(crate) use rules::{KUBE, Rules, comment_words, is_agents};
 pub use table::TABLE_PREFIX;

@@ -196,7 +196,7 @@ impl Words<'_> {
             handle,
             rule: found.map(|found| found.text.clone()),
             reason: found.and_then(|found| found.comment.clone()),
-            is_agents: is_agents(message),
+            is_agents: is_agents(&message.table, &message.chain),
             verdict,
         }
     }

@@ -9,7 +9,7 @@ use crate::firewall;
 
 /// A rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct FoundRule {
+pub(crate) struct FoundRule {
     /// What it asks and does.
     pub text: String,
     /// Its comment: of a rule of ours, the reason for it.
@@ -22,17 +22,25 @@ type ChainKey = (Family, String, String);
 
 /// Rules and chains, read when a message first names them.
 #[derive(Debug, Default)]
-pub(super) struct Rules {
+pub(crate) struct Rules {
     rules: HashMap<(ChainKey, u64), FoundRule>,
     hooks: HashMap<ChainKey, Hook>,
 }
 
 /// The agent's own chains in the tables of iptables.
-const KUBE: &str = "KUBE-";
+pub(crate) const KUBE: &str = "KUBE-";
 
 /// Whether the agent programs this chain.
-pub(super) fn is_agents(message: &TraceMessage) -> bool {
-    [nftables::TABLE, firewall::TABLE].contains(&&*message.table) || message.chain.starts_with(KUBE)
+pub(crate) fn is_agents(table: &str, chain: &str) -> bool {
+    [nftables::TABLE, firewall::TABLE].contains(&table) || chain.starts_with(KUBE)
+}
+
+/// What a comment says to a person. The id of a rule of the agent is for the agent.
+pub(crate) fn comment_words(comment: &str) -> String {
+    match (RuleId::read(comment), comment.split_once(' ')) {
+        (Some(_), Some((_, why))) => why.to_owned(),
+        _ => comment.to_owned(),
+    }
 }
 
 impl Rules {
@@ -94,14 +102,9 @@ fn hook_of(chain: &ChainView<'_>) -> Option<(ChainKey, Hook)> {
 impl FoundRule {
     fn of(rule: &RuleView<'_>) -> Self {
         let comment = rule.comment().or_else(|| rule.xtables_comment());
-        // The id is for the agent.
-        let words = |comment: &str| match (RuleId::read(comment), comment.split_once(' ')) {
-            (Some(_), Some((_, why))) => why.to_owned(),
-            _ => comment.to_owned(),
-        };
         let refuses = rule.expressions().any(|expression| {
             expression.name() == "reject" || expression.xtables_target() == Some("REJECT")
         });
-        Self { text: rule.text(), comment: comment.map(words), refuses }
+        Self { text: rule.text(), comment: comment.map(comment_words), refuses }
     }
 }

@@ -49,6 +49,8 @@ pub enum At {
     Start,
     /// Behind all others.
     End,
+    /// Before the rule with this handle.
+    Before(u64),
 }
 
 impl Batch {
@@ -207,15 +209,19 @@ impl Batch {
     /// Puts a rule into a chain that is there, with a comment.
     pub fn add_rule(&mut self, table: &str, chain: &Arc<str>, rule: &Rule, text: &str, at: At) {
         let (family, what) = (self.family, What::Chain(chain.clone()));
-        let flags = match at {
-            At::Start => CREATE,
-            At::End => CREATE | APPEND,
+        let (flags, position) = match at {
+            At::Start => (CREATE, None),
+            At::End => (CREATE | APPEND, None),
+            At::Before(handle) => (CREATE, Some(handle)),
         };
         self.message(libc::NFT_MSG_NEWRULE, flags, table, what, |w| {
             w.put_str(2, chain);
             let list = w.begin(4);
             encode::statements(w, family, &rule.statements);
             w.end(list);
+            if let Some(handle) = position {
+                w.put(6, &handle.to_be_bytes());
+            }
             w.put(7, &comment(text));
         });
     }

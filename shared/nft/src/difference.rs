@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::batch::Batch;
 use crate::bytes::Key;
+use crate::edit::Edit;
 use crate::observed::{Observed, wanted_chain};
 use crate::rule::Chain;
 use crate::set::{Element, Schema, SetId};
@@ -76,7 +77,7 @@ pub struct Structure {
     /// Those that are not there.
     missing: Vec<Chain>,
     /// Those with other rules than they should have.
-    wrong: Vec<Chain>,
+    wrong: Vec<Edit>,
     /// Those that a hook calls, and should not, or another one should.
     misplaced: Vec<Arc<str>>,
     /// Those that should not be there. They go when nothing refers to them any more.
@@ -101,16 +102,17 @@ impl Structure {
     }
 
     /// Makes the chains what they should be. Elements stay: nobody suffers for a rule that somebody
-    /// added, and what packets put into sets is kept.
+    /// added, and what packets put into sets is kept. So do rules that are right, with what they
+    /// have counted.
     pub fn write(&self, batch: &mut Batch, table: &str) {
         batch.delete_chains(table, &self.misplaced);
-        for chain in &self.wrong {
-            batch.flush_chain(table, &chain.name);
-        }
         for chain in &self.missing {
             batch.add_chain(table, chain);
         }
-        for chain in self.missing.iter().chain(&self.wrong) {
+        for edit in &self.wrong {
+            edit.write(batch, table);
+        }
+        for chain in &self.missing {
             batch.add_rules(table, chain);
         }
     }
@@ -133,7 +135,9 @@ impl Observed {
                     structure.misplaced.push(chain.name.clone());
                     structure.missing.push(chain.clone());
                 }
-                Some(seen) if seen.rules != wanted.rules => structure.wrong.push(chain.clone()),
+                Some(seen) if seen.rules != wanted.rules => {
+                    structure.wrong.push(Edit::new(chain, seen, &wanted));
+                }
                 Some(_) => {}
             }
         }

@@ -13,6 +13,7 @@
 mod batch;
 mod bytes;
 mod difference;
+mod edit;
 mod encode;
 mod expression;
 mod family;

@@ -32,6 +32,8 @@ pub(crate) struct ObservedChain {
     pub hook: Option<ObservedHook>,
     /// Its rules, in order.
     pub rules: Vec<ObservedRule>,
+    /// What each of them is removed by.
+    pub handles: Vec<u64>,
 }
 
 /// A rule as the kernel has it: its id, and what it does. The words behind the id do not count.
@@ -166,7 +168,10 @@ impl Observed {
             id: attributes.find(7).and_then(comment_in).and_then(RuleId::read),
             expressions: expression::observed(attributes.nested(4)),
         };
-        self.chains.entry(chain.into()).or_default().rules.push(rule);
+        let handle = attributes.find(3).and_then(|handle| handle.try_into().ok());
+        let chain = self.chains.entry(chain.into()).or_default();
+        chain.rules.push(rule);
+        chain.handles.push(handle.map(u64::from_be_bytes).unwrap_or_default());
     }
 
     /// Takes in a NFT_MSG_NEWSET.
@@ -225,6 +230,7 @@ pub(crate) fn wanted_chain(family: Family, chain: &Chain) -> ObservedChain {
             policy: ACCEPT,
         }),
         rules: chain.rules.iter().map(rule).collect(),
+        handles: Vec::new(),
     }
 }
 

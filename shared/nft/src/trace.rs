@@ -134,6 +134,14 @@ impl Tracer {
 }
 
 impl TraceMessage {
+    /// What a rule or a policy decided; `None` if none did.
+    pub fn verdict(&self) -> Option<&TraceVerdict> {
+        match &self.event {
+            TraceEvent::Rule { verdict, .. } | TraceEvent::Policy(verdict) => Some(verdict),
+            TraceEvent::NoRule | TraceEvent::Return => None,
+        }
+    }
+
     /// Decodes a message (`enum nft_trace_attributes`); `None` if it is another, or not complete.
     pub fn decode(message: &Message<'_>) -> Option<Self> {
         if message.kind != kind(MESSAGE) {

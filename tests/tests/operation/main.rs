@@ -5,6 +5,7 @@
 
 mod config_file;
 mod connections;
+mod drops;
 mod health;
 mod live_changes;
 mod metrics;

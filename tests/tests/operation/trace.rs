@@ -3,12 +3,18 @@
 //! shows for every row.
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::Agent;
+use denizen_tests::agent::{Agent, programmed};
+use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::manifest::Port;
+use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
 use denizen_tests::probe::{Outcome, Probe, SILENCE};
 use denizen_tests::tracing::{Traced, Tracing};
 use std::net::SocketAddr;
+use std::time::Duration;
+
+/// What has not taken effect by then never will.
+const BOUND: Duration = Duration::from_secs(30);
 
 /// The service of number 10, `web`, which the routed pod serves.
 fn to_web() -> SocketAddr {
@@ -115,6 +121,38 @@ fn who_drops_a_packet_is_named() -> Result<()> {
     }
     ensure!(packet["fate"] == "dropped", "{packet:#}");
     Ok(())
+}
+
+/// The one packet of a pod whose policy forbids it ends at the policy's rule, as explain says.
+#[test]
+fn a_policys_drop_is_traced_as_predicted() -> Result<()> {
+    let (fixture, agent) = context("trace-policy", &["--network-policy=on"])?;
+    let manifests = &fixture.cluster.manifests;
+    manifests.put("pods", &fixture.pod_objects("client", "web"))?;
+    let friends = Rule::from([Peer::pods(Selector::label("role", "friend"))]);
+    let policy = NetworkPolicy::new("default", "only-friends", Selector::label("role", "web"));
+    let policies = World { policies: vec![policy.ingress([friends])], ..World::default() };
+    let change = || manifests.put("policies", &policies.manifests());
+    programmed(&agent, change, || {})?;
+    let (traced, outcome) = traced(&fixture, &agent, Who::Bridged)?;
+    assert_eq!(outcome, Outcome::Dropped);
+    traced.ensure_as_predicted()?;
+    let packet = &traced.packets()[0];
+    ensure!(packet["fate"] == "dropped", "{packet:#}");
+    let by = packet["by"].as_str().context("who dropped it")?;
+    for part in ["ip denizen-firewall", "no policy permits this to reach the pod"] {
+        ensure!(by.contains(part), "no {part:?}: {packet:#}");
+    }
+    ensure!(packet["lastDestination"]["name"] == "default/routed", "{packet:#}");
+    // A peer that is permitted is sent on.
+    manifests.put("pods", &fixture.pod_objects("friend", "web"))?;
+    eventually("it may", BOUND, || {
+        let probe = Probe::tcp(to_web()).patience(SILENCE);
+        Ok(probe.ask_in(fixture.place(Who::Bridged).0).endpoint().is_some())
+    })?;
+    let (traced, outcome) = self::traced(&fixture, &agent, Who::Bridged)?;
+    ensure!(outcome.endpoint().is_some(), "{outcome:?}");
+    traced.ensure_as_predicted()
 }
 
 #[test]

@@ -74,6 +74,10 @@ impl Backend for Iptables {
         Figures { sizes: self.wanted.sizes(), ..Figures::default() }
     }
 
+    fn sample_drops(&mut self, _on: bool) -> bool {
+        false
+    }
+
     fn rejected(&self, frontend: &Frontend) -> Vec<String> {
         let at = frontend.key.family() as usize;
         let own = self.wanted.rules[at].of_frontend(frontend);

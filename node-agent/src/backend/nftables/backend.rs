@@ -161,6 +161,13 @@ impl Backend for Nftables {
         figures
     }
 
+    fn sample_drops(&mut self, on: bool) -> bool {
+        for table in &mut self.tables {
+            table.unknown |= table.wanted.sample_drops(on);
+        }
+        true
+    }
+
     fn rejected(&self, frontend: &Frontend) -> Vec<String> {
         let tables = self.tables.iter();
         tables.flat_map(|table| table.rejected_at(&frontend.key)).collect()

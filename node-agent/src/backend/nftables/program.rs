@@ -41,7 +41,7 @@ fn ip_chains(config: &TableConfig) -> Vec<Chain> {
     let drop = Rule::new(Why::NoLocalEndpoint, [], [Action::Count, Action::Drop]);
     let node_ports = Rule::new(Why::FindNodePort, [], [Action::Lookup(SetName::NodePorts)]);
     let jumped_to = [
-        chain(ChainName::NoEndpoints, Why::Refuse, refuse()),
+        chain(ChainName::NoEndpoints, Why::Refuse, refuse(Why::RefuseTcp, Why::Refuse).into()),
         chain(ChainName::NoLocalEndpoints, Why::NoLocalEndpoint, vec![drop]),
         chain(ChainName::MarkUnlessLocal, Why::ComesFromElsewhere, mark_unless_local(config)),
         chain(ChainName::NodePorts, Why::FindNodePort, vec![node_ports]),
@@ -197,20 +197,19 @@ fn source_ranges() -> Vec<Rule> {
     ]
 }
 
-fn refuse() -> Vec<Rule> {
-    let tcp = Match::Protocol(crate::model::Protocol::Tcp);
-    vec![
-        Rule::new(Why::RefuseTcp, [tcp], [Action::Reset]),
-        Rule::new(Why::Refuse, [], [Action::Unreachable]),
+fn refuse(tcp: Why, others: Why) -> [Rule; 2] {
+    let is_tcp = Match::Protocol(crate::model::Protocol::Tcp);
+    [
+        Rule::new(tcp, [is_tcp], [Action::Count, Action::Reset]),
+        Rule::new(others, [], [Action::Count, Action::Unreachable]),
     ]
 }
 
+/// The same, so that what is counted and shown has this reason.
 fn unused_port() -> Vec<Rule> {
-    let refuse = Action::Goto(ChainName::NoEndpoints);
-    vec![
-        Rule::new(Why::FindServiceAgain, [], [Action::Lookup(SetName::Services)]),
-        Rule::new(Why::UnusedPort, [], [refuse]),
-    ]
+    let again = Rule::new(Why::FindServiceAgain, [], [Action::Lookup(SetName::Services)]);
+    let refuse = refuse(Why::UnusedPort, Why::UnusedPort);
+    [again].into_iter().chain(refuse).collect()
 }
 
 fn dispatch(config: &TableConfig) -> Vec<Rule> {

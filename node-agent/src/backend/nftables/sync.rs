@@ -158,7 +158,7 @@ impl Programmed {
         elements.sort();
         let (schema, table_family) = (&self.wanted.schema, self.wanted.table_family);
         let chains = classes.iter().flat_map(|class| self.wanted.class_chains(*class));
-        let chains: Vec<_> = chains.map(|chain| chain.lowered(table_family)).collect();
+        let chains = self.wanted.lowered(&chains.collect::<Vec<_>>());
         let mut batch = kernel.batch(schema.family, None);
         batch.add_chains(schema.name, &chains);
         elements.write(&mut batch, schema);

@@ -10,6 +10,7 @@ use super::number::{Numbers, Owner};
 use super::program;
 use super::rule::Chain;
 use super::table_config::TableConfig;
+use crate::drops::sampled;
 use crate::model::{Family, PodSet, family_of};
 use crate::plan::{Frontend, FrontendAddress, FrontendKey, FrontendKind};
 use denizen_nft::{Delta, Element, Key, Schema, SetId, Value, comment_text};
@@ -51,6 +52,8 @@ pub struct Table {
     numbers: Numbers,
     cluster_ips: HashMap<IpAddr, usize>,
     members: BTreeMap<SetName, Members>,
+    /// Somebody watches what is dropped.
+    samples_drops: bool,
 }
 
 impl Table {
@@ -65,7 +68,13 @@ impl Table {
             numbers: Numbers::default(),
             cluster_ips: HashMap::new(),
             members: BTreeMap::new(),
+            samples_drops: false,
         }
+    }
+
+    /// Whether rules show what is dropped. Returns whether that changes the chains.
+    pub fn sample_drops(&mut self, on: bool) -> bool {
+        std::mem::replace(&mut self.samples_drops, on) != on
     }
 
     /// Takes over the number by which an earlier run's clients remember an endpoint.
@@ -81,7 +90,13 @@ impl Table {
 
     /// As [`Self::chains`], in the driver's terms.
     pub fn lowered_chains(&self) -> Vec<denizen_nft::Chain> {
-        self.chains().iter().map(|chain| chain.lowered(self.table_family)).collect()
+        self.lowered(&self.chains())
+    }
+
+    /// These chains in the driver's terms.
+    pub fn lowered(&self, chains: &[Chain]) -> Vec<denizen_nft::Chain> {
+        let lowered = chains.iter().map(|chain| chain.lowered(self.table_family)).collect();
+        if self.samples_drops { sampled(lowered) } else { lowered }
     }
 
     /// The chains of a class.

@@ -1,0 +1,16 @@
+//! What the agent's rules drop and refuse, and why, for `denizen-agent drops`.
+//!
+//! Every rule that drops or refuses packets counts them, and `count` reads these counters. To show
+//! the packets themselves (`--watch`), the agent puts a rule before each of those (`sample`), for as
+//! long as a command asks for it. The command receives what the kernel reports (`watch`). It reads
+//! all of that itself, as `trace` does.
+
+mod count;
+mod sample;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+pub use count::{DropCount, DropCounts, count};
+pub use sample::sampled;
+pub use watch::{DropWatch, DroppedPacket, PacketReport, WatchError};

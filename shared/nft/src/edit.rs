@@ -1,0 +1,71 @@
+//! What makes the rules of a chain those that it should have.
+
+use std::sync::Arc;
+
+use crate::batch::{At, Batch};
+use crate::observed::{ObservedChain, ObservedRule};
+use crate::rule::{Chain, Rule};
+
+/// Rules to remove from a chain, and rules to add. The others stay, with what they have counted.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Edit {
+    chain: Arc<str>,
+    delete: Vec<u64>,
+    /// Each before a rule that stays; `None`: behind all of them.
+    add: Vec<(Option<u64>, Rule)>,
+}
+
+impl Edit {
+    /// From what is `seen` to `chain`, which would be seen as `wanted`.
+    pub fn new(chain: &Chain, seen: &ObservedChain, wanted: &ObservedChain) -> Self {
+        let mut edit = Self { chain: chain.name.clone(), delete: Vec::new(), add: Vec::new() };
+        let common = lengths(&seen.rules, &wanted.rules);
+        let (mut s, mut w) = (0, 0);
+        while s < seen.rules.len() || w < wanted.rules.len() {
+            let there = seen.rules.get(s).zip(seen.handles.get(s));
+            match (there, wanted.rules.get(w)) {
+                (Some((rule, _)), Some(other)) if rule == other => (s, w) = (s + 1, w + 1),
+                (Some((_, handle)), _) if common[s + 1][w] == common[s][w] => {
+                    edit.delete.push(*handle);
+                    s += 1;
+                }
+                (there, _) => {
+                    let before = there.map(|(_, handle)| *handle);
+                    edit.add.push((before, chain.rules[w].clone()));
+                    w += 1;
+                }
+            }
+        }
+        edit
+    }
+
+    /// Rules are added before others are removed: a rule that goes may be what another is put
+    /// before.
+    pub fn write(&self, batch: &mut Batch, table: &str) {
+        for (before, rule) in &self.add {
+            let at = before.map_or(At::End, At::Before);
+            let text = rule.comment(batch.family());
+            batch.add_rule(table, &self.chain, rule, &text, at);
+        }
+        for handle in &self.delete {
+            batch.delete_rule(table, &self.chain, *handle);
+        }
+    }
+}
+
+/// For each pair of places, how many rules behind them both lists have in common, in order.
+fn lengths(seen: &[ObservedRule], wanted: &[ObservedRule]) -> Vec<Vec<usize>> {
+    let mut common = vec![vec![0; wanted.len() + 1]; seen.len() + 1];
+    for s in (0..seen.len()).rev() {
+        for w in (0..wanted.len()).rev() {
+            common[s][w] = match seen[s] == wanted[w] {
+                true => common[s + 1][w + 1] + 1,
+                false => common[s + 1][w].max(common[s][w + 1]),
+            };
+        }
+    }
+    common
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,213 @@
+//! `denizen-agent drops`: its totals are the counters', and what is dropped is shown with the
+//! reason for as long as somebody watches, and no longer.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::binary;
+use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::manifest::Port;
+use denizen_tests::netns::{Netns, checked};
+use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
+use denizen_tests::probe::{Outcome, Probe, Protocol, SILENCE};
+use denizen_tests::watching::Watching;
+use serde_json::Value;
+
+const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
+
+/// What has not taken effect by then never will.
+const BOUND: Duration = Duration::from_secs(30);
+
+const REFUSED_BY_POLICY: &str = "no policy permits this to reach the pod";
+const NO_ENDPOINTS: &str = "no endpoints: refuse at once";
+const NO_SERVICE: &str = "no service has this port, and nobody else answers on a cluster IP";
+
+/// Nobody may reach the bridged pod, and nobody serves `lonely`.
+fn context(label: &str, flags: &[&str]) -> Result<(Fixture, Agent)> {
+    let fixture = Fixture::new(label)?;
+    let manifests = &fixture.cluster.manifests;
+    manifests.put("lonely", &fixture.service("lonely", 99, &HTTP, &[])?)?;
+    manifests.put("pods", &fixture.pod_objects("web", "client"))?;
+    let nobody = Rule::from([Peer::pods(Selector::label("role", "nobody"))]);
+    let policy = NetworkPolicy::new("default", "closed", Selector::label("role", "web"));
+    let policies = World { policies: vec![policy.ingress([nobody])], ..World::default() };
+    manifests.put("policies", &policies.manifests())?;
+    let agent = fixture.cluster.start_agent_with(flags.iter().copied())?;
+    Ok((fixture, agent))
+}
+
+/// By table, reason and whether it is answered.
+type Counts = BTreeMap<(String, String, bool), u64>;
+
+fn drops(fixture: &Fixture, agent: &Agent) -> Result<Value> {
+    let mut command = Command::new(binary::ours("denizen-agent")?);
+    command.arg("drops").arg("--run-dir").arg(agent.run_dir()).args(["--output", "json"]);
+    let output = fixture.cluster.world.node.run(|| checked(&mut command))??;
+    serde_json::from_slice(&output.stdout).context("no JSON")
+}
+
+fn shown(fixture: &Fixture, agent: &Agent) -> Result<Counts> {
+    let text = |row: &Value, field: &str| row[field].as_str().unwrap_or_default().to_owned();
+    let shown = drops(fixture, agent)?;
+    let rows = shown["drops"].as_array().context("a list")?.iter();
+    let row = |row: &Value| {
+        let key = (text(row, "table"), text(row, "reason"), row["verdict"] == "refused");
+        (key, row["packets"].as_u64().unwrap_or_default())
+    };
+    Ok(rows.map(row).filter(|(_, packets)| *packets > 0).collect())
+}
+
+/// What nft shows of the counters of rules that drop or reject.
+fn counted(node: &Netns) -> Result<Counts> {
+    let mut counts = Counts::new();
+    for (family, table) in [
+        ("ip", "denizen"),
+        ("ip6", "denizen"),
+        ("ip", "denizen-firewall"),
+        ("ip6", "denizen-firewall"),
+        ("bridge", "denizen-firewall"),
+    ] {
+        for line in node.output("nft", &["list", "table", family, table])?.lines() {
+            let Some((rule, comment)) = line.split_once(" comment \"") else { continue };
+            let refuses = rule.contains("reject");
+            let Some((_, count)) = rule.split_once("counter packets ") else { continue };
+            if !refuses && !rule.ends_with(" drop") {
+                continue;
+            }
+            let (_, reason) = comment.trim_end_matches('"').split_once(' ').context("an id")?;
+            let packets: u64 = count.split(' ').next().context("a count")?.parse()?;
+            let key = (format!("{family} {table}"), reason.to_owned(), refuses);
+            *counts.entry(key).or_default() += packets;
+        }
+    }
+    counts.retain(|_, packets| *packets > 0);
+    Ok(counts)
+}
+
+/// Each is dropped or refused; as the pod that may reach nobody.
+fn ask_all(fixture: &Fixture) -> Result<()> {
+    for like in service_ips(99) {
+        let pod = SocketAddr::new(fixture.address(Who::Bridged, like)?, PORT);
+        let source = fixture.address(Who::Routed, like)?;
+        let dropped = Probe::tcp(pod).from(source).patience(SILENCE);
+        assert_eq!(dropped.ask_in(fixture.place(Who::Routed).0), Outcome::Dropped, "{pod}");
+        for port in [80, 81] {
+            let to = SocketAddr::new(like, port);
+            assert_eq!(fixture.ask(Who::Routed, to, Protocol::Tcp)?, Outcome::Refused, "{to}");
+        }
+    }
+    Ok(())
+}
+
+fn traces(node: &Netns) -> Result<bool> {
+    Ok(node.output("nft", &["list", "ruleset"])?.contains("nftrace"))
+}
+
+#[test]
+fn drops_are_counted_and_shown_while_somebody_watches() -> Result<()> {
+    let (fixture, agent) = context("drops", &["--network-policy=on"])?;
+    let node = &fixture.cluster.world.node;
+    ask_all(&fixture)?;
+    let before = shown(&fixture, &agent)?;
+    assert_eq!(before, counted(node)?);
+    for (reason, refuses) in [(REFUSED_BY_POLICY, false), (NO_ENDPOINTS, true), (NO_SERVICE, true)]
+    {
+        let is_it =
+            |(_, it, refused): &&(String, String, bool)| it == reason && *refused == refuses;
+        assert_eq!(before.keys().filter(is_it).count(), 2, "both families: {before:?}");
+    }
+    ensure!(!traces(node)?, "nobody watches");
+
+    let watching = Watching::start(node, &agent, &["drops"])?;
+    ensure!(traces(node)?, "somebody watches");
+    assert_eq!(shown(&fixture, &agent)?, before, "what was counted stays");
+    ask_all(&fixture)?;
+    for like in service_ips(99) {
+        let pod = SocketAddr::new(fixture.address(Who::Bridged, like)?, PORT);
+        let shown = |to: SocketAddr, verdict: &str, reason: &str| {
+            let is_it = |it: &Value| it["destination"]["address"] == to.to_string();
+            let packet = watching.until(&format!("a packet to {to}"), is_it)?;
+            assert_eq!(packet["verdict"], verdict, "{packet:#}");
+            assert_eq!(packet["reason"], reason, "{packet:#}");
+            assert_eq!(packet["source"]["name"], "default/routed", "{packet:#}");
+            assert_eq!(packet["protocol"], "tcp", "{packet:#}");
+            assert_eq!(packet["input"], fixture.routed.input_interface, "{packet:#}");
+            Ok::<Value, anyhow::Error>(packet)
+        };
+        let packet = shown(pod, "dropped", REFUSED_BY_POLICY)?;
+        assert_eq!(packet["destination"]["name"], "default/bridged", "{packet:#}");
+        let packet = shown(SocketAddr::new(like, 80), "refused", NO_ENDPOINTS)?;
+        assert_eq!(packet["service"], "default/lonely:http", "{packet:#}");
+        let packet = shown(SocketAddr::new(like, 81), "refused", NO_SERVICE)?;
+        ensure!(packet["service"].is_null(), "{packet:#}");
+    }
+    let now = self::shown(&fixture, &agent)?;
+    assert_eq!(now, counted(node)?);
+    ensure!(before.iter().all(|(key, packets)| now[key] > *packets), "{before:?} {now:?}");
+
+    watching.kill()?;
+    eventually("nothing is left after SIGKILL", BOUND, || Ok(!traces(node)?))?;
+    assert_eq!(self::shown(&fixture, &agent)?, now, "what was counted stays");
+    Ok(())
+}
+
+#[test]
+fn an_agent_that_is_killed_while_drops_are_watched_leaves_nothing_to_the_next() -> Result<()> {
+    let (fixture, agent) = context("drops-killed", &["--network-policy=on"])?;
+    let node = &fixture.cluster.world.node;
+    let watching = Watching::start(node, &agent, &["drops"])?;
+    agent.kill()?;
+    watching.kill()?;
+    ensure!(traces(node)?, "the rules stay without the agent");
+    let agent = fixture.cluster.start_agent_with(["--network-policy=on"])?;
+    eventually("the next agent removes them", BOUND, || Ok(!traces(node)?))?;
+    ask_all(&fixture)?;
+    assert_eq!(shown(&fixture, &agent)?, counted(node)?);
+    Ok(())
+}
+
+#[test]
+fn with_iptables_services_are_counted_and_policies_are_shown() -> Result<()> {
+    let flags = ["--backend=iptables", "--iptables-variant=nft", "--network-policy=on"];
+    let (fixture, agent) = context("drops-ipt", &flags)?;
+    let node = &fixture.cluster.world.node;
+    let pod = SocketAddr::new(fixture.bridged.addresses[0], PORT);
+    let lonely = SocketAddr::new(service_ips(99)[0], 80);
+    let ask = || -> Result<()> {
+        let source = fixture.address(Who::Routed, pod.ip())?;
+        let dropped = Probe::tcp(pod).from(source).patience(SILENCE);
+        assert_eq!(dropped.ask_in(fixture.place(Who::Routed).0), Outcome::Dropped);
+        let refused = fixture.ask(Who::Routed, lonely, Protocol::Tcp)?;
+        assert_eq!(refused, Outcome::Refused);
+        Ok(())
+    };
+    let watching = Watching::start(node, &agent, &["drops"])?;
+    ask()?;
+    let packet = watching.until("the policy's drop", |it| it["verdict"] == "dropped")?;
+    assert_eq!(packet["destination"]["name"], "default/bridged", "{packet:#}");
+    let counts = shown(&fixture, &agent)?;
+    let is_lonely = |(_, reason, refused): &&(String, String, bool)| {
+        *refused && reason.contains("default/lonely:http has no endpoints")
+    };
+    ensure!(counts.keys().any(|key| is_lonely(&key)), "{counts:?}");
+    ensure!(drops(&fixture, &agent)?.get("notCounted").is_none());
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_counted_or_shown_is_said() -> Result<()> {
+    let flags = ["--backend=iptables", "--iptables-variant=legacy", "--network-policy=off"];
+    let (fixture, agent) = context("drops-legacy", &flags)?;
+    let said = drops(&fixture, &agent)?;
+    let missing = said["notCounted"].as_str().context("a reason")?;
+    ensure!(missing.contains("ip_tables"), "{said}");
+    let node = &fixture.cluster.world.node;
+    let refused = Watching::start(node, &agent, &["drops"]).err().context("it watches")?;
+    ensure!(refused.to_string().contains("NetworkPolicies are not enforced here"), "{refused:#}");
+    Ok(())
+}
