@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use crate::agent::{Agent, Explanation};
 use crate::cluster::{Cluster, NODE, OTHER_NODE, serve};
 use crate::manifest::{self, Port};
 use crate::netns::Netns;
@@ -114,6 +115,17 @@ impl Fixture {
     pub fn ask(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<Outcome> {
         let probe = Probe { protocol, ..Probe::tcp(to) };
         Ok(probe.from(self.address(who, to.ip())?).ask_in(self.place(who).0))
+    }
+
+    /// What `explain` says of a connection of `who`, from its own address.
+    pub fn explain(
+        &self,
+        agent: &Agent,
+        who: Who,
+        to: SocketAddr,
+        protocol: Protocol,
+    ) -> Result<Explanation> {
+        agent.explain(self.address(who, to.ip())?, self.place(who).1, to, protocol)
     }
 
     /// What the endpoint saw of an answered connection of `who`: its own address, or the node's.

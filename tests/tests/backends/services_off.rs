@@ -149,10 +149,7 @@ fn judged(label: &str, variant: Variant) -> Result<()> {
 
 /// A service's address is not decided here; its endpoint is.
 fn explains(context: &Beside, agent: &Agent) -> Result<()> {
-    let explain = |who, to| {
-        let from = context.fixture.address(who, Beside::web().ip())?;
-        agent.explain(from, context.fixture.place(who).1, to, Protocol::Tcp)
-    };
+    let explain = |who, to| context.fixture.explain(agent, who, to, Protocol::Tcp);
     let service = explain(Who::Bridged, Beside::web())?;
     let said = service.steps.iter().any(|step| step.why.contains("services are not decided here"));
     ensure!(said && service.verdict == "untouched", "{service:?}");

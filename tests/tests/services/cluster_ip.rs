@@ -91,9 +91,7 @@ fn what_is_no_service_is_left_alone() -> Result<()> {
             let outcome = fixture.ask(who, remote, PROTOCOLS[0])?;
             ensure!(outcome.endpoint() == Some(remote), "{outcome:?}");
             ensure!(!fixture.was_masqueraded(who, &outcome)?, "{who:?} to another node's pod");
-            let interface = fixture.place(who).1;
-            let explained =
-                agent.explain(fixture.address(who, like)?, interface, remote, PROTOCOLS[0])?;
+            let explained = fixture.explain(&agent, who, remote, PROTOCOLS[0])?;
             assert_eq!(
                 (explained.verdict.as_str(), explained.local),
                 ("untouched", true),

@@ -34,12 +34,7 @@ fn only_this_nodes_pods_keep_their_address() -> Result<()> {
                     "{who:?} to {to}/{protocol}: {outcome:?}"
                 );
             }
-            let explained = agent.explain(
-                fixture.address(who, to.ip())?,
-                fixture.place(who).1,
-                to,
-                protocol,
-            )?;
+            let explained = fixture.explain(&agent, who, to, protocol)?;
             assert_eq!(
                 (explained.local, explained.masquerade),
                 (pod, !pod),

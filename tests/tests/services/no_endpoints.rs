@@ -32,12 +32,7 @@ fn a_service_without_endpoints_refuses_everybody_at_once() -> Result<()> {
                 "{who:?} to {to}/{protocol} after {:?}",
                 started.elapsed()
             );
-            let explained = agent.explain(
-                fixture.address(who, to.ip())?,
-                fixture.place(who).1,
-                to,
-                protocol,
-            )?;
+            let explained = fixture.explain(&agent, who, to, protocol)?;
             assert_eq!(explained.verdict, "reject", "{explained:?}");
         }
     }

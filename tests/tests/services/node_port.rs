@@ -40,8 +40,7 @@ fn everybody_reaches_a_node_port_and_is_masqueraded() -> Result<()> {
                 );
             }
             assert!(outcome.endpoint().is_some(), "{who:?} to {to}/{protocol}: {outcome:?}");
-            let explained =
-                agent.explain(fixture.address(who, like)?, fixture.place(who).1, to, protocol)?;
+            let explained = fixture.explain(&agent, who, to, protocol)?;
             assert_eq!(
                 (explained.verdict.as_str(), explained.masquerade),
                 ("forward", true),
@@ -108,8 +107,7 @@ fn an_external_ip_of_the_node_is_not_taken_by_a_local_node_port_of_its_number() 
         for who in EVERYONE {
             let outcome = fixture.ask(who, to, protocol)?;
             assert_eq!(outcome.endpoint(), Some(wanted), "{who:?} to {to}/{protocol}: {outcome:?}");
-            let explained =
-                agent.explain(fixture.address(who, node)?, fixture.place(who).1, to, protocol)?;
+            let explained = fixture.explain(&agent, who, to, protocol)?;
             assert_eq!(explained.endpoints, [wanted], "{explained:?}");
         }
     }

@@ -113,9 +113,7 @@ impl Running {
     /// [`EgressContext::is_masqueraded`]; `explain` must say the same.
     pub fn is_masqueraded(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<bool> {
         let masqueraded = self.context.is_masqueraded(who, to, protocol)?;
-        let interface = self.context.fixture.place(who).1;
-        let from = self.address(who, to.ip())?;
-        let explained = self.agent.explain(from, interface, to, protocol)?;
+        let explained = self.context.fixture.explain(&self.agent, who, to, protocol)?;
         ensure!(
             explained.masquerade == masqueraded,
             "{who:?} to {to}/{protocol}: {masqueraded}, {explained:?}"

@@ -39,12 +39,7 @@ fn takes_for_local(label: &str, mode: &str, local: &[Who]) -> Result<()> {
                 !is_local,
                 "{mode}: {who:?} to {to}/{protocol}: {outcome:?}"
             );
-            let explained = agent.explain(
-                fixture.address(who, to.ip())?,
-                fixture.place(who).1,
-                to,
-                protocol,
-            )?;
+            let explained = fixture.explain(&agent, who, to, protocol)?;
             assert_eq!(
                 (explained.local, explained.masquerade),
                 (is_local, !is_local),
