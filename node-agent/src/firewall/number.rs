@@ -42,15 +42,13 @@ impl Numbers {
         number == 0 || self.taken.contains(&number) && !self.retired.contains(&number)
     }
 
-    /// A change begins. Identities other than these are gone: their numbers may be given to others
-    /// by the change after this one.
-    pub fn retain(&mut self, in_use: impl Fn(IdentityId) -> bool) {
+    /// A change begins. These identities are gone: their numbers may be given to others by the
+    /// change after this one.
+    pub fn retire(&mut self, gone: &[IdentityId]) {
         for number in self.retired.drain(..) {
             self.taken.remove(&number);
         }
-        for (_, number) in self.numbers.extract_if(|id, _| !in_use(*id)) {
-            self.retired.push(number);
-        }
+        self.retired.extend(gone.iter().filter_map(|id| self.numbers.remove(id)));
     }
 
     /// Takes over an earlier run's numbers: each that stands for one identity alone. `seen` says
@@ -78,10 +76,10 @@ mod tests {
         let mut numbers = Numbers::default();
         let [a, b, c] = [0, 1, 2].map(IdentityId);
         assert_eq!((numbers.number(a), numbers.number(b)), (1, 2));
-        numbers.retain(|id| id != a);
+        numbers.retire(&[a]);
         assert!(!numbers.is_in_use(1));
         assert_eq!(numbers.number(c), 3);
-        numbers.retain(|_| true);
+        numbers.retire(&[]);
         numbers.next = 0;
         assert_eq!(numbers.number(a), 1);
     }

@@ -143,7 +143,7 @@ impl Firewall {
         self.note_newcomers(plan, changes);
         self.unknown |= of_firewall.state || !firewall.is_known();
         if self.unknown || !firewall.is_enforced() {
-            self.numbers.retain(|id| firewall.is_in_use(id));
+            self.numbers.retire(&of_firewall.forgotten);
             return;
         }
         self.add_changes(plan, firewall, changes);
@@ -172,7 +172,7 @@ impl Firewall {
                 })
             })
             .collect();
-        self.numbers.retain(|id| firewall.is_in_use(id));
+        self.numbers.retire(&of_firewall.forgotten);
         let Self { numbers, pending, .. } = self;
         let mut delta = |address: IpAddr, before, after| {
             let family = Family::from(IpVersion::of(address));
@@ -198,10 +198,11 @@ impl Firewall {
             let after = change.after.map(|id| element(numbers.number(id)));
             delta(change.of.network(), Vec::from_iter(before), Vec::from_iter(after));
         }
-        let after = self.of_interfaces(plan, firewall);
-        for (family, after) in after {
-            let before = self.interfaces.insert(family, after.clone()).unwrap_or_default();
-            self.pending.entry(family).or_default().extend(before, after);
+        if changes.pods || !of_firewall.sides.is_empty() {
+            for (family, after) in self.of_interfaces(plan, firewall) {
+                let before = self.interfaces.insert(family, after.clone()).unwrap_or_default();
+                self.pending.entry(family).or_default().extend(before, after);
+            }
         }
     }
 

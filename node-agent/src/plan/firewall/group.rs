@@ -43,9 +43,11 @@ impl Group {
     fn ask(&mut self, peers: &PeerTable, names: &PortNames, cluster: Cluster<'_>) {
         let GroupKey { namespace, labels, .. } = &self.key;
         let of_namespace = cluster.namespace_labels(namespace);
-        let covering =
-            peers.iter().filter(|(_, peer)| peer.selects(namespace, &of_namespace, labels));
+        let covering = peers
+            .by_labels(namespace)
+            .filter(|(_, peer)| peer.selects(namespace, &of_namespace, labels));
         self.peers = covering.map(|(id, _)| id).collect();
+        self.peers.sort_unstable();
         self.name_ports(names);
     }
 
@@ -130,13 +132,19 @@ impl Groups {
     pub fn update(&mut self, asked: &Asked<'_>, touched: &mut BTreeSet<IpAddr>) {
         let fresh: BTreeSet<GroupId> = std::mem::take(&mut self.fresh).into_iter().collect();
         let Asked { peers, changes, names, names_changed, namespaces, cluster } = asked;
+        // The addresses of their pods are touched already.
+        for id in &fresh {
+            if let Some(group) = self.groups.get_mut(id) {
+                group.ask(peers, names, *cluster);
+            }
+        }
         let peers_changed = !changes.added.is_empty() || !changes.removed.is_empty();
-        if fresh.is_empty() && namespaces.is_empty() && !peers_changed && !names_changed {
+        if namespaces.is_empty() && !peers_changed && !names_changed {
             return;
         }
-        for (id, group) in &mut self.groups {
+        for (_, group) in self.groups.iter_mut().filter(|(id, _)| !fresh.contains(*id)) {
             let before = (group.peers.clone(), group.ports.clone());
-            if fresh.contains(id) || namespaces.contains(&group.key.namespace) {
+            if namespaces.contains(&group.key.namespace) {
                 group.ask(peers, names, *cluster);
             } else if peers_changed || *names_changed {
                 let GroupKey { namespace, labels, .. } = &group.key;

@@ -49,6 +49,17 @@ pub(super) struct Identities {
     next: u64,
     /// Made since [`Self::settle`].
     fresh: Vec<IdentityId>,
+    /// Those that the last address lost since [`Self::settle`]. They may have got another.
+    left: BTreeSet<IdentityId>,
+}
+
+/// What became of the identities.
+#[derive(Debug, Default)]
+pub(super) struct IdentityChanges {
+    /// What those stand for that came or went.
+    pub keys: Vec<IdentityKey>,
+    /// Those that went.
+    pub gone: Vec<IdentityId>,
 }
 
 impl Identities {
@@ -76,6 +87,9 @@ impl Identities {
     pub fn release(&mut self, id: IdentityId) {
         if let Some(known) = self.known.get_mut(&id) {
             known.users -= 1;
+            if known.users == 0 {
+                self.left.insert(id);
+            }
         }
     }
 
@@ -94,26 +108,34 @@ impl Identities {
         self.known.iter().map(|(id, known)| (*id, &known.key))
     }
 
-    /// Forgets those that nobody has any more. Returns what those stand for that came or went since
-    /// the last call.
-    pub fn settle(&mut self) -> Vec<IdentityKey> {
-        let mut changed: Vec<IdentityKey> = Vec::new();
+    /// Forgets those that nobody has any more. Returns what came and went since the last call.
+    pub fn settle(&mut self) -> IdentityChanges {
+        let mut changes = IdentityChanges::default();
         for id in std::mem::take(&mut self.fresh) {
-            changed.extend(self.key(id).cloned());
+            changes.keys.extend(self.key(id).cloned());
         }
-        for (id, gone) in self.known.extract_if(.., |_, known| known.users == 0) {
-            self.ids.remove(&gone.key);
-            for peer in &gone.key.peers {
-                if let Some(of_peer) = self.of_peer.get_mut(peer) {
-                    of_peer.remove(&id);
-                    if of_peer.is_empty() {
-                        self.of_peer.remove(peer);
-                    }
+        for id in std::mem::take(&mut self.left) {
+            if self.known.get(&id).is_some_and(|known| known.users == 0)
+                && let Some(Known { key, .. }) = self.known.remove(&id)
+            {
+                self.forget(id, &key);
+                changes.keys.push(key);
+                changes.gone.push(id);
+            }
+        }
+        changes
+    }
+
+    fn forget(&mut self, id: IdentityId, key: &IdentityKey) {
+        self.ids.remove(key);
+        for peer in &key.peers {
+            if let Some(of_peer) = self.of_peer.get_mut(peer) {
+                of_peer.remove(&id);
+                if of_peer.is_empty() {
+                    self.of_peer.remove(peer);
                 }
             }
-            changed.push(gone.key);
         }
-        changed
     }
 
     /// How many there are.

@@ -171,6 +171,8 @@ pub struct FirewallChanges {
     pub identities: Vec<IdentityChange<IpAddr>>,
     /// Ranges of `ipBlock`s.
     pub blocks: Vec<IdentityChange<IpNetwork>>,
+    /// Identities that no address and no range has any more.
+    pub forgotten: Vec<IdentityId>,
     /// Addresses of which established connections may be forbidden now.
     pub narrowed: BTreeSet<IpAddr>,
     /// Addresses that are no pod's of this node any more. The next pod that gets one must not get
@@ -233,11 +235,6 @@ impl FirewallPlan {
         });
         let class = decision.and_then(|decision| decision.class.as_ref());
         (isolation, class.map(|class| &*class.policies).unwrap_or_default())
-    }
-
-    /// Whether an identity is still in use.
-    pub fn is_in_use(&self, identity: IdentityId) -> bool {
-        self.identities.key(identity).is_some()
     }
 
     /// The addresses of pods that have an identity of their own. Others have that of the

@@ -1,6 +1,6 @@
 //! The peers that policies in force on this node name, each once.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
@@ -105,9 +105,15 @@ impl fmt::Display for Words<'_> {
 pub(super) struct PeerTable {
     ids: HashMap<Covers, PeerId>,
     users: BTreeMap<PeerId, (Covers, usize)>,
+    /// Those that cover pods of one namespace alone, by namespace.
+    of_namespace: HashMap<Arc<str>, BTreeSet<PeerId>>,
+    /// Those that may cover pods of any namespace.
+    of_any: BTreeSet<PeerId>,
     next: u32,
     /// Made since [`Self::settle`].
     fresh: Vec<PeerId>,
+    /// Those that lost their last user since [`Self::settle`]. They may have got another.
+    left: BTreeSet<PeerId>,
 }
 
 /// What became of the peers.
@@ -138,6 +144,13 @@ impl PeerTable {
         }
         let id = PeerId(self.next);
         self.next += 1;
+        match &covers {
+            Covers::Pods(namespace, _) => {
+                self.of_namespace.entry(namespace.clone()).or_default().insert(id);
+            }
+            Covers::PodsOf(..) => drop(self.of_any.insert(id)),
+            Covers::Block(_) => {}
+        }
         self.ids.insert(covers.clone(), id);
         self.users.insert(id, (covers, 1));
         self.fresh.push(id);
@@ -148,12 +161,21 @@ impl PeerTable {
     pub fn release(&mut self, id: PeerId) {
         if let Some((_, users)) = self.users.get_mut(&id) {
             *users -= 1;
+            if *users == 0 {
+                self.left.insert(id);
+            }
         }
     }
 
     /// What a peer covers.
     pub fn covers(&self, id: PeerId) -> Option<&Covers> {
         self.users.get(&id).map(|(covers, _)| covers)
+    }
+
+    /// Those that may cover pods of this namespace by labels.
+    pub fn by_labels(&self, namespace: &str) -> impl Iterator<Item = (PeerId, &Covers)> {
+        let own = self.of_namespace.get(namespace).into_iter().flatten();
+        own.chain(&self.of_any).filter_map(|id| Some((*id, self.covers(*id)?)))
     }
 
     /// All of them.
@@ -163,14 +185,54 @@ impl PeerTable {
 
     /// Forgets those that no policy names any more; what changed since the last call.
     pub fn settle(&mut self) -> PeerChanges {
-        let removed = self.users.extract_if(.., |_, (_, users)| *users == 0);
-        let removed: Vec<(PeerId, Covers)> =
-            removed.map(|(id, (covers, _))| (id, covers)).collect();
-        for (_, covers) in &removed {
-            self.ids.remove(covers);
+        let mut removed = Vec::new();
+        for id in std::mem::take(&mut self.left) {
+            if self.users.get(&id).is_some_and(|(_, users)| *users == 0)
+                && let Some((covers, _)) = self.users.remove(&id)
+            {
+                self.forget(id, &covers);
+                removed.push((id, covers));
+            }
         }
         let fresh = std::mem::take(&mut self.fresh).into_iter();
         let added = fresh.filter_map(|id| Some((id, self.covers(id)?.clone()))).collect();
         PeerChanges { added, removed }
+    }
+
+    fn forget(&mut self, id: PeerId, covers: &Covers) {
+        self.ids.remove(covers);
+        self.of_any.remove(&id);
+        if let Covers::Pods(namespace, _) = covers
+            && let Some(of_namespace) = self.of_namespace.get_mut(namespace)
+        {
+            of_namespace.remove(&id);
+            if of_namespace.is_empty() {
+                self.of_namespace.remove(namespace);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_is_named_again_before_the_change_ends_stays() {
+        let mut table = PeerTable::default();
+        let of = |namespace: &str| Covers::Pods(namespace.into(), Selector::default());
+        let (kept, gone) = (table.acquire(of("a")), table.acquire(of("b")));
+        let any = table.acquire(Covers::PodsOf(Selector::default(), Selector::default()));
+        assert_eq!(table.settle().added.len(), 3);
+        table.release(kept);
+        table.release(gone);
+        assert_eq!(table.acquire(of("a")), kept);
+        let changes = table.settle();
+        assert!(changes.added.is_empty());
+        assert_eq!(changes.removed, [(gone, of("b"))]);
+        for (namespace, expected) in [("a", vec![kept, any]), ("b", vec![any])] {
+            let found = table.by_labels(namespace).map(|(id, _)| id);
+            assert_eq!(found.collect::<Vec<_>>(), expected, "{namespace}");
+        }
     }
 }

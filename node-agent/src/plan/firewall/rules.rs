@@ -67,6 +67,8 @@ struct InForce {
 #[derive(Debug, Default)]
 pub(super) struct Rules {
     policies: BTreeMap<PolicyName, InForce>,
+    /// The port names that egress rules ask for: they are resolved on the destination.
+    pub egress_names: PortNames,
 }
 
 impl Rules {
@@ -96,6 +98,10 @@ impl Rules {
         for policy in stale {
             policy.peers().for_each(|peer| peers.release(peer));
         }
+        if !changed.is_empty() {
+            let rules = self.policies.values().flat_map(|policy| policy.egress.iter().flatten());
+            self.egress_names = rules.flat_map(Rule::names).collect();
+        }
         changed
     }
 
@@ -107,12 +113,6 @@ impl Rules {
             Direction::Egress => policy.egress.as_deref(),
         });
         rules.unwrap_or_default()
-    }
-
-    /// The port names that egress rules ask for: they are resolved on the destination.
-    pub fn egress_names(&self) -> PortNames {
-        let rules = self.policies.values().flat_map(|policy| policy.egress.iter().flatten());
-        rules.flat_map(Rule::names).collect()
     }
 
     /// How many there are.

@@ -50,12 +50,12 @@ fn one_more_remote_pod_is_one_more_identity() {
     planner.apply(Listing::FIREWALL.map(Event::Listed).into());
     assert!(planner.update().firewall.identities.len() >= 500);
     planner.apply(vec![pod(500)]);
-    let FirewallChanges { state, sides, identities, blocks, narrowed, departed } =
+    let FirewallChanges { state, sides, identities, blocks, forgotten, narrowed, departed } =
         planner.update().firewall;
     let [IdentityChange { of, before: None, after: Some(_) }] = identities[..] else {
         panic!("{identities:?}")
     };
     assert_eq!(of, ip("10.64.1.244"));
-    assert!(!state && sides.is_empty() && blocks.is_empty());
+    assert!(!state && sides.is_empty() && blocks.is_empty() && forgotten.is_empty());
     assert!(narrowed.is_empty() && departed.is_empty());
 }

@@ -92,8 +92,9 @@ impl FirewallPlan {
         };
         let blocks_changed = self.update_identities(cluster, change, changes);
         let identities = self.identities.settle();
-        if !touched.is_empty() || !changed.is_empty() || !identities.is_empty() {
-            self.update_permissions(&changed, &identities);
+        changes.forgotten = identities.gone;
+        if !touched.is_empty() || !changed.is_empty() || !identities.keys.is_empty() {
+            self.update_permissions(&changed, &identities.keys);
             let sides = self.all_sides();
             self.set_sides(sides, changes);
         }
@@ -154,17 +155,13 @@ impl FirewallPlan {
         let of_policies: BTreeSet<_> =
             change.network_policies.iter().map(|policy| &policy.namespace).collect();
         for pod in recorded {
-            let is_touched = match self.subjects.get(&pod.id) {
-                None => true,
-                Some(subject) => {
-                    is_first
-                        || change.pods && !subject.is(pod)
-                        || pod.pod.as_ref().is_some_and(|name| {
-                            names.contains(name) || of_policies.contains(&name.namespace)
-                        })
-                }
+            let is_other = || self.subjects.get(&pod.id).is_none_or(|subject| !subject.is(pod));
+            let is_named = || {
+                pod.pod.as_ref().is_some_and(|name| {
+                    names.contains(name) || of_policies.contains(&name.namespace)
+                })
             };
-            if is_touched {
+            if is_first || change.pods && is_other() || is_named() {
                 self.update_subject(pod, cluster);
                 names.extend(pod.pod.clone());
                 touched.insert(pod.id.clone());
@@ -274,9 +271,10 @@ impl FirewallPlan {
         change: &Change,
         changes: &mut FirewallChanges,
     ) -> bool {
-        let names = self.rules.egress_names();
-        let names_changed = names != self.names;
-        self.names = names;
+        let names_changed = self.names != self.rules.egress_names;
+        if names_changed {
+            self.names.clone_from(&self.rules.egress_names);
+        }
         let peer_changes = self.peers.settle();
         let asked = Asked {
             peers: &self.peers,
