@@ -212,7 +212,7 @@ impl Follower {
             self.answered();
             let page: Page = serde_json::from_str(&text).map_err(Failure::Answer)?;
             for item in page.items.iter().flatten() {
-                self.index.list(&mut list, item.get());
+                self.take_listed(&mut list, item).await?;
             }
             next = page.metadata.next.filter(|next| !next.is_empty());
             if next.is_none() {
@@ -294,13 +294,25 @@ impl Follower {
                 }
             }
             WatchEvent::Added(object) | WatchEvent::Modified(object) => match list {
-                Some(list) => self.index.list(list, object.get()),
+                Some(list) => self.take_listed(list, &object).await?,
                 None => self.take_change(&object, Index::changed).await?,
             },
             WatchEvent::Deleted(object) => match list {
                 Some(list) => self.index.unlist(list, object.get()),
                 None => self.take_change(&object, Index::deleted).await?,
             },
+        }
+        Ok(())
+    }
+
+    /// Takes an object of a list. Nothing is decided before the first list is complete, so large
+    /// parts of that are sent before: 150,000 pods would wait here in twice the memory that the
+    /// model needs for them.
+    async fn take_listed(&mut self, list: &mut List, object: &Json) -> Result<(), Closed> {
+        self.index.list(list, object.get());
+        if !self.listed && list.is_large() {
+            let events = self.index.part(list);
+            self.outlet.send(events).await?;
         }
         Ok(())
     }

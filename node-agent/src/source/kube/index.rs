@@ -14,6 +14,10 @@ use crate::source::object::{Decoder, Found, Key, Kind, Said};
 /// The most problems of one object that are named, since a person reads them.
 const MAX_NAMED: usize = 10;
 
+/// So many decoded objects of a list are much. They take 0.1 MB, and a source's queue has room for
+/// 64 times as many.
+const PART: usize = 256;
+
 /// The objects that were sent.
 ///
 /// Only a hash of each is kept, to notice a difference: the model has the objects. The hash covers
@@ -37,6 +41,13 @@ pub(super) struct List {
     seen: HashSet<Key>,
     fresh: HashMap<Key, Said>,
     problems: Problems,
+}
+
+impl List {
+    /// Whether much of it waits.
+    pub(super) fn is_large(&self) -> bool {
+        self.fresh.len() >= PART
+    }
 }
 
 /// One object after decoding.
@@ -84,6 +95,14 @@ impl Index {
             list.fresh.remove(&key);
             list.problems.remove(&Some(key));
         }
+    }
+
+    /// Takes what changed out of a list that is not complete yet. Nothing is known to be gone.
+    pub(super) fn part(&mut self, list: &mut List) -> Vec<Event> {
+        let mut events = Vec::with_capacity(list.fresh.len());
+        let fresh = list.fresh.drain();
+        fresh.for_each(|(_, said)| self.push_events(said, &mut events));
+        events
     }
 
     /// The list is complete. Returns what changed, as one batch. Objects that were sent and are not

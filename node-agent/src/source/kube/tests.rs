@@ -156,7 +156,8 @@ fn other_nodes_are_ignored() {
 enum Step {
     Put(u8, u8),
     Delete(u8),
-    /// A list of the existing objects, with changes during it, as a stream reports them.
+    /// A list of the existing objects, with changes during it, as a stream reports them, sent in
+    /// parts.
     List(Vec<(u8, u8)>),
     /// The watch misses these changes; a list follows.
     Away(Vec<(u8, u8)>),
@@ -201,7 +202,7 @@ proptest! {
                     None => continue,
                 },
                 Step::List(meanwhile) => {
-                    let mut list = List::default();
+                    let (mut list, mut events) = (List::default(), Vec::new());
                     exist.iter().for_each(|(name, variant)| index.list(&mut list, &service(*name, *variant)));
                     for (name, variant) in meanwhile {
                         change(&mut exist, (name, variant));
@@ -210,8 +211,10 @@ proptest! {
                         } else {
                             index.list(&mut list, &service(name, variant));
                         }
+                        events.extend(index.part(&mut list));
                     }
-                    index.complete(list)
+                    events.extend(index.complete(list));
+                    events
                 }
                 Step::Away(meanwhile) => {
                     meanwhile.into_iter().for_each(|one| change(&mut exist, one));
