@@ -44,6 +44,7 @@ pub mod ruleset;
 pub mod sctp;
 pub mod server;
 pub mod syn;
+pub mod timing;
 pub mod tracing;
 pub mod vm;
 pub mod watching;

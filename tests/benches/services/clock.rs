@@ -1,19 +1,13 @@
-//! Durations, many of them, and where they were spent.
+//! Durations, and where they were spent.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+pub use denizen_tests::timing::{Samples, text, timed};
 use nix::time::{ClockId, clock_gettime};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
-
-/// How long `job` takes.
-pub fn timed<T>(job: impl FnOnce() -> T) -> (T, Duration) {
-    let begun = Instant::now();
-    let result = job();
-    (result, begun.elapsed())
-}
 
 /// What something took, in all and within the agent's spans that wait for the kernel.
 #[derive(Debug, Clone, Copy, Default)]
@@ -44,42 +38,6 @@ pub fn cost<T>(job: impl FnOnce() -> T) -> (T, Cost) {
 fn worked() -> Duration {
     let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
     time.expect("every thread has such a clock").into()
-}
-
-/// Many durations of the same thing.
-#[derive(Debug, Clone)]
-pub struct Samples(Vec<Duration>);
-
-impl FromIterator<Duration> for Samples {
-    fn from_iter<I: IntoIterator<Item = Duration>>(durations: I) -> Self {
-        let mut durations = Vec::from_iter(durations);
-        durations.sort_unstable();
-        Self(durations)
-    }
-}
-
-impl Samples {
-    /// The one in the middle.
-    pub fn median(&self) -> Duration {
-        self.quantile(50)
-    }
-
-    /// The one that so many in a hundred do not exceed.
-    pub fn quantile(&self, hundredth: usize) -> Duration {
-        let last = self.0.len().saturating_sub(1);
-        self.0.get(last * hundredth / 100).copied().unwrap_or_default()
-    }
-}
-
-/// Microseconds or milliseconds, whichever reads well.
-pub fn text(duration: Duration) -> String {
-    let micros = duration.as_secs_f64() * 1e6;
-    match micros {
-        ..1_000.0 => format!("{micros:.1} µs"),
-        ..10_000.0 => format!("{:.2} ms", micros / 1e3),
-        ..1_000_000.0 => format!("{:.0} ms", micros / 1e3),
-        _ => format!("{:.2} s", micros / 1e6),
-    }
 }
 
 /// The agent's spans that are measured.

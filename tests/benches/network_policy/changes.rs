@@ -1,0 +1,120 @@
+//! A cold start, and then one change after the other.
+
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
+
+use denizen_agent::model::Event;
+use denizen_tests::cni::Namespace;
+use denizen_tests::timing::{Samples, text};
+
+use crate::cluster::{Cluster, LOCAL, REPLICAS};
+use crate::engine::{Cost, Engine, firewall};
+use crate::memory::{kernel, resident};
+
+/// How often each change is made.
+const TIMES: u32 = 101;
+/// How often the kernel is looked at.
+const LOOKS: u32 = 11;
+/// How many nodes hold the same tables while the kernel's memory is read: other programs change it
+/// too, and that counts less the more there are.
+const COPIES: u32 = 8;
+
+/// Measures and prints it.
+pub fn report(cluster: Cluster) {
+    let Cluster { policies, remote, namespaces } = cluster;
+    println!(
+        "\n## {LOCAL} local pods, {policies} policies, {remote} remote pods, {namespaces} \
+         namespaces\n"
+    );
+    let engine = Namespace::new().run(move || measured(cluster));
+    kernel_memory(engine);
+}
+
+fn measured(cluster: Cluster) -> Engine {
+    let mut engine = Engine::new();
+    let facts = cluster.facts();
+    let before = resident();
+    shown("cold start", vec![engine.change(facts)]);
+    line("resident memory of model, plan and firewall", format!("{:.1} MB", resident() - before));
+    let firewall = engine.planner.plan().firewall().expect("it is on");
+    line("policies in force", firewall.policies_in_force().to_string());
+    line("identities", firewall.identity_count().to_string());
+    let report = engine.firewall.report(engine.planner.plan());
+    line("elements", report.elements.to_string());
+    remote_pods(&mut engine, cluster);
+    local_facts(&mut engine, cluster);
+    for (what, is_disturbed) in
+        [("a look while nobody else commits", false), ("a look after others' changes", true)]
+    {
+        let samples: Samples = (0..LOOKS).map(|_| engine.look(is_disturbed)).collect();
+        line(what, text(samples.median()));
+    }
+    engine
+}
+
+fn remote_pods(engine: &mut Engine, cluster: Cluster) {
+    let at = cluster.remote;
+    many(engine, "one remote pod more", |n| vec![cluster.remote_pod(0, at + n)]);
+    many(engine, "one remote pod fewer", |n| {
+        vec![Event::ClusterPod(cluster.pod_name("remote", 0, at + n), None)]
+    });
+    let new = at.div_ceil(REPLICAS);
+    many(engine, "one remote pod more, the first of its Deployment", |n| {
+        vec![cluster.remote_pod(new + n, at + n)]
+    });
+    // The other Deployment is of the same namespace.
+    let others = [cluster.namespaces, 0];
+    many(engine, "one remote pod's labels", |n| {
+        vec![cluster.remote_pod(others[n as usize % 2], 7)]
+    });
+}
+
+fn local_facts(engine: &mut Engine, cluster: Cluster) {
+    many(engine, "one local pod more or fewer", |n| {
+        vec![cluster.recorded(LOCAL + (n + 1) % 2, u64::from(n) + 2)]
+    });
+    // It selects the first Deployment's pods.
+    let another = cluster.policies.next_multiple_of(3 * cluster.namespaces);
+    many(engine, "one policy more or fewer", |n| match n % 2 {
+        0 => vec![cluster.policy(another)],
+        _ => vec![Event::NetworkPolicy(cluster.policy_name(another), None)],
+    });
+}
+
+fn many(engine: &mut Engine, what: &str, change: impl Fn(u32) -> Vec<Event>) {
+    shown(what, (0..TIMES).map(|n| engine.change(change(n))).collect());
+}
+
+fn shown(what: &str, costs: Vec<Cost>) {
+    let of =
+        |part: fn(&Cost) -> Duration| text(costs.iter().map(part).collect::<Samples>().median());
+    line(what, format!("{}, of it written in {}", of(|it| it.whole), of(|it| it.written)));
+}
+
+fn line(what: &str, value: String) {
+    println!("{what:<50}{value}");
+}
+
+/// What the tables take in the kernel: the same ones for several nodes at once, whose namespaces
+/// are there before.
+fn kernel_memory(engine: Engine) {
+    let Engine { planner, firewall: programmed } = engine;
+    drop(programmed);
+    let planner = Arc::new(planner);
+    let nodes: Vec<Namespace> = (0..COPIES).map(|_| Namespace::new()).collect();
+    settled();
+    let before = kernel();
+    for node in &nodes {
+        let planner = planner.clone();
+        node.run(move || firewall().sync(planner.plan()).map(drop)).expect("the kernel takes it");
+    }
+    settled();
+    let each = (kernel() - before) / f64::from(COPIES);
+    line("kernel memory of the tables", format!("{each:.1} MB"));
+}
+
+/// The kernel frees what it has replaced a moment later.
+fn settled() {
+    sleep(Duration::from_secs(2));
+}

@@ -1,0 +1,177 @@
+//! How long a new connection takes to a pod that policies select: a client in one namespace, the
+//! node in another, the pod in a third.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use denizen_agent::firewall::Firewall;
+use denizen_agent::model::{Event, Namespaces, NetworkPolicy, Selector};
+use denizen_tests::cni::Namespace;
+use denizen_tests::timing::{Samples, text, timed};
+
+use crate::cluster::{APPS, Cluster, REPLICAS, app, from, interface, local_ip, remote_ip};
+use crate::engine::Engine;
+use crate::kube_router::{PROGRAMS, Shape, hook, load};
+
+const CONNECTIONS: usize = 3_000;
+/// How many policies select the pod.
+const SELECTING: [u32; 3] = [0, 10, 100];
+
+/// The local pod that is connected to, in the first namespace.
+const SERVER: u32 = 1;
+/// The Deployment of the client, in the same namespace: the last policy alone names it.
+const CLIENT: u32 = 25;
+
+/// Who judges the connections.
+#[derive(Clone, Copy)]
+enum Rules {
+    None,
+    Ours(u32),
+    KubeRouter(&'static str, u32),
+}
+
+/// Measures and prints it.
+pub fn report(cluster: Cluster) {
+    println!("\n## A connection to a pod, by the policies that select it\n");
+    let ours = SELECTING.map(Rules::Ours);
+    let theirs = PROGRAMS.into_iter().flat_map(|program| {
+        SELECTING.into_iter().filter(|n| *n > 0).map(move |n| Rules::KubeRouter(program, n))
+    });
+    let nodes: Vec<Node> = [Rules::None]
+        .into_iter()
+        .chain(ours)
+        .chain(theirs)
+        .map(|rules| Node::new(cluster, rules))
+        .collect();
+    let mut taken: Vec<Vec<Duration>> = nodes.iter().map(|_| Vec::new()).collect();
+    // In turns, so that whatever else the machine does falls on all of them.
+    for _ in 0..CONNECTIONS {
+        for (node, taken) in nodes.iter().zip(&mut taken) {
+            taken.push(node.connection());
+        }
+    }
+    for (node, taken) in nodes.iter().zip(taken) {
+        let samples: Samples = taken.into_iter().collect();
+        let [half, most] = [samples.median(), samples.quantile(99)].map(text);
+        println!("{:<50}p50 {half:>9}  p99 {most:>9}", node.what());
+    }
+}
+
+/// A node, its pod, and a client elsewhere.
+struct Node {
+    rules: Rules,
+    /// The tables stay as long as it does.
+    _firewall: Option<Firewall>,
+    _namespaces: [Namespace; 2],
+    client: Namespace,
+    listener: Arc<TcpListener>,
+}
+
+impl Node {
+    fn new(cluster: Cluster, rules: Rules) -> Self {
+        let [node, server, client] = [(); 3].map(|()| Namespace::new());
+        wire(
+            &node,
+            &client,
+            "remote",
+            Ipv4Addr::new(10, 64, 255, 254),
+            remote_ip(CLIENT * REPLICAS),
+        );
+        let link = interface(SERVER);
+        wire(&node, &server, &link, Ipv4Addr::new(10, 1, 255, 254), local_ip(SERVER));
+        let firewall = node.run(move || {
+            std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("its own setting");
+            rules.load(cluster)
+        });
+        let listener = || TcpListener::bind((Ipv4Addr::UNSPECIFIED, 8080)).expect("a free port");
+        let listener = Arc::new(server.run(listener));
+        Self { rules, _firewall: firewall, _namespaces: [node, server], client, listener }
+    }
+
+    fn what(&self) -> String {
+        match self.rules {
+            Rules::None => "without any rule".to_owned(),
+            Rules::Ours(count) => format!("{count} policies"),
+            Rules::KubeRouter(program, count) => format!("kube-router's shape, {program}, {count}"),
+        }
+    }
+
+    fn connection(&self) -> Duration {
+        let listener = self.listener.clone();
+        self.client.run(move || {
+            let to = SocketAddr::from((local_ip(SERVER), 8080));
+            let (stream, took) = timed(|| TcpStream::connect(to));
+            let stream = stream.expect("the last policy permits it");
+            let (theirs, _) = listener.accept().expect("it connected");
+            // The client closes last, so that no port of its own waits.
+            drop(theirs);
+            drop(stream);
+            took
+        })
+    }
+}
+
+impl Rules {
+    /// In this thread's network namespace.
+    fn load(self, cluster: Cluster) -> Option<Firewall> {
+        match self {
+            Self::None => None,
+            Self::Ours(count) => {
+                let mut facts = cluster.facts();
+                facts.retain(|fact| !is_of_the_pods_namespace(cluster, fact));
+                facts.extend((0..count).map(|n| selecting(cluster, n, count)));
+                let mut engine = Engine::new();
+                engine.change(facts);
+                Some(engine.firewall)
+            }
+            Self::KubeRouter(program, count) => {
+                let shape = Shape {
+                    policies: count,
+                    selects: Box::new(|_, pod| pod < REPLICAS),
+                    members: Box::new(move |n, peer| match (n + 1 == count, peer) {
+                        (true, 0) => vec![remote_ip(CLIENT * REPLICAS)],
+                        (_, _) => vec![remote_ip(n)],
+                    }),
+                };
+                load(program, &shape.sets(), &shape.rules());
+                hook(program);
+                None
+            }
+        }
+    }
+}
+
+/// Of the cluster's policies, only those of other namespaces remain.
+fn is_of_the_pods_namespace(cluster: Cluster, fact: &Event) -> bool {
+    matches!(fact, Event::NetworkPolicy(name, _) if *name.namespace == *cluster.namespace(0))
+}
+
+/// One of so many policies that select the server. It permits what the last one alone permits the
+/// client.
+fn selecting(cluster: Cluster, n: u32, of: u32) -> Event {
+    let peer = match n + 1 == of {
+        true => CLIENT,
+        // Any other.
+        false => (CLIENT + 1 + n % (APPS - 1)) % APPS,
+    };
+    let policy = NetworkPolicy {
+        name: cluster.policy_name(cluster.namespaces * (cluster.policies + n)),
+        pods: Selector::default(),
+        ingress: Some(vec![from(vec![app(Namespaces::Own, peer)])]),
+        egress: None,
+        is_understood: true,
+    };
+    Event::NetworkPolicy(policy.name.clone(), Some(policy))
+}
+
+/// Links a host to the node, which is its gateway.
+fn wire(node: &Namespace, host: &Namespace, link: &str, gateway: Ipv4Addr, address: Ipv4Addr) {
+    let other = host.path().display().to_string();
+    node.ip(&format!("link add {link} type veth peer name eth0 netns {other}"));
+    node.ip(&format!("address add {gateway}/16 dev {link}"));
+    node.ip(&format!("link set {link} up"));
+    host.ip(&format!("address add {address}/16 dev eth0"));
+    host.ip("link set eth0 up");
+    host.ip(&format!("route add default via {gateway}"));
+}

@@ -1,0 +1,76 @@
+//! The agent's own plan and firewall, without the agent around them.
+
+use std::time::{Duration, Instant};
+
+use denizen_agent::firewall::Firewall;
+use denizen_agent::model::Event;
+use denizen_agent::plan::{
+    Capabilities, Detector, FirewallSettings, NodePortAddresses, NodeSide, Planner, Policy,
+    Settings,
+};
+use denizen_nft::Kernel;
+
+/// What a change took.
+#[derive(Debug, Clone, Copy)]
+pub struct Cost {
+    /// From the fact to the kernel's acknowledgement.
+    pub whole: Duration,
+    /// Of the whole, writing to the kernel.
+    pub written: Duration,
+}
+
+/// A plan, and the tables in this thread's network namespace.
+pub struct Engine {
+    pub planner: Planner,
+    pub firewall: Firewall,
+}
+
+impl Engine {
+    /// Without any facts.
+    pub fn new() -> Self {
+        let policy = Policy {
+            settings: Settings {
+                node_name: "node-1".into(),
+                masquerade_all: false,
+                node_hints: true,
+            },
+            detector: Detector::default(),
+            node_ports: NodePortAddresses::Primary,
+            node_side: NodeSide::default(),
+            services: true,
+            firewall: Some(FirewallSettings::default()),
+        };
+        let able = Capabilities {
+            unused_addresses: true,
+            guards_loopback_first: true,
+            restricts_first: true,
+        };
+        Self { planner: Planner::new(policy, able), firewall: firewall() }
+    }
+
+    /// Takes facts in, decides, and programs.
+    pub fn change(&mut self, events: Vec<Event>) -> Cost {
+        let begun = Instant::now();
+        self.planner.apply(events);
+        let changes = self.planner.update();
+        self.firewall.update(self.planner.plan(), &changes);
+        let decided = Instant::now();
+        self.firewall.sync(self.planner.plan()).expect("the kernel takes it");
+        Cost { whole: begun.elapsed(), written: decided.elapsed() }
+    }
+
+    /// Reads what the kernel holds, if anybody may have changed it.
+    pub fn look(&mut self, is_disturbed: bool) -> Duration {
+        if is_disturbed {
+            self.firewall.disturbed();
+        }
+        let begun = Instant::now();
+        self.firewall.resync(self.planner.plan()).expect("the kernel answers");
+        begun.elapsed()
+    }
+}
+
+/// Tables in this thread's network namespace, which are not written yet.
+pub fn firewall() -> Firewall {
+    Firewall::new(Kernel::open().expect("netlink, as root"))
+}

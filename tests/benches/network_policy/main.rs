@@ -1,0 +1,52 @@
+//! What the pod firewall costs: `cargo bench -p denizen-tests --bench network_policy`, as root.
+//!
+//! 250 pods of this node, 100 policies, 10,000 pods of other nodes, through the agent's own plan and
+//! firewall, in a network namespace that is made here; next to kube-router's shape (a chain for each
+//! pod and each policy, with a set for each selector) through `ipset restore` and
+//! `iptables-restore`, which it executes for every change. Then the largest cluster that Kubernetes
+//! documents, with 10,000 policies. And how long a connection takes through both.
+//!
+//! It prints, and asserts no time. Words behind `--` choose parts.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a bench reads the clock and executes the programs that it compares with"
+)]
+
+mod changes;
+mod cluster;
+mod connect;
+mod engine;
+mod kube_router;
+mod memory;
+
+use std::process::ExitCode;
+
+use crate::cluster::Cluster;
+
+const USUAL: Cluster = Cluster { namespaces: 25, policies: 100, remote: 10_000 };
+const LARGEST: Cluster = Cluster { namespaces: 499, policies: 10_000, remote: 150_000 };
+
+/// The parts, by the words that choose them.
+const PARTS: [(&str, fn()); 4] = [
+    ("usual", || changes::report(USUAL)),
+    ("kube-router", || kube_router::report(USUAL)),
+    ("connect", || connect::report(USUAL)),
+    ("largest", || changes::report(LARGEST)),
+];
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if !words.iter().any(|word| word == "--bench") {
+        println!("not run: this is a bench, and `cargo test` builds it only");
+        return ExitCode::SUCCESS;
+    }
+    let is_named = |part: &str| words.iter().any(|word| word == part);
+    let all = !PARTS.iter().any(|(part, _)| is_named(part));
+    for (part, report) in PARTS {
+        if all || is_named(part) {
+            report();
+        }
+    }
+    ExitCode::SUCCESS
+}

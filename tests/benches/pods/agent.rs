@@ -1,0 +1,143 @@
+//! The whole agent as a process, without the pod firewall and with it.
+
+use std::fmt::Write as _;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use denizen_state::{Attachment, HostInterface, Pod, RunDir};
+use denizen_tests::cni::Namespace;
+use serde_json::Value;
+
+use crate::memory::{Memory, megabytes};
+use crate::server::{self, Cluster, LOCAL, NODE, ip, name, namespace_of, uid};
+
+/// How long it may take until all is programmed.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// What comes right after the first load belongs to it.
+const AFTER: Duration = Duration::from_secs(2);
+
+/// Measures and prints it.
+pub fn measure(cluster: Cluster) -> Result<()> {
+    let Cluster { pods, policies, .. } = cluster;
+    println!("\n## The whole agent, {LOCAL} local of {pods} pods, {policies} policies\n");
+    let [off, on] = ["off", "on"].map(|mode| measured(cluster, mode));
+    println!("more with --network-policy on: {:.1} MB", on?.resident - off?.resident);
+    Ok(())
+}
+
+fn measured(cluster: Cluster, mode: &str) -> Result<Memory> {
+    let [node, local] = [(); 2].map(|()| Namespace::new());
+    let folder = tempfile::tempdir()?;
+    let listener = node.run(|| TcpListener::bind("127.0.0.1:0"))?;
+    let kubeconfig = server::start(cluster, listener, folder.path())?;
+    let run_dir = folder.path().join("run");
+    record(cluster, [&node, &local], folder.path(), &run_dir)?;
+    let mut command = again("run", &run_dir)?;
+    command.args(["--node-name", NODE, "--cni-cache-dir", "", "--network-policy", mode]);
+    command.arg("--kubeconfig").arg(kubeconfig);
+    let mut agent = Running(node.spawn(command));
+    let begun = Instant::now();
+    let status = agent.programmed(&run_dir)?;
+    let took = begun.elapsed();
+    sleep(AFTER);
+    let memory = megabytes(agent.0.id())?;
+    let of_policy = |field: &str| status["networkPolicy"][field].as_u64().unwrap_or_default();
+    println!(
+        "--network-policy {mode:<3}: {memory}; programmed after {took:.1?}; {} policies in force, \
+         {} identities, {} elements",
+        of_policy("policies"),
+        of_policy("identities"),
+        of_policy("elements")
+    );
+    Ok(memory)
+}
+
+/// Records the local pods as the plugin does. All of them are one namespace.
+fn record(
+    cluster: Cluster,
+    [node, pods]: [&Namespace; 2],
+    folder: &Path,
+    run_dir: &Path,
+) -> Result<()> {
+    let mut links = String::new();
+    let records = (0..LOCAL).map(|number| {
+        let link = HostInterface {
+            name: format!("veth{number}"),
+            index: 1000 + u32::try_from(number).expect("a few hundred"),
+            mac: format!("02:00:00:00:{:02x}:{:02x}", number >> 8, number & 255),
+            unknown: Default::default(),
+        };
+        let HostInterface { name: interface, index, mac, .. } = &link;
+        let _ = writeln!(
+            links,
+            "link add {interface} index {index} address {mac} type veth peer name {interface} \
+             netns {}",
+            pods.path().display()
+        );
+        Attachment {
+            container_id: format!("{number:064x}"),
+            if_name: "eth0".to_owned(),
+            network: "pods".to_owned(),
+            pod: Some(Pod {
+                namespace: namespace_of(cluster, number),
+                name: name(number),
+                uid: Some(uid(number)),
+                unknown: Default::default(),
+            }),
+            netns: None,
+            host_interface: Some(link),
+            l3_interface: None,
+            bridge: None,
+            ips: vec![ip(number).parse().expect("an address")],
+            added_at: "2026-11-20T12:00:00Z".to_owned(),
+            adopted: false,
+            unknown: Default::default(),
+        }
+    });
+    let records: Vec<Attachment> = records.collect();
+    let batch = folder.join("links");
+    std::fs::write(&batch, links)?;
+    node.ip(&format!("-batch {}", batch.display()));
+    RunDir::create(run_dir)?.update(PATIENCE, |state| {
+        state.attachments.extend(records.into_iter().map(|record| (record.id(), record)));
+    })?;
+    Ok(())
+}
+
+/// The agent. It ends with this value.
+struct Running(Child);
+
+impl Running {
+    /// Waits until everything is in the kernel; the status then.
+    fn programmed(&mut self, run_dir: &Path) -> Result<Value> {
+        let begun = Instant::now();
+        loop {
+            let output = again("status", run_dir)?.args(["--output", "json"]).output()?;
+            let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+            if status["synced"] == true && status["pods"] == LOCAL {
+                return Ok(status);
+            }
+            ensure!(self.0.try_wait()?.is_none(), "the agent has ended");
+            ensure!(begun.elapsed() < PATIENCE, "not programmed: {status}");
+            sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// This program as the agent's.
+fn again(what: &str, run_dir: &Path) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg(what).arg("--run-dir").arg(run_dir).stdin(Stdio::null()).env("RUST_LOG", "warn");
+    Ok(command)
+}

@@ -1,0 +1,93 @@
+//! The source of pods and the model alone: memory, the time of the list, and the processor time of a
+//! change of a status, which decides nothing.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use denizen_agent::model::{Change, Event, Listing, Model};
+use denizen_agent::source::Features;
+use denizen_agent::source::kube::access::{Access, Credentials};
+use denizen_agent::source::kube::{self, Config, PolicyReads};
+use tokio::sync::{mpsc, watch};
+
+use crate::memory::megabytes;
+use crate::server::{self, Cluster, NODE, pod};
+
+/// Changes of pods' statuses.
+const UPDATES: usize = 20_000;
+
+/// Serves the pods to a process that follows them.
+pub fn measure(cluster: Cluster) -> Result<()> {
+    let cluster = Cluster { updates: UPDATES, policies: 0, ..cluster };
+    let folder = tempfile::tempdir()?;
+    let kubeconfig = server::start(cluster, TcpListener::bind("127.0.0.1:0")?, folder.path())?;
+    let size = pod(cluster, cluster.pods / 2, 0).to_string().len();
+    println!("\n## The source alone, {} pods of {size} bytes each\n", cluster.pods);
+    let mut child = Command::new(std::env::current_exe()?);
+    child.arg("follow").arg(&kubeconfig).env("RUST_LOG", "warn");
+    let status = child.status()?;
+    ensure!(status.success(), "the process that follows them failed: {status}");
+    Ok(())
+}
+
+/// Follows the pods, and prints what that costs.
+pub fn follow(kubeconfig: &Path) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let own = || megabytes(std::process::id());
+        let before = own()?.resident;
+        let (send, mut events) = mpsc::channel(64);
+        let (_unknown, names) = watch::channel(Default::default());
+        let (report, _wrong) = mpsc::channel(64);
+        let ((_read, asked), (done, _done)) = (mpsc::channel(1), mpsc::channel(1));
+        let reads = PolicyReads { asked, done };
+        let credentials = Credentials::Kubeconfig(kubeconfig.to_owned());
+        let config = Config {
+            access: Access { credentials, server: None },
+            node_name: NODE.into(),
+            since: "2026-01-01T00:00:00Z".parse()?,
+            features: Features { services: false, network_policy: true },
+        };
+        let (begun, used) = (Instant::now(), processor_time()?);
+        let _problems = kube::start(&config, &names, reads, &report, &send);
+        let mut model = Model::default();
+        let mut listed = None;
+        let mut sent = 0;
+        while let Some(batch) = events.recv().await {
+            let mut change = Change::default();
+            for event in batch {
+                sent += usize::from(listed.is_some());
+                let is_last = listed.is_some() && matches!(event, Event::ClusterPod(_, None));
+                model.apply(event, &mut change);
+                if let (true, Some(since)) = (is_last, listed) {
+                    let each = (processor_time()? - since) / u32::try_from(UPDATES)?;
+                    println!("{UPDATES} changes of a status: {each:?} each, {sent} event(s)");
+                    return Ok(());
+                }
+            }
+            if listed.is_none() && model.owed([Listing::Pods]).next().is_none() {
+                println!(
+                    "listed after {:?} ({:?} of the processor); before: {before:.1} MB; now: {}",
+                    begun.elapsed(),
+                    processor_time()? - used,
+                    own()?
+                );
+                listed = Some(processor_time()?);
+            }
+        }
+        bail!("the source has ended")
+    })
+}
+
+/// The processor time of this process, in steps of the kernel's clock.
+fn processor_time() -> Result<Duration> {
+    let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF)?;
+    let of = |time: nix::sys::time::TimeVal| -> Result<Duration> {
+        let (seconds, micros) = (u64::try_from(time.tv_sec())?, u64::try_from(time.tv_usec())?);
+        Ok(Duration::from_secs(seconds) + Duration::from_micros(micros))
+    };
+    Ok(of(usage.user_time())? + of(usage.system_time())?)
+}
