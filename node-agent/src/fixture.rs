@@ -137,7 +137,7 @@ pub fn pods(generation: u64, pods: &[(&str, &str)]) -> PodSet {
             id: AttachmentId::new(&format!("c{n}"), "eth0"),
             pod: Some(PodName { namespace: "default".into(), name: format!("pod-{n}").into() }),
             uid: None,
-            shares_interface: port.is_some(),
+            bridge: port.map(|_| interface.into()),
             interface: interface.into(),
             port: port.map(Arc::from),
             ips: vec![ip(address)],

@@ -4,11 +4,8 @@ use super::{Agent, now};
 use crate::backend::BackendName;
 use crate::status::Status;
 use crate::status::view::{View, ViewQuery};
+use crate::sysctl::vlan;
 use crate::takeover::ipvs;
-
-/// IPVS takes a packet in the input hook, and sends it on through the output hook.
-const PASSED_BY: &str = "ipvs serves services here, and what it forwards does not pass the hook where \
-                         NetworkPolicies are enforced: use another mode of the service proxy";
 
 impl Agent {
     /// The status, with the problems of all parts.
@@ -24,8 +21,9 @@ impl Agent {
             )
         });
         let problems = problems.chain(self.flush.problem()).chain(left).chain(bridges);
-        let problems = problems.chain(self.is_passed_by().then(|| PASSED_BY.to_owned()));
+        let problems = problems.chain(self.is_passed_by().then(|| ipvs::PASSES_BY.to_owned()));
         let settings = self.settings.warnings(self.engine.is_synced());
+        let vlans = vlan::problems(self.settings.sysctls(), self.engine.plan().recorded());
         let unrecorded = self.sources.unrecorded.borrow().clone();
         let status = self.engine.status(problems.collect());
         Status {
@@ -34,7 +32,8 @@ impl Agent {
             network_policy_why: self.enforcer.why.clone(),
             network_policy_engine: self.enforcer.engine.map(str::to_owned),
             unrecorded_interfaces: unrecorded.interfaces.len(),
-            warnings: [found.warnings, settings, status.warnings, unrecorded.warnings()].concat(),
+            warnings: [found.warnings, settings, vlans, status.warnings, unrecorded.warnings()]
+                .concat(),
             ..status
         }
     }

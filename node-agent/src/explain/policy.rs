@@ -94,7 +94,7 @@ fn spoofed(plan: &Plan, packet: &Packet) -> Option<String> {
     let interface = packet.interface.as_deref()?;
     let is_its = |name: Option<&str>| name == Some(interface);
     let pod = plan.recorded().iter().find(|pod| {
-        is_its(pod.port.as_deref()) || !pod.shares_interface && is_its(Some(&*pod.interface))
+        is_its(pod.port.as_deref()) || !pod.shares_interface() && is_its(Some(&*pod.interface))
     })?;
     (!pod.ips.contains(&packet.source)).then(|| pod.to_string())
 }

@@ -94,7 +94,7 @@ pub fn of_interfaces<'a>(
     version: IpVersion,
 ) -> Vec<Element> {
     let mut elements = Vec::new();
-    for pod in pods.filter(|pod| !pod.shares_interface) {
+    for pod in pods.filter(|pod| !pod.shares_interface()) {
         let interface = Key::EMPTY.interface(&pod.interface);
         elements.push(member(SetName::PodInterfaces, interface));
         let ips = pod.ips.iter().filter(|ip| IpVersion::of(**ip) == version);

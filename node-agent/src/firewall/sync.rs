@@ -153,7 +153,7 @@ impl Firewall {
         let new = changes.firewall.sides.iter().filter(|change| change.before.is_none());
         let restricted = new.filter(|it| it.after.as_ref().is_some_and(Sides::is_restricted));
         for change in restricted {
-            let bridged = plan.recorded().iter().filter(|pod| pod.shares_interface);
+            let bridged = plan.recorded().iter().filter(|pod| pod.shares_interface());
             let pods = bridged.filter(|pod| pod.ips.contains(&change.address));
             self.newcomers.extend(pods.map(|pod| (pod.interface.clone(), change.address)));
         }

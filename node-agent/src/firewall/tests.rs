@@ -157,7 +157,7 @@ fn recorded(which: u8) -> PodSet {
         uid: Some("u".into()),
         interface: if name == 2 { "cni0".into() } else { format!("veth{name}").into() },
         port: (name == 2).then(|| "veth2".into()),
-        shares_interface: name == 2,
+        bridge: (name == 2).then(|| "cni0".into()),
         ips: vec![address(0, name)],
         added_at: "2026-11-20T12:00:00Z".into(),
         adopted: false,

@@ -22,14 +22,27 @@ pub struct LocalPod {
     /// the node's end of its veth. `None` for a routed pod. Also `None` for a pod in a VLAN of a
     /// bridge: between that port and the VLAN's interface there may be another bridge's port.
     pub port: Option<Arc<str>>,
-    /// Others are behind [`Self::interface`] too: it is a bridge, or a VLAN's device on one.
-    pub shares_interface: bool,
+    /// The bridge that the pod is behind; `None` for a routed pod.
+    pub bridge: Option<Arc<str>>,
     /// The pod's addresses.
     pub ips: Vec<IpAddr>,
     /// When it was recorded, RFC 3339 in UTC, so it sorts.
     pub added_at: Arc<str>,
     /// It was attached without the plugin, and may have sent packets before it was recorded.
     pub adopted: bool,
+}
+
+impl LocalPod {
+    /// Whether others are behind [`Self::interface`] too: it is a bridge, or a VLAN's device on one.
+    pub fn shares_interface(&self) -> bool {
+        self.bridge.is_some()
+    }
+
+    /// Whether the pod is in a VLAN of a bridge: its packets come in through neither the bridge nor
+    /// its own port.
+    pub fn is_in_vlan(&self) -> bool {
+        self.bridge.as_ref().is_some_and(|bridge| *bridge != self.interface)
+    }
 }
 
 impl fmt::Display for LocalPod {

@@ -192,7 +192,7 @@ fn local_pod(id: &AttachmentId, attachment: &Attachment) -> Option<LocalPod> {
     let port = attachment.host_interface.as_ref().filter(|_| is_port);
     Some(LocalPod {
         id: id.clone(),
-        shares_interface: attachment.bridge.is_some() || attachment.l3_interface.is_some(),
+        bridge: attachment.bridge.as_deref().or(attachment.l3_interface.as_deref()).map(Into::into),
         pod: pod.map(|pod| PodName {
             namespace: pod.namespace.as_str().into(),
             name: pod.name.as_str().into(),

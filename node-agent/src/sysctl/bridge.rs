@@ -103,7 +103,7 @@ impl BridgeFilter {
 
     /// Turns the switch on, unless it is, and reads it back.
     fn turn_on(&self, bridge: &str) -> Result<(), BridgeError> {
-        if !self.sysctls.join(MODULE).exists() {
+        if !is_module_loaded(&self.sysctls) {
             return Err(BridgeError::NoModule);
         }
         let mut socket = open()?;
@@ -141,6 +141,19 @@ impl BridgeFilter {
         self.former.write(&left);
         done
     }
+}
+
+/// Whether the module br_netfilter is loaded, by the settings below the folder `sysctls`.
+pub fn is_module_loaded(sysctls: &Path) -> bool {
+    sysctls.join(MODULE).exists()
+}
+
+/// `nf_call_iptables` and `nf_call_ip6tables` of a bridge.
+///
+/// # Errors
+/// [`BridgeError`] if there is no such bridge, or it cannot be read.
+pub fn switches(bridge: &str) -> Result<[bool; 2], BridgeError> {
+    Ok(read(&mut open()?, bridge)?.1)
 }
 
 fn open() -> Result<Socket, BridgeError> {

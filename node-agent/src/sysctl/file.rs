@@ -60,15 +60,22 @@ pub fn apply(root: &Path, settings: &[Setting]) -> Vec<SettingError> {
     settings.iter().filter_map(|setting| apply_one(root, setting).err()).collect()
 }
 
+/// The value of the setting in the file `path` below `root`.
+///
+/// # Errors
+/// It cannot be read, or is not a number.
+#[expect(clippy::disallowed_methods, reason = "a setting is not a regular file")]
+pub fn value(root: &Path, path: &str) -> io::Result<u64> {
+    let text = fs::read_to_string(root.join(path))?;
+    let number = text.trim().parse();
+    number.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
 #[expect(clippy::disallowed_methods, reason = "a setting is not a regular file: one write sets it")]
 fn apply_one(root: &Path, setting: &Setting) -> Result<(), SettingError> {
     let Setting { path, wanted, without, is_vital: _ } = setting;
     let file = root.join(path);
-    let now = fs::read_to_string(&file).and_then(|text| {
-        let number = text.trim().parse::<u64>();
-        number.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
-    });
-    let now = now.map_err(|source| {
+    let now = value(root, path).map_err(|source| {
         let path = path.clone();
         if source.kind() == io::ErrorKind::NotFound {
             let hint = hint(&path);

@@ -10,10 +10,11 @@ mod former_switches;
 pub mod loopback;
 pub mod reconciler;
 pub mod setting;
+pub mod vlan;
 
 pub use bridge::BridgeFilter;
 pub use conntrack::Conntrack;
 pub use file::SYSCTLS;
 pub use loopback::Loopback;
-pub use reconciler::{Reconciler, set_up};
-pub use setting::{Setting, Wanted, live, on_loopback};
+pub use reconciler::{Reconciler, cpus, set_up};
+pub use setting::{Setting, Wanted, bridge_filter, live, on_loopback};

@@ -74,6 +74,11 @@ impl Reconciler {
         self.keep(possible().into_iter().chain(on_loopback(node_ports)).collect(), true);
     }
 
+    /// The folder of the kernel's settings.
+    pub fn sysctls(&self) -> &Path {
+        &self.sysctls
+    }
+
     /// The current errors.
     pub fn problems(&self) -> &[String] {
         &self.problems
@@ -103,7 +108,7 @@ fn set(sysctls: &Path, settings: &[Setting]) -> Vec<String> {
 }
 
 /// The CPUs of the machine, whatever share this process may use.
-fn cpus() -> u32 {
+pub fn cpus() -> u32 {
     let online = nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN);
     online.ok().flatten().and_then(|n| u32::try_from(n).ok()).unwrap_or(1)
 }

@@ -92,7 +92,7 @@ fn has_bridge(family: Family, pods: &[LocalPod], detector: &Detector) -> bool {
 /// With this setting, frames between two ports of a bridge pass the nf_tables hooks of the IP
 /// families (br_netfilter; the kernel's `Documentation/networking/ip-sysctl.rst`,
 /// `bridge-nf-call-iptables`).
-fn bridge_filter(family: Family) -> Setting {
+pub fn bridge_filter(family: Family) -> Setting {
     let path = match family {
         Family::V4 => "net/bridge/bridge-nf-call-iptables",
         Family::V6 => "net/bridge/bridge-nf-call-ip6tables",

@@ -108,7 +108,7 @@ impl Cluster {
             uid: Some(format!("{n}").into()),
             interface: interface(n).into(),
             port: None,
-            shares_interface: false,
+            bridge: None,
             ips: vec![local_ip(n).into()],
             added_at: "2026-11-20T12:00:00Z".into(),
             adopted: false,

@@ -112,7 +112,7 @@ pub fn programmed_pods(more: usize) -> denizen_agent::model::PodSet {
             name: format!("pod-{number}").into(),
         }),
         uid: None,
-        shares_interface: true,
+        bridge: Some("cni0".into()),
         interface: "cni0".into(),
         port: Some(format!("veth{number}").into()),
         ips: vec![IpAddr::V4(spare_ip((1 << 19) + number))],

@@ -13,7 +13,7 @@ use denizen_tests::netns::Netns;
 use denizen_tests::pod::Pod;
 use denizen_tests::probe::Protocol;
 use denizen_tests::world::ip;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const BRIDGE: &str = "br0";
 
@@ -47,6 +47,11 @@ pub(crate) fn pods_are_local() -> Result<()> {
     let agent = cluster.start_agent()?;
     ensure!(is_local(&joined), "behind a veth to the bridge");
     ensure!(is_local(&device), "behind a VLAN device");
+    ensure!(agent.status()?["warnings"] == json!([]), "{}", agent.status()?);
+    node.sysctl("net.bridge.bridge-nf-call-iptables", "1")?;
+    let warnings = agent.status()?["warnings"].to_string();
+    ensure!(warnings.contains("pods in VLANs of bridge br0 are not detected"), "{warnings}");
+    node.sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
     let from = device.address_like(to.ip()).context("no address of its family")?;
     for (vlan, is_its) in [(8, true), (7, false)] {
