@@ -1,5 +1,6 @@
 //! The command line's commands.
 
+mod check;
 mod cleanup;
 mod connections;
 mod drops;
@@ -8,6 +9,7 @@ mod trace;
 
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::parser::ValueSource;
@@ -57,6 +59,8 @@ enum Command {
     Drops(drops::DropsArgs),
     /// Show what the running agent knows and has programmed
     Status(StatusArgs),
+    /// Check whether this node has what denizen needs, and whether what is installed works
+    Check(Box<check::CheckArgs>),
     /// Install the CNI plugin and its entry in the CNI configuration, and keep them installed
     InstallCni(Box<InstallArgs>),
     /// Remove everything that denizen has programmed on this node
@@ -140,12 +144,15 @@ fn refuse_policy_flags(explain: &ArgMatches) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Parses the command line and runs the command.
+/// Parses the command line and runs the command. Returns the exit code.
 ///
 /// # Errors
 /// The error to print, with its causes.
-pub fn run() -> anyhow::Result<()> {
-    let (command, ignored) = parsed()?;
+pub fn run() -> anyhow::Result<ExitCode> {
+    let (command, ignored) = match parsed() {
+        Ok(parsed) => parsed,
+        Err(error) => return Ok(unusable(&error)),
+    };
     if !matches!(command, Command::Run(_)) {
         ignored.iter().for_each(|what| eprintln!("denizen-agent: {what}"));
     }
@@ -164,6 +171,7 @@ pub fn run() -> anyhow::Result<()> {
         Command::Trace(args) => trace::trace(*args),
         Command::Connections(args) => connections::connections(args),
         Command::Drops(args) => drops::drops(args),
+        Command::Check(args) => return check::check(&args),
         Command::Status(StatusArgs { run_dir, output }) => {
             let status: Status = ask(run_dir.run_dir, Request::Status { status: Empty {} })?;
             show(&status, output)
@@ -174,6 +182,14 @@ pub fn run() -> anyhow::Result<()> {
         }
         Command::Cleanup(args) => cleanup::cleanup(&args),
     }
+    .map(|()| ExitCode::SUCCESS)
+}
+
+/// Says what is wrong with the command line or the configuration file. Returns the exit code, which
+/// is clap's own for a wrong command line.
+fn unusable(error: &anyhow::Error) -> ExitCode {
+    eprintln!("denizen-agent: {}", printable_lines(&format!("{error:#}")));
+    ExitCode::from(2)
 }
 
 fn explain(args: ExplainArgs) -> anyhow::Result<()> {

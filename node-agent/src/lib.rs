@@ -8,6 +8,8 @@
 pub mod agent;
 pub mod attachments;
 pub mod backend;
+mod capability;
+pub mod check;
 pub mod cli;
 pub mod config;
 pub mod connections;

@@ -6,7 +6,7 @@ use denizen_agent::printable::printable_lines;
 
 fn main() -> ExitCode {
     match denizen_agent::cli::run() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("denizen-agent: {}", printable_lines(&format!("{error:#}")));
             ExitCode::FAILURE

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::backend::{Affinity, Clients, Crowded};
+use crate::check::{Check, Finding, Topic, Verdict as CheckVerdict};
 use crate::cli::command;
 use crate::connections::{Connection, Totals};
 use crate::drops::{DropCount, DropCounts, DroppedPacket, PacketReport};
@@ -213,6 +214,22 @@ fn every_field_of_drops_is_there() {
     add_fields(&serde_json::to_value(&packet).expect("plain data"), &mut fields);
     add_fields(&serde_json::to_value(&counts).expect("plain data"), &mut fields);
     assert_eq!(missing(section("### Drops"), fields), BTreeSet::new());
+}
+
+#[test]
+fn every_check_and_its_fields_are_there() {
+    let checks = Topic::ALL.map(|topic| Check::new(topic, Finding::ok("")));
+    let names: BTreeSet<String> = checks.iter().map(|check| check.name.to_owned()).collect();
+    assert_eq!(missing(section("### Check"), names), BTreeSet::new());
+    let mut fields = BTreeSet::new();
+    let report = serde_json::to_value(crate::check::Report { checks: checks.into() });
+    add_fields(&report.expect("plain data"), &mut fields);
+    assert_eq!(missing(section("### Check"), fields), BTreeSet::new());
+    let verdicts =
+        [CheckVerdict::Ok, CheckVerdict::Warning, CheckVerdict::Failure, CheckVerdict::Skipped];
+    let words = verdicts.map(|verdict| serde_json::to_value(verdict).expect("plain data"));
+    let words = words.iter().filter_map(|word| word.as_str().map(str::to_owned));
+    assert_eq!(missing(section("### Check"), words), BTreeSet::new());
 }
 
 fn add_fields(value: &Value, fields: &mut BTreeSet<String>) {

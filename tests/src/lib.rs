@@ -13,6 +13,7 @@
 pub mod agent;
 pub mod api;
 pub mod binary;
+pub mod checking;
 pub mod cluster;
 pub mod cni;
 pub mod conf;
@@ -34,6 +35,7 @@ pub mod lasting;
 pub mod load;
 pub mod manifest;
 pub mod netns;
+pub mod owned;
 pub mod pod;
 pub mod policy;
 pub mod probe;

@@ -58,6 +58,11 @@ impl fmt::Display for BackendName {
 }
 
 impl BackendName {
+    /// The backend that is written so.
+    pub fn named(text: &str) -> Option<Self> {
+        [Self::Nftables, Self::Iptables, Self::None].into_iter().find(|it| it.to_string() == text)
+    }
+
     /// What it can do. As in kube-proxy's iptables mode, iptables leaves addresses and ports
     /// without a service alone. It refuses in the filter table, before the nat table's chains
     /// restrict sources.

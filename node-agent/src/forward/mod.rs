@@ -88,6 +88,26 @@ pub fn look(open: bool) -> Findings {
     findings
 }
 
+/// Looks at the forward hook, and changes nothing. Chains that denizen's rules have opened are well.
+pub fn inspect() -> Findings {
+    let mut findings = Findings::default();
+    let mut seen: Vec<Chain> = Vec::new();
+    let read = Kernel::open().and_then(|mut kernel| nft::read(&mut kernel));
+    match read {
+        Ok(chains) => seen.extend(chains.into_iter().map(|(_, chain)| chain)),
+        Err(error) => findings.errors.push(describe(&ForwardError::from(error))),
+    }
+    for family in IpVersion::BOTH {
+        match legacy::read(family) {
+            Ok(chain) => seen.extend(chain),
+            Err(error) => findings.errors.push(describe(&error)),
+        }
+    }
+    let closed = seen.iter().filter(|chain| chain.own.len() != Chain::RULES);
+    closed.for_each(|chain| chain.report(&mut findings));
+    findings
+}
+
 /// Removes our rules from everybody's chains; returns how many chains had some.
 ///
 /// # Errors

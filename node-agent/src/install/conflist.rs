@@ -101,6 +101,16 @@ impl<'a> Conflist<'a> {
         (self.plugins.len(), self.ours() == Some(self.plugins.len() - 1))
     }
 
+    /// The types of all plugins.
+    pub fn kinds(&self) -> Vec<String> {
+        self.plugins.iter().filter_map(|plugin| kind(plugin)).collect()
+    }
+
+    /// Denizen's entry, if there is one.
+    pub fn entry(&self) -> Option<Value> {
+        serde_json::from_str(self.plugins[self.ours()?].get()).ok()
+    }
+
     fn ours(&self) -> Option<usize> {
         self.plugins.iter().position(|plugin| kind(plugin).as_deref() == Some(PLUGIN))
     }

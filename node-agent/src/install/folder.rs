@@ -67,6 +67,28 @@ pub struct Report {
     pub unusable: Vec<(PathBuf, String)>,
 }
 
+/// The configuration that runtimes use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Active {
+    /// Its file.
+    pub path: PathBuf,
+    /// The types of its plugins, in their order.
+    pub plugins: Vec<String>,
+    /// Denizen's entry, if it has one.
+    pub entry: Option<Value>,
+}
+
+/// The active configuration in `folder`: the first that is valid, and that denizen can be chained
+/// in.
+///
+/// # Errors
+/// [`FolderError`].
+pub fn active(folder: &Path) -> Result<Active, FolderError> {
+    let files = candidates(folder, &mut Report::default())?;
+    let first = files.into_iter().find_map(Candidate::active);
+    first.ok_or_else(|| FolderError::Nothing(folder.to_owned()))
+}
+
 /// Adds `entry`, denizen's plugin entry, at the end of the active configuration in `folder`.
 ///
 /// # Errors
@@ -139,6 +161,21 @@ pub fn take_out(folder: &Path) -> Result<Report, FolderError> {
 impl Candidate {
     fn is_list(&self) -> bool {
         self.path.extension().is_some_and(|ending| ending == "conflist")
+    }
+
+    fn active(self) -> Option<Active> {
+        let (plugins, entry) = match self.is_list() {
+            true => {
+                let list = Conflist::parse(&self.text).ok()?;
+                (list.kinds(), list.entry())
+            }
+            false => {
+                let list = wrapped(&self.text, &Value::Null).ok()?;
+                let alone: Value = serde_json::from_str(&list).ok()?;
+                (vec![alone["plugins"][0]["type"].as_str()?.to_owned()], None)
+            }
+        };
+        Some(Active { path: self.path, plugins, entry })
     }
 
     fn is_wrap(&self) -> bool {

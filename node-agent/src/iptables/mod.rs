@@ -30,7 +30,7 @@ pub use delta::Delta;
 pub use error::IptablesError;
 pub use ipset::{Element, Elements, Set, Sets};
 pub use probe::Extension;
-pub use programs::{Programs, Variant, legacy_tables};
+pub use programs::{Programs, Variant, is_spoken, legacy_tables};
 pub use rejected_rules::RejectedRules;
 pub use save::{Observed, appended};
 pub use worker::{Done, Outcome};

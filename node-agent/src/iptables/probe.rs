@@ -27,6 +27,11 @@ impl MissingExtensions {
         missing.find(|(words, _)| line.contains(**words)).map(|(_, said)| said.as_str())
     }
 
+    /// What each rule that needs one of them contains, and what the program said.
+    pub fn all(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(words, said)| (*words, said.as_str()))
+    }
+
     /// Whether nothing is missing.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

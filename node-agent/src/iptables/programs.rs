@@ -9,8 +9,10 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use tracing::{debug, trace_span};
 
 use super::error::IptablesError;
+use super::probe::{Extension, MissingExtensions, probe};
 use super::save::Observed;
 use super::{Schema, Table};
+use crate::capability::Capability;
 use denizen_nft::IpVersion;
 
 /// Whose tables the programs speak of: a node has both, and its rules should be in one.
@@ -203,6 +205,18 @@ impl Programs {
         Ok(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; "))
     }
 
+    /// Which of these extensions this host lacks.
+    ///
+    /// # Errors
+    /// [`IptablesError`] if it cannot be found out.
+    pub fn missing(
+        &self,
+        family: IpVersion,
+        extensions: &[Extension],
+    ) -> Result<MissingExtensions, IptablesError> {
+        probe(extensions, |input| self.test(family, input))
+    }
+
     /// Changes rules; a table changes whole or not at all.
     ///
     /// # Errors
@@ -285,7 +299,7 @@ fn execute(
         return Ok(output);
     }
     let mut said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-    if lacks_raw_sockets() {
+    if !Capability::NetRaw.is_held() {
         said.push_str(
             "; sets, and ip_tables, are asked through raw sockets: CAP_NET_RAW is needed too",
         );
@@ -305,16 +319,4 @@ pub fn is_spoken(family: IpVersion) -> bool {
     };
     let asked = socket(domain, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
     !matches!(asked, Err(Errno::EAFNOSUPPORT))
-}
-
-/// Whether this process may not open a raw socket, which none of the programs calls by its name
-/// when it fails.
-fn lacks_raw_sockets() -> bool {
-    // linux/capability.h
-    const CAP_NET_RAW: u32 = 13;
-    #[expect(clippy::disallowed_methods, reason = "the kernel's word about this process")]
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let set = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
-    set.is_some_and(|set| set & (1 << CAP_NET_RAW) == 0)
 }

@@ -9,7 +9,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::delta::{AT_ONCE, Delta};
 use super::error::IptablesError;
-use super::probe::{MissingExtensions, probe};
+use super::probe::MissingExtensions;
 use super::programs::{Programs, Variant, is_spoken};
 use super::rejected_rule::RejectedRule;
 use super::save::Observed;
@@ -102,9 +102,7 @@ impl Node {
         }
         match job {
             Job::Probe => {
-                let extensions = (schema.extensions)(family);
-                let missing = probe(&extensions, |input| programs.test(family, input))?;
-                Ok(Outcome::Probed(missing))
+                Ok(Outcome::Probed(programs.missing(family, &(schema.extensions)(family))?))
             }
             Job::Look(tables) => {
                 let seen = programs.save(family, tables, schema)?;

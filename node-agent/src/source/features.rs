@@ -29,7 +29,7 @@ impl Features {
     }
 
     /// The kinds that they need.
-    pub(super) fn kinds(self) -> impl Iterator<Item = Kind> {
+    pub fn kinds(self) -> impl Iterator<Item = Kind> {
         Kind::ALL.into_iter().filter(move |kind| self.need(*kind))
     }
 

@@ -5,7 +5,7 @@ use super::iptables_nft;
 use super::owner::{CANARY, Owner};
 use crate::backend::iptables::{SCHEMA, SETS, is_a_proxys, is_ours};
 use crate::iptables::{
-    Delta, IptablesError, Programs, Schema, Sets, Table, Variant, legacy_tables,
+    ChainId, Delta, IptablesError, Programs, Schema, Sets, Table, Variant, legacy_tables,
 };
 use denizen_netlink::NetlinkError;
 use denizen_nft::IpVersion;
@@ -58,6 +58,27 @@ fn remove_legacy(owner: Owner) -> Result<usize, IptablesError> {
     IpVersion::BOTH.map(of_family).into_iter().sum()
 }
 
+/// Whether chains of this owner are in the tables of legacy iptables. What is not there is not asked
+/// for: the kernel would make it.
+///
+/// # Errors
+/// [`IptablesError`] if there are such tables, and they cannot be read.
+pub fn has_legacy_chains(owner: Owner) -> Result<bool, IptablesError> {
+    for family in IpVersion::BOTH {
+        let there = legacy_tables(family);
+        if !Table::ALL.iter().any(|table| there.iter().any(|name| name == table.as_str())) {
+            continue;
+        }
+        let seen = Programs::installed(Variant::Legacy)?.save(family, &Table::ALL, &LEFT)?;
+        let services = Owner::ours_if(is_ours(&seen));
+        let is_its = |(table, name): &ChainId| Owner::of(table.as_str(), name, services) == owner;
+        if seen.chains().any(|(id, _)| is_its(id)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 fn remove(programs: &Programs, family: IpVersion, owner: Owner) -> Result<usize, IptablesError> {
     let seen = programs.save(family, &Table::ALL, &LEFT)?;
     let services = Owner::ours_if(is_ours(&seen));
@@ -80,7 +101,8 @@ fn remove(programs: &Programs, family: IpVersion, owner: Owner) -> Result<usize,
 /// Whether this backend was here: its sets are made before its first rule, and removed after its
 /// last. Whoever removed the sets by hand may have left the nft variant's chains.
 pub fn was_here() -> bool {
-    Sets::open(&SETS).is_ok_and(|mut sets| sets.exist()) || iptables_nft::is_there()
+    Sets::open(&SETS).is_ok_and(|mut sets| sets.exist())
+        || iptables_nft::has_chains(Owner::Denizen).unwrap_or(false)
 }
 
 fn sets() -> Result<Sets, IptablesError> {

@@ -34,13 +34,18 @@ pub fn remove(owner: Owner) -> Result<usize, IptablesError> {
     removed.into_iter().sum()
 }
 
-/// Whether denizen's own chains are there.
-pub fn is_there() -> bool {
-    let there = |family| {
-        let chains = chains_of(&mut Kernel::open().ok()?, family, Owner::Denizen).ok()?;
-        Some(!chains.is_empty())
-    };
-    IpVersion::BOTH.into_iter().any(|family| there(family).unwrap_or(false))
+/// Whether chains of this owner are there.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub fn has_chains(owner: Owner) -> Result<bool, NetlinkError> {
+    let mut kernel = Kernel::open()?;
+    for family in IpVersion::BOTH {
+        if !chains_of(&mut kernel, family, owner)?.is_empty() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn remove_of(family: IpVersion, owner: Owner) -> Result<usize, IptablesError> {

@@ -1,10 +1,20 @@
 //! The tables of kube-proxy's nftables mode.
 
+use denizen_netlink::NetlinkError;
 use denizen_nft::{Family, Kernel, NftError};
 use nix::errno::Errno;
 
 /// Their name.
 const KUBE_PROXYS: &str = "kube-proxy";
+
+/// Whether there is one.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub fn is_there() -> Result<bool, NetlinkError> {
+    let tables = Kernel::open()?.tables(|table| (table.name()? == KUBE_PROXYS).then_some(()))?;
+    Ok(!tables.is_empty())
+}
 
 /// Removes them; how many there were.
 ///

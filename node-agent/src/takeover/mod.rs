@@ -1,5 +1,7 @@
-//! Removal of what another service proxy, or another backend of ours, left on this node.
+//! Removal of what another service proxy, or another backend of ours, left on this node, and how it
+//! is recognised.
 
+mod found;
 pub mod iptables;
 mod iptables_nft;
 pub mod ipvs;
@@ -7,6 +9,7 @@ mod kube_proxy_nftables;
 mod owner;
 mod predecessor;
 
+pub use found::{FoundError, kube_proxys};
 pub use kube_proxy_nftables::remove_kube_proxys;
 pub use owner::Owner;
 pub(crate) use predecessor::Predecessor;

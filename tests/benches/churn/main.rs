@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let result = match words.first().map(String::as_str) {
         // The bench starts itself anew to be the agent that is measured.
-        Some("run" | "status") => denizen_agent::cli::run().map(|()| true),
+        Some("run" | "status") => denizen_agent::cli::run().map(|code| code == ExitCode::SUCCESS),
         _ if !words.iter().any(|word| word == "--bench") => {
             println!("not run: this is a bench, and `cargo test` builds it only");
             Ok(true)

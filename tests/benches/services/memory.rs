@@ -97,7 +97,7 @@ fn resident(what: &str, mut process: Child, ready: impl Fn() -> Option<()>) {
 pub fn agent() -> ExitCode {
     end_with_the_bench();
     match denizen_agent::cli::run() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("{error:#}");
             ExitCode::FAILURE

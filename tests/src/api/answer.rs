@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
+use hyper::header::HeaderValue;
 use hyper::{Method, Request, Response};
 use serde_json::{Value, json};
 
@@ -17,6 +19,9 @@ use super::server::Shared;
 use super::store::Stored;
 use super::watch::{Body, Pipe, Wanted, Watch, expired};
 
+/// Where a client asks what it may do.
+const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+
 /// A request's answer.
 pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
     let asked = Asked {
@@ -26,7 +31,8 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
         status: 0,
     };
     let number = shared.record(asked.clone());
-    let response = answer_to(&shared, &asked, request).await;
+    let mut response = answer_to(&shared, &asked, request).await;
+    response.headers_mut().insert("date", date(shared.manners().clock_ahead));
     shared.answered(number, response.status().as_u16());
     response
 }
@@ -42,8 +48,11 @@ async fn answer_to(
     if !manners.tokens.is_empty() && !manners.tokens.iter().any(|known| known == token.trim()) {
         return failure(401, "Unauthorized", "Unauthorized");
     }
+    if asked.path == REVIEWS {
+        return review(&manners, request).await;
+    }
     let Some(target) = Target::parse(&asked.path) else {
-        return discovery(&asked.path);
+        return discovery(&asked.path, &manners);
     };
     let plural = target.resource.plural;
     if manners.silent.contains(&plural) {
@@ -69,6 +78,26 @@ async fn answer_to(
         (&Method::GET, None) => page(shared, asked, &target),
         _ => change::change(shared, &target, request).await,
     }
+}
+
+/// The server's time.
+fn date(ahead: i64) -> HeaderValue {
+    let now = SystemTime::now();
+    let ahead_of = Duration::from_secs(ahead.unsigned_abs());
+    let time = if ahead < 0 { now - ahead_of } else { now + ahead_of };
+    HeaderValue::from_str(&httpdate::fmt_http_date(time)).expect("a date is a header's value")
+}
+
+/// Whether the client may do what it names.
+async fn review(manners: &Manners, request: Request<Incoming>) -> Response<Body> {
+    let Ok(body) = request.into_body().collect().await else {
+        return failure(400, "BadRequest", "half a body");
+    };
+    let mut review: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
+    let resource = review["spec"]["resourceAttributes"]["resource"].as_str();
+    let allowed = resource.is_some_and(|it| !manners.forbidden.contains(&it));
+    review["status"] = json!({ "allowed": allowed });
+    json_answer(201, review.to_string().into())
 }
 
 fn selector(asked: &Asked, target: &Target, manners: &Manners) -> Result<Selector, String> {
@@ -187,13 +216,13 @@ fn list_of(
 }
 
 /// What kubectl asks before it knows what there is.
-fn discovery(path: &str) -> Response<Body> {
+fn discovery(path: &str, manners: &Manners) -> Response<Body> {
     let groups: BTreeMap<&str, &str> = RESOURCES
         .iter()
         .filter_map(|it| Some((it.version.split_once('/')?.0, it.version)))
         .collect();
     let found = match path {
-        "/version" => json!({ "major": "1", "minor": "33", "gitVersion": "v1.33.0" }),
+        "/version" => json!({ "major": "1", "minor": "33", "gitVersion": manners.release }),
         "/api" => json!({ "kind": "APIVersions", "versions": ["v1"] }),
         "/apis" => {
             let group = |(name, version): (&&str, &&str)| {

@@ -27,6 +27,10 @@ pub struct Manners {
     pub unserved: Vec<&'static str>,
     /// Resources that nobody may read.
     pub forbidden: Vec<&'static str>,
+    /// So many seconds the server's clock is ahead.
+    pub clock_ahead: i64,
+    /// Its release.
+    pub release: &'static str,
     /// Resources about which a question gets no answer.
     pub silent: Vec<&'static str>,
     /// Resources of which watches bring no change: they lag behind, as a real server's may.
@@ -52,6 +56,8 @@ impl Default for Manners {
             slow: None,
             unserved: Vec::new(),
             forbidden: Vec::new(),
+            clock_ahead: 0,
+            release: "v1.33.0",
             silent: Vec::new(),
             late: Vec::new(),
             tokens: Vec::new(),

@@ -24,6 +24,7 @@ pub fn run(keep: bool) -> Result<ExitCode> {
     page.title("A node of its own, in network namespaces");
     let mut node = Node::up(keep)?;
     node.introduce(&mut page)?;
+    node.check(&mut page)?;
     page.title("Connections");
     rows::play(&node, &mut page)?;
     page.title("One NetworkPolicy at work");

@@ -11,11 +11,12 @@ use serde_json::json;
 use super::page::Page;
 use super::serve;
 use crate::agent::Agent;
+use crate::checking::Checked;
 use crate::cluster::Cluster;
 use crate::fixture::{Fixture, Who};
 use crate::manifest::Manifests;
 use crate::netns;
-use crate::pod::BRIDGE;
+use crate::pod::{BRIDGE, Wiring};
 use crate::probe::Protocol;
 use crate::server::Listen;
 
@@ -81,6 +82,31 @@ impl Node {
         ));
         let known = status["pods"].as_u64();
         page.check((known != Some(2)).then_some("the agent should know two pods"));
+        Ok(())
+    }
+
+    /// What `denizen-agent check` says of it.
+    pub(super) fn check(&self, page: &mut Page) -> Result<()> {
+        let cluster = &self.fixture.cluster;
+        let conflists = cluster.world.subfolder("net.d")?;
+        fs::write(conflists.join("10-pods.conflist"), cluster.chain(Wiring::Bridged).conflist())?;
+        let plugin = crate::binary::ours("denizen")?;
+        let plugins = plugin.parent().context("a program lies in a folder")?;
+        let flags = [
+            ("manifests", cluster.manifests.folder()),
+            ("run-dir", cluster.run_dir()),
+            ("cni-conf-dir", &conflists),
+            ("cni-bin-dir", plugins),
+        ];
+        let flags = flags.map(|(flag, folder)| format!("--{flag}={}", folder.display()));
+        let node = format!("--node-name={}", crate::cluster::NODE);
+        let checked = Checked::on(&cluster.world.node, flags.into_iter().chain([node]))?;
+        let [ok, warnings, failures] =
+            ["ok", "warning", "failure"].map(|verdict| checked.count(verdict));
+        page.say(format_args!(
+            "check        {ok} ok, {warnings} warnings, {failures} failures: `denizen-agent check`{checked}"
+        ));
+        page.check((failures > 0).then_some("no check should fail"));
         Ok(())
     }
 

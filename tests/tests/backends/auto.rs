@@ -1,9 +1,7 @@
 //! `--backend auto`: nftables where the kernel lets it have what it needs, else iptables, which
 //! serves as well; and it says why.
 
-use std::io::Write;
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -11,41 +9,12 @@ use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Fixture, Who, every_protocol, every_way};
-use denizen_tests::netns::Netns;
+use denizen_tests::owned::Owned;
 use denizen_tests::probe::Protocol;
 use denizen_tests::ruleset::{beside_firewall, tables};
 
 /// What has not happened by then never will.
 const BOUND: Duration = Duration::from_secs(60);
-
-/// Somebody's table, which the kernel lets nobody else change. It goes with this value.
-struct Owned(Child);
-
-impl Owned {
-    /// The table `denizen` of that family.
-    fn table(node: &Netns, family: &str) -> Result<Self> {
-        Self::named(node, &format!("{family} denizen"))
-    }
-
-    /// A table by family and name.
-    fn named(node: &Netns, table: &str) -> Result<Self> {
-        let spawn =
-            || Command::new("nft").arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
-        let mut owner = Self(node.run(spawn)??);
-        let input = owner.0.stdin.as_mut().context("no standard input")?;
-        writeln!(input, "add table {table} {{ flags owner; }}")?;
-        let name = format!("table {table}");
-        eventually("it has its table", BOUND, || Ok(tables(node)?.contains(&name)))?;
-        Ok(owner)
-    }
-}
-
-impl Drop for Owned {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 fn context(label: &str) -> Result<Fixture> {
     let fixture = Fixture::new(label)?;
@@ -103,7 +72,7 @@ fn iptables_serves_where_nftables_is_refused() -> Result<()> {
         let agent = start(&fixture, &[])?;
         let why = format!(
             "{family} table: it is owned by another process (netlink portid {})",
-            owned.0.id()
+            owned.process()
         );
         chose(&fixture, &agent, "iptables", &why)?;
         agent.terminate()?;

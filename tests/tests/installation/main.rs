@@ -3,6 +3,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
+mod check;
 mod conf;
 mod containerd;
 mod install_cni;

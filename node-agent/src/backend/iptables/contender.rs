@@ -18,7 +18,8 @@ pub fn contender() -> String {
     )
 }
 
-fn processes_called(name: &str) -> Vec<u32> {
+/// The processes of this name, as far as this process sees them.
+pub fn processes_called(name: &str) -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut found: Vec<u32> = entries
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())

@@ -26,6 +26,7 @@ mod wanted;
 use thiserror::Error;
 
 pub use backend::render;
+pub use contender::processes_called;
 pub use name::{MARK_MASQ, OWNER, SETS, is_a_proxys};
 pub use observed::is_ours;
 pub use schema::SCHEMA;

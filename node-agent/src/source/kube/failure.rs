@@ -10,21 +10,28 @@ use super::access::AccessError;
 use crate::source::Closed;
 use crate::source::object::Kind;
 
-/// Why a list or a watch failed.
+/// Why a list, a watch or a question failed.
 #[derive(Debug, Error)]
-pub(super) enum Failure {
+pub enum Failure {
+    /// No client can be made.
     #[error(transparent)]
     Access(#[from] AccessError),
+    /// There is no connection.
     #[error("the API server cannot be reached")]
     Unreachable(#[source] kube::Error),
+    /// The server refuses.
     #[error("{} ({} {})", .0.message, .0.code, .0.reason)]
     Refused(Box<Status>),
+    /// The answer is not what was asked for.
     #[error("the API server's answer cannot be read")]
     Answer(#[source] serde_json::Error),
+    /// No answer came within this time.
     #[error("the API server has been silent for {0:?}")]
     Silent(Duration),
+    /// A list ended too early.
     #[error("the API server closed the connection in the middle of a list")]
     HalfAList,
+    /// A watch ended too early.
     #[error("the API server ends a watch as soon as it has begun")]
     ShortWatch,
 }
@@ -84,6 +91,11 @@ impl Failure {
             // from an older copy.
             Self::Silent(_) => Remedy::ListAnew,
         }
+    }
+
+    /// Whether the server does not accept the credentials.
+    pub fn is_unauthorized(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.code == 401)
     }
 
     /// Whether the whole server may be away or overloaded, not only this kind.

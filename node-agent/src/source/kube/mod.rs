@@ -9,6 +9,7 @@
 //! | `kinds` | paths and selectors of the requests |
 //! | `index` | which objects were sent, and what changed; pure |
 //! | `follow` | lists, watches, and what to do when they fail |
+//! | [`look`] | asks a server once what it is and permits, for `check` |
 //! | `lookup` | asks for single pods that the watch has not brought yet |
 //! | `read` | reads the policies of a namespace as they are now |
 //! | `answer` | what of the answers to both the watch has not brought |
@@ -44,6 +45,7 @@ mod failure;
 mod follow;
 mod index;
 mod kinds;
+pub mod look;
 mod lookup;
 pub(crate) mod pace;
 mod read;

@@ -1,0 +1,85 @@
+//! The API server and what it permits.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use denizen_tests::api::{Api, ApiServer, Manners};
+use denizen_tests::binary;
+use denizen_tests::checking::Checked;
+use denizen_tests::cluster::NODE;
+use denizen_tests::manifest::node;
+use denizen_tests::world::ip;
+
+use super::before::Node;
+
+/// What is wrong with a server, and what is found: name, verdict, a part of the reason.
+type Fault = (&'static str, fn(&mut Manners), [&'static str; 3]);
+
+const FAULTS: [Fault; 7] = [
+    ("an unknown token", |it| it.tokens = vec!["x".to_owned()], ["credentials", "failure", "401"]),
+    (
+        "a role without policies",
+        |it| it.forbidden = vec!["networkpolicies"],
+        ["rights", "failure", "list networkpolicies.networking.k8s.io, watch"],
+    ),
+    (
+        "a role without single pods",
+        |it| it.forbidden = vec!["pods"],
+        ["rights", "failure", "get pods"],
+    ),
+    (
+        "a role without events",
+        |it| it.forbidden = vec!["events"],
+        ["rights", "warning", "create events.events.k8s.io"],
+    ),
+    ("an old server", |it| it.release = "v1.20.15", ["server", "failure", "v1.20.15"]),
+    ("a server ahead", |it| it.clock_ahead = 600, ["clock", "warning", "differ by"]),
+    ("a server behind", |it| it.clock_ahead = -600, ["clock", "warning", "differ by"]),
+];
+
+fn check(on: &Node, kubeconfig: &str) -> Result<Checked> {
+    let flags = on.flags().into_iter().chain([format!("--kubeconfig={kubeconfig}")]);
+    Checked::on(&on.netns, flags)
+}
+
+#[test]
+fn each_fault_of_the_api_is_found_and_nothing_else() -> Result<()> {
+    let on = Node::new("check-api")?;
+    let address: SocketAddr = "127.0.0.1:6443".parse()?;
+    let folder = on.path("api");
+    fs::create_dir(&folder)?;
+    let mut api = ApiServer::start(&on.netns, address, &folder)?;
+    let kubeconfig = api.kubeconfig().display().to_string();
+    check(&on, &kubeconfig)?.ensure_only("node", "warning", "no Node node-1")?;
+    api.put(&node(NODE, &[ip("192.168.0.2")], ""))?;
+    check(&on, &kubeconfig)?.ensure_well()?;
+    for (what, misbehave, [name, verdict, words]) in FAULTS {
+        api.behave(misbehave);
+        check(&on, &kubeconfig)?.ensure_only(name, verdict, words).context(what)?;
+        api.behave(|manners| *manners = Manners::default());
+    }
+    check(&on, &kubeconfig)?.ensure_well()?;
+    api.change_authority()?;
+    api.stop();
+    check(&on, &kubeconfig)?.ensure_only("server", "failure", "cannot be reached")?;
+    api.go_on(&on.netns)?;
+    check(&on, &kubeconfig)?.ensure_only("server", "failure", "certificate")?;
+    check(&on, "/nowhere")?.ensure_only("credentials", "failure", "/nowhere")
+}
+
+#[test]
+fn an_api_address_that_only_the_agent_would_serve_is_found() -> Result<()> {
+    let on = Node::new("check-in-pod")?;
+    let check = |environment: &[(&str, &str)]| {
+        let mut program = Command::new(binary::ours("denizen-agent")?);
+        program.env_remove("DENIZEN_API_SERVER").envs(environment.iter().copied());
+        Checked::behind(&on.netns, program, on.flags())
+    };
+    let in_pod = ("KUBERNETES_SERVICE_HOST", "10.96.0.1");
+    check(&[in_pod])?.ensure_only("credentials", "failure", "is a cluster IP")?;
+    let nothing = check(&[])?;
+    nothing.ensure_well()?;
+    nothing.ensure("credentials", "skipped", "--kubeconfig")
+}

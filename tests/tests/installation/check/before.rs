@@ -1,0 +1,370 @@
+//! A node without denizen: the kernel, its settings, other programs, the CNI configuration.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::binary;
+use denizen_tests::checking::Checked;
+use denizen_tests::cluster::NODE;
+use denizen_tests::manifest::{Manifests, node};
+use denizen_tests::netns::Netns;
+use denizen_tests::owned::Owned;
+use denizen_tests::ruleset::tables;
+use denizen_tests::world::ip;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A node on which nothing is wrong.
+pub(super) struct Node {
+    pub(super) netns: Netns,
+    pub(super) folder: TempDir,
+    pub(super) manifests: Manifests,
+}
+
+impl Node {
+    pub(super) fn new(label: &str) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let manifests = Manifests::in_folder(&folder.path().join("manifests"))?;
+        manifests.put("node", &[node(NODE, &[ip("192.168.0.2")], "")])?;
+        let netns = Netns::new(label)?;
+        netns.sysctl("net.ipv4.ip_forward", "1")?;
+        let node = Self { netns, folder, manifests };
+        fs::create_dir(node.path("cni"))?;
+        let list =
+            json!({ "cniVersion": "1.0.0", "name": "pods", "plugins": [{ "type": "bridge" }] });
+        fs::write(node.path("cni/10-pods.conflist"), list.to_string())?;
+        Ok(node)
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The flags that lead to its files, but for those that lead to its objects.
+    pub(super) fn flags(&self) -> Vec<String> {
+        let at = |flag: &str, name| format!("--{flag}={}", self.path(name).display());
+        let node = format!("--node-name={NODE}");
+        vec!["--pre".to_owned(), node, at("run-dir", "run"), at("cni-conf-dir", "cni")]
+    }
+
+    fn check(&self, flags: &[&str]) -> Result<Checked> {
+        Checked::on(&self.netns, self.all_flags(flags))
+    }
+
+    fn all_flags(&self, flags: &[&str]) -> Vec<String> {
+        let manifests = format!("--manifests={}", self.manifests.folder().display());
+        let flags = flags.iter().map(|flag| (*flag).to_owned());
+        self.flags().into_iter().chain([manifests]).chain(flags).collect()
+    }
+}
+
+/// A name in the report, the verdict, and a part of the reason.
+type Expected = (&'static str, &'static str, &'static str);
+
+/// What is wrong, how it is made so, flags, and what is found.
+type Fault = (&'static str, fn(&Node) -> Result<()>, &'static [&'static str], Expected);
+
+const FAULTS: [Fault; 17] = [
+    (
+        "nothing is forwarded",
+        |node| node.netns.sysctl("net.ipv4.ip_forward", "0"),
+        &[],
+        ("forwarding", "failure", "net.ipv4.ip_forward is 0"),
+    ),
+    (
+        "kube-proxy's nftables mode",
+        |node| node.netns.nft("table ip kube-proxy { }"),
+        &[],
+        ("service-proxies", "warning", "the nftables table kube-proxy"),
+    ),
+    (
+        "kube-proxy's iptables mode, nft",
+        |node| chain(node, "iptables-nft"),
+        &[],
+        ("service-proxies", "warning", "chains in iptables-nft"),
+    ),
+    (
+        "kube-proxy's iptables mode, legacy",
+        |node| chain(node, "iptables-legacy"),
+        &[],
+        ("service-proxies", "warning", "chains in iptables-legacy"),
+    ),
+    (
+        "two engines of NetworkPolicy",
+        |node| node.netns.nft("table ip6 calico { }"),
+        &["--network-policy=on"],
+        ("policy-engines", "warning", "Calico (table calico of family ip6)"),
+    ),
+    (
+        "a firewall that drops",
+        |node| drops(node, ""),
+        &[],
+        ("forward-chains", "failure", "table inet strict, chain forward drops all"),
+    ),
+    (
+        "a firewall that may drop",
+        |node| drops(node, "ip daddr 192.0.2.0/24 accept"),
+        &[],
+        ("forward-chains", "warning", "drops by default"),
+    ),
+    (
+        "no CNI configuration",
+        |node| Ok(fs::remove_file(node.path("cni/10-pods.conflist"))?),
+        &[],
+        ("cni-configuration", "failure", "no usable CNI configuration"),
+    ),
+    (
+        "a CNI configuration that no runtime takes",
+        |node| Ok(fs::write(node.path("cni/10-pods.conflist"), "{")?),
+        &[],
+        ("cni-configuration", "failure", "no usable CNI configuration"),
+    ),
+    (
+        "no folder of CNI configurations",
+        |node| Ok(fs::remove_dir_all(node.path("cni"))?),
+        &[],
+        ("cni-configuration", "failure", "cannot list"),
+    ),
+    (
+        "a manifest that is none",
+        |node| node.manifests.put_text("bad", "kind: ["),
+        &[],
+        ("manifests", "warning", "bad.yaml"),
+    ),
+    (
+        "no manifests",
+        |node| Ok(fs::remove_dir_all(node.manifests.folder())?),
+        &[],
+        ("manifests", "failure", "cannot read the folder of manifests"),
+    ),
+    (
+        "connections without room",
+        |node| settings(node, 99, 100, 100),
+        &[],
+        ("conntrack-room", "failure", "99 of 100"),
+    ),
+    (
+        "little room",
+        |node| settings(node, 75, 100, 100),
+        &[],
+        ("conntrack-room", "warning", "75 of 100"),
+    ),
+    (
+        "a small table",
+        |node| settings(node, 0, 1000, 100),
+        &[],
+        ("conntrack-room", "warning", "1000 fit in 100 buckets"),
+    ),
+    (
+        "no connection tracking",
+        |node| {
+            settings(node, 0, 1, 1)?;
+            Ok(fs::remove_file(node.path("sys/net/netfilter/nf_conntrack_count"))?)
+        },
+        &[],
+        ("conntrack-room", "warning", "not known"),
+    ),
+    (
+        "no br_netfilter",
+        |node| {
+            settings(node, 0, 1, 1)?;
+            Ok(fs::remove_dir_all(node.path("sys/net/bridge"))?)
+        },
+        &[],
+        ("br-netfilter", "warning", "br_netfilter is not loaded"),
+    ),
+];
+
+fn chain(node: &Node, program: &str) -> Result<()> {
+    let make = ["-w", "-t", "nat", "-N", "KUBE-SERVICES"];
+    node.netns.output(program, &make[usize::from(program == "iptables-nft")..]).map(drop)
+}
+
+fn drops(node: &Node, rule: &str) -> Result<()> {
+    let hook = "type filter hook forward priority 0; policy drop;";
+    node.netns.nft(&format!("table inet strict {{ chain forward {{ {hook} {rule}\n }}; }}"))
+}
+
+/// Kernel settings that no namespace can change.
+fn settings(node: &Node, count: u64, max: u64, buckets: u64) -> Result<()> {
+    let files = [
+        ("ipv4/ip_forward", 1),
+        ("bridge/bridge-nf-call-iptables", 1),
+        ("bridge/bridge-nf-call-ip6tables", 1),
+        ("netfilter/nf_conntrack_count", count),
+        ("netfilter/nf_conntrack_max", max),
+        ("netfilter/nf_conntrack_buckets", buckets),
+    ];
+    for (name, value) in files {
+        let file = node.path("sys/net").join(name);
+        fs::create_dir_all(file.parent().context("a folder")?)?;
+        fs::write(file, format!("{value}\n"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn each_fault_of_a_node_is_found_and_nothing_else() -> Result<()> {
+    let well = Node::new("check-well")?;
+    for flags in [&[][..], &["--network-policy=on"]] {
+        well.check(flags)?.ensure_well()?;
+    }
+    settings(&well, 74, 100, 100)?;
+    well.check(&[&format!("--sysctl-dir={}", well.path("sys").display())])?.ensure_well()?;
+    for (what, make, flags, (name, verdict, words)) in FAULTS {
+        let node = Node::new("check-fault")?;
+        make(&node)?;
+        let sysctls = format!("--sysctl-dir={}", node.path("sys").display());
+        let mut flags = flags.to_vec();
+        if node.path("sys").exists() {
+            flags.push(&sysctls);
+        }
+        node.check(&flags)?.ensure_only(name, verdict, words).with_context(|| what.to_owned())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn tables_of_another_process_are_found_and_nothing_is_left() -> Result<()> {
+    let node = Node::new("check-owned")?;
+    let port_exact = "--detect-local=pod-state=port-exact";
+    let cases: [(&str, &[&str], Expected); 5] = [
+        ("ip denizen", &[], ("nftables", "warning", "so the backend would be iptables")),
+        (
+            "ip denizen",
+            &["--backend=nftables"],
+            ("nftables", "failure", "owned by another process"),
+        ),
+        ("bridge denizen", &[port_exact], ("bridge-ports", "failure", "owned by another process")),
+        (
+            "ip6 denizen-firewall",
+            &["--network-policy=on"],
+            ("network-policy", "failure", "owned by another process"),
+        ),
+        ("bridge denizen-firewall", &[], ("network-policy", "warning", "cannot be enforced")),
+    ];
+    for (table, flags, (name, verdict, words)) in cases {
+        node.check(flags)?.ensure_well().with_context(|| format!("before {table}"))?;
+        let owned = Owned::named(&node.netns, table)?;
+        let found = node.check(flags)?;
+        found.ensure_only(name, verdict, words).with_context(|| format!("{table} {flags:?}"))?;
+        drop(owned);
+    }
+    assert_eq!(tables(&node.netns)?, [""; 0]);
+    assert_eq!(node.netns.output("ip", &["-o", "link"])?.lines().count(), 1);
+    Ok(())
+}
+
+/// Behind what the shell script `hide` makes of the machine.
+fn hidden(node: &Node, hide: &str, flags: &[&str]) -> Result<Checked> {
+    let mut program = Command::new("unshare");
+    let script = format!("{hide}; exec \"$@\"");
+    program.args(["--mount", "sh", "-e", "-c", &script, "sh"]);
+    program.arg(binary::ours("denizen-agent")?);
+    Checked::behind(&node.netns, program, node.all_flags(flags))
+}
+
+#[test]
+fn missing_programs_extensions_and_rights_are_found() -> Result<()> {
+    let node = Node::new("check-less")?;
+    let backend = ["--backend=iptables", "--iptables-variant=nft"];
+    hidden(&node, "true", &backend)?.ensure_well()?;
+    let programs = hidden(&node, "mount -t tmpfs tmpfs /usr/sbin", &backend)?;
+    programs.ensure_only("iptables", "failure", "iptables-nft-save")?;
+    let extensions = "mount -t tmpfs tmpfs /usr/lib/*/xtables";
+    hidden(&node, extensions, &backend)?.ensure_only("iptables", "warning", "-m statistic")?;
+    let mut unprivileged = Command::new("setpriv");
+    unprivileged.args(["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--"]);
+    unprivileged.arg(binary::ours("denizen-agent")?);
+    let found = Checked::behind(&node.netns, unprivileged, node.all_flags(&[]))?;
+    found.ensure_only("permissions", "failure", "no CAP_NET_ADMIN")?;
+    for name in ["nftables", "network-policy", "conntrack-netlink", "service-proxies"] {
+        found.ensure(name, "skipped", "without CAP_NET_ADMIN")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn who_listens_where_the_agent_would_is_found() -> Result<()> {
+    let node = Node::new("check-ports")?;
+    for (at, flag) in
+        [("127.0.0.1:10249", "--metrics-bind-address"), ("0.0.0.0:10256", "--healthz")]
+    {
+        let listener = node.netns.run(|| TcpListener::bind(at))??;
+        node.check(&[])?.ensure_only("ports", "warning", at)?;
+        let advice =
+            node.check(&[])?.checks.iter().any(|it| it["advice"].to_string().contains(flag));
+        ensure!(advice, "{flag}");
+        drop(listener);
+    }
+    node.check(&[])?.ensure_well()
+}
+
+/// The state file.
+fn record(node: &Node, text: &str) -> Result<()> {
+    let file = node.path("run/pods.json");
+    fs::create_dir_all(node.path("run"))?;
+    fs::write(&file, text)?;
+    Ok(fs::set_permissions(&file, fs::Permissions::from_mode(0o600))?)
+}
+
+/// The state file's text with these records.
+fn state(records: &Value) -> String {
+    json!({ "version": 1, "epoch": "e", "generation": 1, "attachments": records }).to_string()
+}
+
+/// A record of a pod in VLAN 7 of bridge `br0`.
+fn in_vlan() -> Value {
+    let host = json!({ "name": "veth7", "index": 7, "mac": "02:00:00:00:00:07" });
+    let pod = json!({ "namespace": "default", "name": "web-0", "uid": null });
+    json!({
+        "containerId": "c", "ifName": "eth0", "network": "pods", "netns": null, "pod": pod,
+        "hostInterface": host, "l3Interface": "br0.7", "bridge": "br0", "ips": ["10.7.0.2"],
+        "addedAt": "2026-11-20T12:00:00Z",
+    })
+}
+
+#[test]
+fn bridge_netfilter_is_found_where_pods_are_in_a_vlan() -> Result<()> {
+    let node = Node::new("check-vlan")?;
+    let set = |value| node.netns.sysctl("net.bridge.bridge-nf-call-iptables", value);
+    node.netns.ip("link add br0 type bridge")?;
+    record(&node, &state(&json!({ "c/eth0": in_vlan() })))?;
+    set("0")?;
+    let well = node.check(&[])?;
+    well.ensure_well()?;
+    well.ensure("vlans", "ok", "at the VLAN's interface")?;
+    set("1")?;
+    let global = "net.bridge.bridge-nf-call-iptables is 1";
+    node.check(&[])?.ensure_only("vlans", "warning", global)?;
+    set("0")?;
+    node.netns.ip("link set br0 type bridge nf_call_iptables 1")?;
+    node.check(&[])?.ensure_only("vlans", "warning", "nf_call_iptables of that bridge is 1")?;
+    node.netns.ip("link set br0 type bridge nf_call_iptables 0 nf_call_ip6tables 1")?;
+    node.check(&[])?.ensure_well()
+}
+
+#[test]
+fn a_plugin_that_is_not_called_is_found() -> Result<()> {
+    let node = Node::new("check-records")?;
+    let check = |verdict: &str, words: &str| {
+        let flags = node.all_flags(&[]).into_iter().filter(|flag| flag != "--pre");
+        Checked::on(&node.netns, flags)?.ensure("records", verdict, words)
+    };
+    check("warning", "has not recorded any pod")?;
+    record(&node, &state(&json!({})))?;
+    check("warning", "no pod is recorded")?;
+    let mut adopted = in_vlan();
+    adopted["adopted"] = true.into();
+    adopted["containerId"] = "a".into();
+    record(&node, &state(&json!({ "a/eth0": adopted })))?;
+    check("warning", "all 1 recorded pods were adopted")?;
+    record(&node, &state(&json!({ "a/eth0": adopted, "c/eth0": in_vlan() })))?;
+    check("ok", "1 attachments recorded by the plugin, 1 adopted")?;
+    record(&node, "{")?;
+    check("failure", "cannot be read as a state file")
+}

@@ -1,0 +1,197 @@
+//! A node with denizen: the plugin, its records, the agent.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use denizen_tests::agent::{Agent, Objects, Settings};
+use denizen_tests::binary;
+use denizen_tests::checking::Checked;
+use denizen_tests::cluster::NODE;
+use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::Fixture;
+use serde_json::{Value, json};
+
+/// What has not happened by then never will.
+const BOUND: Duration = Duration::from_secs(60);
+
+struct Installed {
+    fixture: Fixture,
+    conflist: PathBuf,
+    plugin: PathBuf,
+}
+
+impl Installed {
+    fn new(label: &str) -> Result<Self> {
+        let fixture = Fixture::new(label)?;
+        let world = &fixture.cluster.world;
+        let conflist = world.subfolder("net.d")?.join("10-pods.conflist");
+        let plugin = world.subfolder("bin")?.join("denizen");
+        let installed = Self { fixture, conflist, plugin };
+        installed.put_right()?;
+        Ok(installed)
+    }
+
+    /// The plugin and its configuration, as `install-cni` puts them there.
+    fn put_right(&self) -> Result<()> {
+        self.configure(&[json!({ "type": "bridge" }), self.entry()])?;
+        let _ = fs::remove_file(&self.plugin);
+        fs::copy(binary::ours("denizen")?, &self.plugin)?;
+        Ok(())
+    }
+
+    fn entry(&self) -> Value {
+        json!({ "type": "denizen", "runDir": self.fixture.cluster.run_dir() })
+    }
+
+    fn configure(&self, plugins: &[Value]) -> Result<()> {
+        let list = json!({ "cniVersion": "1.0.0", "name": "pods", "plugins": plugins });
+        Ok(fs::write(&self.conflist, list.to_string())?)
+    }
+
+    /// A program in the plugin's place.
+    fn replace_plugin(&self, script: &str) -> Result<()> {
+        fs::remove_file(&self.plugin)?;
+        fs::write(&self.plugin, script)?;
+        Ok(fs::set_permissions(&self.plugin, fs::Permissions::from_mode(0o755))?)
+    }
+
+    fn check(&self, flags: &[&str]) -> Result<Checked> {
+        let cluster = &self.fixture.cluster;
+        let folder = |path: &PathBuf| path.parent().map(|it| it.display().to_string());
+        let ours = [
+            ("manifests", cluster.manifests.folder().display().to_string()),
+            ("run-dir", cluster.run_dir().display().to_string()),
+            ("node-name", NODE.to_owned()),
+            ("cni-conf-dir", folder(&self.conflist).context("a folder")?),
+            ("cni-bin-dir", folder(&self.plugin).context("a folder")?),
+        ];
+        let ours = ours.map(|(flag, value)| format!("--{flag}={value}")).into_iter();
+        let flags = flags.iter().map(|flag| (*flag).to_owned());
+        Checked::on(&cluster.world.node, ours.chain(flags))
+    }
+}
+
+/// Answers `VERSION`, and says by hand that it is of another release.
+const OTHER_RELEASE: &str = r#"#!/bin/sh
+case "$CNI_COMMAND" in
+VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}' ;;
+*) echo 'denizen 0.0.1: a chained CNI plugin' >&2 ;;
+esac
+"#;
+
+#[test]
+fn each_fault_of_the_plugin_and_its_configuration_is_found() -> Result<()> {
+    let node = Installed::new("check-plugin")?;
+    let _agent = node.fixture.cluster.start_agent()?;
+    node.check(&[])?.ensure_well()?;
+    type Fault = (&'static str, fn(&Installed) -> Result<()>, [&'static str; 3]);
+    let faults: [Fault; 6] = [
+        (
+            "not in the configuration",
+            |node| node.configure(&[json!({ "type": "bridge" })]),
+            ["cni-configuration", "failure", "does not call denizen"],
+        ),
+        (
+            "not the last",
+            |node| {
+                node.configure(&[
+                    json!({ "type": "bridge" }),
+                    node.entry(),
+                    json!({ "type": "tuning" }),
+                ])
+            },
+            ["cni-configuration", "warning", "bridge, denizen, tuning"],
+        ),
+        (
+            "another run directory",
+            |node| node.configure(&[json!({ "type": "bridge" }), json!({ "type": "denizen" })]),
+            ["cni-configuration", "failure", "records in /run/denizen, not in"],
+        ),
+        (
+            "no program",
+            |node| Ok(fs::remove_file(&node.plugin)?),
+            ["plugin", "failure", "cannot read"],
+        ),
+        (
+            "another program",
+            |node| node.replace_plugin("#!/bin/sh\nexit 1\n"),
+            ["plugin", "failure", "does not answer VERSION"],
+        ),
+        (
+            "another release",
+            |node| node.replace_plugin(OTHER_RELEASE),
+            ["plugin", "warning", "of release 0.0.1"],
+        ),
+    ];
+    for (what, make, [name, verdict, words]) in faults {
+        make(&node)?;
+        node.check(&[])?.ensure_only(name, verdict, words).context(what)?;
+        node.put_right()?;
+    }
+    node.check(&[])?.ensure_well()
+}
+
+#[test]
+fn settings_that_differ_beside_a_running_agent_are_found() -> Result<()> {
+    let node = Installed::new("check-beside")?;
+    let _agent = node.fixture.cluster.start_agent()?;
+    let netns = &node.fixture.cluster.world.node;
+    node.check(&[])?.ensure_well()?;
+    let timeout = "net.netfilter.nf_conntrack_tcp_timeout_close_wait";
+    netns.sysctl(timeout, "5")?;
+    let found = node.check(&[])?;
+    found.ensure_only(
+        "conntrack-settings",
+        "warning",
+        "nf_conntrack_tcp_timeout_close_wait is 5, not 3600",
+    )?;
+    netns.sysctl(timeout, "3600")?;
+    netns.sysctl("net.bridge.bridge-nf-call-ip6tables", "0")?;
+    let found = node.check(&[])?;
+    found.ensure_only("bridge-filter", "failure", "bridge-nf-call-ip6tables is 0, not 1")?;
+    netns.sysctl("net.bridge.bridge-nf-call-ip6tables", "1")?;
+    let sysctls = node.fixture.cluster.world.subfolder("sys")?;
+    fs::create_dir(sysctls.join("net"))?;
+    let found = node.check(&[&format!("--sysctl-dir={}", sysctls.display())])?;
+    found.ensure("br-netfilter", "failure", "not loaded")?;
+    assert_eq!(found.code, 1);
+    netns.nft("table ip kube-proxy { }")?;
+    node.check(&[])?.ensure_only("service-proxies", "warning", "or left its rules")
+}
+
+#[test]
+fn an_agent_that_does_not_work_is_found() -> Result<()> {
+    let node = Installed::new("check-agent")?;
+    let cluster = &node.fixture.cluster;
+    node.check(&[])?.ensure_only("running", "failure", "no agent answers")?;
+    let taken = cluster.world.node.run(|| TcpListener::bind("127.0.0.1:10249"))??;
+    let agent = cluster.start_agent()?;
+    eventually("it says that it cannot listen", BOUND, || {
+        Ok(agent.status()?["errors"].to_string().contains("10249"))
+    })?;
+    node.check(&[])?.ensure_only("status", "failure", "127.0.0.1:10249")?;
+    drop(taken);
+    assert!(agent.terminate()?.success());
+    let hook = "type filter hook forward priority 0; policy drop;";
+    let table = format!("table inet strict {{ chain forward {{ {hook} }}; }}");
+    cluster.world.node.nft(&table)?;
+    let nowhere = cluster.world.folder().join("nowhere");
+    let settings = Settings { objects: Objects::Manifests(nowhere), ..cluster.settings() };
+    let agent = Agent::spawn(&cluster.world.node, settings)?;
+    eventually("it answers", BOUND, || Ok(agent.status().is_ok()))?;
+    let found = node.check(&[])?;
+    found.ensure("rules", "failure", "the agent waits for")?;
+    assert_eq!(found.code, 1);
+    // What another check says is not said again.
+    eventually("it sees the firewall", BOUND, || {
+        Ok(agent.status()?["errors"].to_string().contains("chain forward"))
+    })?;
+    let found = node.check(&[])?;
+    found.ensure("forward-chains", "failure", "chain forward drops all")?;
+    assert!(found.ensure("status", "failure", "chain forward").is_err(), "{found:#?}");
+    Ok(())
+}
