@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     let done = match words.first().map(String::as_str) {
         // The bench starts itself anew to be the process that is measured.
         Some("follow") => source::follow(Path::new(&words[1])),
-        Some("run" | "status") => denizen_agent::cli::run(),
+        Some("run" | "status") => denizen_agent::cli::run().map(drop),
         _ if words.iter().any(|word| word == "--bench") => all(&words),
         _ => {
             println!("not run: this is a bench, and `cargo test` builds it only");
