@@ -18,13 +18,14 @@ fn named(name: &str) -> Port {
 /// ("ab", "c") and ("a", "bc") are two pods, two policies and two namespaces with a pod each.
 #[test]
 fn names_that_are_alike_when_written_in_a_row_are_told_apart() -> Result<()> {
-    let deny = NetworkPolicy::new("ab", "c", Selector::default()).ingress([]);
-    let allow = NetworkPolicy::new("a", "bc", Selector::default()).ingress([Rule::all()]);
-    let mut world = world([deny, allow]);
+    let from_x = [Rule::from([Peer::namespaces(Selector::label("ns", "x"))])];
+    let for_x = NetworkPolicy::new("ab", "c", Selector::default()).ingress(from_x);
+    let for_nobody = NetworkPolicy::new("a", "bc", Selector::default()).ingress([]);
+    let mut world = world([for_x, for_nobody]);
     world.namespaces.extend([namespace("ab"), namespace("a")]);
     let (one, other) = (["10.0.0.20", "fd00::20"], ["10.0.0.21", "fd00::21"]);
     world.pods.extend([pod("ab", "c", 0, one), pod("a", "bc", 0, other)]);
-    expect(&world, &[(XA, one, false), (XA, other, true), (one, other, true), (other, one, false)])
+    expect(&world, &[(XA, one, true), (YA, one, false), (XA, other, false), (one, other, false)])
 }
 
 /// The destination's ports count, each pod's own: not the sender's, not those of the first pod.
