@@ -68,8 +68,8 @@ pub struct Repaired {
 }
 
 impl Writer {
-    /// Starts the family's thread, which sends what it has done to `done`. It begins to find out
-    /// what this host lacks, while nobody knows yet what to write. Nothing is read or written.
+    /// Starts the family's thread, which sends what it has done to `done`. Nothing is read or
+    /// written yet.
     pub fn start(
         programs: Programs,
         schema: &'static Schema,
@@ -80,7 +80,7 @@ impl Writer {
     }
 
     fn new(schema: &'static Schema, jobs: Sender<Job>) -> Self {
-        let mut writer = Self {
+        Self {
             jobs,
             busy: false,
             probe_due: true,
@@ -94,9 +94,7 @@ impl Writer {
             again: BTreeSet::new(),
             rewritten: Vec::new(),
             looks: VecDeque::new(),
-        };
-        writer.give(Job::Probe);
-        writer
+        }
     }
 
     /// Nothing is being done, and nothing is to be done.
