@@ -9,7 +9,7 @@ use crate::backend::{Affinity, Clients, Crowded};
 use crate::check::{Check, Finding, Topic, Verdict as CheckVerdict};
 use crate::cli::command;
 use crate::connections::{Connection, Totals};
-use crate::drops::{DropCount, DropCounts, DroppedPacket, PacketReport};
+use crate::drops::{DropCount, DropCounts, DropVerdict, DroppedPacket, PacketReport};
 use crate::explain::{Explanation, PolicyRow, Step, Verdict};
 use crate::status::metrics::Metrics;
 use crate::status::{LastSync, Status};
@@ -207,8 +207,14 @@ fn every_field_of_drops_is_there() {
         service: Some(text()),
         input: Some(text()),
     };
-    let packet = DroppedPacket { verdict: "", reason: text(), table: text(), packet: Some(packet) };
-    let count = DropCount { table: text(), verdict: "", reason: text(), packets: 0 };
+    let packet = DroppedPacket {
+        verdict: DropVerdict::Dropped,
+        reason: text(),
+        table: text(),
+        packet: Some(packet),
+    };
+    let count =
+        DropCount { table: text(), verdict: DropVerdict::Dropped, reason: text(), packets: 0 };
     let counts = DropCounts { drops: vec![count], not_counted: Some(text()) };
     let mut fields = BTreeSet::new();
     add_fields(&serde_json::to_value(&packet).expect("plain data"), &mut fields);

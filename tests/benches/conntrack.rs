@@ -22,8 +22,8 @@ use denizen_agent::model::{
     Slice, SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
 };
 use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Planner, Policy, Settings};
-use denizen_netlink::{Socket, Writer};
 use denizen_tests::cni::Namespace;
+use denizen_tests::ctnetlink::{self, Flow};
 
 const FLOWS: u32 = 100_000;
 const STALE: u32 = 1_000;
@@ -197,51 +197,20 @@ fn empty() {
 
 /// Makes the flows, as packets would.
 fn fill() {
-    let mut socket = Socket::open().expect("a netlink socket");
-    for first in (0..FLOWS).step_by(500) {
-        let mut requests = Writer::default();
-        let mut last = 0;
-        for n in first..first + 500 {
-            last = socket.sequences(1);
-            create(&mut requests, last, n);
-        }
-        socket.send(requests.bytes()).expect("the kernel takes it");
-        let refused = socket.refusals(last).expect("the kernel answers");
-        assert!(refused.is_empty(), "{refused:?}");
-    }
+    ctnetlink::fill(FLOWS, flow).expect("the kernel takes them");
 }
 
-fn create(requests: &mut Writer, sequence: u32, n: u32) {
-    let ack_create_exclusive = 4 | 0x400 | 0x200;
+fn flow(n: u32) -> Flow {
     let client = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 8, 0, 0)) + n / 30_000);
-    let client = SocketAddr::new(client.into(), (10_000 + n % 30_000) as u16);
     let service = n % SERVICES;
-    let reply_source = match n % (FLOWS / STALE) {
+    let endpoint = match n % (FLOWS / STALE) {
         // Stale ones of every service, so that a listing by address would not do.
         0 => Ipv4Addr::new(10, 9, 0, 1),
         _ => endpoint(service * 2 + n / SERVICES % 2),
     };
-    let (key, reply_source) = (
-        SocketAddr::new(service_ip(service).into(), 53),
-        SocketAddr::new(reply_source.into(), 5353),
-    );
-    let message = requests.begin_message(0x100, ack_create_exclusive, sequence, 2, 0);
-    for (kind, source, destination) in [(1, client, key), (2, reply_source, client)] {
-        let tuple = requests.begin(kind);
-        let addresses = requests.begin(1);
-        for (kind, end) in [(1, source), (2, destination)] {
-            if let IpAddr::V4(ip) = end.ip() {
-                requests.put(kind, &ip.octets());
-            }
-        }
-        requests.end(addresses);
-        let ports = requests.begin(2);
-        requests.put(1, &[17]);
-        requests.put(2, &source.port().to_be_bytes());
-        requests.put(3, &destination.port().to_be_bytes());
-        requests.end(ports);
-        requests.end(tuple);
+    Flow {
+        client: SocketAddr::new(client.into(), (10_000 + n % 30_000) as u16),
+        frontend: SocketAddr::new(service_ip(service).into(), 53),
+        endpoint: SocketAddr::new(endpoint.into(), 5353),
     }
-    requests.put_u32(7, 600);
-    requests.end_message(message);
 }

@@ -20,6 +20,7 @@ pub mod conf;
 pub mod conntrack;
 pub mod contained;
 pub mod containerd;
+pub mod ctnetlink;
 pub mod effort;
 pub mod eventually;
 pub mod firewall;

@@ -2,10 +2,14 @@
 
 use super::{Agent, now};
 use crate::backend::BackendName;
+use crate::describe::describe;
+use crate::drops::{DropCounts, count};
 use crate::status::Status;
 use crate::status::view::{View, ViewQuery};
 use crate::sysctl::vlan;
 use crate::takeover::ipvs;
+use denizen_netlink::NetlinkError;
+use denizen_nft::Kernel;
 
 impl Agent {
     /// The status, with the problems of all parts.
@@ -47,6 +51,20 @@ impl Agent {
         is_alone && ipvs::virtual_servers() > 0
     }
 
+    /// What the rules have counted.
+    fn drops(&self) -> DropCounts {
+        let is_iptables = match self.backend {
+            BackendName::Iptables => true,
+            BackendName::Nftables | BackendName::None => false,
+        };
+        let counted = Kernel::open().and_then(|mut kernel| count(&mut kernel, is_iptables));
+        let failed = |error: NetlinkError| DropCounts {
+            not_counted: Some(format!("the counters cannot be read: {}", describe(&error))),
+            ..DropCounts::default()
+        };
+        counted.unwrap_or_else(failed)
+    }
+
     pub(super) fn view(&mut self, query: &ViewQuery) -> View {
         let status = self.status();
         View {
@@ -54,6 +72,7 @@ impl Agent {
             status,
             pods: self.engine.view_pods(query),
             services: self.engine.view_services(query),
+            drops: self.drops(),
             syncs: self.publisher.history.rows(),
         }
     }

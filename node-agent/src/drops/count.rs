@@ -5,12 +5,12 @@ use std::fmt;
 
 use denizen_netlink::NetlinkError;
 use denizen_nft::{Decision, Family, Kernel, RuleView};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::trace::{KUBE, comment_words, is_agents};
 
 /// What was dropped and refused since the rules were made.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DropCounts {
     /// By reason.
@@ -20,13 +20,32 @@ pub struct DropCounts {
     pub not_counted: Option<String>,
 }
 
+/// What became of a packet that does not pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DropVerdict {
+    /// It was dropped.
+    Dropped,
+    /// It was dropped, and its sender got an answer.
+    Refused,
+}
+
+impl fmt::Display for DropVerdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Dropped => "dropped",
+            Self::Refused => "refused",
+        })
+    }
+}
+
 /// What was dropped or refused for one reason.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DropCount {
     /// `<family> <table>` of the rule.
     pub table: String,
-    /// `dropped`; or `refused`, with an answer.
-    pub verdict: &'static str,
+    /// What became of the packets.
+    pub verdict: DropVerdict,
     /// The reason for the rule.
     pub reason: String,
     /// How many packets.
@@ -53,7 +72,7 @@ pub fn count(kernel: &mut Kernel, is_iptables: bool) -> Result<DropCounts, Netli
         is_counted(table, name).then(|| (family, table.to_owned()))
     })?;
     let tables: BTreeSet<(Family, String)> = tables.into_iter().collect();
-    let mut counts: BTreeMap<(String, &'static str, String), u64> = BTreeMap::new();
+    let mut counts: BTreeMap<(String, DropVerdict, String), u64> = BTreeMap::new();
     for (family, table) in tables {
         let counted = kernel.rules(family, &table, None, |rule| {
             let verdict = verdict_of(&rule)
@@ -71,10 +90,10 @@ pub fn count(kernel: &mut Kernel, is_iptables: bool) -> Result<DropCounts, Netli
     })
 }
 
-fn verdict_of(rule: &RuleView<'_>) -> Option<&'static str> {
+fn verdict_of(rule: &RuleView<'_>) -> Option<DropVerdict> {
     rule.expressions().find_map(|it| match (it.name(), it.xtables_target(), it.decision()) {
-        ("reject", _, _) | (_, Some("REJECT"), _) => Some("refused"),
-        (_, _, Some(Decision::Drop)) => Some("dropped"),
+        ("reject", _, _) | (_, Some("REJECT"), _) => Some(DropVerdict::Refused),
+        (_, _, Some(Decision::Drop)) => Some(DropVerdict::Dropped),
         (_, _, Some(_) | None) => None,
     })
 }

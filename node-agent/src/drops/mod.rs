@@ -11,6 +11,6 @@ mod sample;
 mod tests;
 mod watch;
 
-pub use count::{DropCount, DropCounts, count};
+pub use count::{DropCount, DropCounts, DropVerdict, count};
 pub use sample::sampled;
 pub use watch::{DropWatch, DroppedPacket, PacketReport, WatchError};

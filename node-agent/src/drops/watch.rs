@@ -9,6 +9,7 @@ use denizen_nft::{Kernel, TraceMessage, TraceVerdict, TracedPacket, Tracer};
 use serde::Serialize;
 use thiserror::Error;
 
+use super::DropVerdict;
 use crate::model::Protocol;
 use crate::names::Names;
 use crate::trace::{Addresses, Place, Rules, interface, is_agents};
@@ -28,8 +29,8 @@ pub enum WatchError {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DroppedPacket {
-    /// `dropped`; or `refused`, with an answer.
-    pub verdict: &'static str,
+    /// What became of it.
+    pub verdict: DropVerdict,
     /// The reason for the rule.
     pub reason: String,
     /// `<family> <table>` of the rule.
@@ -114,7 +115,7 @@ impl DropWatch {
         let rule = self.rules.of(&message)?;
         let family = message.family?;
         Some(DroppedPacket {
-            verdict: if rule.refuses { "refused" } else { "dropped" },
+            verdict: if rule.refuses { DropVerdict::Refused } else { DropVerdict::Dropped },
             reason: rule.comment.clone().unwrap_or_else(|| rule.text.clone()),
             table: format!("{family} {}", message.table),
             packet: self.packets.remove(&message.id).map(|it| PacketReport::of(&it, names)),

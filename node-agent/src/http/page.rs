@@ -3,6 +3,7 @@
 //! and the headers forbid the browser to run anything.
 
 mod draw;
+mod drops;
 mod firewall;
 mod packet;
 #[cfg(test)]

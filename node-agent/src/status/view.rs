@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Status;
+use crate::drops::DropCounts;
 
 /// Selects a part of the services and pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +25,8 @@ pub struct View {
     pub pods: Found<PodRow>,
     /// Services, by name.
     pub services: Found<ServiceRow>,
+    /// The output of `denizen-agent drops`.
+    pub drops: DropCounts,
     /// The last syncs, newest first.
     pub syncs: Vec<SyncRow>,
 }

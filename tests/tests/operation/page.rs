@@ -1,5 +1,6 @@
 //! The page for people, in a real browser.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use denizen_tests::http::{fetch, url};
 use denizen_tests::manifest::{self, Port};
 use denizen_tests::netns::Netns;
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
+use denizen_tests::probe::{Outcome, Protocol};
 use denizen_tests::world::ip;
 use serde_json::Value;
 
@@ -125,6 +127,8 @@ fn a_browser_shows_what_this_node_does() -> Result<()> {
     let node = &fixture.cluster.world.node;
     until(node, "/", "lonely")?;
     until(node, "/", "ingress isolated")?;
+    let lonely = SocketAddr::new(service_ips(20)[0], 80);
+    assert_eq!(fixture.ask(Who::Routed, lonely, Protocol::Tcp)?, Outcome::Refused);
     let from = format!("{}@{}", fixture.bridged.addresses[0], fixture.bridged.input_interface);
     let asked = page(&format!("/?from={from}&to=172.30.0.10:80/tcp"));
     let seen = browse(&fixture, &asked, None)?;
@@ -139,6 +143,7 @@ fn a_browser_shows_what_this_node_does() -> Result<()> {
         "dropped: no endpoint on this node",
         "forwarded",
         "Last syncs",
+        "no endpoints: refuse at once",
         "Enforced by Denizen",
         "ingress isolated",
         "egress open",

@@ -2,7 +2,7 @@
 
 use maud::{DOCTYPE, Markup, html};
 
-use super::{Asking, Reply, firewall, packet};
+use super::{Asking, Reply, drops, firewall, packet};
 use crate::explain::Explanation;
 use crate::status::Status;
 use crate::status::view::{Fate, Found, FrontendRow, PodRow, ServiceRow, SyncRow, View, ViewQuery};
@@ -81,6 +81,7 @@ fn parts(asking: &Asking, view: &View, explanation: Option<&Reply<Explanation>>)
         (services(asking, &view.services))
         (firewall::section(&view.status))
         (pods(asking, &view.pods))
+        (drops::section(&view.drops))
         (syncs(&view.syncs))
     }
 }

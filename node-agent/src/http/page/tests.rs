@@ -2,6 +2,7 @@ use hyper::header::{HOST, HeaderMap};
 
 use super::*;
 use crate::backend::Affinity;
+use crate::drops::{DropCount, DropCounts, DropVerdict};
 use crate::explain::{Step, Verdict};
 use crate::status::view::{
     EndpointRow, Fate, Found, FrontendRow, PodRow, ServiceRow, SideRow, SideState, SyncRow,
@@ -70,6 +71,15 @@ fn hostile_view() -> View {
             }],
         }),
         services: found(ServiceRow { name: text(), policies: vec![text()], keys: vec![key] }),
+        drops: DropCounts {
+            drops: vec![DropCount {
+                table: text(),
+                verdict: DropVerdict::Dropped,
+                reason: text(),
+                packets: 1,
+            }],
+            not_counted: Some(text()),
+        },
         syncs: vec![SyncRow { at: text(), milliseconds: 1.0, what: text(), error: Some(text()) }],
     }
 }
