@@ -121,8 +121,8 @@ pub fn pod(cluster: Cluster, number: usize, ready: usize) -> Value {
     })
 }
 
-/// Ingress from two tiers of the namespace and one app of any, to two ports; egress to the namespace,
-/// and to DNS anywhere.
+/// Ingress from two tiers of the namespace and one app of any, to two ports; egress to the
+/// namespace, and to DNS anywhere.
 fn policy(cluster: Cluster, number: usize) -> Value {
     let is_tier = |n: usize| json!({ "podSelector": { "matchLabels": { "tier": tier(n) } } });
     let app = json!({ "matchLabels": { "app.kubernetes.io/name": format!("app-{number}") } });
