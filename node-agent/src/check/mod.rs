@@ -85,7 +85,7 @@ impl Subject {
 
     /// Whether a pod's node end is the port of a bridge.
     fn has_bridged_pods(&self) -> bool {
-        self.pods().iter().any(LocalPod::shares_interface)
+        self.pods().iter().any(|pod| pod.port.is_some())
     }
 }
 

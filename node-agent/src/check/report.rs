@@ -253,7 +253,7 @@ impl fmt::Display for Report {
         let [ok, warnings, failures, skipped] =
             [Verdict::Ok, Verdict::Warning, Verdict::Failure, Verdict::Skipped]
                 .map(|verdict| self.count(verdict));
-        writeln!(f, "{ok} ok, {warnings} warnings, {failures} failures, {skipped} skipped")
+        writeln!(f, "ok {ok}, warning {warnings}, failure {failures}, skipped {skipped}")
     }
 }
 
@@ -280,7 +280,7 @@ other programs
 agent
   FAILURE  running             no agent
                                what to do: start it
-1 ok, 1 warnings, 1 failures, 1 skipped
+ok 1, warning 1, failure 1, skipped 1
 ";
         assert_eq!(report.to_string(), expected);
     }

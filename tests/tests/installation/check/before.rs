@@ -289,6 +289,27 @@ fn missing_programs_extensions_and_rights_are_found() -> Result<()> {
 }
 
 #[test]
+fn kube_proxy_beside_denizen_is_found_and_with_services_off_it_is_well() -> Result<()> {
+    let node = Node::new("check-beside")?;
+    node.netns.nft("table ip kube-proxy { }")?;
+    // Other tests have processes of this name, so this one has a process namespace of its own.
+    let folder = node.folder.path().display();
+    let run = format!(
+        "cp /bin/sleep {folder}/kube-proxy; {folder}/kube-proxy 60 &
+         for i in $(seq 1000); do grep -qx kube-proxy /proc/$!/comm && break; done; \"$@\""
+    );
+    let mut program = Command::new("unshare");
+    program.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    program.args(["sh", "-e", "-c", &run, "sh"]).arg(binary::ours("denizen-agent")?);
+    let flags = node.all_flags(&[]).into_iter().filter(|flag| flag != "--pre");
+    let found = Checked::behind(&node.netns, program, flags)?;
+    found.ensure("service-proxies", "failure", "kube-proxy runs here as well")?;
+    let off = node.check(&["--services=off", "--network-policy=on"])?;
+    off.ensure_well()?;
+    off.ensure("service-proxies", "ok", "kube-proxy serves services")
+}
+
+#[test]
 fn who_listens_where_the_agent_would_is_found() -> Result<()> {
     let node = Node::new("check-ports")?;
     for (at, flag) in

@@ -33,7 +33,7 @@ fn a_person_reads_groups_reasons_and_what_to_do() -> Result<()> {
         "kernel\n  ok       permissions ",
         "\nsettings\n  FAILURE  forwarding ",
         "what to do: sysctl -w net.ipv4.ip_forward=1, ",
-        " 0 warnings, 1 failures, ",
+        ", warning 0, failure 1, ",
     ] {
         ensure!(text.contains(line), "{line:?}: {text}");
     }
