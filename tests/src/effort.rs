@@ -16,6 +16,11 @@ pub fn duration() -> Duration {
     Duration::from_secs(given.unwrap_or(QUICK))
 }
 
+/// The variable, as a guest's kernel passes it on.
+pub fn variable() -> String {
+    format!("{SECONDS}={}", duration().as_secs())
+}
+
 /// How many of something: from `quick` to `full`, as [`duration`] goes from 5 seconds to 60.
 pub fn times(full: usize, quick: usize) -> usize {
     let more = duration().as_secs().clamp(QUICK, FULL) - QUICK;

@@ -21,8 +21,9 @@ use crate::pod::{BRIDGE, Pod, Wiring};
 use crate::policy::Node;
 use crate::world::ip;
 
-/// What has not been programmed by then never will.
-const SETTLING: Duration = Duration::from_secs(20);
+/// What has not been programmed by then never will: an emulated processor has to load the kernel's
+/// modules first.
+const SETTLING: Duration = Duration::from_secs(90);
 
 /// Both nodes.
 #[derive(Debug)]
@@ -157,15 +158,14 @@ impl NodeHost {
 
     /// Starts the agent, the firewall on, and waits until it has programmed the kernel.
     pub fn start_agent(&mut self, objects: Objects, flags: &[&str]) -> Result<()> {
-        std::fs::create_dir_all(&self.run_dir)?;
-        self.agent = Some(Agent::start(&self.netns, self.settings(objects, flags))?);
-        Ok(())
+        self.spawn_agent(objects, flags)?.wait_programmed(SETTLING)
     }
 
     /// The same, but waits for nothing.
-    pub fn spawn_agent(&mut self, objects: Objects) -> Result<()> {
-        self.agent = Some(Agent::spawn(&self.netns, self.settings(objects, &[]))?);
-        Ok(())
+    pub fn spawn_agent(&mut self, objects: Objects, flags: &[&str]) -> Result<&mut Agent> {
+        std::fs::create_dir_all(&self.run_dir)?;
+        let agent = Agent::spawn(&self.netns, self.settings(objects, flags))?;
+        Ok(self.agent.insert(agent))
     }
 
     fn settings(&self, objects: Objects, flags: &[&str]) -> Settings {

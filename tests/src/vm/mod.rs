@@ -23,10 +23,35 @@ pub const VERDICT: &str = "the guest's verdict: all is well";
 /// slow, or busy.
 const BOUND: Duration = Duration::from_secs(1100);
 
-/// One processor of 250 million instructions a second of its own time, whose idle time takes none
-/// of ours; a serial console, and nothing else.
-const MACHINE: &str = "-accel tcg -icount shift=2,sleep=off -cpu max -m 1024 -nodefaults -no-user-config -no-reboot \
-                       -display none -serial stdio";
+/// A serial console, and nothing else.
+const MACHINE: &str = "-cpu max -m 1024 -nodefaults -no-user-config -no-reboot -display none \
+                       -serial stdio";
+
+/// The processors of a guest.
+#[derive(Debug, Clone, Copy)]
+pub enum Processors {
+    /// One of 250 million instructions a second of its own time, whose idle time takes none of
+    /// ours. A busy machine outside makes nothing late inside.
+    OfItsOwnTime,
+    /// Two at once, for what only happens when one of them changes what the other one reads. Their
+    /// time is that of the machine outside.
+    TwoAtOnce,
+}
+
+impl Processors {
+    fn flags(self) -> &'static str {
+        match self {
+            Self::OfItsOwnTime => "-accel tcg -icount shift=2,sleep=off",
+            Self::TwoAtOnce => "-accel tcg,thread=multi -smp 2",
+        }
+    }
+}
+
+/// The variable by which the guest knows what to play; without it, all that one processor plays.
+pub const PLAY: &str = "PLAY";
+
+/// The value of [`PLAY`] for changes of NetworkPolicies while clients connect.
+pub const CHURN: &str = "churn";
 
 /// Where the programs are in the guest; what the kernel does not know of its command line is init's
 /// environment.
@@ -73,16 +98,15 @@ impl Drop for Machine {
     }
 }
 
-/// Boots the guest, with `words` on its kernel's command line too, and waits until it has switched itself off; what
-/// it says goes to standard error as it comes. Time in there goes by the instructions that it
-/// executes, so that a busy machine outside makes nothing late inside.
+/// Boots the guest, with `words` on its kernel's command line too, and waits until it has switched
+/// itself off; what it says goes to standard error as it comes.
 ///
 /// # Errors
 /// When [`VERDICT`] was not among it.
-pub fn run(words: &str) -> Result<()> {
+pub fn run(processors: Processors, words: &str) -> Result<()> {
     let kernel = Kernel::find()?;
     let image = Image::with_everything(&kernel.modules)?.packed()?;
-    let mut machine = Machine(started(&kernel, &image.path, words)?);
+    let mut machine = Machine(started(&kernel, &image.path, processors, words)?);
     let output = machine.0.stdout.take().context("the guest's console")?;
     let (line, lines) = mpsc::channel();
     std::thread::spawn(move || {
@@ -99,9 +123,9 @@ pub fn run(words: &str) -> Result<()> {
     Ok(())
 }
 
-fn started(kernel: &Kernel, image: &Path, words: &str) -> Result<Child> {
+fn started(kernel: &Kernel, image: &Path, processors: Processors, words: &str) -> Result<Child> {
     let mut emulator = Command::new("qemu-system-x86_64");
-    emulator.args(MACHINE.split(' '));
+    emulator.args(processors.flags().split(' ').chain(MACHINE.split(' ')));
     emulator.arg("-kernel").arg(&kernel.image);
     emulator.arg("-initrd").arg(image);
     emulator.args(["-append", &format!("console=ttyS0 quiet panic=-1 {words} {PATH}")]);

@@ -115,10 +115,26 @@ impl<'a> Over<'a> {
     }
 }
 
+/// Ipvs begins to serve where Denizen only enforces policies, and they do not see what it forwards.
+fn beside_policies(context: &GuestContext) -> Result<Over<'_>> {
+    let flags = ["--services=off", "--network-policy=on"].map(str::to_owned);
+    let agent = context.start(flags.into())?;
+    let is_said = || -> Result<bool> {
+        let status = agent.status()?;
+        let errors = status["errors"].as_array().context("errors")?;
+        Ok(errors.iter().any(|error| error.to_string().contains("ipvs serves services here")))
+    };
+    ensure!(!is_said()?, "{}", agent.status()?);
+    let over = Over::begin(context, Variant::Legacy)?;
+    ensure!(is_said()?, "{}", agent.status()?);
+    agent.terminate()?;
+    Ok(over)
+}
+
 /// Into the nftables backend, which is what this kernel's `auto` takes, and back.
 pub(crate) fn nftables_takes_over() -> Result<()> {
     let context = GuestContext::new("ipvs-nft")?;
-    let over = Over::begin(&context, Variant::Legacy)?;
+    let over = beside_policies(&context)?;
     let (agent, theirs) = over.beside(Vec::new(), "nftables")?;
     let mut ours = over.alone(&agent, theirs)?;
     for variant in Variant::BOTH {

@@ -8,6 +8,7 @@
 
 mod context;
 mod ipvs;
+mod policies;
 mod single;
 mod vlan;
 
@@ -40,6 +41,9 @@ const PLAYS: [Play; 5] = [
 /// … and on a kernel without IPv6.
 const WITHOUT_IPV6: [Play; 1] =
     [("every backend serves without IPv6", single::every_backend_serves)];
+
+/// … and with two processors.
+const CHURN: [Play; 1] = [("policies change while clients connect", policies::change)];
 
 /// Modules that nothing asks the kernel for: kube-proxy loads the ones, a node's setup the other.
 const MODULES: [&str; 2] = ["ip_vs_rr", "br_netfilter"];
@@ -74,17 +78,23 @@ fn boot() -> Result<()> {
         println!("the guest did not end within {BOUND:?}");
         off()
     });
-    let played = ready().map(|()| {
-        let plays =
-            if Path::new("/proc/net/if_inet6").exists() { &PLAYS[..] } else { &WITHOUT_IPV6 };
-        plays.iter().filter(|play| !is_well(play)).count()
-    });
+    let played = ready().map(|()| plays().iter().filter(|play| !is_well(play)).count());
     match played {
         Ok(0) => println!("{}", vm::VERDICT),
         Ok(failed) => println!("{failed} failed"),
         Err(error) => println!("the guest cannot be made ready: {error:#}"),
     }
     off()
+}
+
+fn plays() -> &'static [Play] {
+    if std::env::var(vm::PLAY).is_ok_and(|asked| asked == vm::CHURN) {
+        &CHURN
+    } else if Path::new("/proc/net/if_inet6").exists() {
+        &PLAYS
+    } else {
+        &WITHOUT_IPV6
+    }
 }
 
 fn is_well((name, play): &Play) -> bool {

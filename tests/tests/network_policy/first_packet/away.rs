@@ -204,7 +204,7 @@ fn an_add_waits_for_the_first_lists() -> Result<()> {
     let host = &mut newcomers.nodes.hosts[0];
     host.agent.take().context("it was started")?.terminate()?;
     api.stop();
-    host.spawn_agent(Objects::Kubeconfig(api.kubeconfig().to_owned()))?;
+    host.spawn_agent(Objects::Kubeconfig(api.kubeconfig().to_owned()), &[])?;
     until_status(&newcomers, |status| status["pods"] != 0)?;
     let is_back = AtomicBool::new(false);
     let newcomer = thread::scope(|scope| -> Result<_> {

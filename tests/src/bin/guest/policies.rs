@@ -1,0 +1,16 @@
+//! NetworkPolicies that change while clients connect, on a kernel whose look-ups may miss what is
+//! being replaced.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use denizen_tests::effort;
+use denizen_tests::firewall::churn;
+
+/// Between two changes, if the emulated processors can do as much.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// For a quarter of the time that others take: an emulated node takes half a minute to be set up.
+pub(crate) fn change() -> Result<()> {
+    churn::play("np-churn", PAUSE, effort::duration() / 4)?.check(5)
+}
