@@ -215,7 +215,8 @@ impl Agent {
                 },
                 changed = foreign_change(&mut self.watch, &self.elsewhere) => self.repair(changed),
                 step = self.flush.next() => {
-                    self.flush.take(step, &mut self.engine);
+                    let awaited = self.awaited();
+                    self.flush.take(step, &mut self.engine, &awaited);
                     self.release();
                     None
                 }

@@ -1,6 +1,7 @@
 //! Joins model, plan and backend: it takes events and programs the kernel. It has no task, no
 //! socket and no clock; `agent` drives it.
 
+mod connections;
 mod figures;
 mod health;
 mod notes;
@@ -24,7 +25,7 @@ use tracing::{info, warn};
 use crate::backend::chosen::{BackendConfig, Chosen, ChosenError};
 use crate::backend::nftables;
 use crate::backend::{Backend, Figures, Repair, Report};
-use crate::conntrack::{CandidateTracker, Entry, StaleCandidates, StaleFilter};
+use crate::conntrack::CandidateTracker;
 use crate::control::Sampled;
 use crate::describe::describe;
 use crate::explain::{Explanation, NotYet, Packet, Step, explain};
@@ -61,7 +62,7 @@ pub struct Engine<B = Chosen> {
     /// As of the last status.
     figures: Figures,
     synced: bool,
-    /// Conntrack entries that may have become stale.
+    /// Conntrack entries that may have become stale, or may be forbidden or permitted now.
     candidate_tracker: CandidateTracker,
     /// The state file's version whose pods are in the kernel.
     programmed_pods: Option<PodVersion>,
@@ -310,19 +311,6 @@ impl<B: Backend> Engine<B> {
             })
     }
 
-    /// The conntrack entries that may be stale, now that the plan is in the kernel. Each is
-    /// returned once.
-    pub fn take_stale_candidates(&mut self) -> StaleCandidates {
-        self.candidate_tracker.take(self.planner.plan())
-    }
-
-    /// Those of these conntrack entries that are stale.
-    pub fn stale(&self, candidates: &StaleCandidates, mut entries: Vec<Entry>) -> Vec<Entry> {
-        let mut filter = StaleFilter::new(candidates, &self.planner);
-        entries.retain(|entry| filter.is_stale(entry));
-        entries
-    }
-
     /// The kernel's settings that services' rules need.
     pub fn settings(&self) -> Vec<Setting> {
         if !self.plan().policy().services {
@@ -373,11 +361,6 @@ impl<B: Backend> Engine<B> {
     /// A recorded attachment.
     pub fn recorded(&self, attachment: &AttachmentId) -> Option<&LocalPod> {
         self.plan().recorded().iter().find(|pod| pod.id == *attachment)
-    }
-
-    /// Whether connections of departed pods must still be searched for.
-    pub fn has_departed(&self) -> bool {
-        self.candidate_tracker.has_departed()
     }
 
     /// The local pods whose labels are needed and not known.

@@ -112,11 +112,9 @@ impl fmt::Display for NetworkPolicyStatus {
         }
         let Self { policies, isolated, pending, dropped, .. } = self;
         write!(f, "{policies} in force, {isolated} pods isolated, {pending} pending, ")?;
-        let Dropped { ingress, egress, pending, spoofed } = dropped;
-        write!(
-            f,
-            "dropped: {ingress} ingress, {egress} egress, {pending} pending, {spoofed} spoofed"
-        )
+        let Dropped { ingress, egress, pending, forbidden, spoofed } = dropped;
+        write!(f, "dropped: {ingress} ingress, {egress} egress, {pending} pending, ")?;
+        write!(f, "{forbidden} forbidden, {spoofed} spoofed")
     }
 }
 

@@ -11,12 +11,15 @@
     reason = "a bench reads the clock and the programs that it compares with"
 )]
 
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use denizen_agent::backend::BackendName;
-use denizen_agent::conntrack::{CandidateTracker, Conntrack, Entry, StaleCandidates, StaleFilter};
+use denizen_agent::conntrack::{
+    CandidateTracker, Conntrack, Entry, StaleCandidates, StaleFilter, Treatment,
+};
 use denizen_agent::model::{
     Affinity, EndpointState, Event, Family, Listing, Protocol, Service, ServiceName, ServicePort,
     Slice, SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
@@ -138,8 +141,9 @@ fn facts(n: u32) -> [Event; 2] {
 }
 
 fn stale_of(planner: &Planner, of: &StaleCandidates, mut entries: Vec<Entry>) -> Vec<Entry> {
-    let mut filter = StaleFilter::new(of, planner);
-    entries.retain(|entry| filter.is_stale(entry));
+    let none = HashSet::new();
+    let mut filter = StaleFilter::new(of, planner, &none);
+    entries.retain(|entry| filter.treatment(entry) == Some(Treatment::Delete));
     entries
 }
 
@@ -165,7 +169,7 @@ fn look() -> Duration {
     }
     stale.extend(stale_of(&planner, &candidates, piece));
     let mut deleted = 0;
-    conntrack.delete(&stale, &mut deleted).expect("the entries can be deleted");
+    conntrack.treat(Treatment::Delete, &stale, &mut deleted).expect("the entries can be deleted");
     let took = begun.elapsed();
     let peak = memory("VmHWM:").saturating_sub(before);
     if deleted > 0 {

@@ -1,12 +1,14 @@
-//! Searches for stale conntrack entries after a change, and deletes them.
+//! Searches for stale and forbidden conntrack entries after a change, and deletes or marks them.
 //!
 //! Reading a hundred thousand entries takes longer than the loop may pause, so another thread reads
-//! and deletes. The loop decides what is stale, piece by piece, by its current state.
+//! and changes them. The loop decides what becomes of them, piece by piece, by its current state.
 
+mod search;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -15,8 +17,9 @@ use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, error, info};
 
+use self::search::{Looked, Treated, search};
 use crate::backend::Backend;
-use crate::conntrack::{Conntrack, ConntrackError, Entry, StaleCandidates};
+use crate::conntrack::{Conntrack, Entry, StaleCandidates, Treatment};
 use crate::describe::describe;
 use crate::engine::Engine;
 use crate::status::LastSync;
@@ -36,8 +39,6 @@ const RETRY: Duration = Duration::from_secs(5);
 const SHORTEST_REST: Duration = Duration::from_millis(50);
 /// The maximum pause.
 const LONGEST_REST: Duration = Duration::from_secs(1);
-/// Entries that the loop filters at once: a fraction of a millisecond's work.
-const PIECE: usize = 1024;
 /// Pieces that may wait for the loop before the reader waits.
 const PIECES: usize = 4;
 
@@ -53,6 +54,9 @@ pub struct Flush {
     /// Stale entries that were left to the next search, since answers may be on their way, and when
     /// they were first found stale.
     waiting: HashMap<Entry, Instant>,
+    /// The forbidden connections, as the last search left them: what is permitted again is found
+    /// here, not in the kernel's table. A search has them while it runs.
+    forbidden: HashSet<Entry>,
     /// A sync to report once no entry waits that was found stale by then.
     owed: Option<(Instant, LastSync)>,
     rested: Instant,
@@ -79,20 +83,12 @@ struct Look {
     sync: Option<LastSync>,
     begun: Instant,
     entries: mpsc::Receiver<Vec<Entry>>,
-    stale: Vec<Entry>,
+    decided: Vec<(Entry, Treatment)>,
     /// As [`Flush::waiting`].
     waiting: HashMap<Entry, Instant>,
-    /// The channel for the stale entries, used when all entries were read.
-    found_stale: Option<oneshot::Sender<Vec<Entry>>>,
+    /// The channel for what is decided, used when all entries were read.
+    decisions: Option<oneshot::Sender<Vec<(Entry, Treatment)>>>,
     reader: JoinHandle<Looked>,
-}
-
-/// The result of a search.
-pub struct Looked {
-    conntrack: Conntrack,
-    deleted: usize,
-    /// The first error; everything else was done.
-    error: Option<ConntrackError>,
 }
 
 /// The next step of the loop.
@@ -103,7 +99,7 @@ pub enum Step {
     Entries(Vec<Entry>),
     /// All entries were read.
     AllRead,
-    /// The stale entries are deleted.
+    /// What was decided is done.
     Done(Result<Looked, JoinError>),
 }
 
@@ -120,6 +116,7 @@ impl Flush {
             again: VecDeque::new(),
             look: None,
             waiting: HashMap::new(),
+            forbidden: HashSet::new(),
             owed: None,
             rested: Instant::now(),
             problem: None,
@@ -127,12 +124,10 @@ impl Flush {
         })
     }
 
-    /// Whether connections of departed pods are still being searched for.
-    pub fn has_departed(&self) -> bool {
-        let mut due = self.fresh.iter().map(|fresh| &fresh.candidates);
+    /// The candidates whose first search is not over.
+    pub fn unsearched(&self) -> impl Iterator<Item = &StaleCandidates> {
         let looking = self.look.as_ref().filter(|look| look.first);
-        due.any(StaleCandidates::has_departed)
-            || looking.is_some_and(|look| look.candidates.has_departed())
+        self.fresh.iter().map(|it| &it.candidates).chain(looking.map(|look| &look.candidates))
     }
 
     /// The current problem.
@@ -143,9 +138,14 @@ impl Flush {
     /// Schedules a search after a sync, which is reported once the entries that it made stale are
     /// gone.
     pub fn after<B: Backend>(&mut self, sync: LastSync, engine: &mut Engine<B>) {
-        let candidates = engine.take_stale_candidates();
-        // A DEL waits for these, and nobody for their answers.
-        let pause = if candidates.has_departed() { Duration::ZERO } else { ANSWERED };
+        let mut candidates = engine.take_stale_candidates();
+        if self.forbidden.is_empty() && self.look.is_none() {
+            candidates.forget_relaxed();
+        }
+        // A DEL waits for what departed, and nobody for its answers. What is permitted again has
+        // none on their way.
+        let is_urgent = candidates.has_departed() || candidates.parts().is_empty();
+        let pause = if is_urgent { Duration::ZERO } else { ANSWERED };
         let due = Instant::now() + pause;
         self.fresh.push_back(Fresh { due, candidates, sync: Some(sync) });
         self.report_syncs(engine);
@@ -173,7 +173,7 @@ impl Flush {
     /// Waits for the next step. It can be cancelled without losing anything.
     pub async fn next(&mut self) -> Step {
         match &mut self.look {
-            Some(look) if look.found_stale.is_some() => match look.entries.recv().await {
+            Some(look) if look.decisions.is_some() => match look.entries.recv().await {
                 Some(entries) => Step::Entries(entries),
                 None => Step::AllRead,
             },
@@ -197,8 +197,13 @@ impl Flush {
         fresh.or(again).map(|due| due.max(self.rested))
     }
 
-    /// Executes a step.
-    pub fn take<B: Backend>(&mut self, step: Step, engine: &mut Engine<B>) {
+    /// Executes a step. `awaited`: the addresses of pods whose ADDs wait.
+    pub fn take<B: Backend>(
+        &mut self,
+        step: Step,
+        engine: &mut Engine<B>,
+        awaited: &HashSet<IpAddr>,
+    ) {
         match (step, &mut self.look) {
             (Step::Due, _) => self.begin(),
             (Step::Entries(entries), Some(look)) => {
@@ -207,19 +212,22 @@ impl Flush {
                 // of its own.
                 let later =
                     |entry: &Entry| self.fresh.iter().any(|fresh| fresh.candidates.concern(entry));
-                for entry in engine.stale(&look.candidates, entries) {
+                for (entry, treatment) in engine.treatments(&look.candidates, entries, awaited) {
                     let since = self.waiting.get(&entry).copied().unwrap_or(now);
-                    if now < since + ANSWERED && later(&entry) {
+                    // The next pod with the address waits for what departed.
+                    let may_wait =
+                        treatment == Treatment::Delete && !look.candidates.is_departed(&entry);
+                    if may_wait && now < since + ANSWERED && later(&entry) {
                         look.waiting.insert(entry, since);
                     } else {
-                        look.stale.push(entry);
+                        look.decided.push((entry, treatment));
                     }
                 }
             }
             (Step::AllRead, Some(look)) => {
-                if let Some(found_stale) = look.found_stale.take() {
+                if let Some(decisions) = look.decisions.take() {
                     // A reader that has failed receives nothing.
-                    let _ = found_stale.send(std::mem::take(&mut look.stale));
+                    let _ = decisions.send(std::mem::take(&mut look.decided));
                 }
             }
             (Step::Done(done), _) => self.end(done, engine),
@@ -238,7 +246,7 @@ impl Flush {
             sync = fresh.sync.or(sync);
         }
         let first = !candidates.is_empty();
-        let again = first.then(|| (now + SECOND_LOOK, candidates.without_departed()));
+        let again = first.then(|| (now + SECOND_LOOK, candidates.for_second_search()));
         let again = again.filter(|(_, candidates)| !candidates.is_empty());
         // One search for all second searches that are due soon.
         while let Some((_, due)) = self.again.pop_front_if(|(due, _)| *due <= now + ANSWERED) {
@@ -246,18 +254,19 @@ impl Flush {
         }
         self.again.extend(again);
         let (read, entries) = mpsc::channel(PIECES);
-        let (found_stale, stale) = oneshot::channel();
+        let (decisions, decided) = oneshot::channel();
         let wanted = candidates.clone();
+        let forbidden = std::mem::take(&mut self.forbidden);
         self.look = Some(Look {
             candidates,
             first,
             sync,
             begun: now,
             entries,
-            stale: Vec::new(),
+            decided: Vec::new(),
             waiting: HashMap::new(),
-            found_stale: Some(found_stale),
-            reader: spawn_blocking(move || search(&wanted, conntrack, read, stale)),
+            decisions: Some(decisions),
+            reader: spawn_blocking(move || search(&wanted, conntrack, forbidden, read, decided)),
         });
     }
 
@@ -267,15 +276,19 @@ impl Flush {
         self.waiting.retain(|entry, _| !look.candidates.concern(entry));
         self.waiting.extend(look.waiting);
         self.rested = Instant::now() + took.clamp(SHORTEST_REST, LONGEST_REST);
-        let (deleted, problem) = match done {
+        let (treated, problem) = match done {
             Ok(looked) => {
                 self.conntrack = Some(looked.conntrack);
-                (looked.deleted, looked.error.map(|error| describe(&error)))
+                self.forbidden = looked.forbidden;
+                (looked.treated, looked.error.map(|error| describe(&error)))
             }
             Err(error) => {
-                (0, Some(format!("conntrack: stale flows can no longer be flushed: {error}")))
+                let problem = format!("conntrack: stale flows can no longer be flushed: {error}");
+                (Treated::default(), Some(problem))
             }
         };
+        engine.searched(&look.candidates);
+        let Treated { deleted, forbidden, permitted } = treated;
         engine.note_flushed(deleted);
         self.metrics.conntrack_duration.observe(took.as_secs_f64());
         self.metrics.conntrack_deleted.inc_by(deleted as u64);
@@ -283,6 +296,9 @@ impl Flush {
             info!(entries = deleted, elapsed = ?took, "stale flows flushed");
         } else {
             debug!(elapsed = ?took, "no stale flows");
+        }
+        if forbidden + permitted > 0 {
+            info!(forbidden, permitted, elapsed = ?took, "policies changed connections");
         }
         if problem.is_some() {
             self.rested = Instant::now() + RETRY;
@@ -313,35 +329,4 @@ impl Flush {
         self.owed = self.owed.take().or(sync.map(|sync| (Instant::now(), sync)));
         reported.map(|(_, sync)| sync)
     }
-}
-
-/// Reads the entries that match the candidates, passes them to the loop, and deletes the stale
-/// ones.
-fn search(
-    candidates: &StaleCandidates,
-    mut conntrack: Conntrack,
-    read: mpsc::Sender<Vec<Entry>>,
-    stale: oneshot::Receiver<Vec<Entry>>,
-) -> Looked {
-    let mut piece = Vec::with_capacity(PIECE);
-    let mut error = None;
-    for (family, protocol) in candidates.parts() {
-        let result = conntrack.read(family, protocol, |entry| {
-            if candidates.concern(&entry) {
-                piece.push(entry);
-            }
-            if piece.len() == PIECE {
-                // The loop ends only with the process.
-                let _ =
-                    read.blocking_send(std::mem::replace(&mut piece, Vec::with_capacity(PIECE)));
-            }
-        });
-        error = error.or(result.err());
-    }
-    let _ = read.blocking_send(piece);
-    drop(read);
-    let stale = stale.blocking_recv().unwrap_or_default();
-    let mut deleted = 0;
-    let result = conntrack.delete(&stale, &mut deleted);
-    Looked { conntrack, deleted, error: error.or(result.err()) }
 }

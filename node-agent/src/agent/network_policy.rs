@@ -4,6 +4,7 @@ use denizen_state::firewall::note_whether_off;
 use tracing::{info, warn};
 
 use crate::config::{Config, NetworkPolicyMode};
+use crate::conntrack::Conntrack;
 use crate::describe::describe;
 use crate::firewall::other_engine::other_engine;
 use crate::firewall::{probe, remove_left_over};
@@ -36,7 +37,9 @@ pub(super) fn choose(config: &mut Config) -> Enforcer {
     if !is_on {
         config.policy.firewall = None;
         config.features.network_policy = false;
-        remove_left_over();
+        if remove_left_over() {
+            permit_connections();
+        }
         BridgeFilter::new(&config.sysctl_dir, &config.run_dir).set_back();
     }
     if let Err(error) = note_whether_off(&config.run_dir, !is_on) {
@@ -44,6 +47,17 @@ pub(super) fn choose(config: &mut Config) -> Enforcer {
         warn!(run_dir = %file, %error, "cannot note for the plugin whether NetworkPolicies are enforced");
     }
     Enforcer { engine, why }
+}
+
+/// Clears the mark of forbidden connections: a later run that enforces policies would drop their
+/// packets until it has judged them.
+fn permit_connections() {
+    let conntrack = Conntrack::open().map_err(|error| describe(&error));
+    let permitted = conntrack.and_then(|mut it| it.permit_all().map_err(|error| describe(&error)));
+    match permitted {
+        Ok(connections) => info!(connections, "no connection is forbidden any more"),
+        Err(error) => warn!(error, "forbidden connections keep their mark"),
+    }
 }
 
 /// Enforces them unless another engine does, or this kernel cannot.

@@ -1,5 +1,8 @@
 //! Answers what comes through the agent's socket.
 
+use std::collections::HashSet;
+use std::iter;
+use std::net::IpAddr;
 use std::time::Instant;
 
 use denizen_state::socket::{WaitAnswer, WaitFor};
@@ -7,9 +10,10 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Agent, now};
+use crate::conntrack::StaleCandidates;
 use crate::control::{Asked, ExplainQuery, Request};
 use crate::explain::{Explanation, Packet};
-use crate::model::Event;
+use crate::model::{Event, LocalPod};
 use crate::source::kube::PolicyRead;
 use crate::trace::Prediction;
 
@@ -78,16 +82,30 @@ impl Agent {
         Ok((packet, explanation))
     }
 
-    /// Answers every ADD whose pod is programmed, and every DEL whose pod left nothing; drops those
-    /// that gave up.
+    /// The addresses of pods whose ADDs wait.
+    pub(super) fn awaited(&self) -> HashSet<IpAddr> {
+        let waiting = self.waiting.iter().filter(|it| !it.asked.removed && !it.answer.is_closed());
+        let pods = waiting.filter_map(|it| self.engine.recorded(&it.asked.wait_for));
+        pods.flat_map(|pod| pod.ips.iter().copied()).collect()
+    }
+
+    /// Answers every ADD whose pod is programmed and has no connections of an earlier one, and every
+    /// DEL whose pod left nothing; drops those that gave up.
     pub(super) fn release(&mut self) {
         self.read_policies();
         let engine = &self.engine;
-        let is_clean = !engine.has_departed() && !self.flush.has_departed();
+        let searched = || iter::once(engine.stale_candidates()).chain(self.flush.unsearched());
+        let is_clean = !searched().any(StaleCandidates::has_departed);
+        // A table that cannot be read keeps no pod from its start.
+        let is_own = |pod: &LocalPod| {
+            is_clean
+                || self.flush.problem().is_some()
+                || !searched().any(|it| it.has_departed_of(&pod.ips))
+        };
         let is_done = |waiting: &Waiting| {
             engine.has_programmed(&waiting.asked)
                 && match engine.recorded(&waiting.asked.wait_for) {
-                    Some(_) => waiting.read == Read::Done,
+                    Some(pod) => waiting.read == Read::Done && is_own(pod),
                     None => is_clean,
                 }
         };

@@ -9,6 +9,7 @@ use super::block_on;
 use crate::agent::{AloneError, alone_here};
 use crate::backend::nftables::Nftables;
 use crate::config::RunDirArgs;
+use crate::conntrack::Conntrack;
 use crate::describe::describe;
 use crate::firewall::Firewall;
 use crate::forward;
@@ -141,7 +142,12 @@ fn remove_ipvs() -> anyhow::Result<()> {
 
 fn tables() -> anyhow::Result<usize> {
     let mut kernel = Kernel::open().context("cannot open netlink to nf_tables")?;
-    Ok(Nftables::cleanup(&mut kernel)? + Firewall::cleanup(&mut kernel)?)
+    let (services, firewall) = (Nftables::cleanup(&mut kernel)?, Firewall::cleanup(&mut kernel)?);
+    if firewall > 0 {
+        let mut conntrack = Conntrack::open().context("cannot open netlink to conntrack")?;
+        conntrack.permit_all().context("forbidden connections keep their mark")?;
+    }
+    Ok(services + firewall)
 }
 
 /// Removes iptables chains. It executes programs only if there may be something to remove.

@@ -8,7 +8,9 @@ use denizen_state::Epoch;
 
 use super::entry::Entry;
 use crate::model::{Family, PodSet, Protocol, family_of};
-use crate::plan::{Changes, FrontendAddress, FrontendKey, Plan, ServicePlan};
+use crate::plan::{
+    Changes, FirewallChanges, FirewallPlan, FrontendAddress, FrontendKey, Plan, ServicePlan,
+};
 
 /// Where stale entries may be. [`super::StaleFilter`] decides whether an entry is stale.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -25,8 +27,15 @@ pub struct StaleCandidates {
     late: BTreeSet<IpAddr>,
     /// Addresses whose connections a policy may forbid now. Of every protocol.
     restricted: BTreeSet<IpAddr>,
-    /// Addresses that pods had to which policies may have applied. All their connections are stale.
+    /// Addresses that pods had to which policies may have applied. All connections of those pods
+    /// are stale.
     departed: BTreeSet<IpAddr>,
+    /// Addresses of which forbidden connections may be permitted again.
+    relaxed: BTreeSet<IpAddr>,
+    /// Whether any forbidden connection may be permitted again.
+    all_relaxed: bool,
+    /// Whether to search for connections that an earlier run forbade.
+    marked_before: bool,
 }
 
 impl StaleCandidates {
@@ -44,11 +53,17 @@ impl StaleCandidates {
             && self.late.is_empty()
             && self.restricted.is_empty()
             && self.departed.is_empty()
+            && self.relaxed.is_empty()
+            && !self.all_relaxed
+            && !self.marked_before
     }
 
     /// Adds the other candidates to these.
     pub fn absorb(&mut self, other: Self) {
-        let Self { keys, pods, of_pods, late, restricted, departed } = other;
+        let Self { keys, pods, of_pods, late, restricted, departed, relaxed, .. } = other;
+        self.all_relaxed |= other.all_relaxed;
+        self.marked_before |= other.marked_before;
+        self.relaxed.extend(relaxed);
         self.departed.extend(departed);
         self.restricted.extend(restricted);
         self.keys.extend(keys);
@@ -62,7 +77,10 @@ impl StaleCandidates {
     pub fn parts(&self) -> BTreeSet<(Family, Protocol)> {
         let keys = self.keys.iter().map(|key| (key.family(), key.protocol));
         let restricted = self.restricted.iter().chain(&self.departed);
-        let families: BTreeSet<Family> = restricted.map(|ip| family_of(*ip)).collect();
+        let mut families: BTreeSet<Family> = restricted.map(|ip| family_of(*ip)).collect();
+        if self.marked_before {
+            families.extend(Family::BOTH);
+        }
         let restricted =
             families.into_iter().flat_map(|family| Protocol::ALL.map(|it| (family, it)));
         keys.chain(self.of_pods.iter().copied()).chain(restricted).collect()
@@ -80,14 +98,28 @@ impl StaleCandidates {
         self.late.retain(is_served);
     }
 
-    /// Whether an entry matches any candidate.
+    /// Whether an entry matches any candidate. Every forbidden one does: what is read of the kernel's
+    /// table counts.
     pub fn concern(&self, entry: &Entry) -> bool {
         let keys = keys_of(entry);
-        keys.iter().flatten().any(|key| self.keys.contains(key))
+        entry.is_forbidden
+            || keys.iter().flatten().any(|key| self.keys.contains(key))
             || [entry.source, entry.reply_source].iter().any(|end| self.is_pod(end.ip()))
             || self.is_late(entry.source.ip())
             || self.is_restricted(entry)
             || self.departed_ends(entry).next().is_some()
+    }
+
+    /// Whether an entry that was forbidden may be permitted again.
+    pub fn may_permit(&self, entry: &Entry) -> bool {
+        let ends = [entry.source, entry.reply_source];
+        self.all_relaxed || ends.iter().any(|end| self.relaxed.contains(&end.ip()))
+    }
+
+    /// Nothing was forbidden, so nothing can be permitted again.
+    pub fn forget_relaxed(&mut self) {
+        self.relaxed.clear();
+        self.all_relaxed = false;
     }
 
     /// Whether there are connections to search for that must be gone before their address is
@@ -96,10 +128,27 @@ impl StaleCandidates {
         !self.departed.is_empty()
     }
 
-    /// The same without those, which are searched for once: a new pod may have the address by the
-    /// next search.
-    pub fn without_departed(&self) -> Self {
-        Self { departed: BTreeSet::new(), ..self.clone() }
+    /// The addresses whose former pods' connections are searched for.
+    pub fn departed(&self) -> impl Iterator<Item = IpAddr> {
+        self.departed.iter().copied()
+    }
+
+    /// Whether there are such connections of one of these addresses.
+    pub fn has_departed_of(&self, addresses: &[IpAddr]) -> bool {
+        addresses.iter().any(|ip| self.departed.contains(ip))
+    }
+
+    /// What is searched for a second time. Not what departed: a new pod may have the address by
+    /// then. Nor what is permitted again: no packet can undo that.
+    pub fn for_second_search(&self) -> Self {
+        let mut again = Self { departed: BTreeSet::new(), marked_before: false, ..self.clone() };
+        again.forget_relaxed();
+        again
+    }
+
+    /// Whether a flow has such an address.
+    pub fn is_departed(&self, entry: &Entry) -> bool {
+        self.departed_ends(entry).next().is_some()
     }
 
     /// The ends of a flow, its first destination among them, that are such addresses.
@@ -108,8 +157,13 @@ impl StaleCandidates {
         ends.into_iter().map(|end| end.ip()).filter(|ip| self.departed.contains(ip))
     }
 
+    /// Whether a policy may forbid a flow now that it permitted before.
+    pub(super) fn may_forbid(&self, entry: &Entry) -> bool {
+        self.is_restricted(entry) || self.is_departed(entry)
+    }
+
     /// Whether one end of a flow is one whose connections a policy may forbid now.
-    pub(super) fn is_restricted(&self, entry: &Entry) -> bool {
+    fn is_restricted(&self, entry: &Entry) -> bool {
         let ends = [entry.source, entry.reply_source];
         ends.iter().any(|end| self.restricted.contains(&end.ip()))
     }
@@ -169,6 +223,8 @@ pub struct CandidateTracker {
     /// Late pods, to become candidates once services are known.
     late: BTreeSet<IpAddr>,
     node_ports: BTreeSet<IpAddr>,
+    /// Whether what an earlier run forbade is searched for, or was.
+    knows_marked: bool,
 }
 
 impl CandidateTracker {
@@ -181,8 +237,7 @@ impl CandidateTracker {
                 self.note_late(pods);
             }
         }
-        self.candidates.restricted.extend(&changes.firewall.narrowed);
-        self.candidates.departed.extend(&changes.firewall.departed);
+        self.firewall_is(plan, &changes.firewall);
         let Some(services) = plan.services() else {
             return;
         };
@@ -193,6 +248,20 @@ impl CandidateTracker {
         if changes.node || changes.complete {
             self.node_ports_are(services, &plan.node().node_ports.addresses);
         }
+    }
+
+    /// Applies what changed in the pod firewall. Nothing is permitted again before all is known.
+    fn firewall_is(&mut self, plan: &Plan, changes: &FirewallChanges) {
+        if !plan.firewall().is_some_and(FirewallPlan::is_known) {
+            return;
+        }
+        let candidates = &mut self.candidates;
+        candidates.restricted.extend(&changes.narrowed);
+        candidates.departed.extend(&changes.departed);
+        candidates.relaxed.extend(changes.sides.iter().map(|change| change.address));
+        candidates.relaxed.extend(changes.identities.iter().map(|change| change.of));
+        candidates.all_relaxed |= changes.state || !changes.blocks.is_empty();
+        candidates.marked_before |= !std::mem::replace(&mut self.knows_marked, true);
     }
 
     /// Applies the current pods of this node. Only a pod that was removed from the same state file
@@ -255,9 +324,9 @@ impl CandidateTracker {
         frontends.for_each(|frontend| self.candidates.add_frontend(frontend.key));
     }
 
-    /// Whether there are connections of departed pods to search for.
-    pub fn has_departed(&self) -> bool {
-        self.candidates.has_departed()
+    /// All candidates since the last [`Self::take`].
+    pub fn candidates(&self) -> &StaleCandidates {
+        &self.candidates
     }
 
     /// Adds frontends that an earlier run programmed and that no longer exist.

@@ -5,16 +5,20 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use nix::libc;
 
 use crate::model::{Family, Protocol, family_of};
+use crate::plan::MarkBit;
 use denizen_netlink::{Attributes, Message, Writer};
 
-/// IPCTNL_MSG_CT_GET and _DELETE.
+/// IPCTNL_MSG_CT_NEW (which, without NLM_F_CREATE, changes an entry), _GET and _DELETE.
+const CHANGE: u16 = 0;
 const GET: u16 = 1;
 const DELETE: u16 = 2;
-/// CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_ID, CTA_ZONE, CTA_FILTER.
+/// CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_MARK, CTA_ID, CTA_ZONE, CTA_MARK_MASK, CTA_FILTER.
 const ORIGINAL: u16 = 1;
 const REPLY: u16 = 2;
+const MARK: u16 = 8;
 const ID: u16 = 12;
 const ZONE: u16 = 18;
+const MARK_MASK: u16 = 21;
 const FILTER: u16 = 25;
 /// CTA_TUPLE_IP, CTA_TUPLE_PROTO, CTA_TUPLE_ZONE.
 const TUPLE_IP: u16 = 1;
@@ -40,6 +44,26 @@ pub struct Entry {
     pub reply_source: SocketAddr,
     /// The destination of answers: [`Self::source`], unless masquerade changed it.
     pub reply_destination: SocketAddr,
+    /// Whether its mark has [`MarkBit::FORBIDDEN`].
+    pub is_forbidden: bool,
+}
+
+/// What is done to an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Treatment {
+    /// It is deleted: the next packet begins a new connection.
+    Delete,
+    /// It gets [`MarkBit::FORBIDDEN`], so that the firewall drops its packets. If it were deleted,
+    /// the next packet of its server would begin a connection, of which the client's packets would
+    /// be the answers.
+    Forbid,
+    /// It loses that bit.
+    Permit,
+}
+
+impl Treatment {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Delete, Self::Forbid, Self::Permit];
 }
 
 impl Entry {
@@ -61,6 +85,10 @@ impl Entry {
             destination,
             reply_source,
             reply_destination,
+            // The kernel leaves out a mark of 0.
+            is_forbidden: attributes
+                .find_u32(MARK)
+                .is_some_and(|mark| mark & MarkBit::FORBIDDEN.mask() != 0),
         })
     }
 
@@ -79,10 +107,34 @@ impl Entry {
         self.reply_destination.ip() != self.source.ip()
     }
 
-    /// Appends a request to delete this entry, but not a newer one with the same addresses.
-    pub fn write_delete(&self, writer: &mut Writer, flags: u16, sequence: u32) {
-        let message =
-            writer.begin_message(kind(DELETE), flags, sequence, nf_family(self.family()), 0);
+    /// Appends a request for a treatment of this entry. A newer entry with the same addresses is
+    /// not deleted; but its mark would be changed, for then the kernel does not compare the id.
+    pub fn write(&self, treatment: Treatment, writer: &mut Writer, flags: u16, sequence: u32) {
+        let change = match treatment {
+            Treatment::Delete => DELETE,
+            Treatment::Forbid | Treatment::Permit => CHANGE,
+        };
+        let family = nf_family(self.family());
+        let message = writer.begin_message(kind(change), flags, sequence, family, 0);
+        self.write_tuple(writer);
+        let bit = MarkBit::FORBIDDEN.mask();
+        let mark = match treatment {
+            Treatment::Delete => None,
+            Treatment::Forbid => Some(bit),
+            Treatment::Permit => Some(0),
+        };
+        match mark {
+            None => writer.put_u32(ID, self.id),
+            Some(mark) => {
+                writer.put_u32(MARK, mark);
+                // The other bits are others'.
+                writer.put_u32(MARK_MASK, bit);
+            }
+        }
+        writer.end_message(message);
+    }
+
+    fn write_tuple(&self, writer: &mut Writer) {
         let tuple = writer.begin(ORIGINAL);
         let addresses = writer.begin(TUPLE_IP);
         for (kind, end) in [(0, self.source), (1, self.destination)] {
@@ -98,8 +150,6 @@ impl Entry {
         writer.put(DESTINATION_PORT, &self.destination.port().to_be_bytes());
         writer.end(ports);
         writer.end(tuple);
-        writer.put_u32(ID, self.id);
-        writer.end_message(message);
     }
 }
 

@@ -1,18 +1,18 @@
-//! Reads and deletes entries through netlink.
+//! Reads, deletes and marks entries through netlink.
 
 use nix::errno::Errno;
 use nix::libc;
 use thiserror::Error;
 use tracing::trace_span;
 
-use super::entry::{Entry, write_dump};
+use super::entry::{Entry, Treatment, write_dump};
 use crate::model::{Family, Protocol};
 use denizen_netlink::{NetlinkError, Refusal, Socket, Writer};
 
-/// Delete requests in one batch. The kernel answers each that it refuses.
+/// Requests in one batch. The kernel answers each that it refuses.
 const AT_ONCE: usize = 512;
 
-/// Why entries could not be read or deleted.
+/// Why entries could not be read or changed.
 #[derive(Debug, Error)]
 pub enum ConntrackError {
     /// The entries could not be read.
@@ -26,9 +26,9 @@ pub enum ConntrackError {
         #[source]
         source: NetlinkError,
     },
-    /// Not all entries could be deleted.
-    #[error("conntrack: cannot delete all stale entries")]
-    Delete {
+    /// Not all entries could be changed.
+    #[error("conntrack: cannot delete or mark all entries")]
+    Change {
         /// The cause for one of them.
         #[source]
         source: NetlinkError,
@@ -81,16 +81,21 @@ impl Conntrack {
         read.map_err(|source| ConntrackError::Read { family, protocol, source })
     }
 
-    /// Deletes exactly these entries, and adds to `deleted` how many still existed.
+    /// Treats exactly these entries so, and adds to `done` how many still existed.
     ///
     /// # Errors
-    /// [`ConntrackError::Delete`]; all others are deleted.
-    pub fn delete(&mut self, entries: &[Entry], deleted: &mut usize) -> Result<(), ConntrackError> {
-        let failed = |source| ConntrackError::Delete { source };
+    /// [`ConntrackError::Change`]; all others are treated.
+    pub fn treat(
+        &mut self,
+        treatment: Treatment,
+        entries: &[Entry],
+        done: &mut usize,
+    ) -> Result<(), ConntrackError> {
+        let failed = |source| ConntrackError::Change { source };
         let mut refused = None;
         for some in entries.chunks(AT_ONCE) {
-            let refusals = self.delete_some(some).map_err(failed)?;
-            *deleted += some.len() - refusals.len();
+            let refusals = self.treat_some(treatment, some).map_err(failed)?;
+            *done += some.len() - refusals.len();
             // An entry that ended by itself meanwhile is no failure.
             let mut others = refusals.into_iter().filter(|refusal| refusal.errno != Errno::ENOENT);
             refused = refused.or(others.next());
@@ -98,16 +103,38 @@ impl Conntrack {
         refused.map_or(Ok(()), |refusal| Err(failed(NetlinkError::Refused(refusal))))
     }
 
-    fn delete_some(&mut self, entries: &[Entry]) -> Result<Vec<Refusal>, NetlinkError> {
+    fn treat_some(
+        &mut self,
+        treatment: Treatment,
+        entries: &[Entry],
+    ) -> Result<Vec<Refusal>, NetlinkError> {
         let mut requests = Writer::default();
         let mut last = 0;
         for (n, entry) in entries.iter().enumerate() {
             let is_last = n + 1 == entries.len();
             let flags = if is_last { libc::NLM_F_ACK as u16 } else { 0 };
             last = self.socket.sequences(1);
-            entry.write_delete(&mut requests, flags, last);
+            entry.write(treatment, &mut requests, flags, last);
         }
         self.socket.send(requests.bytes())?;
         self.socket.refusals(last)
+    }
+
+    /// Clears [`MarkBit::FORBIDDEN`](crate::plan::MarkBit::FORBIDDEN) everywhere. Returns how many
+    /// entries had it.
+    ///
+    /// # Errors
+    /// [`ConntrackError`].
+    pub fn permit_all(&mut self) -> Result<usize, ConntrackError> {
+        let (mut forbidden, mut permitted) = (Vec::new(), 0);
+        for family in Family::BOTH {
+            for protocol in Protocol::ALL {
+                self.read(family, protocol, |entry| {
+                    forbidden.extend(entry.is_forbidden.then_some(entry))
+                })?;
+            }
+        }
+        self.treat(Treatment::Permit, &forbidden, &mut permitted)?;
+        Ok(permitted)
     }
 }

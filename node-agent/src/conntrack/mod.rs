@@ -1,12 +1,18 @@
-//! Connection tracking: deletes stale entries.
+//! Connection tracking: deletes stale entries, and marks those that policies forbid.
 //!
 //! The kernel applies the NAT chains to a flow's first packet only, and repeats the result as long
 //! as packets come. A UDP sender never starts again, so its flow continues to an endpoint that is
 //! gone, or, if its first packet came before the service, to nobody. `stale` decides which entries
-//! are stale (pure), `entry` parses an entry (pure), `kernel` reads and deletes.
+//! are stale (pure), `entry` parses an entry (pure), `kernel` reads, deletes and marks.
 //!
-//! TCP is left alone: an endpoint that no longer serves resets the connection, and the client
-//! connects again.
+//! For services, TCP is left alone: an endpoint that no longer serves resets the connection, and the
+//! client connects again.
+//!
+//! The firewall lets pass what belongs to an established connection. When a change of policy forbids
+//! one, its entry gets a mark by which the firewall drops its packets. It is not deleted: conntrack
+//! takes a packet from the middle of a connection for the first one of a new connection
+//! (`nf_conntrack_tcp_loose`), in the direction of that packet. If the server sends, which it mostly
+//! may, the client's packets would be answers. The packets that are dropped keep the entry alive.
 
 mod candidates;
 mod entry;
@@ -16,7 +22,7 @@ mod stale;
 mod tests;
 
 pub use candidates::{CandidateTracker, StaleCandidates};
-pub use entry::Entry;
 pub(crate) use entry::write_dump;
+pub use entry::{Entry, Treatment};
 pub use kernel::{Conntrack, ConntrackError};
 pub use stale::StaleFilter;

@@ -1,14 +1,16 @@
-//! Which entries are stale. Pure.
+//! Which entries are stale, or forbidden. Pure.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use super::candidates::{StaleCandidates, keys_of};
-use super::entry::Entry;
+use super::entry::{Entry, Treatment};
 use crate::model::{Family, ServicePortName, Snapshot};
-use crate::plan::{Flow, Frontend, Masquerade, Plan, Planner, SeenAs, ServicePlan, serving};
+use crate::plan::{
+    FirewallPlan, Flow, Frontend, Masquerade, Plan, Planner, SeenAs, ServicePlan, serving,
+};
 
-/// Decides whether entries are stale, by the current facts.
+/// Decides what becomes of entries, by the current facts.
 ///
 /// An entry is healthy if its reply source serves the service of the frontend in its destination.
 /// That endpoint need not be selected for new connections: hints and readiness decide who gets new
@@ -21,13 +23,20 @@ pub struct StaleFilter<'a> {
     known: Option<(&'a ServicePlan, Snapshot<'a>)>,
     /// The addresses of this node's pods.
     pods: HashSet<IpAddr>,
+    /// Those of pods that have not begun: their ADDs wait.
+    awaited: &'a HashSet<IpAddr>,
     /// The serving endpoints, cached for the service ports that were looked up.
     serving: HashMap<(ServicePortName, Family), BTreeSet<SocketAddr>>,
 }
 
 impl<'a> StaleFilter<'a> {
     /// A filter for entries that the candidates [concern](StaleCandidates::concern).
-    pub fn new(candidates: &'a StaleCandidates, planner: &'a Planner) -> Self {
+    /// `awaited`: the addresses of pods that have not begun.
+    pub fn new(
+        candidates: &'a StaleCandidates,
+        planner: &'a Planner,
+        awaited: &'a HashSet<IpAddr>,
+    ) -> Self {
         let plan = planner.plan();
         let pods = plan.recorded().iter();
         Self {
@@ -35,36 +44,40 @@ impl<'a> StaleFilter<'a> {
             plan,
             known: plan.services().zip(planner.model().snapshot()),
             pods: pods.flat_map(|pod| pod.ips.iter().copied()).collect(),
+            awaited,
             serving: HashMap::new(),
         }
     }
 
+    /// What is done to an entry, if anything.
+    pub fn treatment(&mut self, entry: &Entry) -> Option<Treatment> {
+        if self.is_stale(entry) {
+            return Some(Treatment::Delete);
+        }
+        if !entry.is_forbidden && !self.candidates.may_forbid(entry) {
+            return None;
+        }
+        let firewall = self.plan.firewall().filter(|firewall| firewall.is_known())?;
+        match (entry.is_forbidden, is_refused(firewall, entry)) {
+            (false, true) => Some(Treatment::Forbid),
+            (true, false) => Some(Treatment::Permit),
+            (true, true) | (false, false) => None,
+        }
+    }
+
     /// Whether an entry leads to nobody, or to the wrong place.
-    pub fn is_stale(&mut self, entry: &Entry) -> bool {
+    fn is_stale(&mut self, entry: &Entry) -> bool {
         self.is_of_gone_pod(entry)
             || self.hides_a_local_pod(entry)
             || self.misses_its_service(entry)
-            || self.is_forbidden(entry)
             || self.is_of_departed_pod(entry)
     }
 
-    /// A connection of a pod that is gone. One of the pod that has the address now is not.
+    /// A connection of a pod that is gone. One of the pod that has the address now is not, as soon
+    /// as that has begun.
     fn is_of_departed_pod(&self, entry: &Entry) -> bool {
-        self.candidates.departed_ends(entry).any(|ip| !self.pods.contains(&ip))
-    }
-
-    /// A connection that no policy permits any more.
-    fn is_forbidden(&self, entry: &Entry) -> bool {
-        let flow = entry.reply_source.port().try_into().ok().map(|port| Flow {
-            source: entry.source.ip(),
-            destination: entry.reply_source.ip(),
-            protocol: entry.protocol,
-            port,
-        });
-        let refusal = |flow| self.plan.firewall()?.refusal(&flow);
-        let is_candidate = self.candidates.is_restricted(entry)
-            || self.candidates.departed_ends(entry).next().is_some();
-        is_candidate && flow.and_then(refusal).is_some()
+        let mut departed = self.candidates.departed_ends(entry);
+        departed.any(|ip| !self.pods.contains(&ip) || self.awaited.contains(&ip))
     }
 
     /// A flow of a pod that became known late: it was masqueraded as traffic from outside, and
@@ -141,4 +154,15 @@ impl<'a> StaleFilter<'a> {
         });
         all.contains(&reply_source)
     }
+}
+
+/// Whether no policy permits a connection.
+fn is_refused(firewall: &FirewallPlan, entry: &Entry) -> bool {
+    let flow = entry.reply_source.port().try_into().ok().map(|port| Flow {
+        source: entry.source.ip(),
+        destination: entry.reply_source.ip(),
+        protocol: entry.protocol,
+        port,
+    });
+    flow.is_some_and(|flow| firewall.refusal(&flow).is_some())
 }

@@ -1,16 +1,18 @@
 //! Stale entries, by cases and by a property test.
 
 mod cases;
+mod forbidden;
 mod late;
 mod messages;
 mod property;
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 
-use super::{CandidateTracker, Entry, StaleCandidates, StaleFilter};
+use super::{CandidateTracker, Entry, StaleCandidates, StaleFilter, Treatment};
 use crate::fixture::*;
 use crate::model::{Event, Listing, Protocol, Service, Slice, SliceEndpoint, SlicePort};
-use crate::plan::Planner;
+use crate::plan::{Planner, Policy};
 
 /// A plan and its candidates. Node ports are on the node's first addresses.
 struct Tracked {
@@ -20,7 +22,11 @@ struct Tracked {
 
 impl Tracked {
     fn new() -> Self {
-        let planner = Planner::new(policy(), CAPABLE);
+        Self::with(policy())
+    }
+
+    fn with(policy: Policy) -> Self {
+        let planner = Planner::new(policy, CAPABLE);
         Self { planner, tracker: CandidateTracker::default() }
     }
 
@@ -40,12 +46,14 @@ fn candidates_after(tracked: &mut Tracked, events: Vec<Event>) -> StaleCandidate
 /// The entries that a flush would delete.
 fn flushed(tracked: &Tracked, candidates: &StaleCandidates, entries: &[Entry]) -> Vec<Entry> {
     let parts = candidates.parts();
-    let mut filter = StaleFilter::new(candidates, &tracked.planner);
+    let none = HashSet::new();
+    let mut filter = StaleFilter::new(candidates, &tracked.planner, &none);
     let read = entries
         .iter()
         .filter(|entry| parts.contains(&(entry.family(), entry.protocol)))
-        .filter(|entry| candidates.concern(entry) && filter.is_stale(entry));
-    read.copied().collect()
+        .filter(|entry| candidates.concern(entry));
+    let deleted = read.filter(|entry| filter.treatment(entry) == Some(Treatment::Delete));
+    deleted.copied().collect()
 }
 
 fn at(text: &str) -> SocketAddr {
@@ -60,6 +68,7 @@ fn entry(protocol: Protocol, source: &str, destination: &str, reply_source: &str
         destination: at(destination),
         reply_source: at(reply_source),
         reply_destination: at(source),
+        is_forbidden: false,
     }
 }
 

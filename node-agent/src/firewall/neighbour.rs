@@ -2,7 +2,8 @@
 //!
 //! What the node forwards to an address on a bridge waits, for up to three seconds, until somebody
 //! answers for the address. It has passed all IP rules by then. So what was sent before a pod was
-//! there would reach it when it comes, whatever its policies say.
+//! there would reach it when it comes, whatever its policies say. So would what a connection of the
+//! address' former pod lets through until it is deleted.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,6 +15,8 @@ use nix::libc;
 use nix::net::if_::if_nametoindex;
 use tracing::debug;
 
+use crate::plan::{Plan, Sides};
+
 /// Length of `struct ndmsg`, and the offset of its interface index.
 const NDMSG: usize = 12;
 const INDEX: usize = 4;
@@ -21,6 +24,20 @@ const INDEX: usize = 4;
 const DESTINATION: u16 = 1;
 /// Time limit for an answer of the kernel, which comes at once.
 const ANSWER: Duration = Duration::from_secs(2);
+
+/// Those of the addresses that are of restricted pods on bridges, each with its bridge.
+pub(super) fn restricted_on_bridges(
+    plan: &Plan,
+    addresses: impl Iterator<Item = IpAddr>,
+) -> impl Iterator<Item = (Arc<str>, IpAddr)> {
+    let sides = |ip: &IpAddr| plan.firewall().and_then(|firewall| firewall.sides(*ip));
+    let restricted = addresses.filter(move |ip| sides(ip).is_some_and(Sides::is_restricted));
+    restricted.flat_map(|ip| {
+        let bridged = plan.recorded().iter().filter(|pod| pod.shares_interface());
+        let pods = bridged.filter(move |pod| pod.ips.contains(&ip));
+        pods.map(move |pod| (pod.interface.clone(), ip))
+    })
+}
 
 /// Drops what waits for these addresses on these interfaces.
 pub(super) fn drop_waiting(addresses: &[(Arc<str>, IpAddr)]) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::schema::SetName;
-use crate::plan::{Direction, FirewallPlan, FirewallSettings, ToNode};
+use crate::plan::{Direction, FirewallPlan, FirewallSettings, MarkBit, ToNode};
 use denizen_nft::{
     Assigned, BaseChain, Chain, Field, Hook, IpVersion, Key, Kind, Rule, Statement, Variable,
     Verdict,
@@ -27,16 +27,19 @@ pub enum DropReason {
     Refused(Direction),
     /// The pod's policies are not known yet.
     Pending,
+    /// It belongs to a connection that was permitted, and is not any more.
+    Forbidden,
     /// The source is not the pod's.
     Spoofed,
 }
 
 impl DropReason {
     /// All of them.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::Refused(Direction::Ingress),
         Self::Refused(Direction::Egress),
         Self::Pending,
+        Self::Forbidden,
         Self::Spoofed,
     ];
 
@@ -46,6 +49,7 @@ impl DropReason {
             Self::Refused(Direction::Ingress) => "no policy permits this to reach the pod",
             Self::Refused(Direction::Egress) => "no policy permits the pod to reach this",
             Self::Pending => "the pod's policies are not known yet",
+            Self::Forbidden => "a policy forbids this connection since it was established",
             Self::Spoofed => "a pod's interface sends with no address of the pod",
         }
     }
@@ -179,14 +183,27 @@ impl Program {
         )
     }
 
-    fn established(&self) -> Rule {
+    /// What belongs to a connection that was permitted once passes, unless it is forbidden now.
+    fn established(&self) -> [Rule; 2] {
+        let is_forbidden = Statement::Bits {
+            field: Field::ConnectionMark,
+            mask: MarkBit::FORBIDDEN.mask(),
+            equal: false,
+            value: 0,
+        };
         let asks = Statement::Bits {
             field: Field::ConnectionState,
             mask: ESTABLISHED,
             equal: false,
             value: 0,
         };
-        rule("connections that were permitted, and errors about them", [asks, to(Verdict::Return)])
+        [
+            dropped(DropReason::Forbidden, vec![is_forbidden]),
+            rule(
+                "connections that were permitted, and errors about them",
+                [asks, to(Verdict::Return)],
+            ),
+        ]
     }
 
     /// `return`, never `accept`: what another table drops stays dropped, and a permitted direction
@@ -200,7 +217,7 @@ impl Program {
             let chain = Verdict::Jump(direction.to_string().into());
             rule(why, [self.is_in(SetName::Isolated(direction)), to(chain)])
         };
-        let mut rules = vec![self.established()];
+        let mut rules = Vec::from(self.established());
         rules.extend(self.neighbour_discovery());
         rules.extend([
             rule("a pod reaches itself", [self.is_in(SetName::Itself), to(Verdict::Return)]),
@@ -214,7 +231,7 @@ impl Program {
     }
 
     fn input(&self) -> Chain {
-        let mut rules = vec![self.established()];
+        let mut rules = Vec::from(self.established());
         rules.extend(self.neighbour_discovery());
         let jump = to(Verdict::Jump(Direction::Egress.to_string().into()));
         rules.extend([

@@ -16,6 +16,8 @@ pub struct Dropped {
     pub egress: u64,
     /// The pod's policies were not known yet.
     pub pending: u64,
+    /// A policy forbids their connections since these were established.
+    pub forbidden: u64,
     /// A pod's interface sent them with another address.
     pub spoofed: u64,
 }
@@ -40,6 +42,7 @@ impl Dropped {
             DropReason::Refused(Ingress) => &mut self.ingress,
             DropReason::Refused(Egress) => &mut self.egress,
             DropReason::Pending => &mut self.pending,
+            DropReason::Forbidden => &mut self.forbidden,
             DropReason::Spoofed => &mut self.spoofed,
         }
     }

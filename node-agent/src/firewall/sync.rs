@@ -9,7 +9,7 @@ use tracing::{debug, info};
 
 use super::bridge;
 use super::element::{all, of_block, of_identity, of_interfaces, of_sides};
-use super::neighbour::drop_waiting;
+use super::neighbour::{drop_waiting, restricted_on_bridges};
 use super::number::Numbers;
 use super::program;
 use super::report::{Dropped, FirewallReport};
@@ -17,7 +17,7 @@ use super::schema::schema;
 use super::write::{Steps, is_garbage};
 use crate::backend::Repair;
 use crate::describe::describe;
-use crate::plan::{Changes, Direction, FirewallPlan, FirewallSettings, Isolation, Plan, Sides};
+use crate::plan::{Changes, Direction, FirewallPlan, FirewallSettings, Isolation, Plan};
 use denizen_netlink::NetlinkError;
 use denizen_nft::{Delta, Element, Family, IpVersion, Kernel, Mark, NftError, Rendering, Schema};
 
@@ -70,7 +70,7 @@ pub struct Firewall {
     pub(super) rejected: Vec<String>,
     /// Somebody watches what is dropped.
     pub(super) samples_drops: bool,
-    /// Addresses of restricted pods that are new on a bridge.
+    /// Addresses of restricted pods that are new on a bridge, or whose addresses were others'.
     newcomers: Vec<(Arc<str>, IpAddr)>,
 }
 
@@ -151,12 +151,9 @@ impl Firewall {
 
     fn note_newcomers(&mut self, plan: &Plan, changes: &Changes) {
         let new = changes.firewall.sides.iter().filter(|change| change.before.is_none());
-        let restricted = new.filter(|it| it.after.as_ref().is_some_and(Sides::is_restricted));
-        for change in restricted {
-            let bridged = plan.recorded().iter().filter(|pod| pod.shares_interface());
-            let pods = bridged.filter(|pod| pod.ips.contains(&change.address));
-            self.newcomers.extend(pods.map(|pod| (pod.interface.clone(), change.address)));
-        }
+        let handed_over = changes.firewall.departed.iter().copied();
+        self.newcomers
+            .extend(restricted_on_bridges(plan, new.map(|it| it.address).chain(handed_over)));
     }
 
     fn add_changes(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &Changes) {
@@ -249,6 +246,12 @@ impl Firewall {
             }
             Ok(()) => Ok(Repair::default()),
         }
+    }
+
+    /// The connections of these addresses' former pods are deleted. Packets that they let through
+    /// until then do not reach the pods that have the addresses now.
+    pub fn departed_are_gone(&self, plan: &Plan, departed: impl Iterator<Item = IpAddr>) {
+        drop_waiting(&restricted_on_bridges(plan, departed).collect::<Vec<_>>());
     }
 
     /// Notes that another program changed a table: the next [`Self::resync`] reads all of them,
@@ -361,18 +364,19 @@ pub fn probe(settings: FirewallSettings) -> Result<(), FirewallError> {
     Ok(())
 }
 
-/// Removes the tables of a run that had the firewall on.
-pub fn remove_left_over() {
+/// Removes the tables of a run that had the firewall on. Returns whether there were any.
+pub fn remove_left_over() -> bool {
     let removed = Kernel::open()
         .map_err(|error| describe(&error))
         .and_then(|mut kernel| Firewall::cleanup(&mut kernel).map_err(|error| describe(&error)));
-    match removed {
-        Ok(0) => {}
-        Ok(tables) => {
-            info!(tables, "NetworkPolicies are enforced no more: their tables are removed")
-        }
-        Err(error) => debug!(error, "cannot look for tables of the pod firewall"),
+    let tables = removed.unwrap_or_else(|error| {
+        debug!(error, "cannot look for tables of the pod firewall");
+        0
+    });
+    if tables > 0 {
+        info!(tables, "NetworkPolicies are enforced no more: their tables are removed");
     }
+    tables > 0
 }
 
 fn schemas() -> [Schema; 3] {

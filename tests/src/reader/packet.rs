@@ -12,6 +12,9 @@ use super::value::{Atom, Key, PacketType};
 /// Foreign bits of the mark that no rule of ours may touch.
 pub const FOREIGN_MARK: u32 = 0x0001_2030;
 
+/// Foreign bits of a connection's mark: all but the one that the pod firewall asks about.
+pub const FOREIGN_CONNECTION_MARK: u32 = !0x20;
+
 /// A packet as rules see it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Packet {
@@ -35,6 +38,8 @@ pub struct Packet {
     pub packet_type: Option<PacketType>,
     /// `meta mark`.
     pub mark: u32,
+    /// `ct mark`.
+    pub connection_mark: u32,
     /// `meta priority`.
     pub priority: u32,
     /// The destination was replaced.
@@ -67,6 +72,7 @@ impl Packet {
             output: None,
             packet_type: None,
             mark: FOREIGN_MARK,
+            connection_mark: FOREIGN_CONNECTION_MARK,
             priority: 0,
             translated: false,
             masqueraded: false,

@@ -217,6 +217,7 @@ impl Rules<'_> {
             ("meta", "priority") => Field::Priority,
             ("th", "dport") => Field::Port,
             ("ct", "status") => Field::ConntrackStatus,
+            ("ct", "mark") => Field::ConntrackMark,
             ("fib", "daddr") => {
                 words.expect("type")?;
                 Field::DestinationType

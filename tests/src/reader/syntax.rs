@@ -141,6 +141,7 @@ pub enum Field {
     Priority,
     ConntrackState,
     ConntrackStatus,
+    ConntrackMark,
     /// What kind of address the destination is here.
     DestinationType,
 }
@@ -167,7 +168,7 @@ impl Field {
             Self::InputInterface | Self::OutputInterface => Kind::Interface,
             Self::EtherType => Kind::EtherType,
             Self::PacketType => Kind::PacketType,
-            Self::Mark => Kind::Mark,
+            Self::Mark | Self::ConntrackMark => Kind::Mark,
             Self::Priority => Kind::Class,
             Self::ConntrackState => Kind::State,
             Self::ConntrackStatus => Kind::Status,

@@ -293,6 +293,7 @@ impl Walk<'_> {
             }
             Field::Mark => Atom::Number(packet.mark.into()),
             Field::Priority => Atom::Number(packet.priority.into()),
+            Field::ConntrackMark => Atom::Number(packet.connection_mark.into()),
             Field::ConntrackStatus => Atom::Number(if packet.translated { DST_NAT } else { 0 }),
             Field::DestinationType => {
                 let own = self.own.contains(&packet.destination);

@@ -47,8 +47,13 @@ fn ends(label: &str, end: impl Fn(&Cluster) -> Result<()>) -> Result<()> {
     agent.terminate()?;
     cluster.start_agent()?.terminate()?;
     ensure!(is_isolated());
+    let forbidden =
+        "-I -p udp -s 198.51.100.1 -d 198.51.100.2 --sport 1 --dport 2 -t 600 -m 0x1020";
+    node.output("conntrack", &forbidden.split(' ').collect::<Vec<_>>())?;
 
     end(&cluster)?;
+    let marked = node.output("conntrack", &["-L", "-p", "udp", "-d", "198.51.100.2"])?;
+    ensure!(marked.contains(&format!("mark={}", 0x1000)), "others' bits alone are left: {marked}");
     assert_eq!(node.bridge_switches(BRIDGE)?, [0, 0], "as it was before denizen");
     let left = tables(node)?;
     ensure!(left.iter().all(|table| !FIREWALL.contains(&&**table)), "{left:?}");

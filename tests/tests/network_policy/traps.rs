@@ -3,7 +3,7 @@
 //!
 //! | trap | test |
 //! | --- | --- |
-//! | 1. A new pod is open for a while, and what it began goes on | `first_packet::of_a_new_pod`, `connections::what_a_new_policy_forbids_ends` |
+//! | 1. A new pod is open for a while, and what it began goes on | `first_packet::of_a_new_pod`, `connections::what_a_new_policy_forbids_ends`, `forbidden::what_is_forbidden_ends_though_both_sides_send`, `forbidden::what_is_forbidden_for_egress_ends_though_both_sides_send` |
 //! | 2. Replies of connections from before a policy are denied | `connections::replies_to_a_pod_that_is_isolated_later_arrive` |
 //! | 3. Everything to a new pod is refused for a while | `first_packet::of_a_new_pod` |
 //! | 4. A completed pod's address is taken for its own | `addressing::a_completed_pods_address_is_not_its_own_any_more`, `addressing::of_two_pods_with_one_address_the_younger_one_has_it` |
@@ -50,6 +50,7 @@ mod addressing;
 mod bad_input;
 mod beside;
 mod connections;
+mod forbidden;
 mod frontends;
 mod order;
 mod restart;

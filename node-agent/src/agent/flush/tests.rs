@@ -1,5 +1,6 @@
 //! The schedule of searches, and a kernel that refuses.
 
+use denizen_netlink::{Socket, Writer};
 use nix::libc;
 use nix::sched::{CloneFlags, unshare};
 
@@ -7,7 +8,11 @@ use super::*;
 use crate::backend::BackendName;
 use crate::backend::chosen::BackendConfig;
 use crate::fixture::{endpoint, pods, policy, port, service, service_port, slice};
-use crate::model::{Event, Listing, Protocol, Service, Slice, SlicePort};
+use crate::model::{
+    Event, Family, Listing, NetworkPolicy, PolicyName, Protocol, Selector, Service, Slice,
+    SlicePort,
+};
+use crate::plan::{FirewallSettings, Policy};
 use crate::status::metrics::Metrics;
 
 /// Runs `test` in a network namespace of its own.
@@ -91,7 +96,7 @@ fn served_by(protocol: Protocol, last: u32) -> Event {
 async fn dumps_until_idle(flush: &mut Flush, engine: &mut Engine) -> u64 {
     while flush.look.is_some() || flush.due().is_some() {
         let step = flush.next().await;
-        flush.take(step, engine);
+        flush.take(step, engine, &HashSet::new());
     }
     flush.conntrack.as_ref().map_or(0, Conntrack::dumps)
 }
@@ -135,7 +140,7 @@ fn changes_without_pause_are_flushed_in_time_and_share_searches() {
                 let next = Instant::now() + Duration::from_millis(10);
                 while let Ok(step) = tokio::time::timeout_at(next, flush.next()).await {
                     let begins = matches!(step, Step::Due);
-                    flush.take(step, &mut engine);
+                    flush.take(step, &mut engine, &HashSet::new());
                     if begins {
                         looks.push(Instant::now());
                         let waiting = flush.fresh.len();
@@ -169,7 +174,7 @@ async fn until_done(flush: &mut Flush, engine: &mut Engine) {
     loop {
         let step = flush.next().await;
         let done = matches!(step, Step::Done(_));
-        flush.take(step, engine);
+        flush.take(step, engine, &HashSet::new());
         if done {
             return;
         }
@@ -218,5 +223,105 @@ fn a_kernel_that_refuses_is_reported_and_delays_nothing() {
         flush.rested = Instant::now();
         block_on(until_done(&mut flush, &mut engine));
         assert_eq!(flush.problem(), None);
+    });
+}
+
+/// An engine with a pod of both families, which enforces policies. Nobody is isolated.
+fn with_firewall() -> Engine {
+    let config = BackendConfig { name: BackendName::Nftables, iptables_variant: None };
+    let policy = Policy { firewall: Some(FirewallSettings::default()), ..policy() };
+    let mut engine = Engine::open(policy, config).unwrap();
+    let listed = Listing::FIREWALL.map(Event::Listed);
+    apply(&mut engine, [vec![Event::Pods(pods(1, &POD))], listed.into()].concat());
+    engine
+}
+
+/// A policy that denies everything to the pod, or its end.
+fn denied(is_denied: bool) -> Vec<Event> {
+    let namespace = pods(1, &POD).pods[0].pod.clone().expect("it has a name").namespace;
+    let name = PolicyName { namespace, name: "deny".into() };
+    let policy = is_denied.then(|| NetworkPolicy {
+        name: name.clone(),
+        pods: Selector::default(),
+        ingress: Some(Vec::new()),
+        egress: None,
+        is_understood: true,
+    });
+    vec![Event::NetworkPolicy(name, policy)]
+}
+
+/// Puts an entry of UDP from this port to the pod into the kernel's table, with a mark of others.
+fn put(port: u16) {
+    let (client, pod) = ([10, 9, 0, 9], [10, 1, 2, 3]);
+    let mut socket = Socket::open().unwrap();
+    let sequence = socket.sequences(1);
+    let mut request = Writer::default();
+    let flags = (libc::NLM_F_ACK | libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16;
+    let message = request.begin_message(0x100, flags, sequence, libc::AF_INET as u8, 0);
+    let (client, pod) = ((client, port), (pod, 53));
+    for (kind, (source, destination)) in [(1, (client, pod)), (2, (pod, client))] {
+        let tuple = request.begin(kind);
+        let addresses = request.begin(1);
+        request.put(1, &source.0);
+        request.put(2, &destination.0);
+        request.end(addresses);
+        let ports = request.begin(2);
+        request.put(1, &[Protocol::Udp.number()]);
+        request.put(2, &source.1.to_be_bytes());
+        request.put(3, &destination.1.to_be_bytes());
+        request.end(ports);
+        request.end(tuple);
+    }
+    request.put_u32(7, 600);
+    request.put_u32(8, 0x1000);
+    request.end_message(message);
+    socket.send(request.bytes()).unwrap();
+    socket.outcome(sequence).unwrap();
+}
+
+/// How many entries are forbidden, of all.
+fn forbidden() -> [usize; 2] {
+    let mut all = Vec::new();
+    let mut conntrack = Conntrack::open().unwrap();
+    conntrack.read(Family::V4, Protocol::Udp, |entry| all.push(entry)).unwrap();
+    [all.iter().filter(|entry| entry.is_forbidden).count(), all.len()]
+}
+
+/// A dump would be paid for by every change of a pod, as long as anything is forbidden.
+#[test]
+fn what_is_permitted_again_is_found_without_a_dump() {
+    alone(|| {
+        block_on(async {
+            let (mut engine, mut flush) = (with_firewall(), flush());
+            (0..2000).for_each(|port| put(1024 + port));
+            flush.after(synced("nothing is denied"), &mut engine);
+            dumps_until_idle(&mut flush, &mut engine).await;
+            apply(&mut engine, denied(true));
+            flush.after(synced("all is denied"), &mut engine);
+            let dumps = dumps_until_idle(&mut flush, &mut engine).await;
+            assert_eq!(forbidden(), [2000, 2000]);
+            apply(&mut engine, denied(false));
+            flush.after(synced("nothing is denied"), &mut engine);
+            assert_eq!(dumps_until_idle(&mut flush, &mut engine).await, dumps);
+            assert_eq!(forbidden(), [0, 2000]);
+        })
+    });
+}
+
+#[test]
+fn a_new_agent_permits_what_an_earlier_one_forbade() {
+    alone(|| {
+        block_on(async {
+            let (mut engine, mut former) = (with_firewall(), flush());
+            put(4000);
+            apply(&mut engine, denied(true));
+            former.after(synced("all is denied"), &mut engine);
+            dumps_until_idle(&mut former, &mut engine).await;
+            assert_eq!(forbidden(), [1, 1]);
+            let (mut engine, mut flush) = (with_firewall(), flush());
+            flush.after(synced("nothing is denied"), &mut engine);
+            dumps_until_idle(&mut flush, &mut engine).await;
+            assert_eq!(forbidden(), [0, 1]);
+        })
     });
 }

@@ -25,6 +25,8 @@ fn dumped(entry: &Entry, zone: bool) -> Vec<u8> {
         writer.end(ports);
         writer.end(tuple);
     }
+    // Another's bits count for nothing.
+    writer.put_u32(8, if entry.is_forbidden { u32::MAX } else { !0x20 });
     writer.put_u32(12, entry.id);
     if zone {
         writer.put(18, &7_u16.to_be_bytes());
@@ -47,8 +49,10 @@ fn samples() -> [Entry; 2] {
 #[test]
 fn dumped_entries_are_parsed() {
     for entry in samples() {
-        assert_eq!(parsed(&dumped(&entry, false)), Some(entry));
-        assert_eq!(parsed(&dumped(&entry, true)), None, "of another zone");
+        for entry in [entry, Entry { is_forbidden: true, ..entry }] {
+            assert_eq!(parsed(&dumped(&entry, false)), Some(entry));
+            assert_eq!(parsed(&dumped(&entry, true)), None, "of another zone");
+        }
     }
 }
 
@@ -64,18 +68,32 @@ fn a_truncated_message_is_no_entry() {
     }
 }
 
-/// A request to delete without a tuple would empty the whole table.
+/// A request to delete without a tuple would empty the whole table, and one that does not say which
+/// bits of a mark it means would clear others' bits.
 #[test]
-fn a_delete_request_has_the_whole_tuple_and_the_id() {
-    for entry in samples() {
+fn a_request_has_the_whole_tuple_and_the_id_or_one_bit_of_the_mark() {
+    let cases = [
+        (Treatment::Delete, 0x102, vec![1, 12]),
+        (Treatment::Forbid, 0x100, vec![1, 8, 21]),
+        (Treatment::Permit, 0x100, vec![1, 8, 21]),
+    ];
+    for (entry, (treatment, kind, parts)) in
+        samples().into_iter().flat_map(|entry| cases.clone().map(|case| (entry, case)))
+    {
         let mut writer = Writer::default();
-        entry.write_delete(&mut writer, 0, 3);
+        entry.write(treatment, &mut writer, 0, 3);
         let message = parse_messages(writer.bytes()).next().expect("one message");
         let attributes = message.attributes();
-        assert_eq!((message.kind, message.sequence), (0x102, 3));
-        assert_eq!(attributes.find_u32(12), Some(entry.id));
+        assert_eq!((message.kind, message.sequence), (kind, 3));
         let kinds =
             |attributes: Attributes<'_>| attributes.map(|(kind, _)| kind).collect::<Vec<_>>();
+        assert_eq!(kinds(attributes), parts);
+        let (id, mark, mask) = match treatment {
+            Treatment::Delete => (Some(entry.id), None, None),
+            Treatment::Forbid => (None, Some(0x20), Some(0x20)),
+            Treatment::Permit => (None, Some(0), Some(0x20)),
+        };
+        assert_eq!([12, 8, 21].map(|kind| attributes.find_u32(kind)), [id, mark, mask]);
         let tuple = attributes.nested(1);
         assert_eq!(kinds(tuple), [1, 2]);
         let v6 = entry.destination.is_ipv6();

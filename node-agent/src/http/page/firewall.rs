@@ -19,7 +19,7 @@ pub(super) fn section(status: &Status) -> Markup {
 }
 
 fn figures(status: &NetworkPolicyStatus) -> Markup {
-    let Dropped { ingress, egress, pending, spoofed } = status.dropped;
+    let Dropped { ingress, egress, pending, forbidden, spoofed } = status.dropped;
     let rows = [
         ("waiting for", status.waiting_for.join(", ")),
         ("policies in force", status.policies.to_string()),
@@ -31,6 +31,7 @@ fn figures(status: &NetworkPolicyStatus) -> Markup {
         ("packets dropped, ingress", ingress.to_string()),
         ("packets dropped, egress", egress.to_string()),
         ("packets dropped, policies not known yet", pending.to_string()),
+        ("packets dropped, connections forbidden since", forbidden.to_string()),
         ("packets dropped, forged source", spoofed.to_string()),
         ("bridges whose restricted pods are cut off", status.unfiltered_bridges.join(", ")),
     ];

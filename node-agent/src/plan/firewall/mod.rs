@@ -11,6 +11,7 @@
 //! | `group` | which peers cover which pods, by labels |
 //! | `blocks` | which peers cover which addresses |
 //! | `address` | who has which address, and its identity |
+//! | `owner` | which recorded pod has which address |
 //! | `side` | which pods are isolated |
 //! | `permission` | what an isolated pod may do |
 //! | `judge` | what becomes of one connection, and why |
@@ -21,6 +22,7 @@ mod blocks;
 mod group;
 mod identity;
 mod judge;
+mod owner;
 mod peer;
 mod permission;
 mod rules;
@@ -175,8 +177,8 @@ pub struct FirewallChanges {
     pub forgotten: Vec<IdentityId>,
     /// Addresses of which established connections may be forbidden now.
     pub narrowed: BTreeSet<IpAddr>,
-    /// Addresses that are no pod's of this node any more. The next pod that gets one must not get
-    /// the connections of the last one.
+    /// Addresses that are no pod's of this node any more, or another pod's than before. The next pod
+    /// that has one must not get the connections of the last one.
     pub departed: BTreeSet<IpAddr>,
 }
 

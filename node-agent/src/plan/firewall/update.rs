@@ -9,6 +9,7 @@ use super::address::Claimant;
 use super::blocks::{Piece, pieces};
 use super::group::{Asked, GroupKey};
 use super::identity::IdentityKey;
+use super::owner::{handed_over, owners};
 use super::peer::Covers;
 use super::permission::ClassKey;
 use super::rules::Direction;
@@ -95,8 +96,10 @@ impl FirewallPlan {
         changes.forgotten = identities.gone;
         if !touched.is_empty() || !changed.is_empty() || !identities.keys.is_empty() {
             self.update_permissions(&changed, &identities.keys);
-            let sides = self.all_sides();
-            self.set_sides(sides, changes);
+            let owners = owners(&self.subjects);
+            changes.departed = handed_over(&self.owners, &owners).collect();
+            self.owners = owners;
+            self.set_sides(self.all_sides(), changes);
         }
         self.note_narrowed(is_first || blocks_changed, changes);
     }
@@ -104,9 +107,12 @@ impl FirewallPlan {
     /// Notes whose established connections may be forbidden now: of `all` restricted pods, or of
     /// what changed.
     fn note_narrowed(&self, all: bool, changes: &mut FirewallChanges) {
-        if self.is_enforced() {
-            let gone = changes.sides.iter().filter(|change| change.after.is_none());
-            changes.departed = gone.map(|change| change.address).collect();
+        match self.is_enforced() {
+            true => {
+                let gone = changes.sides.iter().filter(|change| change.after.is_none());
+                changes.departed.extend(gone.map(|change| change.address));
+            }
+            false => changes.departed.clear(),
         }
         let restricted = || self.pods().filter(|(_, sides)| sides.is_restricted());
         if restricted().next().is_none() {
@@ -340,18 +346,8 @@ impl FirewallPlan {
         }
     }
 
-    /// How each address of a recorded pod is judged. Of two records of one address the later one
-    /// counts.
-    fn all_sides(&mut self) -> BTreeMap<IpAddr, Sides> {
-        self.owners.clear();
-        for (id, subject) in &self.subjects {
-            for ip in &subject.ips {
-                let owner = self.owners.entry(*ip).or_insert_with(|| id.clone());
-                if self.subjects.get(owner).is_some_and(|it| it.added_at < subject.added_at) {
-                    *owner = id.clone();
-                }
-            }
-        }
+    /// How each address of a recorded pod is judged.
+    fn all_sides(&self) -> BTreeMap<IpAddr, Sides> {
         let owners = self.owners.iter();
         owners.filter_map(|(ip, id)| Some((*ip, self.sides_of(self.subjects.get(id)?)))).collect()
     }

@@ -17,6 +17,10 @@ impl MarkBit {
     /// endpoint.
     pub const ADMITTED: Self = Self(12);
 
+    /// The bit of a connection's mark (never of a packet's) that means: it was permitted, and a
+    /// policy forbids it now. The firewall drops its packets.
+    pub const FORBIDDEN: Self = Self(5);
+
     /// The bit that the bridge's table sets for the IP tables, for packets from a pod's port.
     /// Besides kube-proxy's bit, others use 7 (AWS), 8 to 11 (Cilium), 13 (portmap), 15 (kubelet),
     /// and 16 to 31 (Calico).

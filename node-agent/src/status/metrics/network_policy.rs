@@ -65,7 +65,8 @@ impl NetworkPolicy {
         from_zero(&metrics.pods, "state", &["isolated", "pending"]);
         let help = "Packets dropped since the rules were made, by reason";
         registry.register("dropped_packets", help, metrics.dropped.clone());
-        from_zero(&metrics.dropped, "reason", &["ingress", "egress", "pending", "spoofed"]);
+        let reasons = ["ingress", "egress", "pending", "forbidden", "spoofed"];
+        from_zero(&metrics.dropped, "reason", &reasons);
         let help = "From the arrival of a changed NetworkPolicy to the rules in the kernel";
         let programming = metrics.programming.clone();
         registry.register_with_unit("programming_duration", help, Unit::Seconds, programming);
@@ -88,10 +89,14 @@ impl NetworkPolicy {
         for (state, number) in [("isolated", status.isolated), ("pending", status.pending)] {
             self.pods.get_or_create(&[("state", state)]).set(gauge(number));
         }
-        let Dropped { ingress, egress, pending, spoofed } = status.dropped;
-        for (reason, packets) in
-            [("ingress", ingress), ("egress", egress), ("pending", pending), ("spoofed", spoofed)]
-        {
+        let Dropped { ingress, egress, pending, forbidden, spoofed } = status.dropped;
+        for (reason, packets) in [
+            ("ingress", ingress),
+            ("egress", egress),
+            ("pending", pending),
+            ("forbidden", forbidden),
+            ("spoofed", spoofed),
+        ] {
             let counter = self.dropped.get_or_create(&[("reason", reason)]);
             counter.inner().store(packets, Ordering::Relaxed);
         }

@@ -2,15 +2,20 @@
 
 use std::fs;
 use std::net::IpAddr;
+use std::thread;
 
 use anyhow::{Result, ensure};
+use denizen_state::run_dir::STATE_FILE;
 use denizen_tests::cni::Chain;
-use denizen_tests::pod::Wiring;
+use denizen_tests::eventually::eventually;
+use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::world::ip;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::json;
 
-use super::{attach, each, isolate, pods, remove, wiring};
-use crate::newcomers::{Newcomer, Newcomers};
+use super::{BOUND, attach, each, isolate, pods, remove, wiring};
+use crate::newcomers::{Newcomer, Newcomers, nothing_wrong};
 
 /// How many addresses are reused at a time. A DEL waits at most half a second until the connections
 /// of all pods that were removed meanwhile are deleted.
@@ -74,5 +79,52 @@ fn at_an_address_that_is_reused_at_once() -> Result<()> {
             remove(&newcomers, &name, newcomer)?;
         }
         Ok(wrong)
+    })
+}
+
+/// Who was isolated by nothing had the address before, and the agent is too busy to read of either
+/// until both are recorded. DEL gave up by then; ADD waits.
+#[test]
+fn at_an_address_that_has_changed_hands_when_the_agent_reads_of_it() -> Result<()> {
+    let newcomers = Newcomers::new("first-late", &isolate("10s"))?;
+    let mut wrong = Vec::new();
+    for number in 0..2 {
+        let OneAddress { chain, addresses } = OneAddress::new(&newcomers, number)?;
+        newcomers.aim(|targets| targets.extend(addresses));
+        let [former, next] = ["former", "next"].map(|name| format!("{name}-{number}"));
+        let netns = newcomers.nodes.sandbox(&format!("new/{former}"))?;
+        newcomers.announce(&format!("new/{former}"), netns.name(), "other")?;
+        let before = Newcomer::start(attach(&newcomers, netns, &format!("new/{former}"), &chain)?)?;
+        wrong.extend(newcomers.passed(&before, |it| it.is_heard())?);
+        let pod = while_the_agent_sleeps(&newcomers, &next, || {
+            remove(&newcomers, &former, before)?;
+            newcomers.forget(&addresses);
+            let netns = newcomers.nodes.sandbox(&format!("new/{next}"))?;
+            newcomers.announce(&format!("new/{next}"), netns.name(), "new")?;
+            attach(&newcomers, netns, &format!("new/{next}"), &chain)
+        })?;
+        ensure!(pod.addresses == addresses, "{:?}", pod.addresses);
+        let newcomer = Newcomer::start(pod)?;
+        let found = newcomers.first_packets(&newcomer)?;
+        wrong.extend(found.into_iter().map(|line| format!("{:?}: {line}", wiring(number))));
+    }
+    nothing_wrong(2, &wrong)
+}
+
+/// Attaches a pod, and wakes the agent up when it is recorded.
+fn while_the_agent_sleeps(
+    newcomers: &Newcomers,
+    name: &str,
+    attach: impl FnOnce() -> Result<Pod> + Send,
+) -> Result<Pod> {
+    let host = &newcomers.nodes.hosts[0];
+    let agent = Pid::from_raw(i32::try_from(host.agent()?.pid())?);
+    let is_recorded = || Ok(fs::read_to_string(host.run_dir.join(STATE_FILE))?.contains(name));
+    kill(agent, Signal::SIGSTOP)?;
+    thread::scope(|scope| {
+        let attached = scope.spawn(attach);
+        let recorded = eventually("recorded", BOUND, is_recorded);
+        kill(agent, Signal::SIGCONT)?;
+        recorded.and(attached.join().expect("it does not panic"))
     })
 }

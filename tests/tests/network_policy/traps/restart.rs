@@ -17,7 +17,7 @@ use super::there::{BOUND, There, x};
 const TABLE: &str = "denizen-firewall";
 
 impl There {
-    fn end_agent(&mut self, kills: bool) -> Result<()> {
+    pub fn end_agent(&mut self, kills: bool) -> Result<()> {
         let agent = self.play.nodes.hosts[0].agent.take().context("it was started")?;
         if kills {
             agent.kill()?
@@ -27,7 +27,7 @@ impl There {
         Ok(())
     }
 
-    fn start_agent(&mut self) -> Result<()> {
+    pub fn start_agent(&mut self) -> Result<()> {
         let objects = Objects::Manifests(self.play.nodes.manifests.folder().to_owned());
         self.play.nodes.hosts[0].start_agent(objects, &[])
     }

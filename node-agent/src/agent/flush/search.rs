@@ -1,0 +1,108 @@
+//! One search: what the thread does that may block.
+
+use std::collections::HashSet;
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::conntrack::{Conntrack, ConntrackError, Entry, StaleCandidates, Treatment};
+
+/// Entries that the loop decides about at once: a fraction of a millisecond's work.
+const PIECE: usize = 1024;
+
+/// The result of a search.
+pub struct Looked {
+    pub(super) conntrack: Conntrack,
+    pub(super) treated: Treated,
+    /// The connections that are forbidden now.
+    pub(super) forbidden: HashSet<Entry>,
+    /// The first error; everything else was done.
+    pub(super) error: Option<ConntrackError>,
+}
+
+/// How many entries were treated, of those that still existed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Treated {
+    pub deleted: usize,
+    pub forbidden: usize,
+    pub permitted: usize,
+}
+
+/// Reads the entries that match the candidates, passes them to the loop, and does what it decides.
+/// `forbidden` are the connections that were forbidden before.
+pub(super) fn search(
+    candidates: &StaleCandidates,
+    conntrack: Conntrack,
+    forbidden: HashSet<Entry>,
+    read: mpsc::Sender<Vec<Entry>>,
+    decided: oneshot::Receiver<Vec<(Entry, Treatment)>>,
+) -> Looked {
+    let treated = Treated::default();
+    let mut looked = Looked { conntrack, treated, forbidden, error: None };
+    looked.read(candidates, &read);
+    drop(read);
+    looked.treat(&decided.blocking_recv().unwrap_or_default());
+    looked
+}
+
+impl Looked {
+    fn read(&mut self, candidates: &StaleCandidates, read: &mpsc::Sender<Vec<Entry>>) {
+        let parts = candidates.parts();
+        // The loop ends only with the process.
+        let send = |piece| _ = read.blocking_send(piece);
+        let part = |entry: &Entry| (entry.family(), entry.protocol);
+        let unread = self.forbidden.iter().filter(|entry| !parts.contains(&part(entry)));
+        let again: Vec<Entry> =
+            unread.filter(|entry| candidates.may_permit(entry)).copied().collect();
+        again.chunks(PIECE).for_each(|piece| send(piece.to_vec()));
+        let mut piece = Vec::with_capacity(PIECE);
+        for (family, protocol) in parts {
+            let mut forbidden = Vec::new();
+            let result = self.conntrack.read(family, protocol, |entry| {
+                if candidates.concern(&entry) {
+                    piece.push(entry);
+                }
+                if piece.len() == PIECE {
+                    send(std::mem::replace(&mut piece, Vec::with_capacity(PIECE)));
+                }
+                forbidden.extend(entry.is_forbidden.then_some(entry));
+            });
+            if result.is_ok() {
+                self.forbidden.retain(|entry| part(entry) != (family, protocol));
+            }
+            self.forbidden.extend(forbidden);
+            self.note(result);
+        }
+        send(piece);
+    }
+
+    fn treat(&mut self, decided: &[(Entry, Treatment)]) {
+        for treatment in Treatment::ALL {
+            let of_it = decided.iter().filter(|(_, decided)| *decided == treatment);
+            let entries: Vec<Entry> = of_it.map(|(entry, _)| *entry).collect();
+            let done = match treatment {
+                Treatment::Delete => &mut self.treated.deleted,
+                Treatment::Forbid => &mut self.treated.forbidden,
+                Treatment::Permit => &mut self.treated.permitted,
+            };
+            let result = self.conntrack.treat(treatment, &entries, done);
+            match treatment {
+                Treatment::Forbid => {
+                    let marked = |entry| Entry { is_forbidden: true, ..entry };
+                    self.forbidden.extend(entries.into_iter().map(marked));
+                }
+                Treatment::Delete | Treatment::Permit if result.is_ok() => {
+                    entries.iter().for_each(|entry| _ = self.forbidden.remove(entry));
+                }
+                // Those that it was done to are found to be so by the next search.
+                Treatment::Delete | Treatment::Permit => {}
+            }
+            self.note(result);
+        }
+    }
+
+    fn note(&mut self, result: Result<(), ConntrackError>) {
+        if let Err(error) = result {
+            self.error.get_or_insert(error);
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! Which recorded pod has which address.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use super::Subject;
+use denizen_state::AttachmentId;
+
+/// The owner of each address. Of two records of one address the later one counts.
+pub(super) fn owners(subjects: &BTreeMap<AttachmentId, Subject>) -> BTreeMap<IpAddr, AttachmentId> {
+    let mut owners: BTreeMap<IpAddr, AttachmentId> = BTreeMap::new();
+    for (id, subject) in subjects {
+        for ip in &subject.ips {
+            let owner = owners.entry(*ip).or_insert_with(|| id.clone());
+            if subjects.get(owner).is_some_and(|it| it.added_at < subject.added_at) {
+                *owner = id.clone();
+            }
+        }
+    }
+    owners
+}
+
+/// The addresses that are another pod's than before.
+pub(super) fn handed_over<'a>(
+    before: &'a BTreeMap<IpAddr, AttachmentId>,
+    now: &'a BTreeMap<IpAddr, AttachmentId>,
+) -> impl Iterator<Item = IpAddr> {
+    let is_other =
+        |(ip, id): &(&IpAddr, &AttachmentId)| before.get(ip).is_some_and(|former| former != *id);
+    now.iter().filter(is_other).map(|(ip, _)| *ip)
+}

@@ -1,0 +1,263 @@
+//! Connections that a policy forbids while both ends keep sending.
+
+use std::io::Read;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use denizen_tests::eventually::observed;
+use denizen_tests::manifest::{self, Port};
+use denizen_tests::netns::Netns;
+use denizen_tests::policy::{Peer, Rule, Selector};
+use denizen_tests::probe::Protocol;
+use denizen_tests::world::ip;
+use socket2::{Domain, Socket, Type};
+
+use super::there::{BOUND, There, x};
+
+/// Ports from here on, which nobody else uses.
+const PORT: u16 = 9000;
+/// The port at which `x/a` serves a service, and the service's addresses.
+const SERVICE: u16 = 8999;
+const SERVICE_IPS: [&str; 2] = ["172.30.9.1", "fd00:30::9:1"];
+
+/// What a change forbids ends within a second.
+const ENDING: Duration = Duration::from_millis(1500);
+/// Long enough for every end to send some times.
+const A_WHILE: Duration = Duration::from_millis(300);
+const ROUND: Duration = Duration::from_millis(10);
+
+/// Whether a conversation is to go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    GoesOn,
+    Ends,
+    /// The server hears nothing. A node always reaches its own pods.
+    Unheard,
+}
+
+/// A connection both of whose ends send all the time.
+struct Conversation {
+    name: String,
+    /// The client's, the server's.
+    ends: [Socket; 2],
+    /// How often each has heard the other.
+    heard: [AtomicUsize; 2],
+}
+
+impl Conversation {
+    fn open(
+        kind: Type,
+        (from, client): (&Netns, IpAddr),
+        (at, server): (&Netns, SocketAddr),
+        to: SocketAddr,
+    ) -> Result<Self> {
+        let name = format!("{kind:?} from {client} to {to}");
+        let socket = |netns: &Netns, own: SocketAddr| -> Result<Socket> {
+            let socket = netns.run(|| Socket::new(Domain::for_address(own), kind, None))??;
+            socket.set_reuse_address(true)?;
+            socket.bind(&own.into())?;
+            Ok(socket)
+        };
+        let listener = socket(at, server)?;
+        let client = socket(from, SocketAddr::new(client, 0))?;
+        let server = if kind == Type::STREAM {
+            listener.listen(1)?;
+            client.connect(&to.into())?;
+            listener.accept()?.0
+        } else {
+            client.connect(&to.into())?;
+            client.send(b"?")?;
+            listener.set_read_timeout(Some(BOUND))?;
+            let (_, peer) = listener.peek_from(&mut [MaybeUninit::uninit()])?;
+            listener.connect(&peer)?;
+            listener
+        };
+        let ends = [client, server];
+        ends.iter().try_for_each(|end| end.set_nonblocking(true))?;
+        Ok(Self { name, ends, heard: Default::default() })
+    }
+
+    /// Each end sends, and takes what has come.
+    fn talk(&self) {
+        for (mut end, heard) in self.ends.iter().zip(&self.heard) {
+            let _ = end.send(b"!");
+            while end.read(&mut [0; 512]).is_ok_and(|length| length > 0) {
+                heard.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn heard(&self) -> [usize; 2] {
+        self.heard.each_ref().map(|heard| heard.load(Ordering::Relaxed))
+    }
+}
+
+/// All of them, until it is dropped.
+struct Talk {
+    conversations: Arc<[Conversation]>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Talk {
+    fn start(groups: [Vec<Conversation>; 2]) -> Self {
+        let conversations: Arc<[Conversation]> = groups.into_iter().flatten().collect();
+        let stop = Arc::<AtomicBool>::default();
+        let thread = thread::spawn({
+            let (conversations, stop) = (conversations.clone(), stop.clone());
+            move || {
+                while !stop.load(Ordering::Relaxed) {
+                    conversations.iter().for_each(Conversation::talk);
+                    thread::sleep(ROUND);
+                }
+            }
+        });
+        Self { conversations, stop, thread: Some(thread) }
+    }
+
+    /// What is unlike `fates`: whether each end hears the other for a while.
+    fn unlike(&self, fates: &[Fate]) -> Vec<String> {
+        let before: Vec<_> = self.conversations.iter().map(Conversation::heard).collect();
+        thread::sleep(A_WHILE);
+        let mut wrong = Vec::new();
+        for ((it, before), fate) in self.conversations.iter().zip(before).zip(fates) {
+            let now = it.heard();
+            let [client, server] = [now[0] > before[0], now[1] > before[1]];
+            let is_so = match fate {
+                Fate::GoesOn => client && server,
+                Fate::Ends => !client && !server,
+                Fate::Unheard => !server,
+            };
+            if !is_so {
+                wrong.push(format!("{}: is to be {fate:?}, {before:?} then {now:?}", it.name));
+            }
+        }
+        wrong
+    }
+
+    /// Waits until they are so.
+    fn until(&self, fates: &[Fate]) -> Result<()> {
+        observed("as they are to be", BOUND, || Ok(self.unlike(fates)), Vec::is_empty).map(drop)
+    }
+
+    /// They are so now.
+    fn are(&self, fates: &[Fate]) -> Result<()> {
+        let wrong = self.unlike(fates);
+        ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+        Ok(())
+    }
+}
+
+impl Drop for Talk {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// By TCP and UDP in both families.
+fn kinds() -> impl Iterator<Item = (Type, usize)> {
+    [Type::STREAM, Type::DGRAM].into_iter().flat_map(|kind| [0, 1].map(|family| (kind, family)))
+}
+
+impl There {
+    /// Conversations of every kind between pods, each at a port of its own.
+    fn conversations(&self, pairs: &[(&str, &str)]) -> Result<Vec<Conversation>> {
+        let mut all = Vec::new();
+        for (from, to) in pairs {
+            for (kind, family) in kinds() {
+                let client = (self.netns(from), self.addresses(from)[family]);
+                let server = SocketAddr::new(self.addresses(to)[family], PORT + all.len() as u16);
+                all.push(Conversation::open(kind, client, (self.netns(to), server), server)?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// The same from a pod to its own node.
+    fn with_node(&self, from: &str) -> Result<Vec<Conversation>> {
+        let with = |(kind, family): (Type, usize)| {
+            let client = (self.netns(from), self.addresses(from)[family]);
+            let node = self.play.nodes.hosts[0].node.addresses[family];
+            let server = SocketAddr::new(node, PORT);
+            Conversation::open(kind, client, (self.node(0), server), server)
+        };
+        kinds().map(with).collect()
+    }
+
+    /// The same from a pod through a service to `x/a`.
+    fn through_service(&mut self, from: &str) -> Result<Vec<Conversation>> {
+        let ports =
+            [Port::tcp("tcp", PORT, SERVICE), Port::tcp("udp", PORT, SERVICE).over(Protocol::Udp)];
+        let service = manifest::service("spoken-to", &SERVICE_IPS.map(ip), &ports);
+        let node = &self.play.nodes.hosts[0].node.name;
+        let slices =
+            self.addresses("x/a").map(|it| manifest::slice("spoken-to", &ports, &[(it, node)]));
+        self.play.more = [vec![service], slices.into()].concat();
+        self.put([])?;
+        let with = |(kind, family): (Type, usize)| {
+            let client = (self.netns(from), self.addresses(from)[family]);
+            let server = SocketAddr::new(self.addresses("x/a")[family], SERVICE);
+            let to = SocketAddr::new(ip(SERVICE_IPS[family]), PORT);
+            Conversation::open(kind, client, (self.netns("x/a"), server), to)
+        };
+        kinds().map(with).collect()
+    }
+}
+
+/// A fate for each of some groups of conversations.
+fn fates<const N: usize>(groups: [(usize, Fate); N]) -> Vec<Fate> {
+    groups.into_iter().flat_map(|(count, fate)| vec![fate; count]).collect()
+}
+
+/// Conntrack would take the server's next packet for the first one of a connection, if it did not
+/// know the one that is forbidden.
+#[test]
+fn what_is_forbidden_ends_though_both_sides_send() -> Result<()> {
+    use Fate::{Ends, GoesOn};
+    let mut there = There::new("trap-forbidden")?;
+    let through_service = there.through_service("x/b")?;
+    // From `y`, from `x`, and answers to pods that are isolated.
+    let pairs = [("y/a", "x/a"), ("x/b", "x/a"), ("x/c", "x/a"), ("x/a", "y/a"), ("x/b", "y/a")];
+    let talk = Talk::start([there.conversations(&pairs)?, through_service]);
+    talk.until(&fates([(24, GoesOn)]))?;
+    there.put([x("deny").ingress([])])?;
+    thread::sleep(ENDING);
+    let from_outside = fates([(12, Ends), (8, GoesOn), (4, Ends)]);
+    talk.are(&from_outside)?;
+
+    there.end_agent(true)?;
+    talk.are(&from_outside)?;
+    there.start_agent()?;
+    talk.are(&from_outside)?;
+    // An agent that does not remember what was forbidden finds it.
+    let from_y = Peer::namespaces(Selector::label("ns", "y"));
+    there.put([x("from-y").ingress([Rule::from([from_y])])])?;
+    talk.until(&fates([(4, GoesOn), (8, Ends), (8, GoesOn), (4, Ends)]))?;
+    there.expect(there.netns("y/a"), "x/a", true)?;
+    there.expect(there.netns("x/c"), "x/a", false)?;
+    there.put([])?;
+    talk.until(&fates([(24, GoesOn)]))
+}
+
+/// What a pod may not send any more, to other nodes and to its own.
+#[test]
+fn what_is_forbidden_for_egress_ends_though_both_sides_send() -> Result<()> {
+    use Fate::{Ends, GoesOn, Unheard};
+    let mut there = There::new("trap-forbidden-out")?;
+    let pairs = [("x/a", "y/a"), ("x/b", "y/a"), ("x/a", "x/c"), ("y/a", "x/a")];
+    let talk = Talk::start([there.conversations(&pairs)?, there.with_node("x/a")?]);
+    talk.until(&fates([(20, GoesOn)]))?;
+    there.put([x("deny").egress([])])?;
+    thread::sleep(ENDING);
+    talk.are(&fates([(12, Ends), (4, GoesOn), (4, Unheard)]))?;
+    there.put([])?;
+    talk.until(&fates([(20, GoesOn)]))
+}
