@@ -149,8 +149,12 @@ impl Delta {
     /// each after those that it jumps to. `iptables-nft-restore` compares each chain with all of
     /// its input (measured with 1.8.9: 25,000 chains take 37 s in one transaction, 13 s in 26).
     pub fn transactions(mut self, schema: &Schema, at_once: usize) -> Vec<(Table, TableDelta)> {
-        let [mut filter, mut nat] = Table::REQUIRED.map(|table| std::mem::take(self.table(table)));
+        let [filter, mut nat] = Table::REQUIRED.map(|table| std::mem::take(self.table(table)));
         let mut transactions = Vec::new();
+        // The programs read all chains before they write any, so this is quick before the others exist.
+        if !filter.is_empty() {
+            transactions.push((Table::Filter, filter));
+        }
         if self.fresh && nat.write.len() > at_once {
             let order = |name: &str| (schema.creation_order)(name);
             let ahead = nat.write.extract_if(.., |name, _| order(name).is_some());
@@ -162,10 +166,8 @@ impl Delta {
                 transactions.push((Table::Nat, write));
             }
         }
-        for (table, delta) in [(Table::Filter, &mut filter), (Table::Nat, &mut nat)] {
-            if !delta.is_empty() {
-                transactions.push((table, std::mem::take(delta)));
-            }
+        if !nat.is_empty() {
+            transactions.push((Table::Nat, nat));
         }
         transactions
     }
@@ -255,6 +257,14 @@ mod tests {
         let (last, before) = some.split_last().unwrap();
         assert!(last.contains("-I PREROUTING") && last.contains("-A OWN-ALL"));
         assert!(before.iter().all(|input| !input.contains("OWN-ALL")));
+    }
+
+    #[test]
+    fn the_filter_table_comes_first() {
+        let mut delta = wanted(1_500);
+        delta.table(Table::Filter).write.insert("OWN-ALL".into(), Lines::new());
+        let tables = delta.transactions(&SCHEMA, AT_ONCE).into_iter().map(|(table, _)| table);
+        assert_eq!(tables.collect::<Vec<_>>(), [&[Table::Filter][..], &[Table::Nat; 5]].concat());
     }
 
     #[test]
