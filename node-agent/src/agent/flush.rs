@@ -147,6 +147,9 @@ impl Flush {
         let is_urgent = candidates.has_departed() || candidates.parts().is_empty();
         let pause = if is_urgent { Duration::ZERO } else { ANSWERED };
         let due = Instant::now() + pause;
+        if let Some(marked) = candidates.take_marked_before() {
+            self.again.push_front((due, marked));
+        }
         self.fresh.push_back(Fresh { due, candidates, sync: Some(sync) });
         self.report_syncs(engine);
     }

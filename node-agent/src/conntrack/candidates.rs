@@ -122,6 +122,12 @@ impl StaleCandidates {
         self.all_relaxed = false;
     }
 
+    /// Takes out the search for connections that an earlier run forbade: no sync made it due.
+    pub fn take_marked_before(&mut self) -> Option<Self> {
+        let due = std::mem::take(&mut self.marked_before);
+        due.then(|| Self { marked_before: true, ..Self::default() })
+    }
+
     /// Whether there are connections to search for that must be gone before their address is
     /// another pod's.
     pub fn has_departed(&self) -> bool {
@@ -196,7 +202,7 @@ pub(super) fn keys_of(entry: &Entry) -> Option<[FrontendKey; 2]> {
 
 /// Whether flows of this protocol can outlive their endpoint unnoticed. A TCP client connects
 /// again.
-fn is_tracked(protocol: Protocol) -> bool {
+pub(super) fn is_tracked(protocol: Protocol) -> bool {
     match protocol {
         Protocol::Udp | Protocol::Sctp => true,
         Protocol::Tcp => false,

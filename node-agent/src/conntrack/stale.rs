@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
-use super::candidates::{StaleCandidates, keys_of};
+use super::candidates::{StaleCandidates, is_tracked, keys_of};
 use super::entry::{Entry, Treatment};
 use crate::model::{Family, ServicePortName, Snapshot};
 use crate::plan::{
@@ -65,12 +65,14 @@ impl<'a> StaleFilter<'a> {
         }
     }
 
-    /// Whether an entry leads to nobody, or to the wrong place.
+    /// Whether an entry leads to nobody, or to the wrong place. Of TCP, only what departed pods
+    /// left is stale: the rest ends by itself, and must not end before.
     fn is_stale(&mut self, entry: &Entry) -> bool {
-        self.is_of_gone_pod(entry)
-            || self.hides_a_local_pod(entry)
-            || self.misses_its_service(entry)
-            || self.is_of_departed_pod(entry)
+        let outlives = is_tracked(entry.protocol)
+            && (self.is_of_gone_pod(entry)
+                || self.hides_a_local_pod(entry)
+                || self.misses_its_service(entry));
+        outlives || self.is_of_departed_pod(entry)
     }
 
     /// A connection of a pod that is gone. One of the pod that has the address now is not, as soon

@@ -298,7 +298,9 @@ fn pods_come_and_go_while_the_api_is_away() -> Result<()> {
     context.api.stop();
     until_error(&agent, "cannot be reached")?;
     pods_are_programmed(&context, &agent)?;
-    // The same for an agent that has never seen the API.
+    // The same for an agent that has never seen the API, but that pods start isolated: nobody knows
+    // which policies select them.
+    context.fixture.cluster.wait_as(&json!({ "timeout": "1s", "onTimeout": "isolate" }));
     let mut agent = agent;
     agent.quiet();
     agent.terminate()?;
@@ -317,7 +319,7 @@ fn pods_come_and_go_while_the_api_is_away() -> Result<()> {
     until_no_error(&agent)
 }
 
-/// A pod whose ADD waits for the agent or fails, and what it sees of the last known rules.
+/// Pods whose ADD waits for the agent, one after the other.
 fn pods_are_programmed(context: &ApiContext<ApiServer>, agent: &Agent) -> Result<()> {
     for round in 0..3 {
         let pod = context.fixture.cluster.add_pod(&format!("p{round}"), Wiring::Bridged)?;

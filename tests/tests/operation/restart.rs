@@ -167,15 +167,17 @@ struct Blind {
     aside: PathBuf,
 }
 
+/// Services alone: while policies are unknown, ADD waits for them.
 fn without_manifests(label: &str) -> Result<Blind> {
+    let services = |cluster: &Cluster| cluster.settings_with(["--network-policy=off"]);
     let cluster = Cluster::new(label, &json!({ "timeout": "5s", "onTimeout": "fail" }))?;
     cluster.manifests.put("web", &[service("web", &service_ips(10), &every_protocol())])?;
-    let agent = cluster.start_agent()?;
+    let agent = Agent::start(&cluster.world.node, services(&cluster))?;
     let before = cluster.add_pod("before", Wiring::Routed)?;
     agent.terminate()?;
     let aside = cluster.world.folder().join("manifests-aside");
     std::fs::rename(cluster.manifests.folder(), &aside)?;
-    let agent = Agent::spawn(&cluster.world.node, cluster.settings())?;
+    let agent = Agent::spawn(&cluster.world.node, services(&cluster))?;
     eventually("answering", STARTING, || Ok(agent.status().is_ok()))?;
     Ok(Blind { agent, _before: before, cluster, aside })
 }
