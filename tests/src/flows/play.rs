@@ -22,21 +22,21 @@ const TRIES_AN_ENDPOINT: usize = 30;
 /// Connections of one client that must all go the same way, where one endpoint serves one client.
 const STICKY_TRIES: usize = 20;
 
-/// Plays the case with pods attached as `wiring` says, all its packets at once, and fails with
-/// every packet that went another way than the table says, or that `explain` tells otherwise.
+/// How many packets are traced at once. Each trace hears of all the others' chains, and of too many
+/// the kernel cannot keep the messages (45 at once: over 8 MB for each).
+const TRACES: usize = 15;
+
+/// Plays the case with pods attached as `wiring` says, many packets at once, and fails with every
+/// packet that went another way than the table says, or that `explain` tells otherwise.
 pub fn play(case: &Case, backend: Backend, wiring: Wiring) -> Result<()> {
     let name = &case.name;
     let context = CaseContext::new(case, backend, "flow", wiring)?;
     let node = context.world.node_addresses()?;
     let flows = &case.flows;
-    let failures: Vec<_> = thread::scope(|scope| {
-        let playing: Vec<_> =
-            flows.iter().map(|flow| (flow, scope.spawn(|| one(&context, flow, &node)))).collect();
-        let failed = playing
-            .into_iter()
-            .map(|(flow, thread)| (flow, thread.join().expect("a flow's thread")));
-        failed.filter_map(|(flow, result)| Some((flow, result.err()?))).collect()
-    });
+    let at_once = if context.is_in_nf_tables { TRACES } else { flows.len().max(1) };
+    let played = flows.chunks(at_once).flat_map(|some| together(&context, some, &node));
+    let failures: Vec<_> =
+        played.filter_map(|(flow, result)| Some((flow, result.err()?))).collect();
     if failures.is_empty() {
         return Ok(());
     }
@@ -54,6 +54,20 @@ pub fn play(case: &Case, backend: Backend, wiring: Wiring) -> Result<()> {
         Backend::IptablesNft => context.world.node.output("iptables-nft-save", &[])?,
     };
     bail!("{report}{rules}")
+}
+
+/// Plays these at once; what came of each.
+fn together<'a>(
+    context: &CaseContext,
+    flows: &'a [Flow],
+    node: &[IpAddr],
+) -> Vec<(&'a Flow, Result<()>)> {
+    thread::scope(|scope| {
+        let play = |flow| (flow, scope.spawn(move || one(context, flow, node)));
+        let playing: Vec<_> = flows.iter().map(play).collect();
+        let joined = playing.into_iter();
+        joined.map(|(flow, thread)| (flow, thread.join().expect("a flow's thread"))).collect()
+    })
 }
 
 fn one(context: &CaseContext, flow: &Flow, node: &[IpAddr]) -> Result<()> {

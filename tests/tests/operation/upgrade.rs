@@ -250,7 +250,10 @@ fn a_clock_that_jumps_disturbs_nothing() -> Result<()> {
         let pod = cluster.add_pod(&format!("p{round}"), Wiring::Routed)?;
         assert!(is_local(&pod), "programmed before ADD returned, {days} days away");
         pods.push(pod);
-        let now = agent.until("it is known", |status| status["pods"] == pods.len())?;
+        // A sync is reported when the search for its connections is over.
+        let now = agent.until("it is known, and the sync is reported", |status| {
+            status["pods"] == pods.len() && year(status) != years.last().cloned()
+        })?;
         years.push(year(&now).context("a time")?);
         assert_eq!(now["errors"], json!([]));
         for (port, path) in [(10256, "/healthz"), (10256, "/livez"), (10249, "/metrics")] {
