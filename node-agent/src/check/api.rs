@@ -72,7 +72,8 @@ async fn of_server(subject: &Subject, access: &Access) -> Vec<Check> {
             return vec![Check::new(Topic::Credentials, not_accepted(&error))];
         }
         Err(error) => {
-            let advice = "check the address (--master, DENIZEN_API_SERVER), its certificate, and the way there";
+            let advice = "check the address (--master, DENIZEN_API_SERVER), its certificate, and \
+                          the way there";
             return vec![Check::new(Topic::Server, Finding::failure(describe(&error), advice))];
         }
     };

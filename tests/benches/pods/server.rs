@@ -101,7 +101,8 @@ pub fn pod(cluster: Cluster, number: usize, ready: usize) -> Value {
             "uid": uid(number), "resourceVersion": (number + ready + 1).to_string(),
             "creationTimestamp": "2026-11-20T12:00:00Z",
             "labels": {
-                "app.kubernetes.io/name": format!("app-{app}"), "app.kubernetes.io/instance": format!("app-{app}-prod"),
+                "app.kubernetes.io/name": format!("app-{app}"),
+                "app.kubernetes.io/instance": format!("app-{app}-prod"),
                 "app.kubernetes.io/component": "server", "app.kubernetes.io/part-of": "shop",
                 "tier": tier(app), "pod-template-hash": format!("7d4b9c{app}"),
             },
@@ -137,7 +138,10 @@ fn policy(cluster: Cluster, number: usize) -> Value {
         "spec": {
             "podSelector": {}, "policyTypes": ["Ingress", "Egress"],
             "ingress": [{
-                "from": [is_tier(number), is_tier(number + 1), { "namespaceSelector": {}, "podSelector": app }],
+                "from": [
+                    is_tier(number), is_tier(number + 1),
+                    { "namespaceSelector": {}, "podSelector": app },
+                ],
                 "ports": ports,
             }],
             "egress": [{ "to": [{ "podSelector": {} }] }, { "ports": dns }],

@@ -40,10 +40,14 @@ fn masqueraded_flows_of_a_late_pod_are_stale() {
     for (name, entry, stale) in cases {
         assert_eq!(flushed(&tracked, &candidates, &[entry]).len() == 1, stale, "{name}");
     }
+    // What is searched for something else may have TCP, too, which a client of TCP notices.
+    let masqueraded = flow("10.96.0.1:53", "10.1.0.1:5353", node);
+    let tcp = Entry { protocol: Protocol::Tcp, ..masqueraded };
+    let none = HashSet::new();
+    assert_eq!(StaleFilter::new(&candidates, &tracked.planner, &none).treatment(&tcp), None);
     assert!(candidates_after(&mut tracked, vec![adopted(3, "10.1.0.9")]).is_empty(), "only once");
     // With egress masquerade the flow stays masqueraded.
     candidates_after(&mut tracked, vec![Event::Egress(crate::model::Egress::default())]);
-    let masqueraded = flow("10.96.0.1:53", "10.1.0.1:5353", node);
     assert_eq!(flushed(&tracked, &candidates, &[masqueraded]), []);
 }
 
