@@ -155,8 +155,8 @@ fn look() -> Duration {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
     let begun = Instant::now();
     let (mut stale, mut piece) = (Vec::new(), Vec::with_capacity(PIECE));
-    for (family, protocol) in candidates.parts() {
-        let read = conntrack.read(family, protocol, |entry| {
+    for part in candidates.parts() {
+        let read = conntrack.read(part, |entry| {
             if candidates.concern(&entry) {
                 piece.push(entry);
             }

@@ -9,7 +9,7 @@ use crate::backend::iptables::SCHEMA;
 use crate::backend::nftables;
 use crate::capability::Capability;
 use crate::config::NetworkPolicyMode;
-use crate::conntrack::Conntrack;
+use crate::conntrack::{Conntrack, Part};
 use crate::describe::describe;
 use crate::firewall;
 use crate::iptables::{IptablesError, Programs, Table, Variant, is_spoken, legacy_tables};
@@ -166,7 +166,8 @@ fn conntrack() -> Finding {
         return finding;
     }
     let read = Conntrack::open().map_err(|error| describe(&error)).and_then(|mut conntrack| {
-        let read = conntrack.read(Family::V4, Protocol::Sctp, |_| {});
+        let part = Part { family: Family::V4, protocol: Some(Protocol::Sctp) };
+        let read = conntrack.read(part, |_| {});
         read.map_err(|error| describe(&error))
     });
     match read {

@@ -46,11 +46,11 @@ impl Connection {
             name: names.owner(address.ip()).map(str::to_owned),
         };
         Self {
-            protocol: entry.protocol.as_str(),
+            protocol: tracked.protocol.as_str(),
             state: tracked.state,
             client: place(entry.source),
             destination: place(entry.destination),
-            service: names.service(entry.protocol, entry.destination).map(str::to_owned),
+            service: names.service(tracked.protocol, entry.destination).map(str::to_owned),
             endpoint: entry.is_translated().then(|| place(entry.reply_source)),
             masqueraded_as: entry.is_masqueraded().then_some(entry.reply_destination),
             seconds: tracked.age(now).map(|age| age.as_secs()),

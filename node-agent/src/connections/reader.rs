@@ -6,7 +6,7 @@ use denizen_netlink::{Message, NetlinkError, Socket, Writer};
 use nix::libc;
 
 use super::Tracked;
-use crate::conntrack::write_dump;
+use crate::conntrack::{Part, write_dump};
 use crate::model::{Family, Protocol};
 
 /// IPCTNL_MSG_CT_NEW, _GET and _DELETE.
@@ -81,10 +81,11 @@ impl Reader {
         for (family, protocol) in parts {
             let mut request = Writer::default();
             let sequence = self.socket.sequences(1);
-            write_dump(&mut request, sequence, *family, *protocol);
+            let part = Part { family: *family, protocol: Some(*protocol) };
+            write_dump(&mut request, sequence, part);
             // Kernels before 5.8 ignore the protocol.
             self.dump(&request, sequence, |tracked| {
-                if tracked.entry.protocol == *protocol {
+                if part.has(&tracked.entry) {
                     each(tracked);
                 }
             })?;

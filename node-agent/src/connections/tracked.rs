@@ -54,6 +54,8 @@ const SCTP_STATES: [&str; 10] = [
 pub struct Tracked {
     /// Its addresses and ports.
     pub entry: Entry,
+    /// Its protocol.
+    pub protocol: Protocol,
     /// Of TCP and SCTP, the kernel's name of the state in lower case. Of UDP: `unanswered`,
     /// `answered`, or `assured` (answered, and more came).
     pub state: Option<&'static str>,
@@ -65,7 +67,8 @@ pub struct Tracked {
 }
 
 impl Tracked {
-    /// Parses an entry of a dump or an event; `None` for what [`Entry::parse`] leaves out.
+    /// Parses an entry of a dump or an event; `None` for what [`Entry::parse`] leaves out,
+    /// and for a protocol without ports.
     pub fn parse(message: &Message<'_>) -> Option<Self> {
         let entry = Entry::parse(message)?;
         let attributes = message.attributes();
@@ -74,8 +77,9 @@ impl Tracked {
             let nanoseconds = times.find(kind)?.try_into().ok().map(u64::from_be_bytes)?;
             Some(Duration::from_nanos(nanoseconds))
         };
-        let state = state(entry.protocol, attributes);
-        Some(Self { entry, state, began: time(START), ended: time(STOP) })
+        let protocol = entry.protocol()?;
+        let state = state(protocol, attributes);
+        Some(Self { entry, protocol, state, began: time(START), ended: time(STOP) })
     }
 
     /// How long it lasted, or lasts by now. Time is since 1970.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use denizen_state::Epoch;
 
-use super::entry::Entry;
+use super::entry::{Entry, Part};
 use crate::model::{Family, PodSet, Protocol, family_of};
 use crate::plan::{
     Changes, FirewallChanges, FirewallPlan, FrontendAddress, FrontendKey, Plan, ServicePlan,
@@ -74,16 +74,18 @@ impl StaleCandidates {
 
     /// The parts of the kernel's table that must be read. Each costs a dump, in which the kernel
     /// walks the whole table.
-    pub fn parts(&self) -> BTreeSet<(Family, Protocol)> {
-        let keys = self.keys.iter().map(|key| (key.family(), key.protocol));
+    pub fn parts(&self) -> BTreeSet<Part> {
         let restricted = self.restricted.iter().chain(&self.departed);
         let mut families: BTreeSet<Family> = restricted.map(|ip| family_of(*ip)).collect();
         if self.marked_before {
             families.extend(Family::BOTH);
         }
-        let restricted =
-            families.into_iter().flat_map(|family| Protocol::ALL.map(|it| (family, it)));
-        keys.chain(self.of_pods.iter().copied()).chain(restricted).collect()
+        let keys = self.keys.iter().map(|key| (key.family(), key.protocol));
+        let named = keys.chain(self.of_pods.iter().copied());
+        let named = named.filter(|(family, _)| !families.contains(family));
+        let named = named.map(|(family, protocol)| Part { family, protocol: Some(protocol) });
+        let whole = families.iter().map(|family| Part { family: *family, protocol: None });
+        named.chain(whole).collect()
     }
 
     /// Searches for the pods only in entries of these families and protocols, and drops pods of a
@@ -190,10 +192,10 @@ impl StaleCandidates {
     }
 }
 
-/// The two frontends that may match an entry's destination; `None` for port 0.
+/// The two frontends that may match an entry's destination; `None` for port 0, and for what has no ports.
 pub(super) fn keys_of(entry: &Entry) -> Option<[FrontendKey; 2]> {
-    let port = entry.destination.port().try_into().ok()?;
-    let at = |address| FrontendKey { address, protocol: entry.protocol, port };
+    let (protocol, port) = (entry.protocol()?, entry.destination.port().try_into().ok()?);
+    let at = |address| FrontendKey { address, protocol, port };
     Some([
         at(FrontendAddress::Ip(entry.destination.ip())),
         at(FrontendAddress::Node(entry.family())),

@@ -1,5 +1,6 @@
 //! One entry of the conntrack table, as in netlink (`linux/netfilter/nfnetlink_conntrack.h`). Pure.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use nix::libc;
@@ -28,14 +29,17 @@ const TUPLE_ZONE: u16 = 3;
 const PROTOCOL_NUMBER: u16 = 1;
 const SOURCE_PORT: u16 = 2;
 const DESTINATION_PORT: u16 = 3;
+/// CTA_PROTO_ICMP_ID and CTA_PROTO_ICMPV6_ID, each followed by its type and its code.
+const ICMP_ID: u16 = 4;
+const ICMPV6_ID: u16 = 7;
 
 /// A tracked flow, in the default zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Entry {
     /// The kernel's id, which differs even between entries with the same addresses and ports.
     pub id: u32,
-    /// Its protocol.
-    pub protocol: Protocol,
+    /// What it carries.
+    pub transport: Transport,
     /// The sender of the first packet.
     pub source: SocketAddr,
     /// The destination of the first packet.
@@ -46,6 +50,112 @@ pub struct Entry {
     pub reply_destination: SocketAddr,
     /// Whether its mark has [`MarkBit::FORBIDDEN`].
     pub is_forbidden: bool,
+}
+
+/// What a flow carries, as its first packet has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Transport {
+    /// A protocol that services and policies can name. Its ports are at the ends of the entry;
+    /// those of other flows have port 0.
+    Named(Protocol),
+    /// ICMP, or ICMPv6 if the family is IPv6: a question that is answered, as an echo request is.
+    Icmp {
+        /// By which answers are told apart.
+        id: u16,
+        /// Of the message.
+        kind: u8,
+        /// Of the message.
+        code: u8,
+    },
+    /// Another protocol.
+    Other {
+        /// Its number in the IP header.
+        number: u8,
+        /// What conntrack has in place of source and destination port, such as GRE's keys; 0 if
+        /// the protocol has neither.
+        keys: [u16; 2],
+    },
+}
+
+impl Transport {
+    fn parse(family: Family, attributes: Attributes<'_>) -> Option<Self> {
+        let number = *attributes.find(PROTOCOL_NUMBER)?.first()?;
+        if let Some(protocol) = Protocol::from_number(number) {
+            return Some(Self::Named(protocol));
+        }
+        let (icmp, id) = icmp(family);
+        if number == icmp {
+            let byte = |kind| attributes.find(kind)?.first().copied();
+            return Some(Self::Icmp {
+                id: two_bytes(attributes, id)?,
+                kind: byte(id + 1)?,
+                code: byte(id + 2)?,
+            });
+        }
+        let key = |kind| two_bytes(attributes, kind).unwrap_or_default();
+        Some(Self::Other { number, keys: [SOURCE_PORT, DESTINATION_PORT].map(key) })
+    }
+
+    /// Appends it to a tuple. The kernel demands the attributes of the protocol, and ignores
+    /// others.
+    fn write(self, writer: &mut Writer, family: Family, ports: [u16; 2]) {
+        let number = |writer: &mut Writer, number| writer.put(PROTOCOL_NUMBER, &[number]);
+        let put_ports = |writer: &mut Writer, [source, destination]: [u16; 2]| {
+            writer.put(SOURCE_PORT, &source.to_be_bytes());
+            writer.put(DESTINATION_PORT, &destination.to_be_bytes());
+        };
+        match self {
+            Self::Named(protocol) => {
+                number(writer, protocol.number());
+                put_ports(writer, ports);
+            }
+            Self::Icmp { id, kind, code } => {
+                let (icmp, of_id) = icmp(family);
+                number(writer, icmp);
+                writer.put(of_id, &id.to_be_bytes());
+                writer.put(of_id + 1, &[kind]);
+                writer.put(of_id + 2, &[code]);
+            }
+            Self::Other { number: its, keys } => {
+                number(writer, its);
+                put_ports(writer, keys);
+            }
+        }
+    }
+}
+
+/// The number of a family's ICMP in the IP header, and the attribute of its id.
+fn icmp(family: Family) -> (u8, u16) {
+    match family {
+        Family::V4 => (libc::IPPROTO_ICMP as u8, ICMP_ID),
+        Family::V6 => (libc::IPPROTO_ICMPV6 as u8, ICMPV6_ID),
+    }
+}
+
+/// A part of the kernel's table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Part {
+    /// The family of its packets.
+    pub family: Family,
+    /// What the entries carry; `None` for everything.
+    pub protocol: Option<Protocol>,
+}
+
+impl Part {
+    /// Whether an entry is in it.
+    pub fn has(&self, entry: &Entry) -> bool {
+        self.family == entry.family()
+            && self.protocol.is_none_or(|protocol| entry.protocol() == Some(protocol))
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.protocol {
+            Some(protocol) => write!(f, "{}, {protocol}", self.family),
+            None => self.family.fmt(f),
+        }
+    }
 }
 
 /// What is done to an entry.
@@ -68,7 +178,7 @@ impl Treatment {
 
 impl Entry {
     /// Parses an entry of a dump. `None` for an entry in a zone of its own (its packets did not
-    /// pass our chains), of a protocol without ports, or incomplete.
+    /// pass our chains), or an incomplete one.
     pub fn parse(message: &Message<'_>) -> Option<Self> {
         let attributes = message.attributes();
         let (original, reply) = (attributes.nested(ORIGINAL), attributes.nested(REPLY));
@@ -76,11 +186,11 @@ impl Entry {
         if zoned || attributes.find(ZONE).is_some() {
             return None;
         }
-        let (protocol, source, destination) = ends(original)?;
+        let (transport, source, destination) = ends(original)?;
         let (_, reply_source, reply_destination) = ends(reply)?;
         Some(Self {
             id: attributes.find_u32(ID)?,
-            protocol,
+            transport,
             source,
             destination,
             reply_source,
@@ -95,6 +205,14 @@ impl Entry {
     /// The family of its packets.
     pub fn family(&self) -> Family {
         family_of(self.destination.ip())
+    }
+
+    /// Its protocol, if services and policies can name it.
+    pub fn protocol(&self) -> Option<Protocol> {
+        match self.transport {
+            Transport::Named(protocol) => Some(protocol),
+            Transport::Icmp { .. } | Transport::Other { .. } => None,
+        }
     }
 
     /// Whether DNAT changed its destination.
@@ -145,32 +263,33 @@ impl Entry {
         }
         writer.end(addresses);
         let ports = writer.begin(TUPLE_PROTOCOL);
-        writer.put(PROTOCOL_NUMBER, &[self.protocol.number()]);
-        writer.put(SOURCE_PORT, &self.source.port().to_be_bytes());
-        writer.put(DESTINATION_PORT, &self.destination.port().to_be_bytes());
+        let numbers = [self.source, self.destination].map(|end| end.port());
+        self.transport.write(writer, self.family(), numbers);
         writer.end(ports);
         writer.end(tuple);
     }
 }
 
-/// Appends a request for the entries of one protocol. Kernels before 5.8 ignore the filter and
-/// return the whole family.
-pub fn write_dump(writer: &mut Writer, sequence: u32, family: Family, protocol: Protocol) {
+/// Appends a request for a part of the table. Kernels before 5.8 ignore the protocol and return the
+/// whole family.
+pub fn write_dump(writer: &mut Writer, sequence: u32, part: Part) {
     const ORIGINAL_FLAGS: u16 = 1;
     /// CTA_FILTER_F_CTA_PROTO_NUM in the kernel's nf_internals.h. (Filters by address do not work:
     /// for IPv6 the kernel's comparison is inverted.)
     const BY_PROTOCOL: u32 = 1 << 3;
     let flags = libc::NLM_F_DUMP as u16;
-    let message = writer.begin_message(kind(GET), flags, sequence, nf_family(family), 0);
-    let tuple = writer.begin(ORIGINAL);
-    let ports = writer.begin(TUPLE_PROTOCOL);
-    writer.put(PROTOCOL_NUMBER, &[protocol.number()]);
-    writer.end(ports);
-    writer.end(tuple);
-    let filter = writer.begin(FILTER);
-    // Unlike other numbers here, this one is in host byte order.
-    writer.put(ORIGINAL_FLAGS, &BY_PROTOCOL.to_ne_bytes());
-    writer.end(filter);
+    let message = writer.begin_message(kind(GET), flags, sequence, nf_family(part.family), 0);
+    if let Some(protocol) = part.protocol {
+        let tuple = writer.begin(ORIGINAL);
+        let ports = writer.begin(TUPLE_PROTOCOL);
+        writer.put(PROTOCOL_NUMBER, &[protocol.number()]);
+        writer.end(ports);
+        writer.end(tuple);
+        let filter = writer.begin(FILTER);
+        // Unlike other numbers here, this one is in host byte order.
+        writer.put(ORIGINAL_FLAGS, &BY_PROTOCOL.to_ne_bytes());
+        writer.end(filter);
+    }
     writer.end_message(message);
 }
 
@@ -185,8 +304,12 @@ fn nf_family(family: Family) -> u8 {
     }
 }
 
-/// Protocol, source and destination of a tuple.
-fn ends(tuple: Attributes<'_>) -> Option<(Protocol, SocketAddr, SocketAddr)> {
+fn two_bytes(attributes: Attributes<'_>, kind: u16) -> Option<u16> {
+    Some(u16::from_be_bytes(attributes.find(kind)?.try_into().ok()?))
+}
+
+/// What a tuple carries, its source and its destination.
+fn ends(tuple: Attributes<'_>) -> Option<(Transport, SocketAddr, SocketAddr)> {
     let (addresses, ports) = (tuple.nested(TUPLE_IP), tuple.nested(TUPLE_PROTOCOL));
     let address = |kind: u16| match addresses.find(1 + kind) {
         Some(v4) => Some(IpAddr::V4(Ipv4Addr::from(<[u8; 4]>::try_from(v4).ok()?))),
@@ -195,9 +318,13 @@ fn ends(tuple: Attributes<'_>) -> Option<(Protocol, SocketAddr, SocketAddr)> {
             Some(IpAddr::V6(Ipv6Addr::from(v6)))
         }
     };
-    let port = |kind| Some(u16::from_be_bytes(ports.find(kind)?.try_into().ok()?));
-    let protocol = Protocol::from_number(*ports.find(PROTOCOL_NUMBER)?.first()?)?;
-    let source = SocketAddr::new(address(0)?, port(SOURCE_PORT)?);
-    let destination = SocketAddr::new(address(1)?, port(DESTINATION_PORT)?);
-    Some((protocol, source, destination))
+    let (source, destination) = (address(0)?, address(1)?);
+    let transport = Transport::parse(family_of(destination), ports)?;
+    let port = |kind| match transport {
+        Transport::Named(_) => two_bytes(ports, kind),
+        Transport::Icmp { .. } | Transport::Other { .. } => Some(0),
+    };
+    let source = SocketAddr::new(source, port(SOURCE_PORT)?);
+    let destination = SocketAddr::new(destination, port(DESTINATION_PORT)?);
+    Some((transport, source, destination))
 }

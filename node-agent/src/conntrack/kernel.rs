@@ -5,8 +5,8 @@ use nix::libc;
 use thiserror::Error;
 use tracing::trace_span;
 
-use super::entry::{Entry, Treatment, write_dump};
-use crate::model::{Family, Protocol};
+use super::entry::{Entry, Part, Treatment, write_dump};
+use crate::model::Family;
 use denizen_netlink::{NetlinkError, Refusal, Socket, Writer};
 
 /// Requests in one batch. The kernel answers each that it refuses.
@@ -16,12 +16,10 @@ const AT_ONCE: usize = 512;
 #[derive(Debug, Error)]
 pub enum ConntrackError {
     /// The entries could not be read.
-    #[error("conntrack, {family}: cannot read the entries of {protocol}")]
+    #[error("conntrack, {part}: cannot read the entries")]
     Read {
         /// Which entries.
-        family: Family,
-        /// Which entries.
-        protocol: Protocol,
+        part: Part,
         /// The cause.
         #[source]
         source: NetlinkError,
@@ -58,27 +56,22 @@ impl Conntrack {
         self.dumps
     }
 
-    /// Passes every entry of a protocol to `each`.
+    /// Passes every entry of a part of the table to `each`.
     ///
     /// # Errors
     /// [`ConntrackError::Read`].
-    pub fn read(
-        &mut self,
-        family: Family,
-        protocol: Protocol,
-        mut each: impl FnMut(Entry),
-    ) -> Result<(), ConntrackError> {
-        let _span = trace_span!("conntrack", %family, %protocol).entered();
+    pub fn read(&mut self, part: Part, mut each: impl FnMut(Entry)) -> Result<(), ConntrackError> {
+        let _span = trace_span!("conntrack", %part).entered();
         let mut request = Writer::default();
         let sequence = self.socket.sequences(1);
-        write_dump(&mut request, sequence, family, protocol);
+        write_dump(&mut request, sequence, part);
         self.dumps += 1;
         let read = self.socket.dump(request.bytes(), sequence, |message| {
-            if let Some(entry) = Entry::parse(&message).filter(|entry| entry.protocol == protocol) {
+            if let Some(entry) = Entry::parse(&message).filter(|entry| part.has(entry)) {
                 each(entry);
             }
         });
-        read.map_err(|source| ConntrackError::Read { family, protocol, source })
+        read.map_err(|source| ConntrackError::Read { part, source })
     }
 
     /// Treats exactly these entries so, and adds to `done` how many still existed.
@@ -128,11 +121,9 @@ impl Conntrack {
     pub fn permit_all(&mut self) -> Result<usize, ConntrackError> {
         let (mut forbidden, mut permitted) = (Vec::new(), 0);
         for family in Family::BOTH {
-            for protocol in Protocol::ALL {
-                self.read(family, protocol, |entry| {
-                    forbidden.extend(entry.is_forbidden.then_some(entry))
-                })?;
-            }
+            self.read(Part { family, protocol: None }, |entry| {
+                forbidden.extend(entry.is_forbidden.then_some(entry))
+            })?;
         }
         self.treat(Treatment::Permit, &forbidden, &mut permitted)?;
         Ok(permitted)

@@ -23,6 +23,6 @@ mod tests;
 
 pub use candidates::{CandidateTracker, StaleCandidates};
 pub(crate) use entry::write_dump;
-pub use entry::{Entry, Treatment};
+pub use entry::{Entry, Part, Transport, Treatment};
 pub use kernel::{Conntrack, ConntrackError};
 pub use stale::StaleFilter;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU16;
 
 use super::candidates::{StaleCandidates, is_tracked, keys_of};
 use super::entry::{Entry, Treatment};
@@ -68,7 +69,7 @@ impl<'a> StaleFilter<'a> {
     /// Whether an entry leads to nobody, or to the wrong place. Of TCP, only what departed pods
     /// left is stale: the rest ends by itself, and must not end before.
     fn is_stale(&mut self, entry: &Entry) -> bool {
-        let outlives = is_tracked(entry.protocol)
+        let outlives = entry.protocol().is_some_and(is_tracked)
             && (self.is_of_gone_pod(entry)
                 || self.hides_a_local_pod(entry)
                 || self.misses_its_service(entry));
@@ -160,11 +161,11 @@ impl<'a> StaleFilter<'a> {
 
 /// Whether no policy permits a connection.
 fn is_refused(firewall: &FirewallPlan, entry: &Entry) -> bool {
-    let flow = entry.reply_source.port().try_into().ok().map(|port| Flow {
+    let flow = Flow {
         source: entry.source.ip(),
         destination: entry.reply_source.ip(),
-        protocol: entry.protocol,
-        port,
-    });
-    flow.is_some_and(|flow| firewall.refusal(&flow).is_some())
+        protocol: entry.protocol(),
+        port: NonZeroU16::new(entry.reply_source.port()),
+    };
+    firewall.refusal(&flow).is_some()
 }

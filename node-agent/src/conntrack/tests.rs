@@ -9,7 +9,7 @@ mod property;
 use std::collections::HashSet;
 use std::net::SocketAddr;
 
-use super::{CandidateTracker, Entry, StaleCandidates, StaleFilter, Treatment};
+use super::{CandidateTracker, Entry, Part, StaleCandidates, StaleFilter, Transport, Treatment};
 use crate::fixture::*;
 use crate::model::{Event, Listing, Protocol, Service, Slice, SliceEndpoint, SlicePort};
 use crate::plan::{Planner, Policy};
@@ -50,7 +50,7 @@ fn flushed(tracked: &Tracked, candidates: &StaleCandidates, entries: &[Entry]) -
     let mut filter = StaleFilter::new(candidates, &tracked.planner, &none);
     let read = entries
         .iter()
-        .filter(|entry| parts.contains(&(entry.family(), entry.protocol)))
+        .filter(|entry| parts.iter().any(|part| part.has(entry)))
         .filter(|entry| candidates.concern(entry));
     let deleted = read.filter(|entry| filter.treatment(entry) == Some(Treatment::Delete));
     deleted.copied().collect()
@@ -63,7 +63,7 @@ fn at(text: &str) -> SocketAddr {
 fn entry(protocol: Protocol, source: &str, destination: &str, reply_source: &str) -> Entry {
     Entry {
         id: 7,
-        protocol,
+        transport: Transport::Named(protocol),
         source: at(source),
         destination: at(destination),
         reply_source: at(reply_source),

@@ -85,8 +85,8 @@ impl Explanation {
 
 fn flow(packet: &Packet, end: SocketAddr) -> Option<Flow> {
     let (source, destination): (IpAddr, IpAddr) = (packet.source, end.ip());
-    let port = end.port().try_into().ok()?;
-    Some(Flow { source, destination, protocol: packet.protocol, port })
+    let port = Some(end.port().try_into().ok()?);
+    Some(Flow { source, destination, protocol: Some(packet.protocol), port })
 }
 
 /// The pod whose interface the packet comes from with another address.

@@ -196,7 +196,7 @@ fn judgements(plan: &FirewallPlan) -> Vec<(Flow, bool)> {
             for (protocol, number) in
                 [(Protocol::Tcp, 80), (Protocol::Tcp, 81), (Protocol::Tcp, 75), (Protocol::Udp, 80)]
             {
-                let port = port(number);
+                let (protocol, port) = (Some(protocol), Some(port(number)));
                 let flow = Flow { source: *source, destination: *destination, protocol, port };
                 all.push((flow, plan.refusal(&flow).is_some()));
             }

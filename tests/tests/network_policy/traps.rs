@@ -50,6 +50,7 @@ mod addressing;
 mod bad_input;
 mod beside;
 mod connections;
+mod conversation;
 mod forbidden;
 mod frontends;
 mod order;

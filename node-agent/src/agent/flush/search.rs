@@ -49,15 +49,15 @@ impl Looked {
         let parts = candidates.parts();
         // The loop ends only with the process.
         let send = |piece| _ = read.blocking_send(piece);
-        let part = |entry: &Entry| (entry.family(), entry.protocol);
-        let unread = self.forbidden.iter().filter(|entry| !parts.contains(&part(entry)));
+        let is_read = |entry: &Entry| parts.iter().any(|part| part.has(entry));
+        let unread = self.forbidden.iter().filter(|entry| !is_read(entry));
         let again: Vec<Entry> =
             unread.filter(|entry| candidates.may_permit(entry)).copied().collect();
         again.chunks(PIECE).for_each(|piece| send(piece.to_vec()));
         let mut piece = Vec::with_capacity(PIECE);
-        for (family, protocol) in parts {
+        for part in &parts {
             let mut forbidden = Vec::new();
-            let result = self.conntrack.read(family, protocol, |entry| {
+            let result = self.conntrack.read(*part, |entry| {
                 if candidates.concern(&entry) {
                     piece.push(entry);
                 }
@@ -67,7 +67,7 @@ impl Looked {
                 forbidden.extend(entry.is_forbidden.then_some(entry));
             });
             if result.is_ok() {
-                self.forbidden.retain(|entry| part(entry) != (family, protocol));
+                self.forbidden.retain(|entry| !part.has(entry));
             }
             self.forbidden.extend(forbidden);
             self.note(result);

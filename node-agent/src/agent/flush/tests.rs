@@ -7,6 +7,7 @@ use nix::sched::{CloneFlags, unshare};
 use super::*;
 use crate::backend::BackendName;
 use crate::backend::chosen::BackendConfig;
+use crate::conntrack::Part;
 use crate::fixture::{endpoint, pods, policy, port, service, service_port, slice};
 use crate::model::{
     Event, Family, Listing, NetworkPolicy, PolicyName, Protocol, Selector, Service, Slice,
@@ -283,7 +284,7 @@ fn put(port: u16) {
 fn forbidden() -> [usize; 2] {
     let mut all = Vec::new();
     let mut conntrack = Conntrack::open().unwrap();
-    conntrack.read(Family::V4, Protocol::Udp, |entry| all.push(entry)).unwrap();
+    conntrack.read(Part { family: Family::V4, protocol: None }, |entry| all.push(entry)).unwrap();
     [all.iter().filter(|entry| entry.is_forbidden).count(), all.len()]
 }
 

@@ -83,7 +83,9 @@ fn tcp_is_left_alone() {
     let candidates = candidates_after(&mut tracked, a_service_with_endpoints());
     let entry = entry(Protocol::Tcp, "10.9.0.9:4000", "10.96.0.1:53", "10.1.0.4:5353");
     assert!(!candidates.concern(&entry));
-    assert!(candidates.parts().iter().all(|(_, protocol)| *protocol != Protocol::Tcp));
+    assert!(
+        candidates.parts().iter().all(|part| part.protocol.is_some_and(|it| it != Protocol::Tcp))
+    );
 }
 
 /// A plan without open candidates, and an entry through the frontend of a service that will

@@ -11,6 +11,8 @@ use crate::plan::FirewallSettings;
 
 const POD: &str = "10.1.0.1";
 const CLIENT: &str = "10.9.0.9";
+/// Of IPv4.
+const EVERYTHING: Part = Part { family: Family::V4, protocol: None };
 
 fn with_firewall() -> Tracked {
     Tracked::with(Policy { firewall: Some(FirewallSettings::default()), ..policy() })
@@ -89,7 +91,7 @@ fn what_a_policy_forbids_is_marked_until_a_change_permits_it() {
     candidates_after(&mut tracked, [vec![recorded(1, &[POD])], listed()].concat());
     let candidates = candidates_after(&mut tracked, vec![policy_is(Some(false))]);
     assert_eq!(treatments(&tracked, &candidates), [Some(Treatment::Forbid), None, None]);
-    assert!(candidates.parts().contains(&(Family::V4, Protocol::Tcp)));
+    assert!(candidates.parts().contains(&EVERYTHING));
     // A change of the policy, of the client, and the policy's end.
     candidates_after(&mut tracked, vec![policy_is(Some(true))]);
     for change in [client_is_a_pod(), policy_is(None)] {
@@ -112,8 +114,8 @@ fn a_new_agent_searches_everywhere_for_what_was_forbidden_as_soon_as_all_is_know
     assert!(candidates.parts().is_empty());
     assert_eq!(treatments(&tracked, &candidates), [None; 3]);
     let candidates = candidates_after(&mut tracked, listed());
-    let everywhere = Family::BOTH.len() * Protocol::ALL.len();
-    assert_eq!(candidates.parts().len(), everywhere);
+    let everywhere = Family::BOTH.map(|family| Part { family, protocol: None });
+    assert_eq!(candidates.parts(), everywhere.into());
     assert_eq!(treatments(&tracked, &candidates), [None, Some(Treatment::Permit), None]);
     assert!(candidates.for_second_search().is_empty(), "once");
     let candidates = candidates_after(&mut tracked, vec![recorded(2, &[POD, "10.1.0.2"])]);

@@ -42,7 +42,7 @@ fn masqueraded_flows_of_a_late_pod_are_stale() {
     }
     // What is searched for something else may have TCP, too, which a client of TCP notices.
     let masqueraded = flow("10.96.0.1:53", "10.1.0.1:5353", node);
-    let tcp = Entry { protocol: Protocol::Tcp, ..masqueraded };
+    let tcp = Entry { transport: Transport::Named(Protocol::Tcp), ..masqueraded };
     let none = HashSet::new();
     assert_eq!(StaleFilter::new(&candidates, &tracked.planner, &none).treatment(&tcp), None);
     assert!(candidates_after(&mut tracked, vec![adopted(3, "10.1.0.9")]).is_empty(), "only once");

@@ -3,6 +3,41 @@
 use super::*;
 use denizen_netlink::{Attributes, Writer, parse_messages};
 
+/// Of ICMP over IPv4 and IPv6, the kernel has an id, a type and a code. Of protocols that it does
+/// not know it has the number alone.
+fn put_transport(writer: &mut Writer, transport: Transport, ends: [SocketAddr; 2]) {
+    let v6 = ends[0].is_ipv6();
+    let number = match transport {
+        Transport::Named(protocol) => protocol.number(),
+        Transport::Icmp { .. } => {
+            if v6 {
+                58
+            } else {
+                1
+            }
+        }
+        Transport::Other { number, .. } => number,
+    };
+    writer.put(1, &[number]);
+    match transport {
+        Transport::Named(_) => {
+            writer.put(2, &ends[0].port().to_be_bytes());
+            writer.put(3, &ends[1].port().to_be_bytes());
+        }
+        Transport::Icmp { id, kind, code } => {
+            let first = if v6 { 7 } else { 4 };
+            writer.put(first, &id.to_be_bytes());
+            writer.put(first + 1, &[kind]);
+            writer.put(first + 2, &[code]);
+        }
+        Transport::Other { keys: [0, 0], .. } => {}
+        Transport::Other { keys, .. } => {
+            writer.put(2, &keys[0].to_be_bytes());
+            writer.put(3, &keys[1].to_be_bytes());
+        }
+    }
+}
+
 /// The kernel's message for a flow, in a zone or not.
 fn dumped(entry: &Entry, zone: bool) -> Vec<u8> {
     let mut writer = Writer::default();
@@ -19,9 +54,7 @@ fn dumped(entry: &Entry, zone: bool) -> Vec<u8> {
         }
         writer.end(addresses);
         let ports = writer.begin(2);
-        writer.put(1, &[entry.protocol.number()]);
-        writer.put(2, &source.port().to_be_bytes());
-        writer.put(3, &destination.port().to_be_bytes());
+        put_transport(&mut writer, entry.transport, [source, destination]);
         writer.end(ports);
         writer.end(tuple);
     }
@@ -39,10 +72,17 @@ fn parsed(bytes: &[u8]) -> Option<Entry> {
     parse_messages(bytes).next().as_ref().and_then(Entry::parse)
 }
 
-fn samples() -> [Entry; 2] {
+fn samples() -> [Entry; 6] {
+    let [v4, v6] = ["10.1.0.9:0", "[fd00::9]:0"];
+    let of = |transport, end| Entry { transport, ..entry(Protocol::Udp, end, end, end) };
+    let icmp = Transport::Icmp { id: 0x1234, kind: 8, code: 0 };
     [
         entry(Protocol::Udp, "10.1.0.9:4000", "10.96.0.1:53", "10.1.0.1:5353"),
         entry(Protocol::Sctp, "[fd00::9]:4000", "[fd00:96::1]:53", "[fd00::1]:5353"),
+        of(icmp, v4),
+        of(icmp, v6),
+        of(Transport::Other { number: 47, keys: [7, 9] }, v4),
+        of(Transport::Other { number: 253, keys: [0, 0] }, v6),
     ]
 }
 
@@ -98,6 +138,11 @@ fn a_request_has_the_whole_tuple_and_the_id_or_one_bit_of_the_mark() {
         assert_eq!(kinds(tuple), [1, 2]);
         let v6 = entry.destination.is_ipv6();
         assert_eq!(kinds(tuple.nested(1)), if v6 { [3, 4] } else { [1, 2] });
-        assert_eq!(kinds(tuple.nested(2)), [1, 2, 3]);
+        let transport = match entry.transport {
+            Transport::Icmp { .. } if v6 => vec![1, 7, 8, 9],
+            Transport::Icmp { .. } => vec![1, 4, 5, 6],
+            Transport::Named(_) | Transport::Other { .. } => vec![1, 2, 3],
+        };
+        assert_eq!(kinds(tuple.nested(2)), transport);
     }
 }

@@ -19,10 +19,10 @@ pub struct Flow {
     pub source: IpAddr,
     /// The endpoint.
     pub destination: IpAddr,
-    /// The protocol.
-    pub protocol: Protocol,
-    /// The endpoint's port.
-    pub port: NonZeroU16,
+    /// The protocol; `None` for one that no policy can name, as ICMP.
+    pub protocol: Option<Protocol>,
+    /// The endpoint's port; `None` if there is none, or if it is 0.
+    pub port: Option<NonZeroU16>,
 }
 
 /// What one direction says of a flow.

@@ -29,12 +29,14 @@ pub enum PortKey {
 }
 
 impl PortKey {
-    /// Whether a packet to this port is meant. `port` is `None` for protocols without ports.
-    pub fn covers(self, protocol: Protocol, port: NonZeroU16) -> bool {
+    /// Whether a packet to this port is meant. See [`Flow`](super::Flow) for `None`.
+    pub fn covers(self, protocol: Option<Protocol>, port: Option<NonZeroU16>) -> bool {
         match self {
             Self::All => true,
-            Self::Protocol(its) => its == protocol,
-            Self::Range(its, first, last) => its == protocol && (first..=last).contains(&port),
+            Self::Protocol(its) => Some(its) == protocol,
+            Self::Range(its, first, last) => {
+                Some(its) == protocol && port.is_some_and(|port| (first..=last).contains(&port))
+            }
         }
     }
 
@@ -147,8 +149,8 @@ impl ClassKey {
         &'a self,
         rules: &'a Rules,
         peer: Option<&IdentityKey>,
-        protocol: Protocol,
-        port: NonZeroU16,
+        protocol: Option<Protocol>,
+        port: Option<NonZeroU16>,
     ) -> Option<Permitting<'a>> {
         self.rules(rules).find_map(|(policy, rule)| {
             let covering = match &rule.peers {
@@ -196,12 +198,16 @@ pub(super) struct Permitting<'a> {
 }
 
 /// The entry of `ports` that covers a port by its number, or the first name.
-fn entry_for(rule: &Rule, protocol: Protocol, port: NonZeroU16) -> Option<&PolicyPort> {
+fn entry_for(
+    rule: &Rule,
+    protocol: Option<Protocol>,
+    port: Option<NonZeroU16>,
+) -> Option<&PolicyPort> {
     let Ports::These(ports) = &rule.ports else { return None };
-    let of_protocol = |entry: &&PolicyPort| entry.protocol == protocol;
+    let of_protocol = |entry: &&PolicyPort| Some(entry.protocol) == protocol;
     let by_number = |entry: &&PolicyPort| match &entry.port {
         PortMatch::Any => true,
-        PortMatch::Range(first, last) => (*first..=*last).contains(&port),
+        PortMatch::Range(first, last) => port.is_some_and(|port| (*first..=*last).contains(&port)),
         PortMatch::Named(_) => false,
     };
     let mut entries = ports.iter().filter(of_protocol);

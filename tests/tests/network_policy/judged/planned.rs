@@ -71,12 +71,12 @@ impl Planned {
         let flow = Flow {
             source: packet.from,
             destination: packet.to,
-            protocol: match protocol {
+            protocol: Some(match protocol {
                 Protocol::Tcp => ModelProtocol::Tcp,
                 Protocol::Udp => ModelProtocol::Udp,
                 Protocol::Sctp => ModelProtocol::Sctp,
-            },
-            port: NonZeroU16::new(port).context("port 0")?,
+            }),
+            port: Some(NonZeroU16::new(port).context("port 0")?),
         };
         Ok(Some(self.plan()?.refusal(&flow).is_none()))
     }

@@ -1,26 +1,21 @@
 //! Connections that a policy forbids while both ends keep sending.
 
-use std::io::Read;
-use std::mem::MaybeUninit;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use denizen_tests::eventually::observed;
 use denizen_tests::manifest::{self, Port};
-use denizen_tests::netns::Netns;
 use denizen_tests::policy::{Peer, Rule, Selector};
 use denizen_tests::probe::Protocol;
 use denizen_tests::world::ip;
-use socket2::{Domain, Socket, Type};
 
+use super::conversation::{Conversation, Kind, PORT};
 use super::there::{BOUND, There, x};
 
-/// Ports from here on, which nobody else uses.
-const PORT: u16 = 9000;
 /// The port at which `x/a` serves a service, and the service's addresses.
 const SERVICE: u16 = 8999;
 const SERVICE_IPS: [&str; 2] = ["172.30.9.1", "fd00:30::9:1"];
@@ -38,63 +33,6 @@ enum Fate {
     Ends,
     /// The server hears nothing. A node always reaches its own pods.
     Unheard,
-}
-
-/// A connection both of whose ends send all the time.
-struct Conversation {
-    name: String,
-    /// The client's, the server's.
-    ends: [Socket; 2],
-    /// How often each has heard the other.
-    heard: [AtomicUsize; 2],
-}
-
-impl Conversation {
-    fn open(
-        kind: Type,
-        (from, client): (&Netns, IpAddr),
-        (at, server): (&Netns, SocketAddr),
-        to: SocketAddr,
-    ) -> Result<Self> {
-        let name = format!("{kind:?} from {client} to {to}");
-        let socket = |netns: &Netns, own: SocketAddr| -> Result<Socket> {
-            let socket = netns.run(|| Socket::new(Domain::for_address(own), kind, None))??;
-            socket.set_reuse_address(true)?;
-            socket.bind(&own.into())?;
-            Ok(socket)
-        };
-        let listener = socket(at, server)?;
-        let client = socket(from, SocketAddr::new(client, 0))?;
-        let server = if kind == Type::STREAM {
-            listener.listen(1)?;
-            client.connect(&to.into())?;
-            listener.accept()?.0
-        } else {
-            client.connect(&to.into())?;
-            client.send(b"?")?;
-            listener.set_read_timeout(Some(BOUND))?;
-            let (_, peer) = listener.peek_from(&mut [MaybeUninit::uninit()])?;
-            listener.connect(&peer)?;
-            listener
-        };
-        let ends = [client, server];
-        ends.iter().try_for_each(|end| end.set_nonblocking(true))?;
-        Ok(Self { name, ends, heard: Default::default() })
-    }
-
-    /// Each end sends, and takes what has come.
-    fn talk(&self) {
-        for (mut end, heard) in self.ends.iter().zip(&self.heard) {
-            let _ = end.send(b"!");
-            while end.read(&mut [0; 512]).is_ok_and(|length| length > 0) {
-                heard.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-    }
-
-    fn heard(&self) -> [usize; 2] {
-        self.heard.each_ref().map(|heard| heard.load(Ordering::Relaxed))
-    }
 }
 
 /// All of them, until it is dropped.
@@ -162,17 +100,17 @@ impl Drop for Talk {
     }
 }
 
-/// By TCP and UDP in both families.
-fn kinds() -> impl Iterator<Item = (Type, usize)> {
-    [Type::STREAM, Type::DGRAM].into_iter().flat_map(|kind| [0, 1].map(|family| (kind, family)))
+/// Each of some kinds, in both families.
+fn both(kinds: &[Kind]) -> impl Iterator<Item = (Kind, usize)> {
+    kinds.iter().flat_map(|kind| [0, 1].map(|family| (*kind, family)))
 }
 
 impl There {
-    /// Conversations of every kind between pods, each at a port of its own.
+    /// Conversations of every kind between pods, each with a number of its own.
     fn conversations(&self, pairs: &[(&str, &str)]) -> Result<Vec<Conversation>> {
         let mut all = Vec::new();
         for (from, to) in pairs {
-            for (kind, family) in kinds() {
+            for (kind, family) in both(&Kind::ALL) {
                 let client = (self.netns(from), self.addresses(from)[family]);
                 let server = SocketAddr::new(self.addresses(to)[family], PORT + all.len() as u16);
                 all.push(Conversation::open(kind, client, (self.netns(to), server), server)?);
@@ -183,16 +121,16 @@ impl There {
 
     /// The same from a pod to its own node.
     fn with_node(&self, from: &str) -> Result<Vec<Conversation>> {
-        let with = |(kind, family): (Type, usize)| {
+        let with = |(kind, family): (Kind, usize)| {
             let client = (self.netns(from), self.addresses(from)[family]);
             let node = self.play.nodes.hosts[0].node.addresses[family];
             let server = SocketAddr::new(node, PORT);
             Conversation::open(kind, client, (self.node(0), server), server)
         };
-        kinds().map(with).collect()
+        both(&Kind::ALL).map(with).collect()
     }
 
-    /// The same from a pod through a service to `x/a`.
+    /// Those with ports from a pod through a service to `x/a`.
     fn through_service(&mut self, from: &str) -> Result<Vec<Conversation>> {
         let ports =
             [Port::tcp("tcp", PORT, SERVICE), Port::tcp("udp", PORT, SERVICE).over(Protocol::Udp)];
@@ -202,13 +140,13 @@ impl There {
             self.addresses("x/a").map(|it| manifest::slice("spoken-to", &ports, &[(it, node)]));
         self.play.more = [vec![service], slices.into()].concat();
         self.put([])?;
-        let with = |(kind, family): (Type, usize)| {
+        let with = |(kind, family): (Kind, usize)| {
             let client = (self.netns(from), self.addresses(from)[family]);
             let server = SocketAddr::new(self.addresses("x/a")[family], SERVICE);
             let to = SocketAddr::new(ip(SERVICE_IPS[family]), PORT);
             Conversation::open(kind, client, (self.netns("x/a"), server), to)
         };
-        kinds().map(with).collect()
+        both(&[Kind::Tcp, Kind::Udp]).map(with).collect()
     }
 }
 
@@ -227,10 +165,10 @@ fn what_is_forbidden_ends_though_both_sides_send() -> Result<()> {
     // From `y`, from `x`, and answers to pods that are isolated.
     let pairs = [("y/a", "x/a"), ("x/b", "x/a"), ("x/c", "x/a"), ("x/a", "y/a"), ("x/b", "y/a")];
     let talk = Talk::start([there.conversations(&pairs)?, through_service]);
-    talk.until(&fates([(24, GoesOn)]))?;
+    talk.until(&fates([(44, GoesOn)]))?;
     there.put([x("deny").ingress([])])?;
     thread::sleep(ENDING);
-    let from_outside = fates([(12, Ends), (8, GoesOn), (4, Ends)]);
+    let from_outside = fates([(24, Ends), (16, GoesOn), (4, Ends)]);
     talk.are(&from_outside)?;
 
     there.end_agent(true)?;
@@ -240,11 +178,11 @@ fn what_is_forbidden_ends_though_both_sides_send() -> Result<()> {
     // An agent that does not remember what was forbidden finds it.
     let from_y = Peer::namespaces(Selector::label("ns", "y"));
     there.put([x("from-y").ingress([Rule::from([from_y])])])?;
-    talk.until(&fates([(4, GoesOn), (8, Ends), (8, GoesOn), (4, Ends)]))?;
+    talk.until(&fates([(8, GoesOn), (16, Ends), (16, GoesOn), (4, Ends)]))?;
     there.expect(there.netns("y/a"), "x/a", true)?;
     there.expect(there.netns("x/c"), "x/a", false)?;
     there.put([])?;
-    talk.until(&fates([(24, GoesOn)]))
+    talk.until(&fates([(44, GoesOn)]))
 }
 
 /// What a pod may not send any more, to other nodes and to its own.
@@ -254,10 +192,10 @@ fn what_is_forbidden_for_egress_ends_though_both_sides_send() -> Result<()> {
     let mut there = There::new("trap-forbidden-out")?;
     let pairs = [("x/a", "y/a"), ("x/b", "y/a"), ("x/a", "x/c"), ("y/a", "x/a")];
     let talk = Talk::start([there.conversations(&pairs)?, there.with_node("x/a")?]);
-    talk.until(&fates([(20, GoesOn)]))?;
+    talk.until(&fates([(40, GoesOn)]))?;
     there.put([x("deny").egress([])])?;
     thread::sleep(ENDING);
-    talk.are(&fates([(12, Ends), (4, GoesOn), (4, Unheard)]))?;
+    talk.are(&fates([(24, Ends), (8, GoesOn), (8, Unheard)]))?;
     there.put([])?;
-    talk.until(&fates([(20, GoesOn)]))
+    talk.until(&fates([(40, GoesOn)]))
 }
