@@ -21,6 +21,11 @@ pub fn variable() -> String {
     format!("{SECONDS}={}", duration().as_secs())
 }
 
+/// How many of something that takes minutes: `full` in full length alone, else `quick`.
+pub fn in_full(full: usize, quick: usize) -> usize {
+    if duration().as_secs() < FULL { quick } else { full }
+}
+
 /// How many of something: from `quick` to `full`, as [`duration`] goes from 5 seconds to 60.
 pub fn times(full: usize, quick: usize) -> usize {
     let more = duration().as_secs().clamp(QUICK, FULL) - QUICK;

@@ -15,14 +15,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::cni::Chain;
+use denizen_tests::effort;
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::{Pod, Wiring};
 use serde_json::{Value, json};
 
 use crate::newcomers::{Newcomer, Newcomers, next, nothing_wrong};
 
-/// Pods of each test; by hand, 1,000.
-const PODS: &str = "DENIZEN_TEST_PODS";
+/// Pods of each test in full length.
+const PODS: usize = 1000;
 
 /// How many pods are judged at a time.
 const AT_ONCE: usize = 8;
@@ -31,7 +32,7 @@ const AT_ONCE: usize = 8;
 const BOUND: Duration = Duration::from_secs(20);
 
 fn pods(quick: usize) -> usize {
-    std::env::var(PODS).ok().and_then(|text| text.parse().ok()).unwrap_or(quick)
+    effort::in_full(PODS, quick)
 }
 
 fn wiring(number: usize) -> Wiring {

@@ -309,6 +309,32 @@ fn what_is_permitted_again_is_found_without_a_dump() {
     });
 }
 
+/// While an answer may be on its way, an entry that a later change concerns too stays for that
+/// change's search. Not so if the next pod with the address waits for the search.
+#[test]
+fn what_departed_is_deleted_at_once_although_a_later_change_concerns_it() {
+    alone(|| {
+        block_on(async {
+            let (mut engine, mut flush) = (with_firewall(), flush());
+            apply(&mut engine, denied(true));
+            flush.after(synced("all is denied"), &mut engine);
+            dumps_until_idle(&mut flush, &mut engine).await;
+            put(4000);
+            apply(&mut engine, vec![Event::Pods(pods(2, &[]))]);
+            flush.after(synced("the pod is gone"), &mut engine);
+            let step = flush.next().await;
+            flush.take(step, &mut engine, &HashSet::new());
+            for generation in [pods(3, &POD), pods(4, &[])] {
+                apply(&mut engine, vec![Event::Pods(generation)]);
+            }
+            flush.after(synced("and its successor"), &mut engine);
+            assert_eq!(flush.fresh.len(), 1, "the search for the first one runs");
+            until_done(&mut flush, &mut engine).await;
+            assert_eq!(forbidden(), [0, 0]);
+        })
+    });
+}
+
 #[test]
 fn a_new_agent_permits_what_an_earlier_one_forbade() {
     alone(|| {

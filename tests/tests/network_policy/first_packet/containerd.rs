@@ -9,9 +9,10 @@ use denizen_state::RunDir;
 use denizen_tests::agent::CNI_CACHE;
 use denizen_tests::binary;
 use denizen_tests::containerd::{Containerd, SandboxConfig};
+use denizen_tests::effort;
 use denizen_tests::pod::Wiring;
 
-use super::{add, isolate, pods};
+use super::{add, isolate};
 use crate::newcomers::{Listener, Newcomers, next, nothing_wrong};
 use crate::nodes::NodeHost;
 
@@ -37,7 +38,7 @@ fn of_a_pod_that_containerd_makes() -> Result<()> {
     let cri = containerd.cri()?;
     let before = add(&newcomers, "before", "new", Wiring::Bridged)?;
     let mut last = before.addresses.clone();
-    for number in 0..pods(2) {
+    for number in 0..effort::in_full(20, 2) {
         let name = format!("p{number}");
         newcomers.announce(&format!("new/{name}"), &name, "new")?;
         let awaited = next(&last)?;

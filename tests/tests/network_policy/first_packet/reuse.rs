@@ -9,6 +9,7 @@ use denizen_state::run_dir::STATE_FILE;
 use denizen_tests::cni::Chain;
 use denizen_tests::eventually::eventually;
 use denizen_tests::pod::{Pod, Wiring};
+use denizen_tests::policy::World;
 use denizen_tests::world::ip;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -19,7 +20,7 @@ use crate::newcomers::{Newcomer, Newcomers, nothing_wrong};
 
 /// How many addresses are reused at a time. A DEL waits at most half a second until the connections
 /// of all pods that were removed meanwhile are deleted.
-const ADDRESSES: usize = 4;
+const ADDRESSES: usize = 8;
 
 /// A chain whose pods all get the same address of each family.
 struct OneAddress {
@@ -76,6 +77,31 @@ fn at_an_address_that_is_reused_at_once() -> Result<()> {
                 _ => newcomers.passed(&newcomer, |it| it.is_heard())?,
             };
             wrong.extend(found.into_iter().map(|line| format!("turn {turn}: {line}")));
+            remove(&newcomers, &name, newcomer)?;
+        }
+        Ok(wrong)
+    })
+}
+
+/// No rule stands in any packet's way: each first datagram, and each answer, arrives.
+#[test]
+fn nothing_is_lost_without_policies_at_an_address_that_is_reused_at_once() -> Result<()> {
+    let newcomers = Newcomers::new("first-unruled", &isolate("10s"))?;
+    newcomers.put("policies", &World::default())?;
+    newcomers.nodes.settled(|_, status| status["networkPolicy"]["policies"] == 0)?;
+    let count = pods(16);
+    each(ADDRESSES.min(count), |chain| {
+        let OneAddress { chain: plugins, addresses } = OneAddress::new(&newcomers, chain)?;
+        let mut wrong = Vec::new();
+        for turn in 0..count.div_ceil(ADDRESSES) {
+            let name = format!("p{chain}-{turn}");
+            let netns = newcomers.nodes.sandbox(&format!("new/{name}"))?;
+            newcomers.announce(&format!("new/{name}"), netns.name(), "new")?;
+            let pod = attach(&newcomers, netns, &format!("new/{name}"), &plugins)?;
+            ensure!(pod.addresses == addresses, "{:?}", pod.addresses);
+            let newcomer = Newcomer::start(pod)?;
+            let lost = newcomers.judge(&newcomer, |_| true)?;
+            wrong.extend(lost.into_iter().map(|line| format!("turn {turn}: {line}")));
             remove(&newcomers, &name, newcomer)?;
         }
         Ok(wrong)
