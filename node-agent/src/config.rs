@@ -56,7 +56,12 @@ pub struct PolicyArgs {
     pub config: Option<PathBuf>,
 
     /// This node's name in the API; the host name by default
-    #[arg(long, visible_alias = "hostname-override", value_name = "NAME")]
+    #[arg(
+        long,
+        visible_alias = "hostname-override",
+        value_name = "NAME",
+        env = "DENIZEN_NODE_NAME"
+    )]
     pub node_name: Option<String>,
 
     #[command(flatten)]

@@ -1,5 +1,7 @@
 //! `denizen-agent check`, as an operator runs it.
 
+mod node;
+
 use std::ffi::OsStr;
 use std::fmt;
 use std::process::{Command, Output};
@@ -9,6 +11,8 @@ use serde_json::Value;
 
 use crate::binary;
 use crate::netns::Netns;
+
+pub use self::node::Node;
 
 /// What came of it.
 #[derive(Debug, Clone)]
@@ -33,10 +37,15 @@ impl Checked {
     ) -> Result<Self> {
         program.args(["check", "--output", "json"]).args(flags);
         let Output { status, stdout, stderr } = node.run(|| program.output())??;
-        let said = || String::from_utf8_lossy(&stderr).into_owned();
-        let report: Value = serde_json::from_slice(&stdout).with_context(said)?;
+        Self::read(status.code().context("it was killed")?, &stdout, &stderr)
+    }
+
+    /// From an exit code, and what the command wrote as JSON.
+    pub fn read(code: i32, stdout: &[u8], stderr: &[u8]) -> Result<Self> {
+        let said = || String::from_utf8_lossy(stderr).into_owned();
+        let report: Value = serde_json::from_slice(stdout).with_context(said)?;
         let checks = report["checks"].as_array().with_context(said)?.clone();
-        Ok(Self { code: status.code().context("it was killed")?, checks })
+        Ok(Self { code, checks })
     }
 
     /// The names of the checks with a warning or a failure, each once.

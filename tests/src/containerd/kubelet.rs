@@ -17,6 +17,7 @@ use super::container::{
 use super::image::PROGRAMS;
 use super::{Containerd, Cri, LinuxSandbox, SandboxConfig, SandboxSecurity, made};
 use crate::binary;
+use crate::checking::Checked;
 use crate::conf::texts;
 use crate::eventually::observed;
 
@@ -210,6 +211,13 @@ impl DaemonPod {
     pub fn status(&self) -> Result<Value> {
         let said = self.exec("agent", &["denizen-agent", "status", "--output", "json"])?;
         Ok(serde_json::from_str(&said)?)
+    }
+
+    /// What `denizen-agent check` finds in the container `agent`.
+    pub fn check(&self) -> Result<Checked> {
+        let words = ["denizen-agent", "check", "--output", "json"];
+        let answer = self.cri.exec(self.id("agent")?, &words)?;
+        Checked::read(answer.exit_code, &answer.stdout, &answer.stderr)
     }
 
     /// What a program says on standard output in a container, where it must succeed.

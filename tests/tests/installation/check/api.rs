@@ -7,12 +7,10 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use denizen_tests::api::{Api, ApiServer, Manners};
 use denizen_tests::binary;
-use denizen_tests::checking::Checked;
+use denizen_tests::checking::{Checked, Node};
 use denizen_tests::cluster::NODE;
 use denizen_tests::manifest::node;
 use denizen_tests::world::ip;
-
-use super::before::Node;
 
 /// What is wrong with a server, and what is found: name, verdict, a part of the reason.
 type Fault = (&'static str, fn(&mut Manners), [&'static str; 3]);

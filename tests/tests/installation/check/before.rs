@@ -2,65 +2,13 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
-use denizen_tests::checking::Checked;
-use denizen_tests::cluster::NODE;
-use denizen_tests::manifest::{Manifests, node};
-use denizen_tests::netns::Netns;
+use denizen_tests::checking::{Checked, Node};
 use denizen_tests::owned::Owned;
 use denizen_tests::ruleset::tables;
-use denizen_tests::world::ip;
-use serde_json::{Value, json};
-use tempfile::TempDir;
-
-/// A node on which nothing is wrong.
-pub(super) struct Node {
-    pub(super) netns: Netns,
-    pub(super) folder: TempDir,
-    pub(super) manifests: Manifests,
-}
-
-impl Node {
-    pub(super) fn new(label: &str) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let manifests = Manifests::in_folder(&folder.path().join("manifests"))?;
-        manifests.put("node", &[node(NODE, &[ip("192.168.0.2")], "")])?;
-        let netns = Netns::new(label)?;
-        netns.sysctl("net.ipv4.ip_forward", "1")?;
-        let node = Self { netns, folder, manifests };
-        fs::create_dir(node.path("cni"))?;
-        let list =
-            json!({ "cniVersion": "1.0.0", "name": "pods", "plugins": [{ "type": "bridge" }] });
-        fs::write(node.path("cni/10-pods.conflist"), list.to_string())?;
-        Ok(node)
-    }
-
-    pub(super) fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// The flags that lead to its files, but for those that lead to its objects.
-    pub(super) fn flags(&self) -> Vec<String> {
-        let at = |flag: &str, name| format!("--{flag}={}", self.path(name).display());
-        let node = format!("--node-name={NODE}");
-        vec!["--pre".to_owned(), node, at("run-dir", "run"), at("cni-conf-dir", "cni")]
-    }
-
-    fn check(&self, flags: &[&str]) -> Result<Checked> {
-        Checked::on(&self.netns, self.all_flags(flags))
-    }
-
-    fn all_flags(&self, flags: &[&str]) -> Vec<String> {
-        let manifests = format!("--manifests={}", self.manifests.folder().display());
-        let flags = flags.iter().map(|flag| (*flag).to_owned());
-        self.flags().into_iter().chain([manifests]).chain(flags).collect()
-    }
-}
 
 /// A name in the report, the verdict, and a part of the reason.
 type Expected = (&'static str, &'static str, &'static str);
@@ -289,6 +237,17 @@ fn missing_programs_extensions_and_rights_are_found() -> Result<()> {
 }
 
 #[test]
+fn others_rules_that_cannot_be_read_are_said() -> Result<()> {
+    let node = Node::new("check-unread")?;
+    chain(&node, "iptables-legacy")?;
+    node.netns.output("iptables-legacy", &["-w", "-N", "another-programs"])?;
+    let found = hidden(&node, "mount -t tmpfs tmpfs /usr/sbin", &[])?;
+    found.ensure("service-proxies", "warning", "cannot read legacy iptables")?;
+    found.ensure("policy-engines", "warning", "cannot read legacy iptables")?;
+    found.ensure("forward-chains", "failure", "legacy iptables is in use here")
+}
+
+#[test]
 fn kube_proxy_beside_denizen_is_found_and_with_services_off_it_is_well() -> Result<()> {
     let node = Node::new("check-beside")?;
     node.netns.nft("table ip kube-proxy { }")?;
@@ -323,69 +282,4 @@ fn who_listens_where_the_agent_would_is_found() -> Result<()> {
         drop(listener);
     }
     node.check(&[])?.ensure_well()
-}
-
-/// The state file.
-fn record(node: &Node, text: &str) -> Result<()> {
-    let file = node.path("run/pods.json");
-    fs::create_dir_all(node.path("run"))?;
-    fs::write(&file, text)?;
-    Ok(fs::set_permissions(&file, fs::Permissions::from_mode(0o600))?)
-}
-
-/// The state file's text with these records.
-fn state(records: &Value) -> String {
-    json!({ "version": 1, "epoch": "e", "generation": 1, "attachments": records }).to_string()
-}
-
-/// A record of a pod in VLAN 7 of bridge `br0`.
-fn in_vlan() -> Value {
-    let host = json!({ "name": "veth7", "index": 7, "mac": "02:00:00:00:00:07" });
-    let pod = json!({ "namespace": "default", "name": "web-0", "uid": null });
-    json!({
-        "containerId": "c", "ifName": "eth0", "network": "pods", "netns": null, "pod": pod,
-        "hostInterface": host, "l3Interface": "br0.7", "bridge": "br0", "ips": ["10.7.0.2"],
-        "addedAt": "2026-11-20T12:00:00Z",
-    })
-}
-
-#[test]
-fn bridge_netfilter_is_found_where_pods_are_in_a_vlan() -> Result<()> {
-    let node = Node::new("check-vlan")?;
-    let set = |value| node.netns.sysctl("net.bridge.bridge-nf-call-iptables", value);
-    node.netns.ip("link add br0 type bridge")?;
-    record(&node, &state(&json!({ "c/eth0": in_vlan() })))?;
-    set("0")?;
-    let well = node.check(&[])?;
-    well.ensure_well()?;
-    well.ensure("vlans", "ok", "at the VLAN's interface")?;
-    set("1")?;
-    let global = "net.bridge.bridge-nf-call-iptables is 1";
-    node.check(&[])?.ensure_only("vlans", "warning", global)?;
-    set("0")?;
-    node.netns.ip("link set br0 type bridge nf_call_iptables 1")?;
-    node.check(&[])?.ensure_only("vlans", "warning", "nf_call_iptables of that bridge is 1")?;
-    node.netns.ip("link set br0 type bridge nf_call_iptables 0 nf_call_ip6tables 1")?;
-    node.check(&[])?.ensure_well()
-}
-
-#[test]
-fn a_plugin_that_is_not_called_is_found() -> Result<()> {
-    let node = Node::new("check-records")?;
-    let check = |verdict: &str, words: &str| {
-        let flags = node.all_flags(&[]).into_iter().filter(|flag| flag != "--pre");
-        Checked::on(&node.netns, flags)?.ensure("records", verdict, words)
-    };
-    check("warning", "has not recorded any pod")?;
-    record(&node, &state(&json!({})))?;
-    check("warning", "no pod is recorded")?;
-    let mut adopted = in_vlan();
-    adopted["adopted"] = true.into();
-    adopted["containerId"] = "a".into();
-    record(&node, &state(&json!({ "a/eth0": adopted })))?;
-    check("warning", "all 1 recorded pods were adopted")?;
-    record(&node, &state(&json!({ "a/eth0": adopted, "c/eth0": in_vlan() })))?;
-    check("ok", "1 attachments recorded by the plugin, 1 adopted")?;
-    record(&node, "{")?;
-    check("failure", "cannot be read as a state file")
 }

@@ -2,9 +2,8 @@
 
 use anyhow::{Result, ensure};
 use denizen_tests::binary;
+use denizen_tests::checking::Node;
 use std::process::Command;
-
-use super::before::Node;
 
 #[test]
 fn a_wrong_flag_has_an_exit_code_of_its_own() -> Result<()> {

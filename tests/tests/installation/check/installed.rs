@@ -13,6 +13,8 @@ use denizen_tests::checking::Checked;
 use denizen_tests::cluster::NODE;
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::Fixture;
+use denizen_tests::owned::Owned;
+use denizen_tests::pod::Wiring;
 use serde_json::{Value, json};
 
 /// What has not happened by then never will.
@@ -161,6 +163,32 @@ fn settings_that_differ_beside_a_running_agent_are_found() -> Result<()> {
     assert_eq!(found.code, 1);
     netns.nft("table ip kube-proxy { }")?;
     node.check(&[])?.ensure_only("service-proxies", "warning", "or left its rules")
+}
+
+/// What only the agent sees.
+#[test]
+fn a_warning_of_the_agent_is_repeated() -> Result<()> {
+    let node = Installed::new("check-warned")?;
+    let cluster = &node.fixture.cluster;
+    let agent = cluster.start_agent()?;
+    node.check(&[])?.ensure_well()?;
+    let _pod = cluster.add_pod_without_denizen("unrecorded", Wiring::Routed)?;
+    agent.until("it is missed", BOUND, |status| status["unrecordedInterfaces"] == 1)?;
+    node.check(&[])?.ensure_only("status", "warning", "looks like a pod's and has no record")
+}
+
+#[test]
+fn an_agent_that_cannot_program_the_kernel_is_found() -> Result<()> {
+    let node = Installed::new("check-stuck")?;
+    let cluster = &node.fixture.cluster;
+    let _owned = Owned::table(&cluster.world.node, "ip")?;
+    let agent = Agent::spawn(&cluster.world.node, cluster.settings_with(["--backend=nftables"]))?;
+    let is_stuck = |status: &Value| status["waitingFor"] == json!([]) && status["synced"] == false;
+    eventually("it answers", BOUND, || Ok(agent.status().is_ok()))?;
+    agent.until("it tries", BOUND, is_stuck)?;
+    let found = node.check(&[])?;
+    found.ensure("rules", "failure", "not in the kernel yet")?;
+    found.ensure("nftables", "failure", "owned by another process")
 }
 
 #[test]

@@ -4,3 +4,4 @@ mod api;
 mod before;
 mod command_line;
 mod installed;
+mod records;

@@ -123,12 +123,37 @@ fn the_daemon_set_installs_programs_sets_up_the_kernel_and_is_taken_away() -> Re
     node.context.until_answered(10, Who::Remote)?;
     let installed = fs::read_to_string(&node.chain)?;
     ensure!(installed.contains("denizen"), "{installed}");
+    the_pod_checks_its_node(&node, &pod)?;
     pod.end()?;
     let pod = node.kubelet(built(&folder().join("kubernetes/uninstall"))?)?;
     pod.run("denizen-uninstall")?.end()?;
     assert_eq!(fs::read_to_string(&node.chain)?, node.original);
     assert_eq!(cluster.world.node.output("nft", &["list", "tables"])?, "");
     Ok(())
+}
+
+/// As `kubectl exec` runs it: with the container's files, the node's network, and no flags.
+fn the_pod_checks_its_node(node: &Installation, pod: &DaemonPod) -> Result<()> {
+    let netns = &node.context.fixture.cluster.world.node;
+    let well = pod.check()?;
+    well.ensure_well()?;
+    for (name, reason) in [
+        ("cni-configuration", "denizen is the last plugin"),
+        ("plugin", "is of this release"),
+        ("records", "recorded by the plugin"),
+        ("server", "the API server answers"),
+        ("rights", "permits all"),
+        ("node", "this is Node node-1"),
+        ("running", "backend nftables"),
+    ] {
+        well.ensure(name, "ok", reason)?;
+    }
+    netns.sysctl("net.ipv4.ip_forward", "0")?;
+    pod.check()?.ensure_only("forwarding", "failure", "net.ipv4.ip_forward is 0")?;
+    netns.sysctl("net.ipv4.ip_forward", "1")?;
+    netns.nft("table ip6 kube-proxy { }")?;
+    pod.check()?.ensure_only("service-proxies", "warning", "the nftables table kube-proxy")?;
+    netns.nft("delete table ip6 kube-proxy")
 }
 
 /// The component `iptables`: node ports answer on 127.0.0.1 too, so the agent sets
