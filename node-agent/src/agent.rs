@@ -249,6 +249,7 @@ impl Agent {
             };
             retry.as_mut().reset(tokio::time::Instant::now() + pause);
         }
+        self.leave_no_samples();
         info!("stopping; the rules stay in the kernel");
         self.predecessor.wait();
         Ok(())

@@ -5,7 +5,7 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::agent::Agent;
@@ -64,6 +64,14 @@ impl Watching {
     /// All that it has shown.
     pub fn seen(&self) -> Vec<Value> {
         self.seen.lock().expect("nobody panics with it").clone()
+    }
+
+    /// Waits until it ends by itself, with an error; what it said.
+    pub fn ended(mut self) -> Result<String> {
+        let mut said = String::new();
+        self.errors.read_to_string(&mut said)?;
+        ensure!(!self.child.wait()?.success(), "it ended well: {said}");
+        Ok(said)
     }
 
     /// SIGKILL.

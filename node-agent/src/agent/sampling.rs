@@ -48,6 +48,13 @@ impl Agent {
         (json!(sampled), programmed)
     }
 
+    /// Removes the rules that show packets, before the agent ends.
+    pub(super) fn leave_no_samples(&mut self) {
+        if self.sampling.until.is_some() {
+            self.end_sampling();
+        }
+    }
+
     /// Removes the rules that show packets.
     pub(super) fn end_sampling(&mut self) -> bool {
         self.sampling.until = None;

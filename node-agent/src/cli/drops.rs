@@ -13,8 +13,8 @@ use denizen_nft::Kernel;
 use super::{Output, ask, names, show};
 use crate::backend::BackendName;
 use crate::config::RunDirArgs;
-use crate::control::{Empty, Request, Sampled};
-use crate::drops::{DropWatch, DroppedPacket, count};
+use crate::control::{ControlError, Empty, Request, Sampled};
+use crate::drops::{DropWatch, DroppedPacket, count, remove_samples};
 use crate::names::Names;
 use crate::printable::{Printable, printable_json};
 use crate::status::Status;
@@ -71,11 +71,23 @@ fn watch(run_dir: &Path, output: Output) -> anyhow::Result<()> {
             printed => printed.context("cannot write to standard output")?,
         }
         if asked.elapsed() >= RENEW {
-            sample(run_dir)?;
+            renew(run_dir)?;
             names = super::names(run_dir)?;
             asked = Instant::now();
         }
     }
+}
+
+/// Says to the agent that the command still watches. If the agent is gone, it was perhaps killed and
+/// could not remove the rules that show packets; then the command does.
+fn renew(run_dir: &Path) -> anyhow::Result<()> {
+    let asked = sample(run_dir).map(drop);
+    let is_gone =
+        |error: &anyhow::Error| matches!(error.downcast_ref(), Some(ControlError::Nobody { .. }));
+    if asked.as_ref().is_err_and(is_gone) {
+        remove_samples(&mut Kernel::open()?)?;
+    }
+    asked
 }
 
 fn sample(run_dir: &Path) -> anyhow::Result<Sampled> {

@@ -2,15 +2,18 @@
 //!
 //! Every rule that drops or refuses packets counts them, and `count` reads these counters. To show
 //! the packets themselves (`--watch`), the agent puts a rule before each of those (`sample`), for as
-//! long as a command asks for it. The command receives what the kernel reports (`watch`). It reads
+//! long as a command asks for it. If the agent is killed meanwhile, the command removes them
+//! (`leftover`). The command receives what the kernel reports (`watch`). It reads
 //! all of that itself, as `trace` does.
 
 mod count;
+mod leftover;
 mod sample;
 #[cfg(test)]
 mod tests;
 mod watch;
 
 pub use count::{DropCount, DropCounts, DropVerdict, count};
+pub use leftover::remove_samples;
 pub use sample::sampled;
 pub use watch::{DropWatch, DroppedPacket, PacketReport, WatchError};

@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use denizen_netlink::NetlinkError;
-use denizen_nft::{Kernel, TraceMessage, TraceVerdict, TracedPacket, Tracer};
+use denizen_nft::{Kernel, NftError, TraceMessage, TraceVerdict, TracedPacket, Tracer};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -23,6 +23,9 @@ pub enum WatchError {
     /// Netlink's.
     #[error("cannot receive what the kernel reports of packets")]
     Netlink(#[from] NetlinkError),
+    /// The rules that an agent left cannot be removed.
+    #[error("cannot remove the rules that show packets")]
+    Left(#[from] NftError),
 }
 
 /// A packet that a rule of the agent dropped or refused.

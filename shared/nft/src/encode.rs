@@ -26,6 +26,9 @@ const VERDICT_CHAIN: u16 = 2;
 
 pub(crate) const VERDICT_REGISTER: u32 = 0;
 
+/// NFT_META_NFTRACE.
+pub(crate) const NFTRACE: u32 = 12;
+
 const CMP_EQ: u32 = 0;
 const CMP_NEQ: u32 = 1;
 const CMP_LTE: u32 = 3;
@@ -282,7 +285,6 @@ impl Expressions<'_> {
     fn trace(&mut self) {
         self.set_register(&[1]);
         self.expression("meta", |w| {
-            const NFTRACE: u32 = 12;
             w.put_u32(2, NFTRACE);
             w.put_u32(3, register(0));
         });

@@ -3,7 +3,7 @@
 use denizen_netlink::{Attributes, Message, NetlinkError};
 use nix::libc;
 
-use crate::encode::VERDICT_REGISTER;
+use crate::encode::{NFTRACE, VERDICT_REGISTER};
 use crate::family::Family;
 use crate::kernel::{Kernel, retried};
 use crate::observed::about;
@@ -235,6 +235,14 @@ impl<'a> ExpressionView<'a> {
     /// The name of the target of xtables that it asks.
     pub fn xtables_target(&self) -> Option<&'a str> {
         (self.name == "target").then(|| self.data.find_str(1).unwrap_or_default())
+    }
+
+    /// Whether it has the kernel tell what becomes of a packet ([`Statement::Trace`]).
+    ///
+    /// [`Statement::Trace`]: crate::Statement::Trace
+    pub fn traces(&self) -> bool {
+        let sets_it = self.name == "meta" && self.data.find_u32(3).is_some();
+        sets_it && self.data.find_u32(2) == Some(NFTRACE)
     }
 
     /// What it decides, if it does.

@@ -156,6 +156,28 @@ fn drops_are_counted_and_shown_while_somebody_watches() -> Result<()> {
     Ok(())
 }
 
+/// The agent ends, and the command cannot ask it any more.
+#[test]
+fn nothing_that_shows_drops_outlives_the_agent() -> Result<()> {
+    let (fixture, agent) = context("drops-left", &["--network-policy=on"])?;
+    let node = &fixture.cluster.world.node;
+    ask_all(&fixture)?;
+    let rules = node.output("nft", &["--stateless", "list", "ruleset"])?;
+    let watching = Watching::start(node, &agent, &["drops"])?;
+    ensure!(traces(node)?, "somebody watches");
+    agent.kill()?;
+    let said = watching.ended()?;
+    ensure!(said.contains("no agent answers"), "{said}");
+    assert_eq!(node.output("nft", &["--stateless", "list", "ruleset"])?, rules, "after SIGKILL");
+    ask_all(&fixture)?;
+    let agent = fixture.cluster.start_agent_with(["--network-policy=on"])?;
+    let watching = Watching::start(node, &agent, &["drops"])?;
+    ensure!(traces(node)?, "somebody watches again");
+    agent.terminate()?;
+    ensure!(!traces(node)?, "after SIGTERM");
+    watching.ended().map(drop)
+}
+
 #[test]
 fn an_agent_that_is_killed_while_drops_are_watched_leaves_nothing_to_the_next() -> Result<()> {
     let (fixture, agent) = context("drops-killed", &["--network-policy=on"])?;
