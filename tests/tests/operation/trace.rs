@@ -6,10 +6,13 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, programmed};
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::flows::table::Backend;
 use denizen_tests::manifest::Port;
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
 use denizen_tests::probe::{Outcome, Probe, SILENCE};
 use denizen_tests::tracing::{Traced, Tracing};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -103,23 +106,103 @@ fn names_stand_for_addresses_and_are_shown() -> Result<()> {
     Ok(())
 }
 
+/// The backends whose rules are nf_tables'.
+const TRACED: [Backend; 2] = [Backend::Nftables, Backend::IptablesNft];
+
+fn context_of(label: &str, backend: Backend) -> Result<(Fixture, Agent)> {
+    let flags = backend.flags();
+    context(label, &flags.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// What another program adds, and the words for the rule of its that drops.
+const OTHERS: [(&str, &[&str], [&str; 3]); 2] = [
+    (
+        "nft",
+        &["add table inet strict { chain forward { type filter hook forward priority -5; \
+           tcp dport 8080 counter drop comment \"no web\"; }; }"],
+        ["table inet strict, chain forward", "th dport 8080 drop", "no web"],
+    ),
+    (
+        "iptables-nft",
+        &["-I", "FORWARD", "-p", "tcp", "-m", "comment", "--comment", "no web", "-j", "DROP"],
+        ["table ip filter, chain FORWARD", "drop", "no web"],
+    ),
+];
+
 #[test]
 fn who_drops_a_packet_is_named() -> Result<()> {
-    let (fixture, agent) = context("trace-drop", &[])?;
-    fixture.cluster.world.node.nft(
-        "table inet strict { chain forward { type filter hook forward priority 0; \
-         tcp dport 8080 counter drop comment \"no web\"; }; }",
-    )?;
-    let (traced, outcome) = traced(&fixture, &agent, Who::Outside)?;
-    assert_eq!(outcome, Outcome::Dropped);
-    let packet = &traced.packets()[0];
-    let [difference] = &traced.differences()[..] else { anyhow::bail!("{packet:#}") };
-    for part in
-        ["should be forwarded", "was dropped by", "inet strict", "th dport 8080 drop", "no web"]
-    {
-        ensure!(difference.contains(part), "no {part:?}: {packet:#}");
+    for backend in TRACED {
+        for (program, arguments, words) in OTHERS {
+            let (fixture, agent) = context_of("trace-drop", backend)?;
+            fixture.cluster.world.node.output(program, arguments)?;
+            let (traced, outcome) = traced(&fixture, &agent, Who::Outside)?;
+            assert_eq!(outcome, Outcome::Dropped);
+            let packet = &traced.packets()[0];
+            let [difference] = &traced.differences()[..] else { anyhow::bail!("{packet:#}") };
+            for part in ["should be forwarded", "was dropped by"].iter().chain(&words) {
+                ensure!(difference.contains(part), "no {part:?}, {backend:?}: {packet:#}");
+            }
+            ensure!(packet["fate"] == "dropped", "{packet:#}");
+        }
     }
-    ensure!(packet["fate"] == "dropped", "{packet:#}");
+    Ok(())
+}
+
+/// What falsifies a plan in the kernel, whose packets differ then, and how.
+const FALSIFIED: [(Backend, &str, &[&str], Who, &str); 4] = [
+    (
+        Backend::Nftables,
+        "nft",
+        &["flush map ip denizen services"],
+        Who::Routed,
+        "it should be forwarded, and was refused by table ip denizen",
+    ),
+    (
+        Backend::Nftables,
+        "nft",
+        &["flush chain ip denizen postrouting"],
+        Who::Outside,
+        "its source should become the node's address",
+    ),
+    (
+        Backend::IptablesNft,
+        "iptables-nft",
+        &["-t", "nat", "-F", "KUBE-SERVICES"],
+        Who::Routed,
+        "it should go to",
+    ),
+    (
+        Backend::IptablesNft,
+        "iptables-nft",
+        &["-t", "nat", "-F", "KUBE-POSTROUTING"],
+        Who::Outside,
+        "its source should become the node's address",
+    ),
+];
+
+/// The agent would repair what is falsified, so it is stopped meanwhile.
+#[test]
+fn rules_that_are_not_the_plans_are_found() -> Result<()> {
+    for backend in TRACED {
+        let (fixture, agent) = context_of("trace-false", backend)?;
+        let signal = |signal| kill(Pid::from_raw(agent.pid().cast_signed()), signal);
+        let of_it = FALSIFIED.iter().filter(|(of, ..)| *of == backend);
+        for (_, program, arguments, who, difference) in of_it {
+            let (tracing, source) = follow(&fixture, &agent, *who)?;
+            signal(Signal::SIGSTOP)?;
+            fixture.cluster.world.node.output(program, arguments)?;
+            let probe = Probe::tcp(to_web()).from(source).patience(SILENCE);
+            probe.ask_in(fixture.place(*who).0);
+            let traced = tracing.end()?;
+            signal(Signal::SIGCONT)?;
+            let differences = traced.differences();
+            ensure!(
+                differences.iter().any(|it| it.contains(difference)),
+                "no {difference:?}, {backend:?}: {:#}",
+                traced.packets()[0]
+            );
+        }
+    }
     Ok(())
 }
 

@@ -6,8 +6,10 @@
     reason = "tests read clocks and execute programs; denizen does not"
 )]
 
+mod check;
 mod context;
 mod ipvs;
+mod observe;
 mod policies;
 mod single;
 mod vlan;
@@ -30,9 +32,11 @@ use nix::sys::reboot::{RebootMode, reboot};
 type Play = (&'static str, fn() -> Result<()>);
 
 /// All of it, in this order.
-const PLAYS: [Play; 5] = [
+const PLAYS: [Play; 7] = [
     ("the quick start", the_quick_start),
     ("pods in VLANs of a bridge", vlan::pods_are_local),
+    ("packets are followed", observe::packets_are_followed),
+    ("faults are found", check::faults_are_found),
     ("nftables takes over from ipvs, and back", ipvs::nftables_takes_over),
     ("iptables, legacy, takes over from ipvs", || ipvs::iptables_takes_over(Variant::Legacy)),
     ("iptables, nft, takes over from ipvs", || ipvs::iptables_takes_over(Variant::Nft)),

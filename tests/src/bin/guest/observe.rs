@@ -1,0 +1,86 @@
+//! What packets do, followed on a kernel that many nodes have: each kernel tells it in its own way.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::flows::table::Backend;
+use denizen_tests::manifest::Port;
+use denizen_tests::probe::Protocol;
+use denizen_tests::tracing::Tracing;
+use denizen_tests::watching::Watching;
+
+const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
+
+/// An emulated processor has to load the kernel's modules first.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Whose packets, and what becomes of those to the service of this number.
+const PACKETS: [(Who, u8, &str); 3] =
+    [(Who::Bridged, 10, "sent"), (Who::Outside, 10, "sent"), (Who::Outside, 99, "refused")];
+
+/// `trace` agrees with `explain` wherever the rules are nf_tables', and says why it follows nothing
+/// where they are not. `drops --watch` shows what is refused.
+pub(crate) fn packets_are_followed() -> Result<()> {
+    let fixture = Fixture::new("guest-trace")?;
+    let services = [
+        fixture.service("web", 10, &HTTP, &[Who::Routed])?,
+        fixture.service("lonely", 99, &HTTP, &[])?,
+    ];
+    fixture.cluster.manifests.put("services", &services.concat())?;
+    for backend in Backend::ALL {
+        let node = &fixture.cluster.world.node;
+        let mut agent = Agent::spawn(node, fixture.cluster.settings_with(backend.flags()))?;
+        agent.wait_programmed(PATIENCE)?;
+        match backend {
+            Backend::IptablesLegacy => refused(&fixture, &agent)?,
+            Backend::Nftables | Backend::IptablesNft => {
+                followed(&fixture, &agent).with_context(|| format!("{backend:?}"))?;
+            }
+        }
+        if backend == Backend::Nftables {
+            watched(&fixture, &agent)?;
+        }
+        agent.terminate()?;
+    }
+    Ok(())
+}
+
+fn follow(fixture: &Fixture, agent: &Agent, who: Who, to: SocketAddr) -> Result<Tracing> {
+    let (from, to) = (fixture.address(who, to.ip())?.to_string(), to.to_string());
+    Tracing::start(&fixture.cluster.world.node, agent, &["--from", &from, "--to", &to])
+}
+
+fn followed(fixture: &Fixture, agent: &Agent) -> Result<()> {
+    for (who, number, fate) in PACKETS {
+        for ip in service_ips(number) {
+            let to = SocketAddr::new(ip, 80);
+            let tracing = follow(fixture, agent, who, to)?;
+            fixture.ask(who, to, Protocol::Tcp)?;
+            let traced = tracing.end()?;
+            traced.ensure_as_predicted()?;
+            let packet = &traced.packets()[0];
+            ensure!(packet["fate"] == fate, "{who:?} to {to}: {packet:#}");
+        }
+    }
+    Ok(())
+}
+
+fn refused(fixture: &Fixture, agent: &Agent) -> Result<()> {
+    let to = SocketAddr::new(service_ips(10)[0], 80);
+    let error = follow(fixture, agent, Who::Outside, to).err().context("it was followed")?;
+    ensure!(error.to_string().contains("tables of ip_tables"), "{error:#}");
+    Ok(())
+}
+
+fn watched(fixture: &Fixture, agent: &Agent) -> Result<()> {
+    let watching = Watching::start(&fixture.cluster.world.node, agent, &["drops"])?;
+    let to = SocketAddr::new(service_ips(99)[0], 80);
+    fixture.ask(Who::Routed, to, Protocol::Tcp)?;
+    let packet = watching.until("what is refused", |it| it["verdict"] == "refused")?;
+    ensure!(packet["service"] == "default/lonely:http", "{packet:#}");
+    ensure!(packet["source"]["name"] == "default/routed", "{packet:#}");
+    watching.kill()
+}
