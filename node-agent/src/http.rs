@@ -10,6 +10,7 @@
 mod answer;
 mod ask;
 mod connection;
+mod connections;
 mod listeners;
 mod page;
 mod response;

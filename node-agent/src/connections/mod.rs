@@ -2,11 +2,12 @@
 //!
 //! The command reads them itself, through a netlink socket of its own, and asks the running agent
 //! only for names: the agent's loop does not wait for a dump of a large table. Nothing is kept: each
-//! entry is decoded as it comes (`tracked`), named (`connection`), and counted (`totals`).
+//! entry is decoded as it comes (`tracked`), named (`connection`), and counted (`totals`). The status page has the same in short (`summary`).
 
 mod connection;
 mod filter;
 mod reader;
+mod summary;
 #[cfg(test)]
 mod tests;
 mod totals;
@@ -15,5 +16,6 @@ mod tracked;
 pub use connection::Connection;
 pub use filter::{ConnectionFilter, NoSuchName};
 pub use reader::{Reader, TrackedEvent};
+pub use summary::{Summary, SummaryBuilder};
 pub use totals::{ServiceTotal, Totals};
 pub use tracked::Tracked;

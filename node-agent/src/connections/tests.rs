@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use denizen_netlink::{Open, Writer, parse_messages};
 
-use super::{Connection, ConnectionFilter, Totals, Tracked};
+use super::{Connection, ConnectionFilter, SummaryBuilder, Totals, Tracked};
 use crate::fixture::*;
 use crate::model::{Event, Listing, Protocol, Service};
 use crate::names::Names;
@@ -180,4 +180,22 @@ fn names_select_connections() {
         assert_eq!(filter.check(&names).is_ok(), exists, "{filter:?}");
         assert_eq!(filter.selects(&connection), selects, "{filter:?}");
     }
+}
+
+#[test]
+fn a_summary_has_the_newest_connections_of_a_large_table() {
+    let names = names();
+    let mut builder = SummaryBuilder::new(&names, Duration::from_secs(5000));
+    // Each second once, in no order.
+    for second in (0..1000_u64).map(|n| n * 7 % 1000) {
+        let began = (second * 1_000_000_000).to_be_bytes();
+        let rest = |writer: &mut Writer| nested(writer, 20, |writer| writer.put(1, &began));
+        let tracked = entry(Protocol::Udp, [CLIENT, FRONTEND, ENDPOINT, CLIENT], rest);
+        builder.add(&tracked.expect("an entry"));
+    }
+    let summary = builder.summary();
+    assert_eq!(summary.totals.total, 1000);
+    assert_eq!(summary.totals.services["default/dns:udp"].connections, 1000);
+    let seconds: Vec<u64> = summary.newest.iter().filter_map(|it| it.seconds).collect();
+    assert_eq!(seconds, (4001..=4020).collect::<Vec<_>>());
 }

@@ -10,6 +10,7 @@ use hyper::{Method, Request, StatusCode};
 use jiff::Timestamp;
 
 use super::ask::ask;
+use super::connections::Connections;
 use super::page::{is_meant_for, page};
 use super::response::{Answer, answer, plain};
 use super::{Published, Site};
@@ -25,11 +26,12 @@ const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-we
 #[derive(Debug)]
 pub(super) struct Answers {
     published: Published,
+    connections: Connections,
 }
 
 impl Answers {
     pub(super) fn new(published: Published) -> Self {
-        Self { published }
+        Self { published, connections: Connections::default() }
     }
 
     /// Answers a request at `site`, which arrived at the node's address `local`.
@@ -69,7 +71,7 @@ impl Answers {
                     None => plain(StatusCode::SERVICE_UNAVAILABLE, "the agent is busy\n"),
                 }
             }
-            "/" | "/style.css" => page(&self.published.requests, request).await,
+            "/" | "/style.css" => page(&self.published.requests, &self.connections, request).await,
             _ => plain(StatusCode::NOT_FOUND, "no such page\n"),
         }
     }

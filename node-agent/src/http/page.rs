@@ -2,6 +2,7 @@
 //! (names of services and pods are whatever a manifest says), so the template escapes each of them,
 //! and the headers forbid the browser to run anything.
 
+mod connections;
 mod draw;
 mod drops;
 mod firewall;
@@ -10,6 +11,7 @@ mod packet;
 mod tests;
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use hyper::body::Incoming;
 use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue};
@@ -20,8 +22,10 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::ask::ask;
+use super::connections::Connections;
 use super::response::{Answer, answer};
-use crate::control::{Asked, ExplainQuery, Request as Question};
+use crate::connections::Summary;
+use crate::control::{Asked, Empty, ExplainQuery, Request as Question};
 use crate::explain::Explanation;
 use crate::status::view::{View, ViewQuery};
 
@@ -44,6 +48,8 @@ pub(super) struct Asking {
     view: ViewQuery,
     from: String,
     to: String,
+    /// Whether connections are counted.
+    connections: bool,
     /// Seconds after which the browser reloads the page.
     every: Option<u32>,
 }
@@ -52,14 +58,21 @@ pub(super) struct Asking {
 type Reply<T> = Result<T, String>;
 
 /// The page, or its style.
-pub(super) async fn page(requests: &mpsc::Sender<Asked>, request: &Request<Incoming>) -> Answer {
+pub(super) async fn page(
+    requests: &mpsc::Sender<Asked>,
+    connections: &Connections,
+    request: &Request<Incoming>,
+) -> Answer {
     let mut page = match request.uri().path() {
         "/style.css" => answer(
             StatusCode::OK,
             "text/css; charset=utf-8",
             include_str!("page/style.css").to_owned(),
         ),
-        _ => rendered(requests, &Asking::parse(request.uri().query().unwrap_or_default())).await,
+        _ => {
+            let asking = Asking::parse(request.uri().query().unwrap_or_default());
+            rendered(requests, connections, &asking).await
+        }
     };
     for (name, value) in HEADERS {
         page.headers_mut().insert(HeaderName::from_static(name), HeaderValue::from_static(value));
@@ -67,7 +80,11 @@ pub(super) async fn page(requests: &mpsc::Sender<Asked>, request: &Request<Incom
     page
 }
 
-async fn rendered(requests: &mpsc::Sender<Asked>, asking: &Asking) -> Answer {
+async fn rendered(
+    requests: &mpsc::Sender<Asked>,
+    connections: &Connections,
+    asking: &Asking,
+) -> Answer {
     let view = asking.view.clone();
     let view: Reply<View> = reply(ask(requests, Question::View { view }).await);
     let explanation: Option<Reply<Explanation>> = match (asking.from.as_str(), asking.to.as_str()) {
@@ -78,11 +95,18 @@ async fn rendered(requests: &mpsc::Sender<Asked>, asking: &Asking) -> Answer {
             Some(reply(ask(requests, Question::Explain { explain }).await))
         }
     };
+    let summary: Option<Reply<Arc<Summary>>> = match asking.connections {
+        true => {
+            let names = async { reply(ask(requests, Question::Names { names: Empty {} }).await) };
+            Some(connections.summary(names).await)
+        }
+        false => None,
+    };
     let status = match view {
         Ok(_) => StatusCode::OK,
         Err(_) => StatusCode::SERVICE_UNAVAILABLE,
     };
-    let page = draw::document(asking, &view, explanation.as_ref());
+    let page = draw::document(asking, &view, explanation.as_ref(), summary.as_ref());
     answer(status, "text/html; charset=utf-8", page.into_string())
 }
 
@@ -96,6 +120,7 @@ impl Asking {
                 "skip" => asking.view.skip = value.parse().unwrap_or_default(),
                 "from" => asking.from = value.to_owned(),
                 "to" => asking.to = value.to_owned(),
+                "connections" => asking.connections = !value.is_empty(),
                 "every" => asking.every = value.parse().ok().map(|every: u32| every.clamp(1, 3600)),
                 _ => {}
             }
@@ -111,11 +136,13 @@ impl Asking {
             0 => String::new(),
             skip => skip.to_string(),
         };
+        let connections = if self.connections { "yes".to_owned() } else { String::new() };
         let written = [
             ("q", &self.view.search),
             ("skip", &skip),
             ("from", &self.from),
             ("to", &self.to),
+            ("connections", &connections),
             ("every", &every),
         ];
         for (name, value) in written.into_iter().filter(|(_, value)| !value.is_empty()) {

@@ -132,7 +132,9 @@ fn a_browser_shows_what_this_node_does() -> Result<()> {
     let from = format!("{}@{}", fixture.bridged.addresses[0], fixture.bridged.input_interface);
     let asked = page(&format!("/?from={from}&to=172.30.0.10:80/tcp"));
     let seen = browse(&fixture, &asked, None)?;
+    assert!(!seen.contains("The newest"), "nobody asked for connections: {seen}");
     for part in [
+        "Count this node's connections",
         "all programmed",
         "default/web",
         "default/shop",
@@ -164,6 +166,29 @@ fn a_browser_shows_what_this_node_does() -> Result<()> {
         // A page without its style, or an error page, has far less to it.
         assert!(picture.len() > 40_000, "{name}: {} bytes", picture.len());
     }
+    Ok(())
+}
+
+/// The same as `denizen-agent connections` shows.
+#[test]
+fn connections_are_counted_for_those_who_ask() -> Result<()> {
+    let fixture = Fixture::new("page-conns")?;
+    let node = &fixture.cluster.world.node;
+    node.sysctl("net.netfilter.nf_conntrack_timestamp", "1")?;
+    let manifests = &fixture.cluster.manifests;
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Bridged])?)?;
+    let _agent = fixture.cluster.start_agent()?;
+    until(node, "/", "default/web")?;
+    for who in [Who::Routed, Who::Outside, Who::Outside] {
+        let outcome = fixture.ask(who, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp)?;
+        anyhow::ensure!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
+    }
+    let page = until(node, "/?connections=yes", "The newest")?;
+    let row = "<th scope=\"row\">default/web:http</th><td class=\"number\">3</td>\
+               <td class=\"number\">2</td>";
+    assert!(page.contains(row), "no {row}: {page}");
+    let newest = format!("({}) to 172.30.0.10:80 (default/web:http), endpoint", "default/routed");
+    assert!(page.contains(&newest), "no {newest}: {page}");
     Ok(())
 }
 

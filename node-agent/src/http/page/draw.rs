@@ -1,8 +1,11 @@
 //! The page's parts.
 
+use std::sync::Arc;
+
 use maud::{DOCTYPE, Markup, html};
 
-use super::{Asking, Reply, drops, firewall, packet};
+use super::{Asking, Reply, connections, drops, firewall, packet};
+use crate::connections::Summary;
 use crate::explain::Explanation;
 use crate::status::Status;
 use crate::status::view::{Fate, Found, FrontendRow, PodRow, ServiceRow, SyncRow, View, ViewQuery};
@@ -12,6 +15,7 @@ pub(super) fn document(
     asking: &Asking,
     view: &Reply<View>,
     explanation: Option<&Reply<Explanation>>,
+    summary: Option<&Reply<Arc<Summary>>>,
 ) -> Markup {
     let node = view.as_ref().map_or("", |view| &view.node);
     html! {
@@ -30,7 +34,7 @@ pub(super) fn document(
                 main {
                     @match view {
                         Err(error) => section.bad { h2 { "No answer" } p { (error) } },
-                        Ok(view) => (parts(asking, view, explanation)),
+                        Ok(view) => (parts(asking, view, explanation, summary)),
                     }
                 }
                 footer {
@@ -72,7 +76,12 @@ fn heading(asking: &Asking, view: &Reply<View>) -> Markup {
     }
 }
 
-fn parts(asking: &Asking, view: &View, explanation: Option<&Reply<Explanation>>) -> Markup {
+fn parts(
+    asking: &Asking,
+    view: &View,
+    explanation: Option<&Reply<Explanation>>,
+    summary: Option<&Reply<Arc<Summary>>>,
+) -> Markup {
     html! {
         (tiles(&view.status))
         (problems("bad", "Errors", &view.status.errors))
@@ -82,6 +91,7 @@ fn parts(asking: &Asking, view: &View, explanation: Option<&Reply<Explanation>>)
         (firewall::section(&view.status))
         (pods(asking, &view.pods))
         (drops::section(&view.drops))
+        (connections::section(asking, summary))
         (syncs(&view.syncs))
     }
 }

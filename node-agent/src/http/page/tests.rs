@@ -2,12 +2,14 @@ use hyper::header::{HOST, HeaderMap};
 
 use super::*;
 use crate::backend::Affinity;
+use crate::connections::{Connection, Totals};
 use crate::drops::{DropCount, DropCounts, DropVerdict};
 use crate::explain::{Step, Verdict};
 use crate::status::view::{
     EndpointRow, Fate, Found, FrontendRow, PodRow, ServiceRow, SideRow, SideState, SyncRow,
 };
 use crate::status::{NetworkPolicyStatus, Status};
+use crate::trace::Place;
 
 /// A name that contains a script.
 const HOSTILE: &str = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
@@ -84,12 +86,31 @@ fn hostile_view() -> View {
     }
 }
 
+fn hostile_summary() -> Summary {
+    let place =
+        || Place { address: "10.0.0.1:80".parse().unwrap(), name: Some(HOSTILE.to_owned()) };
+    let connection = Connection {
+        protocol: "tcp",
+        state: None,
+        client: place(),
+        destination: place(),
+        service: Some(HOSTILE.to_owned()),
+        endpoint: Some(place()),
+        masqueraded_as: None,
+        seconds: Some(1),
+    };
+    let mut totals = Totals::default();
+    totals.add(&connection);
+    Summary { totals, newest: vec![connection], at: std::time::Duration::ZERO }
+}
+
 #[test]
 fn every_value_is_escaped() {
     let asking = Asking {
         view: ViewQuery { search: HOSTILE.to_owned(), skip: 3 },
         from: HOSTILE.to_owned(),
         to: HOSTILE.to_owned(),
+        connections: true,
         every: Some(5),
     };
     let explanation = Explanation {
@@ -103,9 +124,11 @@ fn every_value_is_escaped() {
         steps: vec![Step { what: HOSTILE.to_owned(), why: HOSTILE.to_owned() }],
     };
     let refused: Reply<Explanation> = Err(HOSTILE.to_owned());
+    let counted: Reply<Arc<Summary>> = Ok(Arc::new(hostile_summary()));
     for explanation in [Some(&Ok(explanation)), Some(&refused), None] {
         for view in [Ok(hostile_view()), Err(HOSTILE.to_owned())] {
-            let page = draw::document(&asking, &view, explanation).into_string();
+            let summary = Some(&counted);
+            let page = draw::document(&asking, &view, explanation, summary).into_string();
             assert!(page.contains("&lt;script&gt;alert(1)"), "it is shown: {page}");
             for alive in ["<script", "<img", "\"'>", "onerror=alert(2)>"] {
                 assert!(!page.contains(alive), "{alive} in {page}");
@@ -140,12 +163,14 @@ fn on_loopback_a_request_for_another_host_is_refused() {
 
 #[test]
 fn a_link_contains_its_query() {
-    let asking = Asking::parse("q=a%26b&skip=50&from=10.0.0.1%40cni0&to=&every=99999&other=1");
+    let asking =
+        Asking::parse("q=a%26b&skip=50&from=10.0.0.1%40cni0&to=&connections=1&every=99999&other=1");
     assert_eq!(asking.view.search, "a&b");
     assert_eq!((asking.view.skip, asking.every), (50, Some(3600)));
+    assert!(asking.connections);
     assert_eq!(
         asking.link("services"),
-        "/?q=a%26b&skip=50&from=10.0.0.1%40cni0&every=3600#services"
+        "/?q=a%26b&skip=50&from=10.0.0.1%40cni0&connections=yes&every=3600#services"
     );
     assert_eq!(Asking::parse("skip=-1&every=often"), Asking::default());
 }

@@ -1,0 +1,63 @@
+//! The connections of a node on one page: how many each service has, and the newest. Pure.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use super::{Connection, Totals, Tracked};
+use crate::names::Names;
+
+/// How many of the newest connections are kept.
+const NEWEST: usize = 20;
+
+/// What a table of any size comes to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// How many there are, by service.
+    pub totals: Totals,
+    /// The newest, the newest first; any where the kernel does not know when they began.
+    pub newest: Vec<Connection>,
+    /// When the table was read, since 1970.
+    pub at: Duration,
+}
+
+/// Takes in connections one by one.
+#[derive(Debug)]
+pub struct SummaryBuilder<'a> {
+    names: &'a Names,
+    now: Duration,
+    totals: Totals,
+    newest: Vec<Tracked>,
+}
+
+impl<'a> SummaryBuilder<'a> {
+    /// None yet. `now` is since 1970.
+    pub fn new(names: &'a Names, now: Duration) -> Self {
+        Self { names, now, totals: Totals::default(), newest: Vec::new() }
+    }
+
+    /// Takes in one more.
+    pub fn add(&mut self, tracked: &Tracked) {
+        self.totals.add(&Connection::of(tracked, self.names, self.now));
+        self.newest.push(*tracked);
+        // Seldom, so that few are sorted again and again.
+        if self.newest.len() >= 10 * NEWEST {
+            self.keep_newest();
+        }
+    }
+
+    fn keep_newest(&mut self) {
+        self.newest.sort_by_key(|tracked| Reverse(tracked.began));
+        self.newest.truncate(NEWEST);
+    }
+
+    /// What it comes to.
+    pub fn summary(mut self) -> Summary {
+        self.keep_newest();
+        let named = |tracked: &Tracked| Connection::of(tracked, self.names, self.now);
+        Summary {
+            newest: self.newest.iter().map(named).collect(),
+            totals: self.totals,
+            at: self.now,
+        }
+    }
+}
