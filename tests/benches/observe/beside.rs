@@ -1,0 +1,142 @@
+//! What it costs a load that others are looked at: clients that connect without pause to a service,
+//! beside a `trace` of another client, and beside `drops --watch`.
+//!
+//! Each turn measures the load alone, beside the one, and beside the other, so that whatever else the
+//! machine does falls on all of them. What counts is the difference within a turn. The processor time
+//! is that of this process alone: its clients, its server, and what the kernel does for their packets
+//! meanwhile. It says something on a machine that others use too, where connections a second do not.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::{Fixture, Who, service_ips};
+use denizen_tests::probe::Protocol;
+use denizen_tests::tracing::Tracing;
+use denizen_tests::watching::Watching;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
+use socket2::SockRef;
+
+/// Where only the load's own listener is.
+pub const PORT: u16 = 9090;
+
+const CLIENTS: usize = 2;
+const TURNS: usize = 20;
+const TURN: Duration = Duration::from_millis(1500);
+/// How often another client asks what may be followed.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Of 20 differences in order, the true median lies between the 6th and the 15th with 96 %.
+const INTERVAL: [usize; 2] = [5, 14];
+/// What has not gone by then never will.
+const BOUND: Duration = Duration::from_secs(60);
+
+/// What a load came to.
+#[derive(Debug, Clone, Copy)]
+struct Load {
+    a_second: f64,
+    /// Microseconds of processor time for each connection.
+    each: f64,
+}
+
+/// Measures and prints it.
+pub fn measure(fixture: &Fixture, agent: &Agent) -> Result<()> {
+    let node = &fixture.cluster.world.node;
+    let to = SocketAddr::new(service_ips(10)[0], 80);
+    let at = SocketAddr::new(fixture.address(Who::Routed, to.ip())?, PORT);
+    let listener = fixture.routed.netns.run(|| TcpListener::bind(at))??;
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    let followed = SocketAddr::new(service_ips(11)[0], 80);
+    let source = fixture.address(Who::Remote, to.ip())?.to_string();
+    let arguments = ["--from", &source, "--to", &followed.to_string(), "--count", "1000"];
+    let load = || load(fixture, to, followed);
+    println!("\n## {CLIENTS} clients that connect without pause, {TURNS} turns\n");
+    println!("{:<40}{:>14}{:>14}{:>14}", "", "alone", "trace", "drops --watch");
+    load()?;
+    let mut turns = Vec::new();
+    for _ in 0..TURNS {
+        let alone = load()?;
+        let tracing = Tracing::start(node, agent, &arguments)?;
+        let traced = load()?;
+        tracing.kill()?;
+        let watching = Watching::start(node, agent, &["drops"])?;
+        let watched = load()?;
+        watching.kill()?;
+        let rules = || node.output("nft", &["list", "ruleset"]);
+        eventually("nobody looks", BOUND, || Ok(!rules()?.contains("nftrace")))?;
+        turns.push([alone, traced, watched]);
+    }
+    report("connections a second", &turns, |load| load.a_second);
+    report("processor time of each connection (µs)", &turns, |load| load.each);
+    Ok(())
+}
+
+/// Medians, and by how much both differ from the load alone.
+fn report(what: &str, turns: &[[Load; 3]], figure: impl Fn(&Load) -> f64) {
+    let sorted = |values: Vec<f64>| {
+        let mut values = values;
+        values.sort_by(f64::total_cmp);
+        values
+    };
+    let of = |which: usize| sorted(turns.iter().map(|turn| figure(&turn[which])).collect());
+    let [alone, traced, watched] = [0, 1, 2].map(|which| of(which)[TURNS / 2]);
+    println!("{what:<40}{alone:>14.1}{traced:>14.1}{watched:>14.1}");
+    for (which, beside) in [(1, "beside a trace"), (2, "beside drops --watch")] {
+        let more = |turn: &[Load; 3]| 100.0 * (figure(&turn[which]) / figure(&turn[0]) - 1.0);
+        let more = sorted(turns.iter().map(more).collect());
+        let [low, high] = INTERVAL.map(|at| more[at]);
+        let half = more[TURNS / 2];
+        println!("  {beside:<38}{half:>+13.1} %   (96 %: {low:+.1} % to {high:+.1} %)");
+    }
+}
+
+/// Clients connect for a turn. Meanwhile another one asks what may be followed, now and then.
+fn load(fixture: &Fixture, to: SocketAddr, followed: SocketAddr) -> Result<Load> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let (begun, used) = (Instant::now(), processor_time()?);
+    let clients = (0..CLIENTS).map(|_| {
+        let stop = stop.clone();
+        fixture.cluster.world.client.spawn(move || connect(to, &stop))
+    });
+    let clients = clients.collect::<Result<Vec<_>>>()?;
+    while begun.elapsed() < TURN {
+        std::thread::sleep(PAUSE);
+        let outcome = fixture.ask(Who::Remote, followed, Protocol::Tcp)?;
+        ensure!(outcome.endpoint().is_some(), "{outcome:?}");
+    }
+    stop.store(true, Ordering::Relaxed);
+    let mut connected = 0;
+    for client in clients {
+        connected += client.join().ok().context("a client panicked")???;
+    }
+    let (took, used) = (begun.elapsed(), processor_time()? - used);
+    let connected = f64::from(connected);
+    Ok(Load {
+        a_second: connected / took.as_secs_f64(),
+        each: 1e6 * used.as_secs_f64() / connected,
+    })
+}
+
+/// Of this process, the kernel's on its behalf too.
+fn processor_time() -> Result<Duration> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+    let of = |time: TimeVal| {
+        Duration::new(time.tv_sec().unsigned_abs(), 1000 * time.tv_usec().unsigned_abs() as u32)
+    };
+    Ok(of(usage.user_time()) + of(usage.system_time()))
+}
+
+/// Each connection is reset, so that its port can be used again at once.
+fn connect(to: SocketAddr, stop: &AtomicBool) -> std::io::Result<u32> {
+    let mut connected = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let stream = TcpStream::connect(to)?;
+        SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
+        connected += 1;
+    }
+    Ok(connected)
+}
