@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::conntrack::Flow;
+use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::iptables::Variant;
 use denizen_tests::kube_proxy::ipvs::{Ipvs, VirtualServer};
@@ -53,6 +54,11 @@ impl GuestContext {
         let node = &fixture.cluster.world.node;
         node.sysctl("net.netfilter.nf_conntrack_tcp_timeout_close", "1")?;
         node.sysctl("net.netfilter.nf_conntrack_udp_timeout_stream", "600")?;
+        // The kernel notes late that a link is up, and then gives it an address of its own.
+        eventually("the node has all its addresses", PATIENCE, || {
+            let own = node.output("ip", &["-o", "addr", "show", "dev", "eth0", "scope", "link"])?;
+            Ok(own.lines().count() == 2 && !own.contains("tentative"))
+        })?;
         let servers = Vec::new();
         let mut context = Self { fixture, servers };
         for (web, frontend) in service_ips(10).into_iter().zip(service_ips(12)) {
