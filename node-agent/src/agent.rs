@@ -35,6 +35,7 @@ use self::requests::Waiting;
 use self::sampling::Sampling;
 use self::sources::Sources;
 use self::stop::Stop;
+pub use self::stop::pause;
 use crate::attachments;
 use crate::backend::BackendName;
 use crate::config::Config;

@@ -65,6 +65,9 @@ enum Command {
     InstallCni(Box<InstallArgs>),
     /// Remove everything that denizen has programmed on this node
     Cleanup(CleanupArgs),
+    /// Do nothing until a signal ends this program: a pod's last container, which keeps the pod
+    /// running after its init containers
+    Pause,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -181,6 +184,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
             block_on(async move { install::run(&args).await })
         }
         Command::Cleanup(args) => cleanup::cleanup(&args),
+        Command::Pause => block_on(agent::pause()),
     }
     .map(|()| ExitCode::SUCCESS)
 }

@@ -23,6 +23,15 @@ pub fn ours(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// A variant of denizen's image, in which programs are executed that were built for it alone.
+pub fn image(variant: &str) -> Result<PathBuf> {
+    let built = folder()?;
+    let folder = built.parent().context("cargo's folder has a parent")?;
+    let path = folder.join("image").join(format!("{variant}.tar"));
+    ensure!(path.exists(), "{} is not there: run `tests/image` first", path.display());
+    Ok(path)
+}
+
 /// One of the previous release's programs: `DENIZEN_PREVIOUS_RELEASE` names their folder.
 pub fn previous(name: &str) -> Option<PathBuf> {
     std::env::var_os("DENIZEN_PREVIOUS_RELEASE").map(|folder| Path::new(&folder).join(name))

@@ -27,3 +27,12 @@ impl Stop {
         }
     }
 }
+
+/// Does nothing until one of these signals comes.
+///
+/// # Errors
+/// When the signals cannot be handled.
+pub async fn pause() -> anyhow::Result<()> {
+    Stop::listen()?.signalled().await;
+    Ok(())
+}

@@ -1,6 +1,8 @@
 //! CRI's messages about containers (`k8s.io/cri-api`, `pkg/apis/runtime/v1/api.proto`), as far as
 //! the tests need them.
 
+use std::collections::BTreeMap;
+
 use prost::{Enumeration, Message};
 
 /// A container to be made.
@@ -186,9 +188,21 @@ pub(super) struct CreateRequest {
 }
 
 #[derive(Clone, PartialEq, Message)]
+pub(super) struct ContainerStatusRequest {
+    #[prost(string, tag = "1")]
+    pub container: String,
+    /// Whether the answer has the runtime's own information too.
+    #[prost(bool, tag = "2")]
+    pub verbose: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
 pub(super) struct ContainerStatusAnswer {
     #[prost(message, optional, tag = "1")]
     pub status: Option<ContainerStatus>,
+    /// The runtime's own information.
+    #[prost(btree_map = "string, string", tag = "2")]
+    pub info: BTreeMap<String, String>,
 }
 
 /// How a container fares.

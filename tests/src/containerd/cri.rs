@@ -5,14 +5,15 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use prost::Message;
+use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 use tonic::client::Grpc;
 use tonic::transport::{Channel, Endpoint};
 use tonic_prost::ProstCodec;
 
 use super::container::{
-    ContainerConfig, ContainerStatus, ContainerStatusAnswer, CreateRequest, ExecAnswer,
-    ExecRequest, NamespaceOption,
+    ContainerConfig, ContainerStatus, ContainerStatusAnswer, ContainerStatusRequest, CreateRequest,
+    ExecAnswer, ExecRequest, NamespaceOption,
 };
 
 /// A connection to a runtime.
@@ -196,9 +197,20 @@ impl Cri {
 
     /// How a container fares.
     pub fn container(&self, id: &str) -> Result<ContainerStatus> {
-        let answer: ContainerStatusAnswer =
-            self.call("ContainerStatus", Named { id: id.to_owned() })?;
-        answer.status.context("a container without a status")
+        self.container_status(id)?.status.context("a container without a status")
+    }
+
+    /// The process id of a container's first process, in the runtime's process namespace.
+    pub fn pid(&self, container: &str) -> Result<u64> {
+        let answer = self.container_status(container)?;
+        let info = answer.info.get("info").context("no information about the container")?;
+        let info: Value = serde_json::from_str(info)?;
+        info["pid"].as_u64().with_context(|| format!("no process id: {info}"))
+    }
+
+    fn container_status(&self, id: &str) -> Result<ContainerStatusAnswer> {
+        let container = id.to_owned();
+        self.call("ContainerStatus", ContainerStatusRequest { container, verbose: true })
     }
 
     /// Runs a program in a container, for 30 seconds at most.

@@ -1,7 +1,6 @@
 //! Images for containerd, as `docker save` would write them: one layer, and what is executed.
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -12,12 +11,6 @@ use crate::netns::checked;
 
 /// All of the pause image: a program that does nothing, for ever.
 const PAUSE_SOURCE: &str = "int pause(void); int main(void) { for (;;) pause(); }\n";
-
-/// Where denizen's programs are in its image.
-pub const PROGRAMS: &str = "/denizen";
-
-/// Folders of Debian that are links into `/usr`.
-const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
 
 /// The image `name` of one static program, which waits.
 pub fn pause(folder: &Path, name: &str) -> Result<PathBuf> {
@@ -30,25 +23,14 @@ pub fn pause(folder: &Path, name: &str) -> Result<PathBuf> {
     archive(folder, name, "/pause")
 }
 
-/// The image `name` as `conf/Containerfile` lays it out, but for the contents of `/usr`,
-/// `/etc/alternatives` and [`PROGRAMS`]: those are mounted.
-pub fn denizen(folder: &Path, name: &str) -> Result<PathBuf> {
-    let root = made(&folder.join("root"))?;
-    for merged in MERGED {
-        symlink(format!("usr/{merged}"), root.join(merged))?;
-    }
-    archive(folder, name, &format!("{PROGRAMS}/denizen-agent"))
-}
-
 /// Packs `folder/root`.
 fn archive(folder: &Path, name: &str, program: &str) -> Result<PathBuf> {
     let run = |program: &mut Command| checked(program.current_dir(folder)).map(|it| it.stdout);
     run(Command::new("tar").args(["-C", "root", "-cf", "layer.tar", "."]))?;
     let sum = String::from_utf8(run(Command::new("sha256sum").arg("layer.tar"))?)?;
     let sum = sum.split_whitespace().next().context("sha256sum says nothing")?;
-    let path = format!("PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin");
     let config = json!({
-        "architecture": "amd64", "os": "linux", "config": { "Entrypoint": [program], "Env": [path] },
+        "architecture": "amd64", "os": "linux", "config": { "Entrypoint": [program] },
         "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{sum}")] },
     });
     fs::write(folder.join("config.json"), config.to_string())?;

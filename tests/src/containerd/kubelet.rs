@@ -14,9 +14,7 @@ use super::container::{
     ContainerStatus, ImageSpec, Int64, KeyValue, LinuxContainerConfig, Mount, NamespaceMode,
     NamespaceOption, Propagation, SecurityProfile,
 };
-use super::image::PROGRAMS;
 use super::{Containerd, Cri, LinuxSandbox, SandboxConfig, SandboxSecurity, made};
-use crate::binary;
 use crate::checking::Checked;
 use crate::conf::texts;
 use crate::eventually::observed;
@@ -69,6 +67,8 @@ pub struct DaemonPod {
     sandbox: String,
     containers: BTreeMap<String, String>,
     logs: PathBuf,
+    /// The `/proc` of the runtime, from here.
+    processes: PathBuf,
 }
 
 impl Kubelet<'_> {
@@ -83,6 +83,7 @@ impl Kubelet<'_> {
             cri,
             containers: BTreeMap::new(),
             logs,
+            processes: self.containerd.as_seen_here(Path::new("/proc")),
         };
         for container in list(&spec["initContainers"]) {
             let name = pod.start(self, spec, container, &sandbox)?;
@@ -142,7 +143,7 @@ impl Kubelet<'_> {
         Ok(all)
     }
 
-    /// What the manifest mounts, and, read-only, what the image would hold.
+    /// What the manifest mounts.
     fn mounts(&self, spec: &Value, container: &Value) -> Result<Vec<Mount>> {
         let mut mounts = Vec::new();
         for mount in list(&container["volumeMounts"]) {
@@ -162,10 +163,6 @@ impl Kubelet<'_> {
         if spec["automountServiceAccountToken"] != false {
             mounts.push(read_only(ACCOUNT, &self.account)?);
         }
-        for held in ["/usr", "/etc/alternatives"] {
-            mounts.push(read_only(held, Path::new(held))?);
-        }
-        mounts.push(read_only(PROGRAMS, &binary::folder()?)?);
         Ok(mounts)
     }
 
@@ -226,6 +223,12 @@ impl DaemonPod {
         let complaint = String::from_utf8_lossy(&answer.stderr);
         ensure!(answer.exit_code == 0, "{words:?} in {container}: {complaint}");
         Ok(String::from_utf8(answer.stdout)?)
+    }
+
+    /// The folder in `/proc` of a container's first process. The container's files are in `root`.
+    pub fn process(&self, container: &str) -> Result<PathBuf> {
+        let id = self.cri.pid(self.id(container)?)?;
+        Ok(self.processes.join(id.to_string()))
     }
 
     /// The log of a container.

@@ -27,7 +27,16 @@ use crate::netns::{Netns, checked};
 const PAUSE: &str = "denizen.test/pause:1";
 
 /// Denizen's image, as `conf/kubernetes` names it.
-const DENIZEN: &str = concat!("docker.io/library/denizen:", env!("CARGO_PKG_VERSION"));
+pub const DENIZEN: &str = concat!("docker.io/library/denizen:", env!("CARGO_PKG_VERSION"));
+
+/// The variants of denizen's image in `conf/Containerfile`.
+#[derive(Debug, Clone, Copy)]
+pub enum Image {
+    /// Two static programs.
+    Nftables,
+    /// With Debian's iptables and ipset.
+    Iptables,
+}
 
 /// How long a busy machine may take to start it.
 const STARTING: Duration = Duration::from_secs(60);
@@ -115,6 +124,15 @@ impl Containerd {
         Netns::of(&self.as_seen_here(Path::new(netns)))
     }
 
+    /// Makes a folder of ours be `at` among its mounts.
+    pub fn bind(&self, folder: &Path, at: &str) -> Result<()> {
+        fs::create_dir_all(self.as_seen_here(Path::new(at)))?;
+        let mut command = Command::new("nsenter");
+        command.args(["--mount", "--target", &self.child.id().to_string()]);
+        checked(command.args(["mount", "--bind"]).arg(folder).arg(at))?;
+        Ok(())
+    }
+
     /// What it has logged.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("log")).unwrap_or_default()
@@ -135,18 +153,32 @@ impl Containerd {
         observed(what, STARTING, try_it, Result::is_ok).with_context(|| self.log())?
     }
 
-    /// Makes [`DENIZEN`] of the programs that cargo built.
-    pub fn import_denizen(&self) -> Result<()> {
-        self.import(&image::denizen(&made(&self.folder, "image-denizen")?, DENIZEN)?)
+    /// Imports denizen's image, as `tests/image` built it.
+    pub fn import_denizen(&self, image: Image) -> Result<()> {
+        let name = match image {
+            Image::Nftables => "nftables",
+            Image::Iptables => "iptables",
+        };
+        self.import(&binary::image(name)?)
+    }
+
+    /// Gives an image a second name.
+    pub fn tag(&self, image: &str, name: &str) -> Result<()> {
+        checked(self.images().args(["tag", image, name]))?;
+        Ok(())
     }
 
     fn import(&self, archive: &Path) -> Result<()> {
-        let mut import = Command::new("ctr");
-        import.arg("--address").arg(self.folder.join("containerd.sock"));
-        import.args(["--namespace", "k8s.io", "images", "import", "--snapshotter", "native"]);
-        checked(import.arg(archive))
+        checked(self.images().args(["import", "--snapshotter", "native"]).arg(archive))
             .with_context(|| format!("cannot import {}", archive.display()))?;
         Ok(())
+    }
+
+    fn images(&self) -> Command {
+        let mut command = Command::new("ctr");
+        command.arg("--address").arg(self.folder.join("containerd.sock"));
+        command.args(["--namespace", "k8s.io", "images"]);
+        command
     }
 }
 

@@ -2,20 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use denizen_state::RunDir;
 use denizen_tests::agent::CNI_CACHE;
 use denizen_tests::api::context::ApiContext;
 use denizen_tests::api::{Api, ApiServer};
 use denizen_tests::cluster::NODE;
-use denizen_tests::conf::{built, built_with, folder};
-use denizen_tests::containerd::Containerd;
+use denizen_tests::conf::{built, built_with, containers_of, folder};
 use denizen_tests::containerd::kubelet::{DaemonPod, Kubelet};
-use denizen_tests::eventually::observed;
-use denizen_tests::fixture::{PORT, Who};
+use denizen_tests::containerd::{Containerd, DENIZEN, Image};
+use denizen_tests::eventually::{eventually, observed};
+use denizen_tests::fixture::{PORT, Who, service_ips};
 use denizen_tests::http::{Reply, fetch, url};
 use denizen_tests::iptables::Variant;
+use denizen_tests::lasting::{self, Lasting};
+use denizen_tests::load::Load;
 use denizen_tests::manifest::Port;
 use denizen_tests::pod::Wiring;
 use denizen_tests::probe::Protocol;
@@ -23,6 +27,9 @@ use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
 use super::PATIENCE;
+
+/// Another name of the image: a release to upgrade to.
+const NEXT: &str = "docker.io/library/denizen:next";
 
 /// A node on which kubelet runs `conf/kubernetes`, with an API server and containerd, whose chain
 /// has no denizen yet.
@@ -34,7 +41,7 @@ struct Installation {
 }
 
 impl Installation {
-    fn new(label: &str) -> Result<Self> {
+    fn new(label: &str, image: Image) -> Result<Self> {
         let context = ApiContext::own(label)?;
         context.put_node()?;
         context.put_web("web", 10, &[Who::Remote])?;
@@ -45,7 +52,7 @@ impl Installation {
         fs::write(&chain, &original)?;
         let cache = cluster.run_dir().join(CNI_CACHE);
         let mut containerd = Containerd::start(&cluster.world.node, &folder, &cache)?;
-        containerd.import_denizen()?;
+        containerd.import_denizen(image)?;
         containerd.wait_network()?;
         Ok(Self { containerd, chain, original, context })
     }
@@ -73,6 +80,66 @@ impl Installation {
         })
     }
 
+    /// Asks what kubelet asks of these objects' containers.
+    fn probes_succeed(&self, objects: &[Value]) -> Result<()> {
+        let daemon_set = objects.iter().find(|it| it["kind"] == "DaemonSet");
+        for container in containers_of(daemon_set.context("no DaemonSet")?) {
+            for probe in ["readinessProbe", "livenessProbe"] {
+                let Value::Object(get) = &container[probe]["httpGet"] else { continue };
+                let text = |name| get.get(name).and_then(Value::as_str).context("a text");
+                let port = get.get("port").and_then(Value::as_u64).context("a port")?;
+                let url = url(text("host")?.parse()?, u16::try_from(port)?, text("path")?);
+                let reply = fetch(&self.context.fixture.cluster.world.node, &url, &[])?;
+                assert_eq!(reply.status, 200, "{probe}: {reply:?}");
+            }
+        }
+        Ok(())
+    }
+
+    fn kernel_is_set_up(&self) -> Result<()> {
+        for (path, wanted) in [
+            ("bridge/bridge-nf-call-iptables", "1"),
+            ("netfilter/nf_conntrack_tcp_timeout_established", "86400"),
+            ("netfilter/nf_conntrack_tcp_timeout_close_wait", "3600"),
+            ("ipv4/conf/all/route_localnet", "0"),
+        ] {
+            assert_eq!(self.setting(path)?, wanted, "{path}");
+        }
+        Ok(())
+    }
+
+    /// Waits until a pod that containerd makes is recorded by the plugin, not by the agent later.
+    fn until_pods_are_recorded(&self) -> Result<()> {
+        let cri = self.containerd.cri()?;
+        let run_dir = RunDir::open(self.context.fixture.cluster.run_dir())?;
+        eventually("containerd calls the plugin", PATIENCE, || {
+            let sandbox = cri.run_sandbox("probe")?;
+            let records = run_dir.read()?.map(|state| state.attachments).unwrap_or_default();
+            cri.stop_sandbox(&sandbox)?;
+            cri.remove_sandbox(&sandbox)?;
+            Ok(records.values().any(|it| it.container_id == sandbox && !it.adopted))
+        })
+    }
+
+    /// A connection through a service that stays open, and clients that connect without pause.
+    fn clients(&self) -> Result<(Lasting, Load)> {
+        let fixture = &self.context.fixture;
+        let echo = [Port::tcp("echo", 7, lasting::ECHO)];
+        self.context.api.put_all(&fixture.service("echo", 11, &echo, &[Who::Routed])?)?;
+        for address in &fixture.routed.addresses {
+            lasting::serve(&fixture.routed.netns, *address)?;
+        }
+        let to = SocketAddr::new(service_ips(11)[0], 7);
+        let open = || Ok(Lasting::open(&fixture.bridged.netns, to));
+        let lasting = observed("connected", PATIENCE, open, Result::is_ok)??;
+        let mut load = Load::default();
+        for who in [Who::Bridged, Who::Routed, Who::Outside] {
+            let web = service_ips(10).map(|ip| (SocketAddr::new(ip, 80), Protocol::Tcp));
+            load.client(fixture.place(who).0, web.into(), |it| it.endpoint().is_some())?;
+        }
+        Ok((lasting, load))
+    }
+
     fn setting(&self, path: &str) -> Result<String> {
         let node = &self.context.fixture.cluster.world.node;
         let path = format!("/proc/sys/net/{path}");
@@ -93,42 +160,72 @@ fn until_healthy(pod: &DaemonPod) -> Result<()> {
 
 /// The capabilities of a container's first process, as the kernel counts them.
 fn effective(pod: &DaemonPod, container: &str) -> Result<u64> {
-    let status = pod.exec(container, &["cat", "/proc/1/status"])?;
+    let status = fs::read_to_string(pod.process(container)?.join("status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     Ok(u64::from_str_radix(line.context("no CapEff")?.trim(), 16)?)
 }
 
-/// `conf/kubernetes`, then `conf/kubernetes/uninstall`, with no container that is privileged.
-#[test]
-fn the_daemon_set_installs_programs_sets_up_the_kernel_and_is_taken_away() -> Result<()> {
+/// One capability, and one token: the agent's.
+fn has_what_it_is_granted(pod: &DaemonPod) -> Result<()> {
     const NET_ADMIN: u64 = 1 << 12;
-    let node = Installation::new("ctr-daemon")?;
-    let cluster = &node.context.fixture.cluster;
-    cluster.world.node.sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
-    let pod = node.kubelet(built(&folder().join("kubernetes"))?)?.run("denizen")?;
-    until_healthy(&pod)?;
-    assert_eq!(effective(&pod, "agent")?, NET_ADMIN);
-    assert_eq!(effective(&pod, "install-cni")?, 0);
-    let account = ["ls", "/var/run/secrets/kubernetes.io/serviceaccount"];
-    assert!(pod.exec("agent", &account)?.contains("token"));
-    ensure!(pod.exec("install-cni", &account).is_err(), "it has a token");
-    for (path, wanted) in [
-        ("bridge/bridge-nf-call-iptables", "1"),
-        ("netfilter/nf_conntrack_tcp_timeout_established", "86400"),
-        ("netfilter/nf_conntrack_tcp_timeout_close_wait", "3600"),
-        ("ipv4/conf/all/route_localnet", "0"),
-    ] {
-        assert_eq!(node.setting(path)?, wanted, "{path}");
+    const TOKEN: &str = "root/var/run/secrets/kubernetes.io/serviceaccount/token";
+    for (container, capabilities, has_token) in
+        [("agent", NET_ADMIN, true), ("install-cni", 0, false)]
+    {
+        assert_eq!(effective(pod, container)?, capabilities, "{container}");
+        assert_eq!(pod.process(container)?.join(TOKEN).exists(), has_token, "{container}");
     }
+    Ok(())
+}
+
+/// Has the DaemonSet's containers made from [`NEXT`].
+fn rename_image(objects: &mut [Value]) -> Result<()> {
+    let daemon_set = objects.iter_mut().find(|it| it["kind"] == "DaemonSet");
+    let spec = &mut daemon_set.context("no DaemonSet")?["spec"]["template"]["spec"];
+    for container in spec["containers"].as_array_mut().context("containers")? {
+        container["image"] = NEXT.into();
+    }
+    Ok(())
+}
+
+/// `conf/kubernetes`, an upgrade, then `conf/kubernetes/uninstall`, with no container that is
+/// privileged.
+#[test]
+fn the_daemon_set_installs_is_upgraded_under_load_and_is_taken_away() -> Result<()> {
+    let node = Installation::new("ctr-daemon", Image::Nftables)?;
+    let fixture = &node.context.fixture;
+    fixture.cluster.world.node.sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
+    // Where the plugin of the image looks for the agent.
+    node.containerd.bind(fixture.cluster.run_dir(), "/run/denizen")?;
+    let mut objects = built(&folder().join("kubernetes"))?;
+    let old = node.kubelet(objects.clone())?.run("denizen")?;
+    until_healthy(&old)?;
+    has_what_it_is_granted(&old)?;
+    node.probes_succeed(&objects)?;
+    node.kernel_is_set_up()?;
     node.context.until_answered(10, Who::Remote)?;
+    node.until_pods_are_recorded()?;
+
+    node.containerd.tag(DENIZEN, NEXT)?;
+    rename_image(&mut objects)?;
+    let (mut lasting, load) = node.clients()?;
+    old.end()?;
+    lasting.still_alive()?;
+    let new = node.kubelet(objects)?.run("denizen")?;
+    until_healthy(&new)?;
+    node.until_pods_are_recorded()?;
+    let tally = load.stop()?;
+    ensure!(tally.answered > 100 && tally.failed + tally.lost_once == 0, "{tally:?}");
+    lasting.still_alive()?;
+
     let installed = fs::read_to_string(&node.chain)?;
     ensure!(installed.contains("denizen"), "{installed}");
-    the_pod_checks_its_node(&node, &pod)?;
-    pod.end()?;
-    let pod = node.kubelet(built(&folder().join("kubernetes/uninstall"))?)?;
-    pod.run("denizen-uninstall")?.end()?;
+    the_pod_checks_its_node(&node, &new)?;
+    new.end()?;
+    let uninstall = node.kubelet(built(&folder().join("kubernetes/uninstall"))?)?;
+    uninstall.run("denizen-uninstall")?.end()?;
     assert_eq!(fs::read_to_string(&node.chain)?, node.original);
-    assert_eq!(cluster.world.node.output("nft", &["list", "tables"])?, "");
+    assert_eq!(fixture.cluster.world.node.output("nft", &["list", "tables"])?, "");
     Ok(())
 }
 
@@ -161,7 +258,7 @@ fn the_pod_checks_its_node(node: &Installation, pod: &DaemonPod) -> Result<()> {
 #[test]
 fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without_a_trace()
 -> Result<()> {
-    let node = Installation::new("ctr-ipt")?;
+    let node = Installation::new("ctr-ipt", Image::Iptables)?;
     let fixture = &node.context.fixture;
     let http = [Port::tcp("http", 80, PORT).at_node(30080)];
     let web = fixture.service("web", 10, &http, &[Who::Remote])?;
@@ -190,7 +287,7 @@ fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without
 /// A mount goes on to lead to what was removed on the host: the kubelet must start it again.
 #[test]
 fn a_container_whose_run_directory_is_removed_is_not_live_until_it_is_started_anew() -> Result<()> {
-    let node = Installation::new("ctr-run")?;
+    let node = Installation::new("ctr-run", Image::Nftables)?;
     let cluster = &node.context.fixture.cluster;
     let until_live = |status: u16| -> Result<()> {
         let livez = url(ip("127.0.0.1"), 10256, "/livez");
