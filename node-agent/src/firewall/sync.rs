@@ -9,7 +9,7 @@ use tracing::{debug, info};
 
 use super::bridge;
 use super::element::{all, of_block, of_identity, of_interfaces, of_sides};
-use super::neighbour::{drop_waiting, restricted_on_bridges};
+use super::neighbour::{drop_waiting, restricted};
 use super::number::Numbers;
 use super::program;
 use super::report::{Dropped, FirewallReport};
@@ -152,8 +152,7 @@ impl Firewall {
     fn note_newcomers(&mut self, plan: &Plan, changes: &Changes) {
         let new = changes.firewall.sides.iter().filter(|change| change.before.is_none());
         let handed_over = changes.firewall.departed.iter().copied();
-        self.newcomers
-            .extend(restricted_on_bridges(plan, new.map(|it| it.address).chain(handed_over)));
+        self.newcomers.extend(restricted(plan, new.map(|it| it.address).chain(handed_over)));
     }
 
     fn add_changes(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &Changes) {
@@ -251,7 +250,7 @@ impl Firewall {
     /// The connections of these addresses' former pods are deleted. Packets that they let through
     /// until then do not reach the pods that have the addresses now.
     pub fn departed_are_gone(&self, plan: &Plan, departed: impl Iterator<Item = IpAddr>) {
-        drop_waiting(&restricted_on_bridges(plan, departed).collect::<Vec<_>>());
+        drop_waiting(&restricted(plan, departed).collect::<Vec<_>>());
     }
 
     /// Notes that another program changed a table: the next [`Self::resync`] reads all of them,

@@ -123,6 +123,8 @@ impl Planned {
         let sandbox = self.sandbox.lock().expect("nobody panicked").take();
         let sandbox = sandbox.context("each is added once")?;
         let pod = attach(newcomers, sandbox, &self.name, newcomers.nodes.hosts[0].chain(wiring))?;
+        // Many pods use an address up and again.
+        newcomers.forget(&pod.addresses);
         newcomers.aim(|targets| targets.extend(&pod.addresses));
         Newcomer::start(pod)
     }

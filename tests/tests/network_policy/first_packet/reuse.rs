@@ -137,6 +137,33 @@ fn at_an_address_that_has_changed_hands_when_the_agent_reads_of_it() -> Result<(
     nothing_wrong(2, &wrong)
 }
 
+/// The pod does not answer for its IPv6 address yet, so what is sent to it waits on the node. What
+/// has waited since before its policies were programmed must not arrive when it answers.
+#[test]
+fn what_waits_for_a_new_pods_mac_address_does_not_arrive() -> Result<()> {
+    let newcomers = Newcomers::new("first-waits", &isolate("10s"))?;
+    let mut wrong = Vec::new();
+    for number in 0..2 {
+        let OneAddress { chain, addresses } = OneAddress::new(&newcomers, number)?;
+        newcomers.aim(|targets| targets.extend(addresses));
+        let name = format!("p{number}");
+        let netns = newcomers.nodes.sandbox(&format!("new/{name}"))?;
+        netns.nft(
+            "table ip6 mute { chain input { type filter hook input priority 0; \
+             icmpv6 type nd-neighbor-solicit drop; }; }",
+        )?;
+        newcomers.announce(&format!("new/{name}"), netns.name(), "new")?;
+        let pod = while_the_agent_sleeps(&newcomers, &name, || {
+            attach(&newcomers, netns, &format!("new/{name}"), &chain)
+        })?;
+        let newcomer = Newcomer::start(pod)?;
+        newcomer.pod.netns.nft("delete table ip6 mute")?;
+        let found = newcomers.first_packets(&newcomer)?;
+        wrong.extend(found.into_iter().map(|line| format!("{:?}: {line}", wiring(number))));
+    }
+    nothing_wrong(2, &wrong)
+}
+
 /// Attaches a pod, and wakes the agent up when it is recorded.
 fn while_the_agent_sleeps(
     newcomers: &Newcomers,
