@@ -13,9 +13,11 @@ use denizen_netlink::{Attributes, Message, Writer};
 const CHANGE: u16 = 0;
 const GET: u16 = 1;
 const DELETE: u16 = 2;
-/// CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_MARK, CTA_ID, CTA_ZONE, CTA_MARK_MASK, CTA_FILTER.
+/// CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_PROTOINFO, CTA_MARK, CTA_ID, CTA_ZONE, CTA_MARK_MASK,
+/// CTA_FILTER.
 const ORIGINAL: u16 = 1;
 const REPLY: u16 = 2;
+const PROTOCOL_INFO: u16 = 4;
 const MARK: u16 = 8;
 const ID: u16 = 12;
 const ZONE: u16 = 18;
@@ -50,7 +52,16 @@ pub struct Entry {
     pub reply_destination: SocketAddr,
     /// Whether its mark has [`MarkBit::FORBIDDEN`].
     pub is_forbidden: bool,
+    /// Whether conntrack took a packet from the middle of a TCP connection for its first one: then
+    /// its source may be the server.
+    pub is_mid_stream: bool,
 }
+
+/// CTA_PROTOINFO_TCP, and in it CTA_PROTOINFO_TCP_FLAGS_ORIGINAL and _REPLY.
+const TCP_INFO: u16 = 1;
+const TCP_FLAGS: [u16; 2] = [4, 5];
+/// IP_CT_TCP_FLAG_BE_LIBERAL: of both directions if conntrack saw no beginning.
+const IS_LIBERAL: u8 = 0x08;
 
 /// What a flow carries, as its first packet has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -199,6 +210,7 @@ impl Entry {
             is_forbidden: attributes
                 .find_u32(MARK)
                 .is_some_and(|mark| mark & MarkBit::FORBIDDEN.mask() != 0),
+            is_mid_stream: is_mid_stream(attributes),
         })
     }
 
@@ -227,6 +239,9 @@ impl Entry {
 
     /// Appends a request for a treatment of this entry. A newer entry with the same addresses is
     /// not deleted; but its mark would be changed, for then the kernel does not compare the id.
+    /// That lets nothing through that is forbidden: the newer one began under the new rules, and
+    /// none is marked but by the thread that does all this. One that is marked though it is
+    /// permitted, since it goes to another endpoint, is found by the second search.
     pub fn write(&self, treatment: Treatment, writer: &mut Writer, flags: u16, sequence: u32) {
         let change = match treatment {
             Treatment::Delete => DELETE,
@@ -302,6 +317,12 @@ fn nf_family(family: Family) -> u8 {
         Family::V4 => libc::AF_INET as u8,
         Family::V6 => libc::AF_INET6 as u8,
     }
+}
+
+fn is_mid_stream(attributes: Attributes<'_>) -> bool {
+    let tcp = attributes.nested(PROTOCOL_INFO).nested(TCP_INFO);
+    let flags = TCP_FLAGS.map(|kind| tcp.find(kind).and_then(|flags| flags.first()));
+    flags.into_iter().all(|flags| flags.is_some_and(|flags| flags & IS_LIBERAL != 0))
 }
 
 fn two_bytes(attributes: Attributes<'_>, kind: u16) -> Option<u16> {

@@ -11,6 +11,9 @@ use crate::plan::{
     FirewallPlan, Flow, Frontend, Masquerade, Plan, Planner, SeenAs, ServicePlan, serving,
 };
 
+/// The kernel chooses clients' ports from here on (`net.ipv4.ip_local_port_range`).
+const EPHEMERAL: u16 = 32768;
+
 /// Decides what becomes of entries, by the current facts.
 ///
 /// An entry is healthy if its reply source serves the service of the frontend in its destination.
@@ -161,11 +164,28 @@ impl<'a> StaleFilter<'a> {
 
 /// Whether no policy permits a connection.
 fn is_refused(firewall: &FirewallPlan, entry: &Entry) -> bool {
+    let (client, server) = match is_answer(entry) {
+        true => (entry.reply_source, entry.source),
+        false => (entry.source, entry.reply_source),
+    };
     let flow = Flow {
-        source: entry.source.ip(),
-        destination: entry.reply_source.ip(),
+        source: client.ip(),
+        destination: server.ip(),
         protocol: entry.protocol(),
-        port: NonZeroU16::new(entry.reply_source.port()),
+        port: NonZeroU16::new(server.port()),
     };
     firewall.refusal(&flow).is_some()
+}
+
+/// Whether an entry's first packet came from the server, as far as its ports tell.
+///
+/// A policy may forbid what conntrack has not seen: between pods on one bridge that did not show its
+/// frames until then. The firewall drops what the client sends, and takes the server's next packet
+/// for the first one of a connection from the server to the client, which it mostly permits: what
+/// the client sends would be answers. So this connection is judged the right way round.
+fn is_answer(entry: &Entry) -> bool {
+    entry.is_mid_stream
+        && !entry.is_translated()
+        && entry.source.port() < EPHEMERAL
+        && entry.reply_source.port() >= EPHEMERAL
 }

@@ -69,6 +69,7 @@ fn entry(protocol: Protocol, source: &str, destination: &str, reply_source: &str
         reply_source: at(reply_source),
         reply_destination: at(source),
         is_forbidden: false,
+        is_mid_stream: false,
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! | trap | test |
 //! | --- | --- |
-//! | 1. A new pod is open for a while, and what it began goes on | `first_packet::of_a_new_pod`, `connections::what_a_new_policy_forbids_ends`, `forbidden::what_is_forbidden_ends_though_both_sides_send`, `forbidden::what_is_forbidden_for_egress_ends_though_both_sides_send` |
+//! | 1. A new pod is open for a while, and what it began goes on | `first_packet::of_a_new_pod`, `first_packet::reuse::what_waits_for_a_new_pods_mac_address_does_not_arrive`, `connections::what_a_new_policy_forbids_ends`, `forbidden::what_is_forbidden_ends_though_both_sides_send`, `forbidden::what_is_forbidden_for_egress_ends_though_both_sides_send` |
 //! | 2. Replies of connections from before a policy are denied | `connections::replies_to_a_pod_that_is_isolated_later_arrive` |
 //! | 3. Everything to a new pod is refused for a while | `first_packet::of_a_new_pod` |
 //! | 4. A completed pod's address is taken for its own | `addressing::a_completed_pods_address_is_not_its_own_any_more`, `addressing::of_two_pods_with_one_address_the_younger_one_has_it` |
@@ -13,7 +13,7 @@
 //! | 8. Another's accept comes first | `beside::what_another_table_accepts_is_judged_all_the_same` |
 //! | 9. What another firewall drops is accepted | `beside::what_another_table_drops_stays_dropped`, `rules::no_rule_accepts_or_touches_a_mark` |
 //! | 10. Mark bits clash | `rules::the_priority_and_the_mark_are_given_back` |
-//! | 11. Pods of one bridge are not filtered | `packets::kubernetes_own_suite_between_bridged_pods`, `beside::a_bridge_that_hides_its_frames_is_set_right` |
+//! | 11. Pods of one bridge are not filtered | `packets::kubernetes_own_suite_between_bridged_pods`, `beside::a_bridge_that_hides_its_frames_is_set_right`, `forbidden::what_is_forbidden_ends_though_its_beginning_was_not_seen` |
 //! | 12. Neighbour discovery is blocked | `rules::discovery_passes_isolated_pods_and_an_echo_does_not`, `connections::neighbours_are_found_by_isolated_pods` |
 //! | 13. ICMP errors are blocked | `connections::icmp_errors_about_permitted_packets_arrive` |
 //! | 14. Probes are blocked | `frontends::a_node_reaches_its_isolated_pods_and_the_other_node_does_not` |

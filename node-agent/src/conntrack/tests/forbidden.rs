@@ -106,6 +106,31 @@ fn what_a_policy_forbids_is_marked_until_a_change_permits_it() {
     assert_eq!(treatments(&tracked, &candidates), [Some(Treatment::Delete); 3]);
 }
 
+/// Conntrack first saw an answer. Which end is the server is told by the ports.
+#[test]
+fn what_began_unseen_is_judged_from_its_client_to_its_server() {
+    let mut tracked = with_firewall();
+    candidates_after(&mut tracked, [vec![recorded(1, &[POD])], listed()].concat());
+    let candidates = candidates_after(&mut tracked, vec![policy_is(Some(false))]);
+    let none = HashSet::new();
+    let mut filter = StaleFilter::new(&candidates, &tracked.planner, &none);
+    let mut forbids = |source: &str, destination: &str, is_mid_stream| {
+        let entry = entry(Protocol::Tcp, source, destination, destination);
+        filter.treatment(&Entry { is_mid_stream, ..entry }) == Some(Treatment::Forbid)
+    };
+    let cases = [
+        ("an answer of the pod", "10.1.0.1:80", "10.9.0.9:40000", true),
+        ("a question of the pod", "10.1.0.1:40000", "10.9.0.9:80", false),
+        ("an answer to the pod", "10.9.0.9:80", "10.1.0.1:40000", false),
+        ("a question to the pod", "10.9.0.9:40000", "10.1.0.1:80", true),
+        ("nobody knows", "10.1.0.1:40000", "10.9.0.9:40001", false),
+    ];
+    for (name, source, destination, is_forbidden) in cases {
+        assert_eq!(forbids(source, destination, true), is_forbidden, "{name}");
+    }
+    assert!(!forbids("10.1.0.1:80", "10.9.0.9:40000", false), "its beginning was seen");
+}
+
 /// It remembers nothing, and knows nothing yet.
 #[test]
 fn a_new_agent_searches_everywhere_for_what_was_forbidden_as_soon_as_all_is_known() {

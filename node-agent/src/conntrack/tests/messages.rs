@@ -60,6 +60,13 @@ fn dumped(entry: &Entry, zone: bool) -> Vec<u8> {
     }
     // Another's bits count for nothing.
     writer.put_u32(8, if entry.is_forbidden { u32::MAX } else { !0x20 });
+    let (info, tcp) = (writer.begin(4), writer.begin(1));
+    // After a SYN the kernel may be liberal about one direction.
+    for (kind, is_liberal) in [(4, true), (5, entry.is_mid_stream)] {
+        writer.put(kind, &[if is_liberal { 0x0a } else { 0x02 }, 0]);
+    }
+    writer.end(tcp);
+    writer.end(info);
     writer.put_u32(12, entry.id);
     if zone {
         writer.put(18, &7_u16.to_be_bytes());
@@ -89,7 +96,8 @@ fn samples() -> [Entry; 6] {
 #[test]
 fn dumped_entries_are_parsed() {
     for entry in samples() {
-        for entry in [entry, Entry { is_forbidden: true, ..entry }] {
+        let marked = Entry { is_forbidden: true, ..entry };
+        for entry in [entry, marked, Entry { is_mid_stream: true, ..entry }] {
             assert_eq!(parsed(&dumped(&entry, false)), Some(entry));
             assert_eq!(parsed(&dumped(&entry, true)), None, "of another zone");
         }

@@ -7,14 +7,17 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use denizen_tests::agent::Objects;
+use denizen_tests::conntrack::tracked;
 use denizen_tests::eventually::observed;
 use denizen_tests::manifest::{self, Port};
-use denizen_tests::policy::{Peer, Rule, Selector};
+use denizen_tests::policy::{Peer, Rule, Selector, World};
 use denizen_tests::probe::Protocol;
 use denizen_tests::world::ip;
 
 use super::conversation::{Conversation, Kind, PORT};
 use super::there::{BOUND, There, x};
+use denizen_tests::pod::BRIDGE;
 
 /// The port at which `x/a` serves a service, and the service's addresses.
 const SERVICE: u16 = 8999;
@@ -198,4 +201,41 @@ fn what_is_forbidden_for_egress_ends_though_both_sides_send() -> Result<()> {
     talk.are(&fates([(24, Ends), (8, GoesOn), (8, Unheard)]))?;
     there.put([])?;
     talk.until(&fates([(40, GoesOn)]))
+}
+
+/// Between pods on a bridge that shows its frames only since there is a policy. Whatever conntrack
+/// sees of a connection first, it is from the middle.
+#[test]
+fn what_is_forbidden_ends_though_its_beginning_was_not_seen() -> Result<()> {
+    use Fate::{Ends, GoesOn};
+    let mut there = There::new("trap-unseen")?;
+    for tables in ["iptables", "ip6tables"] {
+        there.node(0).sysctl(&format!("net.bridge.bridge-nf-call-{tables}"), "0")?;
+    }
+    there.end_agent(true)?;
+    there
+        .node(0)
+        .ip(&format!("link set {BRIDGE} type bridge nf_call_iptables 0 nf_call_ip6tables 0"))?;
+    let objects = Objects::Manifests(there.play.nodes.manifests.folder().to_owned());
+    there.play.nodes.hosts[0].start_agent(objects, &["--services=off"])?;
+    let pairs = [("x/c", "x/a"), ("x/a", "x/c")];
+    let mut open = Vec::new();
+    for (from, to) in pairs {
+        for family in [0, 1] {
+            let client = (there.netns(from), there.addresses(from)[family]);
+            let server = SocketAddr::new(there.addresses(to)[family], PORT + open.len() as u16);
+            open.push(Conversation::open(Kind::Tcp, client, (there.netns(to), server), server)?);
+        }
+    }
+    let talk = Talk::start([open, Vec::new()]);
+    talk.until(&fates([(4, GoesOn)]))?;
+    let tracked = tracked(there.node(0), Protocol::Tcp)?;
+    ensure!(tracked.is_empty(), "no frame was shown: {tracked:?}");
+    let from_a = Peer::pods(Selector::label("pod", "a"));
+    let policies = vec![x("from-a").ingress([Rule::from([from_a])])];
+    let objects = World { policies, ..World::default() }.manifests();
+    there.play.nodes.manifests.put("policies", &objects)?;
+    there.play.nodes.settled(|node, status| status["networkPolicy"]["policies"] == [1, 0][node])?;
+    thread::sleep(ENDING);
+    talk.are(&fates([(2, Ends), (2, GoesOn)]))
 }
