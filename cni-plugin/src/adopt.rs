@@ -103,6 +103,7 @@ fn adopt(node: &mut Links, remembered: &Remembered<'_>) -> Result<Attachment, No
         ips,
         added_at: remembered.added_at.clone(),
         adopted: true,
+        redirect: None,
         unknown: Map::new(),
     })
 }

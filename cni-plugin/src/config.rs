@@ -13,6 +13,7 @@ use serde_json::value::RawValue;
 
 use crate::environment::is_name;
 use crate::error::CniError;
+use crate::redirect::Entry;
 use crate::version::CniVersion;
 
 /// The default timeout of an ADD that waits for the agent.
@@ -26,7 +27,10 @@ const EVERY_PLUGINS: [&str; 6] =
     ["cniVersion", "name", "type", "args", "runtimeConfig", "capabilities"];
 
 /// Keys that this plugin uses.
-const OURS: [&str; 3] = ["prevResult", "runDir", "waitForAgent"];
+const OURS: [&str; 4] = ["prevResult", "redirect", "runDir", "waitForAgent"];
+
+/// The capability by which a runtime passes the pod's annotations.
+pub const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
 /// Keys of other plugins that a program writes even if empty, because they are in Go's
 /// configuration struct. Empty, they are ignored.
@@ -97,7 +101,7 @@ impl<'a> RawConfig<'a> {
             Some((key, value)) => Err(CniError::UnsupportedField {
                 key: key.to_string(),
                 value: value.get().to_owned(),
-                why: format!("denizen knows {}", OURS[1..].join(" and ")),
+                why: format!("denizen knows {}", OURS[1..].join(", ")),
             }),
         }
     }
@@ -109,6 +113,9 @@ pub(crate) struct Config<'a> {
     pub(crate) network: String,
     pub(crate) run_dir: PathBuf,
     pub(crate) wait_for_agent: Option<WaitForAgent>,
+    pub(crate) redirect: Option<Entry>,
+    /// The pod's annotations; `None` if the runtime passed none, not even that there are none.
+    pub(crate) annotations: Option<BTreeMap<String, String>>,
     /// The previous plugin's result, unchanged.
     pub(crate) prev_result: Option<&'a RawValue>,
 }
@@ -118,7 +125,12 @@ impl<'a> Config<'a> {
     pub(crate) fn whole(raw: &RawConfig<'a>) -> Result<Config<'a>, CniError> {
         raw.refuse_unknown()?;
         let wait_for_agent = raw.typed("waitForAgent")?.map(WaitForAgent::of).transpose()?;
-        Ok(Config { wait_for_agent, ..Config::for_removal(raw)? })
+        let redirect = raw.typed("redirect")?.map(Entry::of).transpose()?;
+        let annotations = match redirect {
+            Some(_) => annotations(raw)?,
+            None => None,
+        };
+        Ok(Config { wait_for_agent, redirect, annotations, ..Config::for_removal(raw)? })
     }
 
     /// The part that removal needs. Other keys are not checked, and a bad `waitForAgent` counts as
@@ -139,7 +151,8 @@ impl<'a> Config<'a> {
         let prev_result = raw.fields.get("prevResult").copied().filter(|raw| raw.get() != "null");
         let wait_for_agent = raw.typed("waitForAgent").ok().flatten();
         let wait_for_agent = wait_for_agent.and_then(|fields| WaitForAgent::of(fields).ok());
-        Ok(Config { network, run_dir, wait_for_agent, prev_result })
+        let (redirect, annotations) = (None, None);
+        Ok(Config { network, run_dir, wait_for_agent, redirect, annotations, prev_result })
     }
 
     /// The previous plugin's result, which exists only in a chain.
@@ -151,6 +164,20 @@ impl<'a> Config<'a> {
             )
         })
     }
+}
+
+/// The pod's annotations, which the runtime passes to a plugin with this capability.
+fn annotations(raw: &RawConfig<'_>) -> Result<Option<BTreeMap<String, String>>, CniError> {
+    let runtime: Option<BTreeMap<String, Box<RawValue>>> = raw.typed("runtimeConfig")?;
+    let Some(passed) = runtime.as_ref().and_then(|runtime| runtime.get(ANNOTATIONS)) else {
+        return Ok(None);
+    };
+    // A pod without annotations has `null`, as Go writes a map that was never made.
+    let annotations: Option<BTreeMap<String, String>> = serde_json::from_str(passed.get())
+        .map_err(|error| {
+            CniError::InvalidConfig(format!("runtimeConfig.{ANNOTATIONS} is malformed: {error}"))
+        })?;
+    Ok(Some(annotations.unwrap_or_default()))
 }
 
 /// The attachments that the runtime still knows, from a GC's configuration.

@@ -3,7 +3,8 @@
 //!
 //! One call is one process. It checks the variables ([`Environment`]) and standard input (the
 //! configuration), reads the kernel, changes the state file, and prints the result. There is no
-//! async runtime, and nothing changes but the state file.
+//! async runtime, and nothing changes but the state file and, if the configuration asks for it, a
+//! table in the pod's own network namespace.
 
 mod adopt;
 mod command;
@@ -12,12 +13,14 @@ mod environment;
 mod error;
 mod kernel;
 mod prev_result;
+mod redirect;
 mod run;
 mod time;
 mod version;
 mod wait;
 
 pub use adopt::{Adopter, NotAdopted, Remembered};
+pub use config::ANNOTATIONS;
 pub use environment::Environment;
 pub use error::CniError;
 pub use run::{Outcome, run, understand};

@@ -18,6 +18,8 @@ pub(crate) struct PrevResult {
     pub(crate) has_interface: bool,
     /// The interface's addresses.
     pub(crate) ips: Vec<IpAddr>,
+    /// The gateways of those addresses.
+    pub(crate) gateways: Vec<IpAddr>,
 }
 
 #[derive(Deserialize)]
@@ -38,6 +40,7 @@ struct RawInterface {
 struct RawIp {
     version: Option<String>,
     address: String,
+    gateway: Option<String>,
     interface: Option<usize>,
 }
 
@@ -66,7 +69,7 @@ impl PrevResult {
         let interfaces = result.interfaces.unwrap_or_default();
         let ours =
             |interface: &RawInterface| interface.is_in_sandbox() && interface.name == if_name;
-        let mut ips = Vec::new();
+        let (mut ips, mut gateways) = (Vec::new(), Vec::new());
         for ip in result.ips.unwrap_or_default() {
             let address = address(&ip)?;
             // An address without an interface belongs to the interface of this call.
@@ -80,6 +83,8 @@ impl PrevResult {
             };
             if is_ours {
                 ips.push(address);
+                // It is only a destination to try: what is none is not used.
+                gateways.extend(ip.gateway.and_then(|gateway| gateway.parse::<IpAddr>().ok()));
             }
         }
         let has_interface = interfaces.iter().any(ours);
@@ -88,6 +93,7 @@ impl PrevResult {
             host_links: on_node.map(|interface| interface.name).collect(),
             has_interface,
             ips,
+            gateways,
         })
     }
 }

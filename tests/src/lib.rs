@@ -46,6 +46,7 @@ pub mod reader;
 pub mod ruleset;
 pub mod sctp;
 pub mod server;
+pub mod sidecar;
 pub mod syn;
 pub mod timing;
 pub mod tracing;

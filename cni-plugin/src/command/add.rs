@@ -4,21 +4,24 @@ use std::net::IpAddr;
 use std::time::SystemTime;
 
 use denizen_state::firewall::is_off;
+use denizen_state::redirect::Redirect;
 use denizen_state::socket::WaitFor;
 use denizen_state::{Attachment, RunDir};
 use serde_json::Map;
 
 use super::{LOCK_WAIT, Seen};
-use crate::config::{Config, OnTimeout, WaitForAgent};
+use crate::config::{ANNOTATIONS, Config, OnTimeout, WaitForAgent};
 use crate::environment::Attach;
 use crate::error::{CniError, in_full};
-use crate::kernel::{Pending, PendingError};
+use crate::kernel::{Netns, Pending, PendingError};
 use crate::prev_result::PrevResult;
+use crate::redirect::{Entry, Installed, OnFailure, install};
 use crate::time::rfc3339;
 use crate::wait::{Waited, wait};
 
-/// Records the attachment of `call`, in place of one with the same id, and returns the previous
-/// plugin's result unchanged. If it fails, it undoes its record.
+/// Redirects the pod's TCP if it should be, records the attachment of `call`, in place of one with
+/// the same id, and returns the previous plugin's result unchanged. If it fails, it undoes what it
+/// did. A pod that is recorded is redirected: that comes first.
 pub(crate) fn add(
     call: &Attach,
     config: &Config<'_>,
@@ -26,7 +29,12 @@ pub(crate) fn add(
     now: SystemTime,
 ) -> Result<String, CniError> {
     let result = config.prev_result()?;
+    let redirect = redirect_of(call, config)?;
     let seen = Seen::of(call, &prev_result)?;
+    let installed = match redirect {
+        Some((entry, redirect)) => installed(entry, redirect, &seen.netns, &prev_result.gateways)?,
+        None => None,
+    };
     let record = Attachment {
         container_id: call.named.container_id.clone(),
         if_name: call.named.if_name.clone(),
@@ -39,16 +47,72 @@ pub(crate) fn add(
         ips: prev_result.ips,
         added_at: rfc3339(now),
         adopted: false,
+        redirect: installed.as_ref().map(|installed| installed.redirect().clone()),
         unknown: Map::new(),
     };
-    let run_dir = RunDir::create(&config.run_dir)?;
-    let (replaced, epoch, generation) = run_dir.put(LOCK_WAIT, &record)?;
-    if let Some(how) = &config.wait_for_agent {
-        let ask = WaitFor { wait_for: record.id(), epoch, generation, removed: false };
-        wait_for_agent(&run_dir, &ask, how, &record.ips)
-            .map_err(|error| undo(&run_dir, &record, replaced, error))?;
+    match (recorded(config, &record), installed) {
+        (Ok(()), _) => Ok(result.get().to_owned()),
+        (Err(error), Some(installed)) => Err(installed.undo(error)),
+        (Err(error), None) => Err(error),
     }
-    Ok(result.get().to_owned())
+}
+
+/// What is to be redirected of the pod of `call`, if anything, and by which entry.
+fn redirect_of<'a>(
+    call: &Attach,
+    config: &'a Config<'_>,
+) -> Result<Option<(&'a Entry, Redirect)>, CniError> {
+    let (Some(entry), Some(pod)) = (&config.redirect, &call.pod) else {
+        return Ok(None);
+    };
+    let Some(annotations) = &config.annotations else {
+        let message = format!(
+            "the runtime passes no annotations of pods, which redirect needs: {ANNOTATIONS:?} must be true in the entry's \"capabilities\", and the runtime be containerd 1.5, CRI-O 1.29 or newer"
+        );
+        return match entry.without_annotations {
+            OnFailure::Fail => Err(CniError::InvalidConfig(message)),
+            OnFailure::Proceed => {
+                eprintln!(
+                    "denizen: {message}; the pod starts without (redirect.withoutAnnotations is \"proceed\")"
+                );
+                Ok(None)
+            }
+        };
+    };
+    let decided = entry.decide(pod, annotations, &call.named.if_name)?;
+    Ok(decided.map(|redirect| (entry, redirect)))
+}
+
+/// Programs `redirect` in the pod. `None`: it failed, and the pod starts without.
+fn installed(
+    entry: &Entry,
+    redirect: Redirect,
+    netns: &Netns,
+    gateways: &[IpAddr],
+) -> Result<Option<Installed>, CniError> {
+    match (install(netns, redirect, entry.verify, gateways), entry.on_error) {
+        (Ok(installed), _) => Ok(Some(installed)),
+        (Err(error), OnFailure::Fail) => Err(error),
+        (Err(error), OnFailure::Proceed) => {
+            let message = error.in_full();
+            eprintln!(
+                "denizen: {message}; the pod starts without (redirect.onError is \"proceed\")"
+            );
+            Ok(None)
+        }
+    }
+}
+
+/// Writes `record`, and waits for the agent as configured. If that fails, there is no record.
+fn recorded(config: &Config<'_>, record: &Attachment) -> Result<(), CniError> {
+    let run_dir = RunDir::create(&config.run_dir)?;
+    let (replaced, epoch, generation) = run_dir.put(LOCK_WAIT, record)?;
+    let Some(how) = &config.wait_for_agent else {
+        return Ok(());
+    };
+    let ask = WaitFor { wait_for: record.id(), epoch, generation, removed: false };
+    wait_for_agent(&run_dir, &ask, how, &record.ips)
+        .map_err(|error| undo(&run_dir, record, replaced, error))
 }
 
 fn wait_for_agent(

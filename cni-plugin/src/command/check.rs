@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::environment::Attach;
 use crate::error::CniError;
 use crate::prev_result::PrevResult;
+use crate::redirect::differences;
 
 /// Fails with all disagreements about the attachment of `call`.
 pub(crate) fn check(
@@ -30,6 +31,9 @@ pub(crate) fn check(
     let seen = Seen::of(call, prev_result)?;
     let mut found = Vec::new();
     compare_call(&record, call, config, prev_result, &mut found);
+    if let Some(redirect) = &record.redirect {
+        found.extend(differences(&seen.netns, redirect)?);
+    }
     compare_kernel(&record, prev_result, seen, &mut found)?;
     match found.as_slice() {
         [] => Ok(()),

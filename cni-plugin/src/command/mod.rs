@@ -27,6 +27,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(5);
 
 /// One attachment in the kernel.
 struct Seen {
+    netns: Netns,
     /// The interface inside the pod.
     container: Option<Link>,
     /// The links inside the pod.
@@ -52,7 +53,7 @@ impl Seen {
             .map_err(|error| {
                 CniError::io(format!("cannot look at the node's end of {if_name} in {path}"), error)
             })?;
-        Ok(Seen { container, pod, attached })
+        Ok(Seen { netns, container, pod, attached })
     }
 }
 

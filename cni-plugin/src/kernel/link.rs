@@ -9,9 +9,10 @@ use std::time::Duration;
 use denizen_netlink::{Attributes, Message, NetlinkError, Socket, Writer};
 use nix::libc;
 
-/// Length of `struct ifinfomsg`, and the offset of its index.
+/// Length of `struct ifinfomsg`, and the offsets of its index and flags.
 const IFINFOMSG: usize = 16;
 const IFINFOMSG_INDEX: usize = 4;
+const IFINFOMSG_FLAGS: usize = 8;
 
 /// Length of `struct ifaddrmsg`, and the offset of its index.
 const IFADDRMSG: usize = 8;
@@ -59,6 +60,8 @@ pub(crate) struct Link {
     pub(crate) vlan: Option<u16>,
     /// Whether a bridge filters VLANs.
     pub(crate) filters_vlans: bool,
+    /// Whether it is switched on.
+    pub(crate) is_up: bool,
 }
 
 impl Link {
@@ -73,7 +76,9 @@ impl Link {
 
     /// Reads an `RTM_NEWLINK`.
     fn parse(message: &Message<'_>) -> io::Result<Link> {
-        let mut link = Link { index: u32_at(message.payload, IFINFOMSG_INDEX)?, ..Link::default() };
+        let index = u32_at(message.payload, IFINFOMSG_INDEX)?;
+        let is_up = u32_at(message.payload, IFINFOMSG_FLAGS)? & libc::IFF_UP as u32 != 0;
+        let mut link = Link { index, is_up, ..Link::default() };
         for (kind, value) in message.attributes_after(IFINFOMSG) {
             match kind {
                 libc::IFLA_IFNAME => link.name = text(value),

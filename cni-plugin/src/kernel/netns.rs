@@ -38,8 +38,15 @@ impl Netns {
         Ok(Netns { file, own })
     }
 
-    /// The links of this namespace. Afterwards the calling thread is in its own namespace again.
+    /// The links of this namespace.
     pub(crate) fn links(&self) -> io::Result<Links> {
+        // A socket stays in the namespace in which it was created, so nothing else must be done
+        // there.
+        self.within(Links::open)?
+    }
+
+    /// Runs `work` in this namespace. Afterwards the calling thread is in its own namespace again.
+    pub(crate) fn within<T>(&self, work: impl FnOnce() -> T) -> io::Result<T> {
         match setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET) {
             Ok(()) => {}
             Err(Errno::EINVAL) => {
@@ -50,10 +57,8 @@ impl Netns {
             }
             Err(errno) => return Err(errno.into()),
         }
-        // A socket stays in the namespace in which it was created, so nothing else must be done
-        // there.
-        let links = Links::open();
+        let done = work();
         setns(self.own.as_fd(), CloneFlags::CLONE_NEWNET)?;
-        links
+        Ok(done)
     }
 }

@@ -47,6 +47,7 @@ fn asks(statement: &Statement) -> bool {
         | Statement::Dnat(..)
         | Statement::Update(_)
         | Statement::Masquerade
+        | Statement::Redirect(_)
         | Statement::Counter
         | Statement::Limit(_)
         | Statement::Trace

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::Args;
+use denizen_cni::ANNOTATIONS;
 use denizen_state::run_dir;
 use serde_json::{Map, Value};
 use tokio::signal::unix::{SignalKind, signal};
@@ -81,6 +82,14 @@ impl InstallArgs {
             entry.insert("runDir".to_owned(), self.run_dir.to_string_lossy().into());
         }
         entry.extend(config);
+        if entry.contains_key("redirect") {
+            // Without it, the runtime does not pass the annotations by which pods are selected.
+            let capabilities = entry.entry("capabilities").or_insert_with(|| Map::new().into());
+            capabilities
+                .as_object_mut()
+                .context("--plugin-config: capabilities are not an object")?
+                .insert(ANNOTATIONS.to_owned(), true.into());
+        }
         Ok(entry.into())
     }
 }

@@ -181,8 +181,8 @@ impl Batch {
         }
     }
 
-    /// Makes a chain without its rules.
-    pub(crate) fn add_chain(&mut self, table: &str, chain: &Chain) {
+    /// Makes a chain without its rules, if it is not there.
+    pub fn add_chain(&mut self, table: &str, chain: &Chain) {
         let what = What::Chain(chain.name.clone());
         self.message(libc::NFT_MSG_NEWCHAIN, CREATE, table, what, |w| {
             w.put_str(3, &chain.name);

@@ -3,6 +3,7 @@
 //! Registers are named as nft names them, so that its own listing recognises what it reads.
 
 mod limit;
+mod reject;
 
 use std::net::IpAddr;
 
@@ -10,10 +11,11 @@ use denizen_netlink::Writer;
 use nix::libc;
 
 use self::limit::{limit_data, put_limit};
+use self::reject::reject_data;
 use crate::bytes::Key;
 use crate::family::{Family, IpVersion};
 use crate::field::{Field, Load};
-use crate::rule::{Assigned, Lookup, Operation, Reject, Statement, Update, Variable, Verdict};
+use crate::rule::{Assigned, Lookup, Operation, Statement, Update, Variable, Verdict};
 
 // Attribute numbers, in the order of the kernel's enums.
 const EXPR_NAME: u16 = 1;
@@ -102,23 +104,32 @@ impl Expressions<'_> {
                 const FULLY_RANDOM: u32 = 1 << 4;
                 self.expression("masq", |w| w.put_u32(1, FULLY_RANDOM));
             }
+            Statement::Redirect(port) => {
+                self.set_register(&port.to_be_bytes());
+                self.expression("redir", |w| w.put_u32(1, register(0)));
+            }
             Statement::Counter => self.expression("counter", |w| {
                 w.put(1, &0_u64.to_be_bytes());
                 w.put(2, &0_u64.to_be_bytes());
             }),
             Statement::Limit(limit) => self.expression("limit", |w| limit_data(w, *limit)),
             Statement::Trace => self.trace(),
-            Statement::Reject(reject) => self.reject(*reject),
+            Statement::Reject(reject) => {
+                let family = self.family;
+                self.expression("reject", |w| reject_data(w, family, *reject));
+            }
             Statement::Verdict(verdict) => self.decide(verdict),
         }
     }
 
-    /// In a bridge's table an address can only be read of what carries it, and of ARP and ICMPv6
-    /// messages only what they have. nft adds the same.
+    /// In a bridge's table, and in one of both versions, an address can only be read of what carries
+    /// it, and of ARP and ICMPv6 messages only what they have. nft adds the same.
     fn depend(&mut self, key: &[Field]) {
         let version = key.iter().find_map(|field| field.address());
-        if let (Family::Bridge, Some(version)) = (self.family, version) {
-            self.statement(&Statement::carries(version));
+        match (self.family, version) {
+            (Family::Bridge, Some(version)) => self.statement(&Statement::carries(version)),
+            (Family::Inet, Some(version)) => self.statement(&Statement::is_of(version)),
+            (Family::Ip | Family::Ip6, _) | (_, None) => {}
         }
         if key.contains(&Field::ArpSender) {
             self.statement(&Statement::carries_arp());
@@ -141,10 +152,11 @@ impl Expressions<'_> {
 
     /// Compares as many whole bytes of an address as the prefix has, and masks the last one.
     fn within(&mut self, field: Field, network: IpAddr, prefix: u8) {
-        let network = match network {
-            IpAddr::V4(ip) => ip.octets().to_vec(),
-            IpAddr::V6(ip) => ip.octets().to_vec(),
-        };
+        // In a bridge's table the client asks for the version itself.
+        if self.family == Family::Inet {
+            self.depend(&[field]);
+        }
+        let network = Key::EMPTY.address(network).as_bytes().to_vec();
         let bits = usize::from(prefix);
         if bits.is_multiple_of(8) && bits > 0 {
             self.load_bytes(field, bits / 8, 0);
@@ -371,19 +383,6 @@ impl Expressions<'_> {
             let data = w.begin(2);
             verdict(w, code, chain);
             w.end(data);
-        });
-    }
-
-    fn reject(&mut self, reject: Reject) {
-        let (kind, code) = match (reject, self.family) {
-            (Reject::TcpReset, _) => (1, 0),
-            // ICMPv6 port unreachable; ICMP port unreachable.
-            (Reject::PortUnreachable, Family::Ip6) => (0, 4),
-            (Reject::PortUnreachable, Family::Ip | Family::Inet | Family::Bridge) => (0, 3),
-        };
-        self.expression("reject", |w| {
-            w.put_u32(1, kind);
-            w.put(2, &[code]);
         });
     }
 

@@ -34,7 +34,8 @@ fn settled(expression: Attributes<'_>) -> Expression {
     let mut values: BTreeMap<u16, Vec<u8>> = values.collect();
     match name {
         "counter" => values.clear(),
-        "nat" => settle_nat(&mut values),
+        "nat" => settle_range(&mut values, &[(3, 4), (5, 6)], 7),
+        "redir" => settle_range(&mut values, &[(1, 2)], 3),
         // A reset has no code.
         "reject" if values.get(&1).is_some_and(|kind| **kind == RESET) => drop(values.remove(&2)),
         _ => {}
@@ -71,15 +72,14 @@ fn value_of(expression: &str, kind: u16, value: &[u8]) -> Vec<u8> {
 
 /// The registers of the last address and port are those of the first where none are given, and the
 /// kernel sets `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED` by itself.
-fn settle_nat(values: &mut BTreeMap<u16, Vec<u8>>) {
-    const FLAGS: u16 = 7;
+fn settle_range(values: &mut BTreeMap<u16, Vec<u8>>, registers: &[(u16, u16)], flags: u16) {
     const BY_ITSELF: u8 = 0b11;
-    for (first, last) in [(3, 4), (5, 6)] {
-        if let Some(register) = values.get(&first).cloned() {
-            values.entry(last).or_insert(register);
+    for (first, last) in registers {
+        if let Some(register) = values.get(first).cloned() {
+            values.entry(*last).or_insert(register);
         }
     }
-    if let Some(lowest) = values.get_mut(&FLAGS).and_then(|flags| flags.last_mut()) {
+    if let Some(lowest) = values.get_mut(&flags).and_then(|flags| flags.last_mut()) {
         *lowest &= !BY_ITSELF;
     }
 }

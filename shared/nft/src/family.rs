@@ -87,6 +87,11 @@ impl IpVersion {
         }
     }
 
+    /// The kernel's number of the family ([`Field::IpFamily`](crate::Field::IpFamily)).
+    pub fn family_number(self) -> u8 {
+        Family::from(self).number()
+    }
+
     /// The EtherType of frames that carry it.
     pub fn ether_type(self) -> u16 {
         match self {

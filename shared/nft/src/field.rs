@@ -32,6 +32,13 @@ pub enum Field {
     InputKind,
     /// The EtherType of what a frame carries.
     EtherType,
+    /// The family of the packet that a table of both versions sees ([`IpVersion::family_number`]).
+    IpFamily,
+    /// The user who opened the socket that sends the packet, by its number in the user namespace that
+    /// owns the network namespace. No packet without a socket of a process matches.
+    SocketUser,
+    /// The same of the user's group.
+    SocketGroup,
     /// To whom a frame is addressed ([`Self::UNICAST`] and so on).
     PacketType,
     /// The packet's mark.
@@ -87,12 +94,18 @@ impl Field {
     pub(crate) fn size(self) -> usize {
         match self {
             Self::Source(version) | Self::Destination(version) => version.address_len(),
-            Self::Protocol | Self::TransportByte(_) | Self::Icmpv6Type | Self::PacketType => 1,
+            Self::Protocol
+            | Self::TransportByte(_)
+            | Self::Icmpv6Type
+            | Self::PacketType
+            | Self::IpFamily => 1,
             Self::DestinationPort | Self::EtherType => 2,
             Self::InputInterface | Self::OutputInterface | Self::InputKind => 16,
             Self::ArpSender
             | Self::Mark
             | Self::Priority
+            | Self::SocketUser
+            | Self::SocketGroup
             | Self::ConnectionState
             | Self::ConnectionStatus
             | Self::ConnectionMark
@@ -126,6 +139,9 @@ impl Field {
             | Self::OutputInterface
             | Self::InputKind
             | Self::EtherType
+            | Self::IpFamily
+            | Self::SocketUser
+            | Self::SocketGroup
             | Self::PacketType
             | Self::Mark
             | Self::Priority
@@ -152,6 +168,9 @@ impl Field {
             Self::Mark => Load::Meta(3),
             Self::InputInterface => Load::Meta(6),
             Self::OutputInterface => Load::Meta(7),
+            Self::SocketUser => Load::Meta(10),
+            Self::SocketGroup => Load::Meta(11),
+            Self::IpFamily => Load::Meta(15),
             Self::Protocol => Load::Meta(16),
             Self::PacketType => Load::Meta(19),
             Self::InputKind => Load::Meta(26),
@@ -176,6 +195,9 @@ impl Field {
             | Self::OutputInterface
             | Self::InputKind
             | Self::PacketType
+            | Self::IpFamily
+            | Self::SocketUser
+            | Self::SocketGroup
             | Self::Mark
             | Self::Priority
             | Self::ConnectionState
@@ -194,6 +216,7 @@ impl Field {
     /// `nft list` knows how to print them, and the type's name.
     pub(crate) fn data_type(self) -> (u32, &'static str) {
         match self {
+            Self::IpFamily => (1, "nf_proto"),
             Self::TransportByte(_) | Self::Random(_) => (4, "integer"),
             Self::Source(IpVersion::V4) | Self::Destination(IpVersion::V4) | Self::ArpSender => {
                 (7, "ipv4_addr")
@@ -204,6 +227,8 @@ impl Field {
             Self::DestinationPort => (13, "inet_service"),
             Self::Mark | Self::ConnectionMark => (19, "mark"),
             Self::Priority => (23, "classid"),
+            Self::SocketUser => (24, "uid"),
+            Self::SocketGroup => (25, "gid"),
             Self::ConnectionState => (26, "ct_state"),
             Self::ConnectionStatus => (28, "ct_status"),
             Self::Icmpv6Type => (29, "icmpv6_type"),
@@ -259,6 +284,11 @@ impl Field {
                 Some(&Self::MULTICAST) => f.write_str("multicast"),
                 number => or_unknown(f, number),
             },
+            Self::IpFamily => {
+                let is = |version: &IpVersion| Some(&version.family_number()) == value.first();
+                let version = IpVersion::BOTH.into_iter().find(is);
+                or_unknown(f, version.map(|version| version.to_string().to_lowercase()))
+            }
             Self::EtherType => {
                 let is = |version: &IpVersion| Some(version.ether_type()) == short();
                 match IpVersion::BOTH.into_iter().find(is) {
@@ -282,7 +312,7 @@ impl Field {
             Self::ConnectionState | Self::ConnectionStatus => {
                 or_unknown(f, number().map(|bits| self.bit_names(bits).unwrap_or_default()))
             }
-            Self::Random(_) => or_unknown(f, number()),
+            Self::SocketUser | Self::SocketGroup | Self::Random(_) => or_unknown(f, number()),
         }
     }
 
@@ -303,6 +333,9 @@ impl Field {
             | Self::OutputInterface
             | Self::InputKind
             | Self::EtherType
+            | Self::IpFamily
+            | Self::SocketUser
+            | Self::SocketGroup
             | Self::PacketType
             | Self::Mark
             | Self::Priority
@@ -339,6 +372,9 @@ impl fmt::Display for Field {
             Self::OutputInterface => f.write_str("oifname"),
             Self::InputKind => f.write_str("meta iifkind"),
             Self::EtherType => f.write_str("meta protocol"),
+            Self::IpFamily => f.write_str("meta nfproto"),
+            Self::SocketUser => f.write_str("meta skuid"),
+            Self::SocketGroup => f.write_str("meta skgid"),
             Self::PacketType => f.write_str("meta pkttype"),
             Self::Mark => f.write_str("meta mark"),
             Self::Priority => f.write_str("meta priority"),

@@ -13,7 +13,7 @@ use crate::field::{Field, Load};
 use crate::read::{Decision, ExpressionView, RuleView};
 
 /// Fields that are printed as nft does. Others have a name here, or are numbers.
-const FIELDS: [Field; 16] = [
+const FIELDS: [Field; 19] = [
     Field::Source(IpVersion::V4),
     Field::Destination(IpVersion::V4),
     Field::Source(IpVersion::V6),
@@ -24,6 +24,9 @@ const FIELDS: [Field; 16] = [
     Field::OutputInterface,
     Field::InputKind,
     Field::EtherType,
+    Field::IpFamily,
+    Field::SocketUser,
+    Field::SocketGroup,
     Field::PacketType,
     Field::Mark,
     Field::Priority,
@@ -33,15 +36,12 @@ const FIELDS: [Field; 16] = [
 ];
 
 /// `enum nft_meta_keys`, where [`FIELDS`] have none.
-const META: [(u32, &str); 9] = [
+const META: [(u32, &str); 6] = [
     (0, "meta length"),
     (4, "iif"),
     (5, "oif"),
     (8, "meta iiftype"),
-    (10, "meta skuid"),
-    (11, "meta skgid"),
     (12, "meta nftrace"),
-    (15, "meta nfproto"),
     (17, "meta iifgroup"),
 ];
 
@@ -111,6 +111,10 @@ impl Registers {
             "target" => Some(format!("xt target {}", data.find_str(1).unwrap_or_default())),
             "masq" => Some("masquerade".to_owned()),
             "nat" => Some(self.nat(data)),
+            "redir" => {
+                let port = self.held(data.find_u32(1)).text;
+                Some(format!("redirect to :{}", port_text(&port).unwrap_or(port)))
+            }
             "log" => {
                 Some(data.find_str(2).map_or("log".to_owned(), |it| format!("log prefix \"{it}\"")))
             }

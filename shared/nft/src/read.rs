@@ -4,10 +4,11 @@ use denizen_netlink::{Attributes, Message, NetlinkError};
 use nix::libc;
 
 use crate::encode::{NFTRACE, VERDICT_REGISTER};
+use crate::expression::{observed, wanted};
 use crate::family::Family;
 use crate::kernel::{Kernel, retried};
 use crate::observed::about;
-use crate::rule::Hook;
+use crate::rule::{Hook, Rule};
 use crate::rule_id::RuleId;
 use crate::user_data::comment_in;
 
@@ -209,6 +210,11 @@ impl<'a> RuleView<'a> {
         let counters = self.expressions().filter(|expression| expression.name == "counter");
         let packets = counters.filter_map(|counter| counter.data.find(PACKETS)?.try_into().ok());
         packets.map(u64::from_be_bytes).sum()
+    }
+
+    /// Whether it does what `rule` does in a table of this family, whatever its counters say.
+    pub fn does(&self, family: Family, rule: &Rule) -> bool {
+        observed(self.0.attributes().nested(4)) == wanted(family, rule)
     }
 
     /// Its expressions, in order.

@@ -154,6 +154,9 @@ pub enum Statement {
     /// Replaces the source by the address of the interface that the packet leaves by, with a random
     /// port.
     Masquerade,
+    /// Translates the destination to this port of the machine itself: the interface that the packet
+    /// came in by, or the loopback of what the machine sends.
+    Redirect(u16),
     /// Counts packets and bytes.
     Counter,
     /// Asks whether there were no more packets than this.
@@ -170,6 +173,11 @@ impl Statement {
     /// Asks whether a frame carries a packet of this version.
     pub fn carries(version: IpVersion) -> Self {
         Self::Equals(Field::EtherType, Key::EMPTY.port(version.ether_type()))
+    }
+
+    /// Asks whether what a table of both versions sees is a packet of this version.
+    pub fn is_of(version: IpVersion) -> Self {
+        Self::Equals(Field::IpFamily, Key::EMPTY.byte(version.family_number()))
     }
 
     /// Asks whether a frame carries an ARP message.

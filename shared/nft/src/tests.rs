@@ -9,6 +9,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::bytes::Range;
 
+mod both_versions;
+
 const NAMES: SetId = SetId(0);
 const RANGES: SetId = SetId(1);
 const WHERE: SetId = SetId(2);

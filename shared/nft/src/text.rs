@@ -199,6 +199,7 @@ impl fmt::Display for Statement {
             Self::Dnat(version, lookup) => write!(f, "dnat {} to {lookup}", version.header()),
             Self::Update(update) => f.write_str(&update_text(update)),
             Self::Masquerade => f.write_str("masquerade fully-random"),
+            Self::Redirect(port) => write!(f, "redirect to :{port}"),
             Self::Counter => f.write_str("counter"),
             Self::Limit(limit) => write!(f, "{limit}"),
             Self::Trace => f.write_str("meta nftrace set 1"),

@@ -1,6 +1,6 @@
 //! The contract between Denizen's two programs: their directory ([`RunDir`], [`run_dir`]), the
 //! state file in it ([`State`]), what they say on the agent's socket ([`socket`]), and what both
-//! change in the kernel ([`firewall`]).
+//! change in the kernel ([`firewall`]), and what the plugin alone changes in a pod ([`redirect`]).
 //!
 //! Nothing here is async, and nothing here knows Kubernetes or a kernel interface.
 
@@ -11,6 +11,7 @@ mod format;
 #[doc(hidden)]
 pub mod fuzzing;
 mod lock;
+pub mod redirect;
 pub mod regular;
 pub mod run_dir;
 pub mod socket;

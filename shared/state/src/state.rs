@@ -11,6 +11,8 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::redirect::Redirect;
+
 /// The version of the format that this program writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
 
@@ -97,6 +99,9 @@ pub struct Attachment {
     /// The pod was attached without denizen, and the agent adopted it from the runtime's cache.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adopted: bool,
+    /// How the pod's TCP is redirected to its own proxy, if the plugin redirected it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub redirect: Option<Redirect>,
     /// Fields that a newer program wrote.
     #[serde(flatten)]
     pub unknown: Map<String, Value>,

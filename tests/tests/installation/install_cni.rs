@@ -14,7 +14,7 @@ use denizen_tests::effort;
 use denizen_tests::eventually::eventually;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -182,6 +182,33 @@ fn a_plugin_that_does_not_run_is_not_installed() -> Result<()> {
             "nor is it in the chain"
         );
     }
+    Ok(())
+}
+
+/// The runtime passes the annotations of pods to a plugin that has this capability.
+#[test]
+fn with_redirect_the_entry_has_the_capability() -> Result<()> {
+    let redirect = r#"{"redirect":{"profile":"linkerd"}}"#;
+    let others = r#"{"redirect":{"profile":"linkerd"},"capabilities":{"ips":true}}"#;
+    for (config, expected) in [
+        ("{}", None),
+        (redirect, Some(json!({ "io.kubernetes.cri.pod-annotations": true }))),
+        (others, Some(json!({ "io.kubernetes.cri.pod-annotations": true, "ips": true }))),
+    ] {
+        let node = Node::new()?;
+        node.write("10-x.conflist", LIST)?;
+        let output = node.run(&["--once", "--plugin-config", config])?;
+        assert!(output.status.success(), "{output:?}");
+        let list = fs::read_to_string(node.conf().join("10-x.conflist"))?;
+        let list: Value = serde_json::from_str(&list)?;
+        assert_eq!(list["plugins"][2].get("capabilities"), expected.as_ref(), "{list}");
+    }
+    let node = Node::new()?;
+    node.write("10-x.conflist", LIST)?;
+    let wrong = r#"{"redirect":{},"capabilities":[]}"#;
+    let output = node.run(&["--once", "--plugin-config", wrong])?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("capabilities are not an object"), "{said}");
     Ok(())
 }
 

@@ -11,6 +11,7 @@ use denizen_tests::cni::{Call, Chain, Namespace, PluginContext, VERSIONS};
 use serde_json::{Value, json};
 
 use super::isolate::{TABLES, nft, pending};
+use super::redirect::context::injected;
 
 const V4: &str = "10.85.0.0/24";
 const V6: &str = "fd00:85::/64";
@@ -224,7 +225,7 @@ fn a_second_add_replaces_the_record() {
 fn every_conflist_in_conf_works_as_it_is() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../conf/cni");
     let lists: Vec<_> = folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert!(lists.len() >= 3, "{lists:?}");
+    assert!(lists.len() >= 5, "{lists:?}");
     for path in lists {
         let list: Value = serde_json::from_reader(std::fs::File::open(&path).unwrap()).unwrap();
         let context = PluginContext::new();
@@ -233,7 +234,12 @@ fn every_conflist_in_conf_works_as_it_is() {
         for plugin in &mut plugins {
             // Nothing else is changed than where things are kept.
             match plugin["type"].as_str().unwrap() {
-                "denizen" => plugin["runDir"] = json!(context.run_dir()),
+                "denizen" => {
+                    plugin["runDir"] = json!(context.run_dir());
+                    if plugin["capabilities"]["io.kubernetes.cri.pod-annotations"] == true {
+                        plugin["runtimeConfig"] = injected(&[("denizen.io/redirect", "enabled")]);
+                    }
+                }
                 "bridge" | "ptp" => {
                     plugin["ipam"]["dataDir"] = json!(context.folder().join("ipam"))
                 }
@@ -247,6 +253,8 @@ fn every_conflist_in_conf_works_as_it_is() {
         let result = chain.add(&context.node, &call).unwrap();
         let record = context.record(&call);
         assert_is_what_ip_says(&context, &record, &path.display().to_string());
+        let redirects = !chain.plugins.last().unwrap()["redirect"].is_null();
+        assert_eq!(record.redirect.is_some(), redirects, "{}", path.display());
         assert_eq!(pending(&context), record.ips.iter().map(|ip| json!(ip)).collect::<Vec<_>>());
         // portmap 1.1's own CHECK fails on a pod with one address family.
         chain

@@ -12,6 +12,7 @@ mod disk;
 mod isolate;
 mod orders;
 mod pruning;
+mod redirect;
 mod removal;
 mod spec;
 mod wait;

@@ -1,0 +1,256 @@
+//! The object `redirect` of the conflist's entry, and what it decides about a pod. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use denizen_state::Pod;
+use denizen_state::redirect::Redirect;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::key::{KEYS, Key};
+use super::profile::{PREFIX, Profile, REDIRECT};
+use crate::error::CniError;
+
+/// The object `redirect`, checked.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    profile: Profile,
+    select: Option<Select>,
+    said: Vec<Said>,
+    /// `None`: pods of this namespace are never redirected.
+    namespaces: BTreeMap<String, Option<Vec<Said>>>,
+    /// The annotations that may override values; `None`: all.
+    allow: Option<BTreeSet<String>>,
+    pub(crate) verify: Verify,
+    /// When the kernel refuses, or a connection is not redirected.
+    pub(crate) on_error: OnFailure,
+    /// When the runtime passes no annotations.
+    pub(crate) without_annotations: OnFailure,
+}
+
+/// A value, as somebody wrote it.
+type Said = (&'static Key, Vec<String>);
+
+/// The annotation by which pods are selected.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Select {
+    annotation: String,
+    /// `None`: any value.
+    value: Option<String>,
+}
+
+/// How it is proved that the rules work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verify {
+    /// By a connection from the pod.
+    #[default]
+    Connect,
+    /// Not at all.
+    None,
+}
+
+/// What happens to an ADD that cannot redirect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum OnFailure {
+    /// It fails, and the runtime tries again.
+    #[default]
+    Fail,
+    /// The pod starts, and nothing of it is redirected.
+    Proceed,
+}
+
+type Fields = BTreeMap<String, Value>;
+
+impl Entry {
+    /// Checks the object's `fields`.
+    pub(crate) fn of(mut fields: Fields) -> Result<Entry, CniError> {
+        let profile: Profile =
+            required(take(&mut fields, "profile", "\"linkerd\" or \"custom\"")?)?;
+        let either = "\"fail\" or \"proceed\"";
+        let (on_error, without_annotations) = (
+            take(&mut fields, "onError", either)?.unwrap_or_default(),
+            take(&mut fields, "withoutAnnotations", either)?.unwrap_or_default(),
+        );
+        let verify = take(&mut fields, "verify", "\"connect\" or \"none\"")?.unwrap_or_default();
+        let select = take(&mut fields, "select", "an object: \"annotation\", \"value\"")?;
+        let allow = take(&mut fields, "allow", "a list of annotations")?;
+        check_allowed(profile, allow.as_ref())?;
+        let namespaces: BTreeMap<String, Option<Fields>> =
+            take(&mut fields, "namespaces", "an object of objects or null")?.unwrap_or_default();
+        let of_namespace = |(name, fields): (String, Option<Fields>)| {
+            let key = format!("redirect.namespaces.{name}");
+            Ok((name, fields.map(|fields| said(&key, profile, fields)).transpose()?))
+        };
+        let namespaces =
+            namespaces.into_iter().map(of_namespace).collect::<Result<_, CniError>>()?;
+        let said = said("redirect", profile, fields)?;
+        Ok(Entry {
+            profile,
+            select,
+            said,
+            namespaces,
+            allow,
+            verify,
+            on_error,
+            without_annotations,
+        })
+    }
+
+    /// What is redirected of `pod`, whose interface is `if_name`; `None`: nothing.
+    ///
+    /// # Errors
+    /// An annotation that cannot be read, or values that do not fit together.
+    pub(crate) fn decide(
+        &self,
+        pod: &Pod,
+        annotations: &BTreeMap<String, String>,
+        if_name: &str,
+    ) -> Result<Option<Redirect>, CniError> {
+        let of_pod = |why: String| {
+            CniError::InvalidConfig(format!("pod {}/{}: {why}", pod.namespace, pod.name))
+        };
+        let of_namespace = match self.namespaces.get(&pod.namespace) {
+            Some(None) => return Ok(None),
+            Some(Some(said)) => said.as_slice(),
+            None => &[],
+        };
+        if !self.selects(annotations).map_err(of_pod)? {
+            return Ok(None);
+        }
+        let mut redirect = self.profile.empty(if_name);
+        let defaults = self.profile.defaults();
+        for (key, said) in defaults.iter().chain(&self.said).chain(of_namespace) {
+            key.apply(&mut redirect, said).map_err(|why| of_pod(format!("{key:?}: {why}")))?;
+        }
+        self.annotate(&mut redirect, annotations).map_err(of_pod)?;
+        match unfit(&redirect) {
+            Some(why) => Err(of_pod(why.to_owned())),
+            None => Ok(Some(redirect)),
+        }
+    }
+
+    fn selects(&self, annotations: &BTreeMap<String, String>) -> Result<bool, String> {
+        match annotations.get(REDIRECT).map(|text| text.trim()) {
+            Some("enabled") => return Ok(true),
+            Some("disabled") => return Ok(false),
+            Some(other) => {
+                return Err(format!(
+                    "annotation {REDIRECT}: {other:?} is neither \"enabled\" nor \"disabled\""
+                ));
+            }
+            None => {}
+        }
+        Ok(match (&self.select, self.profile.selector()) {
+            (Some(Select { annotation, value: None }), _) => annotations.contains_key(annotation),
+            (Some(Select { annotation, value }), _) => {
+                annotations.get(annotation) == value.as_ref()
+            }
+            (None, Some(annotation)) => annotations.contains_key(annotation),
+            (None, None) => false,
+        })
+    }
+
+    /// Overrides values by the pod's annotations.
+    fn annotate(
+        &self,
+        redirect: &mut Redirect,
+        annotations: &BTreeMap<String, String>,
+    ) -> Result<(), String> {
+        let known = self.profile.annotations();
+        let is_unknown =
+            |name: &&String| name.starts_with(PREFIX) && !known.iter().any(|(it, _)| it == *name);
+        if let Some(unknown) = annotations.keys().find(is_unknown) {
+            return Err(format!("annotation {unknown} is unknown"));
+        }
+        for (name, key) in known {
+            let Some(text) = annotations.get(&name) else { continue };
+            if self.allow.as_ref().is_some_and(|allow| !allow.contains(&name)) {
+                return Err(format!("annotation {name} is not in the conflist's redirect.allow"));
+            }
+            key.apply(redirect, &key.entries(text))
+                .map_err(|why| format!("annotation {name}: {why}"))?;
+            redirect.annotations.insert(key.name.to_owned(), name);
+        }
+        Ok(())
+    }
+}
+
+/// Why these values cannot be programmed.
+fn unfit(redirect: &Redirect) -> Option<&'static str> {
+    let has_proxy = redirect.proxy_uid.is_some() || redirect.proxy_gid.is_some();
+    match (redirect.inbound_port, redirect.outbound_port) {
+        (None, None) => Some("redirect has neither inboundPort nor outboundPort"),
+        (_, Some(_)) if !has_proxy => Some(
+            "redirect has outboundPort, but neither proxyUid nor proxyGid: the proxy's own connections would come back to it",
+        ),
+        (_, Some(_)) | (Some(_), None) => None,
+    }
+}
+
+fn refused(key: &str, value: &Value, why: impl Into<String>) -> CniError {
+    CniError::UnsupportedField { key: key.to_owned(), value: value.to_string(), why: why.into() }
+}
+
+/// Takes a typed field out of `fields`.
+fn take<T: DeserializeOwned>(
+    fields: &mut Fields,
+    key: &str,
+    why: &str,
+) -> Result<Option<T>, CniError> {
+    let Some(value) = fields.remove(key) else {
+        return Ok(None);
+    };
+    T::deserialize(&value).map(Some).map_err(|_| refused(&format!("redirect.{key}"), &value, why))
+}
+
+fn required<T>(value: Option<T>) -> Result<T, CniError> {
+    value.ok_or_else(|| CniError::InvalidConfig("redirect.profile is missing".to_owned()))
+}
+
+/// Every annotation that is allowed must exist: a mistyped one would forbid the one that is meant.
+fn check_allowed(profile: Profile, allow: Option<&BTreeSet<String>>) -> Result<(), CniError> {
+    let known = profile.annotations();
+    let is_unknown = |name: &&String| !known.iter().any(|(it, _)| it == *name);
+    match allow.into_iter().flatten().find(is_unknown) {
+        None => Ok(()),
+        Some(name) => {
+            let why = format!("profile {} has no such annotation", profile.name());
+            Err(refused("redirect.allow", &Value::from(name.as_str()), why))
+        }
+    }
+}
+
+/// The values in an object, each tried once.
+fn said(parent: &str, profile: Profile, fields: Fields) -> Result<Vec<Said>, CniError> {
+    let mut all = Vec::new();
+    for (name, value) in fields {
+        let path = format!("{parent}.{name}");
+        let Some(key) = KEYS.iter().find(|key| key.name == name) else {
+            return Err(refused(&path, &value, "denizen does not know this key"));
+        };
+        let entries = entries(key, &value).map_err(|why| refused(&path, &value, why))?;
+        key.apply(&mut profile.empty(""), &entries).map_err(|why| refused(&path, &value, why))?;
+        all.push((*key, entries));
+    }
+    Ok(all)
+}
+
+fn entries(key: &Key, value: &Value) -> Result<Vec<String>, &'static str> {
+    let entry = |value: &Value| match value {
+        Value::Number(number) => Some(number.to_string()),
+        Value::String(text) => Some(text.clone()),
+        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
+    };
+    if key.is_list {
+        let list = value.as_array().and_then(|list| list.iter().map(entry).collect());
+        return list.ok_or("a list of numbers and texts is needed");
+    }
+    entry(value).map(|entry| vec![entry]).ok_or("a number or a text is needed")
+}
+
+#[cfg(test)]
+mod tests;

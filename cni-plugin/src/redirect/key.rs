@@ -1,0 +1,220 @@
+//! What can be said of a redirection: each value's name in the conflist and in annotations, and how
+//! it is read.
+
+use std::fmt;
+use std::num::NonZeroU16;
+
+use denizen_state::redirect::{PortRange, Redirect};
+use ipnetwork::IpNetwork;
+
+use crate::environment::is_if_name;
+
+/// The most entries of one list. Each is a rule, and the first packet of a connection passes them
+/// one after the other.
+const MOST_ENTRIES: usize = 200;
+
+/// A value of a [`Redirect`].
+pub(super) struct Key {
+    /// Its name in the conflist.
+    pub(super) name: &'static str,
+    /// Its name in denizen's own annotations, behind the prefix.
+    pub(super) annotation: &'static str,
+    pub(super) is_list: bool,
+    /// Replaces the value by these entries; of a value that is no list, there is exactly one.
+    apply: fn(&mut Redirect, &[String]) -> Result<(), String>,
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+const fn one(
+    name: &'static str,
+    annotation: &'static str,
+    apply: fn(&mut Redirect, &[String]) -> Result<(), String>,
+) -> Key {
+    Key { name, annotation, is_list: false, apply }
+}
+
+const fn list(
+    name: &'static str,
+    annotation: &'static str,
+    apply: fn(&mut Redirect, &[String]) -> Result<(), String>,
+) -> Key {
+    Key { name, annotation, is_list: true, apply }
+}
+
+pub(super) static INBOUND_PORT: Key =
+    one("inboundPort", "inbound-port", |to, said| set(&mut to.inbound_port, port(said).map(Some)));
+pub(super) static OUTBOUND_PORT: Key = one("outboundPort", "outbound-port", |to, said| {
+    set(&mut to.outbound_port, port(said).map(Some))
+});
+pub(super) static PROXY_UID: Key =
+    one("proxyUid", "proxy-uid", |to, said| set(&mut to.proxy_uid, id(said).map(Some)));
+pub(super) static PROXY_GID: Key =
+    one("proxyGid", "proxy-gid", |to, said| set(&mut to.proxy_gid, id(said).map(Some)));
+pub(super) static ALWAYS_SKIP_INBOUND_PORTS: Key =
+    list("alwaysSkipInboundPorts", "always-skip-inbound-ports", |to, said| {
+        set(&mut to.always_skip_inbound_ports, ports(said))
+    });
+pub(super) static SKIP_INBOUND_PORTS: Key =
+    list("skipInboundPorts", "skip-inbound-ports", |to, said| {
+        set(&mut to.skip_inbound_ports, ports(said))
+    });
+pub(super) static ONLY_INBOUND_PORTS: Key =
+    list("onlyInboundPorts", "only-inbound-ports", |to, said| {
+        set(&mut to.only_inbound_ports, ports(said))
+    });
+pub(super) static SKIP_INBOUND_CIDRS: Key =
+    list("skipInboundCidrs", "skip-inbound-cidrs", |to, said| {
+        set(&mut to.skip_inbound_cidrs, cidrs(said))
+    });
+pub(super) static SKIP_OUTBOUND_PORTS: Key =
+    list("skipOutboundPorts", "skip-outbound-ports", |to, said| {
+        set(&mut to.skip_outbound_ports, ports(said))
+    });
+pub(super) static SKIP_OUTBOUND_CIDRS: Key =
+    list("skipOutboundCidrs", "skip-outbound-cidrs", |to, said| {
+        set(&mut to.skip_outbound_cidrs, cidrs(said))
+    });
+pub(super) static SKIP_OUTBOUND_UIDS: Key =
+    list("skipOutboundUids", "skip-outbound-uids", |to, said| {
+        let ids = said.iter().map(|entry| id(std::slice::from_ref(entry))).collect();
+        set(&mut to.skip_outbound_uids, ids)
+    });
+pub(super) static INTERFACES: Key =
+    list("interfaces", "interfaces", |to, said| set(&mut to.interfaces, interfaces(said)));
+pub(super) static IPV6: Key = one("ipv6", "ipv6", |to, said| set(&mut to.bypass_ipv6, ipv6(said)));
+
+/// Every key of the conflist.
+pub(super) static KEYS: [&Key; 13] = [
+    &INBOUND_PORT,
+    &OUTBOUND_PORT,
+    &PROXY_UID,
+    &PROXY_GID,
+    &ALWAYS_SKIP_INBOUND_PORTS,
+    &SKIP_INBOUND_PORTS,
+    &ONLY_INBOUND_PORTS,
+    &SKIP_INBOUND_CIDRS,
+    &SKIP_OUTBOUND_PORTS,
+    &SKIP_OUTBOUND_CIDRS,
+    &SKIP_OUTBOUND_UIDS,
+    &INTERFACES,
+    &IPV6,
+];
+
+/// The port of linkerd's proxy for its control plane, which linkerd's annotation moves.
+pub(super) static LINKERD_CONTROL_PORT: Key =
+    one("alwaysSkipInboundPorts", "", |to, said| moved(to, 4190, port(said)?));
+/// The same of its port for metrics and probes.
+pub(super) static LINKERD_ADMIN_PORT: Key =
+    one("alwaysSkipInboundPorts", "", |to, said| moved(to, 4191, port(said)?));
+
+impl Key {
+    /// Puts a value that somebody wrote into `to`, or says what is wrong with it.
+    pub(super) fn apply(&self, to: &mut Redirect, said: &[String]) -> Result<(), String> {
+        match said.len() {
+            more if more > MOST_ENTRIES => {
+                Err(format!("has {more} entries; at most {MOST_ENTRIES} are allowed"))
+            }
+            _ => (self.apply)(to, said),
+        }
+    }
+
+    /// The entries of an annotation's text.
+    pub(super) fn entries(&self, text: &str) -> Vec<String> {
+        match (self.is_list, text.trim()) {
+            (true, "") => Vec::new(),
+            (true, text) => text.split(',').map(|entry| entry.trim().to_owned()).collect(),
+            (false, text) => vec![text.to_owned()],
+        }
+    }
+}
+
+fn set<T>(to: &mut T, value: Result<T, String>) -> Result<(), String> {
+    value.map(|value| *to = value)
+}
+
+/// The only entry.
+fn single(said: &[String]) -> Result<&str, String> {
+    match said {
+        [one] => Ok(one),
+        several => Err(format!("has {} values instead of one", several.len())),
+    }
+}
+
+fn port(said: &[String]) -> Result<NonZeroU16, String> {
+    let text = single(said)?;
+    let range = text.parse::<PortRange>().ok().map(PortRange::bounds);
+    let port =
+        range.filter(|(first, last)| first == last).and_then(|(port, _)| port.try_into().ok());
+    port.ok_or_else(|| format!("{text:?} is not a port from 1 to 65535"))
+}
+
+/// A user or group. Root is refused: everything that runs as root would pass the proxy by.
+fn id(said: &[String]) -> Result<u32, String> {
+    let text = single(said)?;
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    match text.parse() {
+        Ok(0) => Err("0 is root: all that runs as root would not be redirected".to_owned()),
+        // The last number means nobody at all.
+        Ok(id) if digits && id < u32::MAX => Ok(id),
+        Ok(_) | Err(_) => Err(format!("{text:?} is not a number from 1 to 4294967294")),
+    }
+}
+
+fn ports(said: &[String]) -> Result<Vec<PortRange>, String> {
+    let mut ports: Vec<PortRange> = Vec::new();
+    for text in said {
+        let range: PortRange = text.parse().map_err(|error| format!("{text:?} {error}"))?;
+        if let Some(other) = ports.iter().find(|other| other.overlaps(range)) {
+            return Err(format!("{other} and {range} overlap"));
+        }
+        ports.push(range);
+    }
+    Ok(ports)
+}
+
+fn cidrs(said: &[String]) -> Result<Vec<IpNetwork>, String> {
+    let cidr = |text: &String| {
+        let not_one = || format!("{text:?} is neither an address nor a CIDR such as 10.0.0.0/8");
+        let cidr: IpNetwork = text.parse().map_err(|_| not_one())?;
+        if cidr.ip() == cidr.network() {
+            return Ok(cidr);
+        }
+        let (network, prefix) = (cidr.network(), cidr.prefix());
+        Err(format!("{text:?} is an address within the CIDR {network}/{prefix}"))
+    };
+    said.iter().map(cidr).collect()
+}
+
+fn interfaces(said: &[String]) -> Result<Vec<String>, String> {
+    if said.is_empty() {
+        return Err("is empty: nothing would be redirected".to_owned());
+    }
+    let name = |text: &String| match is_if_name(text) {
+        Ok(()) if text.is_empty() => Err("an interface's name is empty".to_owned()),
+        Ok(()) => Ok(text.clone()),
+        Err(why) => Err(format!("{text:?} is no interface's name: it {why}")),
+    };
+    said.iter().map(name).collect()
+}
+
+fn ipv6(said: &[String]) -> Result<bool, String> {
+    match single(said)? {
+        "redirect" => Ok(false),
+        "bypass" => Ok(true),
+        other => Err(format!("{other:?} is neither \"redirect\" nor \"bypass\"")),
+    }
+}
+
+/// The proxy listens at another port than this one.
+fn moved(to: &mut Redirect, from: u16, port: NonZeroU16) -> Result<(), String> {
+    to.always_skip_inbound_ports.retain(|range| range.bounds() != (from, from));
+    if !to.always_skip_inbound_ports.iter().any(|range| range.contains(port.get())) {
+        to.always_skip_inbound_ports.push(port.into());
+    }
+    Ok(())
+}

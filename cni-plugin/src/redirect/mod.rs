@@ -1,0 +1,14 @@
+//! The redirection of a pod's TCP to the pod's own proxy, in the pod's network namespace.
+//!
+//! The conflist's [`Entry`] and the pod's annotations decide what is redirected: [`Entry::decide`],
+//! which is pure. [`Installed`] is in the kernel.
+
+mod entry;
+mod install;
+mod key;
+mod profile;
+mod program;
+mod verify;
+
+pub(crate) use entry::{Entry, OnFailure};
+pub(crate) use install::{Installed, differences, install};

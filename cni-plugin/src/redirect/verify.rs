@@ -1,0 +1,138 @@
+//! The proof that the rules work, before any container runs: a connection from the pod arrives at
+//! the proxy's port, and the kernel tells its original destination.
+
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use denizen_nft::IpVersion;
+use denizen_state::redirect::Redirect;
+use nix::libc;
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
+
+use crate::kernel::Netns;
+
+/// How long a connection may take. On the loopback it takes microseconds; one that is not
+/// redirected may never be answered.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The pause between two looks at the loopback, and how many there are.
+const PAUSE: Duration = Duration::from_millis(10);
+const ATTEMPTS: u32 = 100;
+
+/// Addresses that are nobody's (RFC 5737, RFC 3849), where no gateway can be used.
+const NOBODY: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+];
+
+/// Fails with the reason why what the pod sends does not arrive at its proxy. A version of IP in
+/// which the pod has no route to anybody is not tried.
+pub(super) fn verify(
+    netns: &Netns,
+    redirect: &Redirect,
+    gateways: &[IpAddr],
+) -> Result<(), String> {
+    let Some(port) = redirect.outbound_port else {
+        return Ok(());
+    };
+    loopback(netns)?;
+    let versions = IpVersion::BOTH
+        .into_iter()
+        .filter(|version| *version == IpVersion::V4 || !redirect.bypass_ipv6);
+    for version in versions {
+        let targets = targets(redirect, version, gateways);
+        netns
+            .within(|| match targets.iter().find(|target| is_routed(**target)) {
+                Some(target) => connect(*target, port.get()),
+                None => Ok(()),
+            })
+            .map_err(|error| format!("cannot enter the namespace: {error}"))??;
+    }
+    Ok(())
+}
+
+/// Destinations that are redirected, the best one first.
+fn targets(redirect: &Redirect, version: IpVersion, gateways: &[IpAddr]) -> Vec<SocketAddr> {
+    let is_skipped = |port: &u16| redirect.skip_outbound_ports.iter().any(|it| it.contains(*port));
+    let Some(port) = (1..=u16::MAX).find(|port| !is_skipped(port)) else {
+        return Vec::new();
+    };
+    let candidates = gateways.iter().chain(&NOBODY).copied();
+    candidates
+        .filter(|ip| IpVersion::of(*ip) == version)
+        .filter(|ip| !redirect.skip_outbound_cidrs.iter().any(|cidr| cidr.contains(*ip)))
+        .map(|ip| SocketAddr::new(ip, port))
+        .collect()
+}
+
+/// Whether the calling thread's namespace has a route there, by one of the kernel's look-ups:
+/// nothing is sent.
+fn is_routed(target: SocketAddr) -> bool {
+    let any: IpAddr = match target {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    UdpSocket::bind((any, 0)).and_then(|socket| socket.connect(target)).is_ok()
+}
+
+/// Connects from the calling thread's namespace.
+fn connect(target: SocketAddr, port: u16) -> Result<(), String> {
+    let loopback: IpAddr = match target {
+        SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    let proxy = SocketAddr::new(loopback, port);
+    let listener = TcpListener::bind(proxy)
+        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+        .map_err(|error| format!("cannot listen at {proxy}: {error}"))?;
+    let client = TcpStream::connect_timeout(&target, TIMEOUT)
+        .map_err(|error| format!("a connection to {target} did not arrive at {proxy}: {error}"))?;
+    let (accepted, _) = listener.accept().map_err(|error| {
+        if error.kind() == ErrorKind::WouldBlock {
+            return format!("a connection to {target} passed {proxy} by");
+        }
+        format!("cannot accept at {proxy}: {error}")
+    })?;
+    // Both ends are reset: a closed connection would stay for a minute, and keep a proxy that does
+    // not reuse addresses from its port.
+    let reset = libc::linger { l_onoff: 1, l_linger: 0 };
+    for end in [&accepted, &client] {
+        setsockopt(end, sockopt::Linger, &reset)
+            .map_err(|errno| format!("cannot reset: {errno}"))?;
+    }
+    match original(&accepted, target) {
+        Ok(told) if told == target => Ok(()),
+        Ok(told) => Err(format!("the kernel tells {told} as the original destination of {target}")),
+        Err(error) => Err(format!("the kernel tells no original destination of {target}: {error}")),
+    }
+}
+
+/// Waits until the loopback is up: some runtimes call the plugin that does this at the same time.
+fn loopback(netns: &Netns) -> Result<(), String> {
+    let unreadable = |error: io::Error| format!("cannot look at the loopback: {error}");
+    let mut links = netns.links().map_err(unreadable)?;
+    for _ in 0..ATTEMPTS {
+        if links.named("lo").map_err(unreadable)?.is_some_and(|lo| lo.is_up) {
+            return Ok(());
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Err("the loopback is down".to_owned())
+}
+
+/// Where `accepted`, an end of a connection to `target`, was to go before it was redirected.
+fn original(accepted: &TcpStream, target: SocketAddr) -> nix::Result<SocketAddr> {
+    Ok(match target {
+        SocketAddr::V4(_) => {
+            let told = getsockopt(accepted, sockopt::OriginalDst)?;
+            let ip = Ipv4Addr::from(u32::from_be(told.sin_addr.s_addr));
+            SocketAddr::new(ip.into(), u16::from_be(told.sin_port))
+        }
+        SocketAddr::V6(_) => {
+            let told = getsockopt(accepted, sockopt::Ip6tOriginalDst)?;
+            let ip = Ipv6Addr::from(told.sin6_addr.s6_addr);
+            SocketAddr::new(ip.into(), u16::from_be(told.sin6_port))
+        }
+    })
+}

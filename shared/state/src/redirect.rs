@@ -1,0 +1,172 @@
+//! How the plugin redirected a pod's TCP to the pod's own proxy: what it programmed in the pod's
+//! network namespace, where no other program looks.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::num::NonZeroU16;
+use std::str::FromStr;
+
+use ipnetwork::IpNetwork;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use thiserror::Error;
+
+/// The name of the table, of the family `inet`, in the pod's network namespace.
+pub const TABLE: &str = "denizen-redirect";
+
+/// What is redirected in one pod, and what is not.
+///
+/// The kernel's rules are made from this alone. Lists are in the order in which they were written.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Redirect {
+    /// The profile of the conflist's entry.
+    pub profile: String,
+    /// The proxy's port for what arrives; `None` when what arrives is not redirected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inbound_port: Option<NonZeroU16>,
+    /// The proxy's port for what the pod sends; `None` when that is not redirected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outbound_port: Option<NonZeroU16>,
+    /// The user whose processes are the proxy's, as the pod's user namespace numbers it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_uid: Option<u32>,
+    /// The group whose processes are the proxy's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_gid: Option<u32>,
+    /// Ports at which the proxy itself listens: what arrives there is not redirected.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub always_skip_inbound_ports: Vec<PortRange>,
+    /// Ports to which what arrives is not redirected.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skip_inbound_ports: Vec<PortRange>,
+    /// If not empty, what arrives is redirected at these ports only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub only_inbound_ports: Vec<PortRange>,
+    /// Sources from which what arrives is not redirected.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skip_inbound_cidrs: Vec<IpNetwork>,
+    /// Ports to which what the pod sends is not redirected.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skip_outbound_ports: Vec<PortRange>,
+    /// Destinations to which what the pod sends is not redirected.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skip_outbound_cidrs: Vec<IpNetwork>,
+    /// Users besides the proxy's whose connections are not redirected.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skip_outbound_uids: Vec<u32>,
+    /// The pod's interfaces at which it is redirected.
+    pub interfaces: Vec<String>,
+    /// Whether IPv6 is left alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub bypass_ipv6: bool,
+    /// The annotation that each value comes from, by the name that the value has in the conflist.
+    /// Values that are not here are the conflist's or the profile's.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+    /// Fields that a newer program wrote.
+    #[serde(flatten)]
+    pub unknown: Map<String, Value>,
+}
+
+/// Ports from the first to the last, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct PortRange {
+    first: NonZeroU16,
+    last: NonZeroU16,
+}
+
+/// Why a text is no [`PortRange`].
+#[derive(Debug, Error)]
+#[error("is neither a port from 1 to 65535 nor a range of ports such as 4567-4568")]
+pub struct NotPorts;
+
+impl PortRange {
+    /// The first port, and the last.
+    pub fn bounds(self) -> (u16, u16) {
+        (self.first.get(), self.last.get())
+    }
+
+    /// Whether both have a port in common.
+    pub fn overlaps(self, other: PortRange) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+
+    /// Whether this port is in it.
+    pub fn contains(self, port: u16) -> bool {
+        (self.first.get()..=self.last.get()).contains(&port)
+    }
+}
+
+impl From<NonZeroU16> for PortRange {
+    fn from(port: NonZeroU16) -> Self {
+        PortRange { first: port, last: port }
+    }
+}
+
+impl FromStr for PortRange {
+    type Err = NotPorts;
+
+    fn from_str(text: &str) -> Result<Self, NotPorts> {
+        // `parse` would accept a sign.
+        let port = |text: &str| match text.bytes().all(|byte| byte.is_ascii_digit()) {
+            true => text.parse().map_err(|_| NotPorts),
+            false => Err(NotPorts),
+        };
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let (first, last) = (port(first)?, port(last)?);
+        if first <= last { Ok(PortRange { first, last }) } else { Err(NotPorts) }
+    }
+}
+
+impl TryFrom<String> for PortRange {
+    type Error = NotPorts;
+
+    fn try_from(text: String) -> Result<Self, NotPorts> {
+        text.parse()
+    }
+}
+
+impl From<PortRange> for String {
+    fn from(range: PortRange) -> String {
+        range.to_string()
+    }
+}
+
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.first == self.last {
+            true => write!(f, "{}", self.first),
+            false => write!(f, "{}-{}", self.first, self.last),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_written_as_they_are_read() {
+        for text in ["1", "65535", "4567-4568", "1-65535"] {
+            assert_eq!(text.parse::<PortRange>().unwrap().to_string(), text);
+        }
+        assert_eq!("80-80".parse::<PortRange>().unwrap().to_string(), "80");
+        let wrong =
+            ["", "0", "65536", "+80", "-80", "80-", "90-80", "80-90-95", " 80", "http", "0-5"];
+        for text in wrong {
+            assert!(text.parse::<PortRange>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn ranges_overlap_at_their_edges() {
+        let range = |text: &str| text.parse::<PortRange>().unwrap();
+        for (a, b, overlap) in [("1-5", "5-9", true), ("1-5", "6", false), ("1-9", "3", true)] {
+            assert_eq!(range(a).overlaps(range(b)), overlap, "{a} {b}");
+            assert_eq!(range(b).overlaps(range(a)), overlap, "{b} {a}");
+        }
+        assert!(range("1-5").contains(5) && !range("1-5").contains(6));
+    }
+}

@@ -1,0 +1,102 @@
+//! A pod behind the real `bridge` or `ptp`, redirected by the real plugin.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::process::{Command, Stdio};
+
+use denizen_state::Attachment;
+use denizen_tests::cni::{Call, Chain, Namespace, PluginContext, Refusal};
+use serde_json::{Value, json};
+
+pub const RANGES: [&str; 2] = ["10.85.0.0/24", "fd00:85::/64"];
+
+/// What a runtime passes of the annotations of a pod that linkerd has injected.
+pub fn injected(annotations: &[(&str, &str)]) -> Value {
+    let mut all = json!({ "linkerd.io/proxy-version": "edge-26.8.1" });
+    for (name, text) in annotations {
+        all[*name] = (*text).into();
+    }
+    json!({ "io.kubernetes.cri.pod-annotations": all })
+}
+
+/// A node, a pod, and the chain that attaches it.
+pub struct Mesh {
+    pub base: PluginContext,
+    pub call: Call,
+    pub chain: Chain,
+}
+
+impl Mesh {
+    /// Not attached yet. `first` is the plugin that makes the interface.
+    pub fn new(first: Value, redirect: &Value, annotations: &[(&str, &str)]) -> Self {
+        let base = PluginContext::new();
+        let call = Call::new("web-0", &base.pod);
+        let mut chain = base.chain("1.1.0", first, &RANGES);
+        chain.plugins[0]["ipam"]["routes"] = json!([{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }]);
+        let ours = &mut chain.plugins[1];
+        ours["capabilities"] = json!({ "io.kubernetes.cri.pod-annotations": true });
+        ours["redirect"] = redirect.clone();
+        ours["runtimeConfig"] = injected(annotations);
+        Self { base, call, chain }
+    }
+
+    pub fn bridged(redirect: &Value, annotations: &[(&str, &str)]) -> Self {
+        Self::new(bridge(), redirect, annotations)
+    }
+
+    /// The ADD of the whole chain.
+    pub fn add(&self) -> Result<Value, Refusal> {
+        self.chain.add(&self.base.node, &self.call)
+    }
+
+    /// One command of our plugin alone, after an ADD with this result.
+    pub fn ours(&self, command: &str, result: &Value) -> Result<Value, Refusal> {
+        let ours = &self.chain.plugins[1];
+        self.chain.call(&self.base.node, &self.call, command, ours, Some(result))
+    }
+
+    pub fn record(&self) -> Attachment {
+        self.base.record(&self.call)
+    }
+
+    /// The pod's addresses in an ADD's result.
+    pub fn addresses(result: &Value) -> Vec<IpAddr> {
+        let entries = result["ips"].as_array().into_iter().flatten();
+        let texts = entries.map(|ip| ip["address"].as_str().unwrap().split('/').next().unwrap());
+        texts.map(|text| text.parse().unwrap()).collect()
+    }
+
+    /// How many connections each rule of the pod counted: those that did not are left out.
+    pub fn counts(&self) -> BTreeMap<String, u64> {
+        let table = nft(&self.base.pod, &["-j", "list", "table", "inet", "denizen-redirect"]);
+        let table: Value = serde_json::from_str(&table.unwrap()).unwrap();
+        let mut counts = BTreeMap::new();
+        for rule in table["nftables"].as_array().unwrap().iter().map(|it| &it["rule"]) {
+            let expressions = rule["expr"].as_array().into_iter().flatten();
+            let packets: u64 = expressions.filter_map(|it| it["counter"]["packets"].as_u64()).sum();
+            if packets > 0 {
+                let (chain, name) = (rule["chain"].as_str(), rule["comment"].as_str());
+                counts.insert(format!("{} {}", chain.unwrap(), name.unwrap()), packets);
+            }
+        }
+        counts
+    }
+
+    /// Whether the pod has the table.
+    pub fn has_table(&self) -> bool {
+        nft(&self.base.pod, &["list", "table", "inet", "denizen-redirect"]).is_ok()
+    }
+}
+
+pub fn bridge() -> Value {
+    json!({ "type": "bridge", "bridge": "cni0", "isGateway": true })
+}
+
+/// What `nft` prints in `namespace`, or why it failed.
+pub fn nft(namespace: &Namespace, arguments: &[&str]) -> Result<String, String> {
+    let mut nft = Command::new("nft");
+    nft.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = namespace.spawn(nft).wait_with_output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+}
