@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-/// Seconds that a test under load runs; `.ci/run` sets 20.
+/// Seconds that a test under load runs; `.ci/run` sets 10.
 const SECONDS: &str = "DENIZEN_TEST_SECONDS";
 /// Where it is not set.
 const QUICK: u64 = 5;
