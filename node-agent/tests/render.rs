@@ -24,6 +24,15 @@ fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
 }
 
+/// The program, through the emulator where it is compiled for another processor (`tests/arm64`).
+fn agent() -> Command {
+    let program = env!("CARGO_BIN_EXE_denizen-agent");
+    let Some(emulator) = std::env::var_os("DENIZEN_EMULATOR") else { return Command::new(program) };
+    let mut agent = Command::new(emulator);
+    agent.arg(program);
+    agent
+}
+
 /// Runs the program on one feature's files.
 fn run(name: &str, command: &[&str]) -> Result<String> {
     run_on(&golden(), name, command)
@@ -45,7 +54,7 @@ fn run_on(of: &Path, name: &str, command: &[&str]) -> Result<String> {
     let flags = text.lines().find_map(|line| line.strip_prefix("# flags: "));
     // What a flag names is a file beside the others.
     let flags = flags.unwrap_or_default().replace("GOLDEN", &golden().to_string_lossy());
-    let output = Command::new(env!("CARGO_BIN_EXE_denizen-agent"))
+    let output = agent()
         .args(command)
         .arg("--manifests")
         .arg(&manifests)
@@ -298,7 +307,7 @@ fn policies_are_explained_without_an_agent() -> Result<()> {
 /// The running agent has flags of its own; to take these in silence would explain another node.
 #[test]
 fn flags_that_a_running_agent_does_not_go_by_are_refused() -> Result<()> {
-    let output = Command::new(env!("CARGO_BIN_EXE_denizen-agent"))
+    let output = agent()
         .args(["explain", "--from", "10.1.2.3", "--to", "10.96.0.10:80"])
         .args(["--masquerade-all", "--detect-local=bridge=cni0"])
         .output()?;
@@ -313,7 +322,7 @@ fn flags_that_a_running_agent_does_not_go_by_are_refused() -> Result<()> {
 /// `render | head`.
 #[test]
 fn who_has_read_enough_is_no_error() {
-    let mut render = Command::new(env!("CARGO_BIN_EXE_denizen-agent"))
+    let mut render = agent()
         .args(["render", "--manifests"])
         .arg(golden())
         .stdout(Stdio::piped())

@@ -33,7 +33,7 @@ fn archive(written: SystemTime) -> Result<TempDir> {
     }
     let documents = binary::ours("examples/completions-and-man-pages")?;
     checked(Command::new(documents).arg(&built))?;
-    let mut make = Command::new(conf::folder().join("../release/archive"));
+    let mut make = Command::new(conf::folder().join("release/archive"));
     checked(make.env("SOURCE_DATE_EPOCH", "1800000000").arg("amd64").arg(built).arg(out))?;
     Ok(folder)
 }

@@ -312,7 +312,7 @@ fn the_image_is_made_from_no_other_image() -> Result<()> {
 fn the_image_has_the_iptables_that_the_tests_run() -> Result<()> {
     let root = folder().join("..");
     let installed = fs::read_to_string(root.join("tests/packages"))?;
-    let script = fs::read_to_string(root.join("release/iptables"))?;
+    let script = fs::read_to_string(root.join("conf/release/iptables"))?;
     let line = script.lines().find(|line| line.ends_with("> /dev/null")).context("apt-get")?;
     let packages: Vec<_> = line.split_whitespace().take_while(|word| *word != ">").collect();
     assert_eq!(packages, ["iptables", "ipset"]);
