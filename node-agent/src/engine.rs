@@ -300,8 +300,8 @@ impl<B: Backend> Engine<B> {
         self.health_ports_due |= changes.health_checks || changes.node || changes.complete;
     }
 
-    /// Whether the pods of this generation of the state file (or a later one) are in the kernel, and
-    /// all that is decided about them, and nothing is unknown about the one that was asked for.
+    /// Whether the pods of this generation of the state file (or a later one) are in the kernel,
+    /// and all that is decided about them, and nothing is unknown about the one that was asked for.
     pub fn has_programmed(&self, asked: &WaitFor) -> bool {
         let (firewall, pod) = (self.plan().firewall(), self.recorded(&asked.wait_for));
         firewall.zip(pod).is_none_or(|(firewall, pod)| firewall.is_decided(pod))

@@ -142,7 +142,8 @@ impl Plan {
         self.services.as_ref()
     }
 
-    /// What is decided about which pods may talk to which; `None` if that is not Denizen's business.
+    /// What is decided about which pods may talk to which; `None` if that is not Denizen's
+    /// business.
     pub fn firewall(&self) -> Option<&FirewallPlan> {
         self.firewall.as_ref()
     }

@@ -96,7 +96,8 @@ pub struct NetworkPolicyStatus {
     pub elements: usize,
     /// Packets dropped.
     pub dropped: Dropped,
-    /// Bridges whose frames pass no IP rules: their restricted pods are cut off from the other ports.
+    /// Bridges whose frames pass no IP rules: their restricted pods are cut off from the other
+    /// ports.
     #[serde(default)]
     pub unfiltered_bridges: Vec<String>,
 }

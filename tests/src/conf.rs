@@ -49,8 +49,8 @@ pub fn built(folder: &Path) -> Result<Vec<Value>> {
         .context("kubectl's words are not YAML")
 }
 
-/// The same of `conf/kubernetes` with a component, whose line in its `kustomization.yaml` an operator
-/// uncomments.
+/// The same of `conf/kubernetes` with a component, whose line in its `kustomization.yaml` an
+/// operator uncomments.
 pub fn built_with(component: &str) -> Result<Vec<Value>> {
     let copy = tempfile::tempdir()?;
     checked(Command::new("cp").arg("-r").arg(folder().join("kubernetes")).arg(copy.path()))?;

@@ -32,7 +32,8 @@ pub fn fixture(label: &str) -> Result<Fixture> {
     Ok(fixture)
 }
 
-/// Clients that connect to `web` of [`fixture`] without pause, over TCP and UDP and by both families.
+/// Clients that connect to `web` of [`fixture`] without pause, over TCP and UDP and by both
+/// families.
 pub fn load(fixture: &Fixture) -> Result<Load> {
     fixture.cluster.world.forget_quickly()?;
     let mut load = Load::default();

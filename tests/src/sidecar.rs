@@ -39,8 +39,8 @@ pub struct Sidecar {
 }
 
 impl Sidecar {
-    /// Runs it in `pod` at these ports, of both versions of IP. It connects to where each connection
-    /// was to go, as [`PROXY_UID`], and passes on what the server says.
+    /// Runs it in `pod` at these ports, of both versions of IP. It connects to where each
+    /// connection was to go, as [`PROXY_UID`], and passes on what the server says.
     pub fn run(pod: &Namespace, ports: &[u16]) -> Self {
         let sidecar = Self::default();
         for port in ports {

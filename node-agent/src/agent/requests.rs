@@ -89,8 +89,8 @@ impl Agent {
         pods.flat_map(|pod| pod.ips.iter().copied()).collect()
     }
 
-    /// Answers every ADD whose pod is programmed and has no connections of an earlier one, and every
-    /// DEL whose pod left nothing; drops those that gave up.
+    /// Answers every ADD whose pod is programmed and has no connections of an earlier one, and
+    /// every DEL whose pod left nothing; drops those that gave up.
     pub(super) fn release(&mut self) {
         self.read_policies();
         let engine = &self.engine;
@@ -124,8 +124,8 @@ impl Agent {
         }
     }
 
-    /// Asks for the policies of new pods' namespaces: a policy that was stored before a pod may come
-    /// through its watch later.
+    /// Asks for the policies of new pods' namespaces: a policy that was stored before a pod may
+    /// come through its watch later.
     fn read_policies(&mut self) {
         for waiting in self.waiting.iter_mut().filter(|it| it.read == Read::Due) {
             let Some(recorded) = self.engine.recorded(&waiting.asked.wait_for) else { continue };

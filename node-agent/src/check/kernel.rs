@@ -1,7 +1,7 @@
 //! What the kernel and iptables' programs can do.
 //!
-//! nf_tables is asked by a batch that the kernel checks and never commits. Tables of a running agent
-//! are there, so they were accepted.
+//! nf_tables is asked by a batch that the kernel checks and never commits. Tables of a running
+//! agent are there, so they were accepted.
 
 use super::{Check, Finding, Subject, Topic};
 use crate::backend::BackendName;

@@ -78,8 +78,8 @@ fn watch(run_dir: &Path, output: Output) -> anyhow::Result<()> {
     }
 }
 
-/// Says to the agent that the command still watches. If the agent is gone, it was perhaps killed and
-/// could not remove the rules that show packets; then the command does.
+/// Says to the agent that the command still watches. If the agent is gone, it was perhaps killed
+/// and could not remove the rules that show packets; then the command does.
 fn renew(run_dir: &Path) -> anyhow::Result<()> {
     let asked = sample(run_dir).map(drop);
     let is_gone =

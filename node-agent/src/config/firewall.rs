@@ -27,8 +27,8 @@ pub enum PolicyToNode {
 /// The flags of the pod firewall, as written.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct FirewallArgs {
-    /// Whether to enforce NetworkPolicies for this node's pods. auto: unless another engine (Calico,
-    /// Cilium, kube-router, …) does so on this node
+    /// Whether to enforce NetworkPolicies for this node's pods. auto: unless another engine
+    /// (Calico, Cilium, kube-router, …) does so on this node
     #[arg(long, value_enum, value_name = "MODE", default_value = "auto")]
     pub network_policy: NetworkPolicyMode,
 

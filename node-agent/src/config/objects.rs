@@ -21,9 +21,9 @@ pub struct ObjectsArgs {
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// The API server's own address, instead of the one in the kubeconfig. Required in a pod, unless
-    /// with --services=off: the address that pods get is a cluster IP, which nobody serves before
-    /// this agent does
+    /// The API server's own address, instead of the one in the kubeconfig. Required in a pod,
+    /// unless with --services=off: the address that pods get is a cluster IP, which nobody serves
+    /// before this agent does
     #[arg(long, value_name = "URL", env = "DENIZEN_API_SERVER")]
     pub master: Option<String>,
 }

@@ -100,8 +100,8 @@ impl StaleCandidates {
         self.late.retain(is_served);
     }
 
-    /// Whether an entry matches any candidate. Every forbidden one does: what is read of the kernel's
-    /// table counts.
+    /// Whether an entry matches any candidate. Every forbidden one does: what is read of the
+    /// kernel's table counts.
     pub fn concern(&self, entry: &Entry) -> bool {
         let keys = keys_of(entry);
         entry.is_forbidden
@@ -192,7 +192,8 @@ impl StaleCandidates {
     }
 }
 
-/// The two frontends that may match an entry's destination; `None` for port 0, and for what has no ports.
+/// The two frontends that may match an entry's destination; `None` for port 0, and for what has no
+/// ports.
 pub(super) fn keys_of(entry: &Entry) -> Option<[FrontendKey; 2]> {
     let (protocol, port) = (entry.protocol()?, entry.destination.port().try_into().ok()?);
     let at = |address| FrontendKey { address, protocol, port };

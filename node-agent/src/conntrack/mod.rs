@@ -5,16 +5,16 @@
 //! gone, or, if its first packet came before the service, to nobody. `stale` decides which entries
 //! are stale (pure), `entry` parses an entry (pure), `kernel` reads, deletes and marks.
 //!
-//! For services, TCP is left alone: an endpoint that no longer serves resets the connection, and the
-//! client connects again.
+//! For services, TCP is left alone: an endpoint that no longer serves resets the connection, and
+//! the client connects again.
 //!
-//! The firewall lets pass what belongs to an established connection. When a change of policy forbids
-//! one, its entry gets a mark by which the firewall drops its packets. It is not deleted: conntrack
-//! takes a packet from the middle of a connection for the first one of a new connection
-//! (`nf_conntrack_tcp_loose`), in the direction of that packet. If the server sends, which it mostly
-//! may, the client's packets would be answers. The packets that are dropped keep the entry alive: the
-//! kernel sends again after 120 seconds at most, and forgets a connection that nobody acknowledges
-//! after 300 (`nf_conntrack_tcp_timeout_max_retrans`).
+//! The firewall lets pass what belongs to an established connection. When a change of policy
+//! forbids one, its entry gets a mark by which the firewall drops its packets. It is not deleted:
+//! conntrack takes a packet from the middle of a connection for the first one of a new connection
+//! (`nf_conntrack_tcp_loose`), in the direction of that packet. If the server sends, which it
+//! mostly may, the client's packets would be answers. The packets that are dropped keep the entry
+//! alive: the kernel sends again after 120 seconds at most, and forgets a connection that nobody
+//! acknowledges after 300 (`nf_conntrack_tcp_timeout_max_retrans`).
 //!
 //! Not so if both ends close it (30 seconds, `nf_conntrack_tcp_timeout_last_ack`) while it is
 //! forbidden: then what the server sends again for the eighth time or so begins a connection. Its

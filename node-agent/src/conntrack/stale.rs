@@ -179,10 +179,10 @@ fn is_refused(firewall: &FirewallPlan, entry: &Entry) -> bool {
 
 /// Whether an entry's first packet came from the server, as far as its ports tell.
 ///
-/// A policy may forbid what conntrack has not seen: between pods on one bridge that did not show its
-/// frames until then. The firewall drops what the client sends, and takes the server's next packet
-/// for the first one of a connection from the server to the client, which it mostly permits: what
-/// the client sends would be answers. So this connection is judged the right way round.
+/// A policy may forbid what conntrack has not seen: between pods on one bridge that did not show
+/// its frames until then. The firewall drops what the client sends, and takes the server's next
+/// packet for the first one of a connection from the server to the client, which it mostly permits:
+/// what the client sends would be answers. So this connection is judged the right way round.
 fn is_answer(entry: &Entry) -> bool {
     entry.is_mid_stream
         && !entry.is_translated()

@@ -38,8 +38,8 @@ pub enum EngineError {
     Iptables(#[from] IptablesError),
 }
 
-/// The other engine that enforces policy on this node, if one does. The network namespace is that of
-/// the calling thread.
+/// The other engine that enforces policy on this node, if one does. The network namespace is that
+/// of the calling thread.
 ///
 /// # Errors
 /// [`EngineError`].

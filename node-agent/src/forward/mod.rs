@@ -88,7 +88,8 @@ pub fn look(open: bool) -> Findings {
     findings
 }
 
-/// Looks at the forward hook, and changes nothing. Chains that denizen's rules have opened are well.
+/// Looks at the forward hook, and changes nothing. Chains that denizen's rules have opened are
+/// well.
 pub fn inspect() -> Findings {
     let mut findings = Findings::default();
     let mut seen: Vec<Chain> = Vec::new();

@@ -151,7 +151,8 @@ impl Delta {
     pub fn transactions(mut self, schema: &Schema, at_once: usize) -> Vec<(Table, TableDelta)> {
         let [filter, mut nat] = Table::REQUIRED.map(|table| std::mem::take(self.table(table)));
         let mut transactions = Vec::new();
-        // The programs read all chains before they write any, so this is quick before the others exist.
+        // The programs read all chains before they write any, so this is quick before the others
+        // exist.
         if !filter.is_empty() {
             transactions.push((Table::Filter, filter));
         }

@@ -33,7 +33,8 @@ pub struct LocalPod {
 }
 
 impl LocalPod {
-    /// Whether others are behind [`Self::interface`] too: it is a bridge, or a VLAN's device on one.
+    /// Whether others are behind [`Self::interface`] too: it is a bridge, or a VLAN's device on
+    /// one.
     pub fn shares_interface(&self) -> bool {
         self.bridge.is_some()
     }

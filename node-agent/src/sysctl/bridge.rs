@@ -121,7 +121,8 @@ impl BridgeFilter {
     }
 
     /// Sets the switches of every bridge back to what they were before denizen turned them on.
-    /// Returns the bridges. One that cannot be set back is logged, and tried again by the next call.
+    /// Returns the bridges. One that cannot be set back is logged, and tried again by the next
+    /// call.
     pub fn set_back(&self) -> Vec<String> {
         let (mut done, mut left) = (Vec::new(), Vec::new());
         for former in self.former.read() {

@@ -58,8 +58,8 @@ fn remove_legacy(owner: Owner) -> Result<usize, IptablesError> {
     IpVersion::BOTH.map(of_family).into_iter().sum()
 }
 
-/// Whether chains of this owner are in the tables of legacy iptables. What is not there is not asked
-/// for: the kernel would make it.
+/// Whether chains of this owner are in the tables of legacy iptables. What is not there is not
+/// asked for: the kernel would make it.
 ///
 /// # Errors
 /// [`IptablesError`] if there are such tables, and they cannot be read.

@@ -19,8 +19,8 @@ const CTRL_ATTR_FAMILY_NAME: u16 = 2;
 /// linux/ip_vs.h.
 const IPVS_CMD_FLUSH: u8 = 17;
 
-/// Why NetworkPolicies and ipvs do not go together: ipvs takes a packet in the input hook, and sends
-/// it on through the output hook.
+/// Why NetworkPolicies and ipvs do not go together: ipvs takes a packet in the input hook, and
+/// sends it on through the output hook.
 pub const PASSES_BY: &str = "ipvs serves services here, and what it forwards does not pass the hook where \
                              NetworkPolicies are enforced: use another mode of the service proxy";
 

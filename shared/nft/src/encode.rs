@@ -122,8 +122,8 @@ impl Expressions<'_> {
         }
     }
 
-    /// In a bridge's table, and in one of both versions, an address can only be read of what carries
-    /// it, and of ARP and ICMPv6 messages only what they have. nft adds the same.
+    /// In a bridge's table, and in one of both versions, an address can only be read of what
+    /// carries it, and of ARP and ICMPv6 messages only what they have. nft adds the same.
     fn depend(&mut self, key: &[Field]) {
         let version = key.iter().find_map(|field| field.address());
         match (self.family, version) {

@@ -34,8 +34,8 @@ pub enum Field {
     EtherType,
     /// The family of the packet that a table of both versions sees ([`IpVersion::family_number`]).
     IpFamily,
-    /// The user who opened the socket that sends the packet, by its number in the user namespace that
-    /// owns the network namespace. No packet without a socket of a process matches.
+    /// The user who opened the socket that sends the packet, by its number in the user namespace
+    /// that owns the network namespace. No packet without a socket of a process matches.
     SocketUser,
     /// The same of the user's group.
     SocketGroup,
@@ -79,8 +79,8 @@ const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 
 impl Field {
-    /// [`Self::PacketType`] of a frame for this machine. What a bridge sends on from port to port is
-    /// for another machine, which is none of these three.
+    /// [`Self::PacketType`] of a frame for this machine. What a bridge sends on from port to port
+    /// is for another machine, which is none of these three.
     pub const UNICAST: u8 = 0;
     /// [`Self::PacketType`] of a frame for all stations.
     pub const BROADCAST: u8 = 1;

@@ -86,9 +86,9 @@ impl Kernel {
         Socket::open().map(|socket| Self { socket, taken: Arc::default() })
     }
 
-    /// Another connection, in the network namespace of the calling thread, which must be this one's.
-    /// For [`Self::is_undisturbed`], what is committed there is committed here, and the other way
-    /// round.
+    /// Another connection, in the network namespace of the calling thread, which must be this
+    /// one's. For [`Self::is_undisturbed`], what is committed there is committed here, and the
+    /// other way round.
     ///
     /// *Invariant:* one thread uses both. With two, a batch could be taken that is not counted yet.
     ///
@@ -103,8 +103,8 @@ impl Kernel {
         self.socket.portid()
     }
 
-    /// A batch about tables of a family, and of others after [`Batch::about`]. With `generation`, the kernel refuses it when anybody has
-    /// changed anything since then ([`NftError::Raced`]).
+    /// A batch about tables of a family, and of others after [`Batch::about`]. With `generation`,
+    /// the kernel refuses it when anybody has changed anything since then ([`NftError::Raced`]).
     pub fn batch(&mut self, family: Family, generation: Option<u32>) -> Batch {
         // A batch has fewer messages than this by far; numbers need only differ from the last
         // batch's.

@@ -144,7 +144,8 @@ impl Set {
         Lookup { set: self.name, key, is_ranged: self.is_ranged }
     }
 
-    /// The same as [`Self::lookup`], where a number below `below` is drawn in place of the key's random number.
+    /// The same as [`Self::lookup`], where a number below `below` is drawn in place of the key's
+    /// random number.
     pub fn draw(&self, below: u32) -> Lookup {
         let is_random = |field: &Field| matches!(field, Field::Random(_));
         let drawn =

@@ -32,9 +32,9 @@ pub struct Changes {
 
 impl Watch {
     /// Listens from now on to what happens to tables of these names, and to all others. `own` are
-    /// the portids of the sockets whose changes are the client's own; none where no table is its own.
-    /// (A process id would not do: the kernel names it as the host knows it, not as a container's
-    /// process knows itself.)
+    /// the portids of the sockets whose changes are the client's own; none where no table is its
+    /// own. (A process id would not do: the kernel names it as the host knows it, not as a
+    /// container's process knows itself.)
     ///
     /// # Errors
     /// [`NetlinkError`].

@@ -205,9 +205,9 @@ impl RunDir {
         Ok((replaced, editor.epoch, editor.generation))
     }
 
-    /// Like [`RunDir::put`], to remove the record of `id`: returns the generation without it, `None`
-    /// if there was none. If there is none and nobody is writing, this neither waits nor needs write
-    /// permission.
+    /// Like [`RunDir::put`], to remove the record of `id`: returns the generation without it,
+    /// `None` if there was none. If there is none and nobody is writing, this neither waits nor
+    /// needs write permission.
     ///
     /// # Errors
     ///

@@ -52,7 +52,8 @@ impl Notifications {
         Ok(Self { seen, changes })
     }
 
-    /// When each change was first notified; an error if one does not come within `patience` of another.
+    /// When each change was first notified; an error if one does not come within `patience` of
+    /// another.
     pub fn all(&self, patience: Duration) -> Result<Vec<Instant>> {
         let mut first = vec![None; self.changes];
         let mut missing = self.changes;

@@ -1,10 +1,11 @@
 //! What it costs a load that others are looked at: clients that connect without pause to a service,
 //! beside a `trace` of another client, and beside `drops --watch`.
 //!
-//! Each turn measures the load alone, beside the one, and beside the other, so that whatever else the
-//! machine does falls on all of them. What counts is the difference within a turn. The processor time
-//! is that of this process alone: its clients, its server, and what the kernel does for their packets
-//! meanwhile. It says something on a machine that others use too, where connections a second do not.
+//! Each turn measures the load alone, beside the one, and beside the other, so that whatever else
+//! the machine does falls on all of them. What counts is the difference within a turn. The
+//! processor time is that of this process alone: its clients, its server, and what the kernel does
+//! for their packets meanwhile. It says something on a machine that others use too, where
+//! connections a second do not.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;

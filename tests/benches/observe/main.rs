@@ -1,9 +1,9 @@
 //! What it costs to look: `cargo bench -p denizen-tests --bench observe`, as root.
 //!
 //! First `denizen-agent connections` of a table with 100,000 entries: time and memory. Then clients
-//! that connect without pause to a service, beside a `trace` of another client and beside
-//! `drops --watch` (`beside`). It prints, and asserts no time: times belong to the machine they were
-//! taken on.
+//! that connect without pause to a service, beside a `trace` of another client and beside `drops
+//! --watch` (`beside`). It prints, and asserts no time: times belong to the machine they were taken
+//! on.
 
 #![expect(
     clippy::disallowed_methods,

@@ -29,8 +29,8 @@ spec:
       ports: [{ port: 8080 }]
 ";
 
-/// A pod's object as the API server has it: the labels are what a policy goes by, and the UID is the
-/// one that the runtime passed to the plugin.
+/// A pod's object as the API server has it: the labels are what a policy goes by, and the UID is
+/// the one that the runtime passed to the plugin.
 fn object(pod: &Pod, name: &str, app: &str) -> Value {
     let uid = format!("uid-{}", pod.netns.name());
     json!({

@@ -112,7 +112,8 @@ fn the_bridges_table_is_asked_for_where_ports_matter() -> Result<()> {
     chose(&fixture, &agent, "nftables", "this kernel can do all that it needs")
 }
 
-/// Services go on without the pod firewall where nobody asked for it, and status says why it is off.
+/// Services go on without the pod firewall where nobody asked for it, and status says why it is
+/// off.
 #[test]
 fn policies_are_left_alone_where_nf_tables_is_refused() -> Result<()> {
     for (family, backend) in [("ip", "nftables"), ("bridge", "iptables")] {

@@ -72,8 +72,8 @@ fn services_go_on_and_status_says_what_is_refused() -> Result<()> {
     until_no_error(&agent)
 }
 
-/// What an earlier run enforced stays in the kernel. A pod that the plugin made wait meanwhile, since
-/// no agent ran, waits no longer.
+/// What an earlier run enforced stays in the kernel. A pod that the plugin made wait meanwhile,
+/// since no agent ran, waits no longer.
 #[test]
 fn what_is_enforced_stays_when_a_restarted_agent_may_read_no_policies() -> Result<()> {
     let context = context("kube-403-again")?;

@@ -2,8 +2,9 @@
 //! packets.
 //!
 //! Pods of namespace `new` and role `new` are isolated for both directions, and may talk to pods of
-//! role `friend` alone. Of those, the one on the same node hears nobody but them. So are all pods of
-//! namespace `closed`, but that friend does not hear them. No policy selects pods of namespace `open`.
+//! role `friend` alone. Of those, the one on the same node hears nobody but them. So are all pods
+//! of namespace `closed`, but that friend does not hear them. No policy selects pods of namespace
+//! `open`.
 
 mod listener;
 

@@ -23,8 +23,8 @@ fn outcomes(pod: &Pod, remote: &[IpAddr]) -> Vec<Outcome> {
     remote.iter().map(ask).collect()
 }
 
-/// A firewall that was at work, also across a restart, ends by `end`. The entry of the plugin, which
-/// says `isolate`, stays as it is.
+/// A firewall that was at work, also across a restart, ends by `end`. The entry of the plugin,
+/// which says `isolate`, stays as it is.
 fn ends(label: &str, end: impl Fn(&Cluster) -> Result<()>) -> Result<()> {
     let cluster = Cluster::new(label, &json!({ "timeout": "2s", "onTimeout": "isolate" }))?;
     let (world, node) = (&cluster.world, &cluster.world.node);

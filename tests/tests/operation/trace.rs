@@ -1,6 +1,6 @@
-//! `denizen-agent trace`: what it follows, what it leaves alone, and what it says when a packet goes
-//! another way than `explain` says. That it agrees with `explain` where all is well, the flow table
-//! shows for every row.
+//! `denizen-agent trace`: what it follows, what it leaves alone, and what it says when a packet
+//! goes another way than `explain` says. That it agrees with `explain` where all is well, the flow
+//! table shows for every row.
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, programmed};

@@ -1,4 +1,5 @@
-//! DEL with `waitForAgent`: it returns when the pod is programmed no longer, and never fails for it.
+//! DEL with `waitForAgent`: it returns when the pod is programmed no longer, and never fails for
+//! it.
 
 use std::io::Write;
 use std::sync::mpsc::channel;

@@ -49,7 +49,8 @@ fn linkerd_s_pods_are_redirected_as_linkerd_init_does_it() {
     assert_eq!(serde_json::to_value(redirect).unwrap(), expected);
 }
 
-/// Each of linkerd's annotations, and each of denizen's own: the value that it changes, and to what.
+/// Each of linkerd's annotations, and each of denizen's own: the value that it changes, and to
+/// what.
 #[test]
 fn annotations_override_values() {
     let cases = [

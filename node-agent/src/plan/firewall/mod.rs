@@ -164,8 +164,8 @@ pub struct IdentityChange<T> {
 /// What differs from the plan before.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct FirewallChanges {
-    /// Policies, pods and namespaces are all known from now on, or refused, or rules are needed from
-    /// now on, or no more.
+    /// Policies, pods and namespaces are all known from now on, or refused, or rules are needed
+    /// from now on, or no more.
     pub state: bool,
     /// This node's pods that are judged otherwise.
     pub sides: Vec<SidesChange>,
@@ -177,8 +177,8 @@ pub struct FirewallChanges {
     pub forgotten: Vec<IdentityId>,
     /// Addresses of which established connections may be forbidden now.
     pub narrowed: BTreeSet<IpAddr>,
-    /// Addresses that are no pod's of this node any more, or another pod's than before. The next pod
-    /// that has one must not get the connections of the last one.
+    /// Addresses that are no pod's of this node any more, or another pod's than before. The next
+    /// pod that has one must not get the connections of the last one.
     pub departed: BTreeSet<IpAddr>,
 }
 

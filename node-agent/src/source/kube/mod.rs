@@ -1,5 +1,5 @@
-//! The Kubernetes API: Services, EndpointSlices, this Node and ServiceCIDRs, and for the pod firewall
-//! Pods, Namespaces and NetworkPolicies, live.
+//! The Kubernetes API: Services, EndpointSlices, this Node and ServiceCIDRs, and for the pod
+//! firewall Pods, Namespaces and NetworkPolicies, live.
 //!
 //! | file | knows |
 //! | --- | --- |

@@ -1,5 +1,5 @@
-//! What a firewall's tables are made of: sets and rules that none of the features has, straight from
-//! the driver.
+//! What a firewall's tables are made of: sets and rules that none of the features has, straight
+//! from the driver.
 
 use std::net::IpAddr;
 

@@ -1,5 +1,5 @@
-//! nft itself as the oracle: what it makes of the program's text is what the agent makes by netlink;
-//! what it lists is what it reads back; and whatever it spoils is repaired.
+//! nft itself as the oracle: what it makes of the program's text is what the agent makes by
+//! netlink; what it lists is what it reads back; and whatever it spoils is repaired.
 //!
 //! The features are those of the golden files of `render`.
 

@@ -193,7 +193,8 @@ fn while_the_api_is_away() -> Result<()> {
     all_is_well(&newcomers, left.iter().chain([&before]))
 }
 
-/// A node that boots while the API is away: no policy is known, and an ADD waits until they all are.
+/// A node that boots while the API is away: no policy is known, and an ADD waits until they all
+/// are.
 #[test]
 fn an_add_waits_for_the_first_lists() -> Result<()> {
     let mut newcomers = Newcomers::with_api("first-lists", &isolate("20s"))?;

@@ -42,9 +42,9 @@ impl Listener {
     ///
     /// On an interface that is new on the node, `ptp` and `bridge` add the IPv6 gateway's address
     /// just before the pod is reachable. The kernel answers for the address a moment later. If the
-    /// pod has asked for it in between, because it was sent something, it asks again after a second,
-    /// firewall or not. What it sends meanwhile waits in a queue that is shorter than its answers to
-    /// all who keep sending. So its questions wait until its kernel knows whom it asks.
+    /// pod has asked for it in between, because it was sent something, it asks again after a
+    /// second, firewall or not. What it sends meanwhile waits in a queue that is shorter than its
+    /// answers to all who keep sending. So its questions wait until its kernel knows whom it asks.
     pub fn start(pod: &Netns, addresses: &[IpAddr]) -> Result<Self> {
         let recorder = Recorder::start(pod)?;
         let prober = Prober::start(pod, PATIENCE)?;

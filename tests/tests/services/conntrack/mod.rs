@@ -1,5 +1,5 @@
-//! Flows that go on while their service changes: what is stale is gone once the change is reported as
-//! programmed, and what is healthy never notices.
+//! Flows that go on while their service changes: what is stale is gone once the change is reported
+//! as programmed, and what is healthy never notices.
 
 mod late;
 mod restart;
