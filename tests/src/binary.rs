@@ -32,6 +32,14 @@ pub fn image(variant: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// What `tests/run` installed of Helm: a folder of modules for Python.
+pub fn helm() -> Result<PathBuf> {
+    let built = folder()?;
+    let path = built.parent().context("cargo's folder has a parent")?.join("helm");
+    ensure!(path.exists(), "{} is not there: `tests/run` installs it", path.display());
+    Ok(path)
+}
+
 /// One of the previous release's programs: `DENIZEN_PREVIOUS_RELEASE` names their folder.
 pub fn previous(name: &str) -> Option<PathBuf> {
     std::env::var_os("DENIZEN_PREVIOUS_RELEASE").map(|folder| Path::new(&folder).join(name))

@@ -8,5 +8,6 @@ mod check;
 mod completions;
 mod conf;
 mod containerd;
+mod helm;
 mod install_cni;
 mod privileges;

@@ -1,0 +1,183 @@
+//! The Helm chart installs what `conf/kubernetes` installs. Helm itself renders it, from a library
+//! for Python.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::binary;
+use denizen_tests::conf::{built, built_with, documents, folder, text};
+use denizen_tests::netns::checked;
+use serde_json::{Value, json};
+
+/// What `helm template` writes for these values.
+const RENDER: &str = r#"
+import helm_python, json, sys
+with helm_python.Chart.load(sys.argv[1]) as chart:
+    values = json.loads(sys.argv[2])
+    files = chart.render(values, name="denizen", namespace="kube-system")
+print("\n---\n".join(files.values()))
+"#;
+
+/// What `helm lint --strict` finds.
+const LINT: &str = r#"
+import helm_python, json, sys
+print(json.dumps(helm_python.lint(sys.argv[1], json.loads(sys.argv[2]), strict=True)))
+"#;
+
+/// What a script writes that is given the chart and values.
+fn python(script: &str, values: &Value) -> Result<String> {
+    let mut python = Command::new("python3");
+    python.env("PYTHONPATH", binary::helm()?).args(["-c", script]);
+    python.arg(folder().join("helm/denizen")).arg(values.to_string());
+    Ok(String::from_utf8(checked(&mut python)?.stdout)?)
+}
+
+/// The objects that the chart makes with these values, by kind.
+fn rendered(values: &Value) -> Result<Vec<Value>> {
+    let objects = serde_saphyr::from_multiple(&python(RENDER, values)?);
+    Ok(by_kind(objects.context("what Helm renders is not YAML")?))
+}
+
+fn by_kind(mut objects: Vec<Value>) -> Vec<Value> {
+    objects.sort_by_key(|object| object["kind"].as_str().map(str::to_owned));
+    objects
+}
+
+/// With the two that an operator must set, as `conf/kubernetes` has them.
+fn with(mut values: Value) -> Result<Value> {
+    let map = documents("kubernetes/config-map.yaml")?.remove(0);
+    values["image"]["repository"] = "denizen".into();
+    values["apiServer"] = map["data"]["DENIZEN_API_SERVER"].clone();
+    Ok(values)
+}
+
+/// Why Helm refuses these values.
+fn refused(values: &Value) -> Result<String> {
+    let error = rendered(values).err().with_context(|| format!("it took {values}"))?;
+    Ok(format!("{error:#}"))
+}
+
+/// Helm adds a label and annotations of its own when it sends them, not when it renders them. So
+/// nothing may differ.
+#[test]
+fn the_chart_makes_the_objects_that_kustomize_makes() -> Result<()> {
+    let beside = built_with("beside-kube-proxy")?;
+    for (values, kustomize) in [
+        (json!({}), built(&folder().join("kubernetes"))?),
+        (json!({ "backend": "iptables" }), built_with("iptables")?),
+        (json!({ "services": "off" }), beside.clone()),
+        // What YAML makes of `off` without quotes.
+        (json!({ "services": false }), beside),
+    ] {
+        assert_eq!(rendered(&with(values.clone())?)?, by_kind(kustomize), "{values}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_charts_version_is_that_of_the_programs() -> Result<()> {
+    let chart = documents("helm/denizen/Chart.yaml")?.remove(0);
+    for version in ["version", "appVersion"] {
+        assert_eq!(chart[version], env!("CARGO_PKG_VERSION"), "{version}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_missing_or_wrong_is_an_error_that_says_so() -> Result<()> {
+    let image = json!({ "repository": "denizen" });
+    let without_api = refused(&json!({ "image": image }))?;
+    ensure!(without_api.contains("apiServer is empty"), "{without_api}");
+    rendered(&json!({ "image": image, "services": "off" }))?;
+    let without_image = refused(&json!({ "apiServer": "https://192.0.2.1:6443" }))?;
+    ensure!(without_image.contains("image.repository is empty"), "{without_image}");
+    for (wrong, named) in [("backend", "/backend"), ("service", "'service' not allowed")] {
+        let error = refused(&with(json!({ wrong: "ipvs" }))?)?;
+        ensure!(error.contains(named), "{error}");
+    }
+    Ok(())
+}
+
+/// Nothing but its advice to have an icon (severity 1: information).
+#[test]
+fn helms_lint_finds_nothing() -> Result<()> {
+    for values in [json!({}), with(json!({}))?] {
+        let report: Value = serde_json::from_str(&python(LINT, &values)?)?;
+        assert_eq!(report["total_charts_linted"], 1);
+        assert_eq!(report["errors"], json!([]));
+        let advice =
+            json!([{ "severity": 1, "path": "Chart.yaml", "error": "icon is recommended" }]);
+        assert_eq!(report["messages"], advice);
+    }
+    Ok(())
+}
+
+/// Each value but those that the variants have, another than its default, and where it arrives: in
+/// the DaemonSet's pod, or in the ConfigMap.
+fn changes() -> Vec<(&'static str, Value, &'static str, Value)> {
+    let more = json!({ "limits": { "memory": "1Gi" } });
+    let asked = |cpu: &str, memory: &str| {
+        let requests = json!({ "cpu": cpu, "memory": memory });
+        json!({ "limits": more["limits"], "requests": requests })
+    };
+    let flag = r#"--a={"b":1}"#;
+    let tolerations = json!([{ "key": "a", "operator": "Exists" }]);
+    let nodes = json!({ "kubernetes.io/os": "linux", "a": "b" });
+    vec![
+        ("image.repository", json!("r/d"), "/containers/1/image", json!("r/d:9")),
+        ("image.tag", json!("9"), "/containers/0/image", json!("r/d:9")),
+        ("apiServer", json!("https://a"), "/data/DENIZEN_API_SERVER", json!("https://a")),
+        ("logLevel", json!("debug"), "/data/RUST_LOG", json!("debug")),
+        ("agent.extraArgs", json!([flag]), "/containers/0/args/2", json!(flag)),
+        ("agent.resources", more.clone(), "/containers/0/resources", asked("20m", "64Mi")),
+        ("installCni.extraArgs", json!(["--c"]), "/containers/1/args/3", json!("--c")),
+        ("installCni.resources", more.clone(), "/containers/1/resources", asked("1m", "8Mi")),
+        ("cniConfDir", json!("/conf"), "/volumes/6/hostPath/path", json!("/conf")),
+        ("cniBinDir", json!("/bin"), "/volumes/7/hostPath/path", json!("/bin")),
+        ("nodeSelector", json!({ "a": "b" }), "/nodeSelector", nodes),
+        ("tolerations", tolerations.clone(), "/tolerations", tolerations),
+        ("priorityClassName", json!("p"), "/priorityClassName", json!("p")),
+    ]
+}
+
+#[test]
+fn every_value_arrives() -> Result<()> {
+    let mut values = json!({});
+    for (name, value, ..) in changes() {
+        match name.split_once('.') {
+            Some((group, name)) => values[group][name] = value,
+            None => values[name] = value,
+        }
+    }
+    let objects = rendered(&values)?;
+    let of = |kind: &str| objects.iter().find(|it| it["kind"] == kind).context("no such object");
+    let (map, pod) = (of("ConfigMap")?, &of("DaemonSet")?["spec"]["template"]["spec"]);
+    for (name, _, at, expected) in changes() {
+        let object = if at.starts_with("/data") { map } else { pod };
+        assert_eq!(object.pointer(at), Some(&expected), "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn every_value_is_tried_and_documented() -> Result<()> {
+    let file = documents("helm/denizen/values.yaml")?.remove(0);
+    let mut names = BTreeSet::new();
+    for (name, value) in file.as_object().context("values")? {
+        match value.as_object().filter(|_| name != "nodeSelector") {
+            Some(group) => names.extend(group.keys().map(|key| format!("{name}.{key}"))),
+            None => _ = names.insert(name.clone()),
+        }
+    }
+    let variants = ["backend", "services"].into_iter();
+    let tried = changes().into_iter().map(|(name, ..)| name).chain(variants);
+    assert_eq!(tried.map(str::to_owned).collect::<BTreeSet<_>>(), names);
+    let reference = text("REFERENCE.md")?;
+    let (_, section) = reference.split_once("\n## The Helm chart\n").context("no section")?;
+    let section = section.split("\n## ").next().context("an empty section")?;
+    for name in names {
+        ensure!(section.contains(&format!("\n| `{name}` |")), "{name}");
+    }
+    Ok(())
+}
