@@ -72,14 +72,14 @@ fn redirected(stream: &TcpStream) -> io::Result<Redirected> {
     let local = stream.local_addr()?;
     let to = match local {
         SocketAddr::V4(_) => {
-            let told = getsockopt(stream, sockopt::OriginalDst)?;
-            let ip = Ipv4Addr::from(u32::from_be(told.sin_addr.s_addr));
-            SocketAddr::new(ip.into(), u16::from_be(told.sin_port))
+            let address = getsockopt(stream, sockopt::OriginalDst)?;
+            let ip = Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr));
+            SocketAddr::new(ip.into(), u16::from_be(address.sin_port))
         }
         SocketAddr::V6(_) => {
-            let told = getsockopt(stream, sockopt::Ip6tOriginalDst)?;
-            let ip = Ipv6Addr::from(told.sin6_addr.s6_addr);
-            SocketAddr::new(ip.into(), u16::from_be(told.sin6_port))
+            let address = getsockopt(stream, sockopt::Ip6tOriginalDst)?;
+            let ip = Ipv6Addr::from(address.sin6_addr.s6_addr);
+            SocketAddr::new(ip.into(), u16::from_be(address.sin6_port))
         }
     };
     Ok(Redirected { port: local.port(), source: stream.peer_addr()?.ip(), to })

@@ -67,7 +67,9 @@ fn redirect_of<'a>(
     };
     let Some(annotations) = &config.annotations else {
         let message = format!(
-            "the runtime passes no annotations of pods, which redirect needs: {ANNOTATIONS:?} must be true in the entry's \"capabilities\", and the runtime be containerd 1.5, CRI-O 1.29 or newer"
+            "the runtime passes no annotations of pods, which redirect needs: {ANNOTATIONS:?} must \
+             be true in the entry's \"capabilities\", and the runtime be containerd \
+             1.5, CRI-O 1.29 or newer"
         );
         return match entry.without_annotations {
             OnFailure::Fail => Err(CniError::InvalidConfig(message)),

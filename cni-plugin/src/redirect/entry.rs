@@ -185,7 +185,8 @@ fn unfit(redirect: &Redirect) -> Option<&'static str> {
     match (redirect.inbound_port, redirect.outbound_port) {
         (None, None) => Some("redirect has neither inboundPort nor outboundPort"),
         (_, Some(_)) if !has_proxy => Some(
-            "redirect has outboundPort, but neither proxyUid nor proxyGid: the proxy's own connections would come back to it",
+            "redirect has outboundPort, but neither proxyUid nor proxyGid: the proxy's own \
+             connections would come back to it",
         ),
         (_, Some(_)) | (Some(_), None) => None,
     }

@@ -102,9 +102,9 @@ fn connect(target: SocketAddr, port: u16) -> Result<(), String> {
             .map_err(|errno| format!("cannot reset: {errno}"))?;
     }
     match original(&accepted, target) {
-        Ok(told) if told == target => Ok(()),
-        Ok(told) => Err(format!("the kernel tells {told} as the original destination of {target}")),
-        Err(error) => Err(format!("the kernel tells no original destination of {target}: {error}")),
+        Ok(found) if found == target => Ok(()),
+        Ok(found) => Err(format!("the kernel has {found} as the original destination of {target}")),
+        Err(error) => Err(format!("the kernel has no original destination of {target}: {error}")),
     }
 }
 
@@ -125,14 +125,14 @@ fn loopback(netns: &Netns) -> Result<(), String> {
 fn original(accepted: &TcpStream, target: SocketAddr) -> nix::Result<SocketAddr> {
     Ok(match target {
         SocketAddr::V4(_) => {
-            let told = getsockopt(accepted, sockopt::OriginalDst)?;
-            let ip = Ipv4Addr::from(u32::from_be(told.sin_addr.s_addr));
-            SocketAddr::new(ip.into(), u16::from_be(told.sin_port))
+            let address = getsockopt(accepted, sockopt::OriginalDst)?;
+            let ip = Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr));
+            SocketAddr::new(ip.into(), u16::from_be(address.sin_port))
         }
         SocketAddr::V6(_) => {
-            let told = getsockopt(accepted, sockopt::Ip6tOriginalDst)?;
-            let ip = Ipv6Addr::from(told.sin6_addr.s6_addr);
-            SocketAddr::new(ip.into(), u16::from_be(told.sin6_port))
+            let address = getsockopt(accepted, sockopt::Ip6tOriginalDst)?;
+            let ip = Ipv6Addr::from(address.sin6_addr.s6_addr);
+            SocketAddr::new(ip.into(), u16::from_be(address.sin6_port))
         }
     })
 }

@@ -106,7 +106,7 @@ fn what_a_policy_forbids_is_marked_until_a_change_permits_it() {
     assert_eq!(treatments(&tracked, &candidates), [Some(Treatment::Delete); 3]);
 }
 
-/// Conntrack first saw an answer. Which end is the server is told by the ports.
+/// Conntrack first saw an answer. The ports say which end is the server.
 #[test]
 fn what_began_unseen_is_judged_from_its_client_to_its_server() {
     let mut tracked = with_firewall();
