@@ -16,10 +16,9 @@
 //! alive: the kernel sends again after 120 seconds at most, and forgets a connection that nobody
 //! acknowledges after 300 (`nf_conntrack_tcp_timeout_max_retrans`).
 //!
-//! Not so if both ends close it (30 seconds, `nf_conntrack_tcp_timeout_last_ack`) while it is
-//! forbidden: then what the server sends again for the eighth time or so begins a connection. Its
-//! FIN alone begins none. Both ends can still get what was waiting to be sent when they closed, and
-//! nothing more.
+//! Not so if both ends close it (30 seconds, `nf_conntrack_tcp_timeout_last_ack`): so the firewall
+//! resets who closes it while it is forbidden. What both have closed before, and is still on its
+//! way, may arrive when that time is over.
 
 mod candidates;
 mod entry;

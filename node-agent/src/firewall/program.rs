@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::schema::SetName;
 use crate::plan::{Direction, FirewallPlan, FirewallSettings, MarkBit, ToNode};
 use denizen_nft::{
-    Assigned, BaseChain, Chain, Field, Hook, IpVersion, Key, Kind, Rule, Statement, Variable,
-    Verdict,
+    Assigned, BaseChain, Chain, Field, Hook, IpVersion, Key, Kind, Reject, Rule, Statement,
+    Variable, Verdict,
 };
 
 /// `raw`: before connection tracking, so that forged packets cost no entry.
@@ -17,8 +17,12 @@ const POLICY_PRIORITY: i32 = -5;
 
 /// ESTABLISHED and RELATED (`NF_CT_STATE_BIT`).
 const ESTABLISHED: u32 = 0b110;
-/// IPPROTO_ICMPV6.
+/// IPPROTO_TCP and IPPROTO_ICMPV6.
+const TCP: u8 = 6;
 const ICMPV6: u8 = 58;
+/// TCP's flags, and FIN among them (RFC 9293).
+const TCP_FLAGS: Field = Field::TransportByte(13);
+const FIN: u32 = 1;
 
 /// What a rule drops for, as it is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +73,7 @@ pub fn all(version: IpVersion, settings: FirewallSettings) -> Vec<Chain> {
         ToNode::Enforce => Some(out.input()),
         ToNode::Allow => None,
     };
-    [out.permitted()]
+    [out.permitted(), out.forbidden()]
         .into_iter()
         .chain(refused)
         .chain(asked)
@@ -116,6 +120,11 @@ fn chain(name: Arc<str>, why: &'static str, rules: Vec<Rule>) -> Chain {
 
 fn refused_chain(direction: Direction) -> Arc<str> {
     format!("{direction}-refused").into()
+}
+
+/// Asks whether any of these bits is set.
+fn has_any(field: Field, mask: u32) -> Statement {
+    Statement::Bits { field, mask, equal: false, value: 0 }
 }
 
 /// Asks whether a packet is of this protocol.
@@ -185,25 +194,30 @@ impl Program {
 
     /// What belongs to a connection that was permitted once passes, unless it is forbidden now.
     fn established(&self) -> [Rule; 2] {
-        let is_forbidden = Statement::Bits {
-            field: Field::ConnectionMark,
-            mask: MarkBit::FORBIDDEN.mask(),
-            equal: false,
-            value: 0,
-        };
-        let asks = Statement::Bits {
-            field: Field::ConnectionState,
-            mask: ESTABLISHED,
-            equal: false,
-            value: 0,
-        };
+        let is_forbidden = has_any(Field::ConnectionMark, MarkBit::FORBIDDEN.mask());
+        let is_known = has_any(Field::ConnectionState, ESTABLISHED);
+        let forbidden = to(Verdict::Goto("forbidden".into()));
         [
-            dropped(DropReason::Forbidden, vec![is_forbidden]),
+            rule("connections that are not permitted any more", [is_forbidden, forbidden]),
             rule(
                 "connections that were permitted, and errors about them",
-                [asks, to(Verdict::Return)],
+                [is_known, to(Verdict::Return)],
             ),
         ]
+    }
+
+    /// An end that closes its connection is told that there is none. It would go on to send what
+    /// waits, longer than conntrack remembers a connection that both ends have closed (30 seconds,
+    /// `nf_conntrack_tcp_timeout_last_ack`), and that would be taken for a new one.
+    fn forbidden(&self) -> Chain {
+        let is_tcp = Statement::Equals(Field::Protocol, Key::EMPTY.byte(TCP));
+        let reset = [Statement::Counter, Statement::Reject(Reject::TcpReset)];
+        let closes = [is_tcp, has_any(TCP_FLAGS, FIN)].into_iter().chain(reset);
+        let rules = vec![
+            rule(DropReason::Forbidden.text(), closes),
+            dropped(DropReason::Forbidden, Vec::new()),
+        ];
+        chain("forbidden".into(), "what belongs to a connection that a policy forbids", rules)
     }
 
     /// `return`, never `accept`: what another table drops stays dropped, and a permitted direction

@@ -198,6 +198,7 @@ impl Rules<'_> {
         match &*first {
             "iifname" => return Ok(Expr::Field(Field::InputInterface)),
             "oifname" => return Ok(Expr::Field(Field::OutputInterface)),
+            "@th,104,8" => return Ok(Expr::Field(Field::TcpFlags)),
             _ => {}
         }
         let second = words.text()?;

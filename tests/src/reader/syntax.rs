@@ -129,6 +129,8 @@ pub enum Field {
     Protocol,
     /// Bytes 2 and 3 of the transport header, whatever that is: nobody checks the protocol.
     Port,
+    /// Byte 13 of the transport header, whatever that is.
+    TcpFlags,
     /// Guarded by nft: only ICMPv6 has it.
     Icmpv6Type,
     /// Guarded by nft: only ARP has it.
@@ -164,6 +166,7 @@ impl Field {
             Self::Source(Version::V6) | Self::Destination(Version::V6) => Kind::Ipv6,
             Self::Protocol => Kind::Protocol,
             Self::Port => Kind::Port,
+            Self::TcpFlags => Kind::Integer,
             Self::Icmpv6Type => Kind::Icmpv6Type,
             Self::InputInterface | Self::OutputInterface => Kind::Interface,
             Self::EtherType => Kind::EtherType,

@@ -65,6 +65,10 @@ pub const ESTABLISHED: u128 = 1 << 1;
 pub const RELATED: u128 = 1 << 2;
 pub const NEW: u128 = 1 << 3;
 
+/// TCP's flags SYN and ACK (RFC 9293).
+pub const TCP_SYN: u128 = 0x02;
+pub const TCP_ACK: u128 = 0x10;
+
 /// IANA's number of ICMPv6.
 pub const ICMPV6: u8 = 58;
 

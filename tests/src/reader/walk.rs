@@ -11,7 +11,8 @@ use anyhow::{Context, Result, bail, ensure};
 use super::packet::Packet;
 use super::syntax::{Datum, Expr, Field, Right, Set, Statement, Table, Verdict, Version};
 use super::value::{
-    Atom, DST_NAT, ESTABLISHED, ETHER_IPV4, ETHER_IPV6, ICMPV6, Key, LOCAL, NEW, UNICAST,
+    Atom, DST_NAT, ESTABLISHED, ETHER_IPV4, ETHER_IPV6, ICMPV6, Key, LOCAL, NEW, TCP_ACK, TCP_SYN,
+    UNICAST,
 };
 
 /// `NFT_JUMP_STACK_SIZE` of the kernel.
@@ -270,6 +271,8 @@ impl Walk<'_> {
             }
             Field::Protocol => Atom::Number(packet.protocol.into()),
             Field::Port => Atom::Number(packet.port.into()),
+            // None closes a connection here.
+            Field::TcpFlags => Atom::Number(if packet.established { TCP_ACK } else { TCP_SYN }),
             Field::InputInterface => {
                 ensure!(
                     self.hook != "postrouting",

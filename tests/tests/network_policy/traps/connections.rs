@@ -14,12 +14,12 @@ use super::there::{BOUND, There, x};
 const PORT: u16 = 90;
 
 /// What a change forbids ends within a second.
-const ENDING: Duration = Duration::from_millis(1500);
+pub const ENDING: Duration = Duration::from_millis(1500);
 
 /// Both ends of a connection between two pods.
-struct Connection {
-    client: TcpStream,
-    server: TcpStream,
+pub struct Connection {
+    pub client: TcpStream,
+    pub server: TcpStream,
 }
 
 impl Connection {
@@ -43,7 +43,7 @@ impl Connection {
 }
 
 /// One in each family from each of these pods.
-fn connections(there: &There, from: &[&str], to: &str) -> Result<Vec<Connection>> {
+pub fn connections(there: &There, from: &[&str], to: &str) -> Result<Vec<Connection>> {
     let each = from.iter().flat_map(|from| [0, 1].map(|family| (from, family)));
     each.map(|(from, family)| Connection::open(there, from, to, family)).collect()
 }

@@ -1,6 +1,7 @@
 //! Connections that a policy forbids while both ends keep sending.
 
-use std::net::SocketAddr;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -15,6 +16,7 @@ use denizen_tests::policy::{Peer, Rule, Selector, World};
 use denizen_tests::probe::Protocol;
 use denizen_tests::world::ip;
 
+use super::connections::{Connection, ENDING, connections};
 use super::conversation::{Conversation, Kind, PORT};
 use super::there::{BOUND, There, x};
 use denizen_tests::pod::BRIDGE;
@@ -23,8 +25,6 @@ use denizen_tests::pod::BRIDGE;
 const SERVICE: u16 = 8999;
 const SERVICE_IPS: [&str; 2] = ["172.30.9.1", "fd00:30::9:1"];
 
-/// What a change forbids ends within a second.
-const ENDING: Duration = Duration::from_millis(1500);
 /// Long enough for every end to send some times.
 const A_WHILE: Duration = Duration::from_millis(300);
 const ROUND: Duration = Duration::from_millis(10);
@@ -238,4 +238,29 @@ fn what_is_forbidden_ends_though_its_beginning_was_not_seen() -> Result<()> {
     there.play.nodes.settled(|node, status| status["networkPolicy"]["policies"] == [1, 0][node])?;
     thread::sleep(ENDING);
     talk.are(&fates([(2, Ends), (2, GoesOn)]))
+}
+
+/// Conntrack forgets a connection that both ends have closed before they give up. It would take
+/// what an end then sends again for a new connection, and let it pass.
+#[test]
+fn what_both_ends_close_while_it_is_forbidden_is_over_for_both() -> Result<()> {
+    let mut there = There::new("trap-closed")?;
+    there.node(0).sysctl("net.netfilter.nf_conntrack_tcp_timeout_last_ack", "1")?;
+    let open = connections(&there, &["y/a", "x/b", "x/c"], "x/a")?;
+    there.put([x("deny").ingress([])])?;
+    thread::sleep(ENDING);
+    for Connection { client, server } in &open {
+        for mut end in [client, server] {
+            end.write_all(b"late")?;
+            end.shutdown(Shutdown::Write)?;
+            end.set_read_timeout(Some(BOUND))?;
+        }
+    }
+    for Connection { client, server } in &open {
+        for mut end in [client, server] {
+            let heard = end.read(&mut [0; 16]).map_err(|error| error.kind());
+            ensure!(heard == Err(ErrorKind::ConnectionReset), "{:?}: {heard:?}", end.peer_addr());
+        }
+    }
+    Ok(())
 }
