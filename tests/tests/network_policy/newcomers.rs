@@ -215,11 +215,25 @@ impl Newcomers {
         newcomer: &Listener,
         passes: impl Fn(&Exchange<'_>) -> bool,
     ) -> Result<Vec<String>> {
-        let all = self.exchange(newcomer)?;
+        let before = neighbours_refused();
+        let lost = || {
+            let refused = neighbours_refused() - before;
+            (refused > 0).then(|| {
+                format!(
+                    "the kernel's tables of neighbours, which all namespaces share, were full \
+                     {refused} times meanwhile (net.ipv6.neigh.default.gc_thresh3)"
+                )
+            })
+        };
+        let all = self.exchange(newcomer).with_context(|| lost().unwrap_or_default())?;
         let is_wrong = |it: &&Exchange<'_>| {
             it.answer != if passes(it) { Answer::Answered } else { Answer::Silent }
         };
-        Ok(all.iter().filter(is_wrong).map(ToString::to_string).collect())
+        let mut wrong: Vec<_> = all.iter().filter(is_wrong).map(ToString::to_string).collect();
+        if !wrong.is_empty() {
+            wrong.extend(lost());
+        }
+        Ok(wrong)
     }
 
     /// What of them passed although it may not.
@@ -333,6 +347,16 @@ pub fn policies() -> Vec<NetworkPolicy> {
         NetworkPolicy::new("peers", "new", Selector::label("name", "friend-here"))
             .ingress([Rule::from([new()])]),
     ]
+}
+
+/// How often a table of neighbours was full since the machine began: `table_fulls`, the last number
+/// of each processor. 0 where the kernel does not show it.
+fn neighbours_refused() -> u64 {
+    let tables = ["arp_cache", "ndisc_cache"].map(|table| format!("/proc/net/stat/{table}"));
+    let text = tables.map(|path| std::fs::read_to_string(path).unwrap_or_default());
+    let rows = text.iter().flat_map(|text| text.lines().skip(1));
+    let last = rows.filter_map(|row| row.split_whitespace().next_back());
+    last.filter_map(|number| u64::from_str_radix(number, 16).ok()).sum()
 }
 
 /// An error that shows what was wrong, if anything was.
