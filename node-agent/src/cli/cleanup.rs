@@ -15,6 +15,7 @@ use crate::firewall::Firewall;
 use crate::forward;
 use crate::sysctl::{BridgeFilter, Loopback, SYSCTLS};
 use crate::takeover::{Owner, iptables, ipvs, remove_kube_proxys};
+use denizen_ipvs::Ipvs;
 use denizen_nft::Kernel;
 use denizen_state::firewall::note_whether_off;
 
@@ -129,7 +130,9 @@ fn remove_ipvs() -> anyhow::Result<()> {
     };
     let carried = ipvs::connections();
     if servers > 0 {
-        ipvs::flush().context("cannot remove kube-proxy's virtual servers")?;
+        // All of them, as kube-proxy's own clean-up does: nothing shows whose they are.
+        let flushed = Ipvs::open().and_then(|mut kernel| kernel.flush());
+        flushed.context("cannot remove kube-proxy's virtual servers")?;
     }
     block_on(ipvs::remove(device))?;
     print_removed(1, "kube-proxy ipvs device");

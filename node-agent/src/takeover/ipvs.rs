@@ -6,18 +6,7 @@ use std::fs;
 use anyhow::Context;
 use futures_util::StreamExt;
 use nix::errno::Errno;
-use nix::libc;
 use rtnetlink::new_connection;
-
-use denizen_netlink::{NetlinkError, Socket, Writer};
-
-/// linux/genetlink.h.
-const GENL_ID_CTRL: u16 = 0x10;
-const CTRL_CMD_GETFAMILY: u8 = 3;
-const CTRL_ATTR_FAMILY_ID: u16 = 1;
-const CTRL_ATTR_FAMILY_NAME: u16 = 2;
-/// linux/ip_vs.h.
-const IPVS_CMD_FLUSH: u8 = 17;
 
 /// Why NetworkPolicies and ipvs do not go together: ipvs takes a packet in the input hook, and
 /// sends it on through the output hook.
@@ -57,40 +46,6 @@ pub async fn remove(device: u32) -> anyhow::Result<()> {
     tokio::spawn(connection);
     let removed = handle.link().del(device).execute().await;
     removed.with_context(|| format!("cannot remove {DEVICE}"))
-}
-
-/// Removes all virtual servers, as kube-proxy's own clean-up does: nothing shows whose they are.
-///
-/// # Errors
-/// The kernel's.
-pub fn flush() -> Result<(), NetlinkError> {
-    let mut socket = Socket::generic()?;
-    let sequence = socket.sequences(2);
-    let asked = request(GENL_ID_CTRL, CTRL_CMD_GETFAMILY, 0, sequence, |message| {
-        message.put_str(CTRL_ATTR_FAMILY_NAME, "IPVS");
-    });
-    let family = socket.ask(&asked, sequence, |message| {
-        let id = message.attributes().find(CTRL_ATTR_FAMILY_ID);
-        id.and_then(|id| id.try_into().ok()).map(u16::from_ne_bytes)
-    })?;
-    let family = family.ok_or(NetlinkError::Unacknowledged)?;
-    let acknowledged = libc::NLM_F_ACK as u16;
-    socket.send(&request(family, IPVS_CMD_FLUSH, acknowledged, sequence + 1, |_| {}))?;
-    socket.outcome(sequence + 1)
-}
-
-fn request(
-    kind: u16,
-    command: u8,
-    flags: u16,
-    sequence: u32,
-    fill: impl FnOnce(&mut Writer),
-) -> Vec<u8> {
-    let mut writer = Writer::default();
-    let open = writer.begin_message(kind, flags, sequence, command, 0);
-    fill(&mut writer);
-    writer.end_message(open);
-    writer.into_bytes()
 }
 
 /// How many virtual servers ipvs has, whoever's.

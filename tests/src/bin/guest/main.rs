@@ -9,6 +9,7 @@
 mod check;
 mod context;
 mod ipvs;
+mod ipvs_driver;
 mod observe;
 mod policies;
 mod single;
@@ -32,11 +33,12 @@ use nix::sys::reboot::{RebootMode, reboot};
 type Play = (&'static str, fn() -> Result<()>);
 
 /// All of it, in this order.
-const PLAYS: [Play; 7] = [
+const PLAYS: [Play; 8] = [
     ("the quick start", the_quick_start),
     ("pods in VLANs of a bridge", vlan::pods_are_local),
     ("packets are followed", observe::packets_are_followed),
     ("faults are found", check::faults_are_found),
+    ("IPVS does what its driver says", ipvs_driver::agrees_with_ipvsadm),
     ("nftables takes over from ipvs, and back", ipvs::nftables_takes_over),
     ("iptables, legacy, takes over from ipvs", || ipvs::iptables_takes_over(Variant::Legacy)),
     ("iptables, nft, takes over from ipvs", || ipvs::iptables_takes_over(Variant::Nft)),

@@ -1,0 +1,263 @@
+//! The connection to the kernel.
+
+use denizen_netlink::{Message, NetlinkError, Socket, Writer};
+use nix::errno::Errno;
+use nix::libc;
+use thiserror::Error;
+
+use super::message::{
+    FLUSH, GET_CONFIG, GET_DEST, GET_INFO, GET_SERVICE, SET_CONFIG, read_info, read_real,
+    read_server, read_timeouts, write_key, write_timeouts,
+};
+use super::server::{Command, Info, ObservedServer, ServerKey, Timeouts, VirtualServer};
+
+/// linux/genetlink.h.
+const GENL_ID_CTRL: u16 = 0x10;
+const CTRL_CMD_GETFAMILY: u8 = 3;
+const CTRL_ATTR_FAMILY_ID: u16 = 1;
+const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+/// `struct genlmsghdr`.
+const HEADER: usize = 4;
+/// `IPVS_GENL_VERSION`.
+const VERSION: u8 = 1;
+
+/// How many commands are sent at once. The kernel's answers to as many refusals fit the socket's
+/// buffer.
+const BATCH: usize = 1000;
+
+/// Why IPVS did not do what it should.
+#[derive(Debug, Error)]
+pub enum IpvsError {
+    /// The kernel has no IPVS: its module `ip_vs` is not loaded.
+    #[error("the kernel has no IPVS (module ip_vs)")]
+    Missing,
+    /// Netlink, or a refusal.
+    #[error("cannot {doing}")]
+    Netlink {
+        /// What was tried.
+        doing: &'static str,
+        /// Why it failed.
+        #[source]
+        source: NetlinkError,
+    },
+    /// The kernel answered something else than it was asked for.
+    #[error("cannot {doing}: the kernel's answer is not understood")]
+    Answer {
+        /// What was tried.
+        doing: &'static str,
+    },
+}
+
+impl IpvsError {
+    fn netlink(doing: &'static str) -> impl FnOnce(NetlinkError) -> Self {
+        move |source| Self::Netlink { doing, source }
+    }
+}
+
+/// A command that was refused. Those before and behind it were done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// Its place among the commands.
+    pub command: usize,
+    /// The kernel's reason.
+    pub errno: Errno,
+}
+
+/// The IPVS of one network namespace.
+#[derive(Debug)]
+pub struct Ipvs {
+    socket: Socket,
+    /// The number of generic netlink's family `IPVS`.
+    family: u16,
+}
+
+impl Ipvs {
+    /// Opens that of this thread's network namespace.
+    ///
+    /// # Errors
+    /// [`IpvsError::Missing`] if the kernel has none.
+    pub fn open() -> Result<Self, IpvsError> {
+        const DOING: &str = "open netlink to IPVS";
+        let mut socket = Socket::generic().map_err(IpvsError::netlink(DOING))?;
+        let sequence = socket.sequences(1);
+        let asked = request(GENL_ID_CTRL, CTRL_CMD_GETFAMILY, 0, sequence, |writer| {
+            writer.put_str(CTRL_ATTR_FAMILY_NAME, "IPVS");
+        });
+        let found = socket.ask(&asked, sequence, |answer| {
+            let id = answer.attributes_after(HEADER).find(CTRL_ATTR_FAMILY_ID);
+            id.and_then(|id| id.try_into().ok()).map(u16::from_ne_bytes)
+        });
+        match found {
+            Ok(Some(family)) => Ok(Self { socket, family }),
+            Ok(None) => Err(IpvsError::Answer { doing: DOING }),
+            Err(error) if error.errno() == Some(Errno::ENOENT) => Err(IpvsError::Missing),
+            Err(error) => Err(IpvsError::netlink(DOING)(error)),
+        }
+    }
+
+    /// What it is.
+    ///
+    /// # Errors
+    /// [`IpvsError`].
+    pub fn info(&mut self) -> Result<Info, IpvsError> {
+        self.ask("ask IPVS what it is", GET_INFO, |answer| {
+            read_info(answer.attributes_after(HEADER))
+        })
+    }
+
+    /// The time-outs of connections.
+    ///
+    /// # Errors
+    /// [`IpvsError`].
+    pub fn timeouts(&mut self) -> Result<Timeouts, IpvsError> {
+        self.ask("read the time-outs of IPVS", GET_CONFIG, |answer| {
+            read_timeouts(answer.attributes_after(HEADER))
+        })
+    }
+
+    /// Sets the time-outs of connections. They count from a connection's next packet on.
+    ///
+    /// # Errors
+    /// [`IpvsError`].
+    pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), IpvsError> {
+        let doing = "set the time-outs of IPVS";
+        self.command(SET_CONFIG, |writer| write_timeouts(writer, timeouts))
+            .map_err(IpvsError::netlink(doing))
+    }
+
+    /// All virtual servers, whoever's, except those that a packet's mark tells.
+    ///
+    /// The kernel does not say when its list changed while it was read: a server may be missing, or
+    /// be there twice.
+    ///
+    /// # Errors
+    /// [`IpvsError`].
+    pub fn servers(&mut self) -> Result<Vec<VirtualServer>, IpvsError> {
+        let mut servers = Vec::new();
+        self.dump(
+            GET_SERVICE,
+            |_| {},
+            |answer| servers.extend(read_server(answer.attributes_after(HEADER))),
+        )
+        .map_err(IpvsError::netlink("list the virtual servers of IPVS"))?;
+        Ok(servers)
+    }
+
+    /// A virtual server's real servers; none if there is no such virtual server.
+    ///
+    /// # Errors
+    /// [`IpvsError`].
+    pub fn real_servers(&mut self, of: &ServerKey) -> Result<Vec<ObservedServer>, IpvsError> {
+        let mut servers = Vec::new();
+        self.dump(
+            GET_DEST,
+            |writer| write_key(writer, of),
+            |answer| servers.extend(read_real(answer.attributes_after(HEADER), of)),
+        )
+        .map_err(IpvsError::netlink("list the real servers of IPVS"))?;
+        Ok(servers)
+    }
+
+    /// Does these in order. Returns those that the kernel refused.
+    ///
+    /// # Errors
+    /// [`IpvsError`] if it is not known what was done.
+    pub fn apply(&mut self, commands: &[Command]) -> Result<Vec<Refused>, IpvsError> {
+        let mut refused = Vec::new();
+        for (batch, before) in commands.chunks(BATCH).zip((0..).step_by(BATCH)) {
+            let of_batch = self.send(batch).map_err(IpvsError::netlink("change IPVS"))?;
+            refused.extend(
+                of_batch
+                    .into_iter()
+                    .map(|Refused { command, errno }| Refused { command: before + command, errno }),
+            );
+        }
+        Ok(refused)
+    }
+
+    /// Removes all virtual servers, whoever's.
+    ///
+    /// # Errors
+    /// [`IpvsError`].
+    pub fn flush(&mut self) -> Result<(), IpvsError> {
+        let doing = "remove all virtual servers of IPVS";
+        self.command(FLUSH, |_| {}).map_err(IpvsError::netlink(doing))
+    }
+
+    fn send(&mut self, batch: &[Command]) -> Result<Vec<Refused>, NetlinkError> {
+        let first = self.socket.sequences(batch.len() as u32);
+        let mut writer = Writer::default();
+        for (command, sequence) in batch.iter().zip(0..) {
+            let is_last = sequence as usize + 1 == batch.len();
+            // A refusal is answered in any case.
+            let flags = if is_last { libc::NLM_F_ACK as u16 } else { 0 };
+            let sequence = first.wrapping_add(sequence);
+            write(&mut writer, self.family, command.number(), flags, sequence, |writer| {
+                command.write(writer);
+            });
+        }
+        self.socket.send(writer.bytes())?;
+        let refusals = self.socket.refusals(first.wrapping_add(batch.len() as u32 - 1))?;
+        let place = |sequence: u32| sequence.wrapping_sub(first) as usize;
+        let refused = refusals
+            .into_iter()
+            .map(|refusal| Refused { command: place(refusal.sequence), errno: refusal.errno });
+        Ok(refused.collect())
+    }
+
+    /// One command that is only acknowledged.
+    fn command(&mut self, number: u8, fill: impl FnOnce(&mut Writer)) -> Result<(), NetlinkError> {
+        let sequence = self.socket.sequences(1);
+        let flags = libc::NLM_F_ACK as u16;
+        self.socket.send(&request(self.family, number, flags, sequence, fill))?;
+        self.socket.outcome(sequence)
+    }
+
+    fn ask<T>(
+        &mut self,
+        doing: &'static str,
+        number: u8,
+        read: impl FnMut(Message<'_>) -> Option<T>,
+    ) -> Result<T, IpvsError> {
+        let sequence = self.socket.sequences(1);
+        let asked = request(self.family, number, 0, sequence, |_| {});
+        let answered = self.socket.ask(&asked, sequence, read);
+        answered.map_err(IpvsError::netlink(doing))?.ok_or(IpvsError::Answer { doing })
+    }
+
+    fn dump(
+        &mut self,
+        number: u8,
+        fill: impl FnOnce(&mut Writer),
+        each: impl FnMut(Message<'_>),
+    ) -> Result<(), NetlinkError> {
+        let sequence = self.socket.sequences(1);
+        let asked = request(self.family, number, libc::NLM_F_DUMP as u16, sequence, fill);
+        self.socket.dump(&asked, sequence, each)
+    }
+}
+
+fn request(
+    family: u16,
+    command: u8,
+    flags: u16,
+    sequence: u32,
+    fill: impl FnOnce(&mut Writer),
+) -> Vec<u8> {
+    let mut writer = Writer::default();
+    write(&mut writer, family, command, flags, sequence, fill);
+    writer.into_bytes()
+}
+
+fn write(
+    writer: &mut Writer,
+    family: u16,
+    command: u8,
+    flags: u16,
+    sequence: u32,
+    fill: impl FnOnce(&mut Writer),
+) {
+    let open = writer.begin_message_with(family, flags, sequence, &[command, VERSION, 0, 0]);
+    fill(writer);
+    writer.end_message(open);
+}

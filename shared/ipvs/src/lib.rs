@@ -1,0 +1,17 @@
+//! The driver of IPVS, the kernel's load balancer, by generic netlink (linux/ip_vs.h).
+//!
+//! It knows virtual servers and their real servers, and no service. IPVS has no names and no
+//! transactions: nothing in the kernel says whose a virtual server is, and each command of a batch
+//! is done or refused by itself.
+
+mod kernel;
+mod message;
+mod server;
+#[cfg(test)]
+mod tests;
+
+pub use kernel::{Ipvs, IpvsError, Refused};
+pub use server::{
+    Command, FALLBACK, Info, ObservedServer, PORT_HASHED, RealServer, ServerKey, Timeouts,
+    VirtualServer,
+};
