@@ -68,8 +68,8 @@ type Fields = BTreeMap<String, Value>;
 impl Entry {
     /// Checks the object's `fields`.
     pub(crate) fn of(mut fields: Fields) -> Result<Entry, CniError> {
-        let profile: Profile =
-            required(take(&mut fields, "profile", "\"linkerd\" or \"custom\"")?)?;
+        let profiles = "\"linkerd\", \"istio\", \"consul\" or \"custom\"";
+        let profile: Profile = required(take(&mut fields, "profile", profiles)?)?;
         let either = "\"fail\" or \"proceed\"";
         let (on_error, without_annotations) = (
             take(&mut fields, "onError", either)?.unwrap_or_default(),
@@ -127,6 +127,9 @@ impl Entry {
             key.apply(&mut redirect, said).map_err(|why| of_pod(format!("{key:?}: {why}")))?;
         }
         self.annotate(&mut redirect, annotations).map_err(of_pod)?;
+        if self.profile.leaves_alone(&redirect) {
+            return Ok(None);
+        }
         match unfit(&redirect) {
             Some(why) => Err(of_pod(why.to_owned())),
             None => Ok(Some(redirect)),
@@ -144,13 +147,12 @@ impl Entry {
             }
             None => {}
         }
-        Ok(match (&self.select, self.profile.selector()) {
+        Ok(match (&self.select, self.profile) {
             (Some(Select { annotation, value: None }), _) => annotations.contains_key(annotation),
             (Some(Select { annotation, value }), _) => {
                 annotations.get(annotation) == value.as_ref()
             }
-            (None, Some(annotation)) => annotations.contains_key(annotation),
-            (None, None) => false,
+            (None, profile) => profile.selects(annotations)?,
         })
     }
 
@@ -166,21 +168,28 @@ impl Entry {
         if let Some(unknown) = annotations.keys().find(is_unknown) {
             return Err(format!("annotation {unknown} is unknown"));
         }
-        for (name, key) in known {
+        for (name, reads) in known {
             let Some(text) = annotations.get(&name) else { continue };
             if self.allow.as_ref().is_some_and(|allow| !allow.contains(&name)) {
                 return Err(format!("annotation {name} is not in the conflist's redirect.allow"));
             }
-            key.apply(redirect, &key.entries(text))
-                .map_err(|why| format!("annotation {name}: {why}"))?;
-            redirect.annotations.insert(key.name.to_owned(), name);
+            let changed =
+                reads.apply(redirect, text).map_err(|why| format!("annotation {name}: {why}"))?;
+            let of_it = changed.into_iter().map(|value| (value.to_owned(), name.clone()));
+            redirect.annotations.extend(of_it);
         }
-        Ok(())
+        self.profile.complete(redirect, annotations)
     }
 }
 
 /// Why these values cannot be programmed.
 fn unfit(redirect: &Redirect) -> Option<&'static str> {
+    if redirect.interfaces.is_empty() {
+        return Some(
+            "no interface is left at which anything is redirected: name one with the annotation \
+             redirect.denizen.io/interfaces",
+        );
+    }
     let has_proxy = redirect.proxy_uid.is_some() || redirect.proxy_gid.is_some();
     match (redirect.inbound_port, redirect.outbound_port) {
         (None, None) => Some("redirect has neither inboundPort nor outboundPort"),
@@ -233,24 +242,11 @@ fn said(parent: &str, profile: Profile, fields: Fields) -> Result<Vec<Said>, Cni
         let Some(key) = KEYS.iter().find(|key| key.name == name) else {
             return Err(refused(&path, &value, "denizen does not know this key"));
         };
-        let entries = entries(key, &value).map_err(|why| refused(&path, &value, why))?;
+        let entries = key.values(&value).map_err(|why| refused(&path, &value, why))?;
         key.apply(&mut profile.empty(""), &entries).map_err(|why| refused(&path, &value, why))?;
         all.push((*key, entries));
     }
     Ok(all)
-}
-
-fn entries(key: &Key, value: &Value) -> Result<Vec<String>, &'static str> {
-    let entry = |value: &Value| match value {
-        Value::Number(number) => Some(number.to_string()),
-        Value::String(text) => Some(text.clone()),
-        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
-    };
-    if key.is_list {
-        let list = value.as_array().and_then(|list| list.iter().map(entry).collect());
-        return list.ok_or("a list of numbers and texts is needed");
-    }
-    entry(value).map(|entry| vec![entry]).ok_or("a number or a text is needed")
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use denizen_state::redirect::{Redirect, TABLE};
 use nix::errno::Errno;
 
 use super::entry::Verify;
-use super::program::{Commented, chains, schema};
+use super::program::{Commented, INVALID, chains, schema};
 use super::verify::verify;
 use crate::error::{CniError, in_full};
 use crate::kernel::Netns;
@@ -52,9 +52,14 @@ pub(crate) fn install(
     gateways: &[IpAddr],
 ) -> Result<Installed, CniError> {
     let mut kernel = open(netns)?;
+    let obsolete = match redirect.drop_invalid {
+        true => Vec::new(),
+        false => invalid_chain(&mut kernel)?,
+    };
     kernel
         .write(Family::Inet, |batch| {
             batch.add_table(&schema());
+            batch.delete_chains(TABLE, &obsolete);
             for Commented { chain, comments } in chains(&redirect) {
                 batch.add_chain(TABLE, &chain);
                 batch.flush_chain(TABLE, &chain.name);
@@ -77,6 +82,15 @@ pub(crate) fn install(
     }
 }
 
+/// The chain of an earlier ADD that dropped what is invalid, if it is there.
+fn invalid_chain(kernel: &mut Kernel) -> Result<Vec<Arc<str>>, CniError> {
+    let name = |chain: ChainView<'_>| {
+        let name = chain.name().filter(|name| *name == INVALID)?;
+        is_ours(chain.family(), chain.table()).then(|| name.into())
+    };
+    kernel.chains(Some(Family::Inet), name).map_err(|error| unreadable(&error))
+}
+
 /// A connection to nf_tables in `netns`.
 fn open(netns: &Netns) -> Result<Kernel, CniError> {
     let cannot = |error: NetlinkError| CniError::Io {
@@ -87,6 +101,13 @@ fn open(netns: &Netns) -> Result<Kernel, CniError> {
     entered
         .map_err(|error| CniError::io("cannot enter the pod's network namespace", error))?
         .map_err(cannot)
+}
+
+fn unreadable(error: &NetlinkError) -> CniError {
+    CniError::io(
+        format!("cannot read {TABLE}: {}", in_full(error)),
+        error.errno().unwrap_or(Errno::EIO),
+    )
 }
 
 fn refused(error: &NftError) -> CniError {
@@ -103,12 +124,7 @@ fn refused(error: &NftError) -> CniError {
 /// How the rules in `netns` differ from those that `redirect` needs, rule by rule.
 pub(crate) fn differences(netns: &Netns, redirect: &Redirect) -> Result<Vec<String>, CniError> {
     let mut kernel = open(netns)?;
-    let unreadable = |error: NetlinkError| {
-        CniError::io(
-            format!("cannot read {TABLE}: {}", in_full(&error)),
-            error.errno().unwrap_or(Errno::EIO),
-        )
-    };
+    let unreadable = |error: NetlinkError| unreadable(&error);
     let tables = kernel
         .tables(|table| is_ours(table.family(), table.name()).then(|| table.is_dormant()))
         .map_err(unreadable)?;

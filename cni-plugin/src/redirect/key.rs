@@ -4,8 +4,9 @@
 use std::fmt;
 use std::num::NonZeroU16;
 
-use denizen_state::redirect::{PortRange, Redirect};
+use denizen_state::redirect::{Hairpin, PortRange, Redirect};
 use ipnetwork::IpNetwork;
+use serde_json::Value;
 
 use crate::environment::is_if_name;
 
@@ -15,7 +16,7 @@ const MOST_ENTRIES: usize = 200;
 
 /// A value of a [`Redirect`].
 pub(super) struct Key {
-    /// Its name in the conflist.
+    /// Its name in the conflist, and in the record.
     pub(super) name: &'static str,
     /// Its name in denizen's own annotations, behind the prefix.
     pub(super) annotation: &'static str,
@@ -30,7 +31,7 @@ impl fmt::Debug for Key {
     }
 }
 
-const fn one(
+pub(super) const fn one(
     name: &'static str,
     annotation: &'static str,
     apply: fn(&mut Redirect, &[String]) -> Result<(), String>,
@@ -38,7 +39,7 @@ const fn one(
     Key { name, annotation, is_list: false, apply }
 }
 
-const fn list(
+pub(super) const fn list(
     name: &'static str,
     annotation: &'static str,
     apply: fn(&mut Redirect, &[String]) -> Result<(), String>,
@@ -87,9 +88,18 @@ pub(super) static SKIP_OUTBOUND_UIDS: Key =
 pub(super) static INTERFACES: Key =
     list("interfaces", "interfaces", |to, said| set(&mut to.interfaces, interfaces(said)));
 pub(super) static IPV6: Key = one("ipv6", "ipv6", |to, said| set(&mut to.bypass_ipv6, ipv6(said)));
+pub(super) static SKIP_MARK: Key = one("skipMark", "skip-mark", |to, said| {
+    let mark = single(said)
+        .and_then(|text| text.parse().map(Some).map_err(|error| format!("{text:?} {error}")));
+    set(&mut to.skip_mark, mark)
+});
+pub(super) static HAIRPIN: Key =
+    one("hairpin", "hairpin", |to, said| set(&mut to.hairpin, hairpin(said)));
+pub(super) static DROP_INVALID: Key =
+    one("dropInvalid", "drop-invalid", |to, said| set(&mut to.drop_invalid, boolean(said)));
 
 /// Every key of the conflist.
-pub(super) static KEYS: [&Key; 13] = [
+pub(super) static KEYS: [&Key; 16] = [
     &INBOUND_PORT,
     &OUTBOUND_PORT,
     &PROXY_UID,
@@ -103,6 +113,9 @@ pub(super) static KEYS: [&Key; 13] = [
     &SKIP_OUTBOUND_UIDS,
     &INTERFACES,
     &IPV6,
+    &SKIP_MARK,
+    &HAIRPIN,
+    &DROP_INVALID,
 ];
 
 /// The port of linkerd's proxy for its control plane, which linkerd's annotation moves.
@@ -123,6 +136,25 @@ impl Key {
         }
     }
 
+    /// The entries of a value in JSON.
+    pub(super) fn values(&self, value: &Value) -> Result<Vec<String>, &'static str> {
+        let entry = |value: &Value| match value {
+            Value::Number(number) => Some(number.to_string()),
+            Value::String(text) => Some(text.clone()),
+            Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
+        };
+        match (self.is_list, value) {
+            (true, value) => {
+                let list = value.as_array().and_then(|list| list.iter().map(entry).collect());
+                list.ok_or("a list of numbers and texts is needed")
+            }
+            (false, Value::Bool(is)) => Ok(vec![is.to_string()]),
+            (false, value) => {
+                entry(value).map(|entry| vec![entry]).ok_or("a number or a text is needed")
+            }
+        }
+    }
+
     /// The entries of an annotation's text.
     pub(super) fn entries(&self, text: &str) -> Vec<String> {
         match (self.is_list, text.trim()) {
@@ -133,7 +165,7 @@ impl Key {
     }
 }
 
-fn set<T>(to: &mut T, value: Result<T, String>) -> Result<(), String> {
+pub(super) fn set<T>(to: &mut T, value: Result<T, String>) -> Result<(), String> {
     value.map(|value| *to = value)
 }
 
@@ -145,7 +177,7 @@ fn single(said: &[String]) -> Result<&str, String> {
     }
 }
 
-fn port(said: &[String]) -> Result<NonZeroU16, String> {
+pub(super) fn port(said: &[String]) -> Result<NonZeroU16, String> {
     let text = single(said)?;
     let range = text.parse::<PortRange>().ok().map(PortRange::bounds);
     let port =
@@ -165,7 +197,7 @@ fn id(said: &[String]) -> Result<u32, String> {
     }
 }
 
-fn ports(said: &[String]) -> Result<Vec<PortRange>, String> {
+pub(super) fn ports(said: &[String]) -> Result<Vec<PortRange>, String> {
     let mut ports: Vec<PortRange> = Vec::new();
     for text in said {
         let range: PortRange = text.parse().map_err(|error| format!("{text:?} {error}"))?;
@@ -177,7 +209,7 @@ fn ports(said: &[String]) -> Result<Vec<PortRange>, String> {
     Ok(ports)
 }
 
-fn cidrs(said: &[String]) -> Result<Vec<IpNetwork>, String> {
+pub(super) fn cidrs(said: &[String]) -> Result<Vec<IpNetwork>, String> {
     let cidr = |text: &String| {
         let not_one = || format!("{text:?} is neither an address nor a CIDR such as 10.0.0.0/8");
         let cidr: IpNetwork = text.parse().map_err(|_| not_one())?;
@@ -207,6 +239,23 @@ fn ipv6(said: &[String]) -> Result<bool, String> {
         "redirect" => Ok(false),
         "bypass" => Ok(true),
         other => Err(format!("{other:?} is neither \"redirect\" nor \"bypass\"")),
+    }
+}
+
+fn hairpin(said: &[String]) -> Result<Hairpin, String> {
+    match single(said)? {
+        "direct" => Ok(Hairpin::Direct),
+        "inbound" => Ok(Hairpin::Inbound),
+        "outbound" => Ok(Hairpin::Outbound),
+        other => Err(format!("{other:?} is none of \"direct\", \"inbound\" and \"outbound\"")),
+    }
+}
+
+pub(super) fn boolean(said: &[String]) -> Result<bool, String> {
+    match single(said)? {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        other => Err(format!("{other:?} is neither \"true\" nor \"false\"")),
     }
 }
 

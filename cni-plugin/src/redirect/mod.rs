@@ -3,8 +3,10 @@
 //! The conflist's [`Entry`] and the pod's annotations decide what is redirected: [`Entry::decide`],
 //! which is pure. [`Installed`] is in the kernel.
 
+mod consul;
 mod entry;
 mod install;
+mod istio;
 mod key;
 mod profile;
 mod program;

@@ -1,9 +1,12 @@
 //! Profiles: what is redirected unless somebody says otherwise, and which annotations say so.
 
+use std::collections::BTreeMap;
+
 use denizen_state::redirect::Redirect;
 use serde::Deserialize;
 
 use super::key::{self, KEYS, Key};
+use super::{consul, istio};
 
 /// The annotation that decides whether the pod is redirected, whatever the profile selects by.
 pub(super) const REDIRECT: &str = "denizen.io/redirect";
@@ -17,22 +20,50 @@ pub(super) const PREFIX: &str = "redirect.denizen.io/";
 pub(super) enum Profile {
     /// Linkerd's: what linkerd-init does without options.
     Linkerd,
+    /// Istio's sidecars: what istio-cni does in its mode `REDIRECT`.
+    Istio,
+    /// Consul's sidecars with transparent proxy: what consul-cni does.
+    Consul,
     /// Any other transparent proxy. The conflist says everything.
     Custom,
 }
 
+/// What an annotation changes.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Reads {
+    /// This value.
+    One(&'static Key),
+    /// All that Consul's injector says. Returns the values that it changed.
+    Consul,
+}
+
+impl Reads {
+    /// Changes `redirect` as the annotation's `text` says, and returns the names of the values that
+    /// it has changed; or says what is wrong with the text.
+    pub(super) fn apply(
+        self,
+        redirect: &mut Redirect,
+        text: &str,
+    ) -> Result<Vec<&'static str>, String> {
+        match self {
+            Reads::One(key) => key.apply(redirect, &key.entries(text)).map(|()| vec![key.name]),
+            Reads::Consul => consul::apply(redirect, text),
+        }
+    }
+}
+
 /// Linkerd's annotations. The injector copies a namespace's onto the pod.
-static LINKERD: [(&str, &Key); 9] = [
-    ("config.linkerd.io/inbound-port", &key::INBOUND_PORT),
-    ("config.linkerd.io/outbound-port", &key::OUTBOUND_PORT),
-    ("config.linkerd.io/proxy-uid", &key::PROXY_UID),
-    ("config.linkerd.io/proxy-gid", &key::PROXY_GID),
-    ("config.linkerd.io/skip-inbound-ports", &key::SKIP_INBOUND_PORTS),
-    ("config.linkerd.io/skip-outbound-ports", &key::SKIP_OUTBOUND_PORTS),
+static LINKERD: [(&str, Reads); 9] = [
+    ("config.linkerd.io/inbound-port", Reads::One(&key::INBOUND_PORT)),
+    ("config.linkerd.io/outbound-port", Reads::One(&key::OUTBOUND_PORT)),
+    ("config.linkerd.io/proxy-uid", Reads::One(&key::PROXY_UID)),
+    ("config.linkerd.io/proxy-gid", Reads::One(&key::PROXY_GID)),
+    ("config.linkerd.io/skip-inbound-ports", Reads::One(&key::SKIP_INBOUND_PORTS)),
+    ("config.linkerd.io/skip-outbound-ports", Reads::One(&key::SKIP_OUTBOUND_PORTS)),
     // Of what arrives alone, as linkerd-init takes them.
-    ("config.linkerd.io/skip-subnets", &key::SKIP_INBOUND_CIDRS),
-    ("config.linkerd.io/control-port", &key::LINKERD_CONTROL_PORT),
-    ("config.linkerd.io/admin-port", &key::LINKERD_ADMIN_PORT),
+    ("config.linkerd.io/skip-subnets", Reads::One(&key::SKIP_INBOUND_CIDRS)),
+    ("config.linkerd.io/control-port", Reads::One(&key::LINKERD_CONTROL_PORT)),
+    ("config.linkerd.io/admin-port", Reads::One(&key::LINKERD_ADMIN_PORT)),
 ];
 
 impl Profile {
@@ -40,46 +71,94 @@ impl Profile {
     pub(super) fn name(self) -> &'static str {
         match self {
             Profile::Linkerd => "linkerd",
+            Profile::Istio => "istio",
+            Profile::Consul => "consul",
             Profile::Custom => "custom",
         }
     }
 
     /// What the profile says itself.
     pub(super) fn defaults(self) -> Vec<(&'static Key, Vec<String>)> {
-        let of = |key, said: &[&str]| (key, said.iter().map(|said| (*said).to_owned()).collect());
-        match self {
+        let defaults: &[(&'static Key, &[&str])] = match self {
             // Galera's ports are skipped as the server speaks first there (4567 and 4568), and
             // those of the proxy's control and metrics are its own.
-            Profile::Linkerd => vec![
-                of(&key::INBOUND_PORT, &["4143"]),
-                of(&key::OUTBOUND_PORT, &["4140"]),
-                of(&key::PROXY_UID, &["2102"]),
-                of(&key::ALWAYS_SKIP_INBOUND_PORTS, &["4190", "4191"]),
-                of(&key::SKIP_INBOUND_PORTS, &["4567-4568"]),
-                of(&key::SKIP_OUTBOUND_PORTS, &["4567-4568"]),
+            Profile::Linkerd => &[
+                (&key::INBOUND_PORT, &["4143"]),
+                (&key::OUTBOUND_PORT, &["4140"]),
+                (&key::PROXY_UID, &["2102"]),
+                (&key::ALWAYS_SKIP_INBOUND_PORTS, &["4190", "4191"]),
+                (&key::SKIP_INBOUND_PORTS, &["4567-4568"]),
+                (&key::SKIP_OUTBOUND_PORTS, &["4567-4568"]),
             ],
-            Profile::Custom => Vec::new(),
-        }
+            // The proxy's own ports: tunnels (15008), telemetry and probes (15020), readiness
+            // (15021), metrics (15090).
+            Profile::Istio => &[
+                (&key::INBOUND_PORT, &["15006"]),
+                (&key::OUTBOUND_PORT, &["15001"]),
+                (&key::PROXY_UID, &["1337"]),
+                (&key::PROXY_GID, &["1337"]),
+                (&key::ALWAYS_SKIP_INBOUND_PORTS, &["15008", "15020", "15021", "15090"]),
+                (&key::SKIP_OUTBOUND_PORTS, &["15020"]),
+                (&key::HAIRPIN, &["inbound"]),
+            ],
+            // IPv6 is redirected where the injector says that the cluster has both.
+            Profile::Consul => &[
+                (&key::INBOUND_PORT, &["20000"]),
+                (&key::OUTBOUND_PORT, &["15001"]),
+                (&key::PROXY_UID, &["5995"]),
+                (&key::HAIRPIN, &["outbound"]),
+                (&key::IPV6, &["bypass"]),
+            ],
+            Profile::Custom => &[],
+        };
+        let owned = |said: &[&str]| said.iter().map(|said| (*said).to_owned()).collect();
+        defaults.iter().map(|(key, said)| (*key, owned(said))).collect()
     }
 
-    /// The annotation that a pod with a proxy has. Linkerd's injector sets it only where it really
-    /// adds the proxy.
-    pub(super) fn selector(self) -> Option<&'static str> {
+    /// Whether a pod with these annotations has the profile's proxy, and its traffic is to go
+    /// through it.
+    pub(super) fn selects(self, annotations: &BTreeMap<String, String>) -> Result<bool, String> {
         match self {
-            Profile::Linkerd => Some("linkerd.io/proxy-version"),
-            Profile::Custom => None,
+            // Linkerd's injector sets it only where it really adds the proxy.
+            Profile::Linkerd => Ok(annotations.contains_key("linkerd.io/proxy-version")),
+            Profile::Istio => istio::selects(annotations),
+            Profile::Consul => Ok(consul::selects(annotations)),
+            Profile::Custom => Ok(false),
         }
     }
 
     /// The annotations that override values, in order: the last one that a pod has counts.
-    pub(super) fn annotations(self) -> Vec<(String, &'static Key)> {
-        let theirs: &[(&str, &Key)] = match self {
+    pub(super) fn annotations(self) -> Vec<(String, Reads)> {
+        let theirs: &[(&str, Reads)] = match self {
             Profile::Linkerd => &LINKERD,
+            Profile::Istio => &istio::ANNOTATIONS,
+            Profile::Consul => &consul::ANNOTATIONS,
             Profile::Custom => &[],
         };
-        let theirs = theirs.iter().map(|(name, key)| ((*name).to_owned(), *key));
-        let ours = KEYS.iter().map(|key| (format!("{PREFIX}{}", key.annotation), *key));
+        let theirs = theirs.iter().map(|(name, reads)| ((*name).to_owned(), *reads));
+        let ours = KEYS.iter().map(|key| (format!("{PREFIX}{}", key.annotation), Reads::One(key)));
         theirs.chain(ours).collect()
+    }
+
+    /// What several annotations say together, or which of them asks for what denizen does not do.
+    pub(super) fn complete(
+        self,
+        redirect: &mut Redirect,
+        annotations: &BTreeMap<String, String>,
+    ) -> Result<(), String> {
+        match self {
+            Profile::Istio => istio::complete(redirect, annotations),
+            Profile::Linkerd | Profile::Consul | Profile::Custom => Ok(()),
+        }
+    }
+
+    /// Whether nothing of a pod is redirected, and that is no mistake: Istio's annotations can say
+    /// so, for pods that want the proxy's certificates alone.
+    pub(super) fn leaves_alone(self, redirect: &Redirect) -> bool {
+        match self {
+            Profile::Istio => redirect.inbound_port.is_none() && redirect.outbound_port.is_none(),
+            Profile::Linkerd | Profile::Consul | Profile::Custom => false,
+        }
     }
 
     /// Nothing but the profile's name and the pod's interface.

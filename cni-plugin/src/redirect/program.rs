@@ -4,16 +4,23 @@
 //! whoever knows it, finds them. What is denizen's alone begins with `denizen/`.
 
 use std::fmt::Display;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use denizen_nft::{
     BaseChain, Chain, Family, Field, Hook, IpVersion, Key, Kind, Rule, Schema, Statement, Verdict,
 };
-use denizen_state::redirect::{PortRange, Redirect, TABLE};
+use denizen_state::redirect::{Hairpin, PortRange, Redirect, TABLE};
 use ipnetwork::IpNetwork;
 use nix::libc;
 
 /// Before `dstnat` (-100), at which the rules of containers inside the pod translate.
 const PRIORITY: i32 = -110;
+
+/// After conntrack (-200), which finds packets invalid.
+const INVALID_PRIORITY: i32 = -150;
+
+/// The chain that is there only with [`Redirect::drop_invalid`].
+pub(super) const INVALID: &str = "invalid";
 
 /// A chain, and the comments of its rules.
 pub(super) struct Commented {
@@ -28,11 +35,15 @@ pub(super) fn schema() -> Schema {
 }
 
 /// The table's chains.
-pub(super) fn chains(redirect: &Redirect) -> [Commented; 2] {
-    [
+pub(super) fn chains(redirect: &Redirect) -> Vec<Commented> {
+    let mut chains = vec![
         inbound(redirect).at(Hook::Prerouting, "inbound", "what arrives for the pod"),
         outbound(redirect).at(Hook::Output, "outbound", "what the pod's processes send"),
-    ]
+    ];
+    if redirect.drop_invalid {
+        chains.push(invalid());
+    }
+    chains
 }
 
 /// Rules with their comments, in order.
@@ -43,7 +54,8 @@ struct Rules {
 }
 
 impl Rules {
-    /// Adds a rule that counts the first packet of each connection that it matches.
+    /// Adds a rule that counts the first packet of each connection that it matches. One that is
+    /// there already matches nothing more: it is not added twice.
     fn add(
         &mut self,
         why: &'static str,
@@ -52,8 +64,11 @@ impl Rules {
         does: Statement,
     ) {
         let statements = asks.into_iter().chain([Statement::Counter, does]).collect();
-        self.rules.push(Rule { statements, why });
-        self.comments.push(format!("{why}{of}"));
+        let rule = Rule { statements, why };
+        if !self.rules.contains(&rule) {
+            self.rules.push(rule);
+            self.comments.push(format!("{why}{of}"));
+        }
     }
 
     /// Leaves alone what it matches.
@@ -88,7 +103,11 @@ impl Rules {
     }
 
     fn at(self, hook: Hook, name: &str, why: &'static str) -> Commented {
-        let base = Some(BaseChain { kind: Kind::Nat, hook, priority: PRIORITY });
+        self.called(BaseChain { kind: Kind::Nat, hook, priority: PRIORITY }, name, why)
+    }
+
+    fn called(self, base: BaseChain, name: &str, why: &'static str) -> Commented {
+        let base = Some(base);
         let chain = Chain { name: name.into(), base, why, rules: self.rules };
         Commented { chain, comments: self.comments }
     }
@@ -120,35 +139,158 @@ fn inbound(redirect: &Redirect) -> Rules {
     rules
 }
 
+/// Of a connection whose translation conntrack has lost, the answers come from an address that the
+/// client does not know: it resets the connection.
+fn invalid() -> Commented {
+    const INVALID_STATE: u32 = 1;
+    let mut rules = Rules::default();
+    let is_invalid = Statement::Bits {
+        field: Field::ConnectionState,
+        mask: INVALID_STATE,
+        equal: false,
+        value: 0,
+    };
+    let drop = Statement::Verdict(Verdict::Drop);
+    rules.add("denizen/drop-invalid", "", [is_tcp(), is_invalid], drop);
+    let base = BaseChain { kind: Kind::Filter, hook: Hook::Prerouting, priority: INVALID_PRIORITY };
+    rules.called(base, INVALID, "what conntrack finds invalid")
+}
+
 fn outbound(redirect: &Redirect) -> Rules {
     let mut rules = Rules::default();
+    if let Some(port) = redirect.dns_port {
+        rules.redirect_dns(port.get());
+    }
     let Some(port) = redirect.outbound_port else {
         return rules;
     };
-    let sent_by = |field, id| [Statement::Equals(field, Key::EMPTY.number(id))];
-    // First, since nothing that the proxy sends may come back to it.
+    rules.bypass_ipv6(redirect);
+    if let (Hairpin::Inbound, Some(inbound)) = (redirect.hairpin, redirect.inbound_port) {
+        rules.hairpin(redirect, inbound.get());
+    }
+    // Nothing that the proxy sends may come back to it.
     if let Some(uid) = redirect.proxy_uid {
-        rules.skip("proxy-init/ignore-proxy-user-id", "", sent_by(Field::SocketUser, uid));
+        let proxy = sent_by(Field::SocketUser, uid);
+        rules.skip("proxy-init/ignore-proxy-user-id", "", [proxy]);
     }
     if let Some(gid) = redirect.proxy_gid {
-        rules.skip("proxy-init/ignore-proxy-group-id", "", sent_by(Field::SocketGroup, gid));
+        let proxy = sent_by(Field::SocketGroup, gid);
+        rules.skip("proxy-init/ignore-proxy-group-id", "", [proxy]);
     }
-    // What the pod sends to itself by any of its addresses.
-    let loopback = Statement::Equals(Field::OutputInterface, Key::EMPTY.interface("lo"));
-    rules.skip("proxy-init/ignore-loopback", "", [loopback]);
-    rules.bypass_ipv6(redirect);
+    match redirect.hairpin {
+        // What the pod sends to itself by any of its addresses.
+        Hairpin::Direct | Hairpin::Inbound => {
+            rules.skip("proxy-init/ignore-loopback", "", [over_loopback()]);
+        }
+        Hairpin::Outbound => {
+            for version in IpVersion::BOTH {
+                let to_loopback = Statement::Equals(Field::Destination(version), loopback(version));
+                rules.skip("denizen/ignore-loopback-address", "", [to_loopback]);
+            }
+        }
+    }
     for uid in &redirect.skip_outbound_uids {
-        rules.skip("denizen/ignore-user-id-", uid, sent_by(Field::SocketUser, *uid));
+        let user = sent_by(Field::SocketUser, *uid);
+        rules.skip("denizen/ignore-user-id-", uid, [user]);
+    }
+    if let Some(mark) = redirect.skip_mark {
+        let (mask, value) = (mark.mask(), mark.value());
+        let marked = Statement::Bits { field: Field::Mark, mask, equal: true, value };
+        rules.skip("denizen/ignore-mark-", mark, [marked]);
     }
     rules.skip_ports(&redirect.skip_outbound_ports);
     rules.skip_cidrs(&redirect.skip_outbound_cidrs, Field::Destination);
     for interface in &redirect.interfaces {
-        let leaves = Statement::Equals(Field::OutputInterface, Key::EMPTY.interface(interface));
-        let (why, to) =
-            ("proxy-init/redirect-all-outgoing-to-proxy-port", Statement::Redirect(port.get()));
-        rules.add(why, "", [leaves, is_tcp()], to);
+        rules.redirect_outbound(redirect, interface, port.get());
+    }
+    if redirect.hairpin == Hairpin::Outbound {
+        rules.redirect_outbound(redirect, "lo", port.get());
     }
     rules
+}
+
+impl Rules {
+    /// What the pod sends at this interface.
+    fn redirect_outbound(&mut self, redirect: &Redirect, interface: &str, port: u16) {
+        let leaves = Statement::Equals(Field::OutputInterface, Key::EMPTY.interface(interface));
+        let to = Statement::Redirect(port);
+        for cidr in &redirect.only_outbound_cidrs {
+            let field = Field::Destination(IpVersion::of(cidr.ip()));
+            let within = Statement::Within(field, cidr.network(), cidr.prefix());
+            let of = format!("{cidr}-to-proxy-port");
+            let asks = [leaves.clone(), is_tcp(), within];
+            self.add("denizen/redirect-subnet-", of, asks, to.clone());
+        }
+        for range in &redirect.only_outbound_ports {
+            let asks = [leaves.clone()].into_iter().chain(to_ports(*range));
+            let of = format!("{range}-to-proxy-port");
+            self.add("proxy-init/redirect-port-", of, asks, to.clone());
+        }
+        if redirect.only_outbound_cidrs.is_empty() && redirect.only_outbound_ports.is_empty() {
+            let why = "proxy-init/redirect-all-outgoing-to-proxy-port";
+            self.add(why, "", [leaves, is_tcp()], to);
+        }
+    }
+
+    /// Resolvers ask at the loopback, where the proxy does not listen at port 53.
+    fn redirect_dns(&mut self, port: u16) {
+        const DNS: u16 = 53;
+        for version in IpVersion::BOTH {
+            for protocol in [libc::IPPROTO_UDP, libc::IPPROTO_TCP] {
+                let asks = [
+                    Statement::Equals(Field::Destination(version), loopback(version)),
+                    Statement::Equals(Field::Protocol, Key::EMPTY.byte(protocol as u8)),
+                    Statement::Equals(Field::DestinationPort, Key::EMPTY.port(DNS)),
+                ];
+                self.add("denizen/redirect-dns-to-port-", port, asks, Statement::Redirect(port));
+            }
+        }
+    }
+
+    /// What the proxy sends to the pod comes back to its port for what arrives, once: what it then
+    /// sends to the pod's own server has a source that tells it.
+    fn hairpin(&mut self, redirect: &Redirect, port: u16) {
+        // Whatever is not redirected outbound is not redirected here either.
+        self.skip_ports(&redirect.skip_outbound_ports);
+        for range in &redirect.always_skip_inbound_ports {
+            let asks = [over_loopback()].into_iter().chain(to_ports(*range));
+            self.skip("denizen/ignore-hairpin-port-", range, asks);
+        }
+        let proxy = match (redirect.proxy_uid, redirect.proxy_gid) {
+            (Some(uid), _) => sent_by(Field::SocketUser, uid),
+            (None, Some(gid)) => sent_by(Field::SocketGroup, gid),
+            (None, None) => return,
+        };
+        for (version, passed_on) in PASSED_ON {
+            let from = Statement::Equals(Field::Source(version), Key::EMPTY.address(passed_on));
+            self.skip("denizen/ignore-passed-on", "", [over_loopback(), from]);
+            let to_pod = Statement::NotEquals(Field::Destination(version), loopback(version));
+            let asks = [over_loopback(), to_pod, is_tcp(), proxy.clone()];
+            let why = "denizen/redirect-hairpin-to-proxy-port";
+            self.add(why, "", asks, Statement::Redirect(port));
+        }
+    }
+}
+
+/// From where Envoy connects to the pod's server when it passes on what arrived: 127.0.0.6 and ::6.
+const PASSED_ON: [(IpVersion, IpAddr); 2] = [
+    (IpVersion::V4, IpAddr::V4(Ipv4Addr::new(127, 0, 0, 6))),
+    (IpVersion::V6, IpAddr::V6(Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6))),
+];
+
+fn sent_by(field: Field, id: u32) -> Statement {
+    Statement::Equals(field, Key::EMPTY.number(id))
+}
+
+fn over_loopback() -> Statement {
+    Statement::Equals(Field::OutputInterface, Key::EMPTY.interface("lo"))
+}
+
+fn loopback(version: IpVersion) -> Key {
+    Key::EMPTY.address(match version {
+        IpVersion::V4 => Ipv4Addr::LOCALHOST.into(),
+        IpVersion::V6 => Ipv6Addr::LOCALHOST.into(),
+    })
 }
 
 fn is_tcp() -> Statement {

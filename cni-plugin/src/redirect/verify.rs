@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use denizen_nft::IpVersion;
 use denizen_state::redirect::Redirect;
+use ipnetwork::IpNetwork;
 use nix::libc;
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 
@@ -54,16 +55,33 @@ pub(super) fn verify(
 
 /// Destinations that are redirected, the best one first.
 fn targets(redirect: &Redirect, version: IpVersion, gateways: &[IpAddr]) -> Vec<SocketAddr> {
+    let (cidrs, ports) = (&redirect.only_outbound_cidrs, &redirect.only_outbound_ports);
     let is_skipped = |port: &u16| redirect.skip_outbound_ports.iter().any(|it| it.contains(*port));
-    let Some(port) = (1..=u16::MAX).find(|port| !is_skipped(port)) else {
+    // Where networks and ports are listed, either is enough.
+    let is_wanted = |port: &u16| {
+        !cidrs.is_empty() || ports.is_empty() || ports.iter().any(|it| it.contains(*port))
+    };
+    let Some(port) = (1..=u16::MAX).find(|port| !is_skipped(port) && is_wanted(port)) else {
         return Vec::new();
     };
-    let candidates = gateways.iter().chain(&NOBODY).copied();
+    let candidates: Vec<IpAddr> = match cidrs.is_empty() {
+        true => gateways.iter().chain(&NOBODY).copied().collect(),
+        false => cidrs.iter().filter_map(host).collect(),
+    };
     candidates
+        .into_iter()
         .filter(|ip| IpVersion::of(*ip) == version)
         .filter(|ip| !redirect.skip_outbound_cidrs.iter().any(|cidr| cidr.contains(*ip)))
         .map(|ip| SocketAddr::new(ip, port))
         .collect()
+}
+
+/// An address of the network that a machine can have: the first one can be a broadcast address.
+fn host(cidr: &IpNetwork) -> Option<IpAddr> {
+    match cidr {
+        IpNetwork::V4(cidr) => cidr.nth(1).or(cidr.nth(0)).map(IpAddr::from),
+        IpNetwork::V6(cidr) => cidr.nth(1).or(cidr.nth(0)).map(IpAddr::from),
+    }
 }
 
 /// Whether the calling thread's namespace has a route there, by one of the kernel's look-ups:

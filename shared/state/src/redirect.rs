@@ -55,6 +55,25 @@ pub struct Redirect {
     /// Users besides the proxy's whose connections are not redirected.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub skip_outbound_uids: Vec<u32>,
+    /// Packets with this mark that the pod sends are not redirected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skip_mark: Option<Mark>,
+    /// If this or [`Self::only_outbound_ports`] is not empty, what the pod sends is redirected only
+    /// to these destinations and ports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub only_outbound_cidrs: Vec<IpNetwork>,
+    /// See [`Self::only_outbound_cidrs`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub only_outbound_ports: Vec<PortRange>,
+    /// What the pod sends to port 53 of its loopback goes to this port, TCP and UDP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dns_port: Option<NonZeroU16>,
+    /// What becomes of connections from the pod to itself.
+    #[serde(default, skip_serializing_if = "Hairpin::is_direct")]
+    pub hairpin: Hairpin,
+    /// Whether TCP that conntrack finds invalid is dropped.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub drop_invalid: bool,
     /// The pod's interfaces at which it is redirected.
     pub interfaces: Vec<String>,
     /// Whether IPv6 is left alone.
@@ -67,6 +86,100 @@ pub struct Redirect {
     /// Fields that a newer program wrote.
     #[serde(flatten)]
     pub unknown: Map<String, Value>,
+}
+
+/// What becomes of connections from the pod to one of its own addresses, which never leave it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Hairpin {
+    /// They are not redirected.
+    #[default]
+    Direct,
+    /// Those that the proxy makes come back to its port for what arrives, as if they came from
+    /// another pod. Others are not redirected.
+    Inbound,
+    /// They are redirected as what leaves the pod is, but those to the addresses of the loopback.
+    Outbound,
+}
+
+impl Hairpin {
+    fn is_direct(&self) -> bool {
+        match self {
+            Hairpin::Direct => true,
+            Hairpin::Inbound | Hairpin::Outbound => false,
+        }
+    }
+}
+
+/// A packet's mark, or some of its bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Mark {
+    /// Invariant: not 0, as that is the mark of all that nobody marked.
+    value: u32,
+    /// Invariant: has all bits of the value.
+    mask: u32,
+}
+
+/// Why a text is no [`Mark`].
+#[derive(Debug, Error)]
+#[error("is neither a mark such as 0x539 nor one with its bits such as 0x500/0xf00, or is 0")]
+pub struct NotMark;
+
+impl Mark {
+    /// Those of the mark's bits that are compared.
+    pub fn mask(self) -> u32 {
+        self.mask
+    }
+
+    /// Their value.
+    pub fn value(self) -> u32 {
+        self.value
+    }
+}
+
+impl FromStr for Mark {
+    type Err = NotMark;
+
+    fn from_str(text: &str) -> Result<Self, NotMark> {
+        let number = |text: &str| {
+            let (digits, radix) = match text.strip_prefix("0x") {
+                Some(digits) => (digits, 16),
+                None => (text, 10),
+            };
+            // A sign is no digit of a mark.
+            let is_number = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+            u32::from_str_radix(digits, radix).ok().filter(|_| is_number).ok_or(NotMark)
+        };
+        let (value, mask) = match text.split_once('/') {
+            Some((value, mask)) => (number(value)?, number(mask)?),
+            None => (number(text)?, u32::MAX),
+        };
+        if value != 0 && value & !mask == 0 { Ok(Mark { value, mask }) } else { Err(NotMark) }
+    }
+}
+
+impl TryFrom<String> for Mark {
+    type Error = NotMark;
+
+    fn try_from(text: String) -> Result<Self, NotMark> {
+        text.parse()
+    }
+}
+
+impl From<Mark> for String {
+    fn from(mark: Mark) -> String {
+        mark.to_string()
+    }
+}
+
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.mask {
+            u32::MAX => write!(f, "{:#x}", self.value),
+            mask => write!(f, "{:#x}/{mask:#x}", self.value),
+        }
+    }
 }
 
 /// Ports from the first to the last, both included.
@@ -157,6 +270,20 @@ mod tests {
             ["", "0", "65536", "+80", "-80", "80-", "90-80", "80-90-95", " 80", "http", "0-5"];
         for text in wrong {
             assert!(text.parse::<PortRange>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn marks_are_written_as_they_are_read() {
+        for text in ["0x539", "0x500/0xf00", "0xffffffff", "0x1/0x7fffffff"] {
+            assert_eq!(text.parse::<Mark>().unwrap().to_string(), text);
+        }
+        assert_eq!("1337".parse::<Mark>().unwrap().to_string(), "0x539");
+        assert_eq!("0x1/0xffffffff".parse::<Mark>().unwrap().to_string(), "0x1");
+        let wrong =
+            ["", "0", "0x0/0xff", "0x10/0xf", "+1", "0x+1", "0x", "1/", "/1", "0x1ffffffff"];
+        for text in wrong {
+            assert!(text.parse::<Mark>().is_err(), "{text:?}");
         }
     }
 

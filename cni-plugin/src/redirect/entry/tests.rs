@@ -2,6 +2,9 @@ use serde_json::{Map, json};
 
 use super::*;
 
+mod consul;
+mod istio;
+
 /// Names and texts.
 type Annotations<'a> = &'a [(&'a str, &'a str)];
 
@@ -94,6 +97,9 @@ fn annotations_override_values() {
         ),
         ("redirect.denizen.io/interfaces", "eth0,net1", "interfaces", json!(["eth0", "net1"])),
         ("redirect.denizen.io/ipv6", "bypass", "bypassIpv6", json!(true)),
+        ("redirect.denizen.io/skip-mark", "0x500/0xf00", "skipMark", json!("0x500/0xf00")),
+        ("redirect.denizen.io/hairpin", "inbound", "hairpin", json!("inbound")),
+        ("redirect.denizen.io/drop-invalid", "true", "dropInvalid", json!(true)),
     ];
     for (annotation, text, name, value) in cases {
         let redirect = of_linkerd(json!({}), &[(annotation, text)]).unwrap();
@@ -186,6 +192,10 @@ fn a_bad_annotation_is_named_with_what_is_wrong() {
         ("redirect.denizen.io/interfaces", "eth0,", "an interface's name is empty"),
         ("redirect.denizen.io/interfaces", "a/b", "\"a/b\" is no interface's name"),
         ("redirect.denizen.io/ipv6", "on", "\"on\" is neither \"redirect\" nor"),
+        ("redirect.denizen.io/skip-mark", "0", "\"0\" is neither a mark"),
+        ("redirect.denizen.io/skip-mark", "0x10/0xf", "\"0x10/0xf\" is neither a mark"),
+        ("redirect.denizen.io/hairpin", "no", "\"no\" is none of"),
+        ("redirect.denizen.io/drop-invalid", "1", "\"1\" is neither \"true\" nor"),
         ("redirect.denizen.io/skip-outbound-port", "1", "is unknown"),
         ("denizen.io/redirect", "true", "\"true\" is neither \"enabled\" nor"),
     ];
@@ -221,7 +231,7 @@ fn what_cannot_work_is_refused() {
 #[test]
 fn a_bad_entry_is_named_with_its_value() {
     let cases = [
-        (json!({ "profile": "mesh" }), "redirect.profile", "\"linkerd\" or \"custom\""),
+        (json!({ "profile": "mesh" }), "redirect.profile", "\"consul\" or \"custom\""),
         (json!({ "profile": "linkerd", "x": 1 }), "redirect.x", "does not know"),
         (json!({ "profile": "linkerd", "verify": "no" }), "redirect.verify", "\"connect\" or"),
         (json!({ "profile": "linkerd", "onError": "" }), "redirect.onError", "\"fail\" or"),
@@ -240,6 +250,11 @@ fn a_bad_entry_is_named_with_its_value() {
             json!({ "profile": "linkerd", "inboundPort": 70000 }),
             "redirect.inboundPort",
             "\"70000\" is not a port",
+        ),
+        (
+            json!({ "profile": "linkerd", "dropInvalid": "yes" }),
+            "redirect.dropInvalid",
+            "\"yes\" is neither",
         ),
         (
             json!({ "profile": "linkerd", "skipOutboundPorts": 443 }),

@@ -76,7 +76,9 @@ impl Mesh {
             let packets: u64 = expressions.filter_map(|it| it["counter"]["packets"].as_u64()).sum();
             if packets > 0 {
                 let (chain, name) = (rule["chain"].as_str(), rule["comment"].as_str());
-                counts.insert(format!("{} {}", chain.unwrap(), name.unwrap()), packets);
+                let rule = format!("{} {}", chain.unwrap(), name.unwrap());
+                // Of both versions of IP, where each has a rule.
+                *counts.entry(rule).or_default() += packets;
             }
         }
         counts

@@ -6,3 +6,4 @@ mod check;
 pub mod context;
 mod failures;
 mod packets;
+mod profiles;

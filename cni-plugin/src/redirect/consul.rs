@@ -1,0 +1,98 @@
+//! Consul's annotations. Its injector writes all that is redirected into one of them, as JSON.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use denizen_state::redirect::Redirect;
+use serde_json::Value;
+
+use super::key::{self, Key, boolean, one, port, set};
+use super::profile::Reads;
+
+const CONFIG: &str = "consul.hashicorp.com/redirect-traffic-config";
+/// There if the pod has a transparent proxy.
+const STATUS: &str = "consul.hashicorp.com/transparent-proxy-status";
+
+static DUAL_STACK: Key =
+    one("ipv6", "", |to, said| set(&mut to.bypass_ipv6, boolean(said).map(|both| !both)));
+static DNS_PORT: Key = one("dnsPort", "", |to, said| set(&mut to.dns_port, port(said).map(Some)));
+
+/// The annotations that say what is redirected.
+pub(super) static ANNOTATIONS: [(&str, Reads); 2] =
+    [(CONFIG, Reads::Consul), ("consul.hashicorp.com/dual-stack", Reads::One(&DUAL_STACK))];
+
+/// The fields of the annotation, as the type `iptables.Config` of Consul's SDK has them.
+static FIELDS: [(&str, &Key); 8] = [
+    ("ProxyUserID", &key::PROXY_UID),
+    ("ProxyInboundPort", &key::INBOUND_PORT),
+    ("ProxyOutboundPort", &key::OUTBOUND_PORT),
+    ("ExcludeInboundPorts", &key::SKIP_INBOUND_PORTS),
+    ("ExcludeOutboundPorts", &key::SKIP_OUTBOUND_PORTS),
+    ("ExcludeOutboundCIDRs", &key::SKIP_OUTBOUND_CIDRS),
+    ("ExcludeUIDs", &key::SKIP_OUTBOUND_UIDS),
+    (DNS, &DNS_PORT),
+];
+const DNS: &str = "ConsulDNSPort";
+const DNS_ADDRESS: &str = "ConsulDNSIP";
+/// Fields of that type that do not say what is redirected.
+const OTHERS: [&str; 3] = ["NetNS", "IptablesProvider", "NftablesProvider"];
+
+/// Whether Consul's injector has added a transparent proxy to the pod.
+pub(super) fn selects(annotations: &BTreeMap<String, String>) -> bool {
+    [CONFIG, STATUS].iter().all(|name| annotations.get(*name).is_some_and(|it| !it.is_empty()))
+}
+
+/// Reads [`CONFIG`], and returns the values that it changed.
+pub(super) fn apply(to: &mut Redirect, text: &str) -> Result<Vec<&'static str>, String> {
+    let mut fields: BTreeMap<String, Value> =
+        serde_json::from_str(text).map_err(|error| format!("is malformed: {error}"))?;
+    // Go writes fields that nobody has set.
+    fields.retain(|_, value| !is_empty(value));
+    check_dns(&fields)?;
+    let mut changed = Vec::new();
+    for (name, key) in &FIELDS {
+        let Some(value) = fields.remove(*name) else { continue };
+        let mut entries = key.values(&value).map_err(|why| format!("{name}: {why}"))?;
+        // The injector puts the ports of several sources together.
+        let mut seen = Vec::new();
+        entries.retain(|entry| {
+            let is_new = !seen.contains(entry);
+            seen.push(entry.clone());
+            is_new
+        });
+        key.apply(to, &entries).map_err(|why| format!("{name}: {why}"))?;
+        changed.push(key.name);
+    }
+    let is_unknown = |name: &&String| *name != DNS_ADDRESS && !OTHERS.contains(&name.as_str());
+    match fields.keys().find(is_unknown) {
+        Some(name) => Err(format!("{name} is unknown")),
+        None => Ok(changed),
+    }
+}
+
+/// DNS can go to the proxy in the pod, and nowhere else.
+fn check_dns(fields: &BTreeMap<String, Value>) -> Result<(), String> {
+    let Some(address) = fields.get(DNS_ADDRESS) else { return Ok(()) };
+    let is_loopback = address
+        .as_str()
+        .and_then(|text| text.parse().ok())
+        .is_some_and(|address: IpAddr| address.is_loopback());
+    if is_loopback && fields.contains_key(DNS) {
+        return Ok(());
+    }
+    Err(format!(
+        "{DNS_ADDRESS}: denizen sends DNS only to the proxy in the pod: to the loopback and a \
+         {DNS}, and this is {address}"
+    ))
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(is) => !is,
+        Value::Number(number) => number.as_u64() == Some(0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+    }
+}

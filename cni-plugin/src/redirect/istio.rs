@@ -1,0 +1,114 @@
+//! Istio's annotations, which its injector writes onto each pod with a sidecar.
+//!
+//! What Istio says in the proxy's environment alone does not arrive here: that DNS is captured
+//! (`ISTIO_META_DNS_CAPTURE`), and other users than 1337.
+
+use std::collections::BTreeMap;
+
+use denizen_state::redirect::Redirect;
+use serde::Deserialize;
+
+use super::key::{self, Key, cidrs, list, ports, set};
+use super::profile::Reads;
+
+/// What the injector did to the pod.
+const STATUS: &str = "sidecar.istio.io/status";
+const MODE: &str = "sidecar.istio.io/interceptionMode";
+const INCLUDE_RANGES: &str = "traffic.sidecar.istio.io/includeOutboundIPRanges";
+/// Interfaces whose packets count as the pod's own: of virtual machines in the pod.
+const VIRTUAL_INTERFACES: [&str; 2] =
+    ["istio.io/reroute-virtual-interfaces", "traffic.sidecar.istio.io/kubevirtInterfaces"];
+
+/// `*`, which stands for everything.
+fn is_everything(said: &[String]) -> bool {
+    matches!(said, [one] if one == "*")
+}
+
+static EXCLUDE_INBOUND_PORTS: Key = list("skipInboundPorts", "", |to, said| {
+    if is_everything(said) {
+        to.inbound_port = None;
+        return Ok(());
+    }
+    set(&mut to.skip_inbound_ports, ports(said))
+});
+static EXCLUDE_OUTBOUND_PORTS: Key = list("skipOutboundPorts", "", |to, said| {
+    if is_everything(said) {
+        to.outbound_port = None;
+        return Ok(());
+    }
+    set(&mut to.skip_outbound_ports, ports(said))
+});
+static INCLUDE_INBOUND_PORTS: Key = list("onlyInboundPorts", "", |to, said| {
+    if said.is_empty() {
+        to.inbound_port = None;
+    }
+    let said = if is_everything(said) { &[] } else { said };
+    set(&mut to.only_inbound_ports, ports(said))
+});
+static INCLUDE_OUTBOUND_PORTS: Key =
+    list("onlyOutboundPorts", "", |to, said| set(&mut to.only_outbound_ports, ports(said)));
+/// Read behind the ports, which come in addition to these.
+static INCLUDE_OUTBOUND_RANGES: Key = list("onlyOutboundCidrs", "", |to, said| {
+    if is_everything(said) {
+        to.only_outbound_ports.clear();
+        return Ok(());
+    }
+    if said.is_empty() && to.only_outbound_ports.is_empty() {
+        to.outbound_port = None;
+    }
+    set(&mut to.only_outbound_cidrs, cidrs(said))
+});
+static EXCLUDE_INTERFACES: Key = list("interfaces", "", |to, said| {
+    to.interfaces.retain(|interface| !said.contains(interface));
+    Ok(())
+});
+
+/// The annotations that say what is redirected.
+pub(super) static ANNOTATIONS: [(&str, Reads); 7] = [
+    ("traffic.sidecar.istio.io/excludeInboundPorts", Reads::One(&EXCLUDE_INBOUND_PORTS)),
+    ("traffic.sidecar.istio.io/excludeOutboundPorts", Reads::One(&EXCLUDE_OUTBOUND_PORTS)),
+    ("traffic.sidecar.istio.io/excludeOutboundIPRanges", Reads::One(&key::SKIP_OUTBOUND_CIDRS)),
+    ("traffic.sidecar.istio.io/includeInboundPorts", Reads::One(&INCLUDE_INBOUND_PORTS)),
+    ("traffic.sidecar.istio.io/includeOutboundPorts", Reads::One(&INCLUDE_OUTBOUND_PORTS)),
+    (INCLUDE_RANGES, Reads::One(&INCLUDE_OUTBOUND_RANGES)),
+    ("traffic.sidecar.istio.io/excludeInterfaces", Reads::One(&EXCLUDE_INTERFACES)),
+];
+
+/// Whether the injector counts on a CNI plugin to redirect this pod: then it adds an init container
+/// that validates that. It adds none to gateways, nor where the mode is `NONE`, and with
+/// `istio-init` the pod redirects itself.
+pub(super) fn selects(annotations: &BTreeMap<String, String>) -> Result<bool, String> {
+    #[derive(Deserialize)]
+    struct Status {
+        #[serde(rename = "initContainers")]
+        init_containers: Option<Vec<String>>,
+    }
+    let Some(text) = annotations.get(STATUS) else {
+        return Ok(false);
+    };
+    let status: Status = serde_json::from_str(text)
+        .map_err(|error| format!("annotation {STATUS} is malformed: {error}"))?;
+    Ok(status.init_containers.into_iter().flatten().any(|name| name == "istio-validation"))
+}
+
+/// What is said by the annotations together.
+pub(super) fn complete(
+    redirect: &mut Redirect,
+    annotations: &BTreeMap<String, String>,
+) -> Result<(), String> {
+    match annotations.get(MODE).map(|text| text.trim()) {
+        None | Some("REDIRECT" | "") => {}
+        Some(mode) => {
+            return Err(format!("annotation {MODE}: {mode:?} is not \"REDIRECT\""));
+        }
+    }
+    let is_set = |name: &&&str| annotations.get(**name).is_some_and(|it| !it.trim().is_empty());
+    if let Some(name) = VIRTUAL_INTERFACES.iter().find(is_set) {
+        return Err(format!("annotation {name}: denizen does not redirect virtual interfaces"));
+    }
+    // Without it, everything is redirected, and so are these ports.
+    if !annotations.contains_key(INCLUDE_RANGES) {
+        redirect.only_outbound_ports.clear();
+    }
+    Ok(())
+}

@@ -1,0 +1,279 @@
+//! Connections of pods with Istio's and Consul's proxies: which port answers, which rule counts.
+
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr};
+
+use denizen_tests::sidecar::{CLIENT_UID, fetch, serve};
+use serde_json::json;
+use socket2::{Domain, Socket, Type};
+
+use super::context::{Mesh, nft};
+
+/// Who connects.
+#[derive(Debug, Clone, Copy)]
+enum From {
+    Pod(u32),
+    Node,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum To {
+    Node,
+    /// Another address of the node, which is excluded.
+    Excluded,
+    Pod,
+    Localhost,
+}
+
+/// A connection: what it is, who makes it, to which port of whom, the port that answers, and the
+/// rule that counts it.
+type Case<'a> = (&'a str, From, To, u16, u16, &'a str);
+
+const CLIENT: From = From::Pod(CLIENT_UID);
+const TAKEN_OUT: &str = "outbound proxy-init/redirect-all-outgoing-to-proxy-port";
+const TAKEN_IN: &str = "inbound proxy-init/redirect-all-incoming-to-proxy-port";
+const BY_PROXY: &str = "outbound proxy-init/ignore-proxy-user-id";
+
+const EXCLUDED: [&str; 2] = ["10.85.1.1", "fd00:85:1::1"];
+const EXCLUDED_V4: &str = "outbound proxy-init/ignore-subnet-10.85.1.1/32";
+
+/// Adds the pod, and makes every connection in both versions of IP. In place of the proxy, servers
+/// say at which of its ports a connection arrived: it must not connect on.
+fn play(mesh: &Mesh, served: &[u16], cases: &[Case<'_>]) {
+    for address in ["10.85.1.1/32", "fd00:85:1::1/128"] {
+        mesh.base.node.ip(&format!("addr add {address} dev lo"));
+    }
+    let result = mesh.add().unwrap();
+    mesh.ours("CHECK", &result).unwrap();
+    let pods = Mesh::addresses(&result);
+    for port in [8080, 9000] {
+        serve(&mesh.base.node, port);
+    }
+    for port in served {
+        serve(&mesh.base.pod, *port);
+    }
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    let others = [["10.85.0.1", EXCLUDED[0], "127.0.0.1"], ["fd00:85::1", EXCLUDED[1], "::1"]];
+    for (pod, [node, excluded, localhost]) in pods.into_iter().zip(others) {
+        for (name, from, to, port, answer, rule) in cases {
+            let to = match to {
+                To::Node => ip(node),
+                To::Excluded => ip(excluded),
+                To::Pod => pod,
+                To::Localhost => ip(localhost),
+            };
+            let rule = match pod {
+                IpAddr::V6(_) if *rule == EXCLUDED_V4 => {
+                    "outbound proxy-init/ignore-subnet-fd00:85:1::1/128"
+                }
+                IpAddr::V4(_) | IpAddr::V6(_) => rule,
+            };
+            counted(mesh, rule, &format!("{name}: {to} {port}"), || {
+                let said = match from {
+                    From::Pod(uid) => fetch(&mesh.base.pod, *uid, SocketAddr::new(to, *port)),
+                    From::Node => fetch(&mesh.base.node, CLIENT_UID, SocketAddr::new(to, *port)),
+                };
+                assert_eq!(said, Some(answer.to_string()), "{name}: {to} {port}");
+            });
+        }
+    }
+}
+
+/// Does it, which this rule alone must count, once.
+fn counted(mesh: &Mesh, rule: &str, name: &str, does: impl FnOnce()) {
+    let before = mesh.counts();
+    does();
+    let rise = |(rule, count): (String, u64)| {
+        let rise = count - before.get(&rule).unwrap_or(&0);
+        (rise > 0).then_some((rule, rise))
+    };
+    let rises = Vec::from_iter(mesh.counts().into_iter().filter_map(rise));
+    assert_eq!(rises, [(rule.to_owned(), 1)], "{name}");
+}
+
+/// Connects to `to` from the pod with a socket that was prepared, and returns what is said there.
+fn fetch_with(
+    mesh: &Mesh,
+    to: SocketAddr,
+    prepare: impl FnOnce(&Socket) + Send + 'static,
+) -> String {
+    mesh.base.pod.run(move || {
+        let mut socket = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
+        prepare(&socket);
+        socket.connect(&to.into()).unwrap();
+        let mut said = String::new();
+        socket.read_to_string(&mut said).unwrap();
+        said
+    })
+}
+
+const PROXY: From = From::Pod(1337);
+
+const ISTIO: [Case<'static>; 10] = [
+    ("out", CLIENT, To::Node, 8080, 15001, TAKEN_OUT),
+    (
+        "a port that is excluded",
+        CLIENT,
+        To::Node,
+        9000,
+        9000,
+        "outbound proxy-init/ignore-port-9000",
+    ),
+    ("a CIDR that is excluded", CLIENT, To::Excluded, 8080, 8080, EXCLUDED_V4),
+    ("the proxy's own", PROXY, To::Node, 8080, 8080, BY_PROXY),
+    ("to itself", CLIENT, To::Pod, 8080, 8080, "outbound proxy-init/ignore-loopback"),
+    (
+        "the proxy to the pod",
+        PROXY,
+        To::Pod,
+        8080,
+        15006,
+        "outbound denizen/redirect-hairpin-to-proxy-port",
+    ),
+    (
+        "the proxy to its own port",
+        PROXY,
+        To::Pod,
+        15021,
+        15021,
+        "outbound denizen/ignore-hairpin-port-15021",
+    ),
+    ("the proxy to localhost", PROXY, To::Localhost, 8080, 8080, BY_PROXY),
+    ("in", From::Node, To::Pod, 8080, 15006, TAKEN_IN),
+    ("probes", From::Node, To::Pod, 15021, 15021, "inbound proxy-init/ignore-port-15021"),
+];
+
+#[test]
+fn istio_s_pods_are_redirected() {
+    let annotations = [
+        ("sidecar.istio.io/status", r#"{"initContainers":["istio-validation"]}"#),
+        ("traffic.sidecar.istio.io/excludeInboundPorts", "15020,15021"),
+        ("traffic.sidecar.istio.io/excludeOutboundPorts", "15020,9000"),
+        ("traffic.sidecar.istio.io/excludeOutboundIPRanges", "10.85.1.1/32,fd00:85:1::1/128"),
+    ];
+    let mesh = Mesh::bridged(&json!({ "profile": "istio" }), &annotations);
+    play(&mesh, &[8080, 15001, 15006, 15021], &ISTIO);
+    // What Envoy passes on has a source of its own.
+    for (passed_on, pod) in ["127.0.0.6:0", "[::6]:0"].into_iter().zip(mesh.record().ips) {
+        let from: SocketAddr = passed_on.parse().unwrap();
+        if from.is_ipv6() {
+            mesh.base.pod.ip("addr add ::6/128 dev lo nodad");
+        }
+        counted(&mesh, "outbound denizen/ignore-passed-on", passed_on, || {
+            let said = fetch_with(&mesh, SocketAddr::new(pod, 8080), move |socket| {
+                socket.bind(&from.into()).unwrap();
+            });
+            assert_eq!(said, "8080");
+        });
+    }
+}
+
+const CONSUL_PROXY: From = From::Pod(5995);
+
+const CONSUL: [Case<'static>; 10] = [
+    ("out", CLIENT, To::Node, 8080, 15001, TAKEN_OUT),
+    (
+        "a port that is excluded",
+        CLIENT,
+        To::Node,
+        9000,
+        9000,
+        "outbound proxy-init/ignore-port-9000",
+    ),
+    ("a CIDR that is excluded", CLIENT, To::Excluded, 8080, 8080, EXCLUDED_V4),
+    (
+        "a user that is excluded",
+        From::Pod(5996),
+        To::Node,
+        8080,
+        8080,
+        "outbound denizen/ignore-user-id-5996",
+    ),
+    ("the proxy's own", CONSUL_PROXY, To::Node, 8080, 8080, BY_PROXY),
+    ("to itself", CLIENT, To::Pod, 8080, 15001, TAKEN_OUT),
+    ("to localhost", CLIENT, To::Localhost, 8080, 8080, "outbound denizen/ignore-loopback-address"),
+    ("DNS", CLIENT, To::Localhost, 53, 8600, "outbound denizen/redirect-dns-to-port-8600"),
+    ("in", From::Node, To::Pod, 8080, 20000, TAKEN_IN),
+    ("probes", From::Node, To::Pod, 20200, 20200, "inbound proxy-init/ignore-port-20200"),
+];
+
+#[test]
+fn consul_s_pods_are_redirected() {
+    let config = json!({
+        "ConsulDNSIP": "127.0.0.1", "ConsulDNSPort": 8600, "ProxyUserID": "5995",
+        "ProxyInboundPort": 20000, "ProxyOutboundPort": 15001, "ExcludeInboundPorts": ["20200"],
+        "ExcludeOutboundPorts": ["9000"], "ExcludeUIDs": ["5996"],
+        "ExcludeOutboundCIDRs": ["10.85.1.1", "fd00:85:1::1"],
+    });
+    let config = config.to_string();
+    let annotations = [
+        ("consul.hashicorp.com/redirect-traffic-config", config.as_str()),
+        ("consul.hashicorp.com/transparent-proxy-status", "enabled"),
+        ("consul.hashicorp.com/dual-stack", "true"),
+    ];
+    let mesh = Mesh::bridged(&json!({ "profile": "consul" }), &annotations);
+    play(&mesh, &[8080, 8600, 15001, 20000, 20200], &CONSUL);
+}
+
+/// Only what Istio's annotations list goes to the proxy, and it is tried with one of these.
+#[test]
+fn listed_networks_and_ports_alone_are_redirected() {
+    let annotations = [
+        ("sidecar.istio.io/status", r#"{"initContainers":["istio-validation"]}"#),
+        ("traffic.sidecar.istio.io/includeOutboundIPRanges", "10.85.1.0/24,fd00:85:1::/64"),
+        ("traffic.sidecar.istio.io/includeOutboundPorts", "9000"),
+    ];
+    let mesh = Mesh::bridged(&json!({ "profile": "istio" }), &annotations);
+    let port = "outbound proxy-init/redirect-port-9000-to-proxy-port";
+    mesh.base.node.ip("addr add 10.85.1.1/32 dev lo");
+    mesh.add().unwrap();
+    serve(&mesh.base.pod, 15001);
+    serve(&mesh.base.node, 8080);
+    let ask = |to: &str| fetch(&mesh.base.pod, CLIENT_UID, to.parse().unwrap());
+    counted(&mesh, "outbound denizen/redirect-subnet-10.85.1.0/24-to-proxy-port", "CIDR", || {
+        assert_eq!(ask("10.85.1.1:8080").as_deref(), Some("15001"));
+    });
+    counted(&mesh, port, "port", || {
+        assert_eq!(ask("10.85.0.1:9000").as_deref(), Some("15001"));
+    });
+    let before = mesh.counts();
+    assert_eq!(ask("10.85.0.1:8080").as_deref(), Some("8080"));
+    assert_eq!(mesh.counts(), before);
+}
+
+#[test]
+fn marked_connections_pass_the_proxy_by() {
+    let redirect = json!({ "profile": "linkerd", "skipMark": "0x500/0xf00" });
+    let mesh = Mesh::bridged(&redirect, &[]);
+    mesh.add().unwrap();
+    serve(&mesh.base.pod, 4140);
+    serve(&mesh.base.node, 8080);
+    let to: SocketAddr = "10.85.0.1:8080".parse().unwrap();
+    for (mark, answer, rule) in [
+        (0x539, "8080", "outbound denizen/ignore-mark-0x500/0xf00"),
+        (0x239, "4140", TAKEN_OUT),
+        (0, "4140", TAKEN_OUT),
+    ] {
+        counted(&mesh, rule, &format!("{mark:#x}"), || {
+            let said = fetch_with(&mesh, to, move |socket| socket.set_mark(mark).unwrap());
+            assert_eq!(said, answer, "{mark:#x}");
+        });
+    }
+}
+
+/// A chain that drops what is invalid is there when it should be, and gone when it should not.
+#[test]
+fn what_is_invalid_is_dropped_if_that_is_asked_for() {
+    let mut mesh = Mesh::bridged(&json!({ "profile": "linkerd", "dropInvalid": true }), &[]);
+    let result = mesh.add().unwrap();
+    let list = ["list", "chain", "inet", "denizen-redirect", "invalid"];
+    let text = nft(&mesh.base.pod, &list).unwrap();
+    assert!(text.contains("type filter hook prerouting priority mangle; policy accept;"), "{text}");
+    assert!(text.contains("ct state invalid counter"), "{text}");
+    mesh.ours("CHECK", &result).unwrap();
+    mesh.chain.plugins[1]["redirect"]["dropInvalid"] = false.into();
+    let result = mesh.ours("ADD", &result).unwrap();
+    mesh.ours("CHECK", &result).unwrap();
+    let chain = nft(&mesh.base.pod, &list);
+    assert!(chain.is_err(), "{chain:?}");
+}
