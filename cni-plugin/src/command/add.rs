@@ -52,7 +52,7 @@ pub(crate) fn add(
     };
     match (recorded(config, &record), installed) {
         (Ok(()), _) => Ok(result.get().to_owned()),
-        (Err(error), Some(installed)) => Err(installed.undo(error)),
+        (Err(error), Some(installed)) => Err(installed.undo(&seen.netns, error)),
         (Err(error), None) => Err(error),
     }
 }

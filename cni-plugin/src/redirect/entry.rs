@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use denizen_state::Pod;
-use denizen_state::redirect::Redirect;
+use denizen_state::redirect::{Backend, Redirect};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::iptables;
 use super::key::{KEYS, Key};
 use super::profile::{PREFIX, Profile, REDIRECT};
 use crate::error::CniError;
@@ -130,7 +131,7 @@ impl Entry {
         if self.profile.leaves_alone(&redirect) {
             return Ok(None);
         }
-        match unfit(&redirect) {
+        match unfit(&redirect, if_name) {
             Some(why) => Err(of_pod(why.to_owned())),
             None => Ok(Some(redirect)),
         }
@@ -183,11 +184,17 @@ impl Entry {
 }
 
 /// Why these values cannot be programmed.
-fn unfit(redirect: &Redirect) -> Option<&'static str> {
+fn unfit(redirect: &Redirect, if_name: &str) -> Option<&'static str> {
     if redirect.interfaces.is_empty() {
         return Some(
             "no interface is left at which anything is redirected: name one with the annotation \
              redirect.denizen.io/interfaces",
+        );
+    }
+    if redirect.backend == Backend::Iptables && !iptables::can(redirect, if_name) {
+        return Some(
+            "redirect.backend is \"iptables\", which has linkerd-init's rules: it knows no \
+             interfaces, hairpin, skipMark and dropInvalid, nor what Istio and Consul need",
         );
     }
     let has_proxy = redirect.proxy_uid.is_some() || redirect.proxy_gid.is_some();

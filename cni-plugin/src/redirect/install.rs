@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use denizen_netlink::NetlinkError;
 use denizen_nft::{At, ChainView, Family, Kernel, NftError, RuleView};
-use denizen_state::redirect::{Redirect, TABLE};
+use denizen_state::redirect::{Backend, Redirect, TABLE};
 use nix::errno::Errno;
 
 use super::entry::Verify;
+use super::iptables::{self, Before};
 use super::program::{Commented, INVALID, chains, schema};
 use super::verify::verify;
 use crate::error::{CniError, in_full};
@@ -16,8 +17,14 @@ use crate::kernel::Netns;
 
 /// A redirection that is in the kernel, and can still be taken back.
 pub(crate) struct Installed {
-    kernel: Kernel,
+    programmed: Programmed,
     redirect: Redirect,
+}
+
+/// What is needed to take it back.
+enum Programmed {
+    Nftables(Kernel),
+    Iptables(Before),
 }
 
 impl Installed {
@@ -26,9 +33,13 @@ impl Installed {
         &self.redirect
     }
 
-    /// Removes it, for `error`. Returns that, with any failure of the removal.
-    pub(crate) fn undo(mut self, error: CniError) -> CniError {
-        match self.kernel.write(Family::Inet, |batch| batch.delete_table(TABLE)) {
+    /// Removes it from `netns`, for `error`. Returns that, with any failure of the removal.
+    pub(crate) fn undo(self, netns: &Netns, error: CniError) -> CniError {
+        let mut kernel = match self.programmed {
+            Programmed::Nftables(kernel) => kernel,
+            Programmed::Iptables(before) => return before.restore(netns, error),
+        };
+        match kernel.write(Family::Inet, |batch| batch.delete_table(TABLE)) {
             Ok(()) => error,
             Err(also) => {
                 let also = in_full(&also);
@@ -43,14 +54,35 @@ impl Installed {
 /// Programs `redirect` in `netns`, in place of what an earlier call did, and tries it as `how`
 /// says. `gateways` are the pod's. If it fails, nothing of it stays.
 ///
-/// Everything is one batch, and chains that are there keep their hooks: no packet meets half of the
-/// rules, or none.
 pub(crate) fn install(
     netns: &Netns,
     redirect: Redirect,
     how: Verify,
     gateways: &[IpAddr],
 ) -> Result<Installed, CniError> {
+    let programmed = match redirect.backend {
+        Backend::Nftables => Programmed::Nftables(program(netns, &redirect)?),
+        Backend::Iptables => Programmed::Iptables(iptables::program(netns, &redirect)?),
+    };
+    let installed = Installed { programmed, redirect };
+    let verified = match how {
+        Verify::Connect => verify(netns, &installed.redirect, gateways),
+        Verify::None => Ok(()),
+    };
+    match verified {
+        Ok(()) => Ok(installed),
+        Err(why) => {
+            let error = CniError::TryAgainLater(format!(
+                "the pod's connections are not redirected: {why} (redirect.verify is \"connect\")"
+            ));
+            Err(installed.undo(netns, error))
+        }
+    }
+}
+
+/// Everything is one batch, and chains that are there keep their hooks: no packet meets half of the
+/// rules, or none.
+fn program(netns: &Netns, redirect: &Redirect) -> Result<Kernel, CniError> {
     let mut kernel = open(netns)?;
     let obsolete = match redirect.drop_invalid {
         true => Vec::new(),
@@ -60,7 +92,7 @@ pub(crate) fn install(
         .write(Family::Inet, |batch| {
             batch.add_table(&schema());
             batch.delete_chains(TABLE, &obsolete);
-            for Commented { chain, comments } in chains(&redirect) {
+            for Commented { chain, comments } in chains(redirect) {
                 batch.add_chain(TABLE, &chain);
                 batch.flush_chain(TABLE, &chain.name);
                 for (rule, comment) in chain.rules.iter().zip(&comments) {
@@ -69,17 +101,7 @@ pub(crate) fn install(
             }
         })
         .map_err(|error| refused(&error))?;
-    let installed = Installed { kernel, redirect };
-    let verified = match how {
-        Verify::Connect => verify(netns, &installed.redirect, gateways),
-        Verify::None => Ok(()),
-    };
-    match verified {
-        Ok(()) => Ok(installed),
-        Err(why) => Err(installed.undo(CniError::TryAgainLater(format!(
-            "the pod's connections are not redirected: {why} (redirect.verify is \"connect\")"
-        )))),
-    }
+    Ok(kernel)
 }
 
 /// The chain of an earlier ADD that dropped what is invalid, if it is there.
@@ -123,6 +145,13 @@ fn refused(error: &NftError) -> CniError {
 
 /// How the rules in `netns` differ from those that `redirect` needs, rule by rule.
 pub(crate) fn differences(netns: &Netns, redirect: &Redirect) -> Result<Vec<String>, CniError> {
+    match redirect.backend {
+        Backend::Nftables => nftables_differences(netns, redirect),
+        Backend::Iptables => iptables::differences(netns, redirect),
+    }
+}
+
+fn nftables_differences(netns: &Netns, redirect: &Redirect) -> Result<Vec<String>, CniError> {
     let mut kernel = open(netns)?;
     let unreadable = |error: NetlinkError| unreadable(&error);
     let tables = kernel

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::num::NonZeroU16;
 
-use denizen_state::redirect::{Hairpin, PortRange, Redirect};
+use denizen_state::redirect::{Backend, Hairpin, PortRange, Redirect};
 use ipnetwork::IpNetwork;
 use serde_json::Value;
 
@@ -97,9 +97,11 @@ pub(super) static HAIRPIN: Key =
     one("hairpin", "hairpin", |to, said| set(&mut to.hairpin, hairpin(said)));
 pub(super) static DROP_INVALID: Key =
     one("dropInvalid", "drop-invalid", |to, said| set(&mut to.drop_invalid, boolean(said)));
+pub(super) static BACKEND: Key =
+    one("backend", "backend", |to, said| set(&mut to.backend, backend(said)));
 
 /// Every key of the conflist.
-pub(super) static KEYS: [&Key; 16] = [
+pub(super) static KEYS: [&Key; 17] = [
     &INBOUND_PORT,
     &OUTBOUND_PORT,
     &PROXY_UID,
@@ -116,6 +118,7 @@ pub(super) static KEYS: [&Key; 16] = [
     &SKIP_MARK,
     &HAIRPIN,
     &DROP_INVALID,
+    &BACKEND,
 ];
 
 /// The port of linkerd's proxy for its control plane, which linkerd's annotation moves.
@@ -248,6 +251,14 @@ fn hairpin(said: &[String]) -> Result<Hairpin, String> {
         "inbound" => Ok(Hairpin::Inbound),
         "outbound" => Ok(Hairpin::Outbound),
         other => Err(format!("{other:?} is none of \"direct\", \"inbound\" and \"outbound\"")),
+    }
+}
+
+fn backend(said: &[String]) -> Result<Backend, String> {
+    match single(said)? {
+        "nftables" => Ok(Backend::Nftables),
+        "iptables" => Ok(Backend::Iptables),
+        other => Err(format!("{other:?} is neither \"nftables\" nor \"iptables\"")),
     }
 }
 

@@ -6,6 +6,7 @@
 mod consul;
 mod entry;
 mod install;
+mod iptables;
 mod istio;
 mod key;
 mod profile;

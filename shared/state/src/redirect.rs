@@ -71,6 +71,9 @@ pub struct Redirect {
     /// What becomes of connections from the pod to itself.
     #[serde(default, skip_serializing_if = "Hairpin::is_direct")]
     pub hairpin: Hairpin,
+    /// What the rules are made with.
+    #[serde(default, skip_serializing_if = "Backend::is_nftables")]
+    pub backend: Backend,
     /// Whether TCP that conntrack finds invalid is dropped.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drop_invalid: bool,
@@ -86,6 +89,26 @@ pub struct Redirect {
     /// Fields that a newer program wrote.
     #[serde(flatten)]
     pub unknown: Map<String, Value>,
+}
+
+/// What a pod's rules are made with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Backend {
+    /// The table [`TABLE`].
+    #[default]
+    Nftables,
+    /// The chains of linkerd-init, by the node's `iptables`.
+    Iptables,
+}
+
+impl Backend {
+    fn is_nftables(&self) -> bool {
+        match self {
+            Backend::Nftables => true,
+            Backend::Iptables => false,
+        }
+    }
 }
 
 /// What becomes of connections from the pod to one of its own addresses, which never leave it.

@@ -100,6 +100,7 @@ fn annotations_override_values() {
         ("redirect.denizen.io/skip-mark", "0x500/0xf00", "skipMark", json!("0x500/0xf00")),
         ("redirect.denizen.io/hairpin", "inbound", "hairpin", json!("inbound")),
         ("redirect.denizen.io/drop-invalid", "true", "dropInvalid", json!(true)),
+        ("redirect.denizen.io/backend", "iptables", "backend", json!("iptables")),
     ];
     for (annotation, text, name, value) in cases {
         let redirect = of_linkerd(json!({}), &[(annotation, text)]).unwrap();
@@ -196,6 +197,7 @@ fn a_bad_annotation_is_named_with_what_is_wrong() {
         ("redirect.denizen.io/skip-mark", "0x10/0xf", "\"0x10/0xf\" is neither a mark"),
         ("redirect.denizen.io/hairpin", "no", "\"no\" is none of"),
         ("redirect.denizen.io/drop-invalid", "1", "\"1\" is neither \"true\" nor"),
+        ("redirect.denizen.io/backend", "nft", "\"nft\" is neither \"nftables\" nor"),
         ("redirect.denizen.io/skip-outbound-port", "1", "is unknown"),
         ("denizen.io/redirect", "true", "\"true\" is neither \"enabled\" nor"),
     ];
@@ -220,6 +222,11 @@ fn what_cannot_work_is_refused() {
     let cases = [
         (json!({}), "neither inboundPort nor outboundPort"),
         (json!({ "outboundPort": 4140 }), "neither proxyUid nor proxyGid"),
+        (json!({ "backend": "iptables", "interfaces": ["eth0", "net1"] }), "linkerd-init's rules"),
+        (json!({ "backend": "iptables", "interfaces": ["net1"] }), "linkerd-init's rules"),
+        (json!({ "backend": "iptables", "hairpin": "outbound" }), "linkerd-init's rules"),
+        (json!({ "backend": "iptables", "skipMark": 1 }), "linkerd-init's rules"),
+        (json!({ "backend": "iptables", "dropInvalid": true }), "linkerd-init's rules"),
     ];
     for (mut object, why) in cases {
         object["profile"] = "custom".into();

@@ -103,10 +103,10 @@ fn while_an_add_is_repeated_nothing_goes_past_the_proxy() {
             }
             connections
         });
-        for _ in 0..100 {
-            mesh.ours("ADD", &result).unwrap();
-        }
+        let repeated: Result<Vec<_>, _> = (0..100).map(|_| mesh.ours("ADD", &result)).collect();
+        // Before anything can fail here, or the client would go on for ever.
         done.store(true, Ordering::Relaxed);
+        repeated.unwrap();
         let connections = client.join().unwrap();
         assert!(connections > 0);
         assert_eq!(sidecar.taken().len(), connections);

@@ -5,5 +5,6 @@ mod calls;
 mod check;
 pub mod context;
 mod failures;
+mod iptables;
 mod packets;
 mod profiles;

@@ -1,0 +1,286 @@
+//! The backend `iptables`: the chains and rules of linkerd-init, for tools that look for them.
+//!
+//! It executes the node's `iptables-restore` and `iptables-save` in the pod's network namespace:
+//! one of each per version of IP.
+
+use std::io::{self, Write};
+use std::process::{Command, Stdio};
+
+use denizen_nft::IpVersion;
+use denizen_state::redirect::{Hairpin, PortRange, Redirect};
+use ipnetwork::IpNetwork;
+
+use crate::error::CniError;
+use crate::kernel::Netns;
+
+/// Chains of linkerd-init: what arrives, and what the pod sends.
+const CHAINS: [&str; 2] = ["PROXY_INIT_REDIRECT", "PROXY_INIT_OUTPUT"];
+
+/// The jumps to them, as `iptables-save` lists them.
+const JUMPS: [&str; 2] = [
+    "PREROUTING -m comment --comment \"proxy-init/install-proxy-init-prerouting\" \
+     -j PROXY_INIT_REDIRECT",
+    "OUTPUT -m comment --comment \"proxy-init/install-proxy-init-output\" -j PROXY_INIT_OUTPUT",
+];
+
+/// The most ports in one rule, of which a range counts as two: `XT_MULTI_PORTS`.
+const MOST_PORTS: usize = 15;
+
+/// Seconds to wait for other programs that hold iptables' lock.
+const WAIT: &str = "--wait=5";
+
+/// What each version of IP had before, as `iptables-save` listed it.
+pub(super) struct Before(Vec<(IpVersion, String)>);
+
+/// Whether linkerd-init's rules can do what is asked for.
+pub(super) fn can(redirect: &Redirect, if_name: &str) -> bool {
+    let only_one = matches!(redirect.interfaces.as_slice(), [one] if one == if_name);
+    only_one
+        && redirect.hairpin == Hairpin::Direct
+        && redirect.skip_mark.is_none()
+        && !redirect.drop_invalid
+        && redirect.dns_port.is_none()
+        && redirect.only_outbound_cidrs.is_empty()
+        && redirect.only_outbound_ports.is_empty()
+}
+
+fn versions(redirect: &Redirect) -> impl Iterator<Item = IpVersion> {
+    let is_wanted = |version: &IpVersion| *version == IpVersion::V4 || !redirect.bypass_ipv6;
+    IpVersion::BOTH.into_iter().filter(is_wanted)
+}
+
+/// Programs `redirect` in `netns`, all at once in each version of IP. If one fails, both are as they
+/// were before.
+pub(super) fn program(netns: &Netns, redirect: &Redirect) -> Result<Before, CniError> {
+    let mut before = Before(Vec::new());
+    for version in versions(redirect) {
+        let programmed = save(netns, version).and_then(|text| {
+            let input = table(&rules(redirect, version), &missing_jumps(&text));
+            restore(netns, version, &input).map(|()| text)
+        });
+        match programmed {
+            Ok(text) => before.0.push((version, text)),
+            Err(error) => return Err(before.restore(netns, error)),
+        }
+    }
+    Ok(before)
+}
+
+impl Before {
+    /// Brings back what was there before, for `error`. Returns that, with any failure.
+    pub(super) fn restore(&self, netns: &Netns, mut error: CniError) -> CniError {
+        for (version, text) in &self.0 {
+            if let Err(also) = restore(netns, *version, &backwards(text)) {
+                let also = also.in_full();
+                error = CniError::TryAgainLater(format!(
+                    "{error}; and iptables' rules could not be removed: {also}"
+                ));
+            }
+        }
+        error
+    }
+}
+
+/// What `iptables-restore` takes to bring back what `iptables-save` listed as `text`.
+fn backwards(text: &str) -> String {
+    let mut table = "*nat\n".to_owned();
+    let had = |chain: &str| text.lines().any(|line| line.starts_with(&format!(":{chain} ")));
+    for chain in CHAINS.into_iter().filter(|chain| had(chain)) {
+        table += &format!(":{chain} - [0:0]\n");
+    }
+    for line in own_lines(text) {
+        table += &format!("{line}\n");
+    }
+    for jump in missing_jumps(text) {
+        table += &format!("-D {jump}\n");
+    }
+    for chain in CHAINS.into_iter().filter(|chain| !had(chain)) {
+        table += &format!("-F {chain}\n-X {chain}\n");
+    }
+    table + "COMMIT\n"
+}
+
+/// How the rules in `netns` differ from those that `redirect` needs, rule by rule.
+pub(super) fn differences(netns: &Netns, redirect: &Redirect) -> Result<Vec<String>, CniError> {
+    let mut found = Vec::new();
+    for version in versions(redirect) {
+        let text = save(netns, version)?;
+        let (wanted, seen) = (rules(redirect, version), own_lines(&text));
+        let absent = wanted.iter().filter(|line| !seen.contains(*line));
+        found.extend(absent.map(|line| format!("{version} rule is missing: {line}")));
+        let foreign = seen.iter().filter(|line| !wanted.contains(*line));
+        found.extend(foreign.map(|line| format!("{version} has a foreign rule: {line}")));
+        let jumps = missing_jumps(&text);
+        found.extend(jumps.iter().map(|jump| format!("{version} rule is missing: -A {jump}")));
+        // iptables-save lists the chains in an order of its own.
+        if found.is_empty() && CHAINS.iter().any(|it| of_chain(&wanted, it) != of_chain(&seen, it))
+        {
+            found.push(format!("the {version} rules are in another order, or twice"));
+        }
+    }
+    Ok(found)
+}
+
+/// What `iptables-restore` takes. A chain that is there is emptied by its declaration.
+fn table(rules: &[String], jumps: &[&str]) -> String {
+    let chains = CHAINS.map(|chain| format!(":{chain} - [0:0]\n")).concat();
+    let rules = rules.iter().map(|rule| format!("{rule}\n")).collect::<String>();
+    let jumps = jumps.iter().map(|jump| format!("-A {jump}\n")).collect::<String>();
+    format!("*nat\n{chains}{rules}{jumps}COMMIT\n")
+}
+
+/// The rules of the two chains in what `iptables-save` lists.
+fn own_lines(text: &str) -> Vec<String> {
+    let is_own = |line: &&str| CHAINS.iter().any(|chain| line.starts_with(&format!("-A {chain} ")));
+    text.lines().map(str::trim_end).filter(is_own).map(str::to_owned).collect()
+}
+
+fn of_chain<'a>(rules: &'a [String], chain: &str) -> Vec<&'a String> {
+    rules.iter().filter(|rule| rule.starts_with(&format!("-A {chain} "))).collect()
+}
+
+fn missing_jumps(text: &str) -> Vec<&'static str> {
+    let is_missing = |jump: &&str| !text.lines().any(|line| line == format!("-A {jump}"));
+    JUMPS.into_iter().filter(is_missing).collect()
+}
+
+/// The rules of both chains, as `iptables-save` lists them.
+fn rules(redirect: &Redirect, version: IpVersion) -> Vec<String> {
+    let mut rules = arriving(redirect, version);
+    rules.extend(sent(redirect, version));
+    rules
+}
+
+fn arriving(redirect: &Redirect, version: IpVersion) -> Vec<String> {
+    let Some(port) = redirect.inbound_port else { return Vec::new() };
+    let rule = |asks: &str, comment: &str, does: &str| rule(CHAINS[0], asks, comment, does);
+    let (always, skipped) = (&redirect.always_skip_inbound_ports, &redirect.skip_inbound_ports);
+    let mut rules = skip_ports(CHAINS[0], always.iter().chain(skipped));
+    for cidr in of_version(&redirect.skip_inbound_cidrs, version) {
+        let comment = format!("proxy-init/ignore-subnet-{cidr}");
+        rules.push(rule(&format!("-s {cidr}"), &comment, "RETURN"));
+    }
+    let to = format!("REDIRECT --to-ports {port}");
+    for range in &redirect.only_inbound_ports {
+        let comment = format!("proxy-init/redirect-port-{range}-to-proxy-port");
+        rules.push(rule(&format!("-p tcp -m tcp --dport {}", colon(*range)), &comment, &to));
+    }
+    if redirect.only_inbound_ports.is_empty() {
+        let comment = "proxy-init/redirect-all-incoming-to-proxy-port";
+        rules.push(rule("-p tcp", comment, &to));
+    }
+    rules
+}
+
+fn sent(redirect: &Redirect, version: IpVersion) -> Vec<String> {
+    let Some(port) = redirect.outbound_port else { return Vec::new() };
+    let rule = |asks: &str, comment: &str, does: &str| rule(CHAINS[1], asks, comment, does);
+    let mut rules = Vec::new();
+    if let Some(uid) = redirect.proxy_uid {
+        let asks = format!("-m owner --uid-owner {uid}");
+        rules.push(rule(&asks, "proxy-init/ignore-proxy-user-id", "RETURN"));
+    }
+    if let Some(gid) = redirect.proxy_gid {
+        let asks = format!("-m owner --gid-owner {gid}");
+        rules.push(rule(&asks, "proxy-init/ignore-proxy-group-id", "RETURN"));
+    }
+    rules.push(rule("-o lo", "proxy-init/ignore-loopback", "RETURN"));
+    for uid in &redirect.skip_outbound_uids {
+        let asks = format!("-m owner --uid-owner {uid}");
+        rules.push(rule(&asks, &format!("denizen/ignore-user-id-{uid}"), "RETURN"));
+    }
+    rules.extend(skip_ports(CHAINS[1], redirect.skip_outbound_ports.iter()));
+    for cidr in of_version(&redirect.skip_outbound_cidrs, version) {
+        let comment = format!("proxy-init/ignore-subnet-{cidr}");
+        rules.push(rule(&format!("-d {cidr}"), &comment, "RETURN"));
+    }
+    let comment = "proxy-init/redirect-all-outgoing-to-proxy-port";
+    rules.push(rule("-p tcp", comment, &format!("REDIRECT --to-ports {port}")));
+    rules
+}
+
+fn rule(chain: &str, asks: &str, comment: &str, does: &str) -> String {
+    format!("-A {chain} {asks} -m comment --comment \"{comment}\" -j {does}")
+}
+
+fn skip_ports<'a>(chain: &str, ranges: impl Iterator<Item = &'a PortRange>) -> Vec<String> {
+    let rule = |ports: String| {
+        let asks = format!("-p tcp -m multiport --dports {ports}");
+        rule(chain, &asks, &format!("proxy-init/ignore-port-{ports}"), "RETURN")
+    };
+    multiports(ranges).into_iter().map(rule).collect()
+}
+
+fn of_version(cidrs: &[IpNetwork], version: IpVersion) -> impl Iterator<Item = &IpNetwork> {
+    cidrs.iter().filter(move |cidr| IpVersion::of(cidr.ip()) == version)
+}
+
+/// As iptables writes ports.
+fn colon(range: PortRange) -> String {
+    range.to_string().replace('-', ":")
+}
+
+/// Lists of ports, each of which fits into one rule.
+fn multiports<'a>(ranges: impl Iterator<Item = &'a PortRange>) -> Vec<String> {
+    let mut lists: Vec<String> = Vec::new();
+    let mut room = 0;
+    for range in ranges {
+        let (first, last) = range.bounds();
+        let takes = if first == last { 1 } else { 2 };
+        match lists.last_mut().filter(|_| takes <= room) {
+            Some(list) => *list += &format!(",{}", colon(*range)),
+            None => {
+                lists.push(colon(*range));
+                room = MOST_PORTS;
+            }
+        }
+        room -= takes;
+    }
+    lists
+}
+
+fn save(netns: &Netns, version: IpVersion) -> Result<String, CniError> {
+    let program = match version {
+        IpVersion::V4 => "iptables-save",
+        IpVersion::V6 => "ip6tables-save",
+    };
+    execute(netns, program, &["-t", "nat"], "")
+}
+
+fn restore(netns: &Netns, version: IpVersion, input: &str) -> Result<(), CniError> {
+    let program = match version {
+        IpVersion::V4 => "iptables-restore",
+        IpVersion::V6 => "ip6tables-restore",
+    };
+    execute(netns, program, &["--noflush", WAIT], input).map(drop)
+}
+
+/// Executes the program in `netns` and returns what it printed.
+fn execute(
+    netns: &Netns,
+    program: &str,
+    arguments: &[&str],
+    input: &str,
+) -> Result<String, CniError> {
+    let cannot = |error: io::Error| {
+        let doing = format!("cannot execute {program} (redirect.backend is \"iptables\")");
+        CniError::io(doing, error)
+    };
+    #[expect(clippy::disallowed_methods, reason = "iptables has no other interface")]
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = netns.within(|| command.spawn()).and_then(|spawned| spawned).map_err(cannot)?;
+    // What cannot be written, the program reports itself.
+    let _ = child.stdin.take().expect("it is piped").write_all(input.as_bytes());
+    let output = child.wait_with_output().map_err(cannot)?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    let users = match said.contains("Invalid argument") {
+        true => " (in a pod with hostUsers: false, iptables cannot ask for users)",
+        false => "",
+    };
+    Err(CniError::io(format!("{program} failed{users}"), io::Error::other(said)))
+}
