@@ -9,13 +9,13 @@ use denizen_state::socket::WaitFor;
 use denizen_state::{Attachment, RunDir};
 use serde_json::Map;
 
-use super::{LOCK_WAIT, Seen};
+use super::{LOCK_WAIT, Seen, existing};
 use crate::config::{ANNOTATIONS, Config, OnTimeout, WaitForAgent};
 use crate::environment::Attach;
 use crate::error::{CniError, in_full};
-use crate::kernel::{Netns, Pending, PendingError};
+use crate::kernel::{Pending, PendingError};
 use crate::prev_result::PrevResult;
-use crate::redirect::{Entry, Installed, OnFailure, install};
+use crate::redirect::{Entry, OnFailure, install};
 use crate::time::rfc3339;
 use crate::wait::{Waited, wait};
 
@@ -31,9 +31,22 @@ pub(crate) fn add(
     let result = config.prev_result()?;
     let redirect = redirect_of(call, config)?;
     let seen = Seen::of(call, &prev_result)?;
-    let installed = match redirect {
-        Some((entry, redirect)) => installed(entry, redirect, &seen.netns, &prev_result.gateways)?,
-        None => None,
+    let earlier = || earlier(call, config);
+    let (installed, redirect) = match redirect {
+        Some((entry, redirect)) => {
+            match install(&seen.netns, redirect, entry.verify, &prev_result.gateways, earlier) {
+                Ok(installed) => {
+                    let redirect = installed.redirect().clone();
+                    (Some(installed), Some(redirect))
+                }
+                Err(error) => {
+                    not_redirected(entry, error)?;
+                    // It is as it was before.
+                    (None, earlier())
+                }
+            }
+        }
+        None => (None, None),
     };
     let record = Attachment {
         container_id: call.named.container_id.clone(),
@@ -47,12 +60,14 @@ pub(crate) fn add(
         ips: prev_result.ips,
         added_at: rfc3339(now),
         adopted: false,
-        redirect: installed.as_ref().map(|installed| installed.redirect().clone()),
+        redirect,
         unknown: Map::new(),
     };
     match (recorded(config, &record), installed) {
         (Ok(()), _) => Ok(result.get().to_owned()),
-        (Err(error), Some(installed)) => Err(installed.undo(&seen.netns, error)),
+        (Err(error), Some(installed)) => {
+            Err(installed.undo(&seen.netns, earlier().as_ref(), error))
+        }
         (Err(error), None) => Err(error),
     }
 }
@@ -85,22 +100,23 @@ fn redirect_of<'a>(
     Ok(decided.map(|redirect| (entry, redirect)))
 }
 
-/// Programs `redirect` in the pod. `None`: it failed, and the pod starts without.
-fn installed(
-    entry: &Entry,
-    redirect: Redirect,
-    netns: &Netns,
-    gateways: &[IpAddr],
-) -> Result<Option<Installed>, CniError> {
-    match (install(netns, redirect, entry.verify, gateways), entry.on_error) {
-        (Ok(installed), _) => Ok(Some(installed)),
-        (Err(error), OnFailure::Fail) => Err(error),
-        (Err(error), OnFailure::Proceed) => {
+/// What an earlier ADD of `call` has programmed in the pod, by the record. What cannot be read, no
+/// ADD can have written.
+fn earlier(call: &Attach, config: &Config<'_>) -> Option<Redirect> {
+    let mut state = existing(&config.run_dir).ok()??.read().ok()??;
+    state.attachments.remove(&call.named.id())?.redirect
+}
+
+/// Whether the pod may start although it cannot be redirected; `error` if not.
+fn not_redirected(entry: &Entry, error: CniError) -> Result<(), CniError> {
+    match entry.on_error {
+        OnFailure::Fail => Err(error),
+        OnFailure::Proceed => {
             let message = error.in_full();
             eprintln!(
                 "denizen: {message}; the pod starts without (redirect.onError is \"proceed\")"
             );
-            Ok(None)
+            Ok(())
         }
     }
 }

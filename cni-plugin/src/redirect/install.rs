@@ -33,18 +33,30 @@ impl Installed {
         &self.redirect
     }
 
-    /// Removes it from `netns`, for `error`. Returns that, with any failure of the removal.
-    pub(crate) fn undo(self, netns: &Netns, error: CniError) -> CniError {
+    /// Takes it back, for `error`: `netns` is as it was before, with what an `earlier` ADD has
+    /// programmed. Returns the error, with any failure.
+    pub(crate) fn undo(
+        self,
+        netns: &Netns,
+        earlier: Option<&Redirect>,
+        error: CniError,
+    ) -> CniError {
         let mut kernel = match self.programmed {
             Programmed::Nftables(kernel) => kernel,
             Programmed::Iptables(before) => return before.restore(netns, error),
         };
-        match kernel.write(Family::Inet, |batch| batch.delete_table(TABLE)) {
+        let undone = match earlier.filter(|earlier| earlier.backend == Backend::Nftables) {
+            Some(earlier) => write(&mut kernel, earlier),
+            None => kernel
+                .write(Family::Inet, |batch| batch.delete_table(TABLE))
+                .map_err(|error| refused(&error)),
+        };
+        match undone {
             Ok(()) => error,
             Err(also) => {
-                let also = in_full(&also);
+                let also = also.in_full();
                 CniError::TryAgainLater(format!(
-                    "{error}; and {TABLE} could not be removed: {also}"
+                    "{error}; and {TABLE} could not be brought back to what it was: {also}"
                 ))
             }
         }
@@ -52,13 +64,14 @@ impl Installed {
 }
 
 /// Programs `redirect` in `netns`, in place of what an earlier call did, and tries it as `how`
-/// says. `gateways` are the pod's. If it fails, nothing of it stays.
-///
+/// says. `gateways` are the pod's. If it fails, nothing of it stays: the pod is as it was before,
+/// with what `earlier` tells.
 pub(crate) fn install(
     netns: &Netns,
     redirect: Redirect,
     how: Verify,
     gateways: &[IpAddr],
+    earlier: impl Fn() -> Option<Redirect>,
 ) -> Result<Installed, CniError> {
     let programmed = match redirect.backend {
         Backend::Nftables => Programmed::Nftables(program(netns, &redirect)?),
@@ -75,18 +88,22 @@ pub(crate) fn install(
             let error = CniError::TryAgainLater(format!(
                 "the pod's connections are not redirected: {why} (redirect.verify is \"connect\")"
             ));
-            Err(installed.undo(netns, error))
+            Err(installed.undo(netns, earlier().as_ref(), error))
         }
     }
 }
 
-/// Everything is one batch, and chains that are there keep their hooks: no packet meets half of the
-/// rules, or none.
 fn program(netns: &Netns, redirect: &Redirect) -> Result<Kernel, CniError> {
     let mut kernel = open(netns)?;
+    write(&mut kernel, redirect).map(|()| kernel)
+}
+
+/// Everything is one batch, and chains that are there keep their hooks: no packet meets half of the
+/// rules, or none.
+fn write(kernel: &mut Kernel, redirect: &Redirect) -> Result<(), CniError> {
     let obsolete = match redirect.drop_invalid {
         true => Vec::new(),
-        false => invalid_chain(&mut kernel)?,
+        false => invalid_chain(kernel)?,
     };
     kernel
         .write(Family::Inet, |batch| {
@@ -100,8 +117,7 @@ fn program(netns: &Netns, redirect: &Redirect) -> Result<Kernel, CniError> {
                 }
             }
         })
-        .map_err(|error| refused(&error))?;
-    Ok(kernel)
+        .map_err(|error| refused(&error))
 }
 
 /// The chain of an earlier ADD that dropped what is invalid, if it is there.

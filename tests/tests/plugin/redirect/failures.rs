@@ -117,3 +117,31 @@ fn without_the_agent_s_word_nothing_is_redirected_either() {
     assert_eq!(refusal["code"], 11);
     nothing_is_left(&mesh, "waitForAgent");
 }
+
+/// What a repeated ADD cannot do leaves the rules and the record of the first one.
+#[test]
+fn a_repeated_add_that_fails_leaves_what_was_there() {
+    let mesh = Mesh::bridged(&json!({ "profile": "linkerd" }), &[]);
+    let result = mesh.add().unwrap();
+    let list =
+        || nft(&mesh.base.pod, &["-s", "list", "table", "inet", "denizen-redirect"]).unwrap();
+    let (rules, record) = (list(), mesh.record().redirect);
+    let against = "table inet other { chain output { type filter hook output priority 0; tcp dport 5140 reject with tcp reset; }; }";
+    nft(&mesh.base.pod, &[against]).unwrap();
+    let mut unverified = mesh.chain.plugins[1].clone();
+    unverified["redirect"]["outboundPort"] = 5140.into();
+    let mut alone = unverified.clone();
+    alone["redirect"]["verify"] = "none".into();
+    alone["waitForAgent"] = json!({ "timeout": "50ms", "onTimeout": "fail" });
+    let mut proceeding = unverified.clone();
+    proceeding["redirect"]["onError"] = "proceed".into();
+    for (name, ours, fails) in
+        [("verify", unverified, true), ("wait", alone, true), ("proceed", proceeding, false)]
+    {
+        let added = mesh.chain.call(&mesh.base.node, &mesh.call, "ADD", &ours, Some(&result));
+        assert_eq!(added.is_err(), fails, "{name}");
+        assert_eq!(list(), rules, "{name}");
+        assert_eq!(mesh.record().redirect, record, "{name}");
+        mesh.ours("CHECK", &result).expect(name);
+    }
+}
