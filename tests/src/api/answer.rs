@@ -49,17 +49,17 @@ async fn answer_to(
         return failure(401, "Unauthorized", "Unauthorized");
     }
     if asked.path == REVIEWS {
-        return review(&manners, request).await;
+        return match refused(&manners, "selfsubjectaccessreviews").await {
+            Some(refusal) => refusal,
+            None => review(&manners, request).await,
+        };
     }
     let Some(target) = Target::parse(&asked.path) else {
         return discovery(&asked.path, &manners);
     };
     let plural = target.resource.plural;
-    if manners.silent.contains(&plural) {
-        std::future::pending::<()>().await;
-    }
-    if manners.unserved.contains(&plural) {
-        return failure(404, "NotFound", "the server could not find the requested resource");
+    if let Some(refusal) = refused(&manners, plural).await {
+        return refusal;
     }
     if manners.forbidden.contains(&plural) {
         let message =
@@ -78,6 +78,18 @@ async fn answer_to(
         (&Method::GET, None) => page(shared, asked, &target),
         _ => change::change(shared, &target, request).await,
     }
+}
+
+/// The answer to every question about a resource that the server does not serve, or not well.
+async fn refused(manners: &Manners, plural: &str) -> Option<Response<Body>> {
+    if manners.silent.contains(&plural) {
+        std::future::pending::<()>().await;
+    }
+    if manners.garbled.contains(&plural) {
+        return Some(json_answer(200, "<html>Welcome</html>".into()));
+    }
+    let message = "the server could not find the requested resource";
+    manners.unserved.contains(&plural).then(|| failure(404, "NotFound", message))
 }
 
 /// The server's time.

@@ -25,6 +25,9 @@ pub struct Manners {
     pub slow: Option<(usize, Duration)>,
     /// Resources that are not served.
     pub unserved: Vec<&'static str>,
+    /// Resources about which a question is answered with a page that is no JSON, as by a proxy that
+    /// is not meant to be there.
+    pub garbled: Vec<&'static str>,
     /// Resources that nobody may read.
     pub forbidden: Vec<&'static str>,
     /// So many seconds the server's clock is ahead.
@@ -55,6 +58,7 @@ impl Default for Manners {
             garbage_every: None,
             slow: None,
             unserved: Vec::new(),
+            garbled: Vec::new(),
             forbidden: Vec::new(),
             clock_ahead: 0,
             release: "v1.33.0",

@@ -15,7 +15,7 @@ use denizen_tests::world::ip;
 /// What is wrong with a server, and what is found: name, verdict, a part of the reason.
 type Fault = (&'static str, fn(&mut Manners), [&'static str; 3]);
 
-const FAULTS: [Fault; 7] = [
+const FAULTS: [Fault; 10] = [
     ("an unknown token", |it| it.tokens = vec!["x".to_owned()], ["credentials", "failure", "401"]),
     (
         "a role without policies",
@@ -31,6 +31,21 @@ const FAULTS: [Fault; 7] = [
         "a role without events",
         |it| it.forbidden = vec!["events"],
         ["rights", "warning", "create events.events.k8s.io"],
+    ),
+    (
+        "a server that does not say what a role permits",
+        |it| it.unserved = vec!["selfsubjectaccessreviews"],
+        ["rights", "warning", "could not find the requested resource"],
+    ),
+    (
+        "a proxy's page in place of what a role permits",
+        |it| it.garbled = vec!["selfsubjectaccessreviews"],
+        ["rights", "warning", "answer cannot be read"],
+    ),
+    (
+        "a proxy's page in place of the nodes",
+        |it| it.garbled = vec!["nodes"],
+        ["node", "warning", "answer cannot be read"],
     ),
     ("an old server", |it| it.release = "v1.20.15", ["server", "failure", "v1.20.15"]),
     ("a server ahead", |it| it.clock_ahead = 600, ["clock", "warning", "differ by"]),
