@@ -31,6 +31,7 @@ use crate::config::{LogFormat, PolicyArgs, RunArgs, RunDirArgs};
 use crate::control::{self, Empty, ExplainQuery, Request};
 use crate::explain::Explanation;
 use crate::install::{self, InstallArgs};
+use crate::memory;
 use crate::names::Names;
 use crate::printable::{Printable, printable_json, printable_lines};
 use crate::status::Status;
@@ -161,6 +162,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
     }
     match command {
         Command::Run(args) => {
+            memory::set_up();
             log_to_standard_error(args.log_format);
             ignored
                 .iter()
