@@ -164,7 +164,7 @@ pub fn write_timeouts(writer: &mut Writer, timeouts: &Timeouts) {
     }
 }
 
-/// The virtual server in an answer; `None` for one that is told by a packet's mark.
+/// The virtual server in an answer; `None` for one that matches packets by their mark.
 pub fn read_server(answer: Attributes<'_>) -> Option<VirtualServer> {
     let server = answer.nested(SERVICE);
     let protocol = u8::try_from(u16_of(server, SVC_PROTOCOL)?).ok()?;
