@@ -49,8 +49,8 @@ fn versions(redirect: &Redirect) -> impl Iterator<Item = IpVersion> {
     IpVersion::BOTH.into_iter().filter(is_wanted)
 }
 
-/// Programs `redirect` in `netns`, all at once in each version of IP. If one fails, both are as they
-/// were before.
+/// Programs `redirect` in `netns`, all at once in each version of IP. If one fails, both are as
+/// they were before.
 pub(super) fn program(netns: &Netns, redirect: &Redirect) -> Result<Before, CniError> {
     let mut before = Before(Vec::new());
     for version in versions(redirect) {

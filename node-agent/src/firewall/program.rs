@@ -206,7 +206,7 @@ impl Program {
         ]
     }
 
-    /// An end that closes its connection is told that there is none. It would go on to send what
+    /// An end that closes its connection gets a reset. Without it, that end would go on to send what
     /// waits, longer than conntrack remembers a connection that both ends have closed (30 seconds,
     /// `nf_conntrack_tcp_timeout_last_ack`), and that would be taken for a new one.
     fn forbidden(&self) -> Chain {

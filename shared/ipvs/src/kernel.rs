@@ -125,7 +125,7 @@ impl Ipvs {
             .map_err(IpvsError::netlink(doing))
     }
 
-    /// All virtual servers, whoever's, except those that a packet's mark tells.
+    /// All virtual servers, whoever's, except those that match packets by their mark.
     ///
     /// The kernel does not say when its list changed while it was read: a server may be missing, or
     /// be there twice.

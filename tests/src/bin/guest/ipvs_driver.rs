@@ -158,7 +158,7 @@ fn refusals(node: &Netns, ipvs: &mut Ipvs) -> Result<()> {
     )
 }
 
-/// What this driver does not make is told apart.
+/// What this driver does not make is recognised.
 fn others(node: &Netns, ipvs: &mut Ipvs) -> Result<()> {
     let at = "10.96.0.12:80";
     node.feed(

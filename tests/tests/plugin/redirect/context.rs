@@ -10,6 +10,19 @@ use serde_json::{Value, json};
 
 pub const RANGES: [&str; 2] = ["10.85.0.0/24", "fd00:85::/64"];
 
+/// Rules that every profile has, each with its chain.
+pub const TAKEN_OUT: &str = "outbound proxy-init/redirect-all-outgoing-to-proxy-port";
+pub const TAKEN_IN: &str = "inbound proxy-init/redirect-all-incoming-to-proxy-port";
+pub const BY_PROXY: &str = "outbound proxy-init/ignore-proxy-user-id";
+
+/// Who connects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum From {
+    /// A process of the pod, by its user.
+    Pod(u32),
+    Node,
+}
+
 /// What a runtime passes of the annotations of a pod that linkerd has injected.
 pub fn injected(annotations: &[(&str, &str)]) -> Value {
     let mut all = json!({ "linkerd.io/proxy-version": "edge-26.8.1" });

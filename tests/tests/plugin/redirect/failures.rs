@@ -126,7 +126,8 @@ fn a_repeated_add_that_fails_leaves_what_was_there() {
     let list =
         || nft(&mesh.base.pod, &["-s", "list", "table", "inet", "denizen-redirect"]).unwrap();
     let (rules, record) = (list(), mesh.record().redirect);
-    let against = "table inet other { chain output { type filter hook output priority 0; tcp dport 5140 reject with tcp reset; }; }";
+    let against = "table inet other { chain output { \
+                   type filter hook output priority 0; tcp dport 5140 reject with tcp reset; }; }";
     nft(&mesh.base.pod, &[against]).unwrap();
     let mut unverified = mesh.chain.plugins[1].clone();
     unverified["redirect"]["outboundPort"] = 5140.into();

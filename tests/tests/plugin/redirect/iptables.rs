@@ -67,7 +67,8 @@ const DEFAULT: [Rule<'static>; 10] = [
 const LISTED: [Rule<'static>; 13] = [
     ("-N PROXY_INIT_REDIRECT", ""),
     (
-        "-A PROXY_INIT_REDIRECT -p tcp --match multiport --dports 4190,4191,1,2,3,4,5,6,7,8,9,10,11,12 -j RETURN",
+        "-A PROXY_INIT_REDIRECT -p tcp --match multiport \
+         --dports 4190,4191,1,2,3,4,5,6,7,8,9,10,11,12 -j RETURN",
         "ignore-port-4190,4191,1,2,3,4,5,6,7,8,9,10,11,12",
     ),
     (

@@ -6,23 +6,14 @@ use std::net::{IpAddr, SocketAddr};
 use denizen_tests::sidecar::{CLIENT_UID, PROXY_UID, Redirected, Sidecar, fetch, serve};
 use serde_json::{Value, json};
 
-use super::context::{Mesh, bridge};
+use super::context::{BY_PROXY, From, Mesh, TAKEN_IN, TAKEN_OUT, bridge};
 
 const INBOUND: u16 = 4143;
 const OUTBOUND: u16 = 4140;
 
-const TAKEN_OUT: &str = "outbound proxy-init/redirect-all-outgoing-to-proxy-port";
-const TAKEN_IN: &str = "inbound proxy-init/redirect-all-incoming-to-proxy-port";
-const BY_PROXY: &str = "outbound proxy-init/ignore-proxy-user-id";
 const TO_ITSELF: &str = "outbound proxy-init/ignore-loopback";
 
-/// Who connects to whom.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum From {
-    Pod(u32),
-    Node,
-}
-
+/// To whom.
 #[derive(Debug, Clone, Copy)]
 enum To {
     Node,

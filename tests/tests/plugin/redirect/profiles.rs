@@ -7,15 +7,9 @@ use denizen_tests::sidecar::{CLIENT_UID, fetch, serve};
 use serde_json::json;
 use socket2::{Domain, Socket, Type};
 
-use super::context::{Mesh, nft};
+use super::context::{BY_PROXY, From, Mesh, TAKEN_IN, TAKEN_OUT, nft};
 
-/// Who connects.
-#[derive(Debug, Clone, Copy)]
-enum From {
-    Pod(u32),
-    Node,
-}
-
+/// To whom.
 #[derive(Debug, Clone, Copy)]
 enum To {
     Node,
@@ -30,12 +24,21 @@ enum To {
 type Case<'a> = (&'a str, From, To, u16, u16, &'a str);
 
 const CLIENT: From = From::Pod(CLIENT_UID);
-const TAKEN_OUT: &str = "outbound proxy-init/redirect-all-outgoing-to-proxy-port";
-const TAKEN_IN: &str = "inbound proxy-init/redirect-all-incoming-to-proxy-port";
-const BY_PROXY: &str = "outbound proxy-init/ignore-proxy-user-id";
 
 const EXCLUDED: [&str; 2] = ["10.85.1.1", "fd00:85:1::1"];
 const EXCLUDED_V4: &str = "outbound proxy-init/ignore-subnet-10.85.1.1/32";
+
+const OUT: Case<'static> = ("out", CLIENT, To::Node, 8080, 15001, TAKEN_OUT);
+const EXCLUDED_PORT: Case<'static> = (
+    "a port that is excluded",
+    CLIENT,
+    To::Node,
+    9000,
+    9000,
+    "outbound proxy-init/ignore-port-9000",
+);
+const EXCLUDED_CIDR: Case<'static> =
+    ("a CIDR that is excluded", CLIENT, To::Excluded, 8080, 8080, EXCLUDED_V4);
 
 /// Adds the pod, and makes every connection in both versions of IP. In place of the proxy, servers
 /// say at which of its ports a connection arrived: it must not connect on.
@@ -110,16 +113,9 @@ fn fetch_with(
 const PROXY: From = From::Pod(1337);
 
 const ISTIO: [Case<'static>; 10] = [
-    ("out", CLIENT, To::Node, 8080, 15001, TAKEN_OUT),
-    (
-        "a port that is excluded",
-        CLIENT,
-        To::Node,
-        9000,
-        9000,
-        "outbound proxy-init/ignore-port-9000",
-    ),
-    ("a CIDR that is excluded", CLIENT, To::Excluded, 8080, 8080, EXCLUDED_V4),
+    OUT,
+    EXCLUDED_PORT,
+    EXCLUDED_CIDR,
     ("the proxy's own", PROXY, To::Node, 8080, 8080, BY_PROXY),
     ("to itself", CLIENT, To::Pod, 8080, 8080, "outbound proxy-init/ignore-loopback"),
     (
@@ -171,16 +167,9 @@ fn istio_s_pods_are_redirected() {
 const CONSUL_PROXY: From = From::Pod(5995);
 
 const CONSUL: [Case<'static>; 10] = [
-    ("out", CLIENT, To::Node, 8080, 15001, TAKEN_OUT),
-    (
-        "a port that is excluded",
-        CLIENT,
-        To::Node,
-        9000,
-        9000,
-        "outbound proxy-init/ignore-port-9000",
-    ),
-    ("a CIDR that is excluded", CLIENT, To::Excluded, 8080, 8080, EXCLUDED_V4),
+    OUT,
+    EXCLUDED_PORT,
+    EXCLUDED_CIDR,
     (
         "a user that is excluded",
         From::Pod(5996),
