@@ -12,6 +12,8 @@
 //! exists, `nft -f` refuses a saved listing of the ruleset.
 
 use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use denizen_netlink::{NetlinkError, Socket, Writer};
 use nix::errno::Errno;
@@ -27,6 +29,13 @@ const NFNL_SUBSYS_ULOG: u16 = 4;
 const NFULNL_MSG_CONFIG: u16 = 1;
 const NFULA_CFG_CMD: u16 = 1;
 const NFULNL_CFG_CMD_BIND: u8 = 1;
+
+/// How long an agent waits for the lock. A program that an agent starts has the agent's lock between
+/// its fork and its exec, and may so keep it for an instant longer than the agent lives.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long it waits from one attempt to the next.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// The groups of this network namespace, and the netlink portid that has each.
 const GROUPS: &str = "/proc/thread-self/net/netfilter/nfnetlink_log";
@@ -52,14 +61,30 @@ pub struct Alone {
     _socket: Socket,
 }
 
-/// Takes the lock: two agents in one network namespace would undo each other's work.
+/// Takes the lock: two agents in one network namespace would undo each other's work. Whoever has it
+/// gets [`PATIENCE`] to release it.
 ///
 /// A kernel that was built without nfnetlink_log has no such lock. That is logged, and the agent
 /// works without it.
 ///
 /// # Errors
 /// [`AloneError::Another`] names the process that has the lock.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "only a start waits here, and nothing is decided by it"
+)]
 pub fn alone_here() -> Result<Alone, AloneError> {
+    let started = Instant::now();
+    loop {
+        match take() {
+            Err(AloneError::Another { .. }) if started.elapsed() < PATIENCE => thread::sleep(PAUSE),
+            result => return result,
+        }
+    }
+}
+
+/// Takes the lock if it is free.
+fn take() -> Result<Alone, AloneError> {
     let mut socket = Socket::open().map_err(AloneError::Lock)?;
     match bind(&mut socket) {
         Ok(()) => {}
@@ -105,8 +130,6 @@ fn holder() -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
-
     use nix::sched::{CloneFlags, unshare};
 
     use super::*;
@@ -147,6 +170,19 @@ mod tests {
             let elsewhere = in_a_namespace(alone_here).unwrap();
             drop((first, elsewhere));
             let _again = alone_here().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_lock_that_is_soon_released_is_waited_for() {
+        in_a_namespace(|| {
+            let first = alone_here().unwrap();
+            let ending = thread::spawn(move || {
+                thread::sleep(PATIENCE / 5);
+                drop(first);
+            });
+            let _second = alone_here().unwrap();
+            ending.join().unwrap();
         });
     }
 
