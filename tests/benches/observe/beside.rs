@@ -7,26 +7,35 @@
 //! for their packets meanwhile. It says something on a machine that others use too, where
 //! connections a second do not.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Fixture, Who, service_ips};
 use denizen_tests::probe::Protocol;
 use denizen_tests::tracing::Tracing;
 use denizen_tests::watching::Watching;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
-use socket2::SockRef;
+use socket2::{Domain, Socket, Type};
 
 /// Where only the load's own listener is.
 pub const PORT: u16 = 9090;
 
 const CLIENTS: usize = 2;
+/// How many connections a client makes at once. So a processor makes many before it turns to
+/// another thread, and both clients make ten thousand a second.
+const WAVE: u32 = 64;
+/// Milliseconds after which an answer was lost.
+const PATIENCE: u16 = 2000;
 const TURNS: usize = 20;
 const TURN: Duration = Duration::from_millis(1500);
 /// How often another client asks what may be followed.
@@ -131,13 +140,31 @@ fn processor_time() -> Result<Duration> {
     Ok(of(usage.user_time()) + of(usage.system_time()))
 }
 
-/// Each connection is reset, so that its port can be used again at once.
-fn connect(to: SocketAddr, stop: &AtomicBool) -> std::io::Result<u32> {
+/// Connects in waves, and counts. Each connection is reset, so that its port can be used again at
+/// once.
+fn connect(to: SocketAddr, stop: &AtomicBool) -> Result<u32> {
     let mut connected = 0;
     while !stop.load(Ordering::Relaxed) {
-        let stream = TcpStream::connect(to)?;
-        SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
-        connected += 1;
+        let wave = (0..WAVE).map(|_| begin(to)).collect::<io::Result<Vec<_>>>()?;
+        for socket in &wave {
+            let mut asked = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
+            ensure!(poll(&mut asked, PATIENCE)? == 1, "a connection was not answered");
+            if let Some(error) = socket.take_error()? {
+                bail!("a connection was refused: {error}");
+            }
+        }
+        connected += WAVE;
     }
     Ok(connected)
+}
+
+/// A connection that is under way.
+fn begin(to: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    socket.set_linger(Some(Duration::ZERO))?;
+    match socket.connect(&to.into()) {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+        Ok(()) | Err(_) => Ok(socket),
+    }
 }
