@@ -13,9 +13,9 @@ use super::{LOCK_WAIT, Seen, existing};
 use crate::config::{ANNOTATIONS, Config, OnTimeout, WaitForAgent};
 use crate::environment::Attach;
 use crate::error::{CniError, in_full};
-use crate::kernel::{Pending, PendingError};
+use crate::kernel::{Netns, Pending, PendingError};
 use crate::prev_result::PrevResult;
-use crate::redirect::{Entry, OnFailure, install};
+use crate::redirect::{Entry, OnFailure, install, remove_obsolete};
 use crate::time::rfc3339;
 use crate::wait::{Waited, wait};
 
@@ -63,7 +63,7 @@ pub(crate) fn add(
         redirect,
         unknown: Map::new(),
     };
-    match (recorded(config, &record), installed) {
+    match (recorded(config, &record, &seen.netns), installed) {
         (Ok(()), _) => Ok(result.get().to_owned()),
         (Err(error), Some(installed)) => {
             Err(installed.undo(&seen.netns, earlier().as_ref(), error))
@@ -104,7 +104,8 @@ fn redirect_of<'a>(
 /// ADD can have written.
 fn earlier(call: &Attach, config: &Config<'_>) -> Option<Redirect> {
     let mut state = existing(&config.run_dir).ok()??.read().ok()??;
-    state.attachments.remove(&call.named.id())?.redirect
+    let record = state.attachments.remove(&call.named.id())?;
+    (record.netns == Some(call.netns.display().to_string())).then_some(record.redirect)?
 }
 
 /// Whether the pod may start although it cannot be redirected; `error` if not.
@@ -121,15 +122,24 @@ fn not_redirected(entry: &Entry, error: CniError) -> Result<(), CniError> {
     }
 }
 
-/// Writes `record`, and waits for the agent as configured. If that fails, there is no record.
-fn recorded(config: &Config<'_>, record: &Attachment) -> Result<(), CniError> {
+/// Writes `record`, waits for the agent as configured, and removes the rules in `netns` that only
+/// the replaced record needed. If that fails, there is no record.
+fn recorded(config: &Config<'_>, record: &Attachment, netns: &Netns) -> Result<(), CniError> {
     let run_dir = RunDir::create(&config.run_dir)?;
     let (replaced, epoch, generation) = run_dir.put(LOCK_WAIT, record)?;
-    let Some(how) = &config.wait_for_agent else {
-        return Ok(());
-    };
     let ask = WaitFor { wait_for: record.id(), epoch, generation, removed: false };
-    wait_for_agent(&run_dir, &ask, how, &record.ips)
+    let waited = match &config.wait_for_agent {
+        Some(how) => wait_for_agent(&run_dir, &ask, how, &record.ips),
+        None => Ok(()),
+    };
+    let earlier = replaced.as_ref().filter(|it| it.netns == record.netns);
+    let obsolete = earlier.and_then(|it| it.redirect.as_ref());
+    waited
+        .and_then(|()| match obsolete {
+            // At the end, for nothing brings them back.
+            Some(earlier) => remove_obsolete(netns, earlier, record.redirect.as_ref()),
+            None => Ok(()),
+        })
         .map_err(|error| undo(&run_dir, record, replaced, error))
 }
 

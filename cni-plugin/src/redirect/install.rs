@@ -93,6 +93,26 @@ pub(crate) fn install(
     }
 }
 
+/// Removes what an `earlier` ADD has programmed in `netns` and `kept` does not replace.
+pub(crate) fn remove_obsolete(
+    netns: &Netns,
+    earlier: &Redirect,
+    kept: Option<&Redirect>,
+) -> Result<(), CniError> {
+    let kept = kept.filter(|kept| kept.backend == earlier.backend);
+    match earlier.backend {
+        Backend::Nftables if kept.is_some() => Ok(()),
+        Backend::Nftables => open(netns)?
+            .write(Family::Inet, |batch| {
+                // Somebody may have deleted it.
+                batch.add_table(&schema());
+                batch.delete_table(TABLE);
+            })
+            .map_err(|error| refused(&error)),
+        Backend::Iptables => iptables::remove(netns, earlier, kept),
+    }
+}
+
 fn program(netns: &Netns, redirect: &Redirect) -> Result<Kernel, CniError> {
     let mut kernel = open(netns)?;
     write(&mut kernel, redirect).map(|()| kernel)

@@ -52,13 +52,33 @@ fn versions(redirect: &Redirect) -> impl Iterator<Item = IpVersion> {
 /// Programs `redirect` in `netns`, all at once in each version of IP. If one fails, both are as
 /// they were before.
 pub(super) fn program(netns: &Netns, redirect: &Redirect) -> Result<Before, CniError> {
+    let wanted = |version, text: &str| table(&rules(redirect, version), &missing_jumps(text));
+    change(netns, versions(redirect), wanted)
+}
+
+/// Removes what an `earlier` call has programmed, but in the versions of IP of `kept`.
+pub(super) fn remove(
+    netns: &Netns,
+    earlier: &Redirect,
+    kept: Option<&Redirect>,
+) -> Result<(), CniError> {
+    let is_kept = |version: &IpVersion| kept.is_some_and(|it| versions(it).any(|v| v == *version));
+    let obsolete = versions(earlier).filter(|version| !is_kept(version));
+    change(netns, obsolete, |_, now| in_table(&removal(now))).map(drop)
+}
+
+/// Gives `iptables-restore` of each version of IP its `input`, which is made from what
+/// `iptables-save` lists.
+fn change(
+    netns: &Netns,
+    versions: impl Iterator<Item = IpVersion>,
+    input: impl Fn(IpVersion, &str) -> String,
+) -> Result<Before, CniError> {
     let mut before = Before(Vec::new());
-    for version in versions(redirect) {
-        let programmed = save(netns, version).and_then(|text| {
-            let input = table(&rules(redirect, version), &missing_jumps(&text));
-            restore(netns, version, &input).map(|()| text)
-        });
-        match programmed {
+    for version in versions {
+        let changed = save(netns, version)
+            .and_then(|text| restore(netns, version, &input(version, &text)).map(|()| text));
+        match changed {
             Ok(text) => before.0.push((version, text)),
             Err(error) => return Err(before.restore(netns, error)),
         }
@@ -69,8 +89,10 @@ pub(super) fn program(netns: &Netns, redirect: &Redirect) -> Result<Before, CniE
 impl Before {
     /// Brings back what was there before, for `error`. Returns that, with any failure.
     pub(super) fn restore(&self, netns: &Netns, mut error: CniError) -> CniError {
-        for (version, text) in &self.0 {
-            if let Err(also) = restore(netns, *version, &backwards(text)) {
+        for (version, before) in &self.0 {
+            let restored = save(netns, *version)
+                .and_then(|now| restore(netns, *version, &backwards(before, &now)));
+            if let Err(also) = restored {
                 let also = also.in_full();
                 error = CniError::TryAgainLater(format!(
                     "{error}; and iptables' rules could not be removed: {also}"
@@ -81,23 +103,30 @@ impl Before {
     }
 }
 
-/// What `iptables-restore` takes to bring back what `iptables-save` listed as `text`.
-fn backwards(text: &str) -> String {
-    let mut table = "*nat\n".to_owned();
-    let had = |chain: &str| text.lines().any(|line| line.starts_with(&format!(":{chain} ")));
-    for chain in CHAINS.into_iter().filter(|chain| had(chain)) {
-        table += &format!(":{chain} - [0:0]\n");
-    }
-    for line in own_lines(text) {
-        table += &format!("{line}\n");
-    }
-    for jump in missing_jumps(text) {
-        table += &format!("-D {jump}\n");
-    }
-    for chain in CHAINS.into_iter().filter(|chain| !had(chain)) {
-        table += &format!("-F {chain}\n-X {chain}\n");
-    }
-    table + "COMMIT\n"
+/// What `iptables-restore` takes to bring back what `iptables-save` listed as `before`, in place
+/// of what it lists `now`.
+fn backwards(before: &str, now: &str) -> String {
+    let mut lines = removal(now);
+    let had = CHAINS.into_iter().filter(|chain| has_chain(before, chain));
+    lines.extend(had.map(|chain| format!("-N {chain}")));
+    lines.extend(own_lines(before));
+    lines.extend(jumps(before).map(|jump| format!("-A {jump}")));
+    in_table(&lines)
+}
+
+/// The lines that remove what `iptables-save` lists `now`.
+fn removal(now: &str) -> Vec<String> {
+    let has = CHAINS.into_iter().filter(|chain| has_chain(now, chain));
+    let chains = has.flat_map(|chain| [format!("-F {chain}"), format!("-X {chain}")]);
+    jumps(now).map(|jump| format!("-D {jump}")).chain(chains).collect()
+}
+
+fn in_table(lines: &[String]) -> String {
+    format!("*nat\n{}\nCOMMIT\n", lines.join("\n"))
+}
+
+fn has_chain(text: &str, chain: &str) -> bool {
+    text.lines().any(|line| line.starts_with(&format!(":{chain} ")))
 }
 
 /// How the rules in `netns` differ from those that `redirect` needs, rule by rule.
@@ -139,9 +168,13 @@ fn of_chain<'a>(rules: &'a [String], chain: &str) -> Vec<&'a String> {
     rules.iter().filter(|rule| rule.starts_with(&format!("-A {chain} "))).collect()
 }
 
+/// The jumps that are in what `iptables-save` lists.
+fn jumps(text: &str) -> impl Iterator<Item = &'static str> {
+    JUMPS.into_iter().filter(|jump| text.lines().any(|line| line == format!("-A {jump}")))
+}
+
 fn missing_jumps(text: &str) -> Vec<&'static str> {
-    let is_missing = |jump: &&str| !text.lines().any(|line| line == format!("-A {jump}"));
-    JUMPS.into_iter().filter(is_missing).collect()
+    JUMPS.into_iter().filter(|jump| !jumps(text).any(|it| it == *jump)).collect()
 }
 
 /// The rules of both chains, as `iptables-save` lists them.

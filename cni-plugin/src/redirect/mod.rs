@@ -14,4 +14,4 @@ mod program;
 mod verify;
 
 pub(crate) use entry::{Entry, OnFailure};
-pub(crate) use install::{differences, install};
+pub(crate) use install::{differences, install, remove_obsolete};

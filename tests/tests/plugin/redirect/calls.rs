@@ -7,7 +7,7 @@ use denizen_tests::cni::{Call, Namespace};
 use denizen_tests::sidecar::{CLIENT_UID, Sidecar, fetch, serve};
 use serde_json::{Value, json};
 
-use super::context::{Mesh, injected, nft};
+use super::context::{Mesh, injected, nft, run};
 
 fn linkerd() -> Value {
     json!({ "profile": "linkerd" })
@@ -130,4 +130,40 @@ fn the_loopback_may_come_up_later() {
         2,
         "it was tried in both versions of IP"
     );
+}
+
+/// A repeated ADD that wants less, or the same by other means.
+#[test]
+fn a_repeated_add_removes_what_is_no_longer_wanted() {
+    let iptables = json!({ "profile": "linkerd", "backend": "iptables" });
+    let only_ipv4 = json!({ "profile": "linkerd", "backend": "iptables", "ipv6": "bypass" });
+    let cases = [
+        ("no redirection by nftables", linkerd(), Value::Null, [false, false, false]),
+        ("none by iptables", iptables.clone(), Value::Null, [false, false, false]),
+        ("another backend", linkerd(), iptables.clone(), [false, true, true]),
+        ("and back", iptables.clone(), linkerd(), [true, false, false]),
+        ("one version of IP", iptables.clone(), only_ipv4.clone(), [false, true, false]),
+        ("both", only_ipv4, iptables, [false, true, true]),
+        ("the same", linkerd(), linkerd(), [true, false, false]),
+    ];
+    for (name, first, second, expected) in cases {
+        let mut mesh = Mesh::bridged(&first, &[]);
+        let result = mesh.add().unwrap();
+        let ours = &mut mesh.chain.plugins[1];
+        ours["redirect"] = second;
+        if ours["redirect"].is_null() {
+            ours.as_object_mut().unwrap().remove("redirect");
+        }
+        mesh.ours("ADD", &result).expect(name);
+        let pod = &mesh.base.pod;
+        let has = ["iptables-save", "ip6tables-save"].map(|it| has_linkerd_s_rules(pod, it));
+        assert_eq!([mesh.has_table(), has[0], has[1]], expected, "{name}");
+        assert_eq!(mesh.record().redirect.is_some(), expected.contains(&true), "{name}");
+        mesh.ours("CHECK", &result).expect(name);
+    }
+}
+
+/// Whether anything of linkerd-init's is among what `program` lists in `pod`.
+fn has_linkerd_s_rules(pod: &Namespace, program: &str) -> bool {
+    run(pod, program, &["-t", "nat"]).to_lowercase().contains("proxy")
 }

@@ -136,9 +136,15 @@ fn a_repeated_add_that_fails_leaves_what_was_there() {
     alone["waitForAgent"] = json!({ "timeout": "50ms", "onTimeout": "fail" });
     let mut proceeding = unverified.clone();
     proceeding["redirect"]["onError"] = "proceed".into();
-    for (name, ours, fails) in
-        [("verify", unverified, true), ("wait", alone, true), ("proceed", proceeding, false)]
-    {
+    let mut deselected = mesh.chain.plugins[1].clone();
+    deselected["redirect"]["namespaces"] = json!({ "default": null });
+    deselected["waitForAgent"] = alone["waitForAgent"].clone();
+    for (name, ours, fails) in [
+        ("verify", unverified, true),
+        ("wait", alone, true),
+        ("deselected", deselected, true),
+        ("proceed", proceeding, false),
+    ] {
         let added = mesh.chain.call(&mesh.base.node, &mesh.call, "ADD", &ours, Some(&result));
         assert_eq!(added.is_err(), fails, "{name}");
         assert_eq!(list(), rules, "{name}");

@@ -1,28 +1,17 @@
 //! The backend `iptables`: linkerd-init's rules, and what they do to packets.
 
 use std::net::{IpAddr, SocketAddr};
-use std::process::{Command, Stdio};
 
 use denizen_tests::cni::Namespace;
 use denizen_tests::sidecar::{CLIENT_UID, PROXY_UID, Redirected, Sidecar, fetch, serve};
 use serde_json::{Value, json};
 
-use super::context::{Mesh, nft};
+use super::context::{Mesh, nft, run};
 
 fn with_iptables(mut redirect: Value) -> Value {
     redirect["profile"] = "linkerd".into();
     redirect["backend"] = "iptables".into();
     redirect
-}
-
-/// What a program prints in `pod`.
-fn run(pod: &Namespace, program: &str, arguments: &[&str]) -> String {
-    let mut command = Command::new(program);
-    command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let output = pod.spawn(command).wait_with_output().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {arguments:?}: {error}");
-    String::from_utf8(output.stdout).unwrap()
 }
 
 /// The rules that translate addresses in `pod`, of both versions of IP.
