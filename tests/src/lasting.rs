@@ -32,7 +32,7 @@ pub fn fixture(label: &str) -> Result<Fixture> {
     Ok(fixture)
 }
 
-/// Clients that connect to `web` of [`fixture`] without pause, over TCP and UDP and by both
+/// Clients that connect to `web` of [`fixture`] all the time, over TCP and UDP and by both
 /// families.
 pub fn load(fixture: &Fixture) -> Result<Load> {
     fixture.cluster.world.forget_quickly()?;

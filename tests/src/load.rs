@@ -1,10 +1,10 @@
-//! Clients that connect without pause until they are stopped, and count what went wrong.
+//! Clients that connect again and again until they are stopped, and count what went wrong.
 
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -26,6 +26,11 @@ const UDP_PORTS: Range<u16> = 20_000..64_999;
 /// its entries either.
 const APART: usize = 4_001;
 
+/// Between two connections of one client. It takes less than that to make one, so that clients
+/// without a pause take all the machine's time from what they test, and from tests beside them.
+/// Several clients together still connect some thousand times a second.
+const PAUSE: Duration = Duration::from_millis(1);
+
 /// Failures to remember in words; the rest is counted.
 const REMEMBERED: usize = 5;
 
@@ -43,13 +48,27 @@ pub struct Tally {
 }
 
 /// Clients at work.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Load {
+    pause: Duration,
     stop: Arc<AtomicBool>,
     clients: Vec<JoinHandle<Result<Tally>>>,
 }
 
+impl Default for Load {
+    /// Clients with a short pause between their connections.
+    fn default() -> Self {
+        Self::with_pause(PAUSE)
+    }
+}
+
 impl Load {
+    /// Clients with another pause: none for races that few connections meet, a longer one on a slow
+    /// machine.
+    pub fn with_pause(pause: Duration) -> Self {
+        Self { pause, stop: Arc::default(), clients: Vec::new() }
+    }
+
     /// One more client, in `netns`, which asks `targets` one after the other; `accept` checks what
     /// came of each connection.
     pub fn client(
@@ -62,8 +81,9 @@ impl Load {
         let first = CLIENTS.fetch_add(1, Ordering::Relaxed) * APART % UDP_PORTS.len();
         let ports = UDP_PORTS.cycle().skip(first);
         let name = netns.name().to_owned();
-        let stop = Arc::clone(&self.stop);
-        self.clients.push(netns.spawn(move || work(&name, &stop, &targets, ports, &accept))?);
+        let (pause, stop) = (self.pause, Arc::clone(&self.stop));
+        let work = move || work(&name, pause, &stop, &targets, ports, &accept);
+        self.clients.push(netns.spawn(work)?);
         Ok(())
     }
 
@@ -90,6 +110,7 @@ impl Tally {
 
 fn work(
     name: &str,
+    pause: Duration,
     stop: &AtomicBool,
     targets: &[(SocketAddr, Protocol)],
     ports: impl Iterator<Item = u16>,
@@ -120,6 +141,7 @@ fn work(
         }
         tally.answered += 1;
         tally.lost_once += usize::from(started.elapsed() > LOST_ONCE);
+        thread::sleep(pause);
     }
     tally
 }

@@ -1,4 +1,4 @@
-//! The agent ends and starts again, politely and not, while clients connect without pause.
+//! The agent ends and starts again, politely and not, while clients connect.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -56,7 +56,7 @@ fn no_lookup_misses_across_a_commit() -> Result<()> {
     }
     let agent = fixture.cluster.start_agent()?;
     world.forget_quickly()?;
-    let [mut over_tcp, mut over_udp] = [Load::default(), Load::default()];
+    let [mut over_tcp, mut over_udp] = [(); 2].map(|()| Load::with_pause(Duration::ZERO));
     for who in [Who::Bridged, Who::Routed, Who::Outside, Who::ThisNode] {
         for (load, protocol) in [(&mut over_tcp, Protocol::Tcp), (&mut over_udp, Protocol::Udp)] {
             let at = |number| (SocketAddr::new(address(number), 80), protocol);

@@ -32,7 +32,7 @@ const NODE: [&str; 2] = ["192.168.0.2", "2001:db8::1"];
 /// address that the node has too, comes from that very address, and ends with it.)
 const OTHERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Outside];
 
-/// Those of them who connect without pause: the emulated processor has work for two.
+/// Those of them who connect all the time: the emulated processor has work for two.
 const CLIENTS: [Who; 2] = [Who::Bridged, Who::Outside];
 
 /// An emulated processor has to load the kernel's modules first, and clients keep it busy.
@@ -129,7 +129,7 @@ impl GuestContext {
         Flow::open(from, Protocol::Udp, source, to)
     }
 
-    /// Connections of `clients` to all services, without pause.
+    /// Connections of `clients` to all services, all the time.
     fn load(&self, clients: &[Who]) -> Result<Load> {
         let mut load = Load::default();
         for who in clients {

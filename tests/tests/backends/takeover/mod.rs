@@ -66,7 +66,7 @@ impl TakeoverContext {
         Ok([open(Who::Bridged)?, open(Who::Outside)?])
     }
 
-    /// Connections to the web service, without pause.
+    /// Connections to the web service, all the time.
     fn load(&self) -> Result<Load> {
         self.fixture.cluster.world.forget_quickly()?;
         let mut load = Load::default();

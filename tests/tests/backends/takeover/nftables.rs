@@ -31,7 +31,7 @@ fn cleanup(context: &TakeoverContext) -> Result<()> {
 }
 
 /// kube-proxy serves; denizen comes beside it; kube-proxy's tables go and come, time after time;
-/// denizen ends and is cleaned up. Clients connect without pause through all of it.
+/// denizen ends and is cleaned up. Clients connect through all of it.
 #[test]
 fn nftables_takes_over_from_kube_proxys_nftables_and_back() -> Result<()> {
     let context = TakeoverContext::new("take-nft", Variant::Nft)?;

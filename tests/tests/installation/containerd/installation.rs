@@ -121,7 +121,7 @@ impl Installation {
         })
     }
 
-    /// A connection through a service that stays open, and clients that connect without pause.
+    /// A connection through a service that stays open, and clients that connect all the time.
     fn clients(&self) -> Result<(Lasting, Load)> {
         let fixture = &self.context.fixture;
         let echo = [Port::tcp("echo", 7, lasting::ECHO)];
