@@ -28,7 +28,7 @@ const NOBODY: [IpAddr; 2] = [
 ];
 
 /// Fails with the reason why what the pod sends does not arrive at its proxy. A version of IP in
-/// which the pod has no route to anybody is not tried.
+/// which the pod can send nothing yet, without a route or an address, is not tried.
 pub(super) fn verify(
     netns: &Netns,
     redirect: &Redirect,
@@ -44,7 +44,7 @@ pub(super) fn verify(
     for version in versions {
         let targets = targets(redirect, version, gateways);
         netns
-            .within(|| match targets.iter().find(|target| is_routed(**target)) {
+            .within(|| match targets.iter().find(|target| can_send(**target)) {
                 Some(target) => connect(*target, port.get()),
                 None => Ok(()),
             })
@@ -84,14 +84,21 @@ fn host(cidr: &IpNetwork) -> Option<IpAddr> {
     }
 }
 
-/// Whether the calling thread's namespace has a route there, by one of the kernel's look-ups:
-/// nothing is sent.
-fn is_routed(target: SocketAddr) -> bool {
+/// Whether the calling thread's namespace has a route there and an address to send from, by one of
+/// the kernel's look-ups: nothing is sent. While an IPv6 address is tentative (RFC 4862), only a
+/// link-local one may be left.
+fn can_send(target: SocketAddr) -> bool {
     let any: IpAddr = match target {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    UdpSocket::bind((any, 0)).and_then(|socket| socket.connect(target)).is_ok()
+    let socket = UdpSocket::bind((any, 0));
+    let source =
+        socket.and_then(|socket| socket.connect(target).and_then(|()| socket.local_addr()));
+    source.is_ok_and(|source| match source {
+        SocketAddr::V4(_) => true,
+        SocketAddr::V6(source) => !source.ip().is_unicast_link_local(),
+    })
 }
 
 /// Connects from the calling thread's namespace.

@@ -161,7 +161,7 @@ impl Chain {
     }
 
     /// What `plugin` gets on standard input.
-    fn configuration(&self, plugin: &Value, version: &str, result: Option<&Value>) -> Value {
+    pub fn configuration(&self, plugin: &Value, version: &str, result: Option<&Value>) -> Value {
         let mut configuration = plugin.clone();
         // As libcni does: what a plugin can take of the runtime's data is named by its
         // capabilities.

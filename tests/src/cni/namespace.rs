@@ -10,7 +10,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::gettid;
 use serde_json::Value;
 
@@ -26,10 +26,22 @@ pub struct Namespace {
 impl Namespace {
     /// An empty one, with its loopback up. It needs root, and a test without it fails.
     pub fn new() -> Namespace {
+        Self::of_a_thread(|| unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root"))
+    }
+
+    /// The one at `path`, which is alive, with its loopback up.
+    pub fn at(path: &Path) -> Namespace {
+        let entered = File::open(path).expect("it is alive");
+        Self::of_a_thread(move || {
+            setns(entered, CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
+        })
+    }
+
+    fn of_a_thread(enter: impl FnOnce() + Send + 'static) -> Namespace {
         let (jobs, todo) = channel::<Job>();
         let (ready, path) = channel();
         let thread = std::thread::spawn(move || {
-            unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
+            enter();
             without_duplicate_address_detection();
             ready
                 .send(format!("/proc/{}/task/{}/ns/net", std::process::id(), gettid()))
@@ -58,6 +70,15 @@ impl Namespace {
     /// Starts `command` in it.
     pub fn spawn(&self, mut command: Command) -> Child {
         self.run(move || command.spawn().expect("the program is installed"))
+    }
+
+    /// Shows whatever runs in it the file `other` in place of `file`.
+    pub fn replace(&self, file: &'static str, other: &'static str) {
+        self.run(move || {
+            with_own_mounts();
+            mount(Some(other), file, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+                .expect("both are there");
+        });
     }
 
     /// Runs `ip` in it, with `arguments` as one would type them, and returns what it prints.
@@ -99,6 +120,15 @@ impl Drop for Namespace {
     }
 }
 
+/// What is mounted from now on is seen in the calling thread and by what it starts, and not on the
+/// whole machine.
+fn with_own_mounts() {
+    unshare(CloneFlags::CLONE_NEWNS).expect("the kernel tests need root");
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(None::<&str>, "/", None::<&str>, private, None::<&str>)
+        .expect("it is a namespace of its own");
+}
+
 /// A small file system that only what runs in one [`Namespace`] sees, to be filled or made
 /// read-only. It goes with the namespace.
 pub struct Disk<'a> {
@@ -112,11 +142,7 @@ impl Disk<'_> {
         let path = path.to_owned();
         let place = path.clone();
         node.run(move || {
-            unshare(CloneFlags::CLONE_NEWNS).expect("the kernel tests need root");
-            // Else the mount would appear on the whole machine.
-            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-            mount(None::<&str>, "/", None::<&str>, private, None::<&str>)
-                .expect("it is a namespace of its own");
+            with_own_mounts();
             mount(Some("tmpfs"), &place, Some("tmpfs"), MsFlags::empty(), Some(options))
                 .expect("a tmpfs");
         });

@@ -1,6 +1,7 @@
 //! What kubelet says to a runtime of a pod's sandbox: CRI v1 (`k8s.io/cri-api`,
 //! `pkg/apis/runtime/v1/api.proto`), as far as the tests need it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -49,6 +50,9 @@ pub struct SandboxConfig {
     /// Where its containers' logs would be.
     #[prost(string, tag = "3")]
     pub log_directory: String,
+    /// The pod's annotations.
+    #[prost(btree_map = "string, string", tag = "7")]
+    pub annotations: BTreeMap<String, String>,
     /// What of it is Linux's; a runtime expects it, be it empty.
     #[prost(message, optional, tag = "8")]
     pub linux: Option<LinuxSandbox>,
@@ -152,6 +156,7 @@ impl SandboxConfig {
         Self {
             metadata: Some(metadata),
             log_directory: String::new(),
+            annotations: BTreeMap::new(),
             linux: Some(LinuxSandbox::default()),
         }
     }

@@ -2,6 +2,7 @@
 
 mod first_deployment;
 mod installation;
+mod redirect;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -57,13 +58,18 @@ impl Node {
     /// As an operator puts denizen into the chain; the ADD of a pod that cannot be programmed
     /// fails.
     fn install(&self) -> Result<()> {
-        let wait = json!({ "waitForAgent": { "timeout": "30s", "onTimeout": "fail" } });
+        self.install_as(json!({}))
+    }
+
+    /// The same with more in the plugin's configuration.
+    fn install_as(&self, mut configuration: Value) -> Result<()> {
+        configuration["waitForAgent"] = json!({ "timeout": "30s", "onTimeout": "fail" });
         let mut install = Command::new(binary::ours("denizen-agent")?);
         install.args(["install-cni", "--once"]);
         install.arg("--cni-conf-dir").arg(Containerd::conf_dir(&self.folder)?);
         install.arg("--cni-bin-dir").arg(Containerd::bin_dir(&self.folder)?);
         install.arg("--run-dir").arg(self.cluster.run_dir());
-        checked(install.arg("--plugin-config").arg(wait.to_string()))?;
+        checked(install.arg("--plugin-config").arg(configuration.to_string()))?;
         // containerd takes a changed configuration within moments, and says nothing of it.
         let cri = self.containerd.cri()?;
         eventually("containerd goes by the new chain", PATIENCE, || {

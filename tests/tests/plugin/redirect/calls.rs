@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use denizen_tests::cni::{Call, Namespace};
+use denizen_tests::effort::times;
 use denizen_tests::sidecar::{CLIENT_UID, Sidecar, fetch, serve};
 use serde_json::{Value, json};
 
@@ -103,7 +104,8 @@ fn while_an_add_is_repeated_nothing_goes_past_the_proxy() {
             }
             connections
         });
-        let repeated: Result<Vec<_>, _> = (0..100).map(|_| mesh.ours("ADD", &result)).collect();
+        let repeated: Result<Vec<_>, _> =
+            (0..times(1000, 100)).map(|_| mesh.ours("ADD", &result)).collect();
         // Before anything can fail here, or the client would go on for ever.
         done.store(true, Ordering::Relaxed);
         repeated.unwrap();

@@ -42,7 +42,16 @@ pub struct Mesh {
 impl Mesh {
     /// Not attached yet. `first` is the plugin that makes the interface.
     pub fn new(first: Value, redirect: &Value, annotations: &[(&str, &str)]) -> Self {
-        let base = PluginContext::new();
+        Self::on(PluginContext::new(), first, redirect, annotations)
+    }
+
+    /// The same with a node and a pod that are not like most.
+    pub fn on(
+        base: PluginContext,
+        first: Value,
+        redirect: &Value,
+        annotations: &[(&str, &str)],
+    ) -> Self {
         let call = Call::new("web-0", &base.pod);
         let mut chain = base.chain("1.1.0", first, &RANGES);
         chain.plugins[0]["ipam"]["routes"] = json!([{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }]);

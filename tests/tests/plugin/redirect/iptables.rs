@@ -16,7 +16,11 @@ fn with_iptables(mut redirect: Value) -> Value {
 
 /// The rules that translate addresses in `pod`, of both versions of IP.
 fn rules(pod: &Namespace) -> [Vec<String>; 2] {
-    ["iptables-save", "ip6tables-save"].map(|program| {
+    listed(pod, ["iptables-save", "ip6tables-save"])
+}
+
+fn listed(pod: &Namespace, programs: [&str; 2]) -> [Vec<String>; 2] {
+    programs.map(|program| {
         let text = run(pod, program, &["-t", "nat"]);
         text.lines().filter(|line| line.starts_with("-A")).map(str::to_owned).collect()
     })
@@ -117,6 +121,23 @@ fn the_rules_are_linkerd_init_s() {
     }
 }
 
+/// A node may have the legacy one.
+#[test]
+fn legacy_iptables_gets_the_same_rules() {
+    let meshes = [false, true].map(|legacy| {
+        let mesh = Mesh::bridged(&with_iptables(json!({})), &[]);
+        if legacy {
+            mesh.base.node.replace("/usr/sbin/xtables-nft-multi", "/usr/sbin/xtables-legacy-multi");
+        }
+        mesh.add().unwrap();
+        mesh
+    });
+    let [nft, legacy] = meshes.each_ref().map(|mesh| &mesh.base.pod);
+    let legacy_rules = listed(legacy, ["iptables-legacy-save", "ip6tables-legacy-save"]);
+    assert_eq!(legacy_rules, rules(nft));
+    assert_eq!(rules(legacy), [const { Vec::<String>::new() }; 2]);
+}
+
 /// A connection of this user of the pod, or of the node, to the node or to the pod.
 const CONNECTIONS: [(Option<u32>, bool, u16); 12] = [
     (Some(CLIENT_UID), true, 8080),
@@ -206,6 +227,25 @@ fn check_names_rules_of_iptables() {
         mesh.ours("ADD", &result).unwrap();
         mesh.ours("CHECK", &result).unwrap();
     }
+}
+
+/// Where both are, whatever ours does not redirect, linkerd-init's rules are asked about.
+#[test]
+fn linkerd_init_on_top_changes_nothing() {
+    let [alone, before, after] =
+        [(false, false), (true, false), (false, true)].map(|(before, after)| {
+            let mesh = Mesh::bridged(&json!({ "profile": "linkerd" }), &[]);
+            if before {
+                linkerd_init(&mesh.base.pod, &DEFAULT);
+            }
+            let pods = Mesh::addresses(&mesh.add().unwrap());
+            if after {
+                linkerd_init(&mesh.base.pod, &DEFAULT);
+            }
+            outcomes(&mesh, &pods)
+        });
+    assert_eq!(before, alone);
+    assert_eq!(after, alone);
 }
 
 /// The second version of IP fails: a table that iptables cannot use.

@@ -6,5 +6,8 @@ mod check;
 pub mod context;
 mod failures;
 mod iptables;
+mod killed;
 mod packets;
 mod profiles;
+mod services;
+mod surroundings;

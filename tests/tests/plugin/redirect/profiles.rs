@@ -1,7 +1,8 @@
 //! Connections of pods with Istio's and Consul's proxies: which port answers, which rule counts.
 
 use std::io::Read;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::Duration;
 
 use denizen_tests::sidecar::{CLIENT_UID, fetch, serve};
 use serde_json::json;
@@ -202,6 +203,25 @@ fn consul_s_pods_are_redirected() {
     ];
     let mesh = Mesh::bridged(&json!({ "profile": "consul" }), &annotations);
     play(&mesh, &[8080, 8600, 15001, 20000, 20200], &CONSUL);
+    for loopback in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
+        let rule = "outbound denizen/redirect-dns-to-port-8600";
+        counted(&mesh, rule, "DNS over UDP", || resolve(&mesh, loopback));
+    }
+}
+
+/// Asks at port 53 over UDP, and is answered from there by who listens at port 8600.
+fn resolve(mesh: &Mesh, loopback: IpAddr) {
+    mesh.base.pod.run(move || {
+        let [server, client] = [8600, 0].map(|port| UdpSocket::bind((loopback, port)).unwrap());
+        for socket in [&server, &client] {
+            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        }
+        client.connect((loopback, 53)).unwrap();
+        client.send(b"?").unwrap();
+        let (_, asker) = server.recv_from(&mut [0]).unwrap();
+        server.send_to(b"!", asker).unwrap();
+        client.recv(&mut [0]).unwrap();
+    });
 }
 
 /// Only what Istio's annotations list goes to the proxy, and it is tried with one of these.
