@@ -17,7 +17,7 @@ use super::schema::schema;
 use super::write::{Steps, is_garbage};
 use crate::backend::Repair;
 use crate::describe::describe;
-use crate::plan::{Changes, Direction, FirewallPlan, FirewallSettings, Isolation, Plan};
+use crate::plan::{Changes, Direction, FirewallPlan, FirewallSettings, Isolation, Plan, Sides};
 use denizen_netlink::NetlinkError;
 use denizen_nft::{Delta, Element, Family, IpVersion, Kernel, Mark, NftError, Rendering, Schema};
 
@@ -70,7 +70,7 @@ pub struct Firewall {
     pub(super) rejected: Vec<String>,
     /// Somebody watches what is dropped.
     pub(super) samples_drops: bool,
-    /// Addresses of restricted pods that are new on a bridge, or whose addresses were others'.
+    /// Addresses of restricted pods that everything could reach until now, or that were others'.
     newcomers: Vec<(Arc<str>, IpAddr)>,
 }
 
@@ -150,9 +150,11 @@ impl Firewall {
     }
 
     fn note_newcomers(&mut self, plan: &Plan, changes: &Changes) {
-        let new = changes.firewall.sides.iter().filter(|change| change.before.is_none());
+        let was_open = |sides: &Sides| sides.ingress.isolation == Isolation::Open;
+        let all = changes.firewall.sides.iter();
+        let isolated = all.filter(|change| change.before.as_ref().is_none_or(was_open));
         let handed_over = changes.firewall.departed.iter().copied();
-        self.newcomers.extend(restricted(plan, new.map(|it| it.address).chain(handed_over)));
+        self.newcomers.extend(restricted(plan, isolated.map(|it| it.address).chain(handed_over)));
     }
 
     fn add_changes(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &Changes) {

@@ -8,6 +8,7 @@ use anyhow::{Result, ensure};
 use denizen_state::run_dir::STATE_FILE;
 use denizen_tests::cni::Chain;
 use denizen_tests::eventually::eventually;
+use denizen_tests::netns::Netns;
 use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::policy::World;
 use denizen_tests::world::ip;
@@ -23,13 +24,13 @@ use crate::newcomers::{Newcomer, Newcomers, nothing_wrong};
 const ADDRESSES: usize = 8;
 
 /// A chain whose pods all get the same address of each family.
-struct OneAddress {
-    chain: Chain,
-    addresses: [IpAddr; 2],
+pub(super) struct OneAddress {
+    pub chain: Chain,
+    pub addresses: [IpAddr; 2],
 }
 
 impl OneAddress {
-    fn new(newcomers: &Newcomers, number: usize) -> Result<Self> {
+    pub fn new(newcomers: &Newcomers, number: usize) -> Result<Self> {
         let [host, other] = &newcomers.nodes.hosts;
         let text = [format!("10.12.{number}."), format!("fd00:12:{number}::")];
         let [v4, v6] = [format!("{}0/30", text[0]), format!("{}/126", text[1])];
@@ -148,20 +149,28 @@ fn what_waits_for_a_new_pods_mac_address_does_not_arrive() -> Result<()> {
         newcomers.aim(|targets| targets.extend(addresses));
         let name = format!("p{number}");
         let netns = newcomers.nodes.sandbox(&format!("new/{name}"))?;
-        netns.nft(
-            "table ip6 mute { chain input { type filter hook input priority 0; \
-             icmpv6 type nd-neighbor-solicit drop; }; }",
-        )?;
+        mute(&netns)?;
         newcomers.announce(&format!("new/{name}"), netns.name(), "new")?;
         let pod = while_the_agent_sleeps(&newcomers, &name, || {
             attach(&newcomers, netns, &format!("new/{name}"), &chain)
         })?;
         let newcomer = Newcomer::start(pod)?;
-        newcomer.pod.netns.nft("delete table ip6 mute")?;
+        unmute(&newcomer)?;
         let found = newcomers.first_packets(&newcomer)?;
         wrong.extend(found.into_iter().map(|line| format!("{:?}: {line}", wiring(number))));
     }
     nothing_wrong(2, &wrong)
+}
+
+/// Nobody who asks for the MAC address of the pod's IPv6 address gets an answer.
+pub(super) fn mute(pod: &Netns) -> Result<()> {
+    let rules = "table ip6 mute { chain input { type filter hook input priority 0; \
+                 icmpv6 type nd-neighbor-solicit drop; }; }";
+    pod.nft(rules)
+}
+
+pub(super) fn unmute(newcomer: &Newcomer) -> Result<()> {
+    newcomer.pod.netns.nft("delete table ip6 mute")
 }
 
 /// Attaches a pod, and wakes the agent up when it is recorded.
