@@ -222,7 +222,7 @@ impl Agent {
                     None
                 }
                 () = self.engine.wait() => Some(self.program(false)),
-                Some(asked) = requests.recv() => self.answer(asked),
+                Some(asked) = requests.recv() => self.answer_all(asked, &mut requests),
                 () = self.sampling.expired() => Some(self.end_sampling()),
                 Some(ticket) = self.sources.policies_read.recv() => {
                     self.policies_read(ticket, &mut events)

@@ -84,7 +84,8 @@ struct ExplainArgs {
     /// The packet's source (a pod of this node by its name), and its input interface
     #[arg(long, value_name = "ADDR|NAMESPACE/POD[@INTERFACE]")]
     from: String,
-    /// The packet's destination: an address, or a service or a pod of this node by its name
+    /// The packet's destination: an address, or a service or a pod of this node by its name; for a
+    /// ping, /icmp or /icmpv6 in place of the port
     #[arg(long, value_name = "ADDR:PORT|NAMESPACE/NAME:PORT[/PROTO]")]
     to: String,
     /// Answer from these manifests (and from the state file in --run-dir, if given), without the

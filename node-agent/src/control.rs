@@ -1,10 +1,12 @@
-//! The agent's socket: each request and each answer is one JSON line.
+//! The agent's socket: each request and each answer is one JSON line. A client may send more of
+//! them over its connection; they are answered in order.
 
 #![expect(clippy::disallowed_methods, reason = "the socket bounds each wait for a client")]
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::time::Duration;
 
 use denizen_state::run_dir::SOCKET;
@@ -67,7 +69,8 @@ pub enum Request {
 pub struct ExplainQuery {
     /// `ADDR[@INTERFACE]`, or a pod of this node.
     pub from: String,
-    /// `ADDR:PORT[/PROTO]`, or a service's port.
+    /// `ADDR:PORT[/PROTO]`, `ADDR/icmp` or `ADDR/icmpv6`, or a service or a pod in place of the
+    /// address.
     pub to: String,
 }
 
@@ -186,31 +189,61 @@ pub async fn serve(listener: &UnixListener, requests: &mpsc::Sender<Asked>) {
     }
 }
 
+/// Answers requests in order until the client has no more. Those that come together are answered
+/// together.
 async fn converse(stream: UnixStream, requests: mpsc::Sender<Asked>) {
     let (read, mut write) = stream.into_split();
     let mut read = BufReader::new(read.take(LONGEST_REQUEST));
-    let mut line = String::new();
-    if !matches!(timeout(REQUEST_TIME, read.read_line(&mut line)).await, Ok(Ok(1..))) {
-        return;
-    }
-    let answer = match serde_json::from_str(&line) {
-        Err(error) => serde_json::json!({ "error": format!("not a request: {error}") }),
-        Ok(request) => {
-            let (answer, answered) = oneshot::channel();
-            if requests.send(Asked { request, answer }).await.is_err() {
+    loop {
+        let mut answers = Vec::new();
+        while answers.is_empty() || read.buffer().contains(&b'\n') {
+            let mut line = String::new();
+            read.get_mut().set_limit(LONGEST_REQUEST);
+            if !matches!(timeout(REQUEST_TIME, read.read_line(&mut line)).await, Ok(Ok(1..))) {
                 return;
             }
-            // A client that waits for a pod may give up; the agent then forgets it.
-            let mut rest = String::new();
-            let answer = tokio::select! {
-                answer = answered => answer,
-                _ = read.read_line(&mut rest) => return,
-            };
-            let Ok(answer) = answer else { return };
-            answer
+            let Some(answer) = send(&line, &requests).await else { return };
+            answers.push(answer);
         }
-    };
-    let _ = write.write_all(format!("{answer}\n").as_bytes()).await;
+        let mut all = pin!(lines(answers));
+        // A client that waits for a pod may give up; the agent then forgets it.
+        let lines = tokio::select! {
+            lines = &mut all => lines,
+            next = read.fill_buf() => match next {
+                Ok([_, ..]) => all.await,
+                Ok([]) | Err(_) => return,
+            },
+        };
+        let Some(lines) = lines else { return };
+        if write.write_all(lines.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Passes a request on; `None` if nobody takes it any more.
+async fn send(
+    line: &str,
+    requests: &mpsc::Sender<Asked>,
+) -> Option<oneshot::Receiver<serde_json::Value>> {
+    let (answer, answered) = oneshot::channel();
+    match serde_json::from_str(line) {
+        Ok(request) => requests.send(Asked { request, answer }).await.ok()?,
+        Err(error) => {
+            let _ = answer.send(serde_json::json!({ "error": format!("not a request: {error}") }));
+        }
+    }
+    Some(answered)
+}
+
+/// Waits for the answers; `None` if there will be none.
+async fn lines(answers: Vec<oneshot::Receiver<serde_json::Value>>) -> Option<String> {
+    let mut lines = String::new();
+    for answer in answers {
+        lines.push_str(&answer.await.ok()?.to_string());
+        lines.push('\n');
+    }
+    Some(lines)
 }
 
 /// Sends a request to the running agent, and waits for the answer for a limited time.

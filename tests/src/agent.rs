@@ -222,15 +222,39 @@ impl Agent {
 
     /// What this very agent answers through its socket, without a process in between.
     pub fn ask_directly(&self, request: &Value) -> Result<Value> {
+        let mut answer = None;
+        self.ask_in_turn([format!("{request}\n")].iter(), |line| answer = Some(line.to_owned()))?;
+        Ok(serde_json::from_str(&answer.context("no answer")?)?)
+    }
+
+    /// Asks all of these over one connection, each of them a line; `each` gets the answers' lines
+    /// in order.
+    pub fn ask_in_turn<'a>(
+        &self,
+        mut requests: impl Iterator<Item = &'a String>,
+        mut each: impl FnMut(&str),
+    ) -> Result<()> {
+        // Nobody reads answers while questions are written: these must fit into a socket's buffer.
+        const AT_ONCE: usize = 64;
         let path = self.settings.run_dir.join(denizen_state::run_dir::SOCKET);
         let mut stream = UnixStream::connect(path)?;
         let answering = getsockopt(&stream, PeerCredentials)?.pid();
         ensure!(u32::try_from(answering)? == self.pid(), "process {answering} answers there");
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-        stream.write_all(format!("{request}\n").as_bytes())?;
-        let mut line = String::new();
-        BufReader::new(stream).read_line(&mut line)?;
-        Ok(serde_json::from_str(&line)?)
+        let mut read = BufReader::new(stream.try_clone()?);
+        loop {
+            let some: Vec<_> = requests.by_ref().take(AT_ONCE).map(String::as_str).collect();
+            if some.is_empty() {
+                return Ok(());
+            }
+            stream.write_all(some.concat().as_bytes())?;
+            for request in some {
+                let mut line = String::new();
+                read.read_line(&mut line)?;
+                ensure!(line.ends_with('\n'), "no answer to {request}");
+                each(&line);
+            }
+        }
     }
 
     fn ask(&self, question: &str, arguments: &[&str]) -> Result<Value> {

@@ -1,4 +1,4 @@
-//! Fills the conntrack table of this thread's network namespace, as packets would.
+//! Fills the conntrack table of this thread's network namespace, as packets would, and empties it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -18,8 +18,9 @@ pub struct Flow {
 
 /// Requests in one datagram.
 const AT_ONCE: u32 = 500;
+const NLM_F_ACK: u16 = 4;
 /// NLM_F_ACK, NLM_F_CREATE and NLM_F_EXCL.
-const FLAGS: u16 = 4 | 0x400 | 0x200;
+const FLAGS: u16 = NLM_F_ACK | 0x400 | 0x200;
 
 /// Makes an entry of each of `count` flows.
 pub fn fill(count: u32, flow: impl Fn(u32) -> Flow) -> Result<()> {
@@ -35,6 +36,19 @@ pub fn fill(count: u32, flow: impl Fn(u32) -> Flow) -> Result<()> {
         let refused = socket.refusals(last)?;
         ensure!(refused.is_empty(), "{refused:?}");
     }
+    Ok(())
+}
+
+/// Removes every entry, of both families.
+pub fn forget() -> Result<()> {
+    let mut socket = Socket::open()?;
+    let sequence = socket.sequences(1);
+    let mut request = Writer::default();
+    let message = request.begin_message(0x102, NLM_F_ACK, sequence, 0, 0);
+    request.end_message(message);
+    socket.send(request.bytes())?;
+    let refused = socket.refusals(sequence)?;
+    ensure!(refused.is_empty(), "{refused:?}");
     Ok(())
 }
 

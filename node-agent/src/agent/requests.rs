@@ -9,7 +9,7 @@ use denizen_state::socket::{WaitAnswer, WaitFor};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Agent, now};
+use super::{Agent, QUEUE, now};
 use crate::conntrack::StaleCandidates;
 use crate::control::{Asked, ExplainQuery, Request};
 use crate::explain::{Explanation, Packet};
@@ -41,8 +41,24 @@ fn or_error(answer: anyhow::Result<Value>) -> Value {
 }
 
 impl Agent {
+    /// Answers a request and those that wait behind it. Returns whether programming succeeded, if
+    /// one of them led to it.
+    pub(super) fn answer_all(
+        &mut self,
+        first: Asked,
+        requests: &mut mpsc::Receiver<Asked>,
+    ) -> Option<bool> {
+        let mut programmed = self.answer(first);
+        // Bounded, so that a flood of requests does not delay other work.
+        for _ in 0..QUEUE {
+            let Ok(asked) = requests.try_recv() else { break };
+            programmed = self.answer(asked).or(programmed);
+        }
+        programmed
+    }
+
     /// Returns whether programming succeeded, if the request led to it.
-    pub(super) fn answer(&mut self, Asked { request, answer }: Asked) -> Option<bool> {
+    fn answer(&mut self, Asked { request, answer }: Asked) -> Option<bool> {
         let mut programmed = None;
         let value = match request {
             Request::WaitFor(asked) => {

@@ -19,7 +19,7 @@ use ipnetwork::IpNetwork;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use packet::{Packet, PacketError};
+pub use packet::{Packet, PacketError, Transport};
 pub use policy::PolicyRow;
 
 use self::arrival::arrival;
@@ -100,8 +100,8 @@ fn names(owed: &[Listing]) -> String {
     owed.iter().map(Listing::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Explains what happens to the first packet of a connection. `rejected` returns the rules of a
-/// frontend that the kernel rejected, each with the reason.
+/// Explains what happens to the first packet of a connection, or to a ping. `rejected` returns the
+/// rules of a frontend that the kernel rejected, each with the reason.
 ///
 /// # Errors
 /// [`NotYet`] while services are not known.
@@ -171,12 +171,15 @@ impl<'a> Way<'a> {
 
     /// The frontend that the packet is addressed to.
     fn key(&self) -> Option<&'a Frontend> {
-        let Packet { destination, port, protocol, .. } = *self.packet;
+        let Packet { destination, transport: Transport::Port(protocol, port), .. } = *self.packet
+        else {
+            return None;
+        };
         let at = |address| self.services.frontend(&FrontendKey { address, protocol, port });
         at(FrontendAddress::Ip(destination)).or_else(|| {
-            let ours =
-                self.is_answered(destination) || self.service_range_of(destination).is_some();
-            let node_port = !ours && self.plan.node().node_ports.addresses.contains(&destination);
+            let node_port = self.plan.node().node_ports.addresses.contains(&destination)
+                && !self.is_answered(destination)
+                && self.service_range_of(destination).is_none();
             if node_port { at(FrontendAddress::Node(family_of(destination))) } else { None }
         })
     }
@@ -220,14 +223,14 @@ impl<'a> Way<'a> {
             self.step(what, words::OWN_ADDRESS);
             Verdict::Untouched
         } else if self.is_answered(destination) {
-            self.step(format!("{to} is refused"), words::UNUSED_PORT);
+            self.step(format!("{to} is refused"), words::unused(self.packet.transport));
             Verdict::Reject
         } else if let Some(range) = self.service_range_of(destination) {
             self.step(format!("{to} is dropped: it lies in {range}"), words::UNALLOCATED);
             Verdict::Drop
         } else {
             let are_known = self.plan.policy().services;
-            let why = if are_known { words::NO_SERVICE } else { words::SERVICES_OFF };
+            let why = words::no_service(self.packet.transport, are_known);
             self.step(format!("{to} is left alone"), why);
             Verdict::Untouched
         };

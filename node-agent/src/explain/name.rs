@@ -2,26 +2,25 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
-use std::num::NonZeroU16;
 
-use super::packet::{Packet, PacketError};
-use crate::model::{Protocol, ServiceName, family_of};
+use super::packet::{Kind, Packet, PacketError, Transport};
+use crate::model::{Family, Protocol, ServiceName, family_of};
 use crate::plan::{Frontend, FrontendAddress, FrontendKind, Plan};
 
-/// `NAMESPACE/NAME[:PORT][/PROTO]`.
+/// `NAMESPACE/NAME[:PORT][/PROTO]`, or `NAMESPACE/NAME/icmp` or `…/icmpv6`.
 struct Named<'a> {
     name: &'a str,
     port: Option<&'a str>,
-    protocol: Option<Protocol>,
+    kind: Option<Kind>,
 }
 
 /// Where packets can be sent to.
-type End = (IpAddr, NonZeroU16, Protocol);
+type End = (IpAddr, Transport);
 
 impl Packet {
     /// As [`Packet::parse`]. `from` may also be a pod of this node, `NAMESPACE/POD[@INTERFACE]`,
     /// and `to` a service or such a pod, `NAMESPACE/NAME[:PORT][/PROTO]`; a service's port by name
-    /// or number. If several addresses are meant, it is the first pair of one family.
+    /// or number; a ping has none. If several addresses are meant, it is the first pair of one family.
     ///
     /// # Errors
     /// [`PacketError`].
@@ -41,17 +40,14 @@ impl Packet {
         };
         let ends = match destination {
             Some(named) => named.ends(plan).map_err(|error| error.of(to))?,
-            None => {
-                let parsed = Self::parse(&any_of_family(to), to)?;
-                vec![(parsed.destination, parsed.port, parsed.protocol)]
-            }
+            None => vec![Self::parse_end(to)?],
         };
         let pairs = ends.iter().flat_map(|end| sources.iter().map(move |source| (*source, *end)));
         let same = |(source, end): &(IpAddr, End)| family_of(*source) == family_of(end.0);
         match pairs.clone().find(same).ok_or_else(|| pairs.clone().next()) {
-            Ok((source, (destination, port, protocol))) => {
+            Ok((source, (destination, transport))) => {
                 let interface = interface.map(str::to_owned);
-                Ok(Self { source, interface, destination, port, protocol })
+                Ok(Self { source, interface, destination, transport })
             }
             Err(Some((source, end))) => Err(PacketError::Families(source, end.0)),
             Err(None) => Err(PacketError::NoDestination(to.to_owned())),
@@ -73,11 +69,6 @@ fn is_name(text: &str) -> bool {
         !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
     };
     text.split_once('/').is_some_and(|(namespace, name)| is_label(namespace) && !name.is_empty())
-}
-
-/// The unspecified address of the family of a destination, to have the rest checked.
-fn any_of_family(to: &str) -> String {
-    if to.starts_with('[') { "::".to_owned() } else { "0.0.0.0".to_owned() }
 }
 
 fn addresses_of(plan: &Plan, pod: &str) -> Option<Vec<IpAddr>> {
@@ -104,41 +95,57 @@ impl NotFound {
 impl<'a> Named<'a> {
     /// `None` if it is an address and a port.
     fn parse(to: &'a str) -> Option<Self> {
-        let (rest, protocol) = match to.rsplit_once('/') {
-            Some((rest, protocol)) if Protocol::parse(protocol).is_some() => {
-                (rest, Protocol::parse(protocol))
-            }
-            Some(_) | None => (to, None),
-        };
+        let named = to.rsplit_once('/').and_then(|(rest, kind)| Some((rest, Kind::parse(kind)?)));
+        let (rest, kind) = named.map_or((to, None), |(rest, kind)| (rest, Some(kind)));
         if rest.parse::<SocketAddr>().is_ok() || !is_name(rest) {
             return None;
         }
         match rest.rsplit_once(':') {
-            Some((name, port)) => Some(Self { name, port: Some(port), protocol }),
-            None => Some(Self { name: rest, port: None, protocol }),
+            Some((name, port)) => Some(Self { name, port: Some(port), kind }),
+            None => Some(Self { name: rest, port: None, kind }),
         }
     }
 
     fn ends(&self, plan: &Plan) -> Result<Vec<End>, NotFound> {
-        let frontends = self.frontends(plan);
+        let ends = match self.kind {
+            Some(Kind::Echo(family)) => self.pinged(plan, family),
+            Some(Kind::Ports(protocol)) => self.ports(plan, Some(protocol))?,
+            None => self.ports(plan, None)?,
+        };
+        if ends.is_empty() { Err(NotFound::Nothing) } else { Ok(ends) }
+    }
+
+    fn ports(&self, plan: &Plan, protocol: Option<Protocol>) -> Result<Vec<End>, NotFound> {
+        let frontends = self.frontends(plan, protocol);
         if frontends.is_empty() {
-            return self.pod_ends(plan).ok_or(NotFound::Nothing);
+            return Ok(self.pod_ends(plan, protocol.unwrap_or(Protocol::Tcp)).unwrap_or_default());
         }
         let ports: BTreeSet<_> = frontends.iter().map(|it| &it.service_port).collect();
         if ports.len() > 1 {
             let ports = ports.iter().map(|it| format!("{it}/{}", it.protocol));
             return Err(NotFound::WhichPort(ports.collect::<Vec<_>>().join(", ")));
         }
-        let end = |it: &&Frontend| match it.key.address {
-            FrontendAddress::Ip(ip) => Some((ip, it.key.port, it.key.protocol)),
-            FrontendAddress::Node(_) => None,
-        };
-        let ends: Vec<End> = frontends.iter().filter_map(end).collect();
-        if ends.is_empty() { Err(NotFound::Nothing) } else { Ok(ends) }
+        let end =
+            |it: &&Frontend| Some((ip_of(it)?, Transport::Port(it.key.protocol, it.key.port)));
+        Ok(frontends.iter().filter_map(end).collect())
+    }
+
+    /// The cluster IPs of a service, or the addresses of a pod, that a ping can be sent to.
+    fn pinged(&self, plan: &Plan, family: Family) -> Vec<End> {
+        if self.port.is_some() {
+            return Vec::new();
+        }
+        let mut addresses: Vec<IpAddr> =
+            self.frontends(plan, None).into_iter().filter_map(ip_of).collect();
+        if addresses.is_empty() {
+            addresses = addresses_of(plan, self.name).unwrap_or_default();
+        }
+        let of_family = addresses.into_iter().filter(|ip| family_of(*ip) == family);
+        of_family.map(|ip| (ip, Transport::Echo)).collect()
     }
 
     /// The cluster IPs of the service's port, sorted: IPv4 first.
-    fn frontends<'p>(&self, plan: &'p Plan) -> Vec<&'p Frontend> {
+    fn frontends<'p>(&self, plan: &'p Plan, protocol: Option<Protocol>) -> Vec<&'p Frontend> {
         let Some((namespace, name)) = self.name.split_once('/') else { return Vec::new() };
         let Some(services) = plan.services() else { return Vec::new() };
         let keys = services.keys_of(&ServiceName::new(namespace, name));
@@ -148,7 +155,7 @@ impl<'a> Named<'a> {
                 *it.service_port.port == *port || it.key.port.to_string() == port
             });
             let is_its = it.service_port.service.to_string() == self.name;
-            let protocol = self.protocol.is_none_or(|protocol| protocol == it.key.protocol);
+            let protocol = protocol.is_none_or(|protocol| protocol == it.key.protocol);
             is_its && it.kind == FrontendKind::ClusterIp && port && protocol
         };
         let mut frontends: Vec<&Frontend> = frontends.filter(is_meant).collect();
@@ -156,10 +163,16 @@ impl<'a> Named<'a> {
         frontends
     }
 
-    fn pod_ends(&self, plan: &Plan) -> Option<Vec<End>> {
-        let port = self.port?.parse().ok()?;
-        let protocol = self.protocol.unwrap_or(Protocol::Tcp);
+    fn pod_ends(&self, plan: &Plan, protocol: Protocol) -> Option<Vec<End>> {
+        let transport = Transport::Port(protocol, self.port?.parse().ok()?);
         let addresses = addresses_of(plan, self.name)?;
-        Some(addresses.into_iter().map(|ip| (ip, port, protocol)).collect())
+        Some(addresses.into_iter().map(|ip| (ip, transport)).collect())
+    }
+}
+
+fn ip_of(frontend: &Frontend) -> Option<IpAddr> {
+    match frontend.key.address {
+        FrontendAddress::Ip(ip) => Some(ip),
+        FrontendAddress::Node(_) => None,
     }
 }

@@ -5,9 +5,9 @@ use std::num::NonZeroU16;
 
 use thiserror::Error;
 
-use crate::model::{Protocol, family_of};
+use crate::model::{Family, Protocol, family_of};
 
-/// The first packet of a connection.
+/// The first packet of a connection, or a ping.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Packet {
     /// Its source.
@@ -16,10 +16,26 @@ pub struct Packet {
     pub interface: Option<String>,
     /// Its destination.
     pub destination: IpAddr,
-    /// Its destination port.
-    pub port: NonZeroU16,
-    /// Its protocol.
-    pub protocol: Protocol,
+    /// Its protocol, and what that has.
+    pub transport: Transport,
+}
+
+/// A protocol, and what it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// A protocol with ports, and the destination's.
+    Port(Protocol, NonZeroU16),
+    /// An echo request, as `ping` sends it: ICMP's or ICMPv6's, as the addresses are.
+    Echo,
+}
+
+/// What can be asked about by its name behind the last `/`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A protocol with ports.
+    Ports(Protocol),
+    /// `icmp` or `icmpv6`.
+    Echo(Family),
 }
 
 /// What is wrong with the words.
@@ -30,9 +46,9 @@ pub enum PacketError {
         "--from {0:?}: expected an address, or a pod of this node, and perhaps an interface: 10.1.2.3@cni0, default/web-0"
     )]
     From(String),
-    /// `--to` is not `ADDR:PORT[/PROTO]`.
+    /// `--to` is neither `ADDR:PORT[/PROTO]` nor `ADDR/icmp` or `ADDR/icmpv6`.
     #[error(
-        "--to {0:?}: expected an address and a port, and perhaps a protocol, or a service: 10.96.0.1:443/tcp, [fd00::1]:53/udp, default/web:http"
+        "--to {0:?}: expected an address and a port, and perhaps a protocol, or a service, or what is pinged: 10.96.0.1:443/tcp, [fd00::1]:53/udp, default/web:http, 10.1.2.3/icmp, fd00::1/icmpv6"
     )]
     To(String),
     /// No pod of this node has the name.
@@ -49,14 +65,40 @@ pub enum PacketError {
     Families(IpAddr, IpAddr),
 }
 
+impl Kind {
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        match &*text.to_ascii_lowercase() {
+            "icmp" => Some(Self::Echo(Family::V4)),
+            "icmpv6" => Some(Self::Echo(Family::V6)),
+            _ => Protocol::parse(text).map(Self::Ports),
+        }
+    }
+
+    /// Reads what is before the `/`.
+    fn end(self, text: &str) -> Option<(IpAddr, Transport)> {
+        match self {
+            Self::Ports(protocol) => {
+                let end: SocketAddr = text.parse().ok()?;
+                let port = NonZeroU16::new(end.port())?;
+                Some((end.ip().to_canonical(), Transport::Port(protocol, port)))
+            }
+            Self::Echo(family) => {
+                let address: IpAddr = text.parse().ok()?;
+                let address = address.to_canonical();
+                (family_of(address) == family).then_some((address, Transport::Echo))
+            }
+        }
+    }
+}
+
 impl Packet {
-    /// From `ADDR[@INTERFACE]` and `ADDR:PORT[/PROTO]`; TCP where no protocol is named.
+    /// From `ADDR[@INTERFACE]` and `ADDR:PORT[/PROTO]`, TCP where no protocol is named; or
+    /// `ADDR/icmp` or `ADDR/icmpv6` for a ping.
     ///
     /// # Errors
     /// [`PacketError`].
     pub fn parse(from: &str, to: &str) -> Result<Self, PacketError> {
         let bad_from = || PacketError::From(from.to_owned());
-        let bad_to = || PacketError::To(to.to_owned());
         let (address, interface) = match from.split_once('@') {
             Some((_, "")) => return Err(bad_from()),
             Some((address, interface)) => (address, Some(interface.to_owned())),
@@ -64,22 +106,32 @@ impl Packet {
         };
         let source: IpAddr = address.parse().map_err(|_| bad_from())?;
         let source = source.to_canonical();
-        let (address, protocol) = match to.rsplit_once('/') {
-            Some((address, protocol)) => (address, Protocol::parse(protocol).ok_or_else(bad_to)?),
-            None => (to, Protocol::Tcp),
-        };
-        let to: SocketAddr = address.parse().map_err(|_| bad_to())?;
-        let port = NonZeroU16::new(to.port()).ok_or_else(bad_to)?;
-        let destination = to.ip().to_canonical();
+        let (destination, transport) = Self::parse_end(to)?;
         if family_of(source) != family_of(destination) {
             return Err(PacketError::Families(source, destination));
         }
-        Ok(Self { source, interface, destination, port, protocol })
+        Ok(Self { source, interface, destination, transport })
     }
 
-    /// Address, port and protocol.
+    /// The destination of [`Self::parse`].
+    pub(super) fn parse_end(to: &str) -> Result<(IpAddr, Transport), PacketError> {
+        let (end, kind) = match to.rsplit_once('/') {
+            Some((end, kind)) => (end, Kind::parse(kind)),
+            None => (to, Some(Kind::Ports(Protocol::Tcp))),
+        };
+        kind.and_then(|kind| kind.end(end)).ok_or_else(|| PacketError::To(to.to_owned()))
+    }
+
+    /// Address, port and protocol, as [`Self::parse`] takes them.
     pub fn destination_text(&self) -> String {
-        format!("{}/{}", SocketAddr::new(self.destination, self.port.get()), self.protocol)
+        let destination = self.destination;
+        match (self.transport, family_of(destination)) {
+            (Transport::Port(protocol, port), _) => {
+                format!("{}/{protocol}", SocketAddr::new(destination, port.get()))
+            }
+            (Transport::Echo, Family::V4) => format!("{destination}/icmp"),
+            (Transport::Echo, Family::V6) => format!("{destination}/icmpv6"),
+        }
     }
 }
 
@@ -89,36 +141,39 @@ mod tests {
 
     #[test]
     fn words_are_read_or_named() {
+        let port = |protocol, port| Transport::Port(protocol, NonZeroU16::new(port).unwrap());
+        let bad_to = |to: &str| Err(PacketError::To(to.into()));
+        let bad_from = |from: &str| Err(PacketError::From(from.into()));
         let cases = [
-            ("an address alone", "10.0.0.1", "10.96.0.1:443", Ok((None, Protocol::Tcp))),
+            ("an address alone", "10.0.0.1", "10.96.0.1:443", Ok((None, port(Protocol::Tcp, 443)))),
             (
                 "an interface",
                 "10.0.0.1@cni0",
                 "10.96.0.1:53/udp",
-                Ok((Some("cni0"), Protocol::Udp)),
-            ),
-            ("IPv6", "fd00::1@veth1", "[fd00::2]:80/SCTP", Ok((Some("veth1"), Protocol::Sctp))),
-            ("no port", "10.0.0.1", "10.96.0.1", Err(PacketError::To("10.96.0.1".into()))),
-            ("port 0", "10.0.0.1", "10.96.0.1:0", Err(PacketError::To("10.96.0.1:0".into()))),
-            (
-                "no such protocol",
-                "10.0.0.1",
-                "10.96.0.1:1/x",
-                Err(PacketError::To("10.96.0.1:1/x".into())),
+                Ok((Some("cni0"), port(Protocol::Udp, 53))),
             ),
             (
-                "empty interface",
-                "10.0.0.1@",
-                "10.96.0.1:1",
-                Err(PacketError::From("10.0.0.1@".into())),
+                "IPv6",
+                "fd00::1@veth1",
+                "[fd00::2]:80/SCTP",
+                Ok((Some("veth1"), port(Protocol::Sctp, 80))),
             ),
-            ("a name", "web", "10.96.0.1:1", Err(PacketError::From("web".into()))),
+            ("a ping", "10.0.0.1", "10.96.0.1/icmp", Ok((None, Transport::Echo))),
+            ("IPv6's", "fd00::1@veth1", "fd00::2/ICMPv6", Ok((Some("veth1"), Transport::Echo))),
+            ("a ping to a port", "10.0.0.1", "10.0.0.2:80/icmp", bad_to("10.0.0.2:80/icmp")),
+            ("the other family's", "fd00::1", "fd00::2/icmp", bad_to("fd00::2/icmp")),
+            ("no port", "10.0.0.1", "10.96.0.1", bad_to("10.96.0.1")),
+            ("port 0", "10.0.0.1", "10.96.0.1:0", bad_to("10.96.0.1:0")),
+            ("no such protocol", "10.0.0.1", "10.96.0.1:1/x", bad_to("10.96.0.1:1/x")),
+            ("empty interface", "10.0.0.1@", "10.96.0.1:1", bad_from("10.0.0.1@")),
+            ("a name", "web", "10.96.0.1:1", bad_from("web")),
         ];
         for (name, from, to, expected) in cases {
-            let read = Packet::parse(from, to).map(|p| (p.interface, p.protocol));
+            let read = Packet::parse(from, to).map(|p| (p.interface, p.transport));
             assert_eq!(read, expected.map(|(i, p)| (i.map(str::to_owned), p)), "{name}");
         }
-        assert!(matches!(Packet::parse("10.0.0.1", "[fd00::1]:1"), Err(PacketError::Families(..))));
+        let families = |to| matches!(Packet::parse("10.0.0.1", to), Err(PacketError::Families(..)));
+        assert!(families("[fd00::1]:1") && families("fd00::1/icmpv6"));
         assert_eq!(
             Packet::parse("::ffff:10.0.0.1", "[::ffff:10.96.0.1]:80"),
             Packet::parse("10.0.0.1", "10.96.0.1:80"),

@@ -1,10 +1,11 @@
 //! What NetworkPolicies say of a packet, behind the translation of its destination.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
+use std::num::NonZeroU16;
 
 use serde::{Deserialize, Serialize};
 
-use super::packet::Packet;
+use super::packet::{Packet, Transport};
 use super::{Explanation, Step, Verdict};
 use crate::plan::{Flow, Judged, Plan, PolicyStep};
 
@@ -50,25 +51,24 @@ pub(super) fn judge(plan: &Plan, packet: &Packet, mut explanation: Explanation) 
         explanation.verdict = Verdict::Drop;
         return explanation;
     }
-    let ends = match explanation.verdict {
-        Verdict::Forward => explanation.endpoints.iter().filter_map(|it| it.parse().ok()).collect(),
-        Verdict::Untouched => vec![SocketAddr::new(packet.destination, packet.port.get())],
+    let endpoints: Vec<Option<SocketAddr>> = match explanation.verdict {
+        Verdict::Forward => {
+            explanation.endpoints.iter().filter_map(|it| it.parse().ok()).map(Some).collect()
+        }
+        Verdict::Untouched => vec![None],
         Verdict::Reject | Verdict::Drop | Verdict::Unknown => return explanation,
     };
-    let asked: Vec<(SocketAddr, Vec<PolicyStep>)> = ends
-        .into_iter()
-        .filter_map(|end| Some((end, firewall.explain(&flow(packet, end)?))))
-        .collect();
-    let is_forwarded = explanation.verdict == Verdict::Forward;
+    let ask = |endpoint| (endpoint, firewall.explain(&flow(packet, endpoint)));
+    let asked: Vec<(Option<SocketAddr>, Vec<PolicyStep>)> =
+        endpoints.into_iter().map(ask).collect();
     let is_refused = |steps: &Vec<PolicyStep>| {
         steps.iter().any(|step| matches!(step.judged, Judged::Refused | Judged::Pending))
     };
     if !asked.is_empty() && asked.iter().all(|(_, steps)| is_refused(steps)) {
         explanation.verdict = Verdict::Drop;
     }
-    let rows = asked.iter().flat_map(|(end, steps)| {
-        let endpoint = is_forwarded.then(|| end.to_string());
-        steps.iter().map(move |step| PolicyRow::new(step, endpoint.clone()))
+    let rows = asked.iter().flat_map(|(endpoint, steps)| {
+        steps.iter().map(|step| PolicyRow::new(step, endpoint.as_ref().map(SocketAddr::to_string)))
     });
     explanation.policies = rows.collect();
     for row in explanation.policies.clone() {
@@ -83,10 +83,18 @@ impl Explanation {
     }
 }
 
-fn flow(packet: &Packet, end: SocketAddr) -> Option<Flow> {
-    let (source, destination): (IpAddr, IpAddr) = (packet.source, end.ip());
-    let port = Some(end.port().try_into().ok()?);
-    Some(Flow { source, destination, protocol: Some(packet.protocol), port })
+/// The packet behind the translation of its destination, if that becomes an endpoint.
+fn flow(packet: &Packet, endpoint: Option<SocketAddr>) -> Flow {
+    let (protocol, port) = match packet.transport {
+        Transport::Port(protocol, port) => (Some(protocol), Some(port)),
+        Transport::Echo => (None, None),
+    };
+    let (source, destination) = (packet.source, packet.destination);
+    let sent = Flow { source, destination, protocol, port };
+    match endpoint {
+        None => sent,
+        Some(end) => Flow { destination: end.ip(), port: NonZeroU16::new(end.port()), ..sent },
+    }
 }
 
 /// The pod whose interface the packet comes from with another address.

@@ -90,6 +90,23 @@ fn without_services_an_address_is_left_to_whoever_serves_it() {
     );
 }
 
+/// Services have ports only: of an address, pings meet what applies to every packet.
+#[test]
+fn pings_are_for_no_service() {
+    use Verdict::{Drop, Reject, Untouched};
+    let no_port: &[&str] = &["10.9.9.9/icmp is left alone", "services have ports"];
+    let refused: &[&str] = &["10.96.0.10/icmp is refused", "services have ports"];
+    let node: &[&str] = &["192.168.0.2/icmp is left alone", "services have ports"];
+    let cases = [
+        case(HERE_1, "10.9.9.9/icmp", Untouched, false, no_port),
+        case("8.8.8.8", "192.168.0.2/icmp", Untouched, false, node),
+        case(HERE_1, "10.96.0.10/icmp", Reject, false, refused),
+        case(HERE_1, "10.96.0.77/icmp", Drop, false, &["it lies in 10.96.0.0/24"]),
+        case("8.8.8.8@eth0", "127.0.0.1/icmp", Drop, false, &["CVE-2020-8558"]),
+    ];
+    check(&planner(Detector::PodState, false), &cases);
+}
+
 struct Case {
     from: &'static str,
     to: &'static str,

@@ -2,20 +2,24 @@
 
 use std::net::IpAddr;
 
-use super::policy_name;
+use super::{Transport, policy_name};
 use crate::model::TrafficPolicy;
 use crate::plan::{Arrival, Detector, Endpoints, Frontend, FrontendKind, Local, Port};
 
 pub(super) const NODE: &str = "the address is one of this node's own, and no interface was named";
-pub(super) const UNUSED_PORT: &str = "the address is a service's cluster IP, but no service has this port; nobody else \
+const UNUSED_PORT: &str = "the address is a service's cluster IP, but no service has this port; nobody else \
      answers there";
+const UNUSED_BY_PINGS: &str = "the address is a service's cluster IP; services have ports, which a ping has not, and \
+     nobody else answers there";
 pub(super) const UNALLOCATED: &str = "cluster IPs are allocated from this range (a ServiceCIDR), and no service has this \
      one; a client that gets no answer tries again, and by then a service may have it";
 pub(super) const LOOPBACK: &str = "loopback addresses are for this node alone: if route_localnet is set, a neighbour could \
      reach programs that listen there (CVE-2020-8558)";
-pub(super) const NO_SERVICE: &str =
+const NO_SERVICE: &str =
     "no service has this address, protocol and port; denizen touches services' traffic only";
-pub(super) const SERVICES_OFF: &str = "services are not decided here (--services=off); if another program serves this address, \
+const NO_PORT: &str =
+    "services have ports, which a ping has not; denizen touches services' traffic only";
+const SERVICES_OFF: &str = "services are not decided here (--services=off); if another program serves this address, \
      ask again with the endpoint that it chooses, which is what policies see";
 pub(super) const NO_ENDPOINTS: &str =
     "the service has no usable endpoint; the client should know at once";
@@ -55,6 +59,23 @@ pub(super) const STAYS: (&str, &str) = (
 );
 pub(super) const GOES_OUT: &str = "egress masquerade: the destination is in none of the ranges where pods keep their address \
      (nonMasqueradeCIDRs)";
+
+/// Why a cluster IP refuses what none of its services serves.
+pub(super) fn unused(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Port(..) => UNUSED_PORT,
+        Transport::Echo => UNUSED_BY_PINGS,
+    }
+}
+
+/// Why no service decides; `are_known` is whether any are served.
+pub(super) fn no_service(transport: Transport, are_known: bool) -> &'static str {
+    match (transport, are_known) {
+        (Transport::Port(..), true) => NO_SERVICE,
+        (Transport::Port(..), false) => SERVICES_OFF,
+        (Transport::Echo, true | false) => NO_PORT,
+    }
+}
 
 pub(super) fn local(
     from: IpAddr,

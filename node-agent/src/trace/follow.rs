@@ -14,7 +14,7 @@ use super::report::Words;
 use super::rules::Rules;
 use super::{Prediction, Report, table};
 use crate::backend::BackendName;
-use crate::explain::{Packet, PacketError};
+use crate::explain::{Packet, PacketError, Transport};
 
 /// The hooks call each other without a pause: what is silent for so long has ended.
 const SILENCE: Duration = Duration::from_millis(150);
@@ -28,6 +28,9 @@ pub enum TraceError {
     /// It would be about more than one client and one destination.
     #[error("trace follows the packets of one address to one address, and {0} stands for many")]
     Broad(std::net::IpAddr),
+    /// It is about a ping.
+    #[error("trace follows the packets of connections to a port; about pings, ask `explain`")]
+    Ping,
     /// The rules are not in nf_tables.
     #[error(
         "the agent's rules are in the tables of ip_tables (--iptables-variant legacy). The kernel \
@@ -68,6 +71,9 @@ impl Follower {
     pub fn start(prediction: Prediction, count: u16) -> Result<Self, TraceError> {
         let packet = Packet::parse(&prediction.from, &prediction.to)?;
         refuse_many(&packet)?;
+        let Transport::Port(protocol, port) = packet.transport else {
+            return Err(TraceError::Ping);
+        };
         let mut kernel = Kernel::open()?;
         let mut rules = Rules::default();
         let is_iptables = prediction.backend == BackendName::Iptables.to_string();
@@ -79,7 +85,7 @@ impl Follower {
         // Nobody else in this network namespace has the number of the socket. The driver's names
         // live as long as the process, as this one does.
         let name = Box::leak(format!("{}{}", table::TABLE_PREFIX, kernel.portid()).into());
-        let tables = table::tables(name, &packet, &prediction, count);
+        let tables = table::tables(name, &packet, (protocol, port), &prediction, count);
         add_tables(&mut kernel, &tables)?;
         rules.read_hooks(&mut kernel)?;
         let journeys = Journeys::new(name);

@@ -14,7 +14,7 @@ use crate::plan::Plan;
 pub struct Prediction {
     /// `ADDR[@INTERFACE]`.
     pub from: String,
-    /// `ADDR:PORT/PROTO`.
+    /// As [`Packet::destination_text`].
     pub to: String,
     /// Whether the source is an address of this node.
     pub is_from_node: bool,

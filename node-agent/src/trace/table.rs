@@ -1,5 +1,7 @@
 //! The tables that have the kernel follow packets. Nothing is decided in them.
 
+use std::num::NonZeroU16;
+
 use denizen_nft::{
     BaseChain, Chain, Family, Field, Hook, IpVersion, Key, Kind, Limit, Rule, Schema, Statement,
 };
@@ -31,16 +33,17 @@ const HOURLY: u32 = 10 * 3600;
 /// The most at once.
 const BURST: u32 = 10;
 
-/// Each table of this name with its chains, to follow up to `count` packets.
+/// Each table of this name with its chains, to follow up to `count` packets to this port.
 pub(super) fn tables(
     name: &'static str,
     packet: &Packet,
+    end: (Protocol, NonZeroU16),
     prediction: &Prediction,
     count: u16,
 ) -> Vec<(Schema, Vec<Chain>)> {
     let version = IpVersion::of(packet.destination);
     let limit = Limit { burst: BURST.min(count.into()), hourly: HOURLY };
-    let out = Program { version, packet, limit };
+    let out = Program { version, packet, end, limit };
     let ip = match &prediction.bridge {
         Some(bridge) => out.ip(Some(bridge)),
         None => out.ip(packet.interface.as_deref()),
@@ -61,6 +64,7 @@ fn schema(name: &'static str, family: Family) -> Schema {
 struct Program<'a> {
     version: IpVersion,
     packet: &'a Packet,
+    end: (Protocol, NonZeroU16),
     limit: Limit,
 }
 
@@ -91,7 +95,8 @@ impl Program<'_> {
     /// Follows the first packets of connections between the two, and of protocols whose packets do
     /// not say which is the first, all.
     fn follow(&self, mut statements: Vec<Statement>) -> Rule {
-        let Packet { source, destination, port, protocol, .. } = *self.packet;
+        let Packet { source, destination, .. } = *self.packet;
+        let (protocol, port) = self.end;
         let is = |field, key| Statement::Equals(field, key);
         statements.extend([
             is(Field::Source(self.version), Key::EMPTY.address(source)),

@@ -1,7 +1,6 @@
 //! The suites with packets, in both families at once.
 
 use anyhow::Result;
-use denizen_tests::effort;
 use denizen_tests::pod::Wiring;
 use denizen_tests::policy::World;
 
@@ -17,12 +16,12 @@ fn e2e_cases(world: &World) -> Vec<(Case, Vec<Way>)> {
 
 #[test]
 fn kubernetes_own_suite_between_bridged_pods() -> Result<()> {
-    play("e2e-bridged", |_| Wiring::Bridged, 1, e2e_cases)
+    play("e2e-bridged", |_| Wiring::Bridged, e2e_cases)
 }
 
 #[test]
 fn kubernetes_own_suite_between_routed_pods() -> Result<()> {
-    play("e2e-routed", |_| Wiring::Routed, 1, e2e_cases)
+    play("e2e-routed", |_| Wiring::Routed, e2e_cases)
 }
 
 /// On each node one half of the pods is bridged.
@@ -32,7 +31,7 @@ pub fn half(number: usize) -> Wiring {
 
 #[test]
 fn cyclonus() -> Result<()> {
-    play("cyclonus", half, effort::times(1, 8), |world| {
+    play("cyclonus", half, |world| {
         let cases = cyclonus::groups(world).into_iter().flat_map(|(_, cases)| cases);
         cases.map(|case| (case, BOTH_WAYS.into())).collect()
     })
@@ -41,7 +40,7 @@ fn cyclonus() -> Result<()> {
 /// Without policies everything arrives, so that silence means something.
 #[test]
 fn without_policies_everybody_reaches_everybody() -> Result<()> {
-    play("no-policy", half, 1, |_| {
+    play("no-policy", half, |_| {
         let nothing = crate::case::Change::Delete { namespace: "x".into(), policy: "none".into() };
         let case = Case::new("no policy").then(nothing).judged();
         vec![(case, BOTH_WAYS.into())]

@@ -6,14 +6,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::cluster::serve;
+use denizen_tests::ctnetlink;
 use denizen_tests::manifest::{self, Port};
 use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::policy::{Node, Transport, World};
 use denizen_tests::server::Server;
 use denizen_tests::world::ip;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::case::{Case, Expected, PROTOCOLS, Step, all_ports, full};
+use crate::explained::Questions;
 use crate::hosts::{Hosts, PORTS, Place, nine, some};
 use crate::nodes::Nodes;
 use crate::packets::half;
@@ -44,9 +46,6 @@ pub struct Play {
     attached: usize,
     /// How many services the agents were last given.
     services: usize,
-    /// `explain` is asked about every nth question; each step begins with another.
-    explained: usize,
-    steps: usize,
 }
 
 /// A pod that asks and answers.
@@ -103,29 +102,23 @@ impl Hosts for Play {
 
 impl Play {
     /// Two nodes with their agents, and the nine pods, wired so, by the order in which they come.
-    pub fn new(
-        label: &str,
-        wiring: fn(usize) -> Wiring,
-        explained: usize,
-    ) -> Result<(Self, World)> {
-        Self::with(label, wiring, explained, |play| nine(play))
+    pub fn new(label: &str, wiring: fn(usize) -> Wiring) -> Result<(Self, World)> {
+        Self::with(label, wiring, |play| nine(play))
     }
 
     /// Two nodes with their agents and these pods only, every other one on the second node.
     pub fn few(label: &str, pods: &[(&str, &str)]) -> Result<(Self, World)> {
-        Self::with(label, half, 1, |play| some(play, pods))
+        Self::with(label, half, |play| some(play, pods))
     }
 
     fn with(
         label: &str,
         wiring: fn(usize) -> Wiring,
-        explained: usize,
         pods: impl FnOnce(&mut Self) -> Result<World>,
     ) -> Result<(Self, World)> {
         let nodes = Nodes::new(label, &Value::Null)?;
         let (members, more) = (BTreeMap::new(), Vec::new());
-        let mut play =
-            Self { members, nodes, more, wiring, attached: 0, services: 0, explained, steps: 0 };
+        let mut play = Self { members, nodes, more, wiring, attached: 0, services: 0 };
         let world = pods(&mut play)?;
         play.write_objects(&world)?;
         play.nodes.start_agents(&[])?;
@@ -147,6 +140,11 @@ impl Play {
 
     /// Plays a case from a world without policies, and returns to it.
     pub fn case(&mut self, case: &Case, world: &World, ways: &[Way]) -> Result<()> {
+        // The agents search conntrack after each change of policies: no need to do so among the
+        // thousands of questions of earlier cases.
+        for host in &self.nodes.hosts {
+            host.netns.run(ctnetlink::forget)??;
+        }
         let mut now = world.clone();
         let mut played = Ok(());
         for (number, step) in case.steps.iter().enumerate() {
@@ -178,16 +176,20 @@ impl Play {
             change.apply(world, self)?;
         }
         self.put(world)?;
-        self.steps += 1;
         let probes = probes(world, &step.expected, ways);
-        let mut wrong = self.wrong(world, &probes)?;
+        self.ask(world, &probes)?;
+        // Meanwhile the packets are on their way.
+        let explained = self.explained_wrongly(world, &probes)?;
+        let mut wrong = self.answered_wrongly(world, &probes)?;
         for _ in 1..TRIES {
             if wrong.is_empty() || wrong.iter().any(|(probe, _)| !probe.arrives) {
                 break;
             }
             // A full round, so that nothing that went wrong meanwhile is overlooked.
-            wrong = self.wrong(world, &probes)?;
+            self.ask(world, &probes)?;
+            wrong = self.answered_wrongly(world, &probes)?;
         }
+        wrong.extend(explained);
         let lines: Vec<_> = wrong.iter().map(|it| self.line(world, it)).collect();
         let shown = lines.iter().take(12).cloned().collect::<Vec<_>>().join("\n  ");
         ensure!(lines.is_empty(), "{} of {} are wrong:\n  {shown}", lines.len(), probes.len());
@@ -230,32 +232,32 @@ impl Play {
         objects
     }
 
-    /// Asks everything at once, and `explain` meanwhile; what was wrong.
-    fn wrong<'a>(&self, world: &World, probes: &'a [Probe]) -> Result<Vec<(&'a Probe, String)>> {
-        let members: Vec<_> =
-            world.pods.iter().map(|pod| &self.members[&full(&pod.metadata)]).collect();
-        let mut of_each: Vec<Vec<&Probe>> = vec![Vec::new(); members.len()];
-        for probe in probes {
-            of_each[probe.from].push(probe);
-        }
-        for (member, probes) in members.iter().zip(&of_each) {
-            let question = |probe: &&Probe| {
-                let (protocol, port) = match probe.transport {
-                    Transport::Port(protocol, port) => (Some(protocol), port),
-                    Transport::Other => (None, 0),
+    /// Asks everything at once.
+    fn ask(&self, world: &World, probes: &[Probe]) -> Result<()> {
+        let members = self.members(world);
+        for (member, probes) in members.iter().zip(of_each(&members, probes)) {
+            let question = |probe: &Probe| {
+                let protocol = match probe.transport {
+                    Transport::Port(protocol, _) => Some(protocol),
+                    Transport::Other => None,
                 };
-                Question { protocol, to: members[probe.to].at(probe.family, probe.way, port) }
+                let to = members[probe.to].at(probe.family, probe.way, probe.port());
+                Question { protocol, to }
             };
-            member.prober.ask(probes.iter().map(question).collect())?;
+            member.prober.ask(probes.into_iter().map(question).collect())?;
         }
+        Ok(())
+    }
+
+    /// What was answered although it should not be, or was not.
+    fn answered_wrongly<'a>(
+        &self,
+        world: &World,
+        probes: &'a [Probe],
+    ) -> Result<Vec<(&'a Probe, String)>> {
+        let members = self.members(world);
         let mut wrong = Vec::new();
-        for probe in probes.iter().skip(self.steps % self.explained).step_by(self.explained) {
-            let explained = self.is_explained_to_arrive(&members, probe)?;
-            if explained.is_some_and(|arrives| arrives != probe.arrives) {
-                wrong.push((probe, "explain says the opposite".to_owned()));
-            }
-        }
-        for (member, probes) in members.iter().zip(of_each) {
+        for (member, probes) in members.iter().zip(of_each(&members, probes)) {
             for (probe, answer) in probes.into_iter().zip(member.prober.answers()?) {
                 let expected = if probe.arrives { Answer::Answered } else { Answer::Silent };
                 if answer != expected {
@@ -266,25 +268,41 @@ impl Play {
         Ok(wrong)
     }
 
-    /// Whether `explain` lets it arrive: the sender's node, and the receiver's if that is another.
-    /// It is not asked about what has no ports.
-    fn is_explained_to_arrive(&self, members: &[&Member], probe: &Probe) -> Result<Option<bool>> {
-        let Transport::Port(protocol, port) = probe.transport else { return Ok(None) };
-        let (sender, receiver) = (members[probe.from], members[probe.to]);
-        let from = sender.pod.addresses[probe.family];
-        let to = receiver.at(probe.family, probe.way, port);
-        let passes = |node: usize, interface: &str, to: SocketAddr| -> Result<bool> {
-            let request = json!({ "explain": {
-                "from": format!("{from}@{interface}"), "to": format!("{to}/{protocol}"),
-            }});
-            let answer = self.nodes.hosts[node].agent()?.ask_directly(&request)?;
-            let verdict = answer["verdict"].as_str().with_context(|| format!("{answer}"))?;
-            Ok(verdict != "drop")
+    fn members(&self, world: &World) -> Vec<&Member> {
+        world.pods.iter().map(|pod| &self.members[&full(&pod.metadata)]).collect()
+    }
+
+    /// What `explain` says the opposite of: the sender's node, and the receiver's if that is
+    /// another, which sees the pod's own address.
+    fn explained_wrongly<'a>(
+        &self,
+        world: &World,
+        probes: &'a [Probe],
+    ) -> Result<Vec<(&'a Probe, String)>> {
+        let members = self.members(world);
+        let mut questions = [Questions::default(), Questions::default()];
+        let mut asked = Vec::with_capacity(probes.len());
+        for probe in probes {
+            let (sender, receiver) = (members[probe.from], members[probe.to]);
+            let from = sender.pod.addresses[probe.family];
+            let mut ask = |node: usize, interface: &str, way: Way| {
+                let to = receiver.at(probe.family, way, probe.port());
+                (node, questions[node].ask(from, interface, to, probe.transport))
+            };
+            let sent = ask(sender.node, &sender.pod.input_interface, probe.way);
+            let is_far = sender.node != receiver.node;
+            asked.push((sent, is_far.then(|| ask(receiver.node, "eth0", Way::PodIp))));
+        }
+        let mut passes = Vec::new();
+        for (host, questions) in self.nodes.hosts.iter().zip(&questions) {
+            passes.push(questions.answers(host.agent()?)?);
+        }
+        let passes = |(node, question): (usize, usize)| passes[node][question];
+        let is_wrong = |(probe, (sent, received)): &(&Probe, ((usize, usize), Option<_>))| {
+            (passes(*sent) && received.is_none_or(passes)) != probe.arrives
         };
-        let is_sent = passes(sender.node, &sender.pod.input_interface, to)?;
-        let endpoint = receiver.at(probe.family, Way::PodIp, port);
-        let arrives = sender.node == receiver.node || passes(receiver.node, "eth0", endpoint)?;
-        Ok(Some(is_sent && arrives))
+        let wrong = probes.iter().zip(asked).filter(is_wrong);
+        Ok(wrong.map(|(probe, _)| (probe, "explain says the opposite".to_owned())).collect())
     }
 
     fn line(&self, world: &World, (probe, what): &(&Probe, String)) -> String {
@@ -299,6 +317,16 @@ impl Play {
     }
 }
 
+impl Probe {
+    /// A ping has none.
+    fn port(&self) -> u16 {
+        match self.transport {
+            Transport::Port(_, port) => port,
+            Transport::Other => 0,
+        }
+    }
+}
+
 impl Member {
     fn at(&self, family: usize, way: Way, port: u16) -> SocketAddr {
         let address = match way {
@@ -307,6 +335,15 @@ impl Member {
         };
         SocketAddr::new(address, port)
     }
+}
+
+/// The probes of each sender.
+fn of_each<'a>(members: &[&Member], probes: &'a [Probe]) -> Vec<Vec<&'a Probe>> {
+    let mut of_each = vec![Vec::new(); members.len()];
+    for probe in probes {
+        of_each[probe.from].push(probe);
+    }
+    of_each
 }
 
 /// Every pair in both families. Whether a pod reaches itself through a service is not defined.
@@ -333,10 +370,9 @@ fn probes(world: &World, expected: &[Expected], ways: &[Way]) -> Vec<Probe> {
 pub fn play(
     label: &str,
     wiring: fn(usize) -> Wiring,
-    explained: usize,
     cases: impl Fn(&World) -> Vec<(Case, Vec<Way>)>,
 ) -> Result<()> {
-    let (mut play, world) = Play::new(label, wiring, explained)?;
+    let (mut play, world) = Play::new(label, wiring)?;
     let started = Instant::now();
     let cases = cases(&world);
     let mut failures = Vec::new();

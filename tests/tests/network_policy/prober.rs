@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -89,6 +90,7 @@ impl Ports {
 struct Open {
     question: usize,
     socket: Socket,
+    protocol: Option<Protocol>,
 }
 
 fn ask(questions: &[Question], patience: Duration, ports: &mut Ports) -> io::Result<Vec<Answer>> {
@@ -103,7 +105,7 @@ fn ask(questions: &[Question], patience: Duration, ports: &mut Ports) -> io::Res
             }
             Some(Protocol::Tcp | Protocol::Udp) | None => {
                 let socket = first_packet(*question, ports)?;
-                open.push(Open { question: number, socket });
+                open.push(Open { question: number, socket, protocol: question.protocol });
             }
         }
     }
@@ -113,13 +115,12 @@ fn ask(questions: &[Question], patience: Duration, ports: &mut Ports) -> io::Res
         if open.is_empty() && chunks.iter().all(is_done) {
             break;
         }
-        wait(&open, &chunks, left)?;
-        open.retain(|it| match it.answer(questions[it.question].protocol) {
-            Some(answer) => {
-                answers[it.question] = answer;
-                false
-            }
-            None => true,
+        let mut has_something = wait(&open, &chunks, left)?.into_iter();
+        open.retain(|it| {
+            let answer = has_something.next().unwrap_or_default().then(|| it.answer()).flatten();
+            let is_open = answer.is_none();
+            answers[it.question] = answer.unwrap_or(Answer::Silent);
+            is_open
         });
         for number in chunks.iter_mut().flat_map(Chunks::answered) {
             answers[number] = Answer::Answered;
@@ -128,18 +129,22 @@ fn ask(questions: &[Question], patience: Duration, ports: &mut Ports) -> io::Res
     Ok(answers)
 }
 
-fn wait(open: &[Open], chunks: &[Chunks], left: Duration) -> io::Result<()> {
+/// Waits until something has come, and says which questions have something.
+fn wait(open: &[Open], chunks: &[Chunks], left: Duration) -> io::Result<Vec<bool>> {
+    // What comes within this time is read at once.
+    const TOGETHER: Duration = Duration::from_millis(1);
+    thread::sleep(TOGETHER);
     // A connection is writable, a datagram's answer readable.
     let events = PollFlags::POLLIN | PollFlags::POLLERR;
     let sockets = open.iter().map(|it| {
-        let is_tcp = it.socket.r#type().is_ok_and(|kind| kind == Type::STREAM);
+        let is_tcp = it.protocol == Some(Protocol::Tcp);
         PollFd::new(it.socket.as_fd(), if is_tcp { PollFlags::POLLOUT } else { events })
     });
     let raw = chunks.iter().map(|it| PollFd::new(it.socket.as_fd(), events));
     let mut all: Vec<_> = sockets.chain(raw).collect();
     let left = left.max(Duration::from_millis(1));
     poll(&mut all, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX))?;
-    Ok(())
+    Ok(all.iter().map(|it| it.any().unwrap_or(true)).collect())
 }
 
 /// A SYN, a datagram or an echo request on its way.
@@ -176,13 +181,13 @@ fn first_packet(question: Question, ports: &mut Ports) -> io::Result<Socket> {
 
 impl Open {
     /// `None` while there is none.
-    fn answer(&self, protocol: Option<Protocol>) -> Option<Answer> {
+    fn answer(&self) -> Option<Answer> {
         let refused = |error: io::Error| Some(Answer::Refused(error.to_string()));
         match self.socket.take_error() {
             Ok(None) => {}
             Ok(Some(error)) | Err(error) => return refused(error),
         }
-        if protocol == Some(Protocol::Tcp) {
+        if self.protocol == Some(Protocol::Tcp) {
             self.socket.peer_addr().ok()?;
             // A reset leaves no socket in TIME_WAIT.
             let _ = self.socket.set_linger(Some(Duration::ZERO));

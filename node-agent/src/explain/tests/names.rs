@@ -19,6 +19,9 @@ fn names_mean_the_addresses_of_pods_and_services() {
         ("default/pod-0", "10.96.0.10:53/udp", HERE_1, "10.96.0.10:53/udp"),
         ("8.8.8.8", "default/pod-0:8080/udp", "8.8.8.8", "10.1.2.3:8080/udp"),
         ("8.8.8.8", "10.96.0.10:80", "8.8.8.8", "10.96.0.10:80/tcp"),
+        ("8.8.8.8", "default/pod-0/icmp", "8.8.8.8", "10.1.2.3/icmp"),
+        ("default/pod-0", "default/web/icmp", HERE_1, "10.96.0.10/icmp"),
+        ("default/pod-0", "10.9.9.9/icmp", HERE_1, "10.9.9.9/icmp"),
     ];
     for (from, to, source, destination) in cases {
         assert_eq!(
@@ -38,6 +41,9 @@ fn names_of_nothing_are_errors() {
         ("default/pod-0", "default/web:81", none("default/web:81")),
         ("default/pod-0", "default/web:http/udp", none("default/web:http/udp")),
         ("default/pod-0", "default/pod-0", none("default/pod-0")),
+        ("8.8.8.8", "default/pod-0/icmpv6", none("default/pod-0/icmpv6")),
+        ("8.8.8.8", "default/pod-0:80/icmp", none("default/pod-0:80/icmp")),
+        ("8.8.8.8", "default/nothing/icmp", none("default/nothing/icmp")),
         ("10.0.0.0/8", "default/web:http", PacketError::From("10.0.0.0/8".to_owned())),
         (
             "default/pod-0",
