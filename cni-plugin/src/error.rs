@@ -90,7 +90,7 @@ impl CniError {
     }
 
     /// The message and all its causes on one line.
-    pub(crate) fn in_full(&self) -> String {
+    pub fn in_full(&self) -> String {
         in_full(self)
     }
 

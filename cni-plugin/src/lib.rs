@@ -20,6 +20,7 @@ mod version;
 mod wait;
 
 pub use adopt::{Adopter, NotAdopted, Remembered};
+pub use command::inspect;
 pub use config::ANNOTATIONS;
 pub use environment::Environment;
 pub use error::CniError;

@@ -169,6 +169,9 @@ interface. In a *.conflist under /etc/cni/net.d, as the last of \"plugins\":
 optionally with \"runDir\" (where it records; by default {}) and
 \"waitForAgent\" (e.g. {{ \"timeout\": \"1s\", \"onTimeout\": \"proceed\" }}).
 
+To see how a pod's TCP is redirected, run as root:
+`denizen inspect CONTAINER|NAMESPACE/POD [RUN_DIR]`.
+
 CNI versions: {}
 ",
         env!("CARGO_PKG_VERSION"),

@@ -5,6 +5,7 @@ mod connections;
 mod figures;
 mod health;
 mod notes;
+mod redirect;
 #[cfg(test)]
 mod tests;
 mod view;

@@ -143,6 +143,8 @@ pub fn pods(generation: u64, pods: &[(&str, &str)]) -> PodSet {
             ips: vec![ip(address)],
             added_at: "2026-11-20T12:00:00Z".into(),
             adopted: false,
+            redirect: None,
+            sidecar: None,
         }
     };
     PodSet {

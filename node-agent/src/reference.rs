@@ -10,7 +10,7 @@ use crate::check::{Check, Finding, Topic, Verdict as CheckVerdict};
 use crate::cli::command;
 use crate::connections::{Connection, Totals};
 use crate::drops::{DropCount, DropCounts, DropVerdict, DroppedPacket, PacketReport};
-use crate::explain::{Explanation, PolicyRow, Step, Verdict};
+use crate::explain::{Explanation, PolicyRow, RedirectRow, Step, Verdict};
 use crate::status::metrics::Metrics;
 use crate::status::{LastSync, Status};
 use crate::trace::{Comparison, Fate, HookReport, Place, Report, RuleReport, TracedPackets};
@@ -78,6 +78,8 @@ fn every_field_of_the_status_is_there() {
         waiting_for: Vec::new(),
         pods: 0,
         unrecorded_interfaces: 0,
+        redirected_pods: 0,
+        unredirected_pods: 0,
         services: 0,
         endpoints: 0,
         generation: None,
@@ -127,6 +129,13 @@ fn every_field_of_an_explanation_is_there() {
             rule: Some(0),
             peer: text(),
             ports: text(),
+        }],
+        redirects: vec![RedirectRow {
+            direction: String::new(),
+            pod: String::new(),
+            endpoint: text(),
+            port: Some(0),
+            rule: text(),
         }],
         steps: vec![Step { what: String::new(), why: String::new() }],
     };

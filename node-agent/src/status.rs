@@ -30,6 +30,13 @@ pub struct Status {
     pub waiting_for: Vec<String>,
     /// Programmed attachments of local pods.
     pub pods: usize,
+    /// Attachments whose TCP the plugin has redirected to the pod's own proxy.
+    #[serde(default)]
+    pub redirected_pods: usize,
+    /// Pods with a mesh's proxy that were attached without denizen, on a node where it redirects
+    /// such pods; a warning names them.
+    #[serde(default)]
+    pub unredirected_pods: usize,
     /// Interfaces that have looked like a pod's for a while but have no record; a warning names
     /// them.
     #[serde(default)]
@@ -148,12 +155,18 @@ impl fmt::Display for Status {
             .as_ref()
             .map(|last| format!("{} in {:.1} ms", last.at, last.milliseconds));
         let repair = self.last_repair_milliseconds.map(|ms| format!(", the last in {ms:.1} ms"));
+        let without = match self.unredirected_pods {
+            0 => String::new(),
+            number => format!(", and {number} have a proxy and are not"),
+        };
+        let redirected = format!("{} pods{without}", self.redirected_pods);
         let times = if self.drift_repaired == 1 { "time" } else { "times" };
         let lines = [
             ("state", synced),
             ("backend", format!("{}: {}", self.backend, self.backend_why)),
             ("detect-local", self.detect_local.clone()),
             ("local pods", format!("{}{}", self.pods, generation.unwrap_or_default())),
+            ("redirected", redirected),
             ("services", self.services.to_string()),
             ("endpoints", self.endpoints.to_string()),
             ("last sync", last.unwrap_or("never".to_owned())),

@@ -96,6 +96,7 @@ fn record(number: usize) -> Attachment {
         ],
         added_at: "2026-11-20T12:00:00Z".to_owned(),
         adopted: false,
+        sidecar: None,
         redirect: None,
         unknown: unknown(),
     }

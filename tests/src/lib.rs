@@ -33,6 +33,7 @@ pub mod http;
 pub mod iptables;
 pub mod kube_proxy;
 pub mod lasting;
+pub mod linkerd_init;
 pub mod load;
 pub mod manifest;
 pub mod netns;

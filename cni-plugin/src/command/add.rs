@@ -60,6 +60,7 @@ pub(crate) fn add(
         ips: prev_result.ips,
         added_at: rfc3339(now),
         adopted: false,
+        sidecar: None,
         redirect,
         unknown: Map::new(),
     };

@@ -4,6 +4,7 @@ mod add;
 mod check;
 mod del;
 mod gc;
+mod inspect;
 mod status;
 
 use std::path::Path;
@@ -15,6 +16,7 @@ pub(crate) use add::add;
 pub(crate) use check::check;
 pub(crate) use del::del;
 pub(crate) use gc::gc;
+pub use inspect::inspect;
 pub(crate) use status::status;
 
 use crate::environment::Attach;

@@ -150,7 +150,7 @@ fn invalid_chain(kernel: &mut Kernel) -> Result<Vec<Arc<str>>, CniError> {
 }
 
 /// A connection to nf_tables in `netns`.
-fn open(netns: &Netns) -> Result<Kernel, CniError> {
+pub(super) fn open(netns: &Netns) -> Result<Kernel, CniError> {
     let cannot = |error: NetlinkError| CniError::Io {
         doing: "cannot reach nf_tables in the pod's network namespace".to_owned(),
         source: std::io::Error::other(in_full(&error)),
@@ -161,7 +161,7 @@ fn open(netns: &Netns) -> Result<Kernel, CniError> {
         .map_err(cannot)
 }
 
-fn unreadable(error: &NetlinkError) -> CniError {
+pub(super) fn unreadable(error: &NetlinkError) -> CniError {
     CniError::io(
         format!("cannot read {TABLE}: {}", in_full(error)),
         error.errno().unwrap_or(Errno::EIO),
@@ -248,13 +248,13 @@ fn foreign_chains(seen: &[FoundChain]) -> Vec<String> {
 }
 
 /// A rule of a chain.
-struct FoundRule {
+pub(super) struct FoundRule {
     comment: Arc<str>,
     /// What it is in the chain that is wanted; `None` when it does something else.
-    place: Option<usize>,
+    pub(super) place: Option<usize>,
 }
 
-fn found_rule(wanted: &Commented, rule: RuleView<'_>) -> FoundRule {
+pub(super) fn found_rule(wanted: &Commented, rule: RuleView<'_>) -> FoundRule {
     let comment = rule.comment().unwrap_or("a rule without a comment");
     let mut both = wanted.chain.rules.iter().zip(&wanted.comments);
     // The comment distinguishes rules, and what the rule does is compared: either can be changed.

@@ -158,6 +158,19 @@ fn table(rules: &[String], jumps: &[&str]) -> String {
     format!("*nat\n{chains}{rules}{jumps}COMMIT\n")
 }
 
+/// The rules in `netns` as `iptables-save` lists them, with the connections that they counted.
+pub(super) fn counted(netns: &Netns, redirect: &Redirect) -> Result<String, CniError> {
+    let mut text = String::new();
+    for version in versions(redirect) {
+        let listed = execute(netns, save_program(version), &["-c", "-t", "nat"], "")?;
+        text += &format!("{version}, [connections:bytes]\n");
+        for line in listed.lines().filter(|line| line.contains("proxy-init/")) {
+            text += &format!("{line}\n");
+        }
+    }
+    Ok(text)
+}
+
 /// The rules of the two chains in what `iptables-save` lists.
 fn own_lines(text: &str) -> Vec<String> {
     let is_own = |line: &&str| CHAINS.iter().any(|chain| line.starts_with(&format!("-A {chain} ")));
@@ -273,11 +286,14 @@ fn multiports<'a>(ranges: impl Iterator<Item = &'a PortRange>) -> Vec<String> {
 }
 
 fn save(netns: &Netns, version: IpVersion) -> Result<String, CniError> {
-    let program = match version {
+    execute(netns, save_program(version), &["-t", "nat"], "")
+}
+
+fn save_program(version: IpVersion) -> &'static str {
+    match version {
         IpVersion::V4 => "iptables-save",
         IpVersion::V6 => "ip6tables-save",
-    };
-    execute(netns, program, &["-t", "nat"], "")
+    }
 }
 
 fn restore(netns: &Netns, version: IpVersion, input: &str) -> Result<(), CniError> {

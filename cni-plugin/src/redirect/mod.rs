@@ -5,6 +5,7 @@
 
 mod consul;
 mod entry;
+mod inspect;
 mod install;
 mod iptables;
 mod istio;
@@ -14,4 +15,6 @@ mod program;
 mod verify;
 
 pub(crate) use entry::{Entry, OnFailure};
+pub(crate) use inspect::inspect;
 pub(crate) use install::{differences, install, remove_obsolete};
+pub(crate) use profile::sidecar;

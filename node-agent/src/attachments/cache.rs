@@ -5,6 +5,7 @@
 //! before that it was the bare result (libcni/api.go, `cachedInfo`). The folder is on a disk: after
 //! a reboot it still has files of pods that are gone.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
@@ -12,9 +13,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use denizen_cni::ANNOTATIONS;
 use denizen_state::Attachment;
 use denizen_state::regular;
 use serde::Deserialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 /// The folders of results below the cache folder: libcni's own, and that of runtimes that keep more
@@ -34,6 +37,8 @@ pub(super) struct Entry {
     pub(super) network: String,
     pub(super) netns: Option<String>,
     pub(super) args: String,
+    /// The pod's annotations, if the runtime passes them.
+    pub(super) annotations: BTreeMap<String, String>,
     pub(super) result: Box<RawValue>,
 }
 
@@ -112,6 +117,8 @@ struct Cached {
     netns: Option<String>,
     #[serde(default)]
     cni_args: Option<Vec<(String, String)>>,
+    #[serde(default)]
+    capability_args: Option<BTreeMap<String, Value>>,
     result: Option<Box<RawValue>>,
 }
 
@@ -120,6 +127,8 @@ fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<Ent
     let cached: Cached = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let missing = |key: &str| format!("{key} is missing");
     let (path, args) = (path.to_owned(), cached.cni_args.unwrap_or_default());
+    let passed = cached.capability_args.and_then(|mut passed| passed.remove(ANNOTATIONS));
+    let annotations = passed.and_then(|it| serde_json::from_value(it).ok()).unwrap_or_default();
     let args: Vec<String> = args.iter().map(|(key, value)| format!("{key}={value}")).collect();
     match cached.kind.as_deref() {
         Some("cniCacheV1") => Ok(Entry {
@@ -130,6 +139,7 @@ fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<Ent
             network: cached.network_name.ok_or_else(|| missing("networkName"))?,
             netns: cached.netns,
             args: args.join(";"),
+            annotations,
             result: cached.result.ok_or_else(|| missing("result"))?,
         }),
         Some(other) => Err(format!("its kind is {other:?}, not cniCacheV1")),
@@ -148,6 +158,7 @@ fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<Ent
                 network: network.to_owned(),
                 netns: None,
                 args: String::new(),
+                annotations,
                 result: serde_json::from_str(text).map_err(|error| error.to_string())?,
             })
         }

@@ -17,6 +17,8 @@ impl<B: Backend> Engine<B> {
         let own = &metrics.own;
         own.local_pods.set(gauge(status.pods));
         own.unrecorded_interfaces.set(gauge(status.unrecorded_interfaces));
+        own.redirected_pods.set(gauge(status.redirected_pods));
+        own.unredirected_pods.set(gauge(status.unredirected_pods));
         own.services.set(gauge(status.services));
         own.endpoints.set(gauge(status.endpoints));
         own.problems.set(gauge(status.errors.len()));

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::Engine;
+use super::{Engine, redirect};
 use crate::backend::{Backend, Figures};
 use crate::model::Listing;
 use crate::plan::{Remark, ServicePlan, Sides};
@@ -52,8 +52,13 @@ impl<B: Backend> Engine<B> {
         let network_policy = self.network_policy(&mut errors);
         let Figures { missed_lookups, affinity, .. } = &self.figures;
         let (model, services) = (self.planner.model(), self.planner.plan().services());
+        let pods = self.planner.plan().recorded();
+        let unredirected = redirect::lacking(pods);
+        let warning = redirect::warning(&unredirected);
         Status {
-            warnings: affinity.warnings().chain(surprising).collect(),
+            redirected_pods: pods.iter().filter(|pod| pod.redirect.is_some()).count(),
+            unredirected_pods: unredirected.len(),
+            warnings: affinity.warnings().chain(surprising).chain(warning).collect(),
             backend: String::new(),
             backend_why: String::new(),
             detect_local: self.planner.plan().policy().detector.to_string(),

@@ -40,6 +40,7 @@ impl<B> Engine<B> {
             ips: pod.ips.iter().map(IpAddr::to_string).collect(),
             interface: pod.interface.to_string(),
             port: pod.port.as_deref().map(str::to_owned),
+            redirect: pod.redirect.as_deref().map(|redirect| redirect.profile.clone()),
             policy: firewall.map(|firewall| sides(firewall, pod)).unwrap_or_default(),
         };
         Found { total: pods.len(), shown: pods.iter().take(2 * ROWS).map(row).collect() }

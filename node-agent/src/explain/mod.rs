@@ -9,6 +9,7 @@ mod masquerade;
 mod name;
 mod packet;
 mod policy;
+mod redirect;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -21,6 +22,7 @@ use thiserror::Error;
 
 pub use packet::{Packet, PacketError, Transport};
 pub use policy::PolicyRow;
+pub use redirect::RedirectRow;
 
 use self::arrival::arrival;
 use crate::model::{Affinity, Listing, TrafficPolicy, family_of};
@@ -87,6 +89,9 @@ pub struct Explanation {
     /// What NetworkPolicies of this node's pods say, if any exists.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<PolicyRow>,
+    /// What happens inside pods whose TCP is redirected to their own proxy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub redirects: Vec<RedirectRow>,
     /// The steps, in order.
     pub steps: Vec<Step>,
 }
@@ -122,7 +127,8 @@ pub fn explain(
         Some(_) | None if is_kept_out => way.kept_out(sender),
         Some(_) | None => way.past(sender),
     };
-    Ok(policy::judge(plan, packet, explanation))
+    let explanation = policy::judge(plan, packet, explanation);
+    Ok(redirect::inside(plan, packet, explanation))
 }
 
 /// The sender, as the rules detect it.
@@ -342,6 +348,7 @@ impl<'a> Way<'a> {
             masqueraded: self.masqueraded,
             local: sender == Sender::Pod,
             policies: Vec::new(),
+            redirects: Vec::new(),
             steps: self.steps,
         }
     }

@@ -2,6 +2,7 @@
 
 mod names;
 mod owners;
+mod redirects;
 
 use super::{Explanation, Packet, Verdict, explain};
 use crate::fixture::*;

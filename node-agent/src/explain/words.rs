@@ -2,11 +2,17 @@
 
 use std::net::IpAddr;
 
+use denizen_state::redirect::{Connection, Protocol, Redirect};
+
 use super::{Transport, policy_name};
 use crate::model::TrafficPolicy;
 use crate::plan::{Arrival, Detector, Endpoints, Frontend, FrontendKind, Local, Port};
 
 pub(super) const NODE: &str = "the address is one of this node's own, and no interface was named";
+pub(super) const ONWARD: &str = "; what the proxy itself, another user or a mark that is skipped sends is not \
+     redirected. The proxy connects on, and what follows is that connection to the same destination";
+pub(super) const UNKNOWN_SOURCE: &str =
+    "; unless skipInboundCidrs has the address of the node that it sees as the source";
 const UNUSED_PORT: &str = "the address is a service's cluster IP, but no service has this port; nobody else \
      answers there";
 const UNUSED_BY_PINGS: &str = "the address is a service's cluster IP; services have ports, which a ping has not, and \
@@ -208,5 +214,21 @@ pub(super) fn endpoints(endpoints: &Endpoints) -> String {
             format!("to one of {n} endpoints, 1 in {n} each: {list}, and {} more", n - SHOWN)
         }
         n => format!("to one of {n} endpoints, 1 in {n} each: {list}"),
+    }
+}
+
+/// Why no rule inside a pod matches.
+pub(super) fn no_rule(redirect: &Redirect, connection: &Connection<'_>) -> String {
+    match connection.protocol {
+        Some(Protocol::Tcp) => {
+            let interfaces = redirect.interfaces.join(", ");
+            format!(
+                "no rule of the pod matches: TCP is redirected at {interfaces}, as far as ports and \
+                 networks are not listed, and in the directions for which the proxy has a port"
+            )
+        }
+        Some(Protocol::Udp) | None => {
+            "no rule of the pod matches: only TCP is redirected".to_owned()
+        }
     }
 }

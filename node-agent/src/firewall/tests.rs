@@ -161,6 +161,8 @@ fn recorded(which: u8) -> PodSet {
         ips: vec![address(0, name)],
         added_at: "2026-11-20T12:00:00Z".into(),
         adopted: false,
+        redirect: None,
+        sidecar: None,
     };
     PodSet {
         version: Some((Epoch("e".into()), Generation(u64::from(which)))),

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::cluster_pod::PodName;
+use denizen_state::redirect::Redirect;
 use denizen_state::{AttachmentId, Epoch, Generation};
 
 /// One attachment of a pod whose packets enter this node's network stack.
@@ -30,6 +31,10 @@ pub struct LocalPod {
     pub added_at: Arc<str>,
     /// It was attached without the plugin, and may have sent packets before it was recorded.
     pub adopted: bool,
+    /// How the plugin redirected the pod's TCP to its own proxy.
+    pub redirect: Option<Arc<Redirect>>,
+    /// The profile that would redirect it, if it has a mesh's proxy and was adopted.
+    pub sidecar: Option<Arc<str>>,
 }
 
 impl LocalPod {

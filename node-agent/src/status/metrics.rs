@@ -79,6 +79,10 @@ pub struct Own {
     pub local_pods: Gauge,
     /// Interfaces that look like a pod's and have no record.
     pub unrecorded_interfaces: Gauge,
+    /// Attachments whose TCP is redirected to the pod's own proxy.
+    pub redirected_pods: Gauge,
+    /// Pods with a mesh's proxy that were attached without denizen.
+    pub unredirected_pods: Gauge,
     /// Services that are known.
     pub services: Gauge,
     /// Endpoints that connections are forwarded to, counted once for each service port.
@@ -238,6 +242,8 @@ impl Own {
         let metrics = Self {
             local_pods: Gauge::default(),
             unrecorded_interfaces: Gauge::default(),
+            redirected_pods: Gauge::default(),
+            unredirected_pods: Gauge::default(),
             services: Gauge::default(),
             endpoints: Gauge::default(),
             pod_programming: doubling(0.000_5, 15),
@@ -264,6 +270,16 @@ impl Own {
                 "unrecorded_interfaces",
                 "Interfaces that look like a pod's but have no record: status names them",
                 &self.unrecorded_interfaces,
+            ),
+            (
+                "redirected_pods",
+                "Attachments whose TCP the plugin has redirected to the pod's own proxy",
+                &self.redirected_pods,
+            ),
+            (
+                "unredirected_pods",
+                "Pods with a mesh's proxy that were attached without denizen: status names them",
+                &self.unredirected_pods,
             ),
             ("services", "Known services", &self.services),
             ("endpoints", "Endpoints of all service ports", &self.endpoints),

@@ -51,6 +51,9 @@ pub struct PodRow {
     pub interface: String,
     /// The bridge port, for a bridged pod.
     pub port: Option<String>,
+    /// Whose proxy its TCP is redirected to: the profile.
+    #[serde(default)]
+    pub redirect: Option<String>,
     /// What policies say of it, for ingress and for egress; empty if the pod firewall is off.
     pub policy: Vec<SideRow>,
 }

@@ -131,6 +131,7 @@ fn said(verdict: Verdict) -> Explanation {
         masqueraded: Vec::new(),
         local: true,
         policies: Vec::new(),
+        redirects: Vec::new(),
         steps: Vec::new(),
     }
 }

@@ -49,6 +49,7 @@ pub(crate) fn record() -> Attachment {
         ips: vec![IpAddr::from([10, 1, 2, 3])],
         added_at: "2026-11-20T12:00:00Z".to_owned(),
         adopted: false,
+        sidecar: None,
         redirect: None,
         unknown: Map::new(),
     }

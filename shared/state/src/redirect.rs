@@ -1,6 +1,8 @@
 //! How the plugin redirected a pod's TCP to the pod's own proxy: what it programmed in the pod's
 //! network namespace, where no other program looks.
 
+mod rules;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroU16;
@@ -11,13 +13,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+pub use self::rules::{Ask, Connection, Direction, Does, Protocol, Rule};
+
 /// The name of the table, of the family `inet`, in the pod's network namespace.
 pub const TABLE: &str = "denizen-redirect";
 
 /// What is redirected in one pod, and what is not.
 ///
 /// The kernel's rules are made from this alone. Lists are in the order in which they were written.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Redirect {
     /// The profile of the conflist's entry.

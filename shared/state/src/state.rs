@@ -67,6 +67,11 @@ impl AttachmentId {
     pub fn new(container_id: &str, if_name: &str) -> AttachmentId {
         AttachmentId(format!("{container_id}/{if_name}"))
     }
+
+    /// The interface's name inside the pod.
+    pub fn if_name(&self) -> &str {
+        self.0.rsplit_once('/').map_or("", |(_, if_name)| if_name)
+    }
 }
 
 /// One interface of one pod, as recorded at ADD.
@@ -99,6 +104,10 @@ pub struct Attachment {
     /// The pod was attached without denizen, and the agent adopted it from the runtime's cache.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adopted: bool,
+    /// The profile that would redirect the pod, if it has a mesh's proxy and was adopted: denizen
+    /// has not redirected it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sidecar: Option<String>,
     /// How the pod's TCP is redirected to its own proxy, if the plugin redirected it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub redirect: Option<Redirect>,

@@ -112,6 +112,8 @@ impl Cluster {
             ips: vec![local_ip(n).into()],
             added_at: "2026-11-20T12:00:00Z".into(),
             adopted: false,
+            redirect: None,
+            sidecar: None,
         };
         let version = Some((Epoch("e".into()), Generation(generation)));
         Event::Pods(PodSet { version, pods: (0..count).map(pod).collect() })

@@ -118,6 +118,8 @@ pub fn programmed_pods(more: usize) -> denizen_agent::model::PodSet {
         ips: vec![IpAddr::V4(spare_ip((1 << 19) + number))],
         added_at: "2026-11-20T12:00:00Z".into(),
         adopted: false,
+        redirect: None,
+        sidecar: None,
     };
     denizen_agent::model::PodSet {
         version: None,

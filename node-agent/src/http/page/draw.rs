@@ -253,7 +253,10 @@ fn pods(asking: &Asking, pods: &Found<PodRow>) -> Markup {
                             th scope="row" { (pod.name) }
                             td { @for ip in &pod.ips { a href=(packet(pod, ip)) { code { (ip) } } " " } }
                             td { code { (pod.interface) }
-                                @if let Some(port) = &pod.port { " port " code { (port) } } }
+                                @if let Some(port) = &pod.port { " port " code { (port) } }
+                                @if let Some(profile) = &pod.redirect {
+                                    " redirected (" (profile) ")"
+                                } }
                             td { (firewall::sides(&pod.policy)) }
                         }
                     }

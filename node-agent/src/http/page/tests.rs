@@ -37,6 +37,8 @@ fn hostile_view() -> View {
             flushed: 0,
             flushing: false,
             unrecorded_interfaces: 0,
+            redirected_pods: 0,
+            unredirected_pods: 0,
             backend: text(),
             backend_why: text(),
             detect_local: text(),
@@ -66,6 +68,7 @@ fn hostile_view() -> View {
             ips: vec![text()],
             interface: text(),
             port: Some(text()),
+            redirect: Some(text()),
             policy: vec![SideRow {
                 direction: text(),
                 state: SideState::Isolated,
@@ -121,6 +124,7 @@ fn every_value_is_escaped() {
         masqueraded: Vec::new(),
         local: true,
         policies: Vec::new(),
+        redirects: Vec::new(),
         steps: vec![Step { what: HOSTILE.to_owned(), why: HOSTILE.to_owned() }],
     };
     let refused: Reply<Explanation> = Err(HOSTILE.to_owned());

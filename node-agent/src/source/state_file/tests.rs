@@ -54,6 +54,7 @@ fn attachment(
         ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
         added_at: "2026-11-20T12:00:00Z".to_owned(),
         adopted: false,
+        sidecar: None,
         redirect: None,
         unknown: Default::default(),
     }

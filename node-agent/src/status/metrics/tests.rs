@@ -28,6 +28,8 @@ fn names_and_types_are_these() {
         "denizen_build info",
         "denizen_local_pods gauge",
         "denizen_unrecorded_interfaces gauge",
+        "denizen_redirected_pods gauge",
+        "denizen_unredirected_pods gauge",
         "denizen_services gauge",
         "denizen_endpoints gauge",
         "denizen_problems gauge",

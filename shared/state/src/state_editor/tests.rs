@@ -24,13 +24,13 @@ prop_compose! {
         netns in prop::option::of(text()), l3_interface in prop::option::of(text()),
         host in prop::option::of((text(), any::<u32>(), text(), unknown())),
         bridge in prop::option::of(text()), ips in prop::collection::vec(any::<IpAddr>(), 0..3),
-        added_at in text(), adopted in any::<bool>(), profile in prop::option::of(text()), unknown in unknown(),
+        added_at in text(), adopted in any::<bool>(), sidecar in prop::option::of(text()), profile in prop::option::of(text()), unknown in unknown(),
     ) -> Attachment {
         let redirect = profile.map(|profile| Redirect { profile, ..Redirect::default() });
         let pod = pod.map(|(namespace, name, uid, unknown)| Pod { namespace, name, uid, unknown });
         let host_interface = host.map(|(name, index, mac, unknown)| HostInterface { name, index, mac, unknown });
         Attachment {
-            container_id, if_name, network, pod, netns, host_interface, l3_interface, bridge, ips, added_at, adopted, redirect, unknown,
+            container_id, if_name, network, pod, netns, host_interface, l3_interface, bridge, ips, added_at, adopted, sidecar, redirect, unknown,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! spoilt is written anew.
 
 mod late;
+mod sidecar;
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,5 +1,9 @@
-//! CHECK names what somebody changed of a pod's rules.
+//! CHECK names what somebody changed of a pod's rules, and `denizen inspect` shows them.
 
+use std::process::{Command, Stdio};
+
+use denizen_tests::cni::denizen;
+use denizen_tests::sidecar::{CLIENT_UID, fetch, serve};
 use serde_json::json;
 
 use super::context::{Mesh, nft};
@@ -81,4 +85,60 @@ fn check_names_every_difference() {
         // ADD knows its own chains alone.
         assert_eq!(repaired.is_ok(), !name.starts_with("a chain is foreign"), "{name}");
     }
+}
+
+/// What `denizen inspect` prints of the pod `default/web-0`, or why it fails.
+fn inspected(mesh: &Mesh, container: &str) -> Result<String, String> {
+    let mut inspect = Command::new(denizen());
+    inspect.args(["inspect", container]).arg(mesh.base.run_dir());
+    let output = inspect.stdin(Stdio::null()).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+}
+
+#[test]
+fn inspect_shows_each_rule_with_what_it_counted() {
+    let skip = ("config.linkerd.io/skip-outbound-ports", "443");
+    for backend in ["nftables", "iptables"] {
+        let redirect = json!({ "profile": "linkerd", "backend": backend, "verify": "none" });
+        let mesh = Mesh::bridged(&redirect, &[skip]);
+        mesh.add().unwrap();
+        serve(&mesh.base.pod, 8080);
+        fetch(&mesh.base.pod, CLIENT_UID, "127.0.0.1:8080".parse().unwrap()).unwrap();
+        let text = inspected(&mesh, "web-").unwrap();
+        assert_eq!(text, inspected(&mesh, "default/web-0").unwrap());
+        let words: &[&str] = match backend {
+            "nftables" => &[
+                "web-0/eth0 (default/web-0): redirected by the profile linkerd",
+                "connections inbound:",
+                "0 proxy-init/redirect-all-incoming-to-proxy-port: in through eth0 TCP, to port 4143",
+                "connections outbound:",
+                "1 proxy-init/ignore-loopback: out through lo, not redirected",
+                "0 proxy-init/ignore-port-443: TCP to port 443, not redirected",
+                "skipOutboundPorts is from the annotation config.linkerd.io/skip-outbound-ports",
+            ],
+            _ => &["[1:60] -A PROXY_INIT_OUTPUT -o lo", "is from the annotation"],
+        };
+        for word in words {
+            assert!(text.contains(word), "{word:?} is not in\n{text}");
+        }
+        assert!(!text.contains("not as recorded"), "{text}");
+    }
+}
+
+#[test]
+fn inspect_names_what_differs_and_what_is_not_there() {
+    let mesh = Mesh::bridged(&json!({ "profile": "linkerd" }), &[]);
+    mesh.add().unwrap();
+    nft(&mesh.base.pod, &[&CHANGES[4].1.replace("HANDLE", &handle(&mesh))]).unwrap();
+    let text = inspected(&mesh, "web-0").unwrap();
+    assert!(text.contains(" missing proxy-init/ignore-proxy-user-id: of user 2102"), "{text}");
+    assert!(text.contains("not as recorded: rule \"proxy-init/ignore-proxy-user-id\""), "{text}");
+    let unknown = inspected(&mesh, "other").unwrap_err();
+    assert!(unknown.contains("other is not recorded in"), "{unknown}");
+
+    let plain = Mesh::bridged(&json!({ "profile": "custom" }), &[]);
+    plain.add().unwrap();
+    let text = inspected(&plain, "web-0").unwrap();
+    assert_eq!(text, "web-0/eth0 (default/web-0): denizen does not redirect it\n");
 }

@@ -1,10 +1,11 @@
 //! A pod behind the real `bridge` or `ptp`, redirected by the real plugin.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 
 use denizen_state::Attachment;
+use denizen_tests::binary::ours;
 use denizen_tests::cni::{Call, Chain, Namespace, PluginContext, Refusal};
 use serde_json::{Value, json};
 
@@ -104,6 +105,23 @@ impl Mesh {
             }
         }
         counts
+    }
+
+    /// What `explain` says, from the record alone, of what the pod's rules do to a connection: the
+    /// chain and the rule, and the port to which it is redirected.
+    pub fn explained(&self, from: &str, to: SocketAddr) -> Vec<(String, Option<u64>)> {
+        let mut explain = Command::new(ours("denizen-agent").unwrap());
+        explain.args(["explain", "--output", "json", "--from", from, "--to", &to.to_string()]);
+        // There are no manifests.
+        explain.arg("--manifests").arg(tempfile::tempdir_in(self.base.folder()).unwrap().keep());
+        let output = explain.arg("--run-dir").arg(self.base.run_dir()).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        let said: Value = serde_json::from_slice(&output.stdout).expect(&error);
+        let row = |row: &Value| {
+            let rule = row["rule"].as_str().unwrap_or("no rule");
+            (format!("{} {rule}", row["direction"].as_str().unwrap()), row["port"].as_u64())
+        };
+        said["redirects"].as_array().into_iter().flatten().map(row).collect()
     }
 
     /// Whether the pod has the table.

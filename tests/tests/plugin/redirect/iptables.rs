@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use denizen_tests::cni::Namespace;
+use denizen_tests::linkerd_init::{DEFAULT, Rule, linkerd_init};
 use denizen_tests::sidecar::{CLIENT_UID, PROXY_UID, Redirected, Sidecar, fetch, serve};
 use serde_json::{Value, json};
 
@@ -25,36 +26,6 @@ fn listed(pod: &Namespace, programs: [&str; 2]) -> [Vec<String>; 2] {
         text.lines().filter(|line| line.starts_with("-A")).map(str::to_owned).collect()
     })
 }
-
-/// A command that linkerd-init executes: what comes behind `iptables -t nat`, and the comment of
-/// the rule.
-type Rule<'a> = (&'a str, &'a str);
-
-/// linkerd-init's rules without options, in its order.
-const DEFAULT: [Rule<'static>; 10] = [
-    ("-N PROXY_INIT_REDIRECT", ""),
-    (
-        "-A PROXY_INIT_REDIRECT -p tcp --match multiport --dports 4190,4191,4567:4568 -j RETURN",
-        "ignore-port-4190,4191,4567:4568",
-    ),
-    (
-        "-A PROXY_INIT_REDIRECT -p tcp -j REDIRECT --to-port 4143",
-        "redirect-all-incoming-to-proxy-port",
-    ),
-    ("-A PREROUTING -j PROXY_INIT_REDIRECT", "install-proxy-init-prerouting"),
-    ("-N PROXY_INIT_OUTPUT", ""),
-    ("-A PROXY_INIT_OUTPUT -m owner --uid-owner 2102 -j RETURN", "ignore-proxy-user-id"),
-    ("-A PROXY_INIT_OUTPUT -o lo -j RETURN", "ignore-loopback"),
-    (
-        "-A PROXY_INIT_OUTPUT -p tcp --match multiport --dports 4567:4568 -j RETURN",
-        "ignore-port-4567:4568",
-    ),
-    (
-        "-A PROXY_INIT_OUTPUT -p tcp -j REDIRECT --to-port 4140",
-        "redirect-all-outgoing-to-proxy-port",
-    ),
-    ("-A OUTPUT -j PROXY_INIT_OUTPUT", "install-proxy-init-output"),
-];
 
 /// With listed ports, a group, and more ports than one rule takes.
 const LISTED: [Rule<'static>; 13] = [
@@ -85,21 +56,6 @@ const LISTED: [Rule<'static>; 13] = [
     DEFAULT[8],
     DEFAULT[9],
 ];
-
-/// Executes linkerd-init's commands in `pod`, for both versions of IP.
-fn linkerd_init(pod: &Namespace, commands: &[Rule<'_>]) {
-    for program in ["iptables", "ip6tables"] {
-        for (command, comment) in commands {
-            let mut arguments = vec!["-t", "nat"];
-            arguments.extend(command.split(' '));
-            let comment = format!("proxy-init/{comment}");
-            if command.starts_with("-A") {
-                arguments.extend(["-m", "comment", "--comment", &comment]);
-            }
-            run(pod, program, &arguments);
-        }
-    }
-}
 
 #[test]
 fn the_rules_are_linkerd_init_s() {

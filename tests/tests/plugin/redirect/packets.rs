@@ -78,6 +78,15 @@ fn play(mesh: &Mesh, sidecar: &Sidecar, pod: IpAddr, node: IpAddr, case: &Case<'
         From::Node => fetch(&mesh.base.node, CLIENT_UID, to),
     };
     assert_eq!(said, Some(port.to_string()), "{name}: {to}");
+    let explained = match from {
+        From::Pod(CLIENT_UID | 0) => Some(mesh.explained(&pod.to_string(), to)),
+        From::Pod(_) => None,
+        From::Node => Some(mesh.explained(&node.to_string(), to)),
+    };
+    if let Some(explained) = explained {
+        let expected = (counted[0].to_owned(), taken.map(u64::from));
+        assert_eq!(explained, [expected], "{name}: {to}");
+    }
     let source = if from == From::Node { node } else { pod };
     let taken = taken.map(|port| Redirected { port, source, to });
     let seen: Vec<_> = sidecar.taken();

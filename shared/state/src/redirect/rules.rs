@@ -1,0 +1,354 @@
+//! The rules of a redirected pod, in order: what each asks of a connection, and what becomes of
+//! one that it matches. Pure. The plugin renders them for the kernel, and the agent's `explain`
+//! finds the one that decides, so the two cannot differ.
+//!
+//! Comments are those of linkerd's own rules where there is one, so that its documentation, and
+//! whoever knows it, finds them. What is denizen's alone begins with `denizen/`.
+
+use std::fmt::{self, Display};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::num::NonZeroU16;
+
+use ipnetwork::IpNetwork;
+
+use super::{Hairpin, Mark, PortRange, Redirect};
+
+/// Which connections a chain sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// What arrives for the pod.
+    Inbound,
+    /// What the pod's processes send.
+    Outbound,
+}
+
+impl Display for Direction {
+    /// The name of the chain.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Inbound => "inbound",
+            Self::Outbound => "outbound",
+        })
+    }
+}
+
+/// One rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// Its name without what it is about: the beginning of [`Self::comment`].
+    pub why: &'static str,
+    /// Its name, unique in its chain but for the version of IP and the interface.
+    pub comment: String,
+    /// All of this must hold.
+    pub asks: Vec<Ask>,
+    /// What becomes of the connection then.
+    pub does: Does,
+}
+
+/// A question to a connection's first packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ask {
+    /// It is IPv6.
+    Ipv6,
+    /// Its protocol is this one.
+    Protocol(Protocol),
+    /// Its destination port is one of these.
+    Port(PortRange),
+    /// Its source is one of these.
+    From(IpNetwork),
+    /// Its destination is one of these.
+    To(IpNetwork),
+    /// Its destination is of this version of IP, and not this address.
+    NotTo(IpAddr),
+    /// It comes in through this interface.
+    Enters(String),
+    /// It leaves through this interface.
+    Leaves(String),
+    /// A process of this user sends it.
+    User(u32),
+    /// A process of this group sends it.
+    Group(u32),
+    /// It has this mark.
+    Mark(Mark),
+}
+
+/// The protocols that rules distinguish.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+/// What a rule does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Does {
+    /// The connection goes where it was to go.
+    Skip,
+    /// It goes to this port of the pod.
+    Redirect(NonZeroU16),
+}
+
+/// The first packet of a connection without a mark, sent by a user and a group that no rule asks
+/// for: neither the proxy's nor those that are skipped.
+#[derive(Debug, Clone, Copy)]
+pub struct Connection<'a> {
+    /// The interface of the pod through which it comes in, or leaves.
+    pub interface: &'a str,
+    /// Its source; `None` if that is not known: then no rule that asks for it matches.
+    pub source: Option<IpAddr>,
+    /// Its destination.
+    pub destination: IpAddr,
+    /// Its destination port.
+    pub port: u16,
+    /// Its protocol; `None` if it is neither.
+    pub protocol: Option<Protocol>,
+}
+
+impl Rule {
+    /// Whether it matches this connection.
+    pub fn matches(&self, connection: &Connection<'_>) -> bool {
+        self.asks.iter().all(|ask| ask.holds(connection))
+    }
+}
+
+impl Display for Rule {
+    /// Its comment, what it asks for, and what it does.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.comment)?;
+        self.asks.iter().try_for_each(|ask| write!(f, " {ask}"))?;
+        match self.does {
+            Does::Skip => f.write_str(", not redirected"),
+            Does::Redirect(port) => write!(f, ", to port {port} of the pod"),
+        }
+    }
+}
+
+impl Display for Ask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ipv6 => f.write_str("IPv6"),
+            Self::Protocol(Protocol::Tcp) => f.write_str("TCP"),
+            Self::Protocol(Protocol::Udp) => f.write_str("UDP"),
+            Self::Port(range) => write!(f, "to port {range}"),
+            Self::From(cidr) => write!(f, "from {cidr}"),
+            Self::To(cidr) => write!(f, "to {cidr}"),
+            Self::NotTo(address) => write!(f, "not to {address}"),
+            Self::Enters(name) => write!(f, "in through {name}"),
+            Self::Leaves(name) => write!(f, "out through {name}"),
+            Self::User(uid) => write!(f, "of user {uid}"),
+            Self::Group(gid) => write!(f, "of group {gid}"),
+            Self::Mark(mark) => write!(f, "with mark {mark}"),
+        }
+    }
+}
+
+impl Ask {
+    fn holds(&self, connection: &Connection<'_>) -> bool {
+        let Connection { interface, source, destination, port, protocol } = connection;
+        match self {
+            Self::Ipv6 => destination.is_ipv6(),
+            Self::Protocol(wanted) => *protocol == Some(*wanted),
+            Self::Port(range) => range.contains(*port),
+            Self::From(cidr) => source.is_some_and(|source| cidr.contains(source)),
+            Self::To(cidr) => cidr.contains(*destination),
+            Self::NotTo(address) => {
+                address.is_ipv4() == destination.is_ipv4() && address != destination
+            }
+            Self::Enters(wanted) | Self::Leaves(wanted) => wanted == interface,
+            Self::User(_) | Self::Group(_) | Self::Mark(_) => false,
+        }
+    }
+}
+
+impl Redirect {
+    /// The rules of one chain, in order. The first one that matches decides.
+    pub fn rules(&self, direction: Direction) -> Vec<Rule> {
+        let mut rules = Rules::default();
+        match direction {
+            Direction::Inbound => rules.inbound(self),
+            Direction::Outbound => rules.outbound(self),
+        }
+        rules.0
+    }
+}
+
+const LOOPBACK: &str = "lo";
+const LOOPBACKS: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+
+/// From where Envoy connects to the pod's server when it passes on what arrived: 127.0.0.6 and ::6.
+const PASSED_ON: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(127, 0, 0, 6)), IpAddr::V6(Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6))];
+
+const TCP: Ask = Ask::Protocol(Protocol::Tcp);
+
+#[derive(Default)]
+struct Rules(Vec<Rule>);
+
+impl Rules {
+    /// Adds a rule. One that is there already matches nothing more: it is not added twice.
+    fn add(
+        &mut self,
+        why: &'static str,
+        of: impl Display,
+        asks: impl IntoIterator<Item = Ask>,
+        does: Does,
+    ) {
+        let asks = asks.into_iter().collect();
+        let rule = Rule { why, comment: format!("{why}{of}"), asks, does };
+        if !self.0.contains(&rule) {
+            self.0.push(rule);
+        }
+    }
+
+    /// Leaves alone what it matches.
+    fn skip(&mut self, why: &'static str, of: impl Display, asks: impl IntoIterator<Item = Ask>) {
+        self.add(why, of, asks, Does::Skip);
+    }
+
+    fn skip_ports(&mut self, ports: &[PortRange]) {
+        for range in ports {
+            self.skip("proxy-init/ignore-port-", range, [TCP, Ask::Port(*range)]);
+        }
+    }
+
+    fn skip_cidrs(&mut self, cidrs: &[IpNetwork], ask: fn(IpNetwork) -> Ask) {
+        for cidr in cidrs {
+            self.skip("proxy-init/ignore-subnet-", cidr, [ask(*cidr)]);
+        }
+    }
+
+    /// Not asked for IPv6: its packets pass the proxy by, and are counted.
+    fn bypass_ipv6(&mut self, redirect: &Redirect) {
+        if redirect.bypass_ipv6 {
+            self.skip("denizen/ignore-ipv6", "", [Ask::Ipv6]);
+        }
+    }
+
+    fn inbound(&mut self, redirect: &Redirect) {
+        let Some(port) = redirect.inbound_port else { return };
+        let to = Does::Redirect(port);
+        self.bypass_ipv6(redirect);
+        self.skip_ports(&redirect.always_skip_inbound_ports);
+        self.skip_ports(&redirect.skip_inbound_ports);
+        self.skip_cidrs(&redirect.skip_inbound_cidrs, Ask::From);
+        // At the pod's own interfaces only: what containers inside the pod send is not for the pod.
+        for interface in &redirect.interfaces {
+            let enters = || Ask::Enters(interface.clone());
+            for range in &redirect.only_inbound_ports {
+                let of = format!("{range}-to-proxy-port");
+                let asks = [enters(), TCP, Ask::Port(*range)];
+                self.add("proxy-init/redirect-port-", of, asks, to);
+            }
+            if redirect.only_inbound_ports.is_empty() {
+                let why = "proxy-init/redirect-all-incoming-to-proxy-port";
+                self.add(why, "", [enters(), TCP], to);
+            }
+        }
+    }
+
+    fn outbound(&mut self, redirect: &Redirect) {
+        if let Some(port) = redirect.dns_port {
+            self.redirect_dns(port);
+        }
+        let Some(port) = redirect.outbound_port else { return };
+        self.bypass_ipv6(redirect);
+        if let (Hairpin::Inbound, Some(inbound)) = (redirect.hairpin, redirect.inbound_port) {
+            self.hairpin(redirect, inbound);
+        }
+        self.skip_senders(redirect);
+        self.skip_ports(&redirect.skip_outbound_ports);
+        self.skip_cidrs(&redirect.skip_outbound_cidrs, Ask::To);
+        for interface in &redirect.interfaces {
+            self.redirect_outbound(redirect, interface, port);
+        }
+        if redirect.hairpin == Hairpin::Outbound {
+            self.redirect_outbound(redirect, LOOPBACK, port);
+        }
+    }
+
+    /// What is skipped for its sender, and what the pod sends to itself.
+    fn skip_senders(&mut self, redirect: &Redirect) {
+        // Nothing that the proxy sends may come back to it.
+        if let Some(uid) = redirect.proxy_uid {
+            self.skip("proxy-init/ignore-proxy-user-id", "", [Ask::User(uid)]);
+        }
+        if let Some(gid) = redirect.proxy_gid {
+            self.skip("proxy-init/ignore-proxy-group-id", "", [Ask::Group(gid)]);
+        }
+        match redirect.hairpin {
+            // What the pod sends to itself by any of its addresses.
+            Hairpin::Direct | Hairpin::Inbound => {
+                self.skip("proxy-init/ignore-loopback", "", [over_loopback()]);
+            }
+            Hairpin::Outbound => {
+                for loopback in LOOPBACKS {
+                    self.skip("denizen/ignore-loopback-address", "", [Ask::To(loopback.into())]);
+                }
+            }
+        }
+        for uid in &redirect.skip_outbound_uids {
+            self.skip("denizen/ignore-user-id-", uid, [Ask::User(*uid)]);
+        }
+        if let Some(mark) = redirect.skip_mark {
+            self.skip("denizen/ignore-mark-", mark, [Ask::Mark(mark)]);
+        }
+    }
+
+    /// What the pod sends at this interface.
+    fn redirect_outbound(&mut self, redirect: &Redirect, interface: &str, port: NonZeroU16) {
+        let (leaves, to) = (|| Ask::Leaves(interface.to_owned()), Does::Redirect(port));
+        for cidr in &redirect.only_outbound_cidrs {
+            let of = format!("{cidr}-to-proxy-port");
+            self.add("denizen/redirect-subnet-", of, [leaves(), TCP, Ask::To(*cidr)], to);
+        }
+        for range in &redirect.only_outbound_ports {
+            let of = format!("{range}-to-proxy-port");
+            self.add("proxy-init/redirect-port-", of, [leaves(), TCP, Ask::Port(*range)], to);
+        }
+        if redirect.only_outbound_cidrs.is_empty() && redirect.only_outbound_ports.is_empty() {
+            let why = "proxy-init/redirect-all-outgoing-to-proxy-port";
+            self.add(why, "", [leaves(), TCP], to);
+        }
+    }
+
+    /// Resolvers ask at the loopback, where the proxy does not listen at port 53.
+    fn redirect_dns(&mut self, port: NonZeroU16) {
+        const DNS: NonZeroU16 = NonZeroU16::new(53).expect("53 is not 0");
+        for loopback in LOOPBACKS {
+            for protocol in [Protocol::Udp, Protocol::Tcp] {
+                let to = Ask::To(loopback.into());
+                let asks = [to, Ask::Protocol(protocol), Ask::Port(DNS.into())];
+                self.add("denizen/redirect-dns-to-port-", port, asks, Does::Redirect(port));
+            }
+        }
+    }
+
+    /// What the proxy sends to the pod comes back to its port for what arrives, once: what it then
+    /// sends to the pod's own server has a source that tells it.
+    fn hairpin(&mut self, redirect: &Redirect, port: NonZeroU16) {
+        // Whatever is not redirected outbound is not redirected here either.
+        self.skip_ports(&redirect.skip_outbound_ports);
+        for range in &redirect.always_skip_inbound_ports {
+            let asks = [over_loopback(), TCP, Ask::Port(*range)];
+            self.skip("denizen/ignore-hairpin-port-", range, asks);
+        }
+        let proxy = match (redirect.proxy_uid, redirect.proxy_gid) {
+            (Some(uid), _) => Ask::User(uid),
+            (None, Some(gid)) => Ask::Group(gid),
+            (None, None) => return,
+        };
+        for (passed_on, loopback) in PASSED_ON.into_iter().zip(LOOPBACKS) {
+            let from = Ask::From(passed_on.into());
+            self.skip("denizen/ignore-passed-on", "", [over_loopback(), from]);
+            let asks = [over_loopback(), Ask::NotTo(loopback), TCP, proxy.clone()];
+            let why = "denizen/redirect-hairpin-to-proxy-port";
+            self.add(why, "", asks, Does::Redirect(port));
+        }
+    }
+}
+
+fn over_loopback() -> Ask {
+    Ask::Leaves(LOOPBACK.to_owned())
+}
