@@ -23,8 +23,10 @@ pub const VERDICT: &str = "the guest's verdict: all is well";
 /// slow, or busy.
 const BOUND: Duration = Duration::from_secs(1100);
 
-/// A serial console, and nothing else.
-const MACHINE: &str = "-cpu max -m 1024 -nodefaults -no-user-config -no-reboot -display none \
+/// A serial console, and nothing else. The emulator executes string instructions byte by byte: a
+/// processor that does not claim to be quick with them (ERMS) makes the kernel copy by words, and
+/// the whole guest takes a quarter less of our time.
+const MACHINE: &str = "-cpu max,-erms -m 1024 -nodefaults -no-user-config -no-reboot -display none \
                        -serial stdio";
 
 /// The processors of a guest.
