@@ -1,0 +1,164 @@
+//! What redirection costs a pod's start: the whole process of our plugin's ADD, from spawn to exit,
+//! without and with `redirect`, next to linkerd-init's commands, executed as linkerd-init does: one
+//! process each. `cargo build-plugin` first; then `cargo bench --bench redirect`.
+//!
+//! Each turn is a new pod, as in life. Ratios of one run, for times are a machine's. The candidates
+//! take turns, so that what disturbs one disturbs all.
+#![expect(clippy::unwrap_used, reason = "a bench that cannot go on fails")]
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use denizen_tests::cni::{Call, Namespace, PluginContext, run_here};
+use denizen_tests::linkerd_init::{DEFAULT, linkerd_init};
+use serde_json::{Value, json};
+
+const ROUNDS: usize = 100;
+const RANGES: [&str; 2] = ["10.85.0.0/16", "fd00:85::/64"];
+
+/// What is measured.
+#[derive(Clone, Copy)]
+enum What {
+    /// Our ADD of a pod that is not selected.
+    Plain,
+    /// Our ADD of one that is, with this `verify`.
+    Redirected(&'static str),
+    Commands,
+}
+
+struct Candidate {
+    name: &'static str,
+    what: What,
+    times: Vec<Duration>,
+}
+
+impl Candidate {
+    /// The time that `percent` of the turns kept below. What else the machine does can only add to
+    /// a turn.
+    fn quantile(&self, percent: usize) -> Duration {
+        self.times[self.times.len() * percent / 100]
+    }
+}
+
+/// The plugin as it is installed.
+fn installed() -> PathBuf {
+    let built = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../target/x86_64-unknown-linux-musl/plugin/denizen");
+    let path = std::env::var_os("DENIZEN_PLUGIN").map_or(built, PathBuf::from);
+    assert!(path.is_file(), "{} is not built: cargo build-plugin", path.display());
+    path
+}
+
+fn candidates() -> Vec<Candidate> {
+    let candidate = |name, what| Candidate { name, what, times: Vec::new() };
+    vec![
+        candidate("ADD of a pod that is not selected", What::Plain),
+        candidate("ADD with redirect, verify none", What::Redirected("none")),
+        candidate("ADD with redirect, verify connect", What::Redirected("connect")),
+        candidate("linkerd-init's commands", What::Commands),
+    ]
+}
+
+/// One new pod behind the real `bridge`, and how long the work for it takes.
+fn turn(context: &PluginContext, what: What) -> Duration {
+    let pod = Namespace::new();
+    let call = Call::new("web-0", &pod);
+    let first = json!({ "type": "bridge", "bridge": "cni0", "isGateway": true });
+    let mut chain = context.chain("1.0.0", first, &RANGES);
+    chain.plugins[0]["ipam"]["routes"] = json!([{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }]);
+    let result = chain.call(&context.node, &call, "ADD", &chain.plugins[0], None).unwrap();
+    let took = match what {
+        What::Plain => add(context, &call, None, &result),
+        What::Redirected(verify) => add(context, &call, Some(verify), &result),
+        What::Commands => commands(&pod),
+    };
+    chain.del(&context.node, &call, Some(&result)).unwrap();
+    took
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is what a bench is for")]
+fn add(
+    context: &PluginContext,
+    call: &Call,
+    verify: Option<&'static str>,
+    result: &Value,
+) -> Duration {
+    const CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";
+    let injected = if verify.is_some() { "linkerd.io/proxy-version" } else { "app" };
+    let mut ours = context.ours();
+    ours["cniVersion"] = "1.0.0".into();
+    ours["name"] = "pods".into();
+    ours["prevResult"] = result.clone();
+    ours["runtimeConfig"] = json!({ CAPABILITY: { injected: "edge-26.8.1" } });
+    ours["redirect"] = json!({ "profile": "linkerd", "verify": verify.unwrap_or("connect") });
+    let input = context.folder().join("input");
+    fs::write(&input, ours.to_string()).unwrap();
+    let (add, input) = (call.environment("ADD"), File::open(&input).unwrap());
+    // In the node's own thread: nothing is measured but the process.
+    context.node.run(move || {
+        let begun = Instant::now();
+        let added = run_here(&installed(), add, input);
+        let took = begun.elapsed();
+        assert!(added.success());
+        took
+    })
+}
+
+/// linkerd-init looks at what is there first.
+#[expect(clippy::disallowed_methods, reason = "this is what a bench is for")]
+fn commands(pod: &Namespace) -> Duration {
+    let begun = Instant::now();
+    for program in ["iptables-save", "ip6tables-save"] {
+        let mut look = Command::new(program);
+        look.args(["-t", "nat"]).stdout(Stdio::null());
+        assert!(pod.spawn(look).wait().unwrap().success());
+    }
+    linkerd_init(pod, &DEFAULT);
+    begun.elapsed()
+}
+
+/// The times; whether the goals are met.
+fn report(all: &mut [Candidate]) -> bool {
+    println!("{ROUNDS} new pods each                      median   fastest tenth");
+    for one in &mut *all {
+        one.times.sort_unstable();
+        let [median, fast] = [50, 10].map(|percent| one.quantile(percent).as_secs_f64() * 1e3);
+        println!("  {:<36} {median:>8.3} ms {fast:>9.3} ms", one.name);
+    }
+    goals(all, 10, "the fastest tenth");
+    goals(all, 50, "the medians")
+}
+
+/// The same quantile of all, next to the goals.
+fn goals(all: &[Candidate], percent: usize, how: &str) -> bool {
+    let times: Vec<Duration> = all.iter().map(|one| one.quantile(percent)).collect();
+    let &[plain, redirected, verified, commands] = times.as_slice() else {
+        unreachable!("there are four candidates")
+    };
+    let more = redirected.saturating_sub(plain);
+    let ratio = commands.div_duration_f64(more.max(Duration::from_micros(1)));
+    let [more_ms, tried] =
+        [more, verified.saturating_sub(redirected)].map(|time| time.as_secs_f64() * 1e3);
+    println!("{how}: redirection takes {more_ms:.3} ms (goal: at most 1 ms), and {tried:.3} ms");
+    println!("    more to be tried by connections of both versions of IP;");
+    println!("    linkerd-init's commands take {ratio:.0} times as long (goal: at least 20),");
+    println!("    and {:.1} times a whole ADD with it", commands.div_duration_f64(redirected));
+    more <= Duration::from_millis(1) && ratio >= 20.0
+}
+
+fn main() {
+    let context = PluginContext::new();
+    let mut all = candidates();
+    // `cargo test --benches` runs this as well, where a goal missed on a busy machine is no
+    // failure.
+    let is_bench = std::env::args().any(|argument| argument == "--bench");
+    for _ in 0..if is_bench { ROUNDS } else { 1 } {
+        for candidate in &mut all {
+            let took = turn(&context, candidate.what);
+            candidate.times.push(took);
+        }
+    }
+    assert!(report(&mut all) || !is_bench, "a goal is missed");
+}
