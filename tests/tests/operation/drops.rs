@@ -11,11 +11,13 @@ use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::http::{fetch, url};
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::{Netns, checked};
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
 use denizen_tests::probe::{Outcome, Probe, Protocol, SILENCE};
 use denizen_tests::watching::Watching;
+use denizen_tests::world::ip;
 use serde_json::Value;
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
@@ -101,6 +103,45 @@ fn ask_all(fixture: &Fixture) -> Result<()> {
             assert_eq!(fixture.ask(Who::Routed, to, Protocol::Tcp)?, Outcome::Refused, "{to}");
         }
     }
+    Ok(())
+}
+
+/// Has a pod's kernel count what it sends to the bridged pod's port.
+fn count_sent(pod: &Netns) -> Result<()> {
+    pod.nft(&format!(
+        "table inet sent {{ chain out {{ type filter hook output priority 0; \
+         tcp dport {PORT} counter; }}; }}"
+    ))
+}
+
+fn sent(pod: &Netns) -> Result<u64> {
+    let table = pod.output("nft", &["list", "table", "inet", "sent"])?;
+    let (_, count) = table.split_once("counter packets ").context("a counter")?;
+    Ok(count.split(' ').next().context("a count")?.parse()?)
+}
+
+/// The metric of what no policy permits to reach a pod.
+fn refused_ingress(node: &Netns) -> Result<u64> {
+    const NAME: &str = "denizen_network_policy_dropped_packets_total{reason=\"ingress\"} ";
+    let body = fetch(node, &url(ip("127.0.0.1"), 10249, "/metrics"), &[])?.body;
+    let value = body.lines().find_map(|line| line.strip_prefix(NAME)).context("no metric")?;
+    Ok(value.parse()?)
+}
+
+/// A SYN that is not answered is sent again: on a busy machine there may be more than one each.
+#[test]
+fn the_metric_of_drops_is_how_many_packets_were_sent_in_vain() -> Result<()> {
+    let (fixture, _agent) = context("drops-metric", &["--network-policy=on"])?;
+    let node = &fixture.cluster.world.node;
+    let pod = fixture.place(Who::Routed).0;
+    count_sent(pod)?;
+    for _ in 0..2 {
+        ask_all(&fixture)?;
+        ensure!(sent(pod)? >= 2, "both families");
+        eventually("the metric says so", BOUND, || Ok(refused_ingress(node)? == sent(pod)?))?;
+    }
+    let refused = counted(node)?.into_iter().filter(|((_, it, _), _)| it == REFUSED_BY_POLICY);
+    assert_eq!(refused.map(|(_, packets)| packets).sum::<u64>(), sent(pod)?);
     Ok(())
 }
 
