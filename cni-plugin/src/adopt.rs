@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use denizen_state::Attachment;
+use denizen_state::{Attachment, json};
 use serde::Deserialize;
 use serde_json::Map;
 use serde_json::value::RawValue;
@@ -129,7 +129,7 @@ struct Place {
 
 impl Outline {
     fn parse(result: &RawValue) -> Result<Self, NotAdopted> {
-        serde_json::from_str(result.get())
+        json::parse(result.get())
             .map_err(|error| NotAdopted::Malformed(format!("the result is malformed: {error}")))
     }
 

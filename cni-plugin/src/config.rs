@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use denizen_state::AttachmentId;
-use denizen_state::run_dir;
+use denizen_state::{AttachmentId, json, run_dir};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
@@ -82,7 +81,7 @@ impl<'a> RawConfig<'a> {
         let Some(raw) = self.fields.get(key).filter(|raw| raw.get() != "null") else {
             return Ok(None);
         };
-        serde_json::from_str(raw.get())
+        json::parse(raw.get())
             .map(Some)
             .map_err(|error| CniError::InvalidConfig(format!("{key} is malformed: {error}")))
     }
@@ -173,8 +172,8 @@ fn annotations(raw: &RawConfig<'_>) -> Result<Option<BTreeMap<String, String>>, 
         return Ok(None);
     };
     // A pod without annotations has `null`, as Go writes a map that was never made.
-    let annotations: Option<BTreeMap<String, String>> = serde_json::from_str(passed.get())
-        .map_err(|error| {
+    let annotations: Option<BTreeMap<String, String>> =
+        json::parse(passed.get()).map_err(|error| {
             CniError::InvalidConfig(format!("runtimeConfig.{ANNOTATIONS} is malformed: {error}"))
         })?;
     Ok(Some(annotations.unwrap_or_default()))

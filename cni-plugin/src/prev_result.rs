@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use denizen_state::json;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -57,7 +58,7 @@ impl PrevResult {
         version: CniVersion,
         if_name: &str,
     ) -> Result<PrevResult, CniError> {
-        let result: RawResult = serde_json::from_str(raw.get()).map_err(|error| {
+        let result: RawResult = json::parse(raw.get()).map_err(|error| {
             CniError::InvalidConfig(format!("prevResult is malformed: {error}"))
         })?;
         if let Some(other) = result.cni_version.filter(|said| said != version.name()) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use denizen_state::json;
 use denizen_state::redirect::Redirect;
 use serde_json::Value;
 
@@ -45,7 +46,7 @@ pub(super) fn selects(annotations: &BTreeMap<String, String>) -> bool {
 /// Reads [`CONFIG`], and returns the values that it changed.
 pub(super) fn apply(to: &mut Redirect, text: &str) -> Result<Vec<&'static str>, String> {
     let mut fields: BTreeMap<String, Value> =
-        serde_json::from_str(text).map_err(|error| format!("is malformed: {error}"))?;
+        json::parse(text).map_err(|error| format!("is malformed: {error}"))?;
     // Go writes fields that nobody has set.
     fields.retain(|_, value| !is_empty(value));
     check_dns(&fields)?;

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use denizen_state::json;
 use denizen_state::redirect::Redirect;
 use serde::Deserialize;
 
@@ -86,8 +87,8 @@ pub(super) fn selects(annotations: &BTreeMap<String, String>) -> Result<bool, St
     let Some(text) = annotations.get(STATUS) else {
         return Ok(false);
     };
-    let status: Status = serde_json::from_str(text)
-        .map_err(|error| format!("annotation {STATUS} is malformed: {error}"))?;
+    let status: Status =
+        json::parse(text).map_err(|error| format!("annotation {STATUS} is malformed: {error}"))?;
     Ok(status.init_containers.into_iter().flatten().any(|name| name == "istio-validation"))
 }
 

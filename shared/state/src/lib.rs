@@ -1,6 +1,7 @@
 //! The contract between Denizen's two programs: their directory ([`RunDir`], [`run_dir`]), the
 //! state file in it ([`State`]), what they say on the agent's socket ([`socket`]), and what both
-//! change in the kernel ([`firewall`]), and what the plugin alone changes in a pod ([`redirect`]).
+//! change in the kernel ([`firewall`]), what the plugin alone changes in a pod ([`redirect`]), and how
+//! JSON is read ([`json`]).
 //!
 //! Nothing here is async, and nothing here knows Kubernetes or a kernel interface.
 
@@ -10,6 +11,7 @@ pub mod firewall;
 mod format;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod json;
 mod lock;
 pub mod redirect;
 pub mod regular;

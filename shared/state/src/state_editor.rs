@@ -20,6 +20,7 @@ use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use crate::json;
 use crate::state::{Attachment, AttachmentId, Epoch, Generation, VERSION};
 
 /// A readable file of our version, with the position of one record.
@@ -89,7 +90,7 @@ impl<'a> StateEditor<'a> {
     /// changes nothing.
     pub(crate) fn put(&mut self, record: &Attachment) -> serde_json::Result<Option<Attachment>> {
         if let Some(own) = &self.place.own {
-            let before: Attachment = serde_json::from_str(&self.text[own.record.clone()])?;
+            let before: Attachment = json::parse(&self.text[own.record.clone()])?;
             if before != *record {
                 self.change(own.record.clone(), serde_json::to_string(record)?);
             }
@@ -156,7 +157,8 @@ impl<'a> Cursor<'a> {
     fn value<T: Deserialize<'a>>(&mut self) -> Option<(T, Range<usize>)> {
         self.skip_space();
         let begin = self.at;
-        let mut values = serde_json::Deserializer::from_str(&self.text[begin..]).into_iter::<T>();
+        let text = &self.text.as_bytes()[begin..];
+        let mut values = serde_json::Deserializer::from_slice(text).into_iter::<T>();
         let value = values.next()?.ok()?;
         self.at += values.byte_offset();
         Some((value, begin..self.at))
