@@ -35,6 +35,10 @@ const OTHERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Outside];
 /// Those of them who connect all the time: the emulated processor has work for two.
 const CLIENTS: [Who; 2] = [Who::Bridged, Who::Outside];
 
+/// Between two connections of each: an emulated processor takes about that long for one, and has
+/// others to work for.
+const PAUSE: Duration = Duration::from_millis(5);
+
 /// An emulated processor has to load the kernel's modules first, and clients keep it busy.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -131,7 +135,7 @@ impl GuestContext {
 
     /// Connections of `clients` to all services, all the time.
     fn load(&self, clients: &[Who]) -> Result<Load> {
-        let mut load = Load::default();
+        let mut load = Load::with_pause(PAUSE);
         for who in clients {
             let mut targets = Vec::new();
             for (web, node) in service_ips(10).into_iter().zip(NODE.map(ip)) {
