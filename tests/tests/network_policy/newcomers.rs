@@ -359,9 +359,11 @@ fn neighbours_refused() -> u64 {
     last.filter_map(|number| u64::from_str_radix(number, 16).ok()).sum()
 }
 
-/// An error that shows what was wrong, if anything was.
+/// An error that shows what was wrong, if anything was: first what must not have arrived.
 pub fn nothing_wrong(pods: usize, wrong: &[String]) -> Result<()> {
-    let shown = wrong.iter().take(20).cloned().collect::<Vec<_>>().join("\n  ");
+    let mut lines: Vec<_> = wrong.iter().map(String::as_str).collect();
+    lines.sort_by_key(|line| line.ends_with(&format!("{:?}", Answer::Silent)));
+    let shown = lines.iter().take(20).copied().collect::<Vec<_>>().join("\n  ");
     ensure!(wrong.is_empty(), "{} wrong of {pods} pods:\n  {shown}", wrong.len());
     Ok(())
 }

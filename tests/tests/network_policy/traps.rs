@@ -42,7 +42,7 @@
 //! | 37. A broad block is meant as "outside" | `addressing::a_block_of_everything_holds_pods_too` |
 //! | 38. Every change syncs everything | `one_more_remote_pod_is_one_more_identity` |
 //! | 39. A lookup misses what is being replaced | `rules::a_lookup_that_misses_permits_nothing` |
-//! | 40. A policy comes together with its pod | `first_packet::at_once::a_policy_that_was_stored_before_its_pod_holds_from_the_first_packet_on`, `first_packet::when_a_policy_comes_meanwhile` |
+//! | 40. A policy comes together with its pod | `first_packet::at_once::a_policy_that_was_stored_before_its_pod_holds_from_the_first_packet_on`, `first_packet::at_once::what_waits_for_an_open_pod_does_not_arrive_once_a_policy_isolates_it`, `first_packet::when_a_policy_comes_meanwhile` |
 //! | 41. A namespace's policies are deleted before its pods | `ending::policies_of_a_namespace_that_is_being_deleted_hold_until_it_is_gone`: since Kubernetes 1.33 pods are deleted first |
 //! | 42. Unknown peers match everybody | `a_peer_with_a_wrong_selector_is_left_out` |
 
