@@ -58,7 +58,7 @@ pub fn measure(fixture: &Fixture, agent: &Agent) -> Result<()> {
     let node = &fixture.cluster.world.node;
     let to = SocketAddr::new(service_ips(10)[0], 80);
     let at = SocketAddr::new(fixture.address(Who::Routed, to.ip())?, PORT);
-    let listener = fixture.routed.netns.run(|| TcpListener::bind(at))??;
+    let listener = fixture.routed.netns.run(|| listen(at))??;
     std::thread::spawn(move || listener.incoming().for_each(drop));
     let followed = SocketAddr::new(service_ips(11)[0], 80);
     let source = fixture.address(Who::Remote, to.ip())?.to_string();
@@ -83,6 +83,15 @@ pub fn measure(fixture: &Fixture, agent: &Agent) -> Result<()> {
     report("connections a second", &turns, |load| load.a_second);
     report("processor time of each connection (µs)", &turns, |load| load.each);
     Ok(())
+}
+
+/// With room for all connections of some waves: for want of it, a client would try again after a
+/// second.
+fn listen(at: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(at), Type::STREAM, None)?;
+    socket.bind(&at.into())?;
+    socket.listen(1024)?;
+    Ok(socket.into())
 }
 
 /// Medians, and by how much both differ from the load alone.

@@ -34,6 +34,17 @@ const PODS: [(&str, usize, Wiring); 5] = [
     ("stranger", 1, Wiring::Routed),
 ];
 
+/// How long everybody pauses.
+#[derive(Debug, Clone, Copy)]
+pub struct Pauses {
+    /// From one change to the next, if the machine can do as much.
+    pub changes: Duration,
+    /// The client, from one connection to the next.
+    pub client: Duration,
+    /// The strangers, from one datagram to the next.
+    pub strangers: Duration,
+}
+
 /// What came of it.
 #[derive(Debug)]
 pub struct Churned {
@@ -61,8 +72,8 @@ impl Churned {
     }
 }
 
-/// Two nodes with agents; a change after each `pause` for `duration`.
-pub fn play(label: &str, pause: Duration, duration: Duration) -> Result<Churned> {
+/// Two nodes with agents, on which something changes again and again for `duration`.
+pub fn play(label: &str, pauses: Pauses, duration: Duration) -> Result<Churned> {
     let mut nodes = Nodes::new(label, &Value::Null)?;
     let attach = |(number, (role, node, wiring)): (usize, &(&str, usize, Wiring))| {
         nodes.attach(*node, &format!("x/{role}-{number}"), *wiring)
@@ -79,13 +90,14 @@ pub fn play(label: &str, pause: Duration, duration: Duration) -> Result<Churned>
     let targets = Targets::default();
     targets.lock().expect("nobody panicked").extend(&addresses);
     let _strangers = [&pods[3], &pods[4]]
-        .map(|it| Spray::start(&it.netns, &targets))
+        .map(|it| Spray::every(pauses.strangers, &it.netns, &targets))
         .into_iter()
         .collect::<Result<Vec<_>>>()?;
     let over = AtomicBool::new(false);
     let (changes, Connected { made, refused, slowest }) = thread::scope(|scope| -> Result<_> {
-        let clients = scope.spawn(|| pods[0].netns.run(|| connect(&addresses, &over)));
-        let changes = churn.go_on(pause, duration);
+        let clients =
+            scope.spawn(|| pods[0].netns.run(|| connect(&addresses, pauses.client, &over)));
+        let changes = churn.go_on(pauses.changes, duration);
         over.store(true, Ordering::Relaxed);
         let connected = clients.join().expect("a client does not panic")?;
         Ok((changes?, connected))
@@ -109,7 +121,7 @@ struct Connected {
 }
 
 /// Connects to one server after the other until it is over.
-fn connect(servers: &[IpAddr], over: &AtomicBool) -> Connected {
+fn connect(servers: &[IpAddr], pause: Duration, over: &AtomicBool) -> Connected {
     let mut connected = Connected::default();
     for server in servers.iter().cycle() {
         if over.load(Ordering::Relaxed) {
@@ -125,6 +137,7 @@ fn connect(servers: &[IpAddr], over: &AtomicBool) -> Connected {
             Err(error) => connected.refused.push(format!("{server}: {error}")),
         }
         connected.slowest = connected.slowest.max(started.elapsed());
+        thread::sleep(pause);
     }
     connected
 }

@@ -29,10 +29,15 @@ const ROUND: Duration = Duration::from_millis(2);
 impl Spray {
     /// Sends from a pod.
     pub fn start(from: &Netns, targets: &Targets) -> Result<Self> {
+        Self::every(ROUND, from, targets)
+    }
+
+    /// The same, with so long between two rounds.
+    pub fn every(round: Duration, from: &Netns, targets: &Targets) -> Result<Self> {
         let stop = Arc::<AtomicBool>::default();
         let thread = from.spawn({
             let (targets, stop) = (targets.clone(), stop.clone());
-            move || spray(&targets, &stop)
+            move || spray(round, &targets, &stop)
         })?;
         Ok(Self { stop, thread: Some(thread) })
     }
@@ -48,7 +53,7 @@ impl Drop for Spray {
 }
 
 /// Always the same two sockets: a flow that was let through once would go on as established.
-fn spray(targets: &Targets, stop: &AtomicBool) -> io::Result<()> {
+fn spray(round: Duration, targets: &Targets, stop: &AtomicBool) -> io::Result<()> {
     let [v4, v6] =
         [Domain::IPV4, Domain::IPV6].map(|family| Socket::new(family, Type::DGRAM, None));
     let (v4, v6) = (v4?, v6?);
@@ -61,7 +66,7 @@ fn spray(targets: &Targets, stop: &AtomicBool) -> io::Result<()> {
             // Nobody there yet is what is to be expected.
             let _ = socket.send_to(b"hello", &SocketAddr::new(target, PORT).into());
         }
-        thread::sleep(ROUND);
+        thread::sleep(round);
     }
     Ok(())
 }

@@ -5,9 +5,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 use denizen_tests::effort;
-use denizen_tests::firewall::churn;
+use denizen_tests::firewall::churn::{self, Pauses};
 
 #[test]
 fn permitted_clients_are_never_refused_and_forbidden_ones_never_admitted() -> Result<()> {
-    churn::play("np-churn", Duration::from_millis(10), effort::duration())?.check(20)
+    let pauses = Pauses {
+        changes: Duration::from_millis(10),
+        client: Duration::ZERO,
+        strangers: Duration::from_millis(2),
+    };
+    churn::play("np-churn", pauses, effort::duration())?.check(20)
 }
