@@ -30,8 +30,8 @@ const NFULNL_MSG_CONFIG: u16 = 1;
 const NFULA_CFG_CMD: u16 = 1;
 const NFULNL_CFG_CMD_BIND: u8 = 1;
 
-/// How long an agent waits for the lock. A program that an agent starts has the agent's lock between
-/// its fork and its exec, and may so keep it for an instant longer than the agent lives.
+/// How long an agent waits for the lock. A program that an agent starts has the agent's lock
+/// between its fork and its exec, and may so keep it for an instant longer than the agent lives.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long it waits from one attempt to the next.
