@@ -8,12 +8,12 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use denizen_state::{Attachment, HostInterface, Pod, RunDir};
 use denizen_tests::binary;
-use denizen_tests::cni::{Call, PluginContext, Variables, run_here};
+use denizen_tests::cni::{Call, PluginContext, Variables, installed, run_here};
 use serde_json::{Map, Value, json};
 
 const ROUNDS: usize = 300;
@@ -100,15 +100,6 @@ fn record(number: usize) -> Attachment {
         redirect: None,
         unknown: unknown(),
     }
-}
-
-/// The plugin as it is installed.
-fn installed() -> PathBuf {
-    let built = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../target/x86_64-unknown-linux-musl/plugin/denizen");
-    let path = std::env::var_os("DENIZEN_PLUGIN").map_or(built, PathBuf::from);
-    assert!(path.is_file(), "{} is not built: cargo build-plugin", path.display());
-    path
 }
 
 fn candidates(context: &PluginContext) -> Vec<Candidate> {

@@ -7,11 +7,10 @@
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on fails")]
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use denizen_tests::cni::{Call, Namespace, PluginContext, run_here};
+use denizen_tests::cni::{Call, Namespace, PluginContext, installed, run_here};
 use denizen_tests::linkerd_init::{DEFAULT, linkerd_init};
 use serde_json::{Value, json};
 
@@ -40,15 +39,6 @@ impl Candidate {
     fn quantile(&self, percent: usize) -> Duration {
         self.times[self.times.len() * percent / 100]
     }
-}
-
-/// The plugin as it is installed.
-fn installed() -> PathBuf {
-    let built = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../target/x86_64-unknown-linux-musl/plugin/denizen");
-    let path = std::env::var_os("DENIZEN_PLUGIN").map_or(built, PathBuf::from);
-    assert!(path.is_file(), "{} is not built: cargo build-plugin", path.display());
-    path
 }
 
 fn candidates() -> Vec<Candidate> {

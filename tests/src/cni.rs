@@ -31,6 +31,18 @@ pub fn denizen() -> PathBuf {
     given.unwrap_or_else(|| binary::ours("denizen")).expect("the plugin is built")
 }
 
+/// The plugin as it is installed, which `cargo build-plugin` makes; `DENIZEN_PLUGIN` names another.
+///
+/// # Panics
+/// If it is not there.
+pub fn installed() -> PathBuf {
+    let built = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../target/x86_64-unknown-linux-musl/plugin/denizen");
+    let path = std::env::var_os("DENIZEN_PLUGIN").map_or(built, PathBuf::from);
+    assert!(path.is_file(), "{} is not built: cargo build-plugin", path.display());
+    path
+}
+
 /// Whose network namespace plugins run in.
 pub trait Node {
     /// Starts `command` in it.

@@ -20,7 +20,8 @@ type End = (IpAddr, Transport);
 impl Packet {
     /// As [`Packet::parse`]. `from` may also be a pod of this node, `NAMESPACE/POD[@INTERFACE]`,
     /// and `to` a service or such a pod, `NAMESPACE/NAME[:PORT][/PROTO]`; a service's port by name
-    /// or number; a ping has none. If several addresses are meant, it is the first pair of one family.
+    /// or number; a ping has none. If several addresses are meant, it is the first pair of one
+    /// family.
     ///
     /// # Errors
     /// [`PacketError`].

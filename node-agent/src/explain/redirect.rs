@@ -134,6 +134,7 @@ impl RedirectRow {
             rule: rule.map(|rule| rule.comment),
         }
     }
+
     /// In words.
     fn step(&self, redirect: &Redirect, connection: &Connection<'_>) -> Step {
         let Self { direction, pod, endpoint, port, rule } = self;

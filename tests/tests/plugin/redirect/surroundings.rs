@@ -1,9 +1,10 @@
 //! What a redirected pod has besides TCP through its own interface: other protocols, containers
 //! within it, other networks, a user namespace, no IPv6, no default route.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -231,9 +232,8 @@ fn a_connection_to_the_proxy_s_own_port_is_no_loop() {
         let source = node.parse().unwrap();
         assert_eq!(sidecar.taken(), [Redirected { port: INBOUND, source, to }]);
         let rises = |rule: &str| {
-            let count = |counts: &std::collections::BTreeMap<String, u64>| {
-                counts.get(rule).copied().unwrap_or_default()
-            };
+            let count =
+                |counts: &BTreeMap<String, u64>| counts.get(rule).copied().unwrap_or_default();
             count(&mesh.counts()) - count(&before)
         };
         assert_eq!([TAKEN_IN, BY_PROXY].map(rises), [1, 0]);
@@ -258,10 +258,10 @@ fn a_pod_without_ipv6_is_redirected() {
 /// A proxy that knows IPv4 alone: it listens at `0.0.0.0`.
 fn serve_v4(pod: &Namespace, port: u16) {
     let at = (Ipv4Addr::UNSPECIFIED, port);
-    let listener = pod.run(move || std::net::TcpListener::bind(at)).unwrap();
+    let listener = pod.run(move || TcpListener::bind(at)).unwrap();
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            let _ = std::io::Write::write_all(&mut stream, b"4");
+            let _ = stream.write_all(b"4");
         }
     });
 }
