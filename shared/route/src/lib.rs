@@ -1,0 +1,16 @@
+//! The driver of routes, by rtnetlink (linux/rtnetlink.h).
+//!
+//! It knows routes and their tables, and no service, pod or node. A route has no name: by its
+//! protocol number a restarted program, which remembers nothing, tells its own routes from
+//! everyone else's. There are no transactions: each command is done or refused by itself.
+
+mod kernel;
+mod message;
+mod route;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+pub use kernel::{Refused, RouteError, Routes};
+pub use route::{Command, MAIN, ObservedRoute, Path, Route, RouteKey, Target};
+pub use watch::{Change, Watch};

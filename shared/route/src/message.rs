@@ -1,0 +1,213 @@
+//! Commands and answers as bytes (`struct rtmsg` and its attributes).
+
+use std::net::IpAddr;
+
+use denizen_netlink::{Message, Writer};
+use ipnetwork::IpNetwork;
+use nix::libc;
+
+use crate::route::{Command, ObservedRoute, Path, Route, RouteKey, Target};
+
+/// Length of `struct rtmsg`.
+pub const RTMSG: usize = 12;
+// Offsets in it.
+const FAMILY: usize = 0;
+const PREFIX: usize = 1;
+const SOURCE_PREFIX: usize = 2;
+const TABLE: usize = 4;
+const PROTOCOL: usize = 5;
+const SCOPE: usize = 6;
+const TYPE: usize = 7;
+const FLAGS: usize = 8;
+
+// RTA_*, which libc lacks.
+const RTA_VIA: u16 = 18;
+const RTA_ENCAP: u16 = 22;
+const RTA_NH_ID: u16 = 30;
+
+/// Attributes of routes whose target is none of [`Target`].
+const ELSEWHERE: [u16; 4] = [libc::RTA_MULTIPATH, RTA_VIA, RTA_ENCAP, RTA_NH_ID];
+
+impl Command {
+    /// The message's type and its flags.
+    pub(crate) fn kind(&self) -> (u16, u16) {
+        let flags = match self {
+            Self::Add(_) => libc::NLM_F_CREATE | libc::NLM_F_EXCL,
+            Self::Replace(_) => libc::NLM_F_CREATE | libc::NLM_F_REPLACE,
+            Self::Remove(_) => 0,
+        };
+        match self {
+            Self::Add(_) | Self::Replace(_) => (libc::RTM_NEWROUTE, flags as u16),
+            Self::Remove(_) => (libc::RTM_DELROUTE, flags as u16),
+        }
+    }
+
+    /// The header of the message.
+    pub(crate) fn header(&self, protocol: u8) -> [u8; RTMSG] {
+        match self {
+            Self::Add(route) | Self::Replace(route) => {
+                let (kind, scope) = match route.target {
+                    Target::Unicast { gateway: Some(_), .. } => {
+                        (libc::RTN_UNICAST, libc::RT_SCOPE_UNIVERSE)
+                    }
+                    Target::Unicast { gateway: None, .. } => {
+                        (libc::RTN_UNICAST, libc::RT_SCOPE_LINK)
+                    }
+                    Target::Local { .. } => (libc::RTN_LOCAL, libc::RT_SCOPE_HOST),
+                    Target::Blackhole => (libc::RTN_BLACKHOLE, libc::RT_SCOPE_UNIVERSE),
+                    Target::Unreachable => (libc::RTN_UNREACHABLE, libc::RT_SCOPE_UNIVERSE),
+                };
+                header(&route.key, protocol, kind, scope)
+            }
+            // Of any type and scope.
+            Self::Remove(key) => header(key, protocol, libc::RTN_UNSPEC, libc::RT_SCOPE_NOWHERE),
+        }
+    }
+
+    /// The attributes.
+    pub(crate) fn write(&self, writer: &mut Writer) {
+        match self {
+            Self::Add(route) | Self::Replace(route) => write_route(writer, route),
+            Self::Remove(key) => write_key(writer, key),
+        }
+    }
+}
+
+fn header(key: &RouteKey, protocol: u8, kind: u8, scope: u8) -> [u8; RTMSG] {
+    let mut header = list_header(family(key.destination.ip()), None);
+    header[PREFIX] = key.destination.prefix();
+    header[PROTOCOL] = protocol;
+    header[SCOPE] = scope;
+    header[TYPE] = kind;
+    header
+}
+
+/// The header of a request for all routes of a family, or those of one protocol.
+pub fn list_header(family: u8, protocol: Option<u8>) -> [u8; RTMSG] {
+    let mut header = [0; RTMSG];
+    header[FAMILY] = family;
+    header[PROTOCOL] = protocol.unwrap_or(libc::RTPROT_UNSPEC);
+    header
+}
+
+/// The header of the question how packets to an address leave.
+pub fn path_header(to: IpAddr) -> [u8; RTMSG] {
+    let mut header = list_header(family(to), None);
+    header[PREFIX] = IpNetwork::from(to).prefix();
+    header
+}
+
+/// The address that a question is about.
+pub fn write_destination(writer: &mut Writer, to: IpAddr) {
+    write_address(writer, libc::RTA_DST, to);
+}
+
+fn write_route(writer: &mut Writer, route: &Route) {
+    write_key(writer, &route.key);
+    let (gateway, link) = match route.target {
+        Target::Unicast { gateway, link } => (gateway, Some(link)),
+        Target::Local { link } => (None, Some(link)),
+        Target::Blackhole | Target::Unreachable => (None, None),
+    };
+    if let Some(gateway) = gateway {
+        write_address(writer, libc::RTA_GATEWAY, gateway);
+    }
+    if let Some(link) = link {
+        writer.put(libc::RTA_OIF, &link.to_ne_bytes());
+    }
+    if let Some(source) = route.source {
+        write_address(writer, libc::RTA_PREFSRC, source);
+    }
+}
+
+fn write_key(writer: &mut Writer, key: &RouteKey) {
+    // The header has room for tables up to 255 only.
+    writer.put(libc::RTA_TABLE, &key.table.to_ne_bytes());
+    write_destination(writer, key.destination.network());
+    writer.put(libc::RTA_PRIORITY, &key.metric.to_ne_bytes());
+}
+
+fn write_address(writer: &mut Writer, attribute: u16, address: IpAddr) {
+    match address {
+        IpAddr::V4(address) => writer.put(attribute, &address.octets()),
+        IpAddr::V6(address) => writer.put(attribute, &address.octets()),
+    }
+}
+
+/// Reads a route; `None` if the message is none, or is of another family, or is no entry of a
+/// table but what a lookup made of one (`RTM_F_CLONED`).
+pub fn read_route(message: &Message<'_>) -> Option<ObservedRoute> {
+    let header: &[u8; RTMSG] = message.payload.first_chunk()?;
+    let flags = u32::from_ne_bytes(*header[FLAGS..].first_chunk()?);
+    if flags & libc::RTM_F_CLONED != 0 {
+        return None;
+    }
+    let all = message.attributes_after(RTMSG);
+    let destination = match all.find(libc::RTA_DST) {
+        Some(bytes) => address(bytes)?,
+        None => IpNetwork::from(unspecified(header[FAMILY])?).ip(),
+    };
+    let number = |attribute| all.find(attribute).and_then(u32_of);
+    let key = RouteKey {
+        table: number(libc::RTA_TABLE).unwrap_or_else(|| header[TABLE].into()),
+        destination: IpNetwork::new(destination, header[PREFIX]).ok()?,
+        metric: number(libc::RTA_PRIORITY).unwrap_or(0),
+    };
+    let is_elsewhere = header[SOURCE_PREFIX] != 0
+        || all.clone().any(|(attribute, _)| ELSEWHERE.contains(&attribute));
+    let gateway = all.find(libc::RTA_GATEWAY).and_then(address);
+    let target = match (header[TYPE], number(libc::RTA_OIF)) {
+        _ if is_elsewhere => None,
+        (libc::RTN_UNICAST, Some(link)) => Some(Target::Unicast { gateway, link }),
+        (libc::RTN_LOCAL, Some(link)) => Some(Target::Local { link }),
+        (libc::RTN_BLACKHOLE, _) => Some(Target::Blackhole),
+        (libc::RTN_UNREACHABLE, _) => Some(Target::Unreachable),
+        _ => None,
+    };
+    let source = all.find(libc::RTA_PREFSRC).and_then(address);
+    Some(ObservedRoute { key, protocol: header[PROTOCOL], target, source })
+}
+
+/// Reads how packets leave; `None` if they do not.
+pub fn read_path(message: &Message<'_>) -> Option<Path> {
+    let header: &[u8; RTMSG] = message.payload.first_chunk()?;
+    let all = message.attributes_after(RTMSG);
+    let is_local = header[TYPE] == libc::RTN_LOCAL;
+    let is_path = is_local || header[TYPE] == libc::RTN_UNICAST;
+    // A gateway of the other family is in RTA_VIA.
+    let via = all.find(RTA_VIA).and_then(|via| address(via.get(2..)?));
+    Some(Path {
+        link: all.find(libc::RTA_OIF).and_then(u32_of).filter(|_| is_path)?,
+        gateway: all.find(libc::RTA_GATEWAY).and_then(address).or(via),
+        source: all.find(libc::RTA_PREFSRC).and_then(address),
+        is_local,
+    })
+}
+
+/// A family's number.
+pub fn family(address: IpAddr) -> u8 {
+    let family = match address {
+        IpAddr::V4(_) => libc::AF_INET,
+        IpAddr::V6(_) => libc::AF_INET6,
+    };
+    family as u8
+}
+
+fn unspecified(family: u8) -> Option<IpAddr> {
+    match i32::from(family) {
+        libc::AF_INET => Some(std::net::Ipv4Addr::UNSPECIFIED.into()),
+        libc::AF_INET6 => Some(std::net::Ipv6Addr::UNSPECIFIED.into()),
+        _ => None,
+    }
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    <[u8; 4]>::try_from(bytes)
+        .map(IpAddr::from)
+        .or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from))
+        .ok()
+}
+
+fn u32_of(bytes: &[u8]) -> Option<u32> {
+    bytes.try_into().ok().map(u32::from_ne_bytes)
+}

@@ -1,0 +1,109 @@
+//! Routes, and what can be done with them.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+use nix::libc;
+
+/// The table in which every packet is looked up (`RT_TABLE_MAIN`).
+pub const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
+
+/// What identifies a route: a table holds one for each prefix and metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RouteKey {
+    /// The table's number.
+    pub table: u32,
+    /// The addresses that it leads to. Bits behind the prefix are ignored.
+    pub destination: IpNetwork,
+    /// Of several routes to one prefix, the lowest metric counts. Zero is not for routes that are
+    /// made: IPv6 makes 1024 of it, and in a removal it stands for any metric.
+    pub metric: u32,
+}
+
+impl fmt::Display for RouteKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} metric {} table {}", self.destination, self.metric, self.table)
+    }
+}
+
+/// What becomes of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Target {
+    /// It is sent out.
+    Unicast {
+        /// The neighbour that it is sent to; none if the destination itself is a neighbour.
+        gateway: Option<IpAddr>,
+        /// Index of the link.
+        link: u32,
+    },
+    /// It is for this node.
+    Local {
+        /// Index of the link that the address counts as being on: the loopback's.
+        link: u32,
+    },
+    /// It is dropped. A local sender gets `EINVAL`.
+    Blackhole,
+    /// It is refused. A local sender gets `EHOSTUNREACH`, others an ICMP error.
+    Unreachable,
+}
+
+/// A route that this driver can make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Route {
+    /// Its place.
+    pub key: RouteKey,
+    /// What it does.
+    pub target: Target,
+    /// The source address of packets that this node sends along it and that have none yet (`ip
+    /// route`'s `src`). It must be an address of this node.
+    pub source: Option<IpAddr>,
+}
+
+/// A route as the kernel has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ObservedRoute {
+    /// Its place.
+    pub key: RouteKey,
+    /// Whose it is (`RTPROT_*`, `/etc/iproute2/rt_protos`).
+    pub protocol: u8,
+    /// What it does; none for what this driver does not make: several next hops, tunnels,
+    /// `prohibit`, `throw`, broadcast …
+    pub target: Option<Target>,
+    /// Its preferred source address.
+    pub source: Option<IpAddr>,
+}
+
+impl ObservedRoute {
+    /// Whether it is this one, whosever it is.
+    pub fn is(&self, route: &Route) -> bool {
+        let Route { key, target, source } = *route;
+        self.key == key && self.target == Some(target) && self.source == source
+    }
+}
+
+/// How packets to an address leave this node, by all tables and rules (`ip route get`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Path {
+    /// The link; for an address of this node, the loopback or the link that has it.
+    pub link: u32,
+    /// The neighbour that they are sent to; none if the destination is a neighbour or this node.
+    pub gateway: Option<IpAddr>,
+    /// The source address of packets that have none yet.
+    pub source: Option<IpAddr>,
+    /// The destination is this node.
+    pub is_local: bool,
+}
+
+/// A change of one route. What is made has the protocol of the [`Routes`](crate::Routes) that
+/// makes it, and only routes of that protocol are removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    /// Makes it. Refused with `EEXIST` if there is one at its place, whosever.
+    Add(Route),
+    /// Makes it in place of the one that is there, if any, *whosever that is*. No packet meets a
+    /// gap.
+    Replace(Route),
+    /// Removes it. Refused with `ESRCH` if none of this protocol is there.
+    Remove(RouteKey),
+}

@@ -1,0 +1,100 @@
+//! The kernel's word of who changed which route, and of links that come and go.
+
+use std::os::fd::{AsRawFd, RawFd};
+
+use denizen_netlink::{Message, NetlinkError, Socket};
+use nix::libc;
+
+use crate::kernel::RouteError;
+use crate::message::read_route;
+use crate::route::ObservedRoute;
+
+/// Offsets in `struct ifinfomsg`.
+const IFINFOMSG_INDEX: usize = 4;
+const IFINFOMSG_FLAGS: usize = 8;
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// A route was made, perhaps in place of another one.
+    Added(ObservedRoute),
+    /// A route was removed.
+    Removed(ObservedRoute),
+    /// A link was made, changed or removed. When a link goes down, or loses an address, the kernel
+    /// removes its IPv4 routes and says nothing of them.
+    Link {
+        /// Its index.
+        index: u32,
+        /// It can be used (`IFF_UP`).
+        is_up: bool,
+    },
+    /// Notifications were lost: anything may have happened.
+    Lost,
+}
+
+/// Listens to what happens to the routes and links of this network namespace.
+#[derive(Debug)]
+pub struct Watch {
+    socket: Socket,
+    own: Vec<u32>,
+}
+
+impl Watch {
+    /// Listens from now on. `own` are the portids of sockets whose changes do not count.
+    ///
+    /// # Errors
+    /// [`RouteError`].
+    pub fn open(own: Vec<u32>) -> Result<Self, RouteError> {
+        let open = || {
+            let socket = Socket::route()?;
+            for group in [libc::RTNLGRP_LINK, libc::RTNLGRP_IPV4_ROUTE, libc::RTNLGRP_IPV6_ROUTE] {
+                socket.join(group as libc::c_int)?;
+            }
+            Ok(Self { socket, own })
+        };
+        open().map_err(RouteError::netlink("listen to changes of routes"))
+    }
+
+    /// Gives all that happened since to `each`, and does not wait.
+    ///
+    /// # Errors
+    /// [`RouteError`].
+    pub fn changes(&mut self, mut each: impl FnMut(Change)) -> Result<(), RouteError> {
+        let Self { socket, own } = self;
+        loop {
+            let more = socket.receive(false, |message| {
+                if !own.contains(&message.portid) {
+                    change(&message).into_iter().for_each(&mut each);
+                }
+            });
+            match more {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(NetlinkError::Overflow) => each(Change::Lost),
+                Err(error) => {
+                    return Err(RouteError::netlink("listen to changes of routes")(error));
+                }
+            }
+        }
+    }
+}
+
+impl AsRawFd for Watch {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+fn change(message: &Message<'_>) -> Option<Change> {
+    let number = |at: usize| Some(u32::from_ne_bytes(*message.payload.get(at..)?.first_chunk()?));
+    match message.kind {
+        libc::RTM_NEWROUTE => read_route(message).map(Change::Added),
+        libc::RTM_DELROUTE => read_route(message).map(Change::Removed),
+        libc::RTM_NEWLINK | libc::RTM_DELLINK => {
+            let is_up = message.kind == libc::RTM_NEWLINK
+                && number(IFINFOMSG_FLAGS)? & libc::IFF_UP as u32 != 0;
+            Some(Change::Link { index: number(IFINFOMSG_INDEX)?, is_up })
+        }
+        _ => None,
+    }
+}
