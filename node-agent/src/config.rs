@@ -34,7 +34,7 @@ pub use self::listen::{Listen, ListenArgs};
 use crate::attachments::{self, NotPods};
 use crate::backend::BackendName;
 use crate::backend::chosen::BackendConfig;
-use crate::plan::{Policy, Settings};
+use crate::plan::{Policy, Scheduler, Settings};
 use crate::source::{Features, egress};
 use crate::sysctl::Conntrack;
 use crate::sysctl::SYSCTLS;
@@ -258,6 +258,7 @@ impl PolicyArgs {
             node_ports: self.backend.node_ports(self.backend(auto).name)?,
             services: self.services.are_served(),
             firewall: self.firewall.settings(),
+            scheduler: Scheduler::default(),
         })
     }
 

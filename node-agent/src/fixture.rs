@@ -11,7 +11,9 @@ use crate::model::{
     ServiceName, ServicePort, Slice, SliceEndpoint, SliceName, SlicePort, SourceRanges,
     TrafficPolicy, family_of,
 };
-use crate::plan::{Capabilities, Detector, NodePortAddresses, NodeSide, Policy, Settings};
+use crate::plan::{
+    Capabilities, Detector, NodePortAddresses, NodeSide, Policy, Scheduler, Settings,
+};
 
 /// This node's name.
 pub const HERE: &str = "node-1";
@@ -43,12 +45,17 @@ pub fn policy() -> Policy {
         node_side: NodeSide::default(),
         services: true,
         firewall: None,
+        scheduler: Scheduler::default(),
     }
 }
 
 /// A backend that can do everything.
-pub const CAPABLE: Capabilities =
-    Capabilities { unused_addresses: true, guards_loopback_first: true, restricts_first: true };
+pub const CAPABLE: Capabilities = Capabilities {
+    unused_addresses: true,
+    guards_loopback_first: true,
+    restricts_first: true,
+    balances_by_ipvs: false,
+};
 
 pub fn service_port(
     name: &str,
@@ -73,6 +80,7 @@ pub fn service(name: &str, cluster_ips: &[&str]) -> Service {
         affinity: Affinity::None,
         health_check_node_port: None,
         created: "".into(),
+        scheduler: None,
     }
 }
 

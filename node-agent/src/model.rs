@@ -33,8 +33,8 @@ pub use node::{Node, NodeAddress};
 pub use pod::{LocalPod, PodSet, PodVersion};
 pub use range::canonical_range;
 pub use service::{
-    Affinity, Family, Protocol, Service, ServiceName, ServicePort, ServicePortName, SourceRanges,
-    TrafficPolicy, family_of,
+    Affinity, AskedScheduler, Family, Protocol, Service, ServiceName, ServicePort, ServicePortName,
+    SourceRanges, TrafficPolicy, family_of,
 };
 
 /// What an event touched, so that only that is planned again.

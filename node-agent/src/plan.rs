@@ -5,6 +5,7 @@
 //! ([`Capabilities`]).
 
 mod firewall;
+mod ipvs;
 mod node;
 mod planner;
 mod policy;
@@ -22,6 +23,9 @@ pub use self::firewall::{
     Direction, FirewallChanges, FirewallPlan, FirewallSettings, Flow, IdentityChange, IdentityId,
     IfRefused, Isolation, Judged, Permission, PolicyStep, PortKey, Refusal, Side, Sides,
     SidesChange, ToNode,
+};
+pub use self::ipvs::{
+    ByNft, Carrier, IpvsPlan, Method, PlannedServer, Scheduler, ServicePortKey, Share,
 };
 pub use self::node::{
     Arrival, Detection, Detector, EgressMasquerade, Local, LocalTest, MarkBit, NodePlan,
@@ -48,6 +52,8 @@ pub struct Changes {
     pub complete: bool,
     /// Frontends that are decided otherwise now, or are gone.
     pub frontends: BTreeSet<FrontendKey>,
+    /// [`IpvsPlan::servers`] that differ, or are gone.
+    pub virtual_servers: BTreeSet<FrontendKey>,
     /// [`ServicePlan::hairpins`] are others.
     pub hairpins: bool,
     /// [`ServicePlan::health_checks`] are others.
@@ -79,6 +85,12 @@ impl Changes {
             node: true,
             complete: known,
             frontends: frontends.map(|frontend| frontend.key).collect(),
+            virtual_servers: plan
+                .ipvs()
+                .iter()
+                .flat_map(|it| it.servers())
+                .map(|it| *it.0)
+                .collect(),
             hairpins: known,
             health_checks: known,
             local_endpoints: known,
@@ -98,6 +110,7 @@ pub struct Plan {
     node: NodePlan,
     pods: Option<Arc<PodSet>>,
     services: Option<ServicePlan>,
+    ipvs: Option<IpvsPlan>,
     firewall: Option<FirewallPlan>,
     waiting_for: Vec<Listing>,
 }
@@ -108,7 +121,8 @@ impl Plan {
         let node = NodePlan::new(&policy, capabilities, None, &[], None);
         let waiting_for = Listing::SERVICES.into();
         let firewall = policy.firewall.map(FirewallPlan::new);
-        Self { policy, capabilities, node, pods: None, services: None, firewall, waiting_for }
+        let ipvs = capabilities.balances_by_ipvs.then(IpvsPlan::default);
+        Self { policy, capabilities, node, pods: None, services: None, ipvs, firewall, waiting_for }
     }
 
     /// What the operator asked for.
@@ -133,13 +147,19 @@ impl Plan {
 
     /// The recorded pods; none while the state file could not be read yet.
     pub fn recorded(&self) -> &[LocalPod] {
-        self.pods.as_ref().map(|set| &*set.pods).unwrap_or_default()
+        recorded(&self.pods)
     }
 
     /// What is decided about services; `None` while not all of them, of their endpoints and of the
     /// node are known. (A plan made from half a picture would delete rules that are still wanted.)
     pub fn services(&self) -> Option<&ServicePlan> {
         self.services.as_ref()
+    }
+
+    /// What is decided about virtual servers; `None` if the backend has none. Empty while services
+    /// are not known.
+    pub fn ipvs(&self) -> Option<&IpvsPlan> {
+        self.ipvs.as_ref()
     }
 
     /// What is decided about which pods may talk to which; `None` if that is not Denizen's
@@ -172,8 +192,12 @@ impl Plan {
             complete: world.is_some() && self.services.is_none(),
             ..Changes::default()
         };
+        let mut concerned = BTreeSet::new();
         if change.pods {
-            self.pods = model.pods().cloned();
+            let before = std::mem::replace(&mut self.pods, model.pods().cloned());
+            if let (Some(ipvs), Some(world)) = (&mut self.ipvs, world) {
+                concerned = ipvs.change_pods(recorded(&before), recorded(&self.pods), world);
+            }
         }
         if let Some(firewall) = &mut self.firewall {
             changes.network_policies = !change.network_policies.is_empty();
@@ -187,6 +211,7 @@ impl Plan {
         match world {
             Some(world) => {
                 self.update_services(world, std::mem::take(change), &moved, &mut changes);
+                self.update_ipvs(world, concerned, &mut changes);
             }
             // The rest waits for the whole picture.
             None => (change.pods, change.egress) = (false, false),
@@ -222,16 +247,41 @@ impl Plan {
             names.extend(concerned.map(|service| service.name.clone()));
         }
         let mut services = self.services.take().unwrap_or_default();
-        let by = Surroundings {
+        services.update(&names, self.surroundings(world), changes);
+        self.services = Some(services);
+        changes.services = change.services;
+        changes.triggers = change.triggers;
+    }
+
+    fn surroundings<'a>(&'a self, world: Snapshot<'a>) -> Surroundings<'a> {
+        Surroundings {
             settings: &self.policy.settings,
             capabilities: self.capabilities,
             node: &self.node,
             pods: self.recorded(),
             world,
-        };
-        services.update(&names, by, changes);
-        self.services = Some(services);
-        changes.services = change.services;
-        changes.triggers = change.triggers;
+            scheduler: self.policy.scheduler,
+        }
     }
+
+    /// Decides again about what services' changes touch, and about these services.
+    fn update_ipvs(
+        &mut self,
+        world: Snapshot<'_>,
+        mut names: BTreeSet<ServiceName>,
+        changes: &mut Changes,
+    ) {
+        let (Some(mut ipvs), Some(services)) = (self.ipvs.take(), &self.services) else {
+            return;
+        };
+        names.extend(changes.services.iter().cloned());
+        let claimants = changes.frontends.iter().flat_map(|key| services.claimants(key));
+        names.extend(claimants.cloned());
+        ipvs.update(names, services, self.surroundings(world), changes);
+        self.ipvs = Some(ipvs);
+    }
+}
+
+fn recorded(pods: &Option<Arc<PodSet>>) -> &[LocalPod] {
+    pods.as_ref().map(|set| &*set.pods).unwrap_or_default()
 }

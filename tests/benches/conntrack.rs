@@ -24,7 +24,9 @@ use denizen_agent::model::{
     Affinity, EndpointState, Event, Family, Listing, Protocol, Service, ServiceName, ServicePort,
     Slice, SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
 };
-use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Planner, Policy, Settings};
+use denizen_agent::plan::{
+    Detector, NodePortAddresses, NodeSide, Planner, Policy, Scheduler, Settings,
+};
 use denizen_tests::cni::Namespace;
 use denizen_tests::ctnetlink::{self, Flow};
 
@@ -90,6 +92,7 @@ fn known() -> (Planner, StaleCandidates) {
         node_side: NodeSide::default(),
         services: true,
         firewall: None,
+        scheduler: Scheduler::default(),
     };
     let mut planner = Planner::new(policy, BackendName::Nftables.capabilities());
     planner.apply(Listing::SERVICES.map(Event::Listed).into());
@@ -121,6 +124,7 @@ fn facts(n: u32) -> [Event; 2] {
         affinity: Affinity::None,
         health_check_node_port: None,
         created: "".into(),
+        scheduler: None,
     };
     let endpoint = |ip| SliceEndpoint {
         address: IpAddr::V4(ip),

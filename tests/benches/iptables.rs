@@ -32,7 +32,7 @@ use denizen_agent::backend::chosen::BackendConfig;
 use denizen_agent::engine::Engine;
 use denizen_agent::iptables::Variant;
 use denizen_agent::model::{Event, Slice};
-use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Policy, Settings};
+use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Policy, Scheduler, Settings};
 use denizen_tests::cni::Namespace;
 use denizen_tests::kube_proxy::service_chain;
 
@@ -151,6 +151,7 @@ fn engine(variant: Variant) -> Engine {
         node_side: NodeSide::default(),
         services: true,
         firewall: None,
+        scheduler: Scheduler::default(),
     };
     let backend = BackendConfig { name: BackendName::Iptables, iptables_variant: Some(variant) };
     Engine::open(policy, backend).expect("iptables, as root")

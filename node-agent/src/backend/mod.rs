@@ -71,7 +71,12 @@ impl BackendName {
             Self::Nftables => true,
             Self::Iptables | Self::None => false,
         };
-        Capabilities { unused_addresses: able, guards_loopback_first: able, restricts_first: able }
+        Capabilities {
+            unused_addresses: able,
+            guards_loopback_first: able,
+            restricts_first: able,
+            balances_by_ipvs: false,
+        }
     }
 }
 

@@ -224,6 +224,17 @@ pub struct Service {
     /// `metadata.creationTimestamp` as the API writes it (RFC 3339 in UTC, so it sorts); empty in
     /// hand written manifests. The older of two Services that claim one address and port wins.
     pub created: Arc<str>,
+    /// What its annotations say about IPVS's scheduler.
+    pub scheduler: Option<Box<AskedScheduler>>,
+}
+
+/// kube-router's annotations, as written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AskedScheduler {
+    /// `kube-router.io/service.scheduler`.
+    pub name: Option<Arc<str>>,
+    /// `kube-router.io/service.schedflags`.
+    pub flags: Option<Arc<str>>,
 }
 
 impl Service {

@@ -1,6 +1,7 @@
 //! What a plan depends on besides facts: the configuration, and what the backend can do.
 
 use super::firewall::FirewallSettings;
+use super::ipvs::Scheduler;
 use super::node::{Detector, NodePortAddresses, NodeSide};
 use super::services::Settings;
 
@@ -20,6 +21,8 @@ pub struct Policy {
     pub services: bool,
     /// The pod firewall; `None` if it is off.
     pub firewall: Option<FirewallSettings>,
+    /// IPVS's scheduler for services that ask for none.
+    pub scheduler: Scheduler,
 }
 
 /// What a backend can do that others cannot.
@@ -35,4 +38,6 @@ pub struct Capabilities {
     /// It checks `loadBalancerSourceRanges` before it looks for endpoints. Otherwise a service
     /// without endpoints is refused first.
     pub restricts_first: bool,
+    /// IPVS chooses among endpoints where it can. Otherwise the backend itself always does.
+    pub balances_by_ipvs: bool,
 }

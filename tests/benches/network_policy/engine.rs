@@ -6,7 +6,7 @@ use denizen_agent::firewall::Firewall;
 use denizen_agent::model::Event;
 use denizen_agent::plan::{
     Capabilities, Detector, FirewallSettings, NodePortAddresses, NodeSide, Planner, Policy,
-    Settings,
+    Scheduler, Settings,
 };
 use denizen_nft::Kernel;
 
@@ -39,11 +39,13 @@ impl Engine {
             node_side: NodeSide::default(),
             services: true,
             firewall: Some(FirewallSettings::default()),
+            scheduler: Scheduler::default(),
         };
         let able = Capabilities {
             unused_addresses: true,
             guards_loopback_first: true,
             restricts_first: true,
+            balances_by_ipvs: false,
         };
         Self { planner: Planner::new(policy, able), firewall: firewall() }
     }

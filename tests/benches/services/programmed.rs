@@ -9,7 +9,7 @@ use denizen_agent::backend::BackendName;
 use denizen_agent::backend::chosen::BackendConfig;
 use denizen_agent::engine::Engine;
 use denizen_agent::model::{Event, Service, ServiceName, Slice};
-use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Policy, Settings};
+use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Policy, Scheduler, Settings};
 use denizen_tests::cni::Namespace;
 
 use crate::clock::{Cost, Samples, cost, text, timed};
@@ -63,6 +63,7 @@ pub fn policy() -> Policy {
         node_side: NodeSide::default(),
         services: true,
         firewall: None,
+        scheduler: Scheduler::default(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::future::pending;
 
+use super::carried::carried;
 use super::client::{clients, counted};
 use super::error::NftablesError;
 use super::name::{Facts, TableFamily};
@@ -9,24 +10,37 @@ use super::sync::{Nftables, Programmed};
 use crate::backend::why::Why;
 use crate::backend::{Backend, Figures, Repair, Report, SetSize};
 use crate::describe::describe;
-use crate::plan::{Changes, Frontend, Plan};
+use crate::plan::{Changes, Frontend, FrontendKey, Plan};
 use denizen_nft::Rendering;
 
-/// Renders a plan. Needs no kernel.
+/// Renders a plan, as if its virtual servers were in the kernel. Needs no kernel.
 pub fn render(plan: &Plan) -> Rendering {
     let mut backend = Nftables::offline();
-    backend.update(plan, &Changes::from_nothing(plan));
+    backend.update_carried(plan, &Changes::from_nothing(plan), &|_| true);
     backend.rendering()
 }
 
 impl<K> Nftables<K> {
-    /// Takes a new plan.
+    /// Takes a new plan. Rules choose all endpoints.
     pub fn update(&mut self, plan: &Plan, changes: &Changes) {
+        self.update_carried(plan, changes, &|_| false);
+    }
+
+    /// As [`Self::update`], with virtual servers. `ready` says whether the one at a cluster IP is
+    /// in the kernel: what it carries is translated to that cluster IP; until then, rules choose an
+    /// endpoint. The frontends of a server that is ready from now on, or no longer, must be among
+    /// the changed ones.
+    pub fn update_carried(
+        &mut self,
+        plan: &Plan,
+        changes: &Changes,
+        ready: &dyn Fn(&FrontendKey) -> bool,
+    ) {
         if changes.node {
             self.configure(plan.node());
         }
         for table in &mut self.tables {
-            table.update(plan, changes);
+            table.update(plan, changes, ready);
         }
     }
 
@@ -53,7 +67,7 @@ impl<K> Nftables<K> {
 }
 
 impl Programmed {
-    fn update(&mut self, plan: &Plan, changes: &Changes) {
+    fn update(&mut self, plan: &Plan, changes: &Changes, ready: &dyn Fn(&FrontendKey) -> bool) {
         if let Some(pods) = plan.pods().filter(|_| changes.pods) {
             self.unknown |= !std::mem::replace(&mut self.known.pods, true);
             self.wanted.change_pods(pods, &mut self.pending);
@@ -62,13 +76,18 @@ impl Programmed {
             self.unknown |= !std::mem::replace(&mut self.known.services, true);
         }
         match self.wanted.table_family {
-            TableFamily::Ip(_) => self.update_services(plan, changes),
+            TableFamily::Ip(_) => self.update_services(plan, changes, ready),
             // It sees no addresses of services.
             TableFamily::Bridge => {}
         }
     }
 
-    fn update_services(&mut self, plan: &Plan, changes: &Changes) {
+    fn update_services(
+        &mut self,
+        plan: &Plan,
+        changes: &Changes,
+        ready: &dyn Fn(&FrontendKey) -> bool,
+    ) {
         let Self { wanted, pending, unknown, .. } = self;
         if changes.node {
             wanted.change_node_port_addresses(&plan.node().node_ports.addresses, pending);
@@ -77,7 +96,8 @@ impl Programmed {
             return;
         };
         for key in &changes.frontends {
-            let decided = (*key, services.frontend(key));
+            let decided = services.frontend(key).map(|it| carried(it, plan.ipvs(), ready));
+            let decided = (*key, decided.as_deref());
             wanted.change_frontends(std::iter::once(decided), pending);
             if *unknown {
                 // The difference will be computed from the kernel's state. At the start this would

@@ -7,6 +7,7 @@
 mod affinity;
 mod backend;
 mod bridge;
+mod carried;
 mod client;
 mod draw;
 mod element;

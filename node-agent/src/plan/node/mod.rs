@@ -8,6 +8,7 @@ mod node_plan;
 mod node_port;
 mod node_side;
 mod own_address;
+mod source_address;
 
 pub use detector::Detector;
 pub use egress::{EgressMasquerade, SeenAs};

@@ -1,6 +1,6 @@
 //! All decisions about this node.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
@@ -10,7 +10,8 @@ use super::local::Detection;
 use super::node_port::{NodePorts, node_port_addresses};
 use super::node_side::NodeSide;
 use super::own_address::own_addresses;
-use crate::model::{Egress, LocalPod, Snapshot};
+use super::source_address::source_addresses;
+use crate::model::{Egress, Family, LocalPod, Snapshot};
 use crate::plan::policy::{Capabilities, Policy};
 
 /// The decisions about this node that all rules depend on.
@@ -35,6 +36,10 @@ pub struct NodePlan {
     pub addresses: BTreeSet<IpAddr>,
     /// The node's own addresses, which no service may take away from it.
     pub own: BTreeSet<IpAddr>,
+    /// The node's addresses from which its own connections to virtual servers come. (The kernel
+    /// would take the virtual server's, which no other node can answer.) A family is missing if the
+    /// node has none; empty if the backend has no virtual servers.
+    pub route_sources: BTreeMap<Family, IpAddr>,
 }
 
 impl NodePlan {
@@ -68,6 +73,10 @@ impl NodePlan {
             service_ranges: ranges.filter(|range| !has_own(range)).collect(),
             addresses: links.iter().map(|on| on.address).collect(),
             own,
+            route_sources: match capabilities.balances_by_ipvs {
+                true => source_addresses(node, links, pods),
+                false => BTreeMap::new(),
+            },
         }
     }
 }

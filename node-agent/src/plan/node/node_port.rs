@@ -100,7 +100,11 @@ pub fn node_port_addresses(
 }
 
 /// The node's addresses of a family that can be reached from outside.
-fn reachable(family: Family, addresses: &[NodeAddress], pods: &[LocalPod]) -> Vec<IpAddr> {
+pub(super) fn reachable(
+    family: Family,
+    addresses: &[NodeAddress],
+    pods: &[LocalPod],
+) -> Vec<IpAddr> {
     let of_pods = |name: &str| pods.iter().any(|pod| *pod.interface == *name);
     let candidates = addresses.iter().filter(|a| family_of(a.address) == family);
     candidates

@@ -13,6 +13,7 @@ pub use frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquer
 pub use health_check::{HealthCheck, HealthChecks, HealthPorts};
 pub use outcome::{Endpoint, Endpoints, Outcome};
 pub use remark::Remark;
+pub(super) use selection::listed;
 pub use selection::{Selection, Whereabouts, select, serving};
 pub(super) use service_plan::Surroundings;
 pub use service_plan::{Conflict, ServicePlan};

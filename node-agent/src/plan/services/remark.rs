@@ -1,12 +1,14 @@
 //! Services that are not served as their objects say.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
+use super::service_plan::Surroundings;
 use crate::model::{Family, Service, ServiceName, family_of};
+use crate::plan::Scheduler;
 
 /// Something that an owner should know.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +36,20 @@ pub enum Remark {
         /// The node's address.
         address: IpAddr,
     },
+    /// A service asks for a scheduler that IPVS does not have. `rr` is used.
+    UnknownScheduler {
+        /// The service.
+        service: ServiceName,
+        /// What it asks for.
+        scheduler: Arc<str>,
+    },
+    /// A service asks for a flag that its scheduler does not have. The flag is ignored.
+    UnknownSchedulerFlag {
+        /// The service.
+        service: ServiceName,
+        /// What it asks for.
+        flag: Arc<str>,
+    },
 }
 
 impl Remark {
@@ -41,7 +57,10 @@ impl Remark {
     pub fn is_error(&self) -> bool {
         match self {
             Self::OpenFamily { .. } => false,
-            Self::OwnAddress { .. } | Self::OwnRange { .. } => true,
+            Self::OwnAddress { .. }
+            | Self::OwnRange { .. }
+            | Self::UnknownScheduler { .. }
+            | Self::UnknownSchedulerFlag { .. } => true,
         }
     }
 }
@@ -63,18 +82,32 @@ impl fmt::Display for Remark {
                 "ServiceCIDR {range} has this node's own address {address} in it: its unallocated addresses \
                  are left alone"
             ),
+            Self::UnknownScheduler { service, scheduler } => write!(
+                f,
+                "Service {service}: there is no scheduler {scheduler:?}: rr is used instead"
+            ),
+            Self::UnknownSchedulerFlag { service, flag } => write!(
+                f,
+                "Service {service}: its scheduler has no flag {flag:?}: the flag is ignored"
+            ),
         }
     }
 }
 
-/// The remarks about one service; `own` are the node's addresses.
-pub(super) fn remarks(service: &Service, own: &BTreeSet<IpAddr>) -> Vec<Remark> {
+/// The remarks about one service.
+pub(super) fn remarks(service: &Service, by: Surroundings<'_>) -> Vec<Remark> {
     let name = || service.name.clone();
-    let taken = service.cluster_ips.iter().filter(|ip| own.contains(ip));
+    let taken = service.cluster_ips.iter().filter(|ip| by.node.own.contains(ip));
     let taken = taken.map(|ip| Remark::OwnAddress { service: name(), address: *ip });
     let open = Family::BOTH.into_iter().filter(|family| is_open(service, *family));
     let open = open.map(|family| Remark::OpenFamily { service: name(), family });
-    taken.chain(open).collect()
+    let asked = service.scheduler.as_deref().filter(|_| by.capabilities.balances_by_ipvs);
+    let (_, unknown) = Scheduler::asked(by.scheduler, asked);
+    let scheduler =
+        unknown.method.map(|it| Remark::UnknownScheduler { service: name(), scheduler: it.into() });
+    let flag =
+        unknown.flag.map(|it| Remark::UnknownSchedulerFlag { service: name(), flag: it.into() });
+    taken.chain(open).chain(scheduler).chain(flag).collect()
 }
 
 /// Whether the source ranges restrict the other family but not load balancer IPs of this one.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::outcome::{Endpoint, Endpoints};
-use crate::model::{EndpointState, Family, ServicePort, Slice, SliceEndpoint};
+use crate::model::{EndpointState, Family, Protocol, ServicePort, Slice, SliceEndpoint};
 
 /// The endpoints of one service port in one family, sorted by what may use them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,6 +81,23 @@ pub fn serving<'a>(
 ) -> BTreeSet<SocketAddr> {
     let all = merged(port, family, slices).into_iter();
     all.filter(|(_, endpoint)| endpoint.state.serves()).map(|(at, _)| at).collect()
+}
+
+/// Every endpoint of a service port that is in one of `slices`, whatever its state.
+pub fn listed<'a>(
+    port: &str,
+    protocol: Protocol,
+    family: Family,
+    slices: impl Iterator<Item = &'a Slice>,
+) -> BTreeSet<SocketAddr> {
+    let mut all = BTreeSet::new();
+    for slice in slices.filter(|slice| slice.family == family) {
+        let ports = slice.ports.iter().filter(|p| *p.name == *port && p.protocol == protocol);
+        for port in ports.map(|port| port.port.get()) {
+            all.extend(slice.endpoints.iter().map(|it| SocketAddr::new(it.address, port)));
+        }
+    }
+    all
 }
 
 /// Every endpoint once. One address and port in two slices is one endpoint: a running pod takes

@@ -12,7 +12,7 @@ use super::health_check::{HealthCheck, HealthChecks};
 use super::remark::{Remark, remarks};
 use crate::model::{LocalPod, ServiceName, ServicePortName, Snapshot};
 use crate::plan::policy::Capabilities;
-use crate::plan::{Changes, NodePlan};
+use crate::plan::{Changes, NodePlan, Scheduler};
 
 /// Two service ports claim one frontend, and one of them gets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +48,8 @@ pub(in crate::plan) struct Surroundings<'a> {
     pub node: &'a NodePlan,
     pub pods: &'a [LocalPod],
     pub world: Snapshot<'a>,
+    /// IPVS's scheduler for services that ask for none.
+    pub scheduler: Scheduler,
 }
 
 impl ServicePlan {
@@ -59,6 +61,14 @@ impl ServicePlan {
     /// Every frontend's winner, in no order.
     pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
         self.claims.values().filter_map(|claims| claims.first())
+    }
+
+    /// The services that claim a frontend, the winner first.
+    pub(in crate::plan) fn claimants(
+        &self,
+        key: &FrontendKey,
+    ) -> impl Iterator<Item = &ServiceName> {
+        self.claims.get(key).into_iter().flatten().map(|claim| &claim.service_port.service)
     }
 
     /// The frontends that a service claims.
@@ -97,7 +107,11 @@ impl ServicePlan {
     pub fn claims_own(&self, address: IpAddr) -> Option<&ServiceName> {
         self.remarks().find_map(|remark| match remark {
             Remark::OwnAddress { service, address: ip } if *ip == address => Some(service),
-            Remark::OwnAddress { .. } | Remark::OpenFamily { .. } | Remark::OwnRange { .. } => None,
+            Remark::OwnAddress { .. }
+            | Remark::OpenFamily { .. }
+            | Remark::OwnRange { .. }
+            | Remark::UnknownScheduler { .. }
+            | Remark::UnknownSchedulerFlag { .. } => None,
         })
     }
 
@@ -151,7 +165,7 @@ impl ServicePlan {
         if !by.capabilities.restricts_first {
             wanted.iter_mut().for_each(refuse_first);
         }
-        self.remark(name, service.map(|service| remarks(service, own)), changes);
+        self.remark(name, service.map(|service| remarks(service, by)), changes);
         let mut gone: BTreeSet<FrontendKey> =
             self.keys_of.remove(name).into_iter().flatten().collect();
         let keys: Vec<FrontendKey> = wanted.iter().map(|frontend| frontend.key).collect();

@@ -68,6 +68,12 @@ pub struct Annotations {
     /// On slices: when the pod or Service changed that led to this state, RFC 3339.
     #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
     pub last_change_trigger_time: Option<String>,
+    /// On Services: IPVS's scheduler.
+    #[serde(rename = "kube-router.io/service.scheduler")]
+    pub scheduler: Option<String>,
+    /// On Services: flags of IPVS's scheduler.
+    #[serde(rename = "kube-router.io/service.schedflags")]
+    pub scheduler_flags: Option<String>,
 }
 
 impl Metadata {

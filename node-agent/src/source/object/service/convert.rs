@@ -6,10 +6,13 @@ use std::net::IpAddr;
 use std::num::NonZeroU16;
 
 use super::{Service, ServicePort, ServiceSpec, ServiceStatus};
-use crate::model::{self, Affinity, Protocol, SourceRanges, TrafficPolicy, family_of};
+use crate::model::{
+    self, Affinity, AskedScheduler, Protocol, SourceRanges, TrafficPolicy, family_of,
+};
 use crate::source::object::address::{special_address, usable_address};
 use crate::source::object::{
-    Kind, Notes, ObjectError, PROXY_NAME_LABEL, Warning, elements, parse_address, parse_range,
+    Annotations, Kind, Notes, ObjectError, PROXY_NAME_LABEL, Warning, elements, parse_address,
+    parse_range,
 };
 
 /// `sessionAffinityConfig.clientIP.timeoutSeconds` if it is missing.
@@ -56,6 +59,7 @@ pub fn service(
         affinity: affinity(spec, &mut notes),
         health_check_node_port: health_check_node_port(spec, &mut notes),
         created: raw.metadata.creation_timestamp.as_deref().unwrap_or_default().into(),
+        scheduler: scheduler(raw.metadata.annotations.as_ref()),
     }))
 }
 
@@ -284,4 +288,11 @@ fn health_check_node_port(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Option<N
         );
     }
     port
+}
+
+fn scheduler(annotations: Option<&Annotations>) -> Option<Box<AskedScheduler>> {
+    let written = |text: &Option<String>| text.as_deref().map(|text| text.trim().into());
+    let Annotations { scheduler, scheduler_flags, .. } = annotations?;
+    let asked = AskedScheduler { name: written(scheduler), flags: written(scheduler_flags) };
+    (asked.name.is_some() || asked.flags.is_some()).then(|| asked.into())
 }
