@@ -4,6 +4,7 @@ mod affinity;
 pub mod chosen;
 
 pub mod iptables;
+pub mod ipvs;
 pub mod nftables;
 #[cfg(test)]
 mod tests;

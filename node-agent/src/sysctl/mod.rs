@@ -14,7 +14,7 @@ pub mod vlan;
 
 pub use bridge::BridgeFilter;
 pub use conntrack::Conntrack;
-pub use file::SYSCTLS;
+pub use file::{SYSCTLS, value};
 pub use loopback::Loopback;
 pub use reconciler::{Reconciler, cpus, set_up};
-pub use setting::{Setting, Wanted, bridge_filter, live, on_loopback};
+pub use setting::{IPVS_CONNTRACK, Setting, Wanted, bridge_filter, live, on_loopback};

@@ -6,6 +6,9 @@ use crate::plan::{Detector, NodePortAddresses, Plan};
 /// Whether the kernel routes 127.0.0.0/8 like other addresses.
 pub const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
 
+/// Whether connection tracking sees IPVS's packets.
+pub const IPVS_CONNTRACK: &str = "net/ipv4/vs/conntrack";
+
 /// The wanted value of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {

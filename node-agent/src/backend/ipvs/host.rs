@@ -1,0 +1,69 @@
+//! The kernel's side: IPVS, and the routes that make virtual servers' addresses local.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use denizen_ipvs::{Command, IpvsError, ObservedServer, Refused, ServerKey, VirtualServer};
+use denizen_route::RouteError;
+use nix::errno::Errno;
+use thiserror::Error;
+
+/// Why virtual servers could not be programmed.
+#[derive(Debug, Error)]
+pub enum ServersError {
+    /// IPVS did not do it.
+    #[error(transparent)]
+    Ipvs(#[from] IpvsError),
+    /// The routes of virtual servers' addresses were not read or written.
+    #[error(transparent)]
+    Routes(#[from] RouteError),
+    /// A setting without which IPVS does harm.
+    #[error("net.ipv4.vs.conntrack is not 1: connections through IPVS could not be masqueraded")]
+    Untracked,
+    /// Others changed the same virtual servers each time that they were read.
+    #[error("another program keeps changing the virtual servers of IPVS")]
+    Disturbed,
+}
+
+/// The kernel, or what stands in its place in tests.
+pub trait Host {
+    /// All virtual servers, whoever's.
+    ///
+    /// # Errors
+    /// [`ServersError`].
+    fn servers(&mut self) -> Result<Vec<VirtualServer>, ServersError>;
+
+    /// A virtual server's real servers.
+    ///
+    /// # Errors
+    /// [`ServersError`].
+    fn real_servers(&mut self, of: &ServerKey) -> Result<Vec<ObservedServer>, ServersError>;
+
+    /// Does these in order. Returns those that the kernel refused.
+    ///
+    /// # Errors
+    /// [`ServersError`] if it is not known what was done.
+    fn apply(&mut self, commands: &[Command]) -> Result<Vec<Refused>, ServersError>;
+
+    /// Our local routes: each address, and the source that the node's own connections to it have.
+    ///
+    /// # Errors
+    /// [`ServersError`].
+    fn routes(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, ServersError>;
+
+    /// Makes these addresses local, the node's own connections to each coming from the second one.
+    /// Returns those that the kernel refused.
+    ///
+    /// # Errors
+    /// [`ServersError`] if it is not known what was done.
+    fn add_routes(
+        &mut self,
+        routes: &[(IpAddr, IpAddr)],
+    ) -> Result<BTreeMap<IpAddr, Errno>, ServersError>;
+
+    /// Removes our routes of these addresses.
+    ///
+    /// # Errors
+    /// [`ServersError`] if it is not known what was done.
+    fn remove_routes(&mut self, addresses: &[IpAddr]) -> Result<(), ServersError>;
+}

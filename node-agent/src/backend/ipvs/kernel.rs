@@ -1,0 +1,152 @@
+//! The kernel of this network namespace.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use denizen_ipvs::{
+    Command, Ipvs, IpvsError, ObservedServer, Refused, ServerKey, Timeouts, VirtualServer,
+};
+use denizen_route::{Route, RouteKey, Routes, Target};
+use ipnetwork::IpNetwork;
+use nix::errno::Errno;
+use nix::libc;
+
+use super::host::{Host, ServersError};
+use crate::sysctl::{IPVS_CONNTRACK, SYSCTLS, value};
+
+/// The protocol number of our routes (`/etc/iproute2/rt_protos` has no name for it): by it they are
+/// known as ours after a restart.
+const PROTOCOL: u8 = 213;
+
+/// The table of the node's own addresses (`RT_TABLE_LOCAL`).
+const LOCAL: u32 = libc::RT_TABLE_LOCAL as u32;
+
+/// The index of every namespace's loopback interface (`LOOPBACK_IFINDEX`).
+const LOOPBACK: u32 = 1;
+
+/// IPVS and the routes.
+#[derive(Debug)]
+pub struct Kernel {
+    ipvs: Ipvs,
+    routes: Routes,
+}
+
+impl Kernel {
+    /// That of this thread's network namespace. IPVS's time-outs become connection tracking's.
+    ///
+    /// # Errors
+    /// [`ServersError`], above all if the kernel has no IPVS, or if connection tracking does not
+    /// see its packets.
+    pub fn open() -> Result<Self, ServersError> {
+        let mut ipvs = Ipvs::open()?;
+        if setting(IPVS_CONNTRACK) != Some(1) {
+            return Err(ServersError::Untracked);
+        }
+        let now = ipvs.timeouts()?;
+        let wanted = timeouts(now);
+        if now != wanted {
+            ipvs.set_timeouts(&wanted)?;
+        }
+        Ok(Self { ipvs, routes: Routes::open(PROTOCOL)? })
+    }
+
+    /// Removes all that an earlier run left: the virtual servers of addresses with our route, and
+    /// then these routes. Returns how many virtual servers there were.
+    ///
+    /// # Errors
+    /// [`ServersError`].
+    pub fn cleanup() -> Result<usize, ServersError> {
+        let mut routes = Routes::open(PROTOCOL)?;
+        let left = own(&mut routes)?;
+        let mut count = 0;
+        match Ipvs::open() {
+            Ok(mut ipvs) => {
+                let servers = ipvs.servers()?.into_iter().map(|server| server.key);
+                let ours = servers.filter(|key| left.contains_key(&key.at.ip()));
+                let commands: Vec<Command> = ours.map(Command::Remove).collect();
+                count = commands.len() - ipvs.apply(&commands)?.len();
+            }
+            Err(IpvsError::Missing) => {}
+            Err(error) => return Err(error.into()),
+        }
+        remove(&mut routes, left.into_keys())?;
+        Ok(count)
+    }
+}
+
+/// As connection tracking's, where those can be read: IPVS forgets its entry with its own.
+fn timeouts(now: Timeouts) -> Timeouts {
+    let seconds = |path, usual| setting(path).map_or(usual, Duration::from_secs);
+    Timeouts {
+        tcp: seconds("net/netfilter/nf_conntrack_tcp_timeout_established", now.tcp),
+        udp: seconds("net/netfilter/nf_conntrack_udp_timeout_stream", now.udp),
+        ..now
+    }
+}
+
+/// A setting of this network namespace, wherever else its folder may be mounted.
+fn setting(path: &str) -> Option<u64> {
+    value(Path::new(SYSCTLS), path).ok()
+}
+
+/// Our routes, each address with its source.
+fn own(routes: &mut Routes) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, ServersError> {
+    let own = routes.own()?.into_iter();
+    let ours = own.filter(|it| it.key == key(it.key.destination.ip()));
+    let ours = ours.filter(|it| it.target == Some(Target::Local { link: LOOPBACK }));
+    Ok(ours.map(|it| (it.key.destination.ip(), it.source)).collect())
+}
+
+fn remove(
+    routes: &mut Routes,
+    addresses: impl Iterator<Item = IpAddr>,
+) -> Result<(), ServersError> {
+    let remove = |ip| denizen_route::Command::Remove(key(ip));
+    // What is refused is gone already.
+    routes.apply(&addresses.map(remove).collect::<Vec<_>>())?;
+    Ok(())
+}
+
+impl Host for Kernel {
+    fn servers(&mut self) -> Result<Vec<VirtualServer>, ServersError> {
+        Ok(self.ipvs.servers()?)
+    }
+
+    fn real_servers(&mut self, of: &ServerKey) -> Result<Vec<ObservedServer>, ServersError> {
+        Ok(self.ipvs.real_servers(of)?)
+    }
+
+    fn apply(&mut self, commands: &[Command]) -> Result<Vec<Refused>, ServersError> {
+        Ok(self.ipvs.apply(commands)?)
+    }
+
+    fn routes(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, ServersError> {
+        own(&mut self.routes)
+    }
+
+    fn add_routes(
+        &mut self,
+        routes: &[(IpAddr, IpAddr)],
+    ) -> Result<BTreeMap<IpAddr, Errno>, ServersError> {
+        let target = Target::Local { link: LOOPBACK };
+        let route = |(ip, source): &(IpAddr, IpAddr)| {
+            let route = Route { key: key(*ip), target, source: Some(*source) };
+            denizen_route::Command::Replace(route)
+        };
+        let commands: Vec<_> = routes.iter().map(route).collect();
+        let refused = self.routes.apply(&commands)?;
+        Ok(refused.into_iter().map(|it| (routes[it.command].0, it.errno)).collect())
+    }
+
+    fn remove_routes(&mut self, addresses: &[IpAddr]) -> Result<(), ServersError> {
+        remove(&mut self.routes, addresses.iter().copied())
+    }
+}
+
+/// Our route of an address. Its metric is the next to 0, which is for the kernel's own routes: an
+/// address that the node has too stays the node's.
+fn key(ip: IpAddr) -> RouteKey {
+    RouteKey { table: LOCAL, destination: IpNetwork::from(ip), metric: 1 }
+}

@@ -1,0 +1,18 @@
+//! The backend ipvs: IPVS balances what nf_tables sends to it, and nf_tables decides everything
+//! else.
+//!
+//! A connection that IPVS is to balance goes to its service's cluster IP: nf_tables marks it for
+//! masquerade, refuses it, and so on, as ever, and translates all other frontends to that address.
+//! A route makes the address local, so that the packet passes the input hook, where IPVS takes it.
+
+mod host;
+mod kernel;
+mod servers;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub use self::host::{Host, ServersError};
+pub use self::kernel::Kernel;
+pub use self::servers::{Extent, Servers};
+pub use self::state::{RealState, ServerState};

@@ -1,0 +1,327 @@
+//! Brings the kernel's virtual servers to the desired state, and knows which of them may be used.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use denizen_ipvs::{Command, Refused, ServerKey};
+use nix::errno::Errno;
+use tracing::{debug, warn};
+
+use super::host::{Host, ServersError};
+use super::state::{RealState, ServerState, note, subject};
+
+/// The scheduler that takes the place of one that the kernel does not have.
+const FALLBACK_SCHEDULER: &str = "rr";
+
+/// How often the kernel is read again if it turns out to be other than it was read.
+const TRIES: usize = 3;
+
+/// Which changes may be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// All.
+    Everything,
+    /// Only those that disturb nobody who is sent to a virtual server: rules that still send there
+    /// could not be replaced.
+    WhatIsSafe,
+}
+
+/// The desired virtual servers, and what is known of the kernel's.
+///
+/// IPVS has no names. A virtual server is ours if its address has a route of ours, which has a
+/// protocol number of our own. So a route comes before the first virtual server of its address, and
+/// goes after the last. All other virtual servers are foreign: none is changed or removed, and
+/// where one has the key of a desired one, that one is not programmed.
+#[derive(Debug)]
+pub struct Servers<H> {
+    host: H,
+    wanted: BTreeMap<ServerKey, ServerState>,
+    /// What [`Self::wanted`] holds is all that is wanted. Until then nothing is removed.
+    is_complete: bool,
+    /// For each family, the source of the node's own connections.
+    sources: Vec<IpAddr>,
+    known: BTreeMap<ServerKey, ServerState>,
+    routes: BTreeMap<IpAddr, Option<IpAddr>>,
+    foreign: BTreeSet<ServerKey>,
+    /// The kernel's state is not known: nothing was read yet, or something failed.
+    is_unknown: bool,
+    /// What may differ from the kernel's state.
+    due: BTreeSet<ServerKey>,
+    /// What may be ready now and was not, or the other way round.
+    reconsidered: BTreeSet<ServerKey>,
+    refused: BTreeMap<ServerKey, Errno>,
+    /// Schedulers that the kernel does not have.
+    missing: BTreeSet<Arc<str>>,
+}
+
+impl<H: Host> Servers<H> {
+    /// Reads what is there. Nothing is wanted yet.
+    ///
+    /// # Errors
+    /// [`ServersError`].
+    pub fn open(host: H) -> Result<Self, ServersError> {
+        let mut servers = Self {
+            host,
+            wanted: BTreeMap::new(),
+            is_complete: false,
+            sources: Vec::new(),
+            known: BTreeMap::new(),
+            routes: BTreeMap::new(),
+            foreign: BTreeSet::new(),
+            is_unknown: true,
+            due: BTreeSet::new(),
+            reconsidered: BTreeSet::new(),
+            refused: BTreeMap::new(),
+            missing: BTreeSet::new(),
+        };
+        servers.observe()?;
+        Ok(servers)
+    }
+
+    /// Takes a changed virtual server; `None` if it is not wanted any more.
+    pub fn want(&mut self, key: ServerKey, server: Option<ServerState>) {
+        match server {
+            Some(server) => self.wanted.insert(key, server),
+            None => self.wanted.remove(&key),
+        };
+        self.refused.remove(&key);
+        self.due.insert(key);
+        self.reconsidered.insert(key);
+    }
+
+    /// All that is wanted is known from now on.
+    pub fn complete(&mut self) {
+        self.is_complete = true;
+    }
+
+    /// The node's own connections come from these addresses, one of each family. The kernel removes
+    /// a route with its source, so the routes are read again.
+    pub fn set_sources(&mut self, sources: Vec<IpAddr>) {
+        self.sources = sources;
+        self.is_unknown = true;
+    }
+
+    /// Before the next change the kernel is read, and asked again for what it refused.
+    pub fn doubt(&mut self) {
+        self.is_unknown = true;
+        self.missing.clear();
+    }
+
+    /// Whether new connections may be sent to a virtual server: the kernel has it as it is wanted,
+    /// it has an endpoint, and its address is local.
+    pub fn is_ready(&self, key: &ServerKey) -> bool {
+        let (Some(wanted), Some(known)) = (self.wanted.get(key), self.known.get(key)) else {
+            return false;
+        };
+        let answers = |(at, state): (&SocketAddr, &RealState)| {
+            state.serves() && wanted.reals.get(at).is_some_and(|wanted| wanted.serves())
+        };
+        known.server == self.schedulable(wanted).server
+            && known.reals.iter().any(answers)
+            && self.has_route(key.at.ip())
+            && !self.refused.contains_key(key)
+    }
+
+    /// What may be ready now and was not, or the other way round, since the last call.
+    pub fn reconsidered(&mut self) -> BTreeSet<ServerKey> {
+        std::mem::take(&mut self.reconsidered)
+    }
+
+    /// Whether there is something to do for the rules, which use these virtual servers now, or for
+    /// a [`Self::sync`] of everything.
+    pub fn has_more(&self, used: &BTreeSet<ServerKey>) -> bool {
+        let differs = |key: &ServerKey| self.is_ready(key) != used.contains(key);
+        self.reconsidered.iter().any(differs) || (self.is_complete && !self.due.is_empty())
+    }
+
+    /// What could not be programmed, as text.
+    pub fn problems(&self) -> Vec<String> {
+        let refused = self.refused.iter();
+        let refused = refused.map(|(key, errno)| format!("virtual server {key}: {errno}"));
+        let occupied = self.wanted.keys().filter(|key| self.foreign.contains(key));
+        let occupied =
+            occupied.map(|key| format!("virtual server {key}: another program has made one"));
+        let missing = self.missing.iter().map(|name| {
+            format!("scheduler {name}: the kernel has none, {FALLBACK_SCHEDULER} is used instead")
+        });
+        refused.chain(occupied).chain(missing).collect()
+    }
+
+    /// Programs what is due. Returns how many changes that took.
+    ///
+    /// # Errors
+    /// [`ServersError`]. What could not be programmed is tried again by the next call.
+    pub fn sync(&mut self, extent: Extent) -> Result<usize, ServersError> {
+        let mut changes = 0;
+        for _ in 0..TRIES {
+            if self.is_unknown {
+                self.observe()?;
+            }
+            // Unless all of it succeeds, it is not known what was done.
+            self.is_unknown = true;
+            let (count, is_as_known) = self.attempt(extent)?;
+            changes += count;
+            self.is_unknown = !is_as_known;
+            if is_as_known {
+                return Ok(changes);
+            }
+        }
+        Err(ServersError::Disturbed)
+    }
+
+    fn observe(&mut self) -> Result<(), ServersError> {
+        self.routes = self.host.routes()?;
+        let servers = self.host.servers()?;
+        let (ours, foreign): (Vec<_>, Vec<_>) = servers.into_iter().partition(|server| {
+            // The kernel removes a route with its source.
+            self.routes.contains_key(&server.key.at.ip()) || self.known.contains_key(&server.key)
+        });
+        self.foreign = foreign.into_iter().map(|server| server.key).collect();
+        self.known.clear();
+        for server in ours {
+            let reals = self.host.real_servers(&server.key)?;
+            let reals = reals.into_iter().map(|it| (it.real.at, it.into())).collect();
+            self.known.insert(server.key, ServerState { server, reals });
+        }
+        self.refused.clear();
+        self.due = self.wanted.keys().chain(self.known.keys()).copied().collect();
+        self.reconsidered.extend(&self.due);
+        self.is_unknown = false;
+        Ok(())
+    }
+
+    /// Returns the number of changes, and whether the kernel was as it was known.
+    fn attempt(&mut self, extent: Extent) -> Result<(usize, bool), ServersError> {
+        let due = std::mem::take(&mut self.due);
+        let (wanted, unwanted): (BTreeSet<ServerKey>, BTreeSet<ServerKey>) =
+            due.into_iter().partition(|key| self.wanted.contains_key(key));
+        let wanted = wanted.into_iter().filter(|key| !self.foreign.contains(key)).collect();
+        let mut changes = self.add_routes(&wanted)?;
+        let (mut now, mut later) = (Vec::new(), unwanted);
+        for key in wanted {
+            let state = self.schedulable(&self.wanted[&key]);
+            let known = self.known.get(&key);
+            if extent == Extent::WhatIsSafe && known.is_some_and(|it| it.server != state.server) {
+                later.insert(key);
+            } else if self.has_route(key.at.ip()) {
+                now.extend(state.commands_from(known));
+            }
+        }
+        changes += now.len();
+        let mut is_as_known = self.apply(&now)?;
+        if extent == Extent::WhatIsSafe || !self.is_complete {
+            self.due.extend(later);
+        } else {
+            let gone = later.iter().filter(|key| self.known.contains_key(key));
+            let gone: Vec<Command> = gone.map(|key| Command::Remove(*key)).collect();
+            changes += gone.len();
+            is_as_known &= self.apply(&gone)?;
+            changes += self.remove_routes()?;
+        }
+        Ok((changes, is_as_known))
+    }
+
+    /// Does these commands; whether the kernel was as it was known.
+    fn apply(&mut self, commands: &[Command]) -> Result<bool, ServersError> {
+        if commands.is_empty() {
+            return Ok(true);
+        }
+        let refused: BTreeMap<usize, Errno> = self
+            .host
+            .apply(commands)?
+            .into_iter()
+            .map(|Refused { command, errno }| (command, errno))
+            .collect();
+        let mut is_as_known = true;
+        for (index, command) in commands.iter().enumerate() {
+            let key = subject(command);
+            self.reconsidered.insert(key);
+            match refused.get(&index) {
+                None => note(&mut self.known, command),
+                // Nothing can be done for a server that there is not.
+                Some(_) if self.refused.contains_key(&key) => {}
+                Some(errno) => is_as_known &= self.note_refusal(command, *errno),
+            }
+        }
+        debug!(commands = commands.len(), refused = refused.len(), "virtual servers changed");
+        Ok(is_as_known)
+    }
+
+    /// Whether the refusal is known to be no sign of others' changes.
+    fn note_refusal(&mut self, command: &Command, errno: Errno) -> bool {
+        let key = subject(command);
+        match (command, errno) {
+            (Command::Add(server) | Command::Change(server), Errno::ENOENT)
+                if &*server.scheduler != FALLBACK_SCHEDULER =>
+            {
+                warn!(scheduler = %server.scheduler, "the kernel has no such scheduler");
+                self.missing.insert(server.scheduler.clone());
+                self.due.insert(key);
+                // It is programmed at once, with the other scheduler.
+                false
+            }
+            (_, Errno::EEXIST | Errno::ESRCH | Errno::ENOENT) => false,
+            (_, errno) => {
+                warn!(server = %key, %errno, "the kernel refuses a virtual server");
+                self.refused.insert(key, errno);
+                true
+            }
+        }
+    }
+
+    /// Makes the addresses of these virtual servers local.
+    fn add_routes(&mut self, of: &BTreeSet<ServerKey>) -> Result<usize, ServersError> {
+        let addresses: BTreeSet<IpAddr> = of.iter().map(|key| key.at.ip()).collect();
+        let missing = addresses.into_iter().filter(|ip| !self.has_route(*ip));
+        let routes: Vec<(IpAddr, IpAddr)> =
+            missing.filter_map(|ip| Some((ip, self.source(ip)?))).collect();
+        if routes.is_empty() {
+            return Ok(0);
+        }
+        let refused = self.host.add_routes(&routes)?;
+        for (ip, source) in &routes {
+            let keys = of.iter().filter(|key| key.at.ip() == *ip);
+            self.reconsidered.extend(keys.clone());
+            match refused.get(ip) {
+                None => drop(self.routes.insert(*ip, Some(*source))),
+                Some(errno) => {
+                    warn!(address = %ip, %errno, "the kernel refuses a service's route");
+                    self.refused.extend(keys.map(|key| (*key, *errno)));
+                }
+            }
+        }
+        Ok(routes.len())
+    }
+
+    /// Removes the routes of addresses without a virtual server of ours.
+    fn remove_routes(&mut self) -> Result<usize, ServersError> {
+        let used: BTreeSet<IpAddr> =
+            self.wanted.keys().chain(self.known.keys()).map(|key| key.at.ip()).collect();
+        let unused: Vec<IpAddr> =
+            self.routes.keys().filter(|ip| !used.contains(ip)).copied().collect();
+        if !unused.is_empty() {
+            self.host.remove_routes(&unused)?;
+            self.routes.retain(|ip, _| used.contains(ip));
+        }
+        Ok(unused.len())
+    }
+
+    fn source(&self, like: IpAddr) -> Option<IpAddr> {
+        self.sources.iter().copied().find(|ip| ip.is_ipv4() == like.is_ipv4())
+    }
+
+    fn has_route(&self, ip: IpAddr) -> bool {
+        self.source(ip).is_some_and(|source| self.routes.get(&ip) == Some(&Some(source)))
+    }
+
+    /// With a scheduler that the kernel has.
+    fn schedulable(&self, wanted: &ServerState) -> ServerState {
+        let mut wanted = wanted.clone();
+        if self.missing.contains(&wanted.server.scheduler) {
+            wanted.server.scheduler = FALLBACK_SCHEDULER.into();
+            wanted.server.flags = 0;
+        }
+        wanted
+    }
+}

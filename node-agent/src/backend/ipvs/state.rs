@@ -1,0 +1,111 @@
+//! A virtual server as it should be, or as it is, and what leads from one to the other. Pure.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use denizen_ipvs::{Command, ObservedServer, RealServer, ServerKey, VirtualServer};
+
+/// A virtual server with its real servers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerState {
+    /// Its key, its scheduler and the scheduler's flags.
+    pub server: VirtualServer,
+    /// Its real servers.
+    pub reals: BTreeMap<SocketAddr, RealState>,
+}
+
+/// A real server, by its address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RealState {
+    /// Its share of new connections.
+    pub weight: u32,
+    /// As in [`ObservedServer`]. A server that is wanted always does.
+    pub translates: bool,
+}
+
+impl RealState {
+    /// A real server as it is wanted.
+    pub fn wanted(weight: u32) -> Self {
+        Self { weight, translates: true }
+    }
+
+    /// Whether new connections reach it.
+    pub fn serves(self) -> bool {
+        self.weight > 0 && self.translates
+    }
+}
+
+impl From<ObservedServer> for RealState {
+    fn from(observed: ObservedServer) -> Self {
+        Self { weight: observed.real.weight, translates: observed.translates }
+    }
+}
+
+impl ServerState {
+    /// A virtual server without real servers.
+    pub fn new(server: VirtualServer) -> Self {
+        Self { server, reals: BTreeMap::new() }
+    }
+
+    /// The commands that lead here from `now`, the kernel's state. A real server is added before
+    /// another one goes, so that there is always one for new connections. One with weight 0 that is
+    /// not there has no connections to keep: it is not made.
+    pub fn commands_from(&self, now: Option<&Self>) -> Vec<Command> {
+        let key = self.server.key;
+        let header = match now {
+            None => Some(Command::Add(self.server.clone())),
+            Some(now) if now.server != self.server => Some(Command::Change(self.server.clone())),
+            Some(_) => None,
+        };
+        let nothing = BTreeMap::new();
+        let now = now.map_or(&nothing, |now| &now.reals);
+        let real =
+            |at: &SocketAddr, state: &RealState| RealServer { at: *at, weight: state.weight };
+        let new = self.reals.iter().filter(|(at, state)| state.weight > 0 && !now.contains_key(at));
+        let new = new.map(|(at, state)| Command::AddReal(key, real(at, state)));
+        let other =
+            self.reals.iter().filter(|(at, state)| now.get(at).is_some_and(|it| it != *state));
+        let other = other.map(|(at, state)| Command::ChangeReal(key, real(at, state)));
+        let gone = now.keys().filter(|at| !self.reals.contains_key(at));
+        let gone = gone.map(|at| Command::RemoveReal(key, *at));
+        header.into_iter().chain(new).chain(other).chain(gone).collect()
+    }
+}
+
+/// Notes that the kernel has done this command.
+pub fn note(known: &mut BTreeMap<ServerKey, ServerState>, command: &Command) {
+    match command {
+        Command::Add(server) => {
+            known.insert(server.key, ServerState::new(server.clone()));
+        }
+        Command::Change(server) => {
+            if let Some(state) = known.get_mut(&server.key) {
+                state.server = server.clone();
+            }
+        }
+        Command::Remove(key) => {
+            known.remove(key);
+        }
+        Command::AddReal(key, real) | Command::ChangeReal(key, real) => {
+            if let Some(state) = known.get_mut(key) {
+                state.reals.insert(real.at, RealState::wanted(real.weight));
+            }
+        }
+        Command::RemoveReal(key, at) => {
+            if let Some(state) = known.get_mut(key) {
+                state.reals.remove(at);
+            }
+        }
+    }
+}
+
+/// The virtual server that a command is about.
+pub fn subject(command: &Command) -> ServerKey {
+    match command {
+        Command::Add(server) | Command::Change(server) => server.key,
+        Command::Remove(key)
+        | Command::AddReal(key, _)
+        | Command::ChangeReal(key, _)
+        | Command::RemoveReal(key, _) => *key,
+    }
+}
