@@ -1,8 +1,8 @@
 //! The chained CNI plugin `denizen`: see the library.
 
 use std::env::args_os;
+use std::ffi::OsString;
 use std::io::{Write, stderr, stdin, stdout};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
@@ -13,8 +13,7 @@ use denizen_state::run_dir;
 fn main() -> ExitCode {
     let mut arguments = args_os().skip(1);
     if arguments.next().is_some_and(|command| command == "inspect") {
-        let container = arguments.next().unwrap_or_default();
-        return inspected(&container.to_string_lossy(), arguments.next().map(PathBuf::from));
+        return inspected(&arguments.collect::<Vec<_>>());
     }
     let (written, code) = match run(&Environment::of_process(), stdin().lock(), SystemTime::now()) {
         Outcome::Done(output) => (stdout().write_all(output.as_bytes()), ExitCode::SUCCESS),
@@ -26,19 +25,36 @@ fn main() -> ExitCode {
     written.and_then(|()| stdout().flush()).map_or(ExitCode::FAILURE, |()| code)
 }
 
-/// `denizen inspect CONTAINER [RUN_DIR]`.
-fn inspected(container: &str, run_dir: Option<PathBuf>) -> ExitCode {
-    if container.is_empty() {
-        eprintln!("denizen inspect CONTAINER|NAMESPACE/POD [RUN_DIR]");
-        return ExitCode::FAILURE;
-    }
-    let run_dir = run_dir.unwrap_or_else(|| run_dir::DEFAULT.into());
-    let written = match inspect(&run_dir, container) {
-        Ok(text) => stdout().write_all(text.as_bytes()),
-        Err(error) => {
-            eprintln!("denizen: {}", error.in_full());
-            return ExitCode::FAILURE;
+/// What `denizen inspect --help` prints.
+const USAGE: &str = "\
+Shows how a pod's TCP is redirected to its proxy: each rule in the pod, the connections that it has
+counted, and what is not as recorded. Run it as root on the pod's node.
+
+Usage: denizen inspect CONTAINER|NAMESPACE/POD [RUN_DIR]
+
+  CONTAINER      the sandbox's id, or its beginning (crictl pods)
+  NAMESPACE/POD  the pod's name
+  RUN_DIR        the directory of the state file, if not /run/denizen
+
+It ends with 0, or with 1 if the pod is not recorded or cannot be looked into.
+";
+
+/// `denizen inspect`, with the arguments after it.
+fn inspected(arguments: &[OsString]) -> ExitCode {
+    let texts: Vec<_> = arguments.iter().map(|it| it.to_string_lossy()).collect();
+    let shown = match texts.iter().map(|it| &**it).collect::<Vec<_>>()[..] {
+        [.., "--help" | "-h"] => Ok(USAGE.to_owned()),
+        [] | ["", ..] => Err(format!("the pod is missing\n\n{USAGE}")),
+        [_, _, more, ..] => Err(format!("{more:?} is too much\n\n{USAGE}")),
+        [flag, ..] | [_, flag] if flag.starts_with('-') => {
+            Err(format!("there is no option {flag}\n\n{USAGE}"))
         }
+        [pod] => inspect(run_dir::DEFAULT.as_ref(), pod).map_err(|it| it.in_full() + "\n"),
+        [pod, _] => inspect(arguments[1].as_ref(), pod).map_err(|it| it.in_full() + "\n"),
     };
-    written.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
+    let (written, code) = match shown {
+        Ok(text) => (stdout().write_all(text.as_bytes()), ExitCode::SUCCESS),
+        Err(why) => (write!(stderr(), "denizen: {why}"), ExitCode::FAILURE),
+    };
+    written.map_or(ExitCode::FAILURE, |()| code)
 }

@@ -87,13 +87,41 @@ fn check_names_every_difference() {
     }
 }
 
+/// `denizen inspect` with these arguments: whether it succeeds, and what it prints where.
+fn inspect(arguments: &[&str]) -> (bool, String, String) {
+    let mut inspect = Command::new(denizen());
+    let output = inspect.arg("inspect").args(arguments).stdin(Stdio::null()).output().unwrap();
+    let [said, complaint] =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    (output.status.success(), said, complaint)
+}
+
+#[test]
+fn inspect_says_how_it_is_used() {
+    let usage = "Usage: denizen inspect CONTAINER|NAMESPACE/POD [RUN_DIR]";
+    for arguments in [&["--help"] as &[_], &["-h"], &["web-0", "--help"]] {
+        let (succeeds, said, complaint) = inspect(arguments);
+        assert!(succeeds && said.contains(usage) && complaint.is_empty(), "{said}{complaint}");
+    }
+    let cases: [(&[&str], &str); 5] = [
+        (&[], "the pod is missing"),
+        (&[""], "the pod is missing"),
+        (&["--output"], "there is no option --output"),
+        (&["web-0", "-x"], "there is no option -x"),
+        (&["web-0", "/run/denizen", "more"], "\"more\" is too much"),
+    ];
+    for (arguments, why) in cases {
+        let (succeeds, said, complaint) = inspect(arguments);
+        assert!(!succeeds && said.is_empty(), "{arguments:?}: {said}");
+        assert!(complaint.starts_with(&format!("denizen: {why}")), "{arguments:?}: {complaint}");
+        assert!(complaint.contains(usage), "{arguments:?}: {complaint}");
+    }
+}
+
 /// What `denizen inspect` prints of the pod `default/web-0`, or why it fails.
 fn inspected(mesh: &Mesh, container: &str) -> Result<String, String> {
-    let mut inspect = Command::new(denizen());
-    inspect.args(["inspect", container]).arg(mesh.base.run_dir());
-    let output = inspect.stdin(Stdio::null()).output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+    let (succeeds, said, complaint) = inspect(&[container, mesh.base.run_dir().to_str().unwrap()]);
+    if succeeds { Ok(said) } else { Err(complaint) }
 }
 
 #[test]
