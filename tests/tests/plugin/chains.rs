@@ -221,11 +221,24 @@ fn a_second_add_replaces_the_record() {
     assert_eq!(context.record(&call).ips, ["10.85.0.77".parse::<IpAddr>().unwrap()]);
 }
 
+/// The annotations that the injector of this proxy writes.
+fn annotations_of(redirect: &Value) -> &'static [(&'static str, &'static str)] {
+    match redirect["profile"].as_str().unwrap() {
+        "linkerd" => &[],
+        "istio" => &[("sidecar.istio.io/status", r#"{"initContainers":["istio-validation"]}"#)],
+        "consul" => &[
+            ("consul.hashicorp.com/redirect-traffic-config", r#"{"ProxyInboundPort":20000}"#),
+            ("consul.hashicorp.com/transparent-proxy-status", "enabled"),
+        ],
+        _ => &[("denizen.io/redirect", "enabled")],
+    }
+}
+
 #[test]
 fn every_conflist_in_conf_works_as_it_is() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../conf/cni");
     let lists: Vec<_> = folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert!(lists.len() >= 5, "{lists:?}");
+    assert!(lists.len() >= 7, "{lists:?}");
     for path in lists {
         let list: Value = serde_json::from_reader(std::fs::File::open(&path).unwrap()).unwrap();
         let context = PluginContext::new();
@@ -237,7 +250,7 @@ fn every_conflist_in_conf_works_as_it_is() {
                 "denizen" => {
                     plugin["runDir"] = json!(context.run_dir());
                     if plugin["capabilities"]["io.kubernetes.cri.pod-annotations"] == true {
-                        plugin["runtimeConfig"] = injected(&[("denizen.io/redirect", "enabled")]);
+                        plugin["runtimeConfig"] = injected(annotations_of(&plugin["redirect"]));
                     }
                 }
                 "bridge" | "ptp" => {
