@@ -4,7 +4,6 @@
 //! No namespace is entered (that needs `CAP_SYS_ADMIN`): the node's namespace is used to query the
 //! kernel about a pod's.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -18,7 +17,6 @@ use thiserror::Error;
 use crate::environment::{is_if_name, is_name, pod};
 use crate::kernel::{Attached, Links, Netns, at, attached, only};
 use crate::prev_result::PrevResult;
-use crate::redirect::sidecar;
 use crate::version::CniVersion;
 
 /// A runtime's cached ADD.
@@ -34,8 +32,6 @@ pub struct Remembered<'a> {
     pub netns: Option<&'a str>,
     /// `CNI_ARGS`.
     pub args: &'a str,
-    /// The pod's annotations, as far as the runtime keeps them.
-    pub annotations: &'a BTreeMap<String, String>,
     /// The result of the chain's last plugin.
     pub result: &'a RawValue,
     /// The time of the ADD, RFC 3339 in UTC.
@@ -107,8 +103,8 @@ fn adopt(node: &mut Links, remembered: &Remembered<'_>) -> Result<Attachment, No
         ips,
         added_at: remembered.added_at.clone(),
         adopted: true,
-        sidecar: sidecar(remembered.annotations).map(str::to_owned),
         redirect: None,
+        obsolete_redirects: Vec::new(),
         unknown: Map::new(),
     })
 }

@@ -24,5 +24,6 @@ pub use command::inspect;
 pub use config::ANNOTATIONS;
 pub use environment::Environment;
 pub use error::CniError;
+pub use redirect::Redirection;
 pub use run::{Outcome, run, understand};
 pub use version::CniVersion;

@@ -5,7 +5,6 @@ mod connections;
 mod figures;
 mod health;
 mod notes;
-mod redirect;
 #[cfg(test)]
 mod tests;
 mod view;

@@ -152,7 +152,6 @@ pub fn pods(generation: u64, pods: &[(&str, &str)]) -> PodSet {
             added_at: "2026-11-20T12:00:00Z".into(),
             adopted: false,
             redirect: None,
-            sidecar: None,
         }
     };
     PodSet {

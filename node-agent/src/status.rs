@@ -33,8 +33,8 @@ pub struct Status {
     /// Attachments whose TCP the plugin has redirected to the pod's own proxy.
     #[serde(default)]
     pub redirected_pods: usize,
-    /// Pods with a mesh's proxy that were attached without denizen, on a node where it redirects
-    /// such pods; a warning names them.
+    /// Attachments that the plugin would redirect now and has not, since they are from before; a
+    /// warning names them.
     #[serde(default)]
     pub unredirected_pods: usize,
     /// Interfaces that have looked like a pod's for a while but have no record; a warning names

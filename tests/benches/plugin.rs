@@ -96,8 +96,8 @@ fn record(number: usize) -> Attachment {
         ],
         added_at: "2026-11-20T12:00:00Z".to_owned(),
         adopted: false,
-        sidecar: None,
         redirect: None,
+        obsolete_redirects: Vec::new(),
         unknown: unknown(),
     }
 }

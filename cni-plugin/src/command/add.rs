@@ -4,18 +4,18 @@ use std::net::IpAddr;
 use std::time::SystemTime;
 
 use denizen_state::firewall::is_off;
-use denizen_state::redirect::Redirect;
+use denizen_state::redirect::{Backend, Redirect};
 use denizen_state::socket::WaitFor;
-use denizen_state::{Attachment, RunDir};
+use denizen_state::{Attachment, RunDir, State};
 use serde_json::Map;
 
-use super::{LOCK_WAIT, Seen, existing};
+use super::{LOCK_WAIT, Seen, existing, of_others};
 use crate::config::{ANNOTATIONS, Config, OnTimeout, WaitForAgent};
 use crate::environment::Attach;
 use crate::error::{CniError, in_full};
-use crate::kernel::{Netns, Pending, PendingError};
+use crate::kernel::{Pending, PendingError};
 use crate::prev_result::PrevResult;
-use crate::redirect::{Entry, OnFailure, install, remove_obsolete};
+use crate::redirect::{Entry, Location, OnFailure, conflict, install, remove_obsolete};
 use crate::time::rfc3339;
 use crate::wait::{Waited, wait};
 
@@ -31,10 +31,12 @@ pub(crate) fn add(
     let result = config.prev_result()?;
     let redirect = redirect_of(call, config)?;
     let seen = Seen::of(call, &prev_result)?;
+    let location = Location::of(&seen.netns, &call.named.if_name);
     let earlier = || earlier(call, config);
     let (installed, redirect) = match redirect {
         Some((entry, redirect)) => {
-            match install(&seen.netns, redirect, entry.verify, &prev_result.gateways, earlier) {
+            let gateways = &prev_result.gateways;
+            match install(&location, redirect, entry.verify, gateways, earlier) {
                 Ok(installed) => {
                     let redirect = installed.redirect().clone();
                     (Some(installed), Some(redirect))
@@ -60,15 +62,13 @@ pub(crate) fn add(
         ips: prev_result.ips,
         added_at: rfc3339(now),
         adopted: false,
-        sidecar: None,
         redirect,
+        obsolete_redirects: Vec::new(),
         unknown: Map::new(),
     };
-    match (recorded(config, &record, &seen.netns), installed) {
+    match (recorded(config, &record, &location), installed) {
         (Ok(()), _) => Ok(result.get().to_owned()),
-        (Err(error), Some(installed)) => {
-            Err(installed.undo(&seen.netns, earlier().as_ref(), error))
-        }
+        (Err(error), Some(installed)) => Err(installed.undo(&location, earlier().as_ref(), error)),
         (Err(error), None) => Err(error),
     }
 }
@@ -98,14 +98,31 @@ fn redirect_of<'a>(
         };
     };
     let decided = entry.decide(pod, annotations, &call.named.if_name)?;
-    Ok(decided.map(|redirect| (entry, redirect)))
+    match decided.as_ref().and_then(|redirect| conflict_of(redirect, call, config)) {
+        Some(why) => Err(CniError::InvalidConfig(why.to_owned())),
+        None => Ok(decided.map(|redirect| (entry, redirect))),
+    }
 }
 
-/// What an earlier ADD of `call` has programmed in the pod, by the record. What cannot be read, no
-/// ADD can have written.
+/// Why `redirect` does not fit what the pod's other attachments have.
+fn conflict_of(redirect: &Redirect, call: &Attach, config: &Config<'_>) -> Option<&'static str> {
+    match redirect.backend {
+        Backend::Nftables => None,
+        Backend::Iptables => {
+            let (state, netns) = (recorded_state(config)?, call.netns.display().to_string());
+            conflict(redirect, &of_others(&state, Some(&netns), &call.named.id()))
+        }
+    }
+}
+
+/// The state file. What cannot be read, no ADD can have written.
+fn recorded_state(config: &Config<'_>) -> Option<State> {
+    existing(&config.run_dir).ok()??.read().ok()?
+}
+
+/// What an earlier ADD of `call` has programmed in the pod, by the record.
 fn earlier(call: &Attach, config: &Config<'_>) -> Option<Redirect> {
-    let mut state = existing(&config.run_dir).ok()??.read().ok()??;
-    let record = state.attachments.remove(&call.named.id())?;
+    let record = recorded_state(config)?.attachments.remove(&call.named.id())?;
     (record.netns == Some(call.netns.display().to_string())).then_some(record.redirect)?
 }
 
@@ -123,25 +140,55 @@ fn not_redirected(entry: &Entry, error: CniError) -> Result<(), CniError> {
     }
 }
 
-/// Writes `record`, waits for the agent as configured, and removes the rules in `netns` that only
-/// the replaced record needed. If that fails, there is no record.
-fn recorded(config: &Config<'_>, record: &Attachment, netns: &Netns) -> Result<(), CniError> {
+/// Writes `record`, waits for the agent as configured, and removes the rules at `location` that only
+/// earlier ADDs needed. If that fails, there is no record.
+fn recorded(
+    config: &Config<'_>,
+    record: &Attachment,
+    location: &Location<'_>,
+) -> Result<(), CniError> {
     let run_dir = RunDir::create(&config.run_dir)?;
     let (replaced, epoch, generation) = run_dir.put(LOCK_WAIT, record)?;
+    let record = match &replaced {
+        Some(before) => &record.clone().in_place_of(before),
+        None => record,
+    };
     let ask = WaitFor { wait_for: record.id(), epoch, generation, removed: false };
     let waited = match &config.wait_for_agent {
         Some(how) => wait_for_agent(&run_dir, &ask, how, &record.ips),
         None => Ok(()),
     };
-    let earlier = replaced.as_ref().filter(|it| it.netns == record.netns);
-    let obsolete = earlier.and_then(|it| it.redirect.as_ref());
+    // At the end, for nothing brings them back. Until then the record names them.
     waited
-        .and_then(|()| match obsolete {
-            // At the end, for nothing brings them back.
-            Some(earlier) => remove_obsolete(netns, earlier, record.redirect.as_ref()),
-            None => Ok(()),
-        })
+        .and_then(|()| remove_all_obsolete(&run_dir, record, location))
         .map_err(|error| undo(&run_dir, record, replaced, error))
+}
+
+/// Removes all rules of earlier ADDs that `record` names, and then their names.
+fn remove_all_obsolete(
+    run_dir: &RunDir,
+    record: &Attachment,
+    location: &Location<'_>,
+) -> Result<(), CniError> {
+    if record.obsolete_redirects.is_empty() {
+        return Ok(());
+    }
+    let (id, state) = (record.id(), run_dir.read()?);
+    let mut kept = Vec::from_iter(&record.redirect);
+    kept.extend(state.iter().flat_map(|it| of_others(it, record.netns.as_deref(), &id)));
+    for earlier in &record.obsolete_redirects {
+        remove_obsolete(location, earlier, &kept)?;
+    }
+    let named = run_dir.update(LOCK_WAIT, |state| {
+        let same = state.attachments.get_mut(&id).filter(|it| *it == record);
+        same.map(|it| it.obsolete_redirects.clear())
+    });
+    if let Err(error) = named {
+        // They are gone, whatever the record says, and the next ADD tries again.
+        let error = CniError::from(error).in_full();
+        eprintln!("denizen: the record still names rules that are removed: {error}");
+    }
+    Ok(())
 }
 
 fn wait_for_agent(

@@ -5,13 +5,15 @@ use std::fmt::Debug;
 use std::net::IpAddr;
 
 use denizen_state::Attachment;
+use denizen_state::redirect::Redirect;
 
-use super::{Seen, existing};
+use super::{Seen, existing, of_others};
 use crate::config::Config;
 use crate::environment::Attach;
 use crate::error::CniError;
+use crate::kernel::Netns;
 use crate::prev_result::PrevResult;
-use crate::redirect::differences;
+use crate::redirect::{Location, differences, is_left};
 
 /// Fails with all disagreements about the attachment of `call`.
 pub(crate) fn check(
@@ -24,17 +26,17 @@ pub(crate) fn check(
         Some(run_dir) => run_dir.read()?,
         None => None,
     };
-    let Some(record) = state.and_then(|mut state| state.attachments.remove(&id)) else {
+    let Some((record, state)) = state.as_ref().and_then(|it| Some((it.attachments.get(&id)?, it)))
+    else {
         let run_dir = config.run_dir.display();
         return Err(CniError::Disagreement(format!("{} is not recorded in {run_dir}", id.0)));
     };
     let seen = Seen::of(call, prev_result)?;
     let mut found = Vec::new();
-    compare_call(&record, call, config, prev_result, &mut found);
-    if let Some(redirect) = &record.redirect {
-        found.extend(differences(&seen.netns, redirect)?);
-    }
-    compare_kernel(&record, prev_result, seen, &mut found)?;
+    compare_call(record, call, config, prev_result, &mut found);
+    let others = of_others(state, record.netns.as_deref(), &id);
+    compare_rules(record, &others, &seen.netns, &mut found)?;
+    compare_kernel(record, prev_result, seen, &mut found)?;
     match found.as_slice() {
         [] => Ok(()),
         found => Err(CniError::Disagreement(format!("{}: {}", id.0, found.join("; ")))),
@@ -53,6 +55,30 @@ fn compare_call(
     let netns = Some(call.netns.display().to_string());
     differ("netns", &record.netns, "called for", &netns, found);
     differ("addresses", &set(&record.ips), "in prevResult", &set(&prev_result.ips), found);
+}
+
+/// Compares the record with the rules in the pod, in which `others` have rules, too.
+fn compare_rules(
+    record: &Attachment,
+    others: &[&Redirect],
+    netns: &Netns,
+    found: &mut Vec<String>,
+) -> Result<(), CniError> {
+    let location = Location::of(netns, &record.if_name);
+    if let Some(redirect) = &record.redirect {
+        found.extend(differences(&location, redirect)?);
+    }
+    let kept = Vec::from_iter(record.redirect.iter().chain(others.iter().copied()));
+    for obsolete in &record.obsolete_redirects {
+        if is_left(&location, obsolete, &kept)? {
+            found.push(
+                "rules of an earlier ADD are left in the pod, since an ADD was killed before it \
+                 removed them: the next ADD removes them"
+                    .to_owned(),
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Compares the record with the kernel.

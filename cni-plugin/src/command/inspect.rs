@@ -7,7 +7,7 @@ use denizen_state::{Attachment, StateError};
 use super::existing;
 use crate::error::CniError;
 use crate::kernel::Netns;
-use crate::redirect;
+use crate::redirect::{self, Location};
 
 /// What the rules inside a container's pod do, and have counted. `container` is the beginning of
 /// its id, or `namespace/name` of the pod. The caller must be root.
@@ -44,6 +44,7 @@ fn one(record: &Attachment) -> Result<String, CniError> {
     let netns = Netns::open(Path::new(path)).map_err(|error| {
         CniError::io(format!("cannot open the network namespace {path}"), error)
     })?;
-    let rules = redirect::inspect(&netns, redirect)?;
+    let location = Location::of(&netns, &record.if_name);
+    let rules = redirect::inspect(&location, redirect)?;
     Ok(format!("{about}: redirected by the profile {}\n{rules}", redirect.profile))
 }

@@ -10,7 +10,8 @@ mod status;
 use std::path::Path;
 use std::time::Duration;
 
-use denizen_state::{RunDir, StateError};
+use denizen_state::redirect::Redirect;
+use denizen_state::{AttachmentId, RunDir, State, StateError};
 
 pub(crate) use add::add;
 pub(crate) use check::check;
@@ -57,6 +58,13 @@ impl Seen {
             })?;
         Ok(Seen { netns, container, pod, attached })
     }
+}
+
+/// How the attachments in this network namespace, but `own`, are redirected.
+fn of_others<'a>(state: &'a State, netns: Option<&str>, own: &AttachmentId) -> Vec<&'a Redirect> {
+    let all = state.attachments.iter();
+    let others = all.filter(|(id, record)| *id != own && record.netns.as_deref() == netns);
+    others.filter_map(|(_, record)| record.redirect.as_ref()).collect()
 }
 
 /// The run directory; `None` if it does not exist, and thus nothing is recorded.

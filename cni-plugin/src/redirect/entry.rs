@@ -137,7 +137,8 @@ impl Entry {
         }
     }
 
-    fn selects(&self, annotations: &BTreeMap<String, String>) -> Result<bool, String> {
+    /// Whether these annotations select a pod, in whichever namespace.
+    pub(super) fn selects(&self, annotations: &BTreeMap<String, String>) -> Result<bool, String> {
         match annotations.get(REDIRECT).map(|text| text.trim()) {
             Some("enabled") => return Ok(true),
             Some("disabled") => return Ok(false),

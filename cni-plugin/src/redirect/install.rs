@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use denizen_netlink::NetlinkError;
 use denizen_nft::{At, ChainView, Family, Kernel, NftError, RuleView};
-use denizen_state::redirect::{Backend, Redirect, TABLE};
+use denizen_state::redirect::{Backend, Redirect};
 use nix::errno::Errno;
 
 use super::entry::Verify;
 use super::iptables::{self, Before};
-use super::program::{Commented, INVALID, chains, schema};
+use super::location::Location;
+use super::program::{COMMENT, Commented, INVALID, chains};
 use super::verify::verify;
 use crate::error::{CniError, in_full};
 use crate::kernel::Netns;
@@ -33,53 +34,54 @@ impl Installed {
         &self.redirect
     }
 
-    /// Takes it back, for `error`: `netns` is as it was before, with what an `earlier` ADD has
+    /// Takes it back, for `error`: the pod is as it was before, with what an `earlier` ADD has
     /// programmed. Returns the error, with any failure.
     pub(crate) fn undo(
         self,
-        netns: &Netns,
+        location: &Location<'_>,
         earlier: Option<&Redirect>,
         error: CniError,
     ) -> CniError {
         let mut kernel = match self.programmed {
             Programmed::Nftables(kernel) => kernel,
-            Programmed::Iptables(before) => return before.restore(netns, error),
+            Programmed::Iptables(before) => return before.restore(location.netns, error),
         };
+        let table = &location.table;
         let undone = match earlier.filter(|earlier| earlier.backend == Backend::Nftables) {
-            Some(earlier) => write(&mut kernel, earlier),
+            Some(earlier) => write(&mut kernel, table, earlier),
             None => kernel
-                .write(Family::Inet, |batch| batch.delete_table(TABLE))
-                .map_err(|error| refused(&error)),
+                .write(Family::Inet, |batch| batch.delete_table(table))
+                .map_err(|error| refused(table, &error)),
         };
         match undone {
             Ok(()) => error,
             Err(also) => {
                 let also = also.in_full();
                 CniError::TryAgainLater(format!(
-                    "{error}; and {TABLE} could not be brought back to what it was: {also}"
+                    "{error}; and {table} could not be brought back to what it was: {also}"
                 ))
             }
         }
     }
 }
 
-/// Programs `redirect` in `netns`, in place of what an earlier call did, and tries it as `how`
+/// Programs `redirect` at `location`, in place of what an earlier call did, and tries it as `how`
 /// says. `gateways` are the pod's. If it fails, nothing of it stays: the pod is as it was before,
 /// with what `earlier` tells.
 pub(crate) fn install(
-    netns: &Netns,
+    location: &Location<'_>,
     redirect: Redirect,
     how: Verify,
     gateways: &[IpAddr],
     earlier: impl Fn() -> Option<Redirect>,
 ) -> Result<Installed, CniError> {
     let programmed = match redirect.backend {
-        Backend::Nftables => Programmed::Nftables(program(netns, &redirect)?),
-        Backend::Iptables => Programmed::Iptables(iptables::program(netns, &redirect)?),
+        Backend::Nftables => Programmed::Nftables(program(location, &redirect)?),
+        Backend::Iptables => Programmed::Iptables(iptables::program(location.netns, &redirect)?),
     };
     let installed = Installed { programmed, redirect };
     let verified = match how {
-        Verify::Connect => verify(netns, &installed.redirect, gateways),
+        Verify::Connect => verify(location.netns, &installed.redirect, gateways),
         Verify::None => Ok(()),
     };
     match verified {
@@ -88,65 +90,76 @@ pub(crate) fn install(
             let error = CniError::TryAgainLater(format!(
                 "the pod's connections are not redirected: {why} (redirect.verify is \"connect\")"
             ));
-            Err(installed.undo(netns, earlier().as_ref(), error))
+            Err(installed.undo(location, earlier().as_ref(), error))
         }
     }
 }
 
-/// Removes what an `earlier` ADD has programmed in `netns` and `kept` does not replace.
+/// Removes what an `earlier` ADD has programmed at `location`, but iptables' rules of those that
+/// are `kept` in the pod.
 pub(crate) fn remove_obsolete(
-    netns: &Netns,
+    location: &Location<'_>,
     earlier: &Redirect,
-    kept: Option<&Redirect>,
+    kept: &[&Redirect],
 ) -> Result<(), CniError> {
-    let kept = kept.filter(|kept| kept.backend == earlier.backend);
     match earlier.backend {
-        Backend::Nftables if kept.is_some() => Ok(()),
-        Backend::Nftables => open(netns)?
+        Backend::Nftables => open(location.netns)?
             .write(Family::Inet, |batch| {
                 // Somebody may have deleted it.
-                batch.add_table(&schema());
-                batch.delete_table(TABLE);
+                batch.add_table_named(&location.table, COMMENT);
+                batch.delete_table(&location.table);
             })
-            .map_err(|error| refused(&error)),
-        Backend::Iptables => iptables::remove(netns, earlier, kept),
+            .map_err(|error| refused(&location.table, &error)),
+        Backend::Iptables => iptables::remove(location.netns, earlier, kept),
     }
 }
 
-fn program(netns: &Netns, redirect: &Redirect) -> Result<Kernel, CniError> {
-    let mut kernel = open(netns)?;
-    write(&mut kernel, redirect).map(|()| kernel)
+/// Whether anything is at `location` that [`remove_obsolete`] would remove.
+pub(crate) fn is_left(
+    location: &Location<'_>,
+    earlier: &Redirect,
+    kept: &[&Redirect],
+) -> Result<bool, CniError> {
+    match earlier.backend {
+        Backend::Nftables => Ok(is_dormant(&mut open(location.netns)?, &location.table)?.is_some()),
+        Backend::Iptables => iptables::is_left(location.netns, earlier, kept),
+    }
+}
+
+fn program(location: &Location<'_>, redirect: &Redirect) -> Result<Kernel, CniError> {
+    let mut kernel = open(location.netns)?;
+    write(&mut kernel, &location.table, redirect).map(|()| kernel)
 }
 
 /// Everything is one batch, and chains that are there keep their hooks: no packet meets half of the
 /// rules, or none.
-fn write(kernel: &mut Kernel, redirect: &Redirect) -> Result<(), CniError> {
+fn write(kernel: &mut Kernel, table: &str, redirect: &Redirect) -> Result<(), CniError> {
     let obsolete = match redirect.drop_invalid {
         true => Vec::new(),
-        false => invalid_chain(kernel)?,
+        false => invalid_chain(kernel, table)?,
     };
     kernel
         .write(Family::Inet, |batch| {
-            batch.add_table(&schema());
-            batch.delete_chains(TABLE, &obsolete);
+            batch.add_table_named(table, COMMENT);
+            batch.delete_chains(table, &obsolete);
             for Commented { chain, comments } in chains(redirect) {
-                batch.add_chain(TABLE, &chain);
-                batch.flush_chain(TABLE, &chain.name);
+                batch.add_chain(table, &chain);
+                batch.flush_chain(table, &chain.name);
                 for (rule, comment) in chain.rules.iter().zip(&comments) {
-                    batch.add_rule(TABLE, &chain.name, rule, comment, At::End);
+                    batch.add_rule(table, &chain.name, rule, comment, At::End);
                 }
             }
         })
-        .map_err(|error| refused(&error))
+        .map_err(|error| refused(table, &error))
 }
 
 /// The chain of an earlier ADD that dropped what is invalid, if it is there.
-fn invalid_chain(kernel: &mut Kernel) -> Result<Vec<Arc<str>>, CniError> {
+fn invalid_chain(kernel: &mut Kernel, table: &str) -> Result<Vec<Arc<str>>, CniError> {
     let name = |chain: ChainView<'_>| {
         let name = chain.name().filter(|name| *name == INVALID)?;
-        is_ours(chain.family(), chain.table()).then(|| name.into())
+        is_in(table, chain.family(), chain.table()).then(|| name.into())
     };
-    kernel.chains(Some(Family::Inet), name).map_err(|error| unreadable(&error))
+    kernel.chains(Some(Family::Inet), name).map_err(|error| unreadable(table, &error))
 }
 
 /// A connection to nf_tables in `netns`.
@@ -161,60 +174,72 @@ pub(super) fn open(netns: &Netns) -> Result<Kernel, CniError> {
         .map_err(cannot)
 }
 
-pub(super) fn unreadable(error: &NetlinkError) -> CniError {
+pub(super) fn unreadable(table: &str, error: &NetlinkError) -> CniError {
     CniError::io(
-        format!("cannot read {TABLE}: {}", in_full(error)),
+        format!("cannot read {table}: {}", in_full(error)),
         error.errno().unwrap_or(Errno::EIO),
     )
 }
 
-fn refused(error: &NftError) -> CniError {
+fn refused(table: &str, error: &NftError) -> CniError {
     let modules = match error.errno() {
         Some(Errno::ENOENT) => " (does the kernel have nft_chain_nat and nft_redir?)",
         Some(_) | None => "",
     };
     CniError::Io {
-        doing: format!("cannot program {TABLE} in the pod's network namespace{modules}"),
+        doing: format!("cannot program {table} in the pod's network namespace{modules}"),
         source: std::io::Error::other(in_full(error)),
     }
 }
 
-/// How the rules in `netns` differ from those that `redirect` needs, rule by rule.
-pub(crate) fn differences(netns: &Netns, redirect: &Redirect) -> Result<Vec<String>, CniError> {
+/// Whether the table is dormant; `None` if it is not there.
+fn is_dormant(kernel: &mut Kernel, table: &str) -> Result<Option<bool>, CniError> {
+    let found = kernel
+        .tables(|it| is_in(table, it.family(), it.name()).then(|| it.is_dormant()))
+        .map_err(|error| unreadable(table, &error))?;
+    Ok(found.first().copied())
+}
+
+/// How the rules at `location` differ from those that `redirect` needs, rule by rule.
+pub(crate) fn differences(
+    location: &Location<'_>,
+    redirect: &Redirect,
+) -> Result<Vec<String>, CniError> {
     match redirect.backend {
-        Backend::Nftables => nftables_differences(netns, redirect),
-        Backend::Iptables => iptables::differences(netns, redirect),
+        Backend::Nftables => nftables_differences(location, redirect),
+        Backend::Iptables => iptables::differences(location.netns, redirect),
     }
 }
 
-fn nftables_differences(netns: &Netns, redirect: &Redirect) -> Result<Vec<String>, CniError> {
-    let mut kernel = open(netns)?;
-    let unreadable = |error: NetlinkError| unreadable(&error);
-    let tables = kernel
-        .tables(|table| is_ours(table.family(), table.name()).then(|| table.is_dormant()))
-        .map_err(unreadable)?;
-    match tables.as_slice() {
-        [] => return Ok(vec![format!("table {TABLE} is missing in the pod")]),
-        [is_dormant, ..] if *is_dormant => {
-            return Ok(vec![format!("table {TABLE} is dormant: it redirects nothing")]);
-        }
-        _ => {}
+fn nftables_differences(
+    location: &Location<'_>,
+    redirect: &Redirect,
+) -> Result<Vec<String>, CniError> {
+    let mut kernel = open(location.netns)?;
+    let table = &*location.table;
+    match is_dormant(&mut kernel, table)? {
+        None => return Ok(vec![format!("table {table} is missing in the pod")]),
+        Some(true) => return Ok(vec![format!("table {table} is dormant: it redirects nothing")]),
+        Some(false) => {}
     }
+    let unreadable = |error: NetlinkError| unreadable(table, &error);
     let wanted = chains(redirect);
     let seen = kernel
         .chains(Some(Family::Inet), |chain| {
-            is_ours(chain.family(), chain.table()).then(|| found_chain(&wanted, chain)).flatten()
+            is_in(table, chain.family(), chain.table())
+                .then(|| found_chain(&wanted, chain))
+                .flatten()
         })
         .map_err(unreadable)?;
-    let mut found = foreign_chains(&seen);
+    let mut found = foreign_chains(table, &seen);
     for wanted in &wanted {
         let name = &wanted.chain.name;
         if !seen.iter().any(|chain| chain.is_wanted && chain.name == **name) {
-            found.push(format!("chain {name} is missing in the pod's table {TABLE}"));
+            found.push(format!("chain {name} is missing in the pod's table {table}"));
             continue;
         }
         let rules = kernel
-            .rules(Family::Inet, TABLE, Some(name), |rule| {
+            .rules(Family::Inet, table, Some(name), |rule| {
                 // Where the kernel does not narrow a dump, it has other chains' rules, too.
                 (rule.chain() == Some(name)).then(|| found_rule(wanted, rule))
             })
@@ -224,8 +249,8 @@ fn nftables_differences(netns: &Netns, redirect: &Redirect) -> Result<Vec<String
     Ok(found)
 }
 
-fn is_ours(family: Option<Family>, table: Option<&str>) -> bool {
-    family == Some(Family::Inet) && table == Some(TABLE)
+fn is_in(wanted: &str, family: Option<Family>, table: Option<&str>) -> bool {
+    family == Some(Family::Inet) && table == Some(wanted)
 }
 
 /// A chain of the table.
@@ -242,9 +267,9 @@ fn found_chain(wanted: &[Commented], chain: ChainView<'_>) -> Option<FoundChain>
     Some(FoundChain { name: name.to_owned(), is_wanted })
 }
 
-fn foreign_chains(seen: &[FoundChain]) -> Vec<String> {
+fn foreign_chains(table: &str, seen: &[FoundChain]) -> Vec<String> {
     let foreign = seen.iter().filter(|chain| !chain.is_wanted);
-    foreign.map(|chain| format!("chain {} in {TABLE} is not denizen's", chain.name)).collect()
+    foreign.map(|chain| format!("chain {} in {table} is not denizen's", chain.name)).collect()
 }
 
 /// A rule of a chain.

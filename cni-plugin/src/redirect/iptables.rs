@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::process::{Command, Stdio};
 
 use denizen_nft::IpVersion;
-use denizen_state::redirect::{Hairpin, PortRange, Redirect};
+use denizen_state::redirect::{Backend, Hairpin, PortRange, Redirect};
 use ipnetwork::IpNetwork;
 
 use crate::error::CniError;
@@ -56,15 +56,50 @@ pub(super) fn program(netns: &Netns, redirect: &Redirect) -> Result<Before, CniE
     change(netns, versions(redirect), wanted)
 }
 
-/// Removes what an `earlier` call has programmed, but in the versions of IP of `kept`.
+/// Removes what an `earlier` call has programmed, but in the versions of IP of those that are
+/// `kept` in the pod.
 pub(super) fn remove(
     netns: &Netns,
     earlier: &Redirect,
-    kept: Option<&Redirect>,
+    kept: &[&Redirect],
 ) -> Result<(), CniError> {
-    let is_kept = |version: &IpVersion| kept.is_some_and(|it| versions(it).any(|v| v == *version));
-    let obsolete = versions(earlier).filter(|version| !is_kept(version));
-    change(netns, obsolete, |_, now| in_table(&removal(now))).map(drop)
+    change(netns, obsolete(earlier, kept), |_, now| in_table(&removal(now))).map(drop)
+}
+
+/// Whether anything is there that [`remove`] would remove.
+pub(super) fn is_left(
+    netns: &Netns,
+    earlier: &Redirect,
+    kept: &[&Redirect],
+) -> Result<bool, CniError> {
+    for version in obsolete(earlier, kept) {
+        if !removal(&save(netns, version)?).is_empty() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The versions of IP that had rules `earlier`, and need none for those that are `kept`.
+fn obsolete(earlier: &Redirect, kept: &[&Redirect]) -> impl Iterator<Item = IpVersion> {
+    let needs = |kept: &Redirect, version| {
+        kept.backend == Backend::Iptables && versions(kept).any(|it| it == version)
+    };
+    let is_kept = move |version: &IpVersion| kept.iter().any(|it| needs(it, *version));
+    versions(earlier).filter(move |version| !is_kept(version))
+}
+
+/// Why `redirect` cannot be programmed in a pod of which `other` attachments are redirected, too.
+/// The chains are the whole pod's: they know no interfaces.
+pub(crate) fn conflict(redirect: &Redirect, others: &[&Redirect]) -> Option<&'static str> {
+    let all = |it: &Redirect| Vec::from_iter(versions(it).map(|version| rules(it, version)));
+    let is_other =
+        |other: &&&Redirect| other.backend == Backend::Iptables && all(other) != all(redirect);
+    let conflicts = redirect.backend == Backend::Iptables && others.iter().any(|it| is_other(&it));
+    conflicts.then_some(
+        "redirect.backend is \"iptables\", whose rules are the whole pod's, and another interface \
+         of the pod has other ones",
+    )
 }
 
 /// Gives `iptables-restore` of each version of IP its `input`, which is made from what

@@ -10,11 +10,15 @@ mod install;
 mod iptables;
 mod istio;
 mod key;
+mod listed;
+mod location;
 mod profile;
 mod program;
 mod verify;
 
 pub(crate) use entry::{Entry, OnFailure};
 pub(crate) use inspect::inspect;
-pub(crate) use install::{differences, install, remove_obsolete};
-pub(crate) use profile::sidecar;
+pub(crate) use install::{differences, install, is_left, remove_obsolete};
+pub(crate) use iptables::conflict;
+pub use listed::Redirection;
+pub(crate) use location::Location;

@@ -66,15 +66,6 @@ static LINKERD: [(&str, Reads); 9] = [
     ("config.linkerd.io/admin-port", Reads::One(&key::LINKERD_ADMIN_PORT)),
 ];
 
-/// The name of the profile that would redirect a pod with these annotations; `None` if none would,
-/// or the pod does not want that.
-pub(crate) fn sidecar(annotations: &BTreeMap<String, String>) -> Option<&'static str> {
-    let is_unwanted = annotations.get(REDIRECT).is_some_and(|it| it.trim() == "disabled");
-    let profiles = [Profile::Linkerd, Profile::Istio, Profile::Consul];
-    let mut selecting = profiles.into_iter().filter(|it| it.selects(annotations) == Ok(true));
-    selecting.next().filter(|_| !is_unwanted).map(Profile::name)
-}
-
 impl Profile {
     /// The profile's name.
     pub(super) fn name(self) -> &'static str {

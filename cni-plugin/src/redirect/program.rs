@@ -1,9 +1,7 @@
 //! The kernel's rules for a [`Redirect`]. Pure.
 
-use denizen_nft::{
-    BaseChain, Chain, Family, Field, Hook, IpVersion, Key, Kind, Rule, Schema, Statement, Verdict,
-};
-use denizen_state::redirect::{Ask, Direction, Does, PortRange, Protocol, Redirect, TABLE};
+use denizen_nft::{BaseChain, Chain, Field, Hook, IpVersion, Key, Kind, Rule, Statement, Verdict};
+use denizen_state::redirect::{Ask, Direction, Does, PortRange, Protocol, Redirect};
 use nix::libc;
 
 /// Before `dstnat` (-100), at which the rules of containers inside the pod translate.
@@ -21,11 +19,8 @@ pub(super) struct Commented {
     pub(super) comments: Vec<String>,
 }
 
-/// The table without its chains.
-pub(super) fn schema() -> Schema {
-    let comment = "the pod's TCP goes to its proxy; by denizen's CNI plugin";
-    Schema { family: Family::Inet, name: TABLE, comment, sets: Vec::new() }
-}
+/// What the table is for.
+pub(super) const COMMENT: &str = "the pod's TCP goes to its proxy; by denizen's CNI plugin";
 
 /// The table's chains.
 pub(super) fn chains(redirect: &Redirect) -> Vec<Commented> {

@@ -17,7 +17,7 @@ use crate::kernel::Netns;
 /// redirected may never be answered.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The pause between two looks at the loopback, and how many there are.
+/// The pause between two attempts at what is not ready yet, and how many there are.
 const PAUSE: Duration = Duration::from_millis(10);
 const ATTEMPTS: u32 = 100;
 
@@ -108,7 +108,7 @@ fn connect(target: SocketAddr, port: u16) -> Result<(), String> {
         SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
     };
     let proxy = SocketAddr::new(loopback, port);
-    let listener = TcpListener::bind(proxy)
+    let listener = listen(proxy)
         .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
         .map_err(|error| format!("cannot listen at {proxy}: {error}"))?;
     let client = TcpStream::connect_timeout(&target, TIMEOUT)
@@ -131,6 +131,18 @@ fn connect(target: SocketAddr, port: u16) -> Result<(), String> {
         Ok(found) => Err(format!("the kernel has {found} as the original destination of {target}")),
         Err(error) => Err(format!("the kernel has no original destination of {target}: {error}")),
     }
+}
+
+/// Listens at `proxy`, once nobody else does: runtimes attach several interfaces of a pod at the
+/// same time, and the ADD of another one may be here, too.
+fn listen(proxy: SocketAddr) -> io::Result<TcpListener> {
+    for _ in 1..ATTEMPTS {
+        match TcpListener::bind(proxy) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => std::thread::sleep(PAUSE),
+            listener => return listener,
+        }
+    }
+    TcpListener::bind(proxy)
 }
 
 /// Waits until the loopback is up: some runtimes call the plugin that does this at the same time.

@@ -24,6 +24,8 @@ pub(super) struct Sources {
     pub(super) problems: Problems,
     /// Interfaces that look like a pod's but have no record.
     pub(super) unrecorded: watch::Receiver<attachments::Unrecorded>,
+    /// The attachments that the plugin would redirect now.
+    pub(super) selected: watch::Receiver<attachments::Selected>,
     /// Gets the local pods whose labels are needed and not known.
     pub(super) unknown_pods: watch::Sender<BTreeSet<PodName>>,
     /// Gets the namespaces of new pods, whose policies are read.
@@ -57,14 +59,16 @@ pub(super) async fn start(
     let (links_sender, links) = watch::channel(Arc::default());
     tokio::spawn(node::run(outlet(), links_sender));
     let shown = attachments::Shown { links, state_file };
-    let (show, unrecorded) = watch::channel(attachments::Unrecorded::default());
+    let (show_unrecorded, unrecorded) = watch::channel(attachments::Unrecorded::default());
+    let (show_selected, selected) = watch::channel(attachments::Selected::default());
+    let findings = attachments::Findings { unrecorded: show_unrecorded, selected: show_selected };
     tokio::spawn(attachments::keep(config.records(), shown.clone(), outlet()));
     tokio::spawn(attachments::follow(config.run_dir.clone(), shown.clone(), outlet()));
-    tokio::spawn(attachments::find(config.records(), shown, show, outlet()));
+    tokio::spawn(attachments::find(config.records(), shown, findings, outlet()));
     if let Some(file) = &config.egress {
         tokio::spawn(egress::run(file.clone(), outlet()));
     }
-    Ok(Sources { problems, unrecorded, unknown_pods, read_policies, policies_read })
+    Ok(Sources { problems, unrecorded, selected, unknown_pods, read_policies, policies_read })
 }
 
 /// Starts the source of the cluster's objects.

@@ -1,6 +1,7 @@
 //! The content of `status` and of the status page, from the loop's state.
 
 use super::{Agent, now};
+use crate::attachments;
 use crate::backend::BackendName;
 use crate::describe::describe;
 use crate::drops::{DropCounts, count};
@@ -30,14 +31,25 @@ impl Agent {
         let vlans = vlan::problems(self.settings.sysctls(), self.engine.plan().recorded());
         let unrecorded = self.sources.unrecorded.borrow().clone();
         let status = self.engine.status(problems.collect());
+        let selected = self.sources.selected.borrow().clone();
+        let lacking = selected.lacking(self.engine.plan().recorded());
+        let unredirected = attachments::warning(&lacking).into_iter().collect();
         Status {
             backend: self.backend.to_string(),
             backend_why: self.backend_why.clone(),
             network_policy_why: self.enforcer.why.clone(),
             network_policy_engine: self.enforcer.engine.map(str::to_owned),
+            unredirected_pods: lacking.len(),
             unrecorded_interfaces: unrecorded.interfaces.len(),
-            warnings: [found.warnings, settings, vlans, status.warnings, unrecorded.warnings()]
-                .concat(),
+            warnings: [
+                found.warnings,
+                settings,
+                vlans,
+                status.warnings,
+                unrecorded.warnings(),
+                unredirected,
+            ]
+            .concat(),
             ..status
         }
     }

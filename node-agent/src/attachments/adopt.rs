@@ -172,7 +172,6 @@ fn confirmed(
         network: &entry.network,
         netns: entry.netns.as_deref(),
         args: &entry.args,
-        annotations: &entry.annotations,
         result: &entry.result,
         added_at: added_at.strftime("%FT%TZ").to_string(),
     });

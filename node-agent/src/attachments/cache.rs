@@ -13,6 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use data_encoding::BASE64;
 use denizen_cni::ANNOTATIONS;
 use denizen_state::Attachment;
 use denizen_state::regular;
@@ -39,6 +40,8 @@ pub(super) struct Entry {
     pub(super) args: String,
     /// The pod's annotations, if the runtime passes them.
     pub(super) annotations: BTreeMap<String, String>,
+    /// The network configuration list of the ADD; empty if the runtime does not keep it.
+    pub(super) list: String,
     pub(super) result: Box<RawValue>,
 }
 
@@ -113,6 +116,7 @@ struct Cached {
     kind: Option<String>,
     container_id: Option<String>,
     if_name: Option<String>,
+    config: Option<String>,
     network_name: Option<String>,
     netns: Option<String>,
     #[serde(default)]
@@ -129,6 +133,8 @@ fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<Ent
     let (path, args) = (path.to_owned(), cached.cni_args.unwrap_or_default());
     let passed = cached.capability_args.and_then(|mut passed| passed.remove(ANNOTATIONS));
     let annotations = passed.and_then(|it| serde_json::from_value(it).ok()).unwrap_or_default();
+    let list = cached.config.and_then(|it| BASE64.decode(it.as_bytes()).ok()).unwrap_or_default();
+    let list = String::from_utf8_lossy(&list).into_owned();
     let args: Vec<String> = args.iter().map(|(key, value)| format!("{key}={value}")).collect();
     match cached.kind.as_deref() {
         Some("cniCacheV1") => Ok(Entry {
@@ -140,6 +146,7 @@ fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<Ent
             netns: cached.netns,
             args: args.join(";"),
             annotations,
+            list,
             result: cached.result.ok_or_else(|| missing("result"))?,
         }),
         Some(other) => Err(format!("its kind is {other:?}, not cniCacheV1")),
@@ -159,6 +166,7 @@ fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<Ent
                 netns: None,
                 args: String::new(),
                 annotations,
+                list,
                 result: serde_json::from_str(text).map_err(|error| error.to_string())?,
             })
         }

@@ -23,6 +23,7 @@ use tracing::{debug, warn};
 use super::adopt::{self, Search};
 use super::cache::{self, LeftOut};
 use super::missing::{Missing, Unrecorded};
+use super::selection::{Selected, Selection};
 use super::{Config, Shown};
 use crate::describe::describe;
 use crate::source::Outlet;
@@ -42,14 +43,17 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// that very many pods do not keep a processor busy.
 const REST: u32 = 4;
 
-/// Finds such pods until `outlet` is closed. Publishes in `unrecorded` the interfaces that remain
-/// without a record, and the cached results that cannot be used.
-pub async fn find(
-    config: Config,
-    mut shown: Shown,
-    unrecorded: latest::Sender<Unrecorded>,
-    outlet: Outlet,
-) {
+/// What [`find()`] publishes.
+#[derive(Debug)]
+pub struct Findings {
+    /// The interfaces that remain without a record, and the cached results that cannot be used.
+    pub unrecorded: latest::Sender<Unrecorded>,
+    /// The attachments that the plugin would redirect now.
+    pub selected: latest::Sender<Selected>,
+}
+
+/// Finds such pods until `outlet` is closed, and those that the plugin's `redirect` selects.
+pub async fn find(config: Config, mut shown: Shown, findings: Findings, outlet: Outlet) {
     let mut finder = Finder::new(config);
     loop {
         let due = finder.due();
@@ -73,13 +77,16 @@ pub async fn find(
         if finder.missing.listed(&links, now) {
             (finder.backoff, finder.all_due) = (SHORTEST, now + SHORTEST);
         }
-        let problem = finder.search(now, &mut shown.state_file).await.err();
+        let hints = finder.cache.take();
+        finder.select(&hints, &mut shown.state_file).await;
+        finder.publish_selected(&findings.selected);
+        let problem = finder.search(now, hints, &mut shown.state_file).await.err();
         if outlet.report(problem.iter().cloned().collect())
             && let Some(error) = &problem
         {
             warn!(error, "cannot adopt pods that were attached without denizen");
         }
-        finder.publish(&unrecorded);
+        finder.publish(&findings.unrecorded);
     }
 }
 
@@ -87,6 +94,8 @@ struct Finder {
     config: Config,
     cache: CacheWatch,
     missing: Missing,
+    /// `None`: the cache must be read for it first.
+    selection: Option<Selection>,
     pause: Duration,
     /// When all cached results are read next, if an interface has no record by then.
     all_due: Instant,
@@ -104,6 +113,7 @@ impl Finder {
         Self {
             cache: CacheWatch::open(config.cni_cache.clone()),
             missing: Missing::new(config.not_pods.clone()),
+            selection: None,
             config,
             pause: PAUSE,
             all_due: Instant::now(),
@@ -139,14 +149,35 @@ impl Finder {
         }
     }
 
+    /// Reads what `hints` name, to know which pods the plugin's `redirect` selects.
+    async fn select(&mut self, hints: &Hints, state_file: &mut latest::Receiver<Seen>) {
+        let Some(folder) = self.config.cni_cache.clone() else { return };
+        // Without watches nothing names what has changed.
+        if hints.overflow || self.cache.watches.is_empty() {
+            self.cache.renew();
+            self.selection = None;
+        }
+        let names = self.selection.is_some().then(|| hints.names.clone());
+        if names.as_ref().is_some_and(BTreeSet::is_empty) {
+            return;
+        }
+        let mut selection = self.selection.take().unwrap_or_default();
+        let read = spawn_blocking(move || {
+            selection.read(&folder, names.as_ref());
+            selection
+        });
+        // If that panicked, all is read anew at the next change.
+        self.selection = self.during(state_file, read).await.ok();
+    }
+
     /// Searches the cache for interfaces without a record.
     async fn search(
         &mut self,
         now: Instant,
+        hints: Hints,
         state_file: &mut latest::Receiver<Seen>,
     ) -> Result<(), String> {
         self.pause = PAUSE;
-        let hints = self.cache.take();
         if self.missing.is_empty() && self.has_read_all {
             return Ok(());
         }
@@ -185,6 +216,17 @@ impl Finder {
         for (path, why) in self.left_out.iter().filter(|(path, _)| !before.contains_key(*path)) {
             warn!(path = %path.display(), why, "cached cni result left out");
         }
+    }
+
+    /// Publishes the attachments that the plugin's `redirect` selects.
+    fn publish_selected(&self, selected: &latest::Sender<Selected>) {
+        let Some(selection) = &self.selection else { return };
+        let now = selection.attachments();
+        selected.send_if_modified(|shown| {
+            let differs = *shown != now;
+            *shown = now;
+            differs
+        });
     }
 
     /// Publishes the interfaces that have had no record for long, and logs each once.

@@ -1,7 +1,7 @@
 //! The agent's changes to the state file, beside those of the CNI plugin. It adds pods that were
 //! attached without denizen, at start ([`adopt`]) and later ([`find()`]); follows interfaces that
 //! are renamed or moved ([`follow()`]); removes records that no DEL will remove ([`prune`]); and
-//! rebuilds a lost file.
+//! rebuilds a lost file. It also tells which pods the plugin's `redirect` selects.
 //!
 //! It runs beside the sources and sends the model nothing: its changes come in through
 //! [`crate::source::state_file`], like every other change of the file. Blocking work (waiting for
@@ -17,6 +17,7 @@ mod follow;
 mod links;
 mod missing;
 pub mod prune;
+mod selection;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,9 +29,10 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-pub use self::find::find;
+pub use self::find::{Findings, find};
 pub use self::follow::follow;
 pub use self::missing::{NotPods, Unrecorded};
+pub use self::selection::{Selected, warning};
 use crate::describe::describe;
 use crate::source::Outlet;
 use crate::source::node::Link;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{Engine, redirect};
+use super::Engine;
 use crate::backend::{Backend, Figures};
 use crate::model::Listing;
 use crate::plan::{Remark, ServicePlan, Sides};
@@ -53,12 +53,10 @@ impl<B: Backend> Engine<B> {
         let Figures { missed_lookups, affinity, .. } = &self.figures;
         let (model, services) = (self.planner.model(), self.planner.plan().services());
         let pods = self.planner.plan().recorded();
-        let unredirected = redirect::lacking(pods);
-        let warning = redirect::warning(&unredirected);
         Status {
             redirected_pods: pods.iter().filter(|pod| pod.redirect.is_some()).count(),
-            unredirected_pods: unredirected.len(),
-            warnings: affinity.warnings().chain(surprising).chain(warning).collect(),
+            unredirected_pods: 0,
+            warnings: affinity.warnings().chain(surprising).collect(),
             backend: String::new(),
             backend_why: String::new(),
             detect_local: self.planner.plan().policy().detector.to_string(),

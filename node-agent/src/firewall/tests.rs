@@ -162,7 +162,6 @@ fn recorded(which: u8) -> PodSet {
         added_at: "2026-11-20T12:00:00Z".into(),
         adopted: false,
         redirect: None,
-        sidecar: None,
     };
     PodSet {
         version: Some((Epoch("e".into()), Generation(u64::from(which)))),

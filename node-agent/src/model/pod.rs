@@ -33,8 +33,6 @@ pub struct LocalPod {
     pub adopted: bool,
     /// How the plugin redirected the pod's TCP to its own proxy.
     pub redirect: Option<Arc<Redirect>>,
-    /// The profile that would redirect it, if it has a mesh's proxy and was adopted.
-    pub sidecar: Option<Arc<str>>,
 }
 
 impl LocalPod {

@@ -204,6 +204,5 @@ fn local_pod(id: &AttachmentId, attachment: &Attachment) -> Option<LocalPod> {
         added_at: attachment.added_at.as_str().into(),
         adopted: attachment.adopted,
         redirect: attachment.redirect.clone().map(Arc::new),
-        sidecar: attachment.sidecar.as_deref().map(Into::into),
     })
 }

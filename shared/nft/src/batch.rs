@@ -127,7 +127,12 @@ impl Batch {
 
     /// Makes a table, if it is not there.
     pub fn add_table(&mut self, schema: &Schema) {
-        self.add_table_with(schema, 0);
+        self.add_table_as(schema.name, schema.comment, 0);
+    }
+
+    /// Makes a table that has no sets, if it is not there.
+    pub fn add_table_named(&mut self, name: &str, comment: &str) {
+        self.add_table_as(name, comment, 0);
     }
 
     /// Makes a table that nobody but this socket can change, with its chains and without sets. The
@@ -135,16 +140,16 @@ impl Batch {
     /// (since Linux 5.12).
     pub fn add_owned_table(&mut self, schema: &Schema, chains: &[Chain]) {
         const OWNER: u32 = 2;
-        self.add_table_with(schema, OWNER);
+        self.add_table_as(schema.name, schema.comment, OWNER);
         self.add_chains(schema.name, chains);
     }
 
-    fn add_table_with(&mut self, schema: &Schema, flags: u32) {
+    fn add_table_as(&mut self, name: &str, about: &str, flags: u32) {
         const USER_DATA: u16 = 6;
         const FLAGS: u16 = 2;
-        self.message(libc::NFT_MSG_NEWTABLE, CREATE, schema.name, What::Table, |w| {
+        self.message(libc::NFT_MSG_NEWTABLE, CREATE, name, What::Table, |w| {
             w.put_u32(FLAGS, flags);
-            w.put(USER_DATA, &comment(schema.comment));
+            w.put(USER_DATA, &comment(about));
         });
     }
 

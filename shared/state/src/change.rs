@@ -34,7 +34,7 @@ const LONGEST: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Change {
-    /// Adds this record, or replaces the one with its id.
+    /// Adds this record, or puts it in place of the one with its id.
     Put(Box<Attachment>),
     /// Removes the record with this id.
     Remove(AttachmentId),
@@ -45,8 +45,14 @@ impl Change {
     pub(crate) fn apply(&self, state: &mut State) {
         let differs = match self {
             Change::Put(record) => {
-                let before = state.attachments.insert(record.id(), Attachment::clone(record));
-                before.as_ref() != Some(&**record)
+                let mut record = Attachment::clone(record);
+                let before = state.attachments.remove(&record.id());
+                if let Some(before) = &before {
+                    record = record.in_place_of(before);
+                }
+                let differs = before.as_ref() != Some(&record);
+                state.attachments.insert(record.id(), record);
+                differs
             }
             Change::Remove(id) => state.attachments.remove(id).is_some(),
         };

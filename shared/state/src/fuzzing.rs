@@ -30,7 +30,9 @@ pub fn state_file(text: &[u8]) {
     let replaced = editor.put(&record).expect("a record can be written");
     let mut changed = Vec::new();
     editor.print(&mut changed).expect("memory takes everything");
-    state.generation.0 += u64::from(state.attachments.get(&record.id()) != Some(&record));
+    let before = state.attachments.get(&record.id());
+    let record = before.map_or(record.clone(), |before| record.in_place_of(before));
+    state.generation.0 += u64::from(before != Some(&record));
     assert_eq!(replaced, state.attachments.insert(record.id(), record));
     assert_eq!(format::parse(&changed, path).expect("what was written can be read"), state);
 }
@@ -49,8 +51,8 @@ pub(crate) fn record() -> Attachment {
         ips: vec![IpAddr::from([10, 1, 2, 3])],
         added_at: "2026-11-20T12:00:00Z".to_owned(),
         adopted: false,
-        sidecar: None,
         redirect: None,
+        obsolete_redirects: Vec::new(),
         unknown: Map::new(),
     }
 }

@@ -15,9 +15,6 @@ use thiserror::Error;
 
 pub use self::rules::{Ask, Connection, Direction, Does, Protocol, Rule};
 
-/// The name of the table, of the family `inet`, in the pod's network namespace.
-pub const TABLE: &str = "denizen-redirect";
-
 /// What is redirected in one pod, and what is not.
 ///
 /// The kernel's rules are made from this alone. Lists are in the order in which they were written.
@@ -95,11 +92,26 @@ pub struct Redirect {
     pub unknown: Map<String, Value>,
 }
 
+impl Redirect {
+    /// Whether programming this removes all rules of `other`, an earlier redirection of the same
+    /// attachment.
+    pub fn replaces(&self, other: &Redirect) -> bool {
+        match (self.backend, other.backend) {
+            (Backend::Nftables, Backend::Nftables) => true,
+            // Each version of IP has its own rules.
+            (Backend::Iptables, Backend::Iptables) => other.bypass_ipv6 || !self.bypass_ipv6,
+            (Backend::Nftables, Backend::Iptables) | (Backend::Iptables, Backend::Nftables) => {
+                false
+            }
+        }
+    }
+}
+
 /// What a pod's rules are made with.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Backend {
-    /// The table [`TABLE`].
+    /// A table of nf_tables.
     #[default]
     Nftables,
     /// The chains of linkerd-init, by the node's `iptables`.
@@ -311,6 +323,23 @@ mod tests {
             ["", "0", "0x0/0xff", "0x10/0xf", "+1", "0x+1", "0x", "1/", "/1", "0x1ffffffff"];
         for text in wrong {
             assert!(text.parse::<Mark>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn another_backend_or_fewer_versions_of_ip_replace_nothing() {
+        let of = |backend, bypass_ipv6| Redirect { backend, bypass_ipv6, ..Redirect::default() };
+        use Backend::{Iptables, Nftables};
+        let cases = [
+            (of(Nftables, true), of(Nftables, false), true),
+            (of(Nftables, false), of(Iptables, false), false),
+            (of(Iptables, false), of(Nftables, false), false),
+            (of(Iptables, false), of(Iptables, true), true),
+            (of(Iptables, true), of(Iptables, true), true),
+            (of(Iptables, true), of(Iptables, false), false),
+        ];
+        for (new, old, expected) in cases {
+            assert_eq!(new.replaces(&old), expected, "{new:?} {old:?}");
         }
     }
 

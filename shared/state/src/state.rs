@@ -104,13 +104,13 @@ pub struct Attachment {
     /// The pod was attached without denizen, and the agent adopted it from the runtime's cache.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adopted: bool,
-    /// The profile that would redirect the pod, if it has a mesh's proxy and was adopted: denizen
-    /// has not redirected it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sidecar: Option<String>,
     /// How the pod's TCP is redirected to its own proxy, if the plugin redirected it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub redirect: Option<Redirect>,
+    /// Redirections of earlier ADDs that [`Self::redirect`] does not replace. Their rules may still
+    /// be in the pod, if an ADD was killed before it removed them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub obsolete_redirects: Vec<Redirect>,
     /// Fields that a newer program wrote.
     #[serde(flatten)]
     pub unknown: Map<String, Value>,
@@ -150,6 +150,22 @@ impl Attachment {
     /// The key of this record in the file.
     pub fn id(&self) -> AttachmentId {
         AttachmentId::new(&self.container_id, &self.if_name)
+    }
+
+    /// This record in place of `before`, the one with its id: what was redirected in the same
+    /// network namespace, and is not replaced, is obsolete.
+    #[must_use]
+    pub fn in_place_of(mut self, before: &Attachment) -> Attachment {
+        if self.netns == before.netns {
+            let is_replaced =
+                |it: &Redirect| self.redirect.as_ref().is_some_and(|by| by.replaces(it));
+            for earlier in before.obsolete_redirects.iter().chain(&before.redirect) {
+                if !is_replaced(earlier) && !self.obsolete_redirects.contains(earlier) {
+                    self.obsolete_redirects.push(earlier.clone());
+                }
+            }
+        }
+        self
     }
 
     /// The input interface of this pod's packets in the node's IP stack: the VLAN device, else the

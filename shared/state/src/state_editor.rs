@@ -86,13 +86,14 @@ impl<'a> StateEditor<'a> {
         })
     }
 
-    /// Adds `record`, or replaces the one with its id, which is returned. The same record again
-    /// changes nothing.
+    /// Adds `record`, or puts it in place of the one with its id, which is returned. The same
+    /// record again changes nothing.
     pub(crate) fn put(&mut self, record: &Attachment) -> serde_json::Result<Option<Attachment>> {
         if let Some(own) = &self.place.own {
             let before: Attachment = json::parse(&self.text[own.record.clone()])?;
-            if before != *record {
-                self.change(own.record.clone(), serde_json::to_string(record)?);
+            let record = record.clone().in_place_of(&before);
+            if before != record {
+                self.change(own.record.clone(), serde_json::to_string(&record)?);
             }
             return Ok(Some(before));
         }

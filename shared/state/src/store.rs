@@ -160,10 +160,10 @@ impl RunDir {
         Ok((out, state.epoch, state.generation))
     }
 
-    /// Like [`RunDir::update`], to add `record`, or replace the one with its id, which is returned.
-    /// The cost hardly depends on the number of records. While another writer holds the lock, that
-    /// one or the next makes this change together with its own: hundreds of concurrent writers cost
-    /// a few writes.
+    /// Like [`RunDir::update`], to add `record`, or to put it in place of the one with its id
+    /// ([`Attachment::in_place_of`]), which is returned. The cost hardly depends on the number of
+    /// records. While another writer holds the lock, that one or the next makes this change together
+    /// with its own: hundreds of concurrent writers cost a few writes.
     ///
     /// # Errors
     ///

@@ -113,7 +113,6 @@ impl Cluster {
             added_at: "2026-11-20T12:00:00Z".into(),
             adopted: false,
             redirect: None,
-            sidecar: None,
         };
         let version = Some((Epoch("e".into()), Generation(generation)));
         Event::Pods(PodSet { version, pods: (0..count).map(pod).collect() })

@@ -95,8 +95,8 @@ fn record(
             ips: vec![ip(number).parse().expect("an address")],
             added_at: "2026-11-20T12:00:00Z".to_owned(),
             adopted: false,
-            sidecar: None,
             redirect: None,
+            obsolete_redirects: Vec::new(),
             unknown: Default::default(),
         }
     });

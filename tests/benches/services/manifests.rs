@@ -119,7 +119,6 @@ pub fn programmed_pods(more: usize) -> denizen_agent::model::PodSet {
         added_at: "2026-11-20T12:00:00Z".into(),
         adopted: false,
         redirect: None,
-        sidecar: None,
     };
     denizen_agent::model::PodSet {
         version: None,

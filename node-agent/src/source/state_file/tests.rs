@@ -54,8 +54,8 @@ fn attachment(
         ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
         added_at: "2026-11-20T12:00:00Z".to_owned(),
         adopted: false,
-        sidecar: None,
         redirect: None,
+        obsolete_redirects: Vec::new(),
         unknown: Default::default(),
     }
 }

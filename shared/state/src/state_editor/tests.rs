@@ -3,7 +3,7 @@ use serde_json::{Map, json};
 
 use super::*;
 use crate::format;
-use crate::redirect::Redirect;
+use crate::redirect::{Backend, Redirect};
 use crate::state::{HostInterface, Pod, State};
 
 /// Texts, plain ones and difficult ones.
@@ -24,13 +24,15 @@ prop_compose! {
         netns in prop::option::of(text()), l3_interface in prop::option::of(text()),
         host in prop::option::of((text(), any::<u32>(), text(), unknown())),
         bridge in prop::option::of(text()), ips in prop::collection::vec(any::<IpAddr>(), 0..3),
-        added_at in text(), adopted in any::<bool>(), sidecar in prop::option::of(text()), profile in prop::option::of(text()), unknown in unknown(),
+        added_at in text(), adopted in any::<bool>(), profile in prop::option::of(text()), obsolete_profile in prop::option::of(text()), unknown in unknown(),
     ) -> Attachment {
         let redirect = profile.map(|profile| Redirect { profile, ..Redirect::default() });
+        let obsolete = |profile| Redirect { profile, backend: Backend::Iptables, ..Redirect::default() };
+        let obsolete_redirects = obsolete_profile.map(obsolete).into_iter().collect();
         let pod = pod.map(|(namespace, name, uid, unknown)| Pod { namespace, name, uid, unknown });
         let host_interface = host.map(|(name, index, mac, unknown)| HostInterface { name, index, mac, unknown });
         Attachment {
-            container_id, if_name, network, pod, netns, host_interface, l3_interface, bridge, ips, added_at, adopted, sidecar, redirect, unknown,
+            container_id, if_name, network, pod, netns, host_interface, l3_interface, bridge, ips, added_at, adopted, redirect, obsolete_redirects, unknown,
         }
     }
 }
@@ -62,8 +64,10 @@ proptest! {
     #[test]
     fn a_record_is_put_and_removed_as_in_the_typed_format(mut state in state(), record in attachment()) {
         let text = format::print(&state).unwrap();
-        let same = state.attachments.get(&record.id()) == Some(&record);
         let (replaced, printed) = put(&text, &record);
+        let before = state.attachments.get(&record.id());
+        let record = before.map_or(record.clone(), |before| record.in_place_of(before));
+        let same = before == Some(&record);
         prop_assert_eq!(replaced, state.attachments.insert(record.id(), record.clone()));
         state.generation.0 += u64::from(!same);
         prop_assert_eq!(&printed, &format::print(&state).unwrap());
@@ -84,7 +88,9 @@ proptest! {
         let pretty = serde_json::to_vec_pretty(&state).unwrap();
         let (_, printed) = put(&pretty, &record);
         let mut expected = state;
-        expected.generation.0 += u64::from(expected.attachments.get(&record.id()) != Some(&record));
+        let before = expected.attachments.get(&record.id());
+        let record = before.map_or(record.clone(), |before| record.in_place_of(before));
+        expected.generation.0 += u64::from(before != Some(&record));
         expected.attachments.insert(record.id(), record.clone());
         prop_assert_eq!(&serde_json::from_slice::<State>(&printed).unwrap(), &expected);
 

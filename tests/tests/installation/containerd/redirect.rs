@@ -6,12 +6,14 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 
 use anyhow::{Context, Result};
+use denizen_tests::agent::Agent;
 use denizen_tests::containerd::SandboxConfig;
+use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::service_ips;
 use denizen_tests::probe::Outcome;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::Node;
+use super::{Node, PATIENCE};
 
 fn annotated(name: &str, annotations: &[(&str, &str)]) -> SandboxConfig {
     let annotations = annotations.iter().map(|(name, text)| ((*name).into(), (*text).into()));
@@ -23,10 +25,20 @@ const INJECTED: (&str, &str) = ("linkerd.io/proxy-version", "edge-26.8.1");
 #[test]
 fn pods_are_redirected_as_their_annotations_say() -> Result<()> {
     let node = Node::new("ctr-redirect")?;
-    let _agent = node.cluster.start_agent()?;
-    node.install_as(json!({ "redirect": { "profile": "linkerd" } }))?;
+    let agent = node.cluster.start_agent()?;
+    node.install()?;
     let cri = node.containerd.cri()?;
     let record = |sandbox: &str| node.records()?.remove(sandbox).context("it is recorded");
+    let before = cri.run_sandbox_as(annotated("before", &[INJECTED]))?;
+    assert!(record(&before)?.redirect.is_none());
+    node.install_as(json!({ "redirect": { "profile": "linkerd" } }))?;
+    eventually("containerd goes by the new entry", PATIENCE, || {
+        let probe = cri.run_sandbox_as(annotated("is-it-there", &[INJECTED]))?;
+        let is_there = record(&probe)?.redirect.is_some();
+        cri.stop_sandbox(&probe)?;
+        cri.remove_sandbox(&probe)?;
+        Ok(is_there)
+    })?;
 
     let plain = record(&cri.run_sandbox_as(annotated("plain", &[("example.com/team", "a")]))?)?;
     assert!(plain.redirect.is_none(), "{plain:?}");
@@ -47,6 +59,17 @@ fn pods_are_redirected_as_their_annotations_say() -> Result<()> {
         assert_eq!(refused, Err(ErrorKind::ConnectionRefused), "{ip}");
         of(&skipping.netns)?.with_context(|| format!("{ip} is skipped"))?;
     }
+
+    let unredirected =
+        |agent: &Agent| -> Result<Value> { Ok(agent.status()?["unredirectedPods"].clone()) };
+    eventually("the one from before", PATIENCE, || Ok(unredirected(&agent)? == 1))?;
+    agent.terminate()?;
+    let agent = node.cluster.start_agent()?;
+    eventually("after a restart, too", PATIENCE, || Ok(unredirected(&agent)? == 1))?;
+    cri.stop_sandbox(&before)?;
+    cri.remove_sandbox(&before)?;
+    cri.run_sandbox_as(annotated("before", &[INJECTED]))?;
+    eventually("it is redirected now", PATIENCE, || Ok(unredirected(&agent)? == 0))?;
 
     let wrong = ("config.linkerd.io/skip-outbound-ports", "80, http");
     let refusal = cri.run_sandbox_as(annotated("wrong", &[INJECTED, wrong])).err();

@@ -151,11 +151,7 @@ fn a_repeated_add_removes_what_is_no_longer_wanted() {
     for (name, first, second, expected) in cases {
         let mut mesh = Mesh::bridged(&first, &[]);
         let result = mesh.add().unwrap();
-        let ours = &mut mesh.chain.plugins[1];
-        ours["redirect"] = second;
-        if ours["redirect"].is_null() {
-            ours.as_object_mut().unwrap().remove("redirect");
-        }
+        mesh.redirect_as(&second);
         mesh.ours("ADD", &result).expect(name);
         let pod = &mesh.base.pod;
         let has = ["iptables-save", "ip6tables-save"].map(|it| has_linkerd_s_rules(pod, it));

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 
 use denizen_state::Attachment;
+use denizen_state::redirect::Backend;
 use denizen_tests::binary::ours;
 use denizen_tests::cni::{Call, Chain, Namespace, PluginContext, Refusal};
 use serde_json::{Value, json};
@@ -89,8 +90,40 @@ impl Mesh {
         texts.map(|text| text.parse().unwrap()).collect()
     }
 
+    /// From now on the plugin's entry has this `redirect`, or none if it is null.
+    pub fn redirect_as(&mut self, redirect: &Value) {
+        let ours = self.chain.plugins[1].as_object_mut().unwrap();
+        ours.insert("redirect".to_owned(), redirect.clone());
+        ours.retain(|_, value| !value.is_null());
+    }
+
+    /// How many connections each rule of linkerd-init's chains counted in the pod.
+    pub fn counted_by_iptables(&self) -> BTreeMap<String, u64> {
+        let mut counts = BTreeMap::new();
+        for program in ["iptables-save", "ip6tables-save"] {
+            let text = run(&self.base.pod, program, &["-c", "-t", "nat"]);
+            for line in text.lines().filter(|line| line.contains("] -A PROXY_INIT_")) {
+                let chain = match line.contains("-A PROXY_INIT_OUTPUT") {
+                    true => "outbound",
+                    false => "inbound",
+                };
+                let packets = line[1..].split(':').next().unwrap().parse::<u64>().unwrap();
+                let comment = line.split("--comment ").nth(1).unwrap().split(' ').next().unwrap();
+                let rule = format!("{chain} {}", comment.trim_matches('"'));
+                *counts.entry(rule).or_default() += packets;
+            }
+        }
+        counts
+    }
+
     /// How many connections each rule of the pod counted: those that did not are left out.
     pub fn counts(&self) -> BTreeMap<String, u64> {
+        let redirect = self.record().redirect.unwrap();
+        if redirect.backend == Backend::Iptables {
+            let mut counts = self.counted_by_iptables();
+            counts.retain(|_, packets| *packets > 0);
+            return counts;
+        }
         let table = nft(&self.base.pod, &["-j", "list", "table", "inet", "denizen-redirect"]);
         let table: Value = serde_json::from_str(&table.unwrap()).unwrap();
         let mut counts = BTreeMap::new();

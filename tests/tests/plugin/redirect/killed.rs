@@ -1,12 +1,16 @@
 //! ADDs that are killed while they redirect a pod.
 
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt;
+use std::process::Child;
 use std::time::Duration;
 
 use denizen_state::AttachmentId;
+use denizen_state::run_dir::SOCKET;
 use denizen_tests::cni::{denizen, start};
 use denizen_tests::effort::times;
-use serde_json::json;
+use denizen_tests::eventually::eventually;
+use serde_json::{Value, json};
 
 use super::context::{Mesh, nft};
 
@@ -51,4 +55,86 @@ fn a_killed_add_leaves_all_rules_or_none() {
         with_rules += usize::from(was_killed && rules.is_some());
     }
     assert!(killed > with_rules && with_rules > 0, "{killed} killed, {with_rules} with rules");
+}
+
+/// What CHECK says of rules that no record wants.
+const LEFT: &str = "rules of an earlier ADD are left in the pod";
+
+/// Starts the ADD of our plugin alone.
+fn start_add(mesh: &Mesh, result: &Value) -> Child {
+    let input = mesh.chain.configuration(&mesh.chain.plugins[1], "1.1.0", Some(result));
+    let variables = mesh.call.environment("ADD");
+    start(&mesh.base.node, &denizen(), variables, input.to_string().as_bytes())
+}
+
+fn why_check_fails(mesh: &Mesh, result: &Value) -> Option<String> {
+    let refusal = mesh.ours("CHECK", result).err()?;
+    Some(refusal["msg"].as_str().unwrap().to_owned())
+}
+
+/// Whether the pod has any rules of ours, by whichever backend.
+fn has_rules(mesh: &Mesh) -> bool {
+    mesh.has_table() || !mesh.counted_by_iptables().is_empty()
+}
+
+/// While a repeated ADD that wants less waits for the agent, its record is written, and the rules of
+/// the first ADD are still there.
+#[test]
+fn rules_that_a_killed_add_leaves_are_named_and_removed() {
+    let iptables = json!({ "profile": "linkerd", "backend": "iptables" });
+    let linkerd = json!({ "profile": "linkerd" });
+    let cases = [
+        ("none", linkerd.clone(), Value::Null),
+        ("none of iptables", iptables.clone(), Value::Null),
+        ("another backend", linkerd, iptables),
+    ];
+    for (name, first, second) in cases {
+        let mut mesh = Mesh::bridged(&first, &[]);
+        let result = mesh.add().unwrap();
+        let before = mesh.record();
+        let silent = UnixListener::bind(mesh.base.run_dir().join(SOCKET)).unwrap();
+        mesh.redirect_as(&second);
+        mesh.chain.plugins[1]["waitForAgent"] = json!({ "timeout": "60s" });
+        let mut add = start_add(&mesh, &result);
+        eventually(name, Duration::from_secs(60), || Ok(mesh.record() != before)).unwrap();
+        add.kill().unwrap();
+        add.wait().unwrap();
+        drop(silent);
+        mesh.chain.plugins[1].as_object_mut().unwrap().remove("waitForAgent");
+
+        let why = why_check_fails(&mesh, &result).expect(name);
+        assert!(why.contains(LEFT), "{name}: {why}");
+        // Whatever the next ADD is, it knows of them.
+        mesh.redirect_as(&Value::Null);
+        mesh.ours("ADD", &result).expect(name);
+        assert!(!has_rules(&mesh), "{name}");
+        assert_eq!(why_check_fails(&mesh, &result), None, "{name}");
+        let record = mesh.record();
+        assert!(record.redirect.is_none() && record.obsolete_redirects.is_empty(), "{name}");
+    }
+}
+
+/// Whenever it ends, the pod has the rules that the record says, or CHECK fails.
+#[test]
+fn a_killed_add_that_wants_less_leaves_nothing_unknown() {
+    let mut mesh = Mesh::bridged(&json!({ "profile": "linkerd" }), &[]);
+    let result = mesh.add().unwrap();
+    let mut longest = Duration::from_millis(5);
+    for turn in 0..times(1_000, 40) {
+        mesh.redirect_as(&json!({ "profile": "linkerd", "verify": "none" }));
+        mesh.ours("ADD", &result).unwrap();
+        mesh.redirect_as(&Value::Null);
+        let mut add = start_add(&mesh, &result);
+        std::thread::sleep(longest.mul_f64(f64::from(turn as u32) * GOLDEN % 1.0));
+        add.kill().unwrap();
+        let was_killed = add.wait().unwrap().signal() == Some(9);
+        longest = longest.mul_f64(if was_killed { 1.05 } else { 0.9 });
+        let (record, has_table) = (mesh.record(), mesh.has_table());
+        let why = why_check_fails(&mesh, &result);
+        match record.redirect {
+            Some(_) => assert!(has_table && why.is_none(), "{why:?}"),
+            None => assert_eq!(has_table, why.is_some_and(|why| why.contains(LEFT))),
+        }
+        assert!(was_killed || !has_table, "its ADD had returned");
+    }
 }
