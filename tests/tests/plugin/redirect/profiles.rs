@@ -1,9 +1,11 @@
-//! Connections of pods with Istio's and Consul's proxies: which port answers, which rule counts.
+//! Connections of pods with each kind of proxy: which port answers, which rule counts, and what
+//! `explain` says.
 
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
+use denizen_state::redirect::Backend;
 use denizen_tests::sidecar::{CLIENT_UID, fetch, serve};
 use serde_json::json;
 use socket2::{Domain, Socket, Type};
@@ -18,10 +20,12 @@ enum To {
     Excluded,
     Pod,
     Localhost,
+    /// That of a service, before anything on the node translates it.
+    ClusterIp,
 }
 
 /// A connection: what it is, who makes it, to which port of whom, the port that answers, and the
-/// rule that counts it.
+/// rule that decides, as `explain` names it.
 type Case<'a> = (&'a str, From, To, u16, u16, &'a str);
 
 const CLIENT: From = From::Pod(CLIENT_UID);
@@ -30,6 +34,8 @@ const EXCLUDED: [&str; 2] = ["10.85.1.1", "fd00:85:1::1"];
 const EXCLUDED_V4: &str = "outbound proxy-init/ignore-subnet-10.85.1.1/32";
 
 const OUT: Case<'static> = ("out", CLIENT, To::Node, 8080, 15001, TAKEN_OUT);
+const TO_ITSELF: &str = "outbound proxy-init/ignore-loopback";
+
 const EXCLUDED_PORT: Case<'static> = (
     "a port that is excluded",
     CLIENT,
@@ -41,6 +47,18 @@ const EXCLUDED_PORT: Case<'static> = (
 const EXCLUDED_CIDR: Case<'static> =
     ("a CIDR that is excluded", CLIENT, To::Excluded, 8080, 8080, EXCLUDED_V4);
 
+const EXCLUDED_V6: &str = "outbound proxy-init/ignore-subnet-fd00:85:1::1/128";
+
+/// Rules that iptables makes one of, or writes in another way.
+const IN_IPTABLES: [(&str, &str); 3] = [
+    ("inbound proxy-init/ignore-port-4191", "inbound proxy-init/ignore-port-4190,4191,4567:4568"),
+    (
+        "inbound proxy-init/ignore-port-4567-4568",
+        "inbound proxy-init/ignore-port-4190,4191,4567:4568",
+    ),
+    ("outbound proxy-init/ignore-port-4567-4568", "outbound proxy-init/ignore-port-4567:4568,9000"),
+];
+
 /// Adds the pod, and makes every connection in both versions of IP. In place of the proxy, servers
 /// say at which of its ports a connection arrived: it must not connect on.
 fn play(mesh: &Mesh, served: &[u16], cases: &[Case<'_>]) {
@@ -50,35 +68,50 @@ fn play(mesh: &Mesh, served: &[u16], cases: &[Case<'_>]) {
     let result = mesh.add().unwrap();
     mesh.ours("CHECK", &result).unwrap();
     let pods = Mesh::addresses(&result);
-    for port in [8080, 9000] {
+    let is_iptables = mesh.record().redirect.unwrap().backend == Backend::Iptables;
+    for port in [4567, 8080, 9000] {
         serve(&mesh.base.node, port);
     }
     for port in served {
         serve(&mesh.base.pod, *port);
     }
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-    let others = [["10.85.0.1", EXCLUDED[0], "127.0.0.1"], ["fd00:85::1", EXCLUDED[1], "::1"]];
-    for (pod, [node, excluded, localhost]) in pods.into_iter().zip(others) {
+    let others = [
+        ["10.85.0.1", EXCLUDED[0], "127.0.0.1", "10.96.0.10"],
+        ["fd00:85::1", EXCLUDED[1], "::1", "fd00:96::10"],
+    ];
+    for (pod, [node, excluded, localhost, service]) in pods.into_iter().zip(others) {
         for (name, from, to, port, answer, rule) in cases {
             let to = match to {
                 To::Node => ip(node),
                 To::Excluded => ip(excluded),
                 To::Pod => pod,
                 To::Localhost => ip(localhost),
+                To::ClusterIp => ip(service),
             };
             let rule = match pod {
-                IpAddr::V6(_) if *rule == EXCLUDED_V4 => {
-                    "outbound proxy-init/ignore-subnet-fd00:85:1::1/128"
-                }
+                IpAddr::V6(_) if *rule == EXCLUDED_V4 => EXCLUDED_V6,
                 IpAddr::V4(_) | IpAddr::V6(_) => rule,
             };
-            counted(mesh, rule, &format!("{name}: {to} {port}"), || {
+            let (to, name) = (SocketAddr::new(to, *port), format!("{name}: {to} {port}"));
+            let in_iptables = IN_IPTABLES.iter().filter(|_| is_iptables);
+            let same = in_iptables.filter(|(of, _)| *of == rule).map(|(_, same)| *same).next();
+            counted(mesh, same.unwrap_or(rule), &name, || {
                 let said = match from {
-                    From::Pod(uid) => fetch(&mesh.base.pod, *uid, SocketAddr::new(to, *port)),
-                    From::Node => fetch(&mesh.base.node, CLIENT_UID, SocketAddr::new(to, *port)),
+                    From::Pod(uid) => fetch(&mesh.base.pod, *uid, to),
+                    From::Node => fetch(&mesh.base.node, CLIENT_UID, to),
                 };
-                assert_eq!(said, Some(answer.to_string()), "{name}: {to} {port}");
+                assert_eq!(said, Some(answer.to_string()), "{name}");
             });
+            let source = match from {
+                From::Pod(CLIENT_UID) => pod,
+                // `explain` speaks of users that no rule asks for.
+                From::Pod(_) => continue,
+                From::Node => ip(node),
+            };
+            let port = (answer != port).then_some(u64::from(*answer));
+            let explained = mesh.explained(&source.to_string(), to);
+            assert_eq!(explained, [(rule.to_owned(), port)], "{name}");
         }
     }
 }
@@ -113,12 +146,14 @@ fn fetch_with(
 
 const PROXY: From = From::Pod(1337);
 
-const ISTIO: [Case<'static>; 10] = [
+const ISTIO: [Case<'static>; 12] = [
     OUT,
+    ("a service", CLIENT, To::ClusterIp, 80, 15001, TAKEN_OUT),
     EXCLUDED_PORT,
     EXCLUDED_CIDR,
     ("the proxy's own", PROXY, To::Node, 8080, 8080, BY_PROXY),
-    ("to itself", CLIENT, To::Pod, 8080, 8080, "outbound proxy-init/ignore-loopback"),
+    ("to itself", CLIENT, To::Pod, 8080, 8080, TO_ITSELF),
+    ("to localhost", CLIENT, To::Localhost, 8080, 8080, TO_ITSELF),
     (
         "the proxy to the pod",
         PROXY,
@@ -167,8 +202,9 @@ fn istio_s_pods_are_redirected() {
 
 const CONSUL_PROXY: From = From::Pod(5995);
 
-const CONSUL: [Case<'static>; 10] = [
+const CONSUL: [Case<'static>; 11] = [
     OUT,
+    ("a service", CLIENT, To::ClusterIp, 80, 15001, TAKEN_OUT),
     EXCLUDED_PORT,
     EXCLUDED_CIDR,
     (
@@ -207,6 +243,44 @@ fn consul_s_pods_are_redirected() {
         let rule = "outbound denizen/redirect-dns-to-port-8600";
         counted(&mesh, rule, "DNS over UDP", || resolve(&mesh, loopback));
     }
+}
+
+/// What every other proxy needs; `custom` says it all.
+const PLAIN: [Case<'static>; 9] = [
+    ("out", CLIENT, To::Node, 8080, 4140, TAKEN_OUT),
+    ("a service", CLIENT, To::ClusterIp, 80, 4140, TAKEN_OUT),
+    EXCLUDED_CIDR,
+    ("the proxy's own", From::Pod(2102), To::Node, 8080, 8080, BY_PROXY),
+    ("to itself", CLIENT, To::Pod, 8080, 8080, TO_ITSELF),
+    ("to localhost", CLIENT, To::Localhost, 8080, 8080, TO_ITSELF),
+    ("in", From::Node, To::Pod, 8080, 4143, TAKEN_IN),
+    ("probes", From::Node, To::Pod, 4191, 4191, "inbound proxy-init/ignore-port-4191"),
+    ("skipped", From::Node, To::Pod, 4567, 4567, "inbound proxy-init/ignore-port-4567-4568"),
+];
+
+const SKIPPED: Case<'static> =
+    ("a range", CLIENT, To::Node, 4567, 4567, "outbound proxy-init/ignore-port-4567-4568");
+
+#[test]
+fn other_proxies_get_what_is_asked_for() {
+    let custom = json!({
+        "profile": "custom", "select": { "annotation": "example.com/proxy", "value": "yes" },
+        "inboundPort": 4143, "outboundPort": 4140, "proxyUid": 2102, "skipOutboundPorts": [9000],
+        "skipOutboundCidrs": EXCLUDED, "alwaysSkipInboundPorts": [4191],
+        "skipInboundPorts": ["4567-4568"],
+    });
+    let mesh = Mesh::bridged(&custom, &[("example.com/proxy", "yes")]);
+    play(&mesh, &[4140, 4143, 4191, 4567, 8080], &[&PLAIN as &[_], &[EXCLUDED_PORT]].concat());
+}
+
+#[test]
+fn linkerd_s_pods_are_redirected_by_iptables() {
+    let linkerd = json!({
+        "profile": "linkerd", "backend": "iptables", "skipOutboundPorts": ["4567-4568", 9000],
+        "skipOutboundCidrs": EXCLUDED,
+    });
+    let mesh = Mesh::bridged(&linkerd, &[]);
+    play(&mesh, &[4140, 4143, 4191, 4567, 8080], &[&PLAIN as &[_], &[SKIPPED]].concat());
 }
 
 /// Asks at port 53 over UDP, and is answered from there by who listens at port 8600.
